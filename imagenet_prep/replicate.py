@@ -41,8 +41,6 @@ if TYPE_CHECKING:
 
 Answer = TypeVar("Answer")
 
-_MB = 1_000_000
-
 
 def replicate(config: Config) -> Json:
     """Returns the problems of each replica and the bytes that were moved.
@@ -59,7 +57,7 @@ def replicate(config: Config) -> Json:
         connections=config.connections,
         timeout_s=config.timeout,
         retries=config.retries,
-        bytes_per_s=config.bandwidth_limit * _MB,
+        bytes_per_s=config.bandwidth_limit * 1e6,
     )
     dataset = Dataset(open_readable(config.dataset), source.data)
     dataset.demand_complete()
@@ -105,20 +103,7 @@ def _to_hosts(config: Config, source: Original, manifest: Manifest) -> list[Json
     columns = [column.loads(data, name, name) for name, data in source.columns.items()]
     lists = {part: part.files(manifest, columns) for part in set(placements.values())}
     files = {address: lists[part] for address, part in placements.items()}
-    request = hosts.Request(
-        data=source.data,
-        root=str(Path(config.dataset).expanduser().absolute()),
-        path=path,
-        python=config.python,
-        prove=config.check or config.repair,
-        limit=config.bandwidth_limit * _MB,
-        retries=config.retries,
-        wait_s=config.wait,
-        silence_s=config.timeout,
-        placements=placements,
-        parent=config.from_parent or "",
-        columns=source.columns,
-    )
+    request = hosts.Request(config, source.data, placements, source.columns)
     answers: Sequence[Json | ImagenetPrepError]
     if config.check or config.dry_run:
         num_files = {address: len(of_host) for address, of_host in files.items()}
@@ -218,8 +203,7 @@ def _open_target(config: Config, source: Original) -> Replica | Bucket:
 def _problems(
     config: Config, target: Replica | Bucket, files: Sequence[File]
 ) -> list[tuple[Problem, File]]:
-    prove = config.check or config.repair
-    problems = _each(config, lambda file: target.problem(file, prove=prove), files, "check")
+    problems = _each(config, lambda file: target.problem(file, prove=config.prove), files, "check")
     return [(problem, file) for problem, file in zip(problems, files, strict=True) if problem]
 
 

@@ -1,8 +1,8 @@
-"""Decides which host sends to which and tracks the state of each; has no process and no clock.
+"""Decides which host sends files to which, and tracks the state of each host.
 
-Hosts form a chain: each sends files to its successor, even while they are still arriving. A lost
-host leaves the chain; when it is back, it becomes the last. Its verified files stay. If each host
-gets a different part of the dataset, the leader sends to all of them itself.
+Hosts form a chain: each host sends files to the next one, even while the files are still arriving.
+A lost host leaves the chain. If it answers again, it becomes the last host of the chain and keeps
+its verified files. If each host gets a different part of the dataset, the leader sends all files.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from imagenet_prep.hosts.process import Ending
 if TYPE_CHECKING:
     from imagenet_prep.distribute.hosts import Request
 
-# Losses after ssh has connected but before the receiver answers. After this number, Python or this
-# package is considered missing or hanging on the host.
+# After this number of losses between the login and the first answer of the receiver, the host is
+# considered to lack Python or this package.
 _MAX_EARLY_LOSSES = 3
-# If one file arrives damaged this often at one host, it is damaged at the giver.
+# A file that arrives damaged this number of times is considered damaged on the sending host.
 MAX_WRONG = 2
 
 
 class State(enum.Enum):
-    """The state of a host; the value describes it in messages."""
+    """The state of a host, with its name in messages as the value."""
 
     COMING = "checking its files"
     LIVE = "receiving files"
@@ -52,7 +52,7 @@ _NEXT = {
     State.LOST: {State.COMING, State.FAILED},
     State.FAILED: set[State](),
 }
-# Messages that a giver may send about its neighbour, by the neighbour's state.
+# The messages that a sender may report about the receiving host, by the state of that host.
 _ALLOWED = {
     State.COMING: {"lacks", "error", "lost"},
     State.LIVE: {"stored", "wrong", "whole", "spoiled", "error", "lost"},
@@ -65,17 +65,17 @@ class Peer:
     """One host of the hosts file and its state."""
 
     address: str
-    sizes: Mapping[str, int] = field(default_factory=dict)  # bytes of each of its files, by name
-    alone: bool = False  # whether no other host has the same part
+    sizes: Mapping[str, int] = field(default_factory=dict)  # bytes of each file, by name
+    alone: bool = False  # whether no other host gets the same part of the dataset
     state: State = State.COMING
     upstream: Peer | None = None  # the host that sends to this one; None is the leader
-    avoid: set[str] = field(default_factory=set)  # addresses of hosts that cannot send to it
+    avoid: set[str] = field(default_factory=set)  # addresses of hosts that failed to send to it
     lacking: int | None = None  # number of missing files; None until the host has reported it
-    wrong: int = 0  # number of files that arrived damaged from the current giver
+    wrong: int = 0  # number of damaged files from the current sender
     was_live: bool = False  # whether the host has answered in this run
-    moved_bytes: int = 0  # received and verified
-    losses: int = 0  # number of times that the host or its giver was lost
-    early_losses: int = 0  # of these, those before its first answer
+    moved_bytes: int = 0  # number of bytes received and verified
+    losses: int = 0  # number of times that the host or its sender was lost
+    early_losses: int = 0  # number of losses before its first answer
     error: ImagenetPrepError | None = None
 
     def become(self, state: State) -> None:
@@ -86,26 +86,26 @@ class Peer:
 
 
 class Actions(Protocol):
-    """The actions that a chain requests. They return at once and never call the chain."""
+    """The actions that a `Chain` requests. Each returns at once and never calls the chain."""
 
     def start(self, peer: Peer) -> None:
-        """Starts a giver on the `upstream` of a host; stops the previous giver."""
+        """Starts the process on `upstream` that sends files to a host; stops the previous one."""
 
     def stop(self, peer: Peer) -> None:
-        """Stops the giver of a host, if there is one."""
+        """Stops the process that sends files to a host, if there is one."""
 
     def probe(self, peer: Peer, *, again: bool) -> None:
-        """Checks whether a host can be reached; with `again`, after a pause."""
+        """Checks whether a host can be reached; pauses first if `again` is set."""
 
     def progress(self, peer: Peer, num_bytes: int) -> None:
-        """Reports that `lacking` has changed and `num_bytes` were stored."""
+        """Reports that `lacking` has changed, and that the host has stored `num_bytes` more."""
 
     def say(self, peer: Peer, sentence: str) -> None:
-        """Reports a sentence about a host to the user."""
+        """Shows the user a sentence about a host."""
 
 
 class Chain:
-    """Decides which host sends to which; the peers are in the order of the hosts file."""
+    """Decides which host sends files to which; `peers` are in the order of the hosts file."""
 
     def __init__(self, peers: Sequence[Peer], request: Request, actions: Actions) -> None:
         self.peers = list(peers)
@@ -115,51 +115,51 @@ class Chain:
         self._active_at_s: float | None = None
 
     def begin(self) -> None:
-        """Starts a giver for every host."""
+        """Starts a sender for every host."""
         for peer in self.peers:
             self._connect(peer)
 
     def is_over(self, now_s: float) -> bool:
-        """Whether every host is complete or failed, or the time to wait for lost hosts is over."""
+        """Returns whether all hosts are complete or failed, or lost for longer than --wait."""
         states = {peer.state for peer in self.peers}
         if states & _UNDER_WAY or self._active_at_s is None:
             self._active_at_s = now_s
         if states & _UNDER_WAY:
             return False
-        return State.LOST not in states or now_s - self._active_at_s > self._request.wait_s
+        return State.LOST not in states or now_s - self._active_at_s > self._request.config.wait
 
     def message(self, peer: Peer, frame: Frame) -> None:
-        """Handles a message of a giver about its neighbour."""
+        """Handles a message of a sender about the host that receives its files."""
         if frame.kind not in _ALLOWED.get(peer.state, ()):
             raise BrokenError(f"it sent {frame.kind!r} about a host in state: {peer.state.value}")
         handle: Callable[..., None] = getattr(self, f"_{frame.kind}")
         handle(peer, **frame.fields)
 
     def giver_broken(self, peer: Peer, why: str, code: int | None = None) -> None:
-        """Handles the early end of a giver; `code` is its exit code if it ended by itself."""
+        """Handles the unexpected end of a sender; `code` is its exit code, unless it was killed."""
         giver = peer.upstream
         peer.losses += 1
         if giver is not None:
             peer.avoid.add(giver.address)
             self._actions.say(
-                peer, f"{giver.address} cannot send to it ({why}); a different host does"
+                peer, f"{giver.address} cannot send files to it ({why}); a different host will"
             )
         elif code == DataDamagedError.exit_code:  # every further attempt would fail as well
             self._fail(peer, DataDamagedError(f"{why}."))
             return
-        elif peer.losses > self._request.retries:
+        elif peer.losses > self._request.config.retries:
             problem = f"the sending process here failed {peer.losses} times, last: {why}"
             self._fail(peer, IncompleteError(problem))
             return
         self._connect(peer)
 
     def probed(self, peer: Peer, ending: Ending) -> None:
-        """Handles the result of a `probe`."""
+        """Handles the result of `Actions.probe`."""
         if peer.state is not State.LOST:
             return
         if ending.code == 0:
             self._actions.say(peer, "answers")
-            # It becomes the last of the chain: the host that was last has no successor yet.
+            # Append this host to the chain: the last host does not send to any other yet.
             self._order.append(peer)
             self._connect(peer)
         elif ending.is_final:
@@ -208,7 +208,7 @@ class Chain:
     def _error(self, peer: Peer, error: str, message: str) -> None:
         refusal = by_name(error)(message)
         if isinstance(refusal, BusyError) and peer.was_live:
-            # Our own receiver, whose sender has died, still holds the lock; it will soon give up.
+            # The receiver of a dead sender still holds the lock, and will soon end.
             self._lose(peer, "the previous receiver has not ended yet", early=False)
         else:
             self._fail(peer, refusal)
@@ -219,30 +219,31 @@ class Chain:
             self._fail_receiver(peer, f"its receiver is broken: {why}")
             return
         if giver is not None and (early or cause is Cause.UNREADABLE):
-            # Perhaps only this giver cannot reach the host, or the giver is broken.
+            # Perhaps only this sender is broken or cannot reach the host: use a different one.
             peer.avoid.add(giver.address)
             early = False
         self._lose(peer, why, early=early and cause is not Cause.UNREACHED)
 
     def _lose(self, peer: Peer, why: str, *, early: bool) -> None:
         peer.become(State.LOST)
-        peer.error = IncompleteError(f"{why}. Run the same command again when it is back.")
+        peer.error = IncompleteError(f"{why}. Run the same command again when the host is back.")
         peer.losses += 1
         peer.early_losses += early
         self._actions.stop(peer)
         if peer.early_losses >= _MAX_EARLY_LOSSES:
             self._fail_receiver(peer, f"its receiver never answers: {why}")
-        elif peer.losses > self._request.retries:
+        elif peer.losses > self._request.config.retries:
             self._fail(peer, IncompleteError(f"lost {peer.losses} times, last: {why}"))
         else:
-            limit = f"until {self._request.wait_s:,.0f} s after the other hosts have finished"
-            self._actions.say(peer, f"lost ({why}); it is tried again every second, {limit}")
+            limit = f"until {self._request.config.wait:,} s after the other hosts have finished"
+            self._actions.say(peer, f"lost ({why}); trying again every second, {limit}")
             self._leave(peer)
             self._actions.probe(peer, again=False)
 
     def _fail_receiver(self, peer: Peer, problem: str) -> None:
         remedy = "Install the same version of imagenet-prep on the host, for the Python"
-        self._fail(peer, StoreError(f"{problem}. {remedy} {self._request.python} (see --python)."))
+        python = self._request.config.python
+        self._fail(peer, StoreError(f"{problem}. {remedy} {python} (see --python)."))
 
     def _fail(self, peer: Peer, error: ImagenetPrepError) -> None:
         peer.become(State.FAILED)
@@ -252,7 +253,7 @@ class Chain:
         self._leave(peer)
 
     def _connect(self, peer: Peer) -> None:
-        """Starts a giver on the nearest possible host before it in the chain, or on the leader."""
+        """Starts a sender on the nearest usable host before it in the chain, or on the leader."""
         peer.become(State.COMING)
         peer.lacking, peer.wrong = None, 0
         before = [] if peer.alone else self._order[: self._order.index(peer)]

@@ -31,7 +31,7 @@ class Config(Settings):
     )
     to: str = flag(
         place=Place.FOLDER_OR_BUCKET,
-        help="a folder, s3://bucket/prefix or hosts:HOSTSFILE:PATH; the same PATH on "
+        help="a folder, s3://bucket/prefix, or hosts:HOSTSFILE:PATH for the folder PATH on "
         "every host of the file",
         positional=True,
         aliases=("--to",),
@@ -39,45 +39,47 @@ class Config(Settings):
     )
     columns: tuple[str, ...] = flag(
         (ALL,),
-        help="columns to copy, separated by commas; or all, or none",
+        help="names of the columns to copy, separated by commas, or the word all or none",
         metavar="NAMES",
     )
     mode: str = flag(
         "full",
         choices=("full", "partition"),
-        help="part for each host; full: all; partition: the part that its own ranks will read",
+        help="full: each host gets all shards; partition: only those that its ranks will read",
     )
-    copies: int = flag(1, help="hosts that get each shard", metavar="R", only=_PARTITION)
-    part: str | None = optional(help="part of host K of N, from 0", metavar="K/N", only=_PARTITION)
+    copies: int = flag(1, help="number of hosts that get each shard", metavar="R", only=_PARTITION)
+    part: str | None = optional(
+        help="copy the part of host K of N; K starts at 0", metavar="K/N", only=_PARTITION
+    )
     from_parent: str | None = optional(
         place=Place.FOLDER_OR_BUCKET,
-        help="replica of the parent of an amended dataset; it is next to the target, in the same "
-        "folder of every host; shards of both are linked or copied there, not moved",
+        help="replica of the dataset before it was amended, at the same path on every host; "
+        "unchanged shards are linked or copied from it instead of transferred",
         without=("check", "dry_run"),
     )
-    check: bool = switch(help="read every byte of the replicas and report; move nothing")
+    check: bool = switch(help="read every byte of the replicas and report problems; copy nothing")
     repair: bool = switch(help="read every byte first, then replace damaged and missing files")
-    dry_run: bool = switch(help="print the bytes to move and the estimated time; move nothing")
+    dry_run: bool = switch(help="print the bytes to copy and the estimated time; copy nothing")
     bandwidth_limit: float = flag(
         0.0,
         least=0,
-        help="limit in MB/s; for all files together, to hosts for each stream; 0: no limit",
+        help="limit in MB/s for all files together, or for each host of a hosts file; 0: no limit",
         metavar="MB/S",
     )
     connections: int = flag(
-        8, least=1, help="files moved at a time, to folders and S3", metavar="N"
+        8, least=1, help="number of files copied at a time to a folder or S3", metavar="N"
     )
     python: str = flag(
         sys.executable,
         place=Place.FILE,
-        help="on hosts: the Python that has imagenet-prep",
+        help="path of the Python on the hosts in which imagenet-prep is installed",
         metavar="PATH",
     )
     wait: int = flag(
-        60, least=0, help="seconds to wait for lost hosts after the others finish", metavar="S"
+        60, least=0, help="seconds to wait for lost hosts after all other hosts end", metavar="S"
     )
-    retries: int = flag(20, least=0, help="failed attempts allowed for each file", metavar="N")
-    timeout: int = flag(60, least=1, help="seconds without data until a failure", metavar="S")
+    retries: int = flag(20, least=0, help="failed attempts allowed per file or host", metavar="N")
+    timeout: int = flag(60, least=1, help="seconds without data until an error", metavar="S")
     json: bool = switch(help="print the result as JSON")
 
     def __post_init__(self) -> None:
@@ -93,8 +95,13 @@ class Config(Settings):
         if self.to_hosts and not all(self.hosts_and_path):
             raise ValueError("--to: expected hosts:HOSTSFILE:PATH")
 
+    @property
+    def prove(self) -> bool:
+        """Whether to read every byte first, including files that were verified before."""
+        return self.check or self.repair
+
     def placement(self) -> Placement:
-        """Returns the part of the dataset for a folder."""
+        """Returns the part of the dataset for the target folder."""
         if self.part is None:
             return WHOLE
         node, _, nodes = self.part.partition("/")
@@ -115,11 +122,11 @@ class Config(Settings):
 
     @property
     def to_hosts(self) -> bool:
-        """Whether the target is the hosts of a hosts file."""
+        """Whether the target has the form hosts:HOSTSFILE:PATH."""
         return self.to.startswith(_HOSTS)
 
     @property
     def hosts_and_path(self) -> tuple[str, str]:
-        """The parts of hosts:HOSTSFILE:PATH."""
+        """HOSTSFILE and PATH of the target hosts:HOSTSFILE:PATH."""
         hosts_file, _, path = self.to.removeprefix(_HOSTS).partition(":")
         return hosts_file, path

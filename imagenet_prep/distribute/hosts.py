@@ -1,4 +1,4 @@
-"""Asks each host through ssh for the problems of its replica, or to fetch its own files."""
+"""Starts processes on hosts through ssh that check a replica or copy a dataset from a bucket."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from imagenet_prep.core import canonical, children, terminal
 from imagenet_prep.core.canonical import Json
@@ -18,14 +19,15 @@ from imagenet_prep.core.errors import (
 )
 from imagenet_prep.dataset.manifest import Problem
 from imagenet_prep.dataset.placement import Placement
+from imagenet_prep.distribute.config import Config
 from imagenet_prep.distribute.messages import FROM_LOOKING
 from imagenet_prep.hosts.channel import Frame, Process
 from imagenet_prep.hosts.messages import PROTOCOL, BrokenError, Cause, count, sentence
 from imagenet_prep.hosts.process import Ending, command_on, plain, run_all
 
-# Number of hosts asked at a time, with one ssh each.
+# Number of hosts that are checked at the same time, each through its own ssh process.
 _MAX_ASKED = 32
-# Problems of the manifest and of placement.json, in addition to those of the files.
+# A host may report one problem per file, and these: of the manifest and of placement.json.
 _MORE_PROBLEMS = 2
 
 
@@ -33,38 +35,40 @@ _MORE_PROBLEMS = 2
 class Request:
     """The leader's request to every host."""
 
+    config: Config
     data: bytes  # the manifest
-    root: str  # folder of the dataset on the leader
-    path: str  # folder of the replica, the same on every host
-    python: str
-    prove: bool  # whether to read every byte first, including files that were verified before
-    limit: float  # bytes per second of one stream; 0 is no limit
-    retries: int  # allowed losses of one host
-    wait_s: float  # time to wait for lost hosts after all others are complete
-    silence_s: float  # time without a sign of life until a connection is given up
     placements: Mapping[str, Placement]  # by address
-    parent: str = ""  # folder of the parent's replica, the same on every host
     columns: Mapping[str, bytes] = field(default_factory=dict)  # each column.json, by column name
 
     @property
+    def root(self) -> str:
+        """The folder of the dataset on the leader."""
+        return str(Path(self.config.dataset).expanduser().absolute())
+
+    @property
+    def path(self) -> str:
+        """The folder of the replica, the same on every host."""
+        return self.config.hosts_and_path[1]
+
+    @property
     def body(self) -> bytes:
-        """The manifest and the column.json files, as the body of a message."""
+        """The body of a message: the manifest, then each column.json."""
         return b"".join([self.data, *self.columns.values()])
 
     @property
     def sizes(self) -> dict[str, int]:
-        """The size of each column.json in the body, by column name."""
+        """The size of each column.json in `body`, by column name."""
         return {name: len(data) for name, data in self.columns.items()}
 
     def placement(self, address: str) -> tuple[int, int, int]:
-        """Returns the part for a host, as a field of a message."""
+        """Returns the node, nodes and copies of a host's part, for a message."""
         return dataclasses.astuple(self.placements[address])
 
 
 def ask(num_files: Mapping[str, int], request: Request) -> list[Json | ImagenetPrepError]:
-    """Returns problems and lacking_bytes of every host's replica, or its error; moves nothing.
+    """Checks every replica; returns its problems and lacking_bytes, or the error of its host.
 
-    `num_files` is the number of files for each host, by address.
+    `num_files` maps each address to the number of files of its replica.
     """
 
     def ask_one(address: str) -> Json | ImagenetPrepError:
@@ -81,13 +85,14 @@ def ask(num_files: Mapping[str, int], request: Request) -> list[Json | ImagenetP
 
 def _ask(address: str, request: Request, num_files: int) -> Json:
     words = ("imagenet_prep.distribute.receive", request.path)
-    process = Process(address, request.python, words, FROM_LOOKING, request.silence_s)
+    config = request.config
+    process = Process(address, config.python, words, FROM_LOOKING, config.timeout)
     process.channel.begin(
         "look",
         request.body,
         protocol=PROTOCOL,
         columns=request.sizes,
-        prove=request.prove,
+        prove=config.prove,
         placement=request.placement(address),
     )
     most = num_files + len(request.columns) + _MORE_PROBLEMS
@@ -95,7 +100,7 @@ def _ask(address: str, request: Request, num_files: int) -> Json:
     answers: list[Json] = []
 
     def take(frame: Frame) -> None:
-        # If there is too little space, "error" is the last message, after all problems.
+        # If the disk has too little space, the host sends "error" after all problems.
         match frame.kind:
             case "error":
                 raise by_name(frame.fields["error"])(frame.fields["message"])
@@ -107,7 +112,7 @@ def _ask(address: str, request: Request, num_files: int) -> Json:
                 raise BrokenError(f"it sent {frame.kind!r} too often")
 
     broken, ending = process.listen(take)
-    # If the connection has ended, the error of ssh says more.
+    # After the end of a connection, the error of ssh says more.
     cause = broken.cause if broken else Cause.ENDED
     if cause is Cause.UNREADABLE or (cause is Cause.SILENT and not answers):
         kind = IncompleteError if cause is Cause.SILENT else StoreError
@@ -120,17 +125,17 @@ def _ask(address: str, request: Request, num_files: int) -> Json:
 def pull(
     addresses: Sequence[str], request: Request, argv_of: Callable[[Placement], Sequence[str]]
 ) -> list[Json | ImagenetPrepError]:
-    """Runs this program on all hosts at once and returns their results.
+    """Runs imagenet-prep on all hosts at once; returns the result or error of each run.
 
-    `argv_of` returns the verb and flags for a host with this part; --json is added.
+    `argv_of` returns the arguments for a host that gets this part; --json is appended.
     """
 
     def argv(address: str) -> list[str]:
         words = ("-m", "imagenet_prep", *argv_of(request.placements[address]), "--json")
-        return command_on(address, children.python(*words, program=request.python))
+        return command_on(address, children.python(*words, program=request.config.python))
 
     def hear(number: int, line: bytes) -> None:
-        # Show messages such as retries at once: the result comes only at the end.
+        # Show messages (such as retries) at once: the result follows only at the end.
         program, _, message = plain(line.decode(errors="replace")).partition(": ")
         if program == "imagenet-prep":
             terminal.say(f"{addresses[number]}: {message.rstrip()}")
@@ -140,12 +145,12 @@ def pull(
 
 
 def result_of(ending: Ending) -> Json | ImagenetPrepError:
-    """Returns moved_bytes and problems from the output of a run with --json, or its error."""
+    """Returns moved_bytes and problems from the output of `replicate --json`, or its error."""
     if ending.code != 0:
         kind = IncompleteError if ending.is_lost else by_exit_code(ending.code, StoreError)
         return kind(ending.why)
     try:
-        # The result begins on its own line; a login shell may have printed something before it.
+        # The result begins on a new line, since a login shell may print text before it.
         start = ending.output.rfind("\n{\n") + 1
         replica = canonical.loads(ending.output[start:])["replicas"][0]
         return {

@@ -1,8 +1,8 @@
-"""The leader of a replication to hosts: starts one giver per host and listens to all givers.
+"""The leader of a replication to hosts: starts a sending process for each host.
 
-The giver of a host is a process on the host that sends files to it. One thread here starts it and
-listens to it. The threads put events into a queue, and one loop passes them to the `Chain`. The
-loop never waits for a host, so no host can delay the others.
+For each host, a thread starts the process that sends files to it (a `Giver`), here or on a
+different host, and puts its messages into a queue. One loop passes all messages to the `Chain`.
+The loop never waits for a host, so a slow host cannot delay other hosts.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from imagenet_prep.storage.folder import LocalStore
 
 _TICK_S = 0.5
 _PROBE_EVERY_S = 1.0
-# Messages of one giver that may wait for the loop; a giver that sends more is blocked.
+# The maximum number of messages of one sender in the queue. More messages block the sender.
 _MAX_WAITING = 64
 
 
 class Giver:
-    """A process that sends files to one host; `room` limits its messages that wait for the loop."""
+    """A process that sends files to one host; `room` limits its number of queued messages."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -42,14 +42,14 @@ class Giver:
         self.stopped = False
 
     def started(self, process: Process) -> None:
-        """Stores the process; kills it if the giver was stopped meanwhile."""
+        """Stores the process; kills it if `stop` was called before."""
         with self._lock:
             self._process = process
             if self.stopped:
                 process.kill()
 
     def stop(self) -> None:
-        """Kills the process; its listener sees the end and closes the pipes."""
+        """Kills the process; the thread that listens to it then closes its pipes."""
         with self._lock:
             self.stopped = True
             if self._process is not None:
@@ -68,9 +68,10 @@ class Leader:
         say: Callable[[str], None],
         count: Callable[[int], None],
     ) -> None:
-        """Prepares the chain; `sizes` has the bytes of files by name, by address in chain order.
+        """Prepares the chain.
 
-        `say` gets a sentence about a host, `count` the bytes of each file that a host has.
+        `sizes` maps each address, in the order of the chain, to the sizes of its files by name.
+        `say` is called with sentences about a host, `count` with the bytes of each stored file.
         """
         parts = request.placements
         peers = [Peer(host, files, alone=parts[host].nodes > 1) for host, files in sizes.items()]
@@ -80,16 +81,16 @@ class Leader:
         self._givers: dict[Peer, Giver] = {}
         self._events: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._news: list[Callable[[], None]] = []
-        # The most files that each host ever had, so that none is counted twice after a loss.
+        # The largest number of files that each host had: after a loss, count no file again.
         self._counted = Counter[Peer]()
         self._closing = threading.Event()
-        # This file is created in the dataset's folder. A host that finds it in its own folder has
-        # the same folder, under a different name or through a shared file system.
+        # The name of a file in the dataset's folder. A host that finds this file in its target
+        # folder has the dataset itself there, for example on a shared file system.
         self._origin = f"origin-{uuid.uuid4().hex}"
 
     def run(self) -> Sequence[Peer]:
-        """Replicates to all hosts; returns them when the chain is over."""
-        # If this file cannot be created, no host can write to the dataset and damage it.
+        """Replicates to all hosts; returns the hosts in their final states."""
+        # If the leader may not create this file, no host may write to the dataset's folder either.
         with LocalStore(Path(self._request.root)).marked(f"{naming.WORK}/{self._origin}"):
             try:
                 self._chain.begin()
@@ -109,7 +110,7 @@ class Leader:
         self.stop(peer)
         self._givers[peer] = giver = Giver()
         host = peer.upstream.address if peer.upstream else None
-        prove = self._request.prove and not peer.losses
+        prove = self._request.config.prove and not peer.losses
         threading.Thread(target=self._listen, args=(peer, giver, host, prove), daemon=True).start()
 
     def stop(self, peer: Peer) -> None:
@@ -134,7 +135,7 @@ class Leader:
         done = total - (peer.lacking or 0)
         self._news += [partial(self._count, num_bytes)] * (done - before)
         if num_bytes and before * 4 // total < done * 4 // total < 4:
-            self.say(peer, f"{100 * done // total}% of its files are there")
+            self.say(peer, f"{100 * done // total}% of its files are complete")
         self._counted[peer] = max(done, before)
 
     def say(self, peer: Peer, sentence: str) -> None:
@@ -142,7 +143,7 @@ class Leader:
         self._news.append(partial(self._say, f"{peer.address}: {sentence}"))
 
     def _report(self) -> None:
-        # Outside `_message`, which blames the giver for errors: a closed terminal is not its fault.
+        # Not called in `_message`, which treats any error (of a terminal, too) as the sender's.
         news, self._news = self._news, []
         for report in news:
             report()
@@ -150,10 +151,10 @@ class Leader:
     def _message(self, peer: Peer, giver: Giver, frame: Frame) -> None:
         giver.room.release()
         if self._givers.get(peer) is not giver:
-            return  # that giver was replaced
+            return  # a new sender has replaced this one
         try:
             self._chain.message(peer, frame)
-        except Exception as error:  # noqa: BLE001 - caused by the giver's message
+        except Exception as error:  # noqa: BLE001 - caused by the sender's message
             self._chain.giver_broken(peer, plain(str(error)) or type(error).__name__)
 
     def _ended(self, peer: Peer, giver: Giver, why: str, code: int | None = None) -> None:
@@ -161,7 +162,7 @@ class Leader:
             self._chain.giver_broken(peer, why, code)
 
     def _listen(self, peer: Peer, giver: Giver, host: str | None, prove: bool) -> None:
-        """Runs a giver and always notifies the loop when it has ended, even after an exception."""
+        """Runs a sender; notifies the loop when it has ended, even after an exception."""
         try:
             why, code = self._forward(peer, giver, host, prove)
         except OSError as error:
@@ -173,11 +174,10 @@ class Leader:
     def _forward(
         self, peer: Peer, giver: Giver, host: str | None, prove: bool
     ) -> tuple[str, int | None]:
-        """Forwards a giver's messages; returns why it ended, and its exit code if it has one."""
-        request = self._request
-        words = ("imagenet_prep.distribute.send",)
-        place = host or "localhost"
-        process = Process(place, request.python, words, FROM_GIVER, request.silence_s)
+        """Runs a sender and queues its messages; returns why it ended, and its exit code."""
+        request, config = self._request, self._request.config
+        words, place = ("imagenet_prep.distribute.send",), host or "localhost"
+        process = Process(place, config.python, words, FROM_GIVER, config.timeout)
         giver.started(process)
         process.channel.begin(
             "give",
@@ -189,11 +189,11 @@ class Leader:
             address=peer.address,
             path=request.path,
             origin=self._origin,
-            python=request.python,
+            python=config.python,
             prove=prove,
             placement=request.placement(peer.address),
-            parent=request.parent,
-            limit=request.limit,
+            parent=config.from_parent or "",
+            limit=config.bandwidth_limit * 1e6,
         )
 
         def take(frame: Frame) -> bool:

@@ -1,4 +1,4 @@
-"""The files that a neighbour lacks, in the order of sending; starts no process, opens no file."""
+"""The files that a receiving host lacks, in the order in which they are sent."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from imagenet_prep.hosts.messages import BrokenError
 
 
 class Line:
-    """The files that one neighbour lacks. Not thread-safe: the caller must hold a lock.
+    """The files that a receiving host lacks. Not thread-safe: the caller must hold a lock.
 
-    A file is *lacking*, then *offered* as soon as it is here or arriving here, then taken by
-    `next`, then *stored* there. The index and the table of a shard are sent before the shard, so
-    that they are there when the shard appears.
+    Each file is first *lacking*. It is *offered* when this host has it or is receiving it, then
+    taken by `next`, and at last *stored* by the receiving host. The index and the samples table of
+    a shard are sent before the shard, so that they exist when the shard appears.
     """
 
     def __init__(self, files: Sequence[File]) -> None:
-        self.all_named = False  # whether the neighbour has listed all files that it lacks
+        self.all_named = False  # whether the receiving host has listed all lacking files
         self._files = {file.name: file for file in files}
-        # Number of first bytes that the neighbour has, by file name.
+        # The number of leading bytes that the receiving host has, by name of a lacking file.
         self._lacking: dict[str, int] = {}
         self._offered: set[str] = set()
         self._ready: deque[str] = deque()
-        # Offered shards, by the name of the file that must be sent before them.
+        # Shards that wait until a different file is sent, by the name of that file.
         self._held: dict[str, str] = {}
         self._going: set[str] = set()
         self._wrong: Counter[str] = Counter()
 
     def lacks(self, name: str, begun: int) -> None:
-        """Notes that the neighbour lacks a file, of which it has the first `begun` bytes."""
+        """Notes a lacking file, of which the receiving host has the first `begun` bytes."""
         file = self._files.get(name)
         if self.all_named or file is None or name in self._lacking:
             raise BrokenError(f"it reported {name} as missing unexpectedly")
@@ -42,7 +42,7 @@ class Line:
         self._lacking[name] = begun
 
     def lacks_no_more(self, files: int) -> None:
-        """Notes that the neighbour has listed all files that it lacks; `files` is their number."""
+        """Notes that the receiving host has listed all lacking files; `files` is their number."""
         if self.all_named or files != len(self._lacking):
             raise BrokenError(
                 f"it named {len(self._lacking):,} of {counted(files, 'missing file')}"
@@ -50,14 +50,14 @@ class Line:
         self.all_named = True
 
     def offer(self, names: Iterable[str]) -> None:
-        """Notes files that are here or arriving; ignores those that are not lacking."""
+        """Notes files that this host has or is receiving; ignores files that are not lacking."""
         for name in names:
             if name in self._lacking and name not in self._offered:
                 self._offered.add(name)
                 self._ready.append(name)
 
     def next(self) -> tuple[File, int] | None:
-        """Takes the first offered file; returns it and how many bytes the neighbour has of it."""
+        """Takes the next file to send, if any; returns it and the number of bytes to skip."""
         if not self.all_named:
             return None
         while self._ready:
@@ -74,20 +74,20 @@ class Line:
         return None
 
     def put_back(self, name: str) -> None:
-        """Notes that a file vanished before it was sent; it must be offered again."""
+        """Notes that a file vanished before it was sent, so that it can be offered again."""
         if name in self._going:
             self._going.remove(name)
-            # Send it from the start: the first bytes may be the damaged ones.
+            # Send the file from its start, since the first bytes may be damaged.
             self._lacking[name] = 0
 
     def stored(self, name: str) -> None:
-        """Notes that the neighbour has stored and verified a file."""
+        """Notes that the receiving host has stored and verified a file."""
         if name not in self._going:
             raise BrokenError(f"it stored {name}, which was not sent")
         self._going.remove(name)
 
     def wrong(self, name: str) -> bool:
-        """Notes that a file arrived damaged, to send it again; True if it is damaged here, too."""
+        """Offers a file again that arrived damaged; returns whether it is damaged on this host."""
         if name not in self._going:
             raise BrokenError(f"it reported damage of {name}, which was not sent")
         self.put_back(name)
@@ -96,7 +96,7 @@ class Line:
         return self._wrong[name] >= MAX_WRONG
 
     def finish(self) -> None:
-        """Notes that the neighbour is complete."""
+        """Raises BrokenError if files are lacking, although the receiving host is complete."""
         remaining = len(self._lacking) + len(self._going)
         if not self.all_named or remaining:
             raise BrokenError(f"it is complete, but lacks {counted(remaining, 'file')}")

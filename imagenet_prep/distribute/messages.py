@@ -1,4 +1,4 @@
-"""The messages of a replication: their fields, and which end may send them."""
+"""The messages between the processes of a replication, with the fields of each message."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def _origin(value: Any) -> str:
     return value
 
 
-# The body is the manifest, then each column.json; "columns" has their sizes.
+# The body is the manifest, then each column.json. "columns" has the size of each column.json.
 _TO_LOOK = {"protocol": count, "columns": _sizes, "prove": flag, "placement": _placement}
 _TO_STORE = {**_TO_LOOK, "origin": _origin, "parent": word}
 

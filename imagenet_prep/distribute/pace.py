@@ -1,4 +1,4 @@
-"""A rate limit in bytes per second, shared by all threads that move data."""
+"""A rate limit in bytes per second that several threads share."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import time
 
 
 class Pace:
-    """Limits the rate to `bytes_per_s`; 0 is no limit."""
+    """Limits the rate to `bytes_per_s`; 0 means no limit."""
 
     def __init__(self, bytes_per_s: float) -> None:
         self._bytes_per_s = bytes_per_s
@@ -15,7 +15,7 @@ class Pace:
         self._lock = threading.Lock()
 
     def take(self, num_bytes: int) -> None:
-        """Waits until this number of bytes may be moved."""
+        """Waits until `num_bytes` more may be sent."""
         if not self._bytes_per_s:
             return
         with self._lock:

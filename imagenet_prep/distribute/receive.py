@@ -1,7 +1,7 @@
-"""The receiver: started on a host through ssh; it ends when its input ends.
+"""The receiver: a process on a host that receives files into a folder.
 
-`python -m imagenet_prep.distribute.receive FOLDER SILENCE_S`. It opens no port: all messages come
-through its standard input, from a process that ssh has let in.
+A sender starts `python -m imagenet_prep.distribute.receive FOLDER SILENCE_S` through ssh. The
+receiver opens no port: it reads messages from its standard input, and ends when the input ends.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from imagenet_prep.hosts.channel import Channel
 from imagenet_prep.hosts.messages import BrokenError, OtherVersionError, sentence
 from imagenet_prep.storage.folder import LocalStore
 
-# A receiver whose connection has just ended needs a moment to release the lock.
+# After the end of a connection, the previous receiver needs a moment to release the lock.
 _LOCK_PATIENCE_S = 5.0
-# Leave cores to the other programs on the host.
+# The maximum number of threads, to leave cores to other programs on the host.
 _MAX_READERS = 8
 
 
@@ -36,11 +36,11 @@ class _AbandonedError(Exception):
 
 
 def serve(root: Path, channel: Channel) -> int:
-    """Does what the first message requests, and returns the exit code.
+    """Checks the replica ("look") or receives missing files ("store"); returns the exit code.
 
-    The answer to "look" is one "problem" per problem, then "looked". The answer to "store" is one
-    "lacking" per missing file, then "lacks", then "stored" or "wrong" for each file that arrives,
-    then "whole". An "error" may replace any of them.
+    To "look", the receiver answers with a "problem" for each problem, then "looked". To "store", it
+    answers with a "lacking" for each missing file, then "lacks". It then answers each file with
+    "stored" or "wrong", and at last sends "whole". If it fails, "error" is its last message.
     """
     try:
         if (begin := channel.read()) is None:
@@ -53,7 +53,7 @@ def serve(root: Path, channel: Channel) -> int:
             _look(replica, channel, prove=begin.fields["prove"])
             return errors.EXIT_DONE
         if _is_origin(replica, begin.fields["origin"]):
-            # There is nothing to send, and the dataset itself must not be repaired.
+            # The folder is the dataset itself: it lacks no file and must not be changed.
             channel.write("lacks", files=0)
             channel.write("whole")
             return errors.EXIT_DONE
@@ -66,7 +66,7 @@ def serve(root: Path, channel: Channel) -> int:
     except ImagenetPrepError as error:
         return _refuse(channel, error)
     except (BrokenError, OSError) as error:
-        # The giver is gone or broken; verified files stay.
+        # The sender has ended or is broken. Verified files stay.
         with contextlib.suppress(OSError):
             print(f"receiving: {error}", file=sys.stderr, flush=True)
         return errors.EXIT_INTERRUPTED
@@ -80,7 +80,7 @@ def _refuse(channel: Channel, error: ImagenetPrepError) -> int:
 
 
 def _is_origin(replica: Replica, origin: str) -> bool:
-    """Whether the folder is the dataset itself, under a different name."""
+    """Returns whether the folder is the dataset itself, for example on a shared file system."""
     if replica.store.size(f"{naming.WORK}/{origin}") is None:
         return False
     if replica.placement != WHOLE:
@@ -168,11 +168,11 @@ def _store(replica: Replica, channel: Channel, *, prove: bool, parent: str) -> i
 
 def _take(replica: Replica, file: File, start: int, channel: Channel) -> None:
     remaining = file.num_bytes - start
-    # After a broken connection, the next one continues after the bytes that are here.
+    # If the connection breaks, keep the received bytes: the next connection resumes after them.
     with replica.incoming(file, start, kept=(BrokenError,)) as arriving:
         while True:
             if (frame := channel.read()) is None:
-                raise BrokenError("the input ended inside a file")
+                raise BrokenError("the input ended before the end of a file")
             if frame.kind == "end":
                 return
             if frame.kind != "chunk":

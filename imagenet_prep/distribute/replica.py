@@ -1,8 +1,7 @@
 """A replica in a folder: finds missing files, receives files, and writes the manifest last.
 
-A file gets its name when its sha256 matches the manifest. Verified files are recorded in
-`.work/replica-<digest>.jsonl`, so that a later run does not read them again. A file that was not
-verified, or was touched since, is read.
+A file gets its name after its sha256 was compared with the manifest. Verified files are recorded in
+`.work/replica-<digest>.jsonl`. A later run only reads files that are not recorded, or have changed.
 """
 
 from __future__ import annotations
@@ -23,15 +22,15 @@ from imagenet_prep.storage.ledger import Ledger
 from imagenet_prep.storage.os_errors import storage_errors
 
 _INCOMING = f"{naming.WORK}/incoming"
-# Files of unfinished runs of prepare, resize and adopt.
+# These files exist during a run of prepare, resize or adopt, and after it was killed.
 _BEGUN = (f"{naming.WORK}/run.json", f"{naming.WORK}/adopt.json")
-# Space that journals, folders and partly used blocks need in addition to the files.
+# Disk space for journals, folders and partly used blocks, in addition to the files.
 SPARE_BYTES = 16 << 20
 _DAMAGED = "It was damaged at the source or in transit. Run verify at the source."
 
 
 class Replica(Target):
-    """One dataset in one folder; only one thread or process may write a file at a time."""
+    """A replica in a folder; only one thread or process may write each file at a time."""
 
     store: LocalStore
 
@@ -50,17 +49,17 @@ class Replica(Target):
             trusts_owner=True,
         )
         self._sha256 = {file.name: file.sha256 for file in self.files}
-        # Without the lock, no verified files are recorded.
+        # `problem` records verified files only while this process holds the lock.
         self._locked = False
 
     def refuse_others(self) -> None:
-        """As in `Target`; also refuses a different part, or an unfinished dataset."""
+        """Raises UsageError as in `Target`, or for a different part or an unfinished dataset."""
         if self.store.size(naming.MANIFEST) is None and self.store.sizes(_BEGUN):
             raise UsageError(
                 f"{self.store.where()} has an unfinished run of prepare, resize or adopt. "
                 "Finish it, or choose a different folder."
             )
-        # A damaged placement.json is written again.
+        # Ignore a damaged placement.json, which will be written again.
         with contextlib.suppress(ManifestError):
             part = load(self.store.root, self.manifest)
             if part.nodes > 1 and part != self.placement:
@@ -69,7 +68,7 @@ class Replica(Target):
         super().refuse_others()
 
     def problem(self, file: File, *, prove: bool) -> Problem | None:
-        """Returns the problem of a file here, or None; `prove` reads every byte again."""
+        """Returns the problem of a file, or None; `prove` also reads files verified before."""
         path = self.store.path(file.name)
         size = self.store.size(file.name)
         if size is None:
@@ -83,23 +82,23 @@ class Replica(Target):
         return None
 
     def arriving(self) -> set[str]:
-        """Returns the names of files that are arriving here."""
+        """Returns the names of files of which this folder has received the first part."""
         names = set(self.store.names(_INCOMING))
         for folder in (*naming.BESIDE, *(column.folder_name(entry.name) for entry in self.columns)):
             names |= {f"{folder}/{name}" for name in self.store.names(f"{_INCOMING}/{folder}")}
         return names
 
     def reload(self) -> list[str]:
-        """Reads the new records of other processes; returns the names of their verified files."""
+        """Reads new records of the ledger; returns the names of the files that are verified."""
         return [name for name in self._ledger.reload() if self.is_proven(name)]
 
     def is_proven(self, name: str) -> bool:
-        """Returns whether a file was verified here and not touched since."""
+        """Returns whether a file was verified in this folder and has not changed since."""
         note = self._ledger.find(name) or {}
         return name in self._sha256 and note.get("sha256") == self._sha256[name]
 
     def manifest_problem(self) -> Problem | None:
-        """As in `Target`; also checks that placement.json names this part."""
+        """Returns the problem of the manifest or of placement.json, or None."""
         if (problem := super().manifest_problem()) is not None:
             return problem
         try:
@@ -111,8 +110,8 @@ class Replica(Target):
         return None
 
     def check_space(self, lacking: list[File]) -> None:
-        """Raises StoreError if files do not fit on the disk."""
-        # A damaged file stays until its replacement is verified.
+        """Raises StoreError if the lacking files do not fit on the disk."""
+        # Count damaged files, too: each stays until its replacement is verified.
         needed = sum(file.num_bytes for file in lacking) + SPARE_BYTES
         free = self.store.free_bytes()
         if lacking and free < needed:
@@ -122,7 +121,7 @@ class Replica(Target):
             )
 
     def _withdraw(self) -> None:
-        # The manifest is removed first, and placement.json after it.
+        # Remove the manifest first: without placement.json, the folder would seem complete.
         super()._withdraw()
         self.store.remove(naming.PLACEMENT)
         if self.placement != WHOLE:
@@ -133,9 +132,9 @@ class Replica(Target):
         self.store.remove_tree(_INCOMING)
 
     def begun(self, lacking: Iterable[File]) -> dict[str, int]:
-        """Removes partial files of a killed run, except those of lacking files.
+        """Removes partial files of a killed run, except the partial files of lacking files.
 
-        Returns the unverified bytes of each remaining file, by name. The caller must hold the lock.
+        Returns the size of each remaining partial file, by name. The caller must hold the lock.
         """
         sizes = {name: self.store.size(incoming_name(name)) or 0 for name in self.arriving()}
         most = {file.name: file.num_bytes for file in lacking}
@@ -147,14 +146,14 @@ class Replica(Target):
     def incoming(
         self, file: File, start: int = 0, *, kept: tuple[type[BaseException], ...] = ()
     ) -> Iterator[Incoming]:
-        """Yields the destination of a file; on exit, it is verified, synced, named and recorded."""
+        """Yields a file to append bytes to; on exit, verifies, syncs, renames and records it."""
         names = incoming_name(file.name), file.name
         with incoming(self.store, file, *names, _DAMAGED, start=start, kept=kept) as arriving:
             yield arriving
         self._ledger.add({file.name: arriving.status}, sha256=file.sha256)
 
     def put(self, file: File, chunks: Callable[[], Iterable[bytes]]) -> None:
-        """Writes a file, verified, synced and named."""
+        """Writes and verifies a file; see `incoming`."""
         with self.incoming(file) as arriving:
             for chunk in chunks():
                 arriving.append(chunk)
@@ -171,5 +170,5 @@ class Replica(Target):
 
 
 def incoming_name(name: str) -> str:
-    """Returns the path of a file until it is verified, relative to the replica."""
+    """Returns the temporary path of a file that is not verified yet, relative to the replica."""
     return f"{_INCOMING}/{name}"

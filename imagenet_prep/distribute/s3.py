@@ -12,12 +12,12 @@ from imagenet_prep.storage.fetch import as_file
 
 
 class Bucket(Target):
-    """One dataset below one prefix; thread-safe."""
+    """A replica below one prefix of a bucket; thread-safe."""
 
     store: BucketStore
 
     def problem(self, file: File, *, prove: bool) -> Problem | None:  # noqa: ARG002 - as in Replica
-        """Returns the problem of an object according to the server, or None."""
+        """Returns the problem of an object by the server's checksums, or None."""
         return self.store.problem(file)
 
     def check_space(self, lacking: list[File]) -> None:
@@ -26,7 +26,7 @@ class Bucket(Target):
     def lock(self) -> contextlib.AbstractContextManager[None]:
         """Removes incomplete uploads if the run fails.
 
-        A bucket needs no lock: objects appear only when complete, and two runs put the same bytes.
+        A bucket needs no lock: objects are complete or absent, and two runs write the same bytes.
         """
         return self.store.uploads_aborted_on_failure(self.names.__contains__)
 
@@ -35,5 +35,5 @@ class Bucket(Target):
         self.store.abort_uploads(self.names.__contains__)
 
     def put(self, file: File, chunks: Callable[[], Iterator[bytes]]) -> None:
-        """Uploads an object, verified by the server; a retry calls `chunks` again."""
+        """Uploads an object, which the server verifies; each retry calls `chunks` again."""
         self.store.put(file, lambda: as_file(chunks()))

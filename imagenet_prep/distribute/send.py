@@ -1,10 +1,11 @@
-"""The giver: sends one neighbour the files that it lacks, as soon as they are here.
+"""The sender: a process that sends one host the files that the host lacks.
 
-The leader starts `python -m imagenet_prep.distribute.send SILENCE_S`, on other hosts through ssh.
-A file is passed on while it still arrives, so a chain of hosts takes hardly longer than one hop.
-The giver ends when the leader ends.
+The leader starts `python -m imagenet_prep.distribute.send SILENCE_S`, if needed through ssh, and
+the sender ends when the leader ends. A file is forwarded while it is still arriving, so a chain of
+hosts takes hardly longer than a single transfer.
 
-Three threads: one sends files (`Hop.run`), one reads from the neighbour, one from the leader.
+The process has three threads: `Hop.run` sends files, one thread reads messages from the receiver,
+and one reads messages from the leader.
 """
 
 from __future__ import annotations
@@ -30,25 +31,25 @@ from imagenet_prep.hosts.channel import Channel, Frame, Process
 from imagenet_prep.hosts.messages import CHUNK_BYTES, PROTOCOL, BrokenError, Cause
 from imagenet_prep.storage.os_errors import storage_errors
 
-# Pause before looking for new bytes to pass on. Each host of a chain adds this delay once.
+# Pause between checks for new bytes of an arriving file. Each host of a chain adds this delay.
 _POLL_S = 0.01
 
 
 class Hop:
-    """The connection to one neighbour; its answers are forwarded to the leader."""
+    """The connection to one receiver, whose answers are forwarded to the leader."""
 
     def __init__(self, give: Frame, leader: Channel, silence_s: float) -> None:
         settings = give.fields
         data, columns = documents(give.body, settings["columns"])
         self._replica = Replica(Path(settings["root"]).expanduser(), data, columns=columns)
-        # True in the folder of the dataset itself: all files are there and need no verification.
+        # True for the folder of the dataset itself: all files exist and need no verification.
         self._trusted: bool = settings["trusted"]
         self._leader = leader
         self._pace = Pace(settings["limit"])
         self._line = Line(self._replica.files)
         self._news = threading.Condition()
-        # `_over`: the neighbour has sent its last message, or ended. `_failed`: this host
-        # cannot send to it.
+        # `_over`: the receiver has ended or sent its last message. `_failed`: a file on this host
+        # cannot be read.
         self._over = self._failed = False
         words = ("imagenet_prep.distribute.receive", settings["path"])
         self.receiver = Process(
@@ -66,7 +67,7 @@ class Hop:
         )
 
     def run(self) -> None:
-        """Sends until the neighbour is complete, refuses or is lost; reports that to the leader."""
+        """Sends files until the receiver is complete, refuses or is lost; tells the leader."""
         with ThreadPoolExecutor(1, thread_name_prefix="answers") as listener:
             answers = listener.submit(self._listen)
             try:
@@ -86,21 +87,23 @@ class Hop:
         answers.result()
 
     def _listen(self) -> None:
-        """Reads the neighbour's messages to the end; an invalid one ends the connection."""
+        """Reads the receiver's messages to the end; an invalid message ends the connection."""
         try:
             broken, ending = self.receiver.listen(self._message)
         finally:
-            # Also after an exception: no more answers are read, so `run` must stop.
+            # Stop `run` even after an exception, because no more answers are read.
             done, self._over = self._over, True
         cause = broken.cause if broken else Cause.ENDED
         if cause is Cause.ENDED and ending.is_of_ssh:
             cause = Cause.UNREACHED
         if not done and not self._failed:
-            with contextlib.suppress(OSError):  # the leader is gone: `_follow` sees that too
+            with contextlib.suppress(
+                OSError
+            ):  # if the leader has ended, `_follow` ends this process
                 self._leader.write("lost", cause=cause, why=str(broken or ending.why))
 
     def _message(self, frame: Frame) -> bool:
-        """Handles a message of the neighbour and forwards it; returns True if it is the last."""
+        """Handles and forwards a message of the receiver; returns whether it is the last."""
         fields, spoiled = frame.fields, False
         with self._news:
             match frame.kind:
@@ -132,7 +135,7 @@ class Hop:
         return self._trusted or self._replica.is_proven(file.name)
 
     def _next(self) -> tuple[File, int] | None:
-        """Returns `Line.next`, after offering the files that are here or arriving."""
+        """Offers all files that this host has or is receiving; returns `Line.next`."""
         with self._news:
             if not self._trusted and self._line.all_named:
                 self._line.offer(self._replica.reload())
@@ -156,7 +159,7 @@ class Hop:
                     self._pace.take(len(data))
                     channel.write("chunk", data)
                 elif self._trusted or os.fstat(opened.fileno()).st_nlink == 0:
-                    # The file is too short at its source, or its transfer to here broke off.
+                    # The source file is too short, or its transfer to this host has failed.
                     break
                 else:
                     time.sleep(_POLL_S)
@@ -165,11 +168,11 @@ class Hop:
             self._put_back(file)
 
     def _errors_of(self, file: File) -> contextlib.AbstractContextManager[None]:
-        """Translates OSError into StoreError, since `run` takes OSError for a lost connection."""
+        """Translates OSError into StoreError: for `run`, OSError means a lost connection."""
         return storage_errors("read", self._replica.store.path(file.name))
 
     def _open(self, file: File) -> IO[bytes] | None:
-        """Opens a complete or arriving file; returns None if it has vanished."""
+        """Opens a verified or arriving file; returns None if the file has vanished."""
         store = self._replica.store
         with self._errors_of(file):
             if not self._is_valid(file):
@@ -198,7 +201,7 @@ def _follow(leader: Channel, hop: Hop) -> None:
 
 
 def main() -> None:
-    """Serves the leader, which is connected to the standard streams."""
+    """Runs the sender; its standard streams are connected to the leader."""
     silence_s = float(sys.argv[1])
     leader = Channel(0, 1, TO_GIVER, silence_s=silence_s)
     leader.begin()
@@ -214,7 +217,7 @@ def main() -> None:
     except ImagenetPrepError as error:
         print(error, file=sys.stderr, flush=True)
         os._exit(error.exit_code)
-    # Do not return: the thread that reads from the leader is still waiting.
+    # Exit at once, because a thread still waits for messages of the leader.
     sys.stdout.flush()
     os._exit(0)
 

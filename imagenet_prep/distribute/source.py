@@ -23,12 +23,12 @@ from imagenet_prep.storage.store import open_remote
 
 
 class Original:
-    """A dataset to read from; thread-safe. `data` are the bytes of its manifest at the start."""
+    """The dataset to replicate; thread-safe. `data` is its manifest at the start of the run."""
 
     def __init__(
         self, base: str, *, connections: int, timeout_s: float, retries: int, bytes_per_s: float
     ) -> None:
-        """Reads the manifest; `bytes_per_s` limits all files together, and 0 is no limit."""
+        """Reads the manifest. `bytes_per_s` limits the total rate; 0 means no limit."""
         if not is_remote(base):
             regular_file.refuse_other_kinds(Path(base).expanduser() / naming.MANIFEST)
         self.base = base
@@ -44,7 +44,7 @@ class Original:
             raise UsageError(problem) from None
 
     def chunks(self, file: File) -> Iterator[bytes]:
-        """Yields the bytes of a file, at the limited rate."""
+        """Yields the bytes of a file, as fast as the rate limit allows."""
         budget = self._budget(file.name)
         for chunk in contents(self._remote, file, budget, "Run verify on the dataset."):
             self._pace.take(len(chunk))
@@ -66,13 +66,13 @@ class Original:
             )
 
     def note_replicas(self, places: Sequence[str], digest: str) -> None:
-        """Records the locations of complete replicas of this digest, for the dataset's report."""
+        """Records the locations of complete replicas of the dataset with this digest."""
         if "://" in self.base:
             return
         when = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
         journal = Journal(LocalStore(Path(self.base).expanduser()), naming.REPLICAS)
         digests: dict[str, str] = {}
-        # The list is optional, and a read-only dataset cannot have one.
+        # Ignore errors: only `report` shows this list, and the dataset may be read-only.
         with contextlib.suppress(OSError, StoreError):
             for entry in journal.news():
                 match entry:

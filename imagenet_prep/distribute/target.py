@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 
 class Target:
-    """One dataset in one location; `Replica` is a folder, `Bucket` a prefix of a bucket.
+    """A replica: in a folder (`Replica`) or below a prefix of a bucket (`Bucket`).
 
-    `files` are all its files except the manifest and each column.json. Every method raises
-    IncompleteError or StoreError if the location does not answer, or refuses.
+    `files` are all files of the replica except the manifest and each column.json. Methods raise
+    IncompleteError or StoreError if the disk or the server fails.
     """
 
     def __init__(
@@ -42,12 +42,12 @@ class Target:
         self.files = placement.files(self.manifest, self.columns)
         self.names = {file.name for file in self.files}
         self._data = data
-        # The files that are published last, in this order.
+        # The content of the files that are published last, in this order.
         self._last = {column.record_name(name): columns[name] for name in columns}
         self._last[naming.MANIFEST] = data
 
     def refuse_others(self) -> None:
-        """Raises UsageError if the location has a different dataset, other shards or columns."""
+        """Raises UsageError if the target has a different dataset, or other shards or columns."""
         theirs, ours = self._read(naming.MANIFEST), self.manifest.digest
         if theirs is not None and theirs != self._data and (digest := _digest(theirs)) != ours:
             raise UsageError(
@@ -60,8 +60,8 @@ class Target:
         tables = [f"{folder}/{n}" for folder in naming.BESIDE for n in self.store.names(folder)]
         if odd := sorted({*shards, *tables} - self.names):
             raise UsageError(
-                f"{self.store.where()} has {', '.join(odd[:3])}, which readers would read, but "
-                f"which is not in {self.placement}. Remove this, or choose a different target."
+                f"{self.store.where()} has {', '.join(odd[:3])}, which readers would read but which "
+                f"is not in {self.placement}. Remove it, or choose a different target."
             )
 
     def _refuse_other_column(self, ours: Column) -> None:
@@ -80,7 +80,7 @@ class Target:
         )
 
     def manifest_problem(self) -> Problem | None:
-        """Returns the problem of the manifest there, or None."""
+        """Returns the problem of the replica's manifest, or None."""
         return self._problem(naming.MANIFEST)
 
     def _problem(self, name: str) -> Problem | None:
@@ -92,12 +92,12 @@ class Target:
         return Problem(f"{name}: differs from the source's") if differs else None
 
     def unfinished(self) -> list[Problem]:
-        """Returns the problems of the files that are published last."""
+        """Returns the problems of the manifest and of each column.json."""
         of_columns = [self._problem(name) for name in self._last if name != naming.MANIFEST]
         return [problem for problem in (self.manifest_problem(), *of_columns) if problem]
 
     def withdraw(self, lacking: Iterable[File]) -> None:
-        """Removes the manifest and each column.json that would name missing files."""
+        """Removes the manifest and each column.json that would list lacking files."""
         folders = {file.name.rpartition("/")[0] for file in lacking}
         of_columns = {column.folder_name(entry.name): entry.name for entry in self.columns}
         torn = [of_columns[folder] for folder in sorted(folders & of_columns.keys())]
@@ -109,7 +109,7 @@ class Target:
         self.store.remove(naming.MANIFEST)
 
     def take_over(self, parent: Store, lacking: Iterable[File]) -> None:
-        """Links or copies lacking files from a parent's replica; the caller must verify them."""
+        """Links or copies lacking files from a different replica, without verifying them."""
         demand_file(parent)
         if parent.size(naming.MANIFEST) is None:
             raise UsageError(

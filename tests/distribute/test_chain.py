@@ -17,6 +17,7 @@ from imagenet_prep.core.errors import (
     UsageError,
 )
 from imagenet_prep.distribute.chain import Chain, Peer, State
+from imagenet_prep.distribute.config import Config
 from imagenet_prep.distribute.hosts import Request
 from imagenet_prep.distribute.messages import FROM_GIVER
 from imagenet_prep.hosts.channel import Frame
@@ -60,18 +61,10 @@ class Run:
     def __init__(self, count: int = 3, *, retries: int = 20, alone: bool = False) -> None:
         self.did = Recorder()
         hosts = [Peer(name, FILES, alone=alone) for name in "abcdefgh"[:count]]
-        request = Request(
-            data=b"",
-            root="/data/set",
-            path="/copy",
-            python="/usr/bin/python3",
-            prove=False,
-            limit=0.0,
-            retries=retries,
-            wait_s=60.0,
-            silence_s=60.0,
-            placements={},
+        config = Config(
+            "/data/set", "hosts:hosts:/copy", python="/usr/bin/python3", retries=retries
         )
+        request = Request(config, b"", placements={})
         self.chain = Chain(hosts, request, self.did)
         self.chain.begin()
         self.peers = hosts
@@ -131,7 +124,7 @@ def test_lost_hosts_are_waited_for_only_when_nobody_else_is_under_way() -> None:
     assert not run.chain.is_over(1060.0)
     assert run.chain.is_over(1060.1)
     assert isinstance(b.error, IncompleteError)
-    assert "gone. Run the same command again when it is back." in str(b.error)
+    assert "gone. Run the same command again when the host is back." in str(b.error)
 
 
 def test_a_closed_way_between_two_hosts_is_gone_round() -> None:
@@ -199,7 +192,9 @@ def test_a_giver_that_is_broken_is_named_and_passed_over() -> None:
     c = run.peers[2]
     run.chain.giver_broken(c, "it sent nonsense")
     assert run.did.givers["c"] == "a"
-    assert run.did.said == ["c: b cannot send to it (it sent nonsense); a different host does"]
+    assert run.did.said == [
+        "c: b cannot send files to it (it sent nonsense); a different host will"
+    ]
     assert run.peers[1].state is State.COMING
 
 

@@ -12,6 +12,7 @@ from imagenet_prep.core.errors import IncompleteError, StoreError
 from imagenet_prep.dataset.placement import WHOLE
 from imagenet_prep.distribute import lead
 from imagenet_prep.distribute.chain import Peer, State
+from imagenet_prep.distribute.config import Config
 from imagenet_prep.distribute.hosts import Request
 from imagenet_prep.distribute.lead import Giver, Leader
 from imagenet_prep.hosts.channel import Frame
@@ -56,18 +57,8 @@ class Led:
         self.moved: list[int] = []
         self.say: Callable[[str], None] = self.said.append
         self._scripts = {address: list(scripts) for address, scripts in given.items()}
-        self._request = Request(
-            data=b"the manifest",
-            root=str(root),
-            path="~/copy",
-            python="/usr/bin/python3",
-            prove=True,
-            limit=0.0,
-            retries=1,
-            wait_s=600.0,
-            silence_s=60.0,
-            placements=dict.fromkeys(given, WHOLE),
-        )
+        config = Config(str(root), "hosts:hosts:~/copy", repair=True, retries=1, wait=600)
+        self._request = Request(config, b"the manifest", dict.fromkeys(given, WHOLE))
         patch.setattr(lead, "Process", self._start)
         patch.setattr(lead, "run", lambda *_, **__: self.reached)
         Limits(patch)(giver_tick_s=0.01)
@@ -147,7 +138,7 @@ def test_every_file_is_counted_once_also_of_a_host_that_comes_back(
     assert (member.state, member.losses) == (State.WHOLE, 1)
     assert len(led.moved) == len(SIZES)
     percents = [line for line in led.said if "%" in line]
-    assert percents == ["one: 50% of its files are there", "one: 75% of its files are there"]
+    assert percents == ["one: 50% of its files are complete", "one: 75% of its files are complete"]
 
 
 def test_a_host_that_is_lost_too_often_fails_and_the_others_are_whole(

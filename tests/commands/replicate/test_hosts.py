@@ -81,7 +81,7 @@ def test_a_host_that_is_down_does_not_stop_the_others(hosts: Hosts, dataset: Pat
 
     assert result.code == 4, result
     assert "10.0.0.2:~/set: ssh: connect to host 10.0.0.2: No route to host." in result.out
-    assert "Run the same command again when it is back." in result.out
+    assert "Run the same command again when the host is back." in result.out
     assert "1 of 3 replicas failed" in result.err
     hosts.assert_whole(dataset, "10.0.0.2")
     noted = (dataset / ".work" / "replicas.jsonl").read_text().splitlines()

@@ -60,8 +60,8 @@ class Target:
         tables = [f"{folder}/{n}" for folder in naming.BESIDE for n in self.store.names(folder)]
         if odd := sorted({*shards, *tables} - self.names):
             raise UsageError(
-                f"{self.store.where()} has {', '.join(odd[:3])}, which readers would read but which "
-                f"is not in {self.placement}. Remove it, or choose a different target."
+                f"{self.store.where()} has {', '.join(odd[:3])}, which readers would read, but "
+                f"which is not in {self.placement}. Remove it, or choose a different target."
             )
 
     def _refuse_other_column(self, ours: Column) -> None:

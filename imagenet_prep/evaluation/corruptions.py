@@ -1,4 +1,4 @@
-"""ImageNet-C: errors by corruption and severity, relative to AlexNet's."""
+"""The errors of a network on ImageNet-C for each corruption, relative to AlexNet's errors."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ import numpy.typing as npt
 from imagenet_prep.core.canonical import Json
 from imagenet_prep.dataset.keys import CORRUPTIONS
 
-# AlexNet's mean top-1 error over five severities, by which Hendrycks & Dietterich normalise
-# ("Benchmarking Neural Network Robustness to Common Corruptions and Perturbations", 2019).
+# AlexNet's mean top-1 error over five severities. The errors of networks are divided by it
+# (Hendrycks & Dietterich, "Benchmarking Neural Network Robustness to Common Corruptions and
+# Perturbations", 2019).
 ALEXNET_ERRORS = dict(
     zip(
         CORRUPTIONS,
@@ -28,11 +29,11 @@ SEVERITIES = ("1", "2", "3", "4", "5")
 
 
 def errors(keys: Sequence[str], right: npt.NDArray[np.bool_]) -> Json | None:
-    """Returns the errors as in ImageNet-C's paper; None unless keys are CORRUPTION/SEVERITY/....
+    """Returns the error rates defined for ImageNet-C, or None if `keys` are of a different dataset.
 
-    `right` [images] marks correct top-1 predictions. Each item of `corruptions` has its `errors` by
-    severity and `ce`, its mean error relative to AlexNet's; `mce` is the mean of the 15 `ce`. Both
-    are None if a severity or a corruption is missing.
+    `right` [images] is True for correct top-1 predictions. Each item of `corruptions` has `errors`,
+    the error rate by severity, and `ce`, the mean error rate divided by AlexNet's. `mce` is the
+    mean of the 15 `ce`. If a severity is missing, `ce` and `mce` are None.
     """
     groups = defaultdict(list)
     for number, key in enumerate(keys):

@@ -17,14 +17,14 @@ from imagenet_prep.storage.opened import Dataset, open_dataset
 
 Integers = npt.NDArray[np.int64]
 SPLITS = (schema.TEST, schema.VALIDATION, schema.HOLDOUT)  # the first of these is evaluated
-_LEAST_PAIRS, _LEAST_CLASSES, _MANY_CLASSES = 20, 5, 200  # for `_refuse_other_order`
+_LEAST_PAIRS, _LEAST_CLASSES, _MANY_CLASSES = 20, 5, 200  # limits of `_refuse_other_order`
 
 
 class EvaluatedSet:
     """The evaluated split of a dataset, from its manifest, class list and samples tables.
 
-    `keys` are in record order, and `number_of` has the position of each. `class_index` [images] are
-    the dataset's labels. `present` are the class indices that are right for images of the split.
+    `keys` are in record order, and `number_of` maps each key to its position. `class_index`
+    [images] are the dataset's labels. `present` are the indices of all right classes in the split.
     """
 
     def __init__(self, name: str) -> None:
@@ -32,7 +32,7 @@ class EvaluatedSet:
         dataset, split = opened(name)
         self.manifest, wnids = dataset.manifest, dataset.classes.wnids
         self.num_classes = len(wnids)
-        # A class may have a number as its name, which takes precedence over an index.
+        # If the name of a class is a number, the number means this class, not a class index.
         self._index = {str(number): number for number in range(len(wnids))}
         self._index |= dataset.classes.index
         heads = list(itertools.chain.from_iterable(dataset.heads(dataset.shards(split))))
@@ -43,7 +43,7 @@ class EvaluatedSet:
 
     @property
     def pairs(self) -> Integers:
-        """Pairs [labels, 2] of an image number and a class that is right in the dataset."""
+        """Pairs [labels, 2] of an image number and a class that is right for the image."""
         number, index = np.arange(len(self.keys)), self._index
         pairs = [np.stack([number, self.class_index], 1)]
         for wnid, right in self.manifest.answers.items():
@@ -53,7 +53,7 @@ class EvaluatedSet:
         return np.concatenate(pairs)
 
     def labels(self, of: LabelList) -> Mapping[int, tuple[int, ...]]:
-        """Returns a list's class indices for images of this split, by image number."""
+        """Returns the class indices in a label list, by image number in this split."""
         labels, unknown = {}, []
         for entry, (key, classes) in enumerate(of.classes.items(), start=1):
             if (number := self.number_of.get(key)) is None:
@@ -75,10 +75,10 @@ class EvaluatedSet:
         return labels
 
     def _refuse_other_order(self, name: str, labels: Mapping[int, tuple[int, ...]]) -> None:
-        """Refuses class numbers in a different order, such as ILSVRC2012_IDs.
+        """Raises UsageError if a list numbers the classes differently, such as by ILSVRC2012_IDs.
 
-        In such a list, all images of a class have the same wrong number or, if classes have one
-        image, all numbers are different. Lists that only disagree on labels are accepted.
+        In a refused list, most labels differ from the dataset's, and all images of a class have the
+        same wrong number. Lists that disagree about individual images are accepted.
         """
         single = [(number, *classes) for number, classes in labels.items() if len(classes) == 1]
         number, listed = np.array(single, np.int64).reshape(-1, 2).T
@@ -106,19 +106,19 @@ class EvaluatedSet:
             raise UsageError(
                 f"{self.name} has {counted(len(self.keys), 'image')}; expected as many predictions "
                 f"and keys, got {counted(count, 'prediction')} and {counted(len(number_of), 'key')}"
-                f"{differ}. Exclude the padding of a reader's last batch by its mask."
+                f"{differ}. Use the reader's mask to exclude the padding of its last batch."
             )
         return np.array([number_of[key] for key in self.keys], np.int64)
 
 
 def opened(name: str) -> tuple[Dataset, str]:
-    """Opens a dataset; returns it and the split to evaluate."""
+    """Opens a dataset; returns it and the name of the split to evaluate."""
     dataset = open_dataset(absolute(name))
     split = next((split for split in SPLITS if split in dataset.manifest.splits), None)
     if dataset.manifest.edition == "imagenet-o":
         raise UsageError(
-            f"{name} is ImageNet-O: its images are of none of the classes, so it has no accuracy. "
-            "It is for scores of how unusual an image is."
+            f"{name} is ImageNet-O: its images show none of the classes, so it has no accuracy. "
+            "It is for the evaluation of out-of-distribution detection."
         )
     if split is None:
         raise UsageError(f"{name}: expected one of the splits {', '.join(SPLITS)}")

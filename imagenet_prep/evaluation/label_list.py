@@ -1,6 +1,6 @@
-"""Label lists: the right classes of each image.
+"""Reads label lists: files with the right classes of each image.
 
-The content decides between three formats: CSV with the header `key,class`; ReaL's JSON ("Are we
+Three formats are recognized by their content: CSV with the header `key,class`; ReaL's JSON ("Are we
 done with ImageNet?", Beyer et al. 2020); and the JSON of the several-label annotations ("Evaluating
 Machine Accuracy on ImageNet", Shankar et al. 2020, version 3 of Vasudevan et al. 2022).
 """
@@ -27,16 +27,16 @@ PUBLISHED = {
         "several labels 3.0.0 as published"
     ),
 }
-_MOST_BYTES, _MOST_VALUES = 256 << 20, 1 << 26  # for published lists, of up to 200 MB
+_MOST_BYTES, _MOST_VALUES = 256 << 20, 1 << 26  # published lists have up to 200 MB
 _NUM_VALIDATION = schema.OFFICIAL_NUM_EXAMPLES[schema.VALIDATION]
 
 
 class LabelList(NamedTuple):
-    """The labels in a file.
+    """The labels in one file.
 
-    `classes` has the right classes by key, each as a WNID or a class index; images without any are
-    ignored. `is_ilsvrc` means that indices refer to ILSVRC2012's 1,000 classes, and `is_by_class`
-    that accuracy is averaged over classes instead of images.
+    `classes` maps each key to its right classes, as WNIDs or class indices. Images without classes
+    are ignored. If `is_ilsvrc`, indices refer to ILSVRC2012's 1,000 classes. If `is_by_class`,
+    accuracy is averaged over classes instead of images.
     """
 
     classes: Mapping[str, tuple[str, ...]]
@@ -72,7 +72,7 @@ def read(path: str | os.PathLike[str]) -> LabelList:
 
 
 def _of_csv(data: bytes) -> LabelList:
-    """Parses a CSV list; its errors name the line without quoting it."""
+    """Parses a CSV list. Error messages contain the number of a line, but not its text."""
     classes_of: dict[str, tuple[str, ...]] = {}
     remaining = canonical.MOST_VALUES
     if max(map(data.count, (b"\n", b"\r", b","))) > keys.MOST_LINES:
@@ -84,7 +84,7 @@ def _of_csv(data: bytes) -> LabelList:
         if len(fields) != 2 or not fields[0]:
             raise ValueError(f"line {lines.line_num:,} is not a key and its classes")
         folder, slash, name = fields[0].partition("/")
-        # Validation images may be in class folders; their keys are only file names.
+        # The key of a validation image is its file name, even if the list adds a class folder.
         key = keys.key_of(schema.VALIDATION, folder, name) if slash else folder
         if classes_of.setdefault(key, classes := tuple(fields[1].split())) is not classes:
             raise ValueError(f"line {lines.line_num:,} has the key of an earlier line")
@@ -96,7 +96,7 @@ def _of_csv(data: bytes) -> LabelList:
 def _of_json(content: Any) -> LabelList:
     if isinstance(content, list):
         rows = records.parse(list[list[int]], content)
-        # Position i (from 0) has the labels of image i + 1.
+        # Row i (from 0) has the labels of image i + 1.
         if len(rows) != _NUM_VALIDATION:
             raise ValueError(f"{len(rows):,} lists, expected one for each of {_NUM_VALIDATION:,}")
         names = (f"ILSVRC2012_val_{number:08d}.JPEG" for number in range(1, len(rows) + 1))

@@ -1,4 +1,4 @@
-"""Fills the table: opens datasets and label lists, then adds predictions."""
+"""Computes the table of accuracies from datasets, label lists and predictions."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ DATASET = "dataset"
 
 
 class Sheet:
-    """The table of one network, filled dataset by dataset; no image is read.
+    """The accuracies of one network, for one dataset after the other; reads no images.
 
-    `sets` has the datasets by name as given. `labels` maps datasets to their label lists, each with
-    classes by image number. For `lists`, see `Table.lists`.
+    `sets` has the datasets by name as given. `labels` has the class indices of each image number,
+    by name of the dataset and of the label list. For `lists`, see `Table.lists`.
     """
 
     def __init__(self, sets: Sequence[str], labels: Sequence[str | os.PathLike[str]] = ()) -> None:
@@ -63,11 +63,11 @@ class Sheet:
         within: Integers | None = None,
         keys: Sequence[str] | None = None,
     ) -> None:
-        """Adds the rows of a dataset.
+        """Adds the rows of a dataset to the table.
 
-        `classes` [images, 5] are class indices, the likeliest first, with -1 if there are fewer.
-        `within` is the same, chosen only among the dataset's classes, or None if unknown. Without
-        `keys`, `classes` has all images in record order.
+        `classes` [images, 5] are the predicted class indices, the likeliest first, padded with -1.
+        `within` are the predictions among only the dataset's classes, or None if unknown. Without
+        `keys`, both have all images in record order.
         """
         dataset = self.sets[name]
         order, own = dataset.order(keys, len(classes)), dataset.class_index
@@ -94,7 +94,7 @@ class Sheet:
             self._corruptions[name] = errors
 
     def columns(self, name: str) -> dict[str, dict[str, str]]:
-        """Returns the labels of each list for a dataset, as columns of a predictions file."""
+        """Returns the labels of a dataset from each list, as columns of a predictions file."""
         keys = self.sets[name].keys
         return {
             f"{of} sha256:{self._digests[of]}": {
@@ -105,7 +105,7 @@ class Sheet:
 
     @property
     def table(self) -> Table:
-        """The table of all rows so far."""
+        """The table of all datasets that were entered."""
         num_classes = next(iter(self.sets.values())).num_classes
         return Table(self._rows, num_classes, self.lists, self._corruptions, self._notes)
 
@@ -113,10 +113,11 @@ class Sheet:
 def _shares(
     classes: Integers, labelled: Integers, own: Integers, *, by_class: bool
 ) -> tuple[int, float, float, int]:
-    """Returns the number of images, top-1, top-5, and the number of their classes.
+    """Returns the number of labelled images, top-1, top-5, and the number of the images' classes.
 
-    `classes` [images, 5] are the predictions, `labelled` [labels, 2] pairs of an image number and a
-    right class, and `own` [images] the dataset's classes. `by_class` averages over these classes.
+    `classes` [images, 5] are the predictions, `labelled` [labels, 2] are pairs of an image number
+    and a right class, and `own` [images] are the dataset's labels. If `by_class`, top-1 and top-5
+    are averaged over the classes in `own`.
     """
     image, label = labelled.T
     hits = classes[image] == label[:, None]
@@ -147,13 +148,14 @@ def score(
         class indices, the likeliest first; or the path of a file that
         `train --evaluate --predictions` has written.
       data_dir: the dataset: a folder, s3:// or http(s)://.
-      labels: files: CSV with the header `key,class`, ReaL's JSON, or the several-label annotations.
-      keys: the keys of the images, as readers return them; None for all images in record order, or
-        if `predictions` is a file, which has its own.
+      labels: paths of label lists: CSV with the header `key,class`, ReaL's JSON, or the
+        several-label annotations.
+      keys: the keys of the images, as readers return them. None means all images in record order,
+        or the keys in the file `predictions`.
 
     Raises:
       UsageError: the predictions do not match the dataset's images and classes; or a label list is
-        invalid, for a different dataset, or has its classes in a different order.
+        invalid, is for a different dataset, or numbers the classes differently.
       ImagenetPrepError: a file or the dataset cannot be read, or is damaged.
 
     Example:

@@ -1,4 +1,4 @@
-"""The table as text and JSON, with a row per dataset, label list and choice of classes."""
+"""The table of accuracies, which can be formatted as text and JSON."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ class Row:
     """The accuracy of a network on one dataset, by one label list.
 
     Attributes:
-      set: the dataset, as it was given.
+      set: path or URL of the dataset, as it was given.
       labels: file name of the label list, or "dataset" for the dataset's own labels.
       images: number of images with labels.
-      top1, top5: share of them in [0, 1] with a right class first, or among the first five.
-      classes: number of classes of these images in the dataset.
-      among: number of classes that the network could choose: all, or only those in the dataset.
+      top1, top5: share of these images, in [0, 1], with a right class first or in the first five.
+      classes: number of classes of these images, by the dataset's own labels.
+      among: number of classes that could be predicted: all, or only the classes in the dataset.
       mean: "images", or "classes" if top1 and top5 are averaged over classes.
       sha256: hash of the label list, or the digest of the dataset's manifest.
 
@@ -48,15 +48,15 @@ class Row:
 
 @dataclass(frozen=True)
 class Table:
-    """All rows and the label lists; str() returns them as text.
+    """All rows and label lists. `str()` returns the table as text.
 
     Attributes:
-      rows: sorted by dataset, then by label list, as they were given.
+      rows: one per dataset, label list and number of classes that could be predicted.
       num_classes: number of classes in the class list.
-      lists: for each list its `name`, `sha256` and `form`, the number of its `keys` and of those
-        without an image (`unknown`), and the `first` of these.
-      corruptions: errors by corruption and severity for each dataset that is ImageNet-C.
-      notes: sentences about results that are missing from the table.
+      lists: the `name`, `sha256` and `form` of each label list, the number of its `keys`, the
+        number of its `unknown` keys, which have no image, and the `first` five unknown keys.
+      corruptions: error rates by corruption and severity, for each dataset that is ImageNet-C.
+      notes: sentences about results that are missing in the table.
 
     Example:
       >>> import json

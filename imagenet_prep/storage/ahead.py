@@ -1,4 +1,4 @@
-"""Computes the next few results in advance by threads, since servers answer slowly."""
+"""Computes the next few results in threads, to hide the delays of servers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Answer = TypeVar("Answer")
 def ahead(
     function: Callable[[Item], Answer], items: Iterable[Item]
 ) -> Iterator[tuple[Item, Future[Answer]]]:
-    """Yields each item in order with the future of function(item); the next few run in advance."""
+    """Yields each item with the future of function(item), in order; computes some in advance."""
     pool = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="ahead")
     try:
         waiting: deque[tuple[Item, Future[Answer]]] = deque()

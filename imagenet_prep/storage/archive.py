@@ -1,4 +1,4 @@
-"""Byte ranges of local archives, read by many threads at once."""
+"""Reads byte ranges of local archives in several threads."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from imagenet_prep.storage.os_errors import demand_disk
 
 _HASH_CHUNK_BYTES = 4 << 20
 
-# Name, offset and size in bytes of a range in an archive, or of a file in an archive.
+# The name of an archive (Range) or of a file in it (Entry), the offset and the size in bytes.
 Range = tuple[str, int, int]
 Entry = tuple[str, int, int]
 
@@ -37,16 +37,16 @@ class Reads(Protocol):
 
 
 class RangeReader(Reads, Protocol):
-    """Reads byte ranges of archives, faster if they are announced; picklable."""
+    """Reads byte ranges of archives, and prefetches announced ranges; picklable."""
 
     def will_need(self, ranges: Iterable[Range]) -> None:
         """Announces the next reads of this thread, in order."""
 
 
 class ArchiveReader:
-    """Reads byte ranges of archives, which stay open for all threads.
+    """Reads byte ranges of local archives, which stay open; picklable and thread-safe.
 
-    Beyond the limit of open files, archives are opened for each read. Picklable.
+    If the limit of open files is reached, further archives are opened for each read.
     """
 
     def __init__(self, archives: dict[str, Path]) -> None:
@@ -103,12 +103,12 @@ class ArchiveReader:
         files: Callable[[Reads], Iterable[Entry]],
         **_: object,
     ) -> list[Entry]:
-        """Returns the result of `files` for an archive, see `RemoteArchives.files_of`."""
+        """Returns the files that `files` lists in an archive; see `RemoteArchives.files_of`."""
         with ArchiveReader({archive: self._archives[archive]}) as reader:
             return [*files(reader)]
 
     def known_md5(self, _archive: str) -> None:
-        """Returns None: listing an archive only reads its headers."""
+        """Returns None, since only the headers of a local archive are read to list its files."""
 
     def md5(self, archive: str) -> str:
         """Returns the md5 of an archive."""
@@ -154,7 +154,7 @@ class ArchiveReader:
 
 def _announce(ranges: Iterable[Range], descriptor: int) -> None:
     for _, offset, size in ranges:
-        # File systems that ignore this advice are only slower.
+        # If a file system refuses this advice, reads are only slower.
         with contextlib.suppress(OSError):
             os.posix_fadvise(descriptor, offset, size, os.POSIX_FADV_WILLNEED)
 

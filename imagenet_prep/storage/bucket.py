@@ -1,4 +1,4 @@
-"""A dataset in an S3 bucket: objects are verified by the server or absent; see `upload`."""
+"""A dataset in an S3 bucket: each object is verified by the server, or absent; see `upload`."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ from imagenet_prep.storage.upload import SHA256, Stored, UnkeptProblem, Uploader
 
 # Number of concurrent small requests, which are limited by latency and not by bandwidth.
 _AT_ONCE = 16
-# Maximum number of threads of a process that use the server at the same time.
+# Number of connections that a process keeps open.
 _KEPT_OPEN = 64
-# `sizes` lists folders for more names than this. Listing a complete dataset takes two requests.
+# For more names than this, `sizes` lists folders: a complete dataset takes two requests.
 _FEW = 4
 # The largest object that S3 copies in one request.
 _MOST_COPIED = 5 << 30
@@ -52,11 +52,11 @@ Opened = Callable[[], BinaryIO]
 
 
 class BucketStore:
-    """One prefix of a bucket, as `Store`. Picklable: a copy loads its own credentials.
+    """A prefix of a bucket; implements `Store`. Picklable: a copy loads its own credentials.
 
-    It needs no lock: objects are complete or absent, and runs with the same settings write the same
-    ones. Raises AbsentError if an object or the bucket is absent, IncompleteError if the server
-    fails too often, and StoreError if it refuses.
+    Different machines need no lock: objects are complete or absent, and runs with the same settings
+    write the same objects. Methods raise AbsentError if an object or the bucket is absent,
+    IncompleteError if the server fails too often, and StoreError if the server refuses.
     """
 
     as_folder = None
@@ -85,7 +85,7 @@ class BucketStore:
 
     @cached_property
     def local(self) -> LocalStore:
-        """See `Store`: a folder below TMPDIR for this prefix."""
+        """A folder below TMPDIR for this prefix."""
         name = hashlib.sha256(self.base.encode()).hexdigest()[:16]
         return LocalStore(scratch.folder(name), called=self.base)
 
@@ -101,7 +101,7 @@ class BucketStore:
             return None
 
     def sizes(self, names: Iterable[str]) -> dict[str, int]:
-        """See `Store`; for many objects, lists their folders."""
+        """Returns the sizes of existing objects; for many names, lists their folders."""
         names = list(names)
         if len(names) <= _FEW:
             return {name: size for name in names if (size := self.size(name)) is not None}
@@ -141,12 +141,12 @@ class BucketStore:
         return data
 
     def read_each(self, names: Iterable[str], most: int = MOST_BYTES) -> Iterator[bytes]:
-        """See `Store`; reads many at the same time."""
+        """Reads small objects, several at a time; yields their contents in order."""
         return iter(self._map(partial(self.read, most=most), names))
 
     @contextlib.contextmanager
     def opened(self, name: str, stat: Stat | None = None) -> Iterator[BinaryIO]:
-        """See `Store`; only fetches the bytes that are read."""
+        """Yields an object for one sequential read; fetches only the bytes that are read."""
         with contextlib.closing(self._chunks(name, stat)) as chunks:
             yield as_file(chunks)
 
@@ -156,13 +156,13 @@ class BucketStore:
         return stream(self._s3, name, stat, budget)
 
     def temporary(self) -> Path:
-        """See `Store`: a path below TMPDIR, removed when this process ends."""
+        """Returns an unused path below TMPDIR, which is removed when this process ends."""
         return scratch.own() / uuid.uuid4().hex
 
     def publish(
         self, temporary: Path, name: str, sha256: str | None = None, check: Check = unchecked
     ) -> None:
-        """See `Store`; removes the temporary file even on failure."""
+        """Uploads a temporary file as `name`, and removes the file even on failure."""
         try:
             remedy = f"the disk below {temporary.parent} returns different bytes than were written."
             with storage_errors("read", temporary):
@@ -179,7 +179,7 @@ class BucketStore:
         files: Iterable[File],
         stats: Mapping[str, Stat] | None = None,  # noqa: ARG002
     ) -> None:
-        """See `Store`: the server makes the copies, and stores a CRC32C of each."""
+        """Lets the server copy objects of a different prefix, and store a CRC32C of each copy."""
         if not isinstance(source, BucketStore):
             raise UsageError(
                 f"{self.base}: a server can only copy objects of a bucket. To upload the files of "
@@ -193,7 +193,7 @@ class BucketStore:
         if self.problem(file) is None:
             return
         if file.num_bytes > _MOST_COPIED:
-            # Too large to copy in one request, so send it through this machine.
+            # The object is too large to copy in one request: send it through this machine.
             self.put(file, lambda: as_file(source._chunks(file.name)))
             return
         budget, place = self._budget(file.name), source._s3.object(file.name)
@@ -209,7 +209,7 @@ class BucketStore:
         self.put(_file(name, data), partial(io.BytesIO, data))
 
     def claim(self, name: str, data: bytes) -> bytes:
-        """See `Store`: if two runs start together, only the first one writes."""
+        """Creates a small object unless it exists; returns the content that it now has."""
         with contextlib.suppress(TakenError):
             self._uploader.send_small(_file(name, data), data, IfNoneMatch="*")
         return self.read(name)
@@ -220,12 +220,12 @@ class BucketStore:
         return self.claim(name, token) == token
 
     def verify_published(self, files: Iterable[File]) -> None:
-        """See `Store`: checks the server's sha256 and CRC32C of each object."""
+        """Raises IncompleteError if the sha256 or CRC32C of an object on the server has changed."""
         if wrong := [problem.text for problem in self._map(self.problem, files) if problem]:
             raise IncompleteError(
                 f"{self.where()}: {counted(len(wrong), 'object')} changed during this run: "
                 f"{'; '.join(wrong[:3])}. If a different program writes there, stop it. Remove "
-                "these objects, then run the same command again: it only makes missing files."
+                "these objects, then run the same command again: it makes only the missing files."
             )
 
     def remove_tree(self, name: str) -> None:
@@ -238,7 +238,7 @@ class BucketStore:
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
-        """See `Store`: refuses a second run by this user on this machine, which gains nothing."""
+        """Refuses a second run by this user on this machine; removes unfinished uploads."""
         scratch.make(self.local.root)
         with self.local.lock():
             self.try_to_write()
@@ -249,7 +249,7 @@ class BucketStore:
             self.local.remove_all()
 
     def try_to_write(self) -> None:
-        """Creates and removes an object, so that permanent refusals appear before the real work."""
+        """Creates and removes an object, so that a missing permission is found before the work."""
         file = _file(f"{naming.WORK}/trial", b"")
         self.put(file, io.BytesIO)
         if isinstance(problem := self.problem(file), UnkeptProblem):
@@ -257,9 +257,9 @@ class BucketStore:
         self.remove(file.name)
 
     def abort_uploads(self, ours: Callable[[str], bool]) -> None:
-        """Removes unfinished multipart uploads of objects selected by `ours`."""
-        # A run that still uses one of these uploads starts it again.
-        with contextlib.suppress(AbsentError):  # some servers answer so if there are no uploads
+        """Removes unfinished multipart uploads of objects for which `ours` is true."""
+        # If a run still uses one of these uploads, it starts the upload again.
+        with contextlib.suppress(AbsentError):  # some servers answer 404 if there are no uploads
             for upload in self._with_retries(
                 "", lambda: list(self._s3.pages("list_multipart_uploads", "Uploads"))
             ):
@@ -281,12 +281,12 @@ class BucketStore:
         """Returns the server's record of an object."""
         head = self._call(name, "head_object", ChecksumMode="ENABLED")
         sha256, checksum = head["Metadata"].get(SHA256), head.get("ChecksumCRC32C", "-")
-        # A checksum of the parts' checksums contains "-". It does not verify the object.
+        # A checksum with "-" was computed from the checksums of parts: it does not verify the object.
         checksum = None if "-" in checksum else checksum
         return Stored(head["ContentLength"], sha256, checksum, head["ETag"])
 
     def problem(self, file: File, crc32c: str | None = None) -> Problem | None:
-        """Returns how an object differs from its size, sha256 and, if given, CRC32C; or None."""
+        """Returns the difference between an object and its size, sha256 and CRC32C, or None."""
         try:
             stored = self.stored(file.name)
             problem = stored.problem(file, crc32c)
@@ -308,9 +308,9 @@ class BucketStore:
     def put(
         self, file: File, opened: Opened, remedy: str = _DAMAGED, check: Check = unchecked
     ) -> None:
-        """Creates an object that the server has verified.
+        """Uploads an object until the server has verified it.
 
-        `opened` opens its bytes again for each upload; `remedy` is the advice if they are wrong.
+        `opened` opens the content for each upload; `remedy` is the advice if the content is wrong.
         """
         budget = self._budget(file.name)
         while True:
@@ -330,15 +330,15 @@ class BucketStore:
             self._wait(budget, file, problem)
 
     def _wait(self, budget: RetryBudget, file: File, problem: Problem) -> None:
-        """Waits before an object is sent again; raises StoreError if that would not help."""
-        # Some servers compute a wrong CRC32C for each object that was sent in several parts.
+        """Waits before an object is sent again; raises StoreError if a retry would not help."""
+        # Retry a wrong CRC32C once: some servers compute it wrongly for each multipart upload.
         text = problem.text.removeprefix(f"{file.name}: ")
         if isinstance(problem, UnkeptProblem) or (budget.failures and not problem.is_missing):
             raise StoreError(f"{self.where(file.name)}: {text}. {NO_CHECKSUMS}")
         budget.wait(UnavailableError(text))
 
     def bring(self, file: File, folder: LocalStore) -> None:
-        """Copies an object to a folder and verifies it."""
+        """Downloads an object to a folder and verifies it."""
         temporary, budget = f"{TEMPORARY}/{uuid.uuid4().hex}", self._budget(file.name)
         bring(self._s3, file, folder, temporary, budget, "The object is damaged in the bucket.")
 
@@ -370,7 +370,7 @@ def _file(name: str, data: bytes) -> File:
 
 
 def _may_be_ours(name: str) -> bool:
-    """Returns whether preparing or exporting a dataset uploads an object of this name in parts."""
+    """Returns whether `prepare` or `export` may upload an object of this name in parts."""
     first = name.partition("/")[0]
     return (
         first in (naming.WORK, *naming.BESIDE, naming.QUARANTINE, naming.COLUMNS)

@@ -1,4 +1,4 @@
-"""Opens the columns of a dataset, see `dataset/column`, and reports problems of their files."""
+"""Opens the columns of a dataset, and reports problems of their files."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ _REMEDY = "Repair each column, or remove its folder and run the script that writ
 
 
 class Problem(str):
-    """A problem of a column, in contrast to those of other files."""
+    """A problem of a column, which needs different advice than a problem of other files."""
 
     __slots__ = ()
 
 
 def remedy(problems: Sequence[str], of_others: str) -> str:
-    """Returns the advice for problems of a dataset, given the advice for those of other files."""
+    """Returns the advice for all problems of a dataset; `of_others` is for other files."""
     is_column = {isinstance(problem, Problem) for problem in problems}
     return " ".join([of_others] * (False in is_column) + [_REMEDY] * (True in is_column))
 
 
 def names(store: Readable) -> list[str]:
-    """Returns the sorted names of all columns, also incomplete ones; empty on a web server."""
+    """Returns the sorted names of all columns, including incomplete ones; none on a web server."""
     return store.list_folder(naming.COLUMNS)
 
 
@@ -51,9 +51,10 @@ def find(store: Readable, name: str, *, begun: bool = False) -> Column | None:
 
 
 def opened(dataset: Dataset, name: str, split: str = "") -> Column:
-    """Returns a column; if `split` is given, one with rows for its records.
+    """Returns a column; if `split` is given, the column has a row for each of its records.
 
-    Raises UsageError if there is none, IncompleteError if it is not complete, and DataDamagedError.
+    Raises UsageError if there is no such column, IncompleteError if the column is not complete, and
+    DataDamagedError if its column.json is damaged.
     """
     store = dataset.store
     try:
@@ -68,7 +69,7 @@ def opened(dataset: Dataset, name: str, split: str = "") -> Column:
     if store.size(column.begun_name(name)) is not None or (stored is None and name in existing):
         raise IncompleteError(
             f"{where}: the column is not complete yet. Run the script that writes it again: it "
-            "computes only the rows that are missing."
+            "computes only the missing rows."
         )
     if stored:
         raise UsageError(
@@ -81,9 +82,9 @@ def opened(dataset: Dataset, name: str, split: str = "") -> Column:
 
 
 def complete(dataset: Dataset, chosen: Sequence[str] = ()) -> tuple[list[Column], list[str]]:
-    """Returns the chosen or else all columns of a dataset, and the names of incomplete ones.
+    """Returns the `chosen` columns, by default all, and the names of incomplete columns.
 
-    An incomplete column is only returned if some splits are complete, with these splits.
+    An incomplete column is also returned, without its incomplete splits, if a split is complete.
     """
     store, incomplete = dataset.store, list[str]()
     columns = [opened(dataset, name) for name in chosen]
@@ -99,7 +100,7 @@ def complete(dataset: Dataset, chosen: Sequence[str] = ()) -> tuple[list[Column]
 
 
 def foreign(dataset: Dataset, stored: Column) -> str | None:
-    """Returns the problem if a column belongs to other records than this dataset's, or None."""
+    """Returns the problem of a column that was made for different records, or None."""
     for split, files in stored.splits.items():
         entry = dataset.manifest.splits.get(split)
         shards = entry.shards if entry else []
@@ -113,7 +114,7 @@ def foreign(dataset: Dataset, stored: Column) -> str | None:
 
 
 def receipt(store: Readable, name: str, shard: str) -> ColumnFile | None:
-    """Returns the receipt for a shard's file, or None if there is none."""
+    """Returns the receipt of a column for one shard, or None if it does not exist."""
     path = column.receipt_name(name, shard)
     if store.size(path) is None:
         return None
@@ -124,7 +125,7 @@ def receipt(store: Readable, name: str, shard: str) -> ColumnFile | None:
 
 
 def receipts(store: Readable, name: str, shards: Iterable[Shard]) -> dict[str, str]:
-    """Returns the shards whose files have a receipt, by its path."""
+    """Returns the names of the shards for which a column has a receipt, by path of the receipt."""
     listed = {*store.list_folder(column.folder_name(name))}
     return {
         column.receipt_name(name, shard.name): shard.name
@@ -134,7 +135,7 @@ def receipts(store: Readable, name: str, shards: Iterable[Shard]) -> dict[str, s
 
 
 def misfit(stored: Column, rows: ColumnFile, head: bytes, sha256: str, where: str) -> str | None:
-    """Returns why a file is not the rows of a shard, by its head and sha256; None if it is."""
+    """Returns the problem of a column's file with this first chunk and sha256, or None."""
     header = stored.header(rows.rows)
     if head[: len(header)] != header:
         return f"{where}: is not a .npy file of {rows.rows:,} rows of {stored.name}. {_AGAIN}"
@@ -144,9 +145,10 @@ def misfit(stored: Column, rows: ColumnFile, head: bytes, sha256: str, where: st
 
 
 class Survey:
-    """The columns of a dataset, compared with its manifest by names and sizes.
+    """Compares the columns of a dataset with its manifest, by the names and sizes of files.
 
-    `incomplete` has the number of finished files by column; `files` must still be read.
+    `incomplete` maps each incomplete column to its number of finished files. `files` have passed,
+    and must still be read.
     """
 
     def __init__(self, dataset: Dataset) -> None:
@@ -208,9 +210,10 @@ class Survey:
 
 
 def differences(a: Dataset, b: Dataset) -> dict[str, str]:
-    """Returns how columns of two datasets differ, by name; rows of equal records are compared.
+    """Returns the differences between the columns of two datasets, by column name.
 
-    A web server lists no columns, so only those of the other dataset are looked for there.
+    Rows are compared if their records are equal. A web server lists no columns, so only columns of
+    the other dataset are requested from it.
     """
     result = {}
     for name in sorted({*names(a.store), *names(b.store)}):
@@ -235,7 +238,7 @@ def differences(a: Dataset, b: Dataset) -> dict[str, str]:
 
 
 def row(dataset: Dataset, stored: Column, split: str, shard: Shard, record: int) -> bytes | None:
-    """Returns the bytes of a record's row, not verified; None if the column lacks the shard."""
+    """Returns a record's row without verifying it, or None if the column lacks the shard."""
     for rows in stored.of(split, [shard])[0]:
         file, start = stored.file(rows), len(stored.header(rows.rows))
         if lost(dataset.store, [file]):

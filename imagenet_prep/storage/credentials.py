@@ -1,7 +1,7 @@
 """Credentials for web servers: ~/.netrc, a cookie file, or a token from the environment.
 
 A mirror may redirect to any address, including plain http or a different host for which the user
-has a password. Each request only gets the credentials for its own host, over a private connection.
+has a password. Each request gets only the credentials for its own host, over a private connection.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ HOW_TO_LOG_IN = (
     "Log in at image-net.org, accept the terms, save the browser's cookies as a Netscape "
     f"cookies.txt, and set {COOKIES_VARIABLE} to its path. Or put login and password into "
     f"~/.netrc, or set {TOKEN_VARIABLE} to HOST=TOKEN (HOST:PORT=TOKEN if the port is not 443). "
-    "All are only sent over https://."
+    "Credentials are only sent over https://."
 )
 # HOST=TOKEN or HOST:PORT=TOKEN, with a bearer token as in RFC 6750.
 _BOUND_TOKEN = re.compile(
@@ -103,7 +103,7 @@ def token_for(base: str) -> str | None:
     host, port = _place(base)
     token = tokens.get((host, port))
     if token is None and (scheme, port) == ("http", 80):
-        # The user means this token for http://HOST too: report why it is not sent.
+        # The user expects the token at http://HOST, too: report why it is not sent.
         token = tokens.get((host, _DEFAULT_PORTS["https"]))
     if token is None or scheme == "https":
         return token
@@ -129,9 +129,9 @@ def _load_cookies() -> http.cookiejar.MozillaCookieJar | None:
         with warnings.catch_warnings(action="ignore"):
             jar.load(ignore_discard=True, ignore_expires=True)
     except http.cookiejar.LoadError:
-        # The texts of the error and of its warning quote a line of the file.
+        # Hide the warning and the original error, since both quote a line of the file.
         raise UsageError(
-            f"{COOKIES_VARIABLE}: {path} is no Netscape cookie file. Export the browser's cookies "
+            f"{COOKIES_VARIABLE}: {path} is not a Netscape cookie file. Export the browser's cookies "
             'as cookies.txt; its first line is "# Netscape HTTP Cookie File".'
         ) from None
     except OSError as error:

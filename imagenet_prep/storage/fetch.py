@@ -1,6 +1,6 @@
 """Reads remote files with retries, as ranges or as complete, verified files.
 
-Raises IncompleteError if the retries are used up, the file has changed or the disk is full, and
+Functions raise IncompleteError if no retry is left, the file has changed or the disk is full, and
 StoreError if the server refuses or the disk fails.
 """
 
@@ -57,12 +57,12 @@ def stream(
 
 
 def as_file(chunks: Iterator[bytes]) -> BinaryIO:
-    """Returns chunks of bytes, such as those of `stream`, as a file for one sequential read."""
+    """Returns a file for one sequential read of chunks, for example from `stream`."""
     return io.BufferedReader(_Chunks(chunks), CHUNK_BYTES)
 
 
 def hashed(file: BinaryIO, hashes: Sequence[Any], most: int = sys.maxsize) -> Iterator[bytes]:
-    """Yields the rest of a file in chunks and hashes it, up to a chunk more than `most` bytes."""
+    """Yields the rest of a file in chunks and hashes it; stops one chunk after `most` bytes."""
     most += CHUNK_BYTES
     while most > 0 and (chunk := file.read(min(most, CHUNK_BYTES))):
         for digest in hashes:
@@ -74,7 +74,7 @@ def hashed(file: BinaryIO, hashes: Sequence[Any], most: int = sys.maxsize) -> It
 def fetch(
     remote: Remote, name: str, stat: Stat, start: int, stop: int, path: Path, budget: RetryBudget
 ) -> None:
-    """Copies bytes [start, stop) of a remote file to the same position in `path` and syncs."""
+    """Copies bytes [start, stop) of a remote file to the same position in `path`, and syncs it."""
     with storage_errors("write", path), open(path, "r+b") as file:
         file.seek(start)
         file.writelines(stream(remote, name, stat, budget, start, stop))
@@ -90,7 +90,7 @@ def whole(remote: Remote, name: str, budget: RetryBudget, most: int = MOST_BYTES
 
 
 def demand_small(where: str, size: int, most: int) -> None:
-    """Raises DataDamagedError if a file is larger than this program writes it."""
+    """Raises DataDamagedError if a file has more than `most` bytes."""
     if size > most:
         raise DataDamagedError(
             f"{where}: has more than {most:,} bytes, so this program did not write it. Put the "
@@ -101,7 +101,7 @@ def demand_small(where: str, size: int, most: int) -> None:
 def contents(
     remote: Remote, file: File, budget: RetryBudget, remedy: str
 ) -> Generator[bytes, None, None]:
-    """Yields a complete remote file of the expected size, without verifying its bytes."""
+    """Yields a complete remote file after checking its size; does not verify its bytes."""
     stat = with_retries(lambda: remote.stat(file.name), budget)
     if stat.size != file.num_bytes:
         raise DataDamagedError(
@@ -151,7 +151,7 @@ class Hasher:
     """Computes the md5 of a file during the download, while its bytes are still in memory."""
 
     def __init__(self, path: Path, *, finished: bool = True) -> None:
-        """Starts hashing. If the file is not `finished`, waits for its ranges to be reported."""
+        """Starts a thread, which waits for reported ranges unless the file is `finished`."""
         self.path = path
         self._size = path.stat().st_size
         self._ranges: queue.SimpleQueue[tuple[int, int]] = queue.SimpleQueue()
@@ -166,7 +166,7 @@ class Hasher:
         self._ranges.put((start, start + num_bytes))
 
     def hexdigest(self) -> str:
-        """Returns the md5 after all ranges have been reported."""
+        """Waits until all ranges are reported and hashed; returns the md5."""
         with storage_errors("read", self.path):
             return self._md5.result()
 

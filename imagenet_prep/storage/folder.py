@@ -1,7 +1,7 @@
-"""A folder as a store: files are complete or absent.
+"""A dataset in a folder, in which each file is complete or absent.
 
-A file gets its name only after its bytes are on the disk: temporary name in `.work/temporary`,
-fsync (by the writer of the file, see `new_file`), rename, fsync of the folder.
+A file is written under a temporary name in `.work/temporary`, and synced by its writer (see
+`new_file`). It then gets its final name, and its folder is synced.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ _NOT_OURS_TO_SYNC = (errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.EROFS, err
 class LocalStore:
     """A folder on a local or shared file system. Picklable, safe for threads and processes.
 
-    Raises DataDamagedError if a name leads outside, StoreError if a path below `.work` contains a
-    link or the system refuses, and IncompleteError if the disk is full.
+    Methods raise DataDamagedError if a name leads outside the folder, StoreError if a path below
+    `.work` contains a link or the system refuses, and IncompleteError if the disk is full.
     """
 
     def __init__(self, root: Path, called: str = "") -> None:
@@ -50,7 +50,7 @@ class LocalStore:
 
     @property
     def local(self) -> LocalStore:
-        """See `Store`: the folder itself."""
+        """The store itself."""
         return self
 
     @property
@@ -63,12 +63,12 @@ class LocalStore:
         return f"{self._called}/{name}" if name else self._called
 
     def path(self, name: str = "") -> Path:
-        """Returns the path of `name`, relative to the dataset; "" is its folder."""
+        """Returns the path of the file `name` of the dataset; "" is the folder itself."""
         return self.root / inside.demand_inside(name) if name else self.root
 
     def open(self, name: str, flags: int) -> int:
-        """Opens a file below `.work`; returns its descriptor, which the caller closes."""
-        # A dataset from elsewhere may contain anything: follow no link, only open regular files.
+        """Opens a file below `.work` or `columns`; returns a descriptor for the caller to close."""
+        # A dataset from elsewhere may contain anything: follow no link, open only regular files.
         inside.demand_inside(name)
         if flags & (os.O_WRONLY | os.O_RDWR):
             self._refuse_foreign_work()
@@ -104,7 +104,7 @@ class LocalStore:
         return {name: size for name in names if (size := self.size(name)) is not None}
 
     def list_folder(self, folder: str = "") -> list[str]:
-        """See `Store`; empty if the folder does not exist."""
+        """Returns the sorted names of files and folders in `folder`; empty if it does not exist."""
         with self._entries(folder) as entries:
             return sorted(entry.name for entry in entries)
 
@@ -114,7 +114,7 @@ class LocalStore:
             return sorted(entry.name for entry in entries if entry.is_file())
 
     def stats(self, folder: str) -> dict[str, Stat]:
-        """See `Store`; empty if the folder does not exist."""
+        """Returns the state of each file directly in `folder`; empty if it does not exist."""
         with self._entries(folder) as entries:
             return {entry.name: Stat.of(entry.stat()) for entry in entries if entry.is_file()}
 
@@ -190,7 +190,7 @@ class LocalStore:
     def take_over(
         self, source: object, files: Iterable[File], stats: Mapping[str, Stat] | None = None
     ) -> None:
-        """See `Store`: makes hard links that are durable on return."""
+        """Makes hard links to files of a different dataset; the links survive a crash."""
         if not isinstance(source, LocalStore):
             raise UsageError(
                 f"{self.where()}: only files in a folder can be hard-linked into this folder. To "
@@ -253,12 +253,12 @@ class LocalStore:
             self.publish(temporary, name)
 
     def claim(self, name: str, data: bytes) -> bytes:
-        """See `Store`; the caller holds the lock and has checked for an existing file."""
+        """Writes a small file; the caller must hold the lock and know that no such file exists."""
         self.write(name, data)
         return data
 
     def take(self, name: str) -> bool:
-        """See `Store`; the parent folder must exist."""
+        """Creates an empty work file in an existing folder; returns False if the file exists."""
         with storage_errors("create", self.path(name)), contextlib.suppress(FileExistsError):
             os.close(self.open(name, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
             return True
@@ -278,7 +278,7 @@ class LocalStore:
                 path.unlink()
 
     def verify_published(self, files: Iterable[File]) -> None:
-        """See `Store`: no check, since synced and renamed files exist."""
+        """Does nothing: in a folder, published files stay as they are."""
 
     def remove_tree(self, name: str) -> None:
         """Removes a folder of work files durably; it may be absent."""
@@ -293,7 +293,7 @@ class LocalStore:
                     os.fsync(place)
 
     def remove_all(self) -> None:
-        """Removes the complete folder, and the lock last, when nothing else is left to remove."""
+        """Removes the folder with all its files; the lock is removed last."""
         for path in (*self.root.iterdir(), *self.path(naming.WORK).iterdir()):
             name = str(path.relative_to(self.root))
             if name not in (naming.WORK, _LOCK):
@@ -303,10 +303,10 @@ class LocalStore:
             self.root.rmdir()
 
     def remove_work(self) -> None:
-        """Removes `.work` and its lock, which this run holds, if nothing else is in it."""
+        """Removes temporary files and the lock, which this run holds, and `.work` if it is empty."""
         self.remove_tree(TEMPORARY)
         self.remove(_LOCK)
-        with contextlib.suppress(OSError):  # It has other files, or files of the next run.
+        with contextlib.suppress(OSError):  # The folder may have other files, or files of the next run.
             self.path(naming.WORK).rmdir()
 
     def free_bytes(self) -> int:
@@ -318,7 +318,7 @@ class LocalStore:
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
-        """Locks the dataset for one writing run until it ends; removes files of killed runs."""
+        """Locks the dataset for one writing run; removes temporary files of killed runs."""
         with locked(self._open_lock, path=self.path(_LOCK), where=self.where()):
             self.remove_tree(TEMPORARY)
             self.settle()
@@ -326,7 +326,7 @@ class LocalStore:
 
     def settle(self) -> None:
         """Syncs the names of files that a killed run may have renamed without syncing."""
-        # The next run treats these files as finished, but a crash would remove them.
+        # This run treats these files as finished, but a crash could still undo their renaming.
         for folder in (self.root.parent, self.root, *(self.root / name for name in naming.BESIDE)):
             with storage_errors("sync", folder):
                 try:
@@ -364,5 +364,5 @@ def _unless_gone(_function: object, _path: object, failed: tuple[Any, Any, Any])
 
 
 def _is_ours(name: str) -> bool:
-    """Returns whether only this program writes files there, and never links."""
+    """Returns whether a file is in a folder in which only this program writes, and makes no links."""
     return name.partition("/")[0] in (naming.WORK, naming.COLUMNS)

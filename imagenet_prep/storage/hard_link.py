@@ -1,4 +1,4 @@
-"""Hard links to files of other datasets, as durable as the files themselves."""
+"""Makes hard links to files of other datasets, and syncs these files."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from imagenet_prep.storage.inside import folder_inside
 from imagenet_prep.storage.os_errors import removed_on_failure
 from imagenet_prep.storage.remote import Stat, changed
 
-# A different file system, one without links, or a file that the kernel protects from other users.
+# The file systems differ or have no hard links, the file has too many links, or the kernel does not
+# allow links to files of other users.
 _NO_LINK = (errno.EXDEV, errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK)
 
 
@@ -24,10 +25,10 @@ def hard_link(
     called: tuple[str, str],
     instead: str = "copy the dataset with `imagenet-prep replicate`",
 ) -> None:
-    """Links a file to an unused path. For a symbolic link, its target is linked.
+    """Makes a hard link `target` to a file or, if `path` is a symbolic link, to the file behind it.
 
-    `stat` is the file's state earlier in this run, if known. Messages name both datasets as
-    `called`, and suggest `instead`.
+    `stat` is the file's state earlier in this run, if known. `called` are the names of both
+    datasets in messages, and `instead` is the advice if no link can be made.
     """
     source, where = called
     try:

@@ -1,4 +1,4 @@
-"""Files on a web server, read by byte range, and a dataset there."""
+"""Reads files by byte range, and datasets, from web servers."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 _HEAD_BYTES = 512
 # Maximum number of requests per file, including redirects. A mirror redirects once or twice.
 _MOST_REQUESTS = 10
-# For datasets.
+# For reads of `WebFolder`.
 _TIMEOUT_S, _RETRIES = 60.0, 20
 
 
@@ -48,7 +48,7 @@ class _EmptyError(StoreError):
 
 
 class Http:
-    """Files below a URL, as `Remote`; thread-safe."""
+    """The files below a URL; implements `Remote`."""
 
     def __init__(self, base: str, timeout_s: float) -> None:
         self._base = base
@@ -71,7 +71,7 @@ class Http:
             size = _total_size(response)
             if size is None:
                 raise StoreError(
-                    f"{self.where(name)}: the server does not send its size, so a truncated "
+                    f"{self.where(name)}: the server does not send the file's size, so a truncated "
                     "download would go unnoticed. Use a different mirror."
                 )
             head = b"".join(_body(response, min(_HEAD_BYTES, size)))
@@ -151,13 +151,13 @@ class Http:
             session.auth = self._credentials
             # Reject cookies from servers: they would be sent to other servers too.
             session.cookies.set_policy(http.cookiejar.DefaultCookiePolicy(allowed_domains=[]))
-            # Do not let requests follow redirects: it reads the body first, however long.
+            # Follow redirects in `_answer`: `requests` would read their complete bodies first.
             session.get_redirect_target = lambda _: None  # type: ignore[assignment]
         return session
 
 
 def _adapter() -> requests.adapters.HTTPAdapter:
-    """Returns an adapter that drops connections that are too slow, also through a proxy."""
+    """Returns an adapter that closes connections that are too slow, even through a proxy."""
     import requests.adapters
     import urllib3.poolmanager
 
@@ -242,7 +242,7 @@ def _check_range(response: requests.Response, offset: int, size: int) -> None:
 
 
 class WebFolder:
-    """A folder on a web server, as `Readable`. Its files cannot be listed."""
+    """A dataset on a web server; implements `Readable`. Its files cannot be listed."""
 
     as_folder = None
 

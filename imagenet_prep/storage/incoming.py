@@ -15,7 +15,7 @@ from imagenet_prep.dataset.manifest import File
 from imagenet_prep.storage.folder import LocalStore
 from imagenet_prep.storage.os_errors import storage_errors
 
-# Syncing a shard only at its end would delay the next one.
+# Sync after this number of bytes: a single sync at the end would delay the next file.
 _SYNC_BYTES = 16 << 20
 
 
@@ -23,15 +23,15 @@ _SYNC_BYTES = 16 << 20
 def incoming(
     store: LocalStore,
     file: File,
-    temporary: str,  # its name while it grows; only one writer at a time
-    where: str,  # its name in errors
-    remedy: str,  # the advice if its bytes are wrong
+    temporary: str,  # name of the incomplete file, which may have only one writer at a time
+    where: str,  # name of the file in messages
+    remedy: str,  # the advice if its sha256 is wrong
     *,
-    start: int = 0,  # the number of bytes to continue from an earlier attempt
+    start: int = 0,  # number of bytes that an earlier attempt has received
     reserved: bool = False,  # whether the file already has its full length, to reserve disk space
-    kept: tuple[type[BaseException], ...] = (),  # errors after which the bytes stay
+    kept: tuple[type[BaseException], ...] = (),  # errors after which received bytes stay
 ) -> Iterator[Incoming]:
-    """Yields a file to append bytes to; on exit it is verified, synced and gets its name."""
+    """Yields a file to append bytes to; on exit, verifies, syncs and renames it."""
     path = store.path(temporary)
     with storage_errors("write", path):
         store.make_folder(temporary.rpartition("/")[0])
@@ -48,7 +48,7 @@ def incoming(
             try:
                 yield arriving
             except kept:
-                # Sync now: the next run would read these bytes from memory, even if not on disk.
+                # Sync now, so that the next run does not resume after bytes that are not on disk.
                 arriving.sync()
                 raise
             if arriving.sha256 != file.sha256:
@@ -57,7 +57,7 @@ def incoming(
                 )
             arriving.sync()
             store.publish(path, file.name)
-            # Renaming has changed the file's ctime.
+            # Read the status only now, because renaming changes the ctime.
             arriving.status = os.fstat(opened.fileno())
     except BaseException as error:
         if not isinstance(error, kept):
@@ -72,7 +72,7 @@ class Incoming:
     status: os.stat_result
 
     def __init__(self, path: Path, file: FileIO, syncer: ThreadPoolExecutor, start: int) -> None:
-        """Treats the first `start` bytes of the file as received."""
+        """Hashes the first `start` bytes of the file, and removes all other bytes."""
         self._path = path
         self._file = file
         self._hash = hashlib.sha256()
@@ -107,6 +107,6 @@ class Incoming:
     def sync(self) -> None:
         """Syncs the received bytes; nothing can be appended afterwards."""
         with storage_errors("write", self._path):
-            # The system reports an error only once, perhaps to the last sync in the background.
+            # The system reports each error once, perhaps to the last sync in the background.
             self._syncing.result()
             os.fsync(self._file.fileno())

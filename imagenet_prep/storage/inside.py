@@ -20,7 +20,7 @@ _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
 
 def demand_inside(name: str) -> str:
-    """Returns the name of a file or object, or raises DataDamagedError if it leads outside."""
+    """Returns a relative name; raises DataDamagedError if it leads outside of the dataset."""
     try:
         return naming.check_inside(name)
     except ValueError as error:
@@ -31,7 +31,7 @@ def demand_inside(name: str) -> str:
 
 
 def open_inside(root: Path, name: str, flags: int) -> int:
-    """Opens a file below `root`, which may be a link; the caller closes the descriptor."""
+    """Opens a file; only `root` may be a link. The caller closes the returned descriptor."""
     folder, _, file = naming.check_inside(name).rpartition("/")
     with folder_inside(root, folder) as place, _links_refused(root, name):
         return os.open(file, flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644, dir_fd=place)
@@ -67,7 +67,7 @@ def folder_inside(root: Path, name: str = "", *, make: bool = False) -> Iterator
 
 
 def is_only_ours(status: os.stat_result) -> bool:
-    """Returns whether only this user or root can have written a file of this status."""
+    """Returns whether only this user or root can have written the file with this stat result."""
     return status.st_uid in (os.geteuid(), 0) and not status.st_mode & 0o022
 
 
@@ -88,7 +88,7 @@ def _open_folder(place: int, part: str, *, make: bool) -> int:
             raise
     with contextlib.suppress(FileExistsError):
         os.mkdir(part, dir_fd=place)
-    # Otherwise a crash could remove the folder along with synced files in it.
+    # Without this sync, a crash could remove the folder and the synced files in it.
     os.fsync(place)
     return os.open(part, _FOLDER | os.O_NOFOLLOW, dir_fd=place)
 

@@ -1,7 +1,7 @@
-"""Lists of the files in remote archives, kept for the next run.
+"""Stores lists of the files in remote archives for later runs.
 
-They are in `imagenet-prep-lists` next to the datasets, in one folder per archive. Others may write
-there, so lists are checked, and names are verified against the headers in the archive.
+The lists are in `imagenet-prep-lists` next to the datasets, in one folder per archive. Other users
+may write there, so lists are checked, and their names compared with the headers in the archive.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _MD5 = re.compile(r"[0-9a-f]{32}")
 
 
 class Kept(NamedTuple):
-    """The files in a range of an archive, and the archive's md5 ("" unless all of it was read)."""
+    """The files in a range of an archive, and the md5 of the archive ("" if it is unknown)."""
 
     files: list[Entry]
     md5: str
@@ -45,14 +45,14 @@ class _List:
 
 @dataclass(frozen=True)
 class KeptLists:
-    """The lists next to a dataset. Picklable."""
+    """The stored lists in one folder. Picklable."""
 
     base: str  # folder or s3:// address
     writes: bool = True  # whether new lists are stored (not in a dry run)
-    believed: bool = True  # whether existing lists are used, instead of only overwritten
+    believed: bool = True  # whether existing lists are read, or only overwritten
 
     def find(self, archive: str, stat: Stat, start: int, stop: int) -> Kept | None:
-        """Returns the files in bytes [start, stop) of an archive, or None if none are kept."""
+        """Returns the files in bytes [start, stop) of an archive, or None if no list is stored."""
         return self._load(archive, stat, start, stop) if self.believed else None
 
     def _load(self, archive: str, stat: Stat, start: int, stop: int) -> Kept | None:
@@ -73,7 +73,7 @@ class KeptLists:
         return Kept(stored.files, stored.md5 if _MD5.fullmatch(stored.md5) else "")
 
     def keep(self, archive: str, stat: Stat, start: int, stop: int, kept: Kept) -> None:
-        """Stores a list. If that fails, the next run reads the archive again."""
+        """Stores a list. Errors are ignored: without a list, the next run reads the archive."""
         if not self.writes:
             return
         content = _List(archive, *_identity(stat), *kept)

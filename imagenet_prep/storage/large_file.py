@@ -98,7 +98,7 @@ class LargeFile:
 
 def _buffer() -> mmap.mmap:
     """Returns a page-aligned mapping, as O_DIRECT requires, in huge pages if possible."""
-    # With 4 kB pages, the 2,000 faults of a shard's buffers cost as much as hashing 10 MB.
+    # With 4 kB pages, the 2,000 page faults of a shard's buffers take as long as hashing 10 MB.
     buffer = mmap.mmap(-1, _LARGE_WRITE_BYTES, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     with contextlib.suppress(OSError):  # the kernel may not support this
         buffer.madvise(mmap.MADV_HUGEPAGE)

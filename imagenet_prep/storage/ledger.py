@@ -1,7 +1,7 @@
-"""Notes about the verified files of a folder, one per line, in a file that survives a kill.
+"""Records the verified files of a folder in a file with one note per line.
 
-A note is only valid for exactly the file that was verified, see `Identity`: not for a copy, nor for
-a file written, replaced or renamed since then.
+A note is valid only for the file that was verified (see `Identity`). It is not valid for a copy, or
+after the file was written, replaced or renamed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from imagenet_prep.storage.os_errors import storage_errors
 
 # The ledger of `download` and of the reader's cache.
 NOTES = f"{naming.WORK}/proven.jsonl"
-# This program writes lines of less than 600 bytes, so it did not write a longer one.
+# Longer lines are skipped. This program writes less than 600 bytes per line.
 _MAX_LINE_BYTES = 1 << 16
 _USUAL_LINE_BYTES = 1 << 10
 # A ledger is rewritten if it has more lines than twice the number of files plus this.
@@ -38,7 +38,7 @@ _MD5 = re.compile(r"[0-9a-f]{32}")
 
 
 class Identity(NamedTuple):
-    """Changes if a file is written, replaced, renamed or linked; no program can set its ctime."""
+    """Identifies the state of a file: each write, rename or new link changes the ctime."""
 
     num_bytes: int
     mtime_ns: int
@@ -52,9 +52,9 @@ class Identity(NamedTuple):
 
 
 class Journal:
-    """A file of JSON lines below a folder, for reading new lines and appending; not thread-safe.
+    """A file of JSON lines, which several processes may read and append to; not thread-safe.
 
-    `num_lines` includes lines that are not JSON. `status` is the stat result of the file read last.
+    `num_lines` includes lines that are not JSON. `status` is the file's stat at the last read.
     """
 
     status: os.stat_result
@@ -107,18 +107,18 @@ class Journal:
         descriptor = self._store.open(self._name, os.O_CREAT | os.O_RDWR | os.O_APPEND)
         with os.fdopen(descriptor, "ab") as file:
             size = os.fstat(descriptor).st_size
-            # If a crash truncated the last line, start the new one on its own line.
+            # If a crash has cut off the last line, start on a new line.
             if size and os.pread(descriptor, 1, size - 1) != b"\n":
                 file.write(b"\n")
             file.write(_lines(entries))
 
     def rewrite(self, entries: Iterable[Any]) -> None:
-        """Replaces the file with one that contains only these entries."""
+        """Replaces all lines of the file by these entries."""
         self._store.write(self._name, _lines(entries))
 
 
 class Ledger:
-    """One line per verified file: its name, its identity when verified, and the result.
+    """Notes about verified files: the name, `Identity` and result of each file.
 
     Several threads and processes may share a ledger. If a note is lost, one file is read again.
     """
@@ -128,8 +128,8 @@ class Ledger:
     ) -> None:
         """Reads the notes of at most `num_files` files.
 
-        A much larger ledger is ignored, and rewritten with the next note. `trusts_owner` also
-        accepts a ledger of the folder's owner, instead of only those of this user and root.
+        A much larger ledger is ignored, and replaced when a note is added. A ledger must belong to
+        this user or root or, with `trusts_owner`, to the owner of the folder.
         """
         self._store, self._trusts_owner = store, trusts_owner
         most = (2 * num_files + _SPARE_LINES) * _USUAL_LINE_BYTES
@@ -140,7 +140,7 @@ class Ledger:
 
     def reload(self) -> list[str]:
         """Reads the lines added since the last call; returns the names of their files."""
-        # Ignore an unreadable ledger, a link, and one that others may write: it will be replaced.
+        # Ignore a ledger that is unreadable, a link or writable by others: it will be replaced.
         new: list[str] = []
         is_trusted = False
         with self._lock:
@@ -158,7 +158,7 @@ class Ledger:
         return new
 
     def find(self, name: str, status: os.stat_result | None = None) -> Json | None:
-        """Returns the note of a file, or None if there is none or the file was touched since."""
+        """Returns the note of a file, or None if there is none or the file has changed since."""
         note = self._notes.get(name, {})
         noted = [note.get(field) for field in Identity._fields]
         with contextlib.suppress(OSError, ImagenetPrepError):
@@ -170,7 +170,7 @@ class Ledger:
     def sha256(
         self, name: str, opened: BufferedReader, *, again: bool = False, noted: bool = True
     ) -> str:
-        """Returns the noted sha256 of an open file; reads it if there is no note, or if `again`."""
+        """Returns the sha256 of an open file from its note, or reads the file (always if `again`)."""
         status = os.fstat(opened.fileno())
         note = {} if again else self.find(name, status) or {}
         sha256 = note.get("sha256")
@@ -181,9 +181,10 @@ class Ledger:
         return sha256
 
     def add(self, files: Mapping[str, os.stat_result], **result: Any) -> None:
-        """Notes that files are verified, with the same result for all of them.
+        """Adds a note with the same result for each verified file.
 
-        `files` has stat results from before reading. In a read-only folder, notes stay in memory.
+        `files` has the stat results before the files were read. In a read-only folder, notes are
+        only kept in memory.
         """
         new = {
             name: {"name": name, **Identity.of(status)._asdict(), **result}

@@ -16,7 +16,7 @@ _ATTEMPTS = 10
 
 @contextlib.contextmanager
 def locked(open_file: Callable[[], int], *, path: Path, where: str) -> Iterator[None]:
-    """Locks a file and writes its owner's pid and host to it; `where` names it in errors."""
+    """Locks a file and writes this process's pid and host to it; `where` is for messages."""
     descriptor = _locked(open_file, path, where)
     try:
         with storage_errors("write", path):
@@ -39,7 +39,7 @@ def try_lock(descriptor: int, path: Path) -> bool:
 
 def _locked(open_file: Callable[[], int], path: Path, where: str) -> int:
     failure: ImagenetPrepError = _busy(where, "several short ones")
-    # The previous owner may remove the lock file and its folder at any moment: then try again.
+    # Try again if the previous owner removes the lock file or its folder at this moment.
     for _ in range(_ATTEMPTS):
         try:
             descriptor = open_file()
@@ -63,5 +63,5 @@ def _locked(open_file: Callable[[], int], path: Path, where: str) -> int:
 def _busy(where: str, owner: str) -> BusyError:
     return BusyError(
         f"{where} is being written by a different run ({owner or 'unknown'}). Wait for it or stop "
-        "it, then run this again."
+        "it, then run the same command again."
     )

@@ -1,6 +1,7 @@
-"""Writes new files so that their bytes are on the disk on exit.
+"""Writes new files and syncs them to the disk.
 
-Linux reports a failed write only to descriptors that were open then, so the writer also syncs.
+Linux reports a failed write only to descriptors that were open at that time, so the writer of a
+file must also sync it.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ def complete_file(path: Path) -> Iterator[BinaryIO]:
 
     A symbolic link at `path` is replaced, not followed.
     """
-    # Each process locks the file that it writes, so unlocked partial files are from killed runs.
+    # Each process locks the partial file that it writes. Killed runs leave unlocked partial files.
     with storage_errors("write", path):
         if path.exists() and not path.is_file():
             raise UsageError(f"{path}: is a folder, a pipe or a device. Choose the name of a file.")
@@ -67,7 +68,7 @@ def remove_partial(partial: Path) -> None:
 
 
 def _is_safe(descriptor: int, partial: Path) -> bool:
-    """Returns whether a new file still exists and is safe from removal by other processes."""
+    """Locks a new file against removal by other processes; returns whether it still exists."""
     with contextlib.suppress(StoreError):  # if locks are not supported, no process removes files
         return try_lock(descriptor, partial) and os.fstat(descriptor).st_nlink > 0
     return True
@@ -85,9 +86,9 @@ def sync(path: Path) -> None:
 
 
 class FolderSync:
-    """Syncs the file system of a folder: much faster than syncing 1,000 small files separately.
+    """Syncs the file system of a folder, which is much faster than syncing 1,000 small files.
 
-    It reports write errors since it was created (Linux 5.8), so create it before the files.
+    Since Linux 5.8, it reports write errors after its creation, so create it before the files.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -95,7 +96,7 @@ class FolderSync:
         self._folder = folder
 
     def __call__(self) -> None:
-        """Syncs, once; raises OSError if the disk is full or fails."""
+        """Syncs the file system, once; raises OSError if the disk is full or fails."""
         try:
             if ctypes.CDLL(None, use_errno=True).syncfs(self._descriptor):
                 number = ctypes.get_errno()

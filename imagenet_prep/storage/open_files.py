@@ -1,19 +1,19 @@
-"""Raises the limit of open files for this process: the default is 1,024, and more is allowed."""
+"""Raises the limit of open files for this process above the usual default of 1,024."""
 
 from __future__ import annotations
 
 import contextlib
 import resource
 
-# For the connections, output files and libraries of the process.
+# Number of descriptors for the connections, output files and libraries of the process.
 _OTHERS = 512
 
 
 def allow(count: int) -> int:
     """Raises the soft limit for `count` more open files, up to the hard limit.
 
-    Child processes inherit the limit. Returns the number below which a descriptor may stay open: a
-    new one gets the lowest free number, so this limits the open files of the process.
+    Child processes inherit the limit. Returns the number below which a descriptor may stay open. A
+    new file gets the lowest free descriptor, so this limits the open files of the process.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     target = min(count + _OTHERS, hard)

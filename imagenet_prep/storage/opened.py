@@ -28,8 +28,8 @@ _REMEDY = "Copy the dataset again from its original location."
 class Dataset:
     """A finished dataset of this program; `data` is the content of its manifest file.
 
-    Attributes raise ManifestError or DataDamagedError if they contradict the manifest, and
-    StoreError or IncompleteError if they cannot be read.
+    Attributes raise ManifestError or DataDamagedError if a file contradicts the manifest, and
+    StoreError or IncompleteError if a file cannot be read.
     """
 
     store: Readable
@@ -43,7 +43,7 @@ class Dataset:
 
     @property
     def where(self) -> str:
-        """The name of the dataset in messages."""
+        """The path or URL of the dataset, for messages."""
         return self.store.where()
 
     @cached_property
@@ -53,7 +53,7 @@ class Dataset:
 
     @cached_property
     def placement(self) -> Placement:
-        """The part of the dataset that is stored here: all of it, except in a per-node folder."""
+        """The part of the dataset in this folder: the part of one node, or the complete dataset."""
         folder = self.store.as_folder
         return placement.load(folder.root, self.manifest) if folder else placement.WHOLE
 
@@ -85,7 +85,7 @@ class Dataset:
         )
 
     def untrue(self) -> list[str]:
-        """Returns all claims of the manifest that the small files disprove."""
+        """Returns the contradictions between the manifest and labels.txt or dataset_info.json."""
         problems: list[str] = []
         try:
             untrue = claims.untrue(self.manifest, self.labels)
@@ -97,7 +97,7 @@ class Dataset:
         return problems
 
     def small_file(self, name: str) -> bytes:
-        """Returns the verified content of a file next to the shards."""
+        """Returns the verified content of a file such as labels.txt."""
         expected = next((file for file in self.manifest.files if file.name == name), None)
         if expected and self.store.size(name) == expected.num_bytes:
             data = self.store.read(name)
@@ -112,25 +112,25 @@ class Dataset:
         return sorted(lost(self.store, self.manifest.files_of(self.manifest.splits)))
 
     def shards(self, split: str) -> list[Shard]:
-        """Returns the shards of a split that are stored here; empty if there is no such split."""
+        """Returns the shards of a split in `placement`; empty if there is no such split."""
         if split not in self.manifest.splits:
             return []
         return self.placement.shards(self.manifest, split)
 
     def demand_complete(self) -> None:
-        """Raises UsageError if only one node's part of the dataset is stored here."""
+        """Raises UsageError if the folder has only one node's part of the dataset."""
         if self.placement.nodes > 1:
             raise UsageError(
-                f"{self.where} is {self.placement}, and this needs the complete dataset. Use a "
+                f"{self.where} is {self.placement}, but this command needs the complete dataset. Use a "
                 "copy that has all its shards."
             )
 
     def demand_samples(self) -> None:
-        """Raises UsageError if there are no tables of samples."""
+        """Raises UsageError if the dataset has no samples tables."""
         demand_samples(self.manifest, self.where)
 
     def heads(self, shards: Iterable[Shard], *, images: bool = False) -> Iterator[Iterator[Head]]:
-        """Yields the leading fields of each line per table, see `samples.heads`, `tables.each`."""
+        """Yields the first columns of each shard's samples, see `samples.heads`, `tables.each`."""
         num_classes = self.manifest.classes.count
         parse = partial(samples.heads, num_classes=num_classes, images=images)
         return tables.each(parse, self.store, shards)
@@ -154,7 +154,7 @@ def demand_file(store: Readable) -> None:
 
 
 def committed(store: Readable, names: Collection[str]) -> Dataset | None:
-    """Returns the dataset of a store with these file names, or None."""
+    """Returns the finished dataset in a store, or None; `names` are the file names there."""
     # If a run was killed while it replaced the manifest, return the previous dataset.
     if naming.MANIFEST in names:
         return Dataset.at(store)
@@ -164,7 +164,8 @@ def committed(store: Readable, names: Collection[str]) -> Dataset | None:
 def open_dataset(place: str | Readable, *, parts: bool = False, check: bool = True) -> Dataset:
     """Returns the dataset in a folder, at an s3:// or http(s):// URL, or in a store.
 
-    `parts` accepts one node's part. `check` compares class list and counts with the manifest now.
+    `parts` accepts a folder with one node's part. `check` compares the class list and the counts
+    with the manifest at once.
     """
     store = open_readable(place) if isinstance(place, str) else place
     where = store.where()

@@ -1,8 +1,8 @@
-"""Locations of the sources of datasets, noted by earlier runs of this user on this machine.
+"""Records the locations of the sources of datasets, for later runs of this user.
 
-`report` shows source images, and its page may be published. Datasets do not contain these
-locations: their authors could then choose which files of a reader are shown. The notes are in the
-user's cache folder, by digest of the manifest.
+`report` shows images from these locations, and its page may be published. The locations are not
+stored in the dataset: its author could then choose which files of a reader are shown. They are in
+the user's cache folder, in one file per digest of a manifest.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _MAX_BYTES = 16 << 20
 
 @dataclass(frozen=True)
 class Origin:
-    """The folder of a source, and the paths of its files by name, which may be in other folders."""
+    """The folder of a source, and the paths of its files by name."""
 
     root: str
     files: dict[str, str]
@@ -36,12 +36,12 @@ class _Note(Origin):
 
 
 def note(digest: str, origin: Origin) -> None:
-    """Notes the source of the dataset with this manifest; reports only show noted sources."""
+    """Records the source of the dataset whose manifest has this digest."""
     content = canonical.dumps(_Note(origin.root, origin.files, digest))
     with contextlib.suppress(OSError):
         folder = _folder()
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        # mkstemp makes it writable for only this user, whatever the umask.
+        # With mkstemp, only this user can write the file, whatever the umask.
         descriptor, temporary = tempfile.mkstemp(dir=folder)
         with open(descriptor, "wb") as file:
             file.write(content)
@@ -52,7 +52,7 @@ def find(digest: str) -> Origin | None:
     """Returns the origin of a dataset; None if it is unknown or others could have written it."""
     with contextlib.suppress(OSError, ImagenetPrepError, ValueError):
         noted = records.loads(_Note, LocalStore(_folder()).read_ours(_name(digest), _MAX_BYTES))
-        # The folder may be shared, so this file may be the note of a different dataset.
+        # The file may have been renamed: accept only the note of this dataset.
         return Origin(noted.root, noted.files) if noted.digest == digest else None
     return None
 

@@ -12,7 +12,7 @@ from imagenet_prep.core.errors import IncompleteError, StoreError
 
 @contextlib.contextmanager
 def storage_errors(action: str, path: Path) -> Iterator[None]:
-    """Translates OSError: a full disk is resumable, all other errors are not."""
+    """Translates OSError: into IncompleteError if the disk is full, else into StoreError."""
     try:
         yield
     except OSError as error:
@@ -26,7 +26,7 @@ def storage_errors(action: str, path: Path) -> Iterator[None]:
 
 
 def demand_disk(where: object, error: Exception) -> None:
-    """Raises StoreError if a read failed because of the disk: the data may be intact."""
+    """Raises StoreError if a read failed because of the disk, since the data may be intact."""
     if isinstance(error, OSError) and error.errno in (errno.EIO, errno.ESTALE):
         raise StoreError(
             f"{where}: cannot be read: {error.strerror}. Check the disk or the file server, then "
@@ -41,7 +41,7 @@ def removed_on_failure(*paths: Path) -> Iterator[None]:
         yield
     except BaseException:
         for path in paths:
-            # If the disk is the cause, this fails too, and its error says less.
+            # Ignore a second error: the first one says more.
             with contextlib.suppress(OSError):
                 path.unlink()
         raise

@@ -258,7 +258,7 @@ def test_any_class_of_an_object_is_right_and_is_chosen_among(tmp_path: Path) -> 
 def test_sets_that_cannot_be_scored_say_why(tmp_path: Path) -> None:
     heads = [("a/1", 0), ("a/2", 1)]
     odd = write_names(tmp_path / "o", heads, edition="imagenet-o", split="test")
-    with pytest.raises(UsageError, match="is ImageNet-O: its images are of none of the classes"):
+    with pytest.raises(UsageError, match="is ImageNet-O: its images show none of the classes"):
         score(np.zeros((2, 1000)), odd)
     train = write_names(tmp_path / "t", heads, split="train")
     with pytest.raises(UsageError, match="expected one of the splits test, vali"):

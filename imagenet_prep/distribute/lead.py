@@ -106,7 +106,6 @@ class Leader:
         return self._chain.peers
 
     def start(self, peer: Peer) -> None:
-        """See `Actions`."""
         self.stop(peer)
         self._givers[peer] = giver = Giver()
         host = peer.upstream.address if peer.upstream else None
@@ -114,12 +113,10 @@ class Leader:
         threading.Thread(target=self._listen, args=(peer, giver, host, prove), daemon=True).start()
 
     def stop(self, peer: Peer) -> None:
-        """See `Actions`."""
         if (giver := self._givers.pop(peer, None)) is not None:
             giver.stop()
 
     def probe(self, peer: Peer, *, again: bool) -> None:
-        """See `Actions`."""
 
         def ask() -> None:
             if again and self._closing.wait(_PROBE_EVERY_S):
@@ -130,7 +127,6 @@ class Leader:
         threading.Thread(target=ask, daemon=True).start()
 
     def progress(self, peer: Peer, num_bytes: int) -> None:
-        """See `Actions`."""
         total, before = len(peer.sizes), self._counted[peer]
         done = total - (peer.lacking or 0)
         self._news += [partial(self._count, num_bytes)] * (done - before)
@@ -139,7 +135,6 @@ class Leader:
         self._counted[peer] = max(done, before)
 
     def say(self, peer: Peer, sentence: str) -> None:
-        """See `Actions`."""
         self._news.append(partial(self._say, f"{peer.address}: {sentence}"))
 
     def _report(self) -> None:

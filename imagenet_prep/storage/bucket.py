@@ -90,11 +90,9 @@ class BucketStore:
         return LocalStore(scratch.folder(name), called=self.base)
 
     def where(self, name: str = "") -> str:
-        """See `Store`."""
         return self._s3.where(name) if name else self.base
 
     def size(self, name: str) -> int | None:
-        """See `Store`."""
         try:
             return self.stored(name).num_bytes
         except AbsentError:
@@ -114,15 +112,12 @@ class BucketStore:
         }
 
     def names(self, folder: str) -> list[str]:
-        """See `Store`."""
         return sorted(self.stats(folder))
 
     def stats(self, folder: str) -> dict[str, Stat]:
-        """See `Store`."""
         return self._with_retries(folder, lambda: self._s3.files(folder))
 
     def list_folder(self, folder: str = "") -> list[str]:
-        """See `Store`."""
         keys = (entry["Key"].rstrip("/") for entry in self._list(folder))
         return sorted(key.rpartition("/")[2] for key in keys if key not in ("", folder))
 
@@ -133,7 +128,6 @@ class BucketStore:
     def read(
         self, name: str, offset: int = 0, size: int | None = None, most: int = MOST_BYTES
     ) -> bytes:
-        """See `Store`."""
         if size is not None:
             return self._with_retries(name, lambda: self._s3.get(name, offset, size))
         data = self._with_retries(name, lambda: self._s3.get(name, 0, most + 1))
@@ -205,7 +199,6 @@ class BucketStore:
             self._wait(budget, file, problem)
 
     def write(self, name: str, data: bytes) -> None:
-        """See `Store`."""
         self.put(_file(name, data), partial(io.BytesIO, data))
 
     def claim(self, name: str, data: bytes) -> bytes:
@@ -215,7 +208,6 @@ class BucketStore:
         return self.read(name)
 
     def take(self, name: str) -> bool:
-        """See `Store`."""
         token = uuid.uuid4().bytes
         return self.claim(name, token) == token
 
@@ -229,11 +221,9 @@ class BucketStore:
             )
 
     def remove_tree(self, name: str) -> None:
-        """See `Store`."""
         self.remove(*(entry["Key"] for entry in self._list(name, deep=True)))
 
     def remove(self, *names: str) -> None:
-        """See `Store`."""
         self._map(lambda name: self._call(name, "delete_object"), names)
 
     @contextlib.contextmanager
@@ -281,7 +271,7 @@ class BucketStore:
         """Returns the server's record of an object."""
         head = self._call(name, "head_object", ChecksumMode="ENABLED")
         sha256, checksum = head["Metadata"].get(SHA256), head.get("ChecksumCRC32C", "-")
-        # A checksum with "-" was computed from the checksums of parts: it does not verify the object.
+        # A checksum with "-" is that of the parts' checksums: it does not verify the object.
         checksum = None if "-" in checksum else checksum
         return Stored(head["ContentLength"], sha256, checksum, head["ETag"])
 

@@ -131,8 +131,8 @@ def _load_cookies() -> http.cookiejar.MozillaCookieJar | None:
     except http.cookiejar.LoadError:
         # Hide the warning and the original error, since both quote a line of the file.
         raise UsageError(
-            f"{COOKIES_VARIABLE}: {path} is not a Netscape cookie file. Export the browser's cookies "
-            'as cookies.txt; its first line is "# Netscape HTTP Cookie File".'
+            f"{COOKIES_VARIABLE}: {path} is not a Netscape cookie file. Export the browser's "
+            'cookies as cookies.txt; its first line is "# Netscape HTTP Cookie File".'
         ) from None
     except OSError as error:
         raise UsageError(f"{COOKIES_VARIABLE}: {path}: {error.strerror}") from None

@@ -55,11 +55,9 @@ class LocalStore:
 
     @property
     def as_folder(self) -> LocalStore:
-        """See `Store`."""
         return self
 
     def where(self, name: str = "") -> str:
-        """See `Store`."""
         return f"{self._called}/{name}" if name else self._called
 
     def path(self, name: str = "") -> Path:
@@ -100,7 +98,6 @@ class LocalStore:
         return status.st_size if stat.S_ISREG(status.st_mode) else None
 
     def sizes(self, names: Iterable[str]) -> dict[str, int]:
-        """See `Store`."""
         return {name: size for name in names if (size := self.size(name)) is not None}
 
     def list_folder(self, folder: str = "") -> list[str]:
@@ -133,7 +130,6 @@ class LocalStore:
     def read(
         self, name: str, offset: int = 0, size: int | None = None, most: int = MOST_BYTES
     ) -> bytes:
-        """See `Store`."""
         path = self.path(name)
         with storage_errors("read", path), self._opened(name) as file:
             if size is None:
@@ -155,14 +151,12 @@ class LocalStore:
 
     @contextlib.contextmanager
     def opened(self, name: str, stat: Stat | None = None) -> Iterator[BinaryIO]:
-        """See `Store`."""
         with self._opened(name) as file:
             if stat is not None and stat.is_changed(os.fstat(file.fileno())):
                 changed(self.where(name))
             yield file
 
     def read_each(self, names: Iterable[str], most: int = MOST_BYTES) -> Iterator[bytes]:
-        """See `Store`."""
         return (self.read(name, most=most) for name in names)
 
     def temporary(self) -> Path:
@@ -303,10 +297,10 @@ class LocalStore:
             self.root.rmdir()
 
     def remove_work(self) -> None:
-        """Removes temporary files and the lock, which this run holds, and `.work` if it is empty."""
+        """Removes temporary files, the lock of this run, and `.work` if it is empty then."""
         self.remove_tree(TEMPORARY)
         self.remove(_LOCK)
-        with contextlib.suppress(OSError):  # The folder may have other files, or files of the next run.
+        with contextlib.suppress(OSError):  # It may have files of the next run.
             self.path(naming.WORK).rmdir()
 
     def free_bytes(self) -> int:
@@ -364,5 +358,5 @@ def _unless_gone(_function: object, _path: object, failed: tuple[Any, Any, Any])
 
 
 def _is_ours(name: str) -> bool:
-    """Returns whether a file is in a folder in which only this program writes, and makes no links."""
+    """Returns whether a file is in a folder in which only this program writes, and no links."""
     return name.partition("/")[0] in (naming.WORK, naming.COLUMNS)

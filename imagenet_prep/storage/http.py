@@ -57,11 +57,9 @@ class Http:
         self._local = threading.local()
 
     def where(self, name: str) -> str:
-        """See `Remote`."""
         return f"{self._base}/{name}"
 
     def stat(self, name: str) -> Stat:
-        """See `Remote`."""
         # Do not use HEAD: servers with signed URLs refuse it, and it does not reveal a login page.
         with (
             contextlib.suppress(_EmptyError),
@@ -81,7 +79,6 @@ class Http:
         return Stat(0, "", ranges=False)
 
     def read(self, name: str, offset: int, size: int, stat: Stat) -> Iterator[bytes]:
-        """See `Remote`."""
         headers = {}
         if stat.ranges:
             headers["Range"] = f"bytes={offset}-{offset + size - 1}"
@@ -97,7 +94,6 @@ class Http:
             yield from _body(response, size)
 
     def files(self, folder: str) -> dict[str, Stat]:
-        """See `Remote`."""
         raise UsageError(f"{self.where(folder)}: a web server cannot be listed")
 
     @contextlib.contextmanager
@@ -254,18 +250,15 @@ class WebFolder:
         return WebFolder, (self._base,)
 
     def where(self, name: str = "") -> str:
-        """See `Readable`."""
         return self._http.where(name) if name else self._base
 
     def size(self, name: str) -> int | None:
-        """See `Readable`."""
         try:
             return self._stat(name).size
         except AbsentError:
             return None
 
     def sizes(self, names: Iterable[str]) -> dict[str, int]:
-        """See `Readable`."""
         return {name: size for name in names if (size := self.size(name)) is not None}
 
     def names(self, _folder: str = "") -> list[str]:
@@ -277,7 +270,6 @@ class WebFolder:
     def read(
         self, name: str, offset: int = 0, size: int | None = None, most: int = MOST_BYTES
     ) -> bytes:
-        """See `Readable`."""
         if size is None:
             return whole(self._http, name, self._budget(name), most)
         stat = self._stat(name)
@@ -286,7 +278,6 @@ class WebFolder:
 
     @contextlib.contextmanager
     def opened(self, name: str, stat: Stat | None = None) -> Iterator[BinaryIO]:
-        """See `Readable`."""
         stat = stat or self._stat(name)
         with contextlib.closing(stream(self._http, name, stat, self._budget(name))) as chunks:
             yield as_file(chunks)

@@ -170,7 +170,7 @@ class Ledger:
     def sha256(
         self, name: str, opened: BufferedReader, *, again: bool = False, noted: bool = True
     ) -> str:
-        """Returns the sha256 of an open file from its note, or reads the file (always if `again`)."""
+        """Returns the noted sha256 of an open file; reads it if `again`, or if there is no note."""
         status = os.fstat(opened.fileno())
         note = {} if again else self.find(name, status) or {}
         sha256 = note.get("sha256")

@@ -24,6 +24,6 @@ def read(store: Store, name: str, kind: type[T]) -> T:
 def damaged(store: Store, name: str, why: str) -> DataDamagedError:
     """Returns the error for a work file that this program did not write."""
     return DataDamagedError(
-        f"{store.where(name)}: {why}. This program did not write this file. Nothing was changed. If the "
-        "folder was copied from elsewhere, remove its .work; otherwise choose a different folder."
+        f"{store.where(name)}: {why}. This program did not write this file; nothing was changed. "
+        "If the folder was copied from elsewhere, remove its .work; else choose a different folder."
     )

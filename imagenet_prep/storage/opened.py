@@ -121,8 +121,8 @@ class Dataset:
         """Raises UsageError if the folder has only one node's part of the dataset."""
         if self.placement.nodes > 1:
             raise UsageError(
-                f"{self.where} is {self.placement}, but this command needs the complete dataset. Use a "
-                "copy that has all its shards."
+                f"{self.where} is {self.placement}, but this command needs the complete dataset. "
+                "Use a copy that has all its shards."
             )
 
     def demand_samples(self) -> None:

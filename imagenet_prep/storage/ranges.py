@@ -1,8 +1,8 @@
-"""Byte ranges from one web server, over persistent connections.
+"""Requests byte ranges over persistent HTTP connections.
 
 Each image is a request, so the CPU time per request limits the images per second. For 83 kB,
 urllib3 takes 0.65 ms and http.client 0.4 ms, mostly to parse headers; this module takes 0.2 ms. It
-only understands 206 responses with a length; callers then use a full HTTP client.
+only understands 206 responses with a length: callers use a full HTTP client for all others.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from imagenet_prep.storage.steady import SteadyReader
 
 _PORTS = {"http": 80, "https": 443}
 _BUFFER_BYTES = 64 << 10
-# The response headers of a range are never larger.
+# A response with larger headers is refused.
 _MOST_HEADER_BYTES = 64 << 10
 
 
 class Ranges:
-    """Requests ranges; thread-safe."""
+    """Requests byte ranges of files; thread-safe."""
 
     def __init__(self, timeout_s: float, ca_file: str) -> None:
-        """Opens no connection yet; a request fails after `timeout_s` without a byte."""
+        """Opens no connection yet. A request fails after `timeout_s` without a byte."""
         self._timeout_s = timeout_s
         self._ca_file = ca_file
         self._tls: ssl.SSLContext | None = None
@@ -39,10 +39,11 @@ class Ranges:
         weakref.finalize(self, _close_all, self._idle)
 
     def get(self, url: str, headers: Mapping[str, str]) -> Connection | None:
-        """Returns a connection with the answer, as a context; None unless it is a plain 206.
+        """Returns a connection with the answer, as a context manager, or None.
 
-        It is also None if a header cannot be sent unchanged, the server's certificate is not
-        trusted, or the host is unknown. The URL is quoted; the headers include Host and Range.
+        Returns None if the answer is not a 206 with a length, a header cannot be sent unchanged,
+        the server's certificate is not trusted, or the host is unknown. `url` must be quoted, and
+        `headers` must include Host and Range.
         """
         parts = urlsplit(url)
         lines = [f"GET {parts.path} HTTP/1.1", *(f"{name}: {headers[name]}" for name in headers)]
@@ -61,7 +62,7 @@ class Ranges:
                 is_plain = connection.send(request)
             except OSError as error:
                 connection.close()
-                # Servers close idle connections after a while.
+                # Retry if the connection was idle, since servers close idle connections.
                 if new or isinstance(error, TimeoutError):
                     raise UnavailableError(reason(error)) from None
                 continue
@@ -87,7 +88,7 @@ class Ranges:
 
 
 class Connection:
-    """A connection with the answer to its last request: lower-case headers, an unread body."""
+    """A connection with the answer to its last request: `headers` in lower case, an unread body."""
 
     def __init__(
         self,
@@ -136,7 +137,7 @@ class Connection:
                 return False
             name, _, value = line.decode("latin-1").partition(":")
             name, value = name.lower(), value.strip()
-            # Joined as in RFC 9110, so that two lengths are invalid.
+            # Join repeated headers as in RFC 9110, so that two lengths are invalid.
             headers[name] = f"{headers[name]}, {value}" if name in headers else value
         length = headers.get("content-length", "")
         if "transfer-encoding" in headers or not NUMBER.fullmatch(length):

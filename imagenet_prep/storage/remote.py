@@ -1,7 +1,8 @@
-"""The interface for remote files read by byte range (http(s), S3, folders), and its errors.
+"""The interface for reading files by byte range from web servers, S3 and folders.
 
-A read is one attempt. It raises `UnavailableError` if a retry may succeed, and the caller decides
-how often to retry. Messages never contain the text of an exception, which may hold a signed URL.
+Each read is a single attempt. It raises `UnavailableError` if a retry may succeed, and the caller
+decides how often to retry. Messages never contain the text of an exception, which may contain a
+signed URL.
 """
 
 from __future__ import annotations
@@ -18,14 +19,14 @@ from imagenet_prep.core.errors import IncompleteError, StoreError
 from imagenet_prep.storage.steady import TooSlowError
 
 CHUNK_BYTES = 1 << 20
-# The size of the requests of a pass, and the largest for several images.
+# The size of a request when an archive is read completely, and the most for several images.
 REQUEST_BYTES = 4 << 20
-# 64-bit numbers: Python refuses to convert thousands of digits.
+# At most 18 digits, since Python refuses to convert thousands of digits.
 NUMBER = re.compile(r"[0-9]{1,18}")
 CONTENT_RANGE = re.compile(r"bytes ([0-9]{1,18})-([0-9]{1,18})/([0-9]{1,18})")
-# RFC 9110, 15: timeout, too early, too many requests; 5xx are faults of the server.
+# Temporary failures: timeout, too early, too many requests, and server errors.
 _PASSING = {408, 425, 429, 500, 502, 503, 504}
-# S3 codes for bytes that arrived changed or too slowly, and for concurrent requests.
+# S3's codes of temporary failures: damaged or slow transfers, and concurrent requests.
 _PASSING_CODES = {
     *("BadDigest", "XAmzContentChecksumMismatch", "IncompleteBody", "RequestTimeout", "SlowDown"),
     *("ConditionalRequestConflict", "OperationAborted"),
@@ -34,12 +35,12 @@ _TUNNEL = re.compile(r"Tunnel connection failed: ([0-9]{3})")
 _NO_SUCH_HOST = {socket.EAI_NONAME, socket.EAI_NODATA}
 
 
-# Called right before a file becomes visible; an error prevents that.
+# A function that is called right before a file becomes visible, and can prevent this by an error.
 Check = Callable[[], object]
 
 
 def unchecked() -> None:
-    """Accepts everything."""
+    """Does nothing: a `Check` that never fails."""
 
 
 def stamp(status: os.stat_result) -> int:
@@ -55,12 +56,12 @@ def is_newer(status: os.stat_result, time_ns: int) -> bool:
 
 
 class Stat(NamedTuple):
-    """The current state of a file in a store or on a server."""
+    """The state of a file in a store or on a server."""
 
     size: int
     validator: str  # changes whenever the file does (ETag, date); "" if there is none
     ranges: bool  # whether reads may start in the middle
-    mtime_ns: int = 0  # this and the next two: only for files on a disk
+    mtime_ns: int = 0  # this, `inode` and `num_links` are only set for files on a disk
     inode: int = 0
     num_links: int = 0
 
@@ -71,7 +72,7 @@ class Stat(NamedTuple):
         return cls(status.st_size, str(stamp(status)), True, *times)
 
     def is_changed(self, status: os.stat_result) -> bool:
-        """Returns whether a file on a disk has changed since; a new hard link is not a change."""
+        """Returns whether a file on a disk differs from this state, apart from new hard links."""
         now = Stat.of(status)
         if now.num_links != self.num_links:
             # A new or removed link explains a new ctime.
@@ -80,7 +81,7 @@ class Stat(NamedTuple):
 
 
 class UnavailableError(Exception):
-    """A temporary failure (cut, stall, 429, 5xx), with the pause before a retry (may be 0 s)."""
+    """A temporary failure; a retry should wait for at least `retry_after_s` seconds."""
 
     def __init__(self, reason: str, retry_after_s: float = 0.0) -> None:
         super().__init__(reason)
@@ -107,7 +108,7 @@ class Remote(Protocol):
     def read(self, name: str, offset: int, size: int, stat: Stat) -> Iterator[bytes]:
         """Yields exactly `size` bytes from `offset` of the file described by `stat`.
 
-        Without `stat.ranges`, the offset is 0 and the size is that of the file.
+        If `stat.ranges` is False, only the complete file can be read.
         """
 
     def files(self, folder: str) -> dict[str, Stat]:
@@ -130,7 +131,7 @@ def passes(status: int, code: str = "") -> bool:
 def failure(where: str, error: BaseException, bundle: str) -> StoreError | UnavailableError:
     """Returns UnavailableError for a failed connection if a retry may succeed, else StoreError.
 
-    `bundle` is the environment variable for certificate authorities.
+    `bundle` is the name of the environment variable for certificate authorities.
     """
     causes = _causes(error)
     if any(isinstance(cause, socket.gaierror) and cause.errno in _NO_SUCH_HOST for cause in causes):
@@ -151,7 +152,7 @@ def failure(where: str, error: BaseException, bundle: str) -> StoreError | Unava
 
 
 def exactly(size: int, read: Callable[[int], bytes], most: int = CHUNK_BYTES) -> Iterator[bytes]:
-    """Yields `size` bytes in chunks of at most `most`."""
+    """Yields exactly `size` bytes in chunks of at most `most` bytes."""
     position = 0
     while position < size:
         chunk = read(min(most, size - position))
@@ -166,7 +167,7 @@ def pause_s(retry_after: str) -> float:
     if NUMBER.fullmatch(retry_after):
         return float(retry_after)
     try:
-        import email.utils  # this import is a fifth of a process's start time on other hosts
+        import email.utils  # this import would be a fifth of the start time of a process on a host
 
         date = email.utils.parsedate_tz(retry_after)
         return max(0.0, email.utils.mktime_tz(date) - time.time()) if date else 0.0
@@ -175,7 +176,7 @@ def pause_s(retry_after: str) -> float:
 
 
 def reason(error: BaseException) -> str:
-    """Returns the system's words for a network failure; the exception's own text may hold a URL."""
+    """Describes a network failure without the text of the exception, which may contain a URL."""
     causes = _causes(error)
     for cause in causes:
         if isinstance(cause, TooSlowError):

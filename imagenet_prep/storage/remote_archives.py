@@ -1,7 +1,7 @@
 """Reads byte ranges of archives on a server, with many requests in flight.
 
-The images of a shard are scattered over the archives, so each one needs its own request, which is
-mostly latency. A worker announces its next reads in order, and requests are sent in advance.
+The images of a shard are scattered over the archives, so each image needs its own request, which
+mostly waits for the server. A worker announces its next reads, and requests are sent in advance.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _WINDOW_BYTES = MOST_BYTES // 2
 class RemoteArchives:
     """Archives on a server, with the interface of `ArchiveReader`. Picklable and thread-safe.
 
-    Each thread prefetches the ranges it has announced.
+    Each thread prefetches the ranges that it has announced.
     """
 
     def __init__(self, files: dict[str, RemotePath]) -> None:
@@ -73,10 +73,10 @@ class RemoteArchives:
     ) -> list[Entry]:
         """Returns the files in bytes [start, stop) of an archive, from a kept list or from `files`.
 
-        `files` gets a reader whose offsets only increase. `is_whole` tells whether a kept list can
-        be complete; each file is verified when it is read. For few and large files, `header_bytes`
-        is the size of the header that `files` reads before each: then only the headers named by the
-        kept list are read, not every byte.
+        `files` lists the files with a reader, at increasing offsets. `is_whole` returns whether a
+        kept list can be complete. Each file is verified when it is read. `header_bytes` is set for
+        few and large files: then `files` only reads a header of this size before each file, and
+        the headers named by the kept list are prefetched.
         """
         path = self._files[archive]
         lists = path.site.lists
@@ -100,11 +100,11 @@ class RemoteArchives:
         return kept.files
 
     def known_md5(self, archive: str) -> str | None:
-        """Returns the md5 stored with the list of an archive's files, or None."""
+        """Returns the md5 that was found while listing an archive's files, or None."""
         return self._md5.get(archive)
 
     def md5(self, archive: str) -> str:
-        """Returns the md5 of an archive from its kept list, or by reading the archive."""
+        """Returns the md5 of an archive from the list of its files, or by reading the archive."""
         path = self._files[archive]
         size, lists = path.stat.size, path.site.lists
         kept = lists.find(str(path), path.stat, 0, size) if lists else None
@@ -125,7 +125,7 @@ class RemoteArchives:
 
 @dataclass(eq=False)
 class _Request:
-    """A request, the number of its ranges not yet taken, and its answer once sent."""
+    """A request for `num_ranges` ranges that were not taken yet, and its answer once it is sent."""
 
     archive: str
     start: int
@@ -151,7 +151,7 @@ class _Ahead:
             self._request_of |= {piece: request_of[piece] for piece in window}
         self._waiting = deque(dict.fromkeys(self._request_of.values()))
         self._in_flight: set[Future[bytes]] = set()
-        # Bytes requested but not taken yet.
+        # The number of bytes that were requested but not taken yet.
         self._num_bytes = 0
         self._send()
 
@@ -214,7 +214,7 @@ def _merged(ranges: Iterable[Range]) -> dict[Range, _Request]:
 
 
 def _windows(ranges: Sequence[Range]) -> Iterator[list[Range]]:
-    """Splits ranges into groups that fit in memory, including the gaps between them."""
+    """Splits ranges into groups that fit in memory, including the gaps between ranges."""
     stops = itertools.accumulate(size + NEAR_BYTES for _, _, size in ranges)
     in_windows = zip(ranges, (stop // _WINDOW_BYTES for stop in stops), strict=True)
     for _, window in itertools.groupby(in_windows, lambda pair: pair[1]):

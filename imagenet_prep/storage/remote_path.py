@@ -1,6 +1,6 @@
-"""Files on a server, as the part of `pathlib.Path` that is needed to find archives.
+"""Paths of files on a server, with the methods of `pathlib.Path` that are needed to find archives.
 
-With it, the same function finds archives in a folder, in a bucket and on a web server.
+The same function can thus find archives in a folder, in a bucket and on a web server.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class Site:
     """A server's folder of archives. Picklable: a copy opens its own connections."""
 
     base: str
-    lists: KeptLists | None = None  # file lists from earlier passes; None to keep none
-    hashes: bool = True  # whether complete passes compute the md5
+    lists: KeptLists | None = None  # lists of the files in archives; None to store none
+    hashes: bool = True  # whether to compute the md5 when an archive is read completely
 
     @cached_property
     def remote(self) -> Remote:
@@ -52,14 +52,14 @@ class Site:
 
 @dataclass(frozen=True)
 class RemotePath:
-    """A file of a site, or its folder.
+    """A file or folder of a `Site`.
 
     Methods raise IncompleteError if the server does not answer, and StoreError if it refuses.
     """
 
     site: Site
-    relative: str = ""  # name below the site, parts separated by "/"; "" is its folder
-    known: Stat | None = field(default=None, compare=False)  # from a listing
+    relative: str = ""  # path below the site's folder; "" is the folder itself
+    known: Stat | None = field(default=None, compare=False)  # its state in a listing
 
     @property
     def name(self) -> str:
@@ -73,7 +73,7 @@ class RemotePath:
 
     @property
     def parent(self) -> RemotePath:
-        """The parent folder; the folder of the site is its own parent."""
+        """The parent folder; for the folder of the site, the folder itself."""
         return RemotePath(self.site, self.relative.rpartition("/")[0])
 
     def __truediv__(self, name: str) -> RemotePath:

@@ -17,7 +17,7 @@ from imagenet_prep.storage.remote import UnavailableError
 
 _FIRST_DELAY_S = 0.2
 _MAX_DELAY_S = 60.0
-# A server that requests a longer pause will not be back today.
+# Give up if the server requests a longer pause than this.
 _MAX_RETRY_AFTER_S = 900.0
 # If many objects fail together, print this many lines at once, then one per interval.
 _LINES_AT_ONCE, _LINE_EVERY_S = 5, 2.0
@@ -51,7 +51,7 @@ class RetryBudget:
         self._in_a_row = 0
 
     def wait(self, error: UnavailableError) -> None:
-        """Waits for the next attempt; raises IncompleteError if there is none."""
+        """Waits before the next attempt; raises IncompleteError if no attempt is left."""
         self.failures += 1
         self._in_a_row += 1
         delay = min(_MAX_DELAY_S, _FIRST_DELAY_S * 2 ** min(self._in_a_row - 1, 16))

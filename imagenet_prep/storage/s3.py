@@ -30,10 +30,10 @@ from imagenet_prep.storage.remote import (
     pause_s,
 )
 
-# Reuse a signature this long. S3 accepts it for 15 minutes around its date, by its own clock.
+# Use a signature for this time. S3 accepts it for 15 minutes around its date, by S3's clock.
 _SIGNED_FOR_S = 300
 
-# Maximum size of a listing. A dataset in 65,536 shards has a quarter of this, including receipts.
+# Maximum number of objects in a listing. A dataset in 65,536 shards has a quarter of this number.
 _MOST_LISTED = 1 << 20
 
 # The advice for permanent refusals, by S3 code and by status.
@@ -64,7 +64,7 @@ class _Signed(NamedTuple):
 
     url: str
     headers: dict[str, str]
-    until: float  # in time of the monotonic clock
+    until: float  # time of the monotonic clock
     proxied: bool  # whether requests go through a proxy
 
 
@@ -84,8 +84,8 @@ def checks_by_reading() -> bool:
 class S3:
     """A prefix of a bucket, with credentials from boto3's standard chain; thread-safe.
 
-    Raises UnavailableError if a retry may succeed, AbsentError if there is no such object, upload
-    or bucket, and StoreError for all other failures. No message contains credentials.
+    Methods raise UnavailableError if a retry may succeed, AbsentError if there is no such object,
+    upload or bucket, and StoreError for all other failures. No message contains credentials.
     """
 
     def __init__(self, base: str, connections: int, timeout_s: float) -> None:
@@ -106,13 +106,13 @@ class S3:
             retries={"total_max_attempts": 1},
             # Without this, URLs are signed with an older version that some buckets refuse.
             signature_version="s3v4",
-            # Each body has a CRC32C, which the signature covers. Also hashing the body would cost
-            # both sides a third of the speed; readers verify the sha256.
+            # Each body has a CRC32C, which the signature covers. A hash of the body in the
+            # signature would make uploads a third slower; readers verify the sha256.
             s3={"payload_signing_enabled": False},
             request_checksum_calculation="when_required" if checks_by_reading() else None,
         )
         try:
-            # Do not use boto3's session: it loads unneeded parts, which costs as much as 60 images.
+            # Do not use boto3's session: it loads unneeded parts in the time of 60 images.
             self._session = botocore.session.get_session()
             data_path = self._session.get_config_variable("data_path")
             self._session.register_component("data_loader", _loader(data_path))
@@ -128,17 +128,14 @@ class S3:
         self._ranges = Ranges(timeout_s, botocore.httpsession.get_cert_path(bundle))
 
     def where(self, name: str) -> str:
-        """See `Remote`."""
         return f"{self._base}/{name}"
 
     def stat(self, name: str) -> Stat:
-        """See `Remote`."""
         with self._explained(name):
             head = self.call("head_object", name)
             return Stat(head["ContentLength"], head["ETag"], True)
 
     def read(self, name: str, offset: int, size: int, stat: Stat) -> Iterator[bytes]:
-        """See `Remote`."""
         with self._explained(name):
             requested = f"{offset}-{offset + size - 1}"
             expected = f"bytes {requested}/{stat.size}"
@@ -148,11 +145,10 @@ class S3:
                     changed(self.where(name))
                 if sent != expected:
                     raise UnavailableError(f"the server sends {sent!r}, expected {expected!r}")
-                # Pass on large chunks: joining them would take a third of a pass's CPU time.
+                # Read large chunks: to join small ones would take a third of the CPU time.
                 yield from exactly(size, body.read, REQUEST_BYTES)
 
     def files(self, folder: str) -> dict[str, Stat]:
-        """See `Remote`."""
         with self._explained(folder):
             return {
                 name: Stat(entry["Size"], entry["ETag"], True)
@@ -216,8 +212,8 @@ class S3:
 
     def _opened(self, name: str, requested: str, etag: str) -> tuple[Any, str, str | None]:
         """Returns the body of a range, the ETag of its object, and the range in the answer."""
-        # boto3 takes 2.5 ms of CPU per small range, as much as the image in it. Only use it if our
-        # own request gets no plain answer, to explain the reason.
+        # boto3 takes 2.5 ms of CPU time per small range, as much as decoding the image. Use boto3
+        # only if `Ranges` gets no plain answer, to find the reason.
         if plain := self._answered(name, requested, etag):
             return plain, plain.headers.get("etag", ""), plain.headers.get("content-range")
         answer = self._client.get_object(**self.object(name), Range=requested, IfMatch=etag)

@@ -1,6 +1,6 @@
-"""Temporary space below TMPDIR for files that are on their way to a bucket.
+"""Temporary folders below TMPDIR for files that will be uploaded to a bucket.
 
-Each process locks its folder, and removes all unlocked ones, which are from killed processes.
+Each process locks its folder. It removes unlocked folders, which killed processes have left.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _mine: Path | None = None
 
 
 def folder(name: str) -> Path:
-    """Returns the path of `name` for all processes of this user; creates nothing."""
+    """Returns a path that all processes of this user share for `name`; creates nothing."""
     return Path(tempfile.gettempdir()) / f"imagenet-prep-{os.getuid()}" / name
 
 
@@ -45,7 +45,7 @@ def make(path: Path) -> None:
 
 
 def own() -> Path:
-    """Returns a folder for only this process, until it calls `leave` or ends."""
+    """Returns the folder of this process, and creates it if needed; `leave` removes it."""
     global _mine
     with _lock:
         if _mine is None or not _mine.is_dir():
@@ -89,7 +89,7 @@ def _hold(parent: Path) -> Path:
     while True:
         make(parent)
         path = parent / uuid.uuid4().hex
-        # A different process may remove both folders until this one is locked.
+        # A different process may remove both folders before this process has locked `path`.
         with contextlib.suppress(FileNotFoundError):
             path.mkdir()
             # The descriptor stays open, and so locked, until the process ends.

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
-# A hundred connections over a link of 1 Mbit/s still have more than this each.
+# If a hundred connections share a link of 1 Mbit/s, each of them is still faster than this.
 LEAST_BYTES_PER_S = 1000
 # Maximum size of an answer that is not a file. A list of 1,000 objects has 1 MB.
 _MOST_ANSWER_BYTES = 32 << 20
@@ -50,7 +50,7 @@ class SteadyReader(io.RawIOBase):
         if self._window_s is None:
             return size
         if self._answers:
-            # Only count the time spent waiting: the caller's own work is not the server's fault.
+            # Count only the time of waiting, not the time in which the caller uses the bytes.
             self._waited_s += _clock() - start
         self._answers = True
         self._num_bytes += size or 0

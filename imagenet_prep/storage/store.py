@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 
 
 class Readable(Protocol):
-    """A read-only dataset: files by relative names; picklable and thread-safe."""
+    """A dataset whose files can be read by their relative names; picklable and thread-safe."""
 
     @property
     def as_folder(self) -> LocalStore | None:
         """The local folder of the dataset, for cheap direct access; None if it is not a folder."""
 
     def where(self, name: str = "") -> str:
-        """Returns the name of the dataset, or of one of its files, for messages."""
+        """Returns the path or URL of the dataset or of one of its files, for messages."""
 
     def size(self, name: str) -> int | None:
         """Returns the size of a file in bytes, or None if it does not exist."""
@@ -59,7 +59,7 @@ class Readable(Protocol):
 
 
 class Store(Readable, Protocol):
-    """A dataset in storage: files by relative names, each complete or absent.
+    """A dataset that can be read and written; each file is complete or absent.
 
     Picklable, and safe for use by several threads, processes and machines.
     """
@@ -80,25 +80,26 @@ class Store(Readable, Protocol):
     def publish(
         self, temporary: Path, name: str, sha256: str | None = None, check: Check = unchecked
     ) -> None:
-        """Makes a synced temporary file visible as `name`; `check` is called before each try."""
+        """Makes a synced temporary file visible as `name`; calls `check` before each attempt."""
 
     def take_over(
         self, source: object, files: Iterable[File], stats: Mapping[str, Stat] | None = None
     ) -> None:
         """Adds files of a different dataset by hard links, or by copies that the server makes.
 
-        `stats` holds the state of files earlier in this run. Raises IncompleteError if one changed,
-        DataDamagedError if one is missing or different, and UsageError for other kinds of stores.
+        `stats` has the state of files earlier in this run. Raises IncompleteError if a file has
+        changed since, DataDamagedError if a file is missing or different from `files`, and
+        UsageError if `source` is a different kind of store.
         """
 
     def write(self, name: str, data: bytes) -> None:
         """Publishes a complete small file."""
 
     def claim(self, name: str, data: bytes) -> bytes:
-        """Publishes a small file if it does not exist yet; returns the content it then has."""
+        """Publishes a small file unless it exists; returns the content that it now has."""
 
     def take(self, name: str) -> bool:
-        """Creates an empty work file; returns False if a run on any machine was first."""
+        """Creates an empty work file; returns False if a different run has created it before."""
 
     def remove(self, *names: str) -> None:
         """Removes files durably; they may be absent."""
@@ -110,21 +111,19 @@ class Store(Readable, Protocol):
         """Removes a folder of work files; it may be absent."""
 
     def lock(self) -> contextlib.AbstractContextManager[None]:
-        """Locks the dataset for one writing run, as far as necessary."""
+        """Locks the dataset during the block, if the storage needs a lock between writing runs."""
 
 
 class FolderRemote:
-    """A folder, as `Remote`."""
+    """A folder that implements `Remote`."""
 
     def __init__(self, root: Path) -> None:
         self._folder = LocalStore(root)
 
     def where(self, name: str) -> str:
-        """See `Remote`."""
         return self._folder.where(name)
 
     def stat(self, name: str) -> Stat:
-        """See `Remote`."""
         with self._explained(name):
             status = self._folder.path(name).stat()
         if not stat.S_ISREG(status.st_mode):
@@ -132,13 +131,11 @@ class FolderRemote:
         return Stat.of(status)
 
     def read(self, name: str, offset: int, size: int, stat: Stat) -> Iterator[bytes]:
-        """See `Remote`."""
         with self._explained(name), self._folder.opened(name, stat) as file:
             file.seek(offset)
             yield from exactly(size, file.read)
 
     def files(self, folder: str) -> dict[str, Stat]:
-        """See `Remote`."""
         return self._folder.stats(folder)
 
     @contextlib.contextmanager
@@ -154,7 +151,7 @@ class FolderRemote:
 
 
 def open_store(base: str) -> Store:
-    """Returns the dataset at `base`, a folder or s3://bucket/prefix, without sending a request.
+    """Returns the store at `base` (a folder or s3://bucket/prefix) without sending a request.
 
     Raises UsageError if credentials cannot be loaded or boto3 is not installed.
     """
@@ -167,7 +164,7 @@ def open_store(base: str) -> Store:
 
 
 def open_readable(base: str) -> Readable:
-    """Returns the dataset at a folder, s3:// or http(s):// URL; see `open_store`."""
+    """Returns the dataset in a folder or at an s3:// or http(s):// URL; see `open_store`."""
     if base.startswith(("http://", "https://")):
         # This import takes longer than all other imports of a process on a remote host.
         from imagenet_prep.storage.http import WebFolder
@@ -177,12 +174,12 @@ def open_readable(base: str) -> Readable:
 
 
 def same_place(*places: str) -> bool:
-    """Returns whether results of `Store.where` mean the same folder or prefix."""
+    """Returns whether all these paths and URLs are the same folder or prefix."""
     return len({place if is_remote(place) else Path(place).resolve() for place in places}) == 1
 
 
 def open_remote(base: str, *, connections: int, timeout_s: float) -> Remote:
-    """Returns the folder at a path, s3:// or http(s):// URL; see `open_store`.
+    """Returns a local folder, or the folder at an s3:// or http(s):// URL; see `open_store`.
 
     At most `connections` reads run at once; each fails after `timeout_s` without a byte.
     """

@@ -26,7 +26,7 @@ Opened = contextlib.AbstractContextManager[BinaryIO]
 
 
 def rows(store: Readable, shard: Shard, num_classes: float = math.inf) -> Iterator[Sample]:
-    """Yields the samples of a shard in record order; verifies and raises like `lines`."""
+    """Yields the samples of a shard in record order, with the checks and errors of `lines`."""
     where = store.where(_name(shard))
     return samples.parse(lines(store, shard), where, num_classes=num_classes)
 
@@ -34,22 +34,22 @@ def rows(store: Readable, shard: Shard, num_classes: float = math.inf) -> Iterat
 def heads(
     store: Readable, shard: Shard, num_classes: int, *, images: bool = False
 ) -> Iterator[Head]:
-    """Yields the leading fields of each line, see `samples.heads`; raises like `lines`."""
+    """Yields the class index, key and (if `images`) image columns of each sample of a shard."""
     where = store.where(_name(shard))
     return samples.heads(lines(store, shard), where, num_classes=num_classes, images=images)
 
 
 def each(parse: Parse[Row], store: Readable, shards: Iterable[Shard]) -> Iterator[Iterator[Row]]:
-    """Yields the result of `parse` per table, prefetching the next few.
+    """Yields the result of `parse` for the table of each shard; prefetches the next few tables.
 
-    If one raises, as `lines` does, the following tables are still yielded.
+    If reading a table raises an error, the following tables are still yielded.
     """
     for shard, opening in ahead(partial(_opened, store), shards):
         yield parse(lines(store, shard, opening.result), store.where(_name(shard)))
 
 
 def mentions(store: Readable, shard: Shard, texts: Iterable[bytes]) -> bool:
-    """Returns whether a table contains one of the texts, or must be read line by line."""
+    """Returns False if a shard's table contains none of the texts; True if it may contain one."""
     with contextlib.suppress(OSError), store.opened(_name(shard)) as file:
         data = file.read(min(shard.samples_bytes, _AHEAD_BYTES) + 1)
         if hashlib.sha256(data).hexdigest() == shard.samples_sha256:

@@ -1,11 +1,11 @@
 """Uploads objects to S3, in parts if they are large; each object is correct or absent.
 
 Every object is sent with its sha256 as metadata, and with the CRC32C of its content, which the
-server verifies. Some servers do not support it: then the caller reads the object back. A multipart
+server verifies. If a server does not support CRC32C, the caller reads the object back. A multipart
 upload is only completed if the sha256 of the sent bytes is right.
 
-boto3's own transfer (s3transfer) needs the CRC32C before the first byte is read, and the package
-awscrt to compute it for a part. It does not check the sha256 before completing an upload.
+boto3's own uploads (s3transfer) need the CRC32C before the first byte is read, and the package
+awscrt to compute the CRC32C of a part. They do not check the sha256 before the end of an upload.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ SHA256 = "sha256"
 
 
 class UnkeptProblem(Problem):
-    """The server does not store the checksums of an object: retrying would not help."""
+    """The server does not store the checksums of an object, so a retry would not help."""
 
 
 class Stored(NamedTuple):
-    """The server's record of an object: its sha256 metadata, and its CRC32C in base64."""
+    """The server's record of an object, with the sha256 in its metadata and a base64 CRC32C."""
 
     num_bytes: int
     sha256: str | None
@@ -70,7 +70,7 @@ class Uploader:
     def send(
         self, file: File, opened: BinaryIO, remedy: str, check: Check = unchecked
     ) -> str | None:
-        """Uploads the bytes of `opened`; `remedy` is the advice if they are wrong.
+        """Uploads the content of `opened`; `remedy` is the advice if its sha256 is wrong.
 
         `check` is called before each request that makes the object visible. Returns the CRC32C in
         base64, or None if the server has confirmed it.
@@ -98,7 +98,7 @@ class Uploader:
     def send_small(
         self, file: File, data: bytes, check: Check = unchecked, **conditions: str
     ) -> str | None:
-        """Like `send`, in one request, with S3 conditions such as IfNoneMatch."""
+        """Uploads a small object in one request, with S3 conditions such as IfNoneMatch."""
         checksum = _written(crc32c.crc32c(data))
         answer = self.call(
             file.name,
@@ -112,7 +112,7 @@ class Uploader:
         return None if answer.get("ChecksumCRC32C") == checksum else checksum
 
     def abort(self, name: str, upload: str) -> None:
-        """Removes a multipart upload; it may be absent."""
+        """Removes a multipart upload, if it exists."""
         with contextlib.suppress(AbsentError):
             self.call(name, "abort_multipart_upload", UploadId=upload)
 

@@ -210,7 +210,7 @@ def test_a_part_of_a_partitioned_set_is_refused_in_one_sentence(
     for name in sorted(whole):
         result = command.run(*asked((READING | WRITING)[name], str(root), tmp_path))
         assert result.code == 2, (name, result)
-        assert f"{root} is part 0 of 2, copies: 1, and this needs the complete dataset" in (
+        assert f"{root} is part 0 of 2, copies: 1, but this command needs the complete dataset" in (
             result.err
         ), name
         shutil.rmtree(tmp_path / "out", ignore_errors=True)

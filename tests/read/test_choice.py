@@ -353,7 +353,9 @@ def test_parts_and_sets_without_names_are_refused(pictures: Path) -> None:
     records = Records(open_dataset(str(pictures)), "train")
     object.__setattr__(records.dataset, "placement", Placement(0, 2))
     half = asked_for(str(pictures), "train", 1, fraction=0.5)
-    with pytest.raises(UsageError, match="is part 0 of 2, copies: 1, and this needs the complete"):
+    with pytest.raises(
+        UsageError, match="is part 0 of 2, copies: 1, but this command needs the complete"
+    ):
         Choice(half, records.dataset.classes).numbers([records])
     nameless = Records(open_dataset(str(pictures)), "train")
     object.__setattr__(nameless.manifest, "lacks", {"image/filename": "empty"})

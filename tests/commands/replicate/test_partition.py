@@ -117,7 +117,7 @@ def test_a_part_is_no_data_set_to_replicate(dataset: Path, tmp_path: Path) -> No
     refused = command.run("replicate", tmp_path / "part", "--to", tmp_path / "more")
 
     assert refused.code == 2
-    assert "is part 0 of 2, copies: 1, and this needs the complete dataset." in refused.err
+    assert "is part 0 of 2, copies: 1, but this command needs the complete dataset." in refused.err
 
 
 def test_more_copies_than_hosts_and_the_leaders_own_folder_are_refused(

@@ -55,14 +55,11 @@ class Request:
         """The body of a message: the manifest, then each column.json."""
         return b"".join([self.data, *self.columns.values()])
 
-    @property
-    def sizes(self) -> dict[str, int]:
-        """The size of each column.json in `body`, by column name."""
-        return {name: len(data) for name, data in self.columns.items()}
-
-    def placement(self, address: str) -> tuple[int, int, int]:
-        """Returns the node, nodes and copies of a host's part, for a message."""
-        return dataclasses.astuple(self.placements[address])
+    def fields(self, address: str) -> Json:
+        """Returns the fields of a message to a host that describe `body` and the host's part."""
+        sizes = {name: len(data) for name, data in self.columns.items()}
+        placement = dataclasses.astuple(self.placements[address])
+        return {"protocol": PROTOCOL, "columns": sizes, "placement": placement}
 
 
 def ask(num_files: Mapping[str, int], request: Request) -> list[Json | ImagenetPrepError]:
@@ -87,14 +84,7 @@ def _ask(address: str, request: Request, num_files: int) -> Json:
     words = ("imagenet_prep.distribute.receive", request.path)
     config = request.config
     process = Process(address, config.python, words, FROM_LOOKING, config.timeout)
-    process.channel.begin(
-        "look",
-        request.body,
-        protocol=PROTOCOL,
-        columns=request.sizes,
-        prove=config.prove,
-        placement=request.placement(address),
-    )
+    process.channel.begin("look", request.body, prove=config.prove, **request.fields(address))
     most = num_files + len(request.columns) + _MORE_PROBLEMS
     problems: list[Problem] = []
     answers: list[Json] = []

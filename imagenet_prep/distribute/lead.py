@@ -22,7 +22,6 @@ from imagenet_prep.distribute.chain import Chain, Peer
 from imagenet_prep.distribute.hosts import Request
 from imagenet_prep.distribute.messages import FROM_GIVER
 from imagenet_prep.hosts.channel import START_S, Frame, Process
-from imagenet_prep.hosts.messages import PROTOCOL
 from imagenet_prep.hosts.process import command_on, plain, run
 from imagenet_prep.storage.folder import LocalStore
 
@@ -177,8 +176,6 @@ class Leader:
         process.channel.begin(
             "give",
             request.body,
-            protocol=PROTOCOL,
-            columns=request.sizes,
             root=request.path if host else request.root,
             trusted=host is None,
             address=peer.address,
@@ -186,9 +183,9 @@ class Leader:
             origin=self._origin,
             python=config.python,
             prove=prove,
-            placement=request.placement(peer.address),
             parent=config.from_parent or "",
             limit=config.bandwidth_limit * 1e6,
+            **request.fields(peer.address),
         )
 
         def take(frame: Frame) -> bool:

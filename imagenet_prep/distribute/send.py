@@ -4,8 +4,7 @@ The leader starts `python -m imagenet_prep.distribute.send SILENCE_S`, if needed
 the sender ends when the leader ends. A file is forwarded while it is still arriving, so a chain of
 hosts takes hardly longer than a single transfer.
 
-The process has three threads: `Hop.run` sends files, one thread reads messages from the receiver,
-and one reads messages from the leader.
+`Hop.run` sends files, while two threads read messages from the receiver and from the leader.
 """
 
 from __future__ import annotations
@@ -55,15 +54,10 @@ class Hop:
         self.receiver = Process(
             settings["address"], settings["python"], words, FROM_STORING, silence_s
         )
+        same = {name: settings[name] for name in ("columns", "origin", "prove", "parent")}
+        placement = dataclasses.astuple(settings["placement"])
         self.receiver.channel.begin(
-            "store",
-            give.body,
-            protocol=PROTOCOL,
-            columns=settings["columns"],
-            origin=settings["origin"],
-            prove=settings["prove"],
-            placement=dataclasses.astuple(settings["placement"]),
-            parent=settings["parent"],
+            "store", give.body, protocol=PROTOCOL, placement=placement, **same
         )
 
     def run(self) -> None:

@@ -116,8 +116,7 @@ def _shares(
     """Returns the number of labelled images, top-1, top-5, and the number of the images' classes.
 
     `classes` [images, 5] are the predictions, `labelled` [labels, 2] are pairs of an image number
-    and a right class, and `own` [images] are the dataset's labels. If `by_class`, top-1 and top-5
-    are averaged over the classes in `own`.
+    and a right class, and `own` [images] are the dataset's labels. `by_class` averages over `own`.
     """
     image, label = labelled.T
     hits = classes[image] == label[:, None]

@@ -53,9 +53,7 @@ class LocalStore:
         """The store itself."""
         return self
 
-    @property
-    def as_folder(self) -> LocalStore:
-        return self
+    as_folder = local
 
     def where(self, name: str = "") -> str:
         return f"{self._called}/{name}" if name else self._called
@@ -335,7 +333,6 @@ class LocalStore:
             return self.open(_LOCK, os.O_RDWR | os.O_CREAT)
 
     def _refuse_foreign_work(self) -> None:
-        """Raises StoreError if `.work` belongs to a different user."""
         # Accept the owner of the folder, who controls its contents anyway. File systems that change
         # owners (NFS for root, FUSE) show the same owner for both.
         path = self.root / naming.WORK

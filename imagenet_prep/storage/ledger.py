@@ -183,8 +183,7 @@ class Ledger:
     def add(self, files: Mapping[str, os.stat_result], **result: Any) -> None:
         """Adds a note with the same result for each verified file.
 
-        `files` has the stat results before the files were read. In a read-only folder, notes are
-        only kept in memory.
+        `files` has the stat results before the read. In a read-only folder, notes stay in memory.
         """
         new = {
             name: {"name": name, **Identity.of(status)._asdict(), **result}
@@ -200,7 +199,6 @@ class Ledger:
                 self._journal.add(*new.values())
 
     def _is_trusted(self, status: os.stat_result) -> bool:
-        """Returns whether only trusted users can have written a ledger with this status."""
         return inside.is_only_ours(status) or (
             self._trusts_owner
             and status.st_uid == self._store.root.stat().st_uid

@@ -1,8 +1,7 @@
 """The interface for reading files by byte range from web servers, S3 and folders.
 
 Each read is a single attempt. It raises `UnavailableError` if a retry may succeed, and the caller
-decides how often to retry. Messages never contain the text of an exception, which may contain a
-signed URL.
+decides how often to retry. Messages never quote an exception, whose text may have a signed URL.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ from imagenet_prep.hosts.process import Ending, command_on, plain, run_all
 
 # Number of hosts that are checked at the same time, each through its own ssh process.
 _MAX_ASKED = 32
-# A host may report one problem per file, and these: of the manifest and of placement.json.
+# A host may report a problem of each file, and also of the manifest and of placement.json.
 _MORE_PROBLEMS = 2
 
 

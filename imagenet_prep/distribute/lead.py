@@ -137,7 +137,7 @@ class Leader:
         self._news.append(partial(self._say, f"{peer.address}: {sentence}"))
 
     def _report(self) -> None:
-        # Not called in `_message`, which treats any error (of a terminal, too) as the sender's.
+        # Print here and not in `_message`, which would blame the sender for a closed terminal.
         news, self._news = self._news, []
         for report in news:
             report()

@@ -96,7 +96,7 @@ class Line:
         return self._wrong[name] >= MAX_WRONG
 
     def finish(self) -> None:
-        """Raises BrokenError if files are lacking, although the receiving host is complete."""
+        """Raises BrokenError if a host that reports to be complete still lacks files."""
         remaining = len(self._lacking) + len(self._going)
         if not self.all_named or remaining:
             raise BrokenError(f"it is complete, but lacks {counted(remaining, 'file')}")

@@ -153,7 +153,7 @@ class Replica(Target):
         self._ledger.add({file.name: arriving.status}, sha256=file.sha256)
 
     def put(self, file: File, chunks: Callable[[], Iterable[bytes]]) -> None:
-        """Writes and verifies a file; see `incoming`."""
+        """Writes a file, and verifies it before it gets its final name."""
         with self.incoming(file) as arriving:
             for chunk in chunks():
                 arriving.append(chunk)

@@ -67,7 +67,7 @@ class Sheet:
 
         `classes` [images, 5] are the predicted class indices, the likeliest first, padded with -1.
         `within` are the predictions among only the dataset's classes, or None if unknown. Without
-        `keys`, both have all images in record order.
+        `keys`, the predictions are those of all images in record order.
         """
         dataset = self.sets[name]
         order, own = dataset.order(keys, len(classes)), dataset.class_index

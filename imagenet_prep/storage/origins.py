@@ -52,7 +52,7 @@ def find(digest: str) -> Origin | None:
     """Returns the origin of a dataset; None if it is unknown or others could have written it."""
     with contextlib.suppress(OSError, ImagenetPrepError, ValueError):
         noted = records.loads(_Note, LocalStore(_folder()).read_ours(_name(digest), _MAX_BYTES))
-        # Check the digest: the folder may be shared, and the file contain a different note.
+        # Compare the digests: in a shared folder, the file may belong to a different dataset.
         return Origin(noted.root, noted.files) if noted.digest == digest else None
     return None
 

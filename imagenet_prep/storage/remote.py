@@ -34,7 +34,7 @@ _TUNNEL = re.compile(r"Tunnel connection failed: ([0-9]{3})")
 _NO_SUCH_HOST = {socket.EAI_NONAME, socket.EAI_NODATA}
 
 
-# A function that is called right before a file becomes visible, and can prevent this by an error.
+# A function that is called before a file becomes visible. If it raises, the file stays hidden.
 Check = Callable[[], object]
 
 

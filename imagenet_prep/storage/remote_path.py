@@ -73,7 +73,7 @@ class RemotePath:
 
     @property
     def parent(self) -> RemotePath:
-        """The parent folder; for the folder of the site, the folder itself."""
+        """The parent folder. The parent of the site's folder is the folder itself."""
         return RemotePath(self.site, self.relative.rpartition("/")[0])
 
     def __truediv__(self, name: str) -> RemotePath:

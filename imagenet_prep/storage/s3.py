@@ -112,7 +112,7 @@ class S3:
             request_checksum_calculation="when_required" if checks_by_reading() else None,
         )
         try:
-            # Do not use boto3's session: it loads unneeded parts in the time of 60 images.
+            # Do not use boto3's session: loading its parts takes as long as preparing 60 images.
             self._session = botocore.session.get_session()
             data_path = self._session.get_config_variable("data_path")
             self._session.register_component("data_loader", _loader(data_path))

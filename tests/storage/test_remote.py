@@ -398,7 +398,7 @@ def test_a_file_that_holds_no_cookies_is_named_and_not_quoted(
     cookies = tmp_path / "cookies.txt"
     cookies.write_text(f"# Netscape HTTP Cookie File\n{SECRET}\n")
     monkeypatch.setenv(credentials.COOKIES_VARIABLE, str(cookies))
-    with pytest.raises(UsageError, match="no Netscape cookie file") as caught:
+    with pytest.raises(UsageError, match="not a Netscape cookie file") as caught:
         open_here("http://127.0.0.1")
     assert SECRET not in str(caught.value)
 

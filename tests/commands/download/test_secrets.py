@@ -127,5 +127,5 @@ def test_a_broken_cookie_file_is_not_quoted(tmp_path: Path) -> None:
     result = command.run("download", *arguments(into, "http://127.0.0.1:9"), env=env)
 
     assert (result.code, result.out) == (2, "")
-    assert "no Netscape cookie file" in result.err
+    assert "not a Netscape cookie file" in result.err
     assert_no_secret(result, into)

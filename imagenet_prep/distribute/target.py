@@ -114,7 +114,7 @@ class Target:
         if parent.size(naming.MANIFEST) is None:
             raise UsageError(
                 f"--from-parent: {parent.where()} is not a replica: it has no {naming.MANIFEST}. "
-                "Without --from-parent, all files are moved."
+                "Without --from-parent, all files are copied."
             )
         columns = [of_store.find(parent, entry.name) for entry in self.columns]
         in_parent = WHOLE.files(Dataset.at(parent).manifest, [*filter(None, columns)])

@@ -104,9 +104,10 @@ class EvaluatedSet:
         if differing or len(number_of) != count or (keys is not None and len(keys) != count):
             differ = f"; keys that differ: {some(differing)}" if differing else ""
             raise UsageError(
-                f"{self.name} has {counted(len(self.keys), 'image')}; expected as many predictions "
-                f"and keys, got {counted(count, 'prediction')} and {counted(len(number_of), 'key')}"
-                f"{differ}. Use the reader's mask to exclude the padding of its last batch."
+                f"{self.name} has {counted(len(self.keys), 'image')}; expected the same number of "
+                f"predictions and keys, got {counted(count, 'prediction')} and "
+                f"{counted(len(number_of), 'key')}{differ}. "
+                "Use the reader's mask to exclude the padding of its last batch."
             )
         return np.array([number_of[key] for key in self.keys], np.int64)
 

@@ -230,9 +230,9 @@ def differences(a: Dataset, b: Dataset) -> dict[str, str]:
             )
             different = sum(rows_a[table] != rows_b[table] for table in rows_a.keys() & rows_b)
             result[name] = (
-                f"{counted(different, 'file')} of equal records with different rows; "
-                f"{counted(len(rows_a.keys() - rows_b), 'file')} of A and "
-                f"{len(rows_b.keys() - rows_a)} of B of different records"
+                f"different rows for equal records in {counted(different, 'file')}; different "
+                f"records in {counted(len(rows_a.keys() - rows_b), 'file')} of A and "
+                f"{len(rows_b.keys() - rows_a)} of B"
             )
     return result
 

@@ -87,6 +87,6 @@ def lines(
         raise DataDamagedError(f"{where}: {number:,} lines, expected {shard.examples:,}")
     if (sha256 := digest.hexdigest()) != shard.samples_sha256:
         raise DataDamagedError(
-            f"{where}: sha256 {sha256}, the manifest says {shard.samples_sha256}. Copy it again "
-            "from the original dataset."
+            f"{where}: sha256 {sha256}, the manifest says {shard.samples_sha256}. Copy the "
+            "table again from the original dataset."
         )

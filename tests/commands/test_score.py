@@ -95,6 +95,7 @@ def test_it_needs_no_framework_and_refuses_in_one_line(given: dict[str, Path]) -
 def test_predictions_of_another_set_are_refused(given: dict[str, Path], tmp_path: Path) -> None:
     other = write_names(tmp_path / "other", [(VALIDATION[n], 0) for n in range(5)])
     with pytest.raises(
-        UsageError, match="has 5 images; expected as many predictions and keys, got 6 predictions"
+        UsageError,
+        match="has 5 images; expected the same number of predictions and keys, got 6 predictions",
     ):
         score_verb.run([str(given["said.csv"]), str(other)])

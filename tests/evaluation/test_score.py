@@ -211,7 +211,7 @@ def test_wnids_and_labels_that_merely_disagree_are_taken(tmp_path: Path) -> None
         (
             np.zeros((3, 10)),
             None,
-            "has 4 images; expected as many predictions and keys, got 3 predictions",
+            "has 4 images; expected the same number of predictions and keys, got 3 predictions",
         ),
         (np.zeros((4, 10)), ["a/1", "a/2", "b/1"], "4 predictions and 3 keys; keys that differ"),
         (np.zeros((4, 10)), ["a/1", "a/2", "b/1", "c"], "keys that differ: b/2, c"),

@@ -1,11 +1,12 @@
-"""Runs tasks in parallel; each finished task leaves a receipt.
+"""Runs tasks in parallel and stores a receipt for each finished task.
 
 A task is finished if its receipt, `.work/<stage>-<digest>/receipts/<task>.json`, and the files
-named in it exist. The next run skips finished tasks. Each configuration has its own digest.
+named in the receipt exist. The next run skips finished tasks. Different settings have different
+digests.
 
-Workers take one task at a time, so none waits for the slowest. They are threads or processes or,
-with Beam's options after `--`, slots of a cluster (`engine.transform.Receipts`). Beam never gets
-image bytes, so memory does not grow with the dataset. Tasks of lost workers are done by a new job.
+Each worker takes one task at a time, so fast workers never wait for slow ones. Workers are threads,
+processes or, with a --runner of Apache Beam, slots of a cluster (`engine.transform.Receipts`).
+Images never pass through Beam, so its memory use does not grow with the dataset.
 """
 
 from __future__ import annotations

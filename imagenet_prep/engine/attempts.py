@@ -1,4 +1,4 @@
-"""Runs a stage: workers on this machine, or cluster jobs, until every task has its receipt."""
+"""Runs the tasks of a stage, on this machine or a cluster, until every task has a receipt."""
 
 from __future__ import annotations
 
@@ -18,20 +18,21 @@ from imagenet_prep.engine.stage import AnyContent, AnyTask, Receipt, Stage
 from imagenet_prep.engine.workers import PROCESSES, Processes, Started, Threads, Workers
 from imagenet_prep.storage.store import Store
 
-# Seconds between checks for receipts: free on this machine, a request elsewhere.
+# Seconds between checks for new receipts. In a bucket, each check costs a request.
 _POLL_S = 0.2
 _POLL_ELSEWHERE_S = 2.0
-# Checks for receipts may use this share of a core; one check of 21,841 tasks takes 30 ms.
+# Share of a CPU core that these checks may use; one check of 21,841 tasks takes 30 ms.
 _LOOKING_SHARE = 0.02
 _PAUSE_S = 5.0
-# Flink still counts the slots of a dead TaskManager for a while, so a job may finish no task.
+# Number of jobs in a row without a finished task before the run fails. One such job is normal:
+# for a while, Flink still assigns work to a TaskManager that has died.
 _FUTILE_JOBS = 3
 
 Collect = Callable[[], tuple[int, bool]]
 
 
 class Followed(Generic[AnyContent]):
-    """The receipts of a stage's tasks, by task, as they appear."""
+    """Collects the receipts of a stage's tasks, by task name, and shows the progress."""
 
     def __init__(
         self,
@@ -48,7 +49,7 @@ class Followed(Generic[AnyContent]):
         self._stage, self._tasks, self._watch = stage, tasks, watch
         for receipt in self.receipts.values():
             watch(receipt)
-        # If images are written, the shards come last; archives that are hashed are no shards.
+        # If images are written, only shards are counted. They come last, after archives to hash.
         counted = [task for task in tasks if not images or isinstance(task, type(tasks[-1]))]
         self._progress = Progress(
             title or stage.name,
@@ -65,7 +66,7 @@ class Followed(Generic[AnyContent]):
         return [task for task in self._tasks if task.name not in self.receipts]
 
     def collect(self) -> tuple[int, bool]:
-        """Updates receipts and progress; returns how many tasks are finished, and if all are."""
+        """Updates receipts and progress; returns the number of finished tasks, and if all are."""
         for name, receipt in self._stage.receipts(task.name for task in self.left).items():
             self.receipts[name] = receipt
             self._progress.add(getattr(receipt.content, "num_bytes", 0), _examples(receipt))
@@ -92,12 +93,12 @@ def run(
     watch: Callable[[Receipt[AnyContent]], None] = lambda _: None,
     quiet: bool = False,
 ) -> list[Receipt[AnyContent]]:
-    """Runs the unfinished tasks and returns the receipts of all tasks, in order.
+    """Runs the unfinished tasks and returns the receipts of all tasks, in the order of `tasks`.
 
     After the first failure, workers finish their current task and stop. Finished tasks are kept.
-    `watch` is called in this process with each receipt, including those of earlier runs; the run
-    stops if it raises ImagenetPrepError. The progress is called `title` (default: the name of the
-    stage) and counts tasks if `images` is 0.
+    This process calls `watch` with each receipt, also with receipts of earlier runs; if `watch`
+    raises an error, the run stops. The progress display shows `title`, by default the name of the
+    stage, and counts tasks if `images` is 0.
     """
     followed = Followed(stage, tasks, title=title, images=images, watch=watch, quiet=quiet)
     with contextlib.closing(followed):
@@ -109,7 +110,7 @@ def run(
 
 
 def _run_here(stage: Stage[Any, Any], followed: Followed[Any], workers: Workers) -> None:
-    # A killed run may have left a cluster job.
+    # A killed run may have left a cluster job running.
     end_jobs(stage.store)
     stage.clear()
     tasks = followed.left
@@ -119,13 +120,13 @@ def _run_here(stage: Stage[Any, Any], followed: Followed[Any], workers: Workers)
         try:
             follow(started, followed.collect, _poll_s(stage.store))
         except BaseException:
-            # Ctrl-C or an error from `watch`. The note makes workers stop after their task.
+            # Ctrl-C or an error in `watch`. Workers that see this failure stop after their task.
             with contextlib.suppress(errors.ImagenetPrepError, OSError):
                 stage.fail("", "the run was stopped")
             raise
     stage.raise_failure()
     if pending := len(followed.left):
-        # A retry would not help: a process killed for its memory would be killed again.
+        # A retry would not help: a process that uses too much memory would be killed again.
         raise errors.IncompleteError(
             f"{stage.name}: a worker process was killed, perhaps because memory ran out; {pending} "
             f"of {len(tasks)} tasks are not finished. Finished work is kept: run the same command "
@@ -150,7 +151,7 @@ def _run_elsewhere(
 
 @dataclass
 class Jobs:
-    """Runs cluster jobs: a new one after each lost one, as long as they finish tasks."""
+    """Runs a cluster job; if its workers are lost, runs a new job, as long as jobs finish tasks."""
 
     store: Store
     beam_args: tuple[str, ...]
@@ -159,9 +160,9 @@ class Jobs:
     quiet: bool = False
 
     def run(self, build: Callable[[Any, Lease], object], collect: Collect) -> None:
-        """Submits the pipeline from `build`, with a new lease per job, until a job succeeds.
+        """Submits jobs with the pipeline from `build`, each with a new lease, until one succeeds.
 
-        `collect` is polled; it returns the number of finished tasks and whether all are finished.
+        `collect` is called regularly; it returns the number of finished tasks, and if all are.
         """
         (before, _), futile = collect(), 0
         while True:
@@ -184,7 +185,7 @@ class Jobs:
     def _lost(
         self, build: Callable[[Any, Lease], object], collect: Collect
     ) -> errors.JobLostError | None:
-        """Runs one job; returns an error if it was lost. BusyError if the lease was taken over."""
+        """Runs one job; returns the error if it is lost. BusyError if a newer run took over."""
         lease = Lease.take_over(self.store)
         name = f"imagenet-prep-{self.name}-{lease.job}"
         try:
@@ -193,7 +194,7 @@ class Jobs:
             ) as job:
                 follow(job, collect, _poll_s(self.store))
         except (errors.JobLostError, errors.StoreError) as lost:
-            # The run that now holds the lease may remove files that this one is about to read.
+            # The newer run may have removed files that this run was about to read.
             if not lease.held:
                 raise errors.BusyError(
                     f"{self.store.where()}: a newer run has taken over, so this run has stopped. "
@@ -213,7 +214,7 @@ def _poll_s(store: Store) -> float:
 
 
 def follow(started: Started, collect: Callable[[], object], poll_s: float) -> None:
-    """Collects receipts until all workers have ended."""
+    """Calls `collect` regularly until all workers have ended."""
     look_s = 0.0
     while started.wait(max(poll_s, look_s / _LOOKING_SHARE)):
         start = time.thread_time()

@@ -1,6 +1,7 @@
-"""Submits, follows and cancels a Beam job on a cluster.
+"""Submits a Beam job to a cluster, waits for its end or cancels it.
 
-Beam itself prints a page of Java per failure, and leaves its job server and Flink's job running.
+Beam itself prints a page of Java traceback per failure, and it leaves its job server and the job on
+Flink running.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _CAUSE = re.compile(r"^(?:Caused by: )?([\w$.]*(?:Error|Exception)\b.*)$", re.MU
 
 
 class Job(Started):
-    """A submitted job, see `submit`."""
+    """A job that `submit` has started."""
 
     def __init__(self, runner: str, log: Path, cancel: Callable[[], None]) -> None:
         self._runner = runner
@@ -41,7 +42,7 @@ class Job(Started):
         self._result: futures.Future[Any] = futures.Future()
 
     def __exit__(self, kind: object, *_: object) -> None:
-        # Beam's threads lose their connection to the job server; hide these tracebacks.
+        # Beam's threads lose their connection to the job server. Hide their tracebacks.
         hook, threading.excepthook = threading.excepthook, lambda _: None
         try:
             if kind is not None:
@@ -61,7 +62,7 @@ class Job(Started):
 
     def _explained(self, error: BaseException) -> Exception:
         text = str(error)
-        # A remote runner only sends the text of a worker's error; a local one raises the error.
+        # A remote runner only sends the text of a worker's error; a local runner raises the error.
         named = f"{type(error).__module__}.{type(error).__name__}: {text}"
         if match := _BUG.search(named):
             return RuntimeError(match[1].strip())
@@ -74,7 +75,7 @@ class Job(Started):
 
 
 def submit(args: Sequence[str], build: Callable[[Any], object], *, name: str, log: Path) -> Job:
-    """Starts a job with a unique name; only in the main thread, as Beam sets a SIGINT handler."""
+    """Starts a job; `name` must be unique. Beam sets a SIGINT handler: only for the main thread."""
     logged = _logged_to(log)
     import apache_beam as beam
     from apache_beam.options import pipeline_options
@@ -87,7 +88,7 @@ def submit(args: Sequence[str], build: Callable[[Any], object], *, name: str, lo
     with logged as ending:
         if flink:
             flink.prepare(options)
-        # For DirectRunner, Beam would choose a program that it first has to download.
+        # For DirectRunner, Beam itself would choose a runner that it has to download first.
         local = "apache_beam.runners.portability.fn_api_runner.FnApiRunner"
         pipeline = beam.Pipeline(local if runner == "DirectRunner" else None, options)
         if isinstance(pipeline.runner, PortableRunner):
@@ -126,7 +127,7 @@ def _logged_to(log: Path) -> contextlib.ExitStack:
 
 
 def _job_server(runner: Any, options: Any, ending: contextlib.ExitStack) -> None:
-    """Fails at once if no server answers; Beam and Spark would wait for minutes."""
+    """Sets up Beam's job server. Fails at once if a server is down; Beam would wait for minutes."""
     from apache_beam.options import pipeline_options
 
     if endpoint := options.view_as(pipeline_options.PortableOptions).job_endpoint:
@@ -146,7 +147,7 @@ def _job_server(runner: Any, options: Any, ending: contextlib.ExitStack) -> None
 
     def default_job_server(options: Any) -> Any:
         java = options.view_as(pipeline_options.JobServerOptions)
-        # The kernel kills the server with this process; Beam's `atexit` is skipped by a kill.
+        # The kernel ends the server with this process. Beam's `atexit` does not run after a kill.
         first, *rest = children.bound([launcher, *java.job_server_jvm_properties])
         java.job_server_java_launcher, java.job_server_jvm_properties = first, rest
         server = make(options)
@@ -190,7 +191,7 @@ def _demand_spark(url: str) -> None:
 
 
 class _Flink(NamedTuple):
-    """Checks that Flink answers, and cancels its job; Beam does neither."""
+    """Checks that a Flink cluster answers, and cancels the job there; Beam does neither."""
 
     url: str
     name: str
@@ -205,7 +206,7 @@ class _Flink(NamedTuple):
         return cls(master if "://" in master else f"http://{master}", name)
 
     def prepare(self, options: Any) -> None:
-        """Checks that the cluster is up; uses all its slots if no parallelism is given."""
+        """Checks that the cluster is up; requests all its slots if no parallelism is given."""
         import requests
         from apache_beam.options import pipeline_options
 
@@ -227,7 +228,7 @@ class _Flink(NamedTuple):
             flink_options.parallelism = slots
 
     def cancel(self) -> None:
-        """Cancels the job if it still runs. Beam's own cancel only forgets the job."""
+        """Cancels the job if it still runs. Beam's own `cancel` leaves it running on Flink."""
         import requests
 
         with contextlib.suppress(requests.RequestException, KeyError):

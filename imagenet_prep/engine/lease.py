@@ -1,7 +1,7 @@
-"""The lease of one cluster job on a dataset. The next run takes it over.
+"""The lease of a cluster job on a dataset. The next run on the dataset takes over the lease.
 
-A job outlives the process that started it. Its workers check the lease before each task and each
-file they publish, so the job of a killed launcher ends by itself.
+A job can outlive the process that started it. Its workers check the lease before each task and
+before they publish a file, so a job whose launcher was killed ends when the next run starts.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ _HELD = "held"
 # A worker that does not see the lease within this time does not share the launcher's folder.
 _SEEN_WITHIN_S = 10.0
 _SEEN_POLL_S = 0.2
-# Tasks of one worker without a receipt: one being built, one being published, one queued.
+# Maximum number of unfinished tasks of a worker: one being built, one being published, one queued.
 _IN_HAND = 3
-# Separate generator: a pipeline that seeds `random` keeps its sequence.
+# Not the global generator of `random`, which a pipeline may have seeded.
 _chance = random.Random()
 # Jobs whose leases this process has seen.
 _seen: set[str] = set()
@@ -36,14 +36,14 @@ _seen: set[str] = set()
 
 @dataclass(frozen=True)
 class Lease:
-    """The lease of one job, with a unique name, shared by the job's workers; picklable."""
+    """The lease of the job with the unique name `job`; picklable, for the job's workers."""
 
     store: Store
     job: str
 
     @classmethod
     def take_over(cls, store: Store) -> Lease:
-        """Returns a new lease and ends all earlier ones."""
+        """Ends all earlier jobs on the dataset and returns a new lease."""
         end_jobs(store)
         lease = cls(store, uuid.uuid4().hex[:16])
         store.write(f"{lease._folder}/{_HELD}", b"")
@@ -55,18 +55,18 @@ class Lease:
 
     @property
     def held(self) -> bool:
-        """Whether no other run has taken over the lease."""
+        """Whether this job still has the lease."""
         return self.store.size(f"{self._folder}/{_HELD}") is not None
 
     def check(self) -> None:
-        """Raises JobLostError if another run has taken over the lease."""
+        """Raises JobLostError if a newer run has taken over the lease."""
         if not self.held:
             raise errors.JobLostError(
                 f"{self.store.where()}: a newer run has taken over, so this run has stopped"
             )
 
     def arrive(self) -> None:
-        """Waits until this worker sees the files that the launcher has written."""
+        """Waits until this worker sees the lease; raises UsageError if it does not in 10 s."""
         if self.job in _seen:
             self.check()
             return
@@ -84,11 +84,11 @@ class Lease:
     def claimed(
         self, stage: Stage[Any, Any], tasks: Sequence[AnyTask]
     ) -> Generator[AnyTask, None, None]:
-        """Yields tasks that no other worker of this job has claimed, until none is left.
+        """Claims and yields tasks one by one until the workers of this job have claimed all.
 
-        After a collision, a worker skips a random number of tasks, so it rarely lists all claims.
-        If closed early, it releases tasks without a receipt. A runner that retries after a failure,
-        as Spark does, then meets the same failure again.
+        If a task is already claimed, the worker skips a random number of tasks, since each failed
+        claim costs a listing. If the generator is closed early, it releases the unfinished tasks,
+        so that a retry, such as Spark's, fails with the same error instead of skipping them.
         """
         claims = f"{self._folder}/{stage.name}"
         if folder := self.store.as_folder:
@@ -103,7 +103,7 @@ class Lease:
                     mine.append(task.name)
                     yield task
                     continue
-                # Each attempt may be a request, so list all claims after a failed one.
+                # In a bucket, each attempt costs a request, so list all claims after a failed one.
                 pending, spread = _without(pending, self.store.names(claims)), 2 * spread
                 if pending:
                     pending.rotate(-_chance.randrange(min(spread, len(pending))))
@@ -120,5 +120,5 @@ def _without(tasks: Iterable[AnyTask], names: Iterable[str]) -> deque[AnyTask]:
 
 
 def end_jobs(store: Store) -> None:
-    """Ends all jobs on a dataset: their workers stop at the next check of the lease."""
+    """Ends all jobs on a dataset: their workers stop when they next check the lease."""
     store.remove_tree(_FOLDER)

@@ -1,10 +1,10 @@
 """`python -m imagenet_prep.engine.pool`: Beam's worker pool, only for this machine.
 
-A Flink TaskManager asks the pool next to it to start Python workers
-(`--environment_type=EXTERNAL`). A request is a command line, and Beam's own pool listens on all
-addresses, so any client can run code as its user. This pool listens on loopback: only users of
-this machine can connect, without a password, as with Flink's own ports. It always starts its own
-Python, regardless of PATH, and workers import no modules from their current folder.
+With `--environment_type=EXTERNAL`, a Flink TaskManager requests Python workers from the pool on its
+machine. A request contains a command line, so every client can run code as the pool's user. Beam's
+own pool listens on all addresses. This pool only listens on the loopback address; as for Flink's
+own ports, users of the machine need no password. Workers run with the pool's Python, regardless of
+PATH, and import no modules from their current folder.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-# The port in docs and images: --environment_config=localhost:50000.
+# The port in the documentation and container images: --environment_config=localhost:50000.
 _PORT = 50_000
 _ADDRESS = "127.0.0.1"
 
 
 def serve(port: int, container_executable: str | None) -> None:
-    """Starts workers on request, on a loopback port (0: a free one), until SIGTERM or SIGINT."""
+    """Serves requests on a loopback port (0: any free port) until SIGTERM or SIGINT."""
     import grpc
     from apache_beam.portability.api import beam_fn_api_pb2_grpc as api
     from apache_beam.runners.worker import worker_pool_main
@@ -33,7 +33,7 @@ def serve(port: int, container_executable: str | None) -> None:
 
     os.environ["PYTHONSAFEPATH"] = "1"
     os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-    # Same as in Beam's own pool: its clients ping often.
+    # These options are the same as in Beam's own pool, because clients ping often.
     options = [("grpc.http2.max_pings_without_data", 0), ("grpc.http2.max_ping_strikes", 0)]
     options.append(("grpc.so_reuseport", 0))
     server = grpc.server(thread_pool_executor.shared_unbounded_instance(), options=options)
@@ -45,7 +45,8 @@ def serve(port: int, container_executable: str | None) -> None:
         port = server.add_insecure_port(f"{_ADDRESS}:{port}")
     except RuntimeError as error:
         raise OSError(f"{_ADDRESS}:{port}: {error}") from error
-    # Python may handle a signal late if it arrives just before a lock wait; a socket is never late.
+    # Python may run a signal handler late if the signal arrives just before a wait for a lock. The
+    # wakeup socket is readable at once.
     signalled, on_signal = socket.socketpair()
     on_signal.setblocking(False)
     signal.set_wakeup_fd(on_signal.fileno())
@@ -66,8 +67,8 @@ def _pool_class() -> Any:
     class Pool(worker_pool_main.BeamFnExternalWorkerPoolServicer):
         """Beam's pool, for several TaskManagers at a time.
 
-        Each TaskManager numbers its workers from 1-1, and Beam's pool only uses this name. So a
-        finished TaskManager stopped the worker of a different one, which then waited forever.
+        Every TaskManager calls its first worker 1-1, and Beam's pool knows workers only by name. A
+        TaskManager could stop the worker of a different TaskManager, which then waited forever.
         """
 
         lock = threading.Lock()

@@ -14,9 +14,9 @@ _FIRST_LINE_S = 2.0
 
 
 class Progress:
-    """Shows progress: a bar on a terminal, else lines after 2, 6 and 18 s, then every 30 s.
+    """Shows progress: a bar on a terminal, otherwise lines after 2, 6 and 18 s, then every 30 s.
 
-    It counts images if their number is known, otherwise tasks.
+    The display counts images if their number, `images`, is given, otherwise tasks.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class Progress:
         if done and not quiet:
             tasks = counted(total, "shard" if images else "task")
             self._say(f"resuming: {done:,} of {tasks} already finished")
-        # A terminal may report no width (docker run -t); then print lines instead of a bar.
+        # If a terminal reports no width, as with docker run -t, print lines instead of a bar.
         if not quiet and is_live() and os.get_terminal_size(2).columns:
             from tqdm import tqdm
 
@@ -66,7 +66,7 @@ class Progress:
         self.tick()
 
     def tick(self, images: int = 0) -> None:
-        """Updates the display; `images` were written so far, including unfinished tasks."""
+        """Updates the display; `images` were written in this run, including unfinished tasks."""
         within = self._first + images if self._unit == "image" else 0
         self._shown = min(self._total, max(self._shown, self._done, within))
         now = time.monotonic()
@@ -99,7 +99,7 @@ class Progress:
         return f", {_duration(seconds)}"
 
     def close(self) -> None:
-        """Removes the bar."""
+        """Removes the progress bar."""
         if self._bar is not None:
             self._bar.close()
 

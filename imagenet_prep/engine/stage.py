@@ -1,4 +1,4 @@
-"""A stage of work on a dataset: its receipts, and the notes that its workers share."""
+"""A stage of work on a dataset: its function, its receipts and the failures of its workers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from imagenet_prep.storage.os_errors import removed_on_failure, storage_errors
 from imagenet_prep.storage.remote import Check, unchecked
 from imagenet_prep.storage.store import Store
 
-# 900 characters of a message, at most 4 bytes each, and a task's name.
+# Size of a short failure record: 900 characters of at most 4 bytes, and the class of the error.
 _RESERVE_BYTES = 4096
 # A receipt has nine values for each quarantined or repaired image.
 _MOST_VALUES = 4 * canonical.MOST_VALUES
@@ -33,7 +33,7 @@ class Task(Protocol):
 
     @property
     def name(self) -> str:
-        """The receipt's name."""
+        """The name of the task and of its receipt."""
 
 
 AnyTask = TypeVar("AnyTask", bound=Task)
@@ -43,7 +43,7 @@ AnyContent = TypeVar("AnyContent", covariant=True)
 class Output(NamedTuple):
     """A finished, synced temporary file and its final name, relative to the dataset.
 
-    `settle` runs before the rename, during the next task; it syncs other files of this task.
+    `settle` is called before the rename, while the next task runs; it syncs other files to disk.
     """
 
     temporary: Path
@@ -61,7 +61,7 @@ class Result(NamedTuple, Generic[AnyContent]):
 
 @dataclass(frozen=True)
 class Published:
-    """A published file, as named in a receipt."""
+    """The name and size of a published file, as recorded in a receipt."""
 
     name: str
     num_bytes: int
@@ -77,7 +77,7 @@ class _Work:
 
 @dataclass(frozen=True)
 class Receipt(_Work, Generic[AnyContent]):
-    """Shows that a task is finished. It is ignored if one of its outputs is missing."""
+    """The record of a finished task. It is ignored if one of the `outputs` is missing."""
 
     content: AnyContent
 
@@ -89,7 +89,7 @@ class Receipt(_Work, Generic[AnyContent]):
 
 @dataclass(frozen=True)
 class Failure:
-    """A failed task: the class of our error and its message, or "" and the traceback of a bug."""
+    """The class and message of an ImagenetPrepError in a task; for a bug, "" and the traceback."""
 
     error: str
     message: str
@@ -99,8 +99,8 @@ class Failure:
 class Stage(Generic[AnyTask, AnyContent]):
     """One kind of work on one dataset, such as "index" or "write".
 
-    `digest` covers everything that affects the results. `function` is picklable and only writes
-    temporary files. Receipts are ignored if their content is not of type `kind`.
+    `digest` changes with everything that affects the results. `function` is picklable and only
+    writes temporary files. Receipts are ignored if their content is not of type `kind`.
     """
 
     name: str
@@ -124,7 +124,7 @@ class Stage(Generic[AnyTask, AnyContent]):
         local.write(f"{self.folder}/reserve", bytes(_RESERVE_BYTES))
 
     def receipts(self, tasks: Iterable[str]) -> dict[str, Receipt[AnyContent]]:
-        """Returns receipts by task, except invalid ones and those with files that are missing."""
+        """Returns the receipts of the finished tasks by name; skips invalid receipts."""
         files = set(self.store.names(f"{self.folder}/receipts"))
         return self._sound([task for task in tasks if f"{task}.json" in files])
 
@@ -204,18 +204,16 @@ class Stage(Generic[AnyTask, AnyContent]):
             self.fail("", "".join(traceback.format_exception(error)))
 
     def fail(self, error: str, message: str) -> None:
-        """Records a `Failure`. The other workers see it and stop, and `run` raises it."""
+        """Records a `Failure`. It stops the other workers, and `raise_failure` raises it."""
         local = self.store.local
         # The time in the name makes the first failure sort first.
         name = f"{self.folder}/failed/{time.time_ns():020d}{uuid.uuid4().hex}"
         try:
             local.write(name, canonical.dumps(Failure(error, message)))
         except (errors.IncompleteError, errors.StoreError):
-            # The disk is full or fails. The reserved file has space for one short note.
-            short, reserve = (
-                canonical.dumps(Failure(error, message[:900])),
-                f"{self.folder}/reserve",
-            )
+            # The disk is full or faulty. The reserved file has space for one short record.
+            short = canonical.dumps(Failure(error, message[:900]))
+            reserve = f"{self.folder}/reserve"
             with os.fdopen(local.open(reserve, os.O_WRONLY), "wb") as file:
                 file.write(short.ljust(_RESERVE_BYTES))
             local.rename(reserve, name)
@@ -237,11 +235,11 @@ class Stage(Generic[AnyTask, AnyContent]):
 
     @property
     def stopped(self) -> bool:
-        """Whether a task has failed on this machine, or the run is being ended."""
+        """Whether a task has failed on this machine, or the run was stopped."""
         return bool(self.store.local.names(f"{self.folder}/failed"))
 
     def log(self, name: str) -> Path:
-        """Creates a log on this machine for other programs; returns its absolute path."""
+        """Creates a log file on this machine if it is missing; returns its absolute path."""
         local = self.store.local
         local.make_folder(self.folder)
         file = f"{self.folder}/{name}.log"
@@ -252,7 +250,7 @@ class Stage(Generic[AnyTask, AnyContent]):
 
 @contextlib.contextmanager
 def _named(task: Task) -> Iterator[None]:
-    """Adds the task's name to errors, and converts OSErrors: they are not bugs."""
+    """Adds the task's name to errors; turns OSErrors, which are no bugs, into our error classes."""
     try:
         try:
             yield

@@ -1,4 +1,4 @@
-"""Apache Beam transform from tasks to receipts. Import it only to build or run a job."""
+"""The Apache Beam transform that runs tasks. Import this module only to build or run a job."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ class BugError(Exception):
 
 
 class Receipts(beam.PTransform):
-    """Runs tasks on the workers: PCollection of tasks -> PCollection of `Done`.
+    """Runs tasks on the workers of a cluster: PCollection of tasks -> PCollection of `Done`.
 
-    Flink distributes elements to slots in advance, so all would wait for the slowest worker. Here,
-    an element is only a turn: its worker claims one task after the other until none is left. Tasks
-    that have a receipt are not repeated.
+    Flink assigns elements to slots in advance, so a job would end with its slowest slot. Here, a
+    worker that gets any element claims tasks one by one until none is left. Finished tasks are not
+    repeated.
 
     Metrics, in the namespace `imagenet-prep`: the counters images, bytes_in, bytes_out, resized,
     repaired_REASON and quarantined_REASON, and the distribution STAGE_ms of the time per task.
 
-    `stage` is a Stage or AsSingleton of one, and `lease` comes from `Lease.take_over(store)`.
+    `stage` is a Stage or an AsSingleton with a Stage. `lease` comes from `Lease.take_over(store)`.
     """
 
     def __init__(self, stage: Any, lease: Lease) -> None:
@@ -82,7 +82,7 @@ class _Do(beam.DoFn):
 
 @contextlib.contextmanager
 def reported(lease: Lease) -> Iterator[None]:
-    """Waits for the lease to be visible; sends errors to the launcher with their class."""
+    """Waits for the lease; raises errors again in a form that reaches the launcher."""
     lease.arrive()
     try:
         try:
@@ -91,8 +91,8 @@ def reported(lease: Lease) -> Iterator[None]:
             lease.check()
             raise
     except errors.ImagenetPrepError as error:
-        # The launcher knows the classes of `errors`. A dataset in a bucket may be public, so its
-        # messages must not contain host names.
+        # The launcher only recognises the classes in `errors`. A dataset in a bucket may be public,
+        # so messages about it must not contain host names.
         kind = next(c for c in type(error).__mro__ if c.__module__ == errors.__name__)
         where = f" (on worker {socket.gethostname()})" if lease.store.as_folder else ""
         # Drop the cause: the launcher would print it first.

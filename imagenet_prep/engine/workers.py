@@ -1,4 +1,4 @@
-"""Workers on this machine, threads or processes, and the task loop of all workers."""
+"""Worker threads and processes on this machine, and the loop in which a worker runs tasks."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ from imagenet_prep.storage.remote import Check, unchecked
 THREADS = "threads"
 PROCESSES = "processes"
 
-# Threads start at once and share memory, and the codecs release the GIL. But each image takes the
-# GIL a few times: 8 threads made 1,809 images/s, 8 processes 2,651 (with 4: 1,561 and 1,754).
+# Threads start at once and share memory, and codecs release the GIL. But each image needs the GIL a
+# few times: 4 threads prepared 1,561 images/s and 4 processes 1,754; 8 threads prepared 1,809 and
+# 8 processes 2,651.
 MAX_THREAD_WORKERS = 4
 
 _PROGRAM = "from imagenet_prep.engine import workers; workers.run_process({})"
@@ -28,9 +29,10 @@ _PROGRAM = "from imagenet_prep.engine import workers; workers.run_process({})"
 
 @dataclass(frozen=True)
 class Workers:
-    """The number and kind of workers; with a --runner in `beam_args`, that runner provides them.
+    """The number and kind of workers. A --runner in `beam_args` provides its own workers.
 
-    `num` 0 means one per core that this process may use. `kind` "auto" depends on the number.
+    If `num` is 0, there is one worker per CPU core that this process may use. The `kind` "auto"
+    means threads for up to 4 workers, and processes for more.
     """
 
     num: int = 0
@@ -72,15 +74,15 @@ class Started:
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
-        """Ends the workers, unless this process would have to wait for them."""
+        """Ends worker processes and cluster jobs; threads end with this process."""
 
     def wait(self, seconds: float) -> bool:
-        """Waits at most `seconds`; returns whether they still run, or raises their error."""
+        """Waits at most `seconds`; returns whether workers still run, or raises their error."""
         raise NotImplementedError
 
 
 class Threads(Started):
-    """Worker threads of this process. A thread that hangs ends with the process."""
+    """Worker threads of this process. If the run fails, a hanging thread ends with the process."""
 
     def __init__(self, stage: Stage[AnyTask, Any], tasks: list[AnyTask], count: int) -> None:
         turns.among_threads(count)
@@ -97,7 +99,7 @@ class Threads(Started):
 
 
 class Processes(Started):
-    """Worker processes, which print to the stage's log. The kernel kills them with this process."""
+    """Worker processes, which print to the stage's log. If this process dies, they are killed."""
 
     def __init__(self, stage: Stage[AnyTask, Any], tasks: list[AnyTask], count: int) -> None:
         with (
@@ -121,7 +123,7 @@ class Processes(Started):
             process.wait()
 
     def wait(self, seconds: float) -> bool:
-        """Waits at most `seconds`; returns whether some are running and none has died."""
+        """Waits at most `seconds`; returns whether some processes run and none has failed."""
         end = time.monotonic() + seconds
         for process in self._processes:
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -131,10 +133,10 @@ class Processes(Started):
 
 
 def run_process(shared: tuple[int, int]) -> NoReturn:
-    """Entry point of `Processes`: stdin has the pickled work, stderr is the stage's log."""
+    """Entry point of a worker process; reads the pickled work from stdin."""
     terminal.say_on(shared[0])
     counter.begin(shared[1])
-    # pread, since all workers share the file's position. Only the launching process wrote the file.
+    # All workers share the file's position, so use pread. The file is the launching process's own.
     stage, tasks, count = pickle.loads(os.pread(0, os.fstat(0).st_size, 0))  # noqa: S301
     turns.among_processes(count, 0)
 
@@ -146,7 +148,7 @@ def run_process(shared: tuple[int, int]) -> NoReturn:
 
 
 def run_worker(stage: Stage[AnyTask, Any], tasks: list[AnyTask]) -> None:
-    """Runs tasks that no other worker of this machine has claimed; records a failure."""
+    """Claims and runs tasks until none is left; records the error if a task fails."""
     try:
         for _ in done(stage, _claimed(stage, tasks)):
             pass
@@ -154,7 +156,7 @@ def run_worker(stage: Stage[AnyTask, Any], tasks: list[AnyTask]) -> None:
         try:
             stage.note(error)
         except (errors.ImagenetPrepError, OSError):
-            # The disk that caused the error cannot store the note either.
+            # The disk that caused the error cannot store its record either.
             raise error from None
 
 
@@ -169,14 +171,14 @@ class Done(NamedTuple):
 def done(
     stage: Stage[AnyTask, Any], tasks: Iterable[AnyTask], check: Check = unchecked
 ) -> Iterator[Done]:
-    """Runs the unfinished tasks in order; calls `check` before each published file."""
+    """Runs the unfinished tasks; yields all tasks. Calls `check` before publishing a file."""
 
     def publish(task: AnyTask, result: tuple[Receipt[Any], Sequence[Output]]) -> Done:
         return Done(task, stage.publish(task, result, check), new=True)
 
     # The result of one task is published while the next task runs.
     with futures.ThreadPoolExecutor(1, thread_name_prefix="publish") as publisher:
-        # The last two tasks: one is being published, and the other is queued or has ended.
+        # The last two results: the first is being published, the second is queued.
         publishing: list[futures.Future[Done]] = []
         try:
             for task in tasks:
@@ -197,7 +199,7 @@ def done(
 
 
 def _together(failures: Sequence[BaseException]) -> BaseException:
-    """Returns one error for several: of the class of the first, or a group if one is a bug."""
+    """Joins errors into one of the first one's class, or into a group if any of them is a bug."""
     first = failures[0]
     if all(isinstance(failure, errors.ImagenetPrepError) for failure in failures):
         return type(first)(". Then: ".join(str(failure).rstrip(".") for failure in failures))

@@ -27,16 +27,19 @@ if TYPE_CHECKING:
 
 _KEPT_MEANS = 4096  # 32 MB
 _LOOKS_AT_ONCE, _PROOFS_AT_ONCE = 1 << 14, 1 << 8
-# The cost limit per image: comparing two small pictures that are no duplicates costs 1, comparing
-# the images costs 10. Without it, a malicious dataset could force comparisons of all pairs.
+# Limit of the comparison costs per image. A comparison that finds no duplicate costs 1 if it uses
+# small pictures, and 10 if it decodes the images. Without the limit, a malicious dataset could
+# force comparisons of all pairs.
 _MOST_COST, _PROOF_COST = 500, 10
 
 
 class Found:
-    """The duplicates; `problems` are sentences about images damaged after hashing."""
+    """Finds duplicates; with `across`, only duplicates between two datasets.
+
+    `problems` has a sentence about each image that was damaged after it was hashed.
+    """
 
     def __init__(self, pictures: Pictures, *, across: bool, workers: int) -> None:
-        """Takes all images; with `across`, only finds duplicates between the two datasets."""
         self._pictures, self._across, self._workers = pictures, across, workers
         self._other = pictures.other
         self._means = functools.lru_cache(_KEPT_MEANS)(
@@ -49,7 +52,7 @@ class Found:
         self.by_bytes, self.by_pixels, self.by_sight = Union(num), Union(num), Union(num)
 
     def find(self, tick: Callable[[str], None]) -> None:
-        """Finds all duplicates; regularly calls `tick` with the name of the current step."""
+        """Finds all duplicates; calls `tick` regularly with the name of the current step."""
         tick("same bytes")
         for run in filter(self._is_wanted, equal_bytes(self._pictures.known.sha256)):
             self._join(run, self.by_bytes, self.by_pixels, self.by_sight)
@@ -63,7 +66,7 @@ class Found:
                     self._prove(pool, pairs, search.mirror is not None)
 
     def kind(self, one: int, other: int) -> str:
-        """Returns the kind of duplicate of two images of a group."""
+        """Returns the kind of two duplicates: same bytes, same pixels, or nearly the same."""
         both = np.array([one, other], np.uint32)
         for union, kind in ((self.by_bytes, SAME_BYTES), (self.by_pixels, SAME_PIXELS)):
             if len({*union.first(both).tolist()}) == 1:
@@ -71,7 +74,7 @@ class Found:
         return NEARLY
 
     def distance(self, one: int, other: int) -> int:
-        """Returns the number of differing bits between the nearest forms of two images."""
+        """Returns the least number of bits by which hashes of two images, or mirrored ones, differ."""
         if self.kind(one, other) != NEARLY:
             return 0
         whole, window = self._pictures.whole, self._pictures.window
@@ -82,7 +85,7 @@ class Found:
         )
 
     def _is_wanted(self, run: Numbers) -> bool:
-        """Returns whether equal images are reported; with `across`, both datasets must have one."""
+        """Returns whether to report a group; with `across`, only groups of both datasets."""
         return not self._across or len({*self._other[run].tolist()}) == 2
 
     def _join(self, run: Numbers, *unions: Union) -> None:
@@ -91,7 +94,7 @@ class Found:
                 union.join(int(run[0]), number)
 
     def _equal_pixels(self) -> Iterator[Numbers]:
-        """Yields images of different bytes and equal pixels; decodes each candidate once."""
+        """Yields groups of images with different bytes and equal pixels."""
         wanted = self._first_of(self.by_bytes) & self._pictures.sound
         numbers = np.flatnonzero(wanted).astype(np.uint32)
         for run in _runs(self._pictures.means[numbers, None]):
@@ -99,7 +102,7 @@ class Found:
                 yield from _split(same, [self._pixels(number) for number in same.tolist()])
 
     def _first_of(self, union: Union) -> Flags:
-        """Returns the first image of each known group; with `across`, all images."""
+        """Marks the first image of each known group; with `across`, marks all images."""
         first = union.joined()
         return np.asarray((first == np.arange(len(first))) | self._across)
 
@@ -112,7 +115,7 @@ class Found:
             return number  # a unique value
 
     def _read(self, number: int, look: Callable[[bytes], Any]) -> Any:
-        """Returns `look` of an image; raises DataDamagedError if the image cannot be decoded."""
+        """Returns the result of `look` for an image; raises DataDamagedError if decoding fails."""
         data = self._pictures.read(number)
         try:
             return look(data)
@@ -150,7 +153,7 @@ class Found:
 
     @property
     def crowded(self) -> Flags:
-        """The images that are similar to too many others to be compared with all of them."""
+        """Marks the images that are compared no further, since they reached the cost limit."""
         return self._cost >= _MOST_COST
 
     def _tried(
@@ -161,7 +164,10 @@ class Found:
         attempt: Callable[[Numbers, Numbers, bool], Flags],
         cost: int,
     ) -> Pairs:
-        """Returns the open pairs for which an attempt succeeds; charges the cost to the others."""
+        """Returns the pairs for which `attempt` succeeds; charges `cost` to both images of others.
+
+        Pairs that are already in one group are skipped.
+        """
         is_open = self._is_open(*pairs)
         parts = np.array_split(np.flatnonzero(is_open), self._workers)
         jobs = [pool.submit(attempt, pairs[0][part], pairs[1][part], mirrored) for part in parts]
@@ -191,21 +197,21 @@ class Found:
 
 
 def pixel_digest(data: bytes) -> tuple[tuple[int, int], bytes]:
-    """Returns the size of an image, and the sha256 of its pixels."""
+    """Returns the size of an image and the sha256 of its pixels."""
     with opening.opened(data) as image:
         return image.size, hashlib.sha256(opening.pixels(image).data).digest()
 
 
 def equal_bytes(digests: npt.NDArray[np.uint8]) -> Iterator[Numbers]:
-    """Yields groups of images with equal digests, given as [n, 32]."""
+    """Yields groups of images with equal digests; `digests` is [n, 32]."""
     words = digests.view(np.uint64)
     for run in _runs(words[:, :1]):
-        # Forged digests may have equal first words.
+        # Different digests can have equal first words if somebody has forged them.
         yield from (run[same] for same in _runs(words[run]))
 
 
 def _runs(values: npt.NDArray[np.uint64]) -> Iterator[Numbers]:
-    """Yields the positions of each row, of [n, words], that occurs more than once."""
+    """Yields the positions of equal rows of `values` [n, words], for rows that occur repeatedly."""
     order = np.lexsort(values.T)
     same = (values[order[1:]] == values[order[:-1]]).all(axis=1)
     edges = np.flatnonzero(np.diff(np.concatenate([[0], same.view(np.int8), [0]])))

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 SAME_BYTES, SAME_PIXELS, NEARLY = "same bytes", "same pixels", "nearly the same"
 KINDS = (SAME_BYTES, SAME_PIXELS, NEARLY)
-# Prefix for splits of the dataset given by --against.
+# Prefix of split names of the dataset given by --against.
 AGAINST = "against:"
 # Evaluation splits first: a model must not be trained on an image that tests it.
 _FIRST = (schema.TEST, schema.VALIDATION, schema.HOLDOUT, schema.TRAIN)
@@ -27,7 +27,7 @@ class Union:
         self._first = np.arange(num, dtype=np.uint32)
 
     def first(self, numbers: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint32]:
-        """Returns the first image of the group of each of these images."""
+        """Returns, for each of these images, the first image of its group."""
         first = self._first[numbers]
         while not np.array_equal(further := self._first[first], first):
             first = further
@@ -35,7 +35,7 @@ class Union:
         return first
 
     def joined(self) -> npt.NDArray[np.uint32]:
-        """Returns the first image of the group of every image."""
+        """Returns, for every image, the first image of its group."""
         return self.first(np.arange(len(self._first), dtype=np.uint32))
 
     def join(self, left: int, right: int) -> None:
@@ -44,7 +44,7 @@ class Union:
         self._first[max(one, other)] = min(one, other)
 
     def groups(self) -> list[npt.NDArray[np.uint32]]:
-        """Returns the groups of two or more images, each sorted, ordered by their first image."""
+        """Returns the groups of two or more images, sorted by first image; each group is sorted."""
         every = self.joined()
         order = np.argsort(every, kind="stable").astype(np.uint32)
         parts = np.split(order, np.flatnonzero(np.diff(every[order])) + 1)
@@ -52,7 +52,7 @@ class Union:
 
 
 class Member(NamedTuple):
-    """An image of a group, as in `pairs.csv`."""
+    """An image of a group, as in a line of `pairs.csv`."""
 
     number: int
     split: str  # against:NAME for splits of the second dataset
@@ -75,17 +75,17 @@ def rank(member: Member) -> tuple[bool, int, bytes]:
 
 
 def contradicts(group: Group) -> bool:
-    """Returns whether its images have different labels."""
+    """Returns whether the images of a group have different labels."""
     return len({member.wnid for member in group}) > 1
 
 
 def crosses(group: Group) -> bool:
-    """Returns whether its images come from different splits or datasets."""
+    """Returns whether the images of a group come from different splits or datasets."""
     return len({member.split for member in group}) > 1
 
 
 def counts(groups: Sequence[Group]) -> dict[tuple[str, str, str], list[int]]:
-    """Returns the number of pairs, and of those with different labels, by splits and kind."""
+    """Returns the numbers of pairs and of pairs with different labels, by both splits and kind."""
     numbers: dict[tuple[str, str, str], list[int]] = {}
     for first, *others in groups:
         for member in others:

@@ -1,4 +1,4 @@
-"""The row of an image: its hashes, and a small picture for a first comparison."""
+"""The row that is stored for each image: its hashes, and a small picture for quick comparisons."""
 
 from __future__ import annotations
 
@@ -14,29 +14,30 @@ from imagenet_prep.codec import likeness
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-# Rows with a different definition are not read.
+# Change this with `ROW` or the hashes: rows with a different definition are computed again.
 DEFINITION = "likeness-1"
 SMALL = 32  # samples per side of the small picture
 ROW = np.dtype(
     [
         ("whole", "<u8", 4),
         ("window", "<u8", 4),
-        ("means", "<u8"),  # a digest: images of equal pixels have equal means
+        ("means", "<u8"),  # a digest of the means, equal for images with equal pixels
         ("strong", "<u2"),
         ("rough", "<u2"),
         ("sound", "u1"),
         ("small", "u1", (SMALL, SMALL)),
     ]
 )
-# An image has enough detail if LEAST_STRONG of its frequencies have an amplitude of a quarter of a
-# grey level, and LEAST_ROUGH of its cells differ from their surroundings by a grey level. Since
-# re-encoding removes detail, one image of a pair must reach these numbers, the other LESS of them.
+# An image has enough detail if at least LEAST_STRONG of its frequencies have an amplitude of a
+# quarter of a grey level, and at least LEAST_ROUGH of its cells differ from their surroundings by a
+# grey level. Re-encoding removes detail, so one image of a pair must reach these numbers, and the
+# second image only this share (LESS) of them.
 LEAST_STRONG, LEAST_ROUGH = 128, 820
 LESS = 0.75
 
 
 def row(means: npt.NDArray[np.uint16]) -> npt.NDArray[Any]:
-    """Returns the row of an image with these means."""
+    """Returns the row of an image, given the result of `likeness.means`."""
     result = np.zeros((), ROW)
     measured = likeness.hashes(means)
     result["whole"], result["window"] = measured["bits"]
@@ -50,7 +51,7 @@ def row(means: npt.NDArray[np.uint16]) -> npt.NDArray[Any]:
 
 
 def judged(rows: npt.NDArray[Any], share: float = 1) -> npt.NDArray[np.bool_]:
-    """Returns whether each image has enough detail to be compared by appearance."""
+    """Returns whether each image has enough detail for a comparison, or this share of it."""
     enough = rows["strong"] >= share * LEAST_STRONG
     return np.asarray(enough & (rows["rough"] >= share * LEAST_ROUGH))
 
@@ -69,7 +70,7 @@ def forget(array: npt.NDArray[Any]) -> None:
 
 def rows_of(array: npt.NDArray[np.uint64], ids: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint64]:
     """Returns rows of an array; rows of a mapped file are read one by one."""
-    # Reading them through the mapping would add 2 MB per row on kernels with large folios.
+    # On kernels with large folios, each row read through the mapping would use 2 MB of memory.
     if not isinstance(array, np.memmap) or array.filename is None:
         return array[ids]
     rows = np.empty((len(ids), *array.shape[1:]), array.dtype)

@@ -1,4 +1,4 @@
-"""Python signatures of matching.c."""
+"""Loads the compiled matching.c and declares the signatures of its functions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Writes the result files: `pairs.csv`, and a list of keys for each split."""
+"""Writes the result files of `duplicates`: pairs.csv, the page, and keys to exclude by split."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def publish(
     excluded: Mapping[str, Sequence[str]],
     page: str | None,
 ) -> None:
-    """Replaces the files of earlier runs by the pairs, the `excluded` keys, and the page."""
+    """Writes pairs.csv, the keys to exclude and the page; removes the files of earlier runs."""
     content = {
         f"exclude-{split}.txt": "".join(f"{key}\n" for key in keys).encode()
         for split, keys in excluded.items()
@@ -43,7 +43,7 @@ def publish(
 
 
 def pairs(groups: Sequence[Group]) -> bytes:
-    """Returns `pairs.csv`: RFC 4180, one line per image of a group."""
+    """Returns the content of `pairs.csv` (RFC 4180), with one line per image of a group."""
     text = io.StringIO()
     lines = csv.writer(text)
     lines.writerow(HEADER)
@@ -55,5 +55,5 @@ def pairs(groups: Sequence[Group]) -> bytes:
 
 
 def excluded(groups: Sequence[Group], split: str) -> list[str]:
-    """Returns the keys of a split that are not kept, sorted."""
+    """Returns the sorted keys of the images of a split that are not kept."""
     return sorted(m.key for group in groups for m in group if m.split == split and not m.kept)

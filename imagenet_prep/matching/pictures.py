@@ -1,4 +1,4 @@
-"""All images of a search, by number: columns, hash rows, and access to their bytes."""
+"""All images of a search, numbered from 0: their columns, rows of hashes, and bytes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _ROWS_AT_ONCE = 1 << 14  # 18 MB
 
 
 class Piece(Protocol):
-    """Images that are stored together: a shard, or a class of a source. Picklable."""
+    """Images that are stored together: a shard, or a piece of a source. Picklable."""
 
     @property
     def split(self) -> str:
@@ -31,11 +31,11 @@ class Piece(Protocol):
 
     @property
     def other(self) -> bool:
-        """Whether it belongs to the dataset given by --against."""
+        """Whether the piece belongs to the dataset given by --against."""
 
     @property
     def where(self) -> str:
-        """The name in messages."""
+        """The name of the piece in messages."""
 
     def samples(self) -> Iterator[Sample]:
         """Yields the table entry of each image, in order."""
@@ -79,10 +79,11 @@ def _read(path: Path, num: int) -> Iterator[npt.NDArray[Any]]:
 
 
 class Pictures:
-    """The images of some pieces, numbered from 0; for `judged`, see `hashes`.
+    """The images of some pieces, numbered from 0.
 
-    `starts` are the first numbers of the pieces, and the total. `sound` images were decoded.
-    `means` are digests, equal for equal pixels. `whole` and `window` are [n, 4] hashes in files.
+    `starts` has the number of the first image of each piece, and the total. `sound` marks images
+    that could be decoded, `judged` those with enough detail. `means` are digests of the cells'
+    means. `whole` and `window` are hashes [n, 4], mapped from files.
     """
 
     def __init__(
@@ -92,7 +93,7 @@ class Pictures:
         rows: Sequence[Path],
         scratch: Path,
     ) -> None:
-        """Reads all tables and rows; `scratch` is an empty folder for arrays not kept in memory."""
+        """Reads all tables and rows; writes the hashes to files in the empty folder `scratch`."""
         self.pieces, self._rows = pieces, rows
         of_tables, of_rows, counts = [], [], [0]
         with open(scratch / "whole", "wb") as whole, open(scratch / "window", "wb") as window:
@@ -122,7 +123,7 @@ class Pictures:
         return int(self.starts[-1])
 
     def place(self, number: int) -> tuple[Piece, int]:
-        """Returns the piece of an image, and its number in that piece."""
+        """Returns the piece of an image, and the number of the image in the piece."""
         piece = int(np.searchsorted(self.starts, number, side="right")) - 1
         return self.pieces[piece], number - int(self.starts[piece])
 
@@ -137,7 +138,7 @@ class Pictures:
         return piece.read(at)
 
     def small(self, numbers: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint8]:
-        """Returns the small pictures, [n, 32, 32]."""
+        """Returns the small pictures of these images, [n, 32, 32]."""
         small = np.empty((len(numbers), hashes.SMALL, hashes.SMALL), np.uint8)
         pieces = np.searchsorted(self.starts, numbers, side="right") - 1
         order = np.argsort(pieces, kind="stable")

@@ -1,7 +1,7 @@
-"""Verifies duplicate candidates: aligns one image with the other and compares the residual.
+"""Verifies candidates for duplicates: aligns the first image with the second and compares both.
 
 matching.c fits scale and shift of each axis, and gain and offset of grey levels. Two images are
-duplicates if their common part is nearly equal and one frame is within the other.
+duplicates if their common part is nearly equal and the frame of one contains that of the other.
 """
 
 from __future__ import annotations
@@ -20,16 +20,17 @@ if TYPE_CHECKING:
     Flags = npt.NDArray[np.bool_]
     Scores = npt.NDArray[np.float32]
 
-# Minimum correlations of two images: for the common part, and for its finest details.
+# Minimum correlations of two images: of their common part, and of its finest details.
 LEAST_WHOLE, LEAST_FINE = 0.9, 0.6
-# An image with fewer pixels than cells has no such details, so half of the cells are compared with
-# a higher threshold.
+# An image with a side below 64 pixels has no such details. Its 64 x 64 cells are merged to 32 x 32,
+# and the minimum correlation is higher.
 _LEAST_PIXELS, LEAST_FINE_OF_TINY = 64, 0.8
-# Looser thresholds for the first comparison, of small pictures.
+# Looser limits for the first comparison, which uses small pictures.
 LIKELY_WHOLE, LIKELY_FINE, LIKELY_OUTSIDE = 0.85, 0.45, 0.04
-# Contrast of one image relative to the other.
+# Limits of the contrast of one image relative to the second.
 LEAST_GAIN, MOST_GAIN = 0.5, 1.8
-# Minimum side ratio of the smaller frame to the larger one, and how far it may extend beyond.
+# Minimum ratio of a side of the smaller frame to a side of the larger frame, and the share of a
+# side by which the smaller frame may extend beyond the larger.
 LEAST_SCALE, MOST_OUTSIDE = 0.87, 0.03
 
 
@@ -40,10 +41,11 @@ def scores(
     divisor: int,
     simd: int | None = None,
 ) -> Scores:
-    """Returns [n, 8]: scale and shift across, and down; gain, offset; both correlations.
+    """Returns [n, 8]: scale and shift of x, scale and shift of y, gain, offset, two correlations.
 
-    The images are [n, side, side], with 16, 32 or 64 samples per side and `divisor` units per grey
-    level; `mirrored` flips the left ones first. `simd`, as in simd.h, does not change the result.
+    `left` and `right` are [n, side, side], with 16, 32 or 64 samples per side and `divisor` units
+    per grey level. If `mirrored`, the left images are flipped first. `simd` is a level of simd.h;
+    all levels give the same result.
     """
     left, right = (np.ascontiguousarray(images, np.uint16) for images in (left, right))
     result = np.empty((len(left), 8), np.float32)
@@ -55,7 +57,7 @@ def scores(
 
 
 def proven(left: Means, right: Means, mirrored: bool, least_side: int) -> bool:
-    """Returns whether two images with these [64, 64] means, in sixteenths, are duplicates."""
+    """Returns whether two images are duplicates, given their `likeness.means`."""
     divisor, fine = likeness.SIXTEENTHS, LEAST_FINE
     if least_side < _LEAST_PIXELS:
         left, right, divisor, fine = _halved(left), _halved(right), 4 * divisor, LEAST_FINE_OF_TINY
@@ -64,7 +66,7 @@ def proven(left: Means, right: Means, mirrored: bool, least_side: int) -> bool:
 
 
 def likely(left: npt.NDArray[np.uint8], right: npt.NDArray[np.uint8], mirrored: bool) -> Flags:
-    """Returns the pairs of small pictures that need a full comparison."""
+    """Returns whether each pair of small pictures is similar enough for a full comparison."""
     return _are_one(scores(left, right, mirrored, 1), LIKELY_WHOLE, LIKELY_FINE, LIKELY_OUTSIDE)
 
 
@@ -74,7 +76,7 @@ def _halved(means: Means) -> Means:
 
 
 def _are_one(measured: Scores, whole: float, fine: float, outside: float) -> Flags:
-    # The C code returns squared correlations with their sign.
+    # The C code returns the squares of the correlations, with the correlations' signs.
     alike = (measured[:, 6] >= whole**2) & (measured[:, 7] >= fine**2)
     alike &= (measured[:, 4] >= LEAST_GAIN) & (measured[:, 4] <= MOST_GAIN)
     scales, shifts = measured[:, (0, 2)], measured[:, (1, 3)]

@@ -1,8 +1,9 @@
 """Exact search for all pairs of hashes that differ in few bits, without comparing all pairs.
 
-Each image has two hashes: for the full image, and for the window inside its frame. Two images are
-candidates if the full hash of one is near the full or the window hash of the other (a crop), also
-for mirrored images. The first 64 bits, the lowest frequencies, find pairs; all 256 confirm them.
+Each image has two hashes: one of the full image, and one of its central window. Two images are
+candidates if the full hash of one is near the full hash of the other, or near its window hash if
+one is a crop. Hashes of mirrored images are compared too. The search for pairs uses the first 64
+bits, the lowest frequencies; then all 256 bits are compared.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     Numbers = npt.NDArray[np.uint32]
 
 _BANDS = 4
-_ROOM = 1 << 18  # pairs per worker
+_ROOM = 1 << 18  # pairs in the buffer of a worker
 _RANGES = 256  # parts of a band, assigned to the workers; fewer for few images
 _MEMBERS, _END = 14, 11  # members of `join` in matching.c, and the index of its end
 _NONE = (np.empty((0, 2), np.uint32), True)
@@ -29,18 +30,18 @@ Pairs = tuple["Numbers", "Numbers"]
 
 
 class Radii(NamedTuple):
-    """Maximum differing bits: of the first 64, and of all 256."""
+    """The maximum numbers of differing bits: of the first 64 bits, and of all 256 bits."""
 
     key: int
     all: int
 
 
-# Cropping moves every edge of an image.
+# The limits for windows are higher, since cropping moves every edge of an image.
 WHOLE_RADII, WINDOW_RADII = Radii(7, 50), Radii(11, 75)
 
 
 class Side:
-    """Hashes of one form (full image or window); `bits`, [n, 4] by id, may be in a file."""
+    """The full or the window hashes of the images `ids`; `bits` [n, 4] may be a mapped file."""
 
     def __init__(self, ids: Numbers, bits: npt.NDArray[np.uint64]) -> None:
         self.ids, self.bits = ids, bits
@@ -48,7 +49,7 @@ class Side:
         hashes.forget(bits)
 
     def sorted_by(self, band: int) -> Sorted:
-        """Returns the hashes sorted by a band."""
+        """Returns the hashes sorted by a band, one of the four 16-bit parts of their first word."""
         values = self.keys.view("<u2")[band::_BANDS]
         order = np.argsort(values, kind="stable")
         start = np.zeros(kernels.BUCKETS + 1, np.int64)
@@ -57,7 +58,7 @@ class Side:
 
 
 class Sorted(NamedTuple):
-    """Hashes sorted by a band; bucket i is start[i] to start[i + 1]."""
+    """Hashes sorted by a band; start[i] to start[i + 1] are the hashes with the value i there."""
 
     keys: npt.NDArray[np.uint64]
     ids: Numbers
@@ -65,7 +66,7 @@ class Sorted(NamedTuple):
 
 
 class Search(NamedTuple):
-    """One join of left and right images."""
+    """One search for near pairs of a left and a right hash."""
 
     left: Side  # the same object as `right` for pairs within a list
     right: Side
@@ -79,7 +80,10 @@ class Search(NamedTuple):
         tick: Callable[[], None] = lambda: None,
         is_open: Callable[[Numbers, Numbers], Any] | None = None,
     ) -> Iterator[Pairs]:
-        """Yields each pair once, in an order independent of `workers`; `is_open` filters pairs."""
+        """Yields each near pair once, in an order that does not depend on the number of workers.
+
+        Pairs for which `is_open` is false are skipped.
+        """
         for band in range(_BANDS):
             for block in self._of_band(band, pool, workers):
                 tick()
@@ -93,7 +97,7 @@ class Search(NamedTuple):
                     yield pairs
 
     def _of_band(self, band: int, pool: futures.Executor, workers: int) -> Iterator[Numbers]:
-        """Yields the pairs found in a band, and then frees its sorted hashes."""
+        """Yields the pairs found by their bits in one band."""
         left = self.left.sorted_by(band)
         right = left if self.left is self.right else self.right.sorted_by(band)
         joins = [self._join(left, right, band, worker, workers) for worker in range(workers)]
@@ -112,7 +116,7 @@ class Search(NamedTuple):
     def _join(
         self, left: Sorted, right: Sorted, band: int, worker: int, workers: int
     ) -> Iterator[tuple[Numbers, bool]]:
-        """Yields the pairs of a worker's ranges, and whether they are the last of a range.
+        """Yields arrays of pairs from a worker's ranges, and whether an array is a range's last.
 
         Each array is only valid until the next one is requested.
         """

@@ -207,12 +207,11 @@ class _Flink(NamedTuple):
 
     def prepare(self, options: Any) -> None:
         """Checks that the cluster is up; requests all its slots if no parallelism is given."""
-        import requests
         from apache_beam.options import pipeline_options
 
         try:
             overview = self._ask("GET", "/v1/overview")
-        except requests.RequestException as error:
+        except OSError as error:
             raise errors.ImagenetPrepError(
                 f"Flink does not answer at {self.url} ({type(error).__name__}). Check that the "
                 "cluster is running and that --flink_master is the REST address of its JobManager, "
@@ -229,9 +228,7 @@ class _Flink(NamedTuple):
 
     def cancel(self) -> None:
         """Cancels the job if it still runs. Beam's own `cancel` leaves it running on Flink."""
-        import requests
-
-        with contextlib.suppress(requests.RequestException, KeyError):
+        with contextlib.suppress(OSError, KeyError):
             for job in self._ask("GET", "/v1/jobs/overview")["jobs"]:
                 if job["name"] == self.name:
                     self._ask("PATCH", f"/v1/jobs/{job['jid']}?mode=cancel")

@@ -41,15 +41,12 @@ AnyContent = TypeVar("AnyContent", covariant=True)
 
 
 class Output(NamedTuple):
-    """A finished, synced temporary file and its final name, relative to the dataset.
-
-    `settle` is called before the rename, while the next task runs; it syncs other files to disk.
-    """
+    """A finished, synced temporary file and its final name, relative to the dataset."""
 
     temporary: Path
     name: str
     sha256: str | None = None
-    settle: Callable[[], None] | None = None
+    settle: Callable[[], None] | None = None  # called before the rename; syncs other files
 
 
 class Result(NamedTuple, Generic[AnyContent]):
@@ -97,17 +94,13 @@ class Failure:
 
 @dataclass(frozen=True)
 class Stage(Generic[AnyTask, AnyContent]):
-    """One kind of work on one dataset, such as "index" or "write".
-
-    `digest` changes with everything that affects the results. `function` is picklable and only
-    writes temporary files. Receipts are ignored if their content is not of type `kind`.
-    """
+    """One kind of work on one dataset, such as "index" or "write"."""
 
     name: str
-    digest: str
+    digest: str  # changes with everything that affects the results
     store: Store
-    function: Callable[[AnyTask], Result[AnyContent]]
-    kind: Any
+    function: Callable[[AnyTask], Result[AnyContent]]  # picklable; only writes temporary files
+    kind: Any  # type of the receipts' content; receipts with other content are ignored
 
     @property
     def folder(self) -> str:

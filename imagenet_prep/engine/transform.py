@@ -110,5 +110,4 @@ def _count(stage: str, receipt: Receipt[Any]) -> None:
     for incident in getattr(receipt.content, "incidents", ()):
         name = re.sub(r"\W", "_", f"{incident.action}_{incident.reason}")
         Metrics.counter(METRICS, name).inc()
-    milliseconds = round(1000 * receipt.seconds)
-    Metrics.distribution(METRICS, f"{stage}_ms").update(milliseconds)
+    Metrics.distribution(METRICS, f"{stage}_ms").update(round(1000 * receipt.seconds))

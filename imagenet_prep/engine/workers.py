@@ -29,15 +29,11 @@ _PROGRAM = "from imagenet_prep.engine import workers; workers.run_process({})"
 
 @dataclass(frozen=True)
 class Workers:
-    """The number and kind of workers. A --runner in `beam_args` provides its own workers.
+    """The number and kind of workers."""
 
-    If `num` is 0, there is one worker per CPU core that this process may use. The `kind` "auto"
-    means threads for up to 4 workers, and processes for more.
-    """
-
-    num: int = 0
-    kind: str = "auto"
-    beam_args: tuple[str, ...] = ()
+    num: int = 0  # 0 for one worker per CPU core that this process may use
+    kind: str = "auto"  # threads for up to MAX_THREAD_WORKERS workers, processes for more
+    beam_args: tuple[str, ...] = ()  # a --runner in these options provides its own workers
 
     def __post_init__(self) -> None:
         if self.remote:

@@ -27,17 +27,13 @@ if TYPE_CHECKING:
 
 _KEPT_MEANS = 4096  # 32 MB
 _LOOKS_AT_ONCE, _PROOFS_AT_ONCE = 1 << 14, 1 << 8
-# Limit of the comparison costs per image. A comparison that finds no duplicate costs 1 if it uses
-# small pictures, and 10 if it decodes the images. Without the limit, a malicious dataset could
-# force comparisons of all pairs.
+# Limit of the cost per image. A comparison that finds no duplicate costs 1 with small pictures and
+# 10 with images. Without a limit, a malicious dataset could force comparisons of all pairs.
 _MOST_COST, _PROOF_COST = 500, 10
 
 
 class Found:
-    """Finds duplicates; with `across`, only duplicates between two datasets.
-
-    `problems` has a sentence about each image that was damaged after it was hashed.
-    """
+    """Finds duplicates; with `across`, only duplicates between two datasets."""
 
     def __init__(self, pictures: Pictures, *, across: bool, workers: int) -> None:
         self._pictures, self._across, self._workers = pictures, across, workers
@@ -46,7 +42,7 @@ class Found:
             lambda number: self._read(number, likeness.means)
         )
         self._lock = threading.Lock()
-        self.problems: set[str] = set()
+        self.problems: set[str] = set()  # sentences about images damaged after they were hashed
         num = len(pictures)
         self._cost = np.zeros(num, np.int64)
         self.by_bytes, self.by_pixels, self.by_sight = Union(num), Union(num), Union(num)
@@ -74,7 +70,7 @@ class Found:
         return NEARLY
 
     def distance(self, one: int, other: int) -> int:
-        """Returns the least number of bits by which hashes of two images, or mirrored ones, differ."""
+        """Returns the fewest differing bits of hashes of two images, one of them also mirrored."""
         if self.kind(one, other) != NEARLY:
             return 0
         whole, window = self._pictures.whole, self._pictures.window
@@ -107,7 +103,6 @@ class Found:
         return np.asarray((first == np.arange(len(first))) | self._across)
 
     def _pixels(self, number: int) -> object:
-        """Returns the size of an image and a digest of its pixels as decoded by libjpeg."""
         try:
             return self._read(number, pixel_digest)
         except DataDamagedError as error:
@@ -164,10 +159,7 @@ class Found:
         attempt: Callable[[Numbers, Numbers, bool], Flags],
         cost: int,
     ) -> Pairs:
-        """Returns the pairs for which `attempt` succeeds; charges `cost` to both images of others.
-
-        Pairs that are already in one group are skipped.
-        """
+        """Tries the pairs not in one group yet; returns matches, and charges `cost` to the others."""
         is_open = self._is_open(*pairs)
         parts = np.array_split(np.flatnonzero(is_open), self._workers)
         jobs = [pool.submit(attempt, pairs[0][part], pairs[1][part], mirrored) for part in parts]
@@ -206,7 +198,7 @@ def equal_bytes(digests: npt.NDArray[np.uint8]) -> Iterator[Numbers]:
     """Yields groups of images with equal digests; `digests` is [n, 32]."""
     words = digests.view(np.uint64)
     for run in _runs(words[:, :1]):
-        # Different digests can have equal first words if somebody has forged them.
+        # Forged digests can have equal first words and still differ.
         yield from (run[same] for same in _runs(words[run]))
 
 

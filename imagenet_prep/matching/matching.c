@@ -1,13 +1,14 @@
-/* Finds pairs of hashes that differ in few bits, and registers pictures to prove that they are one.
+/* Finds pairs of hashes that differ in few bits, and aligns pictures to verify that they are
+ * duplicates.
  *
- * The join is exact. A hash has four bands of 16 bits: of two that differ in at most 4 p + 3 bits,
- * one band differs in at most p. So for each band the hashes are sorted into 65,536 buckets, and
- * each bucket is compared with the few whose number differs in at most p bits. A pair is told by
- * the first band that finds it.
+ * The search ("join") is exact. A hash has four bands of 16 bits. If two hashes differ in at most
+ * 4 p + 3 bits, at least one of their bands differs in at most p bits. For each band, the hashes are
+ * sorted into 65,536 buckets by the value of the band, and each bucket is compared with the buckets
+ * whose number differs in at most p bits. Only the first band that finds a pair reports it.
  *
- * Each kernel is one body, compiled for every processor and once more for AVX2; the join also for
- * AVX-512, which counts the bits of eight hashes at once. Floats are added in one order everywhere,
- * and never fused.
+ * Each kernel is written once and compiled for every processor and for AVX2; the join is also
+ * compiled for AVX-512, which counts the bits of eight hashes at once. All versions add floats in the
+ * same order and never fuse operations, so their results are equal.
  */
 #include <stdint.h>
 #include <string.h>
@@ -28,29 +29,29 @@
 
 enum { LANES = 8, BAND_BITS = 16, BUCKETS = 1 << BAND_BITS, MOST_NEAR = 697 };
 
-/* Hashes sorted by a band: those of bucket i are start[i] ... start[i + 1]. */
+/* Hashes sorted by a band. Bucket i has the hashes from start[i] up to, not including, start[i + 1]. */
 typedef struct { const uint64_t *keys; const uint32_t *ids; const int64_t *start; } sorted;
 
-/* Where a join goes on: a bucket, one of those near it, and a hash of the bucket. */
+/* The position of a join: a left bucket, the index of a near bucket, and a hash of the left bucket. */
 typedef struct { int64_t bucket, near, row; } place;
 
-/* All members take 64 bits: search.py writes them as an array. */
+/* All members have 64 bits, since search.py writes them as an array. */
 typedef struct {
   sorted left, right;
-  int64_t same; /* both sides are one list: each pair is wanted once */
+  int64_t same; /* both sides are the same list, so each pair is reported once */
   int64_t band, radius, band_radius;
-  uint64_t mirror; /* bits that are turned round on the left */
+  uint64_t mirror; /* bits that are flipped on the left */
   int64_t end;     /* the bucket to stop before */
   uint32_t *pairs;
-  int64_t room; /* for so many pairs */
+  int64_t room; /* the number of pairs that fit into `pairs` */
 } join;
 
 BODY uint32_t band_of(uint64_t key, int64_t band) { return key >> (BAND_BITS * band) & (BUCKETS - 1); }
 
 BODY int count_bits(uint64_t x) { return __builtin_popcountll(x); }
 
-/* Writes hash i of the left and hash k of the right if they are near, unless an earlier band has
- * found them. `key` is that of the left, turned round where wanted. */
+/* Writes the pair of left hash i and right hash k if they are near and no earlier band has found the
+ * pair. `key` is the left hash, mirrored if needed. */
 BODY void compare_one(const join *j, int64_t *found, uint64_t key, int64_t i, int64_t k) {
   uint64_t differing = key ^ j->right.keys[k];
   uint32_t left = j->left.ids[i], right = j->right.ids[k];
@@ -62,7 +63,7 @@ BODY void compare_one(const join *j, int64_t *found, uint64_t key, int64_t i, in
   ++*found;
 }
 
-/* Writes the numbers that differ in at most `radius` of 16 bits from 0; returns how many. */
+/* Writes the 16-bit numbers with at most `radius` bits set; returns their count. */
 BODY int near_numbers(int64_t radius, uint32_t *near) {
   int num = 0;
   for (uint32_t i = 0; i < BUCKETS; i++)
@@ -92,7 +93,7 @@ BODY int64_t join_all(const join *j, place *p) {
         int64_t i = first + p->row;
         uint64_t key = j->left.keys[i] ^ j->mirror;
         int64_t k = j->same && other == p->bucket ? i + 1 : from;
-        /* Eight at a time, which compilers make one: hardly ever is one of them near. */
+        /* Compare eight hashes at a time, which compilers vectorise; a near one is rare. */
         for (; k + LANES <= to; k += LANES)
           if (is_any_near(key, j->right.keys + k, j->radius))
             for (int lane = 0; lane < LANES; lane++) compare_one(j, &found, key, i, k + lane);
@@ -103,22 +104,22 @@ BODY int64_t join_all(const join *j, place *p) {
   return found;
 }
 
-/* ---- Proof ---- */
+/* ---- Verification ---- */
 
 enum { LARGEST = 64, COARSEST = 16, UNKNOWNS = 6 };
 
 typedef float floats __attribute__((vector_size(4 * LANES), aligned(4)));
 typedef int32_t words __attribute__((vector_size(4 * LANES), aligned(4)));
 
-/* How the first picture becomes the second: scale and shift of each axis in half sides, gain and
- * offset of grey levels. */
+/* The transform from the first picture to the second: scale and shift of each axis, in half sides,
+ * and gain and offset of grey levels. */
 typedef struct { float scale_x, shift_x, scale_y, shift_y, gain, offset; } fit;
 
-/* Along one axis, from which two samples each of the other picture is made: `at` and the next, by
- * `part` of the next; [begin, end) are those that lie within the picture. */
+/* Linear interpolation along one axis: sample i is (1 - part[i]) of sample at[i] and part[i] of the
+ * next one. Only samples [begin, end) are inside the picture; for them, `inside` is 1. */
 typedef struct { int at[LARGEST], begin, end; float part[LARGEST], inside[LARGEST]; } axis;
 
-/* A picture at 64, 32 and 16 samples a side, as far as it is known. */
+/* A picture with up to 64 samples per side, followed by its halved versions down to 16. */
 typedef struct { float samples[3][LARGEST * LARGEST]; } pyramid;
 
 BODY float sum_of(const floats *v) {
@@ -134,7 +135,7 @@ BODY void make_axis(axis *a, int side, float scale, float shift) {
     int is_inside = x >= 0 && x <= (float)(side - 1);
     if (is_inside && a->begin == side) a->begin = i;
     if (is_inside) a->end = i + 1;
-    if (!(x > 0)) x = 0; /* also what is no number */
+    if (!(x > 0)) x = 0; /* also if x is not a number */
     if (x > (float)(side - 1)) x = (float)(side - 1);
     a->at[i] = (int)x < side - 2 ? (int)x : side - 2;
     a->part[i] = x - (float)a->at[i];
@@ -142,7 +143,7 @@ BODY void make_axis(axis *a, int side, float scale, float shift) {
   }
 }
 
-/* Makes row y of the first picture as it lies on the second; and its slopes, unless NULL. */
+/* Computes a row of the first picture, aligned with the second, and its slopes unless NULL. */
 BODY void warp_row(const float *from, int side, const axis *x, const axis *y, int row, float *made,
                    float *slope_x, float *slope_y) {
   const float *a = from + y->at[row] * side, *b = a + side;
@@ -162,10 +163,10 @@ BODY void warp_row(const float *from, int side, const axis *x, const axis *y, in
   }
 }
 
-/* Solves by elimination; returns whether there is a solution. */
+/* Solves the equations by elimination; returns whether there is a solution. */
 static int solve(double m[UNKNOWNS][UNKNOWNS + 1]) {
   for (int i = 0; i < UNKNOWNS; i++) {
-    /* The matrix is symmetric and positive: no rows are exchanged. */
+    /* The matrix is symmetric and positive, so no rows need to be exchanged. */
     if (!(m[i][i] > 1e-9)) return 0;
     for (int r = 0; r < UNKNOWNS; r++) {
       double factor = r == i ? 0 : m[r][i] / m[i][i];
@@ -176,7 +177,7 @@ static int solve(double m[UNKNOWNS][UNKNOWNS + 1]) {
   return 1;
 }
 
-/* One step of Gauss and Newton towards the least sum of squares; returns whether to go on. */
+/* Makes one Gauss-Newton step towards the least squares; returns whether to continue. */
 BODY int improve(const float *a, const float *b, int side, fit *f) {
   axis x, y;
   float made[LARGEST], slope_x[LARGEST], slope_y[LARGEST], places[LARGEST];
@@ -206,7 +207,7 @@ BODY int improve(const float *a, const float *b, int side, fit *f) {
       if (c < UNKNOWNS) m[c][r] = m[r][c];
     }
   for (int i = 0; i < UNKNOWNS; i++) m[i][i] = m[i][i] * 1.001 + 1e-6;
-  /* Geometry stays as it is where the picture does not say it. */
+  /* Damp scale and shift, so that they do not change if the picture does not determine them. */
   for (int i = 0; i < 4; i++) m[i][i] += side * side;
   if (!solve(m)) return 0;
   double step = 0, most = 0.1;
@@ -218,7 +219,7 @@ BODY int improve(const float *a, const float *b, int side, fit *f) {
   return step >= 1e-3;
 }
 
-/* Adds up what a correlation needs: samples of both pictures at a time, of a row. */
+/* The sums for a correlation: weights, samples of both pictures, their squares and products. */
 typedef struct { floats n, a, b, aa, bb, ab; } moments;
 
 BODY void add_row(moments *m, const float *a, const float *b, const float *weights, int side) {
@@ -229,7 +230,7 @@ BODY void add_row(moments *m, const float *a, const float *b, const float *weigh
   }
 }
 
-/* Returns the correlation, with its sign and squared: no root is needed to compare it. */
+/* Returns the square of the correlation with the correlation's sign, which avoids a square root. */
 BODY float squared_correlation(const moments *m) {
   double n = sum_of(&m->n), a = sum_of(&m->a), b = sum_of(&m->b);
   if (n < 2) return 0;
@@ -239,21 +240,22 @@ BODY float squared_correlation(const moments *m) {
   return (float)(ab * (ab < 0 ? -ab : ab) / (aa * bb));
 }
 
-/* Returns the mean amount of some details, each weighed; 0 of none. */
+/* Returns the weighted mean of the absolute details; 0 if there are none. */
 BODY float mean_amount(const float *details, const float *weights, int rows, int side) {
   floats n = {0}, sum = {0};
   for (int row = 0; row < rows; row++)
     for (int i = 0; i < side; i += LANES) {
       floats d = *(const floats *)(details + row * side + i), w = *(const floats *)(weights + i);
-      n += w, sum += (floats)((words)d & 0x7FFFFFFF) * w; /* without its sign */
+      n += w, sum += (floats)((words)d & 0x7FFFFFFF) * w; /* clears the sign */
     }
   float all = sum_of(&n);
   return all > 0 ? sum_of(&sum) / all : 0;
 }
 
-/* Compares two pictures as they lie on each other: all that they share, and what is finer than
- * three samples, there without the outer tenth, where frames of different pictures are alike. A
- * detail counts for twice the mean at most: one sharp edge alone makes no picture. */
+/* Computes two squared correlations of aligned pictures. `whole` is for the complete common part.
+ * `fine` is for details finer than three samples, without the outer tenth of the picture, since
+ * frames of different pictures are similar. Each detail is limited to twice the mean, so that one
+ * sharp edge does not decide. */
 BODY void compare(const float *a, const float *b, int side, const fit *f, float *whole, float *fine) {
   enum { FRAME_PARTS = 10 };
   axis x, y;
@@ -297,7 +299,7 @@ BODY void compare(const float *a, const float *b, int side, const fit *f, float 
   *fine = squared_correlation(&high);
 }
 
-/* Reads a picture of `side` samples, and halves it down to the coarsest; returns how many there are. */
+/* Reads a picture and halves it until 16 samples per side are left; returns the number of levels. */
 BODY int load(const uint16_t *cells, int side, int divisor, int mirrored, pyramid *out) {
   for (int y = 0; y < side; y++)
     for (int x = 0; x < side; x++)
@@ -314,8 +316,8 @@ BODY int load(const uint16_t *cells, int side, int divisor, int mirrored, pyrami
   return levels;
 }
 
-/* Registers pictures from coarse to fine, and compares them. What is plainly another picture is left
- * where that is seen. */
+/* Aligns each pair of pictures from coarse to fine and compares them. Stops at the first level at
+ * which they are clearly different. */
 BODY void prove_all(const uint16_t *a, const uint16_t *b, int mirrored, int64_t num, int side,
                     int divisor, float *out) {
   static const int steps_of[] = {6, 5, 4};
@@ -335,7 +337,7 @@ BODY void prove_all(const uint16_t *a, const uint16_t *b, int mirrored, int64_t 
   }
 }
 
-/* ---- What is called ---- */
+/* ---- Exported functions ---- */
 
 #if defined(FOR_AVX2)
 FOR_AVX2 static int64_t join_avx2(const join *j, place *p) { return join_all(j, p); }
@@ -348,8 +350,9 @@ FOR_AVX2 static void prove_avx2(const uint16_t *a, const uint16_t *b, int mirror
 }
 #endif
 
-/* Writes pairs from a place on, until the end or until room for the next row may be short; moves the
- * place there. Returns the number of pairs. `room` must be at least the largest bucket. */
+/* Writes pairs, starting at the position `p`, until the end or until `pairs` may be too small for the
+ * next row. Moves `p` to the next position; returns the number of pairs. `room` must be at least the
+ * size of the largest bucket. */
 EXPORT int64_t matching_join(const join *j, place *p, int simd) {
 #if defined(FOR_AVX2)
   if (simd == AVX512) return join_avx512(j, p);
@@ -359,9 +362,9 @@ EXPORT int64_t matching_join(const join *j, place *p, int simd) {
   return join_all(j, p);
 }
 
-/* Registers pairs of pictures of 16, 32 or 64 samples a side, of which `divisor` parts are a grey
- * level; the left ones turned round first where they are `mirrored`. Writes 8 numbers for each: the
- * fit, and the two correlations, with their signs and squared. */
+/* Aligns and compares pairs of pictures with 16, 32 or 64 samples per side and `divisor` units per
+ * grey level. If `mirrored`, the first pictures are flipped. Writes 8 numbers per pair: the fit and
+ * two squared correlations with their signs. */
 EXPORT void matching_prove(const uint16_t *a, const uint16_t *b, int mirrored, int64_t num, int side,
                            int divisor, float *out, int simd) {
 #if defined(FOR_AVX2)
@@ -374,7 +377,7 @@ EXPORT void matching_prove(const uint16_t *a, const uint16_t *b, int mirrored, i
   prove_all(a, b, mirrored, num, side, divisor, out);
 }
 
-/* Returns the best of these kinds of vector code that this processor has. */
+/* Returns the highest SIMD level that this processor supports. */
 EXPORT int matching_best(void) {
   return is_supported(AVX512) ? AVX512 : is_supported(AVX2) ? AVX2 : PLAIN;
 }

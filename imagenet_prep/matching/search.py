@@ -80,15 +80,10 @@ class Search(NamedTuple):
         tick: Callable[[], None] = lambda: None,
         is_open: Callable[[Numbers, Numbers], Any] | None = None,
     ) -> Iterator[Pairs]:
-        """Yields each near pair once, in an order that does not depend on the number of workers.
-
-        Pairs for which `is_open` is false are skipped.
-        """
+        """Yields each near pair for which `is_open` is true once, in a fixed order."""
         for band in range(_BANDS):
             for block in self._of_band(band, pool, workers):
                 tick()
-                if not len(block):
-                    continue
                 left, right = block.T
                 if is_open is not None:
                     left, right = block[is_open(left, right)].T
@@ -97,7 +92,6 @@ class Search(NamedTuple):
                     yield pairs
 
     def _of_band(self, band: int, pool: futures.Executor, workers: int) -> Iterator[Numbers]:
-        """Yields the pairs found by their bits in one band."""
         left = self.left.sorted_by(band)
         right = left if self.left is self.right else self.right.sorted_by(band)
         joins = [self._join(left, right, band, worker, workers) for worker in range(workers)]

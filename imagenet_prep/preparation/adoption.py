@@ -1,6 +1,7 @@
 """Turns an existing set of shards into a dataset, in place or as hard links or copies.
 
-Renames are recorded before the first one, so that a run after a kill can finish them.
+The list of renames is stored before the first rename, so that the next run after a kill can finish
+them.
 """
 
 from __future__ import annotations
@@ -39,11 +40,11 @@ _SMALL_FILES = (naming.LABELS, naming.QUARANTINE, *naming.TFDS_FILES)
 
 @dataclass(frozen=True)
 class _Brought:
-    """An empty receipt: the name of the file is enough."""
+    """The empty content of a receipt, which itself has the name of the file."""
 
 
 def finish_renames(store: LocalStore) -> None:
-    """Finishes the renames of a killed run in this folder, if there was one."""
+    """Finishes the renames that a killed run of adopt has left in this folder, if any."""
     if begun := _begun(store)[1]:
         with store.lock():
             _rename(store, begun.renames)
@@ -58,9 +59,9 @@ def complete(
     in_place: bool,
     quiet: bool,
 ) -> None:
-    """Renames, links or copies the shards, adds the missing files, and commits.
+    """Renames, links or copies the shards, adds the missing files, and commits the dataset.
 
-    The caller has locked the store. If `in_place`, the shards are already in the store.
+    The caller must lock the store. If `in_place`, the shards are already in the store.
     """
     shards = [(shard.shard, shard.sha256) for shard in checked.all_shards]
     note, begun = _begun(store)
@@ -96,7 +97,7 @@ def complete(
 def restore(
     store: Store, manifest: Manifest, lost: Sequence[str], workers: engine.Workers, *, quiet: bool
 ) -> None:
-    """Recreates lost files and missing sample tables, or raises DataDamagedError."""
+    """Recreates the `lost` files and missing tables of samples; raises DataDamagedError."""
     where = store.where()
     shards = {shard.name for split in manifest.splits.values() for shard in split.shards}
     if lost_shards := [name for name in lost if name in shards]:
@@ -107,7 +108,8 @@ def restore(
         )
     source = shard_files.find(store, check=naming.LABELS not in lost)
     if naming.LABELS in lost:
-        # The classes come from the records. Our TFDS files would be mistaken for those of TFDS.
+        # Read the classes from the records. First remove our TFDS files, since `find` would treat
+        # them as files written by TFDS.
         lost = [*dict.fromkeys((*lost, *naming.TFDS_FILES))]
         store.remove(*naming.TFDS_FILES)
         source = replace(source, dataset=None)
@@ -159,7 +161,7 @@ def _publish(store: Store, checked: ExistingSet, *, with_index: bool) -> None:
 
 
 def _content(store: Store, checked: ExistingSet, file: File) -> bytes:
-    """Returns the content of an index or table that the check wrote."""
+    """Returns the content of an index or table that `check_existing_set` wrote."""
     name = f"{checked.tables}/{file.name}"
     if new := checked.renamed.get(file.name):
         data, _ = distinct_keys.renamed(store, name, new)
@@ -184,7 +186,7 @@ def moves(source: TfrecordSet) -> list[tuple[str, str]]:
 
 
 def _begun(store: Store) -> tuple[str, Adoption | None]:
-    """Returns the note's name, and the adoption if one was started; the note is untrusted."""
+    """Returns the name of the note and the adoption in it, if any; refuses unexpected renames."""
     note, begun = BEGUN, None
     if store.size(BEGUN) is not None:
         begun = notes.read(store, BEGUN, Begun).adoption
@@ -198,18 +200,18 @@ def _begun(store: Store) -> tuple[str, Adoption | None]:
 
 
 def _rename(store: LocalStore, renames: Sequence[Sequence[str]]) -> None:
-    """Renames in order. If the new name exists, an earlier run has already renamed the file."""
+    """Renames files in order. If a new name exists, an earlier run has already renamed the file."""
     for before, after in renames:
         old, new = store.path(before), store.path(after)
         if not new.exists():
             store.rename(before, after)
         elif old.exists() and old.samefile(new):
-            # A crash can leave the file under both names, in two folders.
+            # After a crash, a file can have both names, in two folders.
             store.remove(before)
     for folder in {store.path(before).parent for before, _ in renames} - {store.root}:
         if folder.is_dir():
             with storage_errors("remove", folder):
-                # A killed run may have stopped before this sync.
+                # A killed run may not have synced its renames to disk.
                 inside.sync_folder(folder)
                 folder.rmdir()
 

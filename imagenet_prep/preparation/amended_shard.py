@@ -26,31 +26,26 @@ from imagenet_prep.storage.opened import Dataset
 
 @dataclass(frozen=True)
 class AmendWork:
-    """Writes one changed shard of `parent`; picklable.
-
-    `seed` assigned the parent's images to shards. `writes` encodes new images like the existing
-    ones of a split. `images` reads new images; `sha256` has their expected hashes by archive.
-    """
+    """Writes one changed shard of the dataset `parent`; picklable."""
 
     parent: Dataset
-    seed: int
-    writes: Mapping[str, WriteWork]
-    images: MemberReader | None
-    sha256: Mapping[str, str]
+    seed: int  # seed with which the images of `parent` were assigned to shards
+    writes: Mapping[str, WriteWork]  # by split; encodes new images like the existing ones
+    images: MemberReader | None  # reads the new images
+    sha256: Mapping[str, str]  # expected hashes of the new images, by `Member.archive`
 
     def __call__(self, change: ShardChange) -> engine.Result[WrittenShard]:
-        """Writes the shard; returns its receipt content and files."""
         excluded: list[Incident] = []
         write = self.writes[split_of(change.name)]
         content, outputs = write(change.name, self._in_order(change, excluded))
-        # The origin of most records is unknown, so the shard lists no origins.
+        # The origins of copied records are unknown, so the shard lists no origins.
         content = replace(content, incidents=[*content.incidents, *excluded], origins=[])
         return engine.Result(content, outputs)
 
     def _in_order(
         self, change: ShardChange, excluded: list[Incident]
     ) -> Iterator[Stored | tuple[Member, bytes]]:
-        """Yields kept records; inserts each new image before the first one that sorts later."""
+        """Yields kept records in order, and each new image before the first that sorts after it."""
 
         def place(image: Stored | tuple[Member, bytes]) -> tuple[int, str]:
             key = image.sample.key if isinstance(image, Stored) else image[0].key
@@ -118,7 +113,7 @@ class AmendWork:
 
 
 def _incident(shard: str, sample: Sample) -> Incident:
-    """Returns the incident of an excluded image, without its offset: earlier changes move it."""
+    """Returns the incident of an excluded image. Its offset is 0, since amendments move records."""
     detail = f"the list of amend --exclude has its key; its image had sha256 {sample.sha256}"
     place = sample.key, shard, 0, sample.num_bytes, sample.class_index
     return Incident(*place, EXCLUDED, "listed", detail)

@@ -49,7 +49,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True)
 class _ImageSettings:
-    """The image settings of a split, from the manifest."""
+    """The settings with which the images of a split were encoded, from the manifest."""
 
     short_side: int | None = None
     quality: int | None = None
@@ -67,7 +67,7 @@ class _ImageSettings:
 
 @dataclass(frozen=True)
 class Job:
-    """One request, resolved."""
+    """An amend command: the dataset, the requested changes and the workers."""
 
     dataset: Dataset
     request: Request
@@ -97,12 +97,12 @@ class Job:
 
     @cached_property
     def columns(self) -> tuple[list[Column], list[str]]:
-        """The complete columns, and the names of incomplete ones, which are not carried over."""
+        """The complete columns, and the names of incomplete columns, which are not copied."""
         return columns.complete(self.dataset)
 
     @cached_property
     def wanted(self) -> Wanted:
-        """The dataset to make; its config lists all amendments since it was prepared."""
+        """The dataset to make; its config lists all amendments since the images were prepared."""
         exclude, relabel, add = self.request.exclude, self.request.relabel, self.request.add
         step = Amendment(
             self.manifest.digest,
@@ -113,7 +113,7 @@ class Job:
         steps, splits = [*self._of_config(settings.amendments), step], [*self.manifest.splits]
         config = {"verb": AMEND, "splits": splits, "amendments": steps, "base": self.base}
         return Wanted(
-            # A JSON round trip, so that it equals the config read back from disk.
+            # The JSON round trip makes this config equal to the one read back from disk.
             Settings(AMEND, dict.fromkeys(splits, canonical.loads(canonical.dumps(config)))),
             self.manifest.producer.libraries,
             label_offset=self.manifest.label_offset,
@@ -185,7 +185,7 @@ def run(job: Job, store: Store) -> Json:
         source = job.request.add.source
         refuse_source_as_output(store.where(), str(source.root), source)
     output, changes, carried = Output(store, job.wanted), job.changes, dict[str, Json]()
-    _ = job.columns  # A damaged one is reported before anything is written.
+    _ = job.columns  # report a damaged column before anything is written
     if output.left():
         with output.store.lock():
             if pending := output.left():
@@ -222,7 +222,7 @@ def _changed(job: Job) -> Json:
 
 
 def _write(job: Job, changes: Sequence[ShardChange], output: Output) -> dict[str, Json]:
-    """Writes changed shards, links or copies the rest, and commits; returns carried columns."""
+    """Writes changed shards, links or copies other files, and commits; returns column counts."""
     store, manifest, add = output.store, job.manifest, job.request.add
     parent = job.dataset.store.as_folder
     stats = {}
@@ -299,9 +299,10 @@ def _commit(job: Job, output: Output, written: Mapping[str, WrittenShard]) -> di
 
 
 def _splits_of(incident: Incident, splits: Collection[str], taken_out: str) -> Collection[str]:
-    """Returns the splits that may contain the image, judged by its source folder.
+    """Returns the splits that may contain the image of an incident, judged by its source folder.
 
-    Train and validation may share keys, unless validation was `taken_out` of the train folder.
+    `taken_out` is the split to which images of the train folder were moved. The key does not
+    suffice: train and validation may have equal keys.
     """
     folder, slash, _ = incident.archive.removeprefix(f"{layout.KAGGLE}/").partition("/")
     split = (slash and layout.split_called(folder)) or split_of(incident.archive)
@@ -320,7 +321,7 @@ def _split(store: Store, shards: list[Shard], num_classes: int) -> Split:
         nonlocal resized, height, width
         for sample in chain.from_iterable(tables.each(samples.parse, store, shards)):
             per_class[sample.class_index] += 1
-            # A rotated image has the same sides.
+            # Compare sets: rotation swaps the sides of an image, but is no resize.
             source = {sample.source_height, sample.source_width}
             resized += {sample.height, sample.width} != source
             height, width = max(height, sample.height), max(width, sample.width)

@@ -1,8 +1,8 @@
 """Downloads archives over many connections; resumable, and verified by md5.
 
-An archive is fetched in parallel ranges into one file in `.work`. Each range leaves a receipt once
-it is on disk, so it is never fetched again. The md5 is computed during the download; a verified
-archive is renamed to its own name.
+An archive is fetched in parallel ranges into one file in `.work`. A range that is on disk has a
+receipt and is never fetched again. The md5 is computed during the download. If it is right, the
+file is renamed to the name of the archive.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from imagenet_prep.storage.remote import Remote, Stat
 from imagenet_prep.storage.retry import RetryBudget, with_retries
 
 _MIB = 1 << 20
-# Before the first byte, a wrong address is more likely than a temporary failure.
+# Few retries: before the first byte, a wrong address is more likely than a temporary failure.
 _MAX_STAT_RETRIES = 3
 
 
@@ -45,7 +45,7 @@ class RangeTask(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The receipt's name; sorts by position."""
+        """The name of the receipt; names sort by position."""
         return f"{self.start:015d}"
 
 
@@ -60,24 +60,18 @@ class Fetched:
 
 @dataclass(kw_only=True)
 class Archives:
-    """Archives to download from `remote` to the folder `store`.
-
-    `allow_other` accepts unofficial archives with these names. There are `connections` parallel
-    requests for ranges of `part_size` MiB; each may fail `retries` times. The server is not
-    contacted before `foresee` or `bring`.
-    """
+    """Downloads archives from `remote` to the folder `store`."""
 
     store: LocalStore
     remote: Remote
     archives: Sequence[Archive]
-    allow_other: bool
-    connections: int
-    part_size: int
-    retries: int
+    allow_other: bool  # accept unofficial archives with these names
+    connections: int  # number of parallel requests
+    part_size: int  # size of a range, in MiB
+    retries: int  # maximum number of failed requests per range
     quiet: bool
 
     def __post_init__(self) -> None:
-        """Reads the list of already verified files; writes nothing."""
         self._ledger = Ledger(self.store, NOTES, MOST_ARCHIVES)
         self._fetched_bytes: dict[Archive, int] = {}
 
@@ -96,7 +90,7 @@ class Archives:
 
     def bring(self) -> list[Json]:
         """Downloads and verifies all missing archives; returns one entry per archive."""
-        # Archives that are present are only read, which needs no server and no write access.
+        # If all archives are present, neither the server nor write access is needed.
         is_complete = all(self._path(archive).exists() for archive in self.archives)
         if is_complete:
             self.store.settle()
@@ -108,7 +102,7 @@ class Archives:
             for archive, stat in stats.items():
                 self._discard_invalid(archive, stat)
             self._check_space(stats)
-            # Smallest first: a wrong address or login fails early.
+            # Smallest first, so that a wrong address or login fails early.
             for archive in sorted(stats, key=lambda archive: stats[archive].size):
                 self._bring(archive, stats[archive])
         return [
@@ -151,7 +145,7 @@ class Archives:
         return md5 is not None and (self.allow_other or md5 == archive.md5)
 
     def _verify_present(self, archives: Sequence[Archive]) -> None:
-        """Verifies present archives once; a wrong one stays for the user to remove."""
+        """Verifies the archives not verified before; raises SourceError if one is not accepted."""
         new = [archive for archive in archives if self._md5(archive.name) is None]
         for archive in new:
             path = self._path(archive)
@@ -162,14 +156,14 @@ class Archives:
                     f"{path}: {size:,} bytes, expected {expected:,}: an unfinished download or a "
                     "different file. Remove it, then run the same command again."
                 )
-        # Take the status before the file is read. All files are hashed in parallel.
+        # Get the status of each file before it is read. All files are hashed in parallel.
         self._record_md5({a.name: (self._path(a).stat(), Hasher(self._path(a))) for a in new})
         for archive in archives:
             self._refuse_other(archive, archive.name, "remove it and run the same command again")
 
     def _discard_invalid(self, archive: Archive, stat: Stat) -> None:
         """Discards a partial download if it failed verification or the remote file has changed."""
-        self.store.size(_partial(archive))  # no link
+        self.store.size(_partial(archive))  # refuses a link
         partial = self.store.path(_partial(archive))
         md5 = self._md5(_partial(archive))
         wrong = md5 is not None and not self._accepts(archive, md5)
@@ -178,7 +172,7 @@ class Archives:
             if partial.exists():
                 why = "its md5 was wrong" if wrong else "the file on the server has changed"
                 print(f"{archive.name}: downloading it from the start: {why}", file=sys.stderr)
-            # Receipts first: bytes without a receipt are merely fetched again.
+            # Remove the receipts first: bytes without a receipt are only fetched again.
             self._forget_receipts(archive)
             self.store.remove(_partial(archive))
 
@@ -206,7 +200,7 @@ class Archives:
         with open(partial, "rb") as verified:
             md5 = self._md5(_partial(archive))
             self.store.publish(partial, archive.name)
-            # The rename has changed the file's ctime.
+            # The rename has changed the ctime of the file, so record its status again.
             self._ledger.add({archive.name: os.fstat(verified.fileno())}, md5=md5)
         self._forget_receipts(archive)
 
@@ -215,8 +209,8 @@ class Archives:
         with storage_errors("create", partial):
             opened = self.store.open(_partial(archive), os.O_WRONLY | os.O_CREAT)
             with os.fdopen(opened, "wb") as file:
-                # Sparse: some file systems would need hours to preallocate 148 GB. Unlike the file
-                # object's own `truncate`, this call is retried after a signal.
+                # Make a sparse file: some file systems need hours to preallocate 148 GB. Unlike
+                # `file.truncate`, `os.ftruncate` is retried after a signal.
                 os.ftruncate(file.fileno(), stat.size)
                 os.fsync(file.fileno())
         part = self.part_size * _MIB
@@ -251,14 +245,14 @@ class Archives:
         try:
             fetch(self.remote, archive.name, stat, *task, path, budget)
         except BaseException:
-            # Stop the other ranges' waits between retries.
+            # The other ranges stop waiting for their next retry.
             ended.set()
             raise
         size = task.stop - task.start
         return engine.Result(Fetched(task.start, size, budget.failures))
 
     def _record_md5(self, files: dict[str, tuple[os.stat_result, Hasher]]) -> None:
-        """Records the md5 of complete files with their status; `prepare` uses it too."""
+        """Records the md5 and the status of complete files; `prepare` uses these records too."""
         with contextlib.closing(engine.Progress("md5", len(files), 0, quiet=self.quiet)) as bar:
             for name, (status, hasher) in files.items():
                 self._ledger.add({name: status}, md5=hasher.hexdigest())
@@ -279,7 +273,7 @@ class Archives:
 
     def _fetch_stage(self, archive: Archive, stat: Stat) -> engine.Stage[RangeTask, Fetched]:
         work = partial(self._fetch_range, archive, stat, threading.Event())
-        # Exclude the URL: it may contain credentials, and it may change.
+        # The URL is excluded, since it may contain credentials and may change.
         identity = canonical.digest([archive.name, *stat, self.part_size])
         return engine.Stage(f"fetch-{archive.name}", identity, self.store, work, Fetched)
 

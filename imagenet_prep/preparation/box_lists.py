@@ -1,4 +1,4 @@
-"""Bounding boxes by class: annotations are read once into lists in the output's work folder."""
+"""Lists of bounding boxes by class, read once from annotations and stored in the `.work` folder."""
 
 from __future__ import annotations
 
@@ -29,19 +29,16 @@ class ReadBoxes:
 
 @dataclass
 class BoxLookup:
-    """Finds the boxes of a class in the lists.
-
-    `parts` are the sources of the boxes, by split. `num_bytes` is the total size of all lists.
-    """
+    """Returns the boxes of a class from the lists in `folder`."""
 
     store: Store
     folder: str
-    parts: dict[str, source.Part]
-    num_bytes: int = 0
+    parts: dict[str, source.Part]  # the sources of the boxes, by split
+    num_bytes: int = 0  # total size of all lists
     _last: tuple[str, dict[str, Boxes]] = "", {}
 
     def of(self, split: str, wnid: str) -> dict[str, Boxes]:
-        """Returns the boxes by stem, for one class of train or for all of validation."""
+        """Returns boxes by file name without extension: of a class of train, or of validation."""
         name = _list_name(self.folder, split, wnid if split == schema.TRAIN else split)
         # All classes of validation share one list.
         if self._last[0] != name:

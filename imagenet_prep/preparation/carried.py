@@ -1,8 +1,8 @@
-"""The columns of a dataset in the one that `amend` makes of it.
+"""Copies the columns of a dataset to the dataset that `amend` makes from it.
 
-Files of shards that stay are linked. In a shard that changed, a row goes with its record, by key
-and image. Rows of other records are missing: a column that lacks some is left unfinished, and the
-writer computes only these.
+The column files of unchanged shards are linked. For a changed shard, the rows of records with the
+same key and image are copied. The rows of all other records are missing. A column with missing rows
+is left unfinished, and its writer only computes these rows.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _FIRST_KEYS = 10
 
 
 class Carrier:
-    """Leaves one column of the parent in the store of the amended dataset."""
+    """Copies one column of the parent to the store of the amended dataset."""
 
     def __init__(self, parent: Dataset, store: Store, of_parent: Column) -> None:
         self._parent, self._store, self._column = parent, store, of_parent
@@ -38,7 +38,7 @@ class Carrier:
         self._missing: list[str] = []
 
     def carry(self, splits: Mapping[str, Split]) -> Json:
-        """Carries the column to the records of these splits; returns the counts for the summary."""
+        """Links or copies the column for these splits; returns the counts for the summary."""
         name, complete, unfinished = self._column.name, self._column.begun(), list[ColumnFile]()
         for split in self._column.splits:
             files = self._of_split(split, splits[split])
@@ -70,12 +70,12 @@ class Carrier:
         ]
 
     def _of_shard(self, rows: ColumnFile, old: Shard, new: Shard) -> ColumnFile:
-        """Writes the rows of a shard that changed, with zeros for the missing ones."""
+        """Writes the column file of a changed shard; missing rows are zeros."""
         of_parent, store, digest = self._column, self._store, hashlib.sha256()
         before, after = self._records(self._parent.store, old), self._records(store, new)
         stay = {*before} & {*after}
         missing = [number for number, record in enumerate(after) if record not in stay]
-        # Records that stay keep their order.
+        # The common records have the same order in both shards.
         old_rows = zip(before, self._read(rows), strict=True)
         kept = (row for record, row in old_rows if record in stay)
         temporary, header = store.temporary(), of_parent.header(len(after))
@@ -86,7 +86,7 @@ class Carrier:
                 for data in itertools.chain([header], written):
                     digest.update(data)
                     file.write(data)
-                # The parent's file is only verified at its end.
+                # Read the rest: the parent's file is verified when its end is reached.
                 deque(kept, maxlen=0)
             name, sha256 = column.file_name(of_parent.name, new.name), digest.hexdigest()
             store.publish(temporary, name, sha256)
@@ -96,13 +96,13 @@ class Carrier:
         return ColumnFile(new.name, len(after), num_bytes, sha256, table, tuple(missing))
 
     def _records(self, store: Readable, shard: Shard) -> list[tuple[int, str, bytes]]:
-        """Returns the values that decide a row, by record: class (0 if unused), key and image."""
+        """Returns class, key and image hash of each record; class is 0 if rows ignore it."""
         of_class = self._column.made_from == column.OF_CLASS
         heads = tables.each(partial(samples.heads, images=True), store, [shard])
         return [(index if of_class else 0, key, image) for index, key, image in next(heads)]
 
     def _read(self, rows: ColumnFile) -> Iterator[bytes]:
-        """Yields the rows of a file of the parent, which is verified at its end."""
+        """Yields the rows of a column file of the parent; verifies the file at its end."""
         of_parent, digest, store = self._column, hashlib.sha256(), self._parent.store
         name = of_parent.file(rows).name
         with store.opened(name) as opened:

@@ -1,4 +1,4 @@
-"""Resolves the changes requested from `amend` using only sample tables; reads no shard."""
+"""Finds the shards that an amend command changes, using only tables of samples and no shard."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Relabels(NamedTuple):
 
 @dataclass(frozen=True)
 class Additions:
-    """Images of a folder to add; `sha256` has the hash of each image file by `Member.archive`."""
+    """Images to add from a folder; `sha256` has the hash of each image file by `Member.archive`."""
 
     source: folder.Folder
     members: Mapping[str, tuple[Member, ...]]
@@ -78,7 +78,6 @@ class Request:
     add: Additions | None = None
 
     def __post_init__(self) -> None:
-        """Raises UsageError if a key is named twice."""
         for listed in self.lists:
             _refuse(listed.path, listed.repeated, "a key that an earlier line already lists")
         if self.exclude and self.relabel:
@@ -95,7 +94,7 @@ class Request:
 
     @property
     def lists(self) -> list[KeyList]:
-        """The lists of keys that were given."""
+        """The lists of keys to exclude and to relabel, if given."""
         lists = self.exclude, self.relabel and self.relabel.listed
         return [listed for listed in lists if listed]
 
@@ -107,7 +106,7 @@ class Request:
 
 
 def read_relabels(path: str, classes: ClassList) -> Relabels:
-    """Reads a CSV file with header key,class; a class is its name in labels.txt or its index."""
+    """Reads a CSV file with the header key,class. Classes are names in labels.txt or indices."""
     try:
         text = keys.read_bytes(path).decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -139,7 +138,7 @@ def read_relabels(path: str, classes: ClassList) -> Relabels:
 
 
 def _index_of(name: str, classes: ClassList) -> int | None:
-    # A class name may itself be a number, as in MNIST; the name takes precedence.
+    # A class name may be a number, as in MNIST. Names take precedence over indices.
     if name in classes.index:
         return classes.index[name]
     if not (name.isascii() and name.isdecimal() and len(name) <= len(str(len(classes.wnids)))):
@@ -148,7 +147,7 @@ def _index_of(name: str, classes: ClassList) -> int | None:
 
 
 def read_additions(where: str, classes: ClassList, splits: Collection[str]) -> Additions:
-    """Lists and hashes images: train/CLASS/* and val/CLASS/*, or CLASS/* for train."""
+    """Lists and hashes the images in train/CLASS and val/CLASS, or in CLASS, for train."""
     root = Path(where).expanduser()
     if not root.is_dir():
         raise UsageError(f"--add {where}: no such folder. Expected a folder of class folders.")
@@ -183,7 +182,7 @@ def read_additions(where: str, classes: ClassList, splits: Collection[str]) -> A
 
 
 def changes_of(request: Request, dataset: Dataset, seed: int) -> list[ShardChange]:
-    """Returns the shards to be changed, sorted by name; the seed selects shards for new images."""
+    """Returns the changes of all shards that change; `seed` selects the shards of new images."""
     changes: list[ShardChange] = []
     split_of: dict[str, str] = {}
     for name, split in dataset.manifest.splits.items():
@@ -202,7 +201,7 @@ def changes_of(request: Request, dataset: Dataset, seed: int) -> list[ShardChang
 def _changes_in(
     request: Request, name: str, split: Split, dataset: Dataset, seed: int
 ) -> Iterable[tuple[ShardChange, set[str]]]:
-    """Yields each shard's change and its listed keys, including those that change nothing."""
+    """Yields the change of each shard and all requested keys in it, even if they change nothing."""
     excluded = request.exclude.keys if request.exclude else {}
     class_of = request.relabel.class_of if request.relabel else {}
     new = request.new.get(name, {})
@@ -243,7 +242,7 @@ def _changes_in(
 
 
 def _refuse(path: str, lines: Collection[int], problem: str) -> None:
-    """Raises UsageError that shows only line numbers, as `KeyList.refuse_unknown` does."""
+    """Raises UsageError if there are such lines; shows line numbers, but not the keys."""
     if lines:
         count = counted(len(lines), "line")
         raise UsageError(f"{path}: {count} with {problem}; the first is line {min(lines):,}.")

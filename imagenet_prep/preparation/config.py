@@ -1,4 +1,4 @@
-"""Flags of `prepare`, those that it shares with `resize`, and their limits."""
+"""The flags of `prepare`, the checks of their values, and the flags that `resize` shares."""
 
 from __future__ import annotations
 
@@ -22,9 +22,7 @@ _HOLDOUT = re.compile(r"([0-9]{1,12}|[0-9]{1,2}\.[0-9]{1,6}(?=%))(%?)")
 class RunFlags(WorkerFlags):
     """Flags shared by prepare and resize."""
 
-    groups = {  # noqa: RUF012
-        "Faults and result": "on_bad_image dry_run json",
-    }
+    groups = {"Faults and result": "on_bad_image dry_run json"}  # noqa: RUF012
     on_bad_image: str = flag(
         "quarantine",
         choices=("quarantine", "fail"),
@@ -46,7 +44,7 @@ class RunFlags(WorkerFlags):
 
 @dataclass(frozen=True)
 class Config(RunFlags):
-    """Settings of one run; see the help of each flag."""
+    """The settings of a prepare command; the help of each flag describes its field."""
 
     groups = {  # noqa: RUF012
         "Source and dataset": "source out source_kind",
@@ -160,7 +158,6 @@ class Config(RunFlags):
     )
 
     def __post_init__(self) -> None:
-        """Refuses invalid values and contradictory flags."""
         super().__post_init__()
         if len(self.subset_classes) == 1 and not self.subset_classes[0].strip("0"):
             raise ValueError(f"--subset-classes {self.subset_classes[0]}: expected at least 1")
@@ -204,8 +201,8 @@ class Config(RunFlags):
             "label_offset": self.label_offset,
             "subset_classes": list(self.subset_classes),
             "subset_per_class": self.subset_per_class,
-            # Omitted if unset, so that older datasets keep the same settings. Without "by class",
-            # an older setting means images chosen regardless of class.
+            # Unset holdouts are omitted, so that older datasets keep the same settings. An older
+            # holdout without "by class" was chosen regardless of class.
             **({"holdout": f"{holdout} by class"} if self.holds_out else {}),
             **({"holdout_per_class": self.holdout_per_class} if self.holdout_per_class else {}),
         }

@@ -1,4 +1,4 @@
-"""The rules by which images of a source are selected and divided among splits; see `planning`."""
+"""The rules by which the images of a source are selected and divided among splits."""
 
 from __future__ import annotations
 
@@ -64,8 +64,8 @@ class ChosenMembers:
     @cached_property
     def _part_of(self) -> dict[str, dict[str, str]]:
         """The source part of each archive, by source split."""
-        # A file of unpacked images is named after its task. Other members are in the part itself,
-        # or in an archive of the only part of their split.
+        # A file of unpacked images has the name of its task. All other members are in the part
+        # itself, or in an archive of the only part of their split.
         part_of: dict[str, dict[str, str]] = {}
         for task in self.selection.index_tasks():
             part_of.setdefault(task.split, {}).update({task.name: task.part, task.part: task.part})
@@ -74,13 +74,10 @@ class ChosenMembers:
 
 @dataclass(frozen=True)
 class Division:
-    """The division of a source split into output splits.
+    """The division of a source split into output splits."""
 
-    For each output split, `counts` has its members by class index.
-    """
-
-    counts: dict[str, Sequence[int]]
-    num_shards: dict[str, int]
+    counts: dict[str, Sequence[int]]  # numbers of members by class index, by output split
+    num_shards: dict[str, int]  # by output split
 
     @cached_property
     def before(self) -> dict[str, list[int]]:
@@ -91,7 +88,7 @@ class Division:
         }
 
     def of(self, members: list[Member], seed: int) -> dict[str, list[Member]]:
-        """Returns the members of a class for each of the output splits."""
+        """Divides the members of one class; returns them by output split."""
         if len(self.counts) == 1 or not members:
             return dict.fromkeys(self.counts, members)
         _, held_out = self.counts.values()
@@ -142,7 +139,7 @@ def _apportioned(number: int, used: Sequence[int]) -> list[int]:
             f"{counted(sum(used), 'image')} and must keep one of each class"
         )
     out = [0] * len(used)
-    # The first heap entry is the class with the largest size relative to its held-out images.
+    # The first heap entry is the class whose size is largest relative to its held-out images.
     waiting = [(-math.inf, -count, index) for index, count in enumerate(used) if count > 1]
     heapq.heapify(waiting)
     for _ in range(number):
@@ -155,16 +152,12 @@ def _apportioned(number: int, used: Sequence[int]) -> list[int]:
 
 
 class Facts(NamedTuple):
-    """The result for one class of the split `source`; the plan needs the facts of all classes.
+    """Facts about the members of one class, from which `Planning.complete` checks the plan."""
 
-    For each output split, `kept` has the number and total bytes of members that are not excluded;
-    `taken` has their counts by `ChosenMembers.taken`. `excluded` lists the others as written by
-    `dump_member`. `labelled` has (key, number) of images named like ILSVRC2012's validation images.
-    """
-
-    source: str
+    source: str  # the source split
     class_index: int
-    kept: dict[str, tuple[int, int]]
-    taken: dict[str, int]
-    excluded: list[str]
+    kept: dict[str, tuple[int, int]]  # number and bytes of members not excluded, by output split
+    taken: dict[str, int]  # these members, counted by `ChosenMembers.taken`
+    excluded: list[str]  # excluded members, written by `dump_member`
+    # Keys of images that are named like ILSVRC2012's validation images, and their numbers there.
     labelled: list[tuple[str, int]]

@@ -1,8 +1,8 @@
-"""Makes the keys of other programs' records unique within a split.
+"""Makes the keys of records from other programs unique within a split.
 
-The first record keeps its key. Later ones get a number before the file extension: dog/3.jpg,
-dog/3~2.jpg, dog/3~3.jpg. If keys of the split contain tildes, the number follows a longer run of
-tildes than any of them, so a new key never equals an existing one.
+Of records with equal keys, the first keeps the key. The keys of later records get a number before
+the file extension: dog/3.jpg, dog/3~2.jpg, dog/3~3.jpg. If existing keys contain tildes, the number
+follows one tilde more than their longest run of tildes, so new keys differ from existing ones.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _TILDES = re.compile("~+")
 
 
 def numbered(store: Store, folder: str, tables: Sequence[str]) -> dict[str, dict[int, str]]:
-    """Returns a split's new keys by table and record; tables are in shard order."""
+    """Returns the new keys of a split by table and record number; tables are in shard order."""
     longest, new_keys = 0, defaultdict[str, dict[int, str]](dict)
 
     def entries() -> Iterator[bytes]:
@@ -50,7 +50,7 @@ def numbered(store: Store, folder: str, tables: Sequence[str]) -> dict[str, dict
 
 
 def renamed(store: Store, table: str, new: Mapping[int, str]) -> tuple[bytes, str]:
-    """Returns a copy of a table with some keys replaced (by record), and its sha256."""
+    """Returns a copy of a table with the keys in `new`, by record number, and the copy's sha256."""
     file = io.BytesIO()
     copy = Table(file)
     for record, sample in enumerate(samples.parse(_lines(store, table), table)):

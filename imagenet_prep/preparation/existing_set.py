@@ -1,7 +1,7 @@
 """Checks an existing set of shards: reads them completely, lists errors and missing features.
 
-Changes nothing. A wrong CRC, label, key or JPEG is an error. Features that readers can do without
-(words, boxes, true sizes) are only missing, and a manifest can declare that.
+The check does not change the shards. A wrong CRC, label, key or JPEG is an error. Readers do not
+need every feature: missing words, boxes or image sizes are no error, and the manifest lists them.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from imagenet_prep.storage.new_file import new_file
 from imagenet_prep.storage.os_errors import removed_on_failure, storage_errors
 from imagenet_prep.storage.store import Store
 
-# Several records may lack a key in different ways; the manifest states the worst.
+# Records may lack a key in different ways. The manifest states the first of these that occurs.
 _WORST_FIRST = (schema.ABSENT, schema.WRONG, schema.EMPTY)
 
 
@@ -49,13 +49,10 @@ class _ListedLabels:
 
 @dataclass(frozen=True, kw_only=True)
 class CheckedShard(WrittenShard):
-    """The receipt content of a checked shard, described as if this program had written it.
+    """The receipt content of a checked shard, with the same fields as that of a written shard."""
 
-    `lacks` is the number of records that lack a key, by key and kind. `problems` are sentences.
-    """
-
-    lacks: dict[str, Counter[str]]
-    problems: list[str]
+    lacks: dict[str, Counter[str]]  # numbers of records that lack a key, by key and kind
+    problems: list[str]  # sentences
 
 
 @dataclass
@@ -75,7 +72,7 @@ class Counts:
 
 @dataclass
 class _Checked(Counts):
-    """Counts plus the facts that only the check collects; see `CheckedShard`."""
+    """The counts of a shard while it is checked; see `CheckedShard`."""
 
     examples: int = 0
     max_height: int = 0
@@ -84,7 +81,7 @@ class _Checked(Counts):
 
 
 def _list_labels(shard: ShardFile, *, store: Store) -> engine.Result[_ListedLabels]:
-    """Lists the labels of a shard; only all shards together show the meaning of the labels."""
+    """Lists the labels of a shard. Their meaning only follows from the labels of all shards."""
     damage = Problems()
     uses = tfrecords.label_uses(store, shard, damage)
     examples = sum(use.examples for use in uses)
@@ -139,7 +136,7 @@ def _check_shard(
 
 
 def _row(payload: bytes, entry: Entry, member: Member, counts: _Checked) -> Sample:
-    """Counts the keys that a record lacks; returns its table row, as if it were its own source."""
+    """Counts the keys that a record lacks; returns its row of the table of samples."""
     features = entry.features
     image = keep(entry.encoded)
     counts.max_height = max(counts.max_height, image.height)
@@ -172,7 +169,7 @@ def settle_labels(
     known: ClassList | None = None,
     quiet: bool = False,
 ) -> Labelling:
-    """Returns the meaning of labels, from a few shards if possible, else from all.
+    """Returns the meaning of the labels; reads all shards only if a few do not suffice.
 
     A `known` class list is preferred if it fits.
     """
@@ -192,7 +189,7 @@ def settle_labels(
 
 
 def identity(shards: Sequence[ShardFile]) -> str:
-    """Returns a digest that changes if one of the files is replaced."""
+    """Returns a digest that changes if one of these shards is replaced."""
     return canonical.digest([[s.name, *s.stat[:2]] for s in shards])
 
 
@@ -206,16 +203,13 @@ def check_validation_labels(
 
 @dataclass(frozen=True)
 class ExistingSet:
-    """The result of the check; the set can be adopted if `problems` is empty.
-
-    `tables` is the folder of the new indexes and tables. `renamed` has new keys for records that
-    repeat an earlier key, by table and record.
-    """
+    """The result of the check. The set can be adopted if `problems` is empty."""
 
     labelling: Labelling
     shards: dict[str, list[CheckedShard]]
     problems: list[str]
-    tables: str
+    tables: str  # folder of the new indexes and tables
+    # New keys of records that repeat an earlier key, by table and record number.
     renamed: dict[str, dict[int, str]]
 
     @property
@@ -242,13 +236,13 @@ class ExistingSet:
             return []
         problems = list[str]()
         for split, counts in self.examples_per_class.items():
-            if split != schema.TEST:  # the evaluation set is unknown
+            if split != schema.TEST:  # it is not a split of ILSVRC2012 but an evaluation set
                 problems += editions.ILSVRC2012.problems(split, self.labelling.classes, counts)
         return list(dict.fromkeys(problems))
 
     @property
     def edition(self) -> str:
-        """The edition of ImageNet, as for `editions.recognised`."""
+        """The edition of ImageNet that `editions.recognised` finds; "" if it finds none."""
         totals = {split: sum(counts) for split, counts in self.examples_per_class.items()}
         return editions.recognised(self.labelling.classes, totals)
 
@@ -312,7 +306,7 @@ def check_existing_set(
 
 
 def _copies(shards: Sequence[ShardFile], checked: Sequence[CheckedShard]) -> list[str]:
-    """Reports shards with identical bytes: one was overwritten by a copy of the other."""
+    """Reports shards with equal bytes: one of them was overwritten by a copy of the other."""
     first: dict[str, str] = {}
     problems = []
     for shard, result in zip(shards, checked, strict=True):

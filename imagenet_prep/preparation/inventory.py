@@ -1,8 +1,8 @@
-"""Makes plans from a source on this machine: lists images, checks counts, assigns shards.
+"""Plans a dataset on this machine: lists the images, checks the counts, assigns shards.
 
-Follows the steps of `planning`. Each task takes a range of classes and writes sorted runs of their
-shard entries to disk. After that, tasks for ranges of shards merge the runs and write the plan
-files. A process therefore holds only the members of one run, class or shard, and the plan does not
+The steps are those of `planning`. Each task assigns a range of classes, and writes their plan
+entries to disk in sorted runs. Then tasks for ranges of shards merge the runs into plan files. A
+process therefore only has the members of one run, class or shard in memory, and the plan does not
 depend on the ranges.
 """
 
@@ -41,7 +41,7 @@ _INDEX_DIGITS = 8
 def take_inventory(
     selection: Selection, out: Store, workers: engine.Workers, *, quiet: bool, unpack: bool = True
 ) -> Inventory:
-    """Writes the plan files of dataset `out`; `unpack` stores packed images on disk."""
+    """Writes the plan files of dataset `out`; if `unpack`, stores packed images on disk."""
     store = out.local
     # Remove files of an earlier run, which may have filled the disk, and untrusted links.
     store.remove_tree(PLAN_FOLDER)
@@ -101,7 +101,7 @@ class _Result:
 
 @dataclass(frozen=True)
 class _Lists:
-    """The lists of a source split: those of a single class, and runs sorted by class."""
+    """The image lists of a source split: lists of one class, and runs sorted by class."""
 
     of_class: Mapping[int | None, Sequence[Path]]
     runs: Sequence[Path]
@@ -150,7 +150,7 @@ class _LocalPlan(Planning):
     def _lists(
         self, listed: Sequence[tuple[IndexTask, Path]], used: Mapping[str, Sequence[int]]
     ) -> dict[str, _Lists]:
-        """Returns the lists by split; those with several classes are sorted by class first."""
+        """Returns the image lists by split; sorts lists of several classes by class."""
         of_class: dict[str, dict[int | None, list[Path]]] = {split: {} for split in used}
         for task, path in listed:
             of_class[task.split].setdefault(task.class_index, []).append(path)
@@ -193,7 +193,7 @@ class _LocalPlan(Planning):
         of_shards = runs.read(entries[task.split], task.start, task.stop)
         filled = []
         for shard, name, data in plan.files(task.split, census.num_shards[task.split], of_shards):
-            # Not synced to disk: the file can be made again at any time.
+            # The file is not synced to disk, since it can be made again at any time.
             with storage_errors("write", self._folder / name):
                 (self._folder / name).write_bytes(data)
             filled.append(ShardKey(task.split, shard))

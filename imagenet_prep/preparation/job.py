@@ -1,4 +1,4 @@
-"""The job of prepare: its settings, resolved once against the source."""
+"""The job of a prepare command: its flags, completed with facts about the source."""
 
 from __future__ import annotations
 
@@ -32,27 +32,23 @@ from imagenet_prep.storage.kept_lists import KeptLists
 from imagenet_prep.storage.origins import Origin
 from imagenet_prep.storage.store import Store
 
-# If images are only copied, a third of the time is spent in Python. From this size, processes
-# finish earlier than threads although they start 1 s later (benchmarks/README.md).
+# If images are only copied, Python takes a third of the time. Above this size of the source,
+# processes finish earlier than threads, although they start 1 s later (benchmarks/README.md).
 _WORTH_PROCESSES_BYTES = 8 << 30
 _ROTATED = "; images are rotated according to their EXIF orientation (see --orientation)"
 
 
 @dataclass(frozen=True)
 class Job:
-    """A prepare command, resolved.
-
-    `description` is a line about the source for the user. `expected_md5` (of official archives)
-    and `proven_md5` (already verified, not read again) are by archive name.
-    """
+    """A prepare command, completed with facts about the source."""
 
     selection: Selection
-    description: str
+    description: str  # a line about the source, for the user
     policy: Policy
     workers: Workers
     wanted: Wanted
-    expected_md5: dict[str, str]
-    proven_md5: dict[str, str]
+    expected_md5: dict[str, str]  # of official archives, by name
+    proven_md5: dict[str, str]  # of archives that are already verified, by name
     fail_on_bad_image: bool
     quiet: bool
 
@@ -95,11 +91,11 @@ class Job:
 
     @cached_property
     def transform(self) -> Callable[[bytes], PreparedImage]:
-        """Encodes a source image for storage; raises BadImageError."""
+        """The function that encodes a source image for storage; it raises BadImageError."""
         return partial(transform, policy=self.policy)
 
     def forecast(self, out: Store, plans: Store, folder: str = PLAN_FOLDER) -> Forecast:
-        """Returns the estimate of the bytes to be written to `out`."""
+        """Returns the estimator of the bytes to be written to `out`."""
         resizes = self.policy.short_side is not None
         return Forecast(self.selection, self.transform, resizes, self.workers, out, plans, folder)
 
@@ -160,14 +156,14 @@ def _select(config: Config) -> tuple[Selection, str]:
         holdout_percent=config.holdout_percent,
         holdout_per_class=config.holdout_per_class,
         excluded=None if config.exclude is None else keys.read_list(config.exclude),
-        # Earlier lists are also in receipts, so a relisting needs a different digest.
+        # Receipts of the listing have earlier lists, so a new listing needs a different digest.
         listed_anew=config.rehash and address.is_remote(config.source),
     )
     return selection, description
 
 
 def _proven_md5(policy: Policy, parts: Sequence[Part]) -> dict[str, str]:
-    """Returns the md5, by name, of files verified by `download` and not changed since."""
+    """Returns the md5 by name of the files that `download` verified, if not changed since."""
     if policy.check == CHECK_HEADER:
         return {}
     files = {part.name: part.path for part in parts if isinstance(part.path, Path)}

@@ -1,7 +1,7 @@
-"""The folder or bucket prefix that a run writes to: ownership, pending splits, commit.
+"""The folder or bucket prefix that a run writes to: claims it, and commits finished splits.
 
-Prepare commits all splits at once. Resize commits them one by one, so a second run can add more.
-The manifest always lists the finished splits.
+`prepare` commits all splits at once. `resize` commits splits one by one, and a later run can add
+splits. The manifest always lists the finished splits.
 """
 
 from __future__ import annotations
@@ -40,27 +40,23 @@ from imagenet_prep.storage.fetch import as_file, hashed
 from imagenet_prep.storage.opened import Dataset
 from imagenet_prep.storage.store import Readable, Store
 
-# Keys and paths have at most 4,096 bytes, details a few hundred.
+# In a line of quarantine.jsonl, keys and paths have at most 4,096 bytes, details a few hundred.
 _MOST_LINE_BYTES = 64 << 10
 
 
 @dataclass(frozen=True, kw_only=True)
 class Draft:
-    """The splits that a run adds or replaces, and the facts about their images.
-
-    `plan_digest` is None for the digest of the sources. `edition` is "" for an unnamed one, None to
-    derive it from the sources. If there is a `parent`, its edition and answers are used.
-    """
+    """The splits that a run adds or replaces, and the other values for the manifest."""
 
     splits: dict[str, Split]
     classes: ClassList
     incidents: Sequence[Incident] = ()
     sources: Sequence[Source] = ()
     lacks: dict[str, str] = field(default_factory=dict)
-    plan_digest: str | None = None
-    edition: str | None = None
+    plan_digest: str | None = None  # None to compute it from the sources
+    edition: str | None = None  # "" for no known edition; None to derive it from the sources
     answers: dict[str, list[str]] = field(default_factory=dict)
-    parent: Manifest | None = None
+    parent: Manifest | None = None  # its edition and answers are used instead
 
     def with_kept(
         self,
@@ -69,7 +65,7 @@ class Draft:
         listed: Iterable[Incident],
         lacks: dict[str, str],
     ) -> Draft:
-        """Returns this draft plus the splits that stay, with their incidents and missing keys."""
+        """Adds the `kept` splits of the existing manifest, with their incidents and sources."""
         before = (source for source in existing.sources if split_of(source.name) in kept)
 
         def place(source: Source) -> tuple[int, str]:
@@ -86,7 +82,7 @@ class Draft:
     def manifest(
         self, wanted: Wanted, config: settings.Config, libraries: dict[str, str]
     ) -> Manifest:
-        """Returns the dataset's manifest, to be completed by `shards.commit.publish`."""
+        """Returns the manifest of the dataset, which `shards.commit.publish` completes."""
         plan_digest, classes, parent = self.plan_digest, self.classes, self.parent
         if plan_digest is None:
             plan_digest = canonical.digest([[s.name, s.num_bytes, s.md5] for s in self.sources])
@@ -113,7 +109,7 @@ class Draft:
         )
 
     def _with_wnids(self, name: str) -> Split:
-        """Returns a split; the split of an evaluation set lists only the classes that occur."""
+        """Returns a split; the split test of an evaluation set also gets the WNIDs that occur."""
         split = self.splits[name]
         if name != schema.TEST:
             return split
@@ -132,27 +128,23 @@ class Draft:
 
 
 class Output:
-    """The output folder or prefix of a run.
+    """The output folder or prefix of a run."""
 
-    As of the last call of `left`, `seen` is its content, and `is_doubted` tells whether the sources
-    may have changed since. `changed` are splits that --force replaces because their source has.
-    """
-
-    seen: Standing
+    seen: Standing  # the content of the output at the last call of `left`
 
     def __init__(self, store: Store, wanted: Wanted) -> None:
         self.store = store
         self.wanted = wanted
         self._splits = wanted.settings.splits
-        self.changed = set[str]()
-        self.is_doubted = False
+        self.changed = set[str]()  # splits that --force replaces because their source has changed
+        self.is_doubted = False  # whether the sources may have changed, set by `left`
         self._decision: Decision | None = None
         self._bad: list[Incident] = []
         self._start = time.time()
         self._new: list[WrittenShard] = []
 
     def left(self) -> list[str]:
-        """Reads the output again; returns the wanted splits that are not complete."""
+        """Reads the output again; returns the wanted splits that are not finished."""
         return self._decide().left
 
     def begin(self, left: Sequence[str]) -> None:
@@ -164,7 +156,7 @@ class Output:
         kept = {split: config for split, config in existing if split not in decision.replaced}
         content = self._mark(kept, left)
         if self.store.claim(standing.BEGUN, content) != content:
-            # A bucket keeps an existing claim: from a different run, or from ours for other splits.
+            # A bucket keeps an existing claim, of a different run or of ours for other splits.
             self.store.write(standing.BEGUN, self._mark(self._decide().made, left))
 
     def _decide(self) -> Decision:
@@ -181,7 +173,7 @@ class Output:
         return canonical.dumps(Begun(config, self.wanted.libraries))
 
     def forget_others(self, stage: Stage[Any, Any]) -> None:
-        """Removes receipts of a stage's other runs: their files may have the same sizes."""
+        """Removes receipts of this stage with other settings; their shards could look like ours."""
         for name in self.store.list_folder(naming.WORK):
             is_other = name.startswith(f"{stage.name}-") and len(name) == len(stage.name) + 17
             if is_other and f"{naming.WORK}/{name}" != stage.folder:
@@ -198,7 +190,7 @@ class Output:
                 self._new.append(shard)
 
     def commit(self, draft: Draft, *, dropped: str = "") -> None:
-        """Publishes a manifest of the draft's splits and the existing ones except `dropped`."""
+        """Publishes a manifest with the splits of `draft` and existing ones, except `dropped`."""
         wanted, seen = self.wanted, standing.look(self.store, self.wanted)
         existing, libraries = seen.committed, wanted.libraries
         made = {split: self._splits[split] for split in draft.splits}
@@ -226,14 +218,12 @@ class Output:
             self._note(published.digest, noted)
 
     def _kept(self, existing: Manifest, others: set[str]) -> tuple[set[str], list[Incident]]:
-        """Returns the splits to keep and the lines of quarantine.jsonl; none if lines are lost.
-
-        A killed run may have left extra lines in the file.
-        """
+        """Returns the splits to keep, if any, and the lines of quarantine.jsonl."""
         kept = set(existing.splits) - others
         if not kept:
             return kept, []
         with contextlib.suppress(ManifestError):
+            # A killed run may have left extra lines.
             listed = [*listed_incidents(self.store)]
             if len(listed) >= sum((*existing.quarantined.values(), *existing.repaired.values())):
                 return kept, listed
@@ -252,7 +242,7 @@ class Output:
         self._note(noted.dataset, splits)
 
     def _note(self, dataset: str, splits: dict[str, tuple[str, dict[str, str]]]) -> None:
-        # At most the start time: with a file time in the future, later changes would look older.
+        # At most the start time: after a file time in the future, later changes would look older.
         newest = min(self.wanted.newest, int(self._start * 1e9))
         # If the note cannot be written, the next run compares source and dataset instead.
         with contextlib.suppress(ImagenetPrepError):
@@ -268,7 +258,7 @@ class Output:
         path = self.store.where(naming.MANIFEST)
         summary = summarise(path, finished, self._new, time.time() - self._start)
         if "unknown_format" in finished.manifest.quarantined:
-            with contextlib.suppress(ImagenetPrepError):  # a lost list must not fail the run
+            with contextlib.suppress(ImagenetPrepError):  # a missing list must not fail the run
                 of_format = (
                     i.detail for i in listed_incidents(self.store) if i.reason == "unknown_format"
                 )
@@ -276,21 +266,21 @@ class Output:
         return summary
 
     def _discard(self, split: str) -> None:
-        """Removes a split from the manifest first, so that it never lists missing files."""
+        """Removes a split: first from the manifest, which must never list missing files."""
         store, dataset = self.store, self.seen.dataset
         if dataset and split in dataset.manifest.splits:
             self.commit(Draft(splits={}, classes=dataset.classes), dropped=split)
         names = {name: naming.parse_shard_name(name) for name in store.names("")}
         shards = [name for name, parsed in names.items() if parsed and parsed.split == split]
         store.remove(*shards, *(name for shard in shards for name in naming.beside(shard)))
-        # An old receipt would make a new shard of the same size look finished.
+        # With its old receipt, a new shard of the same size would look finished.
         for name in store.list_folder(naming.WORK):
             if name.startswith(f"{self.wanted.settings.verb}-{split}-"):
                 store.remove_tree(f"{naming.WORK}/{name}")
 
 
 def listed_incidents(store: Readable, of: Manifest | None = None) -> Iterator[Incident]:
-    """Streams the incidents of quarantine.jsonl, verified if `of`, its manifest, is given."""
+    """Yields the incidents of quarantine.jsonl; verifies the file if its manifest `of` is given."""
     digest, where = hashlib.sha256(), store.where(naming.QUARANTINE)
     try:
         if store.size(naming.QUARANTINE) is None:

@@ -1,7 +1,8 @@
-"""Images of datasets and sources for `duplicates`: pieces, and the rows of hashes of each piece.
+"""The images that `duplicates` compares, in pieces (shards, or parts of a source), and their rows.
 
-Rows are stored in `.work`, named by the sha256 of the shard. Later runs reuse them, also for an
-amended dataset or for any other dataset that contains the same shard.
+A row has the hashes of an image. The rows of a piece are stored in a file in `.work`. For a shard,
+the file's name is the sha256 of the shard, so later runs reuse the rows for each dataset that
+contains this shard, such as an amended dataset.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ _MOST_TABLE_BYTES = 1 << 30
 
 
 class Seen(NamedTuple):
-    """An image's number in its piece (unreadable images leave gaps), its row and table line."""
+    """The number of an image in its piece (bad images leave gaps), its row and its table line."""
 
     number: int
     row: bytes
@@ -74,7 +75,7 @@ class ShardPiece:
         return tables.rows(self.store, self.shard)
 
     def seen(self, problems: Problems) -> Iterator[Seen]:
-        """Yields the row of each sound record; adds damaged records to `problems`."""
+        """Yields the rows of all sound records; adds damaged records to `problems`."""
         with self.store.opened(self.shard.name) as opened, contextlib.suppress(GivenUpError):
             try:
                 for record in tfrecord.read_records(opened, self.where, problems.add):
@@ -90,7 +91,7 @@ class ShardPiece:
                 problems.add(error)
 
     def read(self, number: int) -> bytes:
-        """Returns the image of a record by number."""
+        """Returns the image of the record with this number."""
         offset, size = _index(self.store, self.shard)[number]  # type: ignore[arg-type]
         data = self.store.read(self.shard.name, offset, size)
         try:
@@ -116,7 +117,7 @@ def _index(store: Any, shard: Shard) -> list[tuple[int, int]]:
 
 @dataclass(frozen=True)
 class SourcePiece:
-    """A piece of a source; its table, in `kept`, lists the decodable images."""
+    """A piece of a source. Its table in the store `kept` lists the images that can be decoded."""
 
     source: Stored
     task: IndexTask
@@ -153,14 +154,14 @@ class SourcePiece:
         return samples.parse(io.BytesIO(data), self.kept.where(name))
 
     def seen(self, problems: Problems) -> Iterator[Seen]:
-        """Yields the row and table line of each decodable image."""
+        """Yields the row and table line of each image that can be decoded."""
         reader, numbers = self.source.images, itertools.count()
         reader.will_need(self._members.values())
         for member in self._members.values():
             data = reader.read(member)
             try:
                 row = hashes.of(data)
-                with opening.opened(data, damaged=True) as opened:  # fully decoded for the hash
+                with opening.opened(data, damaged=True) as opened:  # `of` has decoded it fully
                     size = opened.size
             except BadImageError as error:
                 with contextlib.suppress(GivenUpError):
@@ -171,7 +172,7 @@ class SourcePiece:
             yield Seen(next(numbers), row, line)
 
     def read(self, number: int) -> bytes:
-        """Returns an image by its line number in the table."""
+        """Returns the image with this line number in the table."""
         return self.source.images.read(self._members[self._keys[number]])
 
 
@@ -180,7 +181,7 @@ AnyPiece = ShardPiece | SourcePiece
 
 @dataclass(frozen=True)
 class Hashed:
-    """The receipt content of a piece; `problems` describe images without a row."""
+    """The receipt content of a piece; `problems` has a sentence per image without a row."""
 
     examples: int
     problems: list[str]
@@ -211,13 +212,13 @@ def hash_all(
     problems = {
         task.name: receipt.content.problems for task, receipt in zip(tasks, receipts, strict=True)
     }
-    # Without a receipt, they are checked again next time, when they may have been fixed.
+    # Pieces with problems lose their receipts, so the next run checks if they have been fixed.
     kept.remove(*(f"{stage.folder}/receipts/{name}.json" for name in problems if problems[name]))
     return [problem for of_piece in problems.values() for problem in of_piece]
 
 
 def rows_of(kept: Store, pieces: Sequence[AnyPiece], scratch: Path) -> list[Path]:
-    """Returns the files of rows; those in a bucket are downloaded to `scratch`."""
+    """Returns the files of rows; downloads files in a bucket to `scratch`."""
     if (folder := kept.as_folder) is not None:
         return [folder.path(f"{FOLDER}/{piece.name}.rows") for piece in pieces]
     paths = []

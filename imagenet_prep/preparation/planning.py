@@ -1,8 +1,9 @@
 """The steps from image lists to plans, for one machine or a cluster.
 
-Each class is read, selected and assigned to shards independently, in any order. Images are
-counted before this, and the combined result is checked after it. `inventory` runs these steps with
-local workers, `shared_plan` on a cluster; they only differ in the way they group entries.
+First, all images are counted. Then the images of each class are selected and assigned to shards,
+independently of other classes. Finally, the results of all classes are checked together.
+`inventory` runs these steps on this machine and `shared_plan` on a cluster. The two modules only
+differ in the way they group plan entries.
 """
 
 from __future__ import annotations
@@ -38,38 +39,31 @@ class ClassKey(NamedTuple):
 
 
 class Inventory(NamedTuple):
-    """The plan of the shards to be written; its files are in `folder` of the dataset.
-
-    `taken` counts images by the name of their part; for annotations, images with boxes. `md5` has
-    the parts that were read completely for listing. `excluded` are the members listed by --exclude.
-    """
+    """The plan of the shards to be written; its files are in `folder` of the dataset."""
 
     plans: list[SplitPlan]
-    taken: Counter[str]
+    taken: Counter[str]  # number of images by source part; for annotations, of images with boxes
     edition: str
     folder: str
-    md5: dict[str, str]
-    excluded: list[Member]
+    md5: dict[str, str]  # of parts that were read completely to list them, by name
+    excluded: list[Member]  # the members that --exclude lists
 
     @property
     def shard_names(self) -> list[str]:
-        """Names of the shards of all splits."""
+        """The names of the shards of all splits."""
         return [name for split in self.plans for name in split.shard_names]
 
     @property
     def examples(self) -> int:
-        """Images in all shards."""
+        """The number of images in all shards."""
         return sum(split.examples for split in self.plans)
 
 
 class Census(NamedTuple):
-    """Facts about all images that a worker needs before it assigns those of a class.
-
-    `used` has the number of selected images by source split and class index.
-    """
+    """Facts about all images, which a worker needs to assign the images of any class to shards."""
 
     edition: str
-    used: dict[str, list[int]]
+    used: dict[str, list[int]]  # numbers of selected images by class index, by source split
     md5: dict[str, str]
     divisions: dict[str, Division]
 
@@ -82,7 +76,7 @@ class Census(NamedTuple):
 
 @dataclass(frozen=True)
 class Planning(ChosenMembers):
-    """The steps of making one plan in `folder` of the dataset `store`; picklable."""
+    """The steps to make one plan in `folder` of the dataset `store`; picklable."""
 
     store: Store
     folder: str
@@ -123,9 +117,9 @@ class Planning(ChosenMembers):
     def deal(
         self, key: ClassKey, lines: bytes, census: Census
     ) -> tuple[Facts, dict[str, list[bytes]]]:
-        """Assigns a class to shards, given the lines of its lists; excluded positions stay empty.
+        """Assigns the images of a class to shards; excluded images leave their positions empty.
 
-        Returns facts, and plan entries by output split.
+        `lines` are the lines of the image lists. Returns facts, and plan entries by output split.
         """
         selection, seed, members = self.selection, self.selection.seed, parse_members(lines)
         if any(member.class_index != key.class_index for member in members):
@@ -163,7 +157,7 @@ class Planning(ChosenMembers):
         return Inventory(plans, taken, census.edition, self.folder, census.md5, excluded)
 
     def _checked(self, facts: Sequence[Facts]) -> tuple[Counter[str], list[Member]]:
-        """Checks the facts of all classes; returns the counts of `taken` and excluded members."""
+        """Checks the facts of all classes; returns the sums of `taken`, and excluded members."""
         where, listed = self.selection.where, self.selection.excluded
         unknown = set(listed.keys if listed else ())
         taken, excluded = Counter[str](), list[Member]()
@@ -212,7 +206,7 @@ class Planning(ChosenMembers):
 
 
 def lines_by_class(split: str, file: BinaryIO) -> Iterator[tuple[ClassKey, bytes]]:
-    """Yields a list's lines grouped by class, for about one megabyte of the list at a time."""
+    """Yields the lines of a list, grouped by class; reads about one megabyte at a time."""
     while lines := file.read(_PARSED_BYTES):
         by_class: dict[int, bytearray] = {}
         # Also read the rest of the last line, which is far shorter than this limit.

@@ -1,8 +1,9 @@
 """Checks whether a finished dataset still matches its source.
 
-If the source files are those noted by the last run, nothing is read. Otherwise key, class and size
-of all images are compared with the sample tables, then bytes: archives by their md5 in the
-manifest, files of a folder by the sha256 in the table if they changed since the note.
+If the last run noted the same source files, nothing is read. Otherwise keys, classes and sizes of
+all images are compared with the tables of samples. If they are equal, the bytes are compared:
+archives with the md5 in the manifest, and files of a folder that changed since the note with the
+sha256 in the table.
 """
 
 from __future__ import annotations
@@ -40,15 +41,16 @@ from imagenet_prep.storage.store import Store
 
 # Key, class index and size in bytes of a source image.
 _Facts = tuple[str, int, int]
-# Whether the bytes of an image (a member or sample) differ from its table row. Without a row,
-# whether they have changed since the image was quarantined.
+# Returns whether the bytes of an image (a member or sample) differ from its row of the table. For
+# an image without a row, returns whether the bytes have changed since it was quarantined.
 _Differs = Callable[[Any, Sample | None], bool]
 
 
 def demand_same_source(job: Job, output: Output, *, note: bool = True) -> None:
     """Raises UsageError with the differences if the source of `prepare` has changed.
 
-    If it has not, records this unless `note` is False, so that the next run skips the comparison.
+    If the source has not changed and `note` is set, this is recorded, and the next run skips the
+    comparison.
     """
     manifest, newest = output.seen.committed, output.seen.noted.newest
     if manifest is None or not output.is_doubted:
@@ -72,9 +74,10 @@ def demand_same_shards(
     *,
     quiet: bool,
 ) -> None:
-    """As `demand_same_source`, for the finished splits of `resize` and the shards that it read.
+    """Raises UsageError with the differences if shards that `resize` read have changed.
 
-    `excluded` holds excluded keys by shard. With --force, changed splits are replaced instead.
+    `splits` are the finished splits, and `excluded` has the excluded keys by shard. With --force,
+    changed splits are added to `output.changed` instead.
     """
     manifest, changes = output.seen.committed, dict[str, list[str]]()
     if manifest is None or not output.is_doubted:
@@ -146,7 +149,7 @@ def _kept(store: Store, shard: Shard, excluded: frozenset[str]) -> Iterator[tupl
 def _is_other_file(
     member: Member, row: Sample | None, *, job: Job, images: MemberReader, newest: int
 ) -> bool:
-    """Whether a file's bytes changed since its row was written or it was quarantined."""
+    """Returns whether an image has changed since its row was written or it was quarantined."""
     source = job.selection.source
     if isinstance(source, Folder):
         with read_errors(path := source.root / member.archive):
@@ -169,7 +172,7 @@ def _differences(
     images: Sequence[Callable[[], Iterable[tuple[_Facts, Any]]]],
     differs: _Differs | None,
 ) -> Iterator[str]:
-    """Yields the differences between a split and the images now planned for each of its shards."""
+    """Yields differences between a finished split and the images now planned for its shards."""
     shards = manifest.splits[split].shards if split in manifest.splits else []
     lines = listed_incidents(store, manifest)
     bad = {(i.key, i.class_index, i.size) for i in lines if i.action == QUARANTINED}
@@ -208,7 +211,7 @@ def _altered(
     bad: set[_Facts],
     differs: _Differs | None,
 ) -> list[str] | None:
-    """Returns the keys of images with changed bytes; None if the shard has different images."""
+    """Returns the keys of images with changed bytes, or None if the images of a shard differ."""
     remaining, altered = iter(rows), []
     row = next(remaining, None)
     for facts, image in images:

@@ -44,20 +44,16 @@ from imagenet_prep.storage.store import Store, same_place
 
 @dataclass(frozen=True)
 class RewriteWork:
-    """Writes a shard from a shard of the input dataset, which is read once; picklable.
-
-    `count_colorspaces` counts images that are kept although they are not RGB.
-    """
+    """Writes a shard from one shard of the input dataset, which is read once; picklable."""
 
     write: WriteWork
     store: Store
     labelling: Labelling
-    count_colorspaces: bool
+    count_colorspaces: bool  # whether to count images that are kept although they are not RGB
     excluded: Mapping[str, frozenset[str]]
     renamed: Mapping[str, Mapping[int, str]]
 
     def __call__(self, shard: ShardFile) -> engine.Result[WrittenShard]:
-        """Writes the shard; returns its receipt content and its three files."""
         md5 = hashlib.md5(usedforsecurity=False)
         counts, incidents = existing_set.Counts(), list[Incident]()
         excluded = self.excluded.get(shard.name, frozenset())
@@ -68,7 +64,7 @@ class RewriteWork:
             for number, (read, data) in enumerate(records):
                 member = read._replace(key=new.get(number, read.key))
                 if (first := seen.setdefault(member.key, number)) != number:
-                    # Keys repeated in different shards are found when the split is committed.
+                    # Equal keys in different shards are found when the split is committed.
                     places = (f"record {record} of {shard.file}" for record in (first, number))
                     raise same_key(self.store, member.key, *places)
                 if member.key in excluded:
@@ -87,20 +83,16 @@ class RewriteWork:
 
 @dataclass(frozen=True)
 class Job:
-    """One resize or rewrite command, resolved.
-
-    A `policy` of None keeps every image byte for byte. `renamed` has new keys for records that
-    repeat an earlier key, by shard and record. `allowed_bad_images` and `force` are as in `Wanted`.
-    """
+    """A resize command, or adopt --rewrite."""
 
     found: TfrecordSet
     splits: tuple[str, ...]
-    policy: Policy | None
+    policy: Policy | None  # None to keep all images byte for byte
     workers: engine.Workers
     allowed_bad_images: int | None = None
     labelling: Labelling | None = None
     exclude: KeyList | None = None
-    renamed: Mapping[str, Mapping[int, str]] = field(default_factory=dict)
+    renamed: Mapping[str, Mapping[int, str]] = field(default_factory=dict)  # see `ExistingSet`
     wnids_only: bool = False
     force: bool | None = None
     quiet: bool = False
@@ -121,7 +113,7 @@ class Job:
 
     @cached_property
     def wanted(self) -> Wanted:
-        """The dataset to make; its source is identified by names and sizes of its files."""
+        """The dataset to make; the names and sizes of its source files identify the source."""
         byte_settings, libraries = KEEP_ORIGINAL, {}
         if self.policy is not None:
             byte_settings = {name: getattr(self.policy, name) for name in KEEP_ORIGINAL}
@@ -138,7 +130,7 @@ class Job:
                 listed = {"images": self.num_excluded(split), "sha256": self.exclude.sha256}
                 made[split][EXCLUDED] = listed
             identities[split] = manifest.digest if manifest else existing_set.identity(files)
-        # For `report`: the previous location of the images.
+        # `report` shows source images from this location.
         origin = None
         if folder := self.found.store.as_folder:
             root = folder.root.absolute()
@@ -180,8 +172,8 @@ def run(job: Job, store: Store) -> Json:
 
 
 def preview(job: Job, store: Store) -> Json:
-    """Returns the result of a dry run; reads only the first and last shards, and tables."""
-    _ = job.wanted  # fails on keys that match no image, as a run does
+    """Returns the result of a dry run, which only reads the first and last shards, and tables."""
+    _ = job.wanted  # as in a run, raises UsageError if a key to exclude matches no image
     labelling = tfrecords.known_labelling(job.found, job.splits)
     labels = "only known after all shards are read, so a run reads them twice"
     if labelling is not None:
@@ -279,7 +271,7 @@ def _write(job: Job, store: Store, output: Output, split: str, labelling: Labell
         incidents=[incident for shard in written for incident in shard.incidents],
         sources=[shard.source for shard in written if shard.source],
         lacks={schema.COLORSPACE: schema.WRONG} if not_rgb else {},
-        # Do not derive an edition from counts: the images may be a selection.
+        # The edition cannot be derived from counts, since the images may be a selection.
         parent=manifest,
     )
     output.commit(draft)

@@ -1,4 +1,4 @@
-"""The selected images of a source, and the number of shards for them."""
+"""The images of a source that a command selects, and the number of shards for them."""
 
 from __future__ import annotations
 
@@ -24,13 +24,7 @@ from imagenet_prep.storage.store import Store, same_place
 
 @dataclass(frozen=True)
 class Selection:
-    """The selected images, and the number of shards for them.
-
-    Attributes:
-      num_shards: by split; None for the official number of examples per shard.
-      holdout, holdout_percent: images to move from train to the split holdout.
-      excluded: keys that are excluded last, so that all other images stay in their shards.
-    """
+    """The selected images, and the number of shards for them."""
 
     source: Source
     where: str
@@ -39,17 +33,17 @@ class Selection:
     classes: frozenset[int]  # indices of the selected classes
     per_class: int | None  # maximum number of images per class, chosen by the seed; None for all
     any_counts: bool  # accept counts other than the published ones
-    num_shards: dict[str, int | None]
+    num_shards: dict[str, int | None]  # by split; None for the official number of images per shard
     seed: int
-    holdout: int = 0
-    holdout_percent: float = 0.0
+    holdout: int = 0  # number of images to move from train to the split holdout
+    holdout_percent: float = 0.0  # or the share of each class to move there
     holdout_per_class: int = 0  # images of each class to move from train to validation
-    excluded: KeyList | None = None
+    excluded: KeyList | None = None  # excluded last, so that all other images stay in their shards
     listed_anew: bool = False  # list images again, even if an earlier run has stored a list
 
     @property
     def is_subset(self) -> bool:
-        """Whether the counts of the splits differ from the published ones, or may differ."""
+        """Whether the splits may have other numbers of images than the published ones."""
         moved = self.holds_out or self.holdout_per_class
         return bool(self.any_counts or moved or self.excluded)
 
@@ -65,24 +59,24 @@ class Selection:
 
     @cached_property
     def parts(self) -> tuple[Part, ...]:
-        """The parts that contain the images and boxes."""
+        """The source parts that contain the images and the boxes."""
         return (*self.source.parts, *(self.annotations.parts.values() if self.annotations else ()))
 
     @cached_property
     def identity(self) -> str:
-        """Digest that changes if a file of the source changes."""
+        """A digest that changes if a file of the source changes."""
         boxes_of = self.annotations.digest if self.annotations else None
         return canonical.digest([self.source.identity, boxes_of])
 
     @cached_property
     def index_digest(self) -> str:
-        """Digest of everything that determines the members."""
+        """A digest of everything that determines the lists of members."""
         # Only the selected classes are unpacked, so the unpacked files depend on them.
         chosen = sorted(self.classes) if isinstance(self.source, Packed) else None
         return canonical.digest([*self.source.identity, chosen, *["anew"] * self.listed_anew])
 
     def index_tasks(self) -> list[IndexTask]:
-        """Returns the source pieces that contain selected classes."""
+        """Returns the tasks that list the pieces of the source with selected classes."""
         return [
             task
             for split in self.splits
@@ -91,7 +85,7 @@ class Selection:
         ]
 
     def images(self, store: LocalStore) -> MemberReader:
-        """Returns a reader for members in the source, or unpacked in `store`."""
+        """Returns a reader for members that are in the source or unpacked in `store`."""
         if isinstance(self.source, Stored):
             return self.source.images
         folder = store.path(f"{UNPACKED}/{self.index_digest[:16]}")
@@ -116,7 +110,7 @@ class Selection:
 def index_stage(
     selection: Selection, store: Store, *, unpack: bool = True
 ) -> engine.Stage[IndexTask, Listed]:
-    """Returns the stage that lists the images."""
+    """Returns the stage that lists the images of a source; if `unpack`, it stores packed images."""
     digest = selection.index_digest
     folder = f"{naming.WORK}/index-{digest[:16]}"
     unpacked = f"{UNPACKED}/{digest[:16]}" if unpack else None

@@ -1,9 +1,9 @@
-"""A plan made jointly by many workers; these are their steps, without Apache Beam.
+"""The steps by which workers of a cluster make a plan together, without Apache Beam.
 
-Each worker reads and assigns the members of some classes. The entries of a block of neighbouring
-shards are then collected by one worker, which writes their plan files. No process holds all
-members. The files are in the dataset's `.work` folder; the note `plan.json` is written last and
-marks the plan as complete. `pipelines/graph` connects these steps.
+Each worker reads the members of some classes and assigns them to shards. Then one worker collects
+the entries of a block of neighbouring shards and writes their plan files. No process has all
+members in memory. The files are in the `.work` folder of the dataset. The note `plan.json` is
+written last and marks the plan as complete. `pipelines/graph` runs these steps with Apache Beam.
 """
 
 from __future__ import annotations
@@ -44,25 +44,25 @@ class _Note:
 
 
 class GroupKey(NamedTuple):
-    """A share, of neighbouring classes of a source split, or a block, of neighbouring shards."""
+    """A share (neighbouring classes) or a block (neighbouring shards) of a split, by number."""
 
     split: str
     number: int
 
 
 def share_of(key: ClassKey, census: Census) -> GroupKey:
-    """Returns the share that a class belongs to."""
+    """Returns the share to which a class belongs."""
     before = census.divisions[key.split].before.values()
     return GroupKey(key.split, sum(counts[key.class_index] for counts in before) // _SHARE_MEMBERS)
 
 
 @dataclass(frozen=True)
 class SharedPlan(Planning):
-    """The steps of workers that share a plan in the dataset's `.work` folder; picklable."""
+    """The steps of workers that make a plan together in the dataset's `.work` folder; picklable."""
 
     @classmethod
     def of(cls, wanted: Selection, store: Store, lookup: BoxLookup | None) -> SharedPlan:
-        """Returns the plan of these images; its folder name is unique to the plan."""
+        """Returns the plan of these images; different plans have different folders."""
         digest = canonical.digest(
             [
                 wanted.index_digest,
@@ -76,7 +76,7 @@ class SharedPlan(Planning):
         return cls(wanted, lookup, store, f"{naming.WORK}/{SHARED_PLANS}{digest[:16]}")
 
     def gather(self, key: ClassKey, lines: Iterable[bytes]) -> str:
-        """Writes a class's lines collected from multi-class lists; returns the new list's name."""
+        """Writes the list of a class, whose lines are from lists of several; returns its name."""
         name = f"{self.folder}/members/{key.split}-{key.class_index}.jsonl"
         self.store.write(name, b"".join(lines))
         return name
@@ -103,7 +103,7 @@ class SharedPlan(Planning):
         return facts, {block: bytes(packed) for block, packed in blocks.items()}
 
     def write(self, block: GroupKey, entries: Iterable[bytes], census: Census) -> list[ShardKey]:
-        """Writes the plan files of one block of shards; returns the non-empty shards."""
+        """Writes the plan files of a block of shards; returns the shards that have members."""
         num_shards = census.num_shards[block.split]
         lines = [line for part in entries for line in part.splitlines(keepends=True)]
         written = []
@@ -121,7 +121,6 @@ class SharedPlan(Planning):
         if inventory.excluded:
             lines = b"".join(map(dump_member, inventory.excluded))
             self.store.write(f"{self.folder}/{_EXCLUDED}", lines)
-        # The note is written last: if it exists, the plan is complete.
         self.store.write(f"{self.folder}/{_NOTE}", canonical.dumps(content))
         return inventory
 

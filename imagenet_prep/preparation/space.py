@@ -1,4 +1,4 @@
-"""Checks whether disk space suffices: estimates the output size from a sample of images."""
+"""Checks whether the disk has enough space; estimates the output size from some images."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from imagenet_prep.storage.store import Store
 # Images sampled per split; with 64, the error is about 10 %.
 _SAMPLE_IMAGES = 64
 _MARGIN = 1.15
-# If this multiple of the source size is free, no estimate is needed: images rarely grow.
+# If this multiple of the source size is free, no estimate is made, since images rarely grow.
 _PLENTY = 2
-# Measured size of a record without its image: 330 to 480 bytes.
+# Maximum of the measured sizes of a record without its image, 330 to 480 bytes.
 _RECORD_OVERHEAD_BYTES = 480
-# Bytes of an image in a sorted run in addition to its line: its shard and its position there.
+# Bytes that a sorted run adds to the list line of an image: its shard and its position there.
 _ENTRY_OVERHEAD_BYTES = 24
 
 
 def check_plan(out: Store, images: int, line_bytes: float) -> None:
-    """Checks disk space for a plan of `images`; `line_bytes` is the mean size of a list line."""
+    """Checks the disk space for a plan of `images`, whose lines have `line_bytes` on average."""
     needed = images * (2 * line_bytes + _ENTRY_OVERHEAD_BYTES)
     why = f" to assign {counted(images, 'image')} to shards"
     _refuse(out, needed, out.local.free_bytes(), why, "or use a larger disk")
@@ -65,7 +65,7 @@ class Forecast:
         if not pending or free > (1 + _PLENTY) * share * sum(task.num_bytes for task in tasks):
             return
         shards = 0.0
-        # For a bucket, only a few shards are on this disk at a time; `check_shards` counts them.
+        # For a bucket, few shards are on this disk at a time. `check_shards` counts them.
         if out.as_folder:
             for split in self.selection.splits:
                 of_split = [task for task in tasks if task.split == split]
@@ -95,7 +95,7 @@ class Forecast:
         _refuse(self.out, _MARGIN * needed, free)
 
     def content(self, plans: Sequence[SplitPlan]) -> Json:
-        """Returns the output of a run, for --dry-run."""
+        """Returns the output and the estimated sizes of a run, for --dry-run."""
         out = self.out
         estimated = {split.split: round(self._split_bytes(split)) for split in plans}
         is_packed = isinstance(self.selection.source, Packed)
@@ -103,7 +103,7 @@ class Forecast:
         shards = sum(estimated.values())
         on_disk = shards if out.as_folder else round(self._uploading_bytes(plans))
         names = [plan_name(shard) for split in plans for shard in split.shard_names]
-        # The image lists stay as long as the plan and have the same size.
+        # The image lists are as large as the plan and are removed with it.
         on_disk += 2 * sum(self.plans.sizes(names).values())
         return {
             "out": out.where(),
@@ -125,7 +125,7 @@ class Forecast:
         }
 
     def _uploading_bytes(self, plans: Sequence[SplitPlan]) -> float:
-        # A worker makes the next shard while it sends one.
+        # A worker makes a shard while it uploads the previous one.
         return 2 * self.workers.count * max(map(self._shard_bytes, plans))
 
     def _shard_bytes(self, split: SplitPlan) -> float:
@@ -151,7 +151,7 @@ class Forecast:
     def _sample(self, split: SplitPlan) -> Iterator[bytes]:
         source = self.selection.source
         if isinstance(source, Packed):
-            # Images moved out of train are still in its part of the source.
+            # In the source, images that are moved out of train are still in its part.
             of = split.split if split.split in self.selection.splits else schema.TRAIN
             return _packed_sample(source, source.index_tasks(of))
         images = self.selection.images(self.plans.local)

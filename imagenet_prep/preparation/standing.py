@@ -24,7 +24,7 @@ from imagenet_prep.storage.store import Store
 
 BEGUN = f"{naming.WORK}/run.json"
 NOTED = f"{naming.WORK}/source.json"
-# Limits of the search for datasets in a bucket: top-level folders, and subfolders in each.
+# Limits of the search for datasets in a bucket: top-level folders, and subfolders of each.
 _MOST_LOOKED_AT, _MOST_LOOKED_AT_BELOW = 100, 10
 
 
@@ -40,17 +40,17 @@ class Wanted:
     name: str = tfds.IMAGENET
     # Digest of each split's source files; empty if the settings identify the source.
     identities: dict[str, str] = field(default_factory=dict)
-    newest: int = 0  # the latest time at which one of these files changed, in ns
-    allowed_bad_images: int | None = None  # 0 stops at the first bad image, None never
+    newest: int = 0  # time of the last change of a source file, in ns
+    allowed_bad_images: int | None = None  # None for any number
     # Location of the source, for `report`; None if it is not a local folder.
     origin: Origin | None = None
-    # Replace splits with other settings or a changed source; None without that flag.
+    # --force: replaces splits with other settings or a changed source; None if the verb lacks it.
     force: bool | None = None
 
 
 @dataclass(frozen=True)
 class Adoption:
-    """Shards to adopt as (name, sha256), and renames (old, new) in order of execution."""
+    """The shards to adopt as (name, sha256), and the renames as (old, new), in order."""
 
     renames: list[tuple[str, str]]
     shards: list[tuple[str, str]]
@@ -58,44 +58,33 @@ class Adoption:
 
 @dataclass(frozen=True)
 class Begun:
-    """The content of run.json: the settings of the first run here, as in a manifest.
+    """The content of run.json: the settings of the first run into this location."""
 
-    `adoption` is written before adopt changes anything, so that a later run can finish it.
-    """
-
-    config: settings.Config
+    config: settings.Config  # in the form of a manifest's config
     libraries: dict[str, str]
-    adoption: Adoption | None = None
+    adoption: Adoption | None = None  # written before adopt changes a file, to be finished later
 
 
 @dataclass(frozen=True)
 class Noted:
-    """The note that a finished run leaves for the next one.
+    """The note about the source that a finished run leaves for the next run."""
 
-    `dataset` is the digest of the manifest. For each split, `splits` has the source's identity (as
-    in `Wanted`) and the missing keys (as `lacks` of a manifest).
-    """
-
-    dataset: str
-    newest: int
-    splits: dict[str, tuple[str, dict[str, str]]]
+    dataset: str  # digest of the manifest
+    newest: int  # as in `Wanted`
+    splits: dict[str, tuple[str, dict[str, str]]]  # identity of the source and `lacks`, by split
 
 
 @dataclass(frozen=True)
 class Standing:
-    """The content of the output location at one moment.
-
-    `complete` are the splits of the manifest whose files are all present with the right sizes;
-    `others` are the datasets below, if it is the root of a bucket.
-    """
+    """The content of the output location at one moment."""
 
     where: str
     names: tuple[str, ...] = ()
     dataset: Dataset | None = None
     begun: Begun | None = None
     noted: Noted = Noted("", 0, {})
-    complete: frozenset[str] = frozenset()
-    others: tuple[str, ...] = ()
+    complete: frozenset[str] = frozenset()  # splits with all files present, in the right sizes
+    others: tuple[str, ...] = ()  # datasets in its folders, if it is the root of a bucket
 
     @property
     def committed(self) -> Manifest | None:
@@ -109,21 +98,17 @@ class Standing:
 
 
 class Decision(NamedTuple):
-    """The decision for a run: splits that --force removes, and wanted splits that must be written.
+    """The splits that a run removes and writes."""
 
-    `made` has the settings of the splits that this verb has started or finished there. If
-    `is_doubted`, the dataset's sources may have changed.
-    """
-
-    made: dict[str, settings.Config]
-    replaced: list[str]
-    left: list[str]
-    is_doubted: bool = False
+    made: dict[str, settings.Config]  # settings of the splits that earlier runs started or finished
+    replaced: list[str]  # splits that --force removes
+    left: list[str]  # wanted splits that are not finished
+    is_doubted: bool = False  # whether the sources may have changed
 
 
 def look(store: Store, wanted: Wanted) -> Standing:
-    """Returns the content of a store."""
-    # Listing fails if the bucket does not exist; a request for the manifest would not.
+    """Returns the content of the output location."""
+    # If the bucket does not exist, listing fails, but a request for the manifest would not.
     names = tuple(store.list_folder())
     work_files = store.list_folder(naming.WORK) if naming.WORK in names else ()
     in_work = {f"{naming.WORK}/{name}" for name in work_files}
@@ -146,7 +131,7 @@ def look(store: Store, wanted: Wanted) -> Standing:
 
 
 def _datasets_below(store: Store, names: Iterable[str]) -> tuple[str, ...]:
-    """Returns datasets found in the top two levels of folders of a bucket, within limits."""
+    """Returns the datasets in the top two levels of folders of a bucket, up to a limit."""
     _, _, path = store.where().partition("://")
     if store.as_folder is not None or "/" in path.rstrip("/"):
         return ()
@@ -162,7 +147,7 @@ def _datasets_below(store: Store, names: Iterable[str]) -> tuple[str, ...]:
 
 
 def decide(standing: Standing, wanted: Wanted, changed: Collection[str] = frozenset()) -> Decision:
-    """Returns the decision for a run; `changed` are the splits whose source has changed."""
+    """Decides the work of a run; `changed` are the splits with a changed source."""
     if standing.others:
         raise UsageError(
             f"{standing.where} is the root of a bucket and already contains datasets: "
@@ -184,13 +169,12 @@ def decide(standing: Standing, wanted: Wanted, changed: Collection[str] = frozen
     if not left and (manifest := standing.committed) is not None:
         bad = sum(manifest.quarantined.values())
         if not wanted.settings.all_at_once:
-            # The member counts of sources include bad images.
+            # In a manifest, the numbers of members of sources include bad images.
             read = sum(file.members for file in manifest.sources if split_of(file.name) in splits)
             bad = read - sum(manifest.splits[split].examples for split in splits)
         check_finished(standing.where, bad, wanted.allowed_bad_images)
-    identities = wanted.identities
-    before = {split: identity for split, (identity, _) in standing.noted.splits.items()}
-    is_doubted = any(identities.get(split, before[split]) != before[split] for split in before)
+    noted = standing.noted.splits.items()
+    is_doubted = any(wanted.identities.get(split, was) != was for split, (was, _) in noted)
     return Decision(made, replaced, left, is_doubted)
 
 
@@ -252,7 +236,7 @@ def _refuse_strangers(standing: Standing, verb: str, made: Iterable[str]) -> Non
 
 
 def _other_libraries(standing: Standing, wanted: Wanted) -> dict[str, str]:
-    """Returns the libraries used here if they prevent this run from continuing, else {}."""
+    """Returns the libraries of the existing dataset if this run cannot continue it, else {}."""
     run = standing.begun or (standing.committed and standing.committed.producer)
     used = run.libraries if run else {}
     # A run that re-encodes nothing can continue with any library version.

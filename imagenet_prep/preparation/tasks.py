@@ -1,4 +1,4 @@
-"""The tasks of workers: connect sources, codec and shards."""
+"""The tasks of workers: list the images of a source, hash archives and write shards."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from imagenet_prep.storage.os_errors import removed_on_failure, storage_errors
 from imagenet_prep.storage.remote_archives import RemoteArchives
 from imagenet_prep.storage.store import Store
 
-# Contains one file of members per shard.
+# The folder of the plan, which has one file of members per shard.
 PLAN_FOLDER = f"{naming.WORK}/plan"
 # Name prefix of the folders of plans that cluster workers share.
 SHARED_PLANS = "plan-"
@@ -32,7 +32,7 @@ UNPACKED = f"{naming.WORK}/unpacked"
 
 @dataclass(frozen=True)
 class Listed:
-    """A source piece's number of images by class index, and its md5 if it was read completely."""
+    """The number of images by class index in a source piece, and its md5 if read completely."""
 
     num_per_class: dict[int, int]
     md5: str | None = None
@@ -40,7 +40,7 @@ class Listed:
 
 @dataclass(frozen=True)
 class HashedArchive:
-    """An archive that was read completely for its md5."""
+    """The name, size and md5 of an archive that was read completely."""
 
     archive: str
     num_bytes: int
@@ -49,19 +49,15 @@ class HashedArchive:
 
 @dataclass(frozen=True)
 class IndexWork:
-    """Lists the images of one piece into a file of JSON lines in `folder`.
-
-    Packed images of the `chosen` classes are stored in `unpacked`; None only counts them.
-    """
+    """Lists the images of one source piece in a file of JSON lines in `folder`."""
 
     source: Source
     store: Store
     folder: str
-    unpacked: str | None
-    chosen: frozenset[int]
+    unpacked: str | None  # folder for packed images; None to only list them
+    chosen: frozenset[int]  # indices of the classes of which packed images are listed and stored
 
     def __call__(self, task: IndexTask) -> Result[Listed]:
-        """Lists the images of one piece; the files are the unpacked images and the list."""
         outputs, md5 = [], None
         if isinstance(self.source, Packed):
             images = self.store.temporary() if self.unpacked else None
@@ -88,7 +84,7 @@ class IndexWork:
     def _unpack(self, packed: Packed, task: IndexTask, images: Path | None) -> list[Member]:
         members: list[Member] = []
         offset = 0
-        # One image at a time: a Parquet file may be larger than memory.
+        # Write one image at a time, since a Parquet file may be larger than memory.
         path = images or Path(os.devnull)
         with (
             removed_on_failure(*filter(None, [images])),
@@ -116,7 +112,7 @@ class HashTask(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The receipt's name."""
+        """The name of the receipt."""
         return f"md5-{self.archive}"
 
 
@@ -138,21 +134,17 @@ def plan_name(shard: str, folder: str = PLAN_FOLDER) -> str:
 
 @dataclass(frozen=True)
 class WriteWork:
-    """Writes a shard of images.
-
-    If `transform` raises BadImageError, the image is quarantined, unless `fail_on_bad_image`.
-    """
+    """Writes a shard of images, its index and its table of samples."""
 
     store: Store
     transform: Callable[[bytes], PreparedImage]
     classes: ClassList
     label_offset: int
-    fail_on_bad_image: bool
+    fail_on_bad_image: bool  # fail if `transform` raises BadImageError, or quarantine the image
 
     def __call__(
         self, name: str, images: Iterable[tuple[Member, bytes] | writer.Stored]
     ) -> Result[writer.WrittenShard]:
-        """Returns the receipt content and three files of a shard; reads `images` once."""
         shard, index, samples = (self.store.temporary() for _ in range(3))
         content = writer.write_shard(
             name,

@@ -1,4 +1,4 @@
-"""The write step of prepare: from plans to shards and a committed dataset, or its preview."""
+"""The last step of prepare: writes the planned shards and commits the dataset, or previews it."""
 
 from __future__ import annotations
 
@@ -62,7 +62,6 @@ class PrepareWork:
     expected_md5: Mapping[str, str]
 
     def __call__(self, task: HashTask | ShardTask) -> engine.Result[Content]:
-        """Returns the receipt content and, for a shard, its files."""
         if isinstance(task, ShardTask):
             return self.write(task.name, self._planned(task.name))
         result = hash_archive(task, archives=self.archives)
@@ -72,8 +71,8 @@ class PrepareWork:
     def _planned(self, shard: str) -> Iterator[tuple[Member, bytes]]:
         name = plan_name(shard, self.folder)
         members = parse_members(self.plans.read(name, most=MOST_BYTES))
-        # Records are in hash order, but disks are fast in offset order. Announce all ranges to the
-        # kernel or the remote reader first; nothing is copied.
+        # Records are in hash order, but disks are fast in offset order. Therefore, all ranges are
+        # announced to the kernel or the remote reader first.
         self.images.will_need(members)
         for member in members:
             yield member, self.images.read(member)
@@ -90,7 +89,7 @@ def _refuse_other(actual: Mapping[str, str], expected: Mapping[str, str]) -> Non
 
 
 def write(job: Job, inventory: Inventory, forecast: Forecast, output: Output) -> None:
-    """Writes the missing shards on this machine, then commits the dataset."""
+    """Writes the missing shards and commits the dataset."""
     announce_proven(job)
     stage = write_stage(job, inventory, output.store, output.store.local)
     begin(stage, inventory, forecast, output)
@@ -109,7 +108,7 @@ def begin(stage: WriteStage, inventory: Inventory, forecast: Forecast, output: O
 
 
 def write_tasks(job: Job, inventory: Inventory) -> list[HashTask | ShardTask]:
-    """Returns all write tasks, longest first; archives are not hashed with --check header."""
+    """Returns all write tasks, longest first. With --check header, no archives are hashed."""
     shards = [ShardTask(name) for name in inventory.shard_names]
     if job.policy.check == CHECK_HEADER:
         return [*shards]
@@ -121,7 +120,7 @@ def write_tasks(job: Job, inventory: Inventory) -> list[HashTask | ShardTask]:
 
 
 def announce_proven(job: Job) -> None:
-    """Prints which archives are not read for their md5; raises SourceError for unofficial ones."""
+    """Prints the archives that are already verified; raises SourceError if one is not official."""
     _refuse_other(job.proven_md5, job.expected_md5)
     if job.proven_md5 and not job.quiet:
         names = ", ".join(job.proven_md5)
@@ -159,9 +158,9 @@ def write_stage(job: Job, inventory: Inventory, store: Store, plans: Store) -> W
 
 
 def _demand_unchanged(selection: Selection) -> None:
-    """Raises SourceError if an archive changed while it was read; folders check each file."""
+    """Raises SourceError if an archive has changed; files in folders are checked when read."""
     parts, source = {part.path: part.newest for part in selection.parts}, selection.source
-    # All tars in a folder count as one part.
+    # All tars in a folder are one part.
     others = source.archives.values() if isinstance(source, Tars) else ()
     newest = max(parts.values())
     for path in (*parts, *others):
@@ -230,7 +229,7 @@ def commit(job: Job, inventory: Inventory, output: Output, contents: Sequence[Co
 
 
 def preview(job: Job, output: Output) -> Json:
-    """Plans and checks a run without writing; lack of space is `refusal`, so the plan is shown."""
+    """Plans and checks a run; writes nothing. If space is missing, `refusal` has the message."""
     pending = output.left()
     store = output.store
     with scratch.place() as folder:

@@ -21,7 +21,7 @@ from imagenet_prep.storage.store import Store
 # Seconds between checks for new receipts. In a bucket, each check costs a request.
 _POLL_S = 0.2
 _POLL_ELSEWHERE_S = 2.0
-# Share of a CPU core that these checks may use; one check of 21,841 tasks takes 30 ms.
+# Share of a CPU core that checks for receipts may use; checking 21,841 tasks takes 30 ms.
 _LOOKING_SHARE = 0.02
 _PAUSE_S = 5.0
 # Number of jobs in a row without a finished task before the run fails. One such job is normal:
@@ -66,7 +66,7 @@ class Followed(Generic[AnyContent]):
         return [task for task in self._tasks if task.name not in self.receipts]
 
     def collect(self) -> tuple[int, bool]:
-        """Updates receipts and progress; returns the number of finished tasks, and if all are."""
+        """Updates receipts and progress; returns the number of receipts, and if no task is left."""
         for name, receipt in self._stage.receipts(task.name for task in self.left).items():
             self.receipts[name] = receipt
             self._progress.add(getattr(receipt.content, "num_bytes", 0), _examples(receipt))
@@ -162,7 +162,7 @@ class Jobs:
     def run(self, build: Callable[[Any, Lease], object], collect: Collect) -> None:
         """Submits jobs with the pipeline from `build`, each with a new lease, until one succeeds.
 
-        `collect` is called regularly; it returns the number of finished tasks, and if all are.
+        `collect` is called regularly; it returns the number of finished tasks, and if no task is left.
         """
         (before, _), futile = collect(), 0
         while True:
@@ -185,7 +185,7 @@ class Jobs:
     def _lost(
         self, build: Callable[[Any, Lease], object], collect: Collect
     ) -> errors.JobLostError | None:
-        """Runs one job; returns the error if it is lost. BusyError if a newer run took over."""
+        """Runs one job; returns an error if it is lost, or raises BusyError after a takeover."""
         lease = Lease.take_over(self.store)
         name = f"imagenet-prep-{self.name}-{lease.job}"
         try:

@@ -1,4 +1,4 @@
-"""Submits a Beam job to a cluster, waits for its end or cancels it.
+"""Submits a Beam job to a cluster, and waits for its end or cancels it.
 
 Beam itself prints a page of Java traceback per failure, and it leaves its job server and the job on
 Flink running.
@@ -75,7 +75,7 @@ class Job(Started):
 
 
 def submit(args: Sequence[str], build: Callable[[Any], object], *, name: str, log: Path) -> Job:
-    """Starts a job; `name` must be unique. Beam sets a SIGINT handler: only for the main thread."""
+    """Starts a job with a unique name. Call this in the main thread: Beam sets a SIGINT handler."""
     logged = _logged_to(log)
     import apache_beam as beam
     from apache_beam.options import pipeline_options

@@ -84,7 +84,7 @@ class Lease:
     def claimed(
         self, stage: Stage[Any, Any], tasks: Sequence[AnyTask]
     ) -> Generator[AnyTask, None, None]:
-        """Claims and yields tasks one by one until the workers of this job have claimed all.
+        """Claims and yields tasks one by one until the workers of this job have claimed all tasks.
 
         If a task is already claimed, the worker skips a random number of tasks, since each failed
         claim costs a listing. If the generator is closed early, it releases the unfinished tasks,

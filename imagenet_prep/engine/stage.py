@@ -174,7 +174,7 @@ class Stage(Generic[AnyTask, AnyContent]):
         result: tuple[Receipt[AnyContent], Sequence[Output]],
         check: Check = unchecked,
     ) -> Receipt[AnyContent]:
-        """Publishes the result of `make`; returns the receipt. Calls `check` before each file.
+        """Publishes the result of `make`; returns the receipt. Calls `check` before every file.
 
         The receipt is published before its files, so every visible file has a receipt.
         """
@@ -243,7 +243,7 @@ class Stage(Generic[AnyTask, AnyContent]):
 
 @contextlib.contextmanager
 def _named(task: Task) -> Iterator[None]:
-    """Adds the task's name to errors; turns OSErrors, which are no bugs, into our error classes."""
+    """Adds the task's name to errors; turns an OSError, which is no bug, into ImagenetPrepError."""
     try:
         try:
             yield

@@ -49,7 +49,7 @@ class Receipts(beam.PTransform):
         self._lease = lease
 
     def expand(self, tasks: Any) -> Any:
-        """Returns the finished tasks, including those of earlier runs."""
+        """Returns the finished tasks, including tasks that earlier runs have finished."""
         return (
             tasks
             | "Spread" >> beam.Reshuffle()
@@ -82,7 +82,7 @@ class _Do(beam.DoFn):
 
 @contextlib.contextmanager
 def reported(lease: Lease) -> Iterator[None]:
-    """Waits for the lease; raises errors again in a form that reaches the launcher."""
+    """Waits for the lease of the job; raises errors as classes that the launcher recognises."""
     lease.arrive()
     try:
         try:

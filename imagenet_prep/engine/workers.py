@@ -64,7 +64,7 @@ class Workers:
 
 
 class Started:
-    """Running workers."""
+    """Workers that have been started: threads, processes or a cluster job."""
 
     def __enter__(self) -> Self:
         return self
@@ -167,7 +167,7 @@ class Done(NamedTuple):
 def done(
     stage: Stage[AnyTask, Any], tasks: Iterable[AnyTask], check: Check = unchecked
 ) -> Iterator[Done]:
-    """Runs the unfinished tasks; yields all tasks. Calls `check` before publishing a file."""
+    """Runs the unfinished tasks and yields all tasks; calls `check` before it publishes a file."""
 
     def publish(task: AnyTask, result: tuple[Receipt[Any], Sequence[Output]]) -> Done:
         return Done(task, stage.publish(task, result, check), new=True)
@@ -195,7 +195,7 @@ def done(
 
 
 def _together(failures: Sequence[BaseException]) -> BaseException:
-    """Joins errors into one of the first one's class, or into a group if any of them is a bug."""
+    """Combines errors into one error of the first error's class, or a group if one is a bug."""
     first = failures[0]
     if all(isinstance(failure, errors.ImagenetPrepError) for failure in failures):
         return type(first)(". Then: ".join(str(failure).rstrip(".") for failure in failures))

@@ -70,7 +70,7 @@ class Found:
         return NEARLY
 
     def distance(self, one: int, other: int) -> int:
-        """Returns the fewest differing bits of hashes of two images, one of them also mirrored."""
+        """Returns the smallest Hamming distance between hashes of two images, mirrored or not."""
         if self.kind(one, other) != NEARLY:
             return 0
         whole, window = self._pictures.whole, self._pictures.window
@@ -81,7 +81,7 @@ class Found:
         )
 
     def _is_wanted(self, run: Numbers) -> bool:
-        """Returns whether to report a group; with `across`, only groups of both datasets."""
+        """Returns whether to report a group; with `across`, it needs images of both datasets."""
         return not self._across or len({*self._other[run].tolist()}) == 2
 
     def _join(self, run: Numbers, *unions: Union) -> None:
@@ -148,7 +148,7 @@ class Found:
 
     @property
     def crowded(self) -> Flags:
-        """Marks the images that are compared no further, since they reached the cost limit."""
+        """Whether each image has reached the cost limit, so that it is not compared any more."""
         return self._cost >= _MOST_COST
 
     def _tried(
@@ -159,7 +159,7 @@ class Found:
         attempt: Callable[[Numbers, Numbers, bool], Flags],
         cost: int,
     ) -> Pairs:
-        """Tries the pairs not in one group yet; returns matches, and charges `cost` to the others."""
+        """Tries the pairs that are not joined yet; returns matches, charges `cost` for failures."""
         is_open = self._is_open(*pairs)
         parts = np.array_split(np.flatnonzero(is_open), self._workers)
         jobs = [pool.submit(attempt, pairs[0][part], pairs[1][part], mirrored) for part in parts]
@@ -203,7 +203,7 @@ def equal_bytes(digests: npt.NDArray[np.uint8]) -> Iterator[Numbers]:
 
 
 def _runs(values: npt.NDArray[np.uint64]) -> Iterator[Numbers]:
-    """Yields the positions of equal rows of `values` [n, words], for rows that occur repeatedly."""
+    """Yields, for each row that occurs more than once in `values` [n, words], its positions."""
     order = np.lexsort(values.T)
     same = (values[order[1:]] == values[order[:-1]]).all(axis=1)
     edges = np.flatnonzero(np.diff(np.concatenate([[0], same.view(np.int8), [0]])))

@@ -85,7 +85,7 @@ def crosses(group: Group) -> bool:
 
 
 def counts(groups: Sequence[Group]) -> dict[tuple[str, str, str], list[int]]:
-    """Returns the numbers of pairs and of pairs with different labels, by both splits and kind."""
+    """Counts all pairs, and pairs with different labels, by the two splits and the kind."""
     numbers: dict[tuple[str, str, str], list[int]] = {}
     for first, *others in groups:
         for member in others:

@@ -1,7 +1,7 @@
 """Verifies candidates for duplicates: aligns the first image with the second and compares both.
 
 matching.c fits scale and shift of each axis, and gain and offset of grey levels. Two images are
-duplicates if their common part is nearly equal and the frame of one contains that of the other.
+duplicates if their common part is nearly equal and one frame is within the other.
 """
 
 from __future__ import annotations

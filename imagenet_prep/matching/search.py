@@ -58,7 +58,7 @@ class Side:
 
 
 class Sorted(NamedTuple):
-    """Hashes sorted by a band; start[i] to start[i + 1] are the hashes with the value i there."""
+    """Hashes sorted by a band; the range start[i]:start[i + 1] has the hashes with band value i."""
 
     keys: npt.NDArray[np.uint64]
     ids: Numbers
@@ -66,7 +66,7 @@ class Sorted(NamedTuple):
 
 
 class Search(NamedTuple):
-    """One search for near pairs of a left and a right hash."""
+    """A search for all near pairs of left and right hashes."""
 
     left: Side  # the same object as `right` for pairs within a list
     right: Side
@@ -80,7 +80,7 @@ class Search(NamedTuple):
         tick: Callable[[], None] = lambda: None,
         is_open: Callable[[Numbers, Numbers], Any] | None = None,
     ) -> Iterator[Pairs]:
-        """Yields each near pair for which `is_open` is true once, in a fixed order."""
+        """Yields each near pair once, in a fixed order; `is_open` selects pairs to be confirmed."""
         for band in range(_BANDS):
             for block in self._of_band(band, pool, workers):
                 tick()

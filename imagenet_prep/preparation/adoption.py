@@ -40,7 +40,7 @@ _SMALL_FILES = (naming.LABELS, naming.QUARANTINE, *naming.TFDS_FILES)
 
 @dataclass(frozen=True)
 class _Brought:
-    """The empty content of a receipt, which itself has the name of the file."""
+    """The content of a receipt, which is empty: the receipt's outputs name the file."""
 
 
 def finish_renames(store: LocalStore) -> None:

@@ -35,6 +35,7 @@ class AmendWork:
     sha256: Mapping[str, str]  # expected hashes of the new images, by `Member.archive`
 
     def __call__(self, change: ShardChange) -> engine.Result[WrittenShard]:
+        """Writes the shard; returns its receipt content and files."""
         excluded: list[Incident] = []
         write = self.writes[split_of(change.name)]
         content, outputs = write(change.name, self._in_order(change, excluded))

@@ -1,7 +1,7 @@
 """Makes a new dataset from an existing one: excludes, relabels or adds images.
 
-Only changed shards are written. All others are hard links, or copies made by the bucket's server.
-Unchanged records are copied byte for byte.
+Only changed shards are written, and their unchanged records are copied byte for byte. All other
+shards are hard links, or copies made by the bucket's server.
 """
 
 from __future__ import annotations

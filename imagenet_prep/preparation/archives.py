@@ -1,8 +1,8 @@
 """Downloads archives over many connections; resumable, and verified by md5.
 
 An archive is fetched in parallel ranges into one file in `.work`. A range that is on disk has a
-receipt and is never fetched again. The md5 is computed during the download. If it is right, the
-file is renamed to the name of the archive.
+receipt and is never fetched again. The md5 is computed during the download. If the md5 is right,
+the file is renamed to the name of the archive.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ class Archives:
         return stat
 
     def _md5(self, name: str) -> str | None:
-        """Returns the md5 of a file that was verified and not changed since."""
+        """Returns the md5 of a file, or None if it was not verified or has changed since."""
         match self._ledger.find(name):
             case {"md5": str(md5)}:
                 return md5

@@ -38,7 +38,7 @@ class BoxLookup:
     _last: tuple[str, dict[str, Boxes]] = "", {}
 
     def of(self, split: str, wnid: str) -> dict[str, Boxes]:
-        """Returns boxes by file name without extension: of a class of train, or of validation."""
+        """Returns boxes, of a class of train or all validation, by file name without extension."""
         name = _list_name(self.folder, split, wnid if split == schema.TRAIN else split)
         # All classes of validation share one list.
         if self._last[0] != name:

@@ -96,7 +96,7 @@ class Carrier:
         return ColumnFile(new.name, len(after), num_bytes, sha256, table, tuple(missing))
 
     def _records(self, store: Readable, shard: Shard) -> list[tuple[int, str, bytes]]:
-        """Returns class, key and image hash of each record; class is 0 if rows ignore it."""
+        """Returns class, key and image of each record; class is 0 if rows do not depend on it."""
         of_class = self._column.made_from == column.OF_CLASS
         heads = tables.each(partial(samples.heads, images=True), store, [shard])
         return [(index if of_class else 0, key, image) for index, key, image in next(heads)]

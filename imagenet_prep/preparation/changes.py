@@ -1,4 +1,4 @@
-"""Finds the shards that an amend command changes, using only tables of samples and no shard."""
+"""Finds the shards that an amend command changes; reads only tables of samples, no shards."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ def _index_of(name: str, classes: ClassList) -> int | None:
 
 
 def read_additions(where: str, classes: ClassList, splits: Collection[str]) -> Additions:
-    """Lists and hashes the images in train/CLASS and val/CLASS, or in CLASS, for train."""
+    """Lists and hashes the images in train/CLASS and val/CLASS; a folder CLASS is for train."""
     root = Path(where).expanduser()
     if not root.is_dir():
         raise UsageError(f"--add {where}: no such folder. Expected a folder of class folders.")
@@ -242,7 +242,7 @@ def _changes_in(
 
 
 def _refuse(path: str, lines: Collection[int], problem: str) -> None:
-    """Raises UsageError if there are such lines; shows line numbers, but not the keys."""
+    """Raises UsageError if lines of a list have a problem; shows line numbers but no keys."""
     if lines:
         count = counted(len(lines), "line")
         raise UsageError(f"{path}: {count} with {problem}; the first is line {min(lines):,}.")

@@ -130,8 +130,8 @@ def _held_out(selection: Selection, used: Sequence[int]) -> list[int]:
 def _apportioned(number: int, used: Sequence[int]) -> list[int]:
     """Distributes a number of images in proportion to class sizes (Huntington-Hill method).
 
-    Each class with at least two images gives one before any class gives a second, and each class
-    keeps at least one. A larger number therefore includes all images of a smaller one.
+    Each class with at least two images gives one image before any class gives two, and each class
+    keeps at least one. A larger `number` therefore takes all images of a smaller one, and more.
     """
     if number > (most := sum(max(0, count - 1) for count in used)):
         raise UsageError(
@@ -139,7 +139,7 @@ def _apportioned(number: int, used: Sequence[int]) -> list[int]:
             f"{counted(sum(used), 'image')} and must keep one of each class"
         )
     out = [0] * len(used)
-    # The first heap entry is the class whose size is largest relative to its held-out images.
+    # The first heap entry is the class with the largest ratio of its size to its held-out images.
     waiting = [(-math.inf, -count, index) for index, count in enumerate(used) if count > 1]
     heapq.heapify(waiting)
     for _ in range(number):

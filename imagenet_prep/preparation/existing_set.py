@@ -49,7 +49,7 @@ class _ListedLabels:
 
 @dataclass(frozen=True, kw_only=True)
 class CheckedShard(WrittenShard):
-    """The receipt content of a checked shard, with the same fields as that of a written shard."""
+    """The receipt content of a checked shard: the fields of a written shard, and problems."""
 
     lacks: dict[str, Counter[str]]  # numbers of records that lack a key, by key and kind
     problems: list[str]  # sentences
@@ -274,7 +274,7 @@ class ExistingSet:
 def check_existing_set(
     source: TfrecordSet, store: Store, workers: engine.Workers, *, quiet: bool
 ) -> ExistingSet:
-    """Reads all shards except those with a receipt in `store` from an earlier run."""
+    """Checks all shards; receipts in `store` tell which shards an earlier run has checked."""
     labelling = settle_labels(source, tuple(source.splits), store, workers, quiet=quiet)
     shards = [shard for of_split in source.splits.values() for shard in of_split]
     classes = labelling.classes.render().decode()

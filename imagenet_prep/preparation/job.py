@@ -156,7 +156,7 @@ def _select(config: Config) -> tuple[Selection, str]:
         holdout_percent=config.holdout_percent,
         holdout_per_class=config.holdout_per_class,
         excluded=None if config.exclude is None else keys.read_list(config.exclude),
-        # Receipts of the listing have earlier lists, so a new listing needs a different digest.
+        # Receipts of earlier runs also have lists, so a new listing needs a different digest.
         listed_anew=config.rehash and address.is_remote(config.source),
     )
     return selection, description

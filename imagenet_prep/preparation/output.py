@@ -1,4 +1,4 @@
-"""The folder or bucket prefix that a run writes to: claims it, and commits finished splits.
+"""Manages the output location of a run: claims it for the run and commits finished splits.
 
 `prepare` commits all splits at once. `resize` commits splits one by one, and a later run can add
 splits. The manifest always lists the finished splits.
@@ -148,7 +148,7 @@ class Output:
         return self._decide().left
 
     def begin(self, left: Sequence[str]) -> None:
-        """Claims the output to write the splits `left`; removes those that --force replaces."""
+        """Claims the output to write the splits `left`; removes splits that --force replaces."""
         decision = self._decision or self._decide()
         for split in decision.replaced:
             self._discard(split)
@@ -173,7 +173,7 @@ class Output:
         return canonical.dumps(Begun(config, self.wanted.libraries))
 
     def forget_others(self, stage: Stage[Any, Any]) -> None:
-        """Removes receipts of this stage with other settings; their shards could look like ours."""
+        """Removes receipts of this stage with other settings; their shards may have equal sizes."""
         for name in self.store.list_folder(naming.WORK):
             is_other = name.startswith(f"{stage.name}-") and len(name) == len(stage.name) + 17
             if is_other and f"{naming.WORK}/{name}" != stage.folder:

@@ -195,7 +195,7 @@ class Planning(ChosenMembers):
                 names = [
                     plan_name(naming.shard_name(split, i, num), self.folder) for i in range(num)
                 ]
-                # A bucket fetches all files of one call in parallel.
+                # In a bucket, the files of one call are fetched in parallel.
                 batches = (names[i : i + _READ_AT_ONCE] for i in range(0, num, _READ_AT_ONCE))
                 files = (
                     data for of in batches for data in self.store.read_each(of, plan.MOST_BYTES)

@@ -54,6 +54,7 @@ class RewriteWork:
     renamed: Mapping[str, Mapping[int, str]]
 
     def __call__(self, shard: ShardFile) -> engine.Result[WrittenShard]:
+        """Writes the shard; returns its receipt content and files."""
         md5 = hashlib.md5(usedforsecurity=False)
         counts, incidents = existing_set.Counts(), list[Incident]()
         excluded = self.excluded.get(shard.name, frozenset())

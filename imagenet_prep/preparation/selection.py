@@ -36,7 +36,7 @@ class Selection:
     num_shards: dict[str, int | None]  # by split; None for the official number of images per shard
     seed: int
     holdout: int = 0  # number of images to move from train to the split holdout
-    holdout_percent: float = 0.0  # or the share of each class to move there
+    holdout_percent: float = 0.0  # or percentage of each class to move there
     holdout_per_class: int = 0  # images of each class to move from train to validation
     excluded: KeyList | None = None  # excluded last, so that all other images stay in their shards
     listed_anew: bool = False  # list images again, even if an earlier run has stored a list

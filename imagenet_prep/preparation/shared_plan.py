@@ -76,7 +76,7 @@ class SharedPlan(Planning):
         return cls(wanted, lookup, store, f"{naming.WORK}/{SHARED_PLANS}{digest[:16]}")
 
     def gather(self, key: ClassKey, lines: Iterable[bytes]) -> str:
-        """Writes the list of a class, whose lines are from lists of several; returns its name."""
+        """Writes the list of one class from lines of lists of several classes; returns its name."""
         name = f"{self.folder}/members/{key.split}-{key.class_index}.jsonl"
         self.store.write(name, b"".join(lines))
         return name
@@ -84,7 +84,7 @@ class SharedPlan(Planning):
     def deal_share(
         self, lists: Iterable[tuple[ClassKey, str]], census: Census
     ) -> tuple[list[Facts], dict[GroupKey, bytes]]:
-        """Assigns some classes to shards; returns plan entries, grouped by block."""
+        """Assigns images of some classes to shards; returns facts, and plan entries by block."""
         lists_of = defaultdict[ClassKey, list[str]](list)
         for key, name in lists:
             lists_of[key].append(name)

@@ -32,7 +32,7 @@ _ENTRY_OVERHEAD_BYTES = 24
 
 
 def check_plan(out: Store, images: int, line_bytes: float) -> None:
-    """Checks the disk space for a plan of `images`, whose lines have `line_bytes` on average."""
+    """Checks the disk space for a plan; `line_bytes` is the mean size of a line for an image."""
     needed = images * (2 * line_bytes + _ENTRY_OVERHEAD_BYTES)
     why = f" to assign {counted(images, 'image')} to shards"
     _refuse(out, needed, out.local.free_bytes(), why, "or use a larger disk")

@@ -88,7 +88,7 @@ class Standing:
 
     @property
     def committed(self) -> Manifest | None:
-        """The manifest of the dataset."""
+        """The manifest of the finished dataset at the location, if there is one."""
         return self.dataset.manifest if self.dataset else None
 
     @property

@@ -49,7 +49,7 @@ class HashedArchive:
 
 @dataclass(frozen=True)
 class IndexWork:
-    """Lists the images of one source piece in a file of JSON lines in `folder`."""
+    """Writes a list of the images of one source piece to `folder`, as JSON lines."""
 
     source: Source
     store: Store
@@ -58,6 +58,7 @@ class IndexWork:
     chosen: frozenset[int]  # indices of the classes of which packed images are listed and stored
 
     def __call__(self, task: IndexTask) -> Result[Listed]:
+        """Lists the images; returns the list, and the file of unpacked images if there is one."""
         outputs, md5 = [], None
         if isinstance(self.source, Packed):
             images = self.store.temporary() if self.unpacked else None
@@ -145,6 +146,7 @@ class WriteWork:
     def __call__(
         self, name: str, images: Iterable[tuple[Member, bytes] | writer.Stored]
     ) -> Result[writer.WrittenShard]:
+        """Writes the shard; returns its receipt content and files. Reads `images` once."""
         shard, index, samples = (self.store.temporary() for _ in range(3))
         content = writer.write_shard(
             name,

@@ -62,6 +62,7 @@ class PrepareWork:
     expected_md5: Mapping[str, str]
 
     def __call__(self, task: HashTask | ShardTask) -> engine.Result[Content]:
+        """Returns the receipt content and, for a shard, its files."""
         if isinstance(task, ShardTask):
             return self.write(task.name, self._planned(task.name))
         result = hash_archive(task, archives=self.archives)

@@ -162,7 +162,7 @@ class Jobs:
     def run(self, build: Callable[[Any, Lease], object], collect: Collect) -> None:
         """Submits jobs with the pipeline from `build`, each with a new lease, until one succeeds.
 
-        `collect` is called regularly; it returns the number of finished tasks, and if no task is left.
+        `collect` is called regularly; it returns the number of finished tasks, and if none is left.
         """
         (before, _), futile = collect(), 0
         while True:

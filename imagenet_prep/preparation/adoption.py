@@ -262,7 +262,7 @@ def _refuse_obstacles(
         if linked := sorted(name for name in folders if store.local.path(name).is_symlink()):
             raise UsageError(
                 f"{store.where()}: {', '.join(linked)} is a symbolic link, and adopt does not move "
-                "shards out of a different folder. Add --out DIR, which links them."
+                "shards out of the linked folder. Add --out DIR to make hard links to them."
             )
         strangers += [
             path

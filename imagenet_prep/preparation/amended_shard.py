@@ -76,8 +76,8 @@ class AmendWork:
                 for number, record in enumerate(tfrecord.read_records(stream, where), start=1):
                     if number > len(samples):
                         raise DataDamagedError(
-                            f"{where}: more than the {len(samples):,} records of its table of "
-                            f"samples. Run imagenet-prep verify on {store.where()}."
+                            f"{where}: has more records than its table of samples, which lists "
+                            f"{len(samples):,}. Run imagenet-prep verify on {store.where()}."
                         )
                     sample, payload = samples[number - 1], record.payload
                     if sample.key in change.excluded:
@@ -96,9 +96,9 @@ class AmendWork:
             raise StoreError(f"cannot read {where}: {error.strerror or error}") from error
         if digest.hexdigest() != shard.sha256 or number != len(samples):
             raise DataDamagedError(
-                f"{where}: {number:,} records, sha256 {digest.hexdigest()}; expected "
-                f"{shard.examples:,} and {shard.sha256}, as in the manifest. Run imagenet-prep "
-                f"verify on {store.where()}."
+                f"{where}: {number:,} records, sha256 {digest.hexdigest()}; the manifest lists "
+                f"{shard.examples:,} records, sha256 {shard.sha256}. Run imagenet-prep verify on "
+                f"{store.where()}."
             )
 
     def _demand(self, payload: bytes, sample: Sample, where: str) -> None:

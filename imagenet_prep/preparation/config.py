@@ -90,7 +90,7 @@ class Config(RunFlags):
     holdout_per_class: int = flag(
         0,
         least=0,
-        help="move this number of images of each class, at most half of it, from train to "
+        help="move this number of images of each class, at most half of them, from train to "
         "validation; for sources without a validation split, such as ImageNet-21K",
     )
     exclude: str | None = optional(
@@ -140,9 +140,9 @@ class Config(RunFlags):
         schema.DEFAULT_LABEL_OFFSET,
         least=0,
         most=1,
-        help="stored label = class index + this. 1 is for readers of TensorFlow, NVIDIA and "
-        "MLPerf: their label 0 is a background class. 0 is for trainers that use stored labels as "
-        "class indices, such as timm and big_vision",
+        help="number to add to a class index to get the stored label. 1 is for readers of "
+        "TensorFlow, NVIDIA and MLPerf: their label 0 is a background class. 0 is for trainers "
+        "that use stored labels as class indices, such as timm and big_vision",
         metavar="0|1",
     )
     allow_subset: bool = switch(

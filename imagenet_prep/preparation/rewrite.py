@@ -215,7 +215,8 @@ def _labelling(job: Job, store: Store, output: Output, pending: Sequence[str]) -
     if known is not None and known.digest != classes.digest:
         raise UsageError(
             f"{where}: its {counted(len(classes.wnids), 'class')} are not the "
-            f"{len(known.wnids):,} of the dataset in {store.where()}. Choose a different folder."
+            f"{counted(len(known.wnids), 'class')} of the dataset in {store.where()}. Choose a "
+            "different folder."
         )
     return labelling
 

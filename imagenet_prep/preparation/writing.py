@@ -126,8 +126,8 @@ def announce_proven(job: Job) -> None:
     if job.proven_md5 and not job.quiet:
         names = ", ".join(job.proven_md5)
         print(
-            f"md5 of {names}: verified by imagenet-prep download, and not changed since, so not "
-            "computed again (use --rehash to compute it)",
+            f"md5 of {names}: verified by imagenet-prep download; not computed again, since the "
+            "files have not changed (use --rehash to compute it)",
             file=sys.stderr,
         )
 

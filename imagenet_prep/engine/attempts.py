@@ -185,7 +185,7 @@ class Jobs:
     def _lost(
         self, build: Callable[[Any, Lease], object], collect: Collect
     ) -> errors.JobLostError | None:
-        """Runs one job; returns an error if it is lost, or raises BusyError after a takeover."""
+        """Runs one job; returns an error if it is lost. Raises BusyError if a newer run exists."""
         lease = Lease.take_over(self.store)
         name = f"imagenet-prep-{self.name}-{lease.job}"
         try:

@@ -66,7 +66,7 @@ class Lease:
             )
 
     def arrive(self) -> None:
-        """Waits until this worker sees the lease; raises UsageError if it does not in 10 s."""
+        """Waits until this worker sees the lease; raises UsageError after 10 s."""
         if self.job in _seen:
             self.check()
             return

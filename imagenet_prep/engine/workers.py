@@ -59,7 +59,7 @@ class Workers:
 
     @property
     def remote(self) -> bool:
-        """Whether Beam's options name a runner."""
+        """Whether `beam_args` contains a --runner."""
         return any(arg == "--runner" or arg.startswith("--runner=") for arg in self.beam_args)
 
 

@@ -59,7 +59,7 @@ class Member(NamedTuple):
     key: str
     class_index: int
     wnid: str  # class ID, comparable between two datasets
-    kind: str = NEARLY  # compared with the kept image; for the kept image, its nearest duplicate
+    kind: str = NEARLY  # relation to the kept image; for the kept image, to its nearest duplicate
     distance: int = 0  # differing bits of 256
     kept: bool = True
 

@@ -45,7 +45,7 @@ class Piece(Protocol):
 
 
 class Columns(NamedTuple):
-    """Columns of a piece's table; sha256 is [n, 32] bytes."""
+    """The columns of a piece's table that the search needs; sha256 is [n, 32] bytes."""
 
     class_index: npt.NDArray[np.int64]
     width: npt.NDArray[np.int64]
@@ -54,7 +54,7 @@ class Columns(NamedTuple):
 
 
 def columns(samples: Iterable[Sample]) -> Columns:
-    """Returns the columns of a table that the search needs."""
+    """Returns the columns of the table with these samples."""
     numbers, digests = array("q"), bytearray()
     for sample in samples:
         numbers.extend((sample.class_index, sample.width, sample.height))

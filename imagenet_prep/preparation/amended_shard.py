@@ -46,7 +46,7 @@ class AmendWork:
     def _in_order(
         self, change: ShardChange, excluded: list[Incident]
     ) -> Iterator[Stored | tuple[Member, bytes]]:
-        """Yields kept records in order, and each new image before the first that sorts after it."""
+        """Yields kept records in order, and inserts each new image at its sorted position."""
 
         def place(image: Stored | tuple[Member, bytes]) -> tuple[int, str]:
             key = image.sample.key if isinstance(image, Stored) else image[0].key

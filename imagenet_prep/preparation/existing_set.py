@@ -196,7 +196,7 @@ def identity(shards: Sequence[ShardFile]) -> str:
 def check_validation_labels(
     of_shards: Iterable[Mapping[int, int]], classes: ClassList, store: Store
 ) -> None:
-    """Compares the 50,000 validation labels with the known ones, if all are present."""
+    """Checks the 50,000 validation labels of ILSVRC2012, if all are present."""
     class_of = {number: index for of_shard in of_shards for number, index in of_shard.items()}
     check_validation(classes, class_of, store.where())
 
@@ -248,7 +248,7 @@ class ExistingSet:
 
     @property
     def examples_per_class(self) -> dict[str, list[int]]:
-        """Number of records by split and class index."""
+        """The numbers of records by split and class index."""
         num = len(self.labelling.classes.wnids)
         return {
             split: num_per_class((shard.num_per_class for shard in shards), num)
@@ -257,12 +257,12 @@ class ExistingSet:
 
     @property
     def not_rgb(self) -> int:
-        """Number of grey or CMYK JPEGs."""
+        """The number of grey or CMYK JPEGs."""
         return sum(shard.not_rgb for shard in self.all_shards)
 
     @property
     def examples(self) -> int:
-        """Total number of records."""
+        """The total number of records."""
         return sum(shard.examples for shard in self.all_shards)
 
     @property

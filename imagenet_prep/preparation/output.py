@@ -156,7 +156,7 @@ class Output:
         kept = {split: config for split, config in existing if split not in decision.replaced}
         content = self._mark(kept, left)
         if self.store.claim(standing.BEGUN, content) != content:
-            # A bucket keeps an existing claim, of a different run or of ours for other splits.
+            # A bucket keeps an existing claim, by a different run or by ours for other splits.
             self.store.write(standing.BEGUN, self._mark(self._decide().made, left))
 
     def _decide(self) -> Decision:

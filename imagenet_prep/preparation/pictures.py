@@ -43,7 +43,7 @@ _MOST_TABLE_BYTES = 1 << 30
 
 
 class Seen(NamedTuple):
-    """The number of an image in its piece (bad images leave gaps), its row and its table line."""
+    """The number of an image in its piece (bad images leave gaps), its hashes and table line."""
 
     number: int
     row: bytes
@@ -117,7 +117,7 @@ def _index(store: Any, shard: Shard) -> list[tuple[int, int]]:
 
 @dataclass(frozen=True)
 class SourcePiece:
-    """A piece of a source. Its table in the store `kept` lists the images that can be decoded."""
+    """A piece of a source, such as a class. A table in `kept` lists images that can be decoded."""
 
     source: Stored
     task: IndexTask
@@ -148,7 +148,7 @@ class SourcePiece:
         return [sample.key for sample in self.samples()]
 
     def samples(self) -> Iterator[Sample]:
-        """Yields the lines of the table that `seen` wrote."""
+        """Yields the lines of the table of the piece."""
         name = f"{FOLDER}/{self.name}.csv"
         data = self.kept.read(name, most=_MOST_TABLE_BYTES)
         return samples.parse(io.BytesIO(data), self.kept.where(name))

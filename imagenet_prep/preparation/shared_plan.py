@@ -35,7 +35,7 @@ _SHARE_MEMBERS = 1 << 18
 
 @dataclass(frozen=True)
 class _Note:
-    """The content of plan.json, as in `Inventory`."""
+    """The content of plan.json; `Inventory` explains the fields."""
 
     plans: list[plan.SplitPlan]
     taken: dict[str, int]
@@ -51,7 +51,7 @@ class GroupKey(NamedTuple):
 
 
 def share_of(key: ClassKey, census: Census) -> GroupKey:
-    """Returns the share to which a class belongs."""
+    """Returns the share (a group of neighbouring classes) to which a class belongs."""
     before = census.divisions[key.split].before.values()
     return GroupKey(key.split, sum(counts[key.class_index] for counts in before) // _SHARE_MEMBERS)
 

@@ -139,7 +139,7 @@ class Forecast:
         return (mean or split.source_bytes / split.examples) * split.examples + overhead
 
     def _mean_bytes(self, sample: Iterator[bytes]) -> tuple[float, float]:
-        """Returns mean image sizes before and after encoding, in bytes; 0 if none is usable."""
+        """Returns the mean bytes of images before and after encoding; 0 if no image is usable."""
         before, after = [], []
         for data in sample:
             with contextlib.suppress(BadImageError):

@@ -30,7 +30,7 @@ _MOST_LOOKED_AT, _MOST_LOOKED_AT_BELOW = 100, 10
 
 @dataclass(frozen=True)
 class Wanted:
-    """The dataset to make."""
+    """The dataset that a run is to make: its settings, codec and source."""
 
     settings: Settings
     libraries: dict[str, str]  # {"codec": name} of the image codec; empty if all images are kept
@@ -246,7 +246,7 @@ def _other_libraries(standing: Standing, wanted: Wanted) -> dict[str, str]:
 def _refuse_other_codec(
     standing: Standing, wanted: Wanted, left: Iterable[str], kept: Iterable[str]
 ) -> None:
-    """Raises UsageError if a different codec made splits that this run would finish or add to."""
+    """Raises UsageError if splits that this run keeps or finishes have a different codec."""
     used, left = _other_libraries(standing, wanted), set(left)
     if standing.begun is None and standing.committed and standing.committed.splits.keys() <= left:
         return  # all of its splits are replaced

@@ -32,7 +32,7 @@ UNPACKED = f"{naming.WORK}/unpacked"
 
 @dataclass(frozen=True)
 class Listed:
-    """The number of images by class index in a source piece, and its md5 if read completely."""
+    """The numbers of images in a source piece by class index; its md5 if it was read completely."""
 
     num_per_class: dict[int, int]
     md5: str | None = None
@@ -107,7 +107,7 @@ def member_list(folder: str, task: IndexTask) -> str:
 
 
 class HashTask(NamedTuple):
-    """Reads a complete archive for its md5."""
+    """The task to compute the md5 of an archive."""
 
     archive: str
 
@@ -118,7 +118,7 @@ class HashTask(NamedTuple):
 
 
 class ShardTask(NamedTuple):
-    """Writes the shard of this name."""
+    """The task to write the shard of this name."""
 
     name: str
 
@@ -173,6 +173,6 @@ class WriteWork:
 def hash_archive(
     task: HashTask, *, archives: ArchiveReader | RemoteArchives
 ) -> Result[HashedArchive]:
-    """Reads a complete archive for its md5."""
+    """Reads a complete archive and computes its md5."""
     md5 = archives.md5(task.archive)
     return Result(HashedArchive(task.archive, archives.size(task.archive), md5))

@@ -32,7 +32,7 @@ class Workers:
     """The number and kind of workers."""
 
     num: int = 0  # 0 for one worker per CPU core that this process may use
-    kind: str = "auto"  # threads for up to MAX_THREAD_WORKERS workers, processes for more
+    kind: str = "auto"  # "threads", "processes", or "auto": processes for more than 4 workers
     beam_args: tuple[str, ...] = ()  # a --runner in these options provides its own workers
 
     def __post_init__(self) -> None:

@@ -84,6 +84,8 @@ class Search(NamedTuple):
         for band in range(_BANDS):
             for block in self._of_band(band, pool, workers):
                 tick()
+                if not len(block):
+                    continue
                 left, right = block.T
                 if is_open is not None:
                     left, right = block[is_open(left, right)].T

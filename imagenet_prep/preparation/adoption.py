@@ -108,8 +108,8 @@ def restore(
         )
     source = shard_files.find(store, check=naming.LABELS not in lost)
     if naming.LABELS in lost:
-        # Read the classes from the records. First remove our TFDS files, since `find` would treat
-        # them as files written by TFDS.
+        # The classes are read from the records. Remove our own TFDS files first, since they would
+        # be treated as files that TFDS wrote.
         lost = [*dict.fromkeys((*lost, *naming.TFDS_FILES))]
         store.remove(*naming.TFDS_FILES)
         source = replace(source, dataset=None)

@@ -54,7 +54,7 @@ class Columns(NamedTuple):
 
 
 def columns(samples: Iterable[Sample]) -> Columns:
-    """Returns the columns of the table with these samples."""
+    """Returns the columns of these samples."""
     numbers, digests = array("q"), bytearray()
     for sample in samples:
         numbers.extend((sample.class_index, sample.width, sample.height))

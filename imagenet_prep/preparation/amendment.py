@@ -92,7 +92,7 @@ class Job:
 
     @cached_property
     def changes(self) -> list[ShardChange]:
-        """The shards to be changed."""
+        """The shards to be changed, with their changes."""
         return changes_of(self.request, self.dataset, self.seed)
 
     @cached_property

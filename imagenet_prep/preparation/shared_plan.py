@@ -62,7 +62,7 @@ class SharedPlan(Planning):
 
     @classmethod
     def of(cls, wanted: Selection, store: Store, lookup: BoxLookup | None) -> SharedPlan:
-        """Returns the plan of these images; different plans have different folders."""
+        """Returns the plan for a selection; different plans have different folders."""
         digest = canonical.digest(
             [
                 wanted.index_digest,

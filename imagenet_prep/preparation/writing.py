@@ -1,4 +1,4 @@
-"""The last step of prepare: writes the planned shards and commits the dataset, or previews it."""
+"""The last step of prepare: writes the planned shards and commits the dataset, or previews both."""
 
 from __future__ import annotations
 

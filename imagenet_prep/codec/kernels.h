@@ -9,6 +9,7 @@
 
 #if defined(__x86_64__)
 #include <immintrin.h>
+#define FOR_AVX2 __attribute__((target("avx2,f16c")))
 #elif defined(__aarch64__)
 #include <arm_neon.h>
 #endif
@@ -65,9 +66,8 @@ static void blend_sse2(uint8_t *out, const uint8_t *in, ptrdiff_t stride, const 
 
 /* As above, 32 samples wide: unpacking and packing stay within the halves of a register, and so
  * undo each other. */
-__attribute__((target("avx2"))) static void blend_avx2(uint8_t *out, const uint8_t *in,
-                                                       ptrdiff_t stride, const int16_t *weights,
-                                                       int taps, int width) {
+FOR_AVX2 static void blend_avx2(uint8_t *out, const uint8_t *in, ptrdiff_t stride,
+                                const int16_t *weights, int taps, int width) {
   const __m256i zero = _mm256_setzero_si256(), half = _mm256_set1_epi32(1 << (WEIGHT_BITS - 1));
   for (int x = 0; x < width; x += 32) {
     __m256i sum0 = half, sum1 = half, sum2 = half, sum3 = half;
@@ -139,26 +139,53 @@ static void transpose_plain(uint8_t *out, ptrdiff_t out_stride, const uint8_t *i
 #if defined(ZIPS)
 /* Four rounds, each of which zips rows i and i + 8, transpose 16 x 16. Written out, because
  * compilers keep arrays of vectors in memory. */
+#define EACH(f) \
+  f(0); f(1); f(2); f(3); f(4); f(5); f(6); f(7); f(8); f(9); f(10); f(11); f(12); f(13); f(14); \
+  f(15)
+#define ZIP(V, LOW, HIGH, to, low, high, from, i, j) \
+  V to##low = LOW(from##i, from##j), to##high = HIGH(from##i, from##j)
+#define ROUND(V, L, H, to, from) \
+  ZIP(V, L, H, to, 0, 1, from, 0, 8); ZIP(V, L, H, to, 2, 3, from, 1, 9); \
+  ZIP(V, L, H, to, 4, 5, from, 2, 10); ZIP(V, L, H, to, 6, 7, from, 3, 11); \
+  ZIP(V, L, H, to, 8, 9, from, 4, 12); ZIP(V, L, H, to, 10, 11, from, 5, 13); \
+  ZIP(V, L, H, to, 12, 13, from, 6, 14); ZIP(V, L, H, to, 14, 15, from, 7, 15)
+#define TRANSPOSE(V, L, H) \
+  EACH(LOAD); \
+  ROUND(V, L, H, b, a); ROUND(V, L, H, c, b); ROUND(V, L, H, d, c); ROUND(V, L, H, e, d); \
+  EACH(STORE)
+
 static void transpose_zips(uint8_t *out, ptrdiff_t out_stride, const uint8_t *in,
                            ptrdiff_t stride) {
 #define LOAD(i) bytes16 a##i = load16(in + i * stride)
 #define STORE(i) store16(out + i * out_stride, e##i)
-#define EACH(f) \
-  f(0); f(1); f(2); f(3); f(4); f(5); f(6); f(7); f(8); f(9); f(10); f(11); f(12); f(13); f(14); \
-  f(15)
-#define ZIP(to, low, high, from, i, j) \
-  bytes16 to##low = zip_low(from##i, from##j), to##high = zip_high(from##i, from##j)
-#define ROUND(to, from) \
-  ZIP(to, 0, 1, from, 0, 8); ZIP(to, 2, 3, from, 1, 9); \
-  ZIP(to, 4, 5, from, 2, 10); ZIP(to, 6, 7, from, 3, 11); \
-  ZIP(to, 8, 9, from, 4, 12); ZIP(to, 10, 11, from, 5, 13); \
-  ZIP(to, 12, 13, from, 6, 14); ZIP(to, 14, 15, from, 7, 15)
-  EACH(LOAD);
-  ROUND(b, a);
-  ROUND(c, b);
-  ROUND(d, c);
-  ROUND(e, d);
-  EACH(STORE);
+  TRANSPOSE(bytes16, zip_low, zip_high);
+#undef LOAD
+#undef STORE
+}
+#endif
+
+#if defined(__x86_64__)
+/* Transposes two squares: 32 rows of 16 bytes become 16 rows of 32 bytes. */
+FOR_AVX2 static void stand_two(uint8_t *out, ptrdiff_t out_stride, const uint8_t *in,
+                               ptrdiff_t stride) {
+#define LOAD(i) \
+  __m256i a##i = _mm256_set_m128i(load16(in + (i + TILE) * stride), load16(in + i * stride))
+#define STORE(i) _mm256_storeu_si256((__m256i *)(void *)(out + i * out_stride), e##i)
+  TRANSPOSE(__m256i, _mm256_unpacklo_epi8, _mm256_unpackhi_epi8);
+#undef LOAD
+#undef STORE
+}
+
+/* The way back: 16 rows of 32 bytes become 32 rows of 16 bytes. */
+FOR_AVX2 static void lay_two(uint8_t *out, ptrdiff_t out_stride, const uint8_t *in,
+                             ptrdiff_t stride) {
+#define LOAD(i) __m256i a##i = _mm256_loadu_si256((const __m256i *)(const void *)(in + i * stride))
+#define STORE(i) \
+  store16(out + i * out_stride, _mm256_castsi256_si128(e##i)), \
+      store16(out + (i + TILE) * out_stride, _mm256_extracti128_si256(e##i, 1))
+  TRANSPOSE(__m256i, _mm256_unpacklo_epi8, _mm256_unpackhi_epi8);
+#undef LOAD
+#undef STORE
 }
 #endif
 
@@ -182,6 +209,32 @@ static void transpose(enum simd simd, uint8_t *out, ptrdiff_t out_stride, const 
 #endif
   (void)simd;
   transpose_plain(out, out_stride, in, stride);
+}
+
+/* Transposes 32 rows of 16 bytes to 16 rows of 32 bytes. */
+static void stand(enum simd simd, uint8_t *out, ptrdiff_t out_stride, const uint8_t *in,
+                  ptrdiff_t stride) {
+#if defined(__x86_64__)
+  if (simd == AVX2) {
+    stand_two(out, out_stride, in, stride);
+    return;
+  }
+#endif
+  transpose(simd, out, out_stride, in, stride);
+  transpose(simd, out + TILE, out_stride, in + TILE * stride, stride);
+}
+
+/* Transposes 16 rows of 32 bytes to 32 rows of 16 bytes. */
+static void lay(enum simd simd, uint8_t *out, ptrdiff_t out_stride, const uint8_t *in,
+                ptrdiff_t stride) {
+#if defined(__x86_64__)
+  if (simd == AVX2) {
+    lay_two(out, out_stride, in, stride);
+    return;
+  }
+#endif
+  transpose(simd, out, out_stride, in, stride);
+  transpose(simd, out + TILE * out_stride, out_stride, in + TILE, stride);
 }
 
 #endif

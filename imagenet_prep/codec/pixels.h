@@ -82,8 +82,6 @@ LOOK_UP(uint16_t)
 LOOK_UP(uint32_t)
 
 #if defined(__x86_64__)
-#define FOR_AVX2 __attribute__((target("avx2,f16c")))
-
 /* (first * a + second * b + HALF) >> 16 of 16 pairs of 16-bit numbers, which `low` and `high` hold
  * as unpacking makes them; packing undoes that. */
 FOR_AVX2 static inline __m256i weigh(__m256i low, __m256i high, __m256i weights) {

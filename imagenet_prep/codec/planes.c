@@ -629,7 +629,7 @@ EXPORT void planes_free(workspace *w) {
   free(w);
 }
 
-/* Returns the best vector code that this processor has. */
+/* Returns the best vector code that this processor has; AVX-512 is only used by square.h. */
 EXPORT int planes_best(void) {
   static const enum simd best[] = {AVX2, NEON, SSE2, PLAIN};
   int i = 0;
@@ -643,11 +643,13 @@ EXPORT int planes_best(void) {
  * encoder.c have no vector code: libjpeg's is faster than plain C. The same goes for encoder.c and
  * SSE2. */
 EXPORT workspace *planes_new(const libjpeg *functions, int simd, int own) {
-  if (simd < 0) simd = planes_best();
-  if (simd > NEON || !is_supported((enum simd)simd)) return NULL;
+  if (simd < 0) simd = is_supported(AVX512) ? AVX512 : planes_best();
+  if (simd > AVX512 || !is_supported((enum simd)simd)) return NULL;
   workspace *w = calloc(1, sizeof *w);
   if (!w) return NULL;
   w->api = *functions;
+  w->square.weigh = weigh_of((enum simd)simd);
+  if (simd == AVX512) simd = AVX2;
   w->simd = w->square.simd = (enum simd)simd;
   int decodes = own && simd != NEON, encodes = own && (simd == AVX2 || simd == PLAIN);
   if (decodes) w->decoder = decoder_new(w->simd);

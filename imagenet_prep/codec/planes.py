@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 # Vector instruction sets, numbered as in planes.c.
-SIMD = {"best": -1, "plain": 0, "sse2": 1, "avx2": 2, "neon": 3}
+SIMD = {"best": -1, "plain": 0, "sse2": 1, "avx2": 2, "neon": 3, "avx512": 4}
 # "libjpeg" in this variable disables our decoder and encoder, for tests and benchmarks.
 JPEG_VARIABLE = "IMAGENET_PREP_JPEG"
 # Resize filters, numbered as in planes.c: bicubic, as in `shrink`; linear with antialiasing; linear

@@ -26,14 +26,17 @@ static inline int has_avx2(void) {
   return __get_cpuid_count(7, 0, &a, &b, &c, &d) && (b & second) == second;
 }
 
-/* Returns whether there is, besides, AVX-512 that counts the bits of eight numbers at once. */
+/* Returns whether there is also the AVX-512 of Ice Lake and Zen 4: it counts the bits of eight
+ * numbers at once, and adds products of 16 bits, also in registers of 256 bits. */
 static inline int has_avx512(void) {
   unsigned a, b, c, d, enabled, high;
-  const unsigned avx512f = 1u << 16, vpopcntdq = 1u << 14, zmm_state = 0xE6;
+  const unsigned foundation = 1u << 16 | 1u << 31;     /* F and VL, in ebx of leaf 7 */
+  const unsigned additions = 1u << 11 | 1u << 14, zmm_state = 0xE6; /* VNNI and VPOPCNTDQ, in ecx */
   if (!has_avx2()) return 0;
   __asm__("xgetbv" : "=a"(enabled), "=d"(high) : "c"(0));
   if ((enabled & zmm_state) != zmm_state) return 0;
-  return __get_cpuid_count(7, 0, &a, &b, &c, &d) && b & avx512f && c & vpopcntdq;
+  return __get_cpuid_count(7, 0, &a, &b, &c, &d) && (b & foundation) == foundation &&
+         (c & additions) == additions;
 }
 #endif
 

@@ -42,8 +42,13 @@ typedef struct { stage stages[MOST_STAGES]; int num, left, right, top, bottom; }
 /* The columns [left, right) of rows [top, bottom) of a picture: each row is one of R, of G, of B. */
 typedef struct { uint8_t *pixels; ptrdiff_t width; int left, right, top, bottom; } colours;
 
+/* Makes the i-th output row of some taps; reads and writes up to a multiple of LANES samples. */
+typedef void weigh_rows(uint8_t *out, const uint8_t *in, ptrdiff_t stride, const taps *t, int i,
+                        int width);
+
 typedef struct {
   enum simd simd;
+  weigh_rows *weigh;
   taps kept[NUM_TAPS];
   unsigned clock;
   buffer pictures[2], turned, made, row;
@@ -165,10 +170,6 @@ static int find_route(squarer *s, int width, int height, int side, route *r) {
 
 /* ---- Resampling ---- */
 
-/* Makes the i-th output row of some taps; reads and writes up to a multiple of LANES samples. */
-typedef void weigh_rows(uint8_t *out, const uint8_t *in, ptrdiff_t stride, const taps *t, int i,
-                        int width);
-
 static void weigh_plain(uint8_t *out, const uint8_t *in, ptrdiff_t stride, const taps *t, int i,
                         int width) {
   const int16_t *low = t->low + (ptrdiff_t)i * t->room, *high = t->high + (ptrdiff_t)i * t->room;
@@ -181,43 +182,49 @@ static void weigh_plain(uint8_t *out, const uint8_t *in, ptrdiff_t stride, const
 }
 
 #if defined(__x86_64__)
-/* Two rows at a time, as blend_avx2. Sums of `low` may wrap: only the total has to fit. */
-FOR_AVX2 static void weigh_avx2(uint8_t *out, const uint8_t *in, ptrdiff_t stride, const taps *t,
-                                int i, int width) {
-  const __m256i zero = _mm256_setzero_si256(), half = _mm256_set1_epi32(1 << (PRECISION - 1));
-  const int16_t *lows = t->low + (ptrdiff_t)i * t->room, *highs = t->high + (ptrdiff_t)i * t->room;
-  int num = t->count[i];
-  for (int x = 0; x < width; x += LANES) {
-    __m256i l0 = half, l1 = half, l2 = half, l3 = half, h0 = zero, h1 = zero, h2 = zero, h3 = zero;
-    const uint8_t *row = in + x;
-    for (int k = 0; k < num; k += 2, row += 2 * stride) {
-      __m256i a = _mm256_loadu_si256((const __m256i *)row);
-      __m256i b = k + 1 < num ? _mm256_loadu_si256((const __m256i *)(row + stride)) : zero;
-      int32_t two_low, two_high;
-      memcpy(&two_low, lows + k, sizeof two_low), memcpy(&two_high, highs + k, sizeof two_high);
-      __m256i low = _mm256_set1_epi32(two_low), high = _mm256_set1_epi32(two_high);
-      __m256i ab = _mm256_unpacklo_epi8(a, b), more = _mm256_unpackhi_epi8(a, b);
-#define ADD(l, h, pairs) \
-  l = _mm256_add_epi32(l, _mm256_madd_epi16(pairs, low)), \
-  h = _mm256_add_epi32(h, _mm256_madd_epi16(pairs, high))
-      ADD(l0, h0, _mm256_unpacklo_epi8(ab, zero));
-      ADD(l1, h1, _mm256_unpackhi_epi8(ab, zero));
-      ADD(l2, h2, _mm256_unpacklo_epi8(more, zero));
-      ADD(l3, h3, _mm256_unpackhi_epi8(more, zero));
-#undef ADD
-    }
+/* Two rows at a time, as blend_avx2. Sums of `low` may wrap: only the total has to fit. ADD adds the
+ * products of two pairs of 16-bit numbers. */
+#define DEFINE_WEIGH(name, ADD) \
+  static void name(uint8_t *out, const uint8_t *in, ptrdiff_t stride, const taps *t, int i, \
+                   int width) { \
+    const __m256i zero = _mm256_setzero_si256(), half = _mm256_set1_epi32(1 << (PRECISION - 1)); \
+    const int16_t *lows = t->low + (ptrdiff_t)i * t->room, *highs = t->high + (lows - t->low); \
+    int num = t->count[i]; \
+    for (int x = 0; x < width; x += LANES) { \
+      __m256i l0 = half, l1 = half, l2 = half, l3 = half; \
+      __m256i h0 = zero, h1 = zero, h2 = zero, h3 = zero; \
+      const uint8_t *row = in + x; \
+      for (int k = 0; k < num; k += 2, row += 2 * stride) { \
+        __m256i a = _mm256_loadu_si256((const __m256i *)row); \
+        __m256i b = k + 1 < num ? _mm256_loadu_si256((const __m256i *)(row + stride)) : zero; \
+        int32_t two_low, two_high; \
+        memcpy(&two_low, lows + k, sizeof two_low), memcpy(&two_high, highs + k, sizeof two_high); \
+        __m256i low = _mm256_set1_epi32(two_low), high = _mm256_set1_epi32(two_high); \
+        __m256i ab = _mm256_unpacklo_epi8(a, b), more = _mm256_unpackhi_epi8(a, b); \
+        __m256i pairs = _mm256_unpacklo_epi8(ab, zero); \
+        l0 = ADD(l0, pairs, low), h0 = ADD(h0, pairs, high); \
+        pairs = _mm256_unpackhi_epi8(ab, zero); \
+        l1 = ADD(l1, pairs, low), h1 = ADD(h1, pairs, high); \
+        pairs = _mm256_unpacklo_epi8(more, zero); \
+        l2 = ADD(l2, pairs, low), h2 = ADD(h2, pairs, high); \
+        pairs = _mm256_unpackhi_epi8(more, zero); \
+        l3 = ADD(l3, pairs, low), h3 = ADD(h3, pairs, high); \
+      } \
+      l0 = _mm256_packs_epi32(TOTAL(l0, h0), TOTAL(l1, h1)); \
+      l2 = _mm256_packs_epi32(TOTAL(l2, h2), TOTAL(l3, h3)); \
+      _mm256_storeu_si256((__m256i *)(void *)(out + x), _mm256_packus_epi16(l0, l2)); \
+    } \
+  }
 #define TOTAL(l, h) \
   _mm256_srai_epi32(_mm256_add_epi32(l, _mm256_slli_epi32(h, LOW_BITS)), PRECISION)
-    l0 = _mm256_packs_epi32(TOTAL(l0, h0), TOTAL(l1, h1));
-    l2 = _mm256_packs_epi32(TOTAL(l2, h2), TOTAL(l3, h3));
-#undef TOTAL
-    _mm256_storeu_si256((__m256i *)(void *)(out + x), _mm256_packus_epi16(l0, l2));
-  }
-}
+#define MULTIPLY_ADD(sum, a, b) _mm256_add_epi32(sum, _mm256_madd_epi16(a, b))
+FOR_AVX2 DEFINE_WEIGH(weigh_avx2, MULTIPLY_ADD)
+__attribute__((target("avx2,avx512vl,avx512vnni"))) DEFINE_WEIGH(weigh_avx512, _mm256_dpwssd_epi32)
 #endif
 
 static weigh_rows *weigh_of(enum simd simd) {
 #if defined(__x86_64__)
+  if (simd == AVX512) return weigh_avx512;
   if (simd == AVX2) return weigh_avx2;
 #endif
   return (void)simd, weigh_plain;
@@ -239,23 +246,19 @@ static int go_across(squarer *s, const colours *in, const colours *out, const ta
   uint8_t *turned = grown(&s->turned, (size_t)round_up(wide, TILE) * COLUMN);
   uint8_t *made = grown(&s->made, (size_t)round_up(num, TILE) * COLUMN);
   if (!turned || !made) return 0;
-  weigh_rows *weigh = weigh_of(s->simd);
   for (int y = 0; y < in->bottom - in->top; y += LANES) {
     const uint8_t *from = in->pixels + y * row_of(in);
     uint8_t *to = out->pixels + y * row_of(out);
     for (int c = 0; c < 3; c++)
-      for (int r = 0; r < LANES; r += TILE)
-        for (int x = 0; x < wide; x += TILE)
-          transpose(s->simd, turned + x * COLUMN + c * LANES + r, COLUMN,
-                    from + r * row_of(in) + c * in->width + x, row_of(in));
+      for (int x = 0; x < wide; x += TILE)
+        stand(s->simd, turned + x * COLUMN + c * LANES, COLUMN, from + c * in->width + x,
+              row_of(in));
     for (int i = 0; i < num; i++)
-      weigh(made + (mirrored ? num - 1 - i : i) * COLUMN,
-            turned + (t->begin[i] - in->left) * COLUMN, COLUMN, t, i, COLUMN);
+      s->weigh(made + (mirrored ? num - 1 - i : i) * COLUMN,
+               turned + (t->begin[i] - in->left) * COLUMN, COLUMN, t, i, COLUMN);
     for (int c = 0; c < 3; c++)
-      for (int r = 0; r < LANES; r += TILE)
-        for (int x = 0; x < num; x += TILE)
-          transpose(s->simd, to + r * row_of(out) + c * out->width + x, row_of(out),
-                    made + x * COLUMN + c * LANES + r, COLUMN);
+      for (int x = 0; x < num; x += TILE)
+        lay(s->simd, to + c * out->width + x, row_of(out), made + x * COLUMN + c * LANES, COLUMN);
   }
   return 1;
 }
@@ -283,9 +286,9 @@ static int go_route(squarer *s, const route *r, colours now, const output *to) {
       colours next = {NULL, 0, now.left, now.right, g->top, g->bottom};
       if (!place(&s->pictures[at = !at], &next)) return 0;
       for (int i = 0; i < g->bottom - g->top; i++)
-        weigh_of(s->simd)(next.pixels + i * row_of(&next),
-                          now.pixels + (g->down->begin[i] - now.top) * row_of(&now), row_of(&now),
-                          g->down, i, (int)row_of(&now));
+        s->weigh(next.pixels + i * row_of(&next),
+                 now.pixels + (g->down->begin[i] - now.top) * row_of(&now), row_of(&now), g->down, i,
+                 (int)row_of(&now));
       now = next;
     }
   }

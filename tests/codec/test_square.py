@@ -33,7 +33,7 @@ def ours(data: bytes, side: int, *, mirrored: bool = False, **how: Any) -> Any:
 def workspaces() -> list[planes.Workspace]:
     """Returns one for each kind of vector code of this processor and each decoder."""
     found = []
-    for simd in ("plain", "sse2", "avx2", "neon"):
+    for simd in planes.SIMD.keys() - {"best"}:
         for jpeg in ("own", "libjpeg"):
             try:
                 found.append(planes.Workspace(planes.require(), simd, jpeg))

@@ -182,8 +182,9 @@ static void weigh_plain(uint8_t *out, const uint8_t *in, ptrdiff_t stride, const
 }
 
 #if defined(__x86_64__)
-/* Two rows at a time, as blend_avx2. Sums of `low` may wrap: only the total has to fit. ADD adds the
- * products of two pairs of 16-bit numbers. */
+/* Two rows at a time, as blend_avx2. If their number is odd, the row behind them is read, too, and
+ * weighs 0. Sums of `low` may wrap: only the total has to fit. ADD adds the products of two pairs of
+ * 16-bit numbers. */
 #define DEFINE_WEIGH(name, ADD) \
   static void name(uint8_t *out, const uint8_t *in, ptrdiff_t stride, const taps *t, int i, \
                    int width) { \
@@ -194,9 +195,10 @@ static void weigh_plain(uint8_t *out, const uint8_t *in, ptrdiff_t stride, const
       __m256i l0 = half, l1 = half, l2 = half, l3 = half; \
       __m256i h0 = zero, h1 = zero, h2 = zero, h3 = zero; \
       const uint8_t *row = in + x; \
-      for (int k = 0; k < num; k += 2, row += 2 * stride) { \
+      int k = 0; \
+      do { \
         __m256i a = _mm256_loadu_si256((const __m256i *)row); \
-        __m256i b = k + 1 < num ? _mm256_loadu_si256((const __m256i *)(row + stride)) : zero; \
+        __m256i b = _mm256_loadu_si256((const __m256i *)(row + stride)); \
         int32_t two_low, two_high; \
         memcpy(&two_low, lows + k, sizeof two_low), memcpy(&two_high, highs + k, sizeof two_high); \
         __m256i low = _mm256_set1_epi32(two_low), high = _mm256_set1_epi32(two_high); \
@@ -209,7 +211,8 @@ static void weigh_plain(uint8_t *out, const uint8_t *in, ptrdiff_t stride, const
         l2 = ADD(l2, pairs, low), h2 = ADD(h2, pairs, high); \
         pairs = _mm256_unpackhi_epi8(more, zero); \
         l3 = ADD(l3, pairs, low), h3 = ADD(h3, pairs, high); \
-      } \
+        k += 2, row += 2 * stride; \
+      } while (k < num); \
       l0 = _mm256_packs_epi32(TOTAL(l0, h0), TOTAL(l1, h1)); \
       l2 = _mm256_packs_epi32(TOTAL(l2, h2), TOTAL(l3, h3)); \
       _mm256_storeu_si256((__m256i *)(void *)(out + x), _mm256_packus_epi16(l0, l2)); \
@@ -219,7 +222,13 @@ static void weigh_plain(uint8_t *out, const uint8_t *in, ptrdiff_t stride, const
   _mm256_srai_epi32(_mm256_add_epi32(l, _mm256_slli_epi32(h, LOW_BITS)), PRECISION)
 #define MULTIPLY_ADD(sum, a, b) _mm256_add_epi32(sum, _mm256_madd_epi16(a, b))
 FOR_AVX2 DEFINE_WEIGH(weigh_avx2, MULTIPLY_ADD)
-__attribute__((target("avx2,avx512vl,avx512vnni"))) DEFINE_WEIGH(weigh_avx512, _mm256_dpwssd_epi32)
+#define FOR_AVX512 __attribute__((target("avx2,avx512vl,avx512vnni")))
+/* The instruction itself, since compilers copy the registers of _mm256_dpwssd_epi32. */
+FOR_AVX512 static inline __m256i add_dot(__m256i sum, __m256i a, __m256i b) {
+  __asm__("vpdpwssd %2, %1, %0" : "+v"(sum) : "v"(a), "v"(b));
+  return sum;
+}
+FOR_AVX512 DEFINE_WEIGH(weigh_avx512, add_dot)
 #endif
 
 static weigh_rows *weigh_of(enum simd simd) {
@@ -232,10 +241,11 @@ static weigh_rows *weigh_of(enum simd simd) {
 
 static ptrdiff_t row_of(const colours *c) { return 3 * c->width; }
 
-/* Gives a picture its memory; returns 0 if there is none. */
+/* Gives a picture its memory, with at least one row more; returns 0 if there is none. */
 static int place(buffer *b, colours *c) {
   c->width = round_up(c->right - c->left, LANES);
-  return (c->pixels = grown(b, (size_t)(row_of(c) * round_up(c->bottom - c->top, LANES)))) != NULL;
+  ptrdiff_t rows = round_up(c->bottom - c->top + 1, LANES);
+  return (c->pixels = grown(b, (size_t)(row_of(c) * rows))) != NULL;
 }
 
 /* Resamples across. Strips of rows are transposed, so that the kernel for rows does it; of the
@@ -243,7 +253,7 @@ static int place(buffer *b, colours *c) {
 static int go_across(squarer *s, const colours *in, const colours *out, const taps *t,
                      int mirrored) {
   int wide = in->right - in->left, num = out->right - out->left;
-  uint8_t *turned = grown(&s->turned, (size_t)round_up(wide, TILE) * COLUMN);
+  uint8_t *turned = grown(&s->turned, (size_t)round_up(wide + 1, TILE) * COLUMN);
   uint8_t *made = grown(&s->made, (size_t)round_up(num, TILE) * COLUMN);
   if (!turned || !made) return 0;
   for (int y = 0; y < in->bottom - in->top; y += LANES) {

@@ -82,9 +82,15 @@ LOOK_UP(uint16_t)
 LOOK_UP(uint32_t)
 
 #if defined(__x86_64__)
-/* (first * a + second * b + HALF) >> 16 of 16 pairs of 16-bit numbers, which `low` and `high` hold
- * as unpacking makes them; packing undoes that. */
-FOR_AVX2 static inline __m256i weigh(__m256i low, __m256i high, __m256i weights) {
+/* (weight * value + HALF) >> 16 of 16-bit numbers, by twice the values: the second rounding is right
+ * because the first rounds down. */
+FOR_AVX2 static inline __m256i weigh(__m256i twice, int weight) {
+  __m256i product = _mm256_mulhi_epi16(twice, _mm256_set1_epi16((int16_t)weight));
+  return _mm256_srai_epi16(_mm256_add_epi16(product, _mm256_set1_epi16(1)), 1);
+}
+
+/* The same for a sum of two products, by pairs of values and of weights: packing undoes unpacking. */
+FOR_AVX2 static inline __m256i weigh_two(__m256i low, __m256i high, __m256i weights) {
   const __m256i half = _mm256_set1_epi32(1 << 15);
   low = _mm256_srai_epi32(_mm256_add_epi32(_mm256_madd_epi16(low, weights), half), 16);
   high = _mm256_srai_epi32(_mm256_add_epi32(_mm256_madd_epi16(high, weights), half), 16);
@@ -104,22 +110,21 @@ FOR_AVX2 static inline __m256i load_words(const uint8_t *p) {
  * 18734, 116130 = 2 * 65536 - 14942. */
 FOR_AVX2 static void colours_avx2(const uint8_t *luma, const uint8_t *blues, const uint8_t *reds,
                                   int width, uint8_t *r, uint8_t *g, uint8_t *b) {
-#define PAIR(of_blue, of_red) \
-  _mm256_set1_epi32((int)((uint32_t)(uint16_t)(of_blue) | (uint32_t)(uint16_t)(of_red) << 16))
   const __m256i middle = _mm256_set1_epi16(128);
+  const __m256i of_blue_and_red = _mm256_set1_epi32((int)((uint32_t)(uint16_t)-22554 | 18734u << 16));
   for (int x = 0; x < width; x += COLOURS) {
     __m256i y = load_words(luma + x);
     __m256i blue = _mm256_sub_epi16(load_words(blues + x), middle);
     __m256i red = _mm256_sub_epi16(load_words(reds + x), middle);
     __m256i low = _mm256_unpacklo_epi16(blue, red), high = _mm256_unpackhi_epi16(blue, red);
-    __m256i of_r = _mm256_add_epi16(weigh(low, high, PAIR(0, 26345)), red);
-    __m256i of_g = _mm256_sub_epi16(weigh(low, high, PAIR(-22554, 18734)), red);
-    __m256i of_b = _mm256_add_epi16(weigh(low, high, PAIR(-14942, 0)), _mm256_add_epi16(blue, blue));
+    __m256i of_g = _mm256_sub_epi16(weigh_two(low, high, of_blue_and_red), red);
+    __m256i two_blue = _mm256_add_epi16(blue, blue), two_red = _mm256_add_epi16(red, red);
+    __m256i of_r = _mm256_add_epi16(weigh(two_red, 26345), red);
+    __m256i of_b = _mm256_add_epi16(weigh(two_blue, -14942), two_blue);
     store_bytes(r + x, _mm256_add_epi16(y, of_r));
     store_bytes(g + x, _mm256_add_epi16(y, of_g));
     store_bytes(b + x, _mm256_add_epi16(y, of_b));
   }
-#undef PAIR
 }
 
 FOR_AVX2 static void interleave_avx2(uint8_t *to, const uint8_t *r, const uint8_t *g,

@@ -13,7 +13,7 @@ from tests.kit.codec import corpus, native
 from tests.kit.lengths import long_but
 
 X86 = pytest.mark.skipif(platform.machine() != "x86_64", reason="of x86-64")
-SIMD = {"x86_64": (0, 1, 2), "aarch64": (0, 3)}[platform.machine()]
+SIMD = {"x86_64": (0, 1, 2, 4), "aarch64": (0, 3)}[platform.machine()]
 # Where Debian's libc6-arm64-cross puts ARM's libc.
 ARM_ROOT = "/usr/aarch64-linux-gnu"
 

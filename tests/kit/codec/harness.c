@@ -62,8 +62,8 @@ static int run_damaged(workspace *w, const uint8_t *data, size_t size) {
 }
 
 static void fuzz(const libjpeg *api, const corpus *files, long count) {
-  workspace *all[NEON + 1] = {NULL}, *w;
-  for (int simd = PLAIN; simd <= NEON; simd++) all[simd] = planes_new(api, simd, 1);
+  workspace *all[AVX512 + 1] = {NULL}, *w;
+  for (int simd = PLAIN; simd <= AVX512; simd++) all[simd] = planes_new(api, simd, 1);
   long counts[3] = {0};
   for (; count; count--) {
     const file *from = files->files + below(files->num);
@@ -74,12 +74,12 @@ static void fuzz(const libjpeg *api, const corpus *files, long count) {
     uint8_t *exact = malloc(size); /* so that a read behind its end is seen */
     memcpy(exact, damaged, size);
     free(damaged);
-    while (!(w = all[below(NEON + 1)])) continue;
+    while (!(w = all[below(AVX512 + 1)])) continue;
     counts[run_damaged(w, exact, size)]++;
     free(exact);
   }
   printf("%ld %ld %ld\n", counts[DONE], counts[DECLINED], counts[NO_MEMORY]);
-  for (int simd = PLAIN; simd <= NEON; simd++) planes_free(all[simd]);
+  for (int simd = PLAIN; simd <= AVX512; simd++) planes_free(all[simd]);
 }
 
 static void shrink_files(workspace *w, const corpus *files) {

@@ -221,11 +221,12 @@ class Process:
         except subprocess.TimeoutExpired:
             self._popen.kill()
         code = self._popen.wait()
-        stderr = self._stderr.text()
+        # Closed before stderr is read to its end: a child that still writes ends, and with it stderr.
         with self.channel.closing():
             for pipe in (self._popen.stdin, self._popen.stdout):
                 assert pipe is not None
                 pipe.close()
+        stderr = self._stderr.text()
         # A login shell that refuses access prints the reason on its standard output.
         return Ending(code, stderr or self.channel.noise)
 

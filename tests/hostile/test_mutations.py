@@ -18,7 +18,7 @@ from tests.kit.tfrecords import picture, plain, write_set
 
 # In `make test` most verbs meet some kinds of files, each with something wrong.
 QUICK = [name for name, scene in SCENES.items() if not scene.needs]
-CASES = 32
+CASES = 24
 
 
 def test_whatever_is_wrong_with_a_file_a_verb_ends_in_a_sentence() -> None:

@@ -157,9 +157,9 @@ def decoding() -> dict[str, Callable[[bytes], object]]:
         prove_stored(data, *simplejpeg.decode_jpeg_header(data)[:2])
 
     return {
-        "proof, as verify does it": prove,
+        "check, as verify does it": prove,
         "planes": lambda data: look(data, 1, 1, planes.NEIGHBOURS),
-        "halved planes, shrunk to a quarter": halved,
+        "half-size planes, downscaled to a quarter": halved,
         "224 px for a reader": lambda data: look(data, 224, 224, planes.LINEAR),
         "codec.transform, to 256 px": lambda data: transform(data, Policy(256, QUALITY)),
     }

@@ -27,7 +27,11 @@ HERE, CLUSTER = "this machine, 2 threads", "Flink, 2 TaskManagers"
 # At least so much of the local engine's rate, and of the rate with archives here.
 BAR = 0.8
 # Between two TaskManagers, all into a bucket; the archives lie here, or in the bucket too.
-TO_S3, S3, S3_AGAIN = "archives here, into S3", "from S3 into S3", "from S3 into S3, second set"
+TO_S3, S3, S3_AGAIN = (
+    "local archives, into S3",
+    "archives in S3, into S3",
+    "archives in S3, into S3, second dataset",
+)
 
 
 @dataclass
@@ -128,7 +132,7 @@ def _of_workers(cluster: Flink) -> dict[int, float]:
 def compare_s3(
     cluster: Flink, s3: write.OnS3, source: Path, shards: int, short_side: int, rounds: int
 ) -> dict[str, list[ByS3]]:
-    """Returns the runs with archives here, and with archives in the bucket, in turn."""
+    """Returns the runs with local archives and with archives in the bucket, in turns."""
 
     def first() -> ByS3:
         _sets(s3).remove_tree(kept_lists.FOLDER)
@@ -154,7 +158,13 @@ def render_s3(results: dict[str, list[ByS3]]) -> str:
         rate = measure.median([run.images / run.clock_s for run in runs])
         each = measure.median([1000 * run.cpu_s / run.images for run in runs])
         rows.append((name, f"{rate:,.0f}", f"{of_here[name]:.2f}", f"{each:.2f}", f"{by_cpu:.2f}"))
-    header = ("", "images/s", "of archives here", "workers' CPU ms/image", "by CPU")
+    header = (
+        "",
+        "images/s",
+        "relative to local archives",
+        "workers' CPU ms/image",
+        "relative, by CPU",
+    )
     verdict = "met" if of_here[S3] >= BAR else "MISSED"
     return f"{measure.table(header, rows)}\n\nRatio {of_here[S3]:.2f} >= {BAR}: {verdict}"
 
@@ -186,7 +196,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--short-side", type=int, default=256)
     parser.add_argument("--shards", type=int, default=96)
     parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--s3", action="store_true", help="archives in S3 against archives here")
+    parser.add_argument(
+        "--s3", action="store_true", help="compare archives in S3 with local archives"
+    )
     parser.add_argument("--scratch", type=Path, default=measure.SCRATCH)
     parser.add_argument("--json", type=Path, help="keep raw figures here")
     args = parser.parse_args(argv)

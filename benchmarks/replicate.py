@@ -30,8 +30,8 @@ from tests.kit.s3_server import serve_s3
 
 SHARDS = 8
 BUCKET = "sets"
-ONE_BY_ONE, AT_ONCE = "rsync one by one", "rsync to all at once"
-OURS, OURS_FEW, OURS_KILLED = "ours", "ours, {} members", "ours, a member killed half-way"
+ONE_BY_ONE, AT_ONCE = "rsync to one host at a time", "rsync to all hosts at once"
+OURS, OURS_FEW, OURS_KILLED = "ours", "ours, {} members", "ours, one member killed half-way"
 DOWN_S3, UP_S3 = "down: {}", "up: {}"
 
 # What boto3 does when nothing is set.

@@ -16,7 +16,7 @@ from imagenet_prep.core.world import World
 from imagenet_prep.read import Reader, make_dataset
 
 BATCH, SHORT_SIDE = 64, 480
-OURS, PILLOW, BILINEAR = "ours", "Pillow in its place", "bilinear crop (resnet)"
+OURS, PILLOW, BILINEAR = "ours", "Pillow instead", "bilinear crop (resnet)"
 
 
 def run(scratch: Path, images: int, side: int, rounds: int) -> dict[str, list[float]]:

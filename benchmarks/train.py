@@ -4,7 +4,7 @@ python -m benchmarks.train                          # tiny, on the CPU
 python -m benchmarks.train --model resnet50 --batch-size 16 --image-size 128 --steps 20
 
 Rows are interleaved, a round after the other; figures are medians of the rounds. One and two
-ranks have a core each, so that what a second rank adds is communication alone.
+ranks have one core per rank, so that a second rank only adds communication.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from benchmarks import measure
 from imagenet_prep import bench_train
 
 SYNTHETIC, REAL = "1 rank, noise", "1 rank, real input"
-ONE_CORE, TWO_RANKS = "1 rank on 1 core, noise", "2 ranks, a core each, noise"
+ONE_CORE, TWO_RANKS = "1 rank on 1 core, noise", "2 ranks, 1 core per rank, noise"
 _IMAGENET = 1_281_167
 
 

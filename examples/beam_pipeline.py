@@ -1,6 +1,6 @@
-"""A pipeline of your own with the steps of `prepare`: counts images, and tells of each shard.
+"""A custom Beam pipeline with the steps of `prepare`, which also counts images and prints shards.
 
-It takes the flags of prepare:
+The script takes the flags of `prepare`:
 
 python examples/beam_pipeline.py --source DIR --out DIR -- --runner=FlinkRunner
 """
@@ -18,12 +18,12 @@ from imagenet_prep.pipelines.graph import Archives, Commit, Deal, Index, Prepara
 
 
 def tell(line: Any) -> None:
-    """Takes the place of a message to your own queue, table or log."""
+    """Prints a result; replace this by a message to your queue, table or log."""
     print(line, flush=True)
 
 
 def main(argv: list[str]) -> None:
-    """Takes the flags of prepare, and Beam's options after --."""
+    """Runs the pipeline with the flags of `prepare`, and with Beam's options after `--`."""
     preparation = Preparation.of(argv)
     options = PipelineOptions([*preparation.beam_args])
     with beam.Pipeline(options=options) as pipeline:
@@ -32,7 +32,7 @@ def main(argv: list[str]) -> None:
         shards = plan | Shard(preparation)
         done = shards | Commit(preparation, plan)
 
-        # From here on it is yours. A receipt of `Index` counts the images of one piece.
+        # Your steps start here. Each receipt of `Index` has the image counts of one part.
         _ = (
             index["images"]
             | "Count" >> beam.Map(lambda piece: (piece.task.split, piece.receipt.content))

@@ -1,4 +1,4 @@
-"""The same as single.py on any number of ranks; what is new is numbered as in docs/own-script.md.
+"""Trains the network of single.py on any number of ranks, with the changes of docs/own-script.md.
 
 imagenet-prep launch -np 2 -- python examples/distributed.py --data-dir /data/set --batch-size 16
 """
@@ -29,7 +29,7 @@ if gpus:
 
 
 def reader(split):  # 3
-    """Returns the batches of a split: of this rank, which it knows from the environment."""
+    """Returns this rank's batches of a split; the rank comes from the environment."""
     return make_dataset(flags.data_dir, split, flags.batch_size, flags.image_size, backend="tfdata")
 
 
@@ -63,7 +63,7 @@ def step(images, labels):
 
 @tf.function
 def count(images, labels, mask):
-    """Returns how many images of a batch are classified right, and how many there are."""
+    """Returns the number of correctly classified images of a batch, and the number of images."""
     right = tf.equal(tf.argmax(model(images, training=False), 1, tf.int32), labels)
     return tf.reduce_sum(tf.cast(tf.stack([right & mask, mask]), tf.float32), 1)
 

@@ -1,4 +1,4 @@
-"""MXNet's Gluon and Horovod on any number of ranks: the skeleton of AWS's article, as it works.
+"""Trains with MXNet's Gluon and Horovod on any number of ranks, as the script of AWS's article.
 
 imagenet-prep launch -np 2 -- python examples/mxnet_horovod.py --data-dir /data/set
 """
@@ -27,7 +27,7 @@ mx.random.seed(0)
 
 
 def reader(split):
-    """Returns the batches of a split: of this rank, which it knows from the environment."""
+    """Returns this rank's batches of a split; the rank comes from the environment."""
     return make_dataset(
         flags.data_dir,
         split,
@@ -52,14 +52,14 @@ network.add(
     gluon.nn.GlobalAvgPool2D(),
     gluon.nn.Dense(train.num_classes),
 )
-# A forward pass before the broadcast would leave weights in a layout that Horovod cannot read.
+# Infer shapes without a forward pass: it would give the weights a layout that Horovod cannot read.
 network.infer_shape(nd.zeros((1, 3, flags.image_size, flags.image_size)))
 network.initialize(mx.init.Xavier(), ctx=context)
 network.hybridize()
 parameters = network.collect_params()
 hvd.broadcast_parameters(parameters, root_rank=0)
-# It divides the sum of all ranks' gradients by their number, and `step` by the batch; the article's
-# DistributedOptimizer in a gluon.Trainer does not, and diverges.
+# DistributedTrainer averages the gradients over ranks, and `step` over the batch. The article's
+# DistributedOptimizer in a gluon.Trainer does not average, so its training diverges.
 sgd = {"learning_rate": flags.learning_rate * hvd.size(), "momentum": 0.9}
 trainer = hvd.DistributedTrainer(parameters, "sgd", sgd)
 cross_entropy = gluon.loss.SoftmaxCrossEntropyLoss()
@@ -83,8 +83,8 @@ for epoch in range(flags.epochs):
         print(json.dumps({**row, "images": number}), flush=True)
 if hvd.rank() == 0:
     network.save_parameters(flags.out)
-# MXNet computes in the background. A rank that exits with work left, or while others have some,
-# ends Horovod for all: they then print "Horovod has been shut down" at their exit.
+# MXNet computes in the background. If a rank exits before all ranks have finished their work, it
+# stops Horovod on every rank, and the ranks print "Horovod has been shut down".
 nd.waitall()
 hvd.allreduce(nd.zeros(1), name="end").wait_to_read()
 hvd.shutdown()

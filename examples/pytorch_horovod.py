@@ -1,4 +1,4 @@
-"""PyTorch and Horovod on any number of ranks, without TensorFlow; killed, it goes on mid-epoch.
+"""Trains with PyTorch and Horovod on any number of ranks; after a kill, it resumes mid-epoch.
 
 imagenet-prep launch -np 2 -- python examples/pytorch_horovod.py --data-dir /data/set
 """
@@ -27,7 +27,7 @@ hvd.init()
 
 
 def reader(split):
-    """Returns the batches of a split: of this rank, which it knows from the environment."""
+    """Returns this rank's batches of a split; the rank comes from the environment."""
     return make_dataset(
         flags.data_dir,
         split,
@@ -55,7 +55,7 @@ model = nn.Sequential(
     nn.Flatten(),
     nn.Linear(32, train.num_classes),
 )
-# Its step waits for the average of all ranks' gradients.
+# optimizer.step waits for the average of all ranks' gradients.
 optimizer = hvd.DistributedOptimizer(
     torch.optim.SGD(model.parameters(), flags.learning_rate, momentum=0.9),
     named_parameters=model.named_parameters(),
@@ -63,7 +63,7 @@ optimizer = hvd.DistributedOptimizer(
 
 
 def save():
-    """Writes a checkpoint under another name first: a kill leaves the old one or the new one."""
+    """Writes a checkpoint by renaming a complete file, so a kill leaves the old or the new one."""
     parts = {"model": model, "optimizer": optimizer, "reader": train}
     partial = flags.out.with_suffix(".partial")
     torch.save({name: part.state_dict() for name, part in parts.items()}, partial)
@@ -73,8 +73,8 @@ def save():
 saved = None
 if hvd.rank() == 0 and flags.out.exists():
     saved = torch.load(flags.out, weights_only=True)
-# Rank 0 alone needs the file. Without a name Horovod takes that of the object's type, dict here and
-# NoneType on the other ranks, and they would wait for each other forever.
+# Only rank 0 needs the file. The name must be given: Horovod's default is the type of the object,
+# which is dict on rank 0 and NoneType on the other ranks, so all would wait forever.
 saved = hvd.broadcast_object(saved, root_rank=0, name="checkpoint")
 if saved is not None:
     model.load_state_dict(saved["model"])
@@ -89,7 +89,7 @@ while train.epoch < flags.epochs:
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        # After the last step the reader is in the next epoch: this one's row must come first.
+        # After the last step the reader is already in the next epoch: evaluate this epoch first.
         if hvd.rank() == 0 and step % flags.save_every == 0 and train.epoch == epoch:
             save()
     counted = torch.zeros(2)

@@ -1,4 +1,4 @@
-"""Trains a small network on a prepared data set, in one process.
+"""Trains a small network on a prepared dataset in one process.
 
 python examples/single.py --data-dir /data/set --image-size 64 --epochs 3
 """
@@ -55,7 +55,7 @@ def step(images, labels):
 
 @tf.function
 def count(images, labels, mask):
-    """Returns how many images of a batch are classified right, and how many there are."""
+    """Returns the number of correctly classified images of a batch, and the number of images."""
     right = tf.equal(tf.argmax(model(images, training=False), 1, tf.int32), labels)
     return tf.reduce_sum(tf.cast(tf.stack([right & mask, mask]), tf.float32), 1)
 

@@ -1,7 +1,7 @@
-"""The network `tiny` in PyTorch, which takes the weights that `imagenet-prep export` writes of it.
+"""The network `tiny` in PyTorch, for weights that `imagenet-prep export --format torch` writes.
 
 imagenet-prep export RUN --format torch --out tiny.safetensors
-python examples/tiny.py tiny.safetensors PHOTOGRAPH...    # prints the class index of each
+python examples/tiny.py tiny.safetensors PHOTOGRAPH...    # prints a class index per photograph
 """
 
 import sys
@@ -14,15 +14,15 @@ from torchvision.transforms import v2
 
 
 def shortcut(inputs: int, outputs: int) -> nn.Module:
-    """Returns what brings the input of a block that halves to the sides and depth of its output."""
+    """Returns the shortcut of a block that halves the sides and changes the number of channels."""
     return nn.Sequential(nn.Conv2d(inputs, outputs, 1, 2, bias=False), nn.BatchNorm2d(outputs))
 
 
 class Tiny(nn.Module):
-    """Three blocks of torchvision's ResNet-18, of 16, 32 and 64 channels."""
+    """A network of three blocks of torchvision's ResNet-18, with 16, 32 and 64 channels."""
 
     def __init__(self, num_classes: int, image_size: int) -> None:
-        """Makes the network for square images of so many pixels a side."""
+        """Makes the network for square images with sides of `image_size` pixels."""
         super().__init__()
         self.conv1 = nn.Conv2d(3, 16, 3, 2 if image_size >= 48 else 1, 1, bias=False)
         self.bn1 = nn.BatchNorm2d(16)
@@ -32,14 +32,14 @@ class Tiny(nn.Module):
         self.fc = nn.Linear(64, num_classes)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        """Returns logits [batch, classes] of images [batch, 3, size, size], normalised."""
+        """Returns logits [batch, classes] for normalised images [batch, 3, size, size]."""
         x = self.bn1(self.conv1(images)).relu()
         x = self.block2(self.block1(self.block0(x)))
         return self.fc(x.mean((2, 3)))
 
 
 def main(file: str, photographs: list[str]) -> None:
-    """Prints the class index that the network gives to each photograph."""
+    """Prints the class index that the network predicts for each photograph."""
     from safetensors import safe_open
 
     with safe_open(file, "pt") as weights:

@@ -1,11 +1,11 @@
 #!/bin/sh
-# Trains ResNet-50 on N GPUs by the recipe of AWS's tutorial of 2018, as its train.sh did:
+# Trains ResNet-50 on N GPUs with the recipe of AWS's tutorial of 2018, as the tutorial's train.sh did:
 #
 #   sh examples/train.sh 32
 #
-# N is 8 by default. It trains on the hosts of the file `hosts` in the current folder, and without one on this machine; the file
-# examples/hosts is the tutorial's for one machine. The dataset is in DATA_DIR, by default /data/imagenet-480; the tutorial's folder is
-# DATA_DIR=~/data/tf-imagenet. Further words are flags of `imagenet-prep train`, which go before those of this script.
+# N is 8 by default. The script trains on the hosts of the file `hosts` in the current folder, or on this machine if there is no such file.
+# examples/hosts is the tutorial's file for one machine. The dataset is in DATA_DIR (default: /data/imagenet-480; in the tutorial:
+# ~/data/tf-imagenet). Further arguments are flags of `imagenet-prep train`, which override the flags of this script.
 set -eu
 
 ranks=8

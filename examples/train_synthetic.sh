@@ -1,11 +1,11 @@
 #!/bin/sh
-# Measures how fast N GPUs train ResNet-50 on random images, as train_synthetic.sh of AWS's tutorial of 2018 did:
+# Measures the speed at which N GPUs train ResNet-50 on random images, as train_synthetic.sh of AWS's tutorial of 2018 did:
 #
 #   sh examples/train_synthetic.sh 32
 #
-# N is 8 by default. It makes 1,000 steps of 256 images a GPU and needs no dataset. It runs on the hosts of the file `hosts` in the current
-# folder, and without one on this machine; examples/hosts is the tutorial's for one machine. Further words are flags of `imagenet-prep train`,
-# which go before those of this script: --num-batches 200.
+# N is 8 by default. The script trains for 1,000 steps of 256 images per GPU and needs no dataset. It uses the hosts of the file `hosts` in
+# the current folder, or this machine if there is no such file; examples/hosts is the tutorial's file for one machine. Further arguments are
+# flags of `imagenet-prep train`, which override the flags of this script, e.g. --num-batches 200.
 set -eu
 
 ranks=8

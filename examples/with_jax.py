@@ -1,4 +1,4 @@
-"""JAX on all devices, fed without TensorFlow or DALI; killed, it goes on in the middle of an epoch.
+"""Trains with JAX on all devices, without TensorFlow or DALI; after a kill, it resumes mid-epoch.
 
 python examples/with_jax.py --data-dir /data/set --batch-size 256
 """
@@ -17,34 +17,36 @@ from imagenet_prep.read import World, make_dataset
 parser = argparse.ArgumentParser()
 parser.add_argument("--data-dir", required=True)
 parser.add_argument("--image-size", type=int, default=64)
-parser.add_argument("--batch-size", type=int, default=32, help="of all devices of a process")
+parser.add_argument(
+    "--batch-size", type=int, default=32, help="images per step, for all devices of a process"
+)
 parser.add_argument("--learning-rate", type=float, default=0.05)
 parser.add_argument("--epochs", type=int, default=3)
 parser.add_argument("--save-every", type=int, default=20, help="steps between checkpoints")
 parser.add_argument("--out", type=Path, default=Path("model.npz"))
 flags = parser.parse_args()
 
-# On several hosts, jax.distributed.initialize() comes first, and the rest stays as it is: one
-# process a host, which reads its share.
+# On several hosts, call jax.distributed.initialize() first and start one process per host. Each
+# process reads its share. Nothing else changes.
 world = World(jax.process_index(), jax.process_count(), local_rank=0, local_size=1)
 rows = NamedSharding(Mesh(jax.devices(), "rows"), PartitionSpec("rows"))
 
 
 def reader(split):
-    """Returns the batches of a split: of this process."""
+    """Returns this process's batches of a split."""
     return make_dataset(
         flags.data_dir, split, flags.batch_size, flags.image_size, backend="native", world=world
     )
 
 
 def arrays(batch):
-    """Returns images, labels and mask of a batch, divided among the devices."""
+    """Returns images, labels and mask of a batch, distributed over the devices."""
     names = ("images", "class_index", "mask")
     return [jax.make_array_from_process_local_data(rows, batch[name]) for name in names]
 
 
 def logits(weights, images):
-    """Returns [batch, classes]: two convolutions, the mean over the image, one matrix."""
+    """Returns logits [batch, classes] by two convolutions, a mean over the image and a matrix."""
     for name in ("first", "second"):
         layout = ("NHWC", "HWIO", "NHWC")
         images = jax.lax.conv_general_dilated(
@@ -55,27 +57,27 @@ def logits(weights, images):
 
 
 def loss(weights, images, labels):
-    """Returns the mean cross-entropy."""
+    """Returns the mean cross-entropy of a batch."""
     scores = jax.nn.log_softmax(logits(weights, images))
     return -jnp.take_along_axis(scores, labels[:, None], 1).mean()
 
 
 @jax.jit
 def step(weights, images, labels):
-    """Returns the loss, and the weights after a step down its slope."""
+    """Returns the loss of a batch, and the weights after a step of gradient descent."""
     value, slope = jax.value_and_grad(loss)(weights, images, labels)
     return value, jax.tree.map(lambda w, d: w - flags.learning_rate * d, weights, slope)
 
 
 @jax.jit
 def count(weights, images, labels, mask):
-    """Returns how many images are right, and how many there are."""
+    """Returns the number of correctly classified images of a batch, and the number of images."""
     right = (logits(weights, images).argmax(1) == labels) & mask
     return jnp.stack([right.sum(), mask.sum()])
 
 
 def save():
-    """Writes a checkpoint under another name first: a kill leaves the old one or the new one."""
+    """Writes a checkpoint by renaming a complete file, so a kill leaves the old or the new one."""
     partial = flags.out.with_suffix(".partial.npz")
     np.savez(partial, reader=json.dumps(train.state()), **weights)
     partial.replace(flags.out)
@@ -97,7 +99,7 @@ while train.epoch < flags.epochs:
     for number, batch in enumerate(train, 1):
         images, labels, _ = arrays(batch)
         value, weights = step(weights, images, labels)
-        # After the last step the reader is in the next epoch: this one's row must come first.
+        # After the last step the reader is already in the next epoch: evaluate this epoch first.
         is_due = number % flags.save_every == 0 and train.epoch == epoch
         if jax.process_index() == 0 and is_due:
             save()

@@ -1,4 +1,4 @@
-"""Keras' fit in one process, whatever runs below Keras, fed without tf.data.
+"""Trains by Keras' fit in one process, with any Keras backend and without tf.data.
 
 KERAS_BACKEND=jax python examples/with_keras.py --data-dir /data/set --batch-size 64
 """
@@ -20,8 +20,8 @@ parser.add_argument("--out", default="model.keras")
 flags = parser.parse_args()
 
 if World.from_environment().size > 1:
-    # Each rank would train a model of its own, without an error: see docs/own-script.md.
-    raise SystemExit("with_keras.py is for one process: Keras' fit averages nothing over ranks")
+    # Each rank would train a separate model without an error: see docs/own-script.md.
+    raise SystemExit("with_keras.py needs one process: Keras' fit does not average over ranks")
 
 
 def reader(split):
@@ -30,26 +30,26 @@ def reader(split):
 
 
 def weighted(batches):
-    """Yields the rest of an epoch as Keras takes it. The mask weighs padding with 0."""
+    """Yields images, labels and weights for Keras; the weight of padding is 0."""
     for batch in batches:
         yield batch["images"], batch["class_index"], batch["mask"].astype("float32")
 
 
 def endless(batches):
-    """Yields the batches of epoch after epoch."""
+    """Yields the batches of one epoch after the other, without end."""
     while True:
         yield from weighted(batches)
 
 
 class Validation(keras.callbacks.Callback):
-    """Evaluates after each epoch, by a generator of its own.
+    """Evaluates after each epoch with a new generator.
 
-    Keras reads ahead in a generator. Given as validation_data, it would lose some batches between
-    two evaluations and count others twice.
+    Keras reads ahead in a generator. If the generator were passed as validation_data, an evaluation
+    would lose some batches and count others twice.
     """
 
     def on_epoch_end(self, _epoch, logs):
-        """Adds the results to those of the epoch, which the callbacks behind this one get, too."""
+        """Adds the results to the logs of the epoch, which later callbacks also read."""
         found = self.model.evaluate(
             weighted(validation), steps=len(validation), verbose=0, return_dict=True
         )

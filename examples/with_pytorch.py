@@ -1,9 +1,9 @@
-"""PyTorch on any number of ranks, fed without TensorFlow or DALI; killed, it goes on mid-epoch.
+"""Trains with PyTorch on any number of ranks; after a kill, it resumes mid-epoch.
 
 torchrun --nproc-per-node 2 examples/with_pytorch.py --data-dir /data/set --batch-size 16
 imagenet-prep launch -np 2 -- python examples/with_pytorch.py --data-dir /data/set --batch-size 16
 
-With --labels FILE ... it ends with the table of `imagenet-prep score`, by these lists too.
+With --labels FILE ..., the script also prints the table of `imagenet-prep score` for these labels.
 """
 
 import argparse
@@ -26,7 +26,9 @@ parser.add_argument("--learning-rate", type=float, default=0.05)
 parser.add_argument("--epochs", type=int, default=3)
 parser.add_argument("--save-every", type=int, default=20, help="steps between checkpoints")
 parser.add_argument("--out", type=Path, default=Path("model.pt"))
-parser.add_argument("--labels", nargs="*", help="print the table of the last epoch, by these lists")
+parser.add_argument(
+    "--labels", nargs="*", help="label files: print the table of scores after the last epoch"
+)
 flags = parser.parse_args()
 
 gpu = torch.cuda.is_available()
@@ -36,7 +38,7 @@ device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if gpu else torch.d
 
 
 def reader(split):
-    """Returns the batches of a split: of this rank, which it knows from the environment."""
+    """Returns this rank's batches of a split; the rank comes from the environment."""
     return make_dataset(
         flags.data_dir,
         split,
@@ -50,7 +52,7 @@ def reader(split):
 
 
 def tensors(batch):
-    """Returns images, labels and mask of a batch on this rank's device."""
+    """Returns images, labels and mask of a batch, on this rank's device."""
     names = ("images", "class_index", "mask")
     return [torch.from_dlpack(batch[name]).to(device, non_blocking=True) for name in names]
 
@@ -71,7 +73,7 @@ optimizer = torch.optim.SGD(model.parameters(), flags.learning_rate, momentum=0.
 
 
 def save():
-    """Writes a checkpoint under another name first: a kill leaves the old one or the new one."""
+    """Writes a checkpoint by renaming a complete file, so a kill leaves the old or the new one."""
     parts = {"model": model, "optimizer": optimizer, "reader": train}
     partial = flags.out.with_suffix(".partial")
     torch.save({name: part.state_dict() for name, part in parts.items()}, partial)
@@ -79,7 +81,7 @@ def save():
 
 
 def evaluate():
-    """Returns the numbers of right images and of all, over all ranks, and this rank's scores."""
+    """Returns the numbers of correct and of all images on all ranks, and this rank's scores."""
     counted = torch.zeros(2, device=device)
     said: dict[str, np.ndarray] = {}
     with torch.no_grad():
@@ -88,7 +90,7 @@ def evaluate():
             scores = model(images)
             right = (scores.argmax(1) == labels) & mask
             counted += torch.stack([right.sum(), mask.sum()])
-            # What pads the last batch has no key.
+            # Padding in the last batch has no key.
             keys, rows = batch["key"][batch["mask"]], scores[mask].float().cpu().numpy()
             said |= zip(keys, rows, strict=True)
     distributed.all_reduce(counted)
@@ -99,7 +101,7 @@ if flags.out.exists():
     saved = torch.load(flags.out, map_location=device, weights_only=True)
     model.load_state_dict(saved["model"])
     optimizer.load_state_dict(saved["optimizer"])
-    # The position is the same on every rank, and does not depend on how many there are.
+    # The position is the same on every rank, for any number of ranks.
     train.load_state_dict(saved["reader"])
 said = None
 while train.epoch < flags.epochs:
@@ -110,7 +112,7 @@ while train.epoch < flags.epochs:
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        # After the last step the reader is in the next epoch: this one's row must come first.
+        # After the last step the reader is already in the next epoch: evaluate this epoch first.
         if rank == 0 and step % flags.save_every == 0 and train.epoch == epoch:
             save()
     right, counted, said = evaluate()
@@ -119,7 +121,7 @@ while train.epoch < flags.epochs:
         print(json.dumps(row), flush=True)
         save()
 if flags.labels is not None:
-    if said is None:  # The checkpoint was that of the last epoch.
+    if said is None:  # The checkpoint was already that of the last epoch.
         *_, said = evaluate()
     parts: list[dict[str, np.ndarray]] = [{}] * distributed.get_world_size()
     distributed.gather_object(said, parts if rank == 0 else None)

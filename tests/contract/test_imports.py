@@ -13,22 +13,19 @@ import pytest
 
 from tests.kit.command import PATIENCE_S
 
-FLOORS = "verbs over preparation over stages over what all share; nothing imports up"
-PROGRAMS = "programs do not import each other, but for a job of SageMaker, its container and launch"
-PIPELINES = "pipelines are composed on top: neither stages, engine nor core import them"
-BEAM = "Apache Beam only in engine and in the graph of prepare"
-CLUSTER = "runners elsewhere are known to the engine only"
-READERS = "TensorFlow, PyTorch, DALI and Horovod only where shards are read or trained on"
-BOTO3 = "boto3 only in storage.s3 and pipelines.sagemaker_job"
-CODECS = "simplejpeg only in codec and testing.photographs, cv2 nowhere"
-CODEC = (
-    "the codec is called where images are made, verified, read or shown; "
-    "other stages are passed functions"
-)
-SIMPLEJPEG = "readers do without simplejpeg: not all environments of trainers have it"
-MINIATURE = "the miniature is imported by demo only"
-AIRFLOW = "Airflow only in pipelines.airflow_dag"
-AIRFLOW_ALONE = "the DAG imports nothing of ours: Airflow's environment does not have it"
+FLOORS = "a package only imports packages of lower layers"
+PROGRAMS = "programs do not import each other, except for SageMaker's job, its container and launch"
+PIPELINES = "only the demo and the command line import pipelines"
+BEAM = "only engine and pipelines.graph import Apache Beam"
+CLUSTER = "only the engine imports the code for clusters"
+READERS = "only read.tfdata, read.dali and trainer import TensorFlow, PyTorch, DALI and Horovod"
+BOTO3 = "only storage.s3 and pipelines.sagemaker_job import boto3"
+CODECS = "only codec and testing.photographs import simplejpeg; no module imports cv2"
+CODEC = "only packages that make, verify, read or show images import the codec"
+SIMPLEJPEG = "readers do not import simplejpeg, which some training environments lack"
+MINIATURE = "only demo imports the miniature"
+AIRFLOW = "only pipelines.airflow_dag imports Airflow"
+AIRFLOW_ALONE = "the DAG does not import imagenet_prep, which Airflow's environment lacks"
 
 
 class Violation(NamedTuple):

@@ -1,6 +1,6 @@
-"""Bare roots of Debian, and commands in them: machines on which nothing is installed yet.
+"""Makes root folders with a minimal Debian, and runs commands in them as on a new machine.
 
-Wants root, debootstrap, unshare, and apt's own list of where Debian's packages come from.
+Needs root, debootstrap, unshare, and the package sources of apt on this machine.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ from pathlib import Path
 
 AUTHORITY = "/etc/machine-ca.crt"
 PIP_SETTINGS = f"[global]\ncert = {AUTHORITY}\n"
-# Mounts end with the command, and with whoever started it, however that ends.
+# Mounts end with the command, and also if the process that started it is killed.
 _OWN_MOUNTS = ("unshare", "--mount", "--fork", "--kill-child")
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 def authority() -> Path | None:
-    """Returns the file of the authority that this machine's pip trusts, where it names one."""
+    """Returns the certificate file in PIP_CERT, which this machine's pip trusts; None if unset."""
     named = os.environ.get("PIP_CERT", "")
     return Path(named) if named else None
 
 
 def mirror() -> str | None:
-    """Returns where this machine's apt gets Debian's packages, if it does."""
+    """Returns the address from which apt gets Debian's packages; None without apt or Debian."""
     if not shutil.which("apt-get"):
         return None
     argv = ("apt-get", "indextargets", "--format", "$(LABEL) $(REPO_URI)", "Created-By: Packages")
@@ -34,7 +34,7 @@ def mirror() -> str | None:
 
 
 def missing() -> list[str]:
-    """Returns what is missing here to make roots."""
+    """Returns the programs and rights that this machine lacks to make roots."""
     found = {
         "root": os.geteuid() == 0,
         "debootstrap": shutil.which("debootstrap"),
@@ -45,9 +45,9 @@ def missing() -> list[str]:
 
 
 def bootstrap(root: Path, suite: str, *packages: str, foreign: str | None = None) -> list[str]:
-    """Returns the command that makes the root of a suite, with packages and what they need.
+    """Returns the command that makes a root of a Debian suite with packages and dependencies.
 
-    For another kind of machine, as "arm64", it leaves the packages in var/cache/apt/archives.
+    For a foreign architecture such as "arm64", packages stay in var/cache/apt/archives.
     """
     flags = ["--variant=minbase", *([f"--include={','.join(packages)}"] if packages else [])]
     flags += [f"--arch={foreign}", "--foreign"] if foreign else []
@@ -55,16 +55,16 @@ def bootstrap(root: Path, suite: str, *packages: str, foreign: str | None = None
 
 
 def trust(root: Path) -> None:
-    """Lets a root's pip trust what this machine's pip trusts."""
+    """Makes the pip of a root trust the certificate that this machine's pip trusts."""
     if found := authority():
         shutil.copy(found, root / AUTHORITY.removeprefix("/"))
         (root / "etc" / "pip.conf").write_text(PIP_SETTINGS)
 
 
 def inside(root: Path, *command: str | Path) -> list[str]:
-    """Returns the command that runs another one in a root: as root, with nothing of this machine's.
+    """Returns the command that runs `command` in a root, as root, with a new environment.
 
-    It has the network of this machine, and processes of its own, which all end with it.
+    The command uses the network of this machine. All its child processes end with it.
     """
     environment = ("env", "-i", "HOME=/root", f"PATH={_PATH}", "LANG=C.UTF-8")
     own = (*_OWN_MOUNTS, "--pid", "--mount-proc", f"--root={root}", "--wd=/root", *environment)

@@ -1,16 +1,16 @@
-"""Builds the images of docker/Dockerfile without Docker, and tries what they are for.
+"""Builds the images of docker/Dockerfile without Docker, and tests their main functions.
 
     make images-rehearsal
     sudo .venv/bin/python -m docker.rehearse prep node
     sudo .venv/bin/python -m docker.rehearse prep --without openssh-client
 
-buildah executes the very Dockerfile, step by step, in chroots; nothing is pulled. Every base is
-made here: Debian by debootstrap; Beam's boot program from its Go module; CUDA's nvcc from wheels
-of the next CUDA, since none of this one has it. Then each image runs its HEALTHCHECK and does
-its work: prep prepares a miniature, beam does so as the worker of a pipeline, node is replicated
-to by ssh, train trains on two ranks, train-mxnet reads beside MXNet. Wants root, buildah,
-debootstrap, go, and the clients of package registries. Everything is kept below build/images; a
-second run begins where steps changed.
+buildah runs the steps of the Dockerfile in chroots and pulls no images. This script makes the
+base images: Debian by debootstrap, Beam's boot program from its Go module, and CUDA's nvcc from
+wheels of CUDA 13, since CUDA 12 has no wheel of it. Then each image runs its HEALTHCHECK and a
+test: prep prepares a miniature, beam does so as the worker of a pipeline, node receives a replica
+by ssh, train trains on two ranks, and train-mxnet reads images while MXNet is loaded. Needs root,
+buildah, debootstrap, go, and the clients of package registries. All files are stored below
+build/images; a second run starts at the first changed step.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ _PROGRAMS = ("buildah", "debootstrap", "go", "unshare")
 _BUILD_S = 3600
 _TRIAL_S = 600
 _HEALTHY_S = 60
-_USER = 1000  # of the Dockerfile
-# A miniature small enough for a minute, with more than one shard a split.
+_USER = 1000  # the user of the Dockerfile
+# A miniature that takes less than a minute, with more than one shard per split.
 _PREPARE = (
     *("--allow-subset", "--short-side", "64", "--workers", "2"),
     *("--train-shards", "3", "--validation-shards", "2"),
@@ -50,11 +50,11 @@ _CUDA_WHEELS = ("nvcc", "runtime", "crt", "cccl")
 
 
 class RehearsalError(Exception):
-    """A step did not do what it should; the message says which."""
+    """A step failed; the message names the step."""
 
 
 def steps(dockerfile: str) -> list[tuple[str, str]]:
-    """Returns instruction and arguments of each step, comments and line ends removed."""
+    """Returns the instruction and arguments of each step, without comments and line breaks."""
     lines = [line for line in dockerfile.splitlines() if not line.lstrip().startswith("#")]
     joined = re.sub(r"\s*\\\n\s*", " ", "\n".join(lines))
     found = []
@@ -65,7 +65,7 @@ def steps(dockerfile: str) -> list[tuple[str, str]]:
 
 
 def resolved(dockerfile: str) -> str:
-    """Returns the Dockerfile with the defaults of its ARGs; Debian's buildah wants plain FROMs."""
+    """Replaces ARGs by their defaults, since Debian's buildah does not resolve them in FROM."""
     for instruction, arguments in steps(dockerfile):
         if instruction == "ARG":
             name, _, default = arguments.partition("=")
@@ -74,8 +74,8 @@ def resolved(dockerfile: str) -> str:
 
 
 def bases(dockerfile: str, target: str) -> list[str]:
-    """Returns the images of others that a target is made of, itself or through stages."""
-    needs: dict[str, list[str]] = {}  # by stage
+    """Returns the external images that a target uses, directly or through other stages."""
+    needs: dict[str, list[str]] = {}  # images and stages that a stage uses
     stage = ""
     for instruction, arguments in steps(resolved(dockerfile)):
         if instruction == "FROM":
@@ -93,10 +93,10 @@ def bases(dockerfile: str, target: str) -> list[str]:
 
 
 def without(dockerfile: str, package: str) -> str:
-    """Returns the Dockerfile with one Debian package left out of what it installs.
+    """Returns the Dockerfile without the installation of one Debian package.
 
     Raises:
-      RehearsalError: no step installs it.
+      RehearsalError: no step installs the package.
     """
     changed = re.sub(
         rf"^(.*apt-get install .*?) {re.escape(package)}(?= |$)",
@@ -110,9 +110,9 @@ def without(dockerfile: str, package: str) -> str:
 
 
 def unmounted(dockerfile: str) -> str:
-    """Returns the Dockerfile with copies for mounts of stages.
+    """Returns the Dockerfile with COPY steps instead of mounts of other stages.
 
-    Debian's buildah mounts nothing of a stage that it has in its cache.
+    Debian's buildah cannot mount files of a stage that is in its cache.
     """
 
     def copies(mounts: re.Match[str]) -> str:
@@ -123,7 +123,7 @@ def unmounted(dockerfile: str) -> str:
 
 
 def build(target: str, dockerfile: Path) -> str:
-    """Builds one target; returns the image's name."""
+    """Builds one target and returns the name of the image."""
     name = f"localhost/rehearsal-{target}"
     _buildah(
         *("build", "--layers", "--pull-never", "--format", "docker", "--target", target),
@@ -133,7 +133,7 @@ def build(target: str, dockerfile: Path) -> str:
 
 
 def provide(base: str) -> None:
-    """Makes a base image here, unless it is there."""
+    """Makes a base image on this machine, unless it exists."""
     name = f"localhost/{base}"
     if _succeeds("inspect", "--type", "image", name):
         return
@@ -150,7 +150,7 @@ def provide(base: str) -> None:
             _buildah("commit", "--quiet", "--rm", container, name)
             shutil.rmtree(root)
             return
-    raise RehearsalError(f"no way is known to make {base} here; add it to _MAKERS in {__file__}")
+    raise RehearsalError(f"cannot make {base}: add it to _MAKERS in {__file__}")
 
 
 def _make_debian(root: Path, version: str) -> None:
@@ -180,7 +180,7 @@ def _make_cuda(root: Path, _version: str) -> None:
     shutil.copytree(wheels / "nvidia" / "cu13", cuda)
     for program in (*cuda.glob("bin/*"), *cuda.glob("nvvm/bin/*")):
         program.chmod(0o755)
-    # As the real image has it: the linker looks for names without a version.
+    # The linker searches for names without a version, which the real image also has.
     for library in cuda.glob("lib/lib*.so.*"):
         with contextlib.suppress(FileExistsError):
             library.with_name(f"{library.name.partition('.so')[0]}.so").symlink_to(library.name)
@@ -195,11 +195,12 @@ _MAKERS: dict[str, Callable[[Path, str], None]] = {
 
 
 class Container:
-    """One container of an image, with folders of this machine in it.
+    """A container of an image, with mounted folders of this machine.
 
     Args:
-      image: its name.
-      folders: path here to path there; written by the image's user.
+      image: name of the image.
+      folders: path on this machine to path in the container, for each mounted folder. Folders get
+        the image's user as their owner.
     """
 
     def __init__(self, image: str, folders: dict[Path, str]) -> None:
@@ -217,30 +218,30 @@ class Container:
             os.chown(folder, _USER, _USER)
 
     def argv(self, *command: str | Path) -> list[str]:
-        """Returns what runs a command in it; all its processes end when that does."""
+        """Returns the command line that runs a command in the container, and ends its children."""
         volumes = [f"--volume={here}:{there}" for here, there in self._folders.items()]
-        # Beam's driver tells its workers this host's name; no other container would know it.
+        # Beam's driver sends its host name to the workers, which only know localhost.
         inside = _argv("run", "--hostname=localhost", *volumes, self.name, "--", *command)
         return ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc", *inside]
 
     def run(self, *command: str | Path) -> str:
-        """Runs a command in it and returns what it printed."""
+        """Runs a command in the container and returns its output."""
         return _output(*self.argv(*command), timeout_s=_TRIAL_S)
 
     def verb(self, *arguments: str | Path) -> str:
-        """Runs what `docker run IMAGE arguments` would."""
+        """Runs the entry point with arguments, as `docker run IMAGE arguments` does."""
         return self.run(*self.entry, *arguments)
 
     @contextlib.contextmanager
     def started(self, beside: Container) -> Iterator[None]:
-        """Runs entry point and command, as `docker run IMAGE` does, until it is healthy; ends it.
+        """Runs the image as `docker run IMAGE` does while the context lasts, once it is healthy.
 
         Args:
-          beside: asks for its health: buildah runs one command a container, and all of them have
-            this machine's network.
+          beside: a second container, which runs the health check, since buildah runs one command
+            per container. All containers use this machine's network.
 
         Raises:
-          RehearsalError: it ended, or was not healthy in time.
+          RehearsalError: the container ended, or was not healthy in time.
         """
         log = SCRATCH / f"{self.name}.log"
         with open(log, "wb") as file:
@@ -266,16 +267,16 @@ class Container:
                     time.sleep(0.5)
             yield
         finally:
-            process.send_signal(signal.SIGKILL)  # unshare passes it on to all inside
+            process.send_signal(signal.SIGKILL)  # --kill-child also ends all processes inside
             process.wait()
 
     def remove(self) -> None:
-        """Removes it; its folders stay."""
+        """Removes the container, but not its mounted folders."""
         _buildah("rm", self.name)
 
 
 def try_prep(image: str, work: Path) -> None:
-    """A miniature is prepared in it, verified, and has the bytes of a run outside of it."""
+    """Tests that the image prepares a miniature with the same bytes as a run outside the image."""
     with _container(image, {work: "/data"}) as prep:
         prep.run(*prep.health)
         print(prep.verb("prepare", "--source", "archives", "--out", "set", *_PREPARE).strip())
@@ -287,7 +288,7 @@ def try_prep(image: str, work: Path) -> None:
 
 
 def try_beam(image: str, work: Path) -> None:
-    """Beam's boot program starts workers that prepare a miniature with the same bytes."""
+    """Tests that workers of Beam's boot program prepare a miniature with the same bytes."""
     options = ("--runner=PortableRunner", "--job_endpoint=embed", "--environment_type=EXTERNAL")
     prepare = ("imagenet-prep", "prepare", "--source", "archives", "--out", "set-by-pool")
     pipeline = ("--", *options, "--environment_config=localhost:50000")
@@ -302,7 +303,7 @@ def try_beam(image: str, work: Path) -> None:
 
 
 def try_node(image: str, work: Path) -> None:
-    """Its sshd lets in who has the key, and a set is replicated to it."""
+    """Tests a login at the node's sshd by its key, and the replication of a dataset to the node."""
     keys = work / "keys"
     here = _prepared_here(work)
     (work / "hosts").write_text("127.0.0.2 slots=1\n")
@@ -318,7 +319,7 @@ def try_node(image: str, work: Path) -> None:
 
 
 def try_train(image: str, work: Path) -> None:
-    """TensorFlow, DALI and Horovod with NCCL load together; two ranks train on the miniature."""
+    """Tests that TensorFlow, DALI and Horovod load together, and that two ranks can train."""
     here = _prepared_here(work)
     libraries = (
         "import tensorflow, nvidia.dali, horovod.tensorflow as hvd; "
@@ -334,7 +335,7 @@ def try_train(image: str, work: Path) -> None:
 
 
 def try_train_mxnet(image: str, work: Path) -> None:
-    """MXNet and Horovod load together, and our reader reads the miniature beside them."""
+    """Tests that MXNet and Horovod load together, and that our reader reads with them loaded."""
     here = _prepared_here(work)
     program = (
         "import mxnet, horovod.mxnet as hvd; from imagenet_prep.read import make_dataset; "
@@ -366,7 +367,7 @@ def _container(image: str, folders: dict[Path, str]) -> Iterator[Container]:
 
 
 def _prepared_here(work: Path) -> Path:
-    """Returns the miniature as this machine's own packages prepare it."""
+    """Returns the miniature, prepared with the packages of this machine."""
     out = work / "set-here"
     if not (out / "dataset.json").exists():
         argv = [sys.executable, "-m", "imagenet_prep", "prepare", "--source", work / "archives"]
@@ -380,12 +381,12 @@ def _same_bytes(one: Path, other: Path) -> None:
         return {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
 
     if not digests(one) or digests(one) != digests(other):
-        raise RehearsalError(f"the shards of {one} are not those of {other}")
-    print(f"{len(digests(one))} shards, the same bytes as outside")
+        raise RehearsalError(f"the shards of {one} differ from the shards of {other}")
+    print(f"{len(digests(one))} shards, with the same bytes as outside the image")
 
 
 def _package_clients() -> list[str]:
-    """Returns volumes for the steps: how this machine's pip trusts what it reaches."""
+    """Returns volume flags that pass the certificate settings of this machine's pip to steps."""
     authority = debian.authority()
     if authority is None:
         return []
@@ -398,9 +399,9 @@ def _package_clients() -> list[str]:
 
 
 def _argv(*arguments: str | Path) -> list[str]:
-    """Returns buildah's command line, with storage of its own below build/images."""
+    """Returns a command line of buildah with separate storage below build/images."""
     policy = SCRATCH / "policy.json"
-    # Nothing is pulled, so nothing is there to be signed.
+    # No image is pulled, so there are no signatures to check.
     policy.write_text('{"default": [{"type": "insecureAcceptAnything"}]}')
     storage = [f"--root={SCRATCH / 'storage'}", f"--runroot={SCRATCH / 'run'}"]
     storage += ["--storage-driver=overlay"]
@@ -430,10 +431,10 @@ def _environment() -> dict[str, str]:
 def _output(
     *argv: str | Path, timeout_s: float = _BUILD_S, environment: dict[str, str] | None = None
 ) -> str:
-    """Returns what a command printed.
+    """Runs a command and returns its output.
 
     Raises:
-      RehearsalError: its exit code is not 0, or it did not end in time.
+      RehearsalError: the exit code is not 0, or the command did not end in time.
     """
     how: dict[str, Any] = {"cwd": REPOSITORY, "env": _environment() | (environment or {})}
     try:
@@ -448,14 +449,16 @@ def _output(
             **how,
         )
     except subprocess.TimeoutExpired as error:
-        raise RehearsalError(f"no end in {timeout_s:g} s: {' '.join(map(str, argv))}") from error
+        raise RehearsalError(
+            f"still running after {timeout_s:g} s: {' '.join(map(str, argv))}"
+        ) from error
     if done.returncode:
         said = done.stdout + done.stderr
         log = SCRATCH / "failed.log"
         log.write_text(said)
         raise RehearsalError(
             f"exit code {done.returncode}: {' '.join(map(str, argv))}\n{said[-3000:]}\n"
-            f"All it said is in {log}"
+            f"The complete output is in {log}"
         )
     return done.stdout
 
@@ -471,10 +474,10 @@ def _miniature(folder: Path) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Rehearses; returns 0, or 1 and says which step failed."""
+    """Builds and tests the targets; returns 0, or 1 after it printed the failed step."""
     parser = argparse.ArgumentParser(description=__doc__, prog="python -m docker.rehearse")
-    parser.add_argument("targets", nargs="*", help=f"of {', '.join(TRIALS)}; default: all")
-    parser.add_argument("--without", metavar="PACKAGE", help="leave a Debian package out")
+    parser.add_argument("targets", nargs="*", help=f"some of {', '.join(TRIALS)}; default: all")
+    parser.add_argument("--without", metavar="PACKAGE", help="exclude a Debian package")
     args = parser.parse_args(argv)
     if unknown := sorted(set(args.targets) - set(TRIALS)):
         parser.error(f"no such target: {', '.join(unknown)}")
@@ -499,7 +502,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             built = time.monotonic()
             TRIALS[target](image, work)
             tried = time.monotonic()
-            print(f"{target}: built in {built - start:.0f} s, tried in {tried - built:.0f} s")
+            print(f"{target}: built in {built - start:.0f} s, tested in {tried - built:.0f} s")
     except RehearsalError as failed:
         print(f"docker.rehearse: {failed}", file=sys.stderr)
         return 1

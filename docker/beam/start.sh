@@ -1,7 +1,7 @@
 #!/bin/sh
-# The entry point of the beam image. `--worker_pool`, its default, starts the pool of workers on
-# loopback: Beam's own would listen at all addresses, and who reaches it runs code as its user.
-# Dataflow and the pool pass other arguments, which are for Beam's boot program.
+# The entry point of the beam image. The default argument `--worker_pool` starts our pool of workers,
+# which only listens on loopback. Beam's pool would listen on all addresses and run code for every
+# client. Dataflow and the pool pass different arguments, which are for Beam's boot program.
 set -eu
 boot=/opt/apache/beam/boot
 if [ "${1-}" = --worker_pool ]; then

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Makes the keys of the rehearsal's nodes in /keys, once: keys.sh NODE...
-# One host key for all, so that it is known before they boot. For rehearsals only.
+# keys.sh NODE...: makes ssh keys for the nodes in /keys, unless they exist. All nodes share one host
+# key, so that it is known before they boot. Only use these keys for tests.
 set -euo pipefail
 umask 077
 cd /keys

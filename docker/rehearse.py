@@ -233,11 +233,11 @@ class Container:
         return self.run(*self.entry, *arguments)
 
     @contextlib.contextmanager
-    def started(self, beside: Container) -> Iterator[None]:
+    def started(self, checker: Container) -> Iterator[None]:
         """Runs the image as `docker run IMAGE` does while the context lasts, once it is healthy.
 
         Args:
-          beside: a second container, which runs the health check, since buildah runs one command
+          checker: a second container, which runs the health check, since buildah runs one command
             per container. All containers use this machine's network.
 
         Raises:
@@ -256,7 +256,7 @@ class Container:
             deadline = time.monotonic() + _HEALTHY_S
             while True:
                 try:
-                    beside.run(*self.health)
+                    checker.run(*self.health)
                     break
                 except RehearsalError as failed:
                     ended = process.poll() is not None

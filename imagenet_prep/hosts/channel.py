@@ -221,7 +221,7 @@ class Process:
         except subprocess.TimeoutExpired:
             self._popen.kill()
         code = self._popen.wait()
-        # Closed before stderr is read to its end: a child that still writes ends, and with it stderr.
+        # A child that still writes to the closed pipe ends. Then stderr ends, too.
         with self.channel.closing():
             for pipe in (self._popen.stdin, self._popen.stdout):
                 assert pipe is not None

@@ -1,4 +1,4 @@
-"""Croissant 1.1 metadata with RAI fields: describes a dataset and has the sha256 of each file."""
+"""Describes a dataset as Croissant 1.1 metadata with RAI fields and the SHA-256 of each file."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _CONTEXT = {
 _CONFORMS = ["http://mlcommons.org/croissant/1.1", "http://mlcommons.org/croissant/RAI/1.0"]
 # Fields that are generated from the manifest, so the user's file must not contain them.
 _OURS = {"@context", "@type", "conformsTo", "distribution", "recordSet", "version"}
-# Fields required by Croissant and conferences that only the authors of a dataset know.
+# Fields that Croissant or conferences require and only the authors of a dataset know.
 OF_AUTHORS = (
     *("creator", "license", "url", "datePublished", "citeAs"),
     *("rai:dataLimitations", "rai:dataBiases", "rai:personalSensitiveInformation"),
@@ -45,13 +45,13 @@ OF_AUTHORS = (
 
 
 def document(dataset: Dataset, name: str, about: Json) -> Json:
-    """Returns the Croissant metadata of a dataset; `about` has the fields known to the authors.
+    """Returns Croissant metadata with the authors' fields `about`, which may replace the name.
 
-    Raises UsageError if `about` contains generated fields. `name` is the default for its name.
+    Raises UsageError if `about` contains a field that is generated from the manifest.
     """
     if generated := sorted(_OURS & about.keys()):
         raise UsageError(
-            f"--about: {', '.join(generated)}: these come from the manifest. Remove them."
+            f"--about: {', '.join(generated)}: these fields come from the manifest. Remove them."
         )
     manifest, classes = dataset.manifest, dataset.classes
     of_manifest = hashlib.sha256(dataset.data).hexdigest()

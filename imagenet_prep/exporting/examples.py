@@ -1,4 +1,4 @@
-"""Reads the exported examples part by part, and verifies each before it is yielded."""
+"""Reads and verifies the examples to export."""
 
 from __future__ import annotations
 
@@ -18,46 +18,43 @@ from imagenet_prep.read.records import Records
 from imagenet_prep.shards.digests import sha256
 from imagenet_prep.storage.opened import Dataset, open_dataset
 
-# Sorted numbers of examples.
-Numbers = range | npt.NDArray[np.int64]
-
-# Records that are read and hashed together. Camera images have 10 MB each.
-_TOGETHER = 8
+Numbers = range | npt.NDArray[np.int64]  # sorted record numbers
+_TOGETHER = 8  # records to read and hash at once; images of cameras have 10 MB each
 
 
 class Example(NamedTuple):
-    """One exported image; `sha256` is the digest of `encoded`, the stored bytes."""
+    """One image to export."""
 
     number: int  # record number in the split
     key: str
     class_index: int  # starts at 0
     wnid: str
-    encoded: bytes
-    sha256: str
+    encoded: bytes  # as stored
+    sha256: str  # of `encoded`
     rows: Mapping[str, npt.NDArray[Any]]  # exported columns, by name
 
     @property
     def name(self) -> str:
-        """The name of its file below the folder of its class."""
+        """The image's file name below its class folder."""
         return keys.name_in(self.key, self.wnid)
 
 
 class Part(NamedTuple):
-    """The records of one task."""
+    """The records of a split that are exported by one task."""
 
     split: str
     number: int  # number of this part in the split, from 0
-    total: int  # parts of the split
-    numbers: Numbers  # record numbers, sorted
+    total: int  # number of parts of the split
+    numbers: Numbers
 
     @property
     def name(self) -> str:
-        """The name of its receipt."""
+        """The name of the part's receipt."""
         return f"{self.split}-{self.number:05d}"
 
 
 class Source:
-    """The exported dataset at `root`; picklable, and opened separately by each worker process."""
+    """The dataset to export, at `root`; picklable, so that each worker process can open it."""
 
     def __init__(self, root: str, columns: tuple[str, ...] = ()) -> None:
         self.root, self.columns = root, columns
@@ -72,13 +69,13 @@ class Source:
         return open_dataset(self.root)
 
     def split(self, name: str) -> Records:
-        """Returns a split."""
+        """Returns the records of a split, opened on first use."""
         if name not in self._opened:
             self._opened[name] = open_records(self.dataset, name)
         return self._opened[name]
 
     def rows_of(self, split: str) -> dict[str, ColumnRows]:
-        """Returns the exported columns of a split, by name, for one thread."""
+        """Returns a reader for each exported column of a split, for use in one thread."""
         return {name: ColumnRows(self.split(split), name) for name in self.columns}
 
     def close(self) -> None:
@@ -87,10 +84,10 @@ class Source:
             records.close()
 
     def read(self, part: Part) -> Iterator[Example]:
-        """Yields the examples of a part, in the order of their records.
+        """Yields the examples of a part, verified, in the order of their records.
 
-        For each record, this verifies both CRCs, the label by its class name, the image by its
-        sides in the record and, if the dataset has tables, its sha256 in the table.
+        Each record must have correct CRCs, the class name of its label, and the width and height of
+        its image. If the dataset has tables of samples, the sha256 of the image must match too.
         """
         records, columns = self.split(part.split), self.rows_of(part.split)
         named = _named(records, part.numbers) if records.manifest.has_samples else None
@@ -120,7 +117,7 @@ class Source:
 
 
 def _named(records: Records, numbers: Numbers) -> Iterator[tuple[str, int, str]]:
-    """Yields key, class index and sha256 of some examples, from verified tables."""
+    """Yields the key, class index and sha256 of examples, from verified tables of samples."""
     for shard, group in itertools.groupby(map(int, numbers), lambda n: records.place(n)[0]):
         # Read the complete table, because it is only verified at its end.
         (heads,) = records.dataset.heads([records.shards[shard]], images=True)

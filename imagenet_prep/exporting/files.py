@@ -1,4 +1,4 @@
-"""Writes the files of a part: a few large files, or one file per image."""
+"""Writes the files of an export: a few large files, or one file per image."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ from imagenet_prep.storage.new_file import FolderSync
 from imagenet_prep.storage.os_errors import removed_on_failure, storage_errors
 from imagenet_prep.storage.store import Store
 
-# The list of all files of an export.
-SUMS = "SHA256SUMS"
+SUMS = "SHA256SUMS"  # lists all files of an export
 
 
 class Piece(NamedTuple):
@@ -30,13 +29,13 @@ class Piece(NamedTuple):
 
 
 class Files(NamedTuple):
-    """The files of a part; `sizes` is as in `Written`, `settle` as in `engine.Output`."""
+    """The files that were written for one part of an export."""
 
     num_bytes: int
     sums: list[str]  # one line per file, in the format of sha256sum
     outputs: tuple[Output, ...]  # files that still have to be published
-    sizes: list[int]
-    settle: FolderSync | None = None
+    sizes: list[int]  # of each file, if each file is an image
+    settle: FolderSync | None = None  # see engine.Output
 
 
 def sum_line(name: str, sha256: str) -> str:
@@ -45,12 +44,12 @@ def sum_line(name: str, sha256: str) -> str:
 
 
 def name_in(line: bytes) -> str:
-    """Returns the name in a line of `sum_line`."""
+    """Returns the file name in a line in the format of sha256sum."""
     return line.decode().rstrip("\n").partition("  ")[2]
 
 
 def write_few(store: Store, pieces: Iterable[Piece]) -> Files:
-    """Writes large files, interleaved; they are published in the order of their first pieces."""
+    """Appends pieces to large files, which are published in the order of their first pieces."""
     files: dict[str, LargeFile] = {}
     paths = {}
     with contextlib.ExitStack() as failing, contextlib.ExitStack() as opened:
@@ -61,7 +60,7 @@ def write_few(store: Store, pieces: Iterable[Piece]) -> Files:
                 failing.enter_context(storage_errors("write", path))
                 files[name] = opened.enter_context(LargeFile(path))
             files[name].append(data)
-        opened.close()  # This computes their sums.
+        opened.close()  # This computes the SHA-256 of each file.
         return Files(
             sum(file.num_bytes for file in files.values()),
             [sum_line(name, file.sha256) for name, file in files.items()],
@@ -71,15 +70,14 @@ def write_few(store: Store, pieces: Iterable[Piece]) -> Files:
 
 
 class Tree:
-    """Images as files in a folder, hidden until their split is complete; thread-safe, picklable."""
+    """Writes images into a folder that is hidden until `show`; thread-safe, picklable."""
 
     def __init__(self, folder: LocalStore, unseen: str) -> None:
-        """Takes the folder of the export, and the hidden folder below `.work`."""
-        self._folder, self._unseen = folder, unseen
+        self._folder, self._unseen = folder, unseen  # `unseen` is a folder below `.work`
         self._folders: set[str] = set()  # folders that exist and are not links
 
     def write(self, pieces: Iterable[Piece]) -> Files:
-        """Writes a file per piece, or a folder if its name ends with a slash; `settle` syncs."""
+        """Writes pieces as `write_each` does; the result's `settle` syncs the folder to disk."""
         self._folder.make_folder(self._unseen)
         path = self._folder.path(self._unseen)
         with storage_errors("write", path):
@@ -110,15 +108,15 @@ class Tree:
         return {name: path.stat().st_size for name, path in paths.items() if path.is_file()}
 
     def show(self) -> None:
-        """Moves the folders of complete splits to their final names."""
+        """Moves the folders of all splits to their final names."""
         for name in self._folder.list_folder(self._unseen):
             self._folder.rename(f"{self._unseen}/{name}", name)
 
 
 def forget_lost(store: Store, tree: Tree | None, sizes: Mapping[str, Sequence[int]]) -> None:
-    """Removes the sums of parts with lost or truncated images, so that they are written again.
+    """Removes the list of a part with lost or truncated images, so that it is written again.
 
-    `sizes` are the image sizes of each finished part, by the name of its file of sums.
+    `sizes` has the image sizes of each finished part, by the name of its list of SHA-256 sums.
     """
     names = {}
     for sums in sizes:

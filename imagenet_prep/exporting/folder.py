@@ -1,4 +1,4 @@
-"""One folder per class, as read by torchvision's ImageFolder and compatible readers."""
+"""Exports one folder per class, for torchvision's ImageFolder and compatible readers."""
 
 from __future__ import annotations
 
@@ -28,9 +28,8 @@ if TYPE_CHECKING:
 
     from imagenet_prep.read.records import Records
 
-# Splits with a different folder name in `prepare` and most programs.
-FOLDERS = {schema.VALIDATION: "val"}
-# torchvision/datasets/folder.py, IMG_EXTENSIONS: other files are ignored.
+FOLDERS = {schema.VALIDATION: "val"}  # the name in `prepare` and most programs
+# IMG_EXTENSIONS in torchvision/datasets/folder.py: ImageFolder ignores other files.
 _ENDINGS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
 
 
@@ -67,7 +66,7 @@ class Folder(Format):
         return replace(self, numbered=numbered)
 
     def _numbered(self, records: Records, chosen: npt.NDArray[np.int64]) -> dict[str, str]:
-        """Returns new names for colliding files; refuses missing classes and invalid names."""
+        """Returns new names for colliding files; UsageError for missing classes, invalid names."""
         where = f"{records.split} of {records.dataset.where}"
         is_chosen = np.zeros(len(records), bool)
         is_chosen[chosen] = True
@@ -103,7 +102,7 @@ class Folder(Format):
                 if (group := groups.get(hash(_folded(_file(path))))) is not None:
                     group.append((_file(path) != path, path, key))
             for group in groups.values():
-                # A name without an added extension comes first and stays unchanged.
+                # The first name stays unchanged. Names without an added extension are sorted first.
                 for gets_ending, path, key in sorted(group)[1:]:
                     names = (f"{path}~{number}.jpg" for number in itertools.count(1))
                     file = next(name for name in names if hash(_folded(name)) not in taken)
@@ -133,7 +132,7 @@ class Folder(Format):
         return f"{wnid}/{keys.name_in(key, wnid)}"
 
     def pieces(self, part: Part, examples: Iterable[Example]) -> Iterator[Piece]:
-        """Yields each image; with `allow_empty_class`, first the folders, as names with a slash."""
+        """Yields each image; if `allow_empty_class`, first each class folder, as "train/CLASS/"."""
         top = FOLDERS.get(part.split, part.split)
         if self.allow_empty_class and not part.number:
             yield from (Piece(f"{top}/{wnid}/", b"") for wnid in self.wnids)
@@ -143,10 +142,7 @@ class Folder(Format):
             yield Piece(f"{top}/{file}", example.encoded, example.sha256)
 
     def beside(self, parts: Mapping[str, Sequence[Written]]) -> dict[str, bytes]:  # noqa: ARG002
-        """Returns Kaggle's class list, which gives `prepare` the same numbers, and DINOv2's CSV.
-
-        DINOv2 and DINOv3 only read images named by WNIDs.
-        """
+        """Returns the class lists for `prepare` (as Kaggle's) and DINOv2, if classes are WNIDs."""
         if not all(map(keys.WNID.fullmatch, self.wnids)):
             return {}
         lines = io.StringIO()

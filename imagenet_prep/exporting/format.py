@@ -11,17 +11,17 @@ from imagenet_prep.exporting.files import Piece
 
 @dataclass(frozen=True)
 class Written:
-    """The receipt of a part."""
+    """The receipt of an exported part."""
 
     examples: int
     num_bytes: int
-    files: int  # number of files
-    sizes: list[int] = field(default_factory=list)  # of its files, if each is an image
+    files: int
+    sizes: list[int] = field(default_factory=list)  # of each file, if each file is an image
 
 
 @dataclass(frozen=True)
 class Format:
-    """A format; picklable, and equal formats write equal bytes."""
+    """Base class of export formats. Picklable; equal formats write the same bytes."""
 
     whole_splits = False  # a split is a single part, instead of one part per shard
     file_an_image = False  # each piece is a complete file
@@ -31,13 +31,13 @@ class Format:
         return out, ""
 
     def settled(self, source: Source, parts: Sequence[Part]) -> Format:  # noqa: ARG002
-        """Returns the format for these examples; UsageError if readers would not find them."""
+        """Returns the format for these parts; UsageError if it cannot represent the examples."""
         return self
 
     def pieces(self, part: Part, examples: Iterable[Example]) -> Iterator[Piece]:
-        """Yields the bytes of the files of a part, in order, with their file names."""
+        """Yields the names and bytes of the files of a part, in the order of writing."""
         raise NotImplementedError
 
     def beside(self, parts: Mapping[str, Sequence[Written]]) -> dict[str, bytes]:  # noqa: ARG002
-        """Returns the small files for the parts of each split, by name."""
+        """Returns small additional files by name, such as class lists."""
         return {}

@@ -1,4 +1,4 @@
-"""Runs an export: splits the chosen examples into parts, and ends with a receipt."""
+"""Runs an export: divides the examples into parts, writes each, and then writes export.json."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ from imagenet_prep.storage.store import Store
 
 @dataclass(frozen=True)
 class Work:
-    """Exports a part; picklable."""
+    """Exports one part in a worker process; picklable."""
 
     source: Source
     format: Format
     store: Store
-    folder: str  # below `.work`, for the sums of finished parts
-    tree: files.Tree | None  # only for single images in a folder
+    folder: str  # below `.work`, for the lists of finished parts
+    tree: files.Tree | None  # only if each file is an image in a local folder
 
     def sums(self, part: Part) -> str:
-        """Returns the name of the file with the sums of a part."""
+        """Returns the name of the list of a part's files and SHA-256 sums."""
         return f"{self.folder}/sums/{part.name}"
 
     def __call__(self, part: Part) -> engine.Result[Written]:
@@ -57,7 +57,7 @@ class Work:
 
 @dataclass(frozen=True)
 class Job:
-    """One request, with defaults resolved."""
+    """One export, with all defaults filled in."""
 
     source: Source
     splits: Sequence[str]
@@ -70,7 +70,7 @@ class Job:
     quiet: bool
 
     def parts(self) -> list[Part]:
-        """Returns the parts to write; a split without chosen examples has none."""
+        """Returns the parts to write; a split without selected examples has no parts."""
         splits = [self.source.split(split) for split in self.splits]
         chosen: list[Numbers] = [range(len(records)) for records in splits]
         if self.choice.filters():
@@ -86,7 +86,7 @@ class Job:
         return parts
 
     def digest(self) -> str:
-        """Returns a digest that identifies this export."""
+        """Returns a digest of the dataset, the selection and the format of this export."""
         dataset = self.source.dataset.manifest.digest
         request = [self.to, dataset, self.splits, self.choice.filters(), self.called]
         rows = self.source.rows_of(self.splits[0]) if self.splits else {}
@@ -128,7 +128,7 @@ class Job:
         return {}
 
     def is_complete(self, done: Json) -> bool:
-        """Returns whether all files of a finished export exist with their sizes."""
+        """Returns whether a finished export still has all its files and the same total size."""
         sums = self.called + files.SUMS
         if done.get("request") != self.digest() or self.store.size(sums) is None:
             return False
@@ -144,9 +144,9 @@ class Job:
 
 
 def run(job: Job) -> Json:
-    """Exports the remaining parts; returns the content of export.json.
+    """Exports the parts that are not finished; returns the content of export.json.
 
-    A finished export keeps nothing in `.work`. If files are missing, all are written again.
+    A finished export has no receipts in `.work`: if a file is missing, all are written again.
     """
     parts, store, digest = job.parts(), job.store, job.digest()
     settled = job.format.settled(job.source, parts)
@@ -195,7 +195,7 @@ def run(job: Job) -> Json:
 
 
 def _remove_work(store: Store, mark: str, *folders: str) -> None:
-    """Removes the work files of a finished export. The mark is last, so that a run can resume."""
+    """Removes the work files of a finished export: the mark last, so that a run can resume."""
     for folder in folders:
         store.remove_tree(folder)
     store.remove(mark)

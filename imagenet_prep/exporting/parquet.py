@@ -1,4 +1,4 @@
-"""Parquet files with the columns of the Hugging Face Hub: image {bytes, path} and label."""
+"""Exports Parquet files as on the Hugging Face Hub: columns image {bytes, path} and label."""
 
 from __future__ import annotations
 
@@ -19,8 +19,7 @@ from imagenet_prep.exporting.examples import Example, Part, Source
 from imagenet_prep.exporting.files import Piece
 from imagenet_prep.exporting.format import Format
 
-# As in `datasets` for images: reading one row reads its group.
-_GROUP_ROWS = 100
+_GROUP_ROWS = 100  # as in `datasets` for images: to read one row, its group is read
 
 
 @dataclass(frozen=True)
@@ -36,7 +35,7 @@ class Parquet(Format):
         return self
 
     def pieces(self, part: Part, examples: Iterable[Example]) -> Iterator[Piece]:
-        """Yields the bytes from pyarrow for each group of rows."""
+        """Yields the bytes that pyarrow writes for each group of rows."""
         import pyarrow as pa  # type: ignore[import-untyped]
         import pyarrow.parquet as pq  # type: ignore[import-untyped]
 
@@ -61,7 +60,7 @@ class Parquet(Format):
             schema.PARQUET_NAMES: "below the class",
         }
         table, sink = pa.schema(columns, metadata), _Sink()
-        # JPEGs cannot be compressed further, and all are different.
+        # JPEGs cannot be compressed further, and no two are the same.
         options = {"compression": "none", "use_dictionary": False, "write_statistics": ["label"]}
         with pq.ParquetWriter(sink, table, **options) as writer:
             remaining = iter(examples)
@@ -78,7 +77,7 @@ class Parquet(Format):
 
 
 class _Sink(io.RawIOBase):
-    """The file for pyarrow: keeps the written bytes until they are taken."""
+    """A file in memory for pyarrow; `taken` returns the bytes written since its last call."""
 
     def __init__(self) -> None:
         self._pending: list[bytes] = []

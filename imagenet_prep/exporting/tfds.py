@@ -1,4 +1,4 @@
-"""Writes the files of `tfds build`: the latest imagenet2012, or a dataset under its own name."""
+"""Exports the files that `tfds build` writes, for imagenet2012 or a dataset of a different name."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from imagenet_prep.exporting.files import Piece
 from imagenet_prep.exporting.format import Format, Written
 from imagenet_prep.storage.opened import Dataset
 
-# tensorflow_datasets/datasets/imagenet2012/imagenet2012_dataset_builder.py
+# VERSION in tensorflow_datasets/datasets/imagenet2012/imagenet2012_dataset_builder.py
 _VERSION = "5.1.0"
 
 
 @dataclass(frozen=True)
 class Tfds(Format):
-    """See `Format`; `name` and `version` identify the dataset in TFDS."""
+    """The TFDS format, see `Format`; `name` and `version` identify the dataset in TFDS."""
 
     name: str
     version: str
@@ -28,7 +28,7 @@ class Tfds(Format):
 
     @classmethod
     def of(cls, dataset: Dataset) -> Tfds:
-        """Returns the format of a dataset."""
+        """Returns the format with the TFDS name and version of a dataset."""
         manifest, wnids = dataset.manifest, dataset.classes.wnids
         if manifest.classes.official and not manifest.edition:
             return cls(tfds.IMAGENET, _VERSION, wnids)
@@ -41,7 +41,7 @@ class Tfds(Format):
         return f"{out.rstrip('/')}/{self.name}/{self.version}", ""
 
     def pieces(self, part: Part, examples: Iterable[Example]) -> Iterator[Piece]:
-        """Yields the records of a file."""
+        """Yields the TFRecord frames of the part's file."""
         name = f"{self.name}-{part.split}.tfrecord-{part.number:05d}-of-{part.total:05d}"
         for example in examples:
             parts = tfds_record.encode_parts(example.encoded, example.class_index, example.name)
@@ -62,7 +62,7 @@ class Tfds(Format):
                 {
                     "name": split,
                     "filepathTemplate": "{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_X_OF_Y}",
-                    # TFDS counts the bytes inside the frames.
+                    # TFDS counts the records without their TFRecord frames.
                     "numBytes": str(
                         sum(p.num_bytes - tfrecord.FRAMING_BYTES * p.examples for p in of_split)
                     ),

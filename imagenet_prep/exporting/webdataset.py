@@ -1,4 +1,4 @@
-"""WebDataset: tar files with the files of each image in sequence, and a list of their sizes."""
+"""Exports WebDataset: tars with the files of each image in sequence, and a list of the tars."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ from imagenet_prep.exporting.examples import Example, Part
 from imagenet_prep.exporting.files import Piece
 from imagenet_prep.exporting.format import Format, Written
 
-# The list for timm: by split, the names of tar files and their numbers of images.
-INDEX = "_info.json"
+INDEX = "_info.json"  # timm's list of the tars of each split, with their numbers of images
 _ENDING = ".JPEG"  # extension in ImageNet's file names
 _MODE = 0o644
 
@@ -27,7 +26,7 @@ class WebDataset(Format):
     """The WebDataset format, see `Format`."""
 
     def pieces(self, part: Part, examples: Iterable[Example]) -> Iterator[Piece]:
-        """Yields headers and bytes of each KEY.cls, .jpg, .json and .COLUMN.npy, then the end."""
+        """Yields the bytes of a tar: KEY.cls, .jpg, .json and .COLUMN.npy of each image."""
         tar, size = _tar(part.split, part.number), 0
         for example in examples:
             about = {
@@ -54,7 +53,7 @@ class WebDataset(Format):
         yield Piece(tar, bytes(2 * tarfile.BLOCKSIZE + -size % tarfile.RECORDSIZE))
 
     def beside(self, parts: Mapping[str, Sequence[Written]]) -> dict[str, bytes]:
-        """Returns the list of tar files and their sizes."""
+        """Returns timm's list of the tar files, with the number of images in each."""
         splits = {
             split: {
                 "name": split,
@@ -70,9 +69,9 @@ class WebDataset(Format):
 def sample_key(key: str) -> str:
     """Returns the name of an image in a tar; different keys have different names.
 
-    Readers group files by the text before the first dot of the file name, and ignore folders like
-    __this__. So dots and two leading underscores are percent-encoded. The extension of ImageNet's
-    names is removed.
+    Readers group files by the text before the first dot of the name, and ignore folders with names
+    like __this__. So dots and two leading underscores are percent-encoded. ImageNet's extension is
+    removed.
     """
     key = key.replace("%", "%25")
     if key.startswith("__"):

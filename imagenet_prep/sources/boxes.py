@@ -1,4 +1,4 @@
-"""Bounding boxes: PASCAL VOC annotations of ILSVRC2012, from its archives or Kaggle's folders."""
+"""Reads ILSVRC2012's bounding boxes (PASCAL VOC) from its archives or Kaggle's folders."""
 
 from __future__ import annotations
 
@@ -33,9 +33,8 @@ _STEM = {
 _MAX_XML_BYTES = 1 << 20
 _MAX_INNER_BYTES = 64 << 20
 _INNER_SUFFIXES = (".tar.gz", ".tgz")
-# The train annotations are one archive of compressed tars, one per class.
-_MAX_DEPTH = 1
-# ILSVRC2012's annotations unpack to about 1 GB; the listed boxes take 100 MB.
+_MAX_DEPTH = 1  # the train archive contains one compressed tar per class
+# ILSVRC2012's annotations unpack to about 1 GB. The lines of `read` for them have 100 MB.
 _MAX_UNPACKED_BYTES = 2 << 30
 _MAX_LINES_BYTES = 256 << 20
 _ADVICE = "Download the annotations again, or add --no-boxes."
@@ -51,7 +50,7 @@ class BoxTask(NamedTuple):
 
 @dataclass(frozen=True)
 class Annotations:
-    """Annotations next to a source, by split, with one task per archive or class folder."""
+    """The annotations next to a source: a part per split, a task per archive or class folder."""
 
     parts: dict[str, source.Part]
     tasks: tuple[BoxTask, ...]
@@ -65,12 +64,12 @@ class Annotations:
 
 
 class Found(NamedTuple):
-    """One line per image, grouped by WNID (train) or split; `dropped` boxes have no area."""
+    """The boxes in the annotations of one task."""
 
-    lines: dict[str, bytearray]
+    lines: dict[str, bytearray]  # one line per image, by WNID (train) or split
     images: int
     boxes: int
-    dropped: int
+    dropped: int  # boxes without an area
 
 
 @read_errors("")
@@ -97,7 +96,7 @@ def find(root: Location, splits: Sequence[str], *, official: bool) -> Annotation
 
 @read_errors("")
 def read(task: BoxTask) -> Found:
-    """Returns the boxes of an archive or a folder."""
+    """Reads the boxes in an archive or folder; raises SourceError for invalid annotations."""
     lines: dict[str, bytearray] = {}
     images = num_boxes = dropped = num_bytes = 0
     of_class = task.path.name if task.split == schema.TRAIN and task.path.is_dir() else None
@@ -173,9 +172,9 @@ def _parse_xml(data: bytes, where: str) -> tuple[Boxes, int]:
     if len(data) > _MAX_XML_BYTES:
         raise SourceError(f"{where}: has more than {_MAX_XML_BYTES:,} bytes. {_ADVICE}")
     try:
-        # The parser ignores the encoding declared in text. In bytes, it could hide a DOCTYPE.
+        # Parse text, not bytes: in bytes, a declared encoding could hide a DOCTYPE.
         text = data.decode("utf-8")
-        # Entities can expand without limit or read local files.
+        # Refuse a DOCTYPE: its entities can expand without limit or read local files.
         if "<!DOCTYPE" in text:
             raise SourceError(f"{where}: has a document type declaration. {_ADVICE}")
         root = ET.fromstring(text)  # noqa: S314 - without a DOCTYPE there are no entities

@@ -1,4 +1,4 @@
-"""CIFAR-10's Python version: pickles of raw pixels, in the archive or extracted."""
+"""Reads CIFAR-10's Python version: pickles of raw pixels, in the archive or extracted."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ from imagenet_prep.sources.source import Encode, IndexTask, PackedImage
 
 ARCHIVE = published.CIFAR10.name
 FOLDER = "cifar-10-batches-py"
-ARCHIVE_MD5 = published.CIFAR10.md5
-_ADVICE = f"Download {ARCHIVE} again (md5 {ARCHIVE_MD5})."
+_ADVICE = f"Download {ARCHIVE} again (md5 {published.CIFAR10.md5})."
 
 BATCHES = {
     schema.TRAIN: tuple(f"data_batch_{number}" for number in range(1, 6)),
@@ -35,7 +34,7 @@ _MAX_NAME_BYTES = 255
 
 @dataclass(frozen=True)
 class Cifar10(source.Pixels):
-    """The batches of CIFAR-10 in `path`, the archive or the extracted folder."""
+    """CIFAR-10 in `path`, the archive or the extracted folder."""
 
     name = "cifar10"
     edition = Edition(
@@ -47,7 +46,7 @@ class Cifar10(source.Pixels):
     path: Path
 
     def images(self, task: IndexTask) -> Iterator[PackedImage]:
-        """Yields the images of one batch, encoded."""
+        """Yields the images of one batch as image files; raises SourceError if it is damaged."""
         import numpy as np
 
         where = f"{self.path}: {task.name}"
@@ -78,7 +77,7 @@ class Cifar10(source.Pixels):
 
 
 def locate(root: Path) -> Path | None:
-    """Returns the archive or extracted folder that `root` is or contains, or None."""
+    """Returns the archive or the extracted folder, either `root` itself or in it, or None."""
     for path in (root, root / ARCHIVE, root / FOLDER):
         if (path / _META).is_file() or (path.is_file() and path.name == ARCHIVE):
             return path
@@ -86,7 +85,7 @@ def locate(root: Path) -> Path | None:
 
 
 def find(root: Path, encode: Encode, encoding: str) -> Cifar10:
-    """Returns the batches and the class list."""
+    """Returns the source; raises UsageError if `root` does not contain CIFAR-10."""
     path = locate(root)
     if path is None:
         raise UsageError(f"--source {root}: expected {ARCHIVE} or {FOLDER}/. Download it.")
@@ -98,7 +97,7 @@ def find(root: Path, encode: Encode, encoding: str) -> Cifar10:
     if path.is_dir():
         part = source.folder_part(path.name, [("", scan(path))])
     else:
-        part = source.file_part(path, ARCHIVE_MD5)
+        part = source.file_part(path, published.CIFAR10.md5)
     tasks = [
         IndexTask(batch, split, path.name, num_bytes=_BATCH_BYTES)
         for split in BATCHES

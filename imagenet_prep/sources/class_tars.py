@@ -1,4 +1,4 @@
-"""ImageNet-21K as image-net.org ships it: one tar per class, in one tar or in a folder."""
+"""Reads ImageNet-21K as image-net.org ships it: a tar per class, in one tar or in a folder."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ _FOLDERS = ("winter21_whole", "fall11_whole")
 
 @dataclass(frozen=True)
 class ClassTars(ilsvrc.Tars):
-    """Class tars, all in the train split."""
+    """A source of class tars; all images are in the train split."""
 
     other_name = "imagenet21k"
 
     @property
     def edition(self) -> editions.Edition | None:
-        """The edition named by the archive or folder, or else the most similar one."""
+        """The edition in the file or folder name, or the one with the closest number of classes."""
         number, known = len(self.classes.wnids), (editions.ILSVRC2012, WINTER21, FALL11)
         return editions.called(self.parts[0].name, number) or editions.closest(known, number)
 
 
 def locate(root: Location) -> Iterator[Location]:
-    """Yields the tars or folders of class tars that `root` is or contains."""
+    """Yields each tar or folder of class tars: `root` itself, or below `root`."""
     if root.is_file():
-        # ILSVRC2012's archives are read through their folder, which verifies their md5.
+        # For ILSVRC2012's archives, the source is their folder, so that md5s are verified.
         if root.suffix == ".tar" and root.name not in ilsvrc.ARCHIVES.values():
             yield root
         return
@@ -48,13 +48,11 @@ def locate(root: Location) -> Iterator[Location]:
 
 
 def find(root: Location, splits: Sequence[str]) -> ClassTars:
-    """Returns the class tars; the class list is ILSVRC2012's if it contains all of them."""
+    """Returns the source; its class list is ILSVRC2012's if that contains all class tars."""
     places = [*locate(root)]
     if len(places) > 1:
-        raise UsageError(
-            f"--source {root}: holds {' and '.join(place.name for place in places)}. Name one of "
-            "them."
-        )
+        names = " and ".join(place.name for place in places)
+        raise UsageError(f"--source {root}: holds {names}. Name one of them.")
     if not places:
         raise UsageError(
             f"--source {root}: has neither {WHOLE} nor class tars, nNNNNNNNN.tar. Get them from "
@@ -76,7 +74,7 @@ def find(root: Location, splits: Sequence[str]) -> ClassTars:
             raise SourceError(f"{place.name}: holds no class tar. Download it again.")
     else:
         files = _class_files(place)
-        # Paths are relative to the source, so that `report` finds them.
+        # These paths are relative to the source, so that `report` finds the tars.
         below = f"{place.name}/" if place != root else ""
         archives = {below + file.path: place / file.path for file in files}
         # No md5 was published for the 19,167 class tars, so the manifest lists the folder.

@@ -1,4 +1,4 @@
-"""Reads tars and zips, local or remote, by content: some .tar.gz files are plain tars."""
+"""Reads tars and zips; content decides the format, as some .tar.gz files are plain tars."""
 
 from __future__ import annotations
 
@@ -15,13 +15,11 @@ from imagenet_prep.storage.remote_path import Location, RemotePath, open_to_read
 _ZIP = b"PK\x03\x04"
 # Published on ObjectNet's page, next to its licence. Other archives have no password.
 _PASSWORD = b"objectnetisatestset"
-# Images barely compress, but tars of small images do because of their padding.
+# Images barely compress, but the padding between small images in a tar does.
 _LEAST_ALLOWANCE = 1 << 30
 _MOST_RATIO = 16
-# Bytes per request to a server: files in a zip are mostly read in order.
-_AHEAD_BYTES = 4 << 20
-# Enough for about 120,000 images; the largest published archive has 50,000.
-_MOST_LIST_BYTES = 16 << 20
+_AHEAD_BYTES = 4 << 20  # bytes per request to a server; files are mostly read in order
+_MOST_LIST_BYTES = 16 << 20  # about 120,000 images; the largest published archive has 50,000
 _ZIP_ERRORS = (zipfile.BadZipFile, RuntimeError, NotImplementedError, ValueError)
 
 
@@ -57,7 +55,7 @@ def _in_zip(
 
 
 class _Zip(io.BufferedReader):
-    """A zip file that limits the size of its file list, which zipfile reads in one call."""
+    """A zip file with a limit for the size of its file list, which zipfile reads in one call."""
 
     most = _MOST_LIST_BYTES
 
@@ -70,7 +68,7 @@ class _Zip(io.BufferedReader):
 
 
 class _Seekable(io.RawIOBase):
-    """A remote file with random access, as zipfile needs it."""
+    """A remote file with random access for zipfile."""
 
     def __init__(self, path: RemotePath) -> None:
         self._path, self._at = path, 0

@@ -97,7 +97,7 @@ def find(
 
 
 def _remarks(source: folder.Folder, root: Location) -> Iterator[str]:
-    """Yields how folders with ambiguous names were interpreted."""
+    """Yields a remark on each folder that can be understood in a different way."""
     if isinstance(root, Path) and root.resolve() in source.split_folders:
         yield "no train/ and no val/, so all of it is train"
         for name in filter(layout.split_called, source.classes.wnids):
@@ -112,7 +112,7 @@ def _remarks(source: folder.Folder, root: Location) -> Iterator[str]:
 
 @read_errors("")
 def recognised(root: Location) -> list[str]:
-    """Returns the kinds that match a folder, original archives first."""
+    """Returns the kinds of source that a folder matches, original archives first."""
     kinds = []
     if any((root / name).is_file() for name in ilsvrc.ARCHIVES.values()):
         kinds.append(ILSVRC)
@@ -130,7 +130,7 @@ def recognised(root: Location) -> list[str]:
         MNIST: mnist.is_there(root),
     }
     kinds += [kind for kind, content in contents.items() if content]
-    # Checked last, because any folders can be classes.
+    # This is checked last, because any folder can be a class.
     return kinds or [FOLDER] * bool(layout.split_folders(root).folders)
 
 

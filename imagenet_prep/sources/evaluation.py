@@ -1,4 +1,4 @@
-"""Evaluation datasets: ImageNetV2, ImageNet-A, -R, -O, -Sketch, -C and ObjectNet."""
+"""Reads evaluation datasets: ImageNetV2, ImageNet-A, -R, -O, -Sketch, -C and ObjectNet."""
 
 from __future__ import annotations
 
@@ -29,20 +29,18 @@ from imagenet_prep.storage.remote_path import ARCHIVES, Location
 
 # ImageNet-C has one archive per group of corruptions.
 _C = {"blur.tar", "digital.tar", "extra.tar", "noise.tar", "weather.tar"}
-# Number of files in an archive to search for the first image or tar.
-_LOOKED_AT = 64
+_LOOKED_AT = 64  # files of an archive to search for the first image or tar
 _FEW_FOLDERS = 20
 _MAPPING_BYTES = 1 << 20
-# The names of ImageNet-C's 95,000 folders have 3 MB in total.
-_FOLDERS_BYTES = 16 << 20
+_FOLDERS_BYTES = 16 << 20  # the names of ImageNet-C's 95,000 folders have 3 MB in total
 
 
 @dataclass(frozen=True)
 class Folder(folder.Folder):
-    """Folders of images."""
+    """An evaluation dataset in a folder."""
 
     def index(self, task: IndexTask) -> list[Member]:
-        """Returns the images, sorted by key."""
+        """Returns all images of the dataset, sorted by key."""
         files = self._below(task).images
         members = (
             _member(self, f"{task.part}/{path}", f"{task.archive}/{path}", size)
@@ -53,12 +51,12 @@ class Folder(folder.Folder):
 
 @dataclass(frozen=True)
 class Archives(source.Packed):
-    """Archives of any kind, by name."""
+    """An evaluation dataset in tars or zips, by file name."""
 
     archives: dict[str, Location]
 
     def images(self, task: IndexTask) -> Iterator[PackedImage]:
-        """Yields the images of one archive; raises SourceError."""
+        """Yields the images of one archive, unpacked; raises SourceError if it is damaged."""
         most = MAX_IMAGE_BYTES + 1
         files = containers.contents(
             self.archives[task.part], lambda path: most * (_member(self, path) is not None)
@@ -77,7 +75,7 @@ def _member(of: source.Source, path: str, archive: str = "", size: int = 0) -> M
 
 
 def locate(root: Location) -> list[Location]:
-    """Returns the archives (several for ImageNet-C) or the folder that `root` is or contains."""
+    """Returns `root`, or the folders or archives in it, if they are evaluation datasets."""
     if root.is_file():
         return [root] * (root.name.endswith(ARCHIVES) and _is_archive(root))
     if not root.is_dir():
@@ -86,7 +84,7 @@ def locate(root: Location) -> list[Location]:
     if isinstance(root, Path):
         if layout.named_splits(root).folders:
             return []
-        # Folders named like a dataset come before folders that only look like one.
+        # Prefer folders with the name of a dataset to folders that only have its contents.
         below = [root / name for name in subfolders(root)]
         named = [path for path in below if edition_called(path.name)]
         if folders := [path for path in named if _is_set(path)] or [root] * _is_set(root):
@@ -107,7 +105,7 @@ def _is_archive(archive: Location) -> bool:
         return True
     try:
         files = (path for path, *_ in islice(containers.contents(archive, lambda _: 0), _LOOKED_AT))
-        # Class tars are large: finding the next file would read gigabytes.
+        # Stop at a class tar, because to find the next file would read gigabytes.
         matches = (p for p in files if p.endswith(".tar") or listing.is_called_an_image(p))
         first = next(matches, "")
     except SourceError:
@@ -117,7 +115,7 @@ def _is_archive(archive: Location) -> bool:
 
 
 def _called(place: Path) -> str:
-    """Returns the folder's name, after its parent's if that is one of the corruptions."""
+    """Returns the name of a folder; below a corruption of ImageNet-C, as CORRUPTION/NAME."""
     above = place.parent.name
     return f"{above}/{place.name}" if above in CORRUPTIONS else place.name
 
@@ -137,7 +135,7 @@ def _is_set(place: Path) -> bool:
 
 
 def find(root: Location, splits: Sequence[str], *, follow_links: bool) -> Folder | Archives:
-    """Returns the evaluation dataset, with ILSVRC2012's class list."""
+    """Returns the evaluation dataset; its class list is ILSVRC2012's."""
     places = locate(root) or [root] * root.is_file()
     names = [place.name for place in places]
     if not places:
@@ -211,7 +209,7 @@ def _archives(archives: dict[str, Location]) -> Archives:
 def _with_ignored(
     part: source.Part, ignored: Counter[str], in_folder: Counter[str], layout: Layout
 ) -> source.Part:
-    """Adds ignored files to a part, including images of ObjectNet's objects without a class."""
+    """Returns a part with its ignored files, including images of objects without a class."""
     others = sum(
         number for path, number in in_folder.items() if layout.place(f"{path}/*", path) is None
     )

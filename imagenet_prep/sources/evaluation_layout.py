@@ -1,7 +1,7 @@
-"""Identifies evaluation datasets, and the class and key of each of their images.
+"""Identifies evaluation datasets, and the classes of their folders.
 
-ImageNetV2's folders are class indices. ObjectNet's mapping gives its folders' classes. All others
-are WNIDs.
+The folders of ImageNetV2 are class indices. The classes of ObjectNet's folders are in its mapping
+files. The folders of all other datasets are WNIDs.
 """
 
 from __future__ import annotations
@@ -21,27 +21,25 @@ from imagenet_prep.dataset.keys import CORRUPTIONS, WNID
 from imagenet_prep.sources import labels
 
 _NUMBER = re.compile(r"0|[1-9][0-9]{0,2}")
-# Custom datasets with numbered class folders have fewer of them.
-_MANY_NUMBERS = 500
+_MANY_NUMBERS = 500  # custom datasets have fewer numbered class folders
 _CORRUPTED = re.compile(rf"(?:^|/)((?:{'|'.join(CORRUPTIONS)})/[1-5]/)n[0-9]{{8}}/[^/]+$")
-# ObjectNet's mapping files, in any folder. NUMBERS gives the line in WORDS of each class.
+# ObjectNet's mapping files. NUMBERS contains the line number in WORDS of each class.
 FOLDERS, OBJECTS, NUMBERS, WORDS = MAPPING = (
     "mappings/folder_to_objectnet_label.json",
     "mappings/objectnet_to_imagenet_1k.json",
     "mappings/pytorch_to_imagenet_2012_id.json",
     "mappings/imagenet_to_label_2012_v2",
 )
-# ObjectNet has 313 folders. This limits folders, and classes per object, to bound memory.
-_MOST_OBJECTS = 1000
+_MOST_OBJECTS = 1000  # folders, and classes per object; ObjectNet has 313 folders
 
 
 @dataclass(frozen=True)
 class Layout:
-    """The meaning of the folders of a dataset."""
+    """The edition of an evaluation dataset, and the classes of its folders."""
 
     edition: Edition
     is_numbered: bool = False
-    # ObjectNet's class indices by folder ([] if it has no class); None for other datasets.
+    # ObjectNet's class indices by folder ([] if an object has none); None for other datasets.
     objects: Mapping[str, Sequence[int]] | None = None
     problems: Sequence[str] = ()  # differences from the published counts, one sentence each
 
@@ -73,7 +71,7 @@ class Layout:
 
     @property
     def answers(self) -> dict[str, list[str]]:
-        """The accepted classes, as in `Manifest`."""
+        """The correct WNIDs of each class that has several, as in `Manifest.answers`."""
         wnids = labels.official_classes().wnids
         several = [indices for indices in (self.objects or {}).values() if len(indices) > 1]
         return {wnids[indices[0]]: [wnids[i] for i in sorted(indices)] for indices in several}
@@ -82,7 +80,7 @@ class Layout:
 def layout_of(
     names: Sequence[str], sample: str, in_folder: Counter[str], mapping: Mapping[str, bytes]
 ) -> Layout:
-    """Returns the meaning of the folders; `sample` is the path of the first image, or ""."""
+    """Identifies a dataset by its names, its folders and `sample`, the path of an image or ""."""
     where = names[0]
     folders = {path.rpartition("/")[2] for path in in_folder}
     if not sample:
@@ -110,7 +108,7 @@ def layout_of(
 
 
 def mapped(path: str) -> list[str]:
-    """Returns the ObjectNet mapping file that a path names: a list of one name, or []."""
+    """Returns [name] if `path` is ObjectNet's mapping file of this name, else []."""
     return [name for name in MAPPING if f"/{path}".endswith(f"/{name}")]
 
 
@@ -132,7 +130,7 @@ def edition_of(names: Iterable[str], folders: Collection[str], sample: str) -> E
     called = next(filter(None, map(edition_called, [*names, *above])), None)
     if called is editions.IMAGENET_SKETCH and not WNID.fullmatch(folder):
         called = None  # sketches, but not ImageNet-Sketch
-    # Image names that begin with a WNID are ILSVRC2012's train images of the same classes.
+    # If the image name begins with a WNID, these are ILSVRC2012's train images of some classes.
     if called is not editions.IMAGENET_O and not WNID.match(image):
         digest = hashlib.sha256("".join(f"{name}\n" for name in sorted(folders)).encode())
         known = {edition.digest: edition for edition in editions.EVALUATION if edition.digest}
@@ -180,7 +178,7 @@ def _objects(files: Mapping[str, bytes], where: str) -> Mapping[str, Sequence[in
         }
         uses = Counter(index for indices in objects.values() for index in indices)
         for indices in objects.values():
-            indices.sort(key=uses.__getitem__)  # the first is the label: no other object has it
+            indices.sort(key=uses.__getitem__)  # first the label: no other object has this class
             if indices and (uses[indices[0]] > 1 or not 0 <= min(indices) <= max(indices) < 1000):
                 raise ValueError("two objects have the same class, or a class is not ILSVRC2012's")
     except (ValueError, LookupError) as error:

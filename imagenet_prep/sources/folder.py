@@ -1,7 +1,7 @@
-"""One folder per class, as in torchvision's ImageFolder and on Kaggle; validation may be flat.
+"""Reads one folder per class, as in torchvision's ImageFolder and on Kaggle.
 
-Labels of a flat validation folder come from the devkit, the synset list of tensorflow/models, or
-Kaggle's solution.
+The validation folder may have no class folders. The labels of its images then come from the devkit,
+the synset list of tensorflow/models, or Kaggle's solution.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ SOLUTION = "LOC_val_solution.csv"
 
 
 class FileReader:
-    """Reads complete files. Each is opened and closed, as there may be a million."""
+    """Reads complete files; closes each after reading, because there may be a million."""
 
     def __init__(self, root: Path, newest: int) -> None:
-        """Takes the folder, and the latest stamp of its files when they were listed."""
-        self._root, self._newest = root, newest
+        self._root = root
+        self._newest = newest  # the latest file time when the files were listed
 
     def read(self, archive: str, offset: int, size: int) -> bytes:
-        """Returns the first `size` bytes of a file: all of them unless it is too large."""
+        """Returns the first `size` bytes; raises SourceError if the file was changed."""
         path = self._root / archive
         with read_errors(path, "Check the disk that holds it."), open_to_read(path) as file:
             now = os.fstat(file.fileno())
@@ -65,21 +65,19 @@ class FileReader:
 
 @dataclass(frozen=True)
 class Folder(source.Stored):
-    """Folders of images."""
+    """A source with one folder per class, or with a flat validation folder."""
 
     decisive: ClassVar[tuple[str, ...]] = ("validation_class_index", "is_own")
     root: Path
-    # Class index by file name without extension, if validation is flat.
-    validation_class_index: dict[str, int] | None
-    # Folder that links must not leave, as they may point to private images; or None.
-    inside: Path | None
-    # Whether these are custom photographs, not ImageNet's. Then the content of a file decides if it
-    # is an image, and keys include the folders below the class folder.
+    validation_class_index: dict[str, int] | None  # by file name without extension, if flat
+    inside: Path | None  # links must stay in this folder, as they may point to private images
+    # For custom photographs, the content of a file decides if it is an image, and keys include the
+    # folders below the class folder.
     is_own: bool
 
     @property
     def is_ilsvrc(self) -> bool:
-        """Whether it has ILSVRC2012's classes or its flat validation folder."""
+        """Whether the source has ILSVRC2012's classes or a flat validation folder."""
         return super().is_ilsvrc or self.validation_class_index is not None
 
     @property
@@ -93,7 +91,7 @@ class Folder(source.Stored):
 
     @property
     def reader(self) -> FileReader:
-        """Reads the files."""
+        """The reader of the image files."""
         return FileReader(self.root, max(part.newest for part in self.parts))
 
     def index(self, task: IndexTask) -> list[Member]:
@@ -123,7 +121,7 @@ class Folder(source.Stored):
 
     @property
     def edition(self) -> editions.Edition | None:
-        """The edition that the folders name, or ILSVRC2012 if this is a part of it."""
+        """The edition that a folder is named after, or ILSVRC2012 if this is a part of it."""
         called = (editions.called(part.name, len(self.classes.wnids)) for part in self.parts)
         return next(filter(None, called), super().edition)
 
@@ -151,10 +149,11 @@ def find(
     follow_links: bool = False,
     classes: ClassList | None = None,
 ) -> Folder:
-    """Returns the folders of `splits` and the class list.
+    """Returns the source of `splits`.
 
-    The class list is `classes`, else the devkit's or Kaggle's, else the official list if it has all
-    class folders (labels then do not shift in a subset), else the sorted folder names.
+    Its class list is `classes`, or else the devkit's or Kaggle's. Without these, it is the official
+    list if that has all class folders, so that labels are the same in a subset, or else the sorted
+    folder names.
     """
     inside = None if follow_links else root
     names = layout.split_folders(root)
@@ -199,7 +198,7 @@ def find(
         part = source.folder_part(names.names.get(split, [folder.name])[0], groups)
         parts.append(part._replace(ignored=tuple(most_frequent(ignored).items())))
         for index, name in below:
-            # Class folders can have names that are not valid in receipts.
+            # The name of a class folder may be invalid as the name of a receipt.
             task = split if index is None else f"{split}-{index:05d}"
             path = str(Path(folders[split], name))
             tasks.append(IndexTask(task, split, part.name, index, archive=path))
@@ -208,7 +207,7 @@ def find(
 
 
 def is_imagenet(classes: ClassList, folders: Iterable[str]) -> bool:
-    """Returns whether class folders contain all or some of ImageNet's images."""
+    """Returns whether the images are from ImageNet, judged by class and folder names."""
     names = {path.rpartition("/")[2] for path in folders}
     editions_called = (editions.called(name, len(classes.wnids)) for name in names)
     return classes.official or any(editions_called) or all(map(keys.WNID.fullmatch, classes.wnids))
@@ -221,14 +220,14 @@ def _listed(
     ignored: Counter[str],
     problems: Problems,
 ) -> Iterator[tuple[str, list[File]]]:
-    """Yields images class by class, because the names of 13 million files take gigabytes."""
+    """Yields the images of one class at a time: the names of 13 million files take gigabytes."""
     empty = []
     for name in names:
         files = list_below(folder / name, problems=problems)
         ignored.update(files.ignored)
         empty += [(folder / name, files)] * (not files.images)
         yield name, files.images
-    # Without other problems, an empty folder is reported only if its class is read.
+    # If there are no other problems, `index` reports empty folders when it reads their class.
     for path, files in empty if problems else ():
         _note_empty(path, files, problems)
 
@@ -247,7 +246,7 @@ def _first(folders: Sequence[Path], *names: str) -> Path | None:
 def _validation(
     devkit: labels.Devkit | None, lists: Sequence[Path], classes: ClassList, root: Path
 ) -> dict[str, int]:
-    """Returns validation class indices by file name, without extension, from the first list."""
+    """Returns class indices by file name without extension, from the first label list found."""
     if devkit is not None:
         numbers = enumerate(devkit.validation_class_index, start=1)
         return {f"ILSVRC2012_val_{number:08d}": index for number, index in numbers}

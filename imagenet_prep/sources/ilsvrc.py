@@ -1,4 +1,4 @@
-"""ILSVRC2012's original archives: nested train tar, flat validation tar, devkit."""
+"""Reads ILSVRC2012's original archives: the train tar of class tars, other tars, the devkit."""
 
 from __future__ import annotations
 
@@ -34,19 +34,19 @@ CLASS_TAR = re.compile(rf"({keys.WNID.pattern})\.tar")
 
 @dataclass(frozen=True)
 class Tars(source.Stored):
-    """Tars of images, separate or nested in one. Validation labels are in file-name order."""
+    """A source of image tars, either separate files or nested in one tar."""
 
     archives: dict[str, Location]
-    validation_class_index: tuple[int, ...] = ()
+    validation_class_index: tuple[int, ...] = ()  # in the order of the file names
 
     @cached_property
     def reader(self) -> ArchiveReader | RemoteArchives:
-        """Reads the archives."""
+        """The reader of the archives."""
         return open_archives(self.archives)
 
     @property
     def images(self) -> MemberReader:
-        """Reads the members; on a server, verifies them, as others may have changed the listing."""
+        """The reader of single images; it verifies remote ones, as their listing is untrusted."""
         kind = TarReader if isinstance(self.reader, RemoteArchives) else MemberReader
         return kind(self.reader)
 
@@ -87,7 +87,7 @@ class Tars(source.Stored):
 def inner_tars(
     reader: ArchiveReader | RemoteArchives, archive: str, advice: str
 ) -> dict[str, Range]:
-    """Returns the byte range of each class tar; `advice` is for errors about other members."""
+    """Returns the byte range of each class tar by WNID; errors end with `advice`."""
     tars: dict[str, Range] = {}
     for inner in tar.files_of(reader, archive, 0, reader.size(archive), skipping=True):
         match = CLASS_TAR.fullmatch(inner.name.rpartition("/")[2])
@@ -119,14 +119,14 @@ def class_tasks(part: str, tars: Mapping[str, Range], classes: ClassList) -> lis
 
 @dataclass(frozen=True)
 class Ilsvrc2012(Tars):
-    """The archives of one dataset."""
+    """The train and validation archives of ILSVRC2012."""
 
     name = "imagenet2012"
     edition = editions.ILSVRC2012
     decisive = ("validation_class_index",)
 
     def index_tasks(self, split: str) -> list[IndexTask]:
-        """Returns one task per tar: each class of train, or all of validation."""
+        """Returns one task per class tar of train, or one task for validation."""
         archive = ARCHIVES[split]
         if split == schema.VALIDATION:
             return [IndexTask(split, split, archive, None, 0, self.reader.size(archive))]
@@ -134,7 +134,7 @@ class Ilsvrc2012(Tars):
 
     @cached_property
     def _classes_of_train(self) -> list[IndexTask]:
-        # Listed on first use: a run on a finished dataset does not need it.
+        # Listed on first use, because a run on a finished dataset does not need the class tars.
         archive = ARCHIVES[schema.TRAIN]
         tars = inner_tars(self.reader, archive, "This is not the train archive of ILSVRC2012.")
         return class_tasks(archive, tars, self.classes)
@@ -142,14 +142,14 @@ class Ilsvrc2012(Tars):
 
 @dataclass(frozen=True)
 class Unlabelled(Tars):
-    """The test archive of ILSVRC2012. All its images are of one class, as no labels exist."""
+    """ILSVRC2012's test archive. All images get one class, as their labels are unpublished."""
 
     name = "imagenet2012_test"
     edition = editions.ILSVRC2012_TEST
 
 
 def find(folder: Location, splits: Sequence[str]) -> Ilsvrc2012 | Unlabelled:
-    """Returns the archives of `splits` and the class list; only train needs no devkit."""
+    """Returns the source of `splits`; the devkit is required for validation."""
     if isinstance(folder, Path) and not folder.is_dir():
         expected = ", ".join([*(ARCHIVES[split] for split in splits), labels.DEVKIT])
         raise UsageError(f"--source {folder}: no such folder. Put {expected} there.")
@@ -173,18 +173,15 @@ def find(folder: Location, splits: Sequence[str]) -> Ilsvrc2012 | Unlabelled:
                 "--splits: the images of test have no labels, so they cannot be in a dataset with "
                 "other splits. Choose --splits test and a different --out."
             )
-        part, split = (
-            source.file_part(archives[ARCHIVES[schema.TEST]], published.TEST.md5),
-            splits[0],
-        )
-        task = IndexTask(split, split, part.name, 0, 0, part.num_bytes)
+        part = source.file_part(archives[ARCHIVES[schema.TEST]], published.TEST.md5)
+        task = IndexTask(schema.TEST, schema.TEST, part.name, 0, 0, part.num_bytes)
         return Unlabelled(_UNLABELLED, (part,), archives, tasks=(task,))
     if devkit_path.is_file():
         devkit = labels.read_devkit(devkit_path)
         classes, truth = devkit.classes, devkit.validation_class_index
     else:
         classes, truth = labels.official_classes(), ()
-    # Archives with a different class list have different md5s.
+    # With a different class list, the archives differ from the published ones, and so do md5s.
     parts = tuple(
         source.file_part(archives[ARCHIVES[s]], _PUBLISHED[s].md5 if classes.official else None)
         for s in splits

@@ -1,4 +1,4 @@
-"""The meaning of the labels of an existing dataset: its class list and its first label."""
+"""Finds the class list and the first label (0 or 1) of an existing dataset."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ _MAX_EXAMPLES_IN_MESSAGE = 5
 
 
 class LabelUse(NamedTuple):
-    """A label used for a class in one shard; `where` is the first such record."""
+    """A class and a label that occur together in the records of a shard."""
 
     name: str
     text: str
     label: int
-    examples: int
-    where: str
+    examples: int  # number of records with this class and label
+    where: str  # the first of these records
 
 
 @dataclass(frozen=True)
 class Labelling:
-    """The meaning of a dataset's labels: a label is a class index + `offset`."""
+    """A dataset's class list, and the `offset` of its labels: label = class index + offset."""
 
     classes: ClassList
     offset: int
 
     def class_index(self, name: str, label: int) -> int:
-        """Returns the class index of a record."""
+        """Returns the class index of a record; raises DataDamagedError if its label is wrong."""
         if not name:
             index = label - self.offset
             if not 0 <= index < len(self.classes.wnids):
@@ -49,14 +49,14 @@ class Labelling:
 
 
 def labelling_of(uses: Iterable[LabelUse], known: ClassList | None = None) -> Labelling:
-    """Returns the class list and offset (0 or 1) that fit all labels; `known` is preferred."""
+    """Returns the class list and offset (0 or 1) that match all labels; prefers `known`."""
     uses = list(uses)
     official = official_classes()
     lists = [_own_classes(uses, official)]
     for classes in (official, known):
         if classes and all(use.name in classes.index for use in uses if use.name):
             lists.insert(0, classes)
-    # Only TFDS records have no class name; their labels count from 0.
+    # Only TFDS records have no class name; TFDS labels start at 0.
     offsets = (1, 0) if all(use.name for use in uses) else (0,)
     candidates = [Labelling(classes, offset) for classes in lists for offset in offsets]
     strays_of = [[use for use in uses if _problem(use, c)] for c in candidates]
@@ -80,7 +80,7 @@ def _problem(use: LabelUse, labelling: Labelling) -> str:
 
 
 def _own_classes(uses: Sequence[LabelUse], official: ClassList) -> ClassList:
-    """Returns the classes that records name: WNIDs sorted, other names by label."""
+    """Returns the class list in the records: sorted WNIDs, or other names in label order."""
     named = {use.name: use for use in sorted(uses, key=lambda use: use.examples) if use.name}
     names = sorted(named)
     if not all(map(WNID.fullmatch, names)):

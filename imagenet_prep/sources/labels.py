@@ -1,7 +1,8 @@
-"""WNIDs and class indices, the devkit, and checks that detect a wrong mapping.
+"""Reads class lists and the labels in the devkit, and detects wrong labels.
 
-ILSVRC2012_validation_ground_truth.txt contains ILSVRC2012_IDs, which are NOT positions in the
-sorted WNIDs: meta.mat maps them. The official class list is checked against known labels.
+ILSVRC2012_validation_ground_truth.txt contains ILSVRC2012_IDs. These IDs are NOT positions in the
+sorted WNIDs: meta.mat maps IDs to WNIDs. Labels with the official class list are compared with the
+known labels.
 """
 
 from __future__ import annotations
@@ -28,13 +29,12 @@ GROUND_TRUTH = "ILSVRC2012_validation_ground_truth.txt"
 _MAX_UNPACKED_BYTES = 256 << 20
 _MAX_FILE_BYTES = 8 << 20
 
-# The largest ILSVRC2012_ID is 1860. int() rejects more than 4,300 digits.
-_MAX_DIGITS = 10
+_MAX_DIGITS = 10  # the largest ILSVRC2012_ID is 1860; int() rejects more than 4,300 digits
 _NO_META = (ValueError, LookupError, TypeError, OverflowError, struct.error, zlib.error)
 
 # SHA-256 of the 50,000 validation WNIDs in file-name order, one per line.
 OFFICIAL_VALIDATION_DIGEST = "313fc3f23c864dde9183c9a368809065765dd1b657a6904fded44e3e46d34604"
-# The first ten of these WNIDs. Sorted by ILSVRC2012_ID, the first would be class 489, not 65.
+# The first ten of these WNIDs. The first is class 65; if sorted by ILSVRC2012_ID, it is 489.
 CANARIES = (
     "n01751748",
     "n09193705",
@@ -51,7 +51,7 @@ CANARIES = (
 
 @dataclass(frozen=True)
 class Devkit:
-    """Leaf synsets sorted by WNID, and validation class indices in file-name order."""
+    """The leaf synsets, sorted by WNID, and the validation labels, in file-name order."""
 
     classes: ClassList
     validation_class_index: tuple[int, ...]
@@ -68,7 +68,7 @@ def official_classes() -> ClassList:
 def classes_called(
     names: Sequence[str], where: str, lemmas: Mapping[str, str] | None = None
 ) -> ClassList:
-    """Returns a class list with these names, in this order; IDs have "_" for spaces."""
+    """Returns a class list with these names, in this order; class IDs have "_" for spaces."""
     words = dict(zip(*dataclasses.astuple(official_classes()), strict=True)) | dict(lemmas or {})
     ids = tuple("_".join(name.split()) for name in names)
     forms = Counter(unicodedata.normalize("NFC", name) for name in ids)
@@ -81,7 +81,7 @@ def classes_called(
 
 
 def check_validation(classes: ClassList, class_index: dict[int, int], where: str) -> None:
-    """Checks labels by file number if they are all 50,000 of the official class list."""
+    """Compares labels by file number with the known ones, if all 50,000 are given."""
     numbers = range(1, schema.OFFICIAL_NUM_EXAMPLES[schema.VALIDATION] + 1)
     if classes.official and class_index.keys() == set(numbers):
         check_canaries([classes.wnids[class_index[number]] for number in numbers], where)
@@ -116,7 +116,7 @@ def read_devkit(path: Location) -> Devkit:
 
 
 def check_canaries(wnids: Sequence[str], path: Location | str) -> None:
-    """Compares ILSVRC2012's validation labels, in file-name order, with the known ones."""
+    """Raises SourceError if these are not ILSVRC2012's validation labels in file-name order."""
     for number, (wnid, expected) in enumerate(zip(wnids, CANARIES, strict=False), start=1):
         if wnid != expected:
             raise SourceError(

@@ -1,8 +1,9 @@
-"""Distinguishes split and class folders in a source; no other module does.
+"""Decides which folders of a source are splits and which are classes.
 
 A split folder has a word for a split in its name, such as `train` or `Testing`. If the name has
-other words (`seg_test`), a second split must share them. A class folder directly contains images.
-Other folders with images are refused, because their labels would be lost.
+other words too (`seg_test`), a second split must have the same words (`seg_train`). A class folder
+directly contains images. A folder with images only in its subfolders is refused, because the names
+of the subfolders would be lost as labels.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ FOLDERS = {
     schema.VALIDATION: ("val", "validation", "valid", "val_blurred", "imagenet21k_val"),
 }
 KAGGLE = "Data/CLS-LOC"
-# Words that do not name a class, alone or as a prefix or suffix of a split word.
+# Words that do not name a class. They can also be joined to a split word, as in `trainset`.
 _NEUTRAL = (
     "(?:(?:data|image|img|photo|picture|pic|file|folder|split|sub)?(?:set|s)?|data|jpe?g|png|"
     "class(?:es)?|categor(?:y|ies)|masks?|labels?|annotations?)"
@@ -42,22 +43,18 @@ _SPLIT_WORDS = {
 }
 _SPLIT = {s: re.compile(f"{_NEUTRAL}(?:{words}){_NEUTRAL}") for s, words in _SPLIT_WORDS.items()}
 _BETWEEN_WORDS = re.compile(r"[\W\d_]+|(?<=[a-z])(?=[A-Z])")
-# Limits the search for the first image of a folder, which may contain any files.
-_MOST_LOOKED_AT = 10_000
+_MOST_LOOKED_AT = 10_000  # files to search for the first image of a folder
 _MOST_NAMED = 3
 
 
 class Splits(NamedTuple):
-    """Split folders relative to `base`; `beside` are folders that may contain label lists.
-
-    `names` are the folders in `top` named like a split, by split, unless these are classes.
-    """
+    """The folders of the splits in a source."""
 
     base: Path
-    folders: dict[str, str]
-    beside: list[Path]
+    folders: dict[str, str]  # the folder of each split, relative to `base`
+    beside: list[Path]  # folders that may contain label lists
     top: Path
-    names: dict[str, list[str]]
+    names: dict[str, list[str]]  # all folders in `top` named like a split, except classes
 
 
 def split_called(name: str) -> str | None:
@@ -66,19 +63,19 @@ def split_called(name: str) -> str | None:
 
 
 def _meaning(name: str) -> tuple[str | None, str]:
-    """Returns the split that a name matches, and the remaining words of the name."""
+    """Returns the split that a folder name matches, or None, and the other words of the name."""
     words = [word.casefold() for word in _BETWEEN_WORDS.split(name) if word]
     split_of = {w: s for w in words for s, pattern in _SPLIT.items() if pattern.fullmatch(w)}
     others = [w for w in words if w not in split_of and not re.fullmatch(_NEUTRAL, w)]
     if not split_of and (not words or any(map(str.isdigit, name))):
-        others = [name]  # a number names a class: `7`, `class 7`; not in `train2017`
+        others = [name]  # `7` and `class 7` are classes; `train2017` is a split
     splits = {*split_of.values()}
     return splits.pop() if len(splits) == 1 else None, " ".join(others)
 
 
 @read_errors("")
 def split_folders(root: Path) -> Splits:
-    """Returns the splits in a folder; a folder of only class folders is itself the train folder."""
+    """Returns the splits in a folder; without split folders, a folder of classes is train."""
     named = named_splits(root)
     if named.folders:
         inner = {split: _inner(named.base, name) for split, name in named.folders.items()}
@@ -92,7 +89,7 @@ def split_folders(root: Path) -> Splits:
 
 @read_errors("")
 def named_splits(root: Path) -> Splits:
-    """Returns the splits that have folders named like splits."""
+    """Returns the splits in a folder, found by the names of its subfolders."""
     bases = [path for path in (root / "ILSVRC", root) if (path / KAGGLE).is_dir()]
     base, prefix = (bases[0], f"{KAGGLE}/") if bases else (root, "")
     top = base / prefix
@@ -100,7 +97,7 @@ def named_splits(root: Path) -> Splits:
     names = _named(below)
     chosen = {} if names and _are_classes(top, names, below) else dict(names)
     if {*chosen} == {schema.TRAIN, schema.TEST}:
-        # A test folder with train's classes is used for validation.
+        # Use a test folder for validation if it has classes of train.
         inner = {name: {*subfolders(top / _inner(top, name))} for name in chain(*names.values())}
         of_train = inner[names[schema.TRAIN][0]]
         chosen[schema.VALIDATION] = [name for name in names[schema.TEST] if of_train & inner[name]]
@@ -124,7 +121,7 @@ def _named(below: Sequence[str]) -> dict[str, list[str]]:
 
 
 def _are_classes(top: Path, names: dict[str, list[str]], below: Sequence[str]) -> bool:
-    """Returns whether folders named like one split are classes, as `train` next to `bus` is."""
+    """Returns whether folders with the name of a split are classes, as in `train` and `bus`."""
     (called, *more) = names.values()
     if more or any(subfolders(top / name) or not has_image(top / name) for name in called):
         return False
@@ -133,7 +130,7 @@ def _are_classes(top: Path, names: dict[str, list[str]], below: Sequence[str]) -
 
 
 def _inner(base: Path, folder: str) -> str:
-    """Returns the folder of a split, or the only subfolder in it: seg_train/seg_train."""
+    """Returns the folder of a split, or its only subfolder if named alike: seg_train/seg_train."""
     below = subfolders(base / folder)
     if len(below) != 1 or has_image(base / folder) or not subfolders(base / folder / below[0]):
         return folder
@@ -145,7 +142,7 @@ def _inner(base: Path, folder: str) -> str:
 
 @read_errors("")
 def class_folders(root: Path, known: ClassList | None = None) -> list[str]:
-    """Returns the class folders. Unless `known` or WNIDs, they must directly contain images."""
+    """Returns the class folders: WNIDs, classes in `known`, and folders that contain images."""
     names = subfolders(root)
     if not names:
         raise without_classes(root, "images and " if has_image(root) else "no images and ")
@@ -189,7 +186,7 @@ def _no_classes(root: Path, parts: dict[str, list[str]]) -> UsageError:
 
 
 def _source_in(folder: Path) -> Path:
-    """Returns the folder to suggest as a source: the first one down that has several subfolders."""
+    """Returns the folder to suggest as a source: the outermost one with splits or classes."""
     below = _with_images(folder)
     if len(below) > 1 or named_splits(folder).folders or has_image(folder / below[0]):
         return folder
@@ -197,7 +194,7 @@ def _source_in(folder: Path) -> Path:
 
 
 def unread(splits: Splits) -> Counter[str]:
-    """Counts files named like images next to the splits, by folder or else by extension."""
+    """Counts images outside the split folders, by folder, or by extension if in no folder."""
     counts, top = Counter[str](), splits.top
     if not splits.names:
         return counts
@@ -216,13 +213,13 @@ def _with_images(folder: Path) -> list[str]:
 
 
 def has_image(folder: Path, *, below: bool = False, by_content: bool = True) -> bool:
-    """Returns whether a folder contains an image; subfolders are searched if `below`."""
+    """Returns whether a folder contains an image; if `below`, subfolders are searched too."""
     files = islice(files_below(folder, below=below), _MOST_LOOKED_AT)
     return any(listing.is_image(Path(path), by_content=by_content) for path in files)
 
 
 def files_below(folder: Path, *, below: bool = True) -> Iterator[str]:
-    """Yields the paths of files; unreadable folders are reported later, when they are listed."""
+    """Yields the paths of files; skips unreadable folders, which `scan` reports later."""
     for path, folders, names in os.walk(folder):
         folders[:] = [name for name in folders if below and not is_hidden(name)]
         yield from (f"{path}/{name}" for name in names)

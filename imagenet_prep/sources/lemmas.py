@@ -1,4 +1,4 @@
-"""Words for WordNet IDs, from lists that are commonly stored next to ImageNet-21K."""
+"""Reads the words of WordNet IDs from lists that are often stored next to ImageNet-21K."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from imagenet_prep.dataset.keys import WNID
 from imagenet_prep.sources import source
 from imagenet_prep.storage.remote_path import Location
 
-# "WNID words" per line: image-net.org's list of all of WordNet, and timm's list.
+# Files with "WNID words" per line: image-net.org's (all of WordNet) and timm's.
 _LISTS = ("words.txt", "imagenet_synset_to_lemma.txt")
-# Big Transfer's list in two files with matching lines; lemmas have "_" for spaces.
+# Big Transfer's files: an ID per line, and its lemma on the same line, with "_" for spaces.
 _IDS, _LEMMAS = "imagenet21k_wordnet_ids.txt", "imagenet21k_wordnet_lemmas.txt"
 
 

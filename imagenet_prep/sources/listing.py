@@ -1,6 +1,7 @@
 """Lists the image files of a folder and counts all other files by extension.
 
-For custom photographs, the content decides if the name does not: phones write JPEGs named .HEIC.
+A custom photograph without an image extension is found by its content: phones write JPEGs named
+.HEIC.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ _NAMES = (".jpeg", ".jpg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff")
 
 
 class Listing(NamedTuple):
-    """Images sorted by path, other files by extension, and undecodable images by format."""
+    """The images of a folder, sorted by path, and the numbers of files that are not read."""
 
     images: list[File]
-    ignored: Counter[str]
-    unread: Counter[str]
+    ignored: Counter[str]  # files that are not images, by extension
+    unread: Counter[str]  # images that cannot be decoded here, by format
 
 
 def is_called_an_image(name: str) -> bool:
@@ -58,7 +59,7 @@ def below(
     hidden: list[str] = []
     images, ignored, unread = [], Counter[str](), Counter[str]()
     for file in scan(folder, inside, hidden, problems):
-        # Check the name first: building paths dominates the time for a million files.
+        # Check the name first: for a million files, building paths takes most of the time.
         if not is_called_an_image(file.path):
             kind = _photograph(folder / file.path) if by_content else None
             if kind is None:

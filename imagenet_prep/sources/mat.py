@@ -1,4 +1,4 @@
-"""Reads the numbers, text, cells and structures of version 5 MAT-files such as the devkit's.
+"""Reads numbers, text, cells and structures in MAT-files of version 5, such as the devkit's.
 
 Claimed sizes are not trusted: a few hundred bytes can claim an array of a billion cells.
 """
@@ -11,7 +11,7 @@ import zlib
 from collections.abc import Iterator
 from typing import Any
 
-# The devkit's unpacks to 1.5 MB. Every eight bytes can become an object of up to 100 bytes.
+# The devkit's file unpacks to 1.5 MB. Eight bytes can become an object of up to 100 bytes.
 _MAX_UNPACKED_BYTES = 4 << 20
 _MAX_DEPTH = 4
 _MAX_DIMENSIONS = 32
@@ -25,10 +25,10 @@ _TEXT = {1: "ascii", 2: "ascii", 4: "utf-16-le", 16: "utf-8", 17: "utf-16-le", 1
 
 
 def read(data: bytes) -> dict[str, Any]:
-    """Returns arrays by name: tuples of numbers, text, lists of cells, dicts of lists by field."""
+    """Returns arrays by name, as tuples of numbers, text, lists of cells, or dicts of fields."""
     if data[126:_HEADER_BYTES] != b"IM":
         raise ValueError("it is not a MAT-file of version 5")
-    unpacked = bytearray()  # bytes would be copied for each of 500,000 small elements
+    unpacked = bytearray()  # a `bytes` would be copied for each of 500,000 small elements
     for kind, content in _elements(data[_HEADER_BYTES:]):
         if kind == _COMPRESSED:
             left = _MAX_UNPACKED_BYTES - len(unpacked)

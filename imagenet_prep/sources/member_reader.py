@@ -1,6 +1,6 @@
-"""Reads members of archives, and verifies them by their tar headers if the listing is untrusted.
+"""Reads images in archives, and verifies remote images by their tar headers.
 
-The listing of a remote archive may be stored next to a dataset, and others may have changed it.
+The list of files in a remote archive can be stored next to a dataset, where others can change it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from imagenet_prep.storage.archive import Range, RangeReader
 
 
 class MemberReader:
-    """Reads members as they were listed; picklable."""
+    """Reads images at their listed byte ranges; picklable."""
 
     _header_bytes = 0
 
@@ -26,7 +26,7 @@ class MemberReader:
         self._reader.will_need(map(self._range_of, members))
 
     def read(self, member: Member) -> bytes:
-        """Returns an image; one that is too large is cut to a size that the codec still refuses."""
+        """Returns the bytes of an image; a huge image is cut to a size that the codec refuses."""
         return self._reader.read(*self._range_of(member))
 
     def _range_of(self, member: Member) -> Range:
@@ -40,10 +40,10 @@ class TarReader(MemberReader):
     _header_bytes = tar.HEADER_BYTES
 
     def read(self, member: Member) -> bytes:
-        """Returns the bytes of an image, verified."""
+        """Returns the bytes of an image; raises SourceError if its tar header is different."""
         data = super().read(member)
         if not _is_of(member, data[: tar.HEADER_BYTES]):
-            # Long names are stored in separate headers before the last one.
+            # A long name is stored in separate headers, before the header of the file.
             size = min(tar.MOST_HEADER_BYTES, member.offset)
             before = self._reader.read(member.archive, member.offset - size, size)
             if not _is_of(member, before):
@@ -57,7 +57,7 @@ class TarReader(MemberReader):
 
 
 def _is_of(member: Member, before: bytes) -> bool:
-    """Returns whether the headers before an image have this member's name and size."""
+    """Returns whether the tar headers before an image have its listed name and size."""
     file = tar.file_behind(before, member.archive, member.offset)
     expected = member.filename, member.size
     return file is not None and (file.name.rpartition("/")[2], file.size) == expected

@@ -1,4 +1,4 @@
-"""MNIST's and Fashion-MNIST's IDX files, compressed or not.
+"""Reads the IDX files of MNIST and Fashion-MNIST, compressed or not.
 
 An IDX file has a magic number (type and number of dimensions), each dimension as a big-endian
 32-bit number, and the items.
@@ -25,10 +25,8 @@ _SIDE = 28
 _NUM_CLASSES = 10
 # Average size of a digit as a JPEG of quality 100. Its pixels take 784 bytes.
 _ENCODED_BYTES = 1_100
-# Type 8 is uint8. The number of dimensions is added to this.
-_MAGIC = 0x0800
-# This limits the pixels in memory to 78 MB.
-_MAX_EXAMPLES = 100_000
+_MAGIC = 0x0800  # type 8 is uint8; the number of dimensions is added
+_MAX_EXAMPLES = 100_000  # limits the pixels in memory to 78 MB
 _ADVICE = "Download it again."
 
 
@@ -41,7 +39,7 @@ class Mnist(source.Pixels):
     files: dict[str, tuple[Path, Path]]
 
     def images(self, task: IndexTask) -> Iterator[PackedImage]:
-        """Yields the images of a split, encoded."""
+        """Yields the images of a split as image files; raises SourceError if a file is damaged."""
         import numpy as np
 
         images, truth = self.files[task.split]
@@ -60,12 +58,12 @@ class Mnist(source.Pixels):
 
 
 def is_there(root: Path) -> bool:
-    """Returns whether a folder contains the images of a split."""
+    """Returns whether a folder contains MNIST's images of train or validation."""
     return any(_locate(root, f"{prefix}-{_IMAGES}") for prefix in _PREFIX.values())
 
 
 def find(root: Path, splits: Sequence[str], encode: Encode, encoding: str) -> Mnist:
-    """Returns the files of `splits`."""
+    """Returns the source of `splits`; raises UsageError if a file is missing."""
     names = {split: [f"{_PREFIX[split]}-{kind}" for kind in (_IMAGES, _LABELS)] for split in splits}
     paths = {name: _locate(root, name) for pair in names.values() for name in pair}
     if missing := [name for name, path in paths.items() if path is None]:
@@ -87,7 +85,7 @@ def _locate(root: Path, name: str) -> Path | None:
 
 
 def _read(path: Path, shape: tuple[int, ...]) -> bytes:
-    """Returns the items of an IDX file, each uint8 of this shape; raises SourceError."""
+    """Returns the items of an IDX file of uint8 [N, *shape]; raises SourceError."""
     header = struct.Struct(f">{2 + len(shape)}I")
     expected = f"expected an IDX file of uint8 [{', '.join(['N', *map(str, shape)])}]"
     with packed.errors(path, _ADVICE), packed.unpacked(path) as stream:

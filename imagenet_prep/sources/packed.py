@@ -1,4 +1,4 @@
-"""Reads gzip, xz or bzip2 files without unpacking them to a disk."""
+"""Unpacks gzip, xz and bzip2 files while they are read, without temporary files."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from imagenet_prep.storage.os_errors import demand_disk
 from imagenet_prep.storage.remote_path import Location, open_to_read
 
 UNPACKING_ERRORS = (OSError, EOFError, zlib.error, lzma.LZMAError)
-# Python's gzip reads any number of zeros after the compressed data one by one.
+# Limits zeros after the compressed data, because Python's gzip reads them one by one.
 _MAX_PADDING_BYTES = 1 << 20
 _PADDED = f"it ends with more than {_MAX_PADDING_BYTES:,} zeros"
-# A file chooses its dictionary size, up to 4 GB; xz -9 takes 65 MB.
+# An xz file sets the size of its dictionary, up to 4 GB. Files of xz -9 need 65 MB.
 _MOST_XZ_BYTES, _PIECE_BYTES = 128 << 20, 1 << 16
 
 
 @contextlib.contextmanager
 def errors(path: Location, remedy: str, *more: type[Exception]) -> Iterator[None]:
-    """Turns unpacking errors and `more` into a SourceError; a failing disk is reported as such."""
+    """Turns unpacking errors and `more` into SourceError, and disk errors into StoreError."""
     kinds: tuple[type[Exception], ...] = (*UNPACKING_ERRORS, *more)
     try:
         yield
@@ -35,7 +35,7 @@ def errors(path: Location, remedy: str, *more: type[Exception]) -> Iterator[None
 
 
 class _Padded:
-    """A gzip file that raises OSError if it has an excessive number of padding zeros."""
+    """A gzip file that raises OSError if too many zeros follow its compressed data."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file, self._zeros = file, 0
@@ -54,7 +54,7 @@ def gunzip(file: BinaryIO) -> io.BufferedIOBase:
 
 
 class _Xz(io.RawIOBase):
-    """An xz file with a memory limit; LZMAFile would use as much as the file requests."""
+    """Unpacks xz with a memory limit; LZMAFile would use as much memory as the file requests."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file, self._unpacker = file, self._new()
@@ -101,7 +101,7 @@ _PACKERS: dict[bytes, Callable[..., Any]] = {
 
 @contextlib.contextmanager
 def unpacked(path: Location) -> Iterator[io.BufferedIOBase]:
-    """Opens a file and unpacks it if it is compressed."""
+    """Opens a file for reading; a compressed file is unpacked while it is read."""
     with open_to_read(path) as opened:
         file = cast(io.BufferedReader, opened)
         head = file.peek(8)

@@ -1,4 +1,4 @@
-"""Checks the unpacked size of a Parquet file's pages, from their headers.
+"""Checks the unpacked sizes in the page headers of a Parquet file.
 
 The Parquet library allocates the size that a page states: 2 MB can become 2 GB. So all page headers
 (structs in Thrift's compact protocol) are checked before a page is unpacked.
@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pyarrow.parquet import ColumnChunkMetaData  # type: ignore[import-untyped]
 
-# The first size is usually enough; a page's minimum and maximum values can be long.
+# Bytes to read for a header: first 1 kB, then 1 MB for long minimum and maximum values.
 _READ_BYTES = (1 << 10, 1 << 20)
 # Limits the pages of a column in one row group. Writers start a new page after 1 MB or 20,000 rows.
 _MAX_PAGES = 1 << 16
-# Headers have half as many fields, in nested structs.
-_MAX_FIELDS = 64
+_MAX_FIELDS = 64  # twice the number of fields in a page header and its nested structs
 _MAX_DEPTH = 4
 _UNPACKED, _PACKED = 2, 3
 # Thrift types used in headers. The type of a boolean includes its value.
@@ -64,7 +63,7 @@ class _Reader:
         self._fields = 0
 
     def struct(self, depth: int) -> dict[int, int]:
-        """Returns the numbers of a struct by field and skips other values."""
+        """Returns the integers of a struct by field number, and skips other values."""
         fields: dict[int, int] = {}
         field = 0
         while (head := self._byte()) != 0:

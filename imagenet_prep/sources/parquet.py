@@ -1,6 +1,7 @@
-"""Parquet files with columns image {bytes, path} and label, such as Hugging Face's imagenet-1k.
+"""Reads Parquet files with columns image {bytes, path} and label, as Hugging Face's imagenet-1k.
 
-They are in the source folder or its `data`. The test split is ignored: it has no labels.
+The files are in the source folder or in its folder `data`. The test split of imagenet-1k is
+ignored, because it has no labels.
 """
 
 from __future__ import annotations
@@ -30,21 +31,19 @@ if TYPE_CHECKING:
 _NAME = re.compile(
     rf"^(?P<split>{'|'.join(schema.SOURCE_SPLITS)})-(?P<index>\d{{5}})-of-(?P<count>\d{{5}})\.parquet$"
 )
-# Hugging Face appends the WNID to the base name, also in validation.
+# Hugging Face appends the WNID to every image name, also in validation.
 _APPENDED_WNID = re.compile(rf"^(?P<stem>.+)_(?P<wnid>{keys.WNID.pattern})(?P<suffix>\.[A-Za-z]+)$")
 
-# 64 images of ImageNet have 7 MB. A complete page is in memory twice: 11 to 110 MB.
+# 64 images of ImageNet have 7 MB. A page is in memory twice, which takes 11 to 110 MB.
 _BATCH_ROWS = 64
 _PAGE_BUFFER_BYTES = 1 << 20
-# Enough for 1,000 rows per group, of images three times as large as ImageNet's.
-_MAX_GROUP_BYTES = 384 << 20
-# Number of rows with names to check: they decide if the class list is the official one.
-_PROBE_ROWS = 100
+_MAX_GROUP_BYTES = 384 << 20  # 1,000 images that are three times as large as ImageNet's
+_PROBE_ROWS = 100  # rows with paths to compare with the official class list
 
 
 @dataclass(frozen=True)
 class Parquet(source.Packed):
-    """The files of one dataset by name, and the number of absent files by split."""
+    """The Parquet files of a dataset by name, and the number of absent files by split."""
 
     files: dict[str, Path]
     absent: dict[str, int]
@@ -59,7 +58,7 @@ class Parquet(source.Packed):
                 yield self._image(task, f"{path}: row {row:,}", row, label, image, ours=ours)
 
     def count_problems(self, split: str, num_per_class: Sequence[int]) -> list[str]:
-        """Returns count differences from ILSVRC2012, and whether files are missing."""
+        """Returns messages about absent files and about differences from the published counts."""
         problems = []
         if absent := self.absent[split]:
             existing = len(self.index_tasks(split))
@@ -81,10 +80,10 @@ class Parquet(source.Packed):
                 "Save the dataset with its images embedded."
             )
         class_id = self.classes.wnids[label]
-        # Images without a name are named by file and row.
+        # An image without a path is named after its file and row.
         base = _base(image) or f"{task.part.removesuffix('.parquet')}_{row:08d}"
         if ours and image["path"]:
-            # `export` writes the name as it is in the key.
+            # In files by `export`, the path is the name in the key.
             folder = image["path"].removesuffix(base)
             return PackedImage(self.key_of(task.split, label, base, where, folder), label, data)
         if (appended := _APPENDED_WNID.match(base)) is not None:
@@ -106,7 +105,7 @@ def folder(root: Path) -> Path | None:
 
 
 def find(root: Path, splits: Sequence[str]) -> Parquet:
-    """Returns the files of `splits` and the class list."""
+    """Returns the source of `splits`; raises UsageError if a split has no files."""
     place = folder(root) or root
     names = sorted(path.name for path in place.iterdir()) if place.is_dir() else []
     matches = [match for name in names if (match := _NAME.match(name))]
@@ -122,7 +121,7 @@ def find(root: Path, splits: Sequence[str]) -> Parquet:
         if len(counts) > 1:
             raise SourceError(
                 f"{place}: has {split} files of {' and of '.join(map(str, sorted(counts)))}. Keep "
-                "only those of one dataset."
+                "only the files of one dataset."
             )
         absent[split] = counts.pop() - len(of_split[split])
     files = {match.string: place / match.string for s in splits for match in of_split[s]}
@@ -138,13 +137,13 @@ def find(root: Path, splits: Sequence[str]) -> Parquet:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[tuple[ParquetFile, int]]:
-    """Yields an open file with our columns, and its descriptor; translates pyarrow's errors."""
+    """Opens a file and checks its columns; yields it with its file descriptor."""
     demand("parquet", str(path), "pyarrow")
     import pyarrow as pa  # type: ignore[import-untyped]
     import pyarrow.parquet as pq
 
     try:
-        # No memory mapping and no read-ahead, so memory is limited to a page or two.
+        # Without memory mapping and read-ahead, memory is limited to a page or two.
         reading = {"buffer_size": _PAGE_BUFFER_BYTES, "pre_buffer": False}
         with open_to_read(path) as opened, pq.ParquetFile(opened, **reading) as file:
             columns = file.schema_arrow
@@ -166,7 +165,7 @@ def _opened(path: Path) -> Iterator[tuple[ParquetFile, int]]:
 def _rows(
     file: ParquetFile, descriptor: int, column: str, at_once: int
 ) -> Iterator[tuple[Any, Any]]:
-    """Yields (label, image) of each row, with only the image fields in `column`."""
+    """Yields (label, image) of each row; with the column "image.path", no image has bytes."""
     for number in range(file.metadata.num_row_groups):
         group = file.metadata.row_group(number)
         for chunk in map(group.column, range(group.num_columns)):
@@ -194,7 +193,7 @@ def _base(image: dict[str, Any]) -> str:
 
 
 def _classes(path: Path) -> ClassList:
-    """Returns the official list if the paths of the first rows match it, else the named classes."""
+    """Returns the official class list if the first paths match it, else the schema's classes."""
     official = labels.official_classes()
     with _opened(path) as (file, descriptor):
         names = _class_names(file, path)

@@ -1,9 +1,9 @@
 """Reads pickles of text, numbers and byte arrays without Python's unpickler.
 
-Python's unpickler calls functions that the file names, and hashes the keys that it creates: 136
-bytes can create a tuple whose hash visits 2^64 others, in C code that no signal interrupts. This
-module supports only the operations in CIFAR-10's batches, calls no named function, and only accepts
-text as keys.
+Python's unpickler calls every function that a file names. It also hashes keys: with 136 bytes, a
+file can create a tuple with a hash that visits 2^64 tuples, in C code that no signal interrupts.
+This module only supports the operations in CIFAR-10's batches, only accepts text as keys, and calls
+no function that a file names.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ def loads(data: bytes) -> Any:
 
 
 class _Reader:
-    """The stack and memo of a pickle, with a method per operation (see _OPERATIONS)."""
+    """Runs the operations of a pickle; _OPERATIONS maps each to a method."""
 
     def __init__(self, num_bytes: int) -> None:
         self._stack: list[Any] = []
         self._marks: list[int] = []
         self._memo: dict[int, Any] = {}
-        # Limits the text to encode: a pickle can encode the same text repeatedly.
+        # Limits the text to encode, because a pickle can encode the same text repeatedly.
         self._left = num_bytes
 
     def run(self, data: bytes) -> Any:
@@ -94,7 +94,7 @@ class _Reader:
         elif function is _Type:
             self.push(_Type(arguments[0]))
         elif function is str.encode:
-            # Python 3 writes bytes like this for Python 2.
+            # In pickles for Python 2, Python 3 writes bytes as a call of encode.
             self._left -= len(arguments[0])
             if self._left < 0:
                 raise ValueError("it encodes more text than it holds")
@@ -130,7 +130,7 @@ _NAMES: dict[str, Any] = {
     "_codecs encode": str.encode,
 }
 
-# Methods by pickletools name; the second argument is the operand in the file.
+# Methods by the operation's name in pickletools, called with the operand in the file.
 _OPERATIONS: dict[str, Callable[[_Reader, Any], None]] = {
     **dict.fromkeys(("PROTO", "FRAME", "STOP"), lambda _reader, _: None),
     **dict.fromkeys(("BININT", "BININT1", "BININT2", "LONG1", "BINUNICODE"), _Reader.push),

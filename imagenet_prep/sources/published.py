@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class Archive(NamedTuple):
-    """An archive with its published md5, and its size unless published sizes disagree."""
+    """An archive with its published md5, and its size (None if the published sizes differ)."""
 
     name: str
     md5: str
@@ -15,7 +15,7 @@ class Archive(NamedTuple):
 
 TRAIN = Archive("ILSVRC2012_img_train.tar", "1d675b47d978889d74fa0da5fadfb00e", 147_897_477_120)
 VALIDATION = Archive("ILSVRC2012_img_val.tar", "29b22e2961454d5413ddabcf34fc5622", 6_744_924_160)
-# Of the archive that replaced ILSVRC2012_img_test.tar in 2019; its labels were never published.
+# This archive replaced ILSVRC2012_img_test.tar in 2019. Its labels were never published.
 TEST = Archive("ILSVRC2012_img_test_v10102019.tar", "e1b8681fff3d63731c599df9b4b6fc02")
 DEVKIT = Archive("ILSVRC2012_devkit_t12.tar.gz", "fa75699e90414af021442c21a62c3abf")
 TRAIN_BOXES = Archive("ILSVRC2012_bbox_train_v2.tar.gz", "9271167e2176350e65cfe4e546f14b17")

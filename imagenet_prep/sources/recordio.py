@@ -1,6 +1,7 @@
-"""MXNet's RecordIO: `train*.rec` and `val*.rec` as written by im2rec.py, and their lists.
+"""Reads MXNet's RecordIO: `train*.rec`, `val*.rec` and the lists, as written by im2rec.py.
 
-A `.lst` file has lines `number, label, CLASS/file`; `synset.txt` has "WNID words" per label.
+Each line of a `.lst` file has a number, a label and a path CLASS/FILE, separated by tabs. The file
+`synset.txt` has one line "WNID words" per label.
 """
 
 from __future__ import annotations
@@ -28,18 +29,16 @@ from imagenet_prep.storage.remote_path import open_to_read
 SYNSET = "synset.txt"
 # File name prefixes; "val" also matches "valid" and "validation".
 _PREFIXES = {schema.TRAIN: "train", schema.VALIDATION: "val"}
-# Bytes listed by one task; several tasks run at a time.
-_PIECE_BYTES = 256 << 20
-# A line has a path and possibly several labels. Longer lines are cut and then refused.
-_MAX_LINE_BYTES = 1 << 13
-# Images per list; ImageNet-21K has 14,197,122. Each takes 42 bytes of memory during sorting.
+_PIECE_BYTES = 256 << 20  # listed by one task; several tasks run at a time
+_MAX_LINE_BYTES = 1 << 13  # a line has a path and possibly several labels
+# Images in a list. ImageNet-21K has 14,197,122. Each image takes 42 bytes of memory while sorting.
 _MAX_IMAGES = 16_000_000
 _MAX_CLASSES = 1 << 20
 _MAX_DIGITS = 18
 
 
 class RecordReader(ArchiveReader):
-    """Reads the images of records."""
+    """Reads the images in record files."""
 
     def read(self, archive: str, offset: int, size: int) -> bytes:
         """Returns the image that is stored in the `size` bytes at `offset`."""
@@ -47,10 +46,10 @@ class RecordReader(ArchiveReader):
 
 
 class ImageList:
-    """A `.lst` file: image paths by number, and class `names` by label. Picklable.
+    """A `.lst` file, with the class `names` by label; picklable.
 
-    Paths stay in the file, as ImageNet-21K's have 700 MB. A class is named by the first folder of
-    its paths if that is different for each label, else by the last folder.
+    Image paths are read when needed, because those of ImageNet-21K have 700 MB. A class is named
+    after the first folder of its paths if each label has a different one, else after the last.
     """
 
     def __init__(self, path: Path) -> None:
@@ -114,14 +113,14 @@ def _row(line: bytes, where: str) -> tuple[int, int, str]:
 
 @dataclass(frozen=True)
 class RecordIO(source.Stored):
-    """Record files by part name, and their `.lst` files by the same name."""
+    """A source of record files and their lists, both by the name of the record file."""
 
     files: dict[str, Path]
     lists: dict[str, ImageList]
 
     @property
     def reader(self) -> RecordReader:
-        """Reads the images of records."""
+        """The reader of the images in record files."""
         return RecordReader(self.files)
 
     def index(self, task: IndexTask) -> list[Member]:
@@ -150,7 +149,7 @@ class RecordIO(source.Stored):
         if path is None:
             raise SourceError(f"{where}: its .lst file does not have this number. Get both again.")
         class_id, (first, _, below) = self.classes.wnids[index], path.partition("/")
-        # `export` writes the folders below the class folder. ImageNet's keys have none.
+        # Keys have the folders below the class folder, but ImageNet's keys have none.
         has_folders = not WNID.fullmatch(class_id) and "_".join(first.split()) == class_id
         folder = below[: below.rfind("/") + 1] if has_folders else ""
         key = self.key_of(task.split, index, path, where, folder)
@@ -165,7 +164,7 @@ def locate(root: Path) -> dict[str, list[Path]]:
 
 
 def find(root: Path, splits: Sequence[str]) -> RecordIO:
-    """Returns the files of `splits` and the class list."""
+    """Returns the source of `splits`; raises UsageError if a split has no files."""
     found = locate(root)
     if missing := [split for split in splits if split not in found]:
         names = " and no ".join(f"{_PREFIXES[split]}*.rec" for split in missing)

@@ -21,7 +21,7 @@ _MOST_KEPT = 50
 
 
 class File(NamedTuple):
-    """A file below a folder: relative path, size, and `stamp` (the ETag for remote files)."""
+    """A file below a folder: relative path, size, and time in ns (or the ETag if remote)."""
 
     path: str
     num_bytes: int
@@ -29,7 +29,7 @@ class File(NamedTuple):
 
 
 class Problems:
-    """The problems of a source: messages of the first ones, and the total number."""
+    """Counts the problems of a source, and keeps the messages of the first 50."""
 
     def __init__(self) -> None:
         self._number, self._kept = 0, list[str]()
@@ -38,7 +38,7 @@ class Problems:
         return self._number > 0
 
     def add(self, problem: str | SourceError | OSError, where: object = "") -> None:
-        """Adds a message, or an error at the path `where`."""
+        """Adds a message or an error; the message about an OSError names the path `where`."""
         if isinstance(problem, OSError):
             problem = _unreadable(where, problem, _CHECK)
         self._number += 1
@@ -46,7 +46,7 @@ class Problems:
             self._kept.append(printable(str(problem)))
 
     def raise_all(self, where: object) -> None:
-        """Raises one SourceError for all problems, if any; its last line counts them."""
+        """Raises one SourceError with the kept messages and the number of problems, if any."""
         lines = sorted(self._kept)
         if self._number > 1:
             shown = f", {_MOST_KEPT} of them above" if self._number > _MOST_KEPT else ""
@@ -58,7 +58,7 @@ class Problems:
 
 @contextlib.contextmanager
 def read_errors(path: object, remedy: str = _CHECK) -> Iterator[None]:
-    """Turns an OSError into a SourceError for `path`, or for the error's own path if that is ""."""
+    """Turns an OSError into a SourceError about `path`, or about the path in the error if ""."""
     try:
         yield
     except OSError as error:
@@ -76,10 +76,11 @@ def scan(
     hidden: list[str] | None = None,
     problems: Problems | None = None,
 ) -> list[File]:
-    """Returns all files below a folder, sorted by path, except hidden ones.
+    """Returns all files below a folder except hidden ones, sorted by path.
 
+    Hidden files are added to `hidden`, and problems to `problems`; if it is None, they are raised.
     Links to files must stay in `inside`, if set. Links to folders are refused: they can form a
-    loop. Hidden paths go to `hidden`. Problems go to `problems`, or are raised if it is None.
+    loop.
     """
     files, folders = list[File](), [""]
     noted = Problems() if problems is None else problems
@@ -116,7 +117,7 @@ def _file(folder: Path, path: str, entry: os.DirEntry[str], root: str | None) ->
         raise SourceError(f"{folder / path}: is a link to a folder. Replace it by the folder.")
     status = entry.stat()
     if not stat.S_ISREG(status.st_mode):
-        # Reading a pipe would wait for a writer.
+        # To open a pipe would wait for a writer.
         raise SourceError(f"{folder / path}: is not a regular file. Remove it.")
     if entry.is_symlink():
         _refuse_out(folder / path, root, _FOLLOW)
@@ -124,26 +125,26 @@ def _file(folder: Path, path: str, entry: os.DirEntry[str], root: str | None) ->
 
 
 def hidden_files(folder: Path, path: str) -> list[str]:
-    """Returns a hidden file, or all files of a hidden folder, as paths relative to `folder`."""
+    """Returns the relative path of a hidden file, or of each file in a hidden folder."""
     if (folder / path).is_symlink() or not (folder / path).is_dir():
         return [path]
     return [f"{path}/{name}" for _, _, names in os.walk(folder / path) for name in names]
 
 
 def _refuse_out(path: Path, root: str | None, remedy: str) -> None:
-    """Raises SourceError if a link leaves the folder: it may point to a private file."""
+    """Raises SourceError if a link points out of `root`, possibly to a private file."""
     real = Path(os.path.realpath(path))
     if root is not None and not real.is_relative_to(root):
         raise SourceError(f"{path}: is a link that leads out of the source, to {real}. {remedy}")
 
 
 def refuse_link_out(path: Path) -> None:
-    """Refuses a list that is a link out of its folder, because its text becomes public."""
+    """Raises SourceError if a list is a link out of its folder: its text would become public."""
     _refuse_out(path, os.path.realpath(path.parent), "Replace it by the list.")
 
 
 def subfolders(folder: Path, *, any_name: bool = False) -> list[str]:
-    """Returns the sorted names of subfolders, except hidden ones; `any_name` allows non-UTF-8."""
+    """Returns sorted names of subfolders except hidden ones; `any_name` allows non-UTF-8 names."""
     with read_errors(folder), os.scandir(folder) as entries:
         names = sorted(e.name for e in entries if e.is_dir() and not is_hidden(e.name))
     for name in () if any_name else names:

@@ -1,4 +1,4 @@
-"""Finds TFRecord shards, including those named by other programs."""
+"""Finds the TFRecord shards of this and other programs by their file names."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _TFDS = re.compile(rf"\w+-({_SPLIT})\.tfrecord-(\d{{5}})-of-(\d{{5}})")
 
 
 class ShardFile(NamedTuple):
-    """A shard file; `number` counts from 0 and `listed` is its entry in our manifest, if any."""
+    """A file that is a TFRecord shard."""
 
     split: str
-    number: int
+    number: int  # from 0
     num_shards: int
     path: str
     stat: Stat
-    listed: Shard | None = None
+    listed: Shard | None = None  # its entry in the manifest, if this program wrote it
 
     @property
     def file(self) -> str:
@@ -37,7 +37,7 @@ class ShardFile(NamedTuple):
 
     @property
     def sha256(self) -> str:
-        """SHA-256 of the file from our manifest, or ""."""
+        """The SHA-256 of the file in the manifest, or "" without a manifest."""
         return self.listed.sha256 if self.listed else ""
 
     @property
@@ -47,13 +47,13 @@ class ShardFile(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The shard's name in a dataset of this program."""
+        """The name that this program gives to the shard."""
         return naming.shard_name(self.split, self.number, self.num_shards)
 
 
 @dataclass(frozen=True)
 class TfrecordSet:
-    """All shards of a store by split, in order; `dataset` is set if this program wrote them."""
+    """The shards in a store by split, in order; only if this program wrote them, a `dataset`."""
 
     store: Store
     splits: dict[str, tuple[ShardFile, ...]]
@@ -67,7 +67,7 @@ class TfrecordSet:
 
 @read_errors("")
 def find(store: Store, *, check: bool = True) -> TfrecordSet:
-    """Returns the shards in `store` or its split folders; `check` is as for `open_dataset`."""
+    """Returns the shards in `store` or its split folders; passes `check` to `open_dataset`."""
     where = store.where()
     if (local := store.as_folder) and not local.root.is_dir():
         raise UsageError(f"{where}: no such folder. Check the path.")
@@ -92,7 +92,7 @@ def find(store: Store, *, check: bool = True) -> TfrecordSet:
     listed_splits = dataset.manifest.splits.values() if dataset else ()
     listed = {shard.name: shard for split in listed_splits for shard in split.shards}
     if len(files) > 1 and not (dataset and dataset.manifest.evaluates):
-        files.pop(schema.TEST, None)  # other programs use it for images without labels
+        files.pop(schema.TEST, None)  # in other programs, test has images without labels
     splits = {
         split: tuple(
             ShardFile(split, number, total, path, stats[path], listed.get(path))
@@ -106,7 +106,7 @@ def find(store: Store, *, check: bool = True) -> TfrecordSet:
 def _in_order(
     where: str, split: str, families: dict[tuple[str, int], dict[int, str]]
 ) -> list[tuple[int, str, int]]:
-    """Returns (number from 0, path, number of shards) of each shard of a split."""
+    """Returns (number from 0, path, total) of each shard; SourceError if one is missing."""
     (_, total), numbered = max(families.items(), key=lambda item: len(item[1]))
     others = (family for family in families.values() if family is not numbered)
     strangers = [path for family in others for path in family.values()]
@@ -137,7 +137,7 @@ def split_of(name: str) -> str:
 
 
 def becomes(path: str, name: str) -> bool:
-    """Returns whether the shard found at `path` can have this `name` in our datasets."""
+    """Returns whether `adopt` can rename the shard at `path` to `name`."""
     base = path.rpartition("/")[2]
     before, after = _parts(base), naming.parse_shard_name(name)
     return (
@@ -151,6 +151,6 @@ def becomes(path: str, name: str) -> bool:
 
 
 def _parts(name: str) -> naming.ShardName | None:
-    """Parses a shard name of any program, with the number as in the name."""
+    """Parses a shard name of any known program; the numbers may start at 1."""
     match = _PLAIN.fullmatch(name) or _TFDS.fullmatch(name)
     return naming.ShardName(match[1], int(match[2]), int(match[3])) if match else None

@@ -1,4 +1,4 @@
-"""The interface of all sources: a class list, files, and images with keys and classes."""
+"""Base classes of sources: a class list, files, and images with keys and class indices."""
 
 from __future__ import annotations
 
@@ -28,26 +28,19 @@ if TYPE_CHECKING:
 
 Encode = Callable[["npt.NDArray[np.uint8]"], bytes]
 
-# Kaggle's solution has 2 MB, the words of all of WordNet 3 MB, other lists less.
-_MAX_LIST_BYTES = 16 << 20
+_MAX_LIST_BYTES = 16 << 20  # the largest known list, of WordNet's words, has 3 MB
 _PIECE_BYTES = 1 << 20
-# Longest file name on Linux (NAME_MAX). A listing keeps all names in memory.
-_MAX_BASE_BYTES = 255
+_MAX_BASE_BYTES = 255  # NAME_MAX on Linux; a listing keeps all names in memory
 _WNID_PREFIX = re.compile(rf"({WNID.pattern})_")
 
 
 class Part(NamedTuple):
-    """An archive, file or folder of a source; an entry of the manifest.
-
-    Attributes:
-      stamp: changes with the content: a time in ns, an ETag, or a digest of these.
-      md5: published md5, if the file must match it.
-    """
+    """An archive, file or folder of a source, as listed in the manifest."""
 
     name: str
     num_bytes: int  # size of the file, or of all images in the folder
-    stamp: int | str
-    md5: str | None = None
+    stamp: int | str  # changes with the content: a time in ns, an ETag, or a digest of several
+    md5: str | None = None  # published md5, if the file must match it
     path: Location | None = None
     ignored: tuple[tuple[str, int], ...] = ()  # number of files that are not images, by extension
     images: int = 0
@@ -55,17 +48,13 @@ class Part(NamedTuple):
 
 
 class IndexTask(NamedTuple):
-    """A part of a source that is listed as one task.
-
-    Attributes:
-      start, stop: byte range in the archive, if any.
-    """
+    """A task that lists the images of an archive, of a byte range of it, or of a folder."""
 
     name: str  # unique and valid as a file name
     split: str
     part: str
     class_index: int | None = None  # the only class in it; None if it may contain several
-    start: int = 0
+    start: int = 0  # first byte in the archive, if only a byte range is listed
     stop: int = 0
     archive: str = ""  # path of the archive or folder, if the part is a folder
     num_bytes: int = 0  # approximate unpacked size of its images; 0 if they are not packed
@@ -81,14 +70,14 @@ class PackedImage(NamedTuple):
 
 @dataclass(frozen=True)
 class Source(ABC):
-    """A source dataset. Picklable."""
+    """Base class of source datasets; picklable."""
 
-    # Names of additional attributes that determine the members.
+    # Names of further attributes for `identity`.
     decisive: ClassVar[tuple[str, ...]] = ()
     other_name: ClassVar[str] = "images"  # the dataset's name if it is not ILSVRC2012
     classes: ClassList
     parts: tuple[Part, ...]
-    # In class order if each has one class; empty if they are listed when needed.
+    # Sorted by class if each task has one class; empty if `index_tasks` lists them later.
     tasks: tuple[IndexTask, ...] = field(default=(), kw_only=True)
     evaluation: Layout | None = field(default=None, kw_only=True)
 
@@ -101,17 +90,17 @@ class Source(ABC):
 
     @property
     def is_ilsvrc(self) -> bool:
-        """Whether this is all or a part of ILSVRC2012, with known counts."""
+        """Whether the source is ILSVRC2012 or a part of it."""
         return self.evaluation is None and self.classes.official
 
     @property
     def is_imagenet(self) -> bool:
-        """Whether the images are ImageNet's: of a known edition, or with WNIDs as classes."""
+        """Whether the source is a published edition, or all its classes are WNIDs."""
         return self.edition is not None or all(map(WNID.fullmatch, self.classes.wnids))
 
     @property
     def identity(self) -> list[object]:
-        """JSON values that determine the members; an index stays valid until they change."""
+        """JSON values on which the index depends: if one changes, the index is made again."""
         return [
             type(self).__name__,
             [[part.name, part.num_bytes, part.stamp] for part in self.parts],
@@ -120,7 +109,7 @@ class Source(ABC):
         ]
 
     def key_of(self, split: str, class_index: int, path: str, where: str, folder: str = "") -> str:
-        """Returns the key of an image, with `folder` ("" or "x/") before the base name."""
+        """Returns the key of the image at `path`; `folder`, "" or "x/", precedes its file name."""
         base, class_id = path.rpartition("/")[2], self.classes.wnids[class_index]
         if len(base.encode()) > _MAX_BASE_BYTES:
             raise SourceError(
@@ -139,12 +128,12 @@ class Source(ABC):
         return key
 
     def index_tasks(self, split: str) -> list[IndexTask]:
-        """Returns the tasks of a split."""
+        """Returns the listing tasks of a split."""
         return [task for task in self.tasks if task.split == split]
 
     @property
     def edition(self) -> editions.Edition | None:
-        """The published edition that this should match, or None."""
+        """The published edition that this source should match, or None."""
         if self.evaluation is not None:
             return self.evaluation.edition
         return editions.ILSVRC2012 if self.is_ilsvrc else None
@@ -157,21 +146,21 @@ class Source(ABC):
 
 
 class Stored(Source):
-    """A source with images that are read in place."""
+    """A source of images that can be read at any position, without unpacking."""
 
     @property
     @abstractmethod
     def reader(self) -> RangeReader:
-        """Reads the archives or files that contain the members."""
+        """The reader of the archives or files that contain the images."""
 
     @property
     def images(self) -> MemberReader:
-        """Reads the members."""
+        """The reader of single images."""
         return MemberReader(self.reader)
 
     @abstractmethod
     def index(self, task: IndexTask) -> list[Member]:
-        """Returns the images of a task, sorted by key; raises SourceError."""
+        """Returns the images that a task lists, sorted by key; raises SourceError."""
 
     def known_md5(self, task: IndexTask) -> str | None:  # noqa: ARG002
         """Returns the md5 stored with an archive's listing, or None."""
@@ -179,7 +168,7 @@ class Stored(Source):
 
 
 class Packed(Source):
-    """A source with images that must be unpacked before they can be read in a different order."""
+    """A source of images that must be unpacked first, because its files allow no random access."""
 
     @abstractmethod
     def images(self, task: IndexTask) -> Iterator[PackedImage]:
@@ -188,7 +177,7 @@ class Packed(Source):
 
 @dataclass(frozen=True)
 class Pixels(Packed):
-    """Raw pixels; `encode` turns [height, width, 3] uint8 RGB into an image file. Picklable."""
+    """A source of raw pixels; `encode` makes an image file from uint8 RGB [height, width, 3]."""
 
     decisive = ("encoding",)
     encode: Encode
@@ -196,7 +185,7 @@ class Pixels(Packed):
 
 
 def file_part(path: Location, md5: str | None = None) -> Part:
-    """Returns a file as a part."""
+    """Returns the `Part` of a file; raises ImagenetPrepError if it cannot be opened."""
     if isinstance(path, RemotePath):
         stat = path.demand_ranges()
         return Part(path.name, stat.size, stat.validator, md5, path)
@@ -224,12 +213,12 @@ def sorted_by_key(members: Iterable[Member], where: str) -> list[Member]:
 
 
 def read_list(path: Location, *, lenient: bool = False) -> str:
-    """Returns the text of a small list; if `lenient`, text that is not UTF-8 is read as Latin-1."""
+    """Reads a small text file; if `lenient`, a file that is not UTF-8 is read as Latin-1."""
     if not isinstance(path, RemotePath):
         refuse_link_out(path)
     data = bytearray()
     with read_errors(path, "Get it again."), open_to_read(path) as file:
-        # A read allocates its full size, so read in pieces.
+        # Read in pieces, because `read` allocates the full size that is requested.
         while len(data) <= _MAX_LIST_BYTES and (part := file.read(_PIECE_BYTES)):
             data += part
     if len(data) > _MAX_LIST_BYTES:
@@ -243,7 +232,7 @@ def read_list(path: Location, *, lenient: bool = False) -> str:
 
 
 def folder_part(name: str, groups: Iterable[tuple[str, Sequence[File]]]) -> Part:
-    """Returns scanned folders as one part; its stamp is a digest of names, sizes and times."""
+    """Returns one `Part` for scanned folders; its stamp is a digest of names, sizes and times."""
     digest = hashlib.blake2b(digest_size=16)
     num_bytes = images = newest = 0
     for group, files in groups:

@@ -1,7 +1,7 @@
-"""Lists the members of a tar at any nesting depth from its headers, without extracting it.
+"""Lists the files in a tar, or in a tar inside a tar, without extracting them.
 
-Plain ustar headers are read ten times as fast as by Python's tarfile (20,000 members/s). Members
-that could be written outside a folder are refused.
+For plain ustar headers, this is ten times as fast as Python's tarfile, which reads 20,000 members
+per second. Members with a path that leads out of a folder are refused.
 """
 
 from __future__ import annotations
@@ -19,10 +19,8 @@ from imagenet_prep.storage.remote_archives import RemoteArchives
 from imagenet_prep.storage.remote_path import Location, open_to_read
 
 _BLOCK = 512
-# Headers of a file with a name that fits in one block.
-HEADER_BYTES = _BLOCK
-# Headers of a file with a longer name; Linux paths have at most 4 kB.
-MOST_HEADER_BYTES = 16 * _BLOCK
+HEADER_BYTES = _BLOCK  # the header of a file with a short name
+MOST_HEADER_BYTES = 16 * _BLOCK  # all headers of a file with a long name: at most 4 kB on Linux
 _ZERO = bytes(_BLOCK)
 _REGULAR = (b"0", b"\0", b"7")
 _LONG_NAME, _PAX, _PAX_GLOBAL, _FOLDER = b"L", b"x", b"g", b"5"
@@ -33,12 +31,9 @@ _REFUSED = {
     b"4": "a device",
     b"6": "a pipe",
 }
-# A pax header may have other fields than a path; a larger one is damaged.
-_MAX_EXTENDED_BYTES = 1 << 20
-# Linux's PATH_MAX. Names of a megabyte each would fill the memory.
-_MAX_NAME_LENGTH = 4096
-# 2^63 has 19 digits; int() raises a different error from 4,300 digits on.
-_MAX_DIGITS = 19
+_MAX_EXTENDED_BYTES = 1 << 20  # a pax header may have more fields than a path
+_MAX_NAME_LENGTH = 4096  # PATH_MAX on Linux; names of a megabyte each would fill the memory
+_MAX_DIGITS = 19  # as in 2^63; int() raises a different error for over 4,300 digits
 _DAMAGED = "It is damaged or not a tar: compare its md5 and download it again."
 _TAMPERED = "The archive was tampered with: get the original one."
 
@@ -59,7 +54,7 @@ def files_of(
     *,
     skipping: bool = False,
 ) -> list[TarMember]:
-    """Returns all `members`. With `skipping`, only headers are read, also from a server."""
+    """Returns the files in bytes [start, stop); if `skipping`, a server sends only headers."""
     files = archives.files_of(
         archive,
         start,
@@ -72,7 +67,7 @@ def files_of(
 
 
 def _is_whole(reader: Reads, archive: str, start: int, stop: int, files: Sequence[Entry]) -> bool:
-    """Returns whether a list can be complete: one plain header before each file, then the end."""
+    """Returns whether a list has no gaps: a header before each file, and the end block last."""
     position = start
     for _, offset, size in files:
         if offset != position + HEADER_BYTES:
@@ -82,7 +77,7 @@ def _is_whole(reader: Reads, archive: str, start: int, stop: int, files: Sequenc
 
 
 def file_behind(headers: bytes, archive: str, offset: int) -> TarMember | None:
-    """Returns the file that begins at `offset`, from the header bytes before that offset."""
+    """Parses the header bytes before `offset`; returns the file that begins there, or None."""
     for skipped in range(len(headers) % _BLOCK, len(headers), _BLOCK):
         # Start with the earliest block: headers of long names come first.
         start = offset - len(headers) + skipped
@@ -94,7 +89,7 @@ def file_behind(headers: bytes, archive: str, offset: int) -> TarMember | None:
 
 
 class _Headers(NamedTuple):
-    """The bytes of an archive before an offset, as `Reads`."""
+    """Implements `Reads` for the header bytes that end at byte `stop` of an archive."""
 
     data: bytes
     stop: int
@@ -178,7 +173,7 @@ def _parse(header: bytes, where: str) -> tuple[str, int, bytes]:
 
 
 def _sum(data: bytes) -> int:
-    """Sums up to 256 bytes, faster than `sum`: Adler-32's lower half is 1 + their sum."""
+    """Returns the sum of up to 256 bytes, fast: the lower half of their Adler-32 is sum + 1."""
     return (zlib.adler32(data) & 0xFFFF) - 1
 
 
@@ -213,23 +208,22 @@ def _number(digits: bytes, base: int, where: str) -> int:
 
 
 class Allowance:
-    """The number of bytes that an archive and its nested archives may still unpack to."""
+    """Limits the total unpacked size of an archive and of the archives in it."""
 
     def __init__(self, most_bytes: int) -> None:
         self._most = self._left = most_bytes
 
     def take(self, num_bytes: int, archive: str) -> None:
-        """Subtracts unpacked bytes; raises SourceError if too many were unpacked."""
+        """Counts unpacked bytes; raises SourceError if there are too many in total."""
         self._left -= num_bytes
         if self._left < 0:
             raise SourceError(f"{archive}: unpacks to more than {self._most:,} bytes")
 
 
 class _Forward:
-    """Reads a stream at increasing offsets, so a compressed tar needs no unpacked copy."""
+    """Reads a stream at increasing offsets, so that a compressed tar needs no unpacked copy."""
 
-    # The unpacked size is unknown; reading a member past the end raises an error.
-    END = 1 << 62
+    END = 1 << 62  # the unpacked size is unknown; reading past the end raises an error
 
     def __init__(self, stream: io.BufferedIOBase, allowance: Allowance) -> None:
         self._stream = stream
@@ -258,7 +252,7 @@ class _Forward:
 def contents(
     stream: io.BufferedIOBase, archive: str, allowance: Allowance
 ) -> Iterator[tuple[TarMember, Callable[[int], bytes]]]:
-    """Yields each file and a function to read its first bytes, then reads to the stream's end."""
+    """Yields each file with a function that reads its first bytes; then reads to the end."""
     reader = _Forward(stream, allowance)
     for member in members(reader, archive, 0, reader.END):
 
@@ -266,14 +260,14 @@ def contents(
             return reader.read(archive, member.offset, min(member.size, most))
 
         yield member, read
-    # The checksum of the compression comes after the end of the tar.
+    # A compressed stream has its checksum after the end of the tar.
     reader.skip(archive, reader.END)
 
 
 def small_files(
     path: Location, names: Sequence[str], *, max_bytes: int, max_unpacked_bytes: int, advice: str
 ) -> list[bytes]:
-    """Returns files of an archive or its extracted folder; `advice` is the end of each error."""
+    """Reads small files in an archive or its extracted folder; each error ends with `advice`."""
     content: dict[str, bytes] = {}
     with packed.errors(path, advice, SourceError):
         if path.is_dir():

@@ -4,7 +4,7 @@ Known writers and their features:
 
     this program, slim's build_imagenet_data: all 15 keys
     tensorflow/tpu's imagenet_to_gcs, AWS step 1: no text, no boxes
-    AWS tensorflow_image_resizer: names from 1 to N, empty text, sizes from before the resize
+    AWS tensorflow_image_resizer: shard names from 1 to N, empty text, sizes before the resize
     slim's build_image_data (flowers): classes by text, no synset
     TensorFlow Datasets' imagenet2012: image, label, file_name; labels from 0; its own shard names
 """
@@ -38,12 +38,12 @@ T = TypeVar("T")
 
 
 class Entry(NamedTuple):
-    """A record in one form for all writers; `name` is its WNID, else its text, else ""."""
+    """The content of a record, in the same form for all writers."""
 
     features: dict[str, Value]
     encoded: bytes
     label: int
-    name: str
+    name: str  # the WNID, else the text, else ""
     filename: str
     text: str = ""
     boxes: Boxes = NO_BOXES
@@ -56,10 +56,10 @@ def check(
     on_damage: OnDamage | None = None,
     hashes: Sequence[Any] = (),
 ) -> Iterator[tuple[tfrecord.Record, T]]:
-    """Yields (record, result of `look`) in order, verified by both CRCs and a known SHA-256.
+    """Verifies a shard by its CRCs and known SHA-256; yields (record, result of `look`).
 
-    `on_damage` receives the error of each damaged record, which is then skipped; if it is None, the
-    first error is raised. The hashlib objects in `hashes` are updated with all bytes of the shard.
+    `on_damage` receives the error of each damaged record, which is then skipped. If `on_damage` is
+    None, the first error is raised. All bytes of the shard are added to the `hashes` of hashlib.
     """
     name = shard.file
     seen = damaged = 0
@@ -100,12 +100,12 @@ def check(
 
 
 def where(shard: ShardFile, record: tfrecord.Record) -> str:
-    """Returns the name of a record in errors."""
+    """Returns the shard, number and byte of a record, for messages."""
     return f"{shard.file}: record {record.number} at byte {record.offset:,}"
 
 
 def parse(payload: bytes) -> Entry:
-    """Returns the content of a record."""
+    """Parses a record of any known writer; raises DataDamagedError if it is invalid."""
     features = protobuf.parse(payload)
     if features.keys() == tfds_record.KEYS.keys():
         filename = protobuf.text(features, tfds_record.NAME)
@@ -147,7 +147,7 @@ def parse(payload: bytes) -> Entry:
 def read(
     store: Store, shard: ShardFile, labelling: Labelling, hashes: Sequence[Any] = ()
 ) -> Iterator[tuple[Member, bytes]]:
-    """Yields (member, image bytes); relabelled images keep the key in the sample table, if any."""
+    """Yields (member, image bytes) of each record; its key is from the table of samples, if any."""
     rows: list[Sample] | None = None
 
     def look(record: tfrecord.Record) -> tuple[Member, bytes]:
@@ -173,7 +173,7 @@ def read(
 
 
 def member(shard: ShardFile, record: tfrecord.Record, entry: Entry, labelling: Labelling) -> Member:
-    """Returns a record as a source image, with the byte range of the image in the shard."""
+    """Returns the image in a record as a `Member`, with its byte range in the shard."""
     index = labelling.class_index(entry.name, entry.label)
     key = keys.key_of(shard.split, labelling.classes.wnids[index], entry.filename)
     if (problem := keys.problem(key)) is not None:
@@ -190,10 +190,10 @@ def find_image(payload: bytes, encoded: bytes) -> int:
 
 
 def known_labelling(found: TfrecordSet, splits: Sequence[str]) -> Labelling | None:
-    """Returns the labelling, or None if it requires reading the complete dataset.
+    """Returns the class list and label offset, or None if all records must be read to find them.
 
     A dataset without a manifest or a list of labels is ILSVRC2012 if its first and last shards
-    match the official class list: later classes of a shorter list have different labels.
+    match the official class list. In a shorter class list, later classes have different labels.
     """
     if found.dataset is not None:
         return Labelling(found.dataset.classes, found.dataset.manifest.label_offset)
@@ -224,7 +224,7 @@ def _listed_labels(found: TfrecordSet, uses: Sequence[LabelUse]) -> Labelling | 
 
 
 def label_uses(store: Store, shard: ShardFile, damage: Problems) -> list[LabelUse]:
-    """Returns each pair of class and label in a shard, its count and its first record."""
+    """Returns each pair of class and label in a shard, with its count and first record."""
     counts: dict[tuple[str, int], LabelUse] = {}
     with contextlib.suppress(GivenUpError):
         for record, entry in check(store, shard, lambda r: parse(r.payload), damage.add):

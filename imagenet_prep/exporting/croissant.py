@@ -45,7 +45,7 @@ OF_AUTHORS = (
 
 
 def document(dataset: Dataset, name: str, about: Json) -> Json:
-    """Returns Croissant metadata with the authors' fields `about`, which may replace the name.
+    """Returns Croissant metadata with the fields in `about`, which can replace ours, as `name`.
 
     Raises UsageError if `about` contains a field that is generated from the manifest.
     """

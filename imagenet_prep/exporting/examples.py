@@ -40,7 +40,7 @@ class Example(NamedTuple):
 
 
 class Part(NamedTuple):
-    """The records of a split that are exported by one task."""
+    """The records of a split that one task exports."""
 
     split: str
     number: int  # number of this part in the split, from 0

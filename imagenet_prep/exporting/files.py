@@ -39,12 +39,12 @@ class Files(NamedTuple):
 
 
 def sum_line(name: str, sha256: str) -> str:
-    """Returns the line of a file in the format of sha256sum."""
+    """Returns the line for a file in a list of SHA-256 sums, in the format of sha256sum."""
     return f"{sha256}  {name}\n"
 
 
 def name_in(line: bytes) -> str:
-    """Returns the file name in a line in the format of sha256sum."""
+    """Returns the file name in a line of a list of SHA-256 sums."""
     return line.decode().rstrip("\n").partition("  ")[2]
 
 
@@ -114,7 +114,7 @@ class Tree:
 
 
 def forget_lost(store: Store, tree: Tree | None, sizes: Mapping[str, Sequence[int]]) -> None:
-    """Removes the list of a part with lost or truncated images, so that it is written again.
+    """Removes the list of each part with lost or truncated images: these parts are rewritten.
 
     `sizes` has the image sizes of each finished part, by the name of its list of SHA-256 sums.
     """

@@ -87,7 +87,7 @@ class Folder(Format):
         if invalid:
             raise UsageError(
                 f"{where}: {len(invalid):,} keys are not valid file names, or ImageFolder would "
-                f"skip their images: {some(invalid)}. Exclude them by --exclude, or choose a "
+                f"skip their images: {some(invalid)}. Exclude them with --exclude, or choose a "
                 "different format."
             )
         values, counts = np.unique(hashed, return_counts=True)
@@ -112,7 +112,7 @@ class Folder(Format):
         if same:
             raise UsageError(
                 f"{where}: {some([*dict.fromkeys(same)])}: these would be the same file on a disk "
-                "that ignores case or Unicode form. Exclude all but one of them by --exclude, or "
+                "that ignores case or Unicode form. Exclude all but one of them with --exclude, or "
                 "choose a different format."
             )
         missing = np.flatnonzero(~has_images)
@@ -121,9 +121,9 @@ class Folder(Format):
             raise UsageError(
                 f"{where} has no images of {len(missing):,} of {len(has_images):,} classes: "
                 f"{some([self.wnids[index] for index in missing])}. ImageFolder would find "
-                f"{has_images.sum():,} classes, and change the labels of the {moved:,} after "
-                f"{self.wnids[missing[0]]}. To write empty folders for the missing classes, use "
-                "--allow-empty-class, and read them by ImageFolder(..., allow_empty=True)."
+                f"{has_images.sum():,} classes, and change the labels of the {moved:,} classes "
+                f"after {self.wnids[missing[0]]}. To write empty folders for the missing classes, "
+                "use --allow-empty-class, and read them with ImageFolder(..., allow_empty=True)."
             )
         return numbered
 
@@ -142,7 +142,8 @@ class Folder(Format):
             yield Piece(f"{top}/{file}", example.encoded, example.sha256)
 
     def beside(self, parts: Mapping[str, Sequence[Written]]) -> dict[str, bytes]:  # noqa: ARG002
-        """Returns the class lists for `prepare` (as Kaggle's) and DINOv2, if classes are WNIDs."""
+        """Returns Kaggle's and DINOv2's class lists if all classes are WNIDs, else no files."""
+        # `prepare` takes class indices from Kaggle's list. DINOv2 and DINOv3 only read WNIDs.
         if not all(map(keys.WNID.fullmatch, self.wnids)):
             return {}
         lines = io.StringIO()

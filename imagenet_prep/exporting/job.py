@@ -220,5 +220,5 @@ def _refuse_others(job: Job, mark: str, digest: str) -> None:
 def _others(store: Store) -> UsageError:
     return UsageError(
         f"{store.where()} has a different export, or one that was started with different flags or "
-        "from a different dataset. Finish it by the same command, or choose a different folder."
+        "from a different dataset. Finish it with the same command, or choose a different folder."
     )

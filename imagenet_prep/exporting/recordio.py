@@ -13,7 +13,7 @@ from imagenet_prep.exporting.format import Format
 
 @dataclass(frozen=True)
 class RecordIO(Format):
-    """The RecordIO format, see `Format`; `prefix` is the base name of files ("": the split)."""
+    """The RecordIO format, see `Format`; without a `prefix`, files are named after the split."""
 
     prefix: str = ""
     whole_splits = True

@@ -41,7 +41,7 @@ class Tfds(Format):
         return f"{out.rstrip('/')}/{self.name}/{self.version}", ""
 
     def pieces(self, part: Part, examples: Iterable[Example]) -> Iterator[Piece]:
-        """Yields the TFRecord frames of the part's file."""
+        """Yields the TFRecord file of a part, record by record."""
         name = f"{self.name}-{part.split}.tfrecord-{part.number:05d}-of-{part.total:05d}"
         for example in examples:
             parts = tfds_record.encode_parts(example.encoded, example.class_index, example.name)

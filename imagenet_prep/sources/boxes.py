@@ -108,7 +108,7 @@ def read(task: BoxTask) -> Found:
             raise SourceError(f"{where}: does not have the name of a {task.split} image. {_ADVICE}")
         boxes, bad = _parse_xml(data, where)
         if of_class is not None and match[1] != of_class:
-            raise SourceError(f"{where}: is in the folder of {of_class}. {_ADVICE}")
+            raise SourceError(f"{where}: is in the folder of class {of_class}. {_ADVICE}")
         group = match[1] if task.split == schema.TRAIN else task.split
         line = canonical.dumps([stem, boxes]) + b"\n"
         num_bytes += len(line)
@@ -134,7 +134,7 @@ def parse(lines: bytes, where: str) -> dict[str, Boxes]:
                 "same command again."
             ) from error
         if by_name.setdefault(str(stem), boxes) is not boxes:
-            raise SourceError(f"{where}: {stem}.xml comes twice. {_ADVICE}")
+            raise SourceError(f"{where}: {stem}.xml appears twice. {_ADVICE}")
     return by_name
 
 

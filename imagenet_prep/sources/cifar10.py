@@ -77,7 +77,7 @@ class Cifar10(source.Pixels):
 
 
 def locate(root: Path) -> Path | None:
-    """Returns the archive or the extracted folder, either `root` itself or in it, or None."""
+    """Returns the path of the archive or extracted folder at or in `root`, or None."""
     for path in (root, root / ARCHIVE, root / FOLDER):
         if (path / _META).is_file() or (path.is_file() and path.name == ARCHIVE):
             return path

@@ -28,13 +28,13 @@ class ClassTars(ilsvrc.Tars):
 
     @property
     def edition(self) -> editions.Edition | None:
-        """The edition in the file or folder name, or the one with the closest number of classes."""
+        """The edition named by the file or folder, or with the closest number of classes."""
         number, known = len(self.classes.wnids), (editions.ILSVRC2012, WINTER21, FALL11)
         return editions.called(self.parts[0].name, number) or editions.closest(known, number)
 
 
 def locate(root: Location) -> Iterator[Location]:
-    """Yields each tar or folder of class tars: `root` itself, or below `root`."""
+    """Yields each tar or folder that contains class tars, at or in `root`."""
     if root.is_file():
         # For ILSVRC2012's archives, the source is their folder, so that md5s are verified.
         if root.suffix == ".tar" and root.name not in ilsvrc.ARCHIVES.values():
@@ -48,7 +48,7 @@ def locate(root: Location) -> Iterator[Location]:
 
 
 def find(root: Location, splits: Sequence[str]) -> ClassTars:
-    """Returns the source; its class list is ILSVRC2012's if that contains all class tars."""
+    """Returns the source; uses ILSVRC2012's class list if it contains all classes."""
     places = [*locate(root)]
     if len(places) > 1:
         names = " and ".join(place.name for place in places)

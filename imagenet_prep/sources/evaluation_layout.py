@@ -44,7 +44,7 @@ class Layout:
     problems: Sequence[str] = ()  # differences from the published counts, one sentence each
 
     def place(self, path: str, where: str) -> tuple[int, str] | None:
-        """Returns the class index and key prefix of an image; None if its object has no class."""
+        """Returns an image's class index and key prefix; None if ObjectNet has no class for it."""
         folder = path.rpartition("/")[0].rpartition("/")[2]
         if self.objects is not None:
             if not self.objects.get(folder, True):
@@ -71,7 +71,7 @@ class Layout:
 
     @property
     def answers(self) -> dict[str, list[str]]:
-        """The correct WNIDs of each class that has several, as in `Manifest.answers`."""
+        """The accepted WNIDs of ObjectNet's objects that have several, as in `Manifest.answers`."""
         wnids = labels.official_classes().wnids
         several = [indices for indices in (self.objects or {}).values() if len(indices) > 1]
         return {wnids[indices[0]]: [wnids[i] for i in sorted(indices)] for indices in several}
@@ -80,7 +80,7 @@ class Layout:
 def layout_of(
     names: Sequence[str], sample: str, in_folder: Counter[str], mapping: Mapping[str, bytes]
 ) -> Layout:
-    """Identifies a dataset by its names, its folders and `sample`, the path of an image or ""."""
+    """Identifies a dataset by its names, its folders and the path of an image, `sample`."""
     where = names[0]
     folders = {path.rpartition("/")[2] for path in in_folder}
     if not sample:
@@ -90,7 +90,7 @@ def layout_of(
         edition = editions.IMAGENETV2
     if edition is None:
         raise SourceError(
-            f"{where}: is not known as an evaluation dataset, by its name or its "
+            f"{where}: matches no known evaluation dataset, neither by its name nor by its "
             f"{counted(len(folders), 'folder')} of images, such as {min(folders)!r}. Give it its "
             "published name; or unpack it and add --source-kind folder."
         )
@@ -184,7 +184,7 @@ def _objects(files: Mapping[str, bytes], where: str) -> Mapping[str, Sequence[in
     except (ValueError, LookupError) as error:
         # The text of a LookupError is only the missing key.
         is_value = isinstance(error, ValueError)
-        problem = str(error) if is_value else "a name or a number is not in its other files"
+        problem = str(error) if is_value else "its files do not match each other"
         raise SourceError(
             f"{where}: ObjectNet's mapping cannot be read: {problem}. Get its mappings/ again."
         ) from error

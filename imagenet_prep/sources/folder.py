@@ -110,7 +110,7 @@ class Folder(source.Stored):
         if files.unread.total() == len(members):
             kinds = ", ".join(f"{number:,} {kind}" for kind, number in files.unread.items())
             raise UsageError(
-                f"{self.root / task.archive}: holds only photographs that are not read here: "
+                f"{self.root / task.archive}: holds only photographs in unsupported formats: "
                 f"{kinds}. To read them, {formats.remedy(files.unread)}; or remove the folder."
             )
         return source.sorted_by_key(members, str(self.root))
@@ -151,9 +151,9 @@ def find(
 ) -> Folder:
     """Returns the source of `splits`.
 
-    Its class list is `classes`, or else the devkit's or Kaggle's. Without these, it is the official
-    list if that has all class folders, so that labels are the same in a subset, or else the sorted
-    folder names.
+    The class list is `classes`, if given, or the devkit's or Kaggle's. Without these, it is the
+    official list if that has all class folders, so that a subset has the same labels. Otherwise, it
+    is the sorted folder names.
     """
     inside = None if follow_links else root
     names = layout.split_folders(root)
@@ -165,7 +165,7 @@ def find(
         existing = subfolders(names.top, any_name=True) if names.top.is_dir() else []
         raise UsageError(
             f"--source {root}: no folder of {' and '.join(missing)}; expected one of "
-            f"{' and one of '.join(expected)}. Choose --splits. There are: "
+            f"{' and one of '.join(expected)}. Choose --splits. Found: "
             f"{printable(some([f'{name}/' for name in existing])) or 'no folders'}."
         )
     for split in splits:
@@ -346,8 +346,8 @@ def _class_indices(
     for number, (stem, wnid) in enumerate(rows, start=1):
         if wnid not in classes.index or stem in indices:
             raise SourceError(
-                f"{path}: entry {number}: expected one of {len(classes.wnids):,} classes, and each "
-                "image once. Get the file again."
+                f"{path}: entry {number}: expected one of {len(classes.wnids):,} classes, and one "
+                "entry per image. Get the file again."
             )
         indices[stem] = classes.index[wnid]
     return indices

@@ -1,4 +1,4 @@
-"""Reads ILSVRC2012's original archives: the train tar of class tars, other tars, the devkit."""
+"""Reads ILSVRC2012's original archives: the train, validation and test tars, and the devkit."""
 
 from __future__ import annotations
 

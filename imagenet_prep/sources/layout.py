@@ -3,7 +3,7 @@
 A split folder has a word for a split in its name, such as `train` or `Testing`. If the name has
 other words too (`seg_test`), a second split must have the same words (`seg_train`). A class folder
 directly contains images. A folder with images only in its subfolders is refused, because the names
-of the subfolders would be lost as labels.
+of the subfolders may be labels.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ def _named(below: Sequence[str]) -> dict[str, list[str]]:
 
 
 def _are_classes(top: Path, names: dict[str, list[str]], below: Sequence[str]) -> bool:
-    """Returns whether folders with the name of a split are classes, as in `train` and `bus`."""
+    """Returns whether folders with the name of a split are classes: `train` next to `bus`."""
     (called, *more) = names.values()
     if more or any(subfolders(top / name) or not has_image(top / name) for name in called):
         return False

@@ -22,7 +22,7 @@ class MemberReader:
         self._reader = reader
 
     def will_need(self, members: Iterable[Member]) -> None:
-        """Announces the next reads of this thread, in order."""
+        """Announces the images that this thread reads next, in order, for prefetching."""
         self._reader.will_need(map(self._range_of, members))
 
     def read(self, member: Member) -> bytes:

@@ -32,7 +32,7 @@ _ADVICE = "Download it again."
 
 @dataclass(frozen=True)
 class Mnist(source.Pixels):
-    """The IDX files of images and labels, by split."""
+    """A source of IDX files: the images and the labels of each split."""
 
     name = "mnist"
     edition = Edition("MNIST", 10, {schema.TRAIN: 60_000, schema.VALIDATION: 10_000})

@@ -137,7 +137,7 @@ def find(root: Path, splits: Sequence[str]) -> Parquet:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[tuple[ParquetFile, int]]:
-    """Opens a file and checks its columns; yields it with its file descriptor."""
+    """Yields an open file, after a check of its columns, and its file descriptor."""
     demand("parquet", str(path), "pyarrow")
     import pyarrow as pa  # type: ignore[import-untyped]
     import pyarrow.parquet as pq

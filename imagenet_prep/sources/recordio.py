@@ -87,7 +87,7 @@ class ImageList:
         self._sizes = np.asarray(sizes, np.uint16)[order]
         twice = self._numbers[1:][self._numbers[1:] == self._numbers[:-1]]
         if len(twice):
-            raise SourceError(f"{path}: number {twice[0]} comes twice. Get the list again.")
+            raise SourceError(f"{path}: number {twice[0]} appears twice. Get the list again.")
 
     def name(self, number: int) -> str | None:
         """Returns the path of an image, or None if it is not in the list."""

@@ -58,7 +58,7 @@ class Problems:
 
 @contextlib.contextmanager
 def read_errors(path: object, remedy: str = _CHECK) -> Iterator[None]:
-    """Turns an OSError into a SourceError about `path`, or about the path in the error if ""."""
+    """Turns an OSError into a SourceError; if `path` is "", it names the path in the error."""
     try:
         yield
     except OSError as error:
@@ -78,9 +78,8 @@ def scan(
 ) -> list[File]:
     """Returns all files below a folder except hidden ones, sorted by path.
 
-    Hidden files are added to `hidden`, and problems to `problems`; if it is None, they are raised.
-    Links to files must stay in `inside`, if set. Links to folders are refused: they can form a
-    loop.
+    Hidden files are added to `hidden`. Problems are added to `problems`, or raised if it is None.
+    Links to files must stay in `inside`, if set. A link to a folder is refused: it can be a loop.
     """
     files, folders = list[File](), [""]
     noted = Problems() if problems is None else problems

@@ -53,11 +53,11 @@ class ShardFile(NamedTuple):
 
 @dataclass(frozen=True)
 class TfrecordSet:
-    """The shards in a store by split, in order; only if this program wrote them, a `dataset`."""
+    """The shards in a store by split, in order."""
 
     store: Store
     splits: dict[str, tuple[ShardFile, ...]]
-    dataset: Dataset | None
+    dataset: Dataset | None  # None if a different program wrote the shards
 
     @property
     def manifest(self) -> Manifest | None:

@@ -109,7 +109,7 @@ class Source(ABC):
         ]
 
     def key_of(self, split: str, class_index: int, path: str, where: str, folder: str = "") -> str:
-        """Returns the key of the image at `path`; `folder`, "" or "x/", precedes its file name."""
+        """Returns the key of the image at `path`, with `folder` ("" or "x/") before its name."""
         base, class_id = path.rpartition("/")[2], self.classes.wnids[class_index]
         if len(base.encode()) > _MAX_BASE_BYTES:
             raise SourceError(
@@ -208,7 +208,7 @@ def sorted_by_key(members: Iterable[Member], where: str) -> list[Member]:
             places = f"in {first.archive} and in {member.archive}"
             if first.archive == member.archive:
                 places = f"at bytes {first.offset:,} and {member.offset:,}"
-            raise SourceError(f"{where}: {member.key!r} comes twice, {places}. Remove one of them.")
+            raise SourceError(f"{where}: {member.key!r} appears twice, {places}. Remove one.")
     return [by_key[key] for key in sorted(by_key)]
 
 

@@ -4,7 +4,7 @@ Known writers and their features:
 
     this program, slim's build_imagenet_data: all 15 keys
     tensorflow/tpu's imagenet_to_gcs, AWS step 1: no text, no boxes
-    AWS tensorflow_image_resizer: shard names from 1 to N, empty text, sizes before the resize
+    AWS tensorflow_image_resizer: shards numbered from 1, empty text, original image sizes
     slim's build_image_data (flowers): classes by text, no synset
     TensorFlow Datasets' imagenet2012: image, label, file_name; labels from 0; its own shard names
 """
@@ -59,7 +59,7 @@ def check(
     """Verifies a shard by its CRCs and known SHA-256; yields (record, result of `look`).
 
     `on_damage` receives the error of each damaged record, which is then skipped. If `on_damage` is
-    None, the first error is raised. All bytes of the shard are added to the `hashes` of hashlib.
+    None, the first error is raised. The hashlib objects `hashes` are updated with all bytes.
     """
     name = shard.file
     seen = damaged = 0
@@ -122,7 +122,7 @@ def parse(payload: bytes) -> Entry:
             f"keys missing: {', '.join(missing)}; found {', '.join(sorted(features)) or 'none'}"
         )
     if unknown := sorted(features.keys() - set(schema.ALL_KEYS)):
-        raise DataDamagedError(f"keys of no known writer: {', '.join(unknown)}")
+        raise DataDamagedError(f"keys that no known program writes: {', '.join(unknown)}")
     wnid, text = (
         protobuf.text(features, key) if features.get(key) else ""
         for key in (schema.SYNSET, schema.TEXT)

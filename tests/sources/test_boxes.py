@@ -146,7 +146,7 @@ def test_two_annotations_of_one_image_are_refused(tmp_path: Path) -> None:
     xml = voc_xml(2, 2, [], WNID)
     write_tgz(path, {f"a/{STEM}.xml": xml, f"b/{STEM}.xml": xml})
     found = boxes.read(BoxTask("train", "train", path))
-    with pytest.raises(SourceError, match=rf"{STEM}\.xml comes twice"):
+    with pytest.raises(SourceError, match=rf"{STEM}\.xml appears twice"):
         boxes.parse(bytes(found.lines[WNID]), "here")
 
 
@@ -174,7 +174,7 @@ def test_kaggles_folders_are_one_task_a_class(tmp_path: Path) -> None:
 
 def test_an_annotation_in_the_folder_of_another_class_is_named(tmp_path: Path) -> None:
     write(tmp_path / "n01443537" / f"{STEM}.xml", voc_xml(2, 2, [], WNID))
-    with pytest.raises(SourceError, match=r"is in the folder of n01443537"):
+    with pytest.raises(SourceError, match=r"is in the folder of class n01443537"):
         boxes.read(BoxTask("train-n01443537", "train", tmp_path / "n01443537"))
 
 

@@ -126,7 +126,7 @@ def _tar(*members: tuple[str, bytes, bytes]) -> bytes:
         ((("/etc/n02084071_1.JPEG", b"1", b"0"),), "points outside its folder"),
         ((("../n02084071_1.JPEG", b"1", b"0"),), "points outside its folder"),
         ((("n02084071_1.JPEG", b"", b"2"),), "is a symbolic link"),
-        ((("a.JPEG", b"1", b"0"), ("b/a.JPEG", b"2", b"0")), "comes twice"),
+        ((("a.JPEG", b"1", b"0"), ("b/a.JPEG", b"2", b"0")), "appears twice"),
         ((("n00015388_1.JPEG", b"1", b"0"),), "its name starts with n00015388"),
         ((("é" * 128, b"1", b"0"),), "its name has 256 bytes; file names have at most 255"),
     ],

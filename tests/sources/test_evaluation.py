@@ -277,7 +277,7 @@ def test_a_mapping_that_contradicts_itself_is_refused(tmp_path: Path) -> None:
     path = "objectnet-1.0/mappings/objectnet_to_imagenet_1k.json"
     made.files[path] = json.dumps({"Alarm clock": "no such words"}).encode()
 
-    with pytest.raises(SourceError, match="ObjectNet's mapping cannot be read: a name or"):
+    with pytest.raises(SourceError, match="ObjectNet's mapping cannot be read: its files"):
         found(put(made.files, tmp_path, "objectnet-1.0", "zip"))
 
 
@@ -288,13 +288,13 @@ def test_a_mapping_that_contradicts_itself_is_refused(tmp_path: Path) -> None:
         ("objectnet_to_imagenet_1k.json", b"[" * 100_000, "nested too deeply"),
         ("folder_to_objectnet_label.json", b'{"a":' * 100_000, "nested too deeply"),
         ("pytorch_to_imagenet_2012_id.json", b'{"0": 1e999}', "does not fit into 64 bits"),
-        ("pytorch_to_imagenet_2012_id.json", b'{"0": -1}', "a name or a number"),
+        ("pytorch_to_imagenet_2012_id.json", b'{"0": -1}', "its files do not match"),
         ("objectnet_to_imagenet_1k.json", b'{"Alarm clock": 5}', "expected text, got"),
         ("objectnet_to_imagenet_1k.json", b'{"X": "%b"}' % (b"a;" * 1001), "1,001 folders or"),
         (
             "objectnet_to_imagenet_1k.json",
             b'{"Alarm clock": "%b"}' % (b"a" * 9000),
-            "a name or a number is not",
+            "its files do not match each other",
         ),
         (
             "folder_to_objectnet_label.json",
@@ -356,7 +356,7 @@ def test_a_set_on_a_server_is_the_same(container: str, tmp_path: Path) -> None:
         (["imagenet-a/n01440764/a.jpg", "imagenet-a/n99999999/b.jpg"], "folder is 'n99999999'"),
         (["imagenet-r/0/a.jpg", "imagenet-r/1/b.jpg"], "folder is '0', but imagenet-r's"),
         (["imagenet-a/n01440764/a.jpg", "imagenet-a/b.jpg"], "folder is 'imagenet-a'"),
-        (["n01440764/a.jpg", "n01443537/b.jpg"], "not known as an evaluation dataset"),
+        (["n01440764/a.jpg", "n01443537/b.jpg"], "matches no known evaluation dataset"),
         (["fog/1/n01440764/a.JPEG", "fog/6/n01440764/a.JPEG"], "CORRUPTION/SEVERITY/WNID"),
         (["fog/1/n01440764/a.JPEG", "smoke/1/n01440764/a.JPEG"], "CORRUPTION/SEVERITY/WNID"),
         (["imagenet-a/README.txt"], "holds no image"),

@@ -130,7 +130,7 @@ def test_the_same_base_name_in_two_places_is_one_key_too_many(root: Path) -> Non
     write(root / "train" / FIRST / "more" / f"{FIRST}_7.JPEG", b"again")
     source = folder.find(root, ["train"])
     with pytest.raises(
-        SourceError, match=rf"'{FIRST}/{FIRST}_7\.JPEG' comes twice, in .*more/.* and in "
+        SourceError, match=rf"'{FIRST}/{FIRST}_7\.JPEG' appears twice, in .*more/.* and in "
     ):
         members(source, "train")
 
@@ -167,7 +167,7 @@ def test_a_validation_image_beyond_the_labels_is_named(root: Path) -> None:
         (
             folder.SOLUTION,
             f"ImageId,PredictionString\nx,{FIRST} 1\nx,{FIRST} 1\n".encode(),
-            r"entry 2: expected .*each image once",
+            r"entry 2: expected .*one entry per image",
         ),
         (folder.SOLUTION, b"ImageId,PredictionString\nx\n", r"entry 1: expected one of"),
         (

@@ -162,14 +162,16 @@ def test_an_archive_in_folders_has_the_same_keys(
 def test_a_key_that_comes_twice_is_named_with_both_places(edited: Callable[..., Path]) -> None:
     folder = edited(TRAIN, lambda info, data: [(info, data), (info, data)], inner=True)
 
-    with pytest.raises(SourceError, match=r"'n\d{8}/n.*' comes twice, at bytes [\d,]+ and [\d,]+"):
+    with pytest.raises(
+        SourceError, match=r"'n\d{8}/n.*' appears twice, at bytes [\d,]+ and [\d,]+"
+    ):
         indexed(folder, "train")
 
 
 def test_the_same_name_in_two_folders_is_the_same_key(edited: Callable[..., Path]) -> None:
     folder = edited(VALIDATION, lambda i, d: [(i, d), (renamed(i, f"again/{i.name}"), d)])
 
-    with pytest.raises(SourceError, match="comes twice"):
+    with pytest.raises(SourceError, match="appears twice"):
         indexed(folder, "validation")
 
 

@@ -197,8 +197,8 @@ REFUSED = {
     "{train/train,test/test}/{1,2}.jpg": "train: holds train/ with no class folders",
     "{seg_train,seg_test}/{1,2}.jpg": "seg_train: holds images and no class folders",
     "train/README val/README": "train: holds no images and no class folders",
-    "train/{cat,dog}/1.jpg test/1.jpg": "no folder of validation; | There are: test/, train/.",
-    "train/{cat,dog}/1.jpg": "no folder of validation; expected one of val/ | There are: train/.",
+    "train/{cat,dog}/1.jpg test/1.jpg": "no folder of validation; | Found: test/, train/.",
+    "train/{cat,dog}/1.jpg": "no folder of validation; expected one of val/ | Found: train/.",
     "test/{cat,dog}/1.jpg": "only folders such as test/cat/, are not classes: test/. ",
     "{a/abbey,b/beach}/1.jpg": "only folders such as a/abbey/, are not classes: a/, b/.",
     "a/airfield/1.jpg a/arena/{hockey,rodeo}/1.jpg b/bakery/shop/1.jpg": "are not classes: a/, b/.",
@@ -220,11 +220,11 @@ REFUSED = {
     "images/{1,2}.jpg annotations/trimaps/1.jpg": "holds images/ with no class folders",
     "{1,2}.jpg": "holds images and no class folders",
     "asl_alphabet_train/asl_alphabet_train/{A,B}/1.jpg asl_alphabet_test/asl_alphabet_test/1.jpg": (
-        "no folder of validation; | There are: asl_alphabet_test/, asl_alphabet_train/."
+        "no folder of validation; | Found: asl_alphabet_test/, asl_alphabet_train/."
     ),
     "{train.X1,train.X2,val.X}/cat/1.jpg": "holds train.X1 and train.X2. Keep only one of",
     "{train_cats,train_dogs,test_cats,test_dogs}/1.jpg": "train_cats: holds images and no class",
-    "{rps,rps-test-set,rps-validation}/{rock,paper}/1.jpg": "no folder of train; | There are: rps/",
+    "{rps,rps-test-set,rps-validation}/{rock,paper}/1.jpg": "no folder of train; | Found: rps/",
     "{horses,validation-horses}/{a,b}/1.jpg": ": horses/, validation-horses/. | same names (a, b)",
     "{Cat,Dog}/1.jpg pets/{Cat,Dog}/1.jpg": "are not classes: pets/. Name one of them: {root}/pets",
     "{train,Train}/cat/1.jpg val/cat/1.jpg": "holds Train and train. Keep only one of",

@@ -111,7 +111,7 @@ def test_without_a_list_the_number_is_the_name(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("lists", "says"),
     [
-        ("0\t0\tb/1.jpg\n0\t0\tb/2.jpg\n", "number 0 comes twice"),
+        ("0\t0\tb/1.jpg\n0\t0\tb/2.jpg\n", "number 0 appears twice"),
         ("0\t0\ta/1.jpg\n1\t0\tb/2.jpg\n", "line 2: label 0 is 'b', in an earlier line 'a'"),
         ("0\t0.5\ta/1.jpg\n", "line 1: .*label 0.5, expected an integer"),
         ("0\tnan\ta/1.jpg\n", "line 1: .*label nan"),

@@ -151,7 +151,7 @@ def test_a_class_without_images_is_refused_with_what_would_come_of_it(
     assert "no images of 994 of 1,000 classes" in said
     # Classes 0, 1 and 2 are there, and 500, 998 and 999 would be 3, 4 and 5.
     assert "would find 6 classes" in said
-    assert "change the labels of the 3 after" in said
+    assert "change the labels of the 3 classes after" in said
     assert not (tmp_path / "out").exists()
 
 

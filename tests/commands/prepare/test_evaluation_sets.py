@@ -129,7 +129,7 @@ def test_an_image_that_comes_twice_is_refused(made: Made, tmp_path: Path) -> Non
     ended = command.run("prepare", "--source", source, "--out", tmp_path / "out", SUBSET)
 
     assert ended.code == 3
-    assert "comes twice" in ended.err
+    assert "appears twice" in ended.err
 
 
 def test_a_dry_run_says_what_would_be_made(made: Made, tmp_path: Path) -> None:

@@ -294,7 +294,7 @@ def test_a_class_of_unreadable_photographs_says_so(photos: Path, tmp_path: Path)
     made = prepare(photos, tmp_path / "out")
     assert made.code == 2
     assert (
-        "birds: holds only photographs that are not read here: 1 JPEG XL. To read them, convert to "
+        "birds: holds only photographs in unsupported formats: 1 JPEG XL. To read them, convert to "
         "JPEG or PNG; or remove the folder."
     ) in made.err
 

@@ -196,7 +196,7 @@ def test_a_key_that_comes_twice_is_an_error(source: Path, tmp_path: Path, name: 
     edit(source / name, source / name, twice)
     result = prepare(source, tmp_path / "out")
 
-    assert_refused(result, 3, name, done[0], "comes twice", out=tmp_path / "out")
+    assert_refused(result, 3, name, done[0], "appears twice", out=tmp_path / "out")
 
 
 def test_a_class_that_comes_twice_is_an_error(source: Path, tmp_path: Path) -> None:

@@ -43,7 +43,7 @@ def empty_class_folder(mini: Miniature, root: Path) -> str:
 def the_same_name_twice(mini: Miniature, root: Path) -> str:
     image = next((folders(mini, root) / "train" / wnids(mini)[0]).iterdir())
     write(image.parent / "copy" / image.name, image.read_bytes())
-    return "comes twice, in train/"
+    return "appears twice, in train/"
 
 
 def image_in_two_classes(mini: Miniature, root: Path) -> str:
@@ -72,7 +72,7 @@ def image_in_two_files(mini: Miniature, root: Path) -> str:
     for index in range(3):
         part = rows[40 * index : 40 * (index + 1)] + rows[:1] * (index == 2)
         layouts.write_parquet(data / f"train-{index:05d}-of-00003.parquet", part, names)
-    return "comes twice, in train-00000-of-00003.parquet and in train-00002-of-00003.parquet"
+    return "appears twice, in train-00000-of-00003.parquet and in train-00002-of-00003.parquet"
 
 
 def truncated_parquet(mini: Miniature, root: Path) -> str:

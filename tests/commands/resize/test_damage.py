@@ -136,7 +136,7 @@ def test_labels_in_another_order_are_refused(
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"image/classes/label": [1]}, "keys of no known writer: image/classes/label"),
+        ({"image/classes/label": [1]}, "keys that no known program writes: image/classes/label"),
         ({"image/class/label": None}, "keys missing: image/class/label"),
         ({"image/encoded": None}, "keys missing: image/encoded"),
         ({"image/class/label": [b"1"]}, "image/class/label is not one integer"),

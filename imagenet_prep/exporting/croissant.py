@@ -11,7 +11,7 @@ from imagenet_prep.dataset import naming
 from imagenet_prep.dataset.manifest import File
 from imagenet_prep.storage.opened import Dataset
 
-# All terms of the standard context: mlcroissant warns about every other context.
+# The terms of the standard context. mlcroissant warns if the context is different.
 _TERMS = (
     "arrayShape citeAs column containedIn equivalentProperty extract field fileObject fileProperty "
     "fileSet format includes isArray isLiveDataset jsonPath key md5 parentField path recordSet "
@@ -45,7 +45,7 @@ OF_AUTHORS = (
 
 
 def document(dataset: Dataset, name: str, about: Json) -> Json:
-    """Returns Croissant metadata with the fields in `about`, which can replace ours, as `name`.
+    """Returns Croissant metadata and the fields in `about`, which may contain a different name.
 
     Raises UsageError if `about` contains a field that is generated from the manifest.
     """

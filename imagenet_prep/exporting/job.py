@@ -33,7 +33,7 @@ class Work:
     format: Format
     store: Store
     folder: str  # below `.work`, for the lists of finished parts
-    tree: files.Tree | None  # only if each file is an image in a local folder
+    tree: files.Tree | None  # only for a local folder with one file per image
 
     def sums(self, part: Part) -> str:
         """Returns the name of the list of a part's files and SHA-256 sums."""

@@ -181,7 +181,7 @@ def find(folder: Location, splits: Sequence[str]) -> Ilsvrc2012 | Unlabelled:
         classes, truth = devkit.classes, devkit.validation_class_index
     else:
         classes, truth = labels.official_classes(), ()
-    # With a different class list, the archives differ from the published ones, and so do md5s.
+    # With a different class list, these are not the published archives: no md5 is known.
     parts = tuple(
         source.file_part(archives[ARCHIVES[s]], _PUBLISHED[s].md5 if classes.official else None)
         for s in splits

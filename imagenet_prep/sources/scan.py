@@ -116,7 +116,7 @@ def _file(folder: Path, path: str, entry: os.DirEntry[str], root: str | None) ->
         raise SourceError(f"{folder / path}: is a link to a folder. Replace it by the folder.")
     status = entry.stat()
     if not stat.S_ISREG(status.st_mode):
-        # To open a pipe would wait for a writer.
+        # Opening a pipe would wait for a writer.
         raise SourceError(f"{folder / path}: is not a regular file. Remove it.")
     if entry.is_symlink():
         _refuse_out(folder / path, root, _FOLLOW)

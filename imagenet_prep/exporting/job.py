@@ -195,7 +195,7 @@ def run(job: Job) -> Json:
 
 
 def _remove_work(store: Store, mark: str, *folders: str) -> None:
-    """Removes the work files of a finished export: the mark last, so that a run can resume."""
+    """Removes the work files of an export, `mark` last, so that a killed run can resume."""
     for folder in folders:
         store.remove_tree(folder)
     store.remove(mark)

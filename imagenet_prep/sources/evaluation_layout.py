@@ -80,7 +80,7 @@ class Layout:
 def layout_of(
     names: Sequence[str], sample: str, in_folder: Counter[str], mapping: Mapping[str, bytes]
 ) -> Layout:
-    """Identifies a dataset by its names, its folders and the path of an image, `sample`."""
+    """Identifies a dataset by its names, its folders and the path `sample` of an image."""
     where = names[0]
     folders = {path.rpartition("/")[2] for path in in_folder}
     if not sample:

@@ -246,7 +246,7 @@ def _first(folders: Sequence[Path], *names: str) -> Path | None:
 def _validation(
     devkit: labels.Devkit | None, lists: Sequence[Path], classes: ClassList, root: Path
 ) -> dict[str, int]:
-    """Returns class indices by file name without extension, from the first label list found."""
+    """Returns validation class indices by file name (no extension) from the first list found."""
     if devkit is not None:
         numbers = enumerate(devkit.validation_class_index, start=1)
         return {f"ILSVRC2012_val_{number:08d}": index for number, index in numbers}

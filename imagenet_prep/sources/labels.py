@@ -81,7 +81,7 @@ def classes_called(
 
 
 def check_validation(classes: ClassList, class_index: dict[int, int], where: str) -> None:
-    """Compares labels by file number with the known ones, if all 50,000 are given."""
+    """Verifies the class index of each file number, if all 50,000 of ILSVRC2012 are present."""
     numbers = range(1, schema.OFFICIAL_NUM_EXAMPLES[schema.VALIDATION] + 1)
     if classes.official and class_index.keys() == set(numbers):
         check_canaries([classes.wnids[class_index[number]] for number in numbers], where)
@@ -116,7 +116,7 @@ def read_devkit(path: Location) -> Devkit:
 
 
 def check_canaries(wnids: Sequence[str], path: Location | str) -> None:
-    """Raises SourceError if these are not ILSVRC2012's validation labels in file-name order."""
+    """Raises SourceError if `wnids` are not ILSVRC2012's validation labels in file-name order."""
     for number, (wnid, expected) in enumerate(zip(wnids, CANARIES, strict=False), start=1):
         if wnid != expected:
             raise SourceError(

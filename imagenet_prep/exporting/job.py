@@ -96,7 +96,7 @@ class Job:
     def receipt(
         self, written: Mapping[str, Sequence[Written]], beside: int, sums: str, sha256: str
     ) -> Json:
-        """Returns the content of export.json; `beside` is the size of the small files."""
+        """Returns the content of export.json; `beside` is the total size of the small files."""
         splits = {
             split: {
                 "examples": sum(part.examples for part in parts),

@@ -100,7 +100,7 @@ def locate(root: Location) -> list[Location]:
 
 
 def _is_archive(archive: Location) -> bool:
-    """Returns whether the archive's name or the path of its first image matches a dataset."""
+    """Returns whether the archive's name or its first image matches an evaluation dataset."""
     if edition_called(archive.name):
         return True
     try:

@@ -193,7 +193,7 @@ def known_labelling(found: TfrecordSet, splits: Sequence[str]) -> Labelling | No
     """Returns the class list and label offset, or None if all records must be read to find them.
 
     A dataset without a manifest or a list of labels is ILSVRC2012 if its first and last shards
-    match the official class list. In a shorter class list, later classes have different labels.
+    match the official class list: in a shorter class list, later classes have different labels.
     """
     if found.dataset is not None:
         return Labelling(found.dataset.classes, found.dataset.manifest.label_offset)

@@ -1,3 +1,3 @@
-"""imagenet-prep: from ImageNet-shaped archives to verified TFRecord shards."""
+"""Converts the archives of ImageNet and similar datasets to verified TFRecord shards."""
 
 __version__ = "0.1.0"

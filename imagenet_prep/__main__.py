@@ -1,4 +1,4 @@
-"""Runs `imagenet-prep VERB ...`; imports only the module of this verb, so that help is instant."""
+"""Runs `imagenet-prep VERB`. Only the module of the verb is imported, so that --help is fast."""
 
 from __future__ import annotations
 
@@ -21,27 +21,27 @@ VERBS = {
     "replicate": "copy a dataset to a folder, a bucket or all nodes of a cluster, and verify it",
     "diff": "compare the images of two datasets: missing ones, labels, bytes, sizes",
     "show": "show a dataset, its images by key or class, a shard, or the steps of a run",
-    "duplicates": "find duplicate images in a dataset or across two, and list them for exclusion",
-    "export": "export a dataset as folders, TFDS, WebDataset, Parquet or RecordIO, or a model",
+    "duplicates": "find duplicate images in one or two datasets, and list them for exclusion",
+    "export": "convert a dataset to folders, TFDS, WebDataset, Parquet or RecordIO; export a model",
     "report": "write a page with the checks, contents, images and history of a dataset",
     "train": "train a ResNet or a small network on a dataset, with one process or many",
     "score": "score predictions by the labels of a dataset and by other lists of labels",
     "launch": "check all hosts of a hosts file, then train on them",
-    "sagemaker": "run the same training as a job of Amazon SageMaker",
-    "sagemaker-container": "run in each container of such a job (SageMaker starts it)",
+    "sagemaker": "start training as a job of Amazon SageMaker",
+    "sagemaker-container": "train inside a SageMaker container (SageMaker runs this command)",
     "run-on-hosts": "run a command on all hosts at once",
     "install-horovod": "build Horovod for TensorFlow, MXNet or PyTorch, and test it",
     "doctor": "check this machine, and show how to fix each problem",
     "completion": "print the script that completes verbs and flags in bash, zsh or fish",
     "bench-read": "measure how fast this host reads a dataset for training",
-    "bench-train": "measure the speed of N ranks, their waiting times, and the cost of 90 epochs",
+    "bench-train": "measure the training speed of N ranks, and forecast the cost of 90 epochs",
 }
-# Programs of the AWS tutorial and their replacements.
+# Scripts of the AWS tutorial, and the commands that replace them.
 _REPLACED = {
     "runclust": "imagenet-prep run-on-hosts HOSTS -- COMMAND",
     "copyclust": "imagenet-prep replicate SET hosts:HOSTS:PATH",
 }
-# These verbs do no linear algebra.
+# These verbs do no linear algebra, so they need no BLAS threads.
 _WITHOUT_BLAS = ("prepare", "verify", "resize", "adopt", "amend", "duplicates")
 MODULES = {
     "prepare": "imagenet_prep.pipelines.prepare",
@@ -52,7 +52,7 @@ MODULES = {
 
 
 def module_of(verb: str) -> str:
-    """Returns the module of a verb."""
+    """Returns the name of the module that implements a verb."""
     return MODULES.get(verb, f"imagenet_prep.{verb.replace('-', '_')}")
 
 
@@ -62,7 +62,7 @@ def main() -> NoReturn:
     if arguments and arguments[0] in VERBS:
         verb = arguments[0]
         if verb in _WITHOUT_BLAS:
-            # Otherwise, NumPy starts one thread per core in each worker; each spins for 20 ms.
+            # By default, NumPy starts one thread per core in each worker; each spins for 20 ms.
             os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
         program.main(module_of(verb), arguments[1:])
     else:

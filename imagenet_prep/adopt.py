@@ -1,8 +1,8 @@
-"""Complete the TFRecord shards of another program: names, index, labels.txt, TFDS files, manifest.
+"""Turn TFRecord shards of other programs into a dataset: add index, labels, TFDS files, manifest.
 
-No image is encoded again and no existing file is replaced. With --out, the shards are hard-linked
-into a new folder, copied from or to a bucket, or written again with --rewrite. If it is
-interrupted, run the same command again to resume.
+No image is encoded again, and no existing file is replaced. With --out, the shards are hard-linked
+into a new folder, copied from or to a bucket, or written again with --rewrite. After an
+interruption, run the same command again to resume.
 
 Examples:
   imagenet-prep adopt /data/imagenet-tfrecords --dry-run
@@ -33,10 +33,10 @@ if TYPE_CHECKING:
     from imagenet_prep.sources.shard_files import TfrecordSet
     from imagenet_prep.storage.store import Store
 
-_SHOWN = 5  # problems listed in a message
+_SHOWN = 5  # maximum number of problems in a message
 _STALE = dict.fromkeys(
     ((schema.HEIGHT, "untrue"), (schema.WIDTH, "untrue")),
-    ": the size before a resize, --rewrite corrects it",
+    ": the records have the size before a resize. To correct it, use --rewrite",
 )
 
 
@@ -52,21 +52,21 @@ class Config(WorkerFlags):
         place=Place.FOLDER_OR_BUCKET,
         help="new dataset; its shards are hard links, or copies from or to s3://",
     )
-    rewrite: bool = switch(help="write the shards again, with all fields and true sizes, to --out")
-    allow_subset: bool = switch(help="accept numbers of images that differ from ILSVRC2012")
+    rewrite: bool = switch(help="write new shards to --out, with all fields and true image sizes")
+    allow_subset: bool = switch(help="accept numbers of images that differ from ILSVRC2012's")
     dry_run: bool = switch(help="check the shards and print all changes; change nothing")
     json: bool = switch(help="print the result as JSON")
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.rewrite and self.out is None:
-            raise ValueError("--rewrite needs --out: shards are never replaced")
+            raise ValueError("--rewrite needs --out: existing shards are never replaced")
         if is_remote(self.folder) and self.out is None and not self.dry_run:
-            raise ValueError(f"{self.folder}: a bucket needs --out: objects cannot be renamed")
+            raise ValueError(f"{self.folder}: add --out: objects in a bucket cannot be renamed")
 
 
 def adopt(config: Config) -> tuple[Json, ImagenetPrepError | None]:
-    """Adopts, or resumes; returns the summary, and the reason if the dataset was refused."""
+    """Adopts the shards; returns the summary, and an error if the shards were refused."""
     from imagenet_prep.engine import Workers
     from imagenet_prep.preparation import adoption, rewrite
     from imagenet_prep.preparation.existing_set import check_existing_set
@@ -94,7 +94,7 @@ def adopt(config: Config) -> tuple[Json, ImagenetPrepError | None]:
         adoption.finish_renames(store.local)
     shard_files.find(source)  # fails if there is no dataset, before anything is created
     with store.lock():
-        # Locking removed a killed run's links, which changed the shards' timestamps: look again.
+        # Search again: the lock removed a killed run's links, which changed timestamps of shards.
         tfrecords = shard_files.find(source)
         checked = check_existing_set(tfrecords, store, workers, quiet=config.json)
         refusal = _refusal(config, tfrecords, checked)
@@ -103,7 +103,7 @@ def adopt(config: Config) -> tuple[Json, ImagenetPrepError | None]:
                 store, tfrecords, checked, workers, in_place=config.out is None, quiet=config.json
             )
     if refusal is None and config.rewrite:
-        # The same job as `resize --keep-original`.
+        # `resize --keep-original` runs the same job.
         job = rewrite.Job(
             found=tfrecords,
             splits=tuple(tfrecords.splits),
@@ -150,7 +150,7 @@ def _refusal(
         shown = "; ".join([*checked.problems[:_SHOWN], *["..."] * (len(checked.problems) > _SHOWN)])
         return errors.DataDamagedError(
             f"{where}: {counted(len(checked.problems), 'problem')}, all listed above: {shown}. "
-            "Nothing was changed. Get the damaged files again."
+            "Nothing was changed. Replace the damaged files, then run the same command again."
         )
     if checked.count_problems and not config.allow_subset:
         return errors.SourceError(
@@ -168,22 +168,20 @@ def _refusal(
 def _findings(tfrecords: TfrecordSet, checked: ExistingSet) -> list[str]:
     findings = []
     for split, shards in tfrecords.splits.items():
-        first, last = shards[0], shards[-1]
+        first = shards[0]
         if folder := first.path.rpartition("/")[0]:
-            findings.append(f"{split}: in {folder}/, but readers expect it one folder up")
+            findings.append(f"{split}: shards are in {folder}/; readers expect them one folder up")
         if not first.file.startswith(f"{split}-"):
-            findings.append(f"{split}: named as by TensorFlow Datasets, {first.file}")
+            findings.append(f"{split}: file names of TensorFlow Datasets, such as {first.file}")
         elif first.file != first.name:
-            findings.append(
-                f"{split}: names count from 1: {last.file} exists, but not {first.name}"
-            )
+            findings.append(f"{split}: file names count from 1, up to {shards[-1].file}")
     offset = checked.labelling.offset
     last_label = len(checked.labelling.classes.wnids) - 1 + offset
     findings.append(f"labels: {offset} ... {last_label}, class index + {offset}")
     if renamed := [key for of_shard in checked.renamed.values() for key in of_shard.values()]:
         findings.append(
             f"keys: {counted(len(renamed), 'record')} with the class and file name of an earlier "
-            f"one, now numbered: {some(renamed)}"
+            f"record; the keys now end in a number: {some(renamed)}"
         )
     findings += [f"counts: {problem}" for problem in checked.count_problems]
     if schema.ENCODED in checked.lacks:

@@ -1,8 +1,7 @@
 """Make a dataset with images excluded, relabelled or added, without the archives.
 
-Only changed shards are written; all others are hard links, or copies made by the server of the
-bucket. The original dataset never changes. If it is interrupted, run the same command again to
-resume.
+Only changed shards are written. All other shards become hard links, or copies made by the bucket's
+server. The original dataset never changes. After an interruption, run the same command again.
 
 Examples:
   imagenet-prep amend /data/imagenet-480 --exclude bad.txt --out /data/imagenet-480-clean
@@ -30,7 +29,7 @@ class Config(WorkerFlags):
 
     dataset: str = data_set(
         place=Place.FOLDER_OR_BUCKET,
-        help="original dataset, a folder or s3://bucket/prefix; it does not change",
+        help="original dataset, a folder or s3://bucket/prefix",
     )
     out: str = flag(
         place=Place.FOLDER_OR_BUCKET,
@@ -103,7 +102,7 @@ def _of_columns(of: Json) -> Iterator[str]:
             line += (
                 f"; {counted(missing, 'row')} missing, the first for "
                 f"{printable(column['first_missing'][0])}. Run the script that writes the column "
-                "again with this dataset: it computes only the missing rows"
+                "again on this dataset; it only computes the missing rows"
             )
         yield line
     for name in of["columns_left_behind"]:

@@ -25,7 +25,7 @@ from imagenet_prep.dataset.flag import data_set
 if TYPE_CHECKING:
     from imagenet_prep.read.reader import Reader
 
-# Steps before the clock starts: libraries tune themselves, files are opened, queues fill.
+# In the first steps, libraries tune themselves, files are opened and queues fill.
 _WARM_UP_STEPS = 5
 
 
@@ -36,9 +36,7 @@ class Config(Settings):
     dataset: str = data_set()
     split: str = flag("train", choices=schema.SPLITS, help="split to read")
     backend: str = flag(
-        "auto",
-        choices=("auto", "tfdata", "dali", "native"),
-        help="library that decodes the images",
+        "auto", choices=("auto", "tfdata", "dali", "native"), help="library that decodes the images"
     )
     device: str = flag("cpu", choices=("cpu", "gpu"), help="device on which DALI decodes")
     batch_size: int = flag(128, above=0, help="batch size")
@@ -54,7 +52,7 @@ def run(config: Config) -> None:
 
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     backend: Any = config.backend
-    # The world of this host has several nodes only if the dataset is partitioned.
+    # In a partitioned dataset, this node only has its own part.
     part = open_dataset(config.dataset, parts=True).placement
     reader = make_dataset(
         config.dataset,

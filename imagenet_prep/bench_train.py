@@ -1,4 +1,4 @@
-r"""Measure the training speed of different numbers of ranks, without and with input.
+r"""Measure the training speed of different numbers of ranks, on synthetic images and a dataset.
 
 It also forecasts the duration and cost of 90 epochs of ImageNet. After --: train and its flags.
 
@@ -28,7 +28,7 @@ from imagenet_prep.core import canonical, children, errors, installed, program
 from imagenet_prep.core.address import absolute, with_absolute
 from imagenet_prep.core.canonical import Json
 from imagenet_prep.core.flags import Place, Settings, after_dashes, flag, optional, switch, words_of
-from imagenet_prep.core.terminal import counted, in_columns
+from imagenet_prep.core.terminal import counted, in_columns, say
 from imagenet_prep.dataset import schema
 from imagenet_prep.dataset.placement import WHOLE
 from imagenet_prep.hosts import process
@@ -40,9 +40,9 @@ if TYPE_CHECKING:
     from imagenet_prep.reporting.training import Row
 
 FIGURES, PICTURE = "bench-train.json", "bench-train.png"
-# The forecast is for the tutorial's run.
+# The forecast is for the training run of the AWS tutorial.
 _EPOCHS, _IMAGES = 90, schema.OFFICIAL_NUM_EXAMPLES[schema.TRAIN]
-# Step 1 compiles, step 2 has its own row, and during row 3 queues are still filling.
+# The first rows of a log are slow: step 1 compiles, and until row 3 queues are filling.
 _UNSETTLED_ROWS = 3
 _ROWS = 10
 _ANSWER_S = 60
@@ -60,13 +60,13 @@ class Config(Settings):
     hosts: str | None = optional(
         place=Place.FILE, help="hosts file, as for launch (default: this machine)"
     )
-    servers: int = flag(0, least=0, help="MXNet parameter servers, as for launch; 0: none")
+    servers: int = flag(0, least=0, help="number of MXNet parameter servers, as for launch")
     price: float | None = optional(above=0, help="dollars per host and hour", metavar="DOLLARS")
     steps: int = flag(100, least=_ROWS, help="steps per run")
     out: str = flag(
         "bench-train",
         place=Place.FOLDER,
-        help=f"folder for {PICTURE} and {FIGURES}, which `report --training` shows",
+        help=f"folder for {PICTURE} and {FIGURES}; `report --training` shows {FIGURES}",
     )
     json: bool = switch(help="print the figures as JSON")
     command: tuple[str, ...] = after_dashes("the train command goes")
@@ -85,14 +85,14 @@ class Config(Settings):
 
 
 class Run(NamedTuple):
-    """Images per second of all ranks after warm-up, and seconds until the end of step 1."""
+    """Images per second of all ranks after warm-up, and seconds from start to end of step 1."""
 
     images_per_s: float
     start_up_s: float
 
 
 class Measured(NamedTuple):
-    """The runs with one number of ranks; without a dataset, only the synthetic run."""
+    """The runs with this number of ranks: on synthetic images, and on the dataset if given."""
 
     ranks: int
     synthetic: Run
@@ -102,7 +102,7 @@ class Measured(NamedTuple):
 def figures(measured: Sequence[Measured], slots: Sequence[int], price: float | None) -> list[Row]:
     """Returns one row per number of ranks, in ascending order.
 
-    `slots` has the slots of each host, in order; `price` is in dollars per host-hour.
+    `slots` has the number of slots of each host; `price` is in dollars per host and hour.
     """
     from imagenet_prep.reporting.training import Row
 
@@ -133,12 +133,12 @@ def figures(measured: Sequence[Measured], slots: Sequence[int], price: float | N
 
 
 def _kept(run: Run, ranks: int, base: Run, base_ranks: int) -> float:
-    """Returns the speed per rank, relative to the speed per rank of `base`."""
+    """Returns the speed per rank of `run`, divided by the speed per rank of `base`."""
     return run.images_per_s / ranks / (base.images_per_s / base_ranks)
 
 
 def settled(rows: Iterable[Mapping[str, Any]]) -> float:
-    """Returns the median images/s of the rows of a run's train.jsonl, without the first rows."""
+    """Returns the median images/s in the rows of train.jsonl, without the slow first rows."""
     speeds: list[float] = [row["images_per_s"] for row in rows if row["kind"] == "train"]
     return statistics.median(speeds[_UNSETTLED_ROWS:] or speeds)
 
@@ -146,9 +146,9 @@ def settled(rows: Iterable[Mapping[str, Any]]) -> float:
 def short_run(
     asked: TrainConfig, ranks: int, steps: int, examples: int | None, log_dir: str
 ) -> list[str]:
-    """Returns the verb and flags of a run like `asked` with this number of steps.
+    """Returns the command of a run of `steps` steps with the other settings of `asked`.
 
-    If `examples` is None, the run trains on noise. `log_dir` is on the host of rank 0.
+    If `examples` is None, the run trains on random pixels. `log_dir` is on the host of rank 0.
     """
     noise: Json = {}
     if examples is None:
@@ -165,15 +165,15 @@ def short_run(
             exclude=None,
             classes=None,
             remap=False,
-            # Half a step more, so that rounding does not lose one.
+            # Add half a step, so that rounding does not drop the last step.
             num_epochs=(steps + 0.5) * batch / (examples or _IMAGES),
             num_batches=None,
             warmup_epochs=None,
-            # On noise, a learning rate meant for images may end in NaN.
+            # With random pixels, the recipe's learning rate may lead to NaN.
             lr=asked.lr or 0.001,
             display_every=max(1, steps // _ROWS),
             log_dir=log_dir,
-            # The plateau schedule only changes the rate after evaluations, and there are none.
+            # The plateau schedule only changes the rate after evaluations; this run has none.
             schedule=None if asked.schedule == "plateau" else asked.schedule,
             eval_every=0.0,
             evaluate=False,
@@ -190,7 +190,7 @@ def short_run(
 
 
 def bench(config: Config) -> list[Row]:
-    """Performs all runs; writes the figures after each number of ranks, and returns them."""
+    """Performs all runs and returns the rows; it also writes them after each number of ranks."""
     from imagenet_prep.storage.opened import open_dataset
 
     asked = train.parse(config.command[1:])
@@ -222,12 +222,7 @@ def bench(config: Config) -> list[Row]:
 
 
 def _run(
-    config: Config,
-    asked: TrainConfig,
-    ranks: int,
-    examples: int | None,
-    leader: str,
-    log_dir: Path,
+    config: Config, asked: TrainConfig, ranks: int, examples: int | None, leader: str, log_dir: Path
 ) -> Run:
     from imagenet_prep.trainer.log import LOG
 
@@ -263,9 +258,7 @@ def _write(out: Path, config: Config, rows: list[Row]) -> None:
         file.write(json.dumps(content, indent=1, default=canonical.fields).encode() + b"\n")
     if not installed.is_there("matplotlib"):
         (out / PICTURE).unlink(missing_ok=True)  # It shows the figures of an earlier run.
-        print(
-            f"no {PICTURE}: Matplotlib is missing: {errors.install_line('report')}", file=sys.stderr
-        )
+        say(f"no {PICTURE}: Matplotlib is not installed. Run: {errors.install_line('report')}")
         return
     from imagenet_prep.reporting import plots
 

@@ -39,13 +39,13 @@ complete -o bashdefault -o default -F _imagenet_prep imagenet-prep"""
 
 @dataclass(frozen=True)
 class Config(Settings):
-    """The shell for which the script is printed."""
+    """Settings of the command: the shell that will run the script."""
 
     shell: str = flag(choices=("bash", "zsh", "fish"), help="shell", positional=True)
 
 
 def script(shell: str) -> str:
-    """Returns the completion script for a shell, from the flags of all verbs."""
+    """Returns the script that completes all verbs and their flags in a shell."""
     configs = {verb: importlib.import_module(module_of(verb)).Config for verb in VERBS}
     verbs = {verb: entries(config) + entries(EveryVerb) for verb, config in configs.items()}
     return "\n".join((_fish if shell == "fish" else _bash)(verbs))

@@ -33,7 +33,7 @@ class Config(Settings):
         help="folder for archives, dataset and training run",
         positional=True,
     )
-    # Fewer images leave no room for the miniature's damaged and unusual images.
+    # A smaller miniature could not include one image of each damaged or unusual kind.
     images: int = flag(400, least=40, help="number of training images")
     short_side: int = flag(256, least=1, help="shorter edge of the resized images", metavar="PX")
     no_training: bool = switch(help="skip the training of a small network")
@@ -85,7 +85,7 @@ def run(config: Config) -> None:
 
 
 def train_model(dataset: Path, log_dir: Path) -> None:
-    """Trains in a process of its own, on two ranks if Horovod is installed."""
+    """Trains a small network in a separate process, on two ranks if Horovod is installed."""
     if not is_there("tensorflow"):
         _say(f"5. no training: TensorFlow is not installed ({install_line('tf')})")
         return

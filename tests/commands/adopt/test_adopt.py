@@ -190,17 +190,17 @@ def test_dry_run_changes_nothing_and_shows_names_and_findings(
     says = {
         "slim": ["labels: 1 ... 1000", "train has 118 images, expected 1,281,167"],
         "tpu-in-folders": [
-            "train: in train/, but readers expect it one folder up",
+            "train: shards are in train/; readers expect them one folder up",
             "image/class/text: absent in 149 of 149 records",
             "train/train-00000-of-00006 would be renamed to train-00000-of-00006",
         ],
         "aws-from-1": [
-            "train-00006-of-00006 exists, but not train-00000-of-00006",
-            "image/height: untrue in 146 of 149 records: the size before a resize",
+            "train: file names count from 1, up to train-00006-of-00006",
+            "image/height: untrue in 146 of 149 records: the records have the size before a resize",
             "image/class/text: empty in 149",
             "train-00001-of-00006 would be renamed to train-00000-of-00006",
         ],
-        "tfds": ["named as by TensorFlow Datasets", "labels: 0 ... 999"],
+        "tfds": ["file names of TensorFlow Datasets, such as", "labels: 0 ... 999"],
     }[layout]
     for sentence in says:
         assert sentence in result.out

@@ -130,7 +130,7 @@ def test_the_missing_rows_and_what_to_do_are_printed(
     result = amend(parent, tmp_path / "new", "--add", changes.add)
     assert result.code == 0, result
     assert "; 3 rows missing, the first for " in result.out
-    assert "it computes only the missing rows" in result.out
+    assert "it only computes the missing rows" in result.out
 
 
 @pytest.mark.parametrize("seed", long_but([0], range(12)))

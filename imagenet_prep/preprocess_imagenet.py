@@ -1,7 +1,7 @@
 r"""Run step 1 of the 2018 AWS tutorial with its flags: download, then write TFRecords.
 
-The images stay unchanged, in 1024 + 128 shards, as with imagenet-prep prepare --keep-original. If
-it is interrupted, run the same command again to resume.
+It runs imagenet-prep prepare --keep-original, which writes the unchanged images into 1024 + 128
+shards. After an interruption, run the same command again to resume.
 
 Examples:
   python -m imagenet_prep.preprocess_imagenet --local_scratch_dir=/data/imagenet-full \
@@ -35,7 +35,7 @@ class Config(Settings):
         place=Place.FOLDER,
         help="folder with the archives (default: download them into DIR/.work/archives)",
     )
-    allow_subset: bool = switch(help="accept numbers of images that differ from ILSVRC2012")
+    allow_subset: bool = switch(help="accept numbers of images that differ from ILSVRC2012's")
     imagenet_username: str | None = optional(help="accepted, without effect", metavar="NAME")
     imagenet_access_key: str | None = optional(help="accepted, without effect", metavar="KEY")
     nogcs_upload: bool = switch(help="accepted, without effect")
@@ -76,7 +76,7 @@ def _downloaded(config: Config) -> str:
             "imagenet-prep verify. To repair it, download the archives and pass their folder as "
             "--raw_data_dir."
         )
-    # This call does not follow links.
+    # `make_folder` does not follow links.
     out.make_folder(_ARCHIVES)
     download.download(download.Config(into=str(folder), allow_other=config.allow_subset))
     return str(folder)

@@ -43,9 +43,9 @@ Answer = TypeVar("Answer")
 
 
 def replicate(config: Config) -> Json:
-    """Returns the problems of each replica and the bytes that were moved.
+    """Copies or checks the dataset; returns the problems and copied bytes of each replica.
 
-    If a host fails, the others continue, and its replica in the result has an `error`.
+    If a host fails, other hosts continue. Its replica then has the name of an error as `error`.
     """
     from imagenet_prep.distribute.source import Original
     from imagenet_prep.storage.opened import Dataset
@@ -77,7 +77,7 @@ def replicate(config: Config) -> Json:
 
 
 def _columns(config: Config, dataset: Dataset) -> dict[str, bytes]:
-    """Returns the content of column.json for each column to copy, by column name."""
+    """Returns the names of the columns to copy, with the contents of their column.json."""
     from imagenet_prep.storage import columns
 
     if config.columns == (NONE,):
@@ -86,7 +86,7 @@ def _columns(config: Config, dataset: Dataset) -> dict[str, bytes]:
     complete, unfinished = columns.complete(dataset, wanted)
     if unfinished:
         terminal.say(
-            f"{dataset.where}: incomplete columns, of which only the finished splits are copied: "
+            f"{dataset.where}: only the finished splits are copied of these incomplete columns: "
             f"{errors.some(unfinished)}"
         )
     return {found.name: found.dumps() for found in complete}
@@ -99,7 +99,7 @@ def _to_hosts(config: Config, source: Original, manifest: Manifest) -> list[Json
     hosts_file, path = config.hosts_and_path
     addresses = [host.address for host in read_hosts(Path(hosts_file).expanduser())]
     placements = config.placements(addresses)
-    # Hosts with the same part share one list: there may be 200,000 files and 300 hosts.
+    # To save memory, hosts with the same part share a list: it may have 200,000 files.
     columns = [column.loads(data, name, name) for name, data in source.columns.items()]
     lists = {part: part.files(manifest, columns) for part in set(placements.values())}
     files = {address: lists[part] for address, part in placements.items()}
@@ -242,9 +242,9 @@ def _bring(config: Config, source: Original, target: Replica | Bucket) -> Json:
 def _each(
     config: Config, function: Callable[[File], Answer], files: Sequence[File], title: str
 ) -> list[Answer]:
-    """Returns function(file) for each file, several at a time; stops at the first error.
+    """Returns function(file) for each file, calling it in parallel; stops at the first error.
 
-    On an error, it waits for running calls first; on Ctrl-C, it does not.
+    After an error, it waits for the calls that are running. After Ctrl-C, it does not wait.
     """
     pool = ThreadPoolExecutor(config.connections)
     with _progress(config, title, len(files)) as progress:
@@ -306,7 +306,7 @@ def _sentences(config: Config, replica: Json) -> list[str]:
 
 
 def _judge(config: Config, replicas: Sequence[Json]) -> None:
-    """Raises an error if replicas failed or are damaged; failures take precedence."""
+    """Raises an error if a replica failed or, with --check, if a replica has problems."""
     if failed := [replica for replica in replicas if "error" in replica]:
         kinds = {replica["error"] for replica in failed}
         kind = errors.by_name(kinds.pop()) if len(kinds) == 1 else IncompleteError

@@ -1,6 +1,6 @@
-"""Write a page about a dataset: its checks, contents, images and history.
+"""Write an HTML page about a dataset: its checks, contents, images and history.
 
-The page is a single file for any browser, and loads nothing from the network.
+The page is a single file, and loads nothing from the network.
 
 Examples:
   imagenet-prep report /data/imagenet-480
@@ -57,8 +57,8 @@ class Config(Settings):
     compare: bool = switch(help="compare two datasets")
     out: str | None = optional(
         place=Place.FILE,
-        help=f"file to write (default: SET/{naming.REPORT}; for remote datasets {naming.REPORT} in "
-        f"this folder; with --compare {_COMPARISON})",
+        help=f"file to write (default: SET/{naming.REPORT}; for a remote dataset {naming.REPORT}; "
+        f"with --compare {_COMPARISON})",
     )
     level: str = flag(
         "manifest",
@@ -67,27 +67,26 @@ class Config(Settings):
     )
     source: str | None = optional(
         place=Place.FOLDER_OR_BUCKET,
-        help="archives, to show images before and after (default: the source read by prepare)",
+        help="source archives, to show images before resizing (default: the source of prepare)",
     )
     training: str | None = optional(
         place=Place.FILE,
-        help="also show the figures of this bench-train.json",
+        help="also show the training speeds in this bench-train.json",
         without=("compare",),
     )
     predictions: str | None = optional(
         place=Place.FILE,
-        help="show mistakes and confused classes of this CSV, written by train --predictions",
+        help="show mistakes and confused classes in this CSV, written by train --predictions",
         metavar="FILE.csv",
         without=("compare",),
     )
     labels: tuple[str, ...] = flag(
         (),
         place=Place.FILE,
-        help="show differences to these labels: CSV (key,class), ReaL's real.json, or multi-label "
-        "JSON",
+        help="compare with these labels: CSV (key,class), ReaL's real.json, or multi-label JSON",
         without=("compare",),
     )
-    seed: int = flag(0, help="seed for the choice of the images")
+    seed: int = flag(0, help="seed for the random choice of images")
     workers: int = flag(0, least=0, help="number of parallel workers; 0: one per core")
 
     def __post_init__(self) -> None:
@@ -97,12 +96,12 @@ class Config(Settings):
 
 
 def report(config: Config) -> Path:
-    """Writes the page and returns its path; damage is reported at the top of the page."""
+    """Writes the page and returns its path; the page lists the problems of a damaged dataset."""
     from imagenet_prep.storage.new_file import complete_file
     from imagenet_prep.storage.store import open_readable
 
-    demand("report", "the page", *_PACKAGES)  # before hours of reading
-    # Pages show the absolute path.
+    demand("report", "the page", *_PACKAGES)  # the check can take hours, so fail before it
+    # The page shows the absolute path.
     store = open_readable(absolute(config.dataset))
     default = Path(config.dataset if store.as_folder else "", naming.REPORT)
     if config.other is not None:
@@ -114,7 +113,7 @@ def report(config: Config) -> Path:
     if config.out:
         regular_file.demand_own(out, "a page", b"<!DOCTYPE html>")
     with complete_file(out) as file:
-        # A path may contain bytes that are not UTF-8.
+        # Paths in the page may contain bytes that are not UTF-8.
         file.write(content.encode("utf-8", "replace"))
     return out
 
@@ -163,10 +162,10 @@ def _page(config: Config, store: Readable) -> str:
 
 
 def _lookup(facts: Facts) -> tuple[Callable[[int], str], _Images]:
-    """Returns a function that names a class index, and a function that finds images by key."""
+    """Returns two functions: one returns the name of a class, the other yields images by key."""
     from imagenet_prep.read.catalogue import Catalogue, Entry
 
-    # Evaluations use validation or holdout. Train is last, since its keys take longest to read.
+    # Predictions are mostly for validation or holdout. The keys of train take longest to read.
     order = [split for split in reversed(schema.SPLITS) if split in facts.manifest.splits]
 
     def images_of(keys: Sequence[str]) -> Iterator[ImageExample | None]:
@@ -186,19 +185,16 @@ def _lookup(facts: Facts) -> tuple[Callable[[int], str], _Images]:
 
     def words(class_index: int) -> str:
         wnid, name = facts.class_name(class_index)
-        # The name of a custom class is the name of its folder.
+        # A custom class has a folder name instead of a WNID.
         return name if name == wnid.replace("_", " ") else f"{wnid} {name}".strip()
 
     return words, images_of
 
 
 def _disagreements(
-    config: Config,
-    facts: Facts,
-    words: Callable[[int], str],
-    images_of: _Images,
+    config: Config, facts: Facts, words: Callable[[int], str], images_of: _Images
 ) -> Disagreements | None:
-    """Returns the disagreements; None if a table is damaged, which is added to the problems."""
+    """Compares the label lists; if a table is damaged, adds a problem and returns None."""
     from imagenet_prep.evaluation.sheet import Sheet
     from imagenet_prep.reporting import disagreements
 

@@ -1,8 +1,9 @@
 r"""Make a dataset with smaller images from TFRecord shards of any program.
 
 Shards may come from this program, slim, tensorflow/tpu, the AWS scripts or TensorFlow Datasets.
-The number of shards and the order of records stay. If it is interrupted, run the same command
-again to resume. Options for Apache Beam go after --; --runner=DirectRunner runs on this machine.
+The new dataset has the same number of shards and order of records. After an interruption, run the
+same command again to resume. Options for Apache Beam go after --; with --runner=DirectRunner, Beam
+runs on this machine.
 
 Examples:
   imagenet-prep resize -i /data/imagenet-full -o /data/imagenet-480 --splits train,validation
@@ -30,7 +31,7 @@ from imagenet_prep.dataset.flag import data_set
 from imagenet_prep.dataset.orientation import KEEP, NEUTRAL, RULES
 from imagenet_prep.preparation.config import RunFlags
 
-# The tutorial's parser accepted every unambiguous prefix of these flags.
+# The parser of the AWS tutorial's script accepts every unambiguous prefix of these flags.
 _TUTORIAL_FLAGS = (
     *("--dataset_name", "--input_dir", "--output_dir", "--force", "--subset_name", "--stretch"),
     *("--size", "--quality", "--start_offset"),
@@ -53,7 +54,7 @@ class Config(RunFlags):
     )
     output_dir: str = flag(
         place=Place.FOLDER_OR_BUCKET,
-        help="new dataset, a folder or s3://bucket/prefix; a second run can add a split",
+        help="new dataset, a folder or s3://bucket/prefix; a later run can add a split",
         aliases=("-o",),
     )
     splits: tuple[str, ...] = flag(
@@ -65,7 +66,7 @@ class Config(RunFlags):
     )
     dataset_name: str | None = optional(
         choices=("imagenet", "flowers"),
-        help="class list; imagenet: of WNIDs; flowers: from the records (default: by the records)",
+        help="imagenet: require WNIDs as classes; flowers: accept the classes of the records",
         aliases=("-d",),
     )
     short_side: int = flag(
@@ -90,13 +91,13 @@ class Config(RunFlags):
         without=("keep_original",),
     )
     keep_original: bool = switch(
-        help="keep every image byte for byte; only add fields that the records lack"
+        help="keep the bytes of every image, and only add missing fields to the records"
     )
     orientation: str | None = optional(
         choices=RULES,
         help="handling of EXIF orientations; neutral: set the tag to 1; apply: rotate the image; "
-        "keep: keep the tag of images that are not resized (default: neutral, or keep with "
-        "--keep-original)",
+        "keep: keep the tag of images that are not resized (default: neutral; with "
+        "--keep-original, keep)",
     )
     exclude: str | None = optional(
         place=Place.FILE, help="exclude the images with the keys in this file, one per line"
@@ -129,13 +130,13 @@ class Config(RunFlags):
 
     @property
     def num_workers(self) -> int:
-        """Number of workers, 0 for one per core; the tutorial's 60 threads were a queue length."""
+        """Number of workers; 0: one per core. The thread count of the AWS tutorial is limited."""
         cores = len(os.sched_getaffinity(0))
         return self.workers or min(self.num_preprocess_threads, cores)
 
 
 def resize(config: Config) -> Json:
-    """Resizes, or resumes, and returns the summary."""
+    """Resizes the images and returns the summary."""
     from imagenet_prep.codec.policy import Policy
     from imagenet_prep.codec.transform import require
     from imagenet_prep.core.errors import UsageError
@@ -179,7 +180,7 @@ def resize(config: Config) -> Json:
 
 
 def _spelled_out(argv: Sequence[str]) -> list[str]:
-    """Returns the command line with prefixes of the tutorial's flags expanded."""
+    """Returns the command line with abbreviated flags of the AWS tutorial written in full."""
     words = list(argv)
     end = words.index("--") if "--" in words else len(words)
     for place, word in enumerate(words[:end]):
@@ -203,7 +204,7 @@ def run(config: Config) -> None:
 
 
 def _render(summary: Json) -> str:
-    from imagenet_prep.shards.summary import render  # not needed for --help
+    from imagenet_prep.shards.summary import render
 
     if "workers" in summary:
         lines = [
@@ -215,7 +216,7 @@ def _render(summary: Json) -> str:
         lines.append(f"would run on {summary['workers']}; dry run, nothing was written")
         return "\n".join(lines)
     notes = [
-        f"{split}: only in the input. To add it, use --splits {split}"
+        f"{split}: in the input, but not in the output. To add it, use --splits {split}"
         for split in summary["left_in_input"]
     ]
     return render(summary, notes)

@@ -1,4 +1,4 @@
-"""Run a command on all hosts at once. After --: the command, or one quoted line for a shell.
+"""Run a command on all hosts at once. After --: the command, or a quoted line for the shell.
 
 Examples:
   imagenet-prep run-on-hosts hosts --show-keys      # on first contact
@@ -32,14 +32,9 @@ class Config(Settings):
         help="hosts file, with one host per line as ADDRESS slots=N",
         positional=True,
     )
-    timeout: float = flag(
-        60.0,
-        above=0,
-        help="time limit for each host",
-        metavar="S",
-    )
+    timeout: float = flag(60.0, above=0, help="time limit for each host, in seconds", metavar="S")
     show_keys: bool = switch(
-        help="show the keys of the hosts, ask, and add new keys to known_hosts; runs no command"
+        help="show the ssh keys of the hosts, and add new keys to known_hosts if you agree"
     )
     yes: bool = switch(
         help="add the new keys of --show-keys without asking", only={"show_keys": (True,)}
@@ -48,7 +43,7 @@ class Config(Settings):
 
 
 def show_keys(config: Config) -> None:
-    """Shows the keys of the hosts, and adds the new ones if the user agrees."""
+    """Shows the ssh keys of the hosts, and adds new keys to known_hosts if the user agrees."""
     contacts = host_keys.look(read_hosts(Path(config.hosts)), config.timeout)
     if not contacts:
         raise UsageError(f"{config.hosts}: lists only this host")
@@ -61,7 +56,7 @@ def show_keys(config: Config) -> None:
     problems = [f"{contact.address}: not added" for contact in new]
     problems += [
         f"{contact.address}: its key differs from the one in {contact.file} or in the system's "
-        "file, and was not replaced. If you know why it changed, run ssh-keygen -R "
+        "file, and was not added. If you know why the key changed, run ssh-keygen -R "
         f"'{contact.name}', then --show-keys again."
         for contact in contacts
         if contact.state == host_keys.CHANGED
@@ -73,9 +68,10 @@ def show_keys(config: Config) -> None:
 
 def _says_yes(count: int) -> bool:
     print(
-        f"{count} new. Compare each key with the list of your provider, or with the output of this "
-        "command on the host's console:\n  ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub\n"
-        "Type yes to add them: ",
+        f"new keys: {count}. Compare each key with the list of your provider, or with the output "
+        "of this command on the host's console:\n"
+        "  ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub\n"
+        "Type yes to add the new keys: ",
         end="",
         flush=True,
     )
@@ -102,7 +98,7 @@ def run(config: Config) -> int:
         return 0
     if not config.command:
         raise UsageError(
-            "no command: expected it after --, as in run-on-hosts hosts -- df -h /data"
+            "no command: write it after --, for example: run-on-hosts hosts -- df -h /data"
         )
     hosts = read_hosts(Path(config.hosts))
     line = len(config.command) == 1 and len(config.command[0].split()) > 1

@@ -1,4 +1,4 @@
-"""Score predictions by the labels of a dataset and by other lists of labels: top-1 and top-5.
+"""Compute top-1 and top-5 of predictions, by the labels of a dataset and by other label lists.
 
 No image is read, and no framework is needed.
 

@@ -233,7 +233,7 @@ def test_a_cache_that_takes_no_wheel_fails_nothing(
     found = installed(tmp_path / "wheels")
 
     assert found.wheel == b"built"
-    assert "the wheel is installed, but it cannot be stored in the cache: " in found.err
+    assert "the wheel is installed, but cannot be stored in the cache: " in found.err
 
 
 def test_only_what_is_missing_is_installed_and_by_its_hashes(packages: dict[str, str]) -> None:

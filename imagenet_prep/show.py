@@ -1,4 +1,4 @@
-"""Show a dataset, its images by key or class, a shard, or the images of the steps of a run.
+"""Show a dataset, its images by key or class, a shard, or the images used by a training run.
 
 Examples:
   imagenet-prep show /data/imagenet-480
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from imagenet_prep.storage.opened import Dataset
 
 _FIRST_VALUES = 8
-# A record without an image is an error.
+# A record may lack every field except its image.
 _MAY_LACK = {key: schema.ABSENT for key in schema.ALL_KEYS if key != schema.ENCODED}
 
 
@@ -47,29 +47,29 @@ class Config(Settings):
 
     dataset: str = data_set(
         place=Place.FILE_OR_OBJECT,
-        help="a dataset or TFRecord file; or the --log-dir of a training run",
+        help="dataset, TFRecord file, or the --log-dir of a training run",
     )
     limit: int | None = optional(least=0, help="show at most N records or images")
     image: int | None = optional(
-        help="number of the record of a shard to write to --out", metavar="RECORD"
+        help="write the image of the record with this number in a shard to --out", metavar="RECORD"
     )
     out: str | None = optional(place=Place.FILE, help="file for the image of --image or --key")
     keys: bool = switch(
-        help="list the keys of the images, one per line, as --keys and --exclude read them",
+        help="list the keys of the images, one per line; other verbs read such lists",
         without=("image", "key"),
     )
     key: str | None = optional(
-        help="show the image with this key, CLASS/NAME or NAME; of a run, the steps that used it",
+        help="show the image with this key, CLASS/NAME or NAME; for a run, the steps that used it",
         without=("image", "class_"),
     )
     class_: str | None = optional(
-        help="show the images of this class; a WNID, index, folder or word such as planetarium",
+        help="show the images of this class: a WNID, class index, folder, or word of its name",
         metavar="CLASS",
         without=("image",),
     )
     step: int | None = optional(
         least=0,
-        help="list the images that this step of a training run used; the first step is 0",
+        help="list the images of this training step; the first step is 0",
         without=("key",),
     )
     check: bool = switch(
@@ -102,19 +102,19 @@ class Config(Settings):
 
     @property
     def finds_images(self) -> bool:
-        """Whether images of a dataset are requested, not a shard."""
+        """Whether the flags select images by key, class or file."""
         return self.keys or (self.key, self.class_, self.image_file) != (None, None, None)
 
 
 def records(shard: str) -> Iterator[Json]:
-    """Yields the content of each record of a shard, with the image under "encoded"."""
+    """Yields the fields of each record of a shard, with the bytes of the image as "encoded"."""
     from imagenet_prep.dataset import example, protobuf, tfds_record, tfrecord
 
     name = shard.rpartition("/")[2]
     with _opened(shard) as stream:
         for record in tfrecord.read_records(stream, name):
             try:
-                # Any known schema is accepted; missing keys are empty or 0.
+                # All known schemas are accepted; missing fields are empty or 0.
                 features = tfds_record.renamed(protobuf.parse(record.payload))
                 image = example.with_true_size(example.checked(features, _MAY_LACK))
             except DataDamagedError as error:
@@ -165,7 +165,7 @@ def run(config: Config) -> int:
 
 
 def _is_set(place: str) -> bool:
-    """Returns whether a path or address is a dataset, not a single file."""
+    """Returns whether a path or address is a dataset instead of a single file."""
     from imagenet_prep.storage.store import open_readable
 
     if not is_remote(place):
@@ -203,7 +203,7 @@ def _show_run(config: Config, log: Path) -> int:
 
 
 def _show_uses(config: Config, log: Path, dataset: Dataset, used: Receipt) -> int:
-    """Shows the last checkpoint before an image was used, and the steps that used it."""
+    """Shows the last checkpoint before the first use of an image, and the steps that used it."""
     from imagenet_prep.read.catalogue import Catalogue
     from imagenet_prep.trainer import checkpoint
 
@@ -217,7 +217,7 @@ def _show_uses(config: Config, log: Path, dataset: Dataset, used: Receipt) -> in
         )
     step, uses = used.unseen(entry.number)
     file = checkpoint.name(step) if (log.parent / checkpoint.name(step)).exists() else None
-    key = {} if entry.key == config.key else {"key": entry.key}  # a NAME may be ambiguous
+    key = {} if entry.key == config.key else {"key": entry.key}  # --key may lack the class
     _print_row(config, {**key, "unseen_until": step, "checkpoint": file})
     for use in itertools.islice(uses, config.limit):
         _print_row(config, use._asdict())
@@ -265,7 +265,7 @@ def _show_set(config: Config) -> int:
 
 
 def _rows(dataset: Dataset, split: str, shard_name: str, record: int) -> Json:
-    """Returns type, shape and first values of a record's row in each finished column."""
+    """Returns dtype, shape and first values of a record's row, by column name."""
     import numpy as np
 
     from imagenet_prep.read.columns import numbers_of
@@ -348,7 +348,7 @@ def _show_file(config: Config, catalogue: Catalogue, path: Path) -> int:
         how = "byte for byte"
         if not is_stored:
             action = ", ".join(filter(None, (sample.action, sample.reason)))
-            how = f"same as the source; stored {sample.width}x{sample.height} ({action})"
+            how = f"equal to the source; stored as {sample.width}x{sample.height} ({action})"
         print(f"{shard} {record:>6} {terminal.printable(f'{entry.wnid} {entry.key}')}  {how}")
     if not is_found and not config.json:
         print(f"{path} (sha256 {sha256}) is not in {config.dataset}")

@@ -1,6 +1,6 @@
-r"""Train a network on a dataset; the same command again resumes.
+r"""Train a network on a dataset. After an interruption, run the same command again to resume.
 
-It also accepts the flags of the AWS tutorial's train_imagenet_resnet_hvd.py.
+This command also accepts the flags of the AWS tutorial's train_imagenet_resnet_hvd.py.
 
 Examples:
   imagenet-prep train --data-dir /data/imagenet-480 --precision bfloat16 --jit
@@ -31,20 +31,20 @@ if TYPE_CHECKING:
     from imagenet_prep.trainer.evaluation import Score
     from imagenet_prep.trainer.feed import BatchReader, OpenReader
 
-# Switches of the AWS tutorial's train_imagenet_resnet_hvd.py; its other flags are aliases here.
+# Switches of the AWS tutorial's script. Flags with a value are aliases in `TrainConfig`.
 _SWITCHES = {
     "--fp16": ("--precision", "float16"),
     "--nofp16": ("--precision", "float32"),
     "--use_larc": ("--optimizer", "larc"),
 }
-# The tutorial's evaluation needed the number of GPUs of the training; this one does not.
+# The evaluation in the tutorial's script needs the number of GPUs; this flag is ignored here.
 _NEEDLESS = "--num_gpus"
 _DECAY = "--lr_decay_mode"
 _DECAYS = {"linear_cosine": "linear-cosine", "cosine_decay_restarts": "cosine-restarts"}
 
 
 def train(config: Config) -> Score | None:
-    """Trains and returns the last evaluation."""
+    """Trains a network and returns the score of the last evaluation, if there is one."""
     from imagenet_prep.evaluation.sheet import Sheet
     from imagenet_prep.trainer import loop, recipe
     from imagenet_prep.trainer.comm import launched
@@ -59,7 +59,7 @@ def train(config: Config) -> Score | None:
 
 
 def needs(config: Config, ranks: int) -> list[str]:
-    """Returns the requirements of a rank, in the form that `core.installed.lacking` takes."""
+    """Returns the packages that a rank needs, as arguments of `core.installed.lacking`."""
     needs = [config.framework]
     if ranks > 1 and config.comm == installed.HOROVOD:
         needs.append(installed.HOROVOD)
@@ -69,7 +69,7 @@ def needs(config: Config, ranks: int) -> list[str]:
 
 
 def readers(config: Config) -> OpenReader:
-    """Returns the function that opens the splits of a run; needs a config from `recipe.settled`."""
+    """Returns a function that opens a split for training; `recipe.settled` returns the config."""
     from imagenet_prep.trainer import recipe
 
     def pinned() -> Any:
@@ -100,7 +100,7 @@ def readers(config: Config) -> OpenReader:
         elif config.framework == "pytorch":
             if options["backend"] == "auto":
                 options["backend"] = "native"
-            # Copies overlap with the work of the GPU only if they come from pinned memory.
+            # Only copies from pinned memory overlap with computation on the GPU.
             if options["backend"] == "native" and world.local_rank < installed.gpus():
                 options["out"] = pinned
             else:
@@ -161,10 +161,10 @@ def parse(
     environment: Mapping[str, str] = os.environ,
     of_run: Mapping[str, Any] = MappingProxyType({}),
 ) -> Config:
-    """Returns the config of a command line with our flags or those of the tutorial's script.
+    """Returns the config of a command line, which may have flags of the AWS tutorial's script.
 
-    In a SageMaker container, `environment` gives data and model unless the flags do. `of_run` has
-    values by field, which are used if neither sets them.
+    In a SageMaker container, `environment` has defaults for --data-dir and --export. `of_run` has
+    the values of fields that neither the flags nor `environment` set.
     """
     return flags.parse(
         Config,

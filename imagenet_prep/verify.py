@@ -1,6 +1,6 @@
 """Check that a dataset matches its manifest; exit code 3 if it does not.
 
-Options for Apache Beam go after --; --runner=DirectRunner runs on this machine.
+Options for Apache Beam go after --; with --runner=DirectRunner, Beam runs on this machine.
 
 Examples:
   imagenet-prep verify /data/imagenet-480
@@ -55,11 +55,11 @@ class Config(WorkerFlags):
         "decode: also every image, label and class count",
     )
     if_changed: bool = switch(
-        help="skip reading if all shards were verified and none was modified; finds no bit rot"
+        help="do not read again if all shards were verified and not modified; misses bit rot"
     )
     signers: str | None = optional(
         place=Place.FILE,
-        help="require an SSH signature by a key of this ALLOWED SIGNERS file of ssh-keygen",
+        help="require an SSH signature by a key in this file (allowed_signers of ssh-keygen)",
     )
     json: bool = switch(help="print the result as JSON")
     beam_args: tuple[str, ...] = after_dashes("Options for Apache Beam go", are_flags=True)
@@ -100,7 +100,7 @@ def verify(config: Config) -> Json:
         names += [found.file(rows).name for found, rows in survey.files]
         ledger = Ledger(folder, naming.VERIFIED, len(names), trusts_owner=True)
         since = _unchanged_since(ledger, names, config.level, manifest.digest)
-        # Taken before reading: a file that is written meanwhile is not verified.
+        # These states are from before reading, so that a file modified later is read again.
         before = {name: folder.path(name).stat() for name in folder.sizes(names)}
     if since is None:
         decodes = config.level == schema.LEVEL_DECODE
@@ -142,7 +142,7 @@ def verify(config: Config) -> Json:
 
 
 def _unchanged_since(ledger: Ledger, names: Sequence[str], level: str, digest: str) -> str | None:
-    """Returns since when (UTC) all files are verified at `level` or higher; None if not all are."""
+    """Returns the earliest verification time of these files (UTC); None if a file needs a check."""
     enough = list(schema.LEVELS)[list(schema.LEVELS).index(level) :]
     times = []
     for name in names:
@@ -163,7 +163,7 @@ def _check_shards(
 
     workers = engine.Workers(config.workers, config.worker_kind, config.beam_args)
     with contextlib.ExitStack() as stack:
-        # Receipts are stored next to the data only if other machines must see them.
+        # Workers on other machines write receipts next to the data; others use a local folder.
         place: Store = (
             open_store(config.dataset)
             if workers.remote
@@ -196,8 +196,8 @@ def _remedy(place: str) -> str:
         verb = settings.parse(dataset.manifest.config).verb
         if verb == settings.ADOPT:
             return (
-                "Copy damaged shards again from the original dataset. Delete other damaged files "
-                "and run the same adopt command again, which restores them."
+                "Copy the damaged shards again from the original dataset. Delete other damaged "
+                "files, and run the same adopt command again, which restores these files."
             )
         return (
             "Delete the damaged shards and any extra files, and run the same "
@@ -248,7 +248,7 @@ def _check_small_files(dataset: Dataset) -> dict[str, str]:
 
 
 def _check_strangers(dataset: Dataset, known: set[str]) -> list[str]:
-    """Returns unlisted files that readers, which glob train* and valid*, would read as data."""
+    """Returns a problem for each unlisted file that readers could take for part of the dataset."""
     store, part = dataset.store, dataset.placement
     listed = "the manifest" if part.nodes == 1 else str(part)
     problems = [
@@ -311,28 +311,28 @@ def _lines(result: Json, size: str) -> Iterator[str]:
     for name, files in result["incomplete_columns"].items():
         yield (
             f"column {name} is not complete: {counted(files, 'shard')} finished. Run the script "
-            "that writes it again"
+            "that writes the column again"
         )
     is_read = result["level"] != schema.LEVEL_MANIFEST
     verdict = "sound" if is_read else "names and sizes match"
     yield f"{verdict}: {size}, level {result['level']}, manifest {result['digest'][:16]}"
     if not is_read:
-        yield "not read: the contents of shards, indexes, tables and columns. Use --level crc"
+        yield "not read: shards, indexes, tables and columns. To read them, use --level crc"
     if "signed_by" in result:
         yield f"signed by {printable(result['signed_by'])}"
     if not result["has_samples"]:
         yield (
-            "no tables of samples: shards are verified, but not single images. imagenet-prep adopt "
-            "writes the tables"
+            "no tables of samples: images were only verified as parts of shards. To add tables, "
+            "run imagenet-prep adopt"
         )
     if result["excluded"]:
-        yield f"excluded: {counted(result['excluded'], 'image')}, on request"
+        yield f"excluded on request: {counted(result['excluded'], 'image')}"
     if result["oriented"]:
         yield (
             f"EXIF orientation: {counted(result['oriented'], 'image')} with a tag other than 1, "
-            "which decoders show differently. prepare and resize --orientation correct this"
+            "which some decoders rotate. To correct this, use --orientation of prepare or resize"
         )
     if "strangers" in result:
-        yield "not checked: files outside the manifest, since a web server does not list them"
+        yield "not checked: files outside the manifest, because a web server does not list files"
     if result["unchanged_since"]:
         yield f"not modified since the last verification at {printable(result['unchanged_since'])}"

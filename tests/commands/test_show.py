@@ -368,7 +368,7 @@ def test_an_image_file_is_found_as_it_is_stored_and_as_its_source_was(
     assert result.code == 0, result
     assert result.out.startswith("validation-000")
     assert member.name.rpartition("/")[2] in result.out
-    assert "same as the source; stored " in result.out or "byte for byte" in result.out
+    assert "equal to the source; stored as " in result.out or "byte for byte" in result.out
 
 
 def test_an_image_file_that_is_not_in_the_set_is_exit_code_1(

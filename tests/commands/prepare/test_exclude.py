@@ -50,7 +50,7 @@ def test_a_list_of_keys_is_left_out(cifar: Path, tmp_path: Path) -> None:
     assert manifest["subset"] is True
     verified = command.run("verify", out, "--level", "decode")
     assert verified.code == 0, verified
-    assert "excluded: 1 image, on request" in verified.out
+    assert "excluded on request: 1 image" in verified.out
     assert report.run([str(out)]) == 0
     page = out / "report.html"
     assert "<dt>excluded</dt>" in page.read_text()

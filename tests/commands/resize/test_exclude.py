@@ -58,7 +58,7 @@ def test_what_is_left_out_is_what_amend_leaves_out(cifar: Path, tmp_path: Path) 
     }
     verified = command.run("verify", out, "--level", "decode")
     assert verified.code == 0, verified
-    assert "excluded: 2 images, on request" in verified.out
+    assert "excluded on request: 2 images" in verified.out
 
     # The same list finds all done; none is another set.
     assert resize(cifar, out, "--exclude", keys).code == 0

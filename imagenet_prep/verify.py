@@ -248,7 +248,7 @@ def _check_small_files(dataset: Dataset) -> dict[str, str]:
 
 
 def _check_strangers(dataset: Dataset, known: set[str]) -> list[str]:
-    """Returns a problem for each unlisted file that readers could take for part of the dataset."""
+    """Returns a problem for each unlisted file that readers may read as part of the dataset."""
     store, part = dataset.store, dataset.placement
     listed = "the manifest" if part.nodes == 1 else str(part)
     problems = [

@@ -1,4 +1,4 @@
-"""Finds images with different labels in label lists or the dataset, and their pictures."""
+"""Finds images with different labels in different label lists; the dataset is one of the lists."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ EQUAL, SHARED, APART, NONE = "the same", "some in common", "none in common", "on
 
 
 class Shown(NamedTuple):
-    """An image with different labels: the class names by list, and a picture as data URI."""
+    """An image with different labels: its class names by list, and its picture as a data URI."""
 
     key: str
     labels: Mapping[str, Sequence[str]]
@@ -27,13 +27,13 @@ class Shown(NamedTuple):
 
 @dataclass
 class Disagreements:
-    """The disagreements of label lists; `pairs` has the number of images in each column by pair."""
+    """The disagreements of label lists; `pairs` counts images by pair of lists and kind."""
 
     lists: Sequence[Json]
     images: int = 0  # images that are in two or more lists
     differ: int = 0  # images for which the lists disagree
     pairs: dict[tuple[str, str], Counter[str]] = field(default_factory=dict)
-    shown: list[Shown] = field(default_factory=list)  # examples, those with no common label first
+    shown: list[Shown] = field(default_factory=list)  # examples, no common label first
 
 
 def find(
@@ -45,8 +45,8 @@ def find(
 ) -> Disagreements:
     """Returns the disagreements of label lists.
 
-    `labels_of` has the class indices of each list by position in `keys`. `words` returns the name
-    of a class index, and `images_of` yields the image for each key, or None.
+    `labels_of` has the class indices of images by name of a list, then by position in `keys`.
+    `words` returns the name of a class. `images_of` yields the image, or None, for each key.
     """
     result = Disagreements(lists)
     result.pairs = {pair: Counter() for pair in itertools.combinations(labels_of, 2)}

@@ -1,4 +1,4 @@
-"""The page of `duplicates`: one group per row, groups with different labels first."""
+"""Renders the page of `imagenet-prep duplicates`, with pictures of each group of duplicates."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def page(
     *,
     made_at: datetime,
 ) -> str:
-    """Returns the page as HTML; `counts` is as printed by `duplicates --json`."""
+    """Returns the page as HTML; `counts` is the object that `duplicates --json` prints."""
     ordered = sorted(groups, key=lambda group: len({image.wnid for image in group}) < 2)
     with_pictures = [
         [(image, _picture(read(image.number))) for image in group[:_MOST_PICTURES]]

@@ -1,4 +1,4 @@
-"""Finds the most confident mistakes of a model, and the classes that it confuses.
+"""Finds the most confident mistakes of a model, and the classes that it confuses most often.
 
 The predictions come from `imagenet-prep train --evaluate --predictions FILE`.
 """
@@ -30,7 +30,7 @@ class Mistake(NamedTuple):
 
 
 class Pair(NamedTuple):
-    """Two classes; `images`, a `share` of the first class, are predicted as the second."""
+    """The number of images of a class that were predicted as `taken_for`, and their share."""
 
     label: str
     taken_for: str
@@ -53,7 +53,7 @@ def find(
     words: Callable[[int], str],
     images_of: Callable[[Sequence[str]], Iterable[ImageExample | None]],
 ) -> Mistakes:
-    """Returns the mistakes, without keeping predictions in memory."""
+    """Returns the mistakes in `predictions`, which are not kept in memory."""
     mistakes = Mistakes()
     examples: Counter[int] = Counter()
     confusions: Counter[tuple[int, int]] = Counter()
@@ -65,7 +65,7 @@ def find(
             mistakes.wrong += prediction.is_wrong
             if prediction.is_wrong and prediction.classes:
                 confusions[prediction.class_index, prediction.classes[0]] += 1
-                # Mistakes of equal confidence are in the order of their images.
+                # Mistakes of equal confidence stay in the order of `predictions`.
                 yield prediction.shares[0], -mistakes.images, prediction
 
     surest = [row[2] for row in heapq.nlargest(_MOST_PICTURES, wrong(), key=lambda row: row[:2])]

@@ -1,4 +1,4 @@
-"""The pages of `report`: one dataset, two datasets, or a damaged dataset."""
+"""Renders the pages of `imagenet-prep report`: one dataset, two datasets, or a broken manifest."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from imagenet_prep.reporting.render import render
 from imagenet_prep.reporting.sample import ShownIncident, Tile
 
 if TYPE_CHECKING:
-    # It needs a package for SSIM that the report of a single dataset does not use.
+    # This module imports scikit-image, which a report about one dataset does not need.
     from imagenet_prep.reporting.compare import Comparison
 
 _TIMES = "\N{MULTIPLICATION SIGN}"
@@ -50,7 +50,7 @@ def report(
         data={"tiles": [_facts_of(tile) for tile in tiles], "classes": classes},
         facts=facts,
         manifest=manifest,
-        # Custom images have no official counts.
+        # A custom dataset has no official number of images.
         is_subset=manifest.subset and manifest.claims_ilsvrc2012,
         is_read=level != schema.LEVEL_MANIFEST,
         fewer_classes=[(s, n) for s, n in counts.items() if n < manifest.classes.count],
@@ -94,7 +94,7 @@ def comparison(compared: Comparison, *, seed: int, made_at: datetime) -> str:
 
 
 def broken(where: str, problem: str, made_at: datetime) -> str:
-    """Returns the report of a dataset with an unusable manifest, as HTML."""
+    """Returns the page for a dataset with an invalid manifest as HTML."""
     name = where.rpartition("/")[2]
     title = f"{name}: damaged"
     return render("broken.html.jinja", title, made_at, data={}, name=name, problem=problem)
@@ -125,7 +125,7 @@ def _facts_of(tile: Tile) -> Json:
 
 
 def _settings(facts: Facts) -> list[tuple[str, str]]:
-    """Returns the settings of the dataset that are not empty, and the program that made it."""
+    """Returns the non-empty settings of a dataset, its program, and facts about its splits."""
     producer, settings = facts.manifest.producer, []
     libraries = sorted(producer.libraries.items())
     for name, value in facts.manifest.config.items():

@@ -26,9 +26,9 @@ _BAND_PIXELS = 1 << 20
 
 
 def decode(data: bytes, smallest: int | None = None) -> Image.Image | None:
-    """Returns the RGB image, possibly incomplete, or None if it cannot be decoded.
+    """Returns an RGB image, even if the data is truncated; None if the data cannot be decoded.
 
-    A JPEG may be downscaled while decoding, with sides of at least `smallest` pixels.
+    A JPEG may be decoded at a reduced size, with sides of at least `smallest` pixels.
     """
     try:
         with _truncated_allowed(), opening.opened(data, smallest=smallest, damaged=True) as opened:
@@ -38,7 +38,7 @@ def decode(data: bytes, smallest: int | None = None) -> Image.Image | None:
 
 
 def thumbnail(data: bytes, side: int = _SIDE, quality: int = _QUALITY) -> str | None:
-    """Returns the centre of an image as a square data URI; None if it cannot be decoded."""
+    """Returns the square centre of an image as a data URI; None if it cannot be decoded."""
     image = decode(data, 2 * side)
     return data_uri(ImageOps.fit(image, (side, side), _LANCZOS), quality) if image else None
 
@@ -51,7 +51,7 @@ def data_uri(image: Image.Image, quality: int) -> str:
 
 
 def shrunk(image: Image.Image, size: tuple[int, int]) -> Image.Image:
-    """Returns an image resized to (width, height) with Lanczos, the reference method."""
+    """Returns an image resized to (width, height) with Lanczos."""
     return image if image.size == size else image.resize(size, _LANCZOS)
 
 
@@ -63,7 +63,7 @@ def middle(image: Image.Image, width: int, height: int) -> Image.Image:
 
 
 def psnr(one: Image.Image, other: Image.Image) -> float | None:
-    """Returns the peak signal-to-noise ratio in dB of two RGB images of one size; None if equal."""
+    """Returns the PSNR in dB of two RGB images of the same size; None if they are equal."""
     total = 0
     rows = max(1, _BAND_PIXELS // one.width)
     for top in range(0, one.height, rows):
@@ -76,7 +76,6 @@ def psnr(one: Image.Image, other: Image.Image) -> float | None:
 
 @contextlib.contextmanager
 def _truncated_allowed() -> Iterator[None]:
-    # An incomplete image is better than none.
     before = ImageFile.LOAD_TRUNCATED_IMAGES
     ImageFile.LOAD_TRUNCATED_IMAGES = True
     try:

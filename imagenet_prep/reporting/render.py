@@ -1,7 +1,7 @@
-"""Renders self-contained pages: no requests, and no dataset text becomes markup.
+"""Renders self-contained HTML pages, in which text from a dataset never becomes markup.
 
-Jinja2 escapes all values; facts reach the script as JSON and the page as text nodes. A content
-security policy only allows the script, by its hash, and no requests.
+Jinja2 escapes all values. The script reads its data as JSON and only creates text nodes. The
+content security policy allows no requests, and only the script with our hash.
 """
 
 from __future__ import annotations

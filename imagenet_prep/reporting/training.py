@@ -14,7 +14,7 @@ from imagenet_prep.storage.os_errors import storage_errors
 
 @dataclass(frozen=True)
 class Row:
-    """Measurements for one number of ranks, with shares of time, and a forecast of 90 epochs."""
+    """The measured speed with a number of ranks, shares of time, and a forecast for 90 epochs."""
 
     ranks: int
     hosts: int
@@ -41,12 +41,12 @@ _COLUMNS: dict[str, Callable[[Row], str]] = {
     "dollars": lambda row: "-" if row.dollars is None else f"{row.dollars:,.0f}",
 }
 HEADER = tuple(_COLUMNS)
-# A row has 400 bytes.
+# Larger files are refused; a row has 400 bytes.
 _MOST_BYTES = 1 << 20
 
 
 def load(path: Path) -> list[Row]:
-    """Returns the rows of a figures file."""
+    """Returns the rows of a bench-train.json."""
     with storage_errors("read", path):
         content = regular_file.read(path, _MOST_BYTES)
     try:
@@ -59,7 +59,7 @@ def load(path: Path) -> list[Row]:
                 raise ValueError("a number of ranks or a speed is not above 0")
     except ValueError as error:
         raise UsageError(
-            f"{path}: not a file of figures from `imagenet-prep bench-train`: {error}"
+            f"{path}: not a bench-train.json of `imagenet-prep bench-train`: {error}"
         ) from None
     return rows
 

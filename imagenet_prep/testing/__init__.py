@@ -1,1 +1,1 @@
-"""A miniature ILSVRC2012 for the demo and tests."""
+"""Writes a miniature ILSVRC2012 for the demo and the tests."""

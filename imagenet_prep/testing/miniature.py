@@ -1,6 +1,6 @@
-"""A miniature ILSVRC2012: its three archives in the real layout, with the truth about each image.
+"""Writes the three archives of a miniature ILSVRC2012, and lists the expected facts of each image.
 
-The demo and tests read them with the real readers and compare with `Miniature.images`.
+The demo and the tests prepare these archives; tests compare the dataset with `Miniature.images`.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ DEVKIT_ARCHIVE = "ILSVRC2012_devkit_t12.tar.gz"
 _Rng = np.random.Generator
 
 _KEPT = ("large", "exif_rotated", "broken_exif", "trailing_garbage", "one_pixel", "wide")
-ODD_KINDS = (  # kind → fate under prepare's default settings
+ODD_KINDS = (  # kind → outcome with the default settings of prepare
     dict.fromkeys(_KEPT, "kept")
     | dict.fromkeys(("png", "cmyk", "grey"), "repaired")
     | dict.fromkeys(("truncated", "empty"), "quarantined")
-    | {"exif_rotated": "repaired"}  # keeps its position, which decides which image is odd
+    | {"exif_rotated": "repaired"}  # stays in its position, because images depend on the order
 )
 _ODD_VALIDATION_KINDS = ("grey", "cmyk", "truncated", "exif_rotated")
 
-_INNER = (  # wnid, words, parent, height; numbered after the leaves, as in the real devkit
+_INNER = (  # WNID, words, parent, height; IDs come after the leaves' IDs, as in the real devkit
     ("n00001740", "entity", "", 19),
     ("n00015388", "animal, animate being, beast, brute, creature, fauna", "n00001740", 16),
     ("n00021939", "artifact, artefact", "n00001740", 15),
@@ -50,15 +50,15 @@ _INNER = (  # wnid, words, parent, height; numbered after the leaves, as in the 
 
 @dataclass(frozen=True)
 class SourceImage:
-    """The truth about one source image."""
+    """The expected facts of a source image."""
 
     split: str
     key: str  # "n01440764/n01440764_10026.JPEG" or "ILSVRC2012_val_00000001.JPEG"
     wnid: str
     class_index: int
     kind: str  # "plain" or a key of `ODD_KINDS`
-    fate: str  # "kept", "repaired" or "quarantined" under prepare's default settings
-    width: int  # stored pixels, before EXIF rotation; 0 if undecodable
+    fate: str  # "kept", "repaired" or "quarantined", with the default settings of prepare
+    width: int  # in pixels, before EXIF rotation; 0 if the image cannot be decoded
     height: int
     sha256: str
     num_bytes: int
@@ -66,7 +66,7 @@ class SourceImage:
 
 @dataclass(frozen=True)
 class Miniature:
-    """The archives in `root`, their (wnid, words) sorted by wnid, and their images in order."""
+    """The archives in `root`, their classes (WNID, words) by WNID, and images in archive order."""
 
     root: Path
     classes: tuple[tuple[str, str], ...]
@@ -84,7 +84,7 @@ class Synset:
     ilsvrc2012_id: int
     wnid: str
     words: str
-    gloss: str = ""  # if empty, `words` is used: all real rows have a gloss
+    gloss: str = ""  # if empty, `words` is written, because every real row has a gloss
     children: tuple[int, ...] = ()  # ILSVRC2012_IDs; empty for a leaf
     wordnet_height: int = 0
     num_train_images: int = 0
@@ -100,15 +100,14 @@ def make_miniature(
     odd_files: bool = True,
     size: tuple[int, int] = IMAGENET_SIZE,
 ) -> Miniature:
-    """Writes the train, validation and devkit archives into `root` and returns the truth.
+    """Writes the train, validation and devkit archives into `root`, and returns their contents.
 
-    The same arguments give byte-identical archives (with the same Pillow, NumPy and simplejpeg).
-    Only one image is in memory at a time; 20,000 images take a minute or two on one core.
+    The same arguments give the same bytes (with the same Pillow, NumPy and simplejpeg). 20,000
+    images take up to two minutes on one core.
 
-    There are 2 to 10 classes, with slightly different counts of train images. `odd_files` adds one
-    train image per kind in `ODD_KINDS` and a few in validation; it needs at least 20 train images,
-    and two per class. `size` is (width, height) of most images; the others are portrait or vary in
-    size. At the default size, some plain images are 1600x1200 or 2048x1536.
+    The number of classes is 2 to 10. `odd_files` replaces one train image per kind in `ODD_KINDS`,
+    and a few validation images; it needs at least 20 train images, and two per class. `size` is
+    the (width, height) of most images. At the default size, some are 1600x1200 or 2048x1536.
     """
     families = sorted(FAMILIES[:num_classes])  # by WNID
     for family in families:
@@ -120,7 +119,7 @@ def make_miniature(
     studio.write_train(counts, _odd_places(counts, rng) if odd_files else {}, rng)
     class_of = rng.permutation(np.arange(num_validation) % num_classes)  # by file number - 1
     odd_validation = {}
-    if odd_files and num_validation >= 2 * num_classes:  # else a class might lose its only image
+    if odd_files and num_validation >= 2 * num_classes:  # or a class could lose its only image
         places = rng.permutation(num_validation)[: num_validation // 4].tolist()
         odd_validation = dict(zip(places, _ODD_VALIDATION_KINDS, strict=False))
     studio.write_validation(class_of.tolist(), odd_validation, rng)
@@ -137,7 +136,7 @@ def make_miniature(
 
 @dataclass
 class _Studio:
-    """Writes the archives of one miniature; `images` has the truth about the images so far."""
+    """Writes the archives of a miniature, and adds each written image to `images`."""
 
     root: Path
     families: Sequence[Family]
@@ -150,7 +149,7 @@ class _Studio:
     ) -> None:
         with tarfile.open(self.root / TRAIN_ARCHIVE, "w", format=tarfile.GNU_FORMAT) as outer:
             for index, (family, count) in enumerate(zip(self.families, counts, strict=True)):
-                # As in the real ones: with gaps, of different lengths and unordered.
+                # As in real archives, the numbers have gaps and different lengths, and no order.
                 numbers = rng.choice(np.arange(2, 12_000 + 4 * count), count, replace=False)
                 with tempfile.TemporaryFile(dir=self.root) as spool:
                     with tarfile.open(fileobj=spool, mode="w", format=tarfile.GNU_FORMAT) as inner:
@@ -182,7 +181,7 @@ class _Studio:
 
 def _class_counts(num_train: int, num_classes: int, rng: _Rng) -> list[int]:
     counts = [num_train // num_classes + (i < num_train % num_classes) for i in range(num_classes)]
-    for i in range(0, num_classes - 1, 2):  # neighbours trade, at least two stay
+    for i in range(0, num_classes - 1, 2):  # moves images, but leaves at least two per class
         moved = min(int(rng.integers(1, counts[i + 1] // 8 + 2)), counts[i + 1] - 2)
         counts[i] += max(moved, 0)
         counts[i + 1] -= max(moved, 0)
@@ -218,15 +217,12 @@ def _inner_synsets(families: Sequence[Family], ids: Sequence[int]) -> list[Synse
 
 
 def make_devkit(
-    path: Path,
-    leaves: Sequence[Synset],
-    inner: Sequence[Synset],
-    ground_truth: Sequence[int],
+    path: Path, leaves: Sequence[Synset], inner: Sequence[Synset], ground_truth: Sequence[int]
 ) -> None:
     """Writes a devkit archive: readme, data/meta.mat and the validation ground truth.
 
-    Rows of meta.mat are sorted by ID, the `leaves` (classes, without children) before the `inner`
-    synsets. `ground_truth` has the ILSVRC2012_ID of each validation image, in file-name order.
+    The rows of meta.mat are the `leaves` (synsets of classes) by ID, then the `inner` synsets by
+    ID. `ground_truth` has the ILSVRC2012_ID of each validation image, in file-name order.
     """
     import scipy.io
 
@@ -265,7 +261,7 @@ def make_devkit(
 
 
 def add_file(tar: tarfile.TarFile, name: str, file: IO[bytes], num_bytes: int) -> None:
-    """Appends `file` from its start, without time, owner or other traces of this host."""
+    """Appends `file` to an archive, without time and owner, so that its bytes are reproducible."""
     info = tarfile.TarInfo(name)
     info.size = num_bytes
     file.seek(0)
@@ -273,5 +269,5 @@ def add_file(tar: tarfile.TarFile, name: str, file: IO[bytes], num_bytes: int) -
 
 
 def _small_uint(*values: int) -> NDArray[np.unsignedinteger]:
-    """Returns [1, n] in the smallest type that holds the values, as in MATLAB."""
+    """Returns an array [1, n] of the smallest type for these values, as MATLAB stores them."""
     return np.array([values], dtype=np.uint8 if max(values, default=0) < 256 else np.uint16)

@@ -1,4 +1,4 @@
-"""Images cut from the photographs in the wheels of scikit-image and scikit-learn."""
+"""Makes test images by cropping photographs in the packages scikit-image and scikit-learn."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _Rng = np.random.Generator
 _LANCZOS = Image.Resampling.LANCZOS
 
 IMAGENET_SIZE = (500, 375)  # (width, height): the most frequent size in ILSVRC2012
-_LARGE_SHARE, _HUGE_SHARE = 0.03, 0.004  # of plain images, at IMAGENET_SIZE only
+_LARGE_SHARE, _HUGE_SHARE = 0.03, 0.004  # of plain images, only at IMAGENET_SIZE
 _LARGE_SIZE, _HUGE_SIZE, _WIDE_SIZE = (1600, 1200), (2048, 1536), (4000, 300)
 _ZOOMS = (1.0, 1.2, 1.45)
-# Upscaled photographs compress too well; grain makes files as large as real ones.
+# Upscaled photographs compress too well. With grain, files are as large as in ILSVRC2012.
 _GRAIN_SIGMA = 3.0
 
 
@@ -33,12 +33,12 @@ class Family(NamedTuple):
     wnid: str
     words: str
     parent: str  # WNID of the synset above it
-    folder: str  # path of the files; begins with the name of the installed package
+    folder: str  # of the files; the first part is the name of the Python package
     files: tuple[str, ...]
 
 
 # fmt: off
-FAMILIES = (  # members of the 1,000 classes; names match the photographs if possible
+FAMILIES = (  # classes of ILSVRC2012; the words describe the photographs if possible
     Family("n02123045", "tabby, tabby cat", "n00015388", "skimage/data", ("chelsea.png",)),
     Family("n07920052", "espresso", "n00001740", "skimage/data", ("coffee.png",)),
     Family("n03773504", "missile", "n00021939", "skimage/data", ("rocket.jpg",)),
@@ -55,17 +55,16 @@ FAMILIES = (  # members of the 1,000 classes; names match the photographs if pos
 
 
 class Camera:
-    """Crops and encodes photographs; scaled photographs are cached."""
+    """Crops and encodes photographs. `size` is the most frequent (width, height) of images."""
 
     def __init__(self, size: tuple[int, int], seed: int) -> None:
-        """Takes (width, height) of the most frequent image, and a seed of the grain."""
         self._size = size
         grain = np.random.default_rng((seed, 0xC0FFEE)).normal(0.0, _GRAIN_SIGMA, (640, 640))
         self._grain = np.rint(grain).astype(np.int16)
         self._scaled = functools.lru_cache(maxsize=64)(self._scale)
 
     def shoot(self, family: Family, kind: str, rng: _Rng) -> tuple[str, int, int, bytes]:
-        """Returns kind ("plain" may become "large"), stored width and height, and file bytes."""
+        """Returns kind ("plain" may become "large"), width, height and file bytes of an image."""
         draw = rng.random() if kind == "plain" and self._size == IMAGENET_SIZE else 1.0
         if draw < _LARGE_SHARE:
             kind = "large"
@@ -93,19 +92,19 @@ class Camera:
             return self._size
         if draw < 0.60:
             return self._size[1], self._size[0]
-        second = long * 2 // 3 + int(rng.integers(2))  # 3:2 film: 500x333, 500x334
+        second = long * 2 // 3 + int(rng.integers(2))  # 3:2, such as 500x333 or 500x334
         if draw > 0.90:
             second = int(rng.integers(short * 3 // 4, long + 1))
         return (long, second) if draw < 0.80 else (second, long)
 
     def _window(self, path: Path, width: int, height: int, rng: _Rng) -> NDArray[np.uint8]:
-        """Returns [height, width, 3] uint8 RGB with random offset, flip, brightness and grain."""
+        """Returns a crop, [height, width, 3] uint8, with random offset, flip and brightness."""
         if max(width, height) <= max(self._size):
             photo = self._scaled(path, _ZOOMS[int(rng.integers(len(_ZOOMS)))])
             left = int(rng.integers(photo.shape[1] - width + 1))
             top = int(rng.integers(photo.shape[0] - height + 1))
             window = photo[top : top + height, left : left + width]
-        else:  # rare sizes are not cached: that would take hundreds of MB
+        else:  # large sizes are rare, and a cache for them would take hundreds of MB
             full = _open_rgb(path)
             scale = float(rng.uniform(1.0, 1.3)) * max(width / full.width, height / full.height)
             box_width, box_height = width / scale, height / scale
@@ -125,7 +124,7 @@ class Camera:
     def _scale(self, path: Path, zoom: float) -> NDArray[np.uint8]:
         photo = _open_rgb(path)
         scale = zoom * max(self._size) / min(photo.size)
-        # Rounded up, so that any window of this size fits, portrait or landscape.
+        # Rounded up, so that every window fits into the photograph, portrait or landscape.
         size = (int(photo.width * scale) + 1, int(photo.height * scale) + 1)
         return np.asarray(_resampled(photo, size))
 
@@ -146,7 +145,7 @@ def _encode(pixels: NDArray[np.uint8], kind: str, rng: _Rng) -> bytes:
         case "exif_rotated":  # one directory entry: Orientation, SHORT, 1 value, 6
             entry = (0x112, 3, 1, 6, 0)
             return _with_exif(data, struct.pack("<2sHLHHHLHHL", b"II", 42, 8, 1, *entry, 0))
-        case "broken_exif":  # states 65,535 directory entries, has none
+        case "broken_exif":  # claims to have 65,535 directory entries, but has none
             return _with_exif(data, b"MM\x00\x2a\x00\x00\x00\x08\xff\xff" + rng.bytes(7))
         case "trailing_garbage":
             return data + b"\x00\x00<!-- not an image -->" + rng.bytes(500)
@@ -163,7 +162,7 @@ def _with_exif(jpeg: bytes, payload: bytes) -> bytes:
 def _resampled(
     image: Image.Image, size: tuple[int, int], box: tuple[float, float, float, float] | None = None
 ) -> Image.Image:
-    """Resizes a box of an image, always rows first, unlike Pillow, which chooses the order."""
+    """Resizes a box of an image, first its width, then its height; Pillow may swap this order."""
     left, top, right, bottom = box or (0, 0, *image.size)
     rows = image.resize((size[0], image.height), _LANCZOS, (left, 0, right, image.height))
     return rows.resize(size, _LANCZOS, (0, top, size[0], bottom))
@@ -177,9 +176,9 @@ def _open_rgb(path: Path) -> Image.Image:
 
 @functools.cache
 def photograph_path(family: Family, place: int) -> Path:
-    """Returns one photograph of a class; raises UsageError if its package is not installed."""
+    """Returns the path of a photograph; raises UsageError if its package is not installed."""
     package, _, folder = family.folder.partition("/")
-    spec = importlib.util.find_spec(package)  # finds without importing: scikit-learn takes a second
+    spec = importlib.util.find_spec(package)  # does not import the package, which takes a second
     for location in (spec and spec.submodule_search_locations) or ():
         path = Path(location, folder, family.files[place])
         if path.is_file():

@@ -1,11 +1,11 @@
-"""Compiles the C of codec/, read/ and shards/ when the package is installed; see pyproject.toml.
+"""Compiles the C libraries of codec/, matching/, read/ and shards/ during the installation.
 
-The libraries are plain ones, which know nothing of Python: neither Python's headers nor libjpeg's
-are needed. Without a compiler the package is installed without them; the codec says so when it is
-used, and readers and writers of shards take longer.
+The libraries do not use Python's C API, so they need neither Python's headers nor libjpeg's.
+Without a compiler, the package is installed without the libraries: the default codec then reports
+an error, and readers and writers of shards are slower.
 
-This file is also the build backend: setuptools' own, which asks for the compiler that PyPI has,
-ziglang (100 MB), only where this machine has none.
+This file is also the build backend (see pyproject.toml). It extends the backend of setuptools: if
+this machine has no C compiler, pip downloads ziglang (100 MB) from PyPI.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 from setuptools.errors import CompileError
 
-# Nothing of the processor that compiles: the code asks at run time.
+# No flags for a specific processor: the code selects its instructions at run time.
 FLAGS = ("-std=gnu11", "-O2", "-g0", "-shared", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra")
-# A product and a sum that one instruction rounds once are other numbers than on other processors.
+# A fused multiply-add rounds once instead of twice, so results would depend on the processor.
 FLAGS += ("-ffp-contract=off",)
-# zig's own default is this processor, and checks that trap. The libc is that of manylinux 2_17.
+# Zig's default adds checks that trap. glibc 2.17 is the oldest version that manylinux_2_17 allows.
 ZIG_FLAGS = ("-fno-sanitize=undefined", "-s")
 ZIG_LIBC = "linux-gnu.2.17"
 
@@ -41,40 +41,40 @@ prepare_metadata_for_build_editable = build_meta.prepare_metadata_for_build_edit
 
 
 def get_requires_for_build_wheel(config_settings: Any = None) -> list[str]:
-    """Returns what pip installs before it builds."""
+    """Returns the packages that pip installs before it builds a wheel."""
     required = build_meta.get_requires_for_build_wheel(config_settings)
     return required if system_compiler() else [*required, "ziglang"]
 
 
 def get_requires_for_build_editable(config_settings: Any = None) -> list[str]:
-    """Returns what pip installs before it builds in place."""
+    """Returns the packages that pip installs before it builds an editable wheel."""
     required = build_meta.get_requires_for_build_editable(config_settings)
     return required if system_compiler() else [*required, "ziglang"]
 
 
 def system_compiler() -> list[str]:
-    """Returns the command of this machine's C compiler, nothing where it has none."""
+    """Returns the command of this machine's C compiler, or [] if there is none."""
     if chosen := os.environ.get("CC"):
         return shlex.split(chosen)
     return [name for name in ("cc", "gcc", "clang") if shutil.which(name)][:1]
 
 
 def zig_compiler(machine: str = os.uname().machine) -> list[str]:
-    """Returns the command of ziglang's C compiler for a kind of machine, nothing without it."""
+    """Returns the command of ziglang's C compiler, or [] if ziglang is not installed."""
     if find_spec("ziglang") is None:
         return []
     return [sys.executable, "-m", "ziglang", "cc", "-target", f"{machine}-{ZIG_LIBC}", *ZIG_FLAGS]
 
 
 class BuildLibraries(build_ext):
-    """Compiles with the first compiler that can: this machine's, or ziglang."""
+    """Compiles with this machine's compiler or, if that fails, with ziglang."""
 
     def get_ext_filename(self, fullname: str) -> str:
-        """Returns the library's path; it fits every version of Python."""
+        """Returns the path of the library, without the suffix for a version of Python."""
         return str(Path(*fullname.split("."))) + ".so"
 
     def build_extension(self, ext: Extension) -> None:
-        """Compiles; setuptools makes a warning of the error, since the extension is optional."""
+        """Compiles an extension; setuptools reports errors of optional extensions as warnings."""
         library = Path(self.get_ext_fullpath(ext.name))
         library.parent.mkdir(parents=True, exist_ok=True)
         failures = []
@@ -84,14 +84,14 @@ class BuildLibraries(build_ext):
             if made.returncode == 0:
                 return
             failures.append(f"{shlex.join(command)}\n{made.stderr}")
-        raise CompileError("\n".join(failures) or "no C compiler here, nor ziglang from PyPI")
+        raise CompileError("\n".join(failures) or "no C compiler found, and no ziglang from PyPI")
 
 
 class LibraryWheel(bdist_wheel):
-    """A wheel for one kind of machine and every Python 3, since its libraries know no Python."""
+    """A wheel for one platform and every Python 3, since the libraries do not use Python."""
 
     def get_tag(self) -> tuple[str, str, str]:
-        """Returns the tags of its name."""
+        """Returns the tags in the file name of the wheel: Python, ABI and platform."""
         return "py3", "none", super().get_tag()[2]
 
 

@@ -1,7 +1,6 @@
-"""Reads the facts in the files of a dataset, none of which is trusted.
+"""Reads the facts for a report from the files of a dataset, which may be damaged or forged.
 
-A report must also work for damaged datasets, so an unreadable file is shown as a problem instead
-of raising an error. Only receipts that name a shard of this dataset are used.
+A file that cannot be read is listed as a problem and does not raise an error.
 """
 
 from __future__ import annotations
@@ -30,16 +29,16 @@ from imagenet_prep.storage.folder import LocalStore
 from imagenet_prep.storage.opened import Dataset
 from imagenet_prep.storage.store import Readable
 
-# A receipt has some hundred kB. JSON takes up to twenty times its size in memory.
+# A receipt has a few hundred kB. Parsed JSON takes up to twenty times its size in memory.
 _MAX_JSON_BYTES = 16 << 20
-# The list of quarantined images has 300 bytes per line.
+# Limits for the list of quarantined images, which has 300 bytes per line.
 _MAX_LIST_BYTES, _MAX_LINES = 64 << 20, 1 << 18
-# The largest record shown. Several are in memory at once; ImageNet's largest image has 16 MB.
+# Maximum size of a record on the page. The largest image of ImageNet has 16 MB.
 MAX_SHOWN_BYTES = 24 << 20
-# Limits for receipts: no task takes a year or starts after 2099, and larger values would make an
-# endless plot. Shorter times are lost in the precision of the start time, and are divisors.
+# Limits for times in receipts: a task after 2099 or of more than a year would make an endless
+# plot, and the plots divide by the duration.
 _LEAST_SECONDS, _MAX_SECONDS, _LAST_S = 1e-6, 366 * 86_400.0, 4_102_444_800.0
-# The sum of such counts over all shards fits into 64 bits. No archive has 17 TB.
+# Limit for counts and byte offsets, so that their sums over all shards fit into 64 bits.
 _MAX_COUNT = 1 << 44
 _STAGE = re.compile(r"([a-z]+)-[0-9a-z-]+")
 
@@ -59,7 +58,7 @@ class Replica:
 
 @dataclass(frozen=True)
 class Receipt:
-    """The parts of a receipt, of any stage, that a page shows; `start_s` is since the epoch."""
+    """The fields of a receipt that a page shows; `start_s` is a Unix time."""
 
     start_s: float
     seconds: float
@@ -73,7 +72,7 @@ class Receipt:
 
 
 class ColumnState(NamedTuple):
-    """A column; its settings are None if they are unreadable."""
+    """The state of a column; `column` is None if column.json is damaged."""
 
     name: str
     column: Column | None
@@ -82,20 +81,20 @@ class ColumnState(NamedTuple):
 
 @dataclass
 class Facts:
-    """The facts of one dataset, none of them verified."""
+    """The facts about a dataset; they were read from its files, but not verified."""
 
     dataset: Dataset
     classes: list[tuple[str, str]]  # WNID and words, by class index
     incidents: list[Incident]  # lines of quarantine.jsonl
-    problems: list[str]  # one sentence each
+    problems: list[str]  # one sentence per problem
     columns: list[ColumnState]
     measured: Measured = field(default_factory=Measured)  # all images, from the tables of samples
     num_classes: dict[str, int] = field(default_factory=dict)  # by shard, if it has a table
-    tasks: list[Receipt] = field(default_factory=list)  # of the tasks that wrote the shards
-    seconds_of: dict[str, float] = field(default_factory=dict)  # of all workers, by stage
+    tasks: list[Receipt] = field(default_factory=list)  # one receipt per shard
+    seconds_of: dict[str, float] = field(default_factory=dict)  # sum of all workers, by stage
     source: Readable | None = None  # store of the source, if known
-    source_files: dict[str, str] = field(default_factory=dict)  # paths of its other files, by name
-    replicas: list[Replica] = field(default_factory=list)  # the last entry about each location
+    source_files: dict[str, str] = field(default_factory=dict)  # paths of archives, by name
+    replicas: list[Replica] = field(default_factory=list)  # the last entry for each location
 
     @property
     def store(self) -> Readable:
@@ -142,9 +141,9 @@ class Facts:
         return f"class {class_index}", ""
 
     def source_bytes(self, archive: str, offset: int, size: int) -> bytes | None:
-        """Returns bytes of the source, or None if it is missing.
+        """Returns bytes of a source file, or None if they cannot be read.
 
-        Only files named in the manifest are read, because a receipt may be forged.
+        The manifest must name the file, because `archive` may come from a forged receipt.
         """
         named = {source.name for source in self.manifest.sources}
         if offset < 0 or not 0 <= size <= MAX_SHOWN_BYTES or not named & {*archive.split("/")}:
@@ -160,9 +159,9 @@ class Facts:
 
 
 def gather(dataset: Dataset, problems: list[str], source: Readable | None = None) -> Facts:
-    """Returns the facts of a dataset with a valid manifest, and the `problems` of a check.
+    """Reads the facts of a dataset with a valid manifest; `problems` come from `verify`.
 
-    Without a `source`, the archives are looked up at the locations used by this user's runs.
+    If `source` is None, archives are read at the paths that this user's `prepare` recorded.
     """
     store = dataset.store
     replicas = _lines(store, naming.REPLICAS, Replica)
@@ -191,7 +190,7 @@ def gather(dataset: Dataset, problems: list[str], source: Readable | None = None
 
 
 def index_of(facts: Facts, shard: str, numbers: Container[int]) -> dict[int, str]:
-    """Returns the lines of a shard's index with these numbers, if they exist."""
+    """Returns the lines with these numbers in the index of a shard, if the lines exist."""
     name = naming.index_name(shard)
     try:
         lines = io.BytesIO(facts.store.read(name, 0, _MAX_LIST_BYTES))
@@ -203,7 +202,7 @@ def index_of(facts: Facts, shard: str, numbers: Container[int]) -> dict[int, str
 def _read_receipts(facts: Facts) -> None:
     archives = {source.name for source in facts.manifest.sources}
     stages: defaultdict[str, float] = defaultdict(float)
-    # One receipt per shard, even if a shard was written twice, e.g. repaired.
+    # A shard that was written twice has two receipts, of which only one is used.
     pending = {s.name: s.sha256 for split in facts.manifest.splits.values() for s in split.shards}
     for folder, receipt in _receipts(facts.store):
         shard, seconds = receipt.shard, receipt.seconds
@@ -222,7 +221,7 @@ def _read_receipts(facts: Facts) -> None:
 
 
 def _read_tables(facts: Facts) -> None:
-    """Measures all images by the tables of samples; a damaged table is reported as a problem."""
+    """Adds measures of all images in the tables of samples; a damaged table becomes a problem."""
     shards = [shard for shard in facts.shards if shard.samples]
     for shard, rows in zip(shards, facts.dataset.rows(shards), strict=True):
         try:
@@ -235,7 +234,7 @@ def _read_tables(facts: Facts) -> None:
 
 
 def _column(dataset: Dataset, name: str) -> ColumnState:
-    """Returns the state of a column; the check reports the problems of its files."""
+    """Returns the state of a column according to column.json; `verify` checks its other files."""
     store = dataset.store
     try:
         column, begun = (columns.find(store, name, begun=begun) for begun in (False, True))
@@ -260,7 +259,7 @@ def _makes_sense(receipt: Receipt) -> bool:
 
 
 def _receipts(store: Readable) -> Iterator[tuple[str, Receipt]]:
-    """Yields valid receipts with the folder name of their stage, ordered by path."""
+    """Yields the stage's folder name and the content of each valid receipt, ordered by path."""
     read = partial(_bytes, store, most=_MAX_JSON_BYTES)
     for folder in _unless_refused(store.list_folder, naming.WORK):
         place = f"{naming.WORK}/{folder}/receipts"
@@ -273,19 +272,17 @@ def _receipts(store: Readable) -> Iterator[tuple[str, Receipt]]:
 
 
 def _unless_refused(listing: Callable[[str], list[str]], folder: str) -> list[str]:
-    """Returns the names in a folder; none if it is a link or cannot be listed."""
-    try:
+    """Returns the names in a folder; [] if the folder is a link or cannot be listed."""
+    with contextlib.suppress(StoreError, DataDamagedError):
         return listing(folder)
-    except (StoreError, DataDamagedError):
-        return []
+    return []
 
 
 def _classes(dataset: Dataset) -> list[tuple[str, str]]:
-    """Returns the classes; none if the list is damaged, which the check reports."""
-    try:
+    """Returns the classes; [] if the class list is damaged, which `verify` reports."""
+    with contextlib.suppress(DataDamagedError, StoreError):
         return [*zip(dataset.labels.wnids, dataset.labels.words, strict=True)]
-    except (DataDamagedError, StoreError):
-        return []
+    return []
 
 
 def _lines(store: Readable, name: str, kind: type[Item]) -> Iterator[Item]:
@@ -303,8 +300,7 @@ def _parsed(kind: type[Item], data: bytes) -> Item | None:
 
 
 def _bytes(store: Readable, name: str, most: int) -> bytes:
-    """Returns up to `most` bytes of a file; b"" for a pipe, a link in .work or a missing file."""
-    try:
+    """Returns up to `most` bytes of a file; b"" if it is missing, a pipe or a link in .work."""
+    with contextlib.suppress(StoreError, DataDamagedError):
         return store.read(name, 0, most)
-    except (StoreError, DataDamagedError):
-        return b""
+    return b""

@@ -1,4 +1,4 @@
-"""Plots as SVG, in the colours of the page, for light and dark themes."""
+"""Draws plots as SVG, in colours that follow the light or dark theme of the page."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from imagenet_prep.dataset.manifest import Split
 from imagenet_prep.reporting.facts import Facts
 from imagenet_prep.reporting.training import Row
 
-# Placeholders for colours of the page.
+# Colours that `_plot` replaces with CSS variables of the page.
 _BEFORE, _AFTER, _INK, _FAINT = "#010203", "#040506", "#070809", "#0a0b0c"
 _VARIABLES = {
     _BEFORE: "var(--before)",
@@ -52,14 +52,14 @@ _TIME_BINS = 60
 
 @dataclass(frozen=True)
 class Plot:
-    """A plot as an <svg> element, with a title and a sentence with the same information."""
+    """A plot as an <svg> element, with a title and a summary of its contents."""
 
     title: str
     says: str
     svg: str
 
 
-# Title, measures before and after, label of the axis, and format of a value.
+# Title, names of the measures before and after resizing, axis label, and format of a value.
 _BEFORE_AND_AFTER: tuple[tuple[str, tuple[str, str], str, Callable[[float], str]], ...] = (
     (
         "Short side",
@@ -83,7 +83,7 @@ _BEFORE_AND_AFTER: tuple[tuple[str, tuple[str, str], str, Callable[[float], str]
 
 
 def of(facts: Facts) -> list[Plot]:
-    """Returns the plots for which there are enough facts."""
+    """Returns the plots of a dataset, without plots for which facts are missing."""
     with _settings(_STYLE):
         plots = [
             _examples_per_class(facts),
@@ -122,7 +122,7 @@ def save_training(rows: Sequence[Row], file: BinaryIO) -> None:
 
 @contextlib.contextmanager
 def _settings(style: Any) -> Iterator[None]:
-    """Uses matplotlib's defaults and a style: a user's settings file could start LaTeX."""
+    """Uses matplotlib's defaults and a style, since a user's settings could start LaTeX."""
     with mpl.rc_context():
         mpl.rcdefaults()
         mpl.rcParams.update(style)
@@ -130,7 +130,7 @@ def _settings(style: Any) -> Iterator[None]:
 
 
 def _draw_training(rows: Sequence[Row], figure: Figure, colours: tuple[str, str, str]) -> None:
-    """Draws panels for speed, time, shares of time and, if there is a price, cost."""
+    """Draws panels for speed, hours, shares of time and, if the rows have a price, cost."""
     of = {name: [getattr(row, name) for row in rows] for name in vars(rows[0])}
     ranks, speeds = of["ranks"], of["images_per_s"]
     shares = {
@@ -170,11 +170,11 @@ def _draw_training(rows: Sequence[Row], figure: Figure, colours: tuple[str, str,
 
 
 def _examples_per_class(facts: Facts) -> Plot:
-    figure, axes = _axes("classes, fullest first")
+    figure, axes = _axes("classes, largest first")
     says: list[str] = []
     for name, split, colour in _splits(facts):
         counts = sorted((count for count in split.examples_per_class if count), reverse=True)
-        # The first split is an area and the others are lines, to avoid mixed colours.
+        # Only the first split is a filled area, so that colours do not mix.
         axes.stairs(counts, fill=not says, color=colour, linewidth=1.6, label=name)
         if counts:
             says.append(f"{name}: {_range(counts, str)} in {counted(len(counts), 'class')}")
@@ -186,11 +186,7 @@ def _examples_per_class(facts: Facts) -> Plot:
 
 
 def _before_and_after(
-    facts: Facts,
-    title: str,
-    names: tuple[str, str],
-    label: str,
-    text_of: Callable[[float], str],
+    facts: Facts, title: str, names: tuple[str, str], label: str, text_of: Callable[[float], str]
 ) -> Plot | None:
     histograms = [facts.measured.histograms.get(name, Counter()) for name in names]
     if not all(histograms):
@@ -221,7 +217,7 @@ def _bytes_per_shard(facts: Facts) -> Plot:
     figure, axes = _axes(y="shards")
     sizes = {name: [shard.num_bytes for shard in split.shards] for name, split, _ in _splits(facts)}
     every = [size for of_split in sizes.values() for size in of_split]
-    # All splits share the bins, although their sizes differ. A margin shows even a single shard.
+    # All splits have the same bins. The margin makes the bar of a single shard visible.
     bins = np.linspace(0.95 * min(every), 1.05 * max(every), min(40, max(8, len(every))) + 1)
     _bars(facts, axes, sizes, bins)
     says = [f"{name}: {_range(of_split, human_bytes)}" for name, of_split in sizes.items()]
@@ -235,7 +231,7 @@ def _classes_per_shard(facts: Facts) -> Plot | None:
         return None
     figure, axes = _axes("different classes in a shard", "shards")
     says = []
-    # The axis extends from 0 to all classes, to show how representative each shard is.
+    # The axis extends to the number of all classes, to show which share of them a shard has.
     most = max(map(num_classes, facts.manifest.splits.values()))
     bins = np.linspace(-0.5, most + 0.5, min(most + 1, 40) + 1)
     counts = {}
@@ -329,7 +325,7 @@ def _range(values: Sequence[int], text_of: Callable[[int], str]) -> str:
 
 
 def _bars(facts: Facts, axes: Any, values: Mapping[str, Sequence[int]], bins: Any) -> None:
-    """Draws the histograms of splits next to each other, so that they do not overlap."""
+    """Draws the histograms of all splits, with bars next to each other."""
     colours = [colour for name, _, colour in _splits(facts) if name in values]
     axes.hist([*values.values()], bins=bins, color=colours, label=[*values])
     axes.yaxis.set_major_locator(MaxNLocator(integer=True))
@@ -358,7 +354,7 @@ def _plot(title: str, says: str, figure: Figure) -> Plot:
     buffer = io.StringIO()
     no_metadata = dict.fromkeys(("Creator", "Date", "Format", "Type"))
     figure.savefig(buffer, format="svg", transparent=True, metadata=no_metadata)
-    # The page sets the size. Screen readers read the sentence below the plot instead.
+    # The page sets the size of the plot. Screen readers read the summary instead of the plot.
     svg = re.sub(
         r'.*?<svg [^>]*?viewBox="([^"]*)"[^>]*>',
         r'<svg viewBox="\1" aria-hidden="true">',
@@ -369,7 +365,7 @@ def _plot(title: str, says: str, figure: Figure) -> Plot:
     for colour, variable in _VARIABLES.items():
         svg = svg.replace(colour, variable)
     svg = re.sub(r"\s*<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
-    # A page has several plots, so their ids need a prefix.
+    # Ids must differ between the plots of a page, so they get a prefix.
     prefix = re.sub(r"\W+", "-", title.lower())
     svg = re.sub(r'\bid="', f'id="{prefix}-', svg)
     svg = re.sub(r'(href="#|url\(#)', rf"\g<1>{prefix}-", svg)

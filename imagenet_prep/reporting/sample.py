@@ -1,11 +1,11 @@
-"""The images of a report: examples of every class, and excluded or changed images."""
+"""Selects the images of a report: examples of all classes, and quarantined or repaired images."""
 
 from __future__ import annotations
 
 import bisect
 import itertools
 import random
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -19,26 +19,26 @@ from imagenet_prep.reporting import pictures
 from imagenet_prep.reporting.facts import MAX_SHOWN_BYTES, Facts, index_of
 from imagenet_prep.storage.ahead import ahead
 
-# One image per class of ImageNet, 1.7 kB each, fills half of the 5 MB allowed for a report.
+# One image per class of ImageNet takes about half of the 5 MB that a report may have.
 _MAX_TILES = 1000
 _MAX_PER_CLASS = 24
-# Limit for records that cannot be shown, since each may take a while.
+# Unreadable records after which the selection ends, because each can take long.
 _MAX_DAMAGED = 100
-# With this number of draws, 0.3 of 1000 equally likely classes are left without an image.
+# After 8000 draws from 1000 equally likely classes, 0.3 classes on average have no image.
 _DRAWS = 8000
-# Side in pixels and WebP quality of thumbnails; large ones for at most _MAX_LARGE images.
+# Side in pixels and WebP quality of thumbnails; up to _MAX_LARGE thumbnails are large.
 _LARGE, _SMALL, _MAX_LARGE = (176, 72), (88, 48), 240
-# Limits for the data URIs of all tiles, and of all pairs, in bytes.
+# Maximum bytes of all thumbnails, and of all pairs of source and stored image.
 _TILE_BYTES, _PAIR_BYTES = 2_600_000, 650_000
 _PAIRS = 16
-# Width and height in pixels of the part of the stored image that a pair shows.
+# Width and height in pixels of the part of a stored image that is compared with its source.
 _PAIR_SIDE = 288
 _INCIDENTS_PER_REASON = 12
 _INCIDENT = (104, 52)
 
 
 class Record(NamedTuple):
-    """A record with its index line, or "", and its origin if a receipt contains it."""
+    """A record, its line in the index ("" if it is missing), and its origin if known."""
 
     shard: str
     number: int
@@ -53,25 +53,25 @@ class Record(NamedTuple):
 
 @dataclass
 class Tile:
-    """One image of the sample."""
+    """An image of the report, with its thumbnail."""
 
     record: Record
     class_index: int
     image: ImageExample  # without the encoded bytes
     num_bytes: int  # size of the encoded bytes
     picture: str  # data URI
-    psnr: float | None = None  # dB, if it was resized and the source is available
-    before: str | None = None  # data URI of the source's centre, for the first pairs
-    after: str | None = None  # the same part of the stored image
+    psnr: float | None = None  # in dB, if the image was resized and its source is available
+    before: str | None = None  # data URI of the centre of the source image, if it is shown
+    after: str | None = None  # data URI of the same part of the stored image
 
 
-# A shard, and some of its records with their origins.
+# The name of a shard, and the numbers and origins of some of its records.
 _Group = tuple[str, list[tuple[int, Origin | None]]]
 
 
 @dataclass
 class ShownIncident:
-    """An excluded or changed image, its class, and a data URI if its source can be decoded."""
+    """A quarantined or repaired image, and its picture if the source can be decoded."""
 
     line: Incident
     wnid: str
@@ -80,9 +80,9 @@ class ShownIncident:
 
 
 def draw(facts: Facts, seed: int) -> list[Tile]:
-    """Returns images of as many classes as possible; the result only depends on the seed.
+    """Returns images of as many classes as possible; the seed determines the images.
 
-    The first image of each class comes before any second one. Damage is added to `facts`.
+    The first images of all classes precede the second images. Problems are added to `facts`.
     """
     quota = _quota(facts)
     num = min(sum(quota.values()), _MAX_TILES)
@@ -92,12 +92,12 @@ def draw(facts: Facts, seed: int) -> list[Tile]:
     most_problems = len(facts.problems) + _MAX_DAMAGED
     index_of_wnid = {wnid: index for index, (wnid, _) in enumerate(facts.classes)}
 
-    def has_room(record: Record) -> bool:
-        """Returns whether a record's class may need more images; True if its class is unknown."""
+    def is_wanted(record: Record) -> bool:
+        # The class is only known before reading if the record has an origin.
         index = index_of_wnid.get(record.origin.key.partition("/")[0]) if record.origin else None
         return index is None or bool(quota.get(index))
 
-    wanted = filter(has_room, _records(facts, seed))
+    wanted = filter(is_wanted, _records(facts, seed))
     for record, reading in ahead(partial(read, facts), wanted):
         if len(tiles) >= num or used >= _TILE_BYTES or len(facts.problems) >= most_problems:
             break
@@ -119,13 +119,8 @@ def draw(facts: Facts, seed: int) -> list[Tile]:
         tiles.append(Tile(record, class_index, stored, num_bytes, picture))
     _compare_with_source(facts, tiles)
     tiles.sort(key=lambda tile: (tile.class_index, tile.record[:2]))
-    seen: Counter[int] = Counter()
-
-    def turn(tile: Tile) -> tuple[int, int]:
-        seen[tile.class_index] += 1
-        return seen[tile.class_index], tile.class_index
-
-    return sorted(tiles, key=turn)
+    turns: defaultdict[int, Iterator[int]] = defaultdict(itertools.count)
+    return sorted(tiles, key=lambda tile: (next(turns[tile.class_index]), tile.class_index))
 
 
 def _quota(facts: Facts) -> dict[int, int]:
@@ -135,7 +130,7 @@ def _quota(facts: Facts) -> dict[int, int]:
 
 
 def incidents(facts: Facts) -> list[ShownIncident]:
-    """Returns some images for each reason, quarantined ones first."""
+    """Returns up to 12 images for each reason; quarantined images come first."""
     counts: Counter[tuple[str, str]] = Counter()
     shown = []
     for line in sorted(facts.incidents, key=lambda line: line.action != QUARANTINED):
@@ -165,7 +160,7 @@ def _records(facts: Facts, seed: int) -> Iterator[Record]:
 
 
 def _groups(facts: Facts, seed: int) -> Iterator[_Group]:
-    """Yields shards with some records in random order, first those with an origin in a receipt."""
+    """Yields shards with records in random order; records with a known origin come first."""
     chance = random.Random(seed)
     known: dict[str, dict[int, Origin | None]] = {
         task.shard: {origin.record: origin for origin in task.origins}
@@ -190,7 +185,7 @@ def _groups(facts: Facts, seed: int) -> Iterator[_Group]:
 
 
 def read(facts: Facts, record: Record) -> ImageExample:
-    """Returns the contents of a record."""
+    """Returns the image and fields of a record; raises DataDamagedError if it is unreadable."""
     try:
         offset, size = tfrecord.index_numbers(record.line)
         if size < tfrecord.FRAMING_BYTES:
@@ -209,7 +204,7 @@ def read(facts: Facts, record: Record) -> ImageExample:
 
 
 def _compare_with_source(facts: Facts, tiles: list[Tile]) -> None:
-    """Adds PSNR to resized tiles, and pairs of pictures to the first of them."""
+    """Adds the PSNR to tiles of resized images, and two pictures to the first of these tiles."""
     used = pairs = 0
 
     def both(tile_origin: tuple[Tile, Origin]) -> tuple[bytes | None, bytes]:
@@ -234,7 +229,7 @@ def _compare_with_source(facts: Facts, tiles: list[Tile]) -> None:
         tile.psnr = pictures.psnr(pictures.shrunk(source, stored.size), stored)
         if pairs < _PAIRS and used < _PAIR_BYTES:
             after = pictures.middle(stored, _PAIR_SIDE, _PAIR_SIDE)
-            # The same part of the source at its own resolution, at most twice the stored one.
+            # The same part of the source, at most at twice the resolution of the stored image.
             factor = source.width / stored.width
             sides = (round(after.width * factor), round(after.height * factor))
             part = pictures.middle(source, *sides)

@@ -11,7 +11,7 @@
         await navigator.clipboard.writeText(code.textContent);
         button.textContent = "Copied";
       } catch {
-        // A page from file:// may have no clipboard: the text is left selected instead.
+        // A page from file:// may have no access to the clipboard, so select the text instead.
         getSelection().selectAllChildren(code);
         button.textContent = "Selected";
       }
@@ -42,7 +42,7 @@
     let text = `${plural(shown.size, "image")} of ${plural(visible.length, "image")}`;
     if (words.length) {
       const examples = classes.reduce((sum, line) => sum + line.examples, 0);
-      text = `${plural(visible.length, "image")} here; ${plural(classes.length, "class")} with ${plural(examples, "example")} in the data set`;
+      text = `${plural(visible.length, "image")} here; ${plural(classes.length, "class")} with ${plural(examples, "example")} in the dataset`;
     }
     found.textContent = text;
   }
@@ -78,7 +78,7 @@
 
   function slid() {
     dialog.style.setProperty("--at", `${slide.value}%`);
-    slide.setAttribute("aria-valuetext", `${slide.value} % of the picture show the source`);
+    slide.setAttribute("aria-valuetext", `${slide.value} % of the picture shows the source`);
   }
 
   function step(by) {

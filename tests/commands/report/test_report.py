@@ -251,7 +251,7 @@ def test_without_a_sound_manifest_the_page_says_just_that(copy: Path, report: Re
     flip_bit(copy / "dataset.json", 400)
     page = report(copy)
 
-    assert verdict(page).startswith("Damaged: its manifest cannot be used")
+    assert verdict(page).startswith("Damaged: the manifest cannot be used")
     assert str(copy / "dataset.json") in page
 
 

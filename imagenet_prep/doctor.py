@@ -1,7 +1,6 @@
 """Check this machine: Python, codec, extras, frameworks, Horovod, GPUs, disk, limits and ssh.
 
-Each check is ok, missing or wrong, and shows a remedy if it is not ok. The exit code is 1 if a
-check is wrong.
+Each line is ok, missing or wrong, and has a remedy if it is not ok. Exit code 1: a line is wrong.
 
 Examples:
   imagenet-prep doctor

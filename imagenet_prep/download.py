@@ -124,8 +124,8 @@ def download(config: Config) -> Json:
     summary: Json = {"into": str(into.root)}
     if config.dry_run:
         return {**summary, "archives": archives.foresee(), "free_bytes": into.free_bytes()}
-    brought = archives.bring()
-    return {**summary, "archives": brought, "seconds": round(time.monotonic() - start, 3)}
+    summary["archives"] = archives.bring()
+    return {**summary, "seconds": round(time.monotonic() - start, 3)}
 
 
 def _checked(argv: Sequence[str]) -> Sequence[str]:

@@ -131,8 +131,7 @@ class Config(RunFlags):
     @property
     def num_workers(self) -> int:
         """Number of workers; 0: one per core. The thread count of the AWS tutorial is limited."""
-        cores = len(os.sched_getaffinity(0))
-        return self.workers or min(self.num_preprocess_threads, cores)
+        return self.workers or min(self.num_preprocess_threads, len(os.sched_getaffinity(0)))
 
 
 def resize(config: Config) -> Json:

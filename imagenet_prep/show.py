@@ -51,7 +51,7 @@ class Config(Settings):
     )
     limit: int | None = optional(least=0, help="show at most N records or images")
     image: int | None = optional(
-        help="write the image of the record with this number in a shard to --out", metavar="RECORD"
+        help="write the image of record number RECORD of a shard to --out", metavar="RECORD"
     )
     out: str | None = optional(place=Place.FILE, help="file for the image of --image or --key")
     keys: bool = switch(

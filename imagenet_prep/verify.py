@@ -55,7 +55,7 @@ class Config(WorkerFlags):
         "decode: also every image, label and class count",
     )
     if_changed: bool = switch(
-        help="do not read again if all shards were verified and not modified; misses bit rot"
+        help="skip reading if all shards were verified and have not changed; misses bit rot"
     )
     signers: str | None = optional(
         place=Place.FILE,

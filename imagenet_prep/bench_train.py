@@ -146,7 +146,7 @@ def settled(rows: Iterable[Mapping[str, Any]]) -> float:
 def short_run(
     asked: TrainConfig, ranks: int, steps: int, examples: int | None, log_dir: str
 ) -> list[str]:
-    """Returns the command of a run of `steps` steps with the other settings of `asked`.
+    """Returns the train command for `steps` steps, with the model and other settings of `asked`.
 
     If `examples` is None, the run trains on random pixels. `log_dir` is on the host of rank 0.
     """
@@ -190,7 +190,7 @@ def short_run(
 
 
 def bench(config: Config) -> list[Row]:
-    """Performs all runs and returns the rows; it also writes them after each number of ranks."""
+    """Performs all runs; writes the figures after each number of ranks, and returns the figures."""
     from imagenet_prep.storage.opened import open_dataset
 
     asked = train.parse(config.command[1:])

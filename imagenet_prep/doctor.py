@@ -40,7 +40,7 @@ EXTRAS = {
     "tf": ("tensorflow-cpu|tensorflow keras", "train with TensorFlow"),
     "torch": ("torch", "train --framework pytorch"),
     "dali": ("nvidia-dali-cuda120|nvidia-dali-cuda130", "decoding by DALI"),
-    "tensorboard": ("tensorboard", "plots of train"),
+    "tensorboard": ("tensorboard", "train --tensorboard-dir"),
 }
 _LEAST_FILES, _LEAST_SHARED = 4096, 64 << 20
 _LEAST_FREE, _LEAST_INODES = 1 << 30, 10_000

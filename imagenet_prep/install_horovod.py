@@ -95,7 +95,7 @@ class Config(Settings):
 
 
 def install(config: Config) -> str:
-    """Builds the wheel unless it is cached, installs and tests it, and returns its file name."""
+    """Installs and tests Horovod's wheel, which is built unless it is cached; returns its name."""
     folder = Path(config.cache).expanduser() / wheel_key(config)
     with tempfile.TemporaryDirectory(prefix="horovod-") as scratch:
         descriptor, name = tempfile.mkstemp(prefix="install-horovod-", suffix=".log")
@@ -126,7 +126,7 @@ def install(config: Config) -> str:
 def _cached(folder: Path, scratch: Path) -> Path | None:
     """Returns a copy of the cached wheel; None if other users could have written the wheel.
 
-    The installation runs code of the wheel. The copy cannot be changed after this check.
+    The installation runs code of the wheel, and other users cannot change the copy.
     """
     for path in sorted(folder.glob("horovod-*.whl")):
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -166,10 +166,7 @@ def missing(lock: str) -> str:
 
 
 def wheel_key(config: Config) -> str:
-    """Returns the name of the cache folder: the versions on which Horovod's machine code depends.
-
-    Raises UsageError if the framework or NCCL is not installed.
-    """
+    """Returns the name of the cache folder, with all versions on which the machine code depends."""
     framework = FRAMEWORKS[config.framework]
     if (package := version(*framework.packages)) is None:
         raise UsageError(

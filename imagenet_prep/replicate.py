@@ -45,7 +45,7 @@ Answer = TypeVar("Answer")
 def replicate(config: Config) -> Json:
     """Copies or checks the dataset; returns the problems and copied bytes of each replica.
 
-    If a host fails, other hosts continue. Its replica then has the name of an error as `error`.
+    If a host fails, other hosts continue, and the result of the failed host has an `error`.
     """
     from imagenet_prep.distribute.source import Original
     from imagenet_prep.storage.opened import Dataset

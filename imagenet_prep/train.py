@@ -69,7 +69,7 @@ def needs(config: Config, ranks: int) -> list[str]:
 
 
 def readers(config: Config) -> OpenReader:
-    """Returns a function that opens a split for training; `recipe.settled` returns the config."""
+    """Returns a function that opens a split of the dataset; `config` is from `recipe.settled`."""
     from imagenet_prep.trainer import recipe
 
     def pinned() -> Any:
@@ -176,7 +176,7 @@ def parse(
 
 
 def run(argv: Sequence[str]) -> int:
-    """Runs the verb and returns its exit code; errors are raised."""
+    """Trains as the command line says; returns exit code 0, or raises an error."""
     config = parse(argv)
     if config.evaluate:
         from imagenet_prep.trainer.comm import launched

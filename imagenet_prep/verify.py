@@ -100,7 +100,7 @@ def verify(config: Config) -> Json:
         names += [found.file(rows).name for found, rows in survey.files]
         ledger = Ledger(folder, naming.VERIFIED, len(names), trusts_owner=True)
         since = _unchanged_since(ledger, names, config.level, manifest.digest)
-        # These states are from before reading, so that a file modified later is read again.
+        # Get file states before reading, so that a file modified later is read again.
         before = {name: folder.path(name).stat() for name in folder.sizes(names)}
     if since is None:
         decodes = config.level == schema.LEVEL_DECODE
@@ -163,7 +163,7 @@ def _check_shards(
 
     workers = engine.Workers(config.workers, config.worker_kind, config.beam_args)
     with contextlib.ExitStack() as stack:
-        # Workers on other machines write receipts next to the data; others use a local folder.
+        # Workers on other machines can only write receipts next to the data.
         place: Store = (
             open_store(config.dataset)
             if workers.remote
@@ -248,7 +248,7 @@ def _check_small_files(dataset: Dataset) -> dict[str, str]:
 
 
 def _check_strangers(dataset: Dataset, known: set[str]) -> list[str]:
-    """Returns a problem for each unlisted file that readers may read as part of the dataset."""
+    """Returns a problem for each unlisted file that looks like a file of the dataset."""
     store, part = dataset.store, dataset.placement
     listed = "the manifest" if part.nodes == 1 else str(part)
     problems = [

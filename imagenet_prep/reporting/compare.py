@@ -78,7 +78,7 @@ class Comparison:
 
 
 def compare(one: Facts, other: Facts, differences: Iterable[Difference], seed: int) -> Comparison:
-    """Returns the differences of two datasets; unreadable images become problems of `Facts`."""
+    """Returns the differences of two datasets; adds unreadable images to `Facts.problems`."""
     chance = random.Random(seed)
     comparison = Comparison((one, other), same=one.examples)
     sizes = {OTHER_BYTES: _PAIRS, ONLY_IN_A: _SHOWN, ONLY_IN_B: _SHOWN, OTHER_LABEL: _SHOWN}

@@ -221,7 +221,7 @@ def _read_receipts(facts: Facts) -> None:
 
 
 def _read_tables(facts: Facts) -> None:
-    """Adds measures of all images in the tables of samples; a damaged table becomes a problem."""
+    """Adds the sizes of images in the tables of samples; lists a damaged table as a problem."""
     shards = [shard for shard in facts.shards if shard.samples]
     for shard, rows in zip(shards, facts.dataset.rows(shards), strict=True):
         try:

@@ -94,7 +94,7 @@ def comparison(compared: Comparison, *, seed: int, made_at: datetime) -> str:
 
 
 def broken(where: str, problem: str, made_at: datetime) -> str:
-    """Returns the page for a dataset with an invalid manifest as HTML."""
+    """Returns the HTML page for a dataset with an invalid manifest."""
     name = where.rpartition("/")[2]
     title = f"{name}: damaged"
     return render("broken.html.jinja", title, made_at, data={}, name=name, problem=problem)
@@ -125,7 +125,7 @@ def _facts_of(tile: Tile) -> Json:
 
 
 def _settings(facts: Facts) -> list[tuple[str, str]]:
-    """Returns the non-empty settings of a dataset, its program, and facts about its splits."""
+    """Returns names and values: non-empty settings, program, libraries, and sizes of splits."""
     producer, settings = facts.manifest.producer, []
     libraries = sorted(producer.libraries.items())
     for name, value in facts.manifest.config.items():

@@ -83,7 +83,7 @@ _BEFORE_AND_AFTER: tuple[tuple[str, tuple[str, str], str, Callable[[float], str]
 
 
 def of(facts: Facts) -> list[Plot]:
-    """Returns the plots of a dataset, without plots for which facts are missing."""
+    """Returns the plots of a dataset; a plot is omitted if its facts are missing."""
     with _settings(_STYLE):
         plots = [
             _examples_per_class(facts),

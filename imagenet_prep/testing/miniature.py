@@ -1,4 +1,4 @@
-"""Writes the three archives of a miniature ILSVRC2012, and lists the expected facts of each image.
+"""Writes the three archives of a miniature ILSVRC2012, and lists the properties of each image.
 
 The demo and the tests prepare these archives; tests compare the dataset with `Miniature.images`.
 """
@@ -50,7 +50,7 @@ _INNER = (  # WNID, words, parent, height; IDs come after the leaves' IDs, as in
 
 @dataclass(frozen=True)
 class SourceImage:
-    """The expected facts of a source image."""
+    """The expected properties of an image in the archives."""
 
     split: str
     key: str  # "n01440764/n01440764_10026.JPEG" or "ILSVRC2012_val_00000001.JPEG"
@@ -66,7 +66,7 @@ class SourceImage:
 
 @dataclass(frozen=True)
 class Miniature:
-    """The archives in `root`, their classes (WNID, words) by WNID, and images in archive order."""
+    """The archives in `root`, their classes as sorted pairs of WNID and words, and their images."""
 
     root: Path
     classes: tuple[tuple[str, str], ...]
@@ -149,7 +149,7 @@ class _Studio:
     ) -> None:
         with tarfile.open(self.root / TRAIN_ARCHIVE, "w", format=tarfile.GNU_FORMAT) as outer:
             for index, (family, count) in enumerate(zip(self.families, counts, strict=True)):
-                # As in real archives, the numbers have gaps and different lengths, and no order.
+                # As in real archives, the numbers have gaps, and are not sorted.
                 numbers = rng.choice(np.arange(2, 12_000 + 4 * count), count, replace=False)
                 with tempfile.TemporaryFile(dir=self.root) as spool:
                     with tarfile.open(fileobj=spool, mode="w", format=tarfile.GNU_FORMAT) as inner:

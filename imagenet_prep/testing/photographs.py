@@ -98,7 +98,7 @@ class Camera:
         return (long, second) if draw < 0.80 else (second, long)
 
     def _window(self, path: Path, width: int, height: int, rng: _Rng) -> NDArray[np.uint8]:
-        """Returns a crop, [height, width, 3] uint8, with random offset, flip and brightness."""
+        """Returns a random, perhaps flipped crop of a photograph, [height, width, 3] uint8 RGB."""
         if max(width, height) <= max(self._size):
             photo = self._scaled(path, _ZOOMS[int(rng.integers(len(_ZOOMS)))])
             left = int(rng.integers(photo.shape[1] - width + 1))

@@ -53,7 +53,7 @@ class Config(Settings):
     """Settings of one measurement; see the help of each flag."""
 
     num_processes: tuple[str, ...] = flag(
-        help="numbers of ranks, ascending; efficiency is relative to the first",
+        help="numbers of ranks, ascending; efficiency is relative to the first number",
         aliases=("-np",),
         metavar="N,N",
     )

@@ -292,7 +292,7 @@ def _print(result: Json, out: str) -> None:
     print(f"groups with more than one label: {result['other_label']:,}")
     print(f"images with too little detail, only compared by pixels: {result['not_judged']:,}")
     if crowded := result["crowded"]:
-        print(f"images not compared with all similar images, which are too many: {crowded:,}")
+        print(f"images with too many similar images to compare all of them: {crowded:,}")
     page = " duplicates.html," if result["page"] else ""
     lists = (f"exclude-{name}.txt ({n:,})" for name, n in result["excluded"].items())
     print(f"{out}: pairs.csv,{page} and keys to exclude: {', '.join(lists)}")

@@ -86,8 +86,8 @@ def _columns(config: Config, dataset: Dataset) -> dict[str, bytes]:
     complete, unfinished = columns.complete(dataset, wanted)
     if unfinished:
         terminal.say(
-            f"{dataset.where}: only the finished splits are copied of these incomplete columns: "
-            f"{errors.some(unfinished)}"
+            f"{dataset.where}: incomplete columns: {errors.some(unfinished)}. Only their finished "
+            "splits are copied."
         )
     return {found.name: found.dumps() for found in complete}
 

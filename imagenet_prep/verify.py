@@ -191,7 +191,7 @@ def _remedy(place: str) -> str:
 
     dataset = open_dataset(place, parts=True, check=False)
     if dataset.placement.nodes > 1:
-        return "Run the replicate command that made it, with --repair."
+        return "Run the replicate command that made this part again, with --repair."
     with contextlib.suppress(ValueError):
         verb = settings.parse(dataset.manifest.config).verb
         if verb == settings.ADOPT:

@@ -348,7 +348,9 @@ def test_a_source_of_look_alikes_says_how_many_were_not_judged_against_all(
     source = look_alikes(tmp_path / "source", 2)
     words = ["--source", str(source), "--splits", "train", "--out", str(tmp_path / "out")]
     assert duplicates.run([*words, "--workers", "1"]) == 0
-    assert "not compared with all similar images, which are too many: 2" in capsys.readouterr().out
+    assert (
+        "images with too many similar images to compare all of them: 2" in capsys.readouterr().out
+    )
 
 
 def test_all_copies_of_one_picture_are_found_however_many(

@@ -125,7 +125,7 @@ def test_an_unfinished_column_is_named(dataset: Path, tmp_path: Path) -> None:
     (dataset / LAST).unlink()
     copied = replicate(dataset, "--to", tmp_path / "copy")
     assert copied.code == 0, copied
-    assert "finished splits are copied of these incomplete columns: latents" in copied.err
+    assert "incomplete columns: latents. Only their finished splits are copied." in copied.err
     assert {name.split("/")[1] for name in columns_in(contents(tmp_path / "copy"))} == {"tokens"}
     refused = replicate(dataset, "--to", tmp_path / "other", "--columns", "latents,tokens")
     assert refused.code == 4

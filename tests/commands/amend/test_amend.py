@@ -74,7 +74,7 @@ def test_images_leave_as_if_prepare_had_left_them_out(
     assert sorted(line["key"] for line in left_out) == sorted(changes.excluded)
     proven = command.run("verify", tmp_path / "new", "--level", "decode")
     assert proven.code == 0, proven
-    assert "excluded: 2 images" in proven.out
+    assert "excluded on request: 2 images" in proven.out
     assert {**everything(reference.out), "": ()} == {**before, "": ()}
 
 

@@ -1,7 +1,7 @@
 """Decides from libjpeg's warnings whether a JPEG has all its pixels.
 
-Pillow ignores warnings, and simplejpeg only reports the first one. So if simplejpeg reports one,
-Pillow's libjpeg decodes the file again, to list all warnings.
+If simplejpeg reports a warning, which is only the first one, libjpeg decodes the file again to list
+all warnings. Pillow itself ignores warnings.
 """
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ from __future__ import annotations
 from imagenet_prep.codec import planes
 from imagenet_prep.core.errors import BadImageError
 
-# Reasons for repairs: header values that decoders correct, and surplus bytes.
+# The reasons for repairs are header values that decoders correct, and surplus bytes.
 HEADER, SURPLUS = "header", "surplus_data"
 _REPAIRS = {HEADER, SURPLUS}
 _TRUNCATED, _CORRUPT = "truncated", "corrupt"
 
-# All warnings of libjpeg-turbo, by code (interface version 62): the name in jerror.h, and the
-# reason for the repair or quarantine.
+# All warnings of libjpeg-turbo by code (interface version 62), with the name in jerror.h and the
+# reason that is recorded for the repair or quarantine.
 WARNINGS = {
     114: ("JWRN_ADOBE_XFORM", HEADER),  # libjpeg assumes YCbCr or YCCK
     115: ("JWRN_BOGUS_PROGRESSION", _CORRUPT),  # a scan that later scans need is missing
@@ -26,20 +26,20 @@ WARNINGS = {
     120: ("JWRN_JPEG_EOF", _TRUNCATED),
     121: ("JWRN_MUST_RESYNC", _CORRUPT),
     122: ("JWRN_NOT_SEQUENTIAL", HEADER),  # sequential files only have one valid set of parameters
-    123: ("JWRN_TOO_MUCH_DATA", _CORRUPT),  # a bug of ours
+    123: ("JWRN_TOO_MUCH_DATA", _CORRUPT),  # only a bug in this package can cause it
     126: ("JWRN_ARITH_BAD_CODE", _CORRUPT),
     127: ("JWRN_BOGUS_ICC", HEADER),  # profiles are not used
 }
 
-# Found in simplejpeg's first warning, the only one available if Pillow's libjpeg cannot be loaded.
+# Words in simplejpeg's warning, which is the only one if Pillow's libjpeg cannot be loaded.
 _SURPLUS_WORDS, _TRUNCATED_WORDS = "extraneous bytes", "Premature end of JPEG file"
 
 
 def repair(data: bytes, complaint: str = "") -> str | None:
-    """Returns the reason for repairing a JPEG, or None; raises BadImageError if pixels are lost.
+    """Returns the reason to repair a JPEG, or None; raises BadImageError if pixels are lost.
 
-    After surplus bytes in a scan, later warnings are ignored: TensorFlow and DALI train on such
-    images, and the archive's md5 shows whether the image was published like this.
+    `complaint` is simplejpeg's warning. After surplus bytes in a scan, later warnings are ignored,
+    since TensorFlow and DALI train on such images.
     """
     if not planes.is_available():
         if _SURPLUS_WORDS in complaint:

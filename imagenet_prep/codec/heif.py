@@ -1,7 +1,8 @@
 """Reads the image sizes in AVIF and HEIC files, before a decoder allocates memory for them.
 
-Both are HEIF (ISO/IEC 23008-12), a format of nested boxes. `ispe` has the size of each image or
-tile. AV1 decoders use the sequence headers in the data instead. libheif checks HEVC against `ispe`.
+Both formats are HEIF (ISO/IEC 23008-12), which has nested boxes. The box `ispe` has the size of an
+image or tile. AV1 decoders ignore it and use the sequence headers in the data; libheif compares the
+HEVC data with it.
 """
 
 from __future__ import annotations
@@ -12,13 +13,13 @@ from itertools import count, islice
 
 from imagenet_prep.core.errors import BadImageError
 
-# Boxes that contain boxes, and the number of bytes before the first one.
+# Kinds of boxes that contain boxes, and the number of bytes before the first inner box.
 _WITHIN = dict.fromkeys((b"iprp", b"ipco", b"moov", b"trak", b"mdia", b"minf", b"stbl"), 0)
 _WITHIN[b"meta"] = 4
 _READ = {b"ispe", b"infe", b"iloc", b"idat", b"stsz", b"stco", b"co64"}
 # A photograph with 256 tiles has about a thousand boxes and data units.
 _MOST_PARTS = 20_000
-# All images of a file (tiles, alpha, gain map, thumbnail) may have this many times `max_pixels`.
+# All images of a file (tiles, alpha, gain map, thumbnail) may together have 4 * `max_pixels`.
 _MOST_TIMES = 4
 _SEQUENCE_HEADER = 1
 
@@ -47,7 +48,7 @@ def _int(data: bytes) -> int:
 
 
 def _boxes(data: bytes, part: Callable[[], None]) -> Iterator[tuple[bytes, bytes]]:
-    """Yields kind and content of the boxes in _READ, at any depth."""
+    """Yields (kind, content) of all boxes with a kind in _READ, also of nested ones."""
     waiting = [(0, len(data))]
     while waiting:
         at, stop = waiting.pop()
@@ -95,17 +96,17 @@ def _streams(
             for item, in_idat, places in _located(box, part):
                 if item in coded:
                     store = small if in_idat else data
-                    # Length 0 means up to the end.
+                    # Length 0 means up to the end of the data.
                     yield b"".join(piece(store, at, size or len(store)) for at, size in places)
         elif kind in (b"stco", b"co64"):
-            # `most` is the largest sample's size, so the read may include following samples.
+            # `most` is the size of the largest sample, so `piece` may return more than one sample.
             yield piece(data, _int(box[8 : 12 if kind == b"stco" else 16]), most)
 
 
 def _located(
     box: bytes, part: Callable[[], None]
 ) -> Iterator[tuple[int, bool, list[tuple[int, int]]]]:
-    """Yields each item, whether it is stored in `idat`, and its (offset, length) pairs."""
+    """Yields (item, whether its data are in `idat`, its (offset, length) pairs)."""
     file, version, wide = io.BytesIO(box), box[0], 4 if box[0] > 1 else 2
 
     def take(size: int) -> int:

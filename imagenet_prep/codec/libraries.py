@@ -1,4 +1,4 @@
-"""Loads planes.c and decoder.c, which are compiled at installation, and Pillow's libjpeg-turbo."""
+"""Loads this package's compiled C library, and the libjpeg-turbo from Pillow's wheel."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import NamedTuple
 from imagenet_prep.core import compiled
 from imagenet_prep.core.errors import UsageError
 
-# In the order of `libjpeg` in libjpeg.h.
+# libjpeg's functions, in the order of the structure `libjpeg` in libjpeg.h.
 _FUNCTIONS = (
     "jpeg_std_error",
     "jpeg_CreateDecompress",
@@ -30,7 +30,7 @@ _FUNCTIONS = (
     "jpeg_finish_compress",
 )
 _LIBRARY = Path(__file__).with_name("_planes.so")
-# Of libjpeg-turbo. Older ones have different file names in Pillow's wheels.
+# Pillow's wheels with an older libjpeg-turbo have a different file name for it.
 _LEAST_VERSION = (3, 0)
 
 
@@ -39,14 +39,14 @@ class UnavailableError(UsageError):
 
     def __init__(self, why: str) -> None:
         super().__init__(
-            f"--codec planes: {why}. Or give --codec portable, which is slower and makes other "
-            "bytes."
+            f"--codec planes: {why}. Or use --codec portable, which is slower and produces "
+            "different bytes."
         )
         self.why = why
 
 
 class PixelOutput(ctypes.Structure):
-    """`output` in pixels.h."""
+    """The structure `output` in pixels.h."""
 
     _fields_ = (
         ("to", ctypes.c_void_p),
@@ -59,7 +59,7 @@ class PixelOutput(ctypes.Structure):
     )
 
 
-# `enum simd` in simd.h.
+# The names of `enum simd` in simd.h.
 SIMD = ("no vector code", "SSE2", "AVX2", "NEON", "AVX-512")
 _POINTER, _BYTES, _NUMBER = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
 _IMAGE, _PIXELS = (_POINTER, _POINTER, _BYTES), ctypes.c_int64
@@ -86,7 +86,7 @@ _KERNEL = {
 
 
 class Libraries(NamedTuple):
-    """The loaded libraries; `functions` are libjpeg's, in the form that planes_new takes."""
+    """The loaded libraries; `functions` has the addresses of libjpeg's functions for planes_new."""
 
     kernel: ctypes.CDLL
     libjpeg: ctypes.CDLL
@@ -94,7 +94,7 @@ class Libraries(NamedTuple):
 
 
 def load() -> Libraries:
-    """Loads both libraries; raises UnavailableError if one is missing or unsuitable."""
+    """Loads both libraries; raises UnavailableError if one is missing or lacks a function."""
     try:
         kernel = compiled.load(_LIBRARY, **_KERNEL)
     except compiled.NotCompiledError as error:
@@ -103,18 +103,18 @@ def load() -> Libraries:
     try:
         pointers = [ctypes.cast(getattr(libjpeg, name), ctypes.c_void_p) for name in _FUNCTIONS]
     except AttributeError as error:
-        raise UnavailableError(f"the libjpeg-turbo of Pillow is another one ({error})") from error
+        raise UnavailableError(f"Pillow's libjpeg-turbo lacks a function ({error})") from error
     functions = (ctypes.c_void_p * len(pointers))(*(pointer.value for pointer in pointers))
     return Libraries(kernel, libjpeg, functions)
 
 
 def _load_libjpeg() -> ctypes.CDLL:
-    advice = "`pip install --force-reinstall --only-binary :all: pillow` brings it"
+    advice = "`pip install --force-reinstall --only-binary :all: pillow` installs it"
     found = find_spec("PIL")
     folder = Path(found.origin).parents[1] / "pillow.libs" if found and found.origin else Path()
     paths = sorted(folder.glob("libjpeg-*.so.62*"))
     if not paths:
-        raise UnavailableError(f"{folder} has no libjpeg-*.so.62*, from Pillow's wheel: {advice}")
+        raise UnavailableError(f"{folder} has no libjpeg-*.so.62* of Pillow's wheel: {advice}")
     from PIL import features
 
     version = features.version_feature("libjpeg_turbo") or "0"

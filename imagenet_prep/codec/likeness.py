@@ -1,8 +1,8 @@
-"""Perceptual hashes to find similar images: the mean luma of cells, and a hash of the means.
+"""Computes perceptual hashes, which are similar for similar images.
 
-The stored image is decoded at full size, and its luma is divided into 64 x 64 cells for any aspect
-ratio. The hash is the signs of the 256 lowest frequencies of the cells' DCT. likeness.c only uses
-integers, so results are equal on every processor.
+An image of any aspect ratio is divided into 64 x 64 cells. The hash has the signs of the 256 lowest
+frequencies of the DCT of the cells' mean luma. likeness.c uses only integers, so the results are
+the same on every processor.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
 CELLS, FREQUENCIES, WINDOW, SIXTEENTHS = 64, 256, 60, 16
 _HIGHEST, _UNIT = 20, 2048
-# `likeness_hash` in likeness.h: 256 bits, lowest frequencies first; number of frequencies with an
-# amplitude of at least a quarter of a grey level; number of cells that differ by at least a grey
-# level from the mean of their 3 x 3 neighbourhood.
+# `likeness_hash` in likeness.h: 256 bits, lowest frequencies first; the number of frequencies with
+# an amplitude of at least a quarter of a grey level; the number of cells that differ by at least
+# one grey level from the mean of their 3 x 3 neighbourhood.
 HASH = np.dtype([("bits", "<u8", FREQUENCIES // 64), ("strong", "<i4"), ("rough", "<i4")])
 
 
@@ -41,7 +41,7 @@ def means(data: bytes, simd: str = "best") -> npt.NDArray[np.uint16]:
 
 
 def means_of_pixels(luma: npt.NDArray[np.uint8], simd: str = "best") -> npt.NDArray[np.uint16]:
-    """Returns `means` for an image's luma, [height, width]."""
+    """Returns `means` of an image, given its luma [height, width]."""
     height, width = luma.shape
     padded = np.zeros((height, -(-width // 32) * 32), np.uint8)
     padded[:, :width] = luma
@@ -56,7 +56,7 @@ def means_of_pixels(luma: npt.NDArray[np.uint8], simd: str = "best") -> npt.NDAr
 
 
 def hashes(cells: npt.NDArray[np.uint16], simd: str = "best") -> npt.NDArray[Any]:
-    """Returns two `HASH` values for an image with these means: complete image, and its window."""
+    """Returns two `HASH` values for the `means` of an image: of all cells, and of its centre."""
     found = np.empty(2, HASH)
     cells = np.ascontiguousarray(cells)
     planes.kernel().likeness_hashes(
@@ -76,14 +76,14 @@ def frequencies() -> list[tuple[int, int]]:
 
 @functools.lru_cache(maxsize=1)
 def mirror() -> npt.NDArray[np.uint64]:
-    """Returns the bits that a mirrored image inverts, which are the odd frequencies: [4]."""
+    """Returns [4]: a mask of the hash bits that mirroring inverts (odd horizontal frequencies)."""
     odd = [u % 2 for u, _ in frequencies()]
     return np.packbits(odd, bitorder="little").view("<u8")
 
 
 @functools.lru_cache(maxsize=1)
 def _bases() -> bytes:
-    """Returns two `basis` structures of likeness.c: for complete images, and for windows."""
+    """Returns two `basis` structures of likeness.c: for all cells, and for the central ones."""
     bits = bytes(u for u, _ in frequencies()) + bytes(v for _, v in frequencies())
     made = b""
     for size in (CELLS, WINDOW):

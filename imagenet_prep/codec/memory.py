@@ -1,16 +1,14 @@
 """Estimates, from an image's header, the memory that decoding it needs.
 
-Images above LIGHT_BYTES wait for a turn (`core/turns`), so that not all workers decode one at once.
-A command on two cores then needs less than a gigabyte: 100 MB of its own, one worker's light image,
-and the heaviest image. The estimates are peaks of `prepare`, minus its own memory, measured with
-images of 64 MP, the codec's limit:
+Images that need more than LIGHT_BYTES are decoded one at a time (`core/turns`). So a command on two
+cores needs less than a gigabyte: 100 MB for itself, and memory for one light and one heavy image.
+The estimates are peak values of `prepare`, measured with images of 64 MP, which is the limit:
 
-    JPEG    7 bytes per decoded pixel (which may be fewer than the image's): 3 for planes or RGB,
-            and their resized copy; 8 if Pillow decodes it. With several scans, also 2 bytes per
-            coefficient
+    JPEG    7 bytes per decoded pixel (decoding may downscale): 3 for planes or RGB, and the resized
+            copy; 8 bytes if Pillow decodes it. With several scans, also 2 bytes per coefficient
     WebP    12 bytes per pixel: two canvases of libwebp, and the image
     AVIF    12 bytes per pixel, also for HEIC: planes, RGB, and a copy
-    TIFF    8 bytes per pixel, or 4 and one complete tile (or strip), which may exceed the image
+    TIFF    8 bytes per pixel, or 4 plus a complete tile or strip, which may be larger than the image
     others  8 bytes per pixel: 4 for Pillow, 3 for RGB, and the current rows
 """
 
@@ -36,14 +34,14 @@ _JPEG, _LARGE, _OTHER, _PILLOW = 7, 12, 8, 4  # bytes per pixel
 
 
 def of_jpeg(frame: Frame, decoded: int) -> int:
-    """Returns an estimate in bytes for a JPEG; `decoded` is its pixel count if it can be scaled."""
+    """Estimates the bytes for a JPEG; `decoded` is the number of pixels if it can be scaled."""
     pixels = frame.height * frame.width
     pixels = min(decoded, pixels) if frame.can_be_scaled else pixels
     return frame.coefficient_bytes + _JPEG * pixels
 
 
 def of_opened(opened: Image.Image, frame: Frame | None) -> int:
-    """Returns an estimate in bytes for a file that Pillow has opened but not decoded."""
+    """Estimates the bytes to decode a file that Pillow has opened; refuses a TIFF's huge tiles."""
     pixels = opened.width * opened.height
     estimate = (_LARGE if opened.format in ("WEBP", "AVIF", "HEIF") else _OTHER) * pixels
     if frame is not None:
@@ -63,7 +61,7 @@ def _tile_bytes(opened: TiffImageFile) -> int:
 
 @contextlib.contextmanager
 def room(estimate: int) -> Iterator[None]:
-    """Waits until an image with this estimate may be decoded; its turn ends with the block."""
+    """Waits until an image that needs `estimate` bytes may be decoded, in the `with` block."""
     if estimate <= LIGHT_BYTES:
         yield
         return

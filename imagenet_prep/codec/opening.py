@@ -1,7 +1,7 @@
-"""Opens images with Pillow or simplejpeg; no other module does.
+"""Opens images with Pillow or simplejpeg. No other module opens images.
 
-The size in the header is checked before a decoder allocates memory for it. Downscaling is only
-requested for frame types that support it: for others, libjpeg-turbo may write outside the buffer.
+The size in the header is checked before a decoder allocates memory. Downscaling is requested only
+for JPEG frame types that support it; for others, libjpeg-turbo may write outside the buffer.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ if TYPE_CHECKING:
 
     Pixels = npt.NDArray[np.uint8]
 
-# An explicit list keeps files from Pillow's other decoders: the one for EPS runs Ghostscript.
+# Allow only these formats, because some of Pillow's decoders are risky: EPS runs Ghostscript.
 FORMATS = tuple(sorted(name.upper() for name in formats.READ))
 
-# Images are decoded in parallel, so threads within a decoder would only use more memory.
+# Many images are decoded in parallel, so threads within a decoder would only use more memory.
 AvifImagePlugin.DEFAULT_MAX_THREADS = 1
 
 _PNG = b"\x89PNG\r\n\x1a\n"
 _METADATA = (b"iCCP", b"tEXt", b"zTXt", b"iTXt")
 _EXIF_TEXT, _MAX_TEXT = re.compile(rb"Raw profile type (exif|APP1)\0"), 1 << 16
-# Key in a 16-bit image's info: scale and offset that convert a sample to 8 bits.
+# Key in the `info` of a 16-bit image, for the scale and offset that convert a sample to 8 bits.
 _GREY = "imagenet_prep.grey"
 _BAND_PIXELS = 1 << 20
 
 
 def header(data: bytes, max_pixels: int = jpeg.MAX_PIXELS) -> jpeg.Frame | None:
-    """Returns the header of a decodable JPEG, or None for a different format."""
+    """Returns the header of a JPEG, or None for other formats; BadImageError if it is damaged."""
     import simplejpeg
 
     if not data:
@@ -56,7 +56,7 @@ def header(data: bytes, max_pixels: int = jpeg.MAX_PIXELS) -> jpeg.Frame | None:
     try:
         height, width, colorspace, _ = simplejpeg.decode_jpeg_header(data, strict=False)
     except (ValueError, KeyError) as error:
-        # KeyError: a colour space or subsampling that simplejpeg does not know.
+        # simplejpeg raises KeyError for a colour space or subsampling that it does not know.
         if not planes.is_available():
             raise BadImageError("undecodable", f"JPEG header: {error}") from error
         with opened(data, max_pixels, ("JPEG",), damaged=True) as image:
@@ -82,9 +82,9 @@ def _refuse_other_size(frame: jpeg.Frame | None, size: tuple[int, int]) -> None:
 def decode_jpeg(
     data: bytes, frame: jpeg.Frame, colorspace: str, *, strict: bool = True, **at_least: int
 ) -> Pixels:
-    """Returns the pixels [height, width, channels] of a JPEG; ValueError has libjpeg's message.
+    """Returns the pixels [height, width, channels] of a JPEG; ValueError if it is damaged.
 
-    `at_least` is passed to simplejpeg (min_height, ...) if the frame can be scaled.
+    If the frame can be scaled, simplejpeg gets the arguments `at_least` (min_height, ...).
     """
     import simplejpeg
 
@@ -103,10 +103,11 @@ def opened(
     damaged: bool = False,
     turn: contextlib.ExitStack | None = None,
 ) -> Iterator[ImageFile]:
-    """Opens an image with Pillow after waiting for memory; the block or `turn` releases it.
+    """Opens an image with Pillow, in `memory.room`, until the `with` block or `turn` ends.
 
-    Exceptions in the block, except MemoryError, become BadImageError. A JPEG's sides may be halved
-    down to `smallest` pixels. A JPEG with lost pixels is refused unless `damaged`.
+    Exceptions in the block become BadImageError, except MemoryError. With `smallest`, a JPEG may be
+    halved until its shorter side has about this number of pixels. A JPEG with lost pixels raises
+    BadImageError unless `damaged` is set.
     """
     try:
         # Pillow warns about unusual metadata and palettes; only the pixels matter.
@@ -135,14 +136,14 @@ def opened(
     except Image.DecompressionBombError as error:
         raise BadImageError("too_many_pixels", str(error)) from error
     except (BadImageError, MemoryError):
-        raise  # MemoryError is not the image's fault.
-    except Exception as error:  # Plugins raise many types of exceptions.
+        raise  # an image does not cause MemoryError
+    except Exception as error:  # Pillow's plugins raise many types of exceptions
         raise BadImageError("undecodable", f"{type(error).__name__}: {error}") from error
 
 
 @functools.cache
 def _heic() -> tuple[str, ...]:
-    """Registers HEIC with Pillow and returns its name there."""
+    """Registers the HEIC plugin with Pillow; returns the name that Pillow uses for the format."""
     if not formats.is_readable(formats.HEIC):
         raise UnidentifiedImageError
     import pillow_heif
@@ -152,10 +153,10 @@ def _heic() -> tuple[str, ...]:
 
 
 def _image(data: bytes, only: tuple[str, ...]) -> ImageFile:
-    """Opens an image with Pillow; if a known format is broken, raises the plugin's error."""
+    """Opens an image with Pillow; if a known format is damaged, raises the plugin's error."""
     file = _without_metadata(data) if data.startswith(_PNG) else io.BytesIO(data)
     if data.startswith((b"II*\0", b"MM\0*")) and (tags := orientation.of_exif(data)):
-        # Pillow only obeys an orientation of some types.
+        # Pillow ignores an orientation that is stored with an unusual data type.
         file = io.BytesIO(orientation.changed(data, tags, tags.turn))
     try:
         return Image.open(file, formats=only)
@@ -173,7 +174,7 @@ def _image(data: bytes, only: tuple[str, ...]) -> ImageFile:
 
 
 def _without_metadata(data: bytes) -> io.BytesIO:
-    """Returns a PNG without profile and texts, since Pillow refuses large ones; keeps EXIF."""
+    """Returns a PNG without colour profile and texts, which Pillow refuses if large; keeps EXIF."""
     view, file = memoryview(data), io.BytesIO()
     start, at = 0, len(_PNG)
     while (end := at + 12 + int.from_bytes(data[at : at + 4], "big")) <= len(data):
@@ -188,7 +189,7 @@ def _without_metadata(data: bytes) -> io.BytesIO:
 
 
 def _understand_values(image: ImageFile, data: bytes) -> None:
-    """Stores the range of 16-bit samples in the image's info; refuses samples of unknown range."""
+    """Notes the range of 16-bit samples in `image.info`; refuses samples of unknown range."""
     tags = getattr(image, "tag_v2", {})
     if image.mode in ("I", "F"):
         said = "floating-point, signed and 32-bit values have no agreed range"
@@ -204,7 +205,7 @@ def _understand_values(image: ImageFile, data: bytes) -> None:
 
 
 def _canvases(data: bytes, max_pixels: int) -> Iterator[tuple[int, int]]:
-    """Yields the sizes that Pillow allocates for a GIF, PNG, WebP, AVIF or HEIC."""
+    """Yields (width, height) of the canvases that Pillow allocates for some formats."""
 
     def number(at: int, size: int) -> int:
         return int.from_bytes(data[at : at + size], "little")
@@ -231,9 +232,9 @@ def _canvases(data: bytes, max_pixels: int) -> Iterator[tuple[int, int]]:
 
 
 def picture(image: ImageFile) -> Image.Image:
-    """Returns the first frame of an opened image, without the copies that Pillow keeps.
+    """Returns the first frame of an opened image; frees the copies that Pillow would keep.
 
-    Pillow keeps two canvases and two copies of a WebP, 16 bytes per pixel, and an AVIF's planes.
+    For a WebP, Pillow keeps two canvases and two copies, which take 16 bytes per pixel.
     """
     if isinstance(image, AvifImagePlugin.AvifImageFile):
         shown = Image.frombytes(image.mode, image.size, image._decoder.get_frame(0)[0])
@@ -249,7 +250,7 @@ def picture(image: ImageFile) -> Image.Image:
 
 
 def rgb(image: Image.Image) -> Image.Image:
-    """Returns an image in RGB; scales 16-bit grey to 8 bits, puts transparency on white."""
+    """Converts an image to RGB; scales 16-bit grey to 8 bits, and puts transparency on white."""
     if image.mode.startswith("I;16"):
         # Pillow clips 16-bit grey to 255 instead of scaling it.
         scale, offset = image.info.get(_GREY, (1 / 256, 0))
@@ -267,7 +268,7 @@ def rgb(image: Image.Image) -> Image.Image:
 
 
 def pixels(image: ImageFile, convert: Callable[[Image.Image], Image.Image] = rgb) -> Pixels:
-    """Returns the converted pixels [height, width, ...]; works in bands to save memory."""
+    """Returns the pixels [height, width, ...]; converts them in bands of rows to save memory."""
     shown = picture(image)
     first = np.asarray(convert(shown.crop((0, 0, 1, 1))))
     found = np.empty((shown.height, shown.width, *first.shape[2:]), np.uint8)

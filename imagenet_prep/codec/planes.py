@@ -1,8 +1,8 @@
-"""Python interface of planes.c: downscales a JPEG to a JPEG without converting to RGB.
+"""Python interface of planes.c, which resizes a JPEG to a JPEG without converting it to RGB.
 
-Our decoder.c decodes most files. libjpeg decodes the rest (damaged files, for which it has error
-messages, and rare types), to the same planes. With AVX2, our encoder.c encodes, to the same bytes
-as libjpeg. The libraries are loaded for the first image. ctypes releases the GIL during each call.
+decoder.c decodes most files. libjpeg decodes damaged files, for which it has error messages, and
+rare JPEG types; both compute the same samples. With AVX2, encoder.c produces the same bytes as
+libjpeg. The libraries are loaded for the first image. ctypes releases the GIL during each call.
 """
 
 from __future__ import annotations
@@ -27,19 +27,20 @@ from imagenet_prep.dataset.jpeg import MAX_PIXELS
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-# Vector instruction sets, numbered as in planes.c.
+# Vector instruction sets, with their numbers in simd.h.
 SIMD = {"best": -1, "plain": 0, "sse2": 1, "avx2": 2, "neon": 3, "avx512": 4}
-# "libjpeg" in this variable disables our decoder and encoder, for tests and benchmarks.
+# If this environment variable is "libjpeg", decoder.c and encoder.c are not used (for tests and
+# benchmarks).
 JPEG_VARIABLE = "IMAGENET_PREP_JPEG"
-# Resize filters, numbered as in planes.c: bicubic, as in `shrink`; linear with antialiasing; linear
-# between neighbours, which is faster but aliases; and the square crop of a complete image, as
-# Pillow makes it for generative models (square.h).
+# Resize filters, numbered as in filters.h: bicubic, which `shrink` uses; linear with antialiasing;
+# linear between two neighbours, which is faster but aliases; and the square crop of a complete
+# image that generative models use, with Pillow's filters (square.h).
 BICUBIC, LINEAR, NEIGHBOURS, SQUARE = 0, 1, 2, 3
 MOST_SQUARE = 8192
 _DONE, _NO_MEMORY = 0, 2
-# Pixel types, numbered as `item` in pixels.h.
+# Pixel types; the index is `item` in pixels.h.
 _ITEMS = ("uint8", "float32", "float16", "bfloat16")
-# `job` in planes.c.
+# The structure `job` in planes.c.
 _JOB = np.dtype(
     [
         *((name, np.uintp) for name in ("data", "size", "to")),
@@ -48,7 +49,8 @@ _JOB = np.dtype(
         ("status", np.int32),
     ]
 )
-# A JPEG of 21 x 17 pixels, 4:2:2; _PROOF is the sha256 of `planes-1`'s output for it at 16 x 13.
+# A 4:2:2 JPEG of 21 x 17 pixels. _PROOF is the sha256 of the file that the codec `planes-1` makes
+# from it with 16 x 13 pixels.
 _PROBE = base64.b64decode(
     "/9j/4AAQSkZJRgABAQAAAQABAAD/2wBDABsSFBcUERsXFhceHBsgKEIrKCUlKFE6PTBCYFVlZF9VXVtqeJmBanGQ"
     "c1tdhbWGkJ6jq62rZ4C8ybqmx5moq6T/2wBDARweHigjKE4rK06kbl1upKSkpKSkpKSkpKSkpKSkpKSkpKSkpKSk"
@@ -62,7 +64,7 @@ _PROOF = "7347788251d477da09e462fa0e49acac8c10ebb762529485a2f97c93dab97558"
 
 @functools.lru_cache(maxsize=1)
 def require() -> Libraries:
-    """Loads the libraries and returns them after checking their output."""
+    """Loads the libraries, and encodes a test image to check that they produce the right bytes."""
     libraries = load()
     for jpeg in ("libjpeg", "own"):
         _prove(libraries, jpeg)
@@ -70,46 +72,45 @@ def require() -> Libraries:
 
 
 def proves(data: bytes) -> bool:
-    """Returns True if a complete JPEG is verified as sound.
+    """Returns True if decoder.c verifies that a JPEG is undamaged, in a third of libjpeg's time.
 
-    Takes a third of libjpeg's time, since no pixels are computed. False means unknown: the file may
-    be damaged, our decoder may not support it, or the decoder is not available here.
+    False means unknown: the file may be damaged, or decoder.c does not support it or is not
+    available.
     """
     return is_available() and workspace().prove(data)
 
 
 def kernel() -> ctypes.CDLL:
-    """Returns the library compiled from planes.c and the other C files of this package."""
+    """Returns the library that is compiled from planes.c and the other C files here."""
     return require().kernel
 
 
 @functools.cache
 def best(simd: str) -> int:
-    """Returns the number of a key of SIMD; "best" is this processor's best."""
+    """Returns the number for a key of SIMD; for "best", the best set of this processor."""
     return int(kernel().planes_best()) if simd == "best" else SIMD[simd]
 
 
 class Values:
-    """The conversion of R, G and B: to bytes, or to floats (value - mean) / std.
+    """Converts R, G and B in [0, 255] to floats (value - mean) / std, or keeps bytes for "uint8".
 
-    `table` is [3, 256] and has all values; bfloat16, which NumPy lacks, is stored as uint16.
+    `table` is [3, 256], the result for each channel and value; bfloat16 is stored as uint16.
     """
 
     def __init__(self, dtype: str, mean: Sequence[float], std: Sequence[float]) -> None:
-        """Computes the table for "uint8" (unchanged), "float32", "float16" or "bfloat16"."""
         self.item = _ITEMS.index(dtype)
         means = np.array(mean, np.float32)
         factors = (1 / np.array(std)).astype(np.float32)
         self.mean, self.factor = tuple(means.tolist()), tuple(factors.tolist())
         values = np.tile(np.arange(256, dtype=np.uint8), (3, 1))
-        # The same operations in the same order as in pixels.h: results must be bit-identical.
+        # pixels.h must get bit-identical results, so it has the same operations in this order.
         shown = (values.astype(np.float32) - means[:, None]) * factors[:, None]
         self.table: npt.NDArray[Any]
         if dtype == "uint8":
             self.table = values
         elif dtype == "bfloat16":
             bits = shown.view(np.uint32)
-            # Round to nearest, ties to even.
+            # Round to nearest even.
             self.table = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
         else:
             self.table = shown.astype(dtype)
@@ -120,17 +121,13 @@ BYTES = Values("uint8", (0, 0, 0), (1, 1, 1))
 
 @dataclass(frozen=True)
 class Look:
-    """Decodes windows of images to one size and type, with one filter. Thread-safe.
+    """Decodes windows of images to one size and type, with one filter. Thread-safe."""
 
-    Attributes:
-      height, width: pixels of the result, 1 ... 65500.
-    """
-
-    height: int
+    height: int  # of the result in pixels, 1 ... 65500
     width: int
     values: Values
     kernel: int  # BICUBIC, LINEAR, NEIGHBOURS or SQUARE; SQUARE needs the complete image as window
-    channels_first: bool = False  # [3, height, width] instead of [height, width, 3]
+    channels_first: bool = False  # the result is [3, height, width], not [height, width, 3]
 
     def decode(
         self,
@@ -141,21 +138,18 @@ class Look:
         mirrored: bool = False,
         within: Workspace | None = None,
     ) -> bool:
-        """Writes a window of a grey or YCbCr JPEG into an array.
-
-        This is faster than decoding the complete image and cropping: pixels outside the window are
-        not computed, and colours are converted at the size of the result.
+        """Resizes a window of a grey or YCbCr JPEG, and writes it into an array.
 
         Args:
-          data: a JPEG that is known to be sound, since the part below the window is not checked.
-            A memoryview must be writable, or ctypes refuses it.
+          data: a JPEG. Damage below the window is not noticed. A memoryview must be writable, or
+            ctypes refuses it.
           window: top, left, height and width in pixels; None for the complete image.
-          pixels: contiguous result array with this size and type.
+          pixels: contiguous array for the result, with its size and type.
           within: workspace to use; by default this thread's.
 
         Returns:
           False if libjpeg reports a problem, the format is unsupported, or the window exceeds the
-          image; `pixels` may have changed.
+          image. `pixels` then has undefined values.
         """
         assert pixels.flags.c_contiguous
         assert pixels.size == 3 * self.height * self.width
@@ -172,9 +166,9 @@ class Look:
         mirrored: npt.NDArray[np.bool_],
         pixels: npt.NDArray[Any],
     ) -> npt.NDArray[np.void]:
-        """Returns [n] jobs for `decode_many`; the arguments must outlive them.
+        """Returns [n] jobs for `decode_many`; all arguments must exist as long as the jobs.
 
-        Each argument has n values for `decode`: `windows` is [n, 4], `pixels` is [n, ...].
+        Each argument has n values of the arguments of `decode`: `windows` is [n, 4].
         """
         assert pixels[0].flags.c_contiguous
         assert pixels[0].size == 3 * self.height * self.width
@@ -187,7 +181,7 @@ class Look:
         return jobs
 
     def decode_many(self, jobs: npt.NDArray[np.void]) -> npt.NDArray[np.bool_]:
-        """Runs contiguous `jobs` without the GIL; returns the result of `decode` for each."""
+        """Runs `jobs`, which must be contiguous; returns the result of `decode` for each job."""
         output = self._output(0, mirrored=False)
         arguments = (self.height, self.width, self.kernel, MAX_PIXELS, output)
         return workspace().decode_many(jobs, *arguments)
@@ -212,10 +206,10 @@ def _address(data: bytes | memoryview) -> int:
 
 
 class Workspace:
-    """A thread's memory in planes.c; freed with the thread.
+    """The memory that planes.c uses in one thread.
 
-    `simd` is a key of SIMD (all produce the same bytes). If `jpeg` is "libjpeg", our decoder and
-    encoder are not used.
+    `simd` is a key of SIMD; results are the same for all. If `jpeg` is "libjpeg", decoder.c and
+    encoder.c are not used.
     """
 
     def __init__(self, libraries: Libraries, simd: str, jpeg: str = "own") -> None:
@@ -229,10 +223,10 @@ class Workspace:
     def shrink(
         self, data: bytes, height: int, width: int, quality: int, max_pixels: int
     ) -> bytes | None:
-        """Returns a grey or YCbCr JPEG resized to height x width pixels (1 ... 65500), as 4:2:0.
+        """Resizes a grey or YCbCr JPEG to height x width pixels (1 ... 65500); returns it as 4:2:0.
 
-        Returns None if libjpeg reports a problem or the format is unsupported. `max_pixels` is the
-        limit for the size in the header.
+        Returns None if libjpeg reports a problem, the format is unsupported, or the header claims
+        more than `max_pixels`.
         """
         code = self.kernel.planes_shrink(
             self.pointer, data, len(data), height, width, quality, max_pixels
@@ -243,11 +237,11 @@ class Workspace:
         return ctypes.string_at(self.kernel.planes_result(self.pointer), size)
 
     def decode(self, *arguments: Any) -> bool:
-        """Calls planes_decode for a `Look`."""
+        """Calls planes_decode with the arguments from `Look.decode`."""
         return self._is_done(self.kernel.planes_decode(self.pointer, *arguments))
 
     def decode_many(self, jobs: npt.NDArray[np.void], *arguments: Any) -> npt.NDArray[np.bool_]:
-        """Calls planes_decode_many for a `Look`."""
+        """Calls planes_decode_many with the arguments from `Look.decode_many`."""
         assert jobs.flags.c_contiguous
         self.kernel.planes_decode_many(self.pointer, jobs.ctypes.data, len(jobs), *arguments)
         if (jobs["status"] == _NO_MEMORY).any():
@@ -256,7 +250,7 @@ class Workspace:
         return done
 
     def means(self, data: bytes, max_pixels: int) -> npt.NDArray[np.uint16] | None:
-        """Returns the mean luma of cells as defined in likeness.h; None as for `shrink`."""
+        """Returns [64, 64] as `likeness.means` does; None if the JPEG cannot be decoded here."""
         found = np.empty((64, 64), np.uint16)
         code = self.kernel.planes_means(
             self.pointer, data, len(data), max_pixels, found.ctypes.data
@@ -264,13 +258,13 @@ class Workspace:
         return found if self._is_done(code) else None
 
     def prove(self, data: bytes) -> bool:
-        """Returns whether our decoder verifies a JPEG as sound; see `proves`."""
+        """Returns True if decoder.c verifies that a JPEG is undamaged; see `proves`."""
         return self._is_done(self.kernel.planes_prove(self.pointer, data, len(data)))
 
     def warnings(self, data: bytes) -> tuple[list[tuple[bool, int, str]], str]:
         """Returns libjpeg's warnings about a JPEG, and the error that ended decoding, or "".
 
-        A warning is (whether it was in a scan, its code in jerror.h, its text).
+        A warning is (True if it was in a scan, the code in jerror.h, the text).
         """
         done = self._is_done(self.kernel.planes_warnings(self.pointer, data, len(data), MAX_PIXELS))
         size = self.kernel.planes_result_bytes(self.pointer)
@@ -310,7 +304,7 @@ def forget() -> None:
 
 @functools.lru_cache(maxsize=1)
 def is_available() -> bool:
-    """Returns whether planes.c and Pillow's libjpeg are installed and work."""
+    """Returns True if planes.c and Pillow's libjpeg can be loaded and produce the right bytes."""
     try:
         require()
     except UnavailableError:
@@ -319,12 +313,9 @@ def is_available() -> bool:
 
 
 def _prove(libraries: Libraries, jpeg: str) -> None:
-    """Raises UnavailableError unless a test image becomes the exact bytes of `planes-1`.
-
-    All versions of libjpeg-turbo 3 do so; this detects a library that does not.
-    """
+    """Raises UnavailableError if the libraries do not produce the exact bytes of `planes-1`."""
     own = Workspace(libraries, "best", jpeg)
-    # libjpeg encodes the first image, and our encoder learns its tables for the second.
+    # libjpeg encodes the first image. encoder.c takes its tables, and encodes the second.
     made = {own.shrink(_PROBE, 13, 16, 90, MAX_PIXELS) or b"" for _ in range(2)}
     if {hashlib.sha256(each).hexdigest() for each in made} != {_PROOF}:
         raise UnavailableError(
@@ -337,6 +328,6 @@ def _prove(libraries: Libraries, jpeg: str) -> None:
         height, width, _ = pixels.shape
         look = Look(height, width, BYTES, NEIGHBOURS)
         look.decode(wide, (0, left, height, width), pixels, within=own)
-    # Columns at the window's edge differ, since chroma is upsampled from fewer samples there.
+    # The columns at the window's edge may differ, because their chroma is interpolated.
     if not np.array_equal(whole[:, 56:], part[:, 8:]):
         raise UnavailableError(f"{libraries.libjpeg._name} skips the wrong columns of an image")

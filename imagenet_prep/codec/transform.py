@@ -1,9 +1,9 @@
 """Converts one source image to the stored RGB JPEG.
 
-There are two codecs. `planes` stays in Y, Cb and Cr (planes.py); `portable` goes through RGB:
-simplejpeg decodes and encodes, Pillow resizes. With both codecs, images that planes does not
-support, or that libjpeg warns about, go through RGB. Results do not depend on the processor, and
-all steps release the GIL.
+The codec `planes` resizes Y, Cb and Cr (planes.py). The codec `portable` resizes RGB: simplejpeg
+decodes and encodes, and Pillow resizes. Images that `planes` does not support, or that libjpeg
+warns about, are always converted to RGB. Results do not depend on the processor, and all steps
+release the GIL.
 """
 
 from __future__ import annotations
@@ -28,11 +28,10 @@ if TYPE_CHECKING:
 
     Pixels = npt.NDArray[np.uint8]
 
-# libjpeg-turbo's JPEG_MAX_DIMENSION.
-_MAX_SIDE = 65_500
+_MAX_SIDE = 65_500  # libjpeg-turbo's JPEG_MAX_DIMENSION
 
-# The best quality of JPEG: 32 x 32 photographs have 50.7 dB PSNR in 2.7 kB. Quality 98 has 44.4 dB
-# in 2.0 kB, and 90 with 4:2:0 (16 x 16 chroma samples) has 32.1 dB in 1.1 kB.
+# The best JPEG quality. A photograph of 32 x 32 pixels then has a PSNR of 50.7 dB in 2.7 kB.
+# Quality 98 gives 44.4 dB in 2.0 kB; quality 90 with 4:2:0 gives 32.1 dB in 1.1 kB.
 _RAW_QUALITY = 100
 RAW_ENCODING = f"JPEG 4:4:4 at quality {_RAW_QUALITY}"
 
@@ -53,8 +52,8 @@ def require(policy: Policy) -> None:
 def transform(data: bytes, policy: Policy) -> PreparedImage:
     """Returns the image in its stored form.
 
-    A sound RGB JPEG that is neither resized nor turned keeps its bytes, except that an EXIF
-    orientation is set to 1. Others are decoded, resized, turned and encoded as 4:2:0.
+    An undamaged RGB JPEG that is neither resized nor turned keeps its bytes, except that an EXIF
+    orientation may be set to 1. Other images are decoded, resized, turned and encoded as 4:2:0.
     """
     if len(data) > MAX_IMAGE_BYTES:
         raise BadImageError("too_many_bytes", f"more than {MAX_IMAGE_BYTES:,} bytes")
@@ -68,13 +67,13 @@ def transform(data: bytes, policy: Policy) -> PreparedImage:
 
 
 class _DeclinedError(Exception):
-    """Only Pillow can decode this JPEG, which has all its pixels; the text is the repair reason."""
+    """A JPEG has all its pixels, but only Pillow can decode it; str() gives the repair reason."""
 
 
 def _from_usual_jpeg(data: bytes, header: Frame, policy: Policy) -> PreparedImage:
-    """Converts a JPEG that needs no Pillow to its stored form."""
+    """Converts a JPEG to its stored form; raises _DeclinedError if only Pillow can decode it."""
     height, width = policy.resized(header.height, header.width)
-    # The portable codec only halves the sides down to four times the target.
+    # libjpeg may decode to fewer pixels, but not below four times the target's height and width.
     with memory.room(memory.of_jpeg(header, 64 * height * width)):
         tags = None if policy.orientation == KEEP else orientation.of_jpeg(data, header)
         turn = tags.turn if tags and policy.orientation == APPLY else orientation.UPRIGHT
@@ -115,7 +114,7 @@ def _from_jpeg(
 def _with_orientation(
     image: PreparedImage, tags: orientation.Tags | None, turn: int
 ) -> PreparedImage:
-    """Adds the handling of the EXIF orientation, if there was one, to an image's repair."""
+    """Adds to `repair` and `detail` how the EXIF orientation was handled, if there was one."""
     if tags is None:
         return image
     detail = f"EXIF orientation {tags.value}: "
@@ -130,15 +129,15 @@ def _with_orientation(
 
 
 def encode_raw(pixels: Pixels) -> bytes:
-    """Encodes raw pixels [height, width, 3] uint8 RGB, from sources without image files."""
+    """Encodes RGB pixels [height, width, 3] of a source that has arrays instead of image files."""
     encoded: bytes = simplejpeg.encode_jpeg(pixels, _RAW_QUALITY, "RGB", "444")
     return encoded
 
 
 def _prove(data: bytes, frame: Frame, policy: Policy) -> str | None:
-    """Returns None for a sound JPEG, or the reason for a repair."""
+    """Returns None for an undamaged JPEG, or the reason for a repair; raises BadImageError."""
     if policy.check == CHECK_HEADER:
-        # Thumbnails in EXIF also have end markers. Bytes after the end marker are allowed.
+        # Look behind the headers, since an EXIF thumbnail also has an end marker.
         if data.rfind(_EOI) < frame.first_scan:
             raise BadImageError("truncated", "no end-of-image marker behind the scan")
         return None
@@ -146,8 +145,8 @@ def _prove(data: bytes, frame: Frame, policy: Policy) -> str | None:
 
 
 def read_through(data: bytes, frame: Frame) -> str | None:
-    """Decodes a complete JPEG; returns the repair reason or raises, as `damage.repair` does."""
-    # Grey at 1/8 size still reads all entropy-coded data, which shows damage, at half the cost.
+    """Reads a complete JPEG; returns the repair reason or raises BadImageError if it is damaged."""
+    # Decoding to grey at 1/8 size reads all entropy-coded data, in half the time.
     if frame.repair or planes.proves(data):
         return frame.repair or None
     try:
@@ -158,8 +157,8 @@ def read_through(data: bytes, frame: Frame) -> str | None:
 
 
 def _decode(data: bytes, header: Frame, height: int, width: int) -> tuple[Pixels, str | None]:
-    """Returns pixels [>= height, >= width, 3] uint8 RGB, and the repair reason if there is one."""
-    # Closer to the target, libjpeg's scaling in 8 x 8 blocks is up to 3 dB worse than resizing the
+    """Returns RGB pixels [>= height, >= width, 3], and the repair reason or None."""
+    # libjpeg's scaling to less than four times the target is up to 3 dB worse than resizing the
     # full image.
     least: dict[str, Any] = {"min_height": 4 * height, "min_width": 4 * width, "min_factor": 2}
     if (height, width) == (header.height, header.width):
@@ -175,13 +174,13 @@ def _decode(data: bytes, header: Frame, height: int, width: int) -> tuple[Pixels
 
 
 def _from_other(data: bytes, policy: Policy, header: Frame | None) -> PreparedImage:
-    """Decodes with Pillow, at full size; the result is marked as repaired."""
+    """Converts an image that Pillow decodes at full size; the result is marked as repaired."""
     with contextlib.ExitStack() as turn_of_memory:
         with opening.opened(data, policy.max_pixels, turn=turn_of_memory) as opened:
             pixels = opening.pixels(opened)
             name = (opened.format or "other").lower()
-            # Read after the pixels, since a PNG's EXIF may follow them. For a TIFF, Pillow has
-            # already applied the tag.
+            # Read EXIF after the pixels, which it may follow in a PNG. Pillow has already applied
+            # the orientation of a TIFF.
             exif = _exif(opened.info) if opened.format in _WITH_EXIF else b""
         del opened
         tags = orientation.of_exif(exif)
@@ -206,7 +205,7 @@ def _from_other(data: bytes, policy: Policy, header: Frame | None) -> PreparedIm
 
 
 def _exif(info: dict[Any, Any]) -> bytes:
-    """Returns the EXIF block of a PNG, WebP or AVIF; some programs store it in PNG text."""
+    """Returns the EXIF block of a PNG, WebP or AVIF, also if it is stored as text in a PNG."""
     for name in ("exif", "Raw profile type exif", "Raw profile type APP1"):
         if isinstance(block := info.get(name), bytes):
             return block
@@ -219,12 +218,12 @@ def _exif(info: dict[Any, Any]) -> bytes:
 def _encode(
     pixels: Pixels, height: int, width: int, policy: Policy, turn: int = orientation.UPRIGHT
 ) -> bytes:
-    """Resizes pixels, which are at least height x width, turns them, and returns the JPEG."""
+    """Resizes pixels to height x width, turns them, and returns them as a 4:2:0 JPEG."""
     if max(height, width) > _MAX_SIDE:
         raise BadImageError("too_many_pixels", f"{width} x {height}, JPEG allows {_MAX_SIDE}")
     if pixels.shape[:2] != (height, width):
-        # Antialiased, and exact: Pillow's bicubic filter uses integers. Rows first, as in all older
-        # versions: Pillow 13 starts some portraits with columns, which changes the bytes.
+        # Pillow's bicubic filter computes with integers, so the bytes are always the same. Resize
+        # rows first, since Pillow 13 would resize the columns of some portraits first.
         rows = Image.fromarray(pixels).resize((width, len(pixels)), Image.Resampling.BICUBIC)
         pixels = np.asarray(rows.resize((width, height), Image.Resampling.BICUBIC))
     if turn != orientation.UPRIGHT:
@@ -234,7 +233,7 @@ def _encode(
 
 
 def keep(data: bytes) -> PreparedImage:
-    """Returns a JPEG of any colour space unchanged, with its real size."""
+    """Returns a JPEG of any colour space unchanged, with the size from its header."""
     header = _stored(data)
     if header is None:
         raise BadImageError("unknown_format", f"not a JPEG: it starts with {data[:8]!r}")
@@ -242,7 +241,7 @@ def keep(data: bytes) -> PreparedImage:
 
 
 def is_rgb(encoded: bytes) -> bool:
-    """Returns whether a JPEG is YCbCr or RGB, according to its header."""
+    """Returns True if the header of a JPEG says that it is YCbCr or RGB."""
     header = opening.header(encoded)
     return header is not None and header.colorspace in _RGB
 
@@ -257,9 +256,9 @@ def _stored(encoded: bytes) -> Frame | None:
 def prove_stored(
     encoded: bytes, height: int, width: int, *, any_size: bool = False, any_colorspace: bool = False
 ) -> bool:
-    """Verifies a complete stored JPEG against its record; returns whether EXIF turns it.
+    """Verifies a complete stored JPEG; returns True if it has an EXIF orientation other than 1.
 
-    `any_size` and `any_colorspace` skip these checks, for records that are known to be wrong.
+    `height` and `width` are those in its record. `any_size` and `any_colorspace` skip these checks.
     """
     header = _stored(encoded)
     if header is None or not (any_colorspace or header.colorspace in _RGB):

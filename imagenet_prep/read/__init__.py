@@ -1,4 +1,4 @@
-"""Reads a prepared dataset for training: all ranks share one order and read each example once.
+"""Reads a prepared dataset for training. In each epoch, the ranks together read each example once.
 
 For example::
 

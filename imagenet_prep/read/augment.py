@@ -1,7 +1,6 @@
-"""Crops, mirroring and colour changes of images. Pure functions, shared by all backends.
+"""Computes crops, mirroring and colour changes of images for all backends.
 
-The random numbers of an example depend only on seed, epoch and example number, not on batch size,
-rank, number of readers or earlier reads.
+The random numbers of an example depend only on the seed, the epoch and the example's number.
 """
 
 from __future__ import annotations
@@ -16,15 +15,15 @@ from imagenet_prep.read.order import mix, stream
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-_DRAWS, _COLOURS = 3, 4  # random streams, as in read.order
-# torchvision's RandomResizedCrop: the range of a crop's share of the image area, the range of its
-# width / height, and the number of attempts before it falls back to the largest central crop.
+_DRAWS, _COLOURS = 3, 4  # numbers of random streams; read/order.py uses 1 and 2
+# As in torchvision's RandomResizedCrop: the range of crop area / image area, the range of width /
+# height, and the number of attempts before the largest central crop is used.
 _AREA, _ASPECT, _ATTEMPTS = (0.08, 1.0), (3 / 4, 4 / 3), 10
 
-# From train_imagenet_resnet_hvd.py with --increased_aug, as it ran on 256 GPUs. It adds at most 0.3
-# to pixels of 0 to 255, so its brightness change is invisible. Its hue of 0.13 is a multiple of pi.
+# The constants of train_imagenet_resnet_hvd.py with --increased_aug, as it ran on 256 GPUs. The
+# script adds at most 0.3 to pixels of 0 to 255, so its brightness change is invisible.
 _BRIGHTNESS, _HUE, _SATURATION, _CONTRAST = 0.3, 0.13 * np.pi, 0.4, 0.4
-# R, G, B to Y, I, Q (NTSC 1953): tf.contrib's random_hsv_in_yiq rotates the hue in this space.
+# Converts RGB to YIQ (NTSC 1953). tf.contrib's random_hsv_in_yiq rotates the hue in this space.
 _YIQ = np.array([[0.299, 0.587, 0.114], [0.596, -0.274, -0.322], [0.211, -0.523, 0.312]])
 
 
@@ -33,13 +32,14 @@ class Recipe:
     """The constants of a preprocessing recipe.
 
     Attributes:
-      mean, std: of R, G, B in [0, 255], for normalised output.
-      keep_aspect: crops are drawn in image pixels, the central one as a square. If False, they are
-        drawn in a square that is stretched to the image, as in all crops of the 2018 tutorial.
-      evaluation: the central crop's share of the shorter side (of both sides without keep_aspect).
-      padding: None for crops. Otherwise images are not cropped, and training shifts them by up to
-        this many pixels over black.
-      square: the codec itself makes the central square of the complete image with Pillow's filters.
+      mean, std: of R, G, B in [0, 255], to normalise images.
+      keep_aspect: crops keep the aspect ratio of the image, and evaluation crops a square. If
+        False, crops are drawn in a square that is stretched to the image, as in the 2018 tutorial.
+      evaluation: side of the central crop as a share of the image's shorter side. Without
+        keep_aspect, it is a share of each side.
+      padding: None if images are cropped. Otherwise, training shifts complete images by up to this
+        number of pixels and fills the gap with black.
+      square: the codec crops the central square and resizes it with Pillow's filters.
     """
 
     mean: tuple[float, float, float]
@@ -47,39 +47,40 @@ class Recipe:
     keep_aspect: bool = False
     evaluation: float = 1.0
     padding: int | None = None
-    mirrors: bool = True  # whether half of the training images are mirrored
+    mirrors: bool = True  # mirror half of the training images
     square: bool = False
 
 
 RECIPES = {
-    # Inception crops (Szegedy et al. 2015, as in torchvision). Evaluation uses the central 224 of
-    # a shorter side of 256. Mean and deviation are ImageNet's usual values times 255.
+    # Inception crops (Szegedy et al. 2015), as in torchvision. Evaluation crops 224 pixels from an
+    # image with a shorter side of 256. mean and std are the usual ones of ImageNet times 255.
     "resnet": Recipe(
         mean=(123.675, 116.28, 103.53),
         std=(58.395, 57.12, 57.375),
         keep_aspect=True,
         evaluation=224 / 256,
     ),
-    # crop_and_resize_image and cnn_model_function of train_imagenet_resnet_hvd.py (AWS tutorial).
+    # From crop_and_resize_image and cnn_model_function in train_imagenet_resnet_hvd.py (AWS
+    # tutorial).
     "tutorial": Recipe(
         mean=(121.0, 115.0, 100.0),
         std=(70.0, 68.0, 71.0),
         evaluation=0.8,
     ),
-    # train_preprocess_fn of the SageMaker guide; mean and deviation of the CIFAR-10 train split.
+    # From train_preprocess_fn in the SageMaker guide. mean and std are of CIFAR-10's train split.
     "cifar10": Recipe(
         mean=(125.3, 123.0, 113.9),
         std=(63.0, 62.1, 66.7),
         padding=4,
     ),
-    # Digits must not be shifted or mirrored; mean and deviation of the MNIST train split.
+    # Digits are not shifted or mirrored. mean and std are of MNIST's train split.
     "mnist": Recipe(
         mean=(33.3, 33.3, 33.3),
         std=(78.6, 78.6, 78.6),
         padding=0,
         mirrors=False,
     ),
-    # center_crop_arr of guided-diffusion, mirrored as in its training; only uint8.
+    # The crop of center_crop_arr in guided-diffusion, whose training also mirrors images.
     "adm": Recipe(mean=(127.5,) * 3, std=(127.5,) * 3, padding=0, square=True),
 }
 
@@ -88,20 +89,20 @@ RECIPES = {
 class Views:
     """The crops of N images."""
 
-    # [N, 4] int32: top, left, height, width in pixels, inside the image. If the recipe has padding,
-    # they are as large as the image, and pixels outside the image are black.
+    # [N, 4]: top, left, height, width in pixels, inside the image. If the recipe has padding, the
+    # crop has the size of the image, and its pixels outside the image are black.
     boxes: npt.NDArray[np.int32]
-    mirrored: npt.NDArray[np.bool_]  # [N] bool
-    # [N, 3, 7] float32, or None: R, G, B of each pixel in [0, 255] become colours[:, :3] @ pixel +
-    # colours[:, 3:6] @ mean + colours[:, 6], clipped to [0, 255]. The mean is taken over the
-    # cropped and resized view.
+    mirrored: npt.NDArray[np.bool_]  # [N]
+    # [N, 3, 7], or None for unchanged colours: an RGB pixel in [0, 255] becomes colours[:, :3] @
+    # pixel + colours[:, 3:6] @ mean + colours[:, 6], clipped to [0, 255]. `mean` is the mean pixel
+    # of the cropped and resized image.
     colours: npt.NDArray[np.float32] | None = None
 
 
 def central_views(
     recipe: Recipe, heights: npt.NDArray[np.int64], widths: npt.NDArray[np.int64]
 ) -> Views:
-    """Returns the central, unmirrored crops of evaluation."""
+    """Returns central crops without mirroring, for evaluation."""
     sides = (heights, widths)
     if recipe.keep_aspect:
         sides = (np.minimum(heights, widths),) * 2
@@ -121,10 +122,10 @@ def random_views(
     colour: bool = False,
     view: int = 0,
 ) -> Views:
-    """Returns random training crops of the examples with these numbers in one epoch.
+    """Returns the random training crops of an epoch for examples, given their `numbers`.
 
     Area and log aspect ratio are uniform. The first of ten draws that fits into the image is used.
-    Crops with a different `view` are independent.
+    Each `view` number gives an independent set of crops.
     """
     more = (view,) if view else ()
     draws = _uniform(numbers, stream(seed, epoch, _DRAWS, *more), 2 * _ATTEMPTS + 3)
@@ -147,11 +148,11 @@ def boxes_in(
     *,
     square: bool = False,
 ) -> npt.NDArray[np.float32]:
-    """Returns [N, most, 4]: left, top, right, bottom of objects in pixels of square views.
+    """Converts object boxes from fractions of image sides to pixels of the views, [N, most, 4].
 
-    `boxes` have the same shape and order, as fractions of the image's sides. Results are clipped to
-    the view of `side` pixels, and are zeros for boxes outside it. With `square`, the views show the
-    central square of the image.
+    Both are in the order left, top, right, bottom. The views have `side` x `side` pixels. Boxes are
+    clipped to the view; a box outside it becomes zeros. With `square`, `views.boxes` is ignored,
+    and the views show the central square of the image.
     """
     left_top, extent = (views.boxes[:, None, places] for places in ([1, 0, 1, 0], [3, 2, 3, 2]))
     sides = np.stack([widths, heights, widths, heights], axis=1)[:, None, :]
@@ -178,7 +179,6 @@ def _crops(
     low, high = _ASPECT
     aspect = low * (high / low) ** draws[:, _ATTEMPTS : 2 * _ATTEMPTS]
     whole_height, whole_width = heights.astype(np.float64), widths.astype(np.float64)
-    # Without keep_aspect, a crop is drawn in a square that is stretched to the image.
     side = np.sqrt(whole_height * whole_width)[:, None]
     stretch = 1.0 if recipe.keep_aspect else np.sqrt(whole_width / whole_height)[:, None]
     tall = np.rint(side * np.sqrt(area / aspect) / stretch)
@@ -198,11 +198,10 @@ def _crops(
 
 
 def _colours(numbers: npt.NDArray[np.int64], key: np.uint64) -> npt.NDArray[np.float32]:
-    """Returns random colour changes as in `Views`, in the order of the tutorial.
+    """Returns random `Views.colours`: brightness, hue, saturation and contrast changes.
 
-    Brightness adds d to R, G, B. Hue rotates I, Q; saturation scales them. Contrast c moves pixels
-    away from their mean m. All are affine, and grey stays grey in YIQ, so together they are
-    M (c x + (1 - c) m) + d with a matrix M that rotates and scales.
+    For a pixel x and the mean pixel m, contrast c and brightness d, the result is
+    M (c x + (1 - c) m) + d. The matrix M rotates (hue) and scales (saturation) I and Q of YIQ.
     """
     draws = 2 * _uniform(numbers, key, 4) - 1
     brightness, hue = _BRIGHTNESS * draws[:, 0], _HUE * draws[:, 1]
@@ -234,7 +233,7 @@ def _boxes(
 
 
 def _uniform(numbers: npt.NDArray[np.int64], key: np.uint64, count: int) -> npt.NDArray[np.float64]:
-    """Returns [N, count] numbers in [0, 1) from the 53 high bits of splitmix64 counters."""
+    """Returns [N, count] random numbers in [0, 1), from the 53 high bits of splitmix64."""
     states = mix(numbers.astype(np.uint64) ^ key)[:, None]
     counters = np.arange(count, dtype=np.uint64)[None, :]
     bits = mix(mix(states ^ counters) ^ key)

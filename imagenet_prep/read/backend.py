@@ -1,4 +1,4 @@
-"""The decoding backends: choosing one for a reader, and the features each supports."""
+"""Chooses the decoding backend of a reader, and refuses settings that the backend lacks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from imagenet_prep.read import batch, native
 from imagenet_prep.read.config import ReadConfig
 from imagenet_prep.read.feed import EncodedBatch
 
-# Settings required by recipes with `square`.
+# Recipes with `square` require these settings.
 _SQUARE = {
     "backend": "native",
     "device": "cpu",
@@ -30,14 +30,14 @@ class Backend(Protocol):
     """Decodes, crops and resizes images."""
 
     def batches(self, encoded: Iterator[EncodedBatch], steps: int) -> Iterator[Any]:
-        """Yields the images of each step in the format of `Batch`; consumes input ahead."""
+        """Yields `Batch.images` of each step. It reads some steps of `encoded` ahead."""
 
     def decode(self, encoded: bytes) -> None:
-        """Decodes an image that Pillow can decode; on failure, raises the decoder's own error."""
+        """Decodes one image that Pillow can decode; raises the decoder's own error if it fails."""
 
 
 class Undecoded:
-    """The backend of batches without images."""
+    """The backend for batches without the field "images"."""
 
     def batches(self, encoded: Iterator[EncodedBatch], steps: int) -> Iterator[None]:
         """Yields None for each step."""
@@ -45,11 +45,11 @@ class Undecoded:
             yield None
 
     def decode(self, encoded: bytes) -> None:
-        """Accepts every image, since none is decoded."""
+        """Does nothing, so that every image is accepted."""
 
 
 def open_backend(config: ReadConfig, split: Split) -> Backend:
-    """Returns the configured backend. Importing its framework takes seconds."""
+    """Returns the configured backend. Importing TensorFlow or DALI takes seconds."""
     if "images" not in config.fields:
         return Undecoded()
     if config.backend == "native":
@@ -64,7 +64,7 @@ def open_backend(config: ReadConfig, split: Split) -> Backend:
 
 
 def choose_backend(config: ReadConfig) -> batch.Backend:
-    """Returns "tfdata", "dali" or "native"; only "auto" checks for several packages."""
+    """Returns "tfdata", "dali" or "native"; UsageError if the package is not installed."""
     names: tuple[batch.Backend, ...] = (config.backend,)
     if config.backend == "auto" and config.constants.square:
         return "native"
@@ -95,7 +95,7 @@ def _check_gpu(local_rank: int) -> None:
 
 
 def refuse_contradictions(config: ReadConfig) -> None:
-    """Raises UsageError if the backend (from `choose_backend`) does not support the settings."""
+    """Raises UsageError if `config.backend`, which is not "auto", does not support a setting."""
     backend = config.backend
     if config.constants.square and "images" in config.fields:
         for name, needed in _SQUARE.items():

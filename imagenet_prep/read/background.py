@@ -1,4 +1,4 @@
-"""Daemon threads, which do not delay the end of a script."""
+"""A pool of daemon threads. Python does not wait for them when a script ends."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from typing import Any, ParamSpec, TypeVar
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
-# The task to run, and the future that gets its result; None ends a thread.
+# A queue of (future for the result, function to call). None ends a thread.
 _Tasks = SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None]
 
 
 class BackgroundThreads(Executor):
-    """A ThreadPoolExecutor of daemon threads, started with the first task.
+    """Like ThreadPoolExecutor, but with daemon threads; the first task starts them all.
 
-    Python joins the threads of a ThreadPoolExecutor before any exit handler runs. A task waiting
-    for an unresponsive server would keep a finished, failed or interrupted script alive.
+    At exit, Python waits for the threads of a ThreadPoolExecutor. If one waits for a server that
+    does not respond, the script would not end.
     """
 
     def __init__(self, count: int, name: str) -> None:
@@ -52,9 +52,9 @@ def _work(tasks: _Tasks) -> None:
         if future.set_running_or_notify_cancel():
             try:
                 future.set_result(call())
-            except BaseException as error:  # noqa: BLE001 - the thread that waits raises it
+            except BaseException as error:  # noqa: BLE001 - Future.result() raises it again
                 future.set_exception(error)
-        # While it waits for a task, a thread must not keep the arguments of the last one alive.
+        # While the thread waits for a task, it must not keep the last task's arguments alive.
         del task, future, call
 
 

@@ -1,11 +1,11 @@
-"""The fields of a batch, and the allowed values of the settings that control them."""
+"""The fields of a batch, and the allowed values of the arguments of `make_dataset`."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypedDict, get_args
 
 if TYPE_CHECKING:
-    # The type parameter defaults to Any. The standard TypeVar has defaults from Python 3.13 on.
+    # The standard TypeVar has defaults only from Python 3.13 on.
     from typing_extensions import TypeVar
 
     Array = TypeVar("Array", default=Any)
@@ -30,26 +30,27 @@ DECODED: tuple[Field, ...] = ("images", "class_index", "mask")  # the default of
 
 
 class Batch(TypedDict, Generic[Array]):
-    """One step of one rank: a dict of the requested fields as arrays of the framework.
+    """The examples of one step and rank: a dict of arrays with the requested fields.
 
-    By default these are `images`, `class_index` and `mask`; see `fields` of `make_dataset`. If
+    The default fields are `images`, `class_index` and `mask`; see `fields` of `make_dataset`. If
     `views` is larger than 1, `images` and `boxes` have a second axis of that size after the batch
-    axis. For type checkers, `Batch[numpy.ndarray]` has NumPy arrays, `Batch` arrays of any type.
+    axis. Type checkers know the arrays of `Batch[numpy.ndarray]` as NumPy arrays; the arrays of
+    `Batch` can have any type.
 
     Attributes:
       images: [batch, height, width, 3] or, with layout="NCHW", [batch, 3, height, width]:
         normalised floats of the type `dtype`, or uint8 from 0 to 255.
       class_index: [batch] int32 from 0 to `Reader.num_classes` - 1; 0 if the mask is False.
       mask: [batch] bool: False for padding in the last evaluation step and for skipped records.
-      key: [batch] text, e.g. n01440764/n01440764_10026.JPEG; empty if the mask is False.
-      number: [batch] int64, the argument of `Reader.example`; -1 if the mask is False.
+      key: [batch] strings, e.g. n01440764/n01440764_10026.JPEG; empty if the mask is False.
+      number: [batch] int64: the number that `Reader.example` takes; -1 if the mask is False.
       boxes: [batch, most, 4] float32: left, top, right and bottom in pixels of `images`. Unused
         rows, and boxes outside the crop, are zeros.
-      width, height: [batch] int32, pixels of the stored image; 0 if the mask is False.
-      mirrored: [batch] bool: whether the image is mirrored. With several views, [batch, views].
+      width, height: [batch] int32: size of the stored image in pixels; 0 if the mask is False.
+      mirrored: [batch] bool: True if the image is mirrored. With several views, [batch, views].
 
-    The field "column:NAME" holds the rows of a column, [batch, ...] in its type; zeros if the
-    mask is False.
+    The field "column:NAME" holds the rows of a column of the dataset, [batch, ...] in the type of
+    the column; zeros if the mask is False.
 
     Example:
       >>> from imagenet_prep.read import make_dataset

@@ -1,15 +1,15 @@
 """A local copy of a remote dataset, fetched shard by shard and shared by the ranks of a node.
 
-Shards and rows of columns are fetched in reading order, one window ahead of the reader. Their
-sha256 is verified before they get their final names. Each is fetched once per node: the rank that
-holds the lock of its name fetches it, and the other ranks wait.
+Shards and files of columns are fetched in reading order, one shuffle window ahead of the reader.
+Each file is fetched once per node: one rank locks the file's name and fetches it, and the other
+ranks wait. The file gets its final name after its sha256 is verified.
 
-Other users may share the cache folder, and can compute the name of a dataset's folder in it. So
-that folder must belong to this user, and the sha256 of every file is verified once, while fetching
-or by reading it. A ledger records this for later ranks.
+Other users may have access to the cache folder, and could prepare a folder for this dataset in it.
+So the dataset's folder must belong to this user, and a file that is already there is read once to
+verify its sha256. A ledger records the verified files for later ranks.
 
 Each rank keeps its current and next shards open under a shared lock. To free space, a rank removes
-only shards that it can lock exclusively, so none that a rank still reads.
+only shards that it can lock exclusively, so it never removes a shard that a rank reads.
 """
 
 from __future__ import annotations
@@ -42,17 +42,17 @@ from imagenet_prep.storage.store import open_remote
 
 _FOLDERS = (naming.WORK, TEMPORARY, *naming.BESIDE)
 _REMEDY = "Check the source (imagenet-prep replicate --check), and restore this file there."
-_THREADS = 8  # per rank, each with its own connection
+_THREADS = 8  # per rank; each thread has its own connection
 _RETRIES = 20
 _TIMEOUT_S = 60.0
 
 
-# A unit of fetching: a shard with its index, or a column's rows for a shard.
+# Fetched as a unit: a shard with its index, or the file with a column's rows for a shard.
 Item = Shard | File
 
 
 class _Copy:
-    """The folder of the copy, in the layout of the dataset; all its files are verified."""
+    """The folder of the local copy, which has the layout of the dataset."""
 
     def __init__(self, dataset: Dataset, folder: Path, limit_bytes: int | None) -> None:
         self._remote = open_remote(dataset.where, connections=_THREADS, timeout_s=_TIMEOUT_S)
@@ -67,15 +67,15 @@ class _Copy:
         self._ledger = Ledger(self._store, NOTES, 4 * len(files))  # columns add files
 
     def fetch(self, item: Item, near: Callable[[], Collection[str]]) -> HeldFile:
-        """Fetches a file and its index if needed; returns it open under a shared lock."""
+        """Fetches a file, and a shard's index, if missing; opens it under a shared lock."""
         path = self.root / item.name
         with storage_errors("fetch", path), only_one(self._store, item.name):
             self._bring(_together(item), near)
-            # This never waits: an exclusive lock requires the lock of the name, held here.
+            # This never waits: `_remove` takes its exclusive lock only with the lock of the name.
             return HeldFile(path, fcntl.LOCK_SH)
 
     def _all(self) -> Iterator[Item]:
-        """Yields all shards, and the fetched files of columns."""
+        """Yields all shards of the dataset, and the columns' files that are in the folder."""
         yield from self._all_shards
         for column in self._store.list_folder(naming.COLUMNS):
             folder = f"{naming.COLUMNS}/{column}"
@@ -83,7 +83,7 @@ class _Copy:
                 yield File(f"{folder}/{name}", status.size, "")
 
     def _bring(self, files: Sequence[File], near: Callable[[], Collection[str]]) -> None:
-        """Fetches and verifies missing files. The caller holds the lock of their name."""
+        """Fetches and verifies the missing files. The caller holds the lock of their name."""
         missing = [file for file in files if not self._is_verified(file)]
         if missing:
             self._make_room(missing, near)
@@ -94,7 +94,7 @@ class _Copy:
             self._ledger.add({file.name: status}, sha256=file.sha256)
 
     def _is_verified(self, file: File) -> bool:
-        """Returns whether a file exists and is intact; hashes it if the ledger lacks it."""
+        """Returns whether a file exists and has its sha256, from the ledger or by hashing it."""
         flags = os.O_RDONLY | os.O_NONBLOCK
         with (
             contextlib.suppress(FileNotFoundError, NotADirectoryError),
@@ -108,23 +108,26 @@ class _Copy:
         return False
 
     def _make_room(self, files: Sequence[File], near: Callable[[], Collection[str]]) -> None:
-        """Removes unused shards as needed, and creates temporary files of full size."""
-        # One thread per node at a time, because files about to be fetched count as well.
+        """Removes unused shards to meet the limit, and reserves space with temporary files."""
+        # Only one thread per node at a time, since the limit includes the reserved space.
         with only_one(self._store, "room"):
             if self._limit is not None:
                 most = self._limit - sum(file.num_bytes for file in files)
                 self._remove_down_to(most, near())
             self._store.make_folder(TEMPORARY)
             for file in files:
-                # Only the lock holder uses this name. An existing file is from a killed process.
+                # Only the holder of the lock uses this name. A killed process may have left a file.
                 name = _temporary(file.name)
                 opened = self._store.open(name, os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
                 with os.fdopen(opened, "wb") as empty:
-                    # Unlike the file object's `truncate`, this call survives signals.
+                    # Unlike the `truncate` method of file objects, ftruncate survives signals.
                     os.ftruncate(empty.fileno(), file.num_bytes)
 
     def _remove_down_to(self, num_bytes: int, near: Collection[str]) -> None:
-        """Removes shards that no rank of this node needs now or next, oldest first."""
+        """Removes shards, oldest first, until the folder has at most `num_bytes`.
+
+        Shards named in `near`, and shards that a rank fetches or reads, are kept.
+        """
         taken = sum(status.size for status in self._store.stats(TEMPORARY).values())
         far: list[tuple[float, Item]] = []
         for item in self._all():
@@ -139,7 +142,7 @@ class _Copy:
                 taken -= _bytes_of(item)
 
     def _remove(self, shard: Item) -> bool:
-        """Removes a shard; returns False and keeps it if a rank fetches or reads it."""
+        """Removes a shard and returns True; returns False if a rank fetches or reads the shard."""
         try:
             with only_one(self._store, shard.name, fcntl.LOCK_NB):
                 alone = HeldFile(self.root / shard.name, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -152,15 +155,15 @@ class _Copy:
 
 
 class NodeCache:
-    """A local copy of a remote dataset in `root`, fetched on demand ahead of its reader.
+    """Fetches the shards of a remote dataset into the folder `root` before the reader needs them.
 
-    Shards take up to `limit_bytes` (None: no limit), or more if the node's readers hold more.
-    One lock guards all state; private methods expect it to be held.
+    Fetched shards take at most `limit_bytes` (None: no limit), except that shards in use by readers
+    of this node are always kept.
     """
 
     def __init__(self, dataset: Dataset, folder: Path, limit_bytes: int | None) -> None:
         self._limit = limit_bytes
-        # The copy must not refer to this object: connections would outlive a dropped reader.
+        # The copy must not refer to this object, or connections would outlive a dropped reader.
         self._copy = _Copy(dataset, folder, limit_bytes)
         self.root = self._copy.root
         self._threads = BackgroundThreads(_THREADS, "fetch")
@@ -169,12 +172,11 @@ class NodeCache:
         self._window_of: dict[str, int] = {}
         self._current = 0
         self._awaited: list[Item] = []
-        # The open files that are near, or their fetches.
         self._files: dict[str, Future[HeldFile]] = {}
         self._stopped: Future[Any] = Future()
 
     def follow(self, windows: Sequence[Sequence[Item]]) -> None:
-        """Starts to fetch an epoch's windows of files in reading order, and closes all others."""
+        """Starts to fetch the windows of an epoch in reading order; closes files of other ones."""
         sizes = [sum(map(_bytes_of, window)) for window in windows]
         most = max(map(sum, zip(sizes, [*sizes[1:], 0], strict=True)), default=0)
         if self._limit is not None and most > self._limit:
@@ -193,7 +195,7 @@ class NodeCache:
             self._update()
 
     def need(self, item: Item) -> HeldFile:
-        """Waits for a file and returns it open; it is not removed while it is referenced."""
+        """Waits until a file is fetched, and returns it open. An open file is not removed."""
         name = item.name
         with self._lock:
             if self._stopped.done():
@@ -217,12 +219,12 @@ class NodeCache:
                     del self._files[name]  # fetched again when needed
 
     def forget(self, name: str) -> None:
-        """Closes a shard after its files were removed; it is fetched again when needed."""
+        """Closes a shard whose files were removed; `need` will fetch it again."""
         with self._lock:
             self._files.pop(name, None)
 
     def stop(self) -> None:
-        """Closes all files and ends all waits for them, until the next `follow`."""
+        """Closes all files. Until the next call of `follow`, `need` raises IncompleteError."""
         # The garbage collector may call this in any thread, even in one that holds the lock.
         with self._lock:
             if not self._stopped.done():
@@ -232,24 +234,24 @@ class NodeCache:
             self._files.clear()
 
     def bring_samples(self, shards: Sequence[Shard]) -> None:
-        """Fetches and verifies the sample tables of some shards, several at a time."""
+        """Fetches and verifies the sample tables of shards, several at a time."""
         tables = [shard.samples for shard in shards if shard.samples]
         with BackgroundThreads(_THREADS, "fetch") as pool:
             deque(pool.map(self._copy.fetch, tables, repeat(self._near)), maxlen=0)
 
     def close(self) -> None:
-        """Ends fetching like `stop`, and any wait for a server; fetched files stay."""
+        """Calls `stop`, and ends retries of failed fetches. Fetched files stay in the folder."""
         self._copy.ended.set()
         self.stop()
 
     def _near(self) -> dict[str, Item]:
-        """Returns the items that the reader awaits, or reads now or next."""
+        """Returns, by name, the items in the current and next windows, and those being awaited."""
         with self._lock:
             near = (self._awaited, *self._windows[self._current : self._current + 2])
             return {item.name: item for items in near for item in items}
 
     def _update(self) -> None:
-        """Closes files that are no longer near, and starts to fetch the others."""
+        """Closes files that are no longer near, and fetches near ones. Needs `self._lock`."""
         near = self._near()
         for name in self._files.keys() - near.keys():
             self._files.pop(name).cancel()
@@ -267,18 +269,17 @@ def _closed(name: str) -> IncompleteError:
 
 
 def _together(item: Item) -> tuple[File, ...]:
-    """Returns the files that are fetched and removed together: index and shard."""
-    # The sample table is fetched when keys are needed, and stays because it is small.
+    """Returns the files of an item: a shard's index and records, or a column's file."""
+    # A sample table is fetched only if keys are needed. It is small, and is never removed.
     return (item,) if isinstance(item, File) else (item.index, item.files[-1])
 
 
 def _bytes_of(item: Item) -> int:
-    """Returns the bytes of an item that count towards the cache limit."""
     return sum(file.num_bytes for file in _together(item))
 
 
 def _take_folder(store: LocalStore) -> None:
-    """Creates the folder of a dataset so that other users cannot write to it."""
+    """Creates the folder of a dataset; makes sure that other users cannot write to it."""
     with storage_errors("create", store.root):
         store.root.mkdir(parents=True, exist_ok=True)
         if store.root.is_symlink():

@@ -19,7 +19,7 @@ _FEW = 4
 
 
 class Entry(NamedTuple):
-    """One image. Numbers count through the shards of its split; keys are as in `keys`."""
+    """Split, number, class and key of an image. `number` counts the images of the split."""
 
     split: str
     number: int
@@ -29,7 +29,7 @@ class Entry(NamedTuple):
 
 
 class Catalogue:
-    """Some splits of a local or remote dataset."""
+    """Finds images in the given splits of a local or remote dataset."""
 
     def __init__(self, dataset: Dataset, splits: Sequence[str]) -> None:
         self._dataset = dataset
@@ -41,7 +41,7 @@ class Catalogue:
             )
 
     def entries(self, of_class: str | None = None) -> Iterator[Entry]:
-        """Yields the entries of all local shards, or those of a class; reads no images."""
+        """Yields the images of all local shards, or of one class; reads only keys and classes."""
         classes = None if of_class is None else self._dataset.classes.indices([of_class])
         for split, records in self._splits.items():
             names = Names(records)
@@ -58,14 +58,14 @@ class Catalogue:
             yield Entry(split, number, class_index, records.wnids[class_index], key)
 
     def having(self, sha256: str) -> Iterator[tuple[Entry, Sample]]:
-        """Yields the images with this sha256 (in hex), as stored or in the source."""
+        """Yields the images whose stored or source file has this sha256 (in hex)."""
         self._dataset.demand_samples()
         for split, records in self._splits.items():
             names = Names(records)
             for shard in records.placement.held(records.examples_per_shard):
                 if not names.mentions(shard, [sha256.encode()]):
                     continue
-                # Tables are read to their end, so that they are verified.
+                # Read the table to its end, which verifies it.
                 for number, sample in [
                     *zip(records.numbers_of(shard), names.samples(shard), strict=True)
                 ]:
@@ -79,10 +79,9 @@ class Catalogue:
         return self._splits[entry.split].shards[shard].name, record
 
     def find(self, keys: Collection[str]) -> dict[str, list[Entry]]:
-        """Returns by key (CLASS/NAME or NAME) the first matching image of each split."""
-        # Tables are read once for all keys, and to their end, so that they are verified.
+        """Returns, for each key (CLASS/NAME or NAME), the first matching image of each split."""
         entries_of: dict[str, list[Entry]] = {}
-        # Searching a table for a few texts takes a tenth of the time of parsing its lines.
+        # Searching a table for a few strings takes a tenth of the time of parsing its lines.
         parts = [(key.partition("/")[2] or key).replace('"', '""') for key in keys]
         texts = [part.encode(errors="surrogateescape") for part in parts]
         for split, records in self._splits.items():
@@ -101,7 +100,7 @@ class Catalogue:
         return entries_of
 
     def like(self, key: str) -> str | None:
-        """Returns a key that differs from this one only in case, extension or folder."""
+        """Returns an existing key that differs from `key` only in case, extension or folder."""
         wanted = PurePosixPath(key.casefold())
         near = None
         for entry in self.entries():
@@ -113,6 +112,6 @@ class Catalogue:
         return near
 
     def read(self, entry: Entry) -> tuple[Json, ImageExample]:
-        """Returns the location of an image, and the verified image."""
+        """Returns the location of an image (shard, record, offset, size), and the image."""
         records = self._splits[entry.split]
         return records.located(entry.number), records.read(entry.number)

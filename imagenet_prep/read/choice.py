@@ -1,4 +1,4 @@
-"""Selects the examples of a split to read, by class, key, fraction or fold."""
+"""Selects examples of a split by class, key, fraction or fold; finds examples by key."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
     from imagenet_prep.dataset.class_list import ClassList
     from imagenet_prep.read.records import Records
 
-_FRACTION, _FOLD = 1, 2  # independent random streams
+_FRACTION, _FOLD = 1, 2  # numbers of independent random streams
 _BLOCK = 1 << 14  # names in memory at a time
 
 
 class Choice:
-    """Selects the examples that match all filters of a reader's settings."""
+    """Selects the examples that match all filters (`Wanted`) of a reader."""
 
     def __init__(self, wanted: Wanted, classes: ClassList) -> None:
         self._wanted = wanted
@@ -44,7 +44,7 @@ class Choice:
         return self._classes if self._wanted.remap else range(self._num_classes)
 
     def filters(self) -> dict[str, Any]:
-        """Returns the filters as JSON, lists as their digests; empty if all are read."""
+        """Returns the filters as JSON, with lists as digests; {} if all examples are read."""
         wanted = self._wanted
         fraction = wanted.fraction if wanted.fraction < 1 else None
         fold = [*wanted.fold] if wanted.fold[1] > 1 else None
@@ -61,7 +61,7 @@ class Choice:
         return {name: value for name, value in filters.items() if value is not None}
 
     def numbers(self, splits: Sequence[Records]) -> list[npt.NDArray[np.int64]]:
-        """Returns for each split the sorted numbers of its chosen examples."""
+        """Returns the sorted numbers of the chosen examples of each split."""
         where = f"{' and '.join(records.split for records in splits)} of {splits[0].dataset.where}"
         lists = [_Listed(keys) for keys in (self._keys, self._excluded) if keys is not None]
         chosen = [np.flatnonzero(self._chosen(records, lists)) for records in splits]
@@ -111,7 +111,7 @@ class _Listed:
         self._found = np.zeros(max(keys.keys.values()) + 1, bool)  # line 0: not in the list
 
     def has(self, keys: Sequence[str]) -> npt.NDArray[np.bool_]:
-        """Returns a mask of the keys that are listed."""
+        """Returns a mask of the keys that are in the list."""
         numbers = map(self.keys.keys.get, keys, itertools.repeat(0))
         lines = np.fromiter(numbers, np.int64, len(keys))
         self._found[lines] = True
@@ -129,8 +129,8 @@ class Finder:
     def __init__(self, records: Records) -> None:
         self._wnids = records.wnids
         self._names = Names(records)
-        # Keys are stored with or without the class folder, and hashed without it. Python's hash is
-        # fast, and random per process, so collisions cannot be provoked.
+        # Keys are stored with or without their class folder, so hash them without it. Python's
+        # hash is fast. It is salted per process, so a dataset cannot provoke collisions.
         keys = (key.removeprefix(f"{self._wnids[index]}/") for index, key, _ in self._names)
         hashed = np.fromiter(map(hash, keys), np.int64, len(records))
         self._numbers = np.argsort(hashed, kind="stable")

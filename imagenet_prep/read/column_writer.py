@@ -1,4 +1,4 @@
-"""`ColumnWriter`: a column of a dataset, computed by the user's own loop over its batches."""
+"""`ColumnWriter` adds a column to a dataset. A user's loop computes its rows batch by batch."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from imagenet_prep.storage.new_file import complete_file, remove_partial
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-# The arguments of `make_dataset` that `reader` may set.
+# Arguments of `make_dataset` that may be keys of the argument `reader`.
 _OPTIONS = {
     *("image_size", "backend", "framework", "recipe", "dtype", "layout", "antialias", "device"),
     *("num_threads", "fields"),
@@ -39,12 +39,16 @@ _OPTIONS = {
 
 
 class ColumnWriter:
-    """Writes a column: iterating yields batches in the order of the records, as `Reader` does.
+    """Writes a column. Iterating yields batches in record order; call `write` after each batch.
 
-    After each batch, `write` takes its rows. Each rank writes complete shards. If ranks are killed,
-    run the same loop again, with any number of ranks: it yields only records whose rows are
-    missing. The last rank to end writes column.json, without which no reader opens the column. Then
-    `is_complete` is true after the `with` block. `column` has the settings.
+    Each rank writes the rows of complete shards. If a rank is killed, run the same loop again, with
+    any number of ranks: it yields only the records that have no rows yet. When all rows are there,
+    the last rank writes column.json, which readers need to open the column, and `is_complete` is
+    True after the `with` block.
+
+    Attributes:
+      column: the settings of the column.
+      is_complete: the column has all its rows and can be read.
 
     Example:
       >>> import numpy as np
@@ -77,27 +81,27 @@ class ColumnWriter:
         finite: bool = True,
         reader: Mapping[str, Any] | None = None,
     ) -> None:
-        """Begins the column, or goes on with it.
+        """Starts a new column, or continues an unfinished one.
 
         Args:
-          data_dir: folder of the dataset, complete and with tables of samples.
-          split: the split; a second split adds its rows to the same column.
-          name: of the column: letters, digits, dots, hyphens and underscores.
-          shape: of one row; () for one value.
-          dtype: of the values: "bool", "int8" to "uint64", "float16" to "float64" or "bfloat16".
-          about: any JSON that says how the rows are made. A different `about` than before is
-            refused.
+          data_dir: folder of a complete dataset that has tables of samples.
+          split: split to write; a column can have rows for several splits, written one by one.
+          name: name of the column, from letters, digits, dots, hyphens and underscores.
+          shape: shape of one row; () for a single value.
+          dtype: "bool", "int8" to "uint64", "float16" to "float64" or "bfloat16".
+          about: any JSON that describes how the rows are computed. To continue a column, it must be
+            the same as before.
           batch_size: records per batch.
-          view: "image" if the rows are true of a picture however it is cropped and mirrored. By
-            default, they belong to the view that the batches show.
-          world: this process among those that write; by default, as the launcher says.
-          finite: refuse values that are infinite or not a number.
-          reader: arguments of `make_dataset`: image_size, recipe, backend, framework, fields,
-            dtype, layout, antialias, device, num_threads. By default, batches hold images. With
-            "class_index" or "key" in fields, rows are treated as made from the class as well.
+          view: "image" if the rows are valid for every crop of an image, mirrored or not. By
+            default, they are valid only for the crop in the batches.
+          world: rank and size of this process; by default from the launcher's environment.
+          finite: raise UsageError for values that are infinite or not a number.
+          reader: arguments for `make_dataset`: image_size, recipe, backend, framework, fields,
+            dtype, layout, antialias, device, num_threads. By default, batches have only images.
+            With "class_index" or "key" in fields, the column is marked as derived from the class.
 
         Raises:
-          UsageError: a setting cannot be, or differs from those of the existing column.
+          UsageError: an argument is invalid, or differs from the settings of the existing column.
           DataDamagedError: files of the column are damaged.
         """
         options: dict[str, Any] = {"fields": ("images",), **(reader or {})}
@@ -160,7 +164,7 @@ class ColumnWriter:
         return len(self._reader)
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        """Yields the batches of this rank whose rows are missing."""
+        """Yields batches of this rank's records that have no rows yet."""
         for batch in self._reader if self._reader.num_examples else ():
             numbers = np.asarray(batch["number"])
             self._due = numbers[numbers >= 0].tolist()
@@ -169,9 +173,9 @@ class ColumnWriter:
                 raise UsageError("the last batch had no write(): call it once after each batch")
 
     def write(self, rows: Any) -> None:
-        """Writes the rows of the batch that was yielded last; rows of its padding are ignored.
+        """Writes the rows of the last yielded batch, and ignores rows of padding.
 
-        `rows` is an array of NumPy, or one in memory of this machine with DLPack's protocol.
+        `rows` is a NumPy array, or an array in CPU memory that supports DLPack.
         """
         due, self._due = self._due, []
         if not due:
@@ -187,7 +191,7 @@ class ColumnWriter:
                 self._file = None
 
     def finish(self) -> bool:
-        """Writes column.json if the files of all ranks are there; returns whether it is there."""
+        """Writes column.json if the rows of all shards exist; returns `is_complete`."""
         with only_one(self._store, self._folder):
             self._existing = columns.find(self._store, self.column.name)
             results = [self._finished(shard) for shard in range(len(self._records.shards))]
@@ -211,7 +215,7 @@ class ColumnWriter:
         self._reader.close()
 
     def _begin(self) -> Column | None:
-        """Compares or notes the settings of the column; returns the content of column.json."""
+        """Saves or compares the settings of the column; returns column.json, if it exists."""
         name = self.column.name
         existing, begun = (columns.find(self._store, name, begun=begun) for begun in (False, True))
         for other in filter(None, (existing, begun)):
@@ -227,7 +231,7 @@ class ColumnWriter:
         return existing
 
     def _finished(self, number: int) -> ColumnFile | None:
-        """Returns the existing rows of a shard, from its receipt or column.json."""
+        """Returns the entry of a shard's rows in its receipt or in column.json, if it has rows."""
         shard = self._records.shards[number]
         rows = [columns.receipt(self._store, self.column.name, shard.name)]
         if self._existing:
@@ -239,16 +243,15 @@ class ColumnWriter:
         return None
 
     def _missing(self, number: int) -> Sequence[int]:
-        """Returns the records of a shard whose rows were missing when this writer started."""
+        """Returns the records of a shard that had no rows when this writer started."""
         done = self._done[number]
         return range(self._records.shards[number].examples) if done is None else done.missing
 
     def _shard_file(self, number: int) -> Generator[None, memoryview, None]:
-        """Takes the missing rows of a shard in order; writes its file, then its receipt."""
+        """Writes the file and the receipt of a shard; each `send` gives it one missing row."""
         made, store, shard = self.column, self._store, self._records.shards[number]
-        name, receipt = (
-            of(made.name, shard.name) for of in (column.file_name, column.receipt_name)
-        )
+        name = column.file_name(made.name, shard.name)
+        receipt = column.receipt_name(made.name, shard.name)
         digest, missing = hashlib.sha256(), {*self._missing(number)}
         with contextlib.ExitStack() as stack:
             try:
@@ -267,7 +270,7 @@ class ColumnWriter:
                         row = yield
                     digest.update(row)
                     file.write(row)
-                # A receipt must never belong to a different file, even after a kill.
+                # If the process is killed, the old receipt must not remain with the new file.
                 store.remove(receipt)
             size, table = made.num_bytes(shard.examples), shard.samples_sha256
             rows = ColumnFile(shard.name, shard.examples, size, digest.hexdigest(), table)
@@ -275,7 +278,7 @@ class ColumnWriter:
 
     @contextlib.contextmanager
     def _verified(self, number: int, name: str) -> Iterator[BinaryIO]:
-        """Yields the rows of a shard that `amend` kept, after checking their sha256."""
+        """Opens a shard's existing rows, which `amend` kept, after verifying their sha256."""
         done = self._done[number]
         if done is None:
             yield io.BytesIO()
@@ -293,9 +296,9 @@ class ColumnWriter:
 
     def _busy(self, name: str) -> BusyError:
         return BusyError(
-            f"{self._store.where(name)}: a different process writes this file, or has written it "
-            "since this run started. Give each rank its own World(rank, size), and wait until "
-            "other runs have ended."
+            f"{self._store.where(name)}: a different process is writing this file, or has written "
+            "it since this run started. Give each rank a different World(rank, size), and wait "
+            "until other runs have ended."
         )
 
     def _remove_receipts(self) -> None:
@@ -308,7 +311,7 @@ class ColumnWriter:
             remove_partial(partial)
 
     def _checked(self, rows: Any, count: int) -> npt.NDArray[Any]:
-        """Returns the bytes of the first rows of a batch; UsageError if they do not fit."""
+        """Returns the first `count` rows as bytes, after checking their shape, type and values."""
         made, batch_size = self.column, self._reader._feed.config.batch_size
         try:
             values = np.asarray(rows) if isinstance(rows, np.ndarray) else array_over(rows)

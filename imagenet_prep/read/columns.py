@@ -1,4 +1,4 @@
-"""The rows of a column for the records of a split, verified file by file at their first use."""
+"""Reads the rows of a column for examples of a split; verifies each file before its first use."""
 
 from __future__ import annotations
 
@@ -28,17 +28,14 @@ if TYPE_CHECKING:
     from imagenet_prep.read.config import ReadConfig
     from imagenet_prep.read.records import Records
 
-_FREE = 4  # batches of memory kept for reuse
+_FREE = 4  # buffers of one batch each that are kept for reuse
 
 
 class ColumnRows:
-    """The rows of one column (`column`) by example number; for one thread."""
+    """Reads rows of a column by example number. Not thread-safe."""
 
     def __init__(self, records: Records, name: str, config: ReadConfig | None = None) -> None:
-        """Compares column.json and the sizes of the files with the records.
-
-        Without `config`, images are not shown in any view, but as they are stored.
-        """
+        """Opens column.json; checks that the column fits the records and the view of `config`."""
         dataset = records.dataset
         self.column = columns.opened(dataset, name, records.split)
         if config is not None:
@@ -50,10 +47,10 @@ class ColumnRows:
         if records.cache is None and (wrong := sorted(lost(dataset.store, named))):
             raise DataDamagedError(
                 f"{dataset.where}: {some(wrong)}: missing, or the size differs from column.json. "
-                "Copy these files again, or run the script that writes the column again."
+                "Copy these files again, or run the script again that writes the column."
             )
         self._ledger = Ledger(self._store, naming.READ_COLUMNS, naming.MAX_SHARDS)
-        # The file of each shard, and the offset of its rows.
+        # By shard: the file and the offset of its first row.
         self._open: dict[int, tuple[HeldFile, int]] = {}
         self._checked: set[int] = set()
         self._dtype = np.dtype(self.column.descr)
@@ -61,7 +58,7 @@ class ColumnRows:
         open_files.allow(len(records.shards) + len(files))
 
     def rows(self, numbers: Sequence[int], size: int) -> npt.NDArray[Any]:
-        """Returns [size, *shape]: the rows of examples, and zeros behind them."""
+        """Returns [size, *shape]: the rows of examples, followed by zeros."""
         length = self.column.row_bytes
         batch = leased(size * length, self._free)
         for place, number in enumerate(numbers):
@@ -74,13 +71,13 @@ class ColumnRows:
                     f"{where}: ends before row {record:,}, so it was truncated after it was "
                     "opened. Copy it again."
                 )
-            # A cache may remove the file before the next one exists.
+            # Release the file: the cache may have to remove it to fetch the next one.
             del file
         batch[len(numbers) * length :] = 0
         return batch.view(self._dtype).reshape(size, *self.column.shape)
 
     def close(self) -> None:
-        """Closes each file as soon as it is not being read; the next batch opens it again."""
+        """Closes all files. A file that is being read is closed after the read."""
         self._open.clear()
 
     def file(self, shard: int) -> File:
@@ -88,15 +85,15 @@ class ColumnRows:
         return self.column.file(self._files[self._records.shards[shard].name])
 
     def _opened(self, shard: int) -> tuple[HeldFile, int]:
-        """Returns the verified file of a shard, and the offset of its rows."""
+        """Opens and verifies the file of a shard; returns it, and the offset of its first row."""
         rows = self._files[self._records.shards[shard].name]
         start, name = len(self.column.header(rows.rows)), self.file(shard).name
-        # A cache may remove the file once nothing refers to it, so it is not kept.
+        # A file from the cache is not kept in `_open`, so that the cache may remove it.
         cache = self._records.cache
         fetched = cache.need(self.file(shard)) if cache is not None else None
         if fetched is not None and shard in self._checked:
             return fetched, start
-        self._store.size(name)  # a link is refused
+        self._store.size(name)  # raises an error for a symbolic link
         path = self._store.path(name)
         with storage_errors("open", path):
             file, sha256 = fetched or HeldFile(path), rows.sha256
@@ -114,23 +111,24 @@ class ColumnRows:
 
 
 def _demand_view(made: Column, config: ReadConfig) -> None:
-    """Raises UsageError unless the images of batches show the view that the column is for."""
+    """Raises UsageError if the column's rows are not valid for the images of the batches."""
     if "images" not in config.fields or made.view == ANY_VIEW:
         return
     if made.view != config.view:
         raise UsageError(
             f"column {made.name} was made from this view: {made.view}; these images show "
-            f"{config.view or 'random crops or colours'}. Remove 'images' from fields=, read that "
-            f"view, or write the column with view={ANY_VIEW!r} if its rows are true of every crop."
+            f"{config.view or 'random crops or colours'}. Remove 'images' from fields=, read the "
+            f"column's view, or write the column with view={ANY_VIEW!r} if its rows are valid for "
+            "every crop."
         )
     if config.is_training and config.constants.mirrors and "mirrored" not in config.fields:
         raise UsageError(
             f"column {made.name} was made from images that are not mirrored, but half of these "
-            "are. Add 'mirrored' to fields= and treat their rows accordingly."
+            "are. Add 'mirrored' to fields= and adapt the rows of mirrored images."
         )
 
 
 def numbers_of(values: npt.NDArray[Any], made: Column) -> npt.NDArray[Any]:
-    """Returns stored values as NumPy computes with them: bfloat16, kept as uint16, as float32."""
+    """Converts bfloat16, which is stored as uint16, to float32; returns other types unchanged."""
     is_bfloat16 = made.dtype == "bfloat16"
     return (values.astype(np.uint32) << 16).view(np.float32) if is_bfloat16 else values

@@ -1,4 +1,4 @@
-"""The settings of a reader and of its decoder."""
+"""Checks the arguments of `make_dataset`, and computes their defaults."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _LEAST = {"batch_size": 1, "image_size": 1, "views": 1, "num_threads": 0, "shuff
 
 @dataclass(frozen=True, kw_only=True)
 class Wanted:
-    """The arguments of `make_dataset` that select examples; by default all are read."""
+    """The arguments of `make_dataset` that select examples; the defaults select all."""
 
     classes: Sequence[str | int] | None = None
     remap: bool = False
@@ -48,7 +48,7 @@ class Wanted:
         if not 0 <= part < parts:
             raise UsageError(f"fold={self.fold}: expected (k, n) with 0 <= k < n")
         if self.others and parts == 1:
-            raise UsageError("others=True reads all parts of a fold except one: add fold=(k, n)")
+            raise UsageError("others=True reads all parts except part k: add fold=(k, n)")
         if self.remap and self.classes is None:
             raise UsageError("remap=True renumbers the chosen classes: add classes=[...]")
         if self.classes is not None and (isinstance(self.classes, str) or not len(self.classes)):
@@ -60,7 +60,7 @@ class Wanted:
 
 @dataclass(frozen=True, kw_only=True)
 class ReadConfig(Wanted):
-    """The arguments of `make_dataset`; see there for meanings and defaults."""
+    """The arguments of `make_dataset`, which documents them."""
 
     data_dir: str
     split: str
@@ -123,18 +123,18 @@ class ReadConfig(Wanted):
 
     @property
     def is_training(self) -> bool:
-        """Whether batches are shuffled random crops; by default for the train split."""
+        """Whether batches are shuffled random crops; by default only for the train split."""
         return self.split == schema.TRAIN if self.training is None else self.training
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The fields that are columns, without repetitions."""
+        """The distinct fields that name columns."""
         return tuple(dict.fromkeys(f for f in self.fields if f.startswith(column.PREFIX)))
 
     @property
     def view(self) -> str | None:
-        """The name of the view, as used by columns; None if views are random."""
-        # A recipe without crops uses the evaluation view in training, possibly mirrored.
+        """The description of the images' view that columns record; None for random views."""
+        # With a recipe without crops, training uses the evaluation view, possibly mirrored.
         if self.is_training and (self.constants.padding != 0 or self.is_coloured):
             return None
         unusual = "" if self.is_antialiased else ", not antialiased"
@@ -142,7 +142,7 @@ class ReadConfig(Wanted):
 
     @property
     def array_dtype(self) -> batch.Dtype:
-        """The type of images in batches; by default that of the recipe."""
+        """The type of images in batches; by default "uint8" for recipe "adm", else "float32"."""
         return self.dtype or ("uint8" if self.constants.square else "float32")
 
     @property
@@ -152,7 +152,7 @@ class ReadConfig(Wanted):
 
     @property
     def rank(self) -> World:
-        """The rank of this process; a world of size 1 if none is given."""
+        """Rank and size of this process; by default rank 0 of 1."""
         return self.world or World()
 
     @property
@@ -163,7 +163,7 @@ class ReadConfig(Wanted):
 
     @property
     def array_framework(self) -> str:
-        """The framework of the arrays in batches. `backend` must not be "auto" here."""
+        """The framework of the arrays in batches, if `backend` is not "auto"."""
         return self.framework or ("numpy" if self.backend == "native" else "tensorflow")
 
     @property
@@ -175,7 +175,7 @@ class ReadConfig(Wanted):
 
     @property
     def is_coloured(self) -> bool:
-        """Whether colours are changed, only in training."""
+        """Whether colours are randomly changed, which is only done in training."""
         return self.colour and self.is_training
 
     @property

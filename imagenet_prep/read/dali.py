@@ -19,13 +19,13 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 _QUEUE_DEPTH = 2  # batches that DALI prepares ahead
-# GPU batches that DALI must not overwrite yet. Frameworks release a batch when its step is
-# queued, but the GPU may read it until that step has finished.
+# Number of GPU batches that DALI must not overwrite yet. Frameworks release a batch when its step
+# is queued, but the GPU may read the batch until the step ends.
 _BATCHES_IN_USE = 2
 _CUDA = 2  # kDLCUDA in dlpack.h
-# As in the other backends, decode to RGB and ignore the EXIF orientation: DALI would rotate images
-# after their crops were chosen. By default, a GPU uses the nearest chroma sample. The CPU
-# interpolates, and images would differ by 2 grey levels on average.
+# DALI must not apply the EXIF orientation, since crops are drawn for the stored image. On a GPU,
+# DALI's default is the nearest chroma sample. Interpolate as on the CPU; otherwise images would
+# differ by 2 grey levels on average.
 _DECODED = {
     "output_type": types.RGB,
     "adjust_orientation": False,
@@ -35,17 +35,16 @@ _DTYPES = {"uint8": types.UINT8, "float32": types.FLOAT, "float16": types.FLOAT1
 
 
 class DaliBackend:
-    """The backend of NVIDIA DALI.
+    """The backend of NVIDIA DALI; `external_source` passes it the images in the reader's order.
 
-    DALI reads through `external_source`, in our order. Its own `readers.tfrecord` only shuffles in
-    a small buffer, assigns shards to ranks itself, cannot resume with a different number of ranks,
-    and would not match the other backends.
+    DALI's `readers.tfrecord` shuffles only in a small buffer, and cannot resume with a different
+    number of ranks.
     """
 
     def __init__(self, config: ReadConfig, largest: tuple[int, int]) -> None:
-        """Builds the pipeline; `largest` (height, width) is the size of nvJPEG's buffers."""
+        """Builds the pipeline; allocates nvJPEG's buffers for the `largest` (height, width)."""
         self._encoded: Iterator[EncodedBatch] = iter(())
-        # Inputs that DALI may still read: it does not copy them.
+        # Keep the inputs that DALI may still read, because it does not copy them.
         self._given: deque[tuple[Any, ...]] = deque(maxlen=_QUEUE_DEPTH + 1)
         self._in_use: deque[Any] = deque(maxlen=_BATCHES_IN_USE if config.device == "gpu" else 0)
         self._config = config
@@ -81,7 +80,7 @@ class DaliBackend:
         if self._is_idle:
             self._pipeline.reset()
         else:
-            # The last epoch was not read to its end, and its batches are still in the pipeline.
+            # The last epoch was not read to its end, so the pipeline still has some of its batches.
             self._pipeline = self._new_pipeline()
         self._encoded = encoded
         self._is_idle = False
@@ -108,7 +107,7 @@ class DaliBackend:
 
     def _next(self) -> tuple[Any, ...]:
         batch = next(self._encoded)
-        # Given a list of arrays, DALI would iterate over it three times in Python.
+        # If it got a list of arrays, DALI would iterate over it three times in Python.
         encoded = TensorListCPU([TensorCPU(image) for image in batch.encoded], contiguous=False)
         given = encoded, *(array for views in batch.views for array in _arrays(views))
         self._given.append(given)
@@ -116,7 +115,7 @@ class DaliBackend:
 
 
 def _arrays(views: Views) -> tuple[Any, ...]:
-    """Returns anchors, shapes and mirroring of crops, and the two parts of `colours`."""
+    """Returns the crops' anchors, shapes and mirroring; also the two matrices of `colours`."""
     boxes, colours = views.boxes, views.colours
     shown = (
         np.ascontiguousarray(boxes[:, :2]),
@@ -130,7 +129,7 @@ def _arrays(views: Views) -> tuple[Any, ...]:
 
 @pipeline_def(exec_dynamic=True, prefetch_queue_depth=_QUEUE_DEPTH)  # type: ignore[untyped-decorator]
 def _show(source: Callable[[], Any], config: ReadConfig, decoder: dict[str, Any]) -> Any:
-    """Defines the pipeline; `source` is `DaliBackend._next`."""
+    """Defines the pipeline; `source` returns the encoded images and `_arrays` of a batch."""
     per_view = 5 if config.is_coloured else 3  # The number of arrays that `_arrays` returns.
     encoded, *arrays = fn.external_source(
         source=source, num_outputs=1 + config.views * per_view, batch=True, no_copy=True
@@ -190,7 +189,7 @@ def _view(
 
 
 def _to_tensorflow(tensor: Any) -> Any:
-    """Converts a DALI tensor, without a copy unless TensorFlow cannot see its GPU."""
+    """Converts a DALI tensor; copies it only if TensorFlow cannot use its GPU."""
     import tensorflow as tf
 
     kind, number = tensor.__dlpack_device__()
@@ -203,7 +202,7 @@ def _to_tensorflow(tensor: Any) -> Any:
     return tf.experimental.dlpack.from_dlpack(capsule)
 
 
-# DALI's tensor itself has the DLPack protocol.
+# A DALI tensor supports DLPack itself.
 _CONVERTERS = {
     "dlpack": lambda tensor: tensor,
     "numpy": lambda tensor: np.array(tensor.as_cpu()),

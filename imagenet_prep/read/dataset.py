@@ -1,4 +1,4 @@
-"""`make_dataset`, with all settings of a reader and their defaults."""
+"""`make_dataset`, which opens a reader, and its arguments."""
 
 from __future__ import annotations
 
@@ -49,60 +49,64 @@ def make_dataset(
 ) -> Reader:
     """Returns a reader of the batches of one rank.
 
-    Each epoch has every example exactly once over all ranks. Training drops the examples that do
-    not fill a last step of all ranks (`Reader.dropped_per_epoch`); evaluation pads and masks it.
+    In each epoch, the ranks together read every example exactly once. If the last step of an epoch
+    is not full, training drops it (`Reader.dropped_per_epoch`); evaluation pads it, and `mask` is
+    False for the padding.
 
     Args:
       data_dir: folder of the dataset, or its s3:// or http(s):// URL.
-      split: "train", "validation", or a different split of the dataset: "holdout", "test".
+      split: "train", "validation", "holdout" or "test"; the dataset must have this split.
       batch_size: examples per step and rank.
       image_size: height and width of the images in pixels.
       training: True for shuffled random crops, False for central crops in record order; by
-        default True for the train split.
+        default True only for the train split.
       world: rank and size of this process; by default from the launcher's environment.
-      seed: determines order, crops and mirroring, together with epoch and example.
+      seed: seed of the order of examples and of random crops, mirroring and colours.
       backend: "tfdata", "dali", "native" (no framework needed) or "auto": DALI for a GPU, otherwise
         the first of tf.data, DALI and native that is installed.
       framework: "tensorflow" tensors, "numpy" arrays, or "dlpack" for PyTorch and JAX without a
         copy; by default "numpy" for the native backend and "tensorflow" for the others.
-      recipe: "resnet"; "tutorial": crops and normalisation of the 2018 tutorial; "cifar10":
-        training shifts images by up to 4 pixels; "mnist": unchanged images; "adm": the square crop
-        of image generators with the bytes of Pillow (native, uint8).
+      recipe: "resnet": crops as in torchvision; "tutorial": crops and normalisation of the 2018
+        tutorial; "cifar10": training shifts images by up to 4 pixels; "mnist": complete images
+        without shifts; "adm": the square crop of image generators, with the same bytes as Pillow
+        (only for the native backend and uint8).
       colour: random colour changes in training, as with the tutorial's `--increased_aug`.
-      dtype: "float32", "bfloat16" (not DALI) or "float16" (not tf.data) normalised, or "uint8"; by
-        default "float32", and "uint8" for recipe "adm".
+      dtype: "float32", "bfloat16" (not DALI) or "float16" (not tf.data) for normalised images;
+        "uint8" for images from 0 to 255. By default "float32"; "uint8" for recipe "adm".
       layout: "NHWC" or "NCHW".
-      antialias: filter before downscaling, like Pillow; by default only in evaluation. It
-        slows tf.data down by a fifth.
+      antialias: filter images when downscaling, as Pillow does; by default only in evaluation.
+        It slows tf.data down by a fifth.
       device: "cpu", or "gpu" for DALI on the GPU of this local rank.
-      shuffle_window: number of shards that are shuffled together. 0 means all, the default
-        for a folder. Small windows reduce seeks on disks, and let a remote dataset be
-        read while it is fetched; its default is 16.
+      shuffle_window: number of shards that are shuffled together; 0 means all. The default is 0
+        for a folder and 16 for a remote dataset, which is fetched window by window. Small windows
+        also reduce seeks on disks.
       cache_dir: folder for a node's copy of a remote dataset; by default IMAGENET_PREP_CACHE or
         ~/.cache/imagenet-prep.
-      cache_gb: size limit of the cache in 1e9 bytes, at least two windows of shards; by default
-        none. Beyond it, only shards in use by the node's readers stay.
-      num_threads: images decoded in parallel; 0 shares the available cores among a host's ranks.
-      on_bad_record: "raise", or "skip": mask, count and list in `Reader.skipped`. Failures of disk
-        or server, and damage of a complete shard, always raise.
-      out: returns the memory for the images of a batch (native backend): a NumPy array, or an
-        object with the DLPack or buffer protocol, in the shape and type of `images`. It is called
-        up to three batches ahead, and its result becomes `images`.
+      cache_gb: size limit of the cache in 1e9 bytes, at least two windows of shards; by default no
+        limit. Shards that readers of this node use are kept even above the limit.
+      num_threads: images decoded in parallel; 0 divides the available cores among the host's ranks.
+      on_bad_record: "raise", or "skip": mask damaged records and list them in `Reader.skipped`.
+        Errors of the disk or server, and a completely damaged shard, always raise.
+      out: function that returns memory for the images of a batch (only for the native backend): a
+        NumPy array or an object that supports DLPack or the buffer protocol, with the shape and
+        type of `images`. It is called up to three batches ahead. Its result becomes `images`.
       fields: keys of `Batch` in order, or "column:NAME" for a column of the dataset; by default
-        images, class_index and mask. Without "images" nothing is decoded; if "boxes" is missing
-        too, no record is read, only the tables.
+        images, class_index and mask. Without "images", no image is decoded. Without "images" and
+        "boxes", only the tables of samples are read.
       views: independent crops per training image; if > 1, images and boxes get a second axis of
         this size after the batch axis.
-      originals: for recipe "adm", refuse a dataset with changed images. True: if `prepare` changed
-        any; False: never; by default, if larger images were downscaled to `image_size` or less.
+      originals: for recipe "adm", raise UsageError for a dataset with changed images. True: if
+        `prepare` changed any image; False: never; by default, if `prepare` downscaled larger images
+        to a shorter side of `image_size` or less.
       classes: WNIDs or class indices to read; by default all.
       remap: renumber the chosen `classes` from 0 in class list order, as in `Reader.classes`.
       keys: file with the keys to read, one per line.
       exclude: file with the keys to skip, one per line.
-      fraction: share of the examples to read, chosen by a hash of the key: 0.1 is a subset of 0.2.
+      fraction: share of the examples to read, chosen by a hash of the key. With the same seed, the
+        examples of fraction 0.1 are a subset of those of 0.2.
       fold: (k, n): read part k (from 0) of n disjoint parts, split by a hash of the key.
       others: read all parts of `fold` except part k.
-      choice_seed: seed of these hashes.
+      choice_seed: seed of the hashes for `fraction` and `fold`.
 
     Raises:
       UsageError: no manifest, an invalid argument, a backend that is not installed, or a part of a

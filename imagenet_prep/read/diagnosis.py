@@ -1,4 +1,4 @@
-"""Finds the image that made a batch fail; frameworks do not name it."""
+"""Finds the image that a backend cannot decode, because frameworks do not name it."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from imagenet_prep.read.feed import EncodedBatch, Feed
 
 
 class Diagnosis:
-    """Remembers the batches in a decoder, and rereads their images if it fails."""
+    """Remembers the batches that a backend is decoding, and rereads their images if it fails."""
 
     def __init__(
         self, feed: Feed, decode: Callable[[bytes], None], epoch: int, start: int, steps: int
     ) -> None:
-        """`decode` is the backend's; it raises any error for an image it cannot decode."""
+        """`decode` is `Backend.decode`; `epoch`, `start` and `steps` are for `Feed.batches`."""
         self._feed = feed
         self._decode = decode
         self._part = epoch, start, steps
@@ -24,22 +24,22 @@ class Diagnosis:
         self._error: ImagenetPrepError | None = None
 
     def batches(self) -> Iterator[EncodedBatch]:
-        """Yields the batches, and remembers them without images (100 MB per dozen steps)."""
+        """Yields the batches, and remembers them without their images, to save memory."""
         try:
             for batch in self._feed.batches(*self._part):
                 self._fed.append(batch._replace(encoded=[]))
                 yield batch
         except ImagenetPrepError as error:
-            # Frameworks replace errors of Python callbacks with their own.
+            # A framework raises its own error if a Python callback fails, so keep this one.
             self._error = error
             raise
 
     def decoded(self) -> EncodedBatch:
-        """Returns the next batch that the decoder has finished, without its images."""
+        """Returns the oldest remembered batch, which the backend has now decoded."""
         return self._fed.popleft()
 
     def explain(self, error: Exception) -> None:
-        """Skips the images that made a step fail; raises the error if there are none."""
+        """Masks the images that cannot be decoded; raises `error` if all can be decoded."""
         if self._error is not None:
             raise self._error from None
         has_skipped, records = False, self._feed.records
@@ -56,7 +56,7 @@ class Diagnosis:
 
 
 def problem(encoded: bytes, decode: Callable[[bytes], None], backend: str) -> str | None:
-    """Returns why Pillow or a backend's `decode` cannot decode a JPEG; None if both can."""
+    """Returns the reason if Pillow or the backend cannot decode a JPEG; None if both can."""
     try:
         with opening.opened(encoded, only=("JPEG",)) as image:
             image.load()
@@ -73,6 +73,6 @@ def problem(encoded: bytes, decode: Callable[[bytes], None], backend: str) -> st
 
 
 def _reason(error: Exception) -> str:
-    """Returns the line with the reason from a framework's error."""
+    """Returns the line of a framework's error message that has the reason."""
     lines = str(error).partition("encountered:")[2] or str(error)
     return next((line.strip() for line in lines.splitlines() if line.strip()), type(error).__name__)

@@ -1,4 +1,4 @@
-"""Memory shared with frameworks: bfloat16 arrays, which NumPy lacks, and reused buffers."""
+"""Shares memory with frameworks through DLPack, also as bfloat16, and reuses buffers."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ import numpy as np
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-# A DLTensor (dlpack.h) starts with 8 bytes of address and 4 bytes each of device type, device
-# number and number of axes. A DLDataType follows; its first byte is the type code.
+# A DLTensor (dlpack.h) starts with the address (8 bytes) and the device type, device number and
+# number of axes (4 bytes each). A DLDataType follows, which starts with the type code (1 byte).
 _DEVICE_AT, _KIND_AT = 12, 20
 _UINT, _BFLOAT = 1, 4
 
 
 def _field(capsule: Any, of: Any, offset: int) -> Any:
-    """Returns a field of a capsule's DLTensor as a ctypes object."""
+    """Returns the field of ctypes type `of` at an offset in a capsule's DLTensor."""
     pointer = ctypes.pythonapi.PyCapsule_GetPointer
     pointer.restype, pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
     return of.from_address(pointer(capsule, b"dltensor") + offset)
 
 
 def on_device(array: Any, number: int) -> Any:
-    """Returns the capsule of an array with a different device number."""
+    """Returns an array's DLPack capsule with its device number set to `number`."""
     capsule = array.__dlpack__()
     _field(capsule, ctypes.c_int32, _DEVICE_AT).value = number
     return capsule
 
 
 class _Renamed:
-    """An array with its DLPack type code changed from `kind` to `other`; no copy."""
+    """A view of an array that changes the DLPack type code `kind` to `other`."""
 
     def __init__(self, array: Any, kind: int, other: int) -> None:
         self._array = array
@@ -60,7 +60,7 @@ class Bfloat16(_Renamed):
 
 
 class Memory:
-    """An array's memory, writable for NumPy; arrays made from it keep this object alive."""
+    """Lets NumPy write to an array's memory. NumPy arrays over it keep this object alive."""
 
     def __init__(self, array: npt.NDArray[Any]) -> None:
         self._array = array
@@ -69,7 +69,7 @@ class Memory:
 
 
 class Lease(Memory):
-    """Memory of a batch, reused after its last reference; clearing new memory takes time."""
+    """Memory that returns to `free` after its last use; the kernel must clear new memory."""
 
     def __init__(self, array: npt.NDArray[Any], free: deque[npt.NDArray[Any]]) -> None:
         super().__init__(array)
@@ -80,16 +80,16 @@ class Lease(Memory):
 
 
 def leased(num_bytes: int, free: deque[npt.NDArray[Any]]) -> npt.NDArray[np.uint8]:
-    """Returns memory from `free`, to which it returns after its last reference, or new memory."""
+    """Returns memory from `free`, or new memory. It returns to `free` after its last use."""
     memory = free.pop() if free else np.empty(0, np.uint8)
-    # Buffers that are too small are dropped, so soon all fit the largest batch.
+    # Smaller buffers are dropped, so after a few batches all fit the largest batch.
     if len(memory) < num_bytes:
         memory = np.empty(num_bytes, np.uint8)
     return np.asarray(Lease(memory, free))[:num_bytes]
 
 
 def array_over(buffer: Any) -> npt.NDArray[Any]:
-    """Returns a writable view of a DLPack or buffer object in CPU memory; bfloat16 as uint16."""
+    """Returns a writable array over a DLPack or buffer object; bfloat16 becomes uint16."""
     if not isinstance(buffer, np.ndarray) and hasattr(buffer, "__dlpack__"):
         # DLPack does not say whether memory is writable, so NumPy treats it as read-only.
         return np.asarray(Memory(np.from_dlpack(_Renamed(buffer, _BFLOAT, _UINT))))

@@ -1,4 +1,4 @@
-"""The input of all backends: the encoded images of one rank in order, with their crops."""
+"""Reads one rank's examples in order, and computes their crops, for all decoding backends."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
     from imagenet_prep.read.records import Records
 
 _STEPS_AHEAD = 3
-# Fields that are only in records. The others are also in the sample tables.
+# Fields that need the records. All other fields can be read from the sample tables.
 _OF_RECORDS = ("images", "boxes")
 MOST_BOXES = 5_000  # per image: a batch is padded to the most boxes of its images
 
-# A grey JPEG of 8 x 8 pixels, decoded for entries that are masked out.
+# A grey JPEG of 8 x 8 pixels, which is decoded instead of masked examples.
 PLACEHOLDER = bytes.fromhex(
     "ffd8ffe000104a46494600010100000100010000ffdb004300100b0c0e0c0a100e0d0e1211101318281a1816"
     "16183123251d283a333d3c3933383740485c4e404457453738506d51575f626768673e4d71797064785c6567"
@@ -46,16 +46,16 @@ _PLACEHOLDER_SIDE = 8
 
 
 class EncodedBatch(NamedTuple):
-    """One step of one rank before decoding; `class_index`, `mask` and `numbers` as in `Batch`."""
+    """The examples of one step and rank before decoding; see `Batch` for the arrays."""
 
-    # [batch] JPEGs, some of which share a buffer; a placeholder if the mask is False. Empty if no
-    # field needs the records.
+    # [batch] JPEGs, which may share a buffer; PLACEHOLDER if the mask is False. Empty if no field
+    # needs the records.
     encoded: list[bytes | memoryview]
     class_index: npt.NDArray[np.int32]
     mask: npt.NDArray[np.bool_]
-    views: tuple[Views, ...]  # the crops of all images, for each view
+    views: tuple[Views, ...]
     numbers: npt.NDArray[np.int64]
-    details: Mapping[str, npt.NDArray[Any]]  # the requested fields that need no decoder
+    details: Mapping[str, npt.NDArray[Any]]  # all other requested fields
 
 
 @dataclass(eq=False)
@@ -63,9 +63,9 @@ class Feed:
     """Reads the batches of one rank ahead of the decoding backend.
 
     Attributes:
-      class_numbers: the class list number of each class index.
-      bfloat16: the columns that hold bits of bfloat16.
-      skipped: one message per damaged record that was masked, by example number.
+      class_numbers: the number in the class list, by class index of batches.
+      bfloat16: the fields of columns whose arrays have bfloat16 as uint16.
+      skipped: the error message of each masked record, by example number.
     """
 
     records: Records
@@ -89,21 +89,24 @@ class Feed:
         if len(self.class_numbers) < len(self.records.wnids):
             self._dense = np.zeros(len(self.records.wnids), np.int32)
             self._dense[list(self.class_numbers)] = range(len(self.class_numbers))
-        # One thread is enough, since the kernel knows the next examples and reads them ahead.
-        # More threads would only compete for the interpreter lock.
+        # One thread is enough: `will_need` tells the kernel to read ahead, and more threads would
+        # only compete for the interpreter lock.
         self._thread = BackgroundThreads(1, "read")
-        # Epoch, its order and its windows: 0.2 s to compute for ImageNet.
+        # An epoch, its order and its windows, which take 0.2 s to compute for ImageNet.
         self._planned: tuple[int, npt.NDArray[np.int64], list[list[int]]] | None = None
 
     def steps(self, start: int) -> Steps:
-        """Returns the steps of the rest of an epoch, from its `start`-th example on."""
+        """Returns the steps of an epoch after its first `start` examples."""
         nodes = self.order.placement.nodes
         total = self.order.num_examples
         size, training = self.config.batch_size, self.config.is_training
         return Steps(start, total, self.config.rank.size, size, training, nodes)
 
     def batches(self, epoch: int, start: int, most: int | None = None) -> Iterator[EncodedBatch]:
-        """Yields this rank's steps of the rest of an epoch, or the first `most` of them."""
+        """Yields this rank's batches of an epoch after its first `start` examples.
+
+        At most `most` batches are yielded.
+        """
         steps = self.steps(start)
         count = steps.count if most is None else min(most, steps.count)
         if self._planned is None or self._planned[0] != epoch:
@@ -128,15 +131,15 @@ class Feed:
                 if step >= _STEPS_AHEAD - 1 and ahead:
                     yield ahead.popleft().result()
         finally:
-            # This must not wait. If the epoch was not finished, the garbage collector may run this
-            # in any thread, which may hold any lock, including one needed to join a thread.
+            # This must not wait. The garbage collector may run it in any thread, even in one that
+            # holds a lock that the reading thread needs.
             for batch in ahead:
                 batch.cancel()
 
     def close(self) -> None:
         """Closes the shards; the next epoch opens them again."""
         self.records.close()
-        # The thread may have reopened a shard, so it closes them again when its work is done.
+        # The reading thread may have reopened a shard, so it closes all shards after its tasks.
         self._thread.submit(self._close).result()
 
     def _close(self) -> None:
@@ -145,7 +148,7 @@ class Feed:
             rows.close()
 
     def skip(self, number: int, error: DataDamagedError) -> None:
-        """Masks a record from now on; raises the error if skipping is not allowed."""
+        """Masks a damaged record from now on; raises `error` unless on_bad_record is "skip"."""
         if self.config.on_bad_record != "skip":
             raise error
         self.skipped[number] = str(error)
@@ -204,7 +207,7 @@ class Feed:
     def _views(
         self, sides: npt.NDArray[np.int64], numbers: npt.NDArray[np.int64], epoch: int
     ) -> tuple[Views, ...]:
-        """Returns the crops of a batch; empty if no field needs them."""
+        """Returns the crops of a batch for each view; () if no field needs them."""
         config, (widths, heights) = self.config, sides
         if not self._reads_records and "mirrored" not in config.fields:
             return ()
@@ -223,7 +226,7 @@ class Feed:
         sides: npt.NDArray[np.int64],
         views: Sequence[Views],
     ) -> npt.NDArray[Any]:
-        """Returns a field that is not decoded; empty keys, -1 and zeros if there is no image."""
+        """Returns an array of `EncodedBatch.details`."""
         if field == "key":
             # Keys come from the tables, since an amended dataset's records may lack them.
             if self._facts is None:

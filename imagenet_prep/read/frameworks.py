@@ -1,4 +1,4 @@
-"""Converts NumPy arrays to arrays of a reader's framework without a copy."""
+"""Converts NumPy arrays to arrays of the framework of a reader."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _to_tensorflow(array: npt.NDArray[Any], bits: bool) -> Any:
     return from_numpy(array, bits)
 
 
-# Arguments: an array, and whether it holds the bits of bfloat16, a type that NumPy lacks.
+# A converter's arguments are an array, and whether its uint16 values are the bits of bfloat16.
 CONVERTERS: dict[str, Callable[[npt.NDArray[Any], bool], Any]] = {
     "numpy": _to_numpy,
     "dlpack": lambda array, bits: Bfloat16(array) if bits else array,

@@ -1,4 +1,4 @@
-"""Reads, verifies and parses the records of a batch in one call of gather.c."""
+"""Reads, verifies and parses the records of a batch with one call of gather.c."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from imagenet_prep.read.dlpack import leased
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-# gather.c returns the fields of `Places`, followed by the height and width of the image.
+# For each record, gather.c writes the fields of `Places`, then height and width of the image.
 _NUM_PLACES = len(Places._fields)
 _NUM_FOUND = _NUM_PLACES + 2
 _LIBRARY = Path(__file__).with_name("_gather.so")
@@ -32,11 +32,11 @@ def gather(
     sizes: npt.NDArray[np.int64],
     free: deque[npt.NDArray[Any]],
 ) -> tuple[memoryview, list[tuple[Places, tuple[int, int]] | None]]:
-    """Reads records, given file, offset and size of each; `free` gets the memory after its use.
+    """Reads records, given the file, offset and size of each, into memory from `free`.
 
-    Returns the bytes of all records, and for each the offsets of its parts and (height, width) of
-    its JPEG. None if a record is damaged or not in the format of `prepare`, and for all records if
-    gather.c was not compiled or the processor has no CRC32C instruction.
+    Returns the bytes of all records. For each record, it also returns the offsets of its parts and
+    the (height, width) of its JPEG, or None if the record is damaged or not in the format of
+    `prepare`. All are None if gather.c was not compiled or the processor has no CRC32C instruction.
     """
     library = compiled.find(_LIBRARY, gather=_TYPES)
     if library is None:

@@ -1,7 +1,7 @@
-"""A file that stays open, and optionally locked, while it is referenced.
+"""Files that stay open, and optionally locked, while they are referenced.
 
-A forked process shares its parent's locks, which are only released when both have closed the file.
-So the child closes all locked files immediately and must not use them.
+A lock of a forked process is released only after parent and child have closed the file. So a child
+closes all locked files of its parent immediately, and must not use them.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ _LOCKS = f"{naming.WORK}/locks"
 
 
 class HeldFile:
-    """An open file, closed with its last reference. `lock` takes flags of fcntl.flock, or 0."""
+    """An open file, which closes with its last reference; `lock` has flags for flock, or 0."""
 
     def __init__(self, path: Path, lock: int = 0) -> None:
         # Network file systems only allow exclusive locks on files open for writing.
         mode = os.O_RDWR if lock & fcntl.LOCK_EX else os.O_RDONLY
-        # Without O_NONBLOCK, opening a pipe would wait for its writer.
+        # Without O_NONBLOCK, opening a named pipe would wait for a writer.
         self.descriptor = os.open(path, mode | os.O_NONBLOCK | os.O_CLOEXEC)
         self._closing = weakref.finalize(self, os.close, self.descriptor)
         regular_file.demand_regular(self.descriptor, path)
@@ -47,14 +47,14 @@ def _let_go() -> None:
 
 @contextlib.contextmanager
 def only_one(store: LocalStore, name: str, flags: int = 0) -> Iterator[None]:
-    """Holds a lock among the node's ranks; BlockingIOError with LOCK_NB if it is taken."""
+    """Holds the lock `name` of a dataset's folder; waits for it unless `flags` has LOCK_NB."""
     store.make_folder(_LOCKS)
     descriptor = store.open(f"{_LOCKS}/{name.replace('/', '-')}", os.O_RDWR | os.O_CREAT)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | flags)
         yield
     finally:
-        # Closing does not release it if a process forked meanwhile has a copy.
+        # Closing the file does not release the lock if a process was forked meanwhile.
         fcntl.flock(descriptor, fcntl.LOCK_UN)
         os.close(descriptor)
 

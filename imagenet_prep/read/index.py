@@ -1,4 +1,4 @@
-"""The index of a shard: offset and size of its records, checked against the manifest."""
+"""Parses a shard's index, which has the offset and size of each record, and checks it."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from imagenet_prep.dataset.manifest import Shard
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-# Numbers of this many digits fit into 63 bits. A line has two numbers, a space and a newline.
+# Numbers of 18 digits fit into 63 bits. A line has two numbers, a space and a newline.
 _DIGITS = 18
 _LINE_BYTES = 2 * _DIGITS + 2
 
 
 def most_bytes(shard: Shard) -> int:
-    """Returns the number of bytes to read of an index: one more than its maximum size."""
+    """Returns one more than the largest valid index size: an index that is longer is damaged."""
     return min(_LINE_BYTES * shard.examples, shard.index_bytes) + 1
 
 
 def parse(content: bytes, shard: Shard, root: Path) -> npt.NDArray[np.int64]:
-    """Returns [records, 2]: offset and size in bytes of each record; `root` is for errors."""
+    """Returns [records, 2]: offset and size in bytes of each record; errors name `root`."""
     path = root / naming.index_name(shard.name)
     words = content.split()
     try:
-        # NumPy accepts every word that int() accepts, not only digits.
+        # Check for digits, since NumPy also accepts words like "+1" and "1_000".
         odd = next((w for w in words if not w.isdigit() or len(w) > _DIGITS), None)
         if odd is not None:
             raise ValueError(f"{odd[:32]!r} is not a byte offset")

@@ -1,4 +1,4 @@
-"""Keys and classes of the examples of a split, without their images."""
+"""Reads keys and classes of the examples of a split without reading their images."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Names:
-    """Class indices and keys of examples, from the sample tables or else from the records."""
+    """Reads class indices and keys from the sample tables; without tables, from the records."""
 
     def __init__(self, records: Records) -> None:
         self._records = records
@@ -36,7 +36,7 @@ class Names:
             )
 
     def of(self, shard: int, *, sides: bool = False) -> Iterable[Head]:
-        """Returns the head of each example of a shard; its image field is b"" without `sides`."""
+        """Yields the `Head` of each example; its third value is b"" unless `sides` is set."""
         records = self._records
         if not records.manifest.has_samples:
             return ((*records.name(number), b"") for number in records.numbers_of(shard))
@@ -46,13 +46,13 @@ class Names:
         return itertools.chain.from_iterable(map(self.of, range(len(self._records.shards))))
 
     def mentions(self, shard: int, texts: Iterable[bytes]) -> bool:
-        """Returns whether the table of a shard may contain any of these texts."""
+        """Returns False if the table of a shard contains none of the strings in `texts`."""
         records = self._records
         has_samples = records.manifest.has_samples
         return not has_samples or tables.mentions(self._store, records.shards[shard], texts)
 
     def samples(self, shard: int) -> Iterator[Sample]:
-        """Returns all lines of the table of a shard, which is verified at its end."""
+        """Yields the lines of a shard's table; verifies the table after the last line."""
         return tables.rows(self._store, self._records.shards[shard], len(self._records.wnids))
 
     def at(self, number: int) -> tuple[int, str]:
@@ -60,24 +60,23 @@ class Names:
         shard, record = self._records.place(number)
         if not self._records.manifest.has_samples:
             return self._records.name(number)
-        # Read to the end, so that the table is verified.
+        # Read the table to its end, which verifies it.
         return list(self.of(shard))[record][:2]
 
 
 class Facts:
-    """Facts from the sample tables, read on first use: 4 bytes per example, about 34 with keys."""
+    """Columns of the sample tables in memory: 4 bytes per example, or about 34 with keys."""
 
     def __init__(self, records: Records, fields: Collection[str]) -> None:
         self._records, self._names = records, Names(records)
         self._fields = fields
         self._keys: dict[int, npt.NDArray[np.bytes_]] = {}
         self.classes = np.zeros(len(records), np.int32)
-        # Width and height of the stored images in pixels.
         self.sides = np.zeros((2, len(records)) if self._has_sides else (2, 0), np.int32)
         self._is_read = np.zeros(len(records.shards), bool)
 
     def read(self, numbers: Sequence[int]) -> None:
-        """Reads the tables of these examples that were not read yet."""
+        """Reads the tables with these examples, unless they were read before."""
         if self._is_read.all():
             return
         for shard in np.unique(self._records.shards_of(numbers)).tolist():
@@ -100,6 +99,6 @@ class Facts:
         return not {"width", "height"}.isdisjoint(self._fields)
 
     def keys(self, numbers: npt.NDArray[np.int64]) -> list[str]:
-        """Returns the keys of examples."""
+        """Returns the keys of examples whose tables were read."""
         places = map(self._records.place, numbers.tolist())
         return [self._keys[shard][record].decode() for shard, record in places]

@@ -1,4 +1,4 @@
-"""Decodes, crops and resizes on the CPU with this package's codec; needs no framework."""
+"""Decodes, crops and resizes images on the CPU with this package's codec, without a framework."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 _STEPS_AHEAD = 2
-_TASKS_PER_THREAD = 2  # enough that threads are rarely idle at the end of a step
+_TASKS_PER_THREAD = 2  # per view; with more than one, threads are rarely idle at a step's end
 
 
 class NativeBackend:
-    """A backend without a framework. It makes NumPy arrays and converts them at the end.
+    """A backend without a framework; it decodes to NumPy arrays, which it then converts.
 
-    Threads decode images with `codec.planes`, which crops, resizes, mirrors and converts in one
-    pass. Pillow decodes images that it does not support, for example CMYK, and all images if it
-    cannot be loaded. Pillow is slower and differs by less than one grey level per image on average.
+    `codec.planes` decodes, crops, resizes, mirrors and converts in one pass. Pillow decodes images
+    that `planes` does not support, such as CMYK, and all images if `planes` cannot be loaded.
+    Pillow is slower, and its pixels differ by less than one grey level on average.
     """
 
     def __init__(self, config: ReadConfig) -> None:
@@ -48,7 +48,7 @@ class NativeBackend:
         self._shape = (config.batch_size, *views, *shape)
         self._free: deque[npt.NDArray[Any]] = deque(maxlen=_STEPS_AHEAD + 2)
         self._values = Values(config.array_dtype, config.constants.mean, config.constants.std)
-        # Views with colour changes or padding are first made as bytes and then converted.
+        # For colour changes or padding, images are first decoded to bytes and then converted.
         square = config.constants.square
         self._cropped = square or config.constants.padding is None
         self._in_one_pass = not config.is_coloured and self._cropped
@@ -59,7 +59,7 @@ class NativeBackend:
         self._look = Look(side, side, values, kernel, channels_first=channels_first)
         self._num_threads = config.decode_threads
         self._pool = ThreadPoolExecutor(self._num_threads, thread_name_prefix="decode")
-        self._left: list[Future[None]] = []  # tasks of an unfinished epoch that may still write
+        self._left: list[Future[None]] = []  # running tasks of iterators that were closed early
         self._has_planes = True
         try:
             planes.require()
@@ -69,7 +69,7 @@ class NativeBackend:
 
     def batches(self, encoded: Iterator[EncodedBatch], steps: int) -> Iterator[Any]:
         """Yields the images of each step."""
-        # An unfinished last epoch must not write into memory that `out` now returns again.
+        # Running tasks of the last epoch must not write into memory that `out` now returns again.
         wait(self._left)
         ahead: deque[tuple[Any, list[Future[None]]]] = deque()
         left = itertools.islice(encoded, steps)
@@ -82,29 +82,29 @@ class NativeBackend:
                 if not ahead:
                     return
                 images, shown = ahead[0]
-                # Wait once for all tasks: every wait takes the interpreter lock from the decoders.
+                # Wait once for all tasks, because each wait takes the interpreter lock.
                 wait(shown)
                 for part in shown:
                     part.result()
                 ahead.popleft()
-                # Memory from `out` is returned unconverted. A conversion may copy, so it must
-                # come after the last write.
+                # Memory from `out` is returned unconverted. A conversion may copy, so it must come
+                # after the last write.
                 yield images if self._config.out else convert(images, is_bfloat16)
         finally:
-            # This must not wait, since the garbage collector may call it. Tasks of a second
-            # iterator over this reader may also still write.
+            # This must not wait, since the garbage collector may call it. Keep the running tasks
+            # of all iterators over this reader.
             self._left = [part for part in self._left if not part.done()]
             self._left += [part for _, shown in ahead for part in shown if not part.cancel()]
 
     def decode(self, encoded: bytes) -> None:
-        """Accepts every image that Pillow decodes; `diagnosis` checks that first."""
+        """Does nothing: it is called for images that Pillow can decode, and so can this backend."""
 
     def _begin(self, batch: EncodedBatch) -> tuple[Any, list[Future[None]]]:
-        """Starts to decode a batch; returns its images and the tasks that write them."""
+        """Starts to decode a batch; returns its images and the tasks that decode them."""
         size = self._config.batch_size
         given, images = self._memory()
         of_view = images.reshape(size, self._config.views, *self._shape[-3:])
-        # Fewer tasks than images, because submitting a task takes the interpreter lock.
+        # A task decodes several images, because submitting a task takes the interpreter lock.
         length = -(-size // (_TASKS_PER_THREAD * self._num_threads))
         parts = [slice(first, first + length) for first in range(0, size, length)]
         shown = [
@@ -115,7 +115,7 @@ class NativeBackend:
         return given, shown
 
     def _memory(self) -> tuple[Any, npt.NDArray[Any]]:
-        """Returns the images object for the user, and the array to write into."""
+        """Returns memory for the images of a batch, and a NumPy array over this memory."""
         dtype = self._values.table.dtype
         if self._config.out is None:
             memory = leased(dtype.itemsize * math.prod(self._shape), self._free)
@@ -173,7 +173,7 @@ class NativeBackend:
         colours: npt.NDArray[np.float32] | None,
         to: npt.NDArray[Any],
     ) -> None:
-        """Changes the colours of a view and writes it in the configured type and layout."""
+        """Changes the colours of an image, and writes it in the configured type and layout."""
         if colours is not None:
             flat = pixels.reshape(-1, 3).astype(np.float32)
             shift = colours[:, 3:6] @ flat.mean(axis=0) + colours[:, 6]
@@ -197,12 +197,12 @@ def cropped(data: bytes | memoryview, box: list[int]) -> Image.Image:
 
 
 def middle_square(image: Image.Image, side: int) -> npt.NDArray[np.uint8]:
-    """Returns center_crop_arr of guided-diffusion [side, side, 3]; same result as square.h."""
+    """Returns the crop that guided-diffusion's center_crop_arr makes, [side, side, 3]."""
     width, height = image.size
     while min(width, height) >= 2 * side:
         width, height = width // 2, height // 2
         image = image.resize((width, height), Image.Resampling.BOX)
-    # Limit the memory use: for longer images, the result only approximates Pillow's crop.
+    # Crop very long images, to limit memory. The result then only approximates center_crop_arr.
     if (most := max(1, jpeg.MAX_PIXELS // side**2) * min(width, height)) < max(width, height):
         left, top = max(0, width - most) // 2, max(0, height - most) // 2
         width, height = min(width, most), min(height, most)

@@ -1,4 +1,4 @@
-"""Opens the records of a split, and creates the choice, order and feed of a reader."""
+"""Opens the records of a split, and creates the `Choice`, `Order` and `Feed` of a reader."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from imagenet_prep.storage.opened import Dataset, open_dataset
 
 
 def open_feed(config: ReadConfig) -> tuple[Feed, dict[str, Any]]:
-    """Returns the feed of a reader, and the content of `Reader.choice`."""
+    """Returns the `Feed` of a reader with these settings, and the content of `Reader.choice`."""
     world = config.world or World.from_environment()
     config = replace(config, world=world)
     config = replace(config, backend=choose_backend(config))
@@ -33,7 +33,7 @@ def open_feed(config: ReadConfig) -> tuple[Feed, dict[str, Any]]:
     records = open_records(dataset, config.split, config.cache_dir, config.cache_gb)
     if config.is_training and records.manifest.edition == OBJECTNET:
         raise UsageError(
-            f"{config.data_dir}: {OBJECTNET}'s licence only allows evaluation, no training or "
+            f"{config.data_dir}: {OBJECTNET}'s licence allows only evaluation, not training or "
             "tuning. Pass training=False."
         )
     if config.constants.square and "images" in config.fields:
@@ -43,7 +43,7 @@ def open_feed(config: ReadConfig) -> tuple[Feed, dict[str, Any]]:
     filters, chosen = choice.filters(), None
     if filters:
         (chosen,) = choice.numbers([records])
-        # If a bit flip changes a rank's choice, it rejects the state of the other ranks.
+        # With this digest, a rank whose choice differs rejects the state of the other ranks.
         filters["numbers"] = hashlib.sha256(chosen.tobytes()).hexdigest()
     seed = config.seed if config.is_training else None
     order = Order(records.examples_per_shard, seed, config.window, records.placement, chosen)
@@ -58,7 +58,7 @@ def open_feed(config: ReadConfig) -> tuple[Feed, dict[str, Any]]:
 
 
 def _tell_changed(config: ReadConfig, records: Records) -> None:
-    """Logs the number of images that `prepare` changed; UsageError if `originals` forbids it."""
+    """Warns if `prepare` changed images; raises UsageError if `config.originals` forbids this."""
     manifest = records.manifest
     split = manifest.splits[records.split]
     short_side = settings.short_side(manifest.config, records.split)
@@ -88,7 +88,7 @@ def open_records(
     cache_dir: str | os.PathLike[str] | None = None,
     cache_gb: float | None = None,
 ) -> Records:
-    """Returns the records of a split, through the node's cache if the dataset is remote."""
+    """Returns the records of a split; a remote dataset is read through the node's cache."""
     if dataset.store.as_folder is not None:
         return Records(dataset, split)
     from imagenet_prep.read.cache import NodeCache

@@ -1,11 +1,11 @@
-"""The order of examples and their assignment to ranks; depends only on counts, seed and epoch.
+"""Orders the examples of an epoch, and assigns them to ranks.
 
 All ranks share one order of an epoch's examples. Each step takes the next world_size * batch_size
-examples, and rank r the r-th part of them. So every example is read exactly once, and all ranks
-have the same number of steps. A run can resume after n examples with any number of ranks.
+examples, and rank r reads the r-th part of them. So every example is read exactly once, and all
+ranks have the same number of steps. A run can resume after n examples with any number of ranks.
 
-If the dataset is partitioned among nodes (dataset.placement), the ranks of a node share an order of
-the examples that this node reads in the epoch.
+If the dataset is partitioned among nodes (dataset.placement), each node has an order of the
+examples that it reads in the epoch, and its ranks share this order.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from imagenet_prep.dataset.placement import WHOLE, Placement
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-# splitmix64 (Steele, Lea, Flood 2014): a bijection of 64-bit integers that passes
-# BigCrush. NumPy's own generators may change between versions.
+# splitmix64 (Steele, Lea, Flood 2014) is a bijection of 64-bit integers that passes BigCrush.
+# NumPy's generators are not used, since they may change between versions.
 _GAMMA = np.uint64(0x9E3779B97F4A7C15)
 _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
 _MIX_2 = np.uint64(0x94D049BB133111EB)
-_EXAMPLES, _SHARDS, _TURN = 1, 2, 3  # independent random streams
+_EXAMPLES, _SHARDS, _TURN = 1, 2, 3  # numbers of independent random streams
 _IN_TURN = 8
 
-# An epoch, and the number of its examples that all ranks together have read.
+# (epoch, number of the epoch's examples that all ranks together have read)
 Position = tuple[int, int]
 
 
@@ -43,7 +43,7 @@ def mix(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
 
 
 def stream(seed: int, *parts: int) -> np.uint64:
-    """Returns 64 bits derived from a seed and further numbers, e.g. an epoch."""
+    """Returns a 64-bit key derived from a seed and further numbers, e.g. an epoch."""
     state = np.array([seed & (1 << 64) - 1], np.uint64)
     for part in parts:
         state = mix(state) ^ np.uint64(part)
@@ -55,15 +55,15 @@ class Order:
     """The order in which one node reads the examples of a split, for each epoch."""
 
     examples_per_shard: Sequence[int]
-    seed: int | None  # determines the order of every epoch; None keeps record order
-    window: int = 0  # number of shards that are shuffled together; 0 for a full permutation
-    placement: Placement = WHOLE  # the node's part of the split; by default all of it
-    # Sorted numbers of the examples to read, counted in record order; None for all.
+    seed: int | None  # None keeps the examples in record order
+    window: int = 0  # number of shards that are shuffled together; 0 for all shards
+    placement: Placement = WHOLE  # the part of the split that the node has
+    # Sorted numbers of the examples to read, counted in record order; None for all examples.
     chosen: npt.NDArray[np.int64] | None = None
 
     @property
     def num_examples(self) -> int:
-        """The number of examples to read, over all shards."""
+        """The number of examples that all nodes together read per epoch."""
         return sum(self.examples_per_shard) if self.chosen is None else len(self.chosen)
 
     def epoch(self, epoch: int) -> npt.NDArray[np.int64]:
@@ -79,7 +79,7 @@ class Order:
         return numbers[in_order]
 
     def position(self, epoch: int, number: int) -> int | None:
-        """Returns an example's position in `epoch`, without sorting; None if it is not read."""
+        """Returns an example's position in the order of `epoch`; None if this node skips it."""
         numbers = self._part(epoch)
         places = np.flatnonzero(numbers == number)
         if not len(places) or self.seed is None:
@@ -94,7 +94,10 @@ class Order:
     def _sorted_by(
         self, epoch: int, numbers: npt.NDArray[np.int64]
     ) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.unsignedinteger] | None]:
-        """Returns the hash of each example, and its window, which is the primary sort key."""
+        """Returns the sort keys: each example's hash, and its window (None if there is only one).
+
+        Examples are sorted by window first.
+        """
         assert self.seed is not None
         hashed = mix(numbers.astype(np.uint64) ^ stream(self.seed, epoch, _EXAMPLES))
         if not 0 < self.window < len(self.examples_per_shard):
@@ -114,8 +117,7 @@ class Order:
             shards = np.unique(np.searchsorted(borders, self.chosen, side="right")).tolist()
         size = self.window
         if self.seed is None:
-            # Shards are read one by one; a window has the shards that are fetched together.
-            size = _IN_TURN
+            size = _IN_TURN  # shards are read one by one; those of a window are fetched together
         elif 0 < self.window < len(shards):
             hashed = mix(np.array(shards, np.uint64) ^ stream(self.seed, epoch, _SHARDS))
             shards = [shards[place] for place in np.argsort(hashed, kind="stable")]
@@ -124,7 +126,7 @@ class Order:
         return [shards[i : i + size] for i in range(0, len(shards), size)]
 
     def _part(self, epoch: int) -> npt.NDArray[np.int64]:
-        """Returns the numbers of the examples that this node reads, in record order."""
+        """Returns the numbers of the examples that this node reads in `epoch`, in record order."""
         if self.chosen is not None:
             return self.chosen
         total, turn = self.num_examples, 0
@@ -137,52 +139,50 @@ class Order:
 
 @dataclass(frozen=True)
 class Steps:
-    """The division of the rest of an epoch among the ranks."""
+    """Divides the remaining examples of an epoch into steps and among the ranks."""
 
-    start: int  # examples of the epoch that all ranks together have already read
-    num_examples: int  # examples of the complete epoch
+    start: int  # number of the epoch's examples that all ranks together have already read
+    num_examples: int  # number of examples of the complete epoch
     world_size: int
     batch_size: int  # examples per rank and step
-    # Drop examples that do not fill a step of all ranks (training), or pad (evaluation).
-    drop_tail: bool
-    # Number of nodes with their own orders and equal numbers of ranks; 1 for a common order.
-    nodes: int = 1
+    drop_tail: bool  # drop an incomplete last step, as in training
+    nodes: int = 1  # number of nodes with separate orders; 1 if all ranks share one order
 
     @property
     def global_batch(self) -> int:
-        """Examples per step over all ranks."""
+        """Examples per step, all ranks together."""
         return self.world_size * self.batch_size
 
     @property
     def count(self) -> int:
-        """Remaining steps, the same for every rank."""
+        """The number of remaining steps, which is the same for every rank."""
         left = self.num_examples - self.start
         return left // self.global_batch if self.drop_tail else -(-left // self.global_batch)
 
     @property
     def dropped(self) -> int:
-        """Examples at the end of the epoch that no rank reads."""
+        """The number of examples at the end of the epoch that no rank reads."""
         left = self.num_examples - self.start
         return left % self.global_batch if self.drop_tail else 0
 
     def positions(self, step: int, rank: int) -> range:
-        """Returns a rank's positions in its order of the epoch; fewer or none in a padded step."""
-        # If nodes have their own orders, this node's order may be one example shorter.
+        """Returns the positions in the node's order that a rank reads in a step."""
+        # If nodes have separate orders, this node's order may be one example shorter.
         rank %= self.world_size // self.nodes
         first = (self.start + step * self.global_batch) // self.nodes + rank * self.batch_size
         end = -(-self.num_examples // self.nodes)
         return range(min(first, end), min(first + self.batch_size, end))
 
     def after(self, steps: int) -> int:
-        """Returns the number of examples of the epoch read after this many steps."""
+        """Returns the number of the epoch's examples that are read after `steps` steps."""
         return min(self.start + steps * self.global_batch, self.num_examples)
 
 
 class StepSampler:
     """A sampler for a PyTorch DataLoader over a reader; created by `Reader.sampler`.
 
-    Every `for` over the DataLoader is one epoch, or the rest of a restored epoch. If a `for` stops
-    before all steps are handed out, the next one starts the same epoch again.
+    Each `for` loop over the DataLoader is one epoch, or the rest of a restored epoch. If a loop
+    ends before the sampler has yielded all steps, the next loop starts the same epoch again.
 
     Example:
       >>> from imagenet_prep.read import make_dataset
@@ -207,7 +207,7 @@ class StepSampler:
 
     @property
     def epoch(self) -> int:
-        """The epoch of the next `for`, from 0."""
+        """The epoch of the next `for` loop, from 0."""
         return self._after(self._handed_out)[0]
 
     def __len__(self) -> int:
@@ -224,16 +224,16 @@ class StepSampler:
             yield epoch, steps.after(step)
 
     def state_dict(self, steps: int | None = None) -> dict[str, Any]:
-        """Returns the reader's state after `steps` trained steps of the current `for`.
+        """Returns the reader's state after the first `steps` steps of the current `for` loop.
 
-        By default these are all steps handed out, as torchdata's StatefulDataLoader needs. The
-        workers of a DataLoader are ahead of training.
+        Pass the number of trained steps, since the workers of a DataLoader are ahead of training.
+        By default, all yielded steps are counted, as torchdata's StatefulDataLoader needs.
         """
         epoch, read = self._after(self._handed_out if steps is None else steps)
         return self._state | {"epoch": epoch, "examples_read": read}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continues from a state of this sampler or of a reader; raises as `Reader.restore`."""
+        """Continues from a state of this sampler or of a reader, like `Reader.restore`."""
         self._began = self._position(state)
         self._state = state
         self._handed_out = 0

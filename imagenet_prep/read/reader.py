@@ -1,4 +1,4 @@
-"""`Reader`: yields the batches of one rank, and can resume from a saved state."""
+"""`Reader` yields the batches of one rank, and can resume from a saved state."""
 
 from __future__ import annotations
 
@@ -26,15 +26,16 @@ from imagenet_prep.read.receipt import STATE_VERSION, packed
 
 
 class Reader(Generic[Array]):
-    """The batches of one rank. Iterating yields the rest of the current epoch, then the next.
+    """Reads the batches of one rank; created by `make_dataset`.
 
-    Created by `make_dataset`. For type checkers, the batches of `Reader[numpy.ndarray]` hold NumPy
-    arrays, and those of `Reader` arrays of any type.
+    Each `for` loop over a reader yields the remaining batches of the current epoch; the next loop
+    yields the next epoch. Type checkers know the batches of `Reader[numpy.ndarray]` as
+    `Batch[numpy.ndarray]`.
 
     Attributes:
       epoch: epoch of the next batch, from 0.
-      choice: the filters as JSON (lists as their digests) with a digest of the chosen numbers;
-        empty if all examples are read.
+      choice: the filters as JSON, with lists as digests, and a digest of the chosen example
+        numbers; {} if all examples are read.
 
     Example:
       >>> from imagenet_prep.read import make_dataset
@@ -45,7 +46,7 @@ class Reader(Generic[Array]):
       >>> again.restore(state)
       >>> train.steps_per_epoch - again.steps_left
       1
-      >>> example = train.example(0)  # as it is stored
+      >>> example = train.example(0)  # the stored image, not decoded
       >>> train.find(example.filename)
       0
     """
@@ -63,7 +64,7 @@ class Reader(Generic[Array]):
 
     @property
     def class_numbers(self) -> Sequence[int]:
-        """The class list number of each class index; identical unless `remap` is set."""
+        """The number in the class list, by class index; both are the same without `remap`."""
         return self._feed.class_numbers
 
     @property
@@ -99,17 +100,17 @@ class Reader(Generic[Array]):
 
     @property
     def steps_per_epoch(self) -> int:
-        """Batches per complete epoch, the same on every rank."""
+        """The number of batches per complete epoch, which is the same on every rank."""
         return self._feed.steps(0).count
 
     @property
     def steps_left(self) -> int:
-        """Remaining batches of the current epoch."""
+        """The number of remaining batches of the current epoch."""
         return self._feed.steps(self._examples_read).count
 
     @property
     def dropped_per_epoch(self) -> int:
-        """The number of examples dropped per training epoch (different ones each time)."""
+        """The number of examples that training drops per epoch; they differ in each epoch."""
         return self._feed.steps(0).dropped
 
     @property
@@ -127,12 +128,12 @@ class Reader(Generic[Array]):
             self._examples_read = read
             left -= 1
             if not left:
-                # Before the yield: a trainer that counts steps does not request a further batch.
+                # Do this before the yield, since a loop that counts steps ends after this batch.
                 self._begin_epoch()
             yield batch
 
     def _batches(self, epoch: int, start: int, count: int) -> Iterator[tuple[int, Batch[Array]]]:
-        """Yields `count` pairs of the number of examples read so far and a batch."""
+        """Yields `count` pairs: the number of the epoch's examples read so far, and a batch."""
         while count:
             steps = self._feed.steps(start)
             diagnosis = Diagnosis(self._feed, self._backend.decode, epoch, start, count)
@@ -140,9 +141,9 @@ class Reader(Generic[Array]):
             for step in range(1, count + 1):
                 try:
                     images = next(batches)
-                except Exception as error:  # noqa: BLE001 - it is raised again, explained
+                except Exception as error:  # noqa: BLE001 - `explain` may raise it again
                     diagnosis.explain(error)
-                    break  # undecodable images are masked now: repeat the failed step
+                    break  # the images that cannot be decoded are now masked: repeat the step
                 encoded = diagnosis.decoded()
                 count -= 1
                 start = steps.after(step)
@@ -163,7 +164,7 @@ class Reader(Generic[Array]):
         self._examples_read = 0
 
     def encoded_batches(self) -> Iterator[EncodedBatch]:
-        """Yields an epoch's undecoded batches for `bench-read`; their contents may change."""
+        """Yields the current epoch's undecoded batches for `bench-read`. Not a stable API."""
         return self._feed.batches(self.epoch, 0)
 
     def state(self) -> dict[str, Any]:
@@ -184,7 +185,7 @@ class Reader(Generic[Array]):
         }
 
     def receipt(self) -> dict[str, Any]:
-        """Returns as JSON the state and all other settings that determine the images of a step.
+        """Returns, as JSON, the state and all settings that determine the images of each step.
 
         docs/train.md explains how to log it for `imagenet-prep show RUN`.
         """
@@ -199,10 +200,10 @@ class Reader(Generic[Array]):
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Continues from `state`, with any number of ranks and any batch size.
+        """Continues from `state`; the number of ranks and the batch size may have changed.
 
-        If less than a step of the epoch remains, the next epoch starts. The number of nodes of a
-        partitioned dataset must stay the same.
+        If less than one step of the epoch remains, the next epoch starts. A partitioned dataset
+        must have the same number of nodes as before.
 
         Raises:
           UsageError: the dataset, split, seed, window, partition or choice is different.
@@ -237,17 +238,17 @@ class Reader(Generic[Array]):
         return epoch, read
 
     def _is_inside(self, epoch: Any, read: Any) -> bool:
-        """Returns whether these are an epoch and a number of examples read in it."""
+        """Returns whether (epoch, read) is a valid position of this reader."""
         is_int = type(epoch) is int and type(read) is int
         return is_int and epoch >= 0 and 0 <= read <= self.num_examples
 
     def sampler(self) -> StepSampler:
-        """Returns a sampler with which the workers of a PyTorch DataLoader make the batches.
+        """Returns a sampler for a PyTorch DataLoader, whose workers then make the batches.
 
             sampler = reader.sampler()
             loader = DataLoader(reader, batch_size=None, sampler=sampler, num_workers=4)
 
-        It starts at this reader's position, and then keeps its own.
+        The sampler starts at this reader's position. It does not change the reader's position.
 
         Raises:
           UsageError: the backend is not "native", or `out` is set.
@@ -266,7 +267,7 @@ class Reader(Generic[Array]):
         return StepSampler(self._feed.steps, self._position, self.state())
 
     def __getitem__(self, position: Position) -> Batch[Array]:
-        """Returns the batch at a position from `sampler`; the reader's position stays."""
+        """Returns the batch at a position from `sampler`; does not change the reader's position."""
         given: Any = position
         is_pair = isinstance(given, tuple) and len(given) == 2
         if not (is_pair and self._is_inside(*given) and self._feed.steps(given[1]).count):
@@ -282,27 +283,27 @@ class Reader(Generic[Array]):
     def _own(self) -> None:
         """Reopens the reader if this process was forked from the one that opened it."""
         if self._process != os.getpid():
-            # In a fork, locks of the parent's threads are never released. Files of the parent stay
-            # open, since closing them needs such locks.
+            # In a forked process, locks that the parent's threads held are never released. Closing
+            # the parent's files needs such locks, so they stay open.
             opened, of_parent = vars(copy.copy(self)), dict(vars(self))
             self.__dict__.clear()
             self.__dict__.update(opened, _of_parent=of_parent)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Copies and pickles reopen at the same position, with one thread by default."""
+        """Copies and unpickled readers open the dataset again, at the same position."""
         config = replace(self._feed.config, num_threads=self._feed.config.num_threads or 1)
         return Reader, (config,), self.state()
 
     __setstate__ = restore
 
     def example(self, number: int) -> ImageExample:
-        """Returns a verified example as stored: its encoded image, size, class and boxes.
+        """Returns a verified example: its encoded image, size, class and boxes.
 
-        Numbers count all examples of the split, chosen or not, in record order.
+        `number` counts all examples of the split from 0 in record order, chosen or not.
 
         Raises:
-          IndexError: there is no such number.
-          DataDamagedError: the record is damaged; names shard, record and offset.
+          IndexError: `number` is not below the number of examples.
+          DataDamagedError: the record is damaged; the message names shard, record and offset.
         """
         if not 0 <= number < len(self._feed.records):
             raise IndexError(f"example {number} of {len(self._feed.records):,}")
@@ -310,14 +311,14 @@ class Reader(Generic[Array]):
         return self._feed.records.read(number)
 
     def find(self, key: str) -> int:
-        """Returns the number of the example with a key: CLASS/NAME or only NAME.
+        """Returns the number of the example with a key, which is CLASS/NAME or NAME.
 
-        The first call reads the split's sample tables, about 1 µs per example. For a remote dataset
-        it fetches them, but no shards. Without tables, it reads every record.
+        The first call reads the split's sample tables, which takes about 1 µs per example. For a
+        remote dataset, it fetches these tables. If a dataset has no tables, it reads every record.
 
         Raises:
           KeyError: no example has this key.
-          DataDamagedError: a table is damaged; names the table and line.
+          DataDamagedError: a table is damaged; the message names the table and line.
           ImagenetPrepError: a table cannot be read or fetched.
         """
         self._own()
@@ -329,7 +330,7 @@ class Reader(Generic[Array]):
 
     @cached_property
     def _backend(self) -> Backend:
-        """Imports the framework with the first batch, so that callers can set it up before."""
+        """The decoding backend; its framework is imported only here, for the first batch."""
         split = self._feed.records.split
         return open_backend(self._feed.config, self.manifest.splits[split])
 

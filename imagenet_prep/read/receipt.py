@@ -1,4 +1,4 @@
-"""The receipt of training: the images of each step of a run, computed from the run's log."""
+"""Computes the images of each training step of a run (its receipt) from the run's log."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 KEPT, DISCARDED, UNSAVED = "kept", "discarded", "not saved"
-STATE_VERSION = 1  # of a reader's state, and of the order derived from it
+STATE_VERSION = 1  # increases if the format of `Reader.state` or the order of examples changes
 _MOST_EPOCHS = 1 << 20  # a log with more epochs is damaged
 
 
 @dataclass(frozen=True)
 class State:
-    """The content of `Reader.receipt`: a reader's state and the settings of the order."""
+    """The content of `Reader.receipt`: a reader's state, and settings that affect the order."""
 
     version: int
     dataset: str
@@ -72,7 +72,7 @@ class State:
 
 @dataclass(frozen=True)
 class _Row:
-    """A line of the log, written at a start or a checkpoint after `step` steps."""
+    """A line of the log that was written after `step` steps, at a start or a checkpoint."""
 
     kind: str
     step: int
@@ -81,18 +81,17 @@ class _Row:
 
 @dataclass
 class Segment:
-    """The steps after a start or a checkpoint of a run."""
+    """The steps between a start or checkpoint of a run and the next."""
 
     run: int  # number of the start, from 1
-    first: int
-    state: State  # state of the reader before the `first` step, counted from 0
-    reached: int = 0  # the run has certainly trained all steps before this one
-    # The weights that the run saved or continued with include all steps before this one.
-    kept: int = 0
+    first: int  # number of the first step, from 0
+    state: State  # state of the reader before the first step
+    reached: int = 0  # the log shows that the run has trained all steps before this one
+    kept: int = 0  # the weights that the run saved or continued with include the steps before it
 
 
 class Use(NamedTuple):
-    """A rank and step that used an image; `weights`: whether the weights include the step."""
+    """A rank and step that used an image; `weights` is KEPT, DISCARDED or UNSAVED."""
 
     step: int
     epoch: int
@@ -102,7 +101,7 @@ class Use(NamedTuple):
 
 
 class _Piece(NamedTuple):
-    """Successive steps of one epoch, with their positions in the order of each node."""
+    """Successive steps of one epoch, and the positions of their images in each node's order."""
 
     segment: Segment
     epoch: int
@@ -112,14 +111,11 @@ class _Piece(NamedTuple):
 
 
 def parse(lines: Iterable[bytes], where: str) -> list[Segment]:
-    """Returns the segments of a run from the lines of its log.
-
-    Raises UsageError if there is no receipt, or if the run has read several datasets or splits.
-    """
+    """Returns the segments of a run from the lines of its log, which is named `where` in errors."""
     segments: list[Segment] = []
     trained, damage = b"", ""
     for number, line in enumerate(lines, 1):
-        # Most lines are training steps, of which only the last one in a segment is needed.
+        # Most lines report training steps. Only the last of these lines in a segment is needed.
         if b'"receipt"' not in line:
             trained = line if b'"train"' in line else trained
             continue
@@ -136,7 +132,7 @@ def parse(lines: Iterable[bytes], where: str) -> list[Segment]:
             state = records.parse(State, before | row.receipt)
         except ValueError as error:
             raise DataDamagedError(f"{where_in_log} ({error})") from None
-        if damage and not is_start:  # before a start, a power failure may have truncated it
+        if damage and not is_start:  # before a start, a power failure may have truncated a line
             raise DataDamagedError(damage)
         if segments:
             segments[-1].reached = max(row.step, _trained(trained) if is_start else 0)
@@ -151,7 +147,7 @@ def parse(lines: Iterable[bytes], where: str) -> list[Segment]:
         raise UsageError(f"{where}: the run has read several datasets or splits")
     last = segments[-1]
     last.reached, last.kept, limit = max(last.first, _trained(trained)), last.first, last.first
-    # A start discards the steps after the checkpoint it resumes from.
+    # A start discards the steps after the checkpoint that it resumes from.
     for segment, following in zip(segments[-2::-1], segments[:0:-1], strict=True):
         limit = min(limit, following.first) if following.run > segment.run else limit
         segment.kept = min(segment.reached, limit)
@@ -159,7 +155,7 @@ def parse(lines: Iterable[bytes], where: str) -> list[Segment]:
 
 
 def _trained(row: bytes) -> int:
-    """Returns the number of steps up to and including this training row."""
+    """Returns the number of steps that are done after the step in this line of the log."""
     try:
         return 1 + records.parse(int, canonical.loads(row).get("step"))
     except (ValueError, AttributeError):  # missing or truncated
@@ -167,7 +163,7 @@ def _trained(row: bytes) -> int:
 
 
 def packed(chosen: npt.NDArray[np.int64], num_examples: int) -> str:
-    """Returns the numbers of the chosen examples of a split in compressed form."""
+    """Returns the numbers of chosen examples as a compressed bit mask in base64."""
     mask = np.zeros(num_examples, bool)
     mask[chosen] = True
     return base64.b64encode(zlib.compress(np.packbits(mask).tobytes())).decode()
@@ -187,7 +183,7 @@ def _unpacked(state: State, num_examples: int) -> npt.NDArray[np.int64]:
 
 
 class Receipt:
-    """The images of each step of a run, by their example numbers in the split."""
+    """Computes the images of each step of a run, given as example numbers of the split."""
 
     def __init__(self, segments: Sequence[Segment], examples_per_shard: Sequence[int]) -> None:
         self.segments = segments
@@ -200,7 +196,7 @@ class Receipt:
         self._epoch = functools.lru_cache(maxsize=1)(self._sorted)
 
     def step(self, step: int) -> Iterator[tuple[Use, int]]:
-        """Yields use and number of each image of a step, each time the step was trained."""
+        """Yields (use, image number) for the images of a step, for each time it was trained."""
         for piece in self._pieces():
             if 0 <= step - piece.first < piece.steps:
                 size = piece.segment.state.per_node
@@ -211,7 +207,7 @@ class Receipt:
                         yield self._use(piece, node, offset), number
 
     def uses(self, number: int) -> Iterator[Use]:
-        """Yields the uses of an image in the order of the log."""
+        """Yields the steps that used an image, in the order of the log."""
 
         @functools.cache
         def positions(settings: Any, epoch: int) -> list[int | None]:
@@ -223,8 +219,11 @@ class Receipt:
                     yield self._use(piece, node, place - piece.places.start)
 
     def unseen(self, number: int) -> tuple[int, Iterator[Use]]:
-        """Returns the step of the last kept checkpoint trained without an image, and its `uses`."""
-        # Before it returns, only the epochs up to the first kept use are computed.
+        """Returns the last checkpoint whose weights did not see an image, and the image's uses.
+
+        The checkpoint is given as its step.
+        """
+        # Stop at the first kept use, since every epoch takes time to compute.
         uses, early, limit = self.uses(number), [], self.segments[-1].kept
         for use in uses:
             early.append(use)
@@ -237,8 +236,8 @@ class Receipt:
     def faults(self) -> tuple[int, list[str]]:
         """Checks that the kept steps use each image exactly once per epoch.
 
-        Returns the number of images in these steps, and one message per violation. Images at the
-        end of an epoch that do not fill a step are ignored.
+        Returns the number of used images, and one message per violation. Images that are missing
+        because they do not fill the last step of an epoch are no violation.
         """
         by_epoch: dict[int, list[_Piece]] = defaultdict(list)
         for piece in self._pieces(kept=True):
@@ -273,7 +272,7 @@ class Receipt:
         pieces: Sequence[_Piece],
         following: Sequence[_Piece],
     ) -> Iterator[str]:
-        """Yields a message for each gap before a piece of an epoch or at its end."""
+        """Yields a message for each group of images that successive pieces of an epoch skip."""
         in_order = sorted(pieces, key=lambda piece: piece.places.start)
         starts = [piece.places.start for piece in in_order]
         gaps = np.zeros(len(pieces) + 1, np.int64)
@@ -312,7 +311,7 @@ class Receipt:
                 epoch, read = epoch + 1, 0
 
     def _use(self, piece: _Piece, node: int, offset: int) -> Use:
-        """Returns the use of an image, given its offset in its node's part of a piece."""
+        """Returns the `Use` of an image, given its node and its offset in the node's images."""
         segment, state = piece.segment, piece.segment.state
         step = piece.first + offset // state.per_node
         rank = (node * state.per_node + offset % state.per_node) // state.batch_size
@@ -331,7 +330,7 @@ class Receipt:
 
 
 def of_run(log: Path, data_dir: str | None) -> tuple[Dataset, Receipt]:
-    """Returns the dataset of a run and its receipt; `data_dir` is given if the dataset moved."""
+    """Returns the dataset and the receipt of a run; `data_dir` replaces the logged location."""
     try:
         with open(regular_file.open_to_read(log), "rb") as lines:
             segments = parse(lines, str(log))

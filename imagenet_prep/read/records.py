@@ -1,4 +1,4 @@
-"""Random access to the examples of one split; each is verified before it is returned."""
+"""Random access to the examples of one split. An example is verified before it is returned."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ if TYPE_CHECKING:
     from imagenet_prep.read.cache import NodeCache
 
 
-# Larger records are read one by one: a damaged index may claim 256 MB per record of a batch.
+# Larger records are read one by one, because a damaged index may claim 256 MB for each record.
 _TOGETHER_BYTES = 16 << 20
-_FREE = 3  # batches of memory kept for reuse
+_FREE = 3  # buffers of one batch each that are kept for reuse
 
 
 class Records:
-    """The examples of one split, numbered through all shards in record order. Thread-safe."""
+    """Reads examples of one split by number, counted through all shards. Thread-safe."""
 
     def __init__(self, dataset: Dataset, split: str, cache: NodeCache | None = None) -> None:
         """Checks the sizes of local shards; `cache` fetches the shards of a remote dataset."""
@@ -69,7 +69,7 @@ class Records:
             self._check_sizes()
         self._lock = threading.Lock()
         self._open: dict[int, HeldFile] = {}
-        # Offset and size in bytes of each record, zeros until the index of its shard is read.
+        # Offset and size of each record in bytes; zeros until the index of its shard is read.
         try:
             self._places = np.zeros((len(self), 2), np.int64)
         except MemoryError:
@@ -81,7 +81,7 @@ class Records:
         self._indexed: set[int] = set()
         self._free: deque[npt.NDArray[np.uint8]] = deque(maxlen=_FREE)
         if cache is not None:
-            # The cache's threads keep it alive, so it must be stopped if no one closes the reader.
+            # The cache's threads keep it alive, so stop it if the reader is not closed.
             weakref.finalize(self, cache.stop)
         open_files.allow(len(self.shards))
 
@@ -95,50 +95,53 @@ class Records:
         *,
         only_columns: bool = False,
     ) -> None:
-        """Sets the windows of an epoch: its shards (unless `only_columns`) and files of columns."""
-        # Each function in `columns` returns the file of a column for a shard number.
+        """Tells the cache an epoch's windows of shards, and which files of a shard are read.
+
+        A function in `columns` returns a column's file for a shard. With `only_columns`, the shards
+        themselves are not read.
+        """
         if self.cache is not None:
             kinds = [*(() if only_columns else [self.shards.__getitem__]), *columns]
             self.cache.follow([[of(n) for n in window for of in kinds] for window in windows])
 
     def close(self) -> None:
-        """Closes each shard as soon as it is not being read."""
+        """Closes all shards. A shard that is being read is closed after the read."""
         if self.cache is not None:
             self.cache.close()
         with self._lock:
             self._open.clear()
 
     def open_shard(self, number: int) -> None:
-        """Opens the shard of an example and verifies its index, if not done yet."""
+        """Opens the shard of an example and checks its index, unless that was done before."""
         shard, _ = self.place(number)
         self._index(shard)
         self._shard(shard)
 
     def will_need(self, numbers: Sequence[int]) -> None:
-        """Advises the kernel which examples will be read soon."""
+        """Tells the kernel which examples will be read soon."""
         if self.cache is not None:
-            return  # just fetched, so in memory; and this must not wait
+            return  # files of the cache were just written, so the kernel still has them in memory
         files, places = self._located(numbers)
-        # This is only advice: a file system that ignores it is merely slower.
+        # A file system may not support this advice; reading then is slower.
         with contextlib.suppress(OSError):
             for file, (offset, size) in zip(files, places.tolist(), strict=True):
                 os.posix_fadvise(file.descriptor, offset, size, os.POSIX_FADV_WILLNEED)
 
     def read_many(self, numbers: Sequence[int]) -> list[example.ImageExample | None]:
-        """Like `read` but much faster; None for examples that are damaged or need `read`."""
-        # A cache needs the least space if its shards are read one after the other.
+        """Reads examples much faster than `read`; None if `read` must read or check an example."""
+        # With a cache, read one example at a time: the cache then has to keep fewer shards.
         if self.manifest.lacks or self.cache is not None:
             return [None] * len(numbers)
         files, places = self._located(numbers)
         offsets, sizes = places.T.copy()
-        sizes[sizes > _TOGETHER_BYTES] = 0  # `read` takes one at a time
+        sizes[sizes > _TOGETHER_BYTES] = 0  # so that `gather` skips these records
         data, parts = gather([file.descriptor for file in files], offsets, sizes, self._free)
         return [self._image_at(data, *part) if part else None for part in parts]
 
     def _image_at(
         self, data: memoryview, places: example.Places, sides: tuple[int, int]
     ) -> example.ImageExample | None:
-        """Returns the example at these offsets, or None if `read` must check it."""
+        """Returns the example at the offsets `places`, or None if `read` must check it."""
         image = example.decode_at(data, places)
         if image is None or (image.height, image.width) != sides:
             return None
@@ -154,13 +157,13 @@ class Records:
         return [files[shard] for shard in shards], self._places[np.asarray(numbers, np.int64)]
 
     def read(self, number: int) -> example.ImageExample:
-        """Returns one example after checking both CRCs, and its label against its WNID."""
+        """Returns one example after checking both CRCs, the image's size, and label and WNID."""
         file, offset, size = self._located_one(number)
         missing = self.manifest.lacks
         with self._named(number, f". To see all: imagenet-prep verify {self.root}"):
             data = os.pread(file.descriptor, size, offset)
             image = example.decode(tfrecord.unframe(data, size), missing)
-            # TensorFlow and DALI decode images of any size, and formats other than JPEG.
+            # Check size and format here, since TensorFlow and DALI decode any size and format.
             frame = jpeg.refuse_bombs(image.encoded)
             if frame is None:
                 raise DataDamagedError(
@@ -181,7 +184,7 @@ class Records:
         return keys.key_of(self.split, self.wnids[self._class_of(image)], image.filename)
 
     def name(self, number: int) -> tuple[int, str]:
-        """Returns class index and key of an example, unverified: its image is not read."""
+        """Returns class index and key of an example without reading its image or checking CRCs."""
         file, offset, size = self._located_one(number)
         offset += tfrecord.HEAD_BYTES
         with self._named(number):
@@ -200,7 +203,7 @@ class Records:
 
     @contextlib.contextmanager
     def _named(self, number: int, advice: str = "") -> Iterator[None]:
-        """Names the example in errors."""
+        """Adds the location of an example, and `advice`, to errors."""
         try:
             yield
         except OSError as error:
@@ -229,7 +232,7 @@ class Records:
         return f"{self.root / at['shard']}: record {at['record']} at byte {at['offset']:,}"
 
     def _class_of(self, image: example.ImageExample) -> int:
-        """Returns the class index of an example; DataDamagedError if the WNID does not match."""
+        """Returns the class index; DataDamagedError if the label is not the class of the WNID."""
         if not self._is_of_class(image):
             raise DataDamagedError(
                 f"label {image.stored_label} is not the class of synset {image.wnid}"
@@ -243,11 +246,11 @@ class Records:
         return self.wnids[class_index] == image.wnid or schema.SYNSET in self.manifest.lacks
 
     def shards_of(self, numbers: Sequence[int]) -> npt.NDArray[np.int64]:
-        """Returns the shard number of each example."""
+        """Returns the number of each example's shard."""
         return np.searchsorted(self._starts, numbers, "right") - 1
 
     def place(self, number: int) -> tuple[int, int]:
-        """Returns (shard, record) of an example."""
+        """Returns the numbers of an example's shard and of its record in the shard."""
         shard = bisect.bisect_right(self._first, number) - 1
         return shard, number - self._first[shard]
 
@@ -286,14 +289,14 @@ class Records:
     def _index_bytes(self, shard: int) -> bytes:
         name, most = self.shards[shard].name, most_bytes(self.shards[shard])
         path = self.root / naming.index_name(name)
-        file = self._shard(shard)  # while it is open, a cache does not remove the index
+        file = self._shard(shard)  # while a shard is open, a cache does not remove its index
         with storage_errors("read", path):
             try:
                 return _head(path, most)
             except FileNotFoundError:
                 if self.cache is None:
                     raise
-            # Files of the cache were removed, possibly including this shard.
+            # Someone has removed files of the cache, so fetch this shard again.
             self.cache.forget(name)
             file = self._shard(shard)
             content = _head(path, most)

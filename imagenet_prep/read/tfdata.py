@@ -1,4 +1,4 @@
-"""Decodes, crops and resizes with tf.data on the CPU; copies images to a GPU ahead."""
+"""Decodes, crops and resizes with tf.data on the CPU; prefetches images to a GPU."""
 
 from __future__ import annotations
 
@@ -14,20 +14,21 @@ from imagenet_prep.read.background import BackgroundThreads
 from imagenet_prep.read.config import ReadConfig
 from imagenet_prep.read.feed import EncodedBatch
 
-# TensorFlow's default DCT differs from Pillow and DALI by one grey level. This one is 2 % slower.
+# Pixels of TensorFlow's default DCT differ from Pillow's and DALI's by one grey level. The accurate
+# DCT is 2 % slower.
 _EXACT = {"channels": 3, "dct_method": "INTEGER_ACCURATE"}
 
 
 class _Source(NamedTuple):
-    """The batches of an epoch, the threads that wait for them, and its (early) end."""
+    """The input of one epoch."""
 
     encoded: Iterator[EncodedBatch]
-    threads: BackgroundThreads
-    end: Future[EncodedBatch | None]
+    threads: BackgroundThreads  # wait for the batches
+    end: Future[EncodedBatch | None]  # done if the epoch ends, maybe before its last batch
 
 
 class TfDataBackend:
-    """The tf.data backend; its images are tensors or NumPy arrays."""
+    """The backend that decodes with tf.data."""
 
     def __init__(self, config: ReadConfig) -> None:
         self._config = config
@@ -35,7 +36,8 @@ class TfDataBackend:
 
     def batches(self, encoded: Iterator[EncodedBatch], steps: int) -> Iterator[Any]:
         """Yields the images of each step."""
-        # One thread waits for TensorFlow, which ignores Ctrl-C, and one for the data.
+        # One thread waits for TensorFlow, since waiting for it would block Ctrl-C. The other one
+        # waits for `encoded`.
         with BackgroundThreads(2, "tfdata") as threads:
             self._source = source = _Source(encoded, threads, Future())
             images = [iter(self._dataset)]
@@ -54,8 +56,8 @@ class TfDataBackend:
 
     @functools.cached_property
     def _dataset(self) -> Any:
-        # Made only once: TensorFlow never frees objects referenced by a generator. A dataset per
-        # epoch would leak the encoded images of every epoch.
+        # Create the dataset only once. TensorFlow never frees the objects that a generator refers
+        # to, so a dataset per epoch would leak the encoded images of every epoch.
 
         def arrays() -> Iterator[tuple[Any, ...]]:
             assert self._source is not None
@@ -78,7 +80,7 @@ class TfDataBackend:
             signature += (tf.TensorSpec([size, 3, 7], tf.float32),) * views
         options = tf.data.Options()
         options.deterministic = True
-        # There is nothing to tune, and iterators wait up to 1.5 s for the autotune thread to end.
+        # Autotuning has nothing to tune here, and an iterator would wait up to 1.5 s for its end.
         options.autotune.enabled = False
         options.experimental_optimization.map_and_batch_fusion = True
         options.threading.private_threadpool_size = self._config.decode_threads
@@ -94,7 +96,7 @@ class TfDataBackend:
         gpus = tf.config.list_logical_devices("GPU")
         if len(gpus) != 1 or self._config.array_framework != "tensorflow":
             return dataset
-        # A copy waits for all work queued on the GPU, so prefetching one batch would be too late.
+        # A copy waits for all work queued on the GPU, so prefetch two batches.
         return dataset.apply(tf.data.experimental.prefetch_to_device(gpus[0].name, 2))
 
     def _show(self, encoded: Any, *views: Any) -> Any:
@@ -104,7 +106,7 @@ class TfDataBackend:
 
     def _image(self, encoded: Any, box: Any, mirrored: Any, *colours: Any) -> Any:
         pixels = self._decoded(encoded, box)
-        # Mirroring is cheaper before the resize, while pixels are few and still bytes.
+        # Mirror before the resize: the pixels are then still bytes, which is cheaper.
         pixels = tf.cond(mirrored, lambda: tf.reverse(pixels, [1]), lambda: pixels)
         side = self._config.image_size
         if self._config.is_antialiased:
@@ -133,7 +135,7 @@ class TfDataBackend:
         return tf.image.crop_to_bounding_box(padded, top + padding, left + padding, height, width)
 
     def _normalised(self, image: Any) -> Any:
-        """Returns (image - mean) / std by rows, in a quarter of the time needed by channels."""
+        """Returns (image - mean) / std; operating on rows takes a quarter of the time."""
         side = self._config.image_size
         constants = self._config.constants
         scale = [1 / std for std in constants.std] * side
@@ -143,7 +145,7 @@ class TfDataBackend:
 
 
 def _until_end(source: _Source) -> Iterator[EncodedBatch]:
-    """Yields the batches of a source; stops at its end even while waiting for a batch."""
+    """Yields the batches of a source; stops when `source.end` is done, even during a wait."""
     while True:
         given = source.threads.submit(next, source.encoded, None)
         wait((given, source.end), return_when=FIRST_COMPLETED)
@@ -153,7 +155,7 @@ def _until_end(source: _Source) -> Iterator[EncodedBatch]:
 
 
 def _drop(images: list[Any], end: Future[EncodedBatch | None]) -> None:
-    """Ends a generator and drops its iterator, which would otherwise hang at Python's exit."""
+    """Ends a source and drops its iterator, which would otherwise block Python's exit."""
     end.set_result(None)
     images.clear()
 
@@ -167,6 +169,6 @@ def _coloured(image: Any, colours: Any) -> Any:
 
 
 def from_numpy(array: Any, bits: bool) -> Any:
-    """Returns an array as a tensor; `bits` means that it holds the bits of bfloat16."""
+    """Returns an array as a tensor; with `bits`, the bits of uint16 values become bfloat16."""
     tensor = tf.convert_to_tensor(array)
     return tf.bitcast(tensor, tf.bfloat16) if bits else tensor

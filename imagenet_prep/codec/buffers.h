@@ -1,4 +1,4 @@
-/* Memory that is kept from one image to the next. */
+/* Buffers that are reused for the next image. */
 #ifndef IMAGENET_PREP_BUFFERS_H
 #define IMAGENET_PREP_BUFFERS_H
 
@@ -7,12 +7,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { SLACK = 64 }; /* bytes around a buffer that vector code may touch */
+enum { SLACK = 64 }; /* bytes before and after a buffer that vector code may read or write */
 
 typedef struct { uint8_t *start; size_t size; } buffer;
 
-/* Returns room for `size` bytes with slack on both sides, or NULL if memory is short. The former
- * content is lost. */
+/* Returns memory for `size` bytes with SLACK on both sides, or NULL if there is not enough memory.
+ * The old content is lost. */
 static uint8_t *grown(buffer *b, size_t size) {
   size += 2 * SLACK;
   if (b->size < size) {

@@ -1,5 +1,5 @@
-/* What decoder.c and encoder.c share: the weights of libjpeg's "slow" integer DCT, the order of
- * coefficients in a file, and how their code is compiled for AVX2. */
+/* Shared by decoder.c and encoder.c: the weights of libjpeg's "slow" integer DCT, the order of
+ * coefficients in a file, and the attributes of functions for AVX2. */
 #ifndef IMAGENET_PREP_DCT_H
 #define IMAGENET_PREP_DCT_H
 
@@ -12,11 +12,11 @@
 #if defined(__x86_64__)
 #include <immintrin.h>
 #define FOR_AVX2 __attribute__((target("avx2,bmi,bmi2,movbe")))
-/* A pair of weights of 16 bits, as multiply-add wants it. */
+/* Packs two 16-bit weights for the multiply-add instruction. */
 #define PAIR(a, b) ((int)((uint32_t)(uint16_t)(a) | (uint32_t)(uint16_t)(b) << 16))
 #endif
 
-/* OF(n) for each coefficient in the order of a file, where n is 8 * row + column. */
+/* Lists OF(n) for all coefficients in the order of a file; n is 8 * row + column. */
 #define ZIGZAG_8(OF, a, b, c, d, e, f, g, h) OF(a), OF(b), OF(c), OF(d), OF(e), OF(f), OF(g), OF(h)
 #define ZIGZAG(OF) \
   ZIGZAG_8(OF, 0, 1, 8, 16, 9, 2, 3, 10), ZIGZAG_8(OF, 17, 24, 32, 25, 18, 11, 4, 5), \
@@ -24,17 +24,17 @@
       ZIGZAG_8(OF, 35, 42, 49, 56, 57, 50, 43, 36), ZIGZAG_8(OF, 29, 22, 15, 23, 30, 37, 44, 51), \
       ZIGZAG_8(OF, 58, 59, 52, 45, 38, 31, 39, 46), ZIGZAG_8(OF, 53, 60, 61, 54, 47, 55, 62, 63)
 
-/* Cosines and their sums times 2^13, rounded, as libjpeg rounds them. */
+/* Cosines and their sums times 2^13, with libjpeg's rounding. */
 enum {
   F_0_298 = 2446,  F_0_390 = 3196,  F_0_541 = 4433,  F_0_765 = 6270,
   F_0_899 = 7373,  F_1_175 = 9633,  F_1_501 = 12299, F_1_847 = 15137,
   F_1_961 = 16069, F_2_053 = 16819, F_2_562 = 20995, F_3_072 = 25172,
 };
-/* What frequencies weigh in samples, in a pass of the inverse transform. Samples y and 7 - y are an
- * even sum plus or minus an odd sum. Frequencies 0 and 4 weigh ONE in every even sum. EVENy_i is
- * what frequency i adds to that of sample y; for samples 2 and 3 it is subtracted from what samples
- * 1 and 0 have. ODDy_i is its weight in the odd sum of sample y. In the forward transform, samples
- * weigh as much in frequencies. */
+/* The weights of frequencies in samples, in a pass of the inverse transform. Samples y and 7 - y
+ * are an even sum plus or minus an odd sum. Frequencies 0 and 4 have the weight ONE in every even
+ * sum. EVENy_i is the weight of frequency i in the even sum of sample y; sample 2 has the negative
+ * weights of sample 1, and sample 3 those of sample 0. ODDy_i is the weight of frequency i in the
+ * odd sum of sample y. The forward transform uses the same weights. */
 enum {
   ONE = 1 << 13,
   EVEN0_2 = F_0_541 + F_0_765, EVEN0_6 = F_0_541,

@@ -1,11 +1,11 @@
-/* See decoder.h. A file is read in four steps: its segments (segments.h); the data between two
- * restart markers, copied without the zeros that are stuffed into them; blocks of coefficients from
- * these data, a batch at a time (huffman.h); and the samples of a batch (transforms.h).
+/* See decoder.h. Decoding has four steps: read the segments (segments.h); copy the data between two
+ * restart markers, without the stuffed zeros; decode blocks of coefficients from the copy, a batch
+ * at a time (huffman.h); compute the samples of a batch (transforms.h).
  *
- * What damaged data can do: each length of a segment is compared with what is left of the file; each
- * batch of blocks reads and writes no more than there is room for, and only then it is seen whether
- * it was sound. Nothing is undone where a file is declined, since nothing is trusted later: the next
- * file is read from zeros, and tables that it shares with this one are the same byte for byte.
+ * Damaged data cannot cause reads or writes outside the buffers: each segment's length is compared
+ * with the rest of the file, and the buffers have space for the largest possible batch. A batch is
+ * checked for damage after it is decoded. A rejected file needs no cleanup, because the next file
+ * starts from zeros, and reuses only tables that are the same byte for byte.
  */
 #include "decoder.h"
 
@@ -17,21 +17,21 @@
 #include "stuffing.h"
 #include "transforms.h"
 
-enum { BEHIND_DATA = BATCH_BYTES + 2 * COPIED }; /* room behind the data of an interval */
+enum { BEHIND_DATA = BATCH_BYTES + 2 * COPIED }; /* space after the data of an interval */
 
 struct decoder {
   enum simd simd;
   segments file;
   table_pair tables[MAX_COMPONENTS];
-  const table_pair *tables_of[MAX_COMPONENTS]; /* two components may share theirs */
+  const table_pair *tables_of[MAX_COMPONENTS]; /* two components may share tables */
   quantisation quantisations[MAX_COMPONENTS];
   uint8_t *interval;
   size_t interval_size;
   long_value longs[BATCH * 64 + 1];
-  int16_t blocks[(BATCH + 1) * 64] __attribute__((aligned(32))); /* zeros between two batches */
+  int16_t blocks[(BATCH + 1) * 64] __attribute__((aligned(32))); /* set to 0 between batches */
 };
 
-/* What is wanted of a scan; no window: a proof. */
+/* The part of a scan to decode. Without a window, the scan is only checked for damage. */
 typedef struct {
   const mcu_window *window;
   uint8_t *const *planes;
@@ -40,9 +40,9 @@ typedef struct {
   transform *transforms[MAX_COMPONENTS];
 } request;
 
-typedef struct { int component, x, y; } mcu_block; /* where a block lies in its MCU */
+typedef struct { int component, x, y; } mcu_block; /* the position of a block in its MCU */
 
-/* A scan on its way. */
+/* The state of decoding a scan. */
 typedef struct {
   int num_mcu_blocks;
   mcu_block mcu_blocks[MAX_MCU_BLOCKS];
@@ -56,10 +56,10 @@ typedef struct {
 
 enum { RST0 = 0xD0, RST7 = 0xD7, EOI = 0xD9 }; /* markers that end an interval */
 
-/* Copies the data up to the next marker, with 0xFF for each 0xFF 0x00, and zeros behind them, which
- * a look-up at their end may see. Returns the place of the marker, NULL if there is none or if it
- * is one that ends no interval. Who asks for a window that ends before learns of this, too: libjpeg
- * reads some bytes ahead, and may meet the end of a file there. */
+/* Copies the data up to the next marker, with 0xFF for each 0xFF 0x00. Appends zeros, which a
+ * look-up at the end may read. Returns the position of the marker, or NULL if there is none or if
+ * the marker cannot end an interval. NULL also rejects a file whose requested window ends earlier:
+ * libjpeg reads some bytes ahead, and may also find the end of the file there. */
 static const uint8_t *copy_interval(const uint8_t *in, const uint8_t *end, uint8_t *out,
                                     const uint8_t **out_end, enum simd simd) {
   for (;; in += 2) {
@@ -77,7 +77,7 @@ static const uint8_t *copy_interval(const uint8_t *in, const uint8_t *end, uint8
 
 /* ---- Batches of blocks ---- */
 
-/* Makes DCs of differences. Returns whether they are numbers of 16 bits, as libjpeg keeps them. */
+/* Computes DCs from their differences. Returns whether all fit into 16 bits, as in libjpeg. */
 INLINE int add_dcs(decoder *d, scan *s, int num_mcus) {
   int16_t *block = d->blocks;
   unsigned beyond = 0;
@@ -91,7 +91,7 @@ INLINE int add_dcs(decoder *d, scan *s, int num_mcus) {
   return !beyond;
 }
 
-/* Makes samples of a batch of MCUs that lie side by side. Returns whether no number was too large. */
+/* Computes the samples of adjacent MCUs. Returns 0 if a number was beyond LIMIT. */
 static int make_samples(const decoder *d, const scan *s, const request *r, int num_mcus) {
   excess seen = {{0}, {0}};
   for (int i = 0; i < s->num_mcu_blocks; i++) {
@@ -99,7 +99,7 @@ static int make_samples(const decoder *d, const scan *s, const request *r, int n
     const jpeg_component *c = &d->file.frame.components[number];
     int x = s->mcu_x * c->mcu_across + s->mcu_blocks[i].x;
     int y = s->mcu_y * c->mcu_down + s->mcu_blocks[i].y;
-    if (y >= c->height_in_blocks) continue; /* it only fills up its MCU */
+    if (y >= c->height_in_blocks) continue; /* the block only pads its MCU */
     const int16_t *block = d->blocks + 64 * i;
     uint8_t *out = r->planes[number] + side * (y * r->strides[number] + x);
     for (int mcu = 0; mcu < num_mcus && x < c->width_in_blocks; mcu++) {
@@ -116,8 +116,8 @@ static int is_in_window(const scan *s, const mcu_window *w, int num_mcus) {
   return s->mcu_y >= w->top && s->mcu_x < w->right && s->mcu_x + num_mcus > w->left;
 }
 
-/* Decodes the next MCUs, all of one row. Returns whether they are sound as far as was asked for,
- * and end before their data do. */
+/* Decodes the next MCUs, which are in one row. Returns 0 if the decoded part is damaged, or if the
+ * data end too early. */
 INLINE int read_batch(decoder *d, scan *s, const request *r, int num_mcus, const uint8_t *end) {
   int num_blocks = num_mcus * s->num_mcu_blocks;
   if (!r->window) {
@@ -179,7 +179,7 @@ INLINE enum answer read_scan(decoder *d, const request *r) {
       s.mcu_x += num_mcus;
       if (s.mcu_x == f->mcus_across) s.mcu_x = 0, s.mcu_y++;
     }
-    /* All data must have been used, but for bits that fill up the last byte. */
+    /* All data must have been used, except for bits that pad the last byte. */
     if (bits_left(&s.stream, end) > 7) return NOT_TAKEN;
     if (!mcus_left) return in[1] == EOI ? TAKEN : NOT_TAKEN;
     if (in[1] != RST0 + number % 8) return NOT_TAKEN;
@@ -189,11 +189,11 @@ INLINE enum answer read_scan(decoder *d, const request *r) {
 
 static enum answer read_scan_anywhere(decoder *d, const request *r) { return read_scan(d, r); }
 #if defined(__x86_64__)
-/* The same C; its shifts and loads are other instructions. */
+/* The same C, compiled to AVX2 and BMI instructions. */
 FOR_AVX2 static enum answer read_scan_avx2(decoder *d, const request *r) { return read_scan(d, r); }
 #endif
 
-/* Makes tables, as far as those of the file before are others. Returns whether they are sound. */
+/* Makes the tables that differ from the last file's. Returns whether all tables are valid. */
 static int prepare_tables(decoder *d, int for_proof) {
   const jpeg_frame *f = &d->file.frame;
   for (int i = 0; i < f->num_components; i++) {
@@ -241,10 +241,10 @@ static enum answer run(decoder *d, const request *r) {
   return read_scan_anywhere(d, r);
 }
 
-/* ---- What is called from outside ---- */
+/* ---- Interface ---- */
 
 decoder *decoder_new(enum simd simd) {
-  enum { LINE = 64 }; /* of a cache */
+  enum { LINE = 64 }; /* bytes of a cache line */
   decoder *d = aligned_alloc(LINE, (sizeof *d + LINE - 1) / LINE * LINE);
   if (!d) return NULL;
   memset(d, 0, sizeof *d);
@@ -268,8 +268,7 @@ const jpeg_frame *decoder_open(decoder *d, const uint8_t *data, size_t size) {
   return read_segments(&d->file, data, size) ? &d->file.frame : NULL;
 }
 
-/* As libjpeg decides it: a component whose size would have to be doubled after halving is not halved
- * in the first place. */
+/* Like libjpeg, do not halve a component that would have to be doubled afterwards. */
 int decoder_block_side(const jpeg_frame *f, int component, int halved) {
   const jpeg_component *c = &f->components[component];
   int is_small = c->h_samp * 2 <= f->max_h_samp && c->v_samp * 2 <= f->max_v_samp;

@@ -1,12 +1,12 @@
-/* Decodes JPEG files of the most common kind to planes of Y, Cb and Cr: the samples that
- * libjpeg-turbo makes, in half of its time.
+/* Decodes JPEG files of the most common kind to planes of Y, Cb and Cr. The samples are the same as
+ * libjpeg-turbo's, in half of its time.
  *
- * A file is taken if it is sound from its first byte to its last, and is sequential, with 8 bits a
- * sample, Huffman codes, one scan, and grey or YCbCr. Every other file is declined, whatever the
- * reason: the caller gives it to libjpeg, which begins anew and has words for what is wrong.
+ * The decoder accepts only undamaged sequential files with 8 bits per sample, Huffman codes, one
+ * scan, and grey or YCbCr. It rejects all other files without a reason. The caller then passes the
+ * file to libjpeg, which decodes it from the start and has error messages.
  *
- * A decoder belongs to one thread at a time. It holds all memory that it uses, and keeps nothing of
- * one file for the next but tables, which are compared with those of the next file before use.
+ * A decoder must be used by one thread at a time. It owns all its memory. It keeps only tables for
+ * the next file, and compares them with the tables of that file before it uses them again.
  */
 #ifndef IMAGENET_PREP_DECODER_H
 #define IMAGENET_PREP_DECODER_H
@@ -20,10 +20,10 @@ enum { MAX_COMPONENTS = 3 };
 
 /* One of Y, Cb, Cr. */
 typedef struct {
-  int id, quantisation, dc_table, ac_table; /* as the file numbers them */
-  int h_samp, v_samp;                       /* sampling factors as the file has them */
-  int mcu_across, mcu_down;                 /* blocks of an MCU; 1 where there are no others */
-  int width_in_blocks, height_in_blocks;    /* without those that only fill up MCUs */
+  int id, quantisation, dc_table, ac_table; /* numbers in the file */
+  int h_samp, v_samp;                       /* sampling factors in the file */
+  int mcu_across, mcu_down;                 /* blocks per MCU; 1 if it is the only component */
+  int width_in_blocks, height_in_blocks;    /* without the blocks that only pad MCUs */
 } jpeg_component;
 
 typedef struct {
@@ -32,35 +32,35 @@ typedef struct {
   jpeg_component components[MAX_COMPONENTS];
 } jpeg_frame;
 
-/* MCUs [left, right) x [top, bottom). */
+/* The MCUs in columns [left, right) and rows [top, bottom). */
 typedef struct { int left, top, right, bottom; } mcu_window;
 
 typedef struct decoder decoder;
 
 enum answer { TAKEN = 0, NOT_TAKEN = 1, SHORT_OF_MEMORY = 2 };
 
-/* Returns NULL where memory is short. This processor must support `simd`. */
+/* Returns NULL if there is not enough memory. This processor must support `simd`. */
 decoder *decoder_new(enum simd simd);
 void decoder_free(decoder *);
 
-/* Frees what a large file needed, if that is more than `above` bytes. */
+/* Frees the buffer for a file's data if it has more than `above` bytes. */
 void decoder_release(decoder *, size_t above);
 
-/* Reads a file up to its scan, and returns what it says of itself; NULL where the file is declined.
- * `data` must stay for what is called next. */
+/* Reads the segments before the scan, and returns the frame, or NULL if the file is rejected.
+ * `data` must remain valid for the following calls. */
 const jpeg_frame *decoder_open(decoder *, const uint8_t *data, size_t size);
 
-/* Returns how many samples along a block of a component are made, 8 or 4. Where sides are halved,
- * chroma that is stored at half size keeps its 8. */
+/* Returns the number of samples along a decoded block of a component, 8 or 4. If sides are halved,
+ * blocks of chroma that is stored at half size still have 8. */
 int decoder_block_side(const jpeg_frame *, int component, int halved);
 
-/* Answers TAKEN if every bit of the opened file is sound. */
+/* Returns TAKEN if the opened file is undamaged. Computes no samples. */
 enum answer decoder_prove(decoder *);
 
-/* Makes samples of the opened file's blocks that belong to a window of MCUs, each at its place in
- * the whole planes, whose rows are `strides` apart. They have room for `width_in_blocks` x
- * `height_in_blocks` blocks. What lies outside of the window may get samples, too. What lies below
- * it is not looked at: a window with the last row of MCUs asks for the soundness of the whole. */
+/* Decodes a window of MCUs of the opened file to its place in the planes of the complete image.
+ * A plane has `width_in_blocks` x `height_in_blocks` blocks, and its rows are `strides` apart.
+ * Samples outside the window may be written, too. Data below the window is not checked for damage,
+ * so only a window with the last row of MCUs verifies the complete file. */
 enum answer decoder_read(decoder *, const mcu_window *, int halved,
                          uint8_t *const planes[MAX_COMPONENTS],
                          const ptrdiff_t strides[MAX_COMPONENTS]);

@@ -1,7 +1,7 @@
-/* See encoder.h. The data of a scan are made in three steps. The samples of two blocks become
- * coefficients, which are divided, and kept twice: as they are, and as bytes in the order of the
- * file, with a bit for each that is not 0. A loop over these bits writes the codes. Last, the codes
- * are copied to the file, with the zeros that belong behind bytes of 0xFF.
+/* See encoder.h. The data of a scan are computed in three steps. First, the samples of two blocks
+ * become quantised coefficients. They are stored as 16-bit numbers and as bytes in the order of the
+ * file, with a mask of those that are not 0. Second, a loop over the bits of the mask writes the
+ * codes. Third, the codes are copied to the file, with a zero after each byte of 0xFF.
  */
 #include "encoder.h"
 
@@ -12,16 +12,16 @@
 #include "stuffing.h"
 
 enum {
-  PAIRS = 3, /* of blocks of an MCU: two of Y, two of Y below them, one of Cb with one of Cr */
-  MCUS_AT_ONCE = 32,       /* whose codes are made before they are copied */
-  MOST_BLOCK_BYTES = 208,  /* 22 bits of its DC, and 63 times 16 + 10 */
-  MOST_HEADER_BYTES = 1024, /* libjpeg's have 623 */
+  PAIRS = 3, /* pairs of blocks per MCU: two of Y, two of Y below them, one of Cb with one of Cr */
+  MCUS_AT_ONCE = 32,       /* number of MCUs that are encoded before their codes are copied */
+  MOST_BLOCK_BYTES = 208,  /* 22 bits for the DC, and 63 times 16 + 10 bits */
+  MOST_HEADER_BYTES = 1024, /* libjpeg writes 623 */
 };
 
 /* ---- Tables ---- */
 
-/* A code and the bits that follow it: bits << LENGTH_BITS | length. Where a length is added or
- * shifted by, only its lowest 6 bits count, so the others need not be removed. */
+/* A code and the bits that follow it: bits << LENGTH_BITS | length. If a code is used as a number
+ * of bits, only its lowest 6 bits matter, so the other bits need not be removed. */
 typedef uint32_t code;
 
 enum {
@@ -31,28 +31,28 @@ enum {
 };
 
 typedef struct {
-  code of_small[RUNS * SMALL]; /* by run, and small value: the whole symbol */
-  code ac[256], dc[16];        /* by symbol, without values */
+  code of_small[RUNS * SMALL]; /* by run and small value: the code with the bits of the value */
+  code ac[256], dc[16];        /* by symbol, without the bits of the value */
 } code_table;
 
 struct encoder {
   enum simd simd;
-  int quality; /* of header and tables; 0: none yet */
+  int quality; /* quality of header and tables; 0 if there are none yet */
   uint8_t header[MOST_HEADER_BYTES];
   size_t header_bytes, place_of_height;
-  divisors divisors[2]; /* of Y, of Cb and Cr; so are the codes */
+  divisors divisors[2]; /* for Y; for Cb and Cr. `codes` has the same order */
   code_table codes[2];
   shuffles shuffles;
-  /* Of a file on its way. */
-  uint64_t bits; /* not written yet, at the lower end */
+  /* The state of the current file: */
+  uint64_t bits; /* the lowest `num_bits` bits are not written yet */
   unsigned num_bits;
-  int dc[3]; /* of the last block of each component */
+  int dc[3]; /* the DC of the last block of each component */
   uint8_t data[MCUS_AT_ONCE * 2 * PAIRS * MOST_BLOCK_BYTES + COPIED]; /* codes of some MCUs */
 };
 
 /* ---- Coefficients to codes ---- */
 
-/* Bits that are written from the first on, in whole bytes. */
+/* A bit buffer, which is written to `next` in complete bytes. */
 typedef struct { uint64_t bits; unsigned num; uint8_t *next; } bit_sink;
 
 INLINE void put(bit_sink *s, code c) {
@@ -60,7 +60,7 @@ INLINE void put(bit_sink *s, code c) {
   s->num += c; /* modulo 64 */
 }
 
-/* Writes 8 bytes, and goes on by the whole ones among them. Leaves at most 7 bits. */
+/* Writes 8 bytes, and advances by the number of complete ones. At most 7 bits remain. */
 INLINE void flush(bit_sink *s) {
   uint64_t bytes = s->bits << (-s->num & 63);
 #if __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
@@ -71,12 +71,12 @@ INLINE void flush(bit_sink *s) {
   s->num &= 7;
 }
 
-/* Returns how many bits JPEG needs for a value. */
+/* Returns the number of bits that JPEG uses for a value. */
 INLINE unsigned size_of(int value) {
   return value ? 32 - (unsigned)__builtin_clz((unsigned)abs(value)) : 0;
 }
 
-/* Returns a code with the bits of its value; negative ones are written as value - 1. */
+/* Appends the bits of a value to its code; a negative value is written as value - 1. */
 INLINE code with_value(code c, int value, unsigned size) {
   unsigned bits = (unsigned)(value - (value < 0)) & ((1u << size) - 1);
   return ((c >> LENGTH_BITS) << size | bits) << LENGTH_BITS | ((c & 63) + size);
@@ -89,14 +89,14 @@ INLINE void put_any(bit_sink *s, const code_table *t, unsigned run, int value) {
   flush(s);
 }
 
-/* Puts the next coefficient that is not 0. A small one has 22 bits at most, so two of them and an
- * end fit between two flushes. */
+/* Puts the next coefficient that is not 0. A small value takes at most 22 bits, so two of them and
+ * an END_OF_BLOCK fit between two flushes. */
 INLINE void put_next(bit_sink *s, const code_table *t, const uint8_t *bytes, const int16_t *values,
                      uint64_t *which, unsigned *last) {
   unsigned k = (unsigned)__builtin_ctzll(*which), run = k - *last - 1, byte = bytes[k];
   *which &= *which - 1;
   *last = k;
-  if (__builtin_expect((run << 2 | byte) >= SMALL, 0)) /* a long run, or a value not small */
+  if (__builtin_expect((run << 2 | byte) >= SMALL, 0)) /* a long run, or a large value */
     put_any(s, t, run, values[place_in_block[k]]);
   else
     put(s, t->of_small[run * SMALL + byte]);
@@ -124,7 +124,7 @@ INLINE void put_block(bit_sink *s, const code_table *t, const block_pair *from, 
   flush(s);
 }
 
-/* Makes a block that only fills up its MCU: with the DC of the one before, and nothing else. */
+/* Makes a block that only pads its MCU: it has the last block's DC, and no other coefficient. */
 static void fill_up(block_pair *p, int i, int dc) { p->which[i] = 0, p->values[i][0] = (int16_t)dc; }
 
 INLINE void put_mcu(encoder *e, bit_sink *s, const picture *p, int x, int y, make_pair *make) {
@@ -147,7 +147,7 @@ INLINE void put_mcu(encoder *e, bit_sink *s, const picture *p, int x, int y, mak
 
 /* ---- Codes to a file ---- */
 
-/* Copies data, with a zero behind each 0xFF. Returns the end. */
+/* Copies data, with a zero after each 0xFF. Returns the end of the copy. */
 static uint8_t *copy_stuffed(uint8_t *out, const uint8_t *in, const uint8_t *end, enum simd simd) {
   for (;; *out++ = 0xFF, *out++ = 0, in++) {
     size_t n = copy_up_to_ff(out, in, (size_t)(end - in), simd);
@@ -171,13 +171,13 @@ static uint8_t *write_row_plain(encoder *e, const picture *p, int row, uint8_t *
   return write_row(e, p, row, out, make_pair_plain);
 }
 #if defined(__x86_64__)
-/* The same C but for the pairs; its shifts and counts of bits are other instructions. */
+/* The same C, except for make_pair_avx2, compiled to AVX2 and BMI instructions. */
 FOR_AVX2 static uint8_t *write_row_avx2(encoder *e, const picture *p, int row, uint8_t *out) {
   return write_row(e, p, row, out, make_pair_avx2);
 }
 #endif
 
-/* ---- What libjpeg has made ---- */
+/* ---- Headers and tables of libjpeg ---- */
 
 static void learn_codes(code_table *t, int is_ac, const uint8_t *counts, const uint8_t *symbols) {
   unsigned bits = 0;
@@ -206,10 +206,10 @@ void encoder_learn(encoder *e, int quality, const uint8_t *file) {
   if (e->quality) memcpy(e->header, file, e->header_bytes);
 }
 
-/* ---- What is called from outside ---- */
+/* ---- Interface ---- */
 
 encoder *encoder_new(enum simd simd) {
-  enum { LINE = 64 }; /* of a cache */
+  enum { LINE = 64 }; /* bytes of a cache line */
   encoder *e = aligned_alloc(LINE, (sizeof *e + LINE - 1) / LINE * LINE);
   if (!e) return NULL;
   memset(e, 0, sizeof *e);
@@ -237,7 +237,7 @@ static uint8_t *begin_file(encoder *e, const picture *p, uint8_t *out) {
   return out + e->header_bytes;
 }
 
-/* The last byte is filled with ones, and the marker EOI follows. */
+/* Pads the last byte with ones, and writes the marker EOI. */
 static uint8_t *end_file(encoder *e, uint8_t *out) {
   bit_sink s = {e->bits, e->num_bits, e->data};
   put(&s, 0x7F << LENGTH_BITS | 7);

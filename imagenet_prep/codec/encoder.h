@@ -1,10 +1,10 @@
-/* Encodes planes of Y, Cb and Cr as JPEG files: the bytes that libjpeg-turbo makes, in 60 % of its
- * time.
+/* Encodes planes of Y, Cb and Cr as JPEG files, with the same bytes as libjpeg-turbo, in 60 % of
+ * its time.
  *
- * All files are of one kind: 4:2:0, the Huffman codes of the standard, no restarts. Their headers
- * and tables are not made here, but learnt from a file of libjpeg's; only the data of the scan are.
+ * All files are 4:2:0 and have the standard Huffman codes and no restarts. The encoder copies
+ * headers and tables from a file that libjpeg has encoded, and encodes only the data of the scan.
  *
- * An encoder belongs to one thread at a time, and holds all memory that it uses but the file.
+ * An encoder must be used by one thread at a time. It owns all its memory, except the output.
  */
 #ifndef IMAGENET_PREP_ENCODER_H
 #define IMAGENET_PREP_ENCODER_H
@@ -14,8 +14,8 @@
 
 #include "simd.h"
 
-/* What is encoded: planes of whole MCUs, 16 x 16 samples of Y, 8 x 8 of Cb and Cr; what lies outside
- * of the picture repeats its edge. Rows are `strides` apart. */
+/* The planes to encode. They have complete MCUs of 16 x 16 samples of Y and 8 x 8 of Cb and Cr.
+ * Samples outside the image repeat its edge. Rows are `strides` apart. */
 typedef struct {
   const uint8_t *planes[3];
   ptrdiff_t strides[3];
@@ -24,22 +24,21 @@ typedef struct {
 
 typedef struct encoder encoder;
 
-/* Returns NULL where memory is short. There is code for PLAIN and AVX2; this processor must support
- * it. */
+/* Returns NULL if there is not enough memory. `simd` is PLAIN, or AVX2 if the processor has it. */
 encoder *encoder_new(enum simd simd);
 void encoder_free(encoder *);
 
-/* Takes headers and tables from a file of this kind, which libjpeg has made at a quality. */
+/* Copies headers and tables from a file that libjpeg has encoded at this quality. */
 void encoder_learn(encoder *, int quality, const uint8_t *file);
 
-/* Returns whether this quality was the last one that was learnt. */
+/* Returns whether the headers and tables in use are those for this quality. */
 int encoder_knows(const encoder *, int quality);
 
-/* Returns how many bytes encoder_write_row may touch. */
+/* Returns the largest number of bytes that encoder_write_row may write. */
 size_t encoder_row_room(const picture *);
 
-/* Writes what belongs to a row of MCUs, with all that lies before the first one and behind the last
- * one. Rows are written in their order, one behind the other. Returns how many bytes they have. */
+/* Encodes a row of MCUs; also writes the header before the first row and the end of the file after
+ * the last. Rows must be encoded in order. Returns the number of bytes written. */
 size_t encoder_write_row(encoder *, const picture *, int row, uint8_t *out);
 
 #endif

@@ -1,5 +1,5 @@
-/* The weights by which samples are resized along one axis. They are made of integers alone, so they
- * are the same on every processor. */
+/* Computes the weights for resizing samples along one axis, only with integers, so that they are
+ * the same on every processor. */
 #ifndef IMAGENET_PREP_FILTERS_H
 #define IMAGENET_PREP_FILTERS_H
 
@@ -9,53 +9,54 @@
 
 #include "kernels.h"
 
-/* How input samples are weighed. The first two are stretched over what an output sample stands
- * for; NEAREST_TWO interpolates between neighbours whatever the scale, as readers that do not
- * filter do. SQUARE is no filter of this file: it is the crop of square.h. */
+/* Resize filters. When downscaling, BICUBIC and TRIANGLE are stretched over the input samples
+ * that an output sample covers. NEAREST_TWO always interpolates between two neighbours, like
+ * readers without antialiasing. SQUARE is not a filter here, but the crop of square.h. */
 enum kernel { BICUBIC = 0, TRIANGLE = 1, NEAREST_TWO = 2, SQUARE = 3 };
 
-/* Where the samples of an output lie in those of an input, along one axis: output i lies at
- * (origin + (2 i + 1) * step) / (2 * unit), counted in input samples from the edge of the first. */
+/* The positions of output samples among input samples along one axis. The centre of output i is at
+ * (origin + (2 i + 1) * step) / (2 * unit), in input samples from the edge of the first one. */
 typedef struct { int num_in, num_out; int64_t origin, step, unit; enum kernel kernel; } mapping;
 
 typedef struct {
   mapping map;
-  int taps;         /* input samples that make an output one */
-  unsigned used;    /* when, for eviction */
-  int *first;       /* input sample of the first weight, by output */
-  int16_t *weights; /* `taps` of them by output */
+  int taps;         /* number of input samples per output sample */
+  unsigned used;    /* time of the last use, for eviction */
+  int *first;       /* for each output sample, the input sample with the first weight */
+  int16_t *weights; /* `taps` weights for each output sample */
 } filter;
 
 static int64_t floor_div(int64_t a, int64_t b) { return a / b - (a % b < 0); } /* b > 0 */
 
-static const int64_t ONE = 1 << 24; /* fixed point of weights before they are rounded */
+static const int64_t ONE = 1 << 24; /* 1 in fixed point, for weights before rounding */
 
-/* Returns 5 times the bicubic kernel with a = -0.6, of `x` >= 0. Of the values of a it has the
- * highest PSNR after JPEG (benchmarks/README.md); 5 makes its coefficients whole. */
+/* Returns 5 times the bicubic kernel with a = -0.6 at `x` >= 0. This value of a gives the highest
+ * PSNR after JPEG (benchmarks/README.md). The factor 5 makes all coefficients integers. */
 static int64_t bicubic(int64_t x) {
   if (x < ONE) return (7 * x - 12 * ONE) * (x * x / ONE) / ONE + 5 * ONE;
   if (x < 2 * ONE) return -3 * (((x - 5 * ONE) * x / ONE + 8 * ONE) * x / ONE - 4 * ONE);
   return 0;
 }
 
-/* Returns a kernel's value at `x` >= 0, as a multiple that is the same for all x. */
+/* Returns a kernel's value at `x` >= 0, times a constant. */
 static int64_t weight(enum kernel kernel, int64_t x) {
   if (kernel == BICUBIC) return bicubic(x);
   return x < ONE ? ONE - x : 0;
 }
 
-/* Half the width of a mapping's kernel times `unit`, in input samples; `*widest` is what 1 stands
- * for, times `unit`. Shrinking stretches the kernel over `step / unit` samples: nothing aliases. */
+/* Returns half the width of a mapping's kernel, in input samples times `unit`. Sets `*widest` to
+ * the number of input samples for a distance of 1 in the kernel, times `unit`. When downscaling,
+ * this is `step`, which avoids aliasing. */
 static int64_t reach_of(const mapping *m, int64_t *widest) {
   *widest = m->step > m->unit && m->kernel != NEAREST_TWO ? m->step : m->unit;
   return (m->kernel == BICUBIC ? 2 : 1) * *widest;
 }
 
-/* Makes the weights of one output sample from their running sum, so that they add up exactly,
- * however small each of them is. */
+/* Rounds the weights of one output sample. It rounds their running sum, so that the weights add up
+ * exactly, even if each is small. */
 static void round_weights(int16_t *weights, const int64_t *exact, int taps) {
   enum { BITS = 60, DROPPED = BITS - WEIGHT_BITS };
-  /* Lifted, so that nothing negative is shifted: running sums reach from -0.2 to 1.2 of the sum. */
+  /* `lift` avoids shifts of negative numbers: running sums are between -0.2 and 1.2 of the sum. */
   const int64_t lift = (int64_t)1 << (BITS + 1), half = (int64_t)1 << (DROPPED - 1);
   int64_t sum = 0, running = 0, before = lift >> DROPPED;
   for (int k = 0; k < taps; k++) sum += exact[k];
@@ -73,7 +74,7 @@ static void fill_filter(filter *f, int64_t *exact) {
   int64_t widest, reach = reach_of(m, &widest);
   int64_t reciprocal = ((int64_t)1 << 56) / (2 * widest);
   for (int i = 0; i < m->num_out; i++) {
-    int64_t center = m->origin + (2 * (int64_t)i + 1) * m->step; /* times 2 unit, as all below */
+    int64_t center = m->origin + (2 * (int64_t)i + 1) * m->step; /* times 2 * unit, as below */
     int64_t first = floor_div(center - 2 * reach - m->unit, 2 * m->unit) + 1;
     if (first > m->num_in - f->taps) first = m->num_in - f->taps;
     if (first < 0) first = 0;

@@ -1,5 +1,5 @@
-/* Turns samples into coefficients, divided by the steps of a quantisation table: the DCT of libjpeg's
- * "slow" integer method and its quotients. Plain C and AVX2 make the same. */
+/* Computes quantised coefficients from samples, with the DCT of libjpeg's "slow" integer method and
+ * the same quotients. Plain C and AVX2 have the same results. */
 #ifndef IMAGENET_PREP_FORWARD_H
 #define IMAGENET_PREP_FORWARD_H
 
@@ -13,13 +13,14 @@ static const uint8_t place_in_block[64] = {
     ZIGZAG(AS_IT_IS)};
 
 /* Divisors of a quantisation table, by place in a block. (n + half) / divisor, rounded down, is
- * (n + half) * reciprocal / 2^16 * scale / 2^16, rounded down twice. */
+ * computed as (n + half) * reciprocal / 2^16 * scale / 2^16, rounded down after each division. */
 typedef struct { uint16_t halves[64], reciprocals[64], scales[64]; } divisors;
 
-/* A divisor, which is 8 times a step, is more than 2^shift and at most twice that. Its reciprocal is
- * 2^(16 + shift) / divisor, rounded up, and has 16 bits. It is too large by less than 1, so a product
- * with n < 2^14 is too large by less than 2^14, and its quotient by 2^(16 + shift) by less than
- * 1 / divisor: this never reaches the next whole number. */
+/* A divisor is 8 times a quantisation step. It is more than 2^shift and at most 2^(shift + 1).
+ * Its reciprocal is 2^(16 + shift) / divisor, rounded up, which fits into 16 bits. Rounding adds
+ * less than 1, so a product with n < 2^14 is too large by less than 2^14, and the quotient of
+ * this product and 2^(16 + shift) by less than 1 / divisor. So the quotient never reaches the
+ * next integer. */
 static void make_divisors(divisors *d, const uint8_t *steps) {
   for (int k = 0; k < 64; k++) {
     unsigned divisor = 8u * steps[k], shift = 31 - (unsigned)__builtin_clz(divisor - 1);
@@ -30,21 +31,23 @@ static void make_divisors(divisors *d, const uint8_t *steps) {
   }
 }
 
-/* Samples of two blocks, whose rows are `strides` apart. */
+/* The samples of two blocks, with rows that are `strides` apart. */
 typedef struct { const uint8_t *blocks[2]; ptrdiff_t strides[2]; } sample_pair;
 
-enum { SMALL = 64 /* values -32 ... 31 are small, and noted with 32 more */ };
+enum { SMALL = 64 /* values -32 ... 31 are small; their bytes are value + 32 */ };
 
-/* Two blocks of coefficients: by place; in zigzag with 32 more, as bytes, of which those that are
- * not small are 64 or more; and which ones of these but the DC are not 0. */
+/* Two blocks of coefficients. `values` are by place in a block. `bytes` are value + 32 in zigzag
+ * order; for values that are not small, they are 64 or more. A bit of `which` is set if a
+ * coefficient in zigzag order, except the DC, is not 0. */
 typedef struct {
   int16_t values[2][64];
   uint8_t bytes[2][64];
   uint64_t which[2];
 } __attribute__((aligned(32))) block_pair;
 
-/* Which bytes of four vectors, of two rows each, become which of 16 bytes that follow each other in
- * zigzag. A byte of another vector is 0, as the upper bit of a shuffle says, and or-ed to the others. */
+/* Shuffles that bring bytes to zigzag order: of[i][j] takes those of zigzag bytes 16 i ... 16 i
+ * + 15 that are in vector j, which has two rows. 0x80 sets bytes from other vectors to 0. The
+ * results for the four vectors are then combined with "or". */
 typedef struct { uint8_t of[4][4][16]; } shuffles;
 
 static void make_shuffles(shuffles *s) {
@@ -58,8 +61,8 @@ static void make_shuffles(shuffles *s) {
 typedef void make_pair(const sample_pair *from, const divisors *d, const shuffles *s,
                        block_pair *to);
 
-/* The first pass leaves two bits below the point; the second drops them. Three more stay, and are
- * dropped by the division. */
+/* The first pass keeps two fractional bits, which the second pass removes. Results are still 8
+ * times too large, which the divisors include. */
 enum { SHIFT1 = 13 - 2, SHIFT2 = 13 + 2 };
 
 static void pass_plain(const int in[8], int out[8], int shift) {
@@ -113,9 +116,10 @@ static void make_pair_plain(const sample_pair *from, const divisors *d, const sh
 }
 
 #if defined(__x86_64__)
-/* Vectors of 16 numbers of 16 bits: eight of the first block, eight of the second. */
+/* Vectors have 16 numbers of 16 bits: eight of the first block, then eight of the second. */
 
-/* Neighbours of `low` and `high`, which unpacking has made of two vectors, weighed and added up. */
+/* The weighted sums of two vectors; `low` and `high` are in the order of the unpack
+ * instructions. */
 typedef struct { __m256i low, high; } wide_sums;
 
 FOR_AVX2 INLINE wide_sums weigh(__m256i a, __m256i b, int weights) {
@@ -135,7 +139,8 @@ FOR_AVX2 INLINE __m256i narrow_sum(wide_sums s, wide_sums t, int shift) {
   return narrow(s, shift);
 }
 
-/* No sum leaves 16 bits: samples have 8, and each of two passes adds 3, the first one 2 more. */
+/* All sums fit into 16 bits: samples have 8, each of the two passes adds 3, and the first 2
+ * more. */
 FOR_AVX2 INLINE void pass_avx2(__m256i v[8], int shift) {
   __m256i sum0 = _mm256_add_epi16(v[0], v[7]), sum1 = _mm256_add_epi16(v[1], v[6]);
   __m256i sum2 = _mm256_add_epi16(v[2], v[5]), sum3 = _mm256_add_epi16(v[3], v[4]);
@@ -144,7 +149,7 @@ FOR_AVX2 INLINE void pass_avx2(__m256i v[8], int shift) {
   __m256i plus0 = _mm256_add_epi16(sum0, sum3), plus1 = _mm256_add_epi16(sum1, sum2);
   __m256i minus0 = _mm256_sub_epi16(sum0, sum3), minus1 = _mm256_sub_epi16(sum1, sum2);
   v[0] = _mm256_add_epi16(plus0, plus1), v[4] = _mm256_sub_epi16(plus0, plus1);
-  /* ONE needs no multiplication. */
+  /* A multiplication by ONE is only a shift. */
   _Pragma("GCC unroll 2") for (int i = 0; i < 8; i += 4)
     v[i] = shift == SHIFT1 ? _mm256_slli_epi16(v[i], 2)
                            : _mm256_srai_epi16(_mm256_add_epi16(v[i], _mm256_set1_epi16(2)), 2);

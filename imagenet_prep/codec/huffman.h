@@ -1,9 +1,11 @@
-/* Reads blocks of coefficients from a stream of Huffman codes. Most of a decoder's time goes here.
+/* Reads blocks of coefficients from a stream of Huffman codes, which takes most of a decoder's
+ * time.
  *
- * A symbol says how many coefficients are 0 (its run) and how many bits the next one has (its
- * size); these bits follow the code. A table is indexed by the next INDEX_BITS bits, and says what
- * all whole symbols among them come to: two with their values, or three where only the soundness
- * of a file is asked for. What a table does not know takes a slower way, one symbol at a time.
+ * A symbol gives the number of coefficients that are 0 (its run), and the number of bits of the
+ * next one (its size). These bits follow the code. A table is indexed by the next INDEX_BITS bits.
+ * Its entry combines the complete symbols among these bits: up to two with their values, or up to
+ * three if a file is only checked for damage. Other codes are decoded more slowly, one symbol at a
+ * time.
  */
 #ifndef IMAGENET_PREP_HUFFMAN_H
 #define IMAGENET_PREP_HUFFMAN_H
@@ -13,23 +15,24 @@
 #define RARELY(x) __builtin_expect(!!(x), 0)
 
 enum {
-  INDEX_BITS = 11, /* what is most often two symbols; each more doubles the tables, which share
-                    * the fastest caches with everything else */
+  INDEX_BITS = 11, /* often has two symbols; each further bit would double the tables, which should
+                    * fit into the fastest caches */
   INDEX_SIZE = 1 << INDEX_BITS,
-  REFILLED = 56,               /* bits that are valid after a refill, at least */
-  LOOK_UPS = 3,                /* between two refills */
-  MOST_BITS = REFILLED / LOOK_UPS, /* that one of these may consume */
+  REFILLED = 56,               /* at least this number of bits is valid after a refill */
+  LOOK_UPS = 3,                /* number of look-ups between two refills */
+  MOST_BITS = REFILLED / LOOK_UPS, /* the largest number of bits that a look-up may consume */
   MOST_CODE_BITS = 16, MOST_VALUE_BITS = 15,
-  BATCH = 64,                  /* blocks that are decoded before anything else is done with them */
+  BATCH = 64,                  /* number of blocks that are decoded at a time */
 };
 
 /* ---- Bits ---- */
 
-/* A stream: `window` begins with the next bits, of which `valid` were counted as read, modulo 64.
- * Bits behind them are either 0 or the ones that follow. */
+/* A stream of bits. The next bits are at the top of `window`; `valid` is their number, modulo 64.
+ * The bits after them are either 0 or the following bits of the stream. */
 typedef struct { const uint8_t *next; uint64_t window; unsigned valid; } bit_stream;
 
-/* Makes at least REFILLED bits valid. Reads 8 bytes, and goes on by as many as were wanted. */
+/* Makes at least REFILLED bits valid. Reads 8 bytes, but advances only by those that were
+ * needed. */
 INLINE void refill(bit_stream *s) {
   uint64_t more;
   memcpy(&more, s->next, 8);
@@ -46,13 +49,13 @@ INLINE void consume(bit_stream *s, unsigned bits) {
   s->valid -= bits;
 }
 
-/* Returns how many bits are left before `end`; negative if more were consumed than there are. */
+/* Returns the number of bits before `end`; negative if bits after `end` were consumed. */
 INLINE int64_t bits_left(const bit_stream *s, const uint8_t *end) {
   return (end - s->next) * 8 + (int64_t)(s->valid & 63);
 }
 
-/* Returns the value of `size` bits at the top of `window`, as JPEG writes them: a first bit of 0
- * says that the value is negative. */
+/* Returns the value of the `size` bits at the top of `window`. In JPEG, a value is negative if its
+ * first bit is 0. */
 INLINE int value_of(uint64_t window, int size) {
   int64_t negative = ~(int64_t)window >> 63;
   return (int)((window >> 1) >> (63 - size)) + (int)(negative & (1 - (1 << size)));
@@ -60,42 +63,42 @@ INLINE int value_of(uint64_t window, int size) {
 
 /* ---- Tables ---- */
 
-/* A DHT segment's table. All bytes count when two are compared, so unused symbols are 0. */
+/* A DHT segment's table. Tables are compared by all their bytes, so unused symbols must be 0. */
 typedef struct { uint8_t is_defined, num_codes[MOST_CODE_BITS + 1], symbols[256]; } code_lengths;
 
-/* A step is what a look-up does to the stream and to k, the number of the next coefficient: its
- * lowest 6 bits say how many bits it consumes, its upper byte by how much k grows. Bit 6 of k says
- * that the look-up is not to be believed: the block is full, or the code is not in the table. */
+/* A step describes the effect of a look-up. Its lowest 6 bits are the number of consumed bits. Its
+ * upper byte is added to k, the number of the next coefficient. If bit 6 of k is then set, the
+ * look-up is invalid: the block is full, or the code is not in the table. */
 enum {
-  VALUE_IS_LONG = 1 << 6, /* of a step: the value lies partly behind the look-up */
+  VALUE_IS_LONG = 1 << 6, /* in a step: the look-up has only a part of the value's bits */
   GROWTH_SHIFT = 8,
-  BLOCK_IS_FULL = 64,     /* of k */
-  END_OF_BLOCK = 128,     /* of growth: makes a step negative as a number of 16 bits */
-  NOT_IN_TABLE = 64 + 128 /* of growth: sets bit 6 of any k below 64 */
+  BLOCK_IS_FULL = 64,     /* in k */
+  END_OF_BLOCK = 128,     /* in growth: makes a step negative as a 16-bit number */
+  NOT_IN_TABLE = 64 + 128 /* in growth: sets bit 6 of every k below 64 */
 };
 
-/* The values of a look-up, and the first one's run. Where there is no second, it is 0. */
+/* The values of a look-up, and the run of the first one. Without a second value, `second` is 0. */
 typedef struct { int16_t first; int8_t second; uint8_t run; } found_values;
 
 typedef struct {
   uint16_t steps[INDEX_SIZE];
-  uint16_t proof_steps[INDEX_SIZE]; /* of up to three symbols, whose values nobody wants */
+  uint16_t proof_steps[INDEX_SIZE]; /* for up to three symbols without their values */
   found_values values[INDEX_SIZE];
-  uint16_t codes[INDEX_SIZE]; /* of the first symbol: length << 8 | symbol, 0 for longer codes */
-  uint32_t first_beyond[MOST_CODE_BITS + 1]; /* by length: what no code of it reaches, of 16 bits */
-  int symbol_offset[MOST_CODE_BITS + 1];     /* by length: from a code to its symbol's place */
+  uint16_t codes[INDEX_SIZE]; /* the first symbol: length << 8 | symbol; 0 for longer codes */
+  uint32_t first_beyond[MOST_CODE_BITS + 1]; /* by length: upper bound of codes, as 16 bits */
+  int symbol_offset[MOST_CODE_BITS + 1];     /* by length: index in `symbols` minus code */
   code_lengths made_of, followed_by;
   int has_steps, has_proof_steps;
 } code_table;
 
-/* The two tables of a component. */
+/* The tables of a component. */
 typedef struct { code_table dc, ac; } table_pair;
 
 /* The tables of a block. */
 typedef struct { const code_table *dc, *ac; } block_tables;
 
-/* Makes the codes of a table. Returns whether they are those of a tree: no code is all ones, as the
- * standard says, and as libjpeg demands. */
+/* Makes the codes of a table. Returns whether they form a tree without a code of only ones, which
+ * the standard forbids and libjpeg refuses. */
 static int make_codes(code_table *t, const code_lengths *lengths) {
   uint32_t code = 0;
   int next = 0;
@@ -114,7 +117,7 @@ static int make_codes(code_table *t, const code_lengths *lengths) {
   return 1;
 }
 
-/* Returns length << 8 | symbol of the code at the top of `window`, 0 if there is none. */
+/* Returns length << 8 | symbol of the code at the top of `window`; 0 if it is not a code. */
 static int find_code(const code_table *t, uint64_t window) {
   uint32_t top = (uint32_t)(window >> (64 - MOST_CODE_BITS));
   for (int length = 1; length <= MOST_CODE_BITS; length++)
@@ -129,26 +132,26 @@ static int length_of(int code) { return code >> 8; }
 static int run_of(int code) { return code >> 4 & 15; }
 static int size_of(int code) { return code & 15; }
 
-/* Returns whether a code of an AC table ends its block. A run of 15 and size of 0 are 16 zeros. */
+/* Returns whether a code of an AC table ends its block. A run of 15 with size 0 means 16 zeros. */
 static int ends_block(int code) { return !size_of(code) && run_of(code) < 15; }
 
-/* Returns how many indices begin with the code that index `i` begins with. Where `i` begins with
- * none that fits, all indices up to the last are alike, since longer codes come last. */
+/* Returns the number of indices from `i` on that begin with the same code. If the code of `i` is
+ * longer than an index, these are all remaining indices, since longer codes come last. */
 static int num_alike(const code_table *t, int i) {
   int length = length_of(t->codes[i]);
   return length ? 1 << (INDEX_BITS - length) : INDEX_SIZE - i;
 }
 
-/* What a second symbol adds to a look-up, by the bits that follow the first: how many bits, 64 if
- * it does not fit; how much k grows; and its value. */
+/* The part of a look-up for a second symbol, by the bits after the first one: its number of bits
+ * (64 if it does not fit), the growth of k, and its value. */
 typedef struct { uint8_t bits, growth; int8_t value; } second_symbol;
 
 static void make_seconds(const code_table *ac, second_symbol seconds[INDEX_SIZE]) {
   for (int i = 0; i < INDEX_SIZE;) {
     int code = ac->codes[i], size = size_of(code), bits = length_of(code) + size;
     int next = i + num_alike(ac, i);
-    int fits = length_of(code) && bits <= INDEX_BITS && size < 8; /* its value has 8 bits */
-    int same = fits ? 1 << (INDEX_BITS - bits) : next - i; /* indices that share a value */
+    int fits = length_of(code) && bits <= INDEX_BITS && size < 8; /* `second` has 8 bits */
+    int same = fits ? 1 << (INDEX_BITS - bits) : next - i; /* number of indices with this value */
     for (uint64_t value = 0; i < next; value++) {
       second_symbol s = {64, 0, 0};
       if (fits) {
@@ -161,8 +164,7 @@ static void make_seconds(const code_table *ac, second_symbol seconds[INDEX_SIZE]
   }
 }
 
-/* Fills in the steps and values of the indices that begin with the same code as index `i`; `end`
- * is the first that does not. */
+/* Fills in steps and values for the indices `i` to `end` - 1, which begin with the same code. */
 static void make_steps_of_code(code_table *t, int is_dc, const second_symbol *seconds, int i,
                                int end) {
   int code = t->codes[i], run = run_of(code), size = size_of(code);
@@ -176,7 +178,7 @@ static void make_steps_of_code(code_table *t, int is_dc, const second_symbol *se
     for (; i < end; i++) t->steps[i] = (uint16_t)step, t->values[i] = found;
     return;
   }
-  /* What follows the value is the same for all values of the symbol. */
+  /* For each value of the symbol, all combinations of the following bits occur. */
   int num_rests = 1 << (INDEX_BITS - bits);
   for (int first = i; i < end; i += num_rests) {
     uint64_t value = (uint64_t)(i - first) >> (INDEX_BITS - bits);
@@ -192,7 +194,7 @@ static void make_steps_of_code(code_table *t, int is_dc, const second_symbol *se
   }
 }
 
-/* Fills in steps and values; `ac` is the table of the symbols that follow, `t` itself for AC. */
+/* Fills in all steps and values. `ac` is the table of the following symbols: for AC, `t` itself. */
 static void make_steps(code_table *t, const code_table *ac) {
   second_symbol seconds[INDEX_SIZE];
   make_seconds(ac, seconds);
@@ -202,14 +204,14 @@ static void make_steps(code_table *t, const code_table *ac) {
   }
 }
 
-/* Fills in the steps for proofs, as above. The bits of the last value may lie behind the look-up,
- * but its code may not. */
+/* Fills in the steps for damage checks. The look-up must have all bits of the last symbol's
+ * code, but not those of its value. */
 static void make_proof_steps(code_table *t, const code_table *ac) {
   enum { MOST_SYMBOLS = 3 };
   for (int i = 0; i < INDEX_SIZE;) {
     int first = t->codes[i], first_bits = length_of(first) + size_of(first);
     int end = i + num_alike(t, i);
-    /* After the bits of the first value, which may be any, everything repeats. */
+    /* The steps do not depend on the bits of the first value, so they are copied below. */
     int num_rests = first && first_bits < INDEX_BITS ? 1 << (INDEX_BITS - first_bits) : 1;
     for (int rest = 0; rest < num_rests; rest++) {
       int code = first, bits = 0, growth = 0;
@@ -231,8 +233,8 @@ static void make_proof_steps(code_table *t, const code_table *ac) {
   }
 }
 
-/* Makes a table of codes, unless it is the one that was made last: files of one encoder often share
- * theirs. Returns whether it is sound. */
+/* Makes a table of codes, unless it is the same as for the last file, as is common for files of one
+ * encoder. Returns whether the table is valid. */
 static int make_table(code_table *t, const code_lengths *lengths, const code_table *ac) {
   const code_lengths *following = t == ac ? lengths : &ac->made_of;
   if (t->made_of.is_defined && !memcmp(&t->made_of, lengths, sizeof *lengths) &&
@@ -248,25 +250,25 @@ static int make_table(code_table *t, const code_lengths *lengths, const code_tab
 
 /* ---- Blocks ---- */
 
-/* By the number of a coefficient in the file, which goes in zigzag: its place in a block. Numbers
- * from 64 on come up where a look-up goes beyond the end of a block. What is written there lands
- * behind the block, where the next one's DC is written later. */
+/* The place in a block of each coefficient, by its number in the file (in zigzag order). Numbers
+ * from 64 on occur if a look-up goes beyond the end of a block. Their values are written after
+ * the block, where the DC of the next block is written later. */
 enum { BEHIND = 64 };
 static const uint8_t zigzag_place[256] = {ZIGZAG(PLACE), [64 ... 255] = BEHIND};
 
-/* A value that lies partly behind its look-up: the bits from its code on, and where it belongs,
- * counted in coefficients from the first block. */
+/* A value of which a look-up has only a part: the bits from its code on, and the place of the
+ * value, counted in coefficients from the first block. */
 typedef struct { uint64_t window; size_t place; } long_value;
 
-/* What is wanted of blocks: all coefficients, in zeros; or the DCs, beside which the second place
- * of a block gets anything; or nothing but whether they are sound. */
+/* The wanted parts of blocks: all coefficients, written into zeros; or only the DCs, while the
+ * second place of a block gets undefined values; or only a check for damage. */
 enum wanted { ALL_COEFFICIENTS, DC_ONLY, PROOF_ONLY };
 
-/* Where decoding is. `at` is how many bytes of block_tables lie before the present block, so it
- * counts blocks as the addresses of both tables and coefficients want it. */
+/* The position of decoding. `at` is the index of the block times sizeof(block_tables), from
+ * which the addresses of tables and coefficients are computed. */
 typedef struct {
   bit_stream stream;
-  const code_table *table; /* of the next look-up */
+  const code_table *table; /* for the next look-up */
   size_t k, at;
   long_value *next_long;
 } progress;
@@ -275,12 +277,12 @@ INLINE const block_tables *tables_at(const block_tables *first, size_t at) {
   return (const block_tables *)((const char *)first + at);
 }
 
-enum { PLACES_PER_AT = 64 / sizeof(block_tables) }; /* coefficients of a block by bytes of `at` */
+enum { PLACES_PER_AT = 64 / sizeof(block_tables) }; /* coefficients per unit of `at` */
 _Static_assert(sizeof(block_tables) == 16, "two pointers");
 _Static_assert(sizeof(long_value) == VALUE_IS_LONG >> 2, "see take_step");
 
-/* `to` becomes `from` where a step ends its block. Compilers would make a jump of it, which no
- * processor can foresee: a block ends anywhere. */
+/* Sets `to` to `from` if a step ends its block. Compilers would use a jump, which processors cannot
+ * predict, since the lengths of blocks vary. */
 #if defined(__x86_64__)
 #define MOVE_AT_END(step, to, from) \
   __asm__("testw %w1, %w1\n\tcmovs %2, %0" : "+r"(to) : "r"(step), "r"(from) : "cc")
@@ -288,7 +290,7 @@ _Static_assert(sizeof(long_value) == VALUE_IS_LONG >> 2, "see take_step");
 #define MOVE_AT_END(step, to, from) (to) = (int16_t)(step) < 0 ? (from) : (to)
 #endif
 
-/* Goes on after a step: to the next block with the table of its DC, or to the rest of this one. */
+/* Advances after a step: to the next block and its DC table, or to the rest of this block. */
 INLINE void advance(progress *p, const block_tables *tables, unsigned step) {
   const code_table *next_table = tables_at(tables, p->at)[1].dc;
   size_t next_at = p->at + sizeof *tables, zero = 0;
@@ -298,12 +300,12 @@ INLINE void advance(progress *p, const block_tables *tables, unsigned step) {
   MOVE_AT_END(step, p->at, next_at);
 }
 
-/* Looks up once. Returns 0 where the look-up is not to be believed: then no bit was consumed, and
- * what was written is a coefficient that has not been decoded yet, or lies BEHIND.
+/* Looks up once. Returns 0 if the look-up is invalid. No bit is consumed then, and the values were
+ * written only to places of coefficients that are decoded later, or to BEHIND.
  *
- * Nothing here asks what was found. The second value is written before the first, since it falls on
- * the first's place or BEHIND where there is none. Each value is noted as a long one, in a note that
- * the next one overwrites unless the step says that it was. */
+ * This function avoids branches. If there is no second value, its place is that of the first value,
+ * or BEHIND, so it is written before the first value. Every first value is stored as a long value,
+ * but the next one overwrites it unless the step has VALUE_IS_LONG. */
 INLINE int take_step(progress *p, const block_tables *tables, int16_t *blocks, enum wanted wanted) {
   size_t index = p->stream.window >> (64 - INDEX_BITS);
   unsigned step = wanted == PROOF_ONLY ? p->table->proof_steps[index] : p->table->steps[index];
@@ -330,7 +332,7 @@ INLINE int take_step(progress *p, const block_tables *tables, int16_t *blocks, e
   return 1;
 }
 
-/* Takes one symbol, without tables of steps. Returns whether it is sound. */
+/* Decodes one symbol without the tables of steps. Returns whether it is valid. */
 INLINE int take_symbol(progress *p, const block_tables *tables, int16_t *blocks,
                        enum wanted wanted) {
   int is_dc = p->k == 0;
@@ -353,10 +355,11 @@ INLINE int take_symbol(progress *p, const block_tables *tables, int16_t *blocks,
   return 1;
 }
 
-/* Decodes blocks, at most BATCH, into `blocks` of zeros, with room for one block more. DCs are the
- * differences that the file has. `tables` are those of each block, and of one more; `longs` has
- * room for 64 values a block, and one more. Returns 0 where the data are no blocks. Whether they
- * end before their blocks do is for the caller to see: BATCH_BYTES behind them must be readable. */
+/* Decodes at most BATCH blocks into `blocks`, which must be zeros and have space for one more
+ * block. DCs are the differences in the file. `tables` has the tables of each block and of one
+ * more; `longs` has space for 64 values per block, and one more. Returns 0 if the data are
+ * damaged. The caller must check whether the data have ended before the blocks; BATCH_BYTES
+ * after the data must be readable. */
 enum { BATCH_BYTES = BATCH * 64 * (MOST_CODE_BITS + MOST_VALUE_BITS) / 8 + 2 * 8 };
 
 INLINE int decode_blocks(bit_stream *stream, const block_tables *tables, int num_blocks,
@@ -366,7 +369,7 @@ INLINE int decode_blocks(bit_stream *stream, const block_tables *tables, int num
   while (p.at != end) {
     refill(&p.stream);
     int is_believed = take_step(&p, tables, blocks, wanted);
-    /* A look-up ends one block at most. */
+    /* A look-up ends at most one block. */
     if (end - p.at >= (LOOK_UPS - 1) * sizeof *tables && is_believed)
       is_believed = take_step(&p, tables, blocks, wanted) && take_step(&p, tables, blocks, wanted);
     if (RARELY(!is_believed) && !take_symbol(&p, tables, blocks, wanted)) return 0;

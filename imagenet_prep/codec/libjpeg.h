@@ -1,9 +1,9 @@
-/* The part of libjpeg's binary interface, version 62, that planes.c uses: 64-bit Linux.
+/* The part of libjpeg's binary interface, version 62, that planes.c uses on 64-bit Linux.
  *
- * libjpeg-turbo comes from Pillow's wheel, which has no headers, and a bare machine has none
- * either. Version 62 is frozen since 1998, and libjpeg itself compares its version and the
- * sizes of these structures with its own whenever an object is made. Fields that are not used
- * here are kept as room: `offset_of_next - offset_of_this` bytes.
+ * libjpeg-turbo is in Pillow's wheel, without headers, and most machines have no headers either.
+ * Version 62 has not changed since 1998. For each new object, libjpeg compares the version and the
+ * sizes of these structures with its own. Unused fields are arrays of
+ * `offset_of_next - offset_of_this` bytes.
  */
 #ifndef IMAGENET_PREP_LIBJPEG_H
 #define IMAGENET_PREP_LIBJPEG_H
@@ -14,7 +14,7 @@
 enum { LIBJPEG_VERSION = 62 };
 
 enum { COLORS_GREY = 1, COLORS_YCBCR = 3 };
-enum { DCT_ACCURATE = 0 }; /* integers, the same on every processor */
+enum { DCT_ACCURATE = 0 }; /* uses integers, so it is the same on every processor */
 enum { ERROR_OUT_OF_MEMORY = 54, ERROR_TEXT_BYTES = 200 };
 
 typedef uint8_t **sample_rows;
@@ -23,27 +23,27 @@ struct compress;
 struct progress;
 struct error_manager;
 
-/* What decompress and compress objects begin with. */
+/* The first fields of `decompress` and `compress`. */
 typedef struct {
   struct error_manager *errors;
   void *memory;
   struct progress *progress;
-  void *owner; /* ours to use */
+  void *owner; /* for the caller; libjpeg does not use it */
   int is_decompressor;
   int state;
 } jpeg_object;
 
 struct error_manager {
   void (*error_exit)(jpeg_object *);
-  void (*emit_message)(jpeg_object *, int level); /* -1: a warning, damage; >= 0: chatter */
+  void (*emit_message)(jpeg_object *, int level); /* -1: a warning about damage; >= 0: a trace */
   void (*output_message)(jpeg_object *);
   void (*format_message)(jpeg_object *, char *text);
   void (*reset)(jpeg_object *);
-  int code; /* of the last message */
+  int code; /* number of the last message */
   uint8_t unused[168 - 44];
 };
 
-/* Called again and again while the scans of a progressive file are read. */
+/* libjpeg calls `monitor` repeatedly while it reads the scans of a progressive file. */
 struct progress {
   void (*monitor)(jpeg_object *);
   long counter, limit;
@@ -64,9 +64,9 @@ typedef struct {
   int h_samp, v_samp; /* sampling factors, 1 ... 4 */
   int tables[3];
   unsigned width_in_blocks, height_in_blocks;
-  int block_side;         /* samples along a block after decoding: 8, less where it is scaled */
-  unsigned width, height; /* samples that belong to the image */
-  int needed;             /* 0: decode no pixels of it */
+  int block_side;         /* samples along a block after decoding: 8, or fewer if scaled */
+  unsigned width, height; /* in samples, without padding */
+  int needed;             /* 0: do not compute samples of this component */
   uint8_t unused[96 - 52];
 } component;
 
@@ -79,17 +79,17 @@ struct decompress {
   unsigned scale_num, scale_denom;
   double gamma;
   int buffered;
-  int planes_out; /* hand out planes as they are stored, without upsampling */
+  int planes_out; /* return planes in their stored size, without upsampling */
   int dct;
   int smooth_upsampling;
   uint8_t unused_a[136 - 104];
   unsigned output_width, output_height;
-  int output_color_components, output_components; /* bytes of a pixel of scanlines */
+  int output_color_components, output_components; /* bytes per pixel of scanlines */
   uint8_t unused_b[168 - 152];
   unsigned output_row;
-  int scans; /* begun so far */
+  int scans; /* number of scans that were started */
   uint8_t unused_c[296 - 176];
-  int bits; /* of a sample */
+  int bits; /* per sample */
   component *components;
   uint8_t unused_d[408 - 312];
   int max_h_samp, max_v_samp, min_block_side;
@@ -109,7 +109,7 @@ struct compress {
   uint8_t unused_c[520 - 280];
 };
 
-/* Functions of the library, in the order in which the caller of planes_new passes them. */
+/* The library's functions, in the order in which the caller of planes_new passes them. */
 typedef struct {
   struct error_manager *(*std_error)(struct error_manager *);
   void (*create_decompress)(struct decompress *, int version, size_t size);
@@ -129,7 +129,7 @@ typedef struct {
   void (*finish_compress)(struct compress *);
 } libjpeg;
 
-/* The library looks at sizes; a compiler that lays these out otherwise must not come that far. */
+/* libjpeg checks only sizes, so compilation must fail if a compiler uses different offsets. */
 _Static_assert(sizeof(struct error_manager) == 168, "jpeg_error_mgr");
 _Static_assert(sizeof(component) == 96, "jpeg_component_info");
 _Static_assert(sizeof(struct decompress) == 632, "jpeg_decompress_struct");

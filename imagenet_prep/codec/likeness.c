@@ -1,8 +1,7 @@
-/* Means of cells and their hash; see likeness.h.
+/* Computes the means of cells and their hash; see likeness.h.
  *
- * Each kernel is one body, compiled for every processor and once more for AVX2: its vectors are the
- * compiler's own, which makes of them what the processor has. So the forms are equal by what they
- * are, and the tests compare them all the same.
+ * The same C is compiled for every processor and again for AVX2. It uses the compiler's vector
+ * types, which become the instructions of the processor. The results are the same for both.
  */
 #include "likeness.h"
 
@@ -16,12 +15,12 @@
 
 enum {
   LANES = 8,
-  MARGIN = 2,                   /* cells that the window leaves out on each side: 3 % */
+  MARGIN = 2,                   /* cells on each side that are not in the centre window: 3 % */
   WINDOW = CELLS - 2 * MARGIN,
-  HIGHEST = 20,                 /* above the highest frequency of an axis that has a bit */
-  UNIT = 2048,                  /* the amplitude of a cosine of the basis; more overflows 32 bits */
-  MIDDLE = 128 * SIXTEENTHS,    /* what is taken from means, so that sums stay small */
-  STRONG_PARTS = 4,             /* a strong frequency has at least 1 / this of a grey level */
+  HIGHEST = 20,                 /* all frequencies of the hash are below this along each axis */
+  UNIT = 2048,                  /* amplitude of the basis cosines; more would overflow 32 bits */
+  MIDDLE = 128 * SIXTEENTHS,    /* subtracted from means, so that sums stay small */
+  STRONG_PARTS = 4,             /* a strong frequency has at least 1 / 4 of a grey level */
 };
 
 typedef uint32_t numbers __attribute__((vector_size(4 * LANES), aligned(4)));
@@ -30,8 +29,8 @@ typedef uint8_t bytes __attribute__((vector_size(LANES), aligned(1)));
 
 /* ---- Means ---- */
 
-/* Cell i covers [i * size, (i + 1) * size) in units of 1 / CELLS of a sample; `weight` is how much
- * of sample j that is. */
+/* Cell i covers [i * size, (i + 1) * size) in units of 1 / CELLS of a sample. Returns the part of
+ * sample j that is in the cell [from, to), in these units. */
 BODY int64_t weight(int64_t j, int64_t from, int64_t to) {
   int64_t begin = j * CELLS > from ? j * CELLS : from;
   int64_t end = (j + 1) * CELLS < to ? (j + 1) * CELLS : to;
@@ -88,14 +87,14 @@ EXPORT void likeness_means(enum simd simd, const uint8_t *samples, ptrdiff_t str
 
 /* ---- Hash ---- */
 
-/* The cosines of a side of some cells, and which frequencies have a bit, in order: likeness.py makes
- * them. */
+/* The cosines for one number of cells, and the frequencies of the hash bits. likeness.py writes
+ * this structure. */
 typedef struct {
   int32_t cosines[HIGHEST][CELLS];
   uint8_t across[FREQUENCIES], down[FREQUENCIES];
 } basis;
 
-/* Transforms the `size` x `size` cells that begin at `cells`, columns first, and takes the signs. */
+/* Transforms `size` x `size` cells, columns first, and writes the signs of the frequencies. */
 BODY void transform(const basis *b, const uint16_t *cells, int size, likeness_hash *out) {
   int32_t rows[CELLS][CELLS] = {{0}}, columns[HIGHEST][CELLS];
   for (int y = 0; y < size; y++)
@@ -113,7 +112,8 @@ BODY void transform(const basis *b, const uint16_t *cells, int size, likeness_ha
     int64_t sum = 0;
     for (int x = 0; x < size; x++) sum += (int64_t)columns[v][x] * b->cosines[u][x];
     out->bits[i / 64] |= (uint64_t)(sum > 0) << i % 64;
-    /* A wave of amplitude 1 along both axes sums to a quarter of the cells, along one to a half. */
+    /* A wave of amplitude 1 along both axes gives a quarter of the number of cells; along one axis,
+     * it gives half. */
     int64_t whole = (int64_t)SIXTEENTHS * UNIT * UNIT * size * size / (u && v ? 4 : 2);
     out->strong += (sum < 0 ? -sum : sum) * STRONG_PARTS >= whole;
   }
@@ -143,7 +143,7 @@ static int count_rough(const uint16_t *m) {
   return rough;
 }
 
-/* Writes the hash of a whole picture, and that of the window 3 % inside each of its sides. */
+/* Writes two hashes: of the complete image, and of the image without 3 % on each side. */
 EXPORT void likeness_hashes(const basis *two, int simd, const uint16_t *cells, likeness_hash *out) {
   for (int i = 0; i < 2; i++) {
     const uint16_t *from = cells + i * MARGIN * (CELLS + 1);

@@ -1,5 +1,6 @@
-/* What says which pictures are alike: the means of a plane on 64 x 64 cells, and a hash of them, the
- * signs of the lowest frequencies of their DCT. Only integers decide: all processors make the same.
+/* Computes the means of a plane in 64 x 64 cells, and a perceptual hash: the signs of the lowest
+ * frequencies of the means' DCT. Only integers are used, so that all processors get the same
+ * results.
  */
 #ifndef IMAGENET_PREP_LIKENESS_H
 #define IMAGENET_PREP_LIKENESS_H
@@ -10,21 +11,21 @@
 #include "simd.h"
 
 enum {
-  CELLS = 64,         /* along each side of a picture, whatever its shape */
-  SIXTEENTHS = 16,    /* a mean is a number of these parts of a grey level */
-  FREQUENCIES = 256,  /* a bit of the hash each */
+  CELLS = 64,         /* number of cells along each side of an image of any aspect ratio */
+  SIXTEENTHS = 16,    /* means are in sixteenths of a grey level */
+  FREQUENCIES = 256,  /* one bit of the hash per frequency */
   HASH_WORDS = FREQUENCIES / 64,
 };
 
-/* Of one form of a picture: its bits, lowest frequencies first, and how much there is to see. */
+/* The hash of an image or of its centre: bits, lowest frequencies first, and measures of detail. */
 typedef struct {
   uint64_t bits[HASH_WORDS];
   int32_t strong; /* frequencies whose amplitude is at least a quarter of a grey level */
-  int32_t rough;  /* cells that are at least one grey level off the mean of the nine around them */
+  int32_t rough;  /* cells that differ from the mean of their 3 x 3 cells by a grey level or more */
 } likeness_hash;
 
-/* Writes the exact means of CELLS x CELLS cells, rounded to sixteenths. `sums` has room for `width` numbers,
- * rounded up to 8, and so has each row of samples. */
+/* Writes the exact means of CELLS x CELLS cells, rounded to sixteenths. `sums` and each row of
+ * samples must have space for `width` numbers, rounded up to 8. */
 void likeness_means(enum simd, const uint8_t *samples, ptrdiff_t stride, int width, int height,
                     uint32_t *sums, uint16_t *means);
 

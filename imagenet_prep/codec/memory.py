@@ -8,7 +8,7 @@ The estimates are peak values of `prepare`, measured with images of 64 MP, which
             copy; 8 bytes if Pillow decodes it. With several scans, also 2 bytes per coefficient
     WebP    12 bytes per pixel: two canvases of libwebp, and the image
     AVIF    12 bytes per pixel, also for HEIC: planes, RGB, and a copy
-    TIFF    8 bytes per pixel, or 4 plus a complete tile or strip, which may be larger than the image
+    TIFF    8 bytes per pixel, or 4 plus one complete tile or strip, which may exceed the image
     others  8 bytes per pixel: 4 for Pillow, 3 for RGB, and the current rows
 """
 

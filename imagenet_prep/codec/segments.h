@@ -1,5 +1,5 @@
-/* Reads the segments of a JPEG file up to its scan (ITU T.81, annex B). Anything that is unusual,
- * or that libjpeg would only warn of, is not taken: libjpeg is there for those. */
+/* Reads the segments of a JPEG file up to its scan (ITU T.81, annex B). Files that are unusual, or
+ * about which libjpeg would print a warning, are rejected; libjpeg decodes them. */
 #ifndef IMAGENET_PREP_SEGMENTS_H
 #define IMAGENET_PREP_SEGMENTS_H
 
@@ -7,16 +7,16 @@
 #include "huffman.h"
 
 enum {
-  MAX_SAMPLES = 65500,  /* along a side; libjpeg's */
-  MAX_MCU_BLOCKS = 10,  /* by the standard */
-  NUM_TABLES = 4,       /* of each kind that a file may have at once */
+  MAX_SAMPLES = 65500,  /* libjpeg's limit for a side */
+  MAX_MCU_BLOCKS = 10,  /* the standard's limit */
+  NUM_TABLES = 4,       /* number of tables of each kind that a file may have at once */
 };
 
 typedef struct {
   jpeg_frame frame;
   int restart_interval; /* MCUs, 0: no restarts */
-  code_lengths codes[2][NUM_TABLES]; /* of DC, of AC */
-  uint8_t quantisation[NUM_TABLES][64]; /* in zigzag */
+  code_lengths codes[2][NUM_TABLES]; /* for DC, for AC */
+  uint8_t quantisation[NUM_TABLES][64]; /* in zigzag order */
   uint8_t has_quantisation[NUM_TABLES];
   int has_jfif, has_adobe, adobe_transform;
   const uint8_t *scan, *end;
@@ -26,7 +26,7 @@ static int two_bytes(const uint8_t *p) { return p[0] << 8 | p[1]; }
 
 static int read_quantisation(segments *s, const uint8_t *p, const uint8_t *end) {
   for (; p < end; p += 65) {
-    int number = *p; /* in the upper half, precision: 1 for tables of 16 bits */
+    int number = *p; /* 16 or more for tables of 16-bit steps */
     if (end - p < 65 || number >= NUM_TABLES) return 0;
     memcpy(s->quantisation[number], p + 1, 64);
     s->has_quantisation[number] = 1;
@@ -49,8 +49,8 @@ static int read_codes(segments *s, const uint8_t *p, const uint8_t *end) {
   return 1;
 }
 
-/* Returns whether a sampling factor is one that cameras use. libjpeg enlarges chroma by whole
- * factors only, and some of its callers know no 3. */
+/* Returns whether a sampling factor is common. libjpeg upsamples chroma only by integer factors,
+ * and some of its callers do not support the factor 3. */
 static int is_usual_factor(int factor) { return factor == 1 || factor == 2 || factor == 4; }
 
 static int read_component(segments *s, int i, const uint8_t *p) {
@@ -68,8 +68,8 @@ static int read_component(segments *s, int i, const uint8_t *p) {
 
 static int divide_up(int a, int b) { return (a + b - 1) / b; }
 
-/* Works out blocks and MCUs. A component that is alone has MCUs of one block, whatever its factors
- * say; the others' have one block for each of their factors' products. */
+/* Computes the numbers of blocks and MCUs. In an MCU, a component has h_samp x v_samp blocks; an
+ * only component has one block. Returns whether an MCU has at most MAX_MCU_BLOCKS. */
 static int lay_out(jpeg_frame *f) {
   int across = 8 * f->max_h_samp, down = 8 * f->max_v_samp; /* pixels of an MCU */
   int is_alone = f->num_components == 1, num_blocks = 0;
@@ -88,7 +88,7 @@ static int lay_out(jpeg_frame *f) {
 
 static int read_frame(segments *s, const uint8_t *p, const uint8_t *end) {
   jpeg_frame *f = &s->frame;
-  if (f->num_components || end - p < 6 || p[0] != 8) return 0; /* 8 bits a sample */
+  if (f->num_components || end - p < 6 || p[0] != 8) return 0; /* only 8 bits per sample */
   f->height = two_bytes(p + 1), f->width = two_bytes(p + 3);
   int num = p[5];
   if (!f->height || !f->width || f->height > MAX_SAMPLES || f->width > MAX_SAMPLES) return 0;
@@ -99,7 +99,7 @@ static int read_frame(segments *s, const uint8_t *p, const uint8_t *end) {
   return lay_out(f);
 }
 
-/* Reads the header of a scan of all components in their order, and of all coefficients. */
+/* Reads a scan header; accepts only a scan of all components in order, with all coefficients. */
 static int read_scan_header(segments *s, const uint8_t *p, const uint8_t *end) {
   jpeg_frame *f = &s->frame;
   int num = f->num_components;
@@ -114,7 +114,7 @@ static int read_scan_header(segments *s, const uint8_t *p, const uint8_t *end) {
   return p[0] == 0 && p[1] == 63 && p[2] == 0;
 }
 
-/* Returns whether three components are Y, Cb and Cr, by libjpeg's rules where these are certain. */
+/* Returns whether three components are certainly Y, Cb and Cr by libjpeg's rules. */
 static int is_ycbcr(const segments *s) {
   const jpeg_component *c = s->frame.components;
   if (s->has_jfif) return 1;
@@ -122,9 +122,9 @@ static int is_ycbcr(const segments *s) {
   return c[0].id == 1 && c[1].id == 2 && c[2].id == 3;
 }
 
-/* JFIF of another major version is something that libjpeg warns of. */
+/* libjpeg warns about JFIF with a major version other than 1, so such a file is rejected. */
 static int read_jfif(segments *s, const uint8_t *p, const uint8_t *end) {
-  if (end - p < 14 || memcmp(p, "JFIF", 5)) return 1; /* something else, of no meaning here */
+  if (end - p < 14 || memcmp(p, "JFIF", 5)) return 1; /* not JFIF, and not needed */
   s->has_jfif = 1;
   return p[5] == 1;
 }
@@ -157,8 +157,8 @@ static int read_segment(segments *s, int marker, const uint8_t *p, const uint8_t
   }
 }
 
-/* Reads all segments before the scan's data, which begin at s->scan then. Returns whether the file
- * is taken so far. */
+/* Reads all segments before the scan's data, and sets s->scan to these data. Returns whether the
+ * file is accepted. */
 static int read_segments(segments *s, const uint8_t *data, size_t size) {
   const uint8_t *p = data, *end = data + size;
   memset(s, 0, sizeof *s);
@@ -166,7 +166,7 @@ static int read_segments(segments *s, const uint8_t *data, size_t size) {
   s->end = end;
   if (size < 2 || two_bytes(p) != 0xFFD8) return 0;
   for (p += 2; end - p >= 4 && p[0] == 0xFF && !s->scan;) {
-    int length = two_bytes(p + 2); /* with its own two bytes */
+    int length = two_bytes(p + 2); /* includes its own two bytes */
     if (length < 2 || length > end - p - 2) return 0;
     if (!read_segment(s, p[1], p + 4, p + 2 + length)) return 0;
     p += 2 + length;

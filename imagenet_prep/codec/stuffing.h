@@ -1,4 +1,4 @@
-/* Copies data of a scan, in which a byte of 0xFF is followed by a zero that is no data. */
+/* Copies data of a scan. In a file, a stuffed zero follows each data byte of 0xFF. */
 #ifndef IMAGENET_PREP_STUFFING_H
 #define IMAGENET_PREP_STUFFING_H
 
@@ -11,10 +11,10 @@
 #include <immintrin.h>
 #endif
 
-enum { COPIED = 32 }; /* bytes that vector code copies at once */
+enum { COPIED = 32 }; /* number of bytes that vector code copies at once */
 
-/* Copies up to the first 0xFF, and returns how many bytes come before it. Up to COPIED bytes more
- * may be written. */
+/* Copies the bytes before the first 0xFF, and returns their number. May write up to COPIED bytes
+ * more. */
 static size_t copy_up_to_ff(uint8_t *out, const uint8_t *in, size_t size, enum simd simd) {
   size_t n = 0;
 #if defined(__x86_64__)

@@ -1,15 +1,15 @@
-/* Turns the coefficients of a block into samples: the inverse DCT of libjpeg's "slow" integer
- * method, and the one by which libjpeg halves an image. Plain C, SSE2 and AVX2 make the same
- * samples, which are those of libjpeg-turbo's vector code.
+/* Computes samples from the coefficients of a block, with the inverse DCT of libjpeg's "slow"
+ * integer method, or with libjpeg's transform that halves an image. Plain C, SSE2 and AVX2 have the
+ * same results as libjpeg-turbo's vector code.
  *
- * Both transforms are linear up to two roundings, one after each pass. So a pass is written here
- * as one sum of products for each output, with the weights that libjpeg's order of additions has
- * in effect; the sums are exact, and never leave 32 bits as long as inputs have 16.
+ * Both transforms are linear, except for a rounding after each of two passes. So a pass is written
+ * here as one sum of products per output, with the weights that result from libjpeg's additions.
+ * The sums are exact, and fit into 32 bits if the inputs have 16.
  *
- * libjpeg-turbo's vector code adds some inputs of a pass in 16 bits and wraps around, where its
- * plain C does not. No camera makes such numbers, but a damaged file may hold them. A block whose
- * inputs of either pass are beyond LIMIT is therefore reported, and its file is declined: two
- * numbers within LIMIT can be added in 16 bits.
+ * libjpeg-turbo's vector code adds some inputs of a pass in 16 bits, which may overflow, unlike its
+ * plain C. Cameras do not produce such numbers, but damaged files may have them. So if an input of
+ * a pass is beyond LIMIT, the block is reported and its file is rejected. The sum of two numbers
+ * within LIMIT fits into 16 bits.
  */
 #ifndef IMAGENET_PREP_TRANSFORMS_H
 #define IMAGENET_PREP_TRANSFORMS_H
@@ -23,10 +23,10 @@
 /* ---- The order of coefficients in memory ---- */
 
 /* The vector code multiplies neighbours by a pair of weights and adds the two products. So rows
- * which are weighed together lie interleaved: 0 with 4, 2 with 6, 1 with 3, 5 with 7. Columns are
- * in the order 0 4 2 6 1 3 5 7, so that what the first pass makes of them are the pairs which the
- * second pass wants. RANK is the place of a row or column in that order, and PLACE that of a
- * coefficient in a block, by its usual number 8 * row + column. */
+ * that are added are interleaved: 0 with 4, 2 with 6, 1 with 3, 5 with 7. Columns have the order
+ * 0 4 2 6 1 3 5 7, so that the first pass produces the pairs for the second pass. RANK is the
+ * place of a row or column in this order. PLACE is the place of coefficient 8 * row + column in
+ * a block. */
 #define RANK(i) \
   ((i) == 0 ? 0 : (i) == 4 ? 1 : (i) == 2 ? 2 : (i) == 6 ? 3 \
    : (i) == 1 ? 4 : (i) == 3 ? 5 : (i) == 5 ? 6 : 7)
@@ -39,18 +39,18 @@ static const uint8_t place_of[64] = {PLACES(0),  PLACES(8),  PLACES(16), PLACES(
 
 /* The quantisation table of a component, in the order of a block. */
 typedef struct {
-  int16_t steps[64], four_steps[64]; /* and 4 times each, see `excess` */
+  int16_t steps[64], four_steps[64]; /* the steps, and 4 times each step (see `excess`) */
 } __attribute__((aligned(32))) quantisation;
 
 /* ---- Numbers that are too large ---- */
 
-enum { LIMIT = 1 << 14 }; /* inputs of a pass must lie in [-LIMIT, LIMIT) */
+enum { LIMIT = 1 << 14 }; /* inputs of a pass must be in [-LIMIT, LIMIT) */
 
-/* What vector code has seen of the inputs of both passes, or-ed together, lane by lane.
+/* Values computed from the inputs of both passes and combined with "or", lane by lane.
  *
- * Of the first pass: the upper 16 bits of coefficient * 4 * step, plus 1. Product / LIMIT is 0 or
- * -1 if the product is within LIMIT, so only the last bit may be set.
- * Of the second pass: input + LIMIT in 16 bits, whose sign is clear if the input is within. */
+ * First pass: the upper 16 bits of coefficient * 4 * step, plus 1. If coefficient * step is within
+ * LIMIT, these bits are 0 or -1, so only the lowest bit of the sum may be set.
+ * Second pass: input + LIMIT in 16 bits. Its sign bit is 0 if the input is within LIMIT. */
 typedef struct { uint16_t first[16], second[16]; } __attribute__((aligned(32))) excess;
 
 static int is_beyond_limit(const excess *e) {
@@ -59,7 +59,7 @@ static int is_beyond_limit(const excess *e) {
   return bits != 0;
 }
 
-/* Returns a value of plain C; one beyond LIMIT is noted, and made 0 so that sums stay in 32 bits. */
+/* For plain C: returns a value within LIMIT; notes others, and returns 0 to avoid overflows. */
 static int within_limit(int value, excess *e) {
   if (value >= -LIMIT && value < LIMIT) return value;
   e->second[0] = 0x8000;
@@ -68,15 +68,16 @@ static int within_limit(int value, excess *e) {
 
 /* ---- Roundings ---- */
 
-/* The first pass leaves two bits below the point, the second drops them and divides by 8. The
- * rounding of the second also adds the 128 that samples have and coefficients lack. */
+/* The first pass keeps two fractional bits. The second pass removes them and divides by 8; its
+ * rounding constant also adds 128, because coefficients describe samples minus 128. */
 enum {
   SHIFT1 = 13 - 2, ROUND1 = 1 << (SHIFT1 - 1),
   SHIFT2 = 13 + 2 + 3, ROUND2 = (1 << (SHIFT2 - 1)) + (128 << SHIFT2),
 };
 
-/* The halving transform makes outputs 0 ... 3 from the same inputs, of which 4 weighs nothing:
- * an even sum of inputs 0, 2 and 6, and one odd sum for outputs 0 and 3, another for 1 and 2. */
+/* The halving transform computes outputs 0 ... 3 from inputs 0 ... 7 without input 4: from an
+ * even sum of inputs 0, 2 and 6, an odd sum for outputs 0 and 3, and an odd sum for outputs 1
+ * and 2. */
 enum {
   HALF_ONE = 1 << 14, HALF_2 = F_1_847, HALF_6 = -F_0_765,
   HALF0_1 = F_2_562, HALF0_3 = F_0_899, HALF0_5 = -4926, HALF0_7 = -4176, /* 0.601, 0.509 */
@@ -85,8 +86,8 @@ enum {
   HALF_SHIFT2 = 13 + 2 + 3 + 1, HALF_ROUND2 = (1 << (HALF_SHIFT2 - 1)) + (128 << HALF_SHIFT2),
 };
 
-/* Makes samples of a block at `out`, whose rows are `stride` apart: 8 x 8, or 4 x 4 where a
- * transform halves. Whatever is too large is noted in `seen`. */
+/* Computes the samples of a block, 8 x 8, or 4 x 4 if the transform halves. The rows at `out` are
+ * `stride` apart. Inputs beyond LIMIT are noted in `seen`. */
 typedef void transform(const int16_t *block, const quantisation *q, uint8_t *out, ptrdiff_t stride,
                        excess *seen);
 
@@ -155,8 +156,8 @@ static void halve_plain(const int16_t *block, const quantisation *q, uint8_t *ou
 #if defined(__x86_64__)
 /* ---- Vector code ---- */
 
-/* Defines a pass over vectors of pairs of inputs, for vectors V whose functions begin with P.
- * Lane by lane it makes what pass_plain makes. */
+/* Defines a pass over vectors of pairs of inputs, for the vector type V with the function prefix P.
+ * The result in each lane is the same as that of pass_plain. */
 #define DEFINE_PASS(name, V, P) \
   INLINE void name(V in04, V in26, V in13, V in57, V out[8], int round, int shift) { \
     V rounding = P##_set1_epi32(round); \
@@ -182,7 +183,7 @@ static void halve_plain(const int16_t *block, const quantisation *q, uint8_t *ou
 DEFINE_PASS(pass_sse2, __m128i, _mm)
 FOR_AVX2 DEFINE_PASS(pass_avx2, __m256i, _mm256)
 
-/* Coefficients from place `at` on, times their steps. */
+/* Multiplies the coefficients from place `at` on by their steps. */
 INLINE __m128i dequantise_sse2(const int16_t *block, const quantisation *q, int at,
                                __m128i *seen) {
   __m128i coefficients = _mm_load_si128((const __m128i *)(block + at));
@@ -201,7 +202,7 @@ FOR_AVX2 INLINE __m256i dequantise_avx2(const int16_t *block, const quantisation
   return _mm256_mullo_epi16(coefficients, _mm256_load_si256((const __m256i *)(q->steps + at)));
 }
 
-/* Two vectors of sums become one of inputs of the second pass. */
+/* Packs two vectors of sums to a vector of inputs for the second pass. */
 INLINE __m128i pack_sse2(__m128i low, __m128i high, __m128i *seen) {
   __m128i packed = _mm_packs_epi32(low, high);
   *seen = _mm_or_si128(*seen, _mm_add_epi16(packed, _mm_set1_epi16(LIMIT)));
@@ -214,7 +215,7 @@ FOR_AVX2 INLINE __m256i pack_avx2(__m256i low, __m256i high, __m256i *seen) {
   return packed;
 }
 
-/* Stores rows 2 i and 2 i + 1, which lie in one vector each. */
+/* Stores 8 rows; vector i has rows 2 i and 2 i + 1. */
 INLINE void store_rows(const __m128i rows[4], uint8_t *out, ptrdiff_t stride) {
   _Pragma("GCC unroll 4") for (int i = 0; i < 4; i++) {
     _mm_storel_epi64((__m128i *)(out + 2 * i * stride), rows[i]);
@@ -222,7 +223,7 @@ INLINE void store_rows(const __m128i rows[4], uint8_t *out, ptrdiff_t stride) {
   }
 }
 
-/* Each half is four columns in the first pass, and four rows in the second. */
+/* A half has four columns in the first pass, and four rows in the second. */
 static void whole_sse2(const int16_t *block, const quantisation *q, uint8_t *out, ptrdiff_t stride,
                        excess *all) {
   __m128i first = *(__m128i *)all->first, second = *(__m128i *)all->second;
@@ -248,7 +249,7 @@ static void whole_sse2(const int16_t *block, const quantisation *q, uint8_t *out
               SHIFT2);
   _Pragma("GCC unroll 8") for (int x = 0; x < 8; x++)
     column[x] = _mm_packs_epi32(sums[0][x], sums[1][x]);
-  /* Columns become bytes, two to a vector, and then rows. */
+  /* Pack the columns to bytes, two per vector, and transpose them to rows. */
   __m128i c04 = _mm_packus_epi16(column[0], column[4]);
   __m128i c15 = _mm_packus_epi16(column[1], column[5]);
   __m128i c26 = _mm_packus_epi16(column[2], column[6]);
@@ -275,8 +276,9 @@ FOR_AVX2 static void whole_avx2(const int16_t *block, const quantisation *q, uin
   __m256 rows45 = _mm256_castsi256_ps(pack_avx2(sums[4], sums[5], &second));
   __m256 rows67 = _mm256_castsi256_ps(pack_avx2(sums[6], sums[7], &second));
   *(__m256i *)all->first = first, *(__m256i *)all->second = second;
-  /* Each lane of 128 bits has two rows of four columns, as pairs: the first pairs of all rows are
-   * brought together, and so on. 0x88 takes pairs 0 and 2 of either operand, 0xDD pairs 1 and 3. */
+  /* Each lane of 128 bits has two rows of four columns, as pairs. Group the first pairs of all
+   * rows, then the second, and so on. 0x88 takes pairs 0 and 2 of both operands, 0xDD pairs 1
+   * and 3. */
   __m256i even03 = _mm256_castps_si256(_mm256_shuffle_ps(rows01, rows23, 0x88));
   __m256i odd03 = _mm256_castps_si256(_mm256_shuffle_ps(rows01, rows23, 0xDD));
   __m256i even47 = _mm256_castps_si256(_mm256_shuffle_ps(rows45, rows67, 0x88));
@@ -285,7 +287,7 @@ FOR_AVX2 static void whole_avx2(const int16_t *block, const quantisation *q, uin
             _mm256_permute2x128_si256(odd03, odd47, 0x20),
             _mm256_permute2x128_si256(even03, even47, 0x31),
             _mm256_permute2x128_si256(odd03, odd47, 0x31), sums, ROUND2, SHIFT2);
-  /* Columns become bytes; then each lane has four rows of four columns, which are transposed. */
+  /* Pack the columns to bytes. Each lane then has four rows of four columns; transpose them. */
   const __m256i transposed =
       _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11,
                                                 15));
@@ -300,7 +302,7 @@ FOR_AVX2 static void whole_avx2(const int16_t *block, const quantisation *q, uin
   store_rows(rows, out, stride);
 }
 
-/* As pass_sse2, for the halving transform. */
+/* Like pass_sse2, for the halving transform. */
 INLINE void half_pass_sse2(__m128i in04, __m128i in26, __m128i in13, __m128i in57, __m128i out[4],
                            int round, int shift) {
   __m128i one = _mm_add_epi32(_mm_madd_epi16(in04, _mm_set1_epi32(PAIR(HALF_ONE, 0))),
@@ -337,7 +339,7 @@ static void halve_sse2(const int16_t *block, const quantisation *q, uint8_t *out
                  HALF_SHIFT2);
   __m128i bytes = _mm_packus_epi16(_mm_packs_epi32(sums[0], sums[1]),
                                    _mm_packs_epi32(sums[2], sums[3]));
-  /* Four columns of four rows are transposed. */
+  /* Transpose four columns of four rows. */
   bytes = _mm_unpacklo_epi8(bytes, _mm_srli_si128(bytes, 8));
   bytes = _mm_unpacklo_epi8(bytes, _mm_srli_si128(bytes, 8));
   _Pragma("GCC unroll 4") for (int y = 0; y < 4; y++, bytes = _mm_srli_si128(bytes, 4)) {

@@ -1,9 +1,8 @@
-/* Reads the records of a batch, proves them and finds their images, in one call and without
+/* Reads the records of a batch, verifies them and finds their images, in one call and without
  * Python's lock.
  *
- * What `prepare` has written and is sound is found. All else, whether damaged or only unusual, is
- * left to records.py, which reads it again and knows what is wrong with it. So nothing here has to
- * be said in words, and nothing is accepted here that would not be accepted there.
+ * This code accepts only undamaged records in the format of `prepare`. records.py reads all other
+ * records again, and reports the errors. This code accepts no record that records.py would refuse.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -22,24 +21,24 @@
 
 enum { HEAD_BYTES = 12, CRC_BYTES = 4 }; /* around a payload, as in dataset/tfrecord.py */
 
-/* Where the parts of a record lie, in bytes from the beginning of the batch, and how large its image
- * says that it is, in pixels. */
+/* The offsets of the parts of a record, in bytes from the start of the batch, and the size of its
+ * image in pixels, from the image's header. */
 typedef struct {
-  int64_t first;  /* entries before the image's */
-  int64_t entry;  /* of the image */
+  int64_t first;  /* the entries before the image's entry */
+  int64_t entry;  /* the entry of the image */
   int64_t image;
-  int64_t behind; /* the image; entry of the file name */
+  int64_t behind; /* the end of the image, and the entry of the file name */
   int64_t name;
-  int64_t last;   /* entries behind the file name's */
+  int64_t last;   /* the entries after the file name's entry */
   int64_t stop;
   int64_t height, width;
 } places;
 
 typedef struct { const uint8_t *at, *stop; } bytes;
 
-/* ---- CRC32C, by the processor's own instruction ---- */
+/* ---- CRC32C with the processor's instruction ---- */
 
-/* In assembly, so that nothing has to be compiled for a processor that has it. */
+/* The instruction is written in assembly, so that this file needs no compiler option for it. */
 #if defined(__x86_64__)
 static int has_crc(void) {
   unsigned a, b, c, d;
@@ -76,7 +75,7 @@ static uint64_t word_at(const uint8_t *p) {
   return word;
 }
 
-/* A CRC is a polynomial over GF(2), its highest power in the lowest bit. */
+/* Multiplies CRCs, which are polynomials over GF(2) with the highest power in the lowest bit. */
 static uint32_t times(uint32_t a, uint32_t b) {
   uint32_t product = 0;
   for (int i = 0; i < 32; i++, a <<= 1) {
@@ -86,7 +85,7 @@ static uint32_t times(uint32_t a, uint32_t b) {
   return product;
 }
 
-/* What a CRC is multiplied by for 1 << i bytes of zeros behind it. */
+/* of[i] is the factor by which 1 << i bytes of zeros at the end of the data multiply a CRC. */
 typedef struct { uint32_t of[40]; } shifts;
 
 static shifts make_shifts(void) {
@@ -95,7 +94,7 @@ static shifts make_shifts(void) {
   return made;
 }
 
-/* In three thirds side by side: the instruction is done after three cycles, but begins in each. */
+/* Computes three thirds in parallel. The instruction takes three cycles, but can start in each. */
 static uint32_t crc32c(const uint8_t *p, size_t size, const shifts *shifts) {
   size_t third = size / 24 * 8;
   uint32_t a = ~0u, b = 0, c = 0;
@@ -139,12 +138,12 @@ static int enter(bytes *in, uint8_t tag, bytes *field) {
   return 1;
 }
 
-/* The same where it must be all that is left. */
+/* Like `enter`, but the field must be the rest of the message. */
 static int enter_last(bytes *in, uint8_t tag, bytes *field) {
   return enter(in, tag, field) && in->at == in->stop;
 }
 
-/* Finds the one value of an entry of type bytes; returns whether it has this key. */
+/* Finds the only value of an entry of type bytes; returns whether the entry has this key. */
 static int has_value(bytes entry, const char *key, bytes *value) {
   bytes found, feature, list;
   return enter(&entry, 0x0A, &found) && found.stop - found.at == (ptrdiff_t)strlen(key) &&
@@ -154,7 +153,7 @@ static int has_value(bytes entry, const char *key, bytes *value) {
 
 enum { MAX_SEGMENTS = 10000 }; /* as in dataset/jpeg.py */
 
-/* Whether an image is a JPEG of one scan and of so many pixels at most; see dataset/jpeg.py. */
+/* Returns whether an image is a JPEG with one scan and at most max_pixels; see dataset/jpeg.py. */
 static int is_harmless(bytes jpeg, int64_t max_pixels, places *found) {
   const uint8_t *p = jpeg.at;
   if (jpeg.stop - p < 3 || memcmp(p, "\xFF\xD8\xFF", 3)) return 0;
@@ -171,7 +170,7 @@ static int is_harmless(bytes jpeg, int64_t max_pixels, places *found) {
     } else if (marker == 0xDA) {
       return has_frame && p[4] >= components;
     } else if (marker < 0xD0 && marker != 0xC4) {
-      return 0; /* progressive, or one that hardly anyone makes */
+      return 0; /* progressive, or a rare kind of JPEG */
     }
     p += 2 + (p[2] << 8 | p[3]);
   }
@@ -213,11 +212,11 @@ static int is_sound(const uint8_t *record, int64_t size, const shifts *shifts) {
          is_proven(record + HEAD_BYTES, payload, record + size - CRC_BYTES, shifts);
 }
 
-/* Reads records one behind the other into `batch`, which has room for all of them.
+/* Reads `count` records one after the other into `batch`, which has space for all of them.
  *
- * Of each: an open file, offset and size in bytes, and where its parts are found; its `first` is
- * -1 where they are not. Returns 0 where this processor has no instruction for CRC32C: then
- * nothing was read.
+ * The arguments give the open file, offset and size in bytes of each record. The offsets of its
+ * parts are written to `found`; `first` is -1 if the record is not accepted. Returns 0 without
+ * reading if this processor has no CRC32C instruction.
  */
 EXPORT int gather(int count, const int *descriptors, const int64_t *offsets, const int64_t *sizes,
                   int64_t max_pixels, uint8_t *batch, places *found) {

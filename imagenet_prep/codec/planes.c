@@ -1,21 +1,20 @@
-/* JPEG to smaller JPEG without leaving Y, Cb and Cr: decodes to planes, shrinks and encodes them.
- * decoder.c decodes what it takes, and libjpeg all the rest; both make the same planes. libjpeg
- * encodes the first picture of a quality, and encoder.c, where it has vector code for, the others as
- * libjpeg would.
+/* Resizes a JPEG to a smaller JPEG: decodes it to planes of Y, Cb and Cr, resizes and encodes them.
  *
- * Most of the work of shrinking pixels is done on colours that the source never had: it stores
- * Cb and Cr at half size, and so does the result. So no RGB is made, and chroma is never enlarged.
+ * decoder.c decodes common files, and libjpeg all others, to the same planes. libjpeg encodes the
+ * first image of each quality. encoder.c encodes the next ones to the same bytes if it supports the
+ * processor. Source and result usually store Cb and Cr at half size, so there is no conversion to
+ * RGB, and chroma is never upsampled.
  *
- * The same bytes on every processor: only integers decide a byte, also those of the filter's
- * weights, and the vector code for AVX2, SSE2 and NEON (kernels.h, pixels.h) computes exactly what
- * the plain C does.
+ * The bytes are the same on every processor. All results, including the filters' weights, are
+ * computed with integers, and the vector code for AVX2, SSE2 and NEON (kernels.h, pixels.h) has the
+ * same results as plain C.
  *
- * More than 400 lines because it is one algorithm, on one workspace.
+ * This file has more than 400 lines, because it is one algorithm with one workspace.
  *
- * Memory: a workspace belongs to one thread at a time and holds all that is allocated; there is
- * no global state. Errors: libjpeg's error exit is a longjmp to `enter`, so between there and the
- * end of an image nothing is held that is not in the workspace. Any message of libjpeg about
- * damage ends an image as DECLINED: what damaged and odd files are worth is decided elsewhere.
+ * Memory: a workspace must be used by one thread at a time and owns all memory. There is no global
+ * state. Errors: libjpeg's error exit is a longjmp, so functions keep memory only in the workspace.
+ * If libjpeg reports damage, the image ends with the status DECLINED, and the caller decides how to
+ * continue.
  */
 #include <setjmp.h>
 #include <stdio.h>
@@ -37,18 +36,18 @@
 enum status { DONE = 0, DECLINED = 1, NO_MEMORY = 2 };
 
 enum {
-  MAX_SIDE = 65500,             /* libjpeg's */
-  MAX_SCANS = 100,              /* as dataset/jpeg.py, which looks first */
-  MAX_ROWS = 4 * 8,             /* of a component that libjpeg hands out at once */
-  STRIP = 64,                   /* rows that are made before they are transposed */
-  NUM_FILTERS = 256,            /* kept: photographs have few sizes, and four filters each */
-  KEPT_BYTES = 4 << 20,         /* of a buffer between images; one huge image must not stay */
-  NUM_CODES = 256,              /* of libjpeg's messages, at least */
+  MAX_SIDE = 65500,             /* libjpeg's limit */
+  MAX_SCANS = 100,              /* as in dataset/jpeg.py, which checks this before */
+  MAX_ROWS = 4 * 8,             /* rows of a component that libjpeg returns at once */
+  STRIP = 64,                   /* number of rows that are resized before they are transposed */
+  NUM_FILTERS = 256,            /* cached filters; an image size needs four, and few sizes are common */
+  KEPT_BYTES = 4 << 20,         /* larger buffers are freed before the next image */
+  NUM_CODES = 256,              /* at least the number of libjpeg's messages */
   NOTE_BYTES = ERROR_TEXT_BYTES + 32,
-  LEFT = 2,                     /* decoding halves as long as this many times the target is left */
+  LEFT = 2,                     /* decoding halves the sides only down to twice the target */
 };
 
-typedef struct { int top, left, height, width; } window; /* in pixels of the whole image */
+typedef struct { int top, left, height, width; } window; /* in pixels of the complete image */
 
 typedef struct {
   libjpeg api;
@@ -68,7 +67,7 @@ typedef struct {
   buffer decoded[3], shrunk[3], strip, turned, jpeg;
   squarer square;
   size_t jpeg_bytes;
-  uint8_t (*noted)[NUM_CODES]; /* NULL: a warning ends an image; else those of header and scans */
+  uint8_t (*noted)[NUM_CODES]; /* warnings in header and scans; NULL: a warning ends an image */
 } workspace;
 
 /* ---- Errors and memory ---- */
@@ -85,7 +84,7 @@ static void on_error(jpeg_object *object) {
   give_up(w, w->errors.code == ERROR_OUT_OF_MEMORY ? NO_MEMORY : DECLINED, NULL);
 }
 
-/* Writes a line for a warning, once for the header and once for the scans. */
+/* Writes a line for a warning, at most once for the header and once for the scans. */
 static void note(workspace *w, jpeg_object *object) {
   int in_scan = w->in.scans > 0, code = w->errors.code;
   if (code < 0 || code >= NUM_CODES || w->noted[in_scan][code]) return;
@@ -108,7 +107,7 @@ static void on_progress(jpeg_object *object) {
   if (w->in.scans > MAX_SCANS) give_up(w, DECLINED, "too many scans");
 }
 
-/* Returns room for `size` bytes, with slack on both sides; what was there before is lost. */
+/* Returns memory for `size` bytes, with SLACK on both sides. The old content is lost. */
 static uint8_t *room(workspace *w, buffer *b, size_t size) {
   uint8_t *start = grown(b, size);
   if (!start) give_up(w, NO_MEMORY, "out of memory");
@@ -124,9 +123,9 @@ static void release_all(workspace *w, size_t above) {
   if (w->decoder) decoder_release(w->decoder, above);
 }
 
-/* ---- Filters that are kept ---- */
+/* ---- Cached filters ---- */
 
-/* Returns the filter of a mapping, from those kept or made now. Valid until the next but one. */
+/* Returns the filter for a mapping, which is valid until the call after the next one. */
 static const filter *filter_for(workspace *w, const mapping *m) {
   filter *oldest = &w->filters[0];
   for (int i = 0; i < NUM_FILTERS; i++) {
@@ -156,8 +155,8 @@ static const filter *filter_for(workspace *w, const mapping *m) {
 
 /* ---- Resizing a plane ---- */
 
-/* Transposes `rows` x `columns`, both rounded up to whole tiles. The inner loop fills lines of the
- * cache from end to end: 64 rows here are 64 bytes there. */
+/* Transposes `rows` x `columns` samples, both rounded up to complete tiles. The inner loop fills
+ * complete cache lines: 64 rows of the input are 64 bytes of the output. */
 static void transpose_all(const workspace *w, uint8_t *out, ptrdiff_t out_stride, const uint8_t *in,
                           ptrdiff_t stride, int rows, int columns) {
   for (int x = 0; x < columns; x += TILE)
@@ -165,8 +164,8 @@ static void transpose_all(const workspace *w, uint8_t *out, ptrdiff_t out_stride
       transpose(w->simd, out + x * out_stride + y, out_stride, in + y * stride + x, stride);
 }
 
-/* Makes up to STRIP rows of the output of a filter, from `top` on; of the last ones, backwards, if
- * `mirrored`. */
+/* Computes `rows` rows of a filter's output, from row `top` on. With `mirrored`, the rows are
+ * counted from the last one backwards. */
 static void blend_strip(const workspace *w, uint8_t *strip, ptrdiff_t strip_stride,
                         const uint8_t *in, ptrdiff_t stride, const filter *f, int top, int rows,
                         int width, int mirrored) {
@@ -178,12 +177,12 @@ static void blend_strip(const workspace *w, uint8_t *strip, ptrdiff_t strip_stri
   }
 }
 
-/* Blends rows, turns the result on its side, blends the former columns, turns it back. So both
- * axes run through the same kernel, and what lies between is 8 bits and stays in the cache.
- * `out` must have room for whole tiles: width and height rounded up to 16. */
+/* Resizes the height, transposes, resizes the width, and transposes back. So both axes use the
+ * same kernel. Intermediate samples have 8 bits and stay in the cache. `out` must have space for
+ * complete tiles: width and height are rounded up to 16. */
 static void resize_plane(workspace *w, const plane *in, const mapping *across, const mapping *down,
                          const plane *out, int mirrored) {
-  /* The second may not evict the first: there are more than two. */
+  /* The second filter does not evict the first, since NUM_FILTERS is more than two. */
   const filter *fy = filter_for(w, down), *fx = filter_for(w, across);
   ptrdiff_t wide = round_up(in->width, VECTOR), high = round_up(out->height, VECTOR);
   uint8_t *turned = room(w, &w->turned, (size_t)(high * wide));
@@ -207,14 +206,16 @@ static plane new_plane(workspace *w, buffer *b, int width, int height) {
 
 /* ---- Decoding ---- */
 
-/* Of one component along one axis, where a window of the image begins and ends in its samples,
- * and how they map to `num_out` samples which stand for `target` pixels, `sub` pixels each.
- * Sampling is centred: a chroma sample lies in the middle of the pixels that it stands for. */
+/* The samples [begin, end) of a component along one axis that a window of the image needs, and
+ * their mapping to output samples. */
 typedef struct { int begin, end; mapping map; } span;
 
+/* Returns the span for the pixels [begin, begin + length). The component has samples_num /
+ * samples_denom samples per pixel. The result has `target` pixels, and one output sample per `sub`
+ * pixels. A chroma sample is in the centre of its pixels. */
 static span span_of(int begin, int length, int samples_num, int samples_denom, int num_samples,
                     int target, int sub, enum kernel kernel) {
-  int64_t num = samples_num, denom = samples_denom; /* samples of the component per pixel */
+  int64_t num = samples_num, denom = samples_denom;
   span s;
   s.begin = (int)(begin * num / denom);
   int64_t end = ((begin + (int64_t)length) * num + denom - 1) / denom;
@@ -230,24 +231,24 @@ static span span_of(int begin, int length, int samples_num, int samples_denom, i
   return s;
 }
 
-/* What is made of an image: a window of it, or all, as height x width pixels, of which one chroma
- * sample stands for `sub` x `sub`. */
+/* The requested result: a window of an image, or the complete image, as height x width pixels, with
+ * one chroma sample for `sub` x `sub` pixels. */
 typedef struct {
-  const window *from; /* NULL: the whole, which must be sound to its end */
+  const window *from; /* NULL: the complete image, which must be undamaged to its end */
   int height, width, sub;
   enum kernel kernel;
-  int64_t max_pixels; /* that the file may claim */
-  int like_others; /* declines images that other readers show differently */
+  int64_t max_pixels; /* limit for the size in the header */
+  int like_others; /* decline images that other readers decode differently */
 } request;
 
-/* How the samples of a component lie in an image. */
+/* The size and resolution of a component of an image. */
 typedef struct {
   int h_samp, v_samp, max_h_samp, max_v_samp;
   int block_side; /* samples along a block after decoding */
-  int width, height; /* samples that belong to the image */
+  int width, height; /* in samples, without padding */
 } sampling;
 
-/* Of each component, its samples, and which of them a request is made from. */
+/* The decoded samples of each component, and the spans that a request needs. */
 typedef struct {
   int num_components;
   plane samples[3];
@@ -255,7 +256,7 @@ typedef struct {
   sampling sampled[3];
 } planes_of_image;
 
-/* Returns the part of an image that is asked for; of height 0 if it leaves the image. */
+/* Returns the requested part of an image, or a window of height 0 if it exceeds the image. */
 static window part_of(const request *r, int rows, int columns) {
   window part = r->from ? *r->from : (window){0, 0, rows, columns};
   if (part.top < 0 || part.left < 0 || part.height < 1 || part.width < 1 ||
@@ -264,8 +265,9 @@ static window part_of(const request *r, int rows, int columns) {
   return part;
 }
 
-/* Decoding halves the sides as long as enough is left: a quarter of the pixels for less work.
- * Returns what it leaves of 8 samples along a block. Halving is a filter, too. */
+/* Returns the number of samples along a block that decoding should compute: 8, 4, 2 or 1.
+ * Decoding at half size is faster, but may not go below LEFT times the target. NEAREST_TWO
+ * always needs 8, since halving is also a filter. */
 static int eighths_of(const request *r, const window *part) {
   int eighths = 8;
   while (r->kernel != NEAREST_TWO && eighths > 1 &&
@@ -275,8 +277,9 @@ static int eighths_of(const request *r, const window *part) {
   return eighths;
 }
 
-/* Returns whether libjpeg, and so every other reader, repeats the samples of a component. It
- * interpolates only twice as many of more than two. */
+/* Returns whether libjpeg, and so every other reader, upsamples a component by repeating its
+ * samples. libjpeg interpolates only for the factor 2, and not horizontally if the width is 2 or
+ * less. */
 static int is_repeated(const sampling *s) {
   int across = s->max_h_samp / s->h_samp, down = s->max_v_samp / s->v_samp;
   return across > 2 || down > 2 || (across == 2 && s->width <= 2);
@@ -301,7 +304,7 @@ static plane room_for_blocks(workspace *w, int i, int columns, int rows, int blo
 
 /* ---- Decoding by decoder.c ---- */
 
-/* Makes a window reach what is asked of a component, whose MCUs are this many samples large. */
+/* Extends a window to include the spans of a component, given the size of its MCUs in samples. */
 static void include_spans(mcu_window *window, const span *across, int mcu_width, const span *down,
                           int mcu_height) {
   window->left = smaller(window->left, across->begin / mcu_width);
@@ -310,8 +313,8 @@ static void include_spans(mcu_window *window, const span *across, int mcu_width,
   window->bottom = larger(window->bottom, (down->end - 1) / mcu_height + 1);
 }
 
-/* Returns whether decoder.c takes the file. Where it does not, nobody has said why: libjpeg begins
- * anew and has the words. */
+/* Decodes a file with decoder.c; returns whether decoder.c accepts it. If not, libjpeg decodes the
+ * file from the start, and reports the reason for an error. */
 static int decode_ourselves(workspace *w, const uint8_t *data, size_t size, const request *r,
                             planes_of_image *p) {
   const jpeg_frame *f = w->decoder ? decoder_open(w->decoder, data, size) : NULL;
@@ -333,8 +336,8 @@ static int decode_ourselves(workspace *w, const uint8_t *data, size_t size, cons
     p->samples[i] = room_for_blocks(w, i, c->width_in_blocks, c->height_in_blocks, side);
     starts[i] = p->samples[i].samples, strides[i] = p->samples[i].stride;
   }
-  /* libjpeg decodes and judges whole rows of its MCUs. A component that is alone has MCUs of one
-   * block here; there, it has as many rows of blocks at once as its factor says. */
+  /* libjpeg decodes and checks complete rows of MCUs. In decoder.h, the MCUs of an only component
+   * have one block; in libjpeg, they have v_samp rows of blocks. */
   int rows = f->num_components == 1 ? f->max_v_samp : 1;
   reached.bottom = smaller((int)round_up(reached.bottom, rows), f->mcus_down);
   p->num_components = f->num_components;
@@ -347,8 +350,8 @@ static int decode_ourselves(workspace *w, const uint8_t *data, size_t size, cons
 
 static void read_header(workspace *w, const uint8_t *data, size_t size) {
   struct decompress *d = &w->in;
-  /* Anew for each image: tables outlive an image, and a file that lacks some would be decoded
-   * by those of the image before. */
+  /* Create a new object for each image. Otherwise, an image without tables would be decoded with
+   * the tables of the image before. */
   w->api.create_decompress(d, LIBJPEG_VERSION, sizeof *d);
   d->common.owner = w;
   d->common.progress = &w->progress;
@@ -365,14 +368,15 @@ static void begin_decoding(workspace *w, const uint8_t *data, size_t size) {
   if (d->bits != 8) give_up(w, DECLINED, "not 8 bits a sample");
 }
 
-/* Lets libjpeg make pixels of those columns of MCUs only that a window reaches, and counts `across`
- * from the first of them. Its function for this is meant for scanlines and refuses planes, but what
- * it notes is obeyed where blocks become samples, which both have in common. */
+/* Makes libjpeg compute samples only for the columns of MCUs that a window needs, and changes
+ * `across` to count from the first of them. libjpeg's function for this is only for scanlines,
+ * and refuses to be called when planes are read. But its settings have an effect in the code
+ * that computes samples for both. So the state is changed during the call. */
 static void crop_columns(workspace *w, span *across) {
   enum { STATE_SCANLINES = 205, STATE_PLANES = 206, LEAST = 8 };
   struct decompress *d = &w->in;
   unsigned side = (unsigned)d->min_block_side, first = d->output_width, last = 0;
-  int samples_of[3]; /* of a column of MCUs */
+  int samples_of[3]; /* width of a column of MCUs in samples */
   if (d->num_components > 1) side *= (unsigned)d->max_h_samp;
   for (int i = 0; i < d->num_components; i++) {
     const component *c = &d->components[i];
@@ -382,7 +386,7 @@ static void crop_columns(workspace *w, span *across) {
     if (begin < first) first = begin;
     if (end > last) last = end;
   }
-  /* Of fewer columns it would make its upsampler anew, and there is none. */
+  /* For fewer columns, libjpeg would reset its upsampler, which does not exist here. */
   while (first && last * side - first * side < LEAST + side) first--;
   unsigned left = first * side, width = last * side - left;
   if (width > d->output_width - left) width = d->output_width - left;
@@ -398,9 +402,9 @@ static void crop_columns(workspace *w, span *across) {
   }
 }
 
-/* Decodes the planes. Rows of blocks that no window reaches are decompressed, as the format demands,
- * but not turned into pixels; what lies below the windows is not read at all, unless `whole`: only
- * the end of a file tells that it is sound. */
+/* Decodes the planes. Rows of blocks above the window are decompressed, as the format requires,
+ * but no samples are computed for them. The part below the window is not read, unless `whole` is
+ * set: to detect damage, a file must be read to its end. */
 static void read_planes(workspace *w, planes_of_image *p, int whole) {
   struct decompress *d = &w->in;
   int rows_of[3], first = (int)d->num_mcu_rows, last = 0;
@@ -442,9 +446,9 @@ static void decode_by_libjpeg(workspace *w, const uint8_t *data, size_t size, co
   d->output_colors = d->file_colors;
   d->dct = DCT_ACCURATE;
   d->planes_out = 1;
-  d->smooth_upsampling = 0; /* it would ask for rows of context, for an upsampling that never is */
+  d->smooth_upsampling = 0; /* it would need additional rows, and nothing is upsampled here */
   w->api.start_decompress(d);
-  /* Some frames cannot be scaled, and libjpeg then makes all of their pixels. */
+  /* libjpeg decodes frames that cannot be scaled at full size. */
   if (d->min_block_side != (int)d->scale_num) give_up(w, DECLINED, "a frame that cannot be scaled");
   p->num_components = d->num_components;
   for (int i = 0; i < d->num_components; i++) {
@@ -457,7 +461,7 @@ static void decode_by_libjpeg(workspace *w, const uint8_t *data, size_t size, co
   read_planes(w, p, r->from == NULL);
 }
 
-/* Decodes an image and resizes what is asked for to planes. Returns whether there is chroma. */
+/* Decodes an image, and resizes the requested part to planes. Returns whether there is chroma. */
 static int shrink(workspace *w, const uint8_t *data, size_t size, const request *r, int mirrored,
                   plane *shrunk) {
   planes_of_image p;
@@ -473,7 +477,8 @@ static int shrink(workspace *w, const uint8_t *data, size_t size, const request 
   return p.num_components == 3;
 }
 
-/* Returns a plane of chroma from the route's first pixel on; `part` was decoded. */
+/* Returns a plane of chroma from the route's first pixel on. `part` is the window that was
+ * decoded. */
 static chroma chroma_of(workspace *w, const planes_of_image *p, int i, const window *part,
                         const route *r) {
   const sampling *s = &p->sampled[i], *first = &p->sampled[1];
@@ -489,10 +494,10 @@ static chroma chroma_of(workspace *w, const planes_of_image *p, int i, const win
                   s->width - left, s->height - top, !left, !top};
 }
 
-/* Writes the square crop of an image, whose size the caller knows: `whole`. */
+/* Writes the square crop of an image; `whole` must be the complete image. */
 static void write_square(workspace *w, const uint8_t *data, size_t size, const window *whole,
                          int side, int64_t max_pixels, const output *to) {
-  enum { NEAR = 2 }; /* pixels around, whose chroma is interpolated */
+  enum { NEAR = 2 }; /* additional pixels on each side, for the interpolation of chroma */
   route r;
   planes_of_image p;
   if (!whole || whole->top || whole->left || whole->width < 1 || whole->height < 1 ||
@@ -500,7 +505,7 @@ static void write_square(workspace *w, const uint8_t *data, size_t size, const w
     give_up(w, DECLINED, "not a square of the complete image");
   if (!find_route(&w->square, whole->width, whole->height, side, &r))
     give_up(w, NO_MEMORY, "out of memory");
-  /* Even, so that all planes begin with the same pixel. */
+  /* `top` is even, so that all planes begin with the same pixel. */
   window part = {larger((r.top & ~1) - NEAR, 0), larger(r.left - NEAR, 0), 0, 0};
   part.height = smaller(r.bottom + NEAR, whole->height) - part.top;
   part.width = smaller(r.right + NEAR, whole->width) - part.left;
@@ -528,7 +533,7 @@ static void begin_output(struct compress *c) {
   w->destination.room = w->jpeg.size;
 }
 
-/* Makes the room for the file twice as large, or more. */
+/* Makes the buffer for the file at least twice as large, plus `more` bytes. */
 static void grow_file(workspace *w, size_t more) {
   size_t size = 2 * w->jpeg.size + more;
   uint8_t *larger = realloc(w->jpeg.start, size);
@@ -550,7 +555,7 @@ static void end_output(struct compress *c) {
   w->jpeg_bytes = w->jpeg.size - w->destination.room;
 }
 
-/* Repeats the last column and row up to whole blocks, which the encoder reads. */
+/* Repeats the last column and row up to complete blocks, which the encoder reads. */
 static void repeat_edges(const plane *p, int width, int height) {
   for (int y = 0; y < p->height; y++) {
     uint8_t *row = p->samples + y * p->stride;
@@ -617,7 +622,7 @@ static plane no_chroma(workspace *w, int i, int height, int width) {
   return p;
 }
 
-/* ---- What is called from outside ---- */
+/* ---- Interface ---- */
 
 EXPORT void planes_free(workspace *w) {
   if (!w) return;
@@ -629,7 +634,8 @@ EXPORT void planes_free(workspace *w) {
   free(w);
 }
 
-/* Returns the best vector code that this processor has; AVX-512 is only used by square.h. */
+/* Returns the best vector instruction set of this processor, except AVX-512, which only square.h
+ * uses. */
 EXPORT int planes_best(void) {
   static const enum simd best[] = {AVX2, NEON, SSE2, PLAIN};
   int i = 0;
@@ -637,11 +643,10 @@ EXPORT int planes_best(void) {
   return (int)best[i];
 }
 
-/* Returns a workspace, or NULL where memory is short or the processor lacks `simd` (-1: the best
- * that it has). `functions` is a libjpeg, as far as the interface knows: pointers in that order.
- * Without `own`, libjpeg decodes and encodes everything; also for NEON, for which decoder.c and
- * encoder.c have no vector code: libjpeg's is faster than plain C. The same goes for encoder.c and
- * SSE2. */
+/* Returns a workspace, or NULL if there is not enough memory or the processor does not support
+ * `simd` (-1: its best). `functions` are pointers to libjpeg's functions, in the order of
+ * `libjpeg`. Without `own`, libjpeg decodes and encodes all files. libjpeg also does so for
+ * NEON, and encodes for SSE2, since its vector code for them is faster than plain C. */
 EXPORT workspace *planes_new(const libjpeg *functions, int simd, int own) {
   if (simd < 0) simd = is_supported(AVX512) ? AVX512 : planes_best();
   if (simd > AVX512 || !is_supported((enum simd)simd)) return NULL;
@@ -664,7 +669,7 @@ EXPORT workspace *planes_new(const libjpeg *functions, int simd, int own) {
 }
 
 static void begin(workspace *w) {
-  /* Also what libjpeg's objects need in order to be destroyed before they were made. */
+  /* With these fields, libjpeg's objects can be destroyed even if they were never created. */
   memset(&w->in, 0, sizeof w->in);
   memset(&w->out, 0, sizeof w->out);
   w->in.common.errors = w->out.common.errors = w->api.std_error(&w->errors);
@@ -684,8 +689,9 @@ static int end(workspace *w) {
   return (int)w->status;
 }
 
-/* Shrinks a JPEG to height x width pixels, each 1 ... 65500, at a quality of 1 ... 100.
- * Returns DONE with the file at planes_result, or DECLINED or NO_MEMORY with planes_message. */
+/* Resizes a JPEG to height x width pixels, each 1 ... 65500, with a JPEG quality of 1 ... 100.
+ * Returns DONE, and the file is at planes_result; or DECLINED or NO_MEMORY, and the reason is at
+ * planes_message. */
 EXPORT int planes_shrink(workspace *w, const uint8_t *data, size_t size, int height, int width,
                          int quality, int64_t max_pixels) {
   release_all(w, KEPT_BYTES);
@@ -701,10 +707,10 @@ EXPORT int planes_shrink(workspace *w, const uint8_t *data, size_t size, int hei
   return end(w);
 }
 
-/* Writes a window (top, left, height, width) of a JPEG as height x width RGB pixels; with SQUARE, the
- * window is the complete image, and the pixels are those of square.h.
- * What lies outside of the window is decoded as little as the format allows, and not judged.
- * Returns as planes_shrink. */
+/* Writes a window (top, left, height, width) of a JPEG as height x width RGB pixels. With
+ * SQUARE, the window must be the complete image, and the result is the crop of square.h. Damage
+ * outside the window is usually not noticed, since the rest is decoded only as far as necessary.
+ * Returns the same as planes_shrink. */
 EXPORT int planes_decode(workspace *w, const uint8_t *data, size_t size, const window *from,
                          int height, int width, int kernel, int64_t max_pixels,
                          const output *to) {
@@ -719,7 +725,7 @@ EXPORT int planes_decode(workspace *w, const uint8_t *data, size_t size, const w
     return end(w);
   }
   plane planes[3];
-  /* With BICUBIC, `prepare` makes images to be stored, whose bytes stay. */
+  /* `prepare` stores images that are resized with BICUBIC, so their bytes must not change. */
   request r = {from, height, width, 1, (enum kernel)kernel, max_pixels, kernel != BICUBIC};
   if (!shrink(w, data, size, &r, to->mirrored, planes))
     for (int i = 1; i < 3; i++) planes[i] = no_chroma(w, i, height, width);
@@ -727,7 +733,7 @@ EXPORT int planes_decode(workspace *w, const uint8_t *data, size_t size, const w
   return end(w);
 }
 
-/* One image of planes_decode_many, whose answer it is given as `status`. */
+/* One image for planes_decode_many, which sets `status` to the result of planes_decode. */
 typedef struct {
   const uint8_t *data;
   size_t size;
@@ -736,8 +742,8 @@ typedef struct {
   int mirrored, status;
 } job;
 
-/* Calls planes_decode for `count` images, into `to` of each job. A caller that holds a lock between
- * calls, as Python's interpreter does, takes it once for all of them. */
+/* Calls planes_decode for `count` jobs. Each job has its own `to` and `mirrored`. A caller that
+ * must take a lock after each call, like Python's interpreter, takes it only once for all jobs. */
 EXPORT void planes_decode_many(workspace *w, job *jobs, int64_t count, int height, int width,
                                int kernel, int64_t max_pixels, const output *how) {
   for (job *j = jobs; j < jobs + count; j++) {
@@ -748,14 +754,15 @@ EXPORT void planes_decode_many(workspace *w, job *jobs, int64_t count, int heigh
   }
 }
 
-/* Writes the means of a JPEG's luma on the cells of likeness.h. Returns as planes_shrink. */
+/* Writes the means of a JPEG's luma in the cells of likeness.h. Returns the same as
+ * planes_shrink. */
 EXPORT int planes_means(workspace *w, const uint8_t *data, size_t size, int64_t max_pixels,
                         uint16_t *means) {
   release_all(w, KEPT_BYTES);
   begin(w);
   if (setjmp(w->escape)) return end(w);
   planes_of_image p;
-  request r = {NULL, 1, 1, 1, NEAREST_TWO, max_pixels}; /* of this filter nothing is halved */
+  request r = {NULL, 1, 1, 1, NEAREST_TWO, max_pixels}; /* decodes at full size */
   if (!decode_ourselves(w, data, size, &r, &p)) decode_by_libjpeg(w, data, size, &r, &p);
   int width = p.across[0].end, height = p.down[0].end;
   uint32_t *sums = (uint32_t *)room(w, &w->strip, sizeof *sums * (size_t)round_up(width, VECTOR));
@@ -763,8 +770,8 @@ EXPORT int planes_means(workspace *w, const uint8_t *data, size_t size, int64_t 
   return end(w);
 }
 
-/* Returns DONE for a JPEG that is sound from its first byte to its last, without making pixels; and
- * DECLINED where that is not known: it may be sound all the same. */
+/* Returns DONE if a JPEG is undamaged from its first byte to its last, without computing samples.
+ * DECLINED means unknown: the JPEG may be undamaged. */
 EXPORT int planes_prove(workspace *w, const uint8_t *data, size_t size) {
   if (!w->decoder || !decoder_open(w->decoder, data, size)) return DECLINED;
   enum answer answer = decoder_prove(w->decoder);
@@ -772,8 +779,9 @@ EXPORT int planes_prove(workspace *w, const uint8_t *data, size_t size) {
   return answer == TAKEN ? DONE : answer == SHORT_OF_MEMORY ? NO_MEMORY : DECLINED;
 }
 
-/* Decodes a JPEG of any kind at full size, and makes lines of libjpeg's warnings at planes_result: 0
- * of the header, 1 of the scans, and code and words. DECLINED says that it cannot be decoded. */
+/* Decodes a JPEG of any kind at full size, and writes libjpeg's warnings to planes_result. A
+ * line has 0 for the header or 1 for a scan, the code, and the text. Returns DECLINED if the
+ * JPEG cannot be decoded. */
 EXPORT int planes_warnings(workspace *w, const uint8_t *data, size_t size, int64_t max_pixels) {
   uint8_t noted[2][NUM_CODES] = {0};
   release_all(w, KEPT_BYTES);

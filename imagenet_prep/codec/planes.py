@@ -151,9 +151,7 @@ class Look:
           False if libjpeg reports a problem, the format is unsupported, or the window exceeds the
           image. `pixels` then has undefined values.
         """
-        assert pixels.flags.c_contiguous
-        assert pixels.size == 3 * self.height * self.width
-        assert pixels.itemsize == self.values.table.itemsize
+        self._check(pixels)
         output = self._output(pixels.ctypes.data, mirrored=mirrored)
         part = None if window is None else (ctypes.c_int * 4)(*window)
         arguments = (part, self.height, self.width, self.kernel, MAX_PIXELS, output)
@@ -170,9 +168,7 @@ class Look:
 
         Each argument has n values of the arguments of `decode`: `windows` is [n, 4].
         """
-        assert pixels[0].flags.c_contiguous
-        assert pixels[0].size == 3 * self.height * self.width
-        assert pixels.itemsize == self.values.table.itemsize
+        self._check(pixels[0])
         jobs = np.empty(len(encoded), _JOB)
         jobs["data"] = [_address(data) for data in encoded]
         jobs["size"] = [len(data) for data in encoded]
@@ -185,6 +181,11 @@ class Look:
         output = self._output(0, mirrored=False)
         arguments = (self.height, self.width, self.kernel, MAX_PIXELS, output)
         return workspace().decode_many(jobs, *arguments)
+
+    def _check(self, pixels: npt.NDArray[Any]) -> None:
+        assert pixels.flags.c_contiguous
+        assert pixels.size == 3 * self.height * self.width
+        assert pixels.itemsize == self.values.table.itemsize
 
     def _output(self, address: int, *, mirrored: bool) -> PixelOutput:
         values = self.values

@@ -16,8 +16,8 @@ PLANES = "planes-1"
 PORTABLE = "portable-1"
 CODECS = {"auto": PLANES, "planes": PLANES, "portable": PORTABLE}
 CODEC_HELP = (
-    "the encoder; planes: fast, in C; portable: slower, other bytes, if planes cannot be had; auto "
-    "is planes"
+    "the encoder: planes (fast, written in C), portable (slower, different bytes, for machines "
+    "without planes) or auto (same as planes)"
 )
 
 

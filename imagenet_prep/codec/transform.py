@@ -36,9 +36,7 @@ _RAW_QUALITY = 100
 RAW_ENCODING = f"JPEG 4:4:4 at quality {_RAW_QUALITY}"
 
 _WITH_EXIF = ("PNG", "WEBP", "AVIF")
-
 _EOI = b"\xff\xd9"
-
 _RGB = ("YCbCr", "RGB")
 _PLANAR = ("YCbCr", "Gray")
 

@@ -62,24 +62,11 @@ RECIPES = {
     ),
     # From crop_and_resize_image and cnn_model_function in train_imagenet_resnet_hvd.py (AWS
     # tutorial).
-    "tutorial": Recipe(
-        mean=(121.0, 115.0, 100.0),
-        std=(70.0, 68.0, 71.0),
-        evaluation=0.8,
-    ),
+    "tutorial": Recipe(mean=(121.0, 115.0, 100.0), std=(70.0, 68.0, 71.0), evaluation=0.8),
     # From train_preprocess_fn in the SageMaker guide. mean and std are of CIFAR-10's train split.
-    "cifar10": Recipe(
-        mean=(125.3, 123.0, 113.9),
-        std=(63.0, 62.1, 66.7),
-        padding=4,
-    ),
+    "cifar10": Recipe(mean=(125.3, 123.0, 113.9), std=(63.0, 62.1, 66.7), padding=4),
     # Digits are not shifted or mirrored. mean and std are of MNIST's train split.
-    "mnist": Recipe(
-        mean=(33.3, 33.3, 33.3),
-        std=(78.6, 78.6, 78.6),
-        padding=0,
-        mirrors=False,
-    ),
+    "mnist": Recipe(mean=(33.3,) * 3, std=(78.6,) * 3, padding=0, mirrors=False),
     # The crop of center_crop_arr in guided-diffusion, whose training also mirrors images.
     "adm": Recipe(mean=(127.5,) * 3, std=(127.5,) * 3, padding=0, square=True),
 }

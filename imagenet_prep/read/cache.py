@@ -124,10 +124,7 @@ class _Copy:
                     os.ftruncate(empty.fileno(), file.num_bytes)
 
     def _remove_down_to(self, num_bytes: int, near: Collection[str]) -> None:
-        """Removes shards, oldest first, until the folder has at most `num_bytes`.
-
-        Shards named in `near`, and shards that a rank fetches or reads, are kept.
-        """
+        """Removes unused shards that are not `near`, oldest first, until `num_bytes` are left."""
         taken = sum(status.size for status in self._store.stats(TEMPORARY).values())
         far: list[tuple[float, Item]] = []
         for item in self._all():

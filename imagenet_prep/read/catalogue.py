@@ -65,10 +65,8 @@ class Catalogue:
             for shard in records.placement.held(records.examples_per_shard):
                 if not names.mentions(shard, [sha256.encode()]):
                     continue
-                # Read the table to its end, which verifies it.
-                for number, sample in [
-                    *zip(records.numbers_of(shard), names.samples(shard), strict=True)
-                ]:
+                samples = list(names.samples(shard))  # read to the end, which verifies the table
+                for number, sample in zip(records.numbers_of(shard), samples, strict=True):
                     if sha256 in (sample.sha256, sample.source_sha256):
                         wnid = records.wnids[sample.class_index]
                         yield Entry(split, number, sample.class_index, wnid, sample.key), sample

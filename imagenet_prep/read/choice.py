@@ -74,10 +74,8 @@ class Choice:
     def _chosen(self, records: Records, lists: Sequence[_Listed]) -> npt.NDArray[np.bool_]:
         where = f"{records.split} of {records.dataset.where}"
         records.dataset.demand_complete()
-        if schema.FILENAME in records.manifest.lacks and self.filters().keys() - {
-            "classes",
-            "remap",
-        }:
+        needs_keys = self.filters().keys() - {"classes", "remap"}
+        if needs_keys and schema.FILENAME in records.manifest.lacks:
             raise UsageError(
                 f"{where}: its records have no file names, so only classes can be chosen"
             )
@@ -139,10 +137,8 @@ class Finder:
     def find(self, key: str) -> int:
         """See `Reader.find`."""
         for hashed in map(hash, (key, key.partition("/")[2])):
-            first, end = (
-                np.searchsorted(self._hashed, np.int64(hashed), "left"),
-                np.searchsorted(self._hashed, np.int64(hashed), "right"),
-            )
+            first = np.searchsorted(self._hashed, np.int64(hashed), "left")
+            end = np.searchsorted(self._hashed, np.int64(hashed), "right")
             for number in map(int, self._numbers[first:end]):
                 class_index, stored = self._names.at(number)
                 folder = f"{self._wnids[class_index]}/"

@@ -44,11 +44,7 @@ class ColumnWriter:
     Each rank writes the rows of complete shards. If a rank is killed, run the same loop again, with
     any number of ranks: it yields only the records that have no rows yet. When all rows are there,
     the last rank writes column.json, which readers need to open the column, and `is_complete` is
-    True after the `with` block.
-
-    Attributes:
-      column: the settings of the column.
-      is_complete: the column has all its rows and can be read.
+    True after the `with` block. `column` has the settings of the column.
 
     Example:
       >>> import numpy as np

@@ -26,11 +26,7 @@ _CUDA = 2  # kDLCUDA in dlpack.h
 # DALI must not apply the EXIF orientation, since crops are drawn for the stored image. On a GPU,
 # DALI's default is the nearest chroma sample. Interpolate as on the CPU; otherwise images would
 # differ by 2 grey levels on average.
-_DECODED = {
-    "output_type": types.RGB,
-    "adjust_orientation": False,
-    "jpeg_fancy_upsampling": True,
-}
+_DECODED = {"output_type": types.RGB, "adjust_orientation": False, "jpeg_fancy_upsampling": True}
 _DTYPES = {"uint8": types.UINT8, "float32": types.FLOAT, "float16": types.FLOAT16}
 
 

@@ -44,9 +44,7 @@ class Diagnosis:
             raise self._error from None
         has_skipped, records = False, self._feed.records
         for batch in tuple(self._fed):
-            for number in batch.numbers.tolist():
-                if number < 0:
-                    continue
+            for number in batch.numbers[batch.mask].tolist():
                 encoded = records.read(number).encoded
                 if why := problem(encoded, self._decode, self._feed.config.backend):
                     self._feed.skip(number, DataDamagedError(f"{records.where(number)}: {why}"))

@@ -103,10 +103,7 @@ class Feed:
         return Steps(start, total, self.config.rank.size, size, training, nodes)
 
     def batches(self, epoch: int, start: int, most: int | None = None) -> Iterator[EncodedBatch]:
-        """Yields this rank's batches of an epoch after its first `start` examples.
-
-        At most `most` batches are yielded.
-        """
+        """Yields up to `most` batches of this rank, after the first `start` examples of an epoch."""
         steps = self.steps(start)
         count = steps.count if most is None else min(most, steps.count)
         if self._planned is None or self._planned[0] != epoch:

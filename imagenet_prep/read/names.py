@@ -70,6 +70,7 @@ class Facts:
     def __init__(self, records: Records, fields: Collection[str]) -> None:
         self._records, self._names = records, Names(records)
         self._fields = fields
+        self._has_sides = not {"width", "height"}.isdisjoint(fields)
         self._keys: dict[int, npt.NDArray[np.bytes_]] = {}
         self.classes = np.zeros(len(records), np.int32)
         self.sides = np.zeros((2, len(records)) if self._has_sides else (2, 0), np.int32)
@@ -93,10 +94,6 @@ class Facts:
         if self._has_sides:
             self.sides[:, part] = np.array([i.split(b",")[1:3] for i in images], np.int64).T
         self._is_read[shard] = True
-
-    @property
-    def _has_sides(self) -> bool:
-        return not {"width", "height"}.isdisjoint(self._fields)
 
     def keys(self, numbers: npt.NDArray[np.int64]) -> list[str]:
         """Returns the keys of examples whose tables were read."""

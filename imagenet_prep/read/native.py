@@ -54,8 +54,8 @@ class NativeBackend:
         self._in_one_pass = not config.is_coloured and self._cropped
         channels_first = self._in_one_pass and config.layout == "NCHW"
         values = self._values if self._in_one_pass else planes.BYTES
-        kernel = planes.LINEAR if config.is_antialiased else planes.NEIGHBOURS
-        kernel = planes.SQUARE if square else kernel
+        linear = planes.LINEAR if config.is_antialiased else planes.NEIGHBOURS
+        kernel = planes.SQUARE if square else linear
         self._look = Look(side, side, values, kernel, channels_first=channels_first)
         self._num_threads = config.decode_threads
         self._pool = ThreadPoolExecutor(self._num_threads, thread_name_prefix="decode")

@@ -94,10 +94,7 @@ class Order:
     def _sorted_by(
         self, epoch: int, numbers: npt.NDArray[np.int64]
     ) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.unsignedinteger] | None]:
-        """Returns the sort keys: each example's hash, and its window (None if there is only one).
-
-        Examples are sorted by window first.
-        """
+        """Returns each example's hash and, if there are several windows, its window to sort by."""
         assert self.seed is not None
         hashed = mix(numbers.astype(np.uint64) ^ stream(self.seed, epoch, _EXAMPLES))
         if not 0 < self.window < len(self.examples_per_shard):

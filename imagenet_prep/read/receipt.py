@@ -219,10 +219,7 @@ class Receipt:
                     yield self._use(piece, node, place - piece.places.start)
 
     def unseen(self, number: int) -> tuple[int, Iterator[Use]]:
-        """Returns the last checkpoint whose weights did not see an image, and the image's uses.
-
-        The checkpoint is given as its step.
-        """
+        """Returns the step of the last checkpoint trained without an image, and its uses."""
         # Stop at the first kept use, since every epoch takes time to compute.
         uses, early, limit = self.uses(number), [], self.segments[-1].kept
         for use in uses:

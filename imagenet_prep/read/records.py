@@ -95,11 +95,7 @@ class Records:
         *,
         only_columns: bool = False,
     ) -> None:
-        """Tells the cache an epoch's windows of shards, and which files of a shard are read.
-
-        A function in `columns` returns a column's file for a shard. With `only_columns`, the shards
-        themselves are not read.
-        """
+        """Tells the cache which shards, and files of `columns` for them, an epoch reads in turn."""
         if self.cache is not None:
             kinds = [*(() if only_columns else [self.shards.__getitem__]), *columns]
             self.cache.follow([[of(n) for n in window for of in kinds] for window in windows])
@@ -143,9 +139,8 @@ class Records:
     ) -> example.ImageExample | None:
         """Returns the example at the offsets `places`, or None if `read` must check it."""
         image = example.decode_at(data, places)
-        if image is None or (image.height, image.width) != sides:
-            return None
-        return image if self._is_of_class(image) else None
+        fits = image is not None and (image.height, image.width) == sides
+        return image if image and fits and self._is_of_class(image) else None
 
     def _located(self, numbers: Sequence[int]) -> tuple[list[HeldFile], npt.NDArray[np.int64]]:
         """Returns the files of records, and their offsets and sizes in bytes [records, 2]."""
@@ -219,12 +214,8 @@ class Records:
         """Returns shard, record, byte offset and size of an example."""
         shard, record = self.place(number)
         offset, size = self._index(shard)[record].tolist()
-        return {
-            "shard": self.shards[shard].name,
-            "record": record,
-            "offset": offset,
-            "size": size,
-        }
+        name = self.shards[shard].name
+        return {"shard": name, "record": record, "offset": offset, "size": size}
 
     def where(self, number: int) -> str:
         """Returns an example's shard, record and byte offset for error messages."""

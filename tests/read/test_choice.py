@@ -327,7 +327,7 @@ def _uniform(name: str) -> float:
         ({"fraction": 0.0}, "fraction=0.0: expected more than 0, at most 1"),
         ({"fraction": 1.5}, "fraction=1.5"),
         ({"fold": (3, 3)}, r"fold=\(3, 3\): expected \(k, n\) with 0 <= k < n"),
-        ({"others": True}, r"others=True reads all parts of a fold except one: add fold=\(k, n\)"),
+        ({"others": True}, r"others=True reads all parts except part k: add fold=\(k, n\)"),
         ({"remap": True}, r"remap=True renumbers the chosen classes: add classes=\[...\]"),
         ({"exclude": "absent"}, "absent: the list of keys cannot be read: No such file"),
         ({"fold": (299, 300)}, "train of .*: the filters match no example"),

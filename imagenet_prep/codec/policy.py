@@ -32,7 +32,7 @@ class Policy:
     # How images that keep their bytes are checked: "decode" checks all entropy-coded data, "header"
     # only the headers and the end marker.
     check: str = CHECK_DECODE
-    max_pixels: int = MAX_PIXELS  # images whose header claims more are quarantined without decoding
+    max_pixels: int = MAX_PIXELS  # images with more pixels in the header are quarantined
     stretch: bool = False  # stretch every image to a square of `short_side`
     codec: str = PLANES
     orientation: str = KEEP  # the rule for EXIF orientation, one of `orientation.RULES`

@@ -30,7 +30,7 @@ class Backend(Protocol):
     """Decodes, crops and resizes images."""
 
     def batches(self, encoded: Iterator[EncodedBatch], steps: int) -> Iterator[Any]:
-        """Yields `Batch.images` of each step. It reads some steps of `encoded` ahead."""
+        """Yields `Batch.images` of each step; reads several steps of `encoded` ahead."""
 
     def decode(self, encoded: bytes) -> None:
         """Decodes one image that Pillow can decode; raises the decoder's own error if it fails."""

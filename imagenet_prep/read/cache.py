@@ -173,7 +173,7 @@ class NodeCache:
         self._stopped: Future[Any] = Future()
 
     def follow(self, windows: Sequence[Sequence[Item]]) -> None:
-        """Starts to fetch the windows of an epoch in reading order; closes files of other ones."""
+        """Starts to fetch the windows of an epoch in reading order, and closes all other files."""
         sizes = [sum(map(_bytes_of, window)) for window in windows]
         most = max(map(sum, zip(sizes, [*sizes[1:], 0], strict=True)), default=0)
         if self._limit is not None and most > self._limit:
@@ -216,7 +216,7 @@ class NodeCache:
                     del self._files[name]  # fetched again when needed
 
     def forget(self, name: str) -> None:
-        """Closes a shard whose files were removed; `need` will fetch it again."""
+        """Closes a shard after its files were removed; `need` will fetch it again."""
         with self._lock:
             self._files.pop(name, None)
 

@@ -40,7 +40,7 @@ class Choice:
 
     @property
     def class_numbers(self) -> Sequence[int]:
-        """The class list number of each class index in batches."""
+        """Maps a class index in batches to the number of the class in the class list."""
         return self._classes if self._wanted.remap else range(self._num_classes)
 
     def filters(self) -> dict[str, Any]:
@@ -122,7 +122,7 @@ class _Listed:
 
 
 class Finder:
-    """Finds examples by key with a sorted table of hashes, 16 bytes per example."""
+    """Finds examples by key, with a sorted table of hashes that takes 16 bytes per example."""
 
     def __init__(self, records: Records) -> None:
         self._wnids = records.wnids

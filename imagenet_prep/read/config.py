@@ -60,7 +60,7 @@ class Wanted:
 
 @dataclass(frozen=True, kw_only=True)
 class ReadConfig(Wanted):
-    """The arguments of `make_dataset`, which documents them."""
+    """The arguments of `make_dataset`; its docstring describes them."""
 
     data_dir: str
     split: str
@@ -133,7 +133,7 @@ class ReadConfig(Wanted):
 
     @property
     def view(self) -> str | None:
-        """The description of the images' view that columns record; None for random views."""
+        """Describes the crops of images, to compare it with a column's view; None if random."""
         # With a recipe without crops, training uses the evaluation view, possibly mirrored.
         if self.is_training and (self.constants.padding != 0 or self.is_coloured):
             return None

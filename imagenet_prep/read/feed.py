@@ -63,8 +63,8 @@ class Feed:
     """Reads the batches of one rank ahead of the decoding backend.
 
     Attributes:
-      class_numbers: the number in the class list, by class index of batches.
-      bfloat16: the fields of columns whose arrays have bfloat16 as uint16.
+      class_numbers: maps a class index in batches to the number of the class in the class list.
+      bfloat16: the fields of columns that store bfloat16 as uint16.
       skipped: the error message of each masked record, by example number.
     """
 
@@ -103,7 +103,7 @@ class Feed:
         return Steps(start, total, self.config.rank.size, size, training, nodes)
 
     def batches(self, epoch: int, start: int, most: int | None = None) -> Iterator[EncodedBatch]:
-        """Yields up to `most` batches of this rank, after the first `start` examples of an epoch."""
+        """Yields at most `most` batches of this rank, after `start` examples of the epoch."""
         steps = self.steps(start)
         count = steps.count if most is None else min(most, steps.count)
         if self._planned is None or self._planned[0] != epoch:

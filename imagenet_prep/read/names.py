@@ -36,7 +36,7 @@ class Names:
             )
 
     def of(self, shard: int, *, sides: bool = False) -> Iterable[Head]:
-        """Yields the `Head` of each example; its third value is b"" unless `sides` is set."""
+        """Yields the `Head` of each example of a shard; its image is b"" unless `sides` is set."""
         records = self._records
         if not records.manifest.has_samples:
             return ((*records.name(number), b"") for number in records.numbers_of(shard))
@@ -96,6 +96,6 @@ class Facts:
         self._is_read[shard] = True
 
     def keys(self, numbers: npt.NDArray[np.int64]) -> list[str]:
-        """Returns the keys of examples whose tables were read."""
+        """Returns the keys of examples, after `read` has read their tables."""
         places = map(self._records.place, numbers.tolist())
         return [self._keys[shard][record].decode() for shard, record in places]

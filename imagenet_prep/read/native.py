@@ -97,7 +97,7 @@ class NativeBackend:
             self._left += [part for _, shown in ahead for part in shown if not part.cancel()]
 
     def decode(self, encoded: bytes) -> None:
-        """Does nothing: it is called for images that Pillow can decode, and so can this backend."""
+        """Does nothing, because this backend can decode every image that Pillow can decode."""
 
     def _begin(self, batch: EncodedBatch) -> tuple[Any, list[Future[None]]]:
         """Starts to decode a batch; returns its images and the tasks that decode them."""

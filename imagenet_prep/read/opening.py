@@ -43,7 +43,7 @@ def open_feed(config: ReadConfig) -> tuple[Feed, dict[str, Any]]:
     filters, chosen = choice.filters(), None
     if filters:
         (chosen,) = choice.numbers([records])
-        # With this digest, a rank whose choice differs rejects the state of the other ranks.
+        # With this digest, a rank with a different choice rejects the state of other ranks.
         filters["numbers"] = hashlib.sha256(chosen.tobytes()).hexdigest()
     seed = config.seed if config.is_training else None
     order = Order(records.examples_per_shard, seed, config.window, records.placement, chosen)

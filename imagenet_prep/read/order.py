@@ -52,7 +52,7 @@ def stream(seed: int, *parts: int) -> np.uint64:
 
 @dataclass(frozen=True)
 class Order:
-    """The order in which one node reads the examples of a split, for each epoch."""
+    """Computes the order in which one node reads the examples of a split in each epoch."""
 
     examples_per_shard: Sequence[int]
     seed: int | None  # None keeps the examples in record order
@@ -94,7 +94,7 @@ class Order:
     def _sorted_by(
         self, epoch: int, numbers: npt.NDArray[np.int64]
     ) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.unsignedinteger] | None]:
-        """Returns each example's hash and, if there are several windows, its window to sort by."""
+        """Returns the sort keys of examples: hashes, and windows (None if there is only one)."""
         assert self.seed is not None
         hashed = mix(numbers.astype(np.uint64) ^ stream(self.seed, epoch, _EXAMPLES))
         if not 0 < self.window < len(self.examples_per_shard):
@@ -107,7 +107,7 @@ class Order:
         return hashed, np.repeat(window, self.examples_per_shard)[numbers]
 
     def windows(self, epoch: int) -> list[list[int]]:
-        """Returns the windows of shards in reading order."""
+        """Returns the shuffle windows of an epoch, which are lists of shards, in reading order."""
         shards = self.placement.held(self.examples_per_shard)
         if self.chosen is not None:
             borders = np.cumsum(self.examples_per_shard)
@@ -171,7 +171,7 @@ class Steps:
         return range(min(first, end), min(first + self.batch_size, end))
 
     def after(self, steps: int) -> int:
-        """Returns the number of the epoch's examples that are read after `steps` steps."""
+        """Returns the number of examples of the epoch that were read after `steps` steps."""
         return min(self.start + steps * self.global_batch, self.num_examples)
 
 

@@ -64,7 +64,7 @@ class Reader(Generic[Array]):
 
     @property
     def class_numbers(self) -> Sequence[int]:
-        """The number in the class list, by class index; both are the same without `remap`."""
+        """Maps a class index to the number of the class in the class list; see `remap`."""
         return self._feed.class_numbers
 
     @property
@@ -243,7 +243,7 @@ class Reader(Generic[Array]):
         return is_int and epoch >= 0 and 0 <= read <= self.num_examples
 
     def sampler(self) -> StepSampler:
-        """Returns a sampler for a PyTorch DataLoader, whose workers then make the batches.
+        """Returns a sampler for a PyTorch DataLoader; the loader's workers make the batches.
 
             sampler = reader.sampler()
             loader = DataLoader(reader, batch_size=None, sampler=sampler, num_workers=4)

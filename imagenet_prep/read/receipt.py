@@ -66,7 +66,7 @@ class State:
 
     @property
     def per_node(self) -> int:
-        """Images per step read by the ranks of one node."""
+        """The number of images per step that the ranks of one node read."""
         return self.ranks * self.batch_size // self.nodes
 
 
@@ -81,7 +81,7 @@ class _Row:
 
 @dataclass
 class Segment:
-    """The steps between a start or checkpoint of a run and the next."""
+    """The steps from a start or checkpoint of a run to the next start or checkpoint."""
 
     run: int  # number of the start, from 1
     first: int  # number of the first step, from 0
@@ -155,7 +155,7 @@ def parse(lines: Iterable[bytes], where: str) -> list[Segment]:
 
 
 def _trained(row: bytes) -> int:
-    """Returns the number of steps that are done after the step in this line of the log."""
+    """Returns 1 + the step in a training line of the log; 0 if the line is truncated."""
     try:
         return 1 + records.parse(int, canonical.loads(row).get("step"))
     except (ValueError, AttributeError):  # missing or truncated
@@ -183,7 +183,7 @@ def _unpacked(state: State, num_examples: int) -> npt.NDArray[np.int64]:
 
 
 class Receipt:
-    """Computes the images of each step of a run, given as example numbers of the split."""
+    """Computes the example numbers of the images that each step of a run used."""
 
     def __init__(self, segments: Sequence[Segment], examples_per_shard: Sequence[int]) -> None:
         self.segments = segments
@@ -196,7 +196,7 @@ class Receipt:
         self._epoch = functools.lru_cache(maxsize=1)(self._sorted)
 
     def step(self, step: int) -> Iterator[tuple[Use, int]]:
-        """Yields (use, image number) for the images of a step, for each time it was trained."""
+        """Yields (use, example number) for each image of a step, for each time it was trained."""
         for piece in self._pieces():
             if 0 <= step - piece.first < piece.steps:
                 size = piece.segment.state.per_node
@@ -219,7 +219,7 @@ class Receipt:
                     yield self._use(piece, node, place - piece.places.start)
 
     def unseen(self, number: int) -> tuple[int, Iterator[Use]]:
-        """Returns the step of the last checkpoint trained without an image, and its uses."""
+        """Returns the step of the last checkpoint trained without the image, and its `uses`."""
         # Stop at the first kept use, since every epoch takes time to compute.
         uses, early, limit = self.uses(number), [], self.segments[-1].kept
         for use in uses:
@@ -231,7 +231,7 @@ class Receipt:
         return max(firsts), chain(early, uses)
 
     def faults(self) -> tuple[int, list[str]]:
-        """Checks that the kept steps use each image exactly once per epoch.
+        """Checks that the steps in the final weights use each image exactly once per epoch.
 
         Returns the number of used images, and one message per violation. Images that are missing
         because they do not fill the last step of an epoch are no violation.
@@ -269,7 +269,7 @@ class Receipt:
         pieces: Sequence[_Piece],
         following: Sequence[_Piece],
     ) -> Iterator[str]:
-        """Yields a message for each group of images that successive pieces of an epoch skip."""
+        """Yields a message for each gap between the pieces of an epoch, with the unused images."""
         in_order = sorted(pieces, key=lambda piece: piece.places.start)
         starts = [piece.places.start for piece in in_order]
         gaps = np.zeros(len(pieces) + 1, np.int64)

@@ -95,7 +95,7 @@ class Records:
         *,
         only_columns: bool = False,
     ) -> None:
-        """Tells the cache which shards, and files of `columns` for them, an epoch reads in turn."""
+        """Tells the cache the shards and column files that an epoch reads, window by window."""
         if self.cache is not None:
             kinds = [*(() if only_columns else [self.shards.__getitem__]), *columns]
             self.cache.follow([[of(n) for n in window for of in kinds] for window in windows])

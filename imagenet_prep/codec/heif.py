@@ -25,7 +25,7 @@ _SEQUENCE_HEADER = 1
 
 
 def sizes(data: bytes, max_pixels: int) -> Iterator[tuple[int, int]]:
-    """Yields the sizes of all images in a file; raises BadImageError if the total is too large."""
+    """Yields (width, height) of all images in a file; BadImageError if their total is too large."""
     parts, pixels = count(1), 0
 
     def part() -> None:
@@ -106,7 +106,7 @@ def _streams(
 def _located(
     box: bytes, part: Callable[[], None]
 ) -> Iterator[tuple[int, bool, list[tuple[int, int]]]]:
-    """Yields (item, whether its data are in `idat`, its (offset, length) pairs)."""
+    """Parses `iloc`: yields (item, True if its data are in `idat`, its (offset, length) pairs)."""
     file, version, wide = io.BytesIO(box), box[0], 4 if box[0] > 1 else 2
 
     def take(size: int) -> int:

@@ -35,7 +35,7 @@ _LEAST_VERSION = (3, 0)
 
 
 class UnavailableError(UsageError):
-    """The planes codec does not work here; `why` has the cause and the fix."""
+    """This machine cannot run the codec `planes`; `why` has the cause and the fix."""
 
     def __init__(self, why: str) -> None:
         super().__init__(

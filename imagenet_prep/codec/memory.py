@@ -34,7 +34,7 @@ _JPEG, _LARGE, _OTHER, _PILLOW = 7, 12, 8, 4  # bytes per pixel
 
 
 def of_jpeg(frame: Frame, decoded: int) -> int:
-    """Estimates the bytes for a JPEG; `decoded` is the number of pixels if it can be scaled."""
+    """Estimates the bytes to decode a JPEG, at a reduced size of `decoded` pixels if possible."""
     pixels = frame.height * frame.width
     pixels = min(decoded, pixels) if frame.can_be_scaled else pixels
     return frame.coefficient_bytes + _JPEG * pixels
@@ -61,7 +61,7 @@ def _tile_bytes(opened: TiffImageFile) -> int:
 
 @contextlib.contextmanager
 def room(estimate: int) -> Iterator[None]:
-    """Waits until an image that needs `estimate` bytes may be decoded, in the `with` block."""
+    """Waits until the `with` block may decode an image that needs `estimate` bytes."""
     if estimate <= LIGHT_BYTES:
         yield
         return

@@ -103,11 +103,11 @@ def opened(
     damaged: bool = False,
     turn: contextlib.ExitStack | None = None,
 ) -> Iterator[ImageFile]:
-    """Opens an image with Pillow, in `memory.room`, until the `with` block or `turn` ends.
+    """Opens an image with Pillow for a `with` block, after waiting for memory (`memory.room`).
 
-    Exceptions in the block become BadImageError, except MemoryError. With `smallest`, a JPEG may be
-    halved until its shorter side has about this number of pixels. A JPEG with lost pixels raises
-    BadImageError unless `damaged` is set.
+    `turn` keeps the memory reserved after the block. Exceptions in the block become BadImageError,
+    except MemoryError. With `smallest`, a JPEG may be downscaled to about this number of pixels per
+    side. A JPEG with lost pixels raises BadImageError unless `damaged` is set.
     """
     try:
         # Pillow warns about unusual metadata and palettes; only the pixels matter.

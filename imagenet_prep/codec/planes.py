@@ -218,7 +218,7 @@ class Workspace:
         own = jpeg != "libjpeg"
         self.pointer = self.kernel.planes_new(libraries.functions, SIMD[simd], own)
         if not self.pointer:
-            raise UsageError(f"no memory, or this processor has no {simd}")
+            raise UsageError(f"not enough memory, or this processor does not support {simd}")
         weakref.finalize(self, self.kernel.planes_free, self.pointer)
 
     def shrink(
@@ -299,7 +299,7 @@ def workspace(simd: str = "best") -> Workspace:
 
 
 def forget() -> None:
-    """Frees this thread's workspaces: hundreds of megabytes after a huge image."""
+    """Frees this thread's workspaces, which have hundreds of megabytes after a huge image."""
     _threads.__dict__.pop("workspaces", None)
 
 

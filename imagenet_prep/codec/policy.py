@@ -23,7 +23,7 @@ CODEC_HELP = (
 
 @dataclass(frozen=True)
 class Policy:
-    """The settings for transforming images."""
+    """The settings that determine the stored form of images."""
 
     # Larger images are downscaled to this number of pixels on the shorter side. Smaller images are
     # not enlarged. None keeps all sizes.

@@ -65,7 +65,7 @@ def transform(data: bytes, policy: Policy) -> PreparedImage:
 
 
 class _DeclinedError(Exception):
-    """A JPEG has all its pixels, but only Pillow can decode it; str() gives the repair reason."""
+    """Only Pillow can decode a JPEG that has all its pixels; str() gives the repair reason."""
 
 
 def _from_usual_jpeg(data: bytes, header: Frame, policy: Policy) -> PreparedImage:

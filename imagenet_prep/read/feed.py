@@ -242,7 +242,7 @@ class Feed:
         if most > MOST_BOXES:
             raise UsageError(
                 f"example {numbers[counts.index(most)]} has {most:,} boxes, but a batch holds at "
-                f"most {MOST_BOXES:,} per image. Remove 'boxes' from fields= or exclude it"
+                f"most {MOST_BOXES:,} per image. Remove 'boxes' from fields= or exclude the example"
             )
         boxes = np.zeros((len(images), most, 4))
         for of_image, image in zip(boxes, images, strict=True):

@@ -66,7 +66,7 @@ def _tell_changed(config: ReadConfig, records: Records) -> None:
     if config.originals is None and short_side is not None and short_side <= config.image_size:
         raise UsageError(
             f"{config.data_dir}: its images were downscaled to a short side of {short_side}, so "
-            f"their crops of {config.image_size} pixels are not those of the originals. {advice}"
+            f"crops of {config.image_size} pixels differ from crops of the originals. {advice}"
         )
     repaired = sum(manifest.repaired.values())
     if not split.resized and not repaired:
@@ -79,7 +79,7 @@ def _tell_changed(config: ReadConfig, records: Records) -> None:
     if config.originals:
         raise UsageError(f"{changed}, but originals=True accepts no changed image. {advice}")
     if config.rank.rank == 0:
-        say_once(f"{changed}. Their crops are not exactly those of the originals.")
+        say_once(f"{changed}. Their crops may differ from crops of the originals.")
 
 
 def open_records(

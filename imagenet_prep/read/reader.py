@@ -219,8 +219,8 @@ class Reader(Generic[Array]):
         if state.get("version") != STATE_VERSION:
             raise UsageError(
                 f"the state has version {state.get('version')!r}, this reader supports "
-                f"{STATE_VERSION}: a different version of imagenet-prep, with a different order, "
-                "created it. Use that version, or start from epoch 0."
+                f"{STATE_VERSION}. The version of imagenet-prep that created the state reads "
+                "examples in a different order. Use that version, or start from epoch 0."
             )
         for name in ("dataset", "split", "seed", "window", "nodes", "copies", "choice"):
             if state.get(name) != own.get(name):

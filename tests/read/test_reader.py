@@ -213,7 +213,7 @@ def test_the_state_of_another_version_of_the_program_says_which_to_use(
     reader = open_set(colours, "train", 4, backend)
     state = reader.state()
 
-    with pytest.raises(UsageError, match="supports 1: a different version of imagenet-prep"):
+    with pytest.raises(UsageError, match=r"supports 1\. The version of imagenet-prep that"):
         reader.restore(state | {"version": 2, "dataset": "f" * 64})
 
 

@@ -506,7 +506,7 @@ def test_two_processes_that_write_the_same_shard_are_told(damaged: Path) -> None
     name = column.file_name(NAME, "train-00000-of-00005")
     with (
         only_one(LocalStore(damaged), name),
-        pytest.raises(BusyError, match="Give each rank its own"),
+        pytest.raises(BusyError, match="Give each rank a different"),
     ):
         write(damaged)
 

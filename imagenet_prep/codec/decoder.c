@@ -48,8 +48,8 @@ typedef struct {
   mcu_block mcu_blocks[MAX_MCU_BLOCKS];
   block_tables tables[BATCH + 1];
   bit_stream stream;
-  int dc[MAX_COMPONENTS]; /* of the last block of each component */
-  int mcu_x, mcu_y;       /* of the next MCU */
+  int dc[MAX_COMPONENTS]; /* the DC of the last block of each component */
+  int mcu_x, mcu_y;       /* the position of the next MCU */
 } scan;
 
 /* ---- The data of an interval ---- */
@@ -58,8 +58,8 @@ enum { RST0 = 0xD0, RST7 = 0xD7, EOI = 0xD9 }; /* markers that end an interval *
 
 /* Copies the data up to the next marker, with 0xFF for each 0xFF 0x00. Appends zeros, which a
  * look-up at the end may read. Returns the position of the marker, or NULL if there is none or if
- * the marker cannot end an interval. NULL also rejects a file whose requested window ends earlier:
- * libjpeg reads some bytes ahead, and may also find the end of the file there. */
+ * the marker cannot end an interval. NULL is returned even if the requested window ends earlier,
+ * since libjpeg reads some bytes ahead and may find the same damage. */
 static const uint8_t *copy_interval(const uint8_t *in, const uint8_t *end, uint8_t *out,
                                     const uint8_t **out_end, enum simd simd) {
   for (;; in += 2) {

@@ -211,7 +211,7 @@ static void make_proof_steps(code_table *t, const code_table *ac) {
   for (int i = 0; i < INDEX_SIZE;) {
     int first = t->codes[i], first_bits = length_of(first) + size_of(first);
     int end = i + num_alike(t, i);
-    /* The steps do not depend on the bits of the first value, so they are copied below. */
+    /* Steps do not depend on the bits of the first value, so they are computed once and copied. */
     int num_rests = first && first_bits < INDEX_BITS ? 1 << (INDEX_BITS - first_bits) : 1;
     for (int rest = 0; rest < num_rests; rest++) {
       int code = first, bits = 0, growth = 0;

@@ -112,8 +112,8 @@ BODY void transform(const basis *b, const uint16_t *cells, int size, likeness_ha
     int64_t sum = 0;
     for (int x = 0; x < size; x++) sum += (int64_t)columns[v][x] * b->cosines[u][x];
     out->bits[i / 64] |= (uint64_t)(sum > 0) << i % 64;
-    /* A wave of amplitude 1 along both axes gives a quarter of the number of cells; along one axis,
-     * it gives half. */
+    /* For a wave of amplitude 1, the sum is a quarter of the number of cells; for a wave along only
+     * one axis, it is half. */
     int64_t whole = (int64_t)SIXTEENTHS * UNIT * UNIT * size * size / (u && v ? 4 : 2);
     out->strong += (sum < 0 ? -sum : sum) * STRONG_PARTS >= whole;
   }

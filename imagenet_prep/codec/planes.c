@@ -40,7 +40,7 @@ enum {
   MAX_SCANS = 100,              /* as in dataset/jpeg.py, which checks this before */
   MAX_ROWS = 4 * 8,             /* rows of a component that libjpeg returns at once */
   STRIP = 64,                   /* number of rows that are resized before they are transposed */
-  NUM_FILTERS = 256,            /* cached filters; an image size needs four, and few sizes are common */
+  NUM_FILTERS = 256,            /* number of cached filters; an image size needs four */
   KEPT_BYTES = 4 << 20,         /* larger buffers are freed before the next image */
   NUM_CODES = 256,              /* at least the number of libjpeg's messages */
   NOTE_BYTES = ERROR_TEXT_BYTES + 32,

@@ -33,8 +33,8 @@ class Recipe:
 
     Attributes:
       mean, std: of R, G, B in [0, 255], to normalise images.
-      keep_aspect: crops keep the aspect ratio of the image, and evaluation crops a square. If
-        False, crops are drawn in a square that is stretched to the image, as in the 2018 tutorial.
+      keep_aspect: the aspect ratio of a crop is in image pixels, and the central crop is a square.
+        If False, crops are drawn in a square that is then stretched to the image.
       evaluation: side of the central crop as a share of the image's shorter side. Without
         keep_aspect, it is a share of each side.
       padding: None if images are cropped. Otherwise, training shifts complete images by up to this

@@ -1,0 +1,135 @@
+"""The numbers that flags accept: defaults and bounds are a contract (docs/policy.md)."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+from collections.abc import Iterator
+
+from imagenet_prep.__main__ import VERBS, module_of
+from imagenet_prep.core.flags import Flag
+
+# By verb: each flag with a number, its default if it has one, and its interval.
+NUMBERS = """\
+demo
+  --images 400 in [40, )
+  --short-side 256 in [1, )
+download
+  --connections 8 in [1, )
+  --part-size 32 in [1, )
+  --retries 20 in [0, )
+  --timeout 60 in [1, )
+prepare
+  --workers 0 in [0, )
+  --max-bad in [0, )
+  --holdout-per-class 0 in [0, )
+  --train-shards in [1, 99999]
+  --validation-shards in [1, 99999]
+  --short-side 480 in [1, )
+  --quality 90 in [1, 100]
+  --seed 0 in [-9223372036854775808, 9223372036854775807]
+  --label-offset 1 in [0, 1]
+  --subset-per-class in [1, )
+verify
+  --workers 0 in [0, )
+resize
+  --workers 0 in [0, )
+  --max-bad in [0, )
+  --short-side 480 in [1, )
+  --quality 85 in [1, 100]
+  --start-offset 0 in (, )
+  --num-preprocess-threads 0 in [0, )
+  --num-intra-threads 0 in [0, )
+  --num-inter-threads 0 in [0, )
+adopt
+  --workers 0 in [0, )
+amend
+  --workers 0 in [0, )
+replicate
+  --copies 1 in (, )
+  --bandwidth-limit 0.0 in [0, )
+  --connections 8 in [1, )
+  --wait 60 in [0, )
+  --retries 20 in [0, )
+  --timeout 60 in [1, )
+show
+  --limit in [0, )
+  --step in [0, )
+duplicates
+  --workers 0 in [0, )
+export
+  --workers 0 in [0, )
+report
+  --seed 0 in (, )
+  --workers 0 in [0, )
+train
+  --batch-size 256 in [1, )
+  --num-epochs in (0, )
+  --num-batches in [1, )
+  --image-size in [16, )
+  --lr in (0, )
+  --momentum in [0, 1)
+  --weight-decay in [0, 1)
+  --trust-coefficient in (0, 1)
+  --label-smoothing in [0, 1)
+  --warmup-epochs in [0, )
+  --warmup-lr in [0, )
+  --loss-scale in [1, )
+  --display-every 50 in [1, )
+  --eval-every in [0, )
+  --checkpoint-every 1000 in [1, )
+  --keep 3 in [1, )
+  --seed 0 in [0, )
+  --fraction 1.0 in (0, 1]
+launch
+  --num-processes in [1, )
+  --servers 0 in [0, )
+  --fusion-threshold-mb in [0, )
+  --cycle-time-ms in [0, )
+  --stall-timeout 600 in (30, )
+  --check-timeout 60 in [1, )
+  --grace 60 in [1, )
+sagemaker
+  --instances 1 in [1, )
+  --processes 0 in [0, )
+  --volume-size 300 in [1, )
+  --max-runtime 86400 in [1, )
+sagemaker-container
+  --processes 0 in [0, )
+run-on-hosts
+  --timeout 60.0 in (0, )
+bench-read
+  --batch-size 128 in (0, )
+  --image-size 224 in (0, )
+  --seconds 10.0 in (0, )
+bench-train
+  --servers 0 in [0, )
+  --price in (0, )
+  --steps 100 in [10, )
+"""
+
+
+def interval(flag: Flag) -> str:
+    """Returns the interval of allowed numbers; [ and ] include a bound, ( and ) exclude it."""
+    low = f"({'' if flag.above is None else flag.above}" if flag.least is None else f"[{flag.least}"
+    high = f"{'' if flag.below is None else flag.below})" if flag.most is None else f"{flag.most}]"
+    return f"{low}, {high}"
+
+
+def numbers(verb: str) -> Iterator[str]:
+    for field in dataclasses.fields(importlib.import_module(module_of(verb)).Config):
+        if (flag := field.metadata.get("flag")) is None:
+            continue
+        number = isinstance(field.default, int | float) and not isinstance(field.default, bool)
+        if number or interval(flag) != "(, )":
+            default = f" {field.default}" if number else ""
+            yield f"  --{field.name.replace('_', '-')}{default} in {interval(flag)}"
+
+
+def test_the_numbers_that_flags_accept_stay() -> None:
+    lines: list[str] = []
+    for verb in VERBS:
+        if of_verb := list(numbers(verb)):
+            lines += [verb, *of_verb]
+
+    assert lines == NUMBERS.splitlines()

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from imagenet_prep.codec.libraries import UnavailableError
 from imagenet_prep.core.errors import DataDamagedError, ManifestError, UsageError
 from imagenet_prep.dataset import naming
 from imagenet_prep.dataset.class_list import ClassList
@@ -129,6 +130,18 @@ def test_settings_that_no_run_has_are_refused(tmp_path: Path, config: dict[str, 
 def test_images_of_a_codec_that_is_gone_cannot_be_added(tmp_path: Path) -> None:
     dataset = made(tmp_path / "set", [], codec="planes-0", short_side=18)
     with pytest.raises(UsageError, match="does not have the codec planes-0"):
+        job(dataset).transform_of("train")
+
+
+def test_without_the_compiled_codec_no_image_can_be_added(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def missing() -> None:
+        raise UnavailableError("no C compiler")
+
+    dataset = made(tmp_path / "set", [], short_side=18)
+    monkeypatch.setattr("imagenet_prep.codec.planes.require", missing)
+    with pytest.raises(UnavailableError, match="no C compiler"):
         job(dataset).transform_of("train")
 
 

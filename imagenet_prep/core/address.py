@@ -72,7 +72,7 @@ def refuse_login(text: str) -> None:
 
 
 def is_remote(base: str) -> bool:
-    """Returns whether `base` is an address, with http(s):// or s3://, instead of a local path."""
+    """Returns whether `base` is an http(s):// or s3:// address and not a local path."""
     return base.startswith(("http://", "https://", "s3://"))
 
 
@@ -83,7 +83,7 @@ def public(url: str) -> str:
 
 
 def refuse_logins(words: Sequence[str]) -> None:
-    """Raises UsageError if a word of a command line contains an address with a login."""
+    """Raises UsageError if a command-line argument contains an address with a login."""
     for number, word in enumerate(words, start=1):
         try:
             refuse_login(word)

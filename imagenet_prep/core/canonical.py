@@ -59,7 +59,7 @@ def digest(value: Any) -> str:
 def loads(data: bytes | bytearray | str, most_values: float = MOST_VALUES) -> Any:
     """Parses JSON text; raises ValueError if it is invalid or has too many values.
 
-    The limit is `most_values` values, and an eighth of this number of lists and objects.
+    At most an eighth of `most_values` may be lists and objects.
     """
     text = data if isinstance(data, str) else data.decode()
     # Commas and brackets inside strings are also counted, so the counts are upper bounds.

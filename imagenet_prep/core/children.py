@@ -12,7 +12,7 @@ _BOUND_CHILD = str(Path(__file__).with_name("bound_child.py"))
 
 
 def python(*words: str, program: str = sys.executable) -> list[str]:
-    """Returns a Python command line with -P: modules in the current folder are not imported."""
+    """Returns a Python command line with -P, which ignores modules in the current folder."""
     return [program, "-P", *words]
 
 

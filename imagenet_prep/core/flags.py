@@ -161,7 +161,7 @@ class EveryVerb(Settings):
         choices=("text", "json"), help="format of the lines on stderr (default: text)"
     )
     metrics_file: str | None = optional(
-        place=Place.FILE, help="file for metrics for Prometheus, written at the end"
+        place=Place.FILE, help="write Prometheus metrics to this file at the end"
     )
 
 
@@ -210,7 +210,7 @@ def parse(
 def parse_known(
     config: type[Config], words: Sequence[str], *, verb: str
 ) -> tuple[Config, list[str]]:
-    """Returns the config for the flags in `words` that it knows, and all other words."""
+    """Returns the config for its own flags in `words`, and all other words."""
     line = _CommandLine(config, verb)
     values, others = line.values(words)
     return line.config(values), others

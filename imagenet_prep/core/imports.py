@@ -1,4 +1,4 @@
-"""Protects imports of libraries that would read untrusted files from the current folder.
+"""Imports libraries so that they do not read untrusted files from the current folder.
 
 - matplotlib reads `./matplotlibrc` before all other settings. Before version 3.11, such a file
   could run code.
@@ -120,7 +120,7 @@ def _load_kernels() -> None:
 
 
 def xla_flags(given: str) -> str:
-    """Returns XLA flags with the CUDA folder of this machine added, unless they have one."""
+    """Returns XLA flags with the CUDA folder of this machine added, unless one is already set."""
     return given if _XLA_FLAG in given else f"{given} {_XLA_FLAG}={_cuda()}".lstrip()
 
 

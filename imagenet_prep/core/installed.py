@@ -84,7 +84,7 @@ def lacking(needs: Sequence[str]) -> list[str]:
 
 
 def problem_of_horovod(framework: str) -> tuple[Literal["missing", "wrong"], str] | None:
-    """Returns "missing" or "wrong", and a message; None if Horovod works with a framework."""
+    """Returns "missing" or "wrong", and a message; None if Horovod works with the framework."""
     from importlib import metadata
 
     try:

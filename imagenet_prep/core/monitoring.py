@@ -42,7 +42,7 @@ _run = _Run()
 
 
 def begin(verb: str, words: Sequence[str]) -> list[str]:
-    """Applies the flags that every verb has; returns the other words of the command line."""
+    """Applies the flags that every verb has; returns the rest of the command line."""
     global _run
     os.environ[terminal.VERB] = verb
     end = words.index("--") if "--" in words else len(words)
@@ -90,7 +90,7 @@ def leave_to_child() -> None:
 
 
 def end(code: int) -> int:
-    """Writes the metrics file; returns `code`, or 1 if it is 0 and the file cannot be written."""
+    """Writes the metrics file; returns `code`, or 1 if only the writing failed."""
     path = _run.metrics_file
     if path is None:
         return code

@@ -49,7 +49,7 @@ class _MisfitError(ValueError):
 
 
 def loads(kind: type[T], data: bytes) -> T:
-    """Returns the record in a JSON text; raises ValueError if it is invalid."""
+    """Parses a record from JSON; raises ValueError if the JSON is invalid."""
     return parse(kind, canonical.loads(data))
 
 
@@ -87,13 +87,13 @@ def _parser(kind: Any) -> _Parser:
     if origin in (dict, Counter):
         of_key, of_value = (*arguments, int)[:2]
         return _of_dict(of_key, _parser(of_value), origin)
-    raise TypeError(f"{kind}: records have no fields of this type")
+    raise TypeError(f"{kind}: records cannot have fields of this type")
 
 
 def _each(
     parsers: Iterable[_Parser], values: Iterable[Any], place: Callable[[int], str]
 ) -> list[Any]:
-    """Returns the parsed values; `place` converts a value's number to its name for messages."""
+    """Returns the parsed values; `place` returns a value's name in messages, given its index."""
     parsed: list[Any] = []
     try:
         parsed.extend(map(operator.call, parsers, values))
@@ -202,12 +202,12 @@ _KINDS: dict[type, str] = {bool: "true or false", list: "a list", dict: "an obje
 _KINDS |= {int: "a number", float: "a number", types.NoneType: "null"}
 # For each annotation, the name of its values in messages and the function that checks a value.
 _SCALARS: dict[Any, tuple[str, Callable[[Any], bool]]] = {
-    int: ("a whole number of 64 bits", _is_int),
+    int: ("a 64-bit integer", _is_int),
     float: ("a number", _is_number),
     str: ("text", lambda value: type(value) is str),
     bool: ("true or false", lambda value: type(value) is bool),
     types.NoneType: ("null", lambda value: value is None),
-    Any: (f"nothing nested more than {_MAX_DEPTH} deep", _is_flat),
+    Any: (f"at most {_MAX_DEPTH} levels of nesting", _is_flat),
 }
 
 

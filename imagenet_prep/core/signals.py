@@ -31,7 +31,7 @@ def handle(handler: Handler, *more: signal.Signals) -> dict[signal.Signals, Any]
 
 @contextlib.contextmanager
 def handled(handler: Handler, *more: signal.Signals) -> Iterator[dict[signal.Signals, Any]]:
-    """Installs `handler` as `handle` does, for the block only; yields the previous handlers."""
+    """Installs `handler` as `handle` does, but only for the block; yields the previous handlers."""
     before = handle(handler, *more)
     try:
         yield before

@@ -149,7 +149,7 @@ def say(
     """Prints a message on stderr, after the name of this program.
 
     stdout is flushed first, to keep the order if both streams go to the same file. A progress bar
-    stays intact. `level` and `fields` are only written to a JSON log.
+    stays intact. `level` and `fields` appear only in a JSON log.
     """
     with contextlib.suppress(OSError, ValueError):  # `program.finish` reports the failure
         sys.stdout.flush()

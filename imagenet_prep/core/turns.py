@@ -33,7 +33,7 @@ def among_processes(workers: int, descriptor: int) -> None:
 
 @contextlib.contextmanager
 def turn() -> Iterator[None]:
-    """Waits until this worker may do memory-intensive work, and reserves its turn for the block."""
+    """Waits until this worker may do memory-intensive work; its turn lasts until the block ends."""
     with _semaphore:
         if _shared_byte is None:
             yield

@@ -1,7 +1,7 @@
 """Copies stdin to stderr, except for routine log messages of a library.
 
 The dropped lines are those of Google's logging library with the levels I (information) and W
-(warning), and its notice about the log. Because this is a separate process, it prints the last
+(warning), and its "All log messages" line. Because this is a separate process, it prints the last
 message of a library even if the library crashes the process that loads it.
 """
 

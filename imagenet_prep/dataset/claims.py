@@ -1,7 +1,7 @@
 """Compares the claims of a manifest with its counts and with the class list.
 
 Some facts are stored in two files, and each reader uses one of them. If the files differ, readers
-return different labels although every checksum is right.
+return different labels although all checksums match.
 """
 
 from __future__ import annotations
@@ -67,8 +67,8 @@ def _miscounted(name: str, split: Split, classes: ClassList) -> Iterator[str]:
     if {sum(counts), in_shards} != {split.examples} or num_bytes != split.num_bytes:
         yield (
             f"{naming.MANIFEST}: says that {name} has {counted(split.examples, 'example')} in "
-            f"{split.num_bytes:,} bytes, but its classes have {sum(counts):,} and its shards "
-            f"{in_shards:,} in {num_bytes:,} bytes"
+            f"{split.num_bytes:,} bytes, but its class counts add up to {sum(counts):,} "
+            f"and its shards have {in_shards:,} in {num_bytes:,} bytes"
         )
     present = [w for w, count in zip(classes.wnids, counts, strict=False) if count]
     if split.wnids and split.wnids != present:

@@ -37,14 +37,14 @@ class ClassList:
 
     @cached_property
     def _folded(self) -> dict[str, int | None]:
-        """Class index by WNID without case and Unicode form; None if several classes match."""
+        """Class index by case-folded, normalized WNID; None if several classes share it."""
         indices: dict[str, int | None] = {}
         for index, wnid in enumerate(self.wnids):
             indices[_folded(wnid)] = None if _folded(wnid) in indices else index
         return indices
 
     def of_folder(self, name: str) -> int | None:
-        """Returns the class index of a folder, ignoring case and Unicode form; blanks equal "_"."""
+        """Returns the class index of a folder; ignores case and Unicode form, reads " " as "_"."""
         class_id = "_".join(name.split())
         return self.index.get(class_id, self._folded.get(_folded(class_id)))
 
@@ -60,7 +60,7 @@ class ClassList:
         """Returns the sorted class indices of the classes that a user has named.
 
         A name is a WNID, a class index, a class folder, or a word such as "planetarium". Unknown
-        names, and words of several classes, raise UsageError.
+        names, and words that match several classes, raise UsageError.
         """
         indices, unknown = set[int](), list[str]()
         for name in map(str, asked):
@@ -115,7 +115,7 @@ def digest_of(wnids: Sequence[str]) -> str:
 
 
 def parse(data: bytes, where: str) -> ClassList:
-    """Returns the class list in the bytes of labels.txt; error messages call the file `where`."""
+    """Parses labels.txt; error messages call the file `where`."""
     advice = "Copy the file again from the original dataset."
     if (lines := data.count(b"\n") + data.count(b"\r")) > MOST_CLASSES:
         raise DataDamagedError(
@@ -137,5 +137,5 @@ def demand_short(texts: Iterable[str], where: str) -> None:
         if len(text) > MOST_CHARACTERS or not {"\n", "\r"}.isdisjoint(text):
             raise DataDamagedError(
                 f"{where}: the class {text[:60]!r}... has {len(text):,} characters, expected "
-                f"at most {MOST_CHARACTERS:,} without a line break. Copy the file again."
+                f"at most {MOST_CHARACTERS:,} and no line break. Copy the file again."
             )

@@ -99,7 +99,7 @@ class Column:
         if self.dtype not in DTYPES:
             raise ValueError(f"dtype: expected one of {', '.join(DTYPES)}")
         if len(self.shape) > _MOST_AXES or not all(0 < side < 1 << 31 for side in self.shape):
-            raise ValueError(f"shape: expected up to {_MOST_AXES} sides of 1 or more")
+            raise ValueError(f"shape: expected up to {_MOST_AXES} dimensions, each at least 1")
         if self.row_bytes > _MOST_ROW_BYTES:
             raise ValueError(f"shape: a row has more than {_MOST_ROW_BYTES:,} bytes")
         if self.made_from not in (OF_IMAGE, OF_CLASS):
@@ -147,7 +147,7 @@ class Column:
         return [self.file(rows) for files in self.splits.values() for rows in files]
 
     def of(self, split: str, shards: Iterable[Shard]) -> tuple[list[ColumnFile], list[str]]:
-        """Returns the files of some shards, and the names of the shards without a valid file."""
+        """Returns the files of these shards, and the names of the shards without a valid file."""
         by_shard = {rows.shard: rows for rows in self.splits.get(split, [])}
         pairs = [(shard, by_shard.get(shard.name)) for shard in shards]
         files = [rows for shard, rows in pairs if rows and rows.is_of(shard)]
@@ -155,7 +155,7 @@ class Column:
         return files, lacking
 
     def begun(self) -> Column:
-        """Returns the column without files, which is the contents of begun.json."""
+        """Returns the column without its files, as stored in begun.json."""
         return dataclasses.replace(self, splits={})
 
     def differing(self, other: Column) -> list[str]:
@@ -182,11 +182,11 @@ class Column:
 
 
 def loads(data: bytes, where: str, name: str) -> Column:
-    """Returns the column in a column.json or begun.json; raises DataDamagedError if invalid."""
+    """Parses a column.json or begun.json; raises DataDamagedError if it is invalid."""
     with _damage(where):
         content = canonical.loads(data)
         if not isinstance(content, dict):
-            raise ValueError("it is not an object")
+            raise ValueError("it is not a JSON object")
         content.pop("digest", None)
         column = records.parse(Column, content)
         if column.dumps() != data:
@@ -197,7 +197,7 @@ def loads(data: bytes, where: str, name: str) -> Column:
 
 
 def loads_receipt(data: bytes, where: str) -> ColumnFile:
-    """Returns the contents of a receipt; raises DataDamagedError if it is invalid."""
+    """Parses a receipt; raises DataDamagedError if it is invalid."""
     with _damage(where):
         return records.loads(ColumnFile, data)
 
@@ -209,7 +209,7 @@ def _damage(where: str) -> Iterator[None]:
     except (ValueError, RecursionError) as error:
         raise DataDamagedError(
             f"{where}: damaged ({error}). Copy the column again from its original dataset, or "
-            "remove its folder and make it again."
+            "remove its folder and create the column again."
         ) from None
 
 

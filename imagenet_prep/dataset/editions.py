@@ -45,8 +45,8 @@ class Edition:
         if not self.has(classes):
             number = counted(len(classes.wnids), "class")
             if self.is_ilsvrc:
-                return [f"the class list has {number} and is not {self.name}'s"]
-            return [f"the class list has {number}, {self.name} has {self.num_classes:,}"]
+                return [f"the class list has {number} and differs from {self.name}'s"]
+            return [f"the class list has {number}, but {self.name} has {self.num_classes:,}"]
         if split not in self.examples:
             return [f"{self.name} has no split {split}"]
         problems = []
@@ -73,7 +73,7 @@ class Edition:
         )
 
     def has(self, classes: ClassList) -> bool:
-        """Returns whether a class list matches this edition: the classes, or only their number."""
+        """Compares the classes if the edition has ILSVRC2012's, and otherwise only their number."""
         return classes.official if self.is_ilsvrc else len(classes.wnids) == self.num_classes
 
 
@@ -151,8 +151,8 @@ EVALUATION = tuple(
 def recognised(classes: ClassList, totals: Mapping[str, int], names: Sequence[str] = ()) -> str:
     """Returns the name of the edition with these classes and image counts (before quarantine).
 
-    Returns "" for the original ILSVRC2012 and for unknown editions. The counts of a single split
-    with ILSVRC2012's classes could also mean lost files. So a face-blurred edition is only
+    Returns "" for the original ILSVRC2012 and for unknown editions. A single split with the counts
+    of a face-blurred edition may also be an ILSVRC2012 with lost files. So such an edition is only
     recognised if all its splits are present, or by the name of an archive or folder.
     """
     for edition in _OTHERS:
@@ -177,5 +177,5 @@ def called(name: str, num_classes: int) -> Edition | None:
 
 
 def closest(editions: Iterable[Edition], num_classes: int) -> Edition | None:
-    """Returns the edition with the most similar number of classes; None if there are none."""
+    """Returns the edition with the most similar number of classes; None if `editions` is empty."""
     return min(editions, key=lambda e: abs(e.num_classes - num_classes), default=None)

@@ -90,8 +90,8 @@ def encode(example: ImageExample) -> bytes:
 def encode_parts(example: ImageExample) -> tuple[bytes, bytes, bytes]:
     """Returns the result of `encode` in three parts; the second is `example.encoded`, not a copy.
 
-    Most entries are cached: entries before the image only depend on the class, and entries after
-    the file name depend on size, label and boxes.
+    Most entries are cached: entries before the image depend only on the class, and entries after
+    the file name depend only on size, label and boxes.
     """
     encoded, filename = example.encoded, example.filename.encode()
     before = _class_entries(example.stored_label, example.wnid, example.text) + entry_head(
@@ -113,8 +113,8 @@ def encode_parts(example: ImageExample) -> tuple[bytes, bytes, bytes]:
 def decode(payload: bytes | memoryview, lacks: Mapping[str, str] = NOTHING) -> ImageExample:
     """Returns the example in a payload; raises DataDamagedError if it does not match the schema.
 
-    `lacks` comes from the manifest. An "absent" key gets an empty value or 0, and constants in
-    `lacks` are not checked.
+    `lacks` comes from the manifest. A key that it calls "absent" gets an empty value or 0.
+    Constants are not checked if their keys are in `lacks`.
     """
     return _as_encoded(payload) or checked(protobuf.parse(payload), lacks)
 
@@ -188,7 +188,7 @@ def _value(pattern: re.Pattern[bytes], data: bytes) -> tuple[int, int]:
 # Large enough for the entries that examples share: one item per class and one per image size.
 @functools.lru_cache(maxsize=1 << 13)
 def _part(entries: bytes, keys: frozenset[str]) -> ImageExample:
-    """Returns an example with the values of these entries; its other values are blank."""
+    """Returns an example with the values of these entries; all other values are blank."""
     features = protobuf.parse(FIELD_1 + varint(len(entries)) + entries)
     if features.keys() != keys:
         raise DataDamagedError(f"expected the keys {', '.join(sorted(keys))}")
@@ -201,7 +201,7 @@ def _blank() -> dict[str, Value]:
 
 
 def relabelled(payload: bytes, stored_label: int, wnid: str, text: str) -> bytes:
-    """Returns a valid payload with a new class; keeps its other values and adds no key."""
+    """Gives a valid payload a new class; all other values and the set of keys stay unchanged."""
     features = protobuf.parse(payload)
     of_class: dict[str, Value] = {
         schema.LABEL: (stored_label,),
@@ -229,7 +229,7 @@ def decode_without_image(
 
 
 def _without_image(read: Callable[[int, int], bytes], size: int) -> bytes:
-    """Returns a payload without the entry of its image; a small image may stay."""
+    """Returns a payload without its image; a small image may be kept."""
     size = max(size, 0)
     head = read(0, min(size, _HEAD_BYTES))
     length, at = _read_varint(head, 1)

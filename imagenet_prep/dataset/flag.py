@@ -13,7 +13,7 @@ from imagenet_prep.dataset import naming
 def data_set(
     default: Any = dataclasses.MISSING,
     *,
-    help: str = "the dataset in a folder, s3:// or http(s)://",
+    help: str = "folder, s3:// or http(s):// address of the dataset",
     place: Place = Place.ANYWHERE,
     names: Sequence[str] = (),
 ) -> Any:

@@ -47,7 +47,7 @@ _BMP_HEADERS = frozenset({12, 40, 52, 56, 64, 108, 124})
 
 
 def name_of(head: bytes) -> str | None:
-    """Returns the format of a file with these first HEAD_BYTES, or None if unknown."""
+    """Returns the format of a file, given its first HEAD_BYTES; None if it is unknown."""
     for beginning, name in _BEGINNINGS.items():
         if head.startswith(beginning):
             return name
@@ -86,7 +86,7 @@ def remedy(names: Collection[str]) -> str:
 
 
 def in_words(details: Iterable[str]) -> list[str]:
-    """Returns a line for each unsupported format, from `unreadable` texts of quarantined images."""
+    """Returns a line for each unsupported format, with its number of quarantined images."""
     counts = Counter(detail for detail in details if detail.startswith("is "))
     return [
         f"{counted(number, 'quarantined image')}: the format {detail}"

@@ -59,7 +59,7 @@ def below_class(path: str, class_id: str) -> str:
     """Returns the part of a key that follows the class, given the file name in a record.
 
     In our datasets, the file name is the path below the class folder. Other programs may write the
-    full path; only the last part of it is then used.
+    full path; then only its last part is used.
     """
     folders = path.split("/")[:-1]
     if CORRUPTED_NAME.match(path):
@@ -75,7 +75,7 @@ def leads_out(key: str) -> bool:
 
 
 def name_of(key: str) -> str:
-    """Returns a key without its class folder; keys of validation and ImageNet-C have no folder."""
+    """Returns a key without its class folder, which validation and ImageNet-C do not have."""
     return key if CORRUPTED_NAME.match(key) else key.partition("/")[2] or key
 
 
@@ -139,10 +139,10 @@ class KeyList(NamedTuple):
         return {"images": len(self.keys), "sha256": self.sha256}
 
     def refuse_unknown(self, unknown: Collection[str], where: str) -> None:
-        """Raises UsageError if there are `unknown` keys, which have no image in `where`.
+        """Raises UsageError if there are `unknown` keys, for which `where` has no image.
 
         The message only has line numbers, because a user of an Airflow form may choose a file
-        without the right to read it.
+        that this user is not allowed to read.
         """
         if unknown:
             numbers = sorted(self.keys[key] for key in unknown)

@@ -147,7 +147,7 @@ class File:
 
 @dataclass(frozen=True)
 class Problem:
-    """A problem with a file of a replica: damage, or a missing file, which a new run restores."""
+    """A damaged or missing file of a replica; running the same command again restores it."""
 
     text: str
     is_missing: bool = False
@@ -162,8 +162,8 @@ class Manifest:
 
     Attributes:
       quarantined, repaired: counts by reason; quarantine.jsonl has one line per image.
-      lacks: schema keys that are "absent", "empty" or "untrue" in records of other programs, which
-        `adopt` keeps. Omitted from the file if records are complete.
+      lacks: schema keys that are "absent", "empty" or "untrue" in records of a different program;
+        `adopt` keeps such records. Omitted from the file if records are complete.
       edition: ImageNet edition, e.g. "ImageNet-21K winter21". Omitted from the file for the
         original ILSVRC2012 and for unknown editions.
       answers: only for ObjectNet, whose objects may belong to several ILSVRC2012 classes: the
@@ -204,7 +204,7 @@ class Manifest:
 
     @property
     def claims_ilsvrc2012(self) -> bool:
-        """Whether its classes or an archive's name are ILSVRC2012's, which has known counts."""
+        """Whether the classes or an archive's name are those of ILSVRC2012."""
         names = (source.name for source in self.sources)
         if self.evaluates:
             return False
@@ -331,7 +331,7 @@ def _names_problem(manifest: Manifest) -> str | None:
 
 
 def _sizes_problem(manifest: Manifest) -> str | None:
-    """Returns the problem if a count is impossible, since readers allocate memory by the counts."""
+    """Returns the problem if a count, by which readers allocate memory, is impossible."""
     if not manifest.splits:
         return "it has no splits"
     for name, split in manifest.splits.items():

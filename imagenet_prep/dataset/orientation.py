@@ -97,7 +97,7 @@ def _tags(entries: Iterator[_Entry]) -> Tags | None:
 def _entries(data: bytes, start: int, stop: int) -> Iterator[_Entry]:
     """Yields the orientation entries in the first directory of the TIFF header at `start`.
 
-    If the directory extends beyond `stop`, its entries before `stop` are used: some decoders do so.
+    If the directory extends beyond `stop`, its entries before `stop` are used, as in some decoders.
     """
     order = _ORDERS.get(data[start : start + 2])
     if order is None:

@@ -6,8 +6,8 @@ shard on a border is stored on both nodes. With R copies, a node stores R arcs, 
 own arc. In each epoch, the arcs to read are shifted by a different number of examples, but never
 beyond the stored arcs.
 
-So every example is stored on at least R nodes, and one node reads it in each epoch. All nodes read
-equal numbers of examples, for any number of shards, and only examples that they store.
+So every example is stored on at least R nodes, and exactly one reads it in each epoch. All nodes
+read equal numbers of examples, for any number of shards, and only examples that they store.
 """
 
 from __future__ import annotations
@@ -105,13 +105,13 @@ class Placement:
         if world.size != self.nodes * world.local_size:
             raise UsageError(
                 f"{where}: it must be read by {self.nodes} hosts with equal numbers of ranks, but "
-                f"this run has {counted(world.size, 'rank')}, {world.local_size} on this host. "
-                "Start ranks on all hosts, or replicate again to the hosts that train."
+                f"this run has {counted(world.size, 'rank')}, {world.local_size} of them on this "
+                "host. Start ranks on all hosts, or replicate again to the hosts that train."
             )
         if world.cross_rank != self.node:
             raise UsageError(
                 f"{where}, but this host is number {world.cross_rank} of the hosts that train. "
-                "Start them in the order of the hosts file that was used for replicate."
+                "Start the hosts in the order of the hosts file that was used for replicate."
             )
 
     def dumps(self, digest: str) -> bytes:

@@ -6,7 +6,7 @@
 The file has one line per image, in the order of the records. Class indices are 0-based positions in
 the dataset's class list; `class_index` is the label, and p is a probability from 0 to 1. With fewer
 than five classes, the last fields are empty. If the network's scores are not finite, all fields
-after the label are empty. More columns for other labels may follow; they are not read.
+after the label are empty. Columns for additional labels may follow; they are not read.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ class Prediction(NamedTuple):
 
 
 def top(scores: Any, among: Sequence[int] | None = None) -> Any:
-    """Returns the five classes with the highest scores of each image, the highest first.
+    """Returns, for each image, the five classes with the highest scores, the highest first.
 
-    `scores` is [images, classes], and the result [images, 5 or fewer]. If scores are equal, the
-    lower class index comes first. `among` is a sorted selection of classes, by default all.
+    `scores` is [images, classes], and the result is [images, 5 or fewer]. If scores are equal, the
+    lower class index comes first. `among` has the class indices to choose from, sorted.
     """
     import numpy as np
 
@@ -96,7 +96,7 @@ def write(
     predictions: Iterable[Prediction],
     more: Mapping[str, Mapping[str, str]] = MappingProxyType({}),
 ) -> None:
-    """Writes the header and the predictions; `more` has texts by key for each additional column."""
+    """Writes the header and the predictions; `more` has additional columns, by image key."""
     writer = csv.writer(stream, lineterminator="\n")
     writer.writerow([*HEADER, *more])
     for key, class_index, classes, shares in predictions:
@@ -108,7 +108,7 @@ def write(
 
 
 def demand_replaceable(path: Path) -> None:
-    """Raises UsageError if a file exists that is not a file of predictions."""
+    """Raises UsageError if `path` exists but is not a file of predictions."""
     regular_file.demand_own(path, "a file of predictions", ",".join(HEADER).encode())
 
 
@@ -142,7 +142,7 @@ def read(path: Path, num_classes: int | None = None) -> Iterator[Prediction]:
 
 
 def _short_lines(stream: TextIO, path: Path) -> Iterator[str]:
-    """Yields lines; refuses long lines, since a wrong file may have no line ends."""
+    """Yields lines; refuses long lines, since a file in a wrong format may have no line ends."""
     while line := stream.readline(_MOST_CHARACTERS + 1):
         if len(line) > _MOST_CHARACTERS:
             raise DataDamagedError(f"{path}: a line has more than {_MOST_CHARACTERS:,} characters")

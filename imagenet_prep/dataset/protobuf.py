@@ -80,7 +80,7 @@ def key_field(key: str) -> bytes:
 
 @functools.lru_cache
 def entry_head(key: bytes, size: int) -> bytes:
-    """Returns the serialized entry of a key, up to its value of `size` bytes.
+    """Returns the start of a key's serialized entry, up to its value, which has `size` bytes.
 
     `key` comes from `key_field`. This function does not use protobuf, which would copy an image
     four times: once for each message that contains the image.

@@ -1,6 +1,6 @@
 """Reads and writes the records of MXNet's RecordIO files (`.rec`): images with their labels.
 
-Each record is framed as in dmlc-core's recordio.h: a magic number, four bytes of kind and length,
+Each record is framed as in dmlc-core's recordio.h: a magic number, four bytes with kind and length,
 the payload, and zeros up to a multiple of four bytes. If the payload contains the magic number at a
 multiple of four, it is split there, and these bytes become the magic number of the next part's
 frame. So every magic number at a multiple of four starts a frame. The payload is MXNet's header
@@ -65,7 +65,7 @@ def image(stored: bytes) -> bytes:
 
 
 def scan(file: BinaryIO, start: int, stop: int, size: int) -> Iterator[ImageRecord]:
-    """Yields the records of a `.rec` file that begin in [start, stop); only reads their headers.
+    """Yields the records of a `.rec` file that begin in [start, stop); reads only their headers.
 
     `start` need not be the beginning of a record. `size` is the size of the file.
     """

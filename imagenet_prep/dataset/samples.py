@@ -1,7 +1,7 @@
 """The table of samples of a shard: a CSV file with one line per record, in record order.
 
-The file follows RFC 4180 and is UTF-8. A sample has exactly one valid line, so equal samples have
-equal bytes. All other lines are refused, since a table may come from an untrusted source.
+The file follows RFC 4180 and is UTF-8. Each sample can be written in only one way, so equal samples
+have equal bytes. All other lines are refused, since a table may come from an untrusted source.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Sample(NamedTuple):
 
     @property
     def head(self) -> Head:
-        """The same value that `heads` yields with `images`."""
+        """The value that `heads` yields for this sample if `images` is set."""
         image = f"{self.num_bytes},{self.width},{self.height},{self.sha256}"
         return self.class_index, self.key, image.encode()
 
@@ -135,7 +135,7 @@ def heads(
     """Yields the first columns of each sample, in a quarter of the time of `parse`.
 
     See `parse` for arguments and errors. With `images`, the third value has the columns from bytes
-    to sha256, unparsed; otherwise, it is b"". All other columns are not checked.
+    to sha256, unparsed; otherwise, it is b"". No other column is checked.
     """
     head = (_IMAGE_HEAD if images else _HEAD).match
     for number, line in _numbered(lines, where):
@@ -172,7 +172,7 @@ def _numbered(lines: Iterable[bytes], where: str) -> Iterator[tuple[int, bytes]]
 
 def _demand_class(class_index: int, num_classes: float) -> None:
     if class_index >= num_classes:
-        raise ValueError(f"has class {class_index:,}, but there are only {num_classes:,}")
+        raise ValueError(f"has class {class_index:,}, but there are only {num_classes:,} classes")
 
 
 def _damaged(where: str, number: int, error: ValueError) -> DataDamagedError:

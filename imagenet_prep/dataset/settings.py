@@ -32,7 +32,7 @@ KEEP_ORIGINAL: Config = {"short_side": None, "quality": None, "stretch": False}
 class Settings(NamedTuple):
     """The verb that makes a dataset, and the settings of each split that decide its bytes.
 
-    With prepare and amend, the settings of all splits are equal.
+    With prepare and amend, all splits have the same settings.
     """
 
     verb: str

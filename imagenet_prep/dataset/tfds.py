@@ -23,7 +23,7 @@ _PACKAGE = "tensorflow_datasets.core.features"
 
 
 def features(num_labels: int, absent: Container[str] = ()) -> bytes:
-    """Returns features.json: the keys of the schema without `absent` ones, nested at their slashes.
+    """Returns features.json: the keys of the schema without `absent` ones, nested by their slashes.
 
     `num_labels` is the number of lines of `label_names`.
     """
@@ -40,7 +40,7 @@ def label_names(wnids: Sequence[str], label_offset: int) -> bytes:
 
 
 def name_of(info: Json) -> str:
-    """Returns the name in a dataset_info.json without the endings that `dataset_info` adds."""
+    """Returns the name in a dataset_info.json without the suffixes that `dataset_info` adds."""
     return str(info["name"]).removesuffix(_SUBSET).removesuffix(_OURS)
 
 

@@ -25,7 +25,7 @@ _IMAGE, _LABEL, _NAME = map(key_field, (IMAGE, LABEL, NAME))
 
 
 def renamed(features: dict[str, Value]) -> dict[str, Value]:
-    """Returns features with the keys of TFDS renamed to the schema's; other features unchanged."""
+    """Renames the keys of TFDS to those of the schema; returns other features unchanged."""
     if features.keys() != KEYS.keys():
         return features
     return {KEYS[key]: value for key, value in features.items()}

@@ -54,7 +54,7 @@ def frame_parts(parts: tuple[bytes, bytes, bytes]) -> tuple[bytes, bytes, bytes]
 
 
 def index_line(offset: int, size: int) -> str:
-    """Returns DALI's index line of a record; `size` includes the framing, as in tfrecord2idx."""
+    """Returns DALI's index line for a record; `size` includes the framing, as in tfrecord2idx."""
     return f"{offset} {size}\n"
 
 
@@ -76,7 +76,7 @@ def unframe(data: bytes, size: int) -> memoryview:
     length, length_crc = _HEAD.unpack_from(data)
     _prove("length", data[: _LENGTH.size], length_crc)
     if length + FRAMING_BYTES != size:
-        raise DataDamagedError(f"has {length:,} bytes, its index says {size - FRAMING_BYTES:,}")
+        raise DataDamagedError(f"has {length:,} bytes, but its index says {size - FRAMING_BYTES:,}")
     payload = memoryview(data)[_HEAD.size : -_CRC.size]
     _prove("data", payload, *_CRC.unpack_from(data, size - _CRC.size))
     return payload
@@ -138,7 +138,7 @@ def check_records(
     *,
     after_damage: bool,
 ) -> Iterator[tuple[Record, T | None]]:
-    """Yields each record of an open shard and the result of `look`, or None if it is damaged.
+    """Yields each record of an open shard with the result of `look`: None for a damaged record.
 
     Args:
       look: called with each record; raises DataDamagedError or BadImageError if it is damaged.

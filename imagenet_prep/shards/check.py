@@ -108,7 +108,7 @@ class _Beside:
 
 class _Index(_Beside):
     def compare(self, number: int, expected: str) -> None:
-        """Compares the next line with the expected line, until a line differs."""
+        """Compares the next line with the expected line, unless an earlier line differed."""
         if self._difference:
             return
         line = self._lines.readline(_MAX_LINE_BYTES).decode(errors="replace")
@@ -153,7 +153,7 @@ class _Rows(_Beside):
         return not {name, keys.without_number(name)}.isdisjoint(map(keys.name_of, names))
 
     def problems(self) -> list[str]:
-        """Returns the first difference, even if the sha256 is as in the manifest."""
+        """Returns the first difference, even if the sha256 matches the manifest."""
         if self._difference:
             return [f"{self._file.name}: {self._difference}"]
         return super().problems()
@@ -166,7 +166,7 @@ def _check_records(
     index: _Index,
     rows: _Rows | None,
 ) -> None:
-    """Reads a shard, its index and its table once; stops at broken framing or many problems."""
+    """Reads a shard, its index and its table once; stops at broken framing or too many problems."""
     problems, records, damage = Problems(), 0, ""
     digest = hashlib.sha256()
 

@@ -79,8 +79,8 @@ def differences(a: Dataset, b: Dataset, splits: Sequence[str]) -> Iterator[Diffe
                 _refuse_twice(side, split, keys, common)
         if not is_different and same_classes:
             raise DataDamagedError(
-                f"{a.where} and {b.where}: the roots of {split} differ, but no image does. One of "
-                "the manifests is wrong: run imagenet-prep verify on both."
+                f"{a.where} and {b.where}: the roots of {split} differ, but its images are equal. "
+                "One of the manifests is wrong: run imagenet-prep verify on both."
             )
 
 
@@ -95,8 +95,8 @@ def _refuse_twice(side: Dataset, split: str, keys: set[str], common: Collection[
 
 def _twice(side: Dataset, split: str, shard: str, record: int) -> DataDamagedError:
     return DataDamagedError(
-        f"{side.store.where(naming.samples_name(shard))}: line {record + 2:,} repeats the key of a "
-        f"different line of {split}. Run imagenet-prep verify."
+        f"{side.store.where(naming.samples_name(shard))}: line {record + 2:,} has the same key as "
+        f"a different line of {split}. Run imagenet-prep verify."
     )
 
 

@@ -42,7 +42,7 @@ class SplitPlan:
 
 
 def keyed_hash(seed: int, *parts: str) -> int:
-    """Returns a 64-bit hash that only depends on the seed and the parts (keyed BLAKE2b)."""
+    """Returns a 64-bit hash that depends only on the seed and the parts (keyed BLAKE2b)."""
     hasher = _keyed(seed).copy()
     hasher.update("\0".join(parts).encode())
     return int.from_bytes(hasher.digest(), "big")
@@ -67,7 +67,7 @@ def rank(member: Member, seed: int) -> tuple[int, str]:
 def deal_class(
     members: Iterable[Member], first: int, num_shards: int, seed: int
 ) -> Iterator[tuple[int, Member]]:
-    """Yields (shard index, member) for a class; earlier classes have `first` members."""
+    """Yields (shard index, member) for a class; `first` members belong to earlier classes."""
     for position, member in enumerate(permute(members, seed), first):
         yield position % num_shards, member
 
@@ -86,7 +86,7 @@ def entry(shard: int, member: Member, seed: int) -> bytes:
 def files(
     split: str, num_shards: int, entries: Iterable[tuple[int, list[bytes]]]
 ) -> Iterator[tuple[int, str, bytes]]:
-    """Yields the number, plan file name and plan file contents of shards; see `runs.grouped`."""
+    """Yields the number, plan file name and plan file contents of each shard."""
     prefix = _SHARD_DIGITS + _PLACE_DIGITS
     for shard, lines in entries:
         data = b"".join(line[prefix:] for line in lines)

@@ -63,7 +63,7 @@ def read(runs: Iterable[Path], start: int, stop: int) -> Iterator[tuple[int, lis
 
 
 def side_by_side(sides: Sequence[Sequence[Path]]) -> Iterator[list[list[bytes]]]:
-    """Yields all entries of several sides in ranges of keys, as one sorted list per side.
+    """Yields, for each range of keys, one sorted list of entries per side (e.g. per dataset).
 
     An entry is a line that starts with its key and a zero byte. All entries of a key are in the
     same range, which has about as many entries as a run. Only one file is open at a time.

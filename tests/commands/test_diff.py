@@ -216,7 +216,7 @@ DAMAGES: dict[str, tuple[Callable[[bytes], bytes], str]] = {
     "number": (lambda data: data.replace(b"image_6.JPEG,1,", b"image_6.JPEG,9,"), "line 4 has cla"),
     "twice": (
         lambda data: data.replace(b"image_6.JPEG,1,", b"image_21.JPEG,1,"),
-        "repeats the key of a different line",
+        "has the same key as a different line",
     ),
     "header": (lambda data: data[1:], "line 1 is not the header"),
     "cut": (lambda data: data[: data.rindex(b"\r\n", 0, -2) + 2], "9 lines, expected 10"),
@@ -274,7 +274,7 @@ def test_roots_that_differ_where_nothing_does_are_damage(one: Path, tmp_path: Pa
     result = command.run("diff", one, root)
 
     assert result.code == 3
-    assert "the roots of train differ, but no image does" in result.err
+    assert "the roots of train differ, but its images are equal" in result.err
 
 
 def copied(root: Path, source: Path, number: int, line: int, times: int = 1) -> Path:
@@ -319,7 +319,7 @@ def test_a_key_that_is_there_twice_is_damage_though_it_differs_in_nothing(
     for sides in ((one, root), (root, one)):
         result = command.run("diff", *sides)
         assert (result.code, result.out) == (3, ""), result
-        assert "repeats the key of a different line of train" in result.err
+        assert "has the same key as a different line of train" in result.err
 
 
 def test_a_root_that_is_only_claimed_is_computed_by_prove(one: Path, tmp_path: Path) -> None:

@@ -384,8 +384,7 @@ More flags:
                               depends on their number [auto, threads,
                               processes] (default: auto)
   --log-format {text,json}    format of the lines on stderr (default: text)
-  --metrics-file FILE         file for metrics for Prometheus, written at the
-                              end
+  --metrics-file FILE         write Prometheus metrics to this file at the end
 
 Manual: docs/train.md
 """

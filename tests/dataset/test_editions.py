@@ -73,5 +73,5 @@ def test_the_name_of_a_folder_says_which_counts_it_should_have(tmp_path: Path) -
     ]
     assert processed.classes == ClassList(("n00015388",), ("animal, fauna",))
     assert processed.count_problems("validation", [1]) == [
-        "the class list has 1 class, ImageNet-21K-P winter21 has 10,450"
+        "the class list has 1 class, but ImageNet-21K-P winter21 has 10,450"
     ]

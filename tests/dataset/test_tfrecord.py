@@ -93,7 +93,7 @@ def test_a_record_of_a_different_size_than_its_index_says_is_refused(size: int) 
     record = framed(b"abc")
     assert tfrecord.unframe(record, len(record)) == b"abc"
 
-    with pytest.raises(DataDamagedError, match=f"has 3 bytes, its index says {3 + size}"):
+    with pytest.raises(DataDamagedError, match=f"has 3 bytes, but its index says {3 + size}"):
         tfrecord.unframe(record + bytes(16), len(record) + size)
 
 

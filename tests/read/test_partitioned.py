@@ -119,7 +119,7 @@ def test_a_state_of_another_partition_is_refused(nodes: Nodes, colours: Path) ->
             World(),
             "it must be read by 3 hosts with equal numbers of ranks, but this run has 1 rank",
         ),
-        (World(0, 6, 0, 3), "this run has 6 ranks, 3 on this host"),
+        (World(0, 6, 0, 3), "this run has 6 ranks, 3 of them on this host"),
         (World(0, 3, 0, 1), "this host is number 0 of the hosts that train"),
         (World(5, 6, 1, 2), "this host is number 2 of the hosts that train"),
     ],

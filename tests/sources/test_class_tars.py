@@ -102,10 +102,10 @@ def test_counts_are_those_of_the_edition_that_the_name_says(tmp_path: Path) -> N
     folder = class_tars.find(make_class_tars(CLASSES, tmp_path / "b", whole=False), ["train"])
 
     assert whole.count_problems("train", [3, 3, 3]) == [
-        "the class list has 3 classes, ImageNet-21K fall11 has 21,841"
+        "the class list has 3 classes, but ImageNet-21K fall11 has 21,841"
     ]
     assert folder.count_problems("train", [3, 3, 3]) == [
-        "the class list has 3 classes, ImageNet-21K winter21 has 19,167"
+        "the class list has 3 classes, but ImageNet-21K winter21 has 19,167"
     ]
 
 

@@ -355,7 +355,7 @@ def test_another_class_list_is_itself_the_problem() -> None:
     classes = ClassList(("n00000001",), ("one",))
 
     assert ILSVRC2012.problems("train", classes, [5]) == [
-        "the class list has 1 class and is not ILSVRC2012's"
+        "the class list has 1 class and differs from ILSVRC2012's"
     ]
 
 

@@ -57,9 +57,9 @@ def digest(value: Any) -> str:
 
 
 def loads(data: bytes | bytearray | str, most_values: float = MOST_VALUES) -> Any:
-    """Parses JSON text; raises ValueError if it is invalid or has too many values.
+    """Parses JSON text; raises ValueError if it is invalid or has more than `most_values` values.
 
-    At most an eighth of `most_values` may be lists and objects.
+    Lists and objects are limited to an eighth of this number.
     """
     text = data if isinstance(data, str) else data.decode()
     # Commas and brackets inside strings are also counted, so the counts are upper bounds.

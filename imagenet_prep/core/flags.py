@@ -210,7 +210,7 @@ def parse(
 def parse_known(
     config: type[Config], words: Sequence[str], *, verb: str
 ) -> tuple[Config, list[str]]:
-    """Returns the config for its own flags in `words`, and all other words."""
+    """Parses the flags of `config` in `words`; returns the config and all other words."""
     line = _CommandLine(config, verb)
     values, others = line.values(words)
     return line.config(values), others

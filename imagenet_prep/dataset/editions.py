@@ -73,7 +73,7 @@ class Edition:
         )
 
     def has(self, classes: ClassList) -> bool:
-        """Compares the classes if the edition has ILSVRC2012's, and otherwise only their number."""
+        """Returns whether the classes match (only their number, unless they are ILSVRC2012's)."""
         return classes.official if self.is_ilsvrc else len(classes.wnids) == self.num_classes
 
 
@@ -152,7 +152,7 @@ def recognised(classes: ClassList, totals: Mapping[str, int], names: Sequence[st
     """Returns the name of the edition with these classes and image counts (before quarantine).
 
     Returns "" for the original ILSVRC2012 and for unknown editions. A single split with the counts
-    of a face-blurred edition may also be an ILSVRC2012 with lost files. So such an edition is only
+    of a face-blurred edition may also be ILSVRC2012 with lost files. So such an edition is only
     recognised if all its splits are present, or by the name of an archive or folder.
     """
     for edition in _OTHERS:

@@ -201,7 +201,7 @@ def _blank() -> dict[str, Value]:
 
 
 def relabelled(payload: bytes, stored_label: int, wnid: str, text: str) -> bytes:
-    """Gives a valid payload a new class; all other values and the set of keys stay unchanged."""
+    """Returns a valid payload with a new class; all other values and the keys stay unchanged."""
     features = protobuf.parse(payload)
     of_class: dict[str, Value] = {
         schema.LABEL: (stored_label,),

@@ -75,7 +75,7 @@ def leads_out(key: str) -> bool:
 
 
 def name_of(key: str) -> str:
-    """Returns a key without its class folder, which validation and ImageNet-C do not have."""
+    """Returns a key without its class folder; keys of validation and ImageNet-C have none."""
     return key if CORRUPTED_NAME.match(key) else key.partition("/")[2] or key
 
 
@@ -141,7 +141,7 @@ class KeyList(NamedTuple):
     def refuse_unknown(self, unknown: Collection[str], where: str) -> None:
         """Raises UsageError if there are `unknown` keys, for which `where` has no image.
 
-        The message only has line numbers, because a user of an Airflow form may choose a file
+        The message has only line numbers, because a user of an Airflow form may choose a file
         that this user is not allowed to read.
         """
         if unknown:

@@ -331,7 +331,7 @@ def _names_problem(manifest: Manifest) -> str | None:
 
 
 def _sizes_problem(manifest: Manifest) -> str | None:
-    """Returns the problem if a count, by which readers allocate memory, is impossible."""
+    """Returns the problem if a count is impossible; readers allocate memory based on counts."""
     if not manifest.splits:
         return "it has no splits"
     for name, split in manifest.splits.items():

@@ -96,7 +96,7 @@ def write(
     predictions: Iterable[Prediction],
     more: Mapping[str, Mapping[str, str]] = MappingProxyType({}),
 ) -> None:
-    """Writes the header and the predictions; `more` has additional columns, by image key."""
+    """Writes the header and the predictions; `more` has the texts of additional columns, by key."""
     writer = csv.writer(stream, lineterminator="\n")
     writer.writerow([*HEADER, *more])
     for key, class_index, classes, shares in predictions:
@@ -142,7 +142,7 @@ def read(path: Path, num_classes: int | None = None) -> Iterator[Prediction]:
 
 
 def _short_lines(stream: TextIO, path: Path) -> Iterator[str]:
-    """Yields lines; refuses long lines, since a file in a wrong format may have no line ends."""
+    """Yields lines; refuses long lines, since a binary file may have no line ends."""
     while line := stream.readline(_MOST_CHARACTERS + 1):
         if len(line) > _MOST_CHARACTERS:
             raise DataDamagedError(f"{path}: a line has more than {_MOST_CHARACTERS:,} characters")

@@ -92,8 +92,7 @@ def test_names_of_tensorflow_datasets_are_those_of_the_class_list() -> None:
     [
         (
             {"examples": 5},
-            "train has 5 examples in 256 bytes, but its class counts add up to 4 and its "
-            "shards have 4",
+            "train has 5 examples in 256 bytes, but its class counts add up to 4",
         ),
         ({"num_bytes": 1}, "train has 4 examples in 1 bytes"),
         ({"examples_per_class": [4]}, "has counts for 1 class of train, but labels.txt has 2"),

@@ -202,7 +202,7 @@ _KINDS: dict[type, str] = {bool: "true or false", list: "a list", dict: "an obje
 _KINDS |= {int: "a number", float: "a number", types.NoneType: "null"}
 # For each annotation, the name of its values in messages and the function that checks a value.
 _SCALARS: dict[Any, tuple[str, Callable[[Any], bool]]] = {
-    int: ("a 64-bit integer", _is_int),
+    int: ("a whole number of up to 64 bits", _is_int),
     float: ("a number", _is_number),
     str: ("text", lambda value: type(value) is str),
     bool: ("true or false", lambda value: type(value) is bool),

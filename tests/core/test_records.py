@@ -91,10 +91,10 @@ def test_what_is_written_is_read() -> None:
         ({"rows": [["b", 1], ["b"]]}, r"rows[1]: expected a list of 2, got a list of 1"),
         (
             {"rows": [["b", True]]},
-            "rows[0][1]: expected a 64-bit integer, got true or false",
+            "rows[0][1]: expected a whole number of up to 64 bits, got true or false",
         ),
-        ({"rows": [["b", 2**63]]}, "expected a 64-bit integer, got a number"),
-        ({"rows": [["b", 1.0]]}, "expected a 64-bit integer, got a number"),
+        ({"rows": [["b", 2**63]]}, "expected a whole number of up to 64 bits, got a number"),
+        ({"rows": [["b", 1.0]]}, "expected a whole number of up to 64 bits, got a number"),
         ({"share": "1"}, "share: expected a number, got a text"),
         ({"share": True}, "share: expected a number, got true or false"),
         ({"share": float("inf")}, "share: expected a number, got a number"),
@@ -159,7 +159,7 @@ def test_what_is_of_any_type_is_nested_within_bounds() -> None:
     for _ in range(30):
         deep = [deep]
 
-    with pytest.raises(ValueError, match="rest: .*nested more than 20 deep"):
+    with pytest.raises(ValueError, match="rest: .*at most 20 levels of nesting"):
         records.parse(Whole, CONTENT | {"rest": deep})
 
 

@@ -367,7 +367,7 @@ def test_settings_nested_without_end_are_refused_not_copied_until_the_stack_is_f
     config: Any = 1
     for _ in range(40):
         config = {"a": [config]}
-    with pytest.raises(ManifestError, match=r"config: entry 1: .*nested more than 20 deep"):
+    with pytest.raises(ManifestError, match=r"config: entry 1: .*at most 20 levels of nesting"):
         manifest.loads(edited(config=config), "dataset.json")
 
 

@@ -57,7 +57,7 @@ def demand(extra: str, user: str, *modules: str) -> None:
     """Raises UsageError if a module that `user` needs is missing; `extra` installs it."""
     if missing := [module for module in modules if not is_there(module)]:
         raise UsageError(
-            f"{user} needs {', '.join(missing)}, not installed here. Run: {install_line(extra)}"
+            f"{user} needs {', '.join(missing)} (not installed). Run: {install_line(extra)}"
         )
 
 

@@ -164,7 +164,7 @@ class Origin(NamedTuple):
 
 
 class Origins:
-    """Chooses a few records, spread over the complete shard, for its receipt."""
+    """Chooses a few records, spread over a shard, for its receipt."""
 
     def __init__(self) -> None:
         self.chosen: list[Origin] = []

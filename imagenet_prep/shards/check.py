@@ -118,7 +118,7 @@ class _Index(_Beside):
                 actual = f"line '{offset} {size}'"
             except DataDamagedError as error:
                 actual = str(error)
-            self._difference = f"record {number}: {actual}, the shard says {expected.rstrip()!r}"
+            self._difference = f"record {number}: {actual}, but the shard has {expected.rstrip()!r}"
 
 
 class _Rows(_Beside):

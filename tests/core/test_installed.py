@@ -87,6 +87,5 @@ def test_every_missing_module_of_an_extra_is_named_with_the_line_that_installs_i
     with pytest.raises(UsageError) as refused:
         here.demand("report", "the page", "jinja2", "json", "skimage")
     assert str(refused.value) == (
-        "the page needs jinja2, skimage, not installed here. Run: "
-        "pip install 'imagenet-prep[report]'"
+        "the page needs jinja2, skimage (not installed). Run: pip install 'imagenet-prep[report]'"
     )

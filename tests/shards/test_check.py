@@ -254,7 +254,7 @@ def test_an_edited_index_names_the_record(dataset: Dataset, level: str) -> None:
     (dataset.root / name).write_text("\n".join([*lines[:2], edited, *lines[3:], ""]))
 
     assert dataset.check(level=level).problems == [
-        f"{name}: record 2: line {edited!r}, the shard says {lines[2]!r}"
+        f"{name}: record 2: line {edited!r}, but the shard has {lines[2]!r}"
     ]
 
 

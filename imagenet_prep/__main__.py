@@ -1,4 +1,4 @@
-"""Runs `imagenet-prep VERB`. Only the module of the verb is imported, so that --help is fast."""
+"""Runs `imagenet-prep VERB`. Only the module of the verb is imported, to keep --help fast."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ VERBS = {
     "preprocess-imagenet": "run step 1 of the 2018 AWS tutorial with its flags",
     "verify": "check that a dataset matches its manifest",
     "resize": "make a dataset with smaller images from the TFRecord shards of any program",
-    "adopt": "add manifest, index and labels to the TFRecord shards of other programs",
-    "amend": "make a dataset with images excluded, relabelled or added",
+    "adopt": "add a manifest, an index and labels to TFRecord shards of other programs",
+    "amend": "make a new version of a dataset, with images excluded, relabelled or added",
     "replicate": "copy a dataset to a folder, a bucket or all nodes of a cluster, and verify it",
-    "diff": "compare the images of two datasets: missing ones, labels, bytes, sizes",
+    "diff": "compare the images of two datasets: presence, labels, bytes and sizes",
     "show": "show a dataset, its images by key or class, a shard, or the steps of a run",
     "duplicates": "find duplicate images in one or two datasets, and list them for exclusion",
     "export": "convert a dataset to folders, TFDS, WebDataset, Parquet or RecordIO; export a model",
-    "report": "write a page with the checks, contents, images and history of a dataset",
+    "report": "write an HTML page with the checks, contents, images and history of a dataset",
     "train": "train a ResNet or a small network on a dataset, with one process or many",
-    "score": "score predictions by the labels of a dataset and by other lists of labels",
+    "score": "score predictions against the labels of a dataset and other label lists",
     "launch": "check all hosts of a hosts file, then train on them",
-    "sagemaker": "start training as a job of Amazon SageMaker",
+    "sagemaker": "start training as an Amazon SageMaker job",
     "sagemaker-container": "train inside a SageMaker container (SageMaker runs this command)",
     "run-on-hosts": "run a command on all hosts at once",
     "install-horovod": "build Horovod for TensorFlow, MXNet or PyTorch, and test it",

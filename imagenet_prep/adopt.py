@@ -1,8 +1,8 @@
-"""Turn TFRecord shards of other programs into a dataset: add index, labels, TFDS files, manifest.
+"""Turn TFRecord shards of other programs into a dataset with an index, labels and a manifest.
 
-No image is encoded again, and no existing file is replaced. With --out, the shards are hard-linked
-into a new folder, copied from or to a bucket, or written again with --rewrite. After an
-interruption, run the same command again to resume.
+No image is re-encoded, and no existing file is replaced. With --out, the shards are hard-linked
+into a new folder, copied to or from a bucket, or rewritten (with --rewrite). After an interruption,
+run the same command again to resume.
 
 Examples:
   imagenet-prep adopt /data/imagenet-tfrecords --dry-run
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 _SHOWN = 5  # maximum number of problems in a message
 _STALE = dict.fromkeys(
     ((schema.HEIGHT, "untrue"), (schema.WIDTH, "untrue")),
-    ": the records have the size before a resize. To correct it, use --rewrite",
+    ": the records store the size before a resize. To correct it, use --rewrite",
 )
 
 
@@ -50,10 +50,10 @@ class Config(WorkerFlags):
     )
     out: str | None = optional(
         place=Place.FOLDER_OR_BUCKET,
-        help="new dataset; its shards are hard links, or copies from or to s3://",
+        help="new dataset; its shards are hard links, or copies if either dataset is on s3://",
     )
-    rewrite: bool = switch(help="write new shards to --out, with all fields and true image sizes")
-    allow_subset: bool = switch(help="accept numbers of images that differ from ILSVRC2012's")
+    rewrite: bool = switch(help="write new shards to --out, with all fields and correct sizes")
+    allow_subset: bool = switch(help="accept image counts that differ from ILSVRC2012's")
     dry_run: bool = switch(help="check the shards and print all changes; change nothing")
     json: bool = switch(help="print the result as JSON")
 
@@ -62,7 +62,7 @@ class Config(WorkerFlags):
         if self.rewrite and self.out is None:
             raise ValueError("--rewrite needs --out: existing shards are never replaced")
         if is_remote(self.folder) and self.out is None and not self.dry_run:
-            raise ValueError(f"{self.folder}: add --out: objects in a bucket cannot be renamed")
+            raise ValueError(f"{self.folder}: objects in a bucket cannot be renamed. Add --out")
 
 
 def adopt(config: Config) -> tuple[Json, ImagenetPrepError | None]:
@@ -120,7 +120,7 @@ def adopt(config: Config) -> tuple[Json, ImagenetPrepError | None]:
 
 
 def _completed(config: Config, store: Store) -> Json:
-    """Restores lost files of a finished dataset, and adds tables of samples if it has none."""
+    """Restores lost files of a finished dataset, and adds tables of samples if there are none."""
     from imagenet_prep.engine import Workers
     from imagenet_prep.preparation import adoption
     from imagenet_prep.storage.opened import Dataset, open_dataset
@@ -149,7 +149,7 @@ def _refusal(
     if checked.problems:
         shown = "; ".join([*checked.problems[:_SHOWN], *["..."] * (len(checked.problems) > _SHOWN)])
         return errors.DataDamagedError(
-            f"{where}: {counted(len(checked.problems), 'problem')}, all listed above: {shown}. "
+            f"{where}: {counted(len(checked.problems), 'problem')} (all listed above): {shown}. "
             "Nothing was changed. Replace the damaged files, then run the same command again."
         )
     if checked.count_problems and not config.allow_subset:
@@ -160,7 +160,7 @@ def _refusal(
     if schema.ENCODED in checked.lacks and not config.rewrite:
         return UsageError(
             f"{where}: the records have the feature names of TensorFlow Datasets, which readers of "
-            "the slim schema do not know. Use --rewrite --out DIR: the images do not change."
+            "the slim schema do not know. Use --rewrite --out DIR; the images stay unchanged."
         )
     return None
 
@@ -172,20 +172,20 @@ def _findings(tfrecords: TfrecordSet, checked: ExistingSet) -> list[str]:
         if folder := first.path.rpartition("/")[0]:
             findings.append(f"{split}: shards are in {folder}/; readers expect them one folder up")
         if not first.file.startswith(f"{split}-"):
-            findings.append(f"{split}: file names of TensorFlow Datasets, such as {first.file}")
+            findings.append(f"{split}: files are named as in TensorFlow Datasets: {first.file}")
         elif first.file != first.name:
-            findings.append(f"{split}: file names count from 1, up to {shards[-1].file}")
+            findings.append(f"{split}: files are numbered from 1, up to {shards[-1].file}")
     offset = checked.labelling.offset
     last_label = len(checked.labelling.classes.wnids) - 1 + offset
     findings.append(f"labels: {offset} ... {last_label}, class index + {offset}")
     if renamed := [key for of_shard in checked.renamed.values() for key in of_shard.values()]:
         findings.append(
-            f"keys: {counted(len(renamed), 'record')} with the class and file name of an earlier "
-            f"record; the keys now end in a number: {some(renamed)}"
+            f"keys: {counted(len(renamed), 'record')} had the class and file name of an earlier "
+            f"record; their keys now end in a number: {some(renamed)}"
         )
     findings += [f"counts: {problem}" for problem in checked.count_problems]
     if schema.ENCODED in checked.lacks:
-        findings.append("records: feature names of TensorFlow Datasets, not of the slim schema")
+        findings.append("records: feature names from TensorFlow Datasets, not from the slim schema")
     else:
         findings += [
             f"{key}: {kind} in {n:,} of {counted(checked.examples, 'record')}"

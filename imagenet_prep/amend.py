@@ -1,4 +1,4 @@
-"""Make a dataset with images excluded, relabelled or added, without the archives.
+"""Make a new version of a dataset, with images excluded, relabelled or added; needs no archives.
 
 Only changed shards are written. All other shards become hard links, or copies made by the bucket's
 server. The original dataset never changes. After an interruption, run the same command again.
@@ -29,23 +29,23 @@ class Config(WorkerFlags):
 
     dataset: str = data_set(
         place=Place.FOLDER_OR_BUCKET,
-        help="original dataset, a folder or s3://bucket/prefix",
+        help="folder or s3://bucket/prefix with the original dataset",
     )
     out: str = flag(
         place=Place.FOLDER_OR_BUCKET,
         help="new dataset; a folder on the same file system, or a prefix on the same server",
     )
     exclude: str | None = optional(
-        place=Place.FILE, help="exclude the images with the keys in this file, one per line"
+        place=Place.FILE, help="exclude the images whose keys are in this file, one per line"
     )
     relabel: str | None = optional(
         place=Place.FILE,
-        help="change the classes of the images in this CSV; its header is key,class",
+        help="change the class of each image listed in this CSV; its header is key,class",
         metavar="CSV",
     )
     add: str | None = optional(
         place=Place.FOLDER,
-        help="add the images of this folder: train/CLASS/*.jpg, val/CLASS/*.jpg, or CLASS/*.jpg",
+        help="add the images in this folder: train/CLASS/*.jpg, val/CLASS/*.jpg, or CLASS/*.jpg",
     )
     dry_run: bool = switch(help="print the changes; write nothing")
     json: bool = switch(help="print the result as JSON")
@@ -89,7 +89,7 @@ def _render(summary: Json) -> str:
     columns = [*_of_columns(of)]
     if "manifest" not in summary:
         size = human_bytes(of["bytes"])
-        return "\n".join([changed, f"would write these shards, {size}: dry run", *columns])
+        return "\n".join([changed, f"dry run: these shards, {size}, were not written", *columns])
     empty = [f"{split}: no image of {names} remains" for split, names in of["emptied"].items()]
     return render(summary, [changed, *empty, *columns])
 
@@ -101,9 +101,9 @@ def _of_columns(of: Json) -> Iterator[str]:
         if missing := column["missing_rows"]:
             line += (
                 f"; {counted(missing, 'row')} missing, the first for "
-                f"{printable(column['first_missing'][0])}. Run the script that writes the column "
-                "again on this dataset; it only computes the missing rows"
+                f"{printable(column['first_missing'][0])}. Run the column's script on this "
+                "dataset; it only computes the missing rows"
             )
         yield line
     for name in of["columns_left_behind"]:
-        yield f"column {name} is not complete: only its finished splits are kept"
+        yield f"column {name} is not complete; only its finished splits are kept"

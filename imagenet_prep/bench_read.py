@@ -41,7 +41,7 @@ class Config(Settings):
     device: str = flag("cpu", choices=("cpu", "gpu"), help="device on which DALI decodes")
     batch_size: int = flag(128, above=0, help="batch size")
     image_size: int = flag(224, above=0, help="height and width of the crops", metavar="PX")
-    seconds: float = flag(10.0, above=0, help="duration of the measurement", metavar="S")
+    seconds: float = flag(10.0, above=0, help="duration of the measurement in seconds", metavar="S")
     json: bool = switch(help="print the result as JSON")
 
 
@@ -109,5 +109,5 @@ def _render(result: Json) -> str:
         f"{result['images_per_s']:,.0f} images/s, {result['megabytes_per_s']:,.1f} MB/s of "
         f"records, on {counted(result['cores'], 'core')}\n"
         f"{result['images_per_cpu_s']:,.0f} images per CPU second; {result['decode_share']:.0%} of "
-        "the CPU time is decoding, cropping and resizing"
+        "the CPU time is spent on decoding, cropping and resizing"
     )

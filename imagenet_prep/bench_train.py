@@ -1,6 +1,6 @@
-r"""Measure the training speed of different numbers of ranks, on synthetic images and a dataset.
+r"""Measure training speed with different numbers of ranks, on synthetic images and on a dataset.
 
-It also forecasts the duration and cost of 90 epochs of ImageNet. After --: train and its flags.
+It also forecasts the duration and cost of 90 ImageNet epochs. Write train and its flags after --.
 
 Examples:
   imagenet-prep bench-train -np 1,2,4,8 -- train --data-dir /data/imagenet-480
@@ -53,7 +53,7 @@ class Config(Settings):
     """Settings of one measurement; see the help of each flag."""
 
     num_processes: tuple[str, ...] = flag(
-        help="numbers of ranks, ascending; efficiency is relative to the first number",
+        help="numbers of ranks, in ascending order; efficiency is relative to the first number",
         aliases=("-np",),
         metavar="N,N",
     )
@@ -61,7 +61,7 @@ class Config(Settings):
         place=Place.FILE, help="hosts file, as for launch (default: this machine)"
     )
     servers: int = flag(0, least=0, help="number of MXNet parameter servers, as for launch")
-    price: float | None = optional(above=0, help="dollars per host and hour", metavar="DOLLARS")
+    price: float | None = optional(above=0, help="hourly price of one host", metavar="DOLLARS")
     steps: int = flag(100, least=_ROWS, help="steps per run")
     out: str = flag(
         "bench-train",
@@ -76,23 +76,23 @@ class Config(Settings):
         are_numbers = all(word.isdecimal() and len(word) < 7 for word in self.num_processes)
         if not are_numbers or [*self.ranks] != sorted({*self.ranks} - {0}) or not self.ranks:
             typed = ",".join(self.num_processes)
-            raise ValueError(f"-np {typed}: expected whole numbers in ascending order: 1,2,4,8")
+            raise ValueError(f"-np {typed}: expected ascending whole numbers, such as 1,2,4,8")
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """The numbers of ranks."""
+        """The numbers of ranks to measure, as integers."""
         return tuple(map(int, self.num_processes))
 
 
 class Run(NamedTuple):
-    """Images per second of all ranks after warm-up, and seconds from start to end of step 1."""
+    """Images per second of all ranks after warm-up, and seconds from launch to end of step 1."""
 
     images_per_s: float
     start_up_s: float
 
 
 class Measured(NamedTuple):
-    """The runs with this number of ranks: on synthetic images, and on the dataset if given."""
+    """The runs with `ranks` ranks: on synthetic images, and on the dataset if there is one."""
 
     ranks: int
     synthetic: Run
@@ -102,7 +102,7 @@ class Measured(NamedTuple):
 def figures(measured: Sequence[Measured], slots: Sequence[int], price: float | None) -> list[Row]:
     """Returns one row per number of ranks, in ascending order.
 
-    `slots` has the number of slots of each host; `price` is in dollars per host and hour.
+    `slots` has the number of slots of each host; `price` is in dollars per hour, for one host.
     """
     from imagenet_prep.reporting.training import Row
 
@@ -138,7 +138,7 @@ def _kept(run: Run, ranks: int, base: Run, base_ranks: int) -> float:
 
 
 def settled(rows: Iterable[Mapping[str, Any]]) -> float:
-    """Returns the median images/s in the rows of train.jsonl, without the slow first rows."""
+    """Returns the median images/s in the rows of train.jsonl, excluding the slow first rows."""
     speeds: list[float] = [row["images_per_s"] for row in rows if row["kind"] == "train"]
     return statistics.median(speeds[_UNSETTLED_ROWS:] or speeds)
 
@@ -146,7 +146,7 @@ def settled(rows: Iterable[Mapping[str, Any]]) -> float:
 def short_run(
     asked: TrainConfig, ranks: int, steps: int, examples: int | None, log_dir: str
 ) -> list[str]:
-    """Returns the train command for `steps` steps, with the model and other settings of `asked`.
+    """Returns a train command that runs `steps` steps with the model and settings of `asked`.
 
     If `examples` is None, the run trains on random pixels. `log_dir` is on the host of rank 0.
     """
@@ -190,7 +190,7 @@ def short_run(
 
 
 def bench(config: Config) -> list[Row]:
-    """Performs all runs; writes the figures after each number of ranks, and returns the figures."""
+    """Performs all runs and returns their figures; also writes them after each number of ranks."""
     from imagenet_prep.storage.opened import open_dataset
 
     asked = train.parse(config.command[1:])
@@ -238,7 +238,7 @@ def _run(
         ).returncode
         if code:
             kind = errors.by_exit_code(code)
-            raise kind(f"the run with {counted(ranks, 'rank')} failed, see above: exit code {code}")
+            raise kind(f"run with {counted(ranks, 'rank')} failed with exit code {code}; see above")
         log = str(log_dir / LOG)
         ending = process.run(process.command_on(leader, ["cat", log]), timeout_s=_ANSWER_S)
         if ending.code:

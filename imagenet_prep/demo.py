@@ -107,7 +107,7 @@ def train_model(dataset: Path, log_dir: Path) -> None:
         stderr.seek(0)
         last = "".join(stderr.readlines()[-5:])
     if code:
-        raise ImagenetPrepError(f"training ended with exit code {code}:\n{last}")
+        raise ImagenetPrepError(f"training failed with exit code {code}:\n{last}")
 
 
 def _say(text: str) -> None:

@@ -1,4 +1,4 @@
-"""Compare the images of two datasets: missing ones, different labels, bytes and sizes.
+"""Compare the images of two datasets: presence, labels, bytes and sizes.
 
 Only the tables of samples are read, not the images.
 
@@ -52,7 +52,7 @@ _dataset = functools.partial(flag, place=Place.ANYWHERE, positional=True, read=w
 class Config(Settings):
     """Settings of one comparison; see the help of each flag."""
 
-    a: str = _dataset(metavar="A", help="dataset A, a folder, s3://bucket/prefix or http(s)://...")
+    a: str = _dataset(metavar="A", help="dataset A: a folder, s3://bucket/prefix or http(s)://...")
     b: str = _dataset(metavar="B", help="dataset B")
     out: str | None = optional(
         place=Place.FILE,
@@ -62,12 +62,12 @@ class Config(Settings):
     prove: bool = switch(
         help="read all tables of samples, and check them against the hashes in the manifests"
     )
-    exit_code: bool = switch(help="exit code 1 if the datasets differ")
+    exit_code: bool = switch(help="exit with code 1 if the datasets differ")
     json: bool = switch(help="print the counts as JSON")
 
 
 def diff(config: Config) -> Json:
-    """Returns counts and first keys of the differences; writes all differences to `config.out`."""
+    """Returns the counts and first keys of differences; writes all of them to `config.out`."""
     from imagenet_prep.shards.difference import common_tables, differences, splits_that_differ
     from imagenet_prep.shards.samples_root import wrong_roots
     from imagenet_prep.storage import columns
@@ -159,7 +159,7 @@ def _text(result: Json) -> Iterator[str]:
     for split, of_split in result["splits"].items():
         if of_split["equal"]:
             checked = ": the same images, with the same labels and bytes"
-            stated = " according to the hashes in both manifests. To check these, use --prove"
+            stated = " according to the hashes in both manifests. To check the hashes, use --prove"
             yield f"{split}: equal{checked if result['proven'] else stated}"
             continue
         yield f"{split}:"

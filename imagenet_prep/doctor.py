@@ -1,6 +1,6 @@
 """Check this machine: Python, codec, extras, frameworks, Horovod, GPUs, disk, limits and ssh.
 
-Each line is ok, missing or wrong, and has a remedy if it is not ok. Exit code 1: a line is wrong.
+Each result is ok, missing or wrong, with a remedy unless it is ok. Exit code 1 if one is wrong.
 
 Examples:
   imagenet-prep doctor
@@ -32,7 +32,7 @@ from imagenet_prep.dataset import naming
 # The packages and the purpose of each extra. A bar separates packages of which one is enough.
 EXTRAS = {
     "beam": ("apache-beam", "prepare on a cluster"),
-    "parquet": ("pyarrow", "Parquet as source and export"),
+    "parquet": ("pyarrow", "Parquet as source and export format"),
     "s3": ("boto3", "s3:// addresses"),
     "heif": ("pillow-heif", "photographs in HEIC"),
     "report": ("jinja2 matplotlib scikit-image", "report and plots"),
@@ -85,7 +85,7 @@ def checks(config: Config) -> Iterator[Check]:
     if ssh := shutil.which("ssh"):
         yield Check("ssh", "ok", ssh)
     else:
-        found = "needed by launch and replicate for other hosts"
+        found = "needed by launch and replicate to reach remote hosts"
         yield Check("ssh", "missing", found, "apt-get install openssh-client")
     if config.s3 is not None:
         yield _bucket(config.s3)
@@ -93,7 +93,7 @@ def checks(config: Config) -> Iterator[Check]:
 
 def _python() -> Check:
     python = f"{platform.python_version()} at {sys.executable}, {platform.platform()}"
-    package = installed.version("imagenet-prep") or "imagenet-prep, not installed by pip"
+    package = installed.version("imagenet-prep") or "imagenet-prep (not installed by pip)"
     return Check("Python", "ok", f"{python}; {package}")
 
 
@@ -147,7 +147,7 @@ def _gpus() -> Check:
         driver = next((word for word in words if word[:1].isdigit()), "unknown")
         return Check("GPU", "ok", f"{counted(count, 'GPU')}, driver {driver}")
     if listed:
-        found = f"the driver has {counted(len(listed), 'GPU')}, but CUDA shows none"
+        found = f"the driver has {counted(len(listed), 'GPU')}, but CUDA finds none"
         remedy = "nvidia-smi; check CUDA_VISIBLE_DEVICES; in a container: docker run --gpus all"
         return Check("GPU", "wrong", found, remedy)
     return Check("GPU", "missing", "no NVIDIA driver: training uses the CPU", "nvidia-smi")
@@ -165,7 +165,7 @@ def _disk(folder: Path) -> Iterator[Check]:
         disk = os.statvfs(folder)
         free = disk.f_bavail * disk.f_frsize
         # File systems such as Btrfs create inodes on demand, and report 0 of them.
-        inodes = f"{disk.f_favail:,} inodes" if disk.f_files else "any number of inodes"
+        inodes = f"{disk.f_favail:,} inodes" if disk.f_files else "unlimited inodes"
         enough = not disk.f_files or disk.f_favail >= _LEAST_INODES
         found = f"{folder}: {human_bytes(free)} and {inodes} free"
         enough = enough and free >= _LEAST_FREE
@@ -185,8 +185,8 @@ def _link(path: Path) -> Check:
     try:
         os.link(path, link)
         if path.samefile(link):
-            return Check("hard links", "ok", f"{folder}: files can be linked")
-        reason = "a link is a different file"
+            return Check("hard links", "ok", f"{folder}: files can be hard-linked")
+        reason = "a hard link and its original are different files"
     except OSError as error:
         reason = str(error.strerror)
     remedy = "for adopt and amend, use a folder on a different file system"
@@ -196,7 +196,7 @@ def _link(path: Path) -> Check:
 def _limit() -> Check:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard == resource.RLIM_INFINITY:
-        return Check("open files", "ok", "any number per process")
+        return Check("open files", "ok", "unlimited per process")
     found = f"at most {hard:,} per process, expected {_LEAST_FILES:,} or more"
     remedy = "raise nofile in /etc/security/limits.conf"
     return _judged("open files", hard >= _LEAST_FILES, found, remedy)
@@ -220,7 +220,7 @@ def _bucket(base: str) -> Check:
     by_reading = checks_by_reading()
     how = "objects are read back and compared" if by_reading else "the server verifies CRC32Cs"
     if (problem := _trial(base)) is None:
-        return Check("S3", "ok", f"{base}: an object was put, read and deleted; {how}")
+        return Check("S3", "ok", f"{base}: an object was uploaded, read and deleted; {how}")
     os.environ[CHECK_BY_READING] = "1"
     if by_reading or _trial(base) is not None:
         return Check("S3", "wrong", problem)
@@ -243,7 +243,7 @@ def _trial(base: str) -> str | None:
     except ImagenetPrepError as error:
         return str(error)
     if found != data:
-        return f"{base}/{name}: the object was read back with different bytes"
+        return f"{base}/{name}: the bytes that were read back differ from those written"
     return None
 
 

@@ -2,7 +2,7 @@
 
 After an interruption, run the same command again: it keeps finished parts. Credentials come from
 ~/.netrc, from the cookies.txt named by IMAGENET_PREP_COOKIES, or from a bearer token in
-IMAGENET_PREP_TOKEN (HOST=TOKEN); for s3:// from the AWS_... variables or ~/.aws.
+IMAGENET_PREP_TOKEN (HOST=TOKEN); for s3://, from the AWS_... variables or ~/.aws.
 
 Examples:
   imagenet-prep download --into /data/ilsvrc2012 --dry-run
@@ -78,10 +78,10 @@ class Config(Settings):
     allow_other: bool = switch(
         help="accept archives with a different md5, such as repacked ones, and print their md5"
     )
-    connections: int = flag(8, least=1, help="ranges downloaded in parallel", metavar="N")
+    connections: int = flag(8, least=1, help="number of ranges downloaded in parallel", metavar="N")
     part_size: int = flag(32, least=1, help="size of a range in MiB", metavar="MIB")
     retries: int = flag(20, least=0, help="retries per range", metavar="N")
-    timeout: int = flag(60, least=1, help="maximum time without data, in seconds", metavar="S")
+    timeout: int = flag(60, least=1, help="fail after this many seconds without data", metavar="S")
     dry_run: bool = switch(help="print names, sizes and free space; write nothing")
     json: bool = switch(help="print the result as JSON")
 

@@ -63,12 +63,12 @@ class Config(WorkerFlags):
     )
     against: str | None = optional(
         place=Place.ANYWHERE,
-        help="only find images that are also in this other dataset, or in a split of it",
+        help="only find images that are also in this second dataset, or in this split of it",
         metavar="OTHER[:SPLIT]",
     )
     fail_on: str | None = optional(
         choices=(_CROSS,),
-        help="exit code 3 if an image is in more than one split, or in both datasets",
+        help="exit with code 3 if an image is in more than one split, or in both datasets",
     )
     json: bool = switch(help="print the counts as JSON")
 
@@ -176,7 +176,7 @@ def _side(config: Config, out: Store) -> _Side:
         splits = [schema.TEST]
     if not splits:
         raise UsageError(
-            f"--source {root}: only has the splits {' and '.join(schema.SOURCE_SPLITS)}"
+            f"--source {root}: a source has only the splits {' and '.join(schema.SOURCE_SPLITS)}"
         )
     source, line = detect.find(root, splits, detect.AUTO, encode=encode_raw, encoding="")
     if not isinstance(source, Stored):
@@ -290,9 +290,9 @@ def _print(result: Json, out: str) -> None:
     for split, number in result["also_elsewhere"].items():
         print(f"images of {split} with a duplicate in a different split or dataset: {number:,}")
     print(f"groups with more than one label: {result['other_label']:,}")
-    print(f"images with too little detail, only compared by pixels: {result['not_judged']:,}")
+    print(f"images with too little detail, compared only by pixels: {result['not_judged']:,}")
     if crowded := result["crowded"]:
-        print(f"images with too many similar images to compare all of them: {crowded:,}")
+        print(f"images not fully compared, because too many are similar: {crowded:,}")
     page = " duplicates.html," if result["page"] else ""
     lists = (f"exclude-{name}.txt ({n:,})" for name, n in result["excluded"].items())
     print(f"{out}: pairs.csv,{page} and keys to exclude: {', '.join(lists)}")
@@ -310,7 +310,7 @@ def run(config: Config) -> None:
     if problems:
         raise DataDamagedError(
             f"{terminal.counted(len(problems), 'problem')}, listed above. Unreadable images were "
-            "only compared by the table of samples. Run imagenet-prep verify."
+            "compared only by the table of samples. Run imagenet-prep verify."
         )
     if config.fail_on == _CROSS and result["cross"]:
         raise DataDamagedError(

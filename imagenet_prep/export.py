@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 FOLDER, TFDS, WEBDATASET, PARQUET = "folder", "tfds", "webdataset", "parquet"
 RECORDIO, TORCH, CROISSANT = "recordio", "torch", "croissant"
-_HOW = dict.fromkeys((WEBDATASET, PARQUET), ": export them with --columns")
+_HOW = dict.fromkeys((WEBDATASET, PARQUET), "; to export them, use --columns")
 _OF_SETS = (FOLDER, TFDS, WEBDATASET, PARQUET, RECORDIO)
 
 
@@ -50,12 +50,12 @@ class Config(WorkerFlags):
         "Result": "json",
     }
     dataset: str = data_set(
-        help="dataset in a folder, s3:// or http(s)://; with --to torch the --log-dir of a run"
+        help="dataset in a folder, s3:// or http(s)://; with --to torch, the --log-dir of a run"
     )
     out: str = flag(
         place=Place.FOLDER_OR_BUCKET,
-        help="empty folder or s3://bucket/prefix; with --to torch or croissant a file; with --to "
-        "recordio and one --split the prefix of the file names",
+        help="empty folder or s3://bucket/prefix; with --to torch or croissant, a file; with --to "
+        "recordio and one --split, the prefix of the file names",
         positional=True,
         aliases=("--out",),
         metavar="OUT",
@@ -64,7 +64,7 @@ class Config(WorkerFlags):
         RECORDIO,
         choices=(*_OF_SETS, TORCH, CROISSANT),
         help="output format; folder: as for ImageFolder; tfds: TensorFlow Datasets; webdataset: "
-        "tars; parquet: as on the Hub; recordio: MXNet; torch: weights of a run as "
+        "tars; parquet: as on the Hugging Face Hub; recordio: MXNet; torch: weights of a run as "
         "safetensors, named as in torchvision; croissant: a description without images",
         aliases=("--format",),
     )
@@ -88,23 +88,23 @@ class Config(WorkerFlags):
     )
     keys: str | None = optional(
         place=Place.FILE,
-        help="only export the images with the keys in this file, one per line",
+        help="only export the images whose keys are in this file, one per line",
         only={"to": _OF_SETS},
     )
     exclude: str | None = optional(
         place=Place.FILE,
-        help="exclude the images with the keys in this file, one per line",
+        help="exclude the images whose keys are in this file, one per line",
         only={"to": _OF_SETS},
     )
     about: str | None = optional(
         place=Place.FILE,
-        help="JSON with Croissant fields of the authors, such as license and rai:dataBiases",
+        help="JSON file with the authors' Croissant fields, such as license and rai:dataBiases",
         only={"to": (CROISSANT,)},
     )
     allow_empty_class: bool = switch(
         help="create an empty folder for a class without images in a split", only={"to": (FOLDER,)}
     )
-    json: bool = switch(help="print the summary as JSON, and no progress")
+    json: bool = switch(help="print the summary as JSON, without progress")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -132,7 +132,7 @@ def export(config: Config) -> Json:
     with contextlib.closing(source):
         stored = columns.names(source.dataset.store)
         if skipped := [name for name in stored if name not in config.columns]:
-            terminal.say(f"columns that are not exported: {some(skipped)}{_HOW.get(config.to, '')}")
+            terminal.say(f"columns not exported: {some(skipped)}{_HOW.get(config.to, '')}")
         format = _format(config, source.dataset)
         for split in splits:
             source.rows_of(split)
@@ -224,7 +224,7 @@ def _how_to_load(out: str, summary: Json) -> str:
     model, classes = summary["model"], summary["classes"]
     call = f"torchvision.models.{model}(num_classes={classes})"
     if model == torchvision.TINY:
-        call = f"Tiny({classes}, image_size={summary['image_size']})  # of examples/tiny.py"
+        call = f"Tiny({classes}, image_size={summary['image_size']})  # from examples/tiny.py"
     return (
         f"{out}: {model} for {counted(classes, 'class')}, from {summary['checkpoint']}, "
         f"{human_bytes(summary['bytes'])} of safetensors\n"
@@ -241,7 +241,7 @@ def run(config: Config) -> None:
     elif config.to == TORCH:
         print(_how_to_load(config.out, summary))
     elif config.to == CROISSANT:
-        print(f"{config.out}: sha256 of {counted(summary['files'], 'file')}, no images")
+        print(f"{config.out}: describes {counted(summary['files'], 'file')}; contains no images")
         if summary["missing"]:
             missing = ", ".join(summary["missing"])
             print(f"before publication, add these fields with --about FILE: {missing}")

@@ -1,4 +1,4 @@
-"""Build Horovod for the installed framework, install it, and test it with two ranks.
+"""Build and install Horovod for the installed framework, and test it with two ranks.
 
 Examples:
   imagenet-prep install-horovod
@@ -85,7 +85,7 @@ class Config(Settings):
     cache: str = flag(
         "~/.cache/imagenet-prep/horovod",
         place=Place.FOLDER,
-        help="folder for built wheels; a wheel is only used if you or root own it",
+        help="folder for built wheels; a wheel is used only if you or root own it",
     )
 
     @property
@@ -95,7 +95,7 @@ class Config(Settings):
 
 
 def install(config: Config) -> str:
-    """Installs and tests Horovod's wheel, which is built unless it is cached; returns its name."""
+    """Installs and tests Horovod, from a cached wheel or a new one; returns the wheel's name."""
     folder = Path(config.cache).expanduser() / wheel_key(config)
     with tempfile.TemporaryDirectory(prefix="horovod-") as scratch:
         descriptor, name = tempfile.mkstemp(prefix="install-horovod-", suffix=".log")
@@ -126,7 +126,7 @@ def install(config: Config) -> str:
 def _cached(folder: Path, scratch: Path) -> Path | None:
     """Returns a copy of the cached wheel; None if other users could have written the wheel.
 
-    The installation runs code of the wheel, and other users cannot change the copy.
+    Installing a wheel runs its code; other users cannot change the copy.
     """
     for path in sorted(folder.glob("horovod-*.whl")):
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -166,7 +166,7 @@ def missing(lock: str) -> str:
 
 
 def wheel_key(config: Config) -> str:
-    """Returns the name of the cache folder, with all versions on which the machine code depends."""
+    """Returns the name of the cache folder: all versions on which the machine code depends."""
     framework = FRAMEWORKS[config.framework]
     if (package := version(*framework.packages)) is None:
         raise UsageError(

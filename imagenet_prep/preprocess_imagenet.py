@@ -1,7 +1,7 @@
 r"""Run step 1 of the 2018 AWS tutorial with its flags: download, then write TFRecords.
 
-It runs imagenet-prep prepare --keep-original, which writes the unchanged images into 1024 + 128
-shards. After an interruption, run the same command again to resume.
+This runs imagenet-prep prepare --keep-original, which writes the unchanged images to 1024 training
+and 128 validation shards. After an interruption, run the same command again to resume.
 
 Examples:
   python -m imagenet_prep.preprocess_imagenet --local_scratch_dir=/data/imagenet-full \
@@ -35,7 +35,7 @@ class Config(Settings):
         place=Place.FOLDER,
         help="folder with the archives (default: download them into DIR/.work/archives)",
     )
-    allow_subset: bool = switch(help="accept numbers of images that differ from ILSVRC2012's")
+    allow_subset: bool = switch(help="accept image counts that differ from ILSVRC2012's")
     imagenet_username: str | None = optional(help="accepted, without effect", metavar="NAME")
     imagenet_access_key: str | None = optional(help="accepted, without effect", metavar="KEY")
     nogcs_upload: bool = switch(help="accepted, without effect")
@@ -59,7 +59,7 @@ def run(config: Config) -> int:
     from imagenet_prep.pipelines import prepare
 
     if config.imagenet_username is not None or config.imagenet_access_key is not None:
-        terminal.say(f"{download.DEAD_FLAGS}. Logins: imagenet-prep download --help")
+        terminal.say(f"{download.DEAD_FLAGS}. To log in, see imagenet-prep download --help")
     source = config.raw_data_dir or _downloaded(config)
     command = ["--source", source, "--out", config.local_scratch_dir, "--keep-original"]
     return prepare.run(command + ["--allow-subset"] * config.allow_subset)

@@ -45,7 +45,7 @@ Answer = TypeVar("Answer")
 def replicate(config: Config) -> Json:
     """Copies or checks the dataset; returns the problems and copied bytes of each replica.
 
-    If a host fails, other hosts continue, and the result of the failed host has an `error`.
+    If a host fails, the other hosts continue, and the result of the failed host has an `error`.
     """
     from imagenet_prep.distribute.source import Original
     from imagenet_prep.storage.opened import Dataset
@@ -226,7 +226,7 @@ def _bring(config: Config, source: Original, target: Replica | Bucket) -> Json:
         kept, put = len(target.files) - len(lacking), target.put
         if kept and not config.json:
             files = counted(len(target.files), "file")
-            print(f"replicate: resuming: {kept:,} of {files} are kept", file=sys.stderr)
+            print(f"replicate: resuming: {kept:,} of {files} already in place", file=sys.stderr)
         _each(config, lambda file: put(file, partial(source.chunks, file)), lacking, "replicate")
         target.clear()
     if lacking_at_first or target.unfinished():
@@ -242,9 +242,9 @@ def _bring(config: Config, source: Original, target: Replica | Bucket) -> Json:
 def _each(
     config: Config, function: Callable[[File], Answer], files: Sequence[File], title: str
 ) -> list[Answer]:
-    """Returns function(file) for each file, calling it in parallel; stops at the first error.
+    """Calls `function` for all files in parallel and returns the answers; stops at the first error.
 
-    After an error, it waits for the calls that are running. After Ctrl-C, it does not wait.
+    After an error, it waits for running calls. After Ctrl-C, it does not wait.
     """
     pool = ThreadPoolExecutor(config.connections)
     with _progress(config, title, len(files)) as progress:

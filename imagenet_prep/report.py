@@ -76,14 +76,14 @@ class Config(Settings):
     )
     predictions: str | None = optional(
         place=Place.FILE,
-        help="show mistakes and confused classes in this CSV, written by train --predictions",
+        help="show mistakes and confused classes from this CSV, written by train --predictions",
         metavar="FILE.csv",
         without=("compare",),
     )
     labels: tuple[str, ...] = flag(
         (),
         place=Place.FILE,
-        help="compare with these labels: CSV (key,class), ReaL's real.json, or multi-label JSON",
+        help="compare labels with this list: CSV (key,class), ReaL's real.json or multi-label JSON",
         without=("compare",),
     )
     seed: int = flag(0, help="seed for the random choice of images")
@@ -121,7 +121,7 @@ def report(config: Config) -> Path:
 def _refuse_folder_of_others(folder: Path) -> None:
     if folder.is_dir() and (owner := folder.stat().st_uid) not in (os.geteuid(), 0):
         raise UsageError(
-            f"{folder} belongs to a different user (ID {owner}). Choose a file for the page with "
+            f"{folder} belongs to a different user (UID {owner}). Choose a file for the page with "
             "--out."
         )
 

@@ -1,7 +1,7 @@
 r"""Make a dataset with smaller images from TFRecord shards of any program.
 
 Shards may come from this program, slim, tensorflow/tpu, the AWS scripts or TensorFlow Datasets.
-The new dataset has the same number of shards and order of records. After an interruption, run the
+The new dataset keeps the number of shards and the order of records. After an interruption, run the
 same command again to resume. Options for Apache Beam go after --; with --runner=DirectRunner, Beam
 runs on this machine.
 
@@ -54,7 +54,7 @@ class Config(RunFlags):
     )
     output_dir: str = flag(
         place=Place.FOLDER_OR_BUCKET,
-        help="new dataset, a folder or s3://bucket/prefix; a later run can add a split",
+        help="folder or s3://bucket/prefix for the new dataset; a later run can add a split",
         aliases=("-o",),
     )
     splits: tuple[str, ...] = flag(
@@ -66,7 +66,7 @@ class Config(RunFlags):
     )
     dataset_name: str | None = optional(
         choices=("imagenet", "flowers"),
-        help="imagenet: require WNIDs as classes; flowers: accept the classes of the records",
+        help="accepted classes; imagenet: only WNIDs; flowers: the classes of the records",
         aliases=("-d",),
     )
     short_side: int = flag(
@@ -80,13 +80,13 @@ class Config(RunFlags):
         85,
         least=1,
         most=100,
-        help="JPEG quality of encoded images",
+        help="JPEG quality of re-encoded images",
         metavar="1-100",
         aliases=("-Q",),
     )
     codec: str = flag("auto", choices=tuple(CODECS), help=CODEC_HELP)
     stretch: bool = switch(
-        help="resize every image to a square of --short-side pixels; enlarges small images",
+        help="resize every image to a square of --short-side pixels; small images are enlarged",
         aliases=("-R",),
         without=("keep_original",),
     )
@@ -100,14 +100,14 @@ class Config(RunFlags):
         "--keep-original, keep)",
     )
     exclude: str | None = optional(
-        place=Place.FILE, help="exclude the images with the keys in this file, one per line"
+        place=Place.FILE, help="exclude the images whose keys are in this file, one per line"
     )
     force: bool = switch(
         help="replace splits that resize made with different settings, codec or input",
         aliases=("-f",),
     )
     start_offset: int = flag(
-        0, help="accepted if 0: finished shards are found without it", metavar="0"
+        0, help="only 0 is accepted; finished shards are found without it", metavar="0"
     )
     num_preprocess_threads: int = flag(
         0, least=0, help="number of workers if --workers is not given, at most one per core"
@@ -130,7 +130,7 @@ class Config(RunFlags):
 
     @property
     def num_workers(self) -> int:
-        """Number of workers; 0: one per core. --num_preprocess_threads is at most one per core."""
+        """Number of workers; 0: one per core. --num_preprocess_threads is capped at that."""
         return self.workers or min(self.num_preprocess_threads, len(os.sched_getaffinity(0)))
 
 

@@ -1,4 +1,4 @@
-"""Run a command on all hosts at once. After --: the command, or a quoted line for the shell.
+"""Run a command on all hosts at once; write it after --, or as one quoted line for the shell.
 
 Examples:
   imagenet-prep run-on-hosts hosts --show-keys      # on first contact
@@ -46,7 +46,7 @@ def show_keys(config: Config) -> None:
     """Shows the ssh keys of the hosts, and adds new keys to known_hosts if the user agrees."""
     contacts = host_keys.look(read_hosts(Path(config.hosts)), config.timeout)
     if not contacts:
-        raise UsageError(f"{config.hosts}: lists only this host")
+        raise UsageError(f"{config.hosts} lists only this host, which needs no ssh key")
     print(host_keys.table(contacts), flush=True)
     new = [contact for contact in contacts if contact.state == host_keys.NEW]
     if new and (config.yes or _says_yes(len(new))):
@@ -55,8 +55,8 @@ def show_keys(config: Config) -> None:
         new = []
     problems = [f"{contact.address}: not added" for contact in new]
     problems += [
-        f"{contact.address}: its key differs from the one in {contact.file} or in the system's "
-        "file, and was not added. If you know why the key changed, run ssh-keygen -R "
+        f"{contact.address}: its key differs from the key in {contact.file} or the system's "
+        "known_hosts, and was not added. If you know why the key changed, run ssh-keygen -R "
         f"'{contact.name}', then --show-keys again."
         for contact in contacts
         if contact.state == host_keys.CHANGED

@@ -1,4 +1,4 @@
-"""Compute top-1 and top-5 of predictions, by the labels of a dataset and by other label lists.
+"""Compute top-1 and top-5 accuracy against the labels of a dataset and other label lists.
 
 No image is read, and no framework is needed.
 
@@ -32,7 +32,7 @@ class Config(Settings):
     labels: tuple[str, ...] = flag(
         (),
         place=Place.FILE,
-        help="also score by these labels: CSV (key,class), ReaL's real.json, or multi-label JSON",
+        help="also score against this list: CSV (key,class), ReaL's real.json or multi-label JSON",
     )
     json: bool = switch(help="print the table as JSON")
 

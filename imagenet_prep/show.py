@@ -55,11 +55,11 @@ class Config(Settings):
     )
     out: str | None = optional(place=Place.FILE, help="file for the image of --image or --key")
     keys: bool = switch(
-        help="list the keys of the images, one per line; other verbs read such lists",
+        help="list the keys of the images, one per line, as --exclude reads them",
         without=("image", "key"),
     )
     key: str | None = optional(
-        help="show the image with this key, CLASS/NAME or NAME; for a run, the steps that used it",
+        help="show the image with key CLASS/NAME or NAME; for a run, show the steps that used it",
         without=("image", "class_"),
     )
     class_: str | None = optional(
@@ -69,19 +69,19 @@ class Config(Settings):
     )
     step: int | None = optional(
         least=0,
-        help="list the images of this training step; the first step is 0",
+        help="list the images used in this training step; the first step is 0",
         without=("key",),
     )
     check: bool = switch(
-        help="check that a training run used each image once per epoch; exit code 1 if not",
+        help="check that a training run used each image once per epoch; exit with code 1 if not",
         without=("step", "key"),
     )
     trained_on: str | None = optional(
-        place=Place.ANYWHERE, help="dataset of the training run, if it has moved", metavar="SET"
+        place=Place.ANYWHERE, help="new location of the run's dataset, if moved", metavar="SET"
     )
     image_file: str | None = optional(
         place=Place.FILE,
-        help="find this file in the dataset or its source; exit code 1 if it is in neither",
+        help="find this file in the dataset or its source; exit with code 1 if it is in neither",
         without=("image", "keys", "key", "class_"),
     )
     splits: tuple[str, ...] | None = optional(
@@ -165,7 +165,7 @@ def run(config: Config) -> int:
 
 
 def _is_set(place: str) -> bool:
-    """Returns whether a path or address is a dataset instead of a single file."""
+    """Returns whether a path or address is a dataset rather than a single file."""
     from imagenet_prep.storage.store import open_readable
 
     if not is_remote(place):
@@ -187,7 +187,7 @@ def _show_run(config: Config, log: Path) -> int:
     uses = list(itertools.islice(used.step(config.step), config.limit))
     if not uses:
         last = max(segment.reached for segment in used.segments) - 1
-        raise UsageError(f"{log}: no step {config.step:,}: the last one in the log is {last:,}")
+        raise UsageError(f"{log}: no step {config.step:,}; the last step in the log is {last:,}")
     numbers = {number for _, number in uses}
     catalogue = Catalogue(dataset, (used.split,))
     entries = {entry.number: entry for entry in catalogue.entries() if entry.number in numbers}
@@ -203,7 +203,7 @@ def _show_run(config: Config, log: Path) -> int:
 
 
 def _show_uses(config: Config, log: Path, dataset: Dataset, used: Receipt) -> int:
-    """Shows the last checkpoint before the first use of an image, and the steps that used it."""
+    """Shows the last checkpoint before an image's first use, and the steps that used the image."""
     from imagenet_prep.read.catalogue import Catalogue
     from imagenet_prep.trainer import checkpoint
 
@@ -239,7 +239,7 @@ def _show_set(config: Config) -> int:
     from imagenet_prep.storage.opened import open_dataset
 
     if config.image is not None or config.limit is not None:
-        raise UsageError(f"{config.dataset} is a dataset: --image and --limit are for one shard")
+        raise UsageError(f"{config.dataset} is a dataset: --image and --limit need a single shard")
     dataset = open_dataset(config.dataset, parts=True)
     first_class = dataset.classes.wnids[0]
     content = summary.of_set(dataset.store.where(naming.MANIFEST), dataset)
@@ -382,6 +382,6 @@ def _write_image(shard: str, number: int, out: Path) -> int:
 
 
 def _write(encoded: bytes, out: Path) -> None:
-    regular_file.demand_own(out, "an image like this one", encoded[:2])
+    regular_file.demand_own(out, "an image of the same format", encoded[:2])
     with complete_file(out) as file:
         file.write(encoded)

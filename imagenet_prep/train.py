@@ -69,7 +69,7 @@ def needs(config: Config, ranks: int) -> list[str]:
 
 
 def readers(config: Config) -> OpenReader:
-    """Returns a function that opens a split of the dataset; `config` is from `recipe.settled`."""
+    """Returns a function that opens a split; `config` is a result of `recipe.settled`."""
     from imagenet_prep.trainer import recipe
 
     def pinned() -> Any:

@@ -1,4 +1,4 @@
-"""Check that a dataset matches its manifest; exit code 3 if it does not.
+"""Check that a dataset matches its manifest; exit with code 3 if it does not.
 
 Options for Apache Beam go after --; with --runner=DirectRunner, Beam runs on this machine.
 
@@ -55,7 +55,7 @@ class Config(WorkerFlags):
         "decode: also every image, label and class count",
     )
     if_changed: bool = switch(
-        help="skip reading if all shards were verified and have not changed; misses bit rot"
+        help="skip reading if all shards were verified and have not changed (does not find bit rot)"
     )
     signers: str | None = optional(
         place=Place.FILE,
@@ -191,17 +191,17 @@ def _remedy(place: str) -> str:
 
     dataset = open_dataset(place, parts=True, check=False)
     if dataset.placement.nodes > 1:
-        return "Run the replicate command that made this part again, with --repair."
+        return "Add --repair to the replicate command that made this part, and run it again."
     with contextlib.suppress(ValueError):
         verb = settings.parse(dataset.manifest.config).verb
         if verb == settings.ADOPT:
             return (
-                "Copy the damaged shards again from the original dataset. Delete other damaged "
-                "files, and run the same adopt command again, which restores these files."
+                "Copy the damaged shards again from the original dataset. Delete all other "
+                "damaged files, and run the same adopt command again to restore them."
             )
         return (
             "Delete the damaged shards and any extra files, and run the same "
-            f"{verb} command again, which makes only the missing shards."
+            f"{verb} command again to write only the missing shards."
         )
     return "Copy the damaged files again from the original dataset."
 
@@ -274,8 +274,8 @@ def _check_class_counts(manifest: Manifest, reports: Sequence[Report]) -> list[s
             if report.shard in shards:
                 counts.update(report.examples_per_class)
         problems += [
-            f"{name}: class {index} has {counted(counts[index], 'example')}, expected "
-            f"{expected} by the manifest"
+            f"{name}: class {index} has {counted(counts[index], 'example')}, but the "
+            f"manifest says {expected}"
             for index, expected in enumerate(split.examples_per_class)
             if counts[index] != expected
         ]
@@ -310,8 +310,8 @@ def _lines(result: Json, size: str) -> Iterator[str]:
         yield f"columns: {', '.join(result['columns'])}"
     for name, files in result["incomplete_columns"].items():
         yield (
-            f"column {name} is not complete: {counted(files, 'shard')} finished. Run the script "
-            "that writes the column again"
+            f"column {name} is not complete: {counted(files, 'shard')} finished. Run the column's "
+            "script again"
         )
     is_read = result["level"] != schema.LEVEL_MANIFEST
     verdict = "sound" if is_read else "names and sizes match"
@@ -322,15 +322,15 @@ def _lines(result: Json, size: str) -> Iterator[str]:
         yield f"signed by {printable(result['signed_by'])}"
     if not result["has_samples"]:
         yield (
-            "no tables of samples: images were only verified as parts of shards. To add tables, "
+            "no tables of samples: images were verified only as parts of shards. To add tables, "
             "run imagenet-prep adopt"
         )
     if result["excluded"]:
         yield f"excluded on request: {counted(result['excluded'], 'image')}"
     if result["oriented"]:
         yield (
-            f"EXIF orientation: {counted(result['oriented'], 'image')} with a tag other than 1, "
-            "which some decoders rotate. To correct this, use --orientation of prepare or resize"
+            f"EXIF orientation: {counted(result['oriented'], 'image')} with a tag other than 1; "
+            "some decoders rotate them. To correct this, use --orientation of prepare or resize"
         )
     if "strangers" in result:
         yield "not checked: files outside the manifest, because a web server does not list files"

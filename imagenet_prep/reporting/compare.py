@@ -1,4 +1,4 @@
-"""Compares the images of two datasets: by the tables of samples, and some pairs by pixels."""
+"""Compares the images of two datasets by their tables of samples, and some pairs by pixels."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _SSIM = 1024
 
 @dataclass
 class Match:
-    """An image with different bytes in two datasets."""
+    """An image that two datasets store with different bytes."""
 
     key: str
     sizes: tuple[tuple[int, int], tuple[int, int]]  # (width, height) in each dataset
@@ -50,7 +50,7 @@ class Match:
 
 
 class Shown(NamedTuple):
-    """A missing image, or an image with different classes, and its picture as a data URI."""
+    """An image that is missing or has different classes, with its picture as a data URI."""
 
     difference: Difference
     picture: str | None
@@ -58,7 +58,7 @@ class Shown(NamedTuple):
 
 @dataclass
 class Comparison:
-    """The differences of two datasets."""
+    """The differences between two datasets."""
 
     facts: tuple[Facts, Facts]
     counts: Counter[str] = field(default_factory=Counter)  # images by kind
@@ -78,7 +78,7 @@ class Comparison:
 
 
 def compare(one: Facts, other: Facts, differences: Iterable[Difference], seed: int) -> Comparison:
-    """Returns the differences of two datasets; adds unreadable images to `Facts.problems`."""
+    """Returns the differences between two datasets; adds unreadable images to `Facts.problems`."""
     chance = random.Random(seed)
     comparison = Comparison((one, other), same=one.examples)
     sizes = {OTHER_BYTES: _PAIRS, ONLY_IN_A: _SHOWN, ONLY_IN_B: _SHOWN, OTHER_LABEL: _SHOWN}

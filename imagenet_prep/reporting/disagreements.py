@@ -1,4 +1,4 @@
-"""Finds images with different labels in different label lists; the dataset is one of the lists."""
+"""Finds images whose labels differ between label lists; the dataset is one of the lists."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ EQUAL, SHARED, APART, NONE = "the same", "some in common", "none in common", "on
 
 
 class Shown(NamedTuple):
-    """An image with different labels: its class names by list, and its picture as a data URI."""
+    """An image with conflicting labels: its class names by list, and its picture as a data URI."""
 
     key: str
     labels: Mapping[str, Sequence[str]]
@@ -27,7 +27,7 @@ class Shown(NamedTuple):
 
 @dataclass
 class Disagreements:
-    """The disagreements of label lists; `pairs` counts images by pair of lists and kind."""
+    """Where label lists disagree; `pairs` has the number of images by pair of lists and kind."""
 
     lists: Sequence[Json]
     images: int = 0  # images that are in two or more lists
@@ -43,9 +43,9 @@ def find(
     words: Callable[[int], str],
     images_of: Callable[[Sequence[str]], Iterable[ImageExample | None]],
 ) -> Disagreements:
-    """Returns the disagreements of label lists.
+    """Returns the disagreements between label lists.
 
-    `labels_of` has the class indices of images by name of a list, then by position in `keys`.
+    `labels_of` maps the name of a list, then the position of an image in `keys`, to class indices.
     `words` returns the name of a class. `images_of` yields the image, or None, for each key.
     """
     result = Disagreements(lists)

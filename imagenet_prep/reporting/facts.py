@@ -1,6 +1,6 @@
 """Reads the facts for a report from the files of a dataset, which may be damaged or forged.
 
-A file that cannot be read is listed as a problem and does not raise an error.
+An unreadable file is listed as a problem and raises no error.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class ColumnState(NamedTuple):
 
 @dataclass
 class Facts:
-    """The facts about a dataset; they were read from its files, but not verified."""
+    """The facts about a dataset, read from its files but not verified."""
 
     dataset: Dataset
     classes: list[tuple[str, str]]  # WNID and words, by class index
@@ -126,7 +126,7 @@ class Facts:
 
     @property
     def shards(self) -> list[Shard]:
-        """The shards in this store, of all splits."""
+        """The shards of all splits in this store."""
         return [shard for split in self.manifest.splits for shard in self.dataset.shards(split)]
 
     @property
@@ -141,7 +141,7 @@ class Facts:
         return f"class {class_index}", ""
 
     def source_bytes(self, archive: str, offset: int, size: int) -> bytes | None:
-        """Returns bytes of a source file, or None if they cannot be read.
+        """Returns `size` bytes of a source file; None if they cannot be read.
 
         The manifest must name the file, because `archive` may come from a forged receipt.
         """
@@ -190,7 +190,7 @@ def gather(dataset: Dataset, problems: list[str], source: Readable | None = None
 
 
 def index_of(facts: Facts, shard: str, numbers: Container[int]) -> dict[int, str]:
-    """Returns the lines with these numbers in the index of a shard, if the lines exist."""
+    """Returns lines of a shard's index by line number, without lines that do not exist."""
     name = naming.index_name(shard)
     try:
         lines = io.BytesIO(facts.store.read(name, 0, _MAX_LIST_BYTES))
@@ -221,7 +221,7 @@ def _read_receipts(facts: Facts) -> None:
 
 
 def _read_tables(facts: Facts) -> None:
-    """Adds the sizes of images in the tables of samples; lists a damaged table as a problem."""
+    """Adds the sizes of images from the tables of samples; lists a damaged table as a problem."""
     shards = [shard for shard in facts.shards if shard.samples]
     for shard, rows in zip(shards, facts.dataset.rows(shards), strict=True):
         try:

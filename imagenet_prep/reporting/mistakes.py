@@ -30,7 +30,7 @@ class Mistake(NamedTuple):
 
 
 class Pair(NamedTuple):
-    """The number of images of a class that were predicted as `taken_for`, and their share."""
+    """The number and share of the images of `label` that were predicted as `taken_for`."""
 
     label: str
     taken_for: str
@@ -53,7 +53,7 @@ def find(
     words: Callable[[int], str],
     images_of: Callable[[Sequence[str]], Iterable[ImageExample | None]],
 ) -> Mistakes:
-    """Returns the mistakes in `predictions`, which are not kept in memory."""
+    """Returns the mistakes in `predictions`, without keeping all predictions in memory."""
     mistakes = Mistakes()
     examples: Counter[int] = Counter()
     confusions: Counter[tuple[int, int]] = Counter()

@@ -36,7 +36,7 @@ def report(
     mistakes: Mistakes | None = None,
     disagreements: Disagreements | None = None,
 ) -> str:
-    """Returns the report of a dataset as HTML; `tiles` were drawn with `seed`."""
+    """Returns the report of a dataset as HTML; `tiles` were selected with `seed`."""
     manifest = facts.manifest
     classes = [
         {"text": " ".join(facts.class_name(index)).lower(), "examples": count}
@@ -113,7 +113,7 @@ def _facts_of(tile: Tile) -> Json:
         size = f"{origin.width} {_TIMES} {origin.height}, {human_bytes(origin.size)}"
         rows += [("source", size), ("archive", f"{origin.archive}, byte {origin.offset:,}")]
     if tile.psnr is not None:
-        rows.append(("PSNR", f"{tile.psnr:.1f} dB, compared with the source resized by Lanczos"))
+        rows.append(("PSNR", f"{tile.psnr:.1f} dB, compared with the source resized with Lanczos"))
     if image.boxes.xmin:
         rows.append(("boxes", str(len(image.boxes.xmin))))
     return {

@@ -229,7 +229,7 @@ def _bytes_per_shard(facts: Facts) -> Plot:
 def _classes_per_shard(facts: Facts) -> Plot | None:
     if not facts.num_classes:
         return None
-    figure, axes = _axes("different classes in a shard", "shards")
+    figure, axes = _axes("number of classes in a shard", "shards")
     says = []
     # The axis extends to the number of all classes, to show which share of them a shard has.
     most = max(map(num_classes, facts.manifest.splits.values()))
@@ -266,7 +266,7 @@ def _throughput(facts: Facts) -> Plot | None:
     mean = sum(task.examples for task in tasks) / (end - start)
     return _plot(
         "Throughput over the run",
-        f"{mean:,.0f} images/s over {(end - start) / seconds:,.1f} {unit}, pauses included",
+        f"{mean:,.0f} images/s over {(end - start) / seconds:,.1f} {unit}, including pauses",
         figure,
     )
 
@@ -276,7 +276,7 @@ def _time_by_stage(facts: Facts) -> Plot | None:
     if not any(stages.values()):
         return None
     unit, seconds_per_unit = _time_unit(max(stages.values()))
-    figure, axes = _axes(f"{unit}, sum over all workers")
+    figure, axes = _axes(f"{unit}, summed over all workers")
     names = sorted(stages, key=lambda name: -stages[name])
     values = [stages[name] / seconds_per_unit for name in names]
     axes.barh(names, values, color=_AFTER, alpha=0.75, height=0.6)

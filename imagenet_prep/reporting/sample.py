@@ -80,9 +80,9 @@ class ShownIncident:
 
 
 def draw(facts: Facts, seed: int) -> list[Tile]:
-    """Returns images of as many classes as possible; the seed determines the images.
+    """Returns random images of as many classes as possible; the seed makes them reproducible.
 
-    The first images of all classes precede the second images. Problems are added to `facts`.
+    The first images of all classes come before any second image. Problems are added to `facts`.
     """
     quota = _quota(facts)
     num = min(sum(quota.values()), _MAX_TILES)
@@ -111,7 +111,7 @@ def draw(facts: Facts, seed: int) -> list[Tile]:
             continue
         picture = pictures.thumbnail(stored.encoded, side, quality)
         if picture is None:
-            facts.problems.append(f"{record.where}: its image cannot be decoded")
+            facts.problems.append(f"{record.where}: the image cannot be decoded")
             continue
         used += len(picture)
         quota[class_index] -= 1
@@ -160,7 +160,7 @@ def _records(facts: Facts, seed: int) -> Iterator[Record]:
 
 
 def _groups(facts: Facts, seed: int) -> Iterator[_Group]:
-    """Yields shards with records in random order; records with a known origin come first."""
+    """Yields shards with sampled records, in random order; records of known origin come first."""
     chance = random.Random(seed)
     known: dict[str, dict[int, Origin | None]] = {
         task.shard: {origin.record: origin for origin in task.origins}
@@ -185,11 +185,11 @@ def _groups(facts: Facts, seed: int) -> Iterator[_Group]:
 
 
 def read(facts: Facts, record: Record) -> ImageExample:
-    """Returns the image and fields of a record; raises DataDamagedError if it is unreadable."""
+    """Returns the image and fields of a record; raises DataDamagedError if that fails."""
     try:
         offset, size = tfrecord.index_numbers(record.line)
         if size < tfrecord.FRAMING_BYTES:
-            raise ValueError(f"its index claims {size:,} bytes, too few for a record")
+            raise ValueError(f"the index claims {size:,} bytes, too few for a record")
         if size > MAX_SHOWN_BYTES:
             raise ValueError(f"it has {size:,} bytes, expected at most {MAX_SHOWN_BYTES:,}")
         frame = facts.store.read(record.shard, offset, size)

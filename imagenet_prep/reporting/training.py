@@ -14,7 +14,7 @@ from imagenet_prep.storage.os_errors import storage_errors
 
 @dataclass(frozen=True)
 class Row:
-    """The measured speed with a number of ranks, shares of time, and a forecast for 90 epochs."""
+    """The measured speed with `ranks` ranks, shares of time, and a forecast for 90 epochs."""
 
     ranks: int
     hosts: int
@@ -56,10 +56,10 @@ def load(path: Path) -> list[Row]:
             raise ValueError("it has no rows")
         for row in rows:
             if min(row.ranks, row.images_per_s, row.images_per_s_without_input) <= 0:
-                raise ValueError("a number of ranks or a speed is not above 0")
+                raise ValueError("a number of ranks or a speed is 0 or negative")
     except ValueError as error:
         raise UsageError(
-            f"{path}: not a bench-train.json of `imagenet-prep bench-train`: {error}"
+            f"{path}: not a bench-train.json written by `imagenet-prep bench-train`: {error}"
         ) from None
     return rows
 

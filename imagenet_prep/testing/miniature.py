@@ -261,7 +261,7 @@ def make_devkit(
 
 
 def add_file(tar: tarfile.TarFile, name: str, file: IO[bytes], num_bytes: int) -> None:
-    """Appends `file` to an archive, without time and owner, so that its bytes are reproducible."""
+    """Appends `file` to an archive, without time and owner, to make the archive reproducible."""
     info = tarfile.TarInfo(name)
     info.size = num_bytes
     file.seek(0)
@@ -269,5 +269,5 @@ def add_file(tar: tarfile.TarFile, name: str, file: IO[bytes], num_bytes: int) -
 
 
 def _small_uint(*values: int) -> NDArray[np.unsignedinteger]:
-    """Returns an array [1, n] of the smallest type for these values, as MATLAB stores them."""
+    """Returns an array [1, n] of the smallest unsigned type for the values, as MATLAB does."""
     return np.array([values], dtype=np.uint8 if max(values, default=0) < 256 else np.uint16)

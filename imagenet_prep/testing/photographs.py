@@ -55,7 +55,7 @@ FAMILIES = (  # classes of ILSVRC2012; the words describe the photographs if pos
 
 
 class Camera:
-    """Crops and encodes photographs. `size` is the most frequent (width, height) of images."""
+    """Crops and encodes photographs. `size` is the (width, height) of most images."""
 
     def __init__(self, size: tuple[int, int], seed: int) -> None:
         self._size = size
@@ -64,7 +64,7 @@ class Camera:
         self._scaled = functools.lru_cache(maxsize=64)(self._scale)
 
     def shoot(self, family: Family, kind: str, rng: _Rng) -> tuple[str, int, int, bytes]:
-        """Returns kind ("plain" may become "large"), width, height and file bytes of an image."""
+        """Returns the kind ("plain" may become "large"), width, height and bytes of an image."""
         draw = rng.random() if kind == "plain" and self._size == IMAGENET_SIZE else 1.0
         if draw < _LARGE_SHARE:
             kind = "large"
@@ -176,7 +176,7 @@ def _open_rgb(path: Path) -> Image.Image:
 
 @functools.cache
 def photograph_path(family: Family, place: int) -> Path:
-    """Returns the path of a photograph; raises UsageError if its package is not installed."""
+    """Returns the path of a photograph; raises UsageError if the package is not installed."""
     package, _, folder = family.folder.partition("/")
     spec = importlib.util.find_spec(package)  # does not import the package, which takes a second
     for location in (spec and spec.submodule_search_locations) or ():

@@ -168,7 +168,7 @@ def test_a_file_that_is_no_figures_is_refused_by_name(tmp_path: Path, content: s
     path = tmp_path / "figures.json"
     path.write_text(content)
 
-    with pytest.raises(UsageError, match="figures.json: not a bench-train.json of"):
+    with pytest.raises(UsageError, match="figures.json: not a bench-train.json written by"):
         training.load(path)
 
 

@@ -70,7 +70,7 @@ def test_equal_images_are_equal_in_any_layout(one: Path, tmp_path: Path) -> None
 
     assert (result.code, result.complaints) == (0, "")
     assert (
-        "train: equal according to the hashes in both manifests. To check these, use --prove"
+        "train: equal according to the hashes in both manifests. To check the hashes, use --prove"
         in result.out
     )
     found = command.run("diff", one, again, "--json").json
@@ -330,7 +330,7 @@ def test_a_root_that_is_only_claimed_is_computed_by_prove(one: Path, tmp_path: P
     result = command.run("diff", one, root, "--exit-code")
     assert (result.code, result.complaints) == (0, "")
     assert (
-        "train: equal according to the hashes in both manifests. To check these, use --prove"
+        "train: equal according to the hashes in both manifests. To check the hashes, use --prove"
         in result.out
     )
 

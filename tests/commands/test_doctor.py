@@ -141,7 +141,7 @@ def test_a_bucket_is_tried_and_left_as_it_was(s3: S3Server, tmp_path: Path) -> N
 
     assert [each.code for each in (good, refused, unkept, read)] == [0, 1, 1, 0]
     last = [each.json["checks"][-1] for each in (good, refused, unkept, read)]
-    assert last[0]["found"].endswith("put, read and deleted; the server verifies CRC32Cs")
+    assert last[0]["found"].endswith("uploaded, read and deleted; the server verifies CRC32Cs")
     assert "SignatureDoesNotMatch. The server does not know this access key" in last[1]["found"]
     assert last[2]["remedy"] == f"export {CHECK_BY_READING}=1"
     assert last[3]["found"].endswith("objects are read back and compared")

@@ -142,7 +142,7 @@ def test_records_of_another_program_get_keys_of_their_own(tmp_path: Path, *, rew
     words = ("--rewrite",) if rewrite else ()
     found = ok("adopt", tmp_path / "in", "--allow-subset", "--out", tmp_path / "out", *words)
     stem = images[0].key.removesuffix(".JPEG")
-    assert f"an earlier record; the keys now end in a number: {stem}~2" in found.out
+    assert f"an earlier record; their keys now end in a number: {stem}~2" in found.out
     assert {f"{stem}.JPEG", f"{stem}~2.JPEG", f"{stem}~3.JPEG"} <= rows(tmp_path / "out").keys()
     assert everything(tmp_path / "in") == before
     ok("verify", tmp_path / "out", "--level", "decode")

@@ -16,7 +16,7 @@ from tests.kit import command
         (("prepare", "--source", "/x", "--out", "s3://k:s@b/p"), "would appear in logs"),
         (("prepare", "--source", "https://k:s@h/p", "--out", "s3://b/p"), "would appear in logs"),
         (("resize", "-i", "https://h/p", "-o", "/x"), "expected a folder or s3://"),
-        (("adopt", "s3://b/p"), "add --out: objects in a bucket cannot be renamed"),
+        (("adopt", "s3://b/p"), "objects in a bucket cannot be renamed. Add --out"),
         (("report", "s3://b/p", "--out", "s3://b/p/page.html"), "expected a local file"),
         (("amend", "https://h/p", "--out", "/x"), "expected a folder or s3://"),
         (("replicate", "https://h/p", "--to", "/x"), "expected a folder or s3://"),

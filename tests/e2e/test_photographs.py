@@ -142,7 +142,7 @@ def test_a_network_trains_is_judged_by_what_was_held_out_and_shows_its_mistakes(
         *("export", "run", "--format", "torch", "--out", "run/tiny.safetensors"), cwd=walk.home
     )
     assert weights.code == 0, weights
-    assert "Tiny(3, image_size=64)  # of examples/tiny.py" in weights.out
+    assert "Tiny(3, image_size=64)  # from examples/tiny.py" in weights.out
     assert (walk.home / "run" / "tiny.safetensors").stat().st_size > 300_000
     assert (walk.home / "run" / "model.keras").stat().st_size > 1000
     rows = [json.loads(line) for line in (walk.home / "run/train.jsonl").read_text().splitlines()]

@@ -111,7 +111,7 @@ def test_a_key_that_has_changed_is_named_and_never_replaced(home: Path) -> None:
 
     assert finished.code == 1
     assert "node1  CHANGED" in finished.out
-    assert "node1: its key differs from the one in" in finished.err
+    assert "node1: its key differs from the key in" in finished.err
     assert "node2" not in finished.err
     after = (home / "known").read_text()
     assert after.startswith(before)

@@ -113,7 +113,7 @@ def test_show_of_a_run_names_what_it_cannot_do(train: Train, shades: Path, tmp_p
     held = command.run("show", shades, "--keys", "--splits", "validation").out.splitlines()[0]
     train(run, num_epochs=0.5)
     for flags, reason in (
-        (("--step", "4"), "no step 4: the last one in the log is 3"),
+        (("--step", "4"), "no step 4; the last step in the log is 3"),
         (("--keys",), "is a training run: expected --step, --key or --check"),
         (("--key", "nothing"), "no image has the key nothing"),
         (

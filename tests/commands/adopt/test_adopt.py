@@ -195,12 +195,12 @@ def test_dry_run_changes_nothing_and_shows_names_and_findings(
             "train/train-00000-of-00006 would be renamed to train-00000-of-00006",
         ],
         "aws-from-1": [
-            "train: file names count from 1, up to train-00006-of-00006",
-            "image/height: untrue in 146 of 149 records: the records have the size before a resize",
+            "train: files are numbered from 1, up to train-00006-of-00006",
+            "image/height: untrue in 146 of 149 records: the records store the size before a resize",
             "image/class/text: empty in 149",
             "train-00001-of-00006 would be renamed to train-00000-of-00006",
         ],
-        "tfds": ["file names of TensorFlow Datasets, such as", "labels: 0 ... 999"],
+        "tfds": ["files are named as in TensorFlow Datasets: ", "labels: 0 ... 999"],
     }[layout]
     for sentence in says:
         assert sentence in result.out

@@ -175,7 +175,7 @@ def test_an_unfinished_column_is_named_and_left_behind(
     (root / "columns" / SUMS / "column.json").unlink()
     result = amend(root, tmp_path / "new", "--exclude", changes.exclude)
     assert result.code == 0, result
-    assert "column sums is not complete: only its finished splits are kept" in result.out
+    assert "column sums is not complete; only its finished splits are kept" in result.out
     assert [path.name for path in (tmp_path / "new" / "columns").iterdir()] == [CLASSES]
 
 

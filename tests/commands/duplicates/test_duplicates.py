@@ -145,7 +145,7 @@ def test_a_source_is_looked_at_before_anything_is_prepared(source: Path, tmp_pat
         f"{WNIDS[2]}/photo2.jpg",
     ]
     assert (out / "exclude-validation.txt").read_text() == ""
-    assert "with too little detail, only compared by pixels: 2" in result.out
+    assert "with too little detail, compared only by pixels: 2" in result.out
     assert everything(source) == before
 
 
@@ -348,9 +348,7 @@ def test_a_source_of_look_alikes_says_how_many_were_not_judged_against_all(
     source = look_alikes(tmp_path / "source", 2)
     words = ["--source", str(source), "--splits", "train", "--out", str(tmp_path / "out")]
     assert duplicates.run([*words, "--workers", "1"]) == 0
-    assert (
-        "images with too many similar images to compare all of them: 2" in capsys.readouterr().out
-    )
+    assert "images not fully compared, because too many are similar: 2" in capsys.readouterr().out
 
 
 def test_all_copies_of_one_picture_are_found_however_many(
@@ -493,7 +491,7 @@ def test_a_source_without_one_sound_image_has_no_pair(tmp_path: Path) -> None:
         (("set", "--against", "set:holdout"), "has no split 'holdout'"),
         (("--source", "nowhere"), "no such folder"),
         (("set", "--splits", "holdout"), "has no split 'holdout'"),
-        (("--source", "source", "--splits", "holdout"), "only has the splits train and validation"),
+        (("--source", "source", "--splits", "holdout"), "has only the splits train and validation"),
     ],
 )
 def test_what_is_no_place_is_refused(

@@ -38,7 +38,7 @@ def rows_of(dataset: Path, name: str) -> np.ndarray:
 def test_tars_hold_the_rows_of_their_images(dataset: Path, tmp_path: Path) -> None:
     result = export(dataset, tmp_path / "out", "webdataset", "--columns", "latents")
     assert result.code == 0, result
-    assert "columns that are not exported: scores: export them with --columns" in result.err
+    assert "columns not exported: scores; to export them, use --columns" in result.err
     found = []
     for path in sorted((tmp_path / "out").glob("*.tar")):
         with tarfile.open(path) as tar:
@@ -72,7 +72,7 @@ def test_parquet_holds_lists_of_fixed_lengths(dataset: Path, tmp_path: Path) -> 
 def test_formats_without_columns_say_so(dataset: Path, tmp_path: Path) -> None:
     result = export(dataset, tmp_path / "out", "folder")
     assert result.code == 0, result
-    assert "columns that are not exported: latents, scores\n" in result.err
+    assert "columns not exported: latents, scores\n" in result.err
     refused = export(dataset, tmp_path / "other", "folder", "--columns", "latents")
     assert refused.code == 2
     assert "--columns" in refused.err

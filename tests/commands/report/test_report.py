@@ -396,7 +396,7 @@ def test_no_page_is_left_unasked_in_a_folder_of_another_user(
     refused = command.run("report", copy)
 
     assert refused.code == 2
-    assert "belongs to a different user (ID 12345)" in refused.err
+    assert "belongs to a different user (UID 12345)" in refused.err
     assert "--out" in refused.err
     assert not (copy / "report.html").exists()
     assert report_verb.run([str(copy), "--out", str(tmp_path / "page.html")]) == 0

@@ -16,7 +16,7 @@ VERBS = {
     "preprocess-imagenet": "run step 1 of the 2018 AWS tutorial with its flags",
     "verify": "check that a dataset matches its manifest",
     "resize": "make a dataset with smaller images from the TFRecord shards of any program",
-    "adopt": "add a manifest, an index and labels to TFRecord shards of other programs",
+    "adopt": "add a manifest, an index and labels to TFRecord shards from other programs",
     "amend": "make a new version of a dataset, with images excluded, relabelled or added",
     "replicate": "copy a dataset to a folder, a bucket or all nodes of a cluster, and verify it",
     "diff": "compare the images of two datasets: presence, labels, bytes and sizes",

@@ -1,4 +1,4 @@
-"""Turn TFRecord shards of other programs into a dataset with an index, labels and a manifest.
+"""Turn TFRecord shards from other programs into a dataset with an index, labels and a manifest.
 
 No image is re-encoded, and no existing file is replaced. With --out, the shards are hard-linked
 into a new folder, copied to or from a bucket, or rewritten (with --rewrite). After an interruption,

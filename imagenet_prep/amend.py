@@ -1,4 +1,4 @@
-"""Make a new version of a dataset, with images excluded, relabelled or added; needs no archives.
+"""Make a new version of a dataset: exclude, relabel or add images. The archives are not needed.
 
 Only changed shards are written. All other shards become hard links, or copies made by the bucket's
 server. The original dataset never changes. After an interruption, run the same command again.
@@ -89,7 +89,7 @@ def _render(summary: Json) -> str:
     columns = [*_of_columns(of)]
     if "manifest" not in summary:
         size = human_bytes(of["bytes"])
-        return "\n".join([changed, f"dry run: these shards, {size}, were not written", *columns])
+        return "\n".join([changed, f"dry run: would write {size} of shards", *columns])
     empty = [f"{split}: no image of {names} remains" for split, names in of["emptied"].items()]
     return render(summary, [changed, *empty, *columns])
 

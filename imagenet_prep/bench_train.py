@@ -1,6 +1,6 @@
 r"""Measure training speed with different numbers of ranks, on synthetic images and on a dataset.
 
-It also forecasts the duration and cost of 90 ImageNet epochs. Write train and its flags after --.
+Then forecast the duration and cost of 90 ImageNet epochs. Write train and its flags after --.
 
 Examples:
   imagenet-prep bench-train -np 1,2,4,8 -- train --data-dir /data/imagenet-480
@@ -102,7 +102,7 @@ class Measured(NamedTuple):
 def figures(measured: Sequence[Measured], slots: Sequence[int], price: float | None) -> list[Row]:
     """Returns one row per number of ranks, in ascending order.
 
-    `slots` has the number of slots of each host; `price` is in dollars per hour, for one host.
+    `slots` has the slots of each host; `price` is the hourly price of one host in dollars.
     """
     from imagenet_prep.reporting.training import Row
 
@@ -269,7 +269,7 @@ def _write(out: Path, config: Config, rows: list[Row]) -> None:
 @program.verb("imagenet_prep.bench_train", Config, __doc__)
 def run(config: Config) -> None:
     if config.command[:1] != ("train",):
-        raise errors.UsageError("expected the train command: -- train --data-dir DIR ...")
+        raise errors.UsageError("expected the train command after --: train --data-dir DIR ...")
     rows = bench(config)
     if config.json:
         print(json.dumps(rows, indent=1, default=canonical.fields))

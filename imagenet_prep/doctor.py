@@ -1,6 +1,6 @@
 """Check this machine: Python, codec, extras, frameworks, Horovod, GPUs, disk, limits and ssh.
 
-Each result is ok, missing or wrong, with a remedy unless it is ok. Exit code 1 if one is wrong.
+Each result is ok, missing or wrong, with a remedy unless ok. The exit code is 1 if one is wrong.
 
 Examples:
   imagenet-prep doctor
@@ -147,7 +147,7 @@ def _gpus() -> Check:
         driver = next((word for word in words if word[:1].isdigit()), "unknown")
         return Check("GPU", "ok", f"{counted(count, 'GPU')}, driver {driver}")
     if listed:
-        found = f"the driver has {counted(len(listed), 'GPU')}, but CUDA finds none"
+        found = f"the driver lists {counted(len(listed), 'GPU')}, but CUDA finds none"
         remedy = "nvidia-smi; check CUDA_VISIBLE_DEVICES; in a container: docker run --gpus all"
         return Check("GPU", "wrong", found, remedy)
     return Check("GPU", "missing", "no NVIDIA driver: training uses the CPU", "nvidia-smi")

@@ -166,7 +166,7 @@ def missing(lock: str) -> str:
 
 
 def wheel_key(config: Config) -> str:
-    """Returns the name of the cache folder: all versions on which the machine code depends."""
+    """Returns the cache folder's name, which contains all versions that affect the machine code."""
     framework = FRAMEWORKS[config.framework]
     if (package := version(*framework.packages)) is None:
         raise UsageError(

@@ -1,7 +1,7 @@
 r"""Run step 1 of the 2018 AWS tutorial with its flags: download, then write TFRecords.
 
-This runs imagenet-prep prepare --keep-original, which writes the unchanged images to 1024 training
-and 128 validation shards. After an interruption, run the same command again to resume.
+The command runs imagenet-prep prepare --keep-original, which writes the unchanged images to 1024
+training and 128 validation shards. After an interruption, run the same command again to resume.
 
 Examples:
   python -m imagenet_prep.preprocess_imagenet --local_scratch_dir=/data/imagenet-full \

@@ -83,7 +83,7 @@ class Config(Settings):
     labels: tuple[str, ...] = flag(
         (),
         place=Place.FILE,
-        help="compare labels with this list: CSV (key,class), ReaL's real.json or multi-label JSON",
+        help="also compare with these labels: key,class CSV, ReaL's real.json or multi-label JSON",
         without=("compare",),
     )
     seed: int = flag(0, help="seed for the random choice of images")

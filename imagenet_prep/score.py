@@ -32,7 +32,7 @@ class Config(Settings):
     labels: tuple[str, ...] = flag(
         (),
         place=Place.FILE,
-        help="also score against this list: CSV (key,class), ReaL's real.json or multi-label JSON",
+        help="also score against these labels: key,class CSV, ReaL's real.json or multi-label JSON",
     )
     json: bool = switch(help="print the table as JSON")
 

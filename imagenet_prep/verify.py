@@ -55,7 +55,7 @@ class Config(WorkerFlags):
         "decode: also every image, label and class count",
     )
     if_changed: bool = switch(
-        help="skip reading if all shards were verified and have not changed (does not find bit rot)"
+        help="skip reading if no shard has changed since it was verified; bit rot is not found"
     )
     signers: str | None = optional(
         place=Place.FILE,
@@ -191,7 +191,7 @@ def _remedy(place: str) -> str:
 
     dataset = open_dataset(place, parts=True, check=False)
     if dataset.placement.nodes > 1:
-        return "Add --repair to the replicate command that made this part, and run it again."
+        return "Rerun the replicate command that made this part, with --repair added."
     with contextlib.suppress(ValueError):
         verb = settings.parse(dataset.manifest.config).verb
         if verb == settings.ADOPT:

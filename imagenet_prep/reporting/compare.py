@@ -50,7 +50,7 @@ class Match:
 
 
 class Shown(NamedTuple):
-    """An image that is missing or has different classes, with its picture as a data URI."""
+    """An image that is missing or has a different class, with its picture as a data URI."""
 
     difference: Difference
     picture: str | None

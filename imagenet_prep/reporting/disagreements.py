@@ -27,7 +27,7 @@ class Shown(NamedTuple):
 
 @dataclass
 class Disagreements:
-    """Where label lists disagree; `pairs` has the number of images by pair of lists and kind."""
+    """Disagreements between label lists; `pairs` counts images by pair of lists and by kind."""
 
     lists: Sequence[Json]
     images: int = 0  # images that are in two or more lists

@@ -190,7 +190,7 @@ def gather(dataset: Dataset, problems: list[str], source: Readable | None = None
 
 
 def index_of(facts: Facts, shard: str, numbers: Container[int]) -> dict[int, str]:
-    """Returns lines of a shard's index by line number, without lines that do not exist."""
+    """Returns the requested lines of a shard's index by number, without those that do not exist."""
     name = naming.index_name(shard)
     try:
         lines = io.BytesIO(facts.store.read(name, 0, _MAX_LIST_BYTES))

@@ -38,7 +38,7 @@ _INCIDENT = (104, 52)
 
 
 class Record(NamedTuple):
-    """A record, its line in the index ("" if it is missing), and its origin if known."""
+    """A record, its line in the index ("" if there is none), and its origin if known."""
 
     shard: str
     number: int

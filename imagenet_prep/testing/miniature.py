@@ -269,5 +269,5 @@ def add_file(tar: tarfile.TarFile, name: str, file: IO[bytes], num_bytes: int) -
 
 
 def _small_uint(*values: int) -> NDArray[np.unsignedinteger]:
-    """Returns an array [1, n] of the smallest unsigned type for the values, as MATLAB does."""
+    """Returns the values as an array [1, n] of the smallest unsigned type, as MATLAB does."""
     return np.array([values], dtype=np.uint8 if max(values, default=0) < 256 else np.uint16)

@@ -120,7 +120,7 @@ def test_runs_by_parameter_servers_are_launched_with_them(
 
 
 def test_what_is_not_a_training_is_refused() -> None:
-    with pytest.raises(UsageError, match="expected the train command: -- train"):
+    with pytest.raises(UsageError, match="expected the train command after --: train"):
         bench_train.run(["-np", "1", "--", "verify", "/data"])
 
 

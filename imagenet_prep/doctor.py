@@ -32,7 +32,7 @@ from imagenet_prep.dataset import naming
 # The packages and the purpose of each extra. A bar separates packages of which one is enough.
 EXTRAS = {
     "beam": ("apache-beam", "prepare on a cluster"),
-    "parquet": ("pyarrow", "Parquet as source and export format"),
+    "parquet": ("pyarrow", "Parquet sources and exports"),
     "s3": ("boto3", "s3:// addresses"),
     "heif": ("pillow-heif", "photographs in HEIC"),
     "report": ("jinja2 matplotlib scikit-image", "report and plots"),

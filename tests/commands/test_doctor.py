@@ -48,7 +48,7 @@ def test_a_missing_extra_is_not_wrong_and_has_its_command(
     assert checks["extra parquet"] == doctor.Check(
         "extra parquet",
         "missing",
-        "for Parquet as source and export: no pyarrow",
+        "for Parquet sources and exports: no pyarrow",
         "pip install 'imagenet-prep[parquet]'",
     )
     assert "nvidia-dali-cuda120 or nvidia-dali-cuda130" in checks["extra dali"].found

@@ -315,5 +315,5 @@ def run(config: Config) -> None:
     if config.fail_on == _CROSS and result["cross"]:
         raise DataDamagedError(
             f"duplicates across splits or datasets: {result['cross']:,} groups. {config.out}/"
-            "pairs.csv lists them. To exclude them, use the exclude lists in this folder."
+            "pairs.csv lists them. To exclude them, use the exclude lists in the same folder."
         )

@@ -45,7 +45,7 @@ OF_AUTHORS = (
 
 
 def document(dataset: Dataset, name: str, about: Json) -> Json:
-    """Returns Croissant metadata and the fields in `about`, which may contain a different name.
+    """Returns Croissant metadata with the fields in `about`, for example a different name.
 
     Raises UsageError if `about` contains a field that is generated from the manifest.
     """

@@ -70,7 +70,7 @@ def write_few(store: Store, pieces: Iterable[Piece]) -> Files:
 
 
 class Tree:
-    """Writes images into a folder that is hidden until `show`; thread-safe, picklable."""
+    """Writes images into a folder that is hidden until `show` is called; thread-safe, picklable."""
 
     def __init__(self, folder: LocalStore, unseen: str) -> None:
         self._folder, self._unseen = folder, unseen  # `unseen` is a folder below `.work`
@@ -114,7 +114,7 @@ class Tree:
 
 
 def forget_lost(store: Store, tree: Tree | None, sizes: Mapping[str, Sequence[int]]) -> None:
-    """Removes the list of each part with lost or truncated images: these parts are rewritten.
+    """Removes the list of each part with lost or truncated images, so the part is rewritten.
 
     `sizes` has the image sizes of each finished part, by the name of its list of SHA-256 sums.
     """

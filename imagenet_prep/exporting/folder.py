@@ -44,7 +44,7 @@ class Folder(Format):
     file_an_image = True
 
     def settled(self, source: Source, parts: Sequence[Part]) -> Folder:
-        """Returns the format for these examples; UsageError if folder names would change labels."""
+        """Returns the format; raises UsageError if folder names would change labels."""
         ordered = sorted(self.wnids)
         if moved := [a for a, b in zip(self.wnids, ordered, strict=True) if a != b]:
             raise UsageError(
@@ -66,7 +66,7 @@ class Folder(Format):
         return replace(self, numbered=numbered)
 
     def _numbered(self, records: Records, chosen: npt.NDArray[np.int64]) -> dict[str, str]:
-        """Returns new names for colliding files; UsageError for missing classes, invalid names."""
+        """Returns new names for colliding files; UsageError for missing classes or bad names."""
         where = f"{records.split} of {records.dataset.where}"
         is_chosen = np.zeros(len(records), bool)
         is_chosen[chosen] = True
@@ -132,7 +132,7 @@ class Folder(Format):
         return f"{wnid}/{keys.name_in(key, wnid)}"
 
     def pieces(self, part: Part, examples: Iterable[Example]) -> Iterator[Piece]:
-        """Yields each image; if `allow_empty_class`, first each class folder, as "train/CLASS/"."""
+        """Yields each class folder ("train/CLASS/") if `allow_empty_class`, and then each image."""
         top = FOLDERS.get(part.split, part.split)
         if self.allow_empty_class and not part.number:
             yield from (Piece(f"{top}/{wnid}/", b"") for wnid in self.wnids)

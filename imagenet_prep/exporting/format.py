@@ -31,7 +31,7 @@ class Format:
         return out, ""
 
     def settled(self, source: Source, parts: Sequence[Part]) -> Format:  # noqa: ARG002
-        """Returns the format for these parts; UsageError if it cannot represent the examples."""
+        """Returns the format for these parts; raises UsageError if it cannot store the examples."""
         return self
 
     def pieces(self, part: Part, examples: Iterable[Example]) -> Iterator[Piece]:

@@ -146,7 +146,7 @@ class Job:
 def run(job: Job) -> Json:
     """Exports the parts that are not finished; returns the content of export.json.
 
-    A finished export has no receipts in `.work`: if a file is missing, all are written again.
+    A finished export has no receipts in `.work`: if a file is missing, all files are rewritten.
     """
     parts, store, digest = job.parts(), job.store, job.digest()
     settled = job.format.settled(job.source, parts)
@@ -213,12 +213,12 @@ def _refuse_others(job: Job, mark: str, digest: str) -> None:
     others = [name for name in names if name.startswith(job.called) and not name.startswith(".")]
     if others and not existing:
         raise UsageError(
-            f"{job.store.where()} has other files: {some(others)}. Choose an empty folder."
+            f"{job.store.where()} contains unrelated files: {some(others)}. Choose an empty folder."
         )
 
 
 def _others(store: Store) -> UsageError:
     return UsageError(
         f"{store.where()} has a different export, or one that was started with different flags or "
-        "from a different dataset. Finish it with the same command, or choose a different folder."
+        "from a different dataset. Finish it with the original command or use a different folder."
     )

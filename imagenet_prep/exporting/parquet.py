@@ -24,7 +24,7 @@ _GROUP_ROWS = 100  # as in `datasets` for images: to read one row, its group is 
 
 @dataclass(frozen=True)
 class Parquet(Format):
-    """The Parquet format, see `Format`; rows of columns become lists of fixed lengths."""
+    """The Parquet format, see `Format`; rows of dataset columns become fixed-length lists."""
 
     wnids: tuple[str, ...]
     columns: tuple[Column, ...] = ()

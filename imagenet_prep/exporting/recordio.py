@@ -1,4 +1,4 @@
-"""Exports MXNet's RecordIO: a .rec file per split, with .idx and .lst as im2rec.py writes."""
+"""Exports MXNet's RecordIO: a .rec file per split, with .idx and .lst files like im2rec.py's."""
 
 from __future__ import annotations
 

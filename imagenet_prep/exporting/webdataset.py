@@ -67,7 +67,7 @@ class WebDataset(Format):
 
 
 def sample_key(key: str) -> str:
-    """Returns the name of an image in a tar; different keys have different names.
+    """Returns the name of an image in a tar; different keys get different names.
 
     Readers group files by the text before the first dot of the name, and ignore folders with names
     like __this__. So dots and two leading underscores are percent-encoded. ImageNet's extension is

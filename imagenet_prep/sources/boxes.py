@@ -50,7 +50,7 @@ class BoxTask(NamedTuple):
 
 @dataclass(frozen=True)
 class Annotations:
-    """The annotations next to a source: a part per split, a task per archive or class folder."""
+    """Annotations next to a source: one part per split, one task per archive or class folder."""
 
     parts: dict[str, source.Part]
     tasks: tuple[BoxTask, ...]
@@ -105,10 +105,10 @@ def read(task: BoxTask) -> Found:
         stem = name.rpartition("/")[2].removesuffix(".xml")
         match = _STEM[task.split].match(stem)
         if match is None:
-            raise SourceError(f"{where}: does not have the name of a {task.split} image. {_ADVICE}")
+            raise SourceError(f"{where}: is not named like a {task.split} image. {_ADVICE}")
         boxes, bad = _parse_xml(data, where)
         if of_class is not None and match[1] != of_class:
-            raise SourceError(f"{where}: is in the folder of class {of_class}. {_ADVICE}")
+            raise SourceError(f"{where}: is in the wrong class folder, {of_class}. {_ADVICE}")
         group = match[1] if task.split == schema.TRAIN else task.split
         line = canonical.dumps([stem, boxes]) + b"\n"
         num_bytes += len(line)
@@ -122,7 +122,7 @@ def read(task: BoxTask) -> Found:
 
 
 def parse(lines: bytes, where: str) -> dict[str, Boxes]:
-    """Parses the lines of `read` into boxes by image name (without extension)."""
+    """Parses the lines that `read` returned into boxes by image name (without extension)."""
     by_name: dict[str, Boxes] = {}
     for line in io.BytesIO(lines):
         try:
@@ -130,8 +130,8 @@ def parse(lines: bytes, where: str) -> dict[str, Boxes]:
             boxes = Boxes(*map(tuple, sides))
         except (ValueError, TypeError) as error:
             raise SourceError(
-                f"{where}: the list of boxes is damaged ({error}). Remove its folder, then run the "
-                "same command again."
+                f"{where}: the list of boxes is damaged ({error}). Remove the folder of this list, "
+                "then run the same command again."
             ) from error
         if by_name.setdefault(str(stem), boxes) is not boxes:
             raise SourceError(f"{where}: {stem}.xml appears twice. {_ADVICE}")
@@ -154,7 +154,7 @@ def _files(path: Location) -> Iterator[tuple[str, bytes]]:
 def _archived(
     stream: io.BufferedIOBase, name: str, allowance: tar.Allowance, depth: int
 ) -> Iterator[tuple[str, bytes]]:
-    """Yields the XML files of a tar and of the compressed tars in it."""
+    """Yields the XML files in a tar and in the compressed tars that it contains."""
     for member, read_up_to in tar.contents(stream, name, allowance):
         if member.name.endswith(".xml"):
             yield member.name, read_up_to(_MAX_XML_BYTES + 1)
@@ -168,7 +168,7 @@ def _archived(
 
 
 def _parse_xml(data: bytes, where: str) -> tuple[Boxes, int]:
-    """Returns the boxes clipped to [0, 1], and the number of boxes without an area."""
+    """Returns the boxes clipped to [0, 1], and the number of boxes with no area."""
     if len(data) > _MAX_XML_BYTES:
         raise SourceError(f"{where}: has more than {_MAX_XML_BYTES:,} bytes. {_ADVICE}")
     try:
@@ -176,18 +176,18 @@ def _parse_xml(data: bytes, where: str) -> tuple[Boxes, int]:
         text = data.decode("utf-8")
         # Refuse a DOCTYPE: its entities can expand without limit or read local files.
         if "<!DOCTYPE" in text:
-            raise SourceError(f"{where}: has a document type declaration. {_ADVICE}")
+            raise SourceError(f"{where}: has a document type declaration (DOCTYPE). {_ADVICE}")
         root = ET.fromstring(text)  # noqa: S314 - without a DOCTYPE there are no entities
         width, height = (float(root.findtext(f"size/{side}", "")) for side in ("width", "height"))
         corners = [
             [float(box.findtext(side, "")) for side in Boxes._fields] for box in root.iter("bndbox")
         ]
         if not all(map(math.isfinite, itertools.chain([width, height], *corners))):
-            raise ValueError("a size or a corner is not finite")
+            raise ValueError("a size or coordinate is not finite")
     except (ValueError, ET.ParseError) as error:
         raise SourceError(f"{where}: is not a PASCAL VOC annotation: {error}. {_ADVICE}") from error
     if width <= 0 or height <= 0:
-        raise SourceError(f"{where}: states an image size of {width:g} x {height:g}. {_ADVICE}")
+        raise SourceError(f"{where}: has an image size of {width:g} x {height:g}. {_ADVICE}")
     clipped = []
     for corner in corners:
         x1, x2 = sorted(min(max(value / width, 0.0), 1.0) for value in corner[:2])

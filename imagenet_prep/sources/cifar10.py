@@ -34,7 +34,7 @@ _MAX_NAME_BYTES = 255
 
 @dataclass(frozen=True)
 class Cifar10(source.Pixels):
-    """CIFAR-10 in `path`, the archive or the extracted folder."""
+    """CIFAR-10 at `path`, which is the archive or the extracted folder."""
 
     name = "cifar10"
     edition = Edition(
@@ -46,7 +46,7 @@ class Cifar10(source.Pixels):
     path: Path
 
     def images(self, task: IndexTask) -> Iterator[PackedImage]:
-        """Yields the images of one batch as image files; raises SourceError if it is damaged."""
+        """Yields a batch of images as image files; raises SourceError if the batch is damaged."""
         import numpy as np
 
         where = f"{self.path}: {task.name}"
@@ -88,7 +88,7 @@ def find(root: Path, encode: Encode, encoding: str) -> Cifar10:
     """Returns the source; raises UsageError if `root` does not contain CIFAR-10."""
     path = locate(root)
     if path is None:
-        raise UsageError(f"--source {root}: expected {ARCHIVE} or {FOLDER}/. Download it.")
+        raise UsageError(f"--source {root}: expected {ARCHIVE} or {FOLDER}/. Download CIFAR-10.")
     where = f"{path}: {_META}"
     names = _load(_read(path, _META), where).get("label_names")
     if not isinstance(names, list) or len(names) != 10:

@@ -28,7 +28,7 @@ class ClassTars(ilsvrc.Tars):
 
     @property
     def edition(self) -> editions.Edition | None:
-        """The edition in the source's name, or the edition with the closest number of classes."""
+        """The edition that the source is named after, else the closest one by number of classes."""
         number, known = len(self.classes.wnids), (editions.ILSVRC2012, WINTER21, FALL11)
         return editions.called(self.parts[0].name, number) or editions.closest(known, number)
 
@@ -48,15 +48,15 @@ def locate(root: Location) -> Iterator[Location]:
 
 
 def find(root: Location, splits: Sequence[str]) -> ClassTars:
-    """Returns the source; uses ILSVRC2012's class list if it contains all classes."""
+    """Returns the source, with ILSVRC2012's class list if that includes all its classes."""
     places = [*locate(root)]
     if len(places) > 1:
         names = " and ".join(place.name for place in places)
-        raise UsageError(f"--source {root}: holds {names}. Name one of them.")
+        raise UsageError(f"--source {root}: holds {names}. Point it at one of them.")
     if not places:
         raise UsageError(
-            f"--source {root}: has neither {WHOLE} nor class tars, nNNNNNNNN.tar. Get them from "
-            "image-net.org (login needed), and unpack .tar.gz files."
+            f"--source {root}: has neither {WHOLE} nor class tars (nNNNNNNNN.tar). Get them "
+            "from image-net.org (login needed), and unpack .tar.gz files."
         )
     (place,) = places
     if schema.VALIDATION in splits:
@@ -100,7 +100,7 @@ def _class_files(folder: Location) -> list[File]:
             continue
         if CLASS_TAR.fullmatch(path.name) is None:
             raise SourceError(
-                f"{path}: is next to class tars, but not named <WNID>.tar. Move it away."
+                f"{path}: is next to class tars, but is not named <WNID>.tar. Move it away."
             )
         if isinstance(path, RemotePath):
             files.append(File(path.name, path.stat.size, path.stat.validator))

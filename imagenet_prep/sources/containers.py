@@ -1,4 +1,4 @@
-"""Reads tars and zips; content decides the format, as some .tar.gz files are plain tars."""
+"""Reads tars and zips; detects them by content, because some .tar.gz files are plain tars."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def _in_zip(
 
 
 class _Zip(io.BufferedReader):
-    """A zip file with a limit for the size of its file list, which zipfile reads in one call."""
+    """A zip file with a size limit for its file list, because zipfile reads the list at once."""
 
     most = _MOST_LIST_BYTES
 

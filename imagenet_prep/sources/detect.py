@@ -40,11 +40,11 @@ LAYOUTS = {
     FOLDER: "CLASS/*.jpg; train/CLASS/*.JPEG and val/CLASS/*.JPEG, or val/*.JPEG with a list of "
     "labels; Kaggle's ILSVRC/Data/CLS-LOC; train_blurred/ and val_blurred/; imagenet21k_train/ "
     "and imagenet21k_val/",
-    EVALUATION: "imagenetv2-*.tar.gz, imagenet-a.tar ..., packed or not (docs/evaluation.md)",
+    EVALUATION: "imagenetv2-*.tar.gz, imagenet-a.tar ..., packed or unpacked (docs/evaluation.md)",
     PARQUET: "data/train-00000-of-00294.parquet ..., data/validation-00000-of-00014.parquet ...",
-    RECORDIO: "train*.rec and val*.rec, each with its .lst; synset.txt if lists name no class",
+    RECORDIO: "train*.rec and val*.rec, each with its .lst; synset.txt if .lst has no class names",
     CIFAR10: "cifar-10-python.tar.gz, or cifar-10-batches-py/",
-    MNIST: "train-images-idx3-ubyte.gz, train-labels-idx1-ubyte.gz, t10k-..., packed or not",
+    MNIST: "train-images-idx3-ubyte.gz, train-labels-idx1-ubyte.gz, t10k-..., compressed or not",
 }
 
 
@@ -79,8 +79,8 @@ def find(
         raise UsageError(_nothing(root))
     if schema.TEST in splits and kinds[0] not in (EVALUATION, ILSVRC):
         raise UsageError(
-            f"--source {root}: is {kinds[0]}; only evaluation datasets, such as ImageNetV2, and "
-            f"ILSVRC2012's archives have the split {schema.TEST}. Choose other --splits."
+            f"--source {root}: its kind is {kinds[0]}, but only evaluation datasets and "
+            f"ILSVRC2012's archives have a {schema.TEST} split. Choose different --splits."
         )
     source = finders[kinds[0]]()
     classes = source.classes
@@ -88,23 +88,23 @@ def find(
     parts = [part.name for part in source.parts]
     line = f"{kinds[0]}: {some(parts)}; {counted(len(classes.wnids), 'class')} ({names})"
     if source.evaluation is not None:
-        line += f"; {source.evaluation.edition.name}, all of it is {schema.TEST}"
+        line += f"; {source.evaluation.edition.name}: all images are in {schema.TEST}"
     if kinds[0] == FOLDER and isinstance(source, folder.Folder):
         line += "".join(f"; {remark}" for remark in _remarks(source, root))
     if kinds[1:]:
-        line += f"; also found, not read: {', '.join(kinds[1:])} (see --source-kind)"
+        line += f"; also found, but not read: {', '.join(kinds[1:])} (see --source-kind)"
     return source, printable(line)
 
 
 def _remarks(source: folder.Folder, root: Location) -> Iterator[str]:
-    """Yields a remark on each folder that can be understood in a different way."""
+    """Yields a remark about how each folder with an ambiguous name is interpreted."""
     if isinstance(root, Path) and root.resolve() in source.split_folders:
-        yield "no train/ and no val/, so all of it is train"
+        yield "no train/ or val/, so all images are in train"
         for name in filter(layout.split_called, source.classes.wnids):
-            yield f"{name}/ is a class, since it holds images itself"
+            yield f"{name}/ is a class, since it directly contains images"
     for name in sorted({task.part for task in source.tasks if task.split == schema.VALIDATION}):
         if layout.split_called(name) == schema.TEST:
-            yield f"{name}/ is read as {schema.VALIDATION}, since there is no other"
+            yield f"{name}/ is read as {schema.VALIDATION}, since there is no validation folder"
     for name, number in (count for part in source.parts for count in part.ignored):
         if name.endswith("/") and not is_hidden(name[:-1]):
             yield f"{name} is not read: {counted(number, 'image')}"
@@ -146,7 +146,7 @@ def _nothing(root: Location) -> str:
         return f"--source {root}: no such folder."
     if not root.is_dir():
         unpack = _to_unpack(root.parent, [root.name])
-        unpack = unpack or "Name the folder that holds it, or the one into which it was unpacked."
+        unpack = unpack or "Set --source to its folder, or the one into which it was unpacked."
         return f"--source {root}: is a file that cannot be read directly. {unpack}"
     names = sorted(path.name + "/" * path.is_dir() for path in root.iterdir())
     files = Counter(ending(Path(path).name) for path in layout.files_below(root))
@@ -155,8 +155,8 @@ def _nothing(root: Location) -> str:
     lines = "".join(f"\n  {kind:11} {layout}" for kind, layout in LAYOUTS.items())
     return (
         f"supported layouts:{lines}\n"
-        f"--source {root}: holds {printable(', '.join(names[:20])) or 'nothing'}, which is none "
-        f"of them. {_to_unpack(root, names)}Get one of these, or name the folder that holds it."
+        f"--source {root}: holds {printable(', '.join(names[:20])) or 'nothing'}, which matches "
+        f"no supported layout. {_to_unpack(root, names)}Use one, or set --source to its folder."
     )
 
 
@@ -164,4 +164,4 @@ def _to_unpack(folder: Path, names: Sequence[str]) -> str:
     """Returns commands that unpack .tar.gz files, which do not allow random access."""
     packed = [str(folder / name) for name in names if name.endswith((".tar.gz", ".tgz"))]
     commands = [shlex.join(["tar", "-xzf", path, "-C", str(folder)]) for path in packed]
-    return f"Unpack it: {'; '.join(commands)}. Then name the new folder. " if packed else ""
+    return f"Run {'; '.join(commands)}. Then set --source to the new folder. " if packed else ""

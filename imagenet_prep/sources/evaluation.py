@@ -56,7 +56,7 @@ class Archives(source.Packed):
     archives: dict[str, Location]
 
     def images(self, task: IndexTask) -> Iterator[PackedImage]:
-        """Yields the images of one archive, unpacked; raises SourceError if it is damaged."""
+        """Unpacks one archive and yields its images; raises SourceError if it is damaged."""
         most = MAX_IMAGE_BYTES + 1
         files = containers.contents(
             self.archives[task.part], lambda path: most * (_member(self, path) is not None)
@@ -75,7 +75,7 @@ def _member(of: source.Source, path: str, archive: str = "", size: int = 0) -> M
 
 
 def locate(root: Location) -> list[Location]:
-    """Returns `root`, or the folders or archives in it, if they are evaluation datasets."""
+    """Returns the folders or archives at or in `root` that are evaluation datasets."""
     if root.is_file():
         return [root] * (root.name.endswith(ARCHIVES) and _is_archive(root))
     if not root.is_dir():
@@ -115,7 +115,7 @@ def _is_archive(archive: Location) -> bool:
 
 
 def _called(place: Path) -> str:
-    """Returns the name of a folder; below a corruption of ImageNet-C, as CORRUPTION/NAME."""
+    """Returns a folder's name, or CORRUPTION/NAME below one of ImageNet-C's corruptions."""
     above = place.parent.name
     return f"{above}/{place.name}" if above in CORRUPTIONS else place.name
 
@@ -143,11 +143,11 @@ def find(root: Location, splits: Sequence[str], *, follow_links: bool) -> Folder
             f"--source {root}: holds no evaluation dataset. docs/evaluation.md lists them."
         )
     if len(places) > 1 and not {*names} <= _C:
-        raise UsageError(f"--source {root}: holds {' and '.join(names)}. Name one of them.")
+        raise UsageError(f"--source {root}: holds {' and '.join(names)}. Point it at one of them.")
     # The default splits mean that the user did not choose any.
     if tuple(splits) not in (schema.SOURCE_SPLITS, (schema.TEST,)):
         raise UsageError(
-            f"--source {root}: {names[0]} is an evaluation dataset and only has the split test. "
+            f"--source {root}: {names[0]} is an evaluation dataset, which only has the split test. "
             "Choose --splits test, or remove --splits."
         )
     (place, *_) = places
@@ -189,7 +189,7 @@ def _archives(archives: dict[str, Location]) -> Archives:
             left -= len(kind) * (kind not in known)
             if left < 0:
                 raise SourceError(
-                    f"{archive}: the names of its folders have more than {_FOLDERS_BYTES:,} bytes. "
+                    f"{archive}: its folder names have over {_FOLDERS_BYTES:,} bytes in total. "
                     "Get the original archive."
                 )
             known[kind] += 1
@@ -209,7 +209,7 @@ def _archives(archives: dict[str, Location]) -> Archives:
 def _with_ignored(
     part: source.Part, ignored: Counter[str], in_folder: Counter[str], layout: Layout
 ) -> source.Part:
-    """Returns a part with its ignored files, including ObjectNet's images without a class."""
+    """Returns a part with counts of ignored files and of ObjectNet's images without a class."""
     others = sum(
         number for path, number in in_folder.items() if layout.place(f"{path}/*", path) is None
     )

@@ -1,7 +1,7 @@
 """Identifies evaluation datasets, and the classes of their folders.
 
-The folders of ImageNetV2 are class indices. The classes of ObjectNet's folders are in its mapping
-files. The folders of all other datasets are WNIDs.
+ImageNetV2's folders are named after class indices. ObjectNet's mapping files contain the classes of
+its folders. The folders of all other datasets are named after WNIDs.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Layout:
             index = labels.official_classes().index.get(folder)
             expected = "WNIDs of ILSVRC2012's 1,000 classes"
             if self.edition.name.startswith(editions.IMAGENETV2.name):
-                expected = "class indices, 0 to 999, or all of them WNIDs of ILSVRC2012's classes"
+                expected = "all class indices (0 to 999) or all WNIDs of ILSVRC2012's classes"
         match = _CORRUPTED.search(path) if self.edition is editions.IMAGENET_C else None
         if self.edition is editions.IMAGENET_C and not match:
             index, expected = None, "CORRUPTION/SEVERITY/WNID, with ImageNet-C's 19 corruptions"
@@ -71,7 +71,7 @@ class Layout:
 
     @property
     def answers(self) -> dict[str, list[str]]:
-        """The accepted WNIDs of ObjectNet's objects that have several, as in `Manifest.answers`."""
+        """The WNIDs of each ObjectNet object with more than one, as in `Manifest.answers`."""
         wnids = labels.official_classes().wnids
         several = [indices for indices in (self.objects or {}).values() if len(indices) > 1]
         return {wnids[indices[0]]: [wnids[i] for i in sorted(indices)] for indices in several}
@@ -80,7 +80,7 @@ class Layout:
 def layout_of(
     names: Sequence[str], sample: str, in_folder: Counter[str], mapping: Mapping[str, bytes]
 ) -> Layout:
-    """Identifies a dataset by its names, its folders and the path `sample` of an image."""
+    """Identifies a dataset by its names, its folders and `sample`, the path of an image."""
     where = names[0]
     folders = {path.rpartition("/")[2] for path in in_folder}
     if not sample:
@@ -91,8 +91,8 @@ def layout_of(
     if edition is None:
         raise SourceError(
             f"{where}: matches no known evaluation dataset, neither by its name nor by its "
-            f"{counted(len(folders), 'folder')} of images, such as {min(folders)!r}. Give it its "
-            "published name; or unpack it and add --source-kind folder."
+            f"{counted(len(folders), 'folder')} of images, such as {min(folders)!r}. Rename it to "
+            "its published name, or unpack it and add --source-kind folder."
         )
     layout = Layout(
         edition,
@@ -180,7 +180,7 @@ def _objects(files: Mapping[str, bytes], where: str) -> Mapping[str, Sequence[in
         for indices in objects.values():
             indices.sort(key=uses.__getitem__)  # first the label: no other object has this class
             if indices and (uses[indices[0]] > 1 or not 0 <= min(indices) <= max(indices) < 1000):
-                raise ValueError("two objects have the same class, or a class is not ILSVRC2012's")
+                raise ValueError("two objects have the same class, or a class is not in ILSVRC2012")
     except (ValueError, LookupError) as error:
         # The text of a LookupError is only the missing key.
         is_value = isinstance(error, ValueError)

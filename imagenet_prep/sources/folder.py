@@ -38,14 +38,14 @@ SOLUTION = "LOC_val_solution.csv"
 
 
 class FileReader:
-    """Reads complete files; closes each after reading, because there may be a million."""
+    """Reads complete files; closes each after reading, as there may be a million files."""
 
     def __init__(self, root: Path, newest: int) -> None:
         self._root = root
         self._newest = newest  # the latest file time when the files were listed
 
     def read(self, archive: str, offset: int, size: int) -> bytes:
-        """Returns the first `size` bytes; raises SourceError if the file was changed."""
+        """Returns the first `size` bytes; raises SourceError if the file has changed."""
         path = self._root / archive
         with read_errors(path, "Check the disk that holds it."), open_to_read(path) as file:
             now = os.fstat(file.fileno())
@@ -121,7 +121,7 @@ class Folder(source.Stored):
 
     @property
     def edition(self) -> editions.Edition | None:
-        """The edition that a folder is named after, or ILSVRC2012 if this is a part of it."""
+        """The edition that a folder is named after, or ILSVRC2012 if the source is part of it."""
         called = (editions.called(part.name, len(self.classes.wnids)) for part in self.parts)
         return next(filter(None, called), super().edition)
 
@@ -134,7 +134,7 @@ class Folder(source.Stored):
             index = (self.validation_class_index or {}).get(stem)
         if index is None:
             raise SourceError(
-                f"{where}: has no label. Get the labels of these images, or move the file away."
+                f"{where}: has no label. Get labels that include this image, or move it away."
             )
         folder = file.path[: file.path.rfind("/") + 1] if self.is_own else ""
         key = self.key_of(task.split, index, path, where, folder)
@@ -152,8 +152,8 @@ def find(
     """Returns the source of `splits`.
 
     The class list is `classes`, if given, or the devkit's or Kaggle's. Without these, it is the
-    official list if that has all class folders, so that a subset has the same labels. Otherwise, it
-    is the sorted folder names.
+    official list if that has all class folders, so that a subset has the full dataset's labels.
+    Otherwise, it is the sorted folder names.
     """
     inside = None if follow_links else root
     names = layout.split_folders(root)
@@ -164,7 +164,7 @@ def find(
         expected = [", ".join(f"{name}/" for name in layout.FOLDERS[split]) for split in missing]
         existing = subfolders(names.top, any_name=True) if names.top.is_dir() else []
         raise UsageError(
-            f"--source {root}: no folder of {' and '.join(missing)}; expected one of "
+            f"--source {root}: no folder for {' and '.join(missing)}; expected one of "
             f"{' and one of '.join(expected)}. Choose --splits. Found: "
             f"{printable(some([f'{name}/' for name in existing])) or 'no folders'}."
         )
@@ -220,7 +220,7 @@ def _listed(
     ignored: Counter[str],
     problems: Problems,
 ) -> Iterator[tuple[str, list[File]]]:
-    """Yields the images of one class at a time: the names of 13 million files take gigabytes."""
+    """Yields images class by class, since the names of 13 million files take gigabytes."""
     empty = []
     for name in names:
         files = list_below(folder / name, problems=problems)
@@ -234,7 +234,7 @@ def _listed(
 
 def _note_empty(folder: Path, files: listing.Listing, problems: Problems) -> None:
     if not files.images:
-        others = f" but {in_words(files.ignored)}" if files.ignored else ""
+        others = f", but {in_words(files.ignored)}" if files.ignored else ""
         problems.add(f"{folder}: holds no image{others}. Add its images, or remove the folder.")
 
 
@@ -258,7 +258,7 @@ def _validation(
         return _class_indices(_read_solution(path), classes, path)
     raise UsageError(
         f"--source {root}: the validation folder has no class folders and its labels are missing. "
-        f"Put {labels.DEVKIT}, {SYNSET_LABELS} or {SOLUTION} there, or make class folders."
+        f"Put {labels.DEVKIT}, {SYNSET_LABELS} or {SOLUTION} there, or create class folders."
     )
 
 
@@ -289,7 +289,7 @@ def _class_folders(folder: Path, classes: ClassList, problems: Problems) -> dict
         if index is None:
             problems.add(
                 f"{folder / name}: is not in the class list of "
-                f"{counted(len(classes.wnids), 'class')}. Move the folder away, or get its list."
+                f"{counted(len(classes.wnids), 'class')}. Move it away, or get a list that has it."
             )
         elif (first := names.setdefault(index, name)) != name:
             problems.add(

@@ -46,7 +46,7 @@ class Tars(source.Stored):
 
     @property
     def images(self) -> MemberReader:
-        """The reader of single images; it verifies remote ones, as their listing is untrusted."""
+        """The reader of single images; it verifies remote images, as their listing is untrusted."""
         kind = TarReader if isinstance(self.reader, RemoteArchives) else MemberReader
         return kind(self.reader)
 
@@ -72,7 +72,7 @@ class Tars(source.Stored):
         if index is None:
             match = VALIDATION_NAME.match(file.name.rpartition("/")[2])
             if match is None:
-                raise SourceError(f"{where}: expected a name ILSVRC2012_val_<8 digits>.JPEG")
+                raise SourceError(f"{where}: expected the name ILSVRC2012_val_<8 digits>.JPEG")
             number, total = int(match[1]), len(self.validation_class_index)
             if not 1 <= number <= total:
                 raise SourceError(
@@ -165,12 +165,12 @@ def find(folder: Location, splits: Sequence[str]) -> Ilsvrc2012 | Unlabelled:
             found = f"; found {some(names) or 'nothing'}"
         raise UsageError(
             f"--source {folder}: {' and '.join(missing)} not found{found}. Get the archives from "
-            "image-net.org (login needed), or choose other --splits."
+            "image-net.org (login needed), or choose different --splits."
         )
     if schema.TEST in splits:
         if len(splits) > 1:
             raise UsageError(
-                "--splits: the images of test have no labels, so they cannot be in a dataset with "
+                "--splits: the test images have no labels, so they cannot be in one dataset with "
                 "other splits. Choose --splits test and a different --out."
             )
         part = source.file_part(archives[ARCHIVES[schema.TEST]], published.TEST.md5)

@@ -80,7 +80,7 @@ def _problem(use: LabelUse, labelling: Labelling) -> str:
 
 
 def _own_classes(uses: Sequence[LabelUse], official: ClassList) -> ClassList:
-    """Returns the class list in the records: sorted WNIDs, or other names in label order."""
+    """Returns the class list in the records: sorted WNIDs, or class names in label order."""
     named = {use.name: use for use in sorted(uses, key=lambda use: use.examples) if use.name}
     names = sorted(named)
     if not all(map(WNID.fullmatch, names)):

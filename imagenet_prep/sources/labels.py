@@ -1,8 +1,8 @@
 """Reads class lists and the labels in the devkit, and detects wrong labels.
 
 ILSVRC2012_validation_ground_truth.txt contains ILSVRC2012_IDs. These IDs are NOT positions in the
-sorted WNIDs: meta.mat maps IDs to WNIDs. If the class list is the official one, labels are compared
-with the known ones.
+sorted WNIDs: meta.mat maps IDs to WNIDs. If the class list is the official one, its labels are
+compared with the known labels.
 """
 
 from __future__ import annotations
@@ -68,20 +68,20 @@ def official_classes() -> ClassList:
 def classes_called(
     names: Sequence[str], where: str, lemmas: Mapping[str, str] | None = None
 ) -> ClassList:
-    """Returns a class list with these names, in this order; class IDs have "_" for spaces."""
+    """Returns a class list with these names, in this order; in class IDs, "_" replaces spaces."""
     words = dict(zip(*dataclasses.astuple(official_classes()), strict=True)) | dict(lemmas or {})
     ids = tuple("_".join(name.split()) for name in names)
     forms = Counter(unicodedata.normalize("NFC", name) for name in ids)
     if odd := sorted({i for i in ids if forms[unicodedata.normalize("NFC", i)] > 1 or not i}):
         raise SourceError(
-            f"{where}: {some([*map(ascii, odd)])} is not the name of exactly one class (blanks "
+            f"{where}: {some([*map(ascii, odd)])} is empty or names several classes (blanks "
             "equal '_'; Unicode form is ignored). Rename all but one of the folders."
         )
     return ClassList(ids, tuple(words.get(name, " ".join(name.split())) for name in names))
 
 
 def check_validation(classes: ClassList, class_index: dict[int, int], where: str) -> None:
-    """Verifies the class index of each file number, if all 50,000 of ILSVRC2012 are present."""
+    """Verifies class indices by file number, if all 50,000 validation files are present."""
     numbers = range(1, schema.OFFICIAL_NUM_EXAMPLES[schema.VALIDATION] + 1)
     if classes.official and class_index.keys() == set(numbers):
         check_canaries([classes.wnids[class_index[number]] for number in numbers], where)

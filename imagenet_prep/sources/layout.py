@@ -1,7 +1,7 @@
 """Decides which folders of a source are splits and which are classes.
 
 A split folder has a word for a split in its name, such as `train` or `Testing`. If the name has
-other words too (`seg_test`), a second split must have the same words (`seg_train`). A class folder
+additional words (`seg_test`), a second split must have the same words (`seg_train`). A class folder
 directly contains images. A folder with images only in its subfolders is refused, because the names
 of the subfolders may be labels.
 """
@@ -121,7 +121,7 @@ def _named(below: Sequence[str]) -> dict[str, list[str]]:
 
 
 def _are_classes(top: Path, names: dict[str, list[str]], below: Sequence[str]) -> bool:
-    """Returns whether folders with the name of a split are classes: `train` next to `bus`."""
+    """Returns whether folders named like splits are classes, as `train` next to `bus` is."""
     (called, *more) = names.values()
     if more or any(subfolders(top / name) or not has_image(top / name) for name in called):
         return False
@@ -130,7 +130,7 @@ def _are_classes(top: Path, names: dict[str, list[str]], below: Sequence[str]) -
 
 
 def _inner(base: Path, folder: str) -> str:
-    """Returns the folder of a split, or its only subfolder if named alike: seg_train/seg_train."""
+    """Returns a split's folder, or its only subfolder if the names match: seg_train/seg_train."""
     below = subfolders(base / folder)
     if len(below) != 1 or has_image(base / folder) or not subfolders(base / folder / below[0]):
         return folder
@@ -164,7 +164,7 @@ def without_classes(root: Path, content: str = "images and ") -> UsageError:
     return UsageError(
         printable(
             f"{root}: holds {content}no class folders. Put the images of each class into a folder "
-            "named like the class: labels in file names or in unknown lists are not read."
+            "named after the class: labels in file names or in unknown lists are not read."
         )
     )
 
@@ -172,14 +172,14 @@ def without_classes(root: Path, content: str = "images and ") -> UsageError:
 def _no_classes(root: Path, parts: dict[str, list[str]]) -> UsageError:
     count = Counter(chain.from_iterable(parts.values()))
     same = some([name for name in count if count[name] > 1])
-    same = f"Like splits, their folders have the same names ({same}). " if same else ""
+    same = f"As in splits, their subfolders have the same names ({same}). " if same else ""
     first = next(f"{name}/{inner[0]}/" for name, inner in parts.items())
     sources = [shlex.quote(str(_source_in(root / name))) for name in islice(parts, _MOST_NAMED)]
     return UsageError(
         printable(
-            f"{root}: folders that hold no images, only folders such as {first}, are not classes: "
-            f"{some([f'{name}/' for name in parts])}. {same}Name one of them: "
-            f"{' or '.join(sources)}. Or call splits train, val and test; or move all class "
+            f"{root}: folders that contain only folders such as {first}, but no images, are not "
+            f"classes: {some([f'{name}/' for name in parts])}. {same}Use one of them as source: "
+            f"{' or '.join(sources)}. Or rename splits to train, val and test; or move all class "
             "folders into one folder; or move an image of each class directly into its folder."
         )
     )
@@ -194,7 +194,7 @@ def _source_in(folder: Path) -> Path:
 
 
 def unread(splits: Splits) -> Counter[str]:
-    """Counts images outside the split folders, by folder, or by extension if in no folder."""
+    """Counts images outside the split folders by folder; those in no folder, by extension."""
     counts, top = Counter[str](), splits.top
     if not splits.names:
         return counts

@@ -1,7 +1,7 @@
 """Lists the image files of a folder and counts all other files by extension.
 
-A custom photograph without an image extension is found by its content: phones write JPEGs named
-.HEIC.
+In custom datasets, images without an image extension are found by their content, because phones
+write JPEGs named .HEIC.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ class MemberReader:
         self._reader.will_need(map(self._range_of, members))
 
     def read(self, member: Member) -> bytes:
-        """Returns the bytes of an image; a huge image is cut to a size that the codec refuses."""
+        """Returns the bytes of an image; a huge image is truncated to a size the codec refuses."""
         return self._reader.read(*self._range_of(member))
 
     def _range_of(self, member: Member) -> Range:
@@ -40,7 +40,7 @@ class TarReader(MemberReader):
     _header_bytes = tar.HEADER_BYTES
 
     def read(self, member: Member) -> bytes:
-        """Returns the bytes of an image; raises SourceError if its tar header is different."""
+        """Returns the bytes of an image; raises SourceError if its tar header does not match."""
         data = super().read(member)
         if not _is_of(member, data[: tar.HEADER_BYTES]):
             # A long name is stored in separate headers, before the header of the file.

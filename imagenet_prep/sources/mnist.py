@@ -58,7 +58,7 @@ class Mnist(source.Pixels):
 
 
 def is_there(root: Path) -> bool:
-    """Returns whether a folder contains MNIST's images of train or validation."""
+    """Returns whether a folder contains MNIST's train or validation images."""
     return any(_locate(root, f"{prefix}-{_IMAGES}") for prefix in _PREFIX.values())
 
 
@@ -67,7 +67,7 @@ def find(root: Path, splits: Sequence[str], encode: Encode, encoding: str) -> Mn
     names = {split: [f"{_PREFIX[split]}-{kind}" for kind in (_IMAGES, _LABELS)] for split in splits}
     paths = {name: _locate(root, name) for pair in names.values() for name in pair}
     if missing := [name for name, path in paths.items() if path is None]:
-        raise UsageError(f"--source {root}: holds no {' and no '.join(missing)}, packed or not.")
+        raise UsageError(f"--source {root}: has no {' and no '.join(missing)}, compressed or not.")
     found = {name: path for name, path in paths.items() if path is not None}
     files = {split: (found[pair[0]], found[pair[1]]) for split, pair in names.items()}
     classes = labels.classes_called([str(digit) for digit in range(_NUM_CLASSES)], str(root))
@@ -85,7 +85,7 @@ def _locate(root: Path, name: str) -> Path | None:
 
 
 def _read(path: Path, shape: tuple[int, ...]) -> bytes:
-    """Returns the items of an IDX file of uint8 [N, *shape]; raises SourceError."""
+    """Returns the items of an IDX file of uint8 [N, *shape]; raises SourceError if invalid."""
     header = struct.Struct(f">{2 + len(shape)}I")
     expected = f"expected an IDX file of uint8 [{', '.join(['N', *map(str, shape)])}]"
     with packed.errors(path, _ADVICE), packed.unpacked(path) as stream:

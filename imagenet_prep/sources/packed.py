@@ -25,7 +25,7 @@ _MOST_XZ_BYTES, _PIECE_BYTES = 128 << 20, 1 << 16
 
 @contextlib.contextmanager
 def errors(path: Location, remedy: str, *more: type[Exception]) -> Iterator[None]:
-    """Turns unpacking errors and `more` into SourceError, and disk errors into StoreError."""
+    """Turns unpacking errors and `more` errors into SourceError, disk errors into StoreError."""
     kinds: tuple[type[Exception], ...] = (*UNPACKING_ERRORS, *more)
     try:
         yield
@@ -68,7 +68,7 @@ class _Xz(io.RawIOBase):
             while not data and (packed := self._packed()) is not None:
                 data = self._unpacker.decompress(packed, len(buffer))
         except lzma.LZMAError as error:
-            raise lzma.LZMAError(f"{error} (xz -9 and below can be unpacked)") from error
+            raise lzma.LZMAError(f"{error} (files of xz -9 and below can be unpacked)") from error
         buffer[: len(data)] = data
         return len(data)
 

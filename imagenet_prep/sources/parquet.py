@@ -1,4 +1,4 @@
-"""Reads Parquet files with columns image {bytes, path} and label, as Hugging Face's imagenet-1k.
+"""Reads Parquet files with columns image {bytes, path} and label, like Hugging Face's imagenet-1k.
 
 The files are in the source folder or in its folder `data`. The test split of imagenet-1k is
 ignored, because it has no labels.
@@ -43,7 +43,7 @@ _PROBE_ROWS = 100  # rows with paths to compare with the official class list
 
 @dataclass(frozen=True)
 class Parquet(source.Packed):
-    """The Parquet files of a dataset by name, and the number of absent files by split."""
+    """The Parquet files of a dataset by name, and the number of missing files by split."""
 
     files: dict[str, Path]
     absent: dict[str, int]
@@ -58,7 +58,7 @@ class Parquet(source.Packed):
                 yield self._image(task, f"{path}: row {row:,}", row, label, image, ours=ours)
 
     def count_problems(self, split: str, num_per_class: Sequence[int]) -> list[str]:
-        """Returns messages about absent files and about differences from the published counts."""
+        """Returns messages about missing files and about differences from the published counts."""
         problems = []
         if absent := self.absent[split]:
             existing = len(self.index_tasks(split))
@@ -71,7 +71,7 @@ class Parquet(source.Packed):
         if not isinstance(label, int) or not 0 <= label < len(self.classes.wnids):
             raise SourceError(
                 f"{where}: label {label!r}, expected 0 to {len(self.classes.wnids) - 1:,}. "
-                "The file is damaged or of a different dataset: download it again."
+                "The file is damaged or from a different dataset: download it again."
             )
         data = (image or {}).get("bytes")
         if data is None:
@@ -113,15 +113,15 @@ def find(root: Path, splits: Sequence[str]) -> Parquet:
     if missing := [split for split in splits if not of_split[split]]:
         raise UsageError(
             f"--source {root}: no {' and no '.join(f'{split}-*.parquet' for split in missing)}; "
-            f"it holds {some(names) or 'nothing'}. Choose other --splits or a different folder."
+            f"it holds {some(names) or 'nothing'}. Choose different --splits or a different folder."
         )
     absent = {}
     for split in splits:
         counts = {int(match["count"]) for match in of_split[split]}
         if len(counts) > 1:
             raise SourceError(
-                f"{place}: has {split} files of {' and of '.join(map(str, sorted(counts)))}. Keep "
-                "only the files of one dataset."
+                f"{place}: its {split} files are from datasets of "
+                f"{' and of '.join(map(str, sorted(counts)))} files. Keep only those of one."
             )
         absent[split] = counts.pop() - len(of_split[split])
     files = {match.string: place / match.string for s in splits for match in of_split[s]}
@@ -137,7 +137,7 @@ def find(root: Path, splits: Sequence[str]) -> Parquet:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[tuple[ParquetFile, int]]:
-    """Yields an open file, after a check of its columns, and its file descriptor."""
+    """Checks the columns of a file; yields the open file and its descriptor."""
     demand("parquet", str(path), "pyarrow")
     import pyarrow as pa  # type: ignore[import-untyped]
     import pyarrow.parquet as pq
@@ -165,7 +165,7 @@ def _opened(path: Path) -> Iterator[tuple[ParquetFile, int]]:
 def _rows(
     file: ParquetFile, descriptor: int, column: str, at_once: int
 ) -> Iterator[tuple[Any, Any]]:
-    """Yields (label, image) of each row; with the column "image.path", no image has bytes."""
+    """Yields (label, image) of each row; if `column` is "image.path", images have no bytes."""
     for number in range(file.metadata.num_row_groups):
         group = file.metadata.row_group(number)
         for chunk in map(group.column, range(group.num_columns)):
@@ -182,7 +182,7 @@ def _image_bytes(path: Path) -> int:
         columns = [group.column(i) for group in groups for i in range(group.num_columns)]
     if any(not 0 <= c.total_uncompressed_size <= _MAX_GROUP_BYTES for c in columns):
         raise SourceError(
-            f"{path}: a row group has more than {_MAX_GROUP_BYTES:,} bytes, which must fit in "
+            f"{path}: a row group has more than {_MAX_GROUP_BYTES:,} bytes, but must fit in "
             "memory. Save the dataset with fewer rows per group."
         )
     return sum(c.total_uncompressed_size for c in columns if c.path_in_schema == "image.bytes")

@@ -2,7 +2,7 @@
 
 Python's unpickler calls every function that a file names. It also hashes keys: with 136 bytes, a
 file can create a tuple with a hash that visits 2^64 tuples, in C code that no signal interrupts.
-This module only supports the operations in CIFAR-10's batches, only accepts text as keys, and calls
+This module supports only the operations in CIFAR-10's batches, accepts only text as keys, and calls
 no function that a file names.
 """
 
@@ -97,7 +97,7 @@ class _Reader:
             # In pickles for Python 2, Python 3 writes bytes as a call of encode.
             self._left -= len(arguments[0])
             if self._left < 0:
-                raise ValueError("it encodes more text than it holds")
+                raise ValueError("its encoded text is larger than the file")
             self.push(str.encode(arguments[0], "latin-1"))
         else:
             raise TypeError(f"it calls a {type(function).__name__}")

@@ -48,8 +48,8 @@ class RecordReader(ArchiveReader):
 class ImageList:
     """A `.lst` file, with the class `names` by label; picklable.
 
-    Image paths are read when needed, because those of ImageNet-21K have 700 MB. A class is named
-    after the first folder of its paths if each label has a different one, else after the last.
+    Image paths are read when needed, because those of ImageNet-21K take 700 MB. A class is named
+    after the first folder of its paths if that differs for each label, else after the last folder.
     """
 
     def __init__(self, path: Path) -> None:
@@ -75,7 +75,7 @@ class ImageList:
                 if firsts.setdefault(label, folders[0]) != folders[0]:
                     firsts[label] = ""
                 if lasts.setdefault(label, folders[-1]) != folders[-1]:
-                    names = f"{folders[-1]!r}, in an earlier line {lasts[label]!r}"
+                    names = f"{folders[-1]!r}, but {lasts[label]!r} in an earlier line"
                     problem = problem or f"{where}: label {label} is {names}"
         is_first = all(firsts.values()) and 1 < len(firsts) == len({*firsts.values()})
         if problem and not is_first:
@@ -87,7 +87,7 @@ class ImageList:
         self._sizes = np.asarray(sizes, np.uint16)[order]
         twice = self._numbers[1:][self._numbers[1:] == self._numbers[:-1]]
         if len(twice):
-            raise SourceError(f"{path}: number {twice[0]} appears twice. Get the list again.")
+            raise SourceError(f"{path}: image number {twice[0]} appears twice. Get the list again.")
 
     def name(self, number: int) -> str | None:
         """Returns the path of an image, or None if it is not in the list."""
@@ -147,7 +147,7 @@ class RecordIO(source.Stored):
         if task.part in self.lists:
             path = self.lists[task.part].name(record.number)
         if path is None:
-            raise SourceError(f"{where}: its .lst file does not have this number. Get both again.")
+            raise SourceError(f"{where}: its .lst file has no such image. Get both files again.")
         class_id, (first, _, below) = self.classes.wnids[index], path.partition("/")
         # Keys have the folders below the class folder, but ImageNet's keys have none.
         has_folders = not WNID.fullmatch(class_id) and "_".join(first.split()) == class_id
@@ -169,7 +169,7 @@ def find(root: Path, splits: Sequence[str]) -> RecordIO:
     if missing := [split for split in splits if split not in found]:
         names = " and no ".join(f"{_PREFIXES[split]}*.rec" for split in missing)
         raise UsageError(
-            f"--source {root}: no {names}. Name the files like this, or choose --splits."
+            f"--source {root}: no {names}. Rename the files to match, or choose --splits."
         )
     paths = [path for split in splits for path in found[split]]
     list_paths = {path.name: path.with_suffix(".lst") for path in paths}
@@ -194,7 +194,7 @@ def _classes_of(lists: Sequence[ImageList], root: Path) -> ClassList:
     for label, name in (item for image_list in lists for item in image_list.names.items()):
         if names.setdefault(label, name) != name:
             raise SourceError(
-                f"{root}: two lists disagree: label {label} is {name!r} and {names[label]!r}. Keep "
+                f"{root}: two lists disagree: label {label} is {name!r} or {names[label]!r}. Keep "
                 "only the files of one dataset."
             )
     official = labels.official_classes()

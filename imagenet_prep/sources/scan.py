@@ -21,7 +21,7 @@ _MOST_KEPT = 50
 
 
 class File(NamedTuple):
-    """A file below a folder: relative path, size, and time in ns (or the ETag if remote)."""
+    """A file below a folder: relative path, size, and mtime in ns (the ETag if remote)."""
 
     path: str
     num_bytes: int
@@ -46,7 +46,7 @@ class Problems:
             self._kept.append(printable(str(problem)))
 
     def raise_all(self, where: object) -> None:
-        """Raises one SourceError with the kept messages and the number of problems, if any."""
+        """If there are problems, raises one SourceError with their number and the kept messages."""
         lines = sorted(self._kept)
         if self._number > 1:
             shown = f", {_MOST_KEPT} of them above" if self._number > _MOST_KEPT else ""
@@ -58,7 +58,7 @@ class Problems:
 
 @contextlib.contextmanager
 def read_errors(path: object, remedy: str = _CHECK) -> Iterator[None]:
-    """Turns an OSError into a SourceError; if `path` is "", it names the path in the error."""
+    """Turns an OSError into a SourceError that names `path`, or the error's path if that is ""."""
     try:
         yield
     except OSError as error:
@@ -79,7 +79,7 @@ def scan(
     """Returns all files below a folder except hidden ones, sorted by path.
 
     Hidden files are added to `hidden`. Problems are added to `problems`, or raised if it is None.
-    Links to files must stay in `inside`, if set. A link to a folder is refused: it can be a loop.
+    Links to files must not leave `inside`, if set. Links to folders are refused: they can be loops.
     """
     files, folders = list[File](), [""]
     noted = Problems() if problems is None else problems
@@ -113,7 +113,7 @@ def scan(
 
 def _file(folder: Path, path: str, entry: os.DirEntry[str], root: str | None) -> File:
     if entry.is_dir():
-        raise SourceError(f"{folder / path}: is a link to a folder. Replace it by the folder.")
+        raise SourceError(f"{folder / path}: is a link to a folder. Replace it with the folder.")
     status = entry.stat()
     if not stat.S_ISREG(status.st_mode):
         # Opening a pipe would wait for a writer.
@@ -138,8 +138,8 @@ def _refuse_out(path: Path, root: str | None, remedy: str) -> None:
 
 
 def refuse_link_out(path: Path) -> None:
-    """Raises SourceError if a list is a link out of its folder: its text would become public."""
-    _refuse_out(path, os.path.realpath(path.parent), "Replace it by the list.")
+    """Raises SourceError if a list is a link to a file outside its folder, maybe a private one."""
+    _refuse_out(path, os.path.realpath(path.parent), "Replace the link with the list.")
 
 
 def subfolders(folder: Path, *, any_name: bool = False) -> list[str]:

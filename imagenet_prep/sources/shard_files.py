@@ -106,7 +106,7 @@ def find(store: Store, *, check: bool = True) -> TfrecordSet:
 def _in_order(
     where: str, split: str, families: dict[tuple[str, int], dict[int, str]]
 ) -> list[tuple[int, str, int]]:
-    """Returns (number from 0, path, total) of each shard; SourceError if one is missing."""
+    """Returns (number from 0, path, total) of each shard; raises SourceError if one is missing."""
     (_, total), numbered = max(families.items(), key=lambda item: len(item[1]))
     others = (family for family in families.values() if family is not numbered)
     strangers = [path for family in others for path in family.values()]
@@ -121,7 +121,7 @@ def _in_order(
         problems.append(f"missing: {len(missing):,} of {total_text} ({some(missing)})")
     if strangers:
         count, names = counted(len(strangers), "file"), some(sorted(strangers))
-        problems.append(f"surplus, of a different dataset or number of shards: {count} ({names})")
+        problems.append(f"surplus (different dataset or number of shards): {count} ({names})")
     if problems:
         raise SourceError(
             f"{where}: {split}: {'; '.join(problems)}. Expected numbers {first} to "

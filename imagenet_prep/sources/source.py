@@ -48,7 +48,7 @@ class Part(NamedTuple):
 
 
 class IndexTask(NamedTuple):
-    """A task that lists the images of an archive, of a byte range of it, or of a folder."""
+    """A task that lists the images in an archive, in a byte range of one, or in a folder."""
 
     name: str  # unique and valid as a file name
     split: str
@@ -100,7 +100,7 @@ class Source(ABC):
 
     @property
     def identity(self) -> list[object]:
-        """JSON values on which the index depends: if one changes, the index is made again."""
+        """JSON values on which the index depends: if one changes, the index is rebuilt."""
         return [
             type(self).__name__,
             [[part.name, part.num_bytes, part.stamp] for part in self.parts],

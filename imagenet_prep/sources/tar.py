@@ -1,7 +1,7 @@
 """Lists the files in a tar, or in a tar inside a tar, without extracting them.
 
-For plain ustar headers, this is ten times as fast as Python's tarfile, which reads 20,000 members
-per second. A member with an absolute path or with .. in its path is refused.
+For plain ustar headers, this module is ten times as fast as Python's tarfile, which reads 20,000
+members per second. A member with an absolute path or with .. in its path is refused.
 """
 
 from __future__ import annotations

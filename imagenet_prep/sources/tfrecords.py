@@ -147,7 +147,7 @@ def parse(payload: bytes) -> Entry:
 def read(
     store: Store, shard: ShardFile, labelling: Labelling, hashes: Sequence[Any] = ()
 ) -> Iterator[tuple[Member, bytes]]:
-    """Yields (member, image bytes) of each record; its key is from the table of samples, if any."""
+    """Yields (member, image bytes) of each record; keys are from the table of samples, if any."""
     rows: list[Sample] | None = None
 
     def look(record: tfrecord.Record) -> tuple[Member, bytes]:
@@ -167,7 +167,7 @@ def read(
             yield image
     except DataDamagedError as error:
         raise DataDamagedError(
-            f"{error}. The shard is damaged or of a different dataset: fetch it again. "
+            f"{error}. The shard is damaged or from a different dataset: fetch it again. "
             "`imagenet-prep adopt --dry-run` lists all problems of a dataset."
         ) from error
 

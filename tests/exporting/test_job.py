@@ -62,7 +62,7 @@ def test_what_comes_into_the_folder_before_the_lock_is_had_is_not_overwritten(
 ) -> None:
     store = Taken(tmp_path / "out")
     store.files = {name: b"of another run"}
-    with pytest.raises(UsageError, match=r"has a different export|has other files"):
+    with pytest.raises(UsageError, match=r"has a different export|contains unrelated files"):
         job.run(asked(source, store))
     assert {n: d for n, d in all_files(store.root).items() if "lock" not in n} == store.files
 
@@ -106,7 +106,7 @@ def test_a_finished_export_with_a_lost_or_cut_file_is_written_again(
     path = store.root / damaged
     if damaged == "export.json":
         path.unlink()
-        with pytest.raises(UsageError, match="has other files"):
+        with pytest.raises(UsageError, match="contains unrelated files"):
             job.run(asked(source, store))
         return
     for content in (whole[damaged][:-1], None):

@@ -108,7 +108,7 @@ FILE = b'<!DOCTYPE b [<!ENTITY f SYSTEM "file:///etc/passwd">]><annotation>&f;</
         (b"", "not a PASCAL VOC annotation"),
         (b"\xff\xfe\x00", "not a PASCAL VOC annotation"),
         (b"<annotation/>", "not a PASCAL VOC annotation"),
-        (voc_xml(0, 100, [], WNID), "states an image size of 0 x 100"),
+        (voc_xml(0, 100, [], WNID), "has an image size of 0 x 100"),
         (voc_xml(10, 10, [], WNID).replace(b">10<", b">nan<"), "not finite"),
         (voc_xml(10, 10, [], WNID).replace(b">10<", b">inf<"), "not finite"),
         (voc_xml(10, 10, [(1, 2, 3, 4)], WNID).replace(b">3<", b">nan<"), "not finite"),
@@ -124,7 +124,7 @@ def test_what_is_no_annotation_is_refused_and_named(
 
 
 def test_a_file_named_otherwise_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(SourceError, match=r"cat\.xml: does not have the name of a train image"):
+    with pytest.raises(SourceError, match=r"cat\.xml: is not named like a train image"):
         read_one(tmp_path, voc_xml(2, 2, [], WNID), "cat.xml")
 
 
@@ -174,7 +174,7 @@ def test_kaggles_folders_are_one_task_a_class(tmp_path: Path) -> None:
 
 def test_an_annotation_in_the_folder_of_another_class_is_named(tmp_path: Path) -> None:
     write(tmp_path / "n01443537" / f"{STEM}.xml", voc_xml(2, 2, [], WNID))
-    with pytest.raises(SourceError, match=r"is in the folder of class n01443537"):
+    with pytest.raises(SourceError, match=r"is in the wrong class folder, n01443537"):
         boxes.read(BoxTask("train-n01443537", "train", tmp_path / "n01443537"))
 
 

@@ -160,7 +160,7 @@ def test_of_two_editions_side_by_side_one_is_to_be_named(tmp_path: Path) -> None
     winter = make_class_tars(CLASSES, tmp_path, whole=False) / "winter21_whole"
     whole = make_class_tars(CLASSES, tmp_path, whole=True) / "fall11_whole.tar"
     assert detect.recognised(tmp_path) == ["imagenet21k"]
-    with pytest.raises(UsageError, match=r"fall11_whole\.tar and winter21_whole\. Name one of"):
+    with pytest.raises(UsageError, match=r"fall11_whole\.tar and winter21_whole\. Point it at one"):
         class_tars.find(tmp_path, ["train"])
     found = [class_tars.find(place, ["train"]).parts[0].name for place in (winter, whole)]
     assert found == ["winter21_whole", "fall11_whole.tar"]
@@ -170,7 +170,7 @@ def test_an_archive_of_ilsvrc2012_is_not_taken_for_one_of_imagenet_21k(tmp_path:
     # Its md5 is published, and is demanded where the folder is named that holds it.
     archive = tmp_path / "ILSVRC2012_img_train.tar"
     archive.write_bytes(_tar(("n01440764.tar", _tar(("n01440764_1.JPEG", b"1", b"0")), b"0")))
-    with pytest.raises(UsageError, match=r"is a file that .* Name the folder that holds it"):
+    with pytest.raises(UsageError, match=r"is a file that .* Set --source to its folder"):
         detect.find(archive, ["train"], "auto", encode=bytes, encoding="none")
 
 
@@ -215,4 +215,4 @@ def test_what_is_packed_is_unpacked_first(tmp_path: Path) -> None:
     for root in (packed, tmp_path):
         with pytest.raises(UsageError) as caught:
             detect.find(root, ["train"], "auto", encode=bytes, encoding="none")
-        assert f"tar -xzf {packed} -C {tmp_path}. Then name the new folder" in str(caught.value)
+        assert f"tar -xzf {packed} -C {tmp_path}. Then set --source to" in str(caught.value)

@@ -29,7 +29,9 @@ def test_a_folder_of_nothing_known_lists_what_is_known_and_then_what_it_holds(
         find(tmp_path)
 
     *lines, last = str(caught.value).splitlines()
-    assert "holds a\\x0ab.pdf, notes.txt, scans/, which is none of them. Get one of these" in last
+    assert (
+        "holds a\\x0ab.pdf, notes.txt, scans/, which matches no supported layout. Use one" in last
+    )
     assert lines[1:] == [f"  {kind:11} {layout}" for kind, layout in detect.LAYOUTS.items()]
 
 
@@ -47,7 +49,7 @@ def test_what_is_no_folder_is_said_without_a_list_of_layouts(tmp_path: Path) -> 
     with pytest.raises(UsageError, match=r"absent: no such folder\.$"):
         find(tmp_path / "absent")
     with pytest.raises(
-        UsageError, match=r"file: is a file that .* Name the folder that holds it, or .*$"
+        UsageError, match=r"file: is a file that .* Set --source to its folder, or .*$"
     ):
         find(tmp_path / "file")
 
@@ -72,7 +74,7 @@ def test_where_two_kinds_lie_together_the_other_one_is_named(tmp_path: Path) -> 
 
     assert find(tmp_path) == (
         "folder: train; 1 class (cat; not ILSVRC2012's); "
-        "also found, not read: cifar10 (see --source-kind)"
+        "also found, but not read: cifar10 (see --source-kind)"
     )
     assert find(tmp_path, "cifar10").startswith(
         "cifar10: cifar-10-batches-py; 10 classes (airplane"

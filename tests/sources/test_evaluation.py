@@ -332,7 +332,7 @@ def test_the_names_of_the_folders_of_an_archive_have_few_bytes(
     archive = put(files, tmp_path, "imagenet-a", "tar.gz")
     limits(evaluation_folder_bytes=5000)
 
-    with pytest.raises(SourceError, match="folders have more than 5,000 bytes"):
+    with pytest.raises(SourceError, match="folder names have over 5,000 bytes"):
         found(archive)
 
 
@@ -352,7 +352,7 @@ def test_a_set_on_a_server_is_the_same(container: str, tmp_path: Path) -> None:
         (["imagenetv2/0/a.jpeg", "imagenetv2/1000/b.jpeg"], r"'1000', .* ILSVRC2012_IDs"),
         (["imagenetv2/0/a.jpeg", "imagenetv2/007/b.jpeg"], "folder is '007'"),
         (["imagenetv2/0/a.jpeg", "imagenetv2/n01440764/b.jpeg"], "folder is 'n01440764'"),
-        (["imagenetv2/one/a.jpeg", "imagenetv2/two/b.jpeg"], "class indices, 0 to 999, or all"),
+        (["imagenetv2/one/a.jpeg", "imagenetv2/two/b.jpeg"], "all class indices .0 to 999. or all"),
         (["imagenet-a/n01440764/a.jpg", "imagenet-a/n99999999/b.jpg"], "folder is 'n99999999'"),
         (["imagenet-r/0/a.jpg", "imagenet-r/1/b.jpg"], "folder is '0', but imagenet-r's"),
         (["imagenet-a/n01440764/a.jpg", "imagenet-a/b.jpg"], "folder is 'imagenet-a'"),
@@ -412,14 +412,14 @@ def test_several_sets_in_one_place_are_named(tmp_path: Path) -> None:
     for name in ("imagenet-a", "imagenet-r"):
         put(by_wnid(name, {WNIDS[0]: 1}).files, tmp_path, name, "tar")
 
-    with pytest.raises(UsageError, match="imagenet-a.tar and imagenet-r.tar. Name one of"):
+    with pytest.raises(UsageError, match="imagenet-a.tar and imagenet-r.tar. Point it at"):
         found(tmp_path)
 
 
 def test_another_split_than_test_is_refused(tmp_path: Path) -> None:
     root = put(by_wnid("imagenet-a", {WNIDS[0]: 1}).files, tmp_path, "imagenet-a", "tar")
 
-    with pytest.raises(UsageError, match="an evaluation dataset and only has the split test"):
+    with pytest.raises(UsageError, match="an evaluation dataset, which only has the split test"):
         found(root, [schema.TRAIN])
     assert found(root, [schema.TEST]).edition == editions.IMAGENET_A
 
@@ -427,9 +427,7 @@ def test_another_split_than_test_is_refused(tmp_path: Path) -> None:
 def test_no_other_source_has_a_split_test(tmp_path: Path) -> None:
     put({f"{each}/a.jpg": evaluation_sets.image("0") for each in "ab"}, tmp_path, "", "folder")
 
-    with pytest.raises(
-        UsageError, match="only evaluation datasets, such as .* have the split test"
-    ):
+    with pytest.raises(UsageError, match="only evaluation datasets and .* have a test split"):
         found(tmp_path, [schema.TEST])
 
 

@@ -266,7 +266,7 @@ def test_a_validation_member_of_another_name_is_named(
 ) -> None:
     folder = edited(VALIDATION, lambda i, d: [(renamed(i, name), d)])
 
-    with pytest.raises(SourceError, match=rf"'{name}': expected a name ILSVRC2012_val_<8 digits>"):
+    with pytest.raises(SourceError, match=rf"'{name}': expected the name ILSVRC2012_val_<8"):
         indexed(folder, "validation")
 
 
@@ -380,5 +380,5 @@ def test_images_of_the_test_archive_are_of_one_class(tmp_path: Path, folder: str
     with pytest.raises(UsageError, match=r"ILSVRC2012_img_train\.tar not found"):
         ilsvrc.find(tmp_path, ["train", "test"])
     (tmp_path / TRAIN).touch()
-    with pytest.raises(UsageError, match=r"the images of test have no labels.*--splits test"):
+    with pytest.raises(UsageError, match=r"the test images have no labels.*--splits test"):
         ilsvrc.find(tmp_path, ["train", "test"])

@@ -101,7 +101,7 @@ def test_a_test_split_is_read_as_validation_where_there_is_no_other(
     root = made(tmp_path, f"{train}/{{cat,dog}}/1.jpg {test}/{{cat,dog}}/1.jpg")
     counts, line = read(root, BOTH)
     assert counts == {"train": PETS, "validation": PETS}
-    assert f"; {test.partition('/')[0]}/ is read as validation, since there is no other" in line
+    assert f"; {test.partition('/')[0]}/ is read as validation, since there is no val" in line
 
 
 READ = {
@@ -134,12 +134,12 @@ READ = {
         {"train": PETS, "validation": PETS},
         ["; chest/ is not read: 2 images"],
     ),
-    "{cat,dog}/1.jpg": ({"train": PETS}, ["no train/ and no val/, so all of it is train"]),
+    "{cat,dog}/1.jpg": ({"train": PETS}, ["no train/ or val/, so all images are in train"]),
     "cat/1.jpg": ({"train": {"cat": 1}}, ["1 class (cat;"]),
     "cat/{1,2021/2}.jpg dog/IMG": ({"train": {"cat": 2, "dog": 1}}, []),
     "{cat,dog,test}/1.jpg": (
         {"train": {**PETS, "test": 1}},
-        ["; test/ is a class, since it holds images itself"],
+        ["; test/ is a class, since it directly contains images"],
     ),
     "{bus,car,train}/1.jpg": ({"train": {"bus": 1, "car": 1, "train": 1}}, ["train/ is a class"]),
     "{freight_train,passenger_train}/1.jpg": (
@@ -197,12 +197,12 @@ REFUSED = {
     "{train/train,test/test}/{1,2}.jpg": "train: holds train/ with no class folders",
     "{seg_train,seg_test}/{1,2}.jpg": "seg_train: holds images and no class folders",
     "train/README val/README": "train: holds no images and no class folders",
-    "train/{cat,dog}/1.jpg test/1.jpg": "no folder of validation; | Found: test/, train/.",
-    "train/{cat,dog}/1.jpg": "no folder of validation; expected one of val/ | Found: train/.",
-    "test/{cat,dog}/1.jpg": "only folders such as test/cat/, are not classes: test/. ",
-    "{a/abbey,b/beach}/1.jpg": "only folders such as a/abbey/, are not classes: a/, b/.",
+    "train/{cat,dog}/1.jpg test/1.jpg": "no folder for validation; | Found: test/, train/.",
+    "train/{cat,dog}/1.jpg": "no folder for validation; expected one of val/ | Found: train/.",
+    "test/{cat,dog}/1.jpg": "such as test/cat/, but no images, are not classes: test/. ",
+    "{a/abbey,b/beach}/1.jpg": "such as a/abbey/, but no images, are not classes: a/, b/.",
     "a/airfield/1.jpg a/arena/{hockey,rodeo}/1.jpg b/bakery/shop/1.jpg": "are not classes: a/, b/.",
-    "airfield/1.jpg arena/{hockey,rodeo}/1.jpg": "such as arena/hockey/, are not classes: arena/. ",
+    "airfield/1.jpg arena/{hockey,rodeo}/1.jpg": "hockey/, but no images, are not classes: arena/. ",
     "train/{a/abbey,b/beach}/1.jpg val/a/abbey/1.jpg": "train: folders that | : a/, b/.",
     "{A,B}/{cat,dog}/1.jpg": ": A/, B/. | have the same names (cat, dog)",
     "{fold1,fold2,fold3}/{cat,dog}/1.jpg": ": fold1/, fold2/, fold3/. | the same names (cat, dog)",
@@ -220,17 +220,17 @@ REFUSED = {
     "images/{1,2}.jpg annotations/trimaps/1.jpg": "holds images/ with no class folders",
     "{1,2}.jpg": "holds images and no class folders",
     "asl_alphabet_train/asl_alphabet_train/{A,B}/1.jpg asl_alphabet_test/asl_alphabet_test/1.jpg": (
-        "no folder of validation; | Found: asl_alphabet_test/, asl_alphabet_train/."
+        "no folder for validation; | Found: asl_alphabet_test/, asl_alphabet_train/."
     ),
     "{train.X1,train.X2,val.X}/cat/1.jpg": "holds train.X1 and train.X2. Keep only one of",
     "{train_cats,train_dogs,test_cats,test_dogs}/1.jpg": "train_cats: holds images and no class",
-    "{rps,rps-test-set,rps-validation}/{rock,paper}/1.jpg": "no folder of train; | Found: rps/",
+    "{rps,rps-test-set,rps-validation}/{rock,paper}/1.jpg": "no folder for train; | Found: rps/",
     "{horses,validation-horses}/{a,b}/1.jpg": ": horses/, validation-horses/. | same names (a, b)",
-    "{Cat,Dog}/1.jpg pets/{Cat,Dog}/1.jpg": "are not classes: pets/. Name one of them: {root}/pets",
+    "{Cat,Dog}/1.jpg pets/{Cat,Dog}/1.jpg": ": pets/. Use one of them as source: {root}/pets",
     "{train,Train}/cat/1.jpg val/cat/1.jpg": "holds Train and train. Keep only one of",
     "train/cat/1.jpg {val,valid}/cat/1.jpg": "holds val and valid. Keep only one of",
     "train/cat/1.jpg {test_a,test_b,test}/cat/1.jpg test1/cat/1.jpg": "holds test and test1. Keep",
-    "notes.txt empty/notes.txt": "supported layouts: | holds empty/, notes.txt, which is none",
+    "notes.txt empty/notes.txt": "supported layouts: | holds empty/, notes.txt, which matches no",
 }
 
 

@@ -66,7 +66,7 @@ def test_packed_files_hold_the_same(root: Path, tmp_path: Path) -> None:
 
 def test_what_is_missing_is_named(root: Path, tmp_path: Path) -> None:
     (root / LABELS).unlink()
-    with pytest.raises(UsageError, match=rf"holds no {LABELS}, packed or not"):
+    with pytest.raises(UsageError, match=rf"has no {LABELS}, compressed or not"):
         find(root)
     find(root, ("validation",))
     assert mnist.is_there(root)

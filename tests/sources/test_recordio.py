@@ -112,12 +112,12 @@ def test_without_a_list_the_number_is_the_name(tmp_path: Path) -> None:
     ("lists", "says"),
     [
         ("0\t0\tb/1.jpg\n0\t0\tb/2.jpg\n", "number 0 appears twice"),
-        ("0\t0\ta/1.jpg\n1\t0\tb/2.jpg\n", "line 2: label 0 is 'b', in an earlier line 'a'"),
+        ("0\t0\ta/1.jpg\n1\t0\tb/2.jpg\n", "line 2: label 0 is 'b', but 'a' in an earlier line"),
         ("0\t0.5\ta/1.jpg\n", "line 1: .*label 0.5, expected an integer"),
         ("0\tnan\ta/1.jpg\n", "line 1: .*label nan"),
         ("0 0 a/1.jpg\n", "line 1: expected number, label and path"),
         ("-1\t0\ta/1.jpg\n", "'-1' is not an image number"),
-        ("7\t0\ta/1.jpg\n", "image 0: its .lst file does not have this number"),
+        ("7\t0\ta/1.jpg\n", "image 0: its .lst file has no such image"),
     ],
 )
 def test_a_damaged_list_is_named(tmp_path: Path, lists: str, says: str) -> None:

@@ -81,7 +81,7 @@ def test_shards_are_numbered_from_0_whatever_their_names(
         ([0, 2], "missing: 1 of 3 shards (00001)"),
         ([1, 2], "missing: 1 of 3 shards (00000)"),
         ([2, 3], "missing: 1 of 3 shards (00001)"),
-        ([0, 1, 2, 3], "surplus, of a different dataset or number of shards: 1 file ("),
+        ([0, 1, 2, 3], "surplus (different dataset or number of shards): 1 file ("),
         ([1, 2, 3, 4], "train-00004-of-00003"),
         ([0], "missing: 2 of 3 shards (00001, 00002)"),
     ],
@@ -114,7 +114,7 @@ def test_a_whole_set_has_each_number_once(total: int, first: int, data: st.DataO
 def test_a_set_in_two_places_is_two_sets(tmp_path: Path) -> None:
     make(tmp_path, "train-00000-of-00001", "train/train-00000-of-00001")
 
-    with pytest.raises(SourceError, match="surplus, of a different dataset"):
+    with pytest.raises(SourceError, match=r"surplus \(different dataset"):
         shard_files.find(LocalStore(tmp_path))
 
 

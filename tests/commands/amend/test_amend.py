@@ -253,7 +253,7 @@ def test_images_that_cannot_come_in_are_refused(
     for folder, said in (
         (tmp_path / "no", "no such folder"),
         (tmp_path / "empty", "no images found"),
-        (tmp_path, f"Name one of them: {tmp_path}/stranger"),
+        (tmp_path, f"Use one of them as source: {tmp_path}/stranger"),
         (tmp_path / "unread", "the images in test/ would not be read"),
     ):
         refused = amend(reference.out, tmp_path / "new", "--add", folder)

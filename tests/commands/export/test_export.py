@@ -155,7 +155,7 @@ def test_a_place_that_holds_something_else_is_refused(
         with pytest.raises(UsageError, match="a different export"):
             export.run([*words, "--out", str(tmp_path / "out")])
     layouts.write(tmp_path / "mine" / "notes.txt", b"mine")
-    with pytest.raises(UsageError, match=r"has other files: notes\.txt"):
+    with pytest.raises(UsageError, match=r"contains unrelated files: notes\.txt"):
         export.run([str(official), "--to", "webdataset", "--out", str(tmp_path / "mine")])
 
     assert [path.name for path in (tmp_path / "mine").iterdir()] == ["notes.txt"]

@@ -140,7 +140,7 @@ def test_a_dry_run_says_what_would_be_made(made: Made, tmp_path: Path) -> None:
 
     assert (done.code, (tmp_path / "out").exists()) == (0, False)
     assert "test: 6 images" in done.out
-    assert "imagenet-r, all of it is test" in done.err
+    assert "imagenet-r: all images are in test" in done.err
 
 
 @pytest.mark.parametrize(
@@ -219,7 +219,7 @@ def test_a_red_border_is_cut_and_the_mapping_is_kept(objectnet: Path, tmp_path: 
 
 
 def test_nobody_trains_on_objectnet(objectnet: Path) -> None:
-    with pytest.raises(UsageError, match="objectnet's licence only allows evaluation"):
+    with pytest.raises(UsageError, match="objectnet's licence allows only evaluation"):
         make_dataset(objectnet, "test", batch_size=1, training=True)
 
 

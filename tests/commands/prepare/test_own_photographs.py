@@ -88,7 +88,7 @@ def test_every_file_is_in_the_set_in_the_quarantine_or_counted(
     made = prepare(photos, out)
     assert made.code == 0, made
     assert "folder: photos; 2 classes (cats, dogs; " in made.err
-    assert "no train/ and no val/, so all of it is train" in made.err
+    assert "no train/ or val/, so all images are in train" in made.err
     assert (
         "\nignored: 8 files: 2 .DS_Store, 2 .txt, 1 .dng, 1 .mov, 1 .thumbnails/, 1 hidden .jpg "
         "(photographs in .dng are not read: convert them to JPEG)\n"
@@ -200,7 +200,7 @@ def test_imagenets_folders_are_read_by_name_and_their_keys_stay(
 def test_a_folder_above_the_classes_is_named(photos: Path, tmp_path: Path) -> None:
     made = prepare(photos.parent, tmp_path / "out")
     assert made.code == 2
-    assert f"Name one of them: {photos}." in made.err
+    assert f"Use one of them as source: {photos}." in made.err
 
 
 def test_a_photograph_beside_the_classes_has_no_class(photos: Path, tmp_path: Path) -> None:

@@ -55,9 +55,7 @@ def test_an_empty_folder_lists_what_it_should_hold_and_then_says_why(tmp_path: P
     result = prepare(folder, tmp_path / "out")
 
     assert_refused(result, 2, *ALL, out=tmp_path / "out")
-    assert (
-        f"--source {folder}: holds nothing, which is none of them." in result.err.splitlines()[-1]
-    )
+    assert f"--source {folder}: holds nothing, which matches no " in result.err.splitlines()[-1]
 
 
 @pytest.mark.parametrize("name", TARS)

@@ -145,7 +145,7 @@ def test_nothing_known_is_a_usage_error_with_a_line_a_layout(tmp_path: Path) -> 
     result = command.run("prepare", "--source", tmp_path / "in", "--out", tmp_path / "out")
 
     assert result.code == 2
-    assert "holds photos.zip, which is none of them" in result.err.splitlines()[-1]
+    assert "holds photos.zip, which matches no supported layout" in result.err.splitlines()[-1]
     for kind in ("ilsvrc", "folder", "parquet", "cifar10", "mnist"):
         assert f"\n  {kind} " in result.err
     assert not (tmp_path / "out").exists()

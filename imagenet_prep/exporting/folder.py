@@ -66,7 +66,7 @@ class Folder(Format):
         return replace(self, numbered=numbered)
 
     def _numbered(self, records: Records, chosen: npt.NDArray[np.int64]) -> dict[str, str]:
-        """Returns new names for colliding files; UsageError for missing classes or bad names."""
+        """Picks names for colliding files; raises UsageError for missing classes or bad names."""
         where = f"{records.split} of {records.dataset.where}"
         is_chosen = np.zeros(len(records), bool)
         is_chosen[chosen] = True

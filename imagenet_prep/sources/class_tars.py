@@ -48,7 +48,7 @@ def locate(root: Location) -> Iterator[Location]:
 
 
 def find(root: Location, splits: Sequence[str]) -> ClassTars:
-    """Returns the source, with ILSVRC2012's class list if that includes all its classes."""
+    """Returns the source; uses ILSVRC2012's class list if that has all classes of the source."""
     places = [*locate(root)]
     if len(places) > 1:
         names = " and ".join(place.name for place in places)

@@ -156,7 +156,7 @@ def _nothing(root: Location) -> str:
     return (
         f"supported layouts:{lines}\n"
         f"--source {root}: holds {printable(', '.join(names[:20])) or 'nothing'}, which matches "
-        f"no supported layout. {_to_unpack(root, names)}Use one, or set --source to its folder."
+        f"no supported layout. {_to_unpack(root, names)}Set --source to a folder that has one."
     )
 
 

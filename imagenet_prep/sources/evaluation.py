@@ -115,7 +115,7 @@ def _is_archive(archive: Location) -> bool:
 
 
 def _called(place: Path) -> str:
-    """Returns a folder's name, or CORRUPTION/NAME below one of ImageNet-C's corruptions."""
+    """Returns a folder's name, or CORRUPTION/NAME if its parent is an ImageNet-C corruption."""
     above = place.parent.name
     return f"{above}/{place.name}" if above in CORRUPTIONS else place.name
 

@@ -71,7 +71,7 @@ class Layout:
 
     @property
     def answers(self) -> dict[str, list[str]]:
-        """The WNIDs of each ObjectNet object with more than one, as in `Manifest.answers`."""
+        """The WNIDs of each ObjectNet object that has several WNIDs, as in `Manifest.answers`."""
         wnids = labels.official_classes().wnids
         several = [indices for indices in (self.objects or {}).values() if len(indices) > 1]
         return {wnids[indices[0]]: [wnids[i] for i in sorted(indices)] for indices in several}

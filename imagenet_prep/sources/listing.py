@@ -1,6 +1,6 @@
 """Lists the image files of a folder and counts all other files by extension.
 
-In custom datasets, images without an image extension are found by their content, because phones
+In custom datasets, images without a known extension are found by their content, because phones
 write JPEGs named .HEIC.
 """
 

@@ -25,7 +25,7 @@ _MOST_XZ_BYTES, _PIECE_BYTES = 128 << 20, 1 << 16
 
 @contextlib.contextmanager
 def errors(path: Location, remedy: str, *more: type[Exception]) -> Iterator[None]:
-    """Turns unpacking errors and `more` errors into SourceError, disk errors into StoreError."""
+    """Turns unpacking errors and those in `more` into SourceError, disk errors into StoreError."""
     kinds: tuple[type[Exception], ...] = (*UNPACKING_ERRORS, *more)
     try:
         yield

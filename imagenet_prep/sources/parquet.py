@@ -121,7 +121,7 @@ def find(root: Path, splits: Sequence[str]) -> Parquet:
         if len(counts) > 1:
             raise SourceError(
                 f"{place}: its {split} files are from datasets of "
-                f"{' and of '.join(map(str, sorted(counts)))} files. Keep only those of one."
+                f"{' and of '.join(map(str, sorted(counts)))} files. Keep only one dataset."
             )
         absent[split] = counts.pop() - len(of_split[split])
     files = {match.string: place / match.string for s in splits for match in of_split[s]}

@@ -30,7 +30,8 @@ def test_a_folder_of_nothing_known_lists_what_is_known_and_then_what_it_holds(
 
     *lines, last = str(caught.value).splitlines()
     assert (
-        "holds a\\x0ab.pdf, notes.txt, scans/, which matches no supported layout. Use one" in last
+        "holds a\\x0ab.pdf, notes.txt, scans/, which matches no supported layout. Set --source"
+        in last
     )
     assert lines[1:] == [f"  {kind:11} {layout}" for kind, layout in detect.LAYOUTS.items()]
 

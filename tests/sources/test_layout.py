@@ -202,7 +202,7 @@ REFUSED = {
     "test/{cat,dog}/1.jpg": "such as test/cat/, but no images, are not classes: test/. ",
     "{a/abbey,b/beach}/1.jpg": "such as a/abbey/, but no images, are not classes: a/, b/.",
     "a/airfield/1.jpg a/arena/{hockey,rodeo}/1.jpg b/bakery/shop/1.jpg": "are not classes: a/, b/.",
-    "airfield/1.jpg arena/{hockey,rodeo}/1.jpg": "hockey/, but no images, are not classes: arena/. ",
+    "airfield/1.jpg arena/{hockey,rodeo}/1.jpg": "hockey/, but no images, are not classes: arena/.",
     "train/{a/abbey,b/beach}/1.jpg val/a/abbey/1.jpg": "train: folders that | : a/, b/.",
     "{A,B}/{cat,dog}/1.jpg": ": A/, B/. | have the same names (cat, dog)",
     "{fold1,fold2,fold3}/{cat,dog}/1.jpg": ": fold1/, fold2/, fold3/. | the same names (cat, dog)",

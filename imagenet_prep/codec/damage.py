@@ -1,6 +1,6 @@
 """Decides from libjpeg's warnings whether a JPEG has all its pixels.
 
-If simplejpeg reports a warning, which is only the first one, libjpeg decodes the file again to list
+simplejpeg only reports the first warning. If there is one, libjpeg decodes the file again to list
 all warnings. Pillow itself ignores warnings.
 """
 
@@ -39,7 +39,7 @@ def repair(data: bytes, complaint: str = "") -> str | None:
     """Returns the reason to repair a JPEG, or None; raises BadImageError if pixels are lost.
 
     `complaint` is simplejpeg's warning. After surplus bytes in a scan, later warnings are ignored,
-    since TensorFlow and DALI train on such images.
+    since TensorFlow and DALI accept these images.
     """
     if not planes.is_available():
         if _SURPLUS_WORDS in complaint:

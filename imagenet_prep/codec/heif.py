@@ -1,8 +1,8 @@
 """Reads the image sizes in AVIF and HEIC files, before a decoder allocates memory for them.
 
-Both formats are HEIF (ISO/IEC 23008-12), which has nested boxes. The box `ispe` has the size of an
-image or tile. AV1 decoders ignore it and use the sequence headers in the data; libheif compares the
-HEVC data with it.
+Both formats are HEIF (ISO/IEC 23008-12), a format of nested boxes. The box `ispe` has the size of
+an image or tile. AV1 decoders ignore it and use the sequence headers in the data; libheif compares
+the HEVC data with it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _SEQUENCE_HEADER = 1
 
 
 def sizes(data: bytes, max_pixels: int) -> Iterator[tuple[int, int]]:
-    """Yields (width, height) of all images in a file; BadImageError if their total is too large."""
+    """Yields (width, height) of all images in a file; BadImageError if together too large."""
     parts, pixels = count(1), 0
 
     def part() -> None:
@@ -48,7 +48,7 @@ def _int(data: bytes) -> int:
 
 
 def _boxes(data: bytes, part: Callable[[], None]) -> Iterator[tuple[bytes, bytes]]:
-    """Yields (kind, content) of all boxes with a kind in _READ, also of nested ones."""
+    """Yields (kind, content) of all boxes with a kind in _READ, including nested ones."""
     waiting = [(0, len(data))]
     while waiting:
         at, stop = waiting.pop()

@@ -114,7 +114,7 @@ def _load_libjpeg() -> ctypes.CDLL:
     folder = Path(found.origin).parents[1] / "pillow.libs" if found and found.origin else Path()
     paths = sorted(folder.glob("libjpeg-*.so.62*"))
     if not paths:
-        raise UnavailableError(f"{folder} has no libjpeg-*.so.62* of Pillow's wheel: {advice}")
+        raise UnavailableError(f"{folder} has no libjpeg-*.so.62* from Pillow's wheel: {advice}")
     from PIL import features
 
     version = features.version_feature("libjpeg_turbo") or "0"

@@ -1,8 +1,8 @@
 """Computes perceptual hashes, which are similar for similar images.
 
-An image of any aspect ratio is divided into 64 x 64 cells. The hash has the signs of the 256 lowest
-frequencies of the DCT of the cells' mean luma. likeness.c uses only integers, so the results are
-the same on every processor.
+An image of any aspect ratio is divided into 64 x 64 cells. The hash contains the signs of the 256
+lowest frequencies of the DCT of the cells' mean luma. likeness.c uses only integers, so the results
+are the same on every processor.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ HASH = np.dtype([("bits", "<u8", FREQUENCIES // 64), ("strong", "<i4"), ("rough"
 def means(data: bytes, simd: str = "best") -> npt.NDArray[np.uint16]:
     """Returns the mean luma of an image in [64, 64] cells, in sixteenths of a grey level.
 
-    `simd` is a key of planes.SIMD; results are the same for all.
+    `simd` is a key of planes.SIMD; all keys give the same results.
     """
     found = planes.workspace(simd).means(data, MAX_PIXELS)
     if found is not None:

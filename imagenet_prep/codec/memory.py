@@ -9,7 +9,7 @@ The estimates are peak values of `prepare`, measured with images of 64 MP, which
     WebP    12 bytes per pixel: two canvases of libwebp, and the image
     AVIF    12 bytes per pixel, also for HEIC: planes, RGB, and a copy
     TIFF    8 bytes per pixel, or 4 plus one complete tile or strip, which may exceed the image
-    others  8 bytes per pixel: 4 for Pillow, 3 for RGB, and the current rows
+    other   8 bytes per pixel: 4 for Pillow, 3 for RGB, and the current rows
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ _JPEG, _LARGE, _OTHER, _PILLOW = 7, 12, 8, 4  # bytes per pixel
 
 
 def of_jpeg(frame: Frame, decoded: int) -> int:
-    """Estimates the bytes to decode a JPEG, at a reduced size of `decoded` pixels if possible."""
+    """Estimates the bytes to decode a JPEG, downscaled to `decoded` pixels if possible."""
     pixels = frame.height * frame.width
     pixels = min(decoded, pixels) if frame.can_be_scaled else pixels
     return frame.coefficient_bytes + _JPEG * pixels
 
 
 def of_opened(opened: Image.Image, frame: Frame | None) -> int:
-    """Estimates the bytes to decode a file that Pillow has opened; refuses a TIFF's huge tiles."""
+    """Estimates the bytes to decode a file that Pillow has opened; rejects huge TIFF tiles."""
     pixels = opened.width * opened.height
     estimate = (_LARGE if opened.format in ("WEBP", "AVIF", "HEIF") else _OTHER) * pixels
     if frame is not None:

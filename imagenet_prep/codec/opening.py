@@ -84,7 +84,7 @@ def decode_jpeg(
 ) -> Pixels:
     """Returns the pixels [height, width, channels] of a JPEG; ValueError if it is damaged.
 
-    If the frame can be scaled, simplejpeg gets the arguments `at_least` (min_height, ...).
+    If the frame type supports downscaling, `at_least` (min_height, ...) is passed to simplejpeg.
     """
     import simplejpeg
 
@@ -105,9 +105,9 @@ def opened(
 ) -> Iterator[ImageFile]:
     """Opens an image with Pillow for a `with` block, after waiting for memory (`memory.room`).
 
-    `turn` keeps the memory reserved after the block. Exceptions in the block become BadImageError,
-    except MemoryError. With `smallest`, a JPEG may be downscaled to about this number of pixels per
-    side. A JPEG with lost pixels raises BadImageError unless `damaged` is set.
+    With `turn`, the memory stays reserved until `turn` closes. Exceptions in the block become
+    BadImageError, except MemoryError. With `smallest`, a JPEG may be downscaled to about this many
+    pixels per side. A JPEG with lost pixels raises BadImageError unless `damaged` is set.
     """
     try:
         # Pillow warns about unusual metadata and palettes; only the pixels matter.
@@ -174,7 +174,7 @@ def _image(data: bytes, only: tuple[str, ...]) -> ImageFile:
 
 
 def _without_metadata(data: bytes) -> io.BytesIO:
-    """Returns a PNG without colour profile and texts, which Pillow refuses if large; keeps EXIF."""
+    """Returns a PNG without texts and colour profile, which Pillow rejects if large; keeps EXIF."""
     view, file = memoryview(data), io.BytesIO()
     start, at = 0, len(_PNG)
     while (end := at + 12 + int.from_bytes(data[at : at + 4], "big")) <= len(data):
@@ -189,7 +189,7 @@ def _without_metadata(data: bytes) -> io.BytesIO:
 
 
 def _understand_values(image: ImageFile, data: bytes) -> None:
-    """Notes the range of 16-bit samples in `image.info`; refuses samples of unknown range."""
+    """Notes the range of 16-bit samples in `image.info`; rejects samples of unknown range."""
     tags = getattr(image, "tag_v2", {})
     if image.mode in ("I", "F"):
         said = "floating-point, signed and 32-bit values have no agreed range"
@@ -250,7 +250,7 @@ def picture(image: ImageFile) -> Image.Image:
 
 
 def rgb(image: Image.Image) -> Image.Image:
-    """Converts an image to RGB; scales 16-bit grey to 8 bits, and puts transparency on white."""
+    """Converts an image to RGB; scales 16-bit grey to 8 bits, and composites alpha on white."""
     if image.mode.startswith("I;16"):
         # Pillow clips 16-bit grey to 255 instead of scaling it.
         scale, offset = image.info.get(_GREY, (1 / 256, 0))

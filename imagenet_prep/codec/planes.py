@@ -1,7 +1,7 @@
 """Python interface of planes.c, which resizes a JPEG to a JPEG without converting it to RGB.
 
 decoder.c decodes most files. libjpeg decodes damaged files, for which it has error messages, and
-rare JPEG types; both compute the same samples. With AVX2, encoder.c produces the same bytes as
+rare JPEG types; both compute the same samples. With AVX2, encoder.c encodes, with the same bytes as
 libjpeg. The libraries are loaded for the first image. ctypes releases the GIL during each call.
 """
 
@@ -81,13 +81,13 @@ def proves(data: bytes) -> bool:
 
 
 def kernel() -> ctypes.CDLL:
-    """Returns the library that is compiled from planes.c and the other C files here."""
+    """Returns the library that is compiled from planes.c and the other C files of this package."""
     return require().kernel
 
 
 @functools.cache
 def best(simd: str) -> int:
-    """Returns the number for a key of SIMD; for "best", the best set of this processor."""
+    """Returns the number of an instruction set in SIMD; "best" is the best of this processor."""
     return int(kernel().planes_best()) if simd == "best" else SIMD[simd]
 
 
@@ -141,7 +141,7 @@ class Look:
         """Resizes a window of a grey or YCbCr JPEG, and writes it into an array.
 
         Args:
-          data: a JPEG. Damage below the window is not noticed. A memoryview must be writable, or
+          data: a JPEG. Damage below the window is not detected. A memoryview must be writable, or
             ctypes refuses it.
           window: top, left, height and width in pixels; None for the complete image.
           pixels: contiguous array for the result, with its size and type.
@@ -166,7 +166,7 @@ class Look:
     ) -> npt.NDArray[np.void]:
         """Returns [n] jobs for `decode_many`; all arguments must exist as long as the jobs.
 
-        Each argument has n values of the arguments of `decode`: `windows` is [n, 4].
+        Each argument holds n values of an argument of `decode`, so `windows` is [n, 4].
         """
         self._check(pixels[0])
         jobs = np.empty(len(encoded), _JOB)
@@ -209,7 +209,7 @@ def _address(data: bytes | memoryview) -> int:
 class Workspace:
     """The memory that planes.c uses in one thread.
 
-    `simd` is a key of SIMD; results are the same for all. If `jpeg` is "libjpeg", decoder.c and
+    `simd` is a key of SIMD; all keys give the same results. If `jpeg` is "libjpeg", decoder.c and
     encoder.c are not used.
     """
 
@@ -246,7 +246,7 @@ class Workspace:
         assert jobs.flags.c_contiguous
         self.kernel.planes_decode_many(self.pointer, jobs.ctypes.data, len(jobs), *arguments)
         if (jobs["status"] == _NO_MEMORY).any():
-            raise MemoryError("no memory to decode an image")
+            raise MemoryError("not enough memory to decode an image")
         done: npt.NDArray[np.bool_] = jobs["status"] == _DONE
         return done
 
@@ -299,7 +299,7 @@ def workspace(simd: str = "best") -> Workspace:
 
 
 def forget() -> None:
-    """Frees this thread's workspaces, which have hundreds of megabytes after a huge image."""
+    """Frees this thread's workspaces, which hold hundreds of megabytes after a huge image."""
     _threads.__dict__.pop("workspaces", None)
 
 
@@ -320,7 +320,7 @@ def _prove(libraries: Libraries, jpeg: str) -> None:
     made = {own.shrink(_PROBE, 13, 16, 90, MAX_PIXELS) or b"" for _ in range(2)}
     if {hashlib.sha256(each).hexdigest() for each in made} != {_PROOF}:
         raise UnavailableError(
-            f"{libraries.libjpeg._name} encodes different bytes than expected"
+            f"{libraries.libjpeg._name} does not encode the expected bytes"
             f" ({own.message or 'wrong sha256'})"
         )
     wide = own.shrink(_PROBE, 16, 80, 90, MAX_PIXELS) or b""

@@ -65,7 +65,7 @@ def transform(data: bytes, policy: Policy) -> PreparedImage:
 
 
 class _DeclinedError(Exception):
-    """Only Pillow can decode a JPEG that has all its pixels; str() gives the repair reason."""
+    """A JPEG has all its pixels, but only Pillow can decode it; str() is the repair reason."""
 
 
 def _from_usual_jpeg(data: bytes, header: Frame, policy: Policy) -> PreparedImage:
@@ -133,7 +133,7 @@ def encode_raw(pixels: Pixels) -> bytes:
 
 
 def _prove(data: bytes, frame: Frame, policy: Policy) -> str | None:
-    """Returns None for an undamaged JPEG, or the reason for a repair; raises BadImageError."""
+    """Returns None for an undamaged JPEG, or the repair reason; BadImageError if it lost pixels."""
     if policy.check == CHECK_HEADER:
         # Look behind the headers, since an EXIF thumbnail also has an end marker.
         if data.rfind(_EOI) < frame.first_scan:
@@ -203,7 +203,7 @@ def _from_other(data: bytes, policy: Policy, header: Frame | None) -> PreparedIm
 
 
 def _exif(info: dict[Any, Any]) -> bytes:
-    """Returns the EXIF block of a PNG, WebP or AVIF, also if it is stored as text in a PNG."""
+    """Returns the EXIF block of a PNG, WebP or AVIF, even if a PNG stores it as text."""
     for name in ("exif", "Raw profile type exif", "Raw profile type APP1"):
         if isinstance(block := info.get(name), bytes):
             return block
@@ -256,7 +256,7 @@ def prove_stored(
 ) -> bool:
     """Verifies a complete stored JPEG; returns True if it has an EXIF orientation other than 1.
 
-    `height` and `width` are those in its record. `any_size` and `any_colorspace` skip these checks.
+    `height` and `width` are from its record; `any_size` ignores them, `any_colorspace` accepts any.
     """
     header = _stored(encoded)
     if header is None or not (any_colorspace or header.colorspace in _RGB):

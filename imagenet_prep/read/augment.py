@@ -32,14 +32,14 @@ class Recipe:
     """The constants of a preprocessing recipe.
 
     Attributes:
-      mean, std: of R, G, B in [0, 255], to normalise images.
-      keep_aspect: the aspect ratio of a crop is in image pixels, and the central crop is a square.
-        If False, crops are drawn in a square that is then stretched to the image.
-      evaluation: side of the central crop as a share of the image's shorter side. Without
-        keep_aspect, it is a share of each side.
+      mean, std: mean and standard deviation of R, G, B in [0, 255], for normalising images.
+      keep_aspect: if True, aspect ratios of crops are measured in image pixels, and the central
+        crop is square. If False, crops are drawn in a square that is stretched to the image.
+      evaluation: side of the central crop as a share of the image's shorter side. If keep_aspect
+        is False, height and width of the crop as a share of the image's height and width.
       padding: None if images are cropped. Otherwise, training shifts complete images by up to this
         number of pixels and fills the gap with black.
-      square: the codec crops the central square and resizes it with Pillow's filters.
+      square: if True, the codec crops the central square and resizes it with Pillow's filters.
     """
 
     mean: tuple[float, float, float]
@@ -109,10 +109,10 @@ def random_views(
     colour: bool = False,
     view: int = 0,
 ) -> Views:
-    """Returns the random training crops of an epoch for examples, given their `numbers`.
+    """Returns random training crops of the examples with these `numbers` for an epoch.
 
-    Area and log aspect ratio are uniform. The first of ten draws that fits into the image is used.
-    Each `view` number gives an independent set of crops.
+    Area and log aspect ratio are drawn uniformly, up to ten times, until the crop fits into the
+    image. Each value of `view` gives an independent set of crops.
     """
     more = (view,) if view else ()
     draws = _uniform(numbers, stream(seed, epoch, _DRAWS, *more), 2 * _ATTEMPTS + 3)
@@ -135,9 +135,9 @@ def boxes_in(
     *,
     square: bool = False,
 ) -> npt.NDArray[np.float32]:
-    """Converts object boxes from fractions of image sides to pixels of the views, [N, most, 4].
+    """Converts object boxes [N, most, 4] from fractions of image sides to pixels of the views.
 
-    Both are in the order left, top, right, bottom. The views have `side` x `side` pixels. Boxes are
+    A box is given as left, top, right, bottom. The views have `side` x `side` pixels. Boxes are
     clipped to the view; a box outside it becomes zeros. With `square`, `views.boxes` is ignored,
     and the views show the central square of the image.
     """
@@ -187,8 +187,8 @@ def _crops(
 def _colours(numbers: npt.NDArray[np.int64], key: np.uint64) -> npt.NDArray[np.float32]:
     """Returns random `Views.colours`: brightness, hue, saturation and contrast changes.
 
-    For a pixel x and the mean pixel m, contrast c and brightness d, the result is
-    M (c x + (1 - c) m) + d. The matrix M rotates (hue) and scales (saturation) I and Q of YIQ.
+    With mean pixel m, contrast c and brightness d, a pixel x becomes M (c x + (1 - c) m) + d. The
+    matrix M rotates (hue) and scales (saturation) the components I and Q of YIQ.
     """
     draws = 2 * _uniform(numbers, key, 4) - 1
     brightness, hue = _BRIGHTNESS * draws[:, 0], _HUE * draws[:, 1]
@@ -220,7 +220,7 @@ def _boxes(
 
 
 def _uniform(numbers: npt.NDArray[np.int64], key: np.uint64, count: int) -> npt.NDArray[np.float64]:
-    """Returns [N, count] random numbers in [0, 1), from the 53 high bits of splitmix64."""
+    """Returns [N, count] random numbers in [0, 1), from the top 53 bits of splitmix64."""
     states = mix(numbers.astype(np.uint64) ^ key)[:, None]
     counters = np.arange(count, dtype=np.uint64)[None, :]
     bits = mix(mix(states ^ counters) ^ key)

@@ -1,4 +1,4 @@
-"""Chooses the decoding backend of a reader, and refuses settings that the backend lacks."""
+"""Chooses a reader's decoding backend, and rejects settings that the backend does not support."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Backend(Protocol):
     """Decodes, crops and resizes images."""
 
     def batches(self, encoded: Iterator[EncodedBatch], steps: int) -> Iterator[Any]:
-        """Yields `Batch.images` of each step; reads several steps of `encoded` ahead."""
+        """Yields `Batch.images` of each step; reads `encoded` several steps ahead."""
 
     def decode(self, encoded: bytes) -> None:
         """Decodes one image that Pillow can decode; raises the decoder's own error if it fails."""
@@ -49,7 +49,7 @@ class Undecoded:
 
 
 def open_backend(config: ReadConfig, split: Split) -> Backend:
-    """Returns the configured backend. Importing TensorFlow or DALI takes seconds."""
+    """Opens the configured backend; importing TensorFlow or DALI for it takes seconds."""
     if "images" not in config.fields:
         return Undecoded()
     if config.backend == "native":
@@ -64,7 +64,7 @@ def open_backend(config: ReadConfig, split: Split) -> Backend:
 
 
 def choose_backend(config: ReadConfig) -> batch.Backend:
-    """Returns "tfdata", "dali" or "native"; UsageError if the package is not installed."""
+    """Returns "tfdata", "dali" or "native"; raises UsageError if its package is not installed."""
     names: tuple[batch.Backend, ...] = (config.backend,)
     if config.backend == "auto" and config.constants.square:
         return "native"
@@ -79,7 +79,7 @@ def choose_backend(config: ReadConfig) -> batch.Backend:
 
 
 def choose_device(device: str, backend: str, local_rank: int) -> batch.Device:
-    """Returns the device; "auto" is the GPU if the rank has one and DALI is installed."""
+    """Returns the device; "auto" selects the GPU if the rank has one and DALI is installed."""
     if device != "auto":
         return "gpu" if device == "gpu" else "cpu"
     may = backend in ("auto", "dali") and local_rank < gpus() and not lacking(["dali"])
@@ -101,8 +101,8 @@ def refuse_contradictions(config: ReadConfig) -> None:
         for name, needed in _SQUARE.items():
             if (actual := getattr(config, name)) not in (needed, None):
                 raise UsageError(
-                    f"recipe={config.recipe!r} guarantees the bytes of Pillow only with "
-                    f"{name}={needed!r}; got {actual!r}"
+                    f"recipe={config.recipe!r} produces the same bytes as Pillow only "
+                    f"with {name}={needed!r}; got {actual!r}"
                 )
         if config.image_size > planes.MOST_SQUARE:
             raise UsageError(
@@ -128,4 +128,4 @@ def refuse_contradictions(config: ReadConfig) -> None:
     elif config.device == "gpu":
         raise UsageError("backend='native' decodes on the CPU: device='gpu' needs backend='dali'")
     elif config.out and config.framework:
-        raise UsageError("out= determines the arrays of batches: remove framework=")
+        raise UsageError("out= determines the type of the arrays in batches: remove framework=")

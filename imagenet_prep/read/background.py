@@ -18,10 +18,10 @@ _Tasks = SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None]
 
 
 class BackgroundThreads(Executor):
-    """Like ThreadPoolExecutor, but with daemon threads; the first task starts them all.
+    """Like ThreadPoolExecutor, but with daemon threads; the first task starts all threads.
 
-    At exit, Python waits for the threads of a ThreadPoolExecutor. If one waits for a server that
-    does not respond, the script would not end.
+    At exit, Python waits for the threads of a ThreadPoolExecutor. If one of them were waiting for
+    a server that does not respond, the script would never end.
     """
 
     def __init__(self, count: int, name: str) -> None:

@@ -33,8 +33,8 @@ class Batch(TypedDict, Generic[Array]):
     """The examples of one step and rank: a dict of arrays with the requested fields.
 
     The default fields are `images`, `class_index` and `mask`; see `fields` of `make_dataset`. If
-    `views` is larger than 1, `images` and `boxes` have a second axis of that size after the batch
-    axis. Type checkers know the arrays of `Batch[numpy.ndarray]` as NumPy arrays; the arrays of
+    `views` is larger than 1, `images` and `boxes` have an axis of that size after the batch axis.
+    Type checkers know the arrays of `Batch[numpy.ndarray]` as NumPy arrays; the arrays of
     `Batch` can have any type.
 
     Attributes:

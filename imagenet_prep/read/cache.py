@@ -1,15 +1,15 @@
 """A local copy of a remote dataset, fetched shard by shard and shared by the ranks of a node.
 
 Shards and files of columns are fetched in reading order, one shuffle window ahead of the reader.
-Each file is fetched once per node: one rank locks the file's name and fetches it, and the other
-ranks wait. The file gets its final name after its sha256 is verified.
+Each file is fetched once per node: one rank locks the file's name and fetches the file while the
+other ranks wait. The file gets its final name after its sha256 is verified.
 
-Other users may have access to the cache folder, and could prepare a folder for this dataset in it.
-So the dataset's folder must belong to this user, and a file that is already there is read once to
+Other users may have access to the cache folder, and could plant a folder for this dataset in it. So
+the dataset's folder must belong to this user, and a file that already exists in it is read once to
 verify its sha256. A ledger records the verified files for later ranks.
 
 Each rank keeps its current and next shards open under a shared lock. To free space, a rank removes
-only shards that it can lock exclusively, so it never removes a shard that a rank reads.
+only shards that it can lock exclusively, so it never removes a shard that a rank is reading.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class _Copy:
         self._ledger = Ledger(self._store, NOTES, 4 * len(files))  # columns add files
 
     def fetch(self, item: Item, near: Callable[[], Collection[str]]) -> HeldFile:
-        """Fetches a file, and a shard's index, if missing; opens it under a shared lock."""
+        """Opens a file under a shared lock; first fetches it, and a shard's index, if missing."""
         path = self.root / item.name
         with storage_errors("fetch", path), only_one(self._store, item.name):
             self._bring(_together(item), near)
@@ -75,7 +75,7 @@ class _Copy:
             return HeldFile(path, fcntl.LOCK_SH)
 
     def _all(self) -> Iterator[Item]:
-        """Yields all shards of the dataset, and the columns' files that are in the folder."""
+        """Yields all shards of the dataset, and the column files that are in the folder."""
         yield from self._all_shards
         for column in self._store.list_folder(naming.COLUMNS):
             folder = f"{naming.COLUMNS}/{column}"
@@ -83,7 +83,7 @@ class _Copy:
                 yield File(f"{folder}/{name}", status.size, "")
 
     def _bring(self, files: Sequence[File], near: Callable[[], Collection[str]]) -> None:
-        """Fetches and verifies the missing files. The caller holds the lock of their name."""
+        """Fetches and verifies the missing files. The caller must hold the lock for their name."""
         missing = [file for file in files if not self._is_verified(file)]
         if missing:
             self._make_room(missing, near)
@@ -94,7 +94,7 @@ class _Copy:
             self._ledger.add({file.name: status}, sha256=file.sha256)
 
     def _is_verified(self, file: File) -> bool:
-        """Returns whether a file exists and has its sha256, from the ledger or by hashing it."""
+        """Returns whether a file exists and has the right sha256 (from the ledger or hashed now)."""
         flags = os.O_RDONLY | os.O_NONBLOCK
         with (
             contextlib.suppress(FileNotFoundError, NotADirectoryError),
@@ -139,7 +139,7 @@ class _Copy:
                 taken -= _bytes_of(item)
 
     def _remove(self, shard: Item) -> bool:
-        """Removes a shard and returns True; returns False if a rank fetches or reads the shard."""
+        """Removes a shard and returns True; returns False if a rank is fetching or reading it."""
         try:
             with only_one(self._store, shard.name, fcntl.LOCK_NB):
                 alone = HeldFile(self.root / shard.name, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -154,8 +154,8 @@ class _Copy:
 class NodeCache:
     """Fetches the shards of a remote dataset into the folder `root` before the reader needs them.
 
-    Fetched shards take at most `limit_bytes` (None: no limit), except that shards in use by readers
-    of this node are always kept.
+    Fetched shards take at most `limit_bytes` (None: no limit). But shards that readers of this node
+    use are always kept, even above the limit.
     """
 
     def __init__(self, dataset: Dataset, folder: Path, limit_bytes: int | None) -> None:
@@ -173,14 +173,14 @@ class NodeCache:
         self._stopped: Future[Any] = Future()
 
     def follow(self, windows: Sequence[Sequence[Item]]) -> None:
-        """Starts to fetch the windows of an epoch in reading order, and closes all other files."""
+        """Starts fetching an epoch's windows in order; closes files outside the first two windows."""
         sizes = [sum(map(_bytes_of, window)) for window in windows]
         most = max(map(sum, zip(sizes, [*sizes[1:], 0], strict=True)), default=0)
         if self._limit is not None and most > self._limit:
             raise UsageError(
-                f"the cache may hold {self._limit / 1e9:,.1f} GB; reading one window of shards "
-                f"while the next is fetched takes {most / 1e9:,.1f} GB. Increase cache_gb, or "
-                "choose a smaller shuffle_window."
+                f"the cache is limited to {self._limit / 1e9:,.1f} GB, but reading one window of "
+                f"shards while fetching the next takes {most / 1e9:,.1f} GB. Increase cache_gb, "
+                "or choose a smaller shuffle_window."
             )
         self._copy.ended.clear()
         with self._lock:
@@ -192,7 +192,7 @@ class NodeCache:
             self._update()
 
     def need(self, item: Item) -> HeldFile:
-        """Waits until a file is fetched, and returns it open. An open file is not removed."""
+        """Waits until a file is fetched; returns it open, so that no rank removes it."""
         name = item.name
         with self._lock:
             if self._stopped.done():
@@ -242,13 +242,13 @@ class NodeCache:
         self.stop()
 
     def _near(self) -> dict[str, Item]:
-        """Returns, by name, the items in the current and next windows, and those being awaited."""
+        """Returns the awaited items, and those in the current and next windows, by name."""
         with self._lock:
             near = (self._awaited, *self._windows[self._current : self._current + 2])
             return {item.name: item for items in near for item in items}
 
     def _update(self) -> None:
-        """Closes files that are no longer near, and fetches near ones. Needs `self._lock`."""
+        """Closes files that are no longer near, fetches near ones; the caller holds `self._lock`."""
         near = self._near()
         for name in self._files.keys() - near.keys():
             self._files.pop(name).cancel()
@@ -289,7 +289,7 @@ def _take_folder(store: LocalStore) -> None:
             status = os.fstat(place)
             if status.st_uid not in (os.geteuid(), 0):
                 raise StoreError(
-                    f"{path} belongs to a different user (number {status.st_uid}), so its files "
+                    f"{path} belongs to a different user (UID {status.st_uid}), so its files "
                     "cannot be trusted. Set cache_dir, or IMAGENET_PREP_CACHE, to a folder of "
                     "your own."
                 )

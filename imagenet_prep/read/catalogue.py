@@ -19,7 +19,7 @@ _FEW = 4
 
 
 class Entry(NamedTuple):
-    """Split, number, class and key of an image. `number` counts the images of the split."""
+    """Split, number, class and key of an image. `number` is the position in the split, from 0."""
 
     split: str
     number: int
@@ -41,7 +41,7 @@ class Catalogue:
             )
 
     def entries(self, of_class: str | None = None) -> Iterator[Entry]:
-        """Yields the images of all local shards, or of one class; reads only keys and classes."""
+        """Yields the images in local shards, of all classes or one; reads only keys and classes."""
         classes = None if of_class is None else self._dataset.classes.indices([of_class])
         for split, records in self._splits.items():
             names = Names(records)
@@ -58,7 +58,7 @@ class Catalogue:
             yield Entry(split, number, class_index, records.wnids[class_index], key)
 
     def having(self, sha256: str) -> Iterator[tuple[Entry, Sample]]:
-        """Yields the images whose stored or source file has this sha256 (in hex)."""
+        """Yields the images whose stored or source file has this sha256 (as hex digits)."""
         self._dataset.demand_samples()
         for split, records in self._splits.items():
             names = Names(records)
@@ -72,7 +72,7 @@ class Catalogue:
                         yield Entry(split, number, sample.class_index, wnid, sample.key), sample
 
     def place(self, entry: Entry) -> tuple[str, int]:
-        """Returns the shard of an image and its record number."""
+        """Returns an image's shard, and its record number in this shard."""
         shard, record = self._splits[entry.split].place(entry.number)
         return self._splits[entry.split].shards[shard].name, record
 

@@ -44,7 +44,7 @@ class Choice:
         return self._classes if self._wanted.remap else range(self._num_classes)
 
     def filters(self) -> dict[str, Any]:
-        """Returns the filters as JSON, with lists as digests; {} if all examples are read."""
+        """Returns the filters as JSON, with digests in place of lists; {} without filters."""
         wanted = self._wanted
         fraction = wanted.fraction if wanted.fraction < 1 else None
         fold = [*wanted.fold] if wanted.fold[1] > 1 else None
@@ -77,7 +77,7 @@ class Choice:
         needs_keys = self.filters().keys() - {"classes", "remap"}
         if needs_keys and schema.FILENAME in records.manifest.lacks:
             raise UsageError(
-                f"{where}: its records have no file names, so only classes can be chosen"
+                f"{where}: its records have no file names, so examples can only be chosen by class"
             )
         heads, parts = iter(Names(records)), []
         while block := list(itertools.islice(heads, _BLOCK)):
@@ -109,7 +109,7 @@ class _Listed:
         self._found = np.zeros(max(keys.keys.values()) + 1, bool)  # line 0: not in the list
 
     def has(self, keys: Sequence[str]) -> npt.NDArray[np.bool_]:
-        """Returns a mask of the keys that are in the list."""
+        """Returns a mask: True for each key that is in the list."""
         numbers = map(self.keys.keys.get, keys, itertools.repeat(0))
         lines = np.fromiter(numbers, np.int64, len(keys))
         self._found[lines] = True

@@ -1,4 +1,4 @@
-"""`ColumnWriter` adds a column to a dataset. A user's loop computes its rows batch by batch."""
+"""`ColumnWriter` adds a column to a dataset; a user's loop computes the rows batch by batch."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ _OPTIONS = {
 class ColumnWriter:
     """Writes a column. Iterating yields batches in record order; call `write` after each batch.
 
-    Each rank writes the rows of complete shards. If a rank is killed, run the same loop again, with
-    any number of ranks: it yields only the records that have no rows yet. When all rows are there,
-    the last rank writes column.json, which readers need to open the column, and `is_complete` is
-    True after the `with` block. `column` has the settings of the column.
+    No two ranks write rows of the same shard. If a rank is killed, run the same loop again, with
+    any number of ranks: it yields only the records that have no rows yet. Once all rows exist, the
+    last rank writes column.json, which readers need to open the column, and `is_complete` is True
+    after the `with` block. `column` holds the settings of the column.
 
     Example:
       >>> import numpy as np
@@ -81,12 +81,12 @@ class ColumnWriter:
 
         Args:
           data_dir: folder of a complete dataset that has tables of samples.
-          split: split to write; a column can have rows for several splits, written one by one.
-          name: name of the column, from letters, digits, dots, hyphens and underscores.
+          split: split to write; a column can have rows for several splits, one after the other.
+          name: name of the column: letters, digits, dots, hyphens and underscores.
           shape: shape of one row; () for a single value.
           dtype: "bool", "int8" to "uint64", "float16" to "float64" or "bfloat16".
-          about: any JSON that describes how the rows are computed. To continue a column, it must be
-            the same as before.
+          about: any JSON that describes how the rows are computed; must be the same when a column
+            is continued.
           batch_size: records per batch.
           view: "image" if the rows are valid for every crop of an image, mirrored or not. By
             default, they are valid only for the crop in the batches.
@@ -166,16 +166,16 @@ class ColumnWriter:
             self._due = numbers[numbers >= 0].tolist()
             yield cast("dict[str, Any]", batch)
             if self._due:
-                raise UsageError("the last batch had no write(): call it once after each batch")
+                raise UsageError("write() was not called for a batch: call it once after each")
 
     def write(self, rows: Any) -> None:
-        """Writes the rows of the last yielded batch, and ignores rows of padding.
+        """Writes the rows of the last yielded batch, and ignores the rows for padding.
 
         `rows` is a NumPy array, or an array in CPU memory that supports DLPack.
         """
         due, self._due = self._due, []
         if not due:
-            raise UsageError("write() was called twice or before a batch: call it once after each")
+            raise UsageError("write() was called twice or too early: call it once after each batch")
         values = self._checked(rows, len(due))
         for number, row in zip(due, values, strict=True):
             if self._file is None:
@@ -211,7 +211,7 @@ class ColumnWriter:
         self._reader.close()
 
     def _begin(self) -> Column | None:
-        """Saves or compares the settings of the column; returns column.json, if it exists."""
+        """Saves the settings, or compares them with those saved; returns column.json, or None."""
         name = self.column.name
         existing, begun = (columns.find(self._store, name, begun=begun) for begun in (False, True))
         for other in filter(None, (existing, begun)):
@@ -227,7 +227,7 @@ class ColumnWriter:
         return existing
 
     def _finished(self, number: int) -> ColumnFile | None:
-        """Returns the entry of a shard's rows in its receipt or in column.json, if it has rows."""
+        """Returns the entry for a shard's rows, in its receipt or column.json; None if missing."""
         shard = self._records.shards[number]
         rows = [columns.receipt(self._store, self.column.name, shard.name)]
         if self._existing:
@@ -244,7 +244,7 @@ class ColumnWriter:
         return range(self._records.shards[number].examples) if done is None else done.missing
 
     def _shard_file(self, number: int) -> Generator[None, memoryview, None]:
-        """Writes the file and the receipt of a shard; each `send` gives it one missing row."""
+        """Writes the file and the receipt of a shard; each `send` passes it a missing row."""
         made, store, shard = self.column, self._store, self._records.shards[number]
         name = column.file_name(made.name, shard.name)
         receipt = column.receipt_name(made.name, shard.name)
@@ -292,8 +292,8 @@ class ColumnWriter:
 
     def _busy(self, name: str) -> BusyError:
         return BusyError(
-            f"{self._store.where(name)}: a different process is writing this file, or has written "
-            "it since this run started. Give each rank a different World(rank, size), and wait "
+            f"{self._store.where(name)}: another process is writing this file, or has written it "
+            "since this run started. Give each rank a different World(rank, size), and wait "
             "until other runs have ended."
         )
 

@@ -47,7 +47,7 @@ class ColumnRows:
         if records.cache is None and (wrong := sorted(lost(dataset.store, named))):
             raise DataDamagedError(
                 f"{dataset.where}: {some(wrong)}: missing, or the size differs from column.json. "
-                "Copy these files again, or run the script again that writes the column."
+                "Copy these files again, or rerun the script that writes the column."
             )
         self._ledger = Ledger(self._store, naming.READ_COLUMNS, naming.MAX_SHARDS)
         # By shard: the file and the offset of its first row.
@@ -58,7 +58,7 @@ class ColumnRows:
         open_files.allow(len(records.shards) + len(files))
 
     def rows(self, numbers: Sequence[int], size: int) -> npt.NDArray[Any]:
-        """Returns [size, *shape]: the rows of examples, followed by zeros."""
+        """Returns [size, *shape]: the rows of examples, padded with rows of zeros."""
         length = self.column.row_bytes
         batch = leased(size * length, self._free)
         for place, number in enumerate(numbers):
@@ -116,15 +116,15 @@ def _demand_view(made: Column, config: ReadConfig) -> None:
         return
     if made.view != config.view:
         raise UsageError(
-            f"column {made.name} was made from this view: {made.view}; these images show "
-            f"{config.view or 'random crops or colours'}. Remove 'images' from fields=, read the "
-            f"column's view, or write the column with view={ANY_VIEW!r} if its rows are valid for "
-            "every crop."
+            f"column {made.name} was made from this view: {made.view}. This reader's images show "
+            f"{config.view or 'random crops or colours'}. Remove 'images' from fields=, read "
+            f"images with the column's view, or write the column with view={ANY_VIEW!r} if its "
+            "rows are valid for every crop."
         )
     if config.is_training and config.constants.mirrors and "mirrored" not in config.fields:
         raise UsageError(
-            f"column {made.name} was made from images that are not mirrored, but half of these "
-            "are. Add 'mirrored' to fields= and adapt the rows of mirrored images."
+            f"column {made.name} was made from images that are not mirrored, but half of this "
+            "reader's are. Add 'mirrored' to fields= and adapt the rows of mirrored images."
         )
 
 

@@ -118,7 +118,7 @@ class ReadConfig(Wanted):
 
     @property
     def is_remote(self) -> bool:
-        """Whether the dataset is at a URL instead of in a folder."""
+        """Whether `data_dir` is a URL, not a folder."""
         return "://" in self.data_dir
 
     @property
@@ -133,7 +133,7 @@ class ReadConfig(Wanted):
 
     @property
     def view(self) -> str | None:
-        """Describes the crops of images, to compare it with a column's view; None if random."""
+        """A description of the crops, for comparison with a column's view; None if random."""
         # With a recipe without crops, training uses the evaluation view, possibly mirrored.
         if self.is_training and (self.constants.padding != 0 or self.is_coloured):
             return None
@@ -157,7 +157,7 @@ class ReadConfig(Wanted):
 
     @property
     def decode_threads(self) -> int:
-        """Images decoded in parallel; by default this rank's share of the cores."""
+        """The number of images decoded in parallel; by default this rank's share of the cores."""
         cores = len(os.sched_getaffinity(0))
         return self.num_threads or max(1, cores // self.rank.local_size)
 
@@ -175,7 +175,7 @@ class ReadConfig(Wanted):
 
     @property
     def is_coloured(self) -> bool:
-        """Whether colours are randomly changed, which is only done in training."""
+        """Whether colours are changed randomly; False in evaluation."""
         return self.colour and self.is_training
 
     @property

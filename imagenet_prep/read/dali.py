@@ -31,10 +31,10 @@ _DTYPES = {"uint8": types.UINT8, "float32": types.FLOAT, "float16": types.FLOAT1
 
 
 class DaliBackend:
-    """The backend of NVIDIA DALI; `external_source` passes it the images in the reader's order.
+    """Decodes with NVIDIA DALI; `external_source` passes it the images in the reader's order.
 
-    DALI's `readers.tfrecord` shuffles only in a small buffer, and cannot resume with a different
-    number of ranks.
+    DALI's `readers.tfrecord` is not used, because it shuffles only in a small buffer, and cannot
+    resume with a different number of ranks.
     """
 
     def __init__(self, config: ReadConfig, largest: tuple[int, int]) -> None:
@@ -111,7 +111,7 @@ class DaliBackend:
 
 
 def _arrays(views: Views) -> tuple[Any, ...]:
-    """Returns the crops' anchors, shapes and mirroring; also the two matrices of `colours`."""
+    """Returns the crops' anchors, shapes and mirroring, and the two matrices of `colours`."""
     boxes, colours = views.boxes, views.colours
     shown = (
         np.ascontiguousarray(boxes[:, :2]),
@@ -125,7 +125,7 @@ def _arrays(views: Views) -> tuple[Any, ...]:
 
 @pipeline_def(exec_dynamic=True, prefetch_queue_depth=_QUEUE_DEPTH)  # type: ignore[untyped-decorator]
 def _show(source: Callable[[], Any], config: ReadConfig, decoder: dict[str, Any]) -> Any:
-    """Defines the pipeline; `source` returns the encoded images and `_arrays` of a batch."""
+    """Defines the pipeline; `source` returns a batch's encoded images and `_arrays`."""
     per_view = 5 if config.is_coloured else 3  # The number of arrays that `_arrays` returns.
     encoded, *arrays = fn.external_source(
         source=source, num_outputs=1 + config.views * per_view, batch=True, no_copy=True

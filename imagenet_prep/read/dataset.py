@@ -82,22 +82,22 @@ def make_dataset(
         also reduce seeks on disks.
       cache_dir: folder for a node's copy of a remote dataset; by default IMAGENET_PREP_CACHE or
         ~/.cache/imagenet-prep.
-      cache_gb: size limit of the cache in 1e9 bytes, at least two windows of shards; by default no
-        limit. Shards that readers of this node use are kept even above the limit.
-      num_threads: images decoded in parallel; 0 divides the available cores among the host's ranks.
+      cache_gb: size limit of the cache in GB (1e9 bytes), at least two windows of shards; by
+        default no limit. Shards that readers of this node use are kept even above the limit.
+      num_threads: number of images decoded in parallel; 0 for this rank's share of the cores.
       on_bad_record: "raise", or "skip": mask damaged records and list them in `Reader.skipped`.
         Errors of the disk or server, and a completely damaged shard, always raise.
       out: function that returns memory for the images of a batch (only for the native backend): a
         NumPy array or an object that supports DLPack or the buffer protocol, with the shape and
-        type of `images`. It is called up to three batches ahead. Its result becomes `images`.
+        type of `images`. It is called up to three batches ahead; `images` is what it returned.
       fields: keys of `Batch` in order, or "column:NAME" for a column of the dataset; by default
         images, class_index and mask. Without "images", no image is decoded. Without "images" and
         "boxes", only the tables of samples are read.
       views: independent crops per training image; if > 1, images and boxes get a second axis of
         this size after the batch axis.
-      originals: for recipe "adm", raise UsageError for a dataset with changed images. True: if
-        `prepare` changed any image; False: never; by default, if `prepare` downscaled larger images
-        to a shorter side of `image_size` or less.
+      originals: when recipe "adm" raises UsageError because of changed images. True: if `prepare`
+        changed any image; False: never; by default, if `prepare` downscaled larger images to a
+        shorter side of `image_size` or less.
       classes: WNIDs or class indices to read; by default all.
       remap: renumber the chosen `classes` from 0 in class list order, as in `Reader.classes`.
       keys: file with the keys to read, one per line.
@@ -109,8 +109,8 @@ def make_dataset(
       choice_seed: seed of the hashes for `fraction` and `fold`.
 
     Raises:
-      UsageError: no manifest, an invalid argument, a backend that is not installed, or a part of a
-        partitioned dataset that does not belong to this host.
+      UsageError: the dataset has no manifest, an argument is invalid, a backend is not installed,
+        or this is a different host's part of a partitioned dataset.
       DataDamagedError: shards are missing or truncated.
       StoreError: files cannot be read, or the server refuses access.
       IncompleteError: the server fails repeatedly, or the disk is full.

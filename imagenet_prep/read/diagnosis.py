@@ -1,4 +1,4 @@
-"""Finds the image that a backend cannot decode, because frameworks do not name it."""
+"""Finds the image that a backend cannot decode, since errors of frameworks do not name it."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from imagenet_prep.read.feed import EncodedBatch, Feed
 
 
 class Diagnosis:
-    """Remembers the batches that a backend is decoding, and rereads their images if it fails."""
+    """Remembers the batches that a backend is decoding; rereads their images if decoding fails."""
 
     def __init__(
         self, feed: Feed, decode: Callable[[bytes], None], epoch: int, start: int, steps: int
     ) -> None:
-        """`decode` is `Backend.decode`; `epoch`, `start` and `steps` are for `Feed.batches`."""
+        """`decode` is `Backend.decode`; `epoch`, `start`, `steps`: arguments of `Feed.batches`."""
         self._feed = feed
         self._decode = decode
         self._part = epoch, start, steps
@@ -54,7 +54,7 @@ class Diagnosis:
 
 
 def problem(encoded: bytes, decode: Callable[[bytes], None], backend: str) -> str | None:
-    """Returns the reason if Pillow or the backend cannot decode a JPEG; None if both can."""
+    """Returns why Pillow or the backend cannot decode a JPEG; None if both can."""
     try:
         with opening.opened(encoded, only=("JPEG",)) as image:
             image.load()
@@ -71,6 +71,6 @@ def problem(encoded: bytes, decode: Callable[[bytes], None], backend: str) -> st
 
 
 def _reason(error: Exception) -> str:
-    """Returns the line of a framework's error message that has the reason."""
+    """Returns the line of a framework's error message that states the reason."""
     lines = str(error).partition("encountered:")[2] or str(error)
     return next((line.strip() for line in lines.splitlines() if line.strip()), type(error).__name__)

@@ -1,4 +1,4 @@
-"""Shares memory with frameworks through DLPack, also as bfloat16, and reuses buffers."""
+"""Shares memory with frameworks through DLPack, including bfloat16, and reuses buffers."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def on_device(array: Any, number: int) -> Any:
 
 
 class _Renamed:
-    """A view of an array that changes the DLPack type code `kind` to `other`."""
+    """A view of an array, with the DLPack type code `other` instead of `kind`."""
 
     def __init__(self, array: Any, kind: int, other: int) -> None:
         self._array = array
@@ -60,7 +60,7 @@ class Bfloat16(_Renamed):
 
 
 class Memory:
-    """Lets NumPy write to an array's memory. NumPy arrays over it keep this object alive."""
+    """Lets NumPy write to an array's memory; NumPy arrays over this memory keep it alive."""
 
     def __init__(self, array: npt.NDArray[Any]) -> None:
         self._array = array
@@ -69,7 +69,7 @@ class Memory:
 
 
 class Lease(Memory):
-    """Memory that returns to `free` after its last use; the kernel must clear new memory."""
+    """Memory that is added to `free` for reuse, because the kernel must clear new memory."""
 
     def __init__(self, array: npt.NDArray[Any], free: deque[npt.NDArray[Any]]) -> None:
         super().__init__(array)
@@ -80,7 +80,7 @@ class Lease(Memory):
 
 
 def leased(num_bytes: int, free: deque[npt.NDArray[Any]]) -> npt.NDArray[np.uint8]:
-    """Returns memory from `free`, or new memory. It returns to `free` after its last use."""
+    """Returns memory from `free`, or new memory, which is added to `free` after its last use."""
     memory = free.pop() if free else np.empty(0, np.uint8)
     # Smaller buffers are dropped, so after a few batches all fit the largest batch.
     if len(memory) < num_bytes:

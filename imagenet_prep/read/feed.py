@@ -223,7 +223,7 @@ class Feed:
         sides: npt.NDArray[np.int64],
         views: Sequence[Views],
     ) -> npt.NDArray[Any]:
-        """Returns an array of `EncodedBatch.details`."""
+        """Returns one array of `EncodedBatch.details`."""
         if field == "key":
             # Keys come from the tables, since an amended dataset's records may lack them.
             if self._facts is None:

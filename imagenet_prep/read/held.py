@@ -1,6 +1,6 @@
 """Files that stay open, and optionally locked, while they are referenced.
 
-A lock of a forked process is released only after parent and child have closed the file. So a child
+After a fork, a lock is released only when both parent and child have closed the file. So a child
 closes all locked files of its parent immediately, and must not use them.
 """
 
@@ -21,7 +21,7 @@ _LOCKS = f"{naming.WORK}/locks"
 
 
 class HeldFile:
-    """An open file, which closes with its last reference; `lock` has flags for flock, or 0."""
+    """An open file, closed with its last reference; `lock` is an operation of flock, or 0."""
 
     def __init__(self, path: Path, lock: int = 0) -> None:
         # Network file systems only allow exclusive locks on files open for writing.
@@ -47,7 +47,7 @@ def _let_go() -> None:
 
 @contextlib.contextmanager
 def only_one(store: LocalStore, name: str, flags: int = 0) -> Iterator[None]:
-    """Holds the lock `name` of a dataset's folder; waits for it unless `flags` has LOCK_NB."""
+    """Holds the lock `name` of a dataset's folder; waits for it unless `flags` is LOCK_NB."""
     store.make_folder(_LOCKS)
     descriptor = store.open(f"{_LOCKS}/{name.replace('/', '-')}", os.O_RDWR | os.O_CREAT)
     try:

@@ -20,7 +20,7 @@ _LINE_BYTES = 2 * _DIGITS + 2
 
 
 def most_bytes(shard: Shard) -> int:
-    """Returns one more than the largest valid index size: an index that is longer is damaged."""
+    """Returns how many bytes of an index to read: one more than the longest valid index has."""
     return min(_LINE_BYTES * shard.examples, shard.index_bytes) + 1
 
 
@@ -45,6 +45,6 @@ def parse(content: bytes, shard: Shard, root: Path) -> npt.NDArray[np.int64]:
         if possible and (index[:, 0] == starts).all() and stops[-1] == shard.num_bytes:
             return index
     raise DataDamagedError(
-        f"{path}: does not fit {shard.name} with its {shard.examples:,} records in "
+        f"{path}: does not match {shard.name} with its {shard.examples:,} records in "
         f"{shard.num_bytes:,} bytes. Run imagenet-prep verify {root}"
     )

@@ -36,7 +36,7 @@ class Names:
             )
 
     def of(self, shard: int, *, sides: bool = False) -> Iterable[Head]:
-        """Yields the `Head` of each example of a shard; its image is b"" unless `sides` is set."""
+        """Yields the `Head` of each example of a shard; the image is b"" unless `sides` is set."""
         records = self._records
         if not records.manifest.has_samples:
             return ((*records.name(number), b"") for number in records.numbers_of(shard))
@@ -65,7 +65,7 @@ class Names:
 
 
 class Facts:
-    """Columns of the sample tables in memory: 4 bytes per example, or about 34 with keys."""
+    """Columns of the sample tables in memory: 4 bytes per example, with keys about 34."""
 
     def __init__(self, records: Records, fields: Collection[str]) -> None:
         self._records, self._names = records, Names(records)

@@ -33,7 +33,7 @@ _TASKS_PER_THREAD = 2  # per view; with more than one, threads are rarely idle a
 
 
 class NativeBackend:
-    """A backend without a framework; it decodes to NumPy arrays, which it then converts.
+    """Decodes without a framework to NumPy arrays, and converts them to the reader's framework.
 
     `codec.planes` decodes, crops, resizes, mirrors and converts in one pass. Pillow decodes images
     that `planes` does not support, such as CMYK, and all images if `planes` cannot be loaded.

@@ -51,14 +51,14 @@ def open_feed(config: ReadConfig) -> tuple[Feed, dict[str, Any]]:
     if config.is_training and not feed.steps(0).count:
         raise UsageError(
             f"{config.split}: {counted(feed.order.num_examples, 'example')}, not enough for one "
-            f"step of {counted(world.size, 'rank')} with {config.batch_size} each. Choose a "
+            f"step of {counted(world.size, 'rank')} with batch size {config.batch_size}. Choose a "
             "smaller batch size."
         )
     return feed, filters
 
 
 def _tell_changed(config: ReadConfig, records: Records) -> None:
-    """Warns if `prepare` changed images; raises UsageError if `config.originals` forbids this."""
+    """Warns if `prepare` changed images; raises UsageError if `config.originals` forbids it."""
     manifest = records.manifest
     split = manifest.splits[records.split]
     short_side = settings.short_side(manifest.config, records.split)
@@ -72,9 +72,9 @@ def _tell_changed(config: ReadConfig, records: Records) -> None:
     if not split.resized and not repaired:
         return
     changed = (
-        f"{config.data_dir}: {split.resized:,} of the {counted(split.examples, 'image')} of "
-        f"{records.split} were downscaled, and {repaired:,} of the dataset were repaired "
-        f"({', '.join(manifest.repaired) or 'none'}), when it was prepared"
+        f"{config.data_dir}: prepare downscaled {split.resized:,} of the "
+        f"{counted(split.examples, 'image')} of {records.split}, and repaired "
+        f"{counted(repaired, 'image')} of the dataset ({', '.join(manifest.repaired) or 'none'})"
     )
     if config.originals:
         raise UsageError(f"{changed}, but originals=True accepts no changed image. {advice}")

@@ -94,7 +94,7 @@ class Order:
     def _sorted_by(
         self, epoch: int, numbers: npt.NDArray[np.int64]
     ) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.unsignedinteger] | None]:
-        """Returns the sort keys of examples: hashes, and windows (None if there is only one)."""
+        """Returns the sort keys of examples: hashes, and windows (None for a single window)."""
         assert self.seed is not None
         hashed = mix(numbers.astype(np.uint64) ^ stream(self.seed, epoch, _EXAMPLES))
         if not 0 < self.window < len(self.examples_per_shard):
@@ -147,7 +147,7 @@ class Steps:
 
     @property
     def global_batch(self) -> int:
-        """Examples per step, all ranks together."""
+        """The number of examples per step, over all ranks."""
         return self.world_size * self.batch_size
 
     @property
@@ -223,7 +223,7 @@ class StepSampler:
     def state_dict(self, steps: int | None = None) -> dict[str, Any]:
         """Returns the reader's state after the first `steps` steps of the current `for` loop.
 
-        Pass the number of trained steps, since the workers of a DataLoader are ahead of training.
+        Pass the number of trained steps, since a DataLoader's workers run ahead of training.
         By default, all yielded steps are counted, as torchdata's StatefulDataLoader needs.
         """
         epoch, read = self._after(self._handed_out if steps is None else steps)

@@ -110,7 +110,7 @@ class Reader(Generic[Array]):
 
     @property
     def dropped_per_epoch(self) -> int:
-        """The number of examples that training drops per epoch; they differ in each epoch."""
+        """The number of examples that training drops per epoch; each epoch drops different ones."""
         return self._feed.steps(0).dropped
 
     @property
@@ -206,7 +206,7 @@ class Reader(Generic[Array]):
         must have the same number of nodes as before.
 
         Raises:
-          UsageError: the dataset, split, seed, window, partition or choice is different.
+          UsageError: dataset, split, seed, window, partition or choice differ from the state.
         """
         self.epoch, self._examples_read = self._position(state)
         if not self.steps_left:
@@ -218,15 +218,15 @@ class Reader(Generic[Array]):
         own = self.state()
         if state.get("version") != STATE_VERSION:
             raise UsageError(
-                f"the state has version {state.get('version')!r}, this reader supports "
+                f"the state has version {state.get('version')!r}, but this reader supports "
                 f"{STATE_VERSION}. The version of imagenet-prep that created the state reads "
                 "examples in a different order. Use that version, or start from epoch 0."
             )
         for name in ("dataset", "split", "seed", "window", "nodes", "copies", "choice"):
             if state.get(name) != own.get(name):
                 raise UsageError(
-                    f"the state has {name} {state.get(name)!r}, this reader {own.get(name)!r}, so "
-                    "the order differs. Use the same dataset and settings, or start from epoch 0."
+                    f"the state has {name} {state.get(name)!r}, but this reader has "
+                    f"{own.get(name)!r}. Use the same dataset and settings, or start from epoch 0."
                 )
         epoch: Any = state.get("epoch")
         read: Any = state.get("examples_read")
@@ -261,7 +261,7 @@ class Reader(Generic[Array]):
             )
         if config.out is not None:
             raise UsageError(
-                "out= provides memory of this process, but a DataLoader's workers are different "
+                "out= provides memory of this process, but a DataLoader's workers are separate "
                 "processes: remove out=, and pass pin_memory=True to the DataLoader"
             )
         return StepSampler(self._feed.steps, self._position, self.state())
@@ -299,7 +299,7 @@ class Reader(Generic[Array]):
     def example(self, number: int) -> ImageExample:
         """Returns a verified example: its encoded image, size, class and boxes.
 
-        `number` counts all examples of the split from 0 in record order, chosen or not.
+        `number` counts all examples of the split from 0 in record order, whether chosen or not.
 
         Raises:
           IndexError: `number` is not below the number of examples.

@@ -57,7 +57,7 @@ class State:
         is_sound = min(self.window, self.epoch, self.examples_read) >= 0
         is_sound &= min(self.nodes, self.ranks, self.batch_size) >= 1
         if not is_sound or self.ranks % self.nodes:
-            raise ValueError("a number is out of bounds")
+            raise ValueError("a number is out of range")
 
     @property
     def order(self) -> tuple[Any, ...]:
@@ -91,7 +91,7 @@ class Segment:
 
 
 class Use(NamedTuple):
-    """A rank and step that used an image; `weights` is KEPT, DISCARDED or UNSAVED."""
+    """A step of a rank that used an image; its `weights` were KEPT, DISCARDED or UNSAVED."""
 
     step: int
     epoch: int
@@ -155,7 +155,7 @@ def parse(lines: Iterable[bytes], where: str) -> list[Segment]:
 
 
 def _trained(row: bytes) -> int:
-    """Returns 1 + the step in a training line of the log; 0 if the line is truncated."""
+    """Returns 1 + the step number in a training line of the log; 0 if the line is truncated."""
     try:
         return 1 + records.parse(int, canonical.loads(row).get("step"))
     except (ValueError, AttributeError):  # missing or truncated
@@ -196,7 +196,7 @@ class Receipt:
         self._epoch = functools.lru_cache(maxsize=1)(self._sorted)
 
     def step(self, step: int) -> Iterator[tuple[Use, int]]:
-        """Yields (use, example number) for each image of a step, for each time it was trained."""
+        """Yields (use, example number) of each image of a step, again if the step was repeated."""
         for piece in self._pieces():
             if 0 <= step - piece.first < piece.steps:
                 size = piece.segment.state.per_node
@@ -219,7 +219,7 @@ class Receipt:
                     yield self._use(piece, node, place - piece.places.start)
 
     def unseen(self, number: int) -> tuple[int, Iterator[Use]]:
-        """Returns the step of the last checkpoint trained without the image, and its `uses`."""
+        """Returns the step of the last checkpoint before any use of the image, and its `uses`."""
         # Stop at the first kept use, since every epoch takes time to compute.
         uses, early, limit = self.uses(number), [], self.segments[-1].kept
         for use in uses:
@@ -233,8 +233,8 @@ class Receipt:
     def faults(self) -> tuple[int, list[str]]:
         """Checks that the steps in the final weights use each image exactly once per epoch.
 
-        Returns the number of used images, and one message per violation. Images that are missing
-        because they do not fill the last step of an epoch are no violation.
+        Returns the number of used images, and one message per violation. Images that training drops
+        because they do not fill the last step of an epoch are not a violation.
         """
         by_epoch: dict[int, list[_Piece]] = defaultdict(list)
         for piece in self._pieces(kept=True):
@@ -257,7 +257,7 @@ class Receipt:
                         steps = piece.first + again[[0, -1]] // piece.segment.state.per_node
                         faults.append(
                             f"steps {steps[0]:,} to {steps[1]:,}: "
-                            f"{counted(len(again), 'image')} of epoch {epoch} used again"
+                            f"epoch {epoch} used {counted(len(again), 'image')} again"
                         )
             faults += self._unused(epoch, seen, pieces, following[:1])
         return used, faults
@@ -283,7 +283,7 @@ class Receipt:
         for piece, count in zip(ends, gaps.tolist(), strict=False):
             if count:
                 unused = counted(count, "image")
-                yield f"before step {piece.first:,}: {unused} of epoch {epoch} not used"
+                yield f"before step {piece.first:,}: epoch {epoch} did not use {unused}"
 
     def _pieces(self, *, kept: bool = False) -> Iterator[_Piece]:
         for segment in self.segments:
@@ -340,7 +340,7 @@ def of_run(log: Path, data_dir: str | None) -> tuple[Dataset, Receipt]:
     if dataset.manifest.digest != state.dataset:
         raise UsageError(
             f"{dataset.where}: its digest is {dataset.manifest.digest[:16]}, but the run read a "
-            f"dataset with the digest {state.dataset[:16]}. Pass that one with --trained-on SET"
+            f"dataset with the digest {state.dataset[:16]}. Pass that dataset with --trained-on SET"
         )
     shards = dataset.manifest.splits[state.split].shards
     return dataset, Receipt(segments, [shard.examples for shard in shards])

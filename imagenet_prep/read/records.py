@@ -95,7 +95,7 @@ class Records:
         *,
         only_columns: bool = False,
     ) -> None:
-        """Tells the cache the shards and column files that an epoch reads, window by window."""
+        """Tells the cache which shards and column files an epoch reads, window by window."""
         if self.cache is not None:
             kinds = [*(() if only_columns else [self.shards.__getitem__]), *columns]
             self.cache.follow([[of(n) for n in window for of in kinds] for window in windows])
@@ -124,7 +124,7 @@ class Records:
                 os.posix_fadvise(file.descriptor, offset, size, os.POSIX_FADV_WILLNEED)
 
     def read_many(self, numbers: Sequence[int]) -> list[example.ImageExample | None]:
-        """Reads examples much faster than `read`; None if `read` must read or check an example."""
+        """Reads examples much faster than `read`; returns None for each that needs `read`."""
         # With a cache, read one example at a time: the cache then has to keep fewer shards.
         if self.manifest.lacks or self.cache is not None:
             return [None] * len(numbers)
@@ -155,7 +155,7 @@ class Records:
         """Returns one example after checking both CRCs, the image's size, and label and WNID."""
         file, offset, size = self._located_one(number)
         missing = self.manifest.lacks
-        with self._named(number, f". To see all: imagenet-prep verify {self.root}"):
+        with self._named(number, f". To list all damage: imagenet-prep verify {self.root}"):
             data = os.pread(file.descriptor, size, offset)
             image = example.decode(tfrecord.unframe(data, size), missing)
             # Check size and format here, since TensorFlow and DALI decode any size and format.

@@ -135,7 +135,7 @@ class TfDataBackend:
         return tf.image.crop_to_bounding_box(padded, top + padding, left + padding, height, width)
 
     def _normalised(self, image: Any) -> Any:
-        """Returns (image - mean) / std; operating on rows takes a quarter of the time."""
+        """Returns (image - mean) / std, computed on complete rows, which is four times as fast."""
         side = self._config.image_size
         constants = self._config.constants
         scale = [1 / std for std in constants.std] * side

@@ -156,7 +156,7 @@ def test_a_reader_that_is_not_restored_repeats_images(colours: Path) -> None:
 
     used, faults = run.receipt.faults()
     assert used == 8 * 8
-    assert faults == ["steps 4 to 7: 32 images of epoch 0 used again"]
+    assert faults == ["steps 4 to 7: epoch 0 used 32 images again"]
 
 
 def test_a_reader_that_is_restored_too_far_leaves_images_out(colours: Path) -> None:
@@ -168,7 +168,7 @@ def test_a_reader_that_is_restored_too_far_leaves_images_out(colours: Path) -> N
     assert run.receipt.faults() == (
         48,
         [
-            "before step 2: 16 images of epoch 0 not used",
+            "before step 2: epoch 0 did not use 16 images",
             "before step 4: no image of epoch 1 to 2 was used",
         ],
     )
@@ -184,7 +184,7 @@ def test_another_seed_within_an_epoch_repeats_and_leaves_out(colours: Path) -> N
     ]
     _, faults = run.receipt.faults()
 
-    assert faults[0].endswith(f": {len(again)} images of epoch 0 used again")
+    assert faults[0].endswith(f": epoch 0 used {len(again)} images again")
     assert faults[1].startswith("before step 3: ")
 
 
@@ -194,7 +194,7 @@ def test_a_loop_that_reads_more_than_a_batch_a_step_is_noticed(colours: Path) ->
     run.log(kind="saved", step=3, receipt=run.states[2] | {"examples_read": 32})
     run.train(3, [4], 4, state=run.states[2] | {"examples_read": 32})
 
-    assert run.receipt.faults() == (32, ["before step 3: 8 images of epoch 0 not used"])
+    assert run.receipt.faults() == (32, ["before step 3: epoch 0 did not use 8 images"])
 
 
 def test_a_cut_line_before_a_start_is_skipped_and_any_other_is_named(colours: Path) -> None:

@@ -96,7 +96,7 @@ def test_where_less_than_a_step_is_left_the_next_epoch_begins(colours: Path) -> 
 
     assert sampler.epoch == 1
     assert next(iter(sampler)) == (1, 0)
-    with pytest.raises(UsageError, match="the state has seed 1, this reader 0"):
+    with pytest.raises(UsageError, match="the state has seed 1, but this reader has 0"):
         sampler.load_state_dict(reader.state() | {"seed": 1})
 
 

@@ -144,7 +144,7 @@ def test_images_that_were_changed_are_counted_and_told_once(
         open_square(root, fields=("class_index",))
 
     (record,) = caplog.records
-    assert "1 of the 4 images of train were downscaled" in record.message
+    assert "prepare downscaled 1 of the 4 images of train, and repaired" in record.message
     assert "2 of the dataset were repaired (grey)" in record.message
 
 

@@ -98,7 +98,7 @@ def test_show_lists_the_images_of_a_run_that_went_back_to_an_older_checkpoint(
     found = command.run("show", run, "--check", "--trained-on", tmp_path / "moved")
     assert (found.code, found.out) == (
         1,
-        "steps 8 to 9: 16 images of epoch 0 used again\nsteps 10  images 80\n",
+        "steps 8 to 9: epoch 0 used 16 images again\nsteps 10  images 80\n",
     )
 
 
@@ -133,7 +133,8 @@ def test_show_of_a_run_names_what_it_cannot_do(train: Train, shades: Path, tmp_p
     content = (run / log.LOG).read_text()
     digest = json.loads(content.partition("\n")[0])["receipt"]["dataset"]
     (run / log.LOG).write_text(content.replace(digest, digest[::-1]))
-    assert "Pass that one with --trained-on SET" in command.run("show", run, "--check").complaints
+    refused = command.run("show", run, "--check")
+    assert "Pass that dataset with --trained-on SET" in refused.complaints
 
 
 def test_a_cleared_log_folder_begins_at_step_0(train: Train, tmp_path: Path) -> None:
@@ -182,7 +183,7 @@ def test_a_rank_that_would_read_another_order_than_rank_0_is_told(
         return (found, {**place, "nodes": 2}), failure
 
     monkeypatch.setattr(Comm, "broadcast_object", of_rank_0)
-    with pytest.raises(UsageError, match="the state has nodes 2, this reader 1"):
+    with pytest.raises(UsageError, match="the state has nodes 2, but this reader has 1"):
         train(tmp_path / "run")
 
 

@@ -1,4 +1,4 @@
-/* The vector code of resizing planes: for AVX2, SSE2 and NEON, the same results as the plain C. */
+/* Kernels that resize and transpose planes. AVX2, SSE2 and NEON give the same results as C. */
 #ifndef IMAGENET_PREP_KERNELS_H
 #define IMAGENET_PREP_KERNELS_H
 
@@ -17,13 +17,13 @@
 typedef struct { uint8_t *samples; ptrdiff_t stride; int width, height; } plane;
 
 enum {
-  WEIGHT_BITS = 14, /* weights of a filter sum to 1 << 14 */
-  VECTOR = 32,      /* samples that the widest kernel writes at once */
-  TILE = 16,        /* side of the squares that are transposed */
+  WEIGHT_BITS = 14, /* the weights of a filter sum to 1 << 14 */
+  VECTOR = 32,      /* number of samples that the widest kernel writes at once */
+  TILE = 16,        /* side of the squares that are transposed at once */
 };
 
-/* One output row is the weighted sum of `taps` input rows. Each writes `width` samples, rounded up
- * to its vector, and reads as many of each row. */
+/* Computes an output row, the weighted sum of `taps` input rows. A kernel reads and writes `width`
+ * samples per row, rounded up to the size of its vectors. */
 typedef void blend_rows(uint8_t *out, const uint8_t *in, ptrdiff_t stride, const int16_t *weights,
                         int taps, int width);
 
@@ -32,14 +32,14 @@ static void blend_plain(uint8_t *out, const uint8_t *in, ptrdiff_t stride, const
   for (int x = 0; x < width; x++) {
     int sum = 1 << (WEIGHT_BITS - 1);
     for (int k = 0; k < taps; k++) sum += weights[k] * in[k * stride + x];
-    /* Of a negative sum only its sign counts. */
+    /* A negative sum becomes 0; it is not shifted. */
     out[x] = sum < 0 ? 0 : sum >> WEIGHT_BITS > 255 ? 255 : (uint8_t)(sum >> WEIGHT_BITS);
   }
 }
 
 #if defined(__x86_64__)
-/* Two rows at a time: their samples are interleaved, so that one multiply-add takes a pair of
- * samples and a pair of weights. Packing saturates, which is the clamp of the plain code. */
+/* Takes two rows at a time. Their samples are interleaved, so that one multiply-add takes a pair of
+ * samples and a pair of weights. Packing saturates, which clamps like the plain code. */
 static void blend_sse2(uint8_t *out, const uint8_t *in, ptrdiff_t stride, const int16_t *weights,
                        int taps, int width) {
   const __m128i zero = _mm_setzero_si128(), half = _mm_set1_epi32(1 << (WEIGHT_BITS - 1));
@@ -64,8 +64,8 @@ static void blend_sse2(uint8_t *out, const uint8_t *in, ptrdiff_t stride, const 
   }
 }
 
-/* As above, 32 samples wide: unpacking and packing stay within the halves of a register, and so
- * undo each other. */
+/* As blend_sse2, but 32 samples wide. Unpacking and packing both work within the halves of a
+ * register, so packing restores the order of the samples. */
 FOR_AVX2 static void blend_avx2(uint8_t *out, const uint8_t *in, ptrdiff_t stride,
                                 const int16_t *weights, int taps, int width) {
   const __m256i zero = _mm256_setzero_si256(), half = _mm256_set1_epi32(1 << (WEIGHT_BITS - 1));
@@ -137,8 +137,8 @@ static void transpose_plain(uint8_t *out, ptrdiff_t out_stride, const uint8_t *i
 }
 
 #if defined(ZIPS)
-/* Four rounds, each of which zips rows i and i + 8, transpose 16 x 16. Written out, because
- * compilers keep arrays of vectors in memory. */
+/* Four rounds transpose 16 x 16 bytes; each round zips rows i and i + 8. The rounds are unrolled,
+ * because compilers would keep an array of vectors in memory, not in registers. */
 #define EACH(f) \
   f(0); f(1); f(2); f(3); f(4); f(5); f(6); f(7); f(8); f(9); f(10); f(11); f(12); f(13); f(14); \
   f(15)
@@ -176,7 +176,7 @@ FOR_AVX2 static void stand_two(uint8_t *out, ptrdiff_t out_stride, const uint8_t
 #undef STORE
 }
 
-/* The way back: 16 rows of 32 bytes become 32 rows of 16 bytes. */
+/* The inverse of stand_two: 16 rows of 32 bytes become 32 rows of 16 bytes. */
 FOR_AVX2 static void lay_two(uint8_t *out, ptrdiff_t out_stride, const uint8_t *in,
                              ptrdiff_t stride) {
 #define LOAD(i) __m256i a##i = _mm256_loadu_si256((const __m256i *)(const void *)(in + i * stride))
@@ -211,7 +211,7 @@ static void transpose(enum simd simd, uint8_t *out, ptrdiff_t out_stride, const 
   transpose_plain(out, out_stride, in, stride);
 }
 
-/* Transposes 32 rows of 16 bytes to 16 rows of 32 bytes. */
+/* Transposes 32 rows of 16 bytes into 16 rows of 32 bytes. */
 static void stand(enum simd simd, uint8_t *out, ptrdiff_t out_stride, const uint8_t *in,
                   ptrdiff_t stride) {
 #if defined(__x86_64__)
@@ -224,7 +224,7 @@ static void stand(enum simd simd, uint8_t *out, ptrdiff_t out_stride, const uint
   transpose(simd, out + TILE, out_stride, in + TILE * stride, stride);
 }
 
-/* Transposes 16 rows of 32 bytes to 32 rows of 16 bytes. */
+/* Transposes 16 rows of 32 bytes into 32 rows of 16 bytes. */
 static void lay(enum simd simd, uint8_t *out, ptrdiff_t out_stride, const uint8_t *in,
                 ptrdiff_t stride) {
 #if defined(__x86_64__)

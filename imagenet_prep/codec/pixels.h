@@ -1,8 +1,8 @@
-/* Y, Cb and Cr to what a batch holds: R, G and B as bytes or normalised floats, a row at a time.
+/* Converts Y, Cb and Cr to the images of a batch: R, G and B as bytes or normalised floats.
  *
- * The same bytes on every processor. Colours are integers. A float is (value - mean) * factor, two
- * operations that no compiler merges into one which rounds otherwise; plain C looks it up in a
- * table that was made so. SSE2 has no shuffle of bytes, which AVX2 brings, and goes the plain way.
+ * All processors compute the same bytes. Colours are computed with integers. A float is
+ * (value - mean) * factor. Compilers cannot fuse these operations, which would change the rounding.
+ * Plain C looks floats up in a table. SSE2 cannot shuffle bytes, so it uses the plain C.
  */
 #ifndef IMAGENET_PREP_PIXELS_H
 #define IMAGENET_PREP_PIXELS_H
@@ -13,24 +13,24 @@
 
 enum item { BYTES = 0, FLOAT32 = 1, FLOAT16 = 2, BFLOAT16 = 3 };
 
-/* Where pixels go and what becomes of them. */
+/* The memory and the format of the result. */
 typedef struct {
   uint8_t *to;           /* [height, width, 3], or [3, height, width] if `planar` */
-  const uint8_t *tables; /* [3, 256] items, aligned to their size as `to` is: each value's */
+  const uint8_t *tables; /* [3, 256] items, by colour and value; aligned to items, as `to` is */
   float mean[3], factor[3];
   int item, planar, mirrored;
 } output;
 
 enum {
-  PERIOD = 24,            /* bytes after which vectors of 8 and pixels of 3 begin together */
-  COLOURS = 16,           /* pixels whose colours are made at once */
+  PERIOD = 24,            /* a multiple of 8 bytes (a vector) and of 3 bytes (a pixel) */
+  COLOURS = 16,           /* number of pixels whose colours are computed at once */
 };
 
 static int item_bytes(enum item item) { return item == BYTES ? 1 : item == FLOAT32 ? 4 : 2; }
 
-/* ---- JFIF's conversion in 16-bit fixed point, as libjpeg has it: a row of each of R, G, B ---- */
+/* ---- JFIF's conversion to rows of R, G and B, in 16-bit fixed point as in libjpeg ---- */
 
-/* May write, and reads, up to a multiple of COLOURS. */
+/* Reads, and may write, `width` samples rounded up to COLOURS. */
 typedef void make_colours(const uint8_t *luma, const uint8_t *blues, const uint8_t *reds, int width,
                           uint8_t *r, uint8_t *g, uint8_t *b);
 
@@ -38,7 +38,7 @@ static uint8_t clamp(int v) { return v < 0 ? 0 : v > 255 ? 255 : (uint8_t)v; }
 
 static void colours_plain(const uint8_t *luma, const uint8_t *blues, const uint8_t *reds, int width,
                           uint8_t *r, uint8_t *g, uint8_t *b) {
-  enum { HALF = 1 << 15, LIFT = 512 << 16 }; /* lifted, so that nothing negative is shifted */
+  enum { HALF = 1 << 15, LIFT = 512 << 16 }; /* LIFT avoids shifts of negative numbers */
   for (int x = 0; x < width; x++) {
     int blue = blues[x] - 128, red = reds[x] - 128;
     r[x] = clamp(luma[x] + ((91881 * red + HALF + LIFT) >> 16) - 512);
@@ -47,7 +47,7 @@ static void colours_plain(const uint8_t *luma, const uint8_t *blues, const uint8
   }
 }
 
-/* Bytes of pixels [width, 3] from a row of each colour; writes up to a multiple of COLOURS. */
+/* Interleaves rows of R, G and B to pixels [width, 3]; may write `width` rounded up to COLOURS. */
 typedef void interleave_colours(uint8_t *to, const uint8_t *r, const uint8_t *g, const uint8_t *b,
                                 int width);
 
@@ -56,9 +56,9 @@ static void interleave_plain(uint8_t *to, const uint8_t *r, const uint8_t *g, co
   for (int x = 0; x < width; x++, to += 3) to[0] = r[x], to[1] = g[x], to[2] = b[x];
 }
 
-/* ---- Bytes to items; those of one colour, or of three in turn ---- */
+/* ---- Conversion of bytes to items, of one colour or of R, G, B in turn ---- */
 
-/* Makes as many of `count` items as fill whole PERIODs, and returns how many. `mean` and `factor`
+/* Writes at most `count` items, in multiples of PERIOD, and returns how many. `mean` and `factor`
  * have PERIOD numbers. */
 typedef int make_floats(uint8_t *to, const uint8_t *bytes, int count, enum item item,
                         const float *mean, const float *factor);
@@ -66,7 +66,7 @@ typedef int make_floats(uint8_t *to, const uint8_t *bytes, int count, enum item 
 static int floats_plain(uint8_t *to, const uint8_t *bytes, int count, enum item item,
                         const float *mean, const float *factor) {
   (void)to, (void)bytes, (void)count, (void)item, (void)mean, (void)factor;
-  return 0; /* all are looked up */
+  return 0; /* all items are looked up in a table */
 }
 
 #define LOOK_UP(type) \
@@ -82,14 +82,14 @@ LOOK_UP(uint16_t)
 LOOK_UP(uint32_t)
 
 #if defined(__x86_64__)
-/* (weight * value + HALF) >> 16 of 16-bit numbers, by twice the values: the second rounding is right
- * because the first rounds down. */
+/* Returns (weight * value + HALF) >> 16, given twice the 16-bit values. Rounding twice is exact,
+ * because mulhi rounds down. */
 FOR_AVX2 static inline __m256i weigh(__m256i twice, int weight) {
   __m256i product = _mm256_mulhi_epi16(twice, _mm256_set1_epi16((int16_t)weight));
   return _mm256_srai_epi16(_mm256_add_epi16(product, _mm256_set1_epi16(1)), 1);
 }
 
-/* The same for a sum of two products, by pairs of values and of weights: packing undoes unpacking. */
+/* As weigh, for sums of two products, given pairs of values and weights in the unpacked order. */
 FOR_AVX2 static inline __m256i weigh_two(__m256i low, __m256i high, __m256i weights) {
   const __m256i half = _mm256_set1_epi32(1 << 15);
   low = _mm256_srai_epi32(_mm256_add_epi32(_mm256_madd_epi16(low, weights), half), 16);
@@ -106,8 +106,8 @@ FOR_AVX2 static inline __m256i load_words(const uint8_t *p) {
   return _mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i *)p));
 }
 
-/* What is more than 16 bits of a weight is added whole: 91881 = 65536 + 26345, -46802 = -65536 +
- * 18734, 116130 = 2 * 65536 - 14942. */
+/* Weights must fit into 16 bits, so multiples of 65536 are added separately: 91881 = 65536 + 26345,
+ * -46802 = -65536 + 18734, 116130 = 2 * 65536 - 14942. */
 FOR_AVX2 static void colours_avx2(const uint8_t *luma, const uint8_t *blues, const uint8_t *reds,
                                   int width, uint8_t *r, uint8_t *g, uint8_t *b) {
   const __m256i middle = _mm256_set1_epi16(128);
@@ -129,7 +129,7 @@ FOR_AVX2 static void colours_avx2(const uint8_t *luma, const uint8_t *blues, con
 
 FOR_AVX2 static void interleave_avx2(uint8_t *to, const uint8_t *r, const uint8_t *g,
                                      const uint8_t *b, int width) {
-/* From where byte i of the pixels comes in a row of colour c; -1 makes it 0. */
+/* The position in a row of colour c of byte i of the pixels; -1 gives 0. */
 #define AT(c, i) ((i) % 3 == (c) ? (i) / 3 : -1)
 #define FOUR(c, i) AT(c, i), AT(c, i + 1), AT(c, i + 2), AT(c, i + 3)
 #define MASK(c, i) \
@@ -151,7 +151,7 @@ FOR_AVX2 static void interleave_avx2(uint8_t *to, const uint8_t *r, const uint8_
 #undef SIXTEEN
 }
 
-/* To the nearest, and to the even one of two, as all of the shorter floats. */
+/* Rounds to nearest, ties to even, like the conversion to float16. */
 FOR_AVX2 static inline __m128i to_bfloat16(__m256 v) {
   __m256i bits = _mm256_castps_si256(v);
   __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
@@ -244,8 +244,8 @@ static int floats_neon(uint8_t *to, const uint8_t *bytes, int count, enum item i
 
 typedef struct {
   const output *o;
-  int bytes, colours;       /* of an item; 3 where those of R, G and B follow each other, else 1 */
-  float mean[3][PERIOD], factor[3][PERIOD]; /* by the first one's colour */
+  int bytes, colours;       /* bytes per item; colours in a row: 3 if interleaved, else 1 */
+  float mean[3][PERIOD], factor[3][PERIOD]; /* for rows that begin with colour 0, 1 or 2 */
   make_colours *make;
   interleave_colours *interleave;
   make_floats *floats;
@@ -270,7 +270,7 @@ static painter painter_of(enum simd simd, const output *o) {
   return p;
 }
 
-/* Writes `count` items from the `first` one of the picture on; bytes[0] is of colour c. */
+/* Writes `count` items, starting at the picture's item `first`; bytes[0] has colour c. */
 static void write_items(const painter *p, ptrdiff_t first, const uint8_t *bytes, int count, int c) {
   uint8_t *to = p->o->to + first * p->bytes;
   if (p->o->item == BYTES) {
@@ -282,10 +282,10 @@ static void write_items(const painter *p, ptrdiff_t first, const uint8_t *bytes,
   (p->bytes == 4 ? look_up_uint32_t : look_up_uint16_t)(to, bytes, done, count, p->colours, tables);
 }
 
-/* Bytes of room that write_pixels needs. */
+/* Returns the number of bytes that write_pixels needs as `room`. */
 static size_t room_of_row(int width) { return 6 * ((size_t)width + COLOURS); }
 
-/* Writes row `y` of a picture from a row of each colour; `pixels` is room for it interleaved. */
+/* Writes row `y` of a picture from rows of R, G, B; `pixels` is memory for the interleaved row. */
 static void write_row(const painter *p, ptrdiff_t y, int height, int width, uint8_t *const *colours,
                       uint8_t *pixels) {
   if (p->o->planar) {
@@ -297,7 +297,7 @@ static void write_row(const painter *p, ptrdiff_t y, int height, int width, uint
   }
 }
 
-/* Writes a picture from planes of its size. Reads up to a multiple of COLOURS samples a row. */
+/* Writes a picture from planes of its size; reads `width` samples a row, rounded up to COLOURS. */
 static void write_pixels(enum simd simd, const output *o, const plane *planes, uint8_t *room) {
   int height = planes[0].height, width = planes[0].width;
   ptrdiff_t stride = width + COLOURS;

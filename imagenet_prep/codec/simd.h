@@ -1,5 +1,5 @@
-/* The kinds of vector code that the C files of this folder have, and which of them this processor
- * can run. Each is chosen at run time, so that one build fits every processor. */
+/* The instruction sets that C files of this folder have code for, and which of them this processor
+ * supports. The code is chosen at run time, so that one build runs on every processor. */
 #ifndef IMAGENET_PREP_SIMD_H
 #define IMAGENET_PREP_SIMD_H
 
@@ -10,9 +10,9 @@
 enum simd { PLAIN = 0, SSE2 = 1, AVX2 = 2, NEON = 3, AVX512 = 4 };
 
 #if defined(__x86_64__)
-/* Returns whether there is AVX2, and what came with it or before it in the same processors and is
- * used beside it: F16C, MOVBE, BMI1 and BMI2. This does not use __builtin_cpu_supports, which knows
- * nothing in a library that zig has built. */
+/* Returns whether the processor has AVX2 and the other extensions that the AVX2 code uses: F16C,
+ * MOVBE, BMI1 and BMI2. It does not call __builtin_cpu_supports, which does not work in libraries
+ * that are built with zig. */
 static inline int has_avx2(void) {
   unsigned a, b, c, d, enabled, high;
   const unsigned movbe = 1u << 22, os_saves_registers = 1u << 27, avx = 1u << 28, f16c = 1u << 29;
@@ -26,8 +26,8 @@ static inline int has_avx2(void) {
   return __get_cpuid_count(7, 0, &a, &b, &c, &d) && (b & second) == second;
 }
 
-/* Returns whether there is also the AVX-512 of Ice Lake and Zen 4: it counts the bits of eight
- * numbers at once, and adds products of 16 bits, also in registers of 256 bits. */
+/* Returns whether the processor also has the AVX-512 extensions of Ice Lake and Zen 4 that count
+ * bits (VPOPCNTDQ) and add products of 16-bit numbers (VNNI), also in 256-bit registers (VL). */
 static inline int has_avx512(void) {
   unsigned a, b, c, d, enabled, high;
   const unsigned foundation = 1u << 16 | 1u << 31;     /* F and VL, in ebx of leaf 7 */

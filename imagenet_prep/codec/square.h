@@ -1,14 +1,14 @@
 /* The square crop on which image generators are trained (`center_crop_arr` of guided-diffusion),
- * with the bytes that Pillow makes: BOX halves the sides while the shorter one is at least twice
- * the target, BICUBIC makes the shorter one the target, and the middle is kept.
+ * with the same bytes as Pillow. BOX halves both sides while the shorter side is at least twice the
+ * target. Then BICUBIC resizes the shorter side to the target, and the central square is kept.
  *
- * Chroma is enlarged as libjpeg's "fancy upsampling" does it. Columns, then rows are resampled as
- * Pillow does: weights are doubles, normalised and rounded to 22 bits, sums are 32-bit integers, and
- * what is between the two passes is bytes. Only the pixels that reach the crop are made.
+ * Chroma is upsampled like libjpeg's "fancy upsampling". Images are resampled as in Pillow: across,
+ * then down, with bytes between the two passes. Weights are doubles, normalised and rounded to 22
+ * bits; sums are 32-bit integers. Only pixels that the crop needs are computed.
  *
- * The vector code for AVX2 makes the bytes of the plain C, which serves all other processors.
- * Weights are the only floats: setup.py forbids the compiler to merge a product and a sum of them,
- * since Pillow's x86-64 wheels do not do so either.
+ * The vector code for AVX2 and AVX-512 computes the same bytes as the plain C for other processors.
+ * Only weights are floats. setup.py forbids the compiler to fuse their products and sums, because
+ * the compiler of Pillow's x86-64 wheels does not fuse them either.
  */
 #ifndef IMAGENET_PREP_SQUARE_H
 #define IMAGENET_PREP_SQUARE_H
@@ -18,31 +18,31 @@
 #include "pixels.h"
 
 enum {
-  PRECISION = 22,    /* bits of a weight behind the point */
-  LOW_BITS = 15,     /* of them in `low`; pmaddwd takes 16 bits with their sign */
-  LANES = 32,        /* rows that are resampled across at once */
+  PRECISION = 22,    /* fractional bits of a weight */
+  LOW_BITS = 15,     /* of these in `low`, since pmaddwd takes signed 16-bit numbers */
+  LANES = 32,        /* number of rows that are resampled across at once */
   COLUMN = 3 * LANES,
-  MOST_STAGES = 16,  /* more than halving 65,500 pixels needs */
-  MOST_SQUARE = 8192, /* pixels of a side, so that no product of two sides exceeds an int */
-  NUM_TAPS = 256,    /* kept: photographs have few sizes */
+  MOST_STAGES = 16,  /* more than are needed to halve 65,500 pixels to 1 */
+  MOST_SQUARE = 8192, /* pixels per side; the product of two sides fits into an int */
+  NUM_TAPS = 256,    /* number of cached taps; photographs have few sizes */
 };
 
-/* Input samples and weights of the outputs [first, last) of a resampling along one axis. */
+/* The input samples and weights for outputs [first, last) of a resampling along one axis. */
 typedef struct {
   int is_box, num_in, num_out, first, last;
-  int room;            /* weights of an output, even: `count` of them, then zeros */
-  unsigned used;       /* when, for eviction */
-  int *begin, *count;  /* begin owns the memory of all four */
+  int room;            /* even number of weights per output: `count`, then zeros */
+  unsigned used;       /* time of the last use, for eviction */
+  int *begin, *count;  /* all four arrays share the memory block at begin */
   int16_t *low, *high; /* a weight is high * 2^LOW_BITS + low */
 } taps;
-/* One resampling to columns [left, right) of rows [top, bottom); NULL: a side that stays. */
+/* A resampling to columns [left, right) and rows [top, bottom); NULL if a side is unchanged. */
 typedef struct { const taps *across, *down; int left, right, top, bottom; } stage;
-/* Stages, and the pixels of the source that they need. */
+/* The stages of a resampling, and the source pixels that they need. */
 typedef struct { stage stages[MOST_STAGES]; int num, left, right, top, bottom; } route;
-/* The columns [left, right) of rows [top, bottom) of a picture: each row is one of R, of G, of B. */
+/* Columns [left, right) and rows [top, bottom) of a picture; a row has all R, then all G, all B. */
 typedef struct { uint8_t *pixels; ptrdiff_t width; int left, right, top, bottom; } colours;
 
-/* Makes the i-th output row of some taps; reads and writes up to a multiple of LANES samples. */
+/* Computes output row i of `t`; reads and writes `width` samples, rounded up to LANES. */
 typedef void weigh_rows(uint8_t *out, const uint8_t *in, ptrdiff_t stride, const taps *t, int i,
                         int width);
 
@@ -54,13 +54,13 @@ typedef struct {
   buffer pictures[2], turned, made, row;
 } squarer;
 
-/* A plane of chroma, from the sample of the picture's first pixel on. */
+/* A chroma plane, starting at the sample of the picture's first pixel. */
 typedef struct {
   const uint8_t *samples;
   ptrdiff_t stride;
-  int wide, high;         /* pixels of a sample: 1 or 2 */
-  int num_left, num_down; /* samples from there to the right and to the bottom of the image */
-  int is_left, is_top;    /* whether that sample is the image's first */
+  int wide, high;         /* pixels per sample: 1 or 2 */
+  int num_left, num_down; /* number of samples to the right and bottom edges of the image */
+  int is_left, is_top;    /* whether the first sample is at the image's left or top edge */
 } chroma;
 
 /* ---- Weights ---- */
@@ -95,8 +95,8 @@ static void fill_taps(taps *t, double scale, double support) {
   }
 }
 
-/* Returns the taps of a resampling, from those kept or made now; NULL if memory is short. A route
- * has far fewer than NUM_TAPS, so that none of them is evicted by another. */
+/* Returns the taps of a resampling, cached or computed now; NULL if there is not enough memory. A
+ * route needs far fewer than NUM_TAPS taps, so its taps do not evict each other. */
 static const taps *taps_for(squarer *s, taps wanted) {
   taps *oldest = &s->kept[0];
   for (taps *t = s->kept; t < s->kept + NUM_TAPS; t++) {
@@ -111,7 +111,7 @@ static const taps *taps_for(squarer *s, taps wanted) {
   *oldest = (taps){0};
   double scale = (double)wanted.num_in / wanted.num_out;
   double support = (wanted.is_box ? 0.5 : 2.0) * (scale < 1.0 ? 1.0 : scale);
-  wanted.room = 2 * ((int)support + 2); /* at least the samples within `support` of a point */
+  wanted.room = 2 * ((int)support + 2); /* no output has more inputs within `support` */
   size_t num = (size_t)(wanted.last - wanted.first), weights = num * (size_t)wanted.room;
   wanted.begin = calloc(2 * num * sizeof *wanted.begin + 2 * weights * sizeof *wanted.low, 1);
   if (!wanted.begin) return NULL;
@@ -124,17 +124,17 @@ static const taps *taps_for(squarer *s, taps wanted) {
   return oldest;
 }
 
-/* ---- The way from a picture to its square ---- */
+/* ---- The route: stages from a picture to its square ---- */
 
-/* Returns the nearest integer, of two the even one, as Python's `round`; 0 <= x < 2^31. Without libm,
- * so that the library needs no other. */
+/* Rounds x to the nearest integer, ties to even, like Python's `round`; 0 <= x < 2^31. It does not
+ * use libm, so that this library does not depend on another library. */
 static int rounded(double x) {
   int below = (int)x;
   double above = x - below;
   return below + (above > 0.5 || (above == 0.5 && below % 2));
 }
 
-/* Sets the taps to [*first, *last) of an axis, and these to the samples that they need. */
+/* Sets *axis to the taps for outputs [*first, *last), then *first, *last to the inputs needed. */
 static int add_axis(squarer *s, const taps **axis, int is_box, int num_in, int num_out, int *first,
                     int *last) {
   if (num_in == num_out) return 1;
@@ -145,8 +145,8 @@ static int add_axis(squarer *s, const taps **axis, int is_box, int num_in, int n
   return 1;
 }
 
-/* Finds the way from width x height pixels to the square; returns 0 if memory is short. All sides
- * are at least 1; `side` is at most MOST_SQUARE, the others 65,535. */
+/* Finds the route from width x height pixels to the square; returns 0 if memory is short. All sides
+ * are at least 1; `side` is at most MOST_SQUARE, width and height are at most 65,535. */
 static int find_route(squarer *s, int width, int height, int side, route *r) {
   int widths[MOST_STAGES + 1] = {width}, heights[MOST_STAGES + 1] = {height}, num = 0;
   for (; smaller(width, height) >= 2 * side; num++)
@@ -164,7 +164,7 @@ static int find_route(squarer *s, int width, int height, int side, route *r) {
         !add_axis(s, &g->down, is_box, heights[i], heights[i + 1], &r->top, &r->bottom))
       return 0;
   }
-  r->left &= ~1; /* where a sample of chroma begins */
+  r->left &= ~1; /* a chroma sample begins at an even column */
   return 1;
 }
 
@@ -182,9 +182,9 @@ static void weigh_plain(uint8_t *out, const uint8_t *in, ptrdiff_t stride, const
 }
 
 #if defined(__x86_64__)
-/* Two rows at a time, as blend_avx2. If their number is odd, the row behind them is read, too, and
- * weighs 0. Sums of `low` may wrap: only the total has to fit. ADD adds the products of two pairs of
- * 16-bit numbers. */
+/* Takes two rows at a time, like blend_avx2. If the number of rows is odd, one more row is read,
+ * with weight 0. Sums of `low` may wrap, because only the total must fit. ADD adds the products of
+ * two pairs of 16-bit numbers to a sum. */
 #define DEFINE_WEIGH(name, ADD) \
   static void name(uint8_t *out, const uint8_t *in, ptrdiff_t stride, const taps *t, int i, \
                    int width) { \
@@ -223,7 +223,7 @@ static void weigh_plain(uint8_t *out, const uint8_t *in, ptrdiff_t stride, const
 #define MULTIPLY_ADD(sum, a, b) _mm256_add_epi32(sum, _mm256_madd_epi16(a, b))
 FOR_AVX2 DEFINE_WEIGH(weigh_avx2, MULTIPLY_ADD)
 #define FOR_AVX512 __attribute__((target("avx2,avx512vl,avx512vnni")))
-/* The instruction itself, since compilers copy the registers of _mm256_dpwssd_epi32. */
+/* Inline assembly, because compilers add register copies to the intrinsic _mm256_dpwssd_epi32. */
 FOR_AVX512 static inline __m256i add_dot(__m256i sum, __m256i a, __m256i b) {
   __asm__("vpdpwssd %2, %1, %0" : "+v"(sum) : "v"(a), "v"(b));
   return sum;
@@ -241,15 +241,15 @@ static weigh_rows *weigh_of(enum simd simd) {
 
 static ptrdiff_t row_of(const colours *c) { return 3 * c->width; }
 
-/* Gives a picture its memory, with at least one row more; returns 0 if there is none. */
+/* Allocates a picture, with at least one extra row; returns 0 if there is not enough memory. */
 static int place(buffer *b, colours *c) {
   c->width = round_up(c->right - c->left, LANES);
   ptrdiff_t rows = round_up(c->bottom - c->top + 1, LANES);
   return (c->pixels = grown(b, (size_t)(row_of(c) * rows))) != NULL;
 }
 
-/* Resamples across. Strips of rows are transposed, so that the kernel for rows does it; of the
- * outputs, the last comes first if they are `mirrored`. Returns 0 if memory is short. */
+/* Resamples across, by transposing strips of rows for the kernel that combines rows. If `mirrored`,
+ * the outputs are written in reverse order. Returns 0 if there is not enough memory. */
 static int go_across(squarer *s, const colours *in, const colours *out, const taps *t,
                      int mirrored) {
   int wide = in->right - in->left, num = out->right - out->left;
@@ -280,7 +280,7 @@ static void mirror(uint8_t *row, int width) {
   }
 }
 
-/* Goes the way of a picture that is in pictures[0], and writes the square. */
+/* Resamples the picture in pictures[0] by all stages, and writes the square. */
 static int go_route(squarer *s, const route *r, colours now, const output *to) {
   int at = 0, is_mirrored = !to->mirrored;
   for (const stage *g = r->stages; g < r->stages + r->num; g++) {
@@ -319,10 +319,10 @@ static int go_route(squarer *s, const route *r, colours now, const output *to) {
   return 1;
 }
 
-/* ---- Planes to colours ---- */
+/* ---- Conversion of planes to colours ---- */
 
-/* Enlarges `width` pixels of a row of chroma, of which `near` is the neighbour next to it: the row
- * above for even `y`, below for odd ones. */
+/* Upsamples a chroma row to `width` pixels. `near` is the nearest other row: above for even `y`,
+ * below for odd `y`. */
 static void enlarge_plain(uint8_t *out, const uint8_t *row, const uint8_t *near, const chroma *c,
                           int y, int width) {
   for (int x = 0; x < width; x++) {
@@ -337,12 +337,12 @@ static void enlarge_plain(uint8_t *out, const uint8_t *row, const uint8_t *near,
 }
 
 #if defined(__x86_64__)
-/* The same if a sample is two pixels wide; `sums` has room for half of `width` and 64. */
+/* As enlarge_plain, if samples are two pixels wide; `sums` has space for width / 2 + 64 numbers. */
 FOR_AVX2 static void enlarge_avx2(uint8_t *out, const uint8_t *row, const uint8_t *near,
                                   const chroma *c, int width, int16_t *sums) {
   const __m256i three = _mm256_set1_epi16(3);
   int num = (width + 1) / 2, tall = c->high == 2;
-  for (int i = 0; i < num + 2; i += 16) { /* sums[i] is of sample i - 1 */
+  for (int i = 0; i < num + 2; i += 16) { /* sums[i] is the sum of sample i - 1 */
     __m256i sum = load_words(row + i - 1);
     if (tall) sum = _mm256_add_epi16(_mm256_mullo_epi16(sum, three), load_words(near + i - 1));
     _mm256_storeu_si256((__m256i *)(void *)(sums + i), sum);
@@ -363,8 +363,8 @@ FOR_AVX2 static void enlarge_avx2(uint8_t *out, const uint8_t *row, const uint8_
 }
 #endif
 
-/* Makes the colours of the route's pixels from a plane of luma that begins with them, and from two
- * of chroma, or none: NULL. Writes the square. Returns 0 if memory is short. */
+/* Computes the colours of the pixels that the route needs, and writes the square. `luma` starts at
+ * these pixels; `chromas` has two planes, or is NULL. Returns 0 if there is not enough memory. */
 static int square_of(squarer *s, const route *r, const plane *luma, const chroma *chromas,
                      const output *to) {
   colours c = {NULL, 0, r->left, r->right, r->top, r->bottom};

@@ -94,7 +94,7 @@ class _Copy:
             self._ledger.add({file.name: status}, sha256=file.sha256)
 
     def _is_verified(self, file: File) -> bool:
-        """Returns whether a file exists and has the right sha256 (from the ledger or hashed now)."""
+        """Returns whether a file exists and its sha256 is right, by the ledger or by hashing it."""
         flags = os.O_RDONLY | os.O_NONBLOCK
         with (
             contextlib.suppress(FileNotFoundError, NotADirectoryError),
@@ -173,7 +173,7 @@ class NodeCache:
         self._stopped: Future[Any] = Future()
 
     def follow(self, windows: Sequence[Sequence[Item]]) -> None:
-        """Starts fetching an epoch's windows in order; closes files outside the first two windows."""
+        """Starts fetching windows in reading order; closes files outside the first two windows."""
         sizes = [sum(map(_bytes_of, window)) for window in windows]
         most = max(map(sum, zip(sizes, [*sizes[1:], 0], strict=True)), default=0)
         if self._limit is not None and most > self._limit:
@@ -248,7 +248,7 @@ class NodeCache:
             return {item.name: item for items in near for item in items}
 
     def _update(self) -> None:
-        """Closes files that are no longer near, fetches near ones; the caller holds `self._lock`."""
+        """Closes files that are no longer near, fetches near ones; the caller must lock `_lock`."""
         near = self._near()
         for name in self._files.keys() - near.keys():
             self._files.pop(name).cancel()

@@ -408,7 +408,7 @@ def test_values_that_are_not_finite_are_refused_unless_they_are_wanted(
 
 
 def test_each_batch_needs_one_write(damaged: Path) -> None:
-    with pytest.raises(UsageError, match="the last batch had no write"), begin(damaged) as writer:
+    with pytest.raises(UsageError, match="was not called for a batch"), begin(damaged) as writer:
         for _ in writer:
             pass
     with (

@@ -124,7 +124,9 @@ def test_what_cannot_promise_the_bytes_is_refused(
     monkeypatch: pytest.MonkeyPatch, scenes: Path, name: str, value: Any
 ) -> None:
     monkeypatch.setattr("imagenet_prep.read.backend.lacking", lambda _: [])
-    with pytest.raises(UsageError, match=rf"recipe='adm' guarantees .* {name}=.*; got {value!r}"):
+    with pytest.raises(
+        UsageError, match=rf"recipe='adm' produces .* only with {name}=.*; got {value!r}"
+    ):
         open_square(scenes, **{name: value})
 
 
@@ -145,7 +147,7 @@ def test_images_that_were_changed_are_counted_and_told_once(
 
     (record,) = caplog.records
     assert "prepare downscaled 1 of the 4 images of train, and repaired" in record.message
-    assert "2 of the dataset were repaired (grey)" in record.message
+    assert "repaired 2 images of the dataset (grey)" in record.message
 
 
 def test_a_dataset_of_the_sources_images_says_nothing(

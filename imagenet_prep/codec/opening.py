@@ -189,7 +189,7 @@ def _without_metadata(data: bytes) -> io.BytesIO:
 
 
 def _understand_values(image: ImageFile, data: bytes) -> None:
-    """Notes the range of 16-bit samples in `image.info`; rejects samples of unknown range."""
+    """Stores the range of 16-bit samples in `image.info`; rejects samples of unknown range."""
     tags = getattr(image, "tag_v2", {})
     if image.mode in ("I", "F"):
         said = "floating-point, signed and 32-bit values have no agreed range"

@@ -1,4 +1,4 @@
-"""Computes the images of each training step of a run (its receipt) from the run's log."""
+"""Computes a run's receipt from its log: the images that each training step used."""
 
 from __future__ import annotations
 
@@ -269,7 +269,7 @@ class Receipt:
         pieces: Sequence[_Piece],
         following: Sequence[_Piece],
     ) -> Iterator[str]:
-        """Yields a message for each gap between the pieces of an epoch, with the unused images."""
+        """Yields a message for each gap between the pieces of an epoch that has unused images."""
         in_order = sorted(pieces, key=lambda piece: piece.places.start)
         starts = [piece.places.start for piece in in_order]
         gaps = np.zeros(len(pieces) + 1, np.int64)

@@ -359,7 +359,7 @@ def test_parts_and_sets_without_names_are_refused(pictures: Path) -> None:
         Choice(half, records.dataset.classes).numbers([records])
     nameless = Records(open_dataset(str(pictures)), "train")
     object.__setattr__(nameless.manifest, "lacks", {"image/filename": "empty"})
-    with pytest.raises(UsageError, match="its records have no file names, so only classes can be"):
+    with pytest.raises(UsageError, match="its records have no file names, so examples can only be"):
         Choice(half, nameless.dataset.classes).numbers([nameless])
     one = replace(half, fraction=1.0, classes=[1])
     (of_class,) = Choice(one, nameless.dataset.classes).numbers([nameless])

@@ -412,7 +412,7 @@ def test_each_batch_needs_one_write(damaged: Path) -> None:
         for _ in writer:
             pass
     with (
-        pytest.raises(UsageError, match="called twice or before a batch"),
+        pytest.raises(UsageError, match="called twice or too early"),
         begin(damaged) as writer,
     ):
         for batch in writer:

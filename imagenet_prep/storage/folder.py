@@ -342,7 +342,7 @@ class LocalStore:
             return
         if status.st_uid not in (os.geteuid(), above.st_uid):
             raise StoreError(
-                f"{path} belongs to a different user (number {status.st_uid}), so its files cannot "
+                f"{path} belongs to a different user (UID {status.st_uid}), so its files cannot "
                 "be trusted. Remove it, or make it yours (chown), then run the same command again."
             )
 

@@ -167,7 +167,7 @@ def test_a_list_of_classes_that_says_nothing_is_refused(
 @pytest.mark.parametrize(
     ("path", "complaint"),
     [
-        ("val/a/1.JPEG", "has images of validation, not a split"),
+        ("val/a/1.JPEG", "has images of validation, which the dataset lacks"),
         ("train/c/1", "1 of its cl"),
         ("1.JPEG", "no images found. Expected"),
         ("../other/train/a/1.JPEG", "no such folder"),

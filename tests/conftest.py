@@ -99,8 +99,8 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_xdist_auto_num_workers() -> int:
-    """Counts the cores this process may use, and one: many tests wait, for servers or hosts."""
-    return len(os.sched_getaffinity(0)) + 1
+    """Counts the cores of this process, and two: many tests wait for servers or hosts."""
+    return len(os.sched_getaffinity(0)) + 2
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

@@ -2,10 +2,10 @@
 
     download -> prepare -> verify -> duplicates -> replicate -> report -> train
 
-Copy this file into Airflow's DAG folder. It only needs Airflow there; `imagenet-prep` has a
-separate environment on the workers, and the variable IMAGENET_PREP_COMMAND names it.
+Copy this file into Airflow's DAG folder. It needs only Airflow there; `imagenet-prep` has a
+separate environment on the workers, and IMAGENET_PREP_COMMAND is the path of this command.
 
-You can clear or rerun every task at any time: it only does the remaining work. A task fails at
+You can clear or rerun any task at any time: it only does the remaining work. A task fails at
 once with exit codes 1 (failed), 2 (usage) and 3 (damaged data), since the same command would fail
 again. With 75 (another run is writing there), the task waits and tries again, within its time-out.
 All other exit codes are retried.
@@ -93,10 +93,10 @@ PARAMS = {
     "download_from": _source(
         None,
         "Download the ILSVRC2012 archives from http(s)://, s3:// or a folder, with the credentials "
-        "in the worker's environment. Empty: `source` has them already.",
+        "in the worker's environment. Empty: they are already in `source`.",
         **_ADDRESS,
     ),
-    "allow_subset": _source(False, "Accept archives and counts that are not official.", **_SWITCH),
+    "allow_subset": _source(False, "Accept unofficial archives and image counts.", **_SWITCH),
     "out": _set(
         "/data/imagenet-480", "Folder of the dataset, the same on every worker.", **_FOLDER
     ),
@@ -112,7 +112,7 @@ PARAMS = {
     "prepare_flags": _set(
         None,
         "More flags of `imagenet-prep prepare`, one per line, e.g. --train-shards=256; "
-        f"options for Apache Beam follow a line --, if the worker has {_ALLOW_BEAM}=1.",
+        f"options for Apache Beam go after a line with --, if the worker has {_ALLOW_BEAM}=1.",
         **_WORDS,
     ),
     "verify_level": _set(
@@ -123,7 +123,7 @@ PARAMS = {
         enum=["manifest", "crc", "decode"],
     ),
     "verify_again": _set(
-        False, "Read every byte even if no file has changed: finds disk errors.", **_SWITCH
+        False, "Read every byte, even if no file has changed, to find disk errors.", **_SWITCH
     ),
     "duplicates": _set(
         "no",
@@ -247,7 +247,7 @@ def train(params: dict[str, Any]) -> dict[str, Any]:
 
 @dag(
     dag_id="imagenet_prep",
-    description="ImageNet's archives -> verified shards, replicas, a report, a training",
+    description="ImageNet's archives -> verified shards, replicas, a report, a trained network",
     doc_md=__doc__,
     schedule=None,
     catchup=False,
@@ -274,8 +274,8 @@ def run(*arguments: str) -> None:
     """Runs `imagenet-prep ARGUMENTS` without a shell, with its output in the task's log."""
     if any(re.search(_LOGIN, word) for word in arguments):
         raise AirflowFailException(
-            f"{arguments[0]}: an address in the parameters has a user name or password. Put them "
-            "into ~/.netrc on the workers, or into their environment variables."
+            f"{arguments[0]}: an address in the parameters contains a user name or password. Put "
+            "them into ~/.netrc on the workers, or into their environment variables."
         )
     program = os.environ.get("IMAGENET_PREP_COMMAND", "imagenet-prep")
     if shutil.which(program) is None:
@@ -288,7 +288,7 @@ def run(*arguments: str) -> None:
         arguments = (arguments[0], *_flags(metrics_file=file), *arguments[1:])
     output: deque[str] = deque(maxlen=100)
     while (code := _once(program, arguments, output)) == _BUSY:
-        log.info("a different run is active; trying again in %g s", _BUSY_S)
+        log.info("another run is active; trying again in %g s", _BUSY_S)
         time.sleep(_BUSY_S)
     if code < 0:
         name = signal.Signals(-code).name
@@ -336,7 +336,7 @@ def _message(output: deque[str]) -> str:
 
 
 def _flags(**values: Any) -> list[str]:
-    """Returns flags such as --short-side=480, one word each, so that no value can be a flag."""
+    """Returns flags as single arguments (--short-side=480), so that no value can act as a flag."""
     flags = []
     for name, value in values.items():
         if value is not None and value is not False:
@@ -346,7 +346,7 @@ def _flags(**values: Any) -> list[str]:
 
 
 def _allowed(parameter: str, words: Sequence[str]) -> list[str]:
-    """Returns the flags of a parameter, one word each: --keys FILE becomes --keys=FILE."""
+    """Returns a parameter's flags as single arguments: --keys FILE becomes --keys=FILE."""
     switches, values, files = map(str.split, _ALLOWED[parameter])
     rest, flags = iter(words), []
     for word in rest:

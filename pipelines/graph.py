@@ -1,6 +1,6 @@
 """Prepares a dataset as one job of Apache Beam: `Archives | Index | Deal | Shard | Commit`.
 
-Steps only pass on descriptors and receipts, never image bytes. Workers share files next to the
+Steps pass on only descriptors and receipts, never image bytes. Workers share files next to the
 dataset, in its folder or bucket. Each finished task has a receipt there, so the same graph can be
 submitted again at any time: it only does the remaining work.
 
@@ -59,7 +59,7 @@ class Preparation:
     def of(cls, flags: Sequence[str]) -> Preparation:
         """Checks the flags, and takes over the lease from an earlier run on this dataset.
 
-        `flags` are those of `imagenet-prep prepare`, one word each, with Beam's options after "--".
+        `flags` are those of `imagenet-prep prepare`, one per item, with Beam's options after "--".
         Invalid flags end the process with exit code 2 and a message. Raises ImagenetPrepError if an
         input is missing, unreadable or damaged, or if the output is a different dataset.
         """
@@ -72,7 +72,7 @@ class Preparation:
 
     @property
     def beam_args(self) -> Sequence[str]:
-        """The options for Apache Beam, one word each, for its `PipelineOptions`."""
+        """The arguments for Apache Beam's `PipelineOptions`, one list item each."""
         return self.job.workers.beam_args
 
     @cached_property
@@ -267,7 +267,7 @@ def _share(listed: tuple[_Key, str], census: Census) -> tuple[GroupKey, tuple[_K
 def deal_share(
     share: tuple[_Key, Iterable[tuple[_Key, str]]], ours: Preparation, census: Census
 ) -> Iterator[Any]:
-    """Yields tagged facts of a few classes, and then their plan lines by block of shards."""
+    """Yields tagged facts about a few classes, then their plan lines, by block of shards."""
     lists = ((ClassKey(*key), name) for key, name in share[1])
     with reported(ours.lease):
         dealt, blocks = ours.plan.deal_share(lists, census)

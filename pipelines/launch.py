@@ -64,31 +64,31 @@ class Config(Settings):
     servers: int = flag(
         0,
         least=0,
-        help="number of MXNet's parameter servers, distributed to the hosts in turn, for train "
-        "--comm dist_sync or your script; 0: none, ranks use Horovod",
+        help="number of MXNet's parameter servers, assigned to the hosts in turn; for train --comm "
+        "dist_sync or your script; 0: ranks use Horovod instead",
     )
     mpi: bool = switch(help="use Open MPI instead of Gloo; needs install-horovod --mpi")
     network_interface: str | None = optional(
         help="the network interface that connects the hosts, with the same name on all of them, "
-        "e.g. ens5 (default: on each host the one that ssh connects to)",
+        "e.g. ens5 (default: on each host, the one that ssh connects to)",
         metavar="NAME",
     )
-    mpi_args: str = flag("", help="with --mpi: mpirun options, in one word", metavar="='OPTIONS'")
+    mpi_args: str = flag("", help="mpirun options, as one quoted string", metavar="='OPTIONS'")
     fusion_threshold_mb: int | None = optional(
         least=0,
         help="size of the buffer in which Horovod sends gradients together; 0: send each "
-        "separately. Horovod's default is 128; the tutorial used 16",
+        "gradient separately. Horovod's default is 128; the tutorial used 16",
         metavar="MIB",
     )
     cycle_time_ms: float | None = optional(
         least=0,
-        help="time between Horovod's searches for gradients to send; Horovod's default is 1; in "
-        "2018, for the tutorial, it was 5",
+        help="time between Horovod's searches for gradients to send; Horovod's default is 1 "
+        "(5 in 2018, for the tutorial)",
         metavar="MS",
     )
     torus_allreduce: bool = switch(
-        help="sum within each host first, then among hosts; only for Horovod with NCCL on several "
-        "hosts"
+        help="sum gradients within each host first, then among hosts; only for Horovod with NCCL "
+        "on several hosts"
     )
     rank_logs: str | None = optional(
         place=Place.FOLDER,
@@ -103,7 +103,7 @@ class Config(Settings):
     stall_timeout: int = flag(
         600,
         above=variables.STALL_WARNING_S,
-        help="seconds that ranks wait for one of them before the job ends",
+        help="end the job after ranks have waited this many seconds for one of them",
         metavar="S",
     )
     check_timeout: int = flag(
@@ -123,13 +123,13 @@ class Config(Settings):
     )
     status: str | None = optional(
         place=Place.FOLDER,
-        help="print whether the detached launch with this folder is running; the exit code is 0 if "
-        "it is, else that of the launch",
+        help="print whether the detached launch with this folder is running; exits with code 0 if "
+        "it is, else with the launch's exit code",
         without=("stop", "num_processes"),
     )
     stop: str | None = optional(
         place=Place.FOLDER,
-        help="let the detached launch with this folder save a checkpoint, and wait for its end",
+        help="let the detached launch with this folder save a checkpoint, and wait until it ends",
         without=("num_processes",),
     )
     command: tuple[str, ...] = after_dashes("the command of every rank goes")
@@ -141,7 +141,7 @@ class Config(Settings):
         if self.mpi_args and not self.mpi:
             raise ValueError("--mpi-args needs --mpi")
         if self.servers and (self.mpi or self.horovod()):
-            raise ValueError("--servers cannot go together with --mpi or with flags for Horovod")
+            raise ValueError("--servers cannot be combined with --mpi or with flags for Horovod")
 
     def horovod(self) -> dict[str, str]:
         """Returns the environment variables of Horovod that flags set."""
@@ -160,7 +160,7 @@ def launch(config: Config, under_way: Callable[[], None] = lambda: None) -> int:
     if not work.is_own and work.by_servers != (config.servers > 0):
         raise UsageError(
             f"--servers {config.servers}: expected 1 or more for train --comm dist_sync or "
-            "dist_device_sync, and 0 for all other trainings"
+            "dist_device_sync, and 0 otherwise"
         )
     used = _deal(where_ranks_run(config.hosts, config.num_processes), config.num_processes)
     used, network = fit.check(
@@ -194,7 +194,7 @@ def _deal(hosts: Sequence[Host], ranks: int) -> list[Host]:
             missing -= used[host].slots
     if missing:
         raise UsageError(
-            f"-np {ranks}: the hosts have {counted(ranks - missing, 'slot')}. Add hosts, or "
+            f"-np {ranks}: the hosts have only {counted(ranks - missing, 'slot')}. Add hosts, or "
             "increase slots= of hosts with more GPUs."
         )
     return [used[host] for host in hosts if host in used]
@@ -304,6 +304,6 @@ def run(config: Config) -> int:
     folder = _work(config.command, 1).log_dir or config.rank_logs
     if folder is None:
         raise UsageError(
-            "--detach: the script has no --log-dir. Set the folder of launch.log by --rank-logs DIR"
+            "--detach: the script has no --log-dir. Set launch.log's folder with --rank-logs DIR"
         )
     return detached.start(Path(folder).expanduser(), lambda under_way: launch(config, under_way))

@@ -105,7 +105,7 @@ def _render(summary: Json) -> str:
             lines.append(f"ignored: {printable(in_words(summary['ignored']))}")
         run = f"would run on {summary['workers']}; nothing was written"
         lines.append(
-            run if summary["left"] else f"{summary['out']} has this dataset: nothing to do"
+            run if summary["left"] else f"{summary['out']} already has this dataset: nothing to do"
         )
         return "\n".join(lines)
     return render(summary)

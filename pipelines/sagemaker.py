@@ -86,7 +86,7 @@ class Config(Settings):
         positional=True,
         aliases=("--data-dir", "--data"),
         help="the dataset at s3://bucket/prefix, fsx:FILE-SYSTEM-ID:/PATH or efs:…; not needed "
-        "with train --synthetic or --data-dir s3://…. If divided, one location for each channel: "
+        "with train --synthetic or --data-dir s3://…. If split up, one location per channel: "
         "train=WHERE,validation=WHERE,eval=WHERE",
         metavar="WHERE",
     )
@@ -99,7 +99,7 @@ class Config(Settings):
     volume_size: int = flag(
         300, least=1, help="size of the disk of instances without a local disk", metavar="GB"
     )
-    name: str | None = optional(help="unused name for the job (default: imagenet-prep-DATE-TIME)")
+    name: str | None = optional(help="unique name of the job (default: imagenet-prep-DATE-TIME)")
     checkpoints: str | None = optional(
         place=Place.BUCKET,
         help="s3://bucket/prefix for checkpoints. A job resumes from the last one there: to "
@@ -108,7 +108,7 @@ class Config(Settings):
     )
     spot: bool = switch(help="use spot instances; an interrupted job resumes from its checkpoint")
     max_runtime: int = flag(
-        86_400, least=1, help="seconds of training after which the job is stopped", metavar="S"
+        86_400, least=1, help="stop the job after this many seconds of training", metavar="S"
     )
     subnets: tuple[str, ...] = flag(
         (), help="subnets of the VPC for the instances; needed for fsx and efs", metavar="ID,…"
@@ -122,9 +122,9 @@ class Config(Settings):
     tags: tuple[str, ...] = flag((), help="tags of the job", metavar="KEY=VALUE,…")
     wait: bool = switch(help="print each state of the job until it has ended")
     follow: bool = switch(
-        help="as --wait, and print the job's output; Ctrl-C leaves the job running"
+        help="like --wait, and also print the job's output; Ctrl-C leaves the job running"
     )
-    dry_run: bool = switch(help="print the request, submit nothing", without=("wait", "follow"))
+    dry_run: bool = switch(help="print the request; submit nothing", without=("wait", "follow"))
     command: tuple[str, ...] = after_dashes("the command of every rank goes")
 
     def __post_init__(self) -> None:
@@ -262,19 +262,19 @@ def _source(data: str) -> Json:
 
 
 def upload_script(script: Path, prefix: str) -> None:
-    """Copies a script, and the Python files next to it, to s3://bucket/prefix."""
+    """Uploads a script, and the Python files next to it, to s3://bucket/prefix."""
     files = sorted(script.parent.glob("*.py"))
     if len(files) > _MOST_FILES:
         raise UsageError(
             f"{script.parent} has {len(files)} Python files, which would all be sent with "
-            f"{script.name}. Move it and its modules to a separate folder."
+            f"{script.name}. Move the script and its modules to a separate folder."
         )
     for path in files:
         target = path.resolve()
         if path != script and not target.is_relative_to(script.parent.resolve()):
             raise UsageError(
                 f"{path} is a link to {target}, which would be sent with {script.name}. Replace "
-                "the link by a copy, or remove it."
+                "the link with a copy, or remove it."
             )
     from imagenet_prep.storage.store import open_store
 

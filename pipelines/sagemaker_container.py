@@ -128,7 +128,7 @@ def train_flags(hyperparameters: Mapping[str, str]) -> list[str]:
 
 
 def _settings(hyperparameters: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """Yields the names and plain values, without hyperparameters for SageMaker's SDK itself."""
+    """Yields names and plain values of hyperparameters, except those for SageMaker's SDK."""
     for key, value in sorted(hyperparameters.items()):
         if key.startswith("sagemaker_"):
             continue
@@ -152,7 +152,7 @@ def data_set(root: Path) -> Path | None:
         if regular_file.read(folder / naming.MANIFEST) != first:
             raise UsageError(
                 f"channels {folders[0].name} and {folder.name} have different datasets: their "
-                f"{naming.MANIFEST} differ. Use one dataset, or parts of one, in all channels."
+                f"{naming.MANIFEST} files differ. Use one dataset, or its parts, for all channels."
             )
     joined = root / "input" / "joined"
     for folder in folders:
@@ -170,9 +170,9 @@ def run_container(config: Config) -> int:
     job = read_job(root)
     if len(job.hosts) > 1 and not rendezvous.TOKEN.fullmatch(job.token):
         raise UsageError(
-            f"{TOKEN_VARIABLE}: {'invalid' if job.token else 'not set'}. Hosts of a job recognise "
-            "each other by it. `imagenet-prep sagemaker` sets it. In your own request, add it to "
-            "Environment: 16 to 128 random letters, digits, - and _, new for each job."
+            f"{TOKEN_VARIABLE}: {'invalid' if job.token else 'not set'}. Hosts of a job use it to "
+            "recognise each other. `imagenet-prep sagemaker` sets it. In your own request, add it "
+            "to Environment: 16 to 128 random letters, digits, - and _, new for each job."
         )
     channels = sorted(path for path in root.glob("input/data/*") if path.is_dir())
     environment = {f"SM_CHANNEL_{path.name.upper()}": str(path) for path in channels}

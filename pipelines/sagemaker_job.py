@@ -45,7 +45,7 @@ class Service:
             return answer
 
     def insist(self, name: str, operation: str, **arguments: Any) -> Json:
-        """Calls an operation, with retries, which are reported with `name`."""
+        """Calls an operation, and retries if it fails; reports retries with `name`."""
         budget = RetryBudget(name, _RETRIES, remedy="The job continues.")
         return with_retries(lambda: self.call(operation, **arguments), budget)
 
@@ -65,7 +65,7 @@ class Service:
             raise UnavailableError(f"{self._name} {operation}: {reason(error)}") from None
         except self._errors.BotoCoreError as error:
             raise UsageError(
-                f"{self._name} {operation}: {error}. Set region and credentials by AWS_… "
+                f"{self._name} {operation}: {error}. Set region and credentials with AWS_… "
                 "variables, ~/.aws or the machine's role."
             ) from None
 
@@ -93,7 +93,7 @@ class Log:
         except MissingError:  # no container has printed anything yet
             return
         except ImagenetPrepError as error:
-            print(f"{error}. The log is not followed any more.", file=sys.stderr, flush=True)
+            print(f"{error}. The log is no longer followed.", file=sys.stderr, flush=True)
             self._is_refused = True
 
     def _streams(self) -> Iterator[str]:

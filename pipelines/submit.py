@@ -24,7 +24,7 @@ def until_committed(job: Job, output: Output) -> None:
     if store.as_folder is None and isinstance(selection.source, Packed):
         raise errors.UsageError(
             f"{selection.where} must be unpacked into a folder that all workers share. Set --out "
-            "to a shared folder, then copy it to the bucket with imagenet-prep replicate."
+            "to a shared folder, then copy the dataset to the bucket with imagenet-prep replicate."
         )
     announce_proven(job)
     ours = Preparation(job, store, Lease(store, ""))

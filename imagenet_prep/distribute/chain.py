@@ -131,7 +131,7 @@ class Chain:
     def message(self, peer: Peer, frame: Frame) -> None:
         """Handles a message of a sender about the host that receives its files."""
         if frame.kind not in _ALLOWED.get(peer.state, ()):
-            raise BrokenError(f"it sent {frame.kind!r} about a host in state: {peer.state.value}")
+            raise BrokenError(f"it sent {frame.kind!r} about a host in state {peer.state.value}")
         handle: Callable[..., None] = getattr(self, f"_{frame.kind}")
         handle(peer, **frame.fields)
 
@@ -142,13 +142,13 @@ class Chain:
         if giver is not None:
             peer.avoid.add(giver.address)
             self._actions.say(
-                peer, f"{giver.address} cannot send files to it ({why}); a different host will"
+                peer, f"{giver.address} cannot send files to it ({why}); another host will"
             )
         elif code == DataDamagedError.exit_code:  # every further attempt would fail as well
             self._fail(peer, DataDamagedError(f"{why}."))
             return
         elif peer.losses > self._request.config.retries:
-            problem = f"the sending process here failed {peer.losses} times, last: {why}"
+            problem = f"the sending process here failed {peer.losses} times; last reason: {why}"
             self._fail(peer, IncompleteError(problem))
             return
         self._connect(peer)
@@ -176,7 +176,7 @@ class Chain:
 
     def _stored(self, peer: Peer, name: str) -> None:
         if not peer.lacking or name not in peer.sizes:
-            raise BrokenError(f"it stored {name}, which was not lacking")
+            raise BrokenError(f"it stored {name}, which was not missing")
         peer.lacking -= 1
         peer.moved_bytes += peer.sizes[name]
         self._actions.progress(peer, peer.sizes[name])
@@ -184,12 +184,12 @@ class Chain:
     def _wrong(self, peer: Peer, name: str, message: str) -> None:
         peer.wrong += 1
         if name not in peer.sizes or peer.wrong > MAX_WRONG * len(peer.sizes):
-            raise BrokenError(f"it reported damage of {name} unexpectedly")
-        self._actions.say(peer, f"{message} It is sent again.")
+            raise BrokenError(f"it unexpectedly reported {name} as damaged")
+        self._actions.say(peer, f"{message} The file will be sent again.")
 
     def _whole(self, peer: Peer) -> None:
         if peer.lacking:
-            raise BrokenError(f"it is complete, but lacks {counted(peer.lacking, 'file')}")
+            raise BrokenError(f"it claims completion, but lacks {counted(peer.lacking, 'file')}")
         peer.become(State.WHOLE)
         peer.error = None
         self._actions.stop(peer)
@@ -200,7 +200,7 @@ class Chain:
             damaged = f"{name} arrives damaged every time, so it is damaged in {self._request.root}"
             self._fail(peer, DataDamagedError(f"{damaged}. Run verify there."))
             return
-        remedy = "it is fetched from a different host. To repair it there, use --repair"
+        remedy = "another host will send the file. To repair the damage, use --repair"
         self._actions.say(peer, f"{name} is damaged on {giver.address}; {remedy}")
         peer.avoid.add(giver.address)
         self._connect(peer)
@@ -253,7 +253,7 @@ class Chain:
         self._leave(peer)
 
     def _connect(self, peer: Peer) -> None:
-        """Starts a sender on the nearest usable host before it in the chain, or on the leader."""
+        """Starts the peer's sender on the nearest usable host before the peer, or on the leader."""
         peer.become(State.COMING)
         peer.lacking, peer.wrong = None, 0
         before = [] if peer.alone else self._order[: self._order.index(peer)]

@@ -63,7 +63,7 @@ class Config(Settings):
     bandwidth_limit: float = flag(
         0.0,
         least=0,
-        help="limit in MB/s for all files together, or for each host of a hosts file; 0: no limit",
+        help="bandwidth limit for all files together, or per host of a hosts file; 0: no limit",
         metavar="MB/S",
     )
     connections: int = flag(
@@ -72,14 +72,14 @@ class Config(Settings):
     python: str = flag(
         sys.executable,
         place=Place.FILE,
-        help="path of the Python on the hosts in which imagenet-prep is installed",
+        help="path on the hosts of the Python that has imagenet-prep installed",
         metavar="PATH",
     )
     wait: int = flag(
-        60, least=0, help="seconds to wait for lost hosts after all other hosts end", metavar="S"
+        60, least=0, help="seconds to wait for lost hosts after all others finish", metavar="S"
     )
     retries: int = flag(20, least=0, help="failed attempts allowed per file or host", metavar="N")
-    timeout: int = flag(60, least=1, help="seconds without data until an error", metavar="S")
+    timeout: int = flag(60, least=1, help="fail after this many seconds without data", metavar="S")
     json: bool = switch(help="print the result as JSON")
 
     def __post_init__(self) -> None:

@@ -16,7 +16,7 @@ class Line:
     """The files that a receiving host lacks. Not thread-safe: the caller must hold a lock.
 
     Each file is first *lacking*. It is *offered* when this host has it or is receiving it, then
-    taken by `next`, and at last *stored* by the receiving host. The index and the samples table of
+    taken by `next`, and finally *stored* by the receiving host. The index and the samples table of
     a shard are sent before the shard, so that they exist when the shard appears.
     """
 
@@ -36,9 +36,9 @@ class Line:
         """Notes a lacking file, of which the receiving host has the first `begun` bytes."""
         file = self._files.get(name)
         if self.all_named or file is None or name in self._lacking:
-            raise BrokenError(f"it reported {name} as missing unexpectedly")
+            raise BrokenError(f"it unexpectedly reported {name} as missing")
         if begun > file.num_bytes:
-            raise BrokenError(f"{name}: it has {begun:,} bytes of {file.num_bytes:,}")
+            raise BrokenError(f"{name}: it has {begun:,} bytes, expected {file.num_bytes:,}")
         self._lacking[name] = begun
 
     def lacks_no_more(self, files: int) -> None:
@@ -87,16 +87,16 @@ class Line:
         self._going.remove(name)
 
     def wrong(self, name: str) -> bool:
-        """Offers a file again that arrived damaged; returns whether it is damaged on this host."""
+        """Re-offers a file that arrived damaged; returns whether it is damaged on this host."""
         if name not in self._going:
-            raise BrokenError(f"it reported damage of {name}, which was not sent")
+            raise BrokenError(f"it reported {name} as damaged, which was not sent")
         self.put_back(name)
         self.offer([name])
         self._wrong[name] += 1
         return self._wrong[name] >= MAX_WRONG
 
     def finish(self) -> None:
-        """Raises BrokenError if a host that reports to be complete still lacks files."""
+        """Raises BrokenError if a host that reports it is complete still lacks files."""
         remaining = len(self._lacking) + len(self._going)
         if not self.all_named or remaining:
-            raise BrokenError(f"it is complete, but lacks {counted(remaining, 'file')}")
+            raise BrokenError(f"it claims completion, but lacks {counted(remaining, 'file')}")

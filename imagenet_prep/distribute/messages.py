@@ -88,7 +88,7 @@ def documents(body: bytes, sizes: Mapping[str, int]) -> tuple[bytes, dict[str, b
     """Returns the manifest in the body of a message, and each column.json by column name."""
     total = sum(sizes.values())
     if total > len(body):
-        raise BrokenError(f"columns of {total:,} bytes in a message of {len(body):,}")
+        raise BrokenError(f"columns of {total:,} bytes in a body of {len(body):,} bytes")
     data = io.BytesIO(body)
     manifest = data.read(len(body) - total)
     return manifest, {name: data.read(size) for name, size in sizes.items()}

@@ -40,7 +40,7 @@ def serve(root: Path, channel: Channel) -> int:
 
     To "look", the receiver answers with a "problem" for each problem, then "looked". To "store", it
     answers with a "lacking" for each missing file, then "lacks". It then answers each file with
-    "stored" or "wrong", and at last sends "whole". If it fails, "error" is its last message.
+    "stored" or "wrong", and finally sends "whole". If it fails, "error" is its last message.
     """
     try:
         if (begin := channel.read()) is None:

@@ -82,7 +82,7 @@ class Replica(Target):
         return None
 
     def arriving(self) -> set[str]:
-        """Returns the names of files of which this folder has received the first part."""
+        """Returns the names of partially received files in this folder."""
         names = set(self.store.names(_INCOMING))
         for folder in (*naming.BESIDE, *(column.folder_name(entry.name) for entry in self.columns)):
             names |= {f"{folder}/{name}" for name in self.store.names(f"{_INCOMING}/{folder}")}

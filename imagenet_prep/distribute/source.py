@@ -86,5 +86,5 @@ class Original:
         return whole(self._remote, name, self._budget(name))
 
     def _budget(self, name: str) -> RetryBudget:
-        remedy = "Files that arrived are kept: run the same command again to resume."
+        remedy = "Files that have arrived are kept: run the same command again to resume."
         return RetryBudget(self._remote.where(name), self._retries, self._ended, remedy=remedy)

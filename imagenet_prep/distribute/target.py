@@ -47,7 +47,7 @@ class Target:
         self._last[naming.MANIFEST] = data
 
     def refuse_others(self) -> None:
-        """Raises UsageError if the target has a different dataset, or other shards or columns."""
+        """Raises UsageError if the target holds a different dataset, shards or columns."""
         theirs, ours = self._read(naming.MANIFEST), self.manifest.digest
         if theirs is not None and theirs != self._data and (digest := _digest(theirs)) != ours:
             raise UsageError(
@@ -67,11 +67,11 @@ class Target:
     def _refuse_other_column(self, ours: Column) -> None:
         existing = of_store.find(self.store, ours.name)
         if self.store.size(column.begun_name(ours.name)) is not None:
-            why = "the column of this name is unfinished"
+            why = "the column with this name is unfinished"
         elif existing and existing.differing(ours):
-            why = "the column of this name is different"
+            why = "the column with this name is different"
         elif existing and existing.splits.keys() - ours.splits.keys():
-            why = "the column of this name has more splits"
+            why = "the column with this name has additional splits"
         else:
             return
         raise UsageError(
@@ -109,7 +109,7 @@ class Target:
         self.store.remove(naming.MANIFEST)
 
     def take_over(self, parent: Store, lacking: Iterable[File]) -> None:
-        """Links or copies lacking files from a different replica, without verifying them."""
+        """Links or copies missing files from another replica, without verifying them."""
         demand_file(parent)
         if parent.size(naming.MANIFEST) is None:
             raise UsageError(

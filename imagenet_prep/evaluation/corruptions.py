@@ -29,7 +29,7 @@ SEVERITIES = ("1", "2", "3", "4", "5")
 
 
 def errors(keys: Sequence[str], right: npt.NDArray[np.bool_]) -> Json | None:
-    """Returns the error rates defined for ImageNet-C, or None if `keys` are of a different dataset.
+    """Returns the error rates defined for ImageNet-C, or None if `keys` do not match its images.
 
     `right` [images] is True for correct top-1 predictions. Each item of `corruptions` has `errors`,
     the error rate by severity, and `ce`, the mean error rate divided by AlexNet's. `mce` is the

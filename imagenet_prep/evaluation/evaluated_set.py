@@ -24,7 +24,7 @@ class EvaluatedSet:
     """The evaluated split of a dataset, from its manifest, class list and samples tables.
 
     `keys` are in record order, and `number_of` maps each key to its position. `class_index`
-    [images] are the dataset's labels. `present` are the indices of all right classes in the split.
+    [images] are the dataset's labels. `present` has the indices of all its correct classes.
     """
 
     def __init__(self, name: str) -> None:
@@ -43,7 +43,7 @@ class EvaluatedSet:
 
     @property
     def pairs(self) -> Integers:
-        """Pairs [labels, 2] of an image number and a class that is right for the image."""
+        """Pairs [labels, 2] of an image number and a correct class for the image."""
         number, index = np.arange(len(self.keys)), self._index
         pairs = [np.stack([number, self.class_index], 1)]
         for wnid, right in self.manifest.answers.items():
@@ -63,12 +63,12 @@ class EvaluatedSet:
             else:
                 unknown.append(entry)
         if of.is_ilsvrc and (labels or unknown) and not self.manifest.classes.official:
-            raise UsageError(f"{of.name} is of ILSVRC2012's 1,000 classes, and {self.name} is not")
+            raise UsageError(f"{of.name} is for ILSVRC2012's 1,000 classes, unlike {self.name}")
         if unknown:
             raise UsageError(
                 f"{of.name}: entry {some(unknown)}: not a class of {self.name}. Expected WNIDs of "
                 f"its class list, or 0-based indices up to {self.num_classes - 1}. Replace "
-                "ILSVRC2012_IDs, which have a different order, by WNIDs."
+                "ILSVRC2012_IDs, which have a different order, with WNIDs."
             )
         if any(name.isdecimal() for classes in of.classes.values() for name in classes):
             self._refuse_other_order(of.name, labels)
@@ -91,10 +91,10 @@ class EvaluatedSet:
         one_to_one = min(kinds) == max(kinds) >= _MANY_CLASSES
         if 2 * len(wrong) > len(own) and (moved or one_to_one):
             raise UsageError(
-                f"{name}: its class numbers have a different order than in {self.name}, as "
-                f"ILSVRC2012_IDs have: {len(wrong):,} of {counted(len(own), 'number')} differ, "
-                f"all in the same way: {listed[wrong[0]]} for images of class {own[wrong[0]]}. "
-                "Replace the numbers by WNIDs."
+                f"{name}: its classes are numbered in a different order than in {self.name}, as "
+                f"with ILSVRC2012_IDs: {len(wrong):,} of {counted(len(own), 'number')} differ "
+                f"consistently, e.g. {listed[wrong[0]]} for images of class {own[wrong[0]]}. "
+                "Replace the numbers with WNIDs."
             )
 
     def order(self, keys: Sequence[str] | None, count: int) -> Integers:
@@ -118,8 +118,8 @@ def opened(name: str) -> tuple[Dataset, str]:
     split = next((split for split in SPLITS if split in dataset.manifest.splits), None)
     if dataset.manifest.edition == "imagenet-o":
         raise UsageError(
-            f"{name} is ImageNet-O: its images show none of the classes, so it has no accuracy. "
-            "It is for the evaluation of out-of-distribution detection."
+            f"{name} is ImageNet-O: its images show none of the classes, so accuracy is undefined. "
+            "Use it to evaluate out-of-distribution detection."
         )
     if split is None:
         raise UsageError(f"{name}: expected one of the splits {', '.join(SPLITS)}")

@@ -82,12 +82,12 @@ def _of_csv(data: bytes) -> LabelList:
         raise ValueError("line 1 is not the header")
     for fields in filter(None, lines):
         if len(fields) != 2 or not fields[0]:
-            raise ValueError(f"line {lines.line_num:,} is not a key and its classes")
+            raise ValueError(f"line {lines.line_num:,} does not have a key and its classes")
         folder, slash, name = fields[0].partition("/")
         # The key of a validation image is its file name, even if the list adds a class folder.
         key = keys.key_of(schema.VALIDATION, folder, name) if slash else folder
         if classes_of.setdefault(key, classes := tuple(fields[1].split())) is not classes:
-            raise ValueError(f"line {lines.line_num:,} has the key of an earlier line")
+            raise ValueError(f"line {lines.line_num:,} repeats the key of an earlier line")
         if (remaining := remaining - len(classes)) < 0:
             raise ValueError(f"more than {canonical.MOST_VALUES:,} classes")
     return LabelList(classes_of)
@@ -98,7 +98,7 @@ def _of_json(content: Any) -> LabelList:
         rows = records.parse(list[list[int]], content)
         # Row i (from 0) has the labels of image i + 1.
         if len(rows) != _NUM_VALIDATION:
-            raise ValueError(f"{len(rows):,} lists, expected one for each of {_NUM_VALIDATION:,}")
+            raise ValueError(f"{len(rows):,} lists, expected {_NUM_VALIDATION:,} (one per image)")
         names = (f"ILSVRC2012_val_{number:08d}.JPEG" for number in range(1, len(rows) + 1))
         classes = (tuple(map(str, row)) for row in rows)
         return LabelList(dict(zip(names, classes, strict=True)), "ReaL's form", is_ilsvrc=True)

@@ -21,7 +21,7 @@ DATASET = "dataset"
 
 
 class Sheet:
-    """The accuracies of one network, for one dataset after the other; reads no images.
+    """The accuracies of one network on one dataset after another; reads no images.
 
     `sets` has the datasets by name as given. `labels` has the class indices of each image number,
     by name of the dataset and of the label list. For `lists`, see `Table.lists`.
@@ -44,7 +44,7 @@ class Sheet:
                     unknown = [key for key in unknown if key not in dataset.number_of]
             if len(unknown) == len(listed.classes):
                 raise UsageError(
-                    f"{name}: none of its {len(unknown):,} keys is an image of {', '.join(sets)}. "
+                    f"{name}: none of its {len(unknown):,} keys is in {', '.join(sets)}. "
                     "To see the keys, use `imagenet-prep show SET --keys`."
                 )
             facts = {"name": name, "sha256": listed.sha256, "form": listed.form}
@@ -77,8 +77,8 @@ class Sheet:
         elif len(dataset.present) < dataset.num_classes:
             self._notes.append(
                 f"{name} has {len(dataset.present):,} of {dataset.num_classes:,} classes. The "
-                "accuracy among only these needs more than five predictions per image: use `train "
-                "--evaluate --also`, or evaluation.score with all scores."
+                "accuracy among only these classes needs more than five predictions per image: use "
+                "`train --evaluate --also`, or evaluation.score with all scores."
             )
         pairs = {DATASET: dataset.pairs}
         for of, labels in self.labels[name].items():
@@ -113,10 +113,10 @@ class Sheet:
 def _shares(
     classes: Integers, labelled: Integers, own: Integers, *, by_class: bool
 ) -> tuple[int, float, float, int]:
-    """Returns the number of labelled images, top-1, top-5, and the number of the images' classes.
+    """Returns the number of labelled images, top-1, top-5, and the number of these images' classes.
 
     `classes` [images, 5] are the predictions, `labelled` [labels, 2] are pairs of an image number
-    and a right class, and `own` [images] are the dataset's labels. `by_class` averages over `own`.
+    and a correct class, and `own` [images] are the labels whose classes `by_class` averages over.
     """
     image, label = labelled.T
     hits = classes[image] == label[:, None]
@@ -146,7 +146,7 @@ def score(
       predictions: floats [images, classes], as logits or probabilities; or integers [images, 5], as
         class indices, the likeliest first; or the path of a file that
         `train --evaluate --predictions` has written.
-      data_dir: the dataset: a folder, s3:// or http(s)://.
+      data_dir: the dataset's folder, or its s3:// or http(s):// URL.
       labels: paths of label lists: CSV with the header `key,class`, ReaL's JSON, or the
         several-label annotations.
       keys: the keys of the images, as readers return them. None means all images in record order,

@@ -87,7 +87,7 @@ class Table:
                 shares = [*map(rates["errors"].get, SEVERITIES), rates["ce"]]
                 cells = (f"{'-' if share is None else f'{share:.2%}':>8}" for share in shares)
                 text.append(f"{corruption:<18}" + "".join(cells))
-            missing = "mCE needs five severities of all 15 corruptions"
+            missing = "mCE needs all five severities of all 15 corruptions"
             text.append(missing if errors["mce"] is None else f"mCE {errors['mce']:.2%}")
         for facts in self.lists:
             first = some(list(map(printable, facts["first"])))

@@ -1,6 +1,6 @@
 """Processes on other hosts, and messages to and from them through the pipes of ssh.
 
-A message is a line of JSON, then the bytes it announces. A channel only accepts its `messages` and
+A message is a line of JSON, then the bytes it announces. A channel accepts only its `messages` and
 heartbeats; anything else, or silence, raises BrokenError. Output of a login shell before the first
 message is skipped.
 """
@@ -55,8 +55,8 @@ class Channel:
     def __init__(self, reads: int, writes: int, messages: Messages, *, silence_s: float) -> None:
         """Takes over two pipes; `messages` are the messages that the other end may send.
 
-        `read` raises BrokenError after `silence_s` without a byte; before the first message, after
-        START_S if that is longer.
+        `read` raises BrokenError after `silence_s` seconds without data. Before the first message,
+        the limit is START_S if that is longer.
         """
         self._reads, self._writes = reads, writes
         self._messages = {"alive": Kind(), **messages}
@@ -110,7 +110,7 @@ class Channel:
             yield
 
     def read(self) -> Frame | None:
-        """Returns the next message except heartbeats, or None at the end."""
+        """Returns the next message that is not a heartbeat, or None at the end."""
         while (header := self._header()) is not None:
             kind, size, fields = header
             self._heard = True
@@ -183,7 +183,7 @@ class Process:
     ) -> None:
         """Starts the module in `words`, which ends when this process ends or closes its input.
 
-        Both ends give up after `silence_s`, the last word of the command. For `hear`, see `Tail`.
+        Both ends give up after `silence_s`, the command's last argument. For `hear`, see `Tail`.
         """
         self.address = address
         argv = children.python("-m", *words, str(silence_s), program=python)

@@ -67,14 +67,14 @@ def number(value: Any) -> float:
 
 
 def sentence(value: Any) -> str:
-    """Returns a text for people as one plain line; raises ValueError for anything else."""
+    """Returns text for a user as one plain line; raises ValueError for anything else."""
     if not isinstance(value, str):
         raise ValueError("expected a text")
     return plain(value)[:MAX_TEXT]
 
 
 def word(value: Any) -> str:
-    """Returns a text for a program, such as a path; raises ValueError for anything else."""
+    """Returns text for a program, such as a path; raises ValueError for anything else."""
     if not isinstance(value, str) or "\0" in value or len(value) > MAX_TEXT:
         raise ValueError(f"expected a text of at most {MAX_TEXT} characters")
     return value
@@ -102,7 +102,7 @@ def checked(
     if (kind := messages.get(name)) is None:
         raise ValueError("this kind of message is not allowed here")
     if count(size) > kind.max_body_bytes:
-        raise ValueError(f"announces {size:,} bytes, expected at most {kind.max_body_bytes:,}")
+        raise ValueError(f"it announces {size:,} bytes, expected at most {kind.max_body_bytes:,}")
     if fields.keys() != kind.fields.keys():
         raise ValueError(f"expected the fields {sorted(kind.fields)}")
     values = {}

@@ -31,7 +31,7 @@ _FINAL = (
 )
 _ADVICE = (
     "ssh to this host must work without prompts (BatchMode), and known_hosts must have its key. If "
-    "the key has changed without a reason, it may be a different host."
+    "the key has changed for no known reason, it may be a different host."
 )
 
 # AES in hardware is three times as fast as ssh's first choice. A connection shared with other ssh
@@ -48,7 +48,7 @@ SSH_OPTIONS = (
 
 
 def ssh(*options: str) -> list[str]:
-    """Returns the start of an ssh command, before the address; `options` are from ssh_config(5).
+    """Returns an ssh command up to the address, without it; `options` are from ssh_config(5).
 
     The command never prompts: the user's key must be set up, and the host's key must be known. A
     changed host key is refused; the tutorial's scripts accepted any key.
@@ -100,7 +100,7 @@ class Ending(NamedTuple):
 
     @property
     def why(self) -> str:
-        """The reason for the ending: the last line of ssh or the program, or the exit code."""
+        """The reason: the last line of ssh's or the program's stderr, or the exit code."""
         if "REMOTE HOST IDENTIFICATION HAS CHANGED" in self.said:
             return "the host's key has changed: Host key verification failed"
         # A login shell that refuses access prints the reason on its standard output.

@@ -37,7 +37,7 @@ _INCOMPLETE = 4
 
 
 def exit_code(failures: Sequence[tuple[int, bool]]) -> int:
-    """Returns the exit code of the first failed rank, if possible one that lost no peer, or 0."""
+    """Returns the exit code of the first failed rank (preferably one that lost no peer), or 0."""
     return min(failures, key=lambda failure: failure[1], default=(0, False))[0]
 
 
@@ -46,7 +46,7 @@ def _say(sentence: str) -> None:
 
 
 class Crew:
-    """The processes of one launch on all hosts; ranks have `grace_s` to save a checkpoint."""
+    """The processes of one launch on all hosts; ranks have `grace_s` seconds to save."""
 
     def __init__(self, hosts: Sequence[Host], grace_s: float) -> None:
         self._hosts, self._grace_s = hosts, grace_s
@@ -107,7 +107,7 @@ class Crew:
         threading.Thread(target=self._listen, args=(member, allowed), daemon=True).start()
 
     def _listen(self, member: Process, allowed: dict[str, int]) -> None:
-        """Handles a host's messages until its process has ended; an invalid message ends it."""
+        """Handles messages of a host's process until it ends; kills it at an invalid message."""
 
         def take(frame: Frame) -> None:
             if frame.kind == "printed":
@@ -160,7 +160,7 @@ class Crew:
             self._order("ask", self._grace_s)
 
     def _order(self, kind: str, seconds: float) -> None:
-        """Sends an order to all hosts in threads, so that no host delays the orders of others."""
+        """Sends an order to all hosts in threads, so that no host delays the others."""
         self._ends = time.monotonic() + seconds + _ANSWER_S
 
         def write(member: Process) -> None:

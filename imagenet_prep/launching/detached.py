@@ -54,7 +54,7 @@ class Record:
 
     @classmethod
     def load(cls, folder: Path) -> Record | None:
-        """Returns the record of a folder, or None if nothing was started."""
+        """Returns the record of a folder, or None if no launch was started."""
         path = folder / RECORD
         try:
             with open(LocalStore(folder).open(RECORD, os.O_RDONLY), "rb") as file:
@@ -76,7 +76,7 @@ class Record:
 
     @property
     def runs(self) -> bool:
-        """Whether the launch still runs; only valid on its host."""
+        """Whether the launch is still running; only valid on its host."""
         if self.exit is not None or self.boot != boot_id() or start_ticks(self.pid) != self.start:
             return False
         try:
@@ -103,14 +103,14 @@ class Record:
 def start(folder: Path, work: Callable[[Callable[[], None]], int]) -> int:
     """Runs `work` in a child process with its own session.
 
-    `work` gets a function to call after its checks. The parent then returns 0; if the child ends
-    earlier, the parent returns its exit code. The child returns the exit code of `work`.
+    `work` gets a function to call after its checks, which makes the parent return 0. If the child
+    ends earlier, the parent returns the child's exit code. The child returns `work`'s exit code.
     """
     with storage_errors("create", folder):
         folder.mkdir(parents=True, exist_ok=True)
     earlier = Record.load(folder)
     if earlier is not None and earlier.host == socket.gethostname() and earlier.runs:
-        raise BusyError(f"{folder}: a launch runs there: pid {earlier.pid}, since {earlier.since}")
+        raise BusyError(f"{folder}: a launch is running: pid {earlier.pid}, since {earlier.since}")
     with storage_errors("write", folder / LOG):
         log = LocalStore(folder).open(LOG, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     begin = os.fstat(log).st_size
@@ -162,7 +162,7 @@ def _detached(
 
 
 def status(folder: Path) -> int:
-    """Prints whether the launch runs; returns 0 if it runs, else its exit code."""
+    """Prints whether the launch is running; returns 0 if it is, else its exit code."""
     record = _loaded(folder)
     process = f"pid {record.pid} on {record.host}"
     if record.runs:

@@ -20,7 +20,7 @@ from imagenet_prep.launching.work import Work
 class Network(NamedTuple):
     """How ranks connect: this machine's address, and one network interface for each host.
 
-    `ports` are two free ports on the first host: for torch.distributed, and for MXNet's scheduler.
+    `ports` are two free ports on the first host: one for torch.distributed, one for MXNet.
     """
 
     address: str
@@ -34,7 +34,7 @@ def check(
 ) -> tuple[list[Host], Network]:
     """Asks all hosts in parallel; returns the hosts in the order of their ranks, and the network.
 
-    This machine has the first ranks, unless each host has a different part of the dataset. If
+    This machine gets the first ranks, unless each host has a different part of the dataset. If
     `interface` is None, each host uses the network interface that ssh connects to.
     """
     asked = (work.data_dir or "", str(work.script or ""), *work.needs)
@@ -78,7 +78,7 @@ def check(
 def answer_of(host: Host, ending: Ending, program: str) -> Answer | str:
     """Returns a host's answer from its output, or the problem if there is none."""
     if ending.code is None:
-        return f"{ending.why}. Check that it is up and that `ssh {host.address} true` works here."
+        return f"{ending.why}. Check that this host is up and `ssh {host.address} true` works here."
     if (answer := understood(ending.output.rpartition("\n")[2])) is not None:
         return answer
     if ending.is_of_ssh and not host.is_local:
@@ -125,8 +125,8 @@ def network_of(
         else:
             own_names = ", ".join(f"{n} {a}" for n, a in answer.interfaces.items())
             problems.append(
-                f"{host.address}: no network interface {name or 'with the address of its ssh'}; it "
-                f"has {own_names}. Choose one with --network-interface."
+                f"{host.address}: no network interface {name or 'with the address that ssh uses'}; "
+                f"it has {own_names}. Choose one with --network-interface."
             )
     if own not in interfaces and not problems:
         problems.append(f"this machine has no network interface {own}: see --network-interface")
@@ -171,8 +171,8 @@ def differences(host_1: Host, first: Answer, host_2: Host, second: Answer) -> li
         )
     if first.script and second.script and first.script != second.script:
         problems.append(
-            f"its script differs from that of {host_1.address}: copy the script and the modules "
-            "that it imports to all hosts"
+            f"its script differs from the one on {host_1.address}: copy the script and the "
+            "modules that it imports to all hosts"
         )
     return [f"{host_2.address}: {problem}" for problem in problems]
 

@@ -36,7 +36,7 @@ def mend(source: Path, framework: str) -> None:
     - For MXNet, the symbols of Horovod's and MXNet's libraries become local. MXNet's library
       includes a libjpeg, which Pillow and our codec would call instead of theirs, and crash.
     - For PyTorch, Horovod is compiled as C++20 instead of C++14, as PyTorch 2.15's headers require.
-      The bundled Gloo is, too, because one of its constants would be defined twice.
+      So is the bundled Gloo, since one of its constants would otherwise be defined twice.
     """
     horovod = source / "horovod"
     context = horovod / "common" / "gloo" / "gloo_context.cc"

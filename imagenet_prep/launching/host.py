@@ -3,8 +3,8 @@
 `python -P -m imagenet_prep.launching.host probe|run`
 
 `probe` prints facts about the host as one line of JSON. `run` starts the host's ranks and exits
-when they have ended. It reads their variables from stdin, so that no command line shows them. If
-stdin ends, `launch` has ended, so `run` ends all ranks.
+when they have ended. It reads the ranks' variables from stdin, so that no command line shows them.
+If stdin ends, `launch` has ended, so `run` ends all ranks.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def _code(value: Any) -> int:
 class Order:
     """The processes that a host must run; `logs` is a folder for copies of their output.
 
-    `ranks` has the variables of each rank and each server; it is empty if mpirun starts the ranks.
+    `ranks` has the environment of each rank and each server, or is empty if mpirun starts ranks.
     """
 
     mark: str
@@ -310,7 +310,7 @@ def end(mark: str, grace_s: float) -> None:
 
 
 def _marked(mark: str) -> list[int]:
-    """Returns this user's processes that are ranks of a launch, without its mpirun."""
+    """Returns this user's processes that are ranks of a launch, except its mpirun."""
     ours = f"{MARK}={mark}".encode()
     pids = []
     for folder in Path("/proc").iterdir():

@@ -200,7 +200,7 @@ class Ranks:
     ) -> None:
         """Waits until all ranks and servers have ended.
 
-        `failed` is called with each rank whose exit code is not 0, unless it was killed here.
+        `failed` is called with each rank whose exit code is not 0, unless `wait` killed it.
         `done` is called when all ranks have ended.
         """
         running = list(self._ranks)

@@ -1,4 +1,4 @@
-"""Environment variables of ranks: variables of this machine, and variables of a launch."""
+"""Environment variables for ranks, from this machine and from a launch."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def travelling(
 
 
 def of_horovod(stall_s: int = 600) -> dict[str, str]:
-    """Returns Horovod's time-outs; a job ends if ranks wait for a rank longer than `stall_s`."""
+    """Returns Horovod's time-outs; a job ends if a rank makes others wait over `stall_s`."""
     return {
         "HOROVOD_STALL_CHECK_TIME_SECONDS": str(STALL_WARNING_S),
         "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": str(stall_s),
@@ -111,7 +111,7 @@ def of_servers(
 ) -> tuple[list[dict[str, str]], list[list[dict[str, str]]]]:
     """Returns MXNet's variables for the ranks of each host, and for each server of each host.
 
-    Servers are distributed to hosts in turn. The scheduler, which connects all processes, runs on
+    Servers are assigned to hosts in turn. The scheduler, which connects all processes, runs on
     the first host, at `address` and `port`.
     """
     of_ranks, of_others = [], []

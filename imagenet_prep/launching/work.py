@@ -26,7 +26,7 @@ _WITH_VALUE = ("-W", "-X")
 class Work:
     """A command, and the facts about it that are needed to check the hosts.
 
-    `data_dir` is None without a dataset, or if it has a URL. `is_own` is True for the user's script
+    `data_dir` is None without a dataset or with a URL. `is_own` is True for the user's script
     or module. `comm` is the value of `train --comm`. `needs`: see `core.installed.lacking`.
     """
 
@@ -44,7 +44,7 @@ class Work:
         return self.comm in ("dist_sync", "dist_device_sync")
 
     def variables(self, environment: Mapping[str, str] = os.environ) -> dict[str, str]:
-        """Returns variables for imports from the script's folder instead of the current folder."""
+        """Returns variables for imports from the script's folder, not from the current folder."""
         safe = {"PYTHONSAFEPATH": "1", "PYTHONUNBUFFERED": "1"}
         if self.script is None:
             return safe
@@ -55,7 +55,7 @@ class Work:
 def of_train(
     words: Sequence[str], data_dir: str | None, log_dir: str, comm: str, needs: Sequence[str]
 ) -> Work:
-    """Returns the work for the verb `train` with the flags in `words`."""
+    """Returns the `Work` for the verb `train` with the flags in `words`."""
     argv = children.python("-m", "imagenet_prep", *words)
     return Work(tuple(argv), _folder(data_dir), log_dir, comm=comm, needs=tuple(needs))
 

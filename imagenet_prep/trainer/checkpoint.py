@@ -155,9 +155,9 @@ def load(
             members = {member.filename.removesuffix(".npy"): member for member in file.infolist()}
             head = _head(path, _array(file, members.pop(_FACTS), most=_HEAD_BYTES).tobytes())
             if not 0 <= head.saved_at < _LAST_TIME:
-                raise ValueError(f"impossible time of saving: {head.saved_at}")
+                raise ValueError(f"impossible save time: {head.saved_at}")
             if head.step != step_of(path.name):
-                raise ValueError(f"it is the checkpoint of step {head.step:,}")
+                raise ValueError(f"its content is from step {head.step:,}")
             accept(head.facts)
             if shapes is not None and len(members) < len(shapes):
                 raise ValueError(f"it has {len(members)} arrays, expected {len(shapes)}")
@@ -183,7 +183,7 @@ def _head(path: Path, read: bytes) -> _Head:
 
 
 class _InPieces(io.FileIO):
-    """Limits the size of one read: zipfile reads a directory as large as the zip claims."""
+    """Limits the size of one read; zipfile would read a directory of any size a zip claims."""
 
     def read(self, size: int | None = -1) -> bytes:
         """Reads at most 1 MiB, even if `size` is None; raises BadZipFile if there is more."""

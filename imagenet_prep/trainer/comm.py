@@ -1,7 +1,7 @@
-"""Communication between ranks (for TensorFlow, by Horovod), and the cores and GPUs of a rank.
+"""Communication between ranks (for TensorFlow, with Horovod), and the cores and GPUs of a rank.
 
-With Keras 3, Horovod needs raw variables (`v.value`): its optimizer wrapper and callbacks run, but
-average nothing. tests/trainer/test_two_ranks.py compares a run of two ranks with a run of one.
+With Keras 3, Horovod needs raw variables (`v.value`): Horovod's optimizer wrapper and callbacks
+average nothing. tests/trainer/test_two_ranks.py compares two-rank and one-rank runs.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _MAX_OBJECT_BYTES = 1 << 20  # reader positions and error messages have a few hu
 
 
 class Comm:
-    """Operations that all ranks call in the same order; this class is for a run of one rank."""
+    """Operations that all ranks call in the same order; this base class is for a single rank."""
 
     world = World()
     _hvd: Any = None  # Horovod's module, if it is used
@@ -66,7 +66,7 @@ class Comm:
     def add_up(self, arrays: Sequence[Any], name: str) -> None:
         """Starts to replace each MXNet array with its sum over all ranks.
 
-        Two calls with the same `name` need the same shapes; the first must end before the second.
+        Calls with the same `name` need the same shapes; one must end before the next starts.
         """
 
     def average(self, arrays: Sequence[Any]) -> None:
@@ -78,7 +78,7 @@ class Comm:
     def broadcast_object(self, value: Any) -> Any:
         """Returns rank 0's `value` after a JSON round trip: a tuple becomes a list.
 
-        Horovod would send a pickle, which can run any code. Use `broadcast` for arrays.
+        Horovod would send a pickle, which can run arbitrary code. Use `broadcast` for arrays.
         """
         data = canonical.dumps(value) if self.world.rank == 0 else b""
         num_bytes = int(self.from_first("object.size", np.array([len(data)], np.int32))[0])
@@ -94,13 +94,13 @@ class Comm:
         except ValueError as error:
             raise ImagenetPrepError(
                 f"the message of rank 0 is not valid JSON: {error}. Run the same version of "
-                "imagenet-prep on every host, in a network without other users."
+                "imagenet-prep on every host, on a network without other users."
             ) from error
 
     def gather(self, array: Any, name: str) -> Any:  # noqa: ARG002 - for several ranks
         """Returns the float64 NumPy arrays of all ranks, stacked as [ranks, ...].
 
-        Integers up to 16 million are exact. All calls with the same `name` need the same shape.
+        Integers up to 16 million are exact. In all calls with the same `name`, shapes must match.
         """
         return array[None]
 
@@ -182,7 +182,7 @@ def check_gpus(local_rank: int, gpus: int) -> None:
 
 
 def meet(framework: str, world: World) -> tuple[Any, World]:
-    """Starts Horovod and checks its number of ranks; returns its module and rank numbers."""
+    """Starts Horovod and checks the number of ranks; returns Horovod's module and rank numbers."""
     try:
         hvd = importlib.import_module(f"horovod.{framework}")
         hvd.init()
@@ -196,8 +196,8 @@ def meet(framework: str, world: World) -> tuple[Any, World]:
     if actual.size != world.size:
         raise UsageError(
             f"the launcher started {counted(world.size, 'rank')}, but Horovod found {actual.size}: "
-            "it was built without support for this launcher. Run `imagenet-prep install-horovod "
-            "--mpi`, or launch without --mpi."
+            "Horovod was built without support for this launcher. Run `imagenet-prep "
+            "install-horovod --mpi`, or launch without --mpi."
         )
     return hvd, actual
 
@@ -227,6 +227,6 @@ def lost_rank() -> Iterator[None]:
         print(LEFT, file=sys.stderr, flush=True)
         time.sleep(_LEFT_S)
         raise IncompleteError(
-            "a different rank died or stalled, see its output. The last checkpoint is kept: run "
+            "another rank died or stalled; see its output. The last checkpoint is kept: run "
             "the same command again to resume from it."
         ) from error

@@ -28,8 +28,8 @@ _NOT_MXNET, _STEPS = {"framework": ("tensorflow", "pytorch")}, {"schedule": ("st
 class TrainConfig(Settings):
     """Settings of one training run; if a hyperparameter is None, the recipe's value is used.
 
-    Aliases are flags of the tutorial's script, except --epochs and --learning-rate of the SageMaker
-    guide. `train` also translates flags of the tutorial that need more than a new name.
+    Aliases are flags of the tutorial's script, except --epochs and --learning-rate, which are from
+    the SageMaker guide. `train` also translates tutorial flags that need more than a new name.
     """
 
     groups = {  # noqa: RUF012
@@ -46,9 +46,9 @@ class TrainConfig(Settings):
     )
     comm: str = optional(
         choices=("horovod", "ddp", "dist_sync", "dist_device_sync"),
-        help="how ranks sum gradients; ddp: DistributedDataParallel, the default of pytorch; "
-        "dist_sync: the parameter servers of mxnet, which `launch --servers` starts; "
-        "dist_device_sync: the same, with sums on the GPU",
+        help="how ranks sum gradients; ddp: DistributedDataParallel, the default for pytorch; "
+        "dist_sync: MXNet's parameter servers, which `launch --servers` starts; "
+        "dist_device_sync: the same as dist_sync, but sums are computed on the GPU",
     )
     synthetic: bool = switch(
         help="train on random images, without a dataset",
@@ -62,27 +62,27 @@ class TrainConfig(Settings):
             *("resnet18", "resnet34", "resnet50", "resnet101", "resnet152"),
             *("resnet50-v1", "resnet101-v1", "resnet152-v1", "tiny", "cifar", "mnist"),
         ),
-        help="network; resnet50 to resnet152 are v1.5, and names with -v1 have the stride in the "
-        "first 1x1 convolution; tiny is for tests and demos; default: resnet50, or the recipe's",
+        help="network; resnet50 to resnet152 are v1.5, and those with -v1 have the stride in the "
+        "first 1x1 convolution; tiny is for tests and demos; default: the recipe's, else resnet50",
         aliases=("-m",),
     )
     batch_size: int = flag(256, least=1, help="images per process and step", aliases=("-b",))
     num_epochs: float | None = optional(
-        above=0, help="number of epochs; default: 90, or the recipe's", aliases=("--epochs",)
+        above=0, help="number of epochs; default: the recipe's, else 90", aliases=("--epochs",)
     )
     num_batches: int | None = optional(
         least=1, help="number of steps, instead of --num-epochs", without=("num_epochs",)
     )
     image_size: int | None = optional(
-        least=16, help="height and width of the crops; default: 224, or the recipe's", metavar="PX"
+        least=16, help="height and width of crops; default: the recipe's, else 224", metavar="PX"
     )
     log_dir: str = flag(
         "imagenet_resnet",
         place=Place.RUN,
-        help="folder of the run: checkpoints, log and TensorBoard scalars; a run resumes from it",
+        help="folder for checkpoints, log and TensorBoard scalars; the run resumes from it",
     )
     clear_log: bool = switch(
-        help="start from scratch: first remove checkpoints, log and scalars of an earlier run",
+        help="delete checkpoints, log and scalars of an earlier run, and start from scratch",
         without=("evaluate", "mirror"),
     )
     local_ckpt: bool = switch(
@@ -103,11 +103,11 @@ class TrainConfig(Settings):
         choices=tuple(RECIPES),
         help="preset of hyperparameters and crops; tutorial: AWS's tutorial of 2018; v1.5: "
         "NVIDIA's ResNet-50; article: AWS's article of 2019 on MXNet; cifar10: the SageMaker "
-        "guide; mnist: epochs of a few seconds; default: v1.5, or article with mxnet",
+        "guide; mnist: a few seconds per epoch; default: v1.5 (with mxnet: article)",
     )
     optimizer: str | None = optional(choices=OPTIMIZERS, help="optimizer; default: the recipe's")
     nesterov: bool = switch(
-        help="use Nesterov momentum; recipe tutorial always does",
+        help="use Nesterov momentum; the tutorial recipe always does",
         only={"optimizer": (None, "sgd", "larc")},
     )
     lr: float | None = optional(
@@ -137,7 +137,7 @@ class TrainConfig(Settings):
     label_smoothing: float | None = optional(
         least=0,
         below=1,
-        help="share of the label that is spread over all classes; default: the recipe's",
+        help="share of each label that is spread evenly over all classes; default: the recipe's",
     )
     schedule: str | None = optional(
         choices=KINDS,
@@ -151,40 +151,40 @@ class TrainConfig(Settings):
         only=_STEPS,
     )
     lr_decay_lrs: str | None = optional(
-        help="learning rates for --schedule steps: the first rate, and then one for each epoch of "
+        help="learning rates for --schedule steps: the initial rate, then one for each epoch of "
         "--lr-decay-steps (default: each rate is a tenth of the previous one)",
         metavar="RATES",
         only=_STEPS,
     )
     warmup_epochs: float | None = optional(
-        least=0, help="epochs of warm-up, in which the learning rate rises; default: the recipe's"
+        least=0, help="number of warm-up epochs with a rising learning rate; default: the recipe's"
     )
     warmup_lr: float | None = optional(
         least=0,
-        help=f"learning rate at the start of the warm-up (default: {WARMUP_START}, with recipe "
-        "article 0.1)",
+        help=f"learning rate at the start of the warm-up (default: {WARMUP_START}; "
+        "0.1 with recipe article)",
     )
     increased_aug: bool = switch(
-        help="also change colours at random; recipe tutorial does so from 128 ranks on"
+        help="also change colours at random; the tutorial recipe does so with 128 or more ranks"
     )
     precision: str | None = optional(
         choices=("float32", "bfloat16", "float16"),
-        help="type of activations; weights stay float32 (default: float32; with recipes tutorial "
-        "and article, float16 on a GPU with fast float16)",
+        help="data type of activations; weights stay float32 (default: float32; with recipes "
+        "tutorial and article, float16 on a GPU with fast float16)",
     )
     loss_scale: float | None = optional(
         least=1,
-        help="with float16, multiply the loss by this, so that small gradients do not become 0 "
-        "(default: 1024, with larc 256)",
+        help="with float16, multiply the loss by this factor, so that small gradients do not "
+        "become 0 (default: 1024; 256 with larc)",
     )
     fp16_compression: bool = switch(help="send gradients as float16", only=_NOT_MXNET)
-    jit: bool = switch(help="compile the network by XLA or torch.compile", only=_NOT_MXNET)
-    train_accuracy: bool = switch(help="also print top-1 training accuracy, in a column Acc")
-    display_every: int = flag(50, least=1, help="steps between two lines of output")
+    jit: bool = switch(help="compile the network with XLA or torch.compile", only=_NOT_MXNET)
+    train_accuracy: bool = switch(help="also print top-1 training accuracy, in the column Acc")
+    display_every: int = flag(50, least=1, help="steps between lines of output")
     eval_every: float | None = optional(
         least=0,
-        help="epochs between evaluations; they use the split holdout if the dataset has one, else "
-        "validation; 0: evaluate only at the end; default: 0, or the recipe's",
+        help="epochs between evaluations on the split holdout, or on validation if there is no "
+        "holdout; 0: evaluate only at the end; default: the recipe's, else 0",
         aliases=("--eval-interval",),
     )
     checkpoint_every: int = flag(
@@ -197,34 +197,34 @@ class TrainConfig(Settings):
     evaluate: bool = switch(help="evaluate the last checkpoint and exit", aliases=("--eval",))
     predictions: str | None = optional(
         place=Place.RUN,
-        help="with --evaluate, write the top-5 predictions for each image to this file: "
-        "key,class_index,top1,p1,... to top5,p5; `report --predictions` reads it",
+        help="with --evaluate, write the top-5 predictions for each image to this file; "
+        "columns: key,class_index,top1,p1,...,top5,p5; `report --predictions` reads it",
         metavar="FILE.csv",
     )
     labels: tuple[str, ...] = flag(
         (),
         place=Place.FILE,
-        help="also score the last evaluation by these labels: CSV with the header key,class, "
-        "ReaL's real.json, or annotations with several labels per image; may be given several "
-        "times",
+        help="also score the last evaluation by the labels in this file (CSV with the header "
+        "key,class; ReaL's real.json; or annotations with several labels per image); may be given "
+        "several times",
         without=("synthetic", "no_evaluation", "classes"),
     )
     also: tuple[str, ...] = flag(
         (),
         place=Place.ANYWHERE,
-        help="also evaluate this dataset at the end; it needs the same class list; may be given "
+        help="also evaluate this dataset at the end; its class list must be the same; may be given "
         "several times, e.g. ImageNetV2, ImageNet-A and ImageNet-R",
         metavar="SET",
         without=("synthetic", "no_evaluation", "classes"),
     )
     no_evaluation: bool = switch(
-        help="do not evaluate; for a dataset without validation and holdout",
+        help="do not evaluate; for a dataset with neither validation nor holdout",
         without=("synthetic", "evaluate", "eval_every"),
     )
     export: str | None = optional(
         place=Place.RUN,
-        help="write the trained model here; tensorflow: FILE.keras, or a folder for a SavedModel; "
-        "mxnet: a folder for the two files of Gluon; pytorch: FILE.safetensors",
+        help="write the trained model to this path; tensorflow: FILE.keras, or a folder for a "
+        "SavedModel; mxnet: a folder for Gluon's two files; pytorch: FILE.safetensors",
         metavar="PATH",
     )
     seed: int = flag(0, least=0, help="seed of initial weights, order and crops")
@@ -245,13 +245,13 @@ class TrainConfig(Settings):
         "commas",
         metavar="NAMES",
     )
-    remap: bool = switch(help="number the --classes from 0: the network has one output for each")
+    remap: bool = switch(help="renumber the --classes from 0, so that each has one output")
     backend: str = flag("auto", choices=("auto", "tfdata", "dali", "native"), help="JPEG decoder")
     device: str = flag(
         "auto",
         choices=("auto", "cpu", "gpu"),
-        help="device that decodes JPEGs; gpu: DALI on the GPU of the rank, and the images stay "
-        "there; auto: gpu if the rank has a GPU, DALI is installed, and --backend is auto or dali",
+        help="device that decodes JPEGs; gpu: DALI decodes on the rank's GPU, where images stay; "
+        "auto: gpu if the rank has a GPU, DALI is installed, and --backend is auto or dali",
     )
 
     def __post_init__(self) -> None:
@@ -314,7 +314,7 @@ class TrainConfig(Settings):
     def _check_schedule(self) -> None:
         steps, rates = self.decay_epochs, self.decay_rates
         if list(steps) != sorted(set(steps)):
-            raise ValueError(f"--lr-decay-steps {self.lr_decay_steps}: expected increasing epochs")
+            raise ValueError(f"--lr-decay-steps {self.lr_decay_steps}: expected rising epochs")
         expected = len(steps or STEP_EPOCHS) + 1
         if rates and len(rates) != expected:
             raise ValueError(

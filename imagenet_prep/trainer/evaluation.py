@@ -14,7 +14,7 @@ from imagenet_prep.trainer.feed import Batch
 
 
 class Score(NamedTuple):
-    """An evaluation: accuracies in [0, 1], and mean cross entropy without label smoothing."""
+    """The result of an evaluation; accuracies are in [0, 1], `loss` has no label smoothing."""
 
     examples: int
     top1: float
@@ -25,7 +25,7 @@ class Score(NamedTuple):
 def count(logits: Any, class_index: Any, mask: Any) -> Any:
     """Returns the sums [examples, top1, top5, loss] of a batch as float64.
 
-    Only images in the mask are included. Predictions with non-finite logits are wrong.
+    Only images in the mask are included. Non-finite logits are treated as a wrong prediction.
     """
     counted = np.asarray(mask, bool)
     rows, labels = np.asarray(logits, np.float64)[counted], np.asarray(class_index)[counted]

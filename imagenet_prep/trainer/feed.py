@@ -31,7 +31,7 @@ class BatchReader(Protocol):
 
     @property
     def class_numbers(self) -> Sequence[int]:
-        """The numbers in the dataset's class list, by class index."""
+        """The number of each class in the dataset's class list, by class index."""
 
     @property
     def present(self) -> Sequence[int]:
@@ -81,8 +81,8 @@ def splits(available: Collection[str], data_dir: str | None) -> tuple[str, str]:
     usable = [split for split in (schema.HOLDOUT, schema.VALIDATION) if split in available]
     if not usable:
         raise UsageError(
-            f"{data_dir}: no split to evaluate on, it has only {', '.join(available)}. Prepare it "
-            "with --holdout 10%, which takes this share from train, or use --no-evaluation."
+            f"{data_dir}: no split to evaluate on, only {', '.join(available)}. Prepare the "
+            "dataset with --holdout 10%, which takes 10% of train, or use --no-evaluation."
         )
     return usable[0], usable[-1]
 
@@ -90,8 +90,8 @@ def splits(available: Collection[str], data_dir: str | None) -> tuple[str, str]:
 class Inputs:
     """The readers of a run.
 
-    `watched` is the split to evaluate during training, `last` the split for the end and for
-    `--evaluate`; both are None without evaluations. `also` has the readers of `--also` by name.
+    `watched` reads the split to evaluate during training, `last` the split to evaluate at the end
+    or with `--evaluate`; both are None without evaluations. `also` has readers of `--also` by name.
     """
 
     def __init__(self, config: TrainConfig, world: World, open_reader: OpenReader) -> None:
@@ -118,7 +118,7 @@ class Inputs:
 
 
 class Noise:
-    """Repeats one batch of noise, to measure training without input."""
+    """Repeats one batch of noise, to measure the training speed without reading data."""
 
     num_classes = _NUM_CLASSES
     num_examples = _NUM_EXAMPLES
@@ -137,7 +137,7 @@ class Noise:
         self._steps = _NUM_EXAMPLES // (batch_size * world.size)
 
     def be_held(self, hold: Callable[[Batch], Batch]) -> None:
-        """Converts the batch to the framework's arrays once."""
+        """Converts the batch to the framework's arrays, only once."""
         self._batch = hold(self._batch)
 
     def __iter__(self) -> Iterator[Batch]:

@@ -59,7 +59,7 @@ class Learner(Protocol):
         self.comm.average(self._statistics)
 
     def step(self, number: int, batch: Batch, rate: float, *, asks: bool) -> tuple[Any, Any]:
-        """Runs one step; returns [loss, total loss, accuracy], and how many ranks ask to stop.
+        """Runs one step; returns [loss, total loss, accuracy], and how many ranks want to stop.
 
         Losses and accuracy are of this rank's batch. Reading a result may wait for the device.
         """

@@ -87,7 +87,7 @@ class Log:
     def evaluation(
         self, step: int, epoch: float, split: str, score: Score, saved_at: float, classes: str = ""
     ) -> None:
-        """Prints and writes a score; `classes` is "2 of 4 classes" if the split lacks two."""
+        """Prints and writes a score; `classes` is, e.g., "2 of 4 classes" if two are missing."""
         saved = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(saved_at))
         # SageMaker's metric pattern matches the end of the row.
         self.say(_EVALUATION_HEADER + f"  {classes}" * bool(classes))

@@ -166,7 +166,7 @@ class Training:
             device = decoder["device"].upper()
             self._log.say(f"JPEGs are decoded by {decoder['backend']} on the {device}")
         if self._inputs.last is not None and self._inputs.last.split == schema.HOLDOUT:
-            self._log.say("the dataset has no split validation: evaluations use holdout")
+            self._log.say("the dataset has no validation split: evaluations use holdout")
         if self._config.local_ckpt:
             self._log.say("--local_ckpt is ignored: rank 0 saves for all ranks")
         # Restore in a new run, too: this refuses a rank with a different dataset or order.
@@ -250,7 +250,7 @@ class Training:
                 if not math.isfinite(loss):
                     raise ImagenetPrepError(
                         f"step {step}: the loss is {loss}. The last checkpoint is kept: use a "
-                        "smaller --lr or a longer --warmup-epochs."
+                        "lower --lr or more --warmup-epochs."
                     )
             with timer.pause():
                 is_last = self._step == plan.total_steps

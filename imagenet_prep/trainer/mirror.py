@@ -111,7 +111,7 @@ class Mirror:
         return not missing
 
     def _files(self) -> list[tuple[str, _Place]]:
-        """Returns the run's regular files by object name: logs first, then newer checkpoints."""
+        """Returns the run's regular files by object name: logs, then checkpoints, newest first."""
         own, events = LocalStore(self._folder).names(""), LocalStore(self._scalars).names("")
         files = [(name, (self._folder, name)) for name in own if _is_needed(name)]
         events = [name for name in events if name.startswith(EVENTS)]
@@ -125,7 +125,7 @@ class Mirror:
         return sorted((file for file in files if _is_own(*file[1])), reverse=True)
 
     def _compare(self, store: BucketStore, name: str, *, fresh: bool) -> None:
-        """Downloads an object if `fresh`; skips a later upload if the local file is equal."""
+        """Downloads an object if `fresh`; prevents the upload of an identical local file."""
         path, stored = self._folder / name, store.stored(name)
         # Keep the longer log, since this machine may have started one already.
         folder = LocalStore(self._folder)
@@ -164,7 +164,7 @@ class Mirror:
             message = f"mirror: {base}{str(error).rstrip('. ')}{hint}"
             raise UnavailableError(message) from error
         if self._in_trouble:
-            terminal.say(f"mirror: {self._base}: the upload is complete after the retries.")
+            terminal.say(f"mirror: {self._base}: the upload is complete after retries.")
         self._in_trouble = False
 
     def _upload(self) -> None:

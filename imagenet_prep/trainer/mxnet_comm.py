@@ -1,8 +1,8 @@
 """Communication of MXNet's ranks: Horovod's ring, or MXNet's parameter servers.
 
-Parameter servers can only add, so all operations are sums, also with Horovod. Servers and Horovod
+Parameter servers can only add, so all operations are sums, even with Horovod. Servers and Horovod
 give the same weights (bit for bit with two ranks), and a run may switch from one to the other.
-Gluon's trainer would keep the first learning rate on servers (apache/mxnet issue 15919).
+With servers, Gluon's trainer would never change the learning rate (apache/mxnet issue 15919).
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class Servers(_Together):
     def __init__(self, world: World, kind: str) -> None:
         if "DMLC_PS_ROOT_URI" not in os.environ:
             raise UsageError(
-                f"--comm {kind} needs parameter servers. Start them by `imagenet-prep launch "
+                f"--comm {kind} needs parameter servers. Start them with `imagenet-prep launch "
                 "-np N --servers N -- train ...`."
             )
         import mxnet as mx

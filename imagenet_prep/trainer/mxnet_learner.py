@@ -43,7 +43,7 @@ class MxnetLearner(Learner):
         self._context = mx.gpu(local_rank) if gpus else mx.cpu()
         if recipe.precision(config, fast_half=self.fast_half) == "float16":
             if not gpus:
-                raise UsageError("--precision float16: MXNet needs a GPU for it")
+                raise UsageError("--precision float16: MXNet needs a GPU for float16")
             from mxnet.contrib import amp
 
             amp.init()  # only changes the forward pass: weights, gradients, logits stay float32

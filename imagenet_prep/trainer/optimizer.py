@@ -1,6 +1,6 @@
 """TensorFlow optimizers: SGD, Adam, RMSprop, and LARS and LARC with a rate for each layer.
 
-Keras' optimizers lack LARS and LARC, and their weight decay is not L2 in the gradient.
+Keras' optimizers lack LARS and LARC, and do not add L2 weight decay to the gradient.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Optimizer:
         return gradient / tf.sqrt(square + _EPSILON)
 
     def _layer_rate(self, variable: Any, gradient: Any, learning_rate: Any) -> Any:
-        """Returns the factor of the learning rate for this layer."""
+        """Returns the learning rate factor of this layer."""
         # LARS (You et al. 2017) excludes batch norms and biases. LARC only lowers rates; as in the
         # tutorial, it includes them. A variable that is 0 has the full rate.
         if self._kind == "sgd" or (self._kind == "lars" and not decays(variable)):

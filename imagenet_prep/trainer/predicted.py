@@ -21,12 +21,12 @@ _KEY_BYTES = 64  # keys are padded to a multiple: MXNet's servers keep an array 
 
 
 class Sheet(Protocol):
-    """The scores by dataset and label list; `evaluation.sheet.Sheet` implements it."""
+    """Collects scores by dataset and label list; implemented by `evaluation.sheet.Sheet`."""
 
     lists: list[Json]
 
     def enter(self, name: str, classes: Any, within: Any, keys: Sequence[str]) -> None:
-        """Adds the top-5 classes for a dataset; `within`: the top 5 of the dataset's classes."""
+        """Adds top-5 classes for a dataset; `within` is the top 5 among only its own classes."""
 
     def columns(self, name: str) -> Mapping[str, Mapping[str, str]]:
         """Returns a dataset's labels from each list, as columns of a predictions file."""
@@ -73,7 +73,7 @@ class Predicted:
                 self._within.append(numbers[1 + most :] if count else [])
 
     def top5(self) -> tuple[Any, Any, list[str]]:
-        """Returns top-5 classes [images, 5], the top 5 of only the split's classes, and keys."""
+        """Returns top-5 classes [images, 5], the top 5 among the split's classes, and keys."""
         classes = five([prediction.classes for prediction in self._predictions])
         return classes, five(self._within), [prediction.key for prediction in self._predictions]
 
@@ -87,7 +87,7 @@ class Predicted:
         return [data[n * room : n * room + size] for n, size in enumerate(sizes)]
 
     def write(self, path: Path, more: Mapping[str, Mapping[str, str]]) -> None:
-        """Writes the predictions file atomically, with the columns of `more`."""
+        """Writes the predictions file atomically, with the additional columns `more`."""
         predictions.demand_replaceable(path)
         stream = io.StringIO()
         predictions.write(stream, self._predictions, more)

@@ -1,7 +1,7 @@
 """Communication of PyTorch's ranks: torch.distributed (NCCL on GPUs, else Gloo), or Horovod.
 
-Small values are sent from CPU memory, so that no rank waits for its GPU: the sums of a log row, the
-reader's position and the request to stop.
+Small values (the sums of a log row, the reader's position, and the request to stop) are sent from
+CPU memory, so that no rank waits for its GPU.
 """
 
 from __future__ import annotations
@@ -67,14 +67,14 @@ class _Together(Comm):
 
 
 class Distributed(_Together):
-    """torch.distributed; start the ranks by `imagenet-prep launch`, torchrun, mpirun or srun."""
+    """torch.distributed; start ranks with `imagenet-prep launch`, torchrun, mpirun or srun."""
 
     def __init__(self, world: World, device: Any, *, fp16_compression: bool) -> None:
         if missing := [name for name in _PLACE if not os.environ.get(name)]:
             raise UsageError(
                 f"{counted(world.size, 'rank')} of PyTorch need {' and '.join(missing)}. Start "
-                "them by `imagenet-prep launch -np N -- train ...` or torchrun, or export the "
-                "address of the host of rank 0 and a free port on it."
+                "them with `imagenet-prep launch -np N -- train ...` or torchrun, or export the "
+                "address of rank 0's host and a free port on this host."
             )
         self.world, self._device = world, device
         self._fp16_compression = fp16_compression
@@ -92,7 +92,7 @@ class Distributed(_Together):
             reason = str(error).partition("\n")[0].rstrip(".")
             raise ImagenetPrepError(
                 f"rank {world.rank} of {world.size} did not connect to the other ranks at {place}: "
-                f"{reason}. Check that all ranks run and can reach each other on all ports."
+                f"{reason}. Check that all ranks are running and can reach each other on all ports."
             ) from error
 
     @property

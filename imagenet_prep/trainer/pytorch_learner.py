@@ -146,7 +146,7 @@ class PytorchLearner(Learner):
 
     @torch.no_grad()
     def _apply_if_finite(self, gradients: list[Any], rate: float) -> None:
-        """Runs a step, or skips it on all ranks after an overflow, without a wait for the GPU."""
+        """Runs a step, or skips it on all ranks after an overflow, without waiting for the GPU."""
         torch._foreach_div_(gradients, self._plan.loss_scale)
         sound = torch.stack([gradient.isfinite().all() for gradient in gradients]).all()
         changing = [*self._weights, *self._optimizer.slots]

@@ -73,10 +73,10 @@ _MANY_RANKS = {  # train_more_aug.sh, for 128 and 256 GPUs
 
 @dataclass(frozen=True)
 class Run:
-    """The hyperparameters of a run; it can only resume from a checkpoint with equal ones.
+    """The hyperparameters of a run, which must match those of a checkpoint to resume from it.
 
-    `global_batch` is the number of images per step, over all ranks. `steps_per_epoch` only counts
-    full steps. `plateau_steps` is the number of steps between evaluations for the schedule
+    `global_batch` is the number of images per step, over all ranks. `steps_per_epoch` counts
+    only full steps. `plateau_steps` is the number of steps between evaluations for the schedule
     "plateau", else 0. `recipe` determines crops and normalisation. `comm` may change on resume.
     """
 
@@ -140,8 +140,8 @@ def other_network(saved: Json, run: Run) -> str | None:
 _WORDS = {  # names in messages for fields of `Run` and `Schedule`
     "peak": "learning rate",
     "kind": "schedule",
-    "global_batch": "batch of all ranks",
-    "num_examples": "images of the train split",
+    "global_batch": "global batch size",
+    "num_examples": "number of train images",
     "num_classes": "number of classes",
     "total_steps": "number of steps",
     "increased_aug": "changed colours",
@@ -149,7 +149,7 @@ _WORDS = {  # names in messages for fields of `Run` and `Schedule`
 
 
 def _in_words(name: str, saved: object, current: object) -> str:
-    """Returns for example "learning rate 0.1, this one has 0.05"."""
+    """Returns a phrase such as "learning rate 0.1, this one has 0.05"."""
     return f"{_WORDS.get(name, name.replace('_', ' '))} {saved}, this one has {current}"
 
 
@@ -170,7 +170,7 @@ def precision(config: TrainConfig, *, fast_half: bool) -> str:
 
 
 def precision_in_words(config: TrainConfig, plan: Run) -> str:
-    """Describes the precision and loss scale of a run, and names the recipe if it chose them."""
+    """Describes the precision and loss scale of a run; names the recipe if they are from it."""
     if not config.half_if_fast:
         scale = f", loss scale {plan.loss_scale:g}" if plan.precision == "float16" else ""
         return plan.precision + scale
@@ -262,8 +262,8 @@ def _chosen(config: TrainConfig, batch: int, world_size: int) -> Json:
     has_rate = recipe.pop("has_rate", (recipe["optimizer"],))
     if config.lr is None and config.optimizer not in (None, *has_rate):
         raise UsageError(
-            f"--optimizer {config.optimizer}: recipe {config.recipe} has no learning rate for it "
-            f"on {counted(world_size, 'rank')}. Give --lr too."
+            f"--optimizer {config.optimizer}: recipe {config.recipe} has no learning rate for "
+            f"this optimizer on {counted(world_size, 'rank')}. Also set --lr."
         )
     if config.framework == "mxnet" and recipe["optimizer"] != "sgd" and config.optimizer is None:
         raise UsageError(

@@ -53,7 +53,7 @@ def serving(hosts: Sequence[Host], place: Place) -> Iterator[Place]:
     except OSError as error:
         raise ImagenetPrepError(
             f"{place.address}:{place.port}: cannot listen for the ranks: {error.strerror}. "
-            "Check that no other job runs on this host."
+            "Check that no other job is running on this host."
         ) from error
     # Poll often for a shutdown, since each launch and each test waits for the end of the server.
     thread = threading.Thread(
@@ -71,16 +71,16 @@ def serving(hosts: Sequence[Host], place: Place) -> Iterator[Place]:
 def environments(
     hosts: Sequence[Host], own: str, place: Place, interface: str
 ) -> list[dict[str, str]]:
-    """Returns the environment variables for Horovod and NCCL, for each rank of this host, `own`.
+    """Returns Horovod's and NCCL's environment variables for each rank of this host, `own`.
 
-    All hosts must pass the same `hosts`, and have a network interface with the name `interface`.
+    All hosts must pass the same `hosts`, and have a network interface named `interface`.
     """
     try:
         from horovod.runner.common.util.hosts import get_host_assignments, parse_hosts
         from horovod.runner.gloo_run import create_run_env_vars, create_slot_env_vars
     except ImportError as error:
         raise ImagenetPrepError(
-            f"several ranks need Horovod: {error}. Run `imagenet-prep install-horovod`."
+            f"multiple ranks need Horovod: {error}. Run `imagenet-prep install-horovod`."
         ) from error
     # Horovod requests http://ADDRESS:PORT/SCOPE/KEY; ADDRESS also contains the port and the token.
     address = f"{place.address}:{place.port}/{place.token}"
@@ -115,15 +115,15 @@ def exchange(
             return values
         if time.monotonic() > deadline:
             raise ImagenetPrepError(
-                f"{own}: no message from {', '.join(pending) or place.address} within "
-                f"{limit_s:g} s, at {place.address}:{place.port}. Check that the hosts' security "
-                "groups let them reach each other on all ports."
+                f"{own}: no message from {', '.join(pending) or place.address} at "
+                f"{place.address}:{place.port} within {limit_s:g} s. Check that the hosts' "
+                "security groups let them reach each other on all ports."
             )
         time.sleep(_POLL_S)
 
 
 def ask(place: Place, method: str, name: str, body: str = "") -> str | None:
-    """Returns the answer of the server, or None if the server has no such value."""
+    """Returns the server's answer, or None if the server has no value with this name."""
     connection = http.client.HTTPConnection(place.address, place.port, timeout=_REQUEST_S)
     try:
         with contextlib.closing(connection):
@@ -134,8 +134,8 @@ def ask(place: Place, method: str, name: str, body: str = "") -> str | None:
         raise OSError(str(error)) from error
     if answer.status == 403:
         raise ImagenetPrepError(
-            f"{place.address}:{place.port} refuses this host's token: a different job listens "
-            "there. Give all containers of a job the same token."
+            f"{place.address}:{place.port} refuses this host's token: a different job is "
+            "listening there. Give all containers of a job the same token."
         )
     return text if answer.status == 200 else None
 
@@ -174,7 +174,7 @@ class _Server(socketserver.ThreadingTCPServer):
             return True
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Starts a thread for a request; above the limit, closes the oldest without a token."""
+        """Starts a thread for a request; above the limit, closes the oldest without the token."""
         with self._lock:
             self._strangers[request] = None
             oldest = next(iter(self._strangers))

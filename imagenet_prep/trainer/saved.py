@@ -157,9 +157,9 @@ class Saved:
             source = f" (from {self._config.mirror})" if self._config.mirror else ""
             remedy = (
                 "Omit these flags: --evaluate reads them from the checkpoint. If ranks are on "
-                "several hosts, or only the mirror has the checkpoint, set the flags to its values."
+                "several hosts, or only the mirror has the checkpoint, give these flags its values."
                 if evaluates
-                else "Resume it with the same settings, choose a different --log-dir, or start "
-                "from scratch with --clear-log, which removes it."
+                else "Resume that run with the same settings, choose a different --log-dir, or "
+                "start from scratch with --clear-log, which deletes the saved run."
             )
             raise UsageError(f"{self.folder}{source} holds a run with {difference}. {remedy}")

@@ -31,8 +31,8 @@ class Schedule:
     """The learning rate of every step: a linear warm-up, then a decay to the last step.
 
     The warm-up rises from `start` (or `peak`, if `peak` is smaller) to `peak`. The kind "steps"
-    changes the rate at each step in `drops`: to a tenth, or to the next of `rates`, whose first is
-    the rate before the first drop.
+    changes the rate at each step in `drops`: to a tenth, or to the next of `rates`. The first of
+    `rates` is the rate before the first drop.
     """
 
     kind: str
@@ -44,7 +44,7 @@ class Schedule:
     rates: tuple[float, ...] = ()
 
     def __call__(self, step: int) -> float:
-        """Returns the learning rate of a step (from 0); for "plateau", before any reduction."""
+        """Returns the learning rate of a step (from 0); for "plateau", before reductions."""
         if step < self.warmup_steps:
             start = min(self.start, self.peak)
             return start + (self.peak - start) * step / self.warmup_steps
@@ -77,7 +77,7 @@ def _restarting_cosine(done: float) -> float:
 
 @dataclass
 class Plateau:
-    """Lowers the learning rate if the loss of evaluations no longer falls.
+    """Lowers the learning rate if the evaluation loss no longer falls.
 
     Checkpoints store this state, which is the same on all ranks. The schedule's rate is multiplied
     by `scale`. `waited` is the number of evaluations since the `best` loss or the last reduction.

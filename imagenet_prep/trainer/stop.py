@@ -1,4 +1,4 @@
-"""Requests to stop a run by SIGTERM, a lost terminal or Ctrl-C; the run saves its step first."""
+"""Stops a run on SIGTERM, a lost terminal or Ctrl-C, after the run has saved a checkpoint."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class Stop:
     def heard(self) -> Iterator[None]:
         """Sets `came` on SIGTERM, SIGHUP or SIGINT during a `with` block.
 
-        A second signal ends the only rank of a run at once. With several ranks, it is ignored: it
-        may be the same signal from the launcher, which kills ranks that do not save.
+        A second signal ends a one-rank run at once. With several ranks, it is ignored: the launcher
+        may be repeating the first signal, and it kills ranks that do not save.
         """
 
         def remember(signum: int, frame: FrameType | None) -> None:

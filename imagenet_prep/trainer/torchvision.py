@@ -52,7 +52,7 @@ def tensors(saved: Checkpoint) -> dict[str, npt.NDArray[Any]]:
     if model not in (*MODELS, TINY) or framework not in ("tensorflow", "pytorch"):
         raise UsageError(
             f"{checkpoint.name(saved.step)}: cannot export {model} of {framework} for PyTorch, "
-            f"only {', '.join(MODELS)} and {TINY} of tensorflow and pytorch"
+            f"only {', '.join(MODELS)} and {TINY} of TensorFlow and PyTorch"
         )
     if framework == "pytorch":
         return of_pytorch(saved.arrays)
@@ -73,7 +73,7 @@ def tensors(saved: Checkpoint) -> dict[str, npt.NDArray[Any]]:
 def of_pytorch(arrays: Mapping[str, Any]) -> dict[str, npt.NDArray[Any]]:
     """Returns the model's tensors from the variables of the PyTorch learner.
 
-    Adds `num_batches_tracked` of each batch norm, which PyTorch expects in a file.
+    Adds `num_batches_tracked` of each batch norm, which PyTorch expects in weights files.
     """
     of_model = {}
     for name, array in arrays.items():

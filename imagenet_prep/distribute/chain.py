@@ -233,7 +233,7 @@ class Chain:
         if peer.early_losses >= _MAX_EARLY_LOSSES:
             self._fail_receiver(peer, f"its receiver never answers: {why}")
         elif peer.losses > self._request.config.retries:
-            self._fail(peer, IncompleteError(f"lost {peer.losses} times, last: {why}"))
+            self._fail(peer, IncompleteError(f"lost {peer.losses} times; last reason: {why}"))
         else:
             limit = f"until {self._request.config.wait:,} s after the other hosts have finished"
             self._actions.say(peer, f"lost ({why}); trying again every second, {limit}")

@@ -24,7 +24,7 @@ class EvaluatedSet:
     """The evaluated split of a dataset, from its manifest, class list and samples tables.
 
     `keys` are in record order, and `number_of` maps each key to its position. `class_index`
-    [images] are the dataset's labels. `present` has the indices of all its correct classes.
+    [images] are the dataset's labels. `present` has the indices of all classes in the split.
     """
 
     def __init__(self, name: str) -> None:

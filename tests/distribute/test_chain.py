@@ -170,7 +170,7 @@ def test_a_receiver_that_hangs_is_lost_again_and_again_but_not_for_ever() -> Non
         run.tell(a, "lost", cause=Cause.SILENT, why="it has sent nothing for 60 s")
         run.chain.probed(a, ANSWERS)
     assert isinstance(a.error, IncompleteError)
-    assert str(a.error) == "lost 6 times, last: it has sent nothing for 60 s"
+    assert str(a.error) == "lost 6 times; last reason: it has sent nothing for 60 s"
     run.finish(b)
     assert run.chain.is_over(0.0)
 
@@ -192,9 +192,7 @@ def test_a_giver_that_is_broken_is_named_and_passed_over() -> None:
     c = run.peers[2]
     run.chain.giver_broken(c, "it sent nonsense")
     assert run.did.givers["c"] == "a"
-    assert run.did.said == [
-        "c: b cannot send files to it (it sent nonsense); a different host will"
-    ]
+    assert run.did.said == ["c: b cannot send files to it (it sent nonsense); another host will"]
     assert run.peers[1].state is State.COMING
 
 
@@ -206,7 +204,7 @@ def test_the_leaders_own_sender_may_be_killed_as_often_as_a_host_be_lost() -> No
     assert a.state is State.COMING
     run.chain.giver_broken(a, "killed")
     assert isinstance(a.error, IncompleteError)
-    assert "failed 4 times, last: killed" in str(a.error)
+    assert "failed 4 times; last reason: killed" in str(a.error)
 
 
 def test_what_the_leaders_sender_cannot_take_for_a_file_is_not_tried_again() -> None:
@@ -223,7 +221,7 @@ def test_damage_at_a_giver_is_fetched_elsewhere_and_at_the_leader_is_the_end() -
     run.tell(b, "lacks", files=3)
     run.tell(b, "wrong", name="a", message="a: sha256 1, expected 2.")
     run.tell(b, "spoiled", name="a")
-    remedy = "it is fetched from a different host. To repair it there, use --repair"
+    remedy = "another host will send the file. To repair the damage, use --repair"
     assert f"b: a is damaged on a; {remedy}" in run.did.said
     assert run.did.givers["b"] == "leader"
     run.tell(b, "lacks", files=3)

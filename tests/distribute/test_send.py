@@ -155,11 +155,11 @@ def test_a_source_that_is_too_short_ends_its_file_so_that_the_neighbour_names_it
 @pytest.mark.parametrize(
     ("says", "why"),
     [
-        (lacking("../outside"), "it reported ../outside as missing unexpectedly"),
-        ([say("lacking", name=SHARD, begun=2000)], "it has 2,000 bytes of 1,000"),
+        (lacking("../outside"), "it unexpectedly reported ../outside as missing"),
+        ([say("lacking", name=SHARD, begun=2000)], "it has 2,000 bytes, expected 1,000"),
         ([say("lacks", files=2)], "it named 0 of 2 missing files"),
         ([*lacking(SHARD), say("stored", name=OTHER)], "which was not sent"),
-        ([*lacking(SHARD), say("whole")], "it is complete, but lacks 1 file"),
+        ([*lacking(SHARD), say("whole")], "it claims completion, but lacks 1 file"),
     ],
 )
 def test_a_neighbour_that_lies_is_lost_and_killed(

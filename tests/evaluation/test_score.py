@@ -78,7 +78,7 @@ def test_indices_and_files_tell_nothing_of_fewer_classes_and_the_table_says_so(
     indices = np.array([[0, 1, 2, 3, 4], [1, 0, 2, 3, 4], [0, 1, 3, 4, 5], [9, 8, 6, 7, -1]])
     by_indices = score(indices, place)
     assert shares(by_indices) == [("dataset", 4, 0.5, 0.75, 10)]
-    assert "has 4 of 10 classes. The accuracy among only these" in str(by_indices)
+    assert "has 4 of 10 classes. The accuracy among only these classes" in str(by_indices)
     stream = io.StringIO()
     keys = ["a/1", "a/2", "b/1", "b/2"]
     said = [
@@ -135,8 +135,8 @@ def wrong(name: str, content: str, expected: str) -> Any:
             "unknown class", "key,class\na/1,n99999999\na/2,1\n", r"entry 1: not a class of .*set"
         ),
         wrong("the last ID", "key,class\na/1,10\n", "up to 9. Replace ILSVRC2012_IDs"),
-        wrong("other images", "key,class\nx,1\n", "none of its 1 keys is an image of"),
-        wrong("real", json.dumps([[]] * 50_000), "none of its 50,000 keys is an image of"),
+        wrong("other images", "key,class\nx,1\n", "none of its 1 keys is in "),
+        wrong("real", json.dumps([[]] * 50_000), "none of its 50,000 keys is in "),
     ],
 )
 def test_a_list_of_another_set_is_refused(tmp_path: Path, content: str, expected: str) -> None:
@@ -149,7 +149,9 @@ def test_a_list_of_another_set_is_refused(tmp_path: Path, content: str, expected
 def test_real_is_of_ilsvrcs_classes_alone(tmp_path: Path) -> None:
     write_real(tmp_path / "real.json", labels_of_validation())
     place = write_names(tmp_path / "set", [(VALIDATION[0], 0), (VALIDATION[1], 1)], num_classes=10)
-    with pytest.raises(UsageError, match=r"real\.json is of ILSVRC2012's 1,000 classes, and .*set"):
+    with pytest.raises(
+        UsageError, match=r"real\.json is for ILSVRC2012's 1,000 classes, unlike .*set"
+    ):
         score(scores_of([0], [1]), place, labels=[tmp_path / "real.json"])
 
 
@@ -163,7 +165,7 @@ def test_ilsvrc_ids_are_recognised_by_an_image_a_class(tmp_path: Path) -> None:
         path.write_text("key,class\n" + "".join(f"a/{n},{each}\n" for n, each in enumerate(ids)))
         if is_order:
             with pytest.raises(
-                UsageError, match="have a different order than in .*, as ILSVRC2012_IDs have"
+                UsageError, match="numbered in a different order than in .*, as with ILSVRC2012_IDs"
             ):
                 score(np.zeros((1000, 5), int), place, labels=[path])
         else:
@@ -184,7 +186,7 @@ def test_ilsvrc_ids_given_as_indices_are_recognised(tmp_path: Path, form: str) -
         path.write_text("".join(["key,class\n", *lines]))
     else:
         path.write_text(json.dumps([[each] for each in ids]))
-    with pytest.raises(UsageError, match="as ILSVRC2012_IDs have.*Replace the numbers by WNIDs"):
+    with pytest.raises(UsageError, match="as with ILSVRC2012_IDs.*Replace the numbers with WNIDs"):
         score(np.zeros((50_000, 5), np.int32), place, labels=[path])
 
 
@@ -309,7 +311,7 @@ def test_corruption_errors_are_shares_of_alexnets(tmp_path: Path, missing: str |
         assert f"mCE {found['mce']:.2%}" in str(table)
     else:
         assert found["mce"] is None
-        assert "mCE needs five severities of all 15 corruptions" in str(table)
+        assert "mCE needs all five severities of all 15 corruptions" in str(table)
 
 
 def test_alexnets_errors_are_the_papers() -> None:

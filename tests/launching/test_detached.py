@@ -79,7 +79,7 @@ def test_it_outlives_who_started_it_in_a_session_of_its_own(
     for running in detach(tmp_path):
         again = running.finish()
         assert again.code == BusyError.exit_code
-        assert f"a launch runs there: pid {pid}" in again.err
+        assert f"a launch is running: pid {pid}" in again.err
 
 
 def test_stop_waits_for_its_end_and_status_has_its_exit_code(
@@ -301,6 +301,6 @@ def test_a_second_launch_of_a_folder_is_refused_before_anything_is_written(
     before = contents(tmp_path)
     monkeypatch.setattr(detached.Record, "runs", True)
 
-    with pytest.raises(BusyError, match="a launch runs there: pid 2, since 2026"):
+    with pytest.raises(BusyError, match="a launch is running: pid 2, since 2026"):
         detached.start(tmp_path, lambda _: 0)
     assert contents(tmp_path) == before

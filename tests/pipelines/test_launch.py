@@ -74,7 +74,7 @@ def launch(cluster: Path, hosts: str, ranks: int, *words: str) -> Finished:
     [
         ("localhost slots=1\nnode1 slot=8\n", "line 2: expected slots=N after the address"),
         ("", "no hosts. Write one per line"),
-        ("localhost slots=1\nnode1 slots=2\n", "the hosts have 3 slots"),
+        ("localhost slots=1\nnode1 slots=2\n", "the hosts have only 3 slots"),
     ],
 )
 def test_a_hosts_file_that_cannot_be_is_a_usage_error(
@@ -255,10 +255,10 @@ def test_parts_of_a_dataset_keep_the_order_of_the_hosts_file(parts: Path, horovo
         (("--mpi-args=-v", "--", "train", "--synthetic"), "--mpi-args needs --mpi"),
         (
             ("--servers", "1", "--mpi", "--", "train", "--synthetic"),
-            "--servers cannot go together with --mpi",
+            "--servers cannot be combined with --mpi",
         ),
         (("--fusion-threshold-mb", "-1", "--", "train"), "--fusion-threshold-mb -1: expected"),
-        (("--detach", "--", "script.py"), "Set the folder of launch.log by --rank-logs DIR"),
+        (("--detach", "--", "script.py"), "Set launch.log's folder with --rank-logs DIR"),
     ],
 )
 def test_what_cannot_be_launched_is_refused(
@@ -369,7 +369,7 @@ def test_an_own_script_and_its_data_are_held_against_each_other(cluster: Path) -
 
     assert finished.code == 1
     assert "these are different datasets" in finished.err
-    assert "other: its script differs from that of localhost" in finished.err
+    assert "other: its script differs from the one on localhost" in finished.err
 
 
 def test_one_command_runs_on_every_host_and_a_table_tells(cluster: Path) -> None:

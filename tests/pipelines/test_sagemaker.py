@@ -386,7 +386,7 @@ def test_a_log_that_may_not_be_read_is_said_once_and_the_job_is_followed(
     sagemaker_job.wait(job, "resnet-1", log, pause=lambda _: None)  # type: ignore[arg-type]
 
     shown = capsys.readouterr()
-    assert shown.err == "logs: AccessDeniedException. The log is not followed any more.\n"
+    assert shown.err == "logs: AccessDeniedException. The log is no longer followed.\n"
     assert shown.out.startswith("resnet-1 has ended")
 
 

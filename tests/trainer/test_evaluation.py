@@ -75,7 +75,7 @@ def test_without_validation_a_run_is_evaluated_on_what_was_held_out(
     score = train_by_numpy(tmp_path / "run", data_dir=str(held), eval_every=1.0)
 
     said = capsys.readouterr().out
-    assert "the dataset has no split validation: evaluations use holdout" in said
+    assert "the dataset has no validation split: evaluations use holdout" in said
     assert said.count("checkpoint_time(UTC)  2 of 4 classes\n") == said.count("step  epoch  top1")
     found = rows(tmp_path / "run", "evaluation")
     assert {(row["split"], row["examples"]) for row in found} == {("holdout", NUM_VALIDATION)}

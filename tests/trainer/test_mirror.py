@@ -150,7 +150,7 @@ def test_a_mirror_catches_up_while_training_goes_on(
         said.append(capsys.readouterr().err)
         if "is retried" in "".join(said):
             proxy.down = False
-        return "the upload is complete after the retries" in "".join(said)
+        return "the upload is complete after retries" in "".join(said)
 
     wait_until(arrived, "the upload is complete")
     assert copy.close()

@@ -297,5 +297,7 @@ def test_ranks_that_horovod_does_not_know_of_do_not_train_alone(
 
 def test_servers_that_nobody_has_started_are_missed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("DMLC_PS_ROOT_URI", raising=False)
-    with pytest.raises(UsageError, match="--comm dist_sync needs parameter servers. Start them by"):
+    with pytest.raises(
+        UsageError, match="--comm dist_sync needs parameter servers. Start them with"
+    ):
         mxnet_comm.Servers(World(), "dist_sync")

@@ -294,7 +294,7 @@ def test_an_address_with_a_password_reaches_no_log(airflow: Airflow, fake: Fake)
     word = f"--base-url=https://ann:{SECRET}@mirror.edu/"
     refused = airflow.call("command", word)
 
-    assert "AirflowFailException: prepare: an address in the parameters has" in refused.err
+    assert "AirflowFailException: prepare: an address in the parameters contains" in refused.err
     assert SECRET not in refused.out + refused.err
     assert not (fake.folder / "calls.jsonl").exists()
 

@@ -44,7 +44,7 @@ def test_a_second_run_moves_only_what_a_host_lacks_and_a_repair_what_is_damaged(
     # A host does not pass on what rotted on its disk.
     again = hosts.run(dataset)
     assert again.code == 0, again
-    assert f"{SHARD} is damaged on 10.0.0.2; it is fetched from a different host" in again.err
+    assert f"{SHARD} is damaged on 10.0.0.2; another host will send the file" in again.err
     hosts.assert_whole(dataset, "10.0.0.2")
 
     checked = hosts.run(dataset, "--check")
@@ -125,7 +125,7 @@ def test_a_shard_that_had_begun_to_arrive_is_gone_on_with(hosts: Hosts, dataset:
     assert result.code == 0, result
     (again,) = [line for line in result.err.splitlines() if f"{SHARD}: sha256 " in line]
     assert again.startswith("imagenet-prep: node-3")
-    assert "It is sent again." in again
+    assert "The file will be sent again." in again
     hosts.assert_whole(dataset)
     for address in hosts.addresses:
         incoming = hosts.replica(address) / ".work" / "incoming"

@@ -59,7 +59,7 @@ class Preparation:
     def of(cls, flags: Sequence[str]) -> Preparation:
         """Checks the flags, and takes over the lease from an earlier run on this dataset.
 
-        `flags` are those of `imagenet-prep prepare`, one per item, with Beam's options after "--".
+        `flags` are those of `imagenet-prep prepare` as a list, with Beam's options after "--".
         Invalid flags end the process with exit code 2 and a message. Raises ImagenetPrepError if an
         input is missing, unreadable or damaged, or if the output is a different dataset.
         """

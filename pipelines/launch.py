@@ -82,8 +82,8 @@ class Config(Settings):
     )
     cycle_time_ms: float | None = optional(
         least=0,
-        help="time between Horovod's searches for gradients to send; Horovod's default is 1 "
-        "(5 in 2018, for the tutorial)",
+        help="time between Horovod's searches for gradients to send; Horovod's default is 1; in "
+        "2018, it was 5",
         metavar="MS",
     )
     torus_allreduce: bool = switch(

@@ -86,7 +86,7 @@ class Config(Settings):
         positional=True,
         aliases=("--data-dir", "--data"),
         help="the dataset at s3://bucket/prefix, fsx:FILE-SYSTEM-ID:/PATH or efs:…; not needed "
-        "with train --synthetic or --data-dir s3://…. If split up, one location per channel: "
+        "with train --synthetic or --data-dir s3://…. If it is split, one location per channel: "
         "train=WHERE,validation=WHERE,eval=WHERE",
         metavar="WHERE",
     )

@@ -189,7 +189,7 @@ class Chain:
 
     def _whole(self, peer: Peer) -> None:
         if peer.lacking:
-            raise BrokenError(f"it claims completion, but lacks {counted(peer.lacking, 'file')}")
+            raise BrokenError(f"it reports success, but lacks {counted(peer.lacking, 'file')}")
         peer.become(State.WHOLE)
         peer.error = None
         self._actions.stop(peer)

@@ -38,7 +38,7 @@ class Line:
         if self.all_named or file is None or name in self._lacking:
             raise BrokenError(f"it unexpectedly reported {name} as missing")
         if begun > file.num_bytes:
-            raise BrokenError(f"{name}: it has {begun:,} bytes, expected {file.num_bytes:,}")
+            raise BrokenError(f"{name}: it has {begun:,} of {file.num_bytes:,} bytes")
         self._lacking[name] = begun
 
     def lacks_no_more(self, files: int) -> None:
@@ -99,4 +99,4 @@ class Line:
         """Raises BrokenError if a host that reports it is complete still lacks files."""
         remaining = len(self._lacking) + len(self._going)
         if not self.all_named or remaining:
-            raise BrokenError(f"it claims completion, but lacks {counted(remaining, 'file')}")
+            raise BrokenError(f"it reports success, but lacks {counted(remaining, 'file')}")

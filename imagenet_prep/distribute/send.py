@@ -129,7 +129,7 @@ class Hop:
         return self._trusted or self._replica.is_proven(file.name)
 
     def _next(self) -> tuple[File, int] | None:
-        """Offers all files that this host has or is receiving; calls `Line.next`."""
+        """Offers all files that this host has or is receiving; returns `Line.next()`."""
         with self._news:
             if not self._trusted and self._line.all_named:
                 self._line.offer(self._replica.reload())

@@ -143,7 +143,7 @@ class Channel:
     def _line(self) -> bytes | None:
         while (stop := self._buffer.find(b"\n")) < 0:
             if len(self._buffer) > _MAX_HEADER_BYTES:
-                raise BrokenError(f"it sent {_quoted(self._buffer)}: not our message")
+                raise BrokenError(f"it sent {_quoted(self._buffer)}: not a valid message")
             if not self._fill():
                 return None
         line = bytes(self._buffer[:stop])
@@ -154,7 +154,7 @@ class Channel:
         self._noise_bytes += len(line) + 1
         is_noise = not self._heard and not line.startswith(b'["')
         if not is_noise or self._noise_bytes > _MAX_NOISE_BYTES:
-            raise BrokenError(f"it sent {_quoted(line)}: not our message")
+            raise BrokenError(f"it sent {_quoted(line)}: not a valid message")
         self.noise = plain(line[:MAX_TEXT].decode(errors="replace"))
 
     def _fill(self) -> bool:
@@ -183,7 +183,7 @@ class Process:
     ) -> None:
         """Starts the module in `words`, which ends when this process ends or closes its input.
 
-        Both ends give up after `silence_s`, the command's last argument. For `hear`, see `Tail`.
+        Both ends give up after `silence_s` seconds without data. For `hear`, see `Tail`.
         """
         self.address = address
         argv = children.python("-m", *words, str(silence_s), program=python)

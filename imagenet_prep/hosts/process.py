@@ -48,7 +48,7 @@ SSH_OPTIONS = (
 
 
 def ssh(*options: str) -> list[str]:
-    """Returns an ssh command up to the address, without it; `options` are from ssh_config(5).
+    """Returns the part of an ssh command before the address; `options` are from ssh_config(5).
 
     The command never prompts: the user's key must be set up, and the host's key must be known. A
     changed host key is refused; the tutorial's scripts accepted any key.

@@ -87,7 +87,7 @@ def answer_of(host: Host, ending: Ending, program: str) -> Answer | str:
             "put your key into its authorized_keys, and its host key into known_hosts."
         )
     return (
-        f"{program} has no imagenet-prep of this version there ({ending.why}). "
+        f"this version of imagenet-prep is not installed there for {program} ({ending.why}). "
         "Install it at the same path on every host."
     )
 

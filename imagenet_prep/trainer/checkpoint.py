@@ -183,7 +183,7 @@ def _head(path: Path, read: bytes) -> _Head:
 
 
 class _InPieces(io.FileIO):
-    """Limits the size of one read; zipfile would read a directory of any size a zip claims."""
+    """Limits the size of one read; zipfile alone would read as many bytes as the zip claims."""
 
     def read(self, size: int | None = -1) -> bytes:
         """Reads at most 1 MiB, even if `size` is None; raises BadZipFile if there is more."""

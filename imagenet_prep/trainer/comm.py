@@ -100,7 +100,7 @@ class Comm:
     def gather(self, array: Any, name: str) -> Any:  # noqa: ARG002 - for several ranks
         """Returns the float64 NumPy arrays of all ranks, stacked as [ranks, ...].
 
-        Integers up to 16 million are exact. In all calls with the same `name`, shapes must match.
+        Integers up to 16 million are exact. Calls with the same `name` need the same shape.
         """
         return array[None]
 

@@ -62,7 +62,7 @@ class TrainConfig(Settings):
             *("resnet18", "resnet34", "resnet50", "resnet101", "resnet152"),
             *("resnet50-v1", "resnet101-v1", "resnet152-v1", "tiny", "cifar", "mnist"),
         ),
-        help="network; resnet50 to resnet152 are v1.5, and those with -v1 have the stride in the "
+        help="network; resnet50 to resnet152 are v1.5; names with -v1 have the stride in the "
         "first 1x1 convolution; tiny is for tests and demos; default: the recipe's, else resnet50",
         aliases=("-m",),
     )
@@ -245,7 +245,7 @@ class TrainConfig(Settings):
         "commas",
         metavar="NAMES",
     )
-    remap: bool = switch(help="renumber the --classes from 0, so that each has one output")
+    remap: bool = switch(help="renumber the --classes from 0, for a network with one output each")
     backend: str = flag("auto", choices=("auto", "tfdata", "dali", "native"), help="JPEG decoder")
     device: str = flag(
         "auto",
@@ -314,7 +314,7 @@ class TrainConfig(Settings):
     def _check_schedule(self) -> None:
         steps, rates = self.decay_epochs, self.decay_rates
         if list(steps) != sorted(set(steps)):
-            raise ValueError(f"--lr-decay-steps {self.lr_decay_steps}: expected rising epochs")
+            raise ValueError(f"--lr-decay-steps {self.lr_decay_steps}: expected ascending epochs")
         expected = len(steps or STEP_EPOCHS) + 1
         if rates and len(rates) != expected:
             raise ValueError(

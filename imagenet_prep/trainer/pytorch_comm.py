@@ -74,7 +74,7 @@ class Distributed(_Together):
             raise UsageError(
                 f"{counted(world.size, 'rank')} of PyTorch need {' and '.join(missing)}. Start "
                 "them with `imagenet-prep launch -np N -- train ...` or torchrun, or export the "
-                "address of rank 0's host and a free port on this host."
+                "address of rank 0's host and a free port on that host."
             )
         self.world, self._device = world, device
         self._fp16_compression = fp16_compression

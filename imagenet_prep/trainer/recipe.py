@@ -170,7 +170,7 @@ def precision(config: TrainConfig, *, fast_half: bool) -> str:
 
 
 def precision_in_words(config: TrainConfig, plan: Run) -> str:
-    """Describes the precision and loss scale of a run; names the recipe if they are from it."""
+    """Describes the precision and loss scale of a run; names the recipe if it chose them."""
     if not config.half_if_fast:
         scale = f", loss scale {plan.loss_scale:g}" if plan.precision == "float16" else ""
         return plan.precision + scale

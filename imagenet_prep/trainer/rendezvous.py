@@ -80,7 +80,7 @@ def environments(
         from horovod.runner.gloo_run import create_run_env_vars, create_slot_env_vars
     except ImportError as error:
         raise ImagenetPrepError(
-            f"multiple ranks need Horovod: {error}. Run `imagenet-prep install-horovod`."
+            f"jobs of several ranks need Horovod: {error}. Run `imagenet-prep install-horovod`."
         ) from error
     # Horovod requests http://ADDRESS:PORT/SCOPE/KEY; ADDRESS also contains the port and the token.
     address = f"{place.address}:{place.port}/{place.token}"
@@ -174,7 +174,7 @@ class _Server(socketserver.ThreadingTCPServer):
             return True
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Starts a thread for a request; above the limit, closes the oldest without the token."""
+        """Starts a request's thread; over the limit, closes the oldest connection without token."""
         with self._lock:
             self._strangers[request] = None
             oldest = next(iter(self._strangers))

@@ -169,7 +169,7 @@ def test_a_host_that_ssh_refuses_for_good_is_not_waited_for(
     [
         ([say("stored", name="train-0")], "it sent 'stored' about a host"),
         ([say("lacks", files=5)], "it lacks 5 files of 4"),
-        ([say("lacks", files=1), say("whole")], "it claims completion, but lacks 1 file"),
+        ([say("lacks", files=1), say("whole")], "it reports success, but lacks 1 file"),
         ([say("lacks", files=1), BrokenError("it sent 'x'")], "it sent 'x'"),
         ([say("lacks", files=1), OSError(5, "Input/output error")], "Input/output error"),
         ([say("lacks", files=1)], "its last words"),

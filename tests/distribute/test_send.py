@@ -156,10 +156,10 @@ def test_a_source_that_is_too_short_ends_its_file_so_that_the_neighbour_names_it
     ("says", "why"),
     [
         (lacking("../outside"), "it unexpectedly reported ../outside as missing"),
-        ([say("lacking", name=SHARD, begun=2000)], "it has 2,000 bytes, expected 1,000"),
+        ([say("lacking", name=SHARD, begun=2000)], "it has 2,000 of 1,000 bytes"),
         ([say("lacks", files=2)], "it named 0 of 2 missing files"),
         ([*lacking(SHARD), say("stored", name=OTHER)], "which was not sent"),
-        ([*lacking(SHARD), say("whole")], "it claims completion, but lacks 1 file"),
+        ([*lacking(SHARD), say("whole")], "it reports success, but lacks 1 file"),
     ],
 )
 def test_a_neighbour_that_lies_is_lost_and_killed(

@@ -48,7 +48,7 @@ def test_an_answer_of_another_form_is_said(key: str, value: Any) -> None:
     said = answered(json.dumps({**vars(host.probe(None)), key: value}))
 
     assert isinstance(said, str)
-    assert "has no imagenet-prep of this version there" in said
+    assert "this version of imagenet-prep is not installed there" in said
 
 
 @pytest.mark.parametrize(

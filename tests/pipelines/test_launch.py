@@ -91,7 +91,7 @@ def test_a_hosts_file_that_cannot_be_is_a_usage_error(
     [
         ("down", 4, "ssh failed: ssh: connect to host down port 22: Connection refused"),
         ("unknown", 1, "ssh failed: Host key verification failed."),
-        ("bare", 1, "has no imagenet-prep of this version there (No module named pipelines)"),
+        ("bare", 1, "(No module named pipelines). Install it at the same path on every host."),
         (
             "other",
             1,

@@ -80,4 +80,4 @@ def test_what_launch_asks_of_hosts(trap: Path) -> None:
     finished = run(trap, "launch", *words)
 
     # Whether the hosts are fit is another matter: they answer.
-    assert "has no imagenet-prep" not in finished.err, finished
+    assert "imagenet-prep is not installed" not in finished.err, finished

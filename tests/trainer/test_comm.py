@@ -125,6 +125,6 @@ def test_only_the_loss_of_another_rank_is_told_to_the_launcher(
             raise error
     assert capsys.readouterr().err == ""
 
-    with pytest.raises(IncompleteError, match="a different rank died or stalled"), lost_rank():
+    with pytest.raises(IncompleteError, match="another rank died or stalled"), lost_rank():
         raise lost("Horovod has been shut down")
     assert capsys.readouterr().err == f"{LEFT}\n"

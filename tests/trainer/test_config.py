@@ -44,7 +44,7 @@ TORCH = {"framework": "pytorch", "synthetic": True}
         ({"synthetic": True, "recipe": "cifar10", "image_size": 21}, "at least 22"),
         ({"synthetic": True, "recipe": "mnist", "warmup_epochs": 2.0}, "--num-epochs 2"),
         ({"synthetic": True, "lr_decay_steps": "1,2"}, "--schedule steps"),
-        ({"synthetic": True, "schedule": "steps", "lr_decay_steps": "2,1"}, "increasing"),
+        ({"synthetic": True, "schedule": "steps", "lr_decay_steps": "2,1"}, "ascending"),
         ({"synthetic": True, "schedule": "steps", "lr_decay_steps": "1,x"}, "positive numbers"),
         ({"synthetic": True, "schedule": "steps", "lr_decay_lrs": "1,.1"}, "expected 4 rates"),
         ({"data_dir": "x", "schedule": "plateau"}, "--eval-every"),

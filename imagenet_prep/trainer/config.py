@@ -79,7 +79,7 @@ class TrainConfig(Settings):
     log_dir: str = flag(
         "imagenet_resnet",
         place=Place.RUN,
-        help="folder for checkpoints, log and TensorBoard scalars; the run resumes from it",
+        help="folder of the run (checkpoints, log, TensorBoard scalars); the run resumes from it",
     )
     clear_log: bool = switch(
         help="delete checkpoints, log and scalars of an earlier run, and start from scratch",
@@ -169,7 +169,7 @@ class TrainConfig(Settings):
     )
     precision: str | None = optional(
         choices=("float32", "bfloat16", "float16"),
-        help="data type of activations; weights stay float32 (default: float32; with recipes "
+        help="type of activations; weights stay float32 (default: float32; with recipes "
         "tutorial and article, float16 on a GPU with fast float16)",
     )
     loss_scale: float | None = optional(
@@ -183,8 +183,8 @@ class TrainConfig(Settings):
     display_every: int = flag(50, least=1, help="steps between lines of output")
     eval_every: float | None = optional(
         least=0,
-        help="epochs between evaluations on the split holdout, or on validation if there is no "
-        "holdout; 0: evaluate only at the end; default: the recipe's, else 0",
+        help="epochs between evaluations (on the split holdout, or on validation if there is no "
+        "holdout); 0: evaluate only at the end; default: the recipe's, else 0",
         aliases=("--eval-interval",),
     )
     checkpoint_every: int = flag(

@@ -155,5 +155,7 @@ def wait(
             reason = " ".join(job.get("FailureReason", "no reason given").split())
             code = _EXIT_CODE.search(reason)
             error = by_exit_code(int(code[1]) if code else None)
-            raise error(f"{name}: {reason}. The output of each rank is in CloudWatch's log {name}.")
+            raise error(
+                f"{name}: {reason}. The output of each rank is in the CloudWatch log {name}."
+            )
         pause(_POLL_S if log is None else _FOLLOW_S)

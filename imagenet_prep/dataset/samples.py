@@ -221,5 +221,5 @@ def _key(plain: bytes | None, quoted: bytes) -> str:
 
 
 def read_lines(file: BinaryIO) -> Iterator[bytes]:
-    """Yields the lines of a table; cuts lines that are too long, which makes them invalid."""
+    """Yields the lines of a table; truncates lines that are too long, so they become invalid."""
     return iter(partial(file.readline, MOST_LINE_BYTES), b"")

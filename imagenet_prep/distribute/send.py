@@ -166,7 +166,7 @@ class Hop:
         return storage_errors("read", self._replica.store.path(file.name))
 
     def _open(self, file: File) -> IO[bytes] | None:
-        """Opens a verified or arriving file; returns None if the file has vanished."""
+        """Opens a file that is verified or still arriving; returns None if it has vanished."""
         store = self._replica.store
         with self._errors_of(file):
             if not self._is_valid(file):

@@ -84,7 +84,7 @@ class Config(RunFlags):
     holdout: str = flag(
         "0",
         help="move this number of images, or this share of each class, from train to a split "
-        "holdout; at least one image of each class with two or more, chosen by the seed",
+        "holdout; at least one image of each class with two or more, chosen at random with --seed",
         metavar="N|N%",
     )
     holdout_per_class: int = flag(
@@ -140,9 +140,9 @@ class Config(RunFlags):
         schema.DEFAULT_LABEL_OFFSET,
         least=0,
         most=1,
-        help="number to add to a class index to get the stored label. 1 is for readers of "
-        "TensorFlow, NVIDIA and MLPerf: their label 0 is a background class. 0 is for trainers "
-        "that use stored labels as class indices, such as timm and big_vision",
+        help="number to add to a class index to get the stored label. 1 is for the "
+        "TensorFlow, NVIDIA and MLPerf readers: their label 0 is a background class. 0 is for "
+        "trainers that use stored labels as class indices, such as timm and big_vision",
         metavar="0|1",
     )
     allow_subset: bool = switch(
@@ -154,7 +154,7 @@ class Config(RunFlags):
         metavar="N|WNIDS",
     )
     subset_per_class: int | None = optional(
-        least=1, help="at most this many images of each class; chosen by the seed"
+        least=1, help="at most this many images of each class; chosen with --seed"
     )
 
     def __post_init__(self) -> None:

@@ -34,7 +34,7 @@ class Recipe:
     Attributes:
       mean, std: mean and standard deviation of R, G, B in [0, 255], for normalising images.
       keep_aspect: if True, aspect ratios of crops are measured in image pixels, and the central
-        crop is square. If False, crops are drawn in a square that is stretched to the image.
+        crop is square. If False, crops are chosen as if the image were square.
       evaluation: side of the central crop as a share of the image's shorter side. If keep_aspect
         is False, height and width of the crop as a share of the image's height and width.
       padding: None if images are cropped. Otherwise, training shifts complete images by up to this

@@ -242,7 +242,7 @@ class NodeCache:
         self.stop()
 
     def _near(self) -> dict[str, Item]:
-        """Returns the awaited items, and those in the current and next windows, by name."""
+        """Returns a dict by name of the awaited items and the items of this and the next window."""
         with self._lock:
             near = (self._awaited, *self._windows[self._current : self._current + 2])
             return {item.name: item for items in near for item in items}

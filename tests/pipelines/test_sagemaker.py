@@ -401,7 +401,9 @@ def test_ctrl_c_leaves_the_job_running_and_says_so(
 
     assert sagemaker.run([*JOB, "--follow", *TRAIN, "--synthetic"]) == errors.EXIT_INTERRUPTED
     said = capsys.readouterr().err
-    assert said.startswith("resnet-1 continues. To stop it: aws sagemaker stop-training-job ")
+    assert said.startswith(
+        "resnet-1 is still running. To stop it: aws sagemaker stop-training-job "
+    )
     assert "aws logs tail /aws/sagemaker/TrainingJobs --follow" in said
 
 

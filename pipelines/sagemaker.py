@@ -308,8 +308,8 @@ def run(config: Config) -> int:
             wait(service, name, Log(Service("logs"), name) if config.follow else None)
     except KeyboardInterrupt:
         print(
-            f"{name} is still running. To stop it: aws sagemaker stop-training-job --training-job-name "
-            f"{name}. To see its output: aws logs tail {LOG_GROUP} --follow "
+            f"{name} is still running. To stop it: aws sagemaker stop-training-job "
+            f"--training-job-name {name}. To see its output: aws logs tail {LOG_GROUP} --follow "
             f"--log-stream-name-prefix {name}/",
             file=sys.stderr,
         )

@@ -65,7 +65,7 @@ class Service:
             raise UnavailableError(f"{self._name} {operation}: {reason(error)}") from None
         except self._errors.BotoCoreError as error:
             raise UsageError(
-                f"{self._name} {operation}: {error}. Set region and credentials with AWS_… "
+                f"{self._name} {operation}: {error}. Set the region and credentials with AWS_… "
                 "variables, ~/.aws or the machine's role."
             ) from None
 

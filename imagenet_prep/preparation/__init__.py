@@ -1,1 +1,1 @@
-"""The work of prepare, resize, adopt and amend on a dataset: their stages, run by the engine."""
+"""The stages of prepare, resize, adopt and amend, which the engine runs on a dataset."""

@@ -40,11 +40,11 @@ _SMALL_FILES = (naming.LABELS, naming.QUARANTINE, *naming.TFDS_FILES)
 
 @dataclass(frozen=True)
 class _Brought:
-    """The content of a receipt, which is empty: the receipt's outputs name the file."""
+    """The empty content of a receipt, whose outputs already name the file."""
 
 
 def finish_renames(store: LocalStore) -> None:
-    """Finishes the renames that a killed run of adopt has left in this folder, if any."""
+    """Finishes any renames that a killed run of adopt has left unfinished in this folder."""
     if begun := _begun(store)[1]:
         with store.lock():
             _rename(store, begun.renames)
@@ -74,10 +74,10 @@ def complete(
         written = f"everything in {store.where()}"
         if in_place:
             folders = (f"{folder}/" for folder in naming.BESIDE)
-            written = f"{note} and the files of adopt: {', '.join((*folders, *_SMALL_FILES))}"
+            written = f"{note} and the files from adopt: {', '.join((*folders, *_SMALL_FILES))}"
         raise UsageError(
-            f"{store.where()}: a different dataset was adopted here, or its shards were replaced "
-            f"since. Choose an empty --out, or remove {written}; then run the same command again."
+            f"{store.where()}: a different dataset was adopted here, or the shards were "
+            f"replaced since. Choose an empty --out, or remove {written}; then run the command again."
         )
     if in_place:
         _rename(store.local, moves(source))
@@ -97,7 +97,7 @@ def complete(
 def restore(
     store: Store, manifest: Manifest, lost: Sequence[str], workers: engine.Workers, *, quiet: bool
 ) -> None:
-    """Recreates the `lost` files and missing tables of samples; raises DataDamagedError."""
+    """Re-creates `lost` files and missing samples tables; raises DataDamagedError if it cannot."""
     where = store.where()
     shards = {shard.name for split in manifest.splits.values() for shard in split.shards}
     if lost_shards := [name for name in lost if name in shards]:
@@ -117,7 +117,7 @@ def restore(
     if checked.problems:
         raise DataDamagedError(
             f"{where}: {counted(len(checked.problems), 'problem')}: {some(checked.problems)}. "
-            "Nothing was changed. Run imagenet-prep verify: it says how to fix them."
+            "Nothing was changed. Run imagenet-prep verify to see how to fix them."
         )
     classes = checked.labelling.classes
     small = small_files(manifest, incidents=(), classes=classes, name=tfds.IMAGENET)
@@ -134,7 +134,7 @@ def restore(
         raise DataDamagedError(
             f"{where}: {counted(len(different), 'file')} missing or of a different size than in "
             f"the manifest, and cannot be restored from the shards: {some(different)}. Run "
-            "imagenet-prep verify: it says how to get them again."
+            "imagenet-prep verify to see how to replace them."
         )
     if not manifest.has_samples:
         _add_tables(store, manifest, checked)
@@ -169,14 +169,14 @@ def _content(store: Store, checked: ExistingSet, file: File) -> bytes:
         data = store.read(name, most=file.num_bytes)
     if hashlib.sha256(data).hexdigest() != file.sha256:
         raise DataDamagedError(
-            f"{store.where(name)}: has changed since it was written. Remove {naming.WORK} of the "
-            "dataset, then run the same command again."
+            f"{store.where(name)}: has changed since it was written. Remove the dataset's "
+            f"{naming.WORK} folder, then run the same command again."
         )
     return data
 
 
 def moves(source: TfrecordSet) -> list[tuple[str, str]]:
-    """Returns (old path, new name) pairs, ordered so that each new name is free when it is used."""
+    """Returns (old path, new name) pairs, ordered so that no rename replaces a file."""
     return [
         (shard.path, shard.name)
         for shards in source.splits.values()
@@ -186,7 +186,7 @@ def moves(source: TfrecordSet) -> list[tuple[str, str]]:
 
 
 def _begun(store: Store) -> tuple[str, Adoption | None]:
-    """Returns the name of the note and the adoption in it, if any; refuses unexpected renames."""
+    """Returns the name of adopt's note and its content, if any; refuses unexpected renames."""
     note, begun = BEGUN, None
     if store.size(BEGUN) is not None:
         begun = notes.read(store, BEGUN, Begun).adoption
@@ -262,7 +262,7 @@ def _refuse_obstacles(
         if linked := sorted(name for name in folders if store.local.path(name).is_symlink()):
             raise UsageError(
                 f"{store.where()}: {', '.join(linked)} is a symbolic link, and adopt does not move "
-                "shards out of the linked folder. Add --out DIR to make hard links to them."
+                "shards out of a linked folder. Add --out DIR to make hard links to them."
             )
         strangers += [
             path
@@ -273,9 +273,9 @@ def _refuse_obstacles(
     if strangers:
         advice = "or add --out DIR" if in_place else "or choose an empty --out"
         raise UsageError(
-            f"{store.where()}: these files are in the way: {some(strangers)}. adopt replaces no "
-            "file, and readers treat every file as a shard if its name starts with train or valid. "
-            f"Move them away, {advice}."
+            f"{store.where()}: these files are in the way: {some(strangers)}. adopt does not "
+            "replace files, and readers treat every file whose name starts with train or valid as "
+            f"a shard. Move them away, {advice}."
         )
 
 

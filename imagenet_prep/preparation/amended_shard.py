@@ -46,7 +46,7 @@ class AmendWork:
     def _in_order(
         self, change: ShardChange, excluded: list[Incident]
     ) -> Iterator[Stored | tuple[Member, bytes]]:
-        """Yields kept records in order, and inserts each new image at its sorted position."""
+        """Yields the kept records in order, with each new image at its sorted position."""
 
         def place(image: Stored | tuple[Member, bytes]) -> tuple[int, str]:
             key = image.sample.key if isinstance(image, Stored) else image[0].key
@@ -60,8 +60,8 @@ class AmendWork:
         data = self.images.read(member)
         if hashlib.sha256(data).hexdigest() != self.sha256[member.archive]:
             raise DataDamagedError(
-                f"{member.archive}: has changed since it was listed. Leave the images of --add "
-                "unchanged while amend runs, and run the same command again."
+                f"{member.archive}: has changed since it was listed. Run the same command again, "
+                "and do not change the images of --add while amend runs."
             )
         return member, data
 
@@ -76,8 +76,8 @@ class AmendWork:
                 for number, record in enumerate(tfrecord.read_records(stream, where), start=1):
                     if number > len(samples):
                         raise DataDamagedError(
-                            f"{where}: has more records than its table of samples, which lists "
-                            f"{len(samples):,}. Run imagenet-prep verify on {store.where()}."
+                            f"{where}: has more records than the {len(samples):,} in its table of "
+                            f"samples. Run imagenet-prep verify on {store.where()}."
                         )
                     sample, payload = samples[number - 1], record.payload
                     if sample.key in change.excluded:
@@ -102,7 +102,7 @@ class AmendWork:
             )
 
     def _demand(self, payload: bytes, sample: Sample, where: str) -> None:
-        """Checks that a record to be changed matches its row in the table."""
+        """Checks that a record to be changed matches its row in the table of samples."""
         manifest = self.parent.manifest
         stored = example.decode(payload, manifest.lacks)
         index, sha256 = stored.stored_label - manifest.label_offset, hashlib.sha256(stored.encoded)

@@ -86,7 +86,7 @@ class Job:
 
     @cached_property
     def seed(self) -> int:
-        """The seed that assigned images to shards; 0 if the manifest contains none."""
+        """The seed that assigned images to shards; 0 if the manifest contains no seed."""
         seed = self.base.get("seed")
         return seed if type(seed) is int else 0
 
@@ -102,7 +102,7 @@ class Job:
 
     @cached_property
     def wanted(self) -> Wanted:
-        """The dataset to make; its config lists all amendments since the images were prepared."""
+        """The dataset to make, whose config lists all amendments since the images were prepared."""
         exclude, relabel, add = self.request.exclude, self.request.relabel, self.request.add
         step = Amendment(
             self.manifest.digest,
@@ -135,8 +135,8 @@ class Job:
             return keep
         if codec not in CODECS.values():
             raise UsageError(
-                f"{self.dataset.where}: this version does not have the codec {codec} that encoded "
-                "its images, so it cannot encode the images of --add in the same way. Use the "
+                f"{self.dataset.where}: its images were encoded with the codec {codec}, which this "
+                "version lacks, so the images of --add cannot be encoded in the same way. Use the "
                 "version of imagenet-prep that made the dataset."
             )
         image_settings = {**vars(of_split), "quality": of_split.quality or Policy.quality}
@@ -150,17 +150,17 @@ class Job:
         except ValueError as error:
             where = self.dataset.store.where(naming.MANIFEST)
             raise errors.ManifestError(
-                f"{where}: this program did not write its config: {error}. Get the dataset again."
+                f"{where}: imagenet-prep did not write its config: {error}. Get the dataset again."
             ) from None
 
 
 def refuse(dataset: Dataset, out: Store) -> None:
-    """Raises an error if the dataset cannot be amended into `out`, before anything is written."""
+    """Raises an error before anything is written if the dataset cannot be amended into `out`."""
     folder, where = dataset.store.as_folder, dataset.where
     if (folder is None) != (out.as_folder is None):
         raise UsageError(
-            f"--out {out.where()}: the result must be on the same storage as {where}: choose "
-            f"{'a prefix of the same server' if folder is None else 'a local folder'}. Afterwards, "
+            f"--out {out.where()}: the result must be on the same storage as {where}. Choose "
+            f"{'a prefix on the same server' if folder is None else 'a local folder'}. Afterwards, "
             "`imagenet-prep replicate` copies the new dataset to other locations."
         )
     places = [where, out.where()]
@@ -180,7 +180,7 @@ def refuse(dataset: Dataset, out: Store) -> None:
 
 
 def run(job: Job, store: Store) -> Json:
-    """Makes the amended dataset, or finishes it, and returns the summary."""
+    """Makes the amended dataset, or finishes an unfinished one, and returns the summary."""
     if job.request.add:
         source = job.request.add.source
         refuse_source_as_output(store.where(), str(source.root), source)
@@ -222,7 +222,7 @@ def _changed(job: Job) -> Json:
 
 
 def _write(job: Job, changes: Sequence[ShardChange], output: Output) -> dict[str, Json]:
-    """Writes changed shards, links or copies other files, and commits; returns column counts."""
+    """Writes changed shards, links or copies unchanged ones, and commits; returns column counts."""
     store, manifest, add = output.store, job.manifest, job.request.add
     parent = job.dataset.store.as_folder
     stats = {}
@@ -299,10 +299,10 @@ def _commit(job: Job, output: Output, written: Mapping[str, WrittenShard]) -> di
 
 
 def _splits_of(incident: Incident, splits: Collection[str], taken_out: str) -> Collection[str]:
-    """Returns the splits that may contain the image of an incident, judged by its source folder.
+    """Returns the splits that may contain an incident's image, judged by its source folder.
 
-    `taken_out` is the split to which images of the train folder were moved. The key does not
-    suffice: train and validation may have equal keys.
+    `taken_out` is the split to which images of the train folder were moved. The key is not
+    enough, since train and validation may contain the same key.
     """
     folder, slash, _ = incident.archive.removeprefix(f"{layout.KAGGLE}/").partition("/")
     split = (slash and layout.split_called(folder)) or split_of(incident.archive)

@@ -1,8 +1,8 @@
 """Downloads archives over many connections; resumable, and verified by md5.
 
 An archive is fetched in parallel ranges into one file in `.work`. A range that is on disk has a
-receipt and is never fetched again. The md5 is computed during the download. If the md5 is right,
-the file is renamed to the name of the archive.
+receipt and is never fetched again. The md5 is computed during the download. If it is right, the
+file gets the name of the archive.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Archives:
         self._fetched_bytes: dict[Archive, int] = {}
 
     def foresee(self) -> list[Json]:
-        """Returns the name, size and presence of each archive; writes nothing."""
+        """Returns each archive's name and size, and whether it is present; writes nothing."""
         sizes = {archive: self.store.size(archive.name) for archive in self.archives}
         return [
             {
@@ -135,7 +135,7 @@ class Archives:
         return stat
 
     def _md5(self, name: str) -> str | None:
-        """Returns the md5 of a file, or None if it was not verified or has changed since."""
+        """Returns a file's md5, or None if the file was not verified or has changed since."""
         match self._ledger.find(name):
             case {"md5": str(md5)}:
                 return md5
@@ -145,7 +145,7 @@ class Archives:
         return md5 is not None and (self.allow_other or md5 == archive.md5)
 
     def _verify_present(self, archives: Sequence[Archive]) -> None:
-        """Verifies the archives not verified before; raises SourceError if one is not accepted."""
+        """Verifies unverified archives; raises SourceError if one of `archives` is not accepted."""
         new = [archive for archive in archives if self._md5(archive.name) is None]
         for archive in new:
             path = self._path(archive)
@@ -171,7 +171,7 @@ class Archives:
         if wrong or not same or not partial.exists() or partial.stat().st_size != stat.size:
             if partial.exists():
                 why = "its md5 was wrong" if wrong else "the file on the server has changed"
-                print(f"{archive.name}: downloading it from the start: {why}", file=sys.stderr)
+                print(f"{archive.name}: downloading it from the start, as {why}", file=sys.stderr)
             # Remove the receipts first: bytes without a receipt are only fetched again.
             self._forget_receipts(archive)
             self.store.remove(_partial(archive))
@@ -217,8 +217,8 @@ class Archives:
         if stat.size > part and not stat.ranges:
             part = stat.size
             print(
-                f"{archive.name}: the server cannot send parts of a file, so there is only one "
-                "connection, and an interrupted download starts again from the beginning",
+                f"{archive.name}: the server cannot send parts of a file, so the download uses "
+                "only one connection and, if interrupted, starts again from the beginning",
                 file=sys.stderr,
             )
         starts = range(0, stat.size, part)
@@ -252,7 +252,7 @@ class Archives:
         return engine.Result(Fetched(task.start, size, budget.failures))
 
     def _record_md5(self, files: dict[str, tuple[os.stat_result, Hasher]]) -> None:
-        """Records the md5 and the status of complete files; `prepare` uses these records too."""
+        """Records the md5 and the status of complete files, which `prepare` uses too."""
         with contextlib.closing(engine.Progress("md5", len(files), 0, quiet=self.quiet)) as bar:
             for name, (status, hasher) in files.items():
                 self._ledger.add({name: status}, md5=hasher.hexdigest())

@@ -1,4 +1,4 @@
-"""Lists of bounding boxes by class, read once from annotations and stored in the `.work` folder."""
+"""Lists of bounding boxes by class, made once from annotations and stored in `.work`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from imagenet_prep.storage.store import Store
 
 @dataclass(frozen=True)
 class ReadBoxes:
-    """Numbers of annotations and boxes read, and of boxes dropped because they have no area."""
+    """The numbers of annotations and boxes read, and of boxes dropped since they have no area."""
 
     images: int
     boxes: int
@@ -29,7 +29,7 @@ class ReadBoxes:
 
 @dataclass
 class BoxLookup:
-    """Returns the boxes of a class from the lists in `folder`."""
+    """Finds the boxes of a class in the lists in `folder`."""
 
     store: Store
     folder: str
@@ -38,7 +38,7 @@ class BoxLookup:
     _last: tuple[str, dict[str, Boxes]] = "", {}
 
     def of(self, split: str, wnid: str) -> dict[str, Boxes]:
-        """Returns boxes, of a class of train or all validation, by file name without extension."""
+        """Returns the boxes of a train class, or of all validation, by file name without suffix."""
         name = _list_name(self.folder, split, wnid if split == schema.TRAIN else split)
         # All classes of validation share one list.
         if self._last[0] != name:
@@ -51,7 +51,7 @@ class BoxLookup:
 def box_stage(
     annotations: boxes.Annotations, store: Store
 ) -> tuple[engine.Stage[boxes.BoxTask, ReadBoxes], BoxLookup]:
-    """Returns the stage that reads annotations into lists, and the lookup for its boxes."""
+    """Returns the stage that reads annotations into lists, and the lookup of their boxes."""
     digest = annotations.digest
     folder = f"{naming.WORK}/boxes-{digest[:16]}/lists"
     work = partial(_read, store=store, folder=folder)
@@ -60,7 +60,7 @@ def box_stage(
 
 
 def _read(task: boxes.BoxTask, *, store: Store, folder: str) -> engine.Result[ReadBoxes]:
-    """Reads annotations into JSON lines: one file per class of train, one for validation."""
+    """Writes annotations as JSON lines: one file per class of train, one for all validation."""
     read = boxes.read(task)
     outputs = []
     for group, lines in read.lines.items():
@@ -82,7 +82,7 @@ def read_boxes(
     *,
     quiet: bool,
 ) -> BoxLookup | None:
-    """Reads annotations into lists in the dataset's work folder; returns the lookup for boxes."""
+    """Reads annotations into lists in the `.work` folder; returns the lookup of their boxes."""
     if annotations is None:
         return None
     stage, lookup = box_stage(annotations, store)

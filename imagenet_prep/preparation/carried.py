@@ -2,7 +2,7 @@
 
 The column files of unchanged shards are linked. For a changed shard, the rows of records with the
 same key and image are copied. The rows of all other records are missing. A column with missing rows
-is left unfinished, and its writer only computes these rows.
+is left unfinished, and the script that writes it then computes only the missing rows.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Carrier:
         self._missing: list[str] = []
 
     def carry(self, splits: Mapping[str, Split]) -> Json:
-        """Links or copies the column for these splits; returns the counts for the summary."""
+        """Links or copies the column files of these splits; returns the counts for the summary."""
         name, complete, unfinished = self._column.name, self._column.begun(), list[ColumnFile]()
         for split in self._column.splits:
             files = self._of_split(split, splits[split])
@@ -96,13 +96,13 @@ class Carrier:
         return ColumnFile(new.name, len(after), num_bytes, sha256, table, tuple(missing))
 
     def _records(self, store: Readable, shard: Shard) -> list[tuple[int, str, bytes]]:
-        """Returns class, key and image of each record; class is 0 if rows do not depend on it."""
+        """Returns (class, key, image) of each record; class is 0 if the column does not use it."""
         of_class = self._column.made_from == column.OF_CLASS
         heads = tables.each(partial(samples.heads, images=True), store, [shard])
         return [(index if of_class else 0, key, image) for index, key, image in next(heads)]
 
     def _read(self, rows: ColumnFile) -> Iterator[bytes]:
-        """Yields the rows of a column file of the parent; verifies the file at its end."""
+        """Yields the rows of a column file of the parent; verifies the file after the last row."""
         of_parent, digest, store = self._column, hashlib.sha256(), self._parent.store
         name = of_parent.file(rows).name
         with store.opened(name) as opened:

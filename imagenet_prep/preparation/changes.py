@@ -1,4 +1,4 @@
-"""Finds the shards that an amend command changes; reads only tables of samples, no shards."""
+"""Finds the shards that an amend command changes, by reading only the tables of samples."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class ShardChange(NamedTuple):
 
 
 class Relabels(NamedTuple):
-    """New classes of images: the keys, and the class index by key."""
+    """The images to relabel: the list of their keys, and the new class index by key."""
 
     listed: KeyList
     class_of: Mapping[str, int]
@@ -52,7 +52,7 @@ class Relabels(NamedTuple):
 
 @dataclass(frozen=True)
 class Additions:
-    """Images to add from a folder; `sha256` has the hash of each image file by `Member.archive`."""
+    """Images to add from a folder; `sha256` maps `Member.archive` to the hash of the image file."""
 
     source: folder.Folder
     members: Mapping[str, tuple[Member, ...]]
@@ -60,7 +60,7 @@ class Additions:
 
     @property
     def summary(self) -> Listed:
-        """The entry of these images in the manifest."""
+        """The entry for these images in the manifest."""
         rows = sorted(
             [split, member.key, member.class_index, self.sha256[member.archive]]
             for split, of_split in self.members.items()
@@ -79,11 +79,11 @@ class Request:
 
     def __post_init__(self) -> None:
         for listed in self.lists:
-            _refuse(listed.path, listed.repeated, "a key that an earlier line already lists")
+            _refuse(listed.path, listed.repeated, "a key that is already on an earlier line")
         if self.exclude and self.relabel:
             others = self.relabel.listed
             twice = [line for key, line in others.keys.items() if key in self.exclude.keys]
-            _refuse(others.path, twice, f"a key that {self.exclude.path} lists too")
+            _refuse(others.path, twice, f"a key that is also in {self.exclude.path}")
         for key in (key for of_split in self.new.values() for key in of_split):
             for listed in self.lists:
                 if (line := listed.keys.get(key)) is not None:
@@ -106,11 +106,11 @@ class Request:
 
 
 def read_relabels(path: str, classes: ClassList) -> Relabels:
-    """Reads a CSV file with the header key,class. Classes are names in labels.txt or indices."""
+    """Reads a CSV file with the header key,class. A class is a name in labels.txt or an index."""
     try:
         text = keys.read_bytes(path).decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise UsageError(f"{path}: not UTF-8 text: byte {error.start:,}") from None
+        raise UsageError(f"{path}: not UTF-8 text (invalid byte {error.start:,})") from None
     rows = csv.reader(io.StringIO(text, newline=""), strict=True)
     numbered: dict[str, int] = {}
     class_of: dict[str, int] = {}
@@ -120,7 +120,7 @@ def read_relabels(path: str, classes: ClassList) -> Relabels:
             raise UsageError(f"{path}: line 1: expected the header {','.join(_HEADER)}")
         for row in filter(None, rows):
             if len(row) != len(_HEADER):
-                raise UsageError(f"{path}: line {rows.line_num}: expected two fields, key,class")
+                raise UsageError(f"{path}: line {rows.line_num}: expected two fields: key,class")
             key, name = (part.strip(keys.BLANKS) for part in row)
             if numbered.setdefault(key, rows.line_num) != rows.line_num:
                 repeated.append(rows.line_num)
@@ -130,7 +130,7 @@ def read_relabels(path: str, classes: ClassList) -> Relabels:
                 class_of[key] = index
     except csv.Error as error:
         raise UsageError(f"{path}: line {rows.line_num}: {error}") from None
-    _refuse(path, absent, f"a class that is not one of the dataset's {len(classes.wnids):,}")
+    _refuse(path, absent, f"a class that is not among the dataset's {len(classes.wnids):,} classes")
     if not numbered:
         raise UsageError(f"{path}: no key after the header")
     digest = canonical.digest(sorted([key, index] for key, index in class_of.items()))
@@ -147,7 +147,7 @@ def _index_of(name: str, classes: ClassList) -> int | None:
 
 
 def read_additions(where: str, classes: ClassList, splits: Collection[str]) -> Additions:
-    """Lists and hashes the images in train/CLASS and val/CLASS; a folder CLASS is for train."""
+    """Lists and hashes the images in train/CLASS (or just CLASS) and val/CLASS."""
     root = Path(where).expanduser()
     if not root.is_dir():
         raise UsageError(f"--add {where}: no such folder. Expected a folder of class folders.")
@@ -163,7 +163,9 @@ def read_additions(where: str, classes: ClassList, splits: Collection[str]) -> A
             "into the folder of a split of the dataset."
         )
     if absent := sorted(set(folders) - set(splits)):
-        raise UsageError(f"--add {where}: has images of {some(absent)}, which the dataset lacks")
+        raise UsageError(
+            f"--add {where}: has images of split {some(absent)}, absent in the dataset"
+        )
     paths = (base / path for path in folders.values())
     names = {name for path in paths for name in layout.class_folders(path, classes)}
     if absent := sorted(name for name in names if classes.of_folder(name) is None):
@@ -182,7 +184,7 @@ def read_additions(where: str, classes: ClassList, splits: Collection[str]) -> A
 
 
 def changes_of(request: Request, dataset: Dataset, seed: int) -> list[ShardChange]:
-    """Returns the changes of all shards that change; `seed` selects the shards of new images."""
+    """Returns the change of each changed shard; `seed` selects the shards of new images."""
     changes: list[ShardChange] = []
     split_of: dict[str, str] = {}
     for name, split in dataset.manifest.splits.items():
@@ -201,7 +203,7 @@ def changes_of(request: Request, dataset: Dataset, seed: int) -> list[ShardChang
 def _changes_in(
     request: Request, name: str, split: Split, dataset: Dataset, seed: int
 ) -> Iterable[tuple[ShardChange, set[str]]]:
-    """Yields the change of each shard and all requested keys in it, even if they change nothing."""
+    """Yields each shard's change, perhaps empty, and the shard's keys that the request names."""
     excluded = request.exclude.keys if request.exclude else {}
     class_of = request.relabel.class_of if request.relabel else {}
     new = request.new.get(name, {})
@@ -236,13 +238,13 @@ def _changes_in(
         )
     if emptied:
         raise UsageError(
-            f"--exclude leaves no image in {some(emptied)}, and no shard may be empty. Keep one "
-            "image of each shard, or prepare the dataset again with fewer shards."
+            f"--exclude leaves no image in {some(emptied)}, and no shard may be empty. Keep at "
+            "least one image in each shard, or prepare the dataset again with fewer shards."
         )
 
 
 def _refuse(path: str, lines: Collection[int], problem: str) -> None:
-    """Raises UsageError if lines of a list have a problem; shows line numbers but no keys."""
+    """Raises UsageError if `lines` of a list have a problem; shows a line number but no key."""
     if lines:
         count = counted(len(lines), "line")
         raise UsageError(f"{path}: {count} with {problem}; the first is line {min(lines):,}.")

@@ -1,4 +1,4 @@
-"""The flags of `prepare`, the checks of their values, and the flags that `resize` shares."""
+"""The flags of `prepare`, the checks of their values, and the flags shared with `resize`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class RunFlags(WorkerFlags):
         "quarantine.jsonl; fail: stop the run with exit code 3",
     )
     max_bad: int | None = optional(
-        least=0, help="stop if more than this number of images are unusable (default: no limit)"
+        least=0, help="stop if more than this many images are unusable (default: no limit)"
     )
     dry_run: bool = switch(help="print the source and the planned dataset; write nothing")
     json: bool = switch(help="print the result as JSON")
@@ -78,64 +78,64 @@ class Config(RunFlags):
     splits: tuple[str, ...] = flag(
         schema.SOURCE_SPLITS,
         choices=(*schema.SOURCE_SPLITS, schema.TEST),
-        help="splits to make, separated by commas; for an evaluation set always test",
+        help="splits to make, separated by commas; an evaluation set has only the split test",
         metavar="NAMES",
     )
     holdout: str = flag(
         "0",
-        help="move this number of images, or this share of each class, from train to a split "
-        "holdout; at least one image of each class with two or more, chosen at random with --seed",
+        help="move this number of images, or this share of each class, from train to the split "
+        "holdout, at random from --seed; a share takes at least one from each class of two or more",
         metavar="N|N%",
     )
     holdout_per_class: int = flag(
         0,
         least=0,
-        help="move this number of images of each class, at most half of them, from train to "
+        help="move this number of images of each class, at most half of the class, from train to "
         "validation; for sources without a validation split, such as ImageNet-21K",
     )
     exclude: str | None = optional(
         place=Place.FILE,
-        help="file with the keys of images to exclude, one per line: "
-        "n01440764/n01440764_10026.JPEG; no image moves to a different shard",
+        help="file with the keys of images to exclude, one per line (such as "
+        "n01440764/n01440764_10026.JPEG); the remaining images stay in their shards",
     )
     train_shards: int | None = optional(
-        least=1, most=naming.MAX_SHARDS, help="shards of train (default: 1024, fewer for a subset)"
+        least=1, most=naming.MAX_SHARDS, help="train shards (default: 1024, fewer for a subset)"
     )
     validation_shards: int | None = optional(
         least=1,
         most=naming.MAX_SHARDS,
-        help="shards of validation (default: 128, fewer for a subset)",
+        help="validation shards (default: 128, fewer for a subset)",
     )
     short_side: int = flag(
         480,
         least=1,
-        help="pixels of the shorter edge; larger images are downscaled",
+        help="length of the shorter edge in pixels; larger images are downscaled",
         metavar="PX",
     )
     quality: int = flag(
         90, least=1, most=100, help="JPEG quality of encoded images", metavar="1-100"
     )
     codec: str = flag("auto", choices=tuple(CODECS), help=CODEC_HELP)
-    keep_original: bool = switch(help="keep all sizes, and the bytes of sound RGB JPEGs")
+    keep_original: bool = switch(help="do not resize images, and keep the bytes of valid RGB JPEGs")
     orientation: str | None = optional(
         choices=RULES,
         help="handling of images with an EXIF orientation other than 1; apply: rotate pixels and "
-        "boxes; neutral: keep the pixels and set the tag to 1; keep: keep the bytes, which some "
-        "decoders rotate and others do not (default: neutral for ImageNet, as all frameworks have "
-        "read it; keep with --keep-original; otherwise apply)",
+        "boxes; neutral: keep the pixels and set the tag to 1; keep: keep the bytes, so that some "
+        "decoders rotate the image and some do not (default: neutral for ImageNet, since all "
+        "frameworks have ignored the tag there; keep with --keep-original; otherwise apply)",
     )
     check: str = flag(
         "decode",
         choices=("decode", "header"),
         help="extent of the checks; decode: decode every image, and compute the md5 of archives; "
-        "header: read only the headers of images, for archives with an already verified md5",
+        "header: read only the headers of images, for archives whose md5 is already verified",
     )
     rehash: bool = switch(
         help="compute the md5 of archives again, even if imagenet-prep download verified it and "
-        "they have not changed; list archives on a server again, ignoring stored lists"
+        "they have not changed; also ignore stored lists of archives on a server"
     )
     no_boxes: bool = switch(help="ignore the bounding boxes next to the source")
-    seed: int = flag(0, least=-(2**63), most=2**63 - 1, help="determines the shard of each image")
+    seed: int = flag(0, least=-(2**63), most=2**63 - 1, help="seed that selects each image's shard")
     label_offset: int = flag(
         schema.DEFAULT_LABEL_OFFSET,
         least=0,
@@ -146,15 +146,15 @@ class Config(RunFlags):
         metavar="0|1",
     )
     allow_subset: bool = switch(
-        help="accept a different number of images than in a published edition"
+        help="accept numbers of images that differ from the published edition's"
     )
     subset_classes: tuple[str, ...] = flag(
         (),
-        help="only these WNIDs, or the first N classes; labels stay as in the complete dataset",
+        help="use only these WNIDs, or the first N classes; labels stay as in the complete dataset",
         metavar="N|WNIDS",
     )
     subset_per_class: int | None = optional(
-        least=1, help="at most this many images of each class; chosen with --seed"
+        least=1, help="keep at most this many images of each class, at random from --seed"
     )
 
     def __post_init__(self) -> None:
@@ -168,11 +168,11 @@ class Config(RunFlags):
                 "percentage, such as 10%"
             )
         if self.holds_out and schema.TRAIN not in self.splits:
-            raise ValueError("--holdout: moves images out of train: add train to --splits")
+            raise ValueError("--holdout: moves images out of train. Add train to --splits")
         is_split = set(self.splits) == {*schema.SOURCE_SPLITS}
         if self.holdout_per_class and (self.holds_out or not is_split):
             raise ValueError(
-                "--holdout-per-class: makes both train and validation: include both in --splits, "
+                "--holdout-per-class: makes both train and validation. Include both in --splits, "
                 "and remove --holdout"
             )
         for split in schema.SOURCE_SPLITS:

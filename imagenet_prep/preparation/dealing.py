@@ -53,7 +53,7 @@ class ChosenMembers:
         ]
 
     def taken(self, split: str, members: Sequence[Member]) -> Counter[str]:
-        """Counts members and boxes per source part."""
+        """Counts members per source part, and those with boxes per part of the annotations."""
         part_of = self._part_of[split]
         first_part = next(iter(part_of.values()))
         counts = Counter(part_of.get(member.archive, first_part) for member in members)
@@ -81,7 +81,7 @@ class Division:
 
     @cached_property
     def before(self) -> dict[str, list[int]]:
-        """The numbers of members with smaller class indices, by split and class index."""
+        """By split and class index, the number of members with smaller class indices."""
         return {
             split: list(itertools.accumulate(counts, initial=0))
             for split, counts in self.counts.items()
@@ -123,7 +123,7 @@ def _held_out(selection: Selection, used: Sequence[int]) -> list[int]:
     else:
         flag, out = f"--holdout {selection.holdout:,}", _apportioned(selection.holdout, used)
     if not any(out):
-        raise UsageError(f"{flag}: every class has fewer than two images, so none can be taken out")
+        raise UsageError(f"{flag}: no class has more than one image, so none can be taken out")
     return out
 
 
@@ -131,12 +131,12 @@ def _apportioned(number: int, used: Sequence[int]) -> list[int]:
     """Distributes a number of images in proportion to class sizes (Huntington-Hill method).
 
     Each class with at least two images gives one image before any class gives two, and each class
-    keeps at least one. A larger `number` therefore takes all images of a smaller one, and more.
+    keeps at least one. A larger `number` therefore takes all images that a smaller one takes.
     """
     if number > (most := sum(max(0, count - 1) for count in used)):
         raise UsageError(
             f"--holdout {number:,}: expected at most {most:,}, since train has "
-            f"{counted(sum(used), 'image')} and must keep one of each class"
+            f"{counted(sum(used), 'image')} and must keep one image of each class"
         )
     out = [0] * len(used)
     # The first heap entry is the class with the largest ratio of its size to its held-out images.
@@ -152,7 +152,7 @@ def _apportioned(number: int, used: Sequence[int]) -> list[int]:
 
 
 class Facts(NamedTuple):
-    """Facts about the members of one class, from which `Planning.complete` checks the plan."""
+    """Facts about the members of one class, with which `Planning.complete` checks the plan."""
 
     source: str  # the source split
     class_index: int

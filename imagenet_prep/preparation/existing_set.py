@@ -1,7 +1,7 @@
 """Checks an existing set of shards: reads them completely, lists errors and missing features.
 
 The check does not change the shards. A wrong CRC, label, key or JPEG is an error. Readers do not
-need every feature: missing words, boxes or image sizes are no error, and the manifest lists them.
+need every feature: missing words, boxes or image sizes are only listed in the manifest.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class _ListedLabels:
 
 @dataclass(frozen=True, kw_only=True)
 class CheckedShard(WrittenShard):
-    """The receipt content of a checked shard: the fields of a written shard, and problems."""
+    """The receipt content of a checked shard: as for a written shard, and the problems found."""
 
     lacks: dict[str, Counter[str]]  # numbers of records that lack a key, by key and kind
     problems: list[str]  # sentences
@@ -81,7 +81,7 @@ class _Checked(Counts):
 
 
 def _list_labels(shard: ShardFile, *, store: Store) -> engine.Result[_ListedLabels]:
-    """Lists the labels of a shard. Their meaning only follows from the labels of all shards."""
+    """Lists the labels of a shard. Their meaning follows only from all shards together."""
     damage = Problems()
     uses = tfrecords.label_uses(store, shard, damage)
     examples = sum(use.examples for use in uses)
@@ -136,7 +136,7 @@ def _check_shard(
 
 
 def _row(payload: bytes, entry: Entry, member: Member, counts: _Checked) -> Sample:
-    """Counts the keys that a record lacks; returns its row of the table of samples."""
+    """Counts the keys that a record lacks; returns the record's row for the table of samples."""
     features = entry.features
     image = keep(entry.encoded)
     counts.max_height = max(counts.max_height, image.height)
@@ -169,7 +169,7 @@ def settle_labels(
     known: ClassList | None = None,
     quiet: bool = False,
 ) -> Labelling:
-    """Returns the meaning of the labels; reads all shards only if a few do not suffice.
+    """Returns the meaning of the labels; reads all shards only if a few are not enough.
 
     A `known` class list is preferred if it fits.
     """
@@ -214,7 +214,7 @@ class ExistingSet:
 
     @property
     def lacks(self) -> dict[str, str]:
-        """Keys that are missing, wrong or empty in any record, with the worst kind found."""
+        """Keys that are missing, wrong or empty in at least one record, with the worst of these."""
         return {
             key: next(kind for kind in _WORST_FIRST if kind in kinds)
             for key, kinds in sorted(self.lack_counts.items())
@@ -222,7 +222,7 @@ class ExistingSet:
 
     @property
     def lack_counts(self) -> dict[str, Counter[str]]:
-        """The number of records that lack a key, by key and kind."""
+        """The number of records by key that they lack and kind (absent, wrong or empty)."""
         counts: dict[str, Counter[str]] = {}
         for shard in self.all_shards:
             for key, kinds in shard.lacks.items():
@@ -231,7 +231,7 @@ class ExistingSet:
 
     @property
     def count_problems(self) -> list[str]:
-        """Differences from ILSVRC2012's counts, one sentence each; empty for other editions."""
+        """Differences from ILSVRC2012's counts, one sentence each; empty for known editions."""
         if self.edition:
             return []
         problems = list[str]()
@@ -306,7 +306,7 @@ def check_existing_set(
 
 
 def _copies(shards: Sequence[ShardFile], checked: Sequence[CheckedShard]) -> list[str]:
-    """Reports shards with equal bytes: one of them was overwritten by a copy of the other."""
+    """Reports shards with equal bytes, since one must have been overwritten with the other."""
     first: dict[str, str] = {}
     problems = []
     for shard, result in zip(shards, checked, strict=True):

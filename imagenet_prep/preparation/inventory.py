@@ -1,9 +1,9 @@
-"""Plans a dataset on this machine: lists the images, checks the counts, assigns shards.
+"""Plans a dataset on this machine: lists the images, checks the counts, assigns images to shards.
 
-The steps are those of `planning`. Each task assigns a range of classes, and writes their plan
-entries to disk in sorted runs. Then tasks for ranges of shards merge the runs into plan files. A
-process therefore only has the members of one run, class or shard in memory, and the plan does not
-depend on the ranges.
+The steps are those of `planning`. Each task assigns the images of a range of classes, and writes
+their plan entries to disk in sorted runs. Then tasks for ranges of shards merge the runs into plan
+files. A process therefore has only the members of one run, class or shard in memory, and the plan
+does not depend on the ranges.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def listing_workers(workers: engine.Workers, num_tasks: int) -> engine.Workers:
 
 
 def remove_unpacked(store: Store, keep: Selection | None = None) -> None:
-    """Removes unpacked images that `keep` does not need; without `keep`, also shared plans."""
+    """Removes unpacked images that `keep` does not need; if it is None, all, and shared plans."""
     if keep is not None:
         for name in {*store.local.list_folder(UNPACKED)} - {keep.index_digest[:16]}:
             store.local.remove_tree(f"{UNPACKED}/{name}")
@@ -91,7 +91,7 @@ class _Range(NamedTuple):
 
 @dataclass(frozen=True)
 class _Result:
-    """A task's result: names of its runs by split, facts, and shards that have members."""
+    """A task's result: the names of its runs by split, facts, and the shards that have members."""
 
     runs: dict[str, list[str]] = field(default_factory=dict)
     examples: int = 0
@@ -101,7 +101,7 @@ class _Result:
 
 @dataclass(frozen=True)
 class _Lists:
-    """The image lists of a source split: lists of one class, and runs sorted by class."""
+    """The image lists of a source split: lists of single classes, and runs sorted by class."""
 
     of_class: Mapping[int | None, Sequence[Path]]
     runs: Sequence[Path]
@@ -217,7 +217,7 @@ class _LocalPlan(Planning):
         work: Callable[[_Range], engine.Result[_Result]],
         counts: Mapping[str, Sequence[int]],
     ) -> list[_Result]:
-        """Runs `work`, which only writes to the plan folder, on ranges of about equal size."""
+        """Runs `work`, which writes only to the plan folder, on ranges of about equal size."""
         tasks = [
             _Range(f"{title}-{split}-{start:08d}", split, start, stop)
             for split, of_split in counts.items()

@@ -1,4 +1,4 @@
-"""The job of a prepare command: its flags, completed with facts about the source."""
+"""The job of a prepare command: the flags, completed with facts about the source."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ class Job:
 
 
 def _with_existing_splits(config: Config) -> Config:
-    """Drops the validation split if the source is only a folder of classes."""
+    """Drops the split validation if the source contains only folders of classes."""
     if address.is_remote(config.source) or schema.VALIDATION not in config.source_splits:
         return config
     root, kinds = Path(config.source).expanduser(), [config.source_kind]
@@ -138,7 +138,7 @@ def _select(config: Config) -> tuple[Selection, str]:
         if config.holds_out or config.train_shards or config.validation_shards:
             raise UsageError(
                 f"--holdout, --train-shards, --validation-shards: {config.source} is an evaluation "
-                "set, which only has the split test. Remove these flags."
+                "set, which has only the split test. Remove these flags."
             )
     elif not config.no_boxes and schema.TEST not in splits and not root.is_file():
         annotations = boxes.find(root, splits, official=source.classes.official)
@@ -163,7 +163,7 @@ def _select(config: Config) -> tuple[Selection, str]:
 
 
 def _proven_md5(policy: Policy, parts: Sequence[Part]) -> dict[str, str]:
-    """Returns the md5 by name of the files that `download` verified, if not changed since."""
+    """Returns, by name, the md5 of the files that `download` verified and that are unchanged."""
     if policy.check == CHECK_HEADER:
         return {}
     files = {part.name: part.path for part in parts if isinstance(part.path, Path)}

@@ -46,7 +46,7 @@ _MOST_LINE_BYTES = 64 << 10
 
 @dataclass(frozen=True, kw_only=True)
 class Draft:
-    """The splits that a run adds or replaces, and the other values for the manifest."""
+    """The splits that a run adds or replaces, and the remaining values for the manifest."""
 
     splits: dict[str, Split]
     classes: ClassList
@@ -109,7 +109,7 @@ class Draft:
         )
 
     def _with_wnids(self, name: str) -> Split:
-        """Returns a split; the split test of an evaluation set also gets the WNIDs that occur."""
+        """Returns a split; adds the WNIDs that occur if it is an evaluation set's split test."""
         split = self.splits[name]
         if name != schema.TEST:
             return split
@@ -148,7 +148,7 @@ class Output:
         return self._decide().left
 
     def begin(self, left: Sequence[str]) -> None:
-        """Claims the output to write the splits `left`; removes splits that --force replaces."""
+        """Claims the output for the splits `left`; removes splits that --force replaces."""
         decision = self._decision or self._decide()
         for split in decision.replaced:
             self._discard(split)
@@ -173,7 +173,7 @@ class Output:
         return canonical.dumps(Begun(config, self.wanted.libraries))
 
     def forget_others(self, stage: Stage[Any, Any]) -> None:
-        """Removes receipts of this stage with other settings; their shards may have equal sizes."""
+        """Removes this stage's receipts from runs with different settings, which may look valid."""
         for name in self.store.list_folder(naming.WORK):
             is_other = name.startswith(f"{stage.name}-") and len(name) == len(stage.name) + 17
             if is_other and f"{naming.WORK}/{name}" != stage.folder:
@@ -229,9 +229,9 @@ class Output:
                 return kept, listed
         if kept - {*(self._decision.left if self._decision else ())}:
             raise DataDamagedError(
-                f"{self.store.where(naming.QUARANTINE)}: missing or truncated, and it lists images "
-                f"of {', '.join(sorted(kept))}. Run the same command for all splits together "
-                f"({', '.join(existing.splits)}): it writes the file again."
+                f"{self.store.where(naming.QUARANTINE)}: missing or truncated, but needed for the "
+                f"images of {', '.join(sorted(kept))}. To write the file again, run the same "
+                f"command for all splits together ({', '.join(existing.splits)})."
             )
         return set(), []
 

@@ -43,7 +43,7 @@ _MOST_TABLE_BYTES = 1 << 30
 
 
 class Seen(NamedTuple):
-    """The number of an image in its piece (bad images leave gaps), its hashes and table line."""
+    """An image: its number in the piece (bad images leave gaps), its hashes and table line."""
 
     number: int
     row: bytes
@@ -117,7 +117,7 @@ def _index(store: Any, shard: Shard) -> list[tuple[int, int]]:
 
 @dataclass(frozen=True)
 class SourcePiece:
-    """A piece of a source, such as a class. A table in `kept` lists images that can be decoded."""
+    """A piece of a source, such as a class. Its table in `kept` lists the images that decode."""
 
     source: Stored
     task: IndexTask
@@ -181,7 +181,7 @@ AnyPiece = ShardPiece | SourcePiece
 
 @dataclass(frozen=True)
 class Hashed:
-    """The receipt content of a piece; `problems` has a sentence per image without a row."""
+    """The receipt content of a piece; `problems` has one sentence for each image without a row."""
 
     examples: int
     problems: list[str]

@@ -82,7 +82,7 @@ class Planning(ChosenMembers):
     folder: str
 
     def count(self, tasks: Sequence[IndexTask], listed: Sequence[Listed]) -> Census:
-        """Counts the listed images; raises SourceError if any are missing."""
+        """Counts the listed images; raises SourceError if images are missing."""
         wanted = self.selection
         classes, parts = wanted.source.classes, wanted.source.parts
         lists = list(zip(tasks, listed, strict=True))
@@ -117,7 +117,7 @@ class Planning(ChosenMembers):
     def deal(
         self, key: ClassKey, lines: bytes, census: Census
     ) -> tuple[Facts, dict[str, list[bytes]]]:
-        """Assigns the images of a class to shards; excluded images leave their positions empty.
+        """Assigns the images of a class to shards; the positions of excluded images stay empty.
 
         `lines` are the lines of the image lists. Returns facts, and plan entries by output split.
         """

@@ -2,8 +2,8 @@
 
 If the last run noted the same source files, nothing is read. Otherwise keys, classes and sizes of
 all images are compared with the tables of samples. If they are equal, the bytes are compared:
-archives with the md5 in the manifest, and files of a folder that changed since the note with the
-sha256 in the table.
+archives by the md5 in the manifest, and files of a folder that changed since the note by the sha256
+in the table.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ _Differs = Callable[[Any, Sample | None], bool]
 def demand_same_source(job: Job, output: Output, *, note: bool = True) -> None:
     """Raises UsageError with the differences if the source of `prepare` has changed.
 
-    If the source has not changed and `note` is set, this is recorded, and the next run skips the
-    comparison.
+    If the source has not changed and `note` is set, a note is written, so that the next run skips
+    the comparison.
     """
     manifest, newest = output.seen.committed, output.seen.noted.newest
     if manifest is None or not output.is_doubted:
@@ -202,7 +202,7 @@ def _differences(
         if keys:
             yield f"{split}: {counted(len(keys), 'image')} {kind} ({some(sorted(keys))})"
     if any(sides) and not (removed or added or other):
-        yield f"{split}: images belong to different shards"
+        yield f"{split}: images now belong to different shards"
 
 
 def _altered(
@@ -211,7 +211,7 @@ def _altered(
     bad: set[_Facts],
     differs: _Differs | None,
 ) -> list[str] | None:
-    """Returns the keys of images with changed bytes, or None if the images of a shard differ."""
+    """Returns the keys of images with changed bytes, or None if the shard has different images."""
     remaining, altered = iter(rows), []
     row = next(remaining, None)
     for facts, image in images:

@@ -44,7 +44,7 @@ from imagenet_prep.storage.store import Store, same_place
 
 @dataclass(frozen=True)
 class RewriteWork:
-    """Writes a shard from one shard of the input dataset, which is read once; picklable."""
+    """Writes a shard from one shard of the input dataset, read in one pass; picklable."""
 
     write: WriteWork
     store: Store
@@ -114,7 +114,7 @@ class Job:
 
     @cached_property
     def wanted(self) -> Wanted:
-        """The dataset to make; the names and sizes of its source files identify the source."""
+        """The dataset to make; the names and sizes of the source files identify the source."""
         byte_settings, libraries = KEEP_ORIGINAL, {}
         if self.policy is not None:
             byte_settings = {name: getattr(self.policy, name) for name in KEEP_ORIGINAL}
@@ -173,7 +173,7 @@ def run(job: Job, store: Store) -> Json:
 
 
 def preview(job: Job, store: Store) -> Json:
-    """Returns the result of a dry run, which only reads the first and last shards, and tables."""
+    """Returns the result of a dry run, which reads only tables and the first and last shards."""
     _ = job.wanted  # as in a run, raises UsageError if a key to exclude matches no image
     labelling = tfrecords.known_labelling(job.found, job.splits)
     labels = "only known after all shards are read, so a run reads them twice"
@@ -214,7 +214,7 @@ def _labelling(job: Job, store: Store, output: Output, pending: Sequence[str]) -
         )
     if known is not None and known.digest != classes.digest:
         raise UsageError(
-            f"{where}: its {counted(len(classes.wnids), 'class')} are not the "
+            f"{where}: its {counted(len(classes.wnids), 'class')} differ from the "
             f"{counted(len(known.wnids), 'class')} of the dataset in {store.where()}. Choose a "
             "different folder."
         )

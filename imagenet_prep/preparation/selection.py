@@ -43,7 +43,7 @@ class Selection:
 
     @property
     def is_subset(self) -> bool:
-        """Whether the splits may have other numbers of images than the published ones."""
+        """Whether the numbers of images may differ from the published ones."""
         moved = self.holds_out or self.holdout_per_class
         return bool(self.any_counts or moved or self.excluded)
 
@@ -76,7 +76,7 @@ class Selection:
         return canonical.digest([*self.source.identity, chosen, *["anew"] * self.listed_anew])
 
     def index_tasks(self) -> list[IndexTask]:
-        """Returns the tasks that list the pieces of the source with selected classes."""
+        """Returns the tasks that list those pieces of the source with selected classes."""
         return [
             task
             for split in self.splits
@@ -85,7 +85,7 @@ class Selection:
         ]
 
     def images(self, store: LocalStore) -> MemberReader:
-        """Returns a reader for members that are in the source or unpacked in `store`."""
+        """Returns a reader for members, either in the source or unpacked in `store`."""
         if isinstance(self.source, Stored):
             return self.source.images
         folder = store.path(f"{UNPACKED}/{self.index_digest[:16]}")

@@ -1,9 +1,9 @@
-"""The steps by which workers of a cluster make a plan together, without Apache Beam.
+"""The steps by which the workers of a cluster make a plan together.
 
 Each worker reads the members of some classes and assigns them to shards. Then one worker collects
 the entries of a block of neighbouring shards and writes their plan files. No process has all
 members in memory. The files are in the `.work` folder of the dataset. The note `plan.json` is
-written last and marks the plan as complete. `pipelines/graph` runs these steps with Apache Beam.
+written last and marks the plan as complete. `pipelines/graph` calls these steps from Apache Beam.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class _Note:
 
 
 class GroupKey(NamedTuple):
-    """A share (neighbouring classes) or a block (neighbouring shards) of a split, by number."""
+    """The number of a share (neighbouring classes) or a block (neighbouring shards) of a split."""
 
     split: str
     number: int
@@ -76,7 +76,7 @@ class SharedPlan(Planning):
         return cls(wanted, lookup, store, f"{naming.WORK}/{SHARED_PLANS}{digest[:16]}")
 
     def gather(self, key: ClassKey, lines: Iterable[bytes]) -> str:
-        """Writes the list of one class from lines of lists of several classes; returns its name."""
+        """Writes a class's list from its lines in mixed lists; returns the name of the list."""
         name = f"{self.folder}/members/{key.split}-{key.class_index}.jsonl"
         self.store.write(name, b"".join(lines))
         return name

@@ -32,7 +32,7 @@ _ENTRY_OVERHEAD_BYTES = 24
 
 
 def check_plan(out: Store, images: int, line_bytes: float) -> None:
-    """Checks the disk space for a plan; `line_bytes` is the mean size of a line for an image."""
+    """Checks the disk space for a plan; `line_bytes` is the mean size of an image's line."""
     needed = images * (2 * line_bytes + _ENTRY_OVERHEAD_BYTES)
     why = f" to assign {counted(images, 'image')} to shards"
     _refuse(out, needed, out.local.free_bytes(), why, "or use a larger disk")
@@ -139,7 +139,7 @@ class Forecast:
         return (mean or split.source_bytes / split.examples) * split.examples + overhead
 
     def _mean_bytes(self, sample: Iterator[bytes]) -> tuple[float, float]:
-        """Returns the mean bytes of images before and after encoding; 0 if no image is usable."""
+        """Returns the mean size of images before and after encoding; 0 if no image is usable."""
         before, after = [], []
         for data in sample:
             with contextlib.suppress(BadImageError):

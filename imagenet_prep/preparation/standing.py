@@ -67,7 +67,7 @@ class Begun:
 
 @dataclass(frozen=True)
 class Noted:
-    """The note about the source that a finished run leaves for the next run."""
+    """A finished run's note about the source, for the next run."""
 
     dataset: str  # digest of the manifest
     newest: int  # as in `Wanted`
@@ -131,7 +131,7 @@ def look(store: Store, wanted: Wanted) -> Standing:
 
 
 def _datasets_below(store: Store, names: Iterable[str]) -> tuple[str, ...]:
-    """Returns the datasets in the top two levels of folders of a bucket, up to a limit."""
+    """Returns datasets in the top two folder levels of a bucket; looks at a limited number."""
     _, _, path = store.where().partition("://")
     if store.as_folder is not None or "/" in path.rstrip("/"):
         return ()
@@ -147,7 +147,7 @@ def _datasets_below(store: Store, names: Iterable[str]) -> tuple[str, ...]:
 
 
 def decide(standing: Standing, wanted: Wanted, changed: Collection[str] = frozenset()) -> Decision:
-    """Decides the work of a run; `changed` are the splits with a changed source."""
+    """Decides which splits a run writes; `changed` are the splits with a changed source."""
     if standing.others:
         raise UsageError(
             f"{standing.where} is the root of a bucket and already contains datasets: "
@@ -215,7 +215,7 @@ def _refuse_differences(
     existing, advice = "a dataset with different settings", "Choose a different folder"
     if standing.committed is None:
         existing = "an unfinished dataset with different settings"
-        advice = "Finish it with its own settings, or choose a different folder"
+        advice = "Finish it with its original settings, or choose a different folder"
     if wanted.force is not None:
         advice += ", or replace it with --force"
     differences = list(dict.fromkeys(differences))
@@ -236,7 +236,7 @@ def _refuse_strangers(standing: Standing, verb: str, made: Iterable[str]) -> Non
 
 
 def _other_libraries(standing: Standing, wanted: Wanted) -> dict[str, str]:
-    """Returns the libraries of the existing dataset if this run cannot continue it, else {}."""
+    """Returns the existing dataset's libraries if they prevent this run from continuing it."""
     run = standing.begun or (standing.committed and standing.committed.producer)
     used = run.libraries if run else {}
     # A run that re-encodes nothing can continue with any library version.

@@ -32,7 +32,7 @@ UNPACKED = f"{naming.WORK}/unpacked"
 
 @dataclass(frozen=True)
 class Listed:
-    """The numbers of images in a source piece by class index; its md5 if it was read completely."""
+    """The number of images in a source piece by class index, and the piece's md5 if known."""
 
     num_per_class: dict[int, int]
     md5: str | None = None
@@ -102,7 +102,7 @@ class IndexWork:
 
 
 def member_list(folder: str, task: IndexTask) -> str:
-    """Returns the name of a task's list in the folder of its stage."""
+    """Returns the name of a task's list of images in the stage's `folder`."""
     return f"{folder}/members/{task.name}.jsonl"
 
 

@@ -84,8 +84,8 @@ def _refuse_other(actual: Mapping[str, str], expected: Mapping[str, str]) -> Non
         if md5 != expected.get(archive, md5):
             raise SourceError(
                 f"{archive}: md5 {md5}, expected {expected[archive]}. The archive is damaged: "
-                "download it again. If it was repacked on purpose, accept it with --allow-subset; "
-                "the manifest then records a subset."
+                "download it again. If it was repacked on purpose, accept it with --allow-subset, "
+                "which marks the dataset as a subset."
             )
 
 
@@ -109,7 +109,7 @@ def begin(stage: WriteStage, inventory: Inventory, forecast: Forecast, output: O
 
 
 def write_tasks(job: Job, inventory: Inventory) -> list[HashTask | ShardTask]:
-    """Returns all write tasks, longest first. With --check header, no archives are hashed."""
+    """Returns the tasks of the write stage, longest first; hashes nothing with --check header."""
     shards = [ShardTask(name) for name in inventory.shard_names]
     if job.policy.check == CHECK_HEADER:
         return [*shards]
@@ -127,7 +127,7 @@ def announce_proven(job: Job) -> None:
         names = ", ".join(job.proven_md5)
         print(
             f"md5 of {names}: verified by imagenet-prep download; not computed again, since the "
-            "files have not changed (use --rehash to compute it)",
+            "files have not changed (--rehash computes it again)",
             file=sys.stderr,
         )
 
@@ -230,7 +230,7 @@ def commit(job: Job, inventory: Inventory, output: Output, contents: Sequence[Co
 
 
 def preview(job: Job, output: Output) -> Json:
-    """Plans and checks a run; writes nothing. If space is missing, `refusal` has the message."""
+    """Plans and checks a run; writes nothing. If the disk is too small, `refusal` says so."""
     pending = output.left()
     store = output.store
     with scratch.place() as folder:

@@ -66,7 +66,7 @@ class Followed(Generic[AnyContent]):
         return [task for task in self._tasks if task.name not in self.receipts]
 
     def collect(self) -> tuple[int, bool]:
-        """Updates receipts and progress; returns the number of receipts, and if no task is left."""
+        """Updates receipts and progress; returns the number of receipts and whether all exist."""
         for name, receipt in self._stage.receipts(task.name for task in self.left).items():
             self.receipts[name] = receipt
             self._progress.add(getattr(receipt.content, "num_bytes", 0), _examples(receipt))
@@ -96,9 +96,9 @@ def run(
     """Runs the unfinished tasks and returns the receipts of all tasks, in the order of `tasks`.
 
     After the first failure, workers finish their current task and stop. Finished tasks are kept.
-    This process calls `watch` with each receipt, also with receipts of earlier runs; if `watch`
-    raises an error, the run stops. The progress display shows `title`, by default the name of the
-    stage, and counts tasks if `images` is 0.
+    This process calls `watch` with each receipt, including those of earlier runs; if `watch` raises
+    an error, the run stops. The progress display shows `title`, by default the name of the stage,
+    and counts tasks if `images` is 0.
     """
     followed = Followed(stage, tasks, title=title, images=images, watch=watch, quiet=quiet)
     with contextlib.closing(followed):
@@ -151,7 +151,7 @@ def _run_elsewhere(
 
 @dataclass
 class Jobs:
-    """Runs a cluster job; if its workers are lost, runs a new job, as long as jobs finish tasks."""
+    """Runs a cluster job, and new jobs if workers are lost, unless jobs no longer finish tasks."""
 
     store: Store
     beam_args: tuple[str, ...]
@@ -162,7 +162,7 @@ class Jobs:
     def run(self, build: Callable[[Any, Lease], object], collect: Collect) -> None:
         """Submits jobs with the pipeline from `build`, each with a new lease, until one succeeds.
 
-        `collect` is called regularly; it returns the number of finished tasks, and if none is left.
+        `collect` is called regularly; it returns the number of finished tasks and whether all are.
         """
         (before, _), futile = collect(), 0
         while True:
@@ -176,7 +176,7 @@ class Jobs:
             if futile == _FUTILE_JOBS:
                 raise errors.IncompleteError(
                     f"{self.name}: the workers were lost {_FUTILE_JOBS} times in a row: {lost}. "
-                    "Finished work is kept: fix this and run the same command again to resume."
+                    "Finished work is kept. Fix the cause, then run the same command again."
                 ) from lost
             if not self.quiet:
                 print(f"{self.name}: workers were lost: {lost}", file=sys.stderr, flush=True)
@@ -185,7 +185,7 @@ class Jobs:
     def _lost(
         self, build: Callable[[Any, Lease], object], collect: Collect
     ) -> errors.JobLostError | None:
-        """Runs one job; returns an error if it is lost. Raises BusyError if a newer run exists."""
+        """Runs one job; returns an error if it is lost; raises BusyError if a newer run exists."""
         lease = Lease.take_over(self.store)
         name = f"imagenet-prep-{self.name}-{lease.job}"
         try:

@@ -1,7 +1,7 @@
 """Submits a Beam job to a cluster, and waits for its end or cancels it.
 
-Beam itself prints a page of Java traceback per failure, and it leaves its job server and the job on
-Flink running.
+Beam itself would print a page of Java traceback per failure, and leave its job server and the Flink
+job running.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ def _logged_to(log: Path) -> contextlib.ExitStack:
 
 
 def _job_server(runner: Any, options: Any, ending: contextlib.ExitStack) -> None:
-    """Sets up Beam's job server. Fails at once if a server is down; Beam would wait for minutes."""
+    """Sets up Beam's job server. Fails at once if a server is down, unlike Beam itself."""
     from apache_beam.options import pipeline_options
 
     if endpoint := options.view_as(pipeline_options.PortableOptions).job_endpoint:
@@ -139,9 +139,9 @@ def _job_server(runner: Any, options: Any, ending: contextlib.ExitStack) -> None
     launcher = options.view_as(pipeline_options.JobServerOptions).job_server_java_launcher
     if shutil.which(launcher) is None:
         raise errors.ImagenetPrepError(
-            f"no {launcher!r} on this machine: Beam's job server needs Java. Install Java (Debian: "
-            "openjdk-17-jre-headless), or use a running job server: --runner=PortableRunner "
-            "--job_endpoint=HOST:PORT."
+            f"no {launcher!r} on this machine, but Beam's job server needs Java. Install it "
+            "(Debian: openjdk-17-jre-headless), or use a running job server: "
+            "--runner=PortableRunner --job_endpoint=HOST:PORT."
         )
     make = runner.default_job_server
 

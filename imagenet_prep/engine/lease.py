@@ -120,5 +120,5 @@ def _without(tasks: Iterable[AnyTask], names: Iterable[str]) -> deque[AnyTask]:
 
 
 def end_jobs(store: Store) -> None:
-    """Ends all jobs on a dataset: their workers stop when they next check the lease."""
+    """Ends all jobs on a dataset: the workers stop when they next check the lease."""
     store.remove_tree(_FOLDER)

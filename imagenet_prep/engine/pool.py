@@ -1,8 +1,8 @@
-"""`python -m imagenet_prep.engine.pool`: Beam's worker pool, only for this machine.
+"""`python -m imagenet_prep.engine.pool`: Beam's worker pool, for this machine only.
 
 With `--environment_type=EXTERNAL`, a Flink TaskManager requests Python workers from the pool on its
 machine. A request contains a command line, so every client can run code as the pool's user. Beam's
-own pool listens on all addresses. This pool only listens on the loopback address; as for Flink's
+own pool listens on all addresses. This pool listens only on the loopback address; as with Flink's
 own ports, users of the machine need no password. Workers run with the pool's Python, regardless of
 PATH, and import no modules from their current folder.
 """
@@ -68,7 +68,7 @@ def _pool_class() -> Any:
         """Beam's pool, for several TaskManagers at a time.
 
         Every TaskManager calls its first worker 1-1, and Beam's pool knows workers only by name. A
-        TaskManager could stop the worker of a different TaskManager, which then waited forever.
+        TaskManager could thus stop the worker of a second TaskManager, which would wait forever.
         """
 
         lock = threading.Lock()
@@ -95,7 +95,7 @@ def main(argv: Sequence[str]) -> int:
         description="Beam's worker pool on the loopback address, for --environment_type=EXTERNAL.",
     )
     parser.add_argument("--port", type=int, default=_PORT, help="default: %(default)s")
-    parser.add_argument("--container_executable", help="Beam's boot program in its Docker images")
+    parser.add_argument("--container_executable", help="path of Beam's boot program in a container")
     flags = parser.parse_args(argv)
     try:
         serve(flags.port, flags.container_executable)

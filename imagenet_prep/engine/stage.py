@@ -197,7 +197,7 @@ class Stage(Generic[AnyTask, AnyContent]):
             self.fail("", "".join(traceback.format_exception(error)))
 
     def fail(self, error: str, message: str) -> None:
-        """Records a `Failure`. It stops the other workers, and `raise_failure` raises it."""
+        """Records a `Failure`, which stops all workers and which `raise_failure` raises."""
         local = self.store.local
         # The time in the name makes the first failure sort first.
         name = f"{self.folder}/failed/{time.time_ns():020d}{uuid.uuid4().hex}"
@@ -243,7 +243,7 @@ class Stage(Generic[AnyTask, AnyContent]):
 
 @contextlib.contextmanager
 def _named(task: Task) -> Iterator[None]:
-    """Adds the task's name to errors; turns an OSError, which is no bug, into ImagenetPrepError."""
+    """Adds the task's name to errors; turns an OSError, never a bug, into ImagenetPrepError."""
     try:
         try:
             yield

@@ -33,9 +33,9 @@ class BugError(Exception):
 class Receipts(beam.PTransform):
     """Runs tasks on the workers of a cluster: PCollection of tasks -> PCollection of `Done`.
 
-    Flink assigns elements to slots in advance, so a job would end with its slowest slot. Here, a
-    worker that gets any element claims tasks one by one until none is left. Finished tasks are not
-    repeated.
+    Flink assigns elements to slots in advance, so a job would last as long as its slowest slot.
+    Here, a worker that gets an element claims tasks one by one until none is left. Finished tasks
+    are not repeated.
 
     Metrics, in the namespace `imagenet-prep`: the counters images, bytes_in, bytes_out, resized,
     repaired_REASON and quarantined_REASON, and the distribution STAGE_ms of the time per task.
@@ -82,7 +82,7 @@ class _Do(beam.DoFn):
 
 @contextlib.contextmanager
 def reported(lease: Lease) -> Iterator[None]:
-    """Waits for the lease of the job; raises errors as classes that the launcher recognises."""
+    """Waits for the lease of the job; converts errors to classes that the launcher recognises."""
     lease.arrive()
     try:
         try:

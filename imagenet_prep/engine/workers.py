@@ -87,7 +87,7 @@ class Threads(Started):
         pool.shutdown(wait=False)
 
     def wait(self, seconds: float) -> bool:
-        """Waits at most `seconds`; returns whether any thread still runs, or raises its error."""
+        """Waits at most `seconds`; returns whether a thread still runs, or raises its error."""
         done, running = futures.wait(self._workers, seconds)
         for worker in () if running else done:
             worker.result()
@@ -119,7 +119,7 @@ class Processes(Started):
             process.wait()
 
     def wait(self, seconds: float) -> bool:
-        """Waits at most `seconds`; returns whether some processes run and none has failed."""
+        """Waits at most `seconds`; returns whether a process still runs and none has failed."""
         end = time.monotonic() + seconds
         for process in self._processes:
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -157,7 +157,7 @@ def run_worker(stage: Stage[AnyTask, Any], tasks: list[AnyTask]) -> None:
 
 
 class Done(NamedTuple):
-    """A finished task, its receipt, and whether this run has done it."""
+    """A finished task, its receipt, and whether this run has finished it."""
 
     task: Any
     receipt: Receipt[Any]
@@ -167,7 +167,7 @@ class Done(NamedTuple):
 def done(
     stage: Stage[AnyTask, Any], tasks: Iterable[AnyTask], check: Check = unchecked
 ) -> Iterator[Done]:
-    """Runs the unfinished tasks and yields all tasks; calls `check` before it publishes a file."""
+    """Runs unfinished tasks and yields all as `Done`; calls `check` before publishing a file."""
 
     def publish(task: AnyTask, result: tuple[Receipt[Any], Sequence[Output]]) -> Done:
         return Done(task, stage.publish(task, result, check), new=True)
@@ -195,7 +195,7 @@ def done(
 
 
 def _together(failures: Sequence[BaseException]) -> BaseException:
-    """Combines errors into one error of the first error's class, or a group if one is a bug."""
+    """Combines errors into one of the first error's class, or into a group if one is a bug."""
     first = failures[0]
     if all(isinstance(failure, errors.ImagenetPrepError) for failure in failures):
         return type(first)(". Then: ".join(str(failure).rstrip(".") for failure in failures))

@@ -81,7 +81,7 @@ class Found:
         )
 
     def _is_wanted(self, run: Numbers) -> bool:
-        """Returns whether to report a group; with `across`, it needs images of both datasets."""
+        """Returns whether to report a group; if `across`, only one with images of both datasets."""
         return not self._across or len({*self._other[run].tolist()}) == 2
 
     def _join(self, run: Numbers, *unions: Union) -> None:
@@ -148,7 +148,7 @@ class Found:
 
     @property
     def crowded(self) -> Flags:
-        """Whether each image has reached the cost limit, so that it is not compared any more."""
+        """Whether each image has reached the cost limit and is no longer compared."""
         return self._cost >= _MOST_COST
 
     def _tried(
@@ -159,7 +159,7 @@ class Found:
         attempt: Callable[[Numbers, Numbers, bool], Flags],
         cost: int,
     ) -> Pairs:
-        """Tries the pairs that are not joined yet; returns matches, charges `cost` for failures."""
+        """Tries the pairs that are still open; returns matches, and adds up `cost` for failures."""
         is_open = self._is_open(*pairs)
         parts = np.array_split(np.flatnonzero(is_open), self._workers)
         jobs = [pool.submit(attempt, pairs[0][part], pairs[1][part], mirrored) for part in parts]
@@ -203,7 +203,7 @@ def equal_bytes(digests: npt.NDArray[np.uint8]) -> Iterator[Numbers]:
 
 
 def _runs(values: npt.NDArray[np.uint64]) -> Iterator[Numbers]:
-    """Yields, for each row that occurs more than once in `values` [n, words], its positions."""
+    """Yields the positions of each row that occurs more than once in `values` [n, words]."""
     order = np.lexsort(values.T)
     same = (values[order[1:]] == values[order[:-1]]).all(axis=1)
     edges = np.flatnonzero(np.diff(np.concatenate([[0], same.view(np.int8), [0]])))

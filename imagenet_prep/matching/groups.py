@@ -69,7 +69,7 @@ Group = Sequence[Member]
 
 
 def rank(member: Member) -> tuple[bool, int, bytes]:
-    """Returns the sort key of a group's members; the smallest member is kept."""
+    """Returns the sort key of a group member; the member with the smallest key is kept."""
     split = member.split.removeprefix(AGAINST)
     return split == member.split, _FIRST.index(split), member.key.encode()
 
@@ -85,7 +85,7 @@ def crosses(group: Group) -> bool:
 
 
 def counts(groups: Sequence[Group]) -> dict[tuple[str, str, str], list[int]]:
-    """Counts all pairs, and pairs with different labels, by the two splits and the kind."""
+    """Counts pairs (kept image, duplicate), and those with unequal labels, by splits and kind."""
     numbers: dict[tuple[str, str, str], list[int]] = {}
     for first, *others in groups:
         for member in others:

@@ -51,13 +51,13 @@ def row(means: npt.NDArray[np.uint16]) -> npt.NDArray[Any]:
 
 
 def judged(rows: npt.NDArray[Any], share: float = 1) -> npt.NDArray[np.bool_]:
-    """Returns whether each image has enough detail; `share` scales the required numbers."""
+    """Returns whether each image has enough detail; `share` scales the limits."""
     enough = rows["strong"] >= share * LEAST_STRONG
     return np.asarray(enough & (rows["rough"] >= share * LEAST_ROUGH))
 
 
 def of(data: bytes) -> bytes:
-    """Returns the row of an image file; raises BadImageError."""
+    """Returns the row of an image file; raises BadImageError if it cannot be decoded."""
     return row(likeness.means(data)).tobytes()
 
 
@@ -69,7 +69,7 @@ def forget(array: npt.NDArray[Any]) -> None:
 
 
 def rows_of(array: npt.NDArray[np.uint64], ids: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint64]:
-    """Returns rows of an array; rows of a mapped file are read one by one."""
+    """Returns the rows `ids` of an array; rows of a mapped file are read one by one."""
     # On kernels with large folios, each row read through the mapping would use 2 MB of memory.
     if not isinstance(array, np.memmap) or array.filename is None:
         return array[ids]

@@ -1,4 +1,4 @@
-"""Writes the result files of `duplicates`: pairs.csv, the page, and keys to exclude by split."""
+"""Writes the result files of `duplicates`: pairs.csv, the page, and the excluded keys by split."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def publish(
 
 
 def pairs(groups: Sequence[Group]) -> bytes:
-    """Returns the content of `pairs.csv` (RFC 4180), with one line per image of a group."""
+    """Returns the content of `pairs.csv` (RFC 4180), with one line for each image of each group."""
     text = io.StringIO()
     lines = csv.writer(text)
     lines.writerow(HEADER)

@@ -1,4 +1,4 @@
-"""All images of a search, numbered from 0: their columns, rows of hashes, and bytes."""
+"""All images of a search, numbered from 0: their table columns, rows of hashes, and bytes."""
 
 from __future__ import annotations
 
@@ -82,8 +82,8 @@ class Pictures:
     """The images of some pieces, numbered from 0.
 
     `starts` has the number of the first image of each piece, and the total. `sound` marks images
-    that could be decoded, `judged` those with enough detail. `means` are digests of the cells'
-    means. `whole` and `window` are hashes [n, 4], mapped from files.
+    that could be decoded, `judged` those with enough detail. `means` are digests of
+    `likeness.means`. `whole` and `window` are hashes [n, 4], mapped from files.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Verifies candidates for duplicates: aligns the first image with the second and compares both.
+"""Verifies candidate pairs: aligns the first image with the second, and compares the two.
 
 matching.c fits scale and shift of each axis, and gain and offset of grey levels. Two images are
 duplicates if their common part is nearly equal and one frame is within the other.

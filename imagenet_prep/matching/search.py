@@ -1,8 +1,8 @@
 """Exact search for all pairs of hashes that differ in few bits, without comparing all pairs.
 
 Each image has two hashes: one of the full image, and one of its central window. Two images are
-candidates if the full hash of one is near the full hash of the other, or near its window hash if
-one is a crop. Hashes of mirrored images are compared too. The search for pairs uses the first 64
+candidates if their full hashes are near or, for a crop, if its full hash is near the window hash of
+the original. Hashes of mirrored images are compared too. The search for pairs uses the first 64
 bits, the lowest frequencies; then all 256 bits are compared.
 """
 
@@ -114,7 +114,7 @@ class Search(NamedTuple):
     ) -> Iterator[tuple[Numbers, bool]]:
         """Yields arrays of pairs from a worker's ranges, and whether an array is a range's last.
 
-        Each array is only valid until the next one is requested.
+        Each array is valid only until the next one is requested.
         """
         pairs = np.empty((max(_ROOM, int(np.diff(right.start).max())), 2), np.uint32)
         # Fill the structs `join` and `place` of matching.c.

@@ -76,8 +76,8 @@ def complete(
             folders = (f"{folder}/" for folder in naming.BESIDE)
             written = f"{note} and the files from adopt: {', '.join((*folders, *_SMALL_FILES))}"
         raise UsageError(
-            f"{store.where()}: a different dataset was adopted here, or the shards were "
-            f"replaced since. Choose an empty --out, or remove {written}; then run the command again."
+            f"{store.where()}: a different dataset was adopted here, or the shards were replaced "
+            f"since. Choose an empty --out, or remove {written}; then run the same command again."
         )
     if in_place:
         _rename(store.local, moves(source))

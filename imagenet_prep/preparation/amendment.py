@@ -301,8 +301,8 @@ def _commit(job: Job, output: Output, written: Mapping[str, WrittenShard]) -> di
 def _splits_of(incident: Incident, splits: Collection[str], taken_out: str) -> Collection[str]:
     """Returns the splits that may contain an incident's image, judged by its source folder.
 
-    `taken_out` is the split to which images of the train folder were moved. The key is not
-    enough, since train and validation may contain the same key.
+    `taken_out` is the split to which images of the train folder were moved. The key is not enough,
+    since train and validation may contain the same key.
     """
     folder, slash, _ = incident.archive.removeprefix(f"{layout.KAGGLE}/").partition("/")
     split = (slash and layout.split_called(folder)) or split_of(incident.archive)

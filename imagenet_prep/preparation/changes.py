@@ -163,9 +163,7 @@ def read_additions(where: str, classes: ClassList, splits: Collection[str]) -> A
             "into the folder of a split of the dataset."
         )
     if absent := sorted(set(folders) - set(splits)):
-        raise UsageError(
-            f"--add {where}: has images of split {some(absent)}, absent in the dataset"
-        )
+        raise UsageError(f"--add {where}: has the split {some(absent)}, which the dataset lacks")
     paths = (base / path for path in folders.values())
     names = {name for path in paths for name in layout.class_folders(path, classes)}
     if absent := sorted(name for name in names if classes.of_folder(name) is None):

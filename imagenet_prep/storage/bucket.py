@@ -54,8 +54,8 @@ Opened = Callable[[], BinaryIO]
 class BucketStore:
     """A prefix of a bucket; implements `Store`. Picklable: a copy loads its own credentials.
 
-    Different machines need no lock: objects are complete or absent, and runs with the same settings
-    write the same objects. Methods raise AbsentError if an object or the bucket is absent,
+    Runs on different machines need no lock: objects are complete or absent, and runs with the same
+    settings write the same objects. Methods raise AbsentError if an object or the bucket is absent,
     IncompleteError if the server fails too often, and StoreError if the server refuses.
     """
 
@@ -69,7 +69,7 @@ class BucketStore:
         retries: int = 20,
         remedy: str = "Finished objects are kept: run the same command again to resume.",
     ) -> None:
-        """Sends no request. After `retries` failed attempts, the error ends with `remedy`."""
+        """Sends no request. If a request fails `retries` times, its error ends with `remedy`."""
         self.base = base.rstrip("/")
         self._arguments = base, connections, timeout_s, retries, remedy
         self._s3 = S3(self.base, connections, timeout_s)
@@ -176,7 +176,7 @@ class BucketStore:
         """Lets the server copy objects of a different prefix, and store a CRC32C of each copy."""
         if not isinstance(source, BucketStore):
             raise UsageError(
-                f"{self.base}: a server can only copy objects of a bucket. To upload the files of "
+                f"{self.base}: a server can copy only objects of a bucket. To upload the files of "
                 "a folder, use imagenet-prep replicate."
             )
         self._map(partial(self._take_over, source), files)
@@ -217,7 +217,7 @@ class BucketStore:
             raise IncompleteError(
                 f"{self.where()}: {counted(len(wrong), 'object')} changed during this run: "
                 f"{'; '.join(wrong[:3])}. If a different program writes there, stop it. Remove "
-                "these objects, then run the same command again: it makes only the missing files."
+                "these objects, then run the same command again to make the missing files."
             )
 
     def remove_tree(self, name: str) -> None:
@@ -239,7 +239,7 @@ class BucketStore:
             self.local.remove_all()
 
     def try_to_write(self) -> None:
-        """Creates and removes an object, so that a missing permission is found before the work."""
+        """Creates and removes an object, so that a missing permission is found early."""
         file = _file(f"{naming.WORK}/trial", b"")
         self.put(file, io.BytesIO)
         if isinstance(problem := self.problem(file), UnkeptProblem):
@@ -276,7 +276,7 @@ class BucketStore:
         return Stored(head["ContentLength"], sha256, checksum, head["ETag"])
 
     def problem(self, file: File, crc32c: str | None = None) -> Problem | None:
-        """Returns the difference between an object and its size, sha256 and CRC32C, or None."""
+        """Returns an object's difference from the expected size and checksums, or None."""
         try:
             stored = self.stored(file.name)
             problem = stored.problem(file, crc32c)
@@ -298,7 +298,7 @@ class BucketStore:
     def put(
         self, file: File, opened: Opened, remedy: str = _DAMAGED, check: Check = unchecked
     ) -> None:
-        """Uploads an object until the server has verified it.
+        """Uploads an object, with retries until the server has verified it.
 
         `opened` opens the content for each upload; `remedy` is the advice if the content is wrong.
         """

@@ -1,4 +1,4 @@
-"""Opens the columns of a dataset, and reports problems of their files."""
+"""Opens the columns of a dataset, and reports problems with their files."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from imagenet_prep.storage.fetch import hashed
 from imagenet_prep.storage.opened import Dataset, lost
 from imagenet_prep.storage.store import Readable
 
-_AGAIN = "Copy the file again, or remove it and run the script that writes the column again"
-_REMEDY = "Repair each column, or remove its folder and run the script that writes it again."
+_AGAIN = "Copy the file again, or remove it and rerun the script that writes the column"
+_REMEDY = "Repair each column, or remove its folder and rerun the script that writes it."
 
 
 class Problem(str):
-    """A problem of a column, which needs different advice than a problem of other files."""
+    """A problem with a column; the advice differs from that for files outside columns."""
 
     __slots__ = ()
 
 
 def remedy(problems: Sequence[str], of_others: str) -> str:
-    """Returns the advice for all problems of a dataset; `of_others` is for other files."""
+    """Returns the advice for all problems of a dataset; `of_others` is for the remaining files."""
     is_column = {isinstance(problem, Problem) for problem in problems}
     return " ".join([of_others] * (False in is_column) + [_REMEDY] * (True in is_column))
 
 
 def names(store: Readable) -> list[str]:
-    """Returns the sorted names of all columns, including incomplete ones; none on a web server."""
+    """Returns the sorted names of all columns, even of incomplete ones; empty for a web server."""
     return store.list_folder(naming.COLUMNS)
 
 
@@ -51,7 +51,7 @@ def find(store: Readable, name: str, *, begun: bool = False) -> Column | None:
 
 
 def opened(dataset: Dataset, name: str, split: str = "") -> Column:
-    """Returns a column; if `split` is given, the column has a row for each of its records.
+    """Returns a column; if `split` is given, the column has a row for each record of the split.
 
     Raises UsageError if there is no such column, IncompleteError if the column is not complete, and
     DataDamagedError if its column.json is damaged.
@@ -68,13 +68,13 @@ def opened(dataset: Dataset, name: str, split: str = "") -> Column:
     existing = names(store)
     if store.size(column.begun_name(name)) is not None or (stored is None and name in existing):
         raise IncompleteError(
-            f"{where}: the column is not complete yet. Run the script that writes it again: it "
-            "computes only the missing rows."
+            f"{where}: the column is not complete yet. Rerun the script that writes it: only the "
+            "missing rows are computed."
         )
     if stored:
         raise UsageError(
             f"{where}: the column has no rows for the records of {some(lacking)}: it was made for "
-            "a different split or dataset, or before an amendment. Make the column again."
+            "a different split or dataset, or before an amendment. Re-create the column."
         )
     raise UsageError(
         f"{where}: there is no such column. Columns of this dataset: {some(existing) or 'none'}"
@@ -84,7 +84,7 @@ def opened(dataset: Dataset, name: str, split: str = "") -> Column:
 def complete(dataset: Dataset, chosen: Sequence[str] = ()) -> tuple[list[Column], list[str]]:
     """Returns the `chosen` columns, by default all, and the names of incomplete columns.
 
-    An incomplete column is also returned, without its incomplete splits, if a split is complete.
+    An incomplete column is also returned, without its incomplete splits, if one is complete.
     """
     store, incomplete = dataset.store, list[str]()
     columns = [opened(dataset, name) for name in chosen]
@@ -107,8 +107,8 @@ def foreign(dataset: Dataset, stored: Column) -> str | None:
         lacking = stored.of(split, shards)[1]
         if lacking or len(files) != len(shards):
             return (
-                f"was not made for the records of {some(lacking) or split}. Make the column "
-                "again, or remove its folder."
+                f"was not made for the records of {some(lacking) or split}. Re-create the column, "
+                "or remove its folder."
             )
     return None
 
@@ -120,7 +120,7 @@ def receipt(store: Readable, name: str, shard: str) -> ColumnFile | None:
         return None
     rows = column.loads_receipt(store.read(path), store.where(path))
     if rows.shard != shard:
-        raise DataDamagedError(f"{store.where(path)}: is for shard {rows.shard}. Remove it.")
+        raise DataDamagedError(f"{store.where(path)}: belongs to shard {rows.shard}. Remove it.")
     return rows
 
 
@@ -135,7 +135,7 @@ def receipts(store: Readable, name: str, shards: Iterable[Shard]) -> dict[str, s
 
 
 def misfit(stored: Column, rows: ColumnFile, head: bytes, sha256: str, where: str) -> str | None:
-    """Returns the problem of a column's file with this first chunk and sha256, or None."""
+    """Returns the problem of a column file, given its first chunk and sha256, or None."""
     header = stored.header(rows.rows)
     if head[: len(header)] != header:
         return f"{where}: is not a .npy file of {rows.rows:,} rows of {stored.name}. {_AGAIN}"
@@ -147,8 +147,8 @@ def misfit(stored: Column, rows: ColumnFile, head: bytes, sha256: str, where: st
 class Survey:
     """Compares the columns of a dataset with its manifest, by the names and sizes of files.
 
-    `incomplete` maps each incomplete column to its number of finished files. `files` have passed,
-    and must still be read.
+    `incomplete` maps each incomplete column to its number of finished files. `files` have passed
+    this check, and must still be read.
     """
 
     def __init__(self, dataset: Dataset) -> None:
@@ -157,7 +157,7 @@ class Survey:
         self.incomplete: dict[str, int] = {}
         self.files: list[tuple[Column, ColumnFile]] = []
         files = self._store.names(naming.COLUMNS)
-        problem = "is not a folder of a column. Remove it"
+        problem = "is not a column folder. Remove it"
         self.problems = [Problem(f"{naming.COLUMNS}/{name}: {problem}") for name in files]
         for name in sorted({*names(self._store)}.difference(files)):
             try:
@@ -212,8 +212,8 @@ class Survey:
 def differences(a: Dataset, b: Dataset) -> dict[str, str]:
     """Returns the differences between the columns of two datasets, by column name.
 
-    Rows are compared if their records are equal. A web server lists no columns, so only columns of
-    the other dataset are requested from it.
+    Rows are compared if their records are equal. A web server cannot list its columns, so the names
+    come only from datasets in folders and buckets.
     """
     result = {}
     for name in sorted({*names(a.store), *names(b.store)}):
@@ -252,6 +252,6 @@ def say_left_behind(store: Readable) -> None:
     """Tells the user that the columns of a dataset are not copied."""
     if existing := names(store):
         say(
-            f"{store.where()}: its columns are not copied, because they belong to its records: "
-            f"{printable(some(existing))}. Make them again for the new dataset."
+            f"{store.where()}: columns are not copied, since they belong to the records of this "
+            f"dataset: {printable(some(existing))}. Re-create them for the new dataset."
         )

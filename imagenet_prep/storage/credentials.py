@@ -22,9 +22,9 @@ COOKIES_VARIABLE = "IMAGENET_PREP_COOKIES"
 TOKEN_VARIABLE = "IMAGENET_PREP_TOKEN"  # noqa: S105 - the variable's name, not the token
 HOW_TO_LOG_IN = (
     "Log in at image-net.org, accept the terms, save the browser's cookies as a Netscape "
-    f"cookies.txt, and set {COOKIES_VARIABLE} to its path. Or put login and password into "
+    f"cookies.txt, and set {COOKIES_VARIABLE} to its path. Or put your login and password into "
     f"~/.netrc, or set {TOKEN_VARIABLE} to HOST=TOKEN (HOST:PORT=TOKEN if the port is not 443). "
-    "Credentials are only sent over https://."
+    "Credentials are sent only over https://."
 )
 # HOST=TOKEN or HOST:PORT=TOKEN, with a bearer token as in RFC 6750.
 _BOUND_TOKEN = re.compile(
@@ -95,7 +95,7 @@ def token_for(base: str) -> str | None:
         if bound is None:
             raise UsageError(
                 f"{TOKEN_VARIABLE}: expected HOST=TOKEN (HOST:PORT=TOKEN if the port is not 443), "
-                "separated by commas. A token is only sent to its host. Example: "
+                "separated by commas. A token is sent only to its host. Example: "
                 f"{TOKEN_VARIABLE}=mirror.example.edu=TOKEN"
             )
         host = bound["host"].strip("[]").lower()
@@ -114,7 +114,7 @@ def token_for(base: str) -> str | None:
         )
     if _has_proxy(base):
         raise UsageError(
-            f"{base}: the token of {TOKEN_VARIABLE} would be sent to the proxy of HTTP_PROXY. Set "
+            f"{base}: the token of {TOKEN_VARIABLE} would be sent to the proxy in HTTP_PROXY. Set "
             f"NO_PROXY={host}."
         )
     return token

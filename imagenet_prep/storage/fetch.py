@@ -93,8 +93,8 @@ def demand_small(where: str, size: int, most: int) -> None:
     """Raises DataDamagedError if a file has more than `most` bytes."""
     if size > most:
         raise DataDamagedError(
-            f"{where}: has more than {most:,} bytes, so this program did not write it. Put the "
-            "original file there again."
+            f"{where}: has more than {most:,} bytes, so this program did not write it. Restore the "
+            "original file."
         )
 
 

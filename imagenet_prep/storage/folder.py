@@ -245,7 +245,7 @@ class LocalStore:
             self.publish(temporary, name)
 
     def claim(self, name: str, data: bytes) -> bytes:
-        """Writes a small file; the caller must hold the lock and know that no such file exists."""
+        """Writes a small file; the caller must hold the lock and know that it does not exist."""
         self.write(name, data)
         return data
 
@@ -295,7 +295,7 @@ class LocalStore:
             self.root.rmdir()
 
     def remove_work(self) -> None:
-        """Removes temporary files, the lock of this run, and `.work` if it is empty then."""
+        """Removes temporary files, the lock of this run, and `.work` if it is then empty."""
         self.remove_tree(TEMPORARY)
         self.remove(_LOCK)
         with contextlib.suppress(OSError):  # It may have files of the next run.
@@ -342,18 +342,18 @@ class LocalStore:
             return
         if status.st_uid not in (os.geteuid(), above.st_uid):
             raise StoreError(
-                f"{path} belongs to a different user (UID {status.st_uid}), so its files cannot "
-                "be trusted. Remove it, or make it yours (chown), then run the same command again."
+                f"{path} belongs to a different user (UID {status.st_uid}), so its files cannot be "
+                "trusted. Remove it, or make it yours (chown), then run the same command again."
             )
 
 
 def _unless_gone(_function: object, _path: object, failed: tuple[Any, Any, Any]) -> None:
-    """Raises an error of `shutil.rmtree`, except for files removed or added by others."""
+    """Raises an error of `shutil.rmtree`, unless other processes removed or added a file."""
     error = failed[1]
     if not isinstance(error, OSError) or error.errno not in (errno.ENOENT, errno.ENOTEMPTY):
         raise error
 
 
 def _is_ours(name: str) -> bool:
-    """Returns whether a file is in a folder in which only this program writes, and no links."""
+    """Returns whether a file is in a folder that only this program writes to, without links."""
     return name.partition("/")[0] in (naming.WORK, naming.COLUMNS)

@@ -1,4 +1,4 @@
-"""Makes hard links to files of other datasets, and syncs these files."""
+"""Makes hard links to files of a different dataset, and syncs these files."""
 
 from __future__ import annotations
 

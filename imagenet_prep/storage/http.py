@@ -1,4 +1,4 @@
-"""Reads files by byte range, and datasets, from web servers."""
+"""Reads byte ranges of files, and complete datasets, from web servers."""
 
 from __future__ import annotations
 

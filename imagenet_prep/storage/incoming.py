@@ -72,7 +72,7 @@ class Incoming:
     status: os.stat_result
 
     def __init__(self, path: Path, file: FileIO, syncer: ThreadPoolExecutor, start: int) -> None:
-        """Hashes the first `start` bytes of the file, and removes all other bytes."""
+        """Hashes the first `start` bytes of the file, and truncates the file after them."""
         self._path = path
         self._file = file
         self._hash = hashlib.sha256()

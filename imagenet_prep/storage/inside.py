@@ -26,7 +26,7 @@ def demand_inside(name: str) -> str:
     except ValueError as error:
         raise DataDamagedError(
             f"{error}. Nothing was read or written there. The name comes from a manifest, receipt "
-            "or other file that this program did not write: remove it, or fetch it again."
+            "or similar file that this program did not write. Remove that file, or fetch it again."
         ) from None
 
 

@@ -1,7 +1,7 @@
 """Stores lists of the files in remote archives for later runs.
 
 The lists are in `imagenet-prep-lists` next to the datasets, in one folder per archive. Other users
-may write there, so lists are checked, and their names compared with the headers in the archive.
+may write there, so lists are checked, and listed names compared with the headers in the archive.
 """
 
 from __future__ import annotations

@@ -170,7 +170,7 @@ class Ledger:
     def sha256(
         self, name: str, opened: BufferedReader, *, again: bool = False, noted: bool = True
     ) -> str:
-        """Returns the noted sha256 of an open file; reads it if `again`, or if there is no note."""
+        """Returns an open file's noted sha256; reads the file if `again` or without a note."""
         status = os.fstat(opened.fileno())
         note = {} if again else self.find(name, status) or {}
         sha256 = note.get("sha256")
@@ -207,7 +207,7 @@ class Ledger:
 
 
 def verified_md5(path: Path) -> str | None:
-    """Returns the md5 of an archive verified by `download`, or None if it must be read."""
+    """Returns the md5 of an archive verified by `download`, or None if the archive must be read."""
     with contextlib.suppress(OSError, ImagenetPrepError):
         ledger = Ledger(LocalStore(path.parent), NOTES, MOST_ARCHIVES)
         match ledger.find(path.name):

@@ -28,7 +28,7 @@ def locked(open_file: Callable[[], int], *, path: Path, where: str) -> Iterator[
 
 
 def try_lock(descriptor: int, path: Path) -> bool:
-    """Locks an open file or folder until this process ends; returns False if it is taken."""
+    """Locks an open file or folder until this process ends; returns False if already locked."""
     with storage_errors("lock", path):
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

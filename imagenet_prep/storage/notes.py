@@ -25,5 +25,5 @@ def damaged(store: Store, name: str, why: str) -> DataDamagedError:
     """Returns the error for a work file that this program did not write."""
     return DataDamagedError(
         f"{store.where(name)}: {why}. This program did not write this file; nothing was changed. "
-        "If the folder was copied from elsewhere, remove its .work; else choose a different folder."
+        "If the folder was copied from elsewhere, remove its .work; or choose a different folder."
     )

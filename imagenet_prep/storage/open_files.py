@@ -13,7 +13,7 @@ def allow(count: int) -> int:
     """Raises the soft limit for `count` more open files, up to the hard limit.
 
     Child processes inherit the limit. Returns the number below which a descriptor may stay open. A
-    new file gets the lowest free descriptor, so this limits the open files of the process.
+    new file gets the lowest free descriptor, so that number limits all open files.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     target = min(count + _OTHERS, hard)

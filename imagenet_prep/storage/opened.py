@@ -104,7 +104,7 @@ class Dataset:
             if hashlib.sha256(data).hexdigest() == expected.sha256:
                 return data
         raise ManifestError(
-            f"{self.store.where(name)}: missing or different from {naming.MANIFEST}. {_REMEDY}"
+            f"{self.store.where(name)}: missing, or differs from {naming.MANIFEST}. {_REMEDY}"
         )
 
     def lost(self) -> list[str]:
@@ -178,7 +178,7 @@ def open_dataset(place: str | Readable, *, parts: bool = False, check: bool = Tr
                 "command again to resume."
             )
         raise UsageError(
-            f"{where}: no {naming.MANIFEST}: not a dataset of imagenet-prep. To make one from "
+            f"{where}: not a dataset of imagenet-prep (no {naming.MANIFEST}). To make one from "
             "images, run imagenet-prep prepare. For TFRecords of a different program, run "
             f"imagenet-prep adopt {where}"
         )

@@ -1,8 +1,8 @@
 """Records the locations of the sources of datasets, for later runs of this user.
 
 `report` shows images from these locations, and its page may be published. The locations are not
-stored in the dataset: its author could then choose which files of a reader are shown. They are in
-the user's cache folder, in one file per digest of a manifest.
+stored in the dataset, since its author could then choose which of a reader's files are shown. They
+are in the user's cache folder, in one file per digest of a manifest.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def note(digest: str, origin: Origin) -> None:
 
 
 def find(digest: str) -> Origin | None:
-    """Returns the origin of a dataset; None if it is unknown or others could have written it."""
+    """Returns the origin of a dataset; None if unknown or if other users could have written it."""
     with contextlib.suppress(OSError, ImagenetPrepError, ValueError):
         noted = records.loads(_Note, LocalStore(_folder()).read_ours(_name(digest), _MAX_BYTES))
         # Compare the digests: in a shared folder, the file may belong to a different dataset.

@@ -12,7 +12,7 @@ from imagenet_prep.core.errors import IncompleteError, StoreError
 
 @contextlib.contextmanager
 def storage_errors(action: str, path: Path) -> Iterator[None]:
-    """Translates OSError: into IncompleteError if the disk is full, else into StoreError."""
+    """Translates an OSError into IncompleteError if the disk is full, otherwise into StoreError."""
     try:
         yield
     except OSError as error:

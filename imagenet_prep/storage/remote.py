@@ -1,7 +1,7 @@
 """The interface for reading files by byte range from web servers, S3 and folders.
 
 Each read is a single attempt. It raises `UnavailableError` if a retry may succeed, and the caller
-decides how often to retry. Messages never quote an exception, whose text may have a signed URL.
+decides how often to retry. Messages never quote an exception, whose text may contain a signed URL.
 """
 
 from __future__ import annotations
@@ -117,8 +117,8 @@ class Remote(Protocol):
 def changed(where: str) -> NoReturn:
     """Raises IncompleteError for a file that has changed during the run."""
     raise IncompleteError(
-        f"{where}: it has changed since this run began. Run the same command again: it reads the "
-        "new file from the start."
+        f"{where}: it has changed since this run began. Run the same command again to read the new "
+        "file from the start."
     )
 
 

@@ -75,8 +75,8 @@ class RemoteArchives:
 
         `files` lists the files with a reader, at increasing offsets. `is_whole` returns whether a
         kept list can be complete. Each file is verified when it is read. `header_bytes` is set for
-        few and large files: then `files` only reads a header of this size before each file, and
-        the headers named by the kept list are prefetched.
+        few and large files: then `files` reads only a header of this size before each file, and the
+        headers named by the kept list are prefetched.
         """
         path = self._files[archive]
         lists = path.site.lists
@@ -125,7 +125,7 @@ class RemoteArchives:
 
 @dataclass(eq=False)
 class _Request:
-    """A request for `num_ranges` ranges that were not taken yet, and its answer once it is sent."""
+    """A request for ranges, `num_ranges` of them not yet taken, and its answer once it is sent."""
 
     archive: str
     start: int
@@ -156,7 +156,7 @@ class _Ahead:
         self._send()
 
     def take(self, piece: Range) -> bytes | None:
-        """Returns the bytes of an announced range, once; None if it was not announced."""
+        """Returns the bytes of an announced range; None if not announced or already taken."""
         request = self._request_of.pop(piece, None)
         if request is None:
             return None
@@ -195,7 +195,7 @@ class _Ahead:
 
 
 def _merged(ranges: Iterable[Range]) -> dict[Range, _Request]:
-    """Returns the request for each range; nearby ranges share one."""
+    """Returns the request for each range; nearby ranges share a request."""
     request_of: dict[Range, _Request] = {}
     request: _Request | None = None
     for archive, offset, size in sorted(ranges):

@@ -89,7 +89,7 @@ class _Lines:
             if self._allowed < 1:
                 self._withheld += 1
                 return
-            more = f" ({self._withheld:,} more retries without a line)" if self._withheld else ""
+            more = f" ({self._withheld:,} more retries not logged)" if self._withheld else ""
             self._allowed, self._withheld = self._allowed - 1, 0
         with contextlib.suppress(OSError, ValueError):  # stderr may be closed
             terminal.say(line + more, "warning", **fields)

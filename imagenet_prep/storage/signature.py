@@ -70,7 +70,7 @@ def _keygen(act: str, words: list[str], data: bytes) -> subprocess.CompletedProc
         ) from None
     except subprocess.TimeoutExpired:
         raise UsageError(
-            f"ssh-keygen has not ended in {_LIMIT_S} s: run the command again"
+            f"ssh-keygen did not finish within {_LIMIT_S} s. Run the same command again"
         ) from None
 
 

@@ -44,7 +44,7 @@ class Readable(Protocol):
     def read(
         self, name: str, offset: int = 0, size: int | None = None, most: int = MOST_BYTES
     ) -> bytes:
-        """Returns a small file, or `size` bytes from `offset`, or fewer at the end of the file.
+        """Returns the content of a small file, or `size` bytes from `offset` (fewer at its end).
 
         Raises DataDamagedError if a complete file has more than `most` bytes or is not regular.
         """
@@ -99,7 +99,7 @@ class Store(Readable, Protocol):
         """Publishes a small file unless it exists; returns the content that it now has."""
 
     def take(self, name: str) -> bool:
-        """Creates an empty work file; returns False if a different run has created it before."""
+        """Creates an empty work file; returns False if a different run has already created it."""
 
     def remove(self, *names: str) -> None:
         """Removes files durably; they may be absent."""

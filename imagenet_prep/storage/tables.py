@@ -62,7 +62,7 @@ def _name(shard: Shard) -> str:
 
 
 def _opened(store: Readable, shard: Shard) -> Opened:
-    """Opens a table; a short one is read into memory first."""
+    """Opens a table; a small one is read into memory first."""
     opened = store.opened(_name(shard))
     if shard.samples_bytes > _AHEAD_BYTES:
         return opened
@@ -73,7 +73,7 @@ def _opened(store: Readable, shard: Shard) -> Opened:
 def lines(
     store: Readable, shard: Shard, opened: Callable[[], Opened] | None = None
 ) -> Iterator[bytes]:
-    """Yields the lines of a shard's table, header first; verified after the last line."""
+    """Yields the lines of a shard's table, header first; verifies the table after the last line."""
     where, digest, number = store.where(_name(shard)), hashlib.sha256(), 0
     try:
         with opened() if opened else store.opened(_name(shard)) as file:

@@ -2,7 +2,7 @@
 
 Every object is sent with its sha256 as metadata, and with the CRC32C of its content, which the
 server verifies. If a server does not support CRC32C, the caller reads the object back. A multipart
-upload is only completed if the sha256 of the sent bytes is right.
+upload is completed only if the sha256 of the sent bytes is right.
 
 boto3's own uploads (s3transfer) need the CRC32C before the first byte is read, and the package
 awscrt to compute the CRC32C of a part. They do not check the sha256 before the end of an upload.
@@ -53,7 +53,7 @@ class Stored(NamedTuple):
             kind = Problem if self.sha256 else UnkeptProblem
             return kind(f"{file.name}: stored with sha256 {self.sha256}, expected {file.sha256}")
         if self.crc32c is None:
-            return UnkeptProblem(f"{file.name}: the server has no CRC32C (S3 checksum) of it")
+            return UnkeptProblem(f"{file.name}: the server stored no CRC32C (S3 checksum) for it")
         if crc32c not in (None, self.crc32c):
             return Problem(f"{file.name}: the server's CRC32C is {self.crc32c}, expected {crc32c}")
         return None

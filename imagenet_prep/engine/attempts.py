@@ -151,7 +151,7 @@ def _run_elsewhere(
 
 @dataclass
 class Jobs:
-    """Runs a cluster job, and new jobs if workers are lost, unless jobs no longer finish tasks."""
+    """Runs a cluster job; if its workers are lost, starts a new job, while jobs make progress."""
 
     store: Store
     beam_args: tuple[str, ...]
@@ -162,7 +162,7 @@ class Jobs:
     def run(self, build: Callable[[Any, Lease], object], collect: Collect) -> None:
         """Submits jobs with the pipeline from `build`, each with a new lease, until one succeeds.
 
-        `collect` is called regularly; it returns the number of finished tasks and whether all are.
+        `collect` is called regularly; it returns how many tasks are finished, and whether all are.
         """
         (before, _), futile = collect(), 0
         while True:

@@ -127,7 +127,7 @@ def _logged_to(log: Path) -> contextlib.ExitStack:
 
 
 def _job_server(runner: Any, options: Any, ending: contextlib.ExitStack) -> None:
-    """Sets up Beam's job server. Fails at once if a server is down, unlike Beam itself."""
+    """Sets up Beam's job server. Fails at once if a server is down; Beam would wait for minutes."""
     from apache_beam.options import pipeline_options
 
     if endpoint := options.view_as(pipeline_options.PortableOptions).job_endpoint:

@@ -243,7 +243,7 @@ class Stage(Generic[AnyTask, AnyContent]):
 
 @contextlib.contextmanager
 def _named(task: Task) -> Iterator[None]:
-    """Adds the task's name to errors; turns an OSError, never a bug, into ImagenetPrepError."""
+    """Adds the task's name to errors; converts an OSError to an ImagenetPrepError."""
     try:
         try:
             yield

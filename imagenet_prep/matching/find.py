@@ -81,7 +81,7 @@ class Found:
         )
 
     def _is_wanted(self, run: Numbers) -> bool:
-        """Returns whether to report a group; if `across`, only one with images of both datasets."""
+        """Returns whether to report a group; `across` requires images of both datasets."""
         return not self._across or len({*self._other[run].tolist()}) == 2
 
     def _join(self, run: Numbers, *unions: Union) -> None:
@@ -159,7 +159,7 @@ class Found:
         attempt: Callable[[Numbers, Numbers, bool], Flags],
         cost: int,
     ) -> Pairs:
-        """Tries the pairs that are still open; returns matches, and adds up `cost` for failures."""
+        """Tries the open pairs; returns the matches, and adds `cost` to images of failed pairs."""
         is_open = self._is_open(*pairs)
         parts = np.array_split(np.flatnonzero(is_open), self._workers)
         jobs = [pool.submit(attempt, pairs[0][part], pairs[1][part], mirrored) for part in parts]

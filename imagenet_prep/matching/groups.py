@@ -85,7 +85,7 @@ def crosses(group: Group) -> bool:
 
 
 def counts(groups: Sequence[Group]) -> dict[tuple[str, str, str], list[int]]:
-    """Counts pairs (kept image, duplicate), and those with unequal labels, by splits and kind."""
+    """Counts (kept, duplicate) pairs, and those with different labels, by splits and kind."""
     numbers: dict[tuple[str, str, str], list[int]] = {}
     for first, *others in groups:
         for member in others:

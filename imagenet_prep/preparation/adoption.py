@@ -44,7 +44,7 @@ class _Brought:
 
 
 def finish_renames(store: LocalStore) -> None:
-    """Finishes any renames that a killed run of adopt has left unfinished in this folder."""
+    """Finishes the renames that a killed run of adopt left unfinished in this folder."""
     if begun := _begun(store)[1]:
         with store.lock():
             _rename(store, begun.renames)

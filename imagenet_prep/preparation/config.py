@@ -84,7 +84,8 @@ class Config(RunFlags):
     holdout: str = flag(
         "0",
         help="move this number of images, or this share of each class, from train to the split "
-        "holdout, at random from --seed; a share takes at least one from each class of two or more",
+        "holdout, at random from --seed; a share takes at least one image of each class with two "
+        "or more",
         metavar="N|N%",
     )
     holdout_per_class: int = flag(

@@ -123,7 +123,7 @@ def _held_out(selection: Selection, used: Sequence[int]) -> list[int]:
     else:
         flag, out = f"--holdout {selection.holdout:,}", _apportioned(selection.holdout, used)
     if not any(out):
-        raise UsageError(f"{flag}: no class has more than one image, so none can be taken out")
+        raise UsageError(f"{flag}: no class has more than one image, so no image can be taken out")
     return out
 
 

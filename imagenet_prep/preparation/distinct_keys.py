@@ -1,4 +1,4 @@
-"""Makes the keys of records that a different program wrote unique within a split.
+"""Gives unique keys, within a split, to records that a different program wrote.
 
 Of records with equal keys, the first keeps the key. The keys of later records get a number before
 the file extension: dog/3.jpg, dog/3~2.jpg, dog/3~3.jpg. If existing keys contain tildes, the number
@@ -50,7 +50,7 @@ def numbered(store: Store, folder: str, tables: Sequence[str]) -> dict[str, dict
 
 
 def renamed(store: Store, table: str, new: Mapping[int, str]) -> tuple[bytes, str]:
-    """Returns a copy of a table with `new` keys, by record number, and the sha256 of the copy."""
+    """Returns a copy of a table with keys from `new`, by record number, and the copy's sha256."""
     file = io.BytesIO()
     copy = Table(file)
     for record, sample in enumerate(samples.parse(_lines(store, table), table)):

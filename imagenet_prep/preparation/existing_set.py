@@ -222,7 +222,7 @@ class ExistingSet:
 
     @property
     def lack_counts(self) -> dict[str, Counter[str]]:
-        """The number of records by key that they lack and kind (absent, wrong or empty)."""
+        """The number of records that lack a key, by key and kind (absent, wrong or empty)."""
         counts: dict[str, Counter[str]] = {}
         for shard in self.all_shards:
             for key, kinds in shard.lacks.items():

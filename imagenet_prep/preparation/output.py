@@ -173,7 +173,7 @@ class Output:
         return canonical.dumps(Begun(config, self.wanted.libraries))
 
     def forget_others(self, stage: Stage[Any, Any]) -> None:
-        """Removes this stage's receipts from runs with different settings, which may look valid."""
+        """Removes this stage's receipts for different settings, since they may look valid."""
         for name in self.store.list_folder(naming.WORK):
             is_other = name.startswith(f"{stage.name}-") and len(name) == len(stage.name) + 17
             if is_other and f"{naming.WORK}/{name}" != stage.folder:

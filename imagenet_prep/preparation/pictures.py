@@ -117,7 +117,7 @@ def _index(store: Any, shard: Shard) -> list[tuple[int, int]]:
 
 @dataclass(frozen=True)
 class SourcePiece:
-    """A piece of a source, such as a class. Its table in `kept` lists the images that decode."""
+    """A piece of a source, such as a class. Its table in `kept` lists decodable images."""
 
     source: Stored
     task: IndexTask

@@ -76,7 +76,7 @@ class Selection:
         return canonical.digest([*self.source.identity, chosen, *["anew"] * self.listed_anew])
 
     def index_tasks(self) -> list[IndexTask]:
-        """Returns the tasks that list those pieces of the source with selected classes."""
+        """Returns the tasks that list the images of the selected classes."""
         return [
             task
             for split in self.splits

@@ -131,7 +131,7 @@ def look(store: Store, wanted: Wanted) -> Standing:
 
 
 def _datasets_below(store: Store, names: Iterable[str]) -> tuple[str, ...]:
-    """Returns datasets in the top two folder levels of a bucket; looks at a limited number."""
+    """Returns datasets in the top two folder levels of a bucket; checks only some folders."""
     _, _, path = store.where().partition("://")
     if store.as_folder is not None or "/" in path.rstrip("/"):
         return ()

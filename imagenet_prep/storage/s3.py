@@ -37,7 +37,7 @@ _SIGNED_FOR_S = 300
 _MOST_LISTED = 1 << 20
 
 # The advice for permanent refusals, by S3 code and by status.
-_NOT_ALLOWED = "Check the AWS_… variables or ~/.aws: their user needs this permission."
+_NOT_ALLOWED = "Check the AWS_… variables or ~/.aws: their user lacks the permission."
 _OTHER_REGION = "The bucket is in a different region: set AWS_DEFAULT_REGION."
 CHECK_BY_READING = "IMAGENET_PREP_CHECK_BY_READING"
 NO_CHECKSUMS = (

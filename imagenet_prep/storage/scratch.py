@@ -1,6 +1,6 @@
 """Temporary folders below TMPDIR for files that will be uploaded to a bucket.
 
-Each process locks its folder. It removes unlocked folders, which killed processes left.
+Each process locks its folder. It also removes unlocked folders, which killed processes left.
 """
 
 from __future__ import annotations

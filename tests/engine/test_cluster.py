@@ -120,7 +120,7 @@ def test_a_client_without_java_is_told_so(
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     said = refusal(tmp_path / "log", f"--runner={runner}")
-    assert said.startswith("no 'java' on this machine: Beam's job server needs Java.")
+    assert said.startswith("no 'java' on this machine, but Beam's job server needs Java.")
 
 
 @contextlib.contextmanager

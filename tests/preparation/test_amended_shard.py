@@ -112,7 +112,9 @@ def test_a_shard_with_more_or_fewer_records_than_its_table_is_refused(
     digest = hashlib.sha256(table).hexdigest()
     shard = replace(shard, examples=rows, samples_bytes=len(table), samples_sha256=digest)
 
-    with pytest.raises(DataDamagedError, match=r"more records than its table|: 3 records, sha256 "):
+    with pytest.raises(
+        DataDamagedError, match=r"more records than the \d+ in|: 3 records, sha256 "
+    ):
         amended(root, shard, excluded=frozenset(KEYS[:1]))
 
 

@@ -123,13 +123,13 @@ def test_new_images_are_made_as_the_others_of_the_split_were(
     ids=str,
 )
 def test_settings_that_no_run_has_are_refused(tmp_path: Path, config: dict[str, Any]) -> None:
-    with pytest.raises(ManifestError, match="this program did not write its config"):
+    with pytest.raises(ManifestError, match="imagenet-prep did not write its config"):
         job(made(tmp_path / "set", [], **{"short_side": 18, **config})).transform_of("train")
 
 
 def test_images_of_a_codec_that_is_gone_cannot_be_added(tmp_path: Path) -> None:
     dataset = made(tmp_path / "set", [], codec="planes-0", short_side=18)
-    with pytest.raises(UsageError, match="does not have the codec planes-0"):
+    with pytest.raises(UsageError, match="encoded with the codec planes-0"):
         job(dataset).transform_of("train")
 
 

@@ -68,7 +68,7 @@ def test_each_class_that_can_give_one_is_held_out_and_stays_in_train(
     used: list[int], percent: float, more: float
 ) -> None:
     if max(used) < 2:
-        with pytest.raises(UsageError, match="every class has fewer than two images"):
+        with pytest.raises(UsageError, match="no class has more than one image"):
             held(used, holdout_percent=percent)
         return
     out = held(used, holdout_percent=percent)
@@ -84,7 +84,7 @@ def test_a_number_is_divided_in_proportion_to_the_classes(
     most = sum(max(0, count - 1) for count in used)
     number = data.draw(st.integers(1, most + 1))
     if number > most:
-        with pytest.raises(UsageError, match=f"expected at most {most}, .*keep one of each class"):
+        with pytest.raises(UsageError, match=f"expected at most {most}, .*one image of each class"):
             held(used, holdout=number)
         return
     out = held(used, holdout=number)

@@ -115,7 +115,7 @@ def test_classes_of_another_set_are_not_added(tmp_path: Path) -> None:
     validation = [picture(number, plain(number)) for number in (0, 1)]
     write_set(tmp_path / "other", {"validation": [validation]}, num_classes=2)
     before = stamps(tmp_path / "out")
-    with pytest.raises(UsageError, match="its 2 classes are not the 3 classes of the dataset"):
+    with pytest.raises(UsageError, match="its 2 classes differ from the 3 classes of the dataset"):
         rewrite.run(job(tmp_path / "other"), LocalStore(tmp_path / "out"))
     assert stamps(tmp_path / "out") == before
 

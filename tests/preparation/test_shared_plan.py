@@ -121,7 +121,7 @@ class Repeated(Listed):
     ("wanted", "error", "said"),
     [
         (selection((1, 1, 1)), SourceError, "train has 3 images"),
-        (selection(holdout=7), UsageError, "and must keep one of each class"),
+        (selection(holdout=7), UsageError, "and must keep one image of each class"),
         (selection(num_shards={"train": 10}), UsageError, "no shard may be empty"),
         (selection(source=Repeated(CLASSES, PARTS)), SourceError, "is in two classes"),
         (excluding("x/y.JPEG"), UsageError, "list: line 1: no such key"),

@@ -120,7 +120,8 @@ def test_what_a_run_does(there: Standing, asked: Wanted, expected: Decision) -> 
             wanted("train"),
             (
                 "/out contains an unfinished dataset with different settings: short_side is 50 "
-                "there, 64 here. Finish it with its own settings, or choose a different folder."
+                "there, 64 here. Finish it with its original settings, or choose a different "
+                "folder."
             ),
         ),
         (

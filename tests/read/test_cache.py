@@ -711,7 +711,7 @@ def test_a_class_list_without_end_is_not_fetched(server: Server, tmp_path: Path)
     whole = {**content, "digest": canonical.digest(content)}
     text = json.dumps(whole, indent=1, sort_keys=True, ensure_ascii=False)
     server.files["/dataset.json"] = text.encode() + b"\n"
-    with pytest.raises(DataDamagedError, match=r"labels.txt: missing or different"):
+    with pytest.raises(DataDamagedError, match=r"labels.txt: missing, or differs"):
         NodeCache(open_dataset(server.url), tmp_path / "cache", None)
     assert server.reads("/labels.txt") == []
 

@@ -585,7 +585,7 @@ def test_a_work_folder_of_another_user_is_read_and_never_written(store: LocalSto
         lambda: store.open(".work/origin.json", os.O_RDWR),
     ]
     for ask in asked:
-        with pytest.raises(StoreError, match=r"belongs to a different user \(number 12345\)"):
+        with pytest.raises(StoreError, match=r"belongs to a different user \(UID 12345\)"):
             ask()
     assert store.read(".work/origin.json") == b"{}"
 

@@ -99,7 +99,7 @@ def test_a_thousand_retries_at_once_print_a_few_lines(
 
     said = capsys.readouterr().err
     assert said.startswith("imagenet-prep: y: no; retry 1 of 1 in 0.")
-    assert said.endswith(" (995 more retries without a line)\n")
+    assert said.endswith(" (995 more retries not logged)\n")
 
 
 def test_a_run_that_ends_prints_no_retry(

@@ -197,7 +197,7 @@ def test_a_file_that_changes_is_fetched_from_its_start(
         again = command.run("download", *flags)
 
     assert again.code == 0, again
-    assert "downloading it from the start: the file on the server has changed" in again.err
+    assert "downloading it from the start, as the file on the server has changed" in again.err
     assert archives(tmp_path) == {TRAIN: new}
 
 

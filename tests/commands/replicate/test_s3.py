@@ -168,7 +168,7 @@ def test_a_server_without_checksums_ends_the_run_at_its_first_objects(
 
     assert (refused.code, refused.json["error"]["code"]) == (1, 1)
     (said,) = refused.err.splitlines()
-    assert "no CRC32C (S3 checksum) of it. If the server stores no checksums" in said
+    assert "no CRC32C (S3 checksum) for it. If the server stores no checksums" in said
     assert f"set {CHECK_BY_READING}=1" in said
     assert (read.code, read.complaints) == (0, "")
     assert checked.json["replicas"][0]["problems"] == []

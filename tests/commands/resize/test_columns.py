@@ -16,7 +16,7 @@ def test_columns_are_left_behind_with_a_word(reference: Reference, tmp_path: Pat
     flags = ("--input_dir", root, "--output_dir", tmp_path / "small", "--short_side", "24")
     resized = command.run("resize", *flags)
     assert resized.code == 0, resized
-    assert f"{root}: its columns are not copied" in resized.err
+    assert f"{root}: columns are not copied" in resized.err
     assert not (tmp_path / "small" / "columns").exists()
     adopted = command.run("adopt", root, "--out", tmp_path / "adopted", "--dry-run")
-    assert f"{root}: its columns are not copied" in adopted.err
+    assert f"{root}: columns are not copied" in adopted.err

@@ -208,7 +208,7 @@ def test_lists_that_name_what_is_not_there_are_refused(
         ("relabel", f"key,class\n{known},n00000000\n"): "1 line with a class that is not among",
         ("relabel", f"key,class\n{known},8\n"): "1 line with a class that is not among",
         ("relabel", f"key,class\n{known},-1\n"): "1 line with a class that is not among",
-        ("relabel", f"key,class\n{known},0\n{known},1\n"): "1 line with a key that an earlier",
+        ("relabel", f"key,class\n{known},0\n{known},1\n"): "1 line with a key that is already",
         ("relabel", f"{known},0\n"): "line 1: expected the header key,class",
         ("relabel", f"key,class\n{known}\n"): "line 2: expected two fields: key,class",
         ("relabel", "key,class\n"): "no key after the header",

@@ -229,6 +229,6 @@ def test_a_web_server_without_a_dataset_says_so() -> None:
         for verb in ("verify", "report", "export"):
             result = command.run(verb, server.url, *(["--out", "o"] if verb == "export" else []))
             assert result.code == 2, result
-            assert "no dataset.json: not a dataset of imagenet-prep" in result.err
+            assert "not a dataset of imagenet-prep (no dataset.json)" in result.err
         with pytest.raises(UsageError, match=r"no dataset\.json"):
             make_dataset(server.url, "train", 4)

@@ -256,7 +256,7 @@ def test_what_cannot_be_compared_is_refused(one: Path, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     for root, said in (
         (plain_set, "has no tables of samples"),
-        (tmp_path / "empty", "no dataset.json: not a dataset"),
+        (tmp_path / "empty", "not a dataset of imagenet-prep"),
     ):
         result = command.run("diff", one, root)
         assert (result.code, result.out) == (2, ""), result

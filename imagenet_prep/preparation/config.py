@@ -84,8 +84,7 @@ class Config(RunFlags):
     holdout: str = flag(
         "0",
         help="move this number of images, or this share of each class, from train to the split "
-        "holdout, at random from --seed; a share takes at least one image of each class with two "
-        "or more",
+        "holdout, at random from --seed; a share is at least one image of a class with several",
         metavar="N|N%",
     )
     holdout_per_class: int = flag(

@@ -84,7 +84,7 @@ class Config(RunFlags):
     holdout: str = flag(
         "0",
         help="move this number of images, or this share of each class, from train to the split "
-        "holdout, at random from --seed; a share is at least one image of a class with several",
+        "holdout; they are selected at random with --seed, at least one of each class with several",
         metavar="N|N%",
     )
     holdout_per_class: int = flag(
@@ -95,7 +95,7 @@ class Config(RunFlags):
     )
     exclude: str | None = optional(
         place=Place.FILE,
-        help="file with the keys of images to exclude, one per line (such as "
+        help="file with keys of images to exclude; one per line (such as "
         "n01440764/n01440764_10026.JPEG); the remaining images stay in their shards",
     )
     train_shards: int | None = optional(
@@ -109,7 +109,7 @@ class Config(RunFlags):
     short_side: int = flag(
         480,
         least=1,
-        help="length of the shorter edge in pixels; larger images are downscaled",
+        help="pixels of the shorter edge; larger images are downscaled",
         metavar="PX",
     )
     quality: int = flag(
@@ -154,7 +154,7 @@ class Config(RunFlags):
         metavar="N|WNIDS",
     )
     subset_per_class: int | None = optional(
-        least=1, help="keep at most this many images of each class, at random from --seed"
+        least=1, help="keep at most this many images of each class; --seed selects them"
     )
 
     def __post_init__(self) -> None:

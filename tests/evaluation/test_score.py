@@ -45,7 +45,7 @@ def test_a_class_list_that_the_manifest_does_not_name_decides_nothing(tmp_path: 
     first, second, *others = listed.read_text().splitlines(keepends=True)
     listed.write_text("".join([second, first, *others]))
 
-    with pytest.raises(ManifestError, match=r"labels\.txt: .*different from dataset\.json"):
+    with pytest.raises(ManifestError, match=r"labels\.txt: .*differs from dataset\.json"):
         score(scores_of([0], [1], [2], [7]), tmp_path / "set")
 
 

@@ -198,7 +198,7 @@ def test_what_passes_is_tried_again_from_where_it_broke(fake: Fake, fault: Any) 
     assert fake.asked == [(1000, 600), (1300, 300) if fault is cut else (1000, 600)]
 
 
-@pytest.mark.parametrize(("fault", "said"), [(refuse, "403"), (too_much, "has sent 604 bytes")])
+@pytest.mark.parametrize(("fault", "said"), [(refuse, "403"), (too_much, "server sent 604 bytes")])
 def test_what_does_not_pass_ends_the_run(fake: Fake, fault: Any, said: str) -> None:
     fake.faults = [fault]
     with pytest.raises(StoreError, match=said):

@@ -106,7 +106,7 @@ def test_a_bucket_that_cannot_be_read_is_explained(
 ) -> None:
     address = f"{both[1].where()}/out"
     limits(retry_pause_s=0.0)
-    with pytest.raises(UsageError, match=r"nothing: not a dataset of imagenet-prep \(no dataset\.json\)"):
+    with pytest.raises(UsageError, match=r"nothing: not a dataset of imagenet-prep"):
         report.report(report.Config(f"{address}/nothing"))
     with pytest.raises(StoreError, match="the server answers 404"):
         report.report(report.Config("s3://nobody/out"))

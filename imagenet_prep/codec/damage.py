@@ -1,4 +1,4 @@
-"""Decides from libjpeg's warnings whether a JPEG has all its pixels.
+"""Decides from libjpeg's warnings whether a JPEG has lost pixels.
 
 simplejpeg only reports the first warning. If there is one, libjpeg decodes the file again to list
 all warnings. Pillow itself ignores warnings.

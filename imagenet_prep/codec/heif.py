@@ -1,8 +1,8 @@
 """Reads the image sizes in AVIF and HEIC files, before a decoder allocates memory for them.
 
 Both formats are HEIF (ISO/IEC 23008-12), a format of nested boxes. The box `ispe` has the size of
-an image or tile. AV1 decoders ignore it and use the sequence headers in the data; libheif compares
-the HEVC data with it.
+an image or tile. AV1 decoders ignore this size and use the sequence headers in the data; libheif
+compares this size with the HEVC data.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _SEQUENCE_HEADER = 1
 
 
 def sizes(data: bytes, max_pixels: int) -> Iterator[tuple[int, int]]:
-    """Yields (width, height) of all images in a file; BadImageError if together too large."""
+    """Yields (width, height) of all images in a file; BadImageError if their sum is too large."""
     parts, pixels = count(1), 0
 
     def part() -> None:

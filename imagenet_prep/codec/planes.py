@@ -1,7 +1,7 @@
 """Python interface of planes.c, which resizes a JPEG to a JPEG without converting it to RGB.
 
-decoder.c decodes most files. libjpeg decodes damaged files, for which it has error messages, and
-rare JPEG types; both compute the same samples. With AVX2, encoder.c encodes, with the same bytes as
+decoder.c decodes most files. libjpeg decodes rare JPEG types, and damaged files, since it can name
+the damage. Both decoders compute the same samples. With AVX2, encoder.c writes the same bytes as
 libjpeg. The libraries are loaded for the first image. ctypes releases the GIL during each call.
 """
 

@@ -65,7 +65,7 @@ def transform(data: bytes, policy: Policy) -> PreparedImage:
 
 
 class _DeclinedError(Exception):
-    """A JPEG has all its pixels, but only Pillow can decode it; str() is the repair reason."""
+    """A JPEG is complete, but only Pillow can decode it; str() is the reason for the repair."""
 
 
 def _from_usual_jpeg(data: bytes, header: Frame, policy: Policy) -> PreparedImage:
@@ -256,7 +256,7 @@ def prove_stored(
 ) -> bool:
     """Verifies a complete stored JPEG; returns True if it has an EXIF orientation other than 1.
 
-    `height` and `width` are from its record; `any_size` ignores them, `any_colorspace` accepts any.
+    `any_size` ignores `height` and `width`. `any_colorspace` accepts all colour spaces, e.g. CMYK.
     """
     header = _stored(encoded)
     if header is None or not (any_colorspace or header.colorspace in _RGB):

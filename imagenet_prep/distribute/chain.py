@@ -98,7 +98,7 @@ class Actions(Protocol):
         """Checks whether a host can be reached; pauses first if `again` is set."""
 
     def progress(self, peer: Peer, num_bytes: int) -> None:
-        """Reports that `lacking` has changed, and that the host has stored `num_bytes` more."""
+        """Reports that a host has stored `num_bytes` more, and that its `lacking` has changed."""
 
     def say(self, peer: Peer, sentence: str) -> None:
         """Shows the user a sentence about a host."""

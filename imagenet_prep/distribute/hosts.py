@@ -63,7 +63,7 @@ class Request:
 
 
 def ask(num_files: Mapping[str, int], request: Request) -> list[Json | ImagenetPrepError]:
-    """Checks every replica; returns its problems and lacking_bytes, or the error of its host.
+    """Checks every replica; returns problems and lacking_bytes of each, or the error of its host.
 
     `num_files` maps each address to the number of files of its replica.
     """
@@ -117,7 +117,7 @@ def pull(
 ) -> list[Json | ImagenetPrepError]:
     """Runs imagenet-prep on all hosts at once; returns the result or error of each run.
 
-    `argv_of` returns the arguments for a host that gets this part; --json is appended.
+    `argv_of` returns the arguments for a host, given the host's part; --json is appended.
     """
 
     def argv(address: str) -> list[str]:

@@ -70,7 +70,7 @@ class Leader:
         """Prepares the chain.
 
         `sizes` maps each address, in the order of the chain, to the sizes of its files by name.
-        `say` is called with sentences about a host, `count` with the bytes of each stored file.
+        `say` is called with sentences about a host, `count` with the size of each stored file.
         """
         parts = request.placements
         peers = [Peer(host, files, alone=parts[host].nodes > 1) for host, files in sizes.items()]

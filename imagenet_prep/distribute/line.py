@@ -15,9 +15,9 @@ from imagenet_prep.hosts.messages import BrokenError
 class Line:
     """The files that a receiving host lacks. Not thread-safe: the caller must hold a lock.
 
-    Each file is first *lacking*. It is *offered* when this host has it or is receiving it, then
-    taken by `next`, and finally *stored* by the receiving host. The index and the samples table of
-    a shard are sent before the shard, so that they exist when the shard appears.
+    Each file is first *lacking*. It is *offered* when the sending host has it or also receives it,
+    then taken by `next`, and finally *stored* by the receiving host. A shard's index and samples
+    table are sent before the shard, so that they exist when the shard appears.
     """
 
     def __init__(self, files: Sequence[File]) -> None:
@@ -50,7 +50,7 @@ class Line:
         self.all_named = True
 
     def offer(self, names: Iterable[str]) -> None:
-        """Notes files that this host has or is receiving; ignores files that are not lacking."""
+        """Notes files that the sender has or receives; ignores files that are not lacking."""
         for name in names:
             if name in self._lacking and name not in self._offered:
                 self._offered.add(name)
@@ -87,7 +87,7 @@ class Line:
         self._going.remove(name)
 
     def wrong(self, name: str) -> bool:
-        """Re-offers a file that arrived damaged; returns whether it is damaged on this host."""
+        """Re-offers a file that arrived damaged; returns whether the sender's copy is damaged."""
         if name not in self._going:
             raise BrokenError(f"it reported {name} as damaged, which was not sent")
         self.put_back(name)
@@ -96,7 +96,7 @@ class Line:
         return self._wrong[name] >= MAX_WRONG
 
     def finish(self) -> None:
-        """Raises BrokenError if a host that reports it is complete still lacks files."""
+        """Raises BrokenError if a host lacks files, although it reports that it is complete."""
         remaining = len(self._lacking) + len(self._going)
         if not self.all_named or remaining:
             raise BrokenError(f"it reports success, but lacks {counted(remaining, 'file')}")

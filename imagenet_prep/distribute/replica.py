@@ -132,7 +132,7 @@ class Replica(Target):
         self.store.remove_tree(_INCOMING)
 
     def begun(self, lacking: Iterable[File]) -> dict[str, int]:
-        """Removes partial files of a killed run, except the partial files of lacking files.
+        """Removes partial files of a killed run, but keeps those of the files in `lacking`.
 
         Returns the size of each remaining partial file, by name. The caller must hold the lock.
         """

@@ -23,8 +23,8 @@ DATASET = "dataset"
 class Sheet:
     """The accuracies of one network on one dataset after another; reads no images.
 
-    `sets` has the datasets by name as given. `labels` has the class indices of each image number,
-    by name of the dataset and of the label list. For `lists`, see `Table.lists`.
+    `sets` maps paths or URLs to datasets. `labels[path or URL][name of label list]` maps image
+    numbers to class indices. For `lists`, see `Table.lists`.
     """
 
     def __init__(self, sets: Sequence[str], labels: Sequence[str | os.PathLike[str]] = ()) -> None:
@@ -113,10 +113,10 @@ class Sheet:
 def _shares(
     classes: Integers, labelled: Integers, own: Integers, *, by_class: bool
 ) -> tuple[int, float, float, int]:
-    """Returns the number of labelled images, top-1, top-5, and the number of these images' classes.
+    """Returns the number of labelled images, their top-1 and top-5, and their number of classes.
 
     `classes` [images, 5] are the predictions, `labelled` [labels, 2] are pairs of an image number
-    and a correct class, and `own` [images] are the labels whose classes `by_class` averages over.
+    and a correct class, and `own` [images] are the classes that `by_class` averages over.
     """
     image, label = labelled.T
     hits = classes[image] == label[:, None]

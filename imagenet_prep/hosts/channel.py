@@ -181,7 +181,7 @@ class Process:
         ssh_options: Sequence[str] = SSH_OPTIONS,
         hear: Callable[[bytes], object] | None = None,
     ) -> None:
-        """Starts the module in `words`, which ends when this process ends or closes its input.
+        """Starts the module in `words`; it ends at the end of its input (or of this process).
 
         Both ends give up after `silence_s` seconds without data. For `hear`, see `Tail`.
         """

@@ -73,7 +73,7 @@ def plain(text: str) -> str:
 class Ending(NamedTuple):
     """How a command on a host ended; `code` is None if it did not start or timed out.
 
-    `said` is the end of stderr, or the reason if `code` is None. `output` is the end of stdout.
+    `said` is the tail of stderr, or the reason if `code` is None. `output` is the tail of stdout.
     """
 
     code: int | None

@@ -69,7 +69,7 @@ class Crew:
     ) -> int:
         """Runs all ranks to their end; returns the exit code of the launch.
 
-        With Open MPI, `starter` is the mpirun command that starts the ranks in `environment`.
+        With Open MPI, `starter` is the mpirun command line, and `environment` is its environment.
         """
         with signals.handled(lambda *_: self._events.put(self._ask), signal.SIGINT):
             try:

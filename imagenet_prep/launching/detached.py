@@ -40,8 +40,8 @@ _ORDERLY = (errors.EXIT_DONE, errors.IncompleteError.exit_code, errors.EXIT_INTE
 class Record:
     """The content of LOG_DIR/launch.json.
 
-    `start` is in ticks since `boot`: a later process with the same pid has a different value.
-    `exit` is None until the launch has ended by itself.
+    `start` is in ticks since the machine's start, whose id is `boot`: a later process with the same
+    pid has different values. `exit` is None until the launch has ended by itself.
     """
 
     host: str
@@ -103,8 +103,8 @@ class Record:
 def start(folder: Path, work: Callable[[Callable[[], None]], int]) -> int:
     """Runs `work` in a child process with its own session.
 
-    `work` gets a function to call after its checks, which makes the parent return 0. If the child
-    ends earlier, the parent returns the child's exit code. The child returns `work`'s exit code.
+    `work` gets a function to call after its checks. This call makes the parent return 0. If the
+    child ends earlier, the parent returns the child's exit code, which is the result of `work`.
     """
     with storage_errors("create", folder):
         folder.mkdir(parents=True, exist_ok=True)

@@ -34,7 +34,7 @@ def mend(source: Path, framework: str) -> None:
     - The XLA operations, off by default, are removed: TensorFlow's wheels lack their headers.
     - With a GPU, a function that TensorFlow 2.21 has removed is defined again.
     - For MXNet, the symbols of Horovod's and MXNet's libraries become local. MXNet's library
-      includes a libjpeg, which Pillow and our codec would call instead of theirs, and crash.
+      includes a libjpeg. Pillow and our codec would call it instead of their own, and crash.
     - For PyTorch, Horovod is compiled as C++20 instead of C++14, as PyTorch 2.15's headers require.
       So is the bundled Gloo, since one of its constants would otherwise be defined twice.
     """

@@ -111,7 +111,7 @@ class Answer:
     - address: IP address of the host's name, "" if unknown.
     - reached: the address to which ssh connected, "" without ssh.
     - dataset: digest of the manifest, "" without a dataset.
-    - part: node, nodes and copies of the part of the dataset on this host.
+    - part: the fields of the `Placement` of this host: node, nodes, copies.
     - script: sha256 of the user's script, or "".
     - ports: two TCP ports that are free at this moment.
     """
@@ -310,7 +310,7 @@ def end(mark: str, grace_s: float) -> None:
 
 
 def _marked(mark: str) -> list[int]:
-    """Returns this user's processes that are ranks of a launch, except its mpirun."""
+    """Returns this user's processes that are ranks of a launch; mpirun is not a rank."""
     ours = f"{MARK}={mark}".encode()
     pids = []
     for folder in Path("/proc").iterdir():

@@ -24,7 +24,7 @@ def mpirun(
 ) -> list[str]:
     """Returns the mpirun command line that starts `command` once per rank.
 
-    It contains only the names of variables; mpirun passes on the values in its environment.
+    It contains only the names of variables; mpirun takes the values from its own environment.
     """
     argv = ["mpirun", "--allow-run-as-root"]
     argv += ["-np", str(sum(host.slots for host in used))]

@@ -44,9 +44,9 @@ def put(target: IO[str], text: bytes | str) -> None:
 class Voice:
     """The output of one process, passed on line by line; lines of stderr get a prefix.
 
-    With `logs`, all output is also written to a file in this folder, such as `rank-3.log`. `error`
+    With `logs`, output is also written to a file in the folder `logs`, e.g. `rank-3.log`. `error`
     is the last error that the program reported, and `last` is the last line of stderr. If the
-    process reports a lost peer, the function `left` is called and the attribute `left` is set.
+    process reports a lost peer, the argument `left` is called and the attribute `left` is True.
     """
 
     def __init__(self, name: str, logs: str | None, left: Callable[[], object]) -> None:

@@ -67,7 +67,7 @@ class _Copy:
         self._ledger = Ledger(self._store, NOTES, 4 * len(files))  # columns add files
 
     def fetch(self, item: Item, near: Callable[[], Collection[str]]) -> HeldFile:
-        """Opens a file under a shared lock; first fetches it, and a shard's index, if missing."""
+        """Opens a file under a shared lock, after fetching it (and a shard's index) if missing."""
         path = self.root / item.name
         with storage_errors("fetch", path), only_one(self._store, item.name):
             self._bring(_together(item), near)
@@ -124,7 +124,7 @@ class _Copy:
                     os.ftruncate(empty.fileno(), file.num_bytes)
 
     def _remove_down_to(self, num_bytes: int, near: Collection[str]) -> None:
-        """Removes unused shards that are not `near`, oldest first, until `num_bytes` are left."""
+        """Removes unused shards not in `near`, oldest first, until at most `num_bytes` are used."""
         taken = sum(status.size for status in self._store.stats(TEMPORARY).values())
         far: list[tuple[float, Item]] = []
         for item in self._all():
@@ -242,13 +242,13 @@ class NodeCache:
         self.stop()
 
     def _near(self) -> dict[str, Item]:
-        """Returns a dict by name of the awaited items and the items of this and the next window."""
+        """Returns a dict: names -> items that are awaited or in the current or next window."""
         with self._lock:
             near = (self._awaited, *self._windows[self._current : self._current + 2])
             return {item.name: item for items in near for item in items}
 
     def _update(self) -> None:
-        """Closes files that are no longer near, fetches near ones; the caller must lock `_lock`."""
+        """Closes files outside `_near()`, fetches those in it; the caller must hold `_lock`."""
         near = self._near()
         for name in self._files.keys() - near.keys():
             self._files.pop(name).cancel()

@@ -244,7 +244,7 @@ class ColumnWriter:
         return range(self._records.shards[number].examples) if done is None else done.missing
 
     def _shard_file(self, number: int) -> Generator[None, memoryview, None]:
-        """Writes the file and the receipt of a shard; each `send` passes it a missing row."""
+        """Writes a shard's file and receipt; the caller passes each missing row with `send`."""
         made, store, shard = self.column, self._store, self._records.shards[number]
         name = column.file_name(made.name, shard.name)
         receipt = column.receipt_name(made.name, shard.name)

@@ -185,7 +185,7 @@ def _view(
 
 
 def _to_tensorflow(tensor: Any) -> Any:
-    """Converts a DALI tensor; copies it only if TensorFlow cannot use its GPU."""
+    """Converts a DALI tensor; copies it only if TensorFlow cannot use the tensor's GPU."""
     import tensorflow as tf
 
     kind, number = tensor.__dlpack_device__()

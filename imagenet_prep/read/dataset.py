@@ -95,8 +95,8 @@ def make_dataset(
         "boxes", only the tables of samples are read.
       views: independent crops per training image; if > 1, images and boxes get a second axis of
         this size after the batch axis.
-      originals: when recipe "adm" raises UsageError because of changed images. True: if `prepare`
-        changed any image; False: never; by default, if `prepare` downscaled larger images to a
+      originals: with recipe "adm", True raises UsageError if `prepare` changed any image, and False
+        never does. By default, UsageError is raised if `prepare` downscaled larger images to a
         shorter side of `image_size` or less.
       classes: WNIDs or class indices to read; by default all.
       remap: renumber the chosen `classes` from 0 in class list order, as in `Reader.classes`.

@@ -1,7 +1,7 @@
 """Communication between ranks (for TensorFlow, with Horovod), and the cores and GPUs of a rank.
 
-With Keras 3, Horovod needs raw variables (`v.value`): Horovod's optimizer wrapper and callbacks
-average nothing. tests/trainer/test_two_ranks.py compares two-rank and one-rank runs.
+With Keras 3, Horovod's optimizer wrapper and callbacks average nothing; so Horovod is given raw
+variables (`v.value`). tests/trainer/test_two_ranks.py compares two-rank and one-rank runs.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Comm:
 
     @property
     def versions(self) -> dict[str, str]:
-        """The versions of Horovod and of its NCCL; empty without Horovod."""
+        """The versions of Horovod and of the NCCL that Horovod uses; empty without Horovod."""
         if self._hvd is None:
             return {}
         versions = {"Horovod": str(importlib.import_module("horovod").__version__)}

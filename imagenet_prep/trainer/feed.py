@@ -91,7 +91,7 @@ class Inputs:
     """The readers of a run.
 
     `watched` reads the split to evaluate during training, `last` the split to evaluate at the end
-    or with `--evaluate`; both are None without evaluations. `also` has `--also` readers by name.
+    or with `--evaluate`; both are None without evaluations. `also` maps names to `--also` readers.
     """
 
     def __init__(self, config: TrainConfig, world: World, open_reader: OpenReader) -> None:

@@ -16,8 +16,8 @@ class Learner(Protocol):
     """One rank of a run; all ranks call the same methods in the same order.
 
     `fast_half` is True if the device is faster with float16 than with float32. `versions` has the
-    versions of the framework and its libraries, for the log. `_variables` are the model's variables
-    with the names `_names`, then the optimizer's. `_statistics` are batch norm statistics.
+    versions of the framework and its libraries, for the log. `_variables` are the model's, whose
+    names are in `_names`, and then the optimizer's. `_statistics` are batch norm statistics.
     """
 
     comm: Comm
@@ -38,17 +38,17 @@ class Learner(Protocol):
         """Returns weights, batch norm statistics and optimizer state as NumPy arrays."""
 
     def names(self) -> list[str]:
-        """Returns a name for each array of `values`: the optimizer's are slot_0000, ..."""
+        """Returns a name for each array of `values`; the optimizer's names are slot_0000, ..."""
         slots = range(len(self._variables) - len(self._names))
         return [*self._names, *(f"{SLOT}{number:04d}" for number in slots)]
 
     def shapes(self, *, only_model: bool) -> list[tuple[int, ...]]:
-        """Returns the shapes of the arrays of `values`, or only of the model's."""
+        """Returns the shapes of the arrays of `values`, or of only the model's arrays."""
         count = len(self._names) if only_model else None
         return [tuple(variable.shape) for variable in self._variables[:count]]
 
     def assign(self, values: Sequence[Any]) -> None:
-        """Sets the variables to arrays: all variables, or only the model's, which come first."""
+        """Copies `values` into all variables, or into only the model's, which come first."""
 
     def share(self) -> None:
         """Replaces all variables with rank 0's."""

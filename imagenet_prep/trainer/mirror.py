@@ -125,7 +125,7 @@ class Mirror:
         return sorted((file for file in files if _is_own(*file[1])), reverse=True)
 
     def _compare(self, store: BucketStore, name: str, *, fresh: bool) -> None:
-        """Downloads an object if `fresh`; prevents the upload of an identical local file."""
+        """If `fresh`, downloads an object. If the local file is identical, prevents its upload."""
         path, stored = self._folder / name, store.stored(name)
         # Keep the longer log, since this machine may have started one already.
         folder = LocalStore(self._folder)

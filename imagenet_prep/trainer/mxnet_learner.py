@@ -92,7 +92,7 @@ class MxnetLearner(Learner):
         return [array.asnumpy() for array in self._variables]
 
     def assign(self, values: Sequence[Any]) -> None:
-        """Sets the variables to arrays: all variables, or only the model's, which come first."""
+        """Copies `values` into all variables, or into only the model's, which come first."""
         for array, value in zip(self._variables, values, strict=False):
             array[:] = value
 
@@ -104,7 +104,7 @@ class MxnetLearner(Learner):
         self.comm.broadcast(self._momenta, "weight")
 
     def step(self, number: int, batch: Batch, rate: float, *, asks: bool) -> tuple[Any, Any]:  # noqa: ARG002
-        """Runs one step without dropout; both results are MXNet arrays."""
+        """Runs one step without dropout; returns two MXNet arrays, see `Learner.step`."""
         plan = self._plan
         with mx.autograd.record():
             inputs = {name: self._array(array) for name, array in batch.items()}

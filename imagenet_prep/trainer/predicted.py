@@ -26,7 +26,7 @@ class Sheet(Protocol):
     lists: list[Json]
 
     def enter(self, name: str, classes: Any, within: Any, keys: Sequence[str]) -> None:
-        """Adds top-5 classes for a dataset; `within` is the top 5 among only its own classes."""
+        """Adds top-5 classes for a dataset; `within` is the top 5 among the dataset's classes."""
 
     def columns(self, name: str) -> Mapping[str, Mapping[str, str]]:
         """Returns a dataset's labels from each list, as columns of a predictions file."""

@@ -57,7 +57,7 @@ class PytorchLearner(Learner):
         torch.manual_seed(config.seed)
 
     def hold(self, batch: Batch) -> Batch:
-        """Returns tensors on the device; images are [batch, 3, height, width], channels last."""
+        """Returns device tensors; images are [batch, 3, height, width], stored channels last."""
         if isinstance(batch, _Held):
             return batch
         names = ("images", "class_index", "mask")
@@ -83,7 +83,7 @@ class PytorchLearner(Learner):
         return copy
 
     def build(self, plan: Run, *, jit: bool) -> None:
-        """Builds network and optimizer; `jit` compiles both passes with torch.compile."""
+        """Builds network and optimizer; `jit` compiles forward and backward with torch.compile."""
         self._plan = plan
         network = pytorch_model.build(plan.model, plan.image_size, plan.num_classes)
         self._network = network.to(self._device, memory_format=torch.channels_last)
@@ -107,7 +107,7 @@ class PytorchLearner(Learner):
 
     @torch.no_grad()
     def assign(self, values: Sequence[Any]) -> None:
-        """Sets the variables to arrays: all variables, or only the model's, which come first."""
+        """Copies `values` into all variables, or into only the model's, which come first."""
         for variable, value in zip(self._variables, values, strict=False):
             variable.copy_(torch.tensor(value))
 

@@ -73,7 +73,7 @@ _MANY_RANKS = {  # train_more_aug.sh, for 128 and 256 GPUs
 
 @dataclass(frozen=True)
 class Run:
-    """The hyperparameters of a run, which must match those of a checkpoint to resume from it.
+    """The hyperparameters of a run. It can only resume from a checkpoint with the same ones.
 
     `global_batch` is the number of images per step, over all ranks. `steps_per_epoch` counts
     only full steps. `plateau_steps` is the number of steps between evaluations for the schedule

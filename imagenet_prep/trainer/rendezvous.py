@@ -71,7 +71,7 @@ def serving(hosts: Sequence[Host], place: Place) -> Iterator[Place]:
 def environments(
     hosts: Sequence[Host], own: str, place: Place, interface: str
 ) -> list[dict[str, str]]:
-    """Returns Horovod's and NCCL's environment variables for each rank of this host, `own`.
+    """Returns Horovod's and NCCL's environment variables for each rank of the host `own`.
 
     All hosts must pass the same `hosts`, and have a network interface named `interface`.
     """
@@ -96,9 +96,9 @@ def environments(
 def exchange(
     about: str, value: str, hosts: Sequence[Host], own: str, place: Place, limit_s: float
 ) -> dict[str, str]:
-    """Stores the value of this host, `own`; returns the values of all hosts by address.
+    """Stores the `value` of this host; returns the values of all hosts by address.
 
-    `about` is the name of this exchange; each exchange of a job needs a different name.
+    `about` names this exchange; a job's exchanges have different names. `own` is this host.
     """
     deadline = time.monotonic() + limit_s
     values: dict[str, str] = {}
@@ -157,7 +157,7 @@ class _Server(socketserver.ThreadingTCPServer):
         self._strangers: dict[Any, None] = {}  # connections, the oldest first
 
     def admits(self, connection: Any, line: bytes) -> bool:
-        """Returns whether a request has the token; only connections without it are limited."""
+        """Returns whether a request has the token; if so, exempts its connection from the limit."""
         token = line[:1024].partition(b" /")[2].partition(b":")[0]
         if not hmac.compare_digest(token, self._token):
             return False
@@ -174,7 +174,7 @@ class _Server(socketserver.ThreadingTCPServer):
             return True
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Starts a request's thread; over the limit, closes the oldest connection without token."""
+        """Starts a request's thread; if too many connections have no token, closes the oldest."""
         with self._lock:
             self._strangers[request] = None
             oldest = next(iter(self._strangers))

@@ -121,7 +121,7 @@ class Saved:
             checkpoint.clear(self.folder)
 
     def restore(self, learner: Learner, plan: Run) -> Checkpoint | None:
-        """Loads the last checkpoint into the learner; returns it, or None if there is none."""
+        """Loads the last checkpoint into the learner; returns this checkpoint, or None."""
         shapes = learner.shapes(only_model=self._config.evaluate)
         latest = checkpoint.load_latest(self.folder, shapes, partial(self._accept, plan=plan))
         if latest is not None:

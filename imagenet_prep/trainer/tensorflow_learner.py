@@ -54,7 +54,7 @@ class TensorFlowLearner(Learner):
         return tensors | {"images": tf.cast(tensors["images"], dtype)}
 
     def build(self, plan: Run, *, jit: bool) -> None:
-        """Builds model and optimizer; `jit` compiles both passes with XLA."""
+        """Builds model and optimizer; `jit` compiles forward and backward with XLA."""
         self._plan = plan
         self._model = model.build(plan.model, plan.image_size, plan.num_classes)
         # Horovod and the optimizer need TensorFlow's variables, not Keras' wrappers.
@@ -79,7 +79,7 @@ class TensorFlowLearner(Learner):
         return [variable.numpy() for variable in self._variables]
 
     def assign(self, values: Sequence[Any]) -> None:
-        """Sets the variables to arrays: all variables, or only the model's, which come first."""
+        """Copies `values` into all variables, or into only the model's, which come first."""
         for variable, value in zip(self._variables, values, strict=False):
             variable.assign(value)
 

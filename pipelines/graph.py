@@ -49,7 +49,7 @@ _Key = tuple[str, int]
 
 @dataclass(frozen=True)
 class Preparation:
-    """The job, the store of its dataset, and its lease, which all steps share; picklable."""
+    """The job, and the store and lease of its dataset. All steps share this picklable object."""
 
     job: Job
     store: Store
@@ -267,7 +267,7 @@ def _share(listed: tuple[_Key, str], census: Census) -> tuple[GroupKey, tuple[_K
 def deal_share(
     share: tuple[_Key, Iterable[tuple[_Key, str]]], ours: Preparation, census: Census
 ) -> Iterator[Any]:
-    """Yields tagged facts about a few classes, then their plan lines, by block of shards."""
+    """Yields tagged facts about a few classes, then pairs: block of shards, its plan lines."""
     lists = ((ClassKey(*key), name) for key, name in share[1])
     with reported(ours.lease):
         dealt, blocks = ours.plan.deal_share(lists, census)

@@ -153,7 +153,7 @@ def _heic() -> tuple[str, ...]:
 
 
 def _image(data: bytes, only: tuple[str, ...]) -> ImageFile:
-    """Opens an image with Pillow; if a known format is damaged, raises the plugin's error."""
+    """Opens an image with Pillow; if a known format is damaged, raises the error of its plugin."""
     file = _without_metadata(data) if data.startswith(_PNG) else io.BytesIO(data)
     if data.startswith((b"II*\0", b"MM\0*")) and (tags := orientation.of_exif(data)):
         # Pillow ignores an orientation that is stored with an unusual data type.

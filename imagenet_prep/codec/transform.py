@@ -143,7 +143,7 @@ def _prove(data: bytes, frame: Frame, policy: Policy) -> str | None:
 
 
 def read_through(data: bytes, frame: Frame) -> str | None:
-    """Reads a complete JPEG; returns the repair reason or raises BadImageError if it is damaged."""
+    """Reads all of a JPEG; returns the repair reason or None; BadImageError if pixels are lost."""
     # Decoding to grey at 1/8 size reads all entropy-coded data, in half the time.
     if frame.repair or planes.proves(data):
         return frame.repair or None

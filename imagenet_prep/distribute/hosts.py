@@ -1,4 +1,4 @@
-"""Starts processes on hosts through ssh that check a replica or copy a dataset from a bucket."""
+"""Starts one process per host, which checks a replica or copies a dataset from a bucket."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Request:
         return b"".join([self.data, *self.columns.values()])
 
     def fields(self, address: str) -> Json:
-        """Returns the fields of a message to a host that describe `body` and the host's part."""
+        """Returns fields for a message to a host; they describe `body` and the host's part."""
         sizes = {name: len(data) for name, data in self.columns.items()}
         placement = dataclasses.astuple(self.placements[address])
         return {"protocol": PROTOCOL, "columns": sizes, "placement": placement}

@@ -61,7 +61,7 @@ class Hop:
         )
 
     def run(self) -> None:
-        """Sends files until the receiver is complete, refuses or is lost; tells the leader."""
+        """Sends files until the receiver has all of them, fails or is lost; tells the leader."""
         with ThreadPoolExecutor(1, thread_name_prefix="answers") as listener:
             answers = listener.submit(self._listen)
             try:

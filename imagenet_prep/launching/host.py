@@ -205,8 +205,8 @@ def _dataset(data_dir: str) -> tuple[str, Placement, str]:
 def run(launch: Channel) -> None:
     """Runs this host's ranks until they or `launch` have ended.
 
-    Sends "left" for each rank that lost a peer, "failed" for each that fails, and "done" when no
-    rank is left. The first message of `launch` is "run": see `TO_HOST`.
+    Sends "left" for each rank that lost a peer, "failed" for each that fails, and "done" when all
+    have ended. The first message of `launch` is "run": see `TO_HOST`.
     """
     orders = _orders(launch)
     if (first := next(orders, None)) is None:

@@ -102,7 +102,7 @@ class Voice:
 class Rank:
     """A process: a rank, server or scheduler. It ends with the thread that started it.
 
-    `number` is -1 if it is not a rank. `asked` is True after the first request to end.
+    `number` is -1 for servers and schedulers. `asked` is True after the first request to end.
     """
 
     def __init__(

@@ -69,7 +69,7 @@ class Memory:
 
 
 class Lease(Memory):
-    """Memory that is added to `free` for reuse, because the kernel must clear new memory."""
+    """Memory that is added to `free` for reuse. New memory is slower: the kernel clears it."""
 
     def __init__(self, array: npt.NDArray[Any], free: deque[npt.NDArray[Any]]) -> None:
         super().__init__(array)

@@ -269,7 +269,7 @@ class Receipt:
         pieces: Sequence[_Piece],
         following: Sequence[_Piece],
     ) -> Iterator[str]:
-        """Yields a message for each gap between the pieces of an epoch that has unused images."""
+        """Yields a message for each gap with unused images between the pieces of an epoch."""
         in_order = sorted(pieces, key=lambda piece: piece.places.start)
         starts = [piece.places.start for piece in in_order]
         gaps = np.zeros(len(pieces) + 1, np.int64)

@@ -18,7 +18,7 @@ _AGAIN = (
 
 @dataclass(eq=False)
 class Stop:
-    """`came` is True if a run was asked to stop; `alone` is True if it has only one rank."""
+    """`came` is True if a run was asked to stop; `alone` is True if the run has only one rank."""
 
     alone: bool
     came: bool = False

@@ -15,7 +15,7 @@ from imagenet_prep.hosts.messages import BrokenError
 class Line:
     """The files that a receiving host lacks. Not thread-safe: the caller must hold a lock.
 
-    Each file is first *lacking*. It is *offered* when the sending host has it or also receives it,
+    Each file is first *lacking*. It is *offered* when the sending host has or is receiving it,
     then taken by `next`, and finally *stored* by the receiving host. A shard's index and samples
     table are sent before the shard, so that they exist when the shard appears.
     """
@@ -50,7 +50,7 @@ class Line:
         self.all_named = True
 
     def offer(self, names: Iterable[str]) -> None:
-        """Notes files that the sender has or receives; ignores files that are not lacking."""
+        """Notes files that the sender has or is receiving; ignores files that are not lacking."""
         for name in names:
             if name in self._lacking and name not in self._offered:
                 self._offered.add(name)

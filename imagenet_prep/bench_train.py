@@ -102,7 +102,7 @@ class Measured(NamedTuple):
 def figures(measured: Sequence[Measured], slots: Sequence[int], price: float | None) -> list[Row]:
     """Returns one row per number of ranks, in ascending order.
 
-    `slots` has the slots of each host; `price` is the hourly price of one host in dollars.
+    `slots` has the number of slots of each host; `price` is the dollars per host and hour.
     """
     from imagenet_prep.reporting.training import Row
 
@@ -190,7 +190,7 @@ def short_run(
 
 
 def bench(config: Config) -> list[Row]:
-    """Performs all runs and returns their figures; also writes them after each number of ranks."""
+    """Performs all runs; writes the figures after each number of ranks, and returns them."""
     from imagenet_prep.storage.opened import open_dataset
 
     asked = train.parse(config.command[1:])

@@ -130,7 +130,7 @@ class Config(RunFlags):
 
     @property
     def num_workers(self) -> int:
-        """Number of workers; 0: one per core, also the maximum of --num_preprocess_threads."""
+        """Number of workers; by default --num_preprocess_threads, but at most one per core."""
         return self.workers or min(self.num_preprocess_threads, len(os.sched_getaffinity(0)))
 
 

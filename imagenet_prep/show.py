@@ -265,7 +265,7 @@ def _show_set(config: Config) -> int:
 
 
 def _rows(dataset: Dataset, split: str, shard_name: str, record: int) -> Json:
-    """Returns dtype, shape and first values of a record's row, by column name."""
+    """Returns dtype, shape and first values of a record's row in each column, by column name."""
     import numpy as np
 
     from imagenet_prep.read.columns import numbers_of

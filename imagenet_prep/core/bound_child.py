@@ -1,7 +1,7 @@
 """Runs a command that ends when its parent process ends: see `children.bound`.
 
-The arguments are the parent's process ID, the signal that the command gets when the parent ends,
-"deaf" (to ignore SIGTERM) or "", and the command line. Python runs this file without site-packages.
+The arguments are: the parent's process ID; the signal to send to the command when the parent ends;
+"deaf" (to ignore SIGTERM) or ""; the command line. Python runs this file without site-packages.
 """
 
 import ctypes

@@ -38,7 +38,7 @@ class ImagenetPrepError(Exception):
 
     Attributes:
       exit_code: exit code of a command that fails with this error.
-      remedy: the instruction for fixing the error; "" if only the message has it.
+      remedy: the instruction for fixing the error; "" if `message` includes it.
     """
 
     exit_code = 1

@@ -1,8 +1,8 @@
 """Parses command lines: the fields of a frozen dataclass define the flags.
 
 The module of a verb has a config and a function `run`. The config is a subclass of `Settings` with
-fields made by `flag`. `run` takes the command line and returns the exit code; it is made by
-`program.verb`. A user can type the flag of the field short_side as --short-side or --short_side.
+fields made by `flag`. `program.verb` makes the function `run`, which takes the command line
+and returns the exit code. A user can type the flag of the field short_side as --short-side or --short_side.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _METAVARS: dict[Any, str] = {
 class Flag:
     """The command-line flag of a config field, and its allowed values.
 
-    For a tuple, `choices` are the allowed items, and at least one is required. `only` maps other
+    For a tuple, `choices` are the allowed items, and the tuple must not be empty. `only` maps other
     fields to the values that they must have if this flag is given.
     """
 

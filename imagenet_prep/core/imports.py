@@ -120,7 +120,7 @@ def _load_kernels() -> None:
 
 
 def xla_flags(given: str) -> str:
-    """Returns XLA flags with the CUDA folder of this machine added, unless one is already set."""
+    """Returns XLA flags; adds the CUDA folder of this machine if they do not name a folder."""
     return given if _XLA_FLAG in given else f"{given} {_XLA_FLAG}={_cuda()}".lstrip()
 
 

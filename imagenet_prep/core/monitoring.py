@@ -74,7 +74,7 @@ def quarantined(images: int) -> None:
 
 
 def failed(error: BaseException, code: int, text: str) -> Json:
-    """Returns the log fields of an error; with --json, also prints it if stdout is still empty."""
+    """Returns the log fields of an error; with --json, prints the error if stdout is empty."""
     fields: Json = {"code": code, "kind": type(error).__name__}
     if remedy := getattr(error, "remedy", ""):
         fields["remedy"] = remedy
@@ -90,7 +90,7 @@ def leave_to_child() -> None:
 
 
 def end(code: int) -> int:
-    """Writes the metrics file; returns `code`, or 1 if only the writing failed."""
+    """Writes the metrics file; returns `code`, or 1 if `code` is 0 and writing fails."""
     path = _run.metrics_file
     if path is None:
         return code

@@ -41,7 +41,7 @@ def handled(handler: Handler, *more: signal.Signals) -> Iterator[dict[signal.Sig
 
 
 def _leave_terminal() -> None:
-    """Redirects the output for a lost terminal to /dev/null, because writing to it would fail."""
+    """Redirects the output to /dev/null, because writing to a lost terminal would fail."""
     with contextlib.suppress(OSError):
         null = os.open(os.devnull, os.O_WRONLY)
         for number in (1, 2):

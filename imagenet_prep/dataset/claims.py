@@ -46,7 +46,7 @@ def untrue(manifest: Manifest, classes: ClassList) -> Iterator[str]:
 
 
 def tfds_files(manifest: Manifest, classes: ClassList) -> dict[str, bytes]:
-    """Returns the two files that describe the labels to TensorFlow Datasets, by name."""
+    """Returns the contents of the two files with the labels for TensorFlow Datasets, by name."""
     absent = [key for key, kind in manifest.lacks.items() if kind == schema.ABSENT]
     num_labels = len(classes.wnids) + manifest.label_offset
     return {

@@ -73,7 +73,7 @@ class Edition:
         )
 
     def has(self, classes: ClassList) -> bool:
-        """Returns whether the classes match (only their number, unless they are ILSVRC2012's)."""
+        """Returns whether the classes match; only ILSVRC2012 compares more than their number."""
         return classes.official if self.is_ilsvrc else len(classes.wnids) == self.num_classes
 
 
@@ -149,7 +149,7 @@ EVALUATION = tuple(
 
 
 def recognised(classes: ClassList, totals: Mapping[str, int], names: Sequence[str] = ()) -> str:
-    """Returns the name of the edition with these classes and image counts (before quarantine).
+    """Returns the name of the edition with these classes and counts (with quarantined images).
 
     Returns "" for the original ILSVRC2012 and for unknown editions. A single split with the counts
     of a face-blurred edition may also be ILSVRC2012 with lost files. So such an edition is only

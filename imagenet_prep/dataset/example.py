@@ -113,7 +113,7 @@ def encode_parts(example: ImageExample) -> tuple[bytes, bytes, bytes]:
 def decode(payload: bytes | memoryview, lacks: Mapping[str, str] = NOTHING) -> ImageExample:
     """Returns the example in a payload; raises DataDamagedError if it does not match the schema.
 
-    `lacks` comes from the manifest. A key that it calls "absent" gets an empty value or 0.
+    `lacks` comes from the manifest. Keys that are "absent" in `lacks` get an empty value or 0.
     Constants are not checked if their keys are in `lacks`.
     """
     return _as_encoded(payload) or checked(protobuf.parse(payload), lacks)
@@ -219,10 +219,10 @@ def decode_without_image(
     size: int,
     lacks: Mapping[str, str] = NOTHING,
 ) -> ImageExample:
-    """Returns an example as `decode` does, but with an empty image, which is not read.
+    """Returns an example as `decode` does, but without reading the image; `encoded` is empty.
 
-    `read` takes an offset and a size and returns bytes of the payload. `size` is negative if the
-    index is damaged; the payload is then treated as empty.
+    `read(offset, n)` returns n bytes of the payload. `size` is the payload's size. A damaged index
+    may give a negative size; the payload is then treated as empty.
     """
     features = protobuf.parse(_without_image(read, size))
     return checked(features | {schema.ENCODED: (b"",)}, lacks)

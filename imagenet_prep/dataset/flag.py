@@ -17,7 +17,7 @@ def data_set(
     place: Place = Place.ANYWHERE,
     names: Sequence[str] = (),
 ) -> Any:
-    """Returns a dataclass field for an existing dataset; `names` are additional flags."""
+    """Returns a dataclass field for an existing dataset; `names` are aliases of its flag."""
     return flag(
         default,
         help=help,

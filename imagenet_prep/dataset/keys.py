@@ -124,7 +124,7 @@ class KeyList(NamedTuple):
     """The keys listed in a file.
 
     Attributes:
-      keys: line number of each key's first occurrence; not empty.
+      keys: each key, with the line number of its first occurrence; at least one key.
       sha256: hash of the sorted keys, as printed by `LC_ALL=C sort -u FILE | sha256sum`.
     """
 
@@ -141,8 +141,8 @@ class KeyList(NamedTuple):
     def refuse_unknown(self, unknown: Collection[str], where: str) -> None:
         """Raises UsageError if there are `unknown` keys, for which `where` has no image.
 
-        The message has only line numbers, because a user of an Airflow form may choose a file
-        that this user is not allowed to read.
+        The message has only line numbers and no keys, because the user of an Airflow form may
+        choose a file without having permission to read it.
         """
         if unknown:
             numbers = sorted(self.keys[key] for key in unknown)

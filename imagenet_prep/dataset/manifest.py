@@ -166,8 +166,8 @@ class Manifest:
         `adopt` keeps such records. Omitted from the file if records are complete.
       edition: ImageNet edition, e.g. "ImageNet-21K winter21". Omitted from the file for the
         original ILSVRC2012 and for unknown editions.
-      answers: only for ObjectNet, whose objects may belong to several ILSVRC2012 classes: the
-        correct WNIDs for images of a class, by WNID. Omitted from the file for other datasets.
+      answers: for each class of ObjectNet, the WNIDs that are correct predictions for its images;
+        there may be several. Omitted from the file for other datasets.
     """
 
     schema_version: int

@@ -57,8 +57,8 @@ class _Entry(NamedTuple):
 class Tags(NamedTuple):
     """The orientation tags of a file, at least one of which is not 1.
 
-    `value` is the number in the first tag, or 0 if it has none; `entries` has the tags that are
-    not 1.
+    `value` is the number in the first tag, or 0 if the tag has no number. `entries` has the tags
+    that are not 1.
     """
 
     value: int

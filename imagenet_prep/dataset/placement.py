@@ -6,8 +6,8 @@ shard on a border is stored on both nodes. With R copies, a node stores R arcs, 
 own arc. In each epoch, the arcs to read are shifted by a different number of examples, but never
 beyond the stored arcs.
 
-So every example is stored on at least R nodes, and exactly one reads it in each epoch. All nodes
-read equal numbers of examples, for any number of shards, and only examples that they store.
+So every example is stored on at least R nodes, and exactly one node reads it in each epoch. Nodes
+only read examples that they store, and all read equally many, for any number of shards.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Placement:
         return self._border(self.copies - 1, num_examples)
 
     def held(self, examples_per_shard: Sequence[int]) -> list[int]:
-        """Returns the numbers of the shards stored on the node, in order."""
+        """Returns the 0-based numbers of the shards stored on the node, in order."""
         borders = list(accumulate(examples_per_shard, initial=0))
         total = borders[-1]
         first = self._border(self.node, total)
@@ -86,7 +86,7 @@ class Placement:
         return [shards[number] for number in self.held([shard.examples for shard in shards])]
 
     def files(self, manifest: Manifest, columns: Sequence[Column] = ()) -> list[File]:
-        """Returns the node's files except dataset.json; a shard follows its index and its table."""
+        """Returns the node's files except dataset.json; index and table precede their shard."""
         shards = {split: self.shards(manifest, split) for split in manifest.splits}
         rows = (
             column.file(file)

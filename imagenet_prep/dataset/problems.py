@@ -1,7 +1,7 @@
 """Collects up to a thousand problems with the records of one shard.
 
-A shard of a few megabytes may have millions of damaged records, and checking one takes as long as
-checking ten sound records. A shard with a thousand problems must be fetched again anyway.
+A shard of a few megabytes may have millions of damaged records, and a damaged record takes ten
+times as long to check as a sound one. A shard with a thousand problems must be fetched again.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Constants of the dataset: keys, splits, ILSVRC2012's counts, levels of verification.
 
-The keys come from inception/slim's build_imagenet_data.py. They are the de facto schema of readers
-by TensorFlow, NVIDIA and MLPerf.
+The keys come from inception/slim's build_imagenet_data.py. The readers of TensorFlow, NVIDIA and
+MLPerf expect these keys.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ KEEP_ORIGINAL: Config = {"short_side": None, "quality": None, "stretch": False}
 
 
 class Settings(NamedTuple):
-    """The verb that makes a dataset, and the settings of each split that decide its bytes.
+    """The verb that makes a dataset, and for each split the settings that decide its bytes.
 
     With prepare and amend, all splits have the same settings.
     """
@@ -85,7 +85,7 @@ def base(config: Config) -> Config:
 
 
 def changes(config: Config) -> tuple[int, list[Amendment]]:
-    """Returns the number of images excluded by lists, and all amendments; (0, []) if invalid."""
+    """Returns the number of images excluded by lists, and all amendments; (0, []) on errors."""
     try:
         original = base(config)
         of_splits = original["splits"].values() if "verb" in original else [original]

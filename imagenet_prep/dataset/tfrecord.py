@@ -143,7 +143,7 @@ def check_records(
     Args:
       look: called with each record; raises DataDamagedError or BadImageError if it is damaged.
       on_damage: called with the error, which names shard, record and byte offset.
-      after_damage: whether to pass wrong CRCs of payloads to `on_damage` instead of raising them.
+      after_damage: whether to continue after a wrong payload CRC instead of raising the error.
     """
     for record in read_records(stream, name, on_damage if after_damage else None):
         result = None

@@ -45,7 +45,7 @@ def find(
 ) -> Disagreements:
     """Returns the disagreements between label lists.
 
-    `labels_of` maps the name of a list, then the position of an image in `keys`, to class indices.
+    `labels_of[NAME][i]` has the class indices of the image `keys[i]` according to the list NAME.
     `words` returns the name of a class. `images_of` yields the image, or None, for each key.
     """
     result = Disagreements(lists)

@@ -190,7 +190,7 @@ def gather(dataset: Dataset, problems: list[str], source: Readable | None = None
 
 
 def index_of(facts: Facts, shard: str, numbers: Container[int]) -> dict[int, str]:
-    """Returns the requested lines of a shard's index by number, without those that do not exist."""
+    """Returns the requested lines of a shard's index, by number; omits missing lines."""
     name = naming.index_name(shard)
     try:
         lines = io.BytesIO(facts.store.read(name, 0, _MAX_LIST_BYTES))
@@ -300,7 +300,7 @@ def _parsed(kind: type[Item], data: bytes) -> Item | None:
 
 
 def _bytes(store: Readable, name: str, most: int) -> bytes:
-    """Returns up to `most` bytes of a file; b"" if it is missing, a pipe or a link in .work."""
+    """Returns up to `most` bytes of a file; b"" if reading fails or is refused."""
     with contextlib.suppress(StoreError, DataDamagedError):
         return store.read(name, 0, most)
     return b""

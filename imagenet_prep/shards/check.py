@@ -131,7 +131,7 @@ class _Rows(_Beside):
         self._next = 0
 
     def compare(self, number: int, image: ImageExample, names: Sequence[str], index: int) -> None:
-        """Compares the line of a record with its image, its possible keys and its class index."""
+        """Compares a record's table line with the record's image, possible keys and class."""
         if self._difference:
             return
         try:

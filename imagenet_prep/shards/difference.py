@@ -25,7 +25,7 @@ _MOST_KEYS = 1 << 20
 
 
 def splits_that_differ(a: Dataset, b: Dataset) -> list[str]:
-    """Returns the splits with different images or labels, using only both manifests."""
+    """Returns the splits with different images or labels, according to the manifests."""
     for side in (a, b):
         side.demand_samples()
     stated = [
@@ -41,7 +41,7 @@ def splits_that_differ(a: Dataset, b: Dataset) -> list[str]:
 
 
 def common_tables(a: Dataset, b: Dataset, split: str) -> frozenset[str]:
-    """Returns the sha256 of the tables that both datasets have; none if their classes differ."""
+    """Returns the sha256 of the tables that both datasets have; none if the class lists differ."""
     if a.classes.wnids != b.classes.wnids:
         return frozenset()
     of_a, of_b = ({shard.samples_sha256 for shard in side.shards(split)} for side in (a, b))

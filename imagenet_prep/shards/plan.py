@@ -60,14 +60,14 @@ def permute(members: Iterable[Member], seed: int) -> list[Member]:
 
 
 def rank(member: Member, seed: int) -> tuple[int, str]:
-    """Returns a member's sort key: the first members of each class go to the holdout split."""
+    """Returns a member's sort key; the lowest keys of each class go to the holdout split."""
     return keyed_hash(seed, "holdout", member.key), member.key
 
 
 def deal_class(
     members: Iterable[Member], first: int, num_shards: int, seed: int
 ) -> Iterator[tuple[int, Member]]:
-    """Yields (shard index, member) for a class; `first` members belong to earlier classes."""
+    """Yields (shard index, member) for a class; earlier classes have `first` members."""
     for position, member in enumerate(permute(members, seed), first):
         yield position % num_shards, member
 

@@ -53,7 +53,7 @@ def _run(entries: Iterator[bytes]) -> list[bytes]:
 
 
 def read(runs: Iterable[Path], start: int, stop: int) -> Iterator[tuple[int, list[bytes]]]:
-    """Yields the `grouped` entries for numbers in [start, stop), which must fit in memory."""
+    """Yields the `grouped` entries for numbers in [start, stop); they must fit in memory."""
     entries: list[bytes] = []
     for run in runs:
         with _mapped(run) as data:
@@ -93,7 +93,7 @@ def side_by_side(sides: Sequence[Sequence[Path]]) -> Iterator[list[list[bytes]]]
 
 
 def _some_keys(run: Path) -> list[bytes]:
-    """Returns keys that divide a run into roughly equal pieces, including their zero bytes."""
+    """Returns keys, with their zero bytes, that divide a run into roughly equal pieces."""
     with _mapped(run) as data:
         places = range(0, len(data), -(-len(data) // _KEYS_OF_A_RUN))
         begins = (data.rfind(b"\n", 0, place) + 1 for place in places)
@@ -127,8 +127,8 @@ def _first(run: mmap.mmap, least: bytes, start: int = 0) -> int:
 def ranges(counts: Sequence[int], workers: int) -> list[tuple[int, int]]:
     """Divides numbers into ranges [start, stop) with roughly equal numbers of entries.
 
-    `counts` has the number of entries by number. A range has at most RUN_ENTRIES entries, plus the
-    entries of one number. If there are enough entries, each worker gets at least one range.
+    `counts[n]` is the count of entries of number n. A range has at most RUN_ENTRIES entries, plus
+    those of one number. If there are enough entries, each worker gets at least one range.
     """
     total = sum(counts)
     pieces = max(-(-total // RUN_ENTRIES), min(workers, total // _WORTH_A_RANGE), 1)

@@ -22,7 +22,7 @@ from imagenet_prep.storage.store import Readable
 
 
 def wrong_roots(dataset: Dataset) -> list[str]:
-    """Returns a problem for each split with equal keys or, in a complete dataset, a wrong root."""
+    """Returns a problem for each split with equal keys or (if it is complete) a wrong root."""
     problems = []
     for name, split in dataset.manifest.splits.items():
         try:
@@ -46,7 +46,7 @@ def root_of(store: Readable, split: Split) -> str:
 
 
 def samples_root(heads: Iterable[Head], store: Readable, shards: Sequence[Shard]) -> str:
-    """Returns the root of samples in any order, in hex; errors name `store` and `shards`."""
+    """Returns the root, in hex, of samples in any order; errors name `store` and `shards`."""
     with scratch.place() as folder:
         files = runs.write(folder, "samples", map(samples.entry, heads))
         lines = itertools.chain.from_iterable(entries for (entries,) in runs.side_by_side([files]))

@@ -102,7 +102,7 @@ class Measured(NamedTuple):
 def figures(measured: Sequence[Measured], slots: Sequence[int], price: float | None) -> list[Row]:
     """Returns one row per number of ranks, in ascending order.
 
-    `slots` has the number of slots of each host; `price` is the dollars per host and hour.
+    `slots` has each host's number of slots; `price` is the hourly price of one host in dollars.
     """
     from imagenet_prep.reporting.training import Row
 

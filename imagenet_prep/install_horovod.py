@@ -126,7 +126,7 @@ def install(config: Config) -> str:
 def _cached(folder: Path, scratch: Path) -> Path | None:
     """Returns a copy of the cached wheel; None if other users could have written the wheel.
 
-    Installing a wheel runs its code, so it is copied to where other users cannot change it.
+    Installing a wheel runs its code, so the copy is in a folder that others cannot change.
     """
     for path in sorted(folder.glob("horovod-*.whl")):
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC

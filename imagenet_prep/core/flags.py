@@ -1,8 +1,8 @@
 """Parses command lines: the fields of a frozen dataclass define the flags.
 
 The module of a verb has a config and a function `run`. The config is a subclass of `Settings` with
-fields made by `flag`. `program.verb` makes the function `run`, which takes the command line
-and returns the exit code. A user can type the flag of the field short_side as --short-side or --short_side.
+fields made by `flag`. `program.verb` makes `run`, which takes the command line and returns the exit
+code. A user can type the flag of the field short_side as --short-side or --short_side.
 """
 
 from __future__ import annotations

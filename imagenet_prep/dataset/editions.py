@@ -73,7 +73,7 @@ class Edition:
         )
 
     def has(self, classes: ClassList) -> bool:
-        """Returns whether the classes match; only ILSVRC2012 compares more than their number."""
+        """Returns whether the classes match; for most editions, only their number is compared."""
         return classes.official if self.is_ilsvrc else len(classes.wnids) == self.num_classes
 
 

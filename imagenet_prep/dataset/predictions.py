@@ -96,7 +96,7 @@ def write(
     predictions: Iterable[Prediction],
     more: Mapping[str, Mapping[str, str]] = MappingProxyType({}),
 ) -> None:
-    """Writes the header and the predictions; `more` has texts by additional column and key."""
+    """Writes predictions and header; `more[COLUMN][KEY]` is a cell of an additional column."""
     writer = csv.writer(stream, lineterminator="\n")
     writer.writerow([*HEADER, *more])
     for key, class_index, classes, shares in predictions:

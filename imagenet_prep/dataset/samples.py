@@ -135,7 +135,7 @@ def heads(
     """Yields the first columns of each sample, in a quarter of the time of `parse`.
 
     See `parse` for arguments and errors. With `images`, the third value has the columns from bytes
-    to sha256, unparsed; otherwise, it is b"". Unread columns are not checked.
+    to sha256, unparsed; otherwise, it is b"". Columns that are not yielded are not checked.
     """
     head = (_IMAGE_HEAD if images else _HEAD).match
     for number, line in _numbered(lines, where):

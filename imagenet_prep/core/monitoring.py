@@ -74,7 +74,7 @@ def quarantined(images: int) -> None:
 
 
 def failed(error: BaseException, code: int, text: str) -> Json:
-    """Returns the log fields of an error; with --json, prints it if stdout has no output yet."""
+    """Returns an error's log fields; with --json, prints the error if stdout is still empty."""
     fields: Json = {"code": code, "kind": type(error).__name__}
     if remedy := getattr(error, "remedy", ""):
         fields["remedy"] = remedy

@@ -37,8 +37,8 @@ class World:
     Attributes:
       rank: 0-based number of this process.
       size: number of processes.
-      local_rank, local_size: number of this process on its host, and number of processes there. By
-        default, all processes are on one host.
+      local_rank, local_size: 0-based number of this process on its host, and number of processes
+        on this host. By default, all processes are on one host.
 
     Raises:
       ValueError: rank or size is invalid.

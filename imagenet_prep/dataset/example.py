@@ -122,7 +122,7 @@ def decode(payload: bytes | memoryview, lacks: Mapping[str, str] = NOTHING) -> I
 def _as_encoded(payload: bytes | memoryview) -> ImageExample | None:
     """Returns the example in a payload, or None if it is damaged or not in the layout of `encode`.
 
-    This is much faster than `protobuf.parse`: protobuf does not copy the image, and entries that
+    This is much faster than `protobuf.parse`: the image bypasses protobuf, and entries that
     many examples share are parsed and checked once.
     """
     head = bytes(payload[:_HEAD_BYTES])

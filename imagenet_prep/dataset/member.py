@@ -164,7 +164,7 @@ class Origin(NamedTuple):
 
 
 class Origins:
-    """Chooses a few records, spread over a shard, for its receipt."""
+    """Chooses a few records, spread over a shard, for the receipt of the shard."""
 
     def __init__(self) -> None:
         self.chosen: list[Origin] = []

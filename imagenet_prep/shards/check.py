@@ -219,7 +219,7 @@ def _check_records(
 def _check_example(
     payload: bytes, expectation: Expectation, report: Report
 ) -> tuple[ImageExample, int | None]:
-    """Checks an example and counts it; returns it and its class index (None without `wnids`)."""
+    """Checks and counts an example; returns it with its class index (None without `wnids`)."""
     image = example.decode(payload, expectation.lacks)
     report.oriented += expectation.prove_image(image.encoded, image.height, image.width)
     if {schema.HEIGHT, schema.WIDTH} & expectation.lacks.keys():

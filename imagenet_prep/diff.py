@@ -67,7 +67,7 @@ class Config(Settings):
 
 
 def diff(config: Config) -> Json:
-    """Returns the counts and first keys of differences; writes all differences to `out`."""
+    """Returns the counts and first keys of differences; writes all differences to `config.out`."""
     from imagenet_prep.shards.difference import common_tables, differences, splits_that_differ
     from imagenet_prep.shards.samples_root import wrong_roots
     from imagenet_prep.storage import columns

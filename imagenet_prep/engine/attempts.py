@@ -151,7 +151,7 @@ def _run_elsewhere(
 
 @dataclass
 class Jobs:
-    """Runs a cluster job; if its workers are lost, starts a new job, while jobs make progress."""
+    """Runs a cluster job; repeats it if workers are lost, until several jobs make no progress."""
 
     store: Store
     beam_args: tuple[str, ...]

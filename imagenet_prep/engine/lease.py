@@ -86,9 +86,9 @@ class Lease:
     ) -> Generator[AnyTask, None, None]:
         """Claims and yields tasks one by one until the workers of this job have claimed all tasks.
 
-        If a task is already claimed, the worker skips a random number of tasks, since each failed
-        claim costs a listing. If the generator is closed early, it releases the unfinished tasks,
-        so that a retry, such as Spark's, fails with the same error instead of skipping them.
+        If a task is already claimed, the worker lists all claims and skips a random number of
+        tasks. If the generator is closed early, it releases the unfinished tasks, so that a retry,
+        such as Spark's, fails with the same error instead of skipping them.
         """
         claims = f"{self._folder}/{stage.name}"
         if folder := self.store.as_folder:

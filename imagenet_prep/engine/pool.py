@@ -67,7 +67,7 @@ def _pool_class() -> Any:
     class Pool(worker_pool_main.BeamFnExternalWorkerPoolServicer):
         """Beam's pool, for several TaskManagers at a time.
 
-        Every TaskManager calls its first worker 1-1, and Beam's pool knows workers only by name. A
+        Every TaskManager names its first worker 1-1, and Beam's pool knows workers only by name. A
         TaskManager could thus stop the worker of a second TaskManager, which would wait forever.
         """
 

@@ -195,7 +195,7 @@ def done(
 
 
 def _together(failures: Sequence[BaseException]) -> BaseException:
-    """Combines errors into one of the first error's class, or into a group if one is a bug."""
+    """Combines errors into a single error of the first one's class, or a group if one is a bug."""
     first = failures[0]
     if all(isinstance(failure, errors.ImagenetPrepError) for failure in failures):
         return type(first)(". Then: ".join(str(failure).rstrip(".") for failure in failures))

@@ -51,7 +51,7 @@ def row(means: npt.NDArray[np.uint16]) -> npt.NDArray[Any]:
 
 
 def judged(rows: npt.NDArray[Any], share: float = 1) -> npt.NDArray[np.bool_]:
-    """Returns whether each image has enough detail; `share` scales the limits."""
+    """Returns whether each image has enough detail; the limits are multiplied by `share`."""
     enough = rows["strong"] >= share * LEAST_STRONG
     return np.asarray(enough & (rows["rough"] >= share * LEAST_ROUGH))
 

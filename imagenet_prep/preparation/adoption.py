@@ -40,7 +40,7 @@ _SMALL_FILES = (naming.LABELS, naming.QUARANTINE, *naming.TFDS_FILES)
 
 @dataclass(frozen=True)
 class _Brought:
-    """The empty content of a receipt, whose outputs already name the file."""
+    """The receipt content of a shard: empty, since the outputs of the receipt name the file."""
 
 
 def finish_renames(store: LocalStore) -> None:
@@ -186,7 +186,7 @@ def moves(source: TfrecordSet) -> list[tuple[str, str]]:
 
 
 def _begun(store: Store) -> tuple[str, Adoption | None]:
-    """Returns the name of adopt's note and its content, if any; refuses unexpected renames."""
+    """Returns the name and content (if any) of adopt's note; refuses renames adopt never makes."""
     note, begun = BEGUN, None
     if store.size(BEGUN) is not None:
         begun = notes.read(store, BEGUN, Begun).adoption

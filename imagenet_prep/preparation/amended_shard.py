@@ -114,7 +114,7 @@ class AmendWork:
 
 
 def _incident(shard: str, sample: Sample) -> Incident:
-    """Returns the incident of an excluded image. Its offset is 0, since amendments move records."""
+    """Returns the incident of an excluded image. The offset is 0, since amendments move records."""
     detail = f"the list of amend --exclude has its key; its image had sha256 {sample.sha256}"
     place = sample.key, shard, 0, sample.num_bytes, sample.class_index
     return Incident(*place, EXCLUDED, "listed", detail)

@@ -222,7 +222,7 @@ def _changed(job: Job) -> Json:
 
 
 def _write(job: Job, changes: Sequence[ShardChange], output: Output) -> dict[str, Json]:
-    """Writes changed shards, links or copies unchanged ones, and commits; returns column counts."""
+    """Writes changed shards, links or copies the others, and commits; returns counts by column."""
     store, manifest, add = output.store, job.manifest, job.request.add
     parent = job.dataset.store.as_folder
     stats = {}
@@ -299,7 +299,7 @@ def _commit(job: Job, output: Output, written: Mapping[str, WrittenShard]) -> di
 
 
 def _splits_of(incident: Incident, splits: Collection[str], taken_out: str) -> Collection[str]:
-    """Returns the splits that may contain an incident's image, judged by its source folder.
+    """Returns the splits that may contain an incident's image, judged by the image's source folder.
 
     `taken_out` is the split to which images of the train folder were moved. The key is not enough,
     since train and validation may contain the same key.

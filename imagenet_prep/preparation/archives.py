@@ -145,7 +145,7 @@ class Archives:
         return md5 is not None and (self.allow_other or md5 == archive.md5)
 
     def _verify_present(self, archives: Sequence[Archive]) -> None:
-        """Verifies unverified archives; raises SourceError if one of `archives` is not accepted."""
+        """Verifies unverified archives; raises SourceError if a size or md5 is wrong."""
         new = [archive for archive in archives if self._md5(archive.name) is None]
         for archive in new:
             path = self._path(archive)

@@ -182,7 +182,7 @@ def read_additions(where: str, classes: ClassList, splits: Collection[str]) -> A
 
 
 def changes_of(request: Request, dataset: Dataset, seed: int) -> list[ShardChange]:
-    """Returns the change of each changed shard; `seed` selects the shards of new images."""
+    """Returns the change of each changed shard; `seed` decides the shard of each new image."""
     changes: list[ShardChange] = []
     split_of: dict[str, str] = {}
     for name, split in dataset.manifest.splits.items():
@@ -242,7 +242,7 @@ def _changes_in(
 
 
 def _refuse(path: str, lines: Collection[int], problem: str) -> None:
-    """Raises UsageError if `lines` of a list have a problem; shows a line number but no key."""
+    """Raises UsageError if `lines` is not empty. The message has a line number but no key."""
     if lines:
         count = counted(len(lines), "line")
         raise UsageError(f"{path}: {count} with {problem}; the first is line {min(lines):,}.")

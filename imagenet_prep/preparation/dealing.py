@@ -53,7 +53,7 @@ class ChosenMembers:
         ]
 
     def taken(self, split: str, members: Sequence[Member]) -> Counter[str]:
-        """Counts members per source part, and those with boxes per part of the annotations."""
+        """Counts members per source part, and members with boxes per part of the annotations."""
         part_of = self._part_of[split]
         first_part = next(iter(part_of.values()))
         counts = Counter(part_of.get(member.archive, first_part) for member in members)

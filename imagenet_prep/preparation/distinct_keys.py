@@ -50,7 +50,7 @@ def numbered(store: Store, folder: str, tables: Sequence[str]) -> dict[str, dict
 
 
 def renamed(store: Store, table: str, new: Mapping[int, str]) -> tuple[bytes, str]:
-    """Returns a copy of a table with keys from `new`, by record number, and the copy's sha256."""
+    """Copies a table; `new` maps record numbers to new keys. Returns the copy and its sha256."""
     file = io.BytesIO()
     copy = Table(file)
     for record, sample in enumerate(samples.parse(_lines(store, table), table)):

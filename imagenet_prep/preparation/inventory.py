@@ -41,7 +41,7 @@ _INDEX_DIGITS = 8
 def take_inventory(
     selection: Selection, out: Store, workers: engine.Workers, *, quiet: bool, unpack: bool = True
 ) -> Inventory:
-    """Writes the plan files of dataset `out`; if `unpack`, stores packed images on disk."""
+    """Writes the plan files of dataset `out`; if `unpack`, also unpacks packed images to disk."""
     store = out.local
     # Remove files of an earlier run, which may have filled the disk, and untrusted links.
     store.remove_tree(PLAN_FOLDER)
@@ -69,7 +69,7 @@ def listing_workers(workers: engine.Workers, num_tasks: int) -> engine.Workers:
 
 
 def remove_unpacked(store: Store, keep: Selection | None = None) -> None:
-    """Removes unpacked images, except those of `keep`; without `keep`, also shared plans."""
+    """Removes unpacked images except those of `keep`; if that is None, removes shared plans too."""
     if keep is not None:
         for name in {*store.local.list_folder(UNPACKED)} - {keep.index_digest[:16]}:
             store.local.remove_tree(f"{UNPACKED}/{name}")

@@ -109,7 +109,7 @@ class Draft:
         )
 
     def _with_wnids(self, name: str) -> Split:
-        """Returns a split; adds the WNIDs that occur if it is an evaluation set's split test."""
+        """Returns a split; for the split test of an evaluation dataset, adds its WNIDs."""
         split = self.splits[name]
         if name != schema.TEST:
             return split
@@ -280,7 +280,7 @@ class Output:
 
 
 def listed_incidents(store: Readable, of: Manifest | None = None) -> Iterator[Incident]:
-    """Yields the incidents of quarantine.jsonl; verifies the file if its manifest `of` is given."""
+    """Yields the incidents of quarantine.jsonl; verifies the file if the manifest `of` is given."""
     digest, where = hashlib.sha256(), store.where(naming.QUARANTINE)
     try:
         if store.size(naming.QUARANTINE) is None:

@@ -43,7 +43,7 @@ _MOST_TABLE_BYTES = 1 << 30
 
 
 class Seen(NamedTuple):
-    """An image: its number in the piece (bad images leave gaps), its hashes and table line."""
+    """An image: its number (bad images leave gaps), its hashes and its line in the table."""
 
     number: int
     row: bytes
@@ -154,7 +154,7 @@ class SourcePiece:
         return samples.parse(io.BytesIO(data), self.kept.where(name))
 
     def seen(self, problems: Problems) -> Iterator[Seen]:
-        """Yields the row and table line of each image that can be decoded."""
+        """Yields each image that can be decoded, with its hashes and its line for the table."""
         reader, numbers = self.source.images, itertools.count()
         reader.will_need(self._members.values())
         for member in self._members.values():
@@ -218,7 +218,7 @@ def hash_all(
 
 
 def rows_of(kept: Store, pieces: Sequence[AnyPiece], scratch: Path) -> list[Path]:
-    """Returns the files of rows; downloads files in a bucket to `scratch`."""
+    """Returns the files of rows; those in a bucket are downloaded to `scratch`."""
     if (folder := kept.as_folder) is not None:
         return [folder.path(f"{FOLDER}/{piece.name}.rows") for piece in pieces]
     paths = []

@@ -157,7 +157,7 @@ class Planning(ChosenMembers):
         return Inventory(plans, taken, census.edition, self.folder, census.md5, excluded)
 
     def _checked(self, facts: Sequence[Facts]) -> tuple[Counter[str], list[Member]]:
-        """Checks the facts of all classes; returns the sum of `taken` and all excluded members."""
+        """Checks the facts of all classes; returns the total of `taken`, and excluded members."""
         where, listed = self.selection.where, self.selection.excluded
         unknown = set(listed.keys if listed else ())
         taken, excluded = Counter[str](), list[Member]()

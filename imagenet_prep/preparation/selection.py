@@ -110,7 +110,7 @@ class Selection:
 def index_stage(
     selection: Selection, store: Store, *, unpack: bool = True
 ) -> engine.Stage[IndexTask, Listed]:
-    """Returns the stage that lists the images and, if `unpack`, stores packed images."""
+    """Returns the stage that lists the images and, if `unpack`, unpacks packed images to disk."""
     digest = selection.index_digest
     folder = f"{naming.WORK}/index-{digest[:16]}"
     unpacked = f"{UNPACKED}/{digest[:16]}" if unpack else None

@@ -76,7 +76,7 @@ class SharedPlan(Planning):
         return cls(wanted, lookup, store, f"{naming.WORK}/{SHARED_PLANS}{digest[:16]}")
 
     def gather(self, key: ClassKey, lines: Iterable[bytes]) -> str:
-        """Writes the list of a class, given its lines from mixed lists; returns the list's name."""
+        """Writes the list of a class from the `lines` of its images; returns the list's name."""
         name = f"{self.folder}/members/{key.split}-{key.class_index}.jsonl"
         self.store.write(name, b"".join(lines))
         return name

@@ -32,7 +32,7 @@ _ENTRY_OVERHEAD_BYTES = 24
 
 
 def check_plan(out: Store, images: int, line_bytes: float) -> None:
-    """Checks the disk space for a plan; `line_bytes` is the mean size of an image's line."""
+    """Checks the disk space for a plan; image lists have `line_bytes` bytes per line on average."""
     needed = images * (2 * line_bytes + _ENTRY_OVERHEAD_BYTES)
     why = f" to assign {counted(images, 'image')} to shards"
     _refuse(out, needed, out.local.free_bytes(), why, "or use a larger disk")

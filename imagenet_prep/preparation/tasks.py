@@ -146,7 +146,7 @@ class WriteWork:
     def __call__(
         self, name: str, images: Iterable[tuple[Member, bytes] | writer.Stored]
     ) -> Result[writer.WrittenShard]:
-        """Writes the shard; returns its receipt content and files. Reads `images` once."""
+        """Writes the shard; returns its receipt content and files. Iterates over `images` once."""
         shard, index, samples = (self.store.temporary() for _ in range(3))
         content = writer.write_shard(
             name,

@@ -122,7 +122,7 @@ def read(task: BoxTask) -> Found:
 
 
 def parse(lines: bytes, where: str) -> dict[str, Boxes]:
-    """Parses the lines that `read` returned into boxes by image name (without extension)."""
+    """Returns the boxes in the lines from `read`, by image name (without extension)."""
     by_name: dict[str, Boxes] = {}
     for line in io.BytesIO(lines):
         try:

@@ -1,7 +1,7 @@
 """Reads pickles of text, numbers and byte arrays without Python's unpickler.
 
-Python's unpickler calls every function that a file names. It also hashes keys: with 136 bytes, a
-file can create a tuple with a hash that visits 2^64 tuples, in C code that no signal interrupts.
+Python's unpickler calls every function that a file names. It also hashes keys: a file of 136
+bytes can create a tuple whose hash visits 2^64 tuples, in C code that no signal interrupts.
 This module supports only the operations in CIFAR-10's batches, accepts only text as keys, and calls
 no function that a file names.
 """

@@ -109,7 +109,7 @@ class Source(ABC):
         ]
 
     def key_of(self, split: str, class_index: int, path: str, where: str, folder: str = "") -> str:
-        """Returns the key of the image at `path`, with `folder` ("" or "x/") before its name."""
+        """Returns the key of the image at `path`; `folder` ("" or "x/") precedes the base name."""
         base, class_id = path.rpartition("/")[2], self.classes.wnids[class_index]
         if len(base.encode()) > _MAX_BASE_BYTES:
             raise SourceError(

@@ -54,7 +54,7 @@ def files_of(
     *,
     skipping: bool = False,
 ) -> list[TarMember]:
-    """Returns the files in bytes [start, stop); if `skipping`, a server sends only headers."""
+    """Returns the files in bytes [start, stop); if `skipping`, a server is asked only for headers."""
     files = archives.files_of(
         archive,
         start,

@@ -19,13 +19,13 @@ _REMEDY = "Repair each column, or remove its folder and rerun the script that wr
 
 
 class Problem(str):
-    """A problem with a column; the advice differs from that for files outside columns."""
+    """A problem with a column; `remedy` returns different advice for it than for other files."""
 
     __slots__ = ()
 
 
 def remedy(problems: Sequence[str], of_others: str) -> str:
-    """Returns the advice for all problems of a dataset; `of_others` is for the remaining files."""
+    """Returns the advice for problems; `of_others` is the advice for files outside columns."""
     is_column = {isinstance(problem, Problem) for problem in problems}
     return " ".join([of_others] * (False in is_column) + [_REMEDY] * (True in is_column))
 
@@ -84,7 +84,7 @@ def opened(dataset: Dataset, name: str, split: str = "") -> Column:
 def complete(dataset: Dataset, chosen: Sequence[str] = ()) -> tuple[list[Column], list[str]]:
     """Returns the `chosen` columns, by default all, and the names of incomplete columns.
 
-    An incomplete column is also returned, without its incomplete splits, if one is complete.
+    A column with some complete splits is returned with only these splits.
     """
     store, incomplete = dataset.store, list[str]()
     columns = [opened(dataset, name) for name in chosen]

@@ -245,7 +245,7 @@ class LocalStore:
             self.publish(temporary, name)
 
     def claim(self, name: str, data: bytes) -> bytes:
-        """Writes a small file; the caller must hold the lock and know that it does not exist."""
+        """Writes a small file. The caller must hold the lock and know that no such file exists."""
         self.write(name, data)
         return data
 

@@ -170,7 +170,7 @@ class Ledger:
     def sha256(
         self, name: str, opened: BufferedReader, *, again: bool = False, noted: bool = True
     ) -> str:
-        """Returns an open file's sha256 from its note, or by reading it if `again` or not noted."""
+        """Returns an open file's sha256: from its note, or by reading it (always if `again`)."""
         status = os.fstat(opened.fileno())
         note = {} if again else self.find(name, status) or {}
         sha256 = note.get("sha256")

@@ -88,7 +88,7 @@ class Ranges:
 
 
 class Connection:
-    """A connection with the answer to its last request: `headers` in lower case, an unread body."""
+    """A connection, and the answer to its last request: lower-case `headers`, an unread body."""
 
     def __init__(
         self,

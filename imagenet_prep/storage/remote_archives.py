@@ -73,10 +73,10 @@ class RemoteArchives:
     ) -> list[Entry]:
         """Returns the files in bytes [start, stop) of an archive, from a kept list or from `files`.
 
-        `files` lists the files with a reader, at increasing offsets. `is_whole` returns whether a
-        kept list can be complete. Each file is verified when it is read. `header_bytes` is set for
-        few and large files: then `files` reads only a header of this size before each file, and the
-        headers named by the kept list are prefetched.
+        `files` takes a reader and yields the files by increasing offset. `is_whole` returns whether
+        a kept list can be complete. Each file is verified when it is read. `header_bytes` is set if
+        an archive has few but large files: then `files` reads only a header of this size before
+        each file, and the headers of the files in the kept list are prefetched.
         """
         path = self._files[archive]
         lists = path.site.lists
@@ -125,7 +125,7 @@ class RemoteArchives:
 
 @dataclass(eq=False)
 class _Request:
-    """A request for ranges, `num_ranges` of them not yet taken, and its answer once it is sent."""
+    """A request for ranges; `num_ranges` of them are not taken yet. `answer` is None until sent."""
 
     archive: str
     start: int

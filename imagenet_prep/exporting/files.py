@@ -116,7 +116,7 @@ class Tree:
 def forget_lost(store: Store, tree: Tree | None, sizes: Mapping[str, Sequence[int]]) -> None:
     """Removes the list of each part with lost or truncated images, so the part is rewritten.
 
-    `sizes` has the image sizes of each finished part, by the name of its list of SHA-256 sums.
+    `sizes` has the image sizes of each finished part, by the name of the part's list.
     """
     names = {}
     for sums in sizes:

@@ -1,9 +1,9 @@
 """Exact search for all pairs of hashes that differ in few bits, without comparing all pairs.
 
 Each image has two hashes: one of the full image, and one of its central window. Two images are
-candidates if their full hashes are near or, for a crop, if its full hash is near the window hash of
-the original. Hashes of mirrored images are compared too. The search for pairs uses the first 64
-bits, the lowest frequencies; then all 256 bits are compared.
+candidates if their full hashes are near, or if the full hash of one (perhaps a crop) is near the
+window hash of the other. Hashes of mirrored images are compared too. The search for pairs uses the
+first 64 bits, the lowest frequencies; then all 256 bits are compared.
 """
 
 from __future__ import annotations

@@ -102,7 +102,7 @@ class Division:
 
 
 def divide(selection: Selection, split: str, used: Sequence[int]) -> Division:
-    """Returns the division of a source split, given its number of images by class index."""
+    """Returns the division of a source split; `used` is the number of images by class index."""
     counts: dict[str, Sequence[int]] = {split: used}
     if split == schema.TRAIN and (selection.holds_out or selection.holdout_per_class):
         held_out = _held_out(selection, used)

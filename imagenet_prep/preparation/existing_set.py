@@ -81,7 +81,7 @@ class _Checked(Counts):
 
 
 def _list_labels(shard: ShardFile, *, store: Store) -> engine.Result[_ListedLabels]:
-    """Lists the labels of a shard. Their meaning follows only from all shards together."""
+    """Lists the labels of a shard, from which `settle_labels` finds their meaning."""
     damage = Problems()
     uses = tfrecords.label_uses(store, shard, damage)
     examples = sum(use.examples for use in uses)

@@ -211,7 +211,7 @@ def _altered(
     bad: set[_Facts],
     differs: _Differs | None,
 ) -> list[str] | None:
-    """Returns the keys of images with changed bytes, or None if the shard has different images."""
+    """Returns the keys of images with changed bytes; None if keys, classes or sizes differ."""
     remaining, altered = iter(rows), []
     row = next(remaining, None)
     for facts, image in images:

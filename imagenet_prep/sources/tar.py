@@ -54,7 +54,7 @@ def files_of(
     *,
     skipping: bool = False,
 ) -> list[TarMember]:
-    """Returns the files in bytes [start, stop); if `skipping`, a server is asked only for headers."""
+    """Returns the files in bytes [start, stop); if `skipping`, a server sends headers and no files."""
     files = archives.files_of(
         archive,
         start,

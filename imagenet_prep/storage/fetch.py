@@ -62,7 +62,7 @@ def as_file(chunks: Iterator[bytes]) -> BinaryIO:
 
 
 def hashed(file: BinaryIO, hashes: Sequence[Any], most: int = sys.maxsize) -> Iterator[bytes]:
-    """Hashes and yields the rest of a file in chunks: at most `most` bytes and one chunk."""
+    """Hashes and yields the rest of a file in chunks: at most one chunk more than `most` bytes."""
     most += CHUNK_BYTES
     while most > 0 and (chunk := file.read(min(most, CHUNK_BYTES))):
         for digest in hashes:

@@ -186,7 +186,7 @@ def moves(source: TfrecordSet) -> list[tuple[str, str]]:
 
 
 def _begun(store: Store) -> tuple[str, Adoption | None]:
-    """Returns the name and content (if any) of adopt's note; refuses renames adopt never makes."""
+    """Returns the name and any content of adopt's note; refuses renames that adopt never makes."""
     note, begun = BEGUN, None
     if store.size(BEGUN) is not None:
         begun = notes.read(store, BEGUN, Begun).adoption

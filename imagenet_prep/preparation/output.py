@@ -109,7 +109,7 @@ class Draft:
         )
 
     def _with_wnids(self, name: str) -> Split:
-        """Returns a split; for the split test of an evaluation dataset, adds its WNIDs."""
+        """Returns a split; to an evaluation dataset's test split, adds the WNIDs of its images."""
         split = self.splits[name]
         if name != schema.TEST:
             return split

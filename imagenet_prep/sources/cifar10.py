@@ -46,7 +46,7 @@ class Cifar10(source.Pixels):
     path: Path
 
     def images(self, task: IndexTask) -> Iterator[PackedImage]:
-        """Yields the images of a batch as image files; raises SourceError if it is damaged."""
+        """Yields the images of a batch as image files; raises SourceError for a damaged batch."""
         import numpy as np
 
         where = f"{self.path}: {task.name}"

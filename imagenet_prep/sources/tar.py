@@ -54,7 +54,7 @@ def files_of(
     *,
     skipping: bool = False,
 ) -> list[TarMember]:
-    """Returns the files in bytes [start, stop); if `skipping`, a server sends headers and no files."""
+    """Returns the files in bytes [start, stop); if `skipping`, a server sends only tar headers."""
     files = archives.files_of(
         archive,
         start,

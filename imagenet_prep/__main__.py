@@ -15,7 +15,7 @@ VERBS = {
     "prepare": "resize the images of archives or folders, and write them as TFRecord shards",
     "preprocess-imagenet": "run step 1 of the 2018 AWS tutorial with its flags",
     "verify": "check that a dataset matches its manifest",
-    "resize": "make a dataset with smaller images from the TFRecord shards of any program",
+    "resize": "make a dataset with smaller images from TFRecord shards that any program wrote",
     "adopt": "add a manifest, an index and labels to TFRecord shards from other programs",
     "amend": "make a new version of a dataset, with images excluded, relabelled or added",
     "replicate": "copy a dataset to a folder, a bucket or all nodes of a cluster, and verify it",

@@ -1,4 +1,4 @@
-r"""Make a dataset with smaller images from TFRecord shards of any program.
+r"""Make a dataset with smaller images from TFRecord shards that any program wrote.
 
 Shards may come from this program, slim, tensorflow/tpu, the AWS scripts or TensorFlow Datasets.
 The new dataset keeps the number of shards and the order of records. After an interruption, run the

@@ -98,7 +98,7 @@ class Standing:
 
 
 class Decision(NamedTuple):
-    """The splits that a run removes and writes."""
+    """The splits that a run keeps, removes and writes."""
 
     made: dict[str, settings.Config]  # settings of the splits that earlier runs started or finished
     replaced: list[str]  # splits that --force removes

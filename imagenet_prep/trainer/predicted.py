@@ -29,7 +29,7 @@ class Sheet(Protocol):
         """Adds top-5 classes for a dataset; `within` is the top 5 among the dataset's classes."""
 
     def columns(self, name: str) -> Mapping[str, Mapping[str, str]]:
-        """Returns a dataset's labels from each list, as columns of a predictions file."""
+        """Returns a dataset's labels; a predictions file has one column per list of labels."""
 
     @property
     def table(self) -> Any:

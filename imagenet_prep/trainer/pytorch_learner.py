@@ -83,7 +83,7 @@ class PytorchLearner(Learner):
         return copy
 
     def build(self, plan: Run, *, jit: bool) -> None:
-        """Builds network and optimizer; `jit` compiles forward and backward with torch.compile."""
+        """Builds the network and the optimizer; `jit` compiles both passes with torch.compile."""
         self._plan = plan
         network = pytorch_model.build(plan.model, plan.image_size, plan.num_classes)
         self._network = network.to(self._device, memory_format=torch.channels_last)

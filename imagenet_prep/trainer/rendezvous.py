@@ -47,7 +47,7 @@ class Place(NamedTuple):
 
 @contextlib.contextmanager
 def serving(hosts: Sequence[Host], place: Place) -> Iterator[Place]:
-    """Runs the server for the ranks of `hosts`; yields the place with the port in use."""
+    """Runs the server for the ranks of `hosts`; yields its address with the port it listens on."""
     try:
         server = _Server(place, sum(host.slots for host in hosts) + len(hosts))
     except OSError as error:

@@ -48,7 +48,7 @@ class Place(enum.Enum):
 
 
 def check_base(base: str) -> None:
-    """Raises ValueError if an address has an unknown scheme, no host, a login, ? or #."""
+    """Raises ValueError if an address has an unknown scheme, a login, ? or #, or lacks a host."""
     refuse_login(base)
     parts = urlsplit(base)
     if "://" in base and parts.scheme not in ("http", "https", "s3"):

@@ -59,7 +59,7 @@ def digest(value: Any) -> str:
 def loads(data: bytes | bytearray | str, most_values: float = MOST_VALUES) -> Any:
     """Parses JSON text; raises ValueError if it is invalid or has more than `most_values` values.
 
-    Lists and objects are limited to an eighth of this number.
+    Raises ValueError as well if it has more than `most_values` / 8 lists and objects in total.
     """
     text = data if isinstance(data, str) else data.decode()
     # Commas and brackets inside strings are also counted, so the counts are upper bounds.

@@ -1,9 +1,9 @@
 """A column: one array per record of a dataset, such as latents, features or tokens.
 
-The arrays of a shard are in one file, columns/NAME/SHARD.npy; row i belongs to record i. The column
-has the sha256 of the shard's table of samples. The .npy file is valid in every dataset with this
-table: a replica, a part, or an amended dataset in which the shard is unchanged. column.json is
-written last. Until then, begun.json has the settings, and each file has a receipt.
+The arrays of a shard are in one file, columns/NAME/SHARD.npy; row i belongs to record i. For
+each file, column.json has the sha256 of the shard's table of samples. The file is valid in every
+dataset with this table: a replica, a part, or an amended dataset in which the shard is unchanged.
+column.json is written last. Until then, begun.json has the settings, and each file has a receipt.
 """
 
 from __future__ import annotations

@@ -149,7 +149,7 @@ EVALUATION = tuple(
 
 
 def recognised(classes: ClassList, totals: Mapping[str, int], names: Sequence[str] = ()) -> str:
-    """Returns the name of the edition with these classes and counts (with quarantined images).
+    """Returns the name of the edition with these classes and counts, quarantined images included.
 
     Returns "" for the original ILSVRC2012 and for unknown editions. A single split with the counts
     of a face-blurred edition may also be ILSVRC2012 with lost files. So such an edition is only

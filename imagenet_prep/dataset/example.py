@@ -201,7 +201,7 @@ def _blank() -> dict[str, Value]:
 
 
 def relabelled(payload: bytes, stored_label: int, wnid: str, text: str) -> bytes:
-    """Returns a valid payload with a new class; all other values and the keys stay unchanged."""
+    """Returns a valid payload with a new class; its keys and all other values stay the same."""
     features = protobuf.parse(payload)
     of_class: dict[str, Value] = {
         schema.LABEL: (stored_label,),
@@ -229,7 +229,7 @@ def decode_without_image(
 
 
 def _without_image(read: Callable[[int, int], bytes], size: int) -> bytes:
-    """Returns a payload without its image; a small image may be kept."""
+    """Returns a payload without its image, or the unchanged payload if the image is small."""
     size = max(size, 0)
     head = read(0, min(size, _HEAD_BYTES))
     length, at = _read_varint(head, 1)

@@ -132,7 +132,7 @@ def refuse_pixels(height: int, width: int, most: int) -> None:
 
 
 def segments(data: bytes, kind: int, stop: int) -> Iterator[tuple[int, int]]:
-    """Yields start and end of each segment whose marker is FF `kind`, up to the first scan."""
+    """Yields (start, end) of the segments with marker bytes FF, `kind` before the first scan."""
     position = 2
     while (match := _MARKER.search(data, position, stop)) is not None:
         marker, position = data[match.end() - 1], match.end()

@@ -7,7 +7,7 @@ own arc. In each epoch, the arcs to read are shifted by a different number of ex
 beyond the stored arcs.
 
 So every example is stored on at least R nodes, and exactly one node reads it in each epoch. Nodes
-only read examples that they store. All nodes read equally many, for any number of shards.
+only read examples that they store. All nodes read the same number, for any number of shards.
 """
 
 from __future__ import annotations

@@ -53,7 +53,7 @@ def frame(number: int, class_index: int, image: bytes) -> bytes:
 
 
 def image(stored: bytes) -> bytes:
-    """Returns an image from the bytes of its range, without the frames inside the image."""
+    """Returns an image from the bytes of its range; removes the frames that split the image."""
     parts = []
     start = 0
     for magic in _aligned_magics(stored):

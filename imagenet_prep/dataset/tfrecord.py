@@ -138,7 +138,7 @@ def check_records(
     *,
     after_damage: bool,
 ) -> Iterator[tuple[Record, T | None]]:
-    """Yields each record of an open shard with the result of `look`, or None if damaged.
+    """Yields each record of an open shard with the result of `look`, or with None if it is damaged.
 
     Args:
       look: called with each record; raises DataDamagedError or BadImageError if it is damaged.

@@ -125,7 +125,7 @@ def _facts_of(tile: Tile) -> Json:
 
 
 def _settings(facts: Facts) -> list[tuple[str, str]]:
-    """Returns (name, value): non-empty settings, program, libraries, and sizes of splits."""
+    """Returns (name, value) pairs of the non-empty settings, program, libraries and splits."""
     producer, settings = facts.manifest.producer, []
     libraries = sorted(producer.libraries.items())
     for name, value in facts.manifest.config.items():

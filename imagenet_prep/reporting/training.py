@@ -14,7 +14,7 @@ from imagenet_prep.storage.os_errors import storage_errors
 
 @dataclass(frozen=True)
 class Row:
-    """The measured speed with `ranks` ranks, shares of time, and a forecast for 90 epochs."""
+    """The figures for `ranks` ranks: measured speed, shares of time, forecast for 90 epochs."""
 
     ranks: int
     hosts: int

@@ -67,7 +67,7 @@ def rank(member: Member, seed: int) -> tuple[int, str]:
 def deal_class(
     members: Iterable[Member], first: int, num_shards: int, seed: int
 ) -> Iterator[tuple[int, Member]]:
-    """Yields (shard index, member) for a class; earlier classes have `first` members."""
+    """Yields (shard index, member) for a class; earlier classes have `first` members in total."""
     for position, member in enumerate(permute(members, seed), first):
         yield position % num_shards, member
 

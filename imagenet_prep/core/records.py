@@ -93,7 +93,7 @@ def _parser(kind: Any) -> _Parser:
 def _each(
     parsers: Iterable[_Parser], values: Iterable[Any], place: Callable[[int], str]
 ) -> list[Any]:
-    """Returns the parsed values; `place` returns a value's name in messages, given its index."""
+    """Returns the parsed values; `place` maps a value's index to its name in messages."""
     parsed: list[Any] = []
     try:
         parsed.extend(map(operator.call, parsers, values))

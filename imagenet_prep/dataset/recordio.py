@@ -1,9 +1,9 @@
 """Reads and writes the records of MXNet's RecordIO files (`.rec`): images with their labels.
 
 Each record is framed as in dmlc-core's recordio.h: a magic number, four bytes with kind and length,
-the payload, and zeros up to a multiple of four bytes. If the payload contains the magic number at a
-multiple of four, it is split there, and these bytes become the magic number of the next part's
-frame. So every magic number at a multiple of four starts a frame. The payload is MXNet's header
+the payload, and zeros up to a multiple of four bytes. If the payload contains the magic number at an
+offset divisible by four, the payload is split there, and the next part's frame starts with these
+bytes. So every magic number at such an offset starts a frame. The payload is MXNet's header
 (python/mxnet/recordio.py) and the image. It has no checksum.
 """
 

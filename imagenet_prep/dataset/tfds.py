@@ -23,7 +23,7 @@ _PACKAGE = "tensorflow_datasets.core.features"
 
 
 def features(num_labels: int, absent: Container[str] = ()) -> bytes:
-    """Returns features.json: the schema's keys except `absent` ones; a slash in a key is a level.
+    """Returns features.json: the schema's keys except `absent` ones, nested at each slash.
 
     `num_labels` is the number of lines of `label_names`.
     """

@@ -53,7 +53,7 @@ def _run(entries: Iterator[bytes]) -> list[bytes]:
 
 
 def read(runs: Iterable[Path], start: int, stop: int) -> Iterator[tuple[int, list[bytes]]]:
-    """Yields (number, its sorted entries) for numbers in [start, stop), which must fit in memory."""
+    """Yields (number, its sorted entries) for [start, stop); the entries must fit in memory."""
     entries: list[bytes] = []
     for run in runs:
         with _mapped(run) as data:

@@ -1,8 +1,8 @@
 """Reads and writes the records of MXNet's RecordIO files (`.rec`): images with their labels.
 
 Each record is framed as in dmlc-core's recordio.h: a magic number, four bytes with kind and length,
-the payload, and zeros up to a multiple of four bytes. If the payload contains the magic number at an
-offset divisible by four, the payload is split there, and the next part's frame starts with these
+the payload, and zeros up to a multiple of four bytes. If the payload contains the magic number at
+an offset divisible by four, the payload is split there, and the next part's frame starts with these
 bytes. So every magic number at such an offset starts a frame. The payload is MXNet's header
 (python/mxnet/recordio.py) and the image. It has no checksum.
 """

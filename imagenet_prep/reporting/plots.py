@@ -98,7 +98,7 @@ def of(facts: Facts) -> list[Plot]:
 
 
 def training(rows: Sequence[Row]) -> Plot:
-    """Returns the plot of `bench-train`: speed, hours, shares of time and cost by number of ranks."""
+    """Returns the plot of `bench-train`: speed, hours, shares of time, cost by number of ranks."""
     with _settings(_STYLE):
         figure = Figure(figsize=(7.4, 4.8), layout="constrained")
         _draw_training(rows, figure, (_AFTER, _BEFORE, _INK))

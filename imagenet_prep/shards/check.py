@@ -131,7 +131,7 @@ class _Rows(_Beside):
         self._next = 0
 
     def compare(self, number: int, image: ImageExample, names: Sequence[str], index: int) -> None:
-        """Compares a record's line of the table with its image, class and possible keys (`names`)."""
+        """Compares a record's line in the table with its image, class and possible `names`."""
         if self._difference:
             return
         try:

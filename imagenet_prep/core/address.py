@@ -83,7 +83,7 @@ def public(url: str) -> str:
 
 
 def refuse_logins(words: Sequence[str]) -> None:
-    """Raises UsageError if a command-line argument contains an address with a login."""
+    """Raises UsageError if an argument contains an address with a user name or password."""
     for number, word in enumerate(words, start=1):
         try:
             refuse_login(word)

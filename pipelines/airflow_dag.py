@@ -329,7 +329,7 @@ def _once(program: str, arguments: Sequence[str], output: deque[str]) -> int:
 
 
 def _message(output: deque[str]) -> str:
-    """Returns the command's error message, which starts with imagenet-prep, or its last line."""
+    """Returns the error message in a command's output, else the last line of the output."""
     lines = [" ".join(line.split()) for line in output if line] or ["imagenet-prep: no message"]
     starts = [n for n, line in enumerate(lines) if line.startswith("imagenet-prep")]
     return " ".join(lines[starts[-1] if starts else -1 :])

@@ -82,7 +82,7 @@ class Preparation:
 
     @cached_property
     def boxes(self) -> tuple[Stage[BoxTask, box_lists.ReadBoxes], box_lists.BoxLookup] | None:
-        """The stage that reads annotations, and the lookup of boxes; None without annotations."""
+        """The stage that reads annotations, and the lookup of their boxes; None without them."""
         annotations = self.job.selection.annotations
         return box_lists.box_stage(annotations, self.store) if annotations else None
 
@@ -267,7 +267,7 @@ def _share(listed: tuple[_Key, str], census: Census) -> tuple[GroupKey, tuple[_K
 def deal_share(
     share: tuple[_Key, Iterable[tuple[_Key, str]]], ours: Preparation, census: Census
 ) -> Iterator[Any]:
-    """Yields tagged facts about a few classes, then pairs: block of shards, its plan lines."""
+    """Yields facts about a few classes (tagged), then plan lines as (block of shards, lines)."""
     lists = ((ClassKey(*key), name) for key, name in share[1])
     with reported(ours.lease):
         dealt, blocks = ours.plan.deal_share(lists, census)

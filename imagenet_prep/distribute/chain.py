@@ -98,7 +98,7 @@ class Actions(Protocol):
         """Checks whether a host can be reached; pauses first if `again` is set."""
 
     def progress(self, peer: Peer, num_bytes: int) -> None:
-        """Reports that a host has stored `num_bytes` more, and that its `lacking` has changed."""
+        """Reports that a host stored `num_bytes` more bytes, and that `peer.lacking` changed."""
 
     def say(self, peer: Peer, sentence: str) -> None:
         """Shows the user a sentence about a host."""

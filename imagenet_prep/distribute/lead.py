@@ -69,7 +69,7 @@ class Leader:
     ) -> None:
         """Prepares the chain.
 
-        `sizes` maps each address, in the order of the chain, to the sizes of its files by name.
+        `sizes[address][name]` is the size of a file of that host, in the order of the chain.
         `say` is called with sentences about a host, `count` with the size of each stored file.
         """
         parts = request.placements

@@ -53,7 +53,7 @@ class Replica(Target):
         self._locked = False
 
     def refuse_others(self) -> None:
-        """Raises UsageError as in `Target`, or for a different part or an unfinished dataset."""
+        """Raises UsageError as `Target` does, and for an unfinished dataset or a different part."""
         if self.store.size(naming.MANIFEST) is None and self.store.sizes(_BEGUN):
             raise UsageError(
                 f"{self.store.where()} has an unfinished run of prepare, resize or adopt. "

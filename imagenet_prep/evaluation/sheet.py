@@ -94,7 +94,7 @@ class Sheet:
             self._corruptions[name] = errors
 
     def columns(self, name: str) -> dict[str, dict[str, str]]:
-        """Returns the labels of a dataset from each list, as columns of a predictions file."""
+        """Returns a dataset's labels; a predictions file has one column per list of labels."""
         keys = self.sets[name].keys
         return {
             f"{of} sha256:{self._digests[of]}": {

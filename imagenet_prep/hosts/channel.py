@@ -181,7 +181,7 @@ class Process:
         ssh_options: Sequence[str] = SSH_OPTIONS,
         hear: Callable[[bytes], object] | None = None,
     ) -> None:
-        """Starts the module in `words`; it ends at the end of its input (or of this process).
+        """Starts the module in `words`, which ends when its input is closed or this process ends.
 
         Both ends give up after `silence_s` seconds without data. For `hear`, see `Tail`.
         """

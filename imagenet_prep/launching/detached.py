@@ -40,8 +40,8 @@ _ORDERLY = (errors.EXIT_DONE, errors.IncompleteError.exit_code, errors.EXIT_INTE
 class Record:
     """The content of LOG_DIR/launch.json.
 
-    `start` is in ticks since the machine's start, whose id is `boot`: a later process with the same
-    pid has different values. `exit` is None until the launch has ended by itself.
+    `boot` is the id of the machine's last start, and `start` is in ticks since then: a later
+    process with the same pid has other values. `exit` is None until the launch has ended by itself.
     """
 
     host: str
@@ -103,7 +103,7 @@ class Record:
 def start(folder: Path, work: Callable[[Callable[[], None]], int]) -> int:
     """Runs `work` in a child process with its own session.
 
-    `work` gets a function to call after its checks. This call makes the parent return 0. If the
+    `work` gets a function and must call it after its checks; then the parent returns 0. If the
     child ends earlier, the parent returns the child's exit code, which is the result of `work`.
     """
     with storage_errors("create", folder):
@@ -182,8 +182,8 @@ def status(folder: Path) -> int:
 def stop(folder: Path) -> int:
     """Sends SIGTERM to a launch, waits for its end, and prints its exit code.
 
-    Returns 0 if the launch is not running, is finished, saved a checkpoint or was interrupted;
-    otherwise its exit code.
+    Returns 0 if no launch is running, or if the stopped launch completed, saved a checkpoint or
+    was interrupted; otherwise returns the exit code of the launch.
     """
     record = _loaded(folder)
     try:

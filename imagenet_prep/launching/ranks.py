@@ -100,7 +100,7 @@ class Voice:
 
 
 class Rank:
-    """A process: a rank, server or scheduler. It ends with the thread that started it.
+    """A rank, server or scheduler: a process that is killed if the thread that started it ends.
 
     `number` is -1 for servers and schedulers. `asked` is True after the first request to end.
     """

@@ -44,7 +44,7 @@ class Work:
         return self.comm in ("dist_sync", "dist_device_sync")
 
     def variables(self, environment: Mapping[str, str] = os.environ) -> dict[str, str]:
-        """Returns variables that make Python import from the script's, not the current folder."""
+        """Returns variables for Python to import from the script's folder, not the current one."""
         safe = {"PYTHONSAFEPATH": "1", "PYTHONUNBUFFERED": "1"}
         if self.script is None:
             return safe

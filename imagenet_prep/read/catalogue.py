@@ -41,7 +41,7 @@ class Catalogue:
             )
 
     def entries(self, of_class: str | None = None) -> Iterator[Entry]:
-        """Yields the images in local shards, of all classes or one; reads only keys and classes."""
+        """Yields the images of one or all classes in local shards; reads only keys and classes."""
         classes = None if of_class is None else self._dataset.classes.indices([of_class])
         for split, records in self._splits.items():
             names = Names(records)

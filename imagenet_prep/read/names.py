@@ -65,7 +65,7 @@ class Names:
 
 
 class Facts:
-    """Columns of the sample tables in memory: 4 bytes per example, with keys about 34."""
+    """Columns of the sample tables; needs 4 bytes of memory per example, or 34 with keys."""
 
     def __init__(self, records: Records, fields: Collection[str]) -> None:
         self._records, self._names = records, Names(records)

@@ -290,7 +290,7 @@ class Reader(Generic[Array]):
             self.__dict__.update(opened, _of_parent=of_parent)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Copies and unpickled readers open the dataset again, at the same position."""
+        """Makes a copied or unpickled reader open the dataset again, at the same position."""
         config = replace(self._feed.config, num_threads=self._feed.config.num_threads or 1)
         return Reader, (config,), self.state()
 

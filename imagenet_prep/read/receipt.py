@@ -196,7 +196,7 @@ class Receipt:
         self._epoch = functools.lru_cache(maxsize=1)(self._sorted)
 
     def step(self, step: int) -> Iterator[tuple[Use, int]]:
-        """Yields (use, example number) of each image of a step, again if the step was repeated."""
+        """Yields (use, example number) of each image of a step, each time that the step was run."""
         for piece in self._pieces():
             if 0 <= step - piece.first < piece.steps:
                 size = piece.segment.state.per_node

@@ -41,7 +41,7 @@ _BOTTLENECKS = {"resnet50": (3, 4, 6, 3), "resnet101": (3, 4, 23, 3), "resnet152
 
 
 def residual_blocks(model: str) -> Iterator[tuple[str, tuple[tuple[int, int, int], ...]]]:
-    """Yields each block's name in torchvision, and its convolutions: (filters, size, stride)."""
+    """Yields each block's torchvision name, and (filters, size, stride) of its convolutions."""
     for stage, blocks in enumerate(_PLAIN.get(model) or _BOTTLENECKS[model.removesuffix("-v1")]):
         for block in range(blocks):
             name = f"block{stage}" if model == "tiny" else f"layer{stage + 1}.{block}"

@@ -1,4 +1,4 @@
-"""Communication between ranks (for TensorFlow, with Horovod), and the cores and GPUs of a rank.
+"""Connects ranks (TensorFlow's through Horovod), and finds the cores and GPUs of a rank.
 
 With Keras 3, Horovod's optimizer wrapper and callbacks average nothing; so Horovod is given raw
 variables (`v.value`). tests/trainer/test_two_ranks.py compares two-rank and one-rank runs.
@@ -66,7 +66,7 @@ class Comm:
     def add_up(self, arrays: Sequence[Any], name: str) -> None:
         """Starts to replace each MXNet array with its sum over all ranks.
 
-        Calls with the same `name` need the same shapes; one must end before the next starts.
+        Calls with the same `name` need the same shapes, and must not run at the same time.
         """
 
     def average(self, arrays: Sequence[Any]) -> None:

@@ -337,7 +337,7 @@ class TrainConfig(Settings):
 
     @property
     def half_if_fast(self) -> bool:
-        """Whether activations are float16 if the device has fast float16."""
+        """Whether activations are float16 on a device that computes float16 fast."""
         return self.recipe in ("tutorial", "article") and self.precision is None
 
     @property

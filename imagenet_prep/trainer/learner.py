@@ -16,8 +16,8 @@ class Learner(Protocol):
     """One rank of a run; all ranks call the same methods in the same order.
 
     `fast_half` is True if the device is faster with float16 than with float32. `versions` has the
-    versions of the framework and its libraries, for the log. `_variables` are the model's, whose
-    names are in `_names`, and then the optimizer's. `_statistics` are batch norm statistics.
+    versions of the framework and its libraries. `_variables` are first the model's, with the names
+    `_names`, then the optimizer's. `_statistics` are the batch norm statistics.
     """
 
     comm: Comm
@@ -48,7 +48,7 @@ class Learner(Protocol):
         return [tuple(variable.shape) for variable in self._variables[:count]]
 
     def assign(self, values: Sequence[Any]) -> None:
-        """Copies `values` into all variables, or into only the model's, which come first."""
+        """Copies `values`, which are for all variables or only the model's, into the variables."""
 
     def share(self) -> None:
         """Replaces all variables with rank 0's."""

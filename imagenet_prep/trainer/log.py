@@ -67,9 +67,9 @@ class Log:
     def train(self, step: int, row: Mapping[str, float]) -> None:
         """Prints and writes a row of the tutorial's table for a step, counted from 0.
 
-        `images_per_s` is the speed of all ranks since the last row, except during checkpoints and
-        evaluations. `loss` is the mean cross entropy, and `total_loss` adds weight decay. If the
-        row has no `accuracy` (top-1), the column is omitted.
+        `images_per_s` is the speed of all ranks since the last row; checkpoints and evaluations are
+        excluded. `loss` is the mean cross entropy, and `total_loss` adds weight decay. If the row
+        has no `accuracy` (top-1), the column is omitted.
         """
         has_accuracy = "accuracy" in row
         if not self._has_header:

@@ -111,7 +111,7 @@ class Mirror:
         return not missing
 
     def _files(self) -> list[tuple[str, _Place]]:
-        """Returns the run's regular files by object name: logs, then checkpoints, newest first."""
+        """Returns pairs of object name and file: first logs, then checkpoints from new to old."""
         own, events = LocalStore(self._folder).names(""), LocalStore(self._scalars).names("")
         files = [(name, (self._folder, name)) for name in own if _is_needed(name)]
         events = [name for name in events if name.startswith(EVENTS)]
@@ -125,7 +125,7 @@ class Mirror:
         return sorted((file for file in files if _is_own(*file[1])), reverse=True)
 
     def _compare(self, store: BucketStore, name: str, *, fresh: bool) -> None:
-        """If `fresh`, downloads an object. If the local file is identical, prevents its upload."""
+        """If `fresh`, downloads an object. Marks an identical local file as already uploaded."""
         path, stored = self._folder / name, store.stored(name)
         # Keep the longer log, since this machine may have started one already.
         folder = LocalStore(self._folder)

@@ -2,7 +2,7 @@
 
 Parameter servers can only add, so all operations are sums, even with Horovod. Servers and Horovod
 give the same weights (bit for bit with two ranks), and a run may switch from one to the other.
-Gluon's trainer is not used: with servers, it never changes the rate (apache/mxnet issue 15919).
+Gluon's trainer is not used: with servers, its learning rate is fixed (apache/mxnet issue 15919).
 """
 
 from __future__ import annotations

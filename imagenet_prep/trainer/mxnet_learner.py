@@ -92,7 +92,7 @@ class MxnetLearner(Learner):
         return [array.asnumpy() for array in self._variables]
 
     def assign(self, values: Sequence[Any]) -> None:
-        """Copies `values` into all variables, or into only the model's, which come first."""
+        """Copies `values`, which are for all variables or only the model's, into the variables."""
         for array, value in zip(self._variables, values, strict=False):
             array[:] = value
 

@@ -107,7 +107,7 @@ class PytorchLearner(Learner):
 
     @torch.no_grad()
     def assign(self, values: Sequence[Any]) -> None:
-        """Copies `values` into all variables, or into only the model's, which come first."""
+        """Copies `values`, which are for all variables or only the model's, into the variables."""
         for variable, value in zip(self._variables, values, strict=False):
             variable.copy_(torch.tensor(value))
 

@@ -142,8 +142,8 @@ class Index(_Step):
     """Writes lists of images and bounding boxes to files next to the dataset.
 
     PCollection of tasks -> {"images": `Done` of the lists, "boxes": `Done` of the annotations,
-    "lists": ((split, class index), name in the store of a list of members of that class)}. Files
-    that exist are not listed again.
+    "lists": pairs of (split, class index) and the name of a file that lists images of the class}.
+    Lists that exist are not made again.
 
     A list with a single class is passed on by name. The lines of a list with several classes are
     collected into one list per class by GroupByKey.

@@ -259,7 +259,7 @@ def _address(host: str) -> str:
 
 
 def _run(command: Sequence[str], environments: Sequence[Mapping[str, str]]) -> int:
-    """Runs all ranks to their end and returns 0, or raises the error of the first that failed."""
+    """Runs all ranks to their end; returns 0 or raises the error of the first failed rank."""
     ranks = Ranks()
     failed: list[Rank] = []
 

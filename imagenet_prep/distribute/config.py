@@ -97,7 +97,7 @@ class Config(Settings):
 
     @property
     def prove(self) -> bool:
-        """Whether to read every byte first, including files that were verified before."""
+        """Whether to read all files of the replica, even those that were verified before."""
         return self.check or self.repair
 
     def placement(self) -> Placement:

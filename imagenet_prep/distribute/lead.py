@@ -69,7 +69,7 @@ class Leader:
     ) -> None:
         """Prepares the chain.
 
-        `sizes[address][name]` is the size of a file of that host, in the order of the chain.
+        `sizes[address][name]` is the size of a host's file; addresses are in the chain's order.
         `say` is called with sentences about a host, `count` with the size of each stored file.
         """
         parts = request.placements

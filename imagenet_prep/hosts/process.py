@@ -218,8 +218,8 @@ def run_all(
     """Runs commands without input in parallel, e.g. one per host; returns how each one ended.
 
     A command is killed after `timeout_s`, and all are killed on an interrupt. With `together`,
-    `output` also has standard error. Otherwise `hear` is called with the command's number and each
-    line of its standard error.
+    `Ending.output` includes standard error. Otherwise, each line of standard error is passed to
+    `hear`, after the command's number.
     """
     running: list[_Running] = []
     try:

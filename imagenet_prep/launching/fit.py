@@ -93,7 +93,7 @@ def answer_of(host: Host, ending: Ending, program: str) -> Answer | str:
 
 
 def understood(text: str) -> Answer | None:
-    """Returns a host's facts from JSON, or None if this version did not write them."""
+    """Returns a host's facts from JSON, or None if they are from a different version."""
     try:
         return records.loads(Answer, text.encode())
     except ValueError:

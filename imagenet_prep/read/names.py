@@ -77,7 +77,7 @@ class Facts:
         self._is_read = np.zeros(len(records.shards), bool)
 
     def read(self, numbers: Sequence[int]) -> None:
-        """Reads the tables with these examples, unless they were read before."""
+        """Reads the tables that contain these examples; skips tables that were read before."""
         if self._is_read.all():
             return
         for shard in np.unique(self._records.shards_of(numbers)).tolist():

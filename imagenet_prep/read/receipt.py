@@ -219,7 +219,7 @@ class Receipt:
                     yield self._use(piece, node, place - piece.places.start)
 
     def unseen(self, number: int) -> tuple[int, Iterator[Use]]:
-        """Returns the step of the last checkpoint before any use of the image, and its `uses`."""
+        """Returns the step of the last checkpoint that was not trained on an image, and `uses`."""
         # Stop at the first kept use, since every epoch takes time to compute.
         uses, early, limit = self.uses(number), [], self.segments[-1].kept
         for use in uses:

@@ -73,11 +73,11 @@ _MANY_RANKS = {  # train_more_aug.sh, for 128 and 256 GPUs
 
 @dataclass(frozen=True)
 class Run:
-    """The hyperparameters of a run. On resume, all except `comm` must be equal.
+    """The hyperparameters of a run. On resume, all of them must be equal.
 
     `global_batch` is the number of images per step, over all ranks. `steps_per_epoch` counts
     only full steps. `plateau_steps` is the number of steps between evaluations for the schedule
-    "plateau", else 0. `recipe` determines crops and normalisation.
+    "plateau", else 0. `recipe` determines crops and normalisation. `--comm` may change.
     """
 
     model: str

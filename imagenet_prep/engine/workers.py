@@ -167,7 +167,7 @@ class Done(NamedTuple):
 def done(
     stage: Stage[AnyTask, Any], tasks: Iterable[AnyTask], check: Check = unchecked
 ) -> Iterator[Done]:
-    """Runs unfinished tasks and yields all as `Done`; calls `check` before publishing a file."""
+    """Runs unfinished tasks; yields all tasks as `Done`; calls `check` before publishing a file."""
 
     def publish(task: AnyTask, result: tuple[Receipt[Any], Sequence[Output]]) -> Done:
         return Done(task, stage.publish(task, result, check), new=True)
@@ -195,7 +195,7 @@ def done(
 
 
 def _together(failures: Sequence[BaseException]) -> BaseException:
-    """Combines errors into a single error of the first one's class, or a group if one is a bug."""
+    """Combines errors: into one error of the first error's class or, with a bug, into a group."""
     first = failures[0]
     if all(isinstance(failure, errors.ImagenetPrepError) for failure in failures):
         return type(first)(". Then: ".join(str(failure).rstrip(".") for failure in failures))

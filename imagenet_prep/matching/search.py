@@ -112,7 +112,7 @@ class Search(NamedTuple):
     def _join(
         self, left: Sorted, right: Sorted, band: int, worker: int, workers: int
     ) -> Iterator[tuple[Numbers, bool]]:
-        """Yields arrays of pairs from a worker's ranges, and whether an array is a range's last.
+        """Yields (array of pairs, whether it is the last array of a range) for a worker's ranges.
 
         Each array is valid only until the next one is requested.
         """

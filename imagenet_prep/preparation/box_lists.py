@@ -20,7 +20,7 @@ from imagenet_prep.storage.store import Store
 
 @dataclass(frozen=True)
 class ReadBoxes:
-    """The numbers of annotations and boxes read, and of boxes dropped since they have no area."""
+    """Counts: annotations read, boxes read, and boxes dropped because their area is zero."""
 
     images: int
     boxes: int
@@ -38,7 +38,7 @@ class BoxLookup:
     _last: tuple[str, dict[str, Boxes]] = "", {}
 
     def of(self, split: str, wnid: str) -> dict[str, Boxes]:
-        """Returns the boxes of a train class, or of all validation, by file name without suffix."""
+        """Returns the boxes of one train class, or of all validation images, by image name."""
         name = _list_name(self.folder, split, wnid if split == schema.TRAIN else split)
         # All classes of validation share one list.
         if self._last[0] != name:
@@ -60,7 +60,7 @@ def box_stage(
 
 
 def _read(task: boxes.BoxTask, *, store: Store, folder: str) -> engine.Result[ReadBoxes]:
-    """Writes annotations as JSON lines: one file per class of train, one for all validation."""
+    """Writes annotations as JSON lines: one file per train class, one file for validation."""
     read = boxes.read(task)
     outputs = []
     for group, lines in read.lines.items():

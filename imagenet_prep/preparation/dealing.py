@@ -81,7 +81,7 @@ class Division:
 
     @cached_property
     def before(self) -> dict[str, list[int]]:
-        """By split and class index, the number of members with smaller class indices."""
+        """The number of members with smaller class indices, by split and class index."""
         return {
             split: list(itertools.accumulate(counts, initial=0))
             for split, counts in self.counts.items()

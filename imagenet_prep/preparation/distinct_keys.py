@@ -1,8 +1,8 @@
 """Gives unique keys, within a split, to records that a different program wrote.
 
 Of records with equal keys, the first keeps the key. The keys of later records get a number before
-the file extension: dog/3.jpg, dog/3~2.jpg, dog/3~3.jpg. If existing keys contain tildes, the number
-follows one tilde more than the longest run in them, so that new keys differ from existing ones.
+the file extension: dog/3.jpg, dog/3~2.jpg, dog/3~3.jpg. If existing keys contain tildes, new
+keys get one tilde more than the longest run of tildes in existing keys, so no new key exists yet.
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ class _ListedLabels:
 
 @dataclass(frozen=True, kw_only=True)
 class CheckedShard(WrittenShard):
-    """The receipt content of a checked shard: that of a written shard, and the problems found."""
+    """The receipt content of a checked shard: the fields of `WrittenShard`, and the problems."""
 
     lacks: dict[str, Counter[str]]  # numbers of records that lack a key, by key and kind
     problems: list[str]  # sentences
@@ -214,7 +214,7 @@ class ExistingSet:
 
     @property
     def lacks(self) -> dict[str, str]:
-        """The keys that some records lack, each with its worst kind: absent, wrong or empty."""
+        """The keys that some records lack, each with its worst case: absent, wrong or empty."""
         return {
             key: next(kind for kind in _WORST_FIRST if kind in kinds)
             for key, kinds in sorted(self.lack_counts.items())

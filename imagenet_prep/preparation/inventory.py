@@ -69,7 +69,7 @@ def listing_workers(workers: engine.Workers, num_tasks: int) -> engine.Workers:
 
 
 def remove_unpacked(store: Store, keep: Selection | None = None) -> None:
-    """Removes unpacked images except those of `keep`; if that is None, removes shared plans too."""
+    """Removes unpacked images except those of `keep`; without `keep`, also shared plans."""
     if keep is not None:
         for name in {*store.local.list_folder(UNPACKED)} - {keep.index_digest[:16]}:
             store.local.remove_tree(f"{UNPACKED}/{name}")

@@ -109,7 +109,7 @@ class Draft:
         )
 
     def _with_wnids(self, name: str) -> Split:
-        """Returns a split; to an evaluation dataset's test split, adds the WNIDs of its images."""
+        """Returns a split; split test (an evaluation dataset) gets the WNIDs of its images."""
         split = self.splits[name]
         if name != schema.TEST:
             return split
@@ -190,7 +190,7 @@ class Output:
                 self._new.append(shard)
 
     def commit(self, draft: Draft, *, dropped: str = "") -> None:
-        """Publishes a manifest with the splits of `draft` and existing ones, except `dropped`."""
+        """Publishes a manifest: the splits of `draft`, and the existing splits except `dropped`."""
         wanted, seen = self.wanted, standing.look(self.store, self.wanted)
         existing, libraries = seen.committed, wanted.libraries
         made = {split: self._splits[split] for split in draft.splits}

@@ -2,8 +2,8 @@
 
 If the last run noted the same source files, nothing is read. Otherwise keys, classes and sizes of
 all images are compared with the tables of samples. If they are equal, the bytes are compared:
-archives by the md5 in the manifest, and files of a folder that changed since the note by the sha256
-in the table.
+archives by the md5 in the manifest, files in folders by the sha256 in the table. Files in folders
+that have not changed since the note was written are skipped.
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ def _kept(store: Store, shard: Shard, excluded: frozenset[str]) -> Iterator[tupl
 def _is_other_file(
     member: Member, row: Sample | None, *, job: Job, images: MemberReader, newest: int
 ) -> bool:
-    """Returns whether an image has changed since its row was written or it was quarantined."""
+    """Returns whether an image has changed since it was written to the dataset or quarantined."""
     source = job.selection.source
     if isinstance(source, Folder):
         with read_errors(path := source.root / member.archive):

@@ -98,7 +98,7 @@ class Standing:
 
 
 class Decision(NamedTuple):
-    """The splits that a run keeps, removes and writes."""
+    """The splits that a run keeps, those that it removes, and those that it writes."""
 
     made: dict[str, settings.Config]  # settings of the splits that earlier runs started or finished
     replaced: list[str]  # splits that --force removes

@@ -109,7 +109,7 @@ def begin(stage: WriteStage, inventory: Inventory, forecast: Forecast, output: O
 
 
 def write_tasks(job: Job, inventory: Inventory) -> list[HashTask | ShardTask]:
-    """Returns the tasks of the write stage, longest first; no HashTasks with --check header."""
+    """Returns the tasks of the write stage, longest first; --check header skips all HashTasks."""
     shards = [ShardTask(name) for name in inventory.shard_names]
     if job.policy.check == CHECK_HEADER:
         return [*shards]

@@ -51,7 +51,7 @@ class Folder(folder.Folder):
 
 @dataclass(frozen=True)
 class Archives(source.Packed):
-    """An evaluation dataset in tars or zips, by file name."""
+    """An evaluation dataset in tars or zips; `archives` has their paths by name."""
 
     archives: dict[str, Location]
 

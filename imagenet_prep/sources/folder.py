@@ -121,7 +121,7 @@ class Folder(source.Stored):
 
     @property
     def edition(self) -> editions.Edition | None:
-        """The edition that a folder is named after, or ILSVRC2012 if the source is part of it."""
+        """The edition in a folder's name, or ILSVRC2012 if the source is a part of ILSVRC2012."""
         called = (editions.called(part.name, len(self.classes.wnids)) for part in self.parts)
         return next(filter(None, called), super().edition)
 

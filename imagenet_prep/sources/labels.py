@@ -81,7 +81,7 @@ def classes_called(
 
 
 def check_validation(classes: ClassList, class_index: dict[int, int], where: str) -> None:
-    """Verifies class indices by file number, if all 50,000 validation files are present."""
+    """Verifies the class of each validation file, if all 50,000 files are present."""
     numbers = range(1, schema.OFFICIAL_NUM_EXAMPLES[schema.VALIDATION] + 1)
     if classes.official and class_index.keys() == set(numbers):
         check_canaries([classes.wnids[class_index[number]] for number in numbers], where)

@@ -194,7 +194,7 @@ def _source_in(folder: Path) -> Path:
 
 
 def unread(splits: Splits) -> Counter[str]:
-    """Counts images outside the split folders by folder; those in no folder, by extension."""
+    """Counts unread images: by folder or, for those directly in the source, by extension."""
     counts, top = Counter[str](), splits.top
     if not splits.names:
         return counts

@@ -58,7 +58,7 @@ class Problems:
 
 @contextlib.contextmanager
 def read_errors(path: object, remedy: str = _CHECK) -> Iterator[None]:
-    """Turns an OSError into a SourceError that names `path`, or the error's path if that is ""."""
+    """Turns an OSError into a SourceError with `path` or, if that is "", the error's own path."""
     try:
         yield
     except OSError as error:

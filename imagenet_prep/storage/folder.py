@@ -355,5 +355,5 @@ def _unless_gone(_function: object, _path: object, failed: tuple[Any, Any, Any])
 
 
 def _is_ours(name: str) -> bool:
-    """Returns whether a file is in a folder that only this program writes, without links."""
+    """Returns whether a file is in a folder that only this program writes, so links are refused."""
     return name.partition("/")[0] in (naming.WORK, naming.COLUMNS)

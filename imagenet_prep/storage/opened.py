@@ -164,7 +164,7 @@ def committed(store: Readable, names: Collection[str]) -> Dataset | None:
 def open_dataset(place: str | Readable, *, parts: bool = False, check: bool = True) -> Dataset:
     """Returns the dataset in a folder, at an s3:// or http(s):// URL, or in a store.
 
-    `parts` also accepts one node's part. `check` compares the manifest with the class list at once.
+    `parts` allows a folder with one node's part. `check` verifies the class list at once.
     """
     store = open_readable(place) if isinstance(place, str) else place
     where = store.where()

@@ -49,7 +49,7 @@ def note(digest: str, origin: Origin) -> None:
 
 
 def find(digest: str) -> Origin | None:
-    """Returns the origin of a dataset; None if unknown or if other users could have written it."""
+    """Returns the origin of a dataset; None if there is no note that only this user can write."""
     with contextlib.suppress(OSError, ImagenetPrepError, ValueError):
         noted = records.loads(_Note, LocalStore(_folder()).read_ours(_name(digest), _MAX_BYTES))
         # Compare the digests: in a shared folder, the file may belong to a different dataset.

@@ -125,7 +125,7 @@ class RemoteArchives:
 
 @dataclass(eq=False)
 class _Request:
-    """A request for ranges; `num_ranges` of them are not taken yet. `answer` is None until sent."""
+    """A request; `num_ranges` of its ranges are not taken yet; unsent, `answer` is None."""
 
     archive: str
     start: int
@@ -214,7 +214,7 @@ def _merged(ranges: Iterable[Range]) -> dict[Range, _Request]:
 
 
 def _windows(ranges: Sequence[Range]) -> Iterator[list[Range]]:
-    """Splits ranges into groups that fit in memory, including the gaps between ranges."""
+    """Splits ranges into groups; each group fits in memory together with its gaps."""
     stops = itertools.accumulate(size + NEAR_BYTES for _, _, size in ranges)
     in_windows = zip(ranges, (stop // _WINDOW_BYTES for stop in stops), strict=True)
     for _, window in itertools.groupby(in_windows, lambda pair: pair[1]):

@@ -1,4 +1,4 @@
-"""Objects in S3 and compatible servers, one attempt at a time."""
+"""Reads, writes and lists objects in S3 and compatible servers, without retries."""
 
 from __future__ import annotations
 
@@ -186,7 +186,7 @@ class S3:
     def pages(
         self, operation: str, field: str, folder: str = "", *, deep: bool = True
     ) -> Iterator[Json]:
-        """Yields the entries of a listing in `field`, with keys relative to the prefix.
+        """Yields the entries under `field` in a listing; their keys are relative to the prefix.
 
         Unless `deep`, subfolders are listed as keys that end in "/".
         """

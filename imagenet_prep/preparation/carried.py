@@ -96,7 +96,7 @@ class Carrier:
         return ColumnFile(new.name, len(after), num_bytes, sha256, table, tuple(missing))
 
     def _records(self, store: Readable, shard: Shard) -> list[tuple[int, str, bytes]]:
-        """Returns (class, key, image) of each record; class is 0 if the column ignores it."""
+        """Returns (class, key, image) of each record; class is 0 if the column ignores classes."""
         of_class = self._column.made_from == column.OF_CLASS
         heads = tables.each(partial(samples.heads, images=True), store, [shard])
         return [(index if of_class else 0, key, image) for index, key, image in next(heads)]

@@ -48,7 +48,7 @@ class Part(NamedTuple):
 
 
 class IndexTask(NamedTuple):
-    """A task that lists the images in an archive, in a byte range of one, or in a folder."""
+    """A task that lists the images in an archive, in part of an archive, or in a folder."""
 
     name: str  # unique and valid as a file name
     split: str

@@ -135,7 +135,7 @@ def receipts(store: Readable, name: str, shards: Iterable[Shard]) -> dict[str, s
 
 
 def misfit(stored: Column, rows: ColumnFile, head: bytes, sha256: str, where: str) -> str | None:
-    """Returns the problem of a column file, given its first chunk and sha256, or None."""
+    """Returns the problem of a column file with this first chunk and sha256, or None."""
     header = stored.header(rows.rows)
     if head[: len(header)] != header:
         return f"{where}: is not a .npy file of {rows.rows:,} rows of {stored.name}. {_AGAIN}"

@@ -69,7 +69,7 @@ class BucketStore:
         retries: int = 20,
         remedy: str = "Finished objects are kept: run the same command again to resume.",
     ) -> None:
-        """Sends no request yet. If one fails `retries` times later, its error ends with `remedy`."""
+        """Sends no request yet. If one fails `retries` times, its error ends with `remedy`."""
         self.base = base.rstrip("/")
         self._arguments = base, connections, timeout_s, retries, remedy
         self._s3 = S3(self.base, connections, timeout_s)

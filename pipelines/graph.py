@@ -82,7 +82,7 @@ class Preparation:
 
     @cached_property
     def boxes(self) -> tuple[Stage[BoxTask, box_lists.ReadBoxes], box_lists.BoxLookup] | None:
-        """The stage that reads annotations, and the lookup of their boxes; None without them."""
+        """The stage that reads annotations, and a function that looks up boxes; or None."""
         annotations = self.job.selection.annotations
         return box_lists.box_stage(annotations, self.store) if annotations else None
 

@@ -1,7 +1,7 @@
 """A replica in a folder: finds missing files, receives files, and writes the manifest last.
 
-A file gets its name after its sha256 was compared with the manifest. Verified files are recorded in
-`.work/replica-<digest>.jsonl`. A later run only reads files that are not recorded, or have changed.
+A file gets its final name only after its sha256 was compared with the manifest. Verified files are
+recorded in `.work/replica-<digest>.jsonl`. A later run reads only new and changed files.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class Replica(Target):
         return None
 
     def check_space(self, lacking: list[File]) -> None:
-        """Raises StoreError if the lacking files do not fit on the disk."""
+        """Raises StoreError if the missing files do not fit on the disk."""
         # Count damaged files, too: each stays until its replacement is verified.
         needed = sum(file.num_bytes for file in lacking) + SPARE_BYTES
         free = self.store.free_bytes()

@@ -51,7 +51,7 @@ class BoxLookup:
 def box_stage(
     annotations: boxes.Annotations, store: Store
 ) -> tuple[engine.Stage[boxes.BoxTask, ReadBoxes], BoxLookup]:
-    """Returns the stage that reads annotations into lists, and the lookup of their boxes."""
+    """Returns the stage that reads annotations into lists, and a function that looks up boxes."""
     digest = annotations.digest
     folder = f"{naming.WORK}/boxes-{digest[:16]}/lists"
     work = partial(_read, store=store, folder=folder)
@@ -82,7 +82,7 @@ def read_boxes(
     *,
     quiet: bool,
 ) -> BoxLookup | None:
-    """Reads annotations into lists in the `.work` folder; returns the lookup of their boxes."""
+    """Reads annotations into lists in `.work`; returns a function that looks up their boxes."""
     if annotations is None:
         return None
     stage, lookup = box_stage(annotations, store)

@@ -57,7 +57,7 @@ def stream(
 
 
 def as_file(chunks: Iterator[bytes]) -> BinaryIO:
-    """Returns a file for one sequential read of chunks, for example from `stream`."""
+    """Returns chunks, such as those of `stream`, as a file that can be read once, in order."""
     return io.BufferedReader(_Chunks(chunks), CHUNK_BYTES)
 
 

@@ -99,8 +99,8 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_xdist_auto_num_workers() -> int:
-    """Counts the cores of this process, and two: many tests wait for servers or hosts."""
-    return len(os.sched_getaffinity(0)) + 2
+    """Counts the cores of this process, and one: many tests wait for servers or hosts."""
+    return len(os.sched_getaffinity(0)) + 1
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

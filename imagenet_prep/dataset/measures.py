@@ -59,10 +59,10 @@ def of(samples: Iterable[Sample]) -> Measured:
             BYTES: num_bytes,
             SOURCE_BYTES: source_bytes,
         }
-        histograms = {
-            name: Counter(np.floor(BINS_PER_OCTAVE * np.log2(column)).astype(np.int64).tolist())
-            for name, column in values.items()
-        }
+        histograms = {}
+        for name, column in values.items():
+            bins = np.floor(BINS_PER_OCTAVE * np.log2(column)).astype(np.int64)
+            histograms[name] = Counter(bins.tolist())
         sums = Counter({name: float(column.sum()) for name, column in values.items()})
         changed = sum(row.action != KEPT for row in rows)
         measured.add(Measured(histograms, sums, {row.class_index for row in rows}, changed))

@@ -170,8 +170,8 @@ class Leader:
     ) -> tuple[str, int | None]:
         """Runs a sender and queues its messages; returns why it ended, and its exit code."""
         request, config = self._request, self._request.config
-        words, place = ("imagenet_prep.distribute.send",), host or "localhost"
-        process = Process(place, config.python, words, FROM_GIVER, config.timeout)
+        words = ("imagenet_prep.distribute.send",)
+        process = Process(host or "localhost", config.python, words, FROM_GIVER, config.timeout)
         giver.started(process)
         process.channel.begin(
             "give",

@@ -247,7 +247,7 @@ def _refuse_obstacles(
     folders = {path.rpartition("/")[0] for path in shards} - {""}
     ours = shards | folders if in_place else set()
     strangers = [name for name in _SMALL_FILES if store.size(name) is not None]
-    files = (file for shard in checked.all_shards for file in shard.entry.files[:2])
+    files = (file for shard in checked.all_shards for file in shard.entry.files)
     expected = {file.name: file for file in files}
     strangers += [
         f"{folder}/{name}"

@@ -26,7 +26,17 @@ _TURNED: dict[type[ast.AST], str] = {
 }
 _TURNED_ITSELF = (ast.Compare, ast.UnaryOp)
 # What a statement holds that is no part of what it computes itself.
-_LEFT_OUT = {"annotation", "returns", "body", "orelse", "finalbody", "handlers", "cases"}
+# Decorators belong to these: `frozen=True` of a dataclass has no effect that a test could notice.
+_LEFT_OUT = {
+    "annotation",
+    "body",
+    "cases",
+    "decorator_list",
+    "finalbody",
+    "handlers",
+    "orelse",
+    "returns",
+}
 
 
 RAISE, CALL, COMPARISON, CONDITION = "removed raise", "removed call", "comparison", "condition"

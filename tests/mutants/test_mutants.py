@@ -37,6 +37,10 @@ from tests.mutants.trials import KILLED, Trial
         ("while a(): pass", ["while not (a()): pass"]),
         ("def f(a: Literal[1]) -> Literal[1]: pass", []),
         ("x: Literal[1] = y", []),
+        (
+            "@dataclass(frozen=True)\nclass A:\n    b: int = 1",
+            ["@dataclass(frozen=True)\nclass A:\n    b: int = 2"],
+        ),
         ("assert a == b", []),
         ('x = "text"', []),
         ("if TYPE_CHECKING:\n    f(x)", []),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,11 @@ import pytest
 from imagenet_prep.codec.libraries import UnavailableError
 from imagenet_prep.preparation.config import Config
 from imagenet_prep.preparation.job import Job
+from imagenet_prep.sources.source import Stored
+from tests.kit.http_server import serve
 from tests.kit.installed import Installed
+from tests.kit.layouts import make_class_tars
+from tests.kit.miniature import Miniature
 from tests.kit.tfrecords import plain
 
 
@@ -23,9 +28,9 @@ def source(tmp_path: Path) -> Path:
     return tmp_path / "source"
 
 
-def job(source: Path, **more: Any) -> Job:
-    out = str(source.parent / "out")
-    return Job.of(Config(source=str(source), out=out, splits=("train",), workers=1, **more))
+def job(source: Path | str, **more: Any) -> Job:
+    more = {"out": str(Path(source).parent / "out"), "splits": ("train",), "workers": 1} | more
+    return Job.of(Config(source=str(source), **more))
 
 
 def test_a_machine_that_cannot_run_the_codec_is_refused_before_anything_is_made(
@@ -42,3 +47,29 @@ def test_a_machine_that_cannot_run_the_codec_is_refused_before_anything_is_made(
 def test_only_lists_of_a_server_are_made_again_by_rehash(source: Path) -> None:
     """Those of a folder are compared with its files."""
     assert job(source, rehash=True).selection == job(source).selection
+
+
+@pytest.mark.parametrize(("check", "hashed"), [("decode", True), ("header", False)])
+def test_archives_on_a_server_are_hashed_while_they_are_listed_unless_headers_suffice(
+    miniature: Miniature, tmp_path: Path, check: str, *, hashed: bool
+) -> None:
+    files = {path.name: path.read_bytes() for path in miniature.root.glob("ILSVRC2012*")}
+    keep = {"keep_original": True, "check": check, "out": str(tmp_path / "out")}
+    with serve(files) as server:
+        source = job(server.url, splits=("validation",), **keep).selection.source
+        (task,) = source.index_tasks("validation")
+        assert isinstance(source, Stored)
+        assert list(source.index(task))
+        md5 = hashlib.md5(files[task.part]).hexdigest()
+        assert source.known_md5(task) == (md5 if hashed else None)
+
+
+def test_only_a_source_on_this_machine_has_a_location_for_the_report(
+    source: Path, tmp_path: Path
+) -> None:
+    assert (origin := job(source).wanted.origin) is not None
+    assert origin.root == str(source)
+    make_class_tars({"n00000001": ["n00000001_1.JPEG"]}, tmp_path, whole=True)
+    with serve({"fall11_whole.tar": (tmp_path / "fall11_whole.tar").read_bytes()}) as server:
+        remote = job(f"{server.url}/fall11_whole.tar", out=str(tmp_path / "out"))
+        assert remote.wanted.origin is None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -338,6 +339,21 @@ def test_the_source_of_a_finished_set_is_noted_split_by_split(tmp_path: Path) ->
     output.note_source()
     assert knows(tmp_path, of("train", "c"))
     assert knows(tmp_path, of("validation", "b"))
+
+
+def test_a_file_time_in_the_future_is_noted_as_the_start_of_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise later changes of the source would look older than the note."""
+    monkeypatch.setattr(time, "time", lambda: 1.5e9)
+    for newest, noted in ((1_500_000_001_000_000_000, 1_500_000_000_000_000_000), (7, 7)):
+        wanted = resized(*BOTH, identities=dict.fromkeys(BOTH, "a"), newest=newest)
+        make(tmp_path, wanted)
+        for _ in range(2):
+            output = Output(LocalStore(tmp_path), wanted)
+            output.left()
+            output.note_source()
+        assert output.seen.noted.newest == noted
 
 
 @pytest.mark.parametrize("damage", [None, *DAMAGE])

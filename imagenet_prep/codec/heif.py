@@ -25,7 +25,7 @@ _SEQUENCE_HEADER = 1
 
 
 def sizes(data: bytes, max_pixels: int) -> Iterator[tuple[int, int]]:
-    """Yields (width, height) of all images in a file; BadImageError if their sum is too large."""
+    """Yields (width, height) of all images; raises BadImageError for too many pixels in total."""
     parts, pixels = count(1), 0
 
     def part() -> None:

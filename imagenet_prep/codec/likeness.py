@@ -1,8 +1,8 @@
 """Computes perceptual hashes, which are similar for similar images.
 
-An image of any aspect ratio is divided into 64 x 64 cells. The hash contains the signs of the 256
-lowest frequencies of the DCT of the cells' mean luma. likeness.c uses only integers, so the results
-are the same on every processor.
+An image of any aspect ratio is divided into 64 x 64 cells, and a DCT is applied to their mean luma.
+The hash contains the signs of the DCT's 256 lowest frequencies. likeness.c uses only integers, so
+the results are the same on every processor.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def means_of_pixels(luma: npt.NDArray[np.uint8], simd: str = "best") -> npt.NDAr
 
 
 def hashes(cells: npt.NDArray[np.uint16], simd: str = "best") -> npt.NDArray[Any]:
-    """Returns two `HASH` values for the `means` of an image: of all cells, and of its centre."""
+    """Returns two `HASH` values for the `means` of an image: of all and of the central cells."""
     found = np.empty(2, HASH)
     cells = np.ascontiguousarray(cells)
     planes.kernel().likeness_hashes(
@@ -76,7 +76,7 @@ def frequencies() -> list[tuple[int, int]]:
 
 @functools.lru_cache(maxsize=1)
 def mirror() -> npt.NDArray[np.uint64]:
-    """Returns [4]: a mask of the hash bits that mirroring inverts (odd horizontal frequencies)."""
+    """Returns a mask [4] of the hash bits that mirroring inverts (odd horizontal frequencies)."""
     odd = [u % 2 for u, _ in frequencies()]
     return np.packbits(odd, bitorder="little").view("<u8")
 

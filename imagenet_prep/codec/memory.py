@@ -34,14 +34,14 @@ _JPEG, _LARGE, _OTHER, _PILLOW = 7, 12, 8, 4  # bytes per pixel
 
 
 def of_jpeg(frame: Frame, decoded: int) -> int:
-    """Estimates the bytes to decode a JPEG, downscaled to `decoded` pixels if possible."""
+    """Estimates the memory for decoding a JPEG, downscaled to `decoded` pixels if possible."""
     pixels = frame.height * frame.width
     pixels = min(decoded, pixels) if frame.can_be_scaled else pixels
     return frame.coefficient_bytes + _JPEG * pixels
 
 
 def of_opened(opened: Image.Image, frame: Frame | None) -> int:
-    """Estimates the bytes to decode a file that Pillow has opened; rejects huge TIFF tiles."""
+    """Estimates the memory for decoding a file that Pillow has opened; rejects huge TIFF tiles."""
     pixels = opened.width * opened.height
     estimate = (_LARGE if opened.format in ("WEBP", "AVIF", "HEIF") else _OTHER) * pixels
     if frame is not None:

@@ -174,7 +174,7 @@ def _image(data: bytes, only: tuple[str, ...]) -> ImageFile:
 
 
 def _without_metadata(data: bytes) -> io.BytesIO:
-    """Removes the texts (but not EXIF) and colour profile of a PNG: Pillow rejects large ones."""
+    """Removes a PNG's texts (except EXIF) and colour profile, because Pillow rejects large ones."""
     view, file = memoryview(data), io.BytesIO()
     start, at = 0, len(_PNG)
     while (end := at + 12 + int.from_bytes(data[at : at + 4], "big")) <= len(data):

@@ -1,8 +1,8 @@
 """Python interface of planes.c, which resizes a JPEG to a JPEG without converting it to RGB.
 
 decoder.c decodes most files. libjpeg decodes rare JPEG types, and damaged files, since it can name
-the damage. Both decoders compute the same samples. With AVX2, encoder.c writes the same bytes as
-libjpeg. The libraries are loaded for the first image. ctypes releases the GIL during each call.
+the damage. Both decoders compute the same samples. With AVX2, encoder.c replaces libjpeg's encoder,
+and writes the same bytes. The libraries are loaded for the first image. Calls release the GIL.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def kernel() -> ctypes.CDLL:
 
 @functools.cache
 def best(simd: str) -> int:
-    """Returns the number of an instruction set in SIMD; "best" is the best of this processor."""
+    """Returns the number of a SIMD key; "best" selects this processor's best instruction set."""
     return int(kernel().planes_best()) if simd == "best" else SIMD[simd]
 
 
@@ -164,7 +164,7 @@ class Look:
         mirrored: npt.NDArray[np.bool_],
         pixels: npt.NDArray[Any],
     ) -> npt.NDArray[np.void]:
-        """Returns [n] jobs for `decode_many`; all arguments must exist as long as the jobs.
+        """Returns n jobs for `decode_many`; all arguments must stay alive as long as the jobs.
 
         Each argument holds n values of an argument of `decode`, so `windows` is [n, 4].
         """

@@ -254,7 +254,7 @@ def _stored(encoded: bytes) -> Frame | None:
 def prove_stored(
     encoded: bytes, height: int, width: int, *, any_size: bool = False, any_colorspace: bool = False
 ) -> bool:
-    """Verifies a complete stored JPEG; returns True if it has an EXIF orientation other than 1.
+    """Verifies all of a stored JPEG; returns True if it has an EXIF orientation other than 1.
 
     `any_size` ignores `height` and `width`. `any_colorspace` accepts all colour spaces, e.g. CMYK.
     """

@@ -93,7 +93,7 @@ def _uncollected() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _without_chatter() -> Iterator[None]:
-    """Filters messages of libraries to stderr, even those printed before their log level is set."""
+    """Filters the messages that libraries print on stderr, even before their log level is set."""
     if os.environ.get(_LOG_LEVEL, "2") < "2":  # the user wants these messages
         yield
         return

@@ -110,7 +110,7 @@ def horovod_remedy(framework: str) -> str:
 
 
 def gpus() -> int:
-    """Returns the number of GPUs that this process may use; 0 without NVIDIA's driver."""
+    """Returns the number of GPUs that this process may use; 0 if NVIDIA's driver is missing."""
     count = ctypes.c_int(0)
     try:
         cuda = ctypes.CDLL("libcuda.so.1")

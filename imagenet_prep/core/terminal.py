@@ -146,7 +146,7 @@ def say_on(descriptor: int) -> None:
 def say(
     text: object, level: str = "info", *, prefix: str = "imagenet-prep: ", **fields: object
 ) -> None:
-    """Prints a message on stderr, after the name of this program.
+    """Prints a message on stderr, preceded by the name of this program.
 
     stdout is flushed first, to keep the order if both streams go to the same file. A progress bar
     stays intact. `level` and `fields` appear only in a JSON log.

@@ -63,7 +63,7 @@ class Entry:
     group: str  # heading; "" if only --help-all shows it
 
     def spelled(self, *, all_names: bool) -> str:
-        """Returns a flag's names (short ones first) and its value; `all_names` adds its aliases."""
+        """Returns a flag's names (short ones first) and metavar; `all_names` adds its aliases."""
         short = [name for name in self.names if name[1] != "-"]
         names = dict.fromkeys([*short, *(self.names if all_names else self.names[:1])])
         value = f"{{{','.join(self.choices)}}}" if self._in_braces else self.value

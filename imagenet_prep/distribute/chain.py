@@ -36,7 +36,7 @@ MAX_WRONG = 2
 
 
 class State(enum.Enum):
-    """The state of a host, with its name in messages as the value."""
+    """The state of a host; the value describes it in messages."""
 
     COMING = "checking its files"
     LIVE = "receiving files"

@@ -33,7 +33,7 @@ class Line:
         self._wrong: Counter[str] = Counter()
 
     def lacks(self, name: str, begun: int) -> None:
-        """Notes a lacking file, of which the receiving host has the first `begun` bytes."""
+        """Notes a missing file, of which the receiving host has the first `begun` bytes."""
         file = self._files.get(name)
         if self.all_named or file is None or name in self._lacking:
             raise BrokenError(f"it unexpectedly reported {name} as missing")
@@ -42,7 +42,7 @@ class Line:
         self._lacking[name] = begun
 
     def lacks_no_more(self, files: int) -> None:
-        """Notes that the receiving host has listed all lacking files; `files` is their number."""
+        """Notes that the receiving host has listed all missing files; `files` is their number."""
         if self.all_named or files != len(self._lacking):
             raise BrokenError(
                 f"it named {len(self._lacking):,} of {counted(files, 'missing file')}"

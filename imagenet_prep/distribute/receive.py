@@ -38,9 +38,9 @@ class _AbandonedError(Exception):
 def serve(root: Path, channel: Channel) -> int:
     """Checks the replica ("look") or receives missing files ("store"); returns the exit code.
 
-    To "look", the receiver answers with a "problem" for each problem, then "looked". To "store", it
-    answers with a "lacking" for each missing file, then "lacks". It then answers each file with
-    "stored" or "wrong", and finally sends "whole". If it fails, "error" is its last message.
+    The receiver answers "look" with a "problem" for each problem, then "looked". It answers "store"
+    with a "lacking" for each missing file, then "lacks". It then answers each file with "stored" or
+    "wrong", and finally sends "whole". If it fails, "error" is its last message.
     """
     try:
         if (begin := channel.read()) is None:

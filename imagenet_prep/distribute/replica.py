@@ -53,7 +53,7 @@ class Replica(Target):
         self._locked = False
 
     def refuse_others(self) -> None:
-        """Raises UsageError as `Target` does, and for an unfinished dataset or a different part."""
+        """Raises UsageError also for an unfinished run or a different part of the dataset."""
         if self.store.size(naming.MANIFEST) is None and self.store.sizes(_BEGUN):
             raise UsageError(
                 f"{self.store.where()} has an unfinished run of prepare, resize or adopt. "
@@ -68,7 +68,7 @@ class Replica(Target):
         super().refuse_others()
 
     def problem(self, file: File, *, prove: bool) -> Problem | None:
-        """Returns the problem of a file, or None; `prove` also reads files verified before."""
+        """Returns the problem of a file, or None; if `prove`, reads even files verified before."""
         path = self.store.path(file.name)
         size = self.store.size(file.name)
         if size is None:

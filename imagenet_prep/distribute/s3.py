@@ -17,7 +17,7 @@ class Bucket(Target):
     store: BucketStore
 
     def problem(self, file: File, *, prove: bool) -> Problem | None:  # noqa: ARG002 - as in Replica
-        """Returns the problem of an object by the server's checksums, or None."""
+        """Returns the problem of an object according to the server's checksums, or None."""
         return self.store.problem(file)
 
     def check_space(self, lacking: list[File]) -> None:

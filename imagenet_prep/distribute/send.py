@@ -61,7 +61,7 @@ class Hop:
         )
 
     def run(self) -> None:
-        """Sends files until the receiver has all of them, fails or is lost; tells the leader."""
+        """Sends files until the receiver has all, fails or is lost; reports this to the leader."""
         with ThreadPoolExecutor(1, thread_name_prefix="answers") as listener:
             answers = listener.submit(self._listen)
             try:
@@ -162,7 +162,7 @@ class Hop:
             self._put_back(file)
 
     def _errors_of(self, file: File) -> contextlib.AbstractContextManager[None]:
-        """Translates OSError into StoreError: for `run`, OSError means a lost connection."""
+        """Turns OSError into StoreError, because `run` treats an OSError as a lost connection."""
         return storage_errors("read", self._replica.store.path(file.name))
 
     def _open(self, file: File) -> IO[bytes] | None:

@@ -47,7 +47,7 @@ class Target:
         self._last[naming.MANIFEST] = data
 
     def refuse_others(self) -> None:
-        """Raises UsageError if the target holds a different dataset, shards or columns."""
+        """Raises UsageError if the target has a different dataset or column, or surplus shards."""
         theirs, ours = self._read(naming.MANIFEST), self.manifest.digest
         if theirs is not None and theirs != self._data and (digest := _digest(theirs)) != ours:
             raise UsageError(
@@ -97,7 +97,7 @@ class Target:
         return [problem for problem in (self.manifest_problem(), *of_columns) if problem]
 
     def withdraw(self, lacking: Iterable[File]) -> None:
-        """Removes the manifest and each column.json that would list lacking files."""
+        """Removes the manifest and each column.json that would list missing files."""
         folders = {file.name.rpartition("/")[0] for file in lacking}
         of_columns = {column.folder_name(entry.name): entry.name for entry in self.columns}
         torn = [of_columns[folder] for folder in sorted(folders & of_columns.keys())]

@@ -21,7 +21,7 @@ DATASET = "dataset"
 
 
 class Sheet:
-    """The accuracies of one network on one dataset after another; reads no images.
+    """The accuracies of one network on the datasets passed to `enter`; reads no images.
 
     `sets` maps paths or URLs to datasets. `labels[path or URL][name of label list]` maps image
     numbers to class indices. For `lists`, see `Table.lists`.
@@ -66,8 +66,8 @@ class Sheet:
         """Adds the rows of a dataset to the table.
 
         `classes` [images, 5] are the predicted class indices, the likeliest first, padded with -1.
-        `within` are the predictions among only the dataset's classes, or None if unknown. Without
-        `keys`, the predictions are those of all images in record order.
+        `within` are the predictions among only the dataset's classes, or None if unknown. If `keys`
+        is None, the predictions are those of all images in record order.
         """
         dataset = self.sets[name]
         order, own = dataset.order(keys, len(classes)), dataset.class_index
@@ -94,7 +94,7 @@ class Sheet:
             self._corruptions[name] = errors
 
     def columns(self, name: str) -> dict[str, dict[str, str]]:
-        """Returns a dataset's labels; a predictions file has one column per list of labels."""
+        """Returns columns for a predictions file: a dataset's labels from each label list."""
         keys = self.sets[name].keys
         return {
             f"{of} sha256:{self._digests[of]}": {
@@ -105,7 +105,7 @@ class Sheet:
 
     @property
     def table(self) -> Table:
-        """The table of all datasets that were entered."""
+        """The table of all datasets that were passed to `enter`."""
         num_classes = next(iter(self.sets.values())).num_classes
         return Table(self._rows, num_classes, self.lists, self._corruptions, self._notes)
 
@@ -113,7 +113,7 @@ class Sheet:
 def _shares(
     classes: Integers, labelled: Integers, own: Integers, *, by_class: bool
 ) -> tuple[int, float, float, int]:
-    """Returns the number of labelled images, their top-1 and top-5, and their number of classes.
+    """Returns the number of labelled images, their top-1 and top-5 accuracy, and number of classes.
 
     `classes` [images, 5] are the predictions, `labelled` [labels, 2] are pairs of an image number
     and a correct class, and `own` [images] are the classes that `by_class` averages over.

@@ -75,7 +75,7 @@ class Channel:
                 fcntl.fcntl(descriptor, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
 
     def begin(self, kind: str = "alive", body: bytes = b"", **fields: Any) -> None:
-        """Sends a message and then heartbeats in a thread, so that a busy process seems alive."""
+        """Starts a thread that sends a message, then heartbeats even while this process is busy."""
 
         def talk() -> None:
             # If the other end is gone, the thread that reads from the channel notices, too.
@@ -104,7 +104,7 @@ class Channel:
 
     @contextlib.contextmanager
     def closing(self) -> Iterator[None]:
-        """Ends all writes; the reading thread can close the descriptors in the `with` block."""
+        """Makes further writes fail; in the block, the reading thread can close the descriptors."""
         self._ended.set()
         with self._lock:
             yield
@@ -231,7 +231,7 @@ class Process:
         return Ending(code, stderr or self.channel.noise)
 
     def kill(self) -> None:
-        """Kills the process; if it is on a different host, kills its ssh."""
+        """Kills the process or, if it is on a different host, the ssh process that started it."""
         self._popen.kill()
 
 

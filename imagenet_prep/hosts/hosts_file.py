@@ -1,4 +1,4 @@
-"""The hosts file of a training cluster, in the tutorial's format."""
+"""The hosts file of a training cluster, in the format of AWS's tutorial."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def local_first(hosts: Sequence[Host]) -> list[Host]:
 
 
 def where_ranks_run(hosts_file: str | None, ranks: int) -> list[Host]:
-    """Returns the hosts of a file; without a file, this machine with slots for all ranks."""
+    """Returns the hosts in `hosts_file`; if that is None, this machine with slots for all ranks."""
     return [Host("localhost", ranks)] if hosts_file is None else read_hosts(Path(hosts_file))
 
 

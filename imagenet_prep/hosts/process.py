@@ -51,7 +51,7 @@ def ssh(*options: str) -> list[str]:
     """Returns the part of an ssh command before the address; `options` are from ssh_config(5).
 
     The command never prompts: the user's key must be set up, and the host's key must be known. A
-    changed host key is refused; the tutorial's scripts accepted any key.
+    changed host key is refused, whereas the scripts of AWS's tutorial accepted any key.
     """
     options = ("BatchMode=yes", "StrictHostKeyChecking=yes", "ConnectTimeout=10", *options)
     return ["ssh", *(word for option in options for word in ("-o", option))]
@@ -111,7 +111,7 @@ class Ending(NamedTuple):
 
     @property
     def explained(self) -> str:
-        """The reason for the ending as a sentence, with advice if ssh would fail again."""
+        """A sentence that says why the command failed, with advice if ssh would fail again."""
         return f"{self.why}. {_ADVICE}" if self.is_final else f"{self.why}."
 
 
@@ -218,8 +218,8 @@ def run_all(
     """Runs commands without input in parallel, e.g. one per host; returns how each one ended.
 
     A command is killed after `timeout_s`, and all are killed on an interrupt. With `together`,
-    `Ending.output` includes standard error. Otherwise, each line of standard error is passed to
-    `hear`, after the command's number.
+    `Ending.output` includes standard error. Otherwise, `hear` is called with the command's number
+    and each line of its standard error.
     """
     running: list[_Running] = []
     try:

@@ -46,7 +46,7 @@ def _say(sentence: str) -> None:
 
 
 class Crew:
-    """The processes of one launch on all hosts; ranks have `grace_s` seconds to save."""
+    """The processes of a launch on all hosts; ranks get `grace_s` seconds to save a checkpoint."""
 
     def __init__(self, hosts: Sequence[Host], grace_s: float) -> None:
         self._hosts, self._grace_s = hosts, grace_s

@@ -40,8 +40,8 @@ _ORDERLY = (errors.EXIT_DONE, errors.IncompleteError.exit_code, errors.EXIT_INTE
 class Record:
     """The content of LOG_DIR/launch.json.
 
-    `boot` is the id of the machine's last start, and `start` is in ticks since then: a later
-    process with the same pid has other values. `exit` is None until the launch has ended by itself.
+    `boot` is the `boot_id`; `start` is the process's start time, in ticks since this boot. A later
+    process with the same pid has different values. `exit` is None if the launch runs or was killed.
     """
 
     host: str
@@ -225,7 +225,7 @@ def _end_of_log(folder: Path, begin: int = 0, most: int = _TAIL_BYTES) -> str:
 
 
 def start_ticks(pid: int) -> int | None:
-    """Returns the start of a running process, in ticks since the machine started."""
+    """Returns the start time of a running process, in ticks since the machine started."""
     try:
         state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:

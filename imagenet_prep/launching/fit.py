@@ -32,7 +32,7 @@ class Network(NamedTuple):
 def check(
     used: Sequence[Host], work: Work, *, timeout_s: float, interface: str | None
 ) -> tuple[list[Host], Network]:
-    """Asks all hosts in parallel; returns the hosts in the order of their ranks, and the network.
+    """Checks all hosts in parallel; returns them in the order of their ranks, and the network.
 
     This machine gets the first ranks, unless each host has a different part of the dataset. If
     `interface` is None, each host uses the network interface that ssh connects to.
@@ -76,7 +76,7 @@ def check(
 
 
 def answer_of(host: Host, ending: Ending, program: str) -> Answer | str:
-    """Returns a host's answer from its output, or the problem if there is none."""
+    """Returns the answer in a host's output, or the reason why it contains no answer."""
     if ending.code is None:
         return f"{ending.why}. Check that this host is up and `ssh {host.address} true` works here."
     if (answer := understood(ending.output.rpartition("\n")[2])) is not None:

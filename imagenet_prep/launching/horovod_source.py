@@ -29,8 +29,8 @@ def mend(source: Path, framework: str) -> None:
     """Changes Horovod's source in five places.
 
     - Tensors are sent through the interface HOROVOD_GLOO_IFACE. Horovod sends tensors in a process
-      set whose `gloo_iface_` is never set, so Gloo would use the address of the host's name, often
-      127.0.0.1.
+      set whose `gloo_iface_` is never assigned, so Gloo would use the address of the host's name,
+      often 127.0.0.1.
     - The XLA operations, off by default, are removed: TensorFlow's wheels lack their headers.
     - With a GPU, a function that TensorFlow 2.21 has removed is defined again.
     - For MXNet, the symbols of Horovod's and MXNet's libraries become local. MXNet's library

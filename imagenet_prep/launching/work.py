@@ -26,8 +26,8 @@ _WITH_VALUE = ("-W", "-X")
 class Work:
     """A command, and the facts about it that are needed to check the hosts.
 
-    `data_dir` is None without a dataset or with a URL. `is_own` is True for the user's script
-    or module. `comm` is the value of `train --comm`. `needs`: see `core.installed.lacking`.
+    `data_dir` is None if there is no dataset or it is at a URL. `is_own` is True for the user's
+    script or module. `comm` is the value of `train --comm`. `needs`: see `core.installed.lacking`.
     """
 
     argv: tuple[str, ...]
@@ -44,7 +44,7 @@ class Work:
         return self.comm in ("dist_sync", "dist_device_sync")
 
     def variables(self, environment: Mapping[str, str] = os.environ) -> dict[str, str]:
-        """Returns variables for Python to import from the script's folder, not the current one."""
+        """Returns variables to make Python import from the script's folder, not the current one."""
         safe = {"PYTHONSAFEPATH": "1", "PYTHONUNBUFFERED": "1"}
         if self.script is None:
             return safe

@@ -50,7 +50,7 @@ class BoxTask(NamedTuple):
 
 @dataclass(frozen=True)
 class Annotations:
-    """Annotations next to a source: one part per split, one task per archive or class folder."""
+    """Annotations found next to a source: one `Part` per split, one task per archive or folder."""
 
     parts: dict[str, source.Part]
     tasks: tuple[BoxTask, ...]

@@ -118,7 +118,7 @@ def _read(path: Path, name: str) -> bytes:
 
 
 def _load(data: bytes, where: str) -> dict[str, Any]:
-    """Returns a pickled dict with text keys; raises SourceError for anything else."""
+    """Returns the dict in a pickle, with keys as text; raises SourceError for anything else."""
     try:
         items = pickles.loads(data).items()
     except Exception as error:

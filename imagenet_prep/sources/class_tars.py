@@ -28,7 +28,7 @@ class ClassTars(ilsvrc.Tars):
 
     @property
     def edition(self) -> editions.Edition | None:
-        """The edition in the source's name, else the one with the closest number of classes."""
+        """The edition that the source is named after, else the one with the closest class count."""
         number, known = len(self.classes.wnids), (editions.ILSVRC2012, WINTER21, FALL11)
         return editions.called(self.parts[0].name, number) or editions.closest(known, number)
 

@@ -55,7 +55,7 @@ def _in_zip(
 
 
 class _Zip(io.BufferedReader):
-    """A zip file with a size limit for its file list, because zipfile reads the list at once."""
+    """A zip file; limits the size of its file list, because zipfile loads all of it into memory."""
 
     most = _MOST_LIST_BYTES
 

@@ -97,7 +97,7 @@ def find(
 
 
 def _remarks(source: folder.Folder, root: Location) -> Iterator[str]:
-    """Yields a remark about how each folder with an ambiguous name is interpreted."""
+    """Yields remarks that explain how folders with ambiguous names are interpreted."""
     if isinstance(root, Path) and root.resolve() in source.split_folders:
         yield "no train/ or val/, so all images are in train"
         for name in filter(layout.split_called, source.classes.wnids):

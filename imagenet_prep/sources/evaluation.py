@@ -209,7 +209,7 @@ def _archives(archives: dict[str, Location]) -> Archives:
 def _with_ignored(
     part: source.Part, ignored: Counter[str], in_folder: Counter[str], layout: Layout
 ) -> source.Part:
-    """Returns a part with counts of ignored files and of ObjectNet's images without a class."""
+    """Returns `part` with the numbers of ignored files and of ObjectNet images without a class."""
     others = sum(
         number for path, number in in_folder.items() if layout.place(f"{path}/*", path) is None
     )

@@ -44,7 +44,7 @@ class Layout:
     problems: Sequence[str] = ()  # differences from the published counts, one sentence each
 
     def place(self, path: str, where: str) -> tuple[int, str] | None:
-        """Returns an image's class index and key prefix; None if ObjectNet has no class for it."""
+        """Returns an image's class index and key prefix; None for an ObjectNet image without class."""
         folder = path.rpartition("/")[0].rpartition("/")[2]
         if self.objects is not None:
             if not self.objects.get(folder, True):
@@ -108,7 +108,7 @@ def layout_of(
 
 
 def mapped(path: str) -> list[str]:
-    """Returns [name] if `path` is ObjectNet's mapping file of this name, else []."""
+    """Returns a list with the name of ObjectNet's mapping file at `path`; [] for other files."""
     return [name for name in MAPPING if f"/{path}".endswith(f"/{name}")]
 
 

@@ -1,4 +1,4 @@
-"""Reads one folder per class, as in torchvision's ImageFolder and on Kaggle.
+"""Reads datasets with a folder per class, as in torchvision's ImageFolder and on Kaggle.
 
 The validation folder may have no class folders. The labels of its images then come from the devkit,
 the synset list of tensorflow/models, or Kaggle's solution.
@@ -121,7 +121,7 @@ class Folder(source.Stored):
 
     @property
     def edition(self) -> editions.Edition | None:
-        """The edition in a folder's name, or ILSVRC2012 if the source is a part of ILSVRC2012."""
+        """The edition that a folder is named after, or ILSVRC2012 if the source is a part of it."""
         called = (editions.called(part.name, len(self.classes.wnids)) for part in self.parts)
         return next(filter(None, called), super().edition)
 
@@ -151,9 +151,9 @@ def find(
 ) -> Folder:
     """Returns the source of `splits`.
 
-    The class list is `classes`, if given, or the devkit's or Kaggle's. Without these, it is the
-    official list if that has all class folders, so that a subset has the full dataset's labels.
-    Otherwise, it is the sorted folder names.
+    The class list is the first available of: `classes`, the devkit's, Kaggle's, ILSVRC2012's (if it
+    includes all class folders), and the sorted folder names. With ILSVRC2012's list, a subset of
+    its classes keeps the labels of the full dataset.
     """
     inside = None if follow_links else root
     names = layout.split_folders(root)
@@ -246,7 +246,7 @@ def _first(folders: Sequence[Path], *names: str) -> Path | None:
 def _validation(
     devkit: labels.Devkit | None, lists: Sequence[Path], classes: ClassList, root: Path
 ) -> dict[str, int]:
-    """Returns validation class indices by file name (no extension) from the first list found."""
+    """Returns class indices by validation file name (no extension), from the first label list."""
     if devkit is not None:
         numbers = enumerate(devkit.validation_class_index, start=1)
         return {f"ILSVRC2012_val_{number:08d}": index for number, index in numbers}

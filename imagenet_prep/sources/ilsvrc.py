@@ -87,7 +87,7 @@ class Tars(source.Stored):
 def inner_tars(
     reader: ArchiveReader | RemoteArchives, archive: str, advice: str
 ) -> dict[str, Range]:
-    """Returns the byte range of each class tar by WNID; errors end with `advice`."""
+    """Returns the byte range of each class tar by WNID; error messages end with `advice`."""
     tars: dict[str, Range] = {}
     for inner in tar.files_of(reader, archive, 0, reader.size(archive), skipping=True):
         match = CLASS_TAR.fullmatch(inner.name.rpartition("/")[2])
@@ -103,7 +103,7 @@ def inner_tars(
 
 
 def class_tasks(part: str, tars: Mapping[str, Range], classes: ClassList) -> list[IndexTask]:
-    """Returns one train task per class tar."""
+    """Returns one task of the train split per class tar."""
     tasks = []
     for wnid, (archive, start, size) in tars.items():
         index = classes.index.get(wnid)
@@ -142,7 +142,7 @@ class Ilsvrc2012(Tars):
 
 @dataclass(frozen=True)
 class Unlabelled(Tars):
-    """ILSVRC2012's test archive. All images get one class, as their labels are unpublished."""
+    """ILSVRC2012's test archive. All images share one class, as their labels are unpublished."""
 
     name = "imagenet2012_test"
     edition = editions.ILSVRC2012_TEST

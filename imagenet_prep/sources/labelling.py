@@ -49,7 +49,7 @@ class Labelling:
 
 
 def labelling_of(uses: Iterable[LabelUse], known: ClassList | None = None) -> Labelling:
-    """Returns the class list and offset (0 or 1) that match all labels; prefers `known`."""
+    """Returns the class list (preferably `known`) and the offset (0 or 1) that match all labels."""
     uses = list(uses)
     official = official_classes()
     lists = [_own_classes(uses, official)]

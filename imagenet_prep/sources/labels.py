@@ -1,8 +1,8 @@
 """Reads class lists and the labels in the devkit, and detects wrong labels.
 
 ILSVRC2012_validation_ground_truth.txt contains ILSVRC2012_IDs. These IDs are NOT positions in the
-sorted WNIDs: meta.mat maps IDs to WNIDs. If the class list is the official one, its labels are
-compared with the known labels.
+sorted WNIDs: meta.mat maps IDs to WNIDs. If the class list is ILSVRC2012's, the validation labels
+are verified by their known SHA-256.
 """
 
 from __future__ import annotations

@@ -75,7 +75,7 @@ def _meaning(name: str) -> tuple[str | None, str]:
 
 @read_errors("")
 def split_folders(root: Path) -> Splits:
-    """Returns the splits in a folder; without split folders, a folder of classes is train."""
+    """Returns the splits in a folder; a folder that contains classes instead is the train split."""
     named = named_splits(root)
     if named.folders:
         inner = {split: _inner(named.base, name) for split, name in named.folders.items()}
@@ -121,7 +121,7 @@ def _named(below: Sequence[str]) -> dict[str, list[str]]:
 
 
 def _are_classes(top: Path, names: dict[str, list[str]], below: Sequence[str]) -> bool:
-    """Returns whether folders named like splits are classes, as `train` next to `bus` is."""
+    """Returns whether folders named like splits are classes, such as `train` next to `bus`."""
     (called, *more) = names.values()
     if more or any(subfolders(top / name) or not has_image(top / name) for name in called):
         return False

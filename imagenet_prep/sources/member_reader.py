@@ -1,6 +1,6 @@
 """Reads images in archives, and verifies remote images by their tar headers.
 
-The list of a remote archive may be stored next to a dataset, where other users can change it.
+A remote archive's list of images may be stored next to a dataset, where others can change it.
 """
 
 from __future__ import annotations

@@ -193,7 +193,7 @@ def _base(image: dict[str, Any]) -> str:
 
 
 def _classes(path: Path) -> ClassList:
-    """Returns the official class list if the first paths match it, else the schema's classes."""
+    """Returns ILSVRC2012's class list if most of the first paths match it, else the schema's."""
     official = labels.official_classes()
     with _opened(path) as (file, descriptor):
         names = _class_names(file, path)

@@ -48,8 +48,8 @@ class RecordReader(ArchiveReader):
 class ImageList:
     """A `.lst` file, with the class `names` by label; picklable.
 
-    Image paths are read when needed, because those of ImageNet-21K take 700 MB. A class is named
-    after the first folder of its paths if that differs for each label, else after the last folder.
+    Image paths are read when needed, because those of ImageNet-21K take 700 MB. Classes are named
+    after the first folder in their paths if each class has a different one, else after the last.
     """
 
     def __init__(self, path: Path) -> None:
@@ -113,7 +113,7 @@ def _row(line: bytes, where: str) -> tuple[int, int, str]:
 
 @dataclass(frozen=True)
 class RecordIO(source.Stored):
-    """A source of record files and their lists, both by the name of the record file."""
+    """A source of record files; `files` and `lists` are keyed by the names of the record files."""
 
     files: dict[str, Path]
     lists: dict[str, ImageList]

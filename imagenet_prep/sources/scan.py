@@ -138,7 +138,7 @@ def _refuse_out(path: Path, root: str | None, remedy: str) -> None:
 
 
 def refuse_link_out(path: Path) -> None:
-    """Raises SourceError if a list is a link to a file outside its folder, maybe a private one."""
+    """Raises SourceError if a list links to a file, perhaps a private one, outside its folder."""
     _refuse_out(path, os.path.realpath(path.parent), "Replace the link with the list.")
 
 

@@ -37,7 +37,7 @@ class ShardFile(NamedTuple):
 
     @property
     def sha256(self) -> str:
-        """The SHA-256 of the file in the manifest, or "" without a manifest."""
+        """The file's SHA-256 in the manifest, or "" if there is no manifest."""
         return self.listed.sha256 if self.listed else ""
 
     @property
@@ -53,7 +53,7 @@ class ShardFile(NamedTuple):
 
 @dataclass(frozen=True)
 class TfrecordSet:
-    """The shards in a store by split, in order."""
+    """The shards of each split in a store, in order."""
 
     store: Store
     splits: dict[str, tuple[ShardFile, ...]]

@@ -1,4 +1,4 @@
-"""Base classes of sources: a class list, files, and images with keys and class indices."""
+"""Base classes of sources, which have a class list, files, and images with key and class index."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ class Source(ABC):
         return key
 
     def index_tasks(self, split: str) -> list[IndexTask]:
-        """Returns the listing tasks of a split."""
+        """Returns the tasks that list the images of a split."""
         return [task for task in self.tasks if task.split == split]
 
     @property
@@ -151,16 +151,16 @@ class Stored(Source):
     @property
     @abstractmethod
     def reader(self) -> RangeReader:
-        """The reader of the archives or files that contain the images."""
+        """The reader of byte ranges of the archives or files that contain the images."""
 
     @property
     def images(self) -> MemberReader:
-        """The reader of single images."""
+        """The reader that returns the bytes of an image, given its `Member`."""
         return MemberReader(self.reader)
 
     @abstractmethod
     def index(self, task: IndexTask) -> list[Member]:
-        """Returns the images that a task lists, sorted by key; raises SourceError."""
+        """Returns the images of a task, sorted by key; raises SourceError if they are invalid."""
 
     def known_md5(self, task: IndexTask) -> str | None:  # noqa: ARG002
         """Returns the md5 stored with an archive's listing, or None."""
@@ -172,7 +172,7 @@ class Packed(Source):
 
     @abstractmethod
     def images(self, task: IndexTask) -> Iterator[PackedImage]:
-        """Yields the images of a task in stored order; raises SourceError."""
+        """Yields the images of a task in stored order; raises SourceError if they are invalid."""
 
 
 @dataclass(frozen=True)

@@ -54,7 +54,7 @@ def files_of(
     *,
     skipping: bool = False,
 ) -> list[TarMember]:
-    """Returns the files in bytes [start, stop); if `skipping`, a server sends only tar headers."""
+    """Returns the files in bytes [start, stop); `skipping` requests only headers from a server."""
     files = archives.files_of(
         archive,
         start,
@@ -67,7 +67,7 @@ def files_of(
 
 
 def _is_whole(reader: Reads, archive: str, start: int, stop: int, files: Sequence[Entry]) -> bool:
-    """Returns whether a list has no gaps: a header before each file, and the end block last."""
+    """Returns whether `files` has no gaps: each follows its header, and the end block is last."""
     position = start
     for _, offset, size in files:
         if offset != position + HEADER_BYTES:
@@ -267,7 +267,7 @@ def contents(
 def small_files(
     path: Location, names: Sequence[str], *, max_bytes: int, max_unpacked_bytes: int, advice: str
 ) -> list[bytes]:
-    """Reads small files in an archive or its extracted folder; each error ends with `advice`."""
+    """Reads small files in an archive or its extracted folder; error messages end with `advice`."""
     content: dict[str, bytes] = {}
     with packed.errors(path, advice, SourceError):
         if path.is_dir():

@@ -192,8 +192,8 @@ def find_image(payload: bytes, encoded: bytes) -> int:
 def known_labelling(found: TfrecordSet, splits: Sequence[str]) -> Labelling | None:
     """Returns the class list and label offset, or None if all records must be read to find them.
 
-    A dataset without a manifest or a list of labels is ILSVRC2012 if its first and last shards
-    match the official class list: in a shorter class list, later classes have different labels.
+    A dataset that has neither a manifest nor a list of labels is ILSVRC2012 if its first and last
+    shards match ILSVRC2012's labels: if a class were missing, all later labels would be different.
     """
     if found.dataset is not None:
         return Labelling(found.dataset.classes, found.dataset.manifest.label_offset)

@@ -113,7 +113,7 @@ class Sheet:
 def _shares(
     classes: Integers, labelled: Integers, own: Integers, *, by_class: bool
 ) -> tuple[int, float, float, int]:
-    """Returns the number of labelled images, their top-1 and top-5 accuracy, and number of classes.
+    """Returns the number of labelled images, their top-1 and top-5 accuracy, and their class count.
 
     `classes` [images, 5] are the predictions, `labelled` [labels, 2] are pairs of an image number
     and a correct class, and `own` [images] are the classes that `by_class` averages over.

@@ -44,7 +44,7 @@ class Layout:
     problems: Sequence[str] = ()  # differences from the published counts, one sentence each
 
     def place(self, path: str, where: str) -> tuple[int, str] | None:
-        """Returns an image's class index and key prefix; None for an ObjectNet image without class."""
+        """Returns an image's class index and key prefix; None if ObjectNet maps it to no class."""
         folder = path.rpartition("/")[0].rpartition("/")[2]
         if self.objects is not None:
             if not self.objects.get(folder, True):

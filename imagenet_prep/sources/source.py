@@ -1,4 +1,4 @@
-"""Base classes of sources, which have a class list, files, and images with key and class index."""
+"""Base classes of sources. A source has a class list, files, and images with a key and a class."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ class Stored(Source):
     @property
     @abstractmethod
     def reader(self) -> RangeReader:
-        """The reader of byte ranges of the archives or files that contain the images."""
+        """The reader of byte ranges in the archives or files that contain the images."""
 
     @property
     def images(self) -> MemberReader:

@@ -54,7 +54,7 @@ def files_of(
     *,
     skipping: bool = False,
 ) -> list[TarMember]:
-    """Returns the files in bytes [start, stop); `skipping` requests only headers from a server."""
+    """Returns the files in bytes [start, stop); if `skipping`, requests only headers."""
     files = archives.files_of(
         archive,
         start,

@@ -215,7 +215,7 @@ def run_all(
     together: bool = False,
     hear: Callable[[int, bytes], object] | None = None,
 ) -> list[Ending]:
-    """Runs commands without input in parallel, e.g. one per host; returns how each one ended.
+    """Runs commands in parallel, e.g. one per host, with no input; returns how each one ended.
 
     A command is killed after `timeout_s`, and all are killed on an interrupt. With `together`,
     `Ending.output` includes standard error. Otherwise, `hear` is called with the command's number

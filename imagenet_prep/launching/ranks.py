@@ -182,7 +182,7 @@ class Ranks:
     def ask(self, grace_s: float = float("inf")) -> None:
         """Asks all ranks to save and end; `wait` kills those still running after `grace_s`.
 
-        Servers are not asked to end, since ranks need them to save.
+        Servers are not asked to end, since ranks need them to save a checkpoint.
         """
         self._asked = True
         self.limit(grace_s)

@@ -135,7 +135,7 @@ def recognised(root: Location) -> list[str]:
 
 
 def _nothing(root: Location) -> str:
-    """Returns the error message for a location without a source."""
+    """Returns the error message for a location that contains no source."""
     if isinstance(root, RemotePath):
         return (
             f"--source {root}: has none of the archives that can be read from a server: "

@@ -46,7 +46,7 @@ class Tars(source.Stored):
 
     @property
     def images(self) -> MemberReader:
-        """The reader of single images; it verifies remote images, as their listing is untrusted."""
+        """The reader of images; it verifies remote images, as their listing is untrusted."""
         kind = TarReader if isinstance(self.reader, RemoteArchives) else MemberReader
         return kind(self.reader)
 

@@ -1,7 +1,7 @@
 """Lists the image files of a folder and counts all other files by extension.
 
-In custom datasets, files with a different extension are also images if their content is one,
-because phones write JPEGs named .HEIC.
+In custom datasets, images are also recognised by their content, because phones write JPEGs named
+.HEIC.
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ def in_words(ignored: Mapping[str, int]) -> str:
 
 
 def together(parts: Iterable[Mapping[str, int]]) -> dict[str, int]:
-    """Returns the sums of several counts by extension."""
+    """Returns the total count of each extension in all `parts`, as `most_frequent` does."""
     total = Counter[str]()
     for part in parts:
         total.update(part)

@@ -132,7 +132,7 @@ def refuse_pixels(height: int, width: int, most: int) -> None:
 
 
 def segments(data: bytes, kind: int, stop: int) -> Iterator[tuple[int, int]]:
-    """Yields (start, end) of the segments with marker bytes FF, `kind` before the first scan."""
+    """Yields (start, end) of each segment before the first scan whose marker is FF and `kind`."""
     position = 2
     while (match := _MARKER.search(data, position, stop)) is not None:
         marker, position = data[match.end() - 1], match.end()

@@ -194,7 +194,7 @@ class Manifest:
 
     @property
     def has_samples(self) -> bool:
-        """Whether each shard has a table of samples, and each split a root."""
+        """Whether each shard has a table of samples, and each split a Merkle root."""
         return all(split.samples_root for split in self.splits.values())
 
     @property
@@ -347,6 +347,6 @@ def _sizes_problem(manifest: Manifest) -> str | None:
 
 
 def render(content: dict[str, Any]) -> bytes:
-    """Returns the bytes of a JSON file with its own digest."""
+    """Returns `content` as the bytes of a JSON file, with the digest of `content` added."""
     signed = {**content, "digest": canonical.digest(content)}
     return json.dumps(signed, indent=1, sort_keys=True, ensure_ascii=False).encode() + b"\n"

@@ -62,7 +62,7 @@ class Placement:
         return first + turn, stop - first
 
     def most_turn(self, num_examples: int) -> int:
-        """Returns the largest turn for which every node stores all examples that it reads."""
+        """Returns the largest shift for which every node stores all examples that it reads."""
         return self._border(self.copies - 1, num_examples)
 
     def held(self, examples_per_shard: Sequence[int]) -> list[int]:

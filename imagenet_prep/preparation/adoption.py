@@ -40,7 +40,7 @@ _SMALL_FILES = (naming.LABELS, naming.QUARANTINE, *naming.TFDS_FILES)
 
 @dataclass(frozen=True)
 class _Brought:
-    """The content of a shard's receipt: none, since the outputs of the receipt name the file."""
+    """The empty content of a shard's receipt; the outputs of the receipt name the file."""
 
 
 def finish_renames(store: LocalStore) -> None:
@@ -186,7 +186,7 @@ def moves(source: TfrecordSet) -> list[tuple[str, str]]:
 
 
 def _begun(store: Store) -> tuple[str, Adoption | None]:
-    """Returns the file name of adopt's note, and its content or None; refuses invalid renames."""
+    """Returns the name and the `Adoption` (or None) of adopt's work file; checks its renames."""
     note, begun = BEGUN, None
     if store.size(BEGUN) is not None:
         begun = notes.read(store, BEGUN, Begun).adoption

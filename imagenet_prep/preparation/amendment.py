@@ -222,7 +222,7 @@ def _changed(job: Job) -> Json:
 
 
 def _write(job: Job, changes: Sequence[ShardChange], output: Output) -> dict[str, Json]:
-    """Writes changed shards, links or copies the others, and commits; returns counts by column."""
+    """Writes changed shards, links or copies the others, commits; returns row counts by column."""
     store, manifest, add = output.store, job.manifest, job.request.add
     parent = job.dataset.store.as_folder
     stats = {}

@@ -51,7 +51,7 @@ class RangeTask(NamedTuple):
 
 @dataclass(frozen=True)
 class Fetched:
-    """A range of an archive that is on disk, and the number of failed requests for it."""
+    """A downloaded range of an archive, and the number of failed requests for this range."""
 
     start: int
     num_bytes: int
@@ -252,7 +252,7 @@ class Archives:
         return engine.Result(Fetched(task.start, size, budget.failures))
 
     def _record_md5(self, files: dict[str, tuple[os.stat_result, Hasher]]) -> None:
-        """Records the md5 and status of complete files, for later runs and for `prepare`."""
+        """Records the md5 and stat result of complete files, for later runs and for `prepare`."""
         with contextlib.closing(engine.Progress("md5", len(files), 0, quiet=self.quiet)) as bar:
             for name, (status, hasher) in files.items():
                 self._ledger.add({name: status}, md5=hasher.hexdigest())

@@ -38,7 +38,7 @@ class Carrier:
         self._missing: list[str] = []
 
     def carry(self, splits: Mapping[str, Split]) -> Json:
-        """Links or copies the column files of these splits; returns the counts for the summary."""
+        """Links or copies the column files of these splits; returns counts of files and rows."""
         name, complete, unfinished = self._column.name, self._column.begun(), list[ColumnFile]()
         for split in self._column.splits:
             files = self._of_split(split, splits[split])

@@ -24,7 +24,7 @@ _TILDES = re.compile("~+")
 
 
 def numbered(store: Store, folder: str, tables: Sequence[str]) -> dict[str, dict[int, str]]:
-    """Returns the new keys of a split by table and record number; tables are in shard order."""
+    """Returns {table: {record number: new key}} for a split; `tables` are in shard order."""
     longest, new_keys = 0, defaultdict[str, dict[int, str]](dict)
 
     def entries() -> Iterator[bytes]:

@@ -63,13 +63,13 @@ def take_inventory(
 
 
 def listing_workers(workers: engine.Workers, num_tasks: int) -> engine.Workers:
-    """Returns threads, since listing is I/O-bound, or processes if there are many tasks."""
+    """Returns threads for few tasks, since listing is I/O-bound, or processes for many tasks."""
     many = num_tasks >= _WORTH_PROCESSES_TASKS and workers.kind != engine.THREADS
     return engine.Workers(workers.num, engine.PROCESSES if many else engine.THREADS)
 
 
 def remove_unpacked(store: Store, keep: Selection | None = None) -> None:
-    """Removes unpacked images except those of `keep`; without `keep`, also shared plans."""
+    """Removes unpacked images except `keep`'s. If `keep` is None, also removes shared plans."""
     if keep is not None:
         for name in {*store.local.list_folder(UNPACKED)} - {keep.index_digest[:16]}:
             store.local.remove_tree(f"{UNPACKED}/{name}")
@@ -150,7 +150,7 @@ class _LocalPlan(Planning):
     def _lists(
         self, listed: Sequence[tuple[IndexTask, Path]], used: Mapping[str, Sequence[int]]
     ) -> dict[str, _Lists]:
-        """Returns the image lists by split; sorts lists of several classes by class."""
+        """Returns the image lists by split; sorts a list by class if it has several classes."""
         of_class: dict[str, dict[int | None, list[Path]]] = {split: {} for split in used}
         for task, path in listed:
             of_class[task.split].setdefault(task.class_index, []).append(path)

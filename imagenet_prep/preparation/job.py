@@ -91,7 +91,7 @@ class Job:
 
     @cached_property
     def transform(self) -> Callable[[bytes], PreparedImage]:
-        """The function that encodes a source image for storage; it raises BadImageError."""
+        """The function that encodes source images; it raises BadImageError for unusable images."""
         return partial(transform, policy=self.policy)
 
     def forecast(self, out: Store, plans: Store, folder: str = PLAN_FOLDER) -> Forecast:

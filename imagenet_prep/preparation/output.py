@@ -82,7 +82,7 @@ class Draft:
     def manifest(
         self, wanted: Wanted, config: settings.Config, libraries: dict[str, str]
     ) -> Manifest:
-        """Returns the manifest of the dataset, which `shards.commit.publish` completes."""
+        """Returns an incomplete manifest of the dataset; `shards.commit.publish` completes it."""
         plan_digest, classes, parent = self.plan_digest, self.classes, self.parent
         if plan_digest is None:
             plan_digest = canonical.digest([[s.name, s.num_bytes, s.md5] for s in self.sources])
@@ -109,7 +109,7 @@ class Draft:
         )
 
     def _with_wnids(self, name: str) -> Split:
-        """Returns a split; split test (an evaluation dataset) gets the WNIDs of its images."""
+        """Returns a split; adds the WNIDs of its images if it is `test` (of an evaluation set)."""
         split = self.splits[name]
         if name != schema.TEST:
             return split
@@ -173,7 +173,7 @@ class Output:
         return canonical.dumps(Begun(config, self.wanted.libraries))
 
     def forget_others(self, stage: Stage[Any, Any]) -> None:
-        """Removes this stage's receipts for different settings, since they may look valid."""
+        """Removes receipts that this stage wrote with different settings: they may look valid."""
         for name in self.store.list_folder(naming.WORK):
             is_other = name.startswith(f"{stage.name}-") and len(name) == len(stage.name) + 17
             if is_other and f"{naming.WORK}/{name}" != stage.folder:

@@ -117,7 +117,7 @@ class Planning(ChosenMembers):
     def deal(
         self, key: ClassKey, lines: bytes, census: Census
     ) -> tuple[Facts, dict[str, list[bytes]]]:
-        """Assigns the images of a class to shards; the positions of excluded images stay empty.
+        """Assigns the images of a class to shards, then drops excluded ones without moving others.
 
         `lines` are the lines of the image lists. Returns facts, and plan entries by output split.
         """
@@ -157,7 +157,7 @@ class Planning(ChosenMembers):
         return Inventory(plans, taken, census.edition, self.folder, census.md5, excluded)
 
     def _checked(self, facts: Sequence[Facts]) -> tuple[Counter[str], list[Member]]:
-        """Checks the facts of all classes; returns the total of `taken`, and excluded members."""
+        """Checks the facts of all classes; returns total `Facts.taken` and the excluded images."""
         where, listed = self.selection.where, self.selection.excluded
         unknown = set(listed.keys if listed else ())
         taken, excluded = Counter[str](), list[Member]()

@@ -95,7 +95,7 @@ class Forecast:
         _refuse(self.out, _MARGIN * needed, free)
 
     def content(self, plans: Sequence[SplitPlan]) -> Json:
-        """Returns the output and the estimated sizes of a run, for --dry-run."""
+        """Returns the output location and the estimated sizes of a run, for --dry-run."""
         out = self.out
         estimated = {split.split: round(self._split_bytes(split)) for split in plans}
         is_packed = isinstance(self.selection.source, Packed)

@@ -103,7 +103,7 @@ class ArchiveReader:
         files: Callable[[Reads], Iterable[Entry]],
         **_: object,
     ) -> list[Entry]:
-        """Returns the files that `files` lists in an archive; see `RemoteArchives.files_of`."""
+        """Returns the files of an archive, as listed by `files`; see `RemoteArchives.files_of`."""
         with ArchiveReader({archive: self._archives[archive]}) as reader:
             return [*files(reader)]
 

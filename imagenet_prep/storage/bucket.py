@@ -69,7 +69,7 @@ class BucketStore:
         retries: int = 20,
         remedy: str = "Finished objects are kept: run the same command again to resume.",
     ) -> None:
-        """Sends no request yet. If one fails `retries` times, its error ends with `remedy`."""
+        """Sends no request yet. After `retries` failures of a request, its error has `remedy`."""
         self.base = base.rstrip("/")
         self._arguments = base, connections, timeout_s, retries, remedy
         self._s3 = S3(self.base, connections, timeout_s)
@@ -99,7 +99,7 @@ class BucketStore:
             return None
 
     def sizes(self, names: Iterable[str]) -> dict[str, int]:
-        """Returns the sizes of existing objects; for many names, lists their folders."""
+        """Returns the sizes of existing objects; lists their folders if there are many `names`."""
         names = list(names)
         if len(names) <= _FEW:
             return {name: size for name in names if (size := self.size(name)) is not None}

@@ -19,7 +19,7 @@ _REMEDY = "Repair each column, or remove its folder and rerun the script that wr
 
 
 class Problem(str):
-    """A problem with a column; `remedy` returns different advice for it than for other files."""
+    """A problem with a column, for which `remedy` returns specific advice."""
 
     __slots__ = ()
 
@@ -38,7 +38,7 @@ def names(store: Readable) -> list[str]:
 def find(store: Readable, name: str, *, begun: bool = False) -> Column | None:
     """Returns the column described by column.json or begun.json, or None if it does not exist.
 
-    Raises DataDamagedError if the file is damaged or a link, or if no column can have this name.
+    Raises DataDamagedError if the file is damaged or a link, or if the name is invalid.
     """
     try:
         record = (column.begun_name if begun else column.record_name)(name)
@@ -100,7 +100,7 @@ def complete(dataset: Dataset, chosen: Sequence[str] = ()) -> tuple[list[Column]
 
 
 def foreign(dataset: Dataset, stored: Column) -> str | None:
-    """Returns the problem of a column that was made for different records, or None."""
+    """Returns the problem if a column was made for different records, else None."""
     for split, files in stored.splits.items():
         entry = dataset.manifest.splits.get(split)
         shards = entry.shards if entry else []
@@ -125,7 +125,7 @@ def receipt(store: Readable, name: str, shard: str) -> ColumnFile | None:
 
 
 def receipts(store: Readable, name: str, shards: Iterable[Shard]) -> dict[str, str]:
-    """Returns the names of the shards for which a column has a receipt, by path of the receipt."""
+    """Returns the existing receipts of a column as {path: shard name}."""
     listed = {*store.list_folder(column.folder_name(name))}
     return {
         column.receipt_name(name, shard.name): shard.name
@@ -135,7 +135,7 @@ def receipts(store: Readable, name: str, shards: Iterable[Shard]) -> dict[str, s
 
 
 def misfit(stored: Column, rows: ColumnFile, head: bytes, sha256: str, where: str) -> str | None:
-    """Returns the problem of a column file with this first chunk and sha256, or None."""
+    """Checks the first chunk and the sha256 of a column file; returns the problem, or None."""
     header = stored.header(rows.rows)
     if head[: len(header)] != header:
         return f"{where}: is not a .npy file of {rows.rows:,} rows of {stored.name}. {_AGAIN}"

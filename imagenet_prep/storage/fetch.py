@@ -62,7 +62,7 @@ def as_file(chunks: Iterator[bytes]) -> BinaryIO:
 
 
 def hashed(file: BinaryIO, hashes: Sequence[Any], most: int = sys.maxsize) -> Iterator[bytes]:
-    """Hashes and yields the rest of a file in chunks; stops one chunk after `most` bytes."""
+    """Hashes and yields the rest of a file in chunks, at most one chunk more than `most` bytes."""
     most += CHUNK_BYTES
     while most > 0 and (chunk := file.read(min(most, CHUNK_BYTES))):
         for digest in hashes:
@@ -151,7 +151,7 @@ class Hasher:
     """Computes the md5 of a file during the download, while its bytes are still in memory."""
 
     def __init__(self, path: Path, *, finished: bool = True) -> None:
-        """Starts a thread, which hashes the complete file if `finished`, else reported ranges."""
+        """Starts the thread, which waits for reported ranges unless the file is `finished`."""
         self.path = path
         self._size = path.stat().st_size
         self._ranges: queue.SimpleQueue[tuple[int, int]] = queue.SimpleQueue()

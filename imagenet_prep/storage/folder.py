@@ -50,7 +50,7 @@ class LocalStore:
 
     @property
     def local(self) -> LocalStore:
-        """The store itself."""
+        """The store itself, because it is local."""
         return self
 
     as_folder = local
@@ -355,5 +355,5 @@ def _unless_gone(_function: object, _path: object, failed: tuple[Any, Any, Any])
 
 
 def _is_ours(name: str) -> bool:
-    """Returns whether a file is in a folder that only this program writes, so links are refused."""
+    """Returns whether a file is in one of this program's own folders, where links are refused."""
     return name.partition("/")[0] in (naming.WORK, naming.COLUMNS)

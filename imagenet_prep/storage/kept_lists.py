@@ -98,7 +98,7 @@ class KeptLists:
 
 
 def beside(out: str) -> str | None:
-    """Returns the folder of the lists for the dataset at `out`, or None for a bucket root."""
+    """Returns the folder of the lists for the dataset at `out`; None if `out` is a whole bucket."""
     if not address.is_remote(out):
         return str(Path(out).expanduser().absolute().parent / FOLDER)
     above, _, prefix = out.rstrip("/").rpartition("/")

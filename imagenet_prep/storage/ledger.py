@@ -170,7 +170,7 @@ class Ledger:
     def sha256(
         self, name: str, opened: BufferedReader, *, again: bool = False, noted: bool = True
     ) -> str:
-        """Returns an open file's sha256: from its note, or by reading it (always if `again`)."""
+        """Returns an open file's sha256; reads the file if it has no note, or if `again` is set."""
         status = os.fstat(opened.fileno())
         note = {} if again else self.find(name, status) or {}
         sha256 = note.get("sha256")
@@ -183,7 +183,7 @@ class Ledger:
     def add(self, files: Mapping[str, os.stat_result], **result: Any) -> None:
         """Adds a note with the same result for each verified file.
 
-        `files` has the stat results before the read. In a read-only folder, notes stay in memory.
+        `files` are stat results from before the read. In a read-only folder, notes stay in memory.
         """
         new = {
             name: {"name": name, **Identity.of(status)._asdict(), **result}

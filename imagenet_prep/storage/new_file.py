@@ -88,7 +88,7 @@ def sync(path: Path) -> None:
 class FolderSync:
     """Syncs the file system of a folder, which is much faster than syncing 1,000 small files.
 
-    From Linux 5.8 on, it reports write errors since its creation, so create it before the files.
+    It reports write errors since its creation (from Linux 5.8 on), so create it before the files.
     """
 
     def __init__(self, folder: Path) -> None:

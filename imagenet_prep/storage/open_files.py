@@ -12,8 +12,8 @@ _OTHERS = 512
 def allow(count: int) -> int:
     """Raises the soft limit for `count` more open files, up to the hard limit.
 
-    Child processes inherit the limit. Returns a number: only files with a smaller descriptor may
-    stay open. New files get the lowest free descriptor, so the number limits all open files.
+    Child processes inherit the limit. Returns a bound: keep a file open only if its descriptor is
+    below the bound. A new file gets the lowest free descriptor, so this limits the open files.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     target = min(count + _OTHERS, hard)

@@ -112,7 +112,7 @@ class Dataset:
         return sorted(lost(self.store, self.manifest.files_of(self.manifest.splits)))
 
     def shards(self, split: str) -> list[Shard]:
-        """Returns the shards of a split in `placement`; empty if there is no such split."""
+        """Returns a split's shards that `placement` contains; empty if there is no such split."""
         if split not in self.manifest.splits:
             return []
         return self.placement.shards(self.manifest, split)
@@ -130,13 +130,13 @@ class Dataset:
         demand_samples(self.manifest, self.where)
 
     def heads(self, shards: Iterable[Shard], *, images: bool = False) -> Iterator[Iterator[Head]]:
-        """Yields the first columns of each shard's samples, see `samples.heads`, `tables.each`."""
+        """Yields first columns of each shard's samples; see `samples.heads` and `tables.each`."""
         num_classes = self.manifest.classes.count
         parse = partial(samples.heads, num_classes=num_classes, images=images)
         return tables.each(parse, self.store, shards)
 
     def rows(self, shards: Iterable[Shard]) -> Iterator[Iterator[Sample]]:
-        """Yields the samples of each shard in record order, see `tables.each`."""
+        """Yields the samples of each shard in record order; see `tables.each`."""
         parse = partial(samples.parse, num_classes=self.manifest.classes.count)
         return tables.each(parse, self.store, shards)
 
@@ -154,7 +154,7 @@ def demand_file(store: Readable) -> None:
 
 
 def committed(store: Readable, names: Collection[str]) -> Dataset | None:
-    """Returns the finished dataset in a store, or None; `names` are the file names there."""
+    """Returns the finished dataset in a store, or None; `names` are the store's file names."""
     # If a run was killed while it replaced the manifest, return the previous dataset.
     if naming.MANIFEST in names:
         return Dataset.at(store)
@@ -164,7 +164,7 @@ def committed(store: Readable, names: Collection[str]) -> Dataset | None:
 def open_dataset(place: str | Readable, *, parts: bool = False, check: bool = True) -> Dataset:
     """Returns the dataset in a folder, at an s3:// or http(s):// URL, or in a store.
 
-    `parts` allows a folder with one node's part. `check` verifies the class list at once.
+    With `parts`, one node's part of a dataset is allowed. `check` verifies the class list at once.
     """
     store = open_readable(place) if isinstance(place, str) else place
     where = store.where()

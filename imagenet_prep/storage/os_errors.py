@@ -26,7 +26,7 @@ def storage_errors(action: str, path: Path) -> Iterator[None]:
 
 
 def demand_disk(where: object, error: Exception) -> None:
-    """Raises StoreError if a read failed because of the disk, since the data may be intact."""
+    """Raises StoreError if the disk caused the error; the file may then be undamaged."""
     if isinstance(error, OSError) and error.errno in (errno.EIO, errno.ESTALE):
         raise StoreError(
             f"{where}: cannot be read: {error.strerror}. Check the disk or the file server, then "

@@ -66,7 +66,7 @@ class Stat(NamedTuple):
 
     @classmethod
     def of(cls, status: os.stat_result) -> Self:
-        """Returns the state of a file on a disk, with its stamp as the validator."""
+        """Returns the state of a file on a disk; the validator is the time of the last change."""
         times = (status.st_mtime_ns, status.st_ino, status.st_nlink)
         return cls(status.st_size, str(stamp(status)), True, *times)
 
@@ -111,7 +111,7 @@ class Remote(Protocol):
         """
 
     def files(self, folder: str) -> dict[str, Stat]:
-        """Returns the files directly in a subfolder ("" for the folder itself) by name."""
+        """Returns the `Stat` of each file directly in `folder`, keyed by name; "" is the root."""
 
 
 def changed(where: str) -> NoReturn:

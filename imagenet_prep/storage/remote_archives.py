@@ -73,10 +73,10 @@ class RemoteArchives:
     ) -> list[Entry]:
         """Returns the files in bytes [start, stop) of an archive, from a kept list or from `files`.
 
-        `files` takes a reader and yields the files by increasing offset. `is_whole` returns whether
-        a kept list can be complete. Each file is verified when it is read. `header_bytes` is set if
-        an archive has few but large files: then `files` reads only a header of this size before
-        each file, and the headers of the files in the kept list are prefetched.
+        `files` takes a reader and yields the files by increasing offset. A kept list is not used
+        if `is_whole` returns False for it. Each file is verified when it is read. `header_bytes` is
+        set if an archive has few but large files: then `files` reads only a header of this size
+        before each file, and the headers of the files in the kept list are prefetched.
         """
         path = self._files[archive]
         lists = path.site.lists
@@ -125,13 +125,13 @@ class RemoteArchives:
 
 @dataclass(eq=False)
 class _Request:
-    """A request; `num_ranges` of its ranges are not taken yet; unsent, `answer` is None."""
+    """A request for one range, or for several nearby ranges."""
 
     archive: str
     start: int
     stop: int
-    num_ranges: int = 0
-    answer: Future[bytes] | None = None
+    num_ranges: int = 0  # ranges that the reader has not taken yet
+    answer: Future[bytes] | None = None  # None until the request is sent
 
     @property
     def size(self) -> int:
@@ -214,7 +214,7 @@ def _merged(ranges: Iterable[Range]) -> dict[Range, _Request]:
 
 
 def _windows(ranges: Sequence[Range]) -> Iterator[list[Range]]:
-    """Splits ranges into groups; each group fits in memory together with its gaps."""
+    """Splits ranges into groups; each group, with the gaps between its ranges, fits in memory."""
     stops = itertools.accumulate(size + NEAR_BYTES for _, _, size in ranges)
     in_windows = zip(ranges, (stop // _WINDOW_BYTES for stop in stops), strict=True)
     for _, window in itertools.groupby(in_windows, lambda pair: pair[1]):
@@ -256,7 +256,7 @@ class _Pass:
 
 
 def open_archives(files: dict[str, Location]) -> ArchiveReader | RemoteArchives:
-    """Returns a reader for archives by name, all of them local or all on one server."""
+    """Returns a reader for the archives in `files`, which are all local or all on one server."""
     remote = {name: path for name, path in files.items() if isinstance(path, RemotePath)}
     if remote:
         return RemoteArchives(remote)

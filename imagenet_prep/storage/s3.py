@@ -211,7 +211,7 @@ class S3:
                     yield {"Key": entry["Prefix"].removeprefix(prefix)}
 
     def _opened(self, name: str, requested: str, etag: str) -> tuple[Any, str, str | None]:
-        """Returns the body of a range, the ETag of its object, and the range in the answer."""
+        """Returns the body of a range, the object's ETag, and the answer's Content-Range."""
         # boto3 takes 2.5 ms of CPU time per small range, as much as decoding the image. Use boto3
         # only if `Ranges` gets no plain answer, to find the reason.
         if plain := self._answered(name, requested, etag):
@@ -229,7 +229,7 @@ class S3:
         return self._ranges.get(signed.url, headers)
 
     def _sign(self, name: str, until: float) -> _Signed:
-        """Signs all requests for an object in advance: Range and If-Match need no signature."""
+        """Signs a request for an object; Range and If-Match are not signed, so they may differ."""
         from botocore.auth import S3SigV4Auth
         from botocore.awsrequest import AWSRequest
         from botocore.utils import get_environ_proxies
@@ -248,7 +248,7 @@ class S3:
         return _Signed(url, headers, until, proxied)
 
     def object(self, name: str) -> dict[str, str]:
-        """Returns an object as arguments for boto3."""
+        """Returns the bucket and the key of an object, as arguments for boto3."""
         # A listing may contain an empty object that marks a folder: its key ends in "/".
         demand_inside(name.removesuffix("/"))
         key = f"{self._prefix}/{name}" if self._prefix else name

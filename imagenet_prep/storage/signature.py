@@ -30,7 +30,7 @@ def read(store: Readable) -> bytes | None:
 def signer(dataset: Dataset, signers: str) -> str:
     """Returns the identity in the file `signers` whose key signed the manifest.
 
-    Raises DataDamagedError without a valid signature, and UsageError if OpenSSH cannot check it.
+    Raises DataDamagedError if no signature is valid, UsageError if OpenSSH cannot check it.
     """
     where, allowed = dataset.store.where(naming.SIGNATURE), Path(signers).expanduser().absolute()
     if not allowed.is_file():

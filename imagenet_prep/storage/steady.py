@@ -29,7 +29,7 @@ class SteadyReader(io.RawIOBase):
     """Reads from a socket, and fails if it is too slow."""
 
     def __init__(self, raw: io.RawIOBase, window_s: float | None) -> None:
-        """Reads from an unbuffered socket with this timeout; None for no limit."""
+        """Wraps an unbuffered socket; `window_s` is its timeout, or None for no limit."""
         self._raw = raw
         self._window_s = window_s
         self.begin()
@@ -82,7 +82,7 @@ class _Socket:
 
 
 def pool(kind: Any) -> Any:
-    """Returns a subclass of a urllib3 connection pool with steady, bounded connections."""
+    """Returns a subclass of a urllib3 pool that refuses slow servers and very large answers."""
     connection = kind.ConnectionCls
 
     def connect(self: Any) -> None:
@@ -101,7 +101,7 @@ def pool(kind: Any) -> Any:
 
 
 def _bounded(response: Any, kind: Any, *arguments: Any, **options: Any) -> Iterator[bytes]:
-    """Yields a complete answer like `stream`; raises ValueError if it is too large."""
+    """Yields the chunks of `response.stream`; raises ValueError if the answer is too large."""
     allowed = _MOST_ANSWER_BYTES
     for chunk in kind.stream(response, *arguments, **options):
         allowed -= len(chunk)

@@ -69,7 +69,7 @@ class Store(Readable, Protocol):
         """The folder shared by the processes of this machine while they work on this dataset."""
 
     def stats(self, folder: str) -> dict[str, Stat]:
-        """Returns the current state of each file directly in `folder` by name."""
+        """Returns the current state of each file directly in `folder`, keyed by file name."""
 
     def read_each(self, names: Iterable[str], most: int = MOST_BYTES) -> Iterator[bytes]:
         """Yields the contents of small files in order; `most` as for `read`."""

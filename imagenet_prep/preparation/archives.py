@@ -1,8 +1,8 @@
 """Downloads archives over many connections; resumable, and verified by md5.
 
 An archive is fetched in parallel ranges into one file in `.work`. A range that is on disk has a
-receipt and is never fetched again. The md5 is computed during the download. If it is right, the
-file gets the name of the archive.
+receipt and is never fetched again. The md5 is computed during the download. If the md5 is right,
+the file gets the name of the archive.
 """
 
 from __future__ import annotations

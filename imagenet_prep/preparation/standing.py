@@ -50,7 +50,7 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Adoption:
-    """The shards to adopt as (name, sha256), and the renames as (old, new), in order."""
+    """The ordered (old, new) renames, and the (name, sha256) of each shard to adopt."""
 
     renames: list[tuple[str, str]]
     shards: list[tuple[str, str]]

@@ -69,7 +69,7 @@ class BucketStore:
         retries: int = 20,
         remedy: str = "Finished objects are kept: run the same command again to resume.",
     ) -> None:
-        """Sends no request yet. After `retries` failures of a request, its error has `remedy`."""
+        """Sends no request yet. `remedy` is the advice if a request fails `retries` times."""
         self.base = base.rstrip("/")
         self._arguments = base, connections, timeout_s, retries, remedy
         self._s3 = S3(self.base, connections, timeout_s)

@@ -73,8 +73,8 @@ class RemoteArchives:
     ) -> list[Entry]:
         """Returns the files in bytes [start, stop) of an archive, from a kept list or from `files`.
 
-        `files` takes a reader and yields the files by increasing offset. A kept list is not used
-        if `is_whole` returns False for it. Each file is verified when it is read. `header_bytes` is
+        `files` takes a reader and yields the files by increasing offset. A kept list may be used
+        instead if `is_whole` returns True. Each file is verified when it is read. `header_bytes` is
         set if an archive has few but large files: then `files` reads only a header of this size
         before each file, and the headers of the files in the kept list are prefetched.
         """

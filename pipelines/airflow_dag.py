@@ -185,7 +185,7 @@ def prepare(params: dict[str, Any]) -> dict[str, Any]:
 
 @task(execution_timeout=timedelta(hours=12))
 def verify(params: dict[str, Any]) -> dict[str, Any]:
-    """Verifies the dataset at `verify_level`; by default, skips it if no file has changed."""
+    """Verifies the dataset at `verify_level`; by default, only if a file has changed."""
     level, if_changed = params["verify_level"], not params["verify_again"]
     flags = _flags(level=level, if_changed=if_changed, workers=params["workers"])
     run("verify", params["out"], *flags)

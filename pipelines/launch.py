@@ -263,7 +263,7 @@ class _Launch:
 
     @contextlib.contextmanager
     def _ranks(self) -> Iterator[list[list[dict[str, str]]]]:
-        """Yields `_processes` with Horovod's variables, and runs Horovod's rendezvous server."""
+        """Runs Horovod's rendezvous server; yields `_processes` with Horovod's variables added."""
         ranks = self._processes()
         needs_horovod = self.config.num_processes != 1 and not self.config.servers
         if self.work.comm != "horovod":

@@ -126,7 +126,7 @@ def wait(
     *,
     pause: Callable[[float], object] = time.sleep,
 ) -> None:
-    """Prints each state of a job until it has ended, and each line of its log if one is given."""
+    """Prints each state of a job, and the lines of `log` if given, until the job has ended."""
     printed = 0
     while True:
         job = service.insist(name, "describe_training_job", TrainingJobName=name)

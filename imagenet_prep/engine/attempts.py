@@ -151,7 +151,7 @@ def _run_elsewhere(
 
 @dataclass
 class Jobs:
-    """Runs a cluster job, again if workers are lost; fails after several jobs without progress."""
+    """Repeats a cluster job if workers are lost; fails after several jobs without progress."""
 
     store: Store
     beam_args: tuple[str, ...]
@@ -185,7 +185,7 @@ class Jobs:
     def _lost(
         self, build: Callable[[Any, Lease], object], collect: Collect
     ) -> errors.JobLostError | None:
-        """Runs one job; returns the error of a lost job; raises BusyError if a newer run exists."""
+        """Runs a job. If it is lost, returns the error; if a newer run exists, raises BusyError."""
         lease = Lease.take_over(self.store)
         name = f"imagenet-prep-{self.name}-{lease.job}"
         try:

@@ -195,7 +195,7 @@ def done(
 
 
 def _together(failures: Sequence[BaseException]) -> BaseException:
-    """Combines errors: into one error of the first error's class or, with a bug, into a group."""
+    """Combines errors into one with the class of the first; if any is a bug, into a group."""
     first = failures[0]
     if all(isinstance(failure, errors.ImagenetPrepError) for failure in failures):
         return type(first)(". Then: ".join(str(failure).rstrip(".") for failure in failures))

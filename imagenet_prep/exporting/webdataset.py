@@ -1,4 +1,4 @@
-"""Exports WebDataset: tars with the files of each image in sequence, and a list of the tars."""
+"""Exports WebDataset: tars in which an image's files are adjacent, and a list of the tars."""
 
 from __future__ import annotations
 

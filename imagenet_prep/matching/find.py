@@ -159,7 +159,7 @@ class Found:
         attempt: Callable[[Numbers, Numbers, bool], Flags],
         cost: int,
     ) -> Pairs:
-        """Compares the open pairs; returns matches, and adds `cost` to images of other pairs."""
+        """Compares open pairs; returns those that match, and adds `cost` to the others' images."""
         is_open = self._is_open(*pairs)
         parts = np.array_split(np.flatnonzero(is_open), self._workers)
         jobs = [pool.submit(attempt, pairs[0][part], pairs[1][part], mirrored) for part in parts]

@@ -95,7 +95,7 @@ def _check_gpu(local_rank: int) -> None:
 
 
 def refuse_contradictions(config: ReadConfig) -> None:
-    """Raises UsageError if `config.backend`, which is not "auto", does not support a setting."""
+    """Raises UsageError if `config.backend` (not "auto" here) does not support a setting."""
     backend = config.backend
     if config.constants.square and "images" in config.fields:
         for name, needed in _SQUARE.items():

@@ -67,7 +67,7 @@ class _Copy:
         self._ledger = Ledger(self._store, NOTES, 4 * len(files))  # columns add files
 
     def fetch(self, item: Item, near: Callable[[], Collection[str]]) -> HeldFile:
-        """Opens a file under a shared lock, after fetching it (and a shard's index) if missing."""
+        """Opens a file under a shared lock; if it is missing, fetches it and its index, if any."""
         path = self.root / item.name
         with storage_errors("fetch", path), only_one(self._store, item.name):
             self._bring(_together(item), near)
@@ -242,7 +242,7 @@ class NodeCache:
         self.stop()
 
     def _near(self) -> dict[str, Item]:
-        """Returns a dict: names -> items that are awaited or in the current or next window."""
+        """Returns, by name, the items that are awaited or in the current or next window."""
         with self._lock:
             near = (self._awaited, *self._windows[self._current : self._current + 2])
             return {item.name: item for items in near for item in items}

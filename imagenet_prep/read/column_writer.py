@@ -227,7 +227,7 @@ class ColumnWriter:
         return existing
 
     def _finished(self, number: int) -> ColumnFile | None:
-        """Returns the entry for a shard's rows, in its receipt or column.json; None if missing."""
+        """Returns a shard's entry from its receipt or column.json; None if it has no rows yet."""
         shard = self._records.shards[number]
         rows = [columns.receipt(self._store, self.column.name, shard.name)]
         if self._existing:
@@ -274,7 +274,7 @@ class ColumnWriter:
 
     @contextlib.contextmanager
     def _verified(self, number: int, name: str) -> Iterator[BinaryIO]:
-        """Opens a shard's existing rows, which `amend` kept, after verifying their sha256."""
+        """Verifies the sha256 of the rows that `amend` kept for a shard, and yields their file."""
         done = self._done[number]
         if done is None:
             yield io.BytesIO()

@@ -125,7 +125,7 @@ def _arrays(views: Views) -> tuple[Any, ...]:
 
 @pipeline_def(exec_dynamic=True, prefetch_queue_depth=_QUEUE_DEPTH)  # type: ignore[untyped-decorator]
 def _show(source: Callable[[], Any], config: ReadConfig, decoder: dict[str, Any]) -> Any:
-    """Defines the pipeline; `source` returns a batch's encoded images and `_arrays`."""
+    """Defines the pipeline; `source` returns encoded images and the arrays from `_arrays`."""
     per_view = 5 if config.is_coloured else 3  # The number of arrays that `_arrays` returns.
     encoded, *arrays = fn.external_source(
         source=source, num_outputs=1 + config.views * per_view, batch=True, no_copy=True

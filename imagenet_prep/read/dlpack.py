@@ -69,7 +69,7 @@ class Memory:
 
 
 class Lease(Memory):
-    """Memory that is added to `free` for reuse. New memory is slower: the kernel clears it."""
+    """Memory that is added to `free` after use. New memory is slower: the kernel clears it."""
 
     def __init__(self, array: npt.NDArray[Any], free: deque[npt.NDArray[Any]]) -> None:
         super().__init__(array)
@@ -80,7 +80,7 @@ class Lease(Memory):
 
 
 def leased(num_bytes: int, free: deque[npt.NDArray[Any]]) -> npt.NDArray[np.uint8]:
-    """Returns memory from `free`, or new memory, which is added to `free` after its last use."""
+    """Returns memory from `free`, or new memory. Either is added to `free` after its last use."""
     memory = free.pop() if free else np.empty(0, np.uint8)
     # Smaller buffers are dropped, so after a few batches all fit the largest batch.
     if len(memory) < num_bytes:

@@ -32,7 +32,7 @@ def gather(
     sizes: npt.NDArray[np.int64],
     free: deque[npt.NDArray[Any]],
 ) -> tuple[memoryview, list[tuple[Places, tuple[int, int]] | None]]:
-    """Reads records, given the file, offset and size of each, into memory from `free`.
+    """Reads records into memory from `free`, given the file, offset and size of each record.
 
     Returns the bytes of all records. For each record, it also returns the offsets of its parts and
     the (height, width) of its JPEG, or None if the record is damaged or not in the format of

@@ -21,7 +21,7 @@ _LOCKS = f"{naming.WORK}/locks"
 
 
 class HeldFile:
-    """An open file, closed with its last reference; `lock` is an operation of flock, or 0."""
+    """An open file, closed when nothing references it; `lock` is an operation of flock, or 0."""
 
     def __init__(self, path: Path, lock: int = 0) -> None:
         # Network file systems only allow exclusive locks on files open for writing.

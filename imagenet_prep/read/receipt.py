@@ -91,7 +91,7 @@ class Segment:
 
 
 class Use(NamedTuple):
-    """A step of a rank that used an image; its `weights` were KEPT, DISCARDED or UNSAVED."""
+    """A step in which a rank used an image; the new `weights` were KEPT, DISCARDED or UNSAVED."""
 
     step: int
     epoch: int
@@ -219,7 +219,7 @@ class Receipt:
                     yield self._use(piece, node, place - piece.places.start)
 
     def unseen(self, number: int) -> tuple[int, Iterator[Use]]:
-        """Returns the step of the last checkpoint that was not trained on an image, and `uses`."""
+        """Returns the step of the checkpoint before an image's first kept use, and all its uses."""
         # Stop at the first kept use, since every epoch takes time to compute.
         uses, early, limit = self.uses(number), [], self.segments[-1].kept
         for use in uses:
@@ -231,7 +231,7 @@ class Receipt:
         return max(firsts), chain(early, uses)
 
     def faults(self) -> tuple[int, list[str]]:
-        """Checks that the steps in the final weights use each image exactly once per epoch.
+        """Checks that the steps behind the final weights use each image exactly once per epoch.
 
         Returns the number of used images, and one message per violation. Images that training drops
         because they do not fill the last step of an epoch are not a violation.

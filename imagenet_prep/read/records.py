@@ -137,7 +137,7 @@ class Records:
     def _image_at(
         self, data: memoryview, places: example.Places, sides: tuple[int, int]
     ) -> example.ImageExample | None:
-        """Returns the example at the offsets `places`, or None if `read` must check it."""
+        """Returns the example whose parts are at `places`, or None if `read` must check it."""
         image = example.decode_at(data, places)
         fits = image is not None and (image.height, image.width) == sides
         return image if image and fits and self._is_of_class(image) else None

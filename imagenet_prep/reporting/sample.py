@@ -204,7 +204,7 @@ def read(facts: Facts, record: Record) -> ImageExample:
 
 
 def _compare_with_source(facts: Facts, tiles: list[Tile]) -> None:
-    """Adds the PSNR to tiles of resized images; the first tiles get pictures before and after."""
+    """Adds PSNR to tiles of resized images; adds source and stored pictures to the first tiles."""
     used = pairs = 0
 
     def both(tile_origin: tuple[Tile, Origin]) -> tuple[bytes | None, bytes]:

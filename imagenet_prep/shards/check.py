@@ -131,7 +131,7 @@ class _Rows(_Beside):
         self._next = 0
 
     def compare(self, number: int, image: ImageExample, names: Sequence[str], index: int) -> None:
-        """Compares a record's line in the table with its image, class and possible `names`."""
+        """Compares a record's table line with its image and class, and the key with `names`."""
         if self._difference:
             return
         try:

@@ -22,7 +22,7 @@ from imagenet_prep.storage.store import Readable
 
 
 def wrong_roots(dataset: Dataset) -> list[str]:
-    """Returns a problem for each split with repeated keys or, if complete, with a wrong root."""
+    """Returns a problem for each split with repeated keys or (unless partitioned) a wrong root."""
     problems = []
     for name, split in dataset.manifest.splits.items():
         try:

@@ -74,7 +74,7 @@ def step_of(text: str) -> int | None:
 
 
 def save(folder: Path, step: int, facts: Json, arrays: Arrays, *, keep: int) -> None:
-    """Saves a checkpoint; removes all but the last `keep` valid ones and renames damaged ones."""
+    """Saves a checkpoint; keeps only the last `keep` valid ones, and renames damaged ones."""
     head = json.dumps(vars(_Head(_VERSION, step, time.time(), facts))).encode()
     stream = io.BytesIO()
     # An uncompressed zip: each array has a CRC, which is verified when it is read.
@@ -147,8 +147,8 @@ def load(
     """Reads a checkpoint from a file.
 
     If `shapes` is given, the first arrays must have these shapes, and later arrays are not read.
-    `accept` is called with the facts before any array is read. It must raise ValueError if the
-    facts are malformed, and a different error if they belong to a different run.
+    `accept` is called with `Checkpoint.facts` before any array is read. It must raise ValueError
+    if the facts are malformed, and a different error if they belong to a different run.
     """
     try:
         with _opened(path) as stream, zipfile.ZipFile(stream) as file:

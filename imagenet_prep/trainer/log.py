@@ -61,7 +61,7 @@ class Log:
         self._keep("start", facts)
 
     def saved(self, step: int, state: Json) -> None:
-        """Records that a checkpoint was saved after `step` steps, and the reader's state."""
+        """Records that a checkpoint was saved after `step` steps; `state` is the reader's state."""
         self._keep("saved", {"step": step} | ({"receipt": state} if state else {}))
 
     def train(self, step: int, row: Mapping[str, float]) -> None:

@@ -35,7 +35,7 @@ def train(config: TrainConfig, open_reader: OpenReader, sheet: Sheet | None = No
 
     Every rank runs this. All randomness comes from the seed, the epoch and the example, so a
     one-rank run that is stopped and resumed gets exactly the weights of an uninterrupted one.
-    Only rank 0 has a `sheet`, for `--labels` and `--also`.
+    On rank 0, `sheet` collects the results for `--labels` and `--also`; on others, it is None.
     """
     config, world = recipe.settled(config), launched()
     if os.environ.get("DMLC_ROLE", "worker") != "worker":

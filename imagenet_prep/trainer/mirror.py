@@ -89,7 +89,7 @@ class Mirror:
         self._asked.set()
 
     def close(self) -> bool:
-        """Uploads remaining changes; reports missing files, and returns False if there are any."""
+        """Uploads remaining changes; if any upload fails, reports the files and returns False."""
         if not self._thread.ident:
             return True  # no upload was requested
         self._closing.set()
@@ -202,7 +202,7 @@ def _beginning(opened: BinaryIO, size: int) -> Iterator[bytes]:
 
 
 def _is_needed(name: str) -> bool:
-    """Returns whether a resumed run needs this file: the log or a checkpoint."""
+    """Returns True for the log and for checkpoints, which a resumed run needs."""
     return name == LOG or checkpoint.step_of(name) is not None
 
 

@@ -83,7 +83,7 @@ class PytorchLearner(Learner):
         return copy
 
     def build(self, plan: Run, *, jit: bool) -> None:
-        """Builds the network and the optimizer; `jit` compiles both passes with torch.compile."""
+        """Builds network and optimizer; `jit` compiles the forward and backward passes."""
         self._plan = plan
         network = pytorch_model.build(plan.model, plan.image_size, plan.num_classes)
         self._network = network.to(self._device, memory_format=torch.channels_last)

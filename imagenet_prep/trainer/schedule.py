@@ -44,7 +44,7 @@ class Schedule:
     rates: tuple[float, ...] = ()
 
     def __call__(self, step: int) -> float:
-        """Returns the rate of a step, counted from 0. For "plateau", without its reductions."""
+        """Returns the rate of a step, counted from 0, before any reduction by `Plateau`."""
         if step < self.warmup_steps:
             start = min(self.start, self.peak)
             return start + (self.peak - start) * step / self.warmup_steps

@@ -54,7 +54,7 @@ class TensorFlowLearner(Learner):
         return tensors | {"images": tf.cast(tensors["images"], dtype)}
 
     def build(self, plan: Run, *, jit: bool) -> None:
-        """Builds the model and the optimizer; `jit` compiles both passes with XLA."""
+        """Builds model and optimizer; `jit` compiles the forward and backward passes with XLA."""
         self._plan = plan
         self._model = model.build(plan.model, plan.image_size, plan.num_classes)
         # Horovod and the optimizer need TensorFlow's variables, not Keras' wrappers.

@@ -145,8 +145,8 @@ class Index(_Step):
     "lists": pairs of (split, class index) and the name of a file that lists images of the class}.
     Lists that exist are not made again.
 
-    A list with a single class is passed on by name. The lines of a list with several classes are
-    collected into one list per class by GroupByKey.
+    For a list with a single class, the file name is passed on. The lines of a list with several
+    classes are collected into one list per class by GroupByKey.
     """
 
     def expand(self, tasks: Any) -> Any:
@@ -267,7 +267,7 @@ def _share(listed: tuple[_Key, str], census: Census) -> tuple[GroupKey, tuple[_K
 def deal_share(
     share: tuple[_Key, Iterable[tuple[_Key, str]]], ours: Preparation, census: Census
 ) -> Iterator[Any]:
-    """Yields facts about a few classes (tagged), then plan lines as (block of shards, lines)."""
+    """Yields `Facts` of a few classes as a tagged output, and (block of shards, plan lines)."""
     lists = ((ClassKey(*key), name) for key, name in share[1])
     with reported(ours.lease):
         dealt, blocks = ours.plan.deal_share(lists, census)

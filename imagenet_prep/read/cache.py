@@ -248,7 +248,7 @@ class NodeCache:
             return {item.name: item for items in near for item in items}
 
     def _update(self) -> None:
-        """Closes files outside `_near()`, fetches those in it; the caller must hold `_lock`."""
+        """Closes files outside `_near()` and fetches those in it. The caller must hold `_lock`."""
         near = self._near()
         for name in self._files.keys() - near.keys():
             self._files.pop(name).cancel()

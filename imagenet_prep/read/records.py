@@ -223,7 +223,7 @@ class Records:
         return f"{self.root / at['shard']}: record {at['record']} at byte {at['offset']:,}"
 
     def _class_of(self, image: example.ImageExample) -> int:
-        """Returns the class index; DataDamagedError if the label is not the class of the WNID."""
+        """Returns the class index; raises DataDamagedError if the label is not the WNID's class."""
         if not self._is_of_class(image):
             raise DataDamagedError(
                 f"label {image.stored_label} is not the class of synset {image.wnid}"

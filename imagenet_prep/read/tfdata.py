@@ -169,6 +169,6 @@ def _coloured(image: Any, colours: Any) -> Any:
 
 
 def from_numpy(array: Any, bits: bool) -> Any:
-    """Returns an array as a tensor; with `bits`, the bits of uint16 values become bfloat16."""
+    """Returns an array as a tensor; if `bits`, reinterprets uint16 values as bfloat16."""
     tensor = tf.convert_to_tensor(array)
     return tf.bitcast(tensor, tf.bfloat16) if bits else tensor

@@ -26,7 +26,7 @@ class Sheet(Protocol):
     lists: list[Json]
 
     def enter(self, name: str, classes: Any, within: Any, keys: Sequence[str]) -> None:
-        """Adds top-5 predictions among all classes (`classes`) and among the dataset's (`within`)."""
+        """Adds predictions: top 5 of all classes (`classes`), top 5 of the dataset's (`within`)."""
 
     def columns(self, name: str) -> Mapping[str, Mapping[str, str]]:
         """Returns a dataset's labels; a predictions file has one column per list of labels."""
@@ -73,7 +73,7 @@ class Predicted:
                 self._within.append(numbers[1 + most :] if count else [])
 
     def top5(self) -> tuple[Any, Any, list[str]]:
-        """Returns three sequences: top 5 among all classes, top 5 among the split's classes, keys."""
+        """Returns the top 5 of all classes, the top 5 of the split's classes, and the keys."""
         classes = five([prediction.classes for prediction in self._predictions])
         return classes, five(self._within), [prediction.key for prediction in self._predictions]
 

@@ -22,7 +22,7 @@ _POLL_S, _FOLLOW_S, _RETRIES = 20.0, 5.0, 30
 
 
 class MissingError(ImagenetPrepError):
-    """The requested resource does not exist, or not yet."""
+    """The requested resource does not exist, or does not exist yet."""
 
 
 class Service:

@@ -66,7 +66,7 @@ class Progress:
         self.tick()
 
     def tick(self, images: int = 0) -> None:
-        """Updates the display; `images` is all that this run wrote, in unfinished tasks too."""
+        """Updates the display; `images` is the number that this run has written so far."""
         within = self._first + images if self._unit == "image" else 0
         self._shown = min(self._total, max(self._shown, self._done, within))
         now = time.monotonic()

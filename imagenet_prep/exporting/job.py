@@ -146,7 +146,7 @@ class Job:
 def run(job: Job) -> Json:
     """Exports the parts that are not finished; returns the content of export.json.
 
-    A finished export has no receipts in `.work`, so if a file is missing, all are rewritten.
+    A finished export has no receipts in `.work`. If one of its files is missing, all are rewritten.
     """
     parts, store, digest = job.parts(), job.store, job.digest()
     settled = job.format.settled(job.source, parts)

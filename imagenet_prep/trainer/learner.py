@@ -48,7 +48,7 @@ class Learner(Protocol):
         return [tuple(variable.shape) for variable in self._variables[:count]]
 
     def assign(self, values: Sequence[Any]) -> None:
-        """Copies `values`, which are for all variables or only the model's, into the variables."""
+        """Sets all variables, or only the model's, to `values`."""
 
     def share(self) -> None:
         """Replaces all variables with rank 0's."""

@@ -89,7 +89,7 @@ class Mirror:
         self._asked.set()
 
     def close(self) -> bool:
-        """Uploads remaining changes; if any upload fails, reports the files and returns False."""
+        """Uploads remaining changes; returns False and lists the files if some could not be sent."""
         if not self._thread.ident:
             return True  # no upload was requested
         self._closing.set()

@@ -92,7 +92,7 @@ class MxnetLearner(Learner):
         return [array.asnumpy() for array in self._variables]
 
     def assign(self, values: Sequence[Any]) -> None:
-        """Copies `values`, which are for all variables or only the model's, into the variables."""
+        """Sets all variables, or only the model's, to `values`."""
         for array, value in zip(self._variables, values, strict=False):
             array[:] = value
 

@@ -107,7 +107,7 @@ class PytorchLearner(Learner):
 
     @torch.no_grad()
     def assign(self, values: Sequence[Any]) -> None:
-        """Copies `values`, which are for all variables or only the model's, into the variables."""
+        """Sets all variables, or only the model's, to `values`."""
         for variable, value in zip(self._variables, values, strict=False):
             variable.copy_(torch.tensor(value))
 

@@ -79,7 +79,7 @@ class TensorFlowLearner(Learner):
         return [variable.numpy() for variable in self._variables]
 
     def assign(self, values: Sequence[Any]) -> None:
-        """Copies `values`, which are for all variables or only the model's, into the variables."""
+        """Sets all variables, or only the model's, to `values`."""
         for variable, value in zip(self._variables, values, strict=False):
             variable.assign(value)
 

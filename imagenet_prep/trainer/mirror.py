@@ -89,7 +89,7 @@ class Mirror:
         self._asked.set()
 
     def close(self) -> bool:
-        """Uploads remaining changes; returns False and lists the files if some could not be sent."""
+        """Uploads remaining changes; if some could not be sent, lists them and returns False."""
         if not self._thread.ident:
             return True  # no upload was requested
         self._closing.set()

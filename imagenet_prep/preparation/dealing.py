@@ -128,10 +128,10 @@ def _held_out(selection: Selection, used: Sequence[int]) -> list[int]:
 
 
 def _apportioned(number: int, used: Sequence[int]) -> list[int]:
-    """Distributes a number of images in proportion to class sizes (Huntington-Hill method).
+    """Returns how many of `number` images to take from each class, in proportion to its size.
 
-    Each class with at least two images gives one image before any class gives two, and each class
-    keeps at least one. A larger `number` therefore takes all images that a smaller one takes.
+    The Huntington-Hill method adds one image at a time, so a larger `number` includes all images of
+    a smaller one. A class with two images gives one before any class gives two, and keeps one.
     """
     if number > (most := sum(max(0, count - 1) for count in used)):
         raise UsageError(

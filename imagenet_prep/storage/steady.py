@@ -35,7 +35,7 @@ class SteadyReader(io.RawIOBase):
         self.begin()
 
     def begin(self) -> None:
-        """Starts a new answer: its first bytes may take as long as the socket allows."""
+        """Starts a response: its first bytes may take as long as the timeout of the socket."""
         self._answers = False
         self._waited_s, self._num_bytes = 0.0, 0
 

@@ -174,7 +174,7 @@ def _findings(tfrecords: TfrecordSet, checked: ExistingSet) -> list[str]:
         if not first.file.startswith(f"{split}-"):
             findings.append(f"{split}: files are named as in TensorFlow Datasets: {first.file}")
         elif first.file != first.name:
-            findings.append(f"{split}: files are numbered from 1, up to {shards[-1].file}")
+            findings.append(f"{split}: file numbers start at 1, not 0; last: {shards[-1].file}")
     offset = checked.labelling.offset
     last_label = len(checked.labelling.classes.wnids) - 1 + offset
     findings.append(f"labels: {offset} ... {last_label}, class index + {offset}")

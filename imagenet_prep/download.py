@@ -132,8 +132,8 @@ def _checked(argv: Sequence[str]) -> Sequence[str]:
     if any(arg.partition("=")[0].replace("-", "_") in _DEAD_FLAGS for arg in argv):
         raise UsageError(
             f"{DEAD_FLAGS}. Remove them. Log in at image-net.org, accept the terms, save the "
-            f"browser's cookies as cookies.txt and set {COOKIES_VARIABLE} to it, or add login and "
-            "password to ~/.netrc. For a mirror, use --base-url."
+            f"browser's cookies as cookies.txt and set {COOKIES_VARIABLE} to its path, or add "
+            "login and password to ~/.netrc. For a mirror, use --base-url."
         )
     return argv
 

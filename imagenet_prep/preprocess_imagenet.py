@@ -39,9 +39,9 @@ class Config(Settings):
     imagenet_username: str | None = optional(help="accepted, without effect", metavar="NAME")
     imagenet_access_key: str | None = optional(help="accepted, without effect", metavar="KEY")
     nogcs_upload: bool = switch(help="accepted, without effect")
-    project: str | None = optional(help="refused: there is no upload to Google Cloud")
+    project: str | None = optional(help="not accepted, since there is no upload to Google Cloud")
     gcs_output_path: str | None = optional(
-        help="refused: there is no upload to Google Cloud", metavar="URL"
+        help="not accepted, since there is no upload to Google Cloud", metavar="URL"
     )
 
     def __post_init__(self) -> None:

@@ -7,7 +7,7 @@ separate environment on the workers, and IMAGENET_PREP_COMMAND is the path of th
 
 You can clear or rerun any task at any time: it only does the remaining work. A task fails at
 once with exit codes 1 (failed), 2 (usage) and 3 (damaged data), since the same command would fail
-again. With 75 (another run is writing there), the task waits and tries again, within its time-out.
+again. With 75 (another run is active), the task waits and tries again, within its time-out.
 All other exit codes are retried.
 """
 
@@ -103,12 +103,12 @@ PARAMS = {
     "short_side": _set(
         480, "Downscale images whose shorter side is longer than this, in pixels.", **_POSITIVE
     ),
-    "quality": _set(90, "JPEG quality of images that are encoded.", **_POSITIVE, maximum=100),
+    "quality": _set(90, "JPEG quality of re-encoded images.", **_POSITIVE, maximum=100),
     "keep_original": _set(False, "Keep all sizes; copy valid RGB JPEGs byte for byte.", **_SWITCH),
     "max_bad": _set(
-        None, "Bad images allowed. Empty: no limit.", type=["null", "integer"], minimum=0
+        None, "Maximum number of bad images. Empty: no limit.", type=["null", "integer"], minimum=0
     ),
-    "workers": _set(0, "Images processed at a time; 0: one for each core.", **_NUMBER),
+    "workers": _set(0, "Number of images processed at a time; 0: one per core.", **_NUMBER),
     "prepare_flags": _set(
         None,
         "More flags of `imagenet-prep prepare`, one per line, e.g. --train-shards=256; "
@@ -134,14 +134,14 @@ PARAMS = {
     ),
     "replicate_to": _replicas(
         None,
-        "A folder, s3://bucket/prefix, or hosts:HOSTSFILE:PATH with a hosts file in the worker's "
-        f"{_FILES}. Empty: no replica.",
+        "A folder, s3://bucket/prefix, or hosts:HOSTSFILE:PATH with a hosts file in the "
+        f"folder that {_FILES} names on the worker. Empty: no replica.",
         **_ADDRESS,
     ),
-    "train_ranks": _training(0, "Processes that train, one per GPU; 0: no training.", **_NUMBER),
+    "train_ranks": _training(0, "Number of ranks, one per GPU; 0: no training.", **_NUMBER),
     "train_hosts": _training(
         None,
-        f"Hosts file of the training, in the worker's {_FILES}. Empty: the worker itself.",
+        f"Hosts file, in the folder that {_FILES} names on the worker. Empty: train on the worker.",
         **_ADDRESS,
     ),
     "log_dir": _training(
@@ -196,7 +196,7 @@ def verify(params: dict[str, Any]) -> dict[str, Any]:
 def duplicates(params: dict[str, Any]) -> dict[str, Any]:
     """Lists duplicate images; an image that was hashed before is not decoded again."""
     if (mode := params["duplicates"]) == "no":
-        raise AirflowSkipException("duplicates is no: no search was requested")
+        raise AirflowSkipException("duplicates is 'no': no search was requested")
     folder = f"{params['out'].rstrip('/')}-duplicates"
     fail_on = mode if mode == "cross" else None
     flags = _flags(out=folder, fail_on=fail_on, workers=params["workers"])
@@ -330,7 +330,7 @@ def _once(program: str, arguments: Sequence[str], output: deque[str]) -> int:
 
 def _message(output: deque[str]) -> str:
     """Returns the error message in a command's output, else the last line of the output."""
-    lines = [" ".join(line.split()) for line in output if line] or ["imagenet-prep: no message"]
+    lines = [" ".join(line.split()) for line in output if line] or ["imagenet-prep: no output"]
     starts = [n for n, line in enumerate(lines) if line.startswith("imagenet-prep")]
     return " ".join(lines[starts[-1] if starts else -1 :])
 
@@ -355,7 +355,7 @@ def _allowed(parameter: str, words: Sequence[str]) -> list[str]:
         is_switch = name in switches and not equals
         if not flag.startswith("--") or not (is_switch or name in [*values, *files]):
             names = ", ".join(f"--{name}" for name in sorted([*switches, *values, *files]))
-            raise AirflowFailException(f"{parameter}: {flag}: not allowed in a run, only {names}.")
+            raise AirflowFailException(f"{parameter}: {flag}: not allowed here. Allowed: {names}.")
         if not is_switch and not equals:
             value = next(rest, "")
         if name in files:
@@ -372,8 +372,8 @@ def _demand_allowed(parameter: str, *files: str) -> None:
         path = Path(os.path.realpath(file)) if Path(file).is_absolute() else None
         if not folder or path is None or not path.is_relative_to(os.path.realpath(folder)):
             raise AirflowFailException(
-                f"{parameter}: {file}: not in the folder {_FILES} of the worker's environment, "
-                f"which is {folder or 'not set'}. Put the file there, and give its path."
+                f"{parameter}: {file}: not in the folder that {_FILES} names on the worker "
+                f"({folder or 'not set'}). Put the file there, and give its path."
             )
 
 

@@ -1,6 +1,6 @@
 """Prepares a dataset as one job of Apache Beam: `Archives | Index | Deal | Shard | Commit`.
 
-Steps pass on only descriptors and receipts, never image bytes. Workers share files next to the
+Steps exchange only descriptors and receipts, never image bytes. Workers share files next to the
 dataset, in its folder or bucket. Each finished task has a receipt there, so the same graph can be
 submitted again at any time: it only does the remaining work.
 

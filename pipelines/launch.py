@@ -129,7 +129,7 @@ class Config(Settings):
     )
     stop: str | None = optional(
         place=Place.FOLDER,
-        help="stop the detached launch with this folder after a checkpoint, and wait for its end",
+        help="save a checkpoint and stop the detached launch with this folder; wait for its end",
         without=("num_processes",),
     )
     command: tuple[str, ...] = after_dashes("the command of every rank goes")

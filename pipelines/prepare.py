@@ -21,7 +21,7 @@ from imagenet_prep.preparation.config import Config
 HELP = """\
 Convert the ILSVRC2012 archives to resized, sharded, verified TFRecords.
 After an interruption, run it again: it resumes.
-Options for Apache Beam go after --; --runner=DirectRunner runs it on this machine.
+Options for Apache Beam go after --; with --runner=DirectRunner, Beam runs on this machine.
 
 Examples:
   imagenet-prep prepare --source /data/ilsvrc2012 --out /data/imagenet-480

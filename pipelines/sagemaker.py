@@ -86,7 +86,7 @@ class Config(Settings):
         positional=True,
         aliases=("--data-dir", "--data"),
         help="the dataset at s3://bucket/prefix, fsx:FILE-SYSTEM-ID:/PATH or efs:…; not needed "
-        "with train --synthetic or --data-dir s3://…. If it is split, one location per channel: "
+        "with train --synthetic or --data-dir s3://…. For several channels, one location each: "
         "train=WHERE,validation=WHERE,eval=WHERE",
         metavar="WHERE",
     )
@@ -97,13 +97,13 @@ class Config(Settings):
         "FastFile: fetch data when it is read, which is slow for shuffled reads",
     )
     volume_size: int = flag(
-        300, least=1, help="size of the disk of instances without a local disk", metavar="GB"
+        300, least=1, help="size of the EBS volume of instances without a local disk", metavar="GB"
     )
     name: str | None = optional(help="unique name of the job (default: imagenet-prep-DATE-TIME)")
     checkpoints: str | None = optional(
         place=Place.BUCKET,
-        help="s3://bucket/prefix for checkpoints. A job resumes from the last one there: to "
-        "continue an ended job, give its prefix (default: OUTPUT/NAME/checkpoints)",
+        help="s3://bucket/prefix for checkpoints. The job resumes from the last checkpoint "
+        "there; to continue an ended job, give its prefix (default: OUTPUT/NAME/checkpoints)",
         metavar="URL",
     )
     spot: bool = switch(help="use spot instances; an interrupted job resumes from its checkpoint")
@@ -158,7 +158,7 @@ class Config(Settings):
         if self.data and (
             len(channels) < len(self.data) or channels.keys().isdisjoint(CHANNELS[:2])
         ):
-            raise ValueError("--data: expected each channel once, and train among them")
+            raise ValueError("--data: expected the channel train, and no channel twice")
         return channels
 
 

@@ -37,7 +37,7 @@ class Catalogue:
         if schema.FILENAME in dataset.manifest.lacks:
             raise UsageError(
                 f"{dataset.where}: its records have no file names, so its images have no keys. "
-                "`imagenet-prep show SHARD` shows them by number."
+                "`imagenet-prep show SHARD` lists the records by number."
             )
 
     def entries(self, of_class: str | None = None) -> Iterator[Entry]:

@@ -166,7 +166,7 @@ class ColumnWriter:
             self._due = numbers[numbers >= 0].tolist()
             yield cast("dict[str, Any]", batch)
             if self._due:
-                raise UsageError("write() was not called for a batch: call it once after each")
+                raise UsageError("write() was not called for a batch: call it after each batch")
 
     def write(self, rows: Any) -> None:
         """Writes the rows of the last yielded batch, and ignores the rows for padding.

@@ -124,7 +124,7 @@ def _demand_view(made: Column, config: ReadConfig) -> None:
     if config.is_training and config.constants.mirrors and "mirrored" not in config.fields:
         raise UsageError(
             f"column {made.name} was made from images that are not mirrored, but half of this "
-            "reader's are. Add 'mirrored' to fields= and adapt the rows of mirrored images."
+            "reader's images are. Add 'mirrored' to fields= and adapt the rows of mirrored images."
         )
 
 

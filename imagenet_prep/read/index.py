@@ -45,6 +45,6 @@ def parse(content: bytes, shard: Shard, root: Path) -> npt.NDArray[np.int64]:
         if possible and (index[:, 0] == starts).all() and stops[-1] == shard.num_bytes:
             return index
     raise DataDamagedError(
-        f"{path}: does not match {shard.name} with its {shard.examples:,} records in "
+        f"{path}: does not match {shard.name}, which has {shard.examples:,} records and "
         f"{shard.num_bytes:,} bytes. Run imagenet-prep verify {root}"
     )

@@ -140,7 +140,7 @@ def parse(lines: Iterable[bytes], where: str) -> list[Segment]:
         trained, damage = b"", ""
     if not segments:
         raise UsageError(
-            f"{where}: no line records the reader's state, so the images of a step are unknown. "
+            f"{where}: no line contains the reader's state, so the images of a step are unknown. "
             "`imagenet-prep train` writes these lines; docs/train.md shows them for custom loops."
         )
     if len({(segment.state.dataset, segment.state.split) for segment in segments}) > 1:
@@ -297,8 +297,8 @@ class Receipt:
                 )
                 if epoch > _MOST_EPOCHS or (left.count < 1 and not read):
                     raise DataDamagedError(
-                        f"the log of the run: start {segment.run} does not fit a dataset with "
-                        f"{counted(total, 'example')} to read"
+                        f"the log of the run: the reader's state at start number {segment.run} "
+                        f"does not fit a dataset with {counted(total, 'example')} to read"
                     )
                 if (steps := min(left.count, end - first)) > 0:
                     begin = read // state.nodes

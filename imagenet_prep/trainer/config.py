@@ -204,7 +204,7 @@ class TrainConfig(Settings):
     labels: tuple[str, ...] = flag(
         (),
         place=Place.FILE,
-        help="also score the last evaluation by the labels in this file (CSV with the header "
+        help="also score the last evaluation against the labels in this file (CSV with the header "
         "key,class; ReaL's real.json; or annotations with several labels per image); may be given "
         "several times",
         without=("synthetic", "no_evaluation", "classes"),
@@ -212,8 +212,8 @@ class TrainConfig(Settings):
     also: tuple[str, ...] = flag(
         (),
         place=Place.ANYWHERE,
-        help="also evaluate this dataset at the end; its class list must be the same; may be given "
-        "several times, e.g. ImageNetV2, ImageNet-A and ImageNet-R",
+        help="also evaluate on this dataset at the end; its class list must be the same; may be "
+        "given several times, e.g. ImageNetV2, ImageNet-A and ImageNet-R",
         metavar="SET",
         without=("synthetic", "no_evaluation", "classes"),
     )
@@ -227,12 +227,12 @@ class TrainConfig(Settings):
         "SavedModel; mxnet: a folder for Gluon's two files; pytorch: FILE.safetensors",
         metavar="PATH",
     )
-    seed: int = flag(0, least=0, help="seed of initial weights, order and crops")
+    seed: int = flag(0, least=0, help="seed of initial weights, image order and crops")
     fraction: float = flag(
         1.0,
         above=0,
         most=1,
-        help="train on this share of the images, chosen by key; 0.2 includes all images of 0.1",
+        help="train on this share of the images, chosen by key; 0.2 includes all that 0.1 selects",
     )
     keys: str | None = optional(
         place=Place.FILE, help="train only on images with the keys in this file, one per line"
@@ -245,7 +245,7 @@ class TrainConfig(Settings):
         "commas",
         metavar="NAMES",
     )
-    remap: bool = switch(help="renumber the --classes from 0, for a network with one output each")
+    remap: bool = switch(help="renumber the --classes from 0; the network has no other outputs")
     backend: str = flag("auto", choices=("auto", "tfdata", "dali", "native"), help="JPEG decoder")
     device: str = flag(
         "auto",

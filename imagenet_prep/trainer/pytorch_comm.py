@@ -72,9 +72,9 @@ class Distributed(_Together):
     def __init__(self, world: World, device: Any, *, fp16_compression: bool) -> None:
         if missing := [name for name in _PLACE if not os.environ.get(name)]:
             raise UsageError(
-                f"{counted(world.size, 'rank')} of PyTorch need {' and '.join(missing)}. Start "
-                "them with `imagenet-prep launch -np N -- train ...` or torchrun, or export the "
-                "address of rank 0's host and a free port on that host."
+                f"{counted(world.size, 'PyTorch rank')} need {' and '.join(missing)}. Start "
+                "the ranks with `imagenet-prep launch -np N -- train ...` or torchrun, or export "
+                "the address of rank 0's host and a free port on that host."
             )
         self.world, self._device = world, device
         self._fp16_compression = fp16_compression

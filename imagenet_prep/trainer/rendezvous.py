@@ -115,7 +115,7 @@ def exchange(
             return values
         if time.monotonic() > deadline:
             raise ImagenetPrepError(
-                f"{own}: no message from {', '.join(pending) or place.address} at "
+                f"{own}: no message from {', '.join(pending) or place.address} via "
                 f"{place.address}:{place.port} within {limit_s:g} s. Check that the hosts' "
                 "security groups let them reach each other on all ports."
             )

@@ -156,8 +156,8 @@ class Saved:
         if difference := differs(saved.run, plan):
             source = f" (from {self._config.mirror})" if self._config.mirror else ""
             remedy = (
-                "Omit these flags: --evaluate reads them from the checkpoint. If ranks are on "
-                "several hosts, or only the mirror has it, set them to the checkpoint's values."
+                "Omit these flags: --evaluate reads them from the checkpoint. With several hosts, "
+                "or a checkpoint only in the mirror, set the flags to the checkpoint's values."
                 if evaluates
                 else "Resume that run with the same settings, choose a different --log-dir, or "
                 "start from scratch with --clear-log, which deletes the saved run."

@@ -51,8 +51,8 @@ def tensors(saved: Checkpoint) -> dict[str, npt.NDArray[Any]]:
     model, framework = run.get("model"), run.get("framework", "tensorflow")
     if model not in (*MODELS, TINY) or framework not in ("tensorflow", "pytorch"):
         raise UsageError(
-            f"{checkpoint.name(saved.step)}: cannot export {model} of {framework} for PyTorch, "
-            f"only {', '.join(MODELS)} and {TINY} of TensorFlow and PyTorch"
+            f"{checkpoint.name(saved.step)}: cannot export {model} of {framework} for PyTorch. "
+            f"Expected {', '.join(MODELS)} or {TINY}, trained with TensorFlow or PyTorch"
         )
     if framework == "pytorch":
         return of_pytorch(saved.arrays)

@@ -239,7 +239,7 @@ def test_a_damaged_list_of_chosen_examples_is_refused(colours: Path) -> None:
 
 
 def test_a_log_without_a_receipt_or_of_two_datasets_is_refused(colours: Path) -> None:
-    with pytest.raises(UsageError, match="no line records the reader"):
+    with pytest.raises(UsageError, match="no line contains the reader"):
         parse([b'{"kind": "start", "resumed_at": 0}\n'], "log")
     run = Run(colours)
     run.train(0, [2], 2)

@@ -128,7 +128,7 @@ def test_show_of_a_run_names_what_it_cannot_do(train: Train, shades: Path, tmp_p
     noise = {"data_dir": None, "backend": "auto", "synthetic": True}
     train(tmp_path / "noise", **noise, num_batches=2, num_epochs=None)
     done = command.run("show", tmp_path / "noise")
-    assert (done.code, done.complaints.count("no line records the reader's state")) == (2, 1)
+    assert (done.code, done.complaints.count("no line contains the reader's state")) == (2, 1)
 
     content = (run / log.LOG).read_text()
     digest = json.loads(content.partition("\n")[0])["receipt"]["dataset"]

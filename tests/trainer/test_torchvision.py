@@ -119,7 +119,7 @@ def test_the_weights_of_a_run_of_pytorch_are_written_as_they_are(tmp_path: Path)
     [
         (
             {"model": "cifar"},
-            "cannot export cifar of tensorflow for PyTorch, only resnet18, resnet34",
+            "cannot export cifar of tensorflow for PyTorch. Expected resnet18, resnet34",
         ),
         ({"model": "resnet50-v1"}, "cannot export resnet50-v1 of tensorflow"),
         ({"model": "mnist", "framework": "pytorch"}, "cannot export mnist of pytorch for PyTorch"),

@@ -195,7 +195,7 @@ def test_dry_run_changes_nothing_and_shows_names_and_findings(
             "train/train-00000-of-00006 would be renamed to train-00000-of-00006",
         ],
         "aws-from-1": [
-            "train: files are numbered from 1, up to train-00006-of-00006",
+            "train: file numbers start at 1, not 0; last: train-00006-of-00006",
             "image/height: untrue in 146 of 149 records: the records store the size before",
             "image/class/text: empty in 149",
             "train-00001-of-00006 would be renamed to train-00000-of-00006",

@@ -266,8 +266,8 @@ def test_files_are_named_in_the_administrators_folder_alone(
 
     airflow.env = {}
     (refused,) = airflow.tasks({**out, "prepare_flags": [f"--exclude={files}/keys"]})
-    folder = "the folder IMAGENET_PREP_AIRFLOW_FILES of the worker's environment"
-    assert f"{folder}, which is not set" in refused["prepare"]
+    folder = "the folder that IMAGENET_PREP_AIRFLOW_FILES names on the worker"
+    assert f"{folder} (not set)" in refused["prepare"]
 
 
 def test_an_address_with_a_password_is_refused_before_a_run_is_made(

@@ -310,7 +310,7 @@ def run(config: Config) -> None:
     if problems:
         raise DataDamagedError(
             f"{terminal.counted(len(problems), 'problem')}, listed above. Unreadable images were "
-            "compared only by the table of samples. Run imagenet-prep verify."
+            "compared only by the hashes in the table of samples. Run imagenet-prep verify."
         )
     if config.fail_on == _CROSS and result["cross"]:
         raise DataDamagedError(

@@ -83,11 +83,34 @@ def adopt(config: Config) -> tuple[Json, ImagenetPrepError | None]:
     if config.out is not None:
         columns.say_left_behind(source)
     workers = Workers(config.workers, config.worker_kind)
+
+    def job(tfrecords: TfrecordSet, checked: ExistingSet) -> rewrite.Job:
+        # `resize --keep-original` runs the same job.
+        return rewrite.Job(
+            found=tfrecords,
+            splits=tuple(tfrecords.splits),
+            policy=None,
+            workers=workers,
+            allowed_bad_images=0,
+            labelling=checked.labelling,
+            renamed=checked.renamed,
+            quiet=config.json,
+        )
+
     if config.dry_run:
         tfrecords = shard_files.find(source)
         with scratch.place() as place:
             checked = check_existing_set(tfrecords, LocalStore(place), workers, quiet=config.json)
-        return _summary(config, tfrecords, checked, None), _refusal(config, tfrecords, checked)
+        refusal = _refusal(config, tfrecords, checked)
+        is_new = config.out is not None or store.size(naming.MANIFEST) is None
+        try:
+            if refusal is None and config.rewrite:
+                rewrite.preview(job(tfrecords, checked), store)
+            elif refusal is None and is_new:
+                adoption.is_begun(store, tfrecords, checked, in_place=config.out is None)
+        except UsageError as error:
+            refusal = error
+        return _summary(config, tfrecords, checked, None), refusal
     if config.out is None:
         if store.size(naming.MANIFEST) is not None:
             return _completed(config, store), None
@@ -103,18 +126,7 @@ def adopt(config: Config) -> tuple[Json, ImagenetPrepError | None]:
                 store, tfrecords, checked, workers, in_place=config.out is None, quiet=config.json
             )
     if refusal is None and config.rewrite:
-        # `resize --keep-original` runs the same job.
-        job = rewrite.Job(
-            found=tfrecords,
-            splits=tuple(tfrecords.splits),
-            policy=None,
-            workers=workers,
-            allowed_bad_images=0,
-            labelling=checked.labelling,
-            renamed=checked.renamed,
-            quiet=config.json,
-        )
-        rewrite.run(job, store)
+        rewrite.run(job(tfrecords, checked), store)
     manifest = None if refusal else Dataset.at(store).manifest
     return _summary(config, tfrecords, checked, manifest), refusal
 

@@ -212,7 +212,10 @@ def _render(summary: Json) -> str:
             for name, s in summary["splits"].items()
         ]
         lines.append(f"labels: {summary['labels']}")
-        lines.append(f"would run on {summary['workers']}; dry run, nothing was written")
+        run = f"would run on {summary['workers']}; dry run, nothing was written"
+        lines.append(
+            run if summary["left"] else f"{summary['out']} already has this dataset: nothing to do"
+        )
         return "\n".join(lines)
     notes = [
         f"{split}: in the input, but not in the output. To add it, use --splits {split}"

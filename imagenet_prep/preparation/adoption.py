@@ -63,22 +63,11 @@ def complete(
 
     The caller must lock the store. If `in_place`, the shards are already in the store.
     """
-    shards = [(shard.shard, shard.sha256) for shard in checked.all_shards]
-    note, begun = _begun(store)
-    if begun is None:
-        _refuse_obstacles(store, source, checked, in_place=in_place)
-        adoption, wanted = Adoption(moves(source) if in_place else [], shards), _wanted(checked)
+    adoption = Adoption(moves(source) if in_place else [], _shards(checked))
+    if not is_begun(store, source, checked, in_place=in_place):
+        wanted = _wanted(checked)
         begun_here = Begun(wanted.settings.config, wanted.libraries, adoption)
-        store.write(note, canonical.dumps(begun_here))
-    elif begun.shards != shards:
-        written = f"everything in {store.where()}"
-        if in_place:
-            folders = (f"{folder}/" for folder in naming.BESIDE)
-            written = f"{note} and the files from adopt: {', '.join((*folders, *_SMALL_FILES))}"
-        raise UsageError(
-            f"{store.where()}: a different dataset was adopted here, or the shards were replaced "
-            f"since. Choose an empty --out, or remove {written}; then run the same command again."
-        )
+        store.write(BEGUN, canonical.dumps(begun_here))
     if in_place:
         _rename(store.local, moves(source))
     else:
@@ -88,10 +77,35 @@ def complete(
             for shard, checked_shard in zip(source.splits[split], of_split, strict=True)
         ]
         bring = partial(_bring, source=source.store, store=store)
-        stage = engine.Stage(ADOPT, canonical.digest(shards), store, bring, _Brought)
+        digest = canonical.digest(adoption.shards)
+        stage = engine.Stage(ADOPT, digest, store, bring, _Brought)
         engine.run(stage, tasks, workers, quiet=quiet)
     _publish(store, checked, with_index=True)
     _commit(store, checked)
+
+
+def is_begun(store: Store, source: TfrecordSet, checked: ExistingSet, *, in_place: bool) -> bool:
+    """Returns whether a killed run has begun to adopt these shards into this store.
+
+    Raises UsageError if the store contains anything else that `complete` would have to replace.
+    """
+    note, begun = _begun(store)
+    if begun is None:
+        _refuse_obstacles(store, source, checked, in_place=in_place)
+    elif begun.shards != _shards(checked):
+        written = f"everything in {store.where()}"
+        if in_place:
+            folders = (f"{folder}/" for folder in naming.BESIDE)
+            written = f"{note} and the files from adopt: {', '.join((*folders, *_SMALL_FILES))}"
+        raise UsageError(
+            f"{store.where()}: a different dataset was adopted here, or the shards were replaced "
+            f"since. Choose an empty --out, or remove {written}; then run the same command again."
+        )
+    return begun is not None
+
+
+def _shards(checked: ExistingSet) -> list[tuple[str, str]]:
+    return [(shard.shard, shard.sha256) for shard in checked.all_shards]
 
 
 def restore(

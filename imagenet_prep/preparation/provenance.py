@@ -72,12 +72,13 @@ def demand_same_shards(
     excluded: Mapping[str, frozenset[str]],
     output: Output,
     *,
+    note: bool,
     quiet: bool,
 ) -> None:
     """Raises UsageError with the differences if shards that `resize` read have changed.
 
     `splits` are the finished splits, and `excluded` has the excluded keys by shard. With --force,
-    changed splits are added to `output.changed` instead.
+    changed splits are added to `output.changed` instead. `note` records that there is no change.
     """
     manifest, changes = output.seen.committed, dict[str, list[str]]()
     if manifest is None or not output.is_doubted:
@@ -101,7 +102,7 @@ def demand_same_shards(
     if output.wanted.force and any(changes.values()):
         output.changed.update(split for split in changes if changes[split])
     else:
-        _settle(output, [*itertools.chain.from_iterable(changes.values())])
+        _settle(output, [*itertools.chain.from_iterable(changes.values())], note=note)
 
 
 def _settle(output: Output, changes: Sequence[str], *, note: bool = True) -> None:

@@ -153,14 +153,7 @@ class Job:
 
 def run(job: Job, store: Store) -> Json:
     """Writes the unfinished splits to a store and returns the summary."""
-    source = job.found.store
-    folders = {shard.path.rpartition("/")[0] for s in job.splits for shard in job.found.splits[s]}
-    if any(same_place(store.where(), source.where(folder)) for folder in {"", *folders}):
-        raise UsageError(f"{store.where()} is the input. Choose a different folder for the result.")
-    output = Output(store, job.wanted)
-    pending = output.left()
-    finished = [split for split in job.splits if split not in pending]
-    demand_same_shards(job.found, finished, job.excluded, output, quiet=job.quiet)
+    output, pending = _output(job, store)
     if pending or output.changed:
         with output.store.lock():
             pending = output.left()
@@ -173,8 +166,11 @@ def run(job: Job, store: Store) -> Json:
 
 
 def preview(job: Job, store: Store) -> Json:
-    """Returns the result of a dry run, which reads only tables and the first and last shards."""
-    _ = job.wanted  # as in a run, raises UsageError if a key to exclude matches no image
+    """Returns the result of a dry run; raises the errors that a run would raise before it writes.
+
+    It reads tables, the first and last shards and, if the input has changed, what `run` compares.
+    """
+    output, pending = _output(job, store, note=False)
     labelling = tfrecords.known_labelling(job.found, job.splits)
     labels = "only known after all shards are read, so a run reads them twice"
     if labelling is not None:
@@ -194,8 +190,22 @@ def preview(job: Job, store: Store) -> Json:
             if split in job.splits
         },
         "labels": labels,
+        "left": sorted({*pending, *output.changed}),
         "workers": f"{job.workers.count} {job.workers.resolved_kind}",
     }
+
+
+def _output(job: Job, store: Store, *, note: bool = True) -> tuple[Output, list[str]]:
+    """Returns the output and its unfinished splits; raises UsageError if `run` cannot write it."""
+    source = job.found.store
+    folders = {shard.path.rpartition("/")[0] for s in job.splits for shard in job.found.splits[s]}
+    if any(same_place(store.where(), source.where(folder)) for folder in {"", *folders}):
+        raise UsageError(f"{store.where()} is the input. Choose a different folder for the result.")
+    output = Output(store, job.wanted)
+    pending = output.left()
+    finished = [split for split in job.splits if split not in pending]
+    demand_same_shards(job.found, finished, job.excluded, output, note=note, quiet=job.quiet)
+    return output, pending
 
 
 def _labelling(job: Job, store: Store, output: Output, pending: Sequence[str]) -> Labelling:

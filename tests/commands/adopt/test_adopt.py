@@ -307,10 +307,11 @@ def test_shards_of_another_folder_are_not_moved_out_of_it(
     (source.root / "train").rename(tmp_path / "other")
     (source.root / "train").symlink_to(tmp_path / "other")
     before = everything(tmp_path / "other")
-    result = adopt(source.root)
+    for more in ((), ("--dry-run",)):
+        result = adopt(source.root, *more)
 
-    assert result.code == 2, result
-    assert "train is a symbolic link, and adopt does not move shards out of" in result.err
+        assert result.code == 2, result
+        assert "train is a symbolic link, and adopt does not move shards out of" in result.err
     assert everything(tmp_path / "other") == before
     assert adopt(source.root, "--out", tmp_path / "out").code == 0
 
@@ -324,6 +325,8 @@ def test_two_sets_do_not_meet_in_one_folder(
     for flags in ((), ("--rewrite",)):
         result = adopt(foreign_set("aws-from-1").root, "--out", out, *flags)
         assert result.code == 2, result
+        dry = adopt(foreign_set("aws-from-1").root, "--out", out, *flags, "--dry-run")
+        assert (dry.code, dry.err) == (2, result.err)
     assert contents(out) == before
 
 
@@ -335,6 +338,7 @@ def test_a_finished_set_is_left_alone(copy: Callable[[str], ForeignSet]) -> None
 
     assert result.code == 0
     assert "nothing to do" in result.out
+    assert adopt(source, "--dry-run").code == 0
     assert everything(source) == before
 
 

@@ -302,6 +302,13 @@ def test_a_dry_run_asks_and_writes_nothing(tmp_path: Path) -> None:
     assert machine.json["free_bytes"] > 0
     assert not into.exists()
 
+    into.mkdir()
+    (into / TRAIN).write_bytes(FILES[TRAIN])
+    with serve(FILES) as server:
+        flags = arguments(into, server.url, "--allow-other", "--dry-run", "--json")
+        archives = command.run("download", *flags).json["archives"]
+    assert [archive["name"] for archive in archives if archive["there"]] == [TRAIN]
+
 
 def test_a_disk_that_is_too_small_is_refused_first(tmp_path: Path, system: System) -> None:
     system.has_free_bytes(1_000_000)

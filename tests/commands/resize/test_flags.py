@@ -170,6 +170,20 @@ def test_dry_run_writes_nothing_and_says_what_was_found(
     assert os.listdir(tmp_path) == []
 
 
+def test_a_dry_run_refuses_what_the_run_refuses(resized: Resized, tmp_path: Path) -> None:
+    source, out = resized.source.root, tmp_path / "out"
+    assert command.run("resize", "-i", source, "-o", out, "-r", "64").code == 0
+    before = contents(out)
+    dry = command.run("resize", "-i", source, "-o", out, "-r", "64", "--dry-run")
+    assert (dry.code, f"{out} already has this dataset: nothing to do" in dry.out) == (0, True)
+    for flags in (("-o", out, "-r", "32"), ("-o", source)):
+        refused = command.run("resize", "-i", source, *flags)
+        dry = command.run("resize", "-i", source, *flags, "--dry-run")
+        assert (refused.code, dry.code) == (2, 2), dry
+        assert dry.err == refused.err
+    assert contents(out) == before
+
+
 def test_json_is_the_whole_of_stdout(resized: Resized, tmp_path: Path) -> None:
     arguments = ("-i", resized.source.root, "-o", tmp_path / "out", "-r", "64", "--json")
     result = command.run("resize", *arguments)

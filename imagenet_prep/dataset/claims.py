@@ -68,7 +68,7 @@ def _miscounted(name: str, split: Split, classes: ClassList) -> Iterator[str]:
         yield (
             f"{naming.MANIFEST}: says that {name} has {counted(split.examples, 'example')} in "
             f"{split.num_bytes:,} bytes, but its class counts add up to {sum(counts):,} "
-            f"and its shards have {in_shards:,} in {num_bytes:,} bytes"
+            f"and its shards have {in_shards:,} examples in {num_bytes:,} bytes"
         )
     present = [w for w, count in zip(classes.wnids, counts, strict=False) if count]
     if split.wnids and split.wnids != present:
@@ -96,7 +96,7 @@ def _no_edition(manifest: Manifest, classes: ClassList) -> Iterator[str]:
             expected = ", ".join(f"{s}: {count:,}" for s, count in edition.examples.items())
             yield (
                 f"{naming.MANIFEST}: says that this is all of {edition.name}, but it has {actual} "
-                f"and {quarantined:,} quarantined; expected {expected}"
+                f"and {quarantined:,} quarantined images; expected {expected}"
             )
         test = splits.get(schema.TEST)
         if test and edition.num_classes not in (0, len(test.wnids)) and not quarantined:

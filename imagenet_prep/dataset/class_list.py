@@ -119,7 +119,7 @@ def parse(data: bytes, where: str) -> ClassList:
     advice = "Copy the file again from the original dataset."
     if (lines := data.count(b"\n") + data.count(b"\r")) > MOST_CLASSES:
         raise DataDamagedError(
-            f"{where}: {lines:,} classes, expected {MOST_CLASSES:,} at most. {advice}"
+            f"{where}: {lines:,} classes, expected at most {MOST_CLASSES:,}. {advice}"
         )
     try:
         # Split the bytes, since str.splitlines would also split at other characters.

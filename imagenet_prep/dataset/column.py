@@ -66,7 +66,7 @@ class ColumnFile:
             raise ValueError("a sha256 is not 64 hexadecimal digits")
         inside = all(0 <= number < self.rows for number in self.missing)
         if not inside or list(self.missing) != sorted(set(self.missing)):
-            raise ValueError("the missing rows are not sorted, or out of bounds")
+            raise ValueError("the numbers of missing rows are not sorted, or out of bounds")
 
     def is_of(self, shard: Shard) -> bool:
         """Returns whether the rows belong to the records of this shard, in the same order."""

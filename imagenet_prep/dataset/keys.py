@@ -184,7 +184,7 @@ def read_list(path: str | os.PathLike[str]) -> KeyList:
         number, start = numbers[-1], file.tell()
     keys.pop("", None)
     if not keys:
-        raise UsageError(f"{path}: no keys, expected one per line. A pipe must have a writer.")
+        raise UsageError(f"{path}: no keys, expected one per line. For a pipe, start its writer.")
     ordered, digest = sorted(keys), hashlib.sha256()
     for first in range(0, len(ordered), _AT_ONCE):
         digest.update("".join(f"{key}\n" for key in ordered[first : first + _AT_ONCE]).encode())

@@ -296,7 +296,7 @@ def _numbers_problem(content: dict[str, Any]) -> str | None:
     counts = list(_numbers({key: content[key] for key in content if key != "config"}))
     if min(counts) < 0:
         return "a number is below 0"
-    return f"the sum of its numbers is above {_MOST:,}" if sum(counts) > _MOST else None
+    return f"its counts add up to more than {_MOST:,}" if sum(counts) > _MOST else None
 
 
 def _numbers(value: Any) -> Iterator[int]:
@@ -339,7 +339,7 @@ def _sizes_problem(manifest: Manifest) -> str | None:
             if shard.examples * _LEAST_RECORD_BYTES > shard.num_bytes:
                 return f"{shard.name}: {shard.examples:,} examples in {shard.num_bytes:,} bytes"
         if (examples := sum(shard.examples for shard in split.shards)) > _MOST_EXAMPLES:
-            return f"{examples:,} examples of {name}, expected {_MOST_EXAMPLES:,} at most"
+            return f"{examples:,} examples of {name}, expected at most {_MOST_EXAMPLES:,}"
         has_tables = {bool(shard.samples_sha256) for shard in split.shards}
         if has_tables != {bool(split.samples_root)}:
             return f"{name}: only some shards have tables of samples"

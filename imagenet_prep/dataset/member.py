@@ -103,7 +103,7 @@ def _boxes(sides: Sequence[Sequence[float]] = ()) -> Boxes:
         raise ValueError("lists of boxes differ in length")
     values = [*boxes.xmin, *boxes.xmax, *boxes.ymin, *boxes.ymax]
     if not all(type(value) in (int, float) and abs(value) < _END for value in values):
-        raise ValueError("a side of a box is not a number")
+        raise ValueError("a coordinate of a box is not a number")
     return boxes
 
 

@@ -46,7 +46,7 @@ class Placement:
         if not 0 <= self.node < self.nodes:
             raise ValueError(f"node {self.node}: expected 0 to {self.nodes - 1}")
         if not 1 <= self.copies <= self.nodes:
-            raise ValueError(f"{self.copies} copies: expected 1 to {self.nodes}, one per node")
+            raise ValueError(f"{self.copies} copies: expected 1 to {self.nodes} (all nodes)")
 
     def __str__(self) -> str:
         if self.nodes == 1:

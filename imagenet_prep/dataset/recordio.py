@@ -96,7 +96,7 @@ def _part(file: BinaryIO, at: int, size: int) -> tuple[int, int]:
     file.seek(at)
     head = file.read(_FRAME.size)
     if len(head) < _FRAME.size:
-        raise DataDamagedError(f"byte {at:,}: the file ends in the frame of a record")
+        raise DataDamagedError(f"byte {at:,}: the file ends inside the frame of a record")
     magic, word = _FRAME.unpack(head)
     kind, length = word >> _LENGTH_BITS, word & (1 << _LENGTH_BITS) - 1
     if magic != _MAGIC or kind > _LAST:
@@ -105,7 +105,7 @@ def _part(file: BinaryIO, at: int, size: int) -> tuple[int, int]:
         )
     # A payload is only split at multiples of four.
     if kind in (_FIRST, _MIDDLE) and length % _ALIGNMENT:
-        raise DataDamagedError(f"byte {at:,}: a part of {length:,} bytes, not a multiple of four")
+        raise DataDamagedError(f"byte {at:,}: a part has size {length:,}, not a multiple of four")
     if at + _FRAME.size + length > size:
         raise DataDamagedError(
             f"byte {at:,}: a record of {length:,} bytes, but the file ends at byte {size:,}"
@@ -121,7 +121,7 @@ def _header(file: BinaryIO, at: int, length: int) -> tuple[int, float, int]:
     num_labels, label, number, _ = _HEADER.unpack_from(head)
     before = _HEADER.size + num_labels * _LABEL.size
     if before > length:
-        raise DataDamagedError(f"byte {at:,}: {num_labels:,} labels in {length:,} bytes")
+        raise DataDamagedError(f"byte {at:,}: {num_labels:,} labels do not fit in {length:,} bytes")
     if num_labels:
         (label,) = _LABEL.unpack_from(head, _HEADER.size)
     return number, label, before

@@ -202,7 +202,7 @@ def _sample(line: bytes) -> Sample:
         source[3].decode(),
     )
     if (sample.action == REPAIRED) != bool(sample.reason):
-        raise ValueError(f"has the action {sample.action}, but the reason {sample.reason!r}")
+        raise ValueError(f"has action {sample.action} and reason {sample.reason!r}, which conflict")
     if sample.action == KEPT and sample[2:6] != sample[8:]:
         raise ValueError("has the action kept, but its image differs from its source")
     return sample

@@ -72,7 +72,7 @@ def unframe(data: bytes, size: int) -> memoryview:
     Callers must check that `size` is at least FRAMING_BYTES.
     """
     if len(data) < size:
-        raise DataDamagedError(f"the file ends after {len(data):,} of its {size:,} bytes")
+        raise DataDamagedError(f"the file ends after {len(data):,} of the record's {size:,} bytes")
     length, length_crc = _HEAD.unpack_from(data)
     _prove("length", data[: _LENGTH.size], length_crc)
     if length + FRAMING_BYTES != size:

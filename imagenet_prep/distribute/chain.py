@@ -148,7 +148,7 @@ class Chain:
             self._fail(peer, DataDamagedError(f"{why}."))
             return
         elif peer.losses > self._request.config.retries:
-            problem = f"the sending process here failed {peer.losses} times; last reason: {why}"
+            problem = f"the sender on this machine failed {peer.losses} times; last reason: {why}"
             self._fail(peer, IncompleteError(problem))
             return
         self._connect(peer)
@@ -233,10 +233,10 @@ class Chain:
         if peer.early_losses >= _MAX_EARLY_LOSSES:
             self._fail_receiver(peer, f"its receiver never answers: {why}")
         elif peer.losses > self._request.config.retries:
-            self._fail(peer, IncompleteError(f"lost {peer.losses} times; last reason: {why}"))
+            self._fail(peer, IncompleteError(f"connection lost {peer.losses} times; last: {why}"))
         else:
             limit = f"until {self._request.config.wait:,} s after the other hosts have finished"
-            self._actions.say(peer, f"lost ({why}); trying again every second, {limit}")
+            self._actions.say(peer, f"connection lost ({why}); trying again every second, {limit}")
             self._leave(peer)
             self._actions.probe(peer, again=False)
 

@@ -39,13 +39,13 @@ class Config(Settings):
     )
     columns: tuple[str, ...] = flag(
         (ALL,),
-        help="names of the columns to copy, separated by commas, or the word all or none",
+        help="names of the columns to copy, separated by commas; or all, or none",
         metavar="NAMES",
     )
     mode: str = flag(
         "full",
         choices=("full", "partition"),
-        help="full: each host gets all shards; partition: only those that its ranks will read",
+        help="shards to copy to each host: all (full), or those that its ranks will read",
     )
     copies: int = flag(1, help="number of hosts that get each shard", metavar="R", only=_PARTITION)
     part: str | None = optional(
@@ -53,7 +53,7 @@ class Config(Settings):
     )
     from_parent: str | None = optional(
         place=Place.FOLDER_OR_BUCKET,
-        help="replica of the dataset before it was amended, at the same path on every host; "
+        help="replica made before the dataset was amended, at the same path on every host; "
         "unchanged shards are linked or copied from it instead of transferred",
         without=("check", "dry_run"),
     )
@@ -72,7 +72,7 @@ class Config(Settings):
     python: str = flag(
         sys.executable,
         place=Place.FILE,
-        help="path on the hosts of the Python that has imagenet-prep installed",
+        help="path, on each host, of the Python that has imagenet-prep installed",
         metavar="PATH",
     )
     wait: int = flag(

@@ -33,13 +33,13 @@ def _name(value: Any) -> str:
 
 def _placement(value: Any) -> Placement:
     if not isinstance(value, list) or len(value) != 3:
-        raise ValueError("expected node, nodes and copies")
+        raise ValueError("expected three numbers: node, nodes and copies")
     return Placement(*map(count, value))
 
 
 def _sizes(value: Any) -> dict[str, int]:
     if not isinstance(value, dict) or len(value) > _MAX_COLUMNS:
-        raise ValueError(f"expected at most {_MAX_COLUMNS:,} sizes by name")
+        raise ValueError(f"expected at most {_MAX_COLUMNS:,} columns with their sizes")
     return {column.check_name(name): count(size) for name, size in value.items()}
 
 
@@ -88,7 +88,7 @@ def documents(body: bytes, sizes: Mapping[str, int]) -> tuple[bytes, dict[str, b
     """Returns the manifest in the body of a message, and each column.json by column name."""
     total = sum(sizes.values())
     if total > len(body):
-        raise BrokenError(f"columns of {total:,} bytes in a body of {len(body):,} bytes")
+        raise BrokenError(f"the columns have {total:,} bytes, but the body has {len(body):,}")
     data = io.BytesIO(body)
     manifest = data.read(len(body) - total)
     return manifest, {name: data.read(size) for name, size in sizes.items()}

@@ -85,8 +85,8 @@ def _is_origin(replica: Replica, origin: str) -> bool:
         return False
     if replica.placement != WHOLE:
         raise UsageError(
-            f"{replica.store.where()}: this is the original dataset, not only {replica.placement}. "
-            "Choose a different PATH."
+            f"{replica.store.where()}: this is the original dataset, which replicate does not "
+            f"change to {replica.placement}. Choose a different PATH."
         )
     return True
 
@@ -146,7 +146,7 @@ def _store(replica: Replica, channel: Channel, *, prove: bool, parent: str) -> i
         if (frame := channel.read()) is None:
             return errors.EXIT_INTERRUPTED
         if frame.kind != "file" or frame.fields["name"] not in lacking:
-            raise BrokenError(f"expected a missing file, got {frame.kind}")
+            raise BrokenError(f"expected the data of a missing file, got {frame.kind}")
         name, start = frame.fields["name"], frame.fields["start"]
         if start not in (0, begun.pop(name, 0)):
             raise BrokenError(f"{name}: cannot resume at byte {start:,}")

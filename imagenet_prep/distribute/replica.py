@@ -117,7 +117,7 @@ class Replica(Target):
         if lacking and free < needed:
             raise StoreError(
                 f"{self.store.where()}: {needed:,} bytes are needed, {free:,} are free. Nothing "
-                f"was moved. Free {needed - free:,} bytes there."
+                f"was copied. Free {needed - free:,} bytes there."
             )
 
     def _withdraw(self) -> None:

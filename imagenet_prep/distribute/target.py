@@ -60,8 +60,8 @@ class Target:
         tables = [f"{folder}/{n}" for folder in naming.BESIDE for n in self.store.names(folder)]
         if odd := sorted({*shards, *tables} - self.names):
             raise UsageError(
-                f"{self.store.where()} has {', '.join(odd[:3])}, which readers would read, but "
-                f"which is not in {self.placement}. Remove it, or choose a different target."
+                f"{self.store.where()} has files that readers would read, but that are not in "
+                f"{self.placement}: {', '.join(odd[:3])}. Remove them or choose a different target."
             )
 
     def _refuse_other_column(self, ours: Column) -> None:
@@ -69,7 +69,7 @@ class Target:
         if self.store.size(column.begun_name(ours.name)) is not None:
             why = "the column with this name is unfinished"
         elif existing and existing.differing(ours):
-            why = "the column with this name is different"
+            why = "a different column has this name"
         elif existing and existing.splits.keys() - ours.splits.keys():
             why = "the column with this name has additional splits"
         else:

@@ -92,7 +92,7 @@ def checked(
 ) -> tuple[str, int, dict[str, Any]]:
     """Validates a received message; returns its kind, body size and fields."""
     if not isinstance(fields, dict):
-        raise ValueError("expected fields by name")
+        raise ValueError("expected a JSON object of fields")
     if fields.get("protocol", PROTOCOL) != PROTOCOL:
         theirs = plain(str(fields["protocol"])[:20])
         raise OtherVersionError(

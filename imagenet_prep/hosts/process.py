@@ -31,7 +31,7 @@ _FINAL = (
 )
 _ADVICE = (
     "ssh to this host must work without prompts (BatchMode), and known_hosts must have its key. If "
-    "the key has changed for no known reason, it may be a different host."
+    "the key has changed for no known reason, a different host may have its address."
 )
 
 # AES in hardware is three times as fast as ssh's first choice. A connection shared with other ssh

@@ -214,7 +214,7 @@ def run(launch: Channel) -> None:
     try:
         order = records.loads(Order, first.body)
     except ValueError as error:
-        raise BrokenError(f"invalid order to run: {error}") from None
+        raise BrokenError(f"invalid message 'run': {error}") from None
     with contextlib.suppress(OSError):
         os.chdir(Path(order.folder).expanduser())
 

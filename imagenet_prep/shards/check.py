@@ -144,7 +144,7 @@ class _Rows(_Beside):
         sha256 = hashlib.sha256(image.encoded).hexdigest()
         expected = index, len(image.encoded), image.width, image.height, sha256
         if row is None or not self._is_called(row.key, names) or row[1:6] != expected:
-            self._difference = f"record {number}: the image or label differs from its line"
+            self._difference = f"record {number}: the image, key or label differs from this table"
 
     def _is_called(self, key: str, names: Sequence[str]) -> bool:
         if not self._has_own_keys:

@@ -79,8 +79,8 @@ def differences(a: Dataset, b: Dataset, splits: Sequence[str]) -> Iterator[Diffe
                 _refuse_twice(side, split, keys, common)
         if not is_different and same_classes:
             raise DataDamagedError(
-                f"{a.where} and {b.where}: the roots of {split} differ, but its images are equal. "
-                "One of the manifests is wrong: run imagenet-prep verify on both."
+                f"{a.where} and {b.where}: the samples_root of {split} differs, but its images "
+                "are equal. One of the manifests is wrong: run imagenet-prep verify on both."
             )
 
 

@@ -158,7 +158,7 @@ class BucketStore:
     ) -> None:
         """Uploads a temporary file as `name`, and removes the file even on failure."""
         try:
-            remedy = f"the disk below {temporary.parent} returns different bytes than were written."
+            remedy = f"the disk with {temporary.parent} returned different bytes than were written."
             with storage_errors("read", temporary):
                 with open(temporary, "rb") as stream:
                     sha256 = sha256 or hashlib.file_digest(stream, "sha256").hexdigest()
@@ -176,8 +176,8 @@ class BucketStore:
         """Lets the server copy objects of a different prefix, and store a CRC32C of each copy."""
         if not isinstance(source, BucketStore):
             raise UsageError(
-                f"{self.base}: a server can copy only objects of a bucket. To upload the files of "
-                "a folder, use imagenet-prep replicate."
+                f"{self.base}: the server can only copy objects from a bucket. To upload the files "
+                "of a folder, use imagenet-prep replicate."
             )
         self._map(partial(self._take_over, source), files)
 

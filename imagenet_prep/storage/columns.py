@@ -252,6 +252,6 @@ def say_left_behind(store: Readable) -> None:
     """Tells the user that the columns of a dataset are not copied."""
     if existing := names(store):
         say(
-            f"{store.where()}: columns are not copied, since they belong to the records of this "
-            f"dataset: {printable(some(existing))}. Re-create them for the new dataset."
+            f"{store.where()}: columns are not copied ({printable(some(existing))}), since they "
+            "belong to the records of this dataset. Re-create them for the new dataset."
         )

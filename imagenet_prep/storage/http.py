@@ -94,7 +94,7 @@ class Http:
             yield from _body(response, size)
 
     def files(self, folder: str) -> dict[str, Stat]:
-        raise UsageError(f"{self.where(folder)}: a web server cannot be listed")
+        raise UsageError(f"{self.where(folder)}: a web server cannot list its files")
 
     @contextlib.contextmanager
     def _get(self, name: str, headers: dict[str, str]) -> Iterator[requests.Response]:

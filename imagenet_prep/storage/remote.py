@@ -179,10 +179,10 @@ def reason(error: BaseException) -> str:
     causes = _causes(error)
     for cause in causes:
         if isinstance(cause, TooSlowError):
-            return f"too few bytes came in time ({cause})"
+            return f"the data arrived too slowly ({cause})"
     for cause in causes:
         if type(cause).__name__.endswith(("TimeoutError", "Timeout")):
-            return "no byte came in time"
+            return "no data arrived in time"
         if isinstance(cause, OSError) and cause.strerror:
             return str(cause.strerror)
     if any(type(cause).__name__ == "IncompleteRead" for cause in causes):

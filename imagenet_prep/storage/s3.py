@@ -37,7 +37,7 @@ _SIGNED_FOR_S = 300
 _MOST_LISTED = 1 << 20
 
 # The advice for permanent refusals, by S3 code and by status.
-_NOT_ALLOWED = "Check the AWS_… variables or ~/.aws: their user lacks the permission."
+_NOT_ALLOWED = "Check the AWS_… variables or ~/.aws: these credentials lack the permission."
 _OTHER_REGION = "The bucket is in a different region: set AWS_DEFAULT_REGION."
 CHECK_BY_READING = "IMAGENET_PREP_CHECK_BY_READING"
 NO_CHECKSUMS = (
@@ -291,6 +291,6 @@ class S3:
         if status in (412, 416):
             changed(self.where(name))
         if status == 404 and code != "NoSuchBucket":
-            raise AbsentError(f"{self.where(name)}: {answer}. Check bucket and prefix.")
+            raise AbsentError(f"{self.where(name)}: {answer}. Check the bucket and the prefix.")
         remedy = _REMEDIES.get(code) or _REMEDIES.get(status, _NOT_ALLOWED)
         raise StoreError(f"{self.where(name)}: {answer}. {remedy}")

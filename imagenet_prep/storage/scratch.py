@@ -39,7 +39,7 @@ def make(path: Path) -> None:
         # TMPDIR is often shared: a different user may have created the folder, or a link.
         if root.is_symlink() or root.stat().st_uid != os.getuid():
             raise StoreError(
-                f"{root} is not yours. Remove it, or set TMPDIR to a different folder."
+                f"{root} is a link or not yours. Remove it, or set TMPDIR to a different folder."
             )
         path.mkdir(exist_ok=True)
 

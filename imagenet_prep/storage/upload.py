@@ -153,6 +153,6 @@ def _written(checksum: int) -> str:
 def _demand(file: File, sha256: str, size: int, remedy: str) -> None:
     if (sha256, size) != (file.sha256, file.num_bytes):
         raise DataDamagedError(
-            f"{file.name}: {size:,} bytes with sha256 {sha256}, expected {file.num_bytes:,} with "
-            f"{file.sha256}: {remedy}"
+            f"{file.name}: {size:,} bytes with sha256 {sha256}, expected {file.num_bytes:,} bytes "
+            f"with sha256 {file.sha256}: {remedy}"
         )

@@ -274,7 +274,7 @@ def test_roots_that_differ_where_nothing_does_are_damage(one: Path, tmp_path: Pa
     result = command.run("diff", one, root)
 
     assert result.code == 3
-    assert "the roots of train differ, but its images are equal" in result.err
+    assert "the samples_root of train differs, but its images are equal" in result.err
 
 
 def copied(root: Path, source: Path, number: int, line: int, times: int = 1) -> Path:

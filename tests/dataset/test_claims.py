@@ -131,7 +131,7 @@ def test_a_list_that_is_not_what_it_is_called_is_named(official: bool) -> None:
             OFFICIAL,
             {"train": spread(1_281_160)},
             {"subset": False, "quarantined": {"odd": 6}},
-            "train: 1,281,160 and 6 quarantined; expected train: 1,281,167, validation: 50,000",
+            "train: 1,281,160 and 6 quarantined images; expected train: 1,281,167",
         ),
         (
             OFFICIAL,

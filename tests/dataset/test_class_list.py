@@ -20,7 +20,7 @@ def test_what_is_no_class_list_is_named(limits: Limits) -> None:
     with pytest.raises(DataDamagedError, match=r"set/labels\.txt: not UTF-8"):
         class_list.parse(b"n01 \xff\n", "set/labels.txt")
     limits(class_list_lines=3)
-    with pytest.raises(DataDamagedError, match=r"set/labels\.txt: 4 classes, expected 3 at most"):
+    with pytest.raises(DataDamagedError, match=r"set/labels\.txt: 4 classes, expected at most 3"):
         class_list.parse(b"\n" * 4, "set/labels.txt")
 
 

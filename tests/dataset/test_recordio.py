@@ -84,7 +84,7 @@ def test_damage_is_named_with_its_byte_or_changes_no_frame(data: st.DataObject) 
     ("spoil", "says"),
     [
         (lambda f: f[:-9], "byte 32: a record of 29 bytes, but the file ends at byte 63"),
-        (lambda f: f[:36], "byte 32: the file ends in the frame of a record"),
+        (lambda f: f[:36], "byte 32: the file ends inside the frame of a record"),
         (lambda f: f[:32] + b"JUNK" + f[36:], "byte 32: 4a 55 4e 4b .* expected the frame"),
         (lambda f: b"\x0a" * 4 + f[4:], "byte 0: 0a 0a 0a 0a"),
         (lambda f: f[:7] + b"\x60" + f[8:], "byte 0: the beginning of this record"),
@@ -94,9 +94,9 @@ def test_damage_is_named_with_its_byte_or_changes_no_frame(data: st.DataObject) 
         ),
         (
             lambda f: f[:4] + b"\x19\0\0\x20" + f[8:],
-            "byte 0: a part of 25 bytes, not a multiple of",
+            "byte 0: a part has size 25, not a multiple of",
         ),
-        (lambda f: f[:8] + b"\x09" + f[9:], "byte 8: 9 labels in 24 bytes"),
+        (lambda f: f[:8] + b"\x09" + f[9:], "byte 8: 9 labels do not fit in 24 bytes"),
         (lambda _: MAGIC + struct.pack("<I", 4) + b"1234", "too few for MXNet's header"),
     ],
 )

@@ -103,5 +103,5 @@ def test_a_line_of_an_index_is_two_numbers(line: str) -> None:
 
     with pytest.raises(DataDamagedError, match="is not two numbers"):
         tfrecord.index_numbers(f"{line}\n")
-    with pytest.raises(DataDamagedError, match="the file ends after 18 of its 19 bytes"):
+    with pytest.raises(DataDamagedError, match="the file ends after 18 of the record's 19 bytes"):
         tfrecord.unframe(framed(b"abc")[:-1], 19)

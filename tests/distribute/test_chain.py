@@ -170,7 +170,7 @@ def test_a_receiver_that_hangs_is_lost_again_and_again_but_not_for_ever() -> Non
         run.tell(a, "lost", cause=Cause.SILENT, why="it has sent nothing for 60 s")
         run.chain.probed(a, ANSWERS)
     assert isinstance(a.error, IncompleteError)
-    assert str(a.error) == "lost 6 times; last reason: it has sent nothing for 60 s"
+    assert str(a.error) == "connection lost 6 times; last: it has sent nothing for 60 s"
     run.finish(b)
     assert run.chain.is_over(0.0)
 

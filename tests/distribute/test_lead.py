@@ -184,7 +184,7 @@ def test_a_giver_that_lies_breaks_or_ends_is_replaced_and_counted(
 
     assert member.state is State.FAILED
     assert isinstance(member.error, IncompleteError)
-    assert "the sending process here failed 2 times" in str(member.error)
+    assert "the sender on this machine failed 2 times" in str(member.error)
     assert why in str(member.error)
     assert len(led.peers) == 2
 

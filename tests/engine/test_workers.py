@@ -54,7 +54,7 @@ class Work:
         if task.name == "bad":
             raise SourceError("the archive is damaged")
         if task.name == "retries":
-            RetryBudget("s3://b/x", 1, Clock()).wait(UnavailableError("no byte came in time"))
+            RetryBudget("s3://b/x", 1, Clock()).wait(UnavailableError("no data arrived in time"))
         if task.name == "three images":
             for _ in range(3):
                 counter.add()
@@ -139,7 +139,7 @@ def test_messages_of_workers_reach_the_user(
     monkeypatch.setattr(retry, "_lines", retry._Lines())
     run(stage, kind, "a", "retries")
 
-    assert "s3://b/x: no byte came in time; retry 1 of 1 in 0." in capfd.readouterr().err
+    assert "s3://b/x: no data arrived in time; retry 1 of 1 in 0." in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -396,7 +396,7 @@ def test_a_line_that_is_not_of_its_record_is_named(
     with_table(dataset, *SAMPLES[:2], SAMPLES[2]._replace(**change), *SAMPLES[3:])
     assert dataset.check(level="crc").problems == []
     assert dataset.check(level="decode").problems == [
-        f"samples/{FIRST}.csv: record 2: the image or label differs from its line"
+        f"samples/{FIRST}.csv: record 2: the image, key or label differs from this table"
     ]
 
 

@@ -171,7 +171,7 @@ def test_a_server_that_does_not_answer_is_unavailable(ranges: Ranges) -> None:
         ranges.get(server.url, asked(0, 3))
     with (
         socket.create_server(("127.0.0.1", 0)) as silent,
-        pytest.raises(UnavailableError, match="no byte came in time"),
+        pytest.raises(UnavailableError, match="no data arrived in time"),
     ):
         port = silent.getsockname()[1]
         Ranges(0.01, "no such file").get(f"http://127.0.0.1:{port}/x", asked(0, 3))
@@ -182,7 +182,7 @@ def test_a_body_that_stops_coming_is_unavailable_and_its_connection_is_not_used_
     with scripted(said(DATA)[:-9000], said(b"abc")) as server:
         answer = ranges.get(server.url, asked(0, len(DATA)))
         assert answer is not None
-        with pytest.raises(UnavailableError, match="no byte came in time"), answer:
+        with pytest.raises(UnavailableError, match="no data arrived in time"), answer:
             answer.read(len(DATA))
         assert server.connections == 1
         again = ranges.get(server.url, asked(0, 3))

@@ -75,7 +75,7 @@ def lines(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 def test_each_retry_prints_its_reason_and_the_pause(capsys: pytest.CaptureFixture[str]) -> None:
     clock = Clock()
     budget = RetryBudget("s3://b/x", 2, clock)
-    budget.wait(UnavailableError("no byte came in time"))
+    budget.wait(UnavailableError("no data arrived in time"))
     budget.wait(UnavailableError("s3://b/x: the server answers 404.", retry_after_s=30.0))
     with pytest.raises(IncompleteError, match="^s3://b/x: no, given up after 3 failed"):
         budget.wait(UnavailableError("no"))
@@ -83,7 +83,7 @@ def test_each_retry_prints_its_reason_and_the_pause(capsys: pytest.CaptureFixtur
     said = capsys.readouterr()
     assert said.out == ""
     assert said.err.splitlines() == [
-        f"imagenet-prep: s3://b/x: no byte came in time; retry 1 of 2 in {clock.waits[0]:.1f} s",
+        f"imagenet-prep: s3://b/x: no data arrived in time; retry 1 of 2 in {clock.waits[0]:.1f} s",
         "imagenet-prep: s3://b/x: the server answers 404; retry 2 of 2 in 30.0 s",
     ]
 

@@ -116,7 +116,7 @@ def test_a_range_that_was_not_asked_for_is_not_taken(
     [
         ("412 Precondition Failed", IncompleteError, "s3://b/p/x: it has changed since this run"),
         ("416 Range Not Satisfiable", IncompleteError, "s3://b/p/x: it has changed since this run"),
-        ("404 Not Found", AbsentError, "Check bucket and prefix"),
+        ("404 Not Found", AbsentError, "Check the bucket and the prefix"),
         ("403 Forbidden", StoreError, "Check the AWS_"),
         ("405 Method Not Allowed", StoreError, "IMAGENET_PREP_CHECK_BY_READING=1"),
         ("501 Not Implemented", StoreError, "IMAGENET_PREP_CHECK_BY_READING=1"),

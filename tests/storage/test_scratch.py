@@ -111,7 +111,7 @@ def test_a_link_that_somebody_put_there_is_refused(tmp: Path, tmp_path: Path) ->
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     (tmp / f"imagenet-prep-{os.getuid()}").symlink_to(elsewhere)
-    with pytest.raises(StoreError, match="is not yours. Remove it, or set TMPDIR"):
+    with pytest.raises(StoreError, match="is a link or not yours. Remove it, or set TMPDIR"):
         scratch.own()
 
     assert list(elsewhere.iterdir()) == []
@@ -129,7 +129,7 @@ def test_a_folder_of_another_user_is_refused(tmp: Path) -> None:
     root.mkdir()
     os.chown(root, 12345, 12345)
 
-    with pytest.raises(StoreError, match="is not yours. Remove it, or set TMPDIR"):
+    with pytest.raises(StoreError, match="is a link or not yours. Remove it, or set TMPDIR"):
         scratch.own()
 
 

@@ -43,8 +43,8 @@ def test_archives_come_from_a_bucket_exactly(s3: S3Server, tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("base", "more", "said"),
     [
-        (f"s3://{BUCKET}/elsewhere", {}, "the server answers 404. Check bucket and prefix"),
-        ("s3://no-such-bucket", {}, "the server answers 404. Check bucket and prefix"),
+        (f"s3://{BUCKET}/elsewhere", {}, "the server answers 404. Check the bucket and the prefix"),
+        ("s3://no-such-bucket", {}, "the server answers 404. Check the bucket and the prefix"),
         (f"s3://{BUCKET}/{PREFIX}", {"AWS_SECRET_ACCESS_KEY": "wrong"}, "the server answers 403"),
         (f"s3://{BUCKET}/{PREFIX}", {"AWS_ACCESS_KEY_ID": ""}, "Credentials"),
     ],

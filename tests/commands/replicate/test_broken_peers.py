@@ -43,7 +43,7 @@ def test_a_receiver_that_hangs_while_its_host_lives_is_given_up(
     result = hosts.run(dataset, "--timeout", "5")
 
     assert result.code == 0, result
-    assert "10.0.0.2: lost (it has sent nothing for 5 s)" in result.err
+    assert "10.0.0.2: connection lost (it has sent nothing for 5 s)" in result.err
     hosts.assert_whole(dataset)
 
 

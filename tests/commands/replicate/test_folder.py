@@ -131,8 +131,8 @@ def test_an_unfinished_replica_is_told_from_a_damaged_one(dataset: Path, copy: P
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("train-00000-of-00009", "which readers would read"),
-        ("index/train-00000-of-00009", "which readers would read"),
+        ("train-00000-of-00009", "files that readers would read"),
+        ("index/train-00000-of-00009", "files that readers would read"),
         (".work/run.json", "unfinished run of prepare"),
     ],
 )
@@ -246,5 +246,5 @@ def test_a_small_disk_is_refused_before_anything_moves(dataset: Path, tmp_path: 
         result = replicate(dataset, "--to", tmp_path / "disk")
 
         assert result.code == 1
-        assert "Nothing was moved" in result.err
+        assert "Nothing was copied" in result.err
         assert not (tmp_path / "disk" / "labels.txt").exists()

@@ -187,7 +187,7 @@ def test_a_wrong_file_at_one_target_is_refused_there_alone(hosts: Hosts, dataset
 
     assert result.code == 2, result
     assert "10.0.0.1:~/set: " in result.out
-    assert "which readers would read" in result.out
+    assert "files that readers would read" in result.out
     assert stranger.read_text() == "mine"
     hosts.assert_whole(dataset, "10.0.0.1")
 

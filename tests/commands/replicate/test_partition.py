@@ -107,7 +107,7 @@ def test_a_folder_with_another_part_is_refused_untouched(
         "replicate", dataset, "--to", tmp_path / "whole", *PARTITION, "--part=0/4"
     )
     assert refused.code == 2
-    assert "which is not in part 0 of 4" in refused.err
+    assert "that are not in part 0 of 4" in refused.err
     assert contents(tmp_path / "whole") == contents(dataset)
 
 

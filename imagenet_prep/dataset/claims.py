@@ -72,7 +72,7 @@ def _miscounted(name: str, split: Split, classes: ClassList) -> Iterator[str]:
         )
     present = [w for w, count in zip(classes.wnids, counts, strict=False) if count]
     if split.wnids and split.wnids != present:
-        yield f"{naming.MANIFEST}: the classes listed for {name} are not the classes with images"
+        yield f"{naming.MANIFEST}: the classes listed for {name} are not those of its images"
 
 
 def _no_edition(manifest: Manifest, classes: ClassList) -> Iterator[str]:

@@ -311,13 +311,13 @@ def _names_problem(manifest: Manifest) -> str | None:
     """Returns the problem if a name is invalid as a path or object key."""
     for name, split in manifest.splits.items():
         if name not in schema.SPLITS:
-            return f"the split {name!r}, expected one of {', '.join(schema.SPLITS)}"
+            return f"the split {name!r} is unknown, expected one of {', '.join(schema.SPLITS)}"
         total = len(split.shards)
         if not 0 < total <= naming.MAX_SHARDS:
             return f"{total:,} shards of {name}, expected 1 to {naming.MAX_SHARDS:,}"
         for number, shard in enumerate(split.shards):
             if shard.name != (expected := naming.shard_name(name, number, total)):
-                return f"the shard {shard.name!r} of {name}, expected {expected}"
+                return f"a shard of {name} is {shard.name!r}, expected {expected}"
     seen = set()
     for file in manifest.files:
         if not naming.is_small_file(file.name):

@@ -142,7 +142,7 @@ class Chain:
         if giver is not None:
             peer.avoid.add(giver.address)
             self._actions.say(
-                peer, f"{giver.address} cannot send files to it ({why}); another host will"
+                peer, f"{giver.address} cannot send to this host ({why}); another host will"
             )
         elif code == DataDamagedError.exit_code:  # every further attempt would fail as well
             self._fail(peer, DataDamagedError(f"{why}."))

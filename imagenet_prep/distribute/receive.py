@@ -46,7 +46,7 @@ def serve(root: Path, channel: Channel) -> int:
         if (begin := channel.read()) is None:
             return errors.EXIT_INTERRUPTED
         if begin.kind not in ("look", "store"):
-            raise BrokenError(f"expected look or store, got {begin.kind}")
+            raise BrokenError(f"expected 'look' or 'store', got {begin.kind}")
         data, columns = documents(begin.body, begin.fields["columns"])
         replica = Replica(root, data, begin.fields["placement"], columns)
         if begin.kind == "look":

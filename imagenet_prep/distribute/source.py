@@ -62,7 +62,7 @@ class Original:
             raise IncompleteError(
                 f"{self.base}: the dataset, or a column, has changed since this run started, so "
                 "the copies have no manifest. Run the same command again when the change is "
-                "complete. For a different dataset, choose a different target."
+                "complete. If it is a new dataset now, choose a different target."
             )
 
     def note_replicas(self, places: Sequence[str], digest: str) -> None:

@@ -234,7 +234,7 @@ def _check_range(response: requests.Response, offset: int, size: int) -> None:
     sent, last = response.headers.get("Content-Range", ""), offset + size - 1
     match = CONTENT_RANGE.fullmatch(sent)
     if match is None or (int(match[1]), int(match[2])) != (offset, last):
-        raise UnavailableError(f"the server sends {sent!r}, requested {offset}-{last}")
+        raise UnavailableError(f"the server sends {sent!r}, requested bytes {offset}-{last}")
 
 
 class WebFolder:

@@ -97,7 +97,7 @@ def test_names_of_tensorflow_datasets_are_those_of_the_class_list() -> None:
         ({"num_bytes": 1}, "train has 4 examples in 1 bytes"),
         ({"examples_per_class": [4]}, "has counts for 1 class of train, but labels.txt has 2"),
         ({"examples_per_class": [3, 3]}, "its class counts add up to 6"),
-        ({"wnids": ["cat"]}, "the classes listed for train are not the classes with images"),
+        ({"wnids": ["cat"]}, "the classes listed for train are not those of its images"),
     ],
 )
 def test_counts_that_contradict_each_other_are_named(change: dict[str, Any], expected: str) -> None:

@@ -192,7 +192,7 @@ def test_a_giver_that_is_broken_is_named_and_passed_over() -> None:
     c = run.peers[2]
     run.chain.giver_broken(c, "it sent nonsense")
     assert run.did.givers["c"] == "a"
-    assert run.did.said == ["c: b cannot send files to it (it sent nonsense); another host will"]
+    assert run.did.said == ["c: b cannot send to this host (it sent nonsense); another host will"]
     assert run.peers[1].state is State.COMING
 
 

@@ -27,7 +27,7 @@ def test_a_run_with_bad_peers_leaves_every_good_host_whole(hosts: Hosts, dataset
     assert result.code == 1, result
     assert "10.0.0.2:~/set: its receiver is broken: it sent " in result.out
     assert "has a part that is empty, . or .." in result.out
-    assert "ubuntu@node-4: node-3 cannot send files to it (it sent " in result.err
+    assert "ubuntu@node-4: node-3 cannot send to this host (it sent " in result.err
     assert "1 of 4 replicas failed" in result.err
     assert "Traceback" not in result.out + result.err
     hosts.assert_whole(dataset, "10.0.0.2")
@@ -55,7 +55,7 @@ def test_a_giver_that_hangs_is_passed_over(hosts: Hosts, dataset: Path) -> None:
     result = hosts.run(dataset, "--timeout", "5")
 
     assert result.code == 0, result
-    assert "10.0.0.2: 10.0.0.1 cannot send files to it (it has sent nothing for 5 s)" in result.err
+    assert "10.0.0.2: 10.0.0.1 cannot send to this host (it has sent nothing for 5 s)" in result.err
     hosts.assert_whole(dataset)
 
 

@@ -131,7 +131,7 @@ def test_more_copies_than_hosts_and_the_leaders_own_folder_are_refused(
     whole, target = contents(dataset), f"hosts:{tmp_path / 'hosts.txt'}:{dataset}"
     own = command.run("replicate", dataset, "--to", target, *PARTITION, env=hosts.environment)
     assert own.code == 2, own
-    assert "this is the original dataset, not only part 0 of 2" in own.out
+    assert "replicate does not change to part 0 of 2" in own.out
     assert contents(dataset) == whole
 
 

@@ -320,7 +320,7 @@ def _prove(libraries: Libraries, jpeg: str) -> None:
     made = {own.shrink(_PROBE, 13, 16, 90, MAX_PIXELS) or b"" for _ in range(2)}
     if {hashlib.sha256(each).hexdigest() for each in made} != {_PROOF}:
         raise UnavailableError(
-            f"{libraries.libjpeg._name} does not encode the expected bytes"
+            f"{libraries.libjpeg._name} does not produce the expected bytes"
             f" ({own.message or 'wrong sha256'})"
         )
     wide = own.shrink(_PROBE, 16, 80, 90, MAX_PIXELS) or b""

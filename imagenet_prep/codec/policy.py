@@ -17,7 +17,7 @@ PORTABLE = "portable-1"
 CODECS = {"auto": PLANES, "planes": PLANES, "portable": PORTABLE}
 CODEC_HELP = (
     "the encoder: planes (fast, written in C), portable (slower, different bytes, for machines "
-    "without planes) or auto (same as planes)"
+    "that cannot run planes) or auto (same as planes)"
 )
 
 

@@ -22,7 +22,7 @@ class Framework(NamedTuple):
     @property
     def remedy(self) -> str:
         """The instruction for installing the framework."""
-        return install_line(self.extra) if self.extra else "create its environment: docs/mxnet.md"
+        return install_line(self.extra) if self.extra else "create its environment (docs/mxnet.md)"
 
 
 FRAMEWORKS = {

@@ -78,7 +78,7 @@ def read_whole(file: BinaryIO, path: Path, most: int = MOST_BYTES) -> bytes:
         data += part
     if max(size, len(data)) > most:
         raise DataDamagedError(
-            f"{path}: has {max(size, len(data)):,} bytes, expected {most:,} at most. Get the file "
+            f"{path}: has {max(size, len(data)):,} bytes, expected at most {most:,}. Get the file "
             "again."
         )
     return bytes(data)

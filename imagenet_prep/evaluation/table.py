@@ -81,7 +81,7 @@ class Table:
     def __str__(self) -> str:
         text = [in_columns([_HEADER, *map(self._cells, self.rows)], 2)]
         for name, errors in self.corruptions.items():
-            text += [f"{printable(name)}: top-1 errors by severity, and CE, relative to AlexNet's"]
+            text += [f"{printable(name)}: top-1 errors by severity, and CE (relative to AlexNet)"]
             text += [f"{'':<18}" + "".join(f"{title:>8}" for title in (*SEVERITIES, "CE"))]
             for corruption, rates in errors["corruptions"].items():
                 shares = [*map(rates["errors"].get, SEVERITIES), rates["ce"]]

@@ -96,10 +96,10 @@ def is_begun(store: Store, source: TfrecordSet, checked: ExistingSet, *, in_plac
         written = f"everything in {store.where()}"
         if in_place:
             folders = (f"{folder}/" for folder in naming.BESIDE)
-            written = f"{note} and the files from adopt: {', '.join((*folders, *_SMALL_FILES))}"
+            written = f"{note} and adopt's files: {', '.join((*folders, *_SMALL_FILES))}"
         raise UsageError(
             f"{store.where()}: a different dataset was adopted here, or the shards were replaced "
-            f"since. Choose an empty --out, or remove {written}; then run the same command again."
+            f"later. Choose an empty --out, or remove {written}; then run the same command again."
         )
     return begun is not None
 

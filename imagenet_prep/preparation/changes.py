@@ -110,7 +110,7 @@ def read_relabels(path: str, classes: ClassList) -> Relabels:
     try:
         text = keys.read_bytes(path).decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise UsageError(f"{path}: not UTF-8 text (invalid byte {error.start:,})") from None
+        raise UsageError(f"{path}: not UTF-8 text (invalid at byte {error.start:,})") from None
     rows = csv.reader(io.StringIO(text, newline=""), strict=True)
     numbered: dict[str, int] = {}
     class_of: dict[str, int] = {}

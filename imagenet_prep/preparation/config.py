@@ -84,7 +84,7 @@ class Config(RunFlags):
     holdout: str = flag(
         "0",
         help="move this number of images, or this share of each class, from train to the split "
-        "holdout; they are selected at random with --seed, at least one of each class with several",
+        "holdout; --seed selects them, at least one from each class that has several images",
         metavar="N|N%",
     )
     holdout_per_class: int = flag(
@@ -99,17 +99,19 @@ class Config(RunFlags):
         "n01440764/n01440764_10026.JPEG); the remaining images stay in their shards",
     )
     train_shards: int | None = optional(
-        least=1, most=naming.MAX_SHARDS, help="train shards (default: 1024, fewer for a subset)"
+        least=1,
+        most=naming.MAX_SHARDS,
+        help="number of train shards (default: 1024, fewer for a subset)",
     )
     validation_shards: int | None = optional(
         least=1,
         most=naming.MAX_SHARDS,
-        help="validation shards (default: 128, fewer for a subset)",
+        help="number of validation shards (default: 128, fewer for a subset)",
     )
     short_side: int = flag(
         480,
         least=1,
-        help="pixels of the shorter edge; larger images are downscaled",
+        help="length of the shorter edge in pixels; larger images are downscaled",
         metavar="PX",
     )
     quality: int = flag(
@@ -121,8 +123,8 @@ class Config(RunFlags):
         choices=RULES,
         help="handling of images with an EXIF orientation other than 1; apply: rotate pixels and "
         "boxes; neutral: keep the pixels and set the tag to 1; keep: keep the bytes, so that some "
-        "decoders rotate the image and some do not (default: neutral for ImageNet, since all "
-        "frameworks have ignored the tag there; keep with --keep-original; otherwise apply)",
+        "decoders rotate the image and some do not (default: neutral for ImageNet, whose "
+        "tags frameworks have always ignored; keep with --keep-original; otherwise apply)",
     )
     check: str = flag(
         "decode",
@@ -132,7 +134,7 @@ class Config(RunFlags):
     )
     rehash: bool = switch(
         help="compute the md5 of archives again, even if imagenet-prep download verified it and "
-        "they have not changed; also ignore stored lists of archives on a server"
+        "they have not changed; also list the members of archives on a server again"
     )
     no_boxes: bool = switch(help="ignore the bounding boxes next to the source")
     seed: int = flag(0, least=-(2**63), most=2**63 - 1, help="seed that selects each image's shard")
@@ -145,9 +147,7 @@ class Config(RunFlags):
         "trainers that use stored labels as class indices, such as timm and big_vision",
         metavar="0|1",
     )
-    allow_subset: bool = switch(
-        help="accept numbers of images that differ from the published edition's"
-    )
+    allow_subset: bool = switch(help="accept more or fewer images than the published edition has")
     subset_classes: tuple[str, ...] = flag(
         (),
         help="use only these WNIDs, or the first N classes; labels stay as in the complete dataset",

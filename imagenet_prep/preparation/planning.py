@@ -177,7 +177,7 @@ class Planning(ChosenMembers):
                 listed.refuse_ambiguous(excluded_keys - unknown)
                 unknown -= excluded_keys
         if listed:
-            listed.refuse_unknown(unknown, f"the images taken from {where}")
+            listed.refuse_unknown(unknown, f"the images selected from {where}")
         return taken, excluded
 
     def _plans(

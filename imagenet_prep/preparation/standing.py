@@ -250,9 +250,9 @@ def _refuse_other_codec(
     used, left = _other_libraries(standing, wanted), set(left)
     if standing.begun is None and standing.committed and standing.committed.splits.keys() <= left:
         return  # all of its splits are replaced
-    advice = "Use that codec, or choose a different folder"
+    advice = "Use the old codec, or choose a different folder"
     if wanted.force is False and set(kept) <= wanted.settings.splits.keys():
-        advice = "Use that codec, choose a different folder, or replace the dataset with --force"
+        advice = "Use the old codec, choose a different folder, or replace the dataset with --force"
     if used:
         raise UsageError(
             f"{standing.where} was started with codec {used.get('codec')}, but this run uses "

@@ -130,8 +130,8 @@ def parse(lines: bytes, where: str) -> dict[str, Boxes]:
             boxes = Boxes(*map(tuple, sides))
         except (ValueError, TypeError) as error:
             raise SourceError(
-                f"{where}: the list of boxes is damaged ({error}). Remove the folder of this list, "
-                "then run the same command again."
+                f"{where}: the list of boxes is damaged ({error}). Remove the folder that "
+                "contains this list, then run the same command again."
             ) from error
         if by_name.setdefault(str(stem), boxes) is not boxes:
             raise SourceError(f"{where}: {stem}.xml appears twice. {_ADVICE}")

@@ -52,7 +52,7 @@ def find(root: Location, splits: Sequence[str]) -> ClassTars:
     places = [*locate(root)]
     if len(places) > 1:
         names = " and ".join(place.name for place in places)
-        raise UsageError(f"--source {root}: holds {names}. Point it at one of them.")
+        raise UsageError(f"--source {root}: holds {names}. Set --source to one of them.")
     if not places:
         raise UsageError(
             f"--source {root}: has neither {WHOLE} nor class tars (nNNNNNNNN.tar). Get them "
@@ -61,8 +61,8 @@ def find(root: Location, splits: Sequence[str]) -> ClassTars:
     (place,) = places
     if schema.VALIDATION in splits:
         raise UsageError(
-            f"--source {root}: ImageNet-21K has no validation split. Choose --splits train, with "
-            "--holdout-per-class N to split it."
+            f"--source {root}: ImageNet-21K has no validation split. Choose --splits train, or add "
+            "--holdout-per-class N, which moves N images of each class to validation."
         )
     archives: dict[str, Location]
     if place.is_file():

@@ -99,7 +99,7 @@ def find(
 def _remarks(source: folder.Folder, root: Location) -> Iterator[str]:
     """Yields remarks that explain how folders with ambiguous names are interpreted."""
     if isinstance(root, Path) and root.resolve() in source.split_folders:
-        yield "no train/ or val/, so all images are in train"
+        yield "no train/ or val/ folder, so all images go to the train split"
         for name in filter(layout.split_called, source.classes.wnids):
             yield f"{name}/ is a class, since it directly contains images"
     for name in sorted({task.part for task in source.tasks if task.split == schema.VALIDATION}):
@@ -146,7 +146,7 @@ def _nothing(root: Location) -> str:
         return f"--source {root}: no such folder."
     if not root.is_dir():
         unpack = _to_unpack(root.parent, [root.name])
-        unpack = unpack or "Set --source to its folder, or the one into which it was unpacked."
+        unpack = unpack or "Set --source to the folder that contains it, or unpack it first."
         return f"--source {root}: is a file that cannot be read directly. {unpack}"
     names = sorted(path.name + "/" * path.is_dir() for path in root.iterdir())
     files = Counter(ending(Path(path).name) for path in layout.files_below(root))

@@ -143,7 +143,7 @@ def find(root: Location, splits: Sequence[str], *, follow_links: bool) -> Folder
             f"--source {root}: holds no evaluation dataset. docs/evaluation.md lists them."
         )
     if len(places) > 1 and not {*names} <= _C:
-        raise UsageError(f"--source {root}: holds {' and '.join(names)}. Point it at one of them.")
+        raise UsageError(f"--source {root}: holds {' and '.join(names)}. Set --source to one.")
     # The default splits mean that the user did not choose any.
     if tuple(splits) not in (schema.SOURCE_SPLITS, (schema.TEST,)):
         raise UsageError(

@@ -58,7 +58,7 @@ class Layout:
             index = labels.official_classes().index.get(folder)
             expected = "WNIDs of ILSVRC2012's 1,000 classes"
             if self.edition.name.startswith(editions.IMAGENETV2.name):
-                expected = "all class indices (0 to 999) or all WNIDs of ILSVRC2012's classes"
+                expected = "either only class indices (0 to 999) or only WNIDs of ILSVRC2012"
         match = _CORRUPTED.search(path) if self.edition is editions.IMAGENET_C else None
         if self.edition is editions.IMAGENET_C and not match:
             index, expected = None, "CORRUPTION/SEVERITY/WNID, with ImageNet-C's 19 corruptions"

@@ -165,7 +165,7 @@ def find(
         existing = subfolders(names.top, any_name=True) if names.top.is_dir() else []
         raise UsageError(
             f"--source {root}: no folder for {' and '.join(missing)}; expected one of "
-            f"{' and one of '.join(expected)}. Choose --splits. Found: "
+            f"{' and one of '.join(expected)}. Choose splits with --splits. Found: "
             f"{printable(some([f'{name}/' for name in existing])) or 'no folders'}."
         )
     for split in splits:
@@ -235,7 +235,7 @@ def _listed(
 def _note_empty(folder: Path, files: listing.Listing, problems: Problems) -> None:
     if not files.images:
         others = f", but {in_words(files.ignored)}" if files.ignored else ""
-        problems.add(f"{folder}: holds no image{others}. Add its images, or remove the folder.")
+        problems.add(f"{folder}: holds no image{others}. Add images to it, or remove the folder.")
 
 
 def _first(folders: Sequence[Path], *names: str) -> Path | None:
@@ -277,7 +277,7 @@ def _classes_of(base: Path, folders: dict[str, str]) -> ClassList:
         strangers = sorted(set(names) - set(known))
         raise SourceError(
             f"{base / first}: {len(known):,} of {len(names):,} folders are classes of ILSVRC2012, "
-            f"but not {some(strangers)}. Move those folders away."
+            f"but these are not: {some(strangers)}. Move them away."
         )
     return labels.classes_called(names, str(base / first))
 
@@ -293,8 +293,8 @@ def _class_folders(folder: Path, classes: ClassList, problems: Problems) -> dict
             )
         elif (first := names.setdefault(index, name)) != name:
             problems.add(
-                f"{folder}: {first!a} and {name!a} are the same class (blanks equal '_'; case and "
-                "Unicode form are ignored). Put their images into one folder, or rename one."
+                f"{folder}: {first!a} and {name!a} are the same class (spaces become '_'; case "
+                "and Unicode form are ignored). Put their images into one folder, or rename one."
             )
     return dict(sorted(names.items()))
 

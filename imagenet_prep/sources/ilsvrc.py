@@ -170,8 +170,8 @@ def find(folder: Location, splits: Sequence[str]) -> Ilsvrc2012 | Unlabelled:
     if schema.TEST in splits:
         if len(splits) > 1:
             raise UsageError(
-                "--splits: the test images have no labels, so they cannot be in one dataset with "
-                "other splits. Choose --splits test and a different --out."
+                "--splits: the test images have no labels, so they cannot be in the same dataset "
+                "as other splits. Choose --splits test and a different --out."
             )
         part = source.file_part(archives[ARCHIVES[schema.TEST]], published.TEST.md5)
         task = IndexTask(schema.TEST, schema.TEST, part.name, 0, 0, part.num_bytes)

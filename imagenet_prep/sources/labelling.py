@@ -42,7 +42,7 @@ class Labelling:
         index = self.classes.index.get(name, -1)
         if index < 0:
             count = len(self.classes.wnids)
-            raise DataDamagedError(f"class {name!r} is not one of this dataset's {count}")
+            raise DataDamagedError(f"class {name!r} is not one of the dataset's {count} classes")
         if label - index != self.offset:
             raise DataDamagedError(f"label {label}, expected {index + self.offset} for {name}")
         return index

@@ -74,8 +74,8 @@ def classes_called(
     forms = Counter(unicodedata.normalize("NFC", name) for name in ids)
     if odd := sorted({i for i in ids if forms[unicodedata.normalize("NFC", i)] > 1 or not i}):
         raise SourceError(
-            f"{where}: {some([*map(ascii, odd)])} is empty or names several classes (blanks "
-            "equal '_'; Unicode form is ignored). Rename all but one of the folders."
+            f"{where}: class names that are empty or not unique: {some([*map(ascii, odd)])} "
+            "(spaces become '_'; Unicode form is ignored). Give each class a different name."
         )
     return ClassList(ids, tuple(words.get(name, " ".join(name.split())) for name in names))
 
@@ -125,7 +125,7 @@ def check_canaries(wnids: Sequence[str], path: Location | str) -> None:
             )
     if digest_of(wnids) != OFFICIAL_VALIDATION_DIGEST:
         raise SourceError(
-            f"{path}: the {len(wnids):,} validation labels are not ILSVRC2012's 50,000. {_ADVICE}"
+            f"{path}: the {len(wnids):,} validation labels differ from ILSVRC2012's. {_ADVICE}"
         )
 
 

@@ -153,7 +153,7 @@ def class_folders(root: Path, known: ClassList | None = None) -> list[str]:
     own = [name for name in odd if has_image(root / name)]
     parts = {name: _with_images(root / name) for name in odd if name not in own}
     if own and odd == names and not any(_meaning(name)[1] for name in own):
-        raise without_classes(root, f"{some([f'{name}/' for name in own])} with ")
+        raise without_classes(root, f"{some([f'{name}/' for name in own])}, but ")
     if parts := {name: inner for name, inner in parts.items() if inner}:
         raise _no_classes(root, parts)
     return names
@@ -172,13 +172,13 @@ def without_classes(root: Path, content: str = "images and ") -> UsageError:
 def _no_classes(root: Path, parts: dict[str, list[str]]) -> UsageError:
     count = Counter(chain.from_iterable(parts.values()))
     same = some([name for name in count if count[name] > 1])
-    same = f"As in splits, their subfolders have the same names ({same}). " if same else ""
+    same = f"Their subfolders have the same names ({same}), as in splits. " if same else ""
     first = next(f"{name}/{inner[0]}/" for name, inner in parts.items())
     sources = [shlex.quote(str(_source_in(root / name))) for name in islice(parts, _MOST_NAMED)]
     return UsageError(
         printable(
-            f"{root}: folders that contain only folders such as {first}, but no images, are not "
-            f"classes: {some([f'{name}/' for name in parts])}. {same}Use one of them as source: "
+            f"{root}: these folders are not classes: {some([f'{name}/' for name in parts])}. They "
+            f"contain only folders such as {first} and no images. {same}Use one of them as source: "
             f"{' or '.join(sources)}. Or rename splits to train, val and test; or move all class "
             "folders into one folder; or move an image of each class directly into its folder."
         )

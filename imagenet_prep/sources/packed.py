@@ -18,7 +18,7 @@ from imagenet_prep.storage.remote_path import Location, open_to_read
 UNPACKING_ERRORS = (OSError, EOFError, zlib.error, lzma.LZMAError)
 # Limits zeros after the compressed data, because Python's gzip reads them one by one.
 _MAX_PADDING_BYTES = 1 << 20
-_PADDED = f"it ends with more than {_MAX_PADDING_BYTES:,} zeros"
+_PADDED = f"it ends with more than {_MAX_PADDING_BYTES:,} zero bytes"
 # An xz file sets the size of its dictionary, up to 4 GB. Files of xz -9 need 65 MB.
 _MOST_XZ_BYTES, _PIECE_BYTES = 128 << 20, 1 << 16
 
@@ -68,7 +68,7 @@ class _Xz(io.RawIOBase):
             while not data and (packed := self._packed()) is not None:
                 data = self._unpacker.decompress(packed, len(buffer))
         except lzma.LZMAError as error:
-            raise lzma.LZMAError(f"{error} (files of xz -9 and below can be unpacked)") from error
+            raise lzma.LZMAError(f"{error} (xz levels up to -9 can be unpacked)") from error
         buffer[: len(data)] = data
         return len(data)
 

@@ -120,8 +120,8 @@ def find(root: Path, splits: Sequence[str]) -> Parquet:
         counts = {int(match["count"]) for match in of_split[split]}
         if len(counts) > 1:
             raise SourceError(
-                f"{place}: its {split} files are from datasets of "
-                f"{' and of '.join(map(str, sorted(counts)))} files. Keep only one dataset."
+                f"{place}: its {split} files belong to datasets with different numbers of files: "
+                f"{' and '.join(map(str, sorted(counts)))}. Keep the files of only one dataset."
             )
         absent[split] = counts.pop() - len(of_split[split])
     files = {match.string: place / match.string for s in splits for match in of_split[s]}

@@ -194,8 +194,8 @@ def _classes_of(lists: Sequence[ImageList], root: Path) -> ClassList:
     for label, name in (item for image_list in lists for item in image_list.names.items()):
         if names.setdefault(label, name) != name:
             raise SourceError(
-                f"{root}: two lists disagree: label {label} is {name!r} or {names[label]!r}. Keep "
-                "only the files of one dataset."
+                f"{root}: two lists disagree: label {label} is {name!r} in one and "
+                f"{names[label]!r} in the other. Keep only the files of one dataset."
             )
     official = labels.official_classes()
     if names and all(official.index.get(name) == label for label, name in names.items()):

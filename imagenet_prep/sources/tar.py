@@ -132,7 +132,7 @@ def members(reader: Reads, archive: str, start: int, stop: int) -> Iterator[TarM
             )
         if kind in (_LONG_NAME, _PAX, _PAX_GLOBAL):
             if size > _MAX_EXTENDED_BYTES:
-                raise SourceError(f"{where}: the extended header has {size:,} bytes. {_DAMAGED}")
+                raise SourceError(f"{where}: extended header is too large ({size:,}). {_DAMAGED}")
             data = reader.read(archive, content, size)
             if kind == _LONG_NAME:
                 extended["path"] = _text(data.rstrip(b"\0"))

@@ -422,7 +422,7 @@ def test_without_pillows_library_it_says_what_to_install(monkeypatch: pytest.Mon
 @pytest.mark.usefixtures("unloaded")
 def test_a_libjpeg_that_makes_other_bytes_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(planes, "_PROOF", hashlib.sha256(b"others").hexdigest())
-    with pytest.raises(UsageError, match="does not encode the expected bytes"):
+    with pytest.raises(UsageError, match="does not produce the expected bytes"):
         planes.require()
 
 

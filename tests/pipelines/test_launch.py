@@ -119,7 +119,7 @@ def test_all_that_is_missing_on_all_hosts_is_named_at_once(cluster: Path) -> Non
 
     assert finished.code == 1
     assert (
-        "localhost: MXNet is not installed: create its environment: docs/mxnet.md" in finished.err
+        "localhost: MXNet is not installed: create its environment (docs/mxnet.md)" in finished.err
     )
     assert (
         "localhost: Horovod is not built for MXNet: run `imagenet-prep" in finished.err

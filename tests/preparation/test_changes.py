@@ -147,7 +147,7 @@ def test_a_key_that_a_split_has_twice_is_refused(tmp_path: Path, shards: list[li
 @pytest.mark.parametrize(
     ("data", "complaint"),
     [
-        (b"key,class\n\xff,1\n", "not UTF-8 text \\(invalid byte 10"),
+        (b"key,class\n\xff,1\n", "not UTF-8 text \\(invalid at byte 10"),
         (b"key,class\n", "no key after the header"),
         (b"key\n", "line 1: expected the header"),
         (b"key,class\na,1,2\n", "line 2: expected two fields: key,class"),

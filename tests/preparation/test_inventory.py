@@ -217,7 +217,7 @@ def test_keys_that_no_image_has_are_not_excluded_in_silence(tmp_path: Path) -> N
     with pytest.raises(UsageError) as refused:
         take_inventory(chosen, LocalStore(tmp_path), WORKERS, quiet=True)
     assert str(refused.value).startswith(
-        "list: lines 2, 3: no such key in the images taken from /in. "
+        "list: lines 2, 3: no such key in the images selected from /in. "
     )
 
 

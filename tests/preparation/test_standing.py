@@ -149,7 +149,7 @@ def test_what_a_run_does(there: Standing, asked: Wanted, expected: Decision) -> 
             at(begun=begun("train", codec="0")),
             wanted("train", force=False),
             (
-                "/out was started with codec 0, but this run uses 1. Use that codec, choose a "
+                "/out was started with codec 0, but this run uses 1. Use the old codec, choose a "
                 "different folder, or replace the dataset with --force."
             ),
         ),

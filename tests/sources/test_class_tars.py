@@ -160,7 +160,7 @@ def test_of_two_editions_side_by_side_one_is_to_be_named(tmp_path: Path) -> None
     winter = make_class_tars(CLASSES, tmp_path, whole=False) / "winter21_whole"
     whole = make_class_tars(CLASSES, tmp_path, whole=True) / "fall11_whole.tar"
     assert detect.recognised(tmp_path) == ["imagenet21k"]
-    with pytest.raises(UsageError, match=r"fall11_whole\.tar and winter21_whole\. Point it at one"):
+    with pytest.raises(UsageError, match=r"fall11_whole\.tar and winter21_whole\. Set --source to"):
         class_tars.find(tmp_path, ["train"])
     found = [class_tars.find(place, ["train"]).parts[0].name for place in (winter, whole)]
     assert found == ["winter21_whole", "fall11_whole.tar"]

@@ -352,7 +352,10 @@ def test_a_set_on_a_server_is_the_same(container: str, tmp_path: Path) -> None:
         (["imagenetv2/0/a.jpeg", "imagenetv2/1000/b.jpeg"], r"'1000', .* ILSVRC2012_IDs"),
         (["imagenetv2/0/a.jpeg", "imagenetv2/007/b.jpeg"], "folder is '007'"),
         (["imagenetv2/0/a.jpeg", "imagenetv2/n01440764/b.jpeg"], "folder is 'n01440764'"),
-        (["imagenetv2/one/a.jpeg", "imagenetv2/two/b.jpeg"], "all class indices .0 to 999. or all"),
+        (
+            ["imagenetv2/one/a.jpeg", "imagenetv2/two/b.jpeg"],
+            "only class indices .0 to 999. or only",
+        ),
         (["imagenet-a/n01440764/a.jpg", "imagenet-a/n99999999/b.jpg"], "folder is 'n99999999'"),
         (["imagenet-r/0/a.jpg", "imagenet-r/1/b.jpg"], "folder is '0', but imagenet-r's"),
         (["imagenet-a/n01440764/a.jpg", "imagenet-a/b.jpg"], "folder is 'imagenet-a'"),
@@ -412,7 +415,7 @@ def test_several_sets_in_one_place_are_named(tmp_path: Path) -> None:
     for name in ("imagenet-a", "imagenet-r"):
         put(by_wnid(name, {WNIDS[0]: 1}).files, tmp_path, name, "tar")
 
-    with pytest.raises(UsageError, match="imagenet-a.tar and imagenet-r.tar. Point it at"):
+    with pytest.raises(UsageError, match="imagenet-a.tar and imagenet-r.tar. Set --source to"):
         found(tmp_path)
 
 

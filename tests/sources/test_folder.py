@@ -101,7 +101,7 @@ def test_two_validation_folders_are_ambiguous(root: Path) -> None:
 def test_a_stray_folder_does_not_make_another_data_set_of_ilsvrc2012(root: Path) -> None:
     write(root / "train" / "backup" / "x.JPEG", b"?")
     with pytest.raises(
-        SourceError, match=r"2 of 3 folders are classes of ILSVRC2012, but not backup"
+        SourceError, match=r"2 of 3 folders are classes of ILSVRC2012, but these are not: backup"
     ):
         folder.find(root, ["train"])
 
@@ -255,7 +255,7 @@ def test_a_name_that_is_no_text_is_refused(root: Path) -> None:
 def test_two_names_that_become_one_class_are_refused(tmp_path: Path) -> None:
     for name in ("a b", "a_b"):
         write(tmp_path / "train" / name / "1.jpg", b"?")
-    with pytest.raises(SourceError, match=r"'a_b' is empty or names several classes"):
+    with pytest.raises(SourceError, match=r"are empty or not unique: 'a_b'"):
         folder.find(tmp_path, ["train"])
 
 

@@ -46,7 +46,7 @@ def test_gigabytes_of_zeros_behind_it_are_not_read(
 
     with (
         packed.unpacked(tmp_path / "file") as stream,
-        pytest.raises(OSError, match=r"it ends with more than 1,048,576 zeros"),
+        pytest.raises(OSError, match=r"it ends with more than 1,048,576 zero bytes"),
     ):
         stream.read()
 
@@ -62,7 +62,7 @@ def test_xz_gets_no_more_memory_than_xz_takes_at_its_best(tmp_path: Path) -> Non
         assert stream.read(1) == b""
     with (
         packed.unpacked(tmp_path / "gigabyte") as stream,
-        pytest.raises(packed.UNPACKING_ERRORS, match=r"limit exceeded \(files of xz -9 and below"),
+        pytest.raises(packed.UNPACKING_ERRORS, match=r"exceeded \(xz levels up to -9 can be"),
     ):
         stream.read()
 

@@ -343,7 +343,7 @@ def test_an_endless_long_name_is_refused_before_it_is_read(tmp_path: Path) -> No
     path.write_bytes(data)
     os.truncate(path, 1 << 22)
 
-    with pytest.raises(SourceError, match="the extended header has 2,097,152 bytes. It is damaged"):
+    with pytest.raises(SourceError, match="extended header is too large .2,097,152.. It is dam"):
         found_in_file(path, 1 << 22)
 
 

@@ -265,7 +265,7 @@ def test_the_few_that_contradict_the_many_are_named() -> None:
 
 def test_a_class_outside_the_list_is_named() -> None:
     with pytest.raises(
-        DataDamagedError, match="class 'n00000000' is not one of this dataset's 1000"
+        DataDamagedError, match="class 'n00000000' is not one of the dataset's 1000 classes"
     ):
         Labelling(OFFICIAL, 1).class_index("n00000000", 1)
 

@@ -88,7 +88,7 @@ def test_every_file_is_in_the_set_in_the_quarantine_or_counted(
     made = prepare(photos, out)
     assert made.code == 0, made
     assert "folder: photos; 2 classes (cats, dogs; " in made.err
-    assert "no train/ or val/, so all images are in train" in made.err
+    assert "no train/ or val/ folder, so all images go to the train split" in made.err
     assert (
         "\nignored: 8 files: 2 .DS_Store, 2 .txt, 1 .dng, 1 .mov, 1 .thumbnails/, 1 hidden .jpg "
         "(photographs in .dng are not read: convert them to JPEG)\n"

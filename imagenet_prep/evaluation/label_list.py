@@ -64,7 +64,7 @@ def read(path: str | os.PathLike[str]) -> LabelList:
         raise UsageError(f"{path}: not a label list: byte {error.start:,} is not UTF-8") from None
     except (ValueError, csv.Error) as error:
         raise UsageError(
-            f"{path}: not a label list: {error}. Expected CSV with the header key,class, ReaL's "
+            f"{path}: not a label list: {error}. Expected CSV (header: key,class), ReaL's "
             "JSON, or the JSON of the several-label annotations."
         ) from None
     unpublished = f"{labels.form}, another file than the published one" if is_json else labels.form

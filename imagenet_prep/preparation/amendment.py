@@ -150,7 +150,7 @@ class Job:
         except ValueError as error:
             where = self.dataset.store.where(naming.MANIFEST)
             raise errors.ManifestError(
-                f"{where}: imagenet-prep did not write its config: {error}. Get the dataset again."
+                f"{where}: its config is not from imagenet-prep: {error}. Get the dataset again."
             ) from None
 
 

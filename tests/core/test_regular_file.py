@@ -20,7 +20,7 @@ def test_a_small_file_is_read_whole_also_through_a_link(tmp_path: Path) -> None:
 
 def test_a_byte_too_many_is_refused_with_both_numbers(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"content")
-    with pytest.raises(DataDamagedError, match="has 7 bytes, expected 6 at most"):
+    with pytest.raises(DataDamagedError, match="has 7 bytes, expected at most 6"):
         regular_file.read(tmp_path / "file", most=6)
 
 
@@ -32,7 +32,7 @@ def test_a_sparse_file_is_refused_before_it_is_read(tmp_path: Path) -> None:
 
 
 def test_a_file_whose_size_the_system_does_not_tell_is_bounded_all_the_same() -> None:
-    with pytest.raises(DataDamagedError, match="expected 2 at most"):
+    with pytest.raises(DataDamagedError, match="expected at most 2"):
         regular_file.read(Path("/proc/self/stat"), most=2)
 
 

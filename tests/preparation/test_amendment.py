@@ -123,7 +123,7 @@ def test_new_images_are_made_as_the_others_of_the_split_were(
     ids=str,
 )
 def test_settings_that_no_run_has_are_refused(tmp_path: Path, config: dict[str, Any]) -> None:
-    with pytest.raises(ManifestError, match="imagenet-prep did not write its config"):
+    with pytest.raises(ManifestError, match="its config is not from imagenet-prep"):
         job(made(tmp_path / "set", [], **{"short_side": 18, **config})).transform_of("train")
 
 

@@ -170,7 +170,7 @@ def test_an_archive_of_ilsvrc2012_is_not_taken_for_one_of_imagenet_21k(tmp_path:
     # Its md5 is published, and is demanded where the folder is named that holds it.
     archive = tmp_path / "ILSVRC2012_img_train.tar"
     archive.write_bytes(_tar(("n01440764.tar", _tar(("n01440764_1.JPEG", b"1", b"0")), b"0")))
-    with pytest.raises(UsageError, match=r"is a file that .* Set --source to its folder"):
+    with pytest.raises(UsageError, match=r"is a file that .* Set --source to the folder"):
         detect.find(archive, ["train"], "auto", encode=bytes, encoding="none")
 
 

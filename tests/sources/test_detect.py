@@ -50,7 +50,8 @@ def test_what_is_no_folder_is_said_without_a_list_of_layouts(tmp_path: Path) -> 
     with pytest.raises(UsageError, match=r"absent: no such folder\.$"):
         find(tmp_path / "absent")
     with pytest.raises(
-        UsageError, match=r"file: is a file that .* Set --source to its folder, or .*$"
+        UsageError,
+        match=r"file: is a file that .* Set --source to the folder that contains it, or .*$",
     ):
         find(tmp_path / "file")
 

@@ -219,7 +219,7 @@ REFUSED = {
     "v1/train/cat/1.jpg v2/train/cat/1.jpg": ": v1/, v2/. | {root}/v1 or {root}/v2.",
     "images/{1,2}.jpg labels.csv": "holds images/, but no class folders",
     "{images,masks}/{1,2}.jpg": "holds images/, masks/, but no class folders",
-    "train/{images/1.jpg,labels/1.txt} valid/{images/1.jpg,labels/1.txt}": "train: holds images/ ",
+    "train/{images/1.jpg,labels/1.txt} valid/{images/1.jpg,labels/1.txt}": "train: holds images/, ",
     "images/{1,2}.jpg annotations/trimaps/1.jpg": "holds images/, but no class folders",
     "{1,2}.jpg": "holds images and no class folders",
     "asl_alphabet_train/asl_alphabet_train/{A,B}/1.jpg asl_alphabet_test/asl_alphabet_test/1.jpg": (
@@ -229,7 +229,7 @@ REFUSED = {
     "{train_cats,train_dogs,test_cats,test_dogs}/1.jpg": "train_cats: holds images and no class",
     "{rps,rps-test-set,rps-validation}/{rock,paper}/1.jpg": "no folder for train; | Found: rps/",
     "{horses,validation-horses}/{a,b}/1.jpg": ": horses/, validation-horses/. | same names (a, b)",
-    "{Cat,Dog}/1.jpg pets/{Cat,Dog}/1.jpg": ": pets/. Use one of them as source: {root}/pets",
+    "{Cat,Dog}/1.jpg pets/{Cat,Dog}/1.jpg": ": pets/. | Use one of them as source: {root}/pets",
     "{train,Train}/cat/1.jpg val/cat/1.jpg": "holds Train and train. Keep only one of",
     "train/cat/1.jpg {val,valid}/cat/1.jpg": "holds val and valid. Keep only one of",
     "train/cat/1.jpg {test_a,test_b,test}/cat/1.jpg test1/cat/1.jpg": "holds test and test1. Keep",

@@ -70,5 +70,5 @@ def test_a_list_of_keys_is_left_out(cifar: Path, tmp_path: Path) -> None:
     assert stamps(out) == seen
     unknown = prepare(cifar, tmp_path / "new", "--exclude", keys)
     assert (unknown.code, unknown.complaints.count("\n")) == (2, 1)
-    assert "keys: line 2: no such key in the images taken" in unknown.complaints
+    assert "keys: line 2: no such key in the images selected" in unknown.complaints
     assert not list((tmp_path / "new").glob("train-*"))

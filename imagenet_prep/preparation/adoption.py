@@ -85,7 +85,7 @@ def complete(
 
 
 def is_begun(store: Store, source: TfrecordSet, checked: ExistingSet, *, in_place: bool) -> bool:
-    """Returns whether a killed run has begun to adopt these shards into this store.
+    """Returns whether a killed run has started to adopt these shards into this store.
 
     Raises UsageError if the store contains anything else that `complete` would have to replace.
     """

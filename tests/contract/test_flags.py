@@ -1,4 +1,4 @@
-"""The numbers that flags accept: defaults and bounds are a contract (docs/policy.md)."""
+"""Flags are a contract (docs/policy.md): their aliases, and the numbers that they accept."""
 
 from __future__ import annotations
 
@@ -133,3 +133,90 @@ def test_the_numbers_that_flags_accept_stay() -> None:
             lines += [verb, *of_verb]
 
     assert lines == NUMBERS.splitlines()
+
+
+# By verb: positional arguments, as [--flag], and the aliases of flags.
+NAMES = """\
+demo
+  [--folder]
+prepare
+  [--source] --source
+  [--out] --out
+verify
+  [--dataset] --data-dir
+resize
+  [--input-dir] --data-dir -i --input-dir
+  --output-dir -o
+  --splits -s --subset-name
+  --dataset-name -d
+  --short-side -r --size
+  --quality -Q
+  --stretch -R
+  --force -f
+adopt
+  [--folder] --data-dir
+amend
+  [--dataset] --data-dir
+replicate
+  [--dataset] --data-dir
+  [--to] --to
+diff
+  [--a]
+  [--b]
+show
+  [--dataset] --data-dir
+duplicates
+  [--dataset] --data-dir
+export
+  [--dataset] --data-dir
+  [--out] --out
+  --to --format
+report
+  [--dataset] --data-dir
+  [--other]
+train
+  [--data-dir] --data-dir
+  --model -m
+  --batch-size -b
+  --num-epochs --epochs
+  --lr --learning-rate
+  --momentum --mom
+  --weight-decay --wdecay
+  --trust-coefficient --leta
+  --schedule --lr-decay-mode
+  --eval-every --eval-interval
+  --checkpoint-every --save-interval --save-checkpoints-steps
+  --evaluate --eval
+score
+  [--predictions]
+  [--dataset] --data-dir
+launch
+  --num-processes -np
+sagemaker
+  [--data] --data-dir --data
+run-on-hosts
+  [--hosts]
+completion
+  [--shell]
+bench-read
+  [--dataset] --data-dir
+bench-train
+  --num-processes -np
+"""
+
+
+def names(verb: str) -> Iterator[str]:
+    for field in dataclasses.fields(importlib.import_module(module_of(verb)).Config):
+        flag = field.metadata.get("flag")
+        if flag is not None and (flag.positional or flag.aliases):
+            name = f"--{field.name.replace('_', '-')}"
+            yield " ".join(["  " + (f"[{name}]" if flag.positional else name), *flag.aliases])
+
+
+def test_arguments_and_other_names_of_flags_stay() -> None:
+    lines: list[str] = []
+    for verb in VERBS:
+        if of_verb := list(names(verb)):
+            lines += [verb, *of_verb]
+
+    assert lines == NAMES.splitlines()

@@ -239,7 +239,7 @@ def _other_files(
             yield f"{part.name}: was {size}, now has {part.num_bytes:,} bytes"
         elif part.path and was.md5 and not 0 < part.newest <= newest:
             archives[part.name] = part.path
-    if archives and job.policy.check != CHECK_HEADER:
+    if archives:
         work = partial(hash_archive, archives=open_archives(archives))
         stage = engine.Stage("md5", manifest.digest, work_store, work, HashedArchive)
         yield from _other_md5s(manifest, stage, [*map(HashTask, archives)], quiet=job.quiet)

@@ -22,6 +22,7 @@ from tests.kit import foreign, layouts
 from tests.kit.dataset import contents, stamps
 from tests.kit.foreign_sets import few_images
 from tests.kit.miniature import Miniature
+from tests.kit.opened import opened
 from tests.kit.photographs import photograph
 
 
@@ -132,6 +133,15 @@ def test_a_source_that_was_only_touched_or_copied_is_compared_once(
     for _ in range(2):
         made(source, tmp_path / "out", train_shards=2)
         assert len(listed) == 3
+
+
+def test_only_files_that_were_touched_are_read_again(source: Path, tmp_path: Path) -> None:
+    made(source, tmp_path / "out")
+    os.utime(source / "train/cat/1.jpg")
+    with opened(source) as seen:
+        made(source, tmp_path / "out")
+
+    assert {name for name in seen if name.endswith(".jpg")} == {"train/cat/1.jpg"}
 
 
 @pytest.mark.parametrize("lost", ["samples", "quarantine.jsonl"])

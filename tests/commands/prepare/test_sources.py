@@ -366,6 +366,8 @@ def test_a_dry_run_unpacks_nothing(parquet: Path, tmp_path: Path) -> None:
 
     assert result.code == 0, result
     assert result.json["unpacked_bytes"] > 0
+    shards = sum(split["estimated_bytes"] for split in result.json["splits"].values())
+    assert result.json["estimated_bytes"] == shards + result.json["unpacked_bytes"]
     assert list(scratch.iterdir()) == []
     assert not (tmp_path / "out").exists()
 

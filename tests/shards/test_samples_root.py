@@ -3,6 +3,7 @@ from __future__ import annotations
 import hashlib
 import json
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,16 +11,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from imagenet_prep.core.errors import DataDamagedError
+from imagenet_prep.dataset import naming
 from imagenet_prep.dataset.manifest import Split
 from imagenet_prep.dataset.samples import Sample
 from imagenet_prep.shards import samples_root as roots_of
-from imagenet_prep.shards.samples_root import root_of
+from imagenet_prep.shards.samples_root import root_of, wrong_roots
 from imagenet_prep.storage import scratch
 from imagenet_prep.storage.ahead import AT_ONCE
 from imagenet_prep.storage.folder import LocalStore
+from imagenet_prep.storage.opened import Dataset
 from tests.kit.limits import Limits
-from tests.kit.samples import kept, samples, tree_hash, write_tables
+from tests.kit.samples import add_tables, kept, samples, tree_hash, write_tables
 from tests.kit.slow_store import SlowStore
+from tests.kit.tfrecords import picture, plain, write_set
 
 
 def samples_root(rows: list[Sample]) -> str:
@@ -75,8 +79,23 @@ def test_the_tables_of_a_slow_store_are_read_ahead(tmp_path: Path) -> None:
 
 def test_two_records_of_one_key_are_refused_and_both_are_named(tmp_path: Path) -> None:
     shards = write_tables(tmp_path, 3)
-    split = Split(4, 0, [], 0, 0, 0, [*shards, shards[0]])
+    split = Split(5, 0, [], 0, 0, 0, [*shards, shards[0], shards[0]])
     name = shards[0].name
     says = f"two records have the same key 'n/0': record 0 of {name} and record 0 of {name}. Every"
     with pytest.raises(DataDamagedError, match=says):
         root_of(LocalStore(tmp_path), split)
+
+
+def test_a_root_of_other_samples_is_a_problem_of_its_split(tmp_path: Path) -> None:
+    images = [picture(number % 2, plain(number)) for number in range(4)]
+    write_set(tmp_path, {"train": [images[:2]], "validation": [images[2:]]}, num_classes=2)
+    made = add_tables(tmp_path)
+    assert wrong_roots(Dataset.at(LocalStore(tmp_path))) == []
+
+    train = replace(made.splits["train"], samples_root=made.splits["validation"].samples_root)
+    changed = replace(made, splits={**made.splits, "train": train})
+    (tmp_path / naming.MANIFEST).write_bytes(changed.dumps())
+    (problem,) = wrong_roots(Dataset.at(LocalStore(tmp_path)))
+    assert made.splits["train"].samples_root in problem
+    assert problem.startswith("train: ")
+    assert f"expected {train.samples_root} as in the manifest" in problem

@@ -275,6 +275,10 @@ def test_roots_that_differ_where_nothing_does_are_damage(one: Path, tmp_path: Pa
 
     assert result.code == 3
     assert "the samples_root of train differs, but its images are equal" in result.err
+    for words in (("diff", root, root, "--prove"), ("verify", root, "--level", "crc")):
+        proven = command.run(*words)
+        assert proven.code == 3, proven
+        assert "train: the root of its tables of samples is " in proven.out + proven.err
 
 
 def copied(root: Path, source: Path, number: int, line: int, times: int = 1) -> Path:

@@ -53,7 +53,7 @@ class Replica(Target):
         self._locked = False
 
     def refuse_others(self) -> None:
-        """Also raises UsageError for an unfinished run or a different part of the dataset."""
+        """Also raises UsageError for an unfinished run, or a part other than the requested one."""
         if self.store.size(naming.MANIFEST) is None and self.store.sizes(_BEGUN):
             raise UsageError(
                 f"{self.store.where()} has an unfinished run of prepare, resize or adopt. "

@@ -76,9 +76,9 @@ class Sheet:
             chosen[len(dataset.present)] = within[order]
         elif len(dataset.present) < dataset.num_classes:
             self._notes.append(
-                f"{name} has {len(dataset.present):,} of {dataset.num_classes:,} classes. The "
-                "accuracy among only these classes needs more than five predictions per image: use "
-                "`train --evaluate --also`, or evaluation.score with all scores."
+                f"{name} has {len(dataset.present):,} of {dataset.num_classes:,} classes. To "
+                "compute the accuracy among only these classes, five predictions per image are not "
+                "enough: use `train --evaluate --also`, or evaluation.score with all scores."
             )
         pairs = {DATASET: dataset.pairs}
         for of, labels in self.labels[name].items():

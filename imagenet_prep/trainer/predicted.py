@@ -26,7 +26,7 @@ class Sheet(Protocol):
     lists: list[Json]
 
     def enter(self, name: str, classes: Any, within: Any, keys: Sequence[str]) -> None:
-        """Adds predictions: top 5 of all classes (`classes`), top 5 of the dataset's (`within`)."""
+        """Adds predictions: `classes`: top 5 among all classes; `within`: among the dataset's."""
 
     def columns(self, name: str) -> Mapping[str, Mapping[str, str]]:
         """Returns a dataset's labels; a predictions file has one column per list of labels."""

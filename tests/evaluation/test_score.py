@@ -78,7 +78,9 @@ def test_indices_and_files_tell_nothing_of_fewer_classes_and_the_table_says_so(
     indices = np.array([[0, 1, 2, 3, 4], [1, 0, 2, 3, 4], [0, 1, 3, 4, 5], [9, 8, 6, 7, -1]])
     by_indices = score(indices, place)
     assert shares(by_indices) == [("dataset", 4, 0.5, 0.75, 10)]
-    assert "has 4 of 10 classes. The accuracy among only these classes" in str(by_indices)
+    assert "has 4 of 10 classes. To compute the accuracy among only these classes" in str(
+        by_indices
+    )
     stream = io.StringIO()
     keys = ["a/1", "a/2", "b/1", "b/2"]
     said = [

@@ -8,7 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from itertools import accumulate
 from pathlib import Path
@@ -37,8 +37,10 @@ class Map:
         self.failed = {name for name, _, passed in noted if not passed}
         self.seconds = {name: seconds for name, seconds, _ in noted if name not in self.failed}
         self._tests: dict[str, dict[int, set[str]]] = defaultdict(lambda: defaultdict(set))
+        self._num_lines: Counter[str] = Counter()
         for test, module, line in executed.written(folder, "lines"):
             self._tests[module][line] |= {test} & self.seconds.keys()
+            self._num_lines[test] += 1
 
     @property
     def lines(self) -> int:
@@ -48,8 +50,9 @@ class Map:
     def chosen(self, module: str, line: int) -> list[str]:
         """Returns the tests for a line, the quickest first.
 
-        A line that runs only at import has all tests of its module. If there are too many, the
-        quickest case of each function is preferred, and the module's own folder.
+        A line that runs only at import has all tests of its module. If there are too many, half are
+        the tests that execute the fewest lines, which test little else. The others are the quickest
+        cases of each function; the module's own folder is preferred.
         """
         of_lines = self._tests[module]
         if not (tests := of_lines.get(line, {""})):
@@ -62,9 +65,11 @@ class Map:
             function = test.partition("[")[0]
             order.append((cases[function], not test.startswith(own), self.seconds[test], test))
             cases[function] += 1
-        kept = sorted(order)[:MOST_TESTS]
-        total = accumulate(seconds for *_, seconds, _ in kept)
-        within = {test for (*_, test), sum_s in zip(kept, total, strict=True) if sum_s <= MOST_S}
+        focused = sorted(quickest, key=self._num_lines.__getitem__)[: MOST_TESTS // 2]
+        spread = (test for *_, test in sorted(order))
+        kept = [*dict.fromkeys((*focused, *spread))][:MOST_TESTS]
+        total = accumulate(self.seconds[test] for test in kept)
+        within = {test for test, sum_s in zip(kept, total, strict=True) if sum_s <= MOST_S}
         return [test for test in quickest if test in within] or quickest[:1]
 
 

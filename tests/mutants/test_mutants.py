@@ -258,19 +258,23 @@ def test_a_sample_is_the_same_for_the_same_seed_and_takes_only_the_kinds_asked_f
     assert "| removed raise | 20 | 20 | 0 | 0 | 100.0% |" in capsys.readouterr().out
 
 
-def test_of_many_tests_one_case_of_each_function_comes_before_the_second(tmp_path: Path) -> None:
-    names = [f"tests/storage/test_a.py::test_{a}[{b}]" for a in range(100) for b in range(3)]
+def test_of_many_tests_half_execute_the_fewest_lines_and_others_are_of_all_functions(
+    tmp_path: Path,
+) -> None:
+    module, focused = "imagenet_prep/storage/folder.py", "tests/storage/test_b.py::test_this[9]"
+    names = [f"tests/storage/test_a.py::test_{a}[{b}]" for a in range(70) for b in range(3)]
     names.append("tests/read/test_b.py::test_other_room")
-    (tmp_path / "7.seconds").write_text("".join(f'["{each}",1,true]\n' for each in names))
-    (tmp_path / "8.lines").write_text(
-        "".join(f'["{each}","imagenet_prep/storage/folder.py",3]\n' for each in names)
+    (tmp_path / "7.seconds").write_text(
+        "".join(f'["{each}",1,true]\n' for each in names) + f'["{focused}",1,true]\n'
     )
+    lines = [f'["{each}","{module}",{line}]' for each in names for line in (3, 4)]
+    (tmp_path / "8.lines").write_text("\n".join([*lines, f'["{focused}","{module}",3]\n']))
 
-    chosen = Map(tmp_path).chosen("imagenet_prep/storage/folder.py", 3)
+    chosen = Map(tmp_path).chosen(module, 3)
 
     assert len(chosen) == MOST_TESTS
-    assert sum(each.endswith("[0]") for each in chosen) == 100
-    assert names[-1] in chosen
+    assert sum(each.endswith("[0]") for each in chosen) == 70
+    assert {names[-1], focused} <= {*chosen}
 
 
 def test_a_commit_that_is_not_there_is_named(capsys: pytest.CaptureFixture[str]) -> None:

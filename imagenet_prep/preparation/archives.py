@@ -210,9 +210,9 @@ class Archives:
             opened = self.store.open(_partial(archive), os.O_WRONLY | os.O_CREAT)
             with os.fdopen(opened, "wb") as file:
                 # Make a sparse file: some file systems need hours to preallocate 148 GB. Unlike
-                # `file.truncate`, `os.ftruncate` is retried after a signal.
+                # `file.truncate`, `os.ftruncate` is retried after a signal. The sync of the first
+                # part also makes this size durable.
                 os.ftruncate(file.fileno(), stat.size)
-                os.fsync(file.fileno())
         part = self.part_size * _MIB
         if stat.size > part and not stat.ranges:
             part = stat.size

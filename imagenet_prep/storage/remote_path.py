@@ -135,7 +135,7 @@ class RemotePath:
         data = b"".join(stream(self.site.remote, self.relative, self.stat, budget, start, stop))
         if len(data) != stop - start:
             raise StoreError(
-                f"{where}: got {len(data):,} of {stop - start:,} bytes. Use a different server."
+                f"{where}: the server sent {len(data):,} bytes. Use a different server."
             )
         return data
 

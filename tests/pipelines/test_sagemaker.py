@@ -136,7 +136,10 @@ def test_a_file_system_is_mounted_read_only() -> None:
     [
         (("--", "prepare"), "-- python SCRIPT.py"),
         (("--data", "train=s3://b/set,evil=s3://b/set", "--", "train"), "--data evil: expected "),
-        (("--data", "eval=s3://b/set,test=s3://b/set", "--", "train"), "and train among them"),
+        (
+            ("--data", "eval=s3://b/set,test=s3://b/set", "--", "train"),
+            "expected the channel",
+        ),
         (("--data", "/data/set", "--", "train"), "--data /data/set: expected s3://"),
         (("--data", "efs:fs-01234567:/set", "--", "train"), "needs --subnets"),
         (("--", "train"), "give either --data-dir or --synthetic"),

@@ -79,7 +79,7 @@ def test_a_host_that_loses_power_is_whole_when_it_is_back(net: Cluster) -> None:
         result = run.finish()
 
     assert result.code == 0, result
-    assert f"{victim.address}: lost" in result.out
+    assert f"{victim.address}: connection lost" in result.out
     assert_whole(net)
 
 

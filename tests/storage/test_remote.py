@@ -129,7 +129,10 @@ def test_retry_after_is_seconds_or_a_date(seconds: int) -> None:
         assert retry_after(value) == pytest.approx(seconds, abs=60)
 
 
-@pytest.mark.parametrize("value", ["soon", "", "-5", "1e9"])
+PAST, BEYOND = "Sun, 01 Jan 2023 00:00:00 GMT", "Sun, 01 Jan 99999 00:00:00 GMT"
+
+
+@pytest.mark.parametrize("value", ["soon", "", "-5", "1e9", PAST, BEYOND])
 def test_a_retry_after_that_means_nothing_is_none(value: str) -> None:
     assert retry_after(value) == 0.0
 

@@ -65,7 +65,7 @@ class World:
             raise ValueError(f"rank {self.rank}: expected 0 to {self.size - 1}")
         if not 0 <= self.local_rank < self.local_size <= self.size:
             raise ValueError(
-                f"local rank {self.local_rank} of {self.local_size} is impossible: size {self.size}"
+                f"local rank {self.local_rank} of {self.local_size}, expected at most {self.size}"
             )
 
     @property

@@ -317,7 +317,7 @@ def _names_problem(manifest: Manifest) -> str | None:
             return f"{total:,} shards of {name}, expected 1 to {naming.MAX_SHARDS:,}"
         for number, shard in enumerate(split.shards):
             if shard.name != (expected := naming.shard_name(name, number, total)):
-                return f"a shard of {name} is {shard.name!r}, expected {expected}"
+                return f"the split {name} has a shard {shard.name!r}, expected {expected}"
     seen = set()
     for file in manifest.files:
         if not naming.is_small_file(file.name):

@@ -108,6 +108,10 @@ def _shards(checked: ExistingSet) -> list[tuple[str, str]]:
     return [(shard.shard, shard.sha256) for shard in checked.all_shards]
 
 
+def _files(checked: ExistingSet) -> dict[str, File]:
+    return {file.name: file for shard in checked.all_shards for file in shard.entry.files}
+
+
 def restore(
     store: Store, manifest: Manifest, lost: Sequence[str], workers: engine.Workers, *, quiet: bool
 ) -> None:
@@ -135,7 +139,7 @@ def restore(
         )
     classes = checked.labelling.classes
     small = small_files(manifest, incidents=(), classes=classes, name=tfds.IMAGENET)
-    files = {file.name: file for shard in checked.all_shards for file in shard.entry.files[:2]}
+    files = _files(checked)
     expected = {file.name: file.sha256 for file in manifest.files_of(manifest.splits)}
     different = []
     for name in lost:
@@ -261,8 +265,7 @@ def _refuse_obstacles(
     folders = {path.rpartition("/")[0] for path in shards} - {""}
     ours = shards | folders if in_place else set()
     strangers = [name for name in _SMALL_FILES if store.size(name) is not None]
-    files = (file for shard in checked.all_shards for file in shard.entry.files)
-    expected = {file.name: file for file in files}
+    expected = _files(checked)
     strangers += [
         f"{folder}/{name}"
         for folder in naming.BESIDE

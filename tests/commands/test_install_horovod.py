@@ -291,7 +291,7 @@ def test_what_is_missing_is_named(packages: dict[str, str]) -> None:
         UsageError, match=f"Horovod needs TensorFlow, which is not installed for .*{TF}"
     ):
         install_horovod.wheel_key(Config())
-    with pytest.raises(UsageError, match=r"needs MXNet, .*docs/mxnet\.md"):
+    with pytest.raises(UsageError, match=r"needs MXNet, .* \(docs/mxnet\.md\)"):
         install_horovod.wheel_key(Config(framework="mxnet"))
     with pytest.raises(UsageError, match=r"needs PyTorch, .* pip install 'imagenet-prep\[torch\]'"):
         install_horovod.wheel_key(Config(framework="pytorch"))

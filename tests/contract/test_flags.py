@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 from imagenet_prep.__main__ import VERBS, module_of
 from imagenet_prep.core.flags import Flag
@@ -116,23 +117,29 @@ def interval(flag: Flag) -> str:
     return f"{low}, {high}"
 
 
-def numbers(verb: str) -> Iterator[str]:
+def flags_of(verb: str) -> Iterator[tuple[str, Any, Flag]]:
+    """Yields the name, the default and the description of each flag."""
     for field in dataclasses.fields(importlib.import_module(module_of(verb)).Config):
-        if (flag := field.metadata.get("flag")) is None:
-            continue
-        number = isinstance(field.default, int | float) and not isinstance(field.default, bool)
+        if (flag := field.metadata.get("flag")) is not None:
+            yield f"--{field.name.replace('_', '-')}", field.default, flag
+
+
+def by_verb(describe: Callable[[str], Iterable[str]]) -> list[str]:
+    """Returns the lines that describe the flags of each verb, below its name."""
+    lines = {verb: [*describe(verb)] for verb in VERBS}
+    return [line for verb, of_verb in lines.items() if of_verb for line in (verb, *of_verb)]
+
+
+def numbers(verb: str) -> Iterator[str]:
+    for name, value, flag in flags_of(verb):
+        number = isinstance(value, int | float) and not isinstance(value, bool)
         if number or interval(flag) != "(, )":
-            default = f" {field.default}" if number else ""
-            yield f"  --{field.name.replace('_', '-')}{default} in {interval(flag)}"
+            default = f" {value}" if number else ""
+            yield f"  {name}{default} in {interval(flag)}"
 
 
 def test_the_numbers_that_flags_accept_stay() -> None:
-    lines: list[str] = []
-    for verb in VERBS:
-        if of_verb := list(numbers(verb)):
-            lines += [verb, *of_verb]
-
-    assert lines == NUMBERS.splitlines()
+    assert by_verb(numbers) == NUMBERS.splitlines()
 
 
 # By verb: positional arguments, as [--flag], and the aliases of flags.
@@ -206,17 +213,10 @@ bench-train
 
 
 def names(verb: str) -> Iterator[str]:
-    for field in dataclasses.fields(importlib.import_module(module_of(verb)).Config):
-        flag = field.metadata.get("flag")
-        if flag is not None and (flag.positional or flag.aliases):
-            name = f"--{field.name.replace('_', '-')}"
+    for name, _, flag in flags_of(verb):
+        if flag.positional or flag.aliases:
             yield " ".join(["  " + (f"[{name}]" if flag.positional else name), *flag.aliases])
 
 
 def test_arguments_and_other_names_of_flags_stay() -> None:
-    lines: list[str] = []
-    for verb in VERBS:
-        if of_verb := list(names(verb)):
-            lines += [verb, *of_verb]
-
-    assert lines == NAMES.splitlines()
+    assert by_verb(names) == NAMES.splitlines()

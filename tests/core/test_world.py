@@ -78,7 +78,7 @@ def test_processes_are_on_one_host_unless_said_otherwise() -> None:
 
 @pytest.mark.parametrize("numbers", [(4, 4), (-1, 4), (0, 0), (0, 2, 2, 2), (0, 2, 0, 3)])
 def test_impossible_numbers_are_refused(numbers: tuple[int, ...]) -> None:
-    with pytest.raises(ValueError, match="expected|is impossible"):
+    with pytest.raises(ValueError, match="expected"):
         World(*numbers)
 
 

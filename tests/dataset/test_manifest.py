@@ -320,7 +320,8 @@ def test_a_split_that_no_run_makes_is_refused(name: str) -> None:
 )
 def test_shards_are_those_of_their_split_each_once_and_in_order(names: list[str]) -> None:
     with pytest.raises(
-        ManifestError, match=r"^here: a shard of train is .*, expected train-0000[01]-of-0000[12]\."
+        ManifestError,
+        match=r"^here: the split train has a shard .*, expected train-0000[01]-of-0000[12]\.",
     ):
         manifest.loads(with_splits(train=names), "here")
 

@@ -556,7 +556,9 @@ def test_a_server_cannot_name_a_file_outside_the_cache(server: Server, tmp_path:
     text = json.dumps(whole, indent=1, sort_keys=True, ensure_ascii=False)
     server.files["/dataset.json"] = text.encode() + b"\n"
 
-    with pytest.raises(ManifestError, match=r"a shard of train is '\.\./\.\./\.bashrc', expected"):
+    with pytest.raises(
+        ManifestError, match=r"the split train has a shard '\.\./\.\./\.bashrc', expected"
+    ):
         NodeCache(open_dataset(server.url), home / "cache", None)
     assert files_of(home) == {".bashrc": b"export PATH"}
 

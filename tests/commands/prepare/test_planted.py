@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -101,7 +100,7 @@ def test_a_manifest_with_other_names_is_refused_in_a_sentence(
 
     assert found.code == 3, found
     assert "Traceback" not in found.err
-    assert re.search(r"dataset.json: (the s|a shard of )", found.err)
+    assert "dataset.json: the s" in found.err
     assert "This program did not write it." in found.err
     assert unchanged(home, planted) == before
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from imagenet_prep.core.errors import BusyError, UsageError
+from imagenet_prep.storage.folder import LocalStore
 from tests.kit import command, faults
 from tests.kit.dataset import contents, shard_names
 from tests.kit.miniature import Miniature, miniature_for_tests
@@ -49,12 +50,11 @@ def test_from_a_mistyped_flag_to_a_mended_replica(archives: Miniature, tmp_path:
     other = command.run("prepare", *places, "--dry-run")
     assert other.code != 0, "the counts are not ILSVRC2012's, and the run would say so, too"
 
-    # Is interrupted; meanwhile, cron has started the same command again.
+    # Cron starts it while another run writes there; later, it is interrupted.
+    with LocalStore(tmp_path / "set").lock():
+        beside = command.run(*asked)
     with command.started(*asked) as first:
         command.wait_until(lambda: first.ended or shards(tmp_path / "set"), "the first shard")
-        first.send(signal.SIGSTOP)
-        beside = command.run(*asked)
-        first.send(signal.SIGCONT)
         first.send(signal.SIGTERM)
         ended = first.finish()
     assert "is being written by a different run" in one_line(beside, BusyError.exit_code)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import shutil
-import signal
 from pathlib import Path
 
 import pytest
 
+from imagenet_prep.storage.folder import LocalStore
 from tests.kit import command
 from tests.kit.dataset import (
     SETTINGS,
@@ -252,16 +253,12 @@ def test_a_second_run_at_the_same_time_is_refused_and_names_the_first(
     reference: Reference, tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
-    lock = out / ".work" / "lock"
-    with command.started(*arguments(reference.source, out)) as first:
-        command.wait_until(lambda: lock.exists() and lock.read_text(), "the first run's lock")
-        first.send(signal.SIGSTOP)
+    with LocalStore(out).lock():
         second = command.run(*arguments(reference.source, out))
-        first.send(signal.SIGCONT)
-        result = first.finish()
+    result = command.run(*arguments(reference.source, out))
 
     assert (second.code, second.out) == (75, "")
-    assert f"pid {first.pid} " in second.err
+    assert f"pid {os.getpid()} " in second.err
     assert result.code == 0, result
     assert contents(out) == reference.contents
 

@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import socket
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import pytest
 from imagenet_prep.core.errors import BusyError, IncompleteError
 from imagenet_prep.storage.remote import AbsentError, Stat, UnavailableError
 from imagenet_prep.storage.s3 import CHECK_BY_READING, S3
+from imagenet_prep.storage.store import open_store
 from tests.kit import command
 from tests.kit.dataset import SETTINGS, Reference, contents
 from tests.kit.lengths import long_but
@@ -316,15 +318,17 @@ def test_of_two_runs_with_different_settings_one_is_refused(
 
 
 def test_a_second_run_of_one_machine_is_refused_by_name(
-    s3: S3Server, many: Miniature, machine: Machine
+    s3: S3Server, reference: Reference, machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with machine.started(many.root, "busy", *MANY) as first:
-        command.wait_until(lambda: first.ended or receipts(s3, "busy") >= 1, "the first shard")
-        first.send(signal.SIGSTOP)
-        second = machine.prepare(many.root, "busy", *MANY)
+    for name, value in s3.environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(tempfile, "tempdir", str(machine.tmp))
+    with open_store(f"s3://{BUCKET}/busy").lock():
+        second = machine.prepare(reference.source, "busy", *SETTINGS)
 
     assert second.code == BusyError.exit_code, second
-    assert f"s3://{BUCKET}/busy is being written by a different run (pid {first.pid} " in second.err
+    owner = f"pid {os.getpid()} on "
+    assert f"s3://{BUCKET}/busy is being written by a different run ({owner}" in second.err
 
 
 @pytest.mark.usefixtures("finished")

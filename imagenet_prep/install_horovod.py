@@ -189,7 +189,7 @@ def _build(config: Config, scratch: Path, log: Path) -> Path:
             f"building Horovod needs {compiler} and make: apt-get install g++ make, or copy the "
             "--cache folder of a host that has built it."
         )
-    print(f"building Horovod {VERSION}: 2 to 5 minutes, log in {log}", flush=True)
+    print(f"building Horovod {VERSION}: 1 to 3 minutes, log in {log}", flush=True)
     tools, wheels = scratch / "tools", scratch / "wheels"
     install = ["install", *_LOCKED, "--target", str(tools), "-r", str(_TOOLS_LOCK)]
     _pip(install, log, "installing the build tools")

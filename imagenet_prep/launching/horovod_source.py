@@ -26,7 +26,7 @@ GpuStreamHandle AsGpuStreamValue(Stream* stream) {
 
 
 def mend(source: Path, framework: str) -> None:
-    """Changes Horovod's source in five places.
+    """Changes Horovod's source in six places.
 
     - Tensors are sent through the interface HOROVOD_GLOO_IFACE. Horovod sends tensors in a process
       set whose `gloo_iface_` is never assigned, so Gloo would use the address of the host's name,
@@ -37,8 +37,14 @@ def mend(source: Path, framework: str) -> None:
       includes a libjpeg. Pillow and our codec would call it instead of their own, and crash.
     - For PyTorch, Horovod is compiled as C++20 instead of C++14, as PyTorch 2.15's headers require.
       So is the bundled Gloo, since one of its constants would otherwise be defined twice.
+    - The build takes a third less time: it creates no debug symbols, which our linker flag -s
+      removes, and compiles only one of two copies of Gloo.
     """
     horovod = source / "horovod"
+    flags = 'string(REPLACE "{}" "-O3" CMAKE_CXX_FLAGS_RELWITHDEBINFO'
+    _replace(source / "CMakeLists.txt", flags.format("-O2"), flags.format("-O2 -g"))
+    gloo = "add_subdirectory(third_party/gloo{})"
+    _replace(source / "CMakeLists.txt", gloo.format(""), gloo.format(" EXCLUDE_FROM_ALL"))
     context = horovod / "common" / "gloo" / "gloo_context.cc"
     _replace(context, _IN_PROCESS_SET, _IN_PROCESS_SET + _INTERFACE)
     if framework == "mxnet":

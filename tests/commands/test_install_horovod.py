@@ -55,6 +55,14 @@ print(json.dumps([hvd.rank(), total, sorted(peers)]), flush=True)
 """
 
 
+BUILD = """\
+string(REPLACE "-O2" "-O3" CMAKE_C_FLAGS_RELWITHDEBINFO "${CMAKE_C_FLAGS_RELWITHDEBINFO}")
+string(REPLACE "-O2" "-O3" CMAKE_CXX_FLAGS_RELWITHDEBINFO "${CMAKE_CXX_FLAGS_RELWITHDEBINFO}")
+    add_subdirectory(third_party/gloo)
+        add_subdirectory(third_party/compatible_gloo)
+"""
+
+
 def source(folder: Path, text: str) -> Path:
     """Writes the files that `mend` changes; returns the one with this text."""
     for name in ("tensorflow/xla_mpi_ops.cc", "tensorflow/mpi_ops.cc"):
@@ -64,6 +72,8 @@ def source(folder: Path, text: str) -> Path:
         layouts.write(folder / "horovod" / name, loads.encode())
     for build in ("CMakeLists.txt", "horovod/torch/CMakeLists.txt"):
         layouts.write(folder / build, b"if()\nset(CMAKE_CXX_STANDARD 14)\n")
+    with open(folder / "CMakeLists.txt", "a") as build_file:
+        build_file.write(BUILD)
     path = folder / "horovod" / "common" / "gloo" / "gloo_context.cc"
     layouts.write(path, text.encode())
     return path
@@ -110,7 +120,22 @@ def test_pytorchs_headers_are_compiled_by_the_standard_that_they_want(
     horovod_source.mend(tmp_path, framework)
 
     for build in ("CMakeLists.txt", "horovod/torch/CMakeLists.txt"):
-        assert (tmp_path / build).read_text() == f"if()\nset(CMAKE_CXX_STANDARD {standard})\n"
+        expected = f"if()\nset(CMAKE_CXX_STANDARD {standard})\n"
+        assert (tmp_path / build).read_text().startswith(expected)
+
+
+def test_debug_symbols_and_a_second_gloo_are_not_built(tmp_path: Path) -> None:
+    source(tmp_path, "  assert(global_context.IsEnabled());\n")
+    horovod_source.mend(tmp_path, "tensorflow")
+
+    lines = (tmp_path / "CMakeLists.txt").read_text().splitlines()
+    before = BUILD.splitlines()
+    assert lines[2:] == [
+        before[0],
+        before[1].replace('"-O2"', '"-O2 -g"'),
+        "    add_subdirectory(third_party/gloo EXCLUDE_FROM_ALL)",
+        before[3],
+    ]
 
 
 @pytest.mark.parametrize("times", [0, 2])

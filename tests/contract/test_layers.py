@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
 from importlib.metadata import PackageNotFoundError, requires
+from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
@@ -20,7 +22,7 @@ LAYERS = [
         line.replace("$(COMPILER) ", "")
         for line in re.findall(r"^LAYERS_\w+ := (.+)$", MAKEFILE, re.MULTILINE)
     ),
-    *re.findall(r"\$\(call install,\$\(VENV\)/\w+/bin/python,([a-z ]+)", MAKEFILE),
+    *re.findall(r"\.ci/install \$\(VENV\)/\w+/bin/python \.ci/main\.lock ([a-z ]+)", MAKEFILE),
 ]
 
 
@@ -75,6 +77,33 @@ def test_the_quick_layer_has_no_framework_and_is_a_sixth_of_the_tests() -> None:
     assert {"ruff", "pytest", "hypothesis", "numpy"} <= quick
     assert not {"tensorflow-cpu", "apache-beam", "torch", "opencv-python-headless"} & quick
     assert len(quick) < len(everything) / 4
+
+
+@pytest.mark.parametrize("uv_code", [0, 1])
+def test_pip_installs_if_uv_cannot(tmp_path: Path, uv_code: int) -> None:
+    log = tmp_path / "log"
+    for name, code in (("uv", uv_code), ("python", 0)):
+        program = tmp_path / "bin" / name
+        program.parent.mkdir(exist_ok=True)
+        program.write_text(f'#!/bin/sh\necho {name} "$@" >> {log}\nexit {code}\n')
+        program.chmod(0o755)
+    done = subprocess.run(
+        [".ci/install", tmp_path / "bin" / "python", ".ci/airflow.lock"],
+        cwd=REPOSITORY,
+        env={"PATH": os.environ["PATH"], "VENV": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+    )
+
+    lines = [line for line in log.read_text().splitlines() if line.startswith(("uv", "python"))]
+    assert done.returncode == 0, done
+    assert [line.split(" --quiet")[0] for line in lines] == [
+        "uv pip install",
+        *["python -m pip install"] * uv_code,
+    ]
+    assert all("--require-hashes -r " in line for line in lines)
+    assert ("Continuing with pip" in done.stderr) == uv_code
 
 
 @pytest.mark.parametrize(

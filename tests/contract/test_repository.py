@@ -220,7 +220,8 @@ def test_the_hook_checks_only_the_staged_files_by_the_rules_of_the_makefile(
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "ruff").write_text('#!/bin/sh\necho "$@"\n')
     (tmp_path / "bin" / "ruff").chmod(0o755)
-    (tmp_path / "bin" / "pip").touch()  # else make creates the environment
+    for installer in ("pip", "uv"):
+        (tmp_path / "bin" / installer).touch()  # else make creates the environment
     venv = f"VENV={tmp_path}"
     # Below another make, it would print the folder that it enters.
     quiet = ("make", "--no-print-directory", "--eval")

@@ -125,7 +125,8 @@ def test_locks_hold_what_the_groups_ask_for() -> None:
     groups = tomllib.loads(text)["dependency-groups"]
     locks = {
         **dict.fromkeys(
-            ("build", "compiler", "quick", "docs", "release", "loaders"), ".ci/main.lock"
+            ("build", "installer", "compiler", "quick", "docs", "release", "loaders"),
+            ".ci/main.lock",
         ),
         "airflow": ".ci/airflow.lock",
         "trainers": ".ci/trainers.lock",

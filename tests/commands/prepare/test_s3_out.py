@@ -322,9 +322,9 @@ def test_a_second_run_of_one_machine_is_refused_by_name(
 ) -> None:
     for name, value in s3.environment.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(tempfile, "tempdir", str(machine.tmp))
+    here = tempfile.gettempdir()
     with open_store(f"s3://{BUCKET}/busy").lock():
-        second = machine.prepare(reference.source, "busy", *SETTINGS)
+        second = machine.prepare(reference.source, "busy", *SETTINGS, TMPDIR=here)
 
     assert second.code == BusyError.exit_code, second
     owner = f"pid {os.getpid()} on "

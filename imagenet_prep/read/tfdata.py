@@ -84,11 +84,12 @@ class TfDataBackend:
         options.autotune.enabled = False
         options.experimental_optimization.map_and_batch_fusion = True
         options.threading.private_threadpool_size = self._config.decode_threads
+        show = tf.autograph.experimental.do_not_convert(self._show)
         dataset = (
             tf.data.Dataset.from_generator(arrays, output_signature=signature)
             .prefetch(1)
             .unbatch()
-            .map(self._show, num_parallel_calls=2 * self._config.decode_threads, deterministic=True)
+            .map(show, num_parallel_calls=2 * self._config.decode_threads, deterministic=True)
             .batch(size, drop_remainder=True)
             .prefetch(1)
             .with_options(options)

@@ -23,7 +23,8 @@ class Scalars:
     """Writes a new TensorBoard file in a folder, without buffering."""
 
     def __init__(self, folder: Path) -> None:
-        name = f"{EVENTS}{time.time_ns() // 10**9}.{socket.gethostname()}.{os.getpid()}.v2"
+        seconds, rest_ns = divmod(time.time_ns(), 10**9)
+        name = f"{EVENTS}{seconds}.{socket.gethostname()}.{os.getpid()}.{rest_ns}.v2"
         with storage_errors("write", folder / name):
             folder.mkdir(parents=True, exist_ok=True)
             file = LocalStore(folder).open(name, os.O_WRONLY | os.O_APPEND | os.O_CREAT)

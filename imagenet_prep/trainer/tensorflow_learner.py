@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -69,10 +70,12 @@ class TensorFlowLearner(Learner):
             from_logits=True, label_smoothing=plan.label_smoothing, reduction="none"
         )
         # XLA also compiles the backward pass of a compiled function. The sum over the ranks stays
-        # outside, since XLA does not support Horovod's operation.
-        self._forward = tf.function(self._loss, jit_compile=True) if jit else self._loss
-        self._traced_step = tf.function(self._move)
-        self._logits = tf.function(lambda images: self._model(images, training=False))
+        # outside, since XLA does not support Horovod's operation. Without AutoGraph, which would
+        # translate Python's `if` and `for`, tracing takes a second less.
+        traced = functools.partial(tf.function, autograph=False)
+        self._forward = traced(self._loss, jit_compile=True) if jit else self._loss
+        self._traced_step = traced(self._move)
+        self._logits = traced(lambda images: self._model(images, training=False))
 
     def values(self) -> list[Any]:
         """Returns all variables as NumPy arrays."""
@@ -117,8 +120,7 @@ class TensorFlowLearner(Learner):
         else:
             # If a gradient overflows on one rank, the mean overflows on all, and all skip the step.
             sound = tf.reduce_all([tf.reduce_all(tf.math.is_finite(g)) for g in gradients])
-            if sound:
-                self._optimizer.apply(gradients, rate)
+            tf.cond(sound, lambda: self._optimizer.apply(gradients, rate), lambda: None)
         return tf.stack([loss, total, accuracy]), self.comm.sum(asks)
 
     def logits(self, images: Any) -> Any:

@@ -22,6 +22,17 @@ WORDS = (
 CHOSEN = ("file: parent", "shard: parents", "split: escape", "deep config", "deep lists", "null")
 
 
+def test_train_leaves_nothing_in_tmpdir(arena: Arena, sound: Path) -> None:
+    """TensorFlow's AutoGraph would write the code that it translates there."""
+
+    def attempt(_: object) -> None:
+        shutil.copytree(sound, arena.given / "set")
+        home = str(arena.given / "keras")  # where Keras writes its settings
+        assert arena.run(*WORDS, env={"KERAS_HOME": home}).code == 0
+
+    arena.each([("a sound set", None)], attempt)
+
+
 def test_train_refuses_hostile_manifests_as_reading_does(arena: Arena, sound: Path) -> None:
     content = json.loads((sound / naming.MANIFEST).read_bytes())
 

@@ -33,8 +33,6 @@ Case = TypeVar("Case")
 # What a terminal obeys: all control characters but those that move on in the text.
 _OBEYED = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]|\xc2[\x80-\x9f]")
 
-# It removes them when its interpreter ends, and ours is ended at once.
-_OF_TENSORFLOW = "__autograph_generated_file"
 # In every file of the user's: whoever shows it has read one.
 CANARY = b"canary-7f3a9c51"
 
@@ -99,8 +97,7 @@ class Arena:
         ended = self.finish()
         left = self.warm.left(self.patience_s)
         after = self.look()
-        names = sorted(path.name for path in (self.root / "tmp").iterdir())
-        temporaries = [name for name in names if not name.startswith(_OF_TENSORFLOW)]
+        temporaries = sorted(path.name for path in (self.root / "tmp").iterdir())
         said = f"{(ended.out + ended.err)[-500:].decode(errors='replace')}"
         changed = sorted(k for k in before | after if before.get(k) != after.get(k))
         if changed:

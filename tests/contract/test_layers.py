@@ -96,7 +96,7 @@ def test_pip_installs_if_uv_cannot(tmp_path: Path, uv_code: int) -> None:
         timeout=PATIENCE_S,
     )
 
-    lines = [line for line in log.read_text().splitlines() if line.startswith(("uv", "python"))]
+    lines = log.read_text().splitlines()
     assert done.returncode == 0, done
     assert [line.split(" --quiet")[0] for line in lines] == [
         "uv pip install",

@@ -254,6 +254,29 @@ def test_synthetic_data_needs_no_data_set(tf: Any, tmp_path: Path) -> None:
     assert checkpoint.steps(tmp_path / "run") == [12]
 
 
+@pytest.mark.parametrize(("loss_scale", "moves"), [(1.0, True), (1e38, False)])
+def test_a_step_whose_gradients_overflow_is_skipped(
+    tf: Any, tmp_path: Path, loss_scale: float, moves: bool
+) -> None:
+    from imagenet_prep.train import train as verb
+
+    config = TrainConfig(
+        synthetic=True,
+        model="mnist",
+        image_size=16,
+        batch_size=4,
+        num_epochs=1 / 1_281_167 * 4,
+        precision="float16",
+        loss_scale=loss_scale,
+        log_dir=str(tmp_path / "run"),
+    )
+    verb(config)
+
+    momentum = [a for name, a in arrays_of(tmp_path / "run").items() if name.startswith("slot_")]
+    assert len(momentum) == 8
+    assert [bool(array.any()) for array in momentum] == [moves] * 8
+
+
 # Of Keras, which copies its variables as NumPy 1 had it.
 @pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 def test_what_is_exported_gives_the_models_answers(

@@ -41,19 +41,20 @@ def _name(module: str) -> str:
 def verb(
     module: str,
     config: type[Config],
-    text: str,
+    text: str | None,
     rewrite: Callable[[Sequence[str]], Sequence[str]] = list,
 ) -> Callable[[Callable[[Config], int | None]], Callable[[Sequence[str]], int]]:
     """Decorates a function that takes a config: turns it into the function `run` of a verb.
 
     If `module` is the main program, as in `python -m imagenet_prep.verify`, `run` is called.
-    `text` is the text of --help, with examples. `rewrite` translates flags of other programs.
+    `text` is the text of --help, with examples; None with `python -OO`, which removes docstrings.
+    `rewrite` translates flags of other programs.
     """
 
     def decorate(act: Callable[[Config], int | None]) -> Callable[[Sequence[str]], int]:
         if act.__module__ == "__main__":
             main(module)
-        parse = functools.partial(flags.parse, config, verb=_name(module), text=text)
+        parse = functools.partial(flags.parse, config, verb=_name(module), text=text or "")
         return lambda argv: act(parse(rewrite(argv))) or errors.EXIT_DONE
 
     return decorate

@@ -108,7 +108,8 @@ def help_text(
     description, _, rest = text.partition("\n\nExamples:\n")
     examples = re.findall(r"^  .*(?:(?<=\\)\n.*)*", rest, re.MULTILINE)
     lines = wrap(" ".join(usage), width, subsequent_indent=" " * 7)
-    lines += ["", description, "", "Examples:", *examples[: None if all_flags else 3]]
+    if text:
+        lines += ["", description, "", "Examples:", *examples[: None if all_flags else 3]]
     groups: dict[str, list[str]] = {}
     for entry in entries:
         if not entry.group and not all_flags:

@@ -53,6 +53,17 @@ def imported(importtime: str) -> set[str]:
     return {name.partition(".")[0] for name in names}
 
 
+def test_help_needs_no_docstrings() -> None:
+    with_them, without = (run("verify", "--help", options=each) for each in ((), ("-OO",)))
+
+    flags_of, described = (
+        text.partition("\n\nFlags:\n") for text in (without.stdout, with_them.stdout)
+    )
+    assert without.returncode == 0, without.stderr
+    assert flags_of[2] == described[2] != ""
+    assert flags_of[0] == described[0].partition("\n\n")[0]
+
+
 @pytest.mark.parametrize("verb", sorted(VERBS))
 def test_help_is_light_and_fits_a_screen(verb: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")

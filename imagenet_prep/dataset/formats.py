@@ -89,6 +89,6 @@ def in_words(details: Iterable[str]) -> list[str]:
     """Returns a line for each unsupported format, with its number of quarantined images."""
     counts = Counter(detail for detail in details if detail.startswith("is "))
     return [
-        f"{counted(number, 'quarantined image')}: the format {detail}"
+        f"{counted(number, 'quarantined image')}: the format {detail}, then prepare to a new --out"
         for detail, number in sorted(counts.items())
     ]

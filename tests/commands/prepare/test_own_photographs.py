@@ -142,15 +142,16 @@ def test_the_extra_of_a_format_is_named_in_each_summary(tmp_path: Path) -> None:
         "quarantined: 5 (5 unknown_format)",
         (
             "1 quarantined image: the format is AVIF, which is not read here: run pip install "
-            "--force-reinstall --only-binary :all: pillow, or convert to JPEG or PNG"
+            "--force-reinstall --only-binary :all: pillow, or convert to JPEG or PNG, then prepare "
+            "to a new --out"
         ),
         (
             "2 quarantined images: the format is HEIC, which is not read here: run pip install "
-            "'imagenet-prep[heif]', or convert to JPEG or PNG"
+            "'imagenet-prep[heif]', or convert to JPEG or PNG, then prepare to a new --out"
         ),
         (
             "1 quarantined image: the format is JPEG XL, which is not read here: convert to JPEG "
-            "or PNG"
+            "or PNG, then prepare to a new --out"
         ),
     ]
     for _ in range(2):  # the second run finds a finished dataset

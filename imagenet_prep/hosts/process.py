@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import signal
 import subprocess
 import threading
 import time
@@ -96,7 +97,9 @@ class Ending(NamedTuple):
         """Whether a retry may succeed: a time-out, a broken connection, or a killed process."""
         if self.code is None:
             return self.seconds > 0
-        return self.code < 0 or (self.is_of_ssh and not self.is_final)
+        # If a process on a remote host is killed, its shell ends with 128 + the signal's number.
+        is_killed = self.code < 0 or self.code == 128 + signal.SIGKILL
+        return is_killed or (self.is_of_ssh and not self.is_final)
 
     @property
     def why(self) -> str:

@@ -83,6 +83,7 @@ def test_the_last_words_of_a_host_are_one_plain_line() -> None:
         (Ending(255, "ssh: connect to host b: No route to host"), True),
         (Ending(255, "x: Permission denied (publickey)."), False),
         (Ending(-9, ""), True),
+        (Ending(137, "Killed"), True),
         (Ending(1, "cannot write"), False),
     ],
 )

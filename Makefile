@@ -280,7 +280,8 @@ $(GPU_KEY): | $(BIN)/uv
 	@touch $@
 
 $(BIN)/uv: .ci/main.lock | $(BIN)/pip
-	@$(BIN)/python .ci/layer.py .ci/main.lock installer | $(BIN)/python -m pip install --quiet --require-hashes -r /dev/stdin || \
+	@$(BIN)/python .ci/layer.py .ci/main.lock installer | $(BIN)/python -m pip install --quiet --require-hashes -r /dev/stdin && \
+	  touch $@ || \
 	  echo 'Continuing with pip, which takes longer: the reason why uv is missing is above.' >&2
 
 # pip is installed last, so its presence means that the venv is complete. On Debian, venv is a separate package.

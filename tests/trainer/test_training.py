@@ -238,7 +238,7 @@ def test_every_way_to_train_lowers_the_loss(
     assert losses[-1] < losses[0]
 
 
-def test_synthetic_data_needs_no_data_set(tf: Any, tmp_path: Path) -> None:
+def train_synthetic(run: Path, num_steps: int, **more: Any) -> None:
     from imagenet_prep.train import train as verb
 
     config = TrainConfig(
@@ -246,11 +246,16 @@ def test_synthetic_data_needs_no_data_set(tf: Any, tmp_path: Path) -> None:
         model="mnist",
         image_size=16,
         batch_size=4,
-        num_epochs=12 / 1_281_167 * 4,
-        log_dir=str(tmp_path / "run"),
+        num_epochs=num_steps / 1_281_167 * 4,
+        log_dir=str(run),
+        **more,
     )
-
     assert verb(config) is None
+
+
+def test_synthetic_data_needs_no_data_set(tf: Any, tmp_path: Path) -> None:
+    train_synthetic(tmp_path / "run", 12)
+
     assert checkpoint.steps(tmp_path / "run") == [12]
 
 
@@ -258,19 +263,7 @@ def test_synthetic_data_needs_no_data_set(tf: Any, tmp_path: Path) -> None:
 def test_a_step_whose_gradients_overflow_is_skipped(
     tf: Any, tmp_path: Path, loss_scale: float, moves: bool
 ) -> None:
-    from imagenet_prep.train import train as verb
-
-    config = TrainConfig(
-        synthetic=True,
-        model="mnist",
-        image_size=16,
-        batch_size=4,
-        num_epochs=1 / 1_281_167 * 4,
-        precision="float16",
-        loss_scale=loss_scale,
-        log_dir=str(tmp_path / "run"),
-    )
-    verb(config)
+    train_synthetic(tmp_path / "run", 1, precision="float16", loss_scale=loss_scale)
 
     momentum = [a for name, a in arrays_of(tmp_path / "run").items() if name.startswith("slot_")]
     assert len(momentum) == 8

@@ -239,6 +239,7 @@ typedef struct {
   enum kernel kernel;
   int64_t max_pixels; /* limit for the size in the header */
   int like_others; /* decline images that other readers decode differently */
+  int near; /* additional pixels on each side of `from`, if the image has them */
 } request;
 
 /* The size and resolution of a component of an image. */
@@ -261,7 +262,11 @@ static window part_of(const request *r, int rows, int columns) {
   window part = r->from ? *r->from : (window){0, 0, rows, columns};
   if (part.top < 0 || part.left < 0 || part.height < 1 || part.width < 1 ||
       part.height > rows - part.top || part.width > columns - part.left)
-    part.height = 0;
+    return (window){0, 0, 0, 0};
+  int bottom = smaller(part.top + part.height + r->near, rows);
+  int right = smaller(part.left + part.width + r->near, columns);
+  part.top = larger(part.top - r->near, 0), part.left = larger(part.left - r->near, 0);
+  part.height = bottom - part.top, part.width = right - part.left;
   return part;
 }
 
@@ -494,35 +499,48 @@ static chroma chroma_of(workspace *w, const planes_of_image *p, int i, const win
                   s->width - left, s->height - top, !left, !top};
 }
 
+/* Writes the result of a route. With `whole`, this must be the size of the image. */
+static void write_route(workspace *w, const uint8_t *data, size_t size, const window *whole,
+                        const route *r, int64_t max_pixels, const output *to) {
+  enum { NEAR = 2 }; /* the interpolation of chroma needs pixels around those of the route */
+  planes_of_image p;
+  /* `top` is even, so that all planes begin with the same pixel. */
+  int top = r->top & ~1;
+  window needed = {top, r->left, r->bottom - top, r->right - r->left};
+  request asked = {&needed, needed.height, needed.width, 1, NEAREST_TWO, max_pixels, 1, NEAR};
+  if (!decode_ourselves(w, data, size, &asked, &p)) decode_by_libjpeg(w, data, size, &asked, &p);
+  const sampling *s = &p.sampled[0];
+  if (s->h_samp != s->max_h_samp || s->v_samp != s->max_v_samp)
+    give_up(w, DECLINED, "unusual sampling");
+  if (whole && (s->width != whole->width || s->height != whole->height))
+    give_up(w, DECLINED, "an image of another size");
+  window part = part_of(&asked, s->height, s->width);
+  plane luma = p.samples[0];
+  luma.samples += (p.down[0].begin + r->top - part.top) * luma.stride;
+  luma.samples += p.across[0].begin + r->left - part.left;
+  chroma chromas[2];
+  for (int i = 1; i < p.num_components; i++) chromas[i - 1] = chroma_of(w, &p, i, &part, r);
+  if (!square_of(&w->square, r, &luma, p.num_components == 3 ? chromas : NULL, to))
+    give_up(w, NO_MEMORY, "out of memory");
+}
+
+/* Returns whether a window has the size of the result, and so needs no resizing. */
+static int is_unchanged(const window *from, int height, int width) {
+  return from && from->height == height && from->width == width &&
+         larger(height, width) <= MOST_SQUARE && from->top >= 0 && from->left >= 0 &&
+         larger(from->top, from->left) <= MAX_SIDE;
+}
+
 /* Writes the square crop of an image; `whole` must be the complete image. */
 static void write_square(workspace *w, const uint8_t *data, size_t size, const window *whole,
                          int side, int64_t max_pixels, const output *to) {
-  enum { NEAR = 2 }; /* additional pixels on each side, for the interpolation of chroma */
   route r;
-  planes_of_image p;
   if (!whole || whole->top || whole->left || whole->width < 1 || whole->height < 1 ||
       whole->width > MAX_SIDE || whole->height > MAX_SIDE || side > MOST_SQUARE)
     give_up(w, DECLINED, "not a square of the complete image");
   if (!find_route(&w->square, whole->width, whole->height, side, &r))
     give_up(w, NO_MEMORY, "out of memory");
-  /* `top` is even, so that all planes begin with the same pixel. */
-  window part = {larger((r.top & ~1) - NEAR, 0), larger(r.left - NEAR, 0), 0, 0};
-  part.height = smaller(r.bottom + NEAR, whole->height) - part.top;
-  part.width = smaller(r.right + NEAR, whole->width) - part.left;
-  request asked = {&part, part.height, part.width, 1, NEAREST_TWO, max_pixels, 1};
-  if (!decode_ourselves(w, data, size, &asked, &p)) decode_by_libjpeg(w, data, size, &asked, &p);
-  const sampling *s = &p.sampled[0];
-  if (s->h_samp != s->max_h_samp || s->v_samp != s->max_v_samp)
-    give_up(w, DECLINED, "unusual sampling");
-  if (s->width != whole->width || s->height != whole->height)
-    give_up(w, DECLINED, "an image of another size");
-  plane luma = p.samples[0];
-  luma.samples += (p.down[0].begin + r.top - part.top) * luma.stride;
-  luma.samples += p.across[0].begin + r.left - part.left;
-  chroma chromas[2];
-  for (int i = 1; i < p.num_components; i++) chromas[i - 1] = chroma_of(w, &p, i, &part, &r);
-  if (!square_of(&w->square, &r, &luma, p.num_components == 3 ? chromas : NULL, to))
-    give_up(w, NO_MEMORY, "out of memory");
+  write_route(w, data, size, whole, &r, max_pixels, to);
 }
 
 /* ---- Encoding ---- */
@@ -700,7 +718,7 @@ EXPORT int planes_shrink(workspace *w, const uint8_t *data, size_t size, int hei
   if (height < 1 || width < 1 || height > MAX_SIDE || width > MAX_SIDE)
     give_up(w, DECLINED, "no size of a JPEG");
   plane planes[3];
-  request r = {NULL, height, width, 2, BICUBIC, max_pixels};
+  request r = {NULL, height, width, 2, BICUBIC, max_pixels, 0, 0};
   if (!shrink(w, data, size, &r, 0, planes))
     for (int i = 1; i < 3; i++) planes[i] = no_chroma(w, i, (height + 1) / 2, (width + 1) / 2);
   encode(w, planes, quality);
@@ -708,7 +726,8 @@ EXPORT int planes_shrink(workspace *w, const uint8_t *data, size_t size, int hei
 }
 
 /* Writes a window (top, left, height, width) of a JPEG as height x width RGB pixels. With
- * SQUARE, the window must be the complete image, and the result is the crop of square.h. Damage
+ * SQUARE, the window must be the complete image, and the result is the crop of square.h. A window of
+ * the size of the result has the pixels that libjpeg decodes, except with BICUBIC. Damage
  * outside the window is usually not noticed, since the rest is decoded only as far as necessary.
  * Returns the same as planes_shrink. */
 EXPORT int planes_decode(workspace *w, const uint8_t *data, size_t size, const window *from,
@@ -724,9 +743,14 @@ EXPORT int planes_decode(workspace *w, const uint8_t *data, size_t size, const w
     write_square(w, data, size, from, height, max_pixels, to);
     return end(w);
   }
-  plane planes[3];
   /* `prepare` stores images that are resized with BICUBIC, so their bytes must not change. */
-  request r = {from, height, width, 1, (enum kernel)kernel, max_pixels, kernel != BICUBIC};
+  if (kernel != BICUBIC && is_unchanged(from, height, width)) {
+    route unchanged = route_of_window(from->top, from->left, height, width);
+    write_route(w, data, size, NULL, &unchanged, max_pixels, to);
+    return end(w);
+  }
+  plane planes[3];
+  request r = {from, height, width, 1, (enum kernel)kernel, max_pixels, kernel != BICUBIC, 0};
   if (!shrink(w, data, size, &r, to->mirrored, planes))
     for (int i = 1; i < 3; i++) planes[i] = no_chroma(w, i, height, width);
   write_pixels(w->simd, to, planes, room(w, &w->strip, room_of_row(width)));
@@ -762,7 +786,7 @@ EXPORT int planes_means(workspace *w, const uint8_t *data, size_t size, int64_t 
   begin(w);
   if (setjmp(w->escape)) return end(w);
   planes_of_image p;
-  request r = {NULL, 1, 1, 1, NEAREST_TWO, max_pixels}; /* decodes at full size */
+  request r = {NULL, 1, 1, 1, NEAREST_TWO, max_pixels, 0, 0}; /* decodes at full size */
   if (!decode_ourselves(w, data, size, &r, &p)) decode_by_libjpeg(w, data, size, &r, &p);
   int width = p.across[0].end, height = p.down[0].end;
   uint32_t *sums = (uint32_t *)room(w, &w->strip, sizeof *sums * (size_t)round_up(width, VECTOR));

@@ -35,8 +35,9 @@ typedef struct {
   int *begin, *count;  /* all four arrays share the memory block at begin */
   int16_t *low, *high; /* a weight is high * 2^LOW_BITS + low */
 } taps;
-/* A resampling to columns [left, right) and rows [top, bottom); NULL if a side is unchanged. */
-typedef struct { const taps *across, *down; int left, right, top, bottom; } stage;
+/* A resampling to columns [left, right) and rows [top, bottom); NULL if a side is unchanged. For
+ * pictures that are more than 100 times as high as wide, Pillow resamples down first. */
+typedef struct { const taps *across, *down; int left, right, top, bottom, down_first; } stage;
 /* The stages of a resampling, and the source pixels that they need. */
 typedef struct { stage stages[MOST_STAGES]; int num, left, right, top, bottom; } route;
 /* Columns [left, right) and rows [top, bottom) of a picture; a row has all R, then all G, all B. */
@@ -158,7 +159,8 @@ static int find_route(squarer *s, int width, int height, int side, route *r) {
   r->top = (heights[num] - side) / 2, r->bottom = r->top + side;
   for (int i = num - 1; i >= 0; i--) {
     stage *g = &r->stages[i];
-    *g = (stage){NULL, NULL, r->left, r->right, r->top, r->bottom};
+    int down_first = heights[i] > 100 * widths[i] && heights[i + 1] < heights[i];
+    *g = (stage){NULL, NULL, r->left, r->right, r->top, r->bottom, down_first};
     int is_box = i < num - 1;
     if (!add_axis(s, &g->across, is_box, widths[i], widths[i + 1], &r->left, &r->right) ||
         !add_axis(s, &g->down, is_box, heights[i], heights[i + 1], &r->top, &r->bottom))
@@ -166,6 +168,13 @@ static int find_route(squarer *s, int width, int height, int side, route *r) {
   }
   r->left &= ~1; /* a chroma sample begins at an even column */
   return 1;
+}
+
+/* Returns the route of a window that is not resized. */
+static route route_of_window(int top, int left, int height, int width) {
+  route r = {.num = 1, .left = left & ~1, .top = top, .right = left + width, .bottom = top + height};
+  r.stages[0] = (stage){NULL, NULL, left, left + width, top, top + height, 0};
+  return r;
 }
 
 /* ---- Resampling ---- */
@@ -273,6 +282,12 @@ static int go_across(squarer *s, const colours *in, const colours *out, const ta
   return 1;
 }
 
+static void go_down(squarer *s, const colours *in, const colours *out, const taps *t) {
+  for (int i = 0; i < out->bottom - out->top; i++)
+    s->weigh(out->pixels + i * row_of(out), in->pixels + (t->begin[i] - in->top) * row_of(in),
+             row_of(in), t, i, (int)row_of(in));
+}
+
 static void mirror(uint8_t *row, int width) {
   for (uint8_t *left = row, *right = row + width - 1; left < right; left++, right--) {
     uint8_t other = *right;
@@ -280,41 +295,41 @@ static void mirror(uint8_t *row, int width) {
   }
 }
 
-/* Resamples the picture in pictures[0] by all stages, and writes the square. */
+/* Resamples the picture in pictures[0] by all stages, and writes the result. */
 static int go_route(squarer *s, const route *r, colours now, const output *to) {
   int at = 0, is_mirrored = !to->mirrored;
-  for (const stage *g = r->stages; g < r->stages + r->num; g++) {
-    if (g->across) {
-      colours next = {NULL, 0, g->left, g->right, now.top, now.bottom};
-      int mirrored = !is_mirrored && g == r->stages + r->num - 1;
+  for (const stage *g = r->stages; g < r->stages + r->num; g++)
+    for (int pass = 0; pass < 2; pass++) {
+      int is_down = g->down_first ? pass == 0 : pass == 1;
+      if (!(is_down ? g->down : g->across)) continue;
+      colours next = now;
+      if (is_down)
+        next.top = g->top, next.bottom = g->bottom;
+      else
+        next.left = g->left, next.right = g->right;
       if (!place(&s->pictures[at = !at], &next)) return 0;
-      if (!go_across(s, &now, &next, g->across, mirrored)) return 0;
-      is_mirrored |= mirrored;
+      if (is_down) {
+        go_down(s, &now, &next, g->down);
+      } else {
+        int mirrored = !is_mirrored && g == r->stages + r->num - 1;
+        if (!go_across(s, &now, &next, g->across, mirrored)) return 0;
+        is_mirrored |= mirrored;
+      }
       now = next;
     }
-    if (g->down) {
-      colours next = {NULL, 0, now.left, now.right, g->top, g->bottom};
-      if (!place(&s->pictures[at = !at], &next)) return 0;
-      for (int i = 0; i < g->bottom - g->top; i++)
-        s->weigh(next.pixels + i * row_of(&next),
-                 now.pixels + (g->down->begin[i] - now.top) * row_of(&now), row_of(&now), g->down, i,
-                 (int)row_of(&now));
-      now = next;
-    }
-  }
   const stage *last = &r->stages[r->num - 1];
   const painter p = painter_of(s->simd, to);
-  int side = last->right - last->left;
-  uint8_t *room = grown(&s->row, room_of_row(side));
+  int height = last->bottom - last->top, width = last->right - last->left;
+  uint8_t *room = grown(&s->row, room_of_row(width));
   if (!room) return 0;
-  for (int y = 0; y < side; y++) {
+  for (int y = 0; y < height; y++) {
     uint8_t *rows[3];
     for (int c = 0; c < 3; c++) {
       rows[c] = now.pixels + (last->top - now.top + y) * row_of(&now) + c * now.width +
                 (last->left - now.left);
-      if (!is_mirrored) mirror(rows[c], side);
+      if (!is_mirrored) mirror(rows[c], width);
     }
-    write_row(&p, y, side, side, rows, room);
+    write_row(&p, y, height, width, rows, room);
   }
   return 1;
 }
@@ -363,7 +378,7 @@ FOR_AVX2 static void enlarge_avx2(uint8_t *out, const uint8_t *row, const uint8_
 }
 #endif
 
-/* Computes the colours of the pixels that the route needs, and writes the square. `luma` starts at
+/* Computes the colours of the pixels that the route needs, and writes its result. `luma` starts at
  * these pixels; `chromas` has two planes, or is NULL. Returns 0 if there is not enough memory. */
 static int square_of(squarer *s, const route *r, const plane *luma, const chroma *chromas,
                      const output *to) {

@@ -39,6 +39,9 @@ class Edition:
     # in lower case.
     names: tuple[str, ...] = ()
     digest: str = ""  # for an evaluation set, sha256 of its sorted WNIDs, one per line, if known
+    # Side of the evaluation crop as a share of the image's shorter side, if the authors' program
+    # crops other shares than for ILSVRC2012 (224/256). None: the crop of the reader's recipe.
+    crop: float | None = None
 
     def problems(self, split: str, classes: ClassList, num_per_class: Sequence[int]) -> list[str]:
         """Returns a sentence for each difference between a split's counts and this edition's."""
@@ -118,8 +121,14 @@ _OTHERS = (FACE_BLURRED, FALL11, WINTER21, FALL11_P, WINTER21_P, ILSVRC2012_TEST
 
 _A = "9826a24166e74ce62fb87b27889874ca26917542c745712309d6e25855d63bc2"
 _R = "a6a0729f7a99230280639cab6e51e01485a3b41a676ea35621a501c9d6e83ca4"
-# Columns: name, classes, images, images per class (0: not checked), digest, other names. A name
-# must precede its prefixes. ImageNet-C's numbers are for one corruption at one severity.
+# hendrycks/robustness, ImageNet-C/test.py: CenterCrop(224) of images of 224 x 224 pixels, which
+# make_imagenet_c.py made with Resize(256) and CenterCrop(224) before it corrupted them.
+# abarbu/objectnet-template-pytorch, model/data_transform_description.py: Resize(224) and
+# CenterCrop(224).
+_COMPLETE_SQUARE = 1.0
+# Columns: name, classes, images, images per class (0: not checked), digest, crop, other names. A
+# name must precede its prefixes. ImageNet-C's numbers are for one corruption at one severity. In
+# docs/evaluation.md, the sources of all crops are listed.
 EVALUATION = tuple(
     Edition(
         name,
@@ -129,18 +138,19 @@ EVALUATION = tuple(
         is_ilsvrc=True,
         names=(name, *others),
         digest=digest,
+        crop=crop,
     )
-    for name, classes, images, per_class, digest, *others in (
-        ("imagenetv2-matched-frequency", 1000, 10_000, 10, ""),
-        ("imagenetv2-threshold0.7", 1000, 10_000, 10, ""),
-        ("imagenetv2-top-images", 1000, 10_000, 10, ""),
-        ("imagenetv2", 1000, 10_000, 10, ""),
-        ("imagenet-a", 200, 7_500, 0, _A),
-        ("imagenet-r", 200, 30_000, 0, _R),
-        ("imagenet-o", 200, 2_000, 0, ""),
-        ("imagenet-sketch", 1000, 0, 0, "", "sketch"),
-        ("imagenet-c", 1000, 50_000, 50, ""),
-        (schema.OBJECTNET, 0, 0, 0, ""),
+    for name, classes, images, per_class, digest, crop, *others in (
+        ("imagenetv2-matched-frequency", 1000, 10_000, 10, "", None),
+        ("imagenetv2-threshold0.7", 1000, 10_000, 10, "", None),
+        ("imagenetv2-top-images", 1000, 10_000, 10, "", None),
+        ("imagenetv2", 1000, 10_000, 10, "", None),
+        ("imagenet-a", 200, 7_500, 0, _A, None),
+        ("imagenet-r", 200, 30_000, 0, _R, None),
+        ("imagenet-o", 200, 2_000, 0, "", None),
+        ("imagenet-sketch", 1000, 0, 0, "", None, "sketch"),
+        ("imagenet-c", 1000, 50_000, 50, "", _COMPLETE_SQUARE),
+        (schema.OBJECTNET, 0, 0, 0, "", _COMPLETE_SQUARE),
     )
 )
 (IMAGENETV2, IMAGENET_A, IMAGENET_R, IMAGENET_O, IMAGENET_SKETCH, IMAGENET_C, OBJECTNET) = (

@@ -124,7 +124,8 @@ class ColumnWriter:
         of_class = not {"class_index", "key"}.isdisjoint(options["fields"])
         of_class |= any(source.made_from == column.OF_CLASS for source in sources)
         views = {source.view for source in sources}
-        views |= {str(feed.config.view)} if "images" in options["fields"] else set()
+        if "images" in options["fields"]:
+            views.add(str(feed.config.view(self._records.manifest.edition)))
         try:
             self.column = Column(
                 name,

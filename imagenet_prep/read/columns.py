@@ -39,7 +39,7 @@ class ColumnRows:
         dataset = records.dataset
         self.column = columns.opened(dataset, name, records.split)
         if config is not None:
-            _demand_view(self.column, config)
+            _demand_view(self.column, config, config.view(records.manifest.edition))
         files, _ = self.column.of(records.split, dataset.shards(records.split))
         self._records, self._store = records, LocalStore(records.root)
         self._files = {rows.shard: rows for rows in files}
@@ -110,14 +110,14 @@ class ColumnRows:
         return file, start
 
 
-def _demand_view(made: Column, config: ReadConfig) -> None:
+def _demand_view(made: Column, config: ReadConfig, view: str | None) -> None:
     """Raises UsageError if the column's rows are not valid for the images of the batches."""
     if "images" not in config.fields or made.view == ANY_VIEW:
         return
-    if made.view != config.view:
+    if made.view != view:
         raise UsageError(
             f"column {made.name} was made from this view: {made.view}. This reader's images show "
-            f"{config.view or 'random crops or colours'}. Remove 'images' from fields=, read "
+            f"{view or 'random crops or colours'}. Remove 'images' from fields=, read "
             f"images with the column's view, or write the column with view={ANY_VIEW!r} if its "
             "rows are valid for every crop."
         )

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, get_args
 
 from imagenet_prep.core import address
 from imagenet_prep.core.errors import UsageError
 from imagenet_prep.core.world import World
-from imagenet_prep.dataset import column, schema
+from imagenet_prep.dataset import column, editions, schema
 from imagenet_prep.read import batch
 from imagenet_prep.read.augment import RECIPES, Recipe
 
@@ -131,14 +131,22 @@ class ReadConfig(Wanted):
         """The distinct fields that name columns."""
         return tuple(dict.fromkeys(f for f in self.fields if f.startswith(column.PREFIX)))
 
-    @property
-    def view(self) -> str | None:
-        """A description of the crops, for comparison with a column's view; None if random."""
+    def view(self, edition: str) -> str | None:
+        """Returns a description of an edition's crops, as columns record it; None if random."""
         # With a recipe without crops, training uses the evaluation view, possibly mirrored.
         if self.is_training and (self.constants.padding != 0 or self.is_coloured):
             return None
+        crop = self.shown(edition).evaluation
+        share = "" if crop == self.constants.evaluation else f" of {crop:.1%}"
         unusual = "" if self.is_antialiased else ", not antialiased"
-        return f"evaluation crop, recipe {self.recipe}, {self.image_size} px{unusual}"
+        return f"evaluation crop{share}, recipe {self.recipe}, {self.image_size} px{unusual}"
+
+    def shown(self, edition: str) -> Recipe:
+        """Returns the constants of the recipe, with the evaluation crop that an edition needs."""
+        known = editions.named(edition)
+        if known is None or known.crop is None:
+            return self.constants
+        return replace(self.constants, evaluation=known.crop)
 
     @property
     def array_dtype(self) -> batch.Dtype:
@@ -147,8 +155,10 @@ class ReadConfig(Wanted):
 
     @property
     def is_antialiased(self) -> bool:
-        """Whether images are filtered when downscaled; by default only in evaluation."""
-        return not self.is_training if self.antialias is None else self.antialias
+        """Whether images are filtered when downscaled; by default only in the evaluation view."""
+        if self.antialias is None:
+            return not self.is_training or self.constants.padding == 0
+        return self.antialias
 
     @property
     def rank(self) -> World:

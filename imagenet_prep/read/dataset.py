@@ -69,13 +69,14 @@ def make_dataset(
       recipe: "resnet": crops as in torchvision; "tutorial": crops and normalisation of the 2018
         tutorial; "cifar10": training shifts images by up to 4 pixels; "mnist": complete images
         without shifts; "adm": the square crop of image generators, with the same bytes as Pillow
-        (only for the native backend and uint8).
+        (only for the native backend and uint8). Evaluation of ImageNet-C and ObjectNet shows the
+        complete square, as in their authors' programs ("tutorial": the complete image).
       colour: random colour changes in training, as with the tutorial's `--increased_aug`.
       dtype: "float32", "bfloat16" (not DALI) or "float16" (not tf.data) for normalised images;
         "uint8" for images from 0 to 255. By default "float32"; "uint8" for recipe "adm".
       layout: "NHWC" or "NCHW".
-      antialias: filter images when downscaling, as Pillow does; by default only in evaluation.
-        It slows tf.data down by a fifth.
+      antialias: filter images when downscaling, as Pillow does; by default only in evaluation, and
+        in training with "mnist". It slows tf.data down by a fifth.
       device: "cpu", or "gpu" for DALI on the GPU of this local rank.
       shuffle_window: number of shards that are shuffled together; 0 means all. The default is 0
         for a folder and 16 for a remote dataset, which is fetched window by window. Small windows

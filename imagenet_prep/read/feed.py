@@ -209,7 +209,8 @@ class Feed:
         if not self._reads_records and "mirrored" not in config.fields:
             return ()
         if not config.is_training:
-            return (central_views(config.constants, heights, widths),)
+            recipe = config.shown(self.records.manifest.edition)
+            return (central_views(recipe, heights, widths),)
         which = (config.constants, heights, widths, numbers, config.seed, epoch)
         return tuple(
             random_views(*which, colour=config.colour, view=view) for view in range(config.views)

@@ -36,8 +36,10 @@ def open_feed(config: ReadConfig) -> tuple[Feed, dict[str, Any]]:
             f"{config.data_dir}: {OBJECTNET}'s licence allows only evaluation, not training or "
             "tuning. Pass training=False."
         )
-    if config.constants.square and "images" in config.fields:
-        _tell_changed(config, records)
+    if "images" in config.fields:
+        if config.constants.square:
+            _tell_changed(config, records)
+        _tell_crop(config, records)
     records.placement.check_ranks(world, config.data_dir)
     choice = Choice(config, records.dataset.classes)
     filters, chosen = choice.filters(), None
@@ -80,6 +82,18 @@ def _tell_changed(config: ReadConfig, records: Records) -> None:
         raise UsageError(f"{changed}, but originals=True accepts no changed image. {advice}")
     if config.rank.rank == 0:
         say_once(f"{changed}. Their crops may differ from crops of the originals.")
+
+
+def _tell_crop(config: ReadConfig, records: Records) -> None:
+    """Logs the evaluation crop if the dataset's edition needs a different one than the recipe."""
+    edition = records.manifest.edition
+    crop = config.shown(edition).evaluation
+    if config.is_training or config.rank.rank != 0 or crop == config.constants.evaluation:
+        return
+    say_once(
+        f"{config.data_dir}: crops are {crop:.1%} of the shorter side, as {edition} needs, instead "
+        f"of {config.constants.evaluation:.1%}"
+    )
 
 
 def open_records(

@@ -82,6 +82,47 @@ def test_random_files_become_the_bytes_of_pillow(count: int) -> None:
     assert declined < count * len(every) / 4
 
 
+@pytest.mark.parametrize("size", [(7, 620), (3, 343), (3, 301), (3, 300), (343, 3)], ids=str)
+@pytest.mark.parametrize("side", [1, 2, 3])
+def test_very_high_images_are_resized_down_before_across(size: tuple[int, int], side: int) -> None:
+    """Pillow does so if an image is more than 100 times as high as wide."""
+    width, height = size
+    pixels = np.random.default_rng(side).integers(0, 256, (height, width, 3), np.uint8)
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, "JPEG", quality=90, subsampling=0)
+    expected = pillows(file.getvalue(), side)
+    for workspace in workspaces():
+        for mirrored in (False, True):
+            found = ours(file.getvalue(), side, mirrored=mirrored, within=workspace)
+            assert np.array_equal(found, expected[:, ::-1] if mirrored else expected)
+
+
+@pytest.mark.parametrize("count", long_but([40], [40, 1_000]))
+def test_a_window_that_is_not_resized_has_the_pixels_of_pillow(count: int) -> None:
+    rng = np.random.default_rng(count)
+    every, declined = workspaces(), 0
+    for number in range(count):
+        data = made(rng)
+        with Image.open(io.BytesIO(data)) as image:
+            whole = np.asarray(image.convert("RGB"))
+        height, width = (int(rng.integers(1, side + 1)) for side in whole.shape[:2])
+        top, left = (int(rng.integers(a - b + 1)) for a, b in zip(whole.shape, (height, width)))
+        expected = whole[top : top + height, left : left + width]
+        kernel = int(rng.choice([planes.LINEAR, planes.NEIGHBOURS]))
+        is_planar = bool(rng.integers(2))
+        look = planes.Look(height, width, planes.BYTES, kernel, channels_first=is_planar)
+        for workspace in every:
+            for mirrored in (False, True):
+                found = np.zeros((3, height, width) if is_planar else (height, width, 3), np.uint8)
+                window = (top, left, height, width)
+                if not look.decode(data, window, found, mirrored=mirrored, within=workspace):
+                    declined += 1
+                    continue
+                shown = found.transpose(1, 2, 0) if is_planar else found
+                assert np.array_equal(shown, expected[:, ::-1] if mirrored else expected), number
+    assert declined < count * len(every) / 4
+
+
 @pytest.mark.parametrize("side", [1, 40, 256])
 def test_files_of_the_corpus_become_the_bytes_of_pillow_or_are_declined(side: int) -> None:
     declined = set()

@@ -277,9 +277,7 @@ def test_predictions_on_objectnet_are_those_of_its_authors_program(tmp_path: Pat
 
     found = {key: int(row.argmax()) for key, row in scores.items()}
     assert found == {key: int(row.argmax()) for key, row in expected.items()}
-    assert found != {
-        key: int(row.argmax()) for key, row in expected_scores(files, of_most).items()
-    }
+    assert found != {key: int(row.argmax()) for key, row in expected_scores(files, of_most).items()}
     right = {WNIDS[indices[0]]: {*indices} for _, indices in OBJECTS.values() if indices}
     rate = np.mean([found[key] in right[key.split("/")[0]] for key in found])
     assert table.rows[0].top1 == pytest.approx(rate)

@@ -1,0 +1,318 @@
+"""The Python of the documents, executed as it stands there, except for paths and small numbers.
+
+`Torch` is a double of PyTorch in NumPy; tests/frameworks executes the same blocks with PyTorch.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+import types
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from imagenet_prep.core.world import World
+from imagenet_prep.dataset import column
+from imagenet_prep.read import ColumnWriter, Reader, make_dataset
+from imagenet_prep.read.receipt import of_run
+from tests.kit import blocks
+from tests.kit.codec.square import pillows
+from tests.kit.dataset import split_records
+from tests.kit.reading import NUM_TRAIN, NUM_VALIDATION, colours, dali, scenes
+from tests.kit.tfrecords import colour
+
+__all__ = ["colours", "dali", "scenes"]
+
+SET = "/data/imagenet-480"
+STEPS = NUM_TRAIN // 8
+
+
+class Tensor(np.ndarray):
+    """The methods of a tensor that docs/columns.md calls."""
+
+    def cuda(self) -> Any:
+        return self
+
+    cpu = cuda
+
+    def float(self) -> Any:
+        return self.astype(np.float32)
+
+    def half(self) -> Any:
+        return self.astype(np.float16)
+
+    def flip(self, axis: int) -> Any:
+        return np.flip(self, axis)
+
+
+class Encoder:
+    """Stands for an autoencoder: the means of 8 x 8 pixels of R, G, B, and their mean.
+
+    Attributes:
+      given: the images of each call.
+    """
+
+    def __init__(self) -> None:
+        self.given: list[Any] = []
+
+    def cuda(self) -> Encoder:
+        return self
+
+    def __call__(self, images: Any) -> Any:
+        self.given.append(np.array(images))
+        return latents_of(images).view(Tensor)
+
+
+def latents_of(images: Any) -> Any:
+    """Returns [images, 4, 32, 32] of [images, 3, 256, 256]."""
+    colours = images.reshape(-1, 3, 32, 8, 32, 8).mean(axis=(3, 5))
+    return np.concatenate([colours, colours.mean(axis=1, keepdims=True)], axis=1)
+
+
+@contextmanager
+def no_grad() -> Iterator[None]:
+    yield
+
+
+def double_of_torch(encoder: Encoder) -> types.ModuleType:
+    module: Any = types.ModuleType("torch")
+    module.from_dlpack = lambda array: array.view(Tensor)
+    module.no_grad = no_grad
+    module.stack = lambda tensors, dim: np.stack(tensors, axis=dim).view(Tensor)
+    module.jit = types.SimpleNamespace(load=lambda _: encoder)
+    return module
+
+
+@pytest.fixture
+def copy(scenes: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(scenes, tmp_path / "set"))
+
+
+def test_the_latents_of_the_page_are_those_of_images_and_their_mirrors(
+    copy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encoder = Encoder()
+    monkeypatch.setitem(sys.modules, "torch", double_of_torch(encoder))
+    names = blocks.run("columns.md: Write", {"/data/imagenet": str(copy), "=64": "=16"})
+
+    given = np.concatenate(encoder.given)
+    assert given.dtype == np.float32
+    assert -1 <= given.min() < -0.9
+    assert 0.9 < given.max() <= 1
+    made = column.loads((copy / column.record_name("latents")).read_bytes(), "", "latents")
+    assert made.view == "evaluation crop, recipe adm, 256 px"
+    assert (made.dtype, made.shape) == ("float16", (2, 4, 32, 32))
+    assert made.about["scale"] == 0.18215
+
+    reader: Any = make_dataset(
+        *(copy, "train", 16), backend="native", world=World(), fields=("number", "column:latents")
+    )
+    rows = {}
+    for batch in reader:
+        rows |= zip(batch["number"].tolist(), batch["column:latents"], strict=True)
+    encoded = [record.encoded for record in split_records(copy, "train")]
+    assert len(rows) >= NUM_TRAIN // 16 * 16
+    for number, row in rows.items():
+        image = pillows(encoded[number], 256).transpose(2, 0, 1)[None] / 127.5 - 1
+        expected = latents_of(image)[0] * 0.18215
+        mirrored = latents_of(image[..., ::-1])[0] * 0.18215
+        np.testing.assert_allclose(row[0], expected, atol=1e-3)
+        np.testing.assert_allclose(row[1], mirrored, atol=1e-3)
+
+    # The reading side: the next block, with the variables of this one.
+    names = blocks.run(
+        "columns.md: Read", {"=256,": "=16,", "image_size=16": "image_size=256"}, **names
+    )
+    assert names["latents"].shape == (16, 4, 32, 32)
+    check_latents_of_views(copy)
+
+
+def check_latents_of_views(root: Path) -> None:
+    """The rows that `mirrored` chooses are those of the images next to them."""
+    reader: Any = make_dataset(
+        *(root, "train", 16, 256),
+        recipe="adm",
+        backend="native",
+        layout="NCHW",
+        world=World(),
+        fields=("images", "mirrored", "column:latents"),
+    )
+    seen = set()
+    for batch in reader:
+        images, mirrored, both = batch.values()
+        chosen = both[range(len(both)), mirrored.astype(int)]
+        expected = latents_of(images / 127.5 - 1) * 0.18215
+        np.testing.assert_allclose(chosen, expected, atol=1e-3)
+        seen |= {*mirrored.tolist()}
+    assert seen == {True, False}
+
+
+def test_the_tokens_of_the_page_are_those_of_their_keys(
+    copy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys = [f"{record.wnid}/{record.filename}" for record in split_records(copy, "train")]
+    tokens = {key: np.full((5, 77), number).tolist() for number, key in enumerate(keys)}
+    (tmp_path / "tokens.json").write_text(json.dumps(tokens))
+    monkeypatch.chdir(tmp_path)
+    blocks.run("columns.md: Write 2", {"=256": "=16"}, root=copy, ColumnWriter=ColumnWriter)
+
+    reader: Any = make_dataset(
+        *(copy, "train", 8), backend="native", world=World(), fields=("number", "column:captions")
+    )
+    for batch in reader:
+        for number, row in zip(batch["number"], batch["column:captions"], strict=True):
+            assert np.array_equal(row, np.full((5, 77), number))
+
+
+def test_the_readme_reads_each_example_once_per_epoch(colours: Path) -> None:
+    given: list[Any] = []
+    states: list[Any] = []
+    names = blocks.run(
+        "README.md: Read a dataset",
+        {SET: str(colours), "=256": "=8", "range(90)": "range(2)"},
+        step=lambda *arrays: given.append(arrays),
+        save=states.append,
+    )
+
+    labels = [np.asarray(class_index) for _, class_index in given]
+    assert [each.shape for each in labels] == [(8,)] * 2 * STEPS
+    for epoch in range(2):
+        seen = np.concatenate(labels[epoch * STEPS : (epoch + 1) * STEPS])
+        assert len({*seen.tolist()}) == STEPS * 8
+    check_colours(given)
+    assert [(state["epoch"], state["examples_read"]) for state in states] == [(1, 0), (2, 0)]
+    assert names["train"].num_examples == NUM_TRAIN
+
+
+def check_colours(given: list[Any]) -> None:
+    """Each image of `colours` has the colour of its class, normalised."""
+    mean, std = np.array([123.675, 116.28, 103.53]), np.array([58.395, 57.12, 57.375])
+    for images, class_index in given:
+        means = np.asarray(images).mean(axis=(1, 2)) * std + mean
+        for found, label in zip(means, np.asarray(class_index).tolist(), strict=True):
+            np.testing.assert_allclose(found, colour(label), atol=4)
+
+
+def test_the_page_of_types_reads_bytes(colours: Path) -> None:
+    names = blocks.run("api.md: Types", {SET: str(colours), "=256": "=8"})
+
+    assert names["images"].dtype == "uint8"
+    assert names["images"].shape == (8, 224, 224, 3)
+    assert {*np.asarray(names["labels"]).tolist()} <= {*range(NUM_TRAIN)}
+
+
+def test_a_network_is_scored_by_its_labels_and_the_lists(colours: Path, tmp_path: Path) -> None:
+    """It is right about every image but one, which the list calls by another class."""
+    reader: Any = make_dataset(
+        *(colours, "validation", 8),
+        backend="native",
+        world=World(),
+        fields=("class_index", "key", "mask"),
+    )
+    keys: list[str] = []
+    labels: list[int] = []
+    for batch in reader:
+        keys += batch["key"][batch["mask"]].tolist()
+        labels += batch["class_index"][batch["mask"]].tolist()
+    scores = np.eye(reader.num_classes)[labels]
+    lines = [f"{key},{label}\n" for key, label in zip(keys, labels, strict=True)]
+    lines[0] = f"{keys[0]},{labels[1]}\n"
+    (tmp_path / "own.csv").write_text("key,class\n" + "".join(lines))
+    numbers = {SET: str(colours), "real.json": str(tmp_path / "own.csv")}
+    names = blocks.run("evaluation.md: Networks of your own", numbers, scores=scores, keys=keys)
+
+    rows = [row for row in names["table"].rows if row.among == reader.num_classes]
+    assert [row.top1 for row in rows] == [1, pytest.approx(1 - 1 / NUM_VALIDATION)]
+
+
+def test_the_crop_of_generators_has_the_bytes_of_pillow(scenes: Path) -> None:
+    numbers = {"/data/imagenet": str(scenes), '", 256': '", 8'}
+    reader: Any = blocks.run(
+        "reading.md: The crop of image generators", numbers, make_dataset=make_dataset
+    )["reader"]
+    encoded = [record.encoded for record in split_records(scenes, "train")]
+    # The class names the example in this set.
+    for batch in reader:
+        for image, number in zip(batch["images"], batch["class_index"].tolist(), strict=True):
+            expected = pillows(encoded[number], 256)
+            assert np.array_equal(image, expected) or np.array_equal(image, expected[:, ::-1])
+
+
+def test_a_custom_loop_logs_which_images_each_step_saw(colours: Path, tmp_path: Path) -> None:
+    reader: Reader = make_dataset(
+        *(colours, "train", 8), backend="native", world=World(), fields=("number",)
+    )
+    seen: list[list[int]] = []
+
+    def noted() -> Iterator[Any]:
+        for batch in reader:
+            seen.append(batch["number"].tolist())
+            yield batch
+
+    numbers = {"for batch in reader": "for batch in noted()", "% 1000": "% 2"}
+    blocks.run(
+        "train.md: Which images a model has seen",
+        numbers,
+        log_dir=tmp_path,
+        step=0,
+        json=json,
+        reader=reader,
+        noted=noted,
+    )
+
+    _, receipt = of_run(tmp_path / "train.jsonl", str(colours))
+    last = len(seen) // 2 * 2
+    for step in range(last):
+        assert [number for _, number in receipt.step(step)] == seen[step]
+
+
+def test_examples_are_passed_to_other_writers_with_labels_from_0(colours: Path) -> None:
+    reader: Reader = make_dataset(*(colours, "train", 8), backend="native", world=World())
+    written: list[Any] = []
+    blocks.run(
+        "trainers.md: LitData and MosaicML streaming", {}, reader=reader, write=written.append
+    )
+
+    records = list(split_records(colours, "train"))
+    assert [each["class"] for each in written] == [*range(NUM_TRAIN)]
+    assert [each["image"] for each in written] == [record.encoded for record in records]
+
+
+@pytest.mark.tf
+def test_keras_gets_labels_from_0(colours: Path, tf: Any) -> None:
+    numbers = {"/data/imagenet-480": str(colours), "batch(256)": "batch(10)"}
+    train = blocks.run("trainers.md: Keras", numbers, tf=tf)["train"]
+
+    found = [
+        (image, int(label))
+        for images, labels in train
+        for image, label in zip(images, labels, strict=True)
+    ]
+    assert sorted(label for _, label in found) == [*range(NUM_TRAIN)]
+    for image, label in found:
+        np.testing.assert_allclose(np.asarray(image).mean(axis=(0, 1)), colour(label), atol=4)
+
+
+@pytest.mark.dali
+def test_dalis_own_reader_gets_labels_from_0(colours: Path, dali: Any) -> None:
+    from nvidia.dali import fn, pipeline_def
+    from nvidia.dali import tfrecord as tfrec
+
+    @pipeline_def(batch_size=NUM_TRAIN, num_threads=1, device_id=None)
+    def pipeline() -> Any:
+        names = {"root": colours, "fn": fn, "tfrec": tfrec}
+        made = blocks.run("trainers.md: NVIDIA DALI", {}, **names)
+        return made["records"]["image/encoded"], made["class_index"]
+
+    encoded, labels = pipeline().run()
+    images = {record.stored_label - 1: record.encoded for record in split_records(colours, "train")}
+    found = {
+        int(np.asarray(labels.at(n))[0]): bytes(np.asarray(encoded.at(n))) for n in range(NUM_TRAIN)
+    }
+    assert found == images

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.slow
 # The commands of the page, as they stand there.
 COMMANDS = [
     shlex.split(line, comments=True)[1:]
-    for line in (command.REPOSITORY / "docs" / "photographs.md")
+    for line in (command.REPOSITORY / "docs/photographs.md")
     .read_text("utf-8")
     .split("```")[1]
     .splitlines()

@@ -31,7 +31,7 @@ pytestmark = pytest.mark.long
 
 EXAMPLES = REPOSITORY / "examples"
 PROGRAMS = Path(__file__).parent
-PAGE = REPOSITORY / "docs" / "pytorch.md"
+PAGE = REPOSITORY / "docs/pytorch.md"
 # Prints by how much the weights of two checkpoints differ at most.
 WEIGHTS_APART = """\
 import sys, torch

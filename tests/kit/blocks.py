@@ -1,7 +1,6 @@
 """The blocks of code in the documents, and their execution with small numbers.
 
-`PYTHON` and `COMMANDS` name the test of each block that makes or reads data.
-tests/contract/test_blocks.py compares these tables with the documents.
+tests/contract/test_blocks.py lists the test of each block that makes or reads data.
 """
 
 from __future__ import annotations

@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 
 from imagenet_prep.dataset import manifest
+from tests.kit import blocks
+from tests.kit.dataset import split_records
 from tests.kit.miniature import Miniature
 
 pytestmark = [
@@ -81,6 +83,23 @@ def test_all_examples_come_with_their_labels_and_pixels(
             assert image["object"]["bbox"][side].shape == (0,)
 
     assert sorted(found) == sorted(k for k, i in truth.items() if i.fate != "quarantined")
+
+
+def test_the_code_of_the_page_gets_labels_from_0(
+    tfds: Any, prepared: Path, small: Miniature
+) -> None:
+    """Of docs/trainers.md, which leaves the last example behind."""
+    numbers = {"/data/imagenet-480": str(prepared), 'label"].names[0]': 'label"].names'}
+    numbers["for example in builder"] = "for last, example in enumerate(builder"
+    numbers['split="train"):'] = 'split="train")):'
+    numbers['builder.info.features["image"]'] = 'names = builder.info.features["image"]'
+    names = blocks.run("trainers.md: TensorFlow Datasets", numbers, tfds=tfds)
+
+    record = list(split_records(prepared, "train"))[names["last"]]
+    key = f"{record.wnid}/{record.filename}"
+    assert int(names["class_index"]) == small.of("train")[key].class_index
+    assert names["image"].shape == (record.height, record.width, 3)
+    assert names["names"][0] == "background"
 
 
 @pytest.mark.parametrize("offset", [1, 0])

@@ -304,7 +304,7 @@ def test_pictures_that_may_be_mirrored_are_joined_with_the_field_that_says_so(
     from imagenet_prep.read.augment import RECIPES
 
     monkeypatch.setitem(RECIPES, "mnist", replace(RECIPES["mnist"], mirrors=True))
-    options: dict[str, Any] = {"recipe": "mnist", "antialias": True}
+    options: dict[str, Any] = {"recipe": "mnist"}
     write(damaged, reader=NATIVE | options | {"fields": ("images",)})
     joined = ("images", f"column:{NAME}")
     with pytest.raises(UsageError, match="made from images that are not mirrored, but half"):
@@ -312,6 +312,41 @@ def test_pictures_that_may_be_mirrored_are_joined_with_the_field_that_says_so(
     mirrored = [b["mirrored"] for b in read(damaged, fields=(*joined, "mirrored"), **options)]
     assert np.concatenate(mirrored).any()
     assert not np.concatenate(mirrored).all()
+
+
+@pytest.mark.parametrize("recipe", ["adm", "mnist"])
+def test_training_with_the_evaluation_crop_reads_columns_of_that_crop(
+    damaged: Path, recipe: str
+) -> None:
+    """By default; an image that is not mirrored has the pixels of its row."""
+    made = NATIVE | {"recipe": recipe, "fields": ("images",)}
+    with ColumnWriter(
+        damaged, "train", NAME, (16, 16, 3), "uint8", batch_size=8, reader=made, world=World()
+    ) as writer:
+        for batch in writer:
+            writer.write(batch["images"])
+    assert record_of(damaged).view == f"evaluation crop, recipe {recipe}, 16 px"
+
+    fields = ("images", "mirrored", f"column:{NAME}")
+    seen = 0
+    for images, mirrored, rows in (
+        batch.values() for batch in read(damaged, fields=fields, recipe=recipe)
+    ):
+        assert np.array_equal(images[mirrored], rows[mirrored][:, :, ::-1])
+        assert np.array_equal(images[~mirrored], rows[~mirrored])
+        seen += len(images)
+    assert seen == NUM_TRAIN // 8 * 8
+
+
+def test_other_filters_are_refused_next_to_a_column(damaged: Path) -> None:
+    write(damaged, reader=NATIVE | {"recipe": "mnist", "fields": ("images",)})
+    fields = ("images", f"column:{NAME}")
+    assert read(damaged, fields=fields, recipe="mnist", antialias=True)
+    with pytest.raises(UsageError, match=r"evaluation crop, recipe mnist, 16 px, not antialiased"):
+        read(damaged, fields=fields, recipe="mnist", antialias=False)
+    for antialias in (True, False):
+        with pytest.raises(UsageError, match=r"recipe='adm' .* only with antialias=None"):
+            read(damaged, fields=fields, recipe="adm", antialias=antialias)
 
 
 def test_mirrored_says_what_is_seen(scenes: Path) -> None:

@@ -1,0 +1,251 @@
+"""Commands of the documents, run as they are typed there, in a folder that stands for /data.
+
+The archives are those of the miniature, so `prepare` and `adopt` also get --allow-subset.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from imagenet_prep.dataset import predictions
+from imagenet_prep.dataset.predictions import Prediction
+from imagenet_prep.read import make_dataset
+from tests.kit import blocks, command, evaluation_sets
+from tests.kit.dataset import split_records
+from tests.kit.evaluation_sets import put
+from tests.kit.miniature import Miniature, miniature_for_tests
+
+pytestmark = pytest.mark.slow
+
+Found = command.Finished
+
+
+class Machine:
+    """A folder with data/ for /data and home/ for ~, in which commands are typed."""
+
+    def __init__(self, root: Path, source: Miniature) -> None:
+        self.root, self.source = root, source
+        self.data = root / "data"
+        (self.data / "ilsvrc2012").parent.mkdir(parents=True)
+        shutil.copytree(source.root, self.data / "ilsvrc2012")
+
+    def typed(self, name: str, *numbers: int) -> list[Found]:
+        """Runs lines of a block, counted from 1; by default all. Each must succeed."""
+        lines = blocks.block(name).text.strip().splitlines()
+        chosen = [lines[number - 1] for number in numbers] if numbers else lines
+        return [self.run(line) for line in chosen]
+
+    def run(self, line: str) -> Found:
+        words = [
+            word.replace("/data", str(self.data)).replace("~", str(self.root / "home"))
+            for word in shlex.split(line, comments=True)
+        ]
+        assert words[0] == "imagenet-prep"
+        if words[1] in ("prepare", "adopt"):
+            words.append("--allow-subset")
+        done = command.run(*words[1:], cwd=self.root)
+        assert done.code == 0, (line, done)
+        return done
+
+    def dataset(self, name: str) -> Path:
+        return self.data / name
+
+
+@pytest.fixture(scope="module")
+def machine(shared_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Machine:
+    """With /data/imagenet-480 and /data/imagenet-256, made as the pages say."""
+    made = Machine(tmp_path_factory.mktemp("machine"), miniature_for_tests(shared_cache))
+    made.typed("$ prepare.md: Prepare a dataset", 2)
+    resize = blocks.block("$ existing.md: Resize").text.replace("imagenet-480", "imagenet-256")
+    made.run(resize.replace("imagenet-full", "imagenet-480") + " --short-side 64")
+    return made
+
+
+def manifest(root: Path) -> Any:
+    return json.loads((root / "dataset.json").read_bytes())
+
+
+def labels(root: Path, *splits: str) -> dict[str, int]:
+    """Returns the class index of each image, by the name of its file."""
+    return {
+        record.filename.rpartition("/")[2]: record.stored_label - 1
+        for split in splits or manifest(root)["splits"]
+        for record in split_records(root, split)
+    }
+
+
+def expected(source: Miniature, *splits: str) -> dict[str, int]:
+    """Returns what `labels` has to return for the archives."""
+    return {
+        key.rpartition("/")[2]: image.class_index
+        for split in splits or ("train", "validation")
+        for key, image in source.of(split).items()
+        if image.fate != "quarantined"
+    }
+
+
+def test_the_readme_makes_verifies_and_reports_a_dataset(machine: Machine, tmp_path: Path) -> None:
+    """Its lines 3 and 4, for hosts and for a network, are tested elsewhere."""
+    fresh = Machine(tmp_path / "machine", machine.source)
+    made, checked, reported = fresh.typed("$ README.md: imagenet-prep", 1, 2, 5)
+
+    found = labels(fresh.dataset("imagenet-480"))
+    assert found == expected(machine.source)
+    assert checked.out.startswith(f"sound: {len(found)} examples")
+    assert "report.html" in reported.out
+    assert (fresh.dataset("imagenet-480") / "report.html").stat().st_size > 10_000
+    assert "train" in made.out
+
+
+def test_prepare_is_planned_made_and_shown(machine: Machine, tmp_path: Path) -> None:
+    fresh = Machine(tmp_path / "machine", machine.source)
+    (planned,) = fresh.typed("$ prepare.md: Prepare a dataset", 1)
+    assert "nothing was written" in planned.out
+    assert not fresh.dataset("imagenet-480").exists()
+    _, checked, shown = fresh.typed("$ prepare.md: Prepare a dataset", 2, 3, 4)
+    examples = expected(machine.source)
+    assert labels(fresh.dataset("imagenet-480")) == examples
+    assert f"{len(examples)} examples" in checked.out
+    assert "train" in shown.out
+    # The miniature has fewer shards and other classes.
+    shard = manifest(fresh.dataset("imagenet-480"))["splits"]["train"]["shards"][0]
+    wnid = machine.source.classes[0][0]
+    lines = blocks.block("$ prepare.md: Prepare a dataset").text.splitlines()
+    records = fresh.run(lines[4].replace("train-00000-of-01024", shard["name"]))
+    of_class = fresh.run(lines[5].replace("n01440764", wnid))
+    assert len([line for line in records.out.splitlines() if ".JPEG" in line]) == min(
+        5, shard["examples"]
+    )
+    shown_names = [name for name in expected(machine.source, "train") if name in of_class.out]
+    assert shown_names
+    assert all(expected(machine.source, "train")[name] == 0 for name in shown_names)
+
+
+def test_resize_keeps_every_example(machine: Machine) -> None:
+    assert labels(machine.dataset("imagenet-256")) == expected(machine.source)
+    sides = [
+        min(record.width, record.height)
+        for record in split_records(machine.dataset("imagenet-256"), "train")
+    ]
+    assert max(sides) <= 64
+
+
+def test_amend_excludes_and_relabels_what_the_lists_name(machine: Machine) -> None:
+    first, second, *_ = labels(machine.dataset("imagenet-480"), "validation")
+    for name, text in (("bad.txt", f"{first}\n"), ("labels.csv", f"key,class\n{second},0\n")):
+        (machine.root / name).write_text(text)
+    machine.typed("$ amend.md: Make a new dataset from an existing one", 1, 2)
+
+    before = expected(machine.source)
+    without = {name: label for name, label in before.items() if name != first}
+    assert labels(machine.dataset("imagenet-480-clean")) == without
+    assert labels(machine.dataset("imagenet-480-v2")) == before | {second: 0}
+
+
+def test_diff_and_show_find_what_differs_and_what_is_there(machine: Machine) -> None:
+    record = next(iter(split_records(machine.dataset("imagenet-480"), "train")))
+    (machine.root / "photo.jpg").write_bytes(record.encoded)
+    name = "$ diff.md: Compare two datasets, or find a photograph in one"
+    differing, found = machine.typed(name, 1, 5)
+
+    stored, small = (
+        {each.filename: each.encoded for each in split_records(machine.dataset(root), "train")}
+        for root in ("imagenet-480", "imagenet-256")
+    )
+    count = sum(small[name] != data for name, data in stored.items())
+    assert re.search(rf"^train:\n +other bytes +{count} ", differing.out, re.MULTILINE)
+    assert found.out.split()[2] == f"{record.wnid}/{record.filename}".split("/")[0]
+    assert found.out.endswith("byte for byte\n")
+    assert record.filename in found.out
+
+
+def test_duplicates_finds_the_images_of_a_copy(machine: Machine) -> None:
+    for old, new in (("imagenet-480", "mine"),):
+        shutil.copytree(machine.dataset(old), machine.dataset(new))
+    name = "$ duplicates.md: Find duplicates and contamination"
+    machine.typed(name, 2)
+
+    pairs = (machine.root / "found" / "pairs.csv").read_text().splitlines()
+    kept = {tuple(line.split(",")[2:4]) for line in pairs if ",against:validation," in line}
+    copied = expected(machine.source, "validation")
+    # One image is too small at 64 pixels to be recognised.
+    assert kept <= {(name, str(label)) for name, label in copied.items()}
+    assert len(kept) >= len(copied) - 1
+
+
+@pytest.mark.extras
+def test_exports_hold_every_image_of_the_dataset(machine: Machine) -> None:
+    import pyarrow.parquet
+
+    machine.typed("$ export.md: Export to other formats")
+    count = len(expected(machine.source))
+    assert len(list((machine.data / "folders").rglob("*.JPEG"))) == count
+    tables = (machine.data / "hub").rglob("*.parquet")
+    rows = [len(pyarrow.parquet.read_table(path)) for path in tables]
+    assert sum(rows) == count
+    assert list((machine.root / "home" / "tensorflow_datasets").rglob("*.tfrecord-*"))
+    assert list((machine.data / "tars").rglob("*.tar"))
+    # Its own page reads the RecordIO files that this one writes.
+    shutil.move(machine.data / "mxnet", machine.data / "rec")
+    again = Machine(machine.root / "again", machine.source)
+    shutil.copytree(machine.data / "rec", again.data / "rec")
+    again.typed("$ mxnet.md: Your .rec files")
+    assert sorted(labels(again.dataset("imagenet-480")).values()) == sorted(
+        expected(machine.source).values()
+    )
+
+
+def test_adopt_takes_shards_as_they_are(machine: Machine) -> None:
+    (machine.root / "DIR").mkdir()
+    for shard in ("train-00000-of-00001", "validation-00000-of-00001"):
+        shutil.copy(machine.dataset("imagenet-480") / shard, machine.root / "DIR")
+    looked, adopted = machine.typed("$ existing.md: Adopt", 1, 2)
+
+    assert "38 examples in 1 shard" in looked.out
+    assert "38 examples in 1 shard" in adopted.out
+    assert labels(machine.root / "DIR") == expected(machine.source)
+
+
+def test_evaluation_sets_get_the_labels_of_ilsvrc2012(machine: Machine) -> None:
+    v2 = evaluation_sets.v2(range(3), each=2)
+    put(v2.files, machine.root, "imagenetv2-matched-frequency", "tar.gz")
+    c = evaluation_sets.corrupted([("fog", 5)], range(3), each=2, side=224)
+    put(c.files, machine.root / "imagenet-c", "imagenet-c", "folder")
+    machine.typed("$ evaluation.md: One command each", 1, 2)
+
+    for name, made in (("v2", v2), ("c", c)):
+        root = machine.root / "sets" / name
+        found = labels(root)
+        assert found == {key.rpartition("/")[2]: index for key, index in made.class_of.items()}
+
+
+def test_score_counts_the_right_predictions_in_a_file(machine: Machine) -> None:
+    root = machine.dataset("imagenet-480")
+    reader: Any = make_dataset(
+        *(root, "validation", 1), backend="native", fields=("key", "class_index")
+    )
+    said = [
+        Prediction(str(batch["key"][0]), 0, (int(batch["class_index"][0]),), (1.0,))
+        for batch in reader
+    ]
+    said[0] = said[0]._replace(classes=((said[0].classes[0] + 1) % reader.num_classes,))
+    with (machine.root / "said.csv").open("w") as file:
+        predictions.write(file, said)
+    keys = [each.key for each in said]
+    rows = [f"{key},{each.classes[0]}\n" for key, each in zip(keys, said, strict=True)]
+    (machine.root / "own.csv").write_text("key,class\n" + "".join(rows))
+    line = blocks.block("$ evaluation.md: Networks of your own").text.splitlines()[0]
+    scored = machine.run(line.replace("real.json", "own.csv"))
+
+    first, second = (row for row in scored.out.splitlines() if str(root) in row)
+    assert f"{1 - 1 / len(said):.2%}" in first
+    assert "100.00%" in second
+    assert np.isclose(len(said), len(expected(machine.source, "validation")))

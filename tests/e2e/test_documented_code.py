@@ -129,7 +129,7 @@ def test_the_latents_of_the_page_are_those_of_images_and_their_mirrors(
     names = blocks.run(
         "columns.md: Read", {"=256,": "=16,", "image_size=16": "image_size=256"}, **names
     )
-    assert names["latents"].shape == (16, 4, 32, 32)
+    assert names["chosen"].shape == (16, 4, 32, 32)
     check_latents_of_views(copy)
 
 

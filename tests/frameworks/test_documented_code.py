@@ -52,7 +52,7 @@ for split_view in (False, True):
         real = rows.abs().sum((1, 2, 3)) > 0
         apart = max(apart, float((rows - expected)[real].abs().max()))
         seen += int(real.sum())
-print(json.dumps([encode.range.tolist(), column.column.view, apart, seen, list(latents.shape)]))
+print(json.dumps([encode.range.tolist(), column.column.view, apart, seen, list(chosen.shape)]))
 """
 # Ends the loop of the page, and compares its images with those in memory of NumPy.
 SAME = """

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 # Arguments of `make_dataset` that may be keys of the argument `reader`.
 _OPTIONS = {
     *("image_size", "backend", "framework", "recipe", "dtype", "layout", "antialias", "device"),
-    *("num_threads", "fields"),
+    *("num_threads", "fields", "originals"),
 }
 
 
@@ -93,8 +93,9 @@ class ColumnWriter:
           world: rank and size of this process; by default from the launcher's environment.
           finite: raise UsageError for values that are infinite or not a number.
           reader: arguments for `make_dataset`: image_size, recipe, backend, framework, fields,
-            dtype, layout, antialias, device, num_threads. By default, batches have only images.
-            With "class_index" or "key" in fields, the column is marked as derived from the class.
+            dtype, layout, antialias, device, num_threads, originals. By default, batches have only
+            images. With "class_index" or "key" in fields, the column is marked as derived from the
+            class.
 
         Raises:
           UsageError: an argument is invalid, or differs from the settings of the existing column.

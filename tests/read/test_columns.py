@@ -319,7 +319,7 @@ def test_training_with_the_evaluation_crop_reads_columns_of_that_crop(
     damaged: Path, recipe: str
 ) -> None:
     """By default; an image that is not mirrored has the pixels of its row."""
-    made = NATIVE | {"recipe": recipe, "fields": ("images",)}
+    made = NATIVE | {"recipe": recipe, "fields": ("images",), "originals": False}
     with ColumnWriter(
         damaged, "train", NAME, (16, 16, 3), "uint8", batch_size=8, reader=made, world=World()
     ) as writer:

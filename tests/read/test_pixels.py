@@ -19,7 +19,7 @@ from imagenet_prep.read import Reader, make_dataset
 from imagenet_prep.read.augment import RECIPES
 from tests.kit.dataset import split_records
 from tests.kit.lengths import long_but
-from tests.kit.reading import NUM_TRAIN, ODD, on_backends
+from tests.kit.reading import NUM_TRAIN, ODD, asked, on_backends
 from tests.kit.tfrecords import jpeg, picture, scene, write_set
 
 # Grey levels: decoders that crop see less around the edge of the crop than Pillow does, and
@@ -88,6 +88,18 @@ def test_evaluation_of_the_tutorial_squashes_the_middle(scenes: Path, backend: s
     found = np.stack(list(by_example(reader).values()))
 
     assert_close(found, evaluated(scenes, 0.8, keep_aspect=False, size=64), backend)
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_images_are_filtered_in_evaluation_and_where_training_has_its_view(recipe: str) -> None:
+    evaluation, training = (
+        asked("set", "train", 8, recipe=recipe, training=training) for training in (False, True)
+    )
+
+    assert evaluation.is_antialiased
+    assert training.is_antialiased == (recipe in ("mnist", "adm"))
+    assert (training.view("") is None) == (recipe not in ("mnist", "adm"))
+    assert evaluation.view("") == f"evaluation crop, recipe {recipe}, 224 px"
 
 
 ON_ALL_BACKENDS = [name for name, recipe in RECIPES.items() if not recipe.square]

@@ -286,7 +286,7 @@ def test_predictions_on_objectnet_are_those_of_its_authors_program(tmp_path: Pat
         off.append(
             np.abs(found_image.astype(int) - np.asarray(central(resized(inner, 224)))).mean()
         )
-    # Encoding the noise again costs 5 levels; a crop of 95 % costs 8.
+    # Encoding the noise again costs 5 levels; a different crop costs more.
     assert max(off) < 6.5
     right = {WNIDS[indices[0]]: {*indices} for _, indices in OBJECTS.values() if indices}
     rate = np.mean([found[key] in right[key.split("/")[0]] for key in found])

@@ -136,12 +136,12 @@ class ReadConfig(Wanted):
         # With a recipe without crops, training uses the evaluation view, possibly mirrored.
         if self.is_training and (self.constants.padding != 0 or self.is_coloured):
             return None
-        crop = self.shown(edition).evaluation
+        crop = self.recipe_for(edition).evaluation
         share = "" if crop == self.constants.evaluation else f" of {crop:.1%}"
         unusual = "" if self.is_antialiased else ", not antialiased"
         return f"evaluation crop{share}, recipe {self.recipe}, {self.image_size} px{unusual}"
 
-    def shown(self, edition: str) -> Recipe:
+    def recipe_for(self, edition: str) -> Recipe:
         """Returns the constants of the recipe, with the evaluation crop that an edition needs."""
         known = editions.named(edition)
         if known is None or known.crop is None:

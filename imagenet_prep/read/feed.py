@@ -209,7 +209,7 @@ class Feed:
         if not self._reads_records and "mirrored" not in config.fields:
             return ()
         if not config.is_training:
-            recipe = config.shown(self.records.manifest.edition)
+            recipe = config.recipe_for(self.records.manifest.edition)
             return (central_views(recipe, heights, widths),)
         which = (config.constants, heights, widths, numbers, config.seed, epoch)
         return tuple(

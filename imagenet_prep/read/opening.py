@@ -87,7 +87,7 @@ def _tell_changed(config: ReadConfig, records: Records) -> None:
 def _tell_crop(config: ReadConfig, records: Records) -> None:
     """Logs the evaluation crop if the dataset's edition needs a different one than the recipe."""
     edition = records.manifest.edition
-    crop = config.shown(edition).evaluation
+    crop = config.recipe_for(edition).evaluation
     if config.is_training or config.rank.rank != 0 or crop == config.constants.evaluation:
         return
     say_once(

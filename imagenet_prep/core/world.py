@@ -1,33 +1,111 @@
-"""The rank of this process in a training run."""
+"""The rank of this process in a training run.
+
+A process asks every launcher's variables and the frameworks that it has initialised. Two sources
+agree if they give the same rank and size, or if one was started inside the other: `_contains`
+says when. The innermost one decides. A process that belongs to several and does not know its rank
+is an error: if it read everything, as if it were alone, the ranks would train on the same images.
+
+In this module, -1 stands for a number that a source does not give.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
 
-# SLURM_PROCID is also set in a batch script; only srun sets SLURM_STEP_NUM_TASKS.
-_SRUN = ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS")
-# Variables of launchers, most specific first: horovodrun, Open MPI, torchrun and Slurm's srun.
-_RANK_AND_SIZE = (
-    ("HOROVOD_RANK", "HOROVOD_SIZE"),
-    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
-    ("RANK", "WORLD_SIZE"),
-    _SRUN,
-)
-_LOCAL = (
-    ("HOROVOD_LOCAL_RANK", "HOROVOD_LOCAL_SIZE"),
-    ("OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
-    ("LOCAL_RANK", "LOCAL_WORLD_SIZE"),
-)
-
-# Numbers of tasks per node, e.g. "8(x3),4": three nodes have 8 tasks, and one has 4.
-_TASKS = re.compile(r"([0-9]{1,9})(?:\(x([0-9]{1,9})\))?")
+from imagenet_prep.core.errors import UsageError
 
 # A rank that ends because a different rank was lost writes this line to its standard error. The
 # launcher hides the line, and looks for the cause in the output of other ranks.
 LEFT = "@imagenet-prep left-by-another-rank"
+
+_NUMBER = re.compile(r"[0-9]{1,9}")
+# Templates of Kubernetes leave variables empty. Programs of Hugging Face write -1.
+_NOT_SET = ("", "-1")
+# Numbers of tasks per node, e.g. "8(x3),4": three nodes have 8 tasks, and one has 4.
+_TASKS = re.compile(r"([0-9]{1,9})(?:\(x([0-9]{1,9})\))?")
+_REMEDY = (
+    "Correct or unset these variables, or pass world=World(rank, size) to make_dataset. With "
+    "PyTorch, Lightning, JAX or Horovod, open readers after the framework has connected the ranks."
+)
+
+# The kind of a source. An agent starts processes in any environment, even in one of several ranks.
+_Kind = Literal["framework", "agent", "processes", "mpi", "scheduler"]
+
+
+class _Launcher(NamedTuple):
+    """The names of a launcher's variables; "" if it sets no such variable."""
+
+    name: str
+    kind: _Kind
+    rank: str
+    size: str
+    local_rank: str = ""
+    local_size: str = ""
+    mark: str = ""  # only this launcher sets this variable; others use the same names
+
+
+_TORCH = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+
+# If several launchers give this process the same rank, the first one is named.
+# fmt: off
+_LAUNCHERS = (
+    # docs.pytorch.org/docs/stable/elastic/run.html, "Environment Variables"
+    _Launcher("torchrun", "agent", *_TORCH, mark="TORCHELASTIC_RUN_ID"),
+    # launching/variables.py; with --mpi, only Open MPI numbers the ranks
+    _Launcher("imagenet-prep launch", "processes", *_TORCH, mark="IMAGENET_PREP_LAUNCH"),
+    # Horovod's horovod/runner/gloo_run.py, create_slot_env_vars
+    _Launcher("Horovod", "processes", "HOROVOD_RANK", "HOROVOD_SIZE", "HOROVOD_LOCAL_RANK",
+              "HOROVOD_LOCAL_SIZE"),
+    # DeepSpeed's deepspeed/launcher/launch.py
+    _Launcher("DeepSpeed", "processes", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_SIZE",
+              mark="CROSS_SIZE"),
+    # PyTorch's init_method="env://": Kubeflow's PyTorchJob (training-operator, pytorch/envvar.go,
+    # no LOCAL_RANK), Azure ML, Composer, Ray Train and Accelerate set these variables. Lightning's
+    # own launcher sets no RANK (lightning/fabric/strategies/launchers/subprocess_script.py).
+    _Launcher("RANK and WORLD_SIZE", "processes", *_TORCH),
+    # Open MPI 4 and 5: docs.open-mpi.org/en/v5.0.x/tuning-apps/environment-var.html
+    _Launcher("Open MPI", "mpi", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE",
+              "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
+    # MVAPICH2's src/pm/mpirun/mpispawn.c
+    _Launcher("MVAPICH", "mpi", "MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE",
+              "MV2_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_SIZE"),
+    # HPE's PALS; also Slurm's src/plugins/mpi/cray_shasta/mpi_cray_shasta.c
+    _Launcher("Cray PALS", "mpi", "PMI_RANK", "PMI_SIZE", "PMI_LOCAL_RANK", "PMI_LOCAL_SIZE",
+              mark="PALS_RANKID"),
+    # The process manager Hydra of MPICH and Intel MPI: MPICH's src/pm/hydra
+    _Launcher("MPICH", "mpi", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+    # IBM's jsrun: lightning/fabric/plugins/environments/lsf.py
+    _Launcher("jsrun", "mpi", "JSM_NAMESPACE_RANK", "JSM_NAMESPACE_SIZE",
+              "JSM_NAMESPACE_LOCAL_RANK", "JSM_NAMESPACE_LOCAL_SIZE"),
+    # The PMIx standard, chapter "Client initialization": no variable has the size
+    _Launcher("PMIx", "mpi", "PMIX_RANK", ""),
+    # MXNet's "Distributed Training in MXNet": its scheduler numbers the workers later
+    _Launcher("MXNet", "processes", "", "DMLC_NUM_WORKER"),
+    # flux-core's src/shell/task.c
+    _Launcher("Flux", "scheduler", "FLUX_TASK_RANK", "FLUX_JOB_SIZE", "FLUX_TASK_LOCAL_ID"),
+    # slurm.schedmd.com/srun.html. SLURM_PROCID is also set in a batch script; only srun sets
+    # SLURM_STEP_NUM_TASKS.
+    _Launcher("Slurm", "scheduler", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID"),
+)
+# fmt: on
+
+
+class _Claim(NamedTuple):
+    """The numbers that one source gives this process."""
+
+    name: str
+    kind: _Kind
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+    text: str  # the variables and their values
 
 
 @dataclass(frozen=True)
@@ -39,6 +117,8 @@ class World:
       size: number of processes.
       local_rank, local_size: 0-based number of this process on its host, and number of processes
         on this host. By default, all processes are on one host.
+      launcher: name of the launcher or framework that gave these numbers; "none" if there is
+        none, and "" for a `World` that a script has made itself.
 
     Raises:
       ValueError: rank or size is invalid.
@@ -55,6 +135,7 @@ class World:
     size: int = 1
     local_rank: int = -1
     local_size: int = -1
+    launcher: str = field(default="", compare=False, repr=False)
 
     def __post_init__(self) -> None:
         if self.local_rank < 0:
@@ -74,42 +155,210 @@ class World:
         return self.rank // self.local_size
 
     @classmethod
-    def from_environment(cls, environment: Mapping[str, str] = os.environ) -> World:
+    def from_environment(cls, environment: Mapping[str, str] | None = None) -> World:
         """Returns the rank that a launcher has set, or rank 0 of 1 if there is no launcher.
 
         Args:
-          environment: variables of `imagenet-prep launch`, Horovod, Open MPI, torchrun or
-            Slurm's srun.
+          environment: variables of a launcher; by default those of this process. Then frameworks
+            are asked, too, if this process has initialised them: torch.distributed, JAX, Horovod.
 
         Raises:
-          ValueError: the variables are not numbers, or are out of range.
+          ValueError: the variables are not numbers, are out of range, contradict each other or
+            the framework, or name several processes without the rank of this one.
         """
-        rank, size = _first(environment, _RANK_AND_SIZE) or (0, 1)
-        local = _first(environment, _LOCAL)
-        if local is None and _first(environment, _RANK_AND_SIZE[:-1]) is None:
-            local = _of_srun(environment)
-        local_rank, local_size = local or (-1, -1)
-        return cls(rank, size, local_rank, local_size)
+        found = [*_frameworks()] if environment is None else []
+        try:
+            found += _launchers(os.environ if environment is None else environment)
+            return _decided(found)
+        except ValueError as error:
+            raise ValueError(f"{error}. {_REMEDY}") from None
 
 
-def _of_srun(environment: Mapping[str, str]) -> tuple[int, int] | None:
-    """Returns the local rank and the local size of a task; None if srun did not start it."""
-    names = ("SLURM_LOCALID", "SLURM_NODEID", "SLURM_STEP_TASKS_PER_NODE", *_SRUN)
-    if not all(name in environment for name in names):
-        return None
-    local_rank, node, tasks = (environment[name] for name in names[:3])
-    left = int(node)
-    for number, times in _TASKS.findall(tasks):
+def this_process() -> World:
+    """Returns `World.from_environment()` of this process; raises UsageError instead."""
+    try:
+        return World.from_environment()
+    except ValueError as error:
+        raise UsageError(error) from error
+
+
+def require_same_ranks(world: World) -> None:
+    """Raises UsageError if a framework has numbered the ranks since `world` was found."""
+    if not world.launcher:
+        return  # the script has decided
+    for claim in _frameworks():
+        if (claim.rank, claim.size) != (world.rank, world.size):
+            raise UsageError(
+                f"this reader was opened as rank {world.rank} of {world.size}, but {claim.text}. "
+                "Open readers after the framework has connected the ranks (with Lightning, in "
+                "train_dataloader and val_dataloader), or pass world=World(rank, size)."
+            )
+
+
+def _decided(found: Sequence[_Claim]) -> World:
+    """Returns the numbers of the innermost source; raises ValueError if the sources contradict."""
+    claims = [claim for claim in found if claim.rank >= 0 or claim.size > 1]
+    if not claims:
+        return World(launcher="none")
+    for inner in claims:
+        is_complete = inner.rank >= 0 and inner.size > 0
+        if is_complete and all(
+            _is_same(other, inner) or _contains(other, inner) for other in claims
+        ):
+            # Sources with the same numbers may know more: a framework knows no local rank.
+            return _world([inner, *(claim for claim in found if _is_same(claim, inner))])
+    given = "; ".join(dict.fromkeys(claim.text for claim in claims))
+    raise ValueError(
+        f"this process is one of several, but its rank and their number are unknown or "
+        f"contradictory: {given}"
+    )
+
+
+def _is_same(claim: _Claim, decided: _Claim) -> bool:
+    """Returns whether a claim, which may be incomplete, gives no other rank and size."""
+    return claim.rank in (-1, decided.rank) and claim.size in (-1, decided.size)
+
+
+def _contains(outer: _Claim, inner: _Claim) -> bool:
+    """Returns whether a process of `outer` may have started the processes of `inner`."""
+    if outer.kind == "framework":
+        return False  # a framework that this process has initialised is never outside
+    if inner.kind == "agent" or (inner.kind, outer.kind) == ("mpi", "scheduler"):
+        return True
+    if outer.size < 1:
+        return outer.rank < inner.size
+    count, rest = divmod(inner.size, outer.size)
+    if rest or count == 1:
+        return False
+    # A script that starts processes itself, with a framework, numbers them host by host.
+    return inner.kind != "framework" or outer.rank in (-1, inner.rank // count)
+
+
+def _world(same: Sequence[_Claim]) -> World:
+    """Returns the world of sources that give the same rank; the first one has rank and size."""
+    inner = same[0]
+    local_rank = next((claim.local_rank for claim in same if claim.local_rank >= 0), -1)
+    local_size = next((claim.local_size for claim in same if claim.local_size > 0), -1)
+    if local_rank < 0 < local_size:
+        local_rank = inner.rank % local_size
+    if local_size < 0 <= local_rank:
+        local_size = _largest_host(inner.rank, inner.size, local_rank)
+    name = next((claim.name for claim in same if claim.kind != "framework"), inner.name)
+    try:
+        return World(inner.rank, inner.size, local_rank, local_size, name)
+    except ValueError as error:
+        raise ValueError(f"{inner.text}: {error}") from None
+
+
+def _largest_host(rank: int, size: int, local_rank: int) -> int:
+    """Returns the largest number of ranks that this host can have: if it has fewer, cores idle.
+
+    All hosts are assumed to have the same number of ranks, numbered host by host.
+    """
+    counts = range(size, local_rank, -1)
+    return next((n for n in counts if size % n == 0 and rank % n == local_rank), size)
+
+
+def _launchers(environment: Mapping[str, str]) -> Iterator[_Claim]:
+    """Yields the numbers of all launchers that have set variables."""
+    if environment.get("DMLC_ROLE", "worker") != "worker":
+        return  # a parameter server of MXNet reads nothing
+    for launcher in _LAUNCHERS:
+        if environment.get(launcher.mark) or not launcher.mark:
+            yield _of_variables(launcher, environment)
+    if environment.get("TF_CONFIG"):
+        yield from _of_tensorflow(environment["TF_CONFIG"])
+    if environment.get("SM_HOSTS"):
+        yield _of_sagemaker(environment["SM_HOSTS"], environment.get("SM_CURRENT_HOST", ""))
+
+
+def _of_variables(launcher: _Launcher, environment: Mapping[str, str]) -> _Claim:
+    names = launcher[2:6]
+    rank, size, local_rank, local_size = (_number(environment, name) for name in names)
+    if launcher.name == "Slurm":
+        if size < 0:
+            rank = -1
+        local_size = _tasks_of_node(environment)
+    if size < 0 and rank == 0 and launcher.size:
+        rank = -1  # RANK=0 may be the only process
+    text = ", ".join(f"{name}={environment[name]}" for name in names if environment.get(name))
+    return _Claim(launcher.name, launcher.kind, rank, size, local_rank, local_size, text)
+
+
+def _number(environment: Mapping[str, str], name: str) -> int:
+    text = environment.get(name, "").strip()
+    if text in _NOT_SET:
+        return -1
+    if not _NUMBER.fullmatch(text):
+        raise ValueError(f"{name}={text!r}: expected a number")
+    return int(text)
+
+
+def _tasks_of_node(environment: Mapping[str, str]) -> int:
+    """Returns the number of tasks that srun has started on this node."""
+    left = _number(environment, "SLURM_NODEID")
+    if left < 0:
+        return -1
+    for number, times in _TASKS.findall(environment.get("SLURM_STEP_TASKS_PER_NODE", "")):
         left -= int(times or 1)
         if left < 0:
-            return int(local_rank), int(number)
-    return None
+            return int(number)
+    return -1
 
 
-def _first(
-    environment: Mapping[str, str], names: tuple[tuple[str, str], ...]
-) -> tuple[int, int] | None:
-    for rank, size in names:
-        if rank in environment and size in environment:
-            return int(environment[rank]), int(environment[size])
-    return None
+def _of_tensorflow(text: str) -> Iterator[_Claim]:
+    """Yields the numbers in TF_CONFIG, as described for TFConfigClusterResolver of tf.distribute.
+
+    Kubeflow's TFJob sets it. The chief (in TensorFlow 1: master) is the first worker.
+    """
+    try:
+        config = json.loads(text)
+        task = config.get("task", {})
+        kind = task.get("type")
+        before = 0
+        rank = -1
+        for each in ("master", "chief", "worker"):
+            if kind == each:
+                rank = before + int(task.get("index", -1))
+            before += len(config.get("cluster", {}).get(each, ()))
+    except (AttributeError, TypeError, ValueError, RecursionError) as error:
+        raise ValueError(f"TF_CONFIG={text[:200]!r}: not a cluster and a task: {error}") from None
+    # Evaluators and parameter servers do not train.
+    if before and kind not in ("evaluator", "ps"):
+        yield _of_hosts("TF_CONFIG", rank, before, f"TF_CONFIG={text}")
+
+
+def _of_sagemaker(text: str, own: str) -> _Claim:
+    """Returns the number of this host; SageMaker starts a script once per host.
+
+    sagemaker-training-toolkit's ENVIRONMENT_VARIABLES.md describes the variables.
+    """
+    try:
+        hosts = list(json.loads(text))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ValueError(f"SM_HOSTS={text[:200]!r}: not a list of hosts: {error}") from None
+    rank = hosts.index(own) if own in hosts else -1
+    return _of_hosts("SageMaker", rank, len(hosts), f"SM_HOSTS={text}, SM_CURRENT_HOST={own}")
+
+
+def _of_hosts(name: str, rank: int, size: int, text: str) -> _Claim:
+    return _Claim(name, "scheduler", rank, size, 0, 1, text)
+
+
+def _frameworks() -> Iterator[_Claim]:
+    """Yields the numbers of each framework that this process has initialised; imports none."""
+    torch: Any = sys.modules.get("torch.distributed")
+    if torch is not None and torch.is_available() and torch.is_initialized():
+        yield _of_framework("torch.distributed", torch.get_rank(), torch.get_world_size())
+    for name in ("horovod.tensorflow", "horovod.torch", "horovod.mxnet"):
+        horovod: Any = sys.modules.get(name)
+        if horovod is not None and horovod.is_initialized():
+            yield _of_framework(name, horovod.rank(), horovod.size())
+    # jax.process_index() would initialise JAX's devices, which a script may want to configure.
+    jax: Any = getattr(sys.modules.get("jax._src.distributed"), "global_state", None)
+    if jax is not None and jax.client is not None:
+        yield _of_framework("jax.distributed", jax.process_id, jax.num_processes)
+
+
+def _of_framework(name: str, rank: int, size: int) -> _Claim:
+    return _Claim(name, "framework", rank, size, -1, -1, f"{name} has rank {rank} of {size}")

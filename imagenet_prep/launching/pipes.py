@@ -19,7 +19,7 @@ from typing import Self
 
 from imagenet_prep.core import children, terminal
 from imagenet_prep.core.errors import ImagenetPrepError, UsageError
-from imagenet_prep.core.world import World
+from imagenet_prep.core.world import this_process
 from imagenet_prep.launching.ranks import MARK, Voice
 
 # A rank waits this long for `launching.host`, which may start later from a slow file system.
@@ -92,12 +92,13 @@ class Pipes:
 
 
 def _ask(mark: str) -> list[int]:
+    rank = this_process().rank
     end = time.monotonic() + _PATIENCE_S
     while True:
         with socket.socket(socket.AF_UNIX) as asking:
             try:
                 asking.connect(_address(mark))
-                asking.sendall(str(World.from_environment().rank).encode())
+                asking.sendall(str(rank).encode())
                 _, pipes, _, _ = socket.recv_fds(asking, 1, 2)
                 if pipes:
                     return pipes

@@ -15,7 +15,7 @@ import numpy as np
 
 from imagenet_prep.core import canonical
 from imagenet_prep.core.errors import BusyError, DataDamagedError, UsageError
-from imagenet_prep.core.world import World
+from imagenet_prep.core.world import World, this_process
 from imagenet_prep.dataset import column
 from imagenet_prep.dataset.column import Column, ColumnFile
 from imagenet_prep.read.columns import numbers_of
@@ -90,7 +90,7 @@ class ColumnWriter:
           batch_size: records per batch.
           view: "image" if the rows are valid for every crop of an image, mirrored or not. By
             default, they are valid only for the crop in the batches.
-          world: rank and size of this process; by default from the launcher's environment.
+          world: rank and size of this process; by default from the launcher or framework.
           finite: raise UsageError for values that are infinite or not a number.
           reader: arguments for `make_dataset`: image_size, recipe, backend, framework, fields,
             dtype, layout, antialias, device, num_threads, originals. By default, batches have only
@@ -143,7 +143,7 @@ class ColumnWriter:
         self.is_complete = False
         with only_one(self._store, self._folder):
             self._existing = self._begin()
-        world = world or World.from_environment()
+        world = world or this_process()
         self._done = {
             shard: self._finished(shard)
             for shard in range(world.rank, len(self._records.shards), world.size)

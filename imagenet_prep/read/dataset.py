@@ -60,7 +60,7 @@ def make_dataset(
       image_size: height and width of the images in pixels.
       training: True for shuffled random crops, False for central crops in record order; by
         default True only for the train split.
-      world: rank and size of this process; by default from the launcher's environment.
+      world: rank and size of this process; by default from the launcher or framework.
       seed: seed of the order of examples and of random crops, mirroring and colours.
       backend: "tfdata", "dali", "native" (no framework needed) or "auto": DALI for a GPU, otherwise
         the first of tf.data, DALI and native that is installed.

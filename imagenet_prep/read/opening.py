@@ -10,7 +10,7 @@ from typing import Any
 
 from imagenet_prep.core.errors import UsageError
 from imagenet_prep.core.terminal import counted
-from imagenet_prep.core.world import World
+from imagenet_prep.core.world import this_process
 from imagenet_prep.dataset import naming, settings
 from imagenet_prep.dataset.schema import OBJECTNET
 from imagenet_prep.read.backend import choose_backend, refuse_contradictions
@@ -25,7 +25,7 @@ from imagenet_prep.storage.opened import Dataset, open_dataset
 
 def open_feed(config: ReadConfig) -> tuple[Feed, dict[str, Any]]:
     """Returns the `Feed` of a reader with these settings, and the content of `Reader.choice`."""
-    world = config.world or World.from_environment()
+    world = config.world or this_process()
     config = replace(config, world=world)
     config = replace(config, backend=choose_backend(config))
     refuse_contradictions(config)

@@ -10,6 +10,8 @@ examples that it reads in the epoch, and its ranks share this order.
 
 from __future__ import annotations
 
+import functools
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -239,3 +241,26 @@ class StepSampler:
         epoch, start = self._began
         left = self._steps(start)
         return (epoch, left.after(steps)) if steps < left.count else (epoch + 1, 0)
+
+
+def step_sampler() -> type[StepSampler]:
+    """Returns the class of samplers for this process; with PyTorch, it is a DistributedSampler.
+
+    Lightning, Composer and Ray Train split the steps of each other sampler among the ranks again.
+    """
+    if "torch.utils.data" in sys.modules:
+        return _distributed_step_sampler()
+    return StepSampler
+
+
+@functools.cache
+def _distributed_step_sampler() -> type[StepSampler]:
+    from torch.utils.data import DistributedSampler
+
+    class DistributedStepSampler(StepSampler, DistributedSampler[Any]):
+        """A `StepSampler` that PyTorch's programs know as already distributed."""
+
+        def set_epoch(self, epoch: int) -> None:
+            """Does nothing: each `for` loop is one epoch."""
+
+    return DistributedStepSampler

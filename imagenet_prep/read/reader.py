@@ -11,6 +11,7 @@ from typing import Any, Generic, cast
 
 from imagenet_prep.core.address import absolute
 from imagenet_prep.core.errors import UsageError
+from imagenet_prep.core.world import require_same_ranks
 from imagenet_prep.dataset.example import ImageExample
 from imagenet_prep.dataset.manifest import Manifest
 from imagenet_prep.read.backend import Backend, open_backend
@@ -21,7 +22,7 @@ from imagenet_prep.read.diagnosis import Diagnosis
 from imagenet_prep.read.feed import EncodedBatch
 from imagenet_prep.read.frameworks import CONVERTERS
 from imagenet_prep.read.opening import open_feed
-from imagenet_prep.read.order import Position, StepSampler
+from imagenet_prep.read.order import Position, Steps, StepSampler, step_sampler
 from imagenet_prep.read.receipt import STATE_VERSION, packed
 
 
@@ -50,6 +51,9 @@ class Reader(Generic[Array]):
       >>> train.find(example.filename)
       0
     """
+
+    # Lightning takes an object with an attribute `sampler` for a DataLoader, and asks for this.
+    batch_sampler = None
 
     def __init__(self, config: ReadConfig) -> None:
         self._feed, self.choice = open_feed(config)
@@ -134,6 +138,7 @@ class Reader(Generic[Array]):
 
     def _batches(self, epoch: int, start: int, count: int) -> Iterator[tuple[int, Batch[Array]]]:
         """Yields `count` pairs: the number of the epoch's examples read so far, and a batch."""
+        require_same_ranks(self._feed.config.rank)
         while count:
             steps = self._feed.steps(start)
             diagnosis = Diagnosis(self._feed, self._backend.decode, epoch, start, count)
@@ -264,7 +269,11 @@ class Reader(Generic[Array]):
                 "out= provides memory of this process, but a DataLoader's workers are separate "
                 "processes: remove out=, and pass pin_memory=True to the DataLoader"
             )
-        return StepSampler(self._feed.steps, self._position, self.state())
+        return step_sampler()(self._steps, self._position, self.state())
+
+    def _steps(self, start: int) -> Steps:
+        require_same_ranks(self._feed.config.rank)
+        return self._feed.steps(start)
 
     def __getitem__(self, position: Position) -> Batch[Array]:
         """Returns the batch at a position from `sampler`; does not change the reader's position."""

@@ -68,8 +68,10 @@ def test_horovod_is_believed_before_the_mpi_that_started_it() -> None:
     assert World.from_environment(mpi | {"HOROVOD_RANK": "2", "HOROVOD_SIZE": "4"}).rank == 2
 
 
-def test_a_rank_without_a_size_says_nothing() -> None:
-    assert World.from_environment({"RANK": "3"}) == World()
+def test_rank_0_without_a_size_may_be_alone_but_rank_3_is_not() -> None:
+    assert World.from_environment({"RANK": "0"}) == World()
+    with pytest.raises(ValueError, match="unknown or contradictory: RANK=3"):
+        World.from_environment({"RANK": "3"})
 
 
 def test_processes_are_on_one_host_unless_said_otherwise() -> None:

@@ -15,6 +15,7 @@ from typing import NoReturn
 from imagenet_prep.core import errors, flags, imports, monitoring, signals, terminal
 from imagenet_prep.core.flags import Config
 
+_INTERRUPTED = "interrupted. Finished work is kept: run the same command again to resume."
 _LAST_ACTS: list[Callable[[], None]] = []
 
 
@@ -97,8 +98,7 @@ def outcome(main: Callable[[], int]) -> int:
     except errors.ImagenetPrepError as error:
         return _explain(error, error.exit_code, str(error))
     except KeyboardInterrupt as error:
-        text = "interrupted. Finished work is kept: run the same command again to resume."
-        return _explain(error, errors.EXIT_INTERRUPTED, text)
+        return _explain(error, errors.EXIT_INTERRUPTED, _INTERRUPTED)
     except BrokenPipeError:
         # The reader of our output (head, less) has closed the pipe, so stop.
         os._exit(monitoring.end(errors.EXIT_UNREAD))
@@ -114,6 +114,12 @@ def outcome(main: Callable[[], int]) -> int:
         *lines, last = "".join(traceback.format_exception(error)).splitlines()
         text = f"this is a bug: please report the lines above. {last}"
         return _explain(error, errors.EXIT_BUG, "\n".join([*lines, last, text]))
+
+
+def end_interrupted() -> NoReturn:
+    """Ends an interrupted command from a thread, while the main thread waits in C code."""
+    code = _explain(KeyboardInterrupt(), errors.EXIT_INTERRUPTED, _INTERRUPTED)
+    os._exit(monitoring.end(_flushed(code)))
 
 
 def _explain(error: BaseException, code: int, text: str) -> int:

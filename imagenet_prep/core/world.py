@@ -243,9 +243,9 @@ def _world(same: Sequence[_Claim]) -> World:
         local_rank = inner.rank % local_size
     if local_size < 0 <= local_rank:
         local_size = _largest_host(inner.rank, inner.size, local_rank)
-    name = next((claim.name for claim in same if claim.kind != "framework"), inner.name)
+    launchers = (claim.name for claim in same if claim.kind != "framework" and claim.rank >= 0)
     try:
-        return World(inner.rank, inner.size, local_rank, local_size, name)
+        return World(inner.rank, inner.size, local_rank, local_size, next(launchers, inner.name))
     except ValueError as error:
         raise ValueError(f"{inner.text}: {error}") from None
 

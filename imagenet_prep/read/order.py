@@ -248,17 +248,14 @@ def step_sampler() -> type[StepSampler]:
 
     Lightning, Composer and Ray Train split the steps of each other sampler among the ranks again.
     """
-    if "torch.utils.data" in sys.modules:
-        return _distributed_step_sampler()
-    return StepSampler
+    torch: Any = sys.modules.get("torch.utils.data")
+    return StepSampler if torch is None else _distributed(torch.DistributedSampler)
 
 
 @functools.cache
-def _distributed_step_sampler() -> type[StepSampler]:
-    from torch.utils.data import DistributedSampler
-
-    class DistributedStepSampler(StepSampler, DistributedSampler[Any]):
-        """A `StepSampler` that PyTorch's programs know as already distributed."""
+def _distributed(base: Any) -> type[StepSampler]:
+    class DistributedStepSampler(StepSampler, base):
+        """A `StepSampler` that PyTorch's programs take for already distributed."""
 
         def set_epoch(self, epoch: int) -> None:
             """Does nothing: each `for` loop is one epoch."""

@@ -10,14 +10,17 @@ import contextlib
 import importlib
 import os
 import re
+import select
+import signal
 import sys
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
-from imagenet_prep.core import canonical
+from imagenet_prep.core import canonical, program, terminal
 from imagenet_prep.core.errors import ImagenetPrepError, IncompleteError, UsageError
 from imagenet_prep.core.terminal import counted
 from imagenet_prep.core.world import LEFT, World
@@ -185,14 +188,15 @@ def meet(framework: str, world: World) -> tuple[Any, World]:
     """Starts Horovod and checks the number of ranks; returns Horovod's module and rank numbers."""
     try:
         hvd = importlib.import_module(f"horovod.{framework}")
-        hvd.init()
+        with waiting(f"waiting for the other {world.size - 1} of {world.size} ranks, in Horovod"):
+            hvd.init()
     except ImportError as error:
         name = "pytorch" if framework == "torch" else framework
         raise UsageError(
             f"{world.size} ranks need Horovod, which cannot be loaded: {error}. Run "
             f"`imagenet-prep install-horovod --framework {name}` on every host."
         ) from error
-    actual = World(hvd.rank(), hvd.size(), hvd.local_rank(), hvd.local_size())
+    actual = World(hvd.rank(), hvd.size(), hvd.local_rank(), hvd.local_size(), world.launcher)
     if actual.size != world.size:
         raise UsageError(
             f"the launcher started {counted(world.size, 'rank')}, but Horovod found {actual.size}: "
@@ -200,6 +204,39 @@ def meet(framework: str, world: World) -> tuple[Any, World]:
             "install-horovod --mpi`, or launch without --mpi."
         )
     return hvd, actual
+
+
+# After this time, a rank says that it waits for others.
+TOLD_S = 10.0
+
+
+@contextlib.contextmanager
+def waiting(about: str) -> Iterator[None]:
+    """Lets a signal end the command while the block waits for other ranks in C code.
+
+    Python's signal handlers only run after the C function has returned. If the block takes long,
+    `about` is printed.
+    """
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    before = signal.set_wakeup_fd(writer)
+    watch = threading.Thread(target=_watch, args=(reader, about), name="waiting", daemon=True)
+    watch.start()
+    try:
+        yield
+    finally:
+        signal.set_wakeup_fd(before)
+        os.close(writer)  # ends the thread
+        watch.join()
+        os.close(reader)
+
+
+def _watch(reader: int, about: str) -> None:
+    if not select.select([reader], [], [], TOLD_S)[0]:
+        terminal.say(about)
+    while number := os.read(reader, 1):
+        if number[0] in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            program.end_interrupted()
 
 
 # Launchers report the first process that exits. A rank that lost a peer exits after this time.

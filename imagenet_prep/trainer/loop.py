@@ -177,7 +177,7 @@ class Training:
             self._plateau = Plateau(**checkpointed["plateau"])
             self._log.say(f"resumed after step {self._step:,} from {checkpoint.name(self._step)}")
         self._learner.share()
-        facts = plan.facts() | {"ranks": world.size}
+        facts = plan.facts() | {"ranks": world.size, "launcher": launched().launcher}
         facts |= {"resumed_at": self._step, "versions": versions}
         if not evaluates and (receipt := self._inputs.train.receipt()):
             facts |= {"step": self._step, "receipt": receipt}

@@ -16,7 +16,7 @@ import numpy as np
 
 from imagenet_prep.core.errors import UsageError
 from imagenet_prep.core.world import World
-from imagenet_prep.trainer.comm import Comm, meet
+from imagenet_prep.trainer.comm import Comm, meet, waiting
 
 _PIECE = 4096  # numbers per message: servers need messages of the same shape
 
@@ -104,7 +104,8 @@ class Servers(_Together):
             )
         import mxnet as mx
 
-        self._store: Any = mx.kv.create(kind)
+        with waiting(f"waiting for the servers and the other ranks of {world.size}, in MXNet"):
+            self._store: Any = mx.kv.create(kind)
         self.world = world  # MXNet numbers ranks differently, but rank 0 must be on the first host
         self._known: set[str] = set()
 

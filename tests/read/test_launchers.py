@@ -15,13 +15,13 @@ from typing import Any
 import pytest
 
 from imagenet_prep.core.errors import ImagenetPrepError, UsageError
-from imagenet_prep.read import ColumnWriter, Reader, make_dataset
+from imagenet_prep.read import Reader, make_dataset
 from imagenet_prep.read.order import StepSampler
 from imagenet_prep.train import readers
 from imagenet_prep.trainer import recipe
 from imagenet_prep.trainer.comm import launched
 from imagenet_prep.trainer.config import TrainConfig
-from tests.kit import dataloader
+from tests.kit import columns, dataloader
 from tests.kit.launchers import LAUNCHERS, forget_launchers, places
 from tests.kit.reading import NUM_TRAIN, NUM_VALIDATION
 
@@ -152,22 +152,20 @@ def test_ranks_write_each_row_of_a_column_once(
 ) -> None:
     root = tmp_path / "set"
     shutil.copytree(colours, root)
-    column: Any = ("train", "mean", (), "int64")
-    how: Any = {"batch_size": 4, "reader": {"backend": "native", "fields": ()}}
     written: list[int] = []
     for rank in range(2):
         monkeypatch.setenv("PMI_RANK", str(rank))
         monkeypatch.setenv("PMI_SIZE", "2")
-        with ColumnWriter(root, "train", "mean", (), "int64", batch_size=4) as writer:
+        with columns.begin(root, world=None) as writer:
             for batch in writer:
                 written += [number for number in batch["number"].tolist() if number >= 0]
-                writer.write(batch["number"])
+                writer.write(columns.rows_of(batch))
 
     assert sorted(written) == list(range(NUM_TRAIN))
     assert writer.is_complete
     monkeypatch.delenv("PMI_RANK")
     with pytest.raises(UsageError, match="PMI_SIZE=2"):
-        ColumnWriter(root, *column, **how)
+        columns.begin(root, world=None)
 
 
 class DistributedSampler:

@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 import socket
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -54,6 +57,7 @@ def run(words: tuple[str, ...], **env: str) -> subprocess.CompletedProcess[str]:
     program = [str(word) for word in words]
     return subprocess.run(
         program,
+        cwd=tempfile.gettempdir(),
         env=command.environment() | AS_ROOT | env,
         capture_output=True,
         text=True,
@@ -178,6 +182,49 @@ def test_train(python: Path, shades: Path, tmp_path: Path, name: str) -> None:
     assert checked.code == 0, checked
 
 
+def waiting_rank(shades: Path, log: Path, rank: int, size: int, port: str) -> dict[str, Any]:
+    """Returns what starts one rank of several."""
+    words = ("-m", "imagenet_prep", "train", "--framework", "pytorch", "--data-dir", shades)
+    words += ("--log-dir", log, "--model", "tiny", "--image-size", "32", "--batch-size", "4")
+    words += ("--backend", "native", "--num-epochs", "1")
+    env = {"RANK": str(rank), "WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1"}
+    return {"program": tuple(map(str, words)), "env": env | {"MASTER_PORT": port}}
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "Ctrl-C"])
+def test_a_rank_that_waits_for_others_names_them_and_ends_when_asked(
+    python: Path, shades: Path, tmp_path: Path, number: signal.Signals, rank: int
+) -> None:
+    port = free_port()
+    missing = "ranks 1-2" if rank == 0 else "rank 0"
+    said = f"waiting for {missing} of 3 at 127.0.0.1:{port}\n"
+    log = tmp_path / "said"
+    how = waiting_rank(shades, tmp_path / "run", rank, 3, port)
+    with log.open("wb") as file, command.started(**how, python=python, stderr=file.fileno()) as one:
+        command.wait_until(lambda: said in log.read_text() or one.ended, "it says so")
+        one.send(number)
+        assert one.finish().code == 130
+
+    assert "interrupted. Finished work is kept" in log.read_text()
+
+
+def test_a_late_rank_is_waited_for(python: Path, shades: Path, tmp_path: Path) -> None:
+    port = free_port()
+    run_dir, log = tmp_path / "run", tmp_path / "said"
+    first, second = (waiting_rank(shades, run_dir, rank, 2, port) for rank in range(2))
+    with (
+        log.open("wb") as file,
+        command.started(**first, python=python, stderr=file.fileno()) as one,
+    ):
+        command.wait_until(lambda: "waiting" in log.read_text() or one.ended, "it waits")
+        with command.started(**second, python=python) as other:
+            assert other.finish().code == 0
+        assert one.finish().code == 0
+
+    assert f"waiting for rank 1 of 2 at 127.0.0.1:{port}" in log.read_text()
+
+
 # Prints which images the steps of the page's programs get; each image has a class of its own.
 SAYS = """
 import json
@@ -199,7 +246,9 @@ def test_the_programs_of_the_page_read_each_image_once_per_epoch(
     for split, names in (("train", "images, labels, _"), ("validation", "images, labels, mask")):
         small[f"{names} = {tensors}(batch)"] = f"{names} = {tensors}(says({split!r}, batch))"
     if number == 0:
-        small["devices=2"] = "devices=2, accelerator='cpu', enable_progress_bar=False"
+        small["devices=2"] = (
+            "devices=2, accelerator='cpu', logger=False, enable_checkpointing=False"
+        )
     else:
         small["Accelerator()"] = "Accelerator(cpu=True)"
     for old, new in small.items():
@@ -208,7 +257,7 @@ def test_the_programs_of_the_page_read_each_image_once_per_epoch(
     program = tmp_path / "page.py"
     program.write_text(SAYS + code)
     words = () if number == 0 else torchrun(RANKS)
-    done = run((python, "-W", "ignore", *words, program), PYTHONPATH=str(REPOSITORY))
+    done = run((python, "-W", "ignore", *words, program))
     assert done.returncode == 0, done
     seen: dict[str, list[int]] = {"train": [], "validation": []}
     for split, classes in map(json.loads, re.findall(r'\["\w+", \[[^]]*\]\]', done.stdout)):

@@ -60,6 +60,7 @@ _LIMITS = {
     "table_ahead_bytes": "storage.tables._AHEAD_BYTES",
     "upload_part_bytes": "storage.upload.PART_BYTES",
     "left_ranks_s": "trainer.comm._LEFT_S",
+    "told_wait_s": "trainer.comm.TOLD_S",
     "last_upload_s": "trainer.mirror._LAST_S",
     "upload_retries": "trainer.mirror._RETRIES",
     "rendezvous_poll_s": "trainer.rendezvous._POLL_S",

@@ -1,0 +1,79 @@
+"""A rank that waits for others in C code says so, and ends at once when it is asked to."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from imagenet_prep.trainer.comm import waiting
+from tests.kit import command
+from tests.kit.limits import Limits
+
+# A lock that is taken twice waits for ever, and no signal interrupts it, as in hvd.init().
+DEAF = """\
+import ctypes, sys
+from pathlib import Path
+from imagenet_prep.core import program
+from imagenet_prep.trainer import comm
+def main():
+    comm.TOLD_S = float(sys.argv[2])
+    mutex = ctypes.create_string_buffer(64)
+    lock = ctypes.CDLL(None).pthread_mutex_lock
+    lock(mutex)
+    with comm.waiting("waiting for the others"):
+        Path(sys.argv[1]).touch()
+        while True:
+            try:
+                lock(mutex)
+            except KeyboardInterrupt:
+                pass  # the signal came before the lock: the rank waits nevertheless
+program.finish(main)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "Ctrl-C"])
+def test_a_signal_ends_a_rank_that_waits(tmp_path: Path, number: signal.Signals) -> None:
+    begun = tmp_path / "begun"
+    with command.started(begun, "600", program=("-c", DEAF)) as running:
+        command.wait_until(lambda: begun.exists() or running.ended, "it waits")
+        running.send(number)
+        finished = running.finish()
+
+    assert finished.code == 130
+    assert "waiting for the others" not in finished.err
+    assert "interrupted. Finished work is kept" in finished.err
+
+
+def test_a_rank_that_waits_for_long_says_for_whom(
+    limits: Limits, capfd: pytest.CaptureFixture[str]
+) -> None:
+    limits(told_wait_s=0.0)
+    with waiting("waiting for ranks 1-3"):
+        command.wait_until(lambda: "ranks 1-3" in capfd.readouterr().err, "it is told")
+    limits(told_wait_s=600.0)
+    with waiting("waiting for ranks 1-3"):
+        pass
+
+    assert capfd.readouterr().err == ""
+
+
+def test_other_signals_and_the_handlers_of_before_stay(limits: Limits) -> None:
+    limits(told_wait_s=600.0)
+    heard: list[int] = []
+    before = signal.signal(signal.SIGUSR1, lambda number, _: heard.append(number))
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    outer = signal.set_wakeup_fd(writer)
+    try:
+        with waiting("waiting"):
+            os.kill(os.getpid(), signal.SIGUSR1)
+        assert signal.set_wakeup_fd(outer) == writer
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+        os.close(reader)
+        os.close(writer)
+
+    assert heard == [signal.SIGUSR1]

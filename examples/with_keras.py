@@ -32,7 +32,9 @@ def reader(split):
 def weighted(batches):
     """Yields images, labels and weights for Keras; the weight of padding is 0."""
     for batch in batches:
-        yield batch["images"], batch["class_index"], batch["mask"].astype("float32")
+        # Padding has class -1. With this class the loss would be NaN, even with the weight 0.
+        labels = batch["class_index"].clip(min=0)
+        yield batch["images"], labels, batch["mask"].astype("float32")
 
 
 def endless(batches):

@@ -27,6 +27,7 @@ from imagenet_prep.core import children, program, terminal
 from imagenet_prep.core.errors import ImagenetPrepError, UsageError, install_line
 from imagenet_prep.core.flags import Place, Settings, flag, switch
 from imagenet_prep.core.installed import FRAMEWORKS, version
+from imagenet_prep.dataset import naming
 from imagenet_prep.launching.horovod_source import LOCAL_VERSION, VERSION, mend
 from imagenet_prep.storage import inside
 from imagenet_prep.storage.new_file import complete_file
@@ -96,7 +97,7 @@ class Config(Settings):
 
 def install(config: Config) -> str:
     """Installs and tests Horovod, from a cached wheel or a new one; returns the wheel's name."""
-    folder = Path(config.cache).expanduser() / wheel_key(config)
+    folder = naming.expanded(config.cache) / wheel_key(config)
     with tempfile.TemporaryDirectory(prefix="horovod-") as scratch:
         descriptor, name = tempfile.mkstemp(prefix="install-horovod-", suffix=".log")
         os.close(descriptor)

@@ -89,19 +89,22 @@ def readers(config: Config) -> OpenReader:
         needs_keys = (config.predictions is not None or config.tabulates) and not training
         data_dir, split = (split, opened(split)[1]) if is_set else (config.data_dir, split)
         device = choose_device(config.device, config.backend, world.local_rank)
+        backend = "dali" if device == "gpu" else config.backend
+        if backend == "auto":
+            backend = "tfdata" if config.framework == "tensorflow" else "native"
         options: dict[str, Any] = {
-            "backend": "dali" if device == "gpu" else config.backend,
+            "backend": backend,
             "device": device,
             "recipe": "resnet" if config.recipe in ("v1.5", "article") else config.recipe,
             "fields": (*DECODED, "key") if needs_keys else DECODED,
         }
-        if config.framework == "mxnet":
+        if config.framework == "tensorflow":
+            options["framework"] = "tensorflow"
+        elif config.framework == "mxnet":
             options |= {"framework": "dlpack" if device == "gpu" else "numpy", "layout": "NCHW"}
         elif config.framework == "pytorch":
-            if options["backend"] == "auto":
-                options["backend"] = "native"
             # Only copies from pinned memory overlap with computation on the GPU.
-            if options["backend"] == "native" and world.local_rank < installed.gpus():
+            if backend == "native" and world.local_rank < installed.gpus():
                 options["out"] = pinned
             else:
                 options["framework"] = "dlpack"

@@ -7,6 +7,8 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
+from imagenet_prep.core.errors import UsageError
+
 MANIFEST = "dataset.json"
 # The SSH signature of the manifest; ssh-keygen chooses this name.
 SIGNATURE = f"{MANIFEST}.sig"
@@ -51,8 +53,27 @@ _MAX_NAME_BYTES = 255
 
 
 def cache_folder() -> Path:
-    """Returns the cache folder of this user on this machine."""
-    return Path(os.environ.get(CACHE) or _CACHE).expanduser()
+    """Returns the cache folder of this user on this machine.
+
+    Raises:
+      UsageError: the user has no home folder.
+    """
+    return expanded(os.environ.get(CACHE) or _CACHE)
+
+
+def expanded(path: str) -> Path:
+    """Returns a path with the home folder instead of ~.
+
+    Raises:
+      UsageError: the user has no home folder, for example in a container with a random user ID.
+    """
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        raise UsageError(
+            f"{path}: user ID {os.getuid()} has no home folder: HOME is not set, and /etc/passwd "
+            f"has no entry. Set HOME, or {CACHE} for the cache, to a folder of this user."
+        ) from None
 
 
 class ShardName(NamedTuple):

@@ -49,6 +49,8 @@ SPLITS = (*SOURCE_SPLITS, HOLDOUT, TEST)
 
 # The licence of ObjectNet only allows evaluation.
 OBJECTNET = "objectnet"
+# The class index of padding and of skipped records in batches: no prediction is equal to it.
+NO_CLASS = -1
 
 # Shard counts that published readers expect; MLPerf's reference implementations hard-code them.
 DEFAULT_NUM_SHARDS = {TRAIN: 1024, VALIDATION: 128}

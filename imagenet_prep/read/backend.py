@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any, Protocol
 
 from imagenet_prep.codec import planes
-from imagenet_prep.core.errors import UsageError
+from imagenet_prep.core.errors import UsageError, install_line
 from imagenet_prep.core.installed import gpus, lacking
 from imagenet_prep.dataset.manifest import Split
 from imagenet_prep.read import batch, native
@@ -65,17 +65,16 @@ def open_backend(config: ReadConfig, split: Split) -> Backend:
 
 def choose_backend(config: ReadConfig) -> batch.Backend:
     """Returns "tfdata", "dali" or "native"; raises UsageError if its package is not installed."""
-    names: tuple[batch.Backend, ...] = (config.backend,)
-    if config.backend == "auto" and config.constants.square:
-        return "native"
-    if config.device == "gpu" and "images" in config.fields and config.backend in ("auto", "dali"):
+    name = config.backend
+    if name == "auto":
+        # The choice must not depend on the installed packages, since pixels differ by backend.
+        uses_gpu = config.device == "gpu" and "images" in config.fields
+        name = "dali" if uses_gpu and not config.constants.square else "native"
+    if config.device == "gpu" and "images" in config.fields and name == "dali":
         _check_gpu(config.rank.local_rank)
-    if config.backend == "auto":
-        names = ("dali",) if config.device == "gpu" else ("tfdata", "dali", "native")
-    for name in names:
-        if not lacking([name]):
-            return name
-    raise UsageError(f"backend {names[0]!r}: {lacking(names)[0]}")
+    if missing := lacking([name]):
+        raise UsageError(f"backend {name!r}: {missing[0]}")
+    return name
 
 
 def choose_device(device: str, backend: str, local_rank: int) -> batch.Device:
@@ -97,6 +96,11 @@ def _check_gpu(local_rank: int) -> None:
 def refuse_contradictions(config: ReadConfig) -> None:
     """Raises UsageError if `config.backend` (not "auto" here) does not support a setting."""
     backend = config.backend
+    if config.array_framework == "tensorflow" and lacking(["tensorflow"]):
+        raise UsageError(
+            f"framework='tensorflow' needs TensorFlow: {install_line('tf')}, or choose "
+            "framework='numpy'"
+        )
     if config.constants.square and "images" in config.fields:
         for name, needed in _SQUARE.items():
             if (actual := getattr(config, name)) not in (needed, None):

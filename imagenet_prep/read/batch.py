@@ -40,7 +40,7 @@ class Batch(TypedDict, Generic[Array]):
     Attributes:
       images: [batch, height, width, 3] or, with layout="NCHW", [batch, 3, height, width]:
         normalised floats of the type `dtype`, or uint8 from 0 to 255.
-      class_index: [batch] int32 from 0 to `Reader.num_classes` - 1; 0 if the mask is False.
+      class_index: [batch] int32 from 0 to `Reader.num_classes` - 1; -1 if the mask is False.
       mask: [batch] bool: False for padding in the last evaluation step and for skipped records.
       key: [batch] strings, e.g. n01440764/n01440764_10026.JPEG; empty if the mask is False.
       number: [batch] int64: the number that `Reader.example` takes; -1 if the mask is False.
@@ -48,6 +48,8 @@ class Batch(TypedDict, Generic[Array]):
         rows, and boxes outside the crop, are zeros.
       width, height: [batch] int32: size of the stored image in pixels; 0 if the mask is False.
       mirrored: [batch] bool: True if the image is mirrored. With several views, [batch, views].
+
+    Unpacking a batch gives the names of its fields, as for every dict; `values()` has the arrays.
 
     The field "column:NAME" holds the rows of a column of the dataset, [batch, ...] in the type of
     the column; zeros if the mask is False.

@@ -69,7 +69,8 @@ class _Copy:
     def fetch(self, item: Item, near: Callable[[], Collection[str]]) -> HeldFile:
         """Opens a file under a shared lock; if it is missing, fetches it and its index, if any."""
         path = self.root / item.name
-        with storage_errors("fetch", path), only_one(self._store, item.name):
+        alone = only_one(self._store, item.name, purpose=f"fetches {item.name}")
+        with storage_errors("fetch", path), alone:
             self._bring(_together(item), near)
             # This never waits: `_remove` takes its exclusive lock only with the lock of the name.
             return HeldFile(path, fcntl.LOCK_SH)
@@ -110,7 +111,7 @@ class _Copy:
     def _make_room(self, files: Sequence[File], near: Callable[[], Collection[str]]) -> None:
         """Removes unused shards to meet the limit, and reserves space with temporary files."""
         # Only one thread per node at a time, since the limit includes the reserved space.
-        with only_one(self._store, "room"):
+        with only_one(self._store, "room", purpose="frees space in the cache"):
             if self._limit is not None:
                 most = self._limit - sum(file.num_bytes for file in files)
                 self._remove_down_to(most, near())

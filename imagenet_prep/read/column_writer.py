@@ -163,7 +163,11 @@ class ColumnWriter:
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         """Yields batches of this rank's records that have no rows yet."""
-        for batch in self._reader if self._reader.num_examples else ():
+        if not self._reader.num_examples:
+            return
+        # After a loop that ended early, this loop continues, since rows are written in order.
+        self._reader.restore(self._reader.state())
+        for batch in self._reader:
             numbers = np.asarray(batch["number"])
             self._due = numbers[numbers >= 0].tolist()
             yield cast("dict[str, Any]", batch)

@@ -174,7 +174,7 @@ class ReadConfig(Wanted):
     @property
     def array_framework(self) -> str:
         """The framework of the arrays in batches, if `backend` is not "auto"."""
-        return self.framework or ("numpy" if self.backend == "native" else "tensorflow")
+        return self.framework or ("tensorflow" if self.backend == "tfdata" else "numpy")
 
     @property
     def window(self) -> int:

@@ -62,10 +62,10 @@ def make_dataset(
         default True only for the train split.
       world: rank and size of this process; by default from the launcher or framework.
       seed: seed of the order of examples and of random crops, mirroring and colours.
-      backend: "tfdata", "dali", "native" (no framework needed) or "auto": DALI for a GPU, otherwise
-        the first of tf.data, DALI and native that is installed.
+      backend: "tfdata", "dali", "native" (no framework needed) or "auto": DALI with device="gpu",
+        otherwise native. The choice does not depend on the installed packages.
       framework: "tensorflow" tensors, "numpy" arrays, or "dlpack" for PyTorch and JAX without a
-        copy; by default "numpy" for the native backend and "tensorflow" for the others.
+        copy; by default "tensorflow" for tf.data and "numpy" for the other backends.
       recipe: "resnet": crops as in torchvision; "tutorial": crops and normalisation of the 2018
         tutorial; "cifar10": training shifts images by up to 4 pixels; "mnist": complete images
         without shifts; "adm": the square crop of image generators, with the same bytes as Pillow

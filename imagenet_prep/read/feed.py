@@ -14,6 +14,7 @@ import numpy as np
 from imagenet_prep.core.errors import DataDamagedError, UsageError
 from imagenet_prep.dataset.column import PREFIX
 from imagenet_prep.dataset.example import ImageExample
+from imagenet_prep.dataset.schema import NO_CLASS
 from imagenet_prep.read.augment import Views, boxes_in, central_views, random_views
 from imagenet_prep.read.background import BackgroundThreads
 from imagenet_prep.read.batch import DECODED
@@ -170,14 +171,16 @@ class Feed:
         mask = numbers >= 0
         views = self._views(sides, numbers, epoch)
         if self._facts is not None and not self._reads_records:
-            classes = np.where(mask, self._facts.classes[numbers], np.int32(0))
+            classes = self._facts.classes[numbers]
             if "width" in config.fields or "height" in config.fields:
                 sides = self._facts.sides[:, numbers].astype(np.int64)
         else:
             offset = self.records.manifest.label_offset
-            classes = np.array([i.stored_label - offset if i else 0 for i in images], np.int32)
+            labels = [image.stored_label - offset if image else NO_CLASS for image in images]
+            classes = np.array(labels, np.int32)
         if self._dense is not None:
-            classes = np.where(mask, self._dense[classes], np.int32(0))
+            classes = self._dense[classes]
+        classes = np.where(mask, classes, np.int32(NO_CLASS))
         for values in rows.values():
             values[~mask] = 0
         details = set(config.fields) - set(DECODED) - rows.keys()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from imagenet_prep.core.errors import UsageError, install_line
+from imagenet_prep.core.errors import UsageError
 from imagenet_prep.read.dlpack import Bfloat16
 
 if TYPE_CHECKING:
@@ -26,13 +26,8 @@ def _to_numpy(array: npt.NDArray[Any], bits: bool) -> Any:
 
 
 def _to_tensorflow(array: npt.NDArray[Any], bits: bool) -> Any:
-    try:
-        from imagenet_prep.read.tfdata import from_numpy
-    except ImportError as error:
-        raise UsageError(
-            f"framework='tensorflow' needs TensorFlow: {install_line('tf')}, or choose "
-            "framework='numpy'"
-        ) from error
+    from imagenet_prep.read.tfdata import from_numpy
+
     return from_numpy(array, bits)
 
 

@@ -181,7 +181,8 @@ class StepSampler:
     """A sampler for a PyTorch DataLoader over a reader; created by `Reader.sampler`.
 
     Each `for` loop over the DataLoader is one epoch, or the rest of a restored epoch. If a loop
-    ends before the sampler has yielded all steps, the next loop starts the same epoch again.
+    ends before the sampler has yielded all steps, the next loop starts the same epoch again. In
+    evaluation, only the first loop is the rest of a restored epoch.
 
     Example:
       >>> from imagenet_prep.read import make_dataset
@@ -214,7 +215,8 @@ class StepSampler:
 
     def __iter__(self) -> Iterator[Position]:
         epoch, read = self._after(self._handed_out)
-        if not read:
+        is_second_evaluation = self._handed_out > 0 and not self._steps(0).drop_tail
+        if not read or is_second_evaluation:
             self._began = epoch, 0
         epoch, start = self._began
         steps = self._steps(start)

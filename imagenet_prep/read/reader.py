@@ -29,9 +29,10 @@ from imagenet_prep.read.receipt import STATE_VERSION, packed
 class Reader(Generic[Array]):
     """Reads the batches of one rank; created by `make_dataset`.
 
-    Each `for` loop over a reader yields the remaining batches of the current epoch; the next loop
-    yields the next epoch. Type checkers know the batches of `Reader[numpy.ndarray]` as
-    `Batch[numpy.ndarray]`.
+    In training, each `for` loop over a reader yields the remaining batches of the current epoch,
+    and the next loop yields the next epoch. In evaluation, each loop yields all batches, even if
+    the loop before it ended early; only the first loop after `restore` continues from the state.
+    Type checkers know the batches of `Reader[numpy.ndarray]` as `Batch[numpy.ndarray]`.
 
     Attributes:
       epoch: epoch of the next batch, from 0.
@@ -59,6 +60,7 @@ class Reader(Generic[Array]):
         self._feed, self.choice = open_feed(config)
         self.epoch = 0
         self._examples_read = 0
+        self._is_restored = False  # until the first loop after `restore`
         self._process = os.getpid()
 
     @property
@@ -127,6 +129,8 @@ class Reader(Generic[Array]):
 
     def __iter__(self) -> Iterator[Batch[Array]]:
         self._own()
+        self._examples_read = self._loop_start
+        self._is_restored = False
         left = self.steps_left
         for read, batch in self._batches(self.epoch, self._examples_read, left):
             self._examples_read = read
@@ -135,6 +139,12 @@ class Reader(Generic[Array]):
                 # Do this before the yield, since a loop that counts steps ends after this batch.
                 self._begin_epoch()
             yield batch
+
+    @property
+    def _loop_start(self) -> int:
+        """The number of the epoch's examples before the first batch of the next `for` loop."""
+        continues = self._feed.config.is_training or self._is_restored
+        return self._examples_read if continues else 0
 
     def _batches(self, epoch: int, start: int, count: int) -> Iterator[tuple[int, Batch[Array]]]:
         """Yields `count` pairs: the number of the epoch's examples read so far, and a batch."""
@@ -189,6 +199,10 @@ class Reader(Generic[Array]):
             **({"choice": self.choice} if self.choice else {}),
         }
 
+    def _next_state(self) -> dict[str, Any]:
+        """Returns the state before the first batch of the next `for` loop."""
+        return self.state() | {"examples_read": self._loop_start}
+
     def receipt(self) -> dict[str, Any]:
         """Returns, as JSON, the state and all settings that determine the images of each step.
 
@@ -214,6 +228,7 @@ class Reader(Generic[Array]):
           UsageError: dataset, split, seed, window, partition or choice differ from the state.
         """
         self.epoch, self._examples_read = self._position(state)
+        self._is_restored = True
         if not self.steps_left:
             self._begin_epoch()
 
@@ -253,7 +268,8 @@ class Reader(Generic[Array]):
             sampler = reader.sampler()
             loader = DataLoader(reader, batch_size=None, sampler=sampler, num_workers=4)
 
-        The sampler starts at this reader's position. It does not change the reader's position.
+        The sampler starts where the next `for` loop over this reader would start. It does not
+        change the reader's position.
 
         Raises:
           UsageError: the backend is not "native", or `out` is set.
@@ -269,7 +285,7 @@ class Reader(Generic[Array]):
                 "out= provides memory of this process, but a DataLoader's workers are separate "
                 "processes: remove out=, and pass pin_memory=True to the DataLoader"
             )
-        return step_sampler()(self._steps, self._position, self.state())
+        return step_sampler()(self._steps, self._position, self._next_state())
 
     def _steps(self, start: int) -> Steps:
         require_same_ranks(self._feed.config.rank)
@@ -299,9 +315,9 @@ class Reader(Generic[Array]):
             self.__dict__.update(opened, _of_parent=of_parent)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Makes a copied or unpickled reader open the dataset again, at the same position."""
+        """Makes a copied or unpickled reader open the dataset again, with the same next loop."""
         config = replace(self._feed.config, num_threads=self._feed.config.num_threads or 1)
-        return Reader, (config,), self.state()
+        return Reader, (config,), self._next_state()
 
     __setstate__ = restore
 

@@ -38,7 +38,8 @@ class _Note(Origin):
 def note(digest: str, origin: Origin) -> None:
     """Records the source of the dataset whose manifest has this digest."""
     content = canonical.dumps(_Note(origin.root, origin.files, digest))
-    with contextlib.suppress(OSError):
+    # The note is optional. Some users have no home folder, or one that they cannot write to.
+    with contextlib.suppress(OSError, ImagenetPrepError):
         folder = _folder()
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         # With mkstemp, only this user can write the file, whatever the umask.

@@ -18,7 +18,8 @@ from imagenet_prep.trainer.config import TrainConfig
 _NUM_EXAMPLES = schema.OFFICIAL_NUM_EXAMPLES[schema.TRAIN]
 _NUM_CLASSES = schema.OFFICIAL_NUM_CLASSES
 
-# `images` [batch, size, size, 3], `class_index` [batch] int32 and `mask` [batch] bool, by name.
+# `images` [batch, size, size, 3], `class_index` [batch] int32 and `mask` [batch] bool, by name. If
+# the mask is False, the class index is NO_CLASS.
 Batch = Mapping[str, Any]
 
 
@@ -50,7 +51,7 @@ class BatchReader(Protocol):
         """The number of examples in the split, over all ranks."""
 
     def __iter__(self) -> Iterator[Batch]:
-        """Yields the remaining batches of the current epoch."""
+        """Yields the remaining batches of the current epoch; in evaluation, all batches."""
 
     def state(self) -> Json:
         """Returns the reading position as JSON."""

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch.nn import functional
 
+from imagenet_prep.dataset.schema import NO_CLASS
 from imagenet_prep.trainer import pytorch_model, torchvision
 from imagenet_prep.trainer.comm import Comm, check_gpus, cores, launched
 from imagenet_prep.trainer.config import TrainConfig
@@ -139,7 +140,11 @@ class PytorchLearner(Learner):
         count = weights.sum().clamp(min=1.0)
         smoothing = self._plan.label_smoothing
         losses = functional.cross_entropy(
-            logits, class_index, reduction="none", label_smoothing=smoothing
+            logits,
+            class_index,
+            ignore_index=NO_CLASS,
+            reduction="none",
+            label_smoothing=smoothing,
         )
         hits = (logits.detach().argmax(1) == class_index).float()
         return (losses * weights).sum() / count, (hits * weights).sum() / count

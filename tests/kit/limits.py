@@ -34,6 +34,7 @@ _LIMITS = {
     "plan_block_members": "preparation.shared_plan._BLOCK_MEMBERS",
     "plan_share_members": "preparation.shared_plan._SHARE_MEMBERS",
     "cache_wait_s": "read.cache._TIMEOUT_S",
+    "lock_report_s": "read.held._REPORT_S",
     "damaged_in_a_sample": "reporting.sample._MAX_DAMAGED",
     "sorted_run_bytes": "shards.runs.RUN_BYTES",
     "sorted_run_entries": "shards.runs.RUN_ENTRIES",

@@ -121,7 +121,7 @@ def seen(batch: Batch) -> list[int]:
     mask = batch["mask"]
     numbers = numbers_of(batch["images"][mask])
     assert batch["class_index"][mask].tolist() == numbers
-    assert (batch["class_index"][~mask] == 0).all()
+    assert (batch["class_index"][~mask] == -1).all()
     return numbers
 
 

@@ -75,7 +75,7 @@ def test_rows_are_those_of_their_records_in_any_order(
             if not images:
                 first = 0 if split == "train" else NUM_TRAIN
                 assert batch["class_index"].tolist() == [
-                    n + first if n >= 0 else 0 for n in numbers
+                    n + first if n >= 0 else -1 for n in numbers
                 ]
         assert len(set(seen)) == len(seen) == count - count % 8 * (split == "train")
 

@@ -115,6 +115,7 @@ class Http:
             _check_status(self.where(name), response)
             if response.headers.get("Content-Type", "").lower().startswith("text/html"):
                 _refuse_web_page(self.where(name), response)
+            _refuse_compression(self.where(name), response)
             yield response
 
     def _answer(self, name: str, headers: dict[str, str]) -> requests.Response:
@@ -212,6 +213,19 @@ def _refuse_web_page(where: str, response: requests.Response) -> NoReturn:
     raise StoreError(
         f"{where}: the server sends a web page instead of the archive{redirected}. It probably "
         f"requires a login. {HOW_TO_LOG_IN}"
+    )
+
+
+def _refuse_compression(where: str, response: requests.Response) -> None:
+    """Raises StoreError if the server or a proxy has compressed the file for transfer."""
+    coding = response.headers.get("Content-Encoding", "identity").strip().lower()
+    # Many servers label the stored bytes of a .tar.gz as gzip.
+    if coding in ("", "identity") or where.endswith((".gz", ".tgz")):
+        return
+    raise StoreError(
+        f"{where}: the server or a proxy sends it compressed (Content-Encoding: {coding!r}), but "
+        "the request allows only uncompressed bytes, and ranges need them. The stored file may be "
+        "sound. Turn off compression for this address."
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -130,12 +130,23 @@ def _shares(
     return len(counted), float(shares[0]), float(shares[1]), len(present)
 
 
+def _texts(keys: Iterable[Any]) -> list[str]:
+    """Returns keys as text. TensorFlow's tensors contain bytes, and so may NumPy's arrays."""
+    values = np.asarray(keys).tolist() if hasattr(keys, "__array__") else keys
+    texts = []
+    for value in values:
+        # A list may contain NumPy's strings, or tensors with one string each.
+        key = np.asarray(value).tolist() if hasattr(value, "__array__") else value
+        texts.append(key.decode(errors="replace") if isinstance(key, bytes) else str(key))
+    return texts
+
+
 def score(
     predictions: Any,
     data_dir: str | os.PathLike[str],
     *,
     labels: Sequence[str | os.PathLike[str]] = (),
-    keys: Sequence[str] | None = None,
+    keys: Iterable[str | bytes] | None = None,
 ) -> Table:
     """Returns the accuracy of predictions on a dataset, by its own labels and by label lists.
 
@@ -149,8 +160,9 @@ def score(
       data_dir: the dataset's folder, or its s3:// or http(s):// URL.
       labels: paths of label lists: CSV with the header `key,class`, ReaL's JSON, or the
         several-label annotations.
-      keys: the keys of the images, as readers return them. None means all images in record order,
-        or the keys in the file `predictions`.
+      keys: the keys of the images, as readers return them with any backend and framework: strings
+        or bytes in a list, array or tensor. None means all images in record order, or the keys in
+        the file `predictions`.
 
     Raises:
       UsageError: the predictions do not match the dataset's images and classes; or a label list is
@@ -178,11 +190,12 @@ def score(
         sheet.enter(name, five([row.classes for row in rows]), keys=[row.key for row in rows])
     else:
         array = np.asarray(predictions)
+        texts = None if keys is None else _texts(keys)
         kind, width = array.dtype.kind, array.shape[1:]
         if kind == "f" and width == (most,) and np.isfinite(array).all():
-            sheet.enter(name, five(top(array)), five(top(array, dataset.present)), keys)
+            sheet.enter(name, five(top(array)), five(top(array, dataset.present)), texts)
         elif kind in "iu" and width == (MOST,) and ((array >= -1) & (array < most)).all():
-            sheet.enter(name, array.astype(np.int64), keys=keys)
+            sheet.enter(name, array.astype(np.int64), keys=texts)
         else:
             raise UsageError(
                 f"predictions are {array.dtype} {list(array.shape)}, expected [images, {most}] "

@@ -17,8 +17,12 @@ from imagenet_prep.dataset import predictions
 from imagenet_prep.dataset.predictions import Prediction
 from imagenet_prep.evaluation import Table, score
 from imagenet_prep.evaluation.corruptions import ALEXNET_ERRORS
+from imagenet_prep.read import make_dataset
 from tests.kit.evaluated import OFFICIAL, VALIDATION, labels_of_validation, write_names, write_real
+from tests.kit.reading import BACKENDS, NEEDS, colours, dali
 from tests.kit.tfrecords import wnid
+
+__all__ = ["colours", "dali"]
 
 
 def shares(table: Table) -> list[tuple[str, int, float, float, int]]:
@@ -235,6 +239,88 @@ def test_keys_give_the_order(tmp_path: Path) -> None:
     scores = scores_of([7], [2], [1], [0])
     assert score(scores, place).rows[0].top1 == 0
     assert score(scores, place, keys=["b/2", "b/1", "a/2", "a/1"]).rows[0].top1 == 1
+
+
+KEYS = ["b/2", "b/1", "a/2", "a/1"]
+
+
+def tensor_of_keys() -> Any:
+    """Returns keys as a string tensor of TensorFlow gives them to NumPy."""
+
+    class Tensor:
+        def __init__(self, values: list[Any]) -> None:
+            self.values = values
+
+        def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
+            return np.array(self.values, object)
+
+        def __iter__(self) -> Any:
+            raise AssertionError("iterating over a tensor makes a tensor per key")
+
+    return Tensor([key.encode() for key in KEYS])
+
+
+FORMS_OF_KEYS: dict[str, Any] = {
+    "list": KEYS,
+    "tuple": tuple(KEYS),
+    "keys of a dict": dict.fromkeys(KEYS).keys(),
+    "list of bytes": [key.encode() for key in KEYS],
+    "array": np.array(KEYS),
+    "array of bytes": np.array([key.encode() for key in KEYS]),
+    "array of objects": np.array(KEYS, object),
+    "array of objects that are bytes": np.array([key.encode() for key in KEYS], object),
+    "list of NumPy's strings": list(np.array(KEYS)),
+    "list of scalar tensors": [np.array(key.encode(), object) for key in KEYS],
+    "tensor": tensor_of_keys(),
+}
+
+
+@pytest.mark.parametrize("keys", FORMS_OF_KEYS.values(), ids=FORMS_OF_KEYS)
+def test_keys_may_have_any_type_that_a_reader_returns(tmp_path: Path, keys: Any) -> None:
+    place = small(tmp_path / "set")
+    scores = scores_of([7], [2], [1], [0])
+    assert score(scores, place, keys=keys).rows[0].top1 == 1
+    indices = np.argsort(-scores, 1)[:, :5]
+    assert score(indices, place, keys=keys).rows[0].top1 == 1
+
+
+@pytest.mark.parametrize(
+    ("keys", "expected"),
+    [
+        ([b"a/1", b"a/2", b"b/1", b"\xff"], "keys that differ: b/2, \ufffd"),
+        ([1, 2, 3, 4], "keys that differ: 1, 2, 3"),
+        ([np.array(["a/1", "a/2"]), np.array(["b/1", "b/2"])] * 2, "keys that differ"),
+    ],
+)
+def test_keys_that_are_none_of_the_dataset_are_refused(
+    tmp_path: Path, keys: Any, expected: str
+) -> None:
+    with pytest.raises(UsageError, match=expected):
+        score(np.zeros((4, 10)), small(tmp_path / "set"), keys=keys)
+
+
+@pytest.mark.parametrize("framework", ["numpy", pytest.param("tensorflow", marks=pytest.mark.tf)])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_keys_of_every_reader_are_accepted(
+    colours: Path, backend: Any, framework: Any, request: pytest.FixtureRequest
+) -> None:
+    """The loop that docs/evaluation.md describes, without a conversion of the keys."""
+    for needed in (NEEDS.get(backend), "tf" if framework == "tensorflow" else None):
+        if needed is not None:
+            request.getfixturevalue(needed)
+    fields = ("class_index", "mask", "key")
+    settings: dict[str, Any] = {"backend": backend, "framework": framework, "fields": fields}
+    keys: list[Any] = []
+    scores = []
+    reader = make_dataset(colours, "validation", 4, 16, **settings)
+    for batch in reader:
+        mask = np.asarray(batch["mask"])
+        keys.extend(np.asarray(batch["key"])[mask])
+        scores.append(np.eye(reader.num_classes)[np.asarray(batch["class_index"])[mask]])
+    order = np.random.default_rng(1).permutation(len(keys))
+    shuffled = np.concatenate(scores)[order]
+
+    assert score(shuffled, colours, keys=[keys[n] for n in order]).rows[0].top1 == 1
 
 
 def test_scores_in_a_different_order_are_the_same_among_the_classes_of_the_dataset(

@@ -92,6 +92,7 @@ class Server:
       ranges: whether it can send parts of a file at all.
       etags: whether it names contents.
       authorized: whether the headers of a request let it pass; answered by 401 if not.
+      headers: additional headers of the answers with files.
       redirect: sends on to this address instead of answering; "{path}" is replaced.
       requests: all that came, in order.
       connections: accepted so far.
@@ -105,6 +106,7 @@ class Server:
     ranges: bool = True
     etags: bool = True
     authorized: Callable[[Mapping[str, str]], bool] = lambda _: True
+    headers: Mapping[str, str] = field(default_factory=dict)
     redirect: str = ""
     requests: list[Request] = field(default_factory=list)
     connections: int = 0
@@ -197,7 +199,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             self._head(404, 0)
             return 0
         data = told.files[path]
-        headers = {"Content-Type": "application/x-tar"}
+        headers = {"Content-Type": "application/x-tar", **told.headers}
         if told.etags:
             headers["ETag"] = etag = f'"{hashlib.md5(data).hexdigest()}"'
             if first >= 0 and self.headers.get("If-Range", etag) != etag:

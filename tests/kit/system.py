@@ -10,6 +10,7 @@ import fcntl
 import functools
 import itertools
 import os
+import pwd
 import resource
 import shutil
 import tempfile
@@ -90,6 +91,16 @@ class System:
     def has_free_bytes(self, count: int) -> None:
         """Lets every disk have this number of free bytes."""
         self.instead("disk_usage", lambda *_: SimpleNamespace(free=count))
+
+    def has_no_home(self) -> None:
+        """Lets the user be one with a random ID, as in a container: no HOME, no passwd entry."""
+
+        def unknown(user: int) -> None:
+            raise KeyError(f"getpwuid(): uid not found: {user}")
+
+        self._patch.delenv("HOME", raising=False)
+        self._patch.delenv("IMAGENET_PREP_CACHE", raising=False)
+        self._patch.setattr(pwd, "getpwuid", unknown)
 
     def keeps_temporary_files(self, folder: Path) -> None:
         """Puts temporary files into a folder, as TMPDIR does for a new process."""

@@ -1,14 +1,19 @@
-"""Where a rank decodes: on its GPU if there is one and DALI is installed, else on the CPU."""
+"""The backend, device and framework of a reader, whatever else is installed."""
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 from imagenet_prep.core.errors import UsageError
 from imagenet_prep.core.world import World
 from imagenet_prep.read import backend, make_dataset
+from tests.kit.installed import Installed
+from tests.kit.reading import asked, open_set
 
 
 @pytest.mark.parametrize(
@@ -51,3 +56,91 @@ def test_device_gpu_without_a_gpu_is_refused(
         UsageError, match=r"local rank 1 needs its own GPU, but CUDA lists 1 .* device 'cpu'"
     ):
         make_dataset(colours, "train", 8, world=world, device="gpu")
+
+
+PACKAGES = ("tensorflow", "nvidia.dali", "torch", "jax")
+EVERY_SET_OF_PACKAGES = [
+    chosen for count in range(5) for chosen in itertools.combinations(PACKAGES, count)
+]
+
+
+@pytest.mark.parametrize("packages", EVERY_SET_OF_PACKAGES, ids=str)
+def test_the_default_backend_and_framework_do_not_depend_on_packages(
+    colours: Path, installed: Installed, packages: tuple[str, ...]
+) -> None:
+    """With DALI and without TensorFlow, the first example of the README failed at its batch."""
+    installed.packages(lambda name: name in packages)
+    for fields in (("images", "class_index", "mask"), ("class_index", "key")):
+        for recipe in ("resnet", "adm"):
+            options: dict[str, Any] = {"fields": fields, "recipe": recipe, "originals": False}
+            reader = make_dataset(colours, "train", 4, 16, world=World(), **options)
+            assert reader.decoder == {"backend": "native", "device": "cpu"}
+            batch = next(iter(reader))
+            assert all(type(array) is np.ndarray for array in batch.values())
+
+
+@pytest.mark.parametrize("packages", EVERY_SET_OF_PACKAGES, ids=str)
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, "native"),
+        ({"framework": "tensorflow"}, "native"),
+        ({"device": "gpu"}, "dali"),
+        ({"device": "gpu", "framework": "tensorflow"}, "dali"),
+        ({"device": "gpu", "fields": ("class_index", "key")}, "native"),
+        ({"device": "gpu", "recipe": "adm"}, "native"),
+    ],
+)
+def test_auto_is_native_or_dali_on_a_gpu(
+    installed: Installed,
+    monkeypatch: pytest.MonkeyPatch,
+    packages: tuple[str, ...],
+    options: dict[str, Any],
+    expected: str,
+) -> None:
+    monkeypatch.setattr(backend, "gpus", lambda: 1)
+    installed.packages(lambda name: name in packages)
+    config = asked("set", "train", 4, **options)
+    if expected == "dali" and "nvidia.dali" not in packages:
+        with pytest.raises(UsageError, match="backend 'dali': DALI is not installed"):
+            backend.choose_backend(config)
+    else:
+        assert backend.choose_backend(config) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "framework", "expected"),
+    [
+        ("native", None, "numpy"),
+        ("dali", None, "numpy"),
+        ("tfdata", None, "tensorflow"),
+        ("native", "tensorflow", "tensorflow"),
+        ("tfdata", "numpy", "numpy"),
+        ("dali", "dlpack", "dlpack"),
+    ],
+)
+def test_the_default_framework_is_that_of_the_backend(
+    name: str, framework: str | None, expected: str
+) -> None:
+    config = asked("set", "train", 4, backend=name, framework=framework)
+    assert config.array_framework == expected
+
+
+@pytest.mark.parametrize("name", ["native", "dali"])
+@pytest.mark.parametrize("fields", [("images",), ("class_index", "key")], ids=str)
+def test_tensors_without_tensorflow_are_refused_before_the_first_batch(
+    colours: Path, installed: Installed, name: str, fields: tuple[str, ...]
+) -> None:
+    installed.packages(lambda package: package == "nvidia.dali")
+    with pytest.raises(UsageError, match=r"needs TensorFlow: pip install 'imagenet-prep\[tf\]'"):
+        open_set(colours, "train", 4, name, framework="tensorflow", fields=fields)
+    with pytest.raises(UsageError, match="backend 'tfdata': TensorFlow is not installed"):
+        open_set(colours, "train", 4, "tfdata", fields=fields)
+
+
+def test_dali_without_tensorflow_makes_arrays(
+    colours: Path, dali: Any, installed: Installed
+) -> None:
+    installed.packages(lambda package: package == "nvidia.dali")
+    reader = make_dataset(colours, "train", 4, 16, world=World(), backend="dali")
+    assert all(type(array) is np.ndarray for array in next(iter(reader)).values())

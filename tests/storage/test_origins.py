@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from imagenet_prep.core.errors import UsageError
 from imagenet_prep.dataset import naming
 from imagenet_prep.storage import origins
 from imagenet_prep.storage.origins import Origin
+from tests.kit.system import System
 
 DIGEST, ORIGIN = "0a" * 32, Origin("/in", {"a.tar": "/elsewhere/a.tar"})
 
@@ -80,3 +82,25 @@ def test_where_nothing_can_be_noted_nothing_is_said(
     origins.note(DIGEST, ORIGIN)
 
     assert origins.find(DIGEST) is None
+
+
+def test_a_user_without_a_home_folder_has_no_notes(system: System) -> None:
+    """The note is optional: it must not end a run whose dataset is already finished."""
+    system.has_no_home()
+    origins.note(DIGEST, ORIGIN)
+
+    assert origins.find(DIGEST) is None
+
+
+def test_the_cache_folder_of_a_user_without_a_home_folder(
+    system: System, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    system.has_no_home()
+    with pytest.raises(UsageError, match=r"no home folder.* Set HOME, or IMAGENET_PREP_CACHE"):
+        naming.cache_folder()
+    monkeypatch.setenv(naming.CACHE, str(tmp_path))
+    assert naming.cache_folder() == tmp_path
+    monkeypatch.delenv(naming.CACHE)
+    monkeypatch.setenv("HOME", "/home/any")
+    assert naming.cache_folder() == Path("/home/any/.cache/imagenet-prep")
+    assert naming.expanded("~/wheels") == Path("/home/any/wheels")

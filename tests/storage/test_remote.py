@@ -76,6 +76,24 @@ def test_bytes_arrive_as_they_are_stored() -> None:
     assert {r.headers["Accept-Encoding"] for r in server.requests} == {"identity"}
 
 
+@pytest.mark.parametrize("coding", ["gzip", " GZIP", "br", "x-gzip"])
+def test_a_file_that_is_compressed_in_transit_is_not_called_damaged(coding: str) -> None:
+    with serve({"dataset.json": DATA}, headers={"Content-Encoding": coding}) as server:
+        source = open_here(f"{server.url}")
+        with pytest.raises(StoreError, match="sends it compressed .* may be sound"):
+            source.stat("dataset.json")
+
+
+@pytest.mark.parametrize(
+    ("name", "coding"), [("x", "identity"), ("x", ""), ("x.tar.gz", "x-gzip"), ("x.tgz", "gzip")]
+)
+def test_a_label_on_the_stored_bytes_is_not_compression(name: str, coding: str) -> None:
+    with serve({name: DATA}, headers={"Content-Encoding": coding}) as server:
+        source = open_here(server.url)
+        stat = source.stat(name)
+        assert b"".join(source.read(name, 0, len(DATA), stat)) == DATA
+
+
 @pytest.mark.parametrize("name", ["with blank", "ü#?%41&"])
 def test_names_are_quoted(tmp_path: Path, name: str) -> None:
     with serve({}) as server, pytest.raises(StoreError, match="404"):

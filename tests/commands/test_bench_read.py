@@ -31,14 +31,16 @@ def test_rates_fit_each_other(scenes: Path, backend: str) -> None:
     assert found["images"] % 8 == 0
     assert found["images_per_s"] > 0
     assert 0 <= found["decode_share"] <= 1
+    assert (found["backend"], found["device"]) == (backend, "cpu")
 
 
 def test_a_person_reads_the_rates_in_two_lines(scenes: Path) -> None:
-    result = command.run("bench-read", str(scenes), *SHORT, "--backend", "native")
+    result = command.run("bench-read", str(scenes), *SHORT)
 
     assert result.code == 0, result
     rate, cost = result.out.splitlines()
     assert " images/s, " in rate
+    assert rate.endswith(", decoded by native (cpu)")
     assert " images per CPU second; " in cost
 
 

@@ -84,10 +84,12 @@ def losses(
         for step in range(steps):
             labels = rng.integers(CLASSES, size=BATCH, dtype=np.int32)
             noise = rng.standard_normal((BATCH, size, size, 3), np.float32)
+            mask = np.arange(BATCH) < BATCH - step % 2
             batch = {
                 "images": (noise + labels[:, None, None, None].astype("f") / 4).astype(dtype),
-                "class_index": labels,
-                "mask": np.arange(BATCH) < BATCH - step % 2,
+                # As a reader gives it: masked images have no class.
+                "class_index": np.where(mask, labels, -1).astype(np.int32),
+                "mask": mask,
             }
             values, _ = learner.step(step, learner.hold(batch), dtype(rate), asks=False)
             rows.append([float(each) for each in values][:2])

@@ -39,6 +39,7 @@ once = [(batch["mask"], batch["class_index"]) for batch in ran["validation"]]
 found = {
     "images": history["val_images"],
     "labels": history["val_labels"],
+    "losses": history["val_loss"],
     "once": [
         sum(int(mask.sum()) for mask, _ in once),
         sum(int((labels * mask).sum()) for mask, labels in once),

@@ -32,6 +32,8 @@ pytestmark = pytest.mark.long
 EXAMPLES = REPOSITORY / "examples"
 PROGRAMS = Path(__file__).parent
 PAGE = REPOSITORY / "docs/pytorch.md"
+# The user's model, which the page does not define.
+NETWORK = "torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten(), torch.nn.Linear(3, 4)"
 # Prints by how much the weights of two checkpoints differ at most.
 WEIGHTS_APART = """\
 import sys, torch
@@ -222,6 +224,7 @@ def test_the_example_for_keras_counts_each_image_once_in_each_epoch(
 
     assert sums["images"] == [sums["once"][0]] * 3 == [NUM_VALIDATION] * 3
     assert sums["labels"] == [sums["once"][1]] * 3
+    assert np.isfinite(sums["losses"]).all()
     assert [row["epoch"] for row in found] == [0, 1, 2]
     assert found[-1]["top1"] > 0.8
     # A share of the images that there are, not of those and the padding.
@@ -234,7 +237,7 @@ def test_the_example_for_keras_counts_each_image_once_in_each_epoch(
     ) as running:
         refused = running.finish()
     assert refused.code == 1
-    assert "is for one process" in refused.err
+    assert "needs one process" in refused.err
 
 
 def test_the_code_of_the_page_runs(python: Path, shades: Path, tmp_path: Path) -> None:
@@ -252,13 +255,17 @@ def test_the_code_of_the_page_runs(python: Path, shades: Path, tmp_path: Path) -
         assert old in code
         code = code.replace(old, new)
     # What is spawned or forked must not run it again.
+    code = f"import torch\nmodel = torch.nn.Sequential({NETWORK})\n{code}"
     body = "\n".join(f"    {line}" for line in code.splitlines())
     program = tmp_path / "page.py"
-    program.write_text(f"if __name__ == '__main__':\n{body}\n    print(trained)\n")
-    seen = ended(python, program)
+    program.write_text(
+        f"if __name__ == '__main__':\n{body}\n    print(trained, counts[1].item())\n"
+    )
+    seen, validated = ended(python, program).split()
     steps = NUM_TRAIN // 8
 
-    assert len(blocks) == 3
+    assert len(blocks) == 4
+    assert int(validated) == NUM_VALIDATION
     # Two epochs of whole steps twice, and one of all examples.
     assert int(seen) == 2 * 2 * steps * 8 + NUM_TRAIN
 

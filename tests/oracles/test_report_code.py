@@ -56,7 +56,7 @@ def test_labels_become_class_indices(
 ) -> None:
     from nvidia.dali import pipeline_def
 
-    own, of_torch, tfds, of_dali = code
+    own, of_torch, top1, tfds, of_dali = code
     # Its own environment has PyTorch; DLPack is the same.
     monkeypatch.setitem(sys.modules, "torch", types.SimpleNamespace(from_dlpack=Tensor))  # type: ignore[arg-type]
     labels: dict[str, Any] = {"labels_seen": []}
@@ -82,4 +82,6 @@ def test_labels_become_class_indices(
     (found,) = pipeline().run()
     indices = np.asarray(found.as_tensor()).ravel().tolist()
     assert sorted(indices) == sorted(int(index) for index, _ in seen["seen"])
-    assert "# class_index counts from 0" in own
+    assert "# class_index counts from 0; padding has -1" in own
+    # tests/frameworks runs this code with PyTorch.
+    assert "'validation', batch_size=256" in top1

@@ -183,6 +183,88 @@ def test_a_fork_while_a_shard_is_fetched_does_not_keep_its_lock(tmp_path: Path) 
         os.waitpid(child, 0)
 
 
+HOLDS = """
+import signal, sys
+from pathlib import Path
+from imagenet_prep.read.held import only_one
+from imagenet_prep.storage.folder import LocalStore
+with only_one(LocalStore(Path(sys.argv[1])), sys.argv[2], purpose=sys.argv[3] or None):
+    signal.pause()
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "purpose", "said"),
+    [
+        ("train-00001-of-00005", "fetches train-00001-of-00005", "fetches train-00001-of-00005"),
+        ("room", "frees space in the cache", "frees space in the cache"),
+        ("columns/latents", "", "uses columns/latents"),
+    ],
+)
+def test_a_long_wait_for_a_stopped_process_names_it_once(
+    tmp_path: Path,
+    limits: Limits,
+    caplog: pytest.LogCaptureFixture,
+    name: str,
+    purpose: str,
+    said: str,
+) -> None:
+    limits(lock_report_s=0.01)
+    copy, got = LocalStore(tmp_path), threading.Event()
+    lock_file = tmp_path / naming.WORK / "locks" / name.replace("/", "-")
+
+    def lock() -> None:
+        with only_one(copy, name):
+            got.set()
+
+    program = ("-c", HOLDS, str(tmp_path), name, purpose)
+    with command.started(program=program) as holder:
+        command.wait_until(lambda: lock_file.exists() and lock_file.read_text(), "the lock")
+        holder.send(signal.SIGSTOP)
+        waiting = [threading.Thread(target=lock, daemon=True) for _ in range(3)]
+        for thread in waiting:
+            thread.start()
+        command.wait_until(lambda: caplog.messages, "a message")
+        assert not got.is_set()
+        holder.kill()
+    for thread in waiting:
+        thread.join(PATIENCE_S)
+
+    assert got.is_set()
+    expected = f"waiting for pid {holder.pid} on {os.uname().nodename}, which {said}. "
+    told = [message for message in caplog.messages if message.startswith(expected)]
+    assert len(told) == 1
+    assert "kill -CONT" in told[0]
+
+
+def test_a_short_wait_for_a_lock_is_not_reported(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, system: System
+) -> None:
+    """The timer ends with the wait, so it cannot read a file that is closed."""
+    copy, order = LocalStore(tmp_path), []
+    with only_one(copy, "some shard"):
+
+        def release(real: Callable[..., Any], file: int, operation: int) -> Any:
+            order.append(operation)
+            if operation == fcntl.LOCK_EX:
+                return None  # as if the other process had just released it
+            return real(file, operation)
+
+        system.instead("flock", release)
+        with only_one(copy, "some shard"):
+            pass
+
+    assert order[:2] == [fcntl.LOCK_EX | fcntl.LOCK_NB, fcntl.LOCK_EX]
+    assert not [thread for thread in threading.enumerate() if isinstance(thread, threading.Timer)]
+    assert caplog.messages == []
+
+
+def test_a_full_disk_does_not_end_a_lock(tmp_path: Path, system: System) -> None:
+    system.fails("pwrite", errno.ENOSPC)
+    with only_one(LocalStore(tmp_path), "some shard"):
+        pass
+
+
 def test_a_fork_does_not_keep_the_locks_of_shards_that_are_let_go(tmp_path: Path) -> None:
     """Workers of a DataLoader did, and the cache of their node outgrew its limit."""
     path = tmp_path / "shard"

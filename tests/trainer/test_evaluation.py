@@ -158,7 +158,7 @@ def test_predictions_of_all_ranks_come_together(tmp_path: Path) -> None:
     key = "ä" * 40
     batch = {
         "key": np.array([key.encode(), b"b", b""], object),
-        "class_index": np.array([0, 1, 0]),
+        "class_index": np.array([0, 1, -1]),
         "mask": np.array([True, True, False]),
     }
     predicted.see(batch, np.array([[2.0, 0.0], [np.nan, 0.0], [0.0, 1.0]]))
@@ -188,6 +188,7 @@ def test_a_run_its_file_and_score_count_equal_and_infinite_logits_the_same(tmp_p
     logits[:20], logits[20:40] = 0, random.choice([0, -900, -1000], (20, 12))
     logits[40:50, 3], logits[50:60, 4], logits[60:70] = np.nan, np.inf, np.nan
     labels, there = random.integers(0, 12, 400), np.arange(400) < 390
+    labels[~there] = -1
     keys = np.array([f"{number}" if there[number] else "" for number in range(400)])
     _, top1, top5, _ = trainer_evaluation.count(logits, labels, there)
     predicted = Predicted(Comm(), range(12), range(12))

@@ -64,6 +64,15 @@ for peak in (np.inf, 1.0):
     batch = {"images": images, "class_index": np.arange(2), "mask": np.ones(2)}
     learner.step(0, learner.hold(batch), 0.1, asks=False)
     print(sum((a != b).any() for a, b in zip(before, learner.values())))
+losses = []
+for without_class in (0, -1):
+    labels = np.array([1, without_class], np.int32)
+    batch = {"images": images, "class_index": labels, "mask": np.array([True, False])}
+    held = learner.hold(batch)
+    losses.append([float(part.asscalar()) for part in learner._loss(**{
+        name: learner._array(array) for name, array in held.items()
+    })])
+print(losses[0] == losses[1] and bool(np.isfinite(losses).all()))
 class Decoded:
     as_cpu = lambda self: self
     __dlpack__ = lambda self: images.__dlpack__()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import io
 import os
 import re
@@ -14,13 +15,16 @@ from typing import Any
 import numpy as np
 import pytest
 
+from imagenet_prep import train as verb
 from imagenet_prep.core.errors import (
     DataDamagedError,
     UsageError,
 )
+from imagenet_prep.core.world import World
 from imagenet_prep.trainer import checkpoint, evaluation, recipe
 from imagenet_prep.trainer.comm import Comm
 from imagenet_prep.trainer.config import TrainConfig
+from tests.kit.installed import Installed
 from tests.kit.lengths import long_but
 from tests.kit.limits import Limits
 from tests.kit.system import System
@@ -306,7 +310,7 @@ def test_what_is_exported_gives_the_models_answers(
 
 
 def test_evaluation_refuses_to_leave_an_example_out() -> None:
-    batch = {"images": None, "class_index": [0, 1, 1, 0], "mask": [True, True, True, False]}
+    batch = {"images": None, "class_index": [0, 1, 1, -1], "mask": [True, True, True, False]}
     with pytest.raises(DataDamagedError, match="counted 3 examples, expected 4"):
         evaluation.evaluate(lambda _: np.zeros((4, 2)), [batch], 4, Comm())
 
@@ -314,7 +318,7 @@ def test_evaluation_refuses_to_leave_an_example_out() -> None:
 @pytest.mark.filterwarnings("error")
 def test_what_is_counted_is_what_the_logits_say() -> None:
     logits = [[2.0, 1, 0], [2, 1, 0], [0, 0, 0], [9, 1, 0]]
-    examples, top1, top5, loss = evaluation.count(logits, [0, 1, 2, 0], [True, True, True, False])
+    examples, top1, top5, loss = evaluation.count(logits, [0, 1, 2, -1], [True, True, True, False])
 
     assert (examples, top1, top5) == (3, 1, 3)  # of equal logits, the first class is the likelier
     shares = np.exp([2.0, 1, 0]) / np.exp([2.0, 1, 0]).sum()
@@ -345,3 +349,48 @@ def test_a_run_on_a_fraction_of_train_says_so_and_evaluates_on_everything(
     assert "selected from train: fraction 0.5\n" in printed
     with pytest.raises(UsageError, match="holds a run with|the state has choice"):
         train_by_numpy(tmp_path / "run", num_epochs=0.2, fraction=0.75)
+
+
+@pytest.mark.tf
+def test_a_masked_image_without_a_class_does_not_change_a_step_of_tensorflow(
+    small_network: None,
+) -> None:
+    """Readers give the class -1 to padding and to skipped records."""
+    from imagenet_prep.trainer.tensorflow_learner import TensorFlowLearner
+
+    config = TrainConfig(synthetic=True, model="tiny", image_size=16, batch_size=4)
+    plan = recipe.resolve(config, 1, 64, 4)
+    images = np.random.default_rng(0).normal(size=(4, 16, 16, 3)).astype(np.float32)
+    mask = np.array([True, True, False, False])
+    results = []
+    for without_class in (0, -1):
+        learner = TensorFlowLearner(config)
+        learner.build(dataclasses.replace(plan, label_smoothing=0.1), jit=False)
+        labels = np.array([1, 2, without_class, without_class], np.int32)
+        batch = {"images": images, "class_index": labels, "mask": mask}
+        values, _ = learner.step(0, batch, 0.1, asks=False)
+        results.append([*map(float, values), *(v.sum() for v in learner.values())])
+
+    assert np.isfinite(results).all()
+    np.testing.assert_allclose(results[1], results[0], rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("framework", "backend", "expected"),
+    [
+        ("tensorflow", "auto", "tfdata"),
+        ("tensorflow", "native", "native"),
+        ("pytorch", "auto", "native"),
+        ("mxnet", "auto", "native"),
+    ],
+)
+def test_train_chooses_the_decoder_by_the_framework_not_by_the_packages(
+    shades: Path, tmp_path: Path, installed: Installed, framework: str, backend: str, expected: str
+) -> None:
+    config = TrainConfig(**flags(shades, tmp_path, framework=framework, backend=backend))
+    installed.packages(lambda name: name in ("tensorflow", "nvidia.dali", "torch"))
+    reader: Any = verb.readers(config)("train", True, World())
+
+    assert reader.decoder == {"backend": expected, "device": "cpu"}
+    frameworks = {"tensorflow": "tensorflow", "pytorch": "dlpack", "mxnet": "numpy"}
+    assert reader._feed.config.array_framework == frameworks[framework]

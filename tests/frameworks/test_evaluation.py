@@ -1,0 +1,71 @@
+"""The validation loops for PyTorch of the documents and reports, with PyTorch itself."""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from imagenet_prep import report
+from tests.frameworks.programs import ended, torchrun
+from tests.kit.command import REPOSITORY
+from tests.kit.reading import NUM_VALIDATION, colours
+from tests.kit.unplotted import unplotted
+
+__all__ = ["colours", "unplotted"]
+
+pytestmark = pytest.mark.long
+
+PROGRAMS = Path(__file__).parent
+PAGE = REPOSITORY / "docs" / "pytorch.md"
+
+
+def blocks_of_page() -> list[str]:
+    return re.findall(r"^```python\n(.*?)^```", PAGE.read_text("utf-8"), re.DOTALL | re.MULTILINE)
+
+
+def blocks_of_report(colours: Path, folder: Path) -> list[str]:
+    page = folder / "report.html"
+    assert report.run([str(colours), "--out", str(page)]) == 0
+    found = re.findall(r'<pre id="code-\d+">(.*?)</pre>', page.read_text(), re.DOTALL)
+    return [html.unescape(block) for block in found]
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+@pytest.mark.parametrize("document", ["page", "report"])
+def test_top1_of_the_loops_for_pytorch_is_exact_on_any_number_of_ranks(
+    python: Path, colours: Path, tmp_path: Path, unplotted: None, document: str, ranks: int
+) -> None:
+    is_page = document == "page"
+    blocks = blocks_of_page() if is_page else blocks_of_report(colours, tmp_path)
+    (code,) = (block for block in blocks if "top1 = " in block)
+    name = '"/data/imagenet-480"' if is_page else repr(str(colours))
+    assert name in code
+    assert "batch_size=256" in code
+    imports = "import torch\nfrom imagenet_prep.read import make_dataset\n"
+    # Small batches, so that there are several steps and padding.
+    code = code.replace(name, "DATA").replace("batch_size=256", "batch_size=4")
+    file = tmp_path / "code.py"
+    file.write_text(imports + code)
+    launch = torchrun(ranks) if ranks > 1 else ()
+    found = json.loads(ended(python, *launch, PROGRAMS / "top1.py", colours, file))
+
+    assert found == {
+        "class 0": [0, NUM_VALIDATION, 0.0],
+        "class 53": [1, NUM_VALIDATION, pytest.approx(1 / NUM_VALIDATION)],
+        "right": [NUM_VALIDATION, NUM_VALIDATION, 1.0],
+    }
+
+
+def test_lightnings_sanity_check_and_limits_do_not_shorten_a_later_validation(
+    python: Path, colours: Path
+) -> None:
+    found = json.loads(ended(python, PROGRAMS / "in_lightning.py", colours))
+
+    complete = [[True, 8], [False, NUM_VALIDATION], [False, NUM_VALIDATION]]
+    assert found["1.0"] == {"validations": complete, "after": NUM_VALIDATION}
+    limited = [[True, 8], [False, 8], [False, 8]]
+    assert found["2"] == {"validations": limited, "after": NUM_VALIDATION}

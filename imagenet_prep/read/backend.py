@@ -66,13 +66,14 @@ def open_backend(config: ReadConfig, split: Split) -> Backend:
 def choose_backend(config: ReadConfig) -> batch.Backend:
     """Returns "tfdata", "dali" or "native"; raises UsageError if its package is not installed."""
     name = config.backend
+    uses_gpu = config.device == "gpu" and "images" in config.fields
     if name == "auto":
         # The choice must not depend on the installed packages, since pixels differ by backend.
-        uses_gpu = config.device == "gpu" and "images" in config.fields
         name = "dali" if uses_gpu and not config.constants.square else "native"
-    if config.device == "gpu" and "images" in config.fields and name == "dali":
+    if uses_gpu and name == "dali":
         _check_gpu(config.rank.local_rank)
-    if missing := lacking([name]):
+    missing = lacking([name])
+    if missing:
         raise UsageError(f"backend {name!r}: {missing[0]}")
     return name
 

@@ -176,8 +176,7 @@ class Feed:
                 sides = self._facts.sides[:, numbers].astype(np.int64)
         else:
             offset = self.records.manifest.label_offset
-            labels = [image.stored_label - offset if image else NO_CLASS for image in images]
-            classes = np.array(labels, np.int32)
+            classes = np.array([i.stored_label - offset if i else 0 for i in images], np.int32)
         if self._dense is not None:
             classes = self._dense[classes]
         classes = np.where(mask, classes, np.int32(NO_CLASS))

@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 
 # Enough to recognize a web page. A server that ignores ranges has sent little more by then.
 _HEAD_BYTES = 512
+# Values of Content-Encoding. Other values, such as aws-chunked, do not change the bytes.
+_COMPRESSIONS = frozenset({"br", "compress", "deflate", "gzip", "x-gzip", "zstd"})
 # Maximum number of requests per file, including redirects. A mirror redirects once or twice.
 _MOST_REQUESTS = 10
 # For reads of `WebFolder`.
@@ -218,9 +220,10 @@ def _refuse_web_page(where: str, response: requests.Response) -> NoReturn:
 
 def _refuse_compression(where: str, response: requests.Response) -> None:
     """Raises StoreError if the server or a proxy has compressed the file for transfer."""
-    coding = response.headers.get("Content-Encoding", "identity").strip().lower()
+    coding = response.headers.get("Content-Encoding", "").lower()
+    is_compressed = not _COMPRESSIONS.isdisjoint(coding.replace(",", " ").split())
     # Many servers label the stored bytes of a .tar.gz as gzip.
-    if coding in ("", "identity") or where.endswith((".gz", ".tgz")):
+    if not is_compressed or where.endswith((".gz", ".tgz")):
         return
     raise StoreError(
         f"{where}: the server or a proxy sends it compressed (Content-Encoding: {coding!r}), but "

@@ -76,7 +76,7 @@ def test_bytes_arrive_as_they_are_stored() -> None:
     assert {r.headers["Accept-Encoding"] for r in server.requests} == {"identity"}
 
 
-@pytest.mark.parametrize("coding", ["gzip", " GZIP", "br", "x-gzip"])
+@pytest.mark.parametrize("coding", ["gzip", " GZIP", "br", "x-gzip", "aws-chunked,zstd"])
 def test_a_file_that_is_compressed_in_transit_is_not_called_damaged(coding: str) -> None:
     with serve({"dataset.json": DATA}, headers={"Content-Encoding": coding}) as server:
         source = open_here(f"{server.url}")
@@ -85,7 +85,15 @@ def test_a_file_that_is_compressed_in_transit_is_not_called_damaged(coding: str)
 
 
 @pytest.mark.parametrize(
-    ("name", "coding"), [("x", "identity"), ("x", ""), ("x.tar.gz", "x-gzip"), ("x.tgz", "gzip")]
+    ("name", "coding"),
+    [
+        ("x", "identity"),
+        ("x", ""),
+        ("x", "aws-chunked"),
+        ("x", "utf-8"),
+        ("x.tar.gz", "x-gzip"),
+        ("x.tgz", "gzip"),
+    ],
 )
 def test_a_label_on_the_stored_bytes_is_not_compression(name: str, coding: str) -> None:
     with serve({name: DATA}, headers={"Content-Encoding": coding}) as server:

@@ -8,6 +8,8 @@ import os
 import pty
 import shutil
 import struct
+import subprocess
+import sys
 import termios
 import threading
 from collections.abc import Iterator
@@ -18,6 +20,7 @@ import pytest
 
 from tests.kit import command
 from tests.kit.dataset import SETTINGS, Reference, contents
+from tests.kit.http_server import serve
 from tests.kit.lengths import long_but
 
 
@@ -152,3 +155,33 @@ def test_json_shows_no_bar_even_on_a_terminal(
 
     assert result.json["splits"]["train"]["shards"] == 8
     assert ours.read(1) is None
+
+
+def test_a_user_without_a_name_or_a_home_folder_prepares_and_reports(
+    reference: Reference, tmp_path: Path
+) -> None:
+    """As in a container with a random user ID; the run ended with 70 after the dataset existed."""
+    apart = ("unshare", "--user", "--map-user=12345", "--map-group=12345")
+    tried = subprocess.run([*apart, "true"], capture_output=True, text=True)
+    if tried.returncode:
+        pytest.skip(f"this machine has no user namespaces: {tried.stderr.strip()}")
+    out = tmp_path / "out"
+
+    def ended(*words: str | Path) -> subprocess.CompletedProcess[str]:
+        environment = command.environment()
+        del environment["HOME"]
+        environment.pop("IMAGENET_PREP_CACHE", None)
+        program = (*apart, sys.executable, *command.PROGRAM, *map(str, words))
+        return subprocess.run(
+            program, env=environment, capture_output=True, text=True, timeout=command.PATIENCE_S
+        )
+
+    made = ended("prepare", "--source", reference.source, "--out", out, *SETTINGS)
+    assert made.returncode == 0, made
+    assert contents(out) == reference.contents
+    again = ended("prepare", "--source", reference.source, "--out", out, *SETTINGS)
+    assert again.returncode == 0, again
+    with serve(contents(out)) as server:
+        read = ended("bench-read", server.url)
+    assert read.returncode == 2, read
+    assert "Set HOME, or IMAGENET_PREP_CACHE" in read.stderr

@@ -77,6 +77,7 @@ OLDER_RESNET = Client(
 KERAS_CV = Client(
     *("KerasCV", "0.9.0", SET, 1000, INDEX, FIXED, LONG), package=(TRAINERS, "keras-cv")
 )
+TFRECORD = Client("The package tfrecord", "1.14.6", SET, 1000, INDEX, ANY, BY_HAND)
 TIMM = Client(*("timm", "1.0.31", SET, 1000, INDEX, ANY, LONG), package=(MAIN, "timm"))
 TIMM_FROM_0 = Client(
     *("timm, without a class map", "1.0.31", FROM_0, 1000, INDEX, ANY, LONG),
@@ -103,7 +104,7 @@ CLIENTS = [
         *("TensorFlow Datasets", "4.9.10", SET, 1000, INDEX, ANY, QUICK),
         package=(MAIN, "tensorflow-datasets"),
     ),
-    Client("The package tfrecord", "1.14.6", SET, 1000, INDEX, ANY, BY_HAND),
+    TFRECORD,
     Client("Grain", "0.2.18", SET, 1000, INDEX, ANY, BY_HAND),
     TIMM,
     TIMM_FROM_0,

@@ -138,6 +138,7 @@ def test_tensors_without_tensorflow_are_refused_before_the_first_batch(
         open_set(colours, "train", 4, "tfdata", fields=fields)
 
 
+@pytest.mark.dali
 def test_dali_without_tensorflow_makes_arrays(
     colours: Path, dali: Any, installed: Installed
 ) -> None:

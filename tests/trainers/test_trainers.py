@@ -205,3 +205,27 @@ def test_flax_reads_the_export_for_tfds(sets: Sets, tmp_path: Path) -> None:
 
     assert_labels(found, clients.FLAX)
     assert_whole(found[TRAIN:], 1)
+
+
+def test_the_loop_of_the_package_tfrecord_ends_after_each_example(
+    sets: Sets, tmp_path: Path
+) -> None:
+    """By default, its loop never ends."""
+    python = environment("loaders")
+    found = ended(
+        python, "-c", "import importlib.util; print(importlib.util.find_spec('tfrecord'))"
+    )
+    if found.strip() == "None":
+        pytest.skip("the package tfrecord is not installed in .venv/loaders")
+    (code,) = recipe(clients.TFRECORD)
+    # Some more than the examples, so that an endless loop is noticed.
+    few = code.replace("in train:", f"in itertools.islice(train, {2 * TRAIN}):")
+    program = f"""
+import collections, itertools
+from pathlib import Path
+root = Path({str(sets(1))!r})
+labels = collections.Counter()
+{few}    labels[int(class_index)] += 1
+print(len(labels), set(labels.values()), min(labels), max(labels))
+"""
+    assert ended(python, "-c", program).split() == ["1000", "{2}", "0", "999"]

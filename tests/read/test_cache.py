@@ -31,7 +31,7 @@ from imagenet_prep.core.errors import (
 )
 from imagenet_prep.core.world import World
 from imagenet_prep.dataset import naming
-from imagenet_prep.read import make_dataset
+from imagenet_prep.read import held, make_dataset
 from imagenet_prep.read.cache import NodeCache
 from imagenet_prep.read.feed import Feed
 from imagenet_prep.read.held import HeldFile, only_one
@@ -204,11 +204,13 @@ with only_one(LocalStore(Path(sys.argv[1])), sys.argv[2], purpose=sys.argv[3] or
 def test_a_long_wait_for_a_stopped_process_names_it_once(
     tmp_path: Path,
     limits: Limits,
+    monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
     name: str,
     purpose: str,
     said: str,
 ) -> None:
+    monkeypatch.setattr(held, "_reported", set())
     limits(lock_report_s=0.01)
     copy, got = LocalStore(tmp_path), threading.Event()
     lock_file = tmp_path / naming.WORK / "locks" / name.replace("/", "-")
@@ -238,9 +240,13 @@ def test_a_long_wait_for_a_stopped_process_names_it_once(
 
 
 def test_a_short_wait_for_a_lock_is_not_reported(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, system: System
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    system: System,
 ) -> None:
     """The timer ends with the wait, so it cannot read a file that is closed."""
+    monkeypatch.setattr(held, "_reported", set())
     copy, order = LocalStore(tmp_path), []
     with only_one(copy, "some shard"):
 
@@ -564,7 +570,7 @@ def test_closing_ends_a_wait(server: Server, tmp_path: Path) -> None:
 
 READS = """
 import sys
-from imagenet_prep.read import make_dataset
+from imagenet_prep.read import held, make_dataset
 reader = make_dataset(sys.argv[1], "train", 2, 16, backend=sys.argv[2], cache_dir=sys.argv[3],
                       training=False)
 if sys.argv[4] == "find":

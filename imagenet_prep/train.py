@@ -14,13 +14,15 @@ Examples:
 
 from __future__ import annotations
 
+import dataclasses
 import os
+import shutil
 from collections.abc import Mapping, Sequence
 from itertools import islice
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from imagenet_prep.core import flags, installed, program
+from imagenet_prep.core import flags, installed, program, terminal
 from imagenet_prep.core.errors import UsageError
 from imagenet_prep.dataset import schema
 from imagenet_prep.trainer.choices import EXPORTED
@@ -51,11 +53,23 @@ def train(config: Config) -> Score | None:
 
     if lacking := installed.lacking(needs(config, launched().size)):
         raise UsageError("\n".join(["training cannot start here:", *(f"  {x}" for x in lacking)]))
+    _require_compiler(config)
     config, sheet = recipe.settled(config), None
     if config.tabulates and launched().rank == 0:
         assert config.data_dir is not None
         sheet = Sheet([config.data_dir, *config.also], config.labels)
     return loop.train(config, readers(config), sheet)
+
+
+def _require_compiler(config: Config) -> None:
+    """Raises UsageError if --jit needs a C++ compiler, which torch.compile calls on CPUs."""
+    compiler = os.environ.get("CXX", "g++")
+    needs_compiler = config.jit and config.framework == "pytorch" and not installed.gpus()
+    if needs_compiler and shutil.which(compiler) is None:
+        raise UsageError(
+            f"--jit: torch.compile needs a C++ compiler, but there is no {compiler}. Install "
+            "g++, set CXX to your compiler, or omit --jit."
+        )
 
 
 def needs(config: Config, ranks: int) -> list[str]:
@@ -134,15 +148,23 @@ def readers(config: Config) -> OpenReader:
 
 
 def _of_sagemaker(argv: Sequence[str], environment: Mapping[str, str]) -> dict[str, str]:
-    fields = {}
     channel = environment.get("SM_CHANNEL_TRAINING") or environment.get("SM_CHANNEL_TRAIN")
     if channel and "--synthetic" not in argv:
-        fields["data_dir"] = channel
-    if "SM_MODEL_DIR" in environment:
-        values = {word.rpartition("=")[2] for word in argv}
-        ending = next((EXPORTED[name][-1] for name in EXPORTED if name in values), ".keras")
-        fields["export"] = f"{environment['SM_MODEL_DIR']}/model{ending}"
-    return fields
+        return {"data_dir": channel}
+    return {}
+
+
+def _exported(config: Config, environment: Mapping[str, str]) -> Config:
+    """Sets --export to a file in SageMaker's folder, if the framework can export the model."""
+    folder = environment.get("SM_MODEL_DIR")
+    if folder is None or config.export is not None:
+        return config
+    path = f"{folder}/model{EXPORTED[config.framework][-1]}"
+    try:
+        return dataclasses.replace(config, export=path)
+    except ValueError as error:
+        terminal.say(f"no model is exported: {error}")
+        return config
 
 
 def _translated(argv: Sequence[str]) -> list[str]:
@@ -169,13 +191,14 @@ def parse(
     In a SageMaker container, `environment` has defaults for --data-dir and --export. `of_run` has
     the values of fields that neither the flags nor `environment` set.
     """
-    return flags.parse(
+    config = flags.parse(
         Config,
         _translated(argv),
         verb="train",
         text=__doc__,
         fallback={**of_run, **_of_sagemaker(argv, environment)},
     )
+    return _exported(config, environment)
 
 
 def run(argv: Sequence[str]) -> int:

@@ -27,6 +27,9 @@ _BRIGHTNESS, _HUE, _SATURATION, _CONTRAST = 0.3, 0.13 * np.pi, 0.4, 0.4
 _YIQ = np.array([[0.299, 0.587, 0.114], [0.596, -0.274, -0.322], [0.211, -0.523, 0.312]])
 
 
+Colours = tuple[float, float, float]  # a number for each of R, G, B
+
+
 @dataclass(frozen=True)
 class Recipe:
     """The constants of a preprocessing recipe.
@@ -42,8 +45,8 @@ class Recipe:
       square: if True, the codec crops the central square and resizes it with Pillow's filters.
     """
 
-    mean: tuple[float, float, float]
-    std: tuple[float, float, float]
+    mean: Colours
+    std: Colours
     keep_aspect: bool = False
     evaluation: float = 1.0
     padding: int | None = None

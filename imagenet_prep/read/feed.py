@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import dropwhile
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -133,6 +133,12 @@ class Feed:
             # holds a lock that the reading thread needs.
             for batch in ahead:
                 batch.cancel()
+
+    def use_window(self, window: int) -> None:
+        """Changes the shuffle window of the order, in shards; 0 for all shards."""
+        if window != self.order.window:
+            self.order = replace(self.order, window=window)
+            self._planned = None
 
     def close(self) -> None:
         """Closes the shards; the next epoch opens them again."""

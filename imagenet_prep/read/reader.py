@@ -12,8 +12,10 @@ from typing import Any, Generic, cast
 from imagenet_prep.core.address import absolute
 from imagenet_prep.core.errors import UsageError
 from imagenet_prep.core.world import require_same_ranks
+from imagenet_prep.dataset.class_list import ClassList
 from imagenet_prep.dataset.example import ImageExample
 from imagenet_prep.dataset.manifest import Manifest
+from imagenet_prep.read.augment import Colours
 from imagenet_prep.read.backend import Backend, open_backend
 from imagenet_prep.read.batch import Array, Batch
 from imagenet_prep.read.choice import Finder
@@ -83,6 +85,18 @@ class Reader(Generic[Array]):
     def classes(self) -> tuple[str, ...]:
         """The WNID of each class index."""
         return tuple(self._feed.records.wnids[number] for number in self.class_numbers)
+
+    @property
+    def class_list(self) -> ClassList:
+        """The class of each class index: its WNID and its words."""
+        listed = self._feed.records.dataset.classes
+        return ClassList(self.classes, tuple(listed.words[n] for n in self.class_numbers))
+
+    @property
+    def normalisation(self) -> tuple[Colours, Colours]:
+        """Mean and standard deviation of R, G, B in [0, 255] for normalised images."""
+        constants = self._feed.config.constants
+        return constants.mean, constants.std
 
     @property
     def manifest(self) -> Manifest:
@@ -221,11 +235,12 @@ class Reader(Generic[Array]):
     def restore(self, state: dict[str, Any]) -> None:
         """Continues from `state`; the number of ranks and the batch size may have changed.
 
-        If less than one step of the epoch remains, the next epoch starts. A partitioned dataset
-        must have the same number of nodes as before.
+        The dataset may be at a different location: the reader continues with the shuffle window of
+        the state. If less than one step of the epoch remains, the next epoch starts. A partitioned
+        dataset must have the same number of nodes as before.
 
         Raises:
-          UsageError: dataset, split, seed, window, partition or choice differ from the state.
+          UsageError: dataset, split, seed, partition or choice differ from the state.
         """
         self.epoch, self._examples_read = self._position(state)
         self._is_restored = True
@@ -235,6 +250,7 @@ class Reader(Generic[Array]):
     state_dict, load_state_dict = state, restore  # the names that PyTorch's loaders use
 
     def _position(self, state: dict[str, Any]) -> Position:
+        """Returns the position of a valid state, and takes over its shuffle window."""
         own = self.state()
         if state.get("version") != STATE_VERSION:
             raise UsageError(
@@ -242,7 +258,7 @@ class Reader(Generic[Array]):
                 f"{STATE_VERSION}. The version of imagenet-prep that created the state reads "
                 "examples in a different order. Use that version, or start from epoch 0."
             )
-        for name in ("dataset", "split", "seed", "window", "nodes", "copies", "choice"):
+        for name in ("dataset", "split", "seed", "nodes", "copies", "choice"):
             if state.get(name) != own.get(name):
                 raise UsageError(
                     f"the state has {name} {state.get(name)!r}, but this reader has "
@@ -250,11 +266,14 @@ class Reader(Generic[Array]):
                 )
         epoch: Any = state.get("epoch")
         read: Any = state.get("examples_read")
-        if not self._is_inside(epoch, read):
+        window: Any = state.get("window")
+        if not self._is_inside(epoch, read) or type(window) is not int or window < 0:
             raise UsageError(
                 f"the state is damaged: epoch {epoch!r}, examples_read {read!r} of "
-                f"{self.num_examples:,}. Use a different state, or start from epoch 0."
+                f"{self.num_examples:,}, window {window!r}. Use a different state, or start from "
+                "epoch 0."
             )
+        self._feed.use_window(window)
         return epoch, read
 
     def _is_inside(self, epoch: Any, read: Any) -> bool:

@@ -335,7 +335,7 @@ def of_run(log: Path, data_dir: str | None) -> tuple[Dataset, Receipt]:
         raise UsageError(
             f"{log}: cannot be read: {error.strerror}. Give the --log-dir of a run"
         ) from error
-    state = segments[0].state
+    state = segments[-1].state  # the dataset may have moved since the first start
     dataset = open_dataset(data_dir or state.data_dir, parts=True)
     if dataset.manifest.digest != state.dataset:
         raise UsageError(

@@ -53,8 +53,9 @@ class Records:
             problem = f"no split {split!r}; the dataset has {', '.join(self.manifest.splits)}"
             if self.manifest.evaluates:
                 problem += (
-                    f". {self.manifest.edition or 'This'} is an evaluation set: train on a "
-                    "different dataset, then run imagenet-prep train --evaluate on this one"
+                    f". {self.manifest.edition or 'This'} is an evaluation set. To evaluate a run "
+                    "on this set, run imagenet-prep train --data-dir SET --log-dir RUN --evaluate "
+                    f"--also {dataset.where}, with the dataset of the run as SET"
                 )
             raise UsageError(f"{dataset.where}: {problem}")
         self.split = split

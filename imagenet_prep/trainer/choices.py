@@ -24,6 +24,8 @@ HAS: dict[str, dict[str, tuple[str, ...]]] = {
 FRAMEWORKS = tuple(HAS)
 # File name suffixes of exported models; "" stands for a folder.
 EXPORTED = {"tensorflow": ("", ".keras"), "mxnet": ("",), "pytorch": (".safetensors",)}
+# The models that safetensors files can hold: torchvision's ResNets, and examples/tiny.py.
+TORCHVISION = ("resnet18", "resnet34", "resnet50", "resnet101", "resnet152", "tiny")
 OPTIMIZERS = ("sgd", "lars", "larc", "adam", "rmsprop")
 # The recipes' model, image size and epochs; `trainer.recipe` has the hyperparameters.
 _IMAGENET = {"model": "resnet50", "image_size": 224, "num_epochs": 90.0, "eval_every": 0.0}

@@ -17,6 +17,7 @@ from imagenet_prep.trainer.choices import (
     LEAST_CIFAR,
     OPTIMIZERS,
     RECIPES,
+    TORCHVISION,
 )
 from imagenet_prep.trainer.schedule import KINDS, STEP_EPOCHS, WARMUP_START, numbers
 
@@ -227,7 +228,9 @@ class TrainConfig(Settings):
         "SavedModel; mxnet: a folder for Gluon's two files; pytorch: FILE.safetensors",
         metavar="PATH",
     )
-    seed: int = flag(0, least=0, help="seed of initial weights, image order and crops")
+    seed: int = flag(
+        0, least=0, most=(1 << 32) - 1, help="seed of initial weights, image order and crops"
+    )
     fraction: float = flag(
         1.0,
         above=0,
@@ -294,9 +297,16 @@ class TrainConfig(Settings):
                     f"{self.framework} has {', '.join(has)}"
                 )
         endings = EXPORTED[self.framework]
-        if self.export is not None and Path(self.export).suffix not in endings:
+        if self.export is None:
+            return
+        if Path(self.export).suffix not in endings:
             expected = " or ".join(f"FILE{suffix}" if suffix else "a folder" for suffix in endings)
             raise ValueError(f"--export {self.export}: {self.framework} writes {expected}")
+        if self.framework == "pytorch" and model not in TORCHVISION:
+            raise ValueError(
+                f"--export {self.export}: torchvision has no {model}. Expected --model "
+                f"{' or '.join(TORCHVISION)}; the checkpoints of the run have the weights"
+            )
 
     def _check_length(self) -> None:
         first = RECIPES[self.recipe]

@@ -12,7 +12,9 @@ from imagenet_prep.core.canonical import Json
 from imagenet_prep.core.errors import UsageError
 from imagenet_prep.core.world import World
 from imagenet_prep.dataset import schema
+from imagenet_prep.dataset.class_list import ClassList
 from imagenet_prep.trainer.config import TrainConfig
+from imagenet_prep.trainer.interface import Colours, Interface
 
 # A synthetic run has the steps and weights of a run on ImageNet.
 _NUM_EXAMPLES = schema.OFFICIAL_NUM_EXAMPLES[schema.TRAIN]
@@ -33,6 +35,14 @@ class BatchReader(Protocol):
     @property
     def class_numbers(self) -> Sequence[int]:
         """The number of each class in the dataset's class list, by class index."""
+
+    @property
+    def class_list(self) -> ClassList:
+        """The classes, by class index."""
+
+    @property
+    def normalisation(self) -> tuple[Colours, Colours]:
+        """Mean and standard deviation of R, G, B in [0, 255] that normalise the images."""
 
     @property
     def present(self) -> Sequence[int]:
@@ -111,6 +121,12 @@ class Inputs:
                 self.watched = Evaluated(watched, open_reader(watched, False, world))
         self.also = {name: open_reader(name, False, world, True) for name in config.also}
 
+    @property
+    def interface(self) -> Interface:
+        """The interface of a network that is trained on these images."""
+        mean, std = self.train.normalisation
+        return Interface(self.train.class_list.render().decode(), mean, std)
+
     def close(self) -> None:
         """Closes all readers."""
         evaluated = (split.reader for split in (self.watched, self.last) if split is not None)
@@ -124,6 +140,8 @@ class Noise:
     num_classes = _NUM_CLASSES
     num_examples = _NUM_EXAMPLES
     class_numbers = present = range(_NUM_CLASSES)
+    class_list = ClassList((), ())
+    normalisation = ((0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
     splits = (schema.TRAIN,)
     decoder: Mapping[str, str] = MappingProxyType({})
 

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from imagenet_prep.trainer.comm import Comm
 from imagenet_prep.trainer.feed import Batch
+from imagenet_prep.trainer.interface import Interface
 from imagenet_prep.trainer.recipe import Run
 from imagenet_prep.trainer.torchvision import SLOT
 
@@ -67,5 +68,5 @@ class Learner(Protocol):
     def logits(self, images: Any) -> Any:
         """Returns the logits of images as a NumPy array [batch, classes]."""
 
-    def export(self, path: Path) -> None:
-        """Writes the model to a file or folder."""
+    def export(self, path: Path, interface: Interface) -> None:
+        """Writes the model, its normalisation and the names of its classes to a file or folder."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import os
@@ -25,7 +26,7 @@ from imagenet_prep.trainer.learner import Learner
 from imagenet_prep.trainer.log import Log, Timer
 from imagenet_prep.trainer.predicted import Predicted, Sheet
 from imagenet_prep.trainer.recipe import Run
-from imagenet_prep.trainer.saved import Saved
+from imagenet_prep.trainer.saved import DIVERGED, Saved
 from imagenet_prep.trainer.schedule import Plateau
 from imagenet_prep.trainer.stop import Stop
 
@@ -41,17 +42,20 @@ def train(config: TrainConfig, open_reader: OpenReader, sheet: Sheet | None = No
     if os.environ.get("DMLC_ROLE", "worker") != "worker":
         connect(config)  # This process is an MXNet server; it ends when all ranks have ended.
     # Check data and checkpoint before importing a framework, which takes seconds.
-    inputs, saved = Inputs(config, world, open_reader), Saved(config)
+    inputs = Inputs(config, world, open_reader)
+    saved = Saved(config, inputs.interface)
     examples, classes = inputs.train.num_examples, inputs.train.num_classes
 
     def plan(fast_half: bool) -> Run:
         return recipe.resolve(config, world.size, examples, classes, fast_half=fast_half)
 
     plan(False)
-    if world.rank == 0:
-        saved.refuse_another_run(plan)
-    learner = connect(config)
-    with lost_rank():
+    with contextlib.ExitStack() as held:
+        if world.rank == 0:
+            held.enter_context(saved.locked())
+            saved.refuse_another_run(plan)
+        learner = connect(config)
+        held.enter_context(lost_rank())
         training = Training(config, learner, inputs, saved, plan(learner.fast_half), sheet)
         try:
             score = training.run()
@@ -120,15 +124,15 @@ class Training:
                 raise UsageError(f"{self._saved.folder}: no checkpoint to evaluate. Train first.")
             score: Score | None = self._evaluate(last)
             self._tabulate()
-            return score
-        with self._stop.heard():
-            self._begin()
-            score = self._train() if self._step < self._plan.total_steps else None
-            if score is None and last is not None:
-                score = self._evaluate(last)
-            self._tabulate()
+        else:
+            with self._stop.heard():
+                self._begin()
+                score = self._train() if self._step < self._plan.total_steps else None
+                if score is None and last is not None:
+                    score = self._evaluate(last)
+                self._tabulate()
         if self._saved.export is not None and self._leads:
-            self._learner.export(self._saved.export)
+            self._learner.export(self._saved.export, self._inputs.interface)
             self._log.say(f"exported: {self._config.export}")
         return score
 
@@ -145,7 +149,9 @@ class Training:
         versions = {"Python": platform.python_version()} | self._learner.versions
         self._log.say(", ".join(f"{name} {version}" for name, version in versions.items()))
         checkpointed, place = self._on_first(self._restore)
-        plan, schedule = self._plan, self._plan.schedule  # with --evaluate, from the checkpoint
+        if checkpointed is not None:
+            self._plan = records.parse(Run, checkpointed["run"], others=True)
+        plan, schedule = self._plan, self._plan.schedule
         of_run = f" ({plan.global_batch:,} in the evaluated run)" if evaluates else ""
         epochs = plan.epoch(plan.total_steps)
         if self._config.num_epochs and not evaluates:
@@ -206,7 +212,7 @@ class Training:
         return value
 
     def _restore(self) -> tuple[Json | None, Json]:
-        """Loads the last checkpoint; returns its step, time and plateau, and a reading position."""
+        """Loads the last checkpoint; returns its step, time, plateau, plan and reading position."""
         self._saved.open()
         if self._config.clear_log:
             self._log.clear()
@@ -216,10 +222,9 @@ class Training:
         place = last.facts["reader"]
         if self._config.evaluate:
             # Only the dataset must be the same. The ranks, batch size and selection may differ.
-            self._plan = records.parse(Run, last.facts["run"], others=True)
             place = self._inputs.train.state() | {"dataset": place.get("dataset")}
-        plateau = last.facts["plateau"]
-        return {"step": last.step, "saved_at": last.saved_at, "plateau": plateau}, place
+        facts = {name: last.facts[name] for name in ("plateau", "run")}
+        return {"step": last.step, "saved_at": last.saved_at, **facts}, place
 
     def _train(self) -> Score | None:
         """Runs the remaining steps unless asked to stop; returns the last evaluation."""
@@ -240,21 +245,22 @@ class Training:
             self._step += 1
             monitoring.count("train", images=plan.global_batch)
             timer.count += 1
-            if step <= 1 or step % config.display_every == 0:
+            is_last = self._step == plan.total_steps
+            saves = ends or is_last or self._is_due() or self._step % config.checkpoint_every == 0
+            shows = step <= 1 or step % config.display_every == 0
+            if shows or saves:
                 size = self._comm.world.size
                 loss, total, accuracy = (value / size for value in self._comm.totals(values))
-                row = {"epoch": plan.epoch(step), "images_per_s": plan.global_batch * timer.rate()}
-                row |= {"loss": loss, "total_loss": total}
-                row |= {"accuracy": accuracy} if config.train_accuracy else {}
-                self._log.train(step, row | {"learning_rate": rate})
-                if not math.isfinite(loss):
-                    raise ImagenetPrepError(
-                        f"step {step}: the loss is {loss}. The last checkpoint is kept: use a "
-                        "lower --lr or more --warmup-epochs."
-                    )
+                if shows:
+                    speed = plan.global_batch * timer.rate()
+                    row = {"epoch": plan.epoch(step), "images_per_s": speed}
+                    row |= {"loss": loss, "total_loss": total}
+                    row |= {"accuracy": accuracy} if config.train_accuracy else {}
+                    self._log.train(step, row | {"learning_rate": rate})
+                if not (math.isfinite(loss) and math.isfinite(total)):
+                    raise ImagenetPrepError(f"step {step}: the loss is {loss}. {DIVERGED}")
             with timer.pause():
-                is_last = self._step == plan.total_steps
-                if ends or is_last or self._is_due() or self._step % config.checkpoint_every == 0:
+                if saves:
                     self._save()
                 if ends and not is_last:
                     self._saved.close()  # now, since launchers kill all ranks when one exits

@@ -24,6 +24,7 @@ from imagenet_prep.core.errors import (
     StoreError,
     UsageError,
 )
+from imagenet_prep.dataset import naming
 from imagenet_prep.dataset.manifest import File
 from imagenet_prep.storage import inside
 from imagenet_prep.storage.bucket import BucketStore
@@ -41,7 +42,7 @@ _Place = tuple[Path, str]  # a folder, and the name of a file in it
 _EXPORT = "export"
 _EXPORTED = (  # names that TensorFlow and Gluon write into a model's folder
     *("saved_model.pb", "fingerprint.pb", "variables", "assets"),
-    *("model-symbol.json", "model-0000.params"),
+    *("model-symbol.json", "model-0000.params", naming.LABELS),
 )
 # Time-out of a request in seconds without data; retries per object before training starts.
 _TIMEOUT_S, _RETRIES = 15.0, 10

@@ -8,6 +8,7 @@ from typing import Any
 import keras
 
 from imagenet_prep.trainer.choices import residual_blocks
+from imagenet_prep.trainer.interface import Interface
 
 # Batch norm constants of ResNet-50 v1.5 (Sandler, Goyal).
 _BN_MOMENTUM = 0.9
@@ -39,6 +40,20 @@ def build(name: str, image_size: int, num_classes: int) -> Any:
     )(x)
     logits = keras.layers.Activation("linear", dtype="float32", name="logits")(x)
     return keras.Model(images, logits, name=name)
+
+
+def with_interface(network: Any, interface: Interface) -> Any:
+    """Returns a Keras model for deployment: [batch, size, size, 3] -> [batch, classes] float32.
+
+    The input is RGB from 0 to 255, the output probabilities. The layer `network.name` is the
+    trained network, from normalised images to logits.
+    """
+    images = keras.Input(network.input_shape[1:], name="images")
+    scale = [1 / std for std in interface.std]
+    offset = [-mean / std for mean, std in zip(interface.mean, interface.std, strict=True)]
+    x = keras.layers.Rescaling(scale, offset, dtype="float32", name="normalised")(images)
+    x = keras.layers.Softmax(dtype="float32", name="probabilities")(network(x))
+    return keras.Model(images, x, name=f"{network.name}_with_interface")
 
 
 def dropout_seeds(network: Any) -> list[Any]:

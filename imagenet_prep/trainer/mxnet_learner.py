@@ -11,12 +11,14 @@ import numpy as np
 from mxnet.gluon import model_zoo, nn
 
 from imagenet_prep.core.errors import UsageError
+from imagenet_prep.dataset import naming
 from imagenet_prep.storage.new_file import sync
 from imagenet_prep.storage.os_errors import storage_errors
 from imagenet_prep.trainer import recipe
 from imagenet_prep.trainer.comm import Comm, check_gpus, launched
 from imagenet_prep.trainer.config import TrainConfig
 from imagenet_prep.trainer.feed import Batch
+from imagenet_prep.trainer.interface import Interface
 from imagenet_prep.trainer.learner import Learner
 from imagenet_prep.trainer.mxnet_comm import Ring, Servers
 from imagenet_prep.trainer.recipe import Run, decays
@@ -142,13 +144,24 @@ class MxnetLearner(Learner):
         """Returns the network's logits."""
         return self._network(self._array(images)).asnumpy()
 
-    def export(self, path: Path) -> None:
-        """Writes a folder with model-symbol.json and model-0000.params."""
+    def export(self, path: Path, interface: Interface) -> None:
+        """Writes a folder with model-symbol.json, model-0000.params and labels.txt.
+
+        The exported network maps [batch, 3, size, size] images, RGB from 0 to 255, to
+        probabilities.
+        """
+        mean, std = interface.mean, interface.std
+        exported = nn.HybridSequential()
+        exported.add(nn.HybridLambda(lambda f, images: f.image.normalize(images, mean, std)))
+        exported.add(self._network, nn.HybridLambda("softmax"))
+        exported.hybridize()
         # Gluon can only export a network that has run once.
-        self.logits(np.zeros((1, 3, self._plan.image_size, self._plan.image_size), np.float32))
+        side = self._plan.image_size
+        exported(self._array(np.zeros((1, 3, side, side), np.float32)))
         path.mkdir(parents=True, exist_ok=True)
-        self._network.export(str(path / "model"))
+        exported.export(str(path / "model"))
         with storage_errors("export", path):
+            (path / naming.LABELS).write_text(interface.classes, encoding="utf-8")
             sync(path)
 
 

@@ -15,6 +15,7 @@ from imagenet_prep.trainer import pytorch_model, torchvision
 from imagenet_prep.trainer.comm import Comm, check_gpus, cores, launched
 from imagenet_prep.trainer.config import TrainConfig
 from imagenet_prep.trainer.feed import Batch
+from imagenet_prep.trainer.interface import Interface
 from imagenet_prep.trainer.learner import Learner
 from imagenet_prep.trainer.pytorch_comm import Distributed, Horovod
 from imagenet_prep.trainer.pytorch_optimizer import Optimizer
@@ -168,7 +169,8 @@ class PytorchLearner(Learner):
             logits = self._network(self._on_device(images).permute(0, 3, 1, 2))
         return logits.float().cpu().numpy()
 
-    def export(self, path: Path) -> None:
+    def export(self, path: Path, interface: Interface) -> None:
         """Writes a safetensors file."""
+        run = vars(self._plan)
         arrays = dict(zip(self.names(), self.values(), strict=True))
-        torchvision.write(path, torchvision.of_pytorch(arrays), torchvision.notes(vars(self._plan)))
+        torchvision.write(path, torchvision.tensors(run, arrays), torchvision.notes(run, interface))

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import itertools
 import json
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from imagenet_prep.core.canonical import Json
 from imagenet_prep.core.errors import UsageError
 from imagenet_prep.core.terminal import counted
+from imagenet_prep.dataset import schema
 from imagenet_prep.trainer.choices import RECIPES
 from imagenet_prep.trainer.config import TrainConfig
 from imagenet_prep.trainer.schedule import STEP_EPOCHS, WARMUP_START, Schedule
@@ -73,11 +77,12 @@ _MANY_RANKS = {  # train_more_aug.sh, for 128 and 256 GPUs
 
 @dataclass(frozen=True)
 class Run:
-    """The hyperparameters of a run. On resume, all of them must be equal.
+    """The hyperparameters of a run; a resumed run has those of its checkpoint (`resumable`).
 
-    `global_batch` is the number of images per step, over all ranks. `steps_per_epoch` counts
-    only full steps. `plateau_steps` is the number of steps between evaluations for the schedule
-    "plateau", else 0. `recipe` determines crops and normalisation. `--comm` may change.
+    `global_batch` is the number of images per step, over all ranks. An epoch is one of the reader:
+    `steps_per_epoch` full steps. `plateau_steps` is the number of steps between evaluations for
+    the schedule "plateau", else 0. `recipe` determines crops and normalisation. `--comm` may
+    change.
     """
 
     model: str
@@ -105,7 +110,9 @@ class Run:
 
     def epoch(self, step: int) -> float:
         """Returns the length of `step` steps in epochs, as a float."""
-        return step * self.global_batch / self.num_examples
+        if _counts_images(self.recipe, self.num_examples):
+            return step * self.global_batch / self.num_examples
+        return step / self.steps_per_epoch
 
     def facts(self) -> Json:
         """Returns all fields as JSON."""
@@ -191,8 +198,12 @@ def resolve(
     num_classes: int,
     *,
     fast_half: bool = False,
+    in_images: bool = False,
 ) -> Run:
-    """Returns the hyperparameters of a run with these settings, ranks and training images."""
+    """Returns the hyperparameters of a run with these settings, ranks and training images.
+
+    If `in_images`, --num-epochs counts images instead of full steps, as in version 0.1.0.
+    """
     config = settled(config)
     assert config.model is not None
     assert config.image_size is not None
@@ -206,8 +217,12 @@ def resolve(
         )
     chosen = _chosen(config, batch, world_size)
     optimizer = chosen["optimizer"]
-    images = int((config.num_epochs or 0) * num_examples)
-    total_steps = config.num_batches or max(1, images // batch)
+    epochs = config.num_epochs or 0
+    if in_images or _counts_images(config.recipe, num_examples):
+        total_steps = int(epochs * num_examples) // batch
+    else:
+        total_steps = round(epochs * steps_per_epoch)
+    total_steps = config.num_batches or max(1, total_steps)
     decay = _schedule(config, chosen, steps_per_epoch, total_steps)
     half = precision(config, fast_half=fast_half)
     scale = _LARC_LOSS_SCALE if optimizer == "larc" else _LOSS_SCALE
@@ -235,6 +250,41 @@ def resolve(
         framework=config.framework,
         recipe=config.recipe,
     )
+
+
+def _counts_images(recipe: str, num_examples: int) -> bool:
+    """Returns whether the epochs of a run are counted in images instead of full steps.
+
+    The tutorial's script does so. It printed the rates of 14,075 steps for 90 epochs on 32 GPUs,
+    and of 1,759 on 256: 35 and 49 more than 90 times the full steps of ImageNet's train split.
+    """
+    return recipe == "tutorial" and num_examples == schema.OFFICIAL_NUM_EXAMPLES[schema.TRAIN]
+
+
+def resumable(config: TrainConfig, run: Run) -> Iterator[Run]:
+    """Yields the plans of which a checkpoint can be resumed as `run`; the first is `run`.
+
+    The others result from the same flags with a different number of ranks and the same global
+    batch, or with the epochs of version 0.1.0. They differ only in the learning rates and steps,
+    and the resumed run keeps those of its checkpoint.
+    """
+    yield run
+    counts = [ranks for ranks in range(1, run.global_batch + 1) if not run.global_batch % ranks]
+    for ranks, in_images in itertools.product(counts, (False, True)):
+        settings = dataclasses.replace(config, batch_size=run.global_batch // ranks)
+        with contextlib.suppress(UsageError):  # the recipe may have no rate for these ranks
+            other = resolve(
+                settings,
+                ranks,
+                run.num_examples,
+                run.num_classes,
+                fast_half=run.precision == "float16",
+                in_images=in_images,
+            )
+            # All other fields determine the network and the optimizer, which exist already.
+            schedule, total_steps = other.schedule, other.total_steps
+            if other == dataclasses.replace(run, schedule=schedule, total_steps=total_steps):
+                yield other
 
 
 def decays(variable: Any) -> bool:

@@ -3,39 +3,63 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from imagenet_prep.core import records, regular_file
+import numpy as np
+
+from imagenet_prep.core import records, regular_file, terminal
 from imagenet_prep.core.canonical import Json
-from imagenet_prep.core.errors import DataDamagedError, UsageError
+from imagenet_prep.core.errors import DataDamagedError, ImagenetPrepError, StoreError, UsageError
 from imagenet_prep.core.world import World
 from imagenet_prep.dataset import predictions
 from imagenet_prep.storage import inside
-from imagenet_prep.storage.folder import TEMPORARY, LocalStore
+from imagenet_prep.storage.folder import LocalStore
 from imagenet_prep.storage.os_errors import storage_errors
 from imagenet_prep.trainer import checkpoint, recipe, torchvision
 from imagenet_prep.trainer.checkpoint import Checkpoint
 from imagenet_prep.trainer.choices import EXPORTED
 from imagenet_prep.trainer.config import TrainConfig
+from imagenet_prep.trainer.interface import Interface
 from imagenet_prep.trainer.learner import Learner
 from imagenet_prep.trainer.log import SCALARS
 from imagenet_prep.trainer.mirror import Mirror
 from imagenet_prep.trainer.recipe import Run
 from imagenet_prep.trainer.schedule import Plateau
 
+DIVERGED = (
+    "The last checkpoint is kept. Start again with a lower --lr or more --warmup-epochs, in a "
+    "different --log-dir or with --clear-log, which deletes the saved run."
+)
+# Errors of file systems without locks, such as Lustre without the mount option flock.
+_NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
+
+
+@dataclass(frozen=True)
+class _Selection:
+    """The flags that select classes."""
+
+    classes: tuple[str, ...] | None = None
+    remap: bool = False
+
 
 @dataclass(frozen=True)
 class _Facts:
-    """Facts about a run in its checkpoint; `labels` maps label lists to their sha256."""
+    """Facts about a run in its checkpoint; `labels` maps label lists to their sha256.
+
+    Checkpoints of version 0.1.0 have no `interface` and no `selection`.
+    """
 
     run: Json
     reader: Json
     plateau: Plateau
     labels: dict[str, str] = field(default_factory=dict)
+    interface: Interface | None = None
+    selection: _Selection = field(default_factory=_Selection)
 
 
 @dataclass(frozen=True)
@@ -56,19 +80,21 @@ def settings_of(log_dir: str, world: World) -> Json:
     folder = Path(log_dir).expanduser()
     if world.local_size < world.size or not folder.is_dir():
         return {}
-    networks: list[_Network] = []
+    found: list[Json] = []
 
     def accept(facts: Json) -> None:
-        networks.append(records.parse(_Network, records.parse(_Facts, facts).run, others=True))
+        saved = records.parse(_Facts, facts)
+        network = records.parse(_Network, saved.run, others=True)
+        found.append(vars(network) | vars(saved.selection))
 
     for step in reversed(checkpoint.steps(folder)):
         # Skip damaged checkpoints: rank 0 reports and renames them later.
         with contextlib.suppress(DataDamagedError):
             checkpoint.load(folder / checkpoint.name(step), [], accept)
             break
-    if not networks:
+    if not found:
         return {}
-    settings = dict(vars(networks[-1]))
+    settings = found[-1]
     # The scores do not depend on the batch size, but it must not exceed the dataset's size.
     batch = settings.pop("global_batch") // world.size
     return settings | {"batch_size": max(1, min(TrainConfig.batch_size, batch))}
@@ -77,8 +103,9 @@ def settings_of(log_dir: str, world: World) -> Json:
 class Saved:
     """The checkpoints of a run and its mirror; only rank 0 uses this class."""
 
-    def __init__(self, config: TrainConfig) -> None:
+    def __init__(self, config: TrainConfig, interface: Interface) -> None:
         self._config = config
+        self._interface = interface
         self.folder = Path(config.log_dir).expanduser()
         self.scalars = Path(config.tensorboard_dir or self.folder / SCALARS).expanduser()
         self.export = Path(config.export).expanduser() if config.export is not None else None
@@ -107,9 +134,27 @@ class Saved:
         if self._config.evaluate and latest is None and self._config.mirror is None:
             raise UsageError(f"{self.folder}: no checkpoint to evaluate. Train first.")
 
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Locks the folder for the run that trains in it; an evaluation needs no lock.
+
+        Raises BusyError if a different run has the lock.
+        """
+        with contextlib.ExitStack() as held:
+            if not self._config.evaluate:
+                try:
+                    held.enter_context(LocalStore(self.folder).lock())
+                except StoreError as error:
+                    if getattr(error.__cause__, "errno", None) not in _NO_LOCKS:
+                        raise
+                    terminal.say(
+                        f"{error}. This file system has no locks (Lustre needs the mount option "
+                        "flock): start no second run in this folder."
+                    )
+            yield
+
     def open(self) -> None:
         """Downloads the files of the mirror; removes all checkpoints if `--clear-log` is set."""
-        LocalStore(self.folder).remove_tree(TEMPORARY)
         if self._config.tensorboard_dir is None:
             # Refuse a link: this run and --clear-log would change files in a different folder.
             with storage_errors("open", self.scalars), contextlib.suppress(FileNotFoundError):
@@ -130,7 +175,11 @@ class Saved:
 
     def save(self, step: int, facts: Json, learner: Learner) -> float:
         """Saves a checkpoint; returns the time in seconds since 1970."""
+        selection = _Selection(self._config.classes, self._config.remap)
+        facts |= {"interface": vars(self._interface), "selection": vars(selection)}
         arrays = dict(zip(learner.names(), learner.values(), strict=True))
+        if not all(np.isfinite(array).all() for array in arrays.values()):
+            raise ImagenetPrepError(f"step {step - 1}: the weights are not finite. {DIVERGED}")
         checkpoint.save(self.folder, step, facts, arrays, keep=self._config.keep)
         return time.time()
 
@@ -152,14 +201,25 @@ class Saved:
             raise ValueError(f"global_batch {batch}")
         # The reader checks its own state. Only the epoch is checked here; synthetic data has none.
         records.parse(int, saved.reader.get("epoch", 0), "epoch")
-        differs = recipe.other_network if evaluates else recipe.difference
-        if difference := differs(saved.run, plan):
+        difference: str | None = None
+        if evaluates:
+            difference = recipe.other_network(saved.run, plan)
+        else:
+            plans = recipe.resumable(self._config, plan)
+            if all(recipe.difference(saved.run, each) for each in plans):
+                difference = recipe.difference(saved.run, plan)
+        if difference is not None:
+            difference = f"a run with {difference}"
+        if saved.interface is not None:  # the classes explain other differences
+            difference = self._interface.difference(saved.interface) or difference
+        if difference is not None:
             source = f" (from {self._config.mirror})" if self._config.mirror else ""
             remedy = (
-                "Omit these flags: --evaluate reads them from the checkpoint. With several hosts, "
-                "or a checkpoint only in the mirror, set the flags to the checkpoint's values."
+                "Omit these flags: --evaluate reads them from the checkpoint. --data-dir must be "
+                "the dataset of the run. With several hosts, or a checkpoint only in the mirror, "
+                "set the flags to the checkpoint's values."
                 if evaluates
                 else "Resume that run with the same settings, choose a different --log-dir, or "
                 "start from scratch with --clear-log, which deletes the saved run."
             )
-            raise UsageError(f"{self.folder}{source} holds a run with {difference}. {remedy}")
+            raise UsageError(f"{self.folder}{source} holds {difference}. {remedy}")

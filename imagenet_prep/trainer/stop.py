@@ -25,7 +25,9 @@ class Stop:
 
     @contextlib.contextmanager
     def heard(self) -> Iterator[None]:
-        """Sets `came` on SIGTERM, SIGHUP or SIGINT during a `with` block.
+        """Sets `came` on SIGTERM, SIGHUP, SIGINT, SIGUSR1 or SIGUSR2 during a `with` block.
+
+        Slurm sends the signal of `sbatch --signal`, usually SIGUSR1 or SIGUSR2, before a job ends.
 
         A second signal ends a one-rank run at once. With several ranks, it is ignored: the launcher
         may be repeating the first signal, and it kills ranks that do not save.
@@ -41,5 +43,5 @@ class Stop:
                 with contextlib.suppress(OSError):
                     os.write(2, _AGAIN)
 
-        with signals.handled(remember, signal.SIGINT) as before:
+        with signals.handled(remember, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2) as before:
             yield

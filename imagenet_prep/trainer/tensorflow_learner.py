@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from imagenet_prep.dataset import naming
 from imagenet_prep.storage.folder import LocalStore
 from imagenet_prep.storage.new_file import sync
 from imagenet_prep.storage.os_errors import storage_errors
@@ -17,6 +19,7 @@ from imagenet_prep.trainer import model, recipe
 from imagenet_prep.trainer.comm import Comm, Horovod, check_gpus, cores, launched
 from imagenet_prep.trainer.config import TrainConfig
 from imagenet_prep.trainer.feed import Batch
+from imagenet_prep.trainer.interface import Interface
 from imagenet_prep.trainer.learner import Learner
 from imagenet_prep.trainer.optimizer import Optimizer
 from imagenet_prep.trainer.recipe import Run
@@ -127,16 +130,20 @@ class TensorFlowLearner(Learner):
         """Returns the model's logits."""
         return self._logits(images).numpy()
 
-    def export(self, path: Path) -> None:
-        """Writes FILE.keras, or a SavedModel folder."""
+    def export(self, path: Path, interface: Interface) -> None:
+        """Writes FILE.keras, or a SavedModel folder; both contain labels.txt."""
+        exported = model.with_interface(self._model, interface)
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.suffix == ".keras":
             partial = path.with_name(f".{path.name}.partial.keras")
-            self._model.save(partial)
+            exported.save(partial)
             with storage_errors("export", path):
+                with zipfile.ZipFile(partial, "a") as file:
+                    file.writestr(naming.LABELS, interface.classes)
                 sync(partial)
             LocalStore(path.parent).publish(partial, path.name)
         else:
-            self._model.export(path, verbose=False)
+            exported.export(path, verbose=False)
             with storage_errors("export", path):
+                (path / naming.LABELS).write_text(interface.classes, encoding="utf-8")
                 sync(path)

@@ -10,16 +10,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from imagenet_prep.core import regular_file
+from imagenet_prep.core.canonical import Json
 from imagenet_prep.core.errors import UsageError
 from imagenet_prep.storage.new_file import complete_file
 from imagenet_prep.storage.os_errors import storage_errors
 from imagenet_prep.trainer import checkpoint
 from imagenet_prep.trainer.checkpoint import Checkpoint
+from imagenet_prep.trainer.choices import TORCHVISION
+from imagenet_prep.trainer.interface import Interface
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-MODELS = ("resnet18", "resnet34", "resnet50", "resnet101", "resnet152")
 TINY = "tiny"  # examples/tiny.py builds it from torchvision's blocks
 SLOT = "slot_"  # optimizer tensors have this prefix and a number
 _KINDS = {  # PyTorch's name for each Keras variable of a layer
@@ -45,19 +47,18 @@ def last(folder: Path) -> Checkpoint:
     return latest
 
 
-def tensors(saved: Checkpoint) -> dict[str, npt.NDArray[Any]]:
-    """Returns the model's tensors under torchvision's names."""
-    run = saved.facts.get("run", {})
+def tensors(run: Json, arrays: Mapping[str, Any]) -> dict[str, npt.NDArray[Any]]:
+    """Returns the model's tensors under torchvision's names, from the variables of a run."""
     model, framework = run.get("model"), run.get("framework", "tensorflow")
-    if model not in (*MODELS, TINY) or framework not in ("tensorflow", "pytorch"):
+    if model not in TORCHVISION or framework not in ("tensorflow", "pytorch"):
         raise UsageError(
-            f"{checkpoint.name(saved.step)}: cannot export {model} of {framework} for PyTorch. "
-            f"Expected {', '.join(MODELS)} or {TINY}, trained with TensorFlow or PyTorch"
+            f"cannot export {model} of {framework} for PyTorch. Expected "
+            f"{' or '.join(TORCHVISION)}, trained with TensorFlow or PyTorch"
         )
     if framework == "pytorch":
-        return of_pytorch(saved.arrays)
+        return _of_pytorch(arrays)
     named: dict[str, npt.NDArray[Any]] = {}
-    for path, array in saved.arrays.items():
+    for path, array in arrays.items():
         layer, _, kind = path.rpartition("/")
         if not layer:
             continue  # an optimizer slot
@@ -67,10 +68,10 @@ def tensors(saved: Checkpoint) -> dict[str, npt.NDArray[Any]]:
         elif array.ndim == 2:
             array = array.T
         named[f"{layer}.{_KINDS[kind]}"] = np.ascontiguousarray(array)
-    return of_pytorch(named)
+    return _of_pytorch(named)
 
 
-def of_pytorch(arrays: Mapping[str, Any]) -> dict[str, npt.NDArray[Any]]:
+def _of_pytorch(arrays: Mapping[str, Any]) -> dict[str, npt.NDArray[Any]]:
     """Returns the model's tensors from the variables of the PyTorch learner.
 
     Adds `num_batches_tracked` of each batch norm, which PyTorch expects in weights files.
@@ -85,9 +86,18 @@ def of_pytorch(arrays: Mapping[str, Any]) -> dict[str, npt.NDArray[Any]]:
     return of_model
 
 
-def notes(run: Mapping[str, Any]) -> dict[str, str]:
-    """Returns the facts about a run that an exported file stores as metadata."""
-    return {name: str(run[name]) for name in ("model", "num_classes", "image_size")}
+def notes(run: Json, interface: Interface | None) -> dict[str, str]:
+    """Returns the metadata of an exported file; `interface` is None for a run of version 0.1.0."""
+    metadata = {name: str(run[name]) for name in ("model", "num_classes", "image_size")}
+    if interface is None:
+        return metadata
+    lists = {
+        "class_ids": interface.outputs.wnids,
+        "class_names": interface.outputs.words,
+        "mean": interface.mean,
+        "std": interface.std,
+    }
+    return metadata | {name: json.dumps(values) for name, values in lists.items()}
 
 
 def write(path: Path, named: Mapping[str, npt.NDArray[Any]], notes: Mapping[str, str]) -> int:

@@ -18,7 +18,6 @@ import tensorflow as tf
 import torch
 
 from imagenet_prep.trainer import recipe, tensorflow_learner, torchvision
-from imagenet_prep.trainer.checkpoint import Checkpoint
 from imagenet_prep.trainer.config import TrainConfig
 from imagenet_prep.trainer.pytorch_learner import PytorchLearner
 from imagenet_prep.trainer.tensorflow_learner import TensorFlowLearner
@@ -38,8 +37,7 @@ def named_as_torch(model: str, size: int, arrays: dict[str, Any]) -> dict[str, A
     if model in ("cifar", "mnist"):
         known = {path.replace(".", "_"): array for path, array in arrays.items()}
     # The names of all networks are made in one way, also of those that torchvision does not have.
-    facts = {"run": {"model": torchvision.TINY}}
-    return torchvision.tensors(Checkpoint(1, 1, 0.0, facts, known))
+    return torchvision.tensors({"model": torchvision.TINY}, known)
 
 
 def losses(

@@ -10,6 +10,7 @@ import numpy as np
 
 from imagenet_prep.trainer.comm import Comm
 from imagenet_prep.trainer.config import TrainConfig
+from imagenet_prep.trainer.interface import Interface
 from imagenet_prep.trainer.recipe import Run
 
 
@@ -74,8 +75,8 @@ class NumpyLearner:
     def logits(self, images: Any) -> Any:
         return _rows(images) @ self._weights
 
-    def export(self, path: Path) -> None:
-        np.savez(path, *self.values())
+    def export(self, path: Path, interface: Interface) -> None:
+        np.savez(path, interface.classes, *self.values())
 
 
 def _rows(images: Any) -> Any:

@@ -193,8 +193,8 @@ def test_the_rest_of_an_evaluation_is_counted_exactly(colours: Path, backend: st
 
 @pytest.mark.parametrize(
     "other",
-    [{"seed": 1}, {"shuffle_window": 2}, {"split": "validation"}],
-    ids=["seed", "window", "split"],
+    [{"seed": 1}, {"split": "validation"}],
+    ids=["seed", "split"],
 )
 def test_the_state_of_another_order_is_refused(
     colours: Path, backend: str, other: dict[str, Any]

@@ -51,12 +51,12 @@ def test_the_times_of_evaluation_rows_are_utc(
 def test_a_resumed_run_has_the_bits_of_one_that_was_not_ended(
     train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    train(tmp_path / "whole", num_epochs=3.0, checkpoint_every=10, keep=9)
+    train(tmp_path / "whole", num_epochs=3.125, checkpoint_every=10, keep=9)
     assert checkpoint.steps(tmp_path / "whole") == [10, 20, 25]
     # Ended after step 10, in the midst of the second epoch: only that checkpoint is there.
     (tmp_path / "ended").mkdir()
     shutil.copy(tmp_path / "whole" / checkpoint.name(10), tmp_path / "ended")
-    train(tmp_path / "ended", num_epochs=3.0, checkpoint_every=10)
+    train(tmp_path / "ended", num_epochs=3.125, checkpoint_every=10)
 
     assert "resumed after step 10 from checkpoint-00000010.npz" in capsys.readouterr().out
     assert_same_bits(arrays_of(tmp_path / "whole"), arrays_of(tmp_path / "ended"))
@@ -139,7 +139,7 @@ def test_show_of_a_run_names_what_it_cannot_do(train: Train, shades: Path, tmp_p
 
 def test_a_cleared_log_folder_begins_at_step_0(train: Train, tmp_path: Path) -> None:
     train(tmp_path / "run")
-    train(tmp_path / "run", clear_log=True, num_epochs=0.2)
+    train(tmp_path / "run", clear_log=True, num_epochs=0.125)
 
     assert checkpoint.steps(tmp_path / "run") == [1]
     assert [row["resumed_at"] for row in rows(tmp_path / "run", "start")] == [0]

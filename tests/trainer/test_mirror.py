@@ -54,18 +54,18 @@ def test_a_mirror_holds_what_the_run_left_and_a_fresh_machine_goes_on_from_it(
     assert found == files(tmp_path / "one")
     assert [name for name in found if name.startswith("checkpoint")] == [
         checkpoint.name(20),
-        checkpoint.name(25),
+        checkpoint.name(24),
     ]
     assert any(name.startswith("tensorboard/events") for name in found)
-    last = {"Bucket": BUCKET, "Key": key_of(f"{prefix}/{checkpoint.name(25)}")}
+    last = {"Bucket": BUCKET, "Key": key_of(f"{prefix}/{checkpoint.name(24)}")}
     head = client.head_object(**last, ChecksumMode="ENABLED")
-    assert head["Metadata"]["sha256"] == hashlib.sha256(found[checkpoint.name(25)]).hexdigest()
+    assert head["Metadata"]["sha256"] == hashlib.sha256(found[checkpoint.name(24)]).hexdigest()
     assert len(head["ChecksumCRC32C"]) == 8
 
     # The machine is lost between two checkpoints; another one has an empty disk.
     client.delete_object(**last)
     train(tmp_path / "two", **longer)
-    first, second = (checkpoint.load(tmp_path / n / checkpoint.name(25)) for n in ("one", "two"))
+    first, second = (checkpoint.load(tmp_path / n / checkpoint.name(24)) for n in ("one", "two"))
     assert [k for k in first.arrays if (first.arrays[k] != second.arrays[k]).any()] == []
     assert [row["resumed_at"] for row in rows(tmp_path / "two", "start")] == [0, 20]
     now = objects(client, prefix)

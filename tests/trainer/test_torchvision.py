@@ -12,6 +12,7 @@ import pytest
 from imagenet_prep.core.errors import UsageError
 from imagenet_prep.trainer import checkpoint, torchvision
 from imagenet_prep.trainer.config import TrainConfig
+from imagenet_prep.trainer.interface import Interface
 from imagenet_prep.trainer.saved import Saved
 from tests.kit import command
 from tests.kit.training import built
@@ -20,6 +21,7 @@ RUN: dict[str, Any] = {
     "run": {"model": "resnet50", "num_classes": 7, "image_size": 32},
     "reader": {},
 }
+INTERFACE = Interface("n1 cat\nn2 dog, hound\n", (121.5, 115.0, 100.0), (70.0, 68.0, 71.0))
 
 
 def tensors(path: Path) -> tuple[dict[str, str], dict[str, Any]]:
@@ -84,8 +86,7 @@ def test_all_layers_of_a_network_have_the_names_of_torchvision(tf: Any, tmp_path
         network = built(name)
         variables = (*network.trainable_variables, *network.non_trainable_weights)
         arrays = {each.path: each.numpy() for each in variables}
-        facts = {"run": {"model": name}}
-        found = torchvision.tensors(checkpoint.Checkpoint(1, 1, 0.0, facts, arrays))
+        found = torchvision.tensors({"model": name}, arrays)
         assert len(found) == tensors_of_it
         trained = [v.size for k, v in found.items() if "running" not in k and "num_b" not in k]
         assert sum(trained) == weights
@@ -105,11 +106,16 @@ def test_the_weights_of_a_run_of_pytorch_are_written_as_they_are(tmp_path: Path)
         "slot_0000": np.zeros(3, np.float32),
     }
     run = RUN | {"run": RUN["run"] | {"framework": "pytorch"}}
+    run["interface"] = vars(INTERFACE)
     checkpoint.save(tmp_path / "run", 3, run, arrays, keep=1)
     out = tmp_path / "resnet50.pt"
     assert command.run("export", tmp_path / "run", "--format", "torch", "--out", out).code == 0
 
-    _, found = tensors(out)
+    notes, found = tensors(out)
+    assert json.loads(notes["class_ids"]) == ["n1", "n2"]
+    assert json.loads(notes["class_names"]) == ["cat", "dog, hound"]
+    assert json.loads(notes["mean"]) == [121.5, 115.0, 100.0]
+    assert json.loads(notes["std"]) == [70.0, 68.0, 71.0]
     assert list(found) == ["conv1.weight", "bn1.running_mean", "bn1.num_batches_tracked"]
     assert found["conv1.weight"].tobytes() == arrays["conv1.weight"].tobytes()
 
@@ -119,7 +125,7 @@ def test_the_weights_of_a_run_of_pytorch_are_written_as_they_are(tmp_path: Path)
     [
         (
             {"model": "cifar"},
-            "cannot export cifar of tensorflow for PyTorch. Expected resnet18, resnet34",
+            "cannot export cifar of tensorflow for PyTorch. Expected resnet18 or resnet34",
         ),
         ({"model": "resnet50-v1"}, "cannot export resnet50-v1 of tensorflow"),
         ({"model": "mnist", "framework": "pytorch"}, "cannot export mnist of pytorch for PyTorch"),
@@ -140,7 +146,7 @@ def test_a_network_that_torchvision_has_not_is_refused(
 def test_a_run_exports_over_its_own_weights_and_over_no_other_file(tmp_path: Path) -> None:
     file = tmp_path / "tiny.safetensors"
     config = {"framework": "pytorch", "synthetic": True, "log_dir": str(tmp_path / "run")}
-    run = Saved(TrainConfig(**config, export=str(file)))
+    run = Saved(TrainConfig(**config, export=str(file), model="tiny"), INTERFACE)
     torchvision.write(file, {"a": np.zeros(1, np.float32)}, {})
     run.refuse_another_run(lambda _: None)  # type: ignore[arg-type,return-value]
     file.write_text("mine")

@@ -8,6 +8,7 @@ import io
 import os
 import re
 import shutil
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from imagenet_prep.trainer import checkpoint, evaluation, recipe
 from imagenet_prep.trainer.comm import Comm
 from imagenet_prep.trainer.config import TrainConfig
 from tests.kit.installed import Installed
+from imagenet_prep.trainer.interface import Interface
 from tests.kit.lengths import long_but
 from tests.kit.limits import Limits
 from tests.kit.system import System
@@ -44,12 +46,12 @@ Train = Callable[..., Any]
 
 # The settings of the finished run, which another run on its folder must have too.
 SETTINGS = {"num_epochs": 8.0, "checkpoint_every": 6, "keep": 12}
-LAST = 67
+LAST = 64
 
 
 @pytest.fixture(scope="module")
 def trained(tf: Any, shades: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A finished run, with the checkpoints of steps 6, 12, ... 66, 67; read-only.
+    """A finished run, with the checkpoints of steps 6, 12, ... 60, 64; read-only.
 
     The file `printed` in its folder has its standard output.
     """
@@ -85,7 +87,7 @@ def test_a_run_learns_and_prints_the_tutorials_table(trained: Path) -> None:
     assert [int(line.split()[0]) for line in table] == [0, 1, *range(4, LAST, 4)]
     assert all(row.fullmatch(line) for line in table)
     assert re.fullmatch(r"Finished in \d+\.\d s", lines[-4])
-    assert lines[-1].split()[:2] == ["67", "8.0"]
+    assert lines[-1].split()[:2] == ["64", "8.0"]
 
 
 def test_log_and_scalars_hold_what_the_table_says(tf: Any, trained: Path) -> None:
@@ -162,7 +164,7 @@ def test_dropouts_adam_a_plateau_and_a_holdout_resume_to_the_same_bits(
         )
 
     def run(name: str, **more: Any) -> Any:
-        settings = flags(shades, tmp_path / name, num_epochs=3.0, lr=0.003, keep=9)
+        settings = flags(shades, tmp_path / name, num_epochs=3.125, lr=0.003, keep=9)
         settings |= {"model": "mnist", "optimizer": "adam", "schedule": "plateau"}
         # Each evaluation of the second epoch or later lowers the rate.
         settings |= {"eval_every": 0.5}
@@ -208,7 +210,7 @@ def test_a_finished_run_is_only_evaluated_again(
         "1 rank x 11 images = 11 per step (8 in the evaluated run); 67 images"
     )
     assert plan.partition(" = ")[2] == whole.partition(" = ")[2]
-    assert plan.startswith("8 epochs = 67 steps; sgd, ")
+    assert plan.startswith("8 epochs = 64 steps; sgd, ")
     with pytest.raises(UsageError, match="holds a run with image size 16, this one has 32"):
         train(finished, **SETTINGS, evaluate=True, image_size=32)
 
@@ -293,20 +295,31 @@ def test_what_is_exported_gives_the_models_answers(
     learner = TensorFlowLearner(config)
     learner.build(recipe.resolve(config, 1, NUM_TRAIN, 4), jit=False)
     learner.assign(list(arrays_of(trained).values()))
-    images = np.random.default_rng(0).normal(size=(3, 16, 16, 3)).astype(np.float32)
-    expected = learner.logits(images)
+    pixels = np.random.default_rng(0).integers(0, 256, (3, 16, 16, 3), np.uint8)
+    interface = Interface("a cat\nb dog\nc bird, fowl\nd \n", (1.0, 20.0, 128.0), (3.0, 50.0, 64.0))
+    normalised = (pixels - np.array(interface.mean)) / np.array(interface.std)
+    logits = learner.logits(normalised.astype(np.float32))
+    expected = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
+    assert len(set(expected.argmax(1))) > 1 or np.ptp(expected) > 0.2
     synced = set[int]()
     system.instead("fsync", lambda fsync, file: (synced.add(os.fstat(file).st_ino), fsync(file)))
     out = tmp_path / "out"
     for name in ("model.keras", "saved"):
-        learner.export(out / name)
+        learner.export(out / name, interface)
     written = [out, *out.rglob("*")]
     assert [path for path in written if path.stat().st_ino not in synced] == []
 
-    answers = keras.models.load_model(out / "model.keras")(images).numpy()
-    np.testing.assert_allclose(answers, expected, atol=1e-5)
-    loaded = tf.saved_model.load(str(out / "saved"))
-    np.testing.assert_allclose(loaded.serve(images).numpy(), expected, atol=1e-5)
+    loaded = keras.models.load_model(out / "model.keras")
+    images = pixels.astype(np.float32)
+    for given in (pixels, images):
+        np.testing.assert_allclose(loaded.predict(given, verbose=0), expected, atol=1e-5)
+    inner = loaded.get_layer("tiny")
+    np.testing.assert_allclose(inner(normalised).numpy(), logits, atol=1e-5)
+    saved = tf.saved_model.load(str(out / "saved"))
+    np.testing.assert_allclose(saved.serve(images).numpy(), expected, atol=1e-5)
+    with zipfile.ZipFile(out / "model.keras") as file:
+        assert file.read("labels.txt").decode() == interface.classes
+    assert (out / "saved" / "labels.txt").read_text() == interface.classes
 
 
 def test_evaluation_refuses_to_leave_an_example_out() -> None:

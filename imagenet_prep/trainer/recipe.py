@@ -7,7 +7,7 @@ import dataclasses
 import itertools
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -285,6 +285,15 @@ def resumable(config: TrainConfig, run: Run) -> Iterator[Run]:
             schedule, total_steps = other.schedule, other.total_steps
             if other == dataclasses.replace(run, schedule=schedule, total_steps=total_steps):
                 yield other
+
+
+def nearest(saved: Json, runs: Iterable[Run]) -> Run:
+    """Returns the run that equals a checkpoint's, else the first with as many steps."""
+
+    def distance(run: Run) -> tuple[bool, bool]:
+        return difference(saved, run) is not None, run.total_steps != saved.get("total_steps")
+
+    return min(runs, key=distance)
 
 
 def decays(variable: Any) -> bool:

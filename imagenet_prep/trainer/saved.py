@@ -205,9 +205,8 @@ class Saved:
         if evaluates:
             difference = recipe.other_network(saved.run, plan)
         else:
-            plans = recipe.resumable(self._config, plan)
-            if all(recipe.difference(saved.run, each) for each in plans):
-                difference = recipe.difference(saved.run, plan)
+            nearest = recipe.nearest(saved.run, recipe.resumable(self._config, plan))
+            difference = recipe.difference(saved.run, nearest)
         if difference is not None:
             difference = f"a run with {difference}"
         if saved.interface is not None:  # the classes explain other differences

@@ -1,0 +1,453 @@
+"""The facts that a run keeps: its classes, its plan, its window, its folder."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from imagenet_prep import train as verb
+from imagenet_prep.core.errors import BusyError, ImagenetPrepError, UsageError
+from imagenet_prep.core.world import World
+from imagenet_prep.read import make_dataset
+from imagenet_prep.storage.folder import LocalStore
+from imagenet_prep.trainer import checkpoint, loop, recipe
+from imagenet_prep.trainer.config import TrainConfig
+from imagenet_prep.trainer.interface import Interface
+from tests.kit import command
+from tests.kit.numpy_learner import NumpyLearner
+from tests.kit.reading import colours
+from tests.kit.tfrecords import wnid
+from tests.kit.training import NUM_VALIDATION, end_at_step, flags, make_shades, rows
+
+__all__ = ["colours"]
+
+Train = Callable[..., Any]
+Typed = Callable[..., Any]
+
+
+@pytest.fixture
+def train(train_by_numpy: Train) -> Train:
+    return train_by_numpy
+
+
+@pytest.fixture
+def evaluated(train: Train, shades: Path, monkeypatch: pytest.MonkeyPatch) -> Typed:
+    """Evaluates a run as its command line says; returns the config and the score."""
+
+    def run(log_dir: Path, *words: str, data_dir: Path = shades) -> Any:
+        found: list[Any] = []
+
+        def evaluate(config: Any) -> None:
+            found.append((config, loop.train(config, verb.readers(config))))
+
+        monkeypatch.setattr(verb, "train", evaluate)
+        given = ("--data-dir", str(data_dir), "--log-dir", str(log_dir), "--backend", "native")
+        verb.run([*given, "--evaluate", *words])
+        return found[-1]
+
+    return run
+
+
+def edited(run: Path, change: Callable[[dict[str, Any]], None]) -> None:
+    """Changes the facts in the last checkpoint of a run."""
+    last = checkpoint.load_latest(run)
+    assert last is not None
+    facts: Any = json.loads(json.dumps(last.facts))
+    change(facts)
+    checkpoint.save(run, last.step, facts, last.arrays, keep=9)
+
+
+# The classes of the outputs
+
+
+@pytest.mark.parametrize("classes", ["2,3", "1,0,2", f"{wnid(0)},{wnid(2)}", "3"])
+def test_a_network_is_not_evaluated_as_if_it_had_other_classes(
+    train: Train, evaluated: Typed, tmp_path: Path, classes: str
+) -> None:
+    train(tmp_path / "run", classes=("0", "1"), remap=True, num_epochs=1.0, batch_size=4)
+
+    with pytest.raises(UsageError) as refused:
+        evaluated(tmp_path / "run", "--classes", classes, "--remap")
+    assert f"a network for the classes {wnid(0)}, {wnid(1)}, but this command is for " in str(
+        refused.value
+    )
+    # A forgotten --remap is taken from the checkpoint.
+    with pytest.raises(UsageError, match="a network for the classes"):
+        evaluated(tmp_path / "run", "--classes", classes)
+
+
+@pytest.mark.parametrize("remap", [True, False])
+def test_an_evaluation_without_flags_has_the_classes_of_the_run(
+    train: Train, evaluated: Typed, tmp_path: Path, remap: bool
+) -> None:
+    classes = ("3", wnid(1))
+    trained = train(tmp_path / "run", classes=classes, remap=remap, num_epochs=1.0, batch_size=4)
+
+    config, score = evaluated(tmp_path / "run")
+    assert (config.classes, config.remap) == (classes, remap)
+    assert (score.examples, score.top1, score.loss) == (
+        *(trained.examples, trained.top1, trained.loss),
+    )
+    assert score.examples < NUM_VALIDATION
+    # The same classes in different words and a different order.
+    _, again = evaluated(tmp_path / "run", "--classes", f"1,{wnid(3)}")
+    assert again.loss == trained.loss
+    with pytest.raises(UsageError, match="--also and --classes cannot be combined"):
+        evaluated(tmp_path / "run", "--also", "anything")
+
+
+def test_lists_and_fractions_do_not_change_the_outputs(
+    train: Train, evaluated: Typed, tmp_path: Path
+) -> None:
+    train(tmp_path / "run", fraction=0.7, num_epochs=1.0, batch_size=4)
+
+    config, score = evaluated(tmp_path / "run")
+    assert (config.classes, config.remap, score.examples) == (None, False, NUM_VALIDATION)
+
+
+def test_a_set_with_as_many_but_different_classes_is_refused(
+    train: Train, evaluated: Typed, tmp_path: Path
+) -> None:
+    other = make_shades(tmp_path / "other")
+    labels = (other / "labels.txt").read_text().replace(wnid(2), "sparrow")
+    (other / "labels.txt").write_text(labels)
+    interfaces = [
+        Interface(text, (0.0,) * 3, (1.0,) * 3)
+        for text in (labels, labels.replace("sparrow thing", "sparrow bird"))
+    ]
+    train(tmp_path / "run", num_epochs=1.0)
+    edited(tmp_path / "run", lambda facts: facts["interface"].update(classes=labels))
+
+    for evaluates in (True, False):
+        with pytest.raises(UsageError, match=rf"\(output 2: sparrow, here {wnid(2)}\)"):
+            if evaluates:
+                evaluated(tmp_path / "run")
+            else:
+                train(tmp_path / "run", num_epochs=1.0)
+    # Words are no identity.
+    assert interfaces[0].difference(interfaces[1]) is None
+
+
+def test_a_checkpoint_without_classes_is_loaded_by_their_number(
+    train: Train, evaluated: Typed, tmp_path: Path
+) -> None:
+    trained = train(tmp_path / "run", num_epochs=1.0)
+
+    def as_in_0_1_0(facts: dict[str, Any]) -> None:
+        del facts["interface"], facts["selection"]
+
+    edited(tmp_path / "run", as_in_0_1_0)
+    _, score = evaluated(tmp_path / "run")
+    assert score == trained
+    with pytest.raises(UsageError, match="number of classes 4, this one has 2"):
+        evaluated(tmp_path / "run", "--classes", "0,1", "--remap")
+
+
+def test_the_reader_states_classes_and_normalisation(shades: Path) -> None:
+    every = make_dataset(shades, "train", 4, 16, backend="native")
+    some = make_dataset(shades, "train", 4, 16, backend="native", classes=[3, 1], remap=True)
+
+    assert every.class_list.wnids == every.classes == tuple(map(wnid, range(4)))
+    assert (some.class_list.wnids, some.class_list.words) == ((wnid(1), wnid(3)), ("thing",) * 2)
+    assert some.normalisation == ((123.675, 116.28, 103.53), (58.395, 57.12, 57.375))
+
+
+def test_an_evaluation_exports_its_model(train: Train, evaluated: Typed, tmp_path: Path) -> None:
+    train(tmp_path / "run", num_epochs=1.0)
+
+    evaluated(tmp_path / "run", "--export", str(tmp_path / "model"))
+    classes, *_ = np.load(tmp_path / "model.npz").values()
+    assert str(classes).splitlines() == [f"{wnid(n)} thing" for n in range(4)]
+
+
+# The plan of the checkpoint
+
+
+@pytest.mark.parametrize("name", ["cifar10", "mnist"])
+def test_the_rate_of_a_checkpoint_holds_for_a_different_number_of_ranks(name: str) -> None:
+    def config(batch_size: int, **more: Any) -> TrainConfig:
+        return TrainConfig(data_dir="x", recipe=name, batch_size=batch_size, **more)
+
+    saved = recipe.resolve(config(64), 2, 40_000, 10)
+    now = recipe.resolve(config(128), 1, 40_000, 10)
+    assert recipe.difference(saved.facts(), now) is not None
+
+    assert saved in recipe.resumable(config(128), now)
+    for other in (config(128, lr=0.1), config(128, num_epochs=3.0), config(128, seed=1)):
+        run = recipe.resolve(other, 1, 40_000, 10)
+        assert saved not in recipe.resumable(other, run)
+    # A large tutorial run has a different optimizer, which a small one cannot continue.
+    tutorial = TrainConfig(synthetic=True, recipe="tutorial", batch_size=4096)
+    large = recipe.resolve(TrainConfig(synthetic=True, recipe="tutorial"), 128, 1_281_167, 1000)
+    small = recipe.resolve(tutorial, 8, 1_281_167, 1000)
+    assert set(recipe.resumable(tutorial, small)) == {small}
+    assert large.global_batch == small.global_batch
+
+
+def test_a_run_of_0_1_0_keeps_its_number_of_steps(
+    train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = {"batch_size": 20, "num_epochs": 9.0, "display_every": 1}
+    train(tmp_path / "run", **settings, checkpoint_every=5, keep=99)
+    assert checkpoint.steps(tmp_path / "run")[-1] == 9 * (67 // 20)
+    for step in checkpoint.steps(tmp_path / "run")[1:]:
+        (tmp_path / "run" / checkpoint.name(step)).unlink()
+    config = TrainConfig(
+        **flags(tmp_path, tmp_path, framework="mxnet", backend="native", **settings)
+    )
+    old = recipe.resolve(config, 1, 67, 4, in_images=True)
+    assert old.total_steps == 9 * 67 // 20 == 30
+
+    def as_in_0_1_0(facts: dict[str, Any]) -> None:
+        facts["run"] = old.facts()
+
+    edited(tmp_path / "run", as_in_0_1_0)
+    capsys.readouterr()
+    train(tmp_path / "run", **settings)
+    assert "9 epochs = 30 steps" in capsys.readouterr().out
+    assert checkpoint.steps(tmp_path / "run")[-1] == 30
+    with pytest.raises(UsageError, match="holds a run with learning rate"):
+        train(tmp_path / "run", **settings, lr=0.01)
+    with pytest.raises(UsageError, match="holds a run with"):
+        train(tmp_path / "run", **settings | {"num_epochs": 8.0})
+
+
+def test_epochs_are_those_of_the_reader_in_the_log_the_rates_and_the_evaluations(
+    train: Train, tmp_path: Path
+) -> None:
+    """Of 67 images, steps of 40 read 40 in each epoch."""
+    settings = {
+        "batch_size": 40,
+        "num_epochs": 20.0,
+        "warmup_epochs": 4.0,
+        "warmup_lr": 0.001,
+        "schedule": "steps",
+        "lr_decay_steps": "10,15",
+        "eval_every": 5.0,
+        "display_every": 1,
+    }
+    train(tmp_path / "run", **settings)
+
+    logged = rows(tmp_path / "run", "train")
+    assert [row["epoch"] for row in logged] == [*range(20)]
+    rates = {row["epoch"]: row["learning_rate"] for row in logged}
+    falls = [epoch for epoch in range(4, 20) if rates[epoch] < rates[epoch - 1]]
+    assert falls == [10, 15]
+    assert rates[3] < rates[4] == max(rates.values())
+    evaluations = [row["epoch"] for row in rows(tmp_path / "run", "evaluation")]
+    assert evaluations == [5, 10, 15, 20]
+    assert rows(tmp_path / "run", "saved")[-1]["receipt"]["epoch"] == 20
+
+
+def test_published_step_counts_of_imagenet_stay() -> None:
+    tutorial = recipe.resolve(TrainConfig(synthetic=True, recipe="tutorial"), 32, 1_281_167, 1000)
+    nvidia = recipe.resolve(TrainConfig(synthetic=True), 4, 1_281_167, 1000)
+
+    assert (tutorial.total_steps, tutorial.epoch(14_075)) == (14_075, pytest.approx(90, abs=0.01))
+    assert (nvidia.steps_per_epoch, nvidia.total_steps) == (1251, 90 * 1251)
+    assert nvidia.epoch(1251) == 1.0
+
+
+# The location of the dataset
+
+
+@pytest.mark.parametrize("windows", [(2, None), (None, 2), (0, 1)])
+def test_a_reader_continues_with_the_window_of_a_state(
+    colours: Path, windows: tuple[int | None, int | None]
+) -> None:
+    def opened(window: int | None) -> Any:
+        options: Any = {"backend": "native", "fields": ("number",), "shuffle_window": window}
+        return make_dataset(colours, "train", 4, 16, seed=5, **options)
+
+    first = opened(windows[0])
+    begun = iter(first)
+    before = [next(begun)["number"].tolist() for _ in range(2)]
+    state = first.state()
+    rest = [batch["number"].tolist() for batch in begun]
+
+    second = opened(windows[1])
+    second.restore(state)
+    assert second.state() == state
+    assert second.receipt()["window"] == state["window"]
+    assert [batch["number"].tolist() for batch in second] == rest
+    assert [batch["number"].tolist() for batch in second] == [b["number"].tolist() for b in first]
+    sampler = opened(windows[1])
+    positions = sampler.sampler()
+    positions.load_state_dict(state)
+    assert [sampler[place]["number"].tolist() for place in positions] == rest
+    assert before
+    for window in (-1, None, True, "2"):
+        with pytest.raises(UsageError, match="the state is damaged"):
+            second.restore(state | {"window": window})
+
+
+def test_a_run_of_a_remote_set_goes_on_with_a_local_copy(
+    train: Train,
+    shades: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The window of remote sets is their default; 1 is smaller than the two shards."""
+    opened: Any = make_dataset
+    seen: list[Any] = []
+
+    def remote(*arguments: Any, **more: Any) -> Any:
+        return opened(*arguments, **more, shuffle_window=1)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("imagenet_prep.read.make_dataset", remote)
+        train(tmp_path / "whole", num_epochs=2.0, checkpoint_every=5, keep=9)
+    (tmp_path / "run").mkdir()
+    shutil.copy(tmp_path / "whole" / checkpoint.name(5), tmp_path / "run")
+    moved = shutil.copytree(shades, tmp_path / "moved")
+    step = NumpyLearner.step
+
+    def watch(self: NumpyLearner, *arguments: Any, **more: Any) -> Any:
+        seen.append(arguments[0])
+        return step(self, *arguments, **more)
+
+    monkeypatch.setattr(NumpyLearner, "step", watch)
+    train(tmp_path / "run", num_epochs=2.0, checkpoint_every=5, data_dir=str(moved))
+    assert seen == [*range(5, 16)]
+    (start,) = rows(tmp_path / "run", "start")
+    assert (start["receipt"]["window"], start["receipt"]["data_dir"]) == (1, str(moved))
+    last = [checkpoint.load_latest(tmp_path / name) for name in ("whole", "run")]
+    for one, other in zip(*(each.arrays.values() for each in last if each), strict=True):
+        assert one.tobytes() == other.tobytes()
+
+
+def test_show_opens_the_set_where_the_last_start_read_it(
+    train: Train, shades: Path, tmp_path: Path
+) -> None:
+    first = shutil.copytree(shades, tmp_path / "first")
+    train(tmp_path / "run", num_epochs=1.0, data_dir=str(first))
+    (tmp_path / "run" / checkpoint.name(8)).unlink()
+    first.rename(tmp_path / "second")
+    train(tmp_path / "run", num_epochs=1.0, data_dir=str(tmp_path / "second"))
+
+    shown = command.run("show", tmp_path / "run", "--check", "--json")
+    assert (shown.code, json.loads(shown.out)["faults"]) == (0, [])
+
+
+# A loss that is not finite
+
+
+@pytest.fixture
+def broken(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, bool], None]:
+    """Breaks the loss, or only the weights, of a step."""
+    step = NumpyLearner.step
+
+    def breaks(number: int, of_weights: bool) -> None:
+        def broken_step(self: NumpyLearner, now: int, *arguments: Any, **more: Any) -> Any:
+            values, asks = step(self, now, *arguments, **more)
+            if now >= number and of_weights:
+                self._weights[0] = np.inf
+                values = np.zeros(3)
+            elif now >= number:
+                values = np.array([1.0, np.inf, 1.0]) if now % 2 else np.array([np.nan, 1, 1])
+            return values, asks
+
+        monkeypatch.setattr(NumpyLearner, "step", broken_step)
+
+    return breaks
+
+
+@pytest.mark.parametrize("of_weights", [False, True])
+@pytest.mark.parametrize("more", [{"checkpoint_every": 5}, {"eval_every": 0.5}, {}], ids=str)
+def test_no_checkpoint_of_a_step_that_is_not_finite_replaces_a_good_one(
+    train: Train,
+    tmp_path: Path,
+    broken: Callable[[int, bool], None],
+    more: dict[str, Any],
+    of_weights: bool,
+) -> None:
+    settings = more | {"keep": 1, "display_every": 1000, "num_epochs": 2.0}
+    broken(9, of_weights)
+    with pytest.raises(ImagenetPrepError, match=r"step \d+: the (loss is|weights are not)") as told:
+        train(tmp_path / "run", **settings)
+
+    kept = checkpoint.steps(tmp_path / "run")
+    assert kept == ([8] if "eval_every" in more else [5] if more else [])
+    if kept:
+        latest = checkpoint.load_latest(tmp_path / "run")
+        assert latest is not None
+        assert all(np.isfinite(array).all() for array in latest.arrays.values())
+    # The remedy of the message works.
+    assert "a lower --lr or more --warmup-epochs, in a different --log-dir or with --clear-log" in (
+        str(told.value)
+    )
+    broken(1000, False)
+    train(tmp_path / "run", **settings, lr=0.01, clear_log=True)
+    assert checkpoint.steps(tmp_path / "run") == [16]
+
+
+def test_a_run_that_is_asked_to_stop_at_a_broken_step_saves_nothing(
+    train: Train,
+    tmp_path: Path,
+    broken: Callable[[int, bool], None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    broken(9, False)
+    end_at_step(monkeypatch, 8)
+    with pytest.raises(ImagenetPrepError, match="the loss is"):
+        train(tmp_path / "run", num_epochs=2.0, display_every=8)
+    assert checkpoint.steps(tmp_path / "run") == []
+
+
+# One run in a folder
+
+
+def test_a_second_run_in_a_folder_is_refused_and_an_evaluation_is_not(
+    train: Train, evaluated: Typed, tmp_path: Path
+) -> None:
+    trained = train(tmp_path / "run", num_epochs=1.0)
+    with LocalStore(tmp_path / "run").lock():
+        partial = tmp_path / "run" / ".work" / "temporary" / "checkpoint"
+        partial.parent.mkdir(exist_ok=True)
+        partial.touch()
+        for more in ({}, {"clear_log": True}, {"num_epochs": 5.0}):
+            with pytest.raises(BusyError, match="run is being written by a different run"):
+                train(tmp_path / "run", **{"num_epochs": 1.0} | more)
+        _, score = evaluated(tmp_path / "run")
+        assert partial.exists()
+    assert score == trained
+    train(tmp_path / "run", num_epochs=1.0)
+
+
+def test_only_rank_0_locks(shades: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop, "launched", lambda: World(1, 2))
+
+    class ConnectedError(Exception):
+        """The rank has passed the lock."""
+
+    def connect(_: Any) -> Any:
+        raise ConnectedError
+
+    monkeypatch.setattr(loop, "connect", connect)
+    config = TrainConfig(**flags(shades, tmp_path / "run", backend="native"))
+    with LocalStore(tmp_path / "run").lock(), pytest.raises(ConnectedError):
+        loop.train(config, verb.readers(config))
+
+
+def test_a_folder_that_cannot_be_locked_is_used_with_a_warning(
+    train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def no_locks(flock: Any, file: int, operation: int) -> Any:
+        if os.readlink(f"/proc/self/fd/{file}").endswith("/.work/lock"):
+            raise OSError(38, "Function not implemented")
+        return flock(file, operation)
+
+    with pytest.MonkeyPatch.context() as patch:
+        flock = fcntl.flock
+        patch.setattr(fcntl, "flock", lambda *arguments: no_locks(flock, *arguments))
+        train(tmp_path / "run", num_epochs=1.0)
+    assert "start no second run in this folder" in capsys.readouterr().err
+    assert checkpoint.steps(tmp_path / "run") == [8]

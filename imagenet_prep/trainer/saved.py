@@ -32,7 +32,7 @@ from imagenet_prep.trainer.recipe import Run
 from imagenet_prep.trainer.schedule import Plateau
 
 DIVERGED = (
-    "The last checkpoint is kept. Start again with a lower --lr or more --warmup-epochs, in a "
+    "Earlier checkpoints are kept. Start again with a lower --lr or more --warmup-epochs, in a "
     "different --log-dir or with --clear-log, which deletes the saved run."
 )
 # Errors of file systems without locks, such as Lustre without the mount option flock.

@@ -19,12 +19,10 @@ from tests.kit.dataset import split_records
 pytestmark = pytest.mark.slow
 
 # The commands of the page, as they stand there.
+PAGE = (command.REPOSITORY / "docs/photographs.md").read_text("utf-8")
 COMMANDS = [
     shlex.split(line, comments=True)[1:]
-    for line in (command.REPOSITORY / "docs/photographs.md")
-    .read_text("utf-8")
-    .split("```")[1]
-    .splitlines()
+    for line in PAGE.split("```")[1].splitlines()
     if line.startswith("imagenet-prep ")
 ]
 
@@ -155,6 +153,16 @@ def test_a_network_trains_is_judged_by_what_was_held_out_and_shows_its_mistakes(
     assert said.keys() == held.keys()
     right = [row["class_index"] == row["top1"] for row in said.values()]
     assert sum(right) / len(right) == pytest.approx(second["top1"], abs=1e-4)
+    # The page classifies a photograph as the evaluation did.
+    code = PAGE.split("```python\n")[1].partition("```")[0]
+    names = (walk.out / "labels.txt").read_text("utf-8").splitlines()
+    for row in list(said.values())[:5]:
+        (walk.home / "photo.jpg").write_bytes(held[row["key"]].encoded)
+        exec(code, {})
+        printed, share = capsys.readouterr().out.splitlines()[-1].rsplit(maxsplit=1)
+        assert abs(float(share.rstrip("%")) / 100 - float(row["p1"])) < 0.03
+        if float(row["p1"]) - float(row["p2"]) > 0.05:
+            assert printed == names[int(row["top1"])].split()[0]
     assert page.code == 0, page
     assert "mistake" in (walk.out / "report.html").read_text("utf-8").lower()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import shutil
 import signal
@@ -15,7 +16,9 @@ from imagenet_prep.trainer import checkpoint
 from tests.frameworks.programs import LOGITS, ended, launched
 from tests.kit import command
 from tests.kit.command import PATIENCE_S, PROGRAM
+from tests.kit.dataset import split_records
 from tests.kit.shared import made_once
+from tests.kit.tfrecords import wnid
 from tests.kit.training import (
     NUM_VALIDATION,
     arguments,
@@ -35,7 +38,7 @@ ONE = {"OMP_NUM_THREADS": "1"}
 
 def settings(shades: Path, **more: Any) -> dict[str, Any]:
     """Returns the settings of 33 steps of 8 images over all ranks."""
-    small = flags(shades, Path("-"), num_epochs=4.0, checkpoint_every=10, display_every=1, keep=9)
+    small = flags(shades, Path("-"), num_epochs=4.125, checkpoint_every=10, display_every=1, keep=9)
     del small["log_dir"]
     return small | {"backend": "native"} | more
 
@@ -202,6 +205,31 @@ def test_the_weights_are_torchvisions(python: Path, runs: Path, tmp_path: Path) 
         program = ("-c", script, "tiny", file, tmp_path / "images.npy")
         said = ended(python, *program, PYTHONPATH=str(tmp_path))
         assert np.isfinite(json.loads(said)).all()
+
+
+def test_the_page_classifies_a_photograph_as_the_evaluation_does(
+    python: Path, shades: Path, runs: Path, tmp_path: Path
+) -> None:
+    said = tmp_path / "said.csv"
+    run_dir = tmp_path / "run"
+    shutil.copytree(runs / "whole", run_dir)
+    evaluating = ("--log-dir", run_dir, "--data-dir", shades, "--backend", "native")
+    run(python, "train", *evaluating, "--evaluate", "--predictions", said)
+    (run_dir / "tiny.safetensors").write_bytes((runs / "exported.safetensors").read_bytes())
+    shutil.copy(command.REPOSITORY / "examples" / "tiny.py", tmp_path)
+    page = (command.REPOSITORY / "docs" / "photographs.md").read_text("utf-8")
+    _, _, snippet = page.split("```python\n")
+    program = snippet.partition("```")[0].replace('"photo', f'"{tmp_path}/photo')
+    program = program.replace('"run/', f'"{run_dir}/')
+    (tmp_path / "classify.py").write_text(program)
+    records = {record.filename: record for record in split_records(shades, "validation")}
+    with open(said, encoding="utf-8", newline="") as file:
+        for row in list(csv.DictReader(file))[:4]:
+            record = records[row["key"].rpartition("/")[2]]
+            (tmp_path / "photo.jpg").write_bytes(record.encoded)
+            name, share = ended(python, tmp_path / "classify.py", **ONE).split()
+            assert name == wnid(int(row["top1"]))
+            assert abs(float(share.rstrip("%")) / 100 - float(row["p1"])) < 0.02
 
 
 def test_a_compiled_network_in_half_precision_learns(

@@ -143,9 +143,7 @@ def settled(rows: Iterable[Mapping[str, Any]]) -> float:
     return statistics.median(speeds[_UNSETTLED_ROWS:] or speeds)
 
 
-def short_run(
-    asked: TrainConfig, ranks: int, steps: int, examples: int | None, log_dir: str
-) -> list[str]:
+def short_run(asked: TrainConfig, steps: int, examples: int | None, log_dir: str) -> list[str]:
     """Returns a train command that runs `steps` steps with the model and settings of `asked`.
 
     If `examples` is None, the run trains on random pixels. `log_dir` is on the host of rank 0.
@@ -153,7 +151,6 @@ def short_run(
     noise: Json = {}
     if examples is None:
         noise = {"data_dir": None, "backend": "auto", "device": "auto"}
-    batch = ranks * asked.batch_size
     try:
         short = dataclasses.replace(
             asked,
@@ -165,9 +162,8 @@ def short_run(
             exclude=None,
             classes=None,
             remap=False,
-            # Add half a step, so that rounding does not drop the last step.
-            num_epochs=(steps + 0.5) * batch / (examples or _IMAGES),
-            num_batches=None,
+            num_epochs=None,
+            num_batches=steps,
             warmup_epochs=None,
             # With random pixels, the recipe's learning rate may lead to NaN.
             lr=asked.lr or 0.001,
@@ -229,7 +225,7 @@ def _run(
     argv = ["launch", "-np", str(ranks)]
     argv += ["--hosts", config.hosts] if config.hosts is not None else []
     argv += ["--servers", str(config.servers)] if config.servers else []
-    argv += ["--", *short_run(asked, ranks, config.steps, examples, str(log_dir))]
+    argv += ["--", *short_run(asked, config.steps, examples, str(log_dir))]
     print(f"\nimagenet-prep {' '.join(argv)}", file=sys.stderr, flush=True)
     began = time.time()
     try:

@@ -228,9 +228,7 @@ class TrainConfig(Settings):
         "SavedModel; mxnet: a folder for Gluon's two files; pytorch: FILE.safetensors",
         metavar="PATH",
     )
-    seed: int = flag(
-        0, least=0, most=(1 << 32) - 1, help="seed of initial weights, image order and crops"
-    )
+    seed: int = flag(0, least=0, help="seed of initial weights, image order and crops")
     fraction: float = flag(
         1.0,
         above=0,
@@ -296,6 +294,9 @@ class TrainConfig(Settings):
                     f"--{name} {value} needs --framework {' or '.join(others)}; "
                     f"{self.framework} has {', '.join(has)}"
                 )
+        bits = 32 if self.framework == "tensorflow" else 64
+        if self.seed >= 1 << bits:
+            raise ValueError(f"--seed {self.seed}: {self.framework} needs less than 2**{bits}")
         endings = EXPORTED[self.framework]
         if self.export is None:
             return

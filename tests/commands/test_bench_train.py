@@ -58,12 +58,12 @@ def test_both_runs_have_the_steps_asked_for_and_what_the_user_asked_for() -> Non
     chosen = ["--data-dir", "/data", "--fraction", "0.1", "--keys", "some", "--device", "gpu"]
     asked = train.parse([*chosen, "--batch-size", "64", "--jit", "--eval-every", "1"])
     for examples in (1000, None):
-        words = bench_train.short_run(asked, 2, 30, examples, "/runs/1")
+        words = bench_train.short_run(asked, 30, examples, "/runs/1")
         told = train.parse(words[1:])
 
         assert words[0] == "train"
         assert (told.data_dir, told.synthetic) == (("/data", False) if examples else (None, True))
-        assert int(told.num_epochs * (examples or 1_281_167)) // (2 * 64) == 30
+        assert (told.num_epochs, told.num_batches) == (None, 30)
         assert (told.batch_size, told.jit, told.log_dir) == (64, True, "/runs/1")
         assert told.device == ("gpu" if examples else "auto")
         assert (told.eval_every, told.no_evaluation) == (0, examples is not None)
@@ -90,7 +90,7 @@ def test_both_runs_have_the_steps_asked_for_and_what_the_user_asked_for() -> Non
 def test_a_flag_of_a_complete_run_does_not_refuse_the_short_one(given: str) -> None:
     asked = train.parse(["--data-dir", "/data", *given.split()])
     for examples in (1000, None):
-        told = train.parse(bench_train.short_run(asked, 2, 30, examples, "/runs/1")[1:])
+        told = train.parse(bench_train.short_run(asked, 30, examples, "/runs/1")[1:])
         assert told.synthetic == (examples is None)
 
 

@@ -197,7 +197,7 @@ def test_the_weights_are_torchvisions(python: Path, runs: Path, tmp_path: Path) 
     out = tmp_path / "tiny.safetensors"
     made = command.run("export", runs / "whole", "--format", "torch", "--out", out)
     assert made.code == 0, made
-    assert "tiny of 4 classes" in made.out
+    assert "tiny for 4 classes" in made.out
     script = LOGITS.replace("Tiny(10, 64)", "Tiny(4, 16)")
     # Not the folder itself: torchvision looks for a module that is called like another example.
     shutil.copy(command.REPOSITORY / "examples" / "tiny.py", tmp_path)

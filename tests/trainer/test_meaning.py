@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import fcntl
+import errno
 import json
 import os
 import shutil
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,13 @@ import numpy as np
 import pytest
 
 from imagenet_prep import train as verb
-from imagenet_prep.core.errors import BusyError, ImagenetPrepError, UsageError
+from imagenet_prep.core.errors import (
+    BusyError,
+    ImagenetPrepError,
+    IncompleteError,
+    StoreError,
+    UsageError,
+)
 from imagenet_prep.core.world import World
 from imagenet_prep.read import make_dataset
 from imagenet_prep.storage.folder import LocalStore
@@ -24,6 +31,7 @@ from imagenet_prep.trainer.interface import Interface
 from tests.kit import command
 from tests.kit.numpy_learner import NumpyLearner
 from tests.kit.reading import colours
+from tests.kit.system import System
 from tests.kit.tfrecords import wnid
 from tests.kit.training import NUM_VALIDATION, end_at_step, flags, make_shades, rows
 
@@ -438,16 +446,72 @@ def test_only_rank_0_locks(shades: Path, tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_a_folder_that_cannot_be_locked_is_used_with_a_warning(
-    train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    train: Train, tmp_path: Path, system: System, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def no_locks(flock: Any, file: int, operation: int) -> Any:
         if os.readlink(f"/proc/self/fd/{file}").endswith("/.work/lock"):
-            raise OSError(38, "Function not implemented")
+            raise OSError(errno.ENOSYS, "Function not implemented")
         return flock(file, operation)
 
-    with pytest.MonkeyPatch.context() as patch:
-        flock = fcntl.flock
-        patch.setattr(fcntl, "flock", lambda *arguments: no_locks(flock, *arguments))
-        train(tmp_path / "run", num_epochs=1.0)
+    system.instead("flock", no_locks)
+    train(tmp_path / "run", num_epochs=1.0)
     assert "start no second run in this folder" in capsys.readouterr().err
     assert checkpoint.steps(tmp_path / "run") == [8]
+    system.instead("flock", lambda *_: fail(errno.EIO))
+    with pytest.raises(StoreError, match="cannot lock"):
+        train(tmp_path / "run", num_epochs=2.0)
+
+
+def fail(number: int) -> None:
+    raise OSError(number, os.strerror(number))
+
+
+# Flags that would fail late
+
+
+def test_a_network_that_torchvision_would_misread_is_not_exported() -> None:
+    torch: dict[str, Any] = {"synthetic": True, "framework": "pytorch", "export": "x.safetensors"}
+    for model in ("resnet50-v1", "resnet101-v1", "resnet152-v1", "cifar", "mnist"):
+        with pytest.raises(ValueError, match=f"torchvision has no {model}"):
+            TrainConfig(**torch, model=model)
+    with pytest.raises(ValueError, match="torchvision has no cifar"):
+        TrainConfig(**torch, recipe="cifar10")
+    assert TrainConfig(**torch, model="resnet50").export == "x.safetensors"
+
+
+def test_sagemaker_trains_networks_that_cannot_be_exported(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    container = {"SM_MODEL_DIR": "/ml/model", "SM_CHANNEL_TRAIN": "/ml/train"}
+    words = ["--framework", "pytorch", "--recipe", "cifar10"]
+    assert verb.parse(words, container).export is None
+    assert "no model is exported" in capsys.readouterr().err
+    assert verb.parse(words[:2], container).export == "/ml/model/model.safetensors"
+
+
+def test_a_seed_must_fit_into_the_generators_of_the_framework() -> None:
+    for framework, bits in (("tensorflow", 32), ("pytorch", 64), ("mxnet", 64)):
+        synthetic: dict[str, Any] = {"synthetic": True, "framework": framework}
+        assert TrainConfig(**synthetic, seed=(1 << bits) - 1).seed
+        with pytest.raises(ValueError, match=rf"needs less than 2\*\*{bits}"):
+            TrainConfig(**synthetic, seed=1 << bits)
+
+
+def test_a_missing_compiler_is_reported_before_data_is_read(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    config = TrainConfig(data_dir=str(tmp_path / "no"), framework="pytorch", jit=True)
+    monkeypatch.setattr(verb.installed, "lacking", lambda _: [])
+    with pytest.raises(UsageError, match="there is no no-such-compiler"):
+        verb.train(config)
+
+
+@pytest.mark.parametrize("signum", [signal.SIGUSR1, signal.SIGUSR2], ids=lambda each: each.name)
+def test_slurms_signals_save_and_end(
+    train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, signum: signal.Signals
+) -> None:
+    end_at_step(monkeypatch, 4, signum)
+    with pytest.raises(IncompleteError, match="asked to stop"):
+        train(tmp_path / "run")
+    assert checkpoint.steps(tmp_path / "run") != []

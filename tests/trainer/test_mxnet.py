@@ -30,7 +30,7 @@ mxnet = pytest.mark.mxnet
 
 def settings(shades: Path, run: Path, **more: Any) -> list[str]:
     """Returns the flags of 33 steps of 16 images over all ranks."""
-    small = flags(shades, run, num_epochs=8.0, lr=0.02, backend="native", keep=9)
+    small = flags(shades, run, num_epochs=8.25, lr=0.02, backend="native", keep=9)
     return arguments(small | {"framework": "mxnet", "checkpoint_every": SAVED} | more)
 
 
@@ -282,11 +282,49 @@ def test_the_example_learns_and_its_ranks_part_without_a_word(
     assert (tmp_path / "0.params").read_bytes() == (tmp_path / "2.params").read_bytes()
 
 
+# Prints the greatest difference between the exported network and the probabilities of the learner.
+EXPORT = """\
+import sys, numpy as np, mxnet as mx
+from pathlib import Path
+from imagenet_prep.trainer import config, recipe
+from imagenet_prep.trainer.interface import Interface
+from imagenet_prep.trainer.mxnet_learner import MxnetLearner
+
+out = Path(sys.argv[2])
+sizes = {"image_size": 32, "model": sys.argv[1], "recipe": sys.argv[3]}
+asked = config.TrainConfig(synthetic=True, framework="mxnet", **sizes)
+learner = MxnetLearner(asked)
+learner.build(recipe.resolve(asked, 1, 1000, 5), jit=False)
+interface = Interface("a x\\nb y\\nc z\\nd w\\ne v\\n", (121.0, 115.0, 100.0), (70.0, 68.0, 71.0))
+learner.export(out, interface)
+pixels = np.random.default_rng(0).integers(0, 256, (3, 3, 32, 32)).astype(np.float32)
+mean = np.array(interface.mean, np.float32).reshape(3, 1, 1)
+std = np.array(interface.std, np.float32).reshape(3, 1, 1)
+shares = np.exp(learner.logits((pixels - mean) / std))
+shares /= shares.sum(1, keepdims=True)
+files = [str(out / name) for name in ("model-symbol.json", "model-0000.params")]
+network = mx.gluon.SymbolBlock.imports(files[0], ["data"], files[1])
+print(np.abs(network(mx.nd.array(pixels)).asnumpy() - shares).max(), np.ptp(shares))
+"""
+
+
+@mxnet
+@pytest.mark.parametrize("names", ["tiny article", "mnist mnist"])
+def test_an_exported_network_takes_pixels_and_returns_probabilities(
+    mxnet_python: Path, tmp_path: Path, names: str
+) -> None:
+    model, recipe = names.split()
+    made = run(mxnet_python, model, tmp_path, recipe, program=("-P", "-c", EXPORT))
+    apart, spread = map(float, made.out.split())
+    assert apart < 1e-6 < 0.01 < spread
+    assert (tmp_path / "labels.txt").read_text() == "a x\nb y\nc z\nd w\ne v\n"
+
+
 @mxnet
 def test_what_is_exported_holds_the_weights(runs: Path) -> None:
     files = {path.name: path.read_bytes() for path in (runs / "exported").iterdir()}
 
-    assert sorted(files) == ["model-0000.params", "model-symbol.json"]
+    assert sorted(files) == ["labels.txt", "model-0000.params", "model-symbol.json"]
     weights = list(arrays(runs / "one").values())[:8]
     assert [
         each.shape for each in weights if each.tobytes() not in files["model-0000.params"]

@@ -51,7 +51,7 @@ def ranks(request: pytest.FixtureRequest, shades: Path, shared_cache: Path) -> P
         pytest.skip("Horovod has no MPI: run `imagenet-prep install-horovod --mpi`")
 
     def make(folder: Path) -> None:
-        settings = flags(shades, folder, batch_size=4, num_epochs=4.0, eval_every=2.0)
+        settings = flags(shades, folder, batch_size=4, num_epochs=4.125, eval_every=2.0)
         del settings["log_dir"]
         own, numbers = folder / "own.csv", range(NUM_TRAIN, NUM_TRAIN + NUM_VALIDATION, 2)
         lines = (f"{wnid(n % 4)}/{wnid(n % 4)}_{n}.JPEG,{n % 4} 1\n" for n in numbers)
@@ -104,7 +104,7 @@ def test_two_ranks_and_one_make_the_same_table(ranks: Path, tmp_path: Path, trai
 def test_two_ranks_end_with_the_same_weights_and_near_one_ranks_loss(
     ranks: Path, tmp_path: Path, train: Any
 ) -> None:
-    train(tmp_path / "one", num_epochs=4.0, eval_every=2.0)
+    train(tmp_path / "one", num_epochs=4.125, eval_every=2.0)
 
     first, second = saved(ranks, "weights")
     assert [name for name in first if not np.array_equal(first[name], second[name])] == []
@@ -133,7 +133,7 @@ def test_one_rank_goes_on_where_a_killed_rank_has_ended_both(
     """The fixture has seen the exit code of the launch, and that no process was left."""
     run = shutil.copytree(ranks / "killed", tmp_path / "killed")
     assert checkpoint.steps(run) == [5, 10]
-    train(run, num_epochs=4.0, eval_every=2.0)
+    train(run, num_epochs=4.125, eval_every=2.0)
     assert [row["resumed_at"] for row in rows(run, "start")] == [0, 10]
 
 

@@ -225,7 +225,7 @@ def test_nobody_trains_on_objectnet(objectnet: Path) -> None:
 
 def test_who_trains_on_an_evaluation_set_is_told_what_to_do(prepared: Path) -> None:
     with pytest.raises(
-        UsageError, match="imagenet-r is an evaluation set: .* imagenet-prep train --evaluate"
+        UsageError, match=r"imagenet-r is an evaluation set\. .* --log-dir RUN --evaluate --also /"
     ):
         make_dataset(prepared, "train", batch_size=1)
 

@@ -34,8 +34,9 @@ _NAME = re.compile(r"checkpoint-([0-9]{8})\.npz")
 _DAMAGED = ".damaged"  # suffix of damaged checkpoints, which are kept for inspection
 _FACTS = "facts"
 _VERSION = 1  # format version, increased if older programs would misread the file
-# Limits of the head's size (usually a few kB) and of its `saved_at` (seconds since 1970).
-_HEAD_BYTES, _LAST_TIME = 1 << 18, 1 << 40
+# Limit of the head's size. Most of it is the class list: 1 MB for ImageNet-21K.
+_HEAD_BYTES = 1 << 24
+_LAST_TIME = 1 << 40  # limit of `saved_at`, in seconds since 1970
 # The first bytes of an array in the file, and the maximum length of its header.
 _NPY, _NPY_HEADER_BYTES = b"\x93NUMPY\x01\x00", 1000
 _NPY_HEADER = re.compile(

@@ -40,6 +40,7 @@ class Interface:
         pairs = itertools.zip_longest(old, new, fillvalue="no class")
         number, pair = next(each for each in enumerate(pairs) if each[1][0] != each[1][1])
         return (
-            f"a network for the classes {some(old)}, but this command is for {some(new)} "
+            f"a network for the classes {some(old) or 'of no dataset'}, but this command is for "
+            f"{some(new) or 'random images'} "
             f"(output {number}: {pair[0]}, here {pair[1]})"
         )

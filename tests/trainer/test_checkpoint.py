@@ -224,7 +224,7 @@ def hostile() -> Iterator[tuple[str, bytes]]:
         "of no time": HEAD | {"saved_at": 1e300},
         "without facts": {"version": 1, "step": 2, "saved_at": 0.5},
         "of no version": {name: HEAD[name] for name in ("step", "saved_at", "facts")},
-        "long": HEAD | {"facts": {"reader": "x" * (1 << 20)}},
+        "long": HEAD | {"facts": {"reader": "x" * (1 << 24)}},
     }.items():
         yield f"its head is {kind}", archive(**whole(facts=head_of(content)))
     yield "its head has no dimension", archive(**whole(facts=npy(b"1", shape=())))
@@ -313,3 +313,13 @@ def test_a_checkpoint_of_another_run_is_refused_before_its_arrays_are_read(tmp_p
     with pytest.raises(UsageError, match="another run: {'reader': {'epoch': 1}}"):
         checkpoint.load_latest(tmp_path, [(10**6,)], accept)
     assert checkpoint.steps(tmp_path) == [1]
+
+
+def test_a_checkpoint_holds_the_class_list_of_imagenet_21k(tmp_path: Path) -> None:
+    classes = "".join(f"n{number:08d} {'word, ' * 12}end\n" for number in range(21_841))
+    facts = {"interface": {"classes": classes, "mean": [1.0, 2.0, 3.0], "std": [1.0, 1.0, 1.0]}}
+    checkpoint.save(tmp_path, 1, facts, {"a": np.zeros(3, np.float32)}, keep=1)
+
+    latest = checkpoint.load_latest(tmp_path)
+    assert latest is not None
+    assert latest.facts == facts

@@ -140,6 +140,8 @@ def test_a_set_with_as_many_but_different_classes_is_refused(
                 evaluated(tmp_path / "run")
             else:
                 train(tmp_path / "run", num_epochs=1.0)
+    synthetic = Interface("", (0.0,) * 3, (1.0,) * 3)
+    assert "the classes of no dataset, but" in (interfaces[0].difference(synthetic) or "")
     # Words are no identity.
     assert interfaces[0].difference(interfaces[1]) is None
 
@@ -282,6 +284,7 @@ def test_a_reader_continues_with_the_window_of_a_state(
     rest = [batch["number"].tolist() for batch in begun]
 
     second = opened(windows[1])
+    next(iter(second))  # has ordered the epoch by its own window
     second.restore(state)
     assert second.state() == state
     assert second.receipt()["window"] == state["window"]

@@ -25,8 +25,8 @@ from imagenet_prep.core.world import World
 from imagenet_prep.trainer import checkpoint, evaluation, recipe
 from imagenet_prep.trainer.comm import Comm
 from imagenet_prep.trainer.config import TrainConfig
-from tests.kit.installed import Installed
 from imagenet_prep.trainer.interface import Interface
+from tests.kit.installed import Installed
 from tests.kit.lengths import long_but
 from tests.kit.limits import Limits
 from tests.kit.system import System

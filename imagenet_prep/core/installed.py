@@ -104,6 +104,20 @@ def problem_of_horovod(framework: str) -> tuple[Literal["missing", "wrong"], str
     return None
 
 
+def on_cpu_only(framework: str) -> str | None:
+    """Returns the package and version of a framework that cannot use GPUs; None if it can."""
+    found = version(*FRAMEWORKS[framework].packages)
+    if found is not None and (found.endswith("+cpu") or found.startswith("tensorflow-cpu")):
+        return found
+    return None
+
+
+def sums_on_cpu() -> bool:
+    """Returns whether the installed Horovod is our build without NCCL."""
+    found = version(HOROVOD) or ""
+    return "+patch" in found and not found.endswith(".nccl")
+
+
 def horovod_remedy(framework: str) -> str:
     """Returns the command that builds Horovod for a framework."""
     return f"imagenet-prep install-horovod --framework {framework}"

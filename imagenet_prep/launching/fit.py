@@ -50,17 +50,15 @@ def check(
             problems.append(f"{host.address}: {answer}")
             continue
         problems += [f"{host.address}: {problem}" for problem in answer.problems]
-        if answer.gpus and answer.gpus < host.slots:
-            gpus, ranks = counted(answer.gpus, "GPU"), counted(host.slots, "rank")
-            problems.append(f"{host.address}: {gpus} for {ranks}: write slots={answer.gpus}")
         if reference is None:
             reference = host, answer
         else:
             problems += differences(*reference, host, answer)
+    facts = {h: a for h, a in zip(used, answers, strict=True) if isinstance(a, Answer)}
+    problems += _too_few_gpus(facts)
     problems += _misplaced(used, answers)
     network, ordered = None, list(used)
     if not problems:
-        facts = {h: a for h, a in zip(used, answers, strict=True) if isinstance(a, Answer)}
         if all(Placement(*answer.part) == WHOLE for answer in facts.values()):
             ordered = local_first(used)
         network, problems = network_of(ordered, [facts[host] for host in ordered], interface)
@@ -70,8 +68,13 @@ def check(
             f"{counted(len(problems), 'problem')} on {counted(len(used), 'host')}, nothing was "
             "started:\n  " + "\n  ".join(problems)
         )
-    ranks = counted(sum(host.slots for host in used), "rank")
-    print(f"{counted(len(used), 'host')} checked, {ranks}", flush=True)
+    ranks = sum(host.slots for host in used)
+    devices = "CPUs: no GPU was found"
+    if any(answer.gpus for answer in facts.values()):
+        devices = counted(ranks, "GPU")
+    print(
+        f"{counted(len(used), 'host')} checked, {counted(ranks, 'rank')} on {devices}", flush=True
+    )
     return ordered, network
 
 
@@ -175,6 +178,27 @@ def differences(host_1: Host, first: Answer, host_2: Host, second: Answer) -> li
             "modules that it imports to all hosts"
         )
     return [f"{host_2.address}: {problem}" for problem in problems]
+
+
+def _too_few_gpus(facts: Mapping[Host, Answer]) -> list[str]:
+    """Returns problems with hosts that have fewer GPUs than ranks, if any host has a GPU."""
+    best = max(facts, key=lambda host: facts[host].gpus, default=None)
+    if best is None or not facts[best].gpus:
+        return []
+    problems = []
+    for host, answer in facts.items():
+        if answer.gpus >= host.slots:
+            continue
+        if answer.gpus:
+            gpus, ranks = counted(answer.gpus, "GPU"), counted(host.slots, "rank")
+            problems.append(f"{host.address}: {gpus} for {ranks}: write slots={answer.gpus}")
+        else:
+            problems.append(
+                f"{host.address}: no GPU, but {best.address} has {facts[best].gpus}. Check "
+                "`nvidia-smi` there, or remove this host. To train on the CPUs of all hosts, set "
+                "CUDA_VISIBLE_DEVICES='' on each host."
+            )
+    return problems
 
 
 def _misplaced(used: Sequence[Host], answers: Sequence[Answer | str]) -> list[str]:

@@ -142,7 +142,16 @@ def probe(data_dir: str | None, script: str | None = None, *needs: str) -> Answe
         except metadata.PackageNotFoundError:
             versions[package] = "none"
     digest, part, problem = _dataset(data_dir) if data_dir is not None else ("", WHOLE, "")
-    problems = [*installed.lacking(needs), *filter(None, [problem])]
+    problems = installed.lacking(needs)
+    if problem:
+        problems.append(problem)
+    gpus = installed.gpus()
+    on_cpu = installed.on_cpu_only(needs[0]) if needs else None
+    if gpus and on_cpu is not None:
+        problems.append(
+            f"{on_cpu} does not use the {terminal.counted(gpus, 'GPU')} of this host: see "
+            "`imagenet-prep doctor`, or set CUDA_VISIBLE_DEVICES='' to train on the CPU"
+        )
     sha256 = ""
     if script is not None:
         try:
@@ -159,7 +168,7 @@ def probe(data_dir: str | None, script: str | None = None, *needs: str) -> Answe
         address = socket.gethostbyname(socket.gethostname())
     return Answer(
         versions=versions,
-        gpus=installed.gpus(),
+        gpus=gpus,
         address=address,
         interfaces=interfaces(),
         # SSH_CONNECTION has the client's address and port, then ours.

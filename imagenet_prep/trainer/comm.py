@@ -1,7 +1,6 @@
 """Connects ranks (TensorFlow's through Horovod), and finds the cores and GPUs of a rank.
 
-With Keras 3, Horovod's optimizer wrapper and callbacks average nothing; so Horovod is given raw
-variables (`v.value`). tests/trainer/test_two_ranks.py compares two-rank and one-rank runs.
+tests/trainer/test_two_ranks.py compares two-rank and one-rank runs.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from imagenet_prep.core import canonical, program, terminal
+from imagenet_prep.core import canonical, installed, program, terminal
 from imagenet_prep.core.errors import ImagenetPrepError, IncompleteError, UsageError
 from imagenet_prep.core.terminal import counted
 from imagenet_prep.core.world import LEFT, World
@@ -184,6 +183,10 @@ def check_gpus(local_rank: int, gpus: int) -> None:
         )
 
 
+# The values of --framework, by the name of Horovod's module.
+_NAMES = {"tensorflow": "tensorflow", "torch": "pytorch", "mxnet": "mxnet"}
+
+
 def meet(framework: str, world: World) -> tuple[Any, World]:
     """Starts Horovod and checks the number of ranks; returns Horovod's module and rank numbers."""
     try:
@@ -191,10 +194,9 @@ def meet(framework: str, world: World) -> tuple[Any, World]:
         with waiting(f"waiting for the other {world.size - 1} of {world.size} ranks, in Horovod"):
             hvd.init()
     except ImportError as error:
-        name = "pytorch" if framework == "torch" else framework
         raise UsageError(
             f"{world.size} ranks need Horovod, which cannot be loaded: {error}. Run "
-            f"`imagenet-prep install-horovod --framework {name}` on every host."
+            f"`{installed.horovod_remedy(_NAMES[framework])}` on every host."
         ) from error
     actual = World(hvd.rank(), hvd.size(), hvd.local_rank(), hvd.local_size(), world.launcher)
     if actual.size != world.size:
@@ -202,6 +204,12 @@ def meet(framework: str, world: World) -> tuple[Any, World]:
             f"the launcher started {counted(world.size, 'rank')}, but Horovod found {actual.size}: "
             "Horovod was built without support for this launcher. Run `imagenet-prep "
             "install-horovod --mpi`, or launch without --mpi."
+        )
+    gpus = installed.gpus()
+    if gpus and actual.size > 1 and actual.rank == 0 and not hvd.nccl_built():
+        terminal.say(
+            f"Horovod sums gradients on the CPU, although this host has {counted(gpus, 'GPU')}. "
+            f"Run `{installed.horovod_remedy(_NAMES[framework])}` on every host to use NCCL."
         )
     return hvd, actual
 

@@ -127,6 +127,30 @@ def test_gpus_that_cuda_does_not_show_and_frameworks_without_cuda_are_wrong(
     assert checks["PyTorch"].state == "wrong"
 
 
+@pytest.mark.parametrize(
+    ("version", "gpus", "state"),
+    [
+        ("horovod 0.28.1+patch01234567", 2, "wrong"),
+        ("horovod 0.28.1+patch01234567.nccl", 2, "ok"),
+        ("horovod 0.28.1", 2, "ok"),  # a build of somebody else: its variant is unknown
+        ("horovod 0.28.1+patch01234567", 0, "ok"),
+    ],
+)
+def test_a_horovod_that_sums_on_the_cpu_beside_gpus_is_wrong(
+    config: doctor.Config, monkeypatch: pytest.MonkeyPatch, version: str, gpus: int, state: str
+) -> None:
+    versions = {("horovod",): version, ("tensorflow-cpu", "tensorflow"): "tensorflow 2.21.0"}
+    monkeypatch.setattr("imagenet_prep.core.installed.gpus", lambda: gpus)
+    monkeypatch.setattr("imagenet_prep.core.installed.version", lambda *names: versions.get(names))
+    monkeypatch.setattr("imagenet_prep.core.installed.problem_of_horovod", lambda _: None)
+    check = found(config)["Horovod for TensorFlow"]
+
+    assert check.state == state
+    if state == "wrong":
+        assert check.found == f"{version} sums on the CPU, but this host has 2 GPUs"
+        assert check.remedy == "imagenet-prep install-horovod --framework tensorflow"
+
+
 @pytest.mark.extras
 def test_a_bucket_is_tried_and_left_as_it_was(s3: S3Server, tmp_path: Path) -> None:
     with proxied(s3.url, seed=1, faults=0, rate=0.0) as proxy:

@@ -55,6 +55,26 @@ print(json.dumps([hvd.rank(), total, sorted(peers)]), flush=True)
 """
 
 
+# The text in each of Horovod's Python files that a patch replaces or extends.
+PYTHON = {
+    "_keras/__init__.py": "    class _DistributedOptimizer(*optimizer.__class__.__bases__):\n",
+    "_keras/callbacks.py": "import tensorflow as tf\n",
+    "keras/__init__.py": "    return _impl.load_model(keras)\n",
+    "keras/callbacks.py": "    def __init__(self, initial_lr, warmup_epochs=5,\n",
+    "tensorflow/keras/__init__.py": "    return _impl.load_model(keras)\n",
+    "tensorflow/keras/callbacks.py": "    def __init__(self, initial_lr, warmup_epochs=5,\n",
+    "tensorflow/__init__.py": (
+        "    _SessionRunHook = tf.train.SessionRunHook\n"
+        "            gradients = super(self.__class__, self).gradient(target, sources, more)\n"
+    ),
+    "tensorflow/functions.py": (
+        "    if inplace:\n        vars_by_device = {}\n        for var in variables:\n"
+    ),
+    "mxnet/__init__.py": (
+        "    def __getattr__(self, item):\n        return getattr(self._optimizer, item)\n"
+        "            optimizer = optimizer._optimizer\n"
+    ),
+}
 BUILD = """\
 string(REPLACE "-O2" "-O3" CMAKE_C_FLAGS_RELWITHDEBINFO "${CMAKE_C_FLAGS_RELWITHDEBINFO}")
 string(REPLACE "-O2" "-O3" CMAKE_CXX_FLAGS_RELWITHDEBINFO "${CMAKE_CXX_FLAGS_RELWITHDEBINFO}")
@@ -70,6 +90,8 @@ def source(folder: Path, text: str) -> Path:
     for name in ("common/basics.py", "mxnet/mpi_ops.py"):
         loads = f"of {Path(name).name}\nctypes.CDLL(path, ctypes.RTLD_GLOBAL)\n"
         layouts.write(folder / "horovod" / name, loads.encode())
+    for name, code in PYTHON.items():
+        layouts.write(folder / "horovod" / name, code.encode())
     for build in ("CMakeLists.txt", "horovod/torch/CMakeLists.txt"):
         layouts.write(folder / build, b"if()\nset(CMAKE_CXX_STANDARD 14)\n")
     with open(folder / "CMakeLists.txt", "a") as build_file:
@@ -292,7 +314,11 @@ def test_a_wheel_is_kept_by_what_its_code_depends_on(packages: dict[str, str]) -
     packages |= {"tensorflow": "2.21.0", "mxnet": "1.9.1", "torch": "2.15.0"}
     packages |= {"nvidia-nccl-cu12": "2.25.1"}
     version = f"{sys.version_info[0]}.{sys.version_info[1]}"
-    head, machine = f"horovod-0.28.1+interface-python{version}-", os.uname().machine
+    machine = os.uname().machine
+    head, head_of_nccl = (
+        f"horovod-0.28.1+{horovod_source.local_version(nccl=nccl)}-python{version}-"
+        for nccl in (False, True)
+    )
 
     found = {
         framework + more: install_horovod.wheel_key(
@@ -300,15 +326,64 @@ def test_a_wheel_is_kept_by_what_its_code_depends_on(packages: dict[str, str]) -
         )
         for framework, more in (
             *(("tensorflow", ""), ("tensorflow", "nccl"), ("mxnet", "mpi"), ("pytorch", "")),
+            ("pytorch", "nccl"),
         )
     }
 
+    nccl = "nvidia-nccl-cu12-2.25.1"
     assert found == {
         "tensorflow": f"{head}tensorflow-2.21.0-gloo-{machine}",
-        "tensorflownccl": f"{head}tensorflow-2.21.0-nvidia-nccl-cu12-2.25.1-gloo-{machine}",
+        "tensorflownccl": f"{head_of_nccl}tensorflow-2.21.0-{nccl}-gloo-{machine}",
         "mxnetmpi": f"{head}mxnet-1.9.1-openmpi-4.1.8-{machine}",
         "pytorch": f"{head}torch-2.15.0-gloo-{machine}",
+        "pytorchnccl": f"{head_of_nccl}torch-2.15.0-{nccl}-gloo-{machine}",
     }
+
+
+def test_the_version_names_the_patches_and_the_variant(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain, with_nccl = (horovod_source.local_version(nccl=nccl) for nccl in (False, True))
+    assert re.fullmatch(r"patch[0-9a-f]{8}", plain)
+    assert with_nccl == f"{plain}.nccl"
+
+    changed = tmp_path / "keras.py"
+    changed.write_text("changed")
+    monkeypatch.setattr(horovod_source, "_KERAS", changed)
+    assert horovod_source.local_version(nccl=False) != plain
+
+
+@pytest.fixture
+def two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two GPUs in this host."""
+    monkeypatch.setattr(install_horovod, "gpus", lambda: 2)
+
+
+@pytest.mark.usefixtures("two_gpus")
+def test_a_host_with_gpus_gets_nccl_or_says_what_is_missing(
+    packages: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    packages |= {"tensorflow": "2.21.0", "torch": "2.15.0", "mxnet": "1.9.1"}
+    asked = {
+        framework: Config(framework=framework).sums_on_gpus
+        for framework in ("tensorflow", "pytorch", "mxnet")
+    }
+    assert asked == {"tensorflow": True, "pytorch": True, "mxnet": False}
+    assert not Config(no_nccl=True).sums_on_gpus
+
+    remedy = "copy gradients from the GPUs and sum them on the CPU, which is slower"
+    with pytest.raises(
+        UsageError,
+        match=rf"which has 2 GPUs: nvidia-nccl-cu13 or .*{GPU}; or add --no-nccl, .* {remedy}",
+    ):
+        install_horovod.wheel_key(Config())
+    packages["nvidia-nccl-cu13"] = "2.30.7"
+    assert "-nvidia-nccl-cu13-2.30.7-" in install_horovod.wheel_key(Config())
+    assert "nccl" not in install_horovod.wheel_key(Config(no_nccl=True))
+
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path))
+    with pytest.raises(UsageError, match=rf"{tmp_path}/bin/nvcc is missing.* add --no-nccl"):
+        install_horovod.nccl_variables("pytorch", tmp_path)
 
 
 def test_what_is_missing_is_named(packages: dict[str, str]) -> None:
@@ -323,8 +398,12 @@ def test_what_is_missing_is_named(packages: dict[str, str]) -> None:
     packages["tensorflow"] = "2.21.0"
     with pytest.raises(UsageError, match=f"nvidia-nccl-cu12 is not installed: {GPU}"):
         install_horovod.wheel_key(Config(nccl=True))
-    with pytest.raises(ValueError, match="--nccl can only be used with --framework tensorflow"):
+    with pytest.raises(
+        ValueError, match="--nccl can only be used with --framework tensorflow or pytorch"
+    ):
         Config(framework="mxnet", nccl=True)
+    with pytest.raises(ValueError, match="--no-nccl and --nccl cannot be combined"):
+        Config(nccl=True, no_nccl=True)
 
 
 def test_a_build_is_for_one_framework_and_with_nccl_only_where_nvcc_is(
@@ -340,13 +419,17 @@ def test_a_build_is_for_one_framework_and_with_nccl_only_where_nvcc_is(
 
     monkeypatch.setenv("CUDA_HOME", str(tmp_path))
     with pytest.raises(UsageError, match=rf"{tmp_path}/bin/nvcc is missing.* CUDA_HOME"):
-        install_horovod.nccl_variables(tmp_path)
+        install_horovod.nccl_variables("tensorflow", tmp_path)
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "nvcc").touch()
-    asked = install_horovod.nccl_variables(tmp_path)
-    assert asked["HOROVOD_GPU_OPERATIONS"] == "NCCL"
-    # The linker finds it by this name.
-    assert (Path(asked["HOROVOD_NCCL_LIB"]) / "libnccl.so").readlink().name == "libnccl.so.2"
+    for framework in ("tensorflow", "pytorch"):
+        scratch = tmp_path / framework
+        scratch.mkdir()
+        asked = install_horovod.nccl_variables(framework, scratch)
+        assert asked["HOROVOD_GPU_OPERATIONS"] == "NCCL"
+        # The linker finds it by this name.
+        assert (Path(asked["HOROVOD_NCCL_LIB"]) / "libnccl.so").readlink().name == "libnccl.so.2"
+        assert ("highwayhash" in asked["CXXFLAGS"]) == (framework == "tensorflow")
 
 
 @pytest.mark.parametrize("framework", install_horovod.FRAMEWORKS)

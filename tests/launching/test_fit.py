@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from imagenet_prep.core import records
+from imagenet_prep.core import installed, records
 from imagenet_prep.core.errors import ImagenetPrepError, IncompleteError
 from imagenet_prep.hosts.hosts_file import Host
 from imagenet_prep.hosts.process import Ending
@@ -83,3 +83,65 @@ def test_ranks_of_torchrun_and_mxnets_scheduler_meet_at_two_ports() -> None:
 @pytest.mark.parametrize("text", ["", "null", "[]", "{}", "1", "[" * 100_000, "1" * 5_000, "NaN"])
 def test_what_is_no_answer_is_said(text: str) -> None:
     assert isinstance(answered(text), str)
+
+
+def checked(
+    monkeypatch: pytest.MonkeyPatch, slots: dict[str, int], gpus: dict[str, int]
+) -> list[Host]:
+    """Checks hosts that answer with these numbers of GPUs; returns them in the order of ranks."""
+    answers = {address: vars(host.probe(None)) | {"gpus": gpus[address]} for address in slots}
+    endings = [Ending(0, "", json.dumps(answers[address])) for address in slots]
+    monkeypatch.setattr(fit, "run_all", lambda *_, **__: endings)
+    hosts = [Host(*pair) for pair in slots.items()]
+    return fit.check(hosts, Work((), None, None), timeout_s=1.0, interface="lo")[0]
+
+
+@pytest.mark.parametrize(
+    ("gpus", "expected"),
+    [
+        ({"localhost": 8, "node1": 0}, "node1: no GPU, but localhost has 8. Check `nvidia-smi`"),
+        ({"localhost": 0, "node1": 2}, "localhost: no GPU, but node1 has 2."),
+        ({"localhost": 8, "node1": 1}, "node1: 1 GPU for 2 ranks: write slots=1"),
+    ],
+)
+def test_a_host_with_fewer_gpus_than_ranks_is_refused(
+    monkeypatch: pytest.MonkeyPatch, gpus: dict[str, int], expected: str
+) -> None:
+    with pytest.raises(ImagenetPrepError) as caught:
+        checked(monkeypatch, {"localhost": 2, "node1": 2}, gpus)
+
+    assert expected in str(caught.value)
+    assert str(caught.value).startswith("1 problem on 2 hosts, nothing was started")
+
+
+@pytest.mark.parametrize(
+    ("gpus", "devices"),
+    [
+        ({"localhost": 2, "node1": 4}, "4 GPUs"),
+        ({"localhost": 0, "node1": 0}, "CPUs: no GPU was found"),
+    ],
+)
+def test_the_first_line_says_what_the_ranks_run_on(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    gpus: dict[str, int],
+    devices: str,
+) -> None:
+    checked(monkeypatch, {"localhost": 2, "node1": 2}, gpus)
+
+    assert capsys.readouterr().out == f"2 hosts checked, 4 ranks on {devices}\n"
+
+
+def test_a_framework_that_cannot_use_the_gpus_of_its_host_is_a_problem(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(installed, "gpus", lambda: 2)
+    monkeypatch.setattr(installed, "version", lambda *_: "tensorflow-cpu 2.21.0")
+    (problem,) = host.probe(None, None, "tensorflow").problems
+    assert problem.startswith("tensorflow-cpu 2.21.0 does not use the 2 GPUs of this host")
+
+    monkeypatch.setattr(installed, "version", lambda *_: "tensorflow 2.21.0")
+    assert host.probe(None, None, "tensorflow").problems == []
+    monkeypatch.setattr(installed, "gpus", lambda: 0)
+    monkeypatch.setattr(installed, "version", lambda *_: "tensorflow-cpu 2.21.0")
+    assert host.probe(None, None, "tensorflow").problems == []

@@ -205,7 +205,7 @@ def test_a_dry_run_prints_the_command_of_all_hosts(cluster: Path, horovod: None)
 
     assert finished.code == 0, finished.err
     first, *commands = finished.out.splitlines()
-    assert first == "2 hosts checked, 12 ranks"
+    assert first == "2 hosts checked, 12 ranks on CPUs: no GPU was found"
     told = dict(line.split(": ") for line in commands)
     assert list(told) == ["localhost, ranks 0 to 7", "node1, ranks 8 to 11"]
     for line in told.values():

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 WEIGHTS = 25_557_032
 LOCAL_BATCH = 256
@@ -21,10 +22,24 @@ NVLINK_BYTES_S = 25e9
 LATENCY_S = 50e-6  # a message over TCP between two hosts of one placement group
 FUSION_BYTES = 16 << 20  # HOROVOD_FUSION_THRESHOLD of train.sh
 
-# Lowest and highest speed in the tutorial's tables, without their first rows.
-PRINTED = {32: (18_631, 20_902), 256: (142_660, 144_808)}
-# Its seconds for 90 epochs, and the images/s that AWS's blog later printed, with CUDA 10.
-PRINTED_S, BLOG = {32: 6_004, 256: 860}, {256: 171_000}
+
+class Printed(NamedTuple):
+    """The figures of AWS's documents for a number of GPUs, as they print them."""
+
+    speed: str = "-"
+    share: str = "-"
+    time: str = "-"
+
+
+# The tutorial of 2018 (speeds without its first rows), the blog posts of its releases, and the
+# article on MXNet with Horovod (64 GPUs).
+PRINTED = {
+    4: Printed("3,012"),
+    8: Printed("5,871.7 to 5,874.3", time="8 hours"),
+    32: Printed("18,631 to 20,902", time="6,004 s"),
+    64: Printed("45,000 (MXNet, float16)", time="44 minutes (MXNet)"),
+    256: Printed("142,660 to 144,808; 171,000 (CUDA 10)", "85%; 90% (CUDA 10)", "860 s"),
+}
 EPOCHS, IMAGES = 90, 1_281_167
 # Dollars an hour, on demand, in us-east-1: the tutorial's p3.16xlarge, which AWS has withdrawn; and
 # for a server a c5.18xlarge, which has its 25 Gbit/s and no GPU.
@@ -122,18 +137,18 @@ def dollar_table(price: float = PRICE, server_price: float = SERVER_PRICE) -> li
 def table() -> list[str]:
     """Returns the rows of the first table."""
     rows = []
-    for gpus in (8, 32, 64, 256):
-        printed = "{:,} to {:,}".format(*PRINTED[gpus]) if gpus in PRINTED else "-"
+    for gpus, printed in PRINTED.items():
+        speed = images_s(gpus, 4)
         cells = [
             f"{gpus}",
             f"{1e3 * reduction_s(gpus, 4):.0f} ms",
-            f"{images_s(gpus, 4):,.0f}",
-            printed,
-            f"{images_s(gpus, 4) * COMPUTE_S / LOCAL_BATCH / gpus:.0%}",
-            f"{EPOCHS * IMAGES / images_s(gpus, 4):,.0f} s",
-            f"{PRINTED_S[gpus]:,} s" if gpus in PRINTED_S else "-",
+            f"{speed:,.0f}",
+            printed.speed,
+            f"{speed * COMPUTE_S / LOCAL_BATCH / gpus:.0%}",
+            printed.share,
+            f"{EPOCHS * IMAGES / speed:,.0f} s",
+            printed.time,
             share(images_s(gpus, 2), gpus),
-            share(BLOG[gpus], gpus) if gpus in BLOG else "-",
             share(images_s(gpus, 2, hidden=0.8), gpus),
         ]
         rows.append(f"| {' | '.join(cells)} |")
@@ -146,8 +161,15 @@ def header(*names: str) -> list[str]:
 
 
 _SPEED = header(
-    *("GPUs", "reduction", "images/s", "the tutorial printed"),
-    *("share", "90 epochs", "the tutorial's", "`--fp16-compression`", "the blog"),
+    "GPUs",
+    "reduction",
+    "images/s",
+    "AWS printed",
+    "share",
+    "AWS printed",
+    "90 epochs",
+    "AWS printed",
+    "`--fp16-compression`",
     "80 % hidden",
 )
 _WAYS = ("GPUs", "ring", "2 servers for each host", "1 for each host", "one server")

@@ -109,7 +109,10 @@ def run(config: Config) -> int:
     print(_render(outcomes))
     failed = [host.address for host, ending in outcomes if ending.code != 0]
     if failed:
-        raise ImagenetPrepError(
+        message = (
             f"failed on {len(failed)} of {counted(len(outcomes), 'host')}: {', '.join(failed)}"
         )
+        if any(ending.is_of_ssh for host, ending in outcomes if not host.is_local):
+            message += f". If a host key is unknown, run: run-on-hosts {config.hosts} --show-keys"
+        raise ImagenetPrepError(message)
     return 0

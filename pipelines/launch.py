@@ -58,8 +58,10 @@ class Config(Settings):
     )
     hosts: str | None = optional(
         place=Place.FILE,
-        help="the hosts file, one host per line as ADDRESS slots=N; without it, all ranks run "
-        "on this machine",
+        help="the hosts file, one host per line as ADDRESS slots=N, or a list: "
+        "server1:4,server2:4; without it, all ranks run on this machine",
+        aliases=("-H",),
+        metavar="HOSTS",
     )
     servers: int = flag(
         0,
@@ -215,7 +217,9 @@ class _Launch:
         settings = [f"{name}={value}" for name, value in self.config.horovod().items()]
         words = " ".join([*settings, shlex.join(self.work.argv)])
         for host in self.used:
-            print(f"{host.address}, ranks {first} to {first + host.slots - 1}: {words}")
+            last = first + host.slots - 1
+            ranks = f"rank {first}" if first == last else f"ranks {first} to {last}"
+            print(f"{host.address}, {ranks}: {words}")
             first += host.slots
         for host, processes in zip(self.used, self._processes(), strict=True):
             for server in processes[host.slots :]:

@@ -1,4 +1,4 @@
-"""The hosts file of a training cluster, in the format of AWS's tutorial."""
+"""The hosts of a training cluster: a file in the format of AWS's tutorial, or a list."""
 
 from __future__ import annotations
 
@@ -15,6 +15,9 @@ LOCAL = ("localhost", "127.0.0.1", "::1")
 # A host name, an address or user@host. Other characters are refused, since ssh gets the text.
 _ADDRESS = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:@-]*")
 _SLOTS = re.compile(r"slots=([0-9]{1,6})")
+# The form of Horovod and Open MPI. An IPv6 address has more than one colon.
+_WITH_SLOTS = re.compile(r"([^:]+):([0-9]{1,6})")
+_LIST = re.compile(r"[^:,/]+:[0-9]{1,6}(,[^:,/]+:[0-9]{1,6})*")
 # Largest size of a hosts file: enough for ten thousand hosts.
 _MOST_BYTES = 1 << 20
 
@@ -36,34 +39,59 @@ def local_first(hosts: Sequence[Host]) -> list[Host]:
     return sorted(hosts, key=lambda host: not host.is_local)
 
 
-def where_ranks_run(hosts_file: str | None, ranks: int) -> list[Host]:
-    """Returns the hosts in `hosts_file`; if that is None, this machine with slots for all ranks."""
-    return [Host("localhost", ranks)] if hosts_file is None else read_hosts(Path(hosts_file))
+def where_ranks_run(hosts: str | None, ranks: int) -> list[Host]:
+    """Returns the hosts in the file or list `hosts`; if it is None, this machine for all ranks.
+
+    A list has the form of `horovodrun -H`: ADDRESS:SLOTS,ADDRESS:SLOTS. A file with this name takes
+    precedence.
+    """
+    if hosts is None:
+        return [Host("localhost", ranks)]
+    if _LIST.fullmatch(hosts) and not Path(hosts).exists():
+        return _parse(hosts.split(","), "--hosts", "host")
+    return read_hosts(Path(hosts))
 
 
 def read_hosts(path: Path) -> list[Host]:
-    """Returns the hosts of a file with lines `ADDRESS [slots=N]`; # starts a comment."""
+    """Returns the hosts of a file with lines `ADDRESS [slots=N]` or `ADDRESS:N`; # is a comment."""
     try:
         text = regular_file.read(path, _MOST_BYTES).decode()
     except OSError as error:
         raise UsageError(f"{path}: the hosts file cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise UsageError(f"{path}: the hosts file is not UTF-8: byte {error.start:,}") from None
+    hosts = _parse(text.split("\n"), str(path), "line")
+    if not hosts:
+        raise UsageError(f"{path}: no hosts. Write one per line: ADDRESS slots=N")
+    return hosts
+
+
+def _parse(lines: Sequence[str], source: str, unit: str) -> list[Host]:
+    """Returns the hosts; an error has the number of the line, but not its text."""
     hosts: dict[str, tuple[int, Host]] = {}
-    for number, line in enumerate(text.split("\n"), start=1):
+    for number, line in enumerate(lines, start=1):
         words = line.partition("#")[0].split()
         if not words:
             continue
-        slots = _SLOTS.fullmatch(words[1]) if len(words) == 2 else None
+        where = f"{source}: {unit} {number}"
         if not _ADDRESS.fullmatch(words[0]):
-            raise UsageError(f"{path}: line {number}: the first word is not the address of a host")
-        if len(words) > 1 and slots is None:
-            raise UsageError(f"{path}: line {number}: expected slots=N after the address")
-        host = Host(words[0], int(slots[1]) if slots else 1)
+            raise UsageError(f"{where}: the first word is not the address of a host")
+        host = _host(words)
+        if host is None:
+            raise UsageError(f"{where}: expected slots=N after the address")
         if host.slots < 1:
-            raise UsageError(f"{path}: line {number}: slots=0. Remove this line")
-        if (first := hosts.setdefault(host.address, (number, host))[0]) != number:
-            raise UsageError(f"{path}: line {number}: the same host as in line {first}")
-    if not hosts:
-        raise UsageError(f"{path}: no hosts. Write one per line: ADDRESS slots=N")
+            raise UsageError(f"{where}: the host has 0 slots. Remove this {unit}")
+        first, _ = hosts.setdefault(host.address, (number, host))
+        if first != number:
+            raise UsageError(f"{where}: the same host as in {unit} {first}")
     return [host for _, host in hosts.values()]
+
+
+def _host(words: Sequence[str]) -> Host | None:
+    """Returns the host in the words of a line; None if its slots are not understood."""
+    address = words[0]
+    if len(words) == 1:
+        with_slots = _WITH_SLOTS.fullmatch(address)
+        return Host(with_slots[1], int(with_slots[2])) if with_slots else Host(address, 1)
+    slots = _SLOTS.fullmatch(words[1]) if len(words) == 2 else None
+    return Host(address, int(slots[1])) if slots else None

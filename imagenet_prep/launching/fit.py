@@ -87,7 +87,8 @@ def answer_of(host: Host, ending: Ending, program: str) -> Answer | str:
     if ending.is_of_ssh and not host.is_local:
         return (
             f"ssh failed: {ending.why}. `ssh {host.address} true` must work without a prompt: "
-            "put your key into its authorized_keys, and its host key into known_hosts."
+            "put your key into its authorized_keys. If its host key is unknown, run "
+            "`imagenet-prep run-on-hosts HOSTS --show-keys`."
         )
     return (
         f"this version of imagenet-prep is not installed there for {program} ({ending.why}). "

@@ -152,8 +152,13 @@ class Rank:
         """Returns why the process failed: its last error message, else its signal or last line."""
         error, last = self.voice.error, self.voice.last
         if not error and self.process.returncode < 0:
-            last = f"; its last line: {last}" if last else ""
-            return f"{self.name}: ended by signal {-self.process.returncode}{last}"
+            number = -self.process.returncode
+            text = f"{self.name}: ended by signal {number} ({signal.strsignal(number)})"
+            if number == signal.SIGKILL:
+                text += ", which the kernel also sends if the memory is full"
+            if last:
+                text += f"; its last line: {last}"
+            return text
         return f"{self.name}: {error.removeprefix(_OURS) or last}"
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from imagenet_prep.core.errors import DataDamagedError, UsageError
-from imagenet_prep.hosts.hosts_file import Host, read_hosts
+from imagenet_prep.hosts.hosts_file import Host, read_hosts, where_ranks_run
 from imagenet_prep.hosts.process import command_on
 
 
@@ -39,7 +39,8 @@ def test_the_tutorials_hosts_file_is_read(tmp_path: Path) -> None:
         ("a slots=8 more\n", "line 1"),
         ("-oProxyCommand=evil slots=1\n", "line 1"),
         ("a;reboot\n", "line 1"),
-        ("a slots=0\n", "Remove this line"),
+        ("a slots=0\n", "line 1: the host has 0 slots. Remove this line"),
+        ("a:0\n", "line 1: the host has 0 slots. Remove this line"),
         ("a\nb\na slots=2\n", "line 3: the same host as in line 1"),
         ("# nobody\n", "no hosts. Write one per line"),
     ],
@@ -94,3 +95,44 @@ def test_arguments_reach_the_other_shell_as_they_are(tmp_path: Path) -> None:
     assert "StrictHostKeyChecking=yes" in options
     said = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=True)
     assert said.stdout == "two words|$HOME|a'b|*|"
+
+
+def test_a_list_of_horovodrun_is_accepted_unless_a_file_has_this_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = "localhost:2,ubuntu@server1:4"
+    assert where_ranks_run(text, 6) == [Host("localhost", 2), Host("ubuntu@server1", 4)]
+    assert where_ranks_run("server1:4", 4) == [Host("server1", 4)]
+
+    Path("server1:4").write_text("server2 slots=8\n")
+    assert where_ranks_run("server1:4", 8) == [Host("server2", 8)]
+    assert where_ranks_run(None, 3) == [Host("localhost", 3)]
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("a:2,b:0", "--hosts: host 2: the host has 0 slots. Remove this host"),
+        ("a:2,a:4", "--hosts: host 2: the same host as in host 1"),
+        ("-oProxyCommand=evil:2", "--hosts: host 1: the first word is not the address"),
+        ("a:2,b", "a:2,b: the hosts file cannot be read: No such file or directory"),
+        ("hosts.txt", "hosts.txt: the hosts file cannot be read: No such file or directory"),
+    ],
+)
+def test_a_wrong_list_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, complaint: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError) as refused:
+        where_ranks_run(text, 2)
+    assert complaint in str(refused.value)
+
+
+def test_a_hosts_file_may_have_horovods_form_and_ipv6_addresses(tmp_path: Path) -> None:
+    text = "server1:4\nfe80::1 slots=2\n2001:db8::7\n"
+    assert read_hosts(written(tmp_path, text)) == [
+        Host("server1", 4),
+        Host("fe80::1", 2),
+        Host("2001:db8::7", 1),
+    ]

@@ -485,3 +485,22 @@ def test_servers_that_no_rank_has_parted_from_end_soon_after_the_ranks(
 
     assert Crew([Host("localhost", 1)], 60.0).run([order]) == 0
     assert "died or stalled" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("signum", "expected"),
+    [
+        (signal.SIGKILL, "rank 0: ended by signal 9 (Killed), which the kernel also sends if the "),
+        (signal.SIGSEGV, "rank 0: ended by signal 11 (Segmentation fault); its last line: last"),
+        (40, "rank 0: ended by signal 40 (Real-time signal 6); its last line: last"),
+    ],
+)
+def test_a_rank_that_a_signal_ended_names_it_and_the_likely_cause(
+    signum: int, expected: str
+) -> None:
+    code = f"import os, sys; print('last', file=sys.stderr); os.kill(os.getpid(), {int(signum)})"
+    rank = Rank([sys.executable, "-c", code], {"HOROVOD_RANK": "0"})
+    assert rank.code() == 128 + signum
+
+    assert rank.reason().startswith(expected)
+    assert rank.reason().endswith("; its last line: last")

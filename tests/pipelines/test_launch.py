@@ -223,7 +223,7 @@ def test_a_dry_run_prints_the_command_of_all_hosts(cluster: Path, horovod: None)
         (
             "node1 slots=2\nnode2 slots=2\nlocalhost slots=2\n",
             5,
-            ["localhost, ranks 0 to 1", "node1, ranks 2 to 3", "node2, ranks 4 to 4"],
+            ["localhost, ranks 0 to 1", "node1, ranks 2 to 3", "node2, rank 4"],
         ),
         ("down slots=2\n127.0.0.1 slots=2\n", 2, ["127.0.0.1, ranks 0 to 1"]),
     ],

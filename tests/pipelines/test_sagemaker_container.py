@@ -226,7 +226,8 @@ def test_a_killed_rank_is_the_jobs_failure(shades: Path, tmp_path: Path) -> None
 
     assert finished.code == 128 + signal.SIGKILL, finished.err
     failure = (tmp_path / "output" / "failure").read_text()
-    assert failure.startswith("rank 1: ended by signal 9; its last line: ")
+    assert failure.startswith("rank 1: ended by signal 9 (Killed), which the kernel also sends")
+    assert "; its last line: " in failure
     assert "[0] imagenet-prep: another rank died" in finished.err
 
 

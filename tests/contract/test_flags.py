@@ -199,6 +199,7 @@ score
   [--dataset] --data-dir
 launch
   --num-processes -np
+  --hosts -H
 sagemaker
   [--data] --data-dir --data
 run-on-hosts

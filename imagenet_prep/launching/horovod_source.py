@@ -26,6 +26,22 @@ GpuStreamHandle AsGpuStreamValue(Stream* stream) {
 #endif
 """
 
+_SHUTDOWN = '    def shutdown(self):\n        """A function that shuts Horovod down."""\n'
+# `comm` with ranks selects some ranks on purpose. Horovod is also used without our package.
+_INIT_CHECKS = """\
+        if comm:
+            return
+        try:
+            from imagenet_prep.launching.horovod_launcher import refuse_unheard_launcher
+        except ImportError:
+            return
+        try:
+            refuse_unheard_launcher(self.size())
+        except RuntimeError:
+            self.shutdown()
+            raise
+
+"""
 _KERAS_3 = "    from horovod._keras import keras_3\n"
 _OPTIMIZER = "    class _DistributedOptimizer(*optimizer.__class__.__bases__):\n"
 _OPTIMIZER_OF_KERAS_3 = """\
@@ -123,6 +139,7 @@ def mend(source: Path, framework: str) -> None:
       includes a libjpeg. Pillow and our codec would call it instead of their own, and crash.
     - For PyTorch, Horovod is compiled as C++20 instead of C++14, as PyTorch 2.15's headers require.
       So is the bundled Gloo, since one of its constants would otherwise be defined twice.
+    - `hvd.init()` fails if Horovod does not understand the launcher (`horovod_launcher`).
     - `DistributedOptimizer` and the callbacks work with Keras 3 (`horovod_keras`), and Keras 3
       variables can be passed to the gradient tape and to `broadcast_variables`.
       `BroadcastGlobalVariablesHook` works without tf.estimator.
@@ -145,8 +162,13 @@ def mend(source: Path, framework: str) -> None:
             _replace(folder / "CMakeLists.txt", "CXX_STANDARD 14", "CXX_STANDARD 20")
     (horovod / "tensorflow" / "xla_mpi_ops.cc").write_text("", "utf-8")
     _append(horovod / "tensorflow" / "mpi_ops.cc", _STREAM)
+    _mend_init(horovod / "common" / "basics.py")
     _mend_keras(horovod)
     _mend_mxnet(horovod / "mxnet" / "__init__.py")
+
+
+def _mend_init(module: Path) -> None:
+    _insert(module, _INIT_CHECKS, _SHUTDOWN)
 
 
 def _mend_keras(horovod: Path) -> None:

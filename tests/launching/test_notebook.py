@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -76,6 +77,18 @@ def test_cifar10_is_prepared_trained_on_by_two_ranks_and_asked_for_at_sagemaker(
     assert (tmp_path / "out" / "dataset" / "dataset.json").exists()
     if trains:
         assert (kernel["ranks"], kernel["last"]["examples"]) == (2, 20)
+
+
+def test_the_request_names_the_image_for_jobs_and_an_instance_that_exists() -> None:
+    text = "".join("".join(cell["source"]) for cell in code_of(opened("cifar10.ipynb")))
+    (image,) = re.findall(r"imagenet-prep:(\w+)", text)
+    (instance,) = re.findall(r'"--instance-type": "ml\.([\w.]+)"', text)
+    sagemaker = (REPOSITORY / "docs" / "sagemaker.md").read_text("utf-8")
+    ec2 = (REPOSITORY / "docs" / "ec2.md").read_text("utf-8")
+
+    assert f"the ECR address of the image `{image}`" in sagemaker
+    assert f"| {instance} |" in ec2
+    assert not instance.startswith("p3")
 
 
 @pytest.mark.slow

@@ -1,6 +1,6 @@
 """A DAG for Airflow 3: ImageNet from the archives to a trained network, one command per task.
 
-    download -> prepare -> verify -> duplicates -> replicate -> report -> train
+    download -> prepare -> verify -> duplicates -> resize -> replicate -> report -> train
 
 Copy this file into Airflow's DAG folder. It needs only Airflow there; `imagenet-prep` has a
 separate environment on the workers, and IMAGENET_PREP_COMMAND is the path of this command.
@@ -45,6 +45,9 @@ _MOST_MANIFEST_BYTES = 128 << 20
 _LOGIN = r"""://[^/?#\s"',;<>\[]*(?:@|:[0-9]*[^0-9/?#\s"',;<>}])"""
 _NO_LOGIN = {"pattern": rf"^(?![\s\S]*{_LOGIN})"}
 _FOLDER = {"type": "string", "pattern": "^/"}
+_NO_FOLDER = {"type": ["null", "string"], "pattern": "^/"}
+# Read in place: an absolute path, or an address of archives.
+_SOURCE = {"type": "string", "pattern": rf"^(?![\s\S]*{_LOGIN})(/|s3://|https?://)"}
 _ADDRESS = {"type": ["null", "string"], **_NO_LOGIN}
 _WORDS = {"type": ["null", "array"], "items": {"type": "string", **_NO_LOGIN}}
 _SWITCH = {"type": "boolean"}
@@ -82,13 +85,17 @@ _ALLOWED = {
 
 log = logging.getLogger("imagenet_prep")
 
-_source, _set, _replicas, _training = (
-    partial(Param, section=title) for title in ("Source", "Dataset", "Replicas", "Training")
+_source, _set, _resized, _replicas, _training = (
+    partial(Param, section=title)
+    for title in ("Source", "Dataset", "Smaller images", "Replicas", "Training")
 )
 
 PARAMS = {
     "source": _source(
-        "/data/ilsvrc2012", "Folder of the archives or images; `download` fills it.", **_FOLDER
+        "/data/ilsvrc2012",
+        "Folder of the archives or images, which `download` fills, or the s3:// or http(s):// "
+        "address of the archives, which are read in place.",
+        **_SOURCE,
     ),
     "download_from": _source(
         None,
@@ -132,6 +139,18 @@ PARAMS = {
         type="string",
         enum=["no", "find", "cross"],
     ),
+    "resize_to": _resized(
+        None,
+        "Folder for a copy with smaller images. Replicas, report and training then use this copy. "
+        "Empty: no copy.",
+        **_NO_FOLDER,
+    ),
+    "resize_short_side": _resized(
+        256, "Downscale the images of the copy to this shorter side, in pixels.", **_POSITIVE
+    ),
+    "resize_quality": _resized(
+        90, "JPEG quality of the images of the copy.", **_POSITIVE, maximum=100
+    ),
     "replicate_to": _replicas(
         None,
         "A folder, s3://bucket/prefix, or hosts:HOSTSFILE:PATH with a hosts file in the "
@@ -161,8 +180,16 @@ def download(params: dict[str, Any]) -> dict[str, Any]:
     """Downloads the archives that are not in `source` yet."""
     if not params["download_from"]:
         raise AirflowSkipException("download_from is empty: source has the archives")
-    source, allow_other = params["source"], params["allow_subset"]
-    run("download", *_flags(into=source, base_url=params["download_from"], allow_other=allow_other))
+    source = params["source"]
+    if "://" in source:
+        raise AirflowFailException(
+            f"download_from: the source {source} is read in place. Empty download_from, or set "
+            "source to the folder that the archives are downloaded to."
+        )
+    flags = _flags(
+        into=source, base_url=params["download_from"], allow_other=params["allow_subset"]
+    )
+    run("download", *flags)
     return {"source": source}
 
 
@@ -180,7 +207,7 @@ def prepare(params: dict[str, Any]) -> dict[str, Any]:
         )
     allowed = _allowed("prepare_flags", more[: len(more) - len(of_beam)])
     run("prepare", *flags, *allowed, *of_beam)
-    return _lineage(params)
+    return _lineage(params, params["out"])
 
 
 @task(execution_timeout=timedelta(hours=12))
@@ -189,7 +216,7 @@ def verify(params: dict[str, Any]) -> dict[str, Any]:
     level, if_changed = params["verify_level"], not params["verify_again"]
     flags = _flags(level=level, if_changed=if_changed, workers=params["workers"])
     run("verify", params["out"], *flags)
-    return {**_lineage(params), "level": level}
+    return {**_lineage(params, params["out"]), "level": level}
 
 
 @task(execution_timeout=timedelta(hours=24))
@@ -205,6 +232,26 @@ def duplicates(params: dict[str, Any]) -> dict[str, Any]:
 
 
 @task(execution_timeout=timedelta(hours=24))
+def resize(params: dict[str, Any]) -> dict[str, Any]:
+    """Writes a copy with smaller images, and verifies it."""
+    copy = params["resize_to"]
+    if not copy:
+        raise AirflowSkipException("resize_to is empty: no smaller images were requested")
+    original = Path(params["out"]) / "dataset.json"
+    flags = _flags(
+        input_dir=params["out"],
+        output_dir=copy,
+        splits=",".join(_manifest(original)["splits"]),
+        short_side=params["resize_short_side"],
+        quality=params["resize_quality"],
+        workers=params["workers"],
+    )
+    run("resize", *flags)
+    run("verify", copy, *_flags(if_changed=True, workers=params["workers"]))
+    return _lineage(params)
+
+
+@task(execution_timeout=timedelta(hours=24))
 def replicate(params: dict[str, Any]) -> dict[str, Any]:
     """Copies the missing files to the replicas."""
     if not params["replicate_to"]:
@@ -212,20 +259,20 @@ def replicate(params: dict[str, Any]) -> dict[str, Any]:
     kind, _, rest = params["replicate_to"].partition(":")
     if kind == "hosts":
         _demand_allowed("replicate_to", rest.partition(":")[0])
-    run("replicate", params["out"], *_flags(to=params["replicate_to"]))
+    run("replicate", _used(params), *_flags(to=params["replicate_to"]))
     return {**_lineage(params), "to": params["replicate_to"]}
 
 
 @task(execution_timeout=timedelta(hours=2))
 def report(params: dict[str, Any]) -> dict[str, Any]:
     """Builds the dataset's report, unless it is up to date."""
-    out = Path(params["out"])
+    out = Path(_used(params))
     page, sources = out / "report.html", (out / "dataset.json", out / ".work" / "replicas.jsonl")
     changed = max((path.stat().st_mtime_ns for path in sources if path.exists()), default=0)
     if page.exists() and page.stat().st_mtime_ns >= changed:
         log.info("%s is up to date", page)
     else:
-        run("report", params["out"], *_flags(workers=params["workers"]))
+        run("report", str(out), *_flags(workers=params["workers"]))
     return {"report": str(page), "bytes": page.stat().st_size}
 
 
@@ -238,7 +285,7 @@ def train(params: dict[str, Any]) -> dict[str, Any]:
     more = _allowed("train_flags", params["train_flags"] or [])
     if hosts is not None:
         _demand_allowed("train_hosts", hosts)
-    command = ["train", *_flags(data_dir=params["out"], log_dir=params["log_dir"]), *more]
+    command = ["train", *_flags(data_dir=_used(params), log_dir=params["log_dir"]), *more]
     if ranks > 1 or hosts is not None:
         command = ["launch", *_flags(num_processes=ranks, hosts=hosts), "--", *command]
     run(*command)
@@ -267,7 +314,8 @@ def train(params: dict[str, Any]) -> dict[str, Any]:
 )
 def imagenet_prep() -> None:
     """Chains the tasks, each of which runs one `imagenet-prep` command."""
-    download() >> prepare() >> verify() >> duplicates() >> replicate() >> report() >> train()
+    prepared = download() >> prepare() >> verify() >> duplicates()
+    prepared >> resize() >> replicate() >> report() >> train()
 
 
 def run(*arguments: str) -> None:
@@ -377,18 +425,27 @@ def _demand_allowed(parameter: str, *files: str) -> None:
             )
 
 
-def _lineage(params: dict[str, Any]) -> dict[str, Any]:
-    """Returns the path of the dataset, and the digest that identifies its content."""
-    path = Path(params["out"]) / "dataset.json"
+def _used(params: dict[str, Any]) -> str:
+    """Returns the dataset for replicas, report and training: the smaller copy if there is one."""
+    return params["resize_to"] or params["out"]
+
+
+def _lineage(params: dict[str, Any], dataset: str | None = None) -> dict[str, Any]:
+    """Returns the path of a dataset, and the digest that identifies its content."""
+    dataset = dataset or _used(params)
+    return {"dataset": dataset, "digest": _manifest(Path(dataset) / "dataset.json")["digest"]}
+
+
+def _manifest(path: Path) -> dict[str, Any]:
     # The same as `core/regular_file`, since imagenet-prep is not in Airflow's environment.
     with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
         status = os.fstat(file.fileno())
         is_file = stat.S_ISREG(status.st_mode) and status.st_size <= _MOST_MANIFEST_BYTES
         try:
-            digest = json.loads(file.read(_MOST_MANIFEST_BYTES) if is_file else "")["digest"]
-        except (ValueError, LookupError, TypeError, RecursionError):
+            content = json.loads(file.read(_MOST_MANIFEST_BYTES) if is_file else "")
+            return {"digest": content["digest"], "splits": list(content.get("splits", ()))}
+        except (AttributeError, ValueError, LookupError, TypeError, RecursionError):
             raise AirflowFailException(f"{path} is not a manifest. Verify the dataset.") from None
-    return {"dataset": params["out"], "digest": digest}
 
 
 imagenet_prep()

@@ -20,7 +20,7 @@ from tests.kit.miniature import Miniature, miniature_for_tests
 
 pytestmark = [pytest.mark.airflow, pytest.mark.slow]
 
-TASKS = ["download", "prepare", "verify", "duplicates", "replicate", "report", "train"]
+TASKS = ["download", "prepare", "verify", "duplicates", "resize", "replicate", "report", "train"]
 FLAGS = ["--train-shards=4", "--validation-shards=2"]
 SECRET = "open-sesame-7f3a"
 HOSTILE = '/data/it\'s "one" $(touch owned); rm -rf `pwd` {{ params.out }} --json\n数据'
@@ -39,7 +39,8 @@ class Fake:
         self.folder = folder
         self.out = folder / "out"
         self.out.mkdir(parents=True)
-        (self.out / "dataset.json").write_text('{"digest": "d1ge57"}')
+        splits = {"train": {}, "validation": {}}
+        (self.out / "dataset.json").write_text(json.dumps({"digest": "d1ge57", "splits": splits}))
         (self.out / "report.html").touch()
         airflow.use(sys.executable, Path(__file__).with_name("fake.py"), folder)
 
@@ -89,6 +90,7 @@ def test_the_dag_makes_a_proven_data_set_and_a_second_run_changes_nothing(
     assert ended.state == "success", ended.log
     assert ended.tasks == {
         **dict.fromkeys(TASKS, ("success", 1)),
+        "resize": ("skipped", 1),
         "train": ("skipped", 1),
     }
     digest = json.loads((out / "dataset.json").read_bytes())["digest"]
@@ -106,7 +108,7 @@ def test_the_dag_makes_a_proven_data_set_and_a_second_run_changes_nothing(
     (again,) = airflow.tasks(conf)
 
     assert again["verify"]["digest"] == digest
-    assert list(again) == TASKS[:-1], again
+    assert list(again) == [task for task in TASKS if task not in ("resize", "train")], again
     locks = {".work", ".work/lock"}  # they say who held them last
     for folder, files in before.items():
         assert {n for n, now in everything(folder).items() if now != files.get(n)} <= locks
@@ -214,6 +216,47 @@ def test_every_parameter_reaches_its_command_as_one_word(airflow: Airflow, fake:
     assert ended.xcoms["train.digest"] == "d1ge57"
 
 
+def test_a_copy_with_smaller_images_is_verified_and_used_by_the_tasks_after_it(
+    airflow: Airflow, fake: Fake, tmp_path: Path
+) -> None:
+    copy = tmp_path / "small"
+    copy.mkdir()
+    (copy / "dataset.json").write_text('{"digest": "5ma11", "splits": {}}')
+    ended = airflow.test(
+        source="s3://bucket/ilsvrc2012",
+        out=str(fake.out),
+        resize_to=str(copy),
+        resize_short_side=128,
+        replicate_to="/replica",
+        train_ranks=1,
+        log_dir="/log",
+    )
+
+    # The page of the copy does not exist, since the program is a fake.
+    assert ended.tasks["report"][0] == "failed"
+    assert fake.calls[0][:2] == ["prepare", "--source=s3://bucket/ilsvrc2012"]
+    resized, verified, replicated, reported = fake.calls[2:6]
+    assert resized == [
+        *("resize", f"--input-dir={fake.out}", f"--output-dir={copy}"),
+        *("--splits=train,validation", "--short-side=128", "--quality=90", "--workers=0"),
+    ]
+    assert verified == ["verify", str(copy), "--if-changed", "--workers=0"]
+    assert replicated == ["replicate", str(copy), "--to=/replica"]
+    assert reported == ["report", str(copy), "--workers=0"]
+    assert ended.xcoms["prepare.digest"] == "d1ge57"
+    assert ended.xcoms["resize.digest"] == ended.xcoms["replicate.digest"] == "5ma11"
+
+
+def test_a_source_at_an_address_is_not_a_place_for_downloads(airflow: Airflow, fake: Fake) -> None:
+    address = "https://mirror.edu/ilsvrc2012"
+    conf = {"source": address, "download_from": "https://mirror.edu/", "out": str(fake.out)}
+    (told,) = airflow.tasks(conf)
+
+    assert told["download"].startswith(
+        f"AirflowFailException: download_from: the source {address} is read in place."
+    )
+
+
 def test_options_that_start_programs_need_the_administrators_word(
     airflow: Airflow, fake: Fake
 ) -> None:
@@ -275,6 +318,7 @@ def test_an_address_with_a_password_is_refused_before_a_run_is_made(
 ) -> None:
     confs: list[dict[str, Any]] = [
         {"download_from": f"https://ann:{SECRET}@mirror.edu/"},
+        {"source": f"https://ann:{SECRET}@mirror.edu/"},
         {"replicate_to": f"s3://ann:{SECRET}@bucket/set"},
         {"train_flags": ["--recipe=tutorial", f"--mirror=s3://ann:{SECRET}@bucket/run"]},
         {"prepare_flags": [f"--source=https://ann:{SECRET}/x@mirror.edu/"]},
@@ -311,6 +355,7 @@ def test_what_may_pass_is_tried_again_and_what_cannot_is_not(airflow: Airflow, f
         "prepare": ("success", 4),
         "verify": ("success", 2),
         "duplicates": ("skipped", 1),
+        "resize": ("skipped", 1),
         "replicate": ("failed", 1),
         "report": ("upstream_failed", 0),
         "train": ("upstream_failed", 0),

@@ -427,7 +427,7 @@ def _demand_allowed(parameter: str, *files: str) -> None:
 
 def _used(params: dict[str, Any]) -> str:
     """Returns the dataset for replicas, report and training: the smaller copy if there is one."""
-    return params["resize_to"] or params["out"]
+    return str(params["resize_to"] or params["out"])
 
 
 def _lineage(params: dict[str, Any], dataset: str | None = None) -> dict[str, Any]:

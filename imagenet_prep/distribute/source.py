@@ -40,8 +40,12 @@ class Original:
         try:
             self.data = self._read(naming.MANIFEST)
         except AbsentError as error:
-            problem = f"{error} Without {naming.MANIFEST}, it is not a dataset of imagenet-prep."
-            raise UsageError(problem) from None
+            raise UsageError(
+                f"{error} Without {naming.MANIFEST}, it is not a dataset of imagenet-prep. For "
+                f"TFRecords of a different program, first run imagenet-prep adopt {base}. If train "
+                "and validation are in two buckets, copy one split into the bucket of the other "
+                "before."
+            ) from None
 
     def chunks(self, file: File) -> Iterator[bytes]:
         """Yields the bytes of a file, as fast as the rate limit allows."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NamedTuple
 
 from imagenet_prep.core.errors import SourceError, UsageError, some
@@ -69,8 +70,9 @@ class TfrecordSet:
 def find(store: Store, *, check: bool = True) -> TfrecordSet:
     """Returns the shards in `store` or its split folders; passes `check` to `open_dataset`."""
     where = store.where()
-    if (local := store.as_folder) and not local.root.is_dir():
-        raise UsageError(f"{where}: no such folder. Check the path.")
+    local = store.as_folder
+    if local is not None and not local.root.is_dir():
+        raise UsageError(f"{where}: no such folder. {_remedy(local.root)}")
     demand_file(store)
     entries = store.list_folder()
     files: dict[str, dict[tuple[str, int], dict[int, str]]] = {}
@@ -101,6 +103,16 @@ def find(store: Store, *, check: bool = True) -> TfrecordSet:
         for split in filter(files.__contains__, schema.SPLITS)
     }
     return TfrecordSet(store, splits, dataset)
+
+
+def _remedy(missing: Path) -> str:
+    """Returns the advice for a missing folder; the parent may have the shards of its split."""
+    split, parent = missing.name, missing.parent
+    if split in schema.SPLITS and parent.is_dir():
+        names = (_parts(path.name) for path in parent.iterdir())
+        if any(named is not None and named.split == split for named in names):
+            return f"The shards of {split} are in {parent}: give that folder, and --splits {split}."
+    return "Check the path."
 
 
 def _in_order(

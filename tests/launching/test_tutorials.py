@@ -98,6 +98,84 @@ def test_horovodrun_trains_the_same_network(tmp_path: Path) -> None:
     agree(one, ranks)
 
 
+@pytest.fixture
+def mpi() -> Path:
+    """The programs of Open MPI, and a Python whose Horovod was built with it."""
+    folder = Path(sys.prefix) / "mpi"
+    if not list(folder.glob(".horovod-*")):
+        pytest.skip("no Horovod with Open MPI; make test-long builds it in .venv/mpi")
+    return folder / "bin"
+
+
+@pytest.mark.long
+@pytest.mark.slow
+@pytest.mark.tf
+@pytest.mark.horovod
+@pytest.mark.usefixtures("horovod")
+def test_mpirun_trains_the_same_network_or_is_refused(mpi: Path, tmp_path: Path) -> None:
+    """With the flags of the article; Horovod without Open MPI would train two networks."""
+    command = (str(mpi / "mpirun"), "--allow-run-as-root", "-np", "2", "-H", "localhost:2")
+    command = (*command, "-bind-to", "none", "-map-by", "slot")
+    arguments = (str(RATE), str(SMALL_BATCH), EPOCHS, str(tmp_path / "two"))
+    outcomes = []
+    for python in (str(mpi / "python"), sys.executable):
+        program = (*command, python, str(SCRIPTS / "keras_guide.py"))
+        with started(*arguments, program=program) as running:
+            outcomes.append(running.finish(PATIENCE_S))
+    (one,) = told(launched("keras_guide.py", 1, tmp_path / "one", sys.executable))
+
+    heard, unheard = outcomes
+    agree(one, told(heard))
+    assert unheard.code != 0
+    assert "RuntimeError: hvd.init() found 1 of 2 ranks: Open MPI has started them" in unheard.err
+
+
+INIT = """\
+import json, os
+import horovod.tensorflow as hvd
+for variables in json.loads(os.environ["CASES"]):
+    os.environ.update(variables)
+    try:
+        hvd.init()
+        print("SAID", hvd.size())
+        hvd.shutdown()
+    except RuntimeError as error:
+        print("SAID", error)
+    for name in variables:
+        del os.environ[name]
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.tf
+@pytest.mark.horovod
+@pytest.mark.usefixtures("horovod")
+def test_horovod_refuses_a_launcher_that_it_does_not_understand() -> None:
+    of_mpi = {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"}
+    of_torchrun = {"RANK": "0", "WORLD_SIZE": "4", "TORCHELASTIC_RUN_ID": "1"}
+    of_srun = {"SLURM_PROCID": "3", "SLURM_STEP_NUM_TASKS": "8"}
+    cases = [
+        *({}, of_mpi, of_torchrun, of_srun),
+        {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "1"},
+        {"WORLD_SIZE": "2"},
+        of_mpi | {"HOROVOD_ELASTIC": "1"},
+    ]
+    with started(program=("-c", INIT), env={"CASES": json.dumps(cases)}) as running:
+        finished = running.finish(PATIENCE_S)
+    assert finished.code == 0, finished.err
+
+    said = re.findall("SAID (.*)", finished.out)
+    assert [said[number] for number in (0, 4, 6)] == ["1", "1", "1"]
+    refused = [said[number].partition(",")[0] for number in (1, 2, 3)]
+    assert refused == [
+        "hvd.init() found 1 of 2 ranks: Open MPI has started them",
+        "hvd.init() found 1 of 4 ranks: torchrun has started them",
+        "hvd.init() found 1 of 8 ranks: Slurm has started them",
+    ]
+    assert said[1].endswith("for mpirun, run `imagenet-prep install-horovod --mpi`.")
+    assert said[5].startswith("hvd.init() found 1 rank, but this process is one of several")
+
+
 @pytest.mark.slow
 @pytest.mark.tf
 @pytest.mark.horovod

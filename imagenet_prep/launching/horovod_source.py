@@ -37,7 +37,7 @@ _INIT_CHECKS = """\
             return
         try:
             refuse_unheard_launcher(self.size())
-        except RuntimeError:
+        except Exception:
             self.shutdown()
             raise
 

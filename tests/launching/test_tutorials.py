@@ -127,7 +127,7 @@ def test_mpirun_trains_the_same_network_or_is_refused(mpi: Path, tmp_path: Path)
     heard, unheard = outcomes
     agree(one, told(heard))
     assert unheard.code != 0
-    assert "RuntimeError: hvd.init() found 1 of 2 ranks: Open MPI has started them" in unheard.err
+    assert "UsageError: hvd.init() found 1 of 2 ranks: Open MPI has started them" in unheard.err
 
 
 INIT = """\
@@ -139,7 +139,7 @@ for variables in json.loads(os.environ["CASES"]):
         hvd.init()
         print("SAID", hvd.size())
         hvd.shutdown()
-    except RuntimeError as error:
+    except Exception as error:
         print("SAID", error)
     for name in variables:
         del os.environ[name]
@@ -158,14 +158,13 @@ def test_horovod_refuses_a_launcher_that_it_does_not_understand() -> None:
         *({}, of_mpi, of_torchrun, of_srun),
         {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "1"},
         {"WORLD_SIZE": "2"},
-        of_mpi | {"HOROVOD_ELASTIC": "1"},
     ]
     with started(program=("-c", INIT), env={"CASES": json.dumps(cases)}) as running:
         finished = running.finish(PATIENCE_S)
     assert finished.code == 0, finished.err
 
     said = re.findall("SAID (.*)", finished.out)
-    assert [said[number] for number in (0, 4, 6)] == ["1", "1", "1"]
+    assert [said[number] for number in (0, 4)] == ["1", "1"]
     refused = [said[number].partition(",")[0] for number in (1, 2, 3)]
     assert refused == [
         "hvd.init() found 1 of 2 ranks: Open MPI has started them",

@@ -180,6 +180,8 @@ def _all_ranks(world: World, limit: timedelta) -> Any:
     init_process_group would wait in C code: without a message, and without hearing signals.
     """
     address, port = os.environ[_PLACE[0]], int(os.environ[_PLACE[1]])
+    # torchrun keeps its store when it restarts the ranks. PyTorch, too, separates the attempts.
+    attempt = f"imagenet-prep-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
     began = time.monotonic()
     is_told = False
     store: Any = None
@@ -187,6 +189,9 @@ def _all_ranks(world: World, limit: timedelta) -> Any:
     while missing:
         if store is None:
             store = _store(world, address, port)
+            if store is not None:
+                store = distributed.PrefixStore(attempt, store)
+                store.set(f"rank-{world.rank}", "")
         if store is not None:
             missing = [rank for rank in range(world.size) if not store.check([f"rank-{rank}"])]
         waited_s = time.monotonic() - began
@@ -197,11 +202,11 @@ def _all_ranks(world: World, limit: timedelta) -> Any:
             is_told = True
         time.sleep(_POLL_S if missing else 0)
     store.set_timeout(limit)
-    return distributed.PrefixStore("imagenet-prep", store)
+    return store
 
 
 def _store(world: World, address: str, port: int) -> Any:
-    """Returns rank 0's store, which knows that this rank has come; None if rank 0 is not there."""
+    """Returns rank 0's store; None if rank 0 is not there."""
     # torchrun starts a store itself.
     leads = world.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
     if not leads:
@@ -210,11 +215,9 @@ def _store(world: World, address: str, port: int) -> Any:
         except OSError:
             return None
     timeout = timedelta(seconds=_CONNECT_S)
-    store = distributed.TCPStore(
+    return distributed.TCPStore(
         address, port, world.size, leads, timeout=timeout, wait_for_workers=False
     )
-    store.set(f"rank-{world.rank}", "")
-    return store
 
 
 def _ranks(numbers: Sequence[int]) -> str:

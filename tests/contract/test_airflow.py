@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from imagenet_prep import download, duplicates, report, verify
+from imagenet_prep import download, duplicates, report, resize, verify
 from imagenet_prep.core.address import Place
 from imagenet_prep.core.flags import Settings
 from imagenet_prep.distribute import config as replicate
@@ -27,6 +27,7 @@ CONFIGS: dict[str, type[Settings]] = {
     "prepare": prepare.Config,
     "verify": verify.Config,
     "duplicates": duplicates.Config,
+    "resize": resize.Config,
     "replicate": replicate.Config,
     "report": report.Config,
     "launch": launch.Config,
@@ -39,6 +40,9 @@ REFUSED = {
     "prepare": "",
     "verify": "json signers worker_kind",
     "duplicates": "against json source splits worker_kind",
+    "resize": "codec dataset_name dry_run exclude force json keep_original max_bad "
+    "num_inter_threads num_intra_threads num_preprocess_threads on_bad_image orientation "
+    "start_offset stretch worker_kind",
     "replicate": "bandwidth_limit check columns connections copies dry_run from_parent json mode "
     "part python repair retries timeout wait",
     "report": "compare labels level other out predictions seed source training",
@@ -84,15 +88,15 @@ class Dag:
         # The tasks look these up in the globals of their module.
         found = self.names["prepare"].__globals__
         found["run"] = lambda *words: self.calls.append(words)
-        found["_lineage"] = lambda _: {}
+        found["_lineage"] = lambda *_: {}
+        found["_manifest"] = lambda _: {"splits": ["train"]}
         found["_is_older"] = lambda *_: True
 
     def run(self, task: str, **params: Any) -> tuple[str, ...]:
         """Returns the command of a task."""
         self.calls.clear()
         self.names[task]({**self.names["PARAMS"], "train_ranks": 1, **params})
-        (call,) = self.calls
-        return call
+        return self.calls[0]
 
 
 @pytest.fixture(scope="module")
@@ -119,12 +123,13 @@ def passed_by_the_dag(dag: Dag) -> dict[str, set[str]]:
         "keep_original": True,
         "max_bad": 0,
         "duplicates": "cross",
+        "resize_to": "/small",
         "replicate_to": "/replica",
         "train_ranks": 2,
         "train_hosts": "/data/hosts",
     }
     found: dict[str, set[str]] = {}
-    for task in ("download", "prepare", "verify", "duplicates", "replicate", "train"):
+    for task in ("download", "prepare", "verify", "duplicates", "resize", "replicate", "train"):
         verb, *words = dag.run(task, **full)
         while words:
             word, _, _ = words.pop(0).partition("=")

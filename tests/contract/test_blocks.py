@@ -44,6 +44,30 @@ pytorch.md: PyTorch: one loop
     frameworks/test_frameworks.py
     test_the_code_of_the_page_runs
     the number of images
+pytorch.md: PyTorch: validation
+    frameworks/test_evaluation.py
+    test_top1_of_the_loops_for_pytorch_is_exact_on_any_number_of_ranks
+    top-1 of three networks
+lightning.md: Lightning
+    frameworks/test_ranks.py
+    test_the_programs_of_the_page_read_each_image_once_per_epoch
+    the images of an epoch and of a validation, over two ranks
+lightning.md: Accelerate
+    frameworks/test_ranks.py
+    test_the_programs_of_the_page_read_each_image_once_per_epoch
+    the images of an epoch and of a validation, over two ranks
+reading.md: Evaluation
+    read/test_documented_loops.py
+    test_top1_of_a_page_is_exact
+    top-1 of three networks
+photographs.md: Classify a photograph
+    e2e/test_photographs.py
+    test_a_network_trains_is_judged_by_what_was_held_out_and_shows_its_mistakes
+    the class of a photograph, as in the predictions of the evaluation
+photographs.md: Classify a photograph 2
+    frameworks/test_training.py
+    test_the_page_classifies_a_photograph_as_the_evaluation_does
+    the class of a photograph, as in the predictions of the evaluation
 pytorch.md: With a DataLoader's workers
     frameworks/test_frameworks.py
     test_the_code_of_the_page_runs

@@ -93,9 +93,9 @@ def expected(source: Miniature, *splits: str) -> dict[str, int]:
 
 
 def test_the_readme_makes_verifies_and_reports_a_dataset(machine: Machine, tmp_path: Path) -> None:
-    """Its lines 3 and 4, for hosts and for a network, are tested elsewhere."""
+    """Its lines for hosts and for a network are tested elsewhere."""
     fresh = Machine(tmp_path / "machine", machine.source)
-    made, checked, reported = fresh.typed("$ README.md: imagenet-prep", 1, 2, 5)
+    made, checked, reported = fresh.typed("$ README.md: imagenet-prep", 1, 2, 6)
 
     found = labels(fresh.dataset("imagenet-480"))
     assert found == expected(machine.source)

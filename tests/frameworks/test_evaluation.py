@@ -20,7 +20,7 @@ __all__ = ["colours", "unplotted"]
 pytestmark = pytest.mark.long
 
 PROGRAMS = Path(__file__).parent
-PAGE = REPOSITORY / "docs" / "pytorch.md"
+PAGE = REPOSITORY / "docs/pytorch.md"
 
 
 def blocks_of_page() -> list[str]:

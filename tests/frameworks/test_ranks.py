@@ -28,7 +28,7 @@ __all__ = ["colours", "shades"]
 pytestmark = pytest.mark.long
 
 PROGRAM = Path(__file__).parent / "counted.py"
-PAGE = REPOSITORY / "docs" / "lightning.md"
+PAGE = REPOSITORY / "docs/lightning.md"
 RANKS, BATCH = 2, 3
 STEP = RANKS * BATCH
 # Both MPIs ask for this.

@@ -217,7 +217,7 @@ def test_the_page_classifies_a_photograph_as_the_evaluation_does(
     run(python, "train", *evaluating, "--evaluate", "--predictions", said)
     (run_dir / "tiny.safetensors").write_bytes((runs / "exported.safetensors").read_bytes())
     shutil.copy(command.REPOSITORY / "examples" / "tiny.py", tmp_path)
-    page = (command.REPOSITORY / "docs" / "photographs.md").read_text("utf-8")
+    page = (command.REPOSITORY / "docs/photographs.md").read_text("utf-8")
     _, _, snippet = page.split("```python\n")
     program = snippet.partition("```")[0].replace('"photo', f'"{tmp_path}/photo')
     program = program.replace('"run/', f'"{run_dir}/')

@@ -218,13 +218,12 @@ def _build(config: Config, scratch: Path, log: Path) -> Path:
             f"building Horovod needs {compiler} and make: apt-get install g++ make, or copy the "
             "--cache folder of a host that has built it."
         )
+    of_nccl = nccl_variables(config.framework, scratch) if config.sums_on_gpus else {}
     print(f"building Horovod {VERSION}: 1 to 3 minutes, log in {log}", flush=True)
     tools, wheels = scratch / "tools", scratch / "wheels"
     install = ["install", *_LOCKED, "--target", str(tools), "-r", str(_TOOLS_LOCK)]
     _pip(install, log, "installing the build tools")
-    environment = build_variables(config, tools)
-    if config.sums_on_gpus:
-        environment |= nccl_variables(config.framework, scratch)
+    environment = build_variables(config, tools) | of_nccl
     # pip's cache could return a wheel that was built for other versions of TensorFlow or MPI.
     common = ["--no-cache-dir", "--no-build-isolation"]
     download = ["download", *common, *_LOCKED, "--no-binary", "horovod", "-d", str(scratch)]

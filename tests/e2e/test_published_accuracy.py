@@ -20,7 +20,7 @@ from tests.kit.training import rows
 pytestmark = [pytest.mark.long, pytest.mark.slow]
 
 ORIGINALS = Path("/usr/share/datasets/fashion-mnist")
-EPOCHS, IMAGES_PER_STEP = 8, 64
+EPOCHS, IMAGES_PER_STEP = 6, 64
 LEAST = 0.89
 
 
@@ -64,8 +64,9 @@ def test_fashion_mnist_is_learned_to_the_published_accuracy(
     words = ["train", *(f"--{name}={value}" for name, value in flags.items())]
     if ranks > 1:
         words = ["launch", "-np", str(ranks), "--", *words]
-    with started(*words, python=python) as running:
-        finished = running.finish(10 * PATIENCE_S)
+    # On a busy machine, threads that wait for each other take three times as long as one thread.
+    with started(*words, python=python, env={"OMP_NUM_THREADS": "1"}) as running:
+        finished = running.finish(PATIENCE_S)
     assert finished.code == 0, finished.err
 
     evaluation = rows(tmp_path, "evaluation")[-1]

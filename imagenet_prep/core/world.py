@@ -87,6 +87,9 @@ _LAUNCHERS = (
     _Launcher("PMIx", "mpi", "PMIX_RANK", ""),
     # MXNet's "Distributed Training in MXNet": its scheduler numbers the workers later
     _Launcher("MXNet", "processes", "", "DMLC_NUM_WORKER"),
+    # torchrun's settings, which Kubeflow sets in each pod (training-operator, pytorch/elastic.go;
+    # kubeflow/trainer), also for a script that is started without torchrun
+    _Launcher("PET_NNODES", "scheduler", "PET_NODE_RANK", "PET_NNODES"),
     # flux-core's src/shell/task.c
     _Launcher("Flux", "scheduler", "FLUX_TASK_RANK", "FLUX_JOB_SIZE", "FLUX_TASK_LOCAL_ID"),
     # slurm.schedmd.com/srun.html; in a batch script, only SLURM_STEP_NUM_TASKS is not set
@@ -94,6 +97,13 @@ _LAUNCHERS = (
               mark="SLURM_STEP_NUM_TASKS"),
 )
 # fmt: on
+# Modules of frameworks, and the names of the functions that return rank and size.
+_FRAMEWORKS = (
+    ("torch.distributed", "get_rank", "get_world_size"),
+    ("horovod.tensorflow", "rank", "size"),
+    ("horovod.torch", "rank", "size"),
+    ("horovod.mxnet", "rank", "size"),
+)
 
 
 class _Claim(NamedTuple):
@@ -237,48 +247,40 @@ def _contains(outer: _Claim, inner: _Claim) -> bool:
 def _world(same: Sequence[_Claim]) -> World:
     """Returns the world of sources that give the same rank; the first one has rank and size."""
     inner = same[0]
-    local_rank = next((claim.local_rank for claim in same if claim.local_rank >= 0), -1)
-    local_size = next((claim.local_size for claim in same if claim.local_size > 0), -1)
-    if local_rank < 0 < local_size:
-        local_rank = inner.rank % local_size
-    if local_size < 0 <= local_rank:
-        local_size = _largest_host(inner.rank, inner.size, local_rank)
+    # A framework knows no local rank, and some launchers know no local size.
+    local = max(same, key=lambda claim: (claim.local_rank >= 0, claim.local_size >= 0))
     launchers = (claim.name for claim in same if claim.kind != "framework" and claim.rank >= 0)
+    name = next(launchers, inner.name)
     try:
-        return World(inner.rank, inner.size, local_rank, local_size, next(launchers, inner.name))
+        return World(inner.rank, inner.size, local.local_rank, local.local_size, name)
     except ValueError as error:
         raise ValueError(f"{inner.text}: {error}") from None
 
 
-def _largest_host(rank: int, size: int, local_rank: int) -> int:
-    """Returns the largest number of ranks that this host can have: if it has fewer, cores idle.
-
-    All hosts are assumed to have the same number of ranks, numbered host by host.
-    """
-    counts = range(size, local_rank, -1)
-    return next((n for n in counts if size % n == 0 and rank % n == local_rank), size)
-
-
 def _launchers(environment: Mapping[str, str]) -> Iterator[_Claim]:
     """Yields the numbers of all launchers that have set variables."""
-    if environment.get("DMLC_ROLE", "worker") != "worker":
+    if environment.get("DMLC_ROLE") in ("server", "scheduler"):
         return  # a parameter server of MXNet reads nothing
     for launcher in _LAUNCHERS:
         if environment.get(launcher.mark) or not launcher.mark:
             yield _of_variables(launcher, environment)
-    if environment.get("TF_CONFIG"):
-        yield from _of_tensorflow(environment["TF_CONFIG"])
-    if environment.get("SM_HOSTS"):
+    if environment.get("TF_CONFIG", "").strip():
+        yield _of_tensorflow(environment["TF_CONFIG"])
+    if environment.get("SM_HOSTS", "").strip():
         yield _of_sagemaker(environment["SM_HOSTS"], environment.get("SM_CURRENT_HOST", ""))
 
 
 def _of_variables(launcher: _Launcher, environment: Mapping[str, str]) -> _Claim:
     names = launcher[2:6]
     rank, size, local_rank, local_size = (_number(environment, name) for name in names)
-    if launcher.name == "Slurm":
-        local_size = _tasks_of_node(environment)
     if size < 0 and rank == 0 and launcher.size:
         rank = -1  # RANK=0 may be the only process
+    if launcher.name == "Slurm":
+        local_size = _tasks_of_node(environment)
+        if size > 1 and environment.get("SLURM_PTY_PORT"):
+            size = -1  # srun -n 4 --pty bash starts one shell
+    if local_rank < 0:
+        local_size = -1
     text = ", ".join(f"{name}={environment[name]}" for name in names if environment.get(name))
     return _Claim(launcher.name, launcher.kind, rank, size, local_rank, local_size, text)
 
@@ -287,6 +289,8 @@ def _number(environment: Mapping[str, str], name: str) -> int:
     text = environment.get(name, "").strip()
     if text in _NOT_SET:
         return -1
+    if name == "PET_NNODES":
+        text = text.rpartition(":")[2]  # torchrun's --nnodes MIN:MAX
     if not _NUMBER.fullmatch(text):
         raise ValueError(f"{name}={text!r}: expected a number")
     return int(text)
@@ -304,26 +308,24 @@ def _tasks_of_node(environment: Mapping[str, str]) -> int:
     return -1
 
 
-def _of_tensorflow(text: str) -> Iterator[_Claim]:
-    """Yields the numbers in TF_CONFIG, as described for TFConfigClusterResolver of tf.distribute.
+def _of_tensorflow(text: str) -> _Claim:
+    """Returns the numbers in TF_CONFIG, as described for TFConfigClusterResolver of tf.distribute.
 
     Kubeflow's TFJob sets it. The chief (in TensorFlow 1: master) is the first worker.
     """
     try:
         config = json.loads(text)
         task = config.get("task", {})
-        kind = task.get("type")
-        before = 0
-        rank = -1
-        for each in ("master", "chief", "worker"):
-            if kind == each:
-                rank = before + int(task.get("index", -1))
-            before += len(config.get("cluster", {}).get(each, ()))
+        own = task.get("type"), int(str(task.get("index", -1)))
+        workers: list[tuple[str, int]] = []
+        for kind in ("master", "chief", "worker"):
+            indices = range(len(config.get("cluster", {}).get(kind, ())))
+            workers += [(kind, index) for index in indices]
     except (AttributeError, TypeError, ValueError, RecursionError) as error:
         raise ValueError(f"TF_CONFIG={text[:200]!r}: not a cluster and a task: {error}") from None
-    # Evaluators and parameter servers do not train.
-    if before and kind not in ("evaluator", "ps"):
-        yield _of_hosts("TF_CONFIG", rank, before, f"TF_CONFIG={text}")
+    if own[0] in ("evaluator", "ps"):
+        workers = []  # these tasks do not train
+    return _of_list("TF_CONFIG", workers, own, f"TF_CONFIG={text}")
 
 
 def _of_sagemaker(text: str, own: str) -> _Claim:
@@ -335,23 +337,22 @@ def _of_sagemaker(text: str, own: str) -> _Claim:
         hosts = list(json.loads(text))
     except (TypeError, ValueError, RecursionError) as error:
         raise ValueError(f"SM_HOSTS={text[:200]!r}: not a list of hosts: {error}") from None
-    rank = hosts.index(own) if own in hosts else -1
-    return _of_hosts("SageMaker", rank, len(hosts), f"SM_HOSTS={text}, SM_CURRENT_HOST={own}")
+    return _of_list("SageMaker", hosts, own, f"SM_HOSTS={text}, SM_CURRENT_HOST={own}")
 
 
-def _of_hosts(name: str, rank: int, size: int, text: str) -> _Claim:
-    return _Claim(name, "scheduler", rank, size, 0, 1, text)
+def _of_list(name: str, processes: list[Any], own: Any, text: str) -> _Claim:
+    """Returns the number of `own` among processes, each of which has its own host."""
+    rank = processes.index(own) if own in processes else -1
+    return _Claim(name, "scheduler", rank, len(processes), 0, 1, text)
 
 
 def _frameworks() -> Iterator[_Claim]:
     """Yields the numbers of each framework that this process has initialised; imports none."""
-    torch: Any = sys.modules.get("torch.distributed")
-    if torch is not None and torch.is_available() and torch.is_initialized():
-        yield _of_framework("torch.distributed", torch.get_rank(), torch.get_world_size())
-    for name in ("horovod.tensorflow", "horovod.torch", "horovod.mxnet"):
-        horovod: Any = sys.modules.get(name)
-        if horovod is not None and horovod.is_initialized():
-            yield _of_framework(name, horovod.rank(), horovod.size())
+    for name, rank, size in _FRAMEWORKS:
+        module = sys.modules.get(name)
+        # PyTorch has no such function if it was built without torch.distributed.
+        if getattr(module, "is_initialized", bool)():
+            yield _of_framework(name, getattr(module, rank)(), getattr(module, size)())
     # jax.process_index() would initialise JAX's devices, which a script may want to configure.
     jax: Any = getattr(sys.modules.get("jax._src.distributed"), "global_state", None)
     if jax is not None and jax.client is not None:

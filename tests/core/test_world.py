@@ -71,16 +71,15 @@ def test_a_compact_list_of_tasks_is_expanded() -> None:
     assert tasks == [4, 2, 2, 1]
 
 
-@pytest.mark.parametrize(
-    ("rank", "size", "local_rank", "expected"),
-    [(9, 16, 1, 8), (3, 16, 3, 16), (0, 16, 0, 16), (1, 4, 0, 1), (13, 24, 5, 8), (5, 7, 1, 7)],
-)
-def test_a_local_rank_without_a_local_size_is_used(
-    rank: int, size: int, local_rank: int, expected: int
-) -> None:
-    variables = {"RANK": rank, "WORLD_SIZE": size, "LOCAL_RANK": local_rank}
+def test_a_local_rank_without_a_local_size_is_used() -> None:
+    azure = {"RANK": 9, "WORLD_SIZE": 16, "LOCAL_RANK": 1}
+    only_size = {"RANK": 9, "WORLD_SIZE": 16, "LOCAL_WORLD_SIZE": 8}
+    place = Place(9, [8, 8], 1, 1)
 
-    assert World.from_environment(text(dict(variables))) == World(rank, size, local_rank, expected)
+    assert World.from_environment(text(dict(azure))) == World(9, 16, 1, 16)
+    assert World.from_environment(text(dict(only_size))) == World(9, 16)
+    # The source that knows both decides.
+    assert World.from_environment(text(srun(place) | azure)) == World(9, 16, 1, 8)
 
 
 def test_the_local_rank_is_that_of_the_innermost_launcher() -> None:
@@ -99,15 +98,24 @@ ALONE: dict[str, dict[str, str]] = {
     "WORLD_SIZE=1": {"WORLD_SIZE": "1"},
     "RANK=0": {"RANK": "0"},
     "empty variables": {"RANK": "", "WORLD_SIZE": " ", "LOCAL_RANK": "", "TF_CONFIG": ""},
+    "blank lists": {"TF_CONFIG": " ", "SM_HOSTS": "\n", "SM_CURRENT_HOST": ""},
+    "TF_CONFIG without a cluster": {"TF_CONFIG": "{}"},
+    "Kubeflow's trainer, one node": {
+        "PET_NNODES": "1",
+        "PET_NODE_RANK": "0",
+        "PET_NPROC_PER_NODE": "auto",
+    },
     "Hugging Face's -1": {"LOCAL_RANK": "-1", "RANK": "-1", "WORLD_SIZE": "-1"},
     "after a run of Lightning": {"LOCAL_RANK": "0", "NODE_RANK": "0", "MASTER_PORT": "12910"},
     "a pod of an indexed job": {"JOB_COMPLETION_INDEX": "3", "POD_INDEX": "3"},
     "SageMaker's notebook": {"SM_CURRENT_HOST": "default", "AWS_REGION": "us-east-1"},
     "SageMaker, one host": {"SM_HOSTS": '["algo-1"]', "SM_CURRENT_HOST": "algo-1"},
+    "srun --pty bash, with Jupyter": text(srun(at(0, 1)) | {"SLURM_PTY_PORT": 40000}),
     "TF_CONFIG of one process": {"TF_CONFIG": '{"cluster": {"worker": ["a:1"]}}'},
     "TF_CONFIG of an evaluator": {
         "TF_CONFIG": '{"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "evaluator"}}'
     },
+    "a scheduler of MXNet": {"DMLC_ROLE": "scheduler", "DMLC_NUM_WORKER": "4"},
     "a server of MXNet": {"DMLC_ROLE": "server", "DMLC_NUM_WORKER": "4", "DMLC_SERVER_ID": "1"},
 }
 
@@ -123,6 +131,13 @@ def test_without_a_launcher_there_is_none() -> None:
     assert World(1, 2).launcher == ""
 
 
+def tf_config(task: dict[str, object]) -> dict[str, str]:
+    cluster = {"chief": ["a:1"], "worker": ["b:1", "c:1"]}
+    return {"TF_CONFIG": json.dumps({"cluster": cluster, "task": task})}
+
+
+# srun starts four shells and connects the first one to the terminal; the others end at once.
+SHELL = text(srun(at(0, 4)) | {"SLURM_PTY_PORT": 40000})
 UNKNOWN: dict[str, tuple[dict[str, str], str]] = {
     "WORLD_SIZE": ({"WORLD_SIZE": "2"}, "WORLD_SIZE=2"),
     "Lightning": (
@@ -137,11 +152,17 @@ UNKNOWN: dict[str, tuple[dict[str, str], str]] = {
     "PMIx": ({"PMIX_RANK": "0"}, "PMIX_RANK=0"),
     "MXNet": ({"DMLC_ROLE": "worker", "DMLC_NUM_WORKER": "2"}, "DMLC_NUM_WORKER=2"),
     "Slurm": ({"SLURM_STEP_NUM_TASKS": "2"}, "SLURM_STEP_NUM_TASKS=2"),
+    "the shell of srun -n 4 --pty": (SHELL, "SLURM_PROCID=0, SLURM_STEP_NUM_TASKS=4"),
+    "PET_NNODES": ({"PET_NNODES": "2", "PET_NPROC_PER_NODE": "8"}, "PET_NNODES=2"),
+    "elastic PyTorchJob": ({"PET_NNODES": "1:4", "PET_RDZV_BACKEND": "c10d"}, "PET_NNODES=1:4"),
     "SageMaker": ({"SM_HOSTS": '["a", "b"]', "SM_CURRENT_HOST": "c"}, "SM_CURRENT_HOST=c"),
     "TF_CONFIG": (
         {"TF_CONFIG": '{"cluster": {"worker": ["a:1", "b:1"]}}'},
         "TF_CONFIG={",
     ),
+    "TF_CONFIG with a chief, without index": (tf_config({"type": "worker"}), "TF_CONFIG={"),
+    "TF_CONFIG with index -1": (tf_config({"type": "worker", "index": -1}), "TF_CONFIG={"),
+    "TF_CONFIG with index 2 of 2": (tf_config({"type": "worker", "index": 2}), "TF_CONFIG={"),
     "TF_CONFIG without index": (
         {"TF_CONFIG": '{"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker"}}'},
         "TF_CONFIG={",
@@ -193,6 +214,12 @@ def test_launchers_that_contradict_each_other_are_refused(variables: dict[str, o
         ({"PMIX_RANK": 1}, env(at(5, 8)), (5, 8)),
         ({"PMI_RANK": 0, "PMI_SIZE": 1}, open_mpi(at(2, 4)), (2, 4)),
         ({"WORLD_SIZE": 2}, open_mpi(at(5, 8)), (5, 8)),
+        (SHELL, env(at(2, 4)), (2, 4)),
+        (SHELL, env(at(1, 2)), (1, 2)),
+        (SHELL, open_mpi(at(1, 2)), (1, 2)),
+        ({"DMLC_ROLE": ""}, env(at(1, 2)), (1, 2)),  # a template of Kubernetes
+        ({"PET_NNODES": "1:4"}, torchrun(at(5, 8)), (5, 8)),
+        ({"PET_NNODES": 2, "PET_NODE_RANK": 1}, env(at(5, 8)), (5, 8)),
     ],
 )
 def test_the_innermost_launcher_decides(
@@ -216,6 +243,10 @@ def test_the_innermost_launcher_decides(
             {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "2", "LOCAL_WORLD_SIZE": "2"},
             "LOCAL_WORLD_SIZE=2: local rank 2 of 2",
         ),
+        (tf_config({"type": "worker", "index": 0.7}), "not a cluster and a task"),
+        (tf_config({"type": "worker", "index": True}), "not a cluster and a task"),
+        ({"PET_NNODES": "auto"}, "PET_NNODES='auto': expected a number"),
+        ({"RANK": "0:1", "WORLD_SIZE": "2"}, "RANK='0:1': expected a number"),
         ({"TF_CONFIG": "{"}, "TF_CONFIG='{': not a cluster and a task"),
         ({"TF_CONFIG": "[1]"}, "TF_CONFIG="),
         ({"TF_CONFIG": '{"cluster": {"worker": 3}}'}, "TF_CONFIG="),
@@ -293,7 +324,7 @@ def set_up(
     ("variables", "local"),
     [
         ({}, (1, 2)),
-        ({"LOCAL_RANK": 0, "WORLD_SIZE": 2}, (0, 1)),
+        ({"LOCAL_RANK": 0, "WORLD_SIZE": 2}, (0, 2)),
         ({"LOCAL_RANK": 1}, (1, 2)),
         ({"WORLD_SIZE": 1, "RANK": 0}, (1, 2)),
         (torchrun(at(1, 2)), (1, 2)),
@@ -314,6 +345,14 @@ def test_a_framework_says_which_process_this_is(
     assert world == World(1, 2, *local)
     expected = "torchrun" if "TORCHELASTIC_RUN_ID" in variables else name
     assert world.launcher == expected
+
+
+def test_a_script_may_start_processes_in_the_shell_of_srun(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    set_up(monkeypatch, of_torch(3, 4), dict(SHELL))
+
+    assert World.from_environment() == World(3, 4)
 
 
 def test_a_script_that_starts_processes_on_each_host_is_inside_of_what_started_it(

@@ -191,6 +191,10 @@ def tf_config(at: Place) -> dict[str, object]:
     return {"TF_CONFIG": json.dumps({"cluster": cluster, "task": task})}
 
 
+def kubeflow_trainer(at: Place) -> dict[str, object]:
+    return {"PET_NNODES": at.size, "PET_NPROC_PER_NODE": "auto", "PET_NODE_RANK": at.rank}
+
+
 def torchrun_below_mpirun(at: Place) -> dict[str, object]:
     """One torchrun per host, which numbers the hosts as they come: here, from the last."""
     outer = Place(len(at.hosts) - 1 - at.host, [1] * len(at.hosts), at.host, 0)
@@ -212,6 +216,13 @@ LAUNCHERS = {
         "kubeflow/training-operator, controller.v1/pytorch/envvar.go at 1417bbc",
         kubeflow,
         knows_host=False,
+    ),
+    "Kubeflow Trainer": Launcher(
+        "PET_NNODES",
+        "kubeflow/training-operator, controller.v1/pytorch/elastic.go; kubeflow/trainer#1840",
+        kubeflow_trainer,
+        knows_host=False,
+        one_each=True,
     ),
     "Azure ML": Launcher(
         "RANK and WORLD_SIZE", "learn.microsoft.com, Distributed GPU training guide", azure

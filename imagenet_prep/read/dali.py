@@ -39,9 +39,6 @@ class DaliBackend:
 
     def __init__(self, config: ReadConfig, largest: tuple[int, int]) -> None:
         """Builds the pipeline; allocates nvJPEG's buffers for the `largest` (height, width)."""
-        self._encoded: Iterator[EncodedBatch] = iter(())
-        # Keep the inputs that DALI may still read, because it does not copy them.
-        self._given: deque[tuple[Any, ...]] = deque(maxlen=_QUEUE_DEPTH + 1)
         self._in_use: deque[Any] = deque(maxlen=_BATCHES_IN_USE if config.device == "gpu" else 0)
         self._config = config
         self._convert = _CONVERTERS[config.array_framework]
@@ -54,37 +51,41 @@ class DaliBackend:
                 "preallocate_height_hint": height,
                 "preallocate_width_hint": width,
             }
-        self._pipeline = self._new_pipeline()
+        self._source, self._pipeline = self._new_pipeline()
         self._pipeline.build()
-        self._is_idle = True
         # A separate pipeline decodes single images, because an error ends a DALI pipeline.
         self._single: Any = None
         self._image: npt.NDArray[np.uint8] = np.empty(0, np.uint8)
 
-    def _new_pipeline(self) -> Any:
-        return _show(
-            self._next,
+    def _new_pipeline(self) -> tuple[_Source, Any]:
+        source = _Source()
+        pipeline = _show(
+            source.next,
             self._config,
             self._decoder,
             batch_size=self._config.batch_size,
             num_threads=self._config.decode_threads,
             device_id=self._device,
         )
+        return source, pipeline
 
     def batches(self, encoded: Iterator[EncodedBatch], steps: int) -> Iterator[Any]:
         """Yields the images of each step."""
-        if self._is_idle:
+        if self._source.is_idle:
             self._pipeline.reset()
         else:
-            # The last epoch was not read to its end, so the pipeline still has some of its batches.
-            self._pipeline = self._new_pipeline()
-        self._encoded = encoded
-        self._is_idle = False
+            # The last epoch was not read to its end, so the pipeline still has some of its batches,
+            # and its loop may continue.
+            self._source, self._pipeline = self._new_pipeline()
+        source = self._source
+        pipeline = self._pipeline
+        source.encoded = encoded
+        source.is_idle = False
         for step in range(steps):
-            (images,) = self._pipeline.run()
-            self._is_idle = step == steps - 1
-            if self._is_idle:
-                self._given.clear()
+            (images,) = pipeline.run()
+            source.is_idle = step == steps - 1
+            if source.is_idle:
+                source.given.clear()
             tensor = images.as_tensor()
             self._in_use.append(tensor)
             yield self._convert(tensor)
@@ -101,12 +102,22 @@ class DaliBackend:
             lambda: self._image, self._decoder, batch_size=1, num_threads=1, device_id=self._device
         )
 
-    def _next(self) -> tuple[Any, ...]:
-        batch = next(self._encoded)
+
+class _Source:
+    """Passes the images of one loop to a pipeline."""
+
+    def __init__(self) -> None:
+        self.encoded: Iterator[EncodedBatch] = iter(())
+        # The inputs that DALI may still read, because it does not copy them.
+        self.given: deque[tuple[Any, ...]] = deque(maxlen=_QUEUE_DEPTH + 1)
+        self.is_idle = True
+
+    def next(self) -> tuple[Any, ...]:
+        batch = next(self.encoded)
         # If it got a list of arrays, DALI would iterate over it three times in Python.
         encoded = TensorListCPU([TensorCPU(image) for image in batch.encoded], contiguous=False)
         given = encoded, *(array for views in batch.views for array in _arrays(views))
-        self._given.append(given)
+        self.given.append(given)
         return given
 
 

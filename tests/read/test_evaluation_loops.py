@@ -113,6 +113,23 @@ def test_a_look_at_some_batches_does_not_shorten_the_next_evaluation(
     assert [n for batch in reader for n in seen(batch)] == ALL
 
 
+def test_two_loops_at_once_see_their_own_images(colours: Path, backend: str) -> None:
+    """DALI showed the images of one loop with the labels of the other, then failed."""
+    reader = opened(colours, backend)
+    first, second = [], []
+    outer = iter(reader)
+    first += seen(next(outer))
+    for batch in reader:
+        second += seen(batch)
+        if len(second) == 2 * BATCH:
+            first += seen(next(outer))
+    for batch in outer:
+        first += seen(batch)
+
+    assert first == second == ALL
+    assert [n for batch in reader for n in seen(batch)] == ALL
+
+
 def test_training_resumes_in_the_middle_of_an_epoch_as_before(colours: Path) -> None:
     reader = open_set(colours, "train", 10, "native")
     first = [n for batch in itertools.islice(reader, 2) for n in seen(batch)]

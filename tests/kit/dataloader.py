@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import itertools
 import multiprocessing
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from typing import Any
 
 PREFETCH = 2
@@ -18,8 +19,20 @@ PREFETCH = 2
 _PATIENCE_S = 300
 
 
-def batches(dataset: Any, sampler: Any, workers: int, method: str = "fork") -> Iterator[Any]:
-    """Yields dataset[index] for each index of the sampler, made by processes."""
+def in_new_process(function: Callable[..., None], *args: Any) -> None:
+    """Calls a function that forks, without the threads of other tests in its process.
+
+    Workers hung that were forked next to DALI's pipelines.
+    """
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+        pool.submit(function, *args).result(_PATIENCE_S)
+
+
+def batches(dataset: Any, sampler: Any, workers: int, method: str = "forkserver") -> Iterator[Any]:
+    """Yields dataset[index] for each index of the sampler, made by processes.
+
+    With the method "fork", call it by `in_new_process`.
+    """
     if not workers:
         yield from (dataset[index] for index in sampler)
         return

@@ -26,11 +26,24 @@ def opened(root: Path, batch: int = 4, split: str = "train", **more: Any) -> Rea
     return open_set(root, split, batch, "native", **more)
 
 
-@pytest.mark.parametrize(("workers", "method"), [(0, ""), (3, "fork"), (1, "spawn")])
+@pytest.mark.parametrize(("workers", "method"), [(0, ""), (1, "spawn"), (2, "forkserver")])
 def test_workers_make_the_batches_that_the_reader_makes(
     scenes: Path, workers: int, method: str
 ) -> None:
-    how = {"world": World(1, 2), "seed": 3, "views": 2, "fields": ("images", "mask", "key")}
+    compare(scenes, workers, method)
+
+
+def test_forked_workers_make_the_batches_that_the_reader_makes(scenes: Path) -> None:
+    dataloader.in_new_process(compare, scenes, 3, "fork")
+
+
+def compare(scenes: Path, workers: int, method: str) -> None:
+    how: dict[str, Any] = {
+        "world": World(1, 2),
+        "seed": 3,
+        "views": 2,
+        "fields": ("images", "mask", "key"),
+    }
     reader, alone = (opened(scenes, 7, **how) for _ in range(2))
     next(iter(reader))  # its threads are begun, which a fork does not have
     sampler = opened(scenes, 7, **how).sampler()
@@ -129,6 +142,10 @@ def test_a_pickled_reader_is_opened_anew_at_its_position(scenes: Path) -> None:
 
 def test_a_forked_reader_has_threads_of_its_own(colours: Path) -> None:
     """Those of the process that opened it are not there, and it waited for them."""
+    dataloader.in_new_process(fork, colours)
+
+
+def fork(colours: Path) -> None:
     reader = opened(colours, 8, seed=9)
     first = next(iter(reader))
     here, there = multiprocessing.get_context("fork").Pipe()

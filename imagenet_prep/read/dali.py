@@ -51,15 +51,15 @@ class DaliBackend:
                 "preallocate_height_hint": height,
                 "preallocate_width_hint": width,
             }
-        self._source, self._pipeline = self._new_pipeline()
+        self._source = _Source()
+        self._pipeline = self._new_pipeline(self._source)
         self._pipeline.build()
         # A separate pipeline decodes single images, because an error ends a DALI pipeline.
         self._single: Any = None
         self._image: npt.NDArray[np.uint8] = np.empty(0, np.uint8)
 
-    def _new_pipeline(self) -> tuple[_Source, Any]:
-        source = _Source()
-        pipeline = _show(
+    def _new_pipeline(self, source: _Source) -> Any:
+        return _show(
             source.next,
             self._config,
             self._decoder,
@@ -67,7 +67,6 @@ class DaliBackend:
             num_threads=self._config.decode_threads,
             device_id=self._device,
         )
-        return source, pipeline
 
     def batches(self, encoded: Iterator[EncodedBatch], steps: int) -> Iterator[Any]:
         """Yields the images of each step."""
@@ -76,7 +75,8 @@ class DaliBackend:
         else:
             # The last epoch was not read to its end, so the pipeline still has some of its batches,
             # and its loop may continue.
-            self._source, self._pipeline = self._new_pipeline()
+            self._source = _Source()
+            self._pipeline = self._new_pipeline(self._source)
         source = self._source
         pipeline = self._pipeline
         source.encoded = encoded

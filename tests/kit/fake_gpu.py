@@ -41,9 +41,9 @@ def install(monkeypatch: pytest.MonkeyPatch, gpus: int = 1) -> list[Decoded]:
     decoded: list[Decoded] = []
 
     class Pipeline:
-        def __init__(self, of: Any) -> None:
+        def __init__(self, of: Any, source: Any) -> None:
             made = {"batch_size": of._config.batch_size, "num_threads": 1, "device_id": None}
-            self._pipeline = dali._show(of._next, of._config, {**of._decoder, **on_cpu}, **made)
+            self._pipeline = dali._show(source.next, of._config, {**of._decoder, **on_cpu}, **made)
             self._gpu = of._device
             self.build, self.reset = self._pipeline.build, self._pipeline.reset
 
@@ -56,8 +56,8 @@ def install(monkeypatch: pytest.MonkeyPatch, gpus: int = 1) -> list[Decoded]:
             decoded.append(Decoded(self._gpu, tensor.data_ptr()))
             return Images(tensor, self._gpu)
 
-    def new_pipeline(of: Any) -> Pipeline:
-        return Pipeline(of)
+    def new_pipeline(of: Any, source: Any) -> Pipeline:
+        return Pipeline(of, source)
 
     on_cpu = {"device": "cpu", "preallocate_height_hint": 0, "preallocate_width_hint": 0}
     monkeypatch.setattr(backend, "gpus", lambda: gpus)

@@ -52,7 +52,7 @@ class _Launcher(NamedTuple):
 
 _TORCH = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 
-# If several launchers give this process the same rank, the first one is named.
+# If several launchers give this process the same rank, the first one is named, and not a framework.
 # fmt: off
 _LAUNCHERS = (
     # docs.pytorch.org/docs/stable/elastic/run.html, "Environment Variables"
@@ -176,9 +176,10 @@ class World:
           ValueError: the variables are not numbers, are out of range, contradict each other or
             the framework, or name several processes without the rank of this one.
         """
-        found = [*_frameworks()] if environment is None else []
         try:
-            found += _launchers(os.environ if environment is None else environment)
+            found = list(_launchers(os.environ if environment is None else environment))
+            if environment is None:
+                found += _frameworks()
             return _decided(found)
         except ValueError as error:
             raise ValueError(f"{error}. {_REMEDY}") from None
@@ -249,10 +250,8 @@ def _world(same: Sequence[_Claim]) -> World:
     inner = same[0]
     # A framework knows no local rank, and some launchers know no local size.
     local = max(same, key=lambda claim: (claim.local_rank >= 0, claim.local_size >= 0))
-    launchers = (claim.name for claim in same if claim.kind != "framework" and claim.rank >= 0)
-    name = next(launchers, inner.name)
     try:
-        return World(inner.rank, inner.size, local.local_rank, local.local_size, name)
+        return World(inner.rank, inner.size, local.local_rank, local.local_size, inner.name)
     except ValueError as error:
         raise ValueError(f"{inner.text}: {error}") from None
 

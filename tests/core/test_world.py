@@ -115,6 +115,9 @@ ALONE: dict[str, dict[str, str]] = {
     "TF_CONFIG of an evaluator": {
         "TF_CONFIG": '{"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "evaluator"}}'
     },
+    "TF_CONFIG of a parameter server": {
+        "TF_CONFIG": '{"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "ps", "index": 0}}'
+    },
     "a scheduler of MXNet": {"DMLC_ROLE": "scheduler", "DMLC_NUM_WORKER": "4"},
     "a server of MXNet": {"DMLC_ROLE": "server", "DMLC_NUM_WORKER": "4", "DMLC_SERVER_ID": "1"},
 }
@@ -363,7 +366,7 @@ def test_a_script_that_starts_processes_on_each_host_is_inside_of_what_started_i
 
     assert World.from_environment() == World(5, 8)
     monkeypatch.setenv("RANK", "0")
-    with pytest.raises(ValueError, match="torch.distributed has rank 5 of 8; RANK=0"):
+    with pytest.raises(ValueError, match="RANK=0, WORLD_SIZE=2; torch.distributed has rank 5"):
         World.from_environment()
 
 

@@ -13,6 +13,8 @@ from imagenet_prep.core.errors import DataDamagedError
 
 REPAIRED = "repaired"
 QUARANTINED = "quarantined"
+# Begins the action of a line of quarantine.jsonl that `resize` copied from its input.
+OF_INPUT = "input_"
 ENCODED_ANEW = "encoded as RGB JPEG"
 
 
@@ -135,6 +137,11 @@ class Incident:
     action: str
     reason: str
     detail: str
+
+    @property
+    def is_of_input(self) -> bool:
+        """Whether this happened to the image before `resize`, in its input."""
+        return self.action.startswith(OF_INPUT)
 
 
 class PreparedImage(NamedTuple):

@@ -8,10 +8,12 @@ since each of their runs may add a split.
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from imagenet_prep.core import records
+from imagenet_prep.dataset import schema
 
 Config = dict[str, Any]
 
@@ -82,6 +84,14 @@ def base(config: Config) -> Config:
     """Returns the config of the dataset before its first amendment."""
     original: Any = config.get("base") if config.get("verb") == AMEND else config
     return records.parse(dict[str, Any], original)
+
+
+def holdout_split(config: Config) -> str:
+    """Returns the split to which `prepare` moves images of train if it holds out any."""
+    with contextlib.suppress(ValueError):
+        if base(config).get("holdout_per_class"):
+            return schema.VALIDATION
+    return schema.HOLDOUT
 
 
 def changes(config: Config) -> tuple[int, list[Amendment]]:

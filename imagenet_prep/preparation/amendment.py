@@ -7,7 +7,7 @@ shards are hard links, or copies made by the bucket's server.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import chain
@@ -21,24 +21,23 @@ from imagenet_prep.core import canonical, errors, records
 from imagenet_prep.core.canonical import Json
 from imagenet_prep.core.errors import UsageError, some
 from imagenet_prep.core.terminal import counted
-from imagenet_prep.dataset import naming, samples, schema, settings, tfds
+from imagenet_prep.dataset import naming, samples, settings, tfds
 from imagenet_prep.dataset.column import Column
 from imagenet_prep.dataset.manifest import Manifest, Shard, Split
-from imagenet_prep.dataset.member import Incident, PreparedImage
+from imagenet_prep.dataset.member import PreparedImage
 from imagenet_prep.dataset.orientation import KEEP, RULES
 from imagenet_prep.dataset.samples import Head
 from imagenet_prep.dataset.settings import ADOPT, AMEND, Amendment, Listed, Settings
 from imagenet_prep.preparation.amended_shard import AmendWork
 from imagenet_prep.preparation.carried import Carrier
 from imagenet_prep.preparation.changes import Request, ShardChange, changes_of
-from imagenet_prep.preparation.output import Draft, Output, listed_incidents
+from imagenet_prep.preparation.output import Draft, Output, listed_incidents, splits_of
 from imagenet_prep.preparation.selection import refuse_source_as_output
 from imagenet_prep.preparation.standing import Wanted
 from imagenet_prep.preparation.tasks import WriteWork
 from imagenet_prep.shards.commit import emptied
 from imagenet_prep.shards.samples_root import samples_root
 from imagenet_prep.shards.writer import WrittenShard
-from imagenet_prep.sources import layout
 from imagenet_prep.sources.shard_files import split_of
 from imagenet_prep.storage import columns, tables
 from imagenet_prep.storage.opened import Dataset, open_dataset
@@ -279,11 +278,10 @@ def _commit(job: Job, output: Output, written: Mapping[str, WrittenShard]) -> di
     new = [(shard.shard, incident) for shard in written.values() for incident in shard.incidents]
     changed = {(split_of(shard), incident.key) for shard, incident in new}
     changed |= {(split, key) for split, of_split in job.request.new.items() for key in of_split}
-    taken_out = schema.VALIDATION if job.base.get("holdout_per_class") else schema.HOLDOUT
     unchanged = (
         incident
         for incident in listed_incidents(job.dataset.store, parent)
-        if not any((s, incident.key) in changed for s in _splits_of(incident, splits, taken_out))
+        if not any((s, incident.key) in changed for s in splits_of(incident, parent))
     )
     draft = Draft(
         splits=splits,
@@ -296,21 +294,6 @@ def _commit(job: Job, output: Output, written: Mapping[str, WrittenShard]) -> di
     )
     output.commit(draft)
     return carried
-
-
-def _splits_of(incident: Incident, splits: Collection[str], taken_out: str) -> Collection[str]:
-    """Returns the splits that may contain an incident's image, judged by the image's source folder.
-
-    `taken_out` is the split to which images of the train folder were moved. The key is not enough,
-    since train and validation may contain the same key.
-    """
-    folder, slash, _ = incident.archive.removeprefix(f"{layout.KAGGLE}/").partition("/")
-    split = (slash and layout.split_called(folder)) or split_of(incident.archive)
-    if split == schema.TEST and schema.TEST not in splits:
-        split = schema.VALIDATION
-    if split not in splits:
-        return splits
-    return (split, taken_out) if split == schema.TRAIN else (split,)
 
 
 def _split(store: Store, shards: list[Shard], num_classes: int) -> Split:

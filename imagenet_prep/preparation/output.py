@@ -34,6 +34,7 @@ from imagenet_prep.preparation.standing import Begun, Decision, Noted, Standing,
 from imagenet_prep.shards.commit import publish, refuse_too_many
 from imagenet_prep.shards.summary import summarise
 from imagenet_prep.shards.writer import WrittenShard
+from imagenet_prep.sources import layout
 from imagenet_prep.sources.shard_files import split_of
 from imagenet_prep.storage import origins
 from imagenet_prep.storage.fetch import as_file, hashed
@@ -61,7 +62,7 @@ class Draft:
     def with_kept(
         self,
         existing: Manifest,
-        kept: Collection[str],
+        kept: set[str],
         listed: Iterable[Incident],
         lacks: dict[str, str],
     ) -> Draft:
@@ -71,11 +72,14 @@ class Draft:
         def place(source: Source) -> tuple[int, str]:
             return schema.SPLITS.index(split_of(source.name)), source.name
 
+        # A line of the input may be in both lists if its split is not known.
+        new = {*self.incidents}
+        of_kept = (i for i in listed if i not in new and kept & {*splits_of(i, existing)})
         return replace(
             self,
             splits=self.splits | {split: existing.splits[split] for split in kept},
             lacks=lacks | self.lacks,
-            incidents=[*self.incidents, *(i for i in listed if split_of(i.archive) in kept)],
+            incidents=[*self.incidents, *of_kept],
             sources=sorted([*self.sources, *before], key=place),
         )
 
@@ -277,6 +281,26 @@ class Output:
         for name in store.list_folder(naming.WORK):
             if name.startswith(f"{self.wanted.settings.verb}-{split}-"):
                 store.remove_tree(f"{naming.WORK}/{name}")
+
+
+def splits_of(incident: Incident, manifest: Manifest) -> Collection[str]:
+    """Returns the splits that may contain an incident's image, judged by its source file.
+
+    The key is not enough, since train and validation may contain the same key.
+    """
+    splits = manifest.splits
+    of_shard = split_of(incident.archive)
+    if of_shard in splits:
+        return (of_shard,)
+    folder = incident.archive.removeprefix(f"{layout.KAGGLE}/").partition("/")[0]
+    split = layout.split_called(folder)
+    if split == schema.TEST and schema.TEST not in splits:
+        split = schema.VALIDATION
+    if split not in splits:
+        return splits
+    if split != schema.TRAIN:
+        return (split,)
+    return (split, settings.holdout_split(manifest.config))
 
 
 def listed_incidents(store: Readable, of: Manifest | None = None) -> Iterator[Incident]:

@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
+from itertools import chain
 
 from imagenet_prep import engine
 from imagenet_prep.codec.policy import Policy
@@ -17,7 +18,7 @@ from imagenet_prep.core.terminal import counted
 from imagenet_prep.dataset import naming, schema
 from imagenet_prep.dataset.keys import WNID, KeyList
 from imagenet_prep.dataset.manifest import Source, demand_samples
-from imagenet_prep.dataset.member import Incident, Member
+from imagenet_prep.dataset.member import OF_INPUT, Incident, Member
 from imagenet_prep.dataset.orientation import KEEP
 from imagenet_prep.dataset.settings import (
     EXCLUDED,
@@ -28,7 +29,7 @@ from imagenet_prep.dataset.settings import (
     Settings,
 )
 from imagenet_prep.preparation import changes, existing_set
-from imagenet_prep.preparation.output import Draft, Output
+from imagenet_prep.preparation.output import Draft, Output, listed_incidents, splits_of
 from imagenet_prep.preparation.provenance import demand_same_shards
 from imagenet_prep.preparation.standing import Wanted
 from imagenet_prep.preparation.tasks import WriteWork, excluded_incident
@@ -113,6 +114,17 @@ class Job:
         return sum(len(self.excluded.get(shard.name, ())) for shard in self.found.splits[split])
 
     @cached_property
+    def input_incidents(self) -> list[Incident]:
+        """The lines of the input's quarantine.jsonl, marked as lines of the input."""
+        manifest = self.found.manifest
+        if manifest is None or naming.QUARANTINE not in {file.name for file in manifest.files}:
+            return []
+        return [
+            line if line.is_of_input else replace(line, action=f"{OF_INPUT}{line.action}")
+            for line in listed_incidents(self.found.store, manifest)
+        ]
+
+    @cached_property
     def wanted(self) -> Wanted:
         """The dataset to make; the names and sizes of the source files identify the source."""
         byte_settings, libraries = KEEP_ORIGINAL, {}
@@ -158,6 +170,7 @@ def run(job: Job, store: Store) -> Json:
         with output.store.lock():
             pending = output.left()
             labelling = _labelling(job, store, output, pending)
+            _ = job.input_incidents  # report a damaged list before anything is written
             output.begin(pending)
             for split in pending:
                 _write(job, store, output, split, labelling)
@@ -171,6 +184,7 @@ def preview(job: Job, store: Store) -> Json:
     It reads tables, the first and last shards and, if the input has changed, what `run` compares.
     """
     output, pending = _output(job, store, note=False)
+    _ = job.input_incidents
     labelling = tfrecords.known_labelling(job.found, job.splits)
     labels = "only known after all shards are read, so a run reads them twice"
     if labelling is not None:
@@ -277,10 +291,18 @@ def _write(job: Job, store: Store, output: Output, split: str, labelling: Labell
         existing_set.check_validation_labels(validation, classes, job.found.store)
     counts = num_per_class([shard.num_per_class for shard in written], len(classes.wnids))
     not_rgb = any(shard.not_rgb for shard in written)
+    incidents = [*chain.from_iterable(shard.incidents for shard in written)]
+    new_keys = {incident.key for incident in incidents}
+    if manifest:
+        incidents += (
+            line
+            for line in job.input_incidents
+            if line.key not in new_keys and split in splits_of(line, manifest)
+        )
     draft = Draft(
         splits={split: split_of(written, counts)},
         classes=classes,
-        incidents=[incident for shard in written for incident in shard.incidents],
+        incidents=incidents,
         sources=[shard.source for shard in written if shard.source],
         lacks={schema.COLORSPACE: schema.WRONG} if not_rgb else {},
         # The edition cannot be derived from counts, since the images may be a selection.

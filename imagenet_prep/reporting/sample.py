@@ -133,10 +133,12 @@ def incidents(facts: Facts) -> list[ShownIncident]:
     """Returns up to 12 images for each reason; quarantined images come first."""
     counts: Counter[tuple[str, str]] = Counter()
     shown = []
-    for line in sorted(facts.incidents, key=lambda line: line.action != QUARANTINED):
+    for line in sorted(facts.incidents, key=lambda line: not line.action.endswith(QUARANTINED)):
         counts[line.action, line.reason] += 1
         if counts[line.action, line.reason] <= _INCIDENTS_PER_REASON:
-            data = facts.source_bytes(line.archive, line.offset, line.size)
+            data = None
+            if not line.is_of_input:  # its archive is a source of the input
+                data = facts.source_bytes(line.archive, line.offset, line.size)
             picture = pictures.thumbnail(data, *_INCIDENT) if data else None
             shown.append(ShownIncident(line, *facts.class_name(line.class_index), picture))
     return shown

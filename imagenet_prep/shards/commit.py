@@ -13,7 +13,7 @@ from imagenet_prep.dataset import naming, tfds
 from imagenet_prep.dataset.claims import tfds_files
 from imagenet_prep.dataset.class_list import ClassList
 from imagenet_prep.dataset.manifest import File, Manifest, Split
-from imagenet_prep.dataset.member import QUARANTINED, REPAIRED, Incident
+from imagenet_prep.dataset.member import OF_INPUT, QUARANTINED, REPAIRED, Incident
 from imagenet_prep.shards.samples_root import root_of
 from imagenet_prep.shards.writer import WrittenShard
 from imagenet_prep.storage.store import Store
@@ -124,7 +124,8 @@ def num_per_class(receipts: Iterable[Mapping[int, int]], num_classes: int) -> li
 
 
 def _count(incidents: Iterable[Incident], action: str) -> dict[str, int]:
-    return dict(sorted(Counter(i.reason for i in incidents if i.action == action).items()))
+    counted = (i.reason for i in incidents if i.action.removeprefix(OF_INPUT) == action)
+    return dict(sorted(Counter(counted).items()))
 
 
 def refuse_too_many(bad: Sequence[Incident], limit: int | None) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,11 @@ import pytest
 from imagenet_prep import download, preprocess_imagenet
 from imagenet_prep.core.errors import UsageError
 from imagenet_prep.pipelines import prepare
+from imagenet_prep.reporting import sample
+from imagenet_prep.reporting.facts import gather
 from imagenet_prep.sources import folder
+from imagenet_prep.storage.folder import LocalStore
+from imagenet_prep.storage.opened import open_dataset
 from tests.kit import command, layouts
 from tests.kit.dataset import split_records
 from tests.kit.miniature import Miniature
@@ -122,3 +127,44 @@ def test_the_folder_that_the_tutorials_script_left_becomes_a_set(
         kept = {n for n, i in truth.items() if i.split == split and i.fate != "quarantined"}
         assert found.keys() == kept
         assert all(record.wnid == truth[name].wnid for name, record in found.items())
+
+
+@pytest.mark.slow
+def test_the_two_steps_of_the_tutorial_list_the_same_bad_images_as_one(
+    mini: Miniature, tmp_path: Path
+) -> None:
+    """Step 2 lists what step 1 has excluded and repaired, so `show` and `report` have all of it."""
+    one, scratch, out = (tmp_path / name for name in ("one", "scratch", "out"))
+    words = (f"--raw_data_dir={mini.root}", f"--local_scratch_dir={scratch}", "--allow-subset")
+    steps = [command.run(*words, program=("-m", "imagenet_prep.preprocess_imagenet"))]
+    for split in ("train", "validation"):
+        flags = ("-d", "imagenet", "-i", scratch, "-o", out, "-r", "64", "-s", split)
+        steps.append(command.run("resize", *flags))
+    flags = ("--out", one, "--short-side", "64", "--allow-subset")
+    steps.append(command.run("prepare", "--source", mini.root, *flags))
+    steps.append(command.run("verify", out))
+    assert [step.code for step in steps] == [0] * len(steps), steps
+
+    shown = [json.loads(command.run("show", root, "--json").out) for root in (one, out)]
+    assert shown[0]["quarantined"] == shown[1]["quarantined"] != {}
+    assert shown[0]["repaired"] == shown[1]["repaired"] != {}
+    of_one, of_two = (
+        {(line["key"], line["action"].removeprefix("input_")) for line in lines}
+        for lines in map(incidents, (one, out))
+    )
+    assert of_one == of_two
+    lost = {image.key for image in mini.images if image.fate == "quarantined"}
+    assert {line["key"] for line in incidents(out) if line["action"] == "input_quarantined"} == lost
+
+    facts = gather(open_dataset(LocalStore(out)), [])
+    pictures = sample.incidents(facts)
+    assert (pictures[0].line.action, pictures[0].picture) == ("input_quarantined", None)
+    of_step_2 = next(shown for shown in pictures if shown.line.action == "repaired")
+    assert of_step_2.picture
+    # If step 1 had read shards as well, they could have the names of its own shards.
+    facts.incidents[:] = [replace(of_step_2.line, action="input_repaired")]
+    assert [shown.picture for shown in sample.incidents(facts)] == [None]
+
+
+def incidents(root: Path) -> list[dict[str, str]]:
+    return [json.loads(line) for line in (root / "quarantine.jsonl").read_text().splitlines()]

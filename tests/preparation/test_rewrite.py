@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import io
+import json
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,16 +13,22 @@ import pytest
 from PIL import Image
 
 from imagenet_prep.codec.policy import Policy
-from imagenet_prep.core.errors import DataDamagedError, UsageError
-from imagenet_prep.dataset import example, manifest, naming, schema, tfrecord
+from imagenet_prep.core.errors import DataDamagedError, ManifestError, UsageError
+from imagenet_prep.dataset import editions, example, manifest, naming, schema, tfrecord
+from imagenet_prep.dataset.class_list import ClassList
 from imagenet_prep.dataset.example import ImageExample
+from imagenet_prep.dataset.keys import KeyList
 from imagenet_prep.dataset.manifest import Manifest
+from imagenet_prep.dataset.member import Incident
 from imagenet_prep.engine import Workers
 from imagenet_prep.preparation import rewrite
+from imagenet_prep.shards import commit
 from imagenet_prep.sources import shard_files
 from imagenet_prep.storage.folder import LocalStore
-from tests.kit.dataset import stamps
-from tests.kit.tfrecords import picture, plain, write_set
+from imagenet_prep.storage.opened import open_dataset
+from tests.kit.dataset import contents, stamps
+from tests.kit.samples import add_tables
+from tests.kit.tfrecords import picture, plain, wnid, write_set
 
 
 def grey(number: int) -> bytes:
@@ -129,3 +138,117 @@ def test_classes_that_are_no_wnids_are_refused_where_those_are_expected(tmp_path
 
     with pytest.raises(UsageError, match="its classes are not WNIDs but cat, dog, eel"):
         rewrite.run(job(root, "train", wnids_only=True), LocalStore(tmp_path / "out"))
+
+
+def key(number: int) -> str:
+    return f"{wnid(number)}/{wnid(number)}_{number}.JPEG"
+
+
+OF_TRAIN = [
+    Incident(key(2), "train/2.png", 0, 9, 1, "repaired", "png", "was a PNG"),
+    Incident(key(7), "ILSVRC2012_img_train.tar", 0, 9, 2, "quarantined", "empty", "zero bytes"),
+]
+OF_VALIDATION = [
+    Incident(key(8), "ILSVRC2012_img_val.tar", 0, 9, 2, "quarantined", "truncated", "ends early"),
+    Incident(key(9), "validation-00000-of-00001", 0, 9, 2, "excluded", "listed", "on request"),
+]
+OF_ONE = Incident(key(6), "images.tar", 0, 9, 2, "quarantined", "corrupt", "bad code")
+
+
+def prepared(root: Path, incidents: Sequence[Incident]) -> Path:
+    """Writes the set of `given` with these lines in its quarantine.jsonl."""
+    given(root, picture(0, plain(0)), picture(2, plain(2)))
+    classes = ClassList(tuple(map(wnid, range(3))), ("thing",) * 3)
+    commit.publish(LocalStore(root), add_tables(root), incidents=incidents, classes=classes)
+    return root
+
+
+def lines(root: Path) -> dict[str, str]:
+    """Returns the action of each line of quarantine.jsonl, by the number in its key."""
+    found = [json.loads(line) for line in (root / naming.QUARANTINE).read_text().splitlines()]
+    actions = {
+        line["key"].rpartition("_")[2].removesuffix(".JPEG"): line["action"] for line in found
+    }
+    assert len(actions) == len(found)
+    return actions
+
+
+def test_what_was_bad_in_the_input_is_listed_with_the_split_it_belongs_to(tmp_path: Path) -> None:
+    """A run per split, as in the tutorial. A line of unknown split is listed once."""
+    root = prepared(tmp_path / "in", [*OF_TRAIN, *OF_VALIDATION, OF_ONE])
+    store = LocalStore(tmp_path / "out")
+    rewrite.run(job(root, "train"), store)
+    train = {"2": "input_repaired", "7": "input_quarantined", "6": "input_quarantined"}
+    assert lines(store.root) == train
+    assert load(store.root).repaired == {"png": 1}
+    assert load(store.root).quarantined == {"corrupt": 1, "empty": 1}
+
+    rewrite.run(job(root, "validation"), store)
+    assert lines(store.root) == train | {"8": "input_quarantined", "9": "input_excluded"}
+    assert load(store.root).repaired == {"png": 1}
+    assert load(store.root).quarantined == {"corrupt": 1, "empty": 1, "truncated": 1}
+
+    before = contents(store.root)
+    rewrite.run(job(root), store)
+    assert contents(store.root) == before
+    together = LocalStore(tmp_path / "together")
+    rewrite.run(job(root), together)
+    assert contents(together.root)[naming.QUARANTINE] == before[naming.QUARANTINE]
+
+
+def test_the_input_of_an_input_is_listed_as_well(tmp_path: Path) -> None:
+    root = prepared(tmp_path / "in", [*OF_TRAIN, *OF_VALIDATION, OF_ONE])
+    rewrite.run(job(root), LocalStore(tmp_path / "once"))
+    rewrite.run(job(tmp_path / "once", "validation"), LocalStore(tmp_path / "twice"))
+    kept = {"6": "input_quarantined", "8": "input_quarantined", "9": "input_excluded"}
+
+    assert lines(tmp_path / "twice") == kept
+
+
+def test_a_split_that_is_replaced_loses_the_lines_of_its_old_input(tmp_path: Path) -> None:
+    old = prepared(tmp_path / "old", [*OF_TRAIN, *OF_VALIDATION])
+    out = LocalStore(tmp_path / "out")
+    rewrite.run(job(old), out)
+    newer = replace(OF_TRAIN[1], reason="truncated")
+    new = prepared(tmp_path / "new", [newer, OF_VALIDATION[0]])
+    rewrite.run(job(new, "train", policy=Policy(16, 85), force=True), out)
+
+    of_validation = {"8": "input_quarantined", "9": "input_excluded"}
+    assert lines(out.root) == {"7": "input_quarantined"} | of_validation
+    assert load(out.root).repaired == {}
+    assert load(out.root).quarantined == {"truncated": 2}
+
+
+def test_a_newer_line_about_an_image_replaces_that_of_the_input(tmp_path: Path) -> None:
+    root = prepared(tmp_path / "in", OF_TRAIN)
+    excluded = job(root, "train", exclude=KeyList("list", {key(2): 1}, ""))
+    rewrite.run(excluded, LocalStore(tmp_path / "out"))
+
+    assert lines(tmp_path / "out") == {"2": "excluded", "7": "input_quarantined"}
+    assert load(tmp_path / "out").repaired == {}
+
+
+def test_a_damaged_list_of_the_input_is_named_before_anything_is_written(tmp_path: Path) -> None:
+    root = prepared(tmp_path / "in", OF_TRAIN)
+    (root / naming.QUARANTINE).write_bytes(b"{}\n")
+    for verb in (rewrite.preview, rewrite.run):
+        with pytest.raises(ManifestError, match=naming.QUARANTINE):
+            verb(job(root), LocalStore(tmp_path / "out"))
+        assert not [*(tmp_path / "out").glob("*.json*")]
+
+
+def test_an_edition_with_a_bad_image_stays_this_edition(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Images and quarantined images together are those of the edition."""
+    known = editions.Edition("known", 3, {"test": 3})
+    monkeypatch.setattr(editions, "_OTHERS", (known,))
+    root = tmp_path / "in"
+    write_set(root, {"test": [[picture(0, plain(0)), picture(1, plain(1))]]}, num_classes=3)
+    draft = replace(add_tables(root), edition="known", subset=False)
+    classes = ClassList(tuple(map(wnid, range(3))), ("thing",) * 3)
+    commit.publish(LocalStore(root), draft, incidents=[OF_ONE], classes=classes)
+    rewrite.run(job(root, "test"), LocalStore(tmp_path / "out"))
+
+    made = open_dataset(LocalStore(tmp_path / "out")).manifest
+    assert (made.edition, made.subset, made.quarantined) == ("known", False, {"corrupt": 1})

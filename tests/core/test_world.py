@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from types import SimpleNamespace
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 
 from imagenet_prep.core.errors import UsageError
 from imagenet_prep.core.world import World, require_same_ranks, this_process
+from tests.kit.command import REPOSITORY
 from tests.kit.launchers import (
     LAUNCHERS,
     Place,
@@ -436,6 +438,19 @@ def test_processes_are_on_one_host_unless_said_otherwise() -> None:
 def test_impossible_numbers_are_refused(numbers: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match="expected"):
         World(*numbers)
+
+
+def test_the_picture_of_the_ring_has_the_numbers_of_six_ranks_on_three_hosts() -> None:
+    page = (REPOSITORY / "docs" / "own-script.md").read_text("utf-8")
+    told = {}
+    for name in ("machine", "hvd.rank()", "hvd.local_rank()"):
+        line = next(line for line in page.splitlines() if line.strip().startswith(f"{name}  "))
+        told[name] = [int(number) for number in re.findall(r"\d+", line)]
+    six = places([2, 2, 2])
+
+    assert told["hvd.rank()"] == [place.rank for place in six]
+    assert told["hvd.local_rank()"] == [place.local_rank for place in six]
+    assert told["machine"] == sorted({place.host + 1 for place in six})
 
 
 def test_hosts_of_equal_size_are_numbered_in_rank_order() -> None:

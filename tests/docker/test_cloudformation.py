@@ -85,3 +85,26 @@ def test_the_guide_gives_every_parameter_without_a_default_and_no_other_name() -
     given = set(re.findall(r"\b([A-Z]\w+)=", command))
 
     assert given == {name for name, each in PARAMETERS.items() if "Default" not in each}
+
+
+def test_the_aws_commands_of_the_guides_are_in_the_api() -> None:
+    """Each command of `aws` is an operation with these flags, by botocore's definition."""
+    botocore = pytest.importorskip("botocore")
+    session = pytest.importorskip("botocore.session").get_session()
+    pages = ("ec2.md", "sagemaker.md")
+    text = "\n".join((REPOSITORY / "docs" / page).read_text("utf-8") for page in pages)
+    commands = re.findall(r"aws (ec2|cloudformation|sagemaker) ([a-z-]+)([^`|>]*)", text)
+    commands = [each for each in commands if each[1] != "deploy"]  # not an operation of the API
+    unknown = []
+    for service, name, words in commands:
+        model = session.get_service_model(service)
+        operations = {botocore.xform_name(each, "-"): each for each in model.operation_names}
+        shape = model.operation_model(operations[name]).input_shape if name in operations else None
+        known = {botocore.xform_name(each, "-") for each in (shape.members if shape else ())}
+        # Flags of the command line itself.
+        used = {*re.findall(r"--([a-z-]+)", words.splitlines()[0] if words else "")}
+        if name not in operations or used - known - {"query", "output"}:
+            unknown.append((service, name, used - known))
+
+    assert {"modify-volume", "list-training-jobs", "stop-instances"} <= {c[1] for c in commands}
+    assert unknown == []

@@ -9,12 +9,13 @@ import shlex
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
+from benchmarks import scaling
 from imagenet_prep.__main__ import VERBS
 from tests.kit import command
 from tests.kit.command import REPOSITORY
@@ -41,6 +42,7 @@ QUICK: dict[int, str] = {
     73: "| 64 | 69 ms | 40,032 |",
     74: "examples of train",
     86: "| 760 s | 860 s |",
+    92: "| 8 | 7 ms | 5,900 | 5,871.7 to 5,874.3 |",
 }
 # The rows whose commands train to their end, and what each prints.
 TRAINING: dict[int, list[str]] = {
@@ -52,19 +54,16 @@ TRAINING: dict[int, list[str]] = {
 }
 SCRIPTS = (12, 27, 34)
 STOPPED = (15, 26, 44)
-# The rows whose commands no test runs as typed, why, and the test that shows the same.
-ELSEWHERE: dict[int, tuple[str, str]] = {
-    6: ("takes half an hour and root", "docker/test_images.py test_"),
-    7: ("cfn-lint is large", "docker/test_cloudformation.py test_"),
-    37: ("builds Horovod with Open MPI", "pipelines/test_launch.py test_"),
-    39: ("builds for minutes; `make test` runs it once", "commands/test_install_horovod.py test_"),
-    52: ("no test needs the internet", "commands/download/test_download.py test_"),
-    70: ("takes 8 minutes and root", "benchmarks/test_exchange.py test_"),
-    72: ("MNIST is on the internet", "trainer/test_mxnet.py test_two_ranks_learn_mnist"),
-    74: ("its second command is a test", "commands/export/test_mxnet.py test_"),
-    91: ("a GPU", "benchmarks/test_gpu.py test_"),
+# The rows whose first command no test runs as typed, and why. They also name a test.
+NOT_TYPED = {
+    6: "takes half an hour and root",
+    7: "cfn-lint is large",
+    39: "builds for minutes; `make test` runs it once",
+    52: "no test needs the internet",
+    70: "takes 8 minutes and root",
+    91: "needs a GPU",
 }
-NEEDS = re.compile(r"needs (a GPU|an AWS account|a login|a GPU, ImageNet|ImageNet)$")
+MOST_WORDS = 10  # of a sentence that is quoted
 ENVIRONMENT = os.environ | {
     "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
     "PYTHONPATH": str(REPOSITORY),
@@ -80,12 +79,16 @@ class Named(NamedTuple):
     words: list[str]
 
 
+def code(cell: str) -> list[str]:
+    return re.findall(r"`([^`]+)`", cell)
+
+
 def commands(row: int) -> list[str]:
-    return re.findall(r"`([^`]+)`", ROWS[row][4])
+    return code(ROWS[row][4])
 
 
-def named_tests(row: int) -> list[Named]:
-    found = (re.match(r"pytest (\S+)( -m long)?(?: -k (.+))?", each) for each in commands(row))
+def named_tests(cell: str) -> list[Named]:
+    found = (re.match(r"pytest (\S+)( -m long)?(?: -k (.+))?", each) for each in code(cell))
     return [
         Named(
             REPOSITORY / "tests" / each[1],
@@ -116,7 +119,7 @@ def test_commands_are_verbs_and_tests_that_exist() -> None:
     unknown = [each for row in ROWS for each in commands(row) if each.split()[0] not in programs]
     missing = []
     for row in ROWS:
-        for test in named_tests(row):
+        for test in named_tests(ROWS[row][4]):
             names = [each.name for each in functions(test)]
             if not all(any(word in name for name in names) for word in test.words or [""]):
                 missing.append((row, test.path.name))
@@ -128,15 +131,16 @@ def test_rows_are_numbered_without_a_gap() -> None:
     assert list(ROWS) == list(range(1, len(ROWS) + 1))
 
 
-@pytest.mark.parametrize("row", [row for row in ROWS if named_tests(row)])
+@pytest.mark.parametrize("row", [row for row in ROWS if named_tests(ROWS[row][4])])
 def test_a_named_test_has_the_words_of_its_row(row: int) -> None:
     """A test that tells of something else shows nothing of the row."""
     told = " ".join(ROWS[row][2:4]).lower()
     words = {each.rstrip("s") for each in re.findall(r"[a-z0-9]{3,}", told) if each not in _SHORT}
-    files = [test.path.read_text("utf-8").lower() for test in named_tests(row)]
+    tests = named_tests(ROWS[row][4])
+    files = [test.path.read_text("utf-8").lower() for test in tests]
     chosen = [
         f"{each.name} {ast.unparse(each)}".lower()
-        for test in named_tests(row)
+        for test in tests
         for each in functions(test)
         if not test.words or any(word in each.name for word in test.words)
     ]
@@ -186,23 +190,60 @@ def places(
     return words
 
 
-def test_every_row_names_a_command_or_says_what_it_needs() -> None:
-    told = re.compile(r"`[^`]+`|rows? \d+|needs an? |see below|ssh from it")
-    assert [row for row, cells in ROWS.items() if not told.search(cells[4])] == []
+def faults(cells: list[str]) -> Iterator[str]:
+    """Yields the reasons why a row does not show what its document says."""
+    sentences = re.findall(r'"([^"]+)"', re.sub(r"`[^`]+`", "", cells[2]))
+    if not sentences and not code(cells[2]):
+        yield "it quotes nothing"
+    yield from (f"long: {each}" for each in sentences if len(each.split()) > MOST_WORDS)
+    run = {each for row in (*QUICK, *TRAINING, *SCRIPTS, *STOPPED) for each in commands(row)}
+    typed = {each for each in code(cells[4]) if not each.startswith("pytest ")}
+    not_typed = {each for row in NOT_TYPED for each in commands(row)}
+    yield from (f"no test runs `{each}`" for each in typed - run - not_typed)
+    rows = [int(number) for number in re.findall(r"\brow (\d+)", cells[4])]
+    shows_itself = bool(typed & run) or any(functions(test) for test in named_tests(cells[4]))
+    if not shows_itself and not any(code(ROWS[row][4]) for row in rows):
+        yield "no test runs a command of it"
 
 
-def test_a_test_runs_each_row_or_its_reason_is_given() -> None:
-    rows = (*QUICK, *TRAINING, *SCRIPTS, *STOPPED, *ELSEWHERE)
-    run = {each for row in rows for each in commands(row)}
-    for row, cells in ROWS.items():
-        others = [int(number) for number in re.findall(r"rows? (\d+)", cells[4])]
-        by_tests = bool(named_tests(row)) or bool(others and {*others} <= {*ROWS} - {row})
-        typed = [each for each in commands(row) if not each.startswith(("pytest ", "--"))]
-        shown = {*typed} <= run if typed else by_tests or row == 82  # a Mac is not there
-        assert shown or (not typed and NEEDS.search(cells[4])), f"row {row}: {cells[4]}"
-    for row, (_, test) in ELSEWHERE.items():
-        path, name = test.split()
-        assert f"def {name}" in (REPOSITORY / "tests" / path).read_text("utf-8"), row
+@pytest.mark.parametrize("row", ROWS)
+def test_a_row_quotes_its_document_and_has_a_command_that_a_test_runs(row: int) -> None:
+    assert [*faults(ROWS[row])] == []
+
+
+@pytest.mark.parametrize(
+    ("quotation", "demonstrated", "fault"),
+    [
+        ("a feature in other words", "`pytest core/test_world.py`", "it quotes nothing"),
+        (f'"{"word " * 11}"', "`pytest core/test_world.py`", "long: "),
+        ('"its words"', "needs a GPU", "no test runs a command of it"),
+        ('"its words"', "see below", "no test runs a command of it"),
+        ('"its words"', "row 5", "no test runs a command of it"),
+        ('"its words"', "`show SET`", "no test runs `show SET`"),
+        ('"its words"', "`show SET`; `pytest core/test_world.py`", "no test runs `show SET`"),
+        ('"its words"', "`make gpu`; needs a GPU", "no test runs a command of it"),
+        ('"its words"', "`pytest core/test_none.py`", "no test runs a command of it"),
+        ('"its words"', "`pytest core/test_world.py -m long`", "no test runs a command of it"),
+    ],
+)
+def test_a_row_without_either_is_refused(quotation: str, demonstrated: str, fault: str) -> None:
+    found = [*faults(["1", "0", quotation, "here", demonstrated])]
+
+    assert len([each for each in found if each.startswith(fault)]) == 1
+
+
+def test_the_computed_figures_of_a_row_are_in_the_tables() -> None:
+    rows = {row: cells[3] for row, cells in ROWS.items() if ", computed: " in cells[3]}
+    tables = "\n".join(scaling.table() + scaling.server_table() + scaling.dollar_table())
+    printed = {*re.findall(r"\d[\d,.]*\d|\d", tables)}
+    wrong = {}
+    for row, here in rows.items():
+        figures = {*re.findall(r"\d[\d,.]*\d|\d", here.partition(", computed: ")[2])}
+        if not figures <= printed:
+            wrong[row] = figures - printed
+
+    assert {3, 73, 86, 92, 93, 94} <= rows.keys()
+    assert wrong == {}
 
 
 Runner = Callable[..., "subprocess.CompletedProcess[str]"]

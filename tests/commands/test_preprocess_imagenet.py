@@ -162,8 +162,10 @@ def test_the_two_steps_of_the_tutorial_list_the_same_bad_images_as_one(
     of_step_2 = next(shown for shown in pictures if shown.line.action == "repaired")
     assert of_step_2.picture
     # If step 1 had read shards as well, they could have the names of its own shards.
-    facts.incidents[:] = [replace(of_step_2.line, action="input_repaired")]
-    assert [shown.picture for shown in sample.incidents(facts)] == [None]
+    facts.incidents[:] = [replace(of_step_2.line, action="input_repaired"), pictures[0].line]
+    again = sample.incidents(facts)
+    assert [shown.line.action for shown in again] == ["input_quarantined", "input_repaired"]
+    assert [shown.picture for shown in again] == [None, None]
 
 
 def incidents(root: Path) -> list[dict[str, str]]:

@@ -19,7 +19,7 @@ from imagenet_prep.dataset.manifest import Manifest, Shard, Source, Split
 from imagenet_prep.dataset.member import Incident
 from imagenet_prep.dataset.settings import Settings
 from imagenet_prep.engine import Stage
-from imagenet_prep.preparation.output import Draft, Output, listed_incidents
+from imagenet_prep.preparation.output import Draft, Output, listed_incidents, splits_of
 from imagenet_prep.preparation.standing import Wanted
 from imagenet_prep.shards import commit
 from imagenet_prep.shards.commit import publish
@@ -506,3 +506,39 @@ def test_lines_of_bad_images_are_read_one_by_one(tmp_path: Path) -> None:
             [*listed_incidents(store, manifest_of)]
     path.write_bytes(lines * 2)
     assert len([*listed_incidents(store)]) == 4
+
+
+ALL = ("train", "validation", "holdout")
+PER_CLASS = {"holdout_per_class": 1}
+
+
+@pytest.mark.parametrize(
+    ("archive", "splits", "config", "expected"),
+    [
+        ("train-00000-of-00004", ALL, {}, {"train"}),
+        ("holdout-00000-of-00004", ALL, {}, {"holdout"}),
+        ("ILSVRC2012_img_train.tar", ALL, {}, {"train", "holdout"}),
+        ("ILSVRC2012_img_train.tar", BOTH, PER_CLASS, {*BOTH}),
+        ("train/n1/1.JPEG", BOTH, {"verb": "amend", "base": PER_CLASS}, {*BOTH}),
+        ("train/n1/1.JPEG", BOTH, {"verb": "amend", "base": []}, {"train", "holdout"}),
+        ("ILSVRC2012_img_val.tar", ALL, {}, {"validation"}),
+        ("Data/CLS-LOC/val/1.JPEG", ALL, {}, {"validation"}),
+        ("test/1.JPEG", BOTH, {}, {"validation"}),
+        ("test/1.JPEG", ("test",), {}, {"test"}),
+        ("train/1.JPEG", ("test",), {}, {"test"}),
+        ("validation-00000-of-00001", ("train",), {}, {"train"}),
+        ("images.zip", ALL, {}, {*ALL}),
+    ],
+)
+def test_the_source_of_a_bad_image_says_its_split_or_leaves_all_open(
+    tmp_path: Path, archive: str, splits: tuple[str, ...], config: dict[str, Any], expected: set
+) -> None:
+    make(tmp_path, resized("train"))
+    one = load(tmp_path)
+    found = dataclasses.replace(
+        one, splits=dict.fromkeys(splits, one.splits["train"]), config=config
+    )
+
+    assert {
+        *splits_of(Incident("1", archive, 0, 1, 0, "quarantined", "odd", ""), found)
+    } == expected

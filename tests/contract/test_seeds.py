@@ -296,7 +296,7 @@ def test_a_command_that_trains_works_as_typed(
     typed: Runner, row: int, request: pytest.FixtureRequest
 ) -> None:
     pytest.importorskip("horovod")
-    is_mxnet = "MXNet" in ROWS[row][2]
+    is_mxnet = "MX" in commands(row)[0].split()
     python = request.getfixturevalue("mxnet_python") if is_mxnet else sys.executable
     done = typed(commands(row)[0], python=python)
 

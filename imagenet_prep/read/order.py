@@ -14,7 +14,7 @@ import functools
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -31,8 +31,13 @@ _MIX_2 = np.uint64(0x94D049BB133111EB)
 _EXAMPLES, _SHARDS, _TURN = 1, 2, 3  # numbers of independent random streams
 _IN_TURN = 8
 
-# (epoch, number of the epoch's examples that all ranks together have read)
-Position = tuple[int, int]
+
+class Position(NamedTuple):
+    """The position of a step: the request of a sampler to a DataLoader's worker."""
+
+    epoch: int
+    examples_read: int  # number of the epoch's examples that all ranks together have read before
+    window: int  # shuffle window in shards: a worker may have been started with a different one
 
 
 def mix(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
@@ -188,8 +193,8 @@ class StepSampler:
       >>> from imagenet_prep.read import make_dataset
       >>> reader = make_dataset("/data/imagenet-480", "train", batch_size=8, backend="native")
       >>> sampler = reader.sampler()
-      >>> epoch, examples_read = next(iter(sampler))  # the request to a worker
-      >>> batch = reader[epoch, examples_read]  # the worker's result
+      >>> position = next(iter(sampler))  # the request to a worker
+      >>> batch = reader[position]  # the worker's result
       >>> sampler.state_dict(1)["examples_read"]
       8
     """
@@ -208,21 +213,21 @@ class StepSampler:
     @property
     def epoch(self) -> int:
         """The epoch of the next `for` loop, from 0."""
-        return self._after(self._handed_out)[0]
+        return self._after(self._handed_out).epoch
 
     def __len__(self) -> int:
         return self._steps(0).count
 
     def __iter__(self) -> Iterator[Position]:
-        epoch, read = self._after(self._handed_out)
+        first = self._after(self._handed_out)
         is_second_evaluation = self._handed_out > 0 and not self._steps(0).drop_tail
-        if not read or is_second_evaluation:
-            self._began = epoch, 0
-        epoch, start = self._began
-        steps = self._steps(start)
+        if not first.examples_read or is_second_evaluation:
+            self._began = first._replace(examples_read=0)
+        first = self._began
+        steps = self._steps(first.examples_read)
         for step in range(steps.count):
             self._handed_out = step + 1
-            yield epoch, steps.after(step)
+            yield first._replace(examples_read=steps.after(step))
 
     def state_dict(self, steps: int | None = None) -> dict[str, Any]:
         """Returns the reader's state after the first `steps` steps of the current `for` loop.
@@ -230,8 +235,8 @@ class StepSampler:
         Pass the number of trained steps, since a DataLoader's workers run ahead of training.
         By default, all yielded steps are counted, as torchdata's StatefulDataLoader needs.
         """
-        epoch, read = self._after(self._handed_out if steps is None else steps)
-        return self._state | {"epoch": epoch, "examples_read": read}
+        position = self._after(self._handed_out if steps is None else steps)
+        return self._state | position._asdict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continues from a state of this sampler or of a reader, like `Reader.restore`."""
@@ -240,9 +245,11 @@ class StepSampler:
         self._handed_out = 0
 
     def _after(self, steps: int) -> Position:
-        epoch, start = self._began
-        left = self._steps(start)
-        return (epoch, left.after(steps)) if steps < left.count else (epoch + 1, 0)
+        began = self._began
+        left = self._steps(began.examples_read)
+        if steps < left.count:
+            return began._replace(examples_read=left.after(steps))
+        return began._replace(epoch=began.epoch + 1, examples_read=0)
 
 
 def step_sampler() -> type[StepSampler]:

@@ -242,7 +242,8 @@ class Reader(Generic[Array]):
         Raises:
           UsageError: dataset, split, seed, partition or choice differ from the state.
         """
-        self.epoch, self._examples_read = self._position(state)
+        self.epoch, self._examples_read, window = self._position(state)
+        self._feed.use_window(window)
         self._is_restored = True
         if not self.steps_left:
             self._begin_epoch()
@@ -250,7 +251,7 @@ class Reader(Generic[Array]):
     state_dict, load_state_dict = state, restore  # the names that PyTorch's loaders use
 
     def _position(self, state: dict[str, Any]) -> Position:
-        """Returns the position of a valid state, and takes over its shuffle window."""
+        """Returns the position of a valid state."""
         own = self.state()
         if state.get("version") != STATE_VERSION:
             raise UsageError(
@@ -264,22 +265,25 @@ class Reader(Generic[Array]):
                     f"the state has {name} {state.get(name)!r}, but this reader has "
                     f"{own.get(name)!r}. Use the same dataset and settings, or start from epoch 0."
                 )
-        epoch: Any = state.get("epoch")
-        read: Any = state.get("examples_read")
-        window: Any = state.get("window")
-        if not self._is_inside(epoch, read) or type(window) is not int or window < 0:
+        values = tuple(state.get(name) for name in Position._fields)
+        position = self._as_position(values)
+        if position is None:
+            epoch, read, window = values
             raise UsageError(
                 f"the state is damaged: epoch {epoch!r}, examples_read {read!r} of "
                 f"{self.num_examples:,}, window {window!r}. Use a different state, or start from "
                 "epoch 0."
             )
-        self._feed.use_window(window)
-        return epoch, read
+        return position
 
-    def _is_inside(self, epoch: Any, read: Any) -> bool:
-        """Returns whether (epoch, read) is a valid position of this reader."""
-        is_int = type(epoch) is int and type(read) is int
-        return is_int and epoch >= 0 and 0 <= read <= self.num_examples
+    def _as_position(self, values: Any) -> Position | None:
+        """Returns the position with these values, or None if this reader has no such position."""
+        if not isinstance(values, tuple) or len(values) != len(Position._fields):
+            return None
+        if any(type(value) is not int or value < 0 for value in values):
+            return None
+        position = Position(*values)
+        return position if position.examples_read <= self.num_examples else None
 
     def sampler(self) -> StepSampler:
         """Returns a sampler for a PyTorch DataLoader; the loader's workers make the batches.
@@ -312,16 +316,20 @@ class Reader(Generic[Array]):
 
     def __getitem__(self, position: Position) -> Batch[Array]:
         """Returns the batch at a position from `sampler`; does not change the reader's position."""
-        given: Any = position
-        is_pair = isinstance(given, tuple) and len(given) == 2
-        if not (is_pair and self._is_inside(*given) and self._feed.steps(given[1]).count):
+        found = self._as_position(position)
+        if found is None or not self._feed.steps(found.examples_read).count:
             raise UsageError(
                 f"reader[{position!r}]: a DataLoader over a reader needs batch_size=None and "
-                "sampler=reader.sampler(), which yields positions (EPOCH, EXAMPLES READ). For a "
-                "single example, call reader.example(NUMBER)."
+                "sampler=reader.sampler(), which yields positions (EPOCH, EXAMPLES READ, SHUFFLE "
+                "WINDOW). For a single example, call reader.example(NUMBER)."
             )
         self._own()
-        ((_, batch),) = self._batches(*position, 1)
+        own_window = self._feed.order.window
+        self._feed.use_window(found.window)
+        try:
+            ((_, batch),) = self._batches(found.epoch, found.examples_read, 1)
+        finally:
+            self._feed.use_window(own_window)
         return batch
 
     def _own(self) -> None:

@@ -183,7 +183,7 @@ def test_any_sequence_of_loops_looks_restores_and_copies(colours: Path, seed: in
             reader = rng.choice([copy.copy, lambda each: pickle.loads(pickle.dumps(each))])(reader)
             model.restore(model.start)
         else:
-            positions = [read for _, read in reader.sampler()]
+            positions = [position.examples_read for position in reader.sampler()]
             assert positions == list(range(model.start, NUM_VALIDATION, BATCH))
         assert reader.state()["examples_read"] == model.read, (name, number)
 
@@ -205,9 +205,9 @@ def test_a_sampler_of_training_starts_a_restored_rest_again(colours: Path) -> No
     sampler = open_set(colours, "train", 10, "native").sampler()
     sampler.load_state_dict(sampler.state_dict() | {"examples_read": 20})
 
-    assert next(iter(sampler)) == (0, 20)
-    assert [read for _, read in sampler] == [20, 30, 40]
-    assert [read for _, read in sampler] == [0, 10, 20, 30, 40]
+    assert next(iter(sampler)) == (0, 20, 0)
+    assert [place.examples_read for place in sampler] == [20, 30, 40]
+    assert [place.examples_read for place in sampler] == [0, 10, 20, 30, 40]
 
 
 def test_a_column_continues_after_a_loop_that_ended_early(damaged: Path) -> None:

@@ -185,7 +185,7 @@ def test_a_sampler_is_known_as_distributed_where_pytorch_is(
     assert isinstance(sampler, StepSampler)
     sampler.set_epoch(5)
     assert sampler.epoch == 0
-    assert list(sampler) == [(0, n) for n in range(0, NUM_TRAIN - BATCH + 1, BATCH)]
+    assert list(sampler) == [(0, n, 0) for n in range(0, NUM_TRAIN - BATCH + 1, BATCH)]
 
 
 def test_lightning_takes_a_reader_for_an_iterable(colours: Path) -> None:

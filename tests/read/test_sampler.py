@@ -91,7 +91,7 @@ def test_a_state_says_what_was_trained_on_and_not_what_workers_have_ahead(colour
 
 def test_an_epoch_that_was_left_is_begun_again_and_a_whole_one_is_not(colours: Path) -> None:
     sampler = opened(colours, 10).sampler()
-    assert list(itertools.islice(sampler, 3)) == [(0, 0), (0, 10), (0, 20)]
+    assert list(itertools.islice(sampler, 3)) == [(0, 0, 0), (0, 10, 0), (0, 20, 0)]
     assert sampler.state_dict()["examples_read"] == 30
     # Who counts steps never asks for one more.
     assert len(list(itertools.islice(sampler, 5))) == 5
@@ -108,7 +108,7 @@ def test_where_less_than_a_step_is_left_the_next_epoch_begins(colours: Path) -> 
     sampler.load_state_dict(reader.state() | {"examples_read": 40})
 
     assert sampler.epoch == 1
-    assert next(iter(sampler)) == (1, 0)
+    assert next(iter(sampler)) == (1, 0, 0)
     with pytest.raises(UsageError, match="the state has seed 1, but this reader has 0"):
         sampler.load_state_dict(reader.state() | {"seed": 1})
 
@@ -117,12 +117,18 @@ def test_a_sampler_begins_where_its_reader_is(colours: Path) -> None:
     reader = opened(colours, 10)
     next(iter(reader))
 
-    assert list(reader.sampler()) == [(0, 10), (0, 20), (0, 30), (0, 40)]
+    assert list(reader.sampler()) == [(0, read, 0) for read in (10, 20, 30, 40)]
     assert reader.state()["examples_read"] == 10
 
 
 @pytest.mark.parametrize(
-    "odd", [5, (0,), (0, 1, 2), ("0", 0), (0, 0.5), (-1, 0), (0, -4), (0, 49), (0, 10**9)], ids=str
+    "odd",
+    [
+        *(5, None, [0, 0, 0], (0,), (0, 1), (0, 0, 0, 0)),
+        *(("0", 0, 0), (0, 0.5, 0), (0, 0, None), (0, 0, True)),
+        *((-1, 0, 0), (0, -4, 0), (0, 0, -1), (0, 49, 0), (0, 10**9, 0)),
+    ],
+    ids=str,
 )
 def test_a_position_that_is_none_is_a_usage_error(colours: Path, odd: Any) -> None:
     with pytest.raises(UsageError, match=r"sampler=reader.sampler\(\), which yields positions"):
@@ -199,3 +205,24 @@ def test_what_a_dataloader_needs_is_said(colours: Path) -> None:
         opened(colours)[0]  # type: ignore[index]
     with pytest.raises(UsageError, match="pin_memory=True"):
         opened(colours, framework=None, out=lambda: np.empty(0)).sampler()
+
+
+def test_running_workers_follow_the_window_of_a_loaded_state(colours: Path) -> None:
+    """Persistent workers have the window with which their reader was opened."""
+    state = opened(colours, 5, seed=2, shuffle_window=2).state()
+    state |= {"epoch": 1, "examples_read": 10}
+    expected = opened(colours, 5, seed=2, shuffle_window=2)
+    expected.restore(state)
+    reader = opened(colours, 5, seed=2)
+    sampler = reader.sampler()
+    worker = pickle.loads(pickle.dumps(reader))
+    own = worker.state()
+    first = [seen(worker[position]) for position in sampler]
+
+    sampler.load_state_dict(state)
+    assert [seen(worker[position]) for position in sampler] == [seen(batch) for batch in expected]
+    # Neither the worker's nor the reader's own loop has changed.
+    assert worker.state() == own == reader.state()
+    assert [seen(batch) for batch in worker] == first
+    sampler.load_state_dict(own)
+    assert [seen(reader[position]) for position in sampler] == first

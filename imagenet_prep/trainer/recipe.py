@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import itertools
 import json
 import math
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -77,7 +74,7 @@ _MANY_RANKS = {  # train_more_aug.sh, for 128 and 256 GPUs
 
 @dataclass(frozen=True)
 class Run:
-    """The hyperparameters of a run; a resumed run has those of its checkpoint (`resumable`).
+    """The hyperparameters of a run; a resumed run has those of its checkpoint (`as_begun`).
 
     `global_batch` is the number of images per step, over all ranks. An epoch is one of the reader:
     `steps_per_epoch` full steps. `plateau_steps` is the number of steps between evaluations for
@@ -261,39 +258,20 @@ def _counts_images(recipe: str, num_examples: int) -> bool:
     return recipe == "tutorial" and num_examples == schema.OFFICIAL_NUM_EXAMPLES[schema.TRAIN]
 
 
-def resumable(config: TrainConfig, run: Run) -> Iterator[Run]:
-    """Yields the plans of which a checkpoint can be resumed as `run`; the first is `run`.
+def as_begun(config: TrainConfig, run: Run, ranks: int | None) -> Run:
+    """Returns `run` with the rates and steps of its first start, which a resumed run keeps.
 
-    The others result from the same flags with a different number of ranks and the same global
-    batch, or with the epochs of version 0.1.0. They differ only in the learning rates and steps,
-    and the resumed run keeps those of its checkpoint.
+    `ranks` is the number of ranks of this start, with the same global batch. It is None if version
+    0.1.0 started the run: then the epochs count images.
     """
-    yield run
-    counts = [ranks for ranks in range(1, run.global_batch + 1) if not run.global_batch % ranks]
-    for ranks, in_images in itertools.product(counts, (False, True)):
+    settings, in_images = config, ranks is None
+    if ranks is None:
+        ranks = run.global_batch // config.batch_size
+    else:
         settings = dataclasses.replace(config, batch_size=run.global_batch // ranks)
-        with contextlib.suppress(UsageError):  # the recipe may have no rate for these ranks
-            other = resolve(
-                settings,
-                ranks,
-                run.num_examples,
-                run.num_classes,
-                fast_half=run.precision == "float16",
-                in_images=in_images,
-            )
-            # All other fields determine the network and the optimizer, which exist already.
-            schedule, total_steps = other.schedule, other.total_steps
-            if other == dataclasses.replace(run, schedule=schedule, total_steps=total_steps):
-                yield other
-
-
-def nearest(saved: Json, runs: Iterable[Run]) -> Run:
-    """Returns the run that equals a checkpoint's, else the first with as many steps."""
-
-    def distance(run: Run) -> tuple[bool, bool]:
-        return difference(saved, run) is not None, run.total_steps != saved.get("total_steps")
-
-    return min(runs, key=distance)
+    begun = resolve(settings, ranks, run.num_examples, run.num_classes, in_images=in_images)
+    # All other fields determine the network and the optimizer, which exist already.
+    return dataclasses.replace(run, schedule=begun.schedule, total_steps=begun.total_steps)
 
 
 def decays(variable: Any) -> bool:

@@ -49,9 +49,13 @@ class _Selection:
 
 @dataclass(frozen=True)
 class _Facts:
-    """Facts about a run in its checkpoint; `labels` maps label lists to their sha256.
+    """Facts about a run in its checkpoint.
 
-    Checkpoints of version 0.1.0 have no `interface` and no `selection`.
+    Checkpoints of version 0.1.0 have no `interface` and `selection`.
+
+    Attributes:
+      labels: maps label lists to their sha256.
+      ranks: the number of ranks of the run's first start; None if version 0.1.0 started it.
     """
 
     run: Json
@@ -60,6 +64,7 @@ class _Facts:
     labels: dict[str, str] = field(default_factory=dict)
     interface: Interface | None = None
     selection: _Selection = field(default_factory=_Selection)
+    ranks: int | None = None
 
 
 @dataclass(frozen=True)
@@ -110,6 +115,7 @@ class Saved:
         self.scalars = Path(config.tensorboard_dir or self.folder / SCALARS).expanduser()
         self.export = Path(config.export).expanduser() if config.export is not None else None
         self._mirror: Mirror | None = None
+        self._ranks: int | None = None  # of the first start, see `_Facts`
 
     def refuse_another_run(self, plan: Callable[[bool], Run]) -> None:
         """Refuses a checkpoint of a different run, and output files of other programs.
@@ -169,7 +175,9 @@ class Saved:
         """Loads the last checkpoint into the learner; returns this checkpoint, or None."""
         shapes = learner.shapes(only_model=self._config.evaluate)
         latest = checkpoint.load_latest(self.folder, shapes, partial(self._accept, plan=plan))
+        self._ranks = learner.comm.world.size
         if latest is not None:
+            self._ranks = latest.facts.get("ranks")
             learner.assign(list(latest.arrays.values()))
         return latest
 
@@ -177,6 +185,7 @@ class Saved:
         """Saves a checkpoint; returns the time in seconds since 1970."""
         selection = _Selection(self._config.classes, self._config.remap)
         facts |= {"interface": vars(self._interface), "selection": vars(selection)}
+        facts["ranks"] = self._ranks
         arrays = dict(zip(learner.names(), learner.values(), strict=True))
         if not all(np.isfinite(array).all() for array in arrays.values()):
             raise ImagenetPrepError(f"step {step - 1}: the weights are not finite. {DIVERGED}")
@@ -199,14 +208,17 @@ class Saved:
             records.parse(Run, saved.run, others=True)
         if (batch := records.parse(int, saved.run.get("global_batch"), "global_batch")) < 1:
             raise ValueError(f"global_batch {batch}")
+        if saved.ranks is not None and not 1 <= saved.ranks <= batch:
+            raise ValueError(f"ranks {saved.ranks}")
         # The reader checks its own state. Only the epoch is checked here; synthetic data has none.
         records.parse(int, saved.reader.get("epoch", 0), "epoch")
         difference: str | None = None
         if evaluates:
             difference = recipe.other_network(saved.run, plan)
         else:
-            nearest = recipe.nearest(saved.run, recipe.resumable(self._config, plan))
-            difference = recipe.difference(saved.run, nearest)
+            if batch == plan.global_batch:
+                plan = recipe.as_begun(self._config, plan, saved.ranks)
+            difference = recipe.difference(saved.run, plan)
         if difference is not None:
             difference = f"a run with {difference}"
         if saved.interface is not None:  # the classes explain other differences

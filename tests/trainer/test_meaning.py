@@ -17,6 +17,7 @@ import pytest
 from imagenet_prep import train as verb
 from imagenet_prep.core.errors import (
     BusyError,
+    DataDamagedError,
     ImagenetPrepError,
     IncompleteError,
     StoreError,
@@ -182,7 +183,7 @@ def test_an_evaluation_exports_its_model(train: Train, evaluated: Typed, tmp_pat
 
 
 @pytest.mark.parametrize("name", ["cifar10", "mnist"])
-def test_the_rate_of_a_checkpoint_holds_for_a_different_number_of_ranks(name: str) -> None:
+def test_the_rate_of_the_first_start_holds_for_a_different_number_of_ranks(name: str) -> None:
     def config(batch_size: int, **more: Any) -> TrainConfig:
         return TrainConfig(data_dir="x", recipe=name, batch_size=batch_size, **more)
 
@@ -190,26 +191,69 @@ def test_the_rate_of_a_checkpoint_holds_for_a_different_number_of_ranks(name: st
     now = recipe.resolve(config(128), 1, 40_000, 10)
     assert recipe.difference(saved.facts(), now) is not None
 
-    assert saved in recipe.resumable(config(128), now)
+    assert saved == recipe.as_begun(config(128), now, 2)
     for other in (config(128, lr=0.1), config(128, num_epochs=3.0), config(128, seed=1)):
         run = recipe.resolve(other, 1, 40_000, 10)
-        assert saved not in recipe.resumable(other, run)
-    # A large tutorial run has a different optimizer, which a small one cannot continue.
+        assert saved != recipe.as_begun(other, run, 2)
+
+
+def test_a_run_does_not_change_its_optimizer_with_the_number_of_ranks() -> None:
+    """A large run of the tutorial has a different optimizer, which a small one cannot continue."""
     tutorial = TrainConfig(synthetic=True, recipe="tutorial", batch_size=4096)
     large = recipe.resolve(TrainConfig(synthetic=True, recipe="tutorial"), 128, 1_281_167, 1000)
     small = recipe.resolve(tutorial, 8, 1_281_167, 1000)
-    assert set(recipe.resumable(tutorial, small)) == {small}
     assert large.global_batch == small.global_batch
+    begun = recipe.as_begun(tutorial, small, 128)
+    assert recipe.difference(large.facts(), begun) == "optimizer larc, this one has sgd"
+
+
+def test_a_resumed_run_keeps_the_rate_of_its_first_start(
+    train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The checkpoint says that two ranks started the run, as those of the resumed run do."""
+
+    def started_by_two(facts: dict[str, Any]) -> None:
+        facts["ranks"] = 2
+        facts["run"]["schedule"]["peak"] *= 2
+
+    settings: dict[str, Any] = {"recipe": "mnist", "model": "tiny", "optimizer": "sgd"}
+    settings |= {"num_epochs": 2.0, "lr": None, "display_every": 1}
+    end_at_step(monkeypatch, 4)
+    with pytest.raises(IncompleteError):
+        train(tmp_path / "run", **settings)
+    edited(tmp_path / "run", started_by_two)
+    end_at_step(monkeypatch, 9)
+    with pytest.raises(IncompleteError):
+        train(tmp_path / "run", **settings)
+    latest = checkpoint.load_latest(tmp_path / "run")
+    assert latest is not None
+    assert (latest.facts["ranks"], latest.facts["run"]["schedule"]["peak"]) == (2, 0.02)
+    with pytest.raises(UsageError, match=r"learning rate 0.02, this one has 0.5"):
+        train(tmp_path / "run", **settings | {"lr": 0.5})
+    with pytest.raises(UsageError, match="global batch size 8, this one has 4"):
+        train(tmp_path / "run", **settings, batch_size=4)
+
+
+@pytest.mark.parametrize("ranks", [0, -1, 9, "2", 1.5])
+def test_a_damaged_number_of_ranks_is_a_damaged_checkpoint(
+    train: Train, tmp_path: Path, ranks: Any
+) -> None:
+    def damage(facts: dict[str, Any]) -> None:
+        facts["ranks"] = ranks
+
+    train(tmp_path / "run", num_epochs=1.0, batch_size=8)
+    edited(tmp_path / "run", damage)
+    with pytest.raises(DataDamagedError, match="ranks"):
+        train(tmp_path / "run", num_epochs=1.0, batch_size=8)
 
 
 def test_a_run_of_0_1_0_keeps_its_number_of_steps(
     train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    settings = {"batch_size": 20, "num_epochs": 9.0, "display_every": 1}
-    train(tmp_path / "run", **settings, checkpoint_every=5, keep=99)
+    """Also after a checkpoint of this version."""
+    settings = {"batch_size": 20, "num_epochs": 9.0, "display_every": 1, "checkpoint_every": 5}
+    train(tmp_path / "run", **settings, keep=99)
     assert checkpoint.steps(tmp_path / "run")[-1] == 9 * (67 // 20)
-    for step in checkpoint.steps(tmp_path / "run")[1:]:
-        (tmp_path / "run" / checkpoint.name(step)).unlink()
     config = TrainConfig(
         **flags(tmp_path, tmp_path, framework="mxnet", backend="native", **settings)
     )
@@ -218,16 +262,28 @@ def test_a_run_of_0_1_0_keeps_its_number_of_steps(
 
     def as_in_0_1_0(facts: dict[str, Any]) -> None:
         facts["run"] = old.facts()
+        for name in ("interface", "selection", "ranks"):
+            del facts[name]
 
+    keep_first(tmp_path / "run")
     edited(tmp_path / "run", as_in_0_1_0)
-    capsys.readouterr()
-    train(tmp_path / "run", **settings)
-    assert "9 epochs = 30 steps" in capsys.readouterr().out
-    assert checkpoint.steps(tmp_path / "run")[-1] == 30
-    with pytest.raises(UsageError, match="holds a run with learning rate"):
-        train(tmp_path / "run", **settings, lr=0.01)
-    with pytest.raises(UsageError, match="holds a run with"):
-        train(tmp_path / "run", **settings | {"num_epochs": 8.0})
+    for _ in range(2):
+        capsys.readouterr()
+        train(tmp_path / "run", **settings, keep=99)
+        assert "9 epochs = 30 steps" in capsys.readouterr().out
+        assert checkpoint.steps(tmp_path / "run")[-1] == 30
+        with pytest.raises(UsageError, match="holds a run with learning rate"):
+            train(tmp_path / "run", **settings, lr=0.01)
+        with pytest.raises(UsageError, match="holds a run with"):
+            train(tmp_path / "run", **settings | {"num_epochs": 8.0})
+        (tmp_path / "run" / checkpoint.name(checkpoint.steps(tmp_path / "run")[0])).unlink()
+        keep_first(tmp_path / "run")  # written by this version
+
+
+def keep_first(folder: Path) -> None:
+    """Deletes all checkpoints but the first."""
+    for step in checkpoint.steps(folder)[1:]:
+        (folder / checkpoint.name(step)).unlink()
 
 
 def test_epochs_are_those_of_the_reader_in_the_log_the_rates_and_the_evaluations(

@@ -54,6 +54,7 @@ def train(config: Config) -> Score | None:
     if lacking := installed.lacking(needs(config, launched().size)):
         raise UsageError("\n".join(["training cannot start here:", *(f"  {x}" for x in lacking)]))
     _require_compiler(config)
+    _require_gpu_build(config)
     config, sheet = recipe.settled(config), None
     if config.tabulates and launched().rank == 0:
         assert config.data_dir is not None
@@ -64,11 +65,21 @@ def train(config: Config) -> Score | None:
 def _require_compiler(config: Config) -> None:
     """Raises UsageError if --jit needs a C++ compiler, which torch.compile calls on CPUs."""
     compiler = os.environ.get("CXX", "g++")
-    needs_compiler = config.jit and config.framework == "pytorch" and not installed.gpus()
-    if needs_compiler and shutil.which(compiler) is None:
+    needs_compiler = config.jit and config.framework == "pytorch"
+    if needs_compiler and not installed.gpus_of("pytorch") and shutil.which(compiler) is None:
         raise UsageError(
             f"--jit: torch.compile needs a C++ compiler, but there is no {compiler}. Install "
             "g++, set CXX to your compiler, or omit --jit."
+        )
+
+
+def _require_gpu_build(config: Config) -> None:
+    """Raises UsageError if images are to be decoded on a GPU that the framework cannot use."""
+    package = installed.on_cpu_only(config.framework)
+    if config.device == "gpu" and package is not None:
+        raise UsageError(
+            f"--device gpu: {package} cannot use GPUs. Install a build of the framework for GPUs, "
+            "or use --device cpu."
         )
 
 
@@ -102,7 +113,7 @@ def readers(config: Config) -> OpenReader:
         assert config.image_size is not None
         needs_keys = (config.predictions is not None or config.tabulates) and not training
         data_dir, split = (split, opened(split)[1]) if is_set else (config.data_dir, split)
-        device = choose_device(config.device, config.backend, world.local_rank)
+        device = choose_device(config.device, config.backend, config.framework, world.local_rank)
         backend = "dali" if device == "gpu" else config.backend
         if backend == "auto":
             backend = "tfdata" if config.framework == "tensorflow" else "native"
@@ -118,7 +129,7 @@ def readers(config: Config) -> OpenReader:
             options |= {"framework": "dlpack" if device == "gpu" else "numpy", "layout": "NCHW"}
         elif config.framework == "pytorch":
             # Only copies from pinned memory overlap with computation on the GPU.
-            if backend == "native" and world.local_rank < installed.gpus():
+            if backend == "native" and world.local_rank < installed.gpus_of("pytorch"):
                 options["out"] = pinned
             else:
                 options["framework"] = "dlpack"

@@ -112,6 +112,11 @@ def on_cpu_only(framework: str) -> str | None:
     return None
 
 
+def gpus_of(framework: str) -> int:
+    """Returns the number of GPUs that a framework may use in this process."""
+    return 0 if on_cpu_only(framework) else gpus()
+
+
 def sums_on_cpu() -> bool:
     """Returns whether the installed Horovod is our build without NCCL."""
     found = version(HOROVOD) or ""

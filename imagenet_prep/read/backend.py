@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from imagenet_prep.codec import planes
 from imagenet_prep.core.errors import UsageError, install_line
-from imagenet_prep.core.installed import gpus, lacking
+from imagenet_prep.core.installed import gpus, gpus_of, lacking
 from imagenet_prep.dataset.manifest import Split
 from imagenet_prep.read import batch, native
 from imagenet_prep.read.config import ReadConfig
@@ -78,11 +78,15 @@ def choose_backend(config: ReadConfig) -> batch.Backend:
     return name
 
 
-def choose_device(device: str, backend: str, local_rank: int) -> batch.Device:
-    """Returns the device; "auto" selects the GPU if the rank has one and DALI is installed."""
+def choose_device(device: str, backend: str, framework: str, local_rank: int) -> batch.Device:
+    """Returns the device that decodes images for a training framework.
+
+    "auto" selects the GPU if the framework can use the rank's GPU, and DALI is installed.
+    """
     if device != "auto":
         return "gpu" if device == "gpu" else "cpu"
-    may = backend in ("auto", "dali") and local_rank < gpus() and not lacking(["dali"])
+    has_gpu = local_rank < gpus_of(framework)
+    may = backend in ("auto", "dali") and has_gpu and not lacking(["dali"])
     return "gpu" if may else "cpu"
 
 

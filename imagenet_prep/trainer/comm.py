@@ -205,7 +205,7 @@ def meet(framework: str, world: World) -> tuple[Any, World]:
             "Horovod was built without support for this launcher. Run `imagenet-prep "
             "install-horovod --mpi`, or launch without --mpi."
         )
-    gpus = installed.gpus()
+    gpus = installed.gpus_of(_NAMES[framework])
     if gpus and actual.size > 1 and actual.rank == 0 and not hvd.nccl_built():
         terminal.say(
             f"Horovod sums gradients on the CPU, although this host has {counted(gpus, 'GPU')}. "

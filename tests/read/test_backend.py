@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from imagenet_prep.core import installed as core_installed
 from imagenet_prep.core.errors import UsageError
 from imagenet_prep.core.world import World
 from imagenet_prep.read import backend, make_dataset
@@ -17,7 +18,7 @@ from tests.kit.reading import asked, open_set
 
 
 @pytest.mark.parametrize(
-    ("device", "name", "local_rank", "gpus", "installed", "expected"),
+    ("device", "name", "local_rank", "gpus", "has_dali", "expected"),
     [
         ("auto", "auto", 0, 0, True, "cpu"),
         ("auto", "auto", 1, 2, True, "gpu"),
@@ -30,18 +31,38 @@ from tests.kit.reading import asked, open_set
         ("gpu", "auto", 0, 0, False, "gpu"),
     ],
 )
+@pytest.mark.parametrize("framework", ["tensorflow", "pytorch", "mxnet"])
 def test_choose_device(
     device: str,
     name: str,
     local_rank: int,
     gpus: int,
-    installed: bool,
+    has_dali: bool,
+    framework: str,
     expected: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(backend, "gpus", lambda: gpus)
-    monkeypatch.setattr(backend, "lacking", lambda _: [] if installed else ["DALI is missing"])
-    assert backend.choose_device(device, name, local_rank) == expected
+    monkeypatch.setattr(core_installed, "gpus", lambda: gpus)
+    monkeypatch.setattr(core_installed, "version", lambda *packages: f"{packages[-1]} 2.21.0")
+    monkeypatch.setattr(backend, "lacking", lambda _: [] if has_dali else ["DALI is missing"])
+    assert backend.choose_device(device, name, framework, local_rank) == expected
+
+
+@pytest.mark.parametrize(
+    ("framework", "package"),
+    [("tensorflow", "tensorflow-cpu 2.21.0"), ("pytorch", "torch 2.15.0+cpu")],
+)
+def test_a_gpu_that_the_framework_cannot_use_is_not_chosen(
+    framework: str, package: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """DALI would decode into its memory, from which the framework cannot read."""
+    monkeypatch.setattr(core_installed, "gpus", lambda: 1)
+    monkeypatch.setattr(backend, "lacking", lambda _: [])
+    monkeypatch.setattr(core_installed, "version", lambda *_: package)
+    assert backend.choose_device("auto", "auto", framework, 0) == "cpu"
+    monkeypatch.setattr(core_installed, "version", lambda *_: package.replace("-cpu", ""))
+    expected = "cpu" if "+cpu" in package else "gpu"
+    assert backend.choose_device("auto", "auto", framework, 0) == expected
 
 
 @pytest.mark.parametrize("world", [World(1, 2), None])

@@ -566,6 +566,27 @@ def test_a_missing_compiler_is_reported_before_data_is_read(
         verb.train(config)
 
 
+@pytest.mark.parametrize(
+    ("framework", "package"),
+    [("tensorflow", "tensorflow-cpu 2.21.0"), ("pytorch", "torch 2.15.0+cpu")],
+)
+def test_a_framework_for_cpus_gets_no_images_on_a_gpu(
+    framework: str, package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(verb.installed, "lacking", lambda _: [])
+    monkeypatch.setattr(verb.installed, "gpus", lambda: 1)
+    monkeypatch.setattr(verb.installed, "version", lambda *_: package)
+    options = {"data_dir": str(tmp_path / "no"), "framework": framework, "device": "gpu"}
+    with pytest.raises(UsageError, match=f"--device gpu: {package.split()[0]}.* --device cpu"):
+        verb.train(TrainConfig(**options))
+    # Without a GPU for PyTorch, its compiler needs g++.
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    options |= {"device": "auto", "jit": True}
+    expected = "no-such-compiler" if framework == "pytorch" else "no such folder"
+    with pytest.raises(ImagenetPrepError, match=expected):
+        verb.train(TrainConfig(**options))
+
+
 @pytest.mark.parametrize("signum", [signal.SIGUSR1, signal.SIGUSR2], ids=lambda each: each.name)
 def test_slurms_signals_save_and_end(
     train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, signum: signal.Signals

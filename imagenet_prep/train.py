@@ -16,14 +16,17 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 import shutil
 from collections.abc import Mapping, Sequence
 from itertools import islice
+from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from imagenet_prep.core import flags, installed, program, terminal
 from imagenet_prep.core.errors import UsageError
+from imagenet_prep.core.terminal import counted, human_bytes
 from imagenet_prep.dataset import schema
 from imagenet_prep.trainer.choices import EXPORTED
 from imagenet_prep.trainer.config import TrainConfig as Config
@@ -33,6 +36,17 @@ if TYPE_CHECKING:
     from imagenet_prep.trainer.evaluation import Score
     from imagenet_prep.trainer.feed import BatchReader, OpenReader
 
+# Memory per image for training on a CPU at 224 pixels, in bytes: the peak of `train --synthetic
+# --num-batches 2` with 16 images less the peak with 4, divided by 12 (PyTorch 2.15, float32).
+_IMAGE_BYTES = {
+    "resnet18": 28_000_000,
+    "resnet34": 42_000_000,
+    "resnet50": 92_000_000,
+    "resnet101": 133_000_000,
+    "resnet152": 187_000_000,
+}
+_RANK_BYTES = 1_000_000_000  # memory of a rank without images
+_MEMINFO = Path("/proc/meminfo")
 # Switches of the AWS tutorial's script. Flags with a value are aliases in `TrainConfig`.
 _SWITCHES = {
     "--fp16": ("--precision", "float16"),
@@ -56,6 +70,7 @@ def train(config: Config) -> Score | None:
     _require_compiler(config)
     _require_gpu_build(config)
     config, sheet = recipe.settled(config), None
+    _check_memory(config, launched())
     if config.tabulates and launched().rank == 0:
         assert config.data_dir is not None
         sheet = Sheet([config.data_dir, *config.also], config.labels)
@@ -80,6 +95,27 @@ def _require_gpu_build(config: Config) -> None:
         raise UsageError(
             f"--device gpu: {package} cannot use GPUs. Install a build of the framework for GPUs, "
             "or use --device cpu."
+        )
+
+
+def _check_memory(config: Config, world: World) -> None:
+    """Prints a warning if a batch needs more memory than this host has available."""
+    assert config.model is not None
+    assert config.image_size is not None
+    of_image: float = _IMAGE_BYTES.get(config.model.removesuffix("-v1"), 0)
+    if config.evaluate or world.local_rank or installed.gpus_of(config.framework) or not of_image:
+        return
+    of_image *= (config.image_size / 224) ** 2
+    needed = world.local_size * (_RANK_BYTES + config.batch_size * of_image)
+    found = re.search(r"^MemAvailable: *(\d+) kB$", _MEMINFO.read_text(), re.MULTILINE)
+    available = 1024 * int(found[1]) if found else needed
+    if needed > available:
+        fitting = max(1, int((available / world.local_size - _RANK_BYTES) / of_image))
+        terminal.say(
+            f"{counted(world.local_size, 'rank')} x {counted(config.batch_size, 'image')} of "
+            f"{config.image_size} px need about {human_bytes(needed)} of memory for {config.model} "
+            f"on the CPU, but {os.uname().nodename} has {human_bytes(available)} available. Use "
+            f"--batch-size {fitting} or less."
         )
 
 
@@ -219,7 +255,16 @@ def run(argv: Sequence[str]) -> int:
         from imagenet_prep.trainer.comm import launched
         from imagenet_prep.trainer.saved import settings_of
 
-        config = parse(argv, of_run=settings_of(config.log_dir, launched()))
+        of_run = settings_of(config.log_dir, launched())
+        if config.also or config.labels:
+            of_run.pop("classes", None)
+            if of_run.pop("remap", False):
+                raise UsageError(
+                    f"{config.log_dir} holds a network for some classes of its dataset (--classes "
+                    "with --remap), but --also and --labels need a network for all classes. Omit "
+                    "these flags."
+                )
+        config = parse(argv, of_run=of_run)
     train(config)
     return 0
 

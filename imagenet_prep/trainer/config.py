@@ -252,7 +252,8 @@ class TrainConfig(Settings):
         "auto",
         choices=("auto", "cpu", "gpu"),
         help="device that decodes JPEGs; gpu: DALI decodes on the rank's GPU, where images stay; "
-        "auto: gpu if the rank has a GPU, DALI is installed, and --backend is auto or dali",
+        "auto: gpu if the framework can use the rank's GPU, DALI is installed, and --backend is "
+        "auto or dali",
     )
 
     def __post_init__(self) -> None:

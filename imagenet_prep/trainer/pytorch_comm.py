@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import distributed
 
-from imagenet_prep.core.errors import ImagenetPrepError, UsageError
+from imagenet_prep.core.errors import ImagenetPrepError, UsageError, some
 from imagenet_prep.core.terminal import counted, say
 from imagenet_prep.core.world import World
 from imagenet_prep.trainer.comm import TOLD_S, Comm, meet
@@ -28,7 +28,6 @@ _SENDS_BUFFERS = ("forward_sync_buffers", "broadcast_buffers")
 # The variable set by `launch --stall-timeout`, and its default.
 _STALL, _STALL_S = "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", "600"
 _CONNECT_S, _POLL_S = 5.0, 0.2
-_SHOWN = 10  # missing ranks in a message
 
 
 class _Together(Comm):
@@ -221,14 +220,7 @@ def _store(world: World, address: str, port: int) -> Any:
 
 
 def _ranks(numbers: Sequence[int]) -> str:
-    """Returns "ranks 1-3" for consecutive numbers, "ranks 1, 3" for others."""
-    first, last = numbers[0], numbers[-1]
-    if len(numbers) == 1:
-        return f"rank {first}"
-    if len(numbers) == last - first + 1:
-        return f"ranks {first}-{last}"
-    shown = ", ".join(map(str, numbers[:_SHOWN]))
-    return f"ranks {shown}, ..." if len(numbers) > _SHOWN else f"ranks {shown}"
+    return f"rank{'s' if len(numbers) > 1 else ''} {some(numbers)}"
 
 
 def _together(tensors: Sequence[Any], work: Any) -> None:

@@ -197,7 +197,7 @@ def test_a_rank_that_waits_for_others_names_them_and_ends_when_asked(
     python: Path, shades: Path, tmp_path: Path, number: signal.Signals, rank: int
 ) -> None:
     port = free_port()
-    missing = "ranks 1-2" if rank == 0 else "rank 0"
+    missing = "ranks 1, 2" if rank == 0 else "rank 0"
     said = f"waiting for {missing} of 3 at 127.0.0.1:{port}\n"
     log = tmp_path / "said"
     how = waiting_rank(shades, tmp_path / "run", rank, 3, port)

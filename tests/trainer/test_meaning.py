@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import shutil
 import signal
 from collections.abc import Callable
@@ -109,8 +110,25 @@ def test_an_evaluation_without_flags_has_the_classes_of_the_run(
     # The same classes in different words and a different order.
     _, again = evaluated(tmp_path / "run", "--classes", f"1,{wnid(3)}")
     assert again.loss == trained.loss
-    with pytest.raises(UsageError, match="--also and --classes cannot be combined"):
-        evaluated(tmp_path / "run", "--also", "anything")
+
+
+@pytest.mark.parametrize("flag", ["--also", "--labels"])
+@pytest.mark.parametrize("remap", [True, False])
+def test_a_table_of_sets_and_lists_needs_outputs_for_all_classes(
+    train: Train, evaluated: Typed, shades: Path, tmp_path: Path, remap: bool, flag: str
+) -> None:
+    """Nobody gave --classes here, so a conflict with it would be a riddle."""
+    train(tmp_path / "run", classes=("1", "3"), remap=remap, num_epochs=1.0, batch_size=4)
+    (tmp_path / "labels.csv").write_text("key,class\n")
+    words = (flag, str(shades if flag == "--also" else tmp_path / "labels.csv"))
+    if remap:
+        with pytest.raises(UsageError, match="run holds a network for some classes .*--also and"):
+            evaluated(tmp_path / "run", *words)
+    else:
+        config, score = evaluated(tmp_path / "run", *words)
+        assert (config.classes, score.examples) == (None, NUM_VALIDATION)
+    with pytest.raises(UsageError, match=f"{flag} and --classes cannot be combined"):
+        evaluated(tmp_path / "run", *words, "--classes", "1")
 
 
 def test_lists_and_fractions_do_not_change_the_outputs(
@@ -564,6 +582,46 @@ def test_a_missing_compiler_is_reported_before_data_is_read(
     monkeypatch.setattr(verb.installed, "lacking", lambda _: [])
     with pytest.raises(UsageError, match="there is no no-such-compiler"):
         verb.train(config)
+
+
+@pytest.mark.parametrize(
+    ("given", "world", "said"),
+    [
+        ({}, World(), "1 rank x 256 images of 224 px need about 24.6 GB .* for resnet50 .* 73 or"),
+        ({"batch_size": 73}, World(), None),
+        ({"batch_size": 74}, World(), "74 images of 224 px need about 7.8 GB .* 73 or"),
+        # A quarter of the memory for each rank, and a quarter of the pixels.
+        ({"image_size": 112, "batch_size": 40}, World(4, 8, 0, 4), None),
+        ({"image_size": 112, "batch_size": 41}, World(4, 8, 0, 4), "4 ranks x 41 .* 40 or less"),
+        ({"image_size": 2000, "batch_size": 1}, World(), "8.3 GB .* --batch-size 1 or less"),
+        ({"model": "resnet50-v1"}, World(), "for resnet50-v1 on the CPU"),
+        # Not the first rank of its host; a network without a figure; no gradients.
+        ({}, World(5, 8, 1, 4), None),
+        ({"model": "tiny"}, World(), None),
+        ({"synthetic": False, "data_dir": "x", "evaluate": True}, World(), None),
+    ],
+    ids=str,
+)
+def test_a_batch_that_does_not_fit_into_memory_is_reported(
+    given: dict[str, Any],
+    world: World,
+    said: str | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Of 7.72 GB; PyTorch needs 1 GB, and 92 MB for each image."""
+    meminfo = tmp_path / "meminfo"
+    meminfo.write_text("MemTotal:  20000000 kB\nMemAvailable:    7540000 kB\nSwapFree: 1 kB\n")
+    monkeypatch.setattr(verb, "_MEMINFO", meminfo)
+    monkeypatch.setattr(verb.installed, "gpus", lambda: 0)
+    config = recipe.settled(TrainConfig(**{"synthetic": True} | given))
+    verb._check_memory(config, world)
+    told = capsys.readouterr().err
+    assert re.search(said, told) if said else told == ""
+    monkeypatch.setattr(verb.installed, "gpus_of", lambda _: 1)
+    verb._check_memory(config, world)
+    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 from imagenet_prep.core import program, terminal
 from imagenet_prep.core.address import is_remote
 from imagenet_prep.core.canonical import Json
-from imagenet_prep.core.errors import DataDamagedError, UsageError, some
+from imagenet_prep.core.errors import UsageError, some
 from imagenet_prep.core.flags import Place, WorkerFlags, flag, optional, switch
 from imagenet_prep.core.terminal import counted, human_bytes
 from imagenet_prep.dataset import schema
@@ -180,19 +180,13 @@ def _format(config: Config, dataset: Dataset) -> Format:
 
 def export_weights(config: Config) -> Json:
     """Writes the weights of the last checkpoint to a file and returns the summary."""
-    from imagenet_prep.core import records
     from imagenet_prep.trainer import checkpoint, torchvision
-    from imagenet_prep.trainer.interface import Interface
 
     last = torchvision.last(Path(config.dataset).expanduser())
     run = last.facts["run"]
-    found = last.facts.get("interface")
-    try:
-        interface = None if found is None else records.parse(Interface, found, "interface")
-    except ValueError as error:
-        raise DataDamagedError(f"{checkpoint.name(last.step)}: damaged ({error})") from None
     tensors = torchvision.tensors(run, last.arrays)
-    notes = torchvision.notes(run, interface) | {"step": str(last.step)}
+    notes = torchvision.notes(run, torchvision.interface_of(last.facts))
+    notes["step"] = str(last.step)
     num_bytes = torchvision.write(Path(config.out).expanduser(), tensors, notes)
     return {
         "out": config.out,

@@ -40,20 +40,13 @@ _NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
 
 
 @dataclass(frozen=True)
-class _Selection:
-    """The flags that select classes."""
-
-    classes: tuple[str, ...] | None = None
-    remap: bool = False
-
-
-@dataclass(frozen=True)
 class _Facts:
     """Facts about a run in its checkpoint.
 
-    Checkpoints of version 0.1.0 have no `interface` and `selection`.
+    Checkpoints of version 0.1.0 have no `interface`, `classes` and `remap`.
 
     Attributes:
+      classes, remap: the flags that select classes.
       labels: maps label lists to their sha256.
       ranks: the number of ranks of the run's first start; None if version 0.1.0 started it.
     """
@@ -63,7 +56,8 @@ class _Facts:
     plateau: Plateau
     labels: dict[str, str] = field(default_factory=dict)
     interface: Interface | None = None
-    selection: _Selection = field(default_factory=_Selection)
+    classes: tuple[str, ...] | None = None
+    remap: bool = False
     ranks: int | None = None
 
 
@@ -90,7 +84,7 @@ def settings_of(log_dir: str, world: World) -> Json:
     def accept(facts: Json) -> None:
         saved = records.parse(_Facts, facts)
         network = records.parse(_Network, saved.run, others=True)
-        found.append(vars(network) | vars(saved.selection))
+        found.append(vars(network) | {"classes": saved.classes, "remap": saved.remap})
 
     for step in reversed(checkpoint.steps(folder)):
         # Skip damaged checkpoints: rank 0 reports and renames them later.
@@ -183,9 +177,8 @@ class Saved:
 
     def save(self, step: int, facts: Json, learner: Learner) -> float:
         """Saves a checkpoint; returns the time in seconds since 1970."""
-        selection = _Selection(self._config.classes, self._config.remap)
-        facts |= {"interface": vars(self._interface), "selection": vars(selection)}
-        facts["ranks"] = self._ranks
+        facts |= {"interface": vars(self._interface), "ranks": self._ranks}
+        facts |= {name: getattr(self._config, name) for name in ("classes", "remap")}
         arrays = dict(zip(learner.names(), learner.values(), strict=True))
         if not all(np.isfinite(array).all() for array in arrays.values()):
             raise ImagenetPrepError(f"step {step - 1}: the weights are not finite. {DIVERGED}")

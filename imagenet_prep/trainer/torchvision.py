@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from imagenet_prep.core import regular_file
+from imagenet_prep.core import records, regular_file
 from imagenet_prep.core.canonical import Json
 from imagenet_prep.core.errors import UsageError
 from imagenet_prep.storage.new_file import complete_file
@@ -41,10 +41,16 @@ def last(folder: Path) -> Checkpoint:
     """Returns the last checkpoint of a run."""
     if not folder.is_dir():
         raise UsageError(f"{folder}: no such folder")
-    latest = checkpoint.load_latest(folder)
+    latest = checkpoint.load_latest(folder, accept=interface_of)
     if latest is None:
         raise UsageError(f"{folder}: no checkpoint. Expected the --log-dir of a training run.")
     return latest
+
+
+def interface_of(facts: Json) -> Interface | None:
+    """Returns the interface of a checkpoint's network; None in a checkpoint of version 0.1.0."""
+    found = facts.get("interface")
+    return None if found is None else records.parse(Interface, found, "interface")
 
 
 def tensors(run: Json, arrays: Mapping[str, Any]) -> dict[str, npt.NDArray[Any]]:

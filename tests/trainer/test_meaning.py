@@ -171,7 +171,7 @@ def test_a_checkpoint_without_classes_is_loaded_by_their_number(
     trained = train(tmp_path / "run", num_epochs=1.0)
 
     def as_in_0_1_0(facts: dict[str, Any]) -> None:
-        del facts["interface"], facts["selection"]
+        del facts["interface"], facts["classes"], facts["remap"]
 
     edited(tmp_path / "run", as_in_0_1_0)
     _, score = evaluated(tmp_path / "run")
@@ -280,7 +280,7 @@ def test_a_run_of_0_1_0_keeps_its_number_of_steps(
 
     def as_in_0_1_0(facts: dict[str, Any]) -> None:
         facts["run"] = old.facts()
-        for name in ("interface", "selection", "ranks"):
+        for name in ("interface", "classes", "remap", "ranks"):
             del facts[name]
 
     keep_first(tmp_path / "run")

@@ -216,6 +216,7 @@ def meet(framework: str, world: World) -> tuple[Any, World]:
 
 # After this time, a rank says that it waits for others.
 TOLD_S = 10.0
+_DONE = b"\0"  # ends the thread of `waiting`; all other bytes are numbers of signals
 
 
 @contextlib.contextmanager
@@ -234,15 +235,16 @@ def waiting(about: str) -> Iterator[None]:
         yield
     finally:
         signal.set_wakeup_fd(before)
-        os.close(writer)  # ends the thread
+        os.write(writer, _DONE)  # a closed pipe would stay open in forked processes
         watch.join()
+        os.close(writer)
         os.close(reader)
 
 
 def _watch(reader: int, about: str) -> None:
     if not select.select([reader], [], [], TOLD_S)[0]:
         terminal.say(about)
-    while number := os.read(reader, 1):
+    while (number := os.read(reader, 1)) != _DONE:
         if number[0] in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             program.end_interrupted()
 

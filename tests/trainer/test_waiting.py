@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from imagenet_prep.trainer import comm
 from imagenet_prep.trainer.comm import waiting
 from tests.kit import command
 from tests.kit.limits import Limits
@@ -48,16 +49,32 @@ def test_a_signal_ends_a_rank_that_waits(tmp_path: Path, number: signal.Signals)
 
 
 def test_a_rank_that_waits_for_long_says_for_whom(
-    limits: Limits, capfd: pytest.CaptureFixture[str]
+    limits: Limits, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(comm.terminal, "say", said.append)
     limits(told_wait_s=0.0)
     with waiting("waiting for ranks 1-3"):
-        command.wait_until(lambda: "ranks 1-3" in capfd.readouterr().err, "it is told")
+        command.wait_until(lambda: said, "it is told")
     limits(told_wait_s=600.0)
-    with waiting("waiting for ranks 1-3"):
+    with waiting("waiting for ranks 4-6"):
         pass
 
-    assert capfd.readouterr().err == ""
+    assert said == ["waiting for ranks 1-3"]
+
+
+def test_a_forked_process_does_not_prolong_the_wait() -> None:
+    """It inherits the pipe, so the pipe does not end when this process closes it."""
+    reader, writer = os.pipe()
+    with waiting("waiting"):
+        child = os.fork()
+        if not child:
+            os.close(writer)
+            os.read(reader, 1)  # until the test closes the pipe
+            os._exit(0)
+    os.close(writer)
+    os.waitpid(child, 0)
+    os.close(reader)
 
 
 def test_other_signals_and_the_handlers_of_before_stay(limits: Limits) -> None:

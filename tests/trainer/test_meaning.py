@@ -27,7 +27,7 @@ from imagenet_prep.core.errors import (
 from imagenet_prep.core.world import World
 from imagenet_prep.read import make_dataset
 from imagenet_prep.storage.folder import LocalStore
-from imagenet_prep.trainer import checkpoint, loop, recipe
+from imagenet_prep.trainer import checkpoint, loop, recipe, torchvision
 from imagenet_prep.trainer.config import TrainConfig
 from imagenet_prep.trainer.interface import Interface
 from tests.kit import command
@@ -129,6 +129,20 @@ def test_a_table_of_sets_and_lists_needs_outputs_for_all_classes(
         assert (config.classes, score.examples) == (None, NUM_VALIDATION)
     with pytest.raises(UsageError, match=f"{flag} and --classes cannot be combined"):
         evaluated(tmp_path / "run", *words, "--classes", "1")
+    with pytest.raises(UsageError, match="no checkpoint to evaluate"):
+        evaluated(tmp_path / "none", *words, "--image-size", "16", "--batch-size", "8")
+
+
+def test_a_checkpoint_with_a_malformed_interface_is_not_exported(
+    train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def damage(facts: dict[str, Any]) -> None:
+        facts["interface"]["mean"] = "grey"
+
+    train(tmp_path / "run", num_epochs=1.0, checkpoint_every=5)
+    edited(tmp_path / "run", damage)
+    assert torchvision.last(tmp_path / "run").step == 5
+    assert "checkpoint-00000008.npz: set aside as" in capsys.readouterr().err
 
 
 def test_lists_and_fractions_do_not_change_the_outputs(
@@ -248,8 +262,8 @@ def test_a_resumed_run_keeps_the_rate_of_its_first_start(
     assert (latest.facts["ranks"], latest.facts["run"]["schedule"]["peak"]) == (2, 0.02)
     with pytest.raises(UsageError, match=r"learning rate 0.02, this one has 0.5"):
         train(tmp_path / "run", **settings | {"lr": 0.5})
-    with pytest.raises(UsageError, match="global batch size 8, this one has 4"):
-        train(tmp_path / "run", **settings, batch_size=4)
+    with pytest.raises(UsageError, match="global batch size 8, this one has 1"):
+        train(tmp_path / "run", **settings, batch_size=1)  # less than one image for each rank
 
 
 @pytest.mark.parametrize("ranks", [0, -1, 9, "2", 1.5])

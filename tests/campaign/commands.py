@@ -120,4 +120,8 @@ def md5(data: bytes) -> str:
 
 def leave_a_process() -> None:
     """Ends, and leaves one that has a session and an environment of its own."""
-    subprocess.Popen(["sleep", "600"], env={}, start_new_session=True)
+    code = "import time; print('started', flush=True); time.sleep(600)"
+    command = [sys.executable, "-c", code]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, env={}, start_new_session=True)
+    assert process.stdout is not None
+    process.stdout.readline()  # a process that has just begun may still have no command line

@@ -101,7 +101,7 @@ def test_a_process_that_is_left_and_a_changed_home_are_violations(tmp_path: Path
         assert warm.finish().code == 0
         left = warm.left(0)
         assert len(left) == 1
-        assert "sleep" in left[0]
+        assert "time.sleep(600)" in left[0]
         assert warm.left(0) == []
 
         story.hold_outside(before)

@@ -47,3 +47,25 @@ def train_by_numpy(shades: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..
         return loop.train(config, readers(config))
 
     return run
+
+
+@pytest.fixture
+def evaluated(
+    train_by_numpy: Callable[..., Any], shades: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., Any]:
+    """Evaluates a run as its command line says; returns the config and the score."""
+    from imagenet_prep import train as verb
+    from imagenet_prep.trainer import loop
+
+    def run(log_dir: Path, *words: str, data_dir: Path = shades) -> Any:
+        found: list[Any] = []
+
+        def evaluate(config: Any) -> None:
+            found.append((config, loop.train(config, verb.readers(config))))
+
+        monkeypatch.setattr(verb, "train", evaluate)
+        given = ("--data-dir", str(data_dir), "--log-dir", str(log_dir), "--backend", "native")
+        verb.run([*given, "--evaluate", *words])
+        return found[-1]
+
+    return run

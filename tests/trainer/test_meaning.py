@@ -40,30 +40,12 @@ from tests.kit.training import NUM_VALIDATION, end_at_step, flags, make_shades, 
 __all__ = ["colours"]
 
 Train = Callable[..., Any]
-Typed = Callable[..., Any]
+Evaluated = Callable[..., Any]
 
 
 @pytest.fixture
 def train(train_by_numpy: Train) -> Train:
     return train_by_numpy
-
-
-@pytest.fixture
-def evaluated(train: Train, shades: Path, monkeypatch: pytest.MonkeyPatch) -> Typed:
-    """Evaluates a run as its command line says; returns the config and the score."""
-
-    def run(log_dir: Path, *words: str, data_dir: Path = shades) -> Any:
-        found: list[Any] = []
-
-        def evaluate(config: Any) -> None:
-            found.append((config, loop.train(config, verb.readers(config))))
-
-        monkeypatch.setattr(verb, "train", evaluate)
-        given = ("--data-dir", str(data_dir), "--log-dir", str(log_dir), "--backend", "native")
-        verb.run([*given, "--evaluate", *words])
-        return found[-1]
-
-    return run
 
 
 def edited(run: Path, change: Callable[[dict[str, Any]], None]) -> None:
@@ -80,7 +62,7 @@ def edited(run: Path, change: Callable[[dict[str, Any]], None]) -> None:
 
 @pytest.mark.parametrize("classes", ["2,3", "1,0,2", f"{wnid(0)},{wnid(2)}", "3"])
 def test_a_network_is_not_evaluated_as_if_it_had_other_classes(
-    train: Train, evaluated: Typed, tmp_path: Path, classes: str
+    train: Train, evaluated: Evaluated, tmp_path: Path, classes: str
 ) -> None:
     train(tmp_path / "run", classes=("0", "1"), remap=True, num_epochs=1.0, batch_size=4)
 
@@ -96,7 +78,7 @@ def test_a_network_is_not_evaluated_as_if_it_had_other_classes(
 
 @pytest.mark.parametrize("remap", [True, False])
 def test_an_evaluation_without_flags_has_the_classes_of_the_run(
-    train: Train, evaluated: Typed, tmp_path: Path, remap: bool
+    train: Train, evaluated: Evaluated, tmp_path: Path, remap: bool
 ) -> None:
     classes = ("3", wnid(1))
     trained = train(tmp_path / "run", classes=classes, remap=remap, num_epochs=1.0, batch_size=4)
@@ -115,7 +97,7 @@ def test_an_evaluation_without_flags_has_the_classes_of_the_run(
 @pytest.mark.parametrize("flag", ["--also", "--labels"])
 @pytest.mark.parametrize("remap", [True, False])
 def test_a_table_of_sets_and_lists_needs_outputs_for_all_classes(
-    train: Train, evaluated: Typed, shades: Path, tmp_path: Path, remap: bool, flag: str
+    train: Train, evaluated: Evaluated, shades: Path, tmp_path: Path, remap: bool, flag: str
 ) -> None:
     """Nobody gave --classes here, so a conflict with it would be a riddle."""
     train(tmp_path / "run", classes=("1", "3"), remap=remap, num_epochs=1.0, batch_size=4)
@@ -146,7 +128,7 @@ def test_a_checkpoint_with_a_malformed_interface_is_not_exported(
 
 
 def test_lists_and_fractions_do_not_change_the_outputs(
-    train: Train, evaluated: Typed, tmp_path: Path
+    train: Train, evaluated: Evaluated, tmp_path: Path
 ) -> None:
     train(tmp_path / "run", fraction=0.7, num_epochs=1.0, batch_size=4)
 
@@ -155,7 +137,7 @@ def test_lists_and_fractions_do_not_change_the_outputs(
 
 
 def test_a_set_with_as_many_but_different_classes_is_refused(
-    train: Train, evaluated: Typed, tmp_path: Path
+    train: Train, evaluated: Evaluated, tmp_path: Path
 ) -> None:
     other = make_shades(tmp_path / "other")
     labels = (other / "labels.txt").read_text().replace(wnid(2), "sparrow")
@@ -180,7 +162,7 @@ def test_a_set_with_as_many_but_different_classes_is_refused(
 
 
 def test_a_checkpoint_without_classes_is_loaded_by_their_number(
-    train: Train, evaluated: Typed, tmp_path: Path
+    train: Train, evaluated: Evaluated, tmp_path: Path
 ) -> None:
     trained = train(tmp_path / "run", num_epochs=1.0)
 
@@ -203,7 +185,9 @@ def test_the_reader_states_classes_and_normalisation(shades: Path) -> None:
     assert some.normalisation == ((123.675, 116.28, 103.53), (58.395, 57.12, 57.375))
 
 
-def test_an_evaluation_exports_its_model(train: Train, evaluated: Typed, tmp_path: Path) -> None:
+def test_an_evaluation_exports_its_model(
+    train: Train, evaluated: Evaluated, tmp_path: Path
+) -> None:
     train(tmp_path / "run", num_epochs=1.0)
 
     evaluated(tmp_path / "run", "--export", str(tmp_path / "model"))
@@ -505,7 +489,7 @@ def test_a_run_that_is_asked_to_stop_at_a_broken_step_saves_nothing(
 
 
 def test_a_second_run_in_a_folder_is_refused_and_an_evaluation_is_not(
-    train: Train, evaluated: Typed, tmp_path: Path
+    train: Train, evaluated: Evaluated, tmp_path: Path
 ) -> None:
     trained = train(tmp_path / "run", num_epochs=1.0)
     with LocalStore(tmp_path / "run").lock():

@@ -8,11 +8,10 @@ from typing import Any
 
 import pytest
 
-from imagenet_prep import train as verb
 from imagenet_prep.core.errors import UsageError
 from imagenet_prep.core.world import World
 from imagenet_prep.dataset import predictions
-from imagenet_prep.trainer import checkpoint, evaluation, loop
+from imagenet_prep.trainer import checkpoint, evaluation
 from imagenet_prep.trainer.saved import settings_of
 from tests.kit.reading import colours
 from tests.kit.training import NUM_VALIDATION
@@ -20,7 +19,7 @@ from tests.kit.training import NUM_VALIDATION
 __all__ = ["colours"]
 
 Train = Callable[..., Any]
-Typed = Callable[..., Any]
+Evaluated = Callable[..., Any]
 
 
 @pytest.fixture
@@ -28,46 +27,28 @@ def train(train_by_numpy: Train) -> Train:
     return train_by_numpy
 
 
-@pytest.fixture
-def typed(train: Train, shades: Path, monkeypatch: pytest.MonkeyPatch) -> Typed:
-    """Evaluates a run as its command line says; returns the config and the score."""
-
-    def run(log_dir: Path, *words: str) -> Any:
-        found: list[Any] = []
-
-        def evaluate(config: Any) -> None:
-            found.append((config, loop.train(config, verb.readers(config))))
-
-        monkeypatch.setattr(verb, "train", evaluate)
-        given = ("--data-dir", str(shades), "--log-dir", str(log_dir), "--backend", "native")
-        verb.run([*given, "--evaluate", *words])
-        return found[-1]
-
-    return run
-
-
 def test_an_evaluation_takes_the_network_and_its_images_from_the_run(
-    train: Train, typed: Typed, tmp_path: Path
+    train: Train, evaluated: Evaluated, tmp_path: Path
 ) -> None:
     trained = train(tmp_path / "run", recipe="tutorial", fraction=0.8, seed=3)
 
-    config, score = typed(tmp_path / "run")
+    config, score = evaluated(tmp_path / "run")
 
     assert (config.framework, config.recipe, config.model) == ("mxnet", "tutorial", "tiny")
     assert (config.image_size, config.batch_size) == (16, 8)
     assert (score.examples, score.top1) == (NUM_VALIDATION, trained.top1)
-    config, score = typed(tmp_path / "run", "--batch-size", "5", "--model", "tiny")
+    config, score = evaluated(tmp_path / "run", "--batch-size", "5", "--model", "tiny")
     assert (config.batch_size, score.top1) == (5, trained.top1)
 
 
 def test_flags_that_differ_from_the_run_are_refused_in_one_message(
-    train: Train, typed: Typed, tmp_path: Path
+    train: Train, evaluated: Evaluated, tmp_path: Path
 ) -> None:
     train(tmp_path / "run")
 
     flags = ("--model", "resnet18", "--image-size", "32", "--recipe", "tutorial")
     with pytest.raises(UsageError) as refused:
-        typed(tmp_path / "run", *flags)
+        evaluated(tmp_path / "run", *flags)
 
     for said in (
         *("recipe article, this one has tutorial", "model tiny, this one has resnet18"),
@@ -84,29 +65,31 @@ def test_a_run_that_not_all_ranks_may_have_decides_nothing(train: Train, tmp_pat
     assert settings_of(str(tmp_path / "run"), World(0, 4, 0, 2)) == {}
 
 
-def test_a_damaged_checkpoint_is_left_to_rank_0(train: Train, typed: Typed, tmp_path: Path) -> None:
+def test_a_damaged_checkpoint_is_left_to_rank_0(
+    train: Train, evaluated: Evaluated, tmp_path: Path
+) -> None:
     train(tmp_path / "run", checkpoint_every=8)
     last = checkpoint.steps(tmp_path / "run")[-1]
     (tmp_path / "run" / checkpoint.name(last)).write_bytes(b"not a checkpoint")
 
     assert settings_of(str(tmp_path / "run"), World())["model"] == "tiny"
     assert (tmp_path / "run" / checkpoint.name(last)).exists()
-    config, _ = typed(tmp_path / "run")
+    config, _ = evaluated(tmp_path / "run")
     assert config.image_size == 16
     assert not (tmp_path / "run" / checkpoint.name(last)).exists()
 
 
 def test_the_set_of_the_run_is_asked_for_all_the_same(
-    train: Train, typed: Typed, colours: Path, tmp_path: Path
+    train: Train, evaluated: Evaluated, colours: Path, tmp_path: Path
 ) -> None:
     train(tmp_path / "run")
 
     with pytest.raises(UsageError, match="classes n00001000, .*, but this command is for"):
-        typed(tmp_path / "run", "--data-dir", str(colours))
+        evaluated(tmp_path / "run", "--data-dir", str(colours))
 
 
 def test_a_file_that_is_no_output_of_train_is_refused_before_the_evaluation(
-    train: Train, typed: Typed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    train: Train, evaluated: Evaluated, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     train(tmp_path / "run")
     mine = tmp_path / ".bashrc"
@@ -117,15 +100,17 @@ def test_a_file_that_is_no_output_of_train_is_refused_before_the_evaluation(
         ("--export", "a model of Keras"),
     ):
         with pytest.raises(UsageError, match=rf"bashrc: is not {said}, so it is not replaced"):
-            typed(tmp_path / "run", flag, str(mine))
+            evaluated(tmp_path / "run", flag, str(mine))
 
     assert mine.read_text() == "# mine\n"
 
 
-def test_predictions_replace_predictions(train: Train, typed: Typed, tmp_path: Path) -> None:
+def test_predictions_replace_predictions(
+    train: Train, evaluated: Evaluated, tmp_path: Path
+) -> None:
     train(tmp_path / "run")
     said = tmp_path / "said.csv"
     said.write_text(f"{','.join(predictions.HEADER)}\na/1,0,1,1,,,,,,,,\n")
     for _ in range(2):
-        typed(tmp_path / "run", "--predictions", str(said))
+        evaluated(tmp_path / "run", "--predictions", str(said))
         assert len(list(predictions.read(said))) == NUM_VALIDATION

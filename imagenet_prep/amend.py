@@ -18,8 +18,10 @@ from dataclasses import dataclass
 
 from imagenet_prep.core import program
 from imagenet_prep.core.canonical import Json
+from imagenet_prep.core.errors import UsageError
 from imagenet_prep.core.flags import Place, WorkerFlags, flag, optional, switch
 from imagenet_prep.core.terminal import counted, human_bytes, printable
+from imagenet_prep.dataset import schema
 from imagenet_prep.dataset.flag import data_set
 
 
@@ -47,6 +49,12 @@ class Config(WorkerFlags):
         place=Place.FOLDER,
         help="add the images in this folder: train/CLASS/*.jpg, val/CLASS/*.jpg, or CLASS/*.jpg",
     )
+    splits: tuple[str, ...] | None = optional(
+        choices=schema.SPLITS,
+        help="apply --exclude and --relabel only to these splits, separated by commas (default: "
+        "all)",
+        metavar="NAMES",
+    )
     dry_run: bool = switch(help="print the changes; write nothing")
     json: bool = switch(help="print the result as JSON")
 
@@ -54,6 +62,8 @@ class Config(WorkerFlags):
         super().__post_init__()
         if not (self.exclude or self.relabel or self.add):
             raise ValueError("nothing to change: give --exclude, --relabel or --add")
+        if self.splits is not None and not (self.exclude or self.relabel):
+            raise ValueError("--splits needs --exclude or --relabel; --add FOLDER names its splits")
 
 
 @program.verb("imagenet_prep.amend", Config, __doc__)
@@ -67,10 +77,15 @@ def run(config: Config) -> None:
     dataset, out = open_dataset(config.dataset), open_store(config.out)
     amendment.refuse(dataset, out)
     classes, splits = dataset.classes, dataset.manifest.splits
+    if absent := sorted(set(config.splits or ()) - splits.keys()):
+        raise UsageError(
+            f"--splits {','.join(absent)}: {dataset.where} has only {', '.join(splits)}"
+        )
     request = changes.Request(
         keys.read_list(config.exclude) if config.exclude else None,
         changes.read_relabels(config.relabel, classes) if config.relabel else None,
         changes.read_additions(config.add, classes, splits) if config.add else None,
+        config.splits,
     )
     workers = Workers(config.workers, config.worker_kind)
     job = amendment.Job(dataset, request, workers, quiet=config.json)

@@ -72,6 +72,7 @@ class Config(WorkerFlags):
         choices=schema.SPLITS,
         help="only export these splits, separated by commas (default: all)",
         metavar="NAMES",
+        aliases=("--splits",),
         only={"to": _OF_SETS},
     )
     classes: tuple[str, ...] = flag(

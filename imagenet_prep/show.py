@@ -29,6 +29,7 @@ from imagenet_prep.core.errors import DataDamagedError, UsageError, some
 from imagenet_prep.core.flags import Place, Settings, optional, switch
 from imagenet_prep.dataset import column, naming, schema
 from imagenet_prep.dataset.flag import data_set
+from imagenet_prep.dataset.keys import split_and_key, with_split
 from imagenet_prep.storage.new_file import complete_file
 
 if TYPE_CHECKING:
@@ -304,7 +305,8 @@ def _show_images(config: Config) -> int:
             print(json.dumps(entry._asdict(), ensure_ascii=False))
             continue
         if config.keys:
-            terminal.print_data(entry.key)
+            is_plain = split_and_key(entry.key)[0] is None
+            terminal.print_data(entry.key if is_plain else with_split(entry.split, entry.key))
             continue
         place, image = catalogue.read(entry)
         row = {**entry._asdict(), **place, **image._asdict(), "boxes": image.boxes._asdict()}

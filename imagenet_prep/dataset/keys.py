@@ -6,11 +6,11 @@ import hashlib
 import io
 import os
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple
 
-from imagenet_prep.core.canonical import Json
 from imagenet_prep.core.errors import UsageError, some
 from imagenet_prep.dataset import schema
 
@@ -18,8 +18,6 @@ from imagenet_prep.dataset import schema
 # million keys of ImageNet; even a short key takes 200 bytes of memory.
 _MOST_BYTES, MOST_LINES = 64 << 20, 1 << 21
 _ENDS = (b"\n", b"\r")
-# Removed around keys in a list. Other blanks, such as U+00A0, may be part of a file name.
-BLANKS = " \t\r\v\f"
 _AT_ONCE, _PART_BYTES = 1 << 14, 1 << 20
 # Linux's limit for a path (PATH_MAX).
 MOST_KEY_BYTES = 4096
@@ -120,49 +118,184 @@ def problem(key: str) -> str | None:
     return None
 
 
-class KeyList(NamedTuple):
-    """The keys listed in a file.
+@dataclass(frozen=True)
+class KeyList:
+    """The lines of a file that lists keys.
+
+    A line is KEY or SPLIT:KEY. Text before the first colon that is the name of a split names this
+    split, so a key that begins with "train:" itself is only listed with its split in front.
 
     Attributes:
-      keys: each key, with the line number of its first occurrence; at least one key.
-      sha256: hash of the sorted keys, as printed by `LC_ALL=C sort -u FILE | sha256sum`.
+      keys: each line, with the line number of its first occurrence; at least one line.
+      sha256: hash of the sorted lines, as printed by `LC_ALL=C sort -u FILE | sha256sum`.
+      repeated: numbers of the lines that repeat an earlier line.
     """
 
     path: str
     keys: Mapping[str, int]
     sha256: str
-    repeated: Sequence[int] = ()  # numbers of the lines that repeat a key
+    repeated: Sequence[int] = ()
 
-    @property
-    def summary(self) -> Json:
-        """The number of keys and their sha256, as stored in a manifest."""
-        return {"images": len(self.keys), "sha256": self.sha256}
+    @cached_property
+    def by_split(self) -> Mapping[str | None, Mapping[str, int]]:
+        """The keys with their line numbers, by the split of their lines; None for plain keys."""
+        if not any(split_and_key(line)[0] for line in self.keys):
+            return {None: self.keys}
+        by_split: dict[str | None, dict[str, int]] = {None: {}}
+        for line, number in self.keys.items():
+            split, key = split_and_key(line)
+            by_split.setdefault(split, {})[key] = number
+        return by_split
+
+    def named_in(self, *splits: str) -> Mapping[str, int]:
+        """Returns the keys that name an image of a split; `splits` are the names of this split.
+
+        The numbers are those of the lines; of a plain line, if two lines name the same image.
+        """
+        named = self.by_split[None]
+        for split in splits:
+            if split in self.by_split:
+                named = {**self.by_split[split], **named}
+        return named
+
+    def named_twice(self) -> list[int]:
+        """Returns the numbers of the lines that repeat a line, perhaps with a split in front."""
+        numbers = list(self.repeated)
+        for split, named in self.by_split.items():
+            if split is not None:
+                plain = self.by_split[None]
+                numbers += [number for key, number in named.items() if key in plain]
+        return numbers
 
     def refuse_unknown(self, unknown: Collection[str], where: str) -> None:
-        """Raises UsageError if there are `unknown` keys, for which `where` has no image.
+        """Raises UsageError if there are `unknown` lines, for which `where` has no image.
 
         The message has only line numbers and no keys, because the user of an Airflow form may
         choose a file without having permission to read it.
         """
-        if unknown:
-            numbers = sorted(self.keys[key] for key in unknown)
+        if not unknown:
+            return
+        numbers = sorted(self.keys[line] for line in unknown)
+        noun = "line" if len(numbers) == 1 else "lines"
+        padded = sorted(self.keys[line] for line in unknown if _has_outer_blank(line))
+        hint = ""
+        if padded:
+            hint = (
+                f" A key is read with its blanks: remove the blank at the start or end of line "
+                f"{padded[0]}, if the key has none."
+            )
+        raise UsageError(
+            f"{self.path}: {noun} {some(numbers)}: no such key in {where}. Write one key per line, "
+            "as in quarantine.jsonl: n01440764/n01440764_10026.JPEG, or with its split: "
+            f"train:n01440764/n01440764_10026.JPEG.{hint}"
+        )
+
+
+class Lookup:
+    """Finds the images that a list names: looks up the keys of each split, then checks all lines.
+
+    This is the only place that decides which image a line means.
+    """
+
+    def __init__(
+        self,
+        listed: KeyList,
+        splits: Mapping[str, Collection[str]],
+        chosen: Collection[str],
+    ) -> None:
+        """Looks up keys in `splits`, each with all of its names; the list is for `chosen` splits.
+
+        A line that names an image of a different split is ignored.
+        """
+        self.listed = listed
+        self._splits = splits
+        self._chosen = chosen
+        self.named = {split: listed.named_in(*names) for split, names in splits.items()}
+        last = max(listed.keys.values())
+        self._found = {split: bytearray(last + 1) for split in splits}
+
+    @classmethod
+    def of_dataset(cls, listed: KeyList, splits: Iterable[str], chosen: Collection[str]) -> Lookup:
+        """Returns a lookup in a dataset, whose splits have one name each."""
+        return cls(listed, {split: (split,) for split in splits}, chosen)
+
+    @property
+    def num_images(self) -> int:
+        """The number of images that the list names in the chosen splits."""
+        plain = len(self.listed.by_split[None])
+        return plain + sum(len(self.named[split]) - plain for split in self._chosen)
+
+    def lines(self, split: str, keys: Collection[str]) -> list[int]:
+        """Returns, for each image of a split, the number of the line that names it, or 0.
+
+        In a split that is not chosen, no line names an image.
+        """
+        named, found = self.named[split], self._found[split]
+        numbers = [named.get(key, 0) for key in keys]
+        for number in numbers:
+            found[number] = 1
+        return numbers if split in self._chosen else [0] * len(keys)
+
+    def check(self, where: str) -> None:
+        """Raises UsageError if a line names no image, or images of several chosen splits.
+
+        `where` describes the images that were looked up.
+        """
+        by_split = self.listed.by_split
+        in_any = self._num_found(self._splits)
+        in_chosen = self._num_found(self._chosen)
+        plain = by_split[None].items()
+        unknown = [key for key, number in plain if not in_any[number]]
+        ambiguous = [key for key, number in plain if in_chosen[number] > 1]
+        for name, named in by_split.items():
+            if name is not None:
+                unknown += [with_split(name, key) for key in named if not self._is_known(name, key)]
+        self.listed.refuse_unknown(unknown, where)
+        if ambiguous:
+            first = min(ambiguous)
+            splits = [split for split in self._chosen if self._has(split, first)]
+            choices = " or ".join(with_split(split, first) for split in splits)
             raise UsageError(
-                f"{self.path}: line{'s' * (len(numbers) > 1)} {some(numbers)}: no such key in "
-                f"{where}. Write one key per line, as in quarantine.jsonl: "
-                "n01440764/n01440764_10026.JPEG"
+                f"{self.listed.path}: {some(sorted(ambiguous))}: {' and '.join(splits)} each have "
+                f"an image with this key. Write {choices}, or choose one split with --splits."
             )
 
-    def refuse_ambiguous(self, keys: Collection[str]) -> None:
-        """Raises UsageError if both train and validation have an image with one of the keys."""
-        if keys:
-            raise UsageError(
-                f"{self.path}: {some(sorted(keys))}: train and validation both have an image with "
-                "this key. Rename one of the files, or choose one split with --splits."
-            )
+    def _num_found(self, splits: Iterable[str]) -> Sequence[int]:
+        """Returns, for each line number, the number of splits with an image that the line names."""
+        return [sum(flags) for flags in zip(*(self._found[split] for split in splits), strict=True)]
+
+    def _is_known(self, name: str, key: str) -> bool:
+        """Returns whether a split has this name, and the image unless the list is not for it."""
+        meant = [split for split, names in self._splits.items() if name in names]
+        looked_up = [split for split in meant if split in self._chosen]
+        return bool(meant) and all(self._has(split, key) for split in looked_up)
+
+    def _has(self, split: str, key: str) -> bool:
+        return self._found[split][self.named[split][key]] == 1
+
+
+def split_and_key(line: str) -> tuple[str | None, str]:
+    """Returns the split that a line of a list names, or None, and the key."""
+    split, _, key = line.partition(":")
+    return (split, key) if split in schema.SPLITS and split != line else (None, line)
+
+
+def with_split(split: str, key: str) -> str:
+    """Returns the line that names an image of a split."""
+    return f"{split}:{key}"
+
+
+def _has_outer_blank(line: str) -> bool:
+    key = split_and_key(line)[1]
+    return key != key.strip() or line != line.strip()
 
 
 def read_list(path: str | os.PathLike[str]) -> KeyList:
-    """Returns the keys in a file, one per line; empty lines are ignored."""
+    """Returns the lines of a list of keys, exactly as they are; lines of blanks are ignored.
+
+    A blank at the start or end of a line is part of the key, since file names may have it. A
+    carriage return at the end, as in files from Windows, is not.
+    """
     file = io.BytesIO(read_bytes(path))
     keys: dict[str, int] = {}
     repeated: list[int] = []
@@ -175,14 +308,12 @@ def read_list(path: str | os.PathLike[str]) -> KeyList:
         except UnicodeDecodeError as error:
             at = start + error.start
             raise UsageError(f"{path}: the list of keys is not UTF-8 at byte {at:,}") from None
-        listed = [key.strip(BLANKS) for key in text.split("\n")][: len(lines)]
-        numbers = [*range(number + 1, number + 1 + len(lines))]
-        firsts = list(map(keys.setdefault, listed, numbers))
-        if firsts != numbers:
-            rows = zip(listed, firsts, numbers, strict=True)
-            repeated += [line for key, first, line in rows if key and first != line]
-        number, start = numbers[-1], file.tell()
-    keys.pop("", None)
+        for line in text.split("\n")[: len(lines)]:
+            number += 1
+            key = line.removesuffix("\r")
+            if key and not key.isspace() and keys.setdefault(key, number) != number:
+                repeated.append(number)
+        start = file.tell()
     if not keys:
         raise UsageError(f"{path}: no keys, expected one per line. For a pipe, start its writer.")
     ordered, digest = sorted(keys), hashlib.sha256()

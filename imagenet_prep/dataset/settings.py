@@ -71,6 +71,7 @@ class Amendment:
     relabel: Listed | None = None
     # The digest covers the sorted [split, key, class index, sha256 of its file] lists.
     add: Listed | None = None
+    splits: tuple[str, ...] = ()  # the lists are only for these splits; () for all
 
 
 def amendments(config: Config) -> list[Amendment]:

@@ -102,12 +102,17 @@ class Job:
     @cached_property
     def wanted(self) -> Wanted:
         """The dataset to make, whose config lists all amendments since the images were prepared."""
-        exclude, relabel, add = self.request.exclude, self.request.relabel, self.request.add
+        exclude = self.request.exclude
+        relabel = self.request.relabel
+        add = self.request.add
+        num_excluded = sum(len(change.excluded) for change in self.changes)
+        num_relabelled = sum(len(change.relabelled) for change in self.changes)
         step = Amendment(
             self.manifest.digest,
-            exclude and Listed(len(exclude.keys), exclude.sha256),
-            relabel and Listed(len(relabel.class_of), relabel.listed.sha256),
+            Listed(num_excluded, exclude.sha256) if exclude else None,
+            Listed(num_relabelled, relabel.listed.sha256) if relabel else None,
             add.summary if add else None,
+            self.request.splits or (),
         )
         steps, splits = [*self._of_config(settings.amendments), step], [*self.manifest.splits]
         config = {"verb": AMEND, "splits": splits, "amendments": steps, "base": self.base}

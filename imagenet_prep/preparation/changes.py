@@ -17,8 +17,8 @@ from imagenet_prep.core.errors import UsageError, some
 from imagenet_prep.core.terminal import counted
 from imagenet_prep.dataset import keys, schema
 from imagenet_prep.dataset.class_list import ClassList
-from imagenet_prep.dataset.keys import KeyList
-from imagenet_prep.dataset.manifest import Shard, Split
+from imagenet_prep.dataset.keys import KeyList, Lookup
+from imagenet_prep.dataset.manifest import Shard
 from imagenet_prep.dataset.member import Member
 from imagenet_prep.dataset.settings import Listed
 from imagenet_prep.shards import plan
@@ -44,10 +44,10 @@ class ShardChange(NamedTuple):
 
 
 class Relabels(NamedTuple):
-    """The images to relabel: the list of their keys, and the new class index by key."""
+    """The images to relabel: the list of their keys, and the new class index by line number."""
 
     listed: KeyList
-    class_of: Mapping[str, int]
+    class_of: Mapping[int, int]
 
 
 @dataclass(frozen=True)
@@ -76,21 +76,28 @@ class Request:
     exclude: KeyList | None = None
     relabel: Relabels | None = None
     add: Additions | None = None
+    splits: tuple[str, ...] | None = None  # the lists are only for these splits; None for all
 
     def __post_init__(self) -> None:
         for listed in self.lists:
-            _refuse(listed.path, listed.repeated, "a key that is already on an earlier line")
+            _refuse(listed.path, listed.named_twice(), "a key that is already on an earlier line")
+        for split in self.splits or schema.SPLITS:
+            self._refuse_contradictions(split)
+
+    def _refuse_contradictions(self, split: str) -> None:
+        """Raises UsageError if two flags name the same image of a split."""
         if self.exclude and self.relabel:
-            others = self.relabel.listed
-            twice = [line for key, line in others.keys.items() if key in self.exclude.keys]
-            _refuse(others.path, twice, f"a key that is also in {self.exclude.path}")
-        for key in (key for of_split in self.new.values() for key in of_split):
-            for listed in self.lists:
-                if (line := listed.keys.get(key)) is not None:
-                    raise UsageError(
-                        f"{listed.path}: line {line} lists the key of an image of --add. Run amend "
-                        "twice: first without --add, then with --add on the result."
-                    )
+            excluded = self.exclude.named_in(split)
+            relabelled = self.relabel.listed
+            twice = [n for key, n in relabelled.named_in(split).items() if key in excluded]
+            _refuse(relabelled.path, twice, f"a key that is also in {self.exclude.path}")
+        for listed in self.lists:
+            named = listed.named_in(split)
+            for key in self.new.get(split, {}).keys() & named.keys():
+                raise UsageError(
+                    f"{listed.path}: line {named[key]} lists the key of an image of --add. Run "
+                    "amend twice: first without --add, then with --add on the result."
+                )
 
     @property
     def lists(self) -> list[KeyList]:
@@ -106,34 +113,40 @@ class Request:
 
 
 def read_relabels(path: str, classes: ClassList) -> Relabels:
-    """Reads a CSV file with the header key,class. A class is a name in labels.txt or an index."""
+    """Reads a CSV file with the header key,class. A class is a name in labels.txt or an index.
+
+    The fields are read exactly as they are, like the lines of `keys.read_list`.
+    """
     try:
         text = keys.read_bytes(path).decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise UsageError(f"{path}: not UTF-8 text (invalid at byte {error.start:,})") from None
     rows = csv.reader(io.StringIO(text, newline=""), strict=True)
     numbered: dict[str, int] = {}
-    class_of: dict[str, int] = {}
-    repeated, absent = [], []
+    class_of: dict[int, int] = {}
+    repeated: list[int] = []
+    absent: list[int] = []
     try:
         if next(rows, None) != _HEADER:
             raise UsageError(f"{path}: line 1: expected the header {','.join(_HEADER)}")
         for row in filter(None, rows):
             if len(row) != len(_HEADER):
                 raise UsageError(f"{path}: line {rows.line_num}: expected two fields: key,class")
-            key, name = (part.strip(keys.BLANKS) for part in row)
-            if numbered.setdefault(key, rows.line_num) != rows.line_num:
+            key, name = row
+            number = numbered.setdefault(key, rows.line_num)
+            if number != rows.line_num:
                 repeated.append(rows.line_num)
-            if (index := _index_of(name, classes)) is None:
+            index = _index_of(name, classes)
+            if index is None:
                 absent.append(rows.line_num)
             else:
-                class_of[key] = index
+                class_of[number] = index
     except csv.Error as error:
         raise UsageError(f"{path}: line {rows.line_num}: {error}") from None
     _refuse(path, absent, f"a class that is not among the dataset's {len(classes.wnids):,} classes")
     if not numbered:
         raise UsageError(f"{path}: no key after the header")
-    digest = canonical.digest(sorted([key, index] for key, index in class_of.items()))
+    digest = canonical.digest(sorted([key, class_of[number]] for key, number in numbered.items()))
     return Relabels(KeyList(path, numbered, digest, repeated), class_of)
 
 
@@ -183,52 +196,65 @@ def read_additions(where: str, classes: ClassList, splits: Collection[str]) -> A
 
 def changes_of(request: Request, dataset: Dataset, seed: int) -> list[ShardChange]:
     """Returns the change of each changed shard; `seed` decides the shard of each new image."""
+    splits = dataset.manifest.splits
+    chosen = [name for name in splits if request.splits is None or name in request.splits]
+
+    def lookup_of(listed: KeyList | None) -> Lookup | None:
+        return None if listed is None else Lookup.of_dataset(listed, splits, chosen)
+
+    exclude = lookup_of(request.exclude)
+    relabel = lookup_of(request.relabel and request.relabel.listed)
     changes: list[ShardChange] = []
-    split_of: dict[str, str] = {}
-    for name, split in dataset.manifest.splits.items():
-        of_split = list(_changes_in(request, name, split, dataset, seed))
-        named = {key for _, keys in of_split for key in keys}
-        for listed in request.lists:
-            listed.refuse_ambiguous(named & split_of.keys() & listed.keys.keys())
-        split_of |= dict.fromkeys(named, name)
-        changes += [change for change, _ in of_split if any(change[1:])]
-    for listed in request.lists:
-        unknown = [line for key, line in listed.keys.items() if key not in split_of]
-        _refuse(listed.path, unknown, f"a key that no image of {dataset.where} has")
+    for name in splits:
+        of_split = _changes_in(request, exclude, relabel, name, dataset, seed)
+        changes += [change for change in of_split if any(change[1:])]
+    for lookup in (exclude, relabel):
+        if lookup:
+            lookup.check(f"{' and '.join(splits)} of {dataset.where}")
     return changes
 
 
 def _changes_in(
-    request: Request, name: str, split: Split, dataset: Dataset, seed: int
-) -> Iterable[tuple[ShardChange, set[str]]]:
-    """Yields each shard's change, perhaps empty, and the shard's keys that the request names."""
-    excluded = request.exclude.keys if request.exclude else {}
-    class_of = request.relabel.class_of if request.relabel else {}
+    request: Request,
+    exclude: Lookup | None,
+    relabel: Lookup | None,
+    name: str,
+    dataset: Dataset,
+    seed: int,
+) -> Iterable[ShardChange]:
+    """Yields the change of each shard of a split, which may be empty."""
+    split = dataset.manifest.splits[name]
     new = request.new.get(name, {})
-    listed = excluded.keys() | class_of.keys() | new.keys()
+    listed = set(new)
+    for lookup in (exclude, relabel):
+        if lookup:
+            listed |= lookup.named[name].keys()
     added = defaultdict[int, list[Member]](list)
     for member in new.values():
         added[plan.keyed_hash(seed, "add", member.key) % len(split.shards)].append(member)
-    taken, emptied, seen = [], [], set[str]()
+    taken: list[str] = []
+    emptied: list[str] = []
+    seen: set[str] = set()
     tables = dataset.heads(split.shards)
     for number, (shard, heads) in enumerate(zip(split.shards, tables, strict=True)):
-        named: dict[str, int] = {}
+        class_of: dict[str, int] = {}
         for class_index, key, _ in heads:
             if key in listed:
-                if key in seen or key in named:
+                if key in seen or key in class_of:
                     raise equal_keys(dataset.store, split.shards, key)
-                named[key] = class_index
-        seen |= named.keys()
-        taken += [key for key in named if key in new]
-        change = ShardChange(
-            shard,
-            frozenset(named.keys() & excluded.keys()),
-            {key: class_of[key] for key in named if class_of.get(key, named[key]) != named[key]},
-            tuple(added[number]),
-        )
-        if len(change.excluded) == shard.examples and not change.added:
+                class_of[key] = class_index
+        seen |= class_of.keys()
+        taken += [key for key in class_of if key in new]
+        relabelled: dict[str, int] = {}
+        for key, line in _lines_by_key(relabel, name, class_of).items():
+            assert request.relabel is not None
+            new_class = request.relabel.class_of[line]
+            if new_class != class_of[key]:
+                relabelled[key] = new_class
+        excluded = frozenset(_lines_by_key(exclude, name, class_of))
+        if len(excluded) == shard.examples and not added[number]:
             emptied.append(shard.name)
-        yield change, named.keys() - new.keys()
+        yield ShardChange(shard, excluded, relabelled, tuple(added[number]))
     if taken:
         raise UsageError(
             f"--add: {len(taken):,} of its images have keys that already exist in {name}; the "
@@ -239,6 +265,14 @@ def _changes_in(
             f"--exclude leaves no image in {some(emptied)}, and no shard may be empty. Keep at "
             "least one image in each shard, or prepare the dataset again with fewer shards."
         )
+
+
+def _lines_by_key(lookup: Lookup | None, split: str, keys: Collection[str]) -> dict[str, int]:
+    """Returns the keys of a split that a list names, with the numbers of its lines."""
+    if lookup is None:
+        return {}
+    lines = lookup.lines(split, keys)
+    return {key: line for key, line in zip(keys, lines, strict=True) if line}
 
 
 def _refuse(path: str, lines: Collection[int], problem: str) -> None:

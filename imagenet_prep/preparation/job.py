@@ -178,7 +178,7 @@ def _wanted(config: Config, selection: Selection, policy: Policy) -> Wanted:
         **({"splits": [schema.TEST]} if selection.source.evaluation else {}),
         **({"border": policy.border} if policy.border else {}),
         **({"encoded_from_pixels": RAW_ENCODING} if from_pixels else {}),
-        **({EXCLUDED: selection.excluded.summary} if selection.excluded else {}),
+        **({EXCLUDED: selection.excluded_summary} if selection.excluded else {}),
         **({} if policy.orientation == KEEP or from_pixels else {ORIENTATION: policy.orientation}),
     }
     origin = None

@@ -124,7 +124,7 @@ class Planning(ChosenMembers):
         selection, seed, members = self.selection, self.selection.seed, parse_members(lines)
         if any(member.class_index != key.class_index for member in members):
             raise damaged_list("it lists an image of a different class")
-        excluded = selection.excluded.keys if selection.excluded else ()
+        excluded = selection.exclusions.named[key.split] if selection.exclusions else ()
         chosen, division = self.among(key.split, members), census.divisions[key.split]
         kept: dict[str, tuple[int, int]] = {}
         entries: dict[str, list[bytes]] = {}
@@ -158,26 +158,24 @@ class Planning(ChosenMembers):
 
     def _checked(self, facts: Sequence[Facts]) -> tuple[Counter[str], list[Member]]:
         """Checks the facts of all classes; returns total `Facts.taken` and the excluded images."""
-        where, listed = self.selection.where, self.selection.excluded
-        unknown = set(listed.keys if listed else ())
-        taken, excluded = Counter[str](), list[Member]()
+        where = self.selection.where
+        exclusions = self.selection.exclusions
+        taken = Counter[str]()
+        excluded: list[Member] = []
         for split in self.selection.splits:
             class_of: dict[int, int] = {}
-            excluded_keys: set[str] = set()
             for of_class in (fact for fact in facts if fact.source == split):
                 taken.update(of_class.taken)
                 members = parse_members("".join(of_class.excluded).encode())
-                excluded_keys.update(member.key for member in members)
+                if exclusions:
+                    exclusions.lines(split, [member.key for member in members])
                 excluded += members
                 for key, number in of_class.labelled:
                     if class_of.setdefault(number, of_class.class_index) != of_class.class_index:
                         raise SourceError(f"{where}: the image {key!r} is in two classes")
             check_validation(self.selection.source.classes, class_of, where)
-            if listed:
-                listed.refuse_ambiguous(excluded_keys - unknown)
-                unknown -= excluded_keys
-        if listed:
-            listed.refuse_unknown(unknown, f"the images selected from {where}")
+        if exclusions:
+            exclusions.check(f"the images selected from {where}")
         return taken, excluded
 
     def _plans(

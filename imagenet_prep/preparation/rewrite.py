@@ -106,7 +106,8 @@ class Job:
             return {}
         demand_samples(self.found.manifest, self.found.store.where())
         assert self.found.dataset
-        of_shards = changes.changes_of(changes.Request(self.exclude), self.found.dataset, seed=0)
+        request = changes.Request(self.exclude, splits=self.splits)
+        of_shards = changes.changes_of(request, self.found.dataset, seed=0)
         return {change.name: change.excluded for change in of_shards}
 
     def num_excluded(self, split: str) -> int:

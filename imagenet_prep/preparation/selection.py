@@ -8,10 +8,11 @@ from pathlib import Path
 
 from imagenet_prep import engine
 from imagenet_prep.core import address, canonical
+from imagenet_prep.core.canonical import Json
 from imagenet_prep.core.errors import UsageError
 from imagenet_prep.core.terminal import counted
 from imagenet_prep.dataset import naming, schema
-from imagenet_prep.dataset.keys import KeyList
+from imagenet_prep.dataset.keys import KeyList, Lookup
 from imagenet_prep.preparation.tasks import UNPACKED, IndexWork, Listed
 from imagenet_prep.sources import boxes
 from imagenet_prep.sources.folder import Folder
@@ -56,6 +57,27 @@ class Selection:
     def holds_out(self) -> bool:
         """Whether images are moved from train to the split holdout."""
         return bool(self.holdout or self.holdout_percent)
+
+    @cached_property
+    def exclusions(self) -> Lookup | None:
+        """The lookup of excluded images by source split; None without a list."""
+        if self.excluded is None:
+            return None
+        sources = self.splits if schema.TEST in self.splits else schema.SOURCE_SPLITS
+        # The output splits of a source split share one set of keys, so each of them names an image.
+        names: dict[str, tuple[str, ...]] = {split: (split,) for split in sources}
+        if self.holds_out:
+            names[schema.TRAIN] = (schema.TRAIN, schema.HOLDOUT)
+        if self.holdout_per_class:
+            names = {schema.TRAIN: (schema.TRAIN, schema.VALIDATION)}
+        return Lookup(self.excluded, names, self.splits)
+
+    @property
+    def excluded_summary(self) -> Json | None:
+        """The number of excluded images, and the sha256 of their list, as the manifest has them."""
+        if self.excluded is None or self.exclusions is None:
+            return None
+        return {"images": self.exclusions.num_images, "sha256": self.excluded.sha256}
 
     @cached_property
     def parts(self) -> tuple[Part, ...]:

@@ -70,7 +70,7 @@ class SharedPlan(Planning):
                 [wanted.splits, sorted(wanted.classes), wanted.per_class, wanted.any_counts],
                 [wanted.num_shards, wanted.seed, wanted.holdout, wanted.holdout_percent],
                 wanted.holdout_per_class,
-                wanted.excluded.summary if wanted.excluded else None,
+                wanted.excluded_summary,
             ]
         )
         return cls(wanted, lookup, store, f"{naming.WORK}/{SHARED_PLANS}{digest[:16]}")

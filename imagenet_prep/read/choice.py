@@ -12,7 +12,7 @@ import numpy as np
 from imagenet_prep.core import canonical
 from imagenet_prep.core.errors import UsageError
 from imagenet_prep.dataset import schema
-from imagenet_prep.dataset.keys import KeyList, read_list
+from imagenet_prep.dataset.keys import Lookup, read_list
 from imagenet_prep.dataset.samples import Head
 from imagenet_prep.read.config import Wanted
 from imagenet_prep.read.names import Names
@@ -63,15 +63,21 @@ class Choice:
     def numbers(self, splits: Sequence[Records]) -> list[npt.NDArray[np.int64]]:
         """Returns the sorted numbers of the chosen examples of each split."""
         where = f"{' and '.join(records.split for records in splits)} of {splits[0].dataset.where}"
-        lists = [_Listed(keys) for keys in (self._keys, self._excluded) if keys is not None]
-        chosen = [np.flatnonzero(self._chosen(records, lists)) for records in splits]
-        for listed in lists:
-            listed.refuse_unknown(where)
+        names = [records.split for records in splits]
+        of_dataset = splits[0].manifest.splits
+        lookups = [
+            Lookup.of_dataset(listed, of_dataset, names)
+            for listed in (self._keys, self._excluded)
+            if listed is not None
+        ]
+        chosen = [np.flatnonzero(self._chosen(records, lookups)) for records in splits]
+        for lookup in lookups:
+            lookup.check(where)
         if not any(map(len, chosen)):
             raise UsageError(f"{where}: the filters match no example. Relax or remove them.")
         return chosen
 
-    def _chosen(self, records: Records, lists: Sequence[_Listed]) -> npt.NDArray[np.bool_]:
+    def _chosen(self, records: Records, lookups: Sequence[Lookup]) -> npt.NDArray[np.bool_]:
         where = f"{records.split} of {records.dataset.where}"
         records.dataset.demand_complete()
         needs_keys = self.filters().keys() - {"classes", "remap"}
@@ -81,16 +87,19 @@ class Choice:
             )
         heads, parts = iter(Names(records)), []
         while block := list(itertools.islice(heads, _BLOCK)):
-            parts.append(self._among(block, lists))
+            parts.append(self._among(records.split, block, lookups))
         return np.concatenate(parts)
 
-    def _among(self, heads: Sequence[Head], lists: Sequence[_Listed]) -> npt.NDArray[np.bool_]:
+    def _among(
+        self, split: str, heads: Sequence[Head], lookups: Sequence[Lookup]
+    ) -> npt.NDArray[np.bool_]:
         chosen = np.ones(len(heads), bool)
         if self._classes:
             chosen &= np.isin([class_index for class_index, _, _ in heads], self._classes)
         keys = [key for _, key, _ in heads]
-        for listed in lists:
-            chosen &= listed.has(keys) != (listed.keys is self._excluded)
+        for lookup in lookups:
+            is_listed = np.array(lookup.lines(split, keys)) > 0
+            chosen &= is_listed != (lookup.listed is self._excluded)
         part, parts = self._wanted.fold
         if self._wanted.fraction < 1 or parts > 1:
             hashed = np.fromiter(map(_hash, keys), np.uint64, len(keys))
@@ -99,26 +108,6 @@ class Choice:
             dealt = mix(hashed ^ stream(self._wanted.choice_seed, _FOLD))
             chosen &= (dealt % np.uint64(parts) == part) != self._wanted.others
         return chosen
-
-
-class _Listed:
-    """A list of keys that remembers which of its lines matched an example."""
-
-    def __init__(self, keys: KeyList) -> None:
-        self.keys = keys
-        self._found = np.zeros(max(keys.keys.values()) + 1, bool)  # line 0: not in the list
-
-    def has(self, keys: Sequence[str]) -> npt.NDArray[np.bool_]:
-        """Returns a mask: True for each key that is in the list."""
-        numbers = map(self.keys.keys.get, keys, itertools.repeat(0))
-        lines = np.fromiter(numbers, np.int64, len(keys))
-        self._found[lines] = True
-        return lines > 0
-
-    def refuse_unknown(self, where: str) -> None:
-        """Raises UsageError if a listed key matched no example."""
-        unknown = [key for key, line in self.keys.keys.items() if not self._found[line]]
-        self.keys.refuse_unknown(unknown, where)
 
 
 class Finder:

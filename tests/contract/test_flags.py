@@ -178,6 +178,7 @@ export
   [--dataset] --data-dir
   [--out] --out
   --to --format
+  --split --splits
 report
   [--dataset] --data-dir
   [--other]

@@ -42,7 +42,7 @@ def test_a_key_that_leads_out_of_its_folder_is_a_problem(key: str) -> None:
 def test_order_blank_lines_and_line_ends_do_not_matter(tmp_path: Path) -> None:
     one, other = tmp_path / "one", tmp_path / "other"
     one.write_text("b/2 x.JPEG\na/1\n")
-    other.write_bytes(b"\xef\xbb\xbfb/2 x.JPEG\r\na/1\r\n b/2 x.JPEG\na/1")
+    other.write_bytes(b"\xef\xbb\xbfb/2 x.JPEG\r\na/1\r\n \t\r\nb/2 x.JPEG\na/1")
     found = read_list(one)
 
     assert found.keys == {"b/2 x.JPEG": 1, "a/1": 2}

@@ -230,7 +230,9 @@ def test_a_key_of_two_splits_is_not_excluded(tmp_path: Path) -> None:
     how: dict[str, Any] = {"splits": ("train", "validation"), "num_shards": {}}
     chosen = excluding(key, source=Both(CLASSES, parts), **how)
     with pytest.raises(
-        UsageError, match=f"^list: {key}: train and validation both have an image with"
+        UsageError,
+        match=f"^list: {key}: train and validation each have an image with this key. "
+        f"Write train:{key} or validation:{key}, or choose one split with --splits",
     ):
         take_inventory(chosen, LocalStore(tmp_path), WORKERS, quiet=True)
 

@@ -149,5 +149,5 @@ def test_a_key_of_two_splits_is_not_excluded(tmp_path: Path) -> None:
     parts = (*PARTS, Part("validation.tar", 90, 1))
     how: dict[str, Any] = {"splits": ("train", "validation"), "num_shards": {}}
     wanted = excluding(FIRST, source=Listed(CLASSES, parts), **how)
-    with pytest.raises(UsageError, match=f"{FIRST}: train and validation both have an image with"):
+    with pytest.raises(UsageError, match=f"{FIRST}: train and validation each have an image with"):
         together(wanted, LocalStore(tmp_path))

@@ -199,12 +199,12 @@ def test_lists_that_name_what_is_not_there_are_refused(
 ) -> None:
     known, other = changes.excluded
     lists = {
-        ("exclude", f"{known}\nnobody\n\nn0/nobody.jpg\n"): "2 lines with a key that no image of",
+        ("exclude", f"{known}\nnobody\n\nn0/nobody.jpg\n"): "lines 2, 4: no such key in ",
         (
             "exclude",
             f"{known}\n{other}\n{known}\n",
         ): "1 line with a key that is already on an earlier line",
-        ("relabel", f"key,class\n{known},0\nnobody,1\n"): "1 line with a key that no image of",
+        ("relabel", f"key,class\n{known},0\nnobody,1\n"): "line 3: no such key in ",
         ("relabel", f"key,class\n{known},n00000000\n"): "1 line with a class that is not among",
         ("relabel", f"key,class\n{known},8\n"): "1 line with a class that is not among",
         ("relabel", f"key,class\n{known},-1\n"): "1 line with a class that is not among",

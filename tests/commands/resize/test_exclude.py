@@ -100,7 +100,7 @@ def test_a_key_of_no_image_is_refused_and_nothing_is_written(
     refused = resize(cifar, tmp_path / "out", "--exclude", tmp_path / "keys", *more)
 
     assert (refused.code, refused.complaints.count("\n")) == (2, 1)
-    assert "1 line with a key that no image of" in refused.complaints
+    assert "line 1: no such key in train and validation of " in refused.complaints
     assert not (tmp_path / "out").exists()
 
 

@@ -14,11 +14,13 @@ Examples:
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import sys
 import textwrap
 from collections import Counter
 from collections.abc import Sequence
+from concurrent import futures
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -126,8 +128,8 @@ def duplicates(config: Config) -> Json:
             matches.find(tick)
         finally:
             tick("")
+        groups = _groups(images, matches, sides, workers.count)
         problems += sorted(matches.problems - {*problems})
-        groups = _groups(images, matches, sides)
     excluded = {piece.split: output.excluded(groups, piece.split) for piece in sides[0].pieces}
     result = {
         "places": [side.where for side in sides],
@@ -226,8 +228,8 @@ def _show_step(text: str) -> None:
     print(f"\r{text:<30}", end="", file=sys.stderr, flush=True)
 
 
-def _groups(images: Pictures, matches: Found, sides: Sequence[_Side]) -> list[Group]:
-    from imagenet_prep.matching.groups import AGAINST, KINDS, Member, rank
+def _groups(images: Pictures, matches: Found, sides: Sequence[_Side], workers: int) -> list[Group]:
+    from imagenet_prep.matching.groups import AGAINST, Member, divide, rank
 
     every = [group.tolist() for group in matches.by_sight.groups()]
     wanted = {number for group in every for number in group}
@@ -242,19 +244,10 @@ def _groups(images: Pictures, matches: Found, sides: Sequence[_Side]) -> list[Gr
                 known = sample.class_index < len(wnids)
                 wnid = wnids[sample.class_index] if known else str(sample.class_index)
                 members[number] = Member(number, split, sample.key, sample.class_index, wnid)
-    groups: list[Group] = []
-    for group in every:
-        kept, *others = sorted((members[number] for number in group), key=rank)
-        others = [
-            member._replace(
-                kind=matches.kind(member.number, kept.number),
-                distance=matches.distance(member.number, kept.number),
-                kept=member.split.startswith(AGAINST),
-            )
-            for member in others
-        ]
-        nearest = min((member.kind for member in others), key=KINDS.index)
-        groups.append([kept._replace(kind=nearest), *others])
+    connected = [[members[number] for number in group] for group in every]
+    with futures.ThreadPoolExecutor(workers) as pool:
+        divided = pool.map(lambda group: divide(group, matches), connected)
+        groups = list(itertools.chain.from_iterable(divided))
     return sorted(groups, key=lambda group: rank(group[0]))
 
 

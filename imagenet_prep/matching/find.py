@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent import futures
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +13,7 @@ import numpy as np
 
 from imagenet_prep.codec import likeness, opening
 from imagenet_prep.core.errors import BadImageError, DataDamagedError
-from imagenet_prep.matching import proof
+from imagenet_prep.matching import hashes, proof
 from imagenet_prep.matching.groups import NEARLY, SAME_BYTES, SAME_PIXELS, Union
 from imagenet_prep.matching.search import WHOLE_RADII, WINDOW_RADII, Pairs, Search, Side
 
@@ -30,6 +30,9 @@ _LOOKS_AT_ONCE, _PROOFS_AT_ONCE = 1 << 14, 1 << 8
 # Limit of the cost per image. A comparison that finds no duplicate costs 1 with small pictures and
 # 10 with images. Without a limit, a malicious dataset could force comparisons of all pairs.
 _MOST_COST, _PROOF_COST = 500, 10
+_MOST_BITS = 256
+# The second hash of a pair is compared as it is, and mirrored.
+_TURNS = (np.zeros_like(likeness.mirror()), likeness.mirror())
 
 
 class Found:
@@ -73,12 +76,76 @@ class Found:
         """Returns the smallest Hamming distance between hashes of two images, mirrored or not."""
         if self.kind(one, other) != NEARLY:
             return 0
-        whole, window = self._pictures.whole, self._pictures.window
-        return min(
-            int(np.bitwise_count(a[one] ^ b[other] ^ turned).sum())
-            for a, b in ((whole, whole), (whole, window), (window, whole))
-            for turned in (np.uint64(0), likeness.mirror())
-        )
+        others = np.array([other], np.uint32)
+        return min(int(self._near(one, others, turned)[0][0]) for turned in _TURNS)
+
+    def nearest(self, number: int, others: Sequence[int]) -> int | None:
+        """Returns the nearest of `others` that is proven to be a duplicate of an image, or None.
+
+        The result does not depend on the numbers of the images, except for equal distances, where
+        the first of `others` is returned.
+        """
+        numbers = np.array(others, np.uint32)
+        if self._across:
+            numbers = numbers[self._other[numbers] != self._other[number]]
+        one = np.full(len(numbers), number, np.uint32)
+        has_same_pixels = self.by_pixels.first(numbers) == self.by_pixels.first(one)
+        if has_same_pixels.any():
+            return int(numbers[has_same_pixels.argmax()])
+        pictures = self._pictures
+        comparable = pictures.may_be_judged[numbers] & pictures.may_be_judged[number]
+        comparable &= pictures.judged[numbers] | pictures.judged[number]
+        numbers = numbers[comparable]
+        likely: list[tuple[int, int, bool]] = []
+        for mirrored, turned in enumerate(_TURNS):
+            distance, is_near = self._near(number, numbers, turned)
+            near = np.flatnonzero(is_near)
+            one = np.full(len(near), number, np.uint32)
+            alike = self._likely(*self._oriented(one, numbers[near]), bool(mirrored))
+            likely += [(int(distance[at]), int(at), bool(mirrored)) for at in near[alike]]
+        cost = 0
+        for _, at, mirrored in sorted(likely):
+            if cost >= _MOST_COST:
+                self._cost[number] = cost
+                return None
+            pair = self._oriented(np.array([number], np.uint32), numbers[at : at + 1])
+            if self._proven(*pair, mirrored)[0]:
+                return int(numbers[at])
+            cost += _PROOF_COST
+        return None
+
+    def _near(
+        self, number: int, others: Numbers, turned: npt.NDArray[np.uint64]
+    ) -> tuple[npt.NDArray[np.int64], Flags]:
+        """Returns the smallest distance of each image, and whether a search would compare it."""
+        pictures = self._pictures
+        whole = hashes.rows_of(pictures.whole, others)
+        window = hashes.rows_of(pictures.window, others)
+        distance = np.full(len(others), _MOST_BITS, np.int64)
+        is_near = np.zeros(len(others), bool)
+        for mine, theirs, radii in (
+            (pictures.whole, whole, WHOLE_RADII),
+            (pictures.whole, window, WINDOW_RADII),
+            (pictures.window, whole, WINDOW_RADII),
+        ):
+            bits = np.bitwise_count(mine[number] ^ theirs ^ turned)
+            total = bits.sum(axis=1, dtype=np.int64)
+            distance = np.minimum(distance, total)
+            is_near |= (bits[:, 0] <= radii.key) & (total <= radii.all)
+        return distance, is_near
+
+    def _oriented(self, left: Numbers, right: Numbers) -> Pairs:
+        """Orders the images of each pair by content, since a comparison is not quite symmetric."""
+        mine = self._order_of(left)
+        other = self._order_of(right)
+        rows = np.arange(len(left))
+        column = (mine != other).argmax(axis=1)
+        is_swapped = mine[rows, column] > other[rows, column]
+        return np.where(is_swapped, right, left), np.where(is_swapped, left, right)
+
+    def _order_of(self, numbers: Numbers) -> npt.NDArray[np.uint64]:
+        digests = self._pictures.known.sha256.view(np.uint64)
+        return np.hstack([hashes.rows_of(self._pictures.whole, numbers), digests[numbers]])
 
     def _is_wanted(self, run: Numbers) -> bool:
         """Returns whether to report a group; `across` requires images of both datasets."""
@@ -132,7 +199,7 @@ class Found:
         return [Search(*join, turned) for join in joins for turned in (None, likeness.mirror())]
 
     def _prove(self, pool: futures.Executor, pairs: Pairs, mirrored: bool) -> None:
-        for looks in _blocks(pairs, _LOOKS_AT_ONCE):
+        for looks in _blocks(self._oriented(*pairs), _LOOKS_AT_ONCE):
             likely = self._tried(pool, looks, mirrored, self._likely, 1)
             for block in _blocks(likely, _PROOFS_AT_ONCE):
                 proven = self._tried(pool, block, mirrored, self._proven, _PROOF_COST)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -14,7 +15,17 @@ from imagenet_prep.storage.new_file import new_file
 from imagenet_prep.storage.os_errors import removed_on_failure, storage_errors
 
 PAIRS, PAGE = "pairs.csv", "duplicates.html"
-HEADER = ("group", "split", "key", "class_index", "kind", "distance", "kept")
+HEADER = (
+    "group",
+    "split",
+    "key",
+    "class_index",
+    "kind",
+    "distance",
+    "kept",
+    "proven_against",
+    "elsewhere",
+)
 
 
 def publish(
@@ -49,11 +60,13 @@ def pairs(groups: Sequence[Group]) -> bytes:
     lines.writerow(HEADER)
     for number, group in enumerate(groups, start=1):
         for member in group:
+            kept = "yes" if member.kept else "no"
             columns = (member.split, member.key, member.class_index, member.kind, member.distance)
-            lines.writerow((number, *columns, "yes" if member.kept else "no"))
+            lines.writerow((number, *columns, kept, member.proven_against, member.elsewhere))
     return text.getvalue().encode()
 
 
 def excluded(groups: Sequence[Group], split: str) -> list[str]:
-    """Returns the sorted keys of the images of a split that are not kept."""
-    return sorted(m.key for group in groups for m in group if m.split == split and not m.kept)
+    """Returns a sorted list of the images of a split that are not kept."""
+    members = itertools.chain.from_iterable(groups)
+    return sorted(each.line for each in members if each.split == split and not each.kept)

@@ -112,7 +112,7 @@ class Job:
             Listed(num_excluded, exclude.sha256) if exclude else None,
             Listed(num_relabelled, relabel.listed.sha256) if relabel else None,
             add.summary if add else None,
-            self.request.splits or (),
+            self.request.narrowing,
         )
         steps, splits = [*self._of_config(settings.amendments), step], [*self.manifest.splits]
         config = {"verb": AMEND, "splits": splits, "amendments": steps, "base": self.base}

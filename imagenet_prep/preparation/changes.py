@@ -105,6 +105,16 @@ class Request:
         lists = self.exclude, self.relabel and self.relabel.listed
         return [listed for listed in lists if listed]
 
+    @property
+    def narrowing(self) -> tuple[str, ...]:
+        """The value of `splits`; () if it changes nothing, since every line names one of them."""
+        chosen = self.splits or ()
+        for listed in self.lists:
+            for split, named in listed.by_split.items():
+                if named and split not in chosen:
+                    return chosen
+        return ()
+
     @cached_property
     def new(self) -> dict[str, dict[str, Member]]:
         """The images to add, by split and key."""

@@ -272,6 +272,14 @@ def test_splits_of_an_amendment_distinguish_it(dataset: Path, tmp_path: Path) ->
     manifest = json.loads((tmp_path / "out" / "dataset.json").read_text())
     (step,) = manifest["config"]["amendments"]
     assert step["splits"] == ["train"]
+    # If each line names one of the splits, --splits changes nothing.
+    (tmp_path / "list").write_text("train:cat/2.jpg\n")
+    made(amend, dataset, *flags[:2], "--out", tmp_path / "same", "--splits", "train")
+    made(amend, dataset, *flags[:2], "--out", tmp_path / "same")
+    (tmp_path / "list").write_text("train:cat/2.jpg\nvalidation:cat/2.jpg\n")
+    made(amend, dataset, *flags[:2], "--out", tmp_path / "one", "--splits", "train")
+    with pytest.raises(UsageError, match="Choose a different folder"):
+        made(amend, dataset, *flags[:2], "--out", tmp_path / "one", "--splits", "validation")
     for more, said in (
         (("--splits", "holdout"), "--splits holdout: .* has only train, validation"),
         (("--splits", "test,train"), "--splits test: "),

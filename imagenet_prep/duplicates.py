@@ -17,7 +17,6 @@ import contextlib
 import itertools
 import json
 import sys
-import textwrap
 from collections import Counter
 from collections.abc import Sequence
 from concurrent import futures
@@ -148,15 +147,15 @@ def duplicates(config: Config) -> Json:
 def _counts(groups: Sequence[Group]) -> Json:
     from imagenet_prep.matching.groups import contradicts, counts, crosses
 
-    crossing = [group for group in groups if crosses(group)]
-    elsewhere = Counter(member.split for group in crossing for member in group)
+    members = itertools.chain.from_iterable(groups)
+    elsewhere = Counter(member.split for member in members if member.elsewhere)
     return {
         "groups": len(groups),
         "pairs": [
             {"kept": kept, "split": split, "kind": kind, "pairs": number, "other_label": other}
             for (kept, split, kind), (number, other) in counts(groups).items()
         ],
-        "cross": len(crossing),
+        "cross": sum(map(crosses, groups)),
         "other_label": sum(map(contradicts, groups)),
         "also_elsewhere": dict(sorted(elsewhere.items())),
     }
@@ -269,26 +268,43 @@ def _page(groups: Sequence[Group], images: Pictures, result: Json) -> str | None
             return images.read(number)
         return b""
 
-    return pages.page(groups, read, result, made_at=datetime.now(UTC))
+    numbers = _numbers(result)
+    return pages.page(groups, read, result, numbers, made_at=datetime.now(UTC))
+
+
+def _numbers(result: Json) -> list[tuple[str, int]]:
+    """Returns the counts with their names, for the command line and the page."""
+    numbers = [
+        ("images", result["images"]),
+        ("groups of duplicates", result["groups"]),
+        ("groups in more than one split or dataset", result["cross"]),
+    ]
+    for split, number in result["also_elsewhere"].items():
+        name = f"images of {split} with a duplicate in a different split or dataset"
+        numbers.append((name, number))
+    numbers.append(("groups with more than one label", result["other_label"]))
+    for split, number in result["excluded"].items():
+        numbers.append((f"images of {split} to exclude", number))
+    name = "images with too little detail, compared only by pixels"
+    numbers.append((name, result["not_judged"]))
+    if result["crowded"]:
+        name = "images not fully compared, because too many are similar"
+        numbers.append((name, result["crowded"]))
+    return numbers
 
 
 def _print(result: Json, out: str) -> None:
-    print(f"{result['images']:,} images; groups of duplicates: {result['groups']:,}")
     rows = [("kept in", "duplicate in", "kind", "pairs", "other label")]
     for row in result["pairs"]:
         numbers = (f"{row['pairs']:,}", f"{row['other_label']:,}")
         rows.append((row["kept"], row["split"], row["kind"], *numbers))
     if result["pairs"]:
-        print(textwrap.indent(terminal.in_columns(rows, len(rows[0])), "  "))
-    for split, number in result["also_elsewhere"].items():
-        print(f"images of {split} with a duplicate in a different split or dataset: {number:,}")
-    print(f"groups with more than one label: {result['other_label']:,}")
-    print(f"images with too little detail, compared only by pixels: {result['not_judged']:,}")
-    if crowded := result["crowded"]:
-        print(f"images not fully compared, because too many are similar: {crowded:,}")
+        print(terminal.in_columns(rows, len(rows[0])))
+    for name, number in _numbers(result):
+        print(f"{name}: {number:,}")
     page = " duplicates.html," if result["page"] else ""
-    lists = (f"exclude-{name}.txt ({n:,})" for name, n in result["excluded"].items())
-    print(f"{out}: pairs.csv,{page} and keys to exclude: {', '.join(lists)}")
+    lists = ", ".join(f"exclude-{split}.txt" for split in result["excluded"])
+    print(f"{out}: pairs.csv,{page} {lists}")
 
 
 @program.verb("imagenet_prep.duplicates", Config, __doc__)
@@ -307,6 +323,6 @@ def run(config: Config) -> None:
         )
     if config.fail_on == _CROSS and result["cross"]:
         raise DataDamagedError(
-            f"duplicates across splits or datasets: {result['cross']:,} groups. {config.out}/"
-            "pairs.csv lists them. To exclude them, use the exclude lists in the same folder."
+            f"groups in more than one split or dataset: {result['cross']:,}. {config.out}/pairs.csv"
+            " lists them. To exclude these duplicates, use the lists in the same folder."
         )

@@ -31,6 +31,7 @@ _LOOKS_AT_ONCE, _PROOFS_AT_ONCE = 1 << 14, 1 << 8
 # 10 with images. Without a limit, a malicious dataset could force comparisons of all pairs.
 _MOST_COST, _PROOF_COST = 500, 10
 _MOST_BITS = 256
+_HASHES = np.dtype([(name, hashes.ROW[name]) for name in ("whole", "window")])
 # The second hash of a pair is compared as it is, and mirrored.
 _TURNS = (np.zeros_like(likeness.mirror()), likeness.mirror())
 
@@ -63,6 +64,7 @@ class Found:
                 say = functools.partial(tick, f"search {number} of {len(searches)}")
                 for pairs in search.candidates(pool, self._workers, say, self._is_open):
                     self._prove(pool, pairs, search.mirror is not None)
+        _ = self._grouped  # read once, before threads compare groups
 
     def kind(self, one: int, other: int) -> str:
         """Returns the kind of two duplicates: same bytes, same pixels, or nearly the same."""
@@ -96,43 +98,58 @@ class Found:
         comparable = pictures.may_be_judged[numbers] & pictures.may_be_judged[number]
         comparable &= pictures.judged[numbers] | pictures.judged[number]
         numbers = numbers[comparable]
-        likely: list[tuple[int, int, bool]] = []
+        candidates: list[tuple[int, int, bool]] = []
         for mirrored, turned in enumerate(_TURNS):
             distance, is_near = self._near(number, numbers, turned)
             near = np.flatnonzero(is_near)
+            # A stable sort, so that the first of the nearest images is compared first.
+            near = near[np.argsort(distance[near], kind="stable")][:_MOST_COST]
             one = np.full(len(near), number, np.uint32)
-            alike = self._likely(*self._oriented(one, numbers[near]), bool(mirrored))
-            likely += [(int(distance[at]), int(at), bool(mirrored)) for at in near[alike]]
-        cost = 0
-        for _, at, mirrored in sorted(likely):
-            if cost >= _MOST_COST:
-                self._cost[number] = cost
-                return None
+            alike = near[self._likely(*self._oriented(one, numbers[near]), bool(mirrored))]
+            candidates += [(int(distance[at]), int(at), bool(mirrored)) for at in alike]
+        candidates.sort()
+        most = _MOST_COST // _PROOF_COST
+        for _, at, mirrored in candidates[:most]:
             pair = self._oriented(np.array([number], np.uint32), numbers[at : at + 1])
             if self._proven(*pair, mirrored)[0]:
                 return int(numbers[at])
-            cost += _PROOF_COST
+        if len(candidates) > most:
+            self._cost[number] = _MOST_COST
         return None
 
     def _near(
         self, number: int, others: Numbers, turned: npt.NDArray[np.uint64]
     ) -> tuple[npt.NDArray[np.int64], Flags]:
         """Returns the smallest distance of each image, and whether a search would compare it."""
-        pictures = self._pictures
-        whole = hashes.rows_of(pictures.whole, others)
-        window = hashes.rows_of(pictures.window, others)
+        one = np.array([number], np.uint32)
+        mine = self._hashes_of(one)
+        theirs = self._hashes_of(others)
         distance = np.full(len(others), _MOST_BITS, np.int64)
         is_near = np.zeros(len(others), bool)
-        for mine, theirs, radii in (
-            (pictures.whole, whole, WHOLE_RADII),
-            (pictures.whole, window, WINDOW_RADII),
-            (pictures.window, whole, WINDOW_RADII),
+        for mine_of, theirs_of, radii in (
+            ("whole", "whole", WHOLE_RADII),
+            ("whole", "window", WINDOW_RADII),
+            ("window", "whole", WINDOW_RADII),
         ):
-            bits = np.bitwise_count(mine[number] ^ theirs ^ turned)
+            bits = np.bitwise_count(mine[mine_of] ^ theirs[theirs_of] ^ turned)
             total = bits.sum(axis=1, dtype=np.int64)
             distance = np.minimum(distance, total)
             is_near |= (bits[:, 0] <= radii.key) & (total <= radii.all)
         return distance, is_near
+
+    @functools.cached_property
+    def _grouped(self) -> tuple[Numbers, npt.NDArray[Any]]:
+        """The images that have a duplicate, and their hashes, which are compared many times."""
+        groups = self.by_sight.groups()
+        numbers = np.sort(np.concatenate([np.empty(0, np.uint32), *groups]))
+        rows = np.empty(len(numbers), _HASHES)
+        rows["whole"] = hashes.rows_of(self._pictures.whole, numbers)
+        rows["window"] = hashes.rows_of(self._pictures.window, numbers)
+        return numbers, rows
+
+    def _hashes_of(self, numbers: Numbers) -> npt.NDArray[Any]:
+        grouped, rows = self._grouped
+        return np.asarray(rows[np.searchsorted(grouped, numbers)])
 
     def _oriented(self, left: Numbers, right: Numbers) -> Pairs:
         """Orders the images of each pair by content, since a comparison is not quite symmetric."""

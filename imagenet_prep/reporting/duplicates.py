@@ -19,10 +19,14 @@ def page(
     groups: Sequence[Sequence[Any]],
     read: Callable[[int], bytes],
     counts: Json,
+    numbers: Sequence[tuple[str, int]],
     *,
     made_at: datetime,
 ) -> str:
-    """Returns the page as HTML; `counts` is the object that `duplicates --json` prints."""
+    """Returns the page as HTML; `counts` is the object that `duplicates --json` prints.
+
+    `numbers` are the numbers that the command prints, with their names.
+    """
     ordered = sorted(groups, key=lambda group: len({image.wnid for image in group}) < 2)
     with_pictures = [
         [(image, _picture(read(image.number))) for image in group[:_MOST_PICTURES]]
@@ -34,6 +38,7 @@ def page(
         made_at,
         data={},
         counts=counts,
+        numbers=numbers,
         groups=list(zip(with_pictures, ordered, strict=False)),
         num_groups=len(groups),
     )

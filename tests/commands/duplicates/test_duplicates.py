@@ -6,8 +6,10 @@ import csv
 import io
 import json
 import os
+import re
 import shutil
 import sys
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -138,11 +140,11 @@ def test_a_source_is_looked_at_before_anything_is_prepared(source: Path, tmp_pat
     assert result.code == 0, result
     assert found(out) == EXPECTED
     assert (out / "exclude-train.txt").read_text().split() == [
-        f"{WNIDS[0]}/photo0.jpg",
-        f"{WNIDS[1]}/mirror.jpg",
-        f"{WNIDS[1]}/photo1.jpg",
-        f"{WNIDS[2]}/grey.png",
-        f"{WNIDS[2]}/photo2.jpg",
+        f"train:{WNIDS[0]}/photo0.jpg",
+        f"train:{WNIDS[1]}/mirror.jpg",
+        f"train:{WNIDS[1]}/photo1.jpg",
+        f"train:{WNIDS[2]}/grey.png",
+        f"train:{WNIDS[2]}/photo2.jpg",
     ]
     assert (out / "exclude-validation.txt").read_text() == ""
     assert "with too little detail, compared only by pixels: 2" in result.out
@@ -216,7 +218,7 @@ def test_a_picture_in_two_splits_fails_where_it_is_asked_for(
 ) -> None:
     result = command.run("duplicates", prepared, "--out", tmp_path / "out", "--fail-on", "cross")
     assert result.code == 3
-    assert "duplicates across splits or datasets: 2 groups" in result.err
+    assert "groups in more than one split or dataset: 2. " in result.err
     assert (tmp_path / "out" / "pairs.csv").exists()
 
 
@@ -246,6 +248,150 @@ def test_what_a_set_has_of_a_split_of_another(source: Path, prepared: Path, tmp_
     assert said["excluded"] == {"train": 2, "validation": 3}
     names = {row["key"].split("/")[-1] for row in rows(tmp_path / "out")}
     assert names == {"photo8.jpg", "bytes.jpg", "photo0.jpg", "crop.jpg", "photo2.jpg"}
+
+
+def pan(root: Path, rng: np.random.Generator, *, splits: bool) -> None:
+    """Writes the frames of a slow pan, some frames again, and a few other images."""
+    photograph = Image.open(io.BytesIO(corpus.photographs(2)[1])).convert("RGB")
+    wide = photograph.resize((600, 260))
+    frames = [wide.crop((x, 10, x + 240, 250)) for x in range(0, 240, 4)]
+    folders = ("train", "val") if splits else ("train",)
+    for number, frame in enumerate(frames):
+        folder = folders[int(rng.integers(len(folders)))]
+        path = root / folder / f"c{rng.integers(3)}" / f"{number:03d}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(jpeg(frame))
+        if rng.random() < 0.2:
+            folder = folders[int(rng.integers(len(folders)))]
+            again = root / folder / f"c{rng.integers(3)}" / f"{number:03d}-again.jpg"
+            again.parent.mkdir(parents=True, exist_ok=True)
+            again.write_bytes(path.read_bytes())
+    for number in range(3):
+        for folder in folders:
+            noise = Image.fromarray(rng.integers(0, 255, (60, 60, 3), np.uint8))
+            path = root / folder / f"c{number}" / f"noise-{folder}.jpg"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(jpeg(noise))
+
+
+def frame_of(key: str) -> int:
+    return int(key.rpartition("/")[2][:3])
+
+
+@pytest.mark.parametrize("splits", [False, True])
+def test_a_pan_keeps_frames_all_along(splits: bool, tmp_path: Path) -> None:
+    """Its first and last frames share little; no chain of similar frames makes them one."""
+    pan(tmp_path / "source", np.random.default_rng(3), splits=splits)
+    outs = []
+    for shards, workers in (("1", "1"), ("5", "2")):
+        dataset = tmp_path / f"set-{shards}"
+        names = "train,validation" if splits else "train"
+        flags = ("--train-shards", shards, "--check", "header", "--splits", names)
+        made = command.run("prepare", tmp_path / "source", dataset, *flags)
+        assert made.code == 0, made
+        words = ("--out", tmp_path / f"found-{shards}", "--workers", workers)
+        assert command.run("duplicates", dataset, *words).code == 0
+        files = all_files(tmp_path / f"found-{shards}")
+        wanted = ("pairs.csv", "exclude-train.txt", "exclude-validation.txt")
+        outs.append([files.get(name) for name in wanted])
+    assert outs[0] == outs[1], "the same for other shards and workers"
+
+    of_image = {f"{row['split']}:{row['key']}": row for row in rows(tmp_path / "found-1")}
+    assert len(of_image) == len(rows(tmp_path / "found-1")), "an image is in one group"
+    kept = {image for image, row in of_image.items() if row["kept"] == "yes"}
+    excluded = of_image.keys() - kept
+    assert len(excluded) > 20
+    for image in excluded:
+        row = of_image[image]
+        assert row["proven_against"] in kept
+        shift = abs(frame_of(row["key"]) - frame_of(row["proven_against"]))
+        assert shift <= 4, "frames that are 20 px apart differ"
+        assert int(row["distance"]) <= 75
+        assert of_image[row["proven_against"]]["group"] == row["group"]
+    # Frames that stay are all along the pan.
+    stay = {*range(60)} - {frame_of(of_image[image]["key"]) for image in excluded}
+    stay |= {frame_of(of_image[image]["key"]) for image in kept}
+    assert np.diff([0, *sorted(stay), 59]).max() <= 4
+    crossing = [row for row in of_image.values() if row["elsewhere"]]
+    assert bool(crossing) == splits
+    for row in crossing:
+        assert row["elsewhere"].partition(":")[0] != row["split"]
+        assert abs(frame_of(row["key"]) - frame_of(row["elsewhere"])) <= 4
+
+    # Without the excluded images, no duplicate is left.
+    lists = [tmp_path / f"found-1/exclude-{split}.txt" for split in ("train", "validation")]
+    both = tmp_path / "both"
+    both.write_text("".join(path.read_text() for path in lists if path.exists()))
+    clean = tmp_path / "clean"
+    amended = command.run("amend", tmp_path / "set-1", "--exclude", both, "--out", clean)
+    assert amended.code == 0, amended
+    again = command.run("duplicates", clean, "--out", tmp_path / "again", "--json")
+    assert json.loads(again.out)["groups"] == 0
+
+
+@pytest.mark.parametrize(("seed", "against"), [(0, False), (1, False), (2, True)])
+def test_the_page_the_text_and_the_json_agree(
+    seed: int, against: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rng = np.random.default_rng(seed)
+    pan(tmp_path / "source", rng, splits=True)
+    out = tmp_path / "out"
+    words = ["--source", str(tmp_path / "source"), "--out", str(out)]
+    if against:
+        dataset = tmp_path / "set"
+        made = command.run("prepare", tmp_path / "source", dataset, "--allow-subset")
+        assert made.code == 0, made
+        words += ["--against", f"{dataset}:validation"]
+
+    assert duplicates.run([*words, "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert duplicates.run(words) == 0
+    text = capsys.readouterr().out
+    page = (out / "duplicates.html").read_text()
+    failed = command.run("duplicates", *words, "--fail-on", "cross")
+
+    lines = dict(re.findall("^(.+): ([0-9,]+)$", text, re.MULTILINE))
+    cards = dict(re.findall("<dt>(.+?)</dt><dd>(.+?)</dd>", page))
+    assert cards == lines
+    every = rows(out)
+    groups: dict[str, list[dict[str, str]]] = {}
+    for row in every:
+        groups.setdefault(row["group"], []).append(row)
+    crossing = [of for of in groups.values() if any(row["elsewhere"] for row in of)]
+    labels = [{row["class_index"] for row in of} for of in groups.values()]
+    elsewhere = Counter(row["split"] for row in every if row["elsewhere"])
+    excluded = Counter(row["split"] for row in every if row["kept"] == "no")
+    expected = {
+        "images": said["images"],
+        "groups of duplicates": len(groups),
+        "groups in more than one split or dataset": len(crossing),
+        "groups with more than one label": sum(len(each) > 1 for each in labels),
+        "images with too little detail, compared only by pixels": said["not_judged"],
+    }
+    for split, number in elsewhere.items():
+        expected[f"images of {split} with a duplicate in a different split or dataset"] = number
+    for split in ("train", "validation"):
+        expected[f"images of {split} to exclude"] = excluded[split]
+        listed = (out / f"exclude-{split}.txt").read_text().splitlines()
+        keys = [row["key"] for row in every if (row["split"], row["kept"]) == (split, "no")]
+        assert listed == sorted(f"{split}:{key}" for key in keys)
+    assert {name: int(number.replace(",", "")) for name, number in lines.items()} == expected
+    assert said["groups"] == len(groups)
+    assert said["cross"] == len(crossing)
+    assert said["also_elsewhere"] == elsewhere
+    assert said["excluded"] == {split: excluded[split] for split in ("train", "validation")}
+    assert said["other_label"] == expected["groups with more than one label"]
+    assert sum(pair["pairs"] for pair in said["pairs"]) == excluded.total()
+    table = [re.split("  +", line.strip()) for line in text.splitlines()[: len(said["pairs"]) + 1]]
+    assert table[0] == re.findall('<th scope="col"[^>]*>(.+?)</th>', page)
+    assert table[1:] == [list(map(str, pair.values())) for pair in said["pairs"]]
+    assert table[1:] == [
+        re.findall("<td[^>]*>(.+?)</td>", line) for line in page.split("<tr>") if "<td" in line
+    ]
+    assert failed.code == 3
+    sentence = f"groups in more than one split or dataset: {len(crossing)}"
+    assert f"{sentence}. " in failed.err
+    assert f"G{sentence[1:]}<" in page
 
 
 def test_the_same_for_any_workers(prepared: Path, tmp_path: Path) -> None:
@@ -338,7 +484,8 @@ def test_look_alikes_cost_each_a_bounded_number_of_proofs(
     crowded = json.loads(capsys.readouterr().out)["crowded"]
     assert crowded > 30
     page = (tmp_path / "out" / "duplicates.html").read_text()
-    assert f"<dd>{crowded}<small>too many similar images" in page
+    name = "images not fully compared, because too many are similar"
+    assert f"<dt>{name}</dt><dd>{crowded}</dd>" in page
 
 
 def test_a_source_of_look_alikes_says_how_many_were_not_judged_against_all(

@@ -1,7 +1,7 @@
 """Find duplicate images in a dataset, across its splits, or across two datasets.
 
-The dataset does not change. The command selects one image to keep from each group of duplicates,
-and writes the keys of the other images to lists for --exclude.
+The dataset does not change. The command selects the images to keep, and writes lists for --exclude
+of the images that are proven to be duplicates of a kept image.
 
 Examples:
   imagenet-prep duplicates /data/imagenet-256 --out found
@@ -69,7 +69,7 @@ class Config(WorkerFlags):
     )
     fail_on: str | None = optional(
         choices=(_CROSS,),
-        help="exit with code 3 if an image is in more than one split, or in both datasets",
+        help="exit with code 3 if an image has a duplicate in a different split or dataset",
     )
     json: bool = switch(help="print the counts as JSON")
 

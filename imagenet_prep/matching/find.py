@@ -13,7 +13,7 @@ import numpy as np
 
 from imagenet_prep.codec import likeness, opening
 from imagenet_prep.core.errors import BadImageError, DataDamagedError
-from imagenet_prep.matching import hashes, proof
+from imagenet_prep.matching import proof
 from imagenet_prep.matching.groups import NEARLY, SAME_BYTES, SAME_PIXELS, Union
 from imagenet_prep.matching.search import WHOLE_RADII, WINDOW_RADII, Pairs, Search, Side
 
@@ -30,10 +30,6 @@ _LOOKS_AT_ONCE, _PROOFS_AT_ONCE = 1 << 14, 1 << 8
 # Limit of the cost per image. A comparison that finds no duplicate costs 1 with small pictures and
 # 10 with images. Without a limit, a malicious dataset could force comparisons of all pairs.
 _MOST_COST, _PROOF_COST = 500, 10
-_MOST_BITS = 256
-_HASHES = np.dtype([(name, hashes.ROW[name]) for name in ("whole", "window")])
-# The second hash of a pair is compared as it is, and mirrored.
-_TURNS = (np.zeros_like(likeness.mirror()), likeness.mirror())
 
 
 class Found:
@@ -64,7 +60,6 @@ class Found:
                 say = functools.partial(tick, f"search {number} of {len(searches)}")
                 for pairs in search.candidates(pool, self._workers, say, self._is_open):
                     self._prove(pool, pairs, search.mirror is not None)
-        _ = self._grouped  # read once, before threads compare groups
 
     def kind(self, one: int, other: int) -> str:
         """Returns the kind of two duplicates: same bytes, same pixels, or nearly the same."""
@@ -74,95 +69,52 @@ class Found:
                 return kind
         return NEARLY
 
-    def distance(self, one: int, other: int) -> int:
-        """Returns the smallest Hamming distance between hashes of two images, mirrored or not."""
-        if self.kind(one, other) != NEARLY:
-            return 0
-        others = np.array([other], np.uint32)
-        return min(int(self._near(one, others, turned)[0][0]) for turned in _TURNS)
+    def distances(self, number: int, others: Numbers) -> npt.NDArray[np.int64]:
+        """Returns the smallest Hamming distances between hashes of an image and of others.
+
+        Mirrored hashes are compared too. The distance is 0 if the pixels are equal.
+        """
+        whole, window = self._pictures.whole, self._pictures.window
+        distances = [
+            np.bitwise_count(mine[number] ^ theirs[others] ^ turned).sum(axis=1, dtype=np.int64)
+            for mine, theirs in ((whole, whole), (whole, window), (window, whole))
+            for turned in (np.uint64(0), likeness.mirror())
+        ]
+        first = self.by_pixels.first(np.append(others, np.uint32(number)))
+        return np.where(first[:-1] == first[-1], 0, np.min(distances, axis=0))
 
     def nearest(self, number: int, others: Sequence[int]) -> int | None:
         """Returns the nearest of `others` that is proven to be a duplicate of an image, or None.
 
-        The result does not depend on the numbers of the images, except for equal distances, where
-        the first of `others` is returned.
+        Of equal distances, the first of `others` is compared first.
         """
         numbers = np.array(others, np.uint32)
         if self._across:
             numbers = numbers[self._other[numbers] != self._other[number]]
-        one = np.full(len(numbers), number, np.uint32)
-        has_same_pixels = self.by_pixels.first(numbers) == self.by_pixels.first(one)
-        if has_same_pixels.any():
-            return int(numbers[has_same_pixels.argmax()])
-        pictures = self._pictures
-        comparable = pictures.may_be_judged[numbers] & pictures.may_be_judged[number]
-        comparable &= pictures.judged[numbers] | pictures.judged[number]
-        numbers = numbers[comparable]
-        candidates: list[tuple[int, int, bool]] = []
-        for mirrored, turned in enumerate(_TURNS):
-            distance, is_near = self._near(number, numbers, turned)
-            near = np.flatnonzero(is_near)
-            # A stable sort, so that the first of the nearest images is compared first.
-            near = near[np.argsort(distance[near], kind="stable")][:_MOST_COST]
-            one = np.full(len(near), number, np.uint32)
-            alike = near[self._likely(*self._oriented(one, numbers[near]), bool(mirrored))]
-            candidates += [(int(distance[at]), int(at), bool(mirrored)) for at in alike]
-        candidates.sort()
-        most = _MOST_COST // _PROOF_COST
-        for _, at, mirrored in candidates[:most]:
-            pair = self._oriented(np.array([number], np.uint32), numbers[at : at + 1])
-            if self._proven(*pair, mirrored)[0]:
-                return int(numbers[at])
-        if len(candidates) > most:
-            self._cost[number] = _MOST_COST
+        distance = self.distances(number, numbers)
+        order = np.argsort(distance, kind="stable")
+        order = order[distance[order] <= WINDOW_RADII.all]
+        failures = 0
+        for other in numbers[order].tolist():
+            if failures * _PROOF_COST >= _MOST_COST:
+                self._cost[number] = _MOST_COST
+                break
+            if self.kind(number, other) != NEARLY or self._is_proven(number, other):
+                return other
+            failures += 1
         return None
 
-    def _near(
-        self, number: int, others: Numbers, turned: npt.NDArray[np.uint64]
-    ) -> tuple[npt.NDArray[np.int64], Flags]:
-        """Returns the smallest distance of each image, and whether a search would compare it."""
-        one = np.array([number], np.uint32)
-        mine = self._hashes_of(one)
-        theirs = self._hashes_of(others)
-        distance = np.full(len(others), _MOST_BITS, np.int64)
-        is_near = np.zeros(len(others), bool)
-        for mine_of, theirs_of, radii in (
-            ("whole", "whole", WHOLE_RADII),
-            ("whole", "window", WINDOW_RADII),
-            ("window", "whole", WINDOW_RADII),
-        ):
-            bits = np.bitwise_count(mine[mine_of] ^ theirs[theirs_of] ^ turned)
-            total = bits.sum(axis=1, dtype=np.int64)
-            distance = np.minimum(distance, total)
-            is_near |= (bits[:, 0] <= radii.key) & (total <= radii.all)
-        return distance, is_near
-
-    @functools.cached_property
-    def _grouped(self) -> tuple[Numbers, npt.NDArray[Any]]:
-        """The images that have a duplicate, and their hashes, which are compared many times."""
-        groups = self.by_sight.groups()
-        numbers = np.sort(np.concatenate([np.empty(0, np.uint32), *groups]))
-        rows = np.empty(len(numbers), _HASHES)
-        rows["whole"] = hashes.rows_of(self._pictures.whole, numbers)
-        rows["window"] = hashes.rows_of(self._pictures.window, numbers)
-        return numbers, rows
-
-    def _hashes_of(self, numbers: Numbers) -> npt.NDArray[Any]:
-        grouped, rows = self._grouped
-        return np.asarray(rows[np.searchsorted(grouped, numbers)])
+    def _is_proven(self, one: int, other: int) -> bool:
+        if not self._pictures.judged[[one, other]].any():
+            return False
+        pair = self._oriented(np.array([one], np.uint32), np.array([other], np.uint32))
+        return any(self._proven(*pair, mirrored)[0] for mirrored in (False, True))
 
     def _oriented(self, left: Numbers, right: Numbers) -> Pairs:
         """Orders the images of each pair by content, since a comparison is not quite symmetric."""
-        mine = self._order_of(left)
-        other = self._order_of(right)
-        rows = np.arange(len(left))
-        column = (mine != other).argmax(axis=1)
-        is_swapped = mine[rows, column] > other[rows, column]
+        digests = self._pictures.known.sha256.view(np.uint64)[:, 0]
+        is_swapped = digests[left] > digests[right]
         return np.where(is_swapped, right, left), np.where(is_swapped, left, right)
-
-    def _order_of(self, numbers: Numbers) -> npt.NDArray[np.uint64]:
-        digests = self._pictures.known.sha256.view(np.uint64)
-        return np.hstack([hashes.rows_of(self._pictures.whole, numbers), digests[numbers]])
 
     def _is_wanted(self, run: Numbers) -> bool:
         """Returns whether to report a group; `across` requires images of both datasets."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -12,6 +12,8 @@ from imagenet_prep.dataset.keys import with_split
 
 if TYPE_CHECKING:
     import numpy.typing as npt
+
+    from imagenet_prep.matching.find import Found
 
 SAME_BYTES, SAME_PIXELS, NEARLY = "same bytes", "same pixels", "nearly the same"
 KINDS = (SAME_BYTES, SAME_PIXELS, NEARLY)
@@ -81,100 +83,68 @@ them.
 """
 
 
-class Matches(Protocol):
-    """The proven pairs of images."""
-
-    def nearest(self, number: int, others: Sequence[int]) -> int | None:
-        """Returns the nearest of `others` that is proven to be a duplicate, or None."""
-
-    def kind(self, one: int, other: int) -> str:
-        """Returns the kind of two duplicates."""
-
-    def distance(self, one: int, other: int) -> int:
-        """Returns the distance of two duplicates."""
-
-
 def rank(member: Member) -> tuple[bool, int, bytes]:
     """Returns the sort key of an image; images with smaller keys are kept first."""
     split = member.split.removeprefix(AGAINST)
     return split == member.split, _FIRST.index(split), member.key.encode()
 
 
-def divide(connected: Sequence[Member], matches: Matches) -> list[Group]:
+def divide(connected: Sequence[Member], found: Found) -> list[Group]:
     """Divides images, which chains of proven pairs connect, into groups of proven duplicates.
 
     In the order of `rank`, an image is kept unless it is proven against an image that is already
     kept. So each excluded image has a kept duplicate, and no two kept images are duplicates.
     """
     members = {member.number: member for member in sorted(connected, key=rank)}
-    kept_of = _covered(members, matches)
-    elsewhere = _elsewhere(members, kept_of, matches)
-    numbers_of: dict[int, list[int]] = {}
-    for number, kept in kept_of.items():
-        numbers_of.setdefault(kept, []).append(number)
-    for number, other in elsewhere.items():
-        if number not in kept_of and number not in numbers_of:
-            numbers_of.setdefault(kept_of.get(other, other), []).append(number)
-
-    def described(number: int, other: int | None) -> Member:
-        member = members[number]._replace(kept=number not in kept_of)
+    kept_of = _covered(members, found)
+    elsewhere = _elsewhere(members, found)
+    members_of: dict[int, list[Member]] = {kept: [] for kept in kept_of.values()}
+    for number, member in members.items():
+        other = kept_of.get(number, elsewhere.get(number))
+        changes: dict[str, Any] = {"kept": number not in kept_of}
         if number in elsewhere:
-            member = member._replace(elsewhere=members[elsewhere[number]].line)
-        if other is None:
-            return member
-        return member._replace(
-            kind=matches.kind(number, other),
-            distance=matches.distance(number, other),
-            proven_against=members[other].line,
-        )
-
+            changes["elsewhere"] = members[elsewhere[number]].line
+        if number not in members_of and other is not None:
+            changes["kind"] = found.kind(number, other)
+            changes["distance"] = int(found.distances(number, np.array([other], np.uint32))[0])
+            changes["proven_against"] = members[other].line
+            home = kept_of.get(other, other)
+            members_of.setdefault(home, []).append(member._replace(**changes))
+        members[number] = member._replace(**changes)
     groups: list[Group] = []
-    for kept, numbers in numbers_of.items():
-        others = [described(n, kept_of.get(n, elsewhere.get(n))) for n in numbers]
+    for kept, others in members_of.items():
         nearest = min((member.kind for member in others), key=KINDS.index)
-        first = described(kept, None)._replace(kind=nearest)
-        groups.append([first, *sorted(others, key=rank)])
+        groups.append([members[kept]._replace(kind=nearest), *others])
     return groups
 
 
-def _covered(members: Mapping[int, Member], matches: Matches) -> dict[int, int]:
+def _covered(members: Mapping[int, Member], found: Found) -> dict[int, int]:
     """Returns the kept duplicate of each excluded image; `members` are in the order of `rank`."""
     kept: dict[str, list[int]] = {}
     kept_of: dict[int, int] = {}
     for number, member in members.items():
-        found = None
+        other = None
         if not member.split.startswith(AGAINST):
             # First compare with the kept images of the most preferred split.
-            tries = (matches.nearest(number, of_split) for of_split in kept.values())
-            found = next((each for each in tries if each is not None), None)
-        if found is None:
+            tries = (found.nearest(number, of_split) for of_split in kept.values())
+            other = next((each for each in tries if each is not None), None)
+        if other is None:
             kept.setdefault(member.split, []).append(number)
         else:
-            kept_of[number] = found
+            kept_of[number] = other
     return kept_of
 
 
-def _elsewhere(
-    members: Mapping[int, Member], kept_of: Mapping[int, int], matches: Matches
-) -> dict[int, int]:
-    """Returns, for each image with a duplicate in a different split, one such duplicate."""
+def _elsewhere(members: Mapping[int, Member], found: Found) -> dict[int, int]:
+    """Returns, for each image with a duplicate in a different split, the nearest of these."""
     elsewhere: dict[int, int] = {}
-    for number, kept in kept_of.items():
-        if members[number].split != members[kept].split:
-            elsewhere[number] = kept
-            elsewhere.setdefault(kept, number)
-    by_split: dict[str, list[int]] = {}
-    for number, member in members.items():
-        by_split.setdefault(member.split, []).append(number)
-    for split, numbers in by_split.items():
+    for split in {member.split for member in members.values()}:
         others = [number for number, member in members.items() if member.split != split]
-        for number in numbers:
-            found = None
-            if others and number not in elsewhere:
-                found = matches.nearest(number, others)
-            if found is not None:
-                elsewhere[number] = found
-                elsewhere.setdefault(found, number)
+        for number, member in members.items():
+            if others and member.split == split:
+                other = found.nearest(number, others)
+                if other is not None:
+                    elsewhere[number] = other
     return elsewhere
 
 

@@ -228,7 +228,8 @@ def _show_step(text: str) -> None:
 
 
 def _groups(images: Pictures, matches: Found, sides: Sequence[_Side], workers: int) -> list[Group]:
-    from imagenet_prep.matching.groups import AGAINST, Member, divide, rank
+    from imagenet_prep.matching.cover import divide
+    from imagenet_prep.matching.groups import AGAINST, Member, rank
 
     every = [group.tolist() for group in matches.by_sight.groups()]
     wanted = {number for group in every for number in group}

@@ -147,16 +147,14 @@ class KeyList:
             by_split.setdefault(split, {})[key] = number
         return by_split
 
-    def named_in(self, *splits: str) -> Mapping[str, int]:
-        """Returns the keys that name an image of a split; `splits` are the names of this split.
+    def named_in(self, split: str) -> Mapping[str, int]:
+        """Returns the keys that name an image of a split, with the numbers of their lines.
 
-        The numbers are those of the lines; of a plain line, if two lines name the same image.
+        If two lines name the same image, the number is that of the plain line.
         """
-        named = self.by_split[None]
-        for split in splits:
-            if split in self.by_split:
-                named = {**self.by_split[split], **named}
-        return named
+        plain = self.by_split[None]
+        named = self.by_split.get(split)
+        return {**named, **plain} if named else plain
 
     def named_twice(self) -> list[int]:
         """Returns the numbers of the lines that repeat a line, perhaps with a split in front."""
@@ -173,22 +171,15 @@ class KeyList:
         The message has only line numbers and no keys, because the user of an Airflow form may
         choose a file without having permission to read it.
         """
-        if not unknown:
-            return
-        numbers = sorted(self.keys[line] for line in unknown)
-        noun = "line" if len(numbers) == 1 else "lines"
-        padded = sorted(self.keys[line] for line in unknown if _has_outer_blank(line))
-        hint = ""
-        if padded:
-            hint = (
-                f" A key is read with its blanks: remove the blank at the start or end of line "
-                f"{padded[0]}, if the key has none."
+        if unknown:
+            numbers = sorted(self.keys[line] for line in unknown)
+            noun = "line" if len(numbers) == 1 else "lines"
+            raise UsageError(
+                f"{self.path}: {noun} {some(numbers)}: no such key in {where}. Write one key per "
+                "line, as in quarantine.jsonl: n01440764/n01440764_10026.JPEG, or with its split: "
+                "train:n01440764/n01440764_10026.JPEG. A blank at the start or end of a line is "
+                "part of the key."
             )
-        raise UsageError(
-            f"{self.path}: {noun} {some(numbers)}: no such key in {where}. Write one key per line, "
-            "as in quarantine.jsonl: n01440764/n01440764_10026.JPEG, or with its split: "
-            f"train:n01440764/n01440764_10026.JPEG.{hint}"
-        )
 
 
 class Lookup:
@@ -200,24 +191,23 @@ class Lookup:
     def __init__(
         self,
         listed: KeyList,
-        splits: Mapping[str, Collection[str]],
+        splits: Iterable[str],
         chosen: Collection[str],
+        split_of: Mapping[str, str] | None = None,
     ) -> None:
-        """Looks up keys in `splits`, each with all of its names; the list is for `chosen` splits.
+        """Looks up keys in `splits`; the list is for the `chosen` ones, and ignored in others.
 
-        A line that names an image of a different split is ignored.
+        `split_of` maps additional names of splits to the splits.
         """
         self.listed = listed
-        self._splits = splits
         self._chosen = chosen
-        self.named = {split: listed.named_in(*names) for split, names in splits.items()}
+        self.named = {split: listed.named_in(split) for split in splits}
+        self._split_of = dict(zip(self.named, self.named, strict=True))
+        for name, split in (split_of or {}).items():
+            self._split_of[name] = split
+            self.named[split] = {**listed.by_split.get(name, {}), **self.named[split]}
         last = max(listed.keys.values())
-        self._found = {split: bytearray(last + 1) for split in splits}
-
-    @classmethod
-    def of_dataset(cls, listed: KeyList, splits: Iterable[str], chosen: Collection[str]) -> Lookup:
-        """Returns a lookup in a dataset, whose splits have one name each."""
-        return cls(listed, {split: (split,) for split in splits}, chosen)
+        self._found = {split: bytearray(last + 1) for split in self.named}
 
     @property
     def num_images(self) -> int:
@@ -242,7 +232,7 @@ class Lookup:
         `where` describes the images that were looked up.
         """
         by_split = self.listed.by_split
-        in_any = self._num_found(self._splits)
+        in_any = self._num_found(self.named)
         in_chosen = self._num_found(self._chosen)
         plain = by_split[None].items()
         unknown = [key for key, number in plain if not in_any[number]]
@@ -266,9 +256,8 @@ class Lookup:
 
     def _is_known(self, name: str, key: str) -> bool:
         """Returns whether a split has this name, and the image unless the list is not for it."""
-        meant = [split for split, names in self._splits.items() if name in names]
-        looked_up = [split for split in meant if split in self._chosen]
-        return bool(meant) and all(self._has(split, key) for split in looked_up)
+        split = self._split_of.get(name)
+        return split is not None and (split not in self._chosen or self._has(split, key))
 
     def _has(self, split: str, key: str) -> bool:
         return self._found[split][self.named[split][key]] == 1
@@ -283,11 +272,6 @@ def split_and_key(line: str) -> tuple[str | None, str]:
 def with_split(split: str, key: str) -> str:
     """Returns the line that names an image of a split."""
     return f"{split}:{key}"
-
-
-def _has_outer_blank(line: str) -> bool:
-    key = split_and_key(line)[1]
-    return key != key.strip() or line != line.strip()
 
 
 def read_list(path: str | os.PathLike[str]) -> KeyList:

@@ -94,14 +94,12 @@ class Found:
         distance = self.distances(number, numbers)
         order = np.argsort(distance, kind="stable")
         order = order[distance[order] <= WINDOW_RADII.all]
-        failures = 0
-        for other in numbers[order].tolist():
+        for failures, other in enumerate(map(int, numbers[order])):
             if failures * _PROOF_COST >= _MOST_COST:
                 self._cost[number] = _MOST_COST
                 break
             if self.kind(number, other) != NEARLY or self._is_proven(number, other):
                 return other
-            failures += 1
         return None
 
     def _is_proven(self, one: int, other: int) -> bool:

@@ -210,7 +210,7 @@ def changes_of(request: Request, dataset: Dataset, seed: int) -> list[ShardChang
     chosen = [name for name in splits if request.splits is None or name in request.splits]
 
     def lookup_of(listed: KeyList | None) -> Lookup | None:
-        return None if listed is None else Lookup.of_dataset(listed, splits, chosen)
+        return None if listed is None else Lookup(listed, splits, chosen)
 
     exclude = lookup_of(request.exclude)
     relabel = lookup_of(request.relabel and request.relabel.listed)

@@ -64,13 +64,14 @@ class Selection:
         if self.excluded is None:
             return None
         sources = self.splits if schema.TEST in self.splits else schema.SOURCE_SPLITS
-        # The output splits of a source split share one set of keys, so each of them names an image.
-        names: dict[str, tuple[str, ...]] = {split: (split,) for split in sources}
+        # The output splits of train share one set of keys, so each of them names an image of train.
+        split_of: dict[str, str] = {}
         if self.holds_out:
-            names[schema.TRAIN] = (schema.TRAIN, schema.HOLDOUT)
+            split_of = {schema.HOLDOUT: schema.TRAIN}
         if self.holdout_per_class:
-            names = {schema.TRAIN: (schema.TRAIN, schema.VALIDATION)}
-        return Lookup(self.excluded, names, self.splits)
+            sources = (schema.TRAIN,)
+            split_of = {schema.VALIDATION: schema.TRAIN}
+        return Lookup(self.excluded, sources, self.splits, split_of)
 
     @property
     def excluded_summary(self) -> Json | None:

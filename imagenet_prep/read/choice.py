@@ -66,7 +66,7 @@ class Choice:
         names = [records.split for records in splits]
         of_dataset = splits[0].manifest.splits
         lookups = [
-            Lookup.of_dataset(listed, of_dataset, names)
+            Lookup(listed, of_dataset, names)
             for listed in (self._keys, self._excluded)
             if listed is not None
         ]

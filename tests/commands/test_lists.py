@@ -296,11 +296,8 @@ def test_an_unknown_key_with_a_blank_is_refused_with_the_reason(
         with pytest.raises(UsageError) as refused:
             made(amend, dataset, "--exclude", tmp_path / "list", "--out", tmp_path / "out")
         assert "list: line 2: no such key in train and validation of " in str(refused.value)
-        assert "remove the blank at the start or end of line 2" in str(refused.value)
-    (tmp_path / "list").write_text("cat/4.jpg\n")
-    with pytest.raises(UsageError) as refused:
-        made(amend, dataset, "--exclude", tmp_path / "list", "--out", tmp_path / "out")
-    assert "blank" not in str(refused.value)
+        said = "A blank at the start or end of a line is part of the key."
+        assert said in str(refused.value)
 
 
 def test_all_keys_that_show_writes_are_read_back(dataset: Path, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from imagenet_prep.matching import output
+from imagenet_prep.matching.cover import divide
 from imagenet_prep.matching.groups import (
     KINDS,
     NEARLY,
@@ -25,7 +26,6 @@ from imagenet_prep.matching.groups import (
     contradicts,
     counts,
     crosses,
-    divide,
     rank,
 )
 

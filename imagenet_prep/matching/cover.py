@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from imagenet_prep.matching.find import Found
-from imagenet_prep.matching.groups import AGAINST, KINDS, Group, Member, rank
+from imagenet_prep.matching.groups import KINDS, Group, Member, rank
 
 
 def divide(connected: Sequence[Member], found: Found) -> list[Group]:
@@ -45,11 +45,9 @@ def _covered(members: Mapping[int, Member], found: Found) -> dict[int, int]:
     kept: dict[str, list[int]] = {}
     kept_of: dict[int, int] = {}
     for number, member in members.items():
-        other = None
-        if not member.split.startswith(AGAINST):
-            # First compare with the kept images of the most preferred split.
-            tries = (found.nearest(number, of_split) for of_split in kept.values())
-            other = next((each for each in tries if each is not None), None)
+        # First compare with the kept images of the most preferred split.
+        tries = (found.nearest(number, of_split) for of_split in kept.values())
+        other = next((each for each in tries if each is not None), None)
         if other is None:
             kept.setdefault(member.split, []).append(number)
         else:

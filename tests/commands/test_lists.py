@@ -242,6 +242,35 @@ def test_a_held_out_image_is_named_by_both_parts_of_its_source_split(
         assert excluded == {"images": 1, "sha256": digest}
 
 
+def test_each_excluded_image_is_counted_once(source: Path, tmp_path: Path) -> None:
+    lines = ("train:cat/3.jpg", "cat/3.jpg", "holdout:cat/3.jpg", "validation:cat/6.jpg")
+    (tmp_path / "list").write_text("".join(f"{line}\n" for line in lines))
+    flags = ("--holdout", "30%", "--exclude", tmp_path / "list")
+    for splits, number in ((BOTH, 2), (("train",), 1)):
+        out = tmp_path / str(number)
+        made(prepare, source, out, *flags, "--splits", ",".join(splits))
+        excluded = json.loads((out / "dataset.json").read_text())["config"]["excluded"]
+        assert excluded["images"] == number
+        assert len((out / "quarantine.jsonl").read_text().splitlines()) == number
+
+
+@pytest.mark.parametrize("lines", [("cat/3.jpg", "train:cat/3.jpg"), ("train:cat/3.jpg",) * 2])
+def test_amend_refuses_two_lines_for_one_image(
+    lines: tuple[str, str], dataset: Path, tmp_path: Path
+) -> None:
+    """They could give it two classes."""
+    (tmp_path / "csv").write_text(f"key,class\n{lines[0]},cat\n{lines[1]},dog\n")
+    (tmp_path / "list").write_text(f"{lines[0]}\n{lines[1]}\n")
+    for flag, name in (("--relabel", "csv"), ("--exclude", "list")):
+        with pytest.raises(UsageError, match=f"{name}: 1 line with a key that is already on an"):
+            made(amend, dataset, flag, tmp_path / name, "--out", tmp_path / "out")
+    with pytest.raises(UsageError, match="csv: 1 line with a key that is also in "):
+        (tmp_path / "csv").write_text(f"key,class\n{lines[0]},dog\n")
+        (tmp_path / "list").write_text(f"{lines[1]}\n")
+        flags = ("--relabel", tmp_path / "csv", "--exclude", tmp_path / "list")
+        made(amend, dataset, *flags, "--out", tmp_path / "out")
+
+
 def test_the_error_says_how_to_name_one_of_two_images(dataset: Path, tmp_path: Path) -> None:
     (tmp_path / "list").write_text("cat/2.jpg\n")
     flags = ("--exclude", tmp_path / "list", "--out", tmp_path / "out")

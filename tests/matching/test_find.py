@@ -80,3 +80,22 @@ def test_planted_rows_of_different_pictures_join_nothing(tmp_path: Path) -> None
     assert not found.problems
     assert found.kind(0, 2) == "same pixels"
     assert found.by_pixels.joined().tolist() == [0, 1, 0]
+
+
+def test_across_two_datasets_only_images_of_the_other_one_are_duplicates(tmp_path: Path) -> None:
+    data = mutations.sources()["420"]
+    files = [data, data + b"x", data + b"y"]
+    one = planted(files, tmp_path)
+    table = Columns._make(np.split(column, [2])[0] for column in one.known)
+    other_table = Columns._make(np.split(column, [2])[1] for column in one.known)
+    rows = np.fromfile(tmp_path / "rows", hashes.ROW)
+    for name, part in (("ours", rows[:2]), ("theirs", rows[2:])):
+        part.tofile(tmp_path / name)
+    pieces = [Piece(files[:2]), Piece(files[2:], other=True)]
+    paths = [tmp_path / "ours", tmp_path / "theirs"]
+    found = Found(Pictures(pieces, [table, other_table], paths, tmp_path), across=True, workers=1)
+    found.find(lambda _: None)
+
+    assert found.nearest(0, [1]) is None
+    assert found.nearest(0, [1, 2]) == 2
+    assert found.nearest(2, [0, 1]) == 0

@@ -174,7 +174,7 @@ def _format(config: Config, dataset: Dataset) -> Format:
         PARQUET: lambda: Parquet(
             wnids, tuple(columns.opened(dataset, name).begun() for name in config.columns)
         ),
-        RECORDIO: lambda: RecordIO(prefix),
+        RECORDIO: lambda: RecordIO(prefix, labels),
     }
     return formats[config.to]()
 

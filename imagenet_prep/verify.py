@@ -225,7 +225,6 @@ def _expectation(dataset: Dataset, level: str, checks_labels: bool) -> Expectati
             any_colorspace=schema.COLORSPACE in manifest.lacks,
         ),
         lacks=manifest.lacks,
-        has_own_keys=manifest.has_own_keys,
     )
 
 

@@ -27,6 +27,7 @@ _LEADS_OUT = re.compile(r"(?:\A|[/\\])\.{0,2}(?:[/\\]|\Z)")
 _MOST_SHOWN = 80
 _NUMBER = re.compile(r"~+[0-9]+(?=(?:\.[^./]*)?$)")
 WNID = re.compile(r"n\d{8}")
+MOST_BASE_BYTES = 255  # NAME_MAX on Linux; a listing keeps all names in memory
 VALIDATION_NAME = re.compile(r"^ILSVRC2012_val_(\d{8})\.[A-Za-z]+$")
 # ImageNet-C's corruptions, in the paper's order. mCE does not include the last four.
 CORRUPTIONS = (

@@ -198,11 +198,6 @@ class Manifest:
         return all(split.samples_root for split in self.splits.values())
 
     @property
-    def has_own_keys(self) -> bool:
-        """Whether keys in tables may differ from keys in records, e.g. after `amend` or `adopt`."""
-        return "verb" in self.config
-
-    @property
     def claims_ilsvrc2012(self) -> bool:
         """Whether the classes or an archive's name are those of ILSVRC2012."""
         names = (source.name for source in self.sources)

@@ -35,6 +35,8 @@ READ_COLUMNS = f"{WORK}/columns.jsonl"
 REPORT = "report.html"
 # The images that `export` has written; `export` writes this file at the end.
 EXPORT = "export.json"
+# The keys in an export that its readers cannot derive from class and file name.
+EXPORT_KEYS = "export_keys.json"
 INDEX = "index"
 SAMPLES = "samples"
 COLUMNS = "columns"

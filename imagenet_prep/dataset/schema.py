@@ -27,8 +27,8 @@ INT64_KEYS = (HEIGHT, WIDTH, CHANNELS, LABEL, BBOX_LABEL)
 # In the order of `member.Boxes`.
 FLOAT_KEYS = (BBOX_XMIN, BBOX_XMAX, BBOX_YMIN, BBOX_YMAX)
 ALL_KEYS = tuple(sorted(BYTES_KEYS + INT64_KEYS + FLOAT_KEYS))
-# This key in a Parquet file's metadata means that the file's paths are names as in our keys.
-PARQUET_NAMES = "imagenet_prep.names"
+# This field in a Parquet file's metadata means that the paths of images are their keys.
+PARQUET_KEYS = "imagenet_prep.keys"
 TYPES: dict[str, type] = {
     **dict.fromkeys(BYTES_KEYS, bytes),
     **dict.fromkeys(FLOAT_KEYS, float),

@@ -19,7 +19,7 @@ from imagenet_prep.dataset import keys, naming, schema
 from imagenet_prep.dataset.ignored import is_hidden
 from imagenet_prep.exporting.examples import Example, Part, Source
 from imagenet_prep.exporting.files import Piece
-from imagenet_prep.exporting.format import Format, Written
+from imagenet_prep.exporting.format import Format, Name, Written
 from imagenet_prep.read.names import Names
 from imagenet_prep.sources.folder import SYNSET_MAPPING
 
@@ -29,8 +29,10 @@ if TYPE_CHECKING:
     from imagenet_prep.read.records import Records
 
 FOLDERS = {schema.VALIDATION: "val"}  # the name in `prepare` and most programs
-# IMG_EXTENSIONS in torchvision/datasets/folder.py: ImageFolder ignores other files.
-_ENDINGS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
+# New names for colliding files, by split and key.
+Numbered = dict[tuple[str, str], str]
+# IMG_EXTENSIONS in torchvision/datasets/folder.py, without those that `prepare` ignores.
+_ENDINGS = (".jpg", ".jpeg", ".png", ".bmp", ".tif", ".tiff", ".webp")
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,7 @@ class Folder(Format):
     wnids: tuple[str, ...]
     labels: str  # content of labels.txt
     allow_empty_class: bool = False
-    numbered: dict[str, str] = field(default_factory=dict)  # new names for colliding files
+    numbered: Numbered = field(default_factory=dict)
     file_an_image = True
 
     def settled(self, source: Source, parts: Sequence[Part]) -> Folder:
@@ -59,13 +61,15 @@ class Folder(Format):
                 f"{source.root}: {some(alike)}: these classes would be the same folder on a disk "
                 "that ignores case or Unicode form. Choose a different format."
             )
-        numbered: dict[str, str] = {}
+        numbered: Numbered = {}
         for split in dict.fromkeys(part.split for part in parts):
             chosen = np.concatenate([np.asarray(p.numbers) for p in parts if p.split == split])
             numbered |= self._numbered(source.split(split), chosen)
         return replace(self, numbered=numbered)
 
-    def _numbered(self, records: Records, chosen: npt.NDArray[np.int64]) -> dict[str, str]:
+    def _numbered(
+        self, records: Records, chosen: npt.NDArray[np.int64]
+    ) -> dict[tuple[str, str], str]:
         """Picks names for colliding files; raises UsageError for missing classes or bad names."""
         where = f"{records.split} of {records.dataset.where}"
         is_chosen = np.zeros(len(records), bool)
@@ -91,7 +95,7 @@ class Folder(Format):
                 "different format."
             )
         values, counts = np.unique(hashed, return_counts=True)
-        numbered, same = dict[str, str](), list[str]()
+        numbered: Numbered = {}
         if len(values) < len(hashed):
             taken = {*values.tolist()}
             groups: dict[int, list[tuple[bool, str, str]]] = {
@@ -103,18 +107,11 @@ class Folder(Format):
                     group.append((_file(path) != path, path, key))
             for group in groups.values():
                 # The first name stays unchanged. Names without an added extension are sorted first.
-                for gets_ending, path, key in sorted(group)[1:]:
+                for _, path, key in sorted(group)[1:]:
                     names = (f"{path}~{number}.jpg" for number in itertools.count(1))
                     file = next(name for name in names if hash(_folded(name)) not in taken)
                     taken.add(hash(_folded(file)))
-                    numbered[f"{records.split}/{path}"] = file
-                    same += [] if gets_ending else [min(group)[2], key]
-        if same:
-            raise UsageError(
-                f"{where}: {some([*dict.fromkeys(same)])}: these would be the same file on a disk "
-                "that ignores case or Unicode form. Exclude all but one of them with --exclude, or "
-                "choose a different format."
-            )
+                    numbered[records.split, key] = file
         missing = np.flatnonzero(~has_images)
         moved = has_images[missing[0] :].sum() if len(missing) else 0
         if moved and not self.allow_empty_class:
@@ -133,13 +130,22 @@ class Folder(Format):
 
     def pieces(self, part: Part, examples: Iterable[Example]) -> Iterator[Piece]:
         """Yields each class folder ("train/CLASS/") if `allow_empty_class`, and then each image."""
-        top = FOLDERS.get(part.split, part.split)
         if self.allow_empty_class and not part.number:
+            top = FOLDERS.get(part.split, part.split)
             yield from (Piece(f"{top}/{wnid}/", b"") for wnid in self.wnids)
         for example in examples:
-            path = f"{example.wnid}/{example.name}"
-            file = self.numbered.get(f"{part.split}/{path}") or _file(path)
-            yield Piece(f"{top}/{file}", example.encoded, example.sha256)
+            yield Piece(self._file_of(part.split, example), example.encoded, example.sha256)
+
+    def name_of(self, part: Part, position: int, example: Example) -> Name:  # noqa: ARG002
+        """Returns the file of an image, which is its name as well."""
+        path = self._file_of(part.split, example)
+        return Name(path, path.split("/", 2)[2])
+
+    def _file_of(self, split: str, example: Example) -> str:
+        file = self.numbered.get((split, example.key))
+        if file is None:
+            file = _file(f"{example.wnid}/{example.name}")
+        return f"{FOLDERS.get(split, split)}/{file}"
 
     def beside(self, parts: Mapping[str, Sequence[Written]]) -> dict[str, bytes]:  # noqa: ARG002
         """Returns Kaggle's and DINOv2's class lists if all classes are WNIDs, else no files."""

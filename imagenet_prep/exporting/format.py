@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from imagenet_prep.exporting.examples import Example, Part, Source
 from imagenet_prep.exporting.files import Piece
@@ -17,6 +18,14 @@ class Written:
     num_bytes: int
     files: int
     sizes: list[int] = field(default_factory=list)  # of each file, if each file is an image
+    keys: dict[str, str] = field(default_factory=dict)  # by place; see `export_keys`
+
+
+class Name(NamedTuple):
+    """The name of an image in an export whose files do not contain keys."""
+
+    place: str  # the path of its file, or FILE:NUMBER for a record of a file
+    below_class: str  # the name from which readers derive the key
 
 
 @dataclass(frozen=True)
@@ -37,6 +46,10 @@ class Format:
     def pieces(self, part: Part, examples: Iterable[Example]) -> Iterator[Piece]:
         """Yields the names and bytes of the files of a part, in the order of writing."""
         raise NotImplementedError
+
+    def name_of(self, part: Part, position: int, example: Example) -> Name | None:  # noqa: ARG002
+        """Returns the name of the example at a `position` of a part; None if it has the key."""
+        return None
 
     def beside(self, parts: Mapping[str, Sequence[Written]]) -> dict[str, bytes]:  # noqa: ARG002
         """Returns small additional files by name, such as class lists."""

@@ -7,7 +7,7 @@ import contextlib
 import hashlib
 import itertools
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from imagenet_prep import engine
@@ -16,8 +16,9 @@ from imagenet_prep.core.canonical import Json
 from imagenet_prep.core.errors import DataDamagedError, UsageError, some
 from imagenet_prep.core.regular_file import MOST_LIST_BYTES
 from imagenet_prep.dataset import naming
+from imagenet_prep.dataset.export_keys import is_derived
 from imagenet_prep.exporting import files
-from imagenet_prep.exporting.examples import Numbers, Part, Source
+from imagenet_prep.exporting.examples import Example, Numbers, Part, Source
 from imagenet_prep.exporting.files import Piece
 from imagenet_prep.exporting.format import Format, Written
 from imagenet_prep.read.choice import Choice
@@ -41,7 +42,8 @@ class Work:
 
     def __call__(self, part: Part) -> engine.Result[Written]:
         """Writes the files of a part; returns its receipt and the files to publish."""
-        pieces = self.format.pieces(part, self.source.read(part))
+        keys: dict[str, str] = {}
+        pieces = self.format.pieces(part, self._examples(part, keys))
         if self.tree is not None:
             done = self.tree.write(pieces)
         elif self.format.file_an_image:
@@ -51,8 +53,17 @@ class Work:
         with removed_on_failure(*(output.temporary for output in done.outputs)):
             sums = [Piece(self.sums(part), "".join(done.sums).encode())]
             (listed,) = files.write_few(self.store, sums).outputs
-        written = Written(len(part.numbers), done.num_bytes, len(done.sums), done.sizes)
+        written = Written(len(part.numbers), done.num_bytes, len(done.sums), done.sizes, keys)
         return engine.Result(written, (*done.outputs, listed._replace(settle=done.settle)))
+
+    def _examples(self, part: Part, keys: dict[str, str]) -> Iterator[Example]:
+        """Yields the examples of a part; adds the keys that readers cannot derive to `keys`."""
+        for position, example in enumerate(self.source.read(part)):
+            key = example.key
+            name = self.format.name_of(part, position, example)
+            if name and not is_derived(key, part.split, example.wnid, name.below_class):
+                keys[name.place] = key
+            yield example
 
 
 @dataclass(frozen=True)
@@ -181,6 +192,12 @@ def run(job: Job) -> Json:
             written.setdefault(part.split, []).append(receipt.content)
         lines = store.read_each(map(work.sums, parts), MOST_LIST_BYTES)
         beside = job.format.beside(written)
+        listed: dict[str, dict[str, str]] = {}
+        for part, receipt in zip(parts, receipts, strict=True):
+            if receipt.content.keys:
+                listed.setdefault(part.split, {}).update(receipt.content.keys)
+        if listed:
+            beside[job.called + naming.EXPORT_KEYS] = canonical.dumps(listed)
         for name, data in beside.items():
             store.write(name, data)
             line = files.sum_line(name, hashlib.sha256(data).hexdigest())

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from imagenet_prep.core.canonical import Json
+from imagenet_prep.core.errors import UsageError
 from imagenet_prep.core.installed import demand
 from imagenet_prep.dataset import naming, schema
 from imagenet_prep.dataset.column import Column
@@ -19,6 +20,7 @@ from imagenet_prep.exporting.examples import Example, Part, Source
 from imagenet_prep.exporting.files import Piece
 from imagenet_prep.exporting.format import Format
 
+_COLUMNS = ("image", "label")
 _GROUP_ROWS = 100  # as in `datasets` for images: to read one row, its group is read
 
 
@@ -30,8 +32,16 @@ class Parquet(Format):
     columns: tuple[Column, ...] = ()
 
     def settled(self, source: Source, parts: Sequence[Part]) -> Parquet:  # noqa: ARG002
-        """Raises UsageError if pyarrow is not installed."""
+        """Raises UsageError if pyarrow is not installed, or a column has the name of ours."""
         demand("parquet", "--to parquet", "pyarrow")
+        for column in self.columns:
+            # Readers select `image` together with `image.bytes`.
+            if column.name.partition(".")[0] in _COLUMNS:
+                raise UsageError(
+                    f"--columns {column.name}: the export has its own columns "
+                    f"{' and '.join(_COLUMNS)}. Rename the folder and the column, or use "
+                    "--to webdataset."
+                )
         return self
 
     def pieces(self, part: Part, examples: Iterable[Example]) -> Iterator[Piece]:
@@ -49,15 +59,16 @@ class Parquet(Format):
             "label": {"names": self.wnids, "_type": "ClassLabel"},
         }
         for column in self.columns:
-            values = pa.from_numpy_dtype(np.dtype(column.descr))
-            feature: Json = {"_type": "Value", "dtype": str(values)}
+            dtype = np.dtype(column.descr)
+            values = pa.from_numpy_dtype(dtype)
+            feature: Json = {"_type": "Value", "dtype": dtype.name}
             for side in reversed(column.shape):
                 values = pa.list_(values, side)
                 feature = {"_type": "Sequence", "length": side, "feature": feature}
             columns[column.name], features[column.name] = values, feature
         metadata = {
             "huggingface": json.dumps({"info": {"features": features}}),
-            schema.PARQUET_NAMES: "below the class",
+            schema.PARQUET_KEYS: "image.path",
         }
         table, sink = pa.schema(columns, metadata), _Sink()
         # JPEGs cannot be compressed further, and no two are the same.
@@ -65,7 +76,7 @@ class Parquet(Format):
         with pq.ParquetWriter(sink, table, **options) as writer:
             remaining = iter(examples)
             while rows := list(itertools.islice(remaining, _GROUP_ROWS)):
-                images = [{"bytes": row.encoded, "path": row.name} for row in rows]
+                images = [{"bytes": row.encoded, "path": row.key} for row in rows]
                 labels = [row.class_index for row in rows]
                 values = [
                     pa.array([row.rows[column.name].tolist() for row in rows], columns[column.name])

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from imagenet_prep.dataset import recordio
 from imagenet_prep.exporting.examples import Example, Part
 from imagenet_prep.exporting.files import Piece
-from imagenet_prep.exporting.format import Format
+from imagenet_prep.exporting.format import Format, Name, Written
+from imagenet_prep.sources.recordio import SYNSET
 
 
 @dataclass(frozen=True)
@@ -16,14 +17,19 @@ class RecordIO(Format):
     """The RecordIO format, see `Format`; without a `prefix`, files are named after the split."""
 
     prefix: str = ""
+    labels: str = ""  # content of labels.txt
     whole_splits = True
 
     def place(self, out: str) -> tuple[str, str]:
         """Returns the folder and the file name prefix; with a `prefix`, `out` is FOLDER/PREFIX."""
         if not self.prefix:
-            return out, ""
+            return out, self._called
         folder, slash, _ = out.rstrip("/").rpartition("/")
-        return folder or slash or ".", f"{self.prefix}."
+        return folder or slash or ".", self._called
+
+    @property
+    def _called(self) -> str:
+        return f"{self.prefix}." if self.prefix else ""
 
     def pieces(self, part: Part, examples: Iterable[Example]) -> Iterator[Piece]:
         """Yields each record after its lines in .lst and .idx, so that no line can be missing."""
@@ -35,3 +41,11 @@ class RecordIO(Format):
             yield Piece(f"{prefix}.idx", f"{number}\t{offset}\n".encode())
             yield Piece(f"{prefix}.rec", record)
             offset += len(record)
+
+    def name_of(self, part: Part, position: int, example: Example) -> Name:
+        """Returns the record of an image, and its name in the .lst file."""
+        return Name(f"{self.prefix or part.split}.rec:{position}", example.name)
+
+    def beside(self, parts: Mapping[str, Sequence[Written]]) -> dict[str, bytes]:  # noqa: ARG002
+        """Returns the class list: paths do not name classes without images."""
+        return {self._called + SYNSET: self.labels.encode()}

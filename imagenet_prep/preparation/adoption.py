@@ -20,7 +20,7 @@ from imagenet_prep.dataset.manifest import File, Manifest
 from imagenet_prep.dataset.settings import ADOPT, Settings
 from imagenet_prep.preparation import distinct_keys
 from imagenet_prep.preparation.existing_set import ExistingSet, check_existing_set
-from imagenet_prep.preparation.output import Draft, Output
+from imagenet_prep.preparation.output import Draft, Output, incidents_of_input
 from imagenet_prep.preparation.standing import BEGUN, Adoption, Begun, Wanted
 from imagenet_prep.shards.commit import small_files, split_of, with_root
 from imagenet_prep.sources import shard_files
@@ -81,7 +81,7 @@ def complete(
         stage = engine.Stage(ADOPT, digest, store, bring, _Brought)
         engine.run(stage, tasks, workers, quiet=quiet)
     _publish(store, checked, with_index=True)
-    _commit(store, checked)
+    _commit(store, source, checked)
 
 
 def is_begun(store: Store, source: TfrecordSet, checked: ExistingSet, *, in_place: bool) -> bool:
@@ -131,7 +131,8 @@ def restore(
         lost = [*dict.fromkeys((*lost, *naming.TFDS_FILES))]
         store.remove(*naming.TFDS_FILES)
         source = replace(source, dataset=None)
-    checked = check_existing_set(source, store, workers, quiet=quiet)
+    # Tables may be lost, so the keys are made from the records, as a previous `adopt` made them.
+    checked = check_existing_set(source, store, workers, has_tables=False, quiet=quiet)
     if checked.problems:
         raise DataDamagedError(
             f"{where}: {counted(len(checked.problems), 'problem')}: {some(checked.problems)}. "
@@ -312,14 +313,16 @@ def _wanted(checked: ExistingSet) -> Wanted:
     )
 
 
-def _commit(store: Store, checked: ExistingSet) -> None:
+def _commit(store: Store, source: TfrecordSet, checked: ExistingSet) -> None:
     per_class = checked.examples_per_class
     # The original sources of the shards are unknown, so the manifest lists none.
     draft = Draft(
         splits={name: split_of(of, per_class[name]) for name, of in checked.shards.items()},
         classes=checked.labelling.classes,
+        incidents=incidents_of_input(source),
         lacks=checked.lacks,
         plan_digest=canonical.digest([shard.sha256 for shard in checked.all_shards]),
         edition=checked.edition,
+        parent=source.manifest,
     )
     Output(store, _wanted(checked)).commit(draft)

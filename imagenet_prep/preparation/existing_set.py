@@ -89,14 +89,21 @@ def _list_labels(shard: ShardFile, *, store: Store) -> engine.Result[_ListedLabe
 
 
 def _check_shard(
-    shard: ShardFile, *, store: Store, out: Store, tables: str, labelling: Labelling
+    shard: ShardFile,
+    *,
+    store: Store,
+    out: Store,
+    tables: str,
+    labelling: Labelling,
+    has_tables: bool,
 ) -> engine.Result[CheckedShard]:
     counts, lines, sha256, problems = _Checked(), list[str](), hashlib.sha256(), Problems()
+    rows = tfrecords.rows_of(store, shard) if has_tables else None
 
     def look(record: tfrecord.Record) -> Sample:
         entry = tfrecords.parse(record.payload)
         counts.examples += 1
-        member = tfrecords.member(shard, record, entry, labelling)
+        member = tfrecords.member(shard, record, entry, labelling, rows)
         counts.add(member)
         return _row(record.payload, entry, member, counts)
 
@@ -190,7 +197,8 @@ def settle_labels(
 
 def identity(shards: Sequence[ShardFile]) -> str:
     """Returns a digest that changes if one of these shards is replaced."""
-    return canonical.digest([[s.name, *s.stat[:2]] for s in shards])
+    files = [[s.name, *s.stat[:2], *sorted(s.keys.items())] for s in shards]
+    return canonical.digest(files)
 
 
 def check_validation_labels(
@@ -272,15 +280,33 @@ class ExistingSet:
 
 
 def check_existing_set(
-    source: TfrecordSet, store: Store, workers: engine.Workers, *, quiet: bool
+    source: TfrecordSet,
+    store: Store,
+    workers: engine.Workers,
+    *,
+    has_tables: bool = True,
+    quiet: bool,
 ) -> ExistingSet:
-    """Checks all shards; receipts in `store` tell which shards an earlier run has checked."""
+    """Checks all shards; receipts in `store` tell which shards an earlier run has checked.
+
+    Keys are those of the tables, if the dataset has tables and `has_tables` is set.
+    """
     labelling = settle_labels(source, tuple(source.splits), store, workers, quiet=quiet)
     shards = [shard for of_split in source.splits.values() for shard in of_split]
     classes = labelling.classes.render().decode()
-    digest = canonical.digest([labelling.offset, classes, identity(shards)])
+    manifest = source.manifest
+    has_tables = has_tables and manifest is not None and manifest.has_samples
+    names = manifest.digest if manifest and has_tables else ""
+    digest = canonical.digest([labelling.offset, classes, identity(shards), names])
     tables = f"{naming.WORK}/tables-{digest[:16]}"
-    work = partial(_check_shard, store=source.store, out=store, tables=tables, labelling=labelling)
+    work = partial(
+        _check_shard,
+        store=source.store,
+        out=store,
+        tables=tables,
+        labelling=labelling,
+        has_tables=has_tables,
+    )
     stage = engine.Stage("check", digest, store, work, CheckedShard)
     receipts = engine.run(stage, shards, workers, quiet=quiet)
     checked = [receipt.content for receipt in receipts]
@@ -288,12 +314,15 @@ def check_existing_set(
     problems = [problem for shard in checked for problem in shard.problems]
     problems += _copies(shards, checked)
     try:
-        validation = (shard.validation for shard in checked)
-        check_validation_labels(validation, labelling.classes, source.store)
+        # Labels that `amend` changed may differ from the published ones.
+        if manifest is None:
+            validation = (shard.validation for shard in checked)
+            check_validation_labels(validation, labelling.classes, source.store)
     except DataDamagedError as error:
         problems.append(str(error))
     renamed: dict[str, dict[int, str]] = {}
-    for of_split in source.splits.values():
+    # Keys in tables are final: if two are equal, the commit reports them.
+    for of_split in () if has_tables else source.splits.values():
         shard_of = {naming.samples_name(shard.name): shard.name for shard in of_split}
         new_keys = distinct_keys.numbered(store, tables, [*shard_of])
         for table, new in new_keys.items():

@@ -26,7 +26,7 @@ from imagenet_prep.core.errors import (
 from imagenet_prep.dataset import editions, formats, manifest, naming, schema, settings
 from imagenet_prep.dataset.class_list import ClassList
 from imagenet_prep.dataset.manifest import Manifest, Source, Split
-from imagenet_prep.dataset.member import QUARANTINED, Incident
+from imagenet_prep.dataset.member import OF_INPUT, QUARANTINED, Incident
 from imagenet_prep.dataset.settings import Settings
 from imagenet_prep.engine import Receipt, Stage
 from imagenet_prep.preparation import standing
@@ -35,7 +35,7 @@ from imagenet_prep.shards.commit import publish, refuse_too_many
 from imagenet_prep.shards.summary import summarise
 from imagenet_prep.shards.writer import WrittenShard
 from imagenet_prep.sources import layout
-from imagenet_prep.sources.shard_files import split_of
+from imagenet_prep.sources.shard_files import TfrecordSet, split_of
 from imagenet_prep.storage import origins
 from imagenet_prep.storage.fetch import as_file, hashed
 from imagenet_prep.storage.opened import Dataset
@@ -319,3 +319,14 @@ def listed_incidents(store: Readable, of: Manifest | None = None) -> Iterator[In
         raise ManifestError(f"{where}: {error}. Copy it from the original dataset.") from None
     except OSError as error:
         raise StoreError(f"cannot read {where}: {error.strerror or error}") from error
+
+
+def incidents_of_input(found: TfrecordSet) -> list[Incident]:
+    """Returns the lines of a dataset's quarantine.jsonl, marked as lines of the input."""
+    manifest = found.manifest
+    if manifest is None or naming.QUARANTINE not in {file.name for file in manifest.files}:
+        return []
+    return [
+        line if line.is_of_input else replace(line, action=f"{OF_INPUT}{line.action}")
+        for line in listed_incidents(found.store, manifest)
+    ]

@@ -18,7 +18,7 @@ from imagenet_prep.core.terminal import counted
 from imagenet_prep.dataset import naming, schema
 from imagenet_prep.dataset.keys import WNID, KeyList
 from imagenet_prep.dataset.manifest import Source, demand_samples
-from imagenet_prep.dataset.member import OF_INPUT, Incident, Member
+from imagenet_prep.dataset.member import Incident, Member
 from imagenet_prep.dataset.orientation import KEEP
 from imagenet_prep.dataset.settings import (
     EXCLUDED,
@@ -29,7 +29,7 @@ from imagenet_prep.dataset.settings import (
     Settings,
 )
 from imagenet_prep.preparation import changes, existing_set
-from imagenet_prep.preparation.output import Draft, Output, listed_incidents, splits_of
+from imagenet_prep.preparation.output import Draft, Output, incidents_of_input, splits_of
 from imagenet_prep.preparation.provenance import demand_same_shards
 from imagenet_prep.preparation.standing import Wanted
 from imagenet_prep.preparation.tasks import WriteWork, excluded_incident
@@ -117,13 +117,7 @@ class Job:
     @cached_property
     def input_incidents(self) -> list[Incident]:
         """The lines of the input's quarantine.jsonl, marked as lines of the input."""
-        manifest = self.found.manifest
-        if manifest is None or naming.QUARANTINE not in {file.name for file in manifest.files}:
-            return []
-        return [
-            line if line.is_of_input else replace(line, action=f"{OF_INPUT}{line.action}")
-            for line in listed_incidents(self.found.store, manifest)
-        ]
+        return incidents_of_input(self.found)
 
     @cached_property
     def wanted(self) -> Wanted:
@@ -287,7 +281,7 @@ def _write(job: Job, store: Store, output: Output, split: str, labelling: Labell
         quiet=job.quiet,
     )
     written = [receipt.content for receipt in receipts]
-    if manifest is None or not manifest.has_own_keys:
+    if manifest is None:
         validation = (shard.validation for shard in written)
         existing_set.check_validation_labels(validation, classes, job.found.store)
     counts = num_per_class([shard.num_per_class for shard in written], len(classes.wnids))

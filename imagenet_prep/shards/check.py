@@ -42,7 +42,6 @@ class Expectation:
     most_bytes: int  # size of the largest shard; no more bytes of a file are read
     prove_image: Callable[[bytes, int, int], bool]
     lacks: Mapping[str, str] = field(default_factory=dict)
-    has_own_keys: bool = False
 
 
 @dataclass
@@ -81,7 +80,7 @@ def check_shard(shard: Shard, expectation: Expectation) -> Report:
             rows = None
             if (table := shard.samples) is not None:
                 stream = opened.enter_context(store.opened(table.name))
-                rows = _Rows(table, stream, has_own_keys=expectation.has_own_keys)
+                rows = _Rows(table, stream)
             _check_records(shard, expectation, report, index, rows)
             report.problems += [*index.problems(), *(rows.problems() if rows else ())]
     except OSError as error:
@@ -124,14 +123,17 @@ class _Index(_Beside):
 class _Rows(_Beside):
     """The table of samples of a shard; its lines are only compared at level "decode"."""
 
-    def __init__(self, file: File, opened: BinaryIO, *, has_own_keys: bool) -> None:
+    def __init__(self, file: File, opened: BinaryIO) -> None:
         super().__init__(file, opened)
-        self._has_own_keys = has_own_keys
         self._rows = samples.parse(samples.read_lines(self._lines), "its table")
         self._next = 0
 
     def compare(self, number: int, image: ImageExample, names: Sequence[str], index: int) -> None:
-        """Compares a record's table line with its image and class, and the key with `names`."""
+        """Compares a record's table line with its image and class, and the key with `names`.
+
+        The class and the number in a key are not compared: `amend` moves an image to a different
+        class, and `adopt` adds numbers.
+        """
         if self._difference:
             return
         try:
@@ -143,20 +145,19 @@ class _Rows(_Beside):
             return
         sha256 = hashlib.sha256(image.encoded).hexdigest()
         expected = index, len(image.encoded), image.width, image.height, sha256
-        if row is None or not self._is_called(row.key, names) or row[1:6] != expected:
+        if row is None or not _is_called(row.key, names) or row[1:6] != expected:
             self._difference = f"record {number}: the image, key or label differs from this table"
-
-    def _is_called(self, key: str, names: Sequence[str]) -> bool:
-        if not self._has_own_keys:
-            return key in names
-        name = keys.name_of(key)
-        return not {name, keys.without_number(name)}.isdisjoint(map(keys.name_of, names))
 
     def problems(self) -> list[str]:
         """Returns the first difference, even if the sha256 matches the manifest."""
         if self._difference:
             return [f"{self._file.name}: {self._difference}"]
         return super().problems()
+
+
+def _is_called(key: str, names: Sequence[str]) -> bool:
+    name = keys.name_of(key)
+    return not {name, keys.without_number(name)}.isdisjoint(map(keys.name_of, names))
 
 
 def _check_records(

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shlex
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
+from imagenet_prep.core import regular_file
 from imagenet_prep.core.errors import UsageError, some
+from imagenet_prep.core.regular_file import MOST_LIST_BYTES
 from imagenet_prep.core.terminal import counted, printable
-from imagenet_prep.dataset import schema
+from imagenet_prep.dataset import export_keys, naming, schema
+from imagenet_prep.dataset.export_keys import ExportKeys
 from imagenet_prep.dataset.ignored import PHOTOGRAPHS, ending, in_words, is_hidden
 from imagenet_prep.sources import (
     cifar10,
@@ -23,7 +27,7 @@ from imagenet_prep.sources import (
     parquet,
     recordio,
 )
-from imagenet_prep.sources.scan import read_errors
+from imagenet_prep.sources.scan import read_errors, refuse_link_out
 from imagenet_prep.sources.source import Encode, Source
 from imagenet_prep.storage.remote_path import Location, RemotePath
 
@@ -83,6 +87,8 @@ def find(
             f"ILSVRC2012's archives have a {schema.TEST} split. Choose different --splits."
         )
     source = finders[kinds[0]]()
+    if isinstance(root, Path):
+        source = dataclasses.replace(source, keys=_export_keys(root))
     classes = source.classes
     names = "ILSVRC2012's" if classes.official else f"{some(classes.wnids)}; not ILSVRC2012's"
     parts = [part.name for part in source.parts]
@@ -94,6 +100,15 @@ def find(
     if kinds[1:]:
         line += f"; also found, but not read: {', '.join(kinds[1:])} (see --source-kind)"
     return source, printable(line)
+
+
+def _export_keys(root: Path) -> ExportKeys:
+    """Returns the keys that exports in this folder list; each split is in only one export."""
+    listed: dict[str, Mapping[str, str]] = {}
+    for path in root.glob(f"*{naming.EXPORT_KEYS}"):
+        refuse_link_out(path)
+        listed |= export_keys.parse(regular_file.read(path, MOST_LIST_BYTES), str(path))
+    return listed
 
 
 def _remarks(source: folder.Folder, root: Location) -> Iterator[str]:

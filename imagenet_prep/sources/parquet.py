@@ -53,7 +53,7 @@ class Parquet(source.Packed):
         path = self.files[task.part]
         with _opened(path) as (file, descriptor):
             rows = _rows(file, descriptor, "image", _BATCH_ROWS)
-            ours = schema.PARQUET_NAMES.encode() in (file.schema_arrow.metadata or {})
+            ours = _is_ours(file)
             for row, (label, image) in enumerate(rows):
                 yield self._image(task, f"{path}: row {row:,}", row, label, image, ours=ours)
 
@@ -82,10 +82,9 @@ class Parquet(source.Packed):
         class_id = self.classes.wnids[label]
         # An image without a path is named after its file and row.
         base = _base(image) or f"{task.part.removesuffix('.parquet')}_{row:08d}"
-        if ours and image["path"]:
-            # In files by `export`, the path is the name in the key.
-            folder = image["path"].removesuffix(base)
-            return PackedImage(self.key_of(task.split, label, base, where, folder), label, data)
+        if ours and keys.problem(str(image["path"])) is None:
+            # The label is right, even if the key names a different class.
+            return PackedImage(image["path"], label, data)
         if (appended := _APPENDED_WNID.match(base)) is not None:
             if appended["wnid"] != class_id and keys.WNID.fullmatch(class_id):
                 raise SourceError(
@@ -131,7 +130,9 @@ def find(root: Path, splits: Sequence[str]) -> Parquet:
         for match in of_split[split]
     )
     classes = _classes(next(iter(files.values())))
-    parts = tuple(source.file_part(path) for path in files.values())
+    others = (name.partition("-")[0] for name in names if not _NAME.match(name))
+    ignored = Counter(f"{split}-*.parquet" for split in others if split in schema.SPLITS)
+    parts = source.file_parts(files.values(), ignored)
     return Parquet(classes, parts, files, absent, tasks=tasks)
 
 
@@ -188,6 +189,11 @@ def _image_bytes(path: Path) -> int:
     return sum(c.total_uncompressed_size for c in columns if c.path_in_schema == "image.bytes")
 
 
+def _is_ours(file: ParquetFile) -> bool:
+    """Returns whether `export` wrote the file, so that the paths of images are their keys."""
+    return schema.PARQUET_KEYS.encode() in (file.schema_arrow.metadata or {})
+
+
 def _base(image: dict[str, Any]) -> str:
     return str(image["path"] or "").rpartition("/")[2]
 
@@ -197,7 +203,7 @@ def _classes(path: Path) -> ClassList:
     official = labels.official_classes()
     with _opened(path) as (file, descriptor):
         names = _class_names(file, path)
-        if names and all(keys.WNID.fullmatch(name) for name in names):
+        if names and (_is_ours(file) or all(keys.WNID.fullmatch(name) for name in names)):
             return labels.classes_called(names, str(path))
         verdicts: Counter[bool] = Counter()
         # Without image.bytes, this reads a few kB.

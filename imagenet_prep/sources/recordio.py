@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import os
 from array import array
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
 
-from imagenet_prep.core.errors import DataDamagedError, SourceError, UsageError
+from imagenet_prep.core.errors import DataDamagedError, SourceError, UsageError, some
 from imagenet_prep.core.terminal import counted
 from imagenet_prep.dataset import recordio, schema
 from imagenet_prep.dataset.class_list import ClassList
@@ -29,6 +31,7 @@ from imagenet_prep.storage.remote_path import open_to_read
 SYNSET = "synset.txt"
 # File name prefixes; "val" also matches "valid" and "validation".
 _PREFIXES = {schema.TRAIN: "train", schema.VALIDATION: "val"}
+_BOTH = "The two files are from different runs or damaged: get both again."
 _PIECE_BYTES = 256 << 20  # listed by one task; several tasks run at a time
 _MAX_LINE_BYTES = 1 << 13  # a line has a path and possibly several labels
 # Images in a list. ImageNet-21K has 14,197,122. Each image takes 42 bytes of memory while sorting.
@@ -46,15 +49,20 @@ class RecordReader(ArchiveReader):
 
 
 class ImageList:
-    """A `.lst` file, with the class `names` by label; picklable.
+    """A `.lst` file; picklable.
 
-    Image paths are read when needed, because those of ImageNet-21K take 700 MB. Classes are named
-    after the first folder in their paths if each class has a different one, else after the last.
+    Image paths are read when needed, because those of ImageNet-21K take 700 MB.
+
+    Attributes:
+      firsts, lasts: the first and last folder in the paths of each label; "" if they differ.
+      problem: a sentence if the last folders of a label differ, else "".
     """
 
     def __init__(self, path: Path) -> None:
         refuse_link_out(path)
-        firsts, lasts, problem = dict[int, str](), dict[int, str](), ""
+        self.firsts: dict[int, str] = {}
+        self.lasts: dict[int, str] = {}
+        self.problem = ""
         self._path = path
         self._reader = ArchiveReader({path.name: path})
         numbers, starts, sizes = array("q"), array("q"), array("H")
@@ -72,15 +80,11 @@ class ImageList:
                 *folders, _ = name.split("/")
                 if not folders:
                     continue
-                if firsts.setdefault(label, folders[0]) != folders[0]:
-                    firsts[label] = ""
-                if lasts.setdefault(label, folders[-1]) != folders[-1]:
-                    names = f"{folders[-1]!r}, but {lasts[label]!r} in an earlier line"
-                    problem = problem or f"{where}: label {label} is {names}"
-        is_first = all(firsts.values()) and 1 < len(firsts) == len({*firsts.values()})
-        if problem and not is_first:
-            raise SourceError(f"{problem}. Get the list again.")
-        self.names = firsts if is_first else lasts
+                if self.firsts.setdefault(label, folders[0]) != folders[0]:
+                    self.firsts[label] = ""
+                if self.lasts.setdefault(label, folders[-1]) != folders[-1] and not self.problem:
+                    names = f"{folders[-1]!r}, but {self.lasts[label]!r} in an earlier line"
+                    self.problem = f"{where}: label {label} is {names}. Get the list again."
         order = np.argsort(numbers, kind="stable")
         self._numbers = np.asarray(numbers, np.int64)[order]
         self._starts = np.asarray(starts, np.int64)[order]
@@ -89,13 +93,19 @@ class ImageList:
         if len(twice):
             raise SourceError(f"{path}: image number {twice[0]} appears twice. Get the list again.")
 
-    def name(self, number: int) -> str | None:
-        """Returns the path of an image, or None if it is not in the list."""
+    @property
+    def names_first_folders(self) -> bool:
+        """Whether each class has its own first folder, so that this folder names the class."""
+        names = self.firsts.values()
+        return all(names) and 1 < len(names) == len({*names})
+
+    def row(self, number: int) -> tuple[int, str] | None:
+        """Returns the label and the path of an image, or None if it is not in the list."""
         at = int(np.searchsorted(self._numbers, number))
         if at == len(self._numbers) or self._numbers[at] != number:
             return None
         line = self._reader.read(self._path.name, int(self._starts[at]), int(self._sizes[at]))
-        return _row(line, str(self._path))[2]
+        return _row(line, str(self._path))[1:]
 
 
 def _row(line: bytes, where: str) -> tuple[int, int, str]:
@@ -129,10 +139,10 @@ class RecordIO(source.Stored):
         with read_errors(path, "Get the file again."), open_to_read(path) as file:
             size = os.fstat(file.fileno()).st_size
             try:
-                records = recordio.scan(file, task.start, min(task.stop, size), size)
-                members = [self._member(task, record) for record in records]
+                records = [*recordio.scan(file, task.start, min(task.stop, size), size)]
             except DataDamagedError as error:
                 raise SourceError(f"{path}: {error}. Get the file again.") from error
+            members = [self._member(task, record) for record in records]
         return source.sorted_by_key(members, str(path))
 
     def _member(self, task: IndexTask, record: recordio.ImageRecord) -> Member:
@@ -143,16 +153,23 @@ class RecordIO(source.Stored):
             raise SourceError(f"{where}: {error}. Get the file again.") from error
         if index > (last := len(self.classes.wnids) - 1):
             raise SourceError(f"{where}: label {index}, expected 0 to {last}. Get the file again.")
-        path: str | None = f"{task.part.removesuffix('.rec')}_{record.number:08d}"
+        path = f"{task.part.removesuffix('.rec')}_{record.number:08d}"
         if task.part in self.lists:
-            path = self.lists[task.part].name(record.number)
-        if path is None:
-            raise SourceError(f"{where}: its .lst file has no such image. Get both files again.")
+            row = self.lists[task.part].row(record.number)
+            if row is None:
+                raise SourceError(f"{where}: its .lst file has no such image. {_BOTH}")
+            label, path = row
+            if label != index:
+                raise SourceError(
+                    f"{where}: label {index} ({self.classes.wnids[index]}), but its .lst file says "
+                    f"label {label} and {path!r}. {_BOTH}"
+                )
         class_id, (first, _, below) = self.classes.wnids[index], path.partition("/")
         # Keys have the folders below the class folder, but ImageNet's keys have none.
         has_folders = not WNID.fullmatch(class_id) and "_".join(first.split()) == class_id
         folder = below[: below.rfind("/") + 1] if has_folders else ""
-        key = self.key_of(task.split, index, path, where, folder)
+        place = f"{task.part}:{record.number}"
+        key = self.key_of(task.split, index, path, where, folder, place)
         return Member(key, task.part, record.offset, record.size, index)
 
 
@@ -174,29 +191,50 @@ def find(root: Path, splits: Sequence[str]) -> RecordIO:
     paths = [path for split in splits for path in found[split]]
     list_paths = {path.name: path.with_suffix(".lst") for path in paths}
     lists = {name: ImageList(path) for name, path in list_paths.items() if path.is_file()}
-    synsets = [root / SYNSET] * (root / SYNSET).is_file()
-    classes = _read_synset(*synsets) if synsets else _classes_of(list(lists.values()), root)
+    synsets = [*root.glob(SYNSET), *sorted(root.glob(f"*.{SYNSET}"))]
+    named = {_read_synset(path) for path in synsets}
+    if len(named) > 1:
+        names = some([path.name for path in synsets])
+        raise SourceError(f"{root}: {names} have different classes. Keep only one of them.")
+    classes = named.pop() if named else _classes_of(list(lists.values()), root)
     files_read = [*paths, *(list_paths[name] for name in lists), *synsets]
-    parts = {path: source.file_part(path) for path in files_read}
+    read = set(chain.from_iterable(locate(root).values()))
+    ignored = Counter(path.name for path in root.glob("*.rec") if path not in read)
+    parts = source.file_parts(files_read, ignored)
+    num_bytes = {part.name: part.num_bytes for part in parts}
     tasks = tuple(
         IndexTask(f"{path.name}-{start:015d}", split, path.name, None, start, start + _PIECE_BYTES)
         for split in splits
         for path in found[split]
-        for start in range(0, parts[path].num_bytes, _PIECE_BYTES)
+        for start in range(0, num_bytes[path.name], _PIECE_BYTES)
     )
     files = {path.name: path for path in paths}
-    return RecordIO(classes, tuple(parts.values()), files, lists, tasks=tasks)
+    return RecordIO(classes, parts, files, lists, tasks=tasks)
 
 
 def _classes_of(lists: Sequence[ImageList], root: Path) -> ClassList:
-    """Returns ILSVRC2012's classes if all labels match them, else the classes in the lists."""
+    """Returns ILSVRC2012's classes if all labels match them, else the classes in the lists.
+
+    Classes are named after the first folder in their paths if each class has a different one, or if
+    the first folders agree with those of such a list; else after the last.
+    """
+    known: dict[int, str] = {}
+    for image_list in lists:
+        if image_list.names_first_folders:
+            known |= image_list.firsts
     names: dict[int, str] = {}
-    for label, name in (item for image_list in lists for item in image_list.names.items()):
-        if names.setdefault(label, name) != name:
-            raise SourceError(
-                f"{root}: two lists disagree: label {label} is {name!r} in one and "
-                f"{names[label]!r} in the other. Keep only the files of one dataset."
-            )
+    for image_list in lists:
+        of_list = image_list.firsts
+        if not (image_list.names_first_folders or of_list.items() <= known.items()):
+            of_list = image_list.lasts
+            if image_list.problem:
+                raise SourceError(image_list.problem)
+        for label, name in of_list.items():
+            if names.setdefault(label, name) != name:
+                raise SourceError(
+                    f"{root}: two lists disagree: label {label} is {name!r} in one and "
+                    f"{names[label]!r} in the other. Keep only the files of one dataset."
+                )
     official = labels.official_classes()
     if names and all(official.index.get(name) == label for label, name in names.items()):
         return official

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 from imagenet_prep.core.errors import SourceError, UsageError, some
+from imagenet_prep.core.regular_file import MOST_LIST_BYTES
 from imagenet_prep.core.terminal import counted
-from imagenet_prep.dataset import naming, schema
+from imagenet_prep.dataset import export_keys, naming, schema
+from imagenet_prep.dataset.export_keys import ExportKeys
 from imagenet_prep.dataset.manifest import Manifest, Shard
 from imagenet_prep.sources.scan import read_errors
 from imagenet_prep.storage.opened import Dataset, demand_file, open_dataset
@@ -30,6 +33,7 @@ class ShardFile(NamedTuple):
     path: str
     stat: Stat
     listed: Shard | None = None  # its entry in the manifest, if this program wrote it
+    keys: Mapping[str, str] = {}  # by FILE:NUMBER, from an export's list; see `export_keys`
 
     @property
     def file(self) -> str:
@@ -95,9 +99,21 @@ def find(store: Store, *, check: bool = True) -> TfrecordSet:
     listed = {shard.name: shard for split in listed_splits for shard in split.shards}
     if len(files) > 1 and not (dataset and dataset.manifest.evaluates):
         files.pop(schema.TEST, None)  # in other programs, test has images without labels
+    exported: ExportKeys = {}
+    if dataset is None and naming.EXPORT_KEYS in stats:
+        data = store.read(naming.EXPORT_KEYS, most=MOST_LIST_BYTES)
+        exported = export_keys.parse(data, store.where(naming.EXPORT_KEYS))
     splits = {
         split: tuple(
-            ShardFile(split, number, total, path, stats[path], listed.get(path))
+            ShardFile(
+                split,
+                number,
+                total,
+                path,
+                stats[path],
+                listed=listed.get(path),
+                keys=exported.get(split, {}),
+            )
             for number, path, total in _in_order(where, split, files[split])
         )
         for split in filter(files.__contains__, schema.SPLITS)

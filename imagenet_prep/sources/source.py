@@ -6,13 +6,17 @@ import hashlib
 import os
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from imagenet_prep.core.errors import ImagenetPrepError, SourceError
-from imagenet_prep.dataset import editions, keys
+from imagenet_prep.dataset import editions, keys, naming
 from imagenet_prep.dataset.class_list import ClassList
+from imagenet_prep.dataset.export_keys import ExportKeys
+from imagenet_prep.dataset.ignored import most_frequent
 from imagenet_prep.dataset.keys import WNID
 from imagenet_prep.dataset.member import Member
 from imagenet_prep.sources.evaluation_layout import Layout
@@ -30,7 +34,6 @@ Encode = Callable[["npt.NDArray[np.uint8]"], bytes]
 
 _MAX_LIST_BYTES = 16 << 20  # the largest known list, of WordNet's words, has 3 MB
 _PIECE_BYTES = 1 << 20
-_MAX_BASE_BYTES = 255  # NAME_MAX on Linux; a listing keeps all names in memory
 _WNID_PREFIX = re.compile(rf"({WNID.pattern})_")
 
 
@@ -80,6 +83,7 @@ class Source(ABC):
     # Sorted by class if each task has one class; empty if `index_tasks` lists them later.
     tasks: tuple[IndexTask, ...] = field(default=(), kw_only=True)
     evaluation: Layout | None = field(default=None, kw_only=True)
+    keys: ExportKeys = field(default_factory=dict, kw_only=True)
 
     @property
     def name(self) -> str:
@@ -106,15 +110,28 @@ class Source(ABC):
             [[part.name, part.num_bytes, part.stamp] for part in self.parts],
             self.classes.digest,
             *(getattr(self, name) for name in self.decisive),
+            *self.keys.items(),
         ]
 
-    def key_of(self, split: str, class_index: int, path: str, where: str, folder: str = "") -> str:
-        """Returns the key of the image at `path`; `folder` ("" or "x/") precedes the base name."""
+    @cached_property
+    def _listed_keys(self) -> dict[str, frozenset[str]]:
+        return {split: frozenset(of_split.values()) for split, of_split in self.keys.items()}
+
+    def key_of(
+        self, split: str, class_index: int, path: str, where: str, folder: str = "", place: str = ""
+    ) -> str:
+        """Returns the key of the image at `path`; `folder` ("" or "x/") precedes the base name.
+
+        If an export lists a key for the `place` (by default the path), this is the key.
+        """
+        listed = self.keys.get(split, {}).get(place or path)
+        if listed is not None:
+            return listed
         base, class_id = path.rpartition("/")[2], self.classes.wnids[class_index]
-        if len(base.encode()) > _MAX_BASE_BYTES:
+        if len(base.encode()) > keys.MOST_BASE_BYTES:
             raise SourceError(
                 f"{where}: its name has {len(base.encode()):,} bytes; file names have at most "
-                f"{_MAX_BASE_BYTES}. Rename it, or get the original archives."
+                f"{keys.MOST_BASE_BYTES}. Rename it, or get the original archives."
             )
         prefix = _WNID_PREFIX.match(base)
         if prefix is not None and prefix[1] != class_id and prefix[1] in self.classes.index:
@@ -123,7 +140,10 @@ class Source(ABC):
                 "them is wrong: compare with the original archives."
             )
         key = keys.key_of(split, class_id, folder + base)
-        if (problem := keys.problem(key)) is not None:
+        problem = keys.problem(key)
+        if key in self._listed_keys.get(split, ()):
+            problem = f"{naming.EXPORT_KEYS} gives its key {key!r} to a different image"
+        if problem is not None:
             raise SourceError(f"{where}: {problem}. Rename it, or get the original archives.")
         return key
 
@@ -198,6 +218,12 @@ def file_part(path: Location, md5: str | None = None) -> Part:
         ) from error
     changed = stamp(status)
     return Part(path.name, status.st_size, changed, md5, path, newest=changed)
+
+
+def file_parts(paths: Iterable[Path], ignored: Mapping[str, int]) -> tuple[Part, ...]:
+    """Returns the `Part` of each file; the first has the numbers of `ignored` files by name."""
+    first, *others = map(file_part, paths)
+    return (first._replace(ignored=tuple(most_frequent(ignored).items())), *others)
 
 
 def sorted_by_key(members: Iterable[Member], where: str) -> list[Member]:

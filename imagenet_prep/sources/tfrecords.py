@@ -148,21 +148,13 @@ def read(
     store: Store, shard: ShardFile, labelling: Labelling, hashes: Sequence[Any] = ()
 ) -> Iterator[tuple[Member, bytes]]:
     """Yields (member, image bytes) of each record; keys are from the table of samples, if any."""
-    rows: list[Sample] | None = None
 
     def look(record: tfrecord.Record) -> tuple[Member, bytes]:
         entry = parse(record.payload)
-        image = member(shard, record, entry, labelling)
-        if rows is not None:
-            row = rows[record.number] if record.number < len(rows) else None
-            if row is None or (row.class_index, row.num_bytes) != (image.class_index, image.size):
-                raise DataDamagedError("differs from its line in the table of samples")
-            image = image._replace(key=row.key)
-        return image, entry.encoded
+        return member(shard, record, entry, labelling, rows), entry.encoded
 
     try:
-        if shard.listed and shard.listed.samples:
-            rows = [*tables.rows(store, shard.listed)]
+        rows = rows_of(store, shard)
         for _, image in check(store, shard, look, hashes=hashes):
             yield image
     except DataDamagedError as error:
@@ -172,14 +164,42 @@ def read(
         ) from error
 
 
-def member(shard: ShardFile, record: tfrecord.Record, entry: Entry, labelling: Labelling) -> Member:
-    """Returns the image in a record as a `Member`, with its byte range in the shard."""
-    index = labelling.class_index(entry.name, entry.label)
-    key = keys.key_of(shard.split, labelling.classes.wnids[index], entry.filename)
+def rows_of(store: Store, shard: ShardFile) -> list[Sample] | None:
+    """Returns the table of samples of a shard, or None if a different program wrote the shard."""
+    if shard.listed is None or shard.listed.samples is None:
+        return None
+    return [*tables.rows(store, shard.listed)]
+
+
+def member(
+    shard: ShardFile,
+    record: tfrecord.Record,
+    entry: Entry,
+    labelling: Labelling,
+    rows: Sequence[Sample] | None = None,
+) -> Member:
+    """Returns the image in a record as a `Member`, with its byte range in the shard.
+
+    Its key is the one in the table of samples `rows` or in an export's list of keys, if any.
+    """
+    index = labelling.class_index(_name(shard, record, entry), entry.label)
+    key = shard.keys.get(f"{shard.file}:{record.number}")
+    if rows is not None:
+        row = rows[record.number] if record.number < len(rows) else None
+        if row is None or (row.class_index, row.num_bytes) != (index, len(entry.encoded)):
+            raise DataDamagedError("differs from its line in the table of samples")
+        key = row.key
+    if key is None:
+        key = keys.key_of(shard.split, labelling.classes.wnids[index], entry.filename)
     if (problem := keys.problem(key)) is not None:
         raise DataDamagedError(problem)
     start = record.offset + tfrecord.HEAD_BYTES + find_image(record.payload, entry.encoded)
     return Member(key, shard.file, start, len(entry.encoded), index, entry.boxes)
+
+
+def _name(shard: ShardFile, record: tfrecord.Record, entry: Entry) -> str:
+    """Returns the name of a record's class, or "" if only its label is right."""
+    return "" if f"{shard.file}:{record.number}" in shard.keys else entry.name
 
 
 def find_image(payload: bytes, encoded: bytes) -> int:
@@ -197,11 +217,10 @@ def known_labelling(found: TfrecordSet, splits: Sequence[str]) -> Labelling | No
     """
     if found.dataset is not None:
         return Labelling(found.dataset.classes, found.dataset.manifest.label_offset)
-    shards = dict.fromkeys(
-        shard for s in splits for shard in (found.splits[s][0], found.splits[s][-1])
-    )
+    ends = (shard for s in splits for shard in (found.splits[s][0], found.splits[s][-1]))
+    shards = {shard.path: shard for shard in ends}
     # Damage is reported later, when all records are read.
-    uses = [use for shard in shards for use in label_uses(found.store, shard, Problems())]
+    uses = [use for shard in shards.values() for use in label_uses(found.store, shard, Problems())]
     official = official_classes()
     if found.store.size(tfds_record.LABELS) and (named := _listed_labels(found, uses)):
         return named
@@ -228,10 +247,11 @@ def label_uses(store: Store, shard: ShardFile, damage: Problems) -> list[LabelUs
     counts: dict[tuple[str, int], LabelUse] = {}
     with contextlib.suppress(GivenUpError):
         for record, entry in check(store, shard, lambda r: parse(r.payload), damage.add):
-            key = entry.name, entry.label
+            name = _name(shard, record, entry)
+            key = name, entry.label
             use = counts.get(key)
             if use is None:
-                use = LabelUse(entry.name, entry.text, entry.label, 0, where(shard, record))
+                use = LabelUse(name, entry.text, entry.label, 0, where(shard, record))
             counts[key] = use._replace(examples=use.examples + 1)
     return list(counts.values())
 

@@ -78,8 +78,6 @@ def test_prepare_makes_the_set_again(
         words = ["--source", str(source), "--out", str(tmp_path / "again"), "--allow-subset"]
         assert prepare.run([*words, "--json"]) == 0
         assert roots(tmp_path / "again") == roots(official)
-    if to == "recordio":
-        del sets[photographs]  # its lists name classes by folders, of which paths have one
     for number, (data, flags) in enumerate(sets.items()):
         source = written(data, tmp_path / f"{to}-{number}", to)
         out = tmp_path / f"again-{number}"
@@ -171,29 +169,40 @@ def test_a_class_list_in_another_order_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("one", "other", "said"),
+    ("one", "other"),
     [
-        ("b/x.jpg", "b/X.JPG", "same file"),
-        ("b/\xe4.jpg", "b/a\u0308.jpg", "same file"),
-        ("b/\xc4/x.jpg", "b/a\u0308/X.jpg", "same file"),
-        ("Cat/1.jpg", "cat/1.jpg", "same folder"),
-        ("Cat/1.jpg", "cat/2.jpg", "same folder"),
-        ("\xc9t\xe9/1.jpg", "e\u0301te\u0301/2.jpg", "same folder"),
+        ("Cat/1.jpg", "cat/1.jpg"),
+        ("Cat/1.jpg", "cat/2.jpg"),
+        ("\xc9t\xe9/1.jpg", "e\u0301te\u0301/2.jpg"),
     ],
 )
-def test_names_that_some_disks_take_for_one_are_refused_everywhere(
-    tmp_path: Path, one: str, other: str, said: str
+def test_classes_that_some_disks_take_for_one_folder_are_refused_everywhere(
+    tmp_path: Path, one: str, other: str
 ) -> None:
     for number, path in enumerate(("a/a.jpg", "b/b.jpg", one, other)):
         layouts.write(tmp_path / "source" / path, plain(number))
     data = str(tmp_path / "set")
     assert prepare.run(["--source", str(tmp_path / "source"), "--out", data, "--json"]) == 0
-    with pytest.raises(UsageError, match=f"these .*would be the {said}") as refused:
+    with pytest.raises(UsageError, match="these .*would be the same folder") as refused:
         export.run([data, "--to", "folder", "--out", str(tmp_path / "out"), "--split", "train"])
 
-    names = (one, other) if "file" in said else (one.split("/")[0], other.split("/")[0])
+    names = (one.split("/")[0], other.split("/")[0])
     assert all(name in str(refused.value) for name in names)
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "file"),
+    [
+        ("b/X.JPG", "b/x.jpg", "b/x.jpg~1.jpg"),
+        ("b/a\u0308.jpg", "b/\xe4.jpg", "b/\xe4.jpg~1.jpg"),
+        ("b/a\u0308/X.jpg", "b/\xc4/x.jpg", "b/\xc4/x.jpg~1.jpg"),
+    ],
+)
+def test_names_that_some_disks_take_for_one_file_get_a_number(
+    tmp_path: Path, one: str, other: str, file: str
+) -> None:
+    assert exported_folder(tmp_path, ["a/a.jpg", other, one]).keys() == {"a/a.jpg", one, file}
 
 
 def exported_folder(tmp_path: Path, names: Sequence[str]) -> dict[str, bytes]:
@@ -322,7 +331,9 @@ def test_parquet_has_the_columns_of_the_hub(official: Path, tmp_path: Path) -> N
         files = sorted((out / "data").glob(f"{split}-*.parquet"))
         rows = [row for path in files for row in pq.read_table(path).to_pylist()]
         found = {row["image"]["path"]: (row["label"], row["image"]["bytes"]) for row in rows}
-        assert found == truth(official, split)
+        folders = {"train": lambda name: f"{name[:9]}/{name}", "validation": str}
+        images = truth(official, split).items()
+        assert found == {folders[split](name): image for name, image in images}
         metadata = json.loads(pq.read_schema(files[0]).metadata[b"huggingface"])
         features = metadata["info"]["features"]
         assert features["image"] == {"_type": "Image"}

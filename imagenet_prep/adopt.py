@@ -24,7 +24,7 @@ from imagenet_prep.core.canonical import Json
 from imagenet_prep.core.errors import ImagenetPrepError, UsageError, some
 from imagenet_prep.core.flags import Place, WorkerFlags, optional, switch
 from imagenet_prep.core.terminal import counted, human_bytes
-from imagenet_prep.dataset import naming, schema
+from imagenet_prep.dataset import naming, schema, settings
 from imagenet_prep.dataset.flag import data_set
 
 if TYPE_CHECKING:
@@ -194,6 +194,11 @@ def _findings(tfrecords: TfrecordSet, checked: ExistingSet) -> list[str]:
         findings.append(
             f"keys: {counted(len(renamed), 'record')} had the class and file name of an earlier "
             f"record; their keys now end in a number: {some(renamed)}"
+        )
+    if tfrecords.manifest and (history := settings.amendments(tfrecords.manifest.config)):
+        findings.append(
+            f"history: {counted(len(history), 'amendment')} of the input; its {naming.MANIFEST} "
+            "describes them, the new one does not"
         )
     findings += [f"counts: {problem}" for problem in checked.count_problems]
     if schema.ENCODED in checked.lacks:

@@ -109,6 +109,14 @@ class Config(WorkerFlags):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if len({name.lower() for name in self.columns}) < len(self.columns):
+            raise ValueError("--columns: two names differ at most in case, which readers ignore")
+        for name in self.columns:
+            # Parquet readers select `image.bytes` together with `image`.
+            if self.to == PARQUET and name.partition(".")[0].lower() in ("image", "label"):
+                raise ValueError(f"--columns {name}: Parquet files have their own image and label")
+            if self.to == WEBDATASET and name.startswith("__"):
+                raise ValueError(f"--columns {name}: readers of tars use such names themselves")
         if is_remote(self.dataset) and self.to == TORCH:
             raise ValueError(f"{self.dataset}: --to torch needs the local folder of a run")
         if is_remote(self.out) and self.to in (TORCH, CROISSANT):

@@ -19,7 +19,7 @@ from imagenet_prep.dataset import keys, naming, schema
 from imagenet_prep.dataset.ignored import is_hidden
 from imagenet_prep.exporting.examples import Example, Part, Source
 from imagenet_prep.exporting.files import Piece
-from imagenet_prep.exporting.format import Format, Name, Written
+from imagenet_prep.exporting.format import Format, Written
 from imagenet_prep.read.names import Names
 from imagenet_prep.sources.folder import SYNSET_MAPPING
 
@@ -136,10 +136,10 @@ class Folder(Format):
         for example in examples:
             yield Piece(self._file_of(part.split, example), example.encoded, example.sha256)
 
-    def name_of(self, part: Part, position: int, example: Example) -> Name:  # noqa: ARG002
+    def place_of(self, part: Part, position: int, example: Example) -> tuple[str, str]:  # noqa: ARG002
         """Returns the file of an image, which is its name as well."""
         path = self._file_of(part.split, example)
-        return Name(path, path.split("/", 2)[2])
+        return path, path.split("/", 2)[2]
 
     def _file_of(self, split: str, example: Example) -> str:
         file = self.numbered.get((split, example.key))

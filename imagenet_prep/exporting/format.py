@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from imagenet_prep.exporting.examples import Example, Part, Source
 from imagenet_prep.exporting.files import Piece
@@ -19,13 +18,6 @@ class Written:
     files: int
     sizes: list[int] = field(default_factory=list)  # of each file, if each file is an image
     keys: dict[str, str] = field(default_factory=dict)  # by place; see `export_keys`
-
-
-class Name(NamedTuple):
-    """The name of an image in an export whose files do not contain keys."""
-
-    place: str  # the path of its file, or FILE:NUMBER for a record of a file
-    below_class: str  # the name from which readers derive the key
 
 
 @dataclass(frozen=True)
@@ -47,9 +39,12 @@ class Format:
         """Yields the names and bytes of the files of a part, in the order of writing."""
         raise NotImplementedError
 
-    def name_of(self, part: Part, position: int, example: Example) -> Name | None:  # noqa: ARG002
-        """Returns the name of the example at a `position` of a part; None if it has the key."""
-        return None
+    def place_of(self, part: Part, position: int, example: Example) -> tuple[str, str]:  # noqa: ARG002
+        """Returns the place (see `export_keys`) and the name of the example at a `position`.
+
+        The name is a path below the class folder. The place is "" if the files contain the keys.
+        """
+        return "", ""
 
     def beside(self, parts: Mapping[str, Sequence[Written]]) -> dict[str, bytes]:  # noqa: ARG002
         """Returns small additional files by name, such as class lists."""

@@ -59,10 +59,9 @@ class Work:
     def _examples(self, part: Part, keys: dict[str, str]) -> Iterator[Example]:
         """Yields the examples of a part; adds the keys that readers cannot derive to `keys`."""
         for position, example in enumerate(self.source.read(part)):
-            key = example.key
-            name = self.format.name_of(part, position, example)
-            if name and not is_derived(key, part.split, example.wnid, name.below_class):
-                keys[name.place] = key
+            place, name = self.format.place_of(part, position, example)
+            if place and not is_derived(example.key, part.split, example.wnid, name):
+                keys[place] = example.key
             yield example
 
 

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 
 from imagenet_prep.core.canonical import Json
-from imagenet_prep.core.errors import UsageError
 from imagenet_prep.core.installed import demand
 from imagenet_prep.dataset import naming, schema
 from imagenet_prep.dataset.column import Column
@@ -20,7 +19,6 @@ from imagenet_prep.exporting.examples import Example, Part, Source
 from imagenet_prep.exporting.files import Piece
 from imagenet_prep.exporting.format import Format
 
-_COLUMNS = ("image", "label")
 _GROUP_ROWS = 100  # as in `datasets` for images: to read one row, its group is read
 
 
@@ -32,16 +30,8 @@ class Parquet(Format):
     columns: tuple[Column, ...] = ()
 
     def settled(self, source: Source, parts: Sequence[Part]) -> Parquet:  # noqa: ARG002
-        """Raises UsageError if pyarrow is not installed, or a column has the name of ours."""
+        """Raises UsageError if pyarrow is not installed."""
         demand("parquet", "--to parquet", "pyarrow")
-        for column in self.columns:
-            # Readers select `image` together with `image.bytes`.
-            if column.name.partition(".")[0] in _COLUMNS:
-                raise UsageError(
-                    f"--columns {column.name}: the export has its own columns "
-                    f"{' and '.join(_COLUMNS)}. Rename the folder and the column, or use "
-                    "--to webdataset."
-                )
         return self
 
     def pieces(self, part: Part, examples: Iterable[Example]) -> Iterator[Piece]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from imagenet_prep.dataset import recordio
 from imagenet_prep.exporting.examples import Example, Part
 from imagenet_prep.exporting.files import Piece
-from imagenet_prep.exporting.format import Format, Name, Written
+from imagenet_prep.exporting.format import Format, Written
 from imagenet_prep.sources.recordio import SYNSET
 
 
@@ -23,13 +23,9 @@ class RecordIO(Format):
     def place(self, out: str) -> tuple[str, str]:
         """Returns the folder and the file name prefix; with a `prefix`, `out` is FOLDER/PREFIX."""
         if not self.prefix:
-            return out, self._called
+            return out, ""
         folder, slash, _ = out.rstrip("/").rpartition("/")
-        return folder or slash or ".", self._called
-
-    @property
-    def _called(self) -> str:
-        return f"{self.prefix}." if self.prefix else ""
+        return folder or slash or ".", f"{self.prefix}."
 
     def pieces(self, part: Part, examples: Iterable[Example]) -> Iterator[Piece]:
         """Yields each record after its lines in .lst and .idx, so that no line can be missing."""
@@ -42,10 +38,13 @@ class RecordIO(Format):
             yield Piece(f"{prefix}.rec", record)
             offset += len(record)
 
-    def name_of(self, part: Part, position: int, example: Example) -> Name:
+    def place_of(self, part: Part, position: int, example: Example) -> tuple[str, str]:
         """Returns the record of an image, and its name in the .lst file."""
-        return Name(f"{self.prefix or part.split}.rec:{position}", example.name)
+        return f"{self.prefix or part.split}.rec:{position}", example.name
 
     def beside(self, parts: Mapping[str, Sequence[Written]]) -> dict[str, bytes]:  # noqa: ARG002
-        """Returns the class list: paths do not name classes without images."""
-        return {self._called + SYNSET: self.labels.encode()}
+        """Returns the class list, since paths do not name classes without images.
+
+        With a `prefix`, the folder may also have files of other datasets, so there is no list.
+        """
+        return {} if self.prefix else {SYNSET: self.labels.encode()}

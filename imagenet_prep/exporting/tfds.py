@@ -11,7 +11,7 @@ from imagenet_prep.core.canonical import Json
 from imagenet_prep.dataset import naming, tfds, tfds_record, tfrecord
 from imagenet_prep.exporting.examples import Example, Part
 from imagenet_prep.exporting.files import Piece
-from imagenet_prep.exporting.format import Format, Name, Written
+from imagenet_prep.exporting.format import Format, Written
 from imagenet_prep.storage.opened import Dataset
 
 # VERSION in tensorflow_datasets/datasets/imagenet2012/imagenet2012_dataset_builder.py
@@ -47,9 +47,9 @@ class Tfds(Format):
             parts = tfds_record.encode_parts(example.encoded, example.class_index, example.name)
             yield from (Piece(name, data) for data in tfrecord.frame_parts(parts))
 
-    def name_of(self, part: Part, position: int, example: Example) -> Name:
+    def place_of(self, part: Part, position: int, example: Example) -> tuple[str, str]:
         """Returns the record of an image, and its feature file_name."""
-        return Name(f"{self._shard(part)}:{position}", example.name)
+        return f"{self._shard(part)}:{position}", example.name
 
     def _shard(self, part: Part) -> str:
         return f"{self.name}-{part.split}.tfrecord-{part.number:05d}-of-{part.total:05d}"

@@ -101,7 +101,7 @@ def _check_shard(
     rows = tfrecords.rows_of(store, shard) if has_tables else None
 
     def look(record: tfrecord.Record) -> Sample:
-        entry = tfrecords.parse(record.payload)
+        entry = tfrecords.entry_of(shard, record)
         counts.examples += 1
         member = tfrecords.member(shard, record, entry, labelling, rows)
         counts.add(member)

@@ -157,7 +157,7 @@ class _Rows(_Beside):
 
 def _is_called(key: str, names: Sequence[str]) -> bool:
     name = keys.name_of(key)
-    return not {name, keys.without_number(name)}.isdisjoint(map(keys.name_of, names))
+    return name in names or keys.without_number(name) in names
 
 
 def _check_records(
@@ -178,11 +178,12 @@ def _check_records(
                 return
             # The record's file name is the path below the class folder, or a full path.
             split, wnid = shard.name.partition("-")[0], expectation.wnids[class_index]
-            filenames = image.filename, keys.below_class(image.filename, wnid)
-            names = [keys.key_of(split, wnid, filename) for filename in filenames]
+            names = image.filename, keys.below_class(image.filename, wnid)
             if rows is not None:
                 rows.compare(record.number, image, names, class_index)
-            elif schema.FILENAME not in expectation.lacks and (why := keys.problem(names[0])):
+            elif schema.FILENAME not in expectation.lacks and (
+                why := keys.problem(keys.key_of(split, wnid, image.filename))
+            ):
                 raise DataDamagedError(why)
 
     with expectation.store.opened(shard.name) as opened:

@@ -28,7 +28,7 @@ from imagenet_prep.sources import (
     recordio,
 )
 from imagenet_prep.sources.scan import read_errors, refuse_link_out
-from imagenet_prep.sources.source import Encode, Source
+from imagenet_prep.sources.source import Encode, Part, Source
 from imagenet_prep.storage.remote_path import Location, RemotePath
 
 AUTO = "auto"
@@ -89,6 +89,8 @@ def find(
     source = finders[kinds[0]]()
     if isinstance(root, Path):
         source = dataclasses.replace(source, keys=_export_keys(root))
+        if kinds[0] in (PARQUET, RECORDIO):
+            source = dataclasses.replace(source, parts=_with_unread(source.parts))
     classes = source.classes
     names = "ILSVRC2012's" if classes.official else f"{some(classes.wnids)}; not ILSVRC2012's"
     parts = [part.name for part in source.parts]
@@ -100,6 +102,15 @@ def find(
     if kinds[1:]:
         line += f"; also found, but not read: {', '.join(kinds[1:])} (see --source-kind)"
     return source, printable(line)
+
+
+def _with_unread(parts: Sequence[Part]) -> tuple[Part, ...]:
+    """Adds the files of splits that `prepare` does not read to the ignored files of a source."""
+    first, *others = parts
+    assert isinstance(first.path, Path)
+    files = sorted(first.path.parent.glob(f"*{first.path.suffix}"))
+    unread = [path.name for path in files if path.name.startswith((schema.HOLDOUT, schema.TEST))]
+    return (first._replace(ignored=tuple((name, 1) for name in unread)), *others)
 
 
 def _export_keys(root: Path) -> ExportKeys:

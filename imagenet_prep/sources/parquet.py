@@ -130,9 +130,7 @@ def find(root: Path, splits: Sequence[str]) -> Parquet:
         for match in of_split[split]
     )
     classes = _classes(next(iter(files.values())))
-    others = (name.partition("-")[0] for name in names if not _NAME.match(name))
-    ignored = Counter(f"{split}-*.parquet" for split in others if split in schema.SPLITS)
-    parts = source.file_parts(files.values(), ignored)
+    parts = tuple(source.file_part(path) for path in files.values())
     return Parquet(classes, parts, files, absent, tasks=tasks)
 
 

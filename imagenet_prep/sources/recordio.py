@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import os
 from array import array
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 
 import numpy as np
 
-from imagenet_prep.core.errors import DataDamagedError, SourceError, UsageError, some
+from imagenet_prep.core.errors import DataDamagedError, SourceError, UsageError
 from imagenet_prep.core.terminal import counted
 from imagenet_prep.dataset import recordio, schema
 from imagenet_prep.dataset.class_list import ClassList
@@ -191,25 +189,18 @@ def find(root: Path, splits: Sequence[str]) -> RecordIO:
     paths = [path for split in splits for path in found[split]]
     list_paths = {path.name: path.with_suffix(".lst") for path in paths}
     lists = {name: ImageList(path) for name, path in list_paths.items() if path.is_file()}
-    synsets = [*root.glob(SYNSET), *sorted(root.glob(f"*.{SYNSET}"))]
-    named = {_read_synset(path) for path in synsets}
-    if len(named) > 1:
-        names = some([path.name for path in synsets])
-        raise SourceError(f"{root}: {names} have different classes. Keep only one of them.")
-    classes = named.pop() if named else _classes_of(list(lists.values()), root)
+    synsets = [path for path in (root / SYNSET,) if path.is_file()]
+    classes = _read_synset(*synsets) if synsets else _classes_of(list(lists.values()), root)
     files_read = [*paths, *(list_paths[name] for name in lists), *synsets]
-    read = set(chain.from_iterable(locate(root).values()))
-    ignored = Counter(path.name for path in root.glob("*.rec") if path not in read)
-    parts = source.file_parts(files_read, ignored)
-    num_bytes = {part.name: part.num_bytes for part in parts}
+    parts = {path: source.file_part(path) for path in files_read}
     tasks = tuple(
         IndexTask(f"{path.name}-{start:015d}", split, path.name, None, start, start + _PIECE_BYTES)
         for split in splits
         for path in found[split]
-        for start in range(0, num_bytes[path.name], _PIECE_BYTES)
+        for start in range(0, parts[path].num_bytes, _PIECE_BYTES)
     )
     files = {path.name: path for path in paths}
-    return RecordIO(classes, parts, files, lists, tasks=tasks)
+    return RecordIO(classes, tuple(parts.values()), files, lists, tasks=tasks)
 
 
 def _classes_of(lists: Sequence[ImageList], root: Path) -> ClassList:

@@ -6,17 +6,15 @@ import hashlib
 import os
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from imagenet_prep.core.errors import ImagenetPrepError, SourceError
 from imagenet_prep.dataset import editions, keys, naming
 from imagenet_prep.dataset.class_list import ClassList
 from imagenet_prep.dataset.export_keys import ExportKeys
-from imagenet_prep.dataset.ignored import most_frequent
 from imagenet_prep.dataset.keys import WNID
 from imagenet_prep.dataset.member import Member
 from imagenet_prep.sources.evaluation_layout import Layout
@@ -124,10 +122,15 @@ class Source(ABC):
 
         If an export lists a key for the `place` (by default the path), this is the key.
         """
-        listed = self.keys.get(split, {}).get(place or path)
-        if listed is not None:
-            return listed
-        base, class_id = path.rpartition("/")[2], self.classes.wnids[class_index]
+        key = self.keys.get(split, {}).get(place or path)
+        if key is None:
+            key = self._derived_key(split, class_index, folder + path.rpartition("/")[2], where)
+        if (problem := keys.problem(key)) is not None:
+            raise SourceError(f"{where}: {problem}. Rename it, or get the original archives.")
+        return key
+
+    def _derived_key(self, split: str, class_index: int, name: str, where: str) -> str:
+        base, class_id = name.rpartition("/")[2], self.classes.wnids[class_index]
         if len(base.encode()) > keys.MOST_BASE_BYTES:
             raise SourceError(
                 f"{where}: its name has {len(base.encode()):,} bytes; file names have at most "
@@ -139,12 +142,12 @@ class Source(ABC):
                 f"{where}: is in class {class_id}, but its name starts with {prefix[1]}. One of "
                 "them is wrong: compare with the original archives."
             )
-        key = keys.key_of(split, class_id, folder + base)
-        problem = keys.problem(key)
+        key = keys.key_of(split, class_id, name)
         if key in self._listed_keys.get(split, ()):
-            problem = f"{naming.EXPORT_KEYS} gives its key {key!r} to a different image"
-        if problem is not None:
-            raise SourceError(f"{where}: {problem}. Rename it, or get the original archives.")
+            raise SourceError(
+                f"{where}: its key is {key!r}, but {naming.EXPORT_KEYS} gives this key to a "
+                "different image. Rename the file, or remove the key from the list."
+            )
         return key
 
     def index_tasks(self, split: str) -> list[IndexTask]:
@@ -218,12 +221,6 @@ def file_part(path: Location, md5: str | None = None) -> Part:
         ) from error
     changed = stamp(status)
     return Part(path.name, status.st_size, changed, md5, path, newest=changed)
-
-
-def file_parts(paths: Iterable[Path], ignored: Mapping[str, int]) -> tuple[Part, ...]:
-    """Returns the `Part` of each file; the first has the numbers of `ignored` files by name."""
-    first, *others = map(file_part, paths)
-    return (first._replace(ignored=tuple(most_frequent(ignored).items())), *others)
 
 
 def sorted_by_key(members: Iterable[Member], where: str) -> list[Member]:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 from imagenet_prep.core.errors import DataDamagedError, StoreError
@@ -104,6 +105,16 @@ def where(shard: ShardFile, record: tfrecord.Record) -> str:
     return f"{shard.file}: record {record.number} at byte {record.offset:,}"
 
 
+def entry_of(shard: ShardFile, record: tfrecord.Record) -> Entry:
+    """Returns the content of a record; if an export lists its key, the name gives no class."""
+    entry = parse(record.payload)
+    return entry._replace(name="") if _place(shard, record) in shard.keys else entry
+
+
+def _place(shard: ShardFile, record: tfrecord.Record) -> str:
+    return f"{shard.file}:{record.number}"
+
+
 def parse(payload: bytes) -> Entry:
     """Parses a record of any known writer; raises DataDamagedError if it is invalid."""
     features = protobuf.parse(payload)
@@ -150,7 +161,7 @@ def read(
     """Yields (member, image bytes) of each record; keys are from the table of samples, if any."""
 
     def look(record: tfrecord.Record) -> tuple[Member, bytes]:
-        entry = parse(record.payload)
+        entry = entry_of(shard, record)
         return member(shard, record, entry, labelling, rows), entry.encoded
 
     try:
@@ -182,8 +193,8 @@ def member(
 
     Its key is the one in the table of samples `rows` or in an export's list of keys, if any.
     """
-    index = labelling.class_index(_name(shard, record, entry), entry.label)
-    key = shard.keys.get(f"{shard.file}:{record.number}")
+    index = labelling.class_index(entry.name, entry.label)
+    key = shard.keys.get(_place(shard, record))
     if rows is not None:
         row = rows[record.number] if record.number < len(rows) else None
         if row is None or (row.class_index, row.num_bytes) != (index, len(entry.encoded)):
@@ -195,11 +206,6 @@ def member(
         raise DataDamagedError(problem)
     start = record.offset + tfrecord.HEAD_BYTES + find_image(record.payload, entry.encoded)
     return Member(key, shard.file, start, len(entry.encoded), index, entry.boxes)
-
-
-def _name(shard: ShardFile, record: tfrecord.Record, entry: Entry) -> str:
-    """Returns the name of a record's class, or "" if only its label is right."""
-    return "" if f"{shard.file}:{record.number}" in shard.keys else entry.name
 
 
 def find_image(payload: bytes, encoded: bytes) -> int:
@@ -246,12 +252,11 @@ def label_uses(store: Store, shard: ShardFile, damage: Problems) -> list[LabelUs
     """Returns each pair of class and label in a shard, with its count and first record."""
     counts: dict[tuple[str, int], LabelUse] = {}
     with contextlib.suppress(GivenUpError):
-        for record, entry in check(store, shard, lambda r: parse(r.payload), damage.add):
-            name = _name(shard, record, entry)
-            key = name, entry.label
+        for record, entry in check(store, shard, partial(entry_of, shard), damage.add):
+            key = entry.name, entry.label
             use = counts.get(key)
             if use is None:
-                use = LabelUse(name, entry.text, entry.label, 0, where(shard, record))
+                use = LabelUse(entry.name, entry.text, entry.label, 0, where(shard, record))
             counts[key] = use._replace(examples=use.examples + 1)
     return list(counts.values())
 

@@ -48,7 +48,7 @@ def test_every_example_is_there_with_its_label_and_its_place(
         offset += len(framed[-1])
     assert path.read_bytes() == b"".join(framed)
     sums = path.with_name("train.SHA256SUMS").read_text().splitlines()
-    files = [path.with_suffix(ending) for ending in (".lst", ".idx", ".rec", ".synset.txt")]
+    files = [path.with_suffix(ending) for ending in (".lst", ".idx", ".rec")]
     assert sums == [f"{sha256(file.read_bytes()).hexdigest()}  {file.name}" for file in files]
 
 
@@ -116,7 +116,7 @@ def test_two_splits_lie_side_by_side_under_names_of_their_own(
     exported(prepared, tmp_path / "two", "validation")
 
     seen = {path.name for path in tmp_path.iterdir() if not path.name.startswith(".")}
-    endings = ("rec", "idx", "lst", "synset.txt", "SHA256SUMS", "export.json")
+    endings = ("rec", "idx", "lst", "SHA256SUMS", "export.json")
     assert seen == {f"{name}.{ending}" for name in ("one", "two") for ending in endings}
 
 

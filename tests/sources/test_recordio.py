@@ -175,3 +175,44 @@ def test_a_list_that_changes_while_it_is_used_is_named(tmp_path: Path) -> None:
     (tmp_path / "train.lst").write_bytes(b"0\n")
     with pytest.raises(SourceError, match=r"train\.lst"):
         members(source)
+
+
+def test_a_list_of_a_different_run_is_refused_with_both_labels(tmp_path: Path) -> None:
+    rows = [(0, "cat/1.jpg", b"a"), (1, "dog/2.jpg", b"b")]
+    write_recordio(tmp_path / "train.rec", rows)
+    write(tmp_path / "train.lst", b"0\t1\tdog/2.jpg\n1\t0\tcat/1.jpg\n")
+
+    with pytest.raises(SourceError) as refused:
+        members(recordio.find(tmp_path, ["train"]))
+    said = str(refused.value)
+    assert "image 0: label 0 (cat), but its .lst file says label 1 and 'dog/2.jpg'" in said
+    assert said.count("train.rec") == 1
+
+
+@pytest.mark.parametrize("is_reversed", [False, True])
+def test_a_list_of_one_class_is_read_like_the_other_lists(
+    tmp_path: Path, is_reversed: bool
+) -> None:
+    train = [(0, "cat/deep/1.jpg", b"a"), (1, "dog/deep/2.jpg", b"b"), (1, "dog/3.jpg", b"c")]
+    validation = [(1, "dog/deep/4.jpg", b"d"), (1, "dog/deep/5.jpg", b"e")]
+    files = ("val", "train") if is_reversed else ("train", "val")
+    for name, rows in zip(files, (train, validation), strict=True):
+        write_recordio(tmp_path / f"{name}.rec", rows)
+
+    source = recordio.find(tmp_path, ["train", "validation"])
+    assert source.classes.wnids == ("cat", "dog")
+
+
+def test_lists_below_different_folders_are_named_after_the_last_folder(tmp_path: Path) -> None:
+    write_recordio(tmp_path / "train.rec", [(0, "train/cat/1.jpg", b"a")])
+    write_recordio(tmp_path / "val.rec", [(1, "val/dog/1.jpg", b"b"), (0, "val/cat/1.jpg", b"c")])
+
+    source = recordio.find(tmp_path, ["train", "validation"])
+    assert source.classes.wnids == ("cat", "dog")
+
+
+def test_lists_that_disagree_are_refused(tmp_path: Path) -> None:
+    for name, of_label in (("train", "cat"), ("val", "dog")):
+        write_recordio(tmp_path / f"{name}.rec", [(0, f"{of_label}/1.jpg", b"a")])
+    with pytest.raises(SourceError, match="label 0 is 'dog' in one and 'cat' in the other"):
+        recordio.find(tmp_path, ["train", "validation"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import hashlib
 import json
 import random
 from collections.abc import Callable, Sequence
@@ -12,6 +13,7 @@ from typing import NamedTuple
 import pytest
 
 from imagenet_prep import adopt, amend, export, verify
+from imagenet_prep.core.errors import DataDamagedError, SourceError, UsageError
 from imagenet_prep.pipelines import prepare
 from imagenet_prep.sources.labels import official_classes
 from tests.kit import layouts
@@ -130,8 +132,9 @@ def test_every_format_brings_each_image_back(
         files = {str(path.relative_to(place)) for path in place.rglob("*") if path.is_file()}
         assert len(sums) == len(set(sums)), to
         assert set(sums) == files - {"SHA256SUMS", "export.json"}, to
+        capsys.readouterr()
         run(prepare.run, place, back, "--splits", ",".join(source_splits), *case.options)
-        read = json.loads(capsys.readouterr().out.rpartition("\n{\n")[2].join(("{", "")))
+        read = json.loads(capsys.readouterr().out)
         found = table(back)
         assert found == {name: row for name, row in expected.items() if name[0] in source_splits}
         assert any("holdout" in name for name in read["ignored"]) == (len(expected) > len(found))
@@ -151,3 +154,205 @@ def test_every_format_brings_each_image_back(
 
 def classes_of(out: Path) -> object:
     return json.loads((out / "dataset.json").read_bytes())["classes"]
+
+
+@pytest.fixture
+def exported(tmp_path: Path) -> Path:
+    """A folder export in which dog/cat/3.jpg has the key cat/3.jpg."""
+    for number, name in enumerate(("cat/1.jpg", "cat/2.gif", "cat/3.jpg", "dog/3.jpg")):
+        layouts.write(tmp_path / "source/train" / name, plain(number))
+    (tmp_path / "relabel.csv").write_text("key,class\ncat/3.jpg,dog\n")
+    run(prepare.run, tmp_path / "source", tmp_path / "first", "--splits", "train")
+    changes = "--relabel", tmp_path / "relabel.csv", "--out", tmp_path / "set"
+    run(amend.run, tmp_path / "first", *changes)
+    run(export.run, tmp_path / "set", "--to", "folder", "--out", tmp_path / "out")
+    return tmp_path / "out"
+
+
+def keys_of(exported: Path, *more: object) -> dict[str, str]:
+    """Prepares an export; returns the label of each key."""
+    out = exported.parent / "back"
+    run(prepare.run, exported, out, "--splits", "train", "--keep-original", *more)
+    return {key: label for (_, key), (label, _) in table(out).items()}
+
+
+def test_an_export_lists_only_keys_that_differ_from_the_names(exported: Path) -> None:
+    listed = json.loads((exported / "export_keys.json").read_bytes())
+    files = {"train/cat/2.gif.jpg": "cat/2.gif", "train/dog/cat/3.jpg": "cat/3.jpg"}
+    assert listed == {"train": files}
+    assert keys_of(exported) == {
+        "cat/1.jpg": "0",
+        "cat/2.gif": "0",
+        "cat/3.jpg": "1",
+        "dog/3.jpg": "1",
+    }
+
+
+def test_files_decide_about_images_and_the_list_only_names_them(exported: Path) -> None:
+    layouts.write(exported / "train/dog/cat/3.jpg", plain(7))
+    (exported / "train/cat/2.gif.jpg").rename(exported / "train/cat/renamed.jpg")
+    layouts.write(exported / "train/dog/new.jpg", plain(8))
+
+    names = {"cat/1.jpg": "0", "cat/renamed.jpg": "0", "cat/3.jpg": "1", "dog/3.jpg": "1"}
+    assert keys_of(exported) == names | {"dog/new.jpg": "1"}
+    rows = table(exported.parent / "back")
+    assert rows["train", "cat/3.jpg"][1] == hashlib.sha256(plain(7)).hexdigest()
+
+
+def test_a_new_file_does_not_take_a_listed_key(exported: Path) -> None:
+    layouts.write(exported / "train/cat/3.jpg", plain(9))
+    with pytest.raises(SourceError, match=r"cat/3\.jpg: its key .* to a different image"):
+        keys_of(exported)
+
+
+def test_keys_of_one_split_do_not_name_images_of_the_other(exported: Path) -> None:
+    for name in ("cat/3.jpg", "dog/cat/3.jpg"):
+        layouts.write(exported / "val" / name, plain(len(name)))
+    found = keys_of(exported, "--splits", "train,validation")
+    assert found.keys() >= {"cat/3.jpg", "dog/cat/3.jpg"}
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("{", "export_keys.json"),
+        ("[]", "expected an object"),
+        ('{"train":{"train/cat/1.jpg":1}}', "expected text"),
+        ('{"train":{"train/cat/1.jpg":"../1.jpg"}}', "a part that is empty"),
+        ('{"train":{"train/cat/1.jpg":"a\\n1.jpg"}}', "control character"),
+        ('{"train":{"train/cat/1.jpg":"dog/3.jpg"}}', "to a different image"),
+    ],
+)
+def test_a_damaged_list_of_keys_is_refused(exported: Path, content: str, said: str) -> None:
+    (exported / "export_keys.json").write_text(content)
+    with pytest.raises(DataDamagedError, match=said):
+        keys_of(exported)
+
+
+def test_two_images_do_not_share_a_listed_key(exported: Path) -> None:
+    files = {"train/cat/1.jpg": "x/1.jpg", "train/dog/3.jpg": "x/1.jpg"}
+    (exported / "export_keys.json").write_text(json.dumps({"train": files}))
+    with pytest.raises(DataDamagedError, match="x/1.jpg"):
+        keys_of(exported)
+
+
+def test_a_list_of_keys_that_is_a_link_out_of_the_source_is_not_read(exported: Path) -> None:
+    (exported / "export_keys.json").rename(exported.parent / "private")
+    (exported / "export_keys.json").symlink_to(exported.parent / "private")
+    with pytest.raises(SourceError, match="is a link that leads out of the source"):
+        keys_of(exported)
+
+
+def test_a_changed_list_of_keys_is_a_changed_source(exported: Path) -> None:
+    keys_of(exported)
+    (exported / "export_keys.json").write_text("{}")
+    with pytest.raises(UsageError, match=r"cat/3\.jpg"):
+        keys_of(exported)
+
+
+def test_an_image_in_the_folder_of_a_different_wnid_is_refused_unless_it_is_listed(
+    tmp_path: Path,
+) -> None:
+    fish, shark = _OFFICIAL[0], _OFFICIAL[2]
+    for wnid in (fish, shark):
+        for number in range(3):
+            layouts.write(tmp_path / f"source/train/{wnid}/{wnid}_{number}.JPEG", plain(number))
+    options = ("--splits", "train", "--allow-subset")
+    run(prepare.run, tmp_path / "source", tmp_path / "first", *options)
+    (tmp_path / "relabel.csv").write_text(f"key,class\n{fish}/{fish}_0.JPEG,{shark}\n")
+    changes = "--relabel", tmp_path / "relabel.csv", "--out", tmp_path / "set"
+    run(amend.run, tmp_path / "first", *changes)
+    out = tmp_path / "out"
+    more = ("--allow-empty-class",)
+    run(export.run, tmp_path / "set", "--to", "folder", "--out", out, *more)
+    assert f"{fish}/{fish}_0.JPEG" in keys_of(out, "--allow-subset")
+
+    (out / f"train/{fish}/{fish}_1.JPEG").rename(out / f"train/{shark}/{fish}_1.JPEG")
+    with pytest.raises(SourceError, match=f"is in class {shark}, but its name starts with {fish}"):
+        run(prepare.run, out, tmp_path / "other", *options)
+
+
+def test_recordio_with_a_prefix_brings_keys_back(exported: Path, tmp_path: Path) -> None:
+    words = "--to", "recordio", "--split", "train", "--out", tmp_path / "rec/train_480"
+    run(export.run, tmp_path / "set", *words)
+    assert keys_of(tmp_path / "rec") == {
+        "cat/1.jpg": "0",
+        "cat/2.gif": "0",
+        "cat/3.jpg": "1",
+        "dog/3.jpg": "1",
+    }
+
+
+@pytest.mark.parametrize("to", ["recordio", "parquet", "folder"])
+def test_a_class_without_images_keeps_its_label(
+    exported: Path, tmp_path: Path, to: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    more = ["--allow-empty-class"] if to == "folder" else []
+    chosen = "--classes", "dog", "--out", tmp_path / "dogs"
+    run(export.run, tmp_path / "set", "--to", to, *chosen, *more)
+    assert keys_of(tmp_path / "dogs") == {"cat/3.jpg": "1", "dog/3.jpg": "1"}
+
+
+def test_adopt_keeps_what_a_dataset_carries(tmp_path: Path) -> None:
+    for number, name in enumerate(("cat/1.jpg", "cat/2.jpg", "cat/3.jpg", "dog/3.jpg")):
+        layouts.write(tmp_path / "source" / name, plain(number))
+    layouts.write(tmp_path / "source/dog/bad.jpg", plain(9)[:300])
+    run(prepare.run, tmp_path / "source", tmp_path / "first")
+    (tmp_path / "relabel.csv").write_text("key,class\ncat/3.jpg,dog\n")
+    (tmp_path / "exclude.txt").write_text("cat/2.jpg\n")
+    changes = ("--relabel", tmp_path / "relabel.csv", "--exclude", tmp_path / "exclude.txt")
+    run(amend.run, tmp_path / "first", *changes, "--out", tmp_path / "set")
+    before = incidents(tmp_path / "set")
+    assert [action for _, action in before] == ["excluded", "quarantined"]
+    for number, how in enumerate(([], ["--rewrite"])):
+        out = tmp_path / f"adopted-{number}"
+        summary, refusal = adopt.adopt(
+            adopt.Config(str(tmp_path / "set"), str(out), rewrite=bool(how), allow_subset=True)
+        )
+        assert refusal is None
+        assert any("history: 1 amendment of the input" in each for each in summary["findings"])
+        assert incidents(out) == [(key, f"input_{action}") for key, action in before]
+        assert table(out) == table(tmp_path / "set")
+        manifest = json.loads((out / "dataset.json").read_bytes())
+        assert sum(manifest["quarantined"].values()) == 1
+        # adopt of a result adds no second mark.
+        run(adopt.run, out, "--out", f"{out}-again", "--allow-subset", *how)
+        assert incidents(Path(f"{out}-again")) == incidents(out)
+
+
+def incidents(out: Path) -> list[tuple[str, str]]:
+    lines = map(json.loads, (out / "quarantine.jsonl").read_text().splitlines())
+    return sorted((line["key"], line["action"]) for line in lines)
+
+
+def test_adopt_of_a_dataset_whose_table_was_lost_restores_it_or_refuses(
+    exported: Path, tmp_path: Path
+) -> None:
+    """The record of a relabelled image does not contain its key."""
+    (first,) = (tmp_path / "first/samples").iterdir()
+    content = first.read_bytes()
+    first.unlink()
+    run(adopt.run, tmp_path / "first")
+    assert first.read_bytes() == content
+
+    (path,) = (tmp_path / "set/samples").iterdir()
+    path.unlink()
+    with pytest.raises(DataDamagedError, match="cannot be restored from the shards"):
+        run(adopt.run, tmp_path / "set")
+    assert not path.exists()
+
+
+def test_a_damaged_list_of_keys_in_an_export_for_tfds_is_refused(
+    exported: Path, tmp_path: Path
+) -> None:
+    run(export.run, tmp_path / "set", "--to", "tfds", "--out", tmp_path / "tfds")
+    (listed,) = (tmp_path / "tfds").rglob("export_keys.json")
+    words = (listed.parent, "--rewrite", "--out", tmp_path / "back", "--allow-subset")
+    text = listed.read_text()
+    for changed in ("{", text.replace("cat/3.jpg", "../3.jpg")):
+        listed.write_text(changed)
+        with pytest.raises(DataDamagedError):
+            run(adopt.run, *words)
+    listed.write_text(text)
+    run(adopt.run, *words)
+    assert table(tmp_path / "back") == table(tmp_path / "set")

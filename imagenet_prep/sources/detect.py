@@ -87,10 +87,10 @@ def find(
             f"ILSVRC2012's archives have a {schema.TEST} split. Choose different --splits."
         )
     source = finders[kinds[0]]()
-    if isinstance(root, Path):
+    if isinstance(root, Path) and kinds[0] in (FOLDER, RECORDIO):
         source = dataclasses.replace(source, keys=_export_keys(root))
-        if kinds[0] in (PARQUET, RECORDIO):
-            source = dataclasses.replace(source, parts=_with_unread(source.parts))
+    if kinds[0] in (PARQUET, RECORDIO):
+        source = dataclasses.replace(source, parts=_with_unread(source.parts))
     classes = source.classes
     names = "ILSVRC2012's" if classes.official else f"{some(classes.wnids)}; not ILSVRC2012's"
     parts = [part.name for part in source.parts]

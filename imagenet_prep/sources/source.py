@@ -124,30 +124,26 @@ class Source(ABC):
         """
         key = self.keys.get(split, {}).get(place or path)
         if key is None:
-            key = self._derived_key(split, class_index, folder + path.rpartition("/")[2], where)
+            base, class_id = path.rpartition("/")[2], self.classes.wnids[class_index]
+            if len(base.encode()) > keys.MOST_BASE_BYTES:
+                raise SourceError(
+                    f"{where}: its name has {len(base.encode()):,} bytes; file names have at most "
+                    f"{keys.MOST_BASE_BYTES}. Rename it, or get the original archives."
+                )
+            prefix = _WNID_PREFIX.match(base)
+            if prefix is not None and prefix[1] != class_id and prefix[1] in self.classes.index:
+                raise SourceError(
+                    f"{where}: is in class {class_id}, but its name starts with {prefix[1]}. One "
+                    "of them is wrong: compare with the original archives."
+                )
+            key = keys.key_of(split, class_id, folder + base)
+            if key in self._listed_keys.get(split, ()):
+                raise SourceError(
+                    f"{where}: its key is {key!r}, but {naming.EXPORT_KEYS} gives this key to a "
+                    "different image. Rename the file, or remove the key from the list."
+                )
         if (problem := keys.problem(key)) is not None:
             raise SourceError(f"{where}: {problem}. Rename it, or get the original archives.")
-        return key
-
-    def _derived_key(self, split: str, class_index: int, name: str, where: str) -> str:
-        base, class_id = name.rpartition("/")[2], self.classes.wnids[class_index]
-        if len(base.encode()) > keys.MOST_BASE_BYTES:
-            raise SourceError(
-                f"{where}: its name has {len(base.encode()):,} bytes; file names have at most "
-                f"{keys.MOST_BASE_BYTES}. Rename it, or get the original archives."
-            )
-        prefix = _WNID_PREFIX.match(base)
-        if prefix is not None and prefix[1] != class_id and prefix[1] in self.classes.index:
-            raise SourceError(
-                f"{where}: is in class {class_id}, but its name starts with {prefix[1]}. One of "
-                "them is wrong: compare with the original archives."
-            )
-        key = keys.key_of(split, class_id, name)
-        if key in self._listed_keys.get(split, ()):
-            raise SourceError(
-                f"{where}: its key is {key!r}, but {naming.EXPORT_KEYS} gives this key to a "
-                "different image. Rename the file, or remove the key from the list."
-            )
         return key
 
     def index_tasks(self, split: str) -> list[IndexTask]:

@@ -238,6 +238,19 @@ def test_no_image_takes_the_name_of_another(tmp_path: Path) -> None:
     assert found.keys() >= {"a/P.gif~2.jpg", "a/p.gif~3.jpg", "b/p.gif.jpg"}
 
 
+def test_names_collide_only_within_a_split(tmp_path: Path) -> None:
+    names = [f"{split}/{name}" for split in ("train", "val") for name in ("a/p.gif", "a/P.gif")]
+    names += ["train/a/q.gif", "val/a/q.jpg"]
+    for number, name in enumerate(names):
+        layouts.write(tmp_path / "source" / name, plain(number))
+    data = tmp_path / "set"
+    assert prepare.run(["--source", str(tmp_path / "source"), "--out", str(data), "--json"]) == 0
+    out = written(data, tmp_path / "out", "folder")
+    found = {str(path.relative_to(out)) for path in out.rglob("*.gif*")}
+    numbered = {f"{split}/a/p.gif~1.jpg" for split in ("train", "val")}
+    assert found == numbered | {"train/a/P.gif.jpg", "val/a/P.gif.jpg", "train/a/q.gif.jpg"}
+
+
 @pytest.mark.parametrize("hidden", [".b.JPEG", "@eaDir/b.JPEG"])
 def test_a_name_that_is_hidden_in_a_folder_is_refused(tmp_path: Path, hidden: str) -> None:
     examples = [

@@ -248,20 +248,15 @@ def _check_small_files(dataset: Dataset) -> dict[str, str]:
 
 def _check_strangers(dataset: Dataset, known: set[str]) -> list[str]:
     """Returns a problem for each unlisted file that looks like a file of the dataset."""
-    store, part = dataset.store, dataset.placement
+    from imagenet_prep.storage.opened import strangers
+
+    part = dataset.placement
     listed = "the manifest" if part.nodes == 1 else str(part)
-    problems = [
-        f"{name}: not in {listed}, but readers would read it as a shard"
-        for name in store.list_folder()
-        if naming.looks_like_shard(name) and name not in known
-    ]
-    of_shards = {name for shard in known for name in naming.beside(shard)}
-    return problems + [
-        f"{folder}/{name}: not in {listed}"
-        for folder in naming.BESIDE
-        for name in store.names(folder)
-        if f"{folder}/{name}" not in of_shards
-    ]
+    problems = []
+    for name in strangers(dataset.store, known):
+        harm = "" if "/" in name else ", but readers would read it as a shard"
+        problems.append(f"{name}: not in {listed}{harm}")
+    return problems
 
 
 def _check_class_counts(manifest: Manifest, reports: Sequence[Report]) -> list[str]:

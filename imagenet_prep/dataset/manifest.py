@@ -212,6 +212,11 @@ class Manifest:
         present = {index for index, count in enumerate(counts[: len(wnids)]) if count}
         return sorted(present | {index for index, wnid in enumerate(wnids) if wnid in answers})
 
+    @property
+    def shard_names(self) -> list[str]:
+        """The names of the shards of all splits."""
+        return [shard.name for split in self.splits.values() for shard in split.shards]
+
     def files_of(self, splits: Iterable[str]) -> list[File]:
         """Returns the small files of the dataset, and all files of the shards in these splits."""
         shards = (shard for split in splits for shard in self.splits[split].shards)

@@ -132,6 +132,17 @@ def beside(shard: str) -> tuple[str, str]:
     return index_name(shard), samples_name(shard)
 
 
+def shard_of(name: str) -> str:
+    """Returns the shard of an index, a table or a shard itself; of other files their base name."""
+    return name.rpartition("/")[2].removesuffix(".csv")
+
+
+def split_of(name: str) -> str:
+    """Returns the split of a shard, an index or a table, or "" for all other files."""
+    shard = parse_shard_name(shard_of(name))
+    return shard.split if shard else ""
+
+
 def check_inside(name: str) -> str:
     """Returns a relative name unchanged; raises ValueError if it could leave its folder.
 

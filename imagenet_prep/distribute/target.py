@@ -12,7 +12,7 @@ from imagenet_prep.dataset.column import Column
 from imagenet_prep.dataset.manifest import File, Problem
 from imagenet_prep.dataset.placement import WHOLE, Placement
 from imagenet_prep.storage import columns as of_store
-from imagenet_prep.storage.opened import Dataset, demand_file
+from imagenet_prep.storage.opened import Dataset, demand_file, strangers
 
 if TYPE_CHECKING:
     # This module loads libraries for servers, which hosts do not need.
@@ -56,9 +56,8 @@ class Target:
             )
         for entry in self.columns:
             self._refuse_other_column(entry)
-        shards = [name for name in self.store.names("") if naming.looks_like_shard(name)]
-        tables = [f"{folder}/{n}" for folder in naming.BESIDE for n in self.store.names(folder)]
-        if odd := sorted({*shards, *tables} - self.names):
+        odd = sorted(strangers(self.store, [*filter(naming.parse_shard_name, self.names)]))
+        if odd:
             raise UsageError(
                 f"{self.store.where()} has files that readers would read, but that are not in "
                 f"{self.placement}: {', '.join(odd[:3])}. Remove them or choose a different target."

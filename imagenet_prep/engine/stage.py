@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import threading
 import time
 import traceback
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
@@ -24,6 +25,8 @@ from imagenet_prep.storage.store import Store
 _RESERVE_BYTES = 4096
 # A receipt has nine values for each quarantined or repaired image.
 _MOST_VALUES = 4 * canonical.MOST_VALUES
+# `Stage.folder` below `.work`.
+_STAGE_FOLDER = re.compile(r"[a-z0-9-]+-[0-9a-f]{16}")
 # Receipts in a bucket may be public, so workers get a random name instead of their host's.
 _PROCESS = uuid.uuid4().hex[:12]
 
@@ -239,6 +242,20 @@ class Stage(Generic[AnyTask, AnyContent]):
         with storage_errors("create", local.path(file)):
             os.close(local.open(file, os.O_WRONLY | os.O_CREAT))
         return local.path(file).absolute()
+
+
+def published(store: Store, tasks: Collection[str]) -> set[Published]:
+    """Returns the files that receipts of these tasks name, of all stages of a dataset."""
+    found: set[Published] = set()
+    for stage in filter(_STAGE_FOLDER.fullmatch, store.list_folder(naming.WORK)):
+        folder = f"{naming.WORK}/{stage}/receipts"
+        files = [name for name in store.names(folder) if name.removesuffix(".json") in tasks]
+        for text in store.read_each([f"{folder}/{name}" for name in files], MOST_LIST_BYTES):
+            # Everyone can write into the `.work` of a dataset that was copied from elsewhere.
+            with contextlib.suppress(ValueError):
+                work = records.parse(_Work, canonical.loads(text, _MOST_VALUES), others=True)
+                found.update(work.outputs)
+    return found
 
 
 @contextlib.contextmanager

@@ -193,7 +193,7 @@ def run(job: Job, store: Store) -> Json:
     if output.left():
         with output.store.lock():
             if pending := output.left():
-                output.begin(pending)
+                output.begin(pending, job.manifest.shard_names)
                 carried = _write(job, changes, output)
     summary = output.end()
     before, now = job.manifest.splits, Dataset.at(store).manifest.splits
@@ -207,7 +207,7 @@ def run(job: Job, store: Store) -> Json:
 
 def preview(job: Job, store: Store) -> Json:
     """Returns the changes that a run would make."""
-    Output(store, job.wanted).left()
+    Output(store, job.wanted).refuse_strangers(job.manifest.shard_names)
     return {"amended": {**_changed(job), "emptied": {}, "columns": {}}}
 
 

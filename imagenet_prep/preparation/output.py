@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import imagenet_prep
+from imagenet_prep import engine
 from imagenet_prep.core import canonical, monitoring, records
 from imagenet_prep.core.canonical import Json
 from imagenet_prep.core.errors import (
@@ -38,7 +39,7 @@ from imagenet_prep.sources import layout
 from imagenet_prep.sources.shard_files import TfrecordSet, split_of
 from imagenet_prep.storage import origins
 from imagenet_prep.storage.fetch import as_file, hashed
-from imagenet_prep.storage.opened import Dataset
+from imagenet_prep.storage.opened import Dataset, shard_files, strangers
 from imagenet_prep.storage.store import Readable, Store
 
 # In a line of quarantine.jsonl, keys and paths have at most 4,096 bytes, details a few hundred.
@@ -143,6 +144,7 @@ class Output:
         self.changed = set[str]()  # splits that --force replaces because their source has changed
         self.is_doubted = False  # whether the sources may have changed, set by `left`
         self._decision: Decision | None = None
+        self._pending = set[str]()  # the splits that this run writes
         self._bad: list[Incident] = []
         self._start = time.time()
         self._new: list[WrittenShard] = []
@@ -151,17 +153,46 @@ class Output:
         """Reads the output again; returns the wanted splits that are not finished."""
         return self._decide().left
 
-    def begin(self, left: Sequence[str]) -> None:
-        """Claims the output for the splits `left`; removes splits that --force replaces."""
+    def begin(self, left: Sequence[str], shards: Sequence[str]) -> None:
+        """Claims the output for the splits `left`, with these `shards`.
+
+        Removes splits that --force replaces, and shards of older plans.
+        """
+        older = self.refuse_strangers(shards)
         decision = self._decision or self._decide()
+        self._pending = {*left}
         for split in decision.replaced:
             self._discard(split)
+        self.store.remove(*older)
         existing = decision.made.items()
         kept = {split: config for split, config in existing if split not in decision.replaced}
         content = self._mark(kept, left)
         if self.store.claim(standing.BEGUN, content) != content:
             # A bucket keeps an existing claim, by a different run or by ours for other splits.
             self.store.write(standing.BEGUN, self._mark(self._decide().made, left))
+
+    def refuse_strangers(self, shards: Sequence[str]) -> list[str]:
+        """Returns the files of older plans, which `begin` removes for a plan with these `shards`.
+
+        Raises UsageError if a different program may have written one.
+        """
+        decision = self._decision or self._decide()
+        existing = self.seen.committed
+        kept = existing.shard_names if existing else []
+        return self._older([*shards, *kept], decision.replaced)
+
+    def _older(self, shards: Collection[str], excepted: Collection[str]) -> list[str]:
+        """Returns files of other shards that our receipts name; skips the splits `excepted`."""
+        others = strangers(self.store, shards)
+        others = [name for name in others if naming.split_of(name) not in excepted]
+        if not others:
+            return []
+        written = engine.published(self.store, {*map(naming.shard_of, others)})
+        sizes = self.store.sizes(others)
+        unknown = [n for n in others if engine.Published(n, sizes.get(n, -1)) not in written]
+        if unknown:
+            raise standing.not_ours(self.store.where(), self.wanted.settings.verb, unknown)
+        return others
 
     def _decide(self) -> Decision:
         self.seen = standing.look(self.store, self.wanted)
@@ -210,6 +241,10 @@ class Output:
         if not draft.splits:
             self.store.remove(naming.MANIFEST, naming.REPLACED)
             return
+        # A killed run, or a lost worker of a cluster, may have written shards of an older plan.
+        shards = [shard.name for split in draft.splits.values() for shard in split.shards]
+        unfinished = self._pending.difference(draft.splits)
+        self.store.remove(*self._older(shards, {dropped, *unfinished}))
         published = publish(
             self.store,
             draft.manifest(wanted, Settings(wanted.settings.verb, made).config, libraries),
@@ -274,9 +309,7 @@ class Output:
         store, dataset = self.store, self.seen.dataset
         if dataset and split in dataset.manifest.splits:
             self.commit(Draft(splits={}, classes=dataset.classes), dropped=split)
-        names = {name: naming.parse_shard_name(name) for name in store.names("")}
-        shards = [name for name, parsed in names.items() if parsed and parsed.split == split]
-        store.remove(*shards, *(name for shard in shards for name in naming.beside(shard)))
+        store.remove(*(name for name in shard_files(store) if naming.split_of(name) == split))
         # With its old receipt, a new shard of the same size would look finished.
         for name in store.list_folder(naming.WORK):
             if name.startswith(f"{self.wanted.settings.verb}-{split}-"):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -157,13 +157,13 @@ def decide(standing: Standing, wanted: Wanted, changed: Collection[str] = frozen
     made, splits, finished = _made(standing, wanted), wanted.settings.splits, standing.finished
     if not wanted.force:
         _refuse_differences(standing, wanted, made)
-    _refuse_strangers(standing, wanted.settings.verb, made)
     replaced: list[str] = []
     if wanted.force:
         others = made.keys() if _other_libraries(standing, wanted) else changed
         replaced = [s for s in splits if s in made and (s in others or made[s] != splits[s])]
     done = standing.complete.difference(replaced)
     left = [s for s in splits if s not in done or finished.get(s) != splits[s]]
+    _refuse_strangers(standing, wanted.settings.verb, made, left)
     if kept := made.keys() - set(replaced):
         _refuse_other_codec(standing, wanted, left, kept)
     if not left and (manifest := standing.committed) is not None:
@@ -222,17 +222,41 @@ def _refuse_differences(
     raise UsageError(f"{standing.where} contains {existing}: {'; '.join(differences)}. {advice}.")
 
 
-def _refuse_strangers(standing: Standing, verb: str, made: Iterable[str]) -> None:
-    strangers = [
-        name
-        for name in filter(naming.looks_like_shard, standing.names)
-        if (shard := naming.parse_shard_name(name)) is None or shard.split not in made
-    ]
-    if strangers:
+def _refuse_strangers(
+    standing: Standing, verb: str, made: Collection[str], left: Collection[str]
+) -> None:
+    """Raises UsageError for shards that no run into this location explains.
+
+    Those of the splits `left` are later compared with the plan; see `Output.refuse_strangers`.
+    """
+    manifest = standing.committed
+    finished = manifest.splits if manifest else {}
+    listed = {*manifest.shard_names} if manifest else set()
+    unknown: list[str] = []
+    unfinished: list[str] = []
+    for name in standing.names:
+        split = naming.split_of(name)
+        if split not in made:
+            unknown += [name] if naming.looks_like_shard(name) else []
+        elif split not in left and name not in listed:
+            (unknown if split in finished else unfinished).append(name)
+    if unknown:
+        raise not_ours(standing.where, verb, unknown)
+    if unfinished:
+        splits = sorted({*map(naming.split_of, unfinished)})
         raise UsageError(
-            f"{standing.where} already contains {some(strangers)}, which {verb} did not write. "
-            "Choose an empty folder."
+            f"{standing.where} contains {some(unfinished)} of an unfinished run for the split "
+            f"{' and '.join(splits)}. Finish it first: run its command again, or add the split to "
+            "--splits of this command."
         )
+
+
+def not_ours(where: str, verb: str, names: Sequence[str]) -> UsageError:
+    """Returns the error for files that readers would read and that `verb` did not write."""
+    return UsageError(
+        f"{where} already contains {some(names)}, which this run of {verb} did not write, and "
+        "which readers would read. Move them away, or choose an empty folder."
+    )
 
 
 def _other_libraries(standing: Standing, wanted: Wanted) -> dict[str, str]:

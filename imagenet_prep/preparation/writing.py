@@ -104,7 +104,7 @@ def write(job: Job, inventory: Inventory, forecast: Forecast, output: Output) ->
 def begin(stage: WriteStage, inventory: Inventory, forecast: Forecast, output: Output) -> None:
     """Claims the output for this run if the missing shards fit on the disk."""
     forecast.check_shards(inventory.plans, stage.receipts(inventory.shard_names))
-    output.begin([split.split for split in inventory.plans])
+    output.begin([split.split for split in inventory.plans], inventory.shard_names)
     output.forget_others(stage)
 
 
@@ -244,6 +244,7 @@ def preview(job: Job, output: Output) -> Json:
         inventory = take_inventory(job.selection, plans, job.workers, quiet=True, unpack=False)
         try:
             if pending:
+                output.refuse_strangers(inventory.shard_names)
                 stage = write_stage(job, inventory, store, plans)
                 forecast.check_shards(inventory.plans, stage.receipts(inventory.shard_names))
         except StoreError as error:

@@ -147,6 +147,28 @@ def lost(store: Readable, files: Collection[File]) -> set[str]:
     return {file.name for file in files if sizes.get(file.name) != file.num_bytes}
 
 
+def shard_files(store: Readable) -> list[str]:
+    """Returns the names of all shards, indexes and tables, or of files that look like one."""
+    names = store.list_folder()
+    shards = [n for n in names if naming.looks_like_shard(n) or naming.parse_shard_name(n)]
+    tables = [f"{folder}/{name}" for folder in naming.BESIDE for name in store.names(folder)]
+    return [*shards, *tables]
+
+
+def strangers(store: Readable, shards: Collection[str]) -> list[str]:
+    """Returns the shards, indexes and tables that do not belong to these shards."""
+    known = {*shards}
+    for shard in shards:
+        known.update(naming.beside(shard))
+    splits = {*map(naming.split_of, shards)}
+
+    def is_read(name: str) -> bool:
+        # Readers of other programs find shards by the names of splits. `test` is not one of these.
+        return "/" in name or naming.looks_like_shard(name) or naming.split_of(name) in splits
+
+    return [name for name in shard_files(store) if name not in known and is_read(name)]
+
+
 def demand_file(store: Readable) -> None:
     """Raises DataDamagedError if the manifest of a folder is not a regular file."""
     if (folder := store.as_folder) is not None:

@@ -51,7 +51,7 @@ def make(root: Path, wanted: Wanted, left: list[str] | None = None) -> list[str]
     if not (found := output.left()):
         return []
     with output.store.lock():
-        output.begin(found)
+        output.begin(found, [name(split) for split in found])
         for split in found if left is None else left:
             bad = Incident(split, name(split), 0, 1, 0, "quarantined", "odd", "")
             draft = Draft(
@@ -103,7 +103,7 @@ def test_a_source_that_has_no_edition_gets_none_by_its_counts(
     """Who excludes 101 images of train and 3 of validation has no face-blurred edition."""
     monkeypatch.setattr(editions, "_OTHERS", (Edition("known", 1, {"train": 1}),))
     output = Output(LocalStore(tmp_path), resized("train"))
-    output.begin(output.left())
+    output.begin(output.left(), [name("train")])
     split = write(output.store.local, "train")
     sources = [Source(name("train"), 5, None, 1)]
     output.commit(Draft(splits={"train": split}, classes=CLASSES, sources=sources, edition=""))
@@ -387,7 +387,7 @@ def test_what_a_replaced_split_lacked_is_no_longer_declared(tmp_path: Path) -> N
     ):
         wanted = resized(split, size=size, identities={split: split}, force=True)
         output = Output(store, wanted)
-        output.begin(output.left())
+        output.begin(output.left(), [name(split)])
         output.commit(Draft(splits={split: write(store, split)}, classes=CLASSES, lacks=lacks))
         expected = {} if size == 32 else {"image/colorspace": "untrue"}
         assert load(tmp_path).lacks == expected

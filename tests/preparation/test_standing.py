@@ -136,8 +136,8 @@ def test_what_a_run_does(there: Standing, asked: Wanted, expected: Decision) -> 
             at(names=("train.txt",)),
             wanted("train"),
             (
-                "/out already contains train.txt, which resize did not write. Choose an empty "
-                "folder."
+                "/out already contains train.txt, which this run of resize did not write, and "
+                "which readers would read. Move them away, or choose an empty folder."
             ),
         ),
         (
@@ -198,7 +198,7 @@ def run(store: Any) -> int:
         output.end()
         return store.calls.total()
     with output.store.lock():
-        output.begin(output.left())
+        output.begin(output.left(), ["train-00000-of-00001"])
         split = committed("train").splits["train"]
         for file in split.shards[0].files:
             store.folder.write(file.name, b"x" * file.num_bytes)
@@ -211,5 +211,5 @@ def test_the_place_is_asked_few_questions(tmp_path: Path) -> None:
     store = Counted(tmp_path)
     run(store)
     (tmp_path / naming.MANIFEST).unlink()
-    assert run(store) <= 11, store.calls  # unfinished
+    assert run(store) <= 17, store.calls  # unfinished
     assert run(store) <= 7, store.calls  # finished

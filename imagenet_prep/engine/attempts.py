@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic
@@ -45,10 +46,13 @@ class Followed(Generic[AnyContent]):
         quiet: bool = False,
     ) -> None:
         counter.begin()
-        self.receipts = stage.receipts(task.name for task in tasks)
+        numbers = Counter(task.name for task in tasks)
+        if equal := [name for name, number in numbers.items() if number > 1]:
+            raise RuntimeError(f"{stage.name}: two tasks have the same name: {errors.some(equal)}")
+        self.receipts = stage.receipts(numbers)
         self._stage, self._tasks, self._watch = stage, tasks, watch
-        for receipt in self.receipts.values():
-            watch(receipt)
+        self._task_of: dict[str, str] = {}  # the task of each output
+        self._note(self.receipts)
         # If images are written, only shards are counted. They come last, after archives to hash.
         counted = [task for task in tasks if not images or isinstance(task, type(tasks[-1]))]
         self._progress = Progress(
@@ -67,12 +71,24 @@ class Followed(Generic[AnyContent]):
 
     def collect(self) -> tuple[int, bool]:
         """Updates receipts and progress; returns the number of receipts and whether all exist."""
-        for name, receipt in self._stage.receipts(task.name for task in self.left).items():
-            self.receipts[name] = receipt
+        new = self._stage.receipts(task.name for task in self.left)
+        for receipt in new.values():
             self._progress.add(getattr(receipt.content, "num_bytes", 0), _examples(receipt))
-            self._watch(receipt)
+        self.receipts |= new
+        self._note(new)
         self._progress.tick(counter.add(0))
         return len(self.receipts), not self.left
+
+    def _note(self, receipts: Mapping[str, Receipt[AnyContent]]) -> None:
+        """Notes new receipts; raises RuntimeError if a file would have two authors."""
+        for task, receipt in receipts.items():
+            for output in receipt.outputs:
+                first = self._task_of.setdefault(output.name, task)
+                if first != task:
+                    raise RuntimeError(
+                        f"{self._stage.name}: the tasks {first} and {task} both write {output.name}"
+                    )
+            self._watch(receipt)
 
     def close(self) -> None:
         """Removes the progress bar."""

@@ -88,9 +88,11 @@ def find(root: Location, splits: Sequence[str], *, official: bool) -> Annotation
             below = layout.named_splits(root).base / part
             if below.is_dir():
                 parts[split] = source.folder_part(part, [("", scan(below))])
-                classes = subfolders(below)
+                # All annotations of validation are in one list, so one task reads them.
+                classes = subfolders(below) if split == schema.TRAIN else []
                 tasks += [BoxTask(f"{split}-{name}", split, below / name) for name in classes]
-                tasks += [BoxTask(split, split, below)] * (not classes)
+                if not classes:
+                    tasks.append(BoxTask(split, split, below))
     return Annotations(parts, tuple(tasks)) if parts else None
 
 

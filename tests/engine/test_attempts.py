@@ -203,3 +203,28 @@ def test_a_limit_ends_the_run_once_and_keeps_what_is_done(stage: Stage) -> None:
             tasks = [Task("a"), Task("b")]
             engine.run(stage, tasks, workers, title="", watch=limit, quiet=True)
     assert set(stage.receipts("ab")) == {"a", "b"}
+
+
+def test_two_tasks_of_a_stage_with_one_name_are_a_bug(stage: Stage) -> None:
+    tasks = [Task("a"), Task("b"), Task("a")]
+    with pytest.raises(RuntimeError, match="write: two tasks have the same name: a$"):
+        engine.run(stage, tasks, engine.Workers(1), quiet=True)
+    assert not stage.receipts(["a", "b"])
+
+
+@pytest.mark.parametrize("finished", [0, 1, 2])
+def test_two_tasks_of_a_stage_that_write_one_file_are_a_bug(tmp_path: Path, finished: int) -> None:
+    """The second would replace the result of the first, in this run or in two runs."""
+    store = LocalStore(tmp_path / "set")
+
+    def same(task: Task) -> engine.Result[Made]:
+        temporary = store.temporary()
+        temporary.write_bytes(b"of equal size")
+        return engine.Result(Made(task.name), (engine.Output(temporary, "lists/same"),))
+
+    stage = engine.Stage("write", "0" * 64, store, same, Made)
+    tasks = [Task("a"), Task("b")]
+    for task in tasks[:finished]:
+        stage.publish(task, stage.make(task))
+    with pytest.raises(RuntimeError, match="write: the tasks a and b both write lists/same"):
+        engine.run(stage, tasks, engine.Workers(1), quiet=True)

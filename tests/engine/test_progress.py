@@ -67,7 +67,7 @@ class _Shard(NamedTuple):
 
 class _Stage:
     def receipts(self, names: Iterable[str]) -> dict[str, Any]:
-        receipt = SimpleNamespace(content=SimpleNamespace(examples=1))
+        receipt = SimpleNamespace(content=SimpleNamespace(examples=1), outputs=())
         return {name: receipt for name in names if name in ("archive-0", "shard-0")}
 
 

@@ -26,6 +26,7 @@ from imagenet_prep.shards.commit import publish
 from imagenet_prep.shards.writer import WrittenShard
 from imagenet_prep.storage import origins
 from imagenet_prep.storage.folder import TEMPORARY, LocalStore
+from imagenet_prep.storage.opened import shard_files
 from imagenet_prep.storage.origins import Origin
 from tests.kit.dataset import all_files, stamps
 from tests.kit.system import System
@@ -194,15 +195,55 @@ def test_force_leaves_nothing_of_the_split_that_it_replaces(tmp_path: Path) -> N
     make(tmp_path, resized(*BOTH))
     store = LocalStore(tmp_path)
     for split in BOTH:
-        shard = naming.shard_name(split, 2, 3)
-        for file in (shard, *naming.beside(shard), f".work/resize-{split}-0/receipts/{shard}"):
-            store.write(file, b"old")
-    before = all_files(tmp_path)
+        store.write(f".work/resize-{split}-0/receipts/{name(split)}", b"old")
+    shard = naming.shard_name("train", 2, 3)
+    for file in (shard, *naming.beside(shard), naming.index_name("train-00000-of-00004")):
+        store.write(file, b"old")
     make(tmp_path, resized("train", size=50, force=True))
 
-    old = {each for each, data in before.items() if data == b"old" and "validation" in each}
-    assert {each for each, data in all_files(tmp_path).items() if data == b"old"} == old
-    assert len(old) == 4
+    files = all_files(tmp_path)
+    receipt = f".work/resize-validation-0/receipts/{name('validation')}"
+    assert [each for each, data in files.items() if data == b"old"] == [receipt]
+
+
+def receipt(store: LocalStore, stage: str, *files: str) -> None:
+    """Writes files and the receipt that names them, as a task does."""
+    for file in files:
+        store.write(file, b"old")
+    outputs = [{"name": file, "num_bytes": 3} for file in files]
+    content = {"outputs": outputs, "start_s": 1.0, "seconds": 1.0, "worker": "1"}
+    shard = naming.shard_of(files[0])
+    store.write(f".work/{stage}/receipts/{shard}.json", json.dumps(content).encode())
+
+
+def test_shards_of_an_unfinished_split_are_not_mixed_into_another_commit(tmp_path: Path) -> None:
+    """The next run would resume them, but until then, readers would read them."""
+    shard = name("validation")
+    make(tmp_path, resized("validation"), left=[])
+    receipt(LocalStore(tmp_path), f"resize-validation-{'0' * 16}", shard)
+    with pytest.raises(UsageError, match=rf"{shard} of an unfinished run for the split validation"):
+        make(tmp_path, resized("train"))
+    assert make(tmp_path, resized(*BOTH)) == [*BOTH]
+    assert {*load(tmp_path).splits} == {*BOTH}
+
+
+def test_shards_that_come_during_a_run_are_compared_before_the_commit(tmp_path: Path) -> None:
+    """A lost worker of a cluster may still publish a shard of an older plan."""
+    store, old = LocalStore(tmp_path), naming.shard_name("train", 1, 3)
+    output = Output(store, resized(*BOTH))
+    with store.lock():
+        output.begin(output.left(), [*map(name, BOTH)])
+        receipt(store, f"resize-train-{'0' * 16}", old, *naming.beside(old))
+        receipt(store, f"resize-validation-{'0' * 16}", name("validation"))
+        draft = Draft(splits={"train": write(store, "train")}, classes=CLASSES)
+        output.commit(draft)
+        assert shard_files(store) == [*map(name, BOTH), naming.index_name(name("train"))]
+
+        store.write(naming.index_name(old), b"not ours")
+        more = Draft(splits={"validation": write(store, "validation")}, classes=CLASSES)
+        with pytest.raises(UsageError, match=f"contains index/{old}, which this run of resize"):
+            output.commit(more)
+    assert [*load(tmp_path).splits] == ["train"]
 
 
 @pytest.mark.parametrize("unfinished", [False, True])
@@ -235,7 +276,7 @@ def test_files_that_readers_would_take_for_shards_are_refused(
     if stranger.startswith("test"):
         assert Output(LocalStore(tmp_path), resized(*BOTH)).left() == [*BOTH]
         return
-    with pytest.raises(UsageError, match=f"already contains {stranger}, which resize did not"):
+    with pytest.raises(UsageError, match=f"already contains {stranger}, which this run of"):
         Output(LocalStore(tmp_path), resized(*BOTH)).left()
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from imagenet_prep.sources import labels
+from imagenet_prep.sources import boxes, labels
 from tests.kit import command, layouts
 from tests.kit.dataset import (
     SETTINGS,
@@ -195,6 +195,25 @@ def test_boxes_are_the_same_from_archives_and_from_kaggles_folders(
     ]
     assert all(len(source["md5"]) == 32 for source in manifest["sources"])
     assert command.run("verify", out, "--level", "decode").code == 0
+
+
+def test_boxes_of_validation_are_found_in_class_folders(
+    mini: Miniature, source: Path, tmp_path: Path
+) -> None:
+    """All of these folders write into one list of boxes; each once replaced that of the others."""
+    layouts.make_box_archives(mini, source)
+    kaggle = layouts.make_kaggle(mini, tmp_path / "kaggle", mini.classes)
+    layouts.make_kaggle_boxes(mini, kaggle)
+    folder = kaggle / "ILSVRC" / boxes.KAGGLE / "val"
+    for image in mini.images:
+        if image.split == "validation":
+            name = f"{Path(image.key).stem}.xml"
+            (folder / image.wnid).mkdir(exist_ok=True)
+            (folder / name).rename(folder / image.wnid / name)
+
+    assert prepared(kaggle, tmp_path / "sorted") == prepared(source, tmp_path / "flat")
+    validation = split_records(tmp_path / "sorted", "validation")
+    assert all(record.boxes.xmin for record in validation)
 
 
 def test_no_boxes_leaves_them_out(

@@ -56,9 +56,25 @@ def verb(
         if act.__module__ == "__main__":
             main(module)
         parse = functools.partial(flags.parse, config, verb=_name(module), text=text or "")
-        return lambda argv: act(parse(rewrite(argv))) or errors.EXIT_DONE
+
+        def run(argv: Sequence[str]) -> int:
+            parsed = parse(rewrite(argv))
+            _demand_utf8()
+            return act(parsed) or errors.EXIT_DONE
+
+        return run
 
     return decorate
+
+
+def _demand_utf8() -> None:
+    """Raises UsageError if Python would read and write the names of files in another encoding."""
+    encoding = sys.getfilesystemencoding()
+    if encoding != "utf-8":
+        raise errors.UsageError(
+            f"the locale makes Python read file names as {encoding}, but names in datasets are "
+            "UTF-8. Set PYTHONUTF8=1 in the environment, then run the same command again."
+        )
 
 
 def finish(main: Callable[[], int]) -> NoReturn:

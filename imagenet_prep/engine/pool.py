@@ -32,6 +32,7 @@ def serve(port: int, container_executable: str | None) -> None:
     from apache_beam.utils import thread_pool_executor
 
     os.environ["PYTHONSAFEPATH"] = "1"
+    os.environ["PYTHONUTF8"] = "1"  # names of files are UTF-8, whatever the locale of this machine
     os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     # These options are the same as in Beam's own pool, because clients ping often.
     options = [("grpc.http2.max_pings_without_data", 0), ("grpc.http2.max_ping_strikes", 0)]

@@ -22,6 +22,7 @@ from tests.kit import command
 from tests.kit.dataset import SETTINGS, Reference, contents
 from tests.kit.http_server import serve
 from tests.kit.lengths import long_but
+from tests.kit.tfrecords import plain
 
 
 @pytest.mark.parametrize("kind", long_but(["processes"], ["threads", "processes"]))
@@ -60,6 +61,36 @@ def test_the_locale_does_not_show(
 
     assert (result.code, result.complaints) == (0, "")
     assert contents(out) == reference.contents
+
+
+ASCII = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+
+
+def test_no_command_reads_or_writes_names_in_the_encoding_of_a_locale(tmp_path: Path) -> None:
+    """In Latin-1, the class café would be called cafÃ©; in ASCII, its name would be no text."""
+    write = tmp_path / "source" / "café" / "ü.jpg"
+    write.parent.mkdir(parents=True)
+    write.write_bytes(plain(1))
+    out, new = tmp_path / "out", tmp_path / "new"
+    prepare = ("prepare", write.parents[1], out)
+    assert command.run(*prepare, env=ASCII | {"PYTHONUTF8": "1"}).code == 0
+    assert "café/ü.jpg" in (out / "samples" / "train-00000-of-00001.csv").read_text()
+
+    keys = tmp_path / "keys"
+    keys.write_text("café/ü.jpg\n")
+    for words in (
+        ("prepare", write.parents[1], new),
+        ("resize", "-i", out, "-o", new, "-r", "8"),
+        ("amend", out, "--exclude", keys, "--out", new),
+        ("export", out, "--to", "folder", "--out", new),
+        ("verify", out),
+    ):
+        result = command.run(*words, env=ASCII)
+        assert (result.code, result.out) == (2, ""), result
+        assert "read file names as ascii" in result.err
+        assert "Set PYTHONUTF8=1" in result.err
+        assert not new.exists()
+    assert command.run("prepare", "--help", env=ASCII).code == 0
 
 
 def test_a_closed_stdout_does_not_undo_the_work(reference: Reference, tmp_path: Path) -> None:

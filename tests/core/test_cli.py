@@ -650,3 +650,21 @@ def test_no_file_gets_the_number_of_a_closed_stream() -> None:
     ended = subprocess.run([sys.executable, "-c", code, inside], timeout=PATIENCE_S, cwd=ROOT)
     assert ended.returncode >= 43
     assert ended.returncode < 60
+
+
+@pytest.mark.parametrize("encoding", ["iso8859-1", "ascii", "cp1252"])
+def test_a_verb_needs_utf8_for_names_of_files(
+    monkeypatch: pytest.MonkeyPatch, encoding: str
+) -> None:
+    acted: list[object] = []
+    run = program.verb("imagenet_prep.verb", NoFlags, "")(acted.append)
+    assert run([]) == 0
+    monkeypatch.setattr(sys, "getfilesystemencoding", lambda: encoding)
+    with pytest.raises(errors.UsageError, match=f"as {encoding}, but .* Set PYTHONUTF8=1 in"):
+        run([])
+    assert len(acted) == 1
+
+
+@dataclass(frozen=True)
+class NoFlags(flags.Settings):
+    """A verb without flags."""

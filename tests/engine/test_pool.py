@@ -20,6 +20,7 @@ import json, os, shutil, sys, time
 told = {{"argv": sys.argv[1:], "python": shutil.which("python")}}
 told["pid"] = os.getpid()
 told["safe"] = os.environ.get("PYTHONSAFEPATH")
+told["utf8"] = os.environ.get("PYTHONUTF8")
 open({told!r} + ".partial", "w").write(json.dumps(told))
 os.rename({told!r} + ".partial", {told!r})
 time.sleep(600)
@@ -82,7 +83,7 @@ def test_a_pool_is_on_loopback_alone_and_ends_what_it_started(tmp_path: Path) ->
     assert not Path(f"/proc/{started['pid']}").exists()
     assert "--id=one" in started["argv"]
     assert Path(started["python"]).parent == Path(sys.executable).parent
-    assert started["safe"] == "1"
+    assert (started["safe"], started["utf8"]) == ("1", "1")
 
 
 @pytest.mark.beam

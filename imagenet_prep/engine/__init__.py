@@ -14,7 +14,7 @@ from __future__ import annotations
 from imagenet_prep.engine.attempts import Followed, Jobs, run
 from imagenet_prep.engine.lease import Lease
 from imagenet_prep.engine.progress import Progress
-from imagenet_prep.engine.stage import Output, Published, Receipt, Result, Stage, published
+from imagenet_prep.engine.stage import Output, Receipt, Result, Stage, published
 from imagenet_prep.engine.workers import PROCESSES, THREADS, Workers
 
 __all__ = [
@@ -25,7 +25,6 @@ __all__ = [
     "Lease",
     "Output",
     "Progress",
-    "Published",
     "Receipt",
     "Result",
     "Stage",

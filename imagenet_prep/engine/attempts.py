@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,12 +45,12 @@ class Followed(Generic[AnyContent]):
         quiet: bool = False,
     ) -> None:
         counter.begin()
-        numbers = Counter(task.name for task in tasks)
-        if equal := [name for name, number in numbers.items() if number > 1]:
-            raise RuntimeError(f"{stage.name}: two tasks have the same name: {errors.some(equal)}")
-        self.receipts = stage.receipts(numbers)
+        names = [task.name for task in tasks]
+        if len({*names}) < len(names):
+            raise RuntimeError(f"two tasks of the stage {stage.name} have the same name")
+        self.receipts = stage.receipts(names)
         self._stage, self._tasks, self._watch = stage, tasks, watch
-        self._task_of: dict[str, str] = {}  # the task of each output
+        self._files: set[str] = set()  # the outputs of the finished tasks
         self._note(self.receipts)
         # If images are written, only shards are counted. They come last, after archives to hash.
         counted = [task for task in tasks if not images or isinstance(task, type(tasks[-1]))]
@@ -80,14 +79,11 @@ class Followed(Generic[AnyContent]):
         return len(self.receipts), not self.left
 
     def _note(self, receipts: Mapping[str, Receipt[AnyContent]]) -> None:
-        """Notes new receipts; raises RuntimeError if a file would have two authors."""
         for task, receipt in receipts.items():
-            for output in receipt.outputs:
-                first = self._task_of.setdefault(output.name, task)
-                if first != task:
-                    raise RuntimeError(
-                        f"{self._stage.name}: the tasks {first} and {task} both write {output.name}"
-                    )
+            files = {output.name for output in receipt.outputs}
+            if not self._files.isdisjoint(files):
+                raise RuntimeError(f"{task} has written a file of another task: {sorted(files)}")
+            self._files |= files
             self._watch(receipt)
 
     def close(self) -> None:

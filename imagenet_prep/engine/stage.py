@@ -26,7 +26,7 @@ _RESERVE_BYTES = 4096
 # A receipt has nine values for each quarantined or repaired image.
 _MOST_VALUES = 4 * canonical.MOST_VALUES
 # `Stage.folder` below `.work`.
-_STAGE_FOLDER = re.compile(r"[a-z0-9-]+-[0-9a-f]{16}")
+_FOLDER = re.compile(r"[a-z0-9-]+-[0-9a-f]{16}")
 # Receipts in a bucket may be public, so workers get a random name instead of their host's.
 _PROCESS = uuid.uuid4().hex[:12]
 
@@ -244,17 +244,17 @@ class Stage(Generic[AnyTask, AnyContent]):
         return local.path(file).absolute()
 
 
-def published(store: Store, tasks: Collection[str]) -> set[Published]:
-    """Returns the files that receipts of these tasks name, of all stages of a dataset."""
-    found: set[Published] = set()
-    for stage in filter(_STAGE_FOLDER.fullmatch, store.list_folder(naming.WORK)):
-        folder = f"{naming.WORK}/{stage}/receipts"
-        files = [name for name in store.names(folder) if name.removesuffix(".json") in tasks]
-        for text in store.read_each([f"{folder}/{name}" for name in files], MOST_LIST_BYTES):
-            # Everyone can write into the `.work` of a dataset that was copied from elsewhere.
+def published(store: Store, tasks: Collection[str]) -> set[tuple[str, int]]:
+    """Returns the names and sizes of the files in the receipts of these tasks, of all stages."""
+    found: set[tuple[str, int]] = set()
+    folders = filter(_FOLDER.fullmatch, store.list_folder(naming.WORK) if tasks else ())
+    for folder in (f"{naming.WORK}/{name}/receipts" for name in folders):
+        files = {f"{task}.json" for task in tasks}.intersection(store.names(folder))
+        for text in store.read_each([f"{folder}/{file}" for file in files], MOST_LIST_BYTES):
+            # A dataset from elsewhere may have anything in its `.work`.
             with contextlib.suppress(ValueError):
                 work = records.parse(_Work, canonical.loads(text, _MOST_VALUES), others=True)
-                found.update(work.outputs)
+                found.update((output.name, output.num_bytes) for output in work.outputs)
     return found
 
 

@@ -158,9 +158,10 @@ class Output:
 
         Removes splits that --force replaces, and shards of older plans.
         """
-        older = self.refuse_strangers(shards)
         decision = self._decision or self._decide()
         self._pending = {*left}
+        listed = self.seen.committed.shard_names if self.seen.committed else []
+        older = self._older([*shards, *listed], decision.replaced)
         for split in decision.replaced:
             self._discard(split)
         self.store.remove(*older)
@@ -171,28 +172,18 @@ class Output:
             # A bucket keeps an existing claim, by a different run or by ours for other splits.
             self.store.write(standing.BEGUN, self._mark(self._decide().made, left))
 
-    def refuse_strangers(self, shards: Sequence[str]) -> list[str]:
-        """Returns the files of older plans, which `begin` removes for a plan with these `shards`.
+    def _older(self, shards: Collection[str], others: Collection[str]) -> list[str]:
+        """Returns files of older plans, neither of these shards nor of the splits `others`.
 
-        Raises UsageError if a different program may have written one.
+        Raises UsageError if no receipt proves that this program wrote one of them.
         """
-        decision = self._decision or self._decide()
-        existing = self.seen.committed
-        kept = existing.shard_names if existing else []
-        return self._older([*shards, *kept], decision.replaced)
-
-    def _older(self, shards: Collection[str], excepted: Collection[str]) -> list[str]:
-        """Returns files of other shards that our receipts name; skips the splits `excepted`."""
-        others = strangers(self.store, shards)
-        others = [name for name in others if naming.split_of(name) not in excepted]
-        if not others:
-            return []
-        written = engine.published(self.store, {*map(naming.shard_of, others)})
-        sizes = self.store.sizes(others)
-        unknown = [n for n in others if engine.Published(n, sizes.get(n, -1)) not in written]
-        if unknown:
+        names = strangers(self.store, shards)
+        older = [name for name in names if naming.split_of(name) not in others]
+        sizes = self.store.sizes(older)
+        written = engine.published(self.store, {*map(naming.shard_of, older)})
+        if unknown := [name for name in older if (name, sizes.get(name)) not in written]:
             raise standing.not_ours(self.store.where(), self.wanted.settings.verb, unknown)
-        return others
+        return older
 
     def _decide(self) -> Decision:
         self.seen = standing.look(self.store, self.wanted)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import chain
@@ -166,7 +166,8 @@ def run(job: Job, store: Store) -> Json:
             pending = output.left()
             labelling = _labelling(job, store, output, pending)
             _ = job.input_incidents  # report a damaged list before anything is written
-            output.begin(pending, _shards(job, pending))
+            shards = chain.from_iterable(job.found.splits[split] for split in pending)
+            output.begin(pending, [shard.name for shard in shards])
             for split in pending:
                 _write(job, store, output, split, labelling)
     summary = output.end()
@@ -179,7 +180,6 @@ def preview(job: Job, store: Store) -> Json:
     It reads tables, the first and last shards and, if the input has changed, what `run` compares.
     """
     output, pending = _output(job, store, note=False)
-    output.refuse_strangers(_shards(job, pending))
     _ = job.input_incidents
     labelling = tfrecords.known_labelling(job.found, job.splits)
     labels = "only known after all shards are read, so a run reads them twice"
@@ -216,11 +216,6 @@ def _output(job: Job, store: Store, *, note: bool = True) -> tuple[Output, list[
     finished = [split for split in job.splits if split not in pending]
     demand_same_shards(job.found, finished, job.excluded, output, note=note, quiet=job.quiet)
     return output, pending
-
-
-def _shards(job: Job, splits: Iterable[str]) -> list[str]:
-    """Returns the names of the shards that will be written for these splits."""
-    return [shard.name for split in splits for shard in job.found.splits[split]]
 
 
 def _labelling(job: Job, store: Store, output: Output, pending: Sequence[str]) -> Labelling:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -225,37 +225,27 @@ def _refuse_differences(
 def _refuse_strangers(
     standing: Standing, verb: str, made: Collection[str], left: Collection[str]
 ) -> None:
-    """Raises UsageError for shards that no run into this location explains.
+    """Raises UsageError for shards that are neither listed nor of the splits `left`.
 
-    Those of the splits `left` are later compared with the plan; see `Output.refuse_strangers`.
+    `Output.begin` compares the shards of these splits with the plan.
     """
-    manifest = standing.committed
-    finished = manifest.splits if manifest else {}
-    listed = {*manifest.shard_names} if manifest else set()
-    unknown: list[str] = []
-    unfinished: list[str] = []
-    for name in standing.names:
-        split = naming.split_of(name)
-        if split not in made:
-            unknown += [name] if naming.looks_like_shard(name) else []
-        elif split not in left and name not in listed:
-            (unknown if split in finished else unfinished).append(name)
-    if unknown:
-        raise not_ours(standing.where, verb, unknown)
-    if unfinished:
-        splits = sorted({*map(naming.split_of, unfinished)})
-        raise UsageError(
-            f"{standing.where} contains {some(unfinished)} of an unfinished run for the split "
-            f"{' and '.join(splits)}. Finish it first: run its command again, or add the split to "
-            "--splits of this command."
-        )
+    listed = standing.committed.shard_names if standing.committed else []
+    strangers = [
+        name
+        for name in {*standing.names}.difference(listed)
+        if naming.looks_like_shard(name) or naming.split_of(name) in made
+        if naming.split_of(name) not in left or naming.split_of(name) not in made
+    ]
+    if strangers:
+        raise not_ours(standing.where, verb, strangers)
 
 
-def not_ours(where: str, verb: str, names: Sequence[str]) -> UsageError:
-    """Returns the error for files that readers would read and that `verb` did not write."""
+def not_ours(where: str, verb: str, names: Iterable[str]) -> UsageError:
+    """Returns the error for files that readers would read, but that are not of this run."""
     return UsageError(
-        f"{where} already contains {some(names)}, which this run of {verb} did not write, and "
-        "which readers would read. Move them away, or choose an empty folder."
+        f"{where} already contains {some(sorted(names))}, which this run of {verb} does not "
+        "write, and which readers would read. Finish the run that wrote them, move them away, or "
+        "choose an empty folder."
     )
 
 

@@ -7,6 +7,7 @@ commands use this module, so they accept the same datasets and agree on labels.
 from __future__ import annotations
 
 import hashlib
+import itertools
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -148,25 +149,25 @@ def lost(store: Readable, files: Collection[File]) -> set[str]:
 
 
 def shard_files(store: Readable) -> list[str]:
-    """Returns the names of all shards, indexes and tables, or of files that look like one."""
+    """Returns the names of all shards, indexes and tables, and of files that look like shards."""
     names = store.list_folder()
     shards = [n for n in names if naming.looks_like_shard(n) or naming.parse_shard_name(n)]
-    tables = [f"{folder}/{name}" for folder in naming.BESIDE for name in store.names(folder)]
-    return [*shards, *tables]
+    return shards + [f"{folder}/{n}" for folder in naming.BESIDE for n in store.names(folder)]
 
 
 def strangers(store: Readable, shards: Collection[str]) -> list[str]:
-    """Returns the shards, indexes and tables that do not belong to these shards."""
-    known = {*shards}
-    for shard in shards:
-        known.update(naming.beside(shard))
+    """Returns the shards, indexes and tables that do not belong to these shards.
+
+    Shards of `test` count only if these are of `test`: no reader takes them for train.
+    """
+    known = {*shards, *itertools.chain.from_iterable(map(naming.beside, shards))}
     splits = {*map(naming.split_of, shards)}
-
-    def is_read(name: str) -> bool:
-        # Readers of other programs find shards by the names of splits. `test` is not one of these.
-        return "/" in name or naming.looks_like_shard(name) or naming.split_of(name) in splits
-
-    return [name for name in shard_files(store) if name not in known and is_read(name)]
+    return [
+        name
+        for name in shard_files(store)
+        if name not in known
+        if naming.split_of(name) in splits or "/" in name or naming.looks_like_shard(name)
+    ]
 
 
 def demand_file(store: Readable) -> None:

@@ -207,7 +207,7 @@ def test_a_limit_ends_the_run_once_and_keeps_what_is_done(stage: Stage) -> None:
 
 def test_two_tasks_of_a_stage_with_one_name_are_a_bug(stage: Stage) -> None:
     tasks = [Task("a"), Task("b"), Task("a")]
-    with pytest.raises(RuntimeError, match="write: two tasks have the same name: a$"):
+    with pytest.raises(RuntimeError, match="two tasks of the stage write have the same name"):
         engine.run(stage, tasks, engine.Workers(1), quiet=True)
     assert not stage.receipts(["a", "b"])
 
@@ -226,5 +226,5 @@ def test_two_tasks_of_a_stage_that_write_one_file_are_a_bug(tmp_path: Path, fini
     tasks = [Task("a"), Task("b")]
     for task in tasks[:finished]:
         stage.publish(task, stage.make(task))
-    with pytest.raises(RuntimeError, match="write: the tasks a and b both write lists/same"):
+    with pytest.raises(RuntimeError, match=r"has written a file of another task: \['lists/same'\]"):
         engine.run(stage, tasks, engine.Workers(1), quiet=True)

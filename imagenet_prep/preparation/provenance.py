@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -17,8 +18,11 @@ from typing import Any
 
 from imagenet_prep import engine
 from imagenet_prep.codec.policy import CHECK_HEADER
+from imagenet_prep.core import canonical
 from imagenet_prep.core.errors import BadImageError, SourceError, UsageError, some
 from imagenet_prep.core.terminal import counted
+from imagenet_prep.dataset import naming
+from imagenet_prep.dataset.class_list import ClassList
 from imagenet_prep.dataset.manifest import Manifest, Shard
 from imagenet_prep.dataset.member import QUARANTINED, Member, parse_members
 from imagenet_prep.dataset.samples import Sample
@@ -27,6 +31,7 @@ from imagenet_prep.preparation.job import Job
 from imagenet_prep.preparation.output import Output, listed_incidents
 from imagenet_prep.preparation.tasks import HashedArchive, HashTask, hash_archive, plan_name
 from imagenet_prep.shards import plan, runs
+from imagenet_prep.sources import tfrecords
 from imagenet_prep.sources.folder import Folder
 from imagenet_prep.sources.member_reader import MemberReader
 from imagenet_prep.sources.scan import read_errors
@@ -57,7 +62,10 @@ def demand_same_source(job: Job, output: Output, *, note: bool = True) -> None:
         return
     with scratch.place() as folder:
         plans = LocalStore(folder)
-        changes, listed = list[str](), _is_listed(output.store, manifest)
+        source = job.selection.source
+        answers = source.evaluation.answers if source.evaluation else {}
+        changes = _other_classes(manifest, source.classes, answers)
+        listed = _is_listed(output.store, manifest)
         try:
             changes += _other_images(job, output.store, manifest, plans, newest) if listed else ()
         except (SourceError, UsageError) as error:
@@ -80,25 +88,33 @@ def demand_same_shards(
     `splits` are the finished splits, and `excluded` has the excluded keys by shard. With --force,
     changed splits are added to `output.changed` instead. `note` records that there is no change.
     """
-    manifest, changes = output.seen.committed, dict[str, list[str]]()
+    manifest = output.seen.committed
+    changes = defaultdict[str, list[str]](list)
     if manifest is None or not output.is_doubted:
         return
 
     def differs(sample: Sample, row: Sample | None) -> bool:
         return row is not None and sample.sha256 != row.source_sha256
 
+    splits = [*splits]
+    labelling = tfrecords.known_labelling(source, splits) if splits else None
+    answers = source.manifest.answers if source.manifest else {}
     for split in splits:
+        if labelling:
+            changes[split] += _other_classes(manifest, labelling.classes, answers)
         if source.manifest and source.manifest.has_samples:
             images = [
                 partial(_kept, source.store, shard, excluded.get(shard.name, frozenset()))
                 for shard in source.manifest.splits[split].shards
             ]
-            changes[split] = [*_differences(output.store, manifest, split, images, differs)]
+            changes[split] += _differences(output.store, manifest, split, images, differs)
+        if changes[split]:
             continue
+        # Tables have neither bounding boxes nor the words of classes, but shards do.
         work = partial(_hash_shard, store=source.store)
         with scratch.place() as folder:
             stage = engine.Stage("md5", manifest.digest, LocalStore(folder), work, HashedArchive)
-            changes[split] = [*_other_md5s(manifest, stage, source.splits[split], quiet=quiet)]
+            changes[split] += _other_md5s(manifest, stage, source.splits[split], quiet=quiet)
     if output.wanted.force and any(changes.values()):
         output.changed.update(split for split in changes if changes[split])
     else:
@@ -116,6 +132,17 @@ def _settle(output: Output, changes: Sequence[str], *, note: bool = True) -> Non
         output.note_source()
 
 
+def _other_classes(
+    manifest: Manifest, classes: ClassList, answers: Mapping[str, Sequence[str]]
+) -> list[str]:
+    """Returns a description of the change if the labels of images have a different meaning."""
+    sha256 = hashlib.sha256(classes.render()).hexdigest()
+    is_same = all(file.sha256 == sha256 for file in manifest.files if file.name == naming.LABELS)
+    if is_same and answers == manifest.answers:
+        return []
+    return ["the classes have different names, words, positions or answers"]
+
+
 def _is_listed(store: Store, manifest: Manifest) -> bool:
     shards = (shard for split in manifest.splits.values() for shard in split.shards)
     files = [*manifest.files, *filter(None, (shard.samples for shard in shards))]
@@ -124,21 +151,37 @@ def _is_listed(store: Store, manifest: Manifest) -> bool:
 
 def _other_images(
     job: Job, store: Store, manifest: Manifest, plans: LocalStore, newest: int
-) -> Iterator[str]:
+) -> list[str]:
     selection, workers = job.selection, engine.Workers(job.workers.num)
     reads = job.policy.check != CHECK_HEADER and any(not p.path for p in selection.source.parts)
     inventory = take_inventory(selection, plans, workers, quiet=job.quiet, unpack=reads)
     differs = None
     if reads:
         differs = partial(_is_other_file, job=job, images=selection.images(plans), newest=newest)
+    changes: list[str] = []
+    removed = _quarantined(store, manifest)
+
+    def planned(shard: str) -> Iterator[tuple[_Facts, Member]]:
+        for member in parse_members(plans.read(plan_name(shard), most=plan.MOST_BYTES)):
+            facts = member.key, member.class_index, member.size
+            removed.discard(facts)
+            yield facts, member
+
     for split in inventory.plans:
-        images = [partial(_planned, plans, name) for name in split.shard_names]
-        yield from _differences(store, manifest, split.split, images, differs)
+        images = [partial(planned, name) for name in split.shard_names]
+        changes += _differences(store, manifest, split.split, images, differs)
+    if removed:
+        keys = some(sorted(key for key, _, _ in removed))
+        changes.append(f"{counted(len(removed), 'quarantined image')} removed ({keys})")
+    digest = canonical.digest([split.digest for split in inventory.plans])
+    if selection.annotations and digest != manifest.plan_digest and not changes:
+        changes.append("the bounding boxes, or the paths of images, have changed")
+    return changes
 
 
-def _planned(plans: LocalStore, shard: str) -> Iterator[tuple[_Facts, Member]]:
-    for member in parse_members(plans.read(plan_name(shard), most=plan.MOST_BYTES)):
-        yield (member.key, member.class_index, member.size), member
+def _quarantined(store: Store, manifest: Manifest) -> set[_Facts]:
+    lines = listed_incidents(store, manifest)
+    return {(i.key, i.class_index, i.size) for i in lines if i.action == QUARANTINED}
 
 
 def _kept(store: Store, shard: Shard, excluded: frozenset[str]) -> Iterator[tuple[_Facts, Sample]]:
@@ -175,8 +218,7 @@ def _differences(
 ) -> Iterator[str]:
     """Yields differences between a finished split and the images now planned for its shards."""
     shards = manifest.splits[split].shards if split in manifest.splits else []
-    lines = listed_incidents(store, manifest)
-    bad = {(i.key, i.class_index, i.size) for i in lines if i.action == QUARANTINED}
+    bad = _quarantined(store, manifest)
     altered: list[str] = []
     sides: tuple[list[Path], list[Path]] = [], []
     with scratch.place() as folder:

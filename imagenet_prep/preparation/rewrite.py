@@ -130,6 +130,7 @@ class Job:
             libraries = self.policy.libraries
         identities, made = dict[str, str](), dict[str, Config]()
         manifest = self.found.manifest
+        labels = "" if manifest else tfrecords.labels(self.found.store)
         for split in self.splits:
             files = self.found.splits[split]
             source = canonical.digest([[shard.file, shard.num_bytes] for shard in files])
@@ -137,7 +138,8 @@ class Job:
             if self.exclude:
                 listed = {"images": self.num_excluded(split), "sha256": self.exclude.sha256}
                 made[split][EXCLUDED] = listed
-            identities[split] = manifest.digest if manifest else existing_set.identity(files)
+            identity = manifest.digest if manifest else existing_set.identity(files)
+            identities[split] = canonical.digest([identity, labels]) if labels else identity
         # `report` shows source images from this location.
         origin = None
         if folder := self.found.store.as_folder:

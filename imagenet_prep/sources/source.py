@@ -107,6 +107,9 @@ class Source(ABC):
             type(self).__name__,
             [[part.name, part.num_bytes, part.stamp] for part in self.parts],
             self.classes.digest,
+            # The words of ILSVRC2012's classes never change.
+            *([] if self.classes.official else [self.classes.words]),
+            *([self.evaluation.objects] if self.evaluation else []),
             *(getattr(self, name) for name in self.decisive),
             *self.keys.items(),
         ]

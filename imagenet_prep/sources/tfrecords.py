@@ -228,7 +228,8 @@ def known_labelling(found: TfrecordSet, splits: Sequence[str]) -> Labelling | No
     # Damage is reported later, when all records are read.
     uses = [use for shard in shards.values() for use in label_uses(found.store, shard, Problems())]
     official = official_classes()
-    if found.store.size(tfds_record.LABELS) and (named := _listed_labels(found, uses)):
+    named = _listed_labels(found, uses)
+    if named:
         return named
     if not uses or not all(use.name in official.index for use in uses if use.name):
         return None
@@ -236,9 +237,17 @@ def known_labelling(found: TfrecordSet, splits: Sequence[str]) -> Labelling | No
     return Labelling(official, offsets.pop()) if offsets in ({0}, {1}) else None
 
 
+def labels(store: Store) -> str:
+    """Returns the list of classes that TFDS has written, or "" if there is none."""
+    if not store.size(tfds_record.LABELS):
+        return ""
+    return store.read(tfds_record.LABELS).decode(errors="replace")
+
+
 def _listed_labels(found: TfrecordSet, uses: Sequence[LabelUse]) -> Labelling | None:
-    text = found.store.read(tfds_record.LABELS).decode(errors="replace")
-    names = [name.strip() for name in text.splitlines() if name.strip()]
+    names = [name.strip() for name in labels(found.store).splitlines() if name.strip()]
+    if not names:
+        return None
     labelling = Labelling(classes_called(names, found.store.where(tfds_record.LABELS)), 0)
     try:
         for use in uses:

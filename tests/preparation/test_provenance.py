@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from collections.abc import Callable, Sequence
@@ -11,14 +12,15 @@ from typing import Any
 
 import pytest
 
-from imagenet_prep import amend, resize
+from imagenet_prep import amend, export, resize
 from imagenet_prep.core.errors import DataDamagedError, SourceError, UsageError
 from imagenet_prep.pipelines import prepare
 from imagenet_prep.preparation import provenance, writing
 from imagenet_prep.preparation.config import Config
 from imagenet_prep.shards.writer import WrittenShard
+from imagenet_prep.sources.labels import official_classes
 from imagenet_prep.storage.opened import open_dataset
-from tests.kit import foreign, layouts
+from tests.kit import evaluation_sets, foreign, layouts
 from tests.kit.dataset import contents, stamps
 from tests.kit.foreign_sets import few_images
 from tests.kit.miniature import Miniature
@@ -342,3 +344,136 @@ def test_an_image_that_is_in_no_shard_or_in_two_is_missed(
     ):
         made(source, tmp_path / "out")
     assert not (tmp_path / "out" / "dataset.json").exists()
+
+
+@pytest.mark.parametrize("num_shards", [1, 3])
+def test_a_bad_image_that_was_removed_from_the_source_is_named(
+    source: Path, tmp_path: Path, num_shards: int
+) -> None:
+    """The same words for any number of shards, though other images move only with several."""
+    (source / "train/cat/bad.jpg").write_bytes(damaged(image(8)))
+    (source / "train/cat/kept.jpg").write_bytes(damaged(image(9)))
+    made(source, tmp_path / "out", train_shards=num_shards)
+    (source / "train/cat/bad.jpg").unlink()
+    with pytest.raises(UsageError, match=r"1 quarantined image removed \(cat/bad.jpg\)\."):
+        made(source, tmp_path / "out", train_shards=num_shards)
+
+
+WNIDS = ("n01440764", "n01443537")
+
+
+def kaggle(root: Path, *, words: str = "a fish", box: int = 4) -> Path:
+    """Writes a source with a list of words and a box for each image; all forms have one size."""
+    for number in range(4):
+        wnid = WNIDS[number % 2]
+        for place, data in (
+            ("Data", image(number)),
+            ("Annotations", layouts.voc_xml(30, 24, [(box, 2, 20, 20)], wnid)),
+        ):
+            suffix = "JPEG" if place == "Data" else "xml"
+            path = root / place / "CLS-LOC/train" / wnid / f"{wnid}_{number}.{suffix}"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(data)
+    lines = [f"{WNIDS[0]} {words}", f"{WNIDS[1]} another"]
+    (root / "LOC_synset_mapping.txt").write_text("\n".join(lines))
+    return root
+
+
+CHANGES = [({"box": 3}, "the bounding boxes"), ({"words": "a bird"}, "the classes have different")]
+
+
+@pytest.mark.parametrize(("change", "says"), CHANGES)
+def test_what_changes_no_image_is_a_change_of_the_source(
+    tmp_path: Path, change: dict[str, Any], says: str
+) -> None:
+    root, out = kaggle(tmp_path / "source"), tmp_path / "out"
+    made(root, out, allow_subset=True)
+    for path in root.rglob("*"):
+        os.utime(path)
+    shutil.copytree(root, tmp_path / "copy")
+    for place in (root, tmp_path / "copy"):
+        made(place, out, allow_subset=True)  # compared and equal
+
+    kaggle(root, **change)
+    for _ in range(2):
+        with pytest.raises(UsageError, match=f"since this dataset was made from it: {says}"):
+            made(root, out, allow_subset=True)
+    kaggle(root)
+    made(root, out, allow_subset=True)
+
+
+def resized(of: Path, out: Path, *splits: str, **more: Any) -> Any:
+    config = resize.Config(
+        input_dir=str(of),
+        output_dir=str(out),
+        splits=splits or ("train",),
+        short_side=16,
+        workers=1,
+        json=True,
+        **more,
+    )
+    return resize.resize(config)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [({"box": 3}, "train-00000-of-00001: had md5"), CHANGES[1]],
+)
+def test_resize_sees_what_changes_no_image(
+    tmp_path: Path, change: dict[str, Any], says: str
+) -> None:
+    first, out = tmp_path / "first", tmp_path / "out"
+    made(kaggle(tmp_path / "source"), first, allow_subset=True)
+    resized(first, out)
+    second, again = tmp_path / "second", tmp_path / "again"
+    made(kaggle(tmp_path / "changed", **change), second, allow_subset=True)
+    made(tmp_path / "source", again, allow_subset=True, orientation="keep")  # no tag, so no change
+    resized(again, out)
+    with pytest.raises(UsageError, match=f"since this dataset was made from it: {says}"):
+        resized(second, out)
+    resized(second, out, force=True)
+    resized(second, tmp_path / "fresh")
+    assert contents(out) == contents(tmp_path / "fresh")
+
+
+def test_a_changed_list_of_classes_of_tfds_is_a_change_of_the_input(
+    source: Path, tmp_path: Path
+) -> None:
+    """Only this list says what a label means; the shards have numbers."""
+    made(source, tmp_path / "set")
+    root, out = tmp_path / "tfds", tmp_path / "out"
+    assert export.run([str(tmp_path / "set"), "--to", "tfds", "--out", str(root), "--json"]) == 0
+    (labels,) = root.rglob("label.labels.txt")
+    resized(labels.parent, out)
+    os.utime(labels)
+    before = stamps(out)
+    resized(labels.parent, out)
+    assert stamps(out) == before
+    labels.write_text(labels.read_text().replace("cat", "cow"))
+    with pytest.raises(UsageError, match="the classes have different names, words, positions"):
+        resized(labels.parent, out)
+
+
+@pytest.mark.parametrize(("name", "indices"), [("Banana", (950,)), ("Alarm clock", (409, 531))])
+def test_a_changed_mapping_of_objectnet_is_a_change_of_the_source(
+    tmp_path: Path, name: str, indices: tuple[int, ...]
+) -> None:
+    """A different class of the images, or only a different second answer."""
+    root = evaluation_sets.put(evaluation_sets.objectnet().files, tmp_path, "objectnet", "folder")
+    out, mapping = tmp_path / "out", "mappings/objectnet_to_imagenet_1k.json"
+
+    def run(place: Path, out: Path) -> None:
+        config = Config(source=str(place), out=str(out), workers=1, json=True, allow_subset=True)
+        prepare.prepare(config)
+
+    run(root, out)
+    resized(out, tmp_path / "small", "test")
+    (path,) = root.rglob(mapping)
+    content = json.loads(path.read_bytes())
+    content[name] = "; ".join(official_classes().words[index] for index in indices)
+    path.write_text(json.dumps(content))
+    with pytest.raises(UsageError, match="the source has changed since this dataset"):
+        run(root, out)
+    run(root, tmp_path / "other")
+    with pytest.raises(UsageError, match="the source has changed since this dataset"):
+        resized(tmp_path / "other", tmp_path / "small", "test")

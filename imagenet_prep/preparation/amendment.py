@@ -207,7 +207,7 @@ def run(job: Job, store: Store) -> Json:
 
 def preview(job: Job, store: Store) -> Json:
     """Returns the changes that a run would make."""
-    Output(store, job.wanted).left()
+    Output(store, job.wanted).older_files(job.manifest.shard_names)
     return {"amended": {**_changed(job), "emptied": {}, "columns": {}}}
 
 

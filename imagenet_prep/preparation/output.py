@@ -158,10 +158,9 @@ class Output:
 
         Removes splits that --force replaces, and shards of older plans.
         """
+        older = self.older_files(shards)
         decision = self._decision or self._decide()
         self._pending = {*left}
-        listed = self.seen.committed.shard_names if self.seen.committed else []
-        older = self._older([*shards, *listed], decision.replaced)
         for split in decision.replaced:
             self._discard(split)
         self.store.remove(*older)
@@ -171,6 +170,12 @@ class Output:
         if self.store.claim(standing.BEGUN, content) != content:
             # A bucket keeps an existing claim, by a different run or by ours for other splits.
             self.store.write(standing.BEGUN, self._mark(self._decide().made, left))
+
+    def older_files(self, shards: Sequence[str]) -> list[str]:
+        """Returns the files of older plans, which `begin` removes; see `_older` for the error."""
+        decision = self._decision or self._decide()
+        listed = self.seen.committed.shard_names if self.seen.committed else []
+        return self._older([*shards, *listed], decision.replaced)
 
     def _older(self, shards: Collection[str], others: Collection[str]) -> list[str]:
         """Returns files of older plans, neither of these shards nor of the splits `others`.

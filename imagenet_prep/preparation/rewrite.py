@@ -110,6 +110,10 @@ class Job:
         of_shards = changes.changes_of(request, self.found.dataset, seed=0)
         return {change.name: change.excluded for change in of_shards}
 
+    def shard_names(self, splits: Sequence[str]) -> list[str]:
+        """Returns the names of the shards of these splits."""
+        return [shard.name for split in splits for shard in self.found.splits[split]]
+
     def num_excluded(self, split: str) -> int:
         """Returns the number of excluded images of a split."""
         return sum(len(self.excluded.get(shard.name, ())) for shard in self.found.splits[split])
@@ -168,8 +172,7 @@ def run(job: Job, store: Store) -> Json:
             pending = output.left()
             labelling = _labelling(job, store, output, pending)
             _ = job.input_incidents  # report a damaged list before anything is written
-            shards = chain.from_iterable(job.found.splits[split] for split in pending)
-            output.begin(pending, [shard.name for shard in shards])
+            output.begin(pending, job.shard_names(pending))
             for split in pending:
                 _write(job, store, output, split, labelling)
     summary = output.end()
@@ -182,6 +185,7 @@ def preview(job: Job, store: Store) -> Json:
     It reads tables, the first and last shards and, if the input has changed, what `run` compares.
     """
     output, pending = _output(job, store, note=False)
+    output.older_files(job.shard_names(pending))
     _ = job.input_incidents
     labelling = tfrecords.known_labelling(job.found, job.splits)
     labels = "only known after all shards are read, so a run reads them twice"

@@ -244,6 +244,7 @@ def preview(job: Job, output: Output) -> Json:
         inventory = take_inventory(job.selection, plans, job.workers, quiet=True, unpack=False)
         try:
             if pending:
+                output.older_files(inventory.shard_names)
                 stage = write_stage(job, inventory, store, plans)
                 forecast.check_shards(inventory.plans, stage.receipts(inventory.shard_names))
         except StoreError as error:

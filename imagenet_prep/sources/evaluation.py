@@ -131,7 +131,13 @@ def _is_set(place: Path) -> bool:
     images = filter(listing.is_called_an_image, layout.files_below(place / folders[0]))
     paths = (f"{_called(place)}/{Path(path).relative_to(place)}" for path in images)
     sample = next(paths, f"{place.name}/{folders[0]}/")
-    return has_mapping or edition_of([place.name], folders, sample) is not None
+    if has_mapping or edition_of([place.name], folders, sample) is not None:
+        return True
+    # Numbers are usual names of classes. Only ImageNetV2 has 10 images in each of 1,000 folders.
+    return {*folders} == {*map(str, range(1000))} and all(
+        sum(map(listing.is_called_an_image, layout.files_below(place / name))) == 10
+        for name in folders
+    )
 
 
 def find(root: Location, splits: Sequence[str], *, follow_links: bool) -> Folder | Archives:

@@ -21,7 +21,6 @@ from imagenet_prep.dataset.keys import CORRUPTIONS, WNID
 from imagenet_prep.sources import labels
 
 _NUMBER = re.compile(r"0|[1-9][0-9]{0,2}")
-_MANY_NUMBERS = 500  # custom datasets have fewer numbered class folders
 _CORRUPTED = re.compile(rf"(?:^|/)((?:{'|'.join(CORRUPTIONS)})/[1-5]/)n[0-9]{{8}}/[^/]+$")
 # ObjectNet's mapping files. NUMBERS contains the line number in WORDS of each class.
 FOLDERS, OBJECTS, NUMBERS, WORDS = MAPPING = (
@@ -135,8 +134,6 @@ def edition_of(names: Iterable[str], folders: Collection[str], sample: str) -> E
         digest = hashlib.sha256("".join(f"{name}\n" for name in sorted(folders)).encode())
         known = {edition.digest: edition for edition in editions.EVALUATION if edition.digest}
         called = known.get(digest.hexdigest(), called)
-    if called is None and sum(map(bool, map(_NUMBER.fullmatch, folders))) >= _MANY_NUMBERS:
-        return editions.IMAGENETV2
     return called
 
 

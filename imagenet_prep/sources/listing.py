@@ -6,15 +6,15 @@ In custom datasets, images are also recognised by their content, because phones 
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from pathlib import Path
 from typing import NamedTuple
 
-from imagenet_prep.core.errors import DataDamagedError
+from imagenet_prep.core.errors import DataDamagedError, SourceError
 from imagenet_prep.dataset import formats
 from imagenet_prep.dataset.ignored import ending
-from imagenet_prep.sources.scan import File, Problems, scan
-from imagenet_prep.storage.os_errors import demand_disk
+from imagenet_prep.sources.scan import File, Problems, read_errors, scan
 from imagenet_prep.storage.remote_path import open_to_read
 
 _NAMES = (".jpeg", ".jpg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff")
@@ -39,17 +39,14 @@ def is_image(path: Path, *, by_content: bool) -> bool:
 
 
 def _photograph(path: Path) -> str | None:
+    """Returns the format of a photograph; raises SourceError if a file cannot be read."""
     if path.name.startswith("."):
         return None
-    try:
-        with open_to_read(path) as file:
-            name = formats.name_of(file.read(formats.HEAD_BYTES))
-            return name if name in formats.PHOTOGRAPHS else None
-    except OSError as error:
-        demand_disk(path, error)
-        return None  # unreadable files are counted as ignored
-    except DataDamagedError:
-        return None  # not a regular file: reported when it is listed
+    # `scan` reports files that are not regular.
+    with read_errors(path), contextlib.suppress(DataDamagedError), open_to_read(path) as file:
+        name = formats.name_of(file.read(formats.HEAD_BYTES))
+        return name if name in formats.PHOTOGRAPHS else None
+    return None
 
 
 def below(
@@ -61,7 +58,13 @@ def below(
     for file in scan(folder, inside, hidden, problems):
         # Check the name first: for a million files, building paths takes most of the time.
         if not is_called_an_image(file.path):
-            kind = _photograph(folder / file.path) if by_content else None
+            try:
+                kind = _photograph(folder / file.path) if by_content else None
+            except SourceError as error:
+                if problems is None:
+                    raise
+                problems.add(error)
+                continue
             if kind is None:
                 ignored[ending(file.path)] += 1
                 continue

@@ -25,6 +25,7 @@ from imagenet_prep.storage.remote_path import Location, RemotePath, Site
 from tests.kit import evaluation_sets
 from tests.kit.evaluation_sets import CONTAINERS, WNIDS, Made, by_wnid, counts_of, put, v2
 from tests.kit.http_server import serve
+from tests.kit.layouts import write
 from tests.kit.limits import Limits
 
 NAMES = (
@@ -144,23 +145,37 @@ def test_the_upload_of_imagenetv2_with_wnids_is_the_same_set(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    ("top", "name", "classes"),
+    ("top", "name", "classes", "each"),
     [
-        ("imagenetv2-threshold0.7-format-val", "imagenetv2-threshold0.7", 3),
-        ("ImageNetV2-matched-frequency", "imagenetv2-matched-frequency", 3),
-        ("imagenetv2", "imagenetv2", 3),
-        ("mine", "imagenetv2", 600),
+        ("imagenetv2-threshold0.7-format-val", "imagenetv2-threshold0.7", 3, 1),
+        ("ImageNetV2-matched-frequency", "imagenetv2-matched-frequency", 3, 1),
+        ("imagenetv2", "imagenetv2", 3, 1),
+        ("mine", "imagenetv2", 1000, 10),
     ],
 )
-def test_the_name_says_which_imagenetv2_it_is(
-    top: str, name: str, classes: int, tmp_path: Path
+def test_the_name_or_the_counts_say_which_imagenetv2_it_is(
+    top: str, name: str, classes: int, each: int, tmp_path: Path
 ) -> None:
-    put(v2(range(classes), each=1, top=top).files, tmp_path, "", "folder")
+    put(v2(range(classes), each=each, top=top).files, tmp_path, "", "folder")
 
     for root in (tmp_path, tmp_path / top):
         edition = found(root).edition
         assert edition is not None
         assert edition.name == name
+
+
+@pytest.mark.parametrize(
+    ("first", "classes", "each"), [(0, 600, 2), (0, 999, 10), (1, 1000, 10), (0, 1000, 9)]
+)
+def test_numbers_alone_are_the_classes_of_a_user(
+    first: int, classes: int, each: int, tmp_path: Path
+) -> None:
+    """Identities, products and species have numbers; each label is the name of its folder."""
+    for number in range(first, first + classes):
+        for image in range(each):
+            write(tmp_path / "mine" / str(number) / f"{image}.jpg", b"\xff\xd8\xff")
+
+    assert detect.recognised(tmp_path / "mine") == [detect.FOLDER]
 
 
 @pytest.mark.parametrize("container", CONTAINERS)

@@ -128,8 +128,9 @@ def test_a_file_without_a_receipt_is_refused_before_work_starts(
     (out / stranger).write_bytes(b"precious")
     (out / "train-00001-of-00002").unlink()
     before = shard_files(LocalStore(out))
-    with pytest.raises(UsageError, match=f"already contains {stranger}, which this run"):
-        run(images, out)
+    for more in ({}, {"dry_run": True}):
+        with pytest.raises(UsageError, match=f"already contains {stranger}, which this run"):
+            run(images, out, **more)
     assert shard_files(LocalStore(out)) == before
 
     (out / stranger).unlink()

@@ -1,14 +1,22 @@
 from __future__ import annotations
 
+import errno
+import os
+import socket
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from imagenet_prep.core.errors import SourceError
 from imagenet_prep.dataset import formats, ignored
 from imagenet_prep.sources import layout, listing
+from imagenet_prep.sources.scan import Problems
 from tests.kit.installed import Installed
 from tests.kit.layouts import write
+from tests.kit.system import System
 
 JPEG, HEIC = b"\xff\xd8\xff\xe0", b"\0\0\0\x18ftypheic"
 
@@ -119,3 +127,40 @@ def test_folders_of_classes_alone_are_recognised_and_others_are_not(tmp_path: Pa
     assert is_class_root(root)
     (root / "val").mkdir()
     assert not is_class_root(root)
+
+
+@pytest.mark.parametrize("name", ["noext", "x.heic", "notes.txt", "below/1.jpg.bak"])
+@pytest.mark.parametrize("is_collected", [False, True])
+def test_a_file_that_cannot_be_read_is_an_error_and_not_a_file_of_another_kind(
+    tmp_path: Path, system: System, name: str, *, is_collected: bool
+) -> None:
+    for path in (name, "1.jpg", "other.txt"):
+        write(tmp_path / path, b"\xff\xd8\xff")
+
+    def refused(real: Callable[..., int], path: Any, *args: Any, **more: Any) -> int:
+        if str(path) == str(tmp_path / name):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        return real(path, *args, **more)
+
+    system.instead("open", refused)
+    problems = Problems() if is_collected else None
+    with pytest.raises(SourceError, match=rf"{name}: cannot be read: Permission denied\."):
+        files = listing.below(tmp_path, None, by_content=True, problems=problems)
+        assert not files.ignored[ignored.ending(name)]
+        assert problems is not None
+        problems.raise_all(tmp_path)
+    listing.below(tmp_path, None, by_content=False)  # files of ImageNet are known by their names
+
+
+@pytest.mark.parametrize("name", ["noext", "x.heic", "1.jpg"])
+def test_links_to_nothing_and_sockets_are_errors_whatever_their_names(
+    tmp_path: Path, name: str
+) -> None:
+    (tmp_path / "links").mkdir()
+    (tmp_path / "links" / name).symlink_to("nothing")
+    (tmp_path / "sockets").mkdir()
+    with socket.socket(socket.AF_UNIX) as opened:
+        opened.bind(str(tmp_path / "sockets" / name))
+    for folder, says in (("links", "No such file or directory"), ("sockets", "is not a regular")):
+        with pytest.raises(SourceError, match=f"{name}: .*{says}"):
+            listing.below(tmp_path / folder, tmp_path, by_content=True)

@@ -73,7 +73,7 @@ def adopt(config: Config) -> tuple[Json, ImagenetPrepError | None]:
     from imagenet_prep.sources import shard_files
     from imagenet_prep.storage import columns, scratch
     from imagenet_prep.storage.folder import LocalStore
-    from imagenet_prep.storage.opened import Dataset
+    from imagenet_prep.storage.opened import Dataset, refuse_inside
     from imagenet_prep.storage.store import open_store, same_place
 
     source = open_store(config.folder)
@@ -81,6 +81,9 @@ def adopt(config: Config) -> tuple[Json, ImagenetPrepError | None]:
     if config.out is not None and same_place(store.where(), source.where()):
         raise UsageError(f"--out {config.out} is the source. To adopt it in place, remove --out")
     if config.out is not None:
+        existing = shard_files.find(source).dataset
+        if existing:
+            refuse_inside(store.where(), existing)
         columns.say_left_behind(source)
     workers = Workers(config.workers, config.worker_kind)
 

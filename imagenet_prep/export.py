@@ -133,9 +133,11 @@ def export(config: Config) -> Json:
     from imagenet_prep.read.choice import Choice
     from imagenet_prep.read.config import Wanted
     from imagenet_prep.storage import columns
+    from imagenet_prep.storage.opened import refuse_inside
     from imagenet_prep.storage.store import open_store
 
     source = Source(config.dataset, config.columns)
+    refuse_inside(config.out, source.dataset)
     existing = source.dataset.manifest.splits
     splits = [split for split in schema.SPLITS if split in (config.split or existing)]
     with contextlib.closing(source):

@@ -192,11 +192,13 @@ def _open_target(config: Config, source: Original) -> Replica | Bucket:
         )
         return Bucket(store, source.data, columns=source.columns)
     from imagenet_prep.distribute.replica import Replica
+    from imagenet_prep.storage.opened import Dataset, refuse_inside
+    from imagenet_prep.storage.store import open_store
 
     root = Path(config.to).expanduser().absolute()
     here = Path(config.dataset).expanduser()
-    if here.is_dir() and root.is_dir() and root.samefile(here):
-        raise errors.UsageError(f"{root} is the dataset itself. Choose a different folder.")
+    if here.is_dir():
+        refuse_inside(str(root), Dataset(open_store(str(here)), source.data))
     return Replica(root, source.data, config.placement(), source.columns)
 
 

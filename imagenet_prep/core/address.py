@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -45,6 +46,14 @@ class Place(enum.Enum):
         if not allowed:
             shown = public(text) if is_address else text
             raise ValueError(f"{name} {shown}: expected {self.value}")
+        if not is_address and self in (Place.FOLDER, Place.FOLDER_OR_BUCKET):
+            # `Path.expanduser` fails for a user without a home folder.
+            path = Path(os.path.expanduser(text))  # noqa: PTH111
+            existing = next(filter(os.path.lexists, (path, *path.parents)), path)
+            if os.path.lexists(existing) and not existing.is_dir():
+                raise ValueError(
+                    f"{name} {text}: {existing} is a file or a broken link, expected a folder"
+                )
 
 
 def check_base(base: str) -> None:

@@ -48,7 +48,8 @@ _ENCODER = json.JSONEncoder(
 
 def dumps(value: Any) -> bytes:
     """Returns compact UTF-8 JSON with sorted keys; dataclasses become objects."""
-    return _ENCODER.encode(value).encode()
+    # In paths, lone surrogates stand for bytes that are not UTF-8. They become JSON's \\udcXX.
+    return _ENCODER.encode(value).encode(errors="backslashreplace")
 
 
 def digest(value: Any) -> str:

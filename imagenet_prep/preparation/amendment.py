@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import chain
-from pathlib import Path
 from typing import TypeVar
 
 from imagenet_prep import engine
@@ -40,8 +39,8 @@ from imagenet_prep.shards.samples_root import samples_root
 from imagenet_prep.shards.writer import WrittenShard
 from imagenet_prep.sources.shard_files import split_of
 from imagenet_prep.storage import columns, tables
-from imagenet_prep.storage.opened import Dataset, open_dataset
-from imagenet_prep.storage.store import Store, same_place
+from imagenet_prep.storage.opened import Dataset, open_dataset, refuse_inside
+from imagenet_prep.storage.store import Store
 
 _T = TypeVar("_T")
 
@@ -167,14 +166,7 @@ def refuse(dataset: Dataset, out: Store) -> None:
             f"{'a prefix on the same server' if folder is None else 'a local folder'}. Afterwards, "
             "`imagenet-prep replicate` copies the new dataset to other locations."
         )
-    places = [where, out.where()]
-    if folder:
-        places = [str(Path(place).resolve()) for place in places]
-    if same_place(*places) or places[1].startswith(f"{places[0]}/"):
-        raise UsageError(
-            f"--out {out.where()} is inside the dataset itself, which never changes. Choose a "
-            "location next to it."
-        )
+    refuse_inside(out.where(), dataset)
     dataset.demand_samples()
     if lost := dataset.lost():
         raise errors.DataDamagedError(

@@ -150,8 +150,8 @@ class Config(RunFlags):
     allow_subset: bool = switch(help="accept more or fewer images than the published edition has")
     subset_classes: tuple[str, ...] = flag(
         (),
-        help="use only these WNIDs, or the first N classes; labels stay as in the complete dataset",
-        metavar="N|WNIDS",
+        help="use only these classes, or the first N if no class is called N; labels stay the same",
+        metavar="N|CLASSES",
     )
     subset_per_class: int | None = optional(
         least=1, help="keep at most this many images of each class; --seed selects them"
@@ -159,8 +159,6 @@ class Config(RunFlags):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if len(self.subset_classes) == 1 and not self.subset_classes[0].strip("0"):
-            raise ValueError(f"--subset-classes {self.subset_classes[0]}: expected at least 1")
         number = _HOLDOUT.fullmatch(self.holdout)
         if number is None or not 0 <= float(number[1]) < (100 if number[2] else math.inf):
             raise ValueError(

@@ -204,8 +204,15 @@ def _wanted(config: Config, selection: Selection, policy: Policy) -> Wanted:
 
 
 def _chosen(classes: ClassList, requested: Sequence[str]) -> frozenset[int]:
-    """Returns the indices of the requested classes; a single number N means the first N."""
+    """Returns the indices of the requested classes.
+
+    A single number N means the first N, unless it is the name of a class.
+    """
     indices = range(len(classes.wnids))
-    if len(requested) == 1 and requested[0].isascii() and requested[0].isdecimal():
-        return frozenset(indices[: int(requested[0])])
+    (number, *others) = requested or [""]
+    is_count = number.isascii() and number.isdecimal() and number not in classes.index
+    if is_count and not others:
+        if not int(number):
+            raise UsageError(f"--subset-classes {number}: expected at least 1, or a class")
+        return frozenset(indices[: int(number)])
     return frozenset(classes.indices(requested) if requested else indices)

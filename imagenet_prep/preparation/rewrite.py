@@ -39,6 +39,7 @@ from imagenet_prep.shards.writer import WrittenShard
 from imagenet_prep.sources import tfrecords
 from imagenet_prep.sources.labelling import Labelling
 from imagenet_prep.sources.shard_files import ShardFile, TfrecordSet
+from imagenet_prep.storage.opened import refuse_inside
 from imagenet_prep.storage.origins import Origin
 from imagenet_prep.storage.store import Store, same_place
 
@@ -217,6 +218,8 @@ def _output(job: Job, store: Store, *, note: bool = True) -> tuple[Output, list[
     folders = {shard.path.rpartition("/")[0] for s in job.splits for shard in job.found.splits[s]}
     if any(same_place(store.where(), source.where(folder)) for folder in {"", *folders}):
         raise UsageError(f"{store.where()} is the input. Choose a different folder for the result.")
+    if job.found.dataset:
+        refuse_inside(store.where(), job.found.dataset)
     output = Output(store, job.wanted)
     pending = output.left()
     finished = [split for split in job.splits if split not in pending]

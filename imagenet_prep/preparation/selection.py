@@ -20,7 +20,7 @@ from imagenet_prep.sources.member_reader import MemberReader
 from imagenet_prep.sources.source import IndexTask, Packed, Part, Source, Stored
 from imagenet_prep.storage.archive import ArchiveReader
 from imagenet_prep.storage.folder import LocalStore
-from imagenet_prep.storage.store import Store, same_place
+from imagenet_prep.storage.store import Store, is_inside, same_place
 
 
 @dataclass(frozen=True)
@@ -152,7 +152,7 @@ def refuse_source_as_output(out: str, where: str, source: Source) -> None:
         raise UsageError(f"--out {out} is the source itself. {advice}")
     if isinstance(source, Folder) and not address.is_remote(out):
         for folder in source.split_folders:
-            if Path(places[0]).resolve().is_relative_to(folder.resolve()):
+            if is_inside(places[0], str(folder)):
                 raise UsageError(
                     f"--out {out} is inside {folder}, among the images of the source, and the next "
                     f"run would treat it as a class. {advice}"

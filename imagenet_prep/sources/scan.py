@@ -97,7 +97,7 @@ def scan(
                             hidden += hidden_files(folder, path)
                         continue
                     try:
-                        _refuse_unprintable(folder, entry.name)
+                        demand_utf8(folder, entry.name)
                         if entry.is_dir(follow_symlinks=False):
                             folders.append(f"{path}/")
                         else:
@@ -147,11 +147,12 @@ def subfolders(folder: Path, *, any_name: bool = False) -> list[str]:
     with read_errors(folder), os.scandir(folder) as entries:
         names = sorted(e.name for e in entries if e.is_dir() and not is_hidden(e.name))
     for name in () if any_name else names:
-        _refuse_unprintable(folder, name)
+        demand_utf8(folder, name)
     return names
 
 
-def _refuse_unprintable(folder: Path, name: str) -> None:
+def demand_utf8(folder: object, name: str) -> None:
+    """Raises SourceError if the name of a file or folder is not UTF-8."""
     try:
         name.encode()
     except UnicodeEncodeError as error:

@@ -19,7 +19,7 @@ from imagenet_prep.dataset.keys import WNID
 from imagenet_prep.dataset.member import Member
 from imagenet_prep.sources.evaluation_layout import Layout
 from imagenet_prep.sources.member_reader import MemberReader
-from imagenet_prep.sources.scan import File, read_errors, refuse_link_out
+from imagenet_prep.sources.scan import File, demand_utf8, read_errors, refuse_link_out
 from imagenet_prep.storage.archive import RangeReader
 from imagenet_prep.storage.remote import stamp
 from imagenet_prep.storage.remote_path import Location, RemotePath, open_to_read
@@ -208,6 +208,7 @@ class Pixels(Packed):
 
 def file_part(path: Location, md5: str | None = None) -> Part:
     """Returns the `Part` of a file; raises ImagenetPrepError if it cannot be opened."""
+    demand_utf8(path.parent, path.name)
     if isinstance(path, RemotePath):
         stat = path.demand_ranges()
         return Part(path.name, stat.size, stat.validator, md5, path)
@@ -255,6 +256,7 @@ def read_list(path: Location, *, lenient: bool = False) -> str:
 
 def folder_part(name: str, groups: Iterable[tuple[str, Sequence[File]]]) -> Part:
     """Returns one `Part` for scanned folders; its stamp is a digest of names, sizes and times."""
+    demand_utf8("the source", name)
     digest = hashlib.blake2b(digest_size=16)
     num_bytes = images = newest = 0
     for group, files in groups:

@@ -13,14 +13,22 @@ from dataclasses import dataclass, field
 from functools import cached_property, partial
 
 from imagenet_prep.core import canonical, regular_file
-from imagenet_prep.core.errors import DataDamagedError, IncompleteError, ManifestError, UsageError
+from imagenet_prep.core.errors import (
+    BusyError,
+    DataDamagedError,
+    IncompleteError,
+    ManifestError,
+    StoreError,
+    UsageError,
+)
 from imagenet_prep.dataset import claims, class_list, manifest, naming, placement, samples, tfds
 from imagenet_prep.dataset.class_list import ClassList
 from imagenet_prep.dataset.manifest import File, Manifest, Shard, demand_samples
 from imagenet_prep.dataset.placement import Placement
 from imagenet_prep.dataset.samples import Head, Sample
-from imagenet_prep.storage import tables
-from imagenet_prep.storage.store import Readable, open_readable
+from imagenet_prep.storage import origins, tables
+from imagenet_prep.storage.remote import AbsentError
+from imagenet_prep.storage.store import Readable, is_inside, open_readable
 
 _REMEDY = "Copy the dataset again from its original location."
 
@@ -40,7 +48,7 @@ class Dataset:
     def at(cls, store: Readable) -> Dataset:
         """Returns the finished dataset in a store, without verifying it."""
         demand_file(store)
-        return cls(store, store.read(naming.MANIFEST))
+        return cls(store, _read(store, naming.MANIFEST))
 
     @property
     def where(self) -> str:
@@ -170,6 +178,19 @@ def strangers(store: Readable, shards: Collection[str]) -> list[str]:
     ]
 
 
+def refuse_inside(out: str, dataset: Dataset) -> None:
+    """Raises UsageError if an output is inside a dataset, or among the images of its source."""
+    origin = origins.find(dataset.manifest.digest)
+    sources = dataset.manifest.sources if origin else []
+    folders = [dataset.where, *(f"{origin.root}/{source.name}" for source in sources if origin)]
+    for folder in folders:
+        if is_inside(out, folder):
+            raise UsageError(
+                f"{out} is inside {folder}, which belongs to the input and never changes. Choose "
+                "a location next to it."
+            )
+
+
 def demand_file(store: Readable) -> None:
     """Raises DataDamagedError if the manifest of a folder is not a regular file."""
     if (folder := store.as_folder) is not None:
@@ -181,7 +202,20 @@ def committed(store: Readable, names: Collection[str]) -> Dataset | None:
     # If a run was killed while it replaced the manifest, return the previous dataset.
     if naming.MANIFEST in names:
         return Dataset.at(store)
-    return Dataset(store, store.read(naming.REPLACED)) if naming.REPLACED in names else None
+    return Dataset(store, _read(store, naming.REPLACED)) if naming.REPLACED in names else None
+
+
+def _read(store: Readable, name: str) -> bytes:
+    """Returns a manifest that existed a moment ago; raises BusyError if it was removed since."""
+    try:
+        return store.read(name)
+    except StoreError as error:
+        if isinstance(error, AbsentError) or isinstance(error.__cause__, FileNotFoundError):
+            raise BusyError(
+                f"{store.where(name)}: a different run is replacing it. Wait for its end, then run "
+                "the same command again."
+            ) from error
+        raise
 
 
 def open_dataset(place: str | Readable, *, parts: bool = False, check: bool = True) -> Dataset:

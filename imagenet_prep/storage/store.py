@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import os
 import stat
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -173,9 +174,16 @@ def open_readable(base: str) -> Readable:
     return open_store(base)
 
 
-def same_place(*places: str) -> bool:
-    """Returns whether all these paths and URLs are the same folder or prefix."""
-    return len({place if is_remote(place) else Path(place).resolve() for place in places}) == 1
+def is_inside(place: str, folder: str) -> bool:
+    """Returns whether a path or URL is the same folder or prefix as `folder`, or is below it."""
+    if is_remote(place) or is_remote(folder):
+        return f"{place}/".startswith(f"{folder}/")
+    return Path(os.path.realpath(place)).is_relative_to(os.path.realpath(folder))
+
+
+def same_place(first: str, second: str) -> bool:
+    """Returns whether two paths or URLs are the same folder or prefix."""
+    return is_inside(first, second) and is_inside(second, first)
 
 
 def open_remote(base: str, *, connections: int, timeout_s: float) -> Remote:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,15 +12,19 @@ import pytest
 from imagenet_prep import diff, report, show
 from imagenet_prep.core.errors import UsageError
 from imagenet_prep.pipelines import prepare
-from tests.kit import layouts
+from tests.kit import command, layouts
+from tests.kit.dataset import all_files
 from tests.kit.tfrecords import plain
 
 
 @pytest.fixture(scope="module")
 def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A dataset of two images; read-only."""
-    source, out = (tmp_path_factory.mktemp("sound") / name for name in ("source", "set"))
-    for number, name in enumerate(("cats/a", "dogs/b")):
+    folder = tmp_path_factory.mktemp("sound")
+    source, out = folder / "source", folder / "set"
+    # Different images in each test process, which all note the sources of datasets in one place.
+    first = zlib.crc32(os.fsencode(folder)) % 200
+    for number, name in enumerate(("cats/a", "dogs/b"), first):
         layouts.write(source / f"{name}.jpg", plain(number))
     flags = ("--splits", "train", "--train-shards", "1", "--json")
     assert prepare.run(["--source", str(source), "--out", str(out), *flags]) == 0
@@ -50,3 +56,71 @@ def test_another_file_stays_and_its_own_is_replaced(
     out.write_bytes(first + b"more")
     assert run(sound, out) == 0
     assert out.stat().st_size == len(first)
+
+
+def written(verb: str, data: Path, out: Path) -> list[str | Path]:
+    """Returns a command that would write `out`."""
+    keys = data.parent / "keys"
+    keys.write_text("cats/a.jpg\n")
+    return {
+        "prepare": ["prepare", data.parent / "source", out],
+        "resize": ["resize", "-i", data, "-o", out, "-r", "8"],
+        "amend": ["amend", data, "--exclude", keys, "--out", out],
+        "adopt": ["adopt", data, "--out", out, "--allow-subset"],
+        "rewrite": ["adopt", data, "--out", out, "--allow-subset", "--rewrite"],
+        "export": ["export", data, "--to", "webdataset", "--out", out],
+        "replicate": ["replicate", data, out],
+        "duplicates": ["duplicates", data, "--out", out],
+        "download": ["download", "--into", out, "--base-url", data, "--what", "mnist"],
+    }[verb]
+
+
+VERBS = ("prepare", "resize", "amend", "adopt", "rewrite", "export", "replicate")
+
+
+@pytest.mark.parametrize("verb", [*VERBS, "duplicates", "download"])
+def test_an_output_that_cannot_be_a_folder_is_wrong_usage(
+    sound: Path, tmp_path: Path, verb: str
+) -> None:
+    file, loop, broken = (tmp_path / name for name in ("file", "loop", "broken"))
+    file.write_text("mine")
+    loop.symlink_to(loop)
+    broken.symlink_to(tmp_path / "nothing")
+    for out, named in (
+        (file, file),
+        (file / "x/y", file),
+        (loop, loop),
+        (loop / "x", loop),
+        (broken, broken),
+        (Path("/dev/full"), "/dev/full"),
+    ):
+        result = command.run(*written(verb, sound, out))
+        assert result.code == 2, result
+        assert f"{named} is a file or a broken link, expected a folder" in result.err
+    assert {path.name for path in tmp_path.iterdir()} == {"file", "loop", "broken"}
+    assert file.read_text() == "mine"
+
+
+@pytest.mark.parametrize("verb", VERBS[1:])
+def test_nothing_is_written_into_the_input_or_among_its_photographs(
+    sound: Path, tmp_path: Path, verb: str
+) -> None:
+    """With a folder `new` there, the photographs would have a class more."""
+    source = sound.parent / "source"
+    before = all_files(sound), all_files(source)
+    (tmp_path / "link").symlink_to(sound)
+    for out in (
+        sound,
+        sound / "new",
+        sound / "index" / "new",
+        tmp_path / "link" / "new",
+        source,
+        source / "cats",
+        source / "cats/new",
+        source / "new",
+    ):
+        result = command.run(*written(verb, sound, out))
+        assert result.code == 2, result
+        assert "Choose" in result.err or "remove --out" in result.err
+    assert (all_files(sound), all_files(source)) == before
+    assert command.run(*written(verb, sound, sound.parent / f"next-{verb}")).code == 0

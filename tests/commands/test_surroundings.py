@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import json
 import os
 import pty
 import shutil
@@ -18,6 +19,7 @@ from typing import IO
 
 import pytest
 
+from imagenet_prep.storage import origins
 from tests.kit import command
 from tests.kit.dataset import SETTINGS, Reference, contents
 from tests.kit.http_server import serve
@@ -61,6 +63,44 @@ def test_the_locale_does_not_show(
 
     assert (result.code, result.complaints) == (0, "")
     assert contents(out) == reference.contents
+
+
+def test_a_source_in_a_folder_whose_name_is_no_utf8(tmp_path: Path) -> None:
+    """Its path is in notes and in records of failures; its own name would be in the manifest."""
+    odd = Path(os.fsdecode(os.fsencode(tmp_path) + b"/latin-\xe9"))
+    for split in ("train", "val"):
+        for number, name in enumerate(("cat/1.jpg", "dog/2.jpg")):
+            path = odd / split / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(plain(number))
+    out = tmp_path / "out"
+    for _ in range(2):
+        assert command.run("prepare", odd, out).code == 0
+    (digest,) = [json.loads((out / "dataset.json").read_bytes())["digest"]]
+    found = origins.find(digest)
+    assert found is not None
+    assert found.root == str(odd)
+    assert command.run("report", out, "--out", tmp_path / "page.html").code == 0
+
+    replica = odd / "replica"
+    assert command.run("replicate", out, replica).code == 0
+    assert command.run("verify", replica).code == 0
+    assert command.run("amend", out, "--add", odd / "val", "--out", odd / "new").code == 2
+
+    (odd / "val/cat/1.jpg").write_bytes(plain(1)[:200])
+    bad = ("--on-bad-image", "fail")
+    failed = command.run("prepare", odd, tmp_path / "failed", *bad)
+    assert failed.code == 3, failed
+    assert "val/cat/1.jpg" in failed.err
+
+    refused = command.run("prepare", odd / "train" / "..", tmp_path / "x", "--splits", "train")
+    assert refused.code == 0, refused
+    odd.rename(odd.with_name("ascii"))
+    (tmp_path / "ascii/train").rename(odd)
+    refused = command.run("prepare", odd, tmp_path / "y")
+    assert refused.code == 3, refused
+    assert r"the name b'latin-\xe9' is not UTF-8. Rename it." in refused.err
+    assert not (tmp_path / "y").exists()
 
 
 ASCII = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}

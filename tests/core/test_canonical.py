@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 
 import pytest
 from hypothesis import given
@@ -38,6 +39,14 @@ def test_the_order_of_keys_does_not_matter(value: dict[str, object], random: obj
 
 def test_bytes_are_compact_sorted_utf8() -> None:
     assert canonical.dumps({"b": [1, 2.5, None], "a": "é"}) == '{"a":"é","b":[1,2.5,null]}'.encode()
+
+
+def test_a_path_that_is_no_utf8_survives() -> None:
+    path = os.fsdecode(b"/latin-\xe9/\xff")
+    data = canonical.dumps({"path": path})
+    assert data == rb'{"path":"/latin-\udce9/\udcff"}'
+    assert canonical.loads(data) == {"path": path}
+    assert canonical.digest(path) != canonical.digest("/latin-\\udce9/\\udcff")
 
 
 def test_digest_is_the_sha256_of_the_bytes() -> None:

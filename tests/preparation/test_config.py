@@ -20,8 +20,6 @@ def config(**given: Any) -> Config:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"subset_classes": ("0",)}, "--subset-classes 0: expected at least 1"),
-        ({"subset_classes": ("00",)}, "--subset-classes 00: expected at least 1"),
         *(({"holdout": n}, "expected a number of") for n in ("", "-1", "x", "1.5", "100%", "1%%")),
         ({"holdout": "5", "splits": ("validation",)}, "Add train to --splits"),
         ({**HELD, **TRAIN}, "Include both in --splits"),

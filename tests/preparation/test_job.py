@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 
 from imagenet_prep.codec.libraries import UnavailableError
+from imagenet_prep.core.errors import UsageError
 from imagenet_prep.preparation.config import Config
 from imagenet_prep.preparation.job import Job
 from imagenet_prep.sources.source import Stored
+from tests.kit import layouts
 from tests.kit.http_server import serve
 from tests.kit.installed import Installed
 from tests.kit.layouts import make_class_tars
@@ -73,3 +75,34 @@ def test_only_a_source_on_this_machine_has_a_location_for_the_report(
     with serve({"fall11_whole.tar": (tmp_path / "fall11_whole.tar").read_bytes()}) as server:
         remote = job(f"{server.url}/fall11_whole.tar", out=str(tmp_path / "out"))
         assert remote.wanted.origin is None
+
+
+@pytest.mark.parametrize(
+    ("classes", "asked", "chosen"),
+    [
+        (("3", "7", "9"), ("7",), ("7",)),
+        (("3", "7", "9"), ("2",), ("3", "7")),
+        (("3", "7", "9"), ("7", "9"), ("7", "9")),
+        (("3", "7", "9"), ("5",), ("3", "7", "9")),
+        (("0", "1", "2"), ("0",), ("0",)),
+        (("0", "1", "2"), ("2",), ("2",)),
+        (("01", "1", "a"), ("01",), ("01",)),
+        (("a", "b", "c"), ("2",), ("a", "b")),
+        (("a", "b", "c"), ("0", "2"), ("a", "c")),
+        (("a", "b", "c"), (), ("a", "b", "c")),
+    ],
+)
+def test_the_name_of_a_class_wins_over_a_number_of_classes(
+    tmp_path: Path, classes: tuple[str, ...], asked: tuple[str, ...], chosen: tuple[str, ...]
+) -> None:
+    for number, name in enumerate(classes):
+        layouts.write(tmp_path / "source" / name / "0.jpg", plain(number))
+    selection = job(tmp_path / "source", subset_classes=asked).selection
+    names = selection.source.classes.wnids
+    assert tuple(names[index] for index in sorted(selection.classes)) == chosen
+
+
+@pytest.mark.parametrize("asked", ["0", "00"])
+def test_no_class_at_all_is_refused(source: Path, asked: str) -> None:
+    with pytest.raises(UsageError, match=f"--subset-classes {asked}: expected at least 1"):
+        job(source, subset_classes=(asked,))

@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import hashlib
 import json
+import os
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from imagenet_prep.core.errors import DataDamagedError, ManifestError, UsageError
+from imagenet_prep.core.errors import (
+    BusyError,
+    DataDamagedError,
+    ManifestError,
+    StoreError,
+    UsageError,
+)
 from imagenet_prep.dataset import editions, manifest, naming, settings
 from imagenet_prep.dataset.class_list import ClassList
 from imagenet_prep.dataset.editions import Edition
@@ -26,7 +34,7 @@ from imagenet_prep.shards.commit import publish
 from imagenet_prep.shards.writer import WrittenShard
 from imagenet_prep.storage import origins
 from imagenet_prep.storage.folder import TEMPORARY, LocalStore
-from imagenet_prep.storage.opened import shard_files
+from imagenet_prep.storage.opened import committed, shard_files
 from imagenet_prep.storage.origins import Origin
 from tests.kit.dataset import all_files, stamps
 from tests.kit.system import System
@@ -583,3 +591,22 @@ def test_the_source_of_a_bad_image_says_its_split_or_leaves_all_open(
     assert {
         *splits_of(Incident("1", archive, 0, 1, 0, "quarantined", "odd", ""), found)
     } == expected
+
+
+@pytest.mark.parametrize("gone", [naming.MANIFEST, naming.REPLACED])
+def test_a_manifest_that_another_run_replaces_is_busy_and_no_failure(
+    tmp_path: Path, system: System, gone: str
+) -> None:
+    """Two equal commands: the first commits after the second has listed the folder."""
+    make(tmp_path, resized("train"))
+    (tmp_path / naming.MANIFEST).rename(tmp_path / gone)
+    names = LocalStore(tmp_path).list_folder(), LocalStore(tmp_path).list_folder(naming.WORK)
+    listed = {name for folder in names for name in folder}
+    (tmp_path / gone).unlink()
+    with pytest.raises(BusyError, match=f"{gone}: a different run is replacing it. Wait"):
+        committed(LocalStore(tmp_path), {gone} & {*listed, f"{naming.WORK}/replaced.json"})
+    with pytest.raises(BusyError, match="a different run is replacing it"):
+        Output(LocalStore(tmp_path), resized("train")).end()
+    system.fails("open", errno.EIO)
+    with pytest.raises(StoreError, match=os.strerror(errno.EIO)):
+        committed(LocalStore(tmp_path), {gone})

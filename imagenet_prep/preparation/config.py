@@ -150,8 +150,9 @@ class Config(RunFlags):
     allow_subset: bool = switch(help="accept more or fewer images than the published edition has")
     subset_classes: tuple[str, ...] = flag(
         (),
-        help="use only these classes, or the first N if no class is called N; labels stay the same",
-        metavar="N|CLASSES",
+        help="use only these classes, or the first N classes; a class called N wins over the "
+        "number; labels stay as in the complete dataset",
+        metavar="N|WNIDS",
     )
     subset_per_class: int | None = optional(
         least=1, help="keep at most this many images of each class; --seed selects them"

@@ -180,6 +180,6 @@ def test_a_parent_that_lacks_bytes_is_refused_before_anything_is_written(tmp_pat
         DataDamagedError, match=r"1 file missing .*: train-00001.*Nothing was written"
     ):
         amendment.refuse(dataset, LocalStore(tmp_path / "new"))
-    with pytest.raises(UsageError, match="inside the dataset itself"):
+    with pytest.raises(UsageError, match="/set/new is inside .*/set, which belongs to the input"):
         amendment.refuse(dataset, LocalStore(tmp_path / "set" / "new"))
     assert not (tmp_path / "new").exists()

@@ -373,7 +373,8 @@ def kaggle(root: Path, *, words: str = "a fish", box: int = 4) -> Path:
             suffix = "JPEG" if place == "Data" else "xml"
             path = root / place / "CLS-LOC/train" / wnid / f"{wnid}_{number}.{suffix}"
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(data)
+            if not path.exists() or path.read_bytes() != data:
+                path.write_bytes(data)
     lines = [f"{WNIDS[0]} {words}", f"{WNIDS[1]} another"]
     (root / "LOC_synset_mapping.txt").write_text("\n".join(lines))
     return root

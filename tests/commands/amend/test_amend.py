@@ -347,7 +347,7 @@ def test_a_set_cannot_be_made_in_the_one_that_is_changed(
     (tmp_path / "link").symlink_to(reference.out)
     for out in (reference.out, reference.out / "new", tmp_path / "link", tmp_path / "link" / "new"):
         refused = amend(reference.out, out, "--exclude", changes.exclude)
-        assert (refused.code, "is inside the dataset itself" in refused.err) == (2, True)
+        assert (refused.code, " is inside " in refused.err) == (2, True)
     refused = command.run("amend", reference.out, "--out", "s3://b/c", "--exclude", changes.exclude)
     assert (refused.code, "must be on the same storage" in refused.err) == (2, True)
     inside = amend(reference.out, changes.add / "train" / "new", "--add", changes.add)

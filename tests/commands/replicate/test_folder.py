@@ -222,13 +222,13 @@ def test_the_data_set_itself_is_no_target(dataset: Path) -> None:
     result = replicate(dataset, "--to", dataset)
 
     assert result.code == 2
-    assert "is the dataset itself" in result.err
+    assert "is inside " in result.err
 
 
 def test_the_data_set_keeps_where_whole_replicas_are(dataset: Path, tmp_path: Path) -> None:
     assert replicate(dataset, "--to", tmp_path / "one", "--dry-run").code == 0
     (tmp_path / "full").write_text("no folder")
-    assert replicate(dataset, "--to", tmp_path / "full").code == 1
+    assert replicate(dataset, "--to", tmp_path / "full").code == 2
     assert not (dataset / ".work" / "replicas.jsonl").exists()
     for name in ("one", "two", "one"):
         assert replicate(dataset, "--to", tmp_path / name).code == 0

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from imagenet_prep import export
-from imagenet_prep.core.errors import DataDamagedError, StoreError, UsageError
+from imagenet_prep.core.errors import DataDamagedError, UsageError
 from imagenet_prep.dataset import recordio, tfrecord
 from imagenet_prep.exporting import files as exported_files
 from imagenet_prep.pipelines import prepare
@@ -234,7 +234,7 @@ def test_what_cannot_be_exported_is_refused(prepared: Path, tmp_path: Path) -> N
     with pytest.raises(UsageError, match="no dataset.json"):
         export.run([str(tmp_path), "--out", str(tmp_path / "x")])
     (tmp_path / "file").write_bytes(b"")
-    with pytest.raises(StoreError, match="file"):
+    with pytest.raises(UsageError, match="file"):
         export.run([str(prepared), "--out", str(tmp_path / "file" / "x")])
     with pytest.raises(UsageError, match="no split 'holdout'"):
         export.run([str(prepared), "--out", str(tmp_path / "x"), "--split", "holdout"])

@@ -22,7 +22,7 @@ from imagenet_prep.core.errors import UsageError
 from imagenet_prep.core.flags import Place, WorkerFlags, flag, optional, switch
 from imagenet_prep.core.terminal import counted, human_bytes, printable
 from imagenet_prep.dataset import schema
-from imagenet_prep.dataset.flag import data_set
+from imagenet_prep.dataset.flag import data_set, unknown_keys
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,9 @@ class Config(WorkerFlags):
         help="new dataset; a folder on the same file system, or a prefix on the same server",
     )
     exclude: str | None = optional(
-        place=Place.FILE, help="exclude the images whose keys are in this file, one per line"
+        place=Place.FILE,
+        help="exclude the images whose keys are in this file, one per line, or the images that "
+        "this quarantine.jsonl of a dataset lists as excluded",
     )
     relabel: str | None = optional(
         place=Place.FILE,
@@ -47,8 +49,11 @@ class Config(WorkerFlags):
     )
     add: str | None = optional(
         place=Place.FOLDER,
-        help="add the images in this folder: train/CLASS/*.jpg, val/CLASS/*.jpg, or CLASS/*.jpg",
+        help="add the new images in this folder: train/CLASS/*.jpg, val/CLASS/*.jpg, or "
+        "CLASS/*.jpg; images that the dataset has are skipped",
     )
+    readmit: bool = switch(help="also add images that an earlier step has excluded")
+    allow_unknown: bool = unknown_keys()
     splits: tuple[str, ...] | None = optional(
         choices=schema.SPLITS,
         help="apply --exclude and --relabel only to these splits, separated by commas (default: "
@@ -62,15 +67,19 @@ class Config(WorkerFlags):
         super().__post_init__()
         if not (self.exclude or self.relabel or self.add):
             raise ValueError("nothing to change: give --exclude, --relabel or --add")
+        if self.readmit and not self.add:
+            raise ValueError("--readmit: needs --add, the folder with the images")
+        if self.allow_unknown and not (self.exclude or self.relabel):
+            raise ValueError("--allow-unknown: needs a list, --exclude or --relabel")
         if self.splits is not None and not (self.exclude or self.relabel):
             raise ValueError("--splits needs --exclude or --relabel; --add FOLDER names its splits")
 
 
 @program.verb("imagenet_prep.amend", Config, __doc__)
 def run(config: Config) -> None:
-    from imagenet_prep.dataset import keys
+    from imagenet_prep.dataset import exclusions
     from imagenet_prep.engine import Workers
-    from imagenet_prep.preparation import amendment, changes
+    from imagenet_prep.preparation import additions, amendment, changes
     from imagenet_prep.storage.opened import open_dataset
     from imagenet_prep.storage.store import open_store
 
@@ -81,19 +90,23 @@ def run(config: Config) -> None:
         raise UsageError(
             f"--splits {','.join(absent)}: {dataset.where} has only {', '.join(splits)}"
         )
-    request = changes.Request(
-        keys.read_list(config.exclude) if config.exclude else None,
-        changes.read_relabels(config.relabel, classes) if config.relabel else None,
-        changes.read_additions(config.add, classes, splits) if config.add else None,
-        config.splits,
-    )
+    allows_unknown = config.allow_unknown
+    exclude = relabel = add = None
+    if config.exclude:
+        exclude = exclusions.read(config.exclude, allows_unknown=allows_unknown)
+    if config.relabel:
+        relabel = changes.read_relabels(config.relabel, classes, allows_unknown=allows_unknown)
+    if config.add:
+        add = additions.read_additions(config.add, classes, splits)
+    request = changes.Request(exclude, relabel, add, config.splits)
     workers = Workers(config.workers, config.worker_kind)
-    job = amendment.Job(dataset, request, workers, quiet=config.json)
+    job = amendment.Job(dataset, request, workers, config.readmit, quiet=config.json)
     summary = amendment.preview(job, out) if config.dry_run else amendment.run(job, out)
     print(json.dumps(summary, indent=1) if config.json else _render(summary))
 
 
 def _render(summary: Json) -> str:
+    from imagenet_prep.preparation.additions import sentences
     from imagenet_prep.shards.summary import render
 
     of = summary["amended"]
@@ -102,6 +115,8 @@ def _render(summary: Json) -> str:
         f"{of['added']:,} added: {of['shards']:,} of {of['of_shards']:,} shards changed"
     )
     columns = [*_of_columns(of)]
+    if "add" in of:
+        columns = [*sentences(of["add"]), *columns]
     if "manifest" not in summary:
         size = human_bytes(of["bytes"])
         return "\n".join([changed, f"dry run: would write {size} of shards", *columns])

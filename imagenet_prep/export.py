@@ -28,7 +28,7 @@ from imagenet_prep.core.errors import UsageError, some
 from imagenet_prep.core.flags import Place, WorkerFlags, flag, optional, switch
 from imagenet_prep.core.terminal import counted, human_bytes
 from imagenet_prep.dataset import schema
-from imagenet_prep.dataset.flag import data_set
+from imagenet_prep.dataset.flag import data_set, unknown_keys
 
 if TYPE_CHECKING:
     from imagenet_prep.exporting.format import Format
@@ -94,9 +94,11 @@ class Config(WorkerFlags):
     )
     exclude: str | None = optional(
         place=Place.FILE,
-        help="exclude the images whose keys are in this file, one per line",
+        help="exclude the images whose keys are in this file, one per line, or the keys that this "
+        "quarantine.jsonl of a dataset lists as excluded",
         only={"to": _OF_SETS},
     )
+    allow_unknown: bool = unknown_keys(only={"to": _OF_SETS})
     about: str | None = optional(
         place=Place.FILE,
         help="JSON file with the authors' Croissant fields, such as license and rai:dataBiases",
@@ -149,7 +151,12 @@ def export(config: Config) -> Json:
             source.rows_of(split)
         place, called = format.place(config.out)
         classes, keys = config.classes or None, config.keys
-        wanted = Wanted(classes=classes, keys=keys, exclude=config.exclude)
+        wanted = Wanted(
+            classes=classes,
+            keys=keys,
+            exclude=config.exclude,
+            allow_unknown=config.allow_unknown,
+        )
         done = job.run(
             job.Job(
                 source=source,

@@ -27,7 +27,7 @@ from imagenet_prep.core.canonical import Json
 from imagenet_prep.core.flags import Place, flag, optional, switch
 from imagenet_prep.core.terminal import counted, human_bytes
 from imagenet_prep.dataset import schema
-from imagenet_prep.dataset.flag import data_set
+from imagenet_prep.dataset.flag import data_set, unknown_keys
 from imagenet_prep.dataset.orientation import KEEP, NEUTRAL, RULES
 from imagenet_prep.preparation.config import RunFlags
 
@@ -100,8 +100,11 @@ class Config(RunFlags):
         "--keep-original, keep)",
     )
     exclude: str | None = optional(
-        place=Place.FILE, help="exclude the images whose keys are in this file, one per line"
+        place=Place.FILE,
+        help="exclude the images whose keys are in this file, one per line, or the images that "
+        "this quarantine.jsonl of a dataset lists as excluded",
     )
+    allow_unknown: bool = unknown_keys()
     force: bool = switch(
         help="replace splits that resize made with different settings, codec or input",
         aliases=("-f",),
@@ -139,7 +142,7 @@ def resize(config: Config) -> Json:
     from imagenet_prep.codec.policy import Policy
     from imagenet_prep.codec.transform import require
     from imagenet_prep.core.errors import UsageError
-    from imagenet_prep.dataset import keys
+    from imagenet_prep.dataset import exclusions
     from imagenet_prep.engine import Workers
     from imagenet_prep.preparation import rewrite
     from imagenet_prep.sources import shard_files
@@ -169,7 +172,9 @@ def resize(config: Config) -> Json:
         policy=None if config.keep_original else policy,
         workers=Workers(config.num_workers, config.worker_kind, config.beam_args),
         allowed_bad_images=config.allowed_bad_images,
-        exclude=None if config.exclude is None else keys.read_list(config.exclude),
+        exclude=None
+        if config.exclude is None
+        else exclusions.read(config.exclude, allows_unknown=config.allow_unknown),
         wnids_only=config.dataset_name == "imagenet",
         force=config.force,
         quiet=config.json,

@@ -38,6 +38,8 @@ if TYPE_CHECKING:
     from imagenet_prep.storage.opened import Dataset
 
 _FIRST_VALUES = 8
+# Columns of the table of samples that --key shows.
+_OF_SOURCE = ("action", "reason", "source_sha256")
 # A record may lack every field except its image.
 _MAY_LACK = {key: schema.ABSENT for key in schema.ALL_KEYS if key != schema.ENCODED}
 
@@ -312,6 +314,9 @@ def _show_images(config: Config) -> int:
         row = {**entry._asdict(), **place, **image._asdict(), "boxes": image.boxes._asdict()}
         if config.key is not None:
             row["columns"] = _rows(dataset, entry.split, row["shard"], row["record"])
+            if sample := catalogue.sample(entry):
+                row |= {name: getattr(sample, name) for name in _OF_SOURCE}
+                row["source"] = catalogue.source(entry)
         _print(config, row, f"{row['shard']} {row['record']:>6}")
         if config.out is not None:
             _write(image.encoded, Path(config.out))
@@ -364,7 +369,12 @@ def _print(config: Config, row: Json, where: str) -> None:
         return
     wnid, name, text = (terminal.printable(row[key]) for key in ("wnid", "filename", "text"))
     size = f"{row['width']:>5}x{row['height']:<5} {num_bytes:>9,} B"
-    print(f"{where} {row['stored_label']:>4} {wnid} {size}  {name}  {text}")
+    origin = ""
+    if "action" in row:
+        action = "+".join(filter(None, (row["action"], row["reason"])))
+        origin = f"  {action} from {row['source'] or 'the source'}, sha256 {row['source_sha256']}"
+    words = terminal.printable(f"{name}  {text}{origin}")
+    print(f"{where} {row['stored_label']:>4} {wnid} {size}  {words}")
     for column_name, of in row.get("columns", {}).items():
         values = ", ".join(f"{value:.6g}" for value in of["first"])
         more = ", ..." if len(of["first"]) < math.prod(of["shape"]) else ""

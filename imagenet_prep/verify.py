@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING
 from imagenet_prep.core import monitoring, program
 from imagenet_prep.core.address import is_remote, with_absolute
 from imagenet_prep.core.canonical import Json
-from imagenet_prep.core.errors import DataDamagedError
+from imagenet_prep.core.errors import DataDamagedError, ManifestError
 from imagenet_prep.core.flags import Place, WorkerFlags, after_dashes, flag, optional, switch
 from imagenet_prep.core.terminal import counted, printable
 from imagenet_prep.dataset import naming, schema, settings
@@ -78,7 +78,7 @@ class Config(WorkerFlags):
 def verify(config: Config) -> Json:
     """Checks a dataset and returns the result, with all problems."""
     from imagenet_prep.shards.samples_root import wrong_roots
-    from imagenet_prep.storage import columns, signature
+    from imagenet_prep.storage import columns, quarantine, signature
     from imagenet_prep.storage.ledger import Ledger
     from imagenet_prep.storage.opened import open_dataset
 
@@ -92,6 +92,12 @@ def verify(config: Config) -> Json:
     problems = [*damaged.values(), *_check_strangers(dataset, {shard.name for shard in shards})]
     untrue = [] if damaged else dataset.untrue()
     problems += untrue
+    excluded = 0
+    if naming.QUARANTINE not in damaged:
+        try:
+            excluded = quarantine.num_excluded(store, manifest)
+        except ManifestError as error:
+            problems.append(str(error))
     survey = columns.Survey(dataset)
     problems += survey.problems
     ledger, before, since, oriented = None, {}, None, None
@@ -132,7 +138,7 @@ def verify(config: Config) -> Json:
         "examples": sum(shard.examples for shard in shards),
         "part": str(part) if part.nodes > 1 else None,
         **({"strangers": "not checked"} if is_web else {}),
-        "excluded": settings.changes(manifest.config)[0],
+        "excluded": excluded,
         "oriented": oriented,
         "has_samples": manifest.has_samples,
         "columns": survey.complete,

@@ -65,7 +65,7 @@ _METRICS = "IMAGENET_PREP_AIRFLOW_METRICS"
 # files to read. All other flags are refused, such as flags with files to write.
 _ALLOWED = {
     "prepare_flags": (
-        "allow-subset dry-run follow-links json keep-original no-boxes rehash",
+        "allow-subset allow-unknown dry-run follow-links json keep-original no-boxes rehash",
         """check codec holdout holdout-per-class label-offset max-bad on-bad-image orientation
         quality seed short-side source-kind splits subset-classes subset-per-class train-shards
         validation-shards worker-kind workers""",

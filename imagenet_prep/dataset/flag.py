@@ -1,4 +1,4 @@
-"""The dataset argument of every command: positional, or --data-dir."""
+"""Flags of several commands: the dataset (positional, or --data-dir), and --allow-unknown."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from imagenet_prep.core.flags import Place, flag
+from imagenet_prep.core.flags import Place, flag, switch
 from imagenet_prep.dataset import naming
 
 
@@ -33,3 +33,12 @@ def without_manifest(typed: str) -> str:
     """Returns SET if a user has typed SET/dataset.json; other text is returned unchanged."""
     base, slash, name = typed.rpartition("/")
     return (base or slash or ".") if name == naming.MANIFEST else typed
+
+
+def unknown_keys(**how: Any) -> Any:
+    """Returns a dataclass field for --allow-unknown, which concerns lists of keys."""
+    return switch(
+        help="accept listed keys that no image has, and print their number; for a list that is "
+        "applied repeatedly",
+        **how,
+    )

@@ -7,11 +7,13 @@ import io
 import os
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from typing import NamedTuple
 
 from imagenet_prep.core.errors import UsageError, some
+from imagenet_prep.core.terminal import counted, say
 from imagenet_prep.dataset import schema
 
 # Limits for a list of keys, which may be a pipe, as in <(…), or an endless device. They allow 2
@@ -119,6 +121,13 @@ def problem(key: str) -> str | None:
     return None
 
 
+class ListedFile(NamedTuple):
+    """An image file in a list that names images by their bytes, too."""
+
+    num_bytes: int
+    line: str  # the line that names the image by its key
+
+
 @dataclass(frozen=True)
 class KeyList:
     """The lines of a file that lists keys.
@@ -130,12 +139,16 @@ class KeyList:
       keys: each line, with the line number of its first occurrence; at least one line.
       sha256: hash of the sorted lines, as printed by `LC_ALL=C sort -u FILE | sha256sum`.
       repeated: numbers of the lines that repeat an earlier line.
+      files: the image files that the list names by their bytes, by sha256; see `exclusions`.
+      allows_unknown: whether to accept lines of no image, as in a list that is applied repeatedly.
     """
 
     path: str
     keys: Mapping[str, int]
     sha256: str
     repeated: Sequence[int] = ()
+    files: Mapping[str, ListedFile] = field(default_factory=dict)
+    allows_unknown: bool = False
 
     @cached_property
     def by_split(self) -> Mapping[str | None, Mapping[str, int]]:
@@ -167,19 +180,22 @@ class KeyList:
         return numbers
 
     def refuse_unknown(self, unknown: Collection[str], where: str) -> None:
-        """Raises UsageError if there are `unknown` lines, for which `where` has no image.
+        """Raises UsageError, or prints a line, for `unknown` lines, for which `where` has no image.
 
         The message has only line numbers and no keys, because the user of an Airflow form may
         choose a file without having permission to read it.
         """
-        if unknown:
+        if unknown and self.allows_unknown:
+            lines = counted(len(unknown), "line")
+            say(f"{self.path}: {lines} with a key of no image of {where} (--allow-unknown)")
+        elif unknown:
             numbers = sorted(self.keys[line] for line in unknown)
             noun = "line" if len(numbers) == 1 else "lines"
             raise UsageError(
                 f"{self.path}: {noun} {some(numbers)}: no such key in {where}. Write one key per "
                 "line, as in quarantine.jsonl: n01440764/n01440764_10026.JPEG, or with its split: "
                 "train:n01440764/n01440764_10026.JPEG. A blank at the start or end of a line is "
-                "part of the key."
+                "part of the key. For a list that is applied repeatedly, add --allow-unknown."
             )
 
 
@@ -209,6 +225,7 @@ class Lookup:
             self.named[split] = {**listed.by_split.get(name, {}), **self.named[split]}
         last = max(listed.keys.values())
         self._found = {split: bytearray(last + 1) for split in self.named}
+        self.recognised: set[str] = set()  # lines whose images were found by their bytes
 
     @property
     def num_images(self) -> int:
@@ -241,6 +258,7 @@ class Lookup:
         for name, named in by_split.items():
             if name is not None:
                 unknown += [with_split(name, key) for key in named if not self._is_known(name, key)]
+        unknown = [line for line in unknown if line not in self.recognised]
         self.listed.refuse_unknown(unknown, where)
         if ambiguous:
             first = min(ambiguous)
@@ -281,7 +299,12 @@ def read_list(path: str | os.PathLike[str]) -> KeyList:
     A blank at the start or end of a line is part of the key, since file names may have it. A
     carriage return at the end, as in files from Windows, is not.
     """
-    file = io.BytesIO(read_bytes(path))
+    return parse_list(path, read_bytes(path))
+
+
+def parse_list(path: str | os.PathLike[str], data: bytes) -> KeyList:
+    """Returns the lines of the list of keys in the content of a file; see `read_list`."""
+    file = io.BytesIO(data)
     keys: dict[str, int] = {}
     repeated: list[int] = []
     number = start = 0

@@ -25,7 +25,7 @@ _LEAST_RECORD_BYTES = 64
 _MOST_EXAMPLES = 1 << 27
 # Fields that are omitted from the file if they are empty.
 _LEFT_OUT = {
-    *("lacks", "edition", "answers", "ignored", "wnids"),
+    *("lacks", "edition", "answers", "ignored", "images", "wnids"),
     *("samples_root", "samples_bytes", "samples_sha256"),
 }
 # Limit for the sum of all counts, so that every partial sum also fits into 64 bits.
@@ -69,6 +69,7 @@ class Source:
       members: number of its images that were used or quarantined.
       ignored: for a folder, the number of files that are not images, by extension; omitted from
         the file if there are none.
+      images: for a small folder that `amend` added, its images as SPLIT:KEY; else omitted.
     """
 
     name: str
@@ -76,6 +77,7 @@ class Source:
     md5: str | None
     members: int
     ignored: dict[str, int] = field(default_factory=dict)
+    images: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)

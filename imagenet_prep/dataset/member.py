@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from json.encoder import encode_basestring as _quoted
 from typing import NamedTuple
 
-from imagenet_prep.core import canonical
+from imagenet_prep.core import canonical, records
 from imagenet_prep.core.errors import DataDamagedError
+from imagenet_prep.dataset import schema
+from imagenet_prep.dataset.keys import VALIDATION_NAME, WNID
+from imagenet_prep.dataset.settings import EXCLUDED
 
 REPAIRED = "repaired"
 QUARANTINED = "quarantined"
@@ -37,6 +41,7 @@ MAX_IMAGE_BYTES = 128 << 20
 _FEWEST_ORIGINS = 8
 # Offsets and sizes are below this number.
 _END = 1 << 63
+_TRAIN_KEY = re.compile(rf"({WNID.pattern})/\1_[^/]+")
 
 
 class Member(NamedTuple):
@@ -124,9 +129,17 @@ def _check(members: Sequence[Member]) -> None:
 
 @dataclass(frozen=True)
 class Incident:
-    """An image that was quarantined or repaired, as stored in receipts and quarantine.jsonl.
+    """An image that was quarantined, repaired or excluded: a line of quarantine.jsonl.
 
-    `reason` is a short, stable word for counting; `detail` is the decoder's message.
+    Attributes:
+      archive, offset, size: location of the image's bytes; `archive` may be a shard.
+      reason: a short, stable word for counting.
+      detail: the decoder's message.
+      split: split of the dataset; "" if unknown, in a line of version 0.1.0.
+      source_sha256: of an excluded image, the hash of the source file. Only these images have
+        hashes, so that they are excluded under any name.
+      sha256: of an excluded image that was stored, the hash of the stored image.
+      source_bytes: size of the source file, if the image was stored.
     """
 
     key: str
@@ -137,11 +150,45 @@ class Incident:
     action: str
     reason: str
     detail: str
+    split: str = ""
+    source_sha256: str = ""
+    sha256: str = ""
+    source_bytes: int = 0
 
     @property
     def is_of_input(self) -> bool:
         """Whether this happened to the image before `resize`, in its input."""
         return self.action.startswith(OF_INPUT)
+
+    @property
+    def is_excluded(self) -> bool:
+        """Whether a person has excluded the image, from this dataset or from its input."""
+        return self.action.removeprefix(OF_INPUT) == EXCLUDED
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """The size in bytes of each file that is this excluded image, by sha256."""
+        sizes = {self.sha256: self.size, self.source_sha256: self.source_bytes or self.size}
+        return {sha256: size for sha256, size in sizes.items() if sha256}
+
+    @property
+    def line(self) -> bytes:
+        """The line of quarantine.jsonl; the split is omitted if the key names it."""
+        is_named = self.split == _split_in(self.key)
+        return canonical.dumps(replace(self, split="") if is_named else self) + b"\n"
+
+
+def parse_incident(line: bytes) -> Incident:
+    """Returns the incident in a line of quarantine.jsonl; raises ValueError if it is invalid."""
+    incident = records.loads(Incident, line)
+    return incident if incident.split else replace(incident, split=_split_in(incident.key))
+
+
+def _split_in(key: str) -> str:
+    """Returns the split that a key of ILSVRC2012 names, or ""."""
+    if VALIDATION_NAME.match(key):
+        return schema.VALIDATION
+    return schema.TRAIN if _TRAIN_KEY.fullmatch(key) else ""
 
 
 class PreparedImage(NamedTuple):

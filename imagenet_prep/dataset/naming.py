@@ -18,6 +18,8 @@ PLACEMENT = "placement.json"
 TRAINING_LOG = "train.jsonl"
 LABELS = "labels.txt"
 QUARANTINE = "quarantine.jsonl"
+# Begins the name of each folder that `amend --add` has added, in the manifest's sources.
+ADDED = "added-"
 TFDS_FEATURES = "features.json"
 TFDS_INFO = "dataset_info.json"
 # TensorFlow Datasets derives this name from the key of the ClassLabel feature.

@@ -27,6 +27,8 @@ _ALL_AT_ONCE = (PREPARE, AMEND)
 EXCLUDED = "excluded"
 # The rule for EXIF orientation, one of `orientation.RULES`. If missing, tags were kept.
 ORIENTATION = "orientation"
+# The setting for --holdout-per-class of prepare, which `resize` copies from its input.
+HOLDOUT_PER_CLASS = "holdout_per_class"
 # Settings of `resize --keep-original`, which `adopt --rewrite` also uses.
 KEEP_ORIGINAL: Config = {"short_side": None, "quality": None, "stretch": False}
 
@@ -75,7 +77,7 @@ class Amendment:
 
 
 def amendments(config: Config) -> list[Amendment]:
-    """Returns the amendments of a dataset, oldest first."""
+    """Returns the amendments of a dataset, oldest first; raises ValueError if they are invalid."""
     if config.get("verb") != AMEND:
         return []
     return records.parse(list[Amendment], config.get("amendments"))
@@ -89,23 +91,17 @@ def base(config: Config) -> Config:
 
 def holdout_split(config: Config) -> str:
     """Returns the split to which `prepare` moves images of train if it holds out any."""
-    with contextlib.suppress(ValueError):
-        if base(config).get("holdout_per_class"):
+    with contextlib.suppress(ValueError, AttributeError):
+        original = base(config)
+        of_splits = original["splits"].values() if "verb" in original else [original]
+        if any(of_split.get(HOLDOUT_PER_CLASS) for of_split in of_splits):
             return schema.VALIDATION
     return schema.HOLDOUT
 
 
-def changes(config: Config) -> tuple[int, list[Amendment]]:
-    """Returns the number of images excluded by lists, and all amendments; (0, []) on errors."""
-    try:
-        original = base(config)
-        of_splits = original["splits"].values() if "verb" in original else [original]
-        lists: list[Any] = [of[EXCLUDED] for of in of_splits if of.get(EXCLUDED)]
-        number = sum(records.parse(int, excluded["images"]) for excluded in lists)
-        steps = amendments(config)
-    except (ValueError, TypeError, KeyError, AttributeError):
-        return 0, []
-    return number + sum(step.exclude.images for step in steps if step.exclude), steps
+def origin(split: str, config: Config) -> str:
+    """Returns the source split of a split: the holdout and train share one set of keys."""
+    return schema.TRAIN if split == holdout_split(config) else split
 
 
 def short_side(config: Config, split: str) -> int | None:

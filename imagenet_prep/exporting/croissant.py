@@ -9,6 +9,7 @@ from imagenet_prep.core.canonical import Json
 from imagenet_prep.core.errors import UsageError
 from imagenet_prep.dataset import naming
 from imagenet_prep.dataset.manifest import File
+from imagenet_prep.storage import quarantine
 from imagenet_prep.storage.opened import Dataset
 
 # The terms of the standard context. mlcroissant warns if the context is different.
@@ -68,6 +69,7 @@ def document(dataset: Dataset, name: str, about: Json) -> Json:
     producer = f"{manifest.producer.name} {manifest.producer.version}"
     settings = json.dumps(manifest.config, sort_keys=True)
     quarantined = sum(manifest.quarantined.values())
+    excluded = quarantine.num_excluded(dataset.store, manifest)
     rows = [
         {"classes/index": index, "classes/id": wnid, "classes/words": words}
         for index, (wnid, words) in enumerate(zip(classes.wnids, classes.words, strict=True))
@@ -86,7 +88,8 @@ def document(dataset: Dataset, name: str, about: Json) -> Json:
         f"The digest {manifest.digest} of {naming.MANIFEST} identifies the images and labels.",
         "isLiveDataset": False,
         "rai:dataPreprocessingProtocol": [f"{producer} with the settings {settings}"],
-        "rai:dataCollectionMissingData": f"{quarantined:,} images of the source are quarantined.",
+        "rai:dataCollectionMissingData": f"{quarantined:,} images of the source are quarantined, "
+        f"and {excluded:,} are excluded on request.",
         **({"prov:wasDerivedFrom": sources} if sources else {}),
         "prov:wasGeneratedBy": {"@type": "prov:Activity", "prov:label": producer},
         **about,

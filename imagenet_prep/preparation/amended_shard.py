@@ -12,9 +12,8 @@ from imagenet_prep.core.errors import DataDamagedError, StoreError
 from imagenet_prep.dataset import example, tfrecord
 from imagenet_prep.dataset.member import Incident, Member
 from imagenet_prep.dataset.samples import Sample
-from imagenet_prep.dataset.settings import EXCLUDED
 from imagenet_prep.preparation.changes import ShardChange
-from imagenet_prep.preparation.tasks import WriteWork
+from imagenet_prep.preparation.tasks import WriteWork, excluded_record
 from imagenet_prep.shards import plan
 from imagenet_prep.shards.writer import Stored, WrittenShard
 from imagenet_prep.sources.member_reader import MemberReader
@@ -82,7 +81,8 @@ class AmendWork:
                     sample, payload = samples[number - 1], record.payload
                     if sample.key in change.excluded:
                         self._demand(payload, sample, f"{where}: record {record.number}")
-                        excluded.append(_incident(change.name, sample))
+                        split = split_of(change.name)
+                        excluded.append(excluded_record(change.name, split, sample))
                         continue
                     index = change.relabelled.get(sample.key)
                     if index is not None:
@@ -111,10 +111,3 @@ class AmendWork:
                 f"{where}: its label or its image differs from its row in the table of samples. "
                 f"Run imagenet-prep verify on {self.parent.where}."
             )
-
-
-def _incident(shard: str, sample: Sample) -> Incident:
-    """Returns the incident of an excluded image. The offset is 0, since amendments move records."""
-    detail = f"the list of amend --exclude has its key; its image had sha256 {sample.sha256}"
-    place = sample.key, shard, 0, sample.num_bytes, sample.class_index
-    return Incident(*place, EXCLUDED, "listed", detail)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import chain
 from typing import TypeVar
@@ -18,19 +18,26 @@ from imagenet_prep.codec.policy import CHECK_DECODE, CHECK_HEADER, CODECS, Polic
 from imagenet_prep.codec.transform import keep, require, transform
 from imagenet_prep.core import canonical, errors, records
 from imagenet_prep.core.canonical import Json
-from imagenet_prep.core.errors import UsageError, some
+from imagenet_prep.core.errors import BadImageError, UsageError, some
 from imagenet_prep.core.terminal import counted
 from imagenet_prep.dataset import naming, samples, settings, tfds
 from imagenet_prep.dataset.column import Column
 from imagenet_prep.dataset.manifest import Manifest, Shard, Split
-from imagenet_prep.dataset.member import PreparedImage
+from imagenet_prep.dataset.member import (
+    QUARANTINED,
+    REPAIRED,
+    Incident,
+    Member,
+    PreparedImage,
+)
 from imagenet_prep.dataset.orientation import KEEP, RULES
 from imagenet_prep.dataset.samples import Head
 from imagenet_prep.dataset.settings import ADOPT, AMEND, Amendment, Listed, Settings
+from imagenet_prep.preparation.additions import Additions, Comparison, sentences
 from imagenet_prep.preparation.amended_shard import AmendWork
 from imagenet_prep.preparation.carried import Carrier
-from imagenet_prep.preparation.changes import Request, ShardChange, changes_of
-from imagenet_prep.preparation.output import Draft, Output, listed_incidents, splits_of
+from imagenet_prep.preparation.changes import Request, ShardChange, changes_of, without_images
+from imagenet_prep.preparation.output import Draft, Output
 from imagenet_prep.preparation.selection import refuse_source_as_output
 from imagenet_prep.preparation.standing import Wanted
 from imagenet_prep.preparation.tasks import WriteWork
@@ -38,7 +45,7 @@ from imagenet_prep.shards.commit import emptied
 from imagenet_prep.shards.samples_root import samples_root
 from imagenet_prep.shards.writer import WrittenShard
 from imagenet_prep.sources.shard_files import split_of
-from imagenet_prep.storage import columns, tables
+from imagenet_prep.storage import columns, quarantine, tables
 from imagenet_prep.storage.opened import Dataset, open_dataset, refuse_inside
 from imagenet_prep.storage.store import Store
 
@@ -65,11 +72,17 @@ class _ImageSettings:
 
 @dataclass(frozen=True)
 class Job:
-    """An amend command: the dataset, the requested changes and the workers."""
+    """An amend command: the dataset, the requested changes and the workers.
+
+    Attributes:
+      request: the changes; `add` has all images of the folder.
+      readmit: whether to add images that an earlier step has excluded.
+    """
 
     dataset: Dataset
     request: Request
     workers: engine.Workers
+    readmit: bool = False
     quiet: bool = False
 
     @property
@@ -89,9 +102,34 @@ class Job:
         return seed if type(seed) is int else 0
 
     @cached_property
+    def add(self) -> Additions | None:
+        """The images of --add that are new in the dataset."""
+        request = self.request
+        if request.add is None:
+            return None
+        comparison = Comparison(request.add, self.dataset)
+        return comparison.select(request.exclude, self._is_usable, readmit=self.readmit)
+
+    def _is_usable(self, split: str, member: Member) -> bool:
+        """Returns whether an image of --add can be decoded."""
+        assert self.request.add
+        try:
+            self.transform_of(split)(self.request.add.source.images.read(member))
+        except BadImageError:
+            return False
+        return True
+
+    @cached_property
     def changes(self) -> list[ShardChange]:
         """The shards to be changed, with their changes."""
-        return changes_of(self.request, self.dataset, self.seed)
+        changes = changes_of(replace(self.request, add=self.add), self.dataset, self.seed)
+        for change in changes:
+            # A shard that loses all its images needs at least one new image that can be stored.
+            if len(change.excluded) == change.shard.examples:
+                split = split_of(change.name)
+                if not any(self._is_usable(split, member) for member in change.added):
+                    raise without_images([change.name])
+        return changes
 
     @cached_property
     def columns(self) -> tuple[list[Column], list[str]]:
@@ -103,7 +141,7 @@ class Job:
         """The dataset to make, whose config lists all amendments since the images were prepared."""
         exclude = self.request.exclude
         relabel = self.request.relabel
-        add = self.request.add
+        add = self.add
         num_excluded = sum(len(change.excluded) for change in self.changes)
         num_relabelled = sum(len(change.relabelled) for change in self.changes)
         step = Amendment(
@@ -180,6 +218,10 @@ def run(job: Job, store: Store) -> Json:
     if job.request.add:
         source = job.request.add.source
         refuse_source_as_output(store.where(), str(source.root), source)
+    if job.add and not (job.add.all_members or job.request.lists):
+        raise UsageError(
+            f"--add: no new image, so nothing was written. {'; '.join(sentences(job.add.counts))}."
+        )
     output, changes, carried = Output(store, job.wanted), job.changes, dict[str, Json]()
     _ = job.columns  # report a damaged column before anything is written
     if output.left():
@@ -194,13 +236,25 @@ def run(job: Job, store: Store) -> Json:
         for name, split in now.items()
         if (indices := emptied(before[name].examples_per_class, split.examples_per_class))
     }
-    return {**summary, "amended": {**_changed(job), "emptied": empty, "columns": carried}}
+    changed = _changed(job)
+    if job.add:
+        bad = _quarantined(job.add, Dataset.at(store))
+        changed["added"] -= bad
+        changed["add"] |= {"stored": changed["added"], "quarantined": bad}
+    return {**summary, "amended": {**changed, "emptied": empty, "columns": carried}}
 
 
 def preview(job: Job, store: Store) -> Json:
     """Returns the changes that a run would make."""
     Output(store, job.wanted).older_files(job.manifest.shard_names)
     return {"amended": {**_changed(job), "emptied": {}, "columns": {}}}
+
+
+def _quarantined(add: Additions, amended: Dataset) -> int:
+    """Returns the number of new images that are quarantined."""
+    new = {(member.archive, member.size) for member in add.all_members}
+    lines = quarantine.incidents(amended.store, amended.manifest)
+    return sum(line.action == QUARANTINED and (line.archive, line.size) in new for line in lines)
 
 
 def _changed(job: Job) -> Json:
@@ -214,12 +268,13 @@ def _changed(job: Job) -> Json:
         "of_shards": sum(len(split.shards) for split in job.manifest.splits.values()),
         "bytes": sum(change.shard.num_bytes for change in changes),
         "columns_left_behind": job.columns[1],
+        **({"add": job.add.counts} if job.add else {}),
     }
 
 
 def _write(job: Job, changes: Sequence[ShardChange], output: Output) -> dict[str, Json]:
     """Writes changed shards, links or copies the others, commits; returns row counts by column."""
-    store, manifest, add = output.store, job.manifest, job.request.add
+    store, manifest, add = output.store, job.manifest, job.add
     parent = job.dataset.store.as_folder
     stats = {}
     for folder in ("", *naming.BESIDE):
@@ -272,25 +327,42 @@ def _commit(job: Job, output: Output, written: Mapping[str, WrittenShard]) -> di
         column.name: Carrier(job.dataset, output.store, column).carry(splits)
         for column in job.columns[0]
     }
-    new = [(shard.shard, incident) for shard in written.values() for incident in shard.incidents]
-    changed = {(split_of(shard), incident.key) for shard, incident in new}
-    changed |= {(split, key) for split, of_split in job.request.new.items() for key in of_split}
-    unchanged = (
-        incident
-        for incident in listed_incidents(job.dataset.store, parent)
-        if not any((s, incident.key) in changed for s in splits_of(incident, parent))
-    )
+    new = [incident for shard in written.values() for incident in shard.incidents]
+    sources = [*parent.sources]
+    if job.add and (job.add.all_members or job.add.excluded):
+        new += job.add.excluded
+        sources.append(job.add.as_source(sources))
     draft = Draft(
         splits=splits,
         classes=job.dataset.classes,
-        incidents=[*unchanged, *(incident for _, incident in new)],
-        sources=parent.sources,
+        incidents=[*_kept_incidents(job, new), *new],
+        sources=sources,
         lacks=parent.lacks,
         plan_digest=canonical.digest([s.sha256 for of in splits.values() for s in of.shards]),
         parent=parent,
     )
     output.commit(draft)
     return carried
+
+
+def _kept_incidents(job: Job, new: Sequence[Incident]) -> Iterator[Incident]:
+    """Yields the lines of the parent that the amended dataset keeps."""
+    excluded = {(line.split, line.key) for line in new if line.is_excluded}
+    class_of = {
+        (split_of(change.name), key): class_index
+        for change in job.changes
+        for key, class_index in change.relabelled.items()
+    }
+    replaced = job.add.replaced if job.add else ()
+    for line in quarantine.incidents(job.dataset.store, job.manifest):
+        image = line.split, line.key
+        # Other lines with this key are about images that are not stored.
+        is_stored = line.action.endswith(REPAIRED)
+        if line in replaced or (is_stored and image in excluded):
+            continue
+        if is_stored and image in class_of:
+            line = replace(line, class_index=class_of[image])
+        yield line
 
 
 def _split(store: Store, shards: list[Shard], num_classes: int) -> Split:

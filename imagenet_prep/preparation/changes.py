@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import csv
-import hashlib
 import io
+import itertools
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from pathlib import Path
 from typing import NamedTuple
 
 from imagenet_prep.core import canonical
@@ -20,10 +18,9 @@ from imagenet_prep.dataset.class_list import ClassList
 from imagenet_prep.dataset.keys import KeyList, Lookup
 from imagenet_prep.dataset.manifest import Shard
 from imagenet_prep.dataset.member import Member
-from imagenet_prep.dataset.settings import Listed
+from imagenet_prep.preparation.additions import Additions
 from imagenet_prep.shards import plan
 from imagenet_prep.shards.samples_root import equal_keys
-from imagenet_prep.sources import folder, layout
 from imagenet_prep.storage.opened import Dataset
 
 _HEADER = ["key", "class"]
@@ -51,25 +48,6 @@ class Relabels(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Additions:
-    """Images to add from a folder; `sha256` maps `Member.archive` to the hash of the image file."""
-
-    source: folder.Folder
-    members: Mapping[str, tuple[Member, ...]]
-    sha256: Mapping[str, str]
-
-    @property
-    def summary(self) -> Listed:
-        """The entry for these images in the manifest."""
-        rows = sorted(
-            [split, member.key, member.class_index, self.sha256[member.archive]]
-            for split, of_split in self.members.items()
-            for member in of_split
-        )
-        return Listed(len(rows), canonical.digest(rows))
-
-
-@dataclass(frozen=True)
 class Request:
     """All requested changes: images to exclude, relabel or add."""
 
@@ -91,13 +69,6 @@ class Request:
             relabelled = self.relabel.listed
             twice = [n for key, n in relabelled.named_in(split).items() if key in excluded]
             _refuse(relabelled.path, twice, f"a key that is also in {self.exclude.path}")
-        for listed in self.lists:
-            named = listed.named_in(split)
-            for key in self.new.get(split, {}).keys() & named.keys():
-                raise UsageError(
-                    f"{listed.path}: line {named[key]} lists the key of an image of --add. Run "
-                    "amend twice: first without --add, then with --add on the result."
-                )
 
     @property
     def lists(self) -> list[KeyList]:
@@ -115,14 +86,8 @@ class Request:
                     return chosen
         return ()
 
-    @cached_property
-    def new(self) -> dict[str, dict[str, Member]]:
-        """The images to add, by split and key."""
-        of_splits = self.add.members.items() if self.add else ()
-        return {split: {member.key: member for member in members} for split, members in of_splits}
 
-
-def read_relabels(path: str, classes: ClassList) -> Relabels:
+def read_relabels(path: str, classes: ClassList, *, allows_unknown: bool = False) -> Relabels:
     """Reads a CSV file with the header key,class. A class is a name in labels.txt or an index.
 
     The fields are read exactly as they are, like the lines of `keys.read_list`.
@@ -157,7 +122,8 @@ def read_relabels(path: str, classes: ClassList) -> Relabels:
     if not numbered:
         raise UsageError(f"{path}: no key after the header")
     digest = canonical.digest(sorted([key, class_of[number]] for key, number in numbered.items()))
-    return Relabels(KeyList(path, numbered, digest, repeated), class_of)
+    listed = KeyList(path, numbered, digest, repeated, allows_unknown=allows_unknown)
+    return Relabels(listed, class_of)
 
 
 def _index_of(name: str, classes: ClassList) -> int | None:
@@ -167,41 +133,6 @@ def _index_of(name: str, classes: ClassList) -> int | None:
     if not (name.isascii() and name.isdecimal() and len(name) <= len(str(len(classes.wnids)))):
         return None
     return int(name) if int(name) < len(classes.wnids) else None
-
-
-def read_additions(where: str, classes: ClassList, splits: Collection[str]) -> Additions:
-    """Lists and hashes the images in train/CLASS (or just CLASS) and val/CLASS."""
-    root = Path(where).expanduser()
-    if not root.is_dir():
-        raise UsageError(f"--add {where}: no such folder. Expected a folder of class folders.")
-    split_folders = layout.split_folders(root)
-    if not split_folders.folders:
-        raise UsageError(
-            f"--add {where}: no images found. Expected train/CLASS/*, val/CLASS/* or CLASS/*."
-        )
-    base, folders = split_folders[:2]
-    if unread := layout.unread(split_folders):
-        raise UsageError(
-            f"--add {where}: the images in {some([*unread])} would not be read. Move them away, or "
-            "into the folder of a split of the dataset."
-        )
-    if absent := sorted(set(folders) - set(splits)):
-        raise UsageError(f"--add {where}: has the split {some(absent)}, which the dataset lacks")
-    paths = (base / path for path in folders.values())
-    names = {name for path in paths for name in layout.class_folders(path, classes)}
-    if absent := sorted(name for name in names if classes.of_folder(name) is None):
-        raise UsageError(
-            f"--add {where}: {len(absent):,} of its classes are not in the dataset: "
-            f"{some(absent)}. amend cannot add classes: labels are positions in the class list."
-        )
-    source = folder.find(root, [s for s in schema.SOURCE_SPLITS if s in folders], classes=classes)
-    reader, members, sha256 = source.images, dict[str, tuple[Member, ...]](), {}
-    for task in source.tasks:
-        of_task = source.index(task)
-        members[task.split] = (*members.get(task.split, ()), *of_task)
-        for member in of_task:
-            sha256[member.archive] = hashlib.sha256(reader.read(member)).hexdigest()
-    return Additions(source, members, sha256)
 
 
 def changes_of(request: Request, dataset: Dataset, seed: int) -> list[ShardChange]:
@@ -215,13 +146,31 @@ def changes_of(request: Request, dataset: Dataset, seed: int) -> list[ShardChang
     exclude = lookup_of(request.exclude)
     relabel = lookup_of(request.relabel and request.relabel.listed)
     changes: list[ShardChange] = []
+    by_bytes = _named_by_bytes(exclude, dataset) if exclude else {}
     for name in splits:
-        of_split = _changes_in(request, exclude, relabel, name, dataset, seed)
+        of_bytes = by_bytes.get(name, set()) if name in chosen else set()
+        of_split = _changes_in(request, exclude, relabel, name, dataset, seed, of_bytes)
         changes += [change for change in of_split if any(change[1:])]
+    for line in request.add.excluded if request.add else ():
+        if exclude:
+            exclude.lines(line.split, [line.key])
     for lookup in (exclude, relabel):
         if lookup:
             lookup.check(f"{' and '.join(splits)} of {dataset.where}")
     return changes
+
+
+def _named_by_bytes(exclude: Lookup, dataset: Dataset) -> dict[str, set[str]]:
+    """Returns the keys of the images that a list names by their bytes, by split."""
+    files = exclude.listed.files
+    found: dict[str, set[str]] = {}
+    for name, split in dataset.manifest.splits.items() if files else ():
+        for sample in itertools.chain.from_iterable(dataset.rows(split.shards)):
+            file = files.get(sample.source_sha256) or files.get(sample.sha256)
+            if file is not None:
+                found.setdefault(name, set()).add(sample.key)
+                exclude.recognised.add(file.line)
+    return found
 
 
 def _changes_in(
@@ -231,18 +180,17 @@ def _changes_in(
     name: str,
     dataset: Dataset,
     seed: int,
+    by_bytes: set[str],
 ) -> Iterable[ShardChange]:
     """Yields the change of each shard of a split, which may be empty."""
     split = dataset.manifest.splits[name]
-    new = request.new.get(name, {})
-    listed = set(new)
+    listed = set(by_bytes)
     for lookup in (exclude, relabel):
         if lookup:
             listed |= lookup.named[name].keys()
     added = defaultdict[int, list[Member]](list)
-    for member in new.values():
+    for member in request.add.members.get(name, ()) if request.add else ():
         added[plan.keyed_hash(seed, "add", member.key) % len(split.shards)].append(member)
-    taken: list[str] = []
     emptied: list[str] = []
     seen: set[str] = set()
     tables = dataset.heads(split.shards)
@@ -254,27 +202,26 @@ def _changes_in(
                     raise equal_keys(dataset.store, split.shards, key)
                 class_of[key] = class_index
         seen |= class_of.keys()
-        taken += [key for key in class_of if key in new]
         relabelled: dict[str, int] = {}
         for key, line in _lines_by_key(relabel, name, class_of).items():
             assert request.relabel is not None
             new_class = request.relabel.class_of[line]
             if new_class != class_of[key]:
                 relabelled[key] = new_class
-        excluded = frozenset(_lines_by_key(exclude, name, class_of))
+        excluded = frozenset(_lines_by_key(exclude, name, class_of)) | (class_of.keys() & by_bytes)
         if len(excluded) == shard.examples and not added[number]:
             emptied.append(shard.name)
         yield ShardChange(shard, excluded, relabelled, tuple(added[number]))
-    if taken:
-        raise UsageError(
-            f"--add: {len(taken):,} of its images have keys that already exist in {name}; the "
-            f"first is {min(taken)}. Rename these files, or exclude the existing images first."
-        )
     if emptied:
-        raise UsageError(
-            f"--exclude leaves no image in {some(emptied)}, and no shard may be empty. Keep at "
-            "least one image in each shard, or prepare the dataset again with fewer shards."
-        )
+        raise without_images(emptied)
+
+
+def without_images(shards: Sequence[str]) -> UsageError:
+    """Returns the error for shards that would lose all their images."""
+    return UsageError(
+        f"--exclude leaves no image in {some(shards)}, and no shard may be empty. Keep at least "
+        "one image in each shard, or prepare the dataset again with fewer shards."
+    )
 
 
 def _lines_by_key(lookup: Lookup | None, split: str, keys: Collection[str]) -> dict[str, int]:

@@ -11,6 +11,7 @@ from imagenet_prep.core import address
 from imagenet_prep.core.canonical import Json
 from imagenet_prep.core.flags import Place, WorkerFlags, after_dashes, flag, optional, switch
 from imagenet_prep.dataset import naming, schema
+from imagenet_prep.dataset.flag import unknown_keys
 from imagenet_prep.dataset.orientation import RULES
 
 # Source kinds that can be read from a server.
@@ -96,8 +97,10 @@ class Config(RunFlags):
     exclude: str | None = optional(
         place=Place.FILE,
         help="file with keys of images to exclude; one per line (such as "
-        "n01440764/n01440764_10026.JPEG); the remaining images stay in their shards",
+        "n01440764/n01440764_10026.JPEG), or the quarantine.jsonl of a dataset, whose excluded "
+        "images are excluded under any name; the remaining images stay in their shards",
     )
+    allow_unknown: bool = unknown_keys()
     train_shards: int | None = optional(
         least=1,
         most=naming.MAX_SHARDS,

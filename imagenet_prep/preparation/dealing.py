@@ -158,6 +158,7 @@ class Facts(NamedTuple):
     class_index: int
     kept: dict[str, tuple[int, int]]  # number and bytes of members not excluded, by output split
     taken: dict[str, int]  # these members, counted by `ChosenMembers.taken`
-    excluded: list[str]  # excluded members, written by `dump_member`
+    excluded: dict[str, list[str]]  # excluded members by output split, see `dump_member`
+    recognised: list[str]  # lines of the list whose images were found by their bytes
     # Keys of images that are named like ILSVRC2012's validation images, and their numbers there.
     labelled: list[tuple[str, int]]

@@ -45,6 +45,8 @@ def take_inventory(
     store = out.local
     # Remove files of an earlier run, which may have filled the disk, and untrusted links.
     store.remove_tree(PLAN_FOLDER)
+    # Excluded images are also recognised by their bytes.
+    unpack = unpack or bool(selection.excluded and selection.excluded.files)
     stage = index_stage(selection, store, unpack=unpack)
     tasks = selection.index_tasks()
     listing = listing_workers(workers, len(tasks))

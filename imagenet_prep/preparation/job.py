@@ -12,7 +12,7 @@ from imagenet_prep.codec.policy import CHECK_HEADER, CODECS, Policy
 from imagenet_prep.codec.transform import RAW_ENCODING, encode_raw, require, transform
 from imagenet_prep.core import address
 from imagenet_prep.core.errors import UsageError
-from imagenet_prep.dataset import keys, schema
+from imagenet_prep.dataset import exclusions, schema
 from imagenet_prep.dataset.class_list import ClassList
 from imagenet_prep.dataset.editions import OBJECTNET
 from imagenet_prep.dataset.member import PreparedImage
@@ -155,7 +155,9 @@ def _select(config: Config) -> tuple[Selection, str]:
         holdout=config.holdout_number,
         holdout_percent=config.holdout_percent,
         holdout_per_class=config.holdout_per_class,
-        excluded=None if config.exclude is None else keys.read_list(config.exclude),
+        excluded=None
+        if config.exclude is None
+        else exclusions.read(config.exclude, allows_unknown=config.allow_unknown),
         # Receipts of earlier runs also have lists, so a new listing needs a different digest.
         listed_anew=config.rehash and address.is_remote(config.source),
     )

@@ -7,22 +7,20 @@ splits. The manifest always lists the finished splits.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import time
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import imagenet_prep
 from imagenet_prep import engine
-from imagenet_prep.core import canonical, monitoring, records
+from imagenet_prep.core import canonical, monitoring
 from imagenet_prep.core.canonical import Json
 from imagenet_prep.core.errors import (
     DataDamagedError,
     ImagenetPrepError,
     ManifestError,
-    StoreError,
 )
 from imagenet_prep.dataset import editions, formats, manifest, naming, schema, settings
 from imagenet_prep.dataset.class_list import ClassList
@@ -35,15 +33,10 @@ from imagenet_prep.preparation.standing import Begun, Decision, Noted, Standing,
 from imagenet_prep.shards.commit import publish, refuse_too_many
 from imagenet_prep.shards.summary import summarise
 from imagenet_prep.shards.writer import WrittenShard
-from imagenet_prep.sources import layout
 from imagenet_prep.sources.shard_files import TfrecordSet, split_of
-from imagenet_prep.storage import origins
-from imagenet_prep.storage.fetch import as_file, hashed
+from imagenet_prep.storage import origins, quarantine
 from imagenet_prep.storage.opened import Dataset, shard_files, strangers
-from imagenet_prep.storage.store import Readable, Store
-
-# In a line of quarantine.jsonl, keys and paths have at most 4,096 bytes, details a few hundred.
-_MOST_LINE_BYTES = 64 << 10
+from imagenet_prep.storage.store import Store
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,9 +66,10 @@ class Draft:
         def place(source: Source) -> tuple[int, str]:
             return schema.SPLITS.index(split_of(source.name)), source.name
 
-        # A line of the input may be in both lists if its split is not known.
+        # Lines of an unknown split, and of excluded images of the input, may be in both lists.
         new = {*self.incidents}
-        of_kept = (i for i in listed if i not in new and kept & {*splits_of(i, existing)})
+        others = existing.splits.keys() - kept
+        of_kept = (line for line in listed if line not in new and line.split not in others)
         return replace(
             self,
             splits=self.splits | {split: existing.splits[split] for split in kept},
@@ -259,7 +253,7 @@ class Output:
             return kept, []
         with contextlib.suppress(ManifestError):
             # A killed run may have left extra lines.
-            listed = [*listed_incidents(self.store)]
+            listed = [*quarantine.incidents(self.store)]
             if len(listed) >= sum((*existing.quarantined.values(), *existing.repaired.values())):
                 return kept, listed
         if kept - {*(self._decision.left if self._decision else ())}:
@@ -295,7 +289,9 @@ class Output:
         if "unknown_format" in finished.manifest.quarantined:
             with contextlib.suppress(ImagenetPrepError):  # a missing list must not fail the run
                 of_format = (
-                    i.detail for i in listed_incidents(self.store) if i.reason == "unknown_format"
+                    line.detail
+                    for line in quarantine.incidents(self.store)
+                    if line.reason == "unknown_format"
                 )
                 summary["unread"] = formats.in_words(of_format)
         return summary
@@ -312,50 +308,11 @@ class Output:
                 store.remove_tree(f"{naming.WORK}/{name}")
 
 
-def splits_of(incident: Incident, manifest: Manifest) -> Collection[str]:
-    """Returns the splits that may contain an incident's image, judged by its source file.
-
-    The key is not enough, since train and validation may contain the same key.
-    """
-    splits = manifest.splits
-    of_shard = split_of(incident.archive)
-    if of_shard in splits:
-        return (of_shard,)
-    folder = incident.archive.removeprefix(f"{layout.KAGGLE}/").partition("/")[0]
-    split = layout.split_called(folder)
-    if split == schema.TEST and schema.TEST not in splits:
-        split = schema.VALIDATION
-    if split not in splits:
-        return splits
-    if split != schema.TRAIN:
-        return (split,)
-    return (split, settings.holdout_split(manifest.config))
-
-
-def listed_incidents(store: Readable, of: Manifest | None = None) -> Iterator[Incident]:
-    """Yields the incidents of quarantine.jsonl; verifies the file if the manifest `of` is given."""
-    digest, where = hashlib.sha256(), store.where(naming.QUARANTINE)
-    try:
-        if store.size(naming.QUARANTINE) is None:
-            raise ValueError("missing")
-        with store.opened(naming.QUARANTINE) as opened:
-            file = as_file(hashed(opened, [digest]))
-            while line := file.readline(_MOST_LINE_BYTES):
-                yield records.loads(Incident, line)
-        if of and digest.hexdigest() not in (file.sha256 for file in of.files):
-            raise ValueError(f"sha256 {digest.hexdigest()} is not in {naming.MANIFEST}")
-    except ValueError as error:
-        raise ManifestError(f"{where}: {error}. Copy it from the original dataset.") from None
-    except OSError as error:
-        raise StoreError(f"cannot read {where}: {error.strerror or error}") from error
-
-
 def incidents_of_input(found: TfrecordSet) -> list[Incident]:
     """Returns the lines of a dataset's quarantine.jsonl, marked as lines of the input."""
-    manifest = found.manifest
-    if manifest is None or naming.QUARANTINE not in {file.name for file in manifest.files}:
+    if found.manifest is None:
         return []
     return [
         line if line.is_of_input else replace(line, action=f"{OF_INPUT}{line.action}")
-        for line in listed_incidents(found.store, manifest)
+        for line in quarantine.incidents(found.store, found.manifest)
     ]

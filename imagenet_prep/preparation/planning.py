@@ -18,7 +18,7 @@ from imagenet_prep.dataset import editions, naming
 from imagenet_prep.dataset.keys import VALIDATION_NAME
 from imagenet_prep.dataset.member import Member, damaged_list, dump_member, parse_members
 from imagenet_prep.preparation.dealing import ChosenMembers, Division, Facts, ShardKey, divide
-from imagenet_prep.preparation.tasks import Listed, plan_name
+from imagenet_prep.preparation.tasks import Listed, hash_of, plan_name
 from imagenet_prep.shards import plan
 from imagenet_prep.shards.commit import num_per_class
 from imagenet_prep.shards.plan import SplitPlan
@@ -46,7 +46,7 @@ class Inventory(NamedTuple):
     edition: str
     folder: str
     md5: dict[str, str]  # of parts that were read completely to list them, by name
-    excluded: list[Member]  # the members that --exclude lists
+    excluded: dict[str, list[Member]]  # the members that --exclude lists, by split
 
     @property
     def shard_names(self) -> list[str]:
@@ -115,19 +115,21 @@ class Planning(ChosenMembers):
         return Census(edition, used, md5, divisions)
 
     def deal(
-        self, key: ClassKey, lines: bytes, census: Census
+        self, key: ClassKey, listed: bytes, census: Census
     ) -> tuple[Facts, dict[str, list[bytes]]]:
         """Assigns the images of a class to shards, then drops excluded ones without moving others.
 
-        `lines` are the lines of the image lists. Returns facts, and plan entries by output split.
+        `listed` has the lines of the image lists. Returns facts, and plan entries by output split.
         """
-        selection, seed, members = self.selection, self.selection.seed, parse_members(lines)
+        seed = self.selection.seed
+        members = parse_members(listed)
         if any(member.class_index != key.class_index for member in members):
             raise damaged_list("it lists an image of a different class")
-        excluded = selection.exclusions.named[key.split] if selection.exclusions else ()
         chosen, division = self.among(key.split, members), census.divisions[key.split]
+        excluded, recognised = self._excluded(key.split, chosen)
         kept: dict[str, tuple[int, int]] = {}
         entries: dict[str, list[bytes]] = {}
+        of_excluded: dict[str, list[str]] = {}
         for split, part in division.of(chosen, seed).items():
             first, num_shards = division.before[split][key.class_index], division.num_shards[split]
             dealt = [
@@ -137,16 +139,42 @@ class Planning(ChosenMembers):
             ]
             entries[split] = [plan.entry(shard, member, seed) for shard, member in dealt]
             kept[split] = len(dealt), sum(member.size for _, member in dealt)
+            lines = [dump_member(member).decode() for member in part if member.key in excluded]
+            if lines:
+                of_excluded[split] = lines
         matches = (VALIDATION_NAME.match(member.key) for member in members)
         facts = Facts(
             key.split,
             key.class_index,
             kept,
             self.taken(key.split, [member for member in chosen if member.key not in excluded]),
-            [dump_member(member).decode() for member in chosen if member.key in excluded],
+            of_excluded,
+            recognised,
             [(match[0], int(match[1])) for match in matches if match],
         )
         return facts, entries
+
+    def _excluded(self, split: str, members: Sequence[Member]) -> tuple[set[str], list[str]]:
+        """Returns the keys of the members to exclude, and the lines of images found by bytes.
+
+        Only files of a listed size are read.
+        """
+        exclusions = self.selection.exclusions
+        if exclusions is None:
+            return set(), []
+        listed = exclusions.listed
+        named = exclusions.named[split]
+        excluded = {member.key for member in members if member.key in named}
+        recognised = []
+        sizes = {file.num_bytes for file in listed.files.values()}
+        images = self.selection.images(self.store.local) if sizes else None
+        for member in members:
+            if images and member.size in sizes and member.key not in excluded:
+                file = listed.files.get(hash_of(member, images))
+                if file is not None:
+                    excluded.add(member.key)
+                    recognised.append(file.line)
+        return excluded, recognised
 
     def complete(
         self, census: Census, facts: Sequence[Facts], filled: Collection[ShardKey]
@@ -156,20 +184,23 @@ class Planning(ChosenMembers):
         plans = self._plans(census, facts, filled)
         return Inventory(plans, taken, census.edition, self.folder, census.md5, excluded)
 
-    def _checked(self, facts: Sequence[Facts]) -> tuple[Counter[str], list[Member]]:
+    def _checked(self, facts: Sequence[Facts]) -> tuple[Counter[str], dict[str, list[Member]]]:
         """Checks the facts of all classes; returns total `Facts.taken` and the excluded images."""
         where = self.selection.where
         exclusions = self.selection.exclusions
         taken = Counter[str]()
-        excluded: list[Member] = []
+        excluded: dict[str, list[Member]] = {}
         for split in self.selection.splits:
             class_of: dict[int, int] = {}
             for of_class in (fact for fact in facts if fact.source == split):
                 taken.update(of_class.taken)
-                members = parse_members("".join(of_class.excluded).encode())
+                for output_split, lines in of_class.excluded.items():
+                    members = parse_members("".join(lines).encode())
+                    excluded.setdefault(output_split, []).extend(members)
+                    if exclusions:
+                        exclusions.lines(split, [member.key for member in members])
                 if exclusions:
-                    exclusions.lines(split, [member.key for member in members])
-                excluded += members
+                    exclusions.recognised.update(of_class.recognised)
                 for key, number in of_class.labelled:
                     if class_of.setdefault(number, of_class.class_index) != of_class.class_index:
                         raise SourceError(f"{where}: the image {key!r} is in two classes")

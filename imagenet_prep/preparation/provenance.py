@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import shlex
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -21,14 +22,14 @@ from imagenet_prep.codec.policy import CHECK_HEADER
 from imagenet_prep.core import canonical
 from imagenet_prep.core.errors import BadImageError, SourceError, UsageError, some
 from imagenet_prep.core.terminal import counted
-from imagenet_prep.dataset import naming
+from imagenet_prep.dataset import naming, settings
 from imagenet_prep.dataset.class_list import ClassList
 from imagenet_prep.dataset.manifest import Manifest, Shard
 from imagenet_prep.dataset.member import QUARANTINED, Member, parse_members
 from imagenet_prep.dataset.samples import Sample
 from imagenet_prep.preparation.inventory import take_inventory
 from imagenet_prep.preparation.job import Job
-from imagenet_prep.preparation.output import Output, listed_incidents
+from imagenet_prep.preparation.output import Output
 from imagenet_prep.preparation.tasks import HashedArchive, HashTask, hash_archive, plan_name
 from imagenet_prep.shards import plan, runs
 from imagenet_prep.sources import tfrecords
@@ -36,7 +37,7 @@ from imagenet_prep.sources.folder import Folder
 from imagenet_prep.sources.member_reader import MemberReader
 from imagenet_prep.sources.scan import read_errors
 from imagenet_prep.sources.shard_files import ShardFile, TfrecordSet
-from imagenet_prep.storage import scratch, tables
+from imagenet_prep.storage import quarantine, scratch, tables
 from imagenet_prep.storage.fetch import hashed
 from imagenet_prep.storage.folder import LocalStore
 from imagenet_prep.storage.opened import lost
@@ -44,6 +45,9 @@ from imagenet_prep.storage.remote import stamp
 from imagenet_prep.storage.remote_archives import open_archives
 from imagenet_prep.storage.store import Store
 
+_ADVICE = "Choose a different folder"
+# Kinds of differences.
+_ADDED, _REMOVED, _OTHER = "added", "removed", "other"
 # Key, class index and size in bytes of a source image.
 _Facts = tuple[str, int, int]
 # Returns whether the bytes of an image (a member or sample) differ from its row of the table. For
@@ -66,12 +70,22 @@ def demand_same_source(job: Job, output: Output, *, note: bool = True) -> None:
         answers = source.evaluation.answers if source.evaluation else {}
         changes = _other_classes(manifest, source.classes, answers)
         listed = _is_listed(output.store, manifest)
+        has_grown = False
         try:
-            changes += _other_images(job, output.store, manifest, plans, newest) if listed else ()
+            for kind, words in _other_images(job, output.store, manifest, plans, newest, listed):
+                changes.append(words)
+                has_grown |= kind == _ADDED and isinstance(job.selection.source, Folder)
         except (SourceError, UsageError) as error:
             changes.append(str(error))
         changes = changes or [*_other_files(job, manifest, plans, newest, listed=listed)]
-    _settle(output, changes, note=note)
+    advice = _ADVICE
+    if has_grown:
+        folders = shlex.join([output.store.where(), "--add", job.selection.where])
+        advice = (
+            f"To add only the new images, run imagenet-prep amend {folders} --out NEW. To make the "
+            "dataset again, choose a different folder"
+        )
+    _settle(output, changes, advice, note=note)
 
 
 def demand_same_shards(
@@ -107,7 +121,8 @@ def demand_same_shards(
                 partial(_kept, source.store, shard, excluded.get(shard.name, frozenset()))
                 for shard in source.manifest.splits[split].shards
             ]
-            changes[split] += _differences(output.store, manifest, split, images, differs)
+            found = _differences(output.store, manifest, [split], images, differs)
+            changes[split] += [words for _, words in found]
         if changes[split]:
             continue
         # Tables have neither bounding boxes nor the words of classes, but shards do.
@@ -121,12 +136,12 @@ def demand_same_shards(
         _settle(output, [*itertools.chain.from_iterable(changes.values())], note=note)
 
 
-def _settle(output: Output, changes: Sequence[str], *, note: bool = True) -> None:
+def _settle(output: Output, changes: Sequence[str], advice: str = _ADVICE, *, note: bool) -> None:
     if changes:
-        advice = "" if output.wanted.force is None else ", or replace the dataset with --force"
+        force = "" if output.wanted.force is None else ", or replace the dataset with --force"
         raise UsageError(
             f"{output.store.where()}: the source has changed since this dataset was made from it: "
-            f"{'; '.join(changes)}. Choose a different folder{advice}."
+            f"{'; '.join(changes)}. {advice}{force}."
         )
     if note:
         output.note_source()
@@ -150,15 +165,16 @@ def _is_listed(store: Store, manifest: Manifest) -> bool:
 
 
 def _other_images(
-    job: Job, store: Store, manifest: Manifest, plans: LocalStore, newest: int
-) -> list[str]:
+    job: Job, store: Store, manifest: Manifest, plans: LocalStore, newest: int, listed: bool
+) -> Iterator[tuple[str, str]]:
+    if not listed:
+        return
     selection, workers = job.selection, engine.Workers(job.workers.num)
     reads = job.policy.check != CHECK_HEADER and any(not p.path for p in selection.source.parts)
     inventory = take_inventory(selection, plans, workers, quiet=job.quiet, unpack=reads)
     differs = None
     if reads:
         differs = partial(_is_other_file, job=job, images=selection.images(plans), newest=newest)
-    changes: list[str] = []
     removed = _quarantined(store, manifest)
 
     def planned(shard: str) -> Iterator[tuple[_Facts, Member]]:
@@ -167,20 +183,29 @@ def _other_images(
             removed.discard(facts)
             yield facts, member
 
+    parts: dict[str, list[plan.SplitPlan]] = {}
     for split in inventory.plans:
-        images = [partial(planned, name) for name in split.shard_names]
-        changes += _differences(store, manifest, split.split, images, differs)
+        parts.setdefault(settings.origin(split.split, manifest.config), []).append(split)
+    # If the source has grown, images move between train and the holdout: compare both together.
+    has_changed = False
+    for of_source in parts.values():
+        names = itertools.chain.from_iterable(split.shard_names for split in of_source)
+        images = [partial(planned, name) for name in names]
+        splits = [split.split for split in of_source]
+        for change in _differences(store, manifest, splits, images, differs):
+            has_changed = True
+            yield change
     if removed:
+        has_changed = True
         keys = some(sorted(key for key, _, _ in removed))
-        changes.append(f"{counted(len(removed), 'quarantined image')} removed ({keys})")
+        yield _REMOVED, f"{counted(len(removed), 'quarantined image')} removed ({keys})"
     digest = canonical.digest([split.digest for split in inventory.plans])
-    if selection.annotations and digest != manifest.plan_digest and not changes:
-        changes.append("the bounding boxes, or the paths of images, have changed")
-    return changes
+    if selection.annotations and digest != manifest.plan_digest and not has_changed:
+        yield _OTHER, "the bounding boxes, or the paths of images, have changed"
 
 
 def _quarantined(store: Store, manifest: Manifest) -> set[_Facts]:
-    lines = listed_incidents(store, manifest)
+    lines = quarantine.incidents(store, manifest)
     return {(i.key, i.class_index, i.size) for i in lines if i.action == QUARANTINED}
 
 
@@ -212,12 +237,17 @@ def _is_other_file(
 def _differences(
     store: Store,
     manifest: Manifest,
-    split: str,
+    splits: Sequence[str],
     images: Sequence[Callable[[], Iterable[tuple[_Facts, Any]]]],
     differs: _Differs | None,
-) -> Iterator[str]:
-    """Yields differences between a finished split and the images now planned for its shards."""
-    shards = manifest.splits[split].shards if split in manifest.splits else []
+) -> Iterator[tuple[str, str]]:
+    """Yields differences between finished splits and the images now planned for their shards.
+
+    Each has its kind, and is described in words.
+    """
+    found = (manifest.splits[split].shards for split in splits if split in manifest.splits)
+    shards = [*itertools.chain.from_iterable(found)]
+    where = " and ".join(splits)
     bad = _quarantined(store, manifest)
     altered: list[str] = []
     sides: tuple[list[Path], list[Path]] = [], []
@@ -240,12 +270,13 @@ def _differences(
             removed += (key.decode() for key in old.keys() - new.keys())
             added += (key.decode() for key in new.keys() - old.keys())
             other += (key.decode() for key in old.keys() & new.keys() if old[key] != new[key])
-    kinds = {"removed": removed, "added": added, "with a different class or size": other}
+    kinds = {_REMOVED: removed, _ADDED: added, "with a different class or size": other}
     for kind, keys in {**kinds, "with changed bytes": altered}.items():
         if keys:
-            yield f"{split}: {counted(len(keys), 'image')} {kind} ({some(sorted(keys))})"
+            words = f"{where}: {counted(len(keys), 'image')} {kind} ({some(sorted(keys))})"
+            yield kind, words
     if any(sides) and not (removed or added or other):
-        yield f"{split}: images now belong to different shards"
+        yield "", f"{where}: images now belong to different shards"
 
 
 def _altered(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import chain
@@ -15,13 +15,15 @@ from imagenet_prep.core import canonical
 from imagenet_prep.core.canonical import Json
 from imagenet_prep.core.errors import BadImageError, UsageError
 from imagenet_prep.core.terminal import counted
-from imagenet_prep.dataset import naming, schema
+from imagenet_prep.dataset import naming, schema, settings
 from imagenet_prep.dataset.keys import WNID, KeyList
 from imagenet_prep.dataset.manifest import Source, demand_samples
-from imagenet_prep.dataset.member import Incident, Member
+from imagenet_prep.dataset.member import REPAIRED, Incident, Member
 from imagenet_prep.dataset.orientation import KEEP
+from imagenet_prep.dataset.samples import Sample
 from imagenet_prep.dataset.settings import (
     EXCLUDED,
+    HOLDOUT_PER_CLASS,
     KEEP_ORIGINAL,
     ORIENTATION,
     RESIZE,
@@ -29,16 +31,17 @@ from imagenet_prep.dataset.settings import (
     Settings,
 )
 from imagenet_prep.preparation import changes, existing_set
-from imagenet_prep.preparation.output import Draft, Output, incidents_of_input, splits_of
+from imagenet_prep.preparation.output import Draft, Output, incidents_of_input
 from imagenet_prep.preparation.provenance import demand_same_shards
 from imagenet_prep.preparation.standing import Wanted
-from imagenet_prep.preparation.tasks import WriteWork, excluded_incident
+from imagenet_prep.preparation.tasks import WriteWork, excluded_record
 from imagenet_prep.shards.commit import num_per_class, split_of
 from imagenet_prep.shards.samples_root import same_key
 from imagenet_prep.shards.writer import WrittenShard
 from imagenet_prep.sources import tfrecords
 from imagenet_prep.sources.labelling import Labelling
 from imagenet_prep.sources.shard_files import ShardFile, TfrecordSet
+from imagenet_prep.storage import tables
 from imagenet_prep.storage.opened import refuse_inside
 from imagenet_prep.storage.origins import Origin
 from imagenet_prep.storage.store import Store, same_place
@@ -60,6 +63,10 @@ class RewriteWork:
         md5 = hashlib.md5(usedforsecurity=False)
         counts, incidents = existing_set.Counts(), list[Incident]()
         excluded = self.excluded.get(shard.name, frozenset())
+        samples: dict[str, Sample] = {}
+        if excluded and shard.listed:
+            rows = tables.rows(self.store, shard.listed)
+            samples = {sample.key: sample for sample in rows if sample.key in excluded}
 
         def images() -> Iterator[tuple[Member, bytes]]:
             new, seen = self.renamed.get(naming.samples_name(shard.name), {}), dict[str, int]()
@@ -71,7 +78,8 @@ class RewriteWork:
                     places = (f"record {record} of {shard.file}" for record in (first, number))
                     raise same_key(self.store, member.key, *places)
                 if member.key in excluded:
-                    incidents.append(excluded_incident(member))
+                    sample = samples[member.key]
+                    incidents.append(excluded_record(shard.name, shard.split, sample))
                     continue
                 counts.add(member)
                 counts.not_rgb += self.count_colorspaces and _is_kept_without_rgb(data)
@@ -140,6 +148,8 @@ class Job:
             files = self.found.splits[split]
             source = canonical.digest([[shard.file, shard.num_bytes] for shard in files])
             made[split] = {**byte_settings, "source": source}
+            if manifest and settings.holdout_split(manifest.config) == schema.VALIDATION:
+                made[split][HOLDOUT_PER_CLASS] = True
             if self.exclude:
                 listed = {"images": self.num_excluded(split), "sha256": self.exclude.sha256}
                 made[split][EXCLUDED] = listed
@@ -297,13 +307,7 @@ def _write(job: Job, store: Store, output: Output, split: str, labelling: Labell
     counts = num_per_class([shard.num_per_class for shard in written], len(classes.wnids))
     not_rgb = any(shard.not_rgb for shard in written)
     incidents = [*chain.from_iterable(shard.incidents for shard in written)]
-    new_keys = {incident.key for incident in incidents}
-    if manifest:
-        incidents += (
-            line
-            for line in job.input_incidents
-            if line.key not in new_keys and split in splits_of(line, manifest)
-        )
+    incidents += _carried(job, split, {incident.key for incident in incidents})
     draft = Draft(
         splits={split: split_of(written, counts)},
         classes=classes,
@@ -314,6 +318,20 @@ def _write(job: Job, store: Store, output: Output, split: str, labelling: Labell
         parent=manifest,
     )
     output.commit(draft)
+
+
+def _carried(job: Job, split: str, changed: Container[str]) -> Iterator[Incident]:
+    """Yields the lines of the input that concern a split; `changed` are keys with new lines.
+
+    Lines of an unknown split and those of excluded images are in the lines of every split.
+    """
+    others = job.found.splits.keys() - {split}
+    for line in job.input_incidents:
+        if line.split in others and not line.is_excluded:
+            continue
+        is_stored = line.action.endswith(REPAIRED)
+        if not (is_stored and line.split == split and line.key in changed):
+            yield line
 
 
 def _is_kept_without_rgb(data: bytes) -> bool:

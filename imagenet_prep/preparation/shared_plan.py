@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from imagenet_prep.core import canonical
 from imagenet_prep.dataset import naming
-from imagenet_prep.dataset.member import Member, dump_member, parse_members
+from imagenet_prep.dataset.member import dump_member, parse_members
 from imagenet_prep.preparation.box_lists import BoxLookup
 from imagenet_prep.preparation.dealing import Facts, ShardKey
 from imagenet_prep.preparation.planning import Census, ClassKey, Inventory, Planning
@@ -25,7 +25,7 @@ from imagenet_prep.shards import plan, runs
 from imagenet_prep.storage import notes
 from imagenet_prep.storage.store import Store
 
-_EXCLUDED, _NOTE = "excluded.jsonl", "plan.json"
+_NOTE = "plan.json"
 # Target number of members in a block: one call writes the plan files of its shards.
 _BLOCK_MEMBERS = 1 << 14
 # Target number of members in a share: neighbouring classes that one call assigns. Their
@@ -41,6 +41,7 @@ class _Note:
     taken: dict[str, int]
     edition: str
     md5: dict[str, str]
+    excluded: list[str]  # the splits that have excluded images, each with its list
 
 
 class GroupKey(NamedTuple):
@@ -117,24 +118,28 @@ class SharedPlan(Planning):
     ) -> Inventory:
         """Completes the plan and writes its note; see `Planning.complete`."""
         inventory = super().complete(census, facts, filled)
-        content = _Note(inventory.plans, inventory.taken, inventory.edition, inventory.md5)
-        if inventory.excluded:
-            lines = b"".join(map(dump_member, inventory.excluded))
-            self.store.write(f"{self.folder}/{_EXCLUDED}", lines)
+        for split, members in inventory.excluded.items():
+            self.store.write(self._excluded_name(split), b"".join(map(dump_member, members)))
+        facts_of_plan = inventory.plans, inventory.taken, inventory.edition, inventory.md5
+        content = _Note(*facts_of_plan, [*inventory.excluded])
         self.store.write(f"{self.folder}/{_NOTE}", canonical.dumps(content))
         return inventory
 
+    def _excluded_name(self, split: str) -> str:
+        return f"{self.folder}/excluded-{split}.jsonl"
+
     def found(self) -> Inventory | None:
         """Returns the stored plan if it is complete."""
-        files, excluded = set(self.store.names(self.folder)), list[Member]()
+        files = set(self.store.names(self.folder))
         if _NOTE not in files:
             return None
         note = notes.read(self.store, f"{self.folder}/{_NOTE}", _Note)
         names = (name for split in note.plans for name in split.shard_names)
         if not files.issuperset(map(plan.file_name, names)):
             return None
-        if _EXCLUDED in files:
-            name = f"{self.folder}/{_EXCLUDED}"
-            excluded = parse_members(self.store.read(name, most=plan.MOST_BYTES))
+        excluded = {
+            split: parse_members(self.store.read(self._excluded_name(split), most=plan.MOST_BYTES))
+            for split in note.excluded
+        }
         taken = Counter(note.taken)
         return Inventory(note.plans, taken, note.edition, self.folder, note.md5, excluded)

@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
 from imagenet_prep.dataset import naming
 from imagenet_prep.dataset.class_list import ClassList
-from imagenet_prep.dataset.member import Incident, Member, PreparedImage, dump_member
+from imagenet_prep.dataset.member import (
+    MAX_IMAGE_BYTES,
+    Incident,
+    Member,
+    PreparedImage,
+    dump_member,
+)
+from imagenet_prep.dataset.samples import Sample
 from imagenet_prep.dataset.settings import EXCLUDED
 from imagenet_prep.engine import Output, Result
 from imagenet_prep.shards import plan, writer
+from imagenet_prep.sources.member_reader import MemberReader
 from imagenet_prep.sources.source import IndexTask, Packed, Source, Stored, sorted_by_key
 from imagenet_prep.storage.archive import ArchiveReader
 from imagenet_prep.storage.new_file import new_file
@@ -123,9 +132,24 @@ class ShardTask(NamedTuple):
     name: str
 
 
-def excluded_incident(member: Member) -> Incident:
-    """Returns the incident of an image that --exclude lists."""
-    return Incident(*member[:5], EXCLUDED, "listed", "the list of --exclude has its key")
+def excluded_incident(member: Member, split: str, source_sha256: str = "") -> Incident:
+    """Returns the incident of a source image that --exclude lists."""
+    detail = "the list of --exclude has it"
+    return Incident(*member[:5], EXCLUDED, "listed", detail, split, source_sha256)
+
+
+def excluded_record(shard: str, split: str, sample: Sample) -> Incident:
+    """Returns the incident of a stored image that --exclude lists; its offset is 0."""
+    member = Member(sample.key, shard, 0, sample.num_bytes, sample.class_index)
+    excluded = excluded_incident(member, split, sample.source_sha256)
+    return replace(excluded, sha256=sample.sha256, source_bytes=sample.source_bytes)
+
+
+def hash_of(member: Member, images: MemberReader) -> str:
+    """Returns the sha256 of a source image; "" if it is too large to be read."""
+    if member.size > MAX_IMAGE_BYTES:
+        return ""
+    return hashlib.sha256(images.read(member)).hexdigest()
 
 
 def plan_name(shard: str, folder: str = PLAN_FOLDER) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 from imagenet_prep import engine
@@ -15,7 +16,7 @@ from imagenet_prep.core.errors import SourceError, StoreError, some
 from imagenet_prep.core.terminal import printable, say
 from imagenet_prep.dataset import ignored, naming
 from imagenet_prep.dataset.manifest import Source
-from imagenet_prep.dataset.member import QUARANTINED, Member, parse_members
+from imagenet_prep.dataset.member import QUARANTINED, Incident, Member, parse_members
 from imagenet_prep.engine import Stage
 from imagenet_prep.preparation.inventory import take_inventory
 from imagenet_prep.preparation.job import Job
@@ -30,6 +31,7 @@ from imagenet_prep.preparation.tasks import (
     WriteWork,
     excluded_incident,
     hash_archive,
+    hash_of,
     plan_name,
 )
 from imagenet_prep.shards.commit import emptied, split_of
@@ -183,7 +185,7 @@ def _demand_all(job: Job, inventory: Inventory, shards: Collection[WrittenShard]
     bad = sum(image.action == QUARANTINED for shard in shards for image in shard.incidents)
     stored = sum(shard.examples for shard in shards)
     listed = planned = inventory.examples
-    excluded = len(inventory.excluded)
+    excluded = sum(map(len, inventory.excluded.values()))
     # A folder is listed when the source is detected and again when it is read.
     if isinstance(selection.source, Folder) and not selection.is_part:
         listed = sum(part.images for part in selection.source.parts) - excluded
@@ -212,7 +214,7 @@ def commit(job: Job, inventory: Inventory, output: Output, contents: Sequence[Co
         classes=job.selection.source.classes,
         incidents=[
             *(incident for shard in shards.values() for incident in shard.incidents),
-            *map(excluded_incident, inventory.excluded),
+            *_excluded(job, inventory, output.store.local),
         ],
         sources=[
             Source(p.name, p.num_bytes, md5.get(p.name), inventory.taken[p.name], dict(p.ignored))
@@ -227,6 +229,15 @@ def commit(job: Job, inventory: Inventory, output: Output, contents: Sequence[Co
         if names := printable(some([draft.classes.wnids[index] for index in lost])):
             say(f"{split.split}: all images of {names} were quarantined, see {naming.QUARANTINE}")
     output.commit(draft)
+
+
+def _excluded(job: Job, inventory: Inventory, unpacked: LocalStore) -> Iterator[Incident]:
+    """Yields the incidents of the excluded images, with the hashes of their files."""
+    images = job.selection.images(unpacked)
+    images.will_need(chain.from_iterable(inventory.excluded.values()))
+    for split, members in inventory.excluded.items():
+        for member in members:
+            yield excluded_incident(member, split, source_sha256=hash_of(member, images))
 
 
 def preview(job: Job, output: Output) -> Json:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from imagenet_prep.core.canonical import Json
 from imagenet_prep.core.errors import UsageError
-from imagenet_prep.dataset import schema
+from imagenet_prep.dataset import naming, schema
 from imagenet_prep.dataset.example import ImageExample
 from imagenet_prep.dataset.samples import Sample
 from imagenet_prep.read.names import Names
@@ -75,6 +75,27 @@ class Catalogue:
         """Returns an image's shard, and its record number in this shard."""
         shard, record = self._splits[entry.split].place(entry.number)
         return self._splits[entry.split].shards[shard].name, record
+
+    def sample(self, entry: Entry) -> Sample | None:
+        """Returns the line of an image in its table of samples; None without tables."""
+        records = self._splits[entry.split]
+        if not records.manifest.has_samples:
+            return None
+        shard, record = records.place(entry.number)
+        return list(Names(records).samples(shard))[record]
+
+    def source(self, entry: Entry) -> str | None:
+        """Returns the folder that `amend` added with an image, or else the only other source.
+
+        None if there are several others, or a large folder, of which the manifest lists no image.
+        """
+        others = []
+        for source in self._dataset.manifest.sources:
+            if f"{entry.split}:{entry.key}" in source.images:
+                return source.name
+            if not (source.images and source.name.startswith(naming.ADDED)):
+                others.append(source.name)
+        return others[0] if len(others) == 1 else None
 
     def find(self, keys: Collection[str]) -> dict[str, list[Entry]]:
         """Returns, for each key (CLASS/NAME or NAME), the first matching image of each split."""

@@ -5,13 +5,14 @@ from __future__ import annotations
 import hashlib
 import itertools
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from imagenet_prep.core import canonical
 from imagenet_prep.core.errors import UsageError
-from imagenet_prep.dataset import schema
+from imagenet_prep.dataset import exclusions, schema
 from imagenet_prep.dataset.keys import Lookup, read_list
 from imagenet_prep.dataset.samples import Head
 from imagenet_prep.read.config import Wanted
@@ -34,8 +35,12 @@ class Choice:
     def __init__(self, wanted: Wanted, classes: ClassList) -> None:
         self._wanted = wanted
         self._classes = classes.indices(() if wanted.classes is None else wanted.classes)
-        self._keys = None if wanted.keys is None else read_list(wanted.keys)
-        self._excluded = None if wanted.exclude is None else read_list(wanted.exclude)
+        self._keys = self._excluded = None
+        if wanted.keys is not None:
+            listed = read_list(wanted.keys)
+            self._keys = replace(listed, allows_unknown=wanted.allow_unknown)
+        if wanted.exclude is not None:
+            self._excluded = exclusions.read(wanted.exclude, allows_unknown=wanted.allow_unknown)
         self._num_classes = len(classes.wnids)
 
     @property

@@ -36,6 +36,7 @@ class Wanted:
     remap: bool = False
     keys: str | os.PathLike[str] | None = None
     exclude: str | os.PathLike[str] | None = None
+    allow_unknown: bool = False
     fraction: float = 1.0
     fold: tuple[int, int] = (0, 1)
     others: bool = False

@@ -42,6 +42,7 @@ def make_dataset(
     remap: bool = False,
     keys: str | os.PathLike[str] | None = None,
     exclude: str | os.PathLike[str] | None = None,
+    allow_unknown: bool = False,
     fraction: float = 1.0,
     fold: tuple[int, int] = (0, 1),
     others: bool = False,
@@ -102,7 +103,9 @@ def make_dataset(
       classes: WNIDs or class indices to read; by default all.
       remap: renumber the chosen `classes` from 0 in class list order, as in `Reader.classes`.
       keys: file with the keys to read, one per line.
-      exclude: file with the keys to skip, one per line.
+      exclude: file with the keys to skip, one per line; or the quarantine.jsonl of a dataset, whose
+        excluded keys are skipped.
+      allow_unknown: accept keys in `keys` and `exclude` that no example has; print their number.
       fraction: share of the examples to read, chosen by a hash of the key. With the same seed, the
         examples of fraction 0.1 are a subset of those of 0.2.
       fold: (k, n): read part k (from 0) of n disjoint parts, split by a hash of the key.

@@ -130,6 +130,11 @@ class Facts:
         return [shard for split in self.manifest.splits for shard in self.dataset.shards(split)]
 
     @property
+    def num_excluded(self) -> int:
+        """Number of images that were excluded on request."""
+        return sum(line.is_excluded for line in self.incidents)
+
+    @property
     def num_bytes(self) -> int:
         """Size of all shards in bytes."""
         return sum(split.num_bytes for split in self.manifest.splits.values())

@@ -7,7 +7,6 @@ import hashlib
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
-from imagenet_prep.core import canonical
 from imagenet_prep.core.errors import DataDamagedError
 from imagenet_prep.dataset import naming, tfds
 from imagenet_prep.dataset.claims import tfds_files
@@ -34,7 +33,7 @@ def publish(
     fields quarantined, repaired, files and samples_root. `replaced` is the old manifest, if any.
     """
     splits = {split: with_root(store, entry) for split, entry in draft.splits.items()}
-    incidents = sorted(incidents, key=lambda incident: incident.key)
+    incidents = sorted(incidents, key=lambda incident: (incident.key, incident.line))
     contents = small_files(draft, incidents=incidents, classes=classes, name=name)
     manifest = dataclasses.replace(
         draft,
@@ -68,7 +67,7 @@ def small_files(
     return {
         naming.LABELS: classes.render(),
         **tfds_files(draft, classes),
-        naming.QUARANTINE: b"".join(canonical.dumps(incident) + b"\n" for incident in incidents),
+        naming.QUARANTINE: b"".join(incident.line for incident in incidents),
         naming.TFDS_INFO: tfds.dataset_info(
             name, {split: entry.shards for split, entry in draft.splits.items()}, draft.subset
         ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 
 from imagenet_prep.core import canonical
@@ -11,6 +12,7 @@ from imagenet_prep.core.terminal import counted, human_bytes, printable
 from imagenet_prep.dataset import ignored, schema, settings
 from imagenet_prep.dataset.manifest import Manifest
 from imagenet_prep.shards.writer import WrittenShard
+from imagenet_prep.storage import quarantine
 from imagenet_prep.storage.opened import Dataset
 
 _MOST_SOURCES = 8
@@ -19,7 +21,9 @@ _MOST_SOURCES = 8
 def of_set(path: str, dataset: Dataset) -> Json:
     """Returns the contents of a manifest as JSON, without its lists of shards and sources."""
     manifest = dataset.manifest
-    excluded, steps = settings.changes(manifest.config)
+    steps: list[settings.Amendment] = []
+    with contextlib.suppress(ValueError):
+        steps = settings.amendments(manifest.config)
     return {
         "manifest": path,
         "digest": manifest.digest,
@@ -40,7 +44,7 @@ def of_set(path: str, dataset: Dataset) -> Json:
         **({"edition": manifest.edition} if manifest.edition else {}),
         "repaired": manifest.repaired,
         "quarantined": manifest.quarantined,
-        "excluded": excluded,
+        "excluded": quarantine.num_excluded(dataset.store, manifest),
         "ignored": ignored.together(source.ignored for source in manifest.sources),
         **({"amendments": canonical.loads(canonical.dumps(steps))} if steps else {}),
     }

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from imagenet_prep.core import counter, records
 from imagenet_prep.core.errors import BadImageError, DataDamagedError
 from imagenet_prep.core.terminal import counted
-from imagenet_prep.dataset import example, keys, samples, tfrecord
+from imagenet_prep.dataset import example, keys, naming, samples, tfrecord
 from imagenet_prep.dataset.manifest import Shard, Source
 from imagenet_prep.dataset.member import (
     QUARANTINED,
@@ -161,6 +161,8 @@ def _prepared(
     tally: _Tally,
 ) -> Iterator[_Image | Stored]:
     """Yields the images to store, and counts them in `tally`."""
+    name = naming.parse_shard_name(shard)
+    split = name.split if name else ""
     for source in images:
         if isinstance(source, Stored):
             yield source
@@ -177,12 +179,14 @@ def _prepared(
                     f"{member.size:,} bytes) is {error}. To skip such images and list them, run "
                     "without --on-bad-image fail."
                 ) from error
-            tally.incidents.append(Incident(*member[:5], QUARANTINED, error.reason, error.detail))
+            bad = Incident(*member[:5], QUARANTINED, error.reason, error.detail, split)
+            tally.incidents.append(bad)
             continue
         finally:
             tally.transform_s += time.perf_counter() - start
         if image.repair is not None:
-            tally.incidents.append(Incident(*member[:5], REPAIRED, image.repair, image.detail))
+            repaired = Incident(*member[:5], REPAIRED, image.repair, image.detail, split)
+            tally.incidents.append(repaired)
         tally.resized += image.resized
         tally.max_height = max(tally.max_height, image.height)
         tally.max_width = max(tally.max_width, image.width)

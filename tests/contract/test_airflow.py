@@ -40,7 +40,7 @@ REFUSED = {
     "prepare": "",
     "verify": "json signers worker_kind",
     "duplicates": "against json source splits worker_kind",
-    "resize": "codec dataset_name dry_run exclude force json keep_original max_bad "
+    "resize": "allow_unknown codec dataset_name dry_run exclude force json keep_original max_bad "
     "num_inter_threads num_intra_threads num_preprocess_threads on_bad_image orientation "
     "start_offset stretch worker_kind",
     "replicate": "bandwidth_limit check columns connections copies dry_run from_parent json mode "

@@ -175,6 +175,18 @@ trainers.md: big_vision
     trainers/test_trainers.py
     test_big_vision_takes_labels_as_they_are
     needs a checkout
+$ amend.md: Excluded images stay excluded
+    commands/amend/test_decisions.py
+    test_prepare_notes_the_bytes_of_excluded_images
+    a folder that a test grows
+$ amend.md: Excluded images stay excluded 2
+    commands/amend/test_decisions.py
+    test_a_standing_list_is_applied_again
+    a list that a test writes
+$ photographs.md: New photographs
+    commands/amend/test_decisions.py
+    test_the_grown_folder_gives_its_new_images_and_the_holdout_stays
+    photographs that a test adds
 $ amend.md: The new manifest
     e2e/test_documented_commands.py
     test_amend_excludes_and_relabels_what_the_lists_name

@@ -12,10 +12,12 @@ from imagenet_prep.core import canonical
 from imagenet_prep.core.errors import DataDamagedError
 from imagenet_prep.dataset.member import (
     Boxes,
+    Incident,
     Member,
     Origins,
     PreparedImage,
     dump_member,
+    parse_incident,
     parse_members,
 )
 
@@ -76,3 +78,48 @@ def test_the_named_images_are_few_and_lie_evenly_over_the_shard(num: int) -> Non
     assert records[-1] >= num - max(gaps or {1})
     assert all(origin.offset == 512 * origin.record for origin in origins.chosen)
     assert {origin[-2:] for origin in origins.chosen} == {(30, 40)}
+
+
+TRAIN_KEY = "n01440764/n01440764_10026.JPEG"
+VALIDATION_KEY = "ILSVRC2012_val_00000001.JPEG"
+
+
+@pytest.mark.parametrize(
+    ("key", "split", "is_written"),
+    [
+        (TRAIN_KEY, "train", False),
+        (TRAIN_KEY, "holdout", True),
+        (TRAIN_KEY, "test", True),
+        (VALIDATION_KEY, "validation", False),
+        (VALIDATION_KEY, "train", True),
+        ("n01440764/n01443537_2.JPEG", "train", True),
+        ("n01440764/2.JPEG", "train", True),
+        ("cat/ILSVRC2012_val_00000001.JPEG", "validation", True),
+        ("cat/1.jpg", "train", True),
+    ],
+)
+def test_a_line_tells_the_split_unless_the_key_does(key: str, split: str, is_written: bool) -> None:
+    incident = Incident(key, "a", 0, 9, 0, "repaired", "png", "was a PNG", split)
+
+    assert (b'"split"' in incident.line) == is_written
+    assert parse_incident(incident.line) == incident
+
+
+def test_a_line_of_version_0_1_0_is_written_again_unchanged() -> None:
+    """Its split is unknown, unless the key tells it."""
+    for key, split in ((TRAIN_KEY, "train"), (VALIDATION_KEY, "validation"), ("cat/1.jpg", "")):
+        line = Incident(key, "a", 0, 9, 0, "repaired", "png", "was a PNG").line
+        assert b"split" not in line
+        assert parse_incident(line).split == split
+        assert parse_incident(line).line == line
+
+
+def test_an_excluded_image_has_the_sizes_of_its_source_and_of_its_record() -> None:
+    facts = ("cat/1.jpg", "train-00000-of-00001", 0, 9, 0)
+    for action in ("excluded", "input_excluded"):
+        source = Incident(*facts, action, "listed", "", "train", "a" * 64)
+        stored = Incident(*facts, action, "listed", "", "train", "a" * 64, "b" * 64, 70)
+        assert source.is_excluded
+        assert source.sizes == {"a" * 64: 9}
+        assert stored.sizes == {"a" * 64: 70, "b" * 64: 9}
+    assert not Incident(*facts, "quarantined", "empty", "").is_excluded

@@ -14,8 +14,9 @@ import pytest
 from imagenet_prep.core.errors import DataDamagedError, StoreError
 from imagenet_prep.dataset import example, naming
 from imagenet_prep.dataset.manifest import Shard
+from imagenet_prep.preparation.additions import Additions, read_additions
 from imagenet_prep.preparation.amended_shard import AmendWork
-from imagenet_prep.preparation.changes import Additions, ShardChange, read_additions
+from imagenet_prep.preparation.changes import ShardChange
 from imagenet_prep.storage.folder import LocalStore
 from imagenet_prep.storage.opened import open_dataset
 from tests.kit.samples import add_tables

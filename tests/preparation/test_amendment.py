@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Sequence
 from dataclasses import replace
@@ -20,9 +19,11 @@ from imagenet_prep.dataset.manifest import Producer
 from imagenet_prep.dataset.member import Incident
 from imagenet_prep.engine import Workers
 from imagenet_prep.preparation import amendment
+from imagenet_prep.preparation.additions import read_additions
 from imagenet_prep.preparation.amendment import Job
-from imagenet_prep.preparation.changes import Request, read_additions
+from imagenet_prep.preparation.changes import Relabels, Request
 from imagenet_prep.shards import commit
+from imagenet_prep.storage import quarantine
 from imagenet_prep.storage.folder import LocalStore
 from imagenet_prep.storage.opened import Dataset, open_dataset
 from tests.kit.samples import add_tables
@@ -59,39 +60,51 @@ def job(dataset: Dataset, request: Request = Request()) -> Job:  # noqa: B008
     return Job(dataset, request, Workers(1, "threads"), quiet=True)
 
 
-@pytest.mark.parametrize(
-    ("folder", "split", "config"),
-    [
-        ("train", "train", {}),
-        ("seg_train/seg_train", "train", {}),
-        ("train", "validation", {"holdout_per_class": 1}),
-    ],
-)
-def test_a_key_has_one_line_of_quarantine(
-    tmp_path: Path, folder: str, split: str, config: dict[str, int]
+@pytest.mark.parametrize(("split", "other"), [("train", "validation"), ("validation", "train")])
+def test_a_line_is_replaced_only_by_one_about_the_same_image(
+    tmp_path: Path, split: str, other: str
 ) -> None:
-    """The line of the change replaces an older one; those of other images stay."""
+    """Only the line of a stored image that is excluded disappears, or gets its new class."""
+    repaired = ("repaired", "png", "was a PNG")
+    truncated = ("quarantined", "truncated", "ends early")
     older = [
-        Incident(key(0), f"{folder}/x", 0, 9, 0, "repaired", "png", "was a PNG"),
-        Incident(key(1), f"{folder}/x", 0, 9, 1, "repaired", "png", "was a PNG"),
-        Incident(key(7, 2), f"{folder}/x", 0, 9, 2, "quarantined", "truncated", "ends early"),
-        Incident(key(8, 2), f"{folder}/x", 0, 9, 2, "quarantined", "truncated", "ends early"),
+        Incident(key(0), "a/0", 0, 9, 0, *repaired, split),
+        Incident(key(0), "a/0", 0, 9, 0, *truncated, split),
+        Incident(key(0), "b/0", 0, 9, 0, *repaired, other),
+        Incident(key(1), "a/1", 0, 9, 1, *repaired, split),
+        Incident(key(1), "a/1", 0, 9, 1, *truncated, split),
+        Incident(key(1), "b/1", 0, 9, 1, *repaired, other),
+        Incident("thing/0.JPEG", "c/0", 0, 9, 0, *repaired),
     ]
-    path = tmp_path / "add" / split / key(7, 2)
+    dataset = made(tmp_path / "set", older, split=split)
+    changes = Request(
+        KeyList("list", {key(0): 1}, ""), Relabels(KeyList("csv", {key(1): 1}, ""), {1: 2})
+    )
+    amendment.run(job(dataset, changes), LocalStore(tmp_path / "new"))
+
+    new = open_dataset(LocalStore(tmp_path / "new"))
+    found = [*quarantine.incidents(new.store, new.manifest)]
+    (excluded,) = (line for line in found if line.is_excluded)
+    assert (excluded.key, excluded.split, len(excluded.sha256)) == (key(0), split, 64)
+    kept = {line for line in found if not line.is_excluded}
+    assert kept == {*older[1:3], replace(older[3], class_index=2), *older[4:]}
+
+
+def test_an_image_that_version_0_1_0_excluded_is_refused_by_its_key(tmp_path: Path) -> None:
+    """Its line tells neither the split nor the bytes."""
+    line = Incident(f"{wnid(0)}/odd.JPEG", "a/0", 0, 9, 0, "excluded", "listed", "on request")
+    dataset = made(tmp_path / "set", [line])
+    path = tmp_path / "add" / "train" / line.key
     path.parent.mkdir(parents=True)
     path.write_bytes(plain(7))
-    dataset = made(tmp_path / "set", older, split=split, **config)
     add = read_additions(str(tmp_path / "add"), CLASSES, dataset.manifest.splits)
-    request = Request(KeyList("list", {key(0): 1}, ""), None, add)
-    amendment.run(job(dataset, request), LocalStore(tmp_path / "new"))
+    with pytest.raises(UsageError, match=r"no new image.*odd\.JPEG.*--readmit"):
+        amendment.run(job(dataset, Request(add=add)), LocalStore(tmp_path / "new"))
 
-    lines = (tmp_path / "new" / naming.QUARANTINE).read_text().splitlines()
-    assert {each["key"]: each["action"] for each in map(json.loads, lines)} == {
-        key(0): "excluded",
-        key(1): "repaired",
-        key(8, 2): "quarantined",
-    }
-    assert len(lines) == 3
+    readmitted = replace(job(dataset, Request(add=add)), readmit=True)
+    amendment.run(readmitted, LocalStore(tmp_path / "new"))
+    new = open_dataset(LocalStore(tmp_path / "new"))
+    assert [*quarantine.incidents(new.store, new.manifest)] == []
 
 
 @pytest.mark.parametrize(

@@ -16,13 +16,13 @@ from imagenet_prep.dataset.class_list import ClassList
 from imagenet_prep.dataset.keys import KeyList
 from imagenet_prep.dataset.member import Member
 from imagenet_prep.dataset.samples import Sample
+from imagenet_prep.preparation.additions import read_additions
 from imagenet_prep.preparation.amended_shard import AmendWork
 from imagenet_prep.preparation.changes import (
     Relabels,
     Request,
     ShardChange,
     changes_of,
-    read_additions,
     read_relabels,
 )
 from imagenet_prep.shards import plan

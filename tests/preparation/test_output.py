@@ -27,12 +27,12 @@ from imagenet_prep.dataset.manifest import Manifest, Shard, Source, Split
 from imagenet_prep.dataset.member import Incident
 from imagenet_prep.dataset.settings import Settings
 from imagenet_prep.engine import Stage
-from imagenet_prep.preparation.output import Draft, Output, listed_incidents, splits_of
+from imagenet_prep.preparation.output import Draft, Output
 from imagenet_prep.preparation.standing import Wanted
 from imagenet_prep.shards import commit
 from imagenet_prep.shards.commit import publish
 from imagenet_prep.shards.writer import WrittenShard
-from imagenet_prep.storage import origins
+from imagenet_prep.storage import origins, quarantine
 from imagenet_prep.storage.folder import TEMPORARY, LocalStore
 from imagenet_prep.storage.opened import committed, shard_files
 from imagenet_prep.storage.origins import Origin
@@ -62,7 +62,7 @@ def make(root: Path, wanted: Wanted, left: list[str] | None = None) -> list[str]
     with output.store.lock():
         output.begin(found, [name(split) for split in found])
         for split in found if left is None else left:
-            bad = Incident(split, name(split), 0, 1, 0, "quarantined", "odd", "")
+            bad = Incident(split, name(split), 0, 1, 0, "quarantined", "odd", "", split)
             draft = Draft(
                 splits={split: write(store, split)},
                 classes=CLASSES,
@@ -546,51 +546,15 @@ def test_manifest_and_small_files_agree_at_every_moment(
 def test_lines_of_bad_images_are_read_one_by_one(tmp_path: Path) -> None:
     make(tmp_path, resized(*BOTH))
     there, store = load(tmp_path), LocalStore(tmp_path)
-    assert [each.key for each in listed_incidents(store, there)] == [*BOTH]
+    assert [each.key for each in quarantine.incidents(store, there)] == [*BOTH]
     path = tmp_path / naming.QUARANTINE
     lines = path.read_bytes()
     for data, manifest_of in ((lines[:-2], there), (lines * 2, there), (b"{}\n", None)):
         path.write_bytes(data)
         with pytest.raises(ManifestError, match=naming.QUARANTINE):
-            [*listed_incidents(store, manifest_of)]
+            [*quarantine.incidents(store, manifest_of)]
     path.write_bytes(lines * 2)
-    assert len([*listed_incidents(store)]) == 4
-
-
-ALL = ("train", "validation", "holdout")
-PER_CLASS = {"holdout_per_class": 1}
-
-
-@pytest.mark.parametrize(
-    ("archive", "splits", "config", "expected"),
-    [
-        ("train-00000-of-00004", ALL, {}, {"train"}),
-        ("holdout-00000-of-00004", ALL, {}, {"holdout"}),
-        ("ILSVRC2012_img_train.tar", ALL, {}, {"train", "holdout"}),
-        ("ILSVRC2012_img_train.tar", BOTH, PER_CLASS, {*BOTH}),
-        ("train/n1/1.JPEG", BOTH, {"verb": "amend", "base": PER_CLASS}, {*BOTH}),
-        ("train/n1/1.JPEG", BOTH, {"verb": "amend", "base": []}, {"train", "holdout"}),
-        ("ILSVRC2012_img_val.tar", ALL, {}, {"validation"}),
-        ("Data/CLS-LOC/val/1.JPEG", ALL, {}, {"validation"}),
-        ("test/1.JPEG", BOTH, {}, {"validation"}),
-        ("test/1.JPEG", ("test",), {}, {"test"}),
-        ("train/1.JPEG", ("test",), {}, {"test"}),
-        ("validation-00000-of-00001", ("train",), {}, {"train"}),
-        ("images.zip", ALL, {}, {*ALL}),
-    ],
-)
-def test_the_source_of_a_bad_image_says_its_split_or_leaves_all_open(
-    tmp_path: Path, archive: str, splits: tuple[str, ...], config: dict[str, Any], expected: set
-) -> None:
-    make(tmp_path, resized("train"))
-    one = load(tmp_path)
-    found = dataclasses.replace(
-        one, splits=dict.fromkeys(splits, one.splits["train"]), config=config
-    )
-
-    assert {
-        *splits_of(Incident("1", archive, 0, 1, 0, "quarantined", "odd", ""), found)
-    } == expected
+    assert len([*quarantine.incidents(store)]) == 4
 
 
 @pytest.mark.parametrize("gone", [naming.MANIFEST, naming.REPLACED])

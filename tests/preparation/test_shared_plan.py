@@ -99,6 +99,20 @@ def test_the_plan_is_that_of_one_process(
             assert many.read(plan_name(shard, made.folder)) == one.read(plan_name(shard))
 
 
+def test_images_that_are_excluded_from_train_and_from_its_holdout_are_found_again(
+    tmp_path: Path,
+) -> None:
+    """Two of the four images of the class are held out, so three are not all in one split."""
+    keys = {f"{CLASSES.wnids[0]}/{number}.JPEG" for number in (0, 1, 2, 3)}
+    keys.remove(min(keys))
+    wanted = excluding(*sorted(keys), holdout_percent=40.0, any_counts=True)
+    made = together(wanted, LocalStore(tmp_path))
+
+    assert {*made.excluded} == {"train", "holdout"}
+    found = [member.key for of_split in made.excluded.values() for member in of_split]
+    assert sorted(found) == sorted(keys)
+
+
 def test_a_plan_that_lacks_a_file_is_made_again(tmp_path: Path) -> None:
     wanted, store = selection(), LocalStore(tmp_path)
     made = together(wanted, store)

@@ -253,6 +253,7 @@ def test_a_quarantined_image_at_an_odd_place_is_kept_out(
 ) -> None:
     line: dict[str, object] = dict.fromkeys(("key", "archive", "action", "reason", "detail"), "x")
     line |= {"class_index": 0, "offset": 0, "size": 5}
+    line |= {"split": "train", "source_sha256": "", "sha256": "", "source_bytes": 0}
     root, _ = small
     (root / naming.QUARANTINE).write_text(
         "\n".join(json.dumps(each) for each in (line, line | {"offset": number}))

@@ -194,7 +194,7 @@ def test_a_bad_image_is_left_out_and_listed(tmp_path: Path) -> None:
     assert receipt.source_bytes == 60
     key = "n01443537/n01443537_2.JPEG"
     assert receipt.incidents == [
-        Incident(key, "train.tar", 2048, 20, 1, "quarantined", "truncated", "ends early")
+        Incident(key, "train.tar", 2048, 20, 1, "quarantined", "truncated", "ends early", "train")
     ]
     assert [image.filename for image in examples_in(tmp_path / "shard")] == [
         MEMBERS[0].filename,

@@ -234,13 +234,12 @@ def test_images_that_cannot_come_in_are_refused(
     made(reference.out, tmp_path / "first", "--add", changes.add)
     again = amend(tmp_path / "first", tmp_path / "new", "--add", changes.add)
     assert again.code == 2
-    assert (
-        f"3 of its images have keys that already exist in train; the first is {changes.added[0]}"
-        in (again.err)
-    )
-    named = write(tmp_path / "named", f"{changes.added[0]}\n")
-    twice = amend(tmp_path / "first", tmp_path / "new", "--add", changes.add, "--exclude", named)
-    assert (twice.code, "line 1 lists the key of an image of --add" in twice.err) == (2, True)
+    assert "no new image, so nothing was written. folder: 0 new images, 3 known" in again.err
+    other = Path(shutil.copytree(changes.add, tmp_path / "various")) / "train"
+    (other / changes.added[1]).write_bytes((other / changes.added[0]).read_bytes())
+    refused = amend(tmp_path / "first", tmp_path / "new", "--add", other.parent)
+    expected = "1 image with a key that the dataset has with different bytes; the first is "
+    assert (refused.code, expected + changes.added[1] in refused.err) == (2, True), refused
     stranger = tmp_path / "stranger" / "train" / "n00000007"
     stranger.mkdir(parents=True)
     (stranger / "a.jpg").write_bytes((changes.add / "train" / changes.added[0]).read_bytes())
@@ -399,6 +398,7 @@ def test_a_dry_run_writes_nothing(reference: Reference, changes: Changes, tmp_pa
     assert 2 <= found["shards"] <= 6
     assert not (tmp_path / "new").exists()
     real = amend(reference.out, tmp_path / "new", *changes.flags, "--json").json["amended"]
+    assert (real["add"].pop("stored"), real["add"].pop("quarantined")) == (3, 0)
     assert real == found
 
 

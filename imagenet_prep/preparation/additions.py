@@ -1,0 +1,274 @@
+"""Reads the images of `amend --add`, and compares them with the images of the dataset.
+
+The folder may be the source of the dataset, which has grown: only its new images are added.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from collections import defaultdict
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import IntEnum
+from pathlib import Path
+from typing import NamedTuple
+
+from imagenet_prep.core import canonical
+from imagenet_prep.core.canonical import Json
+from imagenet_prep.core.errors import UsageError, some
+from imagenet_prep.core.terminal import counted, printable
+from imagenet_prep.dataset import ignored, naming, schema, settings
+from imagenet_prep.dataset.class_list import ClassList
+from imagenet_prep.dataset.keys import KeyList
+from imagenet_prep.dataset.manifest import Source
+from imagenet_prep.dataset.member import OF_INPUT, QUARANTINED, Incident, Member
+from imagenet_prep.dataset.settings import Listed
+from imagenet_prep.preparation.tasks import excluded_incident
+from imagenet_prep.sources import folder, layout
+from imagenet_prep.storage import quarantine
+from imagenet_prep.storage.opened import Dataset
+
+_MOST_NAMED = 10
+# The manifest lists the images of smaller folders, so that `show --key` tells the folder.
+_MOST_LISTED = 1000
+
+
+class _Kind(IntEnum):
+    """What the dataset says about an image of the folder; the first kind that applies counts."""
+
+    KNOWN = 0  # it is stored, or was quarantined and still cannot be decoded
+    EXCLUDED = 1  # by an earlier step
+    HELD_OUT = 2  # it is in a different part of the same source split
+    DIFFERENT = 3  # its key is stored with different bytes
+    NEW = 4
+
+
+@dataclass(frozen=True)
+class Additions:
+    """Images to add from a folder; `sha256` maps `Member.archive` to the hash of the image file.
+
+    Attributes:
+      name: name of the folder.
+      members: the images to add, by split.
+      skipped: the keys of the other images, by kind.
+      excluded: lines for the images that this run's list excludes.
+      replaced: lines of the dataset's quarantine.jsonl about images that are added now.
+    """
+
+    name: str
+    source: folder.Folder
+    members: Mapping[str, tuple[Member, ...]]
+    sha256: Mapping[str, str]
+    skipped: Mapping[_Kind, Sequence[str]] = field(default_factory=dict)
+    excluded: Sequence[Incident] = ()
+    replaced: Collection[Incident] = ()
+
+    @property
+    def all_members(self) -> list[Member]:
+        """The images to add to all splits."""
+        return [*itertools.chain.from_iterable(self.members.values())]
+
+    @property
+    def summary(self) -> Listed:
+        """The entry for these images in the manifest."""
+        rows = sorted(
+            [split, member.key, member.class_index, self.sha256[member.archive]]
+            for split, of_split in self.members.items()
+            for member in of_split
+        )
+        return Listed(len(rows), canonical.digest(rows))
+
+    @property
+    def counts(self) -> Json:
+        """The numbers of images of each kind, for `sentences`, and the ignored files by extension.
+
+        `refused` has the first keys that an earlier step has excluded.
+        """
+        refused = self.skipped.get(_Kind.EXCLUDED, ())
+        return {
+            "new": len(self.all_members),
+            "known": len(self.skipped.get(_Kind.KNOWN, ())),
+            "held_out": len(self.skipped.get(_Kind.HELD_OUT, ())),
+            "excluded": len(refused) + len(self.excluded),
+            "refused": sorted(refused)[:_MOST_NAMED],
+            "ignored": ignored.together(dict(part.ignored) for part in self.source.parts),
+        }
+
+    def as_source(self, existing: Sequence[Source]) -> Source:
+        """Returns the manifest entry of the folder, with a name that no existing source has."""
+        number = 1 + sum(source.name.startswith(naming.ADDED) for source in existing)
+        images = self.all_members
+        members = len(images) + len(self.excluded)
+        # An image that an existing source includes is not counted twice.
+        for line in self.replaced:
+            members -= line.action == QUARANTINED or (bool(line.sha256) and not line.is_of_input)
+        num_bytes = sum(member.size for member in images)
+        name = f"{naming.ADDED}{number}/{self.name}"
+        rows = self.members.items() if len(images) <= _MOST_LISTED else ()
+        listed = [f"{split}:{member.key}" for split, of_split in rows for member in of_split]
+        return Source(name, num_bytes, None, members, self.counts["ignored"], sorted(listed))
+
+
+def sentences(counts: Json) -> list[str]:
+    """Returns the content of the folder in words; `counts` is from `Additions.counts`."""
+    numbers = f"folder: {counted(counts['new'], 'new image')}"
+    if "stored" in counts:
+        numbers += f" ({counts['stored']:,} stored, {counts['quarantined']:,} quarantined)"
+    numbers += f", {counts['known']:,} known, {counts['held_out']:,} held out, "
+    lines = [f"{numbers}{counts['excluded']:,} excluded"]
+    if counts["refused"]:
+        lines.append(
+            f"not added, because an earlier step has excluded them: {some(counts['refused'])}. "
+            "To add these images, use --readmit"
+        )
+    if counts["ignored"]:
+        lines.append(f"ignored in the folder: {ignored.in_words(counts['ignored'])}")
+    return [*map(printable, lines)]
+
+
+def read_additions(where: str, classes: ClassList, splits: Collection[str]) -> Additions:
+    """Lists and hashes the images in train/CLASS (or just CLASS) and val/CLASS."""
+    root = Path(where).expanduser()
+    if not root.is_dir():
+        raise UsageError(f"--add {where}: no such folder. Expected a folder of class folders.")
+    split_folders = layout.split_folders(root)
+    if not split_folders.folders:
+        raise UsageError(
+            f"--add {where}: no images found. Expected train/CLASS/*, val/CLASS/* or CLASS/*."
+        )
+    base, folders = split_folders[:2]
+    if unread := layout.unread(split_folders):
+        raise UsageError(
+            f"--add {where}: the images in {some([*unread])} would not be read. Move them away, or "
+            "into the folder of a split of the dataset."
+        )
+    if absent := sorted(set(folders) - set(splits)):
+        raise UsageError(f"--add {where}: has the split {some(absent)}, which the dataset lacks")
+    paths = (base / path for path in folders.values())
+    names = {name for path in paths for name in layout.class_folders(path, classes)}
+    if absent := sorted(name for name in names if classes.of_folder(name) is None):
+        raise UsageError(
+            f"--add {where}: {len(absent):,} of its classes are not in the dataset: "
+            f"{some(absent)}. amend cannot add classes: labels are positions in the class list."
+        )
+    source = folder.find(root, [s for s in schema.SOURCE_SPLITS if s in folders], classes=classes)
+    reader, members, sha256 = source.images, dict[str, tuple[Member, ...]](), {}
+    for task in source.tasks:
+        of_task = source.index(task)
+        members[task.split] = (*members.get(task.split, ()), *of_task)
+        for member in of_task:
+            sha256[member.archive] = hashlib.sha256(reader.read(member)).hexdigest()
+    name = root.resolve().name.encode(errors="backslashreplace").decode()
+    return Additions(name, source, members, sha256)
+
+
+class _Image(NamedTuple):
+    """An image of the folder, with the split to which it would be added."""
+
+    split: str
+    member: Member
+    sha256: str
+
+
+class Comparison:
+    """Compares the images of a folder with those that a dataset has, or has excluded."""
+
+    def __init__(self, add: Additions, dataset: Dataset) -> None:
+        self._add = add
+        self._dataset = dataset
+        self._kinds: dict[_Image, _Kind] = {}
+        self._lines: dict[_Image, list[Incident]] = defaultdict(list)
+        manifest = dataset.manifest
+        self._origins = {
+            split: settings.origin(split, manifest.config) for split in manifest.splits
+        }
+        # The images by source split, and by key and hash: keys have a slash or an extension.
+        self._index: dict[tuple[str, str], list[_Image]] = defaultdict(list)
+        for split, of_split in add.members.items():
+            for member in of_split:
+                image = _Image(split, member, add.sha256[member.archive])
+                self._kinds[image] = _Kind.NEW
+                for name in (member.key, image.sha256):
+                    self._index[self._origins[split], name].append(image)
+
+    def select(
+        self, exclude: KeyList | None, is_usable: Callable[[str, Member], bool], *, readmit: bool
+    ) -> Additions:
+        """Returns the images to add: those that are new, and not excluded by `exclude` or before.
+
+        `is_usable` tells whether an image can be decoded. With `readmit`, images that were excluded
+        before are added, too. Raises UsageError if the dataset has a key with different bytes.
+        """
+        self._compare_with_tables()
+        self._compare_with_lines(readmit=readmit)
+        members: dict[str, list[Member]] = defaultdict(list)
+        skipped: dict[_Kind, list[str]] = defaultdict(list)
+        excluded: list[Incident] = []
+        replaced: set[Incident] = set()
+        for image, kind in self._kinds.items():
+            split, member, sha256 = image
+            if kind != _Kind.NEW:
+                skipped[kind].append(member.key)
+                continue
+            if exclude and (member.key in exclude.named_in(split) or sha256 in exclude.files):
+                excluded.append(excluded_incident(member, split, sha256))
+            elif QUARANTINED in self._actions(image) and not is_usable(split, member):
+                skipped[_Kind.KNOWN].append(member.key)
+                continue
+            else:
+                members[split].append(member)
+            replaced.update(self._lines[image])
+        _refuse_different(skipped[_Kind.DIFFERENT])
+        of_splits = {split: tuple(of_split) for split, of_split in members.items()}
+        return replace(
+            self._add, members=of_splits, skipped=skipped, excluded=excluded, replaced=replaced
+        )
+
+    def _actions(self, image: _Image) -> set[str]:
+        return {line.action.removeprefix(OF_INPUT) for line in self._lines[image]}
+
+    def _note(self, image: _Image, kind: _Kind) -> None:
+        self._kinds[image] = min(self._kinds[image], kind)
+
+    def _compare_with_tables(self) -> None:
+        origins = {origin for origin, _ in self._index}
+        for split, of_split in self._dataset.manifest.splits.items():
+            origin = self._origins[split]
+            shards = of_split.shards if origin in origins else ()
+            for sample in itertools.chain.from_iterable(self._dataset.rows(shards)):
+                hashes = sample.sha256, sample.source_sha256
+                for name in (sample.key, *hashes):
+                    for image in self._index.get((origin, name), ()):
+                        if image.split != split:
+                            self._note(image, _Kind.HELD_OUT)
+                        elif image.member.key == sample.key:
+                            is_equal = image.sha256 in hashes
+                            self._note(image, _Kind.KNOWN if is_equal else _Kind.DIFFERENT)
+
+    def _compare_with_lines(self, *, readmit: bool) -> None:
+        origins = {*self._origins.values()}
+        for line in quarantine.incidents(self._dataset.store, self._dataset.manifest):
+            # A line of version 0.1.0 may not tell its split.
+            of_line = {self._origins[line.split]} if line.split in self._origins else origins
+            names = [(origin, line.key) for origin in of_line]
+            names += itertools.product(origins, line.sizes if line.is_excluded else ())
+            for image in itertools.chain.from_iterable(self._index.get(n, ()) for n in names):
+                if line.is_excluded:
+                    self._lines[image].append(line)
+                    if not readmit:
+                        self._note(image, _Kind.EXCLUDED)
+                elif line.action.endswith(QUARANTINED) and image.member.size == line.size:
+                    self._lines[image].append(line)
+
+
+def _refuse_different(keys: Sequence[str]) -> None:
+    if keys:
+        raise UsageError(
+            f"--add: {counted(len(keys), 'image')} with a key that the dataset has with different "
+            f"bytes; the first is {min(keys)}. If they are different photographs, rename these "
+            "files. If they replace the existing images, first exclude these with amend --exclude, "
+            "and then run amend --add with --readmit on the result. If the dataset was resized "
+            "from a different dataset, which changes the bytes, give a folder with only the new "
+            "images."
+        )

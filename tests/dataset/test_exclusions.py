@@ -1,0 +1,55 @@
+"""The list of an --exclude flag: keys, or the quarantine.jsonl of a dataset."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from imagenet_prep.core.errors import UsageError
+from imagenet_prep.dataset import exclusions
+from imagenet_prep.dataset.member import Incident
+
+LINE = Incident("cat/1.jpg", "a", 0, 9, 0, "excluded", "listed", "", "train", "a" * 64)
+OTHER = Incident("cat/2.jpg", "a", 0, 9, 0, "repaired", "png", "", "train")
+
+
+def listed(path: Path, *lines: Incident | bytes) -> Path:
+    data = [line if isinstance(line, bytes) else line.line for line in lines]
+    path.write_bytes(b"".join(data))
+    return path
+
+
+def test_only_excluded_images_are_listed_with_their_lines_and_bytes(tmp_path: Path) -> None:
+    second = replace(LINE, key="cat/3.jpg", action="input_excluded", source_sha256="b" * 64)
+    found = exclusions.read(listed(tmp_path / "list", OTHER, LINE, OTHER, second))
+
+    assert [*found.keys.values()] == [2, 4]
+    assert {sha256: file.num_bytes for sha256, file in found.files.items()} == {
+        "a" * 64: 9,
+        "b" * 64: 9,
+    }
+    assert not found.allows_unknown
+    # The digest covers the bytes, since they decide which images are excluded.
+    same_keys = exclusions.read(listed(tmp_path / "list", LINE, replace(LINE, key="cat/3.jpg")))
+    assert same_keys.sha256 != found.sha256
+
+
+def test_a_list_of_keys_has_no_bytes(tmp_path: Path) -> None:
+    found = exclusions.read(listed(tmp_path / "list", b"{cat/1.jpg\n"), allows_unknown=True)
+
+    assert ([*found.keys], found.files, found.allows_unknown) == (["{cat/1.jpg"], {}, True)
+
+
+@pytest.mark.parametrize("line", [b'{"key":"secret"}\n', b"secret\n", b"\xff\n", b"\n"])
+def test_a_line_of_a_different_file_is_named_by_its_number(tmp_path: Path, line: bytes) -> None:
+    path = listed(tmp_path / "list", LINE, line)
+    with pytest.raises(UsageError, match="line 2 is not a line of a quarantine.jsonl") as refused:
+        exclusions.read(path)
+    assert "secret" not in str(refused.value)
+
+
+def test_a_list_without_an_excluded_image_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no keys"):
+        exclusions.read(listed(tmp_path / "list", OTHER))

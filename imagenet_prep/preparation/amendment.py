@@ -15,12 +15,12 @@ from typing import TypeVar
 
 from imagenet_prep import engine
 from imagenet_prep.codec.policy import CHECK_DECODE, CHECK_HEADER, CODECS, Policy
-from imagenet_prep.codec.transform import keep, require, transform
+from imagenet_prep.codec.transform import keep, prove_stored, require, transform
 from imagenet_prep.core import canonical, errors, records
 from imagenet_prep.core.canonical import Json
 from imagenet_prep.core.errors import BadImageError, UsageError, some
 from imagenet_prep.core.terminal import counted
-from imagenet_prep.dataset import naming, samples, settings, tfds
+from imagenet_prep.dataset import naming, samples, schema, settings, tfds
 from imagenet_prep.dataset.column import Column
 from imagenet_prep.dataset.manifest import Manifest, Shard, Split
 from imagenet_prep.dataset.member import (
@@ -173,7 +173,8 @@ class Job:
         verb, of_split = self._of_config(parse)
         codec = self.manifest.producer.libraries.get("codec", "")
         if verb == ADOPT or of_split.short_side is of_split.quality is None:
-            return keep
+            any_colorspace = schema.COLORSPACE in self.manifest.lacks
+            return partial(_keep_undamaged, any_colorspace=any_colorspace)
         if codec not in CODECS.values():
             raise UsageError(
                 f"{self.dataset.where}: its images were encoded with the codec {codec}, which this "
@@ -193,6 +194,13 @@ class Job:
             raise errors.ManifestError(
                 f"{where}: its config is not from imagenet-prep: {error}. Get the dataset again."
             ) from None
+
+
+def _keep_undamaged(data: bytes, *, any_colorspace: bool) -> PreparedImage:
+    """Returns a JPEG unchanged; raises BadImageError for damage, or for a JPEG that is not RGB."""
+    image = keep(data)
+    prove_stored(data, image.height, image.width, any_colorspace=any_colorspace)
+    return image
 
 
 def refuse(dataset: Dataset, out: Store) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 
 from imagenet_prep import amend as amend_verb
 from imagenet_prep.core.errors import UsageError
@@ -270,6 +271,29 @@ def test_an_image_that_cannot_be_used_is_listed(
     assert [line["action"] for line in bad if line["key"] == changes.added[0]] == ["quarantined"]
     assert changes.added[0] not in rows(tmp_path / "new")
     assert set(changes.added[1:]) <= set(rows(tmp_path / "new"))
+
+
+def test_a_dataset_of_original_bytes_takes_only_undamaged_rgb_images(
+    reference: Reference, changes: Changes, tmp_path: Path
+) -> None:
+    kept = tmp_path / "kept"
+    words = "-i", reference.out, "-o", kept, "--splits", "train,validation", "--keep-original"
+    assert command.run("resize", *words).code == 0
+    add = tmp_path / "add"
+    shutil.copytree(changes.add, add)
+    truncated = add / "train" / changes.added[0]
+    cut(truncated, truncated.stat().st_size - 20)
+    grey = add / "train" / changes.added[1]
+    with Image.open(grey) as image:
+        image.convert("L").save(grey, "JPEG")
+
+    found = made(kept, tmp_path / "new", "--add", add)
+
+    bad = [json.loads(line) for line in found["quarantine.jsonl"].splitlines()]
+    reasons = {line["key"]: line["reason"] for line in bad if line["key"] in changes.added}
+    expected = {changes.added[0]: "truncated", changes.added[1]: "wrong_colorspace"}
+    assert reasons == expected
+    assert {*changes.added} & rows(tmp_path / "new").keys() == {changes.added[2]}
 
 
 def test_a_shard_must_keep_an_image(reference: Reference, tmp_path: Path) -> None:

@@ -58,7 +58,7 @@ def test_a_list_of_keys_is_left_out(cifar: Path, tmp_path: Path) -> None:
 
     # The same list goes on, another or none is refused.
     (out / shard).unlink()
-    keys.write_text(f"  {key}")
+    keys.write_text(f"\n{key}")
     assert prepare(cifar, out, "--exclude", keys).code == 0
     assert contents(out) == after
     seen = stamps(out)

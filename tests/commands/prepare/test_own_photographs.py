@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import os
@@ -178,7 +179,9 @@ def test_excluded_photographs_have_lines(photos: Path, tmp_path: Path) -> None:
         "class_index": 0,
         "action": "excluded",
         "reason": "listed",
-        "detail": "the list of --exclude has its key",
+        "detail": "the list of --exclude has it",
+        "split": "train",
+        "source_sha256": hashlib.sha256(FILES["cats/2021/IMG_1.jpg"]).hexdigest(),
     }
     assert "\nexcluded: 1\n" in made.out
 

@@ -182,12 +182,13 @@ def _format(config: Config, dataset: Dataset) -> Format:
     from imagenet_prep.storage import columns
 
     wnids, labels = dataset.classes.wnids, dataset.classes.render().decode()
+    named = tuple(zip(wnids, dataset.classes.words, strict=True))
     # If --split names one split, its files are named like the last part of --out.
     prefix = config.out.rstrip("/").rpartition("/")[2] if len(config.split or ()) == 1 else ""
     formats: dict[str, Callable[[], Format]] = {
         FOLDER: lambda: Folder(wnids, labels, config.allow_empty_class),
         TFDS: lambda: Tfds.of(dataset),
-        WEBDATASET: WebDataset,
+        WEBDATASET: lambda: WebDataset(named),
         PARQUET: lambda: Parquet(
             wnids, tuple(columns.opened(dataset, name).begun() for name in config.columns)
         ),

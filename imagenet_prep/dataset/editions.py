@@ -4,6 +4,9 @@ The face-blurred ILSVRC2012 of 2021 lacks 101 images of train and 3 of validatio
 (github.com/princetonvisualai/imagenet-face-obfuscation/issues/4). The complete ImageNet has no
 validation split. Its edition fall11 is from 2011; winter21 lacks most classes of people.
 ImageNet-21K-P is made from both and lacks their rare classes (github.com/Alibaba-MIIL/ImageNet21K).
+ImageNet-12k has the most frequent classes of fall11 (github.com/rwightman/imagenet-12k). Its counts
+and those of the other WebDataset tars of timm are from their pages: huggingface.co/datasets/timm/
+imagenet-12k-wds, imagenet-22k-wds and imagenet-w21-webp-wds. They lack images that are too small.
 
 Evaluation sets have some or all of ILSVRC2012's classes and one split, `test`. Their counts are
 from the authors' pages. ImageNet-Sketch has no counts here, since sources disagree, and ObjectNet
@@ -115,9 +118,14 @@ WINTER21_P = Edition(
     {_TRAIN: 11_060_223, _VALIDATION: 522_500},
     names=_PROCESSED,
 )
+IMAGENET_12K = Edition("ImageNet-12k", 11_821, {_TRAIN: 12_129_687, _VALIDATION: 472_840})
+IMAGENET_22K = Edition("ImageNet-22k", 21_841, {_TRAIN: 13_673_551, _VALIDATION: 472_840})
+WINTER21_OF_TIMM = Edition("ImageNet-21K winter21 of timm", 19_167, {_TRAIN: 13_151_276})
+# The editions in timm's WebDataset tars, besides ILSVRC2012.
+OF_TIMM = (IMAGENET_12K, IMAGENET_22K, WINTER21_OF_TIMM)
 # The test images' labels were never published, so all of them are in one class.
 ILSVRC2012_TEST = Edition("ILSVRC2012 test", 1, {_TEST: 100_000})
-_OTHERS = (FACE_BLURRED, FALL11, WINTER21, FALL11_P, WINTER21_P, ILSVRC2012_TEST)
+_OTHERS = (FACE_BLURRED, FALL11, WINTER21, FALL11_P, WINTER21_P, *OF_TIMM, ILSVRC2012_TEST)
 
 _A = "9826a24166e74ce62fb87b27889874ca26917542c745712309d6e25855d63bc2"
 _R = "a6a0729f7a99230280639cab6e51e01485a3b41a676ea35621a501c9d6e83ca4"

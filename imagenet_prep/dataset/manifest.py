@@ -67,7 +67,7 @@ class Source:
     Attributes:
       md5: hash of the complete archive; None if `--check header` has not read all of it.
       members: number of its images that were used or quarantined.
-      ignored: for a folder, the number of files that are not images, by extension; omitted from
+      ignored: for folders and tars, the number of files not read, by extension; omitted from
         the file if there are none.
       images: for a small folder that `amend` added, its images as SPLIT:KEY; else omitted.
     """

@@ -23,7 +23,9 @@ _MODE = 0o644
 
 @dataclass(frozen=True)
 class WebDataset(Format):
-    """The WebDataset format, see `Format`."""
+    """The WebDataset format, see `Format`; `classes` has the ID and the words of each class."""
+
+    classes: tuple[tuple[str, str], ...]
 
     def pieces(self, part: Part, examples: Iterable[Example]) -> Iterator[Piece]:
         """Yields the bytes of a tar: KEY.cls, .jpg, .json and .COLUMN.npy of each image."""
@@ -53,7 +55,7 @@ class WebDataset(Format):
         yield Piece(tar, bytes(2 * tarfile.BLOCKSIZE + -size % tarfile.RECORDSIZE))
 
     def beside(self, parts: Mapping[str, Sequence[Written]]) -> dict[str, bytes]:
-        """Returns timm's list of the tar files, with the number of images in each."""
+        """Returns timm's list of the tars and their numbers of images, with our class list."""
         splits = {
             split: {
                 "name": split,
@@ -63,7 +65,8 @@ class WebDataset(Format):
             }
             for split, of_split in parts.items()
         }
-        return {INDEX: canonical.dumps({"splits": splits})}
+        # The class list tells `prepare` the names of all classes, also of those without images.
+        return {INDEX: canonical.dumps({"classes": self.classes, "splits": splits})}
 
 
 def sample_key(key: str) -> str:

@@ -15,7 +15,7 @@ from imagenet_prep.dataset.flag import unknown_keys
 from imagenet_prep.dataset.orientation import RULES
 
 # Source kinds that can be read from a server.
-_ON_SERVERS = ("auto", "ilsvrc", "imagenet21k", "evaluation")
+_ON_SERVERS = ("auto", "ilsvrc", "imagenet21k", "evaluation", "webdataset")
 _HOLDOUT = re.compile(r"([0-9]{1,12}|[0-9]{1,2}\.[0-9]{1,6}(?=%))(%?)")
 
 
@@ -69,7 +69,7 @@ class Config(RunFlags):
     )
     source_kind: str = flag(
         "auto",
-        choices=(*_ON_SERVERS, "folder", "parquet", "recordio", "cifar10", "mnist"),
+        choices=(*_ON_SERVERS, "folder", "table", "parquet", "recordio", "cifar10", "mnist"),
         help="layout of the source; auto detects and prints it",
     )
     follow_links: bool = switch(
@@ -78,8 +78,9 @@ class Config(RunFlags):
     )
     splits: tuple[str, ...] = flag(
         schema.SOURCE_SPLITS,
-        choices=(*schema.SOURCE_SPLITS, schema.TEST),
-        help="splits to make, separated by commas; an evaluation set has only the split test",
+        choices=schema.SPLITS,
+        help="splits, separated by commas; an evaluation set has only the split test, and only "
+        "WebDataset tars can have the split holdout",
         metavar="NAMES",
     )
     holdout: str = flag(
@@ -171,6 +172,8 @@ class Config(RunFlags):
             )
         if self.holds_out and schema.TRAIN not in self.splits:
             raise ValueError("--holdout: moves images out of train. Add train to --splits")
+        if self.holds_out and schema.HOLDOUT in self.splits:
+            raise ValueError("--holdout: the source has a split holdout. Remove one of the flags")
         is_split = set(self.splits) == {*schema.SOURCE_SPLITS}
         if self.holdout_per_class and (self.holds_out or not is_split):
             raise ValueError(
@@ -184,8 +187,8 @@ class Config(RunFlags):
             raise ValueError("--rehash: has no effect with --check header, which computes no md5")
         if address.is_remote(self.source) and self.source_kind not in _ON_SERVERS:
             raise ValueError(
-                "--source: only the archives of ILSVRC2012, ImageNet-21K and evaluation sets can "
-                "be read from a server; download other sources into a folder"
+                "--source: only the archives of ILSVRC2012, ImageNet-21K and evaluation sets, and "
+                "WebDataset tars, can be read from a server; download other sources into a folder"
             )
 
     def byte_settings(self) -> Json:

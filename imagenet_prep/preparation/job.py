@@ -24,7 +24,7 @@ from imagenet_prep.preparation.selection import Selection, refuse_source_as_outp
 from imagenet_prep.preparation.space import Forecast
 from imagenet_prep.preparation.standing import Wanted
 from imagenet_prep.preparation.tasks import PLAN_FOLDER
-from imagenet_prep.sources import boxes, detect, layout
+from imagenet_prep.sources import boxes, detect, image_table, layout
 from imagenet_prep.sources.folder import Folder
 from imagenet_prep.sources.source import Part, Pixels
 from imagenet_prep.storage import kept_lists, ledger, remote_path
@@ -107,13 +107,17 @@ def _with_existing_splits(config: Config) -> Config:
     root, kinds = Path(config.source).expanduser(), [config.source_kind]
     if kinds == [detect.AUTO]:
         kinds = detect.recognised(root)
-    if kinds != [detect.FOLDER] or (of := layout.split_folders(root)).names or not of.folders:
+    if kinds[:1] == [detect.TABLE]:
+        _, rows, _ = image_table.labelled(root, None if config.follow_links else root)
+        if any(row.split == schema.VALIDATION for row in rows.values()):
+            return config
+    elif kinds[:1] != [detect.FOLDER] or not layout.has_only_classes(root):
         return config
     if config.validation_shards or {*config.splits} != {*schema.SOURCE_SPLITS}:
         raise UsageError(
-            f"--source {config.source}: contains only folders of classes, so the only split is "
-            "train. Remove --splits and --validation-shards, or add --holdout-per-class N, which "
-            "moves N images of each class to validation."
+            f"--source {config.source}: contains no split, so the only split is train. Remove "
+            "--splits and --validation-shards, or add --holdout-per-class N, which moves N images "
+            "of each class to validation."
         )
     return dataclasses.replace(config, splits=(schema.TRAIN,))
 
@@ -141,7 +145,8 @@ def _select(config: Config) -> tuple[Selection, str]:
                 "set, which has only the split test. Remove these flags."
             )
     elif not config.no_boxes and schema.TEST not in splits and not root.is_file():
-        annotations = boxes.find(root, splits, official=source.classes.official)
+        boxed = [split for split in splits if split != schema.HOLDOUT]
+        annotations = boxes.find(root, boxed, official=source.classes.official)
     selection = Selection(
         source=source,
         where=config.source,

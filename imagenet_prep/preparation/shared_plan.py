@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from imagenet_prep.core import canonical
@@ -42,6 +42,7 @@ class _Note:
     edition: str
     md5: dict[str, str]
     excluded: list[str]  # the splits that have excluded images, each with its list
+    ignored: dict[str, dict[str, int]] = field(default_factory=dict)
 
 
 class GroupKey(NamedTuple):
@@ -120,8 +121,14 @@ class SharedPlan(Planning):
         inventory = super().complete(census, facts, filled)
         for split, members in inventory.excluded.items():
             self.store.write(self._excluded_name(split), b"".join(map(dump_member, members)))
-        facts_of_plan = inventory.plans, inventory.taken, inventory.edition, inventory.md5
-        content = _Note(*facts_of_plan, [*inventory.excluded])
+        content = _Note(
+            inventory.plans,
+            inventory.taken,
+            inventory.edition,
+            inventory.md5,
+            [*inventory.excluded],
+            inventory.ignored,
+        )
         self.store.write(f"{self.folder}/{_NOTE}", canonical.dumps(content))
         return inventory
 
@@ -142,4 +149,6 @@ class SharedPlan(Planning):
             for split in note.excluded
         }
         taken = Counter(note.taken)
-        return Inventory(note.plans, taken, note.edition, self.folder, note.md5, excluded)
+        return Inventory(
+            note.plans, taken, note.edition, self.folder, note.md5, excluded, note.ignored
+        )

@@ -41,6 +41,7 @@ from imagenet_prep.sources.folder import Folder
 from imagenet_prep.sources.ilsvrc import Tars
 from imagenet_prep.sources.member_reader import MemberReader
 from imagenet_prep.sources.scan import read_errors
+from imagenet_prep.sources.source import Part
 from imagenet_prep.storage import scratch
 from imagenet_prep.storage.archive import ArchiveReader
 from imagenet_prep.storage.folder import LocalStore
@@ -217,8 +218,14 @@ def commit(job: Job, inventory: Inventory, output: Output, contents: Sequence[Co
             *_excluded(job, inventory, output.store.local),
         ],
         sources=[
-            Source(p.name, p.num_bytes, md5.get(p.name), inventory.taken[p.name], dict(p.ignored))
-            for p in job.selection.parts
+            Source(
+                part.name,
+                part.num_bytes,
+                md5.get(part.name),
+                inventory.taken[part.name],
+                _ignored(part, inventory),
+            )
+            for part in job.selection.parts
         ],
         plan_digest=canonical.digest([split.digest for split in inventory.plans]),
         edition=inventory.edition,
@@ -238,6 +245,11 @@ def _excluded(job: Job, inventory: Inventory, unpacked: LocalStore) -> Iterator[
     for split, members in inventory.excluded.items():
         for member in members:
             yield excluded_incident(member, split, source_sha256=hash_of(member, images))
+
+
+def _ignored(part: Part, inventory: Inventory) -> dict[str, int]:
+    """Returns the number of files in a part that are not read, by extension."""
+    return dict(part.ignored) | inventory.ignored.get(part.name, {})
 
 
 def preview(job: Job, output: Output) -> Json:
@@ -262,7 +274,7 @@ def preview(job: Job, output: Output) -> Json:
             refusal = refusal or str(error)
         return {
             **forecast.content(inventory.plans),
-            "ignored": ignored.together(dict(part.ignored) for part in job.selection.parts),
+            "ignored": ignored.together(_ignored(part, inventory) for part in job.selection.parts),
             "left": pending,
             "refusal": refusal,
         }

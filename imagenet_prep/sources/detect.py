@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import shlex
 from collections import Counter
@@ -22,12 +23,14 @@ from imagenet_prep.sources import (
     evaluation,
     folder,
     ilsvrc,
+    image_table,
     layout,
     mnist,
     parquet,
     recordio,
+    webdataset,
 )
-from imagenet_prep.sources.scan import read_errors, refuse_link_out
+from imagenet_prep.sources.scan import read_errors, refuse_link_out, subfolders
 from imagenet_prep.sources.source import Encode, Part, Source
 from imagenet_prep.storage.remote_path import Location, RemotePath
 
@@ -36,6 +39,8 @@ ILSVRC, FOLDER, PARQUET, RECORDIO = "ilsvrc", "folder", "parquet", "recordio"
 IMAGENET21K = "imagenet21k"
 CIFAR10, MNIST = "cifar10", "mnist"
 EVALUATION = "evaluation"
+WEBDATASET = "webdataset"
+TABLE = "table"
 
 LAYOUTS = {
     ILSVRC: "ILSVRC2012_img_train.tar, ILSVRC2012_img_val.tar, ILSVRC2012_devkit_t12.tar.gz; "
@@ -46,6 +51,10 @@ LAYOUTS = {
     "and imagenet21k_val/",
     EVALUATION: "imagenetv2-*.tar.gz, imagenet-a.tar ..., packed or unpacked (docs/evaluation.md)",
     PARQUET: "data/train-00000-of-00294.parquet ..., data/validation-00000-of-00014.parquet ...",
+    WEBDATASET: "train-000000.tar ..., imagenet1k-validation-00.tar ..., val/000000.tar ..., with "
+    "NAME.jpg and NAME.cls or NAME.json",
+    TABLE: "images/*.jpg and labels.csv (file, label); train/*.jpg and train.csv; "
+    "train/metadata.jsonl (docs/photographs.md)",
     RECORDIO: "train*.rec and val*.rec, each with its .lst; synset.txt if .lst has no class names",
     CIFAR10: "cifar-10-python.tar.gz, or cifar-10-batches-py/",
     MNIST: "train-images-idx3-ubyte.gz, train-labels-idx1-ubyte.gz, t10k-..., compressed or not",
@@ -64,14 +73,18 @@ def find(
 ) -> tuple[Source, str]:
     """Returns the source of a `kind` (a key of LAYOUTS, or AUTO) and a line that describes it."""
     kinds = recognised(root) if kind == AUTO else [kind]
+    if kind == AUTO and kinds[:1] == [FOLDER] and TABLE in kinds:
+        _refuse_other_classes(root)
     finders: dict[str, Callable[[], Source]] = {
         ILSVRC: partial(ilsvrc.find, root, splits),
         IMAGENET21K: partial(class_tars.find, root, splits),
         EVALUATION: partial(evaluation.find, root, splits, follow_links=follow_links),
+        WEBDATASET: partial(webdataset.find, root, splits),
     }
     if isinstance(root, Path):
         finders |= {
             FOLDER: partial(folder.find, root, splits, follow_links=follow_links),
+            TABLE: partial(image_table.find, root, splits, follow_links=follow_links),
             PARQUET: partial(parquet.find, root, splits),
             RECORDIO: partial(recordio.find, root, splits),
             CIFAR10: partial(cifar10.find, root, encode, encoding),
@@ -86,6 +99,11 @@ def find(
             f"--source {root}: its kind is {kinds[0]}, but only evaluation datasets and "
             f"ILSVRC2012's archives have a {schema.TEST} split. Choose different --splits."
         )
+    if schema.HOLDOUT in splits and kinds[0] != WEBDATASET:
+        raise UsageError(
+            f"--source {root}: its kind is {kinds[0]}, but only WebDataset tars can have the split "
+            f"{schema.HOLDOUT}. To take images out of train, use --holdout."
+        )
     source = finders[kinds[0]]()
     if isinstance(root, Path) and kinds[0] in (FOLDER, RECORDIO):
         source = dataclasses.replace(source, keys=_export_keys(root))
@@ -97,6 +115,8 @@ def find(
     line = f"{kinds[0]}: {some(parts)}; {counted(len(classes.wnids), 'class')} ({names})"
     if source.evaluation is not None:
         line += f"; {source.evaluation.edition.name}: all images are in {schema.TEST}"
+    if isinstance(source, webdataset.WebDataset):
+        line += source.remark
     if kinds[0] == FOLDER and isinstance(source, folder.Folder):
         line += "".join(f"; {remark}" for remark in _remarks(source, root))
     if kinds[1:]:
@@ -146,18 +166,54 @@ def recognised(root: Location) -> list[str]:
         kinds.append(EVALUATION)
     elif any(class_tars.locate(root)):
         kinds.append(IMAGENET21K)
+    tars = {} if kinds else webdataset.locate(root)
     if isinstance(root, RemotePath):
-        return kinds
+        return [*kinds, *([WEBDATASET] if tars else [])]
+    tables = image_table.locate(root)
+    is_folder = bool(layout.named_splits(root).folders)
+    if tables:
+        # Folders of splits can also hold images that a table lists.
+        is_folder = _has_classes(root)
+    elif tars:
+        # Tars can be in folders of splits, or next to the folders that they were unpacked to.
+        splits = layout.split_folders(root)
+        places = (splits.base / name for name in splits.folders.values())
+        is_folder = any(layout.has_image(place, below=True) for place in places)
     contents = {
-        FOLDER: layout.named_splits(root).folders,
+        FOLDER: is_folder,
         PARQUET: parquet.folder(root),
         RECORDIO: recordio.locate(root),
         CIFAR10: cifar10.locate(root),
         MNIST: mnist.is_there(root),
+        WEBDATASET: tars,
     }
     kinds += [kind for kind, content in contents.items() if content]
+    if any(image_table.is_readable(table) or not kinds for table in tables):
+        kinds.append(TABLE)
     # This is checked last, because any folder can be a class.
     return kinds or [FOLDER] * bool(layout.split_folders(root).folders)
+
+
+def _has_classes(root: Path) -> bool:
+    """Returns whether a split in a folder has several class folders."""
+    splits = layout.split_folders(root)
+    for name in splits.folders.values():
+        with contextlib.suppress(UsageError):
+            return len(layout.class_folders(splits.base / name)) > 1
+    return False
+
+
+def _refuse_other_classes(root: Location) -> None:
+    """Raises UsageError if class folders and a table next to them have no class in common."""
+    assert isinstance(root, Path)
+    splits = layout.split_folders(root)
+    folders = {name for f in splits.folders.values() for name in subfolders(splits.base / f)}
+    listed = image_table.class_names(root)
+    if listed and folders.isdisjoint(listed):
+        raise UsageError(
+            f"--source {root}: its folders name the classes {some(sorted(folders))}, but its table "
+            f"of labels {some(sorted(listed))}. Choose --source-kind {FOLDER} or {TABLE}."
+        )
 
 
 def _nothing(root: Location) -> str:
@@ -166,7 +222,8 @@ def _nothing(root: Location) -> str:
         return (
             f"--source {root}: has none of the archives that can be read from a server: "
             f"{', '.join([*ilsvrc.ARCHIVES.values(), class_tars.WHOLE])}, archives of evaluation "
-            "datasets and, in a bucket, class tars. Download the source into a folder."
+            "datasets, WebDataset tars with their _info.json and, in a bucket, class tars and all "
+            "WebDataset tars. Download the source into a folder."
         )
     if not root.exists():
         return f"--source {root}: no such folder."

@@ -87,6 +87,12 @@ def split_folders(root: Path) -> Splits:
     return Splits(train.parent, {schema.TRAIN: train.name}, [root], train, {})
 
 
+def has_only_classes(root: Path) -> bool:
+    """Returns whether a folder contains folders of classes, and no folders of splits."""
+    splits = split_folders(root)
+    return bool(splits.folders) and not splits.names
+
+
 @read_errors("")
 def named_splits(root: Path) -> Splits:
     """Returns the splits in a folder, found by the names of its subfolders."""

@@ -6,7 +6,7 @@ import hashlib
 import os
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
@@ -188,6 +188,10 @@ class Stored(Source):
         """Returns the md5 stored with an archive's listing, or None."""
         return None
 
+    def ignored_in(self, task: IndexTask) -> Mapping[str, int]:  # noqa: ARG002
+        """Returns the number of files, by extension, that `index` has skipped in an archive."""
+        return {}
+
 
 class Packed(Source):
     """A source of images that must be unpacked first, because its files allow no random access."""
@@ -235,17 +239,17 @@ def sorted_by_key(members: Iterable[Member], where: str) -> list[Member]:
     return [by_key[key] for key in sorted(by_key)]
 
 
-def read_list(path: Location, *, lenient: bool = False) -> str:
+def read_list(path: Location, *, lenient: bool = False, most: int = _MAX_LIST_BYTES) -> str:
     """Reads a small text file; if `lenient`, a file that is not UTF-8 is read as Latin-1."""
     if not isinstance(path, RemotePath):
         refuse_link_out(path)
     data = bytearray()
     with read_errors(path, "Get it again."), open_to_read(path) as file:
         # Read in pieces, because `read` allocates the full size that is requested.
-        while len(data) <= _MAX_LIST_BYTES and (part := file.read(_PIECE_BYTES)):
+        while len(data) <= most and (part := file.read(_PIECE_BYTES)):
             data += part
-    if len(data) > _MAX_LIST_BYTES:
-        raise SourceError(f"{path}: has more than {_MAX_LIST_BYTES:,} bytes. Get it again.")
+    if len(data) > most:
+        raise SourceError(f"{path}: has more than {most:,} bytes. Get it again.")
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:

@@ -235,6 +235,10 @@ $ download.md: From the Hugging Face Hub
     commands/prepare/test_sources.py
     test_parquet_gives_the_shards_of_the_archives
     downloads 155 GB
+$ download.md: WebDataset tars
+    commands/export/test_webdataset_comes_back.py
+    test_tars_on_a_server_give_the_same_dataset
+    downloads 155 GB
 $ ec2.md: From nothing to training 5
     commands/replicate/test_s3.py
     test_a_bucket_gets_the_data_set_and_gives_it_back

@@ -23,7 +23,7 @@ def spread(total: int, number: int) -> list[int]:
     return [total // number + (i < total % number) for i in range(number)]
 
 
-@pytest.mark.parametrize("edition", [FALL11, WINTER21, WINTER21_P])
+@pytest.mark.parametrize("edition", [FALL11, WINTER21, WINTER21_P, *editions.OF_TIMM])
 def test_an_edition_is_recognised_by_its_counts(edition: Edition) -> None:
     classes = classes_of(edition.num_classes)
     assert editions.recognised(classes, edition.examples) == edition.name
@@ -74,4 +74,13 @@ def test_the_name_of_a_folder_says_which_counts_it_should_have(tmp_path: Path) -
     assert processed.classes == ClassList(("n00015388",), ("animal, fauna",))
     assert processed.count_problems("validation", [1]) == [
         "the class list has 1 class, but ImageNet-21K-P winter21 has 10,450"
+    ]
+
+
+def test_the_counts_of_timms_tars_are_those_of_their_pages() -> None:
+    """huggingface.co/datasets/timm: imagenet-12k-wds, imagenet-22k-wds, imagenet-w21-webp-wds."""
+    assert [(e.num_classes, e.examples) for e in editions.OF_TIMM] == [
+        (11_821, {"train": 12_129_687, "validation": 472_840}),
+        (21_841, {"train": 13_673_551, "validation": 472_840}),
+        (19_167, {"train": 13_151_276}),
     ]

@@ -1,0 +1,379 @@
+"""Reads WebDataset tars in place, such as `timm/imagenet-1k-wds` or those that `export` writes."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from imagenet_prep.core import canonical, records
+from imagenet_prep.core.errors import SourceError, UsageError, some
+from imagenet_prep.core.terminal import counted
+from imagenet_prep.dataset import editions, keys, schema
+from imagenet_prep.dataset.class_list import MOST_CLASSES, ClassList
+from imagenet_prep.dataset.ignored import is_hidden
+from imagenet_prep.dataset.keys import VALIDATION_NAME, WNID
+from imagenet_prep.dataset.member import Member
+from imagenet_prep.sources import ilsvrc, labels, layout, lemmas, source
+from imagenet_prep.sources.member_reader import MemberReader
+from imagenet_prep.sources.scan import subfolders
+from imagenet_prep.sources.source import IndexTask
+from imagenet_prep.sources.wds_samples import Sample, samples
+from imagenet_prep.storage.archive import ArchiveReader, Entry, Reads
+from imagenet_prep.storage.remote_archives import RemoteArchives, open_archives
+from imagenet_prep.storage.remote_path import Location, RemotePath
+
+INFO = "_info.json"  # timm's list of the tars of each split
+# Lists with a class per line, or with "WNID words". The names after the first five are timm's.
+CLASS_LISTS = (
+    "labels.txt",
+    "classes.txt",
+    "classnames.txt",
+    "synset.txt",
+    "synsets.txt",
+    "imagenet_synsets.txt",
+    "imagenet12k_synsets.txt",
+    "imagenet22k_synsets.txt",
+)
+_NUMBERED = re.compile(r"\d{2,}")
+_WNID_AND_WORDS = re.compile(rf"({WNID.pattern})(?:[\s,]+(.*))?")
+# Samples at the beginning of a tar that decide whether the classes are ILSVRC2012's. All other
+# samples are compared with the classes when they are listed.
+_PROBED = 200
+
+
+@dataclass(frozen=True)
+class _InfoSplit:
+    filenames: list[str]
+    shard_lengths: list[int] = field(default_factory=list)
+    alt_label: str | None = None
+
+
+@dataclass(frozen=True)
+class _Info:
+    """The content of `_info.json`; only `export` writes `classes`: IDs and words."""
+
+    splits: dict[str, Any]
+    classes: list[tuple[str, str]] = field(default_factory=list)
+
+    def num_samples(self, tars: Sequence[str]) -> int | None:
+        """Returns the number of samples in a split with these tars, or None if it is unknown."""
+        for split in self.splits.values():
+            assert isinstance(split, _InfoSplit)
+            if not split.alt_label and not {*split.filenames}.isdisjoint(tars):
+                return sum(split.shard_lengths)
+        return None
+
+
+@dataclass(frozen=True)
+class WebDataset(ilsvrc.Tars):
+    """A source of WebDataset tars."""
+
+    # Number of samples by split, if it is known.
+    expected: dict[str, int | None] = field(default_factory=dict)
+    remark: str = ""  # on the class names and on tars that are not read
+
+    @property
+    def images(self) -> MemberReader:
+        """The reader of images; tars have no stored lists, so nothing must be verified."""
+        return MemberReader(self.reader)
+
+    @property
+    def edition(self) -> editions.Edition | None:
+        """ILSVRC2012, or the edition in the tars of timm that has the same number of WNIDs."""
+        if self.is_ilsvrc or not all(map(WNID.fullmatch, self.classes.wnids)):
+            return super().edition
+        known = (e for e in editions.OF_TIMM if e.num_classes == len(self.classes.wnids))
+        return next(known, None)
+
+    def index(self, task: IndexTask) -> list[Member]:
+        """Returns the images of one tar, sorted by key."""
+        members: list[Member] = []
+        ignored = Counter[str]()
+
+        def add(sample: Sample) -> None:
+            members.append(self._sample_member(task, sample))
+
+        _read(self.reader, task, add, ignored=ignored)
+        if not members:
+            raise SourceError(f"{task.part}: holds no sample with an image. Get the tar again.")
+        self._ignored[task.part] = ignored
+        return source.sorted_by_key(members, task.part)
+
+    @cached_property
+    def _ignored(self) -> dict[str, Counter[str]]:
+        return {}
+
+    def ignored_in(self, task: IndexTask) -> Mapping[str, int]:
+        """Returns the number of files of a tar that are not read, by extension."""
+        return self._ignored.get(task.part, {})
+
+    def count_problems(self, split: str, num_per_class: Sequence[int]) -> list[str]:
+        """Returns messages about differences from `_info.json` and from the published counts."""
+        expected = self.expected.get(split)
+        problems = super().count_problems(split, num_per_class)
+        total = sum(num_per_class)
+        if expected is not None and expected != total and not problems:
+            problems = [f"{split} has {counted(total, 'image')}, but {INFO} says {expected:,}"]
+        return problems
+
+    def _sample_member(self, task: IndexTask, sample: Sample) -> Member:
+        image = sample.image
+        where = f"{task.part}: byte {image.offset:,}: {image.name!r}"
+        index = _class_index(sample, self.classes, where)
+        key = sample.key
+        problem = keys.problem(key) if key else None
+        if problem is not None:
+            raise SourceError(f"{where}: {problem}. Export the dataset again.")
+        if not key:
+            class_id = self.classes.wnids[index]
+            folder, slash, _ = sample.filename.removeprefix(f"{class_id}/").rpartition("/")
+            if WNID.fullmatch(class_id):
+                folder = slash = ""  # ImageNet's names are unique
+            key = self.key_of(task.split, index, sample.filename, where, folder + slash)
+        return Member(key, task.part, image.offset, image.size, index)
+
+
+def _class_index(sample: Sample, classes: ClassList, where: str) -> int:
+    """Returns the class of a sample; raises SourceError if its statements contradict each other."""
+    name = sample.stated_class
+    named = classes.of_folder(name) if name else None
+    index = named if sample.label is None else sample.label
+    if index is None:
+        raise SourceError(
+            f"{where}: its class {name!r} is not in the class list of "
+            f"{counted(len(classes.wnids), 'class')}. Get a list that has it."
+        )
+    if not 0 <= index < len(classes.wnids):
+        raise SourceError(
+            f"{where}: label {index}, expected 0 to {len(classes.wnids) - 1:,}. Get the tar again, "
+            f"or put the class list ({CLASS_LISTS[0]}, one class per line) next to the tars."
+        )
+    if named not in (None, index):
+        raise SourceError(
+            f"{where}: label {index} is {classes.wnids[index]}, but the sample names the class "
+            f"{name}. One of them is wrong. If these are not the classes of the tars, put their "
+            f"list ({CLASS_LISTS[0]}, one class per line in the order of the labels) next to them."
+        )
+    return index
+
+
+def split_of(path: str) -> str | None:
+    """Returns the split in the name of a tar or of its folder, or None."""
+    folder, _, base = path.rpartition("/")
+    stem = base.removesuffix(".tar")
+    if stem.startswith(schema.HOLDOUT):
+        return schema.HOLDOUT
+    return layout.split_called(stem) or layout.split_called(folder)
+
+
+def locate(root: Location) -> dict[str, Location]:
+    """Returns the WebDataset tars in a folder and in its folders of splits, by relative path."""
+    folders: list[str] = []
+    if isinstance(root, RemotePath):
+        folders = ["", *itertools.chain.from_iterable(layout.FOLDERS.values())]
+    elif root.is_dir():
+        folders = ["", *filter(layout.split_called, subfolders(root, any_name=True))]
+    tars: dict[str, Location] = {}
+    for folder in folders:
+        place = root / folder if folder else root
+        prefix = f"{folder}/" if folder else ""
+        paths = [*place.iterdir()] if place.is_dir() else []
+        tars |= {prefix + path.name: path for path in paths if _is_called_so(path.name)}
+    if isinstance(root, RemotePath) and not tars:
+        # A web server cannot be listed, so only the list of the tars has their names.
+        for split in _read_info(root).splits.values():
+            tars |= {name: root / name for name in split.filenames}
+    return dict(sorted(tars.items()))
+
+
+def _is_called_so(name: str) -> bool:
+    stem, _, suffix = name.rpartition(".")
+    is_tar = suffix == "tar" and not is_hidden(name) and not ilsvrc.CLASS_TAR.fullmatch(name)
+    return is_tar and bool(_NUMBERED.search(stem) or split_of(name))
+
+
+def find(root: Location, splits: Sequence[str]) -> WebDataset:
+    """Returns the source of `splits`; raises UsageError if a split has no tars."""
+    located = locate(root)
+    split_of_tar = {name: split_of(name) for name in located}
+    if not any(split_of_tar.values()):
+        split_of_tar = dict.fromkeys(located, schema.TRAIN)
+    of_split = {s: [name for name in located if split_of_tar[name] == s] for s in splits}
+    missing = [split for split in splits if not of_split[split]]
+    if missing:
+        raise UsageError(
+            f"--source {root}: no tars of {' and '.join(missing)}; it holds "
+            f"{some([*located]) or 'no WebDataset tar'}. Choose different --splits, or add the "
+            "name of the split to the names of its tars."
+        )
+    read = [*itertools.chain.from_iterable(of_split.values())]
+    # The lists that are stored for remote archives have no labels.
+    archives = {name: _site(located[name], lists=None) for name in read}
+    parts = {name: source.file_part(archives[name])._replace(name=name) for name in read}
+    tasks: list[IndexTask] = []
+    for split, names in of_split.items():
+        for number, name in enumerate(names):
+            size = parts[name].num_bytes
+            tasks.append(IndexTask(f"{split}-{number:05d}", split, name, stop=size))
+    info = _read_info(root)
+    classes, remark = _classes(root, archives, tasks, info)
+    unread = [name for name in located if name not in archives]
+    if unread:
+        remark += f"; not read: {some(unread)}"
+    return WebDataset(
+        classes,
+        tuple(parts.values()),
+        archives,
+        tasks=tuple(tasks),
+        expected={split: info.num_samples(of_split[split]) for split in splits},
+        remark=remark,
+    )
+
+
+def _site(path: Location, **changes: Any) -> Location:
+    """Returns a remote path with these changes of its site; any other path is not changed."""
+    if isinstance(path, RemotePath):
+        return dataclasses.replace(path, site=dataclasses.replace(path.site, **changes))
+    return path
+
+
+def _read_info(root: Location) -> _Info:
+    """Returns the content of the list of tars; without splits if there is no list."""
+    path = root / INFO
+    if not path.is_file():
+        return _Info({})
+    try:
+        info = records.parse(_Info, canonical.loads(source.read_list(path)), others=True)
+        splits = {
+            name: records.parse(_InfoSplit, split, name, others=True)
+            for name, split in info.splits.items()
+        }
+    except ValueError as error:
+        raise SourceError(f"{path}: {error}. Get it again.") from error
+    names = itertools.chain.from_iterable(split.filenames for split in splits.values())
+    if any(map(keys.leads_out, names)):
+        raise SourceError(f"{path}: names a tar outside of its folder. Get it again.")
+    return dataclasses.replace(info, splits=splits)
+
+
+def _classes(
+    root: Location, archives: Mapping[str, Location], tasks: Sequence[IndexTask], info: _Info
+) -> tuple[ClassList, str]:
+    """Returns the class list, and a remark if the names of the classes are unknown."""
+    if info.classes:
+        ids = [row[0] for row in info.classes]
+        if len({*ids}) != len(ids):
+            raise SourceError(f"{root / INFO}: lists a class twice. Export the dataset again.")
+        return ClassList(tuple(ids), tuple(row[1] for row in info.classes)), ""
+    listed = {name: list_of(root / name) for name in CLASS_LISTS if (root / name).is_file()}
+    if len({classes.wnids for classes in listed.values()}) > 1:
+        raise SourceError(
+            f"{root}: {some([*listed])}: list different classes, or the same classes in a "
+            "different order. Keep only the list in the order of the labels."
+        )
+    for classes in listed.values():
+        return classes, ""
+    # Tars may be sorted by class, so the first and the last one of each split are read.
+    ends: dict[str, IndexTask] = {}
+    for _, group in itertools.groupby(tasks, lambda task: task.split):
+        of_split = [*group]
+        ends |= {task.part: task for task in (of_split[0], of_split[-1])}
+    official = labels.official_classes()
+    stated: dict[int | str, str] = {}
+    for looked_at, most in ((ends.values(), _PROBED), (tasks, None)):
+        stated, unnamed = stated_classes(archives, looked_at, most)
+        named = {label: name for label, name in stated.items() if name}
+        is_official = all(official.index.get(name) == label for label, name in named.items())
+        if named and is_official and not unnamed:
+            return official, ""
+    numbers = [label for label in stated if isinstance(label, int)]
+    if not numbers:
+        names = sorted(map(str, stated))
+        if official.index.keys() >= {*names}:
+            return official, ""
+        return labels.classes_called(names, str(root)), ""
+    if not 0 <= min(numbers) <= max(numbers) < MOST_CLASSES:
+        raise SourceError(
+            f"{root}: has labels {min(numbers)} to {max(numbers)}, expected 0 to at most "
+            f"{MOST_CLASSES - 1:,}. Write the tars again."
+        )
+    called = [stated.get(label, "") for label in range(max(numbers) + 1)]
+    if all(called):
+        return labels.classes_called(called, str(root), lemmas.beside([root])), ""
+    remark = (
+        f"; the tars do not name class {called.index('')}, so the classes are called by their "
+        f"numbers ({CLASS_LISTS[0]} next to the tars can name them, one class per line)"
+    )
+    return labels.classes_called([*map(str, range(len(called)))], str(root)), remark
+
+
+def stated_classes(
+    archives: Mapping[str, Location], tasks: Iterable[IndexTask], most: int | None = None
+) -> tuple[dict[int | str, str], set[int | str]]:
+    """Returns the class name that the samples of each label state, or "" if they state none.
+
+    If samples have no number, the name is used as label. Reads `most` samples of each tar, or all.
+    The first validation images of ILSVRC2012 state their classes by their file names. Also returns
+    the labels of samples that state no class, without ILSVRC2012's other validation images.
+    """
+    stated: dict[int | str, str] = {}
+    unnamed: set[int | str] = set()
+    reader = open_archives({name: _site(path, hashes=False) for name, path in archives.items()})
+    for task in tasks:
+
+        def add(sample: Sample, tar: str = task.part) -> None:
+            name = sample.stated_class or _known_label(sample.filename)
+            label = name if sample.label is None else sample.label
+            first = stated.get(label, "") or name
+            if name not in ("", first):
+                raise SourceError(
+                    f"{tar}: {sample.image.name!r}: label {label} is {name}, but {first} in an "
+                    "earlier sample. Get the tars again, or write them again."
+                )
+            stated[label] = first
+            if not name and not VALIDATION_NAME.match(sample.filename.rpartition("/")[2]):
+                unnamed.add(label)
+
+        _read(reader, task, add, most)
+    return stated, unnamed
+
+
+def _read(
+    reader: ArchiveReader | RemoteArchives,
+    task: IndexTask,
+    use: Callable[[Sample], None],
+    most: int | None = None,
+    ignored: Counter[str] | None = None,
+) -> None:
+    """Calls `use` for `most` samples of a tar, or for all; see `samples`."""
+
+    def listed(reads: Reads) -> Iterator[Entry]:
+        for sample in itertools.islice(samples(reads, task.part, task.stop, ignored), most):
+            use(sample)
+            yield sample.image
+
+    # With this method, remote tars are read in large pieces.
+    reader.files_of(task.part, 0, task.stop, listed, is_whole=lambda _: True)
+
+
+def _known_label(filename: str) -> str:
+    match = VALIDATION_NAME.match(filename.rpartition("/")[2])
+    number = int(match[1]) if match else 0
+    return labels.CANARIES[number - 1] if 1 <= number <= len(labels.CANARIES) else ""
+
+
+def list_of(path: Location) -> ClassList:
+    """Returns the classes of a list with a class or "WNID words" per line, in this order."""
+    lines = source.read_list(path).removeprefix("\ufeff").splitlines()
+    rows = [line.strip() for line in lines if line.strip()]
+    matches = [_WNID_AND_WORDS.fullmatch(row) for row in rows]
+    names = [match[1] if match else row for match, row in zip(matches, rows, strict=True)]
+    words = {match[1]: match[2] for match in matches if match and match[2]}
+    known = lemmas.beside([path.parent])
+    return labels.classes_called(names, str(path), known | words)

@@ -1,0 +1,374 @@
+"""Tables of labels as a source: which are found, what they say, and what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from imagenet_prep.core.errors import SourceError, UsageError
+from imagenet_prep.sources import detect, image_table, labels
+from imagenet_prep.sources.image_table import ImageTable
+from tests.kit.layouts import write
+from tests.kit.tfrecords import plain
+
+JPEG = plain(0)
+Labels = dict[tuple[str, str], str]
+
+
+def make(root: Path, images: str, tables: Mapping[str, str | bytes]) -> Path:
+    """Writes images with these paths, separated by blanks, and tables."""
+    for path in images.split():
+        write(root / path, JPEG)
+    for name, text in tables.items():
+        write(root / name, text.encode() if isinstance(text, str) else text)
+    return root
+
+
+def find(root: Path, *splits: str) -> ImageTable:
+    source, _ = detect.find(root, splits or ["train"], "table", encode=bytes, encoding="")
+    assert isinstance(source, ImageTable)
+    return source
+
+
+def read(root: Path, *splits: str) -> Labels:
+    """Returns the class of each image, by split and key."""
+    source = find(root, *splits)
+    found: Labels = {}
+    for split in splits or ["train"]:
+        for task in source.index_tasks(split):
+            for member in source.index(task):
+                assert source.images.read(member) == JPEG
+                found[split, member.key] = source.classes.wnids[member.class_index]
+    return found
+
+
+def of_train(**classes: str) -> Labels:
+    return {("train", f"{name}/{file}.jpg"): name for file, name in classes.items()}
+
+
+BREEDS = "id,breed\nx,dingo\ny,pug\n"
+# Images, tables, and the class of each image by split and key.
+READ: dict[str, tuple[str, dict[str, str | bytes], Labels]] = {
+    "dog-breed-identification": (
+        "train/x.jpg train/y.jpg test/z.jpg",
+        {"labels.csv": BREEDS, "sample_submission.csv": "id,dingo,pug\nz,0,1\n"},
+        of_train(x="dingo", y="pug"),
+    ),
+    "cassava": (
+        "train_images/x.jpg train_images/y.jpg test_images/z.jpg",
+        {"train.csv": "image_id,label\nx.jpg,0\ny.jpg,3\n"},
+        of_train(x="0", y="3"),
+    ),
+    "plant pathology 2021": (
+        "train_images/x.jpg",
+        {"train.csv": "image,labels\nx.jpg,scab frog_eye\n"},
+        {("train", "scab_frog_eye/x.jpg"): "scab_frog_eye"},
+    ),
+    "next to the images": ("x.jpg y.jpg", {"labels.csv": BREEDS}, of_train(x="dingo", y="pug")),
+    "in the folder of images": (
+        "images/x.jpg images/y.jpg",
+        {"images/metadata.csv": "file_name,label\nx.jpg,dingo\ny.jpg,pug\n"},
+        of_train(x="dingo", y="pug"),
+    ),
+    "imagefolder with splits": (
+        "train/x.jpg validation/x.jpg test/x.jpg",
+        {
+            "train/metadata.csv": "file_name,label\nx.jpg,dingo\n",
+            "validation/metadata.csv": "file_name,label\nx.jpg,pug\n",
+            "test/metadata.csv": "file_name,label\nx.jpg,pug\n",
+        },
+        of_train(x="dingo") | {("validation", "pug/x.jpg"): "pug"},
+    ),
+    "imagefolder, one table": (
+        "train/x.jpg val/y.jpg",
+        {
+            "metadata.jsonl": '{"file_name": "train/x.jpg", "label": 1}\n\n'
+            '{"file_name": "val/y.jpg", "label": 0, "more": {"a": [1]}}\n'
+        },
+        of_train(x="1") | {("validation", "0/y.jpg"): "0"},
+    ),
+    "images of both splits, named without folders": (
+        "train/x.jpg val/y.jpg",
+        {"labels.csv": BREEDS},
+        of_train(x="dingo") | {("validation", "pug/y.jpg"): "pug"},
+    ),
+    "the same names in both splits": (
+        "train/x.jpg val/x.jpg",
+        {"train.csv": "id,label\nx,dingo\n", "val_labels.csv": "id,label\nx,pug\n"},
+        of_train(x="dingo") | {("validation", "pug/x.jpg"): "pug"},
+    ),
+    "column of splits": (
+        "images/x.jpg images/y.jpg images/z.jpg",
+        {"labels.csv": "filename;class;Split\nx.jpg;dingo;train\ny.jpg;pug;valid\nz.jpg;;test\n"},
+        of_train(x="dingo") | {("validation", "pug/y.jpg"): "pug"},
+    ),
+    "labels of test images": (
+        "train/x.jpg test/y.jpg",
+        {"labels.csv": BREEDS},
+        of_train(x="dingo"),
+    ),
+    "nested folders": (
+        "images/a/x.jpg images/b/x.jpg",
+        {"labels.csv": "path,label\nimages/a/x.jpg,dingo\nb/x.jpg,dingo\n"},
+        {("train", "dingo/a/x.jpg"): "dingo", ("train", "dingo/b/x.jpg"): "dingo"},
+    ),
+    "several folders": (
+        "part1/x.jpg part2/x.jpg",
+        {"labels.csv": "path,label\npart1/x.jpg,dingo\npart2/x.jpg,pug\n"},
+        {("train", "dingo/part1/x.jpg"): "dingo", ("train", "pug/part2/x.jpg"): "pug"},
+    ),
+    "mark, quotes, CRLF, spaces": (
+        "images/x.jpg images/y.jpg",
+        {
+            "labels.csv": '\ufeff"File Name",Label\r\n./images\\x.jpg," big, dog "\r\n'
+            'y.jpg,"a ""b"""\r\n\r\n'
+        },
+        {("train", "big,_dog/x.jpg"): "big,_dog", ("train", 'a_"b"/y.jpg'): 'a_"b"'},
+    ),
+    "tabs": ("images/x.jpg", {"labels.tsv": "image\tclass\nx.jpg\tdingo\n"}, of_train(x="dingo")),
+    "more columns": (
+        "images/x.jpg",
+        {"labels.csv": "id,file_name,width,label\n7,x.jpg,3,dingo\n"},
+        of_train(x="dingo"),
+    ),
+    "the same name in a folder without a table": (
+        "images/x.jpg data/x.jpg",
+        {"images/labels.csv": "id,label\nx,dingo\n"},
+        of_train(x="dingo"),
+    ),
+    "dots in names": (
+        "images/x.1.jpg images/x.2.jpg",
+        {"labels.csv": "id,label\nx.1,dingo\nx.2,pug\n"},
+        of_train(**{"x.1": "dingo", "x.2": "pug"}),
+    ),
+    "an image without extension": (
+        "images/x",
+        {"labels.csv": "id,label\nx,dingo\n"},
+        {("train", "dingo/x"): "dingo"},
+    ),
+    "numbers": (
+        "images/x.jpg images/y.jpg",
+        {"labels.csv": "id,label\nx,10\ny,9\n"},
+        of_train(x="10", y="9"),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", READ)
+def test_what_a_table_says(tmp_path: Path, name: str) -> None:
+    images, tables, expected = READ[name]
+    root = make(tmp_path, images, tables)
+    assert detect.recognised(root)[0] == ("folder" if name == "several folders" else "table")
+    assert read(root, *sorted({split for split, _ in expected})) == expected
+
+
+def test_classes_are_sorted_as_names_or_as_numbers(tmp_path: Path) -> None:
+    text = "id,label\nx,10\ny,9\nz,b\n"
+    assert find(
+        make(tmp_path / "a", "i/x.jpg i/y.jpg i/z.jpg", {"labels.csv": text})
+    ).classes.wnids == ("10", "9", "b")
+    text = "id,label\nx,10\ny,9\n"
+    assert find(make(tmp_path / "b", "i/x.jpg i/y.jpg", {"labels.csv": text})).classes.wnids == (
+        "9",
+        "10",
+    )
+    text = "id,label\nx,n01443537\n"
+    assert (
+        find(make(tmp_path / "c", "i/x.jpg", {"labels.csv": text})).classes
+        == labels.official_classes()
+    )
+
+
+def test_the_classes_do_not_depend_on_the_chosen_splits(tmp_path: Path) -> None:
+    images, tables, _ = READ["imagefolder with splits"]
+    root = make(tmp_path, images, tables)
+    assert find(root, "train").classes == find(root, "validation").classes
+
+
+TWO = "images/x.jpg images/y.jpg"
+REFUSED: dict[str, tuple[str, dict[str, str | bytes], str]] = {
+    "no label": (
+        TWO,
+        {"labels.csv": "id,label\nx,\ny,a\n"},
+        r"labels\.csv: line 2: 'x' has no label",
+    ),
+    "no image": (
+        TWO,
+        {"labels.csv": "id,label\nx,a\n\ny,b\nz,a\n"},
+        "line 5: there is no image 'z'",
+    ),
+    "no line": (TWO, {"labels.csv": "id,label\nx,a\n"}, r"images/y\.jpg: has no line in labels"),
+    "no name": (TWO, {"labels.csv": "id,label\n,a\nx,a\ny,a\n"}, "line 2: names no image"),
+    "two labels": (
+        TWO,
+        {"labels.csv": "id,label\nx,a\ny,b\nx.jpg,b\n"},
+        r"line 4: 'x\.jpg' is listed again, as 'b'; .*labels\.csv: line 2 says 'a'",
+    ),
+    "twice the same": (
+        TWO,
+        {"labels.csv": "id,label\nx,a\ny,b\nx,a\n"},
+        "line 4: 'x' is listed again",
+    ),
+    "several images": (
+        "images/a/x.jpg images/b/x.jpg",
+        {"labels.csv": "id,label\nx,a\n"},
+        r"'x' can be images/a/x\.jpg, images/b/x\.jpg\. Write the folder",
+    ),
+    "two extensions": (
+        "images/x.jpg images/x.png",
+        {"labels.csv": "id,label\nx,a\n"},
+        r"'x' can be images/x\.jpg, images/x\.png",
+    ),
+    "unknown split": (
+        TWO,
+        {"labels.csv": "id,label,split\nx,a,fold1\ny,a,train\n"},
+        "line 2: unknown split 'fold1'",
+    ),
+    "a comma too many": (
+        TWO,
+        {"labels.csv": "id,label\nx,a,b\ny,a\n"},
+        r"line 2: has 3 fields, expected 2",
+    ),
+    "a line too short": (
+        TWO,
+        {"labels.csv": "id,label\nx\ny,a\n"},
+        "line 2: has 1 field, expected 2",
+    ),
+    "out of the source": (
+        TWO,
+        {"labels.csv": "id,label\n../x,a\nx,a\ny,a\n"},
+        r"no image '\.\./x'",
+    ),
+    "no JSON": (
+        TWO,
+        {"metadata.jsonl": '{"id": "x", "label": "a"}\n{"id"\n'},
+        "line 2: is not JSON",
+    ),
+    "no UTF-8": (TWO, {"labels.csv": b"id,label\nx,\xe4\ny,a\n"}, "is not UTF-8"),
+    "a huge field": (TWO, {"labels.csv": f"id,label\nx,{'a' * 200_000}\n"}, "line 2: field larger"),
+    "names that become one": (TWO, {"labels.csv": "id,label\nx,a b\ny,a_b\n"}, "not unique"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_wrong_in_a_table_is_named_with_its_line(tmp_path: Path, name: str) -> None:
+    images, tables, said = REFUSED[name]
+    with pytest.raises(SourceError, match=said):
+        read(make(tmp_path, images, tables))
+
+
+def test_all_problems_are_named_at_once(tmp_path: Path) -> None:
+    root = make(tmp_path, TWO, {"labels.csv": "id,label\na,1\nb,2\nx,\n"})
+    with pytest.raises(SourceError) as caught:
+        read(root)
+    *problems, last = str(caught.value).splitlines()
+    assert len([line for line in problems if "labels.csv: line " in line]) == 3
+    assert last.endswith("3 problems. Fix them and run the same command again.")
+
+
+USAGE: dict[str, tuple[str, dict[str, str], str]] = {
+    "two tables": (
+        TWO,
+        {"labels.csv": "id,label\n", "metadata.csv": "id,label\n"},
+        r"labels\.csv and metadata\.csv, which list the same images\. Keep only one",
+    ),
+    "one for all and one for train": (
+        TWO,
+        {"labels.csv": "id,label\n", "train.csv": "id,label\n"},
+        r"labels\.csv and train\.csv, which",
+    ),
+    "two places": (
+        TWO,
+        {"labels.csv": "id,label\n", "images/metadata.csv": "id,label\n"},
+        r"labels\.csv and images/metadata\.csv, which",
+    ),
+    "two classes": (
+        TWO,
+        {"labels.csv": "id,label,breed\n"},
+        r"label, breed names the class\. Name only",
+    ),
+    "no class": (
+        TWO,
+        {"labels.csv": "id,a,b\n"},
+        r"columns id, a, b; none of them names the class",
+    ),
+    "no file": (
+        TWO,
+        {"labels.csv": "a,label\n"},
+        r"columns a, label; none of them names the image",
+    ),
+    "no header": (TWO, {"labels.csv": "x.jpg,cat\n"}, r"columns x\.jpg, cat; none"),
+    "empty": (TWO, {"labels.csv": ""}, "none of them names the image"),
+    "no validation": (TWO, {"labels.csv": "id,label\nx,a\ny,a\n"}, "no image of validation"),
+}
+
+
+@pytest.mark.parametrize("name", USAGE)
+def test_ambiguous_or_unknown_tables_are_usage_errors(tmp_path: Path, name: str) -> None:
+    images, tables, said = USAGE[name]
+    with pytest.raises(UsageError, match=said):
+        find(make(tmp_path, images, tables), "train", "validation")
+
+
+def test_class_folders_win_if_the_table_has_their_classes(tmp_path: Path) -> None:
+    table = {"metadata.csv": "file_name,label\ncat/1.jpg,cat\ndog/1.jpg,dog\n"}
+    for images in ("cat/1.jpg dog/1.jpg", "train/cat/1.jpg train/dog/1.jpg"):
+        root = make(tmp_path / images[:3], images, table)
+        kinds = detect.recognised(root)
+        line = detect.find(root, ["train"], "auto", encode=bytes, encoding="")[1]
+        assert (kinds, "also found, but not read: table" in line) == (["folder", "table"], True)
+
+
+def test_class_folders_and_a_table_that_disagree_are_refused(tmp_path: Path) -> None:
+    table = {"labels.csv": "id,label\nx,dingo\ny,pug\n"}
+    root = make(tmp_path, "images_001/x.jpg images_002/y.jpg", table)
+    with pytest.raises(
+        UsageError,
+        match=r"name the classes images_001, images_002, but .* dingo, pug\. Choose --source-kind",
+    ):
+        detect.find(root, ["train"], "auto", encode=bytes, encoding="")
+    source, _ = detect.find(root, ["train"], "table", encode=bytes, encoding="")
+    assert source.classes.wnids == ("dingo", "pug")
+
+
+def test_a_table_of_something_else_next_to_class_folders_is_ignored(tmp_path: Path) -> None:
+    root = make(tmp_path, "cat/1.jpg dog/1.jpg", {"metadata.csv": "name,width\na,1\n"})
+    assert detect.recognised(root) == ["folder"]
+
+
+@pytest.mark.parametrize("text", ["id,label\nx,a\n", "password\n"])
+def test_a_table_outside_of_the_source_is_not_read(tmp_path: Path, text: str) -> None:
+    root = make(tmp_path / "s", "images/x.jpg", {"../secret.csv": text})
+    (root / "labels.csv").symlink_to(tmp_path / "secret.csv")
+    with pytest.raises(SourceError, match="leads out") as caught:
+        read(root)
+    assert "password" not in str(caught.value)
+
+
+def test_a_long_header_is_not_repeated(tmp_path: Path) -> None:
+    with pytest.raises(UsageError) as caught:
+        find(make(tmp_path, TWO, {"labels.csv": "x" * 50_000 + "\n"}))
+    assert len(str(caught.value)) < 600
+
+
+def test_images_of_folders_without_a_line_are_counted(tmp_path: Path) -> None:
+    images, tables, _ = READ["dog-breed-identification"]
+    source = find(make(tmp_path, images, tables))
+    assert dict(source.parts[0].ignored) == {"test/": 1, ".csv": 1}
+    assert [part.name for part in source.parts] == [tmp_path.name, "labels.csv"]
+    assert source.parts[0].images == 2
+
+
+def test_only_listed_names_are_tables(tmp_path: Path) -> None:
+    tables = (
+        *("labels.csv", "metadata.jsonl", "train.csv", "val_labels.csv", "Train-Labels.CSV"),
+        *("validation.tsv", "train_metadata.csv", "training.csv"),
+    )
+    others = (
+        *("test.csv", "labels.txt", "sample_submission.csv", ".labels.csv", "labels2.csv"),
+        *("my_labels.csv", "train_data.csv", "labels.csv.bak"),
+    )
+    root = make(tmp_path, "", dict.fromkeys((*tables, *others), ""))
+    assert {table.path.name for table in image_table.locate(root)} == {*tables}

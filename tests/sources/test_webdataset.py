@@ -1,0 +1,543 @@
+"""WebDataset tars as a source: which samples, classes and keys they give, and what is refused."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+import random
+import re
+import tarfile
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from imagenet_prep.core.errors import SourceError, UsageError
+from imagenet_prep.dataset import editions
+from imagenet_prep.dataset.class_list import ClassList
+from imagenet_prep.dataset.member import Member
+from imagenet_prep.sources import detect, labels, webdataset
+from imagenet_prep.sources.webdataset import WebDataset
+from imagenet_prep.storage.remote_path import RemotePath, Site
+from tests.kit.http_server import serve
+from tests.kit.layouts import write
+from tests.kit.tfrecords import plain
+
+JPEG = plain(0)
+OFFICIAL = labels.official_classes()
+Files = Sequence[tuple[str, bytes | str]]
+
+
+def tar(files: Files, kind: int = tarfile.GNU_FORMAT) -> bytes:
+    """Returns a tar of these files, in this order; a name may appear twice."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w", format=kind) as archive:
+        for name, content in files:
+            data = content.encode() if isinstance(content, str) else content
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            archive.addfile(info, io.BytesIO(data))
+    return buffer.getvalue()
+
+
+def sample(name: str, label: object = None, about: Mapping[str, Any] | None = None) -> Files:
+    """Returns the files of a sample as webdataset's TarWriter sorts them."""
+    files: list[tuple[str, bytes | str]] = []
+    if label is not None:
+        files.append((f"{name}.cls", str(label)))
+    files.append((f"{name}.jpg", JPEG))
+    if about is not None:
+        files.append((f"{name}.json", json.dumps(about)))
+    return files
+
+
+def joined(samples: Iterable[Files]) -> Files:
+    return [file for files in samples for file in files]
+
+
+def timm(name: str, label: int) -> Files:
+    """Returns a sample of imagenet-1k-wds, as rwightman's tfds_to_wds.py writes it."""
+    about = {"label": label, "width": 8, "height": 8, "filename": f"{name}.JPEG"}
+    return sample(name, label, about)
+
+
+def found(root: Path | RemotePath, *splits: str) -> WebDataset:
+    source, _ = detect.find(root, splits or ["train"], "auto", encode=bytes, encoding="")
+    assert isinstance(source, WebDataset)
+    return source
+
+
+def line(root: Path, *splits: str) -> str:
+    return detect.find(root, splits or ["train"], "auto", encode=bytes, encoding="")[1]
+
+
+def members(source: WebDataset, split: str = "train") -> list[Member]:
+    return [member for task in source.index_tasks(split) for member in source.index(task)]
+
+
+def labelled(source: WebDataset, split: str = "train") -> dict[str, int]:
+    return {member.key: member.class_index for member in members(source, split)}
+
+
+def wds(root: Path, *files: Files, name: str = "train-0000.tar") -> Path:
+    write(root / name, tar(joined(files)))
+    return root
+
+
+def refused(root: Path, said: str, *splits: str) -> None:
+    with pytest.raises(SourceError, match=said):
+        members(found(root, *splits), *splits)
+
+
+def test_the_tars_of_timm_have_the_classes_and_keys_of_ilsvrc2012(tmp_path: Path) -> None:
+    train = [timm(f"{OFFICIAL.wnids[n]}_{n}", n) for n in (7, 0, 999)]
+    wds(tmp_path, *train[:2], name="imagenet1k-train-0000.tar")
+    wds(tmp_path, train[2], name="imagenet1k-train-0001.tar")
+    names = [f"ILSVRC2012_val_{number:08d}" for number in (1, 49_999)]
+    validation = [timm(name, label) for name, label in zip(names, (65, 3), strict=True)]
+    wds(tmp_path, *validation, name="imagenet1k-validation-00.tar")
+
+    source = found(tmp_path, "train", "validation")
+    assert source.classes == OFFICIAL
+    assert source.name == "imagenet2012"
+    assert labelled(source) == {
+        f"{OFFICIAL.wnids[n]}/{OFFICIAL.wnids[n]}_{n}.JPEG": n for n in (0, 7, 999)
+    }
+    assert labelled(source, "validation") == {
+        "ILSVRC2012_val_00000001.JPEG": 65,
+        "ILSVRC2012_val_00049999.JPEG": 3,
+    }
+    in_folder = found(wds(tmp_path / "b", sample("train/n01443537/n01443537_4", 1)))
+    assert labelled(in_folder) == {"n01443537/n01443537_4.jpg": 1}
+    problems = source.count_problems("train", [3] + [0] * 999)
+    assert problems[0] == "train has 3 images, expected 1,281,167"
+    reader = source.images
+    assert {reader.read(member) for member in members(source)} == {JPEG}
+
+
+def test_validation_alone_is_known_by_the_first_labels_of_ilsvrc2012(tmp_path: Path) -> None:
+    wds(
+        tmp_path,
+        timm("ILSVRC2012_val_00000777", 5),
+        timm("ILSVRC2012_val_00000002", 970),
+        name="v-val-0.tar",
+    )
+    assert found(tmp_path, "validation").classes == OFFICIAL
+
+
+def test_one_name_of_ilsvrc2012_among_others_is_no_proof(tmp_path: Path) -> None:
+    wds(tmp_path, sample("n01440764_1", 0), sample("a", 0), sample("b", 1))
+    source = found(tmp_path)
+    assert source.classes.wnids == ("0", "1")
+    assert "do not name class 1" in line(tmp_path)
+
+
+def test_labels_of_a_subset_take_the_wnids_that_the_samples_name(tmp_path: Path) -> None:
+    """ImageNet-100 and ImageNet-22k: labels count the classes of the tars, not of ILSVRC2012."""
+    wnids = ["n02869837", "n01749939", "n00004475"]
+    by_name = [sample(f"{wnid}_1", label, {"label": label}) for label, wnid in enumerate(wnids)]
+    by_field = [
+        sample(f"{n}", n, {"label": n, "label_12k": -1, "class_name": wnid})
+        for n, wnid in enumerate(wnids)
+    ]
+    write(tmp_path / "b" / "imagenet_synset_to_lemma.txt", b"n00004475\torganism, being\n")
+    wds(tmp_path / "a", *by_name, name="x-train-00.tar")
+    source = found(wds(tmp_path / "b", *by_field, name="x-train-00.tar"))
+    assert source.classes.wnids == found(tmp_path / "a").classes.wnids == tuple(wnids)
+    assert source.is_imagenet
+    assert source.classes.words[1:] == (OFFICIAL.words[OFFICIAL.index[wnids[1]]], "organism, being")
+    assert source.count_problems("train", [1, 1, 1]) == []
+
+
+@pytest.mark.parametrize("edition", editions.OF_TIMM)
+def test_tars_with_the_classes_of_an_edition_must_have_its_counts(
+    tmp_path: Path, edition: editions.Edition
+) -> None:
+    ids = tuple(f"n{number:08d}" for number in range(edition.num_classes))
+    source = found(wds(tmp_path, sample("a", 0)))
+    source = dataclasses.replace(source, classes=ClassList(ids, ids))
+    assert source.edition == edition
+    problems = source.count_problems("train", [1] * edition.num_classes)
+    assert f"expected {edition.examples['train']:,}" in problems[0]
+    own = dataclasses.replace(source, classes=ClassList((*ids[1:], "cat"), ids))
+    assert own.edition is None
+
+
+def test_tars_sorted_by_class_that_begin_like_ilsvrc2012(tmp_path: Path) -> None:
+    """Imagenette: label 0 is tench as in ILSVRC2012, label 1 is not its goldfish."""
+    wds(tmp_path, sample("n01440764_1", 0), name="train-00.tar")
+    wds(tmp_path, sample("n02102040_1", 1), name="train-01.tar")
+    wds(tmp_path, sample("ILSVRC2012_val_00000293", 0), name="val-00.tar")
+    source = found(tmp_path, "train", "validation")
+    assert source.classes.wnids == ("n01440764", "n02102040")
+    assert labelled(source, "validation") == {"ILSVRC2012_val_00000293.jpg": 0}
+
+
+def test_a_class_that_differs_in_the_middle_of_the_tars_ends_the_run(tmp_path: Path) -> None:
+    for number, wnid in enumerate(("n01440764", "n02102040", "n01440764")):
+        wds(tmp_path, sample(f"{wnid}_{number}", number % 2), name=f"train-{number:02d}.tar")
+    (tmp_path / "train-02.tar").write_bytes(tar(sample("n01440764_2", 0)))
+    refused(
+        tmp_path, r"train-01\.tar.*label 1 is n01443537, but .* class n02102040\. .*labels\.txt"
+    )
+
+
+@pytest.mark.parametrize(
+    ("files", "classes", "keys"),
+    [
+        (sample("a", 1), ("0", "1"), {"1/a.jpg": 1}),
+        (sample("a", "1\n"), ("0", "1"), {"1/a.jpg": 1}),
+        (sample("./x/a", 0), ("0",), {"0/x/a.jpg": 0}),
+        (sample("train/0/a", 0), ("0",), {"0/train/0/a.jpg": 0}),
+        (sample("0/b/a", 0), ("0",), {"0/b/a.jpg": 0}),
+        (sample("a", None, {"label": 2}), ("0", "1", "2"), {"2/a.jpg": 2}),
+        (sample("a", None, {"cls": "2"}), ("0", "1", "2"), {"2/a.jpg": 2}),
+        (sample("a", None, {"class_index": 0}), ("0",), {"0/a.jpg": 0}),
+        (sample("a", None, {"label": "cat"}), ("cat",), {"cat/a.jpg": 0}),
+        (sample("a", "big cat"), ("big_cat",), {"big_cat/a.jpg": 0}),
+        (sample("cat/a", "cat"), ("cat",), {"cat/a.jpg": 0}),
+        (sample("a", 0, {"class_name": "cat"}), ("cat",), {"cat/a.jpg": 0}),
+        (sample("a", 0, {"label": "cat"}), ("cat",), {"cat/a.jpg": 0}),
+        (sample("a", 0, {"filename": "p/B.JPEG"}), ("0",), {"0/p/B.JPEG": 0}),
+        (sample("a", 0, {"filename": ""}), ("0",), {"0/a.jpg": 0}),
+        (sample("a", 0, {"key": "other"}), ("0",), {"0/a.jpg": 0}),
+        ([("a.CLS", "0"), ("a.JPEG", JPEG)], ("0",), {"0/a.JPEG": 0}),
+        ([("a.jpg", JPEG), ("a.depth.png", b"1"), ("a.cls", "0")], ("0",), {"0/a.jpg": 0}),
+        ([("a.webp", JPEG), ("a.cls", "0")], ("0",), {"0/a.webp": 0}),
+        ([("a.png", JPEG), ("a.txt", "a cat"), ("a.cls", "0")], ("0",), {"0/a.png": 0}),
+    ],
+)
+def test_labels_names_and_keys_of_a_sample(
+    tmp_path: Path, files: Files, classes: tuple[str, ...], keys: dict[str, int]
+) -> None:
+    source = found(wds(tmp_path, files))
+    assert source.classes.wnids == classes
+    assert labelled(source) == keys
+
+
+def test_names_that_are_missing_are_said(tmp_path: Path) -> None:
+    wds(tmp_path, sample("a", 0, {"class_name": "cat"}), sample("b", 2, {"class_name": "dog"}))
+    assert found(tmp_path).classes.wnids == ("0", "1", "2")
+    assert "do not name class 1, so the classes are called by their numbers" in line(tmp_path)
+    write(tmp_path / "classes.txt", "\ufeffcat\r\nbird of prey\r\ndog\r\n".encode())
+    source = found(tmp_path)
+    assert source.classes.wnids == ("cat", "bird_of_prey", "dog")
+    assert labelled(source) == {"cat/a.jpg": 0, "dog/b.jpg": 2}
+    assert "by their numbers" not in line(tmp_path)
+
+
+@pytest.mark.parametrize("name", webdataset.CLASS_LISTS)
+def test_a_list_of_classes_next_to_the_tars_is_read(tmp_path: Path, name: str) -> None:
+    write(tmp_path / name, b"n00004475 organism, being\nn00005787,benthos\nn00006024\n")
+    source = found(wds(tmp_path, sample("n00005787_3", 1)))
+    assert source.classes.wnids == ("n00004475", "n00005787", "n00006024")
+    assert source.classes.words == ("organism, being", "benthos", "n00006024")
+    assert labelled(source) == {"n00005787/n00005787_3.jpg": 1}
+
+
+def test_two_lists_of_classes_that_differ_are_refused(tmp_path: Path) -> None:
+    wds(tmp_path, sample("a", 1))
+    write(tmp_path / "labels.txt", b"cat\ndog\n")
+    write(tmp_path / "synset.txt", b"dog\ncat\n")
+    refused(tmp_path, r"labels\.txt, synset\.txt: list different classes, or the same")
+
+
+CLASH = sample("a", 0)
+REFUSED: dict[str, tuple[Files, str]] = {
+    "no label": (sample("a"), r"train-0000\.tar: sample 'a' at byte 512: has an image, but no la"),
+    "no image": ([("a.cls", "1")], r"'a' .*has a label, but no image .*found no other file"),
+    "dots in the name": (
+        [("a.b.jpg", JPEG), ("a.b.cls", "0"), ("a.cls", "0")],
+        r"'a' .*found a\.b\.jpg, a\.b\.cls\. If its image .* has dots",
+    ),
+    "two images": ([*CLASH, ("a.png", JPEG)], r"two images, 'a\.jpg' and 'a\.png'"),
+    "a name twice": ([*CLASH, *sample("b", 0), *CLASH], r"sample 'a' at byte .*appears twice"),
+    "adjacent twins": ([*CLASH, *CLASH], r"'a' .*has two files cls"),
+    "split sample": ([("a.jpg", JPEG), *sample("b", 0), ("a.cls", "0")], "but no label"),
+    "label too large": (sample("a", 10**7), "labels 10000000 to 10000000, expected 0 to"),
+    "negative": (sample("a", -1), "labels -1 to -1"),
+    "two labels": (sample("a", 0, {"label": 1}), r"different labels: 0 and 1"),
+    "two names": (sample("a", "cat", {"label": "dog"}), r"different labels: 'cat' and 'dog'"),
+    "list of labels": (sample("a", None, {"label": [1, 2]}), r"its label is '\[1, 2\]', expected"),
+    "empty label": (sample("a", ""), r"its label is ''"),
+    "true": (sample("a", None, {"label": True}), "its label is 'True'"),
+    "no JSON": ([*CLASH, ("a.json", "{'a': 1}")], "json is not JSON"),
+    "JSON of no number": ([*CLASH, ("a.json", '{"a": NaN}')], "json is not JSON: NaN"),
+    "deep JSON": ([*CLASH, ("a.json", "[" * 5000 + "]" * 5000)], "json is not JSON"),
+    "large JSON": ([*CLASH, ("a.json", b" " * (1 << 20) + b"{}")], "json has 1,048,578 bytes"),
+    "large label": ([("a.cls", b" " * 5000), ("a.jpg", JPEG)], "cls has 5,000 bytes"),
+    "bytes": ([("a.cls", b"\xff"), ("a.jpg", JPEG)], "cls is not UTF-8"),
+    "name and number": (
+        joined([sample("a", 0, {"class_name": "cat"}), sample("b", 0, {"class_name": "dog"})]),
+        r"'b\.jpg': label 0 is dog, but cat in an earlier sample",
+    ),
+    "key leads out": (
+        sample("a", 0, {"filename": "a", "key": "../a", "number": 0, "wnid": "cat"}),
+        r"'\.\./a' has a part",
+    ),
+    "name leads out": (sample("a", 0, {"filename": "x/.."}), "has a part that is empty"),
+    "name of control characters": (sample("a\n", 0), "contains a control character"),
+    "nothing": ([("README", "text")], r"train-0000\.tar: holds no sample"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_wrong_in_a_tar_is_named(tmp_path: Path, name: str) -> None:
+    files, said = REFUSED[name]
+    wds(tmp_path, files)
+    refused(tmp_path, said)
+
+
+def test_a_label_beyond_the_list_is_refused(tmp_path: Path) -> None:
+    wds(tmp_path, sample("a", 2))
+    write(tmp_path / "labels.txt", b"cat\ndog\n")
+    refused(tmp_path, r"train-0000\.tar: byte 1,\d+: 'a\.jpg': label 2, expected 0 to 1")
+
+
+def test_a_name_that_is_not_in_the_list_is_refused(tmp_path: Path) -> None:
+    wds(tmp_path, sample("a", "bird"))
+    write(tmp_path / "labels.txt", b"cat\ndog\n")
+    refused(tmp_path, r"its class 'bird' is not in the class list of 2 classes")
+
+
+@pytest.mark.parametrize("kind", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
+def test_tars_of_all_forms_and_long_names_are_read(tmp_path: Path, kind: int) -> None:
+    long = "d" * 90 + "/" + "n" * 60
+    path = tmp_path / "train.tar"
+    path.write_bytes(tar(joined([sample(long, 0), sample("b", 0)]), kind))
+    assert labelled(found(tmp_path)).keys() == {f"0/{long}.jpg", "0/b.jpg"}
+
+
+def test_files_of_no_sample_are_ignored_and_counted(tmp_path: Path) -> None:
+    files: Files = [
+        ("._a.jpg", b"mac"),
+        ("__MACOSX/._a.jpg", b"mac"),
+        ("__meta__/schema.json", "{}"),
+        ("README", "text"),
+        ("a.cls", "0"),
+        ("._a.jpg", b"mac"),
+        ("a.jpg", JPEG),
+        ("a.txt", "a cat"),
+        ("notes.json", '{"author": "me"}'),
+    ]
+    source = found(wds(tmp_path, files))
+    (task,) = source.index_tasks("train")
+    assert [member.key for member in source.index(task)] == ["0/a.jpg"]
+    assert source.ignored_in(task) == {
+        "hidden .jpg": 2,
+        "__MACOSX/": 1,
+        ".json": 2,
+        "without an ending": 1,
+        ".txt": 1,
+    }
+
+
+@pytest.mark.parametrize(
+    ("names", "split", "read"),
+    [
+        (["imagenet1k-train-0000.tar", "imagenet1k-validation-00.tar"], "validation", 1),
+        (["imagenet_train-000000-train.tar", "imagenet_val-000000-val.tar"], "train", 1),
+        (["train/000000.tar", "train/000001.tar", "val/000000.tar"], "train", 2),
+        (["train/000000.tar", "val/000000.tar"], "validation", 1),
+        (["000000.tar", "000001.tar"], "train", 2),
+        (["data-00.tar", "data-01.tar"], "train", 2),
+        (["train.tar", "valid.tar"], "validation", 1),
+        (["train-0.tar", "holdout-0.tar", "test-0.tar"], "holdout", 1),
+    ],
+)
+def test_splits_are_in_the_names_of_tars_or_folders(
+    tmp_path: Path, names: Sequence[str], split: str, read: int
+) -> None:
+    for number, name in enumerate(names):
+        wds(tmp_path, sample(f"{number}", 0), name=name)
+    source = found(tmp_path, split)
+    assert detect.recognised(tmp_path) == ["webdataset"]
+    assert len(members(source, split)) == len(source.parts) == read
+    others = len(names) - read
+    assert ("; not read: " in line(tmp_path, split)) == bool(others)
+
+
+def test_a_split_without_tars_is_a_usage_error(tmp_path: Path) -> None:
+    wds(tmp_path, sample("a", 0), name="train-00.tar")
+    with pytest.raises(UsageError, match=r"no tars of validation; it holds train-00\.tar"):
+        found(tmp_path, "train", "validation")
+
+
+@pytest.mark.parametrize("damage", ["truncated", "checksum", "link", "empty"])
+def test_a_damaged_tar_is_named(tmp_path: Path, damage: str) -> None:
+    path = wds(tmp_path, sample("a", 0), sample("b", 0)) / "train-0000.tar"
+    data = bytearray(path.read_bytes())
+    if damage == "truncated":
+        data = data[: 512 * 4]
+    elif damage == "checksum":
+        data[600] ^= 1
+        data[1030] ^= 1
+    elif damage == "link":
+        buffer = io.BytesIO()
+        with tarfile.open(fileobj=buffer, mode="w") as archive:
+            info = tarfile.TarInfo("a.jpg")
+            info.type, info.linkname = tarfile.SYMTYPE, "/etc/passwd"
+            archive.addfile(info)
+        data = bytearray(buffer.getvalue())
+    else:
+        data = bytearray()
+    path.write_bytes(data)
+    refused(tmp_path, r"train-0000\.tar")
+
+
+def info_of(**lengths: list[int]) -> bytes:
+    splits = {
+        split: {
+            "name": split,
+            "num_samples": sum(numbers),
+            "filenames": [f"{split}-{number:04d}.tar" for number in range(len(numbers))],
+            "shard_lengths": numbers,
+        }
+        for split, numbers in lengths.items()
+    }
+    other = {**splits["train"], "shard_lengths": [0], "alt_label": "label_12k"}
+    splits = {"train_12k": other, **splits}
+    return json.dumps({"name": "x", "splits": splits}).encode()
+
+
+def test_the_list_of_tars_gives_their_numbers_of_images(tmp_path: Path) -> None:
+    wds(tmp_path, sample("a", 0))
+    write(tmp_path / "_info.json", info_of(train=[1, 3]))
+    source = found(tmp_path)
+    assert source.count_problems("train", [1]) == ["train has 1 image, but _info.json says 4"]
+    assert source.count_problems("train", [4]) == []
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"[]", b"{", b'{"splits": {"train": 1}}', b'{"splits": {"train": {"filenames": 1}}}'],
+)
+def test_a_list_of_tars_that_is_damaged_is_refused(tmp_path: Path, content: bytes) -> None:
+    wds(tmp_path, sample("a", 0))
+    write(tmp_path / "_info.json", content)
+    refused(tmp_path, r"_info\.json: .*Get it again")
+
+
+def facts(source: WebDataset, *splits: str) -> list[Any]:
+    tasks = [task for split in splits for task in source.index_tasks(split)]
+    listed = [member for task in tasks for member in source.index(task)]
+    images = source.images
+    images.will_need(listed)
+    return [source.classes, tasks, listed, [images.read(member) for member in listed]]
+
+
+def test_tars_on_a_server_are_the_same_as_in_a_folder(tmp_path: Path) -> None:
+    wds(tmp_path, timm("n01440764_1", 0), timm("n01443537_2", 1))
+    wds(tmp_path, timm("ILSVRC2012_val_00000001", 65), name="validation-0000.tar")
+    write(tmp_path / "_info.json", info_of(train=[2], validation=[1]))
+    splits = ("train", "validation")
+    local = facts(found(tmp_path, *splits), *splits)
+    bucket = facts(found(RemotePath(Site(str(tmp_path))), *splits), *splits)
+    with serve({path.name: path.read_bytes() for path in tmp_path.iterdir()}) as server:
+        root = RemotePath(Site(server.url))
+        assert detect.recognised(root) == ["webdataset"]
+        web = facts(found(root, *splits), *splits)
+    assert local == bucket == web
+    assert local[0] == OFFICIAL
+
+
+def test_a_list_of_tars_cannot_lead_out_of_a_server(tmp_path: Path) -> None:
+    info = {"splits": {"train": {"filenames": ["../x-0000.tar"], "shard_lengths": [1]}}}
+    with (
+        serve({"_info.json": json.dumps(info).encode()}) as server,
+        pytest.raises(SourceError, match="names a tar outside of its folder"),
+    ):
+        found(RemotePath(Site(server.url)))
+
+
+def test_names_of_classes_of_ilsvrc2012_give_its_list(tmp_path: Path) -> None:
+    wds(tmp_path, sample("a", "n01443537"), sample("b", None, {"wnid": "n01440764"}))
+    source = found(tmp_path)
+    assert source.classes == OFFICIAL
+    assert labelled(source) == {"n01443537/a.jpg": 1, "n01440764/b.jpg": 0}
+
+
+@pytest.mark.parametrize(
+    "images", ["cat/1.jpg dog/1.jpg", "train/cat/1.jpg train/dog/1.jpg", "val/1.jpg"]
+)
+def test_a_tar_next_to_class_folders_is_not_read(tmp_path: Path, images: str) -> None:
+    """Often the tar that was unpacked."""
+    for path in images.split():
+        write(tmp_path / path, JPEG)
+    write(tmp_path / "train-2012.tar", tar([("cat/1.jpg", JPEG)]))
+    assert detect.recognised(tmp_path) == ["folder", "webdataset"]
+
+
+def random_files(rng: random.Random) -> Files:
+    """Draws the files of a tar: samples of several kinds with other files among them."""
+    files: list[tuple[str, bytes | str]] = []
+    for number in range(rng.randint(1, 9)):
+        folder = rng.choice(("", "", "a/", "a/b.c/", "./"))
+        name = folder + rng.choice(("x", "n01440764_", "x y", "é", "-", "%2E", "x_y")) + str(number)
+        own = [(f"{name}.{rng.choice(('jpg', 'JPEG', 'png', 'webp'))}", JPEG)]
+        own.append((f"{name}.cls", f"{number}\n"))
+        own += [
+            (f"{name}.{kind}", "{}") for kind in ("json", "txt", "a.json") if rng.random() < 0.4
+        ]
+        rng.shuffle(own)
+        for file in own:
+            noise = rng.choice((".DS_Store", "._x.jpg", f"{folder}LICENSE", "__MACOSX/._y.jpg", ""))
+            files += [(noise, "noise")] if noise else []
+            files.append(file)
+    return files
+
+
+BASE_AND_EXTENSION = re.compile(r"^((?:.*/|)[^.]+)[.]([^/]*)$")
+
+
+def grouped(path: Path) -> list[dict[str, bytes]]:
+    """Returns the files of each sample by extension, as webdataset's tariterators group them."""
+    groups: list[tuple[str, dict[str, bytes]]] = []
+    with tarfile.open(path) as archive:
+        for member in archive:
+            match = BASE_AND_EXTENSION.match(member.name.removeprefix("./"))
+            if match is None or member.name.startswith("__MACOSX"):
+                continue
+            if not groups or groups[-1][0] != match[1]:
+                groups.append((match[1], {}))
+            file = archive.extractfile(member)
+            assert file is not None
+            groups[-1][1][match[2].lower()] = file.read()
+    return [files for _, files in groups]
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_samples_are_those_that_webdataset_groups(tmp_path: Path, seed: int) -> None:
+    rng = random.Random(seed)
+    kind = rng.choice((tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT))
+    path = tmp_path / "train.tar"
+    path.write_bytes(tar(random_files(rng), kind))
+    expected = [int(files["cls"]) for files in grouped(path)]
+    source = found(tmp_path)
+    (task,) = source.index_tasks("train")
+    by_offset = sorted(source.index(task), key=lambda member: member.offset)
+    assert [member.class_index for member in by_offset] == expected
+    assert {source.images.read(member) for member in by_offset} == {JPEG}
+    others = 0
+    with tarfile.open(path) as archive:
+        others = len(archive.getnames()) - 2 * len(expected)
+    jsons = sum("json" in files for files in grouped(path))
+    assert sum(source.ignored_in(task).values()) == others - jsons
+
+
+# webdataset leaves the closing of files to Python.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("seed", range(8))
+def test_the_package_webdataset_groups_in_the_same_way(tmp_path: Path, seed: int) -> None:
+    package = pytest.importorskip("webdataset")
+    path = tmp_path / "train.tar"
+    # The package takes a file .NAME in a folder as a sample of its own; here it is ignored.
+    files = [file for file in random_files(random.Random(seed)) if "/." not in file[0][1:]]
+    path.write_bytes(tar(files))
+    read = [
+        {name: data for name, data in files.items() if not name.startswith("__")}
+        for files in package.WebDataset(str(path), shardshuffle=False)
+    ]
+    assert read == grouped(path)

@@ -217,6 +217,11 @@ def _findings(tfrecords: TfrecordSet, checked: ExistingSet) -> list[str]:
         findings.append(
             f"grey or CMYK, although the records say RGB: {counted(checked.not_rgb, 'image')}"
         )
+    if checked.refused:
+        findings.append(
+            f"refused by Pillow or DALI because of the header: {counted(checked.refused, 'image')}."
+            " Use --rewrite --out DIR, or resize, to encode them again"
+        )
     findings += [f"damaged: {problem}" for problem in checked.problems]
     return findings
 

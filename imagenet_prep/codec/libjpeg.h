@@ -15,7 +15,7 @@ enum { LIBJPEG_VERSION = 62 };
 
 enum { COLORS_GREY = 1, COLORS_YCBCR = 3 };
 enum { DCT_ACCURATE = 0 }; /* uses integers, so it is the same on every processor */
-enum { ERROR_OUT_OF_MEMORY = 54, ERROR_TEXT_BYTES = 200 };
+enum { ERROR_OUT_OF_MEMORY = 54, WARNING_EXTRANEOUS = 116, ERROR_TEXT_BYTES = 200 };
 
 typedef uint8_t **sample_rows;
 
@@ -40,7 +40,12 @@ struct error_manager {
   void (*format_message)(jpeg_object *, char *text);
   void (*reset)(jpeg_object *);
   int code; /* number of the last message */
-  uint8_t unused[168 - 44];
+  int numbers[8]; /* the numbers in the last message */
+  uint8_t unused[168 - 76];
+};
+
+struct source {
+  const uint8_t *next; /* the next byte to read */
 };
 
 /* libjpeg calls `monitor` repeatedly while it reads the scans of a progressive file. */
@@ -72,7 +77,7 @@ typedef struct {
 
 struct decompress {
   jpeg_object common;
-  void *source;
+  struct source *source;
   unsigned image_width, image_height;
   int num_components;
   int file_colors, output_colors;
@@ -88,13 +93,18 @@ struct decompress {
   uint8_t unused_b[168 - 152];
   unsigned output_row;
   int scans; /* number of scans that were started */
-  uint8_t unused_c[296 - 176];
+  uint8_t unused_c[192 - 176];
+  int (*missing_bits)[64]; /* of each component's coefficients, -1: all; NULL if not progressive */
+  uint8_t unused_d[296 - 200];
   int bits; /* per sample */
   component *components;
-  uint8_t unused_d[408 - 312];
+  uint8_t unused_e[408 - 312];
   int max_h_samp, max_v_samp, min_block_side;
   unsigned num_mcu_rows;
-  uint8_t unused_e[632 - 424];
+  uint8_t unused_f[432 - 424];
+  int num_in_scan; /* components of the current scan */
+  component *in_scan[4];
+  uint8_t unused_g[632 - 472];
 };
 
 struct compress {
@@ -134,12 +144,16 @@ _Static_assert(sizeof(struct error_manager) == 168, "jpeg_error_mgr");
 _Static_assert(sizeof(component) == 96, "jpeg_component_info");
 _Static_assert(sizeof(struct decompress) == 632, "jpeg_decompress_struct");
 _Static_assert(sizeof(struct compress) == 520, "jpeg_compress_struct");
+_Static_assert(offsetof(struct error_manager, numbers) == 44, "msg_parm");
 _Static_assert(offsetof(component, needed) == 48, "component_needed");
 _Static_assert(offsetof(struct decompress, planes_out) == 92, "raw_data_out");
 _Static_assert(offsetof(struct decompress, output_components) == 148, "output_components");
 _Static_assert(offsetof(struct decompress, scans) == 172, "input_scan_number");
 _Static_assert(offsetof(struct decompress, components) == 304, "comp_info");
 _Static_assert(offsetof(struct decompress, num_mcu_rows) == 420, "total_iMCU_rows");
+_Static_assert(offsetof(struct decompress, missing_bits) == 192, "coef_bits");
+_Static_assert(offsetof(struct decompress, num_in_scan) == 432, "comps_in_scan");
+_Static_assert(offsetof(struct decompress, in_scan) == 440, "cur_comp_info");
 _Static_assert(offsetof(struct compress, dct) == 276, "dct_method");
 
 #endif

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import io
+import logging
 import re
 import struct
 import warnings
@@ -16,8 +17,13 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 import numpy as np
-from PIL import AvifImagePlugin, Image, UnidentifiedImageError
-from PIL.TiffImagePlugin import BITSPERSAMPLE, PHOTOMETRIC_INTERPRETATION
+from PIL import AvifImagePlugin, Image, TiffImagePlugin, UnidentifiedImageError
+from PIL.TiffImagePlugin import (
+    BITSPERSAMPLE,
+    COMPRESSION,
+    PHOTOMETRIC_INTERPRETATION,
+    SAMPLESPERPIXEL,
+)
 from PIL.WebPImagePlugin import WebPImageFile
 
 from imagenet_prep.codec import damage, heif, memory, planes
@@ -35,6 +41,8 @@ FORMATS = tuple(sorted(name.upper() for name in formats.READ))
 
 # Many images are decoded in parallel, so threads within a decoder would only use more memory.
 AvifImagePlugin.DEFAULT_MAX_THREADS = 1
+# Pillow logs some errors before it raises them. They name no file, and quarantine.jsonl has them.
+logging.getLogger("PIL").addHandler(logging.NullHandler())
 
 _PNG = b"\x89PNG\r\n\x1a\n"
 _METADATA = (b"iCCP", b"tEXt", b"zTXt", b"iTXt")
@@ -42,6 +50,18 @@ _EXIF_TEXT, _MAX_TEXT = re.compile(rb"Raw profile type (exif|APP1)\0"), 1 << 16
 # Key in the `info` of a 16-bit image, for the scale and offset that convert a sample to 8 bits.
 _GREY = "imagenet_prep.grey"
 _BAND_PIXELS = 1 << 20
+_TIFF_HEADER_BYTES = 8
+_PHOTOMETRIC = {0: "grey", 1: "grey", 2: "RGB", 8: "CIELAB"}
+# Metadata of which Pillow parses more than libjpeg, so that it may refuse the file: MPF, blocks
+# of Photoshop, and EXIF unless its horizontal resolution (tag 11A) is one rational number (type 5),
+# as in photographs; and JFIF, ICC and Adobe segments that are shorter than Pillow expects.
+_PILLOW_PARSES = re.compile(
+    rb"\xff(?:\xe0\0[\0-\x08]JFIF|\xe2(?:\0[\0-\x0f]ICC_PROFILE|..MPF\0)"
+    rb"|\xed..Photoshop 3\.0\0|\xee\0[\0-\x08]Adobe"
+    rb"|\xe1..Exif\0\0(?!II\*\0\x08\0\0\0..(?:.{12}){,40}?\x1a\x01\x05\0\x01\0\0\0"
+    rb"|MM\0\*\0\0\0\x08..(?:.{12}){,40}?\x01\x1a\0\x05\0\0\0\x01))",
+    re.DOTALL,
+)
 
 
 def header(data: bytes, max_pixels: int = jpeg.MAX_PIXELS) -> jpeg.Frame | None:
@@ -61,17 +81,55 @@ def header(data: bytes, max_pixels: int = jpeg.MAX_PIXELS) -> jpeg.Frame | None:
             raise BadImageError("undecodable", f"JPEG header: {error}") from error
         with opened(data, max_pixels, ("JPEG",), damaged=True) as image:
             colorspace = {"L": "Gray", "RGB": "YCbCr"}.get(image.mode, image.mode)
-            repair = damage.repair(data) or "sampling"
-            return frame and frame._replace(colorspace=colorspace, repair=repair)
+            if frame is None:
+                return None
+            repair, _ = damage.repaired(data, frame)
+            return frame._replace(colorspace=colorspace, repair=repair or "sampling")
     _refuse_other_size(frame, (width, height))
     return frame._replace(colorspace=colorspace) if frame else None
 
 
 def _frame(data: bytes, max_pixels: int) -> jpeg.Frame | None:
+    if data.startswith(jpeg.SOI):
+        damage.refuse_translated(data)
     frame = jpeg.refuse_bombs(data, max_pixels)
     if frame is not None:
         jpeg.refuse_unknown(frame)
     return frame
+
+
+def is_refused(data: bytes, frame: jpeg.Frame) -> bool:
+    """Returns whether Pillow or DALI refuses a JPEG because of its header, which libjpeg reads.
+
+    Other decoders use libjpeg, and refuse nothing more.
+    """
+    if frame.has_odd_marker:
+        return True
+    if not _PILLOW_PARSES.search(data, 0, frame.first_scan):
+        return False
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            Image.open(io.BytesIO(data), formats=("JPEG",))
+    except MemoryError:
+        raise
+    except Exception:  # noqa: BLE001 - Pillow's plugins raise many types of exceptions
+        return True
+    return False
+
+
+def require_openable(data: bytes, frame: jpeg.Frame | None = None) -> None:
+    """Raises BadImageError if a usual decoder cannot open a JPEG of a dataset.
+
+    Pillow needs an end marker. `verify`, `report` and `duplicates` use this rule.
+    """
+    frame = frame or _frame(data, jpeg.MAX_PIXELS)
+    if frame is None:
+        return
+    if data.rfind(jpeg.EOI) < frame.first_scan:
+        raise BadImageError("truncated", "no end-of-image marker behind the scan")
+    if is_refused(data, frame):
+        said = "Pillow or DALI cannot open it, because of the metadata in its header"
+        raise BadImageError("undecodable", f"{said}: resize or adopt --rewrite encodes it again")
 
 
 def _refuse_other_size(frame: jpeg.Frame | None, size: tuple[int, int]) -> None:
@@ -128,7 +186,9 @@ def opened(
                 image.draft("RGB", (smallest, smallest))
             (turn or ours).enter_context(memory.room(memory.of_opened(image, frame)))
             if frame and not damaged and planes.is_available() and not planes.proves(data):
-                damage.repair(data)
+                _, whole = damage.repaired(data, frame)
+                if whole is not data:
+                    image = ours.enter_context(_image(whole, only))
             yield image
     except UnidentifiedImageError as error:
         head = data[: formats.HEAD_BYTES]
@@ -169,8 +229,24 @@ def _image(data: bytes, only: tuple[str, ...]) -> ImageFile:
         file.seek(0)
         return Image.OPEN[plugin][0](file, "")
     except Exception as error:
-        said = f"a {name} that Pillow does not read: {error}"
+        kind = _kind_of_tiff(data) if plugin == "TIFF" else ""
+        said = f"a {name} {kind}that Pillow does not read: {error}"
         raise BadImageError("undecodable", said) from error
+
+
+def _kind_of_tiff(data: bytes) -> str:
+    """Describes the samples of a TIFF, or returns "" if its directory is damaged."""
+    file = io.BytesIO(data)
+    try:
+        tags = TiffImagePlugin.ImageFileDirectory_v2(file.read(_TIFF_HEADER_BYTES))
+        file.seek(tags.next)
+        tags.load(file)
+        bands = tags.get(SAMPLESPERPIXEL, 1)
+        bits = tags.get(BITSPERSAMPLE, (1,))[0]
+        colours = _PHOTOMETRIC.get(tags.get(PHOTOMETRIC_INTERPRETATION, 1), "unknown colours")
+        return f"({bands} bands of {bits} bits, {colours}, compression {tags.get(COMPRESSION, 1)}) "
+    except Exception:  # noqa: BLE001 - Pillow's parser raises many types of exceptions
+        return ""
 
 
 def _without_metadata(data: bytes) -> io.BytesIO:

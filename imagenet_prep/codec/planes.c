@@ -43,6 +43,11 @@ enum {
   NUM_FILTERS = 256,            /* number of cached filters; an image size needs four */
   KEPT_BYTES = 4 << 20,         /* larger buffers are freed before the next image */
   NUM_CODES = 256,              /* at least the number of libjpeg's messages */
+  /* Our codes for WARNING_EXTRANEOUS in a scan, if the bytes are only fill; and if they are not, or
+   * follow a table. The last is for a file whose scans do not have all bits of all coefficients. */
+  FILL_IN_SCAN = 253,
+  EXTRANEOUS_DATA = 254,
+  SCANS_MISSING = 255,
   NOTE_BYTES = ERROR_TEXT_BYTES + 32,
   LEFT = 2,                     /* decoding halves the sides only down to twice the target */
 };
@@ -67,7 +72,9 @@ typedef struct {
   buffer decoded[3], shrunk[3], strip, turned, jpeg;
   squarer square;
   size_t jpeg_bytes;
-  uint8_t (*noted)[NUM_CODES]; /* warnings in header and scans; NULL: a warning ends an image */
+  uint8_t *noted; /* whether a warning was noted, by its code; NULL: a warning ends an image */
+  const uint8_t *file, *file_end; /* the file whose warnings are noted */
+  unsigned seen_components; /* a bit for each component in the scans of this file */
 } workspace;
 
 /* ---- Errors and memory ---- */
@@ -84,14 +91,75 @@ static void on_error(jpeg_object *object) {
   give_up(w, w->errors.code == ERROR_OUT_OF_MEMORY ? NO_MEMORY : DECLINED, NULL);
 }
 
-/* Writes a line for a warning, at most once for the header and once for the scans. */
+/* Returns the first byte that libjpeg has not read or skipped. At the end of the file, libjpeg
+ * reads an end marker from memory of its own. */
+static const uint8_t *next_byte(const workspace *w) {
+  uintptr_t next = (uintptr_t)w->in.source->next;
+  int is_in_file = next >= (uintptr_t)w->file && next <= (uintptr_t)w->file_end;
+  return is_in_file ? w->in.source->next : w->file_end;
+}
+
+/* Returns whether a segment ends at `end`. */
+static int ends_segment(const workspace *w, const uint8_t *end) {
+  enum { MOST_BYTES = 1 << 16, RST0 = 0xD0, EOI = 0xD9 };
+  for (const uint8_t *p = end - 4; p >= w->file && end - p < MOST_BYTES; p--)
+    if (p[0] == 0xFF && p[1] >= 0xC0 && !(p[1] >= RST0 && p[1] <= EOI) &&
+        p + 2 + (p[2] << 8 | p[3]) == end)
+      return 1;
+  return 0;
+}
+
+/* Returns whether the bytes that libjpeg skips before a marker are only fill: zeros, 0xFF and
+ * restart markers. Only the last MOST_FILL bytes are looked at, since libjpeg's count may include
+ * bytes before earlier markers, and be late by a marker. damage.py checks what follows the last
+ * scan completely. */
+static int is_fill(const workspace *w) {
+  enum { MOST_FILL = 2 };
+  const uint8_t *p = next_byte(w);
+  if (w->in.scans > 0 && ends_segment(w, p)) return 1;
+  int num = smaller(w->errors.numbers[0], smaller(MOST_FILL, (int)(p - w->file)));
+  for (int left = num; left > 0; left--) {
+    uint8_t byte = *--p;
+    if (byte >= 0xD0 && byte <= 0xD7 && left > 1 && p[-1] == 0xFF) continue;
+    if (byte != 0 && byte != 0xFF) return 0;
+  }
+  return 1;
+}
+
+/* Returns whether the segment before the bytes that libjpeg skips is metadata (APP0 to APP15, COM),
+ * whose length may be wrong. Behind a table, they are a sign of a byte that was inserted there. */
+static int is_behind_metadata(const workspace *w) {
+  enum { APP0 = 0xE0, APP15 = 0xEF, COM = 0xFE, MARKER_BYTES = 2 };
+  const uint8_t *p = w->file + MARKER_BYTES, *end = next_byte(w);
+  int last = APP0;
+  while (end - p > 2 * MARKER_BYTES) {
+    if (p[0] != 0xFF || p[1] < 0xC0 || p[1] == 0xFF) {
+      p++; /* skips bytes between segments */
+      continue;
+    }
+    last = p[1];
+    p += MARKER_BYTES + (p[2] << 8 | p[3]);
+  }
+  return (last >= APP0 && last <= APP15) || last == COM;
+}
+
+static void write_note(workspace *w, int code, const char *text) {
+  if (code < 0 || code >= NUM_CODES || w->noted[code]) return;
+  w->noted[code] = 1;
+  w->jpeg_bytes += (size_t)snprintf((char *)w->jpeg.start + w->jpeg_bytes, NOTE_BYTES, "%d %s\n",
+                                    code, text);
+}
+
+/* Writes a line for a warning, at most once. */
 static void note(workspace *w, jpeg_object *object) {
-  int in_scan = w->in.scans > 0, code = w->errors.code;
-  if (code < 0 || code >= NUM_CODES || w->noted[in_scan][code]) return;
-  w->noted[in_scan][code] = 1;
+  int code = w->errors.code;
+  if (code == WARNING_EXTRANEOUS) {
+    int in_scan = w->in.scans > 0, fill = is_fill(w);
+    if (fill && in_scan) code = FILL_IN_SCAN;
+    if (!fill && (in_scan || !is_behind_metadata(w))) code = EXTRANEOUS_DATA;
+  }
   w->errors.format_message(object, w->message);
-  w->jpeg_bytes += (size_t)snprintf((char *)w->jpeg.start + w->jpeg_bytes, NOTE_BYTES,
-                                    "%d %d %s\n", in_scan, code, w->message);
+  write_note(w, code, w->message);
 }
 
 static void on_message(jpeg_object *object, int level) {
@@ -102,8 +170,24 @@ static void on_message(jpeg_object *object, int level) {
 
 static void on_output(jpeg_object *object) { (void)object; }
 
+static void see_components(workspace *w) {
+  for (int i = 0; i < w->in.num_in_scan; i++) w->seen_components |= 1u << w->in.in_scan[i]->index;
+}
+
+/* Returns whether the scans have all bits of all coefficients of all components. */
+static int has_all_scans(const workspace *w) {
+  const struct decompress *d = &w->in;
+  for (int i = 0; i < d->num_components; i++) {
+    if (!(w->seen_components >> i & 1)) return 0;
+    for (int k = 0; d->missing_bits && k < 64; k++)
+      if (d->missing_bits[i][k]) return 0;
+  }
+  return 1;
+}
+
 static void on_progress(jpeg_object *object) {
   workspace *w = object->owner;
+  if (w->noted) see_components(w);
   if (w->in.scans > MAX_SCANS) give_up(w, DECLINED, "too many scans");
 }
 
@@ -804,16 +888,18 @@ EXPORT int planes_prove(workspace *w, const uint8_t *data, size_t size) {
 }
 
 /* Decodes a JPEG of any kind at full size, and writes libjpeg's warnings to planes_result. A
- * line has 0 for the header or 1 for a scan, the code, and the text. Returns DECLINED if the
- * JPEG cannot be decoded. */
+ * line has the code and the text. Returns DECLINED if the JPEG cannot be decoded. */
 EXPORT int planes_warnings(workspace *w, const uint8_t *data, size_t size, int64_t max_pixels) {
-  uint8_t noted[2][NUM_CODES] = {0};
+  uint8_t noted[NUM_CODES] = {0};
   release_all(w, KEPT_BYTES);
   begin(w);
   if (setjmp(w->escape)) return end(w);
   struct decompress *d = &w->in;
   room(w, &w->jpeg, sizeof noted * NOTE_BYTES);
   w->noted = noted;
+  w->file = data;
+  w->file_end = data + size;
+  w->seen_components = 0;
   read_header(w, data, size);
   if ((int64_t)d->image_height * d->image_width > max_pixels) give_up(w, DECLINED, "too many pixels");
   d->output_colors = d->file_colors;
@@ -821,6 +907,8 @@ EXPORT int planes_warnings(workspace *w, const uint8_t *data, size_t size, int64
   uint8_t *row = room(w, &w->strip, (size_t)d->output_width * (size_t)d->output_components);
   while (d->output_row < d->output_height)
     if (!w->api.read_scanlines(d, &row, 1)) give_up(w, DECLINED, "suspended");
+  see_components(w);
+  if (!has_all_scans(w)) write_note(w, SCANS_MISSING, "scans are missing");
   w->api.finish_decompress(d);
   return end(w);
 }

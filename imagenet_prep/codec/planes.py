@@ -262,16 +262,16 @@ class Workspace:
         """Returns True if decoder.c verifies that a JPEG is undamaged; see `proves`."""
         return self._is_done(self.kernel.planes_prove(self.pointer, data, len(data)))
 
-    def warnings(self, data: bytes) -> tuple[list[tuple[bool, int, str]], str]:
+    def warnings(self, data: bytes) -> tuple[dict[int, str], str]:
         """Returns libjpeg's warnings about a JPEG, and the error that ended decoding, or "".
 
-        A warning is (True if it was in a scan, the code in jerror.h, the text).
+        The keys are the codes in jerror.h, or our own in planes.c.
         """
         done = self._is_done(self.kernel.planes_warnings(self.pointer, data, len(data), MAX_PIXELS))
         size = self.kernel.planes_result_bytes(self.pointer)
         lines = ctypes.string_at(self.kernel.planes_result(self.pointer), size).decode("latin-1")
-        notes = (line.split(" ", 2) for line in lines.splitlines())
-        found = [(scan == "1", int(code), said) for scan, code, said in notes]
+        notes = (line.partition(" ") for line in lines.splitlines())
+        found = {int(code): said for code, _, said in notes}
         return found, "" if done else self.message
 
     def _is_done(self, code: int) -> bool:

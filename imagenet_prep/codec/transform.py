@@ -18,9 +18,9 @@ from PIL import Image
 from imagenet_prep.codec import damage, memory, opening, planes
 from imagenet_prep.codec.policy import CHECK_HEADER, PLANES, Policy
 from imagenet_prep.core.errors import BadImageError
-from imagenet_prep.dataset import orientation
+from imagenet_prep.dataset import jpeg, orientation
 from imagenet_prep.dataset.jpeg import Frame
-from imagenet_prep.dataset.member import ENCODED_ANEW, MAX_IMAGE_BYTES, PreparedImage
+from imagenet_prep.dataset.member import DOUBTFUL, ENCODED_ANEW, MAX_IMAGE_BYTES, PreparedImage
 from imagenet_prep.dataset.orientation import APPLY, KEEP
 
 if TYPE_CHECKING:
@@ -36,7 +36,6 @@ _RAW_QUALITY = 100
 RAW_ENCODING = f"JPEG 4:4:4 at quality {_RAW_QUALITY}"
 
 _WITH_EXIF = ("PNG", "WEBP", "AVIF")
-_EOI = b"\xff\xd9"
 _RGB = ("YCbCr", "RGB")
 _PLANAR = ("YCbCr", "Gray")
 
@@ -89,6 +88,8 @@ def _from_jpeg(
     repair = None if header.colorspace in _RGB else header.colorspace.lower()
     if repair is None and not shrinks and turn == orientation.UPRIGHT:
         repair = _prove(data, header, policy)
+        if repair is None and opening.is_refused(data, header):
+            repair = damage.HEADER
         if repair is None:
             return PreparedImage(data, height, width, resized=False, repair=None)
     encoded = None
@@ -104,7 +105,7 @@ def _from_jpeg(
     if encoded is None:
         pixels, surplus = _decode(data, header, height, width)
         encoded = _encode(pixels, height, width, policy, turn)
-        repair = repair or surplus
+        repair = surplus or repair
     size = orientation.turned_size(height, width, turn)
     return PreparedImage(encoded, *size, shrinks, repair, (header.height, header.width))
 
@@ -123,6 +124,8 @@ def _with_orientation(
     else:
         detail += f"it was left out, and the pixels lie as they did; {ENCODED_ANEW}"
     repair = "+".join(filter(None, [image.repair, orientation.REASON]))
+    if image.repair == DOUBTFUL:
+        repair = DOUBTFUL
     return image._replace(repair=repair, detail=detail, turn=turn)
 
 
@@ -134,10 +137,8 @@ def encode_raw(pixels: Pixels) -> bytes:
 
 def _prove(data: bytes, frame: Frame, policy: Policy) -> str | None:
     """Returns None for an undamaged JPEG, or the repair reason; BadImageError if it lost pixels."""
-    if policy.check == CHECK_HEADER:
-        # Look behind the headers, since an EXIF thumbnail also has an end marker.
-        if data.rfind(_EOI) < frame.first_scan:
-            raise BadImageError("truncated", "no end-of-image marker behind the scan")
+    # Look behind the headers, since an EXIF thumbnail also has an end marker.
+    if policy.check == CHECK_HEADER and data.rfind(jpeg.EOI) >= frame.first_scan:
         return None
     return read_through(data, frame)
 
@@ -150,7 +151,7 @@ def read_through(data: bytes, frame: Frame) -> str | None:
     try:
         opening.decode_jpeg(data, frame, "GRAY", min_height=1, min_width=1, min_factor=8)
     except ValueError as error:
-        return damage.repair(data, str(error))
+        return damage.repaired(data, frame, str(error))[0]
     return None
 
 
@@ -164,7 +165,7 @@ def _decode(data: bytes, header: Frame, height: int, width: int) -> tuple[Pixels
     try:
         return opening.decode_jpeg(data, header, "RGB", **least), None
     except ValueError as error:
-        repair = damage.repair(data, str(error))
+        repair, data = damage.repaired(data, header, str(error))
     try:
         return opening.decode_jpeg(data, header, "RGB", strict=False, **least), repair
     except ValueError:
@@ -231,10 +232,15 @@ def _encode(
 
 
 def keep(data: bytes) -> PreparedImage:
-    """Returns a JPEG of any colour space unchanged, with the size from its header."""
+    """Returns a JPEG of any colour space unchanged, with the size from its header.
+
+    A JPEG whose header Pillow or DALI refuses is encoded again.
+    """
     header = _stored(data)
     if header is None:
         raise BadImageError("unknown_format", f"not a JPEG: it starts with {data[:8]!r}")
+    if opening.is_refused(data, header):
+        return transform(data, Policy(None))
     return PreparedImage(data, header.height, header.width, resized=False, repair=None)
 
 
@@ -262,6 +268,7 @@ def prove_stored(
     if header is None or not (any_colorspace or header.colorspace in _RGB):
         what = header.colorspace if header else "no JPEG"
         raise BadImageError("wrong_colorspace", f"is {what}, its record says RGB JPEG")
+    opening.require_openable(encoded, header)
     with memory.room(memory.of_jpeg(header, header.height * header.width // 64)):
         read_through(encoded, header)
     if not any_size and (header.height, header.width) != (height, width):

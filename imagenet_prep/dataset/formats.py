@@ -10,6 +10,7 @@ from imagenet_prep.core.installed import is_there
 from imagenet_prep.core.terminal import counted
 
 HEAD_BYTES = 64
+LINE_ENDS = "line ends were translated (git, FTP): copy the original in binary mode"
 HEIC = "HEIC"
 
 # Formats that the codec reads, by their common names.
@@ -29,8 +30,8 @@ _BEGINNINGS = {
     b"GIF89a": "GIF",
     b"II*\0": "TIFF",
     b"MM\0*": "TIFF",
-    b"II+\0": "TIFF",  # this one and the next are BigTIFF
-    b"MM\0+": "TIFF",
+    b"II+\0": "TIFF",  # BigTIFF
+    b"MM\0+": "big-endian BigTIFF",
     b"\xff\x0a": "JPEG XL",
     b"\0\0\0\x0cJXL \r\n\x87\n": "JPEG XL",
     b"\0\0\0\x0cjP  \r\n\x87\n": "JPEG 2000",
@@ -74,6 +75,8 @@ def is_readable(name: str | None) -> bool:
 def unreadable(head: bytes) -> str:
     """Returns the error text for a file that the codec cannot read."""
     name = name_of(head)
+    if head.startswith((b"\x89PNG\r\r\n", b"\x89PNG\n", b"\x89PNG\r\x1a")):
+        return f"is a PNG whose {LINE_ENDS}"
     if name is None or is_readable(name):
         return f"starts with {head[:8]!r}"
     return f"is {name}, which is not read here: {remedy([name])}"

@@ -20,7 +20,7 @@ MAX_SCANS = 100
 # Comments and metadata have one segment per 64 kB; each scan has a few segments for its tables.
 _MAX_SEGMENTS = 10_000
 
-SOI = b"\xff\xd8\xff"
+SOI, EOI = b"\xff\xd8\xff", b"\xff\xd9"
 _BITS = 8
 # Finds the next marker as libjpeg does: skips fill bytes, stuffed zeros, surplus bytes, and restart
 # markers, which have no content.
@@ -35,6 +35,8 @@ _SCALED = frozenset({0xC0, 0xC1, 0xC2})
 # Also SOF3 (lossless), and SOF9 and SOF10 (arithmetic coding).
 _DECODED = _SCALED | {_SOF3, 0xC9, 0xCA}
 _SEGMENTS = frozenset(range(0xC0, 0xFF)) - frozenset(range(0xD0, 0xDA))
+_BARE_MARKER = re.compile(rb"\xff[\x01\xd0-\xd7]")  # TEM and restart markers
+_LENGTH_BYTES = 2  # a segment's length includes its own two bytes
 
 
 class Frame(NamedTuple):
@@ -51,6 +53,9 @@ class Frame(NamedTuple):
     bits: int = _BITS  # bits per sample
     colorspace: str = ""  # libjpeg's name, e.g. "YCbCr", "Gray" or "CMYK"; "" if it is not known
     repair: str = ""  # reason why the file must be re-encoded with Pillow; "" for most
+    # Whether the header has a marker without content, or a length below 2, which Pillow or DALI
+    # refuses. libjpeg skips both.
+    has_odd_marker: bool = False
 
     @property
     def can_be_scaled(self) -> bool:
@@ -73,6 +78,7 @@ def refuse_bombs(data: bytes, max_pixels: int = MAX_PIXELS) -> Frame | None:
         return None
     position, scans, components, progressive, is_alone = 2, 0, 0, False, False
     header = height = width = first_scan = frame = 0
+    is_odd = False
     try:
         for _ in range(_MAX_SEGMENTS):
             # The marker is usually at this position, and a search would double the time.
@@ -83,6 +89,8 @@ def refuse_bombs(data: bytes, max_pixels: int = MAX_PIXELS) -> Frame | None:
                 match = _MARKER.search(data, position)
                 if match is None:
                     break
+                if not first_scan:
+                    is_odd |= _BARE_MARKER.search(data, position, match.end()) is not None
                 position = match.end()
                 marker = data[position - 1]
             if marker == _EOI:
@@ -105,7 +113,9 @@ def refuse_bombs(data: bytes, max_pixels: int = MAX_PIXELS) -> Frame | None:
                     break
                 if scans > MAX_SCANS:
                     _refuse_scans()
-            position += data[position] << 8 | data[position + 1]
+            length = data[position] << 8 | data[position + 1]
+            is_odd |= length < _LENGTH_BYTES and not first_scan
+            position += length
         else:
             _refuse_scans()
     except IndexError:
@@ -114,7 +124,8 @@ def refuse_bombs(data: bytes, max_pixels: int = MAX_PIXELS) -> Frame | None:
         return None
     coefficient_bytes = 0 if is_alone else _coefficient_bytes(data, header, height * width)
     bits = data[header + 2]
-    return Frame(height, width, coefficient_bytes, first_scan or len(data), frame, bits)
+    first_scan = first_scan or len(data)
+    return Frame(height, width, coefficient_bytes, first_scan, frame, bits, has_odd_marker=is_odd)
 
 
 def refuse_unknown(frame: Frame) -> None:

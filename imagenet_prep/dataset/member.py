@@ -17,6 +17,8 @@ from imagenet_prep.dataset.settings import EXCLUDED
 
 REPAIRED = "repaired"
 QUARANTINED = "quarantined"
+# Reason of a repair: it cannot be known if the last bytes of the picture are missing.
+DOUBTFUL = "doubtful_end"
 # Begins the action of a line of quarantine.jsonl that `resize` copied from its input.
 OF_INPUT = "input_"
 ENCODED_ANEW = "encoded as RGB JPEG"
@@ -159,6 +161,11 @@ class Incident:
     def is_of_input(self) -> bool:
         """Whether this happened to the image before `resize`, in its input."""
         return self.action.startswith(OF_INPUT)
+
+    @property
+    def is_bad(self) -> bool:
+        """Whether --max-bad counts the image: it is quarantined, or repaired in doubt."""
+        return self.action == QUARANTINED or self.reason == DOUBTFUL
 
     @property
     def is_excluded(self) -> bool:

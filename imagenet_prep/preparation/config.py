@@ -31,7 +31,8 @@ class RunFlags(WorkerFlags):
         "quarantine.jsonl; fail: stop the run with exit code 3",
     )
     max_bad: int | None = optional(
-        least=0, help="stop if more than this many images are unusable (default: no limit)"
+        least=0,
+        help="stop if more than this many images are unusable or doubtful (default: no limit)",
     )
     dry_run: bool = switch(help="print the source and the planned dataset; write nothing")
     json: bool = switch(help="print the result as JSON")

@@ -52,6 +52,7 @@ class CheckedShard(WrittenShard):
     """The receipt content of a checked shard: the fields of `WrittenShard`, and the problems."""
 
     lacks: dict[str, Counter[str]]  # numbers of records that lack a key, by key and kind
+    refused: int = 0  # number of images whose header Pillow or DALI refuses
     problems: list[str]  # sentences
 
 
@@ -77,6 +78,7 @@ class _Checked(Counts):
     examples: int = 0
     max_height: int = 0
     max_width: int = 0
+    refused: int = 0
     lacks: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
 
 
@@ -146,6 +148,7 @@ def _row(payload: bytes, entry: Entry, member: Member, counts: _Checked) -> Samp
     """Counts the keys that a record lacks; returns the record's row for the table of samples."""
     features = entry.features
     image = keep(entry.encoded)
+    counts.refused += image.repair is not None
     counts.max_height = max(counts.max_height, image.height)
     counts.max_width = max(counts.max_width, image.width)
     lacks = {key: schema.ABSENT for key in schema.ALL_KEYS if key not in features}
@@ -267,6 +270,11 @@ class ExistingSet:
     def not_rgb(self) -> int:
         """The number of grey or CMYK JPEGs."""
         return sum(shard.not_rgb for shard in self.all_shards)
+
+    @property
+    def refused(self) -> int:
+        """The number of JPEGs whose header Pillow or DALI refuses."""
+        return sum(shard.refused for shard in self.all_shards)
 
     @property
     def examples(self) -> int:

@@ -208,8 +208,8 @@ class Output:
         """Counts bad images and collects new shards; a callback for `engine.run`."""
         shard = receipt.content
         if isinstance(shard, WrittenShard):
-            self._bad += [bad for bad in shard.incidents if bad.action == QUARANTINED]
-            monitoring.quarantined(len(self._bad))
+            self._bad += [incident for incident in shard.incidents if incident.is_bad]
+            monitoring.quarantined(sum(bad.action == QUARANTINED for bad in self._bad))
             refuse_too_many(self._bad, self.wanted.allowed_bad_images)
             if receipt.start_s >= self._start:
                 self._new.append(shard)

@@ -84,6 +84,7 @@ class ShardPiece:
                         raise DataDamagedError(f"{where}: more records than in the manifest")
                     try:
                         encoded = bytes(example.decode(record.payload, self.lacks).encoded)
+                        opening.require_openable(encoded)
                         yield Seen(record.number, hashes.of(encoded))
                     except (DataDamagedError, BadImageError) as error:
                         problems.add(f"{where}: {error}")

@@ -14,6 +14,7 @@ from typing import NamedTuple
 from imagenet_prep.core.errors import ImagenetPrepError, UsageError, some
 from imagenet_prep.dataset import naming, schema, settings, tfds
 from imagenet_prep.dataset.manifest import Manifest
+from imagenet_prep.dataset.member import DOUBTFUL
 from imagenet_prep.dataset.settings import Settings
 from imagenet_prep.shards.commit import check_finished
 from imagenet_prep.sources.shard_files import split_of
@@ -172,6 +173,7 @@ def decide(standing: Standing, wanted: Wanted, changed: Collection[str] = frozen
             # In a manifest, the numbers of members of sources include bad images.
             read = sum(file.members for file in manifest.sources if split_of(file.name) in splits)
             bad = read - sum(manifest.splits[split].examples for split in splits)
+        bad += manifest.repaired.get(DOUBTFUL, 0)
         check_finished(standing.where, bad, wanted.allowed_bad_images)
     noted = standing.noted.splits.items()
     is_doubted = any(wanted.identities.get(split, was) != was for split, (was, _) in noted)

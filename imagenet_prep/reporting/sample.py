@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
-from imagenet_prep.core.errors import DataDamagedError, StoreError
+from imagenet_prep.codec import opening
+from imagenet_prep.core.errors import BadImageError, DataDamagedError, StoreError
 from imagenet_prep.dataset import example, schema, tfrecord
 from imagenet_prep.dataset.example import ImageExample
 from imagenet_prep.dataset.member import QUARANTINED, Incident, Origin
@@ -108,6 +109,11 @@ def draw(facts: Facts, seed: int) -> list[Tile]:
             continue
         class_index = stored.stored_label - facts.manifest.label_offset
         if quota.get(class_index, 0) <= 0:
+            continue
+        try:
+            opening.require_openable(stored.encoded)
+        except BadImageError as error:
+            facts.problems.append(f"{record.where}: {error}")
             continue
         picture = pictures.thumbnail(stored.encoded, side, quality)
         if picture is None:

@@ -142,6 +142,6 @@ def check_finished(where: str, bad: int, allowed: int | None) -> None:
     """Raises DataDamagedError if a finished dataset has more bad images than the run allows."""
     if allowed is not None and bad > allowed:
         raise DataDamagedError(
-            f"{where} is finished, but {bad} bad images were quarantined and only {allowed} are "
-            f"allowed. They are listed in {naming.QUARANTINE}."
+            f"{where} is finished, but {bad} images are quarantined or doubtful, and only "
+            f"{allowed} are allowed. They are listed in {naming.QUARANTINE}."
         )

@@ -133,7 +133,7 @@ def write_shard(
             first = tally.incidents[0]
             raise DataDamagedError(
                 f"{shard}: none of its {counted(len(tally.incidents), 'image')} can be used; the "
-                f"first is {first.key}: {first.detail}. Check the source, or choose fewer shards."
+                f"first is {first.key}: {first.detail}. Check the source."
             )
         index = "".join(lines).encode()
         with new_file(index_path) as index_file:

@@ -457,7 +457,7 @@ def test_receipts_of_another_digest_are_forgotten(tmp_path: Path) -> None:
 def test_a_finished_set_is_held_against_the_limit_of_bad_images(tmp_path: Path) -> None:
     make(tmp_path, resized(*BOTH))
     assert make(tmp_path, resized(*BOTH, allowed_bad_images=2)) == []
-    with pytest.raises(DataDamagedError, match="2 bad images .* and only 1 are allowed"):
+    with pytest.raises(DataDamagedError, match="2 images are .* and only 1 are allowed"):
         make(tmp_path, resized(*BOTH, allowed_bad_images=1))
 
 

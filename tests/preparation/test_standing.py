@@ -165,14 +165,14 @@ def test_what_is_refused_is_whole_sentences(there: Standing, asked: Wanted, said
 def test_a_finished_set_with_too_many_bad_images_is_damaged() -> None:
     there = at(committed=committed("train", bad=2))
     assert not standing.decide(there, wanted("train", allowed_bad_images=2)).left
-    with pytest.raises(DataDamagedError, match="2 bad images .* and only 1 are allowed"):
+    with pytest.raises(DataDamagedError, match="2 images are .* and only 1 are allowed"):
         standing.decide(there, wanted("train", allowed_bad_images=1))
 
 
 def test_bad_images_of_another_split_do_not_count() -> None:
     there = at(committed=committed("train", "validation", bad=2))
     assert not standing.decide(there, wanted("validation", allowed_bad_images=0)).left
-    with pytest.raises(DataDamagedError, match="2 bad images .* and only 0 are allowed"):
+    with pytest.raises(DataDamagedError, match="2 images are .* and only 0 are allowed"):
         standing.decide(there, wanted("train", allowed_bad_images=0))
 
 

@@ -53,7 +53,7 @@ def test_as_many_bad_images_as_allowed_are_left_out_and_no_more(allowed: int) ->
     with pytest.raises(DataDamagedError, match=f"{allowed + 1} bad images, more than --max-bad"):
         refuse_too_many(bad[: allowed + 1], allowed)
     with pytest.raises(
-        DataDamagedError, match=f"{allowed + 1} bad images were quarantined and only {allowed}"
+        DataDamagedError, match=f"{allowed + 1} images are quarantined or doubtful, and only"
     ):
         check_finished("/out", allowed + 1, allowed)
 

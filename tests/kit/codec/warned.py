@@ -12,6 +12,8 @@ from tests.kit.codec import frames, mutations
 
 # The last is only of a program that asks for the profile, the first of one that asks for too much.
 CANNOT_BE_MADE = {"JWRN_TOO_MUCH_DATA", "JWRN_BOGUS_ICC"}
+_HEADER = (0xDB, 0xC0, 0xC4, 0xDA)  # DQT, SOF0, DHT, SOS
+_FILLS = (b"\xff\0", bytes(3), b"\0\xff\0")
 
 
 def plain(**options: object) -> bytes:
@@ -31,9 +33,9 @@ def harmless() -> dict[str, list[bytes]]:
     return {
         "JWRN_ADOBE_XFORM": [bare[:2] + adobe + bytes((n,)) + bare[2:] for n in (3, 255)],
         "JWRN_EXTRANEOUS_DATA": [
-            data[:at] + junk + data[at:]
-            for at in (data.index(bytes((0xFF, m))) for m in (0xDB, 0xC0, 0xC4, 0xDA))
-            for junk in (b"junk\0", b"\xff\0")
+            _with_junk(data, 0xDB, b"junk\0"),
+            *(_with_junk(data, marker, fill) for marker in _HEADER for fill in _FILLS),
+            *(data[:-2] + 50 * fill + data[-2:] for fill in _FILLS),
         ],
         "JWRN_JFIF_MAJOR": [
             data[:version] + bytes(number) + data[version + 2 :] for number in ((0, 0), (2, 1))
@@ -54,12 +56,22 @@ def harmful() -> dict[str, list[bytes]]:
     start = _behind_scan_header(small)
     return {
         "JWRN_HIT_MARKER": [data[: len(data) // 2] + b"\xff\xd9"],
-        "JWRN_JPEG_EOF": [data[: len(data) // 2], data[:-2]],
+        "JWRN_JPEG_EOF": [data[: len(data) // 2]],
+        # Behind a table, or image data that is left over behind a changed byte.
+        "JWRN_EXTRANEOUS_DATA": [
+            *(_with_junk(data, marker, b"junk\0") for marker in _HEADER[1:]),
+            data[:-2] + data[-300:-20] + data[-2:],
+        ],
         "JWRN_MUST_RESYNC": [restarts[:second] + restarts[third:]],
         "JWRN_HUFF_BAD_CODE": [small[:start] + 16 * b"\xff\0" + small[start:]],
         "JWRN_ARITH_BAD_CODE": [_bad_arithmetic()],
         "JWRN_BOGUS_PROGRESSION": [_without_scan(plain(progressive=True), 1)],
     }
+
+
+def _with_junk(data: bytes, marker: int, junk: bytes) -> bytes:
+    at = data.index(bytes((0xFF, marker)))
+    return data[:at] + junk + data[at:]
 
 
 def _behind_scan_header(data: bytes) -> int:

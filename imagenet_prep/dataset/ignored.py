@@ -16,9 +16,10 @@ _SYSTEM_FOLDERS = {
     *("@eadir", "@tmp", "@recycle", "@recently-snapshot", "#recycle", "#snapshot", "~snapshot"),
     *("__macosx", "network trash folder", "temporary items"),
 }
-# Extensions of photographs from phones and of raw camera files; the message warns about them.
+# Extensions of images that are not read: from phones, raw, or of programs. Messages name them.
 PHOTOGRAPHS = {
     *(".heic", ".heif", ".hif", ".avif", ".jxl", ".jp2", ".dng", ".nef", ".nrw", ".cr2", ".cr3"),
+    *(".ppm", ".pgm", ".pbm", ".pnm", ".pam", ".tga", ".psd", ".exr", ".hdr", ".svg", ".dcm"),
     *(".crw", ".arw", ".raf", ".orf", ".rw2", ".pef", ".srw", ".3fr", ".iiq", ".x3f"),
 }
 

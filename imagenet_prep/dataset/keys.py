@@ -31,6 +31,9 @@ _NUMBER = re.compile(r"~+[0-9]+(?=(?:\.[^./]*)?$)")
 WNID = re.compile(r"n\d{8}")
 MOST_BASE_BYTES = 255  # NAME_MAX on Linux; a listing keeps all names in memory
 VALIDATION_NAME = re.compile(r"^ILSVRC2012_val_(\d{8})\.[A-Za-z]+$")
+# Hugging Face appends the WNID to the names of ILSVRC2012's images, also in validation.
+APPENDED_WNID = re.compile(rf"^(?P<stem>.+)_(?P<wnid>{WNID.pattern})(?P<suffix>\.[A-Za-z]+)$")
+LEADING_WNID = re.compile(rf"(?P<wnid>{WNID.pattern})_")
 # ImageNet-C's corruptions, in the paper's order. mCE does not include the last four.
 CORRUPTIONS = (
     *("gaussian_noise", "shot_noise", "impulse_noise"),
@@ -54,6 +57,21 @@ def key_of(split: str, class_id: str, name: str) -> str:
     if split == schema.TEST and CORRUPTED_NAME.match(name):
         return name
     return f"{class_id}/{name}"
+
+
+def without_wnid(name: str) -> str:
+    """Returns a file name without the WNID that Hugging Face appends."""
+    return APPENDED_WNID.sub(r"\g<stem>\g<suffix>", name)
+
+
+def wnid_in(name: str) -> str | None:
+    """Returns the WNID at the end or at the start of a file name, or None.
+
+    >>> wnid_in("ILSVRC2012_val_00000001_n01751748.JPEG"), wnid_in("n01440764_36.JPEG")
+    ('n01751748', 'n01440764')
+    """
+    match = APPENDED_WNID.match(name) or LEADING_WNID.match(name)
+    return match["wnid"] if match else None
 
 
 def below_class(path: str, class_id: str) -> str:

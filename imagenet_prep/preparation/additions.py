@@ -137,7 +137,7 @@ def read_additions(where: str, classes: ClassList, splits: Collection[str]) -> A
         raise UsageError(
             f"--add {where}: no images found. Expected train/CLASS/*, val/CLASS/* or CLASS/*."
         )
-    base, folders = split_folders[:2]
+    folders = split_folders.folders
     if unread := layout.unread(split_folders):
         raise UsageError(
             f"--add {where}: the images in {some([*unread])} would not be read. Move them away, or "
@@ -145,7 +145,7 @@ def read_additions(where: str, classes: ClassList, splits: Collection[str]) -> A
         )
     if absent := sorted(set(folders) - set(splits)):
         raise UsageError(f"--add {where}: has the split {some(absent)}, which the dataset lacks")
-    paths = (base / path for path in folders.values())
+    paths = split_folders.places
     names = {name for path in paths for name in layout.class_folders(path, classes)}
     if absent := sorted(name for name in names if classes.of_folder(name) is None):
         raise UsageError(

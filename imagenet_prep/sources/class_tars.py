@@ -69,9 +69,10 @@ def find(root: Location, splits: Sequence[str]) -> ClassTars:
         archives = {place.name: place}
         part = source.file_part(place)
         advice = "Unpack the archive: only a tar of class tars is read directly."
-        tars = ilsvrc.inner_tars(open_archives(archives), part.name, advice)
-        if not tars:
-            raise SourceError(f"{place.name}: holds no class tar. Download it again.")
+        reader = open_archives(archives)
+        stop = reader.size(part.name)
+        members = ilsvrc.visible_files(reader, part.name, 0, stop, skipping=True)
+        tars = ilsvrc.inner_tars(members, part.name, advice)
     else:
         files = _class_files(place)
         # These paths are relative to the source, so that `report` finds the tars.

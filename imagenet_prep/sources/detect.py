@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import re
 import shlex
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -27,6 +28,7 @@ from imagenet_prep.sources import (
     layout,
     mnist,
     parquet,
+    parquet_layout,
     recordio,
     webdataset,
 )
@@ -42,15 +44,20 @@ EVALUATION = "evaluation"
 WEBDATASET = "webdataset"
 TABLE = "table"
 
+# The Hub's archives of ImageNet, which hold the images of a split, without folders.
+_HUB = re.compile(r"(?P<split>train|val|test)_images(?:_\d+)?\.tar\.gz")
+_NUMBERED = re.compile(r"(\D*)(\d+)(\D*)")
+
 LAYOUTS = {
     ILSVRC: "ILSVRC2012_img_train.tar, ILSVRC2012_img_val.tar, ILSVRC2012_devkit_t12.tar.gz; "
     "ILSVRC2012_img_test_v10102019.tar with --splits test",
     IMAGENET21K: "fall11_whole.tar; a folder of nNNNNNNNN.tar, as in winter21_whole.tar.gz",
     FOLDER: "CLASS/*.jpg; train/CLASS/*.JPEG and val/CLASS/*.JPEG, or val/*.JPEG with a list of "
-    "labels; Kaggle's ILSVRC/Data/CLS-LOC; train_blurred/ and val_blurred/; imagenet21k_train/ "
-    "and imagenet21k_val/",
+    "labels; Kaggle's ILSVRC/Data/CLS-LOC; tiny-imagenet-200; train_blurred/ and val_blurred/; "
+    "imagenet21k_train/ and imagenet21k_val/",
     EVALUATION: "imagenetv2-*.tar.gz, imagenet-a.tar ..., packed or unpacked (docs/evaluation.md)",
-    PARQUET: "data/train-00000-of-00294.parquet ..., data/validation-00000-of-00014.parquet ...",
+    PARQUET: "data/train-00000-of-00294.parquet ..., data/validation-00000-of-00014.parquet ...; "
+    "default/train/0000.parquet ...",
     WEBDATASET: "train-000000.tar ..., imagenet1k-validation-00.tar ..., val/000000.tar ..., with "
     "NAME.jpg and NAME.cls or NAME.json",
     TABLE: "images/*.jpg and labels.csv (file, label); train/*.jpg and train.csv; "
@@ -151,9 +158,20 @@ def _remarks(source: folder.Folder, root: Location) -> Iterator[str]:
     for name in sorted({task.part for task in source.tasks if task.split == schema.VALIDATION}):
         if layout.split_called(name) == schema.TEST:
             yield f"{name}/ is read as {schema.VALIDATION}, since there is no validation folder"
+    yield from _numbered_as_text(source.classes.wnids)
     for name, number in (count for part in source.parts for count in part.ignored):
         if name.endswith("/") and not is_hidden(name[:-1]):
             yield f"{name} is not read: {counted(number, 'image')}"
+
+
+def _numbered_as_text(names: Iterable[str]) -> Iterator[str]:
+    """Yields a remark if text order differs from the order of the numbers in class names."""
+    matches = [match for match in map(_NUMBERED.fullmatch, names) if match]
+    ordered = sorted(matches, key=lambda match: (match[1], int(match[2])))
+    for match, expected in zip(matches, ordered, strict=True):
+        if match.group(1, 3) == expected.group(1, 3) and int(match[2]) > int(expected[2]):
+            yield f"numbered as text: {match[0]} before {expected[0]}"
+            return
 
 
 @read_errors("")
@@ -177,11 +195,10 @@ def recognised(root: Location) -> list[str]:
     elif tars:
         # Tars can be in folders of splits, or next to the folders that they were unpacked to.
         splits = layout.split_folders(root)
-        places = (splits.base / name for name in splits.folders.values())
-        is_folder = any(layout.has_image(place, below=True) for place in places)
+        is_folder = any(layout.has_image(place, below=True) for place in splits.places)
     contents = {
-        FOLDER: is_folder,
-        PARQUET: parquet.folder(root),
+        FOLDER: is_folder and not parquet_layout.has_split_folders(root),
+        PARQUET: parquet.is_there(root),
         RECORDIO: recordio.locate(root),
         CIFAR10: cifar10.locate(root),
         MNIST: mnist.is_there(root),
@@ -197,9 +214,9 @@ def recognised(root: Location) -> list[str]:
 def _has_classes(root: Path) -> bool:
     """Returns whether a split in a folder has several class folders."""
     splits = layout.split_folders(root)
-    for name in splits.folders.values():
+    for place in splits.places:
         with contextlib.suppress(UsageError):
-            return len(layout.class_folders(splits.base / name)) > 1
+            return len(layout.class_folders(place)) > 1
     return False
 
 
@@ -207,7 +224,7 @@ def _refuse_other_classes(root: Location) -> None:
     """Raises UsageError if class folders and a table next to them have no class in common."""
     assert isinstance(root, Path)
     splits = layout.split_folders(root)
-    folders = {name for f in splits.folders.values() for name in subfolders(splits.base / f)}
+    folders = {name for place in splits.places for name in subfolders(place)}
     listed = image_table.class_names(root)
     if listed and folders.isdisjoint(listed):
         raise UsageError(
@@ -232,6 +249,8 @@ def _nothing(root: Location) -> str:
         unpack = unpack or "Set --source to the folder that contains it, or unpack it first."
         return f"--source {root}: is a file that cannot be read directly. {unpack}"
     names = sorted(path.name + "/" * path.is_dir() for path in root.iterdir())
+    if layout.has_shards(root):
+        return f"--source {root}: {layout.use_shards(root)}"
     files = Counter(ending(Path(path).name) for path in layout.files_below(root))
     if unread := {name: files[name] for name in sorted(PHOTOGRAPHS & files.keys())}:
         return f"--source {root}: holds no supported image, but {in_words(unread)}."
@@ -245,6 +264,13 @@ def _nothing(root: Location) -> str:
 
 def _to_unpack(folder: Path, names: Sequence[str]) -> str:
     """Returns commands that unpack .tar.gz files, which do not allow random access."""
-    packed = [str(folder / name) for name in names if name.endswith((".tar.gz", ".tgz"))]
-    commands = [shlex.join(["tar", "-xzf", path, "-C", str(folder)]) for path in packed]
-    return f"Run {'; '.join(commands)}. Then set --source to the new folder. " if packed else ""
+    commands = []
+    for name in names:
+        if name.endswith((".tar.gz", ".tgz")):
+            of_hub = _HUB.fullmatch(name)
+            target = str(folder / of_hub["split"] if of_hub else folder)
+            commands += [["mkdir", "-p", target]] if of_hub else []
+            commands.append(["tar", "-xzf", str(folder / name), "-C", target])
+    if not commands:
+        return ""
+    return f"Run {'; '.join(map(shlex.join, commands))}. Then set --source to the new folder. "

@@ -1,18 +1,18 @@
 """Reads datasets with a folder per class, as in torchvision's ImageFolder and on Kaggle.
 
-The validation folder may have no class folders. The labels of its images then come from the devkit,
-the synset list of tensorflow/models, or Kaggle's solution.
+A split may be in several folders. A validation folder may have no class folders. The labels of its
+images then come from the devkit or a list (see `label_lists`), else from the WNIDs in their names.
+A train folder without class folders needs these WNIDs.
 """
 
 from __future__ import annotations
 
-import csv
-import io
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import ClassVar
 
@@ -22,19 +22,17 @@ from imagenet_prep.dataset import editions, formats, keys, naming, schema
 from imagenet_prep.dataset.class_list import ClassList
 from imagenet_prep.dataset.ignored import ending, in_words, is_hidden, most_frequent
 from imagenet_prep.dataset.member import MAX_IMAGE_BYTES, Member
-from imagenet_prep.sources import labels, layout, lemmas, listing, source
+from imagenet_prep.sources import label_lists, labels, layout, lemmas, listing, source
+from imagenet_prep.sources.label_lists import SOLUTION, SYNSET_LABELS
 from imagenet_prep.sources.scan import File, Problems, hidden_files, read_errors, subfolders
 from imagenet_prep.sources.source import IndexTask
 from imagenet_prep.storage.archive import Range
 from imagenet_prep.storage.remote import is_newer
-from imagenet_prep.storage.remote_path import open_to_read
+from imagenet_prep.storage.remote_path import Location, open_to_read
 
 _DEVKITS = (labels.DEVKIT, labels.DEVKIT.removesuffix(".tar.gz"))
-# One WNID per line, in order of the file names (tensorflow/models, research/slim).
-SYNSET_LABELS = "imagenet_2012_validation_synset_labels.txt"
-# Kaggle's lists: "WNID words" per class, and "ImageId,PredictionString" with "WNID x y x y ...".
+# Kaggle's class list: "WNID words" per class.
 SYNSET_MAPPING = "LOC_synset_mapping.txt"
-SOLUTION = "LOC_val_solution.csv"
 
 
 class FileReader:
@@ -128,10 +126,7 @@ class Folder(source.Stored):
     def _member(self, task: IndexTask, file: File) -> Member:
         path = f"{task.archive}/{file.path}"
         where = str(self.root / path)
-        index = task.class_index
-        if index is None:
-            stem = path.rpartition("/")[2].rpartition(".")[0]
-            index = (self.validation_class_index or {}).get(stem)
+        index = self._labelled(path) if task.class_index is None else task.class_index
         if index is None:
             raise SourceError(
                 f"{where}: has no label. Get labels that include this image, or move it away."
@@ -139,6 +134,13 @@ class Folder(source.Stored):
         folder = file.path[: file.path.rfind("/") + 1] if self.is_own else ""
         key = self.key_of(task.split, index, path, where, folder)
         return Member(key, path, 0, file.num_bytes, index)
+
+    def _labelled(self, path: str) -> int | None:
+        """Returns the class index of an image in a flat folder, by its list or its name."""
+        name = path.rpartition("/")[2]
+        stem = keys.without_wnid(name).rpartition(".")[0]
+        of_name = self.classes.index.get(keys.wnid_in(name) or "")
+        return (self.validation_class_index or {}).get(stem, of_name)
 
 
 @read_errors("")
@@ -158,52 +160,90 @@ def find(
     inside = None if follow_links else root
     names = layout.split_folders(root)
     base, folders, lists = names[:3]
-    if missing := [split for split in splits if split not in folders]:
-        if schema.TRAIN in folders:
-            layout.class_folders(base / folders[schema.TRAIN])
-        expected = [", ".join(f"{name}/" for name in layout.FOLDERS[split]) for split in missing]
-        existing = subfolders(names.top, any_name=True) if names.top.is_dir() else []
-        raise UsageError(
-            f"--source {root}: no folder for {' and '.join(missing)}; expected one of "
-            f"{' and one of '.join(expected)}. Choose splits with --splits. Found: "
-            f"{printable(some([f'{name}/' for name in existing])) or 'no folders'}."
-        )
+    _require_splits(root, names, splits)
     for split in splits:
-        if len(rivals := names.names.get(split, ())) > 1:
-            raise UsageError(
-                f"--source {root}: holds {printable(' and '.join(rivals))}. Keep only one of them."
-            )
-    flat = schema.VALIDATION in splits and not subfolders(base / folders[schema.VALIDATION])
+        _require_parts(root, base, folders[split])
     archive, mapping = _first(lists, *_DEVKITS), _first(lists, SYNSET_MAPPING)
     devkit = labels.read_devkit(archive) if archive else None
     if classes is None and devkit is not None:
         classes = devkit.classes
     elif classes is None:
         classes = _read_mapping(mapping) if mapping else _classes_of(base, folders)
-    truth = _validation(devkit, lists, classes, root) if flat else None
-    is_own = truth is None and not is_imagenet(classes, folders.values())
-    parts, tasks, problems = list[source.Part](), list[IndexTask](), Problems()
+    truth: dict[str, int] | None = None
+    for path in folders.get(schema.VALIDATION, ()):
+        if schema.VALIDATION in splits and not subfolders(base / path):
+            near = [*lists, base / path, (base / path).parent]
+            listed = _validation(devkit, near, classes, root, base / path)
+            truth = truth if listed is None else (truth or {}) | listed
+    is_own = truth is None and not is_imagenet(classes, chain.from_iterable(folders.values()))
+    parts: list[source.Part] = []
+    tasks: list[IndexTask] = []
+    problems = Problems()
     for split in splits:
-        folder = base / folders[split]
-        below: list[tuple[int | None, str]] = [(None, "")]
         ignored = Counter(() if parts else layout.unread(names))
-        if not flat or split != schema.VALIDATION:
-            below = [*_class_folders(folder, classes, problems).items()]
-            if (root / naming.EXPORT).is_file():
-                # `export` creates empty folders for classes that a split does not have.
-                below = [(index, name) for index, name in below if any((folder / name).iterdir())]
-            ignored.update(_loose_files(folder, is_own, problems))
-        list_below = partial(listing.below, inside=inside, by_content=is_own)
-        groups = _listed(folder, [name for _, name in below], list_below, ignored, problems)
-        part = source.folder_part(names.names.get(split, [folder.name])[0], groups)
-        parts.append(part._replace(ignored=tuple(most_frequent(ignored).items())))
-        for index, name in below:
+        of_split: list[IndexTask] = []
+        name = some(names.names.get(split, [Path(folders[split][0]).name]))
+        for number, path in enumerate(folders[split]):
             # The name of a class folder may be invalid as the name of a receipt.
-            task = split if index is None else f"{split}-{index:05d}"
-            path = str(Path(folders[split], name))
-            tasks.append(IndexTask(task, split, part.name, index, archive=path))
+            part = f".{number}" if number else ""
+            is_flat = not subfolders(base / path)
+            if is_flat and (split == schema.VALIDATION or layout.wnids_in_names(base / path)):
+                of_split.append(IndexTask(split + part, split, name, archive=path))
+                continue
+            for index, class_name in _class_folders(base / path, classes, problems).items():
+                of_class = f"{path}/{class_name}"
+                # `export` creates empty folders for classes that a split does not have.
+                if not (root / naming.EXPORT).is_file() or any((base / of_class).iterdir()):
+                    task = f"{split}-{index:05d}{part}"
+                    of_split.append(IndexTask(task, split, name, index, archive=of_class))
+            ignored.update(_loose_files(base / path, is_own, problems))
+        list_below = partial(listing.below, inside=inside, by_content=is_own)
+        groups = _listed(base, folders[split], of_split, list_below, ignored, problems)
+        counts = source.folder_part(name, groups)
+        parts.append(counts._replace(ignored=tuple(most_frequent(ignored).items())))
+        tasks += sorted(of_split, key=lambda task: task.class_index or 0)
     problems.raise_all(f"--source {root}")
     return Folder(classes, tuple(parts), base, truth, inside, is_own, tasks=tuple(tasks))
+
+
+def _require_splits(root: Path, names: layout.Splits, splits: Sequence[str]) -> None:
+    missing = [split for split in splits if split not in names.folders]
+    if not missing:
+        return
+    if schema.TRAIN in names.folders:
+        layout.class_folders(names.base / names.folders[schema.TRAIN][0])
+    expected = [", ".join(f"{name}/" for name in layout.FOLDERS[split]) for split in missing]
+    existing = subfolders(names.top, any_name=True) if names.top.is_dir() else []
+    raise UsageError(
+        f"--source {root}: no folder for {' and '.join(missing)}; expected one of "
+        f"{' and one of '.join(expected)}. Choose splits with --splits. Found: "
+        f"{printable(some([f'{name}/' for name in existing])) or 'no folders'}."
+    )
+
+
+def _require_parts(root: Path, base: Path, folders: Sequence[str]) -> None:
+    """Raises UsageError if folders named like one split are not its parts, but copies of it."""
+    if len(folders) == 1:
+        return
+    folders_of = Counter[str]()
+    for folder in folders:
+        folders_of.update({name.casefold() for name in subfolders(base / folder) or [""]})
+    first_in: dict[str, str] = {}
+    for folder in folders:
+        for name in subfolders(base / folder) or [""]:
+            # The 13 million names of ImageNet-21K, in parts by class, would take gigabytes.
+            is_shared = folders_of[name.casefold()] > 1
+            for path in layout.files_below(base / folder / name) if is_shared else ():
+                file = path.removeprefix(f"{base / folder}/")
+                first = first_in.setdefault(file.casefold(), folder)
+                if first != folder and listing.is_called_an_image(file):
+                    raise UsageError(
+                        printable(
+                            f"--source {root}: holds {' and '.join(folders)}. Keep only one of "
+                            "them: they are not parts of one split, since "
+                            f"{first} and {folder} have {file}."
+                        )
+                    )
 
 
 def is_imagenet(classes: ClassList, folders: Iterable[str]) -> bool:
@@ -214,22 +254,27 @@ def is_imagenet(classes: ClassList, folders: Iterable[str]) -> bool:
 
 
 def _listed(
-    folder: Path,
-    names: Sequence[str],
+    base: Path,
+    folders: Sequence[str],
+    tasks: Iterable[IndexTask],
     list_below: Callable[..., listing.Listing],
     ignored: Counter[str],
     problems: Problems,
 ) -> Iterator[tuple[str, list[File]]]:
     """Yields images class by class, since the names of 13 million files take gigabytes."""
     empty = []
-    for name in names:
-        files = list_below(folder / name, problems=problems)
+    for task in tasks:
+        folder = base / task.archive
+        before = problems.number
+        files = list_below(folder, problems=problems)
         ignored.update(files.ignored)
-        empty += [(folder / name, files)] * (not files.images)
-        yield name, files.images
+        if not files.images and problems.number == before:
+            empty.append((folder, files))
+        # Paths are relative to the first folder of the split.
+        yield f"{task.archive}/".removeprefix(f"{folders[0]}/").removesuffix("/"), files.images
     # If there are no other problems, `index` reports empty folders when it reads their class.
-    for path, files in empty if problems else ():
-        _note_empty(path, files, problems)
+    for folder, files in empty if problems else ():
+        _note_empty(folder, files, problems)
 
 
 def _note_empty(folder: Path, files: listing.Listing, problems: Problems) -> None:
@@ -244,48 +289,68 @@ def _first(folders: Sequence[Path], *names: str) -> Path | None:
 
 
 def _validation(
-    devkit: labels.Devkit | None, lists: Sequence[Path], classes: ClassList, root: Path
-) -> dict[str, int]:
-    """Returns class indices by validation file name (no extension), from the first label list."""
+    devkit: labels.Devkit | None,
+    lists: Sequence[Path],
+    classes: ClassList,
+    root: Path,
+    folder: Path,
+) -> dict[str, int] | None:
+    """Returns class indices by validation file name (no extension), from the first label list.
+
+    Returns None if there is no list and the WNIDs are in the names.
+    """
     if devkit is not None:
         numbers = enumerate(devkit.validation_class_index, start=1)
         return {f"ILSVRC2012_val_{number:08d}": index for number, index in numbers}
-    if (path := _first(lists, SYNSET_LABELS, "synset_labels.txt")) is not None:
-        lines = source.read_list(path).split()
-        rows = [(f"ILSVRC2012_val_{i:08d}", wnid) for i, wnid in enumerate(lines, start=1)]
-        return _class_indices(rows, classes, path)
-    if (path := _first(lists, SOLUTION)) is not None:
-        return _class_indices(_read_solution(path), classes, path)
-    raise UsageError(
-        f"--source {root}: the validation folder has no class folders and its labels are missing. "
-        f"Put {labels.DEVKIT}, {SYNSET_LABELS} or {SOLUTION} there, or create class folders."
-    )
+    listed = listed_labels(lists, classes)
+    if listed is None and not layout.wnids_in_names(folder):
+        raise UsageError(
+            f"--source {root}: the validation folder has no class folders and its labels are "
+            f"missing. Put {labels.DEVKIT}, {SYNSET_LABELS} or {SOLUTION} there, or create class "
+            "folders."
+        )
+    return listed
 
 
-def _classes_of(base: Path, folders: dict[str, str]) -> ClassList:
-    first = folders.get(schema.TRAIN) or folders[schema.VALIDATION]
-    names = layout.class_folders(base / first)
+def listed_labels(folders: Sequence[Location], classes: ClassList) -> dict[str, int] | None:
+    """Returns class indices by file name (no extension) from the first list in these folders."""
+    for path, wnids in label_lists.find(folders):
+        return _class_indices(wnids, classes, path)
+    return None
+
+
+def _classes_of(base: Path, folders: dict[str, list[str]]) -> ClassList:
+    paths = folders.get(schema.TRAIN) or folders[schema.VALIDATION]
+    where = base / paths[0]
     official = labels.official_classes()
+    of_paths = [layout.wnids_in_names(base / path) for path in paths]
+    if schema.TRAIN not in folders and not of_paths[0] and not subfolders(where):
+        return official  # the labels are in a list
+    for path, of_path in zip(paths, of_paths, strict=True):
+        of_path.update(() if of_path else layout.class_folders(base / path))
+    names = sorted(set().union(*of_paths))
     known = [name for name in names if name in official.index]
     if len(known) == len(names):
         return official
-    if Path(first).name in editions.WINTER21_P.names:
+    if Path(paths[0]).name in editions.WINTER21_P.names:
         words = lemmas.beside([base, base.parent])
-        return labels.classes_called(names, str(base / first), words)
+        return labels.classes_called(names, str(where), words)
     # An extra folder must not turn ILSVRC2012 into a dataset of 1001 classes.
     if 2 * len(known) > len(names):
         strangers = sorted(set(names) - set(known))
         raise SourceError(
-            f"{base / first}: {len(known):,} of {len(names):,} folders are classes of ILSVRC2012, "
+            f"{where}: {len(known):,} of {len(names):,} folders are classes of ILSVRC2012, "
             f"but these are not: {some(strangers)}. Move them away."
         )
-    return labels.classes_called(names, str(base / first))
+    return labels.classes_called(names, str(where))
 
 
 def _class_folders(folder: Path, classes: ClassList, problems: Problems) -> dict[int, str]:
     names: dict[int, str] = {}
     for name in layout.class_folders(folder, classes):
         index = classes.of_folder(name)
+        if index is None and not any((folder / name).iterdir()):
+            continue  # Tiny ImageNet's val/images/, after its images were moved
         if index is None:
             problems.add(
                 f"{folder / name}: is not in the class list of "
@@ -326,28 +391,11 @@ def _read_mapping(path: Path) -> ClassList:
     return labels.official_classes() if classes.official else classes
 
 
-def _read_solution(path: Path) -> list[tuple[str, str]]:
-    """Returns the name (without extension) and WNID of each validation image."""
-    rows = csv.reader(io.StringIO(source.read_list(path)))
-    try:
-        if next(rows, None) != ["ImageId", "PredictionString"]:
+def _class_indices(wnids: Mapping[str, str], classes: ClassList, path: Location) -> dict[str, int]:
+    for number, wnid in enumerate(wnids.values(), start=1):
+        if wnid not in classes.index:
             raise SourceError(
-                f"{path}: expected the columns ImageId,PredictionString. Get it again from Kaggle."
+                f"{path}: entry {number}: expected one of {len(classes.wnids):,} classes. Get the "
+                "file again."
             )
-        return [(row[0], row[1].partition(" ")[0] if len(row) > 1 else "") for row in rows if row]
-    except csv.Error as error:
-        raise SourceError(f"{path}: line {rows.line_num}: {error}. Get it again.") from error
-
-
-def _class_indices(
-    rows: Sequence[tuple[str, str]], classes: ClassList, path: Path
-) -> dict[str, int]:
-    indices: dict[str, int] = {}
-    for number, (stem, wnid) in enumerate(rows, start=1):
-        if wnid not in classes.index or stem in indices:
-            raise SourceError(
-                f"{path}: entry {number}: expected one of {len(classes.wnids):,} classes, and one "
-                "entry per image. Get the file again."
-            )
-        indices[stem] = classes.index[wnid]
-    return indices
+    return {name: classes.index[wnid] for name, wnid in wnids.items()}

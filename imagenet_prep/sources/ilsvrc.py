@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -12,9 +12,12 @@ from imagenet_prep.core.errors import SourceError, UsageError, some
 from imagenet_prep.core.terminal import counted
 from imagenet_prep.dataset import editions, keys, schema
 from imagenet_prep.dataset.class_list import ClassList
+from imagenet_prep.dataset.ignored import is_hidden
 from imagenet_prep.dataset.keys import VALIDATION_NAME
 from imagenet_prep.dataset.member import Member
 from imagenet_prep.sources import labels, published, source, tar
+from imagenet_prep.sources.folder import listed_labels
+from imagenet_prep.sources.listing import is_called_an_image
 from imagenet_prep.sources.member_reader import MemberReader, TarReader
 from imagenet_prep.sources.source import IndexTask
 from imagenet_prep.storage.archive import ArchiveReader, Range
@@ -29,6 +32,10 @@ _PUBLISHED = {
 ARCHIVES = {split: archive.name for split, archive in _PUBLISHED.items()}
 
 _UNLABELLED = ClassList(("unlabelled",), ("unlabelled",))
+_UNPACK = (
+    "Only the original archive, or a tar of class folders, is read in place. Unpack this one into "
+    f"train/<WNID>/ and set --source to the folder that contains {schema.TRAIN}/."
+)
 CLASS_TAR = re.compile(rf"({keys.WNID.pattern})\.tar")
 
 
@@ -53,7 +60,7 @@ class Tars(source.Stored):
     def index(self, task: IndexTask) -> list[Member]:
         """Returns the images of one tar, sorted by key."""
         archive = task.archive or task.part
-        files = tar.files_of(self.reader, archive, task.start, task.stop)
+        files = visible_files(self.reader, archive, task.start, task.stop)
         members = source.sorted_by_key((self._member(task, archive, f) for f in files), archive)
         if not members:
             raise SourceError(
@@ -69,27 +76,64 @@ class Tars(source.Stored):
     def _member(self, task: IndexTask, archive: str, file: tar.TarMember) -> Member:
         where = f"{archive}: byte {file.offset:,}: {file.name!r}"
         index = task.class_index
-        if index is None:
-            match = VALIDATION_NAME.match(file.name.rpartition("/")[2])
-            if match is None:
-                raise SourceError(f"{where}: expected the name ILSVRC2012_val_<8 digits>.JPEG")
-            number, total = int(match[1]), len(self.validation_class_index)
-            if not 1 <= number <= total:
-                raise SourceError(
-                    f"{where}: the devkit has labels for images 1 to {total:,}. Archive and "
-                    "devkit do not match."
-                )
-            index = self.validation_class_index[number - 1]
+        if index is None and task.split == schema.TRAIN:
+            index = self._named(file.name, where)
+        elif index is None:
+            index = self._numbered(file.name, where)
         key = self.key_of(task.split, index, file.name, where)
         return Member(key, archive, file.offset, file.size, index)
 
+    def _named(self, path: str, where: str) -> int:
+        """Returns the class index of a train image from its folder or its name."""
+        folder, _, name = path.rpartition("/")
+        names = (folder.rpartition("/")[2], keys.wnid_in(name))
+        index = next(
+            (self.classes.index[wnid] for wnid in names if wnid in self.classes.index), None
+        )
+        if index is None:
+            raise SourceError(
+                f"{where}: expected <WNID>.tar, or images with a WNID as folder or in their names. "
+                "This is not the train archive of ILSVRC2012."
+            )
+        return index
 
-def inner_tars(
-    reader: ArchiveReader | RemoteArchives, archive: str, advice: str
-) -> dict[str, Range]:
+    def _numbered(self, path: str, where: str) -> int:
+        """Returns the class index of a validation image from its number."""
+        match = VALIDATION_NAME.match(keys.without_wnid(path.rpartition("/")[2]))
+        if match is None:
+            raise SourceError(f"{where}: expected the name ILSVRC2012_val_<8 digits>.JPEG")
+        number, total = int(match[1]), len(self.validation_class_index)
+        if not 1 <= number <= total:
+            raise SourceError(
+                f"{where}: the devkit has labels for images 1 to {total:,}. Archive and "
+                "devkit do not match."
+            )
+        return self.validation_class_index[number - 1]
+
+
+def visible_files(
+    reader: ArchiveReader | RemoteArchives,
+    archive: str,
+    start: int,
+    stop: int,
+    *,
+    skipping: bool = False,
+) -> list[tar.TarMember]:
+    """Returns the files of a tar as `tar.files_of` does, without those that macOS adds."""
+    files = tar.files_of(reader, archive, start, stop, skipping=skipping)
+    return [file for file in files if _is_visible(file.name)]
+
+
+def _is_visible(path: str) -> bool:
+    if "/" not in path:
+        return not path.startswith(".")  # fast: the class tars have a million files
+    return not any(map(is_hidden, path.removeprefix("./").split("/")))
+
+
+def inner_tars(files: Iterable[tar.TarMember], archive: str, advice: str) -> dict[str, Range]:
     """Returns the byte range of each class tar by WNID; error messages end with `advice`."""
     tars: dict[str, Range] = {}
-    for inner in tar.files_of(reader, archive, 0, reader.size(archive), skipping=True):
+    for inner in files:
         match = CLASS_TAR.fullmatch(inner.name.rpartition("/")[2])
         if match is None:
             raise SourceError(
@@ -99,6 +143,8 @@ def inner_tars(
         if match[1] in tars:
             raise SourceError(f"{archive}: holds {match[1]} twice. Download it again.")
         tars[match[1]] = archive, inner.offset, inner.size
+    if not tars:
+        raise SourceError(f"{archive}: holds no class tar. Download it again.")
     return tars
 
 
@@ -136,8 +182,12 @@ class Ilsvrc2012(Tars):
     def _classes_of_train(self) -> list[IndexTask]:
         # Listed on first use, because a run on a finished dataset does not need the class tars.
         archive = ARCHIVES[schema.TRAIN]
-        tars = inner_tars(self.reader, archive, "This is not the train archive of ILSVRC2012.")
-        return class_tasks(archive, tars, self.classes)
+        stop = self.reader.size(archive)
+        files = visible_files(self.reader, archive, 0, stop, skipping=True)
+        if files and is_called_an_image(files[0].name):
+            # The archive was repacked: it has class folders, or WNIDs in the names of the images.
+            return [IndexTask(schema.TRAIN, schema.TRAIN, archive, None, 0, stop)]
+        return class_tasks(archive, inner_tars(files, archive, _UNPACK), self.classes)
 
 
 @dataclass(frozen=True)
@@ -156,8 +206,16 @@ def find(folder: Location, splits: Sequence[str]) -> Ilsvrc2012 | Unlabelled:
     archives = {ARCHIVES[split]: folder / ARCHIVES[split] for split in splits}
     devkit_path = folder / labels.DEVKIT
     missing = [name for name, path in archives.items() if not path.is_file()]
-    if schema.VALIDATION in splits and not devkit_path.is_file():
-        missing.append(labels.DEVKIT)
+    classes = labels.official_classes()
+    truth: tuple[int, ...] = ()
+    if devkit_path.is_file():
+        devkit = labels.read_devkit(devkit_path)
+        classes = devkit.classes
+        truth = devkit.validation_class_index
+    elif schema.VALIDATION in splits:
+        truth = _listed_truth(folder, classes)
+        if not truth:
+            missing.append(labels.DEVKIT)
     if missing:
         found = ""
         if folder.is_dir():
@@ -176,14 +234,21 @@ def find(folder: Location, splits: Sequence[str]) -> Ilsvrc2012 | Unlabelled:
         part = source.file_part(archives[ARCHIVES[schema.TEST]], published.TEST.md5)
         task = IndexTask(schema.TEST, schema.TEST, part.name, 0, 0, part.num_bytes)
         return Unlabelled(_UNLABELLED, (part,), archives, tasks=(task,))
-    if devkit_path.is_file():
-        devkit = labels.read_devkit(devkit_path)
-        classes, truth = devkit.classes, devkit.validation_class_index
-    else:
-        classes, truth = labels.official_classes(), ()
     # With a different class list, these are not the published archives: no md5 is known.
     parts = tuple(
         source.file_part(archives[ARCHIVES[s]], _PUBLISHED[s].md5 if classes.official else None)
         for s in splits
     )
     return Ilsvrc2012(classes, parts, archives, truth)
+
+
+def _listed_truth(folder: Location, classes: ClassList) -> tuple[int, ...]:
+    """Returns the class indices of the validation images from a list next to the archives."""
+    listed = listed_labels([folder], classes) or {}
+    names = [f"ILSVRC2012_val_{number:08d}" for number in range(1, len(listed) + 1)]
+    if {*names} != listed.keys():
+        raise SourceError(
+            f"{folder}: the list of labels has {counted(len(listed), 'image')}, expected all of "
+            f"{names[0]} to {names[-1]}. Get the list again."
+        )
+    return tuple(map(listed.__getitem__, names))

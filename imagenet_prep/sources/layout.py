@@ -42,7 +42,10 @@ _SPLIT_WORDS = {
     schema.TEST: "test|testing",
 }
 _SPLIT = {s: re.compile(f"{_NEUTRAL}(?:{words}){_NEUTRAL}") for s, words in _SPLIT_WORDS.items()}
+# Words that name a part of a split, such as `train.X1` or `train_part2`.
+_PART = re.compile("parts?|chunk|[a-z]")
 _BETWEEN_WORDS = re.compile(r"[\W\d_]+|(?<=[a-z])(?=[A-Z])")
+_TFRECORDS = re.compile(r".*-\d{5}-of-\d{5}|.*\.tfrec(?:ord)?s?(?:-.*)?")
 _MOST_LOOKED_AT = 10_000  # files to search for the first image of a folder
 _MOST_NAMED = 3
 
@@ -51,26 +54,64 @@ class Splits(NamedTuple):
     """The folders of the splits in a source."""
 
     base: Path
-    folders: dict[str, str]  # the folder of each split, relative to `base`
+    folders: dict[str, list[str]]  # the folders of each split, relative to `base`
     beside: list[Path]  # folders that may contain label lists
     top: Path
     names: dict[str, list[str]]  # all folders in `top` named like a split, except classes
 
+    @property
+    def places(self) -> list[Path]:
+        """The paths of the folders of all splits."""
+        return [self.base / name for name in chain.from_iterable(self.folders.values())]
+
+
+class _Meaning(NamedTuple):
+    """The meaning of a folder name."""
+
+    split: str | None  # the split that the name matches
+    words: str  # the remaining words, which another split must share
+
 
 def split_called(name: str) -> str | None:
     """Returns the split that a folder's name matches, or None."""
-    return _meaning(name)[0]
+    return _meaning(name).split
 
 
-def _meaning(name: str) -> tuple[str | None, str]:
-    """Returns the split that a folder name matches, or None, and the other words of the name."""
+def _meaning(name: str) -> _Meaning:
+    """Returns the meaning of a folder name.
+
+    >>> splits = ["train", "Testing", "TrainingData", "train2017"]
+    >>> parts = ["train.X1", "train_part2", "val-b"]
+    >>> are_splits_only_in_pairs = ["seg_test", "passenger_train"]  # with `seg_train`
+    >>> others = ["train_val", "trainer", "images", "7", "class 7"]
+    >>> for name in splits + parts + are_splits_only_in_pairs + others:
+    ...     print(f"{name:15}", *map(repr, _meaning(name)))
+    train           'train' ''
+    Testing         'test' ''
+    TrainingData    'train' ''
+    train2017       'train' ''
+    train.X1        'train' ''
+    train_part2     'train' ''
+    val-b           'validation' ''
+    seg_test        'test' 'seg'
+    passenger_train 'train' 'passenger'
+    train_val       None ''
+    trainer         None 'trainer'
+    images          None ''
+    7               None '7'
+    class 7         None 'class 7'
+    """
     words = [word.casefold() for word in _BETWEEN_WORDS.split(name) if word]
-    split_of = {w: s for w in words for s, pattern in _SPLIT.items() if pattern.fullmatch(w)}
+    split_of: dict[str, str] = {}
+    for split, pattern in _SPLIT.items():
+        split_of |= dict.fromkeys(filter(pattern.fullmatch, words), split)
     others = [w for w in words if w not in split_of and not re.fullmatch(_NEUTRAL, w)]
-    if not split_of and (not words or any(map(str.isdigit, name))):
+    if split_of:
+        others = [word for word in others if not _PART.fullmatch(word)]
+    elif not words or any(map(str.isdigit, name)):
         others = [name]  # `7` and `class 7` are classes; `train2017` is a split
     splits = {*split_of.values()}
-    return splits.pop() if len(splits) == 1 else None, " ".join(others)
+    return _Meaning(splits.pop() if len(splits) == 1 else None, " ".join(others))
 
 
 @read_errors("")
@@ -78,13 +119,15 @@ def split_folders(root: Path) -> Splits:
     """Returns the splits in a folder; a folder that contains classes instead is the train split."""
     named = named_splits(root)
     if named.folders:
-        inner = {split: _inner(named.base, name) for split, name in named.folders.items()}
+        inner: dict[str, list[str]] = {}
+        for split, names in named.folders.items():
+            inner[split] = [_inner(named.base, name) for name in names]
         return named._replace(folders=inner)
     below = subfolders(root) if root.is_dir() else []
     if not any(has_image(root / name, below=True) for name in below):
         return named
     train = root.resolve()
-    return Splits(train.parent, {schema.TRAIN: train.name}, [root], train, {})
+    return Splits(train.parent, {schema.TRAIN: [train.name]}, [root], train, {})
 
 
 def has_only_classes(root: Path) -> bool:
@@ -96,8 +139,9 @@ def has_only_classes(root: Path) -> bool:
 @read_errors("")
 def named_splits(root: Path) -> Splits:
     """Returns the splits in a folder, found by the names of its subfolders."""
-    bases = [path for path in (root / "ILSVRC", root) if (path / KAGGLE).is_dir()]
-    base, prefix = (bases[0], f"{KAGGLE}/") if bases else (root, "")
+    kaggle = _kaggle(root)
+    base = kaggle or root
+    prefix = f"{KAGGLE}/" if kaggle else ""
     top = base / prefix
     below = subfolders(top, any_name=True) if top.is_dir() else []
     names = _named(below)
@@ -105,11 +149,23 @@ def named_splits(root: Path) -> Splits:
     if {*chosen} == {schema.TRAIN, schema.TEST}:
         # Use a test folder for validation if it has classes of train.
         inner = {name: {*subfolders(top / _inner(top, name))} for name in chain(*names.values())}
-        of_train = inner[names[schema.TRAIN][0]]
+        of_train = set().union(*(inner[name] for name in names[schema.TRAIN]))
         chosen[schema.VALIDATION] = [name for name in names[schema.TEST] if of_train & inner[name]]
-    folders = {split: prefix + chosen[split][0] for split in FOLDERS if chosen.get(split)}
+    folders: dict[str, list[str]] = {}
+    for split in FOLDERS:
+        if chosen.get(split):
+            folders[split] = [prefix + name for name in chosen[split]]
     # Kaggle's lists are in ILSVRC/ or next to it.
-    return Splits(base, folders, [base, base.parent] if prefix else [base], top, chosen)
+    beside = [base, base.absolute().parent] if kaggle else [base]
+    return Splits(base, folders, beside, top, chosen)
+
+
+def _kaggle(root: Path) -> Path | None:
+    """Returns Kaggle's folder ILSVRC if `root` contains it, is it, or is one of its folders."""
+    path = root.resolve()
+    inside = [base for base in path.parents[:2] if (base / KAGGLE).is_relative_to(path)]
+    bases = (base for base in (root / "ILSVRC", root, *inside) if (base / KAGGLE).is_dir())
+    return next(bases, None)
 
 
 def _named(below: Sequence[str]) -> dict[str, list[str]]:
@@ -136,14 +192,34 @@ def _are_classes(top: Path, names: dict[str, list[str]], below: Sequence[str]) -
 
 
 def _inner(base: Path, folder: str) -> str:
-    """Returns a split's folder, or its only subfolder if the names match: seg_train/seg_train."""
+    """Returns a split's folder, or its only subfolder: seg_train/seg_train, val/images."""
     below = subfolders(base / folder)
-    if len(below) != 1 or has_image(base / folder) or not subfolders(base / folder / below[0]):
+    if len(below) != 1 or has_image(base / folder):
         return folder
+    inner = f"{folder}/{below[0]}"
     split, others = _meaning(below[0])
     name = folder.rpartition("/")[2]
     is_alike = below[0] == name or (not others and split in (None, split_called(name)))
-    return _inner(base, f"{folder}/{below[0]}") if is_alike else folder
+    if not is_alike:
+        return folder
+    return _inner(base, inner) if subfolders(base / inner) or has_image(base / inner) else folder
+
+
+@read_errors("")
+def wnids_in_names(root: Path) -> set[str]:
+    """Returns the WNIDs in the names of the images directly in a folder without class folders.
+
+    Returns an empty set if any image has no WNID in its name.
+    """
+    wnids = set[str]()
+    for path in () if subfolders(root) else files_below(root, below=False):
+        name = Path(path).name
+        if listing.is_called_an_image(name):
+            wnid = keys.wnid_in(name)
+            if wnid is None:
+                return set()
+            wnids.add(wnid)
+    return wnids
 
 
 @read_errors("")
@@ -167,11 +243,40 @@ def class_folders(root: Path, known: ClassList | None = None) -> list[str]:
 
 def without_classes(root: Path, content: str = "images and ") -> UsageError:
     """Returns the error for a folder of images without labels."""
-    return UsageError(
-        printable(
-            f"{root}: holds {content}no class folders. Put the images of each class into a folder "
-            "named after the class: labels in file names or in unknown lists are not read."
+    paths = islice(files_below(root), _MOST_LOOKED_AT)
+    names = [Path(path).name for path in paths if listing.is_called_an_image(path)]
+    if any("\\" in name for name in names):
+        advice = (
+            "The backslashes in the file names were folders: the archive was packed on Windows. "
+            "Unpack it again with 7z or a newer unzip."
         )
+    elif has_shards(root) and not names:
+        advice = use_shards(root.parent)
+    elif names and all(map(keys.wnid_in, names)):
+        advice = (
+            "The file names contain WNIDs, but not the split. Move the images into a folder train/ "
+            f"or val/, such as {root / 'train'}, and set --source to the folder that contains it."
+        )
+    else:
+        advice = (
+            "Put the images of each class into a folder named after the class: labels in file "
+            "names or in unknown lists are not read."
+        )
+    return UsageError(printable(f"{root}: holds {content}no class folders. {advice}"))
+
+
+def has_shards(root: Path) -> bool:
+    """Returns whether a folder directly contains TFRecord files, judged by their names."""
+    return any(_TFRECORDS.fullmatch(Path(path).name) for path in files_below(root, below=False))
+
+
+def use_shards(root: Path) -> str:
+    """Returns the advice for a folder with TFRecord files or with folders of them."""
+    folder = shlex.quote(str(root))
+    return (
+        "It holds TFRecord files, which other verbs read. To use them as they are, run "
+        f"imagenet-prep adopt {folder}; to resize their images, run imagenet-prep resize -i "
+        f"{folder} -o OUT."
     )
 
 
@@ -204,7 +309,9 @@ def unread(splits: Splits) -> Counter[str]:
     counts, top = Counter[str](), splits.top
     if not splits.names:
         return counts
-    read = {(splits.base / name).relative_to(top).parts[0] for name in splits.folders.values()}
+    read = set[str]()
+    for name in chain(*splits.folders.values()):
+        read.add((splits.base / name).relative_to(top).parts[0])
     for name in subfolders(top, any_name=True):
         if name not in read and has_image(top / name, below=True, by_content=False):
             text = name.encode(errors="backslashreplace").decode()

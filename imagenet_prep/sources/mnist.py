@@ -6,7 +6,9 @@ An IDX file has a magic number (type and number of dimensions), each dimension a
 
 from __future__ import annotations
 
+import hashlib
 import math
+import re
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -15,8 +17,9 @@ from pathlib import Path
 from imagenet_prep.core.errors import SourceError, UsageError
 from imagenet_prep.core.terminal import counted
 from imagenet_prep.dataset import schema
+from imagenet_prep.dataset.class_list import ClassList
 from imagenet_prep.dataset.editions import Edition
-from imagenet_prep.sources import labels, packed, source
+from imagenet_prep.sources import packed, source
 from imagenet_prep.sources.source import Encode, IndexTask, PackedImage
 
 _PREFIX = {schema.TRAIN: "train", schema.VALIDATION: "t10k"}
@@ -27,16 +30,41 @@ _NUM_CLASSES = 10
 _ENCODED_BYTES = 1_100
 _MAGIC = 0x0800  # type 8 is uint8; the number of dimensions is added
 _MAX_EXAMPLES = 100_000  # limits the pixels in memory to 78 MB
+_COUNTS = {schema.TRAIN: 60_000, schema.VALIDATION: 10_000}
 _ADVICE = "Download it again."
+
+
+_DIGITS = tuple("0123456789")
+# The class names are from zalandoresearch/fashion-mnist. The md5s are of the uncompressed files, as
+# Debian's package dataset-fashion-mnist compresses them again.
+_FASHION = (
+    *("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat"),
+    *("Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot"),
+)
+_FASHION_MD5S = {
+    "f4a8712d7a061bf5bd6d2ca38dc4d50a",
+    "9018921c3c673c538a1fc5bad174d6f9",
+    "8181f5470baa50b63fa0f6fddb340f0a",
+    "15d484375f8d13e6eb1aabb0c3f46965",
+}
 
 
 @dataclass(frozen=True)
 class Mnist(source.Pixels):
     """A source of IDX files: the images and the labels of each split."""
 
-    name = "mnist"
-    edition = Edition("MNIST", 10, {schema.TRAIN: 60_000, schema.VALIDATION: 10_000})
     files: dict[str, tuple[Path, Path]]
+    is_fashion: bool
+
+    @property
+    def name(self) -> str:
+        """The name of the dataset."""
+        return "fashion_mnist" if self.is_fashion else "mnist"
+
+    @property
+    def edition(self) -> Edition:
+        """The edition, whose counts are required."""
+        return Edition("Fashion-MNIST" if self.is_fashion else "MNIST", _NUM_CLASSES, _COUNTS)
 
     def images(self, task: IndexTask) -> Iterator[PackedImage]:
         """Yields the images of a split as image files; raises SourceError if a file is damaged."""
@@ -70,14 +98,26 @@ def find(root: Path, splits: Sequence[str], encode: Encode, encoding: str) -> Mn
         raise UsageError(f"--source {root}: has no {' and no '.join(missing)}, compressed or not.")
     found = {name: path for name, path in paths.items() if path is not None}
     files = {split: (found[pair[0]], found[pair[1]]) for split, pair in names.items()}
-    classes = labels.classes_called([str(digit) for digit in range(_NUM_CLASSES)], str(root))
+    # The smallest file is read first, so that MNIST's images are not hashed.
+    by_size = sorted(found.values(), key=lambda path: path.stat().st_size)
+    is_fashion = all(_md5(path) in _FASHION_MD5S for path in by_size)
+    words = _FASHION if is_fashion else _DIGITS
+    # A class ID is part of a path.
+    classes = ClassList(tuple(re.sub("[ /]", "_", name) for name in words), words)
     parts = tuple(map(source.file_part, found.values()))
-    sizes = {split: _ENCODED_BYTES * number for split, number in Mnist.edition.examples.items()}
+    sizes = {split: _ENCODED_BYTES * number for split, number in _COUNTS.items()}
     tasks = tuple(
         IndexTask(names[split][0], split, images.name, num_bytes=sizes[split])
         for split, (images, _) in files.items()
     )
-    return Mnist(classes, parts, encode, encoding, files, tasks=tasks)
+    return Mnist(classes, parts, encode, encoding, files, is_fashion, tasks=tasks)
+
+
+def _md5(path: Path) -> str:
+    """Returns the md5 of a file's uncompressed content."""
+    with packed.errors(path, _ADVICE), packed.unpacked(path) as stream:
+        data = stream.read(_MAX_EXAMPLES * _SIDE * _SIDE)
+    return hashlib.md5(data, usedforsecurity=False).hexdigest()
 
 
 def _locate(root: Path, name: str) -> Path | None:

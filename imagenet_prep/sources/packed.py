@@ -99,6 +99,11 @@ _PACKERS: dict[bytes, Callable[..., Any]] = {
 }
 
 
+def is_compressed(head: bytes) -> bool:
+    """Returns whether a file that begins with `head` is a gzip, xz or bzip2 file."""
+    return head.startswith(tuple(_PACKERS))
+
+
 @contextlib.contextmanager
 def unpacked(path: Location) -> Iterator[io.BufferedIOBase]:
     """Opens a file for reading; a compressed file is unpacked while it is read."""

@@ -1,12 +1,10 @@
 """Reads Parquet files with columns image {bytes, path} and label, like Hugging Face's imagenet-1k.
 
-The files are in the source folder or in its folder `data`. The test split of imagenet-1k is
-ignored, because it has no labels.
+The test split of imagenet-1k is ignored, because it has no labels.
 """
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -20,7 +18,8 @@ from imagenet_prep.core.installed import demand
 from imagenet_prep.core.terminal import counted
 from imagenet_prep.dataset import keys, schema
 from imagenet_prep.dataset.class_list import ClassList
-from imagenet_prep.sources import labels, pages, source
+from imagenet_prep.sources import labels, pages, parquet_layout, source
+from imagenet_prep.sources.parquet_layout import columns_of
 from imagenet_prep.sources.source import IndexTask, PackedImage
 from imagenet_prep.storage.os_errors import demand_disk
 from imagenet_prep.storage.remote_path import open_to_read
@@ -28,11 +27,6 @@ from imagenet_prep.storage.remote_path import open_to_read
 if TYPE_CHECKING:
     from pyarrow.parquet import ParquetFile  # type: ignore[import-untyped]
 
-_NAME = re.compile(
-    rf"^(?P<split>{'|'.join(schema.SOURCE_SPLITS)})-(?P<index>\d{{5}})-of-(?P<count>\d{{5}})\.parquet$"
-)
-# Hugging Face appends the WNID to every image name, also in validation.
-_APPENDED_WNID = re.compile(rf"^(?P<stem>.+)_(?P<wnid>{keys.WNID.pattern})(?P<suffix>\.[A-Za-z]+)$")
 
 # 64 images of ImageNet have 7 MB. A page is in memory twice, which takes 11 to 110 MB.
 _BATCH_ROWS = 64
@@ -69,9 +63,11 @@ class Parquet(source.Packed):
         self, task: IndexTask, where: str, row: int, label: Any, image: Any, *, ours: bool
     ) -> PackedImage:
         if not isinstance(label, int) or not 0 <= label < len(self.classes.wnids):
+            advice = "The file is damaged or from a different dataset: download it again."
+            if label in (None, -1):
+                advice = "Images without a label, as in many test splits, are not read."
             raise SourceError(
-                f"{where}: label {label!r}, expected 0 to {len(self.classes.wnids) - 1:,}. "
-                "The file is damaged or from a different dataset: download it again."
+                f"{where}: label {label!r}, expected 0 to {len(self.classes.wnids) - 1:,}. {advice}"
             )
         data = (image or {}).get("bytes")
         if data is None:
@@ -85,53 +81,45 @@ class Parquet(source.Packed):
         if ours and keys.problem(str(image["path"])) is None:
             # The label is right, even if the key names a different class.
             return PackedImage(image["path"], label, data)
-        if (appended := _APPENDED_WNID.match(base)) is not None:
+        if (appended := keys.APPENDED_WNID.match(base)) is not None:
             if appended["wnid"] != class_id and keys.WNID.fullmatch(class_id):
                 raise SourceError(
                     f"{where}: label {label} is {class_id}, but the path {base!r} names "
                     f"{appended['wnid']}. The file is damaged: download it again."
                 )
-            base = appended["stem"] + appended["suffix"]
+            base = keys.without_wnid(base)
         return PackedImage(self.key_of(task.split, label, base, where), label, data)
 
 
-def folder(root: Path) -> Path | None:
-    """Returns the folder that contains Parquet files of train or validation, or None."""
-    for candidate in (root / "data", root):
-        if candidate.is_dir() and any(_NAME.match(path.name) for path in candidate.iterdir()):
-            return candidate
-    return None
+def is_there(root: Path) -> bool:
+    """Returns whether a folder contains Parquet files of train or validation."""
+    files = parquet_layout.files_of(root)
+    return any(parquet_layout.split_files(files, split) for split in schema.SOURCE_SPLITS)
 
 
 def find(root: Path, splits: Sequence[str]) -> Parquet:
     """Returns the source of `splits`; raises UsageError if a split has no files."""
-    place = folder(root) or root
-    names = sorted(path.name for path in place.iterdir()) if place.is_dir() else []
-    matches = [match for name in names if (match := _NAME.match(name))]
-    of_split = {s: [match for match in matches if match["split"] == s] for s in splits}
+    all_files = parquet_layout.files_of(root)
+    of_split = {split: parquet_layout.split_files(all_files, split) for split in splits}
     if missing := [split for split in splits if not of_split[split]]:
+        names = [file.name for file in all_files]
+        if not names and root.is_dir():
+            names = sorted(path.name for path in root.iterdir())
         raise UsageError(
             f"--source {root}: no {' and no '.join(f'{split}-*.parquet' for split in missing)}; "
             f"it holds {some(names) or 'nothing'}. Choose different --splits or a different folder."
         )
-    absent = {}
-    for split in splits:
-        counts = {int(match["count"]) for match in of_split[split]}
-        if len(counts) > 1:
-            raise SourceError(
-                f"{place}: its {split} files belong to datasets with different numbers of files: "
-                f"{' and '.join(map(str, sorted(counts)))}. Keep the files of only one dataset."
-            )
-        absent[split] = counts.pop() - len(of_split[split])
-    files = {match.string: place / match.string for s in splits for match in of_split[s]}
-    tasks = tuple(
-        IndexTask(match.string, split, match.string, num_bytes=_image_bytes(files[match.string]))
-        for split in splits
-        for match in of_split[split]
-    )
+    absent = {split: parquet_layout.num_absent(found) for split, found in of_split.items()}
+    files: dict[str, Path] = {}
+    tasks = []
+    for split, found in of_split.items():
+        for file in found:
+            files[file.name] = file.path
+            num_bytes = _image_bytes(file.path)
+            tasks.append(IndexTask(file.name, split, file.name, num_bytes=num_bytes))
     classes = _classes(next(iter(files.values())))
-    parts = tuple(source.file_part(path) for path in files.values())
-    return Parquet(classes, parts, files, absent, tasks=tasks)
+    parts = tuple(source.file_part(path)._replace(name=name) for name, path in files.items())
+    return Parquet(classes, parts, files, absent, tasks=tuple(tasks))
 
 
 @contextmanager
@@ -145,14 +133,7 @@ def _opened(path: Path) -> Iterator[tuple[ParquetFile, int]]:
         # Without memory mapping and read-ahead, memory is limited to a page or two.
         reading = {"buffer_size": _PAGE_BUFFER_BYTES, "pre_buffer": False}
         with open_to_read(path) as opened, pq.ParquetFile(opened, **reading) as file:
-            columns = file.schema_arrow
-            image = columns.field("image").type if "image" in columns.names else pa.null()
-            fields = {field.name for field in image} if pa.types.is_struct(image) else set()
-            if not {"bytes", "path"} <= fields or "label" not in columns.names:
-                raise SourceError(
-                    f"{path}: has the columns {', '.join(columns.names) or 'none'}; expected "
-                    "image {bytes, path} and label, as in Hugging Face's image datasets."
-                )
+            columns_of(file.schema_arrow, path)
             yield file, opened.fileno()
     except (pa.ArrowException, OSError, ValueError) as error:
         demand_disk(path, error)
@@ -165,18 +146,21 @@ def _rows(
     file: ParquetFile, descriptor: int, column: str, at_once: int
 ) -> Iterator[tuple[Any, Any]]:
     """Yields (label, image) of each row; if `column` is "image.path", images have no bytes."""
+    names = columns_of(file.schema_arrow, "the file")
+    column = column.replace("image", names.image, 1)
     for number in range(file.metadata.num_row_groups):
         group = file.metadata.row_group(number)
         for chunk in map(group.column, range(group.num_columns)):
-            if f"{chunk.path_in_schema}.".startswith(("label.", f"{column}.")):
+            if f"{chunk.path_in_schema}.".startswith((f"{names.label}.", f"{column}.")):
                 pages.check(descriptor, chunk)
-    for batch in file.iter_batches(at_once, columns=["label", column], use_threads=False):
-        columns = (batch.column("label").to_pylist(), batch.column("image").to_pylist())
+    for batch in file.iter_batches(at_once, columns=[names.label, column], use_threads=False):
+        columns = (batch.column(names.label).to_pylist(), batch.column(names.image).to_pylist())
         yield from zip(*columns, strict=True)
 
 
 def _image_bytes(path: Path) -> int:
     with _opened(path) as (file, _):
+        data = f"{columns_of(file.schema_arrow, path).image}.bytes"
         groups = [file.metadata.row_group(i) for i in range(file.metadata.num_row_groups)]
         columns = [group.column(i) for group in groups for i in range(group.num_columns)]
     if any(not 0 <= c.total_uncompressed_size <= _MAX_GROUP_BYTES for c in columns):
@@ -184,7 +168,7 @@ def _image_bytes(path: Path) -> int:
             f"{path}: a row group has more than {_MAX_GROUP_BYTES:,} bytes, but must fit in "
             "memory. Save the dataset with fewer rows per group."
         )
-    return sum(c.total_uncompressed_size for c in columns if c.path_in_schema == "image.bytes")
+    return sum(c.total_uncompressed_size for c in columns if c.path_in_schema == data)
 
 
 def _is_ours(file: ParquetFile) -> bool:
@@ -206,7 +190,7 @@ def _classes(path: Path) -> ClassList:
         verdicts: Counter[bool] = Counter()
         # Without image.bytes, this reads a few kB.
         for label, image in _rows(file, descriptor, "image.path", _PROBE_ROWS):
-            match = _APPENDED_WNID.match(_base(image or {"path": None}))
+            match = keys.APPENDED_WNID.match(_base(image or {"path": None}))
             verdicts[match is not None and official.index.get(match["wnid"]) == label] += 1
             if verdicts.total() == _PROBE_ROWS:
                 break
@@ -226,7 +210,8 @@ def _class_names(file: ParquetFile, path: Path) -> list[str]:
     if text is None:
         return []
     try:
-        names = canonical.loads(text)["info"]["features"]["label"].get("names", [])
+        label = columns_of(file.schema_arrow, path).label
+        names = canonical.loads(text)["info"]["features"][label].get("names", [])
         return [str(name) for name in names]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise SourceError(

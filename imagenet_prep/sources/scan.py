@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
+import shlex
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from imagenet_prep.core.errors import SourceError
+from imagenet_prep.core.errors import SourceError, some
 from imagenet_prep.core.terminal import printable
 from imagenet_prep.dataset.ignored import is_hidden
 from imagenet_prep.storage.os_errors import demand_disk
@@ -18,6 +20,8 @@ from imagenet_prep.storage.remote import stamp
 _FOLLOW = "To include the images there, add --follow-links; otherwise, remove the link."
 _CHECK = "Check links, permissions and the disk."
 _MOST_KEPT = 50
+# Python's form of bytes in a name that are not UTF-8.
+_UNDECODED = re.compile("[\ud800-\udfff]")
 
 
 class File(NamedTuple):
@@ -32,26 +36,27 @@ class Problems:
     """Counts the problems of a source, and keeps the messages of the first 50."""
 
     def __init__(self) -> None:
-        self._number, self._kept = 0, list[str]()
+        self.number = 0
+        self._kept: list[str] = []
 
     def __bool__(self) -> bool:
-        return self._number > 0
+        return self.number > 0
 
     def add(self, problem: str | SourceError | OSError, where: object = "") -> None:
         """Adds a message or an error; the message about an OSError names the path `where`."""
         if isinstance(problem, OSError):
             problem = _unreadable(where, problem, _CHECK)
-        self._number += 1
+        self.number += 1
         if len(self._kept) < _MOST_KEPT:
             self._kept.append(printable(str(problem)))
 
     def raise_all(self, where: object) -> None:
         """If there are problems, raises one SourceError with their number and the kept messages."""
         lines = sorted(self._kept)
-        if self._number > 1:
-            shown = f", {_MOST_KEPT} of them above" if self._number > _MOST_KEPT else ""
+        if self.number > 1:
+            shown = f", {_MOST_KEPT} of them above" if self.number > _MOST_KEPT else ""
             advice = "Fix them and run the same command again."
-            lines.append(f"{where}: {self._number:,} problems{shown}. {advice}")
+            lines.append(f"{where}: {self.number:,} problems{shown}. {advice}")
         if lines:
             raise SourceError("\n".join(lines))
 
@@ -97,7 +102,7 @@ def scan(
                             hidden += hidden_files(folder, path)
                         continue
                     try:
-                        demand_utf8(folder, entry.name)
+                        demand_utf8(folder, [entry.name])
                         if entry.is_dir(follow_symlinks=False):
                             folders.append(f"{path}/")
                         else:
@@ -146,16 +151,19 @@ def subfolders(folder: Path, *, any_name: bool = False) -> list[str]:
     """Returns sorted names of subfolders except hidden ones; `any_name` allows non-UTF-8 names."""
     with read_errors(folder), os.scandir(folder) as entries:
         names = sorted(e.name for e in entries if e.is_dir() and not is_hidden(e.name))
-    for name in () if any_name else names:
-        demand_utf8(folder, name)
+    if not any_name:
+        demand_utf8(folder, names)
     return names
 
 
-def demand_utf8(folder: object, name: str) -> None:
-    """Raises SourceError if the name of a file or folder is not UTF-8."""
-    try:
-        name.encode()
-    except UnicodeEncodeError as error:
+def demand_utf8(folder: object, names: Iterable[str]) -> None:
+    """Raises SourceError if names of files or folders are not UTF-8."""
+    odd = [
+        str(os.fsencode(name)) for name in names if not name.isascii() and _UNDECODED.search(name)
+    ]
+    if odd:
+        are = f"name {odd[0]} is" if len(odd) == 1 else f"names {some(odd)} are"
         raise SourceError(
-            f"{folder}: the name {os.fsencode(name)!r} is not UTF-8. Rename it."
-        ) from error
+            f"{folder}: the {are} not UTF-8. Rename it, or convert all names with convmv -r "
+            f"--notest -t utf-8 -f ENCODING {shlex.quote(str(folder))} (such as -f shift_jis)."
+        )

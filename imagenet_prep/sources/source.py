@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import codecs
 import hashlib
 import os
 import re
+import shlex
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -32,7 +34,7 @@ Encode = Callable[["npt.NDArray[np.uint8]"], bytes]
 
 _MAX_LIST_BYTES = 16 << 20  # the largest known list, of WordNet's words, has 3 MB
 _PIECE_BYTES = 1 << 20
-_WNID_PREFIX = re.compile(rf"({WNID.pattern})_")
+_UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
 
 class Part(NamedTuple):
@@ -127,19 +129,7 @@ class Source(ABC):
         """
         key = self.keys.get(split, {}).get(place or path)
         if key is None:
-            base, class_id = path.rpartition("/")[2], self.classes.wnids[class_index]
-            if len(base.encode()) > keys.MOST_BASE_BYTES:
-                raise SourceError(
-                    f"{where}: its name has {len(base.encode()):,} bytes; file names have at most "
-                    f"{keys.MOST_BASE_BYTES}. Rename it, or get the original archives."
-                )
-            prefix = _WNID_PREFIX.match(base)
-            if prefix is not None and prefix[1] != class_id and prefix[1] in self.classes.index:
-                raise SourceError(
-                    f"{where}: is in class {class_id}, but its name starts with {prefix[1]}. One "
-                    "of them is wrong: compare with the original archives."
-                )
-            key = keys.key_of(split, class_id, folder + base)
+            key = self._derived_key(split, class_index, path, where, folder)
             if key in self._listed_keys.get(split, ()):
                 raise SourceError(
                     f"{where}: its key is {key!r}, but {naming.EXPORT_KEYS} gives this key to a "
@@ -148,6 +138,25 @@ class Source(ABC):
         if (problem := keys.problem(key)) is not None:
             raise SourceError(f"{where}: {problem}. Rename it, or get the original archives.")
         return key
+
+    def _derived_key(self, split: str, class_index: int, path: str, where: str, folder: str) -> str:
+        base, class_id = path.rpartition("/")[2], self.classes.wnids[class_index]
+        if len(base.encode()) > keys.MOST_BASE_BYTES:
+            raise SourceError(
+                f"{where}: its name has {len(base.encode()):,} bytes; file names have at most "
+                f"{keys.MOST_BASE_BYTES}. Rename it, or get the original archives."
+            )
+        appended = keys.APPENDED_WNID.match(base)
+        for match, end in ((keys.LEADING_WNID.match(base), "starts"), (appended, "ends")):
+            wnid = match["wnid"] if match else class_id
+            if wnid != class_id and wnid in self.classes.index:
+                raise SourceError(
+                    f"{where}: is in class {class_id}, but its name {end} with {wnid}. One of "
+                    "them is wrong: compare with the original archives."
+                )
+        if appended is not None and appended["wnid"] == class_id:
+            base = keys.without_wnid(base)
+        return keys.key_of(split, class_id, folder + base)
 
     def index_tasks(self, split: str) -> list[IndexTask]:
         """Returns the tasks that list the images of a split."""
@@ -212,7 +221,7 @@ class Pixels(Packed):
 
 def file_part(path: Location, md5: str | None = None) -> Part:
     """Returns the `Part` of a file; raises ImagenetPrepError if it cannot be opened."""
-    demand_utf8(path.parent, path.name)
+    demand_utf8(path.parent, [path.name])
     if isinstance(path, RemotePath):
         stat = path.demand_ranges()
         return Part(path.name, stat.size, stat.validator, md5, path)
@@ -250,8 +259,13 @@ def read_list(path: Location, *, lenient: bool = False, most: int = _MAX_LIST_BY
             data += part
     if len(data) > most:
         raise SourceError(f"{path}: has more than {most:,} bytes. Get it again.")
+    if data.startswith(_UTF_16):
+        raise SourceError(
+            f"{path}: is UTF-16, as Excel saves Unicode text. Save it as CSV UTF-8, or run: "
+            f"iconv -f UTF-16 -t UTF-8 {shlex.quote(str(path))}"
+        )
     try:
-        return data.decode("utf-8")
+        return data.decode("utf-8-sig")  # without the byte order mark that Windows editors write
     except UnicodeDecodeError as error:
         if lenient:
             return data.decode("latin-1")
@@ -260,7 +274,7 @@ def read_list(path: Location, *, lenient: bool = False, most: int = _MAX_LIST_BY
 
 def folder_part(name: str, groups: Iterable[tuple[str, Sequence[File]]]) -> Part:
     """Returns one `Part` for scanned folders; its stamp is a digest of names, sizes and times."""
-    demand_utf8("the source", name)
+    demand_utf8("the source", [name])
     digest = hashlib.blake2b(digest_size=16)
     num_bytes = images = newest = 0
     for group, files in groups:

@@ -158,6 +158,12 @@ def _parse(header: bytes, where: str) -> tuple[str, int, bytes]:
     except ValueError:
         checksum = -1
     # The checksum field is summed as eight spaces (POSIX ustar).
+    if packed.is_compressed(header):
+        raise SourceError(
+            f"{where}: not a tar, but a compressed file, which cannot be read in place. Unpack it "
+            "with gunzip or xz, or unpack all images into class folders and set --source to their "
+            "folder."
+        )
     if checksum != _sum(header[:256]) + _sum(header[256:]) - sum(header[148:156]) + 8 * 0x20:
         raise SourceError(f"{where}: not a tar header (its checksum is wrong). {_DAMAGED}")
     field = header[124:136]

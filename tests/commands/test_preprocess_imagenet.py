@@ -14,7 +14,7 @@ from imagenet_prep.core.errors import UsageError
 from imagenet_prep.pipelines import prepare
 from imagenet_prep.reporting import sample
 from imagenet_prep.reporting.facts import gather
-from imagenet_prep.sources import folder
+from imagenet_prep.sources import label_lists
 from imagenet_prep.storage.folder import LocalStore
 from imagenet_prep.storage.opened import open_dataset
 from tests.kit import command, layouts
@@ -114,7 +114,7 @@ def test_the_folder_that_the_tutorials_script_left_becomes_a_set(
     mini: Miniature, tmp_path: Path
 ) -> None:
     raw = layouts.make_folder(mini, tmp_path / "raw_data", truth="synsets", val="validation")
-    (raw / folder.SYNSET_LABELS).rename(raw / "synset_labels.txt")
+    (raw / label_lists.SYNSET_LABELS).rename(raw / "synset_labels.txt")
     words = (f"--raw_data_dir={raw}", f"--local_scratch_dir={tmp_path}/out", "--allow-subset")
     result = command.run(*words, program=("-m", "imagenet_prep.preprocess_imagenet"))
 

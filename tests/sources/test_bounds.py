@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from imagenet_prep.core.errors import SourceError
-from imagenet_prep.sources import boxes, cifar10, folder, labels, parquet, tar
+from imagenet_prep.sources import boxes, cifar10, label_lists, labels, parquet, tar
 from imagenet_prep.sources.boxes import BoxTask
 from tests.kit import layouts
 from tests.kit.bounds import little_memory
@@ -223,11 +223,11 @@ def test_a_list_of_boxes_that_was_damaged_is_a_sentence() -> None:
     ids=["wide", "lines", "large"],
 )
 def test_a_solution_of_giant_fields_is_refused(tmp_path: Path, text: str) -> None:
-    path = tmp_path / folder.SOLUTION
+    path = tmp_path / label_lists.SOLUTION
     path.write_text(text)
 
-    with little_memory(), pytest.raises(SourceError, match=folder.SOLUTION) as caught:
-        folder._read_solution(path)
+    with little_memory(), pytest.raises(SourceError, match=label_lists.SOLUTION) as caught:
+        list(label_lists.find([tmp_path]))
     assert len(str(caught.value)) < 500
 
 

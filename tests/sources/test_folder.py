@@ -9,7 +9,7 @@ import pytest
 
 from imagenet_prep.core.errors import SourceError, UsageError
 from imagenet_prep.dataset.member import Member
-from imagenet_prep.sources import folder, labels
+from imagenet_prep.sources import folder, label_lists, labels
 from imagenet_prep.sources.folder import Folder
 from tests.kit.layouts import write
 from tests.kit.system import System
@@ -31,7 +31,7 @@ def root(tmp_path: Path) -> Path:
             write(tmp_path / "train" / wnid / f"{wnid}_{number}.JPEG", b"%d" % number)
     for number in (1, 2, 3):
         write(tmp_path / "val" / f"ILSVRC2012_val_{number:08d}.JPEG", b"val")
-    write(tmp_path / folder.SYNSET_LABELS, f"{SECOND}\n{FIRST}\n{SECOND}\n".encode())
+    write(tmp_path / label_lists.SYNSET_LABELS, f"{SECOND}\n{FIRST}\n{SECOND}\n".encode())
     return tmp_path
 
 
@@ -92,10 +92,11 @@ def test_a_folder_without_a_split_says_what_was_expected(root: Path) -> None:
         folder.find(root, ["train", "validation"])
 
 
-def test_two_validation_folders_are_ambiguous(root: Path) -> None:
+def test_an_empty_second_validation_folder_is_named(root: Path) -> None:
     (root / "valid").mkdir()
-    with pytest.raises(UsageError, match=r"holds val and valid\. Keep only one of them"):
-        folder.find(root, ["train", "validation"])
+    source = folder.find(root, ["train", "validation"])
+    with pytest.raises(SourceError, match=r"valid: holds no image\. Add images to it, or remove"):
+        [source.index(task) for task in source.index_tasks("validation")]
 
 
 def test_a_stray_folder_does_not_make_another_data_set_of_ilsvrc2012(root: Path) -> None:
@@ -145,7 +146,7 @@ def test_an_image_named_after_another_class_is_named(root: Path) -> None:
 
 
 def test_a_flat_validation_folder_needs_labels(root: Path) -> None:
-    (root / folder.SYNSET_LABELS).unlink()
+    (root / label_lists.SYNSET_LABELS).unlink()
     with pytest.raises(UsageError, match=r"no class folders and its labels are missing\. Put"):
         folder.find(root, ["validation"])
 
@@ -160,16 +161,21 @@ def test_a_validation_image_beyond_the_labels_is_named(root: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        (folder.SYNSET_LABELS, b"n99999999\n", r"entry 1: expected one of"),
-        (folder.SYNSET_LABELS, b"\xff\xfe", r"is not UTF-8 text"),
-        (folder.SOLUTION, b"a,b\n", r"expected the columns ImageId,PredictionString"),
-        (folder.SOLUTION, b"", r"expected the columns ImageId,PredictionString"),
+        (label_lists.SYNSET_LABELS, b"n99999999\n", r"entry 1: expected one of"),
+        (label_lists.SYNSET_LABELS, b"n0\xe9", r"is not UTF-8 text"),
         (
-            folder.SOLUTION,
+            label_lists.SYNSET_LABELS,
+            "n01440764\n".encode("utf-16"),
+            r"is UTF-16, .* iconv -f UTF-16",
+        ),
+        (label_lists.SOLUTION, b"a,b\n", r"expected the columns ImageId,PredictionString"),
+        (label_lists.SOLUTION, b"", r"expected the columns ImageId,PredictionString"),
+        (
+            label_lists.SOLUTION,
             f"ImageId,PredictionString\nx,{FIRST} 1\nx,{FIRST} 1\n".encode(),
             r"entry 2: expected .*one entry per image",
         ),
-        (folder.SOLUTION, b"ImageId,PredictionString\nx\n", r"entry 1: expected one of"),
+        (label_lists.SOLUTION, b"ImageId,PredictionString\nx\n", r"entry 1: expected one of"),
         (
             folder.SYNSET_MAPPING,
             b"tench n01440764\n",
@@ -181,7 +187,7 @@ def test_a_validation_image_beyond_the_labels_is_named(root: Path) -> None:
     ids=str,
 )
 def test_a_damaged_list_is_refused(root: Path, name: str, content: bytes, message: str) -> None:
-    (root / folder.SYNSET_LABELS).unlink()
+    (root / label_lists.SYNSET_LABELS).unlink()
     write(root / name, content)
     with pytest.raises(SourceError, match=message):
         folder.find(root, ["train", "validation"])

@@ -2,35 +2,22 @@
 
 from __future__ import annotations
 
+import doctest
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 from imagenet_prep.core.errors import UsageError
+from imagenet_prep.dataset import keys
 from imagenet_prep.sources import detect, layout
 from tests.kit.layouts import write
+from tests.kit.trees import JPEG, made
 
-JPEG = b"\xff\xd8\xff\xe0"
 BOTH = ("train", "validation")
 N1, N2 = "n01440764", "n01443537"
-
-
-def made(root: Path, files: str) -> Path:
-    """Writes a file for each word; `{a,b}` stands for several names of a folder, or of a file."""
-    for word in files.split():
-        for path in _spelt(word):
-            write(root / path, JPEG if path.endswith((".jpg", ".JPEG", "IMG")) else b"text")
-    return root
-
-
-def _spelt(word: str) -> list[str]:
-    before, brace, rest = word.partition("{")
-    if not brace:
-        return [word]
-    choices, _, after = rest.partition("}")
-    return [path for each in choices.split(",") for path in _spelt(f"{before}{each}{after}")]
 
 
 def read(root: Path, splits: Sequence[str]) -> tuple[dict[str, dict[str, int]], str]:
@@ -197,7 +184,7 @@ REFUSED = {
     "{train,test}/{1,2}.jpg": "train: holds images and no class folders",
     "{train,test1}/{1,2}.jpg": "train: holds images and no class folders",
     "{train,val}/{1,2}.jpg": "train: holds images and no class folders",
-    "{train/train,test/test}/{1,2}.jpg": "train: holds train/, but no class folders",
+    "{train/train,test/test}/{1,2}.jpg": "train/train: holds images and no class folders",
     "{seg_train,seg_test}/{1,2}.jpg": "seg_train: holds images and no class folders",
     "train/README val/README": "train: holds no images and no class folders",
     "train/{cat,dog}/1.jpg test/1.jpg": "no folder for validation; | Found: test/, train/.",
@@ -232,7 +219,9 @@ REFUSED = {
     "{Cat,Dog}/1.jpg pets/{Cat,Dog}/1.jpg": ": pets/. | Use one of them as source: {root}/pets",
     "{train,Train}/cat/1.jpg val/cat/1.jpg": "holds Train and train. Keep only one of",
     "train/cat/1.jpg {val,valid}/cat/1.jpg": "holds val and valid. Keep only one of",
-    "train/cat/1.jpg {test_a,test_b,test}/cat/1.jpg test1/cat/1.jpg": "holds test and test1. Keep",
+    "train/cat/1.jpg {test_a,test_b,test}/cat/1.jpg test1/cat/1.jpg": (
+        "holds test and test1 and test_a and test_b. Keep only one of"
+    ),
     "notes.txt empty/notes.txt": "supported layouts: | holds empty/, notes.txt, which matches no",
 }
 
@@ -294,3 +283,9 @@ def test_a_folder_next_to_the_splits_may_have_any_name(tmp_path: Path) -> None:
 )
 def test_a_word_for_a_split_is_a_complete_word(name: str, split: str | None) -> None:
     assert layout.split_called(name) == split
+
+
+@pytest.mark.parametrize("module", [layout, keys], ids=lambda module: module.__name__)
+def test_the_examples_in_docstrings_hold(module: ModuleType) -> None:
+    failed, tried = doctest.testmod(module)
+    assert (failed, tried > 0) == (0, True)

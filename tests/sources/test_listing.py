@@ -122,7 +122,7 @@ def test_folders_of_classes_alone_are_recognised_and_others_are_not(tmp_path: Pa
     assert not is_class_root(root)
     write(root / "cats" / "a.jpg", JPEG)
     assert is_class_root(root)
-    assert layout.split_folders(root)[:3] == (root.parent, {"train": root.name}, [root])
+    assert layout.split_folders(root)[:3] == (root.parent, {"train": [root.name]}, [root])
     (root / "cats" / "train").mkdir()
     assert is_class_root(root)
     (root / "val").mkdir()

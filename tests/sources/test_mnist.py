@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import gzip
+import hashlib
 import struct
 from pathlib import Path
 from typing import Any
@@ -128,3 +129,44 @@ def test_what_unpacks_to_more_than_it_announces_is_not_unpacked(tmp_path: Path) 
 
     with pytest.raises(SourceError, match="found more"):
         train(tmp_path)
+
+
+DEBIAN = Path("/usr/share/datasets/fashion-mnist")
+
+
+@pytest.mark.skipif(not DEBIAN.is_dir(), reason="needs Debian's package dataset-fashion-mnist")
+def test_fashion_mnist_of_debian_is_named(tmp_path: Path) -> None:
+    source = find(DEBIAN)
+    assert (source.name, source.edition.name) == ("fashion_mnist", "Fashion-MNIST")
+    assert source.classes.wnids[:2] == ("T-shirt_top", "Trouser")
+    assert source.classes.words[0::9] == ("T-shirt/top", "Ankle boot")
+    (task,) = source.index_tasks("validation")
+    # The published test set begins with an ankle boot and a pullover.
+    images = source.images(task)
+    assert [next(images).key for _ in range(2)] == [
+        "Ankle_boot/t10k_00000.jpg",
+        "Pullover/t10k_00001.jpg",
+    ]
+
+    name = f"{IMAGES}.gz"
+    for path in DEBIAN.iterdir():
+        if path.name != name:
+            (tmp_path / path.name).symlink_to(path)
+    pixels = bytearray(gzip.decompress((DEBIAN / name).read_bytes()))
+    pixels[-1] ^= 1
+    (tmp_path / IMAGES).write_bytes(pixels)
+    assert find(tmp_path, ("train",)).name == "mnist"
+    assert find(tmp_path, ("validation",)).name == "fashion_mnist"
+
+
+def test_uncompressed_files_of_fashion_mnist_are_named(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    md5s = {hashlib.md5(path.read_bytes()).hexdigest() for path in root.iterdir()}
+    monkeypatch.setattr(mnist, "_FASHION_MD5S", md5s)
+    assert find(root).name == "fashion_mnist"
+    packed = layouts.make_mnist(root / "packed")
+    assert find(packed).name == "fashion_mnist"
+    assert [image.key.partition("/")[0] for image in train(root)[:2]] == ["T-shirt_top", "Trouser"]
+    monkeypatch.setattr(mnist, "_FASHION_MD5S", {*sorted(md5s)[:3]})
+    assert find(root).name == "mnist"

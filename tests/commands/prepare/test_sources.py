@@ -161,6 +161,44 @@ def test_folders_without_a_class_list_have_ilsvrc2012s(
     assert manifest["classes"]["official"] is True
 
 
+def test_parts_of_a_split_give_the_shards_of_one_folder(
+    official: dict[str, bytes], mini: Miniature, tmp_path: Path
+) -> None:
+    """Every class has images in two parts, which two tasks list."""
+    root = layouts.make_folder(mini, tmp_path / "in", truth="folders")
+    for split in ("train", "val"):
+        for number, path in enumerate(sorted((root / split).glob("*/*"))):
+            layouts.write(
+                root / f"{split}.X{number % 2 + 1}" / path.relative_to(root / split),
+                path.read_bytes(),
+            )
+        shutil.rmtree(root / split)
+
+    assert prepared(root, tmp_path / "out", "--worker-kind", "processes") == official
+
+
+def test_images_with_wnids_in_their_names_give_the_shards_of_the_archives(
+    official: dict[str, bytes], mini: Miniature, tmp_path: Path
+) -> None:
+    wnid_of = {image.key: image.wnid for image in mini.images}
+    for split, key, data in layouts.images(mini):
+        stem, dot, suffix = key.rpartition("/")[2].rpartition(".")
+        layouts.write(tmp_path / "in" / split / f"{stem}_{wnid_of[key]}{dot}{suffix}", data)
+
+    assert prepared(tmp_path / "in", tmp_path / "out") == official
+
+
+def test_a_repacked_train_archive_and_a_list_give_the_shards_of_the_archives(
+    official: dict[str, bytes], mini: Miniature, tmp_path: Path
+) -> None:
+    root = layouts.make_folder(mini, tmp_path / "in", truth="synsets")
+    of_train = {key: data for split, key, data in layouts.images(mini) if split == "train"}
+    (root / "ILSVRC2012_img_train.tar").write_bytes(layouts.tar(of_train))
+    shutil.copy(mini.root / "ILSVRC2012_img_val.tar", root)
+
+    assert prepared(root, tmp_path / "out") == official
+
+
 def test_kaggle_and_parquet_with_all_classes_give_the_shards_of_the_archives(
     official: dict[str, bytes], mini: Miniature, tmp_path: Path
 ) -> None:

@@ -85,6 +85,7 @@ def run(config: Config) -> None:
 
 def _render(summary: Json) -> str:
     from imagenet_prep.shards.summary import render  # not for --help
+    from imagenet_prep.sources import evidence
 
     if "free_bytes" in summary:
         lines = [
@@ -101,6 +102,7 @@ def _render(summary: Json) -> str:
             f"disk: about {human_bytes(summary['disk_bytes'])} needed, "
             f"{human_bytes(summary['free_bytes'])} free at {summary['disk']}"
         )
+        lines += evidence.lines([evidence.Statement(**of) for of in summary["evidence"]])
         if summary["ignored"]:
             lines.append(f"ignored: {printable(in_words(summary['ignored']))}")
         run = f"would run on {summary['workers']}; nothing was written"

@@ -22,6 +22,7 @@ from imagenet_prep.core.errors import some
 from imagenet_prep.core.terminal import counted
 from imagenet_prep.dataset import schema
 from imagenet_prep.dataset.class_list import ClassList
+from imagenet_prep.dataset.keys import WNID
 
 _TRAIN, _VALIDATION, _TEST = schema.TRAIN, schema.VALIDATION, schema.TEST
 
@@ -189,9 +190,15 @@ def named(name: str) -> Edition | None:
     return next((edition for edition in (*_OTHERS, *EVALUATION) if edition.name == name), None)
 
 
-def called(name: str, num_classes: int) -> Edition | None:
-    """Returns the edition that has an archive or folder with this name, or None."""
-    return closest((edition for edition in _OTHERS if name in edition.names), num_classes)
+def called(name: str, classes: ClassList) -> Edition | None:
+    """Returns the edition that has an archive or folder with this name, or None.
+
+    The classes of these editions are WNIDs. Other classes in a folder `train_blurred` are custom.
+    """
+    if not all(map(WNID.fullmatch, classes.wnids)):
+        return None
+    named_so = (edition for edition in _OTHERS if name in edition.names)
+    return closest(named_so, len(classes.wnids))
 
 
 def closest(editions: Iterable[Edition], num_classes: int) -> Edition | None:

@@ -45,6 +45,8 @@ CORRUPTIONS = (
 CORRUPTED_NAME = re.compile(
     rf"^({'|'.join(CORRUPTIONS)})/([1-5])/ILSVRC2012_val_(\d{{8}})\.[A-Za-z]+$"
 )
+_VALIDATION = "ILSVRC2012_val_"
+_VALIDATION_NUMBER = re.compile(rf"(?:^|/){_VALIDATION}(\d{{8}})(?=\.[^./]*$|$)")
 
 
 def key_of(split: str, class_id: str, name: str) -> str:
@@ -72,6 +74,14 @@ def wnid_in(name: str) -> str | None:
     """
     match = APPENDED_WNID.match(name) or LEADING_WNID.match(name)
     return match["wnid"] if match else None
+
+
+def validation_number(path: str) -> int | None:
+    """Returns the number of an image that is named like ILSVRC2012's validation images, or None."""
+    if _VALIDATION not in path:
+        return None  # fast: train has a million names
+    match = _VALIDATION_NUMBER.search(path)
+    return int(match[1]) if match else None
 
 
 def below_class(path: str, class_id: str) -> str:

@@ -160,5 +160,5 @@ class Facts(NamedTuple):
     taken: dict[str, int]  # these members, counted by `ChosenMembers.taken`
     excluded: dict[str, list[str]]  # excluded members by output split, see `dump_member`
     recognised: list[str]  # lines of the list whose images were found by their bytes
-    # Keys of images that are named like ILSVRC2012's validation images, and their numbers there.
-    labelled: list[tuple[str, int]]
+    # Keys of images that are named like ILSVRC2012's validation images, one per number.
+    labelled: list[str]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -18,9 +18,8 @@ from imagenet_prep.codec.transform import is_rgb, keep
 from imagenet_prep.core import canonical
 from imagenet_prep.core.errors import DataDamagedError
 from imagenet_prep.core.terminal import counted
-from imagenet_prep.dataset import editions, example, naming, schema, tfrecord
+from imagenet_prep.dataset import editions, example, keys, naming, schema, tfrecord
 from imagenet_prep.dataset.class_list import ClassList
-from imagenet_prep.dataset.keys import VALIDATION_NAME
 from imagenet_prep.dataset.member import Member
 from imagenet_prep.dataset.problems import GivenUpError, Problems
 from imagenet_prep.dataset.samples import KEPT, Sample, Table
@@ -29,7 +28,7 @@ from imagenet_prep.shards.commit import num_per_class
 from imagenet_prep.shards.writer import WrittenShard
 from imagenet_prep.sources import tfrecords
 from imagenet_prep.sources.labelling import Labelling, LabelUse, labelling_of
-from imagenet_prep.sources.labels import check_validation
+from imagenet_prep.sources.labels import check_validation, validation_stem
 from imagenet_prep.sources.shard_files import ShardFile, TfrecordSet
 from imagenet_prep.sources.tfrecords import Entry
 from imagenet_prep.storage.new_file import new_file
@@ -67,8 +66,9 @@ class Counts:
     def add(self, member: Member) -> None:
         """Counts a member by class, and records the class of a validation image."""
         self.num_per_class[member.class_index] += 1
-        if match := VALIDATION_NAME.match(member.key):
-            self.validation[int(match[1])] = member.class_index
+        number = keys.validation_number(member.key)
+        if number is not None:
+            self.validation[number] = member.class_index
 
 
 @dataclass
@@ -205,11 +205,20 @@ def identity(shards: Sequence[ShardFile]) -> str:
 
 
 def check_validation_labels(
-    of_shards: Iterable[Mapping[int, int]], classes: ClassList, store: Store
+    shards: Collection[WrittenShard], classes: ClassList, store: Store
 ) -> None:
-    """Checks the 50,000 validation labels of ILSVRC2012, if all are present."""
-    class_of = {number: index for of_shard in of_shards for number, index in of_shard.items()}
-    check_validation(classes, class_of, store.where())
+    """Compares the labels of ILSVRC2012's validation images with the published ones.
+
+    They are compared only if most of their published classes have records, because tests of other
+    programs number images of a few classes in the same way.
+    """
+    class_of: dict[str, int] = {}
+    with_records: set[str] = set()
+    for shard in shards:
+        class_of |= {validation_stem(number): i for number, i in shard.validation.items()}
+        with_records.update(classes.wnids[index] for index in shard.num_per_class)
+    advice = "The labels of this dataset are wrong: prepare it again from the archives."
+    check_validation(classes, class_of, store.where(), advice, with_records)
 
 
 @dataclass(frozen=True)
@@ -242,8 +251,11 @@ class ExistingSet:
 
     @property
     def count_problems(self) -> list[str]:
-        """Differences from ILSVRC2012's counts, one sentence each; empty for known editions."""
-        if self.edition:
+        """Differences from ILSVRC2012's counts, one sentence each.
+
+        Empty for known editions, and for classes that are not named by WNIDs.
+        """
+        if self.edition or not all(map(keys.WNID.fullmatch, self.labelling.classes.wnids)):
             return []
         problems = list[str]()
         for split, counts in self.examples_per_class.items():
@@ -324,8 +336,7 @@ def check_existing_set(
     try:
         # Labels that `amend` changed may differ from the published ones.
         if manifest is None:
-            validation = (shard.validation for shard in checked)
-            check_validation_labels(validation, labelling.classes, source.store)
+            check_validation_labels(checked, labelling.classes, source.store)
     except DataDamagedError as error:
         problems.append(str(error))
     renamed: dict[str, dict[int, str]] = {}

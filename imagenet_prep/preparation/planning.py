@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from typing import BinaryIO, NamedTuple
 
 from imagenet_prep.core.errors import SourceError, UsageError
-from imagenet_prep.dataset import editions, naming
-from imagenet_prep.dataset.keys import VALIDATION_NAME
+from imagenet_prep.dataset import editions, keys, naming
 from imagenet_prep.dataset.member import Member, damaged_list, dump_member, parse_members
 from imagenet_prep.preparation.dealing import ChosenMembers, Division, Facts, ShardKey, divide
 from imagenet_prep.preparation.tasks import Listed, hash_of, plan_name
@@ -98,10 +97,12 @@ class Planning(ChosenMembers):
         for split, numbers in counts.items():
             problems = [] if edition else wanted.source.count_problems(split, numbers)
             if problems and not wanted.any_counts:
-                raise SourceError(
-                    f"{wanted.where}: incomplete: {'; '.join(problems)}. "
+                remedy = (
                     "Get the missing part, or pass --allow-subset to prepare an incomplete dataset."
                 )
+                if wanted.source.if_own:
+                    remedy += f" {wanted.source.if_own}"
+                raise SourceError(f"{wanted.where}: incomplete: {'; '.join(problems)}. {remedy}")
             used[split] = [
                 min(count, wanted.per_class or count) if index in wanted.classes else 0
                 for index, count in enumerate(numbers)
@@ -145,7 +146,12 @@ class Planning(ChosenMembers):
             lines = [dump_member(member).decode() for member in part if member.key in excluded]
             if lines:
                 of_excluded[split] = lines
-        matches = (VALIDATION_NAME.match(member.key) for member in members)
+        # One key per number, because ImageNet-C has each image 95 times.
+        labelled: dict[int, str] = {}
+        for member in members:
+            number = keys.validation_number(member.key)
+            if number is not None:
+                labelled[number] = member.key
         facts = Facts(
             key.split,
             key.class_index,
@@ -153,7 +159,7 @@ class Planning(ChosenMembers):
             self.taken(key.split, [member for member in chosen if member.key not in excluded]),
             of_excluded,
             recognised,
-            [(match[0], int(match[1])) for match in matches if match],
+            [*labelled.values()],
         )
         return facts, entries
 
@@ -196,7 +202,7 @@ class Planning(ChosenMembers):
         taken = Counter[str]()
         excluded: dict[str, list[Member]] = {}
         for split in self.selection.splits:
-            class_of: dict[int, int] = {}
+            class_of: dict[str, int] = {}
             for of_class in (fact for fact in facts if fact.source == split):
                 taken.update(of_class.taken)
                 for output_split, lines in of_class.excluded.items():
@@ -206,10 +212,11 @@ class Planning(ChosenMembers):
                         exclusions.lines(split, [member.key for member in members])
                 if exclusions:
                     exclusions.recognised.update(of_class.recognised)
-                for key, number in of_class.labelled:
-                    if class_of.setdefault(number, of_class.class_index) != of_class.class_index:
+                for key in of_class.labelled:
+                    if class_of.setdefault(key, of_class.class_index) != of_class.class_index:
                         raise SourceError(f"{where}: the image {key!r} is in two classes")
-            check_validation(self.selection.source.classes, class_of, where)
+            if not self.selection.source.is_export:
+                check_validation(self.selection.source.classes, class_of, where)
         if exclusions:
             exclusions.check(f"the images selected from {where}")
         return taken, excluded

@@ -302,8 +302,7 @@ def _write(job: Job, store: Store, output: Output, split: str, labelling: Labell
     )
     written = [receipt.content for receipt in receipts]
     if manifest is None:
-        validation = (shard.validation for shard in written)
-        existing_set.check_validation_labels(validation, classes, job.found.store)
+        existing_set.check_validation_labels(written, classes, job.found.store)
     counts = num_per_class([shard.num_per_class for shard in written], len(classes.wnids))
     not_rgb = any(shard.not_rgb for shard in written)
     incidents = [*chain.from_iterable(shard.incidents for shard in written)]

@@ -37,6 +37,7 @@ from imagenet_prep.preparation.tasks import (
 from imagenet_prep.shards.commit import emptied, split_of
 from imagenet_prep.shards.plan import MOST_BYTES
 from imagenet_prep.shards.writer import WrittenShard
+from imagenet_prep.sources.evidence import COUNTS, EDITION, Statement
 from imagenet_prep.sources.folder import Folder
 from imagenet_prep.sources.ilsvrc import Tars
 from imagenet_prep.sources.member_reader import MemberReader
@@ -252,6 +253,20 @@ def _ignored(part: Part, inventory: Inventory) -> dict[str, int]:
     return dict(part.ignored) | inventory.ignored.get(part.name, {})
 
 
+def _evidence(selection: Selection, inventory: Inventory) -> Iterator[Statement]:
+    """Yields the statements of the source, and the edition and counts found from them."""
+    source = selection.source
+    yield from source.evidence
+    edition = inventory.edition or (source.edition.name if source.edition else "none")
+    yield Statement(EDITION, "", edition)
+    if source.edition is None or inventory.edition or selection.is_part:
+        return
+    for split in inventory.plans:
+        if split.split in source.edition.examples:
+            problems = source.count_problems(split.split, split.num_per_class)
+            yield Statement(COUNTS + split.split, "", "; ".join(problems) or "as published")
+
+
 def preview(job: Job, output: Output) -> Json:
     """Plans and checks a run; writes nothing. If the disk is too small, `refusal` says so."""
     pending = output.left()
@@ -275,6 +290,7 @@ def preview(job: Job, output: Output) -> Json:
         return {
             **forecast.content(inventory.plans),
             "ignored": ignored.together(_ignored(part, inventory) for part in job.selection.parts),
+            "evidence": [s._asdict() for s in _evidence(job.selection, inventory)],
             "left": pending,
             "refusal": refusal,
         }

@@ -15,8 +15,10 @@ from xml.etree import ElementTree as ET
 from imagenet_prep.core import canonical
 from imagenet_prep.core.errors import SourceError
 from imagenet_prep.dataset import schema
+from imagenet_prep.dataset.keys import WNID
 from imagenet_prep.dataset.member import NO_BOXES, Boxes
-from imagenet_prep.sources import layout, packed, published, source, tar
+from imagenet_prep.sources import labels, layout, packed, published, source, tar
+from imagenet_prep.sources.evidence import Claim, compare
 from imagenet_prep.sources.scan import read_errors, scan, subfolders
 from imagenet_prep.storage.remote_path import Location, open_to_read
 
@@ -100,6 +102,7 @@ def find(root: Location, splits: Sequence[str], *, official: bool) -> Annotation
 def read(task: BoxTask) -> Found:
     """Reads the boxes in an archive or folder; raises SourceError for invalid annotations."""
     lines: dict[str, bytearray] = {}
+    named: dict[str, str] = {}  # the WNID of the boxes in each annotation
     images = num_boxes = dropped = num_bytes = 0
     of_class = task.path.name if task.split == schema.TRAIN and task.path.is_dir() else None
     for name, data in _files(task.path):
@@ -108,7 +111,9 @@ def read(task: BoxTask) -> Found:
         match = _STEM[task.split].match(stem)
         if match is None:
             raise SourceError(f"{where}: is not named like a {task.split} image. {_ADVICE}")
-        boxes, bad = _parse_xml(data, where)
+        boxes, bad, wnid = _parse_xml(data, where)
+        if wnid is not None:
+            named[stem] = wnid
         if of_class is not None and match[1] != of_class:
             raise SourceError(f"{where}: is in the wrong class folder, {of_class}. {_ADVICE}")
         group = match[1] if task.split == schema.TRAIN else task.split
@@ -120,6 +125,11 @@ def read(task: BoxTask) -> Found:
         images += 1
         num_boxes += len(boxes.xmin)
         dropped += bad
+    expected = {stem: stem.partition("_")[0] for stem in named}
+    if task.split == schema.VALIDATION:
+        expected = labels.published_labels_of(named, {*named.values()})
+    claims = [Claim("the names of the images", expected), Claim(str(task.path), named)]
+    compare("image", claims, _ADVICE)
     return Found(lines, images, num_boxes, dropped)
 
 
@@ -169,8 +179,11 @@ def _archived(
                 yield from _archived(inner, f"{name}: {member.name}", allowance, depth + 1)
 
 
-def _parse_xml(data: bytes, where: str) -> tuple[Boxes, int]:
-    """Returns the boxes clipped to [0, 1], and the number of boxes with no area."""
+def _parse_xml(data: bytes, where: str) -> tuple[Boxes, int, str | None]:
+    """Returns the boxes clipped to [0, 1], the number of boxes with no area, and their WNID.
+
+    The WNID is None if the objects have different names, or words: in ILSVRC2012, many dogs do.
+    """
     if len(data) > _MAX_XML_BYTES:
         raise SourceError(f"{where}: has more than {_MAX_XML_BYTES:,} bytes. {_ADVICE}")
     try:
@@ -197,4 +210,6 @@ def _parse_xml(data: bytes, where: str) -> tuple[Boxes, int]:
         if x1 < x2 and y1 < y2:
             clipped.append((x1, x2, y1, y2))
     boxes = Boxes(*zip(*clipped, strict=True)) if clipped else NO_BOXES
-    return boxes, len(corners) - len(clipped)
+    names = {name.text or "" for name in root.iterfind("object/name")}
+    wnid = names.pop() if len(names) == 1 else ""
+    return boxes, len(corners) - len(clipped), wnid if WNID.fullmatch(wnid) else None

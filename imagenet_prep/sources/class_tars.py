@@ -29,8 +29,10 @@ class ClassTars(ilsvrc.Tars):
     @property
     def edition(self) -> editions.Edition | None:
         """The edition that the source is named after, else the one with the closest class count."""
-        number, known = len(self.classes.wnids), (editions.ILSVRC2012, WINTER21, FALL11)
-        return editions.called(self.parts[0].name, number) or editions.closest(known, number)
+        known = (editions.ILSVRC2012, WINTER21, FALL11)
+        number = len(self.classes.wnids)
+        called = editions.called(self.parts[0].name, self.classes)
+        return called or editions.closest(known, number)
 
 
 def locate(root: Location) -> Iterator[Location]:

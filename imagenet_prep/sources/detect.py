@@ -32,6 +32,7 @@ from imagenet_prep.sources import (
     recordio,
     webdataset,
 )
+from imagenet_prep.sources.evidence import CLASSES
 from imagenet_prep.sources.scan import read_errors, refuse_link_out, subfolders
 from imagenet_prep.sources.source import Encode, Part, Source
 from imagenet_prep.storage.remote_path import Location, RemotePath
@@ -116,10 +117,14 @@ def find(
         source = dataclasses.replace(source, keys=_export_keys(root))
     if kinds[0] in (PARQUET, RECORDIO):
         source = dataclasses.replace(source, parts=_with_unread(source.parts))
+    if isinstance(root, Path) and any(root.glob(f"*{naming.EXPORT}")):
+        source = dataclasses.replace(source, is_export=True)
     classes = source.classes
     names = "ILSVRC2012's" if classes.official else f"{some(classes.wnids)}; not ILSVRC2012's"
     parts = [part.name for part in source.parts]
     line = f"{kinds[0]}: {some(parts)}; {counted(len(classes.wnids), 'class')} ({names})"
+    if places := [s.where for s in source.evidence if s.about == CLASSES]:
+        line += f" from {places[0]}"
     if source.evaluation is not None:
         line += f"; {source.evaluation.edition.name}: all images are in {schema.TEST}"
     if isinstance(source, webdataset.WebDataset):

@@ -29,6 +29,8 @@ FOLDERS, OBJECTS, NUMBERS, WORDS = MAPPING = (
     "mappings/pytorch_to_imagenet_2012_id.json",
     "mappings/imagenet_to_label_2012_v2",
 )
+# For an edition that was recognised, but has other contents.
+OWN_CLASSES = "If these are your own classes: unpack an archive, and add --source-kind folder."
 _MOST_OBJECTS = 1000  # folders, and classes per object; ObjectNet has 313 folders
 
 
@@ -64,7 +66,7 @@ class Layout:
         if index is None:
             raise SourceError(
                 f"{where}: its folder is {folder!r}, but {self.edition.name}'s folders are "
-                f"{expected}. Move the folder away, or get the original archive."
+                f"{expected}. Move the folder away, or get the original archive. {OWN_CLASSES}"
             )
         return index, match[1] if match else ""
 
@@ -127,8 +129,12 @@ def edition_of(names: Iterable[str], folders: Collection[str], sample: str) -> E
     if WNID.fullmatch(folder) and re.fullmatch(r"sketch_\d+\.[A-Za-z]+", image):
         return editions.IMAGENET_SKETCH
     called = next(filter(None, map(edition_called, [*names, *above])), None)
-    if called is editions.IMAGENET_SKETCH and not WNID.fullmatch(folder):
-        called = None  # sketches, but not ImageNet-Sketch
+    # A name alone tells nothing: `sketch` may contain any sketches. ObjectNet has its own classes.
+    is_class = folder in labels.official_classes().index
+    if called is not None and called.name.startswith(editions.IMAGENETV2.name):
+        is_class = is_class or _NUMBER.fullmatch(folder) is not None
+    if called is not editions.OBJECTNET and not is_class:
+        called = None
     # If the image name begins with a WNID, these are ILSVRC2012's train images of some classes.
     if called is not editions.IMAGENET_O and not WNID.match(image):
         digest = hashlib.sha256("".join(f"{name}\n" for name in sorted(folders)).encode())

@@ -23,16 +23,18 @@ from imagenet_prep.dataset.class_list import ClassList
 from imagenet_prep.dataset.ignored import ending, in_words, is_hidden, most_frequent
 from imagenet_prep.dataset.member import MAX_IMAGE_BYTES, Member
 from imagenet_prep.sources import label_lists, labels, layout, lemmas, listing, source
+from imagenet_prep.sources.evidence import CLASSES, LABELS, Claim, Statement, compare
 from imagenet_prep.sources.label_lists import SOLUTION, SYNSET_LABELS
 from imagenet_prep.sources.scan import File, Problems, hidden_files, read_errors, subfolders
 from imagenet_prep.sources.source import IndexTask
 from imagenet_prep.storage.archive import Range
 from imagenet_prep.storage.remote import is_newer
-from imagenet_prep.storage.remote_path import Location, open_to_read
+from imagenet_prep.storage.remote_path import open_to_read
 
 _DEVKITS = (labels.DEVKIT, labels.DEVKIT.removesuffix(".tar.gz"))
 # Kaggle's class list: "WNID words" per class.
 SYNSET_MAPPING = "LOC_synset_mapping.txt"
+_MOST_SHOWN = 100  # characters of a class in a list
 
 
 class FileReader:
@@ -120,8 +122,16 @@ class Folder(source.Stored):
     @property
     def edition(self) -> editions.Edition | None:
         """The edition that a folder is named after, or ILSVRC2012 if the source is a part of it."""
-        called = (editions.called(part.name, len(self.classes.wnids)) for part in self.parts)
+        called = (editions.called(part.name, self.classes) for part in self.parts)
         return next(filter(None, called), super().edition)
+
+    @property
+    def if_own(self) -> str:
+        """The advice for a source whose edition was recognised, although it is the user's own."""
+        for part in self.parts:
+            if editions.called(part.name, self.classes):
+                return f"If these are your own images: rename the folder {part.name}."
+        return super().if_own
 
     def _member(self, task: IndexTask, file: File) -> Member:
         path = f"{task.archive}/{file.path}"
@@ -169,12 +179,21 @@ def find(
         classes = devkit.classes
     elif classes is None:
         classes = _read_mapping(mapping) if mapping else _classes_of(base, folders)
+    class_lists = [] if devkit is None else [Claim(str(archive), _by_index(devkit.classes))]
+    if mapping is not None:
+        class_lists.append(Claim(str(mapping), _by_index(_read_mapping(mapping))))
+    compare("label", class_lists, "Remove the list of the other dataset.", complete=True)
+    claims: list[Claim] = []
     truth: dict[str, int] | None = None
-    for path in folders.get(schema.VALIDATION, ()):
-        if schema.VALIDATION in splits and not subfolders(base / path):
-            near = [*lists, base / path, (base / path).parent]
-            listed = _validation(devkit, near, classes, root, base / path)
-            truth = truth if listed is None else (truth or {}) | listed
+    if schema.VALIDATION in splits:
+        places = [base / path for path in folders[schema.VALIDATION]]
+        flat = [place for place in places if not subfolders(place)]
+        near = [*lists, *places, *(place.parent for place in places)]
+        claims = _label_lists(str(archive), devkit, [*dict.fromkeys(near)])
+        if flat:
+            claims += _published(_stems(flat), classes)
+        if flat and (claims or not all(map(layout.wnids_in_names, flat))):
+            truth = _validation(claims, classes, root)
     is_own = truth is None and not is_imagenet(classes, chain.from_iterable(folders.values()))
     parts: list[source.Part] = []
     tasks: list[IndexTask] = []
@@ -185,25 +204,48 @@ def find(
         name = some(names.names.get(split, [Path(folders[split][0]).name]))
         for number, path in enumerate(folders[split]):
             # The name of a class folder may be invalid as the name of a receipt.
-            part = f".{number}" if number else ""
+            suffix = f".{number}" if number else ""
             is_flat = not subfolders(base / path)
             if is_flat and (split == schema.VALIDATION or layout.wnids_in_names(base / path)):
-                of_split.append(IndexTask(split + part, split, name, archive=path))
+                of_split.append(IndexTask(split + suffix, split, name, archive=path))
                 continue
+            _refuse_numbers(base / path)
             for index, class_name in _class_folders(base / path, classes, problems).items():
                 of_class = f"{path}/{class_name}"
                 # `export` creates empty folders for classes that a split does not have.
                 if not (root / naming.EXPORT).is_file() or any((base / of_class).iterdir()):
-                    task = f"{split}-{index:05d}{part}"
+                    task = f"{split}-{index:05d}{suffix}"
                     of_split.append(IndexTask(task, split, name, index, archive=of_class))
             ignored.update(_loose_files(base / path, is_own, problems))
         list_below = partial(listing.below, inside=inside, by_content=is_own)
         groups = _listed(base, folders[split], of_split, list_below, ignored, problems)
-        counts = source.folder_part(name, groups)
-        parts.append(counts._replace(ignored=tuple(most_frequent(ignored).items())))
+        if split == schema.VALIDATION:
+            class_ids = {
+                _group(task, folders[split]): classes.wnids[task.class_index]
+                for task in of_split
+                if task.class_index is not None
+            }
+            groups = _compared(groups, base / folders[split][0], class_ids, claims, classes)
+        part_of_split = source.folder_part(name, groups)
+        parts.append(part_of_split._replace(ignored=tuple(most_frequent(ignored).items())))
         tasks += sorted(of_split, key=lambda task: task.class_index or 0)
     problems.raise_all(f"--source {root}")
-    return Folder(classes, tuple(parts), base, truth, inside, is_own, tasks=tuple(tasks))
+    statements = [*_statements(CLASSES, "class", class_lists)]
+    for split, part in zip(splits, parts, strict=True):
+        number = sum(task.split == split and task.class_index is not None for task in tasks)
+        if number:
+            statements.append(Statement(CLASSES, f"{part.name}/", counted(number, "class folder")))
+    statements += _statements(LABELS, "image", claims)
+    return Folder(
+        classes,
+        tuple(parts),
+        base,
+        truth,
+        inside,
+        is_own,
+        tasks=tuple(tasks),
+        evidence=tuple(statements),
+    )
 
 
 def _require_splits(root: Path, names: layout.Splits, splits: Sequence[str]) -> None:
@@ -249,7 +291,7 @@ def _require_parts(root: Path, base: Path, folders: Sequence[str]) -> None:
 def is_imagenet(classes: ClassList, folders: Iterable[str]) -> bool:
     """Returns whether the images are from ImageNet, judged by class and folder names."""
     names = {path.rpartition("/")[2] for path in folders}
-    editions_called = (editions.called(name, len(classes.wnids)) for name in names)
+    editions_called = (editions.called(name, classes) for name in names)
     return classes.official or any(editions_called) or all(map(keys.WNID.fullmatch, classes.wnids))
 
 
@@ -270,11 +312,15 @@ def _listed(
         ignored.update(files.ignored)
         if not files.images and problems.number == before:
             empty.append((folder, files))
-        # Paths are relative to the first folder of the split.
-        yield f"{task.archive}/".removeprefix(f"{folders[0]}/").removesuffix("/"), files.images
+        yield _group(task, folders), files.images
     # If there are no other problems, `index` reports empty folders when it reads their class.
     for folder, files in empty if problems else ():
         _note_empty(folder, files, problems)
+
+
+def _group(task: IndexTask, folders: Sequence[str]) -> str:
+    """Returns the folder of a task, relative to the first folder of its split."""
+    return f"{task.archive}/".removeprefix(f"{folders[0]}/").removesuffix("/")
 
 
 def _note_empty(folder: Path, files: listing.Listing, problems: Problems) -> None:
@@ -288,35 +334,86 @@ def _first(folders: Sequence[Path], *names: str) -> Path | None:
     return next((path for path in paths if path.exists()), None)
 
 
-def _validation(
-    devkit: labels.Devkit | None,
-    lists: Sequence[Path],
-    classes: ClassList,
-    root: Path,
-    folder: Path,
-) -> dict[str, int] | None:
-    """Returns class indices by validation file name (no extension), from the first label list.
+def _by_index(classes: ClassList) -> dict[int, str]:
+    return dict(enumerate(classes.wnids))
 
-    Returns None if there is no list and the WNIDs are in the names.
-    """
+
+def _label_lists(
+    devkit_path: str, devkit: labels.Devkit | None, folders: Sequence[Path]
+) -> list[Claim]:
+    """Returns the lists of validation labels next to the source: WNIDs by name (no extension)."""
+    found = []
     if devkit is not None:
-        numbers = enumerate(devkit.validation_class_index, start=1)
-        return {f"ILSVRC2012_val_{number:08d}": index for number, index in numbers}
-    listed = listed_labels(lists, classes)
-    if listed is None and not layout.wnids_in_names(folder):
+        wnids = [devkit.classes.wnids[index] for index in devkit.validation_class_index]
+        numbered = {labels.validation_stem(n): wnid for n, wnid in enumerate(wnids, start=1)}
+        found.append(Claim(devkit_path, numbered))
+    return found + [Claim(str(path), wnids) for path, wnids in label_lists.find(folders)]
+
+
+def _published(stems: Iterable[str], classes: ClassList) -> list[Claim]:
+    """Returns the published labels of images by name, if these are ILSVRC2012's images."""
+    published = labels.published_labels_of(stems, classes.index)
+    return [Claim(labels.PUBLISHED, published)] if published else []
+
+
+def _stem(path: str) -> str:
+    """Returns the name of an image in a list of labels."""
+    return Path(keys.without_wnid(Path(path).name)).stem
+
+
+def _stems(folders: Iterable[Path]) -> set[str]:
+    return {_stem(path) for folder in folders for path in layout.files_below(folder, below=False)}
+
+
+def _compared(
+    groups: Iterable[tuple[str, list[File]]],
+    folder: Path,
+    class_ids: Mapping[str, str],
+    lists: list[Claim],
+    classes: ClassList,
+) -> Iterator[tuple[str, list[File]]]:
+    """Yields `groups`, then compares their labels with the lists and with the published labels.
+
+    Raises SourceError if they differ. Adds the published labels, if any, to `lists`.
+    """
+    listed = set().union(*(claim.classes for claim in lists))
+    found: dict[str, str] = {}
+    for name, files in groups:
+        if name in class_ids:
+            stems = {_stem(file.path) for file in files}
+            of_ilsvrc = {stem for stem in stems if keys.validation_number(stem) is not None}
+            found |= dict.fromkeys(stems & listed | of_ilsvrc, class_ids[name])
+        yield name, files
+    if not (folder.parent / naming.EXPORT).is_file():
+        known = {claim.where for claim in lists}
+        lists += [claim for claim in _published(found, classes) if claim.where not in known]
+    for claim in lists:
+        compare("image", [Claim(str(folder), found), claim], labels.RIGHT_LABELS)
+
+
+def _statements(about: str, noun: str, claims: Iterable[Claim]) -> Iterator[Statement]:
+    for claim in claims:
+        yield Statement(about, Path(claim.where).name, counted(len(claim.classes), noun))
+
+
+def _validation(lists: Sequence[Claim], classes: ClassList, root: Path) -> dict[str, int]:
+    """Returns class indices by validation file name (no extension), from the first label list."""
+    if not lists:
         raise UsageError(
             f"--source {root}: the validation folder has no class folders and its labels are "
             f"missing. Put {labels.DEVKIT}, {SYNSET_LABELS} or {SOLUTION} there, or create class "
             "folders."
         )
-    return listed
-
-
-def listed_labels(folders: Sequence[Location], classes: ClassList) -> dict[str, int] | None:
-    """Returns class indices by file name (no extension) from the first list in these folders."""
-    for path, wnids in label_lists.find(folders):
-        return _class_indices(wnids, classes, path)
-    return None
+    compare("image", lists, labels.RIGHT_LABELS)
+    indices: dict[str, int] = {}
+    for stem, wnid in lists[0].classes.items():
+        if wnid not in classes.index:
+            raise SourceError(
+                f"{lists[0].where}: {stem}: {wnid[:_MOST_SHOWN]!r} is not in the class list of "
+                f"{counted(len(classes.wnids), 'class')}. Get the file again."
+            )
+        indices[stem] = classes.index[wnid]
+    return indices
 
 
 def _classes_of(base: Path, folders: dict[str, list[str]]) -> ClassList:
@@ -343,6 +440,20 @@ def _classes_of(base: Path, folders: dict[str, list[str]]) -> ClassList:
             f"but these are not: {some(strangers)}. Move them away."
         )
     return labels.classes_called(names, str(where))
+
+
+def _refuse_numbers(folder: Path) -> None:
+    """Raises SourceError if numbered class folders hold validation images of ILSVRC2012."""
+    numbers = [name for name in subfolders(folder) if name.isdecimal()]
+    for path in map(Path, layout.files_below(folder / numbers[0])) if numbers else ():
+        if keys.validation_number(path.name) is not None:
+            raise SourceError(
+                f"{folder}: its folders are numbers ({some(numbers)}), but they hold validation "
+                f"images of ILSVRC2012, such as {path.relative_to(folder)}. Such numbers may be "
+                "ILSVRC2012_IDs or class indices, so they are not read. Put the images directly "
+                "into val/, without class folders: their published labels are used. If these are "
+                "your own classes: give the folders names."
+            )
 
 
 def _class_folders(folder: Path, classes: ClassList, problems: Problems) -> dict[int, str]:
@@ -389,13 +500,3 @@ def _read_mapping(path: Path) -> ClassList:
         )
     classes = ClassList(tuple(row[0] for row in rows), tuple(row[1].strip() for row in rows))
     return labels.official_classes() if classes.official else classes
-
-
-def _class_indices(wnids: Mapping[str, str], classes: ClassList, path: Location) -> dict[str, int]:
-    for number, wnid in enumerate(wnids.values(), start=1):
-        if wnid not in classes.index:
-            raise SourceError(
-                f"{path}: entry {number}: expected one of {len(classes.wnids):,} classes. Get the "
-                "file again."
-            )
-    return {name: classes.index[wnid] for name, wnid in wnids.items()}

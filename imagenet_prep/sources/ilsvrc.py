@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,8 +16,8 @@ from imagenet_prep.dataset.class_list import ClassList
 from imagenet_prep.dataset.ignored import is_hidden
 from imagenet_prep.dataset.keys import VALIDATION_NAME
 from imagenet_prep.dataset.member import Member
-from imagenet_prep.sources import labels, published, source, tar
-from imagenet_prep.sources.folder import listed_labels
+from imagenet_prep.sources import label_lists, labels, published, source, tar
+from imagenet_prep.sources.evidence import Claim, compare
 from imagenet_prep.sources.listing import is_called_an_image
 from imagenet_prep.sources.member_reader import MemberReader, TarReader
 from imagenet_prep.sources.source import IndexTask
@@ -199,23 +200,13 @@ class Unlabelled(Tars):
 
 
 def find(folder: Location, splits: Sequence[str]) -> Ilsvrc2012 | Unlabelled:
-    """Returns the source of `splits`; the devkit is required for validation."""
+    """Returns the source of `splits`; without a devkit, it has ILSVRC2012's published labels."""
     if isinstance(folder, Path) and not folder.is_dir():
-        expected = ", ".join([*(ARCHIVES[split] for split in splits), labels.DEVKIT])
+        expected = ", ".join(ARCHIVES[split] for split in splits)
         raise UsageError(f"--source {folder}: no such folder. Put {expected} there.")
     archives = {ARCHIVES[split]: folder / ARCHIVES[split] for split in splits}
     devkit_path = folder / labels.DEVKIT
     missing = [name for name, path in archives.items() if not path.is_file()]
-    classes = labels.official_classes()
-    truth: tuple[int, ...] = ()
-    if devkit_path.is_file():
-        devkit = labels.read_devkit(devkit_path)
-        classes = devkit.classes
-        truth = devkit.validation_class_index
-    elif schema.VALIDATION in splits:
-        truth = _listed_truth(folder, classes)
-        if not truth:
-            missing.append(labels.DEVKIT)
     if missing:
         found = ""
         if folder.is_dir():
@@ -234,21 +225,19 @@ def find(folder: Location, splits: Sequence[str]) -> Ilsvrc2012 | Unlabelled:
         part = source.file_part(archives[ARCHIVES[schema.TEST]], published.TEST.md5)
         task = IndexTask(schema.TEST, schema.TEST, part.name, 0, 0, part.num_bytes)
         return Unlabelled(_UNLABELLED, (part,), archives, tasks=(task,))
+    if devkit_path.is_file():
+        devkit = labels.read_devkit(devkit_path)
+        classes, truth = devkit.classes, devkit.validation_class_index
+    else:
+        classes = labels.official_classes()
+        truth = labels.published_labels()
+        listed = [Claim(str(path), wnids) for path, wnids in label_lists.find([folder])]
+        of_listed = itertools.chain.from_iterable(claim.classes for claim in listed)
+        known = labels.published_labels_of(of_listed, classes.index)
+        compare("image", [*listed, Claim(labels.PUBLISHED, known)], labels.RIGHT_LABELS)
     # With a different class list, these are not the published archives: no md5 is known.
     parts = tuple(
         source.file_part(archives[ARCHIVES[s]], _PUBLISHED[s].md5 if classes.official else None)
         for s in splits
     )
     return Ilsvrc2012(classes, parts, archives, truth)
-
-
-def _listed_truth(folder: Location, classes: ClassList) -> tuple[int, ...]:
-    """Returns the class indices of the validation images from a list next to the archives."""
-    listed = listed_labels([folder], classes) or {}
-    names = [f"ILSVRC2012_val_{number:08d}" for number in range(1, len(listed) + 1)]
-    if {*names} != listed.keys():
-        raise SourceError(
-            f"{folder}: the list of labels has {counted(len(listed), 'image')}, expected all of "
-            f"{names[0]} to {names[-1]}. Get the list again."
-        )
-    return tuple(map(listed.__getitem__, names))

@@ -6,7 +6,7 @@ The test split of imagenet-1k is ignored, because it has no labels.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +19,7 @@ from imagenet_prep.core.terminal import counted
 from imagenet_prep.dataset import keys, schema
 from imagenet_prep.dataset.class_list import ClassList
 from imagenet_prep.sources import labels, pages, parquet_layout, source
+from imagenet_prep.sources.evidence import CLASSES, Claim, Statement, compare
 from imagenet_prep.sources.parquet_layout import columns_of
 from imagenet_prep.sources.source import IndexTask, PackedImage
 from imagenet_prep.storage.os_errors import demand_disk
@@ -41,6 +42,13 @@ class Parquet(source.Packed):
 
     files: dict[str, Path]
     absent: dict[str, int]
+    # The class index of each label, for files that list the same classes in a different order.
+    orders: dict[str, tuple[int, ...]]
+
+    @property
+    def identity(self) -> list[object]:
+        """JSON values on which the index depends; the order of classes only if files differ."""
+        return [*super().identity, self.orders] if self.orders else super().identity
 
     def images(self, task: IndexTask) -> Iterator[PackedImage]:
         """Yields the images of one file, in row order."""
@@ -69,6 +77,8 @@ class Parquet(source.Packed):
             raise SourceError(
                 f"{where}: label {label!r}, expected 0 to {len(self.classes.wnids) - 1:,}. {advice}"
             )
+        if task.part in self.orders:
+            label = self.orders[task.part][label]
         data = (image or {}).get("bytes")
         if data is None:
             raise SourceError(
@@ -117,9 +127,12 @@ def find(root: Path, splits: Sequence[str]) -> Parquet:
             files[file.name] = file.path
             num_bytes = _image_bytes(file.path)
             tasks.append(IndexTask(file.name, split, file.name, num_bytes=num_bytes))
-    classes = _classes(next(iter(files.values())))
+    named = _names_by_file(files)
+    orders = _orders(files, named)
+    classes = _classes(files[next(iter(named), next(iter(files)))])
     parts = tuple(source.file_part(path)._replace(name=name) for name, path in files.items())
-    return Parquet(classes, parts, files, absent, tasks=tuple(tasks))
+    evidence = tuple(_statements(named, orders))
+    return Parquet(classes, parts, files, absent, orders, tasks=tuple(tasks), evidence=evidence)
 
 
 @contextmanager
@@ -178,6 +191,45 @@ def _is_ours(file: ParquetFile) -> bool:
 
 def _base(image: dict[str, Any]) -> str:
     return str(image["path"] or "").rpartition("/")[2]
+
+
+def _names_by_file(files: Mapping[str, Path]) -> dict[str, list[str]]:
+    """Returns the class names of each file that has them in its metadata."""
+    named: dict[str, list[str]] = {}
+    for part, path in files.items():
+        with _opened(path) as (file, _):
+            names = _class_names(file, path)
+        if names:
+            named[part] = names
+    return named
+
+
+def _orders(
+    files: Mapping[str, Path], named: Mapping[str, list[str]]
+) -> dict[str, tuple[int, ...]]:
+    """Returns the class index of each label for files that list the classes in another order.
+
+    Raises SourceError if a file lists other classes than the first one.
+    """
+    orders: dict[str, tuple[int, ...]] = {}
+    first = next(iter(named), "")
+    for part, names in named.items():
+        indices = {name: index for index, name in enumerate(named[first])}
+        if sorted(names) == sorted(indices) and names != named[first]:
+            orders[part] = tuple(indices[name] for name in names)
+        else:
+            pair = (Claim(str(files[f]), dict(enumerate(named[f]))) for f in (first, part))
+            advice = "Keep only the files of one dataset, or save both with the same ClassLabel."
+            compare("label", pair, advice, complete=True)
+    return orders
+
+
+def _statements(
+    named: Mapping[str, list[str]], orders: Mapping[str, object]
+) -> Iterator[Statement]:
+    for part, names in named.items():
+        order = " in a different order: labels are mapped by name" if part in orders else ""
+        yield Statement(CLASSES, part, counted(len(names), "name") + order)
 
 
 def _classes(path: Path) -> ClassList:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,6 +21,7 @@ from imagenet_prep.dataset.class_list import ClassList
 from imagenet_prep.dataset.keys import WNID
 from imagenet_prep.dataset.member import Member
 from imagenet_prep.sources import labels, source
+from imagenet_prep.sources.evidence import CLASSES, Claim, Statement, compare
 from imagenet_prep.sources.scan import read_errors, refuse_link_out
 from imagenet_prep.sources.source import IndexTask
 from imagenet_prep.storage.archive import ArchiveReader
@@ -36,6 +37,7 @@ _MAX_LINE_BYTES = 1 << 13  # a line has a path and possibly several labels
 _MAX_IMAGES = 16_000_000
 _MAX_CLASSES = 1 << 20
 _MAX_DIGITS = 18
+_FEWEST_FOLDERS = 2  # a list with one class may have one folder for all images
 
 
 class RecordReader(ArchiveReader):
@@ -190,7 +192,10 @@ def find(root: Path, splits: Sequence[str]) -> RecordIO:
     list_paths = {path.name: path.with_suffix(".lst") for path in paths}
     lists = {name: ImageList(path) for name, path in list_paths.items() if path.is_file()}
     synsets = [path for path in (root / SYNSET,) if path.is_file()]
-    classes = _read_synset(*synsets) if synsets else _classes_of(list(lists.values()), root)
+    of_paths = {list_paths[name]: image_list for name, image_list in lists.items()}
+    folders = _class_folders(of_paths)
+    classes = _read_synset(*synsets) if synsets else _classes_of(of_paths, folders, root)
+    statements = _compared(synsets, classes, folders)
     files_read = [*paths, *(list_paths[name] for name in lists), *synsets]
     parts = {path: source.file_part(path) for path in files_read}
     tasks = tuple(
@@ -200,32 +205,68 @@ def find(root: Path, splits: Sequence[str]) -> RecordIO:
         for start in range(0, parts[path].num_bytes, _PIECE_BYTES)
     )
     files = {path.name: path for path in paths}
-    return RecordIO(classes, tuple(parts.values()), files, lists, tasks=tasks)
+    parts_read = tuple(parts.values())
+    return RecordIO(classes, parts_read, files, lists, tasks=tasks, evidence=statements)
 
 
-def _classes_of(lists: Sequence[ImageList], root: Path) -> ClassList:
-    """Returns ILSVRC2012's classes if all labels match them, else the classes in the lists.
+def _class_folders(lists: Mapping[Path, ImageList]) -> dict[Path, dict[int, str]]:
+    """Returns the folder of each label, for each list in which a label has only one.
 
-    Classes are named after the first folder in their paths if each class has a different one, or if
-    the first folders agree with those of such a list; else after the last.
+    It is the first folder in the paths if each class has a different one, or if the first folders
+    agree with those of such a list; else the last.
     """
     known: dict[int, str] = {}
-    for image_list in lists:
+    for image_list in lists.values():
         if image_list.names_first_folders:
             known |= image_list.firsts
-    names: dict[int, str] = {}
-    for image_list in lists:
-        of_list = image_list.firsts
-        if not (image_list.names_first_folders or of_list.items() <= known.items()):
-            of_list = image_list.lasts
-            if image_list.problem:
-                raise SourceError(image_list.problem)
-        for label, name in of_list.items():
-            if names.setdefault(label, name) != name:
-                raise SourceError(
-                    f"{root}: two lists disagree: label {label} is {name!r} in one and "
-                    f"{names[label]!r} in the other. Keep only the files of one dataset."
-                )
+    found: dict[Path, dict[int, str]] = {}
+    for path, image_list in lists.items():
+        if image_list.names_first_folders or image_list.firsts.items() <= known.items():
+            found[path] = image_list.firsts
+        elif not image_list.problem:
+            found[path] = image_list.lasts
+    return found
+
+
+def _compared(
+    synsets: Sequence[Path], classes: ClassList, lists: Mapping[Path, Mapping[int, str]]
+) -> tuple[Statement, ...]:
+    """Compares the folders in the lists with synset.txt; returns the statements about the classes.
+
+    Args:
+      synsets: synset.txt, if it exists.
+      classes: the class list, which is that of synset.txt.
+      lists: the folder of each label, by list.
+    """
+    claims = [Claim(str(path), dict(enumerate(classes.wnids))) for path in synsets]
+    for path, folders in lists.items():
+        ids = {label: _class_id(folder, classes) for label, folder in folders.items()}
+        names = set(ids.values())
+        # Folders that are the same for several classes, or numbers, are not the names of classes.
+        if _FEWEST_FOLDERS <= len(names) == len(ids) and not all(map(str.isdecimal, names)):
+            claims.append(Claim(str(path), ids))
+    compare("label", claims, f"Remove {SYNSET} to use the folders as names, or get both again.")
+    return tuple(
+        Statement(CLASSES, Path(claim.where).name, counted(len(claim.classes), "class"))
+        for claim in claims
+    )
+
+
+def _class_id(folder: str, classes: ClassList) -> str:
+    index = classes.of_folder(folder)
+    return "_".join(folder.split()) if index is None else classes.wnids[index]
+
+
+def _classes_of(
+    lists: Mapping[Path, ImageList], folders: Mapping[Path, Mapping[int, str]], root: Path
+) -> ClassList:
+    """Returns ILSVRC2012's classes if all labels match them, else the classes in the lists."""
+    for path, image_list in lists.items():
+        if path not in folders:
+            raise SourceError(image_list.problem)
+    claims = [Claim(str(path), of_list) for path, of_list in folders.items()]
+    compare("label", claims, "Keep only the files of one dataset.")
+    names = {label: name for of_list in folders.values() for label, name in of_list.items()}
     official = labels.official_classes()
     if names and all(official.index.get(name) == label for label, name in names.items()):
         return official
@@ -238,8 +279,10 @@ def _classes_of(lists: Sequence[ImageList], root: Path) -> ClassList:
 
 
 def _read_synset(path: Path) -> ClassList:
-    lines = source.read_list(path).splitlines()
-    rows = [line.partition(" ") for line in lines if line.strip()]
+    lines = [line for line in source.read_list(path).splitlines() if line.strip()]
+    if labels.are_official_words(lines):
+        return labels.official_classes()
+    rows = [line.partition(" ") for line in lines]
     words = {row[0]: row[2].strip() for row in rows if row[2].strip()}
     classes = labels.classes_called([row[0] for row in rows], str(path), words)
     if not rows or len(rows) > _MAX_CLASSES:

@@ -19,7 +19,8 @@ from imagenet_prep.dataset.class_list import ClassList
 from imagenet_prep.dataset.export_keys import ExportKeys
 from imagenet_prep.dataset.keys import WNID
 from imagenet_prep.dataset.member import Member
-from imagenet_prep.sources.evaluation_layout import Layout
+from imagenet_prep.sources.evaluation_layout import OWN_CLASSES, Layout
+from imagenet_prep.sources.evidence import Statement
 from imagenet_prep.sources.member_reader import MemberReader
 from imagenet_prep.sources.scan import File, demand_utf8, read_errors, refuse_link_out
 from imagenet_prep.storage.archive import RangeReader
@@ -84,6 +85,9 @@ class Source(ABC):
     tasks: tuple[IndexTask, ...] = field(default=(), kw_only=True)
     evaluation: Layout | None = field(default=None, kw_only=True)
     keys: ExportKeys = field(default_factory=dict, kw_only=True)
+    # Whether `export` wrote the source: it may have labels that `amend` has changed.
+    is_export: bool = field(default=False, kw_only=True)
+    evidence: tuple[Statement, ...] = field(default=(), kw_only=True, compare=False)
 
     @property
     def name(self) -> str:
@@ -168,6 +172,11 @@ class Source(ABC):
         if self.evaluation is not None:
             return self.evaluation.edition
         return editions.ILSVRC2012 if self.is_ilsvrc else None
+
+    @property
+    def if_own(self) -> str:
+        """The advice for a source whose edition was recognised, although it is the user's own."""
+        return OWN_CLASSES if self.evaluation is not None else ""
 
     def count_problems(self, split: str, num_per_class: Sequence[int]) -> list[str]:
         """Returns messages about differences from the published counts per class."""

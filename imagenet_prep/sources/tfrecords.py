@@ -23,6 +23,7 @@ from imagenet_prep.dataset.member import NO_BOXES, Boxes, Member
 from imagenet_prep.dataset.problems import GivenUpError, Problems
 from imagenet_prep.dataset.protobuf import Value
 from imagenet_prep.dataset.samples import Sample
+from imagenet_prep.sources.evidence import Claim, compare
 from imagenet_prep.sources.labelling import Labelling, LabelUse
 from imagenet_prep.sources.labels import classes_called, official_classes
 from imagenet_prep.sources.shard_files import ShardFile, TfrecordSet
@@ -248,12 +249,17 @@ def _listed_labels(found: TfrecordSet, uses: Sequence[LabelUse]) -> Labelling | 
     names = [name.strip() for name in labels(found.store).splitlines() if name.strip()]
     if not names:
         return None
-    labelling = Labelling(classes_called(names, found.store.where(tfds_record.LABELS)), 0)
-    try:
-        for use in uses:
+    where = found.store.where(tfds_record.LABELS)
+    labelling = Labelling(classes_called(names, where), 0)
+    listed = Claim(where, dict(enumerate(labelling.classes.wnids)))
+    for use in uses:
+        try:
             labelling.class_index(use.name, use.label)
-    except DataDamagedError:
-        return None
+        except DataDamagedError:
+            if use.name in labelling.classes.index:
+                record = Claim(use.where, {use.label: use.name})
+                compare("label", [listed, record], "Remove the list, or get the dataset again.")
+            return None
     return labelling
 
 

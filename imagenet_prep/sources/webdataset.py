@@ -17,7 +17,7 @@ from imagenet_prep.core.terminal import counted
 from imagenet_prep.dataset import editions, keys, schema
 from imagenet_prep.dataset.class_list import MOST_CLASSES, ClassList
 from imagenet_prep.dataset.ignored import is_hidden
-from imagenet_prep.dataset.keys import VALIDATION_NAME, WNID
+from imagenet_prep.dataset.keys import WNID
 from imagenet_prep.dataset.member import Member
 from imagenet_prep.sources import ilsvrc, labels, layout, lemmas, source
 from imagenet_prep.sources.member_reader import MemberReader
@@ -319,8 +319,8 @@ def stated_classes(
     """Returns the class name that the samples of each label state, or "" if they state none.
 
     If samples have no number, the name is used as label. Reads `most` samples of each tar, or all.
-    The first validation images of ILSVRC2012 state their classes by their file names. Also returns
-    the labels of samples that state no class, without ILSVRC2012's other validation images.
+    ILSVRC2012's validation images state their classes by their file names. Also returns the labels
+    of samples that state no class.
     """
     stated: dict[int | str, str] = {}
     unnamed: set[int | str] = set()
@@ -337,7 +337,7 @@ def stated_classes(
                     "earlier sample. Get the tars again, or write them again."
                 )
             stated[label] = first
-            if not name and not VALIDATION_NAME.match(sample.filename.rpartition("/")[2]):
+            if not name:
                 unnamed.add(label)
 
         _read(reader, task, add, most)
@@ -363,9 +363,11 @@ def _read(
 
 
 def _known_label(filename: str) -> str:
-    match = VALIDATION_NAME.match(filename.rpartition("/")[2])
-    number = int(match[1]) if match else 0
-    return labels.CANARIES[number - 1] if 1 <= number <= len(labels.CANARIES) else ""
+    number = keys.validation_number(filename)
+    published = labels.published_labels()
+    if number is None or not 1 <= number <= len(published):
+        return ""
+    return labels.official_classes().wnids[published[number - 1]]
 
 
 def list_of(path: Location) -> ClassList:

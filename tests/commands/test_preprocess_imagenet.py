@@ -121,7 +121,8 @@ def test_the_folder_that_the_tutorials_script_left_becomes_a_set(
     assert result.code == 0, result
     config = json.loads((tmp_path / "out" / "dataset.json").read_bytes())["config"]
     assert (config["short_side"], config["splits"]) == (None, ["train", "validation"])
-    truth = {image.key.rpartition("/")[2]: image for image in mini.images}
+    names = layouts.published_names(mini)
+    truth = {names.get(i.key, i.key).rpartition("/")[2]: i for i in mini.images}
     for split in ("train", "validation"):
         found = {record.filename: record for record in split_records(tmp_path / "out", split)}
         kept = {n for n, i in truth.items() if i.split == split and i.fate != "quarantined"}

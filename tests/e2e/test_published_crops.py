@@ -21,6 +21,7 @@ from imagenet_prep.core.world import World
 from imagenet_prep.dataset import editions
 from imagenet_prep.evaluation import score
 from imagenet_prep.read import ColumnWriter, Reader, make_dataset, native
+from imagenet_prep.sources.labels import published_labels
 from tests.kit import command, evaluation_sets
 from tests.kit.documents import read
 from tests.kit.evaluation_sets import OBJECTS, WNIDS, put
@@ -156,10 +157,11 @@ def corrupted() -> dict[str, bytes]:
     """The images of a small ImageNet-C, by key."""
     files = {}
     for place, (corruption, severity) in enumerate(GROUPS):
-        for index, class_index in enumerate(CLASSES):
+        for class_index in CLASSES:
+            numbers = [n for n, of in enumerate(published_labels(), 1) if of == class_index]
             for number in range(4):
                 image = photograph(class_index, 10 * place + number, 224, 224)
-                name = f"ILSVRC2012_val_{4 * index + number + 1:08d}.JPEG"
+                name = f"ILSVRC2012_val_{numbers[number]:08d}.JPEG"
                 files[f"{corruption}/{severity}/{WNIDS[class_index]}/{name}"] = stored(image)
     return files
 

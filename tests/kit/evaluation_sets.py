@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from PIL import Image
 
-from imagenet_prep.sources.labels import official_classes
+from imagenet_prep.sources.labels import official_classes, published_labels
 from tests.kit.layouts import write
 
 WNIDS = official_classes().wnids
@@ -82,10 +82,13 @@ def corrupted(
 ) -> Made:
     """Returns images of ImageNet-C: of each class as many, at each corruption and severity."""
     made = Made({}, {})
+    of_class: dict[int, list[int]] = {}
+    for number, index in enumerate(published_labels(), start=1):
+        of_class.setdefault(index, []).append(number)
     numbers = [
-        (index, f"ILSVRC2012_val_{each * index + number + 1:08d}.JPEG")
+        (index, f"ILSVRC2012_val_{number:08d}.JPEG")
         for index in classes
-        for number in range(each)
+        for number in of_class[index][:each]
     ]
     for corruption, severity in groups:
         for index, name in numbers:

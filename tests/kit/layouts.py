@@ -42,6 +42,25 @@ def images(mini: Miniature) -> list[Named]:
     return found
 
 
+def published_names(mini: Miniature) -> dict[str, str]:
+    """Returns new names of the validation images: those of ILSVRC2012's images of their classes.
+
+    The miniature numbers its images from 1, so its labels contradict the published ones. A source
+    with ILSVRC2012's class list needs these names.
+    """
+    numbers: dict[str, list[int]] = {}
+    wnids = official_classes().wnids
+    for number, index in enumerate(labels.published_labels(), start=1):
+        numbers.setdefault(wnids[index], []).append(number)
+    images_of = sorted(mini.of("validation").items())
+    return {key: f"ILSVRC2012_val_{numbers[i.wnid].pop(0):08d}.JPEG" for key, i in images_of}
+
+
+def renamed(found: Iterable[Named], names: Mapping[str, str]) -> list[Named]:
+    """Returns images with new keys."""
+    return [(split, names.get(key, key), data) for split, key, data in found]
+
+
 def write(path: Path, data: bytes) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(data)
@@ -62,10 +81,12 @@ def make_folder(mini: Miniature, root: Path, *, truth: str, val: str = "val") ->
       mini: the images.
       root: created.
       truth: where validation labels are: "folders", "devkit", "devkit_folder", "synsets", "csv".
+        Without a devkit, the class list is ILSVRC2012's, and names are from `published_names`.
       val: name of the validation folder.
     """
-    wnid_of = {key: image.wnid for key, image in mini.of("validation").items()}
-    for split, key, data in images(mini):
+    names = {} if truth.startswith("devkit") else published_names(mini)
+    wnid_of = {names.get(key, key): i.wnid for key, i in mini.of("validation").items()}
+    for split, key, data in renamed(images(mini), names):
         if split == "train":
             write(root / "train" / key, data)
         elif truth == "folders":
@@ -77,10 +98,11 @@ def make_folder(mini: Miniature, root: Path, *, truth: str, val: str = "val") ->
     elif truth == "devkit_folder":
         unpack(mini.root / labels.DEVKIT, root)
     elif truth == "synsets":
-        text = "".join(f"{wnid_of[key]}\n" for key in sorted(wnid_of))
+        wnids = official_classes().wnids
+        text = "".join(f"{wnids[index]}\n" for index in labels.published_labels())
         write(root / "imagenet_2012_validation_synset_labels.txt", text.encode())
     elif truth == "csv":
-        write(root / "LOC_val_solution.csv", solution(mini))
+        write(root / "LOC_val_solution.csv", solution(mini, names))
     return root
 
 
@@ -128,19 +150,20 @@ def tar(files: Mapping[str, bytes]) -> bytes:
 def make_kaggle(mini: Miniature, root: Path, classes: Sequence[tuple[str, str]]) -> Path:
     """Writes what Kaggle's imagenet-object-localization-challenge unpacks to."""
     data_folder = root / "ILSVRC" / "Data" / "CLS-LOC"
-    for split, key, data in images(mini):
+    names = published_names(mini) if len(classes) == len(official_classes().wnids) else {}
+    for split, key, data in renamed(images(mini), names):
         write(data_folder / {"train": "train", "validation": "val"}[split] / key, data)
     write(data_folder / "test" / "ILSVRC2012_test_00000001.JPEG", b"no label")
     mapping = "".join(f"{wnid} {words}\n" for wnid, words in classes)
     write(root / "LOC_synset_mapping.txt", mapping.encode())
-    write(root / "LOC_val_solution.csv", solution(mini))
+    write(root / "LOC_val_solution.csv", solution(mini, names))
     return root
 
 
-def solution(mini: Miniature) -> bytes:
-    """Returns LOC_val_solution.csv, in no order, as Kaggle's is."""
+def solution(mini: Miniature, names: Mapping[str, str]) -> bytes:
+    """Returns LOC_val_solution.csv, in no order, as Kaggle's is; `names` are new keys."""
     rows = [
-        f"{key.removesuffix('.JPEG')},{image.wnid} 1 2 30 40 \n"
+        f"{names.get(key, key).removesuffix('.JPEG')},{image.wnid} 1 2 30 40 \n"
         for key, image in mini.of("validation").items()
     ]
     return ("ImageId,PredictionString\n" + "".join(rows)).encode()
@@ -148,9 +171,11 @@ def solution(mini: Miniature) -> bytes:
 
 def hugging_face_rows(mini: Miniature, split: str, wnids: Sequence[str]) -> list[dict[str, Any]]:
     """Returns the rows of imagenet-1k: shuffled over classes, the WNID appended to each path."""
-    wnid_of = {key: image.wnid for key, image in mini.of(split).items()}
+    is_official = split == "validation" and len(wnids) == len(official_classes().wnids)
+    names = published_names(mini) if is_official else {}
+    wnid_of = {names.get(key, key): image.wnid for key, image in mini.of(split).items()}
     rows = []
-    for its_split, key, data in images(mini):
+    for its_split, key, data in renamed(images(mini), names):
         if its_split == split:
             stem, dot, suffix = key.rpartition("/")[2].rpartition(".")
             path = f"{stem}_{wnid_of[key]}{dot}{suffix}"

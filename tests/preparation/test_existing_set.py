@@ -203,12 +203,10 @@ def test_a_set_of_another_number_of_images_says_how_it_differs(tmp_path: Path) -
     assert any("1,281,167" in problem for problem in seen.count_problems)
 
 
-def test_validation_labels_are_compared_when_all_are_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    noted: list[dict[int, int]] = []
+def test_validation_labels_are_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    noted: list[dict[str, int]] = []
 
-    def refuse(classes: ClassList, labels: dict[int, int], where: str) -> None:
+    def refuse(classes: ClassList, labels: dict[str, int], where: str, *_: object) -> None:
         noted.append(labels)
         raise DataDamagedError(f"{where}: shuffled")
 
@@ -217,7 +215,7 @@ def test_validation_labels_are_compared_when_all_are_there(
 
     assert check(root).problems == [f"{root}: shuffled"]
     # By the number in the file's name, the class's place in the official list.
-    assert noted == [{6: 5, 7: 105}]
+    assert noted == [{"ILSVRC2012_val_00000006": 5, "ILSVRC2012_val_00000007": 105}]
 
 
 def test_a_check_that_was_killed_reads_only_what_it_had_not(

@@ -155,7 +155,8 @@ def test_kaggles_folders_are_one_task_a_class(tmp_path: Path) -> None:
     (tmp_path / "ILSVRC" / "Data" / "CLS-LOC").mkdir(parents=True)
     xml = voc_xml(2, 2, [(0, 0, 1, 1)], WNID)
     write(folder / "train" / WNID / f"{STEM}.xml", xml)
-    write(folder / "train" / "n01443537" / "n01443537_2.xml", xml)
+    other = xml.replace(WNID.encode(), b"n01443537")
+    write(folder / "train" / "n01443537" / "n01443537_2.xml", other)
     write(folder / "val" / "ILSVRC2012_val_00000001.xml", xml)
     found = boxes.find(tmp_path, ["train", "validation"], official=True)
 
@@ -180,3 +181,31 @@ def test_an_annotation_in_the_folder_of_another_class_is_named(tmp_path: Path) -
 
 def test_without_annotations_there_are_none(tmp_path: Path) -> None:
     assert boxes.find(tmp_path, ["train"], official=True) is None
+
+
+@pytest.mark.parametrize(
+    ("split", "stem", "wnid"),
+    [
+        ("train", "n01440764_1", "n01443537"),
+        ("validation", "ILSVRC2012_val_00000001", "n01440764"),
+        ("validation", "ILSVRC2012_val_00000002", "n01751748"),
+    ],
+)
+def test_boxes_of_a_different_class_are_refused(
+    split: str, stem: str, wnid: str, tmp_path: Path
+) -> None:
+    true = ("n01751748", "n09193705", "n02105855", "n04263257", "n03125729")
+    right = {f"ILSVRC2012_val_{number:08d}": of_true for number, of_true in enumerate(true, 1)}
+    if split == "train":
+        right = {"n01440764_1": "n01440764", "n01440764_2": "n01440764"}
+    task = boxes.BoxTask(split, split, tmp_path / "n01440764")
+    for name, of_image in right.items():
+        write(task.path / f"{name}.xml", voc_xml(9, 9, [(1, 1, 5, 5)], of_image))
+    assert boxes.read(task).images == len(right)
+
+    # ILSVRC2012 has words instead of the WNIDs of many dogs, which say nothing here.
+    write(task.path / f"{stem}.xml", voc_xml(9, 9, [(1, 1, 5, 5)], "Scottish_deerhound"))
+    assert boxes.read(task).images == len(right)
+    write(task.path / f"{stem}.xml", voc_xml(9, 9, [(1, 1, 5, 5)], wnid))
+    with pytest.raises(SourceError, match=rf"disagree: image {stem} is class .* '{wnid}' in the"):
+        boxes.read(task)

@@ -75,7 +75,7 @@ def test_where_two_kinds_lie_together_the_other_one_is_named(tmp_path: Path) -> 
     make_cifar10(tmp_path, num=1)
 
     assert find(tmp_path) == (
-        "folder: train; 1 class (cat; not ILSVRC2012's); "
+        "folder: train; 1 class (cat; not ILSVRC2012's) from train/; "
         "also found, but not read: cifar10 (see --source-kind)"
     )
     assert find(tmp_path, "cifar10").startswith(

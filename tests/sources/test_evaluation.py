@@ -208,7 +208,7 @@ def test_corruption_and_severity_come_from_the_path(container: str, tmp_path: Pa
     source = found(put(made.files, tmp_path, "weather", container))
 
     assert {key: index for key, (index, _) in images(source).items()} == made.class_of
-    assert "fog/1/ILSVRC2012_val_00000001.JPEG" in made.class_of
+    assert "fog/1/ILSVRC2012_val_00000293.JPEG" in made.class_of
     of_fog, of_jpeg = problems(source)[:3], problems(source)[3:]
     assert of_fog == [
         "fog/1 has 6 images, expected 50,000",
@@ -369,10 +369,14 @@ def test_a_set_on_a_server_is_the_same(container: str, tmp_path: Path) -> None:
         (["imagenetv2/0/a.jpeg", "imagenetv2/n01440764/b.jpeg"], "folder is 'n01440764'"),
         (
             ["imagenetv2/one/a.jpeg", "imagenetv2/two/b.jpeg"],
-            "only class indices .0 to 999. or only",
+            "matches no known evaluation dataset.* add --source-kind folder",
+        ),
+        (
+            ["imagenetv2/n01440764/a.jpeg", "imagenetv2/two/b.jpeg"],
+            "only class indices .0 to 999. or only.* your own classes: .* --source-kind folder",
         ),
         (["imagenet-a/n01440764/a.jpg", "imagenet-a/n99999999/b.jpg"], "folder is 'n99999999'"),
-        (["imagenet-r/0/a.jpg", "imagenet-r/1/b.jpg"], "folder is '0', but imagenet-r's"),
+        (["imagenet-r/0/a.jpg", "imagenet-r/1/b.jpg"], "matches no known evaluation dataset"),
         (["imagenet-a/n01440764/a.jpg", "imagenet-a/b.jpg"], "folder is 'imagenet-a'"),
         (["n01440764/a.jpg", "n01443537/b.jpg"], "matches no known evaluation dataset"),
         (["fog/1/n01440764/a.JPEG", "fog/6/n01440764/a.JPEG"], "CORRUPTION/SEVERITY/WNID"),

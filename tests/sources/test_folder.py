@@ -17,6 +17,8 @@ from tests.kit.system import System
 OFFICIAL = labels.official_classes()
 FIRST, SECOND = OFFICIAL.wnids[:2]
 VALIDATION = "ILSVRC2012_val_00000001.JPEG"
+# The published labels of the first three validation images.
+TRUTH = ("n01751748", "n09193705", "n02105855")
 
 
 def members(source: Folder, split: str) -> list[Member]:
@@ -31,7 +33,7 @@ def root(tmp_path: Path) -> Path:
             write(tmp_path / "train" / wnid / f"{wnid}_{number}.JPEG", b"%d" % number)
     for number in (1, 2, 3):
         write(tmp_path / "val" / f"ILSVRC2012_val_{number:08d}.JPEG", b"val")
-    write(tmp_path / label_lists.SYNSET_LABELS, f"{SECOND}\n{FIRST}\n{SECOND}\n".encode())
+    write(tmp_path / label_lists.SYNSET_LABELS, "".join(f"{wnid}\n" for wnid in TRUTH).encode())
     return tmp_path
 
 
@@ -61,9 +63,8 @@ def test_members_are_sorted_and_read_back(root: Path) -> None:
     assert train[0].archive == f"train/{FIRST}/{FIRST}_10.JPEG"
     assert [source.reader.read(m.archive, m.offset, m.size) for m in train[:2]] == [b"10", b"7"]
     assert [(m.key, m.class_index) for m in members(source, "validation")] == [
-        ("ILSVRC2012_val_00000001.JPEG", 1),
-        ("ILSVRC2012_val_00000002.JPEG", 0),
-        ("ILSVRC2012_val_00000003.JPEG", 1),
+        (f"ILSVRC2012_val_{number:08d}.JPEG", OFFICIAL.index[wnid])
+        for number, wnid in enumerate(TRUTH, start=1)
     ]
 
 
@@ -147,6 +148,8 @@ def test_an_image_named_after_another_class_is_named(root: Path) -> None:
 
 def test_a_flat_validation_folder_needs_labels(root: Path) -> None:
     (root / label_lists.SYNSET_LABELS).unlink()
+    for path in (root / "val").iterdir():
+        path.rename(path.with_name(path.name.replace("ILSVRC2012_val_", "image")))
     with pytest.raises(UsageError, match=r"no class folders and its labels are missing\. Put"):
         folder.find(root, ["validation"])
 
@@ -161,21 +164,25 @@ def test_a_validation_image_beyond_the_labels_is_named(root: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        (label_lists.SYNSET_LABELS, b"n99999999\n", r"entry 1: expected one of"),
+        (label_lists.SYNSET_LABELS, b"n99999999\n", r"and ILSVRC2012's published labels"),
         (label_lists.SYNSET_LABELS, b"n0\xe9", r"is not UTF-8 text"),
+        (label_lists.SOLUTION, b"a,b\n", r"expected the columns ImageId,PredictionString"),
+        (label_lists.SOLUTION, b"", r"expected the columns ImageId,PredictionString"),
         (
             label_lists.SYNSET_LABELS,
             "n01440764\n".encode("utf-16"),
             r"is UTF-16, .* iconv -f UTF-16",
         ),
-        (label_lists.SOLUTION, b"a,b\n", r"expected the columns ImageId,PredictionString"),
-        (label_lists.SOLUTION, b"", r"expected the columns ImageId,PredictionString"),
         (
             label_lists.SOLUTION,
             f"ImageId,PredictionString\nx,{FIRST} 1\nx,{FIRST} 1\n".encode(),
-            r"entry 2: expected .*one entry per image",
+            r"entry 2: .* appears twice",
         ),
-        (label_lists.SOLUTION, b"ImageId,PredictionString\nx\n", r"entry 1: expected one of"),
+        (
+            label_lists.SOLUTION,
+            b"ImageId,PredictionString\nx\n",
+            r"x: '' is not in the class list of",
+        ),
         (
             folder.SYNSET_MAPPING,
             b"tench n01440764\n",

@@ -10,7 +10,7 @@ import pytest
 from imagenet_prep import export
 from imagenet_prep.pipelines import prepare
 from imagenet_prep.read.records import Records
-from imagenet_prep.sources.labels import official_classes
+from imagenet_prep.sources.labels import official_classes, published_labels
 from imagenet_prep.storage.opened import open_dataset
 from tests.kit import layouts
 from tests.kit.miniature import Miniature, miniature_for_tests
@@ -48,7 +48,7 @@ def official(tmp_path_factory: pytest.TempPathFactory) -> Path:
             name = f"{wnids[index]}_{place}.JPEG"
             layouts.write(source / "train" / wnids[index] / name, plain(place))
         if index:
-            name = f"ILSVRC2012_val_{number:08d}.JPEG"
+            name = f"ILSVRC2012_val_{published_labels().index(index) + 1:08d}.JPEG"
             layouts.write(source / "val" / wnids[index] / name, plain(number + 12))
     assert prepare.run(["--source", str(source), "--out", str(out), *FLAGS, "--json"]) == 0
     return out

@@ -17,7 +17,7 @@ from imagenet_prep.dataset import recordio, tfrecord
 from imagenet_prep.exporting import files as exported_files
 from imagenet_prep.pipelines import prepare
 from imagenet_prep.read.records import Records
-from imagenet_prep.sources.labels import official_classes
+from imagenet_prep.sources.labels import official_classes, published_labels
 from imagenet_prep.storage.folder import LocalStore
 from imagenet_prep.storage.opened import open_dataset
 from tests.commands.export.conftest import FLAGS, exported
@@ -167,7 +167,8 @@ def test_classes_keys_and_exclude_choose_as_readers_do(
 ) -> None:
     wnids = official_classes().wnids
     keys = tmp_path / "keys"
-    keys.write_text(f"{wnids[1]}/{wnids[1]}_1.JPEG\nILSVRC2012_val_00000003.JPEG\n")
+    validation = f"ILSVRC2012_val_{published_labels().index(500) + 1:08d}.JPEG"
+    keys.write_text(f"{wnids[1]}/{wnids[1]}_1.JPEG\n{validation}\n")
     expected: dict[tuple[str, ...], dict[str, int]] = {
         ("--classes", f"{wnids[0]},999"): {"train": 4, "validation": 1},
         ("--classes", wnids[0]): {"train": 2},

@@ -181,7 +181,7 @@ def test_keys_of_imagenet_c_live_through_all_verbs(tmp_path: Path) -> None:
     assert classes(out) == made.class_of
     table = (out / "samples" / "test-00000-of-00001.csv").read_text()
     assert table.count(",kept,") == len(made.class_of)
-    left = "fog/5/ILSVRC2012_val_00000001.JPEG"
+    left = "fog/5/ILSVRC2012_val_00000293.JPEG"
     (tmp_path / "left").write_text(f"{left}\n")
     verbs = (
         ("verify", out, "--level", "decode"),

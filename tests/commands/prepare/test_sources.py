@@ -6,6 +6,7 @@ import io
 import json
 import random
 import shutil
+import tarfile
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +16,7 @@ import pytest
 from PIL import Image
 
 from imagenet_prep.sources import boxes, labels
+from imagenet_prep.testing.miniature import TRAIN_ARCHIVE, VALIDATION_ARCHIVE
 from tests.kit import command, layouts
 from tests.kit.dataset import (
     SETTINGS,
@@ -24,7 +26,7 @@ from tests.kit.dataset import (
     split_records,
 )
 from tests.kit.lengths import long_but
-from tests.kit.miniature import Miniature
+from tests.kit.miniature import Miniature, rewrite_tar
 
 OFFICIAL = labels.official_classes()
 
@@ -82,34 +84,18 @@ def test_imagenet21k_from_one_tar_and_from_a_folder_of_tars(tmp_path: Path) -> N
 
 @pytest.fixture(scope="session")
 def official(mini: Miniature, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
-    """The shards with ILSVRC2012's own class list, from the archives themselves.
-
-    The devkit's 32 validation labels are not ILSVRC2012's 50,000, which it is held against;
-    so this one run goes without that check.
-    """
+    """The shards with ILSVRC2012's class list and published labels, from archives and no devkit."""
     root = tmp_path_factory.mktemp("official")
-    for name in ("ILSVRC2012_img_train.tar", "ILSVRC2012_img_val.tar"):
-        (root / name).symlink_to(mini.root / name)
-    from tests.kit.miniature import Synset, make_devkit
+    names = layouts.published_names(mini)
 
-    leaves = [
-        Synset(1 + (7 * i) % 1000, wnid, words)
-        for i, (wnid, words) in enumerate(zip(OFFICIAL.wnids, OFFICIAL.words, strict=True))
-    ]
-    id_of = {leaf.wnid: leaf.ilsvrc2012_id for leaf in leaves}
-    truth = [id_of[image.wnid] for _, image in sorted(mini.of("validation").items())]
-    make_devkit(root / labels.DEVKIT, leaves, [], truth)
-    code = (
-        "import sys\n"
-        "from imagenet_prep.sources import labels\n"
-        "labels.check_canaries = lambda wnids, path: None\n"
-        "sys.argv[0] = 'imagenet-prep'\n"
-        "from imagenet_prep.__main__ import main\n"
-        "main()\n"
-    )
+    def rename(info: tarfile.TarInfo, data: bytes) -> list[tuple[tarfile.TarInfo, bytes]]:
+        info.name = names[info.name]
+        return [(info, data)]
+
+    rewrite_tar(mini.root / VALIDATION_ARCHIVE, root / VALIDATION_ARCHIVE, rename)
+    (root / TRAIN_ARCHIVE).symlink_to(mini.root / TRAIN_ARCHIVE)
     out = root / "out"
-    arguments = ("prepare", "--source", root, "--out", out, *SETTINGS)
-    result = command.run(*arguments, program=("-c", code))
+    result = prepare(root, out)
     assert result.code == 0, result
     return shards(out)
 

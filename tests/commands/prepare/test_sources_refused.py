@@ -50,7 +50,7 @@ def image_in_two_classes(mini: Miniature, root: Path) -> str:
     layouts.make_folder(mini, root, truth="folders")
     image = next((root / "val" / wnids(mini)[0]).iterdir())
     write(root / "val" / wnids(mini)[1] / image.name, image.read_bytes())
-    return f"the image '{image.name}' is in two classes"
+    return f"published labels disagree: image {image.stem} is class "
 
 
 def label_against_wnid(mini: Miniature, root: Path) -> str:

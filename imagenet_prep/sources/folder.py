@@ -397,7 +397,7 @@ def _statements(about: str, noun: str, claims: Iterable[Claim]) -> Iterator[Stat
 
 
 def _validation(lists: Sequence[Claim], classes: ClassList, root: Path) -> dict[str, int]:
-    """Returns class indices by validation file name (no extension), from the first label list."""
+    """Returns class indices by validation file name (no extension), from all lists of labels."""
     if not lists:
         raise UsageError(
             f"--source {root}: the validation folder has no class folders and its labels are "
@@ -406,13 +406,14 @@ def _validation(lists: Sequence[Claim], classes: ClassList, root: Path) -> dict[
         )
     compare("image", lists, labels.RIGHT_LABELS)
     indices: dict[str, int] = {}
-    for stem, wnid in lists[0].classes.items():
-        if wnid not in classes.index:
-            raise SourceError(
-                f"{lists[0].where}: {stem}: {wnid[:_MOST_SHOWN]!r} is not in the class list of "
-                f"{counted(len(classes.wnids), 'class')}. Get the file again."
-            )
-        indices[stem] = classes.index[wnid]
+    for claim in lists:
+        for stem, wnid in claim.classes.items():
+            if wnid not in classes.index:
+                raise SourceError(
+                    f"{claim.where}: {stem}: {wnid[:_MOST_SHOWN]!r} is not in the class list of "
+                    f"{counted(len(classes.wnids), 'class')}. Get the file again."
+                )
+            indices[stem] = classes.index[wnid]
     return indices
 
 

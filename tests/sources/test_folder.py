@@ -155,9 +155,9 @@ def test_a_flat_validation_folder_needs_labels(root: Path) -> None:
 
 
 def test_a_validation_image_beyond_the_labels_is_named(root: Path) -> None:
-    write(root / "val" / "ILSVRC2012_val_00000004.JPEG", b"?")
+    write(root / "val" / "ILSVRC2012_val_00050001.JPEG", b"?")
     source = folder.find(root, ["validation"])
-    with pytest.raises(SourceError, match=r"ILSVRC2012_val_00000004\.JPEG: has no label"):
+    with pytest.raises(SourceError, match=r"ILSVRC2012_val_00050001\.JPEG: has no label"):
         members(source, "validation")
 
 

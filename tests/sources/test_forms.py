@@ -33,10 +33,10 @@ from tests.kit.layouts import (
 from tests.kit.system import System
 from tests.kit.trees import JPEG, made
 
-# Two classes of ILSVRC2012, and the first two validation images with their published classes.
-A, B = "n01440764", "n01443537"
+# The first two validation images of ILSVRC2012, and their published classes.
 VAL1, VAL2 = "ILSVRC2012_val_00000001", "ILSVRC2012_val_00000002"
-OF_VAL1, OF_VAL2 = "n01751748", "n09193705"
+VAL_A = "ILSVRC2012_val_00000324"
+A, B = "n01751748", "n09193705"
 BOTH, TRAIN = ("train", "validation"), ("train",)
 TRAIN_TAR, VAL_TAR = ilsvrc.ARCHIVES["train"], ilsvrc.ARCHIVES["validation"]
 SOLUTION_HEAD = "ImageId,PredictionString\n"
@@ -155,8 +155,8 @@ IMAGENET = {"train": f"{A}/{A}_1.JPEG", "validation": f"{VAL1}.JPEG={A} {VAL2}.J
 OF_TRAIN = {"train": f"{A}/{A}_1.JPEG {A}/{A}_2.JPEG {B}/{B}_1.JPEG {B}/{B}_2.JPEG"}
 FLAT_VAL = f"train/{A}/{A}_1.JPEG val/{{{VAL1},{VAL2}}}.JPEG"
 CLS_LOC = f"ILSVRC/Data/CLS-LOC/train/{A}/{A}_1.JPEG ILSVRC/Data/CLS-LOC/val/{VAL1}.JPEG"
-OF_KAGGLE = {"LOC_val_solution.csv": f"{SOLUTION_HEAD}{VAL1},{B} 1 2 3 4\n"}
-KAGGLE = {"train": f"{A}/{A}_1.JPEG", "validation": f"{VAL1}.JPEG={B}"}
+OF_KAGGLE = {"LOC_val_solution.csv": f"{SOLUTION_HEAD}{VAL1},{A} 1 2 3 4\n"}
+KAGGLE = {"train": f"{A}/{A}_1.JPEG", "validation": f"{VAL1}.JPEG={A}"}
 TINY_FILES = (
     f"train/{{{A},{B}}}/{{images/1.JPEG,boxes.txt}} val/images/{{val_0,val_1}}.JPEG "
     "test/images/test_0.JPEG"
@@ -200,8 +200,8 @@ READ = {
         line=("2 classes (cat, dog;",),
     ),
     "Imagenette": Form(
-        f"train/{A}/{{{VAL1},{A}_1}}.JPEG train/.DS_Store val/{A}/{VAL2}.JPEG noisy_imagenette.csv",
-        keys={"train": f"{A}/{VAL1}.JPEG {A}/{A}_1.JPEG", "validation": f"{VAL2}.JPEG={A}"},
+        f"train/{A}/{{{VAL1},{A}_1}}.JPEG train/.DS_Store val/{A}/{VAL_A}.JPEG list.csv",
+        keys={"train": f"{A}/{VAL1}.JPEG {A}/{A}_1.JPEG", "validation": f"{VAL_A}.JPEG={A}"},
     ),
     "Places365-Standard": Form(
         "{train,val}/{airfield,bakery-shop}/1.jpg places365.txt",
@@ -313,20 +313,19 @@ READ = {
     ),
     # WNIDs in file names
     "flat val with WNIDs": Form(
-        f"train/{A}/{A}_1.JPEG val/{VAL1}_{OF_VAL1}.JPEG val/{VAL2}_{OF_VAL2}.JPEG",
+        f"train/{A}/{A}_1.JPEG val/{VAL1}_{A}.JPEG val/{VAL2}_{B}.JPEG",
         keys={
             "train": f"{A}/{A}_1.JPEG",
-            "validation": f"{VAL1}.JPEG={OF_VAL1} {VAL2}.JPEG={OF_VAL2}",
+            "validation": f"{VAL1}.JPEG={A} {VAL2}.JPEG={B}",
         },
     ),
     "the Hub's archives, unpacked": Form(
-        f"train/{{{A}_1_{A},{B}_7_{B}}}.JPEG val/{VAL1}_{OF_VAL1}.JPEG",
-        keys={"train": f"{A}/{A}_1.JPEG {B}/{B}_7.JPEG", "validation": f"{VAL1}.JPEG={OF_VAL1}"},
+        f"train/{{{A}_1_{A},{B}_7_{B}}}.JPEG val/{VAL1}_{A}.JPEG",
+        keys={"train": f"{A}/{A}_1.JPEG {B}/{B}_7.JPEG", "validation": f"{VAL1}.JPEG={A}"},
     ),
     "the Hub's archives, each in its folder": Form(
-        f"train_images_0/{A}_1_{A}.JPEG train_images_1/{B}_7_{B}.JPEG "
-        f"val_images/{VAL1}_{OF_VAL1}.JPEG",
-        keys={"train": f"{A}/{A}_1.JPEG {B}/{B}_7.JPEG", "validation": f"{VAL1}.JPEG={OF_VAL1}"},
+        f"train_images_0/{A}_1_{A}.JPEG train_images_1/{B}_7_{B}.JPEG val_images/{VAL1}_{A}.JPEG",
+        keys={"train": f"{A}/{A}_1.JPEG {B}/{B}_7.JPEG", "validation": f"{VAL1}.JPEG={A}"},
     ),
     "flat train with leading WNIDs": Form(
         f"train/{{{A}_1,{B}_7}}.JPEG val/{A}/{VAL1}.JPEG",
@@ -346,13 +345,13 @@ READ = {
         keys={"train": "n00000001/1.JPEG", "validation": "n00000001/1.JPEG"},
     ),
     "class folders and appended WNIDs": Form(
-        f"train/{A}/{A}_1_{A}.JPEG val/{OF_VAL1}/{VAL1}_{OF_VAL1}.JPEG",
-        keys={"train": f"{A}/{A}_1.JPEG", "validation": f"{VAL1}.JPEG={OF_VAL1}"},
+        f"train/{A}/{A}_1_{A}.JPEG val/{A}/{VAL1}_{A}.JPEG",
+        keys={"train": f"{A}/{A}_1.JPEG", "validation": f"{VAL1}.JPEG={A}"},
     ),
     "a list and appended WNIDs": Form(
-        f"train/{A}/1.JPEG val/{VAL1}_{OF_VAL1}.JPEG",
-        {SYNSET_LABELS: f"{OF_VAL1}\n"},
-        keys={"train": f"{A}/1.JPEG", "validation": f"{VAL1}.JPEG={OF_VAL1}"},
+        f"train/{A}/1.JPEG val/{VAL1}_{A}.JPEG",
+        {SYNSET_LABELS: f"{A}\n"},
+        keys={"train": f"{A}/1.JPEG", "validation": f"{VAL1}.JPEG={A}"},
     ),
     # Lists of labels
     "synset labels": Form(FLAT_VAL, {SYNSET_LABELS: f"{A}\n{B}\n"}, IMAGENET),
@@ -446,6 +445,14 @@ READ = {
     "archives and a list": Form(
         more={TRAIN_TAR: train_tar, VAL_TAR: validation_tar, SYNSET_LABELS: f"{A}\n{B}\n"},
         keys=OF_TRAIN | {"validation": IMAGENET["validation"]},
+    ),
+    "archives without devkit": Form(
+        more={TRAIN_TAR: train_tar, VAL_TAR: validation_tar},
+        keys={"validation": IMAGENET["validation"]},
+        splits=("validation",),
+    ),
+    "a label missing in Kaggle's list, but published": Form(
+        FLAT_VAL, {SOLUTION: f"{SOLUTION_HEAD}{VAL1},{A} 1 1 2 2\n"}, IMAGENET
     ),
     "archives and Kaggle's list": Form(
         more={VAL_TAR: validation_tar, SOLUTION: f"{SOLUTION_HEAD}{VAL2},{B}\n{VAL1},{A} 1\n"},
@@ -594,9 +601,9 @@ REFUSED = {
         splits=TRAIN,
     ),
     "a list that contradicts a WNID": Form(
-        f"train/{A}/1.JPEG val/{VAL1}_{OF_VAL1}.JPEG",
-        {SYNSET_LABELS: f"{A}\n"},
-        line=(f"is in class {A}, but its name ends with {OF_VAL1}.",),
+        f"train/{A}/1.JPEG val/{VAL1}_{A}.JPEG",
+        {SYNSET_LABELS: f"{B}\n"},
+        line=(f"{VAL1} is class {B!r} in the first and class {A!r} in the second",),
     ),
     "a flat image without WNID": Form(
         f"train/{{{A}_1,2}}.JPEG",
@@ -604,7 +611,7 @@ REFUSED = {
         splits=TRAIN,
     ),
     "images of the Hub's archive in the source itself": Form(
-        f"{{{VAL1}_{OF_VAL1},{A}_1_{A}}}.JPEG",
+        f"{{{VAL1}_{A},{A}_1_{A}}}.JPEG",
         line=("file names contain WNIDs, but not the split. Move the images into a folder train/",),
     ),
     "flat val without labels": Form(
@@ -626,18 +633,10 @@ REFUSED = {
         {f"val/{TINY}": f"val_0.JPEG\t{A}\t0\nval_0.JPEG\t{B}\t0\n"},
         line=("entry 2: expected one entry per image, but 'val_0' appears twice",),
     ),
-    "a label missing in Kaggle's list": Form(
-        FLAT_VAL,
-        {SOLUTION: f"{SOLUTION_HEAD}{VAL1},{A} 1 1 2 2\n"},
-        line=(f"{VAL2}.JPEG: has no label.",),
-    ),
-    "a list with a gap next to archives": Form(
-        more={VAL_TAR: validation_tar, SOLUTION: f"{SOLUTION_HEAD}{VAL2},{B}\n"},
-        line=(f"the list of labels has 1 image, expected all of {VAL1} to {VAL1}.",),
+    "a list that contradicts the published labels, next to archives": Form(
+        more={VAL_TAR: validation_tar, SOLUTION: f"{SOLUTION_HEAD}{VAL2},{A}\n"},
+        line=(f"{VAL2} is class {A!r} in the first and class {B!r} in the second",),
         splits=("validation",),
-    ),
-    "no devkit and no list": Form(
-        more={TRAIN_TAR: train_tar, VAL_TAR: validation_tar}, line=("devkit_t12.tar.gz not found",)
     ),
     # Archives
     "a compressed train tar": Form(

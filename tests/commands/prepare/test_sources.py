@@ -166,8 +166,9 @@ def test_parts_of_a_split_give_the_shards_of_one_folder(
 def test_images_with_wnids_in_their_names_give_the_shards_of_the_archives(
     official: dict[str, bytes], mini: Miniature, tmp_path: Path
 ) -> None:
-    wnid_of = {image.key: image.wnid for image in mini.images}
-    for split, key, data in layouts.images(mini):
+    names = layouts.published_names(mini)
+    wnid_of = {names.get(image.key, image.key): image.wnid for image in mini.images}
+    for split, key, data in layouts.renamed(layouts.images(mini), names):
         stem, dot, suffix = key.rpartition("/")[2].rpartition(".")
         layouts.write(tmp_path / "in" / split / f"{stem}_{wnid_of[key]}{dot}{suffix}", data)
 
@@ -178,9 +179,12 @@ def test_a_repacked_train_archive_and_a_list_give_the_shards_of_the_archives(
     official: dict[str, bytes], mini: Miniature, tmp_path: Path
 ) -> None:
     root = layouts.make_folder(mini, tmp_path / "in", truth="synsets")
-    of_train = {key: data for split, key, data in layouts.images(mini) if split == "train"}
-    (root / "ILSVRC2012_img_train.tar").write_bytes(layouts.tar(of_train))
-    shutil.copy(mini.root / "ILSVRC2012_img_val.tar", root)
+    names = layouts.published_names(mini)
+    images: dict[str, dict[str, bytes]] = {"train": {}, "validation": {}}
+    for split, key, data in layouts.renamed(layouts.images(mini), names):
+        images[split][key] = data
+    (root / "ILSVRC2012_img_train.tar").write_bytes(layouts.tar(images["train"]))
+    (root / "ILSVRC2012_img_val.tar").write_bytes(layouts.tar(images["validation"]))
 
     assert prepared(root, tmp_path / "out") == official
 

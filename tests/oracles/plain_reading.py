@@ -206,3 +206,9 @@ def incidents(out: Path) -> list[tuple[str, str]]:
     """Returns (key, action) of each line of quarantine.jsonl, sorted."""
     lines = (out / "quarantine.jsonl").read_text("utf-8").splitlines()
     return sorted((line["key"], line["action"]) for line in map(json.loads, lines))
+
+
+def keys(out: Path, shard: str) -> list[str]:
+    """Returns the keys of a shard's records, from its table."""
+    with (out / "samples" / f"{shard}.csv").open(newline="", encoding="utf-8") as file:
+        return [row["key"] for row in csv.DictReader(file, strict=True)]

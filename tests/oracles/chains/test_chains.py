@@ -1,0 +1,26 @@
+"""1,000 random chains of prepare, amend, resize, adopt, export and columns, with no violation."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from tests.kit.lengths import long_but
+from tests.oracles.chains.steps import Chain, run_chain
+
+# Chains of one test, so that the tests of a room take equal times.
+AT_ONCE = 10
+
+
+@pytest.mark.parametrize("first", long_but(range(0, 40, AT_ONCE), range(0, 1_000, AT_ONCE)))
+def test_a_chain_keeps_every_image_and_its_name(tmp_path: Path, first: int) -> None:
+    for seed in range(first, first + AT_ONCE):
+        chain = Chain(random.Random(seed), tmp_path / str(seed))
+        chain.folder.mkdir()
+        try:
+            run_chain(chain)
+        except Exception as error:
+            error.add_note("\n".join([f"chain {seed}:", *chain.history]))
+            raise

@@ -173,7 +173,10 @@ def draw(rng: random.Random, numbers: Numbers) -> Source:
     """Draws a source; equal file names in several classes and splits are frequent."""
     kind = rng.choice(KINDS)
     has_wnids = kind in ("tars", "kaggle") or rng.random() < 0.3
-    names = sorted(rng.sample(_WNIDS if has_wnids else _CLASSES, rng.randint(2, 4)))
+    pool = _WNIDS if has_wnids else _CLASSES
+    if kind == "classes":
+        pool = tuple(name for name in pool if name != TRAIN)  # it could be a split
+    names = sorted(rng.sample(pool, rng.randint(2, 4)))
     if kind in ("parquet", "recordio") and not has_wnids:
         rng.shuffle(names)
     source = Source(kind, tuple(names), val_is_flat=rng.random() < 0.5)

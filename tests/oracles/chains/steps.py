@@ -28,7 +28,8 @@ from tests.oracles.chains.model import Image, Name, State, checked
 from tests.oracles.chains.pictures import Picture
 from tests.oracles.chains.source import TRAIN, VALIDATION, Numbers, Place, Source
 
-DONE, USAGE = 0, 2
+DONE, USAGE, DAMAGED = 0, 2, 3
+_NO_USABLE_IMAGE = "can be used"  # of a shard, so no dataset is made
 HOLDOUT = "holdout"
 _SPLITS = (TRAIN, VALIDATION, HOLDOUT, "test")
 _TRAIN_AND_HOLDOUT = frozenset({TRAIN, HOLDOUT})
@@ -82,7 +83,8 @@ class Chain:
             self.kill(verb, *words)
         self.history.append(shlex.join([_name(verb), *line]))
         code, text = documented.run(verb.run, line)
-        if code == USAGE and any(refusal in text for refusal in refusals):
+        is_refused = code == DAMAGED and _NO_USABLE_IMAGE in text
+        if is_refused or (code == USAGE and any(refusal in text for refusal in refusals)):
             raise RefusedError(text)
         assert code == DONE, f"exit code {code}: {text}"
         return text
@@ -474,6 +476,8 @@ class Addition:
         class_name, slash, file_name = key.partition("/")
         if picture is None or not slash or class_name not in self.state.class_ids:
             return
+        if not self.state.is_encoding and picture.kind not in ("jpeg", "turned"):
+            return  # it would be quarantined
         target = split if split in self._targets else TRAIN
         if self.chain.chance(0.5) and split in self.state.family(target):
             self._files[self._path(target, class_name, file_name)] = picture.data

@@ -193,12 +193,18 @@ class Comparison:
                     self._index[self._origins[split], name].append(image)
 
     def select(
-        self, exclude: KeyList | None, is_usable: Callable[[str, Member], bool], *, readmit: bool
+        self,
+        exclude: KeyList | None,
+        splits: Collection[str],
+        is_usable: Callable[[str, Member], bool],
+        *,
+        readmit: bool,
     ) -> Additions:
         """Returns the images to add: those that are new, and not excluded by `exclude` or before.
 
-        `is_usable` tells whether an image can be decoded. With `readmit`, images that were excluded
-        before are added, too. Raises UsageError if the dataset has a key with different bytes.
+        `exclude` is only for the images of `splits`. `is_usable` tells whether an image can be
+        decoded. With `readmit`, images that were excluded before are added, too. Raises UsageError
+        if the dataset has a key with different bytes.
         """
         self._compare_with_tables()
         self._compare_with_lines(readmit=readmit)
@@ -206,12 +212,16 @@ class Comparison:
         skipped: dict[_Kind, list[str]] = defaultdict(list)
         excluded: list[Incident] = []
         replaced: set[Incident] = set()
+        listed = {split: exclude.named_in(split) for split in splits} if exclude else {}
         for image, kind in self._kinds.items():
             split, member, sha256 = image
             if kind != _Kind.NEW:
                 skipped[kind].append(member.key)
                 continue
-            if exclude and (member.key in exclude.named_in(split) or sha256 in exclude.files):
+            is_listed = member.key in listed.get(split, ())
+            if exclude and split in listed:
+                is_listed = is_listed or sha256 in exclude.files
+            if is_listed:
                 excluded.append(excluded_incident(member, split, sha256))
             elif QUARANTINED in self._actions(image) and not is_usable(split, member):
                 skipped[_Kind.KNOWN].append(member.key)

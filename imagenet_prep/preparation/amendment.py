@@ -108,7 +108,8 @@ class Job:
         if request.add is None:
             return None
         comparison = Comparison(request.add, self.dataset)
-        return comparison.select(request.exclude, self._is_usable, readmit=self.readmit)
+        splits = request.splits or [*self.manifest.splits]
+        return comparison.select(request.exclude, splits, self._is_usable, readmit=self.readmit)
 
     def _is_usable(self, split: str, member: Member) -> bool:
         """Returns whether an image of --add can be decoded."""

@@ -320,6 +320,23 @@ def test_a_quarantined_photograph_that_is_excluded_has_one_line(tmp_path: Path) 
     assert_all_accounted_for(tmp_path / "new")
 
 
+def test_a_list_for_one_split_excludes_no_new_image_of_another(tmp_path: Path) -> None:
+    for split in ("train", "val"):
+        photographs(tmp_path / "photos" / split, range(4))
+        photographs(tmp_path / "more" / split, [10, 11])
+    done("prepare", tmp_path / "photos", tmp_path / "set")
+    write(tmp_path / "asked", b"cat/0.jpg\ncat/10.jpg\n")
+    words = ("amend", tmp_path / "set", "--add", tmp_path / "more", "--exclude", tmp_path / "asked")
+    done(*words, "--splits", "train", "--out", tmp_path / "new")
+
+    keys = {"cat/2.jpg", "dog/1.jpg", "dog/3.jpg", "dog/11.jpg"}
+    found = stored(tmp_path / "new")
+    assert {key for split, key in found if split == "train"} == keys
+    every = keys | {"cat/0.jpg", "cat/10.jpg"}
+    assert {key for split, key in found if split == "validation"} == every
+    assert_counted(tmp_path / "new", 2)
+
+
 def test_a_shard_that_would_have_only_a_bad_image_is_refused(tmp_path: Path) -> None:
     done("prepare", photographs(tmp_path / "photos", range(4)), tmp_path / "set")
     write(tmp_path / "every", b"cat/0.jpg\ndog/1.jpg\ncat/2.jpg\ndog/3.jpg\n")

@@ -19,7 +19,7 @@ KINDS = ("splits", "splits", "classes", "tars", "parquet", "recordio", "kaggle")
 # WNIDs of no edition, so that no published count or label applies.
 _WNIDS = ("n00000011", "n00000022", "n00000033", "n00000044")
 # Class names that a writer of folders, lists or tables could get wrong.
-_CLASSES = ("cat", "dog", "big bird", "été", "10", "9", "x,y", "-dash", "=eq", "train", "漢字")
+_CLASSES = ("cat", "dog", "big bird", "été", "10", "9", "x,y", "-dash", "=eq", "漢字")
 _STEMS = ("{}", "IMG_{}", "a b {}", "ü{}", "x,{}", "-{}", "={}", "%2E{}", "a.b.{}", "~{}~2", "#{}")
 # Some of these suffixes are unknown to the readers of an exported folder.
 _SUFFIXES = {
@@ -173,10 +173,7 @@ def draw(rng: random.Random, numbers: Numbers) -> Source:
     """Draws a source; equal file names in several classes and splits are frequent."""
     kind = rng.choice(KINDS)
     has_wnids = kind in ("tars", "kaggle") or rng.random() < 0.3
-    pool = _WNIDS if has_wnids else _CLASSES
-    if kind == "classes":
-        pool = tuple(name for name in pool if name != TRAIN)  # it could be a split
-    names = sorted(rng.sample(pool, rng.randint(2, 4)))
+    names = sorted(rng.sample(_WNIDS if has_wnids else _CLASSES, rng.randint(2, 4)))
     if kind in ("parquet", "recordio") and not has_wnids:
         rng.shuffle(names)
     source = Source(kind, tuple(names), val_is_flat=rng.random() < 0.5)

@@ -40,7 +40,7 @@ ABSENT, EMPTY, WRONG = "absent", "empty", "untrue"
 
 TRAIN = "train"
 VALIDATION = "validation"
-# Splits of a source. The holdout is taken from train.
+# Splits of a source. The holdout is taken from train; only exports and WebDataset tars have one.
 SOURCE_SPLITS = (TRAIN, VALIDATION)
 HOLDOUT = "holdout"
 # The only split of an evaluation set, such as ImageNetV2.

@@ -133,6 +133,7 @@ def read_additions(where: str, classes: ClassList, splits: Collection[str]) -> A
     if not root.is_dir():
         raise UsageError(f"--add {where}: no such folder. Expected a folder of class folders.")
     split_folders = layout.split_folders(root)
+    split_folders.folders.pop(schema.HOLDOUT, None)
     if not split_folders.folders:
         raise UsageError(
             f"--add {where}: no images found. Expected train/CLASS/*, val/CLASS/* or CLASS/*."

@@ -81,7 +81,7 @@ class Config(RunFlags):
         schema.SOURCE_SPLITS,
         choices=schema.SPLITS,
         help="splits, separated by commas; an evaluation set has only the split test, and only "
-        "WebDataset tars can have the split holdout",
+        "exports and WebDataset tars have the split holdout",
         metavar="NAMES",
     )
     holdout: str = flag(

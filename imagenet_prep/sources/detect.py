@@ -44,6 +44,8 @@ CIFAR10, MNIST = "cifar10", "mnist"
 EVALUATION = "evaluation"
 WEBDATASET = "webdataset"
 TABLE = "table"
+# The kinds that `export` writes, with all splits of a dataset.
+_EXPORTS = (FOLDER, PARQUET, RECORDIO, WEBDATASET)
 
 # The Hub's archives of ImageNet, which hold the images of a split, without folders.
 _HUB = re.compile(r"(?P<split>train|val|test)_images(?:_\d+)?\.tar\.gz")
@@ -107,10 +109,10 @@ def find(
             f"--source {root}: its kind is {kinds[0]}, but only evaluation datasets and "
             f"ILSVRC2012's archives have a {schema.TEST} split. Choose different --splits."
         )
-    if schema.HOLDOUT in splits and kinds[0] != WEBDATASET:
+    if schema.HOLDOUT in splits and kinds[0] not in _EXPORTS:
         raise UsageError(
-            f"--source {root}: its kind is {kinds[0]}, but only WebDataset tars can have the split "
-            f"{schema.HOLDOUT}. To take images out of train, use --holdout."
+            f"--source {root}: its kind is {kinds[0]}, but only the kinds {', '.join(_EXPORTS)} can "
+            f"have the split {schema.HOLDOUT}. To take images out of train, use --holdout."
         )
     source = finders[kinds[0]]()
     if isinstance(root, Path) and kinds[0] in (FOLDER, RECORDIO):
@@ -137,10 +139,11 @@ def find(
 
 
 def _with_unread(parts: Sequence[Part]) -> tuple[Part, ...]:
-    """Adds the files of splits that `prepare` does not read to the ignored files of a source."""
+    """Adds the files of other splits to the ignored files of a source."""
     first, *others = parts
     assert isinstance(first.path, Path)
-    files = sorted(first.path.parent.glob(f"*{first.path.suffix}"))
+    read = {part.path for part in parts}
+    files = sorted({*first.path.parent.glob(f"*{first.path.suffix}")} - read)
     unread = [path.name for path in files if path.name.startswith((schema.HOLDOUT, schema.TEST))]
     return (first._replace(ignored=tuple((name, 1) for name in unread)), *others)
 

@@ -169,6 +169,8 @@ def find(
     """
     inside = None if follow_links else root
     names = layout.split_folders(root)
+    if schema.HOLDOUT not in splits:
+        names.folders.pop(schema.HOLDOUT, None)
     base, folders, lists = names[:3]
     _require_splits(root, names, splits)
     for split in splits:
@@ -418,7 +420,7 @@ def _validation(lists: Sequence[Claim], classes: ClassList, root: Path) -> dict[
 
 
 def _classes_of(base: Path, folders: dict[str, list[str]]) -> ClassList:
-    paths = folders.get(schema.TRAIN) or folders[schema.VALIDATION]
+    paths = next(iter(folders.values()))
     where = base / paths[0]
     official = labels.official_classes()
     of_paths = [layout.wnids_in_names(base / path) for path in paths]

@@ -29,6 +29,7 @@ from imagenet_prep.sources.scan import read_errors, subfolders
 FOLDERS = {
     schema.TRAIN: ("train", "train_blurred", "imagenet21k_train"),
     schema.VALIDATION: ("val", "validation", "valid", "val_blurred", "imagenet21k_val"),
+    schema.HOLDOUT: ("holdout",),
 }
 KAGGLE = "Data/CLS-LOC"
 # Words that do not name a class. They can also be joined to a split word, as in `trainset`.
@@ -39,6 +40,7 @@ _NEUTRAL = (
 _SPLIT_WORDS = {
     schema.TRAIN: "train|training",
     schema.VALIDATION: "val|valid|validation|validate|dev|devel|development|eval|evaluation",
+    schema.HOLDOUT: "holdout",
     schema.TEST: "test|testing",
 }
 _SPLIT = {s: re.compile(f"{_NEUTRAL}(?:{words}){_NEUTRAL}") for s, words in _SPLIT_WORDS.items()}
@@ -146,7 +148,7 @@ def named_splits(root: Path) -> Splits:
     below = subfolders(top, any_name=True) if top.is_dir() else []
     names = _named(below)
     chosen = {} if names and _are_classes(top, names, below) else dict(names)
-    if {*chosen} == {schema.TRAIN, schema.TEST}:
+    if {*chosen} - {schema.HOLDOUT} == {schema.TRAIN, schema.TEST}:
         # Use a test folder for validation if it has classes of train.
         inner = {name: {*subfolders(top / _inner(top, name))} for name in chain(*names.values())}
         of_train = set().union(*(inner[name] for name in names[schema.TRAIN]))

@@ -102,9 +102,8 @@ class Parquet(source.Packed):
 
 
 def is_there(root: Path) -> bool:
-    """Returns whether a folder contains Parquet files of train or validation."""
-    files = parquet_layout.files_of(root)
-    return any(parquet_layout.split_files(files, split) for split in schema.SOURCE_SPLITS)
+    """Returns whether a folder contains Parquet files of a split."""
+    return bool(parquet_layout.files_of(root))
 
 
 def find(root: Path, splits: Sequence[str]) -> Parquet:

@@ -29,7 +29,7 @@ from imagenet_prep.storage.remote_path import open_to_read
 
 SYNSET = "synset.txt"
 # File name prefixes; "val" also matches "valid" and "validation".
-_PREFIXES = {schema.TRAIN: "train", schema.VALIDATION: "val"}
+_PREFIXES = {schema.TRAIN: "train", schema.VALIDATION: "val", schema.HOLDOUT: "holdout"}
 _BOTH = "The two files are from different runs or damaged: get both again."
 _PIECE_BYTES = 256 << 20  # listed by one task; several tasks run at a time
 _MAX_LINE_BYTES = 1 << 13  # a line has a path and possibly several labels

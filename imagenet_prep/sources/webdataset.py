@@ -167,8 +167,6 @@ def split_of(path: str) -> str | None:
     """Returns the split in the name of a tar or of its folder, or None."""
     folder, _, base = path.rpartition("/")
     stem = base.removesuffix(".tar")
-    if stem.startswith(schema.HOLDOUT):
-        return schema.HOLDOUT
     return layout.split_called(stem) or layout.split_called(folder)
 
 

@@ -164,7 +164,7 @@ def test_classes_without_images_come_back(tmp_path: Path) -> None:
 def test_the_holdout_cannot_be_read_and_made(tars: Path, tmp_path: Path) -> None:
     for flags, said in (
         ((*FLAGS, "--holdout", "10%"), "the source has a split holdout"),
-        ((*FLAGS, "--source-kind", "folder"), "only WebDataset tars can have the split"),
+        ((*FLAGS, "--source-kind", "ilsvrc"), "can have the split holdout"),
     ):
         result = command.run("prepare", "--source", tars, "--out", tmp_path / "out", *flags)
         assert (result.code, said in " ".join(result.err.split())) == (2, True), result

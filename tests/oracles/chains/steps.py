@@ -568,8 +568,6 @@ def adopted(chain: Chain, state: State) -> State:
 def exported(chain: Chain, state: State) -> State:
     """Exports a dataset and reads the export again, which brings back images, labels and names."""
     to = chain.rng.choice(("folder", "parquet", "recordio", "tfds"))
-    if HOLDOUT in state.splits:
-        to = "tfds"  # `prepare` makes a holdout itself, and does not read one
     place, out = chain.place(to), chain.place("again")
     refusals = (
         "ImageFolder",
@@ -585,9 +583,7 @@ def exported(chain: Chain, state: State) -> State:
         chain.run(adopt, place, "--rewrite", "--out", out, "--allow-subset")
     else:
         words = ["--source", place, "--out", out, "--keep-original", "--allow-subset"]
-        if VALIDATION not in state.splits:
-            words += ["--splits", TRAIN]
-        chain.run(prepare, *words)
+        chain.run(prepare, *words, "--splits", ",".join(state.splits))
     images = {name: image._replace(boxes=()) for name, image in state.images.items()}
     families = (_TRAIN_AND_HOLDOUT,)
     is_encoding = to != "tfds"

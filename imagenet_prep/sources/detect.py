@@ -33,7 +33,7 @@ from imagenet_prep.sources import (
     webdataset,
 )
 from imagenet_prep.sources.evidence import CLASSES
-from imagenet_prep.sources.scan import read_errors, refuse_link_out, subfolders
+from imagenet_prep.sources.scan import read_errors, refuse_link_out
 from imagenet_prep.sources.source import Encode, Part, Source
 from imagenet_prep.storage.remote_path import Location, RemotePath
 
@@ -64,7 +64,7 @@ LAYOUTS = {
     WEBDATASET: "train-000000.tar ..., imagenet1k-validation-00.tar ..., val/000000.tar ..., with "
     "NAME.jpg and NAME.cls or NAME.json",
     TABLE: "images/*.jpg and labels.csv (file, label); train/*.jpg and train.csv; "
-    "train/metadata.jsonl (docs/photographs.md)",
+    "train/metadata.csv (docs/photographs.md)",
     RECORDIO: "train*.rec and val*.rec, each with its .lst; synset.txt if .lst has no class names",
     CIFAR10: "cifar-10-python.tar.gz, or cifar-10-batches-py/",
     MNIST: "train-images-idx3-ubyte.gz, train-labels-idx1-ubyte.gz, t10k-..., compressed or not",
@@ -84,7 +84,10 @@ def find(
     """Returns the source of a `kind` (a key of LAYOUTS, or AUTO) and a line that describes it."""
     kinds = recognised(root) if kind == AUTO else [kind]
     if kind == AUTO and kinds[:1] == [FOLDER] and TABLE in kinds:
-        _refuse_other_classes(root)
+        raise UsageError(
+            f"--source {root}: holds class folders and a table of labels. Choose --source-kind "
+            f"{FOLDER} or {TABLE}."
+        )
     finders: dict[str, Callable[[], Source]] = {
         ILSVRC: partial(ilsvrc.find, root, splits),
         IMAGENET21K: partial(class_tars.find, root, splits),
@@ -111,8 +114,8 @@ def find(
         )
     if schema.HOLDOUT in splits and kinds[0] not in _EXPORTS:
         raise UsageError(
-            f"--source {root}: its kind is {kinds[0]}, but only the kinds {', '.join(_EXPORTS)} can "
-            f"have the split {schema.HOLDOUT}. To take images out of train, use --holdout."
+            f"--source {root}: its kind is {kinds[0]}, but only the kinds {', '.join(_EXPORTS)} "
+            f"can have the split {schema.HOLDOUT}. To take images out of train, use --holdout."
         )
     source = finders[kinds[0]]()
     if isinstance(root, Path) and kinds[0] in (FOLDER, RECORDIO):
@@ -226,19 +229,6 @@ def _has_classes(root: Path) -> bool:
         with contextlib.suppress(UsageError):
             return len(layout.class_folders(place)) > 1
     return False
-
-
-def _refuse_other_classes(root: Location) -> None:
-    """Raises UsageError if class folders and a table next to them have no class in common."""
-    assert isinstance(root, Path)
-    splits = layout.split_folders(root)
-    folders = {name for place in splits.places for name in subfolders(place)}
-    listed = image_table.class_names(root)
-    if listed and folders.isdisjoint(listed):
-        raise UsageError(
-            f"--source {root}: its folders name the classes {some(sorted(folders))}, but its table "
-            f"of labels {some(sorted(listed))}. Choose --source-kind {FOLDER} or {TABLE}."
-        )
 
 
 def _nothing(root: Location) -> str:

@@ -46,7 +46,6 @@ class Inventory(NamedTuple):
     folder: str
     md5: dict[str, str]  # of parts that were read completely to list them, by name
     excluded: dict[str, list[Member]]  # the members that --exclude lists, by split
-    ignored: dict[str, dict[str, int]]  # files in archives that are not read, by part and extension
 
     @property
     def shard_names(self) -> list[str]:
@@ -66,7 +65,6 @@ class Census(NamedTuple):
     used: dict[str, list[int]]  # numbers of selected images by class index, by source split
     md5: dict[str, str]
     divisions: dict[str, Division]
-    ignored: dict[str, dict[str, int]] = {}  # noqa: RUF012
 
     @property
     def num_shards(self) -> dict[str, int]:
@@ -115,8 +113,7 @@ class Planning(ChosenMembers):
         if wanted.source.evaluation is not None:
             edition = wanted.source.evaluation.edition.name
         divisions = {split: divide(wanted, split, numbers) for split, numbers in used.items()}
-        ignored = {task.part: piece.ignored for task, piece in lists if piece.ignored}
-        return Census(edition, used, md5, divisions, ignored)
+        return Census(edition, used, md5, divisions)
 
     def deal(
         self, key: ClassKey, listed: bytes, census: Census
@@ -191,9 +188,7 @@ class Planning(ChosenMembers):
         """Checks and completes the plan once the files of the `filled` shards are written."""
         taken, excluded = self._checked(facts)
         plans = self._plans(census, facts, filled)
-        return Inventory(
-            plans, taken, census.edition, self.folder, census.md5, excluded, census.ignored
-        )
+        return Inventory(plans, taken, census.edition, self.folder, census.md5, excluded)
 
     def _checked(self, facts: Sequence[Facts]) -> tuple[Counter[str], dict[str, list[Member]]]:
         """Checks the facts of all classes; returns total `Facts.taken` and the excluded images."""

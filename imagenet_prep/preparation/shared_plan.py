@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from imagenet_prep.core import canonical
@@ -42,7 +42,6 @@ class _Note:
     edition: str
     md5: dict[str, str]
     excluded: list[str]  # the splits that have excluded images, each with its list
-    ignored: dict[str, dict[str, int]] = field(default_factory=dict)
 
 
 class GroupKey(NamedTuple):
@@ -127,7 +126,6 @@ class SharedPlan(Planning):
             inventory.edition,
             inventory.md5,
             [*inventory.excluded],
-            inventory.ignored,
         )
         self.store.write(f"{self.folder}/{_NOTE}", canonical.dumps(content))
         return inventory
@@ -149,6 +147,4 @@ class SharedPlan(Planning):
             for split in note.excluded
         }
         taken = Counter(note.taken)
-        return Inventory(
-            note.plans, taken, note.edition, self.folder, note.md5, excluded, note.ignored
-        )
+        return Inventory(note.plans, taken, note.edition, self.folder, note.md5, excluded)

@@ -6,7 +6,7 @@ import hashlib
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -41,14 +41,10 @@ UNPACKED = f"{naming.WORK}/unpacked"
 
 @dataclass(frozen=True)
 class Listed:
-    """The number of images in a source piece by class index, and the piece's md5 if known.
-
-    `ignored` is the number of files that are not read, by extension, for archives with other files.
-    """
+    """The number of images in a source piece by class index, and the piece's md5 if known."""
 
     num_per_class: dict[int, int]
     md5: str | None = None
-    ignored: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -74,7 +70,6 @@ class IndexWork:
         """Lists the images; returns the list, and the file of unpacked images if there is one."""
         outputs = []
         md5: str | None = None
-        ignored: dict[str, int] = {}
         if isinstance(self.source, Packed):
             images = self.store.temporary() if self.unpacked else None
             members = self._unpack(self.source, task, images)
@@ -84,7 +79,6 @@ class IndexWork:
             assert isinstance(self.source, Stored)
             members = self.source.index(task)
             md5 = self.source.known_md5(task)
-            ignored.update(self.source.ignored_in(task))
         num_per_class = Counter(member.class_index for member in members)
         temporary = self.store.temporary()
         unfinished = temporary, *(output.temporary for output in outputs)
@@ -96,7 +90,7 @@ class IndexWork:
             file.writelines(map(dump_member, members))
         # The list is published last: if it exists, its images exist too.
         outputs.append(Output(temporary, member_list(self.folder, task)))
-        return Result(Listed(num_per_class, md5, ignored), tuple(outputs))
+        return Result(Listed(num_per_class, md5), tuple(outputs))
 
     def _unpack(self, packed: Packed, task: IndexTask, images: Path | None) -> list[Member]:
         members: list[Member] = []

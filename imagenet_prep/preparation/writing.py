@@ -42,7 +42,6 @@ from imagenet_prep.sources.folder import Folder
 from imagenet_prep.sources.ilsvrc import Tars
 from imagenet_prep.sources.member_reader import MemberReader
 from imagenet_prep.sources.scan import read_errors
-from imagenet_prep.sources.source import Part
 from imagenet_prep.storage import scratch
 from imagenet_prep.storage.archive import ArchiveReader
 from imagenet_prep.storage.folder import LocalStore
@@ -224,7 +223,7 @@ def commit(job: Job, inventory: Inventory, output: Output, contents: Sequence[Co
                 part.num_bytes,
                 md5.get(part.name),
                 inventory.taken[part.name],
-                _ignored(part, inventory),
+                dict(part.ignored),
             )
             for part in job.selection.parts
         ],
@@ -246,11 +245,6 @@ def _excluded(job: Job, inventory: Inventory, unpacked: LocalStore) -> Iterator[
     for split, members in inventory.excluded.items():
         for member in members:
             yield excluded_incident(member, split, source_sha256=hash_of(member, images))
-
-
-def _ignored(part: Part, inventory: Inventory) -> dict[str, int]:
-    """Returns the number of files in a part that are not read, by extension."""
-    return dict(part.ignored) | inventory.ignored.get(part.name, {})
 
 
 def _evidence(selection: Selection, inventory: Inventory) -> Iterator[Statement]:
@@ -289,7 +283,7 @@ def preview(job: Job, output: Output) -> Json:
             refusal = refusal or str(error)
         return {
             **forecast.content(inventory.plans),
-            "ignored": ignored.together(_ignored(part, inventory) for part in job.selection.parts),
+            "ignored": ignored.together(dict(part.ignored) for part in job.selection.parts),
             "evidence": [s._asdict() for s in _evidence(job.selection, inventory)],
             "left": pending,
             "refusal": refusal,

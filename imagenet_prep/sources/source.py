@@ -8,7 +8,7 @@ import os
 import re
 import shlex
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
@@ -205,10 +205,6 @@ class Stored(Source):
     def known_md5(self, task: IndexTask) -> str | None:  # noqa: ARG002
         """Returns the md5 stored with an archive's listing, or None."""
         return None
-
-    def ignored_in(self, task: IndexTask) -> Mapping[str, int]:  # noqa: ARG002
-        """Returns the number of files, by extension, that `index` has skipped in an archive."""
-        return {}
 
 
 class Packed(Source):

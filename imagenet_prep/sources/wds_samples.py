@@ -8,14 +8,13 @@ a kind that is not read. The format is described in webdataset's docs and tarite
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from imagenet_prep.core import canonical
-from imagenet_prep.core.errors import SourceError, some
-from imagenet_prep.dataset.ignored import ending, is_hidden
+from imagenet_prep.core.errors import SourceError
+from imagenet_prep.dataset.ignored import is_hidden
 from imagenet_prep.dataset.keys import WNID
 from imagenet_prep.sources import tar
 from imagenet_prep.sources.tar import TarMember
@@ -26,7 +25,7 @@ _IMAGES = frozenset(
 )
 _LABEL = "cls"
 _ABOUT = "json"
-# Fields of the JSON with the number or the name of the class, as in the tars of timm and others.
+# Fields of the JSON with the number of the class, as in the tars of timm and others.
 _LABEL_FIELDS = ("label", "cls", "class_index")
 # Fields with the name of the class: `export` writes the first, build_wds.py of ImageNet-22k the
 # second.
@@ -45,16 +44,15 @@ class Sample(NamedTuple):
     """One image and the statements of its sample about label, class and key.
 
     Attributes:
-      name: path of the files in the tar, up to the first dot of the base name.
-      label: number of the class, or None if only its name is given.
+      image: the file in the tar.
+      label: number of the class.
       class_name: name of the class; "" if there is none.
       filename: original name of the image, with folders; its name in the tar if there is no other.
       key: the key that `export` has written, or "" for samples of other programs.
     """
 
-    name: str
     image: TarMember
-    label: int | None
+    label: int
     class_name: str
     filename: str
     key: str = ""
@@ -74,117 +72,70 @@ class _Files:
 
     where: str
     name: str
-    image: TarMember | None = None
-    texts: dict[str, str] = field(default_factory=dict)
-    others: list[TarMember] = field(default_factory=list)
+    images: list[TarMember] = field(default_factory=list)
+    texts: dict[str, bytes] = field(default_factory=dict)
 
-    def add(self, kind: str, member: TarMember, data: bytes) -> None:
-        if kind in _IMAGES:
-            if self.image is not None:
-                raise SourceError(
-                    f"{self.where}: has two images, {self.image.name!r} and {member.name!r}. "
-                    f"{_AGAIN} with one image per sample."
-                )
-            self.image = member
-        elif kind in self.texts:
-            raise SourceError(f"{self.where}: has two files {kind}. {_AGAIN} with one.")
-        elif kind in _MOST_BYTES:
-            try:
-                self.texts[kind] = data.decode()
-            except UnicodeDecodeError as error:
-                raise SourceError(
-                    f"{self.where}: {kind} is not UTF-8: {error}. {_AGAIN}."
-                ) from None
-        else:
-            self.others.append(member)
-
-    def sample(self) -> Sample | None:
-        """Returns the complete sample, or None if it has neither an image nor a label."""
+    def samples(self) -> list[Sample]:
+        """Returns the complete sample; [] if it has neither an image nor a label."""
         about = self._about()
-        numbers, names = self._classes(about)
-        if self.image is None:
-            if not numbers and not names:
-                return None
-            kinds = some([member.name for member in self.others]) or "no other file"
+        labels = self._labels(about)
+        if not self.images and not labels:
+            return []
+        if len(self.images) != 1 or len(labels) != 1:
+            names = " and ".join(repr(image.name) for image in self.images)
+            numbers = " and ".join(map(str, sorted(labels)))
             raise SourceError(
-                f"{self.where}: has a label, but no image (jpg, jpeg, png, webp ...); found "
-                f"{kinds}. If its image is in a different tar or has dots in its name, write the "
-                "tars again."
+                f"{self.where}: expected one image (jpg, jpeg, png, webp ...) and one label "
+                f"({_LABEL}, or {' or '.join(_LABEL_FIELDS)} in {_ABOUT}), found "
+                f"{names or 'no image'} and {numbers or 'no label'}. {_AGAIN}. Files of a sample "
+                "must be next to each other, and have no dots in their name."
             )
-        if not numbers and not names:
-            raise SourceError(
-                f"{self.where}: has an image, but no label: neither {_LABEL} nor a field "
-                f"{' or '.join(_LABEL_FIELDS)} in {_ABOUT}. If its label is in a different tar, "
-                "write the tars again."
-            )
+        (image,) = self.images
+        names = [about[name] for name in _NAME_FIELDS if isinstance(about.get(name), str)]
         filename = about.get("filename")
         if not isinstance(filename, str) or not filename:
-            filename = self.image.name.removeprefix("./")
+            filename = image.name.removeprefix("./")
         is_ours = about.keys() >= _OUR_FIELDS and isinstance(about["key"], str)
-        return Sample(
-            self.name,
-            self.image,
-            next(iter(numbers), None),
-            next(iter(names), ""),
-            filename,
-            about["key"] if is_ours else "",
-        )
+        key = about["key"] if is_ours else ""
+        return [Sample(image, labels.pop(), next(iter(names), ""), filename, key)]
 
     def _about(self) -> dict[str, Any]:
-        text = self.texts.get(_ABOUT)
-        if text is None:
-            return {}
         try:
-            about = canonical.loads(text, _MOST_VALUES)
+            about = canonical.loads(self.texts.get(_ABOUT, b"{}").decode(), _MOST_VALUES)
         except ValueError as error:
             raise SourceError(f"{self.where}: {_ABOUT} is not JSON: {error}. {_AGAIN}.") from None
         return about if isinstance(about, dict) else {}
 
-    def _classes(self, about: dict[str, Any]) -> tuple[list[int], list[str]]:
-        """Returns the class numbers and names that the sample states, at most one of each."""
-        values: list[Any] = [self.texts[_LABEL]] if _LABEL in self.texts else []
-        values += [about[name] for name in _LABEL_FIELDS if about.get(name) is not None]
-        numbers: list[int] = []
-        names = [about[name] for name in _NAME_FIELDS if isinstance(about.get(name), str)]
-        texts: list[str] = []
+    def _labels(self, about: dict[str, Any]) -> set[int]:
+        """Returns the different class numbers that the sample states."""
+        values = [about[name] for name in _LABEL_FIELDS if about.get(name) is not None]
+        if _LABEL in self.texts:
+            values.append(self.texts[_LABEL].decode(errors="replace"))
+        numbers: set[int] = set()
         for value in values:
             text = str(value).strip()
-            if type(value) not in (int, str) or not text:
+            if type(value) not in (int, str) or not _NUMBER.fullmatch(text):
                 raise SourceError(
-                    f"{self.where}: its label is {str(value)[:40]!r}, expected a number or a "
-                    f"name. {_AGAIN} with one label per image."
+                    f"{self.where}: its label is {text[:40]!r}, expected a number. {_AGAIN} with "
+                    "the number of the class."
                 )
-            if _NUMBER.fullmatch(text):
-                numbers.append(int(text))
-            else:
-                texts.append(text)
-        for stated in (numbers, texts):
-            if len({*stated}) > 1:
-                raise SourceError(
-                    f"{self.where}: has different labels: {' and '.join(map(repr, stated))}. One "
-                    f"of them is wrong. {_AGAIN}."
-                )
-        return numbers[:1], (names + texts)[:1]
+            numbers.add(int(text))
+        return numbers
 
 
-def samples(
-    reader: Reads, archive: str, stop: int, ignored: Counter[str] | None = None
-) -> Iterator[Sample]:
+def samples(reader: Reads, archive: str, stop: int) -> Iterator[Sample]:
     """Yields the samples of a tar with `stop` bytes; raises SourceError if one is invalid.
 
-    Reads at increasing offsets. Other files are counted in `ignored` by extension.
+    Reads at increasing offsets.
     """
-    files: _Files | None = None
+    files = _Files("", "")
     names: set[str] = set()
-    skipped = Counter[str]() if ignored is None else ignored
     for member in tar.members(reader, archive, 0, stop):
         name, kind = _parts(member.name)
         if not name:
-            skipped[ending(member.name)] += 1
             continue
-        if files is None or files.name != name:
-            if files is not None:
-                yield from _finished(files, skipped)
+        if files.name != name:
+            yield from files.samples()
             files = _Files(f"{archive}: sample {name!r} at byte {member.offset:,}", name)
             if name in names:
                 raise SourceError(
@@ -192,24 +143,17 @@ def samples(
                     f"names must be unique. {_AGAIN}."
                 )
             names.add(name)
-        most = _MOST_BYTES.get(kind, 0)
-        if most and member.size > most:
-            raise SourceError(
-                f"{files.where}: {kind} has {member.size:,} bytes, expected at most {most:,}. "
-                f"{_AGAIN}."
-            )
-        files.add(kind, member, reader.read(archive, member.offset, member.size) if most else b"")
-    if files is not None:
-        yield from _finished(files, skipped)
-
-
-def _finished(files: _Files, skipped: Counter[str]) -> Iterator[Sample]:
-    sample = files.sample()
-    if sample is not None:
-        yield sample
-    skipped.update(ending(member.name) for member in files.others)
-    if sample is None:
-        skipped.update(f".{kind}" for kind in files.texts)
+        if kind in _IMAGES:
+            files.images.append(member)
+        elif kind in _MOST_BYTES:
+            most = _MOST_BYTES[kind]
+            if member.size > most or kind in files.texts:
+                raise SourceError(
+                    f"{files.where}: {member.name!r} has {member.size:,} bytes; expected only one "
+                    f"file {kind}, with at most {most:,} bytes. {_AGAIN}."
+                )
+            files.texts[kind] = reader.read(archive, member.offset, member.size)
+    yield from files.samples()
 
 
 def _parts(path: str) -> tuple[str, str]:

@@ -5,10 +5,8 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import re
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any
 
 from imagenet_prep.core import canonical, records
@@ -29,14 +27,11 @@ from imagenet_prep.storage.remote_archives import RemoteArchives, open_archives
 from imagenet_prep.storage.remote_path import Location, RemotePath
 
 INFO = "_info.json"  # timm's list of the tars of each split
-# Lists with a class per line, or with "WNID words". The names after the first five are timm's.
+# Lists with a class per line, or with "WNID words". The last ones are timm's.
 CLASS_LISTS = (
     "labels.txt",
     "classes.txt",
-    "classnames.txt",
     "synset.txt",
-    "synsets.txt",
-    "imagenet_synsets.txt",
     "imagenet12k_synsets.txt",
     "imagenet22k_synsets.txt",
 )
@@ -76,7 +71,7 @@ class WebDataset(ilsvrc.Tars):
 
     # Number of samples by split, if it is known.
     expected: dict[str, int | None] = field(default_factory=dict)
-    remark: str = ""  # on the class names and on tars that are not read
+    remark: str = ""  # on tars that are not read
 
     @property
     def images(self) -> MemberReader:
@@ -94,24 +89,14 @@ class WebDataset(ilsvrc.Tars):
     def index(self, task: IndexTask) -> list[Member]:
         """Returns the images of one tar, sorted by key."""
         members: list[Member] = []
-        ignored = Counter[str]()
 
         def add(sample: Sample) -> None:
             members.append(self._sample_member(task, sample))
 
-        _read(self.reader, task, add, ignored=ignored)
+        _read(self.reader, task, add)
         if not members:
             raise SourceError(f"{task.part}: holds no sample with an image. Get the tar again.")
-        self._ignored[task.part] = ignored
         return source.sorted_by_key(members, task.part)
-
-    @cached_property
-    def _ignored(self) -> dict[str, Counter[str]]:
-        return {}
-
-    def ignored_in(self, task: IndexTask) -> Mapping[str, int]:
-        """Returns the number of files of a tar that are not read, by extension."""
-        return self._ignored.get(task.part, {})
 
     def count_problems(self, split: str, num_per_class: Sequence[int]) -> list[str]:
         """Returns messages about differences from `_info.json` and from the published counts."""
@@ -141,19 +126,14 @@ class WebDataset(ilsvrc.Tars):
 
 def _class_index(sample: Sample, classes: ClassList, where: str) -> int:
     """Returns the class of a sample; raises SourceError if its statements contradict each other."""
-    name = sample.stated_class
-    named = classes.of_folder(name) if name else None
-    index = named if sample.label is None else sample.label
-    if index is None:
-        raise SourceError(
-            f"{where}: its class {name!r} is not in the class list of "
-            f"{counted(len(classes.wnids), 'class')}. Get a list that has it."
-        )
+    index = sample.label
     if not 0 <= index < len(classes.wnids):
         raise SourceError(
             f"{where}: label {index}, expected 0 to {len(classes.wnids) - 1:,}. Get the tar again, "
             f"or put the class list ({CLASS_LISTS[0]}, one class per line) next to the tars."
         )
+    name = sample.stated_class
+    named = classes.of_folder(name) if name else None
     if named not in (None, index):
         raise SourceError(
             f"{where}: label {index} is {classes.wnids[index]}, but the sample names the class "
@@ -220,17 +200,14 @@ def find(root: Location, splits: Sequence[str]) -> WebDataset:
             size = parts[name].num_bytes
             tasks.append(IndexTask(f"{split}-{number:05d}", split, name, stop=size))
     info = _read_info(root)
-    classes, remark = _classes(root, archives, tasks, info)
     unread = [name for name in located if name not in archives]
-    if unread:
-        remark += f"; not read: {some(unread)}"
     return WebDataset(
-        classes,
+        _classes(root, archives, tasks, info),
         tuple(parts.values()),
         archives,
         tasks=tuple(tasks),
         expected={split: info.num_samples(of_split[split]) for split in splits},
-        remark=remark,
+        remark=f"; not read: {some(unread)}" if unread else "",
     )
 
 
@@ -262,84 +239,68 @@ def _read_info(root: Location) -> _Info:
 
 def _classes(
     root: Location, archives: Mapping[str, Location], tasks: Sequence[IndexTask], info: _Info
-) -> tuple[ClassList, str]:
-    """Returns the class list, and a remark if the names of the classes are unknown."""
+) -> ClassList:
+    """Returns the class list; classes without names are called by their numbers."""
     if info.classes:
         ids = [row[0] for row in info.classes]
         if len({*ids}) != len(ids):
             raise SourceError(f"{root / INFO}: lists a class twice. Export the dataset again.")
-        return ClassList(tuple(ids), tuple(row[1] for row in info.classes)), ""
-    listed = {name: list_of(root / name) for name in CLASS_LISTS if (root / name).is_file()}
-    if len({classes.wnids for classes in listed.values()}) > 1:
+        return ClassList(tuple(ids), tuple(row[1] for row in info.classes))
+    listed = [name for name in CLASS_LISTS if (root / name).is_file()]
+    if len(listed) > 1:
         raise SourceError(
-            f"{root}: {some([*listed])}: list different classes, or the same classes in a "
-            "different order. Keep only the list in the order of the labels."
+            f"{root}: has the class lists {some(listed)}. Keep only the list in the order of the "
+            "labels."
         )
-    for classes in listed.values():
-        return classes, ""
+    if listed:
+        return list_of(root / listed[0])
     # Tars may be sorted by class, so the first and the last one of each split are read.
     ends: dict[str, IndexTask] = {}
     for _, group in itertools.groupby(tasks, lambda task: task.split):
         of_split = [*group]
         ends |= {task.part: task for task in (of_split[0], of_split[-1])}
     official = labels.official_classes()
-    stated: dict[int | str, str] = {}
+    stated: dict[int, str] = {}
     for looked_at, most in ((ends.values(), _PROBED), (tasks, None)):
-        stated, unnamed = stated_classes(archives, looked_at, most)
-        named = {label: name for label, name in stated.items() if name}
-        is_official = all(official.index.get(name) == label for label, name in named.items())
-        if named and is_official and not unnamed:
-            return official, ""
-    numbers = [label for label in stated if isinstance(label, int)]
-    if not numbers:
-        names = sorted(map(str, stated))
-        if official.index.keys() >= {*names}:
-            return official, ""
-        return labels.classes_called(names, str(root)), ""
-    if not 0 <= min(numbers) <= max(numbers) < MOST_CLASSES:
+        stated = _stated_classes(archives, looked_at, most)
+        if stated and all(official.index.get(name) == label for label, name in stated.items()):
+            return official
+    if not stated or not 0 <= min(stated) <= max(stated) < MOST_CLASSES:
         raise SourceError(
-            f"{root}: has labels {min(numbers)} to {max(numbers)}, expected 0 to at most "
-            f"{MOST_CLASSES - 1:,}. Write the tars again."
+            f"{root}: found {some([*map(str, sorted(stated))]) or 'no label'}, expected labels from "
+            f"0 to at most {MOST_CLASSES - 1:,}. Write the tars again, or put the class list ({CLASS_LISTS[0]}, "
+            "one class per line) next to them."
         )
-    called = [stated.get(label, "") for label in range(max(numbers) + 1)]
-    if all(called):
-        return labels.classes_called(called, str(root), lemmas.beside([root])), ""
-    remark = (
-        f"; the tars do not name class {called.index('')}, so the classes are called by their "
-        f"numbers ({CLASS_LISTS[0]} next to the tars can name them, one class per line)"
-    )
-    return labels.classes_called([*map(str, range(len(called)))], str(root)), remark
+    called = [stated.get(label, "") for label in range(max(stated) + 1)]
+    if not all(called):
+        called = [*map(str, range(len(called)))]
+    return labels.classes_called(called, str(root), lemmas.beside([root]))
 
 
-def stated_classes(
-    archives: Mapping[str, Location], tasks: Iterable[IndexTask], most: int | None = None
-) -> tuple[dict[int | str, str], set[int | str]]:
+def _stated_classes(
+    archives: Mapping[str, Location], tasks: Iterable[IndexTask], most: int | None
+) -> dict[int, str]:
     """Returns the class name that the samples of each label state, or "" if they state none.
 
-    If samples have no number, the name is used as label. Reads `most` samples of each tar, or all.
-    ILSVRC2012's validation images state their classes by their file names. Also returns the labels
-    of samples that state no class.
+    Reads `most` samples of each tar, or all. ILSVRC2012's validation images state their classes by
+    their file names.
     """
-    stated: dict[int | str, str] = {}
-    unnamed: set[int | str] = set()
+    stated: dict[int, str] = {}
     reader = open_archives({name: _site(path, hashes=False) for name, path in archives.items()})
     for task in tasks:
 
         def add(sample: Sample, tar: str = task.part) -> None:
             name = sample.stated_class or _known_label(sample.filename)
-            label = name if sample.label is None else sample.label
-            first = stated.get(label, "") or name
+            first = stated.get(sample.label, "") or name
             if name not in ("", first):
                 raise SourceError(
-                    f"{tar}: {sample.image.name!r}: label {label} is {name}, but {first} in an "
-                    "earlier sample. Get the tars again, or write them again."
+                    f"{tar}: {sample.image.name!r}: label {sample.label} is {name}, but {first} in "
+                    "an earlier sample. Get the tars again, or write them again."
                 )
-            stated[label] = first
-            if not name:
-                unnamed.add(label)
+            stated[sample.label] = first
 
         _read(reader, task, add, most)
-    return stated, unnamed
+    return stated
 
 
 def _read(
@@ -347,12 +308,11 @@ def _read(
     task: IndexTask,
     use: Callable[[Sample], None],
     most: int | None = None,
-    ignored: Counter[str] | None = None,
 ) -> None:
     """Calls `use` for `most` samples of a tar, or for all; see `samples`."""
 
     def listed(reads: Reads) -> Iterator[Entry]:
-        for sample in itertools.islice(samples(reads, task.part, task.stop, ignored), most):
+        for sample in itertools.islice(samples(reads, task.part, task.stop), most):
             use(sample)
             yield sample.image
 
@@ -370,7 +330,7 @@ def _known_label(filename: str) -> str:
 
 def list_of(path: Location) -> ClassList:
     """Returns the classes of a list with a class or "WNID words" per line, in this order."""
-    lines = source.read_list(path).removeprefix("\ufeff").splitlines()
+    lines = source.read_list(path).splitlines()
     rows = [line.strip() for line in lines if line.strip()]
     matches = [_WNID_AND_WORDS.fullmatch(row) for row in rows]
     names = [match[1] if match else row for match, row in zip(matches, rows, strict=True)]

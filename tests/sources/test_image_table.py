@@ -199,7 +199,11 @@ REFUSED: dict[str, tuple[str, dict[str, str | bytes], str]] = {
         "line 5: expected one image 'z' that no other line lists, found none",
     ),
     "no line": (TWO, {"labels.csv": "id,label\nx,a\n"}, r"images/y\.jpg: has no line in labels"),
-    "no name": (TWO, {"labels.csv": "id,label\n,a\nx,a\ny,a\n"}, "line 2: has 2 fields, expected 2 with an image"),
+    "no name": (
+        TWO,
+        {"labels.csv": "id,label\n,a\nx,a\ny,a\n"},
+        "line 2: has 2 fields, expected 2 with an image",
+    ),
     "two labels": (
         TWO,
         {"labels.csv": "id,label\nx,a\ny,b\nx.jpg,b\n"},

@@ -132,7 +132,6 @@ def test_one_name_of_ilsvrc2012_among_others_is_no_proof(tmp_path: Path) -> None
     wds(tmp_path, sample("n01440764_1", 0), sample("a", 0), sample("b", 1))
     source = found(tmp_path)
     assert source.classes.wnids == ("0", "1")
-    assert "do not name class 1" in line(tmp_path)
 
 
 def test_labels_of_a_subset_take_the_wnids_that_the_samples_name(tmp_path: Path) -> None:
@@ -196,11 +195,7 @@ def test_a_class_that_differs_in_the_middle_of_the_tars_ends_the_run(tmp_path: P
         (sample("a", None, {"label": 2}), ("0", "1", "2"), {"2/a.jpg": 2}),
         (sample("a", None, {"cls": "2"}), ("0", "1", "2"), {"2/a.jpg": 2}),
         (sample("a", None, {"class_index": 0}), ("0",), {"0/a.jpg": 0}),
-        (sample("a", None, {"label": "cat"}), ("cat",), {"cat/a.jpg": 0}),
-        (sample("a", "big cat"), ("big_cat",), {"big_cat/a.jpg": 0}),
-        (sample("cat/a", "cat"), ("cat",), {"cat/a.jpg": 0}),
         (sample("a", 0, {"class_name": "cat"}), ("cat",), {"cat/a.jpg": 0}),
-        (sample("a", 0, {"label": "cat"}), ("cat",), {"cat/a.jpg": 0}),
         (sample("a", 0, {"filename": "p/B.JPEG"}), ("0",), {"0/p/B.JPEG": 0}),
         (sample("a", 0, {"filename": ""}), ("0",), {"0/a.jpg": 0}),
         (sample("a", 0, {"key": "other"}), ("0",), {"0/a.jpg": 0}),
@@ -218,15 +213,13 @@ def test_labels_names_and_keys_of_a_sample(
     assert labelled(source) == keys
 
 
-def test_names_that_are_missing_are_said(tmp_path: Path) -> None:
+def test_classes_without_names_are_called_by_numbers(tmp_path: Path) -> None:
     wds(tmp_path, sample("a", 0, {"class_name": "cat"}), sample("b", 2, {"class_name": "dog"}))
     assert found(tmp_path).classes.wnids == ("0", "1", "2")
-    assert "do not name class 1, so the classes are called by their numbers" in line(tmp_path)
     write(tmp_path / "classes.txt", "\ufeffcat\r\nbird of prey\r\ndog\r\n".encode())
     source = found(tmp_path)
     assert source.classes.wnids == ("cat", "bird_of_prey", "dog")
     assert labelled(source) == {"cat/a.jpg": 0, "dog/b.jpg": 2}
-    assert "by their numbers" not in line(tmp_path)
 
 
 @pytest.mark.parametrize("name", webdataset.CLASS_LISTS)
@@ -238,38 +231,39 @@ def test_a_list_of_classes_next_to_the_tars_is_read(tmp_path: Path, name: str) -
     assert labelled(source) == {"n00005787/n00005787_3.jpg": 1}
 
 
-def test_two_lists_of_classes_that_differ_are_refused(tmp_path: Path) -> None:
+def test_two_lists_of_classes_are_refused(tmp_path: Path) -> None:
     wds(tmp_path, sample("a", 1))
     write(tmp_path / "labels.txt", b"cat\ndog\n")
     write(tmp_path / "synset.txt", b"dog\ncat\n")
-    refused(tmp_path, r"labels\.txt, synset\.txt: list different classes, or the same")
+    refused(tmp_path, r"class lists labels\.txt, synset\.txt\. Keep only the list")
 
 
 CLASH = sample("a", 0)
 REFUSED: dict[str, tuple[Files, str]] = {
-    "no label": (sample("a"), r"train-0000\.tar: sample 'a' at byte 512: has an image, but no la"),
-    "no image": ([("a.cls", "1")], r"'a' .*has a label, but no image .*found no other file"),
+    "no label": (sample("a"), r"train-0000\.tar: sample 'a' at byte 512: .* 'a\.jpg' and no label"),
+    "no image": ([("a.cls", "1")], "'a' .*found no image and 1"),
     "dots in the name": (
         [("a.b.jpg", JPEG), ("a.b.cls", "0"), ("a.cls", "0")],
-        r"'a' .*found a\.b\.jpg, a\.b\.cls\. If its image .* has dots",
+        "'a' .*found no image and 0.*no dots",
     ),
-    "two images": ([*CLASH, ("a.png", JPEG)], r"two images, 'a\.jpg' and 'a\.png'"),
+    "two images": ([*CLASH, ("a.png", JPEG)], r"found 'a\.jpg' and 'a\.png' and 0"),
     "a name twice": ([*CLASH, *sample("b", 0), *CLASH], r"sample 'a' at byte .*appears twice"),
-    "adjacent twins": ([*CLASH, *CLASH], r"'a' .*has two files cls"),
-    "split sample": ([("a.jpg", JPEG), *sample("b", 0), ("a.cls", "0")], "but no label"),
-    "label too large": (sample("a", 10**7), "labels 10000000 to 10000000, expected 0 to"),
-    "negative": (sample("a", -1), "labels -1 to -1"),
-    "two labels": (sample("a", 0, {"label": 1}), r"different labels: 0 and 1"),
-    "two names": (sample("a", "cat", {"label": "dog"}), r"different labels: 'cat' and 'dog'"),
+    "adjacent twins": ([*CLASH, *CLASH], "'a' .*expected only one file cls"),
+    "split sample": ([("a.jpg", JPEG), *sample("b", 0), ("a.cls", "0")], "no label"),
+    "label too large": (sample("a", 10**7), "found 10000000, expected labels from 0"),
+    "negative": (sample("a", -1), "found -1, expected labels"),
+    "two labels": (sample("a", 0, {"label": 1}), r"'a\.jpg' and 0 and 1"),
     "list of labels": (sample("a", None, {"label": [1, 2]}), r"its label is '\[1, 2\]', expected"),
     "empty label": (sample("a", ""), r"its label is ''"),
     "true": (sample("a", None, {"label": True}), "its label is 'True'"),
     "no JSON": ([*CLASH, ("a.json", "{'a': 1}")], "json is not JSON"),
     "JSON of no number": ([*CLASH, ("a.json", '{"a": NaN}')], "json is not JSON: NaN"),
     "deep JSON": ([*CLASH, ("a.json", "[" * 5000 + "]" * 5000)], "json is not JSON"),
-    "large JSON": ([*CLASH, ("a.json", b" " * (1 << 20) + b"{}")], "json has 1,048,578 bytes"),
-    "large label": ([("a.cls", b" " * 5000), ("a.jpg", JPEG)], "cls has 5,000 bytes"),
-    "bytes": ([("a.cls", b"\xff"), ("a.jpg", JPEG)], "cls is not UTF-8"),
+    "large JSON": ([*CLASH, ("a.json", b" " * (1 << 20) + b"{}")], r"a\.json' has 1,048,578 bytes"),
+    "large label": ([("a.cls", b" " * 5000), ("a.jpg", JPEG)], r"a\.cls' has 5,000 bytes"),
+    "bytes": ([("a.cls", b"\xff"), ("a.jpg", JPEG)], "expected a number"),
+    "text": (sample("a", "cat"), "its label is 'cat', expected a number"),
+    "text in JSON": (sample("a", 0, {"label": "cat"}), "its label is 'cat', expected a number"),
     "name and number": (
         joined([sample("a", 0, {"class_name": "cat"}), sample("b", 0, {"class_name": "dog"})]),
         r"'b\.jpg': label 0 is dog, but cat in an earlier sample",
@@ -280,7 +274,7 @@ REFUSED: dict[str, tuple[Files, str]] = {
     ),
     "name leads out": (sample("a", 0, {"filename": "x/.."}), "has a part that is empty"),
     "name of control characters": (sample("a\n", 0), "contains a control character"),
-    "nothing": ([("README", "text")], r"train-0000\.tar: holds no sample"),
+    "nothing": ([("README", "text")], "found no label"),
 }
 
 
@@ -297,12 +291,6 @@ def test_a_label_beyond_the_list_is_refused(tmp_path: Path) -> None:
     refused(tmp_path, r"train-0000\.tar: byte 1,\d+: 'a\.jpg': label 2, expected 0 to 1")
 
 
-def test_a_name_that_is_not_in_the_list_is_refused(tmp_path: Path) -> None:
-    wds(tmp_path, sample("a", "bird"))
-    write(tmp_path / "labels.txt", b"cat\ndog\n")
-    refused(tmp_path, r"its class 'bird' is not in the class list of 2 classes")
-
-
 @pytest.mark.parametrize("kind", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
 def test_tars_of_all_forms_and_long_names_are_read(tmp_path: Path, kind: int) -> None:
     long = "d" * 90 + "/" + "n" * 60
@@ -311,7 +299,7 @@ def test_tars_of_all_forms_and_long_names_are_read(tmp_path: Path, kind: int) ->
     assert labelled(found(tmp_path)).keys() == {f"0/{long}.jpg", "0/b.jpg"}
 
 
-def test_files_of_no_sample_are_ignored_and_counted(tmp_path: Path) -> None:
+def test_files_of_no_sample_are_ignored(tmp_path: Path) -> None:
     files: Files = [
         ("._a.jpg", b"mac"),
         ("__MACOSX/._a.jpg", b"mac"),
@@ -326,13 +314,6 @@ def test_files_of_no_sample_are_ignored_and_counted(tmp_path: Path) -> None:
     source = found(wds(tmp_path, files))
     (task,) = source.index_tasks("train")
     assert [member.key for member in source.index(task)] == ["0/a.jpg"]
-    assert source.ignored_in(task) == {
-        "hidden .jpg": 2,
-        "__MACOSX/": 1,
-        ".json": 2,
-        "without an ending": 1,
-        ".txt": 1,
-    }
 
 
 @pytest.mark.parametrize(
@@ -453,13 +434,6 @@ def test_a_list_of_tars_cannot_lead_out_of_a_server(tmp_path: Path) -> None:
         found(RemotePath(Site(server.url)))
 
 
-def test_names_of_classes_of_ilsvrc2012_give_its_list(tmp_path: Path) -> None:
-    wds(tmp_path, sample("a", "n01443537"), sample("b", None, {"wnid": "n01440764"}))
-    source = found(tmp_path)
-    assert source.classes == OFFICIAL
-    assert labelled(source) == {"n01443537/a.jpg": 1, "n01440764/b.jpg": 0}
-
-
 @pytest.mark.parametrize(
     "images", ["cat/1.jpg dog/1.jpg", "train/cat/1.jpg train/dog/1.jpg", "val/1.jpg"]
 )
@@ -521,11 +495,6 @@ def test_samples_are_those_that_webdataset_groups(tmp_path: Path, seed: int) -> 
     by_offset = sorted(source.index(task), key=lambda member: member.offset)
     assert [member.class_index for member in by_offset] == expected
     assert {source.images.read(member) for member in by_offset} == {JPEG}
-    others = 0
-    with tarfile.open(path) as archive:
-        others = len(archive.getnames()) - 2 * len(expected)
-    jsons = sum("json" in files for files in grouped(path))
-    assert sum(source.ignored_in(task).values()) == others - jsons
 
 
 # webdataset leaves the closing of files to Python.

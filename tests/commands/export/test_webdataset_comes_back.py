@@ -137,18 +137,6 @@ def test_tars_that_are_not_read_are_named(tars: Path) -> None:
     assert not (tars / "out").exists()
 
 
-def test_files_that_are_not_read_are_counted(tmp_path: Path) -> None:
-    members = {"a.cls": b"0", "a.jpg": plain(0), "a.txt": b"text", "LICENSE": b"text"}
-    layouts.write(tmp_path / "in" / "train-00.tar", layouts.tar(members))
-    flags = ("--source", tmp_path / "in", "--out", tmp_path / "out", "--splits", "train")
-    for more in ((), ("--dry-run",)):
-        result = command.run("prepare", *flags, *more)
-        assert result.code == 0, result
-        assert "ignored: 2 files: 1 .txt, 1 without an ending" in result.out
-    (source,) = json.loads((tmp_path / "out/dataset.json").read_bytes())["sources"]
-    assert source["ignored"] == {".txt": 1, "without an ending": 1}
-
-
 def test_classes_without_images_come_back(tmp_path: Path) -> None:
     """Their names and words are only in _info.json."""
     for name in ("cat", "dog", "emu"):

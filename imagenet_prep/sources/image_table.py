@@ -185,11 +185,9 @@ def labelled(root: Path, inside: Path | None) -> tuple[list[Table], dict[File, R
                 rows[files[0]] = row._replace(split=split)
             elif row.split != schema.TEST:  # images of test need not exist
                 found = [file.path for file in files]
-                also = [rows[file].where for file in files if file in rows]
                 problems.add(
                     f"{row.where}: expected one image {row.file!r} that no other line lists, found "
-                    f"{some(found) or 'none'}{''.join(f' (listed in {where})' for where in also)}. "
-                    "Correct or remove the line."
+                    f"{some(found) or 'none'}. Correct or remove the line."
                 )
     read = {_top(file.path) for file in rows}
     for file in below.images:

@@ -82,12 +82,12 @@ class _Files:
         if not self.images and not labels:
             return []
         if len(self.images) != 1 or len(labels) != 1:
-            names = " and ".join(repr(image.name) for image in self.images)
+            images = " and ".join(repr(image.name) for image in self.images)
             numbers = " and ".join(map(str, sorted(labels)))
             raise SourceError(
                 f"{self.where}: expected one image (jpg, jpeg, png, webp ...) and one label "
                 f"({_LABEL}, or {' or '.join(_LABEL_FIELDS)} in {_ABOUT}), found "
-                f"{names or 'no image'} and {numbers or 'no label'}. {_AGAIN}. Files of a sample "
+                f"{images or 'no image'} and {numbers or 'no label'}. {_AGAIN}. Files of a sample "
                 "must be next to each other, and have no dots in their name."
             )
         (image,) = self.images

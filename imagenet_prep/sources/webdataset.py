@@ -19,7 +19,6 @@ from imagenet_prep.dataset.keys import WNID
 from imagenet_prep.dataset.member import Member
 from imagenet_prep.sources import ilsvrc, labels, layout, lemmas, source
 from imagenet_prep.sources.member_reader import MemberReader
-from imagenet_prep.sources.scan import subfolders
 from imagenet_prep.sources.source import IndexTask
 from imagenet_prep.sources.wds_samples import Sample, samples
 from imagenet_prep.storage.archive import ArchiveReader, Entry, Reads
@@ -152,11 +151,7 @@ def split_of(path: str) -> str | None:
 
 def locate(root: Location) -> dict[str, Location]:
     """Returns the WebDataset tars in a folder and in its folders of splits, by relative path."""
-    folders: list[str] = []
-    if isinstance(root, RemotePath):
-        folders = ["", *itertools.chain.from_iterable(layout.FOLDERS.values())]
-    elif root.is_dir():
-        folders = ["", *filter(layout.split_called, subfolders(root, any_name=True))]
+    folders = ["", *itertools.chain.from_iterable(layout.FOLDERS.values())]
     tars: dict[str, Location] = {}
     for folder in folders:
         place = root / folder if folder else root
@@ -267,9 +262,9 @@ def _classes(
             return official
     if not stated or not 0 <= min(stated) <= max(stated) < MOST_CLASSES:
         raise SourceError(
-            f"{root}: found {some([*map(str, sorted(stated))]) or 'no label'}, expected labels from "
-            f"0 to at most {MOST_CLASSES - 1:,}. Write the tars again, or put the class list ({CLASS_LISTS[0]}, "
-            "one class per line) next to them."
+            f"{root}: found {some([*map(str, sorted(stated))]) or 'no label'}, expected labels "
+            f"from 0 to at most {MOST_CLASSES - 1:,}. Write the tars again, or put the class list "
+            f"({CLASS_LISTS[0]}, one class per line) next to them."
         )
     called = [stated.get(label, "") for label in range(max(stated) + 1)]
     if not all(called):
@@ -331,9 +326,12 @@ def _known_label(filename: str) -> str:
 def list_of(path: Location) -> ClassList:
     """Returns the classes of a list with a class or "WNID words" per line, in this order."""
     lines = source.read_list(path).splitlines()
-    rows = [line.strip() for line in lines if line.strip()]
-    matches = [_WNID_AND_WORDS.fullmatch(row) for row in rows]
-    names = [match[1] if match else row for match, row in zip(matches, rows, strict=True)]
-    words = {match[1]: match[2] for match in matches if match and match[2]}
+    names: list[str] = []
+    words: dict[str, str] = {}
+    for line in filter(None, map(str.strip, lines)):
+        match = _WNID_AND_WORDS.fullmatch(line)
+        names.append(match[1] if match else line)
+        if match and match[2]:
+            words[match[1]] = match[2]
     known = lemmas.beside([path.parent])
     return labels.classes_called(names, str(path), known | words)

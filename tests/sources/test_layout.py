@@ -204,7 +204,7 @@ REFUSED = {
     "images/{train,val}/cat/1.jpg labels/1.txt": ": images/. | {root}/images.",
     "photos/{cat,dog}/1.jpg": ": photos/. | {root}/photos.",
     "v1/train/cat/1.jpg v2/train/cat/1.jpg": ": v1/, v2/. | {root}/v1 or {root}/v2.",
-    "images/{1,2}.jpg labels.csv": "labels.csv: has the columns text; none of them names the image",
+    "images/{1,2}.jpg labels.csv": "labels.csv: has the columns text; expected one that names",
     "{images,masks}/{1,2}.jpg": "holds images/, masks/, but no class folders",
     "train/{images/1.jpg,labels/1.txt} valid/{images/1.jpg,labels/1.txt}": "train: holds images/, ",
     "images/{1,2}.jpg annotations/trimaps/1.jpg": "holds images/, but no class folders",

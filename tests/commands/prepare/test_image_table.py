@@ -70,5 +70,5 @@ def test_a_line_without_an_image_ends_the_run_with_its_number(source: Path, tmp_
         file.write("\n77,dingo\n")
     result = prepare(source, tmp_path / "out")
     assert result.code == 3
-    assert "labels.csv: line 10: there is no image '77'" in " ".join(result.err.split())
+    assert "labels.csv: line 10: expected one image '77'" in " ".join(result.err.split())
     assert not (tmp_path / "out" / "dataset.json").exists()

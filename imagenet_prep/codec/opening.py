@@ -12,6 +12,7 @@ import io
 import logging
 import re
 import struct
+import threading
 import warnings
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
@@ -64,6 +65,33 @@ _PILLOW_PARSES = re.compile(
 )
 
 
+class _NoWarnings:
+    """Ignores warnings during `with` blocks, which may overlap in several threads.
+
+    `warnings.catch_warnings` alone restores the filters when the first of two blocks ends.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._num_blocks = 0
+        self._filters = contextlib.ExitStack()
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if not self._num_blocks:
+                self._filters.enter_context(warnings.catch_warnings(action="ignore"))
+            self._num_blocks += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._num_blocks -= 1
+            if not self._num_blocks:
+                self._filters.close()
+
+
+_NO_WARNINGS = _NoWarnings()
+
+
 def header(data: bytes, max_pixels: int = jpeg.MAX_PIXELS) -> jpeg.Frame | None:
     """Returns the header of a JPEG, or None for other formats; BadImageError if it is damaged."""
     import simplejpeg
@@ -108,7 +136,7 @@ def is_refused(data: bytes, frame: jpeg.Frame) -> bool:
     if not _PILLOW_PARSES.search(data, 0, frame.first_scan):
         return False
     try:
-        with warnings.catch_warnings(action="ignore"):
+        with _NO_WARNINGS:
             Image.open(io.BytesIO(data), formats=("JPEG",))
     except MemoryError:
         raise
@@ -169,7 +197,7 @@ def opened(
     """
     try:
         # Pillow warns about unusual metadata and palettes; only the pixels matter.
-        with warnings.catch_warnings(action="ignore"), contextlib.ExitStack() as ours:
+        with _NO_WARNINGS, contextlib.ExitStack() as ours:
             frame = _frame(data, max_pixels)
             if only is FORMATS and formats.name_of(data[: formats.HEAD_BYTES]) == formats.HEIC:
                 only = _heic()

@@ -279,7 +279,13 @@ def read_list(path: Location, *, lenient: bool = False, most: int = _MAX_LIST_BY
 
 def folder_part(name: str, groups: Iterable[tuple[str, Sequence[File]]]) -> Part:
     """Returns one `Part` for scanned folders; its stamp is a digest of names, sizes and times."""
-    demand_utf8("the source", [name])
+    try:
+        name.encode()
+    except UnicodeEncodeError as error:
+        raise SourceError(
+            f"the source: the name of its folder, {os.fsencode(name)!r}, is not UTF-8. "
+            f"Rename the folder."
+        ) from error
     digest = hashlib.blake2b(digest_size=16)
     num_bytes = images = newest = 0
     for group, files in groups:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import io
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 import simplejpeg
 from PIL import Image
 
-from imagenet_prep.codec import likeness, transform
+from imagenet_prep.codec import likeness, opening, transform
 from imagenet_prep.codec.policy import PLANES, PORTABLE, Policy
 from imagenet_prep.core.errors import BadImageError
 from imagenet_prep.dataset import jpeg
@@ -237,3 +238,15 @@ def test_the_digest_of_pixels_is_that_of_all_of_them() -> None:
     data = saved("PNG")
     size, digest = find.pixel_digest(data)
     assert (size, digest) == ((160, 120), hashlib.sha256(mutations.photograph()).digest())
+
+
+def test_the_end_of_one_image_does_not_show_the_warnings_of_another() -> None:
+    """Two threads open images at once: their `with` blocks overlap and are not nested."""
+    filters = list(warnings.filters)
+    first, second = opening.opened(saved("PNG")), opening.opened(saved("PNG"))
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    warnings.warn("Pillow says so while it reads the second image", stacklevel=1)
+    second.__exit__(None, None, None)
+    assert warnings.filters == filters

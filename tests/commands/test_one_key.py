@@ -164,7 +164,7 @@ def test_folders_of_classes_alone_have_no_validation(tmp_path: Path) -> None:
     given = ("prepare", "--source", tmp_path / "src", "--out", tmp_path / "out")
     for words in (("--splits", "validation"), ("--validation-shards", "1")):
         result = command.run(*given, *words)
-        assert (result.code, "only folders of classes" in result.err) == (2, True)
+        assert (result.code, "contains no split" in result.err) == (2, True)
     for words in (("--subset-classes", "²"), ("--subset-classes", "00")):
         assert command.run(*given, *words).code == 2
     assert command.run(*given, "--train-shards", "100000").code == 2

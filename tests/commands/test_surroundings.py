@@ -99,7 +99,7 @@ def test_a_source_in_a_folder_whose_name_is_no_utf8(tmp_path: Path) -> None:
     (tmp_path / "ascii/train").rename(odd)
     refused = command.run("prepare", odd, tmp_path / "y")
     assert refused.code == 3, refused
-    assert r"the name b'latin-\xe9' is not UTF-8. Rename it." in refused.err
+    assert r"the name of its folder, b'latin-\xe9', is not UTF-8. Rename" in refused.err
     assert not (tmp_path / "y").exists()
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import csv
 import io
-import itertools
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -108,7 +107,7 @@ def locate(root: Path) -> list[Table]:
 def is_readable(table: Table) -> bool:
     """Returns whether a table has the columns of files and classes."""
     try:
-        _header(table)
+        _header(table, _lines(table))
     except (SourceError, UsageError):
         return False
     return True
@@ -225,9 +224,9 @@ def _lines(table: Table) -> Iterator[tuple[str, list[str]]]:
         ) from None
 
 
-def _header(table: Table) -> tuple[list[str], str, str]:
-    """Returns the names of all columns, and of those with the files and classes."""
-    _, names = next(_lines(table), ("", []))
+def _header(table: Table, lines: Iterator[tuple[str, list[str]]]) -> tuple[list[str], str, str]:
+    """Reads the first of `lines`; returns all columns, and those of the files and classes."""
+    _, names = next(lines, ("", []))
     columns = [re.sub(r"[\s-]+", "_", name.strip().casefold()) for name in names]
     files = [name for name in FILE_COLUMNS if name in columns]
     classes = [name for name in columns if name in CLASS_COLUMNS]
@@ -242,8 +241,9 @@ def _header(table: Table) -> tuple[list[str], str, str]:
 
 def _rows(table: Table, problems: Problems) -> Iterator[Row]:
     """Yields the lines of a table; adds invalid lines to `problems`."""
-    columns, file_column, class_column = _header(table)
-    for where, values in itertools.islice(_lines(table), 1, None):
+    lines = _lines(table)
+    columns, file_column, class_column = _header(table, lines)
+    for where, values in lines:
         if not values:
             continue
         fields = dict(zip(columns, map(str.strip, values), strict=False))

@@ -84,6 +84,11 @@ def validation_number(path: str) -> int | None:
     return int(match[1]) if match else None
 
 
+def validation_stem(number: int) -> str:
+    """Returns the name, without extension, of a validation image of ILSVRC2012."""
+    return f"{_VALIDATION}{number:08d}"
+
+
 def below_class(path: str, class_id: str) -> str:
     """Returns the part of a key that follows the class, given the file name in a record.
 

@@ -99,7 +99,7 @@ def _of_json(content: Any) -> LabelList:
         # Row i (from 0) has the labels of image i + 1.
         if len(rows) != _NUM_VALIDATION:
             raise ValueError(f"{len(rows):,} lists, expected {_NUM_VALIDATION:,} (one per image)")
-        names = (f"ILSVRC2012_val_{number:08d}.JPEG" for number in range(1, len(rows) + 1))
+        names = (f"{keys.validation_stem(number)}.JPEG" for number in range(1, len(rows) + 1))
         classes = (tuple(map(str, row)) for row in rows)
         return LabelList(dict(zip(names, classes, strict=True)), "ReaL's form", is_ilsvrc=True)
     annotations = records.parse(dict[str, dict[str, list[str]]], content.get("initial_annots"))

@@ -28,7 +28,7 @@ from imagenet_prep.shards.commit import num_per_class
 from imagenet_prep.shards.writer import WrittenShard
 from imagenet_prep.sources import tfrecords
 from imagenet_prep.sources.labelling import Labelling, LabelUse, labelling_of
-from imagenet_prep.sources.labels import check_validation, validation_stem
+from imagenet_prep.sources.labels import check_validation
 from imagenet_prep.sources.shard_files import ShardFile, TfrecordSet
 from imagenet_prep.sources.tfrecords import Entry
 from imagenet_prep.storage.new_file import new_file
@@ -215,7 +215,7 @@ def check_validation_labels(
     class_of: dict[str, int] = {}
     with_records: set[str] = set()
     for shard in shards:
-        class_of |= {validation_stem(number): i for number, i in shard.validation.items()}
+        class_of |= {keys.validation_stem(number): i for number, i in shard.validation.items()}
         with_records.update(classes.wnids[index] for index in shard.num_per_class)
     advice = "The labels of this dataset are wrong: prepare it again from the archives."
     check_validation(classes, class_of, store.where(), advice, with_records)

@@ -347,7 +347,7 @@ def _label_lists(
     found = []
     if devkit is not None:
         wnids = [devkit.classes.wnids[index] for index in devkit.validation_class_index]
-        numbered = {labels.validation_stem(n): wnid for n, wnid in enumerate(wnids, start=1)}
+        numbered = {keys.validation_stem(n): wnid for n, wnid in enumerate(wnids, start=1)}
         found.append(Claim(devkit_path, numbered))
     return found + [Claim(str(path), wnids) for path, wnids in label_lists.find(folders)]
 

@@ -7,6 +7,7 @@ import io
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from imagenet_prep.core.errors import SourceError
+from imagenet_prep.dataset import keys
 from imagenet_prep.sources import source
 from imagenet_prep.storage.remote_path import Location
 
@@ -41,7 +42,7 @@ def _by_name(rows: Iterable[tuple[str, str]], path: Location) -> dict[str, str]:
 
 def _synset_labels(path: Location) -> Iterator[tuple[str, str]]:
     for number, wnid in enumerate(source.read_list(path).split(), start=1):
-        yield f"ILSVRC2012_val_{number:08d}", wnid
+        yield keys.validation_stem(number), wnid
 
 
 def _solution(path: Location) -> Iterator[tuple[str, str]]:

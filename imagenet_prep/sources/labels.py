@@ -76,11 +76,6 @@ def published_labels() -> tuple[int, ...]:
     return tuple(indices)
 
 
-def validation_stem(number: int) -> str:
-    """Returns the name, without extension, of a validation image of ILSVRC2012."""
-    return f"ILSVRC2012_val_{number:08d}"
-
-
 def published_labels_of(names: Iterable[str], wnids: Container[str]) -> dict[str, str]:
     """Returns the published WNIDs of those names that are ILSVRC2012's validation images.
 
@@ -190,7 +185,8 @@ def read_devkit(path: Location) -> Devkit:
             )
         labels.append(index)
     if classes.official:
-        named = {validation_stem(number): index for number, index in enumerate(labels, start=1)}
+        numbered = enumerate(labels, start=1)
+        named = {keys.validation_stem(number): index for number, index in numbered}
         check_validation(classes, named, str(path), _ADVICE)
         expected = len(published_labels())
         if len(labels) != expected:

@@ -284,7 +284,7 @@ def folder_part(name: str, groups: Iterable[tuple[str, Sequence[File]]]) -> Part
     except UnicodeEncodeError as error:
         raise SourceError(
             f"the source: the name of its folder, {os.fsencode(name)!r}, is not UTF-8. "
-            f"Rename the folder."
+            "Rename the folder."
         ) from error
     digest = hashlib.blake2b(digest_size=16)
     num_bytes = images = newest = 0

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from imagenet_prep.core import canonical
 from imagenet_prep.core.errors import SourceError
 from imagenet_prep.dataset.ignored import is_hidden
-from imagenet_prep.dataset.keys import WNID
+from imagenet_prep.dataset.keys import LEADING_WNID
 from imagenet_prep.sources import tar
 from imagenet_prep.sources.tar import TarMember
 from imagenet_prep.storage.archive import Reads
@@ -35,7 +35,6 @@ _OUR_FIELDS = frozenset({"filename", "key", "number", "wnid"})
 _MOST_BYTES = {_LABEL: 1 << 12, _ABOUT: 1 << 20}
 _MOST_VALUES = 1 << 16
 _NUMBER = re.compile(r"[+-]?[0-9]{1,18}")
-_WNID_PREFIX = re.compile(rf"({WNID.pattern})_")
 _META_FOLDER = re.compile(r"__.*__")  # webdataset ignores such folders
 _AGAIN = "Get the tar again, or write it again"
 
@@ -60,10 +59,10 @@ class Sample(NamedTuple):
     @property
     def stated_class(self) -> str:
         """The name of the class, or the WNID at the beginning of the file name, or ""."""
-        prefix = _WNID_PREFIX.match(self.filename.rpartition("/")[2])
+        prefix = LEADING_WNID.match(self.filename.rpartition("/")[2])
         if self.class_name or prefix is None:
             return self.class_name
-        return prefix[1]
+        return prefix["wnid"]
 
 
 @dataclass

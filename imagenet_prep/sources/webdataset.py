@@ -316,11 +316,8 @@ def _read(
 
 
 def _known_label(filename: str) -> str:
-    number = keys.validation_number(filename)
-    published = labels.published_labels()
-    if number is None or not 1 <= number <= len(published):
-        return ""
-    return labels.official_classes().wnids[published[number - 1]]
+    published = labels.published_labels_of([filename], labels.official_classes().index)
+    return published.get(filename, "")
 
 
 def list_of(path: Location) -> ClassList:

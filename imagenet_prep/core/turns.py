@@ -10,10 +10,11 @@ import contextlib
 import fcntl
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 _semaphore = threading.Semaphore(1)
 _shared_byte: tuple[int, int] | None = None
+_ask_parent: Callable[[], None] | None = None
 
 
 def among_threads(workers: int) -> None:
@@ -31,9 +32,19 @@ def among_processes(workers: int, descriptor: int) -> None:
     _shared_byte = descriptor, os.getpid() % _turns(workers)
 
 
+def among_children(ask_parent: Callable[[], None]) -> None:
+    """Sets the function with which a child waits for its parent process to take the turn."""
+    global _ask_parent
+    _ask_parent = ask_parent
+
+
 @contextlib.contextmanager
 def turn() -> Iterator[None]:
     """Waits until this worker may do memory-intensive work; its turn lasts until the block ends."""
+    if _ask_parent is not None:
+        _ask_parent()
+        yield
+        return
     with _semaphore:
         if _shared_byte is None:
             yield

@@ -73,6 +73,7 @@ def checks(config: Config) -> Iterator[Check]:
     """Performs all checks of this machine and yields their results."""
     yield _python()
     yield _codec()
+    yield _cage()
     yield from _extras()
     for name, framework in installed.FRAMEWORKS.items():
         if found := installed.version(*framework.packages):
@@ -110,6 +111,17 @@ def _codec() -> Check:
     simd = libraries.SIMD[loaded.kernel.planes_best()]
     jpeg = features.version_feature("libjpeg_turbo")
     return Check("codec", "ok", f"compiled C with {simd}, libjpeg-turbo {jpeg}")
+
+
+def _cage() -> Check:
+    from imagenet_prep.codec import cage
+
+    name = "decoders of other images"
+    missing = cage.missing_means()
+    if missing:
+        found = f"run without {' and '.join(missing)}, which this kernel lacks"
+        return Check(name, "missing", found, "use a kernel with Landlock and seccomp (Linux 5.13)")
+    return Check(name, "ok", "run in a process without access to files and sockets")
 
 
 def _extras() -> Iterator[Check]:

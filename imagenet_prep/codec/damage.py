@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from imagenet_prep.codec import planes
+from imagenet_prep.codec import cage, planes
 from imagenet_prep.core.errors import BadImageError
 from imagenet_prep.dataset import jpeg
 from imagenet_prep.dataset.formats import LINE_ENDS
@@ -56,7 +56,8 @@ _OF_TAIL = {_ERROR, 120, 254}
 _END_OF_SCANS = re.compile(rb"\xff\xd9|\xff\xd8\xff|.{4}ftyp|\Z", re.DOTALL)
 # Bytes that cameras and other programs write behind a picture: zeros, 0xFF with or without a
 # stuffed zero, restart markers, text. The data of a photograph does not have 16 bytes of text.
-_TAIL = re.compile(rb"(?:\0|\xff[\xd0-\xd7]?|[\t\n\r -~]{16,})+")
+# The possessive "++" takes no memory; "+" would remember each of millions of zeros.
+_TAIL = re.compile(rb"(?:\0|\xff[\xd0-\xd7]?|[\t\n\r -~]{16,})++")
 # Of 1,000 pictures, 7 end with more bytes that happen to be text.
 _MOST_LIKE_TEXT = 4
 
@@ -78,6 +79,7 @@ def repaired(data: bytes, frame: jpeg.Frame, complaint: str = "") -> tuple[str |
     `frame` is from `jpeg.refuse_bombs`; `complaint` is simplejpeg's warning. Raises BadImageError
     if pixels are lost.
     """
+    cage.demand()
     if not planes.is_available():
         is_short = "Premature end of JPEG file" in complaint
         raise BadImageError(_TRUNCATED if is_short else _CORRUPT, complaint)

@@ -77,6 +77,7 @@ _KERNEL = {
         ctypes.POINTER(PixelOutput),
     ),
     "planes_prove": (_NUMBER, *_IMAGE),
+    "planes_open": (_NUMBER, *_IMAGE, _POINTER),
     "planes_warnings": (_NUMBER, *_IMAGE, _PIXELS),
     "planes_means": (_NUMBER, *_IMAGE, _PIXELS, _POINTER),
     "planes_result": (_POINTER, _POINTER),

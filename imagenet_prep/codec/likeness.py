@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from imagenet_prep.codec import opening, planes
+from imagenet_prep.codec import cage, opening, planes
 from imagenet_prep.dataset.jpeg import MAX_PIXELS
 
 if TYPE_CHECKING:
@@ -32,7 +32,16 @@ def means(data: bytes, simd: str = "best") -> npt.NDArray[np.uint16]:
 
     `simd` is a key of planes.SIMD; all keys give the same results.
     """
-    found = planes.workspace(simd).means(data, MAX_PIXELS)
+    try:
+        return _means(data, simd)
+    except cage.OutsideError:
+        pass
+    _, cells = cage.run("means", bool, data)
+    return cage.array(cells, np.uint16, (CELLS, CELLS))
+
+
+def _means(data: bytes, simd: str) -> npt.NDArray[np.uint16]:
+    found = planes.allowed_here(simd).means(data, MAX_PIXELS)
     if found is not None:
         return found
     with opening.opened(data) as image:

@@ -9,11 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import io
-import logging
 import re
-import struct
-import threading
-import warnings
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
@@ -27,7 +23,7 @@ from PIL.TiffImagePlugin import (
 )
 from PIL.WebPImagePlugin import WebPImageFile
 
-from imagenet_prep.codec import damage, heif, memory, planes
+from imagenet_prep.codec import cage, damage, memory, planes
 from imagenet_prep.core.errors import BadImageError
 from imagenet_prep.dataset import formats, jpeg, orientation
 
@@ -42,12 +38,12 @@ FORMATS = tuple(sorted(name.upper() for name in formats.READ))
 
 # Many images are decoded in parallel, so threads within a decoder would only use more memory.
 AvifImagePlugin.DEFAULT_MAX_THREADS = 1
-# Pillow logs some errors before it raises them. They name no file, and quarantine.jsonl has them.
-logging.getLogger("PIL").addHandler(logging.NullHandler())
 
 _PNG = b"\x89PNG\r\n\x1a\n"
 _METADATA = (b"iCCP", b"tEXt", b"zTXt", b"iTXt")
 _EXIF_TEXT, _MAX_TEXT = re.compile(rb"Raw profile type (exif|APP1)\0"), 1 << 16
+# libjpeg's names for the files that decoder.c accepts, by their number of components.
+_COLORSPACES = {1: "Gray", 3: "YCbCr"}
 # Key in the `info` of a 16-bit image, for the scale and offset that convert a sample to 8 bits.
 _GREY = "imagenet_prep.grey"
 _BAND_PIXELS = 1 << 20
@@ -65,42 +61,20 @@ _PILLOW_PARSES = re.compile(
 )
 
 
-class _NoWarnings:
-    """Ignores warnings during `with` blocks, which may overlap in several threads.
-
-    `warnings.catch_warnings` alone restores the filters when the first of two blocks ends.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._num_blocks = 0
-        self._filters = contextlib.ExitStack()
-
-    def __enter__(self) -> None:
-        with self._lock:
-            if not self._num_blocks:
-                self._filters.enter_context(warnings.catch_warnings(action="ignore"))
-            self._num_blocks += 1
-
-    def __exit__(self, *_: object) -> None:
-        with self._lock:
-            self._num_blocks -= 1
-            if not self._num_blocks:
-                self._filters.close()
-
-
-_NO_WARNINGS = _NoWarnings()
-
-
 def header(data: bytes, max_pixels: int = jpeg.MAX_PIXELS) -> jpeg.Frame | None:
     """Returns the header of a JPEG, or None for other formats; BadImageError if it is damaged."""
-    import simplejpeg
-
     if not data:
         raise BadImageError("empty", "zero bytes")
     frame = _frame(data, max_pixels)
     if not data.startswith(jpeg.SOI):
         return None
+    if frame is not None and (found := planes.opened(data)) is not None:
+        height, width, components = found
+        _refuse_other_size(frame, (width, height))
+        return frame._replace(colorspace=_COLORSPACES[components])
+    cage.demand()
+    import simplejpeg
+
     try:
         height, width, colorspace, _ = simplejpeg.decode_jpeg_header(data, strict=False)
     except (ValueError, KeyError) as error:
@@ -135,9 +109,9 @@ def is_refused(data: bytes, frame: jpeg.Frame) -> bool:
         return True
     if not _PILLOW_PARSES.search(data, 0, frame.first_scan):
         return False
+    cage.demand()
     try:
-        with _NO_WARNINGS:
-            Image.open(io.BytesIO(data), formats=("JPEG",))
+        Image.open(io.BytesIO(data), formats=("JPEG",))
     except MemoryError:
         raise
     except Exception:  # noqa: BLE001 - Pillow's plugins raise many types of exceptions
@@ -172,6 +146,7 @@ def decode_jpeg(
 
     If the frame type supports downscaling, `at_least` (min_height, ...) is passed to simplejpeg.
     """
+    cage.demand()
     import simplejpeg
 
     size = at_least if frame.can_be_scaled else {}
@@ -187,32 +162,29 @@ def opened(
     *,
     smallest: int | None = None,
     damaged: bool = False,
-    turn: contextlib.ExitStack | None = None,
 ) -> Iterator[ImageFile]:
     """Opens an image with Pillow for a `with` block, after waiting for memory (`memory.room`).
 
-    With `turn`, the memory stays reserved until `turn` closes. Exceptions in the block become
-    BadImageError, except MemoryError. With `smallest`, a JPEG may be downscaled to about this many
-    pixels per side. A JPEG with lost pixels raises BadImageError unless `damaged` is set.
+    Exceptions in the block become BadImageError, except MemoryError. With `smallest`, a JPEG may be
+    downscaled to about this many pixels per side. A JPEG with lost pixels raises BadImageError
+    unless `damaged` is set.
     """
+    cage.demand()
     try:
-        # Pillow warns about unusual metadata and palettes; only the pixels matter.
-        with _NO_WARNINGS, contextlib.ExitStack() as ours:
+        with contextlib.ExitStack() as ours:
             frame = _frame(data, max_pixels)
             if only is FORMATS and formats.name_of(data[: formats.HEAD_BYTES]) == formats.HEIC:
-                only = _heic()
-            for width, height in _canvases(data, max_pixels):
-                jpeg.refuse_pixels(height, width, max_pixels)
+                only = allow_heic()
             image = ours.enter_context(_image(data, only))
-            jpeg.refuse_pixels(image.height, image.width, max_pixels)
             if not image.height or not image.width:
                 raise BadImageError("undecodable", f"{image.width} x {image.height} pixels")
+            jpeg.refuse_pixels(image.height, image.width, max_pixels)
             if data.startswith(jpeg.SOI):
                 _refuse_other_size(frame, image.size)
             _understand_values(image, data)
             if smallest is not None and frame is not None and frame.can_be_scaled:
                 image.draft("RGB", (smallest, smallest))
-            (turn or ours).enter_context(memory.room(memory.of_opened(image, frame)))
+            ours.enter_context(memory.room(memory.of_opened(image, frame)))
             if frame and not damaged and planes.is_available() and not planes.proves(data):
                 _, whole = damage.repaired(data, frame)
                 if whole is not data:
@@ -224,13 +196,13 @@ def opened(
     except Image.DecompressionBombError as error:
         raise BadImageError("too_many_pixels", str(error)) from error
     except (BadImageError, MemoryError):
-        raise  # an image does not cause MemoryError
+        raise
     except Exception as error:  # Pillow's plugins raise many types of exceptions
         raise BadImageError("undecodable", f"{type(error).__name__}: {error}") from error
 
 
 @functools.cache
-def _heic() -> tuple[str, ...]:
+def allow_heic() -> tuple[str, ...]:
     """Registers the HEIC plugin with Pillow; returns the name that Pillow uses for the format."""
     if not formats.is_readable(formats.HEIC):
         raise UnidentifiedImageError
@@ -306,33 +278,6 @@ def _understand_values(image: ImageFile, data: bytes) -> None:
     elif data.startswith(_PNG) and data[24] == 16 and "transparency" in image.info:
         said = "its transparent colour has 16 bits per sample, of which Pillow keeps 8"
         raise BadImageError("unsupported", f"{said}: save it with an alpha channel")
-
-
-def _canvases(data: bytes, max_pixels: int) -> Iterator[tuple[int, int]]:
-    """Yields (width, height) of the canvases that Pillow allocates for some formats."""
-
-    def number(at: int, size: int) -> int:
-        return int.from_bytes(data[at : at + size], "little")
-
-    if data.startswith(b"GIF8"):
-        yield number(6, 2), number(8, 2)
-    elif data.startswith(b"RIFF"):
-        if data[12:16] == b"VP8X":
-            yield number(24, 3) + 1, number(27, 3) + 1
-        elif data[12:16] == b"VP8L":
-            yield (number(21, 4) & 0x3FFF) + 1, (number(21, 4) >> 14 & 0x3FFF) + 1
-        else:
-            yield number(26, 2) & 0x3FFF, number(28, 2) & 0x3FFF
-    elif data[4:8] == b"ftyp":
-        yield from heif.sizes(data, max_pixels)
-    elif data.startswith(_PNG):
-        at = 8
-        # If there are several headers, Pillow uses the last one.
-        while (head := data[at : at + 16])[4:8] not in (b"", b"IDAT", b"fdAT"):
-            length, kind, width, height = struct.unpack(">I4sII", head.ljust(16, b"\0"))
-            if kind == b"IHDR":
-                yield width, height
-            at += 12 + length
 
 
 def picture(image: ImageFile) -> Image.Image:

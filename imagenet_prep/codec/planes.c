@@ -33,7 +33,8 @@
 
 #define EXPORT __attribute__((visibility("default")))
 
-enum status { DONE = 0, DECLINED = 1, NO_MEMORY = 2 };
+enum status { DONE = 0, DECLINED = 1, NO_MEMORY = 2, NOT_OURS = 3 };
+enum jpeg { LIBJPEG = 0, OWN = 1, ONLY_OWN = 2 };
 
 enum {
   MAX_SIDE = 65500,             /* libjpeg's limit */
@@ -58,6 +59,7 @@ typedef struct {
   libjpeg api;
   enum simd simd;
   decoder *decoder; /* NULL: libjpeg decodes everything */
+  int only_own;     /* decline files that decoder.c does not accept */
   encoder *encoder; /* NULL: libjpeg encodes everything */
   enum status status;
   char message[ERROR_TEXT_BYTES];
@@ -525,6 +527,7 @@ static void read_planes(workspace *w, planes_of_image *p, int whole) {
 static void decode_by_libjpeg(workspace *w, const uint8_t *data, size_t size, const request *r,
                               planes_of_image *p) {
   struct decompress *d = &w->in;
+  if (w->only_own) give_up(w, NOT_OURS, "decoder.c does not accept this file");
   begin_decoding(w, data, size);
   int rows = (int)d->image_height, columns = (int)d->image_width;
   if ((int64_t)rows * columns > r->max_pixels) give_up(w, DECLINED, "too many pixels");
@@ -747,9 +750,11 @@ EXPORT int planes_best(void) {
 
 /* Returns a workspace, or NULL if there is not enough memory or the processor does not support
  * `simd` (-1: its best). `functions` are pointers to libjpeg's functions, in the order of
- * `libjpeg`. Without `own`, libjpeg decodes and encodes all files. libjpeg also does so for
- * NEON, and encodes for SSE2, since its vector code for them is faster than plain C. */
-EXPORT workspace *planes_new(const libjpeg *functions, int simd, int own) {
+ * `libjpeg`. `jpeg` is LIBJPEG (it decodes and encodes all files), OWN (decoder.c, and libjpeg for
+ * the files that decoder.c does not accept) or ONLY_OWN (these files have the status NOT_OURS).
+ * With OWN, libjpeg also decodes for NEON, and encodes for SSE2, since its vector code for them is
+ * faster than plain C. */
+EXPORT workspace *planes_new(const libjpeg *functions, int simd, int jpeg) {
   if (simd < 0) simd = is_supported(AVX512) ? AVX512 : planes_best();
   if (simd > AVX512 || !is_supported((enum simd)simd)) return NULL;
   workspace *w = calloc(1, sizeof *w);
@@ -758,7 +763,9 @@ EXPORT workspace *planes_new(const libjpeg *functions, int simd, int own) {
   w->square.weigh = weigh_of((enum simd)simd);
   if (simd == AVX512) simd = AVX2;
   w->simd = w->square.simd = (enum simd)simd;
-  int decodes = own && simd != NEON, encodes = own && (simd == AVX2 || simd == PLAIN);
+  w->only_own = jpeg == ONLY_OWN;
+  int own = jpeg != LIBJPEG;
+  int decodes = w->only_own || (own && simd != NEON), encodes = own && (simd == AVX2 || simd == PLAIN);
   if (decodes) w->decoder = decoder_new(w->simd);
   if (encodes) w->encoder = encoder_new(w->simd);
   if ((decodes && !w->decoder) || (encodes && !w->encoder)) {
@@ -885,6 +892,27 @@ EXPORT int planes_prove(workspace *w, const uint8_t *data, size_t size) {
   enum answer answer = decoder_prove(w->decoder);
   decoder_release(w->decoder, KEPT_BYTES);
   return answer == TAKEN ? DONE : answer == SHORT_OF_MEMORY ? NO_MEMORY : DECLINED;
+}
+
+/* Whether TurboJPEG has a name for the sampling factors, such as 4:2:0. Other programs may not
+ * read files with other factors. */
+static int is_named_sampling(const jpeg_frame *f) {
+  const jpeg_component *y = &f->components[0];
+  for (int i = 1; i < f->num_components; i++)
+    if (f->components[i].h_samp != 1 || f->components[i].v_samp != 1) return 0;
+  int is_wide = y->v_samp == 1 && (y->h_samp == 1 || y->h_samp == 2 || y->h_samp == 4);
+  return f->num_components == 1 || is_wide || (y->v_samp == 2 && y->h_samp <= 2);
+}
+
+/* Reads the headers of a JPEG that decoder.c accepts, and writes its height, width and number of
+ * components. DECLINED means that decoder.c does not accept these headers, or that the sampling
+ * factors have no name. */
+EXPORT int planes_open(workspace *w, const uint8_t *data, size_t size, int *found) {
+  const jpeg_frame *f = w->decoder ? decoder_open(w->decoder, data, size) : NULL;
+  if (!f || !is_named_sampling(f)) return DECLINED;
+  found[0] = f->height, found[1] = f->width, found[2] = f->num_components;
+  decoder_release(w->decoder, KEPT_BYTES);
+  return DONE;
 }
 
 /* Decodes a JPEG of any kind at full size, and writes libjpeg's warnings to planes_result. A

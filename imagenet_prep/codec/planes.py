@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from imagenet_prep.codec import cage
 from imagenet_prep.codec.libraries import Libraries, PixelOutput, UnavailableError, load
 from imagenet_prep.core.errors import UsageError
 from imagenet_prep.dataset.jpeg import MAX_PIXELS
@@ -37,7 +38,10 @@ JPEG_VARIABLE = "IMAGENET_PREP_JPEG"
 # image that generative models use, with Pillow's filters (square.h).
 BICUBIC, LINEAR, NEIGHBOURS, SQUARE = 0, 1, 2, 3
 MOST_SQUARE = 8192
-_DONE, _NO_MEMORY = 0, 2
+_DONE, _NO_MEMORY, _NOT_OURS = 0, 2, 3
+# Which decoders a workspace may use, numbered as in planes.c.
+LIBJPEG, OWN, ONLY_OWN = "libjpeg", "own", "only own"
+_JPEG = {LIBJPEG: 0, OWN: 1, ONLY_OWN: 2}
 # Pixel types; the index is `item` in pixels.h.
 _ITEMS = ("uint8", "float32", "float16", "bfloat16")
 # The structure `job` in planes.c.
@@ -78,6 +82,11 @@ def proves(data: bytes) -> bool:
     available.
     """
     return is_available() and workspace().prove(data)
+
+
+def opened(data: bytes) -> tuple[int, int, int] | None:
+    """Returns height, width and number of components of a JPEG if decoder.c accepts its headers."""
+    return workspace().opened(data) if is_available() else None
 
 
 def kernel() -> ctypes.CDLL:
@@ -145,7 +154,7 @@ class Look:
             ctypes refuses it.
           window: top, left, height and width in pixels; None for the complete image.
           pixels: contiguous array for the result, with its size and type.
-          within: workspace to use; by default this thread's.
+          within: workspace to use; by default this thread's, see `allowed_here`.
 
         Returns:
           False if libjpeg reports a problem, the format is unsupported, or the window exceeds the
@@ -155,7 +164,7 @@ class Look:
         output = self._output(pixels.ctypes.data, mirrored=mirrored)
         part = None if window is None else (ctypes.c_int * 4)(*window)
         arguments = (part, self.height, self.width, self.kernel, MAX_PIXELS, output)
-        return (within or workspace()).decode(_address(data), len(data), *arguments)
+        return (within or allowed_here()).decode(_address(data), len(data), *arguments)
 
     def jobs(
         self,
@@ -177,10 +186,13 @@ class Look:
         return jobs
 
     def decode_many(self, jobs: npt.NDArray[np.void]) -> npt.NDArray[np.bool_]:
-        """Runs `jobs`, which must be contiguous; returns the result of `decode` for each job."""
+        """Runs `jobs`, which must be contiguous; returns the result of `decode` for each job.
+
+        Outside the cage, the result is also False for images that decoder.c does not accept.
+        """
         output = self._output(0, mirrored=False)
         arguments = (self.height, self.width, self.kernel, MAX_PIXELS, output)
-        return workspace().decode_many(jobs, *arguments)
+        return allowed_here().decode_many(jobs, *arguments)
 
     def _check(self, pixels: npt.NDArray[Any]) -> None:
         assert pixels.flags.c_contiguous
@@ -209,14 +221,14 @@ def _address(data: bytes | memoryview) -> int:
 class Workspace:
     """The memory that planes.c uses in one thread.
 
-    `simd` is a key of SIMD; all keys give the same results. If `jpeg` is "libjpeg", decoder.c and
-    encoder.c are not used.
+    `simd` is a key of SIMD; all keys give the same results. `jpeg` is LIBJPEG (decoder.c and
+    encoder.c are not used), OWN (both), or ONLY_OWN (OutsideError for a file that decoder.c does
+    not accept).
     """
 
     def __init__(self, libraries: Libraries, simd: str, jpeg: str = "own") -> None:
         self.kernel = libraries.kernel
-        own = jpeg != "libjpeg"
-        self.pointer = self.kernel.planes_new(libraries.functions, SIMD[simd], own)
+        self.pointer = self.kernel.planes_new(libraries.functions, SIMD[simd], _JPEG[jpeg])
         if not self.pointer:
             raise UsageError(f"not enough memory, or this processor does not support {simd}")
         weakref.finalize(self, self.kernel.planes_free, self.pointer)
@@ -262,6 +274,12 @@ class Workspace:
         """Returns True if decoder.c verifies that a JPEG is undamaged; see `proves`."""
         return self._is_done(self.kernel.planes_prove(self.pointer, data, len(data)))
 
+    def opened(self, data: bytes) -> tuple[int, int, int] | None:
+        """Returns height, width and number of components; see the function `opened`."""
+        found = (ctypes.c_int * 3)()
+        code = self.kernel.planes_open(self.pointer, data, len(data), found)
+        return (found[0], found[1], found[2]) if code == _DONE else None
+
     def warnings(self, data: bytes) -> tuple[dict[int, str], str]:
         """Returns libjpeg's warnings about a JPEG, and the error that ended decoding, or "".
 
@@ -277,6 +295,8 @@ class Workspace:
     def _is_done(self, code: int) -> bool:
         if code == _NO_MEMORY:
             raise MemoryError(self.message)
+        if code == _NOT_OURS:
+            raise cage.OutsideError
         return code == _DONE
 
     @property
@@ -289,13 +309,18 @@ class Workspace:
 _threads = threading.local()
 
 
-def workspace(simd: str = "best") -> Workspace:
-    """Returns this thread's workspace for a key of SIMD."""
-    workspaces: dict[str, Workspace] = _threads.__dict__.setdefault("workspaces", {})
-    if simd not in workspaces:
-        jpeg = os.environ.get(JPEG_VARIABLE, "own")
-        workspaces[simd] = Workspace(require(), simd, jpeg)
-    return workspaces[simd]
+def workspace(simd: str = "best", jpeg: str = OWN) -> Workspace:
+    """Returns this thread's workspace for a key of SIMD and the decoders that it may use."""
+    workspaces: dict[tuple[str, str], Workspace] = _threads.__dict__.setdefault("workspaces", {})
+    jpeg = os.environ.get(JPEG_VARIABLE, jpeg)
+    if (simd, jpeg) not in workspaces:
+        workspaces[simd, jpeg] = Workspace(require(), simd, jpeg)
+    return workspaces[simd, jpeg]
+
+
+def allowed_here(simd: str = "best") -> Workspace:
+    """Returns the workspace for images from strangers: libjpeg only reads them in the cage."""
+    return workspace(simd, OWN if cage.is_inside() else ONLY_OWN)
 
 
 def forget() -> None:

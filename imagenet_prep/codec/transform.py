@@ -9,14 +9,14 @@ release the GIL.
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-import simplejpeg
 from PIL import Image
 
-from imagenet_prep.codec import damage, memory, opening, planes
+from imagenet_prep.codec import cage, damage, memory, opening, planes
 from imagenet_prep.codec.policy import CHECK_HEADER, PLANES, Policy
+from imagenet_prep.core import canonical
 from imagenet_prep.core.errors import BadImageError
 from imagenet_prep.dataset import jpeg, orientation
 from imagenet_prep.dataset.jpeg import Frame
@@ -54,6 +54,30 @@ def transform(data: bytes, policy: Policy) -> PreparedImage:
     """
     if len(data) > MAX_IMAGE_BYTES:
         raise BadImageError("too_many_bytes", f"more than {MAX_IMAGE_BYTES:,} bytes")
+    try:
+        return _transform(data, policy)
+    except cage.OutsideError:
+        return _in_cage("transform", data, policy=canonical.fields(policy))
+
+
+def _in_cage(function: str, data: bytes, **arguments: Any) -> PreparedImage:
+    facts, encoded = cage.run(function, _Facts, data, **arguments)
+    return PreparedImage(encoded or data, *facts)
+
+
+class _Facts(NamedTuple):
+    """The fields of `PreparedImage` after its bytes."""
+
+    height: int
+    width: int
+    resized: bool
+    repair: str | None
+    source_size: tuple[int, int] | None
+    detail: str
+    turn: int
+
+
+def _transform(data: bytes, policy: Policy) -> PreparedImage:
     header = opening.header(data, policy.max_pixels)
     if header is None or policy.border or header.is_lossless or header.repair:
         return _from_other(data, policy, header)
@@ -95,12 +119,12 @@ def _from_jpeg(
     encoded = None
     if policy.codec == PLANES and header.colorspace in _PLANAR:
         if turn == orientation.UPRIGHT:
-            ours = planes.workspace()
+            ours = planes.allowed_here()
             encoded = ours.shrink(data, height, width, policy.quality, policy.max_pixels)
         else:
             pixels = np.empty((height, width, 3), np.uint8)
             look = planes.Look(height, width, planes.BYTES, planes.BICUBIC)
-            if look.decode(data, None, pixels):
+            if look.decode(data, None, pixels, within=planes.allowed_here()):
                 encoded = _encode(pixels, height, width, policy, turn)
     if encoded is None:
         pixels, surplus = _decode(data, header, height, width)
@@ -131,7 +155,14 @@ def _with_orientation(
 
 def encode_raw(pixels: Pixels) -> bytes:
     """Encodes RGB pixels [height, width, 3] of a source that has arrays instead of image files."""
-    encoded: bytes = simplejpeg.encode_jpeg(pixels, _RAW_QUALITY, "RGB", "444")
+    return _jpeg(pixels, _RAW_QUALITY, "444")
+
+
+def _jpeg(pixels: Pixels, quality: int, sampling: str) -> bytes:
+    # Readers use this module for images that decoder.c does not accept, and may lack simplejpeg.
+    import simplejpeg
+
+    encoded: bytes = simplejpeg.encode_jpeg(pixels, quality, "RGB", sampling)
     return encoded
 
 
@@ -174,30 +205,31 @@ def _decode(data: bytes, header: Frame, height: int, width: int) -> tuple[Pixels
 
 def _from_other(data: bytes, policy: Policy, header: Frame | None) -> PreparedImage:
     """Converts an image that Pillow decodes at full size; the result is marked as repaired."""
-    with contextlib.ExitStack() as turn_of_memory:
-        with opening.opened(data, policy.max_pixels, turn=turn_of_memory) as opened:
-            pixels = opening.pixels(opened)
-            name = (opened.format or "other").lower()
-            # Read EXIF after the pixels, which it may follow in a PNG. Pillow has already applied
-            # the orientation of a TIFF.
-            exif = _exif(opened.info) if opened.format in _WITH_EXIF else b""
-        del opened
-        tags = orientation.of_exif(exif)
-        if header is not None and (header.is_lossless or header.repair):
-            name, tags = "lossless", orientation.of_jpeg(data, header)
-            if header.repair:
-                name = header.repair if header.colorspace in _RGB else header.colorspace.lower()
-        if policy.orientation == KEEP:
-            tags = None
-        turn = tags.turn if tags and policy.orientation == APPLY else orientation.UPRIGHT
-        before = pixels.shape[:2]
-        if cut := policy.border:
-            pixels = pixels[cut:-cut, cut:-cut]
-            if not pixels.size:
-                raise BadImageError("undecodable", f"nothing is left within a border of {cut}")
-        whole = pixels.shape[:2]
-        height, width = policy.resized(*whole)
-        encoded = _encode(pixels, height, width, policy, turn)
+    with opening.opened(data, policy.max_pixels) as opened:
+        pixels = opening.pixels(opened)
+        name = (opened.format or "other").lower()
+        # Read EXIF after the pixels, which it may follow in a PNG. Pillow has already applied the
+        # orientation of a TIFF.
+        exif = _exif(opened.info) if opened.format in _WITH_EXIF else b""
+    del opened
+    tags = orientation.of_exif(exif)
+    if header is not None and (header.is_lossless or header.repair):
+        name = "lossless"
+        tags = orientation.of_jpeg(data, header)
+        if header.repair:
+            name = header.repair if header.colorspace in _RGB else header.colorspace.lower()
+    if policy.orientation == KEEP:
+        tags = None
+    turn = tags.turn if tags and policy.orientation == APPLY else orientation.UPRIGHT
+    before = pixels.shape[:2]
+    border = policy.border
+    if border:
+        pixels = pixels[border:-border, border:-border]
+        if not pixels.size:
+            raise BadImageError("undecodable", f"nothing is left within a border of {border}")
+    whole = pixels.shape[:2]
+    height, width = policy.resized(*whole)
+    encoded = _encode(pixels, height, width, policy, turn)
     size = orientation.turned_size(height, width, turn)
     made = PreparedImage(encoded, *size, (height, width) != whole, name, before)
     return _with_orientation(made, tags, turn)
@@ -227,8 +259,7 @@ def _encode(
         pixels = np.asarray(rows.resize((width, height), Image.Resampling.BICUBIC))
     if turn != orientation.UPRIGHT:
         pixels = np.ascontiguousarray(orientation.turned(pixels, turn))
-    encoded: bytes = simplejpeg.encode_jpeg(pixels, policy.quality, "RGB", "420")
-    return encoded
+    return _jpeg(pixels, policy.quality, "420")
 
 
 def keep(data: bytes) -> PreparedImage:
@@ -236,6 +267,13 @@ def keep(data: bytes) -> PreparedImage:
 
     A JPEG whose header Pillow or DALI refuses is encoded again.
     """
+    try:
+        return _keep(data)
+    except cage.OutsideError:
+        return _in_cage("keep", data)
+
+
+def _keep(data: bytes) -> PreparedImage:
     header = _stored(data)
     if header is None:
         raise BadImageError("unknown_format", f"not a JPEG: it starts with {data[:8]!r}")
@@ -246,12 +284,19 @@ def keep(data: bytes) -> PreparedImage:
 
 def is_rgb(encoded: bytes) -> bool:
     """Returns True if the header of a JPEG says that it is YCbCr or RGB."""
-    header = opening.header(encoded)
+    header = _header(encoded)
     return header is not None and header.colorspace in _RGB
 
 
+def _header(encoded: bytes) -> Frame | None:
+    try:
+        return opening.header(encoded)
+    except cage.OutsideError:
+        return cage.run("header", Frame, encoded)[0]
+
+
 def _stored(encoded: bytes) -> Frame | None:
-    header = opening.header(encoded)
+    header = _header(encoded)
     if header is not None and header.is_lossless:
         raise BadImageError("undecodable", "lossless JPEG, which TensorFlow and DALI do not decode")
     return header
@@ -264,6 +309,17 @@ def prove_stored(
 
     `any_size` ignores `height` and `width`. `any_colorspace` accepts all colour spaces, e.g. CMYK.
     """
+    options = {"any_size": any_size, "any_colorspace": any_colorspace}
+    try:
+        return _prove_stored(encoded, height, width, **options)
+    except cage.OutsideError:
+        size = {"height": height, "width": width}
+        return cage.run("prove_stored", bool, encoded, **size, **options)[0]
+
+
+def _prove_stored(
+    encoded: bytes, height: int, width: int, *, any_size: bool, any_colorspace: bool
+) -> bool:
     header = _stored(encoded)
     if header is None or not (any_colorspace or header.colorspace in _RGB):
         what = header.colorspace if header else "no JPEG"

@@ -7,10 +7,12 @@ sets them to 1 in place, and turns pixels and boxes.
 
 from __future__ import annotations
 
+import itertools
 import struct
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+from imagenet_prep.core.errors import BadImageError
 from imagenet_prep.dataset import jpeg
 from imagenet_prep.dataset.member import Boxes
 
@@ -30,6 +32,8 @@ _APP1_MARKER = b"\xff\xe1"
 _PREFIX_BYTES = 6
 _ORIENTATION = 0x0112
 _ENTRY_BYTES = 12
+# A photograph has one orientation, and perhaps one more for its thumbnail.
+_MOST_ENTRIES = 10_000
 _SHORT, _TEXT = 3, 2
 # EXIF's types as `struct` formats: integers, fractions of two integers, floats.
 _TYPES = {1: "B", 3: "H", 4: "I", 5: "2I", 6: "b", 7: "B", 8: "h", 9: "i", 10: "2i"}
@@ -89,7 +93,9 @@ def of_exif(exif: bytes) -> Tags | None:
 
 
 def _tags(entries: Iterator[_Entry]) -> Tags | None:
-    tags = [*entries]
+    tags = [*itertools.islice(entries, _MOST_ENTRIES + 1)]
+    if len(tags) > _MOST_ENTRIES:
+        raise BadImageError("undecodable", f"more than {_MOST_ENTRIES:,} EXIF orientations")
     others = tuple(tag for tag in tags if tag.value != UPRIGHT)
     return Tags(tags[0].value, others) if others else None
 
@@ -112,9 +118,11 @@ def _entries(data: bytes, start: int, stop: int) -> Iterator[_Entry]:
     tag = _ORIENTATION.to_bytes(2, order)
     at = data.find(tag, first, last)
     while at >= 0:
-        if (at - first) % _ENTRY_BYTES == 0 and at + _ENTRY_BYTES <= last:
+        surplus = (at - first) % _ENTRY_BYTES
+        if not surplus and at + _ENTRY_BYTES <= last:
             yield _Entry(at, order, _value(data, at, start, stop, _SIGNS[order]))
-        at = data.find(tag, at + 1, last)
+        # Continue at the next entry, since a bomb may have the tag in every second byte.
+        at = data.find(tag, at - surplus + _ENTRY_BYTES, last)
 
 
 def _value(data: bytes, at: int, start: int, stop: int, sign: str) -> int:

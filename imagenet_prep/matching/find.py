@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import hashlib
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent import futures
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from imagenet_prep.codec import likeness, opening
+from imagenet_prep.codec import decoding, likeness
 from imagenet_prep.core.errors import BadImageError, DataDamagedError
 from imagenet_prep.matching import proof
 from imagenet_prep.matching.groups import NEARLY, SAME_BYTES, SAME_PIXELS, Union
@@ -138,7 +137,7 @@ class Found:
 
     def _pixels(self, number: int) -> object:
         try:
-            return self._read(number, pixel_digest)
+            return self._read(number, decoding.digest)
         except DataDamagedError as error:
             self.problems.add(str(error))
             return number  # a unique value
@@ -220,12 +219,6 @@ class Found:
                 continue
             proven[number] = proof.proven(*means, mirrored, least)
         return proven
-
-
-def pixel_digest(data: bytes) -> tuple[tuple[int, int], bytes]:
-    """Returns the size of an image and the sha256 of its pixels."""
-    with opening.opened(data) as image:
-        return image.size, hashlib.sha256(opening.pixels(image).data).digest()
 
 
 def equal_bytes(digests: npt.NDArray[np.uint8]) -> Iterator[Numbers]:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from imagenet_prep import engine
-from imagenet_prep.codec import opening
+from imagenet_prep.codec import decoding
 from imagenet_prep.core import canonical
 from imagenet_prep.core.errors import BadImageError, DataDamagedError, UsageError
 from imagenet_prep.dataset import example, naming, samples, tfrecord
@@ -84,7 +84,7 @@ class ShardPiece:
                         raise DataDamagedError(f"{where}: more records than in the manifest")
                     try:
                         encoded = bytes(example.decode(record.payload, self.lacks).encoded)
-                        opening.require_openable(encoded)
+                        decoding.require_openable(encoded)
                         yield Seen(record.number, hashes.of(encoded))
                     except (DataDamagedError, BadImageError) as error:
                         problems.add(f"{where}: {error}")
@@ -162,8 +162,7 @@ class SourcePiece:
             data = reader.read(member)
             try:
                 row = hashes.of(data)
-                with opening.opened(data, damaged=True) as opened:  # `of` has decoded it fully
-                    size = opened.size
+                size = decoding.size(data)
             except BadImageError as error:
                 with contextlib.suppress(GivenUpError):
                     problems.add(f"{self.task.part}: {member.key}: {error}")

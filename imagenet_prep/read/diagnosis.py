@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator
 
-from imagenet_prep.codec import opening
+from imagenet_prep.codec import decoding
 from imagenet_prep.core.errors import BadImageError, DataDamagedError, ImagenetPrepError
 from imagenet_prep.read.feed import EncodedBatch, Feed
 
@@ -56,8 +56,7 @@ class Diagnosis:
 def problem(encoded: bytes, decode: Callable[[bytes], None], backend: str) -> str | None:
     """Returns why Pillow or the backend cannot decode a JPEG; None if both can."""
     try:
-        with opening.opened(encoded, only=("JPEG",)) as image:
-            image.load()
+        decoding.pixels(encoded, only_jpeg=True)
     except BadImageError as error:
         return f"does not decode: {error}"
     try:

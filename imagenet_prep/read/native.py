@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from PIL import Image
 
-from imagenet_prep.codec import opening, planes
+from imagenet_prep.codec import decoding, planes
 from imagenet_prep.codec.libraries import UnavailableError
 from imagenet_prep.codec.planes import Look, Values
 from imagenet_prep.core.errors import UsageError
@@ -144,7 +144,7 @@ class NativeBackend:
         if self._has_planes and self._cropped:
             done = self._look.decode_many(self._look.jobs(encoded, boxes, mirrored, pixels))
         for i in np.flatnonzero(~done).tolist():
-            shown = self._by_pillow(encoded[i], boxes[i].tolist(), mirrored[i])
+            shown = self._in_cage(bytes(encoded[i]), boxes[i].tolist(), bool(mirrored[i]))
             if self._in_one_pass:
                 self._finish(shown, None, images[i])
             else:
@@ -154,10 +154,13 @@ class NativeBackend:
                 colours = None if views.colours is None else views.colours[part][i]
                 self._finish(pixels[i], colours, image)
 
-    def _by_pillow(
-        self, data: bytes | memoryview, box: list[int], mirrored: bool
-    ) -> npt.NDArray[np.uint8]:
+    def _in_cage(self, data: bytes, box: list[int], mirrored: bool) -> npt.NDArray[np.uint8]:
+        """Decodes an image that decoder.c does not accept: with libjpeg, or with Pillow."""
         side = self._config.image_size
+        if self._has_planes and self._cropped:
+            pixels = decoding.window(data, box, side, self._look.kernel, is_mirrored=mirrored)
+            if pixels is not None:
+                return pixels
         crop = cropped(data, box)
         if self._config.constants.square:
             pixels = middle_square(crop, side)
@@ -189,11 +192,11 @@ def say_once(text: str) -> None:
     logging.getLogger(__name__).warning(text)
 
 
-def cropped(data: bytes | memoryview, box: list[int]) -> Image.Image:
+def cropped(data: bytes, box: list[int]) -> Image.Image:
     """Returns a crop of a JPEG in RGB; pixels outside the image are black."""
     top, left, height, width = box
-    with opening.opened(bytes(data), only=("JPEG",)) as image:
-        return opening.rgb(image).crop((left, top, left + width, top + height))
+    image = Image.fromarray(decoding.pixels(data, only_jpeg=True))
+    return image.crop((left, top, left + width, top + height))
 
 
 def middle_square(image: Image.Image, side: int) -> npt.NDArray[np.uint8]:

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import base64
-import contextlib
 import io
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import numpy as np
-from PIL import Image, ImageFile, ImageOps
+from PIL import Image, ImageOps
 
-from imagenet_prep.codec import opening
+from imagenet_prep.codec import decoding
 from imagenet_prep.core.errors import BadImageError
 
 if TYPE_CHECKING:
@@ -31,8 +29,8 @@ def decode(data: bytes, smallest: int | None = None) -> Image.Image | None:
     A JPEG may be decoded at a reduced size, with sides of at least `smallest` pixels.
     """
     try:
-        with _truncated_allowed(), opening.opened(data, smallest=smallest, damaged=True) as opened:
-            return Image.fromarray(opening.pixels(opened))
+        pixels = decoding.pixels(data, smallest=smallest, damaged=True, truncated=True)
+        return Image.fromarray(pixels)
     except BadImageError:
         return None
 
@@ -72,13 +70,3 @@ def psnr(one: Image.Image, other: Image.Image) -> float | None:
         total += int(((next(bands) - next(bands)) ** 2).sum(dtype=np.int64))
     error = total / (3 * one.width * one.height)
     return None if error == 0 else float(10 * np.log10(255.0**2 / error))
-
-
-@contextlib.contextmanager
-def _truncated_allowed() -> Iterator[None]:
-    before = ImageFile.LOAD_TRUNCATED_IMAGES
-    ImageFile.LOAD_TRUNCATED_IMAGES = True
-    try:
-        yield
-    finally:
-        ImageFile.LOAD_TRUNCATED_IMAGES = before

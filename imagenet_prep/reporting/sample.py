@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
-from imagenet_prep.codec import opening
+from imagenet_prep.codec import decoding
 from imagenet_prep.core.errors import BadImageError, DataDamagedError, StoreError
 from imagenet_prep.dataset import example, schema, tfrecord
 from imagenet_prep.dataset.example import ImageExample
@@ -111,7 +111,7 @@ def draw(facts: Facts, seed: int) -> list[Tile]:
         if quota.get(class_index, 0) <= 0:
             continue
         try:
-            opening.require_openable(stored.encoded)
+            decoding.require_openable(stored.encoded)
         except BadImageError as error:
             facts.problems.append(f"{record.where}: {error}")
             continue

@@ -21,8 +21,6 @@ BOMBS = {
     "jpeg": (images.jpeg_that_claims(), "too_many_pixels"),
     "progressive-jpeg": (images.jpeg_that_claims(progressive=True), "too_many_pixels"),
     "png": (images.png_that_claims(), "too_many_pixels"),
-    "avif": (images.avif_that_claims(images.SIDE), "too_many_pixels"),
-    "avif-frame": (images.avif_that_claims(64), "too_many_pixels"),
 }
 
 

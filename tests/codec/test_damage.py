@@ -11,8 +11,11 @@ from PIL import Image
 from imagenet_prep.codec import damage, likeness, opening, planes, transform
 from imagenet_prep.codec.policy import PLANES, PORTABLE, Policy
 from imagenet_prep.core.errors import BadImageError
+from tests.kit.bounds import little_memory
 from tests.kit.codec import frames, mutations, warned
 from tests.kit.codec.calls import CALLS
+from tests.kit.hostile import bombs
+from tests.kit.hostile.bombs import jpeg
 from tests.kit.installed import Installed
 
 HARMLESS = [(name, data) for name, files in warned.harmless().items() for data in files]
@@ -34,6 +37,16 @@ def pixels_of(data: bytes) -> np.ndarray:
 def names(data: bytes) -> list[str]:
     warnings, _ = planes.workspace().warnings(data)
     return [damage.WARNINGS[code][0] for code in warnings]
+
+
+@pytest.mark.parametrize("make", [jpeg.zeros_in_scan, jpeg.zeros_without_end])
+def test_megabytes_of_zeros_behind_a_picture_take_little_memory(make: bombs.Make) -> None:
+    """The search for their start once remembered each of them, in 115 bytes."""
+    data = make(3_000_000)
+    with little_memory(100 << 20):
+        made = transform.transform(data, Policy(None))
+    assert made.repair in (damage.SURPLUS, damage.NO_END)
+    assert len(made.encoded) < 10_000
 
 
 def test_the_table_has_every_warning_and_a_file_for_each_that_can_be_made() -> None:

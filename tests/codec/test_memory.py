@@ -18,7 +18,6 @@ from imagenet_prep.core import turns
 from imagenet_prep.core.errors import BadImageError
 from imagenet_prep.dataset import jpeg
 from tests.kit.bounds import little_memory
-from tests.kit.hostile import images
 from tests.kit.limits import Limits
 
 SIDE = 2000
@@ -124,14 +123,6 @@ def test_what_is_heavy_waits_for_its_turn_and_leaves_nothing(
     codec.transform(data, Policy(64))
     assert taken
     assert "workspaces" not in planes._threads.__dict__
-
-
-def test_a_tiff_of_few_pixels_in_a_huge_tile_is_refused() -> None:
-    data = images.tiff_in_a_tile(64, 16_000)
-    with little_memory(64 << 20), pytest.raises(BadImageError) as caught:
-        codec.transform(data, Policy(32))
-    assert caught.value.reason == "too_many_pixels"
-    assert codec.transform(images.tiff_in_a_tile(64, 128), Policy(32)).height == 32
 
 
 @pytest.mark.parametrize("mode", ["RGB", "RGBA"])

@@ -247,7 +247,8 @@ def test_short_memory_is_no_verdict() -> None:
 @pytest.mark.parametrize("count", long_but([3_000], [3_000, 100_000]))
 def test_no_image_leaves_memory_behind(count: int) -> None:
     code = (
-        "import sys; from itertools import cycle, islice; from imagenet_prep.codec import planes\n"
+        "import sys; from itertools import cycle, islice\n"
+        "from imagenet_prep.codec import cage, planes\n"
         "from tests.kit.codec import corpus\n"
         "def rss(): return int(open('/proc/self/statm').read().split()[1]) * 4096\n"
         "small = [data for data in corpus.files().values() if len(data) < 3_000]\n"
@@ -255,6 +256,7 @@ def test_no_image_leaves_memory_behind(count: int) -> None:
         "    for i, data in enumerate(islice(cycle(small), n)):\n"
         "        part, size = data[: len(data) - i % 3], (9 + i % 50, 9 + i % 31)\n"
         "        planes.workspace().shrink(part, *size, 90, 10**6), corpus.decoded(part, *size)\n"
+        "cage.enter()\n"
         f"work(2000); before = rss(); work({count}); print(rss() - before)\n"
     )
     done = subprocess.run(

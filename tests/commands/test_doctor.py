@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from imagenet_prep import doctor
+from imagenet_prep.codec import cage
 from imagenet_prep.storage.s3 import CHECK_BY_READING
 from tests.kit import command
 from tests.kit.installed import Installed
@@ -78,6 +79,16 @@ def test_a_codec_that_is_not_compiled_is_wrong(config: doctor.Config, installed:
     assert check.state == "wrong"
     assert "/nowhere.so cannot be loaded" in check.found
     assert "--codec portable" in check.remedy
+
+
+def test_a_kernel_that_cannot_confine_decoders_is_named(
+    config: doctor.Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cage, "missing_means", lambda: ["landlock", "seccomp"])
+    check = found(config)["decoders of other images"]
+
+    assert check.state == "missing"
+    assert "landlock and seccomp" in check.found
 
 
 def test_a_disk_without_hard_links_is_named(config: doctor.Config, system: System) -> None:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import io
 import struct
 import time
+from typing import Any
 
 import numpy as np
 import pytest
@@ -193,6 +194,29 @@ def test_all_entries_are_found_wherever_they_lie() -> None:
     behind = tagged(progressive, 3, "II")
     assert found(behind) is not None
     assert found(progressive + behind[2:]) is None
+
+
+class Searched(bytes):
+    """Bytes that count how often they are searched."""
+
+    count = 0
+
+    def find(self, *arguments: Any) -> int:
+        self.count += 1
+        return super().find(*arguments)
+
+
+def test_a_tag_in_every_second_byte_is_looked_at_once_per_entry() -> None:
+    """A JPEG of 128 MB with such tags took a process 9 s."""
+    num_entries = 3_000
+    turned = struct.pack("<HHIHH", 0x0112, 3, 1, 6, 0)
+    entries = (b"\0\0" + b"\x12\x01" * 5) * (num_entries - 1) + turned
+    block = Searched(b"II*\0" + struct.pack("<IH", 8, num_entries) + entries)
+
+    tags = orientation.of_exif(block)
+    assert tags is not None
+    assert (tags.value, len(tags.entries)) == (6, 1)
+    assert block.count < num_entries + 10
 
 
 @pytest.mark.slow

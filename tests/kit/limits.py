@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 _LIMITS = {
-    "light_image_bytes": "codec.memory.LIGHT_BYTES",
+    "light_image_bytes": "codec.cage.LIGHT_BYTES",
     "small_file_bytes": "core.regular_file.MOST_BYTES",
     "class_list_lines": "dataset.class_list.MOST_CLASSES",
     "key_list_lines": "dataset.keys.MOST_LINES",

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from imagenet_prep.codec import likeness, transform
+from imagenet_prep.codec import decoding, likeness, transform
 from imagenet_prep.codec.policy import PORTABLE, Policy
 from imagenet_prep.core.errors import BadImageError
-from imagenet_prep.matching import find, hashes
+from imagenet_prep.matching import hashes
 from imagenet_prep.read import diagnosis, native
 from imagenet_prep.reporting import pictures
 
@@ -35,7 +35,7 @@ CALLS: dict[str, Callable[[bytes], object]] = {
     "verify": lambda data: transform.prove_stored(data, 1, 1, any_size=True, any_colorspace=True),
     "hash": hashes.of,
     "proof": likeness.means,
-    "equal pixels": find.pixel_digest,
+    "equal pixels": decoding.digest,
     "report": shown,
     "reader": lambda data: native.cropped(data, [0, 0, 8, 8]),
     "diagnosis": diagnosed,

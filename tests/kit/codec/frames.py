@@ -24,7 +24,8 @@ _LOSSLESS, _DHP = 0xC3, 0xDE
 _WORD_BITS = 5
 
 
-def _segment(marker: int, content: bytes) -> bytes:
+def segment(marker: int, content: bytes) -> bytes:
+    """Returns a marker and its content with the length."""
     return struct.pack(">BBH", 0xFF, marker, len(content) + 2) + content
 
 
@@ -40,8 +41,8 @@ def lossless(pixels: Pixels, *, bits: int = 8, marker: int = _LOSSLESS) -> bytes
     for number in range(1, components + 1):
         frame += bytes((number, 0x11, 0))
         scan += bytes((number, 0))
-    head = _segment(marker, frame) + _segment(0xC4, b"\0" + sizes + bytes(range(17)))
-    head += _segment(0xDA, scan + bytes((1, 0, 0)))
+    head = segment(marker, frame) + segment(0xC4, b"\0" + sizes + bytes(range(17)))
+    head += segment(0xDA, scan + bytes((1, 0, 0)))
     return b"\xff\xd8" + head + _entropy(pixels.astype(np.int64), bits) + b"\xff\xd9"
 
 
@@ -115,17 +116,17 @@ def encoded(
 
 def with_marker(data: bytes, marker: int) -> bytes:
     """Returns a JPEG whose frame header has another marker."""
-    return _with_frame(data, lambda frame: bytes((0xFF, marker)) + frame[2:])
+    return with_frame(data, lambda frame: bytes((0xFF, marker)) + frame[2:])
 
 
 def with_bits(data: bytes, bits: int) -> bytes:
     """Returns a JPEG whose frame header claims so many bits a sample."""
-    return _with_frame(data, lambda frame: frame[:4] + bytes((bits,)) + frame[5:])
+    return with_frame(data, lambda frame: frame[:4] + bytes((bits,)) + frame[5:])
 
 
 def with_two_frames(data: bytes, marker: int) -> bytes:
     """Returns a JPEG with a second frame header of another type behind its own."""
-    return _with_frame(data, lambda frame: frame + bytes((0xFF, marker)) + frame[2:])
+    return with_frame(data, lambda frame: frame + bytes((0xFF, marker)) + frame[2:])
 
 
 def with_late_frame(data: bytes, marker: int) -> bytes:
@@ -135,12 +136,12 @@ def with_late_frame(data: bytes, marker: int) -> bytes:
 
 def hierarchical(data: bytes) -> bytes:
     """Returns a JPEG that says that its frame is the first of several sizes."""
-    return _with_frame(data, lambda frame: bytes((0xFF, _DHP)) + frame[2:] + frame)
+    return with_frame(data, lambda frame: bytes((0xFF, _DHP)) + frame[2:] + frame)
 
 
 def hidden_frame(data: bytes, marker: int) -> bytes:
     """Returns a JPEG with another frame header inside a comment."""
-    return data[:2] + _segment(0xFE, bytes((0xFF, marker)) + _frame(data)[2:]) + data[2:]
+    return data[:2] + segment(0xFE, bytes((0xFF, marker)) + _frame(data)[2:]) + data[2:]
 
 
 def _frame(data: bytes) -> bytes:
@@ -148,7 +149,8 @@ def _frame(data: bytes) -> bytes:
     return data[at : at + 2 + int.from_bytes(data[at + 2 : at + 4], "big")]
 
 
-def _with_frame(data: bytes, change: Callable[[bytes], bytes]) -> bytes:
+def with_frame(data: bytes, change: Callable[[bytes], bytes]) -> bytes:
+    """Returns a JPEG with a changed frame header, marker included."""
     at, frame = _place(data), _frame(data)
     return data[:at] + change(frame) + data[at + len(frame) :]
 

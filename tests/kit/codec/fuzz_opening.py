@@ -27,10 +27,9 @@ from typing import Any
 import numpy as np
 import simplejpeg
 
-from imagenet_prep.codec import libraries, likeness, transform
+from imagenet_prep.codec import decoding, libraries, likeness, transform
 from imagenet_prep.codec.policy import PORTABLE, Policy
 from imagenet_prep.core.errors import BadImageError
-from imagenet_prep.matching import find
 from imagenet_prep.read import native
 from imagenet_prep.reporting import pictures
 from tests.kit.codec import frames, mutations
@@ -61,7 +60,7 @@ CALLS: dict[str, Callable[[bytes], object]] = {
     "adopt": transform.keep,
     "verify": lambda data: transform.prove_stored(data, 1, 1, any_size=True, any_colorspace=True),
     "means": likeness.means,
-    "digest": find.pixel_digest,
+    "digest": decoding.digest,
     "reader": lambda data: native.cropped(data, [3, 3, 30, 30]),
     "report": lambda data: pictures.decode(data, 5),
 }

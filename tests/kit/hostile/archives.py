@@ -69,6 +69,16 @@ def tar_of_odd_octal_size(field: bytes = b"-0000000010\0") -> bytes:
     return tar(tar_header("a.JPEG", field) + b"image".ljust(BLOCK, b"\0"))
 
 
+def zlib_of_zeros(num_bytes: int) -> bytes:
+    """Returns zlib data of zeros, a thousandth of their size, made at once."""
+    block_bytes = 16 << 20
+    packer = zlib.compressobj(9, zlib.DEFLATED, -zlib.MAX_WBITS)
+    block = packer.compress(bytes(block_bytes)) + packer.flush(zlib.Z_FULL_FLUSH)
+    rest = packer.compress(bytes(num_bytes % block_bytes)) + packer.flush()
+    checksum = num_bytes % 65_521 << 16 | 1  # Adler-32 of zeros
+    return b"\x78\xda" + block * (num_bytes // block_bytes) + rest + struct.pack(">I", checksum)
+
+
 def gzip_of_zeros(num_bytes: int, before: bytes = b"", after: bytes = b"") -> bytes:
     """Returns gzip of zeros between two parts; a thousandth of its size, made at once."""
     chunk = 16 << 20

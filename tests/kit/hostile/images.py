@@ -72,14 +72,17 @@ def jpeg_that_claims(width: int = SIDE, height: int = SIDE, *, progressive: bool
     return bytes(data)
 
 
+def chunk(kind: bytes, content: bytes) -> bytes:
+    """Returns a chunk of a PNG."""
+    crc = struct.pack(">I", zlib.crc32(kind + content))
+    return struct.pack(">I", len(content)) + kind + content + crc
+
+
 def png_that_claims(width: int = SIDE, height: int = SIDE) -> bytes:
     """Returns a PNG without pixels whose header claims so many."""
     header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
-    chunks = (b"IHDR" + header, b"IDAT" + zlib.compress(b""), b"IEND")
-    return b"\x89PNG\r\n\x1a\n" + b"".join(
-        struct.pack(">I", len(chunk) - 4) + chunk + struct.pack(">I", zlib.crc32(chunk))
-        for chunk in chunks
-    )
+    chunks = chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(b"")) + chunk(b"IEND", b"")
+    return b"\x89PNG\r\n\x1a\n" + chunks
 
 
 def gif_that_claims(width: int = SIDE, height: int = SIDE, *, screen: int | None = None) -> bytes:
@@ -102,10 +105,6 @@ def apng_that_claims(width: int = SIDE, height: int = SIDE, *, small_first: bool
     header stands before the true one.
     """
 
-    def chunk(kind: bytes, content: bytes) -> bytes:
-        crc = struct.pack(">I", zlib.crc32(kind + content))
-        return struct.pack(">I", len(content)) + kind + content + crc
-
     def header(width: int, height: int) -> bytes:
         return chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 6, 0, 0, 0))
 
@@ -126,50 +125,6 @@ def webp_that_claims(side: int = 1 << 14) -> bytes:
     canvas = (side - 1).to_bytes(3, "little")
     chunk = b"VP8X" + struct.pack("<II", 10, 2) + canvas + canvas
     return b"RIFF" + struct.pack("<I", 4 + len(chunk)) + b"WEBP" + chunk
-
-
-def av1_header(width: int, height: int) -> bytes:
-    """Returns a unit of AV1 (OBU): the sequence header of a still picture of this size."""
-    bits = "000" + "1" + "1" + 5 * "0"  # profile 0, still, reduced header, level 0
-    for side in (15, 15):
-        bits += f"{side:04b}"
-    bits += f"{width - 1:016b}{height - 1:016b}"
-    content = int(bits.ljust(56, "0"), 2).to_bytes(7, "big")
-    return bytes((1 << 3 | 2, len(content))) + content
-
-
-def heif(frame: bytes, side: int, brand: bytes = b"avif", *, extents: int = 1) -> bytes:
-    """Returns an AVIF or HEIC of one item of AV1, `frame`, whose `ispe` claims a square."""
-
-    def box(kind: bytes, content: bytes, full: bytes = b"") -> bytes:
-        return struct.pack(">I", 8 + len(full) + len(content)) + kind + full + content
-
-    plain = bytes(4)
-    ispe = box(b"ispe", struct.pack(">II", side, side), plain)
-    config = box(b"av1C", bytes((0x81, 0, 0x0C, 0)))
-    pixels = box(b"pixi", bytes((3, 8, 8, 8)), plain)
-    uses = struct.pack(">IHB3B", 1, 1, 3, 1, 0x80 | 2, 3)
-    properties = box(b"iprp", box(b"ipco", ispe + config + pixels) + box(b"ipma", uses, plain))
-    entry = box(b"infe", struct.pack(">HH4s", 1, 0, b"av01") + b"\0", b"\2\0\0\0")
-    start = 0
-    for _ in range(2):  # the place of the data depends on the length of what stands before it
-        places = struct.pack(">II", start, len(frame)) * extents
-        located = struct.pack(">BBHHHH", 0x44, 0, 1, 1, 0, extents) + places
-        meta = (
-            box(b"hdlr", struct.pack(">I4s", 0, b"pict") + bytes(13), plain)
-            + box(b"pitm", struct.pack(">H", 1), plain)
-            + box(b"iloc", located, plain)
-            + box(b"iinf", struct.pack(">H", 1) + entry, plain)
-            + properties
-        )
-        head = box(b"ftyp", brand + plain + b"mif1miaf" + brand) + box(b"meta", meta, plain)
-        start = len(head) + 8
-    return head + box(b"mdat", frame)
-
-
-def avif_that_claims(side: int) -> bytes:
-    """Returns an AVIF without pixels, whose frame claims 65,500 x 65,500 and whose box `side`."""
-    return heif(b"\x12\0" + av1_header(SIDE, SIDE), side)
 
 
 def lossless_jpeg(side: int = 420, components: int = 3) -> bytes:

@@ -1,0 +1,405 @@
+"""The cage: equal results, and every image that exceeds a limit becomes one bad image."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import io
+import itertools
+import os
+import resource
+import select
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable, Iterator
+from concurrent import futures
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from imagenet_prep.codec import cage, decoding, likeness, transform
+from imagenet_prep.codec.policy import Policy
+from imagenet_prep.core import turns
+from imagenet_prep.core.errors import BadImageError
+from tests.kit import command
+from tests.kit.codec import corpus, costs
+from tests.kit.codec.calls import CALLS
+from tests.kit.hostile import images
+from tests.kit.hostile.bombs import bmp, gif
+
+_POLICY = Policy(32)
+
+
+def _encoded(pixels: np.ndarray, name: str) -> bytes:
+    buffer = io.BytesIO()
+    Image.fromarray(pixels).save(buffer, name)
+    return buffer.getvalue()
+
+
+_PIXELS = corpus.photograph(45, 60)
+_JPEG = corpus.files()["96x128 420"]
+PNG = _encoded(_PIXELS, "PNG")
+FILES = {
+    **corpus.files(),
+    **{name: _encoded(_PIXELS, name) for name in ("PNG", "GIF", "BMP", "WEBP", "TIFF", "AVIF")},
+    "empty": b"",
+    "text": b"no image",
+    "truncated JPEG": _JPEG[: len(_JPEG) // 2],
+    "truncated PNG": PNG[: len(PNG) // 2],
+}
+
+
+@pytest.fixture(autouse=True)
+def inside() -> None:
+    """These tests call from outside of the cage, as programs do."""
+
+
+def _result(call: Callable[[bytes], object], data: bytes) -> object:
+    try:
+        made = call(data)
+    except BadImageError as error:
+        return error.reason, error.detail
+    return made.tobytes() if hasattr(made, "tobytes") else made
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_results_are_the_same_inside(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    call = CALLS[name]
+    outside = {file: _result(call, data) for file, data in FILES.items()}
+    monkeypatch.setattr(cage, "_is_inside", True)
+    within = {file: _result(call, data) for file, data in FILES.items()}
+
+    assert [file for file in FILES if outside[file] != within[file]] == []
+
+
+@pytest.mark.parametrize("width", [4_000_000, 64_000_000])
+def test_too_much_memory_makes_one_bad_image(width: int) -> None:
+    with pytest.raises(BadImageError) as caught:
+        transform.transform(bmp.delta(width), _POLICY)
+
+    assert caught.value.reason == cage.TOO_EXPENSIVE
+    assert transform.transform(PNG, _POLICY).repair == "png"
+
+
+@pytest.mark.slow  # it uses the processor up to the limit
+def test_too_much_time_makes_one_bad_image(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cage, "MOST_CPU_S", 1)
+
+    with pytest.raises(BadImageError) as caught:
+        transform.transform(gif.comment_of_blocks(30_000_000), _POLICY)
+
+    assert caught.value.reason == cage.TOO_EXPENSIVE
+    assert "1 s of processor time" in caught.value.detail
+    assert transform.transform(PNG, _POLICY).repair == "png"
+
+
+def test_all_tries_of_an_image_share_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A child that has used 100 s gets 10 s more; the second try gets what the first one left."""
+    times = itertools.count(100.25, 0.5)
+    limit = cage._Child._limit_cpu
+    given = []
+    limits = []
+
+    def limited(child: cage._Child, more_s: float) -> float:
+        given.append(more_s)
+        used_s = limit(child, more_s)
+        limits.append(resource.prlimit(child._process.pid, resource.RLIMIT_CPU)[0])
+        return used_s
+
+    monkeypatch.setattr(cage._Child, "_used_s", lambda _: next(times))
+    monkeypatch.setattr(cage._Child, "_limit_cpu", limited)
+
+    with pytest.raises(BadImageError, match="undecodable"):
+        decoding.pixels(PNG[: len(PNG) // 2])
+    assert given == [10, 9.5]
+    assert limits == [111, 111]
+
+
+def test_a_small_image_gets_little_memory() -> None:
+    decoding.pixels(PNG)
+    child = cage._idle[-1]
+    limits = resource.prlimit(child._process.pid, resource.RLIMIT_AS)
+
+    assert limits[0] - child._base_bytes == cage.LIGHT_BYTES
+    assert limits[1] - child._base_bytes == cage.HEAVY_BYTES
+
+
+def test_a_dead_child_is_replaced() -> None:
+    decoding.pixels(PNG)
+    (child,) = cage._idle[-1:]
+    os.kill(child._process.pid, signal.SIGKILL)
+
+    assert decoding.pixels(PNG).shape[2] == 3
+    assert child not in cage._idle
+
+
+def test_a_decoder_that_always_dies_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    write = cage._Child._write
+
+    def dies(child: cage._Child, text: bytes, data: bytes) -> None:
+        os.kill(child._process.pid, signal.SIGSEGV)
+        write(child, text, data)
+
+    limit = cage._Child._limit_cpu
+    given = []
+
+    def limited(child: cage._Child, more_s: float) -> float:
+        given.append(more_s)
+        return limit(child, more_s)
+
+    monkeypatch.setattr(cage._Child, "_write", dies)
+    monkeypatch.setattr(cage._Child, "_limit_cpu", limited)
+
+    with pytest.raises(BadImageError, match="exit code -11") as caught:
+        decoding.pixels(PNG)
+    assert caught.value.reason == cage.DECODER_DIED
+    assert given == [cage.MOST_CPU_S] * 2
+
+
+def test_an_image_that_needs_much_memory_waits_for_its_turn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    taken = []
+
+    @contextlib.contextmanager
+    def turn() -> Iterator[None]:
+        taken.append(True)
+        yield
+
+    monkeypatch.setattr(turns, "turn", turn)
+    png = _encoded(np.zeros((2000, 2000, 3), np.uint8), "PNG")
+    assert transform.transform(png, _POLICY).repair == "png"
+    assert taken == []
+    # The child does not know this limit, and does not request the turn by itself.
+    monkeypatch.setattr(cage, "LIGHT_BYTES", 8 << 20)
+    assert transform.transform(png, _POLICY).repair == "png"
+    assert taken == [True]
+
+
+@pytest.mark.parametrize("data", [b"", b"x", bytes(7)])
+@pytest.mark.parametrize("call", [decoding.pixels, likeness.means])
+def test_bytes_of_a_wrong_size_are_a_bad_image(
+    call: Callable[[bytes], object], data: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    values = True if call is likeness.means else [2, -1]
+    answer = cage.Message(cage.RESULT, values, data)
+    monkeypatch.setattr(cage._Child, "ask", lambda *_, **__: answer)
+
+    with pytest.raises(BadImageError) as caught:
+        call(PNG)
+    assert caught.value.reason == cage.DECODER_DIED
+
+
+def test_an_error_of_a_wrong_kind_is_a_bad_image(monkeypatch: pytest.MonkeyPatch) -> None:
+    answer = cage.Message(cage.BAD, [1, 2, 3], b"")
+    monkeypatch.setattr(cage._Child, "ask", lambda *_, **__: answer)
+
+    with pytest.raises(BadImageError) as caught:
+        decoding.pixels(PNG)
+    assert caught.value.reason == cage.DECODER_DIED
+
+
+@pytest.mark.parametrize("values", [[1], ["x", 2], {"a": 1}, None, [1 << 70, 1]])
+def test_a_wrong_result_of_a_child_is_a_bad_image(
+    values: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer = cage.Message(cage.RESULT, values, b"")
+    monkeypatch.setattr(cage._Child, "ask", lambda *_, **__: answer)
+
+    with pytest.raises(BadImageError) as caught:
+        decoding.pixels(PNG)
+    assert caught.value.reason == cage.DECODER_DIED
+
+
+def test_threads_get_their_own_results() -> None:
+    pictures = [np.full((9, 7, 3), level, np.uint8) for level in range(0, 240, 10)]
+    encoded = [_encoded(picture, "PNG") for picture in pictures]
+
+    with futures.ThreadPoolExecutor(6) as pool:
+        found = list(pool.map(decoding.pixels, encoded * 3))
+
+    assert all(np.array_equal(a, b) for a, b in zip(found, pictures * 3, strict=True))
+
+
+def test_the_heaviest_image_is_decoded_within_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And its memory is free afterwards."""
+    monkeypatch.setattr(cage, "_idle", [])
+
+    transform.transform(images.heavy_webp(), _POLICY)
+    (child,) = cage._idle
+    peak = costs.kilobytes(child, "VmHWM")
+    now = costs.kilobytes(child, "VmRSS")
+    child.close()
+
+    assert 700_000 < peak < 1_000_000
+    assert now < 150_000
+
+
+def test_a_child_ends_while_it_decodes_if_its_parent_is_killed(tmp_path: Path) -> None:
+    path = tmp_path / "comment.gif"
+    path.write_bytes(gif.comment_of_blocks(30_000_000))
+    code = textwrap.dedent(
+        """
+        import sys, threading, time
+        from pathlib import Path
+        from imagenet_prep.codec import cage, decoding
+
+        data = Path(sys.argv[1]).read_bytes()
+        with cage._borrowed() as child:
+            before_s = child._used_s()
+        thread = threading.Thread(target=decoding.pixels, args=(data,), daemon=True)
+        thread.start()
+        while thread.is_alive() and child._used_s() < before_s + 0.5:
+            time.sleep(0.01)
+        print(child._process.pid, flush=True)
+        time.sleep(1000)
+        """
+    )
+    parent = subprocess.Popen(
+        [sys.executable, "-c", code, str(path)],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=command.environment(),
+    )
+    assert parent.stdout is not None
+    child = os.pidfd_open(int(parent.stdout.readline()))
+    parent.kill()
+    parent.communicate()
+
+    ended = select.poll()
+    ended.register(child, select.POLLIN)
+    assert ended.poll(5000), "the decoder still runs"
+    os.close(child)
+
+
+def test_a_child_sees_no_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    monkeypatch.setattr(cage, "_idle", [])
+
+    decoding.pixels(PNG)
+    (child,) = cage._idle
+    environment = Path(f"/proc/{child._process.pid}/environ").read_bytes()
+
+    assert b"secret" not in environment
+    child.close()
+
+
+def test_a_confined_process_has_no_rights(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("private")
+    code = textwrap.dedent(
+        """
+        import os, signal, socket, sys, threading
+        from imagenet_prep.core import confinement
+
+        path = sys.argv[1]
+        tries = {
+            "read": lambda: open(path),
+            "write": lambda: open(path + "2", "w"),
+            "remove": lambda: os.unlink(path),
+            "rename": lambda: os.rename(path, path + "3"),
+            "list": lambda: os.listdir("/"),
+            "socket": socket.socket,
+            "pair": socket.socketpair,
+            "fork": os.fork,
+            "program": lambda: os.execv("/bin/true", ["true"]),
+            "signal": lambda: os.kill(os.getppid(), 0),
+            "signal to a thread": lambda: signal.pthread_kill(threading.get_ident(), 0),
+            "priority": lambda: os.setpriority(os.PRIO_PROCESS, os.getppid(), 19),
+            "processors": lambda: os.sched_setaffinity(os.getppid(), {0}),
+        }
+        missing = confinement.confine()
+        allowed = []
+        for name, call in tries.items():
+            try:
+                call()
+                allowed.append(name)
+            except PermissionError:
+                pass
+        thread = threading.Thread(target=lambda: None)
+        thread.start()
+        thread.join()
+        os.write(1, repr((missing, allowed)).encode())
+        """
+    )
+    # Standard output must be a pipe, because the process cannot write to files.
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / "file")],
+        capture_output=True,
+        env=command.environment(OPENBLAS_NUM_THREADS="1"),
+        timeout=command.PATIENCE_S,
+    )
+    missing, allowed = ast.literal_eval(done.stdout.decode())
+
+    if missing:
+        pytest.skip(f"this kernel lacks {missing}")
+    assert allowed == []
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+@pytest.mark.parametrize(
+    ("unused", "attempt"),
+    [
+        ("_seccomp", "open(path)"),
+        ("_seccomp", "os.unlink(path)"),
+        ("_landlock", "open(path)"),
+        ("_landlock", "socket.socket()"),
+    ],
+)
+def test_each_means_forbids_without_the_other(unused: str, attempt: str, tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_text("private")
+    code = textwrap.dedent(
+        f"""
+        import os, socket, sys
+        from imagenet_prep.core import confinement
+
+        path = sys.argv[1]
+        confinement.{unused} = lambda libc: True
+        missing = confinement.confine()
+        try:
+            {attempt}
+        except PermissionError:
+            print("missing" if missing else "forbidden")
+        """
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(path)],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=command.environment(OPENBLAS_NUM_THREADS="1"),
+        timeout=command.PATIENCE_S,
+    )
+
+    if done.stdout == "missing\n":
+        pytest.skip("this kernel lacks the other means")
+    assert done.stdout == "forbidden\n"
+
+
+def test_a_confined_process_writes_no_byte_to_an_open_file(tmp_path: Path) -> None:
+    code = textwrap.dedent(
+        """
+        import os, signal, sys
+        from imagenet_prep.core import confinement
+
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        file = os.open(sys.argv[1], os.O_WRONLY | os.O_CREAT)
+        confinement.confine()
+        try:
+            os.write(file, b"x")
+        except OSError:
+            os.write(1, b"forbidden")
+        """
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / "file")],
+        stdout=subprocess.PIPE,
+        env=command.environment(OPENBLAS_NUM_THREADS="1"),
+        timeout=command.PATIENCE_S,
+    )
+
+    assert done.stdout == b"forbidden"
+    assert (tmp_path / "file").read_bytes() == b""

@@ -18,8 +18,10 @@ code is 70.
 
 from __future__ import annotations
 
+import errno
 import re
 import sys
+import zlib
 from collections.abc import Sequence
 
 EXIT_DONE = 0
@@ -30,7 +32,10 @@ EXIT_UNREAD = 141
 
 # TensorFlow 2.21, the latest version, has no package for Python 3.14. Must match pyproject.toml.
 _TENSORFLOW_ENDS = (3, 14)
-_NO_MEMORY = re.compile("can't start new thread|failed to map segment from shared object")
+# Parquet's reader reports a lack of memory in a footer as an OSError, zlib as its own error -4.
+_NO_MEMORY = re.compile(
+    "can't start new thread|failed to map segment from shared object|std::bad_alloc|^Error -4 "
+)
 
 
 class ImagenetPrepError(Exception):
@@ -111,8 +116,10 @@ def of_memory(error: BaseException) -> IncompleteError | None:
     if isinstance(error, BaseExceptionGroup):
         return next(filter(None, map(of_memory, error.exceptions)), None)
     # Python has no error class for a thread that cannot start or a library that cannot load.
-    is_lack = isinstance(error, RuntimeError | ImportError) and _NO_MEMORY.search(str(error))
-    if not is_lack and not isinstance(error, MemoryError):
+    kinds = RuntimeError | ImportError | OSError | zlib.error
+    is_lack = isinstance(error, kinds) and _NO_MEMORY.search(str(error))
+    is_refused = isinstance(error, OSError) and error.errno == errno.ENOMEM
+    if not is_lack and not is_refused and not isinstance(error, MemoryError):
         return None
     detail = f": {error}" if str(error) else ""
     return IncompleteError(

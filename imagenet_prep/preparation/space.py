@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
 
 from imagenet_prep import engine
 from imagenet_prep.core.canonical import Json
@@ -173,4 +173,5 @@ def _refuse(out: Store, needed: float, free: int, why: str = "", elsewhere: str 
 
 
 def _packed_sample(source: Packed, tasks: Sequence[IndexTask]) -> Iterator[bytes]:
-    return islice((image.data for task in tasks for image in source.images(task)), _SAMPLE_IMAGES)
+    images = itertools.chain.from_iterable(map(source.images, tasks))
+    return (bytes(image.data) for image in itertools.islice(images, _SAMPLE_IMAGES))

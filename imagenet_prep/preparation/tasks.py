@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 from collections import Counter
@@ -10,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
+from imagenet_prep.core import turns
 from imagenet_prep.dataset import naming
 from imagenet_prep.dataset.class_list import ClassList
 from imagenet_prep.dataset.member import (
@@ -37,6 +39,9 @@ PLAN_FOLDER = f"{naming.WORK}/plan"
 SHARED_PLANS = "plan-"
 # Images that must be unpacked are stored here until the dataset is committed.
 UNPACKED = f"{naming.WORK}/unpacked"
+# A source file that needs more memory is unpacked by at most half of the workers at a time.
+_LIGHT_BYTES = 64 << 20
+_MOST_OFFSETS = 1 << 16  # they take 10 MB
 
 
 @dataclass(frozen=True)
@@ -94,20 +99,30 @@ class IndexWork:
 
     def _unpack(self, packed: Packed, task: IndexTask, images: Path | None) -> list[Member]:
         members: list[Member] = []
-        offset = 0
+        # Equal images of a file are stored once, since a few bytes of a Parquet file can name the
+        # same image a million times.
+        offsets: dict[bytes, int] = {}
+        stop = 0
         # Write one image at a time, since a Parquet file may be larger than memory.
         path = images or Path(os.devnull)
         with (
+            turns.turn() if task.memory > _LIGHT_BYTES else contextlib.nullcontext(),
             removed_on_failure(*filter(None, [images])),
             storage_errors("write", path),
             new_file(images) if images else open(path, "wb") as file,
         ):
             for key, class_index, data in packed.images(task):
-                if class_index not in self.chosen:
-                    continue
-                file.write(data)
-                members.append(Member(key, task.name, offset, len(data), class_index))
-                offset += len(data)
+                if class_index in self.chosen:
+                    digest = hashlib.sha256(data).digest()
+                    if digest not in offsets:
+                        if len(offsets) == _MOST_OFFSETS:
+                            offsets.clear()
+                        file.write(data)
+                        offsets[digest] = stop
+                        stop += len(data)
+                    member = Member(key, task.name, offsets[digest], len(data), class_index)
+                    members.append(member)
+                del data  # its memory is needed for the next image
         return sorted_by_key(members, task.part)
 
 

@@ -23,23 +23,28 @@ _MOST_LIST_BYTES = 16 << 20  # about 120,000 images; the largest published archi
 _ZIP_ERRORS = (zipfile.BadZipFile, RuntimeError, NotImplementedError, ValueError)
 
 
+def allowance(size: int) -> Allowance:
+    """Returns the limit of the unpacked bytes of a file with `size` bytes."""
+    return Allowance(_LEAST_ALLOWANCE + _MOST_RATIO * size)
+
+
 def contents(path: Location, most: Callable[[str], int]) -> Iterator[tuple[str, int, bytes]]:
     """Yields the name, size and first `most(name)` bytes of each file in an archive."""
     with packed.errors(path, "Download it again.", *_ZIP_ERRORS):
         size = path.stat.size if isinstance(path, RemotePath) else path.stat().st_size
-        allowance = Allowance(_LEAST_ALLOWANCE + _MOST_RATIO * size)
+        limit = allowance(size)
         with open_to_read(path) as file:
             is_zip = file.read(len(_ZIP)) == _ZIP
         if is_zip:
-            yield from _in_zip(path, allowance, most)
+            yield from _in_zip(path, limit, most)
             return
         with packed.unpacked(path) as stream:
-            for member, read in tar.contents(stream, path.name, allowance):
+            for member, read in tar.contents(stream, path.name, limit):
                 yield member.name, member.size, read(most(member.name))
 
 
 def _in_zip(
-    path: Location, allowance: Allowance, most: Callable[[str], int]
+    path: Location, limit: Allowance, most: Callable[[str], int]
 ) -> Iterator[tuple[str, int, bytes]]:
     raw: Any = _Seekable(path) if isinstance(path, RemotePath) else open_to_read(path)
     with _Zip(raw, _AHEAD_BYTES) as opened, zipfile.ZipFile(opened) as archive:
@@ -50,7 +55,7 @@ def _in_zip(
                 with archive.open(info, pwd=_PASSWORD) as member:
                     # zipfile checks the CRC only at the end of the file, so read one byte more.
                     data = member.read(num_bytes + 1)[:num_bytes]
-                allowance.take(len(data), path.name)
+                limit.take(len(data), path.name)
             yield info.filename, info.file_size, data
 
 

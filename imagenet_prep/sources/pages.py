@@ -1,13 +1,17 @@
-"""Checks the unpacked sizes in the page headers of a Parquet file.
+"""Checks the sizes and counts in the footer and the page headers of a Parquet file.
 
-The Parquet library allocates the size that a page states: 2 MB can become 2 GB. So all page headers
-(structs in Thrift's compact protocol) are checked before a page is unpacked.
+The Parquet library allocates the sizes and counts that a file states: 2 MB can become 2 GB. So the
+footer and all page headers (structs in Thrift's compact protocol) are checked first. A value takes
+no more memory than its page, because encodings in which it could are refused.
 """
 
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from imagenet_prep.core.errors import SourceError
 
 if TYPE_CHECKING:
     from pyarrow.parquet import ColumnChunkMetaData  # type: ignore[import-untyped]
@@ -16,18 +20,58 @@ if TYPE_CHECKING:
 _READ_BYTES = (1 << 10, 1 << 20)
 # Limits the pages of a column in one row group. Writers start a new page after 1 MB or 20,000 rows.
 _MAX_PAGES = 1 << 16
-_MAX_FIELDS = 64  # twice the number of fields in a page header and its nested structs
-_MAX_DEPTH = 4
-_UNPACKED, _PACKED = 2, 3
-# Thrift types used in headers. The type of a boolean includes its value.
-_BOOLEANS, _INTEGERS, _BINARY, _STRUCT = (1, 2), (4, 5, 6), 8, 12
+# Each value in a dictionary takes 20 bytes in addition to its own. Writers stop at 1 MB.
+_MAX_DICTIONARY_VALUES = 1 << 20
+_MAX_DEPTH = 8
+_MAX_HEADER_FIELDS = 64  # twice the number of fields in a page header and its nested structs
+# pyarrow 25 allocates up to 700 bytes for three bytes of a footer, at most 120 MB for a small one.
+# Larger footers are counted first: 500 row groups of 20 columns have 150,000 list elements.
+_SMALL_FOOTER_BYTES = 512 << 10
+_MAX_FOOTER_BYTES = 64 << 20
+_MAX_FOOTER_FIELDS, _MAX_FOOTER_ELEMENTS = 1 << 20, 1 << 18
+_MAGIC = b"PAR1"
+_TAIL_BYTES = 8  # the length of the footer and the magic number
+# Field numbers of PageHeader in parquet-format's parquet.thrift.
+_KIND, _UNPACKED, _PACKED = 1, 2, 3
+_DICTIONARY_PAGE = 2
+# For each kind of page, the field with its own header, and the field of the encoding in it.
+_ENCODING_FIELD = {0: (5, 2), _DICTIONARY_PAGE: (7, 2), 3: (8, 4)}
+_NUM_VALUES = 1  # in all of these headers
+# PLAIN, PLAIN_DICTIONARY, RLE (booleans), DELTA_BINARY_PACKED (integers), RLE_DICTIONARY. In
+# DELTA_BYTE_ARRAY, each value can repeat the previous one; the library allocates the number of
+# values that DELTA_LENGTH_BYTE_ARRAY states.
+_ENCODINGS = (0, 2, 3, 5, 8)
+# Thrift types. In a struct, the type of a boolean includes its value.
+_BOOLEANS, _BYTE, _INTEGERS, _DOUBLE, _BINARY = (1, 2), 3, (4, 5, 6), 7, 8
+_LISTS, _STRUCT = (9, 10), 12
 
 
-def check(descriptor: int, column: ColumnChunkMetaData) -> None:
-    """Raises ValueError if the pages of a column unpack to more than the footer states."""
+def check_footer(descriptor: int) -> None:
+    """Raises ValueError if the footer has more columns and row groups than fit in memory."""
+    size = os.fstat(descriptor).st_size
+    tail = os.pread(descriptor, _TAIL_BYTES, max(0, size - _TAIL_BYTES))
+    length = int.from_bytes(tail[:-4], "little")
+    if not tail.endswith(_MAGIC) or length <= _SMALL_FOOTER_BYTES:
+        return  # the library reports a wrong end
+    if length > min(_MAX_FOOTER_BYTES, size - _TAIL_BYTES):
+        raise ValueError(f"its footer has {length:,} bytes")
+    footer = os.pread(descriptor, length, size - _TAIL_BYTES - length)
+    try:
+        _Reader(footer, _MAX_FOOTER_FIELDS, _MAX_FOOTER_ELEMENTS).struct(0)
+    except IndexError:
+        raise ValueError("its footer ends inside a value") from None
+
+
+def check(descriptor: int, column: ColumnChunkMetaData, path: Path) -> None:
+    """Checks the page headers of a column in one row group.
+
+    Raises ValueError if the pages unpack to more than the footer states, and SourceError if their
+    encoding is not supported.
+    """
     starts = (column.dictionary_page_offset, column.data_page_offset)
     position = min(start for start in starts if start is not None)
-    stop, left = position + column.total_compressed_size, column.total_uncompressed_size
+    stop = position + column.total_compressed_size
+    left = column.total_uncompressed_size
     for _ in range(_MAX_PAGES):
         if position >= stop:
             return
@@ -39,13 +83,35 @@ def check(descriptor: int, column: ColumnChunkMetaData) -> None:
                 f"the page at byte {position:,} unpacks to {unpacked:,} bytes, but the footer says "
                 f"{column.total_uncompressed_size:,} for all pages of its column"
             )
+        _check_values(fields, f"{path}: the page at byte {position:,}")
         position += length + packed
     raise ValueError(f"a column of a row group has more than {_MAX_PAGES:,} pages")
 
 
-def _header(descriptor: int, position: int) -> tuple[int, dict[int, int]]:
+def _check_values(fields: dict[int, Any], where: str) -> None:
+    """Raises SourceError if the values of a page can take more memory than the page."""
+    kind = fields.get(_KIND)
+    if kind not in _ENCODING_FIELD:
+        return  # the library skips such pages
+    header_field, encoding_field = _ENCODING_FIELD[kind]
+    header = fields.get(header_field, {})
+    encoding = header.get(encoding_field)
+    if encoding not in _ENCODINGS:
+        raise SourceError(
+            f"{where} has the encoding number {encoding}, which is not read, because a few bytes "
+            "of it can unpack to gigabytes. Save the dataset with plain or dictionary encoding."
+        )
+    num_values = header.get(_NUM_VALUES, 0)
+    if kind == _DICTIONARY_PAGE and num_values > _MAX_DICTIONARY_VALUES:
+        raise SourceError(
+            f"{where} is a dictionary of {num_values:,} values, expected at most "
+            f"{_MAX_DICTIONARY_VALUES:,}. Save the dataset without a dictionary."
+        )
+
+
+def _header(descriptor: int, position: int) -> tuple[int, dict[int, Any]]:
     for size in _READ_BYTES:
-        reader = _Reader(os.pread(descriptor, size, position))
+        reader = _Reader(os.pread(descriptor, size, position), _MAX_HEADER_FIELDS, 0)
         try:
             fields = reader.struct(0)
         except IndexError:
@@ -55,33 +121,65 @@ def _header(descriptor: int, position: int) -> tuple[int, dict[int, int]]:
 
 
 class _Reader:
-    """Reads Thrift's compact protocol; raises IndexError at the end of the data."""
+    """Reads Thrift's compact protocol; raises IndexError at the end of the data.
 
-    def __init__(self, data: bytes) -> None:
+    Raises ValueError if there are more fields of structs, or more elements of lists, than allowed.
+    """
+
+    def __init__(self, data: bytes, max_fields: int, max_elements: int) -> None:
         self._data = data
         self.position = 0
-        self._fields = 0
+        self._fields_left = max_fields
+        self._elements_left = max_elements
 
-    def struct(self, depth: int) -> dict[int, int]:
-        """Returns the integers of a struct by field number, and skips other values."""
-        fields: dict[int, int] = {}
+    def struct(self, depth: int) -> dict[int, Any]:
+        """Returns the integers and structs in a struct by field number; skips other values."""
+        fields: dict[int, Any] = {}
         field = 0
         while (head := self._byte()) != 0:
-            self._fields += 1
-            if self._fields > _MAX_FIELDS or depth > _MAX_DEPTH:
-                raise ValueError("a page header has too many fields")
+            self._fields_left -= 1
+            if self._fields_left < 0:
+                raise ValueError("its metadata has too many fields")
             kind = head & 15
             field = field + (head >> 4) if head >> 4 else self._number()
-            if kind in _INTEGERS:
-                fields[field] = self._number()
-            elif kind == _BINARY:
-                size = self._varint()
-                self.position += size  # past the end, the next byte raises IndexError
-            elif kind == _STRUCT:
-                self.struct(depth + 1)
-            elif kind not in _BOOLEANS:
-                raise ValueError(f"a page header has a value of unknown kind {kind}")
+            if kind not in _BOOLEANS:
+                value = self._value(kind, depth)
+                if value is not None:
+                    fields[field] = value
         return fields
+
+    def _value(self, kind: int, depth: int) -> int | dict[int, Any] | None:
+        """Returns an integer or a struct, or skips a value of a different kind."""
+        if depth > _MAX_DEPTH:
+            raise ValueError("its metadata is nested too deeply")
+        if kind in _INTEGERS:
+            return self._number()
+        if kind == _STRUCT:
+            return self.struct(depth + 1)
+        if kind in _LISTS:
+            self._skip_list(depth)
+        elif kind == _BINARY:
+            # After a position past the end, the next byte raises IndexError.
+            size = self._varint()
+            self.position += size
+        elif kind == _DOUBLE:
+            self.position += 8
+        elif kind in (*_BOOLEANS, _BYTE):
+            self.position += 1
+        else:
+            raise ValueError(f"its metadata has a value of unknown kind {kind}")
+        return None
+
+    def _skip_list(self, depth: int) -> None:
+        head = self._byte()
+        number = head >> 4
+        if number == 15:
+            number = self._varint()
+        self._elements_left -= number
+        if self._elements_left < 0:
+            raise ValueError("its metadata has too many list elements")
+        for _ in range(number):
+            self._value(head & 15, depth + 1)
 
     def _byte(self) -> int:
         byte = self._data[self.position]

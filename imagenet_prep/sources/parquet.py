@@ -5,12 +5,13 @@ The test split of imagenet-1k is ignored, because it has no labels.
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from imagenet_prep.core import canonical
 from imagenet_prep.core.errors import SourceError, UsageError, some
@@ -18,22 +19,39 @@ from imagenet_prep.core.installed import demand
 from imagenet_prep.core.terminal import counted
 from imagenet_prep.dataset import keys, schema
 from imagenet_prep.dataset.class_list import ClassList
-from imagenet_prep.sources import labels, pages, parquet_layout, source
+from imagenet_prep.sources import containers, labels, pages, parquet_layout, source
 from imagenet_prep.sources.evidence import CLASSES, Claim, Statement, compare
-from imagenet_prep.sources.parquet_layout import columns_of
+from imagenet_prep.sources.parquet_layout import Columns, columns_of
 from imagenet_prep.sources.source import IndexTask, PackedImage
 from imagenet_prep.storage.os_errors import demand_disk
 from imagenet_prep.storage.remote_path import open_to_read
 
 if TYPE_CHECKING:
-    from pyarrow.parquet import ParquetFile  # type: ignore[import-untyped]
+    from pyarrow import RecordBatch  # type: ignore[import-untyped]
+    from pyarrow.parquet import (  # type: ignore[import-untyped]
+        ColumnChunkMetaData,
+        ParquetFile,
+        RowGroupMetaData,
+    )
 
 
-# 64 images of ImageNet have 7 MB. A page is in memory twice, which takes 11 to 110 MB.
-_BATCH_ROWS = 64
 _PAGE_BUFFER_BYTES = 1 << 20
-_MAX_GROUP_BYTES = 384 << 20  # 1,000 images that are three times as large as ImageNet's
+# A dictionary page is in memory twice, and so is a value: in its page, and by itself. Without a
+# dictionary, these are the packed page, the page and a value.
+_COPIES = 3
+# Memory for a listed image: 300 bytes, and a key of up to 350 bytes.
+_ROW_BYTES = 640
+# Enough for row groups of 178 MB: 1,600 images of ImageNet; or for 800,000 rows per file.
+_MOST_BYTES = 512 << 20
 _PROBE_ROWS = 100  # rows with paths to compare with the official class list
+
+
+class _Row(NamedTuple):
+    """The values of one row; `data` is None if there is no image, or if images are not read."""
+
+    label: Any
+    path: str | None
+    data: memoryview | None = None
 
 
 @dataclass(frozen=True)
@@ -54,10 +72,12 @@ class Parquet(source.Packed):
         """Yields the images of one file, in row order."""
         path = self.files[task.part]
         with _opened(path) as (file, descriptor):
-            rows = _rows(file, descriptor, "image", _BATCH_ROWS)
+            allowance = containers.allowance(os.fstat(descriptor).st_size)
             ours = _is_ours(file)
-            for row, (label, image) in enumerate(rows):
-                yield self._image(task, f"{path}: row {row:,}", row, label, image, ours=ours)
+            for number, row in enumerate(_rows(path, file, descriptor, has_bytes=True)):
+                allowance.take(len(row.data or b""), str(path))
+                yield self._image(task, number, row, ours=ours)
+                del row  # its memory is needed for the next row
 
     def count_problems(self, split: str, num_per_class: Sequence[int]) -> list[str]:
         """Returns messages about missing files and about differences from the published counts."""
@@ -67,9 +87,9 @@ class Parquet(source.Packed):
             problems.append(f"{split} has {existing} of {counted(existing + absent, 'file')}")
         return problems + super().count_problems(split, num_per_class)
 
-    def _image(
-        self, task: IndexTask, where: str, row: int, label: Any, image: Any, *, ours: bool
-    ) -> PackedImage:
+    def _image(self, task: IndexTask, number: int, row: _Row, *, ours: bool) -> PackedImage:
+        where = f"{self.files[task.part]}: row {number:,}"
+        label = row.label
         if not isinstance(label, int) or not 0 <= label < len(self.classes.wnids):
             advice = "The file is damaged or from a different dataset: download it again."
             if label in (None, -1):
@@ -79,18 +99,17 @@ class Parquet(source.Packed):
             )
         if task.part in self.orders:
             label = self.orders[task.part][label]
-        data = (image or {}).get("bytes")
-        if data is None:
+        if row.data is None:
             raise SourceError(
-                f"{where}: holds no image bytes, only the path {(image or {}).get('path')!r}. "
+                f"{where}: holds no image bytes, only the path {row.path!r}. "
                 "Save the dataset with its images embedded."
             )
         class_id = self.classes.wnids[label]
         # An image without a path is named after its file and row.
-        base = _base(image) or f"{task.part.removesuffix('.parquet')}_{row:08d}"
-        if ours and keys.problem(str(image["path"])) is None:
+        base = _base(row.path) or f"{task.part.removesuffix('.parquet')}_{number:08d}"
+        if ours and row.path is not None and keys.problem(row.path) is None:
             # The label is right, even if the key names a different class.
-            return PackedImage(image["path"], label, data)
+            return PackedImage(row.path, label, row.data)
         if (appended := keys.APPENDED_WNID.match(base)) is not None:
             if appended["wnid"] != class_id and keys.WNID.fullmatch(class_id):
                 raise SourceError(
@@ -98,7 +117,7 @@ class Parquet(source.Packed):
                     f"{appended['wnid']}. The file is damaged: download it again."
                 )
             base = keys.without_wnid(base)
-        return PackedImage(self.key_of(task.split, label, base, where), label, data)
+        return PackedImage(self.key_of(task.split, label, base, where), label, row.data)
 
 
 def is_there(root: Path) -> bool:
@@ -120,13 +139,18 @@ def find(root: Path, splits: Sequence[str]) -> Parquet:
         )
     absent = {split: parquet_layout.num_absent(found) for split, found in of_split.items()}
     files: dict[str, Path] = {}
+    named: dict[str, list[str]] = {}
     tasks = []
     for split, found in of_split.items():
-        for file in found:
-            files[file.name] = file.path
-            num_bytes = _image_bytes(file.path)
-            tasks.append(IndexTask(file.name, split, file.name, num_bytes=num_bytes))
-    named = _names_by_file(files)
+        for part in found:
+            files[part.name] = part.path
+            with _opened(part.path) as (file, _):
+                num_bytes, memory = _sizes(file, part.path)
+                names = _class_names(file, part.path)
+            task = IndexTask(part.name, split, part.name, num_bytes=num_bytes, memory=memory)
+            tasks.append(task)
+            if names:
+                named[part.name] = names
     orders = _orders(files, named)
     classes = _classes(files[next(iter(named), next(iter(files)))])
     parts = tuple(source.file_part(path)._replace(name=name) for name, path in files.items())
@@ -138,49 +162,100 @@ def find(root: Path, splits: Sequence[str]) -> Parquet:
 def _opened(path: Path) -> Iterator[tuple[ParquetFile, int]]:
     """Checks the columns of a file; yields the open file and its descriptor."""
     demand("parquet", str(path), "pyarrow")
-    import pyarrow as pa  # type: ignore[import-untyped]
+    import pyarrow as pa
     import pyarrow.parquet as pq
 
+    # The other pools keep freed memory for a while.
+    pa.set_memory_pool(pa.system_memory_pool())
     try:
         # Without memory mapping and read-ahead, memory is limited to a page or two.
         reading = {"buffer_size": _PAGE_BUFFER_BYTES, "pre_buffer": False}
-        with open_to_read(path) as opened, pq.ParquetFile(opened, **reading) as file:
-            columns_of(file.schema_arrow, path)
-            yield file, opened.fileno()
-    except (pa.ArrowException, OSError, ValueError) as error:
+        with open_to_read(path) as opened:
+            pages.check_footer(opened.fileno())
+            with pq.ParquetFile(opened, **reading) as file:
+                columns_of(file.schema_arrow, path)
+                yield file, opened.fileno()
+    except (pa.ArrowException, OSError, ValueError, MemoryError) as error:
         demand_disk(path, error)
         raise SourceError(
             f"{path}: cannot be read as Parquet: {error}. It is damaged: download it again."
         ) from error
 
 
-def _rows(
-    file: ParquetFile, descriptor: int, column: str, at_once: int
-) -> Iterator[tuple[Any, Any]]:
-    """Yields (label, image) of each row; if `column` is "image.path", images have no bytes."""
-    names = columns_of(file.schema_arrow, "the file")
-    column = column.replace("image", names.image, 1)
+def _leaves(file: ParquetFile, path: Path) -> list[str]:
+    """Returns the columns with the labels, paths and bytes of the images, in this order."""
+    names = columns_of(file.schema_arrow, path)
+    return [names.label, f"{names.image}.path", f"{names.image}.bytes"]
+
+
+def _groups(
+    file: ParquetFile, columns: Sequence[str]
+) -> Iterator[tuple[RowGroupMetaData, list[ColumnChunkMetaData]]]:
+    """Yields the metadata of each row group, and of these columns in it."""
     for number in range(file.metadata.num_row_groups):
         group = file.metadata.row_group(number)
-        for chunk in map(group.column, range(group.num_columns)):
-            if f"{chunk.path_in_schema}.".startswith((f"{names.label}.", f"{column}.")):
-                pages.check(descriptor, chunk)
-    for batch in file.iter_batches(at_once, columns=[names.label, column], use_threads=False):
-        columns = (batch.column(names.label).to_pylist(), batch.column(names.image).to_pylist())
-        yield from zip(*columns, strict=True)
+        chunks = map(group.column, range(group.num_columns))
+        yield group, [chunk for chunk in chunks if chunk.path_in_schema in columns]
 
 
-def _image_bytes(path: Path) -> int:
-    with _opened(path) as (file, _):
-        data = f"{columns_of(file.schema_arrow, path).image}.bytes"
-        groups = [file.metadata.row_group(i) for i in range(file.metadata.num_row_groups)]
-        columns = [group.column(i) for group in groups for i in range(group.num_columns)]
-    if any(not 0 <= c.total_uncompressed_size <= _MAX_GROUP_BYTES for c in columns):
+def _rows(
+    path: Path, file: ParquetFile, descriptor: int, *, has_bytes: bool = False
+) -> Iterator[_Row]:
+    """Yields all rows, with the bytes of their images if `has_bytes`."""
+    names = columns_of(file.schema_arrow, path)
+    columns = _leaves(file, path)
+    if not has_bytes:
+        columns.pop()
+    for _, chunks in _groups(file, columns):
+        for chunk in chunks:
+            pages.check(descriptor, chunk, path)
+    # In a batch of several rows, a value would be repeated for each row that uses it.
+    for number, batch in enumerate(file.iter_batches(1, columns=columns, use_threads=False)):
+        yield _row(batch, names, f"{path}: row {number:,}", has_bytes=has_bytes)
+        del batch  # its memory is needed for the next row
+
+
+def _row(batch: RecordBatch, names: Columns, where: str, *, has_bytes: bool) -> _Row:
+    label = batch.column(names.label)[0].as_py()
+    image = batch.column(names.image)
+    path = image.field("path")[0]
+    if path.is_valid and len(path.as_buffer()) > keys.MOST_KEY_BYTES:
         raise SourceError(
-            f"{path}: a row group has more than {_MAX_GROUP_BYTES:,} bytes, but must fit in "
-            "memory. Save the dataset with fewer rows per group."
+            f"{where}: its path has {len(path.as_buffer()):,} bytes, expected at most "
+            f"{keys.MOST_KEY_BYTES:,}. Save the dataset with shorter paths."
         )
-    return sum(c.total_uncompressed_size for c in columns if c.path_in_schema == data)
+    if has_bytes:
+        data = image.field("bytes")[0]
+        if data.is_valid:
+            # The bytes are not copied.
+            return _Row(label, path.as_py(), memoryview(data.as_buffer()))
+    return _Row(label, path.as_py())
+
+
+def _sizes(file: ParquetFile, path: Path) -> tuple[int, int]:
+    """Returns the bytes of all pages with images, and the memory for reading the file."""
+    columns = _leaves(file, path)
+    num_bytes = largest = num_rows = 0
+    for group, chunks in _groups(file, columns):
+        group_bytes = 0
+        for chunk in chunks:
+            sizes = (chunk.total_uncompressed_size, chunk.total_compressed_size)
+            if min(sizes) < 0:
+                raise ValueError("the size of a column is negative")
+            group_bytes += max(sizes)
+            if chunk.path_in_schema == columns[-1]:
+                num_bytes += chunk.total_uncompressed_size
+        largest = max(largest, group_bytes)
+        num_rows += max(0, group.num_rows)
+    memory = _COPIES * largest + _ROW_BYTES * num_rows
+    if memory > _MOST_BYTES:
+        raise SourceError(
+            f"{path}: reading it takes {memory:,} bytes of memory, expected at most "
+            f"{_MOST_BYTES:,}. The images of its largest row group have {largest:,} bytes, and the "
+            f"file has {counted(num_rows, 'row')}. Save the dataset with fewer rows per group, or "
+            "in more files."
+        )
+    return num_bytes, memory
 
 
 def _is_ours(file: ParquetFile) -> bool:
@@ -188,19 +263,8 @@ def _is_ours(file: ParquetFile) -> bool:
     return schema.PARQUET_KEYS.encode() in (file.schema_arrow.metadata or {})
 
 
-def _base(image: dict[str, Any]) -> str:
-    return str(image["path"] or "").rpartition("/")[2]
-
-
-def _names_by_file(files: Mapping[str, Path]) -> dict[str, list[str]]:
-    """Returns the class names of each file that has them in its metadata."""
-    named: dict[str, list[str]] = {}
-    for part, path in files.items():
-        with _opened(path) as (file, _):
-            names = _class_names(file, path)
-        if names:
-            named[part] = names
-    return named
+def _base(path: str | None) -> str:
+    return (path or "").rpartition("/")[2]
 
 
 def _orders(
@@ -240,9 +304,9 @@ def _classes(path: Path) -> ClassList:
             return labels.classes_called(names, str(path))
         verdicts: Counter[bool] = Counter()
         # Without image.bytes, this reads a few kB.
-        for label, image in _rows(file, descriptor, "image.path", _PROBE_ROWS):
-            match = keys.APPENDED_WNID.match(_base(image or {"path": None}))
-            verdicts[match is not None and official.index.get(match["wnid"]) == label] += 1
+        for row in _rows(path, file, descriptor):
+            match = keys.APPENDED_WNID.match(_base(row.path))
+            verdicts[match is not None and official.index.get(match["wnid"]) == row.label] += 1
             if verdicts.total() == _PROBE_ROWS:
                 break
     if verdicts[True] > verdicts[False]:

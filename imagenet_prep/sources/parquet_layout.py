@@ -31,7 +31,12 @@ _NAME = re.compile(
 )
 _FOLDERS = ("data", "", "default")
 _LABELS = ("label", "labels", "fine_label", "target", "class", "cls")
-_IMAGE = {"bytes", "path"}
+# The types of the columns in an image. Values of other types can take more memory than their pages.
+_IMAGE = {
+    "bytes": ("binary", "large_binary", "binary_view"),
+    "path": ("string", "large_string", "string_view", "null"),
+}
+_SHOWN = 100
 _EXPECTED = "expected image {bytes, path} and label, as in Hugging Face's image datasets"
 
 
@@ -104,11 +109,14 @@ def columns_of(columns: Schema, where: object) -> Columns:
     import pyarrow as pa
 
     structs = (field for field in columns if pa.types.is_struct(field.type))
-    images = [struct.name for struct in structs if {field.name for field in struct.type} >= _IMAGE]
+    images = [
+        struct.name for struct in structs if {field.name for field in struct.type} >= _IMAGE.keys()
+    ]
     if "image" in images:
         images = ["image"]
     label = next((name for name in _LABELS if name in columns.names), None)
-    if len(images) != 1 or label is None:
+    named_twice = [name for name in (*images, label) if columns.names.count(name) > 1]
+    if len(images) != 1 or label is None or named_twice:
         raise SourceError(
             f"{where}: has the columns {', '.join(columns.names) or 'none'}; {_EXPECTED}."
         )
@@ -118,6 +126,15 @@ def columns_of(columns: Schema, where: object) -> Columns:
             f"{where}: the column {label} is of type {kind}, but only integer labels are read. Use "
             f"dataset.class_encode_column({label!r}) of Hugging Face's datasets, and save it again."
         )
+    image = columns.field(images[0]).type
+    for leaf, types in _IMAGE.items():
+        found = [str(field.type) for field in image if field.name == leaf]
+        if len(found) > 1 or found[0] not in types:
+            kinds = " and ".join(found)[:_SHOWN]
+            raise SourceError(
+                f"{where}: the column {images[0]}.{leaf} is of type {kinds}, expected {types[0]}. "
+                "Save the dataset with this type."
+            )
     return Columns(images[0], label)
 
 

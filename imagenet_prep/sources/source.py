@@ -62,14 +62,15 @@ class IndexTask(NamedTuple):
     stop: int = 0
     archive: str = ""  # path of the archive or folder, if the part is a folder
     num_bytes: int = 0  # approximate unpacked size of its images; 0 if they are not packed
+    memory: int = 0  # bytes of memory for unpacking its images, if they need much
 
 
 class PackedImage(NamedTuple):
-    """One image unpacked from a file."""
+    """One image unpacked from a file; `data` may be overwritten when the next one is unpacked."""
 
     key: str
     class_index: int
-    data: bytes
+    data: bytes | memoryview
 
 
 @dataclass(frozen=True)

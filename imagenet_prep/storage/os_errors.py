@@ -7,7 +7,7 @@ import errno
 from collections.abc import Iterator
 from pathlib import Path
 
-from imagenet_prep.core.errors import IncompleteError, StoreError
+from imagenet_prep.core.errors import IncompleteError, StoreError, of_memory
 
 
 @contextlib.contextmanager
@@ -26,7 +26,13 @@ def storage_errors(action: str, path: Path) -> Iterator[None]:
 
 
 def demand_disk(where: object, error: Exception) -> None:
-    """Raises StoreError if the disk caused the error; the file may then be undamaged."""
+    """Raises StoreError or IncompleteError if the disk or a lack of memory caused the error.
+
+    The file may then be undamaged.
+    """
+    lack = of_memory(error)
+    if lack is not None:
+        raise IncompleteError(f"{where}: cannot be read: {lack}") from error
     if isinstance(error, OSError) and error.errno in (errno.EIO, errno.ESTALE):
         raise StoreError(
             f"{where}: cannot be read: {error.strerror}. Check the disk or the file server, then "

@@ -47,7 +47,7 @@ _LIMITS = {
     "zip_allowance_bytes": "sources.containers._LEAST_ALLOWANCE",
     "zip_bytes": "sources.containers._Zip.most",
     "evaluation_folder_bytes": "sources.evaluation._FOLDERS_BYTES",
-    "parquet_group_bytes": "sources.parquet._MAX_GROUP_BYTES",
+    "parquet_bytes": "sources.parquet._MOST_BYTES",
     "recordio_images": "sources.recordio._MAX_IMAGES",
     "recordio_piece_bytes": "sources.recordio._PIECE_BYTES",
     "copied_at_once_bytes": "storage.bucket._MOST_COPIED",

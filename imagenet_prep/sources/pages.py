@@ -24,9 +24,9 @@ _MAX_PAGES = 1 << 16
 _MAX_DICTIONARY_VALUES = 1 << 20
 _MAX_DEPTH = 8
 _MAX_HEADER_FIELDS = 64  # twice the number of fields in a page header and its nested structs
-# pyarrow 25 allocates up to 700 bytes for three bytes of a footer, at most 120 MB for a small one.
+# pyarrow 25 allocates up to 700 bytes for three bytes of a footer, at most 60 MB for a small one.
 # Larger footers are counted first: 500 row groups of 20 columns have 150,000 list elements.
-_SMALL_FOOTER_BYTES = 512 << 10
+_SMALL_FOOTER_BYTES = 256 << 10
 _MAX_FOOTER_BYTES = 64 << 20
 _MAX_FOOTER_FIELDS, _MAX_FOOTER_ELEMENTS = 1 << 20, 1 << 18
 _MAGIC = b"PAR1"
@@ -46,20 +46,26 @@ _BOOLEANS, _BYTE, _INTEGERS, _DOUBLE, _BINARY = (1, 2), 3, (4, 5, 6), 7, 8
 _LISTS, _STRUCT = (9, 10), 12
 
 
-def check_footer(descriptor: int) -> None:
-    """Raises ValueError if the footer has more columns and row groups than fit in memory."""
+def check_footer(descriptor: int, path: Path) -> None:
+    """Raises SourceError if the footer has more row groups and columns than fit in memory."""
     size = os.fstat(descriptor).st_size
     tail = os.pread(descriptor, _TAIL_BYTES, max(0, size - _TAIL_BYTES))
     length = int.from_bytes(tail[:-4], "little")
     if not tail.endswith(_MAGIC) or length <= _SMALL_FOOTER_BYTES:
         return  # the library reports a wrong end
-    if length > min(_MAX_FOOTER_BYTES, size - _TAIL_BYTES):
-        raise ValueError(f"its footer has {length:,} bytes")
-    footer = os.pread(descriptor, length, size - _TAIL_BYTES - length)
+    start = size - _TAIL_BYTES - length
+    if start < 0:
+        return
     try:
+        if length > _MAX_FOOTER_BYTES:
+            raise ValueError(f"more than {_MAX_FOOTER_BYTES:,} bytes")
+        footer = os.pread(descriptor, length, start)
         _Reader(footer, _MAX_FOOTER_FIELDS, _MAX_FOOTER_ELEMENTS).struct(0)
-    except IndexError:
-        raise ValueError("its footer ends inside a value") from None
+    except (ValueError, IndexError) as error:
+        raise SourceError(
+            f"{path}: its footer of {length:,} bytes is too large or damaged: {error}. Save the "
+            "dataset with fewer row groups and columns per file."
+        ) from None
 
 
 def check(descriptor: int, column: ColumnChunkMetaData, path: Path) -> None:
@@ -139,7 +145,7 @@ class _Reader:
         while (head := self._byte()) != 0:
             self._fields_left -= 1
             if self._fields_left < 0:
-                raise ValueError("its metadata has too many fields")
+                raise ValueError("too many fields")
             kind = head & 15
             field = field + (head >> 4) if head >> 4 else self._number()
             if kind not in _BOOLEANS:
@@ -151,7 +157,7 @@ class _Reader:
     def _value(self, kind: int, depth: int) -> int | dict[int, Any] | None:
         """Returns an integer or a struct, or skips a value of a different kind."""
         if depth > _MAX_DEPTH:
-            raise ValueError("its metadata is nested too deeply")
+            raise ValueError("its values are nested too deeply")
         if kind in _INTEGERS:
             return self._number()
         if kind == _STRUCT:
@@ -167,7 +173,7 @@ class _Reader:
         elif kind in (*_BOOLEANS, _BYTE):
             self.position += 1
         else:
-            raise ValueError(f"its metadata has a value of unknown kind {kind}")
+            raise ValueError(f"a value of unknown kind {kind}")
         return None
 
     def _skip_list(self, depth: int) -> None:
@@ -177,7 +183,7 @@ class _Reader:
             number = self._varint()
         self._elements_left -= number
         if self._elements_left < 0:
-            raise ValueError("its metadata has too many list elements")
+            raise ValueError("too many list elements")
         for _ in range(number):
             self._value(head & 15, depth + 1)
 

@@ -5,6 +5,7 @@ The test split of imagenet-1k is ignored, because it has no labels.
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -36,19 +37,20 @@ if TYPE_CHECKING:
 
 
 _PAGE_BUFFER_BYTES = 1 << 20
-# A dictionary page is in memory twice, and so is a value: in its page, and by itself. Without a
-# dictionary, these are the packed page, the page and a value.
-_COPIES = 3
+# A value of a dictionary is in memory four times: in its page, in the dictionary, in the row and in
+# the previous row, which pyarrow 25 keeps. Other values are in memory three times.
+_COPIES = 4
 # Memory for a listed image: 300 bytes, and a key of up to 350 bytes.
 _ROW_BYTES = 640
-# Enough for row groups of 178 MB: 1,600 images of ImageNet; or for 800,000 rows per file.
-_MOST_BYTES = 512 << 20
+# Enough for row groups of 150 MB, which are 1,300 images of ImageNet, or for 900,000 small images.
+_MOST_BYTES = 600 << 20
 _PROBE_ROWS = 100  # rows with paths to compare with the official class list
 
 
 class _Row(NamedTuple):
     """The values of one row; `data` is None if there is no image, or if images are not read."""
 
+    number: int
     label: Any
     path: str | None
     data: memoryview | None = None
@@ -74,9 +76,9 @@ class Parquet(source.Packed):
         with _opened(path) as (file, descriptor):
             allowance = containers.allowance(os.fstat(descriptor).st_size)
             ours = _is_ours(file)
-            for number, row in enumerate(_rows(path, file, descriptor, has_bytes=True)):
+            for row in _rows(path, file, descriptor, has_bytes=True):
                 allowance.take(len(row.data or b""), str(path))
-                yield self._image(task, number, row, ours=ours)
+                yield self._image(task, row, ours=ours)
                 del row  # its memory is needed for the next row
 
     def count_problems(self, split: str, num_per_class: Sequence[int]) -> list[str]:
@@ -87,8 +89,8 @@ class Parquet(source.Packed):
             problems.append(f"{split} has {existing} of {counted(existing + absent, 'file')}")
         return problems + super().count_problems(split, num_per_class)
 
-    def _image(self, task: IndexTask, number: int, row: _Row, *, ours: bool) -> PackedImage:
-        where = f"{self.files[task.part]}: row {number:,}"
+    def _image(self, task: IndexTask, row: _Row, *, ours: bool) -> PackedImage:
+        where = f"{self.files[task.part]}: row {row.number:,}"
         label = row.label
         if not isinstance(label, int) or not 0 <= label < len(self.classes.wnids):
             advice = "The file is damaged or from a different dataset: download it again."
@@ -106,7 +108,7 @@ class Parquet(source.Packed):
             )
         class_id = self.classes.wnids[label]
         # An image without a path is named after its file and row.
-        base = _base(row.path) or f"{task.part.removesuffix('.parquet')}_{number:08d}"
+        base = _base(row.path) or f"{task.part.removesuffix('.parquet')}_{row.number:08d}"
         if ours and row.path is not None and keys.problem(row.path) is None:
             # The label is right, even if the key names a different class.
             return PackedImage(row.path, label, row.data)
@@ -171,7 +173,7 @@ def _opened(path: Path) -> Iterator[tuple[ParquetFile, int]]:
         # Without memory mapping and read-ahead, memory is limited to a page or two.
         reading = {"buffer_size": _PAGE_BUFFER_BYTES, "pre_buffer": False}
         with open_to_read(path) as opened:
-            pages.check_footer(opened.fileno())
+            pages.check_footer(opened.fileno(), path)
             with pq.ParquetFile(opened, **reading) as file:
                 columns_of(file.schema_arrow, path)
                 yield file, opened.fileno()
@@ -210,26 +212,27 @@ def _rows(
         for chunk in chunks:
             pages.check(descriptor, chunk, path)
     # In a batch of several rows, a value would be repeated for each row that uses it.
-    for number, batch in enumerate(file.iter_batches(1, columns=columns, use_threads=False)):
-        yield _row(batch, names, f"{path}: row {number:,}", has_bytes=has_bytes)
+    numbers = itertools.count()  # enumerate would keep the previous row
+    for batch in file.iter_batches(1, columns=columns, use_threads=False):
+        yield _row(batch, names, next(numbers), path, has_bytes=has_bytes)
         del batch  # its memory is needed for the next row
 
 
-def _row(batch: RecordBatch, names: Columns, where: str, *, has_bytes: bool) -> _Row:
+def _row(batch: RecordBatch, names: Columns, number: int, file: Path, *, has_bytes: bool) -> _Row:
     label = batch.column(names.label)[0].as_py()
     image = batch.column(names.image)
     path = image.field("path")[0]
     if path.is_valid and len(path.as_buffer()) > keys.MOST_KEY_BYTES:
         raise SourceError(
-            f"{where}: its path has {len(path.as_buffer()):,} bytes, expected at most "
-            f"{keys.MOST_KEY_BYTES:,}. Save the dataset with shorter paths."
+            f"{file}: row {number:,}: its path has {len(path.as_buffer()):,} bytes, expected at "
+            f"most {keys.MOST_KEY_BYTES:,}. Save the dataset with shorter paths."
         )
     if has_bytes:
         data = image.field("bytes")[0]
         if data.is_valid:
             # The bytes are not copied.
-            return _Row(label, path.as_py(), memoryview(data.as_buffer()))
-    return _Row(label, path.as_py())
+            return _Row(number, label, path.as_py(), memoryview(data.as_buffer()))
+    return _Row(number, label, path.as_py())
 
 
 def _sizes(file: ParquetFile, path: Path) -> tuple[int, int]:

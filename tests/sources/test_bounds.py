@@ -231,18 +231,6 @@ def test_a_solution_of_giant_fields_is_refused(tmp_path: Path, text: str) -> Non
     assert len(str(caught.value)) < 500
 
 
-def test_a_parquet_group_that_would_lie_in_memory_whole_is_refused(
-    tmp_path: Path, limits: Limits
-) -> None:
-    rows = [{"image": {"bytes": bytes(5000), "path": "a.JPEG"}, "label": 0}] * 20
-    layouts.write_parquet(tmp_path / "train-00000-of-00001.parquet", rows, names=["a", "b"])
-    assert parquet.find(tmp_path, ["train"]).tasks[0].num_bytes
-
-    limits(parquet_group_bytes=1000)
-    with pytest.raises(SourceError, match="a row group has more than 1,000 bytes"):
-        parquet.find(tmp_path, ["train"])
-
-
 @pytest.mark.parametrize("packed_by", ["zstd", "gzip"])
 def test_a_parquet_page_that_unpacks_to_more_than_the_footer_says_is_refused(
     tmp_path: Path, packed_by: str

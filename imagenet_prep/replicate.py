@@ -121,23 +121,37 @@ def _to_hosts(config: Config, source: Original, manifest: Manifest) -> list[Json
                 for peer in leader.run()
             ]
         source.check_unchanged()
-        answers = _sign_on_hosts(config, addresses, answers)
+        answers = _sign_on_hosts(config, addresses, answers, source)
     return [
         _report(source, f"{address}:{path}", files[address], answer)
         for address, answer in zip(addresses, answers, strict=True)
     ]
 
 
-def _sign_on_hosts(
-    config: Config, addresses: Sequence[str], answers: Sequence[Json | ImagenetPrepError]
-) -> Sequence[Json | ImagenetPrepError]:
-    from imagenet_prep.hosts.process import command_on, run_all
+def _signatures(config: Config, source: Original) -> dict[str, bytes]:
+    """Returns the signatures of the manifest and of the columns to copy, by the signed file."""
     from imagenet_prep.storage import signature
     from imagenet_prep.storage.store import open_readable
 
-    if (signed := signature.read(open_readable(config.dataset))) is None:
+    store = open_readable(config.dataset)
+    found = {name: signature.read(store, name) for name in signature.signed_files(source.columns)}
+    return {name: signed for name, signed in found.items() if signed is not None}
+
+
+def _sign_on_hosts(
+    config: Config,
+    addresses: Sequence[str],
+    answers: Sequence[Json | ImagenetPrepError],
+    source: Original,
+) -> Sequence[Json | ImagenetPrepError]:
+    from imagenet_prep.hosts.process import command_on, run_all
+
+    signatures = _signatures(config, source)
+    if not signatures:
         return answers
-    words = ("-m", "imagenet_prep.storage.signature", config.hosts_and_path[1], signed.hex())
+    words = ["-m", "imagenet_prep.storage.signature", config.hosts_and_path[1]]
+    for name, signed in signatures.items():
+        words += [name, signed.hex()]
     argv = children.python(*words, program=config.python)
     reached = [n for n, answer in enumerate(answers) if not isinstance(answer, ImagenetPrepError)]
     endings = run_all([command_on(addresses[n], argv) for n in reached], timeout_s=config.timeout)
@@ -145,7 +159,7 @@ def _sign_on_hosts(
     for n, ending in zip(reached, endings, strict=True):
         if ending.code != 0:
             signed_answers[n] = IncompleteError(
-                f"only {naming.SIGNATURE} was not copied: {ending.why}. Run the same command again."
+                f"only the signatures were not copied: {ending.why}. Run the same command again."
             )
     return signed_answers
 
@@ -211,7 +225,7 @@ def _problems(
 
 def _bring(config: Config, source: Original, target: Replica | Bucket) -> Json:
     from imagenet_prep.storage import signature
-    from imagenet_prep.storage.store import open_readable, open_store
+    from imagenet_prep.storage.store import open_store
 
     target.refuse_others()
     target.clear()
@@ -234,9 +248,9 @@ def _bring(config: Config, source: Original, target: Replica | Bucket) -> Json:
     if lacking_at_first or target.unfinished():
         source.check_unchanged()
         target.commit()
-    signed = signature.read(open_readable(config.dataset))
-    if signed is not None and signed != signature.read(target.store):
-        target.store.write(naming.SIGNATURE, signed)
+    for name, signed in _signatures(config, source).items():
+        if signed != signature.read(target.store, name):
+            target.store.write(naming.signature_name(name), signed)
     moved = sum(file.num_bytes for file in lacking)
     return {"mended": [problem for problem, _ in wrong], "moved_bytes": moved}
 

@@ -61,6 +61,12 @@ class Config(WorkerFlags):
         place=Place.FILE,
         help="require an SSH signature by a key in this file (allowed_signers of ssh-keygen)",
     )
+    allow_unsigned: tuple[str, ...] = flag(
+        (),
+        metavar="NAMES",
+        help="accept parts that no signature covers, separated by commas: columns, columns/NAME, "
+        "placement.json",
+    )
     json: bool = switch(help="print the result as JSON")
     beam_args: tuple[str, ...] = after_dashes("Options for Apache Beam go", are_flags=True)
 
@@ -68,6 +74,8 @@ class Config(WorkerFlags):
         super().__post_init__()
         if self.if_changed and is_remote(self.dataset):
             raise ValueError("--if-changed can only be used with a local folder")
+        if self.allow_unsigned and self.signers is None:
+            raise ValueError("--allow-unsigned can only be used with --signers")
         if self.beam_args and self.dataset.startswith(("http://", "https://")):
             raise ValueError(
                 "options for Apache Beam need a dataset in a folder or bucket, because workers "
@@ -85,7 +93,6 @@ def verify(config: Config) -> Json:
     dataset = open_dataset(config.dataset, parts=True, check=False)
     store, manifest, part = dataset.store, dataset.manifest, dataset.placement
     monitoring.quarantined(sum(manifest.quarantined.values()))
-    signed_by = signature.signer(dataset, config.signers) if config.signers else None
     folder, is_web = store.as_folder, config.dataset.startswith(("http://", "https://"))
     shards = [shard for split in manifest.splits for shard in dataset.shards(split)]
     damaged = _check_small_files(dataset)
@@ -100,6 +107,10 @@ def verify(config: Config) -> Json:
             problems.append(str(error))
     survey = columns.Survey(dataset)
     problems += survey.problems
+    signed: Json = {}
+    if config.signers:
+        by, by_column, unsigned = signature.check(dataset, survey.complete, config.signers)
+        signed = {"signed_by": by, "columns_signed_by": by_column, "not_signed": unsigned}
     ledger, before, since, oriented = None, {}, None, None
     if config.if_changed and folder:
         names = [file.name for shard in shards for file in shard.files]
@@ -132,7 +143,7 @@ def verify(config: Config) -> Json:
         "dataset": store.where(),
         "digest": manifest.digest,
         "level": config.level,
-        **({"signed_by": signed_by} if signed_by else {}),
+        **signed,
         "unchanged_since": since,
         "shards": len(shards),
         "examples": sum(shard.examples for shard in shards),
@@ -141,7 +152,7 @@ def verify(config: Config) -> Json:
         "excluded": excluded,
         "oriented": oriented,
         "has_samples": manifest.has_samples,
-        "columns": survey.complete,
+        "columns": [*survey.complete],
         "incomplete_columns": survey.incomplete,
         "problems": problems,
     }
@@ -303,6 +314,22 @@ def run(config: Config) -> None:
         raise DataDamagedError(f"{summary}, listed above. {remedy}", remedy)
     if not config.json:
         print(*_lines(result, size), sep="\n")
+    _refuse_unsigned(config, result.get("not_signed", []))
+
+
+def _refuse_unsigned(config: Config, parts: Sequence[str]) -> None:
+    """Raises DataDamagedError if no signature covers some parts, unless the user accepts them."""
+    accepted = config.allow_unsigned
+    refused = [p for p in parts if p not in accepted and p.partition("/")[0] not in accepted]
+    if refused:
+        names = ",".join(refused)
+        remedy = (
+            "Ask the author to sign columns: ssh-keygen -Y sign -n imagenet-prep -f KEY "
+            f"{naming.COLUMNS}/NAME/column.json. Or accept these parts: --allow-unsigned {names}"
+        )
+        raise DataDamagedError(
+            f"{config.dataset}: no signature covers {', '.join(refused)}. {remedy}", remedy
+        )
 
 
 def _lines(result: Json, size: str) -> Iterator[str]:
@@ -320,6 +347,10 @@ def _lines(result: Json, size: str) -> Iterator[str]:
         yield "not read: shards, indexes, tables and columns. To read them, use --level crc"
     if "signed_by" in result:
         yield f"signed by {printable(result['signed_by'])}"
+        for name, by in result["columns_signed_by"].items():
+            yield f"column {name}: signed by {printable(by)}"
+        for part in result["not_signed"]:
+            yield f"not signed: {printable(part)}"
     if not result["has_samples"]:
         yield (
             "no tables of samples: images were verified only as parts of shards. To add tables, "

@@ -10,8 +10,9 @@ from typing import NamedTuple
 from imagenet_prep.core.errors import UsageError
 
 MANIFEST = "dataset.json"
-# The SSH signature of the manifest; ssh-keygen chooses this name.
-SIGNATURE = f"{MANIFEST}.sig"
+# Ends the name of an SSH signature; ssh-keygen chooses this ending.
+_SIGNATURE = ".sig"
+SIGNATURE = MANIFEST + _SIGNATURE
 # The part of the dataset that a partial replica has.
 PLACEMENT = "placement.json"
 # The log in the --log-dir of a training run.
@@ -86,6 +87,11 @@ class ShardName(NamedTuple):
     split: str
     number: int
     num_shards: int
+
+
+def signature_name(name: str) -> str:
+    """Returns the name of a file's SSH signature."""
+    return name + _SIGNATURE
 
 
 def shard_name(split: str, index: int, num_shards: int) -> str:

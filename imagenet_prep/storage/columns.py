@@ -147,13 +147,13 @@ def misfit(stored: Column, rows: ColumnFile, head: bytes, sha256: str, where: st
 class Survey:
     """Compares the columns of a dataset with its manifest, by the names and sizes of files.
 
-    `incomplete` maps each incomplete column to its number of finished files. `files` have passed
-    this check, and must still be read.
+    `complete` has the complete columns by name. `incomplete` maps each incomplete column to its
+    number of finished files. `files` have passed this check, and must still be read.
     """
 
     def __init__(self, dataset: Dataset) -> None:
         self._store, self._dataset = dataset.store, dataset
-        self.complete = list[str]()
+        self.complete: dict[str, Column] = {}
         self.incomplete: dict[str, int] = {}
         self.files: list[tuple[Column, ColumnFile]] = []
         files = self._store.names(naming.COLUMNS)
@@ -172,6 +172,7 @@ class Survey:
         if stored is not None:
             self._check_files(stored)
             allowed |= {file.name for file in stored.files()}
+            allowed.add(naming.signature_name(column.record_name(name)))
         folder = column.folder_name(name)
         listed = {f"{folder}/{file}" for file in store.list_folder(folder)}
         splits = self._dataset.manifest.splits.values()
@@ -182,7 +183,7 @@ class Survey:
             self.incomplete[name] = sum(rows is not None and not rows.missing for rows in done)
             allowed |= unfinished.keys() | {column.file_name(name, shard.name) for shard in shards}
         else:
-            self.complete.append(name)
+            self.complete[name] = stored
         strangers = sorted(path for path in listed - allowed if not path.endswith(".partial"))
         self.problems += [Problem(f"{path}: not in column.json. Remove it") for path in strangers]
 

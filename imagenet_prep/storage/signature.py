@@ -1,14 +1,18 @@
-"""The SSH signature of a manifest, made by `ssh-keygen -Y sign` and verified by OpenSSH."""
+"""SSH signatures of a manifest and of columns, by `ssh-keygen -Y sign`; OpenSSH verifies them."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 from imagenet_prep.core.errors import DataDamagedError, UsageError
-from imagenet_prep.dataset import naming
+from imagenet_prep.dataset import column, naming
+from imagenet_prep.dataset.column import Column
+from imagenet_prep.storage import columns
 from imagenet_prep.storage.folder import LocalStore
 from imagenet_prep.storage.opened import Dataset
 from imagenet_prep.storage.store import Readable
@@ -17,47 +21,116 @@ from imagenet_prep.storage.store import Readable
 NAMESPACE = "imagenet-prep"
 # SSH signatures are under 1 kB, or about 6 kB with an RSA key of 16,384 bits.
 _MOST_BYTES = 16 << 10
+_MOST_SIGNERS_BYTES = 1 << 20
 _LIMIT_S = 30
+# Files that commands use, and whose sha256 is in the manifest, except that of placement.json.
+_SMALL_FILES = (naming.PLACEMENT, naming.LABELS, naming.QUARANTINE, *naming.TFDS_FILES)
 
 
-def read(store: Readable) -> bytes | None:
-    """Returns the signature next to a manifest, or None if there is none."""
-    if store.size(naming.SIGNATURE) is None:
+class Signed(NamedTuple):
+    """The signers of a dataset, and of each signed column; and the parts without a signature."""
+
+    by: str
+    columns: dict[str, str]
+    unsigned: list[str]
+
+
+def signed_files(column_names: Iterable[str] = ()) -> list[str]:
+    """Returns the files that an author signs: the manifest and each column.json."""
+    return [naming.MANIFEST, *map(column.record_name, column_names)]
+
+
+def read(store: Readable, name: str) -> bytes | None:
+    """Returns the signature next to a file, or None if there is none."""
+    signature = naming.signature_name(name)
+    if store.size(signature) is None:
         return None
-    return store.read(naming.SIGNATURE, most=_MOST_BYTES)
+    return store.read(signature, most=_MOST_BYTES)
 
 
-def signer(dataset: Dataset, signers: str) -> str:
-    """Returns the identity in the file `signers` whose key signed the manifest.
+def check(dataset: Dataset, stored: Mapping[str, Column], signers: str) -> Signed:
+    """Verifies the signatures of a dataset and of its complete columns, `stored` by name.
+
+    Raises DataDamagedError if the manifest has no valid signature, or a column has an invalid one.
+    """
+    store = dataset.store
+    by = signer(store, naming.MANIFEST, dataset.data, signers)
+    by_column: dict[str, str] = {}
+    unsigned: list[str] = []
+    for name in columns.names(store):
+        if name in stored and read(store, column.record_name(name)) is not None:
+            # These are the bytes of column.json that were parsed.
+            data = stored[name].dumps()
+            by_column[name] = signer(store, column.record_name(name), data, signers)
+        else:
+            unsigned.append(f"{naming.COLUMNS}/{name}")
+    listed = {file.name for file in dataset.manifest.files}
+    existing = store.sizes(name for name in _SMALL_FILES if name not in listed)
+    return Signed(by, by_column, unsigned + sorted(existing))
+
+
+def signer(store: Readable, name: str, data: bytes, signers: str) -> str:
+    """Returns the identity in the file `signers` whose key signed `data`, the content of a file.
 
     Raises DataDamagedError if no signature is valid, UsageError if OpenSSH cannot check it.
     """
-    where, allowed = dataset.store.where(naming.SIGNATURE), Path(signers).expanduser().absolute()
-    if not allowed.is_file():
-        raise UsageError(f"--signers {signers}: there is no such file")
+    signature = naming.signature_name(name)
+    where, path = store.where(signature), Path(signers).expanduser().absolute()
     remedy = (
-        f"Get {naming.MANIFEST} and {naming.SIGNATURE} from the author again, or ask the author to "
-        f"sign: ssh-keygen -Y sign -n {NAMESPACE} -f KEY {naming.MANIFEST}"
+        f"Get {name} and {signature} from the author again, or ask the author to sign: "
+        f"ssh-keygen -Y sign -n {NAMESPACE} -f KEY {name}"
     )
-    if (data := read(dataset.store)) is None:
+    allowed = _allowed(path, signers)
+    signed = read(store, name)
+    if signed is None:
         raise DataDamagedError(f"{where}: missing, so the dataset is not signed. {remedy}")
-    with tempfile.NamedTemporaryFile(prefix="imagenet-prep-", suffix=".sig") as file:
-        file.write(data)
-        file.flush()
-        files = ["-s", file.name, "-f", str(allowed)]
-        result = _keygen("find-principals", files, b"")
-        # Take the first line: a key may belong to several identities.
-        identity = result.stdout.decode(errors="replace").partition("\n")[0]
-        if not result.returncode:
-            words = [*files, "-I", identity, "-n", NAMESPACE]
-            result = _keygen("verify", words, dataset.data)
-        if result.returncode:
-            reason = result.stderr.decode(errors="replace").strip() or "no matching key"
-            raise DataDamagedError(
-                f"{where}: not a valid signature of {naming.MANIFEST} by a key in {signers} "
-                f"(ssh-keygen: {reason}). {remedy}"
-            )
+    identity, reason = _identity(signed, data, allowed)
+    if identity is None:
+        raise DataDamagedError(
+            f"{where}: not a valid signature of {name} by a key in {signers} (ssh-keygen: "
+            f"{reason}). {remedy}"
+        )
     return identity
+
+
+def _allowed(path: Path, signers: str) -> bytes:
+    if not path.is_file():
+        raise UsageError(f"--signers {signers}: there is no such file")
+    with open(path, "rb") as file:
+        allowed = file.read(_MOST_SIGNERS_BYTES + 1)
+    if len(allowed) > _MOST_SIGNERS_BYTES:
+        raise UsageError(f"--signers {signers}: has more than {_MOST_SIGNERS_BYTES:,} bytes")
+    return allowed
+
+
+def _identity(signed: bytes, data: bytes, allowed: bytes) -> tuple[str | None, str]:
+    """Returns the identity whose key signed `data`; or None, and the message of OpenSSH."""
+    reason = ""
+    # OpenSSH finds only the first line with a key, but another one may allow the namespace.
+    for lines in (allowed, *allowed.splitlines(keepends=True)):
+        with (
+            tempfile.NamedTemporaryFile(prefix="imagenet-prep-", suffix=".sig") as file,
+            tempfile.NamedTemporaryFile(prefix="imagenet-prep-", suffix=".signers") as signers,
+        ):
+            file.write(signed)
+            file.flush()
+            signers.write(lines)
+            signers.flush()
+            files = ["-s", file.name, "-f", signers.name]
+            found = _keygen("find-principals", files, b"")
+            if found.returncode and lines is allowed:
+                return None, _said(found) or "no matching key"
+            for identity in found.stdout.decode(errors="replace").splitlines():
+                words = [*files, "-I", identity, "-n", NAMESPACE]
+                verified = _keygen("verify", words, data)
+                if not verified.returncode:
+                    return identity, ""
+                reason = reason or _said(verified)
+    return None, reason
+
+
+def _said(result: subprocess.CompletedProcess[bytes]) -> str:
+    return result.stderr.decode(errors="replace").strip()
 
 
 def _keygen(act: str, words: list[str], data: bytes) -> subprocess.CompletedProcess[bytes]:
@@ -74,5 +147,13 @@ def _keygen(act: str, words: list[str], data: bytes) -> subprocess.CompletedProc
         ) from None
 
 
-if __name__ == "__main__":  # `replicate` runs this on a host, with FOLDER and the bytes in hex.
-    LocalStore(Path(sys.argv[1]).expanduser()).write(naming.SIGNATURE, bytes.fromhex(sys.argv[2]))
+def _write(folder: str, *names_and_signatures: str) -> None:
+    """Writes the signatures of files, given in hex, next to these files."""
+    store = LocalStore(Path(folder).expanduser())
+    pairs = zip(names_and_signatures[::2], names_and_signatures[1::2], strict=True)
+    for name, signed in pairs:
+        store.write(naming.signature_name(name), bytes.fromhex(signed))
+
+
+if __name__ == "__main__":  # `replicate` runs this on a host.
+    _write(*sys.argv[1:])

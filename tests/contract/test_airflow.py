@@ -38,7 +38,7 @@ CONFIGS: dict[str, type[Settings]] = {
 REFUSED = {
     "download": "connections dry_run json part_size retries timeout what",
     "prepare": "",
-    "verify": "json signers worker_kind",
+    "verify": "allow_unsigned json signers worker_kind",
     "duplicates": "against json source splits worker_kind",
     "resize": "allow_unknown codec dataset_name dry_run exclude force json keep_original max_bad "
     "num_inter_threads num_intra_threads num_preprocess_threads on_bad_image orientation "

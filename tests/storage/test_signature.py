@@ -1,18 +1,21 @@
-"""The SSH signature of a manifest: who made a dataset, by OpenSSH's own programs."""
+"""SSH signatures of manifests and columns, made and verified by OpenSSH's programs."""
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from imagenet_prep import replicate, verify
-from imagenet_prep.core.errors import DataDamagedError, UsageError
-from imagenet_prep.dataset import naming
+from imagenet_prep.core.errors import DataDamagedError, ImagenetPrepError, UsageError
+from imagenet_prep.dataset import column, naming
 from imagenet_prep.storage import signature
 from imagenet_prep.storage.opened import open_dataset
+from tests.kit.columns import make_column
 from tests.kit.training import make_shades
 
 if shutil.which("ssh-keygen") is None:
@@ -27,10 +30,12 @@ def key(folder: Path, name: str) -> Path:
     return path
 
 
-def sign(secret: Path, dataset: Path, namespace: str = "imagenet-prep") -> None:
-    (dataset / naming.SIGNATURE).unlink(missing_ok=True)
+def sign(
+    secret: Path, dataset: Path, namespace: str = "imagenet-prep", name: str = naming.MANIFEST
+) -> None:
+    (dataset / naming.signature_name(name)).unlink(missing_ok=True)
     words = ["ssh-keygen", "-q", "-Y", "sign", "-n", namespace, "-f", secret]
-    subprocess.run([*words, dataset / naming.MANIFEST], check=True, stderr=subprocess.DEVNULL)
+    subprocess.run([*words, dataset / name], check=True, stderr=subprocess.DEVNULL)
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +58,27 @@ def place(signed: Path, tmp_path: Path) -> Path:
 
 
 def signer(place: Path) -> str:
-    return signature.signer(open_dataset(str(place / "set")), str(place / "signers"))
+    dataset = open_dataset(str(place / "set"))
+    return signature.signer(dataset.store, naming.MANIFEST, dataset.data, str(place / "signers"))
+
+
+def run_verify(place: Path, *more: str, dataset: str = "set") -> int:
+    words = ["--level", "manifest", "--signers", str(place / "signers"), *more]
+    try:
+        return verify.run([str(place / dataset), *words])
+    except ImagenetPrepError as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
+
+
+@pytest.fixture
+def with_column(place: Path) -> Path:
+    """The copy, whose dataset has a column without a signature."""
+    make_column(place / "set")
+    return place
+
+
+RECORD = column.record_name("latents")
 
 
 def test_the_signer_is_named_also_of_a_replica(
@@ -104,6 +129,160 @@ def test_what_the_author_has_not_signed_is_refused(place: Path, fault: str) -> N
         (dataset / naming.SIGNATURE).write_text(made)
 
     with pytest.raises(DataDamagedError, match="not a valid signature"):
+        signer(place)
+
+
+def test_a_column_without_a_signature_is_named(
+    with_column: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_verify(with_column) == 3
+    out, err = capsys.readouterr()
+    assert "signed by lab@example.org\nnot signed: columns/latents\n" in out
+    assert "set: no signature covers columns/latents. " in err
+    assert "ssh-keygen -Y sign -n imagenet-prep -f KEY columns/NAME/column.json" in err
+    assert "--allow-unsigned columns/latents" in err
+    assert run_verify(with_column, "--json") == 3
+    result = json.loads(capsys.readouterr().out)
+    assert (result["not_signed"], result["problems"]) == (["columns/latents"], [])
+    assert verify.run([str(with_column / "set"), "--level", "manifest"]) == 0
+
+
+@pytest.mark.parametrize("accepted", ["columns", "columns/latents", "placement.json,columns"])
+def test_parts_without_a_signature_can_be_accepted(with_column: Path, accepted: str) -> None:
+    assert run_verify(with_column, "--allow-unsigned", accepted) == 0
+
+
+@pytest.mark.parametrize("accepted", ["columns/latent", "columns/latents/", "latents", "column"])
+def test_only_the_accepted_parts_may_lack_a_signature(with_column: Path, accepted: str) -> None:
+    assert run_verify(with_column, "--allow-unsigned", accepted) == 3
+
+
+def test_accepting_parts_needs_signers(with_column: Path) -> None:
+    with pytest.raises(UsageError, match="--allow-unsigned can only be used with --signers"):
+        verify.run([str(with_column / "set"), "--allow-unsigned", "columns"])
+
+
+def test_a_signed_column_is_reported_also_in_a_replica(
+    with_column: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_column(with_column / "set", "other")
+    sign(with_column / "good", with_column / "set", name=RECORD)
+    sign(with_column / "good", with_column / "set", name=column.record_name("other"))
+    to = with_column / "replica"
+    assert replicate.run([str(with_column / "set"), "--to", str(to), "--columns", "latents"]) == 0
+    assert not (to / column.folder_name("other")).exists()
+    capsys.readouterr()
+    assert run_verify(with_column, dataset="replica") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-2:] == ["signed by lab@example.org", "column latents: signed by lab@example.org"]
+
+
+def test_a_later_signature_of_a_column_is_copied(with_column: Path) -> None:
+    words = [str(with_column / "set"), "--to", str(with_column / "replica"), "--json"]
+    assert replicate.run(words) == 0
+    sign(with_column / "good", with_column / "set", name=RECORD)
+    assert replicate.run(words) == 0
+
+    name = naming.signature_name(RECORD)
+    ours = (with_column / "set" / name).read_bytes()
+    assert (with_column / "replica" / name).read_bytes() == ours
+
+
+@pytest.mark.parametrize("fault", ["other rows", "other key", "other purpose", "other column"])
+def test_a_column_that_the_author_has_not_signed_is_refused(
+    with_column: Path, fault: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    dataset = with_column / "set"
+    sign(with_column / "good", dataset, name=RECORD)
+    assert run_verify(with_column) == 0
+    if fault == "other rows":
+        make_column(dataset, seed=1)
+    elif fault == "other key":
+        sign(with_column / "other", dataset, name=RECORD)
+    elif fault == "other purpose":
+        sign(with_column / "good", dataset, "git", RECORD)
+    else:
+        other = column.record_name("other")
+        make_column(dataset, "other")
+        sign(with_column / "good", dataset, name=other)
+        (dataset / naming.signature_name(RECORD)).write_bytes(
+            (dataset / naming.signature_name(other)).read_bytes()
+        )
+
+    assert run_verify(with_column, "--allow-unsigned", "columns") == 3
+    reason = f"not a valid signature of {RECORD} by a key"
+    assert reason in capsys.readouterr().err
+
+
+def test_an_incomplete_column_is_not_covered(
+    with_column: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    dataset = with_column / "set"
+    sign(with_column / "good", dataset, name=RECORD)
+    stored = column.loads((dataset / RECORD).read_bytes(), "", "latents")
+    (dataset / column.begun_name("latents")).write_bytes(stored.begun().dumps())
+
+    assert run_verify(with_column) == 3
+    assert "no signature covers columns/latents" in capsys.readouterr().err
+
+
+def test_the_part_of_a_node_is_not_covered(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = [
+        str(place / "set"),
+        "--to",
+        str(place / "part"),
+        "--mode",
+        "partition",
+        "--part",
+        "0/2",
+    ]
+    assert replicate.run(words) == 0
+    capsys.readouterr()
+
+    assert run_verify(place, dataset="part") == 3
+    assert "no signature covers placement.json" in capsys.readouterr().err
+    assert run_verify(place, "--allow-unsigned", "placement.json", dataset="part") == 0
+    assert "not signed: placement.json" in capsys.readouterr().out
+
+
+def test_a_file_of_other_readers_that_the_manifest_lacks_is_not_covered(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """TensorFlow Datasets finds the shards by this file."""
+    (place / "set" / naming.TFDS_INFO).write_text("{}")
+
+    assert run_verify(place) == 3
+    assert f"no signature covers {naming.TFDS_INFO}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        'a@example.org namespaces="git" KEY\nb@example.org namespaces="imagenet-prep" KEY',
+        'a@example.org namespaces="git" KEY\n# b\n\n"b@example.org" KEY',
+        'a@example.org valid-before="20200101" KEY\nb@example.org,c@example.org KEY',
+    ],
+)
+def test_each_line_with_the_key_is_tried(place: Path, lines: str) -> None:
+    public = " ".join((place / "good.pub").read_text().split()[:2])
+    (place / "signers").write_text(lines.replace("KEY", public) + "\n")
+
+    assert signer(place) == "b@example.org"
+
+
+def test_a_key_that_no_line_allows_for_this_purpose_is_refused(place: Path) -> None:
+    public = (place / "good.pub").read_text()
+    (place / "signers").write_text(
+        f'a@example.org namespaces="git" {public}b@example.org namespaces="file" {public}'
+    )
+    with pytest.raises(DataDamagedError, match="not a valid signature"):
+        signer(place)
+
+
+def test_a_huge_list_of_signers_is_not_read(place: Path) -> None:
+    with open(place / "signers", "r+b") as file:
+        file.truncate(1 << 34)
+    with pytest.raises(UsageError, match="has more than 1,048,576 bytes"):
         signer(place)
 
 

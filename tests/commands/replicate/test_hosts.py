@@ -14,6 +14,7 @@ import pytest
 
 from imagenet_prep.core.errors import BusyError
 from tests.kit import command, faults
+from tests.kit.columns import make_column
 from tests.kit.dataset import assert_nothing_half_visible, contents
 from tests.kit.fake_hosts import Hosts
 from tests.kit.replicas import make_dataset
@@ -61,17 +62,20 @@ def test_a_second_run_moves_only_what_a_host_lacks_and_a_repair_what_is_damaged(
     hosts.assert_whole(dataset)
 
 
-def test_every_host_gets_the_signature_of_the_manifest(
+def test_every_host_gets_the_signatures_of_the_manifest_and_the_columns(
     hosts: Hosts, dataset: Path, tmp_path: Path
 ) -> None:
     hosts.only("10.0.0.1", "node-3")
     signed = shutil.copytree(dataset, tmp_path / "signed")
-    (signed / "dataset.json.sig").write_bytes(b"-----BEGIN SSH SIGNATURE-----\n")
+    make_column(signed)
+    names = ("dataset.json.sig", "columns/latents/column.json.sig")
+    for name in names:
+        (signed / name).write_text(f"-----BEGIN SSH SIGNATURE-----\n{name}\n")
     assert hosts.run(signed).code == 0
 
     for address in hosts.addresses:
-        made = hosts.replica(address) / "dataset.json.sig"
-        assert made.read_bytes() == b"-----BEGIN SSH SIGNATURE-----\n"
+        for name in names:
+            assert (hosts.replica(address) / name).read_bytes() == (signed / name).read_bytes()
 
 
 def test_a_host_that_is_down_does_not_stop_the_others(hosts: Hosts, dataset: Path) -> None:

@@ -18,6 +18,7 @@ from tests.kit.columns import make_column
 from tests.kit.dataset import assert_nothing_half_visible, contents
 from tests.kit.fake_hosts import Hosts
 from tests.kit.replicas import make_dataset
+from tests.kit.training import make_shades
 
 SHARD = "train-00002-of-00006"
 
@@ -63,10 +64,11 @@ def test_a_second_run_moves_only_what_a_host_lacks_and_a_repair_what_is_damaged(
 
 
 def test_every_host_gets_the_signatures_of_the_manifest_and_the_columns(
-    hosts: Hosts, dataset: Path, tmp_path: Path
+    hosts: Hosts, tmp_path: Path
 ) -> None:
     hosts.only("10.0.0.1", "node-3")
-    signed = shutil.copytree(dataset, tmp_path / "signed")
+    signed = tmp_path / "signed"
+    make_shades(signed)
     make_column(signed)
     names = ("dataset.json.sig", "columns/latents/column.json.sig")
     for name in names:

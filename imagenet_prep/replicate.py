@@ -134,7 +134,8 @@ def _signatures(config: Config, source: Original) -> dict[str, bytes]:
     from imagenet_prep.storage.store import open_readable
 
     store = open_readable(config.dataset)
-    found = {name: signature.read(store, name) for name in signature.signed_files(source.columns)}
+    names = [naming.MANIFEST, *map(column.record_name, source.columns)]
+    found = {name: signature.read(store, name) for name in names}
     return {name: signed for name, signed in found.items() if signed is not None}
 
 

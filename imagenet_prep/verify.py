@@ -109,8 +109,7 @@ def verify(config: Config) -> Json:
     problems += survey.problems
     signed: Json = {}
     if config.signers:
-        by, by_column, unsigned = signature.check(dataset, survey.complete, config.signers)
-        signed = {"signed_by": by, "columns_signed_by": by_column, "not_signed": unsigned}
+        signed = signature.check(dataset, survey.complete, config.signers)
     ledger, before, since, oriented = None, {}, None, None
     if config.if_changed and folder:
         names = [file.name for shard in shards for file in shard.files]
@@ -322,13 +321,10 @@ def _refuse_unsigned(config: Config, parts: Sequence[str]) -> None:
     accepted = config.allow_unsigned
     refused = [p for p in parts if p not in accepted and p.partition("/")[0] not in accepted]
     if refused:
-        names = ",".join(refused)
-        remedy = (
-            "Ask the author to sign columns: ssh-keygen -Y sign -n imagenet-prep -f KEY "
-            f"{naming.COLUMNS}/NAME/column.json. Or accept these parts: --allow-unsigned {names}"
-        )
         raise DataDamagedError(
-            f"{config.dataset}: no signature covers {', '.join(refused)}. {remedy}", remedy
+            f"{config.dataset}: no signature covers {', '.join(refused)}. Ask the author to sign "
+            f"columns: ssh-keygen -Y sign -n imagenet-prep -f KEY {naming.COLUMNS}/NAME/column.json"
+            f". Or accept these parts: --allow-unsigned {','.join(refused)}"
         )
 
 

@@ -41,7 +41,6 @@ SHARED_PLANS = "plan-"
 UNPACKED = f"{naming.WORK}/unpacked"
 # A source file that needs more memory is unpacked by at most half of the workers at a time.
 _LIGHT_BYTES = 64 << 20
-_MOST_OFFSETS = 1 << 16  # they take 10 MB
 
 
 @dataclass(frozen=True)
@@ -113,15 +112,11 @@ class IndexWork:
         ):
             for key, class_index, data in packed.images(task):
                 if class_index in self.chosen:
-                    digest = hashlib.sha256(data).digest()
-                    if digest not in offsets:
-                        if len(offsets) == _MOST_OFFSETS:
-                            offsets.clear()
+                    offset = offsets.setdefault(hashlib.sha256(data).digest(), stop)
+                    if offset == stop:
                         file.write(data)
-                        offsets[digest] = stop
                         stop += len(data)
-                    member = Member(key, task.name, offsets[digest], len(data), class_index)
-                    members.append(member)
+                    members.append(Member(key, task.name, offset, len(data), class_index))
                 del data  # its memory is needed for the next image
         return sorted_by_key(members, task.part)
 

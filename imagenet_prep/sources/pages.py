@@ -23,12 +23,12 @@ _MAX_PAGES = 1 << 16
 # Each value in a dictionary takes 20 bytes in addition to its own. Writers stop at 1 MB.
 _MAX_DICTIONARY_VALUES = 1 << 20
 _MAX_DEPTH = 8
-_MAX_HEADER_FIELDS = 64  # twice the number of fields in a page header and its nested structs
+_MAX_HEADER_VALUES = 64  # twice the number of fields in a page header and its nested structs
 # pyarrow 25 allocates up to 700 bytes for three bytes of a footer, at most 60 MB for a small one.
-# Larger footers are counted first: 500 row groups of 20 columns have 150,000 list elements.
+# The values in larger footers are counted first: 500 row groups of 20 columns have 450,000.
 _SMALL_FOOTER_BYTES = 256 << 10
 _MAX_FOOTER_BYTES = 64 << 20
-_MAX_FOOTER_FIELDS, _MAX_FOOTER_ELEMENTS = 1 << 20, 1 << 18
+_MAX_FOOTER_VALUES = 1 << 19
 _MAGIC = b"PAR1"
 _TAIL_BYTES = 8  # the length of the footer and the magic number
 # Field numbers of PageHeader in parquet-format's parquet.thrift.
@@ -60,7 +60,7 @@ def check_footer(descriptor: int, path: Path) -> None:
         if length > _MAX_FOOTER_BYTES:
             raise ValueError(f"more than {_MAX_FOOTER_BYTES:,} bytes")
         footer = os.pread(descriptor, length, start)
-        _Reader(footer, _MAX_FOOTER_FIELDS, _MAX_FOOTER_ELEMENTS).struct(0)
+        _Reader(footer, _MAX_FOOTER_VALUES).struct(0)
     except (ValueError, IndexError) as error:
         raise SourceError(
             f"{path}: its footer of {length:,} bytes is too large or damaged: {error}. Save the "
@@ -108,7 +108,7 @@ def _check_values(fields: dict[int, Any], where: str) -> None:
             "of it can unpack to gigabytes. Save the dataset with plain or dictionary encoding."
         )
     num_values = header.get(_NUM_VALUES, 0)
-    if kind == _DICTIONARY_PAGE and num_values > _MAX_DICTIONARY_VALUES:
+    if kind == _DICTIONARY_PAGE and not 0 <= num_values <= _MAX_DICTIONARY_VALUES:
         raise SourceError(
             f"{where} is a dictionary of {num_values:,} values, expected at most "
             f"{_MAX_DICTIONARY_VALUES:,}. Save the dataset without a dictionary."
@@ -117,7 +117,7 @@ def _check_values(fields: dict[int, Any], where: str) -> None:
 
 def _header(descriptor: int, position: int) -> tuple[int, dict[int, Any]]:
     for size in _READ_BYTES:
-        reader = _Reader(os.pread(descriptor, size, position), _MAX_HEADER_FIELDS, 0)
+        reader = _Reader(os.pread(descriptor, size, position), _MAX_HEADER_VALUES)
         try:
             fields = reader.struct(0)
         except IndexError:
@@ -129,25 +129,25 @@ def _header(descriptor: int, position: int) -> tuple[int, dict[int, Any]]:
 class _Reader:
     """Reads Thrift's compact protocol; raises IndexError at the end of the data.
 
-    Raises ValueError if there are more fields of structs, or more elements of lists, than allowed.
+    Raises ValueError if there are more than `most_values` fields and list elements.
     """
 
-    def __init__(self, data: bytes, max_fields: int, max_elements: int) -> None:
+    def __init__(self, data: bytes, most_values: int) -> None:
         self._data = data
         self.position = 0
-        self._fields_left = max_fields
-        self._elements_left = max_elements
+        self._values_left = most_values
 
     def struct(self, depth: int) -> dict[int, Any]:
         """Returns the integers and structs in a struct by field number; skips other values."""
         fields: dict[int, Any] = {}
         field = 0
         while (head := self._byte()) != 0:
-            self._fields_left -= 1
-            if self._fields_left < 0:
-                raise ValueError("too many fields")
+            self._count(1)
             kind = head & 15
             field = field + (head >> 4) if head >> 4 else self._number()
+            # The library takes the last 16 bits of a number, and another value of a repeated field.
+            if field in fields or not 0 < field < 1 << 15:
+                raise ValueError(f"the number {field} of a field is repeated or out of bounds")
             if kind not in _BOOLEANS:
                 value = self._value(kind, depth)
                 if value is not None:
@@ -181,11 +181,14 @@ class _Reader:
         number = head >> 4
         if number == 15:
             number = self._varint()
-        self._elements_left -= number
-        if self._elements_left < 0:
-            raise ValueError("too many list elements")
+        self._count(number)
         for _ in range(number):
             self._value(head & 15, depth + 1)
+
+    def _count(self, number: int) -> None:
+        self._values_left -= number
+        if self._values_left < 0:
+            raise ValueError("too many values")
 
     def _byte(self) -> int:
         byte = self._data[self.position]

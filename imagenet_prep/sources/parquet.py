@@ -40,11 +40,20 @@ _PAGE_BUFFER_BYTES = 1 << 20
 # A value of a dictionary is in memory four times: in its page, in the dictionary, in the row and in
 # the previous row, which pyarrow 25 keeps. Other values are in memory three times.
 _COPIES = 4
-# Memory for a listed image: 300 bytes, and a key of up to 350 bytes.
+# Memory for a listed image: 460 bytes with a short key. Keys of up to 350 bytes are rare.
 _ROW_BYTES = 640
 # Enough for row groups of 150 MB, which are 1,300 images of ImageNet, or for 900,000 small images.
 _MOST_BYTES = 600 << 20
 _PROBE_ROWS = 100  # rows with paths to compare with the official class list
+
+
+class _File(NamedTuple):
+    """An open Parquet file and its columns."""
+
+    path: Path
+    reader: ParquetFile
+    descriptor: int
+    columns: Columns
 
 
 class _Row(NamedTuple):
@@ -73,10 +82,10 @@ class Parquet(source.Packed):
     def images(self, task: IndexTask) -> Iterator[PackedImage]:
         """Yields the images of one file, in row order."""
         path = self.files[task.part]
-        with _opened(path) as (file, descriptor):
-            allowance = containers.allowance(os.fstat(descriptor).st_size)
+        with _opened(path) as file:
+            allowance = containers.allowance(os.fstat(file.descriptor).st_size)
             ours = _is_ours(file)
-            for row in _rows(path, file, descriptor, has_bytes=True):
+            for row in _rows(file, file.columns.leaves):
                 allowance.take(len(row.data or b""), str(path))
                 yield self._image(task, row, ours=ours)
                 del row  # its memory is needed for the next row
@@ -146,9 +155,9 @@ def find(root: Path, splits: Sequence[str]) -> Parquet:
     for split, found in of_split.items():
         for part in found:
             files[part.name] = part.path
-            with _opened(part.path) as (file, _):
-                num_bytes, memory = _sizes(file, part.path)
-                names = _class_names(file, part.path)
+            with _opened(part.path) as file:
+                num_bytes, memory = _sizes(file)
+                names = _class_names(file)
             task = IndexTask(part.name, split, part.name, num_bytes=num_bytes, memory=memory)
             tasks.append(task)
             if names:
@@ -161,8 +170,8 @@ def find(root: Path, splits: Sequence[str]) -> Parquet:
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[tuple[ParquetFile, int]]:
-    """Checks the columns of a file; yields the open file and its descriptor."""
+def _opened(path: Path) -> Iterator[_File]:
+    """Opens a file; raises SourceError if it lacks the expected columns, or is damaged."""
     demand("parquet", str(path), "pyarrow")
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -174,9 +183,9 @@ def _opened(path: Path) -> Iterator[tuple[ParquetFile, int]]:
         reading = {"buffer_size": _PAGE_BUFFER_BYTES, "pre_buffer": False}
         with open_to_read(path) as opened:
             pages.check_footer(opened.fileno(), path)
-            with pq.ParquetFile(opened, **reading) as file:
-                columns_of(file.schema_arrow, path)
-                yield file, opened.fileno()
+            with pq.ParquetFile(opened, **reading) as reader:
+                columns = columns_of(reader.schema_arrow, path)
+                yield _File(path, reader, opened.fileno(), columns)
     except (pa.ArrowException, OSError, ValueError, MemoryError) as error:
         demand_disk(path, error)
         raise SourceError(
@@ -184,60 +193,46 @@ def _opened(path: Path) -> Iterator[tuple[ParquetFile, int]]:
         ) from error
 
 
-def _leaves(file: ParquetFile, path: Path) -> list[str]:
-    """Returns the columns with the labels, paths and bytes of the images, in this order."""
-    names = columns_of(file.schema_arrow, path)
-    return [names.label, f"{names.image}.path", f"{names.image}.bytes"]
-
-
 def _groups(
-    file: ParquetFile, columns: Sequence[str]
+    file: _File, columns: Sequence[str]
 ) -> Iterator[tuple[RowGroupMetaData, list[ColumnChunkMetaData]]]:
     """Yields the metadata of each row group, and of these columns in it."""
-    for number in range(file.metadata.num_row_groups):
-        group = file.metadata.row_group(number)
+    metadata = file.reader.metadata
+    for group in map(metadata.row_group, range(metadata.num_row_groups)):
         chunks = map(group.column, range(group.num_columns))
         yield group, [chunk for chunk in chunks if chunk.path_in_schema in columns]
 
 
-def _rows(
-    path: Path, file: ParquetFile, descriptor: int, *, has_bytes: bool = False
-) -> Iterator[_Row]:
-    """Yields all rows, with the bytes of their images if `has_bytes`."""
-    names = columns_of(file.schema_arrow, path)
-    columns = _leaves(file, path)
-    if not has_bytes:
-        columns.pop()
+def _rows(file: _File, columns: Sequence[str]) -> Iterator[_Row]:
+    """Yields all rows with these columns: all `leaves`, or all except the bytes of the images."""
     for _, chunks in _groups(file, columns):
         for chunk in chunks:
-            pages.check(descriptor, chunk, path)
+            pages.check(file.descriptor, chunk, file.path)
     # In a batch of several rows, a value would be repeated for each row that uses it.
     numbers = itertools.count()  # enumerate would keep the previous row
-    for batch in file.iter_batches(1, columns=columns, use_threads=False):
-        yield _row(batch, names, next(numbers), path, has_bytes=has_bytes)
+    for batch in file.reader.iter_batches(1, columns=columns, use_threads=False):
+        yield _row(file, batch, next(numbers))
         del batch  # its memory is needed for the next row
 
 
-def _row(batch: RecordBatch, names: Columns, number: int, file: Path, *, has_bytes: bool) -> _Row:
-    label = batch.column(names.label)[0].as_py()
-    image = batch.column(names.image)
-    path = image.field("path")[0]
+def _row(file: _File, batch: RecordBatch, number: int) -> _Row:
+    image = batch.column(file.columns.image)
+    values = {field.name: image.field(field.name)[0] for field in image.type}
+    path = values["path"]
     if path.is_valid and len(path.as_buffer()) > keys.MOST_KEY_BYTES:
         raise SourceError(
-            f"{file}: row {number:,}: its path has {len(path.as_buffer()):,} bytes, expected at "
-            f"most {keys.MOST_KEY_BYTES:,}. Save the dataset with shorter paths."
+            f"{file.path}: row {number:,}: its path has {len(path.as_buffer()):,} bytes, expected "
+            f"at most {keys.MOST_KEY_BYTES:,}. Save the dataset with shorter paths."
         )
-    if has_bytes:
-        data = image.field("bytes")[0]
-        if data.is_valid:
-            # The bytes are not copied.
-            return _Row(number, label, path.as_py(), memoryview(data.as_buffer()))
-    return _Row(number, label, path.as_py())
+    data = values.get("bytes")
+    # The bytes are not copied.
+    shown = memoryview(data.as_buffer()) if data is not None and data.is_valid else None
+    return _Row(number, batch.column(file.columns.label)[0].as_py(), path.as_py(), shown)
 
 
-def _sizes(file: ParquetFile, path: Path) -> tuple[int, int]:
+def _sizes(file: _File) -> tuple[int, int]:
     """Returns the bytes of all pages with images, and the memory for reading the file."""
-    columns = _leaves(file, path)
+    columns = file.columns.leaves
     num_bytes = largest = num_rows = 0
     for group, chunks in _groups(file, columns):
         group_bytes = 0
@@ -247,13 +242,13 @@ def _sizes(file: ParquetFile, path: Path) -> tuple[int, int]:
                 raise ValueError("the size of a column is negative")
             group_bytes += max(sizes)
             if chunk.path_in_schema == columns[-1]:
-                num_bytes += chunk.total_uncompressed_size
+                num_bytes += sizes[0]
         largest = max(largest, group_bytes)
         num_rows += max(0, group.num_rows)
     memory = _COPIES * largest + _ROW_BYTES * num_rows
     if memory > _MOST_BYTES:
         raise SourceError(
-            f"{path}: reading it takes {memory:,} bytes of memory, expected at most "
+            f"{file.path}: reading it takes {memory:,} bytes of memory, expected at most "
             f"{_MOST_BYTES:,}. The images of its largest row group have {largest:,} bytes, and the "
             f"file has {counted(num_rows, 'row')}. Save the dataset with fewer rows per group, or "
             "in more files."
@@ -261,9 +256,9 @@ def _sizes(file: ParquetFile, path: Path) -> tuple[int, int]:
     return num_bytes, memory
 
 
-def _is_ours(file: ParquetFile) -> bool:
+def _is_ours(file: _File) -> bool:
     """Returns whether `export` wrote the file, so that the paths of images are their keys."""
-    return schema.PARQUET_KEYS.encode() in (file.schema_arrow.metadata or {})
+    return schema.PARQUET_KEYS.encode() in (file.reader.schema_arrow.metadata or {})
 
 
 def _base(path: str | None) -> str:
@@ -301,13 +296,13 @@ def _statements(
 def _classes(path: Path) -> ClassList:
     """Returns ILSVRC2012's class list if most of the first paths match it, else the schema's."""
     official = labels.official_classes()
-    with _opened(path) as (file, descriptor):
-        names = _class_names(file, path)
+    with _opened(path) as file:
+        names = _class_names(file)
         if names and (_is_ours(file) or all(keys.WNID.fullmatch(name) for name in names)):
             return labels.classes_called(names, str(path))
         verdicts: Counter[bool] = Counter()
         # Without image.bytes, this reads a few kB.
-        for row in _rows(path, file, descriptor):
+        for row in _rows(file, file.columns.leaves[:-1]):
             match = keys.APPENDED_WNID.match(_base(row.path))
             verdicts[match is not None and official.index.get(match["wnid"]) == row.label] += 1
             if verdicts.total() == _PROBE_ROWS:
@@ -323,15 +318,15 @@ def _classes(path: Path) -> ClassList:
     )
 
 
-def _class_names(file: ParquetFile, path: Path) -> list[str]:
-    text = (file.schema_arrow.metadata or {}).get(b"huggingface")
+def _class_names(file: _File) -> list[str]:
+    text = (file.reader.schema_arrow.metadata or {}).get(b"huggingface")
     if text is None:
         return []
     try:
-        label = columns_of(file.schema_arrow, path).label
-        names = canonical.loads(text)["info"]["features"][label].get("names", [])
+        names = canonical.loads(text)["info"]["features"][file.columns.label].get("names", [])
         return [str(name) for name in names]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise SourceError(
-            f"{path}: the schema's metadata 'huggingface' is invalid: {error!r}. Save it again."
+            f"{file.path}: the schema's metadata 'huggingface' is invalid: {error!r}. Save it "
+            "again."
         ) from error

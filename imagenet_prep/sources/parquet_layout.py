@@ -56,6 +56,11 @@ class Columns(NamedTuple):
     image: str
     label: str
 
+    @property
+    def leaves(self) -> list[str]:
+        """The columns in the file that have the labels, paths and bytes of the images."""
+        return [self.label, f"{self.image}.path", f"{self.image}.bytes"]
+
 
 def files_of(root: Path) -> list[SplitFile]:
     """Returns the Parquet files of all splits, sorted by name, from the first folder with any."""
@@ -108,15 +113,14 @@ def columns_of(columns: Schema, where: object) -> Columns:
     """Returns the columns of the images and labels; raises SourceError if there are none."""
     import pyarrow as pa
 
-    structs = (field for field in columns if pa.types.is_struct(field.type))
-    images = [
-        struct.name for struct in structs if {field.name for field in struct.type} >= _IMAGE.keys()
-    ]
+    index_of = columns.get_field_index
+    # `get_field_index` is -1 for a name that is missing or appears twice.
+    structs = [f for f in columns if pa.types.is_struct(f.type) and index_of(f.name) >= 0]
+    images = [s.name for s in structs if min(map(s.type.get_field_index, _IMAGE)) >= 0]
     if "image" in images:
         images = ["image"]
-    label = next((name for name in _LABELS if name in columns.names), None)
-    named_twice = [name for name in (*images, label) if columns.names.count(name) > 1]
-    if len(images) != 1 or label is None or named_twice:
+    label = next((name for name in _LABELS if index_of(name) >= 0), None)
+    if len(images) != 1 or label is None:
         raise SourceError(
             f"{where}: has the columns {', '.join(columns.names) or 'none'}; {_EXPECTED}."
         )
@@ -126,14 +130,12 @@ def columns_of(columns: Schema, where: object) -> Columns:
             f"{where}: the column {label} is of type {kind}, but only integer labels are read. Use "
             f"dataset.class_encode_column({label!r}) of Hugging Face's datasets, and save it again."
         )
-    image = columns.field(images[0]).type
     for leaf, types in _IMAGE.items():
-        found = [str(field.type) for field in image if field.name == leaf]
-        if len(found) > 1 or found[0] not in types:
-            kinds = " and ".join(found)[:_SHOWN]
+        found = str(columns.field(images[0]).type.field(leaf).type)
+        if found not in types:
             raise SourceError(
-                f"{where}: the column {images[0]}.{leaf} is of type {kinds}, expected {types[0]}. "
-                "Save the dataset with this type."
+                f"{where}: the column {images[0]}.{leaf} is of type {found[:_SHOWN]}, expected "
+                f"{types[0]}. Save the dataset with this type."
             )
     return Columns(images[0], label)
 

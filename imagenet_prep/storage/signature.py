@@ -5,10 +5,10 @@ from __future__ import annotations
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
 
+from imagenet_prep.core.canonical import Json
 from imagenet_prep.core.errors import DataDamagedError, UsageError
 from imagenet_prep.dataset import column, naming
 from imagenet_prep.dataset.column import Column
@@ -21,23 +21,9 @@ from imagenet_prep.storage.store import Readable
 NAMESPACE = "imagenet-prep"
 # SSH signatures are under 1 kB, or about 6 kB with an RSA key of 16,384 bits.
 _MOST_BYTES = 16 << 10
-_MOST_SIGNERS_BYTES = 1 << 20
 _LIMIT_S = 30
 # Files that commands use, and whose sha256 is in the manifest, except that of placement.json.
 _SMALL_FILES = (naming.PLACEMENT, naming.LABELS, naming.QUARANTINE, *naming.TFDS_FILES)
-
-
-class Signed(NamedTuple):
-    """The signers of a dataset, and of each signed column; and the parts without a signature."""
-
-    by: str
-    columns: dict[str, str]
-    unsigned: list[str]
-
-
-def signed_files(column_names: Iterable[str] = ()) -> list[str]:
-    """Returns the files that an author signs: the manifest and each column.json."""
-    return [naming.MANIFEST, *map(column.record_name, column_names)]
 
 
 def read(store: Readable, name: str) -> bytes | None:
@@ -48,16 +34,18 @@ def read(store: Readable, name: str) -> bytes | None:
     return store.read(signature, most=_MOST_BYTES)
 
 
-def check(dataset: Dataset, stored: Mapping[str, Column], signers: str) -> Signed:
+def check(dataset: Dataset, stored: Mapping[str, Column], signers: str) -> Json:
     """Verifies the signatures of a dataset and of its complete columns, `stored` by name.
 
-    Raises DataDamagedError if the manifest has no valid signature, or a column has an invalid one.
+    Returns the signer of the manifest and of each column, and the parts without a signature. Raises
+    DataDamagedError if the manifest has no valid signature, or a column has an invalid one.
     """
     store = dataset.store
     by = signer(store, naming.MANIFEST, dataset.data, signers)
     by_column: dict[str, str] = {}
     unsigned: list[str] = []
     for name in columns.names(store):
+        # An invalid name is never in `stored`.
         if name in stored and read(store, column.record_name(name)) is not None:
             # These are the bytes of column.json that were parsed.
             data = stored[name].dumps()
@@ -65,8 +53,8 @@ def check(dataset: Dataset, stored: Mapping[str, Column], signers: str) -> Signe
         else:
             unsigned.append(f"{naming.COLUMNS}/{name}")
     listed = {file.name for file in dataset.manifest.files}
-    existing = store.sizes(name for name in _SMALL_FILES if name not in listed)
-    return Signed(by, by_column, unsigned + sorted(existing))
+    unsigned += sorted(store.sizes(name for name in _SMALL_FILES if name not in listed))
+    return {"signed_by": by, "columns_signed_by": by_column, "not_signed": unsigned}
 
 
 def signer(store: Readable, name: str, data: bytes, signers: str) -> str:
@@ -80,27 +68,18 @@ def signer(store: Readable, name: str, data: bytes, signers: str) -> str:
         f"Get {name} and {signature} from the author again, or ask the author to sign: "
         f"ssh-keygen -Y sign -n {NAMESPACE} -f KEY {name}"
     )
-    allowed = _allowed(path, signers)
+    if not path.is_file():
+        raise UsageError(f"--signers {signers}: there is no such file")
     signed = read(store, name)
     if signed is None:
         raise DataDamagedError(f"{where}: missing, so the dataset is not signed. {remedy}")
-    identity, reason = _identity(signed, data, allowed)
+    identity, reason = _identity(signed, data, path.read_bytes())
     if identity is None:
         raise DataDamagedError(
             f"{where}: not a valid signature of {name} by a key in {signers} (ssh-keygen: "
             f"{reason}). {remedy}"
         )
     return identity
-
-
-def _allowed(path: Path, signers: str) -> bytes:
-    if not path.is_file():
-        raise UsageError(f"--signers {signers}: there is no such file")
-    with open(path, "rb") as file:
-        allowed = file.read(_MOST_SIGNERS_BYTES + 1)
-    if len(allowed) > _MOST_SIGNERS_BYTES:
-        raise UsageError(f"--signers {signers}: has more than {_MOST_SIGNERS_BYTES:,} bytes")
-    return allowed
 
 
 def _identity(signed: bytes, data: bytes, allowed: bytes) -> tuple[str | None, str]:
@@ -117,20 +96,14 @@ def _identity(signed: bytes, data: bytes, allowed: bytes) -> tuple[str | None, s
             signers.write(lines)
             signers.flush()
             files = ["-s", file.name, "-f", signers.name]
-            found = _keygen("find-principals", files, b"")
-            if found.returncode and lines is allowed:
-                return None, _said(found) or "no matching key"
-            for identity in found.stdout.decode(errors="replace").splitlines():
+            result = _keygen("find-principals", files, b"")
+            for identity in result.stdout.decode(errors="replace").splitlines():
                 words = [*files, "-I", identity, "-n", NAMESPACE]
-                verified = _keygen("verify", words, data)
-                if not verified.returncode:
+                result = _keygen("verify", words, data)
+                if not result.returncode:
                     return identity, ""
-                reason = reason or _said(verified)
-    return None, reason
-
-
-def _said(result: subprocess.CompletedProcess[bytes]) -> str:
-    return result.stderr.decode(errors="replace").strip()
+            reason = reason or result.stderr.decode(errors="replace").strip()
+    return None, reason or "no matching key"
 
 
 def _keygen(act: str, words: list[str], data: bytes) -> subprocess.CompletedProcess[bytes]:
@@ -147,13 +120,7 @@ def _keygen(act: str, words: list[str], data: bytes) -> subprocess.CompletedProc
         ) from None
 
 
-def _write(folder: str, *names_and_signatures: str) -> None:
-    """Writes the signatures of files, given in hex, next to these files."""
-    store = LocalStore(Path(folder).expanduser())
-    pairs = zip(names_and_signatures[::2], names_and_signatures[1::2], strict=True)
-    for name, signed in pairs:
-        store.write(naming.signature_name(name), bytes.fromhex(signed))
-
-
-if __name__ == "__main__":  # `replicate` runs this on a host.
-    _write(*sys.argv[1:])
+if __name__ == "__main__":  # `replicate` runs this on a host: FOLDER NAME SIGNATURE ..., in hex.
+    target = LocalStore(Path(sys.argv[1]).expanduser())
+    for signed_name, signature_hex in zip(sys.argv[2::2], sys.argv[3::2], strict=True):
+        target.write(naming.signature_name(signed_name), bytes.fromhex(signature_hex))

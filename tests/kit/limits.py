@@ -30,7 +30,6 @@ _LIMITS = {
     "proofs_at_once": "matching.find._PROOFS_AT_ONCE",
     "search_room": "matching.search._ROOM",
     "listed_in_one_process": "preparation.inventory._WORTH_PROCESSES_IMAGES",
-    "compared_images": "preparation.tasks._MOST_OFFSETS",
     "parsed_plan_bytes": "preparation.planning._PARSED_BYTES",
     "plan_block_members": "preparation.shared_plan._BLOCK_MEMBERS",
     "plan_share_members": "preparation.shared_plan._SHARE_MEMBERS",

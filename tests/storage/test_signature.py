@@ -279,13 +279,6 @@ def test_a_key_that_no_line_allows_for_this_purpose_is_refused(place: Path) -> N
         signer(place)
 
 
-def test_a_huge_list_of_signers_is_not_read(place: Path) -> None:
-    with open(place / "signers", "r+b") as file:
-        file.truncate(1 << 34)
-    with pytest.raises(UsageError, match="has more than 1,048,576 bytes"):
-        signer(place)
-
-
 def test_a_signature_without_end_is_not_read(place: Path) -> None:
     (place / "set" / naming.SIGNATURE).write_bytes(b"A" * (1 << 20))
     with pytest.raises(DataDamagedError):

@@ -24,12 +24,16 @@ _LIST, _BINARY, _STRUCT, _I32, _I64 = 9, 8, 12, 5, 6
 
 
 class Page(NamedTuple):
-    """A page: its content before compression, and its header's encoding and number of values."""
+    """A page: its content before compression, and its header's encoding and number of values.
+
+    `more` are additional fields of the header.
+    """
 
     content: bytes
     num_values: int
     encoding: int = PLAIN
     is_dictionary: bool = False
+    more: bytes = b""
 
 
 Columns = Mapping[str, Sequence[Page]]
@@ -95,6 +99,11 @@ def dictionary(page: bytes, num_values: int, rows: int, index: int = 0) -> list[
     ]
 
 
+def repeated_size(field: int) -> Page:
+    """Returns a page whose header states a second, larger size in this field."""
+    return Page(values(b"x"), 1, more=bytes([_I32]) + zigzag(field) + zigzag(MOST))
+
+
 def labels(rows: int) -> list[Page]:
     """Returns the pages of `rows` labels 0."""
     return dictionary(struct.pack("<q", 0), 1, rows)
@@ -114,7 +123,7 @@ def write(path: Path, columns: Columns, rows: int, footer: bytes | None = None) 
     for name, pages in columns.items():
         start, unpacked, offsets = len(data), 0, {}
         for page in pages:
-            packed = gzip.compress(page.content, 6, mtime=0)
+            packed = gzip.compress(page.content, 1, mtime=0)
             offsets.setdefault(page.is_dictionary, len(data))
             head = _page_header(page, len(packed))
             data += head + packed
@@ -146,7 +155,7 @@ def _page_header(page: Page, packed: int) -> bytes:
         fields["f7"] = record(**header)
     else:
         fields["f5"] = record(**header, f3=small(RLE), f4=small(RLE))
-    return record(**fields)[1]
+    return record(**fields)[1][:-1] + page.more + b"\0"
 
 
 def _footer(group: bytes, rows: int) -> bytes:
@@ -210,6 +219,8 @@ def files(unpacked: int) -> Iterator[tuple[str, Columns, int, bytes | None]]:
         ),
         "claimed lengths": ([Page(delta_packed(0, MOST, 1 << 30), 4, DELTA_LENGTH)], 4),
         "split bytes": ([Page(blob, 4, BYTE_STREAM_SPLIT)], 4),
+        "repeated field": ([repeated_size(2)] * 4, 4),
+        "field beyond 16 bits": ([repeated_size((1 << 16) + 2)] * 4, 4),
         "many pages": ([Page(values(b"x"), 1)] * 70_000, 70_000),
         "out of the dictionary": (dictionary(values(b"x"), 1, 64, index=200), 64),
     }

@@ -42,8 +42,8 @@ _PAGE_BUFFER_BYTES = 1 << 20
 _COPIES = 4
 # Memory for a listed image: 460 bytes with a short key. Keys of up to 350 bytes are rare.
 _ROW_BYTES = 640
-# Enough for row groups of 150 MB, which are 1,300 images of ImageNet, or for 900,000 small images.
-_MOST_BYTES = 600 << 20
+# Enough for row groups of 134 MB, which are 1,200 images of ImageNet, or for 800,000 small images.
+_MOST_BYTES = 512 << 20
 _PROBE_ROWS = 100  # rows with paths to compare with the official class list
 
 

@@ -25,8 +25,11 @@ _MOST_XZ_BYTES, _PIECE_BYTES = 128 << 20, 1 << 16
 
 @contextlib.contextmanager
 def errors(path: Location, remedy: str, *more: type[Exception]) -> Iterator[None]:
-    """Turns unpacking errors and those in `more` into SourceError, disk errors into StoreError."""
-    kinds: tuple[type[Exception], ...] = (*UNPACKING_ERRORS, *more)
+    """Turns unpacking errors and those in `more` into SourceError.
+
+    Raises StoreError for an error of the disk, and IncompleteError for a lack of memory.
+    """
+    kinds: tuple[type[Exception], ...] = (*UNPACKING_ERRORS, MemoryError, *more)
     try:
         yield
     except kinds as error:

@@ -5,7 +5,6 @@ The test split of imagenet-1k is ignored, because it has no labels.
 
 from __future__ import annotations
 
-import itertools
 import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -38,7 +37,7 @@ if TYPE_CHECKING:
 
 _PAGE_BUFFER_BYTES = 1 << 20
 # A value of a dictionary is in memory four times: in its page, in the dictionary, in the row and in
-# the previous row, which pyarrow 25 keeps. Other values are in memory three times.
+# the previous row, which pyarrow keeps until the next one is complete. Other values: three times.
 _COPIES = 4
 # Memory for a listed image: 460 bytes with a short key. Keys of up to 350 bytes are rare.
 _ROW_BYTES = 640
@@ -209,10 +208,9 @@ def _rows(file: _File, columns: Sequence[str]) -> Iterator[_Row]:
         for chunk in chunks:
             pages.check(file.descriptor, chunk, file.path)
     # In a batch of several rows, a value would be repeated for each row that uses it.
-    numbers = itertools.count()  # enumerate would keep the previous row
-    for batch in file.reader.iter_batches(1, columns=columns, use_threads=False):
-        yield _row(file, batch, next(numbers))
-        del batch  # its memory is needed for the next row
+    batches = file.reader.iter_batches(1, columns=columns, use_threads=False)
+    for number, batch in enumerate(batches):
+        yield _row(file, batch, number)
 
 
 def _row(file: _File, batch: RecordBatch, number: int) -> _Row:

@@ -7,6 +7,7 @@ a kind that is not read. The format is described in webdataset's docs and tarite
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -128,7 +129,7 @@ def samples(reader: Reads, archive: str, stop: int) -> Iterator[Sample]:
     Reads at increasing offsets.
     """
     files = _Files("", "")
-    names: set[str] = set()
+    names: set[bytes] = set()  # hashes, because names can be long
     for member in tar.members(reader, archive, 0, stop):
         name, kind = _parts(member.name)
         if not name:
@@ -136,12 +137,13 @@ def samples(reader: Reads, archive: str, stop: int) -> Iterator[Sample]:
         if files.name != name:
             yield from files.samples()
             files = _Files(f"{archive}: sample {name!r} at byte {member.offset:,}", name)
-            if name in names:
+            digest = hashlib.blake2b(name.encode(), digest_size=16).digest()
+            if digest in names:
                 raise SourceError(
                     f"{files.where}: appears twice. Its files must be next to each other, and "
                     f"names must be unique. {_AGAIN}."
                 )
-            names.add(name)
+            names.add(digest)
         if kind in _IMAGES:
             files.images.append(member)
         elif kind in _MOST_BYTES:

@@ -4,13 +4,23 @@ from __future__ import annotations
 
 import gzip
 import os
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from imagenet_prep.core.errors import SourceError
-from imagenet_prep.sources import boxes, cifar10, label_lists, labels, parquet, tar
+from imagenet_prep.core.errors import IncompleteError, SourceError, UsageError
+from imagenet_prep.sources import (
+    boxes,
+    cifar10,
+    image_table,
+    label_lists,
+    labels,
+    packed,
+    parquet,
+    tar,
+)
 from imagenet_prep.sources.boxes import BoxTask
 from tests.kit import layouts
 from tests.kit.bounds import little_memory
@@ -262,3 +272,27 @@ def zigzag(number: int) -> bytes:
         digits.append(number & 127 | 128)
         number >>= 7
     return bytes([*digits[:-1], digits[-1] & 127])
+
+
+def test_a_table_of_labels_is_in_memory_only_twice(tmp_path: Path) -> None:
+    """A file of 128 MB without a line end, which takes no space on the disk."""
+    path = tmp_path / "labels.csv"
+    path.touch()
+    os.truncate(path, 128 << 20)
+
+    with little_memory(400 << 20), pytest.raises((SourceError, UsageError), match=r"labels\.csv"):
+        image_table.find(tmp_path, ["train"])
+
+
+def test_a_lack_of_memory_names_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise MemoryError
+
+    source = cifar(tmp_path, b"x")
+    monkeypatch.setattr("imagenet_prep.sources.pickles.loads", fail)
+    with pytest.raises(IncompleteError, match="data_batch_1: cannot be read: out of memory"):
+        list(source.images(source.index_tasks("train")[0]))
+    for lack in (MemoryError(), zlib.error("Error -4 while decompressing data")):
+        reason = r"a\.gz: cannot be read: out of memory"
+        with pytest.raises(IncompleteError, match=reason), packed.errors(Path("a.gz"), "Again."):
+            raise lack

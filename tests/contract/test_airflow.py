@@ -54,7 +54,7 @@ REFUSED = {
 # Texts that are no path, though their flags have neither choices nor a place.
 PLAIN = {
     *("holdout", "subset_classes", "lr_decay_steps", "lr_decay_lrs", "classes", "part", "env"),
-    *("network_interface", "mpi_args", "columns"),
+    *("network_interface", "mpi_args", "columns", "allow_unsigned"),
 }
 READ = (Place.FILE, Place.ANYWHERE)
 

@@ -267,10 +267,6 @@ $ guarantees.md: Who made a dataset
     storage/test_signature.py
     test_the_signer_is_named_also_of_a_replica
     needs a key
-$ guarantees.md: Who made a dataset 2
-    storage/test_signature.py
-    test_a_signed_column_is_reported_also_in_a_replica
-    needs a key
 $ guarantees.md: Who made a dataset 3
     storage/test_signature.py
     test_parts_without_a_signature_can_be_accepted

@@ -52,6 +52,8 @@ for folder in sorted(Path(sys.argv[1]).iterdir()):
             for image in source.images(task):
                 rows += 1
                 del image
+                if rows == 100_000:  # a file that should be refused
+                    break
     except ImagenetPrepError as problem:
         error, text = type(problem).__name__, str(problem)
     found[folder.name] = [rows, error, text, memory("VmHWM") - before]

@@ -24,10 +24,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from imagenet_prep import train
-from imagenet_prep.core import canonical, children, errors, installed, program
+from imagenet_prep.core import canonical, children, errors, installed, own_file, program
 from imagenet_prep.core.address import absolute, with_absolute
 from imagenet_prep.core.canonical import Json
 from imagenet_prep.core.flags import Place, Settings, after_dashes, flag, optional, switch, words_of
+from imagenet_prep.core.own_file import Kind
 from imagenet_prep.core.terminal import counted, in_columns, say
 from imagenet_prep.dataset import schema
 from imagenet_prep.dataset.placement import WHOLE
@@ -40,6 +41,10 @@ if TYPE_CHECKING:
     from imagenet_prep.reporting.training import Row
 
 FIGURES, PICTURE = "bench-train.json", "bench-train.png"
+_OWN = {
+    FIGURES: Kind("a file of figures of bench-train", b'{\n "command"'),
+    PICTURE: Kind("a PNG", b"\x89PNG"),
+}
 # The forecast is for the training run of the AWS tutorial.
 _EPOCHS, _IMAGES = 90, schema.OFFICIAL_NUM_EXAMPLES[schema.TRAIN]
 # The first rows of a log are slow: step 1 compiles, and until row 3 queues are filling.
@@ -189,6 +194,8 @@ def bench(config: Config) -> list[Row]:
     """Performs all runs; writes the figures after each number of ranks, and returns them."""
     from imagenet_prep.storage.opened import open_dataset
 
+    for name, kind in _OWN.items():
+        own_file.demand_own(Path(config.out).expanduser() / name, kind)
     asked = train.parse(config.command[1:])
     examples = None
     hosts = where_ranks_run(config.hosts, config.ranks[-1])
@@ -250,7 +257,7 @@ def _run(
 def _write(out: Path, config: Config, rows: list[Row]) -> None:
     content = {"command": config.command, "steps": config.steps, "price": config.price}
     content |= {"rows": rows}
-    with complete_file(out / FIGURES) as file:
+    with complete_file(out / FIGURES, _OWN[FIGURES]) as file:
         file.write(json.dumps(content, indent=1, default=canonical.fields).encode() + b"\n")
     if not installed.is_there("matplotlib"):
         (out / PICTURE).unlink(missing_ok=True)  # It shows the figures of an earlier run.
@@ -258,7 +265,7 @@ def _write(out: Path, config: Config, rows: list[Row]) -> None:
         return
     from imagenet_prep.reporting import plots
 
-    with complete_file(out / PICTURE) as file:
+    with complete_file(out / PICTURE, _OWN[PICTURE]) as file:
         plots.save_training(rows, file)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import shutil
 import signal
 import subprocess
 from dataclasses import dataclass
@@ -51,7 +52,9 @@ def run(config: Config) -> None:
     if not archives.is_dir():
         _say(f"1. {archives}: a miniature ILSVRC2012 of {config.images} real photographs")
         partial = folder / "archives.partial"
-        partial.mkdir(parents=True, exist_ok=True)
+        # A new folder has no links of other users.
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
         make_miniature(partial, num_train=config.images, num_validation=config.images // 4)
         partial.rename(archives)
     for path in sorted(archives.iterdir()):

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from imagenet_prep.core import program, regular_file, terminal
+from imagenet_prep.core import program, terminal
 from imagenet_prep.core.canonical import Json
 from imagenet_prep.core.errors import DataDamagedError
 from imagenet_prep.core.flags import Place, Settings, flag, optional, switch
@@ -128,14 +128,14 @@ def diff(config: Config) -> Json:
 @contextlib.contextmanager
 def _written(out: str | None) -> Iterator[Callable[[Difference], Any]]:
     """Yields a function that writes a difference; the file appears at `out` when complete."""
+    from imagenet_prep.core.own_file import Kind
     from imagenet_prep.storage.new_file import complete_file
 
     if out is None:
         yield lambda _: None
         return
     path = Path(out).expanduser()
-    regular_file.demand_own(path, "a list of differences", _COLUMNS.encode())
-    with complete_file(path) as file:
+    with complete_file(path, Kind("a list of differences", _COLUMNS.encode())) as file:
         text = io.TextIOWrapper(file, "utf-8", newline="")
         lines = csv.writer(text)
         lines.writerow(_COLUMNS.split(","))

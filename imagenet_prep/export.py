@@ -220,20 +220,25 @@ def export_weights(config: Config) -> Json:
 
 def export_croissant(config: Config) -> Json:
     """Writes the Croissant file of a dataset and returns the summary."""
-    from imagenet_prep.core import canonical, regular_file
+    from imagenet_prep.core import canonical, own_file, regular_file
     from imagenet_prep.exporting import croissant
     from imagenet_prep.storage.new_file import complete_file
     from imagenet_prep.storage.opened import open_dataset
+    from imagenet_prep.storage.store import is_inside
 
+    out = Path(config.out).expanduser()
     about: Json = {}
+    own_file.demand_own(out, croissant.OWN)
     if config.about is not None:
+        if is_inside(config.out, str(Path(config.about).expanduser())):
+            raise UsageError(f"--about {config.about}: is also --out, which would replace it")
         try:
             about = dict(canonical.loads(regular_file.read(Path(config.about).expanduser())))
         except (OSError, TypeError, ValueError) as error:
             raise UsageError(f"--about {config.about}: expected a JSON object: {error}") from None
     name = config.dataset.rstrip("/").rpartition("/")[2]
     document = croissant.document(open_dataset(config.dataset), name, about)
-    with complete_file(Path(config.out).expanduser()) as file:
+    with complete_file(out, croissant.OWN) as file:
         file.write(json.dumps(document, indent=1, ensure_ascii=False).encode())
     missing = [field for field in croissant.OF_AUTHORS if field not in document]
     return {"out": config.out, "files": len(document["distribution"]), "missing": missing}

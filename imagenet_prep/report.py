@@ -20,11 +20,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from imagenet_prep.core import program, regular_file
+from imagenet_prep.core import own_file, program
 from imagenet_prep.core.address import absolute
 from imagenet_prep.core.errors import DataDamagedError, ManifestError, StoreError, UsageError
 from imagenet_prep.core.flags import Place, Settings, flag, optional, switch
 from imagenet_prep.core.installed import demand
+from imagenet_prep.core.own_file import Kind
 from imagenet_prep.core.terminal import counted, human_bytes
 from imagenet_prep.dataset import naming, schema
 from imagenet_prep.dataset.flag import data_set, without_manifest
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     _Images = Callable[[Sequence[str]], Iterator[ImageExample | None]]
 
 _COMPARISON = "comparison.html"
+_OWN = Kind("a page", b"<!DOCTYPE html>")
 _PACKAGES = ("jinja2", "matplotlib", "skimage")
 
 
@@ -100,19 +102,20 @@ def report(config: Config) -> Path:
     from imagenet_prep.storage.new_file import complete_file
     from imagenet_prep.storage.store import open_readable
 
-    demand("report", "the page", *_PACKAGES)  # the check can take hours, so fail before it
+    # The check can take hours, so fail before it.
+    demand("report", "the page", *_PACKAGES)
     # The page shows the absolute path.
     store = open_readable(absolute(config.dataset))
     default = Path(config.dataset if store.as_folder else "", naming.REPORT)
     if config.other is not None:
-        content = _comparison(config, store, open_readable(absolute(config.other)))
         default = Path(_COMPARISON)
+    out = Path(config.out or default).expanduser()
+    own_file.demand_own(out, _OWN)
+    if config.other is not None:
+        content = _comparison(config, store, open_readable(absolute(config.other)))
     else:
         content = _page(config, store)
-    out = Path(config.out or default).expanduser()
-    if config.out:
-        regular_file.demand_own(out, "a page", b"<!DOCTYPE html>")
-    with complete_file(out) as file:
+    with complete_file(out, _OWN) as file:
         # Paths in the page may contain bytes that are not UTF-8.
         file.write(content.encode("utf-8", "replace"))
     return out

@@ -27,6 +27,7 @@ from imagenet_prep.core.address import is_remote
 from imagenet_prep.core.canonical import Json
 from imagenet_prep.core.errors import DataDamagedError, UsageError, some
 from imagenet_prep.core.flags import Place, Settings, optional, switch
+from imagenet_prep.core.own_file import Kind
 from imagenet_prep.dataset import column, naming, schema
 from imagenet_prep.dataset.flag import data_set
 from imagenet_prep.dataset.keys import split_and_key, with_split
@@ -394,6 +395,5 @@ def _write_image(shard: str, number: int, out: Path) -> int:
 
 
 def _write(encoded: bytes, out: Path) -> None:
-    regular_file.demand_own(out, "an image of the same format", encoded[:2])
-    with complete_file(out) as file:
+    with complete_file(out, Kind("an image of the same format", encoded[:2])) as file:
         file.write(encoded)

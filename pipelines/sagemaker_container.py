@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from imagenet_prep.core import canonical, children, program, regular_file, signals
+from imagenet_prep.core import canonical, children, own_file, program, regular_file, signals
 from imagenet_prep.core.address import refuse_logins
 from imagenet_prep.core.errors import ImagenetPrepError, UsageError
 from imagenet_prep.core.flags import Place, Settings, after_dashes, flag
@@ -289,5 +289,6 @@ def run(config: Config) -> int:
         failure = Path(config.root) / "output" / "failure"
         with contextlib.suppress(OSError):
             failure.parent.mkdir(parents=True, exist_ok=True)
-            failure.write_text(str(error)[:1024], "utf-8")
+            with own_file.replaced(failure, None) as file:
+                file.write(str(error)[:1024].encode(errors="replace"))
         raise

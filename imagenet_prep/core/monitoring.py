@@ -11,10 +11,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from imagenet_prep.core import counter, terminal
+from imagenet_prep.core import counter, own_file, terminal
 from imagenet_prep.core.canonical import Json
 from imagenet_prep.core.errors import ImagenetPrepError, UsageError
 from imagenet_prep.core.flags import EveryVerb, parse_known
+from imagenet_prep.core.own_file import Kind
 
 _METRICS = {
     "images": "Finished images of the run, by stage.",
@@ -25,6 +26,7 @@ _METRICS = {
     "exit_code": "Exit code of the run; 0 is success.",
     "end_time_seconds": "Unix time at which the run ended.",
 }
+_OWN = Kind("a metrics file of this program", b"# HELP imagenet_prep_")
 
 
 @dataclass
@@ -53,11 +55,12 @@ def begin(verb: str, words: Sequence[str]) -> list[str]:
         os.environ[terminal.LOG_FORMAT] = config.log_format
     if config.metrics_file is not None:
         path = Path(config.metrics_file).expanduser().absolute()
-        if path.is_dir() or not os.access(path.parent, os.W_OK | os.X_OK):
+        if path.is_dir() or not os.access(path.parent, os.R_OK | os.W_OK | os.X_OK):
             raise UsageError(
-                f"--metrics-file {path}: expected a file in an existing folder that you may write "
-                "to. Create the folder or choose a different file."
+                f"--metrics-file {path}: expected a file in an existing folder that you may read "
+                "and write. Create the folder or choose a different file."
             )
+        own_file.demand_own(path, _OWN)
         _run.metrics_file = path
     return [*others, *words[end:]]
 
@@ -94,14 +97,12 @@ def end(code: int) -> int:
     path = _run.metrics_file
     if path is None:
         return code
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        partial.write_text(_metrics(code), encoding="utf-8")
-        partial.replace(path)
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            partial.unlink()
-        terminal.say(f"--metrics-file {path}: cannot be written: {error.strerror}", "error")
+        with own_file.replaced(path, _OWN) as file:
+            file.write(_metrics(code).encode())
+    except (OSError, UsageError) as error:
+        reason = getattr(error, "strerror", None) or error
+        terminal.say(f"--metrics-file {path}: cannot be written: {reason}", "error")
         return code or ImagenetPrepError.exit_code
     return code
 

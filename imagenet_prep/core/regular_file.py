@@ -11,7 +11,7 @@ import stat
 from pathlib import Path
 from typing import BinaryIO
 
-from imagenet_prep.core.errors import DataDamagedError, UsageError
+from imagenet_prep.core.errors import DataDamagedError
 
 # Enough for the manifest of 14 million images in 65,536 shards, which has 30 MB.
 MOST_BYTES = 64 << 20
@@ -82,23 +82,3 @@ def read_whole(file: BinaryIO, path: Path, most: int = MOST_BYTES) -> bytes:
             "again."
         )
     return bytes(data)
-
-
-def demand_own(path: Path, kind: str, beginning: bytes, at: int = 0) -> None:
-    """Raises UsageError if a file exists that the running command must not replace.
-
-    The command may replace an empty file, and a file with the bytes `beginning` at offset `at`.
-    `kind` is the name of such a file in the message.
-    """
-    try:
-        if not path.is_file():
-            return
-        with open(path, "rb") as file:
-            head = file.read(at + len(beginning))
-    except OSError as error:
-        raise UsageError(f"{path}: cannot be read: {error.strerror}") from error
-    if head and head[at:] != beginning:
-        raise UsageError(
-            f"{path}: is not {kind}, so it is not replaced. Choose a different file or remove this "
-            "one."
-        )

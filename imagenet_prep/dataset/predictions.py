@@ -21,9 +21,11 @@ from typing import Any, NamedTuple, TextIO
 
 from imagenet_prep.core import regular_file
 from imagenet_prep.core.errors import DataDamagedError, UsageError
+from imagenet_prep.core.own_file import Kind
 
 MOST = 5
 HEADER = ("key", "class_index", *(f"{n}{k}" for k in range(1, MOST + 1) for n in ("top", "p")))
+OWN = Kind("a file of predictions", ",".join(HEADER).encode())
 # Every valid line is shorter: it has a key of a few hundred characters and eleven numbers.
 _MOST_CHARACTERS = 10_000
 _AT_ONCE = 1024
@@ -105,11 +107,6 @@ def write(
         empty = [""] * (2 * MOST - len(fields))
         others = (texts.get(key, "") for texts in more.values())
         writer.writerow([key, class_index, *fields, *empty, *others])
-
-
-def demand_replaceable(path: Path) -> None:
-    """Raises UsageError if `path` exists but is not a file of predictions."""
-    regular_file.demand_own(path, "a file of predictions", ",".join(HEADER).encode())
 
 
 def read(path: Path, num_classes: int | None = None) -> Iterator[Prediction]:

@@ -7,6 +7,7 @@ import json
 
 from imagenet_prep.core.canonical import Json
 from imagenet_prep.core.errors import UsageError
+from imagenet_prep.core.own_file import Kind
 from imagenet_prep.dataset import naming
 from imagenet_prep.dataset.manifest import File
 from imagenet_prep.storage import quarantine
@@ -35,6 +36,7 @@ _CONTEXT = {
     **{term: f"cr:{term}" for term in _TERMS.split()},
 }
 _CONFORMS = ["http://mlcommons.org/croissant/1.1", "http://mlcommons.org/croissant/RAI/1.0"]
+OWN = Kind("a Croissant file", b'{\n "@context"')
 # Fields that are generated from the manifest, so the user's file must not contain them.
 _OURS = {"@context", "@type", "conformsTo", "distribution", "recordSet", "version"}
 # Fields that Croissant or conferences require and only the authors of a dataset know.

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Self, cast
 
 import numpy as np
 
-from imagenet_prep.core import canonical
+from imagenet_prep.core import canonical, own_file
 from imagenet_prep.core.errors import BusyError, DataDamagedError, UsageError
 from imagenet_prep.core.world import World, this_process
 from imagenet_prep.dataset import column
@@ -23,10 +23,10 @@ from imagenet_prep.read.dataset import make_dataset
 from imagenet_prep.read.dlpack import array_over
 from imagenet_prep.read.held import only_one
 from imagenet_prep.read.order import Order
-from imagenet_prep.storage import columns
+from imagenet_prep.storage import columns, inside
 from imagenet_prep.storage.fetch import hashed
 from imagenet_prep.storage.folder import LocalStore
-from imagenet_prep.storage.new_file import complete_file, remove_partial
+from imagenet_prep.storage.new_file import complete_file
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -263,7 +263,7 @@ class ColumnWriter:
             if self._finished(number) != self._done[number]:
                 raise self._busy(name)
             existing = stack.enter_context(self._verified(number, name))
-            with complete_file(store.path(name)) as file:
+            with complete_file(store.path(name), None) as file:
                 digest.update(made.header(shard.examples))
                 file.write(made.header(shard.examples))
                 for record in range(shard.examples):
@@ -309,8 +309,10 @@ class ColumnWriter:
         splits = self._records.manifest.splits.values()
         if not columns.receipts(store, name, [s for split in splits for s in split.shards]):
             store.remove(column.begun_name(name))
-        for partial in store.path(self._folder).glob(".*.partial"):
-            remove_partial(partial)
+        with inside.folder_inside(store.root, self._folder) as folder:
+            for partial in store.names(self._folder):
+                if partial.endswith(".partial"):
+                    own_file.remove_killed(folder, partial)
 
     def _checked(self, rows: Any, count: int) -> npt.NDArray[Any]:
         """Returns the first `count` rows as bytes, after checking their shape, type and values."""

@@ -8,18 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import glob
 import os
-import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from imagenet_prep.core import regular_file
-from imagenet_prep.core.errors import ImagenetPrepError, StoreError, UsageError
-from imagenet_prep.storage.inside import sync_folder
-from imagenet_prep.storage.lock import try_lock
-from imagenet_prep.storage.os_errors import removed_on_failure, storage_errors
+from imagenet_prep.core import own_file
+from imagenet_prep.core.own_file import Kind
+from imagenet_prep.storage.os_errors import storage_errors
 
 
 @contextlib.contextmanager
@@ -32,46 +28,13 @@ def new_file(path: Path) -> Iterator[BinaryIO]:
 
 
 @contextlib.contextmanager
-def complete_file(path: Path) -> Iterator[BinaryIO]:
-    """Yields a new file that replaces `path` on exit; until then, an existing file stays.
+def complete_file(path: Path, kind: Kind | None) -> Iterator[BinaryIO]:
+    """Yields a new file that replaces `path` on exit; see `own_file.replaced`.
 
-    A symbolic link at `path` is replaced, not followed.
+    Raises StoreError or IncompleteError if the system refuses.
     """
-    # Each process locks the partial file that it writes. Killed runs leave unlocked partial files.
-    with storage_errors("write", path):
-        if path.exists() and not path.is_file():
-            raise UsageError(f"{path}: is a folder, a pipe or a device. Choose the name of a file.")
-        for partial in path.parent.glob(f".{glob.escape(path.name)}.*.partial"):
-            remove_partial(partial)
-        while True:
-            partial = path.with_name(f".{path.name}.{uuid.uuid4().hex}.partial")
-            with removed_on_failure(partial), contextlib.ExitStack() as closing:
-                with new_file(partial) as file:
-                    if not _is_safe(file.fileno(), partial):
-                        continue
-                    # Keep the lock until the file is renamed.
-                    closing.callback(os.close, os.dup(file.fileno()))
-                    yield file
-                partial.replace(path)
-            sync_folder(path.parent)
-            return
-
-
-def remove_partial(partial: Path) -> None:
-    """Removes the partial file of a killed run, unless a process still writes it."""
-    with (
-        contextlib.suppress(OSError, ImagenetPrepError),
-        open(regular_file.open_to_read(partial), "rb") as opened,
-    ):
-        if try_lock(opened.fileno(), partial):
-            partial.unlink()
-
-
-def _is_safe(descriptor: int, partial: Path) -> bool:
-    """Locks a new file against removal by other processes; returns whether it still exists."""
-    with contextlib.suppress(StoreError):  # if locks are not supported, no process removes files
-        return try_lock(descriptor, partial) and os.fstat(descriptor).st_nlink > 0
-    return True
+    with storage_errors("write", path), own_file.replaced(path, kind) as file:
+        yield file
 
 
 def sync(path: Path) -> None:

@@ -8,11 +8,11 @@ are in the user's cache folder, in one file per digest of a manifest.
 from __future__ import annotations
 
 import contextlib
-import tempfile
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from imagenet_prep.core import canonical, records
+from imagenet_prep.core import canonical, own_file, records
 from imagenet_prep.core.errors import ImagenetPrepError
 from imagenet_prep.dataset import naming
 from imagenet_prep.storage.folder import LocalStore
@@ -42,11 +42,10 @@ def note(digest: str, origin: Origin) -> None:
     with contextlib.suppress(OSError, ImagenetPrepError):
         folder = _folder()
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        # With mkstemp, only this user can write the file, whatever the umask.
-        descriptor, temporary = tempfile.mkstemp(dir=folder)
-        with open(descriptor, "wb") as file:
+        with own_file.replaced(folder / _name(digest), None) as file:
+            # Only this user may write the file, whatever the umask.
+            os.fchmod(file.fileno(), 0o600)
             file.write(content)
-        Path(temporary).replace(folder / _name(digest))
 
 
 def find(digest: str) -> Origin | None:

@@ -12,7 +12,7 @@ from mxnet.gluon import model_zoo, nn
 
 from imagenet_prep.core.errors import UsageError
 from imagenet_prep.dataset import naming
-from imagenet_prep.storage.new_file import sync
+from imagenet_prep.storage.new_file import complete_file, sync
 from imagenet_prep.storage.os_errors import storage_errors
 from imagenet_prep.trainer import recipe
 from imagenet_prep.trainer.comm import Comm, check_gpus, launched
@@ -160,8 +160,9 @@ class MxnetLearner(Learner):
         exported(self._array(np.zeros((1, 3, side, side), np.float32)))
         path.mkdir(parents=True, exist_ok=True)
         exported.export(str(path / "model"))
+        with complete_file(path / naming.LABELS, None) as file:
+            file.write(interface.classes.encode())
         with storage_errors("export", path):
-            (path / naming.LABELS).write_text(interface.classes, encoding="utf-8")
             sync(path)
 
 

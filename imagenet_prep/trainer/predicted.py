@@ -88,10 +88,9 @@ class Predicted:
 
     def write(self, path: Path, more: Mapping[str, Mapping[str, str]]) -> None:
         """Writes the predictions file atomically, with the additional columns `more`."""
-        predictions.demand_replaceable(path)
         stream = io.StringIO()
         predictions.write(stream, self._predictions, more)
         with storage_errors("write", path):
             path.parent.mkdir(parents=True, exist_ok=True)
-        with complete_file(path) as file:
+        with complete_file(path, predictions.OWN) as file:
             file.write(stream.getvalue().encode())

@@ -12,9 +12,10 @@ from pathlib import Path
 
 import numpy as np
 
-from imagenet_prep.core import records, regular_file, terminal
+from imagenet_prep.core import own_file, records, terminal
 from imagenet_prep.core.canonical import Json
 from imagenet_prep.core.errors import DataDamagedError, ImagenetPrepError, StoreError, UsageError
+from imagenet_prep.core.own_file import Kind
 from imagenet_prep.core.world import World
 from imagenet_prep.dataset import predictions
 from imagenet_prep.storage import inside
@@ -35,6 +36,7 @@ DIVERGED = (
     "Earlier checkpoints are kept. Start again with a lower --lr or more --warmup-epochs, in a "
     "different --log-dir or with --clear-log, which deletes the saved run."
 )
+_KERAS = Kind("a model of Keras", b"PK")
 # Errors of file systems without locks, such as Lustre without the mount option flock.
 _NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
 
@@ -117,11 +119,11 @@ class Saved:
         `plan` returns this run's hyperparameters for a device with or without fast float16.
         """
         if self._config.predictions is not None:
-            predictions.demand_replaceable(Path(self._config.predictions).expanduser())
+            path = Path(self._config.predictions).expanduser()
+            own_file.demand_own(path, predictions.OWN)
         if self.export is not None:
             is_torch = self.export.suffix in EXPORTED["pytorch"]
-            own = torchvision.OWN if is_torch else ("a model of Keras", b"PK")
-            regular_file.demand_own(self.export, *own)
+            own_file.demand_own(self.export, torchvision.OWN if is_torch else _KERAS)
         if self._config.clear_log:
             return
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import tempfile
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,7 +14,7 @@ import tensorflow as tf
 
 from imagenet_prep.dataset import naming
 from imagenet_prep.storage.folder import LocalStore
-from imagenet_prep.storage.new_file import sync
+from imagenet_prep.storage.new_file import complete_file, sync
 from imagenet_prep.storage.os_errors import storage_errors
 from imagenet_prep.trainer import model, recipe
 from imagenet_prep.trainer.comm import Comm, Horovod, check_gpus, cores, launched
@@ -135,15 +136,19 @@ class TensorFlowLearner(Learner):
         exported = model.with_interface(self._model, interface)
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.suffix == ".keras":
-            partial = path.with_name(f".{path.name}.partial.keras")
-            exported.save(partial)
-            with storage_errors("export", path):
+            with (
+                storage_errors("export", path),
+                tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as private,
+            ):
+                partial = Path(private) / path.name
+                exported.save(partial)
                 with zipfile.ZipFile(partial, "a") as file:
                     file.writestr(naming.LABELS, interface.classes)
                 sync(partial)
-            LocalStore(path.parent).publish(partial, path.name)
+                LocalStore(path.parent).publish(partial, path.name)
         else:
             exported.export(path, verbose=False)
+            with complete_file(path / naming.LABELS, None) as file:
+                file.write(interface.classes.encode())
             with storage_errors("export", path):
-                (path / naming.LABELS).write_text(interface.classes, encoding="utf-8")
                 sync(path)

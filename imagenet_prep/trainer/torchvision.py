@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from imagenet_prep.core import records, regular_file
+from imagenet_prep.core import records
 from imagenet_prep.core.canonical import Json
 from imagenet_prep.core.errors import UsageError
+from imagenet_prep.core.own_file import Kind
 from imagenet_prep.storage.new_file import complete_file
 from imagenet_prep.storage.os_errors import storage_errors
 from imagenet_prep.trainer import checkpoint
@@ -33,7 +34,7 @@ _KINDS = {  # PyTorch's name for each Keras variable of a layer
     "moving_variance": "running_var",
 }
 _LAYERS = {"classes": "fc"}
-OWN = "a file of safetensors", b'{"__metadata__"', 8  # description, first bytes, their offset
+OWN = Kind("a file of safetensors", b'{"__metadata__"', at=8)
 _DTYPES = {"float32": "F32", "int64": "I64"}
 
 
@@ -108,7 +109,6 @@ def notes(run: Json, interface: Interface | None) -> dict[str, str]:
 
 def write(path: Path, named: Mapping[str, npt.NDArray[Any]], notes: Mapping[str, str]) -> int:
     """Writes a safetensors file atomically; returns its size in bytes."""
-    regular_file.demand_own(path, *OWN)
     header: dict[str, Any] = {"__metadata__": {"format": "pt", **notes}}
     place = 0
     for name, array in named.items():
@@ -125,6 +125,6 @@ def write(path: Path, named: Mapping[str, npt.NDArray[Any]], notes: Mapping[str,
     content = b"".join((len(text).to_bytes(8, "little"), text, *data))
     with storage_errors("write", path):
         path.parent.mkdir(parents=True, exist_ok=True)
-    with complete_file(path) as file:
+    with complete_file(path, OWN) as file:
         file.write(content)
     return len(content)

@@ -141,8 +141,14 @@ def test_a_sweep_keeps_its_figures_and_prints_them(
     out, mine = tmp_path / "bench", tmp_path / "mine"
     mine.write_text("my own")
     out.mkdir()
-    (out / bench_train.PICTURE).symlink_to(mine)
     flags = ["-np", "1,4", "--hosts", str(hosts), "--price", "3", "--out", str(out)]
+    for name in (bench_train.PICTURE, bench_train.FIGURES):
+        (out / name).symlink_to(mine)
+        with pytest.raises(UsageError, match=f"{name}: is not a"):
+            bench_train.run([*flags, "--", "train", "--data-dir", str(shades)])
+        (out / name).unlink()
+    mine.write_bytes(b"\x89PNG of another run")
+    (out / bench_train.PICTURE).symlink_to(mine)
     assert bench_train.run([*flags, "--", "train", "--data-dir", str(shades)]) == 0
 
     assert asked == [(ranks, noise, "leader") for ranks in (1, 4) for noise in (True, False)]
@@ -154,11 +160,9 @@ def test_a_sweep_keeps_its_figures_and_prints_them(
     assert len(printed) == 3
     assert printed[0].split()[:2] == ["ranks", "hosts"]
 
-    (out / bench_train.FIGURES).unlink()
-    (out / bench_train.FIGURES).symlink_to(mine)
     assert bench_train.run([*flags, "--", "train", "--data-dir", str(shades)]) == 0
     assert len(training.load(out / bench_train.FIGURES)) == 2
-    assert mine.read_text() == "my own"
+    assert mine.read_bytes() == b"\x89PNG of another run"
 
 
 @pytest.mark.parametrize(

@@ -184,6 +184,26 @@ def test_a_metrics_file_that_cannot_be_written_is_a_failure(
     monitoring.begin("verify", [])
 
 
+def test_metrics_replace_only_metrics_and_follow_no_link(tmp_path: Path) -> None:
+    victim = tmp_path / "authorized_keys"
+    victim.write_bytes(b"precious")
+    (tmp_path / "link.prom").symlink_to(victim)
+    # A program could only guess the name of a temporary file if it had the process ID.
+    for pid in range(os.getpid(), os.getpid() + 300):
+        (tmp_path / f".it.prom.{pid}").symlink_to(victim)
+
+    assert ended(tmp_path, "done", "--metrics-file=it.prom").returncode == 0
+    assert ended(tmp_path, "done", "--metrics-file=it.prom").returncode == 0
+    for name in ("link.prom", "authorized_keys"):
+        done = ended(tmp_path, "done", f"--metrics-file={name}")
+        assert done.returncode == 2
+        assert f"{name}: is not a metrics file of this program" in done.stderr
+
+    assert victim.read_bytes() == b"precious"
+    assert not (tmp_path / "it.prom").is_symlink()
+    assert values(tmp_path / "it.prom")
+
+
 def test_the_counter_keeps_retries_when_images_are_counted_again() -> None:
     before = counter.retries()
     counter.begin()

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from imagenet_prep.core import regular_file
-from imagenet_prep.core.errors import DataDamagedError, UsageError
+from imagenet_prep.core.errors import DataDamagedError
 
 
 def test_a_small_file_is_read_whole_also_through_a_link(tmp_path: Path) -> None:
@@ -50,25 +50,3 @@ def test_what_is_absent_or_a_folder_is_the_systems_error(tmp_path: Path) -> None
         regular_file.read(tmp_path / "absent")
     with pytest.raises(IsADirectoryError):
         regular_file.read(tmp_path)
-
-
-@pytest.mark.parametrize("content", [b"", b"key,class\nx", b"key,class"])
-def test_an_output_of_the_command_and_an_empty_file_may_be_replaced(
-    tmp_path: Path, content: bytes
-) -> None:
-    regular_file.demand_own(tmp_path / "out", "a list", b"key,class")
-    (tmp_path / "out").write_bytes(content)
-    regular_file.demand_own(tmp_path / "out", "a list", b"key,class")
-    regular_file.demand_own(tmp_path / "out" / "below", "a list", b"key,class")
-    regular_file.demand_own(tmp_path, "a list", b"key,class")
-    regular_file.demand_own(Path("/dev/null"), "a list", b"key,class")
-
-
-@pytest.mark.parametrize("content", [b"# mine\n", b"key", b"Key,class\n", b" key,class"])
-def test_another_file_is_not_replaced_also_behind_a_link(tmp_path: Path, content: bytes) -> None:
-    (tmp_path / "mine").write_bytes(content)
-    (tmp_path / "link").symlink_to("mine")
-    for name in ("mine", "link"):
-        with pytest.raises(UsageError, match=f"{name}: is not a list, so it is not replaced"):
-            regular_file.demand_own(tmp_path / name, "a list", b"key,class")
-    regular_file.demand_own(tmp_path / "mine", "a list", content[1:], at=1)

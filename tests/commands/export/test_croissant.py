@@ -60,6 +60,26 @@ def test_fields_that_are_wrong_or_the_manifests_are_refused(
     assert not (tmp_path / "made.json").exists()
 
 
+def test_only_a_croissant_file_is_replaced_and_never_the_authors_fields(
+    prepared: Path, tmp_path: Path
+) -> None:
+    out, about = tmp_path / "made.json", tmp_path / "about.json"
+    described(prepared, out, {})
+    first = out.read_bytes()
+    described(prepared, out, ABOUT)
+    assert out.read_bytes() != first
+
+    written = about.read_bytes()
+    (tmp_path / "link.json").symlink_to(about)
+    words = ["--to", "croissant", "--about", str(about)]
+    for name in ("about.json", "link.json"):
+        with pytest.raises(UsageError, match="is not a Croissant file"):
+            export.run([str(prepared), str(tmp_path / name), *words])
+    with pytest.raises(UsageError, match="is also --out"):
+        export.run([str(prepared), str(out), "--to", "croissant", "--about", str(out)])
+    assert about.read_bytes() == written
+
+
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # its own, of rdflib
 def test_mlcroissant_finds_nothing_to_warn_of(
     prepared: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture

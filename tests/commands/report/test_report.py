@@ -18,6 +18,7 @@ from PIL import Image
 
 from imagenet_prep import report
 from imagenet_prep import report as report_verb
+from imagenet_prep.core.errors import UsageError
 from imagenet_prep.dataset import predictions
 from imagenet_prep.reporting import facts, sample
 from imagenet_prep.storage.folder import LocalStore
@@ -357,11 +358,11 @@ def test_replicas_are_told_with_what_they_hold(copy: Path, written: Report) -> N
 def test_a_page_is_replaced_whole(copy: Path, unplotted: None, sourceless: None) -> None:
     """A run that is killed while it writes must not leave half a page that looks up to date."""
     page, before = copy / "report.html", copy / "before.html"
-    page.write_text("an older one")
+    page.write_text("<!DOCTYPE html> an older one")
     before.hardlink_to(page)
     assert report_verb.run([str(copy)]) == 0
 
-    assert before.read_text() == "an older one"
+    assert before.read_text() == "<!DOCTYPE html> an older one"
     assert page.read_text().endswith("</html>")
 
 
@@ -405,13 +406,17 @@ def test_no_page_is_left_unasked_in_a_folder_of_another_user(
 def test_a_link_in_the_current_folder_is_replaced_not_followed(
     small: Demo, unplotted: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "kept").write_text("the user's own")
+    kept = tmp_path / "kept"
     (tmp_path / "here").mkdir()
-    (tmp_path / "here" / "comparison.html").symlink_to(tmp_path / "kept")
+    (tmp_path / "here" / "comparison.html").symlink_to(kept)
     monkeypatch.chdir(tmp_path / "here")
+    kept.write_text("the user's own")
+    with pytest.raises(UsageError, match=r"comparison.html: is not a page"):
+        report_verb.run(["--compare", str(small.out), str(small.out)])
+    kept.write_text("<!DOCTYPE html> of another report")
     assert report_verb.run(["--compare", str(small.out), str(small.out)]) == 0
 
-    assert (tmp_path / "kept").read_text() == "the user's own"
+    assert kept.read_text() == "<!DOCTYPE html> of another report"
     assert (tmp_path / "here" / "comparison.html").read_text().endswith("</html>")
 
 

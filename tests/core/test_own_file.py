@@ -1,0 +1,256 @@
+"""Small files at paths that a user names, in folders where other users plant links and files."""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from imagenet_prep.core import own_file
+from imagenet_prep.core.errors import UsageError
+from imagenet_prep.core.own_file import Kind
+from tests.kit.system import System
+
+PAGE = Kind("a page", b"<html>")
+LIST = Kind("a list", b"key,class")
+
+
+@pytest.mark.parametrize("content", [b"", b"key,class\nx", b"key,class"])
+def test_a_file_of_the_same_command_and_an_empty_file_may_be_replaced(
+    tmp_path: Path, content: bytes
+) -> None:
+    own_file.demand_own(tmp_path / "out", LIST)
+    (tmp_path / "out").write_bytes(content)
+    own_file.demand_own(tmp_path / "out", LIST)
+
+
+@pytest.mark.parametrize("content", [b"# mine\n", b"key", b"Key,class\n", b" key,class"])
+def test_another_file_is_not_replaced_also_behind_a_link(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "mine").write_bytes(content)
+    (tmp_path / "link").symlink_to("mine")
+    for name in ("mine", "link"):
+        with pytest.raises(UsageError, match=f"{name}: is not a list, so it is not replaced"):
+            own_file.demand_own(tmp_path / name, LIST)
+        with pytest.raises(UsageError), own_file.replaced(tmp_path / name, LIST) as file:
+            file.write(LIST.beginning)
+    assert (tmp_path / "mine").read_bytes() == content
+    own_file.demand_own(tmp_path / "mine", Kind("a list", content[1:], at=1))
+
+
+def test_a_file_that_cannot_be_read_is_not_replaced(tmp_path: Path, system: System) -> None:
+    (tmp_path / "mine").write_bytes(b"secret")
+    system.fails("open", errno.EACCES)
+
+    with pytest.raises(UsageError, match="mine: cannot be read: Permission denied"):
+        own_file.demand_own(tmp_path / "mine", LIST)
+    own_file.demand_own(tmp_path / "mine", None)
+
+
+def plant(folder: Path, victim: Path) -> None:
+    """Replaces each file of a folder by a link to a file of the user."""
+    for path in folder.iterdir():
+        path.unlink()
+        path.symlink_to(victim)
+
+
+@pytest.mark.parametrize("number", range(12))
+def test_no_file_of_the_user_changes_whatever_is_planted_before_each_system_call(
+    tmp_path: Path, system: System, number: int
+) -> None:
+    """The folder has no sticky bit: another user replaces all files at any moment."""
+    folder, victim = tmp_path / "shared", tmp_path / "authorized_keys"
+    folder.mkdir()
+    victim.write_bytes(b"precious")
+    out = folder / "page.html"
+    out.write_bytes(b"<html>older")
+    (folder / ".page.html.0.partial").symlink_to(victim)
+    calls = itertools.count()
+
+    def attacked(real: Any, *args: Any, **kwargs: Any) -> Any:
+        if next(calls) == number:
+            plant(folder, victim)
+        return real(*args, **kwargs)
+
+    for call in ("open", "fstat", "fsync", "stat", "scandir", "unlink", "replace"):
+        system.instead(call, attacked)
+    try:
+        with own_file.replaced(out, PAGE) as file:
+            file.write(b"<html>new")
+    except (OSError, UsageError) as error:
+        assert str(out) in str(error) or "partial" in str(error)
+
+    assert victim.read_bytes() == b"precious"
+    assert next(calls) > number
+
+
+def test_a_temporary_file_that_another_user_has_replaced_gets_no_final_name(tmp_path: Path) -> None:
+    out, victim = tmp_path / "page.html", tmp_path / "victim"
+    victim.write_bytes(b"<html>of the user")
+    with (
+        pytest.raises(OSError, match="different process") as failed,
+        own_file.replaced(out, PAGE) as file,
+    ):
+        file.write(b"<html>new")
+        (partial,) = tmp_path.glob(".page.html.*.partial")
+        partial.unlink()
+        partial.symlink_to(victim)
+
+    assert failed.value.errno == errno.EBUSY
+    assert list(tmp_path.iterdir()) == [victim]
+
+
+def test_links_with_the_names_of_temporary_files_stay_and_their_targets_are_not_opened(
+    tmp_path: Path, system: System
+) -> None:
+    victim = tmp_path / "victim"
+    victim.write_bytes(b"precious")
+    planted = tmp_path / ".page.html.00.partial"
+    planted.symlink_to(victim)
+    (tmp_path / ".page.html.mine").write_bytes(b"not a temporary file")
+    locked: list[str] = []
+
+    def flock(real: Any, descriptor: int, how: int) -> None:
+        locked.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+        real(descriptor, how)
+
+    system.instead("flock", flock)
+    with own_file.replaced(tmp_path / "page.html", PAGE) as file:
+        file.write(b"<html>new")
+
+    assert str(victim) not in locked
+    assert planted.is_symlink()
+    assert (tmp_path / ".page.html.mine").exists()
+
+
+def test_the_file_and_its_folder_are_synced(tmp_path: Path, system: System) -> None:
+    synced: list[str] = []
+
+    def fsync(real: Any, descriptor: int) -> None:
+        synced.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+        real(descriptor)
+
+    system.instead("fsync", fsync)
+    with own_file.replaced(tmp_path / "page.html", PAGE) as file:
+        file.write(b"<html>new")
+
+    assert [Path(path).suffix for path in synced] == [".partial", ""]
+    assert synced[1] == str(tmp_path)
+
+
+@pytest.mark.parametrize("code", [errno.EINVAL, errno.EOPNOTSUPP, errno.EIO])
+def test_a_file_system_that_syncs_no_folders_is_no_failure_and_a_failing_disk_is(
+    tmp_path: Path, system: System, code: int
+) -> None:
+    system.fails("fsync", code, after=1)
+    page = tmp_path / "page.html"
+    if code == errno.EIO:
+        with pytest.raises(OSError, match="Input/output"), own_file.replaced(page, PAGE):
+            pass
+    else:
+        with own_file.replaced(page, PAGE):
+            pass
+    assert list(tmp_path.iterdir()) == [page]
+
+
+def test_a_complete_file_replaces_an_older_one_or_a_link_when_it_is_left(tmp_path: Path) -> None:
+    page, mine = tmp_path / "page.html", tmp_path / "mine"
+    page.write_bytes(b"<html>older")
+    mine.write_bytes(b"<html>my own")
+    (tmp_path / "link").symlink_to(mine)
+
+    for name in ("page.html", "link"):
+        with own_file.replaced(tmp_path / name, PAGE) as file:
+            file.write(b"<html>new")
+            file.flush()
+            assert page.read_bytes() in (b"<html>older", b"<html>new")
+            assert (tmp_path / name).read_bytes() in (b"<html>older", b"<html>my own")
+        assert (tmp_path / name).read_bytes() == b"<html>new"
+    assert mine.read_bytes() == b"<html>my own"
+    assert not (tmp_path / "link").is_symlink()
+    assert len(list(tmp_path.iterdir())) == 3
+
+
+def test_what_fails_or_is_interrupted_leaves_the_older_file_alone(
+    tmp_path: Path, system: System
+) -> None:
+    page = tmp_path / "page.html"
+    page.write_bytes(b"<html>older")
+    with pytest.raises(KeyboardInterrupt), own_file.replaced(page, PAGE) as file:
+        file.write(b"<html>new")
+        raise KeyboardInterrupt
+    system.fails("fsync", errno.ENOSPC)
+    with pytest.raises(OSError), own_file.replaced(page, PAGE) as file:
+        file.write(b"<html>new")
+
+    assert page.read_bytes() == b"<html>older"
+    assert list(tmp_path.iterdir()) == [page]
+
+
+def test_files_of_killed_runs_are_removed_and_those_in_work_are_not(tmp_path: Path) -> None:
+    page, left = tmp_path / "page.html", tmp_path / ".page.html.0.partial"
+    left.write_bytes(b"of a killed run")
+    pipe = tmp_path / ".page.html.1.partial"
+    os.mkfifo(pipe)
+    with own_file.replaced(page, PAGE) as first:
+        first.write(b"<html>first")
+        assert not left.exists()
+        with own_file.replaced(page, PAGE) as second:
+            second.write(b"<html>second")
+        assert page.read_bytes() == b"<html>second"
+
+    assert page.read_bytes() == b"<html>first"
+    assert sorted(tmp_path.iterdir()) == [pipe, page]
+
+
+def test_a_file_that_waits_for_its_name_is_not_removed(tmp_path: Path, system: System) -> None:
+    page = tmp_path / "page.html"
+
+    def meanwhile() -> None:
+        with own_file.replaced(page, PAGE) as other:
+            other.write(b"<html>other")
+        assert page.read_bytes() == b"<html>other"
+
+    system.before("replace", meanwhile)
+    with own_file.replaced(page, PAGE) as file:
+        file.write(b"<html>new")
+
+    assert [path.read_bytes() for path in tmp_path.iterdir()] == [b"<html>new"]
+
+
+def test_a_file_that_another_run_has_just_removed_is_made_again(
+    tmp_path: Path, system: System
+) -> None:
+    lost = []
+
+    def another_run_removes_it() -> None:
+        lost.extend(tmp_path.iterdir())
+        lost[0].unlink()
+
+    system.before("flock", another_run_removes_it)
+    with own_file.replaced(tmp_path / "page.html", PAGE) as file:
+        file.write(b"<html>new")
+
+    assert len(lost) == 1
+    assert [path.read_bytes() for path in tmp_path.iterdir()] == [b"<html>new"]
+
+
+def test_a_disk_that_locks_nothing_takes_files_too(tmp_path: Path, system: System) -> None:
+    system.fails("flock", errno.ENOLCK)
+    with own_file.replaced(tmp_path / "page.html", PAGE) as file:
+        file.write(b"<html>new")
+
+    assert (tmp_path / "page.html").read_bytes() == b"<html>new"
+
+
+@pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo])
+def test_no_folder_and_no_pipe_is_replaced(tmp_path: Path, make: object) -> None:
+    assert callable(make)
+    make(tmp_path / "there")
+
+    for name, kind in (("there", UsageError), ("no/file", FileNotFoundError)):
+        with pytest.raises(kind), own_file.replaced(tmp_path / name, PAGE):
+            pass

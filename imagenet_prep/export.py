@@ -53,7 +53,7 @@ class Config(WorkerFlags):
         help="dataset in a folder, s3:// or http(s)://; with --to torch, the --log-dir of a run"
     )
     out: str = flag(
-        place=Place.FOLDER_OR_BUCKET,
+        place=Place.OUTPUT,
         help="empty folder or s3://bucket/prefix; with --to torch or croissant, a file; with --to "
         "recordio and one --split, the prefix of the file names",
         positional=True,
@@ -111,6 +111,8 @@ class Config(WorkerFlags):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.to in _OF_SETS:
+            Place.FOLDER_OR_BUCKET.check("--out", self.out)
         if len({name.lower() for name in self.columns}) < len(self.columns):
             raise ValueError("--columns: two names differ at most in case, which readers ignore")
         for name in self.columns:
@@ -202,16 +204,16 @@ def export_weights(config: Config) -> Json:
     from imagenet_prep.trainer import checkpoint, torchvision
 
     last = torchvision.last(Path(config.dataset).expanduser())
-    run = last.facts["run"]
-    tensors = torchvision.tensors(run, last.arrays)
-    notes = torchvision.notes(run, torchvision.interface_of(last.facts))
+    tensors = torchvision.tensors(last.facts["run"], last.arrays)
+    network = torchvision.network_of(last.facts)
+    notes = torchvision.notes(vars(network), torchvision.interface_of(last.facts))
     notes["step"] = str(last.step)
     num_bytes = torchvision.write(Path(config.out).expanduser(), tensors, notes)
     return {
         "out": config.out,
-        "model": run["model"],
-        "classes": run["num_classes"],
-        "image_size": run["image_size"],
+        "model": network.model,
+        "classes": network.num_classes,
+        "image_size": network.image_size,
         "checkpoint": checkpoint.name(last.step),
         "tensors": len(tensors),
         "bytes": num_bytes,

@@ -28,6 +28,7 @@ class Place(enum.Enum):
     RUN = "a local path; --mirror s3://bucket/prefix keeps a copy of a run in a bucket"
     BUCKET = "s3://bucket/prefix"
     FOLDER_OR_BUCKET = "a folder or s3://bucket/prefix"
+    OUTPUT = "a file, a folder or s3://bucket/prefix"
     FILE_OR_OBJECT = "a local folder or file, http(s)://... or s3://bucket/key"
     ANYWHERE = "a folder, http(s)://... or s3://bucket/prefix"
 
@@ -35,7 +36,7 @@ class Place(enum.Enum):
         """Raises ValueError unless `text`, the value of the flag `name`, is of this kind."""
         is_bucket, is_address = text.startswith("s3://"), "://" in text
         allowed = not is_address and self is not Place.BUCKET
-        allowed |= is_bucket and self in (Place.BUCKET, Place.FOLDER_OR_BUCKET)
+        allowed |= is_bucket and self in (Place.BUCKET, Place.FOLDER_OR_BUCKET, Place.OUTPUT)
         allowed |= self in (Place.ANYWHERE, Place.FILE_OR_OBJECT)
         try:
             refuse_login(text)

@@ -1,25 +1,32 @@
-"""Computes a run's receipt from its log: the images that each training step used."""
+"""Computes a run's receipt from its log: the images that each training step used.
+
+Log directories can be shared, so a log is untrusted input: the numbers in it are compared with the
+dataset before they decide how long a command runs, and no address in it is contacted.
+"""
 
 from __future__ import annotations
 
 import base64
 import functools
 import hashlib
+import os
 import zlib
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 import numpy as np
 
-from imagenet_prep.core import canonical, records, regular_file
-from imagenet_prep.core.errors import DataDamagedError, UsageError
+from imagenet_prep.core import canonical, records
+from imagenet_prep.core.address import is_remote
+from imagenet_prep.core.errors import DataDamagedError, StoreError, UsageError
 from imagenet_prep.core.terminal import counted
 from imagenet_prep.dataset.placement import Placement
 from imagenet_prep.read.order import Order, Steps
+from imagenet_prep.storage.folder import LocalStore
 from imagenet_prep.storage.opened import Dataset, open_dataset
 
 if TYPE_CHECKING:
@@ -27,7 +34,16 @@ if TYPE_CHECKING:
 
 KEPT, DISCARDED, UNSAVED = "kept", "discarded", "not saved"
 STATE_VERSION = 1  # increases if the format of `Reader.state` or the order of examples changes
-_MOST_EPOCHS = 1 << 20  # a log with more epochs is damaged
+# A line that chooses among the 14.2 million images of ImageNet-21K has up to 2.4 MB. The log of 90
+# epochs of ImageNet has 90 MB if it has a line for each of 450,000 steps.
+_MOST_LINE_BYTES, _MOST_LOG_BYTES = 4 << 20, 256 << 20
+_MOST_SEGMENTS = 1 << 16
+_MOST_NODES = 1 << 12
+_MOST_BATCH = 1 << 20  # images of a step per rank, and ranks
+_MOST_EPOCHS = 1 << 14
+# Ordering an image takes 0.1 us, and an epoch of one node as long as _NODE_IMAGES images. The limit
+# allows 300 epochs of ImageNet-21K.
+_MOST_IMAGES, _NODE_IMAGES = 1 << 32, 10_000
 
 
 @dataclass(frozen=True)
@@ -49,25 +65,40 @@ class State:
     training: bool
     chosen: str | None = None
     edition: str | None = None
-    choice: dict[str, Any] = field(default_factory=dict)
+    choice: dict[str, str] = field(default_factory=dict)  # in a log, only the entry "numbers"
 
     def __post_init__(self) -> None:
         if self.version != STATE_VERSION:
             raise ValueError(f"expected state version {STATE_VERSION}, found {self.version}")
         is_sound = min(self.window, self.epoch, self.examples_read) >= 0
         is_sound &= min(self.nodes, self.ranks, self.batch_size) >= 1
+        is_sound &= max(self.ranks, self.batch_size) <= _MOST_BATCH
+        is_sound &= 1 <= self.copies <= self.nodes <= _MOST_NODES
         if not is_sound or self.ranks % self.nodes:
             raise ValueError("a number is out of range")
 
     @property
-    def order(self) -> tuple[Any, ...]:
+    def order(self) -> _Settings:
         """The settings that determine the order of an epoch."""
-        return self.seed, self.window, self.nodes, self.copies, self.training, self.chosen
+        seed = self.seed if self.training else None
+        numbers = self.choice.get("numbers", "")
+        chosen = (self.chosen or "", numbers) if self.choice else None
+        return _Settings(seed, self.window, self.nodes, self.copies, chosen)
 
     @property
     def per_node(self) -> int:
         """The number of images per step that the ranks of one node read."""
         return self.ranks * self.batch_size // self.nodes
+
+
+class _Settings(NamedTuple):
+    """The settings of `Order`; `chosen` has the packed numbers of examples, and their sha256."""
+
+    seed: int | None
+    window: int
+    nodes: int
+    copies: int
+    chosen: tuple[str, str] | None
 
 
 @dataclass(frozen=True)
@@ -77,6 +108,14 @@ class _Row:
     kind: str
     step: int
     receipt: dict[str, Any]
+
+    def __post_init__(self) -> None:
+        if self.step < 0:
+            raise ValueError("a step is negative")
+        # The other entries are the filters of the reader, which may be long lists.
+        choice = self.receipt.get("choice")
+        if isinstance(choice, dict) and choice:
+            self.receipt["choice"] = {"numbers": choice.get("numbers")}
 
 
 @dataclass
@@ -134,6 +173,8 @@ def parse(lines: Iterable[bytes], where: str) -> list[Segment]:
             raise DataDamagedError(f"{where_in_log} ({error})") from None
         if damage and not is_start:  # before a start, a power failure may have truncated a line
             raise DataDamagedError(damage)
+        if len(segments) == _MOST_SEGMENTS:
+            raise DataDamagedError(f"{where_in_log}: more than {_MOST_SEGMENTS:,} checkpoints")
         if segments:
             segments[-1].reached = max(row.step, _trained(trained) if is_start else 0)
         segments.append(Segment(run + is_start, row.step, state))
@@ -169,17 +210,17 @@ def packed(chosen: npt.NDArray[np.int64], num_examples: int) -> str:
     return base64.b64encode(zlib.compress(np.packbits(mask).tobytes())).decode()
 
 
-def _unpacked(state: State, num_examples: int) -> npt.NDArray[np.int64]:
+def _unpacked(chosen: str, sha256: str, num_examples: int) -> npt.NDArray[np.int64]:
     try:
-        data = base64.b64decode(state.chosen or "")
+        data = base64.b64decode(chosen)
         data = zlib.decompressobj().decompress(data, -(-num_examples // 8))
         mask = np.unpackbits(np.frombuffer(data, np.uint8))[:num_examples]
     except (ValueError, zlib.error):
         mask = np.empty(0, np.uint8)
-    chosen = np.flatnonzero(mask)
-    if hashlib.sha256(chosen.tobytes()).hexdigest() != state.choice.get("numbers"):
+    numbers = np.flatnonzero(mask)
+    if hashlib.sha256(numbers.tobytes()).hexdigest() != sha256:
         raise DataDamagedError("the log of the run: the list of chosen examples is damaged")
-    return chosen
+    return numbers
 
 
 class Receipt:
@@ -189,11 +230,16 @@ class Receipt:
         self.segments = segments
         self.split = segments[0].state.split
         self._examples_per_shard = tuple(examples_per_shard)
-        self._orders: dict[Any, list[Order]] = {}
-        for segment in segments:
-            if segment.state.order not in self._orders:
-                self._orders[segment.state.order] = self._orders_of(segment.state)
+        self._num_examples = sum(examples_per_shard)
+        most = max(segment.state.nodes for segment in segments)
+        if most > self._num_examples:
+            raise DataDamagedError(
+                f"the log of the run: {most:,} nodes, but {self.split} has only "
+                f"{counted(self._num_examples, 'example')}"
+            )
+        self._orders = functools.lru_cache(maxsize=4)(self._orders_of)
         self._epoch = functools.lru_cache(maxsize=1)(self._sorted)
+        self._orders(segments[-1].state.order)  # refuses a damaged list of chosen examples
 
     def step(self, step: int) -> Iterator[tuple[Use, int]]:
         """Yields (use, example number) of each image of a step, each time that the step was run."""
@@ -211,7 +257,7 @@ class Receipt:
 
         @functools.cache
         def positions(settings: Any, epoch: int) -> list[int | None]:
-            return [order.position(epoch, number) for order in self._orders[settings]]
+            return [order.position(epoch, number) for order in self._orders(settings)]
 
         for piece in self._pieces():
             for node, place in enumerate(positions(piece.segment.state.order, piece.epoch)):
@@ -286,16 +332,35 @@ class Receipt:
                 yield f"before step {piece.first:,}: epoch {epoch} did not use {unused}"
 
     def _pieces(self, *, kept: bool = False) -> Iterator[_Piece]:
+        """Yields the pieces in the order of the log; only those with kept weights if `kept`.
+
+        Raises DataDamagedError before it yields more pieces than a run can have.
+        """
+        images = 0
+        before: tuple[_Settings, int] | None = None
         for segment in self.segments:
-            state, first = segment.state, segment.first
-            total = self._orders[state.order][0].num_examples
-            epoch, read = state.epoch, state.examples_read
+            state = segment.state
+            first = segment.first
+            epoch = state.epoch
+            read = state.examples_read
             end = segment.kept if kept else segment.reached
             while first < end:
+                if (state.order, epoch) != before:
+                    before = state.order, epoch
+                    of_chosen = state.nodes if state.choice else 1
+                    images += self._num_examples * of_chosen + state.nodes * _NODE_IMAGES
+                if epoch > _MOST_EPOCHS or images > _MOST_IMAGES:
+                    raise DataDamagedError(
+                        f"the log of the run: start number {segment.run} claims {end:,} steps and "
+                        f"reaches epoch {epoch:,} of {counted(self._num_examples, 'example')} on "
+                        f"{counted(state.nodes, 'node')}, which is more than a run can have. Train "
+                        "again, or remove the log."
+                    )
+                total = self._orders(state.order)[0].num_examples
                 left = Steps(
                     read, total, state.ranks, state.batch_size, state.training, state.nodes
                 )
-                if epoch > _MOST_EPOCHS or (left.count < 1 and not read):
+                if left.count < 1 and not read:
                     raise DataDamagedError(
                         f"the log of the run: the reader's state at start number {segment.run} "
                         f"does not fit a dataset with {counted(total, 'example')} to read"
@@ -316,31 +381,68 @@ class Receipt:
         weights = KEPT if step < segment.kept else UNSAVED if is_last else DISCARDED
         return Use(step, piece.epoch, segment.run, rank, weights)
 
-    def _sorted(self, settings: Any, epoch: int) -> list[npt.NDArray[np.int64]]:
-        return [order.epoch(epoch) for order in self._orders[settings]]
+    def _sorted(self, settings: _Settings, epoch: int) -> list[npt.NDArray[np.int64]]:
+        return [order.epoch(epoch) for order in self._orders(settings)]
 
-    def _orders_of(self, state: State) -> list[Order]:
-        per_shard, seed = self._examples_per_shard, state.seed if state.training else None
-        chosen = _unpacked(state, sum(per_shard)) if state.choice else None
-        parts = [Placement(node, state.nodes, state.copies) for node in range(state.nodes)]
-        return [Order(per_shard, seed, state.window, part, chosen) for part in parts]
+    def _orders_of(self, settings: _Settings) -> list[Order]:
+        chosen = None
+        if settings.chosen is not None:
+            chosen = _unpacked(*settings.chosen, self._num_examples)
+        nodes = settings.nodes
+        parts = [Placement(node, nodes, settings.copies) for node in range(nodes)]
+        per_shard = self._examples_per_shard
+        return [Order(per_shard, settings.seed, settings.window, part, chosen) for part in parts]
 
 
 def of_run(log: Path, data_dir: str | None) -> tuple[Dataset, Receipt]:
-    """Returns the dataset and the receipt of a run; `data_dir` replaces the logged location."""
+    """Returns the dataset and the receipt of a run; `data_dir` replaces the logged location.
+
+    Raises DataDamagedError if the log is damaged or a link, and UsageError if it names an address.
+    """
     try:
-        with open(regular_file.open_to_read(log), "rb") as lines:
-            segments = parse(lines, str(log))
+        with open(LocalStore(log.parent).open(log.name, os.O_RDONLY), "rb") as file:
+            segments = parse(_bounded_lines(file, log), str(log))
     except OSError as error:
         raise UsageError(
             f"{log}: cannot be read: {error.strerror}. Give the --log-dir of a run"
         ) from error
+    except StoreError as error:
+        raise DataDamagedError(f"{log}: is a link or not a regular file.") from error
     state = segments[-1].state  # the dataset may have moved since the first start
-    dataset = open_dataset(data_dir or state.data_dir, parts=True)
+    if data_dir is None:
+        data_dir = _local_folder(state.data_dir, log)
+    dataset = open_dataset(data_dir, parts=True)
     if dataset.manifest.digest != state.dataset:
         raise UsageError(
             f"{dataset.where}: its digest is {dataset.manifest.digest[:16]}, but the run read a "
             f"dataset with the digest {state.dataset[:16]}. Pass that dataset with --trained-on SET"
         )
+    if state.split not in dataset.manifest.splits:
+        raise DataDamagedError(f"{log}: {dataset.where} has no split {state.split[:80]!r}")
     shards = dataset.manifest.splits[state.split].shards
     return dataset, Receipt(segments, [shard.examples for shard in shards])
+
+
+def _bounded_lines(file: BinaryIO, log: Path) -> Iterator[bytes]:
+    """Yields the lines of a log; raises DataDamagedError if a line or the log is too long."""
+    rest = _MOST_LOG_BYTES
+    while line := file.readline(_MOST_LINE_BYTES + 1):
+        rest -= len(line)
+        if len(line) > _MOST_LINE_BYTES or rest < 0:
+            raise DataDamagedError(
+                f"{log}: has more than {_MOST_LOG_BYTES:,} bytes, or a line with more than "
+                f"{_MOST_LINE_BYTES:,}, so no training run wrote it."
+            )
+        yield line
+
+
+def _local_folder(data_dir: str, log: Path) -> str:
+    """Returns the location of the dataset in a log, unless it is an address."""
+    if is_remote(data_dir):
+        raise UsageError(
+            f"{log}: the run read {data_dir[:200]!r}. An address in a log is not contacted, since "
+            "a different user may have written it. If you trust it, add --trained-on ADDRESS."
+        )
+    if not data_dir.startswith("/") or "\0" in data_dir:
+        raise DataDamagedError(f"{log}: {data_dir[:200]!r} is not the location of a dataset")
+    return data_dir

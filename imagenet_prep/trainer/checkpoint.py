@@ -6,6 +6,7 @@ decide how much memory is allocated.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import math
@@ -13,11 +14,11 @@ import os
 import re
 import time
 import zipfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import repeat
 from pathlib import Path
-from typing import Any, Literal
+from typing import IO, Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -45,7 +46,21 @@ _NPY_HEADER = re.compile(
 )
 # zipfile raises RuntimeError for unsupported features, OverflowError for impossible offsets.
 _DAMAGE = (ValueError, KeyError, EOFError, RuntimeError, OverflowError, zipfile.BadZipFile)
+_SPARSE_BYTES, _SPARSE_RATIO = 256 << 20, 16
 _PIECE_BYTES = 1 << 20  # limit of one read; the zip directory of 10,000 arrays is smaller
+
+
+class Header(NamedTuple):
+    """What a checkpoint claims about one of its arrays; `num_bytes` is the size of its values."""
+
+    dtype: np.dtype[Any]
+    shape: Shape
+    order: Literal["C", "F"]
+    num_bytes: int
+
+
+Headers = Mapping[str, Header]
+Shapes = Sequence[Shape] | Callable[[Json, Headers], Sequence[Shape]]
 
 
 @dataclass(frozen=True)
@@ -113,7 +128,7 @@ def clear(folder: Path) -> None:
 
 def load_latest(
     folder: Path,
-    shapes: Sequence[Shape] | None = None,
+    shapes: Shapes | None = None,
     accept: Callable[[Json], object] = lambda _: None,
 ) -> Checkpoint | None:
     """Returns the last valid checkpoint, or None if there is none; for the arguments, see `load`.
@@ -142,17 +157,19 @@ def load_latest(
 
 def load(
     path: Path,
-    shapes: Sequence[Shape] | None = None,
+    shapes: Shapes | None = None,
     accept: Callable[[Json], object] = lambda _: None,
 ) -> Checkpoint:
     """Reads a checkpoint from a file.
 
-    If `shapes` is given, the first arrays must have these shapes, and later arrays are not read.
+    If `shapes` is given, the first arrays must have these shapes, and later arrays are not read. It
+    may be a function that returns the shapes for the facts and the headers of all arrays.
     `accept` is called with `Checkpoint.facts` before any array is read. It must raise ValueError
     if the facts are malformed, and a different error if they belong to a different run.
     """
-    try:
+    with _damage(path):
         with _opened(path) as stream, zipfile.ZipFile(stream) as file:
+            _refuse_sparse(stream)
             members = {member.filename.removesuffix(".npy"): member for member in file.infolist()}
             head = _head(path, _array(file, members.pop(_FACTS), most=_HEAD_BYTES).tobytes())
             if not 0 <= head.saved_at < _LAST_TIME:
@@ -160,15 +177,36 @@ def load(
             if head.step != step_of(path.name):
                 raise ValueError(f"its content is from step {head.step:,}")
             accept(head.facts)
+            if callable(shapes):
+                shapes = shapes(
+                    head.facts, {name: _header(file, members[name]) for name in members}
+                )
             if shapes is not None and len(members) < len(shapes):
                 raise ValueError(f"it has {len(members)} arrays, expected {len(shapes)}")
             pairs = zip(members.items(), repeat(None) if shapes is None else shapes, strict=False)
             arrays = {name: _array(file, member, shape) for (name, member), shape in pairs}
         return Checkpoint(**vars(head), arrays=arrays)
+
+
+@contextlib.contextmanager
+def _damage(path: Path) -> Iterator[None]:
+    try:
+        yield
     except _DAMAGE as error:
         raise DataDamagedError(f"{path}: damaged checkpoint ({error}).") from error
     except OSError as error:
         raise StoreError(f"{path}: cannot be read: {error.strerror or error}") from error
+
+
+def _refuse_sparse(stream: _InPieces) -> None:
+    """Raises ValueError if a file claims far more bytes than it occupies on the disk.
+
+    Some file systems compress, and others report no blocks. Weights do not compress well.
+    """
+    status = os.fstat(stream.fileno())
+    stored = 512 * status.st_blocks
+    if stored and status.st_size > max(_SPARSE_BYTES, _SPARSE_RATIO * stored):
+        raise ValueError(f"sparse: {status.st_size:,} bytes, of which {stored:,} are on the disk")
 
 
 def _head(path: Path, read: bytes) -> _Head:
@@ -206,6 +244,28 @@ def _array(
     file: zipfile.ZipFile, member: zipfile.ZipInfo, shape: Shape | None = None, most: int = 1 << 63
 ) -> npt.NDArray[Any]:
     """Returns an array after checking every size and type that the file claims for it."""
+    with _opened_array(file, member, most) as (header, opened):
+        is_expected = shape is None or (header.shape == shape and header.dtype.kind == "f")
+        if not is_expected:
+            raise ValueError(
+                f"{member.filename!r} is {header.dtype} {header.shape}, expected floats {shape}"
+            )
+        data = bytearray()
+        while piece := opened.read(_PIECE_BYTES):  # zipfile verifies the CRC after the last byte
+            data += piece
+    return np.ndarray(header.shape, header.dtype, data, order=header.order)
+
+
+def _header(file: zipfile.ZipFile, member: zipfile.ZipInfo) -> Header:
+    with _opened_array(file, member) as (header, _):
+        return header
+
+
+@contextlib.contextmanager
+def _opened_array(
+    file: zipfile.ZipFile, member: zipfile.ZipInfo, most: int = 1 << 63
+) -> Iterator[tuple[Header, IO[bytes]]]:
+    """Yields the checked header of an array, and the file at its first value."""
     # Flag bit 11 marks UTF-8 names. A negative offset would be reported as a disk error.
     if member.compress_type != zipfile.ZIP_STORED or member.flag_bits & ~0x800:
         raise ValueError(f"{member.filename!r} is compressed or encrypted")
@@ -219,17 +279,11 @@ def _array(
             raise ValueError(f"{member.filename!r} is not an array of numbers")
         dtype = np.dtype(header[1])
         stored = tuple(int(length) for length in header[3].split(",") if length.strip())
-        if shape is not None and (stored != shape or dtype.kind != "f"):
-            raise ValueError(f"{member.filename!r} is {dtype} {stored}, expected floats {shape}")
         size = member.file_size - len(begin) - num_bytes
         expected = math.prod(stored) * dtype.itemsize
         if size != expected:
             raise ValueError(f"{member.filename!r} has {size:,} bytes, expected {expected:,}")
-        data = bytearray()
-        while piece := opened.read(_PIECE_BYTES):  # zipfile verifies the CRC after the last byte
-            data += piece
-    order: Literal["C", "F"] = "F" if header[2] == "True" else "C"
-    return np.ndarray(stored, dtype, data, order=order)
+        yield Header(dtype, stored, "F" if header[2] == "True" else "C", size), opened
 
 
 def _is_sound(path: Path, shapes: Sequence[Shape]) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,13 +12,15 @@ import numpy as np
 
 from imagenet_prep.core import records
 from imagenet_prep.core.canonical import Json
-from imagenet_prep.core.errors import UsageError
+from imagenet_prep.core.errors import DataDamagedError, UsageError
 from imagenet_prep.core.own_file import Kind
+from imagenet_prep.core.terminal import counted
+from imagenet_prep.dataset.class_list import MOST_CLASSES
 from imagenet_prep.storage.new_file import complete_file
 from imagenet_prep.storage.os_errors import storage_errors
 from imagenet_prep.trainer import checkpoint
-from imagenet_prep.trainer.checkpoint import Checkpoint
-from imagenet_prep.trainer.choices import TORCHVISION
+from imagenet_prep.trainer.checkpoint import Arrays, Checkpoint, Header, Shape
+from imagenet_prep.trainer.choices import TORCHVISION, residual_blocks
 from imagenet_prep.trainer.interface import Interface
 
 if TYPE_CHECKING:
@@ -36,13 +39,52 @@ _KINDS = {  # PyTorch's name for each Keras variable of a layer
 _LAYERS = {"classes": "fc"}
 OWN = Kind("a file of safetensors", b'{"__metadata__"', at=8)
 _DTYPES = {"float32": "F32", "int64": "I64"}
+_MOST_SIDE = 1 << 16
+_PER_FILTER = 4  # a batch norm has scale, offset, mean and variance
+
+
+@dataclass(frozen=True)
+class Network:
+    """The facts about a network in a checkpoint that decide how it is exported."""
+
+    model: str
+    num_classes: int
+    image_size: int
+    framework: str = "tensorflow"
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.num_classes <= MOST_CLASSES:
+            raise ValueError(f"num_classes {self.num_classes}: expected 1 to {MOST_CLASSES:,}")
+        if not 1 <= self.image_size <= _MOST_SIDE:
+            raise ValueError(f"image_size {self.image_size}: expected 1 to {_MOST_SIDE:,}")
+
+    @property
+    def num_weights(self) -> int:
+        """At least the number of weights and statistics; every block counts a shortcut."""
+        width, size = (16, 3) if self.model == TINY else (64, 7)
+        count = (3 * size**2 + _PER_FILTER) * width
+        for _, convolutions in residual_blocks(self.model):
+            inputs = width
+            for filters, size, _ in convolutions:
+                count += (width * size**2 + _PER_FILTER) * filters
+                width = filters
+            count += (inputs + _PER_FILTER) * width
+        return count + (width + 1) * self.num_classes
+
+
+@dataclass(frozen=True)
+class _Facts:
+    run: Json
 
 
 def last(folder: Path) -> Checkpoint:
-    """Returns the last checkpoint of a run."""
+    """Returns the last checkpoint of a run, with its model's variables.
+
+    Without variables if the model cannot be exported, for which `tensors` raises UsageError.
+    """
     if not folder.is_dir():
         raise UsageError(f"{folder}: no such folder")
-    latest = checkpoint.load_latest(folder, accept=interface_of)
+    latest = checkpoint.load_latest(folder, _model_shapes)
     if latest is None:
         raise UsageError(f"{folder}: no checkpoint. Expected the --log-dir of a training run.")
     return latest
@@ -54,13 +96,47 @@ def interface_of(facts: Json) -> Interface | None:
     return None if found is None else records.parse(Interface, found, "interface")
 
 
-def tensors(run: Json, arrays: Mapping[str, Any]) -> dict[str, npt.NDArray[Any]]:
+def network_of(facts: Json) -> Network:
+    """Returns the facts about a checkpoint's network; raises ValueError if they are malformed."""
+    return records.parse(Network, facts.get("run"), "run", others=True)
+
+
+def _model_shapes(facts: Json, headers: Mapping[str, Header]) -> list[Shape]:
+    """Returns the shapes of the model's variables, which precede those of the optimizer.
+
+    Raises ValueError if they do not fit the network, or if the facts are malformed.
+    """
+    run = records.parse(_Facts, facts, others=True).run
+    interface = interface_of(facts)
+    if interface is not None:
+        _ = interface.outputs
+    if not _is_exportable(run):
+        return []
+    network = network_of(facts)
+    of_model = [header for name, header in headers.items() if not name.startswith(SLOT)]
+    num_bytes = sum(header.num_bytes for header in of_model)
+    if num_bytes > 4 * network.num_weights:
+        raise ValueError(
+            f"its arrays have {num_bytes:,} bytes; {network.model} for "
+            f"{counted(network.num_classes, 'class')} has at most {4 * network.num_weights:,}"
+        )
+    if any(header.dtype != np.float32 for header in of_model):
+        raise ValueError("an array of the model does not have the type float32")
+    return [header.shape for header in of_model]
+
+
+def _is_exportable(run: Json) -> bool:
+    framework = run.get("framework", "tensorflow")
+    return run.get("model") in TORCHVISION and framework in ("tensorflow", "pytorch")
+
+
+def tensors(run: Json, arrays: Arrays) -> dict[str, npt.NDArray[Any]]:
     """Returns the model's tensors under torchvision's names, from the variables of a run."""
-    model, framework = run.get("model"), run.get("framework", "tensorflow")
-    if model not in TORCHVISION or framework not in ("tensorflow", "pytorch"):
+    framework = run.get("framework", "tensorflow")
+    if not _is_exportable(run):
         raise UsageError(
-            f"cannot export {model} of {framework} for PyTorch. Expected "
-            f"{' or '.join(TORCHVISION)}, trained with TensorFlow or PyTorch"
+            f"cannot export {str(run.get('model'))[:80]} of {str(framework)[:80]} for PyTorch. "
+            f"Expected {' or '.join(TORCHVISION)}, trained with TensorFlow or PyTorch"
         )
     if framework == "pytorch":
         return _of_pytorch(arrays)
@@ -69,12 +145,14 @@ def tensors(run: Json, arrays: Mapping[str, Any]) -> dict[str, npt.NDArray[Any]]
         layer, _, kind = path.rpartition("/")
         if not layer:
             continue  # an optimizer slot
+        if kind not in _KINDS:
+            raise DataDamagedError(f"the checkpoint: {path[:80]!r} is not a variable of a layer")
         layer = _LAYERS.get(layer, layer)
         if array.ndim == 4:
             array = array.transpose(3, 2, 0, 1)
         elif array.ndim == 2:
             array = array.T
-        named[f"{layer}.{_KINDS[kind]}"] = np.ascontiguousarray(array)
+        named[f"{layer}.{_KINDS[kind]}"] = array
     return _of_pytorch(named)
 
 
@@ -121,10 +199,11 @@ def write(path: Path, named: Mapping[str, npt.NDArray[Any]], notes: Mapping[str,
         place = end
     text = json.dumps(header, separators=(",", ":")).encode()
     text = text.ljust(-(-len(text) // 8) * 8)
-    data = (array.tobytes() for array in named.values())
-    content = b"".join((len(text).to_bytes(8, "little"), text, *data))
     with storage_errors("write", path):
         path.parent.mkdir(parents=True, exist_ok=True)
     with complete_file(path, OWN) as file:
-        file.write(content)
-    return len(content)
+        file.write(len(text).to_bytes(8, "little") + text)
+        # One array at a time, because each is copied.
+        for array in named.values():
+            file.write(array.tobytes())
+    return 8 + len(text) + place

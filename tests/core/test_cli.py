@@ -319,6 +319,7 @@ def test_words_after_dashes_are_kept_as_they_are() -> None:
         (flags.Place.FOLDER, ["/data", "a:b"], ["s3://b/p", "https://h/p"]),
         (flags.Place.BUCKET, ["s3://b", "s3://b/p"], ["/data", "gs://b/p", "s3://", "s3://b?x"]),
         (flags.Place.FOLDER_OR_BUCKET, ["/data", "s3://b/p"], ["https://h/p", "gs://b/p"]),
+        (flags.Place.OUTPUT, ["/data", __file__, "s3://b/p"], ["https://h/p", "gs://b/p"]),
         (flags.Place.ANYWHERE, ["/data", "s3://b/p", "https://h/p"], ["gs://b/p", "https://h/p?x"]),
     ],
 )

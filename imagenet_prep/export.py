@@ -117,7 +117,7 @@ class Config(WorkerFlags):
             raise ValueError("--columns: two names differ at most in case, which readers ignore")
         for name in self.columns:
             # Parquet readers select `image.bytes` together with `image`.
-            if self.to == PARQUET and name.partition(".")[0].lower() in ("image", "label"):
+            if self.to == PARQUET and name.partition(".")[0].lower() in schema.PARQUET_FIELDS:
                 raise ValueError(f"--columns {name}: Parquet files have their own image and label")
             if self.to == WEBDATASET and name.startswith("__"):
                 raise ValueError(f"--columns {name}: readers of tars use such names themselves")

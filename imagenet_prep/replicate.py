@@ -29,7 +29,7 @@ from imagenet_prep.core.terminal import counted, human_bytes
 from imagenet_prep.dataset import column, naming
 from imagenet_prep.dataset.manifest import File, Manifest, Problem
 from imagenet_prep.dataset.placement import Placement
-from imagenet_prep.distribute.config import ALL, NONE, Config
+from imagenet_prep.distribute.config import Config
 from imagenet_prep.hosts.hosts_file import read_hosts
 
 if TYPE_CHECKING:
@@ -80,15 +80,22 @@ def _columns(config: Config, dataset: Dataset) -> dict[str, bytes]:
     """Returns the names of the columns to copy, with the contents of their column.json."""
     from imagenet_prep.storage import columns
 
-    if config.columns == (NONE,):
+    if config.columns == (column.NONE,):
         return {}
-    wanted = () if config.columns == (ALL,) else config.columns
+    wanted = () if config.columns == (column.ALL,) else config.columns
     complete, unfinished = columns.complete(dataset, wanted)
     if unfinished:
         terminal.say(
             f"{dataset.where}: incomplete columns: {errors.some(unfinished)}. Only their finished "
             "splits are copied."
         )
+    for found in complete:
+        if found.name in (column.ALL, column.NONE):
+            raise errors.UsageError(
+                f"{dataset.where}: a column is called {found.name}, which --columns uses itself. "
+                "Write this column again under a different name, or name the other columns with "
+                "--columns."
+            )
     return {found.name: found.dumps() for found in complete}
 
 
@@ -167,7 +174,7 @@ def _sign_on_hosts(
 
 def _pull_words(config: Config, part: Placement, columns: Sequence[str]) -> list[str]:
     words = ["replicate", config.dataset, "--to", config.hosts_and_path[1]]
-    words += ["--columns", ",".join(columns) or NONE]
+    words += ["--columns", ",".join(columns) or column.NONE]
     words += ["--repair"] if config.repair else []
     words += ["--from-parent", config.from_parent] if config.from_parent else []
     for name in ("bandwidth_limit", "connections", "retries", "timeout"):

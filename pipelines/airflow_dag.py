@@ -397,6 +397,8 @@ def _allowed(parameter: str, words: Sequence[str]) -> list[str]:
     """Returns a parameter's flags as single arguments: --keys FILE becomes --keys=FILE."""
     switches, values, files = map(str.split, _ALLOWED[parameter])
     rest, flags = iter(words), []
+    if any("\0" in word for word in words):
+        raise AirflowFailException(f"{parameter}: a flag contains a null character. Remove it.")
     for word in rest:
         flag, equals, value = word.partition("=")
         name = flag.removeprefix("--").replace("_", "-")
@@ -417,7 +419,8 @@ def _demand_allowed(parameter: str, *files: str) -> None:
     folder = os.environ.get(_FILES)
     for file in files:
         # Resolve links and .. first. Refuse ~, which a command would expand to the worker's home.
-        path = Path(os.path.realpath(file)) if Path(file).is_absolute() else None
+        is_path = Path(file).is_absolute() and "\0" not in file
+        path = Path(os.path.realpath(file)) if is_path else None
         if not folder or path is None or not path.is_relative_to(os.path.realpath(folder)):
             raise AirflowFailException(
                 f"{parameter}: {file}: not in the folder that {_FILES} names on the worker "

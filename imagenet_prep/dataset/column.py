@@ -18,7 +18,7 @@ from typing import Any
 
 from imagenet_prep.core import canonical, records
 from imagenet_prep.core.errors import DataDamagedError
-from imagenet_prep.dataset import naming
+from imagenet_prep.dataset import naming, schema
 from imagenet_prep.dataset.manifest import File, Shard, render
 
 VERSION = 1
@@ -38,6 +38,11 @@ DTYPES = {
 ANY_VIEW = "image"
 # Whether a row depends only on the image, or also on its class.
 OF_IMAGE, OF_CLASS = "image", "image+class"
+# The values of --columns for all columns and for none.
+ALL, NONE = "all", "none"
+# Names that exports and flags use themselves. A new column with such a name, in any case and also
+# with a dot and more text behind it, is refused; readers of Parquet select `image.x` with `image`.
+RESERVED = frozenset({ALL, NONE, "split", *schema.PARQUET_FIELDS, *schema.WEBDATASET_FIELDS})
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _MOST_AXES = 8
@@ -219,6 +224,17 @@ def check_name(name: str) -> str:
         raise ValueError(
             "a column name has up to 100 letters, digits, dots, hyphens and underscores, and does "
             "not start with a dot or hyphen"
+        )
+    return name
+
+
+def check_new_name(name: str) -> str:
+    """Returns the name of a new column unchanged; raises ValueError if exports could not use it."""
+    first = check_name(name).partition(".")[0].lower()
+    if first in RESERVED or first.startswith("__"):
+        raise ValueError(
+            f"flags and exports use {first} themselves. Choose a different name, for example "
+            f"my_{first.lstrip('_')}"
         )
     return name
 

@@ -6,6 +6,7 @@ import hashlib
 import io
 import os
 import re
+import string
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -27,7 +28,6 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 # A part of a path that is empty, . or ..; Windows also separates parts by backslashes.
 _LEADS_OUT = re.compile(r"(?:\A|[/\\])\.{0,2}(?:[/\\]|\Z)")
 _MOST_SHOWN = 80
-_NUMBER = re.compile(r"~+[0-9]+(?=(?:\.[^./]*)?$)")
 WNID = re.compile(r"n\d{8}")
 MOST_BASE_BYTES = 255  # NAME_MAX on Linux; a listing keeps all names in memory
 VALIDATION_NAME = re.compile(r"^ILSVRC2012_val_(\d{8})\.[A-Za-z]+$")
@@ -132,7 +132,19 @@ def numbered(key: str, number: int, tildes: str) -> str:
 
 def without_number(key: str) -> str:
     """Returns a key, or a part of a key, without the number that `numbered` has added."""
-    return _NUMBER.sub("", key)
+    stem, dot, ending = key.rpartition(".")
+    if not dot or "/" in ending:
+        return _without_end_number(key)
+    return _without_end_number(stem) + dot + _without_end_number(ending)
+
+
+def _without_end_number(text: str) -> str:
+    """Returns a text without the tildes and the number at its end."""
+    # A regular expression would need quadratic time for a key of 4,000 tildes.
+    base = text.rstrip(string.digits)
+    if base == text or not base.endswith("~"):
+        return text
+    return base.rstrip("~")
 
 
 def problem(key: str) -> str | None:

@@ -29,6 +29,10 @@ FLOAT_KEYS = (BBOX_XMIN, BBOX_XMAX, BBOX_YMIN, BBOX_YMAX)
 ALL_KEYS = tuple(sorted(BYTES_KEYS + INT64_KEYS + FLOAT_KEYS))
 # This field in a Parquet file's metadata means that the paths of images are their keys.
 PARQUET_KEYS = "imagenet_prep.keys"
+# The columns of the Parquet files of `export`.
+PARQUET_FIELDS = PARQUET_IMAGE, PARQUET_LABEL = "image", "label"
+# The extensions of an image's files in the tars of `export`, and the fields of its JSON.
+WEBDATASET_FIELDS = ("cls", "jpg", "json", "filename", "key", "number", "wnid")
 TYPES: dict[str, type] = {
     **dict.fromkeys(BYTES_KEYS, bytes),
     **dict.fromkeys(FLOAT_KEYS, float),

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 from imagenet_prep.core.errors import UsageError
 from imagenet_prep.core.flags import Place, Settings, flag, optional, switch
+from imagenet_prep.dataset import column
 from imagenet_prep.dataset.flag import data_set
 from imagenet_prep.dataset.placement import WHOLE, Placement
 
 _HOSTS = "hosts:"
 _PARTITION = {"mode": ("partition",)}
-ALL, NONE = "all", "none"
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Config(Settings):
         metavar="TARGET",
     )
     columns: tuple[str, ...] = flag(
-        (ALL,),
+        (column.ALL,),
         help="names of the columns to copy, separated by commas; or all, or none",
         metavar="NAMES",
     )

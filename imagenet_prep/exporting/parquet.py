@@ -41,12 +41,12 @@ class Parquet(Format):
 
         name = f"data/{naming.shard_name(part.split, part.number, part.total)}.parquet"
         columns: Json = {
-            "image": pa.struct({"bytes": pa.binary(), "path": pa.string()}),
-            "label": pa.int64(),
+            schema.PARQUET_IMAGE: pa.struct({"bytes": pa.binary(), "path": pa.string()}),
+            schema.PARQUET_LABEL: pa.int64(),
         }
         features: Json = {
-            "image": {"_type": "Image"},
-            "label": {"names": self.wnids, "_type": "ClassLabel"},
+            schema.PARQUET_IMAGE: {"_type": "Image"},
+            schema.PARQUET_LABEL: {"names": self.wnids, "_type": "ClassLabel"},
         }
         for column in self.columns:
             dtype = np.dtype(column.descr)

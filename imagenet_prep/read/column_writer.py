@@ -136,6 +136,7 @@ class ColumnWriter:
                 view or " and ".join(sorted(views - {column.ANY_VIEW})) or column.ANY_VIEW,
                 column.OF_CLASS if of_class else column.OF_IMAGE,
             )
+            column.check_new_name(name)
             column.loads(self.column.dumps(), "", name)
         except (ValueError, TypeError, DataDamagedError) as error:
             raise UsageError(f"column {name!r}: {error}") from None

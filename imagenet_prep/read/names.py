@@ -71,7 +71,7 @@ class Facts:
         self._records, self._names = records, Names(records)
         self._fields = fields
         self._has_sides = not {"width", "height"}.isdisjoint(fields)
-        self._keys: dict[int, npt.NDArray[np.bytes_]] = {}
+        self._keys: dict[int, npt.NDArray[np.bytes_] | list[bytes]] = {}
         self.classes = np.zeros(len(records), np.int32)
         self.sides = np.zeros((2, len(records)) if self._has_sides else (2, 0), np.int32)
         self._is_read = np.zeros(len(records.shards), bool)
@@ -90,7 +90,7 @@ class Facts:
         classes, keys, images = zip(*self._names.of(shard, sides=self._has_sides), strict=True)
         self.classes[part] = classes
         if "key" in self._fields:
-            self._keys[shard] = np.array([key.encode() for key in keys])
+            self._keys[shard] = _compact([key.encode() for key in keys])
         if self._has_sides:
             self.sides[:, part] = np.array([i.split(b",")[1:3] for i in images], np.int64).T
         self._is_read[shard] = True
@@ -99,3 +99,10 @@ class Facts:
         """Returns the keys of examples, after `read` has read their tables."""
         places = map(self._records.place, numbers.tolist())
         return [self._keys[shard][record].decode() for shard, record in places]
+
+
+def _compact(keys: list[bytes]) -> npt.NDArray[np.bytes_] | list[bytes]:
+    """Returns keys as an array, unless a few long keys would make it much larger."""
+    # In an array, each key takes as many bytes as the longest one.
+    num_bytes = max(map(len, keys)) * len(keys)
+    return np.array(keys) if num_bytes <= 2 * sum(map(len, keys)) else keys

@@ -37,7 +37,7 @@ STATE_VERSION = 1  # increases if the format of `Reader.state` or the order of e
 # A line that chooses among the 14.2 million images of ImageNet-21K has up to 2.4 MB. The log of 90
 # epochs of ImageNet has 90 MB if it has a line for each of 450,000 steps.
 _MOST_LINE_BYTES, _MOST_LOG_BYTES = 4 << 20, 256 << 20
-_MOST_SEGMENTS = 1 << 16
+_MOST_SEGMENTS = 1 << 14
 _MOST_NODES = 1 << 12
 _MOST_BATCH = 1 << 20  # images of a step per rank, and ranks
 _MOST_EPOCHS = 1 << 14
@@ -240,6 +240,9 @@ class Receipt:
         self._orders = functools.lru_cache(maxsize=4)(self._orders_of)
         self._epoch = functools.lru_cache(maxsize=1)(self._sorted)
         self._orders(segments[-1].state.order)  # refuses a damaged list of chosen examples
+        # Refuse a log that claims too much before any epoch is ordered.
+        for _ in self._pieces():
+            pass
 
     def step(self, step: int) -> Iterator[tuple[Use, int]]:
         """Yields (use, example number) of each image of a step, each time that the step was run."""

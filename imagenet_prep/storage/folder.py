@@ -93,7 +93,11 @@ class LocalStore:
                 if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
                     raise
                 return None
-        return status.st_size if stat.S_ISREG(status.st_mode) else None
+        if stat.S_ISREG(status.st_mode):
+            return status.st_size
+        if name.partition("/")[0] == naming.COLUMNS:
+            raise inside.refusal(self.root, name)
+        return None
 
     def sizes(self, names: Iterable[str]) -> dict[str, int]:
         return {name: size for name in names if (size := self.size(name)) is not None}
@@ -120,7 +124,8 @@ class LocalStore:
             entries: Iterable[os.DirEntry[str]] = ()
             with contextlib.suppress(FileNotFoundError, NotADirectoryError):
                 place: int | Path = path
-                if folder.partition("/")[0] == naming.WORK:
+                # A link could lead to private files, whose names would be shown.
+                if folder.partition("/")[0] in (naming.WORK, *naming.FOLDERS):
                     place = opened.enter_context(inside.folder_inside(self.root, folder))
                 entries = opened.enter_context(os.scandir(place))
             yield entries

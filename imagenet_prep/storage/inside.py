@@ -47,6 +47,13 @@ def stat_inside(root: Path, name: str) -> os.stat_result:
     return status
 
 
+def refuse_other_kinds(root: Path, folder: str) -> None:
+    """Raises DataDamagedError if a folder of a dataset exists and is a link or no folder."""
+    with contextlib.suppress(FileNotFoundError):
+        if not stat.S_ISDIR(stat_inside(root, folder).st_mode):
+            raise refusal(root, folder)
+
+
 @contextlib.contextmanager
 def folder_inside(root: Path, name: str = "", *, make: bool = False) -> Iterator[int]:
     """Yields a `dir_fd` for a folder below `root`; raises like `open_inside`."""
@@ -73,10 +80,10 @@ def is_only_ours(status: os.stat_result) -> bool:
 
 def refusal(root: Path, name: str = "") -> StoreError | DataDamagedError:
     """Returns the error for a path that this program did not create."""
-    kind = DataDamagedError if name.partition("/")[0] == naming.COLUMNS else StoreError
+    kind = DataDamagedError if name.partition("/")[0] in naming.FOLDERS else StoreError
     return kind(
         f"{root / name}: the file, or a folder above it, is a link or of the wrong kind. It was "
-        "not opened. Remove it, then run the same command again."
+        "not opened. Remove it, but no file to which it leads, then run the same command again."
     )
 
 

@@ -6,6 +6,7 @@ commands use this module, so they accept the same datasets and agree on labels.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import itertools
 from collections.abc import Collection, Iterable, Iterator
@@ -26,7 +27,8 @@ from imagenet_prep.dataset.class_list import ClassList
 from imagenet_prep.dataset.manifest import File, Manifest, Shard, demand_samples
 from imagenet_prep.dataset.placement import Placement
 from imagenet_prep.dataset.samples import Head, Sample
-from imagenet_prep.storage import origins, tables
+from imagenet_prep.storage import inside, origins, tables
+from imagenet_prep.storage.os_errors import storage_errors
 from imagenet_prep.storage.remote import AbsentError
 from imagenet_prep.storage.store import Readable, is_inside, open_readable
 
@@ -192,9 +194,14 @@ def refuse_inside(out: str, dataset: Dataset) -> None:
 
 
 def demand_file(store: Readable) -> None:
-    """Raises DataDamagedError if the manifest of a folder is not a regular file."""
-    if (folder := store.as_folder) is not None:
-        regular_file.refuse_other_kinds(folder.path(naming.MANIFEST))
+    """Raises DataDamagedError if the manifest or a folder of a dataset is of the wrong kind."""
+    folder = store.as_folder
+    if folder is None:
+        return
+    regular_file.refuse_other_kinds(folder.path(naming.MANIFEST))
+    for name in naming.FOLDERS:
+        with storage_errors("look at", folder.path(name)), contextlib.suppress(NotADirectoryError):
+            inside.refuse_other_kinds(folder.root, name)
 
 
 def committed(store: Readable, names: Collection[str]) -> Dataset | None:
@@ -229,7 +236,9 @@ def open_dataset(place: str | Readable, *, parts: bool = False, check: bool = Tr
     if store.size(naming.MANIFEST) is None:
         if store.as_folder is not None and not store.as_folder.root.is_dir():
             raise UsageError(f"{where}: there is no such folder")
-        if naming.WORK in store.list_folder():
+        listed = store.list_folder()
+        # The folder of a training run has a .work, too.
+        if naming.WORK in listed and naming.TRAINING_LOG not in listed:
             raise IncompleteError(
                 f"{where}: no {naming.MANIFEST} yet, because a run has not finished. Run the same "
                 "command again to resume."

@@ -60,15 +60,18 @@ class Network:
 
     @property
     def num_weights(self) -> int:
-        """At least the number of weights and statistics; every block counts a shortcut."""
+        """The number of weights and statistics of the model, without the optimizer's."""
         width, size = (16, 3) if self.model == TINY else (64, 7)
         count = (3 * size**2 + _PER_FILTER) * width
         for _, convolutions in residual_blocks(self.model):
             inputs = width
-            for filters, size, _ in convolutions:
+            strides = 1
+            for filters, size, stride in convolutions:
                 count += (width * size**2 + _PER_FILTER) * filters
                 width = filters
-            count += (inputs + _PER_FILTER) * width
+                strides *= stride
+            if strides > 1 or inputs != width:  # the shortcut is a convolution, too
+                count += (inputs + _PER_FILTER) * width
         return count + (width + 1) * self.num_classes
 
 

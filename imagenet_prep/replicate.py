@@ -48,7 +48,7 @@ def replicate(config: Config) -> Json:
     If a host fails, the other hosts continue, and the result of the failed host has an `error`.
     """
     from imagenet_prep.distribute.source import Original
-    from imagenet_prep.storage.opened import Dataset
+    from imagenet_prep.storage.opened import Dataset, demand_file
     from imagenet_prep.storage.store import open_readable
 
     start = time.monotonic()
@@ -60,6 +60,7 @@ def replicate(config: Config) -> Json:
         bytes_per_s=config.bandwidth_limit * 1e6,
     )
     dataset = Dataset(open_readable(config.dataset), source.data)
+    demand_file(dataset.store)
     dataset.demand_complete()
     manifest, _ = dataset.manifest, dataset.classes
     source.columns = _columns(config, dataset)

@@ -229,3 +229,5 @@ class Saved:
                 "start from scratch with --clear-log, which deletes the saved run."
             )
             raise UsageError(f"{self.folder}{source} holds {difference}. {remedy}")
+        # Equal values may have different types, such as 0 and false.
+        records.parse(Run, saved.run, others=True)

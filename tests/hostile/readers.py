@@ -57,3 +57,12 @@ def _train(data: str, log_dir: str, epochs: str) -> int:
 
     loop.train(config, open_reader)
     return 0
+
+
+def _read_column(place: str, name: str) -> int:
+    """Reads all records of a split with the rows of a column."""
+    fields = ("class_index", f"column:{name}")
+    reader = make_dataset(place, "train", 2, world=World(), backend="native", fields=fields)
+    rows = sum(int((batch["class_index"] >= 0).sum()) for batch in reader)
+    reader.close()
+    return 0 if rows else 1

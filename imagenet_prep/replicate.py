@@ -63,6 +63,11 @@ def replicate(config: Config) -> Json:
     demand_file(dataset.store)
     dataset.demand_complete()
     manifest, _ = dataset.manifest, dataset.classes
+    if dataset.store.as_folder is not None and (absent := dataset.lost()):
+        raise errors.DataDamagedError(
+            f"{dataset.where}: {errors.some(absent)}: missing or of the wrong size. Get these files "
+            "again, or copy from a different replica."
+        )
     source.columns = _columns(config, dataset)
     replicas = _to_hosts(config, source, manifest) if config.to_hosts else [_to_one(config, source)]
     if not config.check and not config.dry_run:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from imagenet_prep.core.errors import UsageError
 from imagenet_prep.dataset import keys
@@ -116,3 +119,17 @@ def test_a_key_that_a_line_of_a_table_cannot_hold_is_named_a_problem(key: str) -
 
 def test_any_other_key_is_none() -> None:
     assert not any(map(keys.problem, ["a", 'n/"x", é.jpg', "n/" + "x" * 4094]))
+
+
+@settings(max_examples=300)
+@given(st.text("~01a./", max_size=12))
+def test_the_number_of_a_key_is_what_a_regular_expression_finds(key: str) -> None:
+    assert keys.without_number(key) == re.sub(r"~+[0-9]+(?=(?:\.[^./]*)?$)", "", key)
+
+
+def test_a_key_of_tildes_takes_linear_time() -> None:
+    """With a regular expression, this key would take hours."""
+    tildes = "~" * 1_000_000
+
+    assert keys.without_number(f"a/{tildes}.jpg") == f"a/{tildes}.jpg"
+    assert keys.without_number(f"a/b{tildes}7.jpg") == "a/b.jpg"

@@ -1,0 +1,90 @@
+"""Names of columns that exports and flags use themselves."""
+
+from __future__ import annotations
+
+import json
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from imagenet_prep import export, replicate, show
+from imagenet_prep.core.errors import UsageError
+from imagenet_prep.dataset import column
+from imagenet_prep.read import ColumnWriter
+from tests.kit import columns
+from tests.kit.training import make_shades
+
+
+@pytest.fixture
+def dataset(tmp_path: Path) -> Path:
+    """A small dataset with tables of samples."""
+    return make_shades(tmp_path / "set")
+
+
+def exported_names(dataset: Path, out: Path) -> set[str]:
+    """Returns all names that the exports with columns give to their own fields and files."""
+    pq = pytest.importorskip("pyarrow.parquet", reason="pyarrow is not installed")
+    names: set[str] = set()
+    for to in ("parquet", "webdataset"):
+        assert export.run([str(dataset), str(out / to), "--to", to]) == 0
+    for path in (out / "parquet").rglob("*.parquet"):
+        names |= {*pq.read_schema(path).names}
+    for path in (out / "webdataset").rglob("*.tar"):
+        with tarfile.open(path) as tar:
+            for member in tar:
+                names.add(member.name.rpartition(".")[2])
+                if member.name.endswith(".json"):
+                    opened = tar.extractfile(member)
+                    assert opened is not None
+                    names |= json.load(opened).keys()
+    return names
+
+
+def test_all_names_of_exports_are_reserved(dataset: Path, tmp_path: Path) -> None:
+    assert exported_names(dataset, tmp_path) | {"all", "none", "split"} == column.RESERVED
+
+
+@pytest.mark.parametrize(
+    "name",
+    [*sorted(column.RESERVED), "Label", "IMAGE", "image.bytes", "None", "__key__", "__url"],
+)
+def test_no_new_column_has_such_a_name(dataset: Path, name: str) -> None:
+    with pytest.raises(UsageError, match="flags and exports use .* themselves"):
+        ColumnWriter(dataset, "train", name, (2,), "uint8", batch_size=2, reader=columns.NATIVE)
+    assert not (dataset / "columns").exists()
+
+
+@pytest.mark.parametrize("name", ["labels", "images", "soft-label", "my_none", "_key"])
+def test_similar_names_are_allowed(name: str) -> None:
+    assert column.check_new_name(name) == name
+
+
+@pytest.mark.parametrize("name", ["all", "none"])
+def test_an_existing_column_with_such_a_name_is_never_silently_left_out(
+    dataset: Path, tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    columns.make_column(dataset, name)
+    columns.make_column(dataset, "latents")
+
+    for chosen in ([], ["--columns", "all"], ["--columns", f"latents,{name}"]):
+        with pytest.raises(UsageError, match=f"a column is called {name}, which --columns uses"):
+            replicate.run([str(dataset), "--to", str(tmp_path / "copy"), *chosen])
+    for number, chosen in enumerate((["--columns", "latents"], ["--columns", "none"])):
+        copy = tmp_path / str(number)
+        assert replicate.run([str(dataset), "--to", str(copy), *chosen]) == 0
+        copied = copy / "columns"
+        assert [path.name for path in copied.glob("*")] == chosen[1:] * (number == 0)
+    assert show.run([str(dataset)]) == 0
+    assert f"column {name}: " in capsys.readouterr().out
+
+
+def test_an_existing_column_called_label_is_refused_by_parquet_with_a_message(
+    dataset: Path, tmp_path: Path
+) -> None:
+    columns.make_column(dataset, "label")
+    words = [str(dataset), str(tmp_path / "out"), "--columns", "label"]
+
+    with pytest.raises(UsageError, match="--columns label: Parquet files have their own"):
+        export.run([*words, "--to", "parquet"])
+    assert export.run([*words, "--to", "webdataset"]) == 0

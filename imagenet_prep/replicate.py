@@ -65,7 +65,7 @@ def replicate(config: Config) -> Json:
     manifest, _ = dataset.manifest, dataset.classes
     if dataset.store.as_folder is not None and (absent := dataset.lost()):
         raise errors.DataDamagedError(
-            f"{dataset.where}: {errors.some(absent)}: missing or of the wrong size. Get these files "
+            f"{dataset.where}: {errors.some(absent)}: missing or of the wrong size. Get them "
             "again, or copy from a different replica."
         )
     source.columns = _columns(config, dataset)

@@ -42,7 +42,7 @@ OF_IMAGE, OF_CLASS = "image", "image+class"
 ALL, NONE = "all", "none"
 # Names that exports and flags use themselves. A new column with such a name, in any case and also
 # with a dot and more text behind it, is refused; readers of Parquet select `image.x` with `image`.
-RESERVED = frozenset({ALL, NONE, "split", *schema.PARQUET_FIELDS, *schema.WEBDATASET_FIELDS})
+RESERVED = frozenset({ALL, NONE, "key", "split", *schema.PARQUET_FIELDS, *schema.WEBDATASET_FIELDS})
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _MOST_AXES = 8

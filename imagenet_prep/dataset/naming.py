@@ -45,8 +45,6 @@ SAMPLES = "samples"
 COLUMNS = "columns"
 # Folders with one file per shard.
 BESIDE = (INDEX, SAMPLES)
-# The folders of a dataset, which must not be links.
-FOLDERS = (*BESIDE, COLUMNS)
 
 # The environment variable for the cache folder, and the default folder.
 CACHE = "IMAGENET_PREP_CACHE"

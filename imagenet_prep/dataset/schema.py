@@ -31,8 +31,8 @@ ALL_KEYS = tuple(sorted(BYTES_KEYS + INT64_KEYS + FLOAT_KEYS))
 PARQUET_KEYS = "imagenet_prep.keys"
 # The columns of the Parquet files of `export`.
 PARQUET_FIELDS = PARQUET_IMAGE, PARQUET_LABEL = "image", "label"
-# The extensions of an image's files in the tars of `export`, and the fields of its JSON.
-WEBDATASET_FIELDS = ("cls", "jpg", "json", "filename", "key", "number", "wnid")
+# The extensions of an image's files in the tars of `export`.
+WEBDATASET_FIELDS = ("cls", "jpg", "json")
 TYPES: dict[str, type] = {
     **dict.fromkeys(BYTES_KEYS, bytes),
     **dict.fromkeys(FLOAT_KEYS, float),

@@ -156,7 +156,12 @@ class Survey:
         self.complete: dict[str, Column] = {}
         self.incomplete: dict[str, int] = {}
         self.files: list[tuple[Column, ColumnFile]] = []
-        files = self._store.names(naming.COLUMNS)
+        self.problems: list[Problem] = []
+        try:
+            files = self._store.names(naming.COLUMNS)
+        except DataDamagedError as error:
+            self.problems = [Problem(error)]
+            return
         problem = "is not a column folder. Remove it"
         self.problems = [Problem(f"{naming.COLUMNS}/{name}: {problem}") for name in files]
         for name in sorted({*names(self._store)}.difference(files)):

@@ -125,7 +125,10 @@ class LocalStore:
             with contextlib.suppress(FileNotFoundError, NotADirectoryError):
                 place: int | Path = path
                 # A link could lead to private files, whose names would be shown.
-                if folder.partition("/")[0] in (naming.WORK, *naming.FOLDERS):
+                top = folder.partition("/")[0]
+                if top in naming.BESIDE:
+                    inside.refuse_other_kinds(self.root, top)
+                if _is_ours(folder):
                     place = opened.enter_context(inside.folder_inside(self.root, folder))
                 entries = opened.enter_context(os.scandir(place))
             yield entries

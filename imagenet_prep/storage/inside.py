@@ -49,9 +49,9 @@ def stat_inside(root: Path, name: str) -> os.stat_result:
 
 def refuse_other_kinds(root: Path, folder: str) -> None:
     """Raises DataDamagedError if a folder of a dataset exists and is a link or no folder."""
-    with contextlib.suppress(FileNotFoundError):
-        if not stat.S_ISDIR(stat_inside(root, folder).st_mode):
-            raise refusal(root, folder)
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        if not stat.S_ISDIR((root / folder).lstat().st_mode):
+            raise DataDamagedError(str(refusal(root, folder)))
 
 
 @contextlib.contextmanager
@@ -80,7 +80,7 @@ def is_only_ours(status: os.stat_result) -> bool:
 
 def refusal(root: Path, name: str = "") -> StoreError | DataDamagedError:
     """Returns the error for a path that this program did not create."""
-    kind = DataDamagedError if name.partition("/")[0] in naming.FOLDERS else StoreError
+    kind = DataDamagedError if name.partition("/")[0] == naming.COLUMNS else StoreError
     return kind(
         f"{root / name}: the file, or a folder above it, is a link or of the wrong kind. It was "
         "not opened. Remove it, but no file to which it leads, then run the same command again."

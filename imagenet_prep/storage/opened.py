@@ -6,7 +6,6 @@ commands use this module, so they accept the same datasets and agree on labels.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import itertools
 from collections.abc import Collection, Iterable, Iterator
@@ -199,8 +198,8 @@ def demand_file(store: Readable) -> None:
     if folder is None:
         return
     regular_file.refuse_other_kinds(folder.path(naming.MANIFEST))
-    for name in naming.FOLDERS:
-        with storage_errors("look at", folder.path(name)), contextlib.suppress(NotADirectoryError):
+    for name in naming.BESIDE:
+        with storage_errors("look at", folder.path(name)):
             inside.refuse_other_kinds(folder.root, name)
 
 

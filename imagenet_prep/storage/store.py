@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import stat
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Protocol
 
-from imagenet_prep.core import regular_file
 from imagenet_prep.core.address import is_remote
 from imagenet_prep.core.errors import StoreError
 from imagenet_prep.core.regular_file import MOST_BYTES
@@ -125,10 +125,11 @@ class FolderRemote:
         return self._folder.where(name)
 
     def stat(self, name: str) -> Stat:
-        path = self._folder.path(name)
         with self._explained(name):
-            regular_file.refuse_other_kinds(path)
-            return Stat.of(path.stat())
+            status = self._folder.path(name).stat()
+        if not stat.S_ISREG(status.st_mode):
+            raise AbsentError(f"{self.where(name)}: is not a file. Check the path.")
+        return Stat.of(status)
 
     def read(self, name: str, offset: int, size: int, stat: Stat) -> Iterator[bytes]:
         with self._explained(name), self._folder.opened(name, stat) as file:

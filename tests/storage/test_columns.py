@@ -156,7 +156,7 @@ def odd_name(root: Path) -> None:
         (too_few, f"{FOLDER}: was not made for the records of train-00004", True),
         (of_an_unknown_split, f"{FOLDER}: was not made for the records of test", True),
         (too_many, f"{FOLDER}/more.npy: not in column.json", True),
-        (linked_folder, f"{FOLDER}: the file, or a folder above it, is a link", True),
+        (linked_folder, "columns: the file, or a folder above it, is a link", True),
         (linked_file, f"{SHARD}.npy: the file, or a folder above it, is a link", True),
         (a_file, "columns/notes: is not a column folder", True),
         (odd_name, "columns/.hidden: a column name has", True),

@@ -554,7 +554,8 @@ def test_files_beside_the_manifest_may_be_links_where_they_are_read(
 ) -> None:
     store.root.mkdir()
     (store.root / "train-00000-of-00001").symlink_to(user_files / "key")
-    (store.root / "index").symlink_to(user_files / "folder")
+    (store.root / "index").mkdir()
+    (store.root / "index" / "key").symlink_to(user_files / "key")
 
     assert store.read("train-00000-of-00001") == store.read("index/key") == b"secret"
     assert store.sizes(["train-00000-of-00001", "index/key"]).keys() == {
@@ -562,6 +563,18 @@ def test_files_beside_the_manifest_may_be_links_where_they_are_read(
         "index/key",
     }
     assert store.names("index") == ["key"]
+
+
+@pytest.mark.parametrize("folder", ["index", "samples", "columns"])
+def test_a_folder_of_a_dataset_that_is_a_link_is_not_listed(
+    store: LocalStore, user_files: Path, folder: str
+) -> None:
+    store.root.mkdir()
+    (store.root / folder).symlink_to(user_files / "folder")
+
+    for listed in (store.names, store.stats, store.list_folder):
+        with pytest.raises(DataDamagedError, match=LINK):
+            listed(folder)
 
 
 def test_a_pipe_among_the_work_files_is_not_waited_for(store: LocalStore) -> None:

@@ -13,6 +13,7 @@ Examples:
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import sys
 import time
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from imagenet_prep.distribute.s3 import Bucket
     from imagenet_prep.distribute.source import Original
     from imagenet_prep.engine import Progress
+    from imagenet_prep.dataset.column import Column
     from imagenet_prep.storage.opened import Dataset
 
 Answer = TypeVar("Answer")
@@ -48,7 +50,7 @@ def replicate(config: Config) -> Json:
     If a host fails, the other hosts continue, and the result of the failed host has an `error`.
     """
     from imagenet_prep.distribute.source import Original
-    from imagenet_prep.storage.opened import Dataset, demand_file
+    from imagenet_prep.storage.opened import Dataset, demand_file, lost
     from imagenet_prep.storage.store import open_readable
 
     start = time.monotonic()
@@ -63,12 +65,16 @@ def replicate(config: Config) -> Json:
     demand_file(dataset.store)
     dataset.demand_complete()
     manifest, _ = dataset.manifest, dataset.classes
-    if dataset.store.as_folder is not None and (absent := dataset.lost()):
-        raise errors.DataDamagedError(
-            f"{dataset.where}: {errors.some(absent)}: missing or of the wrong size. Get them "
-            "again, or copy from a different replica."
-        )
-    source.columns = _columns(config, dataset)
+    columns = _columns(config, dataset)
+    source.columns = {found.name: found.dumps() for found in columns}
+    if dataset.store.as_folder is not None:
+        of_columns = itertools.chain.from_iterable(found.files() for found in columns)
+        absent = lost(dataset.store, [*manifest.files_of(manifest.splits), *of_columns])
+        if absent:
+            raise errors.DataDamagedError(
+                f"{dataset.where}: {errors.some(sorted(absent))}: missing or of the wrong size. "
+                "Get them again, or copy from a different replica."
+            )
     replicas = _to_hosts(config, source, manifest) if config.to_hosts else [_to_one(config, source)]
     if not config.check and not config.dry_run:
         complete = [replica["where"] for replica in replicas if "error" not in replica]
@@ -82,12 +88,12 @@ def replicate(config: Config) -> Json:
     }
 
 
-def _columns(config: Config, dataset: Dataset) -> dict[str, bytes]:
-    """Returns the names of the columns to copy, with the contents of their column.json."""
+def _columns(config: Config, dataset: Dataset) -> list[column.Column]:
+    """Returns the columns to copy."""
     from imagenet_prep.storage import columns
 
     if config.columns == (column.NONE,):
-        return {}
+        return []
     wanted = () if config.columns == (column.ALL,) else config.columns
     complete, unfinished = columns.complete(dataset, wanted)
     if unfinished:
@@ -102,7 +108,7 @@ def _columns(config: Config, dataset: Dataset) -> dict[str, bytes]:
                 "Write this column again under a different name, or name the other columns with "
                 "--columns."
             )
-    return {found.name: found.dumps() for found in complete}
+    return complete
 
 
 def _to_hosts(config: Config, source: Original, manifest: Manifest) -> list[Json]:

@@ -110,12 +110,12 @@ class LocalStore:
     def names(self, folder: str) -> list[str]:
         """Returns the sorted file names directly in `folder`; empty if it does not exist."""
         with self._entries(folder) as entries:
-            return sorted(entry.name for entry in entries if entry.is_file())
+            return sorted(entry.name for entry in entries if _is_file(entry))
 
     def stats(self, folder: str) -> dict[str, Stat]:
         """Returns the state of each file directly in `folder`; empty if it does not exist."""
         with self._entries(folder) as entries:
-            return {entry.name: Stat.of(entry.stat()) for entry in entries if entry.is_file()}
+            return {entry.name: Stat.of(entry.stat()) for entry in entries if _is_file(entry)}
 
     @contextlib.contextmanager
     def _entries(self, folder: str) -> Iterator[Iterable[os.DirEntry[str]]]:
@@ -360,6 +360,16 @@ def _unless_gone(_function: object, _path: object, failed: tuple[Any, Any, Any])
     error = failed[1]
     if not isinstance(error, OSError) or error.errno not in (errno.ENOENT, errno.ENOTEMPTY):
         raise error
+
+
+def _is_file(entry: os.DirEntry[str]) -> bool:
+    """Returns whether an entry is a file, or a link to one; False if a link leads to itself."""
+    try:
+        return entry.is_file()
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+        return False
 
 
 def _is_ours(name: str) -> bool:

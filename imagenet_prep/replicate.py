@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from imagenet_prep.distribute.s3 import Bucket
     from imagenet_prep.distribute.source import Original
     from imagenet_prep.engine import Progress
-    from imagenet_prep.dataset.column import Column
     from imagenet_prep.storage.opened import Dataset
 
 Answer = TypeVar("Answer")

@@ -204,6 +204,20 @@ def test_metrics_replace_only_metrics_and_follow_no_link(tmp_path: Path) -> None
     assert values(tmp_path / "it.prom")
 
 
+def test_a_file_that_appears_during_the_run_is_not_replaced_by_metrics(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(terminal.VERB, "")
+    path = tmp_path / "it.prom"
+    monitoring.begin("verify", ["--metrics-file", str(path)])
+    path.write_text("of another program")
+
+    assert monitoring.end(0) == 1
+    assert path.read_text() == "of another program"
+    assert "it.prom: is not a metrics file of this program" in capsys.readouterr().err
+    monitoring.begin("verify", [])
+
+
 def test_the_counter_keeps_retries_when_images_are_counted_again() -> None:
     before = counter.retries()
     counter.begin()

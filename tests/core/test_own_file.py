@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import itertools
 import os
+import uuid
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +101,23 @@ def test_a_temporary_file_that_another_user_has_replaced_gets_no_final_name(tmp_
         partial.symlink_to(victim)
 
     assert failed.value.errno == errno.EBUSY
+    assert list(tmp_path.iterdir()) == [victim]
+
+
+def test_a_link_with_the_very_name_of_the_temporary_file_is_not_followed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    victim = tmp_path / "victim"
+    victim.write_bytes(b"precious")
+    monkeypatch.setattr(own_file.uuid, "uuid4", lambda: uuid.UUID(int=7))
+    planted = tmp_path / f".page.html.{uuid.UUID(int=7).hex}.partial"
+    for target in (victim, tmp_path / "absent"):
+        planted.symlink_to(target)
+        with pytest.raises(FileExistsError), own_file.replaced(tmp_path / "page.html", PAGE):
+            pass
+        planted.unlink()
+
+    assert victim.read_bytes() == b"precious"
     assert list(tmp_path.iterdir()) == [victim]
 
 

@@ -13,6 +13,7 @@ import os
 import shutil
 import socket
 import time
+import zipfile
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
@@ -371,7 +372,12 @@ def test_only_the_user_can_name_an_address(trained: Path, tmp_path: Path) -> Non
     assert code_of(show.run, [str(tmp_path), "--check", *local]) == 0
 
 
-def hostile_checkpoints(head: bytes) -> Iterator[tuple[str, Callable[[Path], None]]]:
+MANY = 1 << 20  # classes: their weights would take 2 GB
+
+
+def hostile_checkpoints(
+    head: bytes, of_many: bytes
+) -> Iterator[tuple[str, Callable[[Path], None]]]:
     """Yields checkpoints with arrays of a different network, as functions that write them."""
     sound = model_arrays("tiny", 4, "pytorch")
     facts = np.frombuffer(head, np.uint8)
@@ -383,6 +389,7 @@ def hostile_checkpoints(head: bytes) -> Iterator[tuple[str, Callable[[Path], Non
 
         return write
 
+    yield "one row more", save(sound | {"fc.weight": np.ones((5, 64), np.float32)})
     yield "a larger array", save(sound | {"fc.weight": np.ones((4_000, 64), np.float32)})
     yield "one array more", save(sound | {"zz.weight": np.ones(400_000, np.float32)})
     yield "float64", save({name: array.astype(np.float64) for name, array in sound.items()})
@@ -390,18 +397,17 @@ def hostile_checkpoints(head: bytes) -> Iterator[tuple[str, Callable[[Path], Non
     slot = {"slot_0000": np.ones(3, np.float32)}
     yield "an optimizer's array first", save(slot | sound)
 
-    def sparse(path: Path) -> None:
-        import zipfile
-
-        n = 6 << 30
+    def sparse(path: Path, head: bytes, name: str, shape: str, n: int) -> None:
         with open(path, "wb") as raw:
             packed = zipfile.ZipFile(raw, "w", zipfile.ZIP_STORED)
-            for name, dtype, shape in (("facts", "|u1", len(head)), ("a", "<f4", n // 4)):
-                text = f"{{'descr': '{dtype}', 'fortran_order': False, 'shape': ({shape},), }}"
+            arrays = (("facts", "|u1", f"{len(head)},"), (name, "<f4", shape))
+            for called, dtype, sides in arrays:
+                text = f"{{'descr': '{dtype}', 'fortran_order': False, 'shape': ({sides}), }}"
                 text = text.ljust(117) + "\n"
                 header = b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text.encode()
-                with packed.open(zipfile.ZipInfo(f"{name}.npy"), "w", force_zip64=True) as member:
-                    member.write(header + (head if name == "facts" else b""))
+                info = zipfile.ZipInfo(f"{called}.npy")
+                with packed.open(info, "w", force_zip64=True) as member:
+                    member.write(header + (head if called == "facts" else b""))
             raw.seek(n, os.SEEK_CUR)
             last = packed.filelist[-1]
             last.file_size += n
@@ -409,7 +415,12 @@ def hostile_checkpoints(head: bytes) -> Iterator[tuple[str, Callable[[Path], Non
             packed.start_dir = raw.tell()
             packed.close()
 
-    yield "sparse", sparse
+    yield "sparse", lambda path: sparse(path, head, "a", f"{(6 << 30) // 4},", 6 << 30)
+    shape = f"{MANY}, 512"
+    yield (
+        "sparse, of a large network",
+        lambda path: sparse(path, of_many, "fc.weight", shape, 4 * 512 * MANY),
+    )
 
 
 def test_no_array_of_a_checkpoint_takes_more_memory_than_its_network(
@@ -419,10 +430,12 @@ def test_no_array_of_a_checkpoint_takes_more_memory_than_its_network(
     assert latest is not None
     run = latest.facts["run"] | {"framework": "pytorch"}
     content = {"version": 1, "step": 8, "saved_at": 1.0, "facts": {**latest.facts, "run": run}}
+    large = {"model": "resnet18", "num_classes": MANY}
+    many = {**content, "facts": {**latest.facts, "run": run | large}}
     path = tmp_path / checkpoint.name(8)
 
     def cases() -> Iterator[tuple[str, Callable[[], int]]]:
-        for name, write in hostile_checkpoints(fields.dumps(content)):
+        for name, write in hostile_checkpoints(fields.dumps(content), fields.dumps(many)):
             with contextlib.suppress(FileNotFoundError):
                 path.unlink()
             write(path)

@@ -728,6 +728,13 @@ SCENES: dict[str, Scene] = {
                 ("launch", "--status", "log"), ("launch.json", "launch.log"), tells=True
             ),
             "launch --stop": Verb(("launch", "--stop", "log"), ("launch.json", "launch.log")),
+            "show --step": Verb(("show", "log", "--step", "3"), ("train.jsonl",)),
+            "show --check": Verb(("show", "log", "--check"), ("train.jsonl",)),
+            "export": Verb(("export", "log", "out"), ("train.jsonl", "checkpoint")),
+            "export --to torch": Verb(
+                ("export", "log", "w.safetensors", "--to", "torch"), ("checkpoint",)
+            ),
+            "report": Verb(("report", "log"), ("train.jsonl", "checkpoint")),
             "train on": Verb(
                 ("set", "log", "2"),
                 ("checkpoint", "train.jsonl", "manifest", "index file"),

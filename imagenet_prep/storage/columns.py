@@ -15,7 +15,10 @@ from imagenet_prep.storage.opened import Dataset, lost
 from imagenet_prep.storage.store import Readable
 
 _AGAIN = "Copy the file again, or remove it and rerun the script that writes the column"
-_REMEDY = "Repair each column, or remove its folder and rerun the script that writes it."
+_REMEDY = (
+    "Repair each column, or remove its folder (if it is a link, only the link) and rerun the script "
+    "that writes it."
+)
 
 
 class Problem(str):

@@ -16,8 +16,8 @@ from imagenet_prep.storage.store import Readable
 
 _AGAIN = "Copy the file again, or remove it and rerun the script that writes the column"
 _REMEDY = (
-    "Repair each column, or remove its folder (if it is a link, only the link) and rerun the script "
-    "that writes it."
+    "Repair each column, or remove its folder (if it is a link, only the link) and rerun the "
+    "script that writes it."
 )
 
 

@@ -23,7 +23,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from imagenet_prep.core import children, errors, program, terminal
+from imagenet_prep.core import children, errors, program, regular_file, terminal
 from imagenet_prep.core.canonical import Json
 from imagenet_prep.core.errors import ImagenetPrepError, IncompleteError
 from imagenet_prep.core.terminal import counted, human_bytes
@@ -69,6 +69,8 @@ def replicate(config: Config) -> Json:
     if dataset.store.as_folder is not None:
         of_columns = itertools.chain.from_iterable(found.files() for found in columns)
         absent = lost(dataset.store, [*manifest.files_of(manifest.splits), *of_columns])
+        for name in sorted(absent):
+            regular_file.refuse_other_kinds(dataset.store.as_folder.path(name))
         if absent:
             raise errors.DataDamagedError(
                 f"{dataset.where}: {errors.some(sorted(absent))}: missing or of the wrong size. "

@@ -13,7 +13,7 @@ from imagenet_prep import export
 from imagenet_prep.core.errors import UsageError
 from imagenet_prep.pipelines import prepare
 from imagenet_prep.read import ColumnWriter
-from tests.kit import layouts
+from tests.kit import columns, layouts
 from tests.kit.tfrecords import plain
 
 # `datasets` calls these types as NumPy does (string_to_arrow in features.py).
@@ -93,6 +93,6 @@ def test_names_that_readers_would_confuse_are_refused(
 
 
 def test_tars_may_have_columns_called_like_fields_of_parquet(dataset: Path, tmp_path: Path) -> None:
-    add(dataset, "label", "float16", ())
+    columns.make_column(dataset, "label")  # older versions could write this name
     words = [str(dataset), "--to", "webdataset", "--out", str(tmp_path / "out")]
     assert export.run([*words, "--columns", "label"]) == 0

@@ -243,7 +243,7 @@ def test_a_pipe_in_place_of_a_shard_at_the_source_is_refused_at_once(
     result = hosts.run(dataset)
 
     assert result.code == 3, result
-    assert f"{SHARD}: is a named pipe" in result.out
+    assert f"{SHARD}: is a named pipe" in result.err
     assert "times" not in result.out
     assert "Traceback" not in result.out + result.err
 

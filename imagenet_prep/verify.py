@@ -28,11 +28,12 @@ from typing import TYPE_CHECKING
 from imagenet_prep.core import monitoring, program
 from imagenet_prep.core.address import is_remote, with_absolute
 from imagenet_prep.core.canonical import Json
-from imagenet_prep.core.errors import DataDamagedError, ManifestError
+from imagenet_prep.core.errors import DataDamagedError, ManifestError, StoreError
 from imagenet_prep.core.flags import Place, WorkerFlags, after_dashes, flag, optional, switch
 from imagenet_prep.core.terminal import counted, printable
 from imagenet_prep.dataset import naming, schema, settings
 from imagenet_prep.dataset.flag import data_set
+from imagenet_prep.storage.os_errors import CHECK_DISK
 
 if TYPE_CHECKING:
     from imagenet_prep.dataset.manifest import Manifest, Shard
@@ -111,6 +112,7 @@ def verify(config: Config) -> Json:
     if config.signers:
         signed = signature.check(dataset, survey.complete, config.signers)
     ledger, before, since, oriented = None, {}, None, None
+    unreadable: list[str] = []
     if config.if_changed and folder:
         names = [file.name for shard in shards for file in shard.files]
         names += [found.file(rows).name for found, rows in survey.files]
@@ -124,18 +126,21 @@ def verify(config: Config) -> Json:
         expectation = _expectation(dataset, config.level, decodes and labels_are_sound)
         reports = _check_shards(config, expectation, shards)
         in_shards = [problem for report in reports for problem in report.problems]
+        unreadable = [problem for report in reports for problem in report.unreadable]
+        is_complete = not in_shards and not unreadable
         if decodes:
             oriented = sum(report.oriented for report in reports)
         # A part of a dataset need not contain all images of a class.
-        if part.nodes == 1 and not in_shards and decodes and labels_are_sound:
+        if part.nodes == 1 and is_complete and decodes and labels_are_sound:
             in_shards += _check_class_counts(manifest, reports)
-        if not in_shards and config.level != schema.LEVEL_MANIFEST and manifest.has_samples:
+        is_complete = is_complete and not in_shards
+        if is_complete and config.level != schema.LEVEL_MANIFEST and manifest.has_samples:
             in_shards += wrong_roots(dataset)
         problems += in_shards
         if config.level != schema.LEVEL_MANIFEST:
             with ThreadPoolExecutor(config.workers or len(os.sched_getaffinity(0))) as pool:
                 problems += filter(None, pool.map(survey.read, survey.files))
-        if ledger and not problems:
+        if ledger and not problems and not unreadable:
             utc = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
             ledger.add(before, level=config.level, manifest=manifest.digest, utc=utc)
     return {
@@ -154,6 +159,7 @@ def verify(config: Config) -> Json:
         "columns": [*survey.complete],
         "incomplete_columns": survey.incomplete,
         "problems": problems,
+        "unreadable": unreadable,
     }
 
 
@@ -298,10 +304,12 @@ def run(config: Config) -> None:
         config = with_absolute(config, "dataset")
     result = verify(config)
     problems = result["problems"]
+    unreadable = result["unreadable"]
     if config.json:
         print(json.dumps(result, indent=1))
-    elif problems:
-        print("\n".join(map(printable, problems)))
+    else:
+        for problem in (*problems, *unreadable):
+            print(printable(problem))
     size = f"{counted(result['examples'], 'example')} in {counted(result['shards'], 'shard')}"
     if result["part"]:
         size += f" ({result['part']})"
@@ -311,6 +319,12 @@ def run(config: Config) -> None:
         remedy = columns.remedy(problems, _remedy(config.dataset))
         summary = f"{counted(len(problems), 'problem')} in {size} of {config.dataset}"
         raise DataDamagedError(f"{summary}, listed above. {remedy}", remedy)
+    if unreadable:
+        raise StoreError(
+            f"{config.dataset}: {counted(len(unreadable), 'shard')} of {result['shards']:,} cannot "
+            f"be read, listed above. Nothing is known about the bytes there. {CHECK_DISK}",
+            CHECK_DISK,
+        )
     if not config.json:
         print(*_lines(result, size), sep="\n")
     _refuse_unsigned(config, result.get("not_signed", []))

@@ -6,6 +6,7 @@ kilobytes can claim terabytes. Use these functions for files from untrusted sour
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from pathlib import Path
@@ -44,10 +45,9 @@ def refuse_other_kinds(path: Path) -> None:
     """Raises DataDamagedError if a path exists but does not lead to a regular file."""
     try:
         mode = path.stat().st_mode
-    except PermissionError:
-        return
-    except OSError:
-        if path.is_symlink():
+    except OSError as error:
+        # Other errors say nothing about the path: the caller reads the file, and reports them.
+        if error.errno in (errno.ENOENT, errno.ELOOP) and path.is_symlink():
             raise _no_file(path, 0) from None
     else:
         if not stat.S_ISREG(mode):

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from imagenet_prep import engine
-from imagenet_prep.core.errors import DataDamagedError, StoreError
+from imagenet_prep.core.errors import DataDamagedError
 from imagenet_prep.dataset import example, tfrecord
 from imagenet_prep.dataset.member import Incident, Member
 from imagenet_prep.dataset.samples import Sample
@@ -69,31 +69,28 @@ class AmendWork:
         store, classes = self.parent.store, self.parent.classes
         where = store.where(shard.name)
         samples = list(tables.rows(store, shard))
-        try:
-            with store.opened(shard.name) as opened:
-                stream = as_file(hashed(opened, [digest]))
-                for number, record in enumerate(tfrecord.read_records(stream, where), start=1):
-                    if number > len(samples):
-                        raise DataDamagedError(
-                            f"{where}: has more records than the {len(samples):,} in its table of "
-                            f"samples. Run imagenet-prep verify on {store.where()}."
-                        )
-                    sample, payload = samples[number - 1], record.payload
-                    if sample.key in change.excluded:
-                        self._demand(payload, sample, f"{where}: record {record.number}")
-                        split = split_of(change.name)
-                        excluded.append(excluded_record(change.name, split, sample))
-                        continue
-                    index = change.relabelled.get(sample.key)
-                    if index is not None:
-                        self._demand(payload, sample, f"{where}: record {record.number}")
-                        label = index + self.parent.manifest.label_offset
-                        words = classes.words[index]
-                        payload = example.relabelled(payload, label, classes.wnids[index], words)
-                        sample = sample._replace(class_index=index)
-                    yield Stored(tfrecord.frame_parts((payload, b"", b"")), sample)
-        except OSError as error:
-            raise StoreError(f"cannot read {where}: {error.strerror or error}") from error
+        with store.opened(shard.name) as opened:
+            stream = as_file(hashed(opened, [digest]))
+            for number, record in enumerate(tfrecord.read_records(stream, where), start=1):
+                if number > len(samples):
+                    raise DataDamagedError(
+                        f"{where}: has more records than the {len(samples):,} in its table of "
+                        f"samples. Run imagenet-prep verify on {store.where()}."
+                    )
+                sample, payload = samples[number - 1], record.payload
+                if sample.key in change.excluded:
+                    self._demand(payload, sample, f"{where}: record {record.number}")
+                    split = split_of(change.name)
+                    excluded.append(excluded_record(change.name, split, sample))
+                    continue
+                index = change.relabelled.get(sample.key)
+                if index is not None:
+                    self._demand(payload, sample, f"{where}: record {record.number}")
+                    label = index + self.parent.manifest.label_offset
+                    words = classes.words[index]
+                    payload = example.relabelled(payload, label, classes.wnids[index], words)
+                    sample = sample._replace(class_index=index)
+                yield Stored(tfrecord.frame_parts((payload, b"", b"")), sample)
         if digest.hexdigest() != shard.sha256 or number != len(samples):
             raise DataDamagedError(
                 f"{where}: {number:,} records, sha256 {digest.hexdigest()}; the manifest lists "

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import BinaryIO
 
-from imagenet_prep.core.errors import DataDamagedError
+from imagenet_prep.core.errors import DataDamagedError, StoreError
 from imagenet_prep.dataset import example, jpeg, keys, samples, schema, tfrecord
 from imagenet_prep.dataset.example import ImageExample
 from imagenet_prep.dataset.manifest import File, Shard
@@ -50,6 +50,7 @@ class Report:
 
     Attributes:
       problems: a sentence for each problem, with shard, record and byte offset.
+      unreadable: a sentence if the storage failed; the shard may be sound.
       examples_per_class: only counted at level "decode".
       oriented: number of images with an EXIF orientation above 1; only counted at level "decode".
     """
@@ -57,6 +58,7 @@ class Report:
     shard: str
     examples: int
     problems: list[str] = field(default_factory=list)
+    unreadable: list[str] = field(default_factory=list)
     examples_per_class: Counter[int] = field(default_factory=Counter)
     num_bytes: int = 0  # bytes read
     oriented: int = 0
@@ -83,8 +85,8 @@ def check_shard(shard: Shard, expectation: Expectation) -> Report:
                 rows = _Rows(table, stream)
             _check_records(shard, expectation, report, index, rows)
             report.problems += [*index.problems(), *(rows.problems() if rows else ())]
-    except OSError as error:
-        report.problems.append(f"{shard.name}: cannot be read: {error.strerror}")
+    except StoreError as error:
+        report.unreadable.append(f"{shard.name}: {error}")
     return report
 
 

@@ -71,7 +71,10 @@ def read_errors(path: object, remedy: str = _CHECK) -> Iterator[None]:
 
 
 def _unreadable(where: object, error: OSError, remedy: str) -> SourceError:
-    demand_disk(where, error)
+    if isinstance(error, PermissionError):
+        remedy = _CHECK  # listed with the other problems of the source
+    else:
+        demand_disk(where, error)
     return SourceError(f"{where}: cannot be read: {error.strerror}. {remedy}")
 
 

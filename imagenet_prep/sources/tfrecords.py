@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
-from imagenet_prep.core.errors import DataDamagedError, StoreError
+from imagenet_prep.core.errors import DataDamagedError
 from imagenet_prep.dataset import keys, protobuf, schema, tfds_record, tfrecord
 from imagenet_prep.dataset.member import NO_BOXES, Boxes, Member
 from imagenet_prep.dataset.problems import GivenUpError, Problems
@@ -87,12 +87,6 @@ def check(
         if not seen and store.read(shard.path, 0, len(_GZIP)) == _GZIP:
             error = DataDamagedError(f"{error}. It is compressed with gzip: unpack it first")
         report(error)
-    except OSError as error:
-        # A disk error may be temporary, so it must not be recorded as damage of the shard.
-        raise StoreError(
-            f"cannot read {store.where(shard.path)}: {error.strerror or error}. Check the disk "
-            "that holds it, then run the same command again."
-        ) from error
     else:
         if not seen:
             report(DataDamagedError(f"{name}: holds no record"))

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any, Protocol, Self, TypeVar
 
 from imagenet_prep.core import regular_file
-from imagenet_prep.core.errors import ImagenetPrepError, SourceError
+from imagenet_prep.core.errors import ImagenetPrepError, SourceError, StoreError
 from imagenet_prep.dataset.member import damaged_list
 from imagenet_prep.storage import open_files
-from imagenet_prep.storage.os_errors import demand_disk
+from imagenet_prep.storage.os_errors import CHECK_DISK
 
 _HASH_CHUNK_BYTES = 4 << 20
 
@@ -81,8 +81,7 @@ class ArchiveReader:
                 data += more
         except OSError as error:
             where = f"{self._archives[archive]}: {size:,} bytes at byte {offset:,}"
-            demand_disk(where, error)
-            raise SourceError(f"{where}: cannot be read: {error.strerror}.") from error
+            raise StoreError(f"{where}: cannot be read: {error.strerror}. {CHECK_DISK}") from error
         if len(data) < size:
             raise SourceError(
                 f"{self._archives[archive]}: ends at byte {offset + len(data):,}, expected at "

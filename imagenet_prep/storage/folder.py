@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import io
 import os
 import shutil
 import stat
@@ -24,7 +25,7 @@ from imagenet_prep.storage import inside
 from imagenet_prep.storage.hard_link import hard_link
 from imagenet_prep.storage.lock import locked
 from imagenet_prep.storage.new_file import new_file
-from imagenet_prep.storage.os_errors import removed_on_failure, storage_errors
+from imagenet_prep.storage.os_errors import ReadableFile, removed_on_failure, storage_errors
 from imagenet_prep.storage.remote import Check, Stat, changed, unchecked
 
 if TYPE_CHECKING:
@@ -137,7 +138,7 @@ class LocalStore:
         self, name: str, offset: int = 0, size: int | None = None, most: int = MOST_BYTES
     ) -> bytes:
         path = self.path(name)
-        with storage_errors("read", path), self._opened(name) as file:
+        with self._opened(name) as file:
             if size is None:
                 return regular_file.read_whole(file, path, most)
             file.seek(offset)
@@ -151,9 +152,13 @@ class LocalStore:
             return regular_file.read_whole(file, self.path(name), most)
 
     def _opened(self, name: str) -> BinaryIO:
-        if _is_ours(name):
-            return open(self.open(name, os.O_RDONLY), "rb")
-        return open(regular_file.open_to_read(self.path(name)), "rb")
+        path = self.path(name)
+        with storage_errors("read", path):
+            if _is_ours(name):
+                descriptor = self.open(name, os.O_RDONLY)
+            else:
+                descriptor = regular_file.open_to_read(path)
+            return io.BufferedReader(ReadableFile(descriptor, path))
 
     @contextlib.contextmanager
     def opened(self, name: str, stat: Stat | None = None) -> Iterator[BinaryIO]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 
-from imagenet_prep.core.errors import ManifestError, StoreError
+from imagenet_prep.core.errors import ManifestError
 from imagenet_prep.dataset import naming
 from imagenet_prep.dataset.manifest import Manifest
 from imagenet_prep.dataset.member import Incident, parse_incident
@@ -36,8 +36,6 @@ def incidents(store: Readable, of: Manifest | None = None) -> Iterator[Incident]
             raise ValueError(f"sha256 {digest.hexdigest()} is not in {naming.MANIFEST}")
     except ValueError as error:
         raise ManifestError(f"{where}: {error}. Copy it from the original dataset.") from None
-    except OSError as error:
-        raise StoreError(f"cannot read {where}: {error.strerror or error}") from error
 
 
 def num_excluded(store: Readable, manifest: Manifest) -> int:

@@ -132,7 +132,7 @@ class FolderRemote:
         return Stat.of(status)
 
     def read(self, name: str, offset: int, size: int, stat: Stat) -> Iterator[bytes]:
-        with self._explained(name), self._folder.opened(name, stat) as file:
+        with self._folder.opened(name, stat) as file:
             file.seek(offset)
             yield from exactly(size, file.read)
 

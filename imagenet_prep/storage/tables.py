@@ -50,7 +50,7 @@ def each(parse: Parse[Row], store: Readable, shards: Iterable[Shard]) -> Iterato
 
 def mentions(store: Readable, shard: Shard, texts: Iterable[bytes]) -> bool:
     """Returns False if a shard's table contains none of the texts; True if it may contain one."""
-    with contextlib.suppress(OSError), store.opened(_name(shard)) as file:
+    with contextlib.suppress(StoreError), store.opened(_name(shard)) as file:
         data = file.read(min(shard.samples_bytes, _AHEAD_BYTES) + 1)
         if hashlib.sha256(data).hexdigest() == shard.samples_sha256:
             return any(text in data for text in texts)
@@ -75,14 +75,11 @@ def lines(
 ) -> Iterator[bytes]:
     """Yields the lines of a shard's table, header first; verifies the table after the last line."""
     where, digest, number = store.where(_name(shard)), hashlib.sha256(), 0
-    try:
-        with opened() if opened else store.opened(_name(shard)) as file:
-            for number, line in enumerate(samples.read_lines(as_file(hashed(file, [digest])))):
-                if number > shard.examples:
-                    raise DataDamagedError(f"{where}: more than {shard.examples:,} lines")
-                yield line
-    except OSError as error:
-        raise StoreError(f"cannot read {where}: {error.strerror or error}") from error
+    with opened() if opened else store.opened(_name(shard)) as file:
+        for number, line in enumerate(samples.read_lines(as_file(hashed(file, [digest])))):
+            if number > shard.examples:
+                raise DataDamagedError(f"{where}: more than {shard.examples:,} lines")
+            yield line
     if number < shard.examples:
         raise DataDamagedError(f"{where}: {number:,} lines, expected {shard.examples:,}")
     if (sha256 := digest.hexdigest()) != shard.samples_sha256:

@@ -6,6 +6,8 @@
  * same names, so nothing here calls itself. Sockets and pipes have no path below the folder.
  */
 #define _GNU_SOURCE
+#include <dirent.h>
+#include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
@@ -24,7 +26,7 @@
 
 /* The order is that of KINDS in calls.py. */
 enum kind { WRITE, PWRITE, FSYNC, FDATASYNC, RENAME, LINK, UNLINK, FALLOCATE, OPEN, CREATE, READ,
-            PREAD, FTRUNCATE, MKDIR, SYNCFS, NUM_KINDS };
+            PREAD, FTRUNCATE, MKDIR, SYNCFS, STAT, LIST, NUM_KINDS };
 /* The order is that of `Change` in calls.py. */
 enum change { WRITTEN, CUT, SYNCED, CREATED, RENAMED, LINKED, UNLINKED, FOLDER_MADE, FOLDER_REMOVED,
               FOLDER_SYNCED, ALL_SYNCED };
@@ -71,6 +73,17 @@ __attribute__((visibility("default"))) long calls_disarm(void)
 __attribute__((visibility("default"))) long calls_count(int kind)
 {
     return atomic_load(&counts[kind]);
+}
+
+/* As libc's fstatat, which this library replaces. */
+static int status_at(int place, const char *name, void *status, int flags)
+{
+    return syscall(SYS_newfstatat, place, name, status, flags);
+}
+
+static int status_of(int descriptor, struct stat *status)
+{
+    return status_at(descriptor, "", status, AT_EMPTY_PATH);
 }
 
 static int is_below(const char *path)
@@ -165,7 +178,7 @@ static void note(enum change change, int descriptor, int64_t offset, const char 
     if (record < 0)
         return;
     if (descriptor >= 0)
-        fstat(descriptor, &status);
+        status_of(descriptor, &status);
     struct entry entry = {
         change, (int32_t)strlen(name), (int32_t)strlen(other), (int32_t)size,
         (int64_t)status.st_ino, offset,
@@ -229,7 +242,7 @@ static int do_open(int place, const char *name, int flags, mode_t mode)
     struct stat status;
     if (!finds(place, name, path))
         return syscall(SYS_openat, place, name, flags, mode);
-    int was_there = !fstatat(place, name, &status, AT_SYMLINK_NOFOLLOW);
+    int was_there = !status_at(place, name, &status, AT_SYMLINK_NOFOLLOW);
     FAIL_IF_DUE(flags & O_CREAT && !was_there ? CREATE : OPEN);
     begin();
     int opened = syscall(SYS_openat, place, name, flags, mode);
@@ -251,7 +264,7 @@ static int do_sync(int descriptor, enum kind kind)
     if (below)
         begin();
     int failed = syscall(kind == FSYNC ? SYS_fsync : SYS_fdatasync, descriptor);
-    if (below && !failed && !fstat(descriptor, &status)) {
+    if (below && !failed && !status_of(descriptor, &status)) {
         if (S_ISDIR(status.st_mode))
             note(FOLDER_SYNCED, descriptor, 0, path, "", "", 0);
         else
@@ -347,7 +360,7 @@ static int do_mkdir(int place, const char *name, mode_t mode)
     char path[PATH_MAX];
     struct stat status;
     /* What is there already is no failure of the disk. */
-    int below = finds(place, name, path) && fstatat(place, name, &status, AT_SYMLINK_NOFOLLOW);
+    int below = finds(place, name, path) && status_at(place, name, &status, AT_SYMLINK_NOFOLLOW);
     if (below)
         FAIL_IF_DUE(MKDIR);
     if (below)
@@ -358,6 +371,14 @@ static int do_mkdir(int place, const char *name, mode_t mode)
     if (below)
         end();
     return failed;
+}
+
+static int do_stat(int place, const char *name, void *status, int flags)
+{
+    char path[PATH_MAX];
+    if (name[0] ? finds(place, name, path) : finds_open(place, path))
+        FAIL_IF_DUE(STAT);
+    return status_at(place, name, status, flags);
 }
 
 /* libc's functions, each under all of its names. */
@@ -466,3 +487,32 @@ EXPORT int unlinkat(int place, const char *name, int flags) { return do_unlink(p
 EXPORT int rmdir(const char *name) { return do_unlink(AT_FDCWD, name, AT_REMOVEDIR); }
 EXPORT int mkdir(const char *name, mode_t mode) { return do_mkdir(AT_FDCWD, name, mode); }
 EXPORT int mkdirat(int place, const char *name, mode_t mode) { return do_mkdir(place, name, mode); }
+
+/* The two structs have the same layout on 64-bit machines. */
+#define STATS(stat_, lstat_, fstat_, fstatat_, status_)                                       \
+    EXPORT int stat_(const char *n, struct status_ *to) { return do_stat(AT_FDCWD, n, to, 0); } \
+    EXPORT int lstat_(const char *n, struct status_ *to)                                      \
+    {                                                                                         \
+        return do_stat(AT_FDCWD, n, to, AT_SYMLINK_NOFOLLOW);                                 \
+    }                                                                                         \
+    EXPORT int fstat_(int d, struct status_ *to) { return do_stat(d, "", to, AT_EMPTY_PATH); } \
+    EXPORT int fstatat_(int place, const char *n, struct status_ *to, int flags)              \
+    {                                                                                         \
+        return do_stat(place, n, to, flags);                                                  \
+    }
+STATS(stat, lstat, fstat, fstatat, stat)
+STATS(stat64, lstat64, fstat64, fstatat64, stat64)
+
+static void *next_entry(DIR *folder)
+{
+    char path[PATH_MAX];
+    void *(*real)(DIR *) = (void *(*)(DIR *))dlsym(RTLD_NEXT, "readdir64");
+    int error = finds_open(dirfd(folder), path) ? wrong(LIST) : 0;
+    if (error > 0) {
+        errno = error;
+        return NULL;
+    }
+    return real(folder);
+}
+EXPORT struct dirent *readdir(DIR *folder) { return next_entry(folder); }
+EXPORT struct dirent64 *readdir64(DIR *folder) { return next_entry(folder); }

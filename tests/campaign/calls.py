@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 # The order is that of `enum kind` in calls.c. `create` is an open that makes a file.
 KINDS = (
     *("write", "pwrite", "fsync", "fdatasync", "rename", "link", "unlink", "fallocate"),
-    *("open", "create", "read", "pread", "ftruncate", "mkdir", "syncfs"),
+    *("open", "create", "read", "pread", "ftruncate", "mkdir", "syncfs", "stat", "list"),
 )
 SHORT, STOP = "short", "stop"
 _SOURCE = Path(__file__).with_name("calls.c")

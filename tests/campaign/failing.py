@@ -46,6 +46,8 @@ ERRORS = {
     "ftruncate": ("EIO", "EINTR"),
     "mkdir": _WRITING,
     "syncfs": _WRITING,
+    "stat": ("EIO",),
+    "list": ("EIO",),
 }
 ALL = ("EIO", SHORT, "ENOSPC", "EINTR", "EDQUOT")
 _STAYS = ("ENOSPC",)

@@ -72,7 +72,7 @@ class Theatre:
         self.begins.mkdir()
         self.given = self._arena.clear()
         self.disk = self.given / "disk"
-        self._note = folder / "calls.json"
+        self.note = folder / "calls.json"
         self.story = Story(self._arena, self._warm, random.Random(0))
         self._scenes: dict[str, Scene] = {}
 
@@ -105,6 +105,12 @@ class Theatre:
             f"{path.name}/{name}": data for path in beside for name, data in contents(path).items()
         }
 
+    def remove(self, output: Path) -> None:
+        """Removes an output, which may be a file, a folder or absent."""
+        if output.is_dir():
+            shutil.rmtree(output)
+        output.unlink(missing_ok=True)
+
     def reset(self, scene: Scene) -> None:
         """Lays out how a scene begins."""
         shutil.rmtree(self.disk, ignore_errors=True)
@@ -112,14 +118,14 @@ class Theatre:
 
     def start(self, scene: Scene, **what: object) -> None:
         """Starts the scene's command, with the library told `what`, see `calls.arm`."""
-        told = {"folder": str(self.given), "note": str(self._note), **what}
+        told = {"folder": str(self.given), "note": str(self.note), **what}
         self.story.start(scene.words, calls=told, **scene.told)
 
     def record(self, scene: Scene, **told: object) -> list[Entry]:
         """Runs the scene's command; returns all changes that it made on the disk."""
-        path = self._note.with_name("record")
+        path = self.note.with_name("record")
         path.unlink(missing_ok=True)
-        library = {"folder": str(self.disk), "note": str(self._note), "record": str(path)}
+        library = {"folder": str(self.disk), "note": str(self.note), "record": str(path)}
         self.story.undisturbed(scene.words, calls=library, **scene.told, **told)
         return list(calls.entries(path))
 
@@ -138,7 +144,7 @@ class Theatre:
 
     def noted(self) -> dict[str, Any]:
         """Returns what the library counted in the last command."""
-        found: dict[str, Any] = json.loads(self._note.read_bytes())
+        found: dict[str, Any] = json.loads(self.note.read_bytes())
         return found
 
 
@@ -265,7 +271,7 @@ def _adopt_links(theatre: Theatre) -> Scene:
     return Scene(words, root, out)
 
 
-def _dataset(theatre: Theatre) -> Path:
+def dataset(theatre: Theatre) -> Path:
     """Returns a finished set on the disk; it is prepared once."""
     kept, root = theatre.begins / "a-set", theatre.disk / "set"
     if not kept.exists():
@@ -280,7 +286,7 @@ def _dataset(theatre: Theatre) -> Path:
 
 def _resize(theatre: Theatre, splits: str) -> Scene:
     """Makes `resize` of some splits, which are committed one after the other."""
-    root, out = _dataset(theatre), theatre.disk / "out"
+    root, out = dataset(theatre), theatre.disk / "out"
     words = ["resize", "-i", str(root), "-o", str(out), "-s", splits, "-r", "24"]
     return Scene([*words, "--workers", "1"], root, out)
 
@@ -294,7 +300,7 @@ def _rewrite(theatre: Theatre) -> Scene:
 
 def _amend(theatre: Theatre) -> Scene:
     """Makes `amend` of a set that has one image less, and one with another class."""
-    root, out = _dataset(theatre), theatre.disk / "out"
+    root, out = dataset(theatre), theatre.disk / "out"
     changes = make_changes(root, theatre.disk / "changes")
     words = ["amend", str(root), "--out", str(out), "--workers", "1"]
     words += ["--exclude", str(changes.exclude), "--relabel", str(changes.relabel)]
@@ -303,14 +309,14 @@ def _amend(theatre: Theatre) -> Scene:
 
 def _export(theatre: Theatre, to: str) -> Scene:
     """Makes `export` in one format."""
-    root, out = _dataset(theatre), theatre.disk / "out"
+    root, out = dataset(theatre), theatre.disk / "out"
     words = ["export", str(root), "--to", to, "--out", str(out), "--workers", "1"]
     return Scene(words + ["--allow-empty-class"] * (to == "folder"), root, out)
 
 
 def _duplicates(theatre: Theatre) -> Scene:
     """Makes `duplicates` of a set."""
-    root, out = _dataset(theatre), theatre.disk / "found"
+    root, out = dataset(theatre), theatre.disk / "found"
     return Scene(["duplicates", str(root), "--out", str(out), "--workers", "1"], root, out)
 
 
@@ -326,7 +332,7 @@ def _diff(theatre: Theatre) -> Scene:
 
 def _report(theatre: Theatre) -> Scene:
     """Makes `report` outside of the set."""
-    root, found = _dataset(theatre), theatre.disk / "found"
+    root, found = dataset(theatre), theatre.disk / "found"
     found.mkdir()
     return Scene(["report", str(root), "--out", str(found / "page.html")], root, found)
 

@@ -38,6 +38,8 @@ made = {
     "unlink": lambda: os.unlink("file"),
     "mkdir": lambda: os.mkdir("inner"),
     "syncfs": lambda: synced(libc.syncfs(file)),
+    "stat": lambda: os.stat("renamed").st_size,
+    "list": lambda: os.listdir("inner"),
 }
 libc = ctypes.CDLL(None, use_errno=True)
 def synced(failed):
@@ -67,6 +69,8 @@ _UNDISTURBED = dict.fromkeys(KINDS) | {
     "pwrite": 4,
     "read": "abcd5678",
     "pread": "5678",
+    "stat": 6,
+    "list": [],
 }
 
 
@@ -92,7 +96,8 @@ def test_calls_below_the_folder_are_counted_and_others_not(library: Path, tmp_pa
     found, noted = make_calls(library, tmp_path)
 
     assert found == _UNDISTURBED
-    assert noted == {"failed": 0, "counts": dict.fromkeys(KINDS, 1)}
+    # The list of an empty folder: itself, its parent, the end.
+    assert noted == {"failed": 0, "counts": dict.fromkeys(KINDS, 1) | {"list": 3}}
     assert (tmp_path / "outside").read_text() == "outside"
 
 
@@ -105,7 +110,9 @@ def test_the_call_of_that_number_fails_and_no_other(
     follow = {
         "write": {"read": "abcd", "pread": ""},
         "pwrite": {"read": "12345678"},
-        "rename": {"link": -errno.ENOENT},
+        "rename": {"link": -errno.ENOENT, "stat": -errno.ENOENT},
+        "ftruncate": {"stat": 8},
+        "mkdir": {"list": -errno.ENOENT},
         "link": {"unlink": -errno.ENOENT},
     }
     expected = _UNDISTURBED | follow.get(kind, {}) | {kind: -errno.EDQUOT}

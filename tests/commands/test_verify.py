@@ -127,6 +127,7 @@ def test_json_says_the_same_to_machines(reference: Reference, level: str) -> Non
         "columns": [],
         "incomplete_columns": {},
         "problems": [],
+        "unreadable": [],
     }
 
 

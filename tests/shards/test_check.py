@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import hashlib
 import os
 import random
@@ -20,6 +21,7 @@ from imagenet_prep.dataset.schema import LEVELS
 from imagenet_prep.shards import check
 from imagenet_prep.shards.check import Expectation, Report
 from imagenet_prep.storage.folder import LocalStore
+from tests.kit.system import System
 from tests.kit.tfrecords import framed, plain
 
 WNIDS = ("n01440764", "n01443537", "n01484850")
@@ -496,17 +498,15 @@ def test_an_image_that_does_not_decode_is_named(dataset: Dataset) -> None:
     ]
 
 
-def test_a_shard_that_cannot_be_read_is_a_problem_and_no_crash(
-    dataset: Dataset, monkeypatch: pytest.MonkeyPatch
+def test_a_shard_that_cannot_be_read_is_unreadable_and_not_damaged(
+    dataset: Dataset, system: System
 ) -> None:
-    def fail(*_: object) -> None:
-        raise OSError(5, "Input/output error")
+    system.fails("open", errno.ESTALE)
+    report = dataset.check()
 
-    monkeypatch.setattr(hashlib, "file_digest", fail)
-    monkeypatch.setattr(tfrecord, "read_records", fail)
-
-    (problem,) = dataset.check().problems
-    assert problem == f"{FIRST}: cannot be read: Input/output error"
+    assert report.problems == []
+    path = dataset.root / "index" / FIRST
+    assert report.unreadable == [f"{FIRST}: cannot read {path}: {os.strerror(errno.ESTALE)}"]
 
 
 def write_records_of_nothing(dataset: Dataset, number: int) -> None:

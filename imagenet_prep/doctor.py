@@ -10,6 +10,9 @@ Examples:
 
 from __future__ import annotations
 
+import functools
+import hashlib
+import io
 import json
 import os
 import platform
@@ -64,7 +67,8 @@ class Config(Settings):
 
     dir: str = flag(".", place=Place.FOLDER, help="folder on the disk to check")
     s3: str | None = optional(
-        place=Place.BUCKET, help="also write, read and delete a small object below this prefix"
+        place=Place.BUCKET,
+        help="also write, read, list and delete an object of 32 MiB below this prefix",
     )
     json: bool = switch(help="print the checks as JSON")
 
@@ -235,7 +239,8 @@ def _bucket(base: str) -> Check:
     by_reading = checks_by_reading()
     how = "objects are read back and compared" if by_reading else "the server verifies CRC32Cs"
     if (problem := _trial(base)) is None:
-        return Check("S3", "ok", f"{base}: an object was uploaded, read and deleted; {how}")
+        tried = "an object of two parts was uploaded, read by range, listed and deleted"
+        return Check("S3", "ok", f"{base}: {tried}; {how}")
     os.environ[CHECK_BY_READING] = "1"
     if by_reading or _trial(base) is not None:
         return Check("S3", "wrong", problem)
@@ -244,21 +249,36 @@ def _bucket(base: str) -> Check:
 
 
 def _trial(base: str) -> str | None:
+    """Makes each kind of request that a dataset needs; returns the problem, or None."""
+    from imagenet_prep.dataset.manifest import File
     from imagenet_prep.storage.bucket import BucketStore
+    from imagenet_prep.storage.upload import PART_BYTES
 
-    name, data = f"{naming.WORK}/doctor-{uuid.uuid4().hex}", b"imagenet-prep doctor\n"
+    folder = f"{naming.WORK}/doctor-{uuid.uuid4().hex}"
+    name = f"{folder}/object"
+    data = os.urandom(1 << 10) * (PART_BYTES // (1 << 10) + 1)
+    file = File(name, len(data), hashlib.sha256(data).hexdigest())
+    # This range is in both parts.
+    start, size = PART_BYTES - 100, 200
     try:
         store = BucketStore(base, timeout_s=_SERVER_S, retries=1, remedy="Is the server up?")
         store.try_to_write()
         try:
-            store.write(name, data)
-            found = store.read(name)
+            store.put(file, functools.partial(io.BytesIO, data))
+            problem = store.problem(file)
+            found = store.read(name, start, size)
+            listed = store.names(folder)
+            store.abort_uploads(name.__eq__)
         finally:
             store.remove(name)
     except ImagenetPrepError as error:
         return str(error)
-    if found != data:
+    if problem is not None:
+        return f"{base}: {problem.text}"
+    if found != data[start : start + size]:
         return f"{base}/{name}: the bytes that were read back differ from those written"
+    if listed != ["object"]:
+        return f"{base}/{folder}: the server lists {listed}, expected one object"
     return None
 
 

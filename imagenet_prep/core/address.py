@@ -19,6 +19,8 @@ AnyConfig = TypeVar("AnyConfig")
 # matches: it is the beginning of a password that contains a slash.
 LOGIN = re.compile(r"""://[^/?#\s"',;<>\[]*(?:@|:[0-9]*[^0-9/?#\s"',;<>}])""")
 
+_ARN = re.compile(r"s3://arn:[^@\s]*")
+
 
 class Place(enum.Enum):
     """The kinds of paths and addresses that a flag can accept, as described in error messages."""
@@ -58,7 +60,10 @@ class Place(enum.Enum):
 
 
 def check_base(base: str) -> None:
-    """Raises ValueError if an address has an unknown scheme, a login, ? or #, or lacks a host."""
+    """Raises ValueError if an address has an unknown scheme, a login, ? or #, or lacks a host.
+
+    An s3:// address must also be that of a bucket, without empty parts.
+    """
     refuse_login(base)
     parts = urlsplit(base)
     if "://" in base and parts.scheme not in ("http", "https", "s3"):
@@ -69,10 +74,18 @@ def check_base(base: str) -> None:
         raise ValueError("the address has no host or bucket")
     if parts.query or parts.fragment:
         raise ValueError("the address contains ? or #: give the address of a folder")
+    # Some servers treat an empty part as absent, so that objects are not found where they were put.
+    if parts.scheme == "s3" and "//" in parts.path:
+        raise ValueError("the address contains //: write a single slash between its parts")
 
 
 def refuse_login(text: str) -> None:
     """Raises ValueError if a text contains an address with a user name or password."""
+    if _ARN.fullmatch(text):
+        raise ValueError(
+            "an ARN is not a bucket: use the alias of the access point (aws s3control "
+            "get-access-point lists it), as in s3://NAME-METADATA-s3alias/prefix"
+        )
     if LOGIN.search(text):
         raise ValueError(
             "the address contains a user name or password, which would appear in logs, process "

@@ -94,6 +94,11 @@ class Config(Settings):
             raise ValueError("--check, --repair, --dry-run: expected at most one of them")
         if self.to_hosts and not all(self.hosts_and_path):
             raise ValueError("--to: expected hosts:HOSTSFILE:PATH")
+        if self.to_hosts and "$" in self.hosts_and_path[1]:
+            raise ValueError(
+                "--to: the path on the hosts contains $, but no shell expands variables there. "
+                "Write the path itself, or ~ for the home folder"
+            )
 
     @property
     def prove(self) -> bool:

@@ -145,9 +145,9 @@ class BucketStore:
             yield as_file(chunks)
 
     def _chunks(self, name: str, stat: Stat | None = None) -> Generator[bytes, None, None]:
-        budget = self._budget(name)
+        budget, pinned = self._budget(name), stat is not None
         stat = stat or with_retries(lambda: self._s3.stat(name), budget)
-        return stream(self._s3, name, stat, budget)
+        return stream(self._s3, name, stat, budget, pinned=pinned)
 
     def temporary(self) -> Path:
         """Returns an unused path below TMPDIR, which is removed when this process ends."""
@@ -269,7 +269,7 @@ class BucketStore:
 
     def stored(self, name: str) -> Stored:
         """Returns the server's record of an object."""
-        head = self._call(name, "head_object", ChecksumMode="ENABLED")
+        head = self._with_retries(name, lambda: self._s3.head(name, ChecksumMode="ENABLED"))
         sha256, checksum = head["Metadata"].get(SHA256), head.get("ChecksumCRC32C", "-")
         # A checksum with "-" is that of the parts' checksums: it does not verify the object.
         checksum = None if "-" in checksum else checksum

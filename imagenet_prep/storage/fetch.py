@@ -23,7 +23,13 @@ from imagenet_prep.dataset.manifest import File
 from imagenet_prep.storage.folder import LocalStore
 from imagenet_prep.storage.incoming import incoming
 from imagenet_prep.storage.os_errors import storage_errors
-from imagenet_prep.storage.remote import CHUNK_BYTES, Remote, Stat, UnavailableError
+from imagenet_prep.storage.remote import (
+    CHUNK_BYTES,
+    ChangedError,
+    Remote,
+    Stat,
+    UnavailableError,
+)
 from imagenet_prep.storage.retry import RetryBudget, with_retries
 
 _HASH_CHUNK_BYTES = 4 << 20
@@ -36,16 +42,28 @@ def stream(
     budget: RetryBudget,
     start: int = 0,
     stop: int | None = None,
+    *,
+    pinned: bool = True,
 ) -> Generator[bytes, None, None]:
-    """Yields bytes [start, stop) of a remote file in order, by default to its end."""
-    # A failed attempt continues at the point of failure. If the server cannot send ranges, read the
-    # file again and skip the bytes already yielded.
+    """Yields bytes [start, stop) of a remote file in order, by default to its end.
+
+    Unless `pinned`, the caller verifies the bytes. Then the file may have a different ETag than
+    `stat`, since the servers of a pool often have different ETags for the same file. In this case,
+    the range is read again from its start, in one answer.
+    """
     stop = stat.size if stop is None else stop
     position = start
     while position < stop:
-        again = 0 if stat.ranges else position - start
+        # A failed attempt continues at the point of failure. If the server cannot send ranges, or
+        # another server may answer, skip the bytes already yielded.
+        first = position
+        if not stat.ranges:
+            first = 0
+        elif not pinned and not stat.validator:
+            first = start
+        again = position - first
         try:
-            for chunk in remote.read(name, position - again, stop - position + again, stat):
+            for chunk in remote.read(name, first, stop - first, stat):
                 budget.succeeded()
                 new = chunk[again:]
                 again -= len(chunk) - len(new)
@@ -54,6 +72,10 @@ def stream(
                     yield new
         except UnavailableError as error:
             budget.wait(error)
+        except ChangedError:
+            if pinned or not stat.validator:
+                raise
+            stat = stat._replace(validator="")
 
 
 def as_file(chunks: Iterator[bytes]) -> BinaryIO:
@@ -86,7 +108,12 @@ def whole(remote: Remote, name: str, budget: RetryBudget, most: int = MOST_BYTES
     """Returns the content of a remote file of at most `most` bytes."""
     stat = with_retries(lambda: remote.stat(name), budget)
     demand_small(remote.where(name), stat.size, most)
-    return b"".join(stream(remote, name, stat, budget))
+    try:
+        return b"".join(stream(remote, name, stat, budget))
+    except ChangedError:
+        # All bytes come from one answer, so they are one version of the file.
+        any_server = stat._replace(validator="")
+        return with_retries(lambda: b"".join(remote.read(name, 0, stat.size, any_server)), budget)
 
 
 def demand_small(where: str, size: int, most: int) -> None:
@@ -107,7 +134,7 @@ def contents(
         raise DataDamagedError(
             f"{remote.where(file.name)}: {stat.size:,} bytes, expected {file.num_bytes:,}. {remedy}"
         )
-    yield from stream(remote, file.name, stat, budget)
+    yield from stream(remote, file.name, stat, budget, pinned=False)
 
 
 def bring(

@@ -26,6 +26,7 @@ from imagenet_prep.storage.remote import (
     changed,
     exactly,
     failure,
+    other_validator,
     passes,
     pause_s,
     reason,
@@ -88,9 +89,10 @@ class Http:
                 headers["If-Range"] = stat.validator
         with self._get(name, headers) as response:
             validator = _validator(response.headers)
-            is_changed = validator and stat.validator and validator != stat.validator
-            if is_changed or _total_size(response) not in (stat.size, None):
+            if _total_size(response) not in (stat.size, None):
                 changed(self.where(name))
+            if validator and stat.validator and validator != stat.validator:
+                other_validator(self.where(name))
             if stat.ranges:
                 _check_range(response, offset, size)
             yield from _body(response, size)
@@ -291,12 +293,15 @@ class WebFolder:
             return whole(self._http, name, self._budget(name), most)
         stat = self._stat(name)
         stop = min(offset + size, stat.size)
-        return b"".join(stream(self._http, name, stat, self._budget(name), offset, stop))
+        budget = self._budget(name)
+        return b"".join(stream(self._http, name, stat, budget, offset, stop, pinned=False))
 
     @contextlib.contextmanager
     def opened(self, name: str, stat: Stat | None = None) -> Iterator[BinaryIO]:
+        pinned = stat is not None
         stat = stat or self._stat(name)
-        with contextlib.closing(stream(self._http, name, stat, self._budget(name))) as chunks:
+        chunks = stream(self._http, name, stat, self._budget(name), pinned=pinned)
+        with contextlib.closing(chunks):
             yield as_file(chunks)
 
     def _stat(self, name: str) -> Stat:

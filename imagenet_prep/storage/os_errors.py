@@ -52,6 +52,7 @@ class ReadableFile(io.FileIO):
         self._path = path
 
     def readinto(self, buffer: memoryview) -> int | None:  # type: ignore[override]
+        """Reads bytes into a buffer; returns their number."""
         try:
             return super().readinto(buffer)
         except OSError as error:

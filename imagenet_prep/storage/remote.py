@@ -91,6 +91,10 @@ class AbsentError(StoreError):
     """The file, object or bucket does not exist."""
 
 
+class ChangedError(IncompleteError):
+    """The file is a different one than before, or a different server of a pool has answered."""
+
+
 class TakenError(StoreError):
     """The object to be created already exists."""
 
@@ -107,7 +111,8 @@ class Remote(Protocol):
     def read(self, name: str, offset: int, size: int, stat: Stat) -> Iterator[bytes]:
         """Yields exactly `size` bytes from `offset` of the file described by `stat`.
 
-        If `stat.ranges` is False, only the complete file can be read.
+        If `stat.ranges` is False, only the complete file can be read. If `stat.validator` is "",
+        any file of this size is read.
         """
 
     def files(self, folder: str) -> dict[str, Stat]:
@@ -115,10 +120,19 @@ class Remote(Protocol):
 
 
 def changed(where: str) -> NoReturn:
-    """Raises IncompleteError for a file that has changed during the run."""
-    raise IncompleteError(
+    """Raises ChangedError for a file that has changed during the run."""
+    raise ChangedError(
         f"{where}: it has changed since this run began. Run the same command again to read the new "
         "file from the start."
+    )
+
+
+def other_validator(where: str) -> NoReturn:
+    """Raises ChangedError for a file on a server whose ETag or date differs from the first one."""
+    raise ChangedError(
+        f"{where}: it has changed since this run began, or the address is that of a pool of "
+        "servers: two answers have different ETags or dates. If the file has changed, run the same "
+        "command again to read the new file from the start. If not, use the address of one server."
     )
 
 

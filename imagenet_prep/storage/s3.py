@@ -26,6 +26,7 @@ from imagenet_prep.storage.remote import (
     changed,
     exactly,
     failure,
+    other_validator,
     passes,
     pause_s,
 )
@@ -36,27 +37,89 @@ _SIGNED_FOR_S = 300
 # Maximum number of objects in a listing. A dataset in 65,536 shards has a quarter of this number.
 _MOST_LISTED = 1 << 20
 
-# The advice for permanent refusals, by S3 code and by status.
-_NOT_ALLOWED = "Check the AWS_… variables or ~/.aws: these credentials lack the permission."
-_OTHER_REGION = "The bucket is in a different region: set AWS_DEFAULT_REGION."
 CHECK_BY_READING = "IMAGENET_PREP_CHECK_BY_READING"
 NO_CHECKSUMS = (
     f"If the server stores no checksums of objects, set {CHECK_BY_READING}=1: each object is then "
     "read back and compared. Or use a server from docs/bucket.md."
 )
-_REMEDIES: dict[str | int, str] = {
-    **dict.fromkeys(
-        ("InvalidAccessKeyId", "SignatureDoesNotMatch"),
-        "The server does not know this access key and secret. Check the AWS_… variables, ~/.aws "
-        "and AWS_ENDPOINT_URL.",
-    ),
-    **dict.fromkeys(("ExpiredToken", "InvalidToken"), "Get new credentials."),
-    "RequestTimeTooSkewed": "Set the clock of this machine.",
+_NOT_ALLOWED = "Check the AWS_… variables or ~/.aws: these credentials lack the permission."
+_UNKNOWN_KEY = (
+    "The server does not know this access key and secret. Check the AWS_… variables, ~/.aws and "
+    "AWS_ENDPOINT_URL."
+)
+_EXPIRED = "Get new credentials."
+_OTHER_REGION = "The bucket is in a different region: set AWS_DEFAULT_REGION."
+_FULL = "Free some space in the bucket, or raise the quota."
+_KMS = (
+    "Check the bucket's KMS key: it must be enabled, and these credentials need kms:Decrypt and "
+    "kms:GenerateDataKey."
+)
+_CLOCK = "Set the clock of this machine."
+_BUCKET_NAME = "Check the name of the bucket."
+_ACCOUNT = "Check the account with the provider of the storage."
+# The advice for permanent refusals, by S3 code. A code is the status if the answer has none.
+_REMEDIES = {
+    "403": _NOT_ALLOWED,
+    "AccessDenied": _NOT_ALLOWED,
+    "AllAccessDisabled": _ACCOUNT,
+    "AccountProblem": _ACCOUNT,
+    "NotSignedUp": _ACCOUNT,
+    "UserSuspended": _ACCOUNT,
+    "401": _UNKNOWN_KEY,
+    "InvalidAccessKeyId": _UNKNOWN_KEY,
+    "InvalidClientTokenId": _UNKNOWN_KEY,
+    "SignatureDoesNotMatch": _UNKNOWN_KEY,
+    "ExpiredToken": _EXPIRED,
+    "ExpiredTokenException": _EXPIRED,
+    "InvalidToken": _EXPIRED,
+    "TokenRefreshRequired": _EXPIRED,
+    "RequestTimeTooSkewed": _CLOCK,
+    "RequestExpired": _CLOCK,
     "NoSuchBucket": "Create the bucket, or check its name and AWS_ENDPOINT_URL.",
-    **dict.fromkeys(("AuthorizationHeaderMalformed", 301, 307), _OTHER_REGION),
-    **dict.fromkeys(("InvalidArgument", "InvalidRequest", 405, 501), NO_CHECKSUMS),
-    **dict.fromkeys(("QuotaExceeded", 507), "Free some space in the bucket, or raise the quota."),
+    "InvalidBucketName": _BUCKET_NAME,
+    "301": _OTHER_REGION,
+    "307": _OTHER_REGION,
+    "AuthorizationHeaderMalformed": _OTHER_REGION,
+    "IllegalLocationConstraintException": _OTHER_REGION,
+    "PermanentRedirect": _OTHER_REGION,
+    "TemporaryRedirect": _OTHER_REGION,
+    "InvalidObjectState": (
+        "The object is in an archive tier (such as Glacier). Restore it, then run the same command "
+        "again."
+    ),
+    "507": _FULL,
+    "InsufficientCapacity": _FULL,
+    "QuotaExceeded": _FULL,
+    "QuotaExceededException": _FULL,
+    "StorageQuotaExceeded": _FULL,
+    "XMinioAdminBucketQuotaExceeded": _FULL,
+    "XMinioStorageFull": _FULL,
+    "EntityTooLarge": "The server accepts only smaller objects. Use more shards.",
 }
+# A server that refuses our checksums answers uploads with one of these.
+_REFUSED_UPLOADS = frozenset(
+    {
+        "400",
+        "405",
+        "501",
+        "BadRequest",
+        "InvalidArgument",
+        "InvalidPart",
+        "InvalidRequest",
+        "MethodNotAllowed",
+        "NotImplemented",
+    }
+)
+_UPLOADS = frozenset(
+    {"PutObject", "CopyObject", "CreateMultipartUpload", "UploadPart", "CompleteMultipartUpload"}
+)
+# Fields of an answer without which it is not valid for S3.
+_REQUIRED = {
+    "head_object": ("ETag",),
+    "create_multipart_upload": ("UploadId",),
+    "upload_part": ("ETag",),
+}
+_FIRST_BYTE = "bytes=0-0"
 
 
 class _Signed(NamedTuple):
@@ -131,9 +194,30 @@ class S3:
         return f"{self._base}/{name}"
 
     def stat(self, name: str) -> Stat:
-        with self._explained(name):
-            head = self.call("head_object", name)
-            return Stat(head["ContentLength"], head["ETag"], True)
+        head = self.head(name)
+        return Stat(head["ContentLength"], head["ETag"], True)
+
+    def head(self, name: str, **arguments: Any) -> Json:
+        """Returns the server's record of an object, with its size and ETag."""
+        head = self.call("head_object", name, **arguments)
+        if "ContentLength" not in head:  # for example Cloudflare R2
+            with self._explained(name):
+                head["ContentLength"] = self._size(name)
+        return head
+
+    def _size(self, name: str) -> int:
+        """Returns the size of an object from the answer to a request for its first byte."""
+        try:
+            answer = self._client.get_object(**self.object(name), Range=_FIRST_BYTE)
+        except self._errors.ClientError as error:
+            if _status(error.response) == 416:
+                return 0
+            raise
+        answer["Body"].close()
+        match = CONTENT_RANGE.fullmatch(answer.get("ContentRange", ""))
+        if match is None:
+            raise ValueError("no size of the object")
+        return int(match[3])
 
     def read(self, name: str, offset: int, size: int, stat: Stat) -> Iterator[bytes]:
         with self._explained(name):
@@ -141,8 +225,8 @@ class S3:
             expected = f"bytes {requested}/{stat.size}"
             body, etag, sent = self._opened(name, f"bytes={requested}", stat.validator)
             with body:
-                if etag != stat.validator:
-                    changed(self.where(name))
+                if stat.validator and etag != stat.validator:
+                    other_validator(self.where(name))
                 if sent != expected:
                     raise UnavailableError(f"the server sends {sent!r}, expected {expected!r}")
                 # Read large chunks: to join small ones would take a third of the CPU time.
@@ -165,7 +249,7 @@ class S3:
             try:
                 answer = self._client.get_object(**self.object(name), Range=requested)
             except self._errors.ClientError as error:
-                if error.response["ResponseMetadata"].get("HTTPStatusCode") == 416:
+                if _status(error.response) == 416:
                     return b""  # the object ends before `offset`
                 raise
             with contextlib.closing(answer["Body"]) as body:
@@ -181,6 +265,8 @@ class S3:
         """Returns the answer to an operation on an object, such as "put_object"."""
         with self._explained(name):
             answer: Json = getattr(self._client, operation)(**self.object(name), **arguments)
+            for field in _REQUIRED.get(operation, ()):
+                answer[field]  # `_explained` translates the KeyError
             return answer
 
     def pages(
@@ -216,7 +302,8 @@ class S3:
         # only if `Ranges` gets no plain answer, to find the reason.
         if plain := self._answered(name, requested, etag):
             return plain, plain.headers.get("etag", ""), plain.headers.get("content-range")
-        answer = self._client.get_object(**self.object(name), Range=requested, IfMatch=etag)
+        condition = {"IfMatch": etag} if etag else {}
+        answer = self._client.get_object(**self.object(name), Range=requested, **condition)
         return answer["Body"], answer["ETag"], answer.get("ContentRange")
 
     def _answered(self, name: str, requested: str, etag: str) -> Connection | None:
@@ -225,7 +312,9 @@ class S3:
             signed = self._signed[name] = self._sign(name, now + _SIGNED_FOR_S)
         if signed.proxied:
             return None
-        headers = {**signed.headers, "Range": requested, "If-Match": etag}
+        headers = {**signed.headers, "Range": requested}
+        if etag:
+            headers["If-Match"] = etag
         return self._ranges.get(signed.url, headers)
 
     def _sign(self, name: str, until: float) -> _Signed:
@@ -280,17 +369,53 @@ class S3:
             ) from None
 
     def _refuse(self, name: str, operation: str, response: Json) -> NoReturn:
-        status = response["ResponseMetadata"].get("HTTPStatusCode", 0)
-        code = response["Error"].get("Code", "")[:80]
+        status = _status(response)
+        if operation == "HeadObject" and status not in (404, 412, 416) and not passes(status):
+            # The answer to HEAD has no body, and so no S3 code.
+            response = self._refusal_of_get(name) or response
+            status = _status(response)
+        # An empty element of the answer is None.
+        code = (response["Error"].get("Code") or str(status))[:80]
+        message = response["Error"].get("Message") or ""
         answer = f"the server answers {status} {code if code != str(status) else ''}".rstrip()
         if passes(status, code):
             headers = response["ResponseMetadata"].get("HTTPHeaders", {})
             raise UnavailableError(answer, pause_s(headers.get("retry-after", "")))
         if status == 412 and operation == "PutObject":
             raise TakenError(f"{self.where(name)}: {answer}: it exists already")
-        if status in (412, 416):
+        if status == 412:
+            other_validator(self.where(name))
+        if status == 416:
             changed(self.where(name))
         if status == 404 and code != "NoSuchBucket":
             raise AbsentError(f"{self.where(name)}: {answer}. Check the bucket and the prefix.")
-        remedy = _REMEDIES.get(code) or _REMEDIES.get(status, _NOT_ALLOWED)
-        raise StoreError(f"{self.where(name)}: {answer}. {remedy}")
+        raise StoreError(
+            f"{self.where(name)}: {answer}. {_remedy(operation, status, code, message)}"
+        )
+
+    def _refusal_of_get(self, name: str) -> Json | None:
+        """Returns the answer to GET if the server refuses it, too."""
+        try:
+            self._client.get_object(**self.object(name), Range=_FIRST_BYTE)["Body"].close()
+        except self._errors.ClientError as error:
+            refusal: Json = error.response
+            # An empty object has no first byte.
+            return refusal if _status(refusal) != 416 else None
+        return None
+
+
+def _status(response: Json) -> int:
+    status: int = response["ResponseMetadata"].get("HTTPStatusCode", 0)
+    return status
+
+
+def _remedy(operation: str, status: int, code: str, message: str) -> str:
+    """Returns the advice for a refusal; `message` may name a permission of KMS."""
+    if code.startswith("KMS") or (code == "AccessDenied" and "kms:" in message):
+        return _KMS
+    if operation in _UPLOADS and code in _REFUSED_UPLOADS:
+        return NO_CHECKSUMS
+    if status != 403 and code not in _REMEDIES:
+        code = str(status)
+    # An unknown code says nothing about its cause.
+    return _REMEDIES.get(code, f"Look up this answer to {operation} in the server's documentation.")

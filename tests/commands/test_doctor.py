@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import tomllib
+from email.message import Message
 from pathlib import Path
 
 import pytest
@@ -176,9 +177,66 @@ def test_a_bucket_is_tried_and_left_as_it_was(s3: S3Server, tmp_path: Path) -> N
 
     assert [each.code for each in (good, refused, unkept, read)] == [0, 1, 1, 0]
     last = [each.json["checks"][-1] for each in (good, refused, unkept, read)]
-    assert last[0]["found"].endswith("uploaded, read and deleted; the server verifies CRC32Cs")
+    done = "an object of two parts was uploaded, read by range, listed and deleted"
+    assert last[0]["found"].endswith(f"{done}; the server verifies CRC32Cs")
     assert "SignatureDoesNotMatch. The server does not know this access key" in last[1]["found"]
     assert last[2]["remedy"] == f"export {CHECK_BY_READING}=1"
     assert last[3]["found"].endswith("objects are read back and compared")
     assert unkept.err == "imagenet-prep: 1 check wrong: S3\n"
     assert objects(s3.client(), "tried") == {}
+
+
+def refused(method: str, path: str, headers: Message) -> str:
+    """Returns the kind of a request to an S3 server."""
+    _, _, query = path.partition("?")
+    if method == "POST" and "uploadId=" in query:
+        return "complete"
+    if method == "GET" and "list-type=" in query:
+        return "list"
+    if method == "GET" and "Range" in headers:
+        return "range"
+    return method
+
+
+@pytest.mark.extras
+@pytest.mark.parametrize(
+    ("kind", "answer", "says"),
+    [
+        ("complete", (400, "InvalidPart"), "400 InvalidPart. If the server stores no checksums"),
+        ("range", (400, "NotHere"), "400 NotHere. Look up this answer to GetObject in"),
+        ("list", (403, "AccessDenied"), "403 AccessDenied. Check the AWS_"),
+        ("HEAD", (405, ""), "405. Look up this answer to HeadObject in"),
+        ("DELETE", (403, "AccessDenied"), "403 AccessDenied. Check the AWS_"),
+        ("PUT", (507, ""), "507. Free some space"),
+    ],
+)
+def test_each_kind_of_request_that_a_dataset_needs_is_tried(
+    s3: S3Server, tmp_path: Path, kind: str, answer: tuple[int, str], says: str
+) -> None:
+    with proxied(s3.url, seed=1, faults=0, rate=0.0) as proxy:
+        proxy.refusal = lambda *request: answer if refused(*request) == kind else None
+        settings = {**s3.environment, "AWS_ENDPOINT_URL": proxy.url}
+        words = ("--dir", tmp_path, "--json", "--s3", f"s3://{BUCKET}/tried-{kind}")
+        result = command.run("doctor", *words, env=settings)
+
+    assert result.code == 1
+    assert says in result.json["checks"][-1]["found"]
+
+
+@pytest.mark.extras
+def test_a_server_that_refuses_checksums_of_parts_gets_the_remedy(
+    s3: S3Server, tmp_path: Path
+) -> None:
+    def refuse(method: str, path: str, headers: Message) -> tuple[int, str] | None:
+        has_checksum = any("checksum" in name.lower() for name in headers)
+        is_end = refused(method, path, headers) == "complete"
+        return (400, "InvalidPart") if is_end and has_checksum else None
+
+    with proxied(s3.url, seed=1, faults=0, rate=0.0) as proxy:
+        proxy.refusal = refuse
+        settings = {**s3.environment, "AWS_ENDPOINT_URL": proxy.url}
+        words = ("--dir", tmp_path, "--json", "--s3", f"s3://{BUCKET}/parts")
+        result = command.run("doctor", *words, env=settings)
+
+    assert result.json["checks"][-1]["remedy"] == f"export {CHECK_BY_READING}=1"
+    assert objects(s3.client(), "parts") == {}

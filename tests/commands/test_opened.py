@@ -89,12 +89,13 @@ def ran(words: list[str]) -> command.Finished:
 
 @pytest.mark.usefixtures("unplotted")
 @pytest.mark.parametrize("verb", READING)
+@pytest.mark.parametrize("pool", ["", "ETag"])
 def test_verbs_that_only_read_take_a_web_server(
-    sound: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: str
+    sound: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: str, pool: str
 ) -> None:
     monkeypatch.setenv("IMAGENET_PREP_CACHE", str(tmp_path / "cache"))
     (tmp_path / "there").mkdir()
-    with serve(all_files(sound)) as server:
+    with serve(all_files(sound), pool=pool) as server:
         there = ran(asked(READING[verb], server.url, tmp_path / "there"))
 
     assert there.code == 0, there

@@ -42,6 +42,33 @@ def test_good_addresses_pass(base: str) -> None:
     assert address.is_remote(base) == ("://" in base)
 
 
+@pytest.mark.parametrize(
+    "base",
+    ["s3://bucket//x", "s3://bucket/x//", "s3://bucket/x//y", "s3://bucket//"],
+)
+def test_empty_parts_of_a_key_are_refused(base: str) -> None:
+    with pytest.raises(ValueError, match=r"contains //: write a single slash"):
+        check_base(base)
+    check_base(base.replace("s3://", "https://"))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "s3://arn:aws:s3:us-west-2:123456789012:accesspoint/mine",
+        "s3://arn:aws:s3:us-west-2:123456789012:accesspoint/mine/sets/imagenet",
+        "s3://arn:aws:s3::123456789012:accesspoint/mfzwi23gnjvgw.mrap",
+        "s3://arn:aws-cn:s3-outposts:cn-north-1:123456789012:outpost/op-1/accesspoint/a",
+    ],
+)
+def test_an_access_point_is_not_called_a_password(text: str) -> None:
+    for check in (check_base, address.refuse_login):
+        with pytest.raises(ValueError, match=r"an ARN is not a bucket: use the alias"):
+            check(text)
+    with pytest.raises(ValueError, match="user name or password"):
+        check_base(f"{text}:open-sesame@host/x")
+
+
 def test_public_addresses_hold_no_secret() -> None:
     shown = address.public("https://ann:open-sesame@host:8080/a/b?sig=open-sesame#open-sesame")
 

@@ -6,6 +6,7 @@ It records every request, so that a test can prove what was fetched, and what wa
 from __future__ import annotations
 
 import contextlib
+import email.utils
 import hashlib
 import http.server
 import random
@@ -91,6 +92,8 @@ class Server:
       retry_after: value of that header in a 429.
       ranges: whether it can send parts of a file at all.
       etags: whether it names contents.
+      pool: "ETag" or "Last-Modified": this header is different in each answer, as from the servers
+        of a pool.
       authorized: whether the headers of a request let it pass; answered by 401 if not.
       headers: additional headers of the answers with files.
       redirect: sends on to this address instead of answering; "{path}" is replaced.
@@ -105,6 +108,7 @@ class Server:
     retry_after: str = "0"
     ranges: bool = True
     etags: bool = True
+    pool: str = ""
     authorized: Callable[[Mapping[str, str]], bool] = lambda _: True
     headers: Mapping[str, str] = field(default_factory=dict)
     redirect: str = ""
@@ -203,6 +207,14 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         if told.etags:
             headers["ETag"] = etag = f'"{hashlib.md5(data).hexdigest()}"'
             if first >= 0 and self.headers.get("If-Range", etag) != etag:
+                first = -1
+        if told.pool:
+            turn = len(told.requests)
+            date = email.utils.formatdate(1e9 + turn, usegmt=True)
+            headers.pop("ETag", None)
+            headers[told.pool] = date if told.pool == "Last-Modified" else f'"{turn}"'
+            # No condition holds for another server of the pool.
+            if first >= 0 and "If-Range" in self.headers:
                 first = -1
         whole = first < 0 or not told.ranges or fault == "no range"
         body = data if whole else data[first : last + 1]

@@ -5,13 +5,15 @@ from __future__ import annotations
 import contextlib
 import http.client
 import http.server
+import itertools
 import random
 import re
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from email.message import Message
 from urllib.parse import urlsplit
 
 FAULTS = ("slow down", "refused", "lost answer", "half sent", "half answered", "slow")
@@ -33,6 +35,10 @@ class Proxy:
       rate: chance of a request to meet one. Some of them succeed all the same.
       down: nothing succeeds: every connection is closed without an answer.
       keeps_checksums: whether answers name checksums, which many servers do not know.
+      refusal: called with the method, path and headers of a request; returns the status and the S3
+        code (or "" for no body) with which it is refused, or None.
+      is_pool: whether each answer has a different ETag, as from several servers.
+      head_has_length: whether answers to HEAD have a Content-Length.
       puts: the paths of the objects that were sent.
       done: faults that happened, by kind.
     """
@@ -43,8 +49,12 @@ class Proxy:
     rng: random.Random
     down: bool = False
     keeps_checksums: bool = True
+    refusal: Callable[[str, str, Message], tuple[int, str] | None] = lambda *_: None
+    is_pool: bool = False
+    head_has_length: bool = True
     puts: list[str] = field(default_factory=list)
     done: Counter[str] = field(default_factory=Counter)
+    turns: Iterator[int] = field(default_factory=itertools.count)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def next_fault(self) -> str:
@@ -93,6 +103,12 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         if fault == "slow down":
             self._answer(503, [("Content-Type", "application/xml")], _SLOW_DOWN)
             return
+        told = self.server.told  # type: ignore[attr-defined]
+        if refusal := told.refusal(self.command, self.path, self.headers):
+            status, code = refusal
+            said = f"<Error><Code>{code}</Code><Message>refused</Message></Error>" if code else ""
+            self._answer(status, [("Content-Type", "application/xml")], said.encode())
+            return
         status, headers, answer = self._forward(body, half=fault == "half sent")
         if fault in ("lost answer", "half sent"):
             return
@@ -101,6 +117,9 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         if not self.server.told.keeps_checksums:  # type: ignore[attr-defined]
             headers = [each for each in headers if "-checksum-" not in each[0].lower()]
             answer = _CHECKSUM.sub(b"", answer)
+        if told.is_pool:
+            server = next(told.turns)
+            headers = [(n, f'"{server}{v[1:]}' if n.lower() == "etag" else v) for n, v in headers]
         if fault == "slow":
             time.sleep(0.05)
         self._answer(status, headers, answer, half=fault == "half answered")
@@ -133,7 +152,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             if name.lower() not in {*_HOP_BY_HOP, "content-length"}:
                 self.send_header(name, value)
         length = dict(headers).get("Content-Length") if self.command == "HEAD" else None
-        self.send_header("Content-Length", length or str(len(body)))
+        if self.command != "HEAD" or self.server.told.head_has_length:  # type: ignore[attr-defined]
+            self.send_header("Content-Length", length or str(len(body)))
         self.end_headers()
         with contextlib.suppress(OSError):
             self.wfile.write(body[: len(body) // 2] if half else body)

@@ -21,6 +21,7 @@ pytestmark = pytest.mark.extras
 
 STAT = Stat(3, '"e"', True)
 RANGE = "Content-Range: bytes 0-2/3"
+UNKNOWN = "Look up this answer to GetObject in the server's documentation"
 
 
 def test_without_boto3_the_message_names_the_line_that_installs_it(installed: Installed) -> None:
@@ -117,10 +118,18 @@ def test_a_range_that_was_not_asked_for_is_not_taken(
         ("412 Precondition Failed", IncompleteError, "s3://b/p/x: it has changed since this run"),
         ("416 Range Not Satisfiable", IncompleteError, "s3://b/p/x: it has changed since this run"),
         ("404 Not Found", AbsentError, "Check the bucket and the prefix"),
-        ("403 Forbidden", StoreError, "Check the AWS_"),
-        ("405 Method Not Allowed", StoreError, "IMAGENET_PREP_CHECK_BY_READING=1"),
-        ("501 Not Implemented", StoreError, "IMAGENET_PREP_CHECK_BY_READING=1"),
-        ("505 Version", StoreError, "Check the AWS_"),
+        ("403 AccessDenied", StoreError, "these credentials lack the permission"),
+        ("405 Method Not Allowed", StoreError, UNKNOWN),
+        ("501 Not Implemented", StoreError, UNKNOWN),
+        ("505 Version", StoreError, UNKNOWN),
+        ("403 Something New", StoreError, UNKNOWN),
+        ("400 InvalidArgument", StoreError, UNKNOWN),
+        ("403 InvalidObjectState", StoreError, "Restore it"),
+        ("400 KMS.DisabledException", StoreError, "Check the bucket's KMS key"),
+        ("400 ExpiredTokenException", StoreError, "Get new credentials"),
+        ("301 PermanentRedirect", StoreError, "set AWS_DEFAULT_REGION"),
+        ("409 QuotaExceeded", StoreError, "raise the quota"),
+        ("403 AllAccessDisabled", StoreError, "Check the account"),
         ("507 Insufficient Storage", StoreError, "raise the quota"),
         ("503 Slow Down", UnavailableError, "the server answers 503"),
         ("403 InvalidAccessKeyId", StoreError, "does not know this access key"),
@@ -144,6 +153,111 @@ def test_each_refusal_says_what_it_means(
 
     # Who gets this error goes on as if the object could be made.
     assert isinstance(caught.value, AbsentError) == (kind is AbsentError)
+
+
+def error_of(code: str, message: str = "") -> bytes:
+    return f"<Error><Code>{code}</Code><Message>{message}</Message></Error>".encode()
+
+
+def head(s3: S3) -> object:
+    return s3.head("x")
+
+
+def put(s3: S3) -> object:
+    return s3.call("put_object", "x", Body=b"1")
+
+
+@pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
+@pytest.mark.usefixtures("_sockets")
+@pytest.mark.parametrize("status", ["403 AccessDenied", "403 Forbidden", "400 BadRequest"])
+def test_only_access_denied_and_403_without_a_code_are_about_permissions(
+    monkeypatch: pytest.MonkeyPatch, status: str
+) -> None:
+    number, _, code = status.partition(" ")
+    line = f"HTTP/1.1 {number} Refused"
+    lacks = "these credentials lack the permission"
+    cases = [(error_of(code), code == "AccessDenied")]
+    cases += [(body, number == "403") for body in (b"", error_of(""), b"<Error/>", b"no XML")]
+    for body, expected in cases:
+        with pytest.raises(StoreError) as caught:
+            _ask(part, said(body, status=line), monkeypatch)
+        assert (lacks in str(caught.value)) == expected
+
+
+@pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
+@pytest.mark.usefixtures("_sockets")
+def test_a_denied_key_of_kms_is_not_called_a_permission_of_the_bucket(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    body = error_of("AccessDenied", "User is not authorized to perform: kms:Decrypt")
+    with pytest.raises(StoreError, match=r"403 AccessDenied\. Check the bucket's KMS key"):
+        _ask(part, said(body, status="HTTP/1.1 403 Forbidden"), monkeypatch)
+
+
+@pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
+@pytest.mark.usefixtures("_sockets")
+@pytest.mark.parametrize("code", ["InvalidPart", "BadRequest", "NotImplemented", "InvalidArgument"])
+def test_a_refused_upload_may_be_a_refused_checksum(
+    monkeypatch: pytest.MonkeyPatch, code: str
+) -> None:
+    answer = said(error_of(code), status="HTTP/1.1 400 Bad Request")
+    with pytest.raises(StoreError, match="IMAGENET_PREP_CHECK_BY_READING=1"):
+        _ask(put, answer, monkeypatch)
+    with pytest.raises(StoreError, match=UNKNOWN):
+        _ask(part, answer, monkeypatch)
+
+
+@pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
+@pytest.mark.usefixtures("_sockets")
+@pytest.mark.parametrize(
+    ("code", "says"),
+    [
+        ("ExpiredToken", "400 ExpiredToken. Get new credentials"),
+        ("AccessDenied", "400 AccessDenied. Check the AWS_"),
+        ("RequestTimeout", "400 RequestTimeout"),
+    ],
+)
+def test_head_says_nothing_so_the_reason_comes_from_get(
+    monkeypatch: pytest.MonkeyPatch, code: str, says: str
+) -> None:
+    refused = said(b"", status="HTTP/1.1 400 Bad Request")
+    explained = said(error_of(code), status="HTTP/1.1 400 Bad Request")
+    with pytest.raises((StoreError, UnavailableError), match=says):
+        _ask(head, refused, monkeypatch, refused, explained)
+
+    # GET works: all that is known is the status.
+    body = said(b"a", "Content-Range: bytes 0-0/3", 'ETag: "e"')
+    with pytest.raises(StoreError, match=r"answers 400\. Look up this answer to HeadObject"):
+        _ask(head, refused, monkeypatch, refused, body)
+
+
+@pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
+@pytest.mark.usefixtures("_sockets")
+@pytest.mark.parametrize(
+    ("answer", "size"),
+    [
+        (said(b"a", "Content-Range: bytes 0-0/12345", 'ETag: "e"'), 12345),
+        (said(error_of("InvalidRange"), status="HTTP/1.1 416 Range Not Satisfiable"), 0),
+    ],
+)
+def test_head_without_a_length_gets_it_from_get(
+    monkeypatch: pytest.MonkeyPatch, answer: bytes, size: int
+) -> None:
+    without = ok(b"").replace(b"Content-Length: 0", b'ETag: "e"\r\nConnection: close')
+    found = []
+    _ask(lambda s3: found.append(s3.stat("x")), without, monkeypatch, answer)
+    assert found == [Stat(size, '"e"', True)]
+
+
+@pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
+@pytest.mark.usefixtures("_sockets")
+@pytest.mark.parametrize("operation", ["create_multipart_upload", "upload_part", "head_object"])
+def test_an_answer_without_a_field_that_we_need_is_an_error_of_ours(
+    monkeypatch: pytest.MonkeyPatch, operation: str
+) -> None:
+    more = {"PartNumber": 1, "UploadId": "1"} if operation == "upload_part" else {}
+    with pytest.raises(StoreError, match="the server's answer is not valid for S3"):
+        _ask(lambda s3: s3.call(operation, "x", **more), ok(b"<x/>"), monkeypatch)
 
 
 @pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
@@ -172,10 +286,19 @@ def test_what_a_server_calls_its_error_is_short(monkeypatch: pytest.MonkeyPatch)
     assert len(str(caught.value)) < 300
 
 
-def _ask(asks: Callable[[S3], object], answer: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+def _ask(
+    asks: Callable[[S3], object],
+    answer: bytes,
+    monkeypatch: pytest.MonkeyPatch,
+    *later: bytes,
+) -> None:
     pytest.importorskip("boto3")
     # A range is asked for again by boto3, of the same server.
-    with scripted(answer, answer) as server:
+    answers = [answer, *(later or [answer] * 8)]
+    # Without a region in a refusal, boto3 asks for the region of the bucket, again and again.
+    more = b"\r\nConnection: close\r\nx-amz-bucket-region: us-east-1\r\n"
+    closing = [each.replace(b"\r\n", more, 1) for each in answers]
+    with scripted(*closing) as server:
         server.ending = True
         monkeypatch.setenv("AWS_ENDPOINT_URL", server.url.removesuffix("/x"))
         for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):

@@ -182,11 +182,11 @@ def _disk(folder: Path) -> Iterator[Check]:
 
     try:
         disk = os.statvfs(folder)
-        free = disk.f_bavail * disk.f_frsize
+        free, space = _free(folder)
         # File systems such as Btrfs create inodes on demand, and report 0 of them.
         inodes = f"{disk.f_favail:,} inodes" if disk.f_files else "unlimited inodes"
         enough = not disk.f_files or disk.f_favail >= _LEAST_INODES
-        found = f"{folder}: {human_bytes(free)} and {inodes} free"
+        found = f"{folder}: {space} and {inodes} free"
         enough = enough and free >= _LEAST_FREE
         yield _judged("disk", enough, found, f"df -h {folder}; df -i {folder}")
         with tempfile.TemporaryDirectory(prefix=".imagenet-prep-doctor-", dir=folder) as scratch:
@@ -197,6 +197,13 @@ def _disk(folder: Path) -> Iterator[Check]:
             yield _link(Path(scratch) / "file")
     except OSError as error:
         yield Check("disk", "wrong", f"{folder}: {error.strerror}", f"ls -ld {folder}")
+
+
+def _free(folder: Path) -> tuple[int, str]:
+    from imagenet_prep.storage.folder import UNKNOWN_BYTES, free_bytes
+
+    free = free_bytes(folder)
+    return free, human_bytes(free) if free < UNKNOWN_BYTES else "an unknown number of bytes"
 
 
 def _link(path: Path) -> Check:
@@ -223,11 +230,11 @@ def _limit() -> Check:
 
 def _shared_memory() -> Check:
     try:
-        memory = os.statvfs(_SHARED)
+        free, space = _free(_SHARED)
     except OSError as error:
         return Check("/dev/shm", "wrong", str(error.strerror), f"mount -t tmpfs tmpfs {_SHARED}")
-    free, is_writable = memory.f_bavail * memory.f_frsize, os.access(_SHARED, os.W_OK)
-    found = f"{human_bytes(free)} free" + ", not writable" * (not is_writable)
+    is_writable = os.access(_SHARED, os.W_OK)
+    found = f"{space} free" + ", not writable" * (not is_writable)
     remedy = "remove old files there; in a container: docker run --shm-size=8g"
     return _judged("/dev/shm", is_writable and free >= _LEAST_SHARED, found, remedy)
 

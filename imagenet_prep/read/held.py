@@ -19,6 +19,7 @@ from imagenet_prep.core import regular_file
 from imagenet_prep.core.terminal import printable
 from imagenet_prep.dataset import naming
 from imagenet_prep.storage.folder import LocalStore
+from imagenet_prep.storage.lock import flock
 
 _LOCKS = f"{naming.WORK}/locks"
 _REPORT_S = 30.0  # a wait for a lock is reported after this time
@@ -37,7 +38,7 @@ class HeldFile:
         regular_file.demand_regular(self.descriptor, path)
         if lock:
             _locked.add(self)
-            fcntl.flock(self.descriptor, lock)
+            flock(self.descriptor, path, lock)
 
 
 _locked: weakref.WeakSet[HeldFile] = weakref.WeakSet()
@@ -65,7 +66,7 @@ def only_one(
     descriptor = store.open(path, os.O_RDWR | os.O_CREAT)
     try:
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            flock(descriptor, store.path(path), fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             if flags & fcntl.LOCK_NB:
                 raise
@@ -78,7 +79,8 @@ def only_one(
         yield
     finally:
         # Closing the file does not release the lock if a process was forked meanwhile.
-        fcntl.flock(descriptor, fcntl.LOCK_UN)
+        with contextlib.suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
         os.close(descriptor)
 
 

@@ -32,9 +32,13 @@ if TYPE_CHECKING:
     from imagenet_prep.dataset.manifest import File
 
 TEMPORARY = f"{naming.WORK}/temporary"
+# NFS gives a removed file, which a process still has open, a name like this until it is closed.
+_BUSY = ".nfs"
+# For file systems that do not report their size.
+UNKNOWN_BYTES = 1 << 62
 _LOCK = f"{naming.WORK}/lock"
 # Errors that mean the folder is missing, unreadable, or read-only.
-_NOT_OURS_TO_SYNC = (errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.EROFS, errno.EINVAL)
+_NOT_OURS_TO_SYNC = (errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.EROFS)
 
 
 class LocalStore:
@@ -131,7 +135,8 @@ class LocalStore:
                     inside.refuse_other_kinds(self.root, top)
                 if _is_ours(folder):
                     place = opened.enter_context(inside.folder_inside(self.root, folder))
-                entries = opened.enter_context(os.scandir(place))
+                listed = opened.enter_context(os.scandir(place))
+                entries = (entry for entry in listed if not entry.name.startswith(_BUSY))
             yield entries
 
     def read(
@@ -190,7 +195,7 @@ class LocalStore:
         ):
             check()
             os.replace(temporary, file, dst_dir_fd=place)
-            os.fsync(place)
+            inside.fsync_folder(place)
 
     def take_over(
         self, source: object, files: Iterable[File], stats: Mapping[str, Stat] | None = None
@@ -217,7 +222,7 @@ class LocalStore:
                     os.replace(temporary, file.name.rpartition("/")[2], dst_dir_fd=place)
                     # Renaming has no effect if both names are links to the same file.
                     temporary.unlink(missing_ok=True)
-                os.fsync(place)
+                inside.fsync_folder(place)
 
     def rename(self, before: str, after: str) -> None:
         """Renames a file or link durably; no folder above either name may be a link."""
@@ -229,8 +234,8 @@ class LocalStore:
         ):
             os.rename(source.name, target.name, src_dir_fd=old, dst_dir_fd=new)
             # Sync the new name first: after a crash, at least one of the two names exists.
-            os.fsync(new)
-            os.fsync(old)
+            inside.fsync_folder(new)
+            inside.fsync_folder(old)
 
     def remove(self, *names: str) -> None:
         """Removes files durably; they may be absent. A link is removed, not its target."""
@@ -247,7 +252,7 @@ class LocalStore:
                 for file in files:
                     with contextlib.suppress(FileNotFoundError):
                         os.unlink(file, dir_fd=place)
-                os.fsync(place)
+                inside.fsync_folder(place)
 
     def write(self, name: str, data: bytes) -> None:
         """Writes a complete small file atomically and durably."""
@@ -295,13 +300,13 @@ class LocalStore:
                     pass  # it is a folder, not a link
                 with inside.folder_inside(self.root, folder) as place:
                     shutil.rmtree(last, onerror=_unless_gone, dir_fd=place)
-                    os.fsync(place)
+                    inside.fsync_folder(place)
 
     def remove_all(self) -> None:
         """Removes the folder with all its files; the lock is removed last."""
         for path in (*self.root.iterdir(), *self.path(naming.WORK).iterdir()):
             name = str(path.relative_to(self.root))
-            if name not in (naming.WORK, _LOCK):
+            if name not in (naming.WORK, _LOCK) and not path.name.startswith(_BUSY):
                 (self.remove_tree if path.is_dir() else self.remove)(name)
         self.remove_work()
         with contextlib.suppress(OSError):  # The next run may have started.
@@ -315,11 +320,11 @@ class LocalStore:
             self.path(naming.WORK).rmdir()
 
     def free_bytes(self) -> int:
-        """Returns the free disk space in bytes."""
+        """Returns the free disk space in bytes; see `free_bytes`."""
         folder = self.root
         while not folder.exists():
             folder = folder.parent
-        return shutil.disk_usage(folder).free
+        return free_bytes(folder)
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
@@ -360,10 +365,17 @@ class LocalStore:
             )
 
 
+def free_bytes(folder: Path) -> int:
+    """Returns the free disk space in bytes; UNKNOWN_BYTES if the file system has no size."""
+    total, _, free = shutil.disk_usage(folder)
+    return free if total else UNKNOWN_BYTES
+
+
 def _unless_gone(_function: object, _path: object, failed: tuple[Any, Any, Any]) -> None:
-    """Raises an error of `shutil.rmtree`, unless other processes removed or added a file."""
+    """Raises an error of `shutil.rmtree`, unless other processes removed, added or use a file."""
     error = failed[1]
-    if not isinstance(error, OSError) or error.errno not in (errno.ENOENT, errno.ENOTEMPTY):
+    passing = (errno.ENOENT, errno.ENOTEMPTY, errno.EBUSY)
+    if not isinstance(error, OSError) or error.errno not in passing:
         raise error
 
 

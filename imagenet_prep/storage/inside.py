@@ -15,6 +15,7 @@ from pathlib import Path
 
 from imagenet_prep.core.errors import DataDamagedError, StoreError
 from imagenet_prep.dataset import naming
+from imagenet_prep.storage.os_errors import UNSUPPORTED
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
@@ -96,7 +97,7 @@ def _open_folder(place: int, part: str, *, make: bool) -> int:
     with contextlib.suppress(FileExistsError):
         os.mkdir(part, dir_fd=place)
     # Without this sync, a crash could remove the folder and the synced files in it.
-    os.fsync(place)
+    fsync_folder(place)
     return os.open(part, _FOLDER | os.O_NOFOLLOW, dir_fd=place)
 
 
@@ -112,7 +113,16 @@ def _make_durably(folder: Path) -> None:
 def sync_folder(folder: Path) -> None:
     """Syncs the names of the files in a folder to the disk."""
     with folder_inside(folder) as place:
-        os.fsync(place)
+        fsync_folder(place)
+
+
+def fsync_folder(descriptor: int) -> None:
+    """Syncs an open folder, unless its file system can only sync files (DrvFs, vboxsf, CIFS)."""
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in UNSUPPORTED:
+            raise
 
 
 @contextlib.contextmanager

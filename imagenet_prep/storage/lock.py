@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from imagenet_prep.core.errors import BusyError, ImagenetPrepError, StoreError
-from imagenet_prep.storage.os_errors import storage_errors
+from imagenet_prep.storage.os_errors import UNSUPPORTED, storage_errors
 
 _ATTEMPTS = 10
+
+
+class NoLocksError(StoreError):
+    """The file system has no locks."""
 
 
 @contextlib.contextmanager
@@ -27,11 +32,24 @@ def locked(open_file: Callable[[], int], *, path: Path, where: str) -> Iterator[
         os.close(descriptor)
 
 
+def flock(descriptor: int, path: Path, operation: int = fcntl.LOCK_EX) -> None:
+    """Locks an open file or folder, as `fcntl.flock` does; raises BlockingIOError like it."""
+    try:
+        fcntl.flock(descriptor, operation)
+    except OSError as error:
+        if error.errno not in (errno.ENOLCK, *UNSUPPORTED):
+            raise
+        raise NoLocksError(
+            f"cannot lock {path}: {error.strerror}. Mount this file system with locks (Lustre: "
+            "-o flock; NFS: start its lock service), or use a folder on a different file system."
+        ) from error
+
+
 def try_lock(descriptor: int, path: Path) -> bool:
     """Locks an open file or folder until this process ends; returns False if already locked."""
     with storage_errors("lock", path):
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            flock(descriptor, path, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return False
     return True

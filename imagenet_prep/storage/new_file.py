@@ -15,7 +15,8 @@ from typing import BinaryIO
 
 from imagenet_prep.core import own_file
 from imagenet_prep.core.own_file import Kind
-from imagenet_prep.storage.os_errors import storage_errors
+from imagenet_prep.storage.inside import sync_folder
+from imagenet_prep.storage.os_errors import UNSUPPORTED, storage_errors
 
 
 @contextlib.contextmanager
@@ -41,6 +42,9 @@ def sync(path: Path) -> None:
     """Syncs the output of a library: a file, or a folder with all its contents."""
     contents = [entry for entry in path.rglob("*") if entry.is_file() or entry.is_dir()]
     for entry in [*contents, path, path.parent]:
+        if entry.is_dir():
+            sync_folder(entry)
+            continue
         descriptor = os.open(entry, os.O_RDONLY | os.O_CLOEXEC)
         try:
             os.fsync(descriptor)
@@ -63,6 +67,9 @@ class FolderSync:
         try:
             if ctypes.CDLL(None, use_errno=True).syncfs(self._descriptor):
                 number = ctypes.get_errno()
+                if number in UNSUPPORTED:
+                    sync(self._folder)
+                    return
                 raise OSError(number, os.strerror(number), str(self._folder))
         finally:
             os.close(self._descriptor)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -14,12 +13,13 @@ import numpy as np
 
 from imagenet_prep.core import own_file, records, terminal
 from imagenet_prep.core.canonical import Json
-from imagenet_prep.core.errors import DataDamagedError, ImagenetPrepError, StoreError, UsageError
+from imagenet_prep.core.errors import DataDamagedError, ImagenetPrepError, UsageError
 from imagenet_prep.core.own_file import Kind
 from imagenet_prep.core.world import World
 from imagenet_prep.dataset import predictions
 from imagenet_prep.storage import inside
 from imagenet_prep.storage.folder import LocalStore
+from imagenet_prep.storage.lock import NoLocksError
 from imagenet_prep.storage.os_errors import storage_errors
 from imagenet_prep.trainer import checkpoint, recipe, torchvision
 from imagenet_prep.trainer.checkpoint import Checkpoint
@@ -37,8 +37,6 @@ DIVERGED = (
     "different --log-dir or with --clear-log, which deletes the saved run."
 )
 _KERAS = Kind("a model of Keras", b"PK")
-# Errors of file systems without locks, such as Lustre without the mount option flock.
-_NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
 
 
 @dataclass(frozen=True)
@@ -146,13 +144,8 @@ class Saved:
             if not self._config.evaluate:
                 try:
                     held.enter_context(LocalStore(self.folder).lock())
-                except StoreError as error:
-                    if getattr(error.__cause__, "errno", None) not in _NO_LOCKS:
-                        raise
-                    terminal.say(
-                        f"{error}. This file system has no locks (Lustre needs the mount option "
-                        "flock): start no second run in this folder."
-                    )
+                except NoLocksError as error:
+                    terminal.say(f"{error} Until then, start no second run in this folder.")
             yield
 
     def open(self) -> None:

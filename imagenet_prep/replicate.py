@@ -117,7 +117,7 @@ def _to_hosts(config: Config, source: Original, manifest: Manifest) -> list[Json
     from imagenet_prep.distribute.lead import Leader
 
     hosts_file, path = config.hosts_and_path
-    addresses = [host.address for host in read_hosts(Path(hosts_file).expanduser())]
+    addresses = [host.address for host in read_hosts(naming.expanded(hosts_file))]
     placements = config.placements(addresses)
     # To save memory, hosts with the same part share a list: it may have 200,000 files.
     columns = [column.loads(data, name, name) for name, data in source.columns.items()]

@@ -49,9 +49,16 @@ class Place(enum.Enum):
         if not allowed:
             shown = public(text) if is_address else text
             raise ValueError(f"{name} {shown}: expected {self.value}")
-        if not is_address and self in (Place.FOLDER, Place.FOLDER_OR_BUCKET):
-            # `Path.expanduser` fails for a user without a home folder.
-            path = Path(os.path.expanduser(text))  # noqa: PTH111
+        if is_address:
+            return
+        # `Path.expanduser` fails for a user without a home folder.
+        path = Path(os.path.expanduser(text))  # noqa: PTH111
+        if path.parts[:1] == Path(text).parts[:1] and text.startswith("~"):
+            raise ValueError(
+                f"{name} {text}: there is no such home folder (HOME, /etc/passwd). Write the path "
+                "without ~"
+            )
+        if self in (Place.FOLDER, Place.FOLDER_OR_BUCKET):
             existing = next(filter(os.path.lexists, (path, *path.parents)), path)
             if os.path.lexists(existing) and not existing.is_dir():
                 raise ValueError(

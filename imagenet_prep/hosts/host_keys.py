@@ -99,7 +99,9 @@ def _look(address: str, timeout_s: float) -> Contact:
     if "hostkeyalias" not in settings and port != "22":
         name = f"[{host}]:{port}"
     # ssh-keygen finds both plain and hashed names in these files.
-    files = [Path(word).expanduser() for word in settings["userknownhostsfile"].split()]
+    words = settings["userknownhostsfile"].split()
+    # `Path.expanduser` fails for a user without a home folder.
+    files = [Path(os.path.expanduser(word)) for word in words]  # noqa: PTH111
     more = [Path(word) for word in settings["globalknownhostsfile"].split()]
     offered = _scan(host, port, timeout_s)
     if not offered:

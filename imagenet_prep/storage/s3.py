@@ -42,76 +42,43 @@ NO_CHECKSUMS = (
     f"If the server stores no checksums of objects, set {CHECK_BY_READING}=1: each object is then "
     "read back and compared. Or use a server from docs/bucket.md."
 )
-_NOT_ALLOWED = "Check the AWS_… variables or ~/.aws: these credentials lack the permission."
-_UNKNOWN_KEY = (
-    "The server does not know this access key and secret. Check the AWS_… variables, ~/.aws and "
-    "AWS_ENDPOINT_URL."
-)
-_EXPIRED = "Get new credentials."
-_OTHER_REGION = "The bucket is in a different region: set AWS_DEFAULT_REGION."
-_FULL = "Free some space in the bucket, or raise the quota."
 _KMS = (
     "Check the bucket's KMS key: it must be enabled, and these credentials need kms:Decrypt and "
     "kms:GenerateDataKey."
 )
-_CLOCK = "Set the clock of this machine."
-_BUCKET_NAME = "Check the name of the bucket."
-_ACCOUNT = "Check the account with the provider of the storage."
-# The advice for permanent refusals, by S3 code. A code is the status if the answer has none.
-_REMEDIES = {
-    "403": _NOT_ALLOWED,
-    "AccessDenied": _NOT_ALLOWED,
-    "AllAccessDisabled": _ACCOUNT,
-    "AccountProblem": _ACCOUNT,
-    "NotSignedUp": _ACCOUNT,
-    "UserSuspended": _ACCOUNT,
-    "401": _UNKNOWN_KEY,
-    "InvalidAccessKeyId": _UNKNOWN_KEY,
-    "InvalidClientTokenId": _UNKNOWN_KEY,
-    "SignatureDoesNotMatch": _UNKNOWN_KEY,
-    "ExpiredToken": _EXPIRED,
-    "ExpiredTokenException": _EXPIRED,
-    "InvalidToken": _EXPIRED,
-    "TokenRefreshRequired": _EXPIRED,
-    "RequestTimeTooSkewed": _CLOCK,
-    "RequestExpired": _CLOCK,
-    "NoSuchBucket": "Create the bucket, or check its name and AWS_ENDPOINT_URL.",
-    "InvalidBucketName": _BUCKET_NAME,
-    "301": _OTHER_REGION,
-    "307": _OTHER_REGION,
-    "AuthorizationHeaderMalformed": _OTHER_REGION,
-    "IllegalLocationConstraintException": _OTHER_REGION,
-    "PermanentRedirect": _OTHER_REGION,
-    "TemporaryRedirect": _OTHER_REGION,
-    "InvalidObjectState": (
-        "The object is in an archive tier (such as Glacier). Restore it, then run the same command "
-        "again."
+# The S3 codes of permanent refusals, by advice. The code is the status if the answer has none.
+_CODES = {
+    "Check the AWS_… variables or ~/.aws: these credentials lack the permission.": (
+        "403 AccessDenied"
     ),
-    "507": _FULL,
-    "InsufficientCapacity": _FULL,
-    "QuotaExceeded": _FULL,
-    "QuotaExceededException": _FULL,
-    "StorageQuotaExceeded": _FULL,
-    "XMinioAdminBucketQuotaExceeded": _FULL,
-    "XMinioStorageFull": _FULL,
-    "EntityTooLarge": "The server accepts only smaller objects. Use more shards.",
+    "Check the account with the provider of the storage.": (
+        "AllAccessDisabled AccountProblem NotSignedUp UserSuspended"
+    ),
+    "The server does not know this access key and secret. Check the AWS_… variables, ~/.aws and "
+    "AWS_ENDPOINT_URL.": "401 InvalidAccessKeyId InvalidClientTokenId SignatureDoesNotMatch",
+    "Get new credentials.": "ExpiredToken ExpiredTokenException InvalidToken TokenRefreshRequired",
+    "Set the clock of this machine.": "RequestTimeTooSkewed RequestExpired",
+    "Create the bucket, or check its name and AWS_ENDPOINT_URL.": "NoSuchBucket InvalidBucketName",
+    "The bucket is in a different region: set AWS_DEFAULT_REGION.": (
+        "301 307 AuthorizationHeaderMalformed IllegalLocationConstraintException "
+        "PermanentRedirect TemporaryRedirect"
+    ),
+    "The object is in an archive tier (such as Glacier). Restore it, then run the same command "
+    "again.": "InvalidObjectState",
+    "Free some space in the bucket, or raise the quota.": (
+        "507 InsufficientCapacity QuotaExceeded QuotaExceededException StorageQuotaExceeded "
+        "XMinioAdminBucketQuotaExceeded XMinioStorageFull"
+    ),
+    "The server accepts only smaller objects. Use more shards.": "EntityTooLarge",
 }
 # A server that refuses our checksums answers uploads with one of these.
-_REFUSED_UPLOADS = frozenset(
-    {
-        "400",
-        "405",
-        "501",
-        "BadRequest",
-        "InvalidArgument",
-        "InvalidPart",
-        "InvalidRequest",
-        "MethodNotAllowed",
-        "NotImplemented",
-    }
+_REFUSED_UPLOADS = (
+    *("400", "405", "501", "BadRequest", "InvalidArgument", "InvalidPart", "InvalidRequest"),
+    *("MethodNotAllowed", "NotImplemented"),
 )
-_UPLOADS = frozenset(
-    {"PutObject", "CopyObject", "CreateMultipartUpload", "UploadPart", "CompleteMultipartUpload"}
+_UPLOADS = (
+    *("PutObject", "CopyObject", "CreateMultipartUpload", "UploadPart"),
+    "CompleteMultipartUpload",
 )
 # Fields of an answer without which it is not valid for S3.
 _REQUIRED = {
@@ -415,7 +382,10 @@ def _remedy(operation: str, status: int, code: str, message: str) -> str:
         return _KMS
     if operation in _UPLOADS and code in _REFUSED_UPLOADS:
         return NO_CHECKSUMS
-    if status != 403 and code not in _REMEDIES:
-        code = str(status)
-    # An unknown code says nothing about its cause.
-    return _REMEDIES.get(code, f"Look up this answer to {operation} in the server's documentation.")
+    # An unknown code with 403 may have other causes than the permission.
+    known = [code] if status == 403 else [code, str(status)]
+    for word in known:
+        for remedy, codes in _CODES.items():
+            if word in codes.split():
+                return remedy
+    return f"Look up this answer to {operation} in the server's documentation."

@@ -128,6 +128,8 @@ def test_a_range_that_was_not_asked_for_is_not_taken(
         ("400 KMS.DisabledException", StoreError, "Check the bucket's KMS key"),
         ("400 ExpiredTokenException", StoreError, "Get new credentials"),
         ("301 PermanentRedirect", StoreError, "set AWS_DEFAULT_REGION"),
+        ("401 ExpiredToken", StoreError, "Get new credentials"),
+        ("401 Unheard Of", StoreError, "does not know this access key"),
         ("409 QuotaExceeded", StoreError, "raise the quota"),
         ("403 AllAccessDisabled", StoreError, "Check the account"),
         ("507 Insufficient Storage", StoreError, "raise the quota"),

@@ -26,7 +26,15 @@ from imagenet_prep.hosts.messages import (
     Messages,
     checked,
 )
-from imagenet_prep.hosts.process import SSH_OPTIONS, Ending, Tail, command_on, plain, start
+from imagenet_prep.hosts.process import (
+    SSH_OPTIONS,
+    Ending,
+    Login,
+    Tail,
+    command_on,
+    plain,
+    start,
+)
 
 # Seconds to wait for the first message: a login shell and Python start first, perhaps slowly.
 START_S = 120.0
@@ -187,7 +195,9 @@ class Process:
         """
         self.address = address
         argv = children.python("-m", *words, str(silence_s), program=python)
-        self._popen = start(command_on(address, argv, ssh_options))
+        command = command_on(address, argv, ssh_options)
+        self._login = Login(command)
+        self._popen = start(command)
         assert self._popen.stdin is not None
         assert self._popen.stdout is not None
         pipes = self._popen.stdout.fileno(), self._popen.stdin.fileno()
@@ -204,8 +214,10 @@ class Process:
         """
         broken = None
         try:
-            while (frame := self.channel.read()) is not None and not take(frame):
-                pass
+            while (frame := self.channel.read()) is not None:
+                self._login.end()
+                if take(frame):
+                    break
         except BrokenError as error:
             broken = error
             self.kill()
@@ -216,6 +228,7 @@ class Process:
         return broken, ending
 
     def _end(self, patience_s: float) -> Ending:
+        self._login.end()
         try:
             self._popen.wait(patience_s)
         except subprocess.TimeoutExpired:

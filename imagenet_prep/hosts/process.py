@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -46,6 +47,26 @@ SSH_OPTIONS = (
     "ServerAliveInterval=5",
     "ServerAliveCountMax=4",
 )
+# In the user's ssh_config, each of these would add text to the channel, close its input, or replace
+# our command. Versions before 8.7 do not know all of them.
+_PLAIN_CHANNEL = (
+    "IgnoreUnknown=*",
+    "RequestTTY=no",
+    "RemoteCommand=none",
+    "SessionType=default",
+    "StdinNull=no",
+    "ForkAfterAuthentication=no",
+    "PermitLocalCommand=no",
+)
+# By default, sshd refuses some connections if more than 10 have not logged in yet (MaxStartups).
+_MOST_LOGINS = 8
+# After this time, a connection is treated as logged in.
+_LOGIN_S = 2.0
+# sshd closed the connection before the login, perhaps because of MaxStartups.
+_TURNED_AWAY = re.compile(
+    r"(kex|ssh)_exchange_identification: |Connection (closed|reset) by \S+ port \d+"
+)
+RETRY_S = 1.0  # before a command is started once more
 
 
 def ssh(*options: str) -> list[str]:
@@ -54,7 +75,8 @@ def ssh(*options: str) -> list[str]:
     The command never prompts: the user's key must be set up, and the host's key must be known. A
     changed host key is refused, whereas the scripts of AWS's tutorial accepted any key.
     """
-    options = ("BatchMode=yes", "StrictHostKeyChecking=yes", "ConnectTimeout=10", *options)
+    safe = ("BatchMode=yes", "StrictHostKeyChecking=yes", "ConnectTimeout=10")
+    options = (*safe, *_PLAIN_CHANNEL, *options)
     return ["ssh", *(word for option in options for word in ("-o", option))]
 
 
@@ -88,6 +110,13 @@ class Ending(NamedTuple):
         return self.code == _SSH_FAILED
 
     @property
+    def is_turned_away(self) -> bool:
+        """Whether sshd closed the connection before the login; the command did not start."""
+        # Without `said`, the output includes the errors of ssh.
+        is_silent = not self.said or not self.output
+        return self.is_of_ssh and is_silent and bool(_TURNED_AWAY.match(self.said or self.output))
+
+    @property
     def is_final(self) -> bool:
         """Whether ssh would fail again in the same way."""
         return any(words in self.said for words in _FINAL)
@@ -118,6 +147,30 @@ class Ending(NamedTuple):
         return f"{self.why}. {_ADVICE}" if self.is_final else f"{self.why}."
 
 
+class Login:
+    """The login of an ssh connection; few take place at the same time."""
+
+    _free = threading.Semaphore(_MOST_LOGINS)
+
+    def __init__(self, argv: Sequence[str]) -> None:
+        """Waits until the connection of the command `argv` may start; other commands never wait."""
+        self._is_taken = argv[0] == "ssh"
+        self._lock = threading.Lock()
+        self._timer = threading.Timer(_LOGIN_S, self.end)
+        self._timer.daemon = True
+        if self._is_taken:
+            self._free.acquire()
+            self._timer.start()
+
+    def end(self) -> None:
+        """Lets the next connection start, because this one has logged in or has ended."""
+        with self._lock:
+            if self._is_taken:
+                self._timer.cancel()
+                self._free.release()
+            self._is_taken = False
+
+
 def start(
     argv: Sequence[str],
     *,
@@ -139,7 +192,8 @@ def start(
 class Tail:
     """Keeps the last bytes of a pipe, which a thread reads to the end and closes.
 
-    `hear` is called with each line as it arrives; a line over 64 KiB arrives in pieces.
+    `hear` is called with each line as it arrives; a line over 64 KiB arrives in pieces. `begin` is
+    called at the first byte or, if there is none, at the end.
     """
 
     def __init__(
@@ -147,8 +201,10 @@ class Tail:
         pipe: IO[bytes] | None,
         num_bytes: int = _STDERR_BYTES,
         hear: Callable[[bytes], object] | None = None,
+        begin: Callable[[], object] = lambda: None,
     ) -> None:
         self._kept = bytearray()
+        self._begin = begin
         self._num_bytes = num_bytes
         self._hear = hear
         self._thread = threading.Thread(target=self._read, args=(pipe,), daemon=True)
@@ -165,16 +221,19 @@ class Tail:
                 # Only `hear` needs complete lines. Otherwise, keep bytes as soon as they arrive.
                 read = pipe.readline if self._hear else partial(os.read, pipe.fileno())
                 while data := read(_READ_BYTES):
+                    self._begin()
                     self._kept += data
                     del self._kept[: -self._num_bytes]
                     if self._hear is not None:
                         self._hear(data)
+                self._begin()
 
 
 class _Running:
     def __init__(
         self, argv: Sequence[str], *, together: bool, hear: Callable[[bytes], object] | None
     ) -> None:
+        self._login = Login(argv)
         self._begun_s = time.monotonic()
         self._seconds = 0.0
         self._failed = ""
@@ -183,9 +242,10 @@ class _Running:
         try:
             self._popen = start(argv, stdin=subprocess.DEVNULL, stderr=stderr)
         except OSError as error:
+            self._login.end()
             self._failed = f"{argv[0]} cannot be started: {error.strerror}"
             return
-        self._output = Tail(self._popen.stdout, _OUTPUT_BYTES)
+        self._output = Tail(self._popen.stdout, _OUTPUT_BYTES, begin=self._login.end)
         self._stderr = Tail(self._popen.stderr, hear=hear)
 
     def has_ended(self, timeout_s: float | None) -> bool:
@@ -222,13 +282,31 @@ def run_all(
 
     A command is killed after `timeout_s`, and all are killed on an interrupt. With `together`,
     `Ending.output` includes standard error. Otherwise, `hear` is called with the command's number
-    and each line of its standard error.
+    and each line of its standard error. If sshd closes a connection before the login, the command
+    is started once more.
     """
+    hear = hear or (lambda _number, _line: None)
+    endings = _run_once(commands, timeout_s, together, hear)
+    again = [number for number, ending in enumerate(endings) if ending.is_turned_away]
+    if again:
+        time.sleep(RETRY_S)
+        chosen = [commands[number] for number in again]
+        later = _run_once(chosen, timeout_s, together, lambda k, line: hear(again[k], line))
+        for number, ending in zip(again, later, strict=True):
+            endings[number] = ending
+    return endings
+
+
+def _run_once(
+    commands: Sequence[Sequence[str]],
+    timeout_s: float | None,
+    together: bool,
+    hear: Callable[[int, bytes], object],
+) -> list[Ending]:
     running: list[_Running] = []
     try:
         for number, argv in enumerate(commands):
-            heard = partial(hear, number) if hear else None
-            running.append(_Running(argv, together=together, hear=heard))
+            running.append(_Running(argv, together=together, hear=partial(hear, number)))
         while [command for command in running if not command.has_ended(timeout_s)]:
             time.sleep(_POLL_S)
     finally:

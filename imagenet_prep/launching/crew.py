@@ -22,7 +22,7 @@ from imagenet_prep.core import children, signals
 from imagenet_prep.hosts.channel import Frame, Process
 from imagenet_prep.hosts.hosts_file import Host
 from imagenet_prep.hosts.messages import BrokenError, Cause
-from imagenet_prep.hosts.process import Tail, start
+from imagenet_prep.hosts.process import RETRY_S, Tail, start
 from imagenet_prep.launching.host import FROM_HOST, NO_RANK, Order
 from imagenet_prep.launching.ranks import put
 
@@ -57,6 +57,7 @@ class Crew:
         self._running: set[str] = set()
         self._ends = float("inf")
         self._asked = False
+        self._has_ended = False
         self._done = 0
         self._failures: list[tuple[int, bool]] = []
         self._left: set[int] = set()
@@ -79,6 +80,7 @@ class Crew:
                     self._start_mpirun(starter, environment)
                 self._follow()
             finally:
+                self._has_ended = True
                 for member in self._members:
                     member.kill()
                 if self._mpirun is not None:
@@ -87,6 +89,17 @@ class Crew:
         return exit_code(self._failures)
 
     def _start(self, host: Host, order: Order) -> None:
+        member = self._begin(host, order)
+        self._running.add(host.address)
+        # A host may send "failed" once per rank, and "done" once. It may send "left" for all ranks:
+        # if the launch knows a machine by two names, one process there serves both.
+        slots = sum(host.slots for host in self._hosts)
+        allowed = {"left": slots, "failed": len(order.ranks), "done": 1}
+        again = partial(self._begin, host, order)
+        threading.Thread(target=self._listen, args=(member, allowed, again), daemon=True).start()
+
+    def _begin(self, host: Host, order: Order) -> Process:
+        """Starts the process of a host."""
         member = Process(
             host.address,
             sys.executable,
@@ -97,17 +110,17 @@ class Crew:
             hear=partial(put, sys.stderr),
         )
         self._members.append(member)
-        self._running.add(host.address)
         # JSON escapes bytes that are not UTF-8, which variables may contain.
         member.channel.begin("run", json.dumps(dataclasses.asdict(order)).encode())
-        # A host may send "failed" once per rank, and "done" once. It may send "left" for all ranks:
-        # if the launch knows a machine by two names, one process there serves both.
-        slots = sum(host.slots for host in self._hosts)
-        allowed = {"left": slots, "failed": len(order.ranks), "done": 1}
-        threading.Thread(target=self._listen, args=(member, allowed), daemon=True).start()
+        return member
 
-    def _listen(self, member: Process, allowed: dict[str, int]) -> None:
-        """Handles messages of a host's process until it ends; kills it at an invalid message."""
+    def _listen(
+        self, member: Process, allowed: dict[str, int], again: Callable[[], Process]
+    ) -> None:
+        """Handles messages of a host's process until it ends; kills it at an invalid message.
+
+        If sshd closed the connection before the login, `again` starts the process once more.
+        """
 
         def take(frame: Frame) -> None:
             if frame.kind == "printed":
@@ -119,6 +132,9 @@ class Crew:
             self._events.put(partial(self._heard, frame))
 
         broken, ending = member.listen(take, _ANSWER_S)
+        if ending.is_turned_away and not self._has_ended:
+            time.sleep(RETRY_S)
+            broken, ending = again().listen(take, _ANSWER_S)
         why = f"ended with code {ending.code}" if ending.code else ""
         if broken:
             why = f"was ended: {broken}"

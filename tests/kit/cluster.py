@@ -29,7 +29,7 @@ AuthorizedKeysFile /etc/ssh/authorized
 HostKey /etc/ssh/host
 KbdInteractiveAuthentication no
 ListenAddress {address}
-MaxStartups 100
+MaxStartups {max_startups}
 PasswordAuthentication no
 PermitRootLogin prohibit-password
 PidFile none
@@ -145,15 +145,25 @@ class Cluster:
         argv = [sys.executable, "-P", "-m", "imagenet_prep", "replicate", *arguments]
         return self.leader.popen(argv, stdout=stdout, stderr=stderr)
 
+    def run(self, *words: str | Path) -> tuple[int, str]:
+        """Runs a verb on the leader; returns its exit code and all that it printed."""
+        argv = [sys.executable, "-P", "-m", "imagenet_prep", *words]
+        process = self.leader.popen(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        out, _ = process.communicate(timeout=PATIENCE_S)
+        return process.returncode, out.decode(errors="replace")
+
 
 @contextlib.contextmanager
-def cluster(folder: Path, count: int, *, rate: str = "") -> Iterator[Cluster]:
+def cluster(
+    folder: Path, count: int, *, rate: str = "", max_startups: str = "100"
+) -> Iterator[Cluster]:
     """Yields running hosts; skips the test where this machine cannot have them.
 
     Args:
       folder: for disks and keys.
       count: hosts.
       rate: of every link, each way, as tc writes it, e.g. "80mbit".
+      max_startups: the logins at the same time that each sshd accepts.
     """
     if os.geteuid():
         pytest.skip("namespaces need root")
@@ -177,7 +187,7 @@ def cluster(folder: Path, count: int, *, rate: str = "") -> Iterator[Cluster]:
             names.append(node.name)
             plug(node.name, node.address, switch, node.port, rate)
             nodes.append(node)
-        _introduce(folder, nodes)
+        _introduce(folder, nodes, max_startups)
         for node in nodes:
             node.start()
         yield Cluster(nodes, mount)
@@ -233,7 +243,7 @@ def plug(name: str, address: str, switch: str, port: str, rate: str) -> None:
         _run("tc", "-n", switch, "qdisc", "add", "dev", port, *shape)
 
 
-def _introduce(folder: Path, nodes: list[Node]) -> None:
+def _introduce(folder: Path, nodes: list[Node], max_startups: str) -> None:
     """Gives every host its key, and what it needs to know the others."""
     known = []
     for node in nodes:
@@ -246,7 +256,9 @@ def _introduce(folder: Path, nodes: list[Node]) -> None:
         (node.settings / "known").write_text("".join(known))
         (node.settings / "ssh_config").write_text(_SSH_CONFIG)
         (node.settings / "sshd_config").write_text(
-            _SSHD_CONFIG.format(address=node.address, repository=REPOSITORY)
+            _SSHD_CONFIG.format(
+                address=node.address, repository=REPOSITORY, max_startups=max_startups
+            )
         )
 
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from imagenet_prep.core import program
 from imagenet_prep.core.canonical import Json
+from imagenet_prep.core.cores import num_cores
 from imagenet_prep.core.flags import Settings, flag, switch
 from imagenet_prep.core.terminal import counted
 from imagenet_prep.core.world import World
@@ -69,7 +70,7 @@ def run(config: Config) -> None:
     wall, cpu, steps = _read(reader, config.seconds)
     images = steps * config.batch_size
     read_cpu = _cost_of_reading(reader, steps)
-    cores = len(os.sched_getaffinity(0))
+    cores = num_cores()
     rate = images / wall
     split = reader.manifest.splits[config.split]
     result = {

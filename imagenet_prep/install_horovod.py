@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from imagenet_prep.core import children, program, terminal
+from imagenet_prep.core.cores import num_cores
 from imagenet_prep.core.errors import ImagenetPrepError, UsageError, install_line
 from imagenet_prep.core.flags import Place, Settings, flag, switch
 from imagenet_prep.core.installed import FRAMEWORKS, gpus, version
@@ -250,7 +251,7 @@ def build_variables(config: Config, tools: Path) -> dict[str, str]:
         # Horovod's setup.py imports modules from its folder, so Python may not exclude the folder.
         "PYTHONSAFEPATH": "",
         "PATH": os.pathsep.join(programs),
-        "MAKEFLAGS": f"-j{len(os.sched_getaffinity(0))}",
+        "MAKEFLAGS": f"-j{num_cores()}",
         "LDFLAGS": "-s",
         "HOROVOD_WITH_GLOO": "1",
         "HOROVOD_WITH_MPI" if config.mpi else "HOROVOD_WITHOUT_MPI": "1",

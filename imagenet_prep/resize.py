@@ -16,7 +16,6 @@ Examples:
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -24,6 +23,7 @@ from imagenet_prep.codec.policy import CODEC_HELP, CODECS
 from imagenet_prep.core import program, terminal
 from imagenet_prep.core.address import with_absolute
 from imagenet_prep.core.canonical import Json
+from imagenet_prep.core.cores import num_cores
 from imagenet_prep.core.flags import Place, flag, optional, switch
 from imagenet_prep.core.terminal import counted, human_bytes
 from imagenet_prep.dataset import schema
@@ -134,7 +134,7 @@ class Config(RunFlags):
     @property
     def num_workers(self) -> int:
         """Number of workers; by default --num_preprocess_threads, but at most one per core."""
-        return self.workers or min(self.num_preprocess_threads, len(os.sched_getaffinity(0)))
+        return self.workers or min(self.num_preprocess_threads, num_cores())
 
 
 def resize(config: Config) -> Json:

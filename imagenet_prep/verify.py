@@ -16,7 +16,6 @@ import contextlib
 import functools
 import hashlib
 import json
-import os
 import time
 import uuid
 from collections import Counter, deque
@@ -28,6 +27,7 @@ from typing import TYPE_CHECKING
 from imagenet_prep.core import monitoring, program
 from imagenet_prep.core.address import is_remote, with_absolute
 from imagenet_prep.core.canonical import Json
+from imagenet_prep.core.cores import num_cores
 from imagenet_prep.core.errors import DataDamagedError, ManifestError, StoreError
 from imagenet_prep.core.flags import Place, WorkerFlags, after_dashes, flag, optional, switch
 from imagenet_prep.core.terminal import counted, printable
@@ -138,7 +138,7 @@ def verify(config: Config) -> Json:
             in_shards += wrong_roots(dataset)
         problems += in_shards
         if config.level != schema.LEVEL_MANIFEST:
-            with ThreadPoolExecutor(config.workers or len(os.sched_getaffinity(0))) as pool:
+            with ThreadPoolExecutor(config.workers or num_cores()) as pool:
                 problems += filter(None, pool.map(survey.read, survey.files))
         if ledger and not problems and not unreadable:
             utc = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())

@@ -7,7 +7,6 @@ receiver opens no port: it reads messages from its standard input, and ends when
 from __future__ import annotations
 
 import contextlib
-import os
 import sys
 import time
 from collections.abc import Sequence
@@ -15,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from imagenet_prep.core import errors, signals
+from imagenet_prep.core.cores import num_cores
 from imagenet_prep.core.errors import BusyError, DataDamagedError, ImagenetPrepError, UsageError
 from imagenet_prep.dataset import naming
 from imagenet_prep.dataset.manifest import File, Problem
@@ -120,7 +120,7 @@ def _look(replica: Replica, channel: Channel, *, prove: bool) -> None:
 def _problems(
     replica: Replica, files: Sequence[File], *, prove: bool
 ) -> list[tuple[Problem, File]]:
-    readers = min(_MAX_READERS, len(os.sched_getaffinity(0)))
+    readers = min(_MAX_READERS, num_cores())
     with ThreadPoolExecutor(readers) as pool:
         problems = pool.map(lambda file: replica.problem(file, prove=prove), files)
         return [(problem, file) for problem, file in zip(problems, files, strict=True) if problem]

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from imagenet_prep.core import children, errors
+from imagenet_prep.core.terminal import printable
 from imagenet_prep.engine.workers import Started
 
 _ANSWER_TIMEOUT_S = 20.0
@@ -90,7 +91,13 @@ def submit(args: Sequence[str], build: Callable[[Any], object], *, name: str, lo
             flink.prepare(options)
         # For DirectRunner, Beam itself would choose a runner that it has to download first.
         local = "apache_beam.runners.portability.fn_api_runner.FnApiRunner"
-        pipeline = beam.Pipeline(local if runner == "DirectRunner" else None, options)
+        try:
+            pipeline = beam.Pipeline(local if runner == "DirectRunner" else None, options)
+        except (ValueError, ImportError, AttributeError) as error:
+            # The runner is unknown or not installed, or one of its options is missing.
+            raise errors.UsageError(
+                f"Beam refuses the options after --: {printable(str(error))[:500]}"
+            ) from error
         if isinstance(pipeline.runner, PortableRunner):
             _job_server(pipeline.runner, options, ending)
         build(pipeline)
@@ -133,6 +140,15 @@ def _job_server(runner: Any, options: Any, ending: contextlib.ExitStack) -> None
     if endpoint := options.view_as(pipeline_options.PortableOptions).job_endpoint:
         _demand_answer(endpoint)
         return
+    kind = type(runner).__name__
+    if kind == "PortableRunner":
+        raise errors.UsageError(
+            "--runner=PortableRunner needs --job_endpoint=HOST:PORT, the address of a job server."
+        )
+    make = runner.default_job_server
+    if kind == "PrismRunner":
+        runner.default_job_server = lambda options: _explaining(make(options), kind)
+        return
     master = options.view_as(pipeline_options.SparkRunnerOptions).spark_master_url
     if master.startswith("spark://"):
         _demand_spark(master)
@@ -143,7 +159,6 @@ def _job_server(runner: Any, options: Any, ending: contextlib.ExitStack) -> None
             "(Debian: openjdk-17-jre-headless), or use a running job server: "
             "--runner=PortableRunner --job_endpoint=HOST:PORT."
         )
-    make = runner.default_job_server
 
     def default_job_server(options: Any) -> Any:
         java = options.view_as(pipeline_options.JobServerOptions)
@@ -152,9 +167,28 @@ def _job_server(runner: Any, options: Any, ending: contextlib.ExitStack) -> None
         java.job_server_java_launcher, java.job_server_jvm_properties = first, rest
         server = make(options)
         ending.callback(server.stop)
-        return server
+        return _explaining(server, kind)
 
     runner.default_job_server = default_job_server
+
+
+def _explaining(server: Any, kind: str) -> Any:
+    """Makes a job server explain why it cannot start; otherwise, its workers would seem lost."""
+    start = server.start
+
+    def explained() -> Any:
+        try:
+            return start()
+        except Exception as error:
+            cause = printable(str(error))[:300] or type(error).__name__
+            raise errors.ImagenetPrepError(
+                f"{kind}: the job server cannot be started: {cause}. Beam downloads its program "
+                "from the internet. Without it, give the address of a running job server: "
+                "--job_endpoint=HOST:PORT."
+            ) from error
+
+    server.start = explained
+    return server
 
 
 def _demand_answer(endpoint: str) -> None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, NoReturn, Self
 
 from imagenet_prep.core import children, counter, errors, installed, program, terminal, turns
+from imagenet_prep.core.cores import num_cores
 from imagenet_prep.engine.stage import AnyTask, Output, Receipt, Stage
 from imagenet_prep.storage.remote import Check, unchecked
 
@@ -48,7 +49,7 @@ class Workers:
     @property
     def count(self) -> int:
         """The number of workers on this machine."""
-        return self.num or len(os.sched_getaffinity(0))
+        return self.num or num_cores()
 
     @property
     def resolved_kind(self) -> str:

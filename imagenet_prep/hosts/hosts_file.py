@@ -13,8 +13,11 @@ from imagenet_prep.core.errors import UsageError
 LOCAL = ("localhost", "127.0.0.1", "::1")
 
 # A host name, an address or user@host. Other characters are refused, since ssh gets the text.
-_ADDRESS = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:@-]*")
+_ADDRESS = re.compile(r"(::)?[A-Za-z0-9_][A-Za-z0-9_.:@-]*")
 _SLOTS = re.compile(r"slots=([0-9]{1,6})")
+# Open MPI's limit of ranks is never reached: a host gets as many ranks as it has slots.
+_MAX_SLOTS = re.compile(r"max[_-]slots=[0-9]{1,6}")
+_AROUND_EQUALS = re.compile(r"\s*=\s*")
 # The form of Horovod and Open MPI. An IPv6 address has more than one colon.
 _WITH_SLOTS = re.compile(r"([^:]+):([0-9]{1,6})")
 _LIST = re.compile(r"[^:,/]+:[0-9]{1,6}(,[^:,/]+:[0-9]{1,6})*")
@@ -53,7 +56,10 @@ def where_ranks_run(hosts: str | None, ranks: int) -> list[Host]:
 
 
 def read_hosts(path: Path) -> list[Host]:
-    """Returns the hosts of a file with lines `ADDRESS [slots=N]` or `ADDRESS:N`; # is a comment."""
+    """Returns the hosts of a file with lines `ADDRESS [slots=N]` or `ADDRESS:N`; # is a comment.
+
+    `max_slots=N`, which Open MPI allows, is ignored.
+    """
     try:
         text = regular_file.read(path, _MOST_BYTES).decode()
     except OSError as error:
@@ -70,10 +76,16 @@ def _parse(lines: Sequence[str], source: str, unit: str) -> list[Host]:
     """Returns the hosts; an error has the number of the line, but not its text."""
     hosts: dict[str, tuple[int, Host]] = {}
     for number, line in enumerate(lines, start=1):
-        words = line.partition("#")[0].split()
+        words = _AROUND_EQUALS.sub("=", line.partition("#")[0]).split()
+        words = [word for word in words if not _MAX_SLOTS.fullmatch(word)]
         if not words:
             continue
         where = f"{source}: {unit} {number}"
+        if words[0].startswith("["):
+            raise UsageError(
+                f"{where}: an address without brackets and port is expected. Write the port into "
+                "~/.ssh/config"
+            )
         if not _ADDRESS.fullmatch(words[0]):
             raise UsageError(f"{where}: the first word is not the address of a host")
         host = _host(words)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any, get_args
 
 from imagenet_prep.core import address
+from imagenet_prep.core.cores import num_cores
 from imagenet_prep.core.errors import UsageError
 from imagenet_prep.core.world import World
 from imagenet_prep.dataset import column, editions, schema
@@ -169,7 +170,7 @@ class ReadConfig(Wanted):
     @property
     def decode_threads(self) -> int:
         """The number of images decoded in parallel; by default this rank's share of the cores."""
-        cores = len(os.sched_getaffinity(0))
+        cores = num_cores()
         return self.num_threads or max(1, cores // self.rank.local_size)
 
     @property

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from imagenet_prep.core import canonical, installed, program, terminal
+from imagenet_prep.core.cores import num_cores
 from imagenet_prep.core.errors import ImagenetPrepError, IncompleteError, UsageError
 from imagenet_prep.core.terminal import counted
 from imagenet_prep.core.world import LEFT, World
@@ -171,7 +172,7 @@ def launched() -> World:
 
 def cores(world: World) -> int:
     """Returns the number of cores per rank; sharing all cores would slow the ranks down."""
-    return max(1, len(os.sched_getaffinity(0)) // world.local_size)
+    return max(1, num_cores() // world.local_size)
 
 
 def check_gpus(local_rank: int, gpus: int) -> None:

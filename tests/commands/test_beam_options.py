@@ -25,6 +25,46 @@ def words_of(verb: str, reference: Reference, out: Path) -> Sequence[str]:
 
 @pytest.mark.beam
 @pytest.mark.parametrize(
+    ("options", "expected", "says"),
+    [
+        (["--runner=PortableRunner"], 2, "--runner=PortableRunner needs --job_endpoint=HOST:PORT"),
+        (
+            ["--runner=PrismRunner", "--prism_location=/nowhere/prism"],
+            1,
+            "PrismRunner: the job server cannot be started: .*/nowhere/prism",
+        ),
+        (
+            [
+                "--runner=FlinkRunner",
+                "--flink_job_server_jar=/nowhere.jar",
+                "--flink_master=[local]",
+            ],
+            1,
+            "FlinkRunner: the job server cannot be started",
+        ),
+        (["--runner=NoRunner"], 2, "Beam refuses the options after --: .*NoRunner"),
+        (["--runner=no.such.Runner"], 2, "Beam refuses the options after --: .*no.such"),
+        (["--runner=DataflowRunner"], 2, "Beam refuses the options after --"),
+    ],
+)
+def test_wrong_options_lose_no_workers(
+    reference: Reference,
+    capsys: pytest.CaptureFixture[str],
+    options: list[str],
+    expected: int,
+    says: str,
+) -> None:
+    verify = import_module("imagenet_prep.verify")
+    code = program.outcome(lambda: verify.run([str(reference.out), "--", *options]))
+    said = capsys.readouterr().err
+
+    assert code == expected, said
+    assert re.search(says, said)
+    assert "were lost" not in said
+
+
+@pytest.mark.beam
+@pytest.mark.parametrize(
     ("module", "runner", "option", "who"),
     [
         ("imagenet_prep.pipelines.prepare", "FlinkRunner", "--flink_master", "Flink"),

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from imagenet_prep.core.errors import DataDamagedError, UsageError
-from imagenet_prep.hosts.hosts_file import Host, read_hosts, where_ranks_run
+from imagenet_prep.hosts.hosts_file import LOCAL, Host, read_hosts, where_ranks_run
 from imagenet_prep.hosts.process import command_on
 
 
@@ -43,6 +43,13 @@ def test_the_tutorials_hosts_file_is_read(tmp_path: Path) -> None:
         ("a:0\n", "line 1: the host has 0 slots. Remove this line"),
         ("a\nb\na slots=2\n", "line 3: the same host as in line 1"),
         ("# nobody\n", "no hosts. Write one per line"),
+        ("[a]:22 slots=2\n", "line 1: an address without brackets and port is expected. Write the"),
+        ("[::1]\n", "line 1: an address without brackets"),
+        ("a max_slots=x\n", "line 1: expected slots=N"),
+        ("a max_slots=2 slots\n", "line 1: expected slots=N"),
+        ("max_slots=4\n", "no hosts"),
+        (":4\n", "line 1: the first word"),
+        ("::\n", "line 1: the first word"),
     ],
 )
 def test_a_bad_line_is_named(tmp_path: Path, text: str, complaint: str) -> None:
@@ -127,6 +134,19 @@ def test_a_wrong_list_is_refused(
     with pytest.raises(UsageError) as refused:
         where_ranks_run(text, 2)
     assert complaint in str(refused.value)
+
+
+def test_a_hosts_file_may_have_open_mpis_form(tmp_path: Path) -> None:
+    text = "a slots = 4\nb  slots=2 max_slots=8\nc max-slots = 3 slots =3\nd max_slots=9\n"
+    hosts = [Host("a", 4), Host("b", 2), Host("c", 3), Host("d", 1)]
+    assert read_hosts(written(tmp_path, text)) == hosts
+
+
+def test_each_name_of_this_machine_may_be_in_a_hosts_file(tmp_path: Path) -> None:
+    for address in LOCAL:
+        (host,) = read_hosts(written(tmp_path, f"{address} slots=2\n"))
+        assert host == Host(address, 2)
+        assert host.is_local
 
 
 def test_a_hosts_file_may_have_horovods_form_and_ipv6_addresses(tmp_path: Path) -> None:

@@ -53,7 +53,7 @@ class Place(enum.Enum):
             return
         # `Path.expanduser` fails for a user without a home folder.
         path = Path(os.path.expanduser(text))  # noqa: PTH111
-        if path.parts[:1] == Path(text).parts[:1] and text.startswith("~"):
+        if str(path).startswith("~"):
             raise ValueError(
                 f"{name} {text}: there is no such home folder (HOME, /etc/passwd). Write the path "
                 "without ~"

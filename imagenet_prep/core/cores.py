@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
-import math
+import contextlib
+import functools
 import os
-from collections.abc import Iterator
+import re
+import sys
 from pathlib import Path
+
+# A line of /proc/self/cgroup: version 2, or version 1 with the controller "cpu".
+_GROUP = re.compile(r"\d+:(?:|[^:]*\bcpu\b[^:]*):/(.*)")
+# Quota and period, in microseconds of CPU time. Without a limit, the quota is "max" or -1.
+_QUOTA = re.compile(r"(\d{1,18})\s+([1-9]\d{0,17})\s*")
 
 
 def num_cores(root: Path = Path("/")) -> int:
@@ -14,41 +21,28 @@ def num_cores(root: Path = Path("/")) -> int:
     Docker and Kubernetes (`limits.cpu`) set the quota with cgroups, version 1 or 2. A quota of 1.5
     cores is rounded up to 2. `root` contains /proc and /sys.
     """
-    cores = len(os.sched_getaffinity(0))
-    for quota, period in _quotas(root):
-        cores = min(cores, max(1, math.ceil(quota / period)))
-    return cores
+    return min(len(os.sched_getaffinity(0)), _quota(root))
 
 
-def _quotas(root: Path) -> Iterator[tuple[int, int]]:
-    """Yields quota and period of each cgroup of this process, in microseconds of CPU time."""
-    for line in _words(root / "proc/self/cgroup", "\n"):
-        _, _, controllers_and_path = line.partition(":")
-        controllers, _, path = controllers_and_path.partition(":")
-        if controllers and "cpu" not in controllers.split(","):
-            continue
-        mounted = root / "sys/fs/cgroup"
-        if controllers:
-            mounted /= "cpu"
-        # A container sees its own cgroup at the top. Otherwise, the groups above have quotas too.
-        parts = Path(path).parts[1:]
-        for depth in range(len(parts) + 1):
-            group = mounted.joinpath(*parts[:depth])
-            if controllers:
-                words = [
-                    *_words(group / "cpu.cfs_quota_us"),
-                    *_words(group / "cpu.cfs_period_us"),
-                ]
-            else:
-                words = _words(group / "cpu.max")
-            # Without a limit, the quota is "max" or -1.
-            if len(words) == 2 and all(map(str.isdecimal, words)) and int(words[1]):
-                yield int(words[0]), int(words[1])
+@functools.cache
+def _quota(root: Path) -> int:
+    """Returns the lowest quota of all cgroups of this process, in cores, at least 1."""
+    lowest = sys.maxsize
+    for path in _GROUP.findall(_text(root / "proc/self/cgroup")):
+        for mounted in ("sys/fs/cgroup", "sys/fs/cgroup/cpu"):
+            group = root / mounted / path
+            # A container sees its own group at the top. Otherwise, groups above have quotas too.
+            for folder in (group, *group.parents):
+                quota = folder / "cpu.cfs_quota_us"
+                period = folder / "cpu.cfs_period_us"
+                text = _text(folder / "cpu.max") or f"{_text(quota)} {_text(period)}"
+                if match := _QUOTA.fullmatch(text):
+                    lowest = min(lowest, max(1, -(-int(match[1]) // int(match[2]))))
+    return lowest
 
 
-def _words(path: Path, separator: str | None = None) -> list[str]:
-    """Returns the words of a small system file; empty if it cannot be read."""
-    try:
-        return path.read_text("utf-8").split(separator)
-    except (OSError, UnicodeDecodeError):
-        return []
+def _text(path: Path) -> str:
+    """Returns the content of a small system file; "" if it cannot be read."""
+    with contextlib.suppress(OSError, UnicodeDecodeError):
+        return path.read_text("utf-8")
+    return ""

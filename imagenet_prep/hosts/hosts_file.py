@@ -81,13 +81,11 @@ def _parse(lines: Sequence[str], source: str, unit: str) -> list[Host]:
         if not words:
             continue
         where = f"{source}: {unit} {number}"
-        if words[0].startswith("["):
-            raise UsageError(
-                f"{where}: an address without brackets and port is expected. Write the port into "
-                "~/.ssh/config"
-            )
         if not _ADDRESS.fullmatch(words[0]):
-            raise UsageError(f"{where}: the first word is not the address of a host")
+            raise UsageError(
+                f"{where}: the first word is not the address of a host, without brackets and port "
+                "(write a port into ~/.ssh/config)"
+            )
         host = _host(words)
         if host is None:
             raise UsageError(f"{where}: expected slots=N after the address")

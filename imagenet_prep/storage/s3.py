@@ -71,15 +71,12 @@ _CODES = {
     ),
     "The server accepts only smaller objects. Use more shards.": "EntityTooLarge",
 }
-# A server that refuses our checksums answers uploads with one of these.
+# A server that refuses our checksums answers uploads with one of these codes.
 _REFUSED_UPLOADS = (
-    *("400", "405", "501", "BadRequest", "InvalidArgument", "InvalidPart", "InvalidRequest"),
-    *("MethodNotAllowed", "NotImplemented"),
+    "400 405 501 BadRequest InvalidArgument InvalidPart InvalidRequest MethodNotAllowed "
+    "NotImplemented"
 )
-_UPLOADS = (
-    *("PutObject", "CopyObject", "CreateMultipartUpload", "UploadPart"),
-    "CompleteMultipartUpload",
-)
+_UPLOADS = "PutObject CopyObject CreateMultipartUpload UploadPart CompleteMultipartUpload"
 # Fields of an answer without which it is not valid for S3.
 _REQUIRED = {
     "head_object": ("ETag",),
@@ -181,10 +178,7 @@ class S3:
                 return 0
             raise
         answer["Body"].close()
-        match = CONTENT_RANGE.fullmatch(answer.get("ContentRange", ""))
-        if match is None:
-            raise ValueError("no size of the object")
-        return int(match[3])
+        return int(answer["ContentRange"].rpartition("/")[2])
 
     def read(self, name: str, offset: int, size: int, stat: Stat) -> Iterator[bytes]:
         with self._explained(name):
@@ -380,7 +374,7 @@ def _remedy(operation: str, status: int, code: str, message: str) -> str:
     """Returns the advice for a refusal; `message` may name a permission of KMS."""
     if code.startswith("KMS") or (code == "AccessDenied" and "kms:" in message):
         return _KMS
-    if operation in _UPLOADS and code in _REFUSED_UPLOADS:
+    if operation in _UPLOADS.split() and code in _REFUSED_UPLOADS.split():
         return NO_CHECKSUMS
     # An unknown code with 403 may have other causes than the permission.
     known = [code] if status == 403 else [code, str(status)]

@@ -125,8 +125,13 @@ class FolderRemote:
         return self._folder.where(name)
 
     def stat(self, name: str) -> Stat:
-        with self._explained(name):
+        try:
             status = self._folder.path(name).stat()
+        except OSError as error:
+            problem = f"{self.where(name)}: {error.strerror}."
+            if error.errno == errno.ENOENT:
+                raise AbsentError(f"{problem} Check the path.") from error
+            raise StoreError(f"{problem} Check the disk.") from error
         if not stat.S_ISREG(status.st_mode):
             raise AbsentError(f"{self.where(name)}: is not a file. Check the path.")
         return Stat.of(status)
@@ -138,17 +143,6 @@ class FolderRemote:
 
     def files(self, folder: str) -> dict[str, Stat]:
         return self._folder.stats(folder)
-
-    @contextlib.contextmanager
-    def _explained(self, name: str) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            # Errors in the consumer of `read` do not pass here: the generator gets a GeneratorExit.
-            problem = f"{self.where(name)}: {error.strerror}."
-            if error.errno == errno.ENOENT:
-                raise AbsentError(f"{problem} Check the path.") from error
-            raise StoreError(f"{problem} Check the disk.") from error
 
 
 def open_store(base: str) -> Store:

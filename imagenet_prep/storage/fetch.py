@@ -47,20 +47,15 @@ def stream(
 ) -> Generator[bytes, None, None]:
     """Yields bytes [start, stop) of a remote file in order, by default to its end.
 
-    Unless `pinned`, the caller verifies the bytes. Then the file may have a different ETag than
-    `stat`, since the servers of a pool often have different ETags for the same file. In this case,
-    the range is read again from its start, in one answer.
+    Unless `pinned`, the caller verifies the sha256. Then the file may have a different ETag than
+    `stat`, since the servers of a pool often have different ETags for the same file.
     """
+    # A failed attempt continues at the point of failure. If the server cannot send ranges, read the
+    # file from its start, and skip the bytes before that point.
     stop = stat.size if stop is None else stop
     position = start
     while position < stop:
-        # A failed attempt continues at the point of failure. If the server cannot send ranges, or
-        # another server may answer, skip the bytes already yielded.
-        first = position
-        if not stat.ranges:
-            first = 0
-        elif not pinned and not stat.validator:
-            first = start
+        first = position if stat.ranges else 0
         again = position - first
         try:
             for chunk in remote.read(name, first, stop - first, stat):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 
 from imagenet_prep.core import regular_file
 from imagenet_prep.core.errors import DataDamagedError
+from tests.kit.system import System
 
 
 def test_a_small_file_is_read_whole_also_through_a_link(tmp_path: Path) -> None:
@@ -50,3 +52,14 @@ def test_what_is_absent_or_a_folder_is_the_systems_error(tmp_path: Path) -> None
         regular_file.read(tmp_path / "absent")
     with pytest.raises(IsADirectoryError):
         regular_file.read(tmp_path)
+
+
+@pytest.mark.parametrize("code", [errno.EIO, errno.ESTALE, errno.EACCES, errno.ENOMEM])
+def test_a_link_whose_target_cannot_be_read_is_not_called_broken(
+    tmp_path: Path, system: System, code: int
+) -> None:
+    (tmp_path / "file").write_bytes(b"x")
+    (tmp_path / "link").symlink_to("file")
+    system.fails("stat", code)
+
+    regular_file.refuse_other_kinds(tmp_path / "link")

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 
 from tests.campaign import unreadable
-from tests.campaign.scenes import Theatre
+from tests.campaign.scenes import theatres
 from tests.campaign.unreadable import COMMANDS, Stage
 
 
 @pytest.fixture(scope="module")
-def stage(theatre: Theatre) -> Stage:
-    return Stage(theatre)
+def stage() -> Iterator[Stage]:
+    """A theatre of its own, because other tests clear the disk of theirs."""
+    with theatres(1) as free:
+        yield Stage(free.get())
 
 
 @pytest.mark.parametrize("command", ["verify", "verify --level decode"])

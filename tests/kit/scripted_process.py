@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from imagenet_prep.hosts.channel import Frame, Process
-from imagenet_prep.hosts.process import Ending
+from imagenet_prep.hosts.process import Ending, Login
 
 
 def say(kind: str, **fields: Any) -> Frame:
@@ -36,6 +36,7 @@ class ScriptedProcess(Process):
         self.killed = False
         self.answer = answer
         self.channel: Any = self
+        self._login = Login(["no-ssh"])
         self._ending = ending
         self._file = ""
         self._queue: queue.SimpleQueue[Frame | Exception | None] = queue.SimpleQueue()

@@ -204,6 +204,8 @@ def test_a_dataset_that_is_replaced_while_it_is_replicated_gets_no_manifest(
         (["x", "--to", "y", "--part", "0/2"], "--part 0/2 can only be used with --mode partition"),
         (["x", "--to", "s3://b/y", "--mode", "partition"], "expected --to hosts:"),
         (["x", "--to", "hosts:file"], "expected hosts:HOSTSFILE:PATH"),
+        (["x", "--to", "hosts:file:$SCRATCH/set"], "the path on the hosts contains $"),
+        (["x", "--to", "hosts:file:/data/${USER}"], "the path on the hosts contains $"),
         (["x", "--to", "y", "--check", "--repair"], "expected at most one of them"),
         (["x", "--to", "y", "--bandwidth-limit", "-1"], "--bandwidth-limit -1.0: expected"),
         (["x", "--to", "y", "--bandwidth-limit", "nan"], "--bandwidth-limit nan: expected"),

@@ -367,8 +367,8 @@ class LocalStore:
 
 def free_bytes(folder: Path) -> int:
     """Returns the free disk space in bytes; UNKNOWN_BYTES if the file system has no size."""
-    total, _, free = shutil.disk_usage(folder)
-    return free if total else UNKNOWN_BYTES
+    disk = shutil.disk_usage(folder)
+    return disk.free if disk.total else UNKNOWN_BYTES
 
 
 def _unless_gone(_function: object, _path: object, failed: tuple[Any, Any, Any]) -> None:

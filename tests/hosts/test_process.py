@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
+import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from imagenet_prep.hosts import process
-from imagenet_prep.hosts.process import Ending, run, run_all
+from imagenet_prep.hosts.process import Ending, Login, run, run_all
 
 
 def python(program: str) -> list[str]:
@@ -89,3 +92,84 @@ def test_the_last_words_of_a_host_are_one_plain_line() -> None:
 )
 def test_only_a_failure_that_may_pass_is_a_lost_host(ending: Ending, is_lost: bool) -> None:
     assert ending.is_lost == is_lost
+
+
+def fake_ssh(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
+    """Puts a program `ssh` into the PATH; $COUNT is a file for it."""
+    program = folder / "bin" / "ssh"
+    program.parent.mkdir()
+    program.write_text(f"#!/bin/sh\n{script}\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+    monkeypatch.setenv("COUNT", str(folder / "count"))
+    monkeypatch.setattr(process, "RETRY_S", 0.01)
+
+
+DROPPED = "kex_exchange_identification: Connection closed by remote host"
+
+
+@pytest.mark.parametrize("together", [False, True])
+@pytest.mark.parametrize(
+    ("message", "code", "starts"),
+    [
+        (DROPPED, 255, 2),
+        ("ssh_exchange_identification: read: Connection reset by peer", 255, 2),
+        ("Connection closed by 10.0.0.1 port 22", 255, 2),
+        ("Connection reset by 10.0.0.1 port 22", 255, 2),
+        ("Connection to n1 closed by remote host.", 255, 1),
+        ("Permission denied (publickey)", 255, 1),
+        ("half of the output; Connection closed by 10.0.0.1 port 22", 255, 1),
+        (DROPPED, 1, 1),
+    ],
+)
+def test_only_a_connection_dropped_before_the_login_is_started_again(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    message: str,
+    code: int,
+    starts: int,
+    *,
+    together: bool,
+) -> None:
+    script = (
+        f"echo x >>$COUNT; [ $(wc -l <$COUNT) = 2 ] && exit 0; echo '{message}' >&2; exit {code}"
+    )
+    fake_ssh(tmp_path, monkeypatch, script)
+    heard: list[tuple[int, bytes]] = []
+    commands = [["true"], ["ssh", "n1", "true"]]
+    endings = run_all(commands, together=together, hear=lambda *line: heard.append(line))
+
+    assert (tmp_path / "count").read_text() == "x\n" * starts
+    assert [ending.code for ending in endings] == [0, 0 if starts == 2 else code]
+    if not together:
+        assert {number for number, _ in heard} == {1}
+
+
+def test_few_connections_log_in_at_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "_LOGIN_S", 1e6)
+    monkeypatch.setattr(Login, "_free", threading.Semaphore(8))
+    logins = [Login(["ssh", "n"]) for _ in range(8)]
+    local = [Login(["sh"]) for _ in range(8)]  # they do not wait
+    assert not Login._free.acquire(blocking=False)
+    for _ in range(2):
+        logins[0].end()
+        local[0].end()
+    assert Login._free.acquire(blocking=False)
+    assert not Login._free.acquire(blocking=False)
+    for login in logins:
+        login.end()
+
+
+def test_sshd_accepts_as_many_logins_as_we_make() -> None:
+    # MaxStartups of sshd is 10:30:100.
+    assert process._MOST_LOGINS < 10
+
+
+def test_the_first_output_ends_a_login(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_ssh(tmp_path, monkeypatch, "echo logged in; while [ ! -e $COUNT ]; do sleep 0.01; done")
+    monkeypatch.setattr(process, "_LOGIN_S", 1e6)
+    monkeypatch.setattr(Login, "_free", threading.Semaphore(1))
+    # The second command ends the first one: both are there at the same time.
+    endings = run_all([["ssh", "n1", "x"], ["ssh", "n2", "y"], ["touch", str(tmp_path / "count")]])
+
+    assert [ending.code for ending in endings] == [0, 0, 0]

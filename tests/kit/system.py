@@ -90,7 +90,7 @@ class System:
 
     def has_free_bytes(self, count: int) -> None:
         """Lets every disk have this number of free bytes."""
-        self.instead("disk_usage", lambda *_: SimpleNamespace(free=count))
+        self.instead("disk_usage", lambda *_: SimpleNamespace(total=1 << 50, free=count))
 
     def has_no_home(self) -> None:
         """Lets the user be one with a random ID, as in a container: no HOME, no passwd entry."""

@@ -125,3 +125,24 @@ def test_what_ranks_print_comes_whole_however_it_ends(
 
     assert code == 1
     assert capsys.readouterr().out == 'one\n\u00e9\n\ufffd\n["done",0,{}]\nno end'
+
+
+@pytest.mark.parametrize("drops", [1, 2])
+def test_a_connection_dropped_before_the_login_is_made_once_more(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    drops: int,
+) -> None:
+    monkeypatch.setattr("imagenet_prep.launching.crew.RETRY_S", 0.01)
+    dropped = "kex_exchange_identification: read: Connection reset by peer"
+    count = tmp_path / "count"
+    script = f"echo x >>{count}\n"
+    script += f"if [ $(wc -l <{count}) -le {drops} ]; then echo '{dropped}' >&2; exit 255; fi\n"
+    code = launched(tmp_path, monkeypatch, script + SOUND)
+    err = capsys.readouterr().err
+
+    assert count.read_text() == "x\nx\n"
+    # The second drop is told, and the launch may be repeated.
+    assert code == (0 if drops == 1 else 4), err
+    assert ("node1: the process that runs its ranks ended" in err) == (drops == 2)

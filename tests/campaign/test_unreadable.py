@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 
 import pytest
 
+from imagenet_prep.dataset import naming
 from tests.campaign import unreadable
 from tests.campaign.scenes import theatres
 from tests.campaign.unreadable import COMMANDS, Stage
@@ -49,6 +51,19 @@ def test_a_message_that_blames_the_data_is_found(stage: Stage) -> None:
 
     assert outcome is not None
     assert outcome[1].startswith(f"exit code 3: {lost.name}: missing")
+
+
+def test_a_shard_that_could_not_be_read_is_not_noted_as_verified(stage: Stage) -> None:
+    notes = stage.set / naming.VERIFIED
+    codes = Counter[int]()
+    for case in unreadable.each_once(stage, "verify --if-changed"):
+        notes.unlink(missing_ok=True)
+        outcome = stage.attempt(case) if case.call == "read" else None
+        if outcome is not None:
+            codes[outcome[0]] += 1
+            assert not (outcome[0] and notes.exists()), case
+
+    assert codes[1] > 10
 
 
 @pytest.mark.long

@@ -61,6 +61,15 @@ def test_a_layer_has_what_its_packages_need(layers: str) -> None:
     assert lacks == []
 
 
+def test_the_extra_for_heic_refuses_versions_with_known_flaws() -> None:
+    needs = map(Requirement, requires("imagenet-prep") or ())
+    (heif,) = [each for each in needs if str(each.marker) == 'extra == "heif"']
+
+    assert heif.name == "pillow-heif"
+    assert "1.8.1" in heif.specifier
+    assert "1.8.0" not in heif.specifier
+
+
 def test_every_package_of_a_layer_has_its_hashes() -> None:
     text = printed("project build quick").stdout
     entries = [each for each in re.split(r"\n(?=\w)", text) if "==" in each]

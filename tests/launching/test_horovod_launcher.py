@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from imagenet_prep.core.errors import UsageError
 from imagenet_prep.launching.horovod_launcher import refuse_unheard_launcher
+from tests.kit.documents import read, tracked
 
 OF_MPI = {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"}
 
@@ -47,3 +50,17 @@ def test_horovod_that_misses_ranks_is_refused(
     with pytest.raises(UsageError) as refused:
         refuse_unheard_launcher(size)
     assert f"hvd.init() {expected}" in str(refused.value)
+
+
+def test_horovods_elastic_rendezvous_is_never_started() -> None:
+    """CVE-2024-10190: it executes what its clients send."""
+    starts = re.compile(
+        r"horovod[\w.]*\.elastic|hvd\.elastic|host.discovery.script|--(?:min|max)-n(?:p|um-proc)"
+    )
+    programs = [path for path in tracked(".py", ".sh", ".md", ".yaml") if path.parts[0] != "tests"]
+    found = [str(path) for path in programs if starts.search(read(path))]
+
+    assert len(programs) > 300
+    assert found == []
+    assert starts.search("horovodrun --min-np 2 --host-discovery-script ./hosts.sh python a.py")
+    assert starts.search("from horovod.runner.elastic import driver")

@@ -37,6 +37,7 @@ from imagenet_prep.storage.folder import TEMPORARY, LocalStore
 from imagenet_prep.storage.opened import committed, shard_files
 from imagenet_prep.storage.origins import Origin
 from tests.kit.dataset import all_files, stamps
+from tests.kit.opened import opened
 from tests.kit.system import System
 
 CLASSES = ClassList(("n00000001",), ("thing",))
@@ -252,6 +253,18 @@ def test_shards_that_come_during_a_run_are_compared_before_the_commit(tmp_path: 
         with pytest.raises(UsageError, match=f"contains index/{old}, which this run of resize"):
             output.commit(more)
     assert [*load(tmp_path).splits] == ["train"]
+
+
+def test_a_commit_lists_names_and_reads_no_data(tmp_path: Path) -> None:
+    store, output = LocalStore(tmp_path), Output(LocalStore(tmp_path), resized("train"))
+    with store.lock():
+        output.begin(output.left(), [name("train")])
+        draft = Draft(splits={"train": write(store, "train")}, classes=CLASSES)
+        with opened(tmp_path) as seen:
+            output.commit(draft)
+
+    assert {".", "index"} <= seen  # listed
+    assert not {name("train"), naming.index_name(name("train"))} & seen
 
 
 @pytest.mark.parametrize("unfinished", [False, True])

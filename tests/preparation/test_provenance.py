@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -480,3 +481,135 @@ def test_a_changed_mapping_of_objectnet_is_a_change_of_the_source(
     run(root, tmp_path / "other")
     with pytest.raises(UsageError, match="the source has changed since this dataset"):
         resized(tmp_path / "other", tmp_path / "small", "test")
+
+
+def run(root: Path, out: Path, *splits: str) -> Any:
+    config = Config(
+        source=str(root),
+        out=str(out),
+        splits=splits or ("train",),
+        workers=1,
+        json=True,
+        allow_subset=True,
+    )
+    return prepare.prepare(config)
+
+
+def test_the_devkit_next_to_archives_is_not_compared(
+    miniature: Miniature, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = shutil.copytree(miniature.root, tmp_path / "archives")
+    run(root, tmp_path / "out", "train", "validation")
+    (devkit,) = root.glob("*devkit*")
+    os.utime(devkit)
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise AssertionError("the source is listed")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(provenance, "take_inventory", fail)
+        run(root, tmp_path / "out", "train", "validation")
+        os.utime(root / "ILSVRC2012_img_train.tar")
+        with pytest.raises(AssertionError, match="the source is listed"):
+            run(root, tmp_path / "out", "train", "validation")
+
+
+def parquet(root: Path) -> Path:
+    rows = [layouts.parquet_row(number % 2, number, image(number)) for number in range(4)]
+    path = root / "train-00000-of-00001.parquet"
+    layouts.write_parquet(path, rows, names=["cat", "dog"], packed_by="none")
+    return path
+
+
+def recordio(root: Path) -> Path:
+    rows = [(number % 2, f"{'cd'[number % 2]}/{number}.jpg", image(number)) for number in range(4)]
+    layouts.write_recordio(root / "train.rec", rows)
+    return root / "train.rec"
+
+
+def webdataset(root: Path) -> Path:
+    files = {}
+    for number in range(4):
+        files[f"{number}.jpg"] = image(number)
+        files[f"{number}.cls"] = str(number % 2).encode()
+    layouts.write(root / "train-0000.tar", layouts.tar(files))
+    return root / "train-0000.tar"
+
+
+def cifar10(root: Path) -> Path:
+    layouts.make_cifar10(root, num=4)
+    path = root / "cifar-10-python.tar.gz"
+    folder = root / "cifar-10-batches-py"
+    files = {f"{folder.name}/{each.name}": each.read_bytes() for each in folder.iterdir()}
+    layouts.write_tgz(path, files)
+    shutil.rmtree(folder)
+    return path
+
+
+def mnist(root: Path) -> Path:
+    layouts.make_mnist(root, num=20)
+    return root / "train-images-idx3-ubyte.gz"
+
+
+@pytest.mark.parametrize("make", [parquet, recordio, webdataset, cifar10, mnist])
+def test_a_file_that_packs_images_is_known_by_its_md5(
+    tmp_path: Path, make: Callable[[Path], Path]
+) -> None:
+    root, out = tmp_path / "source", tmp_path / "out"
+    root.mkdir()
+    path = make(root)
+    run(root, out)
+    os.utime(path)
+    run(root, out)
+
+    data = bytearray(path.read_bytes())
+    # The time in a gzip header, or the density of pixels of an image.
+    data[4 if path.suffix == ".gz" else data.rfind(b"JFIF") + 11] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(UsageError, match=f"{path.name}: had md5 [0-9a-f]{{32}}, has"):
+        run(root, out)
+
+
+def test_every_image_of_a_folder_of_class_tars_is_compared(tmp_path: Path) -> None:
+    root, out = tmp_path / "source", tmp_path / "out"
+    classes = {"n01440764": ["a.JPEG", "b.JPEG"], "n01443537": ["c.JPEG"]}
+    layouts.make_class_tars(classes, root, whole=False)
+    run(root, out)
+    path = root / "winter21_whole" / "n01440764.tar"
+    os.utime(path)
+    run(root, out)
+
+    data = bytearray(path.read_bytes())
+    data[data.find(b"JFIF") + 11] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(UsageError, match=r"train: 1 image with changed bytes \(n01440764/a.JPEG\)"):
+        run(root, out)
+
+
+def test_every_image_of_a_folder_of_cifar10_is_compared(tmp_path: Path) -> None:
+    root, out = tmp_path / "source", tmp_path / "out"
+    layouts.make_cifar10(root, num=1)
+    path = root / "cifar-10-batches-py" / "data_batch_2"
+    batch = pickle.loads(path.read_bytes(), encoding="bytes")
+
+    def paint(grey: int) -> None:
+        batch[b"data"][:] = grey
+        path.write_bytes(pickle.dumps(batch, protocol=2))
+
+    paint(100)
+    run(root, out)
+    paint(100)
+    run(root, out)
+    paint(101)  # the encoded image has the same size
+    with pytest.raises(UsageError, match=r"train: 1 image with changed bytes \(airplane/"):
+        run(root, out)
+
+
+def test_a_folder_without_tables_is_compared_by_its_size(source: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    made(source, out)
+    before = (out / "dataset.json").read_bytes()
+    shutil.rmtree(out / "samples")
+    replaced(source)
+    made(source, out)
+    assert (out / "dataset.json").read_bytes() != before

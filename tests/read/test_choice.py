@@ -389,3 +389,30 @@ def test_of_a_remote_set_only_shards_with_chosen_examples_are_fetched(
 
     assert [path.name for path in kept.glob("*/train-*")] == ["train-00001-of-00003"]
     assert reader.choice == open_set(pictures, keys=keys).choice
+
+
+@pytest.mark.parametrize("change", ["label", "line"])
+def test_a_table_in_the_cache_that_is_not_the_datasets_is_fetched_again(
+    pictures: Path, kept: Path, change: str
+) -> None:
+    files = {
+        str(path.relative_to(pictures)): path.read_bytes()
+        for path in pictures.rglob("*")
+        if path.is_file()
+    }
+    with serve(files) as server:
+        expected = read(open_set(server.url, classes=[wnid(3)], training=False))
+        (path,) = kept.glob(f"*/{naming.samples_name('train-00000-of-00003')}")
+        sound = path.read_bytes()
+        lines = sound.splitlines(keepends=True)
+        path.chmod(0o600)
+        if change == "label":
+            at = lines[1].index(b",") + 1
+            lines[1] = lines[1][:at] + b"3" + lines[1][at + 1 :]
+        else:
+            lines.pop()
+        path.write_bytes(b"".join(lines))
+        assert path.read_bytes() != sound
+
+        assert read(open_set(server.url, classes=[wnid(3)], training=False)) == expected
+    assert path.read_bytes() == sound

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from imagenet_prep.core.errors import IncompleteError, StoreError, UsageError
+from imagenet_prep.core.errors import ImagenetPrepError, IncompleteError, StoreError, UsageError
 from imagenet_prep.storage import s3 as s3_module
 from imagenet_prep.storage.remote import AbsentError, Stat, UnavailableError
 from imagenet_prep.storage.s3 import S3
@@ -286,6 +286,22 @@ def test_what_a_server_calls_its_error_is_short(monkeypatch: pytest.MonkeyPatch)
 
     assert "the server answers 400 xxx" in str(caught.value)
     assert len(str(caught.value)) < 300
+
+
+@pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
+@pytest.mark.usefixtures("_sockets")
+@pytest.mark.parametrize("answer", [b"", b"nonsense", ok(b"abc"), said(b"", status="HTTP/1.1 403")])
+@pytest.mark.parametrize("asks", [stat, files, part])
+def test_no_error_shows_a_signature(
+    asks: Callable[[S3], object], answer: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises((ImagenetPrepError, UnavailableError)) as caught:
+        _ask(asks, answer, monkeypatch)
+
+    error: BaseException | None = caught.value
+    while error is not None and not error.__suppress_context__:
+        assert "Signature" not in str(error)
+        error = error.__cause__ or error.__context__
 
 
 def _ask(

@@ -289,3 +289,15 @@ def test_signers_that_are_missing_are_a_usage_error(place: Path) -> None:
     (place / "signers").unlink()
     with pytest.raises(UsageError, match="--signers .* there is no such file"):
         signer(place)
+
+
+def test_a_signature_of_more_than_16_kb_is_not_read(place: Path) -> None:
+    """OpenSSH ignores blanks behind a signature."""
+    path = place / "set" / naming.SIGNATURE
+    whole = path.read_bytes()
+    path.write_bytes(whole + b"\n" * ((16 << 10) - len(whole)))
+    assert signer(place) == "lab@example.org"
+
+    path.write_bytes(path.read_bytes() + b"\n")
+    with pytest.raises(DataDamagedError, match="16,384"):
+        signer(place)

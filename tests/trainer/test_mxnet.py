@@ -6,7 +6,7 @@ import json
 import shutil
 import sys
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -353,3 +353,31 @@ def test_servers_that_nobody_has_started_are_missed(monkeypatch: pytest.MonkeyPa
         UsageError, match="--comm dist_sync needs parameter servers. Start them with"
     ):
         mxnet_comm.Servers(World(), "dist_sync")
+
+
+class Store:
+    """Stands for MXNet's servers; notes what a rank asks them for."""
+
+    def __init__(self) -> None:
+        self.called: list[str] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *_, **__: self.called.append(name)
+
+
+def test_servers_are_given_arrays_and_no_optimizer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They would unpickle an optimizer; without one, they only add."""
+    store = Store()
+    fake: Any = ModuleType("mxnet")
+    fake.kv = SimpleNamespace(create=lambda _: store)
+    fake.nd = SimpleNamespace(zeros=np.zeros, array=np.array, waitall=lambda: None)
+    monkeypatch.setitem(sys.modules, "mxnet", fake)
+    monkeypatch.setenv("DMLC_PS_ROOT_URI", "127.0.0.1")
+    servers = mxnet_comm.Servers(World(), "dist_sync")
+    arrays = [np.ones(3, np.float32)]
+    servers.add_up(arrays, "gradient")
+    servers.broadcast(arrays, "weights")
+    servers.average(arrays)
+    servers.close()
+
+    assert set(store.called) == {"init", "push", "pull"}

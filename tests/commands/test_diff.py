@@ -20,6 +20,7 @@ from tests.kit import command
 from tests.kit.columns import make_column
 from tests.kit.dataset import all_files, everything
 from tests.kit.http_server import serve
+from tests.kit.opened import opened
 from tests.kit.samples import add_tables
 from tests.kit.tfrecords import picture, plain, wnid, write_set
 
@@ -118,6 +119,14 @@ def test_what_differs_is_counted_named_and_listed(one: Path, other: Path, tmp_pa
 
 def key(number: int) -> str:
     return f"{wnid(number % CLASSES)}/image_{number}.JPEG"
+
+
+def test_no_shard_is_opened(one: Path, other: Path) -> None:
+    with opened(one) as seen, opened(other) as seen_in_other:
+        command.run("diff", one, other)
+
+    assert "samples/train-00000-of-00003.csv" in seen
+    assert [name for name in seen | seen_in_other if naming.parse_shard_name(name)] == []
 
 
 def test_people_read_counts_and_first_keys(one: Path, other: Path) -> None:

@@ -14,6 +14,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from tests.kit.command import PATIENCE_S, REPOSITORY
+from tests.kit.documents import read, tracked
 
 MAKEFILE = (REPOSITORY / "Makefile").read_text("utf-8")
 # As the Makefile names them, but without the compiler, which depends on the machine.
@@ -68,6 +69,24 @@ def test_the_extra_for_heic_refuses_versions_with_known_flaws() -> None:
     assert heif.name == "pillow-heif"
     assert "1.8.1" in heif.specifier
     assert "1.8.0" not in heif.specifier
+
+
+LOCKS = [path for path in tracked(".lock") if "[" not in path.name]
+
+
+@pytest.mark.parametrize("lock", LOCKS, ids=str)
+def test_every_package_of_a_lock_has_its_hashes(lock: Path) -> None:
+    entries = re.split(r"\n(?=[\w-])", read(lock))
+    packages = [each for each in entries if not each.startswith(("#", "-"))]
+
+    assert {str(path.parent) for path in LOCKS} >= {".ci", "docker"}
+    assert packages
+    without = [
+        each
+        for each in packages
+        if not re.match(r"[\w.\[\]-]+(==| @ )", each) or "--hash=sha256:" not in each
+    ]
+    assert without == []
 
 
 def test_every_package_of_a_layer_has_its_hashes() -> None:

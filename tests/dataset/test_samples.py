@@ -37,6 +37,14 @@ def test_a_table_is_what_pythons_csv_writes_and_reads(rows: list[Sample]) -> Non
     assert read == [[str(value) for value in row] for row in rows]
 
 
+@pytest.mark.parametrize("key", ["=1+1/a.jpg", "+1", "-1", "@a", "'a", "\t=1", 'a"b,c'])
+def test_a_key_that_a_spreadsheet_interprets_is_unchanged(key: str) -> None:
+    text = table(ROW._replace(key=key)).decode()
+    _, read = csv.reader(io.StringIO(text, newline=""), strict=True)
+
+    assert read[samples.COLUMNS.split(",").index("key")] == key
+
+
 @given(drawn())
 def test_a_leaf_is_written_as_all_our_json_is(row: Sample) -> None:
     leaf = canonical.dumps([row.key, row.class_index, row.sha256])

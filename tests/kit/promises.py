@@ -121,8 +121,8 @@ def sentences(document: str, markdown: str) -> list[Sentence]:
     found = []
     for paragraph in paragraphs(markdown):
         is_row = " | " in paragraph
-        for text in [paragraph] if is_row else split(paragraph):
-            found.append(Sentence(document, text))
+        texts = [paragraph] if is_row else split(paragraph)
+        found += [Sentence(document, text) for text in texts]
     return found
 
 

@@ -99,6 +99,12 @@ def test_refuses_hostile_files(field: str, value: object) -> None:
     refuses({"splits": {"train": [{**content["splits"]["train"][0], field: value}]}})
 
 
+def test_a_row_has_at_most_64_mb() -> None:
+    assert Column("latents", "float16", (32, 1 << 20)).row_bytes == 64 << 20
+    with pytest.raises(ValueError, match="a row has more than 67,108,864 bytes"):
+        Column("latents", "float16", (32, (1 << 20) + 1))
+
+
 def test_refuses_the_same_shard_twice() -> None:
     content = json.loads(made().dumps())
     refuses({"splits": {"train": content["splits"]["train"] * 2}})

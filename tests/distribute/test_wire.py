@@ -20,6 +20,7 @@ from imagenet_prep.hosts.messages import (
     Cause,
     Messages,
     OtherVersionError,
+    checked,
     count,
     sentence,
 )
@@ -106,6 +107,11 @@ def test_every_field_is_checked() -> None:
                 for odd in (None, {"a": []}, [] if field == "columns" else {}):
                     with pytest.raises(ValueError):
                         check(odd)
+                    alone = {name: kind._replace(fields={field: check})}
+                    with pytest.raises(
+                        (ValueError, OtherVersionError), match=f"^{field}:|protocol"
+                    ):
+                        checked(alone, name, 0, {field: odd})
                 assert field.isidentifier(), name
 
 

@@ -185,6 +185,18 @@ def test_a_png_is_turned_by_exif_in_a_text(kind: str, name: str) -> None:
         assert simplejpeg.decode_jpeg(made.encoded, "GRAY")[0].max() < 9
 
 
+@pytest.mark.parametrize(("num_bytes", "side"), [(65_000, 16), (66_000, 4)])
+def test_exif_in_a_text_of_more_than_64_kb_is_not_read(num_bytes: int, side: int) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    block = exif.tobytes().hex()
+    text = f"\nexif\n{len(block) // 2:8}\n{block}\n".encode()
+    around = chunk(b"tEXt", b"Raw profile type exif\0" + text.ljust(num_bytes, b"\n"))
+
+    made = transform.transform(png(8, RAMP, before=around), Policy(None, orientation="apply"))
+    assert made.height == side
+
+
 @pytest.mark.parametrize("kind", [b"tEXt", b"zTXt", b"iTXt"])
 def test_a_text_that_only_looks_like_exif_turns_nothing(kind: bytes) -> None:
     for head in (b"exif", b"Raw profile type exif"):

@@ -154,6 +154,20 @@ def test_a_changed_sentence_keeps_its_tests_until_it_is_checked() -> None:
     assert promises.renewed(new, renewed) == renewed
 
 
+def test_a_table_with_conflicts_of_a_merge_is_renewed() -> None:
+    (sentence,) = sentences("Nothing is lost.")
+    other = TEST.replace("few", "many")
+    ours, theirs = (
+        Row("SECURITY.md", "1 Gone.", (TEST,)),
+        Row("SECURITY.md", sentence.head, (TEST,)),
+    )
+    text = promises.written([ours, theirs]).replace(sentence.head, f"<<<<<<< HEAD\n{sentence.head}")
+    text = text.replace("# docs/", f"=======\n{sentence.head}\n    {other}\n>>>>>>> one\n# docs/")
+
+    rows = promises.renewed([sentence], promises.parse_table(text))
+    assert rows == [Row("SECURITY.md", sentence.head, (TEST, other))]
+
+
 def test_a_sentence_is_known_by_all_of_its_words() -> None:
     long = "word " * 40
     first, second = sentences(f"{long}a.", f"{long}b.")

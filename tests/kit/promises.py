@@ -14,7 +14,7 @@ import functools
 import hashlib
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tests.kit.command import REPOSITORY
 
@@ -38,6 +38,8 @@ _MARKER = re.compile(r"(?:- |\d+\. )")
 _CODE = re.compile(r"`[^`]+`")
 # A space after a full stop ends a sentence; "**Memory.** On two cores" is one sentence.
 _END = re.compile(r'(?:(?<=[.!?])|(?<=[.!?][)"]))(?<!e\.g\.)(?<!i\.e\.)(?<!etc\.)(?<!vs\.) +')
+# Lines of git in a file with conflicts, which `renewed` resolves.
+_CONFLICT = ("<<<<<<<", "|||||||", "=======", ">>>>>>>")
 # Below this similarity, a new sentence is not treated as a changed one.
 _SIMILAR = 0.6
 
@@ -142,7 +144,7 @@ def parse_table(text: str) -> list[Row]:
         elif line.startswith(" "):
             last = rows.pop()
             rows.append(Row(document, last.head, (*last.evidence, line.strip())))
-        elif line:
+        elif line and not line.startswith(_CONFLICT):
             rows.append(Row(document, line, ()))
     return rows
 
@@ -152,8 +154,15 @@ def table() -> list[Row]:
 
 
 def renewed(expected: list[Sentence], rows: list[Row]) -> list[Row]:
-    """Returns a row for each sentence; new and changed ones have a `?`."""
-    known = {(row.document, row.head): row for row in rows}
+    """Returns a row for each sentence; new and changed ones have a `?`.
+
+    Two rows of one sentence, which a merge may leave, become one.
+    """
+    known: dict[tuple[str, str], Row] = {}
+    for row in rows:
+        same = known.get((row.document, row.head))
+        evidence = (*same.evidence, *row.evidence) if same else row.evidence
+        known[row.document, row.head] = replace(row, evidence=tuple(dict.fromkeys(evidence)))
     wanted = {(each.document, each.head) for each in expected}
     gone = {row.head[_DIGITS + 1 :]: row for row in rows if (row.document, row.head) not in wanted}
     result = []
@@ -229,12 +238,17 @@ def is_module(name: str) -> bool:
 
 
 def main() -> None:
-    rows = renewed(all_sentences(), table())
+    before = table()
+    rows = renewed(all_sentences(), before)
     TABLE.write_text(written(rows), "utf-8")
+    heads = {(row.document, row.head) for row in rows}
+    for row in before:
+        if (row.document, row.head) not in heads:
+            print(f"removed: {row.head}")
     unchecked = [row for row in rows if UNCHECKED in row.evidence]
     for row in unchecked:
-        print(written([row]).replace("".join(f"# {each}\n" for each in DOCUMENTS), ""), end="")
-    print(f"{len(rows)} sentences, {len(unchecked)} to check (marked ? in {TABLE})")
+        print(f"to check: {row.head}")
+    print(f"{len(rows)} sentences, {len(unchecked)} to check (marked {UNCHECKED} in {TABLE})")
 
 
 if __name__ == "__main__":

@@ -157,11 +157,9 @@ def test_a_changed_sentence_keeps_its_tests_until_it_is_checked() -> None:
 def test_a_table_with_conflicts_of_a_merge_is_renewed() -> None:
     (sentence,) = sentences("Nothing is lost.")
     other = TEST.replace("few", "many")
-    ours, theirs = (
-        Row("SECURITY.md", "1 Gone.", (TEST,)),
-        Row("SECURITY.md", sentence.head, (TEST,)),
-    )
-    text = promises.written([ours, theirs]).replace(sentence.head, f"<<<<<<< HEAD\n{sentence.head}")
+    gone = Row("SECURITY.md", "1 Gone.", (TEST,))
+    ours = Row("SECURITY.md", sentence.head, (TEST,))
+    text = promises.written([gone, ours]).replace(sentence.head, f"<<<<<<< HEAD\n{sentence.head}")
     text = text.replace("# docs/", f"=======\n{sentence.head}\n    {other}\n>>>>>>> one\n# docs/")
 
     rows = promises.renewed([sentence], promises.parse_table(text))

@@ -16,6 +16,7 @@ from imagenet_prep.matching.pictures import Columns, Pictures
 from tests.kit.bounds import little_memory
 from tests.kit.codec import mutations
 from tests.kit.hostile import images
+from tests.kit.limits import Limits
 
 
 @dataclass(frozen=True)
@@ -68,6 +69,19 @@ def test_planted_rows_of_images_that_cannot_be_decoded_are_named(
     assert len(found.problems) == 2
     assert all(f"{where} {n}: {reason}" in "".join(found.problems) for n in (0, 1))
     assert not found.by_sight.joined().any() or found.by_sight.joined().tolist() == [0, 1]
+
+
+def test_the_nearest_of_many_similar_images_is_sought_among_a_bounded_number(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limits: Limits
+) -> None:
+    limits(proof_budget=3, proof_cost=1)
+    found = Found(planted([b"picture"] * 10, tmp_path), across=False, workers=1)
+    compared = []
+    monkeypatch.setattr(found, "_is_proven", lambda *pair: compared.append(pair))
+
+    assert found.nearest(0, range(1, 10)) is None
+    assert len(compared) == 3
+    assert found.crowded.tolist() == [True] + [False] * 9
 
 
 def test_planted_rows_of_different_pictures_join_nothing(tmp_path: Path) -> None:

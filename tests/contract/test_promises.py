@@ -91,6 +91,7 @@ the rest (in C.) Names such as `..` are refused.
 
 - One item
   of two lines. A second sentence.
+- Without a full stop
 - **All images**: there are 1,281,167.
 
 1. First: this.
@@ -116,6 +117,7 @@ def test_a_page_is_split_into_sentences() -> None:
         "Names such as `..` are refused.",
         "One item of two lines.",
         "A second sentence.",
+        "Without a full stop",
         "**All images**: there are 1,281,167.",
         "First: this.",
         "one. Two | `x`",
@@ -154,13 +156,27 @@ def test_a_changed_sentence_keeps_its_tests_until_it_is_checked() -> None:
     assert promises.renewed(new, renewed) == renewed
 
 
+MERGED = """\
+# SECURITY.md
+1 Gone.
+    {test}
+{head}
+<<<<<<< HEAD
+    {test}
+=======
+    {test}
+    {other}
+>>>>>>> one
+{head}
+    {other}
+# docs/guarantees.md
+"""
+
+
 def test_a_table_with_conflicts_of_a_merge_is_renewed() -> None:
     (sentence,) = sentences("Nothing is lost.")
     other = TEST.replace("few", "many")
-    gone = Row("SECURITY.md", "1 Gone.", (TEST,))
-    ours = Row("SECURITY.md", sentence.head, (TEST,))
-    text = promises.written([gone, ours]).replace(sentence.head, f"<<<<<<< HEAD\n{sentence.head}")
-    text = text.replace("# docs/", f"=======\n{sentence.head}\n    {other}\n>>>>>>> one\n# docs/")
+    text = MERGED.format(head=sentence.head, test=TEST, other=other)
 
     rows = promises.renewed([sentence], promises.parse_table(text))
     assert rows == [Row("SECURITY.md", sentence.head, (TEST, other))]

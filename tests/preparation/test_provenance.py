@@ -555,7 +555,8 @@ def mnist(root: Path) -> Path:
 def test_a_file_that_packs_images_is_known_by_its_md5(
     tmp_path: Path, make: Callable[[Path], Path]
 ) -> None:
-    root, out = tmp_path / "source", tmp_path / "out"
+    root = tmp_path / "source"
+    out = tmp_path / "out"
     root.mkdir()
     path = make(root)
     run(root, out)
@@ -571,7 +572,8 @@ def test_a_file_that_packs_images_is_known_by_its_md5(
 
 
 def test_every_image_of_a_folder_of_class_tars_is_compared(tmp_path: Path) -> None:
-    root, out = tmp_path / "source", tmp_path / "out"
+    root = tmp_path / "source"
+    out = tmp_path / "out"
     classes = {"n01440764": ["a.JPEG", "b.JPEG"], "n01443537": ["c.JPEG"]}
     layouts.make_class_tars(classes, root, whole=False)
     run(root, out)
@@ -587,7 +589,8 @@ def test_every_image_of_a_folder_of_class_tars_is_compared(tmp_path: Path) -> No
 
 
 def test_every_image_of_a_folder_of_cifar10_is_compared(tmp_path: Path) -> None:
-    root, out = tmp_path / "source", tmp_path / "out"
+    root = tmp_path / "source"
+    out = tmp_path / "out"
     layouts.make_cifar10(root, num=1)
     path = root / "cifar-10-batches-py" / "data_batch_2"
     batch = pickle.loads(path.read_bytes(), encoding="bytes")

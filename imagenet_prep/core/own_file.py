@@ -24,8 +24,8 @@ from imagenet_prep.core.errors import DataDamagedError, UsageError
 
 _PARTIAL = re.compile(r"\.[0-9a-f]{1,32}\.partial")
 _NO_LINK = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-# File systems that cannot sync a folder answer with one of these errors.
-_NO_SYNC = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)
+# A system call that the file system does not have fails with one of these errors.
+UNSUPPORTED = (errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
 
 
 class Kind(NamedTuple):
@@ -88,13 +88,18 @@ def replaced(path: Path, kind: Kind | None) -> Iterator[BinaryIO]:
                 with contextlib.suppress(OSError):
                     os.unlink(partial, dir_fd=folder)
                 raise
-        try:
-            os.fsync(folder)
-        except OSError as error:
-            if error.errno not in _NO_SYNC:
-                raise
+        fsync_folder(folder)
     finally:
         os.close(folder)
+
+
+def fsync_folder(descriptor: int) -> None:
+    """Syncs an open folder, unless its file system can only sync files (DrvFs, vboxsf, CIFS)."""
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in UNSUPPORTED:
+            raise
 
 
 def _create(folder: int, name: str) -> tuple[str, BinaryIO]:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from imagenet_prep.core import regular_file
 from imagenet_prep.core.errors import StoreError, UsageError
+from imagenet_prep.core.own_file import fsync_folder
 from imagenet_prep.core.regular_file import MOST_BYTES
 from imagenet_prep.dataset import naming
 from imagenet_prep.storage import inside
@@ -195,7 +196,7 @@ class LocalStore:
         ):
             check()
             os.replace(temporary, file, dst_dir_fd=place)
-            inside.fsync_folder(place)
+            fsync_folder(place)
 
     def take_over(
         self, source: object, files: Iterable[File], stats: Mapping[str, Stat] | None = None
@@ -222,7 +223,7 @@ class LocalStore:
                     os.replace(temporary, file.name.rpartition("/")[2], dst_dir_fd=place)
                     # Renaming has no effect if both names are links to the same file.
                     temporary.unlink(missing_ok=True)
-                inside.fsync_folder(place)
+                fsync_folder(place)
 
     def rename(self, before: str, after: str) -> None:
         """Renames a file or link durably; no folder above either name may be a link."""
@@ -234,8 +235,8 @@ class LocalStore:
         ):
             os.rename(source.name, target.name, src_dir_fd=old, dst_dir_fd=new)
             # Sync the new name first: after a crash, at least one of the two names exists.
-            inside.fsync_folder(new)
-            inside.fsync_folder(old)
+            fsync_folder(new)
+            fsync_folder(old)
 
     def remove(self, *names: str) -> None:
         """Removes files durably; they may be absent. A link is removed, not its target."""
@@ -252,7 +253,7 @@ class LocalStore:
                 for file in files:
                     with contextlib.suppress(FileNotFoundError):
                         os.unlink(file, dir_fd=place)
-                inside.fsync_folder(place)
+                fsync_folder(place)
 
     def write(self, name: str, data: bytes) -> None:
         """Writes a complete small file atomically and durably."""
@@ -300,7 +301,7 @@ class LocalStore:
                     pass  # it is a folder, not a link
                 with inside.folder_inside(self.root, folder) as place:
                     shutil.rmtree(last, onerror=_unless_gone, dir_fd=place)
-                    inside.fsync_folder(place)
+                    fsync_folder(place)
 
     def remove_all(self) -> None:
         """Removes the folder with all its files; the lock is removed last."""

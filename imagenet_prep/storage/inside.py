@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from imagenet_prep.core.errors import DataDamagedError, StoreError
+from imagenet_prep.core.own_file import fsync_folder
 from imagenet_prep.dataset import naming
-from imagenet_prep.storage.os_errors import UNSUPPORTED
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
@@ -114,15 +114,6 @@ def sync_folder(folder: Path) -> None:
     """Syncs the names of the files in a folder to the disk."""
     with folder_inside(folder) as place:
         fsync_folder(place)
-
-
-def fsync_folder(descriptor: int) -> None:
-    """Syncs an open folder, unless its file system can only sync files (DrvFs, vboxsf, CIFS)."""
-    try:
-        os.fsync(descriptor)
-    except OSError as error:
-        if error.errno not in UNSUPPORTED:
-            raise
 
 
 @contextlib.contextmanager

@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from imagenet_prep.core.errors import BusyError, ImagenetPrepError, StoreError
-from imagenet_prep.storage.os_errors import UNSUPPORTED, storage_errors
+from imagenet_prep.core.own_file import UNSUPPORTED
+from imagenet_prep.storage.os_errors import storage_errors
 
 _ATTEMPTS = 10
 

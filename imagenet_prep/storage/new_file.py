@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import BinaryIO
 
 from imagenet_prep.core import own_file
-from imagenet_prep.core.own_file import Kind
+from imagenet_prep.core.own_file import UNSUPPORTED, Kind
 from imagenet_prep.storage.inside import sync_folder
-from imagenet_prep.storage.os_errors import UNSUPPORTED, storage_errors
+from imagenet_prep.storage.os_errors import storage_errors
 
 
 @contextlib.contextmanager

@@ -20,8 +20,6 @@ _CAUSED_BY_INPUT = (
     errno.EINVAL,
     errno.EOVERFLOW,
 )
-# The file system lacks an operation.
-UNSUPPORTED = (errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
 CHECK_DISK = (
     "Check the disk or the file server, and the permissions, then run the same command again."
 )

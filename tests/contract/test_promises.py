@@ -264,7 +264,9 @@ COUNTS = [
 ]
 
 
-@pytest.mark.parametrize(("words", "constant", "form"), FIGURES, ids=lambda each: str(each)[-40:])
+@pytest.mark.parametrize(
+    ("words", "constant", "form"), FIGURES, ids=[constant for _, constant, _ in FIGURES]
+)
 def test_figures_are_those_of_the_code(
     words: str, constant: str, form: Callable[[Any], str]
 ) -> None:

@@ -56,6 +56,7 @@ class ReadableFile(io.FileIO):
         try:
             return super().readinto(buffer)
         except OSError as error:
+            demand_disk(self._path, error)
             raise _explained("read", self._path, error) from error
 
 

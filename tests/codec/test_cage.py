@@ -174,10 +174,12 @@ def test_an_image_that_needs_much_memory_waits_for_its_turn(
     png = _encoded(np.zeros((2000, 2000, 3), np.uint8), "PNG")
     assert transform.transform(png, _POLICY).repair == "png"
     assert taken == []
-    # The child does not know this limit, and does not request the turn by itself.
+    # A new child does not know this limit, and does not request the turn by itself.
+    monkeypatch.setattr(cage, "_idle", [])
     monkeypatch.setattr(cage, "LIGHT_BYTES", 8 << 20)
     assert transform.transform(png, _POLICY).repair == "png"
     assert taken == [True]
+    cage._close_children()
 
 
 @pytest.mark.parametrize("data", [b"", b"x", bytes(7)])

@@ -60,7 +60,8 @@ class NumpyLearner:
         *,
         asks: bool,
     ) -> tuple[Any, Any]:
-        rows, labels = _rows(batch["images"]), batch["class_index"]
+        rows = _rows(batch["images"])
+        labels = np.asarray(batch["class_index"])
         with np.errstate(all="ignore"):  # the loop shall see a loss that is no number
             logits = rows @ self._weights
             shares = np.exp(logits - logits.max(1, keepdims=True))

@@ -53,7 +53,7 @@ def write_all(root: Path) -> None:
     store.make_folder(".work/tree/below")
     store.remove_tree(".work/tree")
     store.settle()
-    with complete_file(root / "file") as file:
+    with complete_file(root / "file", None) as file:
         file.write(b"3")
     sync(root / "new")
     inside.sync_folder(root)
@@ -94,7 +94,7 @@ def test_without_locks_the_message_names_the_remedy(
     with pytest.raises(NoLocksError, match=remedy):
         HeldFile(path, fcntl.LOCK_SH)
     # A single file needs no lock: other processes remove it only if they can lock it.
-    with complete_file(tmp_path / "made") as made:
+    with complete_file(tmp_path / "made", None) as made:
         made.write(b"y")
 
 

@@ -46,6 +46,9 @@ def test_only_a_wrong_path_or_offset_may_be_the_fault_of_the_data(code: int) -> 
     error = OSError(code, os.strerror(code))
     if errno.errorcode[code] in of_input:
         demand_disk("x", error)
+    elif code == errno.ENOMEM:
+        with pytest.raises(IncompleteError, match="x: cannot be read: out of memory"):
+            demand_disk("x", error)
     else:
         with pytest.raises(StoreError, match="x: cannot be read: .* Check the disk or the file"):
             demand_disk("x", error)

@@ -60,10 +60,10 @@ UNREADABLE = (
     """
 import errno, os
 from imagenet_prep.__main__ import main
-from imagenet_prep.storage.folder import LocalStore
-def opened(self, name, stat=None):
-    raise OSError(errno.EIO, os.strerror(errno.EIO))
-LocalStore.opened = opened
+from imagenet_prep.storage import os_errors
+def readinto(self, buffer):
+    os_errors.demand_disk(self._path, OSError(errno.EIO, os.strerror(errno.EIO)))
+os_errors.ReadableFile.readinto = readinto
 main()
 """,
 )
@@ -489,8 +489,7 @@ def test_a_shard_that_the_disk_cannot_read_once_is_no_damaged_one_for_ever(
     result = adopt(source)
 
     assert failed.code == 1, failed
-    assert "cannot read" in failed.err
-    assert "Input/output error. Check the disk" in failed.err
+    assert "cannot be read: Input/output error. Check the disk" in failed.err
     assert result.code == 0, result
 
 

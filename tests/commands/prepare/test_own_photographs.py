@@ -125,6 +125,8 @@ def test_every_file_is_in_the_set_in_the_quarantine_or_counted(
 
 WITHOUT_DECODERS = """
 import importlib.util, runpy
+from imagenet_prep.codec import cage
+cage.enter()  # images are opened in this process, which lacks the decoders
 find = importlib.util.find_spec
 importlib.util.find_spec = lambda name, package=None: (
     None if name in ("pillow_heif", "PIL._avif") else find(name, package)

@@ -265,7 +265,7 @@ COUNTS = [
 
 
 @pytest.mark.parametrize(
-    ("words", "constant", "form"), FIGURES, ids=[words for words, _, _ in FIGURES]
+    ("words", "constant", "form"), FIGURES, ids=[" ".join(row[:2]) for row in FIGURES]
 )
 def test_figures_are_those_of_the_code(
     words: str, constant: str, form: Callable[[Any], str]

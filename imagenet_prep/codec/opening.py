@@ -1,4 +1,4 @@
-"""Opens images with Pillow or simplejpeg. No other module opens images.
+"""Opens images with Pillow or simplejpeg. No other module opens images of sources and datasets.
 
 The size in the header is checked before a decoder allocates memory. Downscaling is requested only
 for JPEG frame types that support it; for others, libjpeg-turbo may write outside the buffer.

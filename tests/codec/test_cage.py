@@ -16,22 +16,27 @@ import textwrap
 from collections.abc import Callable, Iterator
 from concurrent import futures
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import simplejpeg
 from PIL import Image
 
-from imagenet_prep.codec import cage, decoding, likeness, transform
+from imagenet_prep.codec import cage, decoding, likeness, planes, transform
 from imagenet_prep.codec.policy import Policy
 from imagenet_prep.core import turns
 from imagenet_prep.core.errors import BadImageError
+from imagenet_prep.dataset import jpeg
 from tests.kit import command
-from tests.kit.codec import corpus, costs
+from tests.kit.codec import corpus, costs, frames
 from tests.kit.codec.calls import CALLS
 from tests.kit.hostile import images
 from tests.kit.hostile.bombs import bmp, gif
 
 _POLICY = Policy(32)
+SOF0 = 0xC0
+SOF1 = 0xC1
 
 
 def _encoded(pixels: np.ndarray, name: str) -> bytes:
@@ -74,6 +79,48 @@ def test_results_are_the_same_inside(name: str, monkeypatch: pytest.MonkeyPatch)
     within = {file: _result(call, data) for file, data in FILES.items()}
 
     assert [file for file in FILES if outside[file] != within[file]] == []
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_only_our_decoder_decodes_outside(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pillow, simplejpeg and libjpeg would decode here, in the process of the user."""
+    used = []
+
+    def note(*_: object, **__: object) -> None:
+        used.append("Pillow or simplejpeg")
+        raise ValueError
+
+    monkeypatch.setattr(Image, "open", note)
+    monkeypatch.setattr(simplejpeg, "decode_jpeg", note)
+    monkeypatch.setattr(simplejpeg, "decode_jpeg_header", note)
+    ours = planes.workspace(jpeg=planes.ONLY_OWN)
+    # `prove` and `opened` only use decoder.c.
+    for method in ("shrink", "decode", "decode_many", "means", "warnings"):
+        decode = getattr(planes.Workspace, method)
+
+        def watched(space: planes.Workspace, *values: Any, decode: Any = decode) -> Any:
+            if space is not ours:
+                used.append("libjpeg")
+            return decode(space, *values)
+
+        monkeypatch.setattr(planes.Workspace, method, watched)
+    for data in (FILES | frames.files()).values():
+        _result(CALLS[name], data)
+
+    assert used == []
+
+
+def test_our_decoder_takes_only_sequential_jpegs() -> None:
+    """Of all JPEGs of these tests, and no other format."""
+    ours = planes.workspace(jpeg=planes.ONLY_OWN)
+    markers = set()
+    for data in (FILES | frames.files()).values():
+        if ours.opened(data) is not None or ours.prove(data):
+            frame = jpeg.refuse_bombs(data)
+            assert frame is not None
+            markers.add(frame.marker)
+
+    assert markers == {SOF0, SOF1}
 
 
 @pytest.mark.parametrize("width", [4_000_000, 64_000_000])
@@ -288,6 +335,20 @@ def test_a_child_sees_no_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
 
     assert b"secret" not in environment
     child.close()
+
+
+def test_a_child_is_confined(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cage, "_idle", [])
+
+    missing = cage.missing_means()
+    (child,) = cage._idle
+    status = Path(f"/proc/{child._process.pid}/status").read_text()
+    limits = resource.prlimit(child._process.pid, resource.RLIMIT_FSIZE)
+    child.close()
+
+    assert limits == (0, 0)
+    assert "NoNewPrivs:\t1\n" in status
+    assert ("Seccomp:\t2\n" in status) == ("seccomp" not in missing)
 
 
 def test_a_confined_process_has_no_rights(tmp_path: Path) -> None:

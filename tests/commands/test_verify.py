@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 import dataclasses
+import errno
 import hashlib
 import io
 import json
@@ -11,16 +12,20 @@ import os
 import random
 import re
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from PIL import Image
 
+from imagenet_prep import verify
+from imagenet_prep.core.errors import StoreError
 from imagenet_prep.dataset import example, manifest, tfrecord
 from tests.kit import command
 from tests.kit.dataset import SETTINGS, Reference, contents, everything, records, shard_names
 from tests.kit.faults import cut, disk, flip_bit, remount
+from tests.kit.system import System
 from tests.kit.tfrecords import framed
 
 LEVELS = ("manifest", "crc", "decode")
@@ -411,6 +416,28 @@ def test_a_data_set_on_a_read_only_disk_can_be_verified(
             result = command.run("verify", out, "--level", level)
 
             assert (result.code, result.complaints) == (0, "")
+
+
+def test_a_shard_that_cannot_be_read_is_listed_and_nothing_is_said_about_its_bytes(
+    prepared: Path, system: System, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shard = "train-00001-of-00008"
+
+    def opened(real: Callable[..., int], path: Any, flags: int, *args: Any, **how: Any) -> int:
+        if str(path).endswith(shard) and not flags & os.O_CREAT:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return real(path, flags, *args, **how)
+
+    system.instead("open", opened)
+    for flags in ((), ("--json",)):
+        with pytest.raises(StoreError, match="Nothing is known about the bytes there") as failed:
+            verify.run([str(prepared), "--workers", "1", *flags])
+        assert failed.value.exit_code == 1
+        assert "1 shard of 11 cannot be read, listed above" in str(failed.value)
+        out = capsys.readouterr().out
+        listed = json.loads(out)["unreadable"] if flags else out.splitlines()
+        assert [line.partition(":")[0] for line in listed] == [shard]
+        assert not flags or json.loads(out)["problems"] == []
 
 
 def test_what_verify_advises_mends_the_data_set(reference: Reference, prepared: Path) -> None:

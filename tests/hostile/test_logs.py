@@ -354,6 +354,12 @@ def test_the_limits_are_those_that_the_messages_name(trained: Path) -> None:
     assert len(receipt.parse([start, *segments[1:]], "log")) == receipt._MOST_SEGMENTS
     with pytest.raises(DataDamagedError, match="log: line 16,385 is damaged: more than 16,384"):
         receipt.parse([start, *segments], "log")
+    of_many = start_line(trained)
+    of_many["receipt"] |= dict.fromkeys(("nodes", "ranks"), receipt._MOST_NODES)
+    assert receipt.parse([fields.dumps(of_many) + b"\n"], "log")
+    of_many["receipt"] |= dict.fromkeys(("nodes", "ranks"), receipt._MOST_NODES + 1)
+    with pytest.raises(DataDamagedError, match="log: line 1 is damaged"):
+        receipt.parse([fields.dumps(of_many) + b"\n"], "log")
 
 
 def test_only_the_user_can_name_an_address(trained: Path, tmp_path: Path) -> None:

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import os
 import re
+import time
 from pathlib import Path
 
 import pytest
 
 from tests.hostile import sources
 from tests.hostile.sources import Write
+from tests.kit import command
 from tests.kit.arena import Arena
 from tests.kit.codec import mutations
 from tests.kit.hostile import bombs, images
 from tests.kit.lengths import long_but
 from tests.kit.miniature import Miniature
+from tests.kit.runners import children_of
 
 FLAGS = (
     *("--train-shards", "2", "--validation-shards", "1", "--short-side", "24"),
@@ -62,6 +65,41 @@ def test_two_workers_prepare_the_heaviest_images(arena: Arena) -> None:
     )
 
     assert ended.code == 0, ended.err[-500:]
+
+
+def memory_of(pid: int) -> int:
+    """Returns the memory of a process and its descendants in bytes; shared pages count once."""
+    try:
+        text = Path(f"/proc/{pid}/smaps_rollup").read_text()
+    except OSError:  # it has ended
+        return 0
+    found = re.search(r"^Pss: +(\d+) kB", text, re.MULTILINE)
+    own = int(found[1]) << 10 if found else 0
+    return own + sum(map(memory_of, children_of(pid)))
+
+
+@pytest.mark.slow  # eight seconds of decoding
+@pytest.mark.parametrize("kind", ["threads", "processes"])
+def test_all_processes_of_two_workers_together_use_little_memory(tmp_path: Path, kind: str) -> None:
+    """Two of these images at the same time would need 1.7 GB."""
+    folder = tmp_path / "source" / "train" / "n01440764"
+    folder.mkdir(parents=True)
+    webp = images.heavy_webp()
+    for number in range(3):
+        (folder / f"{number}.webp").write_bytes(webp)
+    words = ("--source", tmp_path / "source", "--out", tmp_path / "out", "--allow-subset")
+    workers = ("--workers", "2", "--worker-kind", kind)
+    flags = ("--train-shards", "3", "--splits", "train", "--short-side", "24", "--no-boxes")
+
+    peak = 0
+    with command.started("prepare", *words, *workers, *flags) as running:
+        while running.process.poll() is None:
+            peak = max(peak, memory_of(running.process.pid))
+            time.sleep(0.01)
+        ended = running.finish()
+
+    assert ended.code == 0, ended
+    assert 700_000_000 < peak < 1_300_000_000
 
 
 @pytest.mark.slow

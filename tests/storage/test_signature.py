@@ -10,12 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from imagenet_prep import replicate, verify
+from imagenet_prep import export, replicate, verify
 from imagenet_prep.core.errors import DataDamagedError, ImagenetPrepError, UsageError
 from imagenet_prep.dataset import column, naming
 from imagenet_prep.storage import signature
 from imagenet_prep.storage.opened import open_dataset
 from tests.kit.columns import make_column
+from tests.kit.dataset import all_files
+from tests.kit.http_server import serve
 from tests.kit.training import make_shades
 
 if shutil.which("ssh-keygen") is None:
@@ -224,6 +226,64 @@ def test_an_incomplete_column_is_not_covered(
 
     assert run_verify(with_column) == 3
     assert "no signature covers columns/latents" in capsys.readouterr().err
+
+
+def test_an_older_column_with_its_signature_is_accepted(with_column: Path) -> None:
+    dataset = with_column / "set"
+    folder = dataset / column.folder_name("latents")
+    sign(with_column / "good", dataset, name=RECORD)
+    shutil.copytree(folder, with_column / "older")
+    make_column(dataset, seed=1)
+    sign(with_column / "good", dataset, name=RECORD)
+    shutil.rmtree(folder)
+    shutil.copytree(with_column / "older", folder)
+
+    assert run_verify(with_column) == 0
+
+
+def test_a_signed_column_of_a_different_dataset_is_refused(
+    with_column: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The other dataset has shards with the same names."""
+    other = with_column / "other-set"
+    make_shades(other, classes=(1, 2))
+    make_column(other)
+    sign(with_column / "good", other, name=RECORD)
+    folder = with_column / "set" / column.folder_name("latents")
+    shutil.rmtree(folder)
+    shutil.copytree(other / column.folder_name("latents"), folder)
+
+    assert run_verify(with_column) == 3
+    assert "columns/latents: was not made for the records of" in capsys.readouterr().out
+
+
+def test_notes_of_earlier_runs_are_not_covered(place: Path) -> None:
+    work = place / "set" / naming.WORK
+    work.mkdir(exist_ok=True)
+    (work / "note").write_text("not signed")
+
+    assert run_verify(place) == 0
+
+
+def test_columns_of_a_web_server_are_not_found(
+    with_column: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--level", "manifest", "--signers", str(with_column / "signers")]
+    with serve(all_files(with_column / "set")) as server:
+        assert verify.run([server.url, *words]) == 0
+
+    assert "signed by lab@example.org" in capsys.readouterr().out.splitlines()
+
+
+def test_an_export_has_no_signatures(with_column: Path) -> None:
+    sign(with_column / "good", with_column / "set", name=RECORD)
+    out = with_column / "tars"
+    words = ["--to", "webdataset", "--columns", "latents", "--out", str(out)]
+    assert export.run([str(with_column / "set"), *words]) == 0
+
+    names = [path.name for path in out.rglob("*")]
+    assert names
+    assert not [name for name in names if name.endswith(".sig")]
 
 
 def test_the_part_of_a_node_is_not_covered(place: Path, capsys: pytest.CaptureFixture[str]) -> None:

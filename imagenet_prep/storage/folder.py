@@ -130,7 +130,7 @@ class LocalStore:
             entries: Iterable[os.DirEntry[str]] = ()
             with contextlib.suppress(FileNotFoundError, NotADirectoryError):
                 place: int | Path = path
-                # A link could lead to private files, whose names would be shown.
+                # A link could lead to private files, and their names would be shown.
                 top = folder.partition("/")[0]
                 if top in naming.BESIDE:
                     inside.refuse_other_kinds(self.root, top)

@@ -45,7 +45,7 @@ def _explained(action: str, path: Path, error: OSError) -> IncompleteError | Sto
 
 
 class ReadableFile(io.FileIO):
-    """An unbuffered file for reading, whose errors are StoreErrors that name the file."""
+    """An unbuffered file for reading; its errors are StoreErrors that name the file."""
 
     def __init__(self, descriptor: int, path: Path) -> None:
         super().__init__(descriptor)

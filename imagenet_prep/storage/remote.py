@@ -128,7 +128,7 @@ def changed(where: str) -> NoReturn:
 
 
 def other_validator(where: str) -> NoReturn:
-    """Raises ChangedError for a file on a server whose ETag or date has changed."""
+    """Raises ChangedError if the ETag or date of a file on a server has changed."""
     raise ChangedError(
         f"{where}: it has changed since this run began, or the address is that of a pool of "
         "servers: two answers have different ETags or dates. If the file has changed, run the same "

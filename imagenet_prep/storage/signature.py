@@ -22,7 +22,7 @@ NAMESPACE = "imagenet-prep"
 # SSH signatures are under 1 kB, or about 6 kB with an RSA key of 16,384 bits.
 _MOST_BYTES = 16 << 10
 _LIMIT_S = 30
-# Files that commands use, and whose sha256 is in the manifest, except that of placement.json.
+# Files that commands use. The manifest has their sha256, except that of placement.json.
 _SMALL_FILES = (naming.PLACEMENT, naming.LABELS, naming.QUARANTINE, *naming.TFDS_FILES)
 
 
@@ -58,7 +58,7 @@ def check(dataset: Dataset, stored: Mapping[str, Column], signers: str) -> Json:
 
 
 def signer(store: Readable, name: str, data: bytes, signers: str) -> str:
-    """Returns the identity in the file `signers` whose key signed `data`, the content of a file.
+    """Returns the identity in the file `signers` that signed `data`, the content of a file.
 
     Raises DataDamagedError if no signature is valid, UsageError if OpenSSH cannot check it.
     """
@@ -83,7 +83,7 @@ def signer(store: Readable, name: str, data: bytes, signers: str) -> str:
 
 
 def _identity(signed: bytes, data: bytes, allowed: bytes) -> tuple[str | None, str]:
-    """Returns the identity whose key signed `data`; or None, and the message of OpenSSH."""
+    """Returns the identity that signed `data`; or None, and the message of OpenSSH."""
     reason = ""
     # OpenSSH finds only the first line with a key, but another one may allow the namespace.
     for lines in (allowed, *allowed.splitlines(keepends=True)):

@@ -9,7 +9,8 @@ The estimates are peak values of `prepare`, measured with images of 64 MP, which
     WebP, HEIF  12 bytes per pixel: two canvases of libwebp, or planes, RGB, and a copy
     other       8 bytes per pixel: 4 for Pillow, 3 for RGB, and the current rows
 
-They only decide which images wait. The cage limits the memory for all images that decoder.c does not take.
+They only decide which images wait. The cage limits the memory for all images that decoder.c does
+not take.
 """
 
 from __future__ import annotations

@@ -86,7 +86,9 @@ def check_shard(shard: Shard, expectation: Expectation) -> Report:
             _check_records(shard, expectation, report, index, rows)
             report.problems += [*index.problems(), *(rows.problems() if rows else ())]
     except StoreError as error:
-        report.unreadable.append(f"{shard.name}: {error}")
+        # The command gives this advice once, for all shards.
+        reason = str(error).removesuffix(error.remedy).rstrip()
+        report.unreadable.append(f"{shard.name}: {reason}")
     return report
 
 

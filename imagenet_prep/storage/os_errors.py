@@ -70,7 +70,8 @@ def demand_disk(where: object, error: Exception) -> None:
     if lack is not None:
         raise IncompleteError(f"{where}: cannot be read: {lack}") from error
     if isinstance(error, OSError) and error.errno not in (None, *_CAUSED_BY_INPUT):
-        raise StoreError(f"{where}: cannot be read: {error.strerror}. {CHECK_DISK}") from error
+        message = f"{where}: cannot be read: {error.strerror}. {CHECK_DISK}"
+        raise StoreError(message, CHECK_DISK) from error
 
 
 @contextlib.contextmanager

@@ -288,6 +288,21 @@ def test_the_heaviest_image_is_decoded_within_the_limit(monkeypatch: pytest.Monk
     assert now < 150_000
 
 
+def test_a_large_image_is_decoded_only_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The child requests the turn before it decodes, because it knows the size."""
+    ask = cage._Child.ask
+    asked = []
+
+    def noted(child: cage._Child, function: str, *arguments: Any) -> cage.Message:
+        asked.append(function)
+        return ask(child, function, *arguments)
+
+    monkeypatch.setattr(cage._Child, "ask", noted)
+    transform.transform(_encoded(np.zeros((4200, 4200, 3), np.uint8), "PNG"), _POLICY)
+
+    assert asked == ["transform"]
+
+
 def test_a_child_ends_while_it_decodes_if_its_parent_is_killed(tmp_path: Path) -> None:
     path = tmp_path / "comment.gif"
     path.write_bytes(gif.comment_of_blocks(30_000_000))

@@ -23,7 +23,7 @@ import pytest
 import simplejpeg
 from PIL import Image
 
-from imagenet_prep.codec import cage, decoding, likeness, planes, transform
+from imagenet_prep.codec import cage, damage, decoding, likeness, planes, transform
 from imagenet_prep.codec.policy import Policy
 from imagenet_prep.core import turns
 from imagenet_prep.core.errors import BadImageError
@@ -299,8 +299,45 @@ def test_a_large_image_is_decoded_only_once(monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr(cage._Child, "ask", noted)
     transform.transform(_encoded(np.zeros((4200, 4200, 3), np.uint8), "PNG"), _POLICY)
+    with pytest.raises(BadImageError, match="truncated"):
+        transform.transform(FILES["truncated JPEG"], _POLICY)
 
-    assert asked == ["transform"]
+    assert asked == ["transform"] * 2
+
+
+def test_a_forked_process_starts_its_own_children() -> None:
+    decoding.pixels(PNG)
+    process = os.fork()
+    if not process:
+        shape = (0,)
+        is_new = not cage._idle
+        with contextlib.suppress(BaseException):
+            shape = decoding.pixels(PNG).shape
+            cage._close_children()
+        os._exit(0 if is_new and len(shape) == 3 else 1)
+    _, status = os.waitpid(process, 0)
+
+    assert status == 0
+    assert decoding.pixels(PNG).shape[2] == 3
+
+
+def test_the_repair_of_a_jpeg_is_decided_in_the_cage() -> None:
+    frame = jpeg.refuse_bombs(_JPEG)
+    assert frame is not None
+    with pytest.raises(cage.OutsideError):
+        damage.repaired(_JPEG, frame)
+
+
+@pytest.mark.parametrize("size", [[0, 0], [2, -1], [1, 1]])
+def test_pixels_of_no_size_are_a_bad_image(
+    size: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer = cage.Message(cage.RESULT, size, b"")
+    monkeypatch.setattr(cage._Child, "ask", lambda *_, **__: answer)
+
+    with pytest.raises(BadImageError) as caught:
+        decoding.pixels(PNG)
+    assert caught.value.reason == cage.DECODER_DIED
 
 
 def test_a_child_ends_while_it_decodes_if_its_parent_is_killed(tmp_path: Path) -> None:

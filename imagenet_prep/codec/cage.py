@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from imagenet_prep.core import canonical, program, records, turns
+from imagenet_prep.core import canonical, children, program, records, turns
 from imagenet_prep.core.errors import BadImageError, ImagenetPrepError
 
 if TYPE_CHECKING:
@@ -49,14 +49,13 @@ BAD = "bad"
 NO_MEMORY = "memory"
 TURN = "turn"
 FAILED = "failed"
-GO = b"\1"
+GO = "go"  # the answer to TURN
 
-LENGTHS = struct.Struct("<IQ")  # of a message's JSON text, and of the bytes that follow it
+_LENGTHS = struct.Struct("<IQ")  # of a message's JSON text, and of the bytes that follow it
 _MOST_TEXT_BYTES = 1 << 16
 # Pixels of 64 million RGB pixels, or an encoded image.
 _MOST_BYTES = 1 << 28
 _PIPE_BYTES = 1 << 20
-_F_SETPIPE_SZ = 1031
 # Variables that an interpreter needs. A child gets no others, which may hold credentials.
 _VARIABLES = ("PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "IMAGENET_PREP_JPEG")
 _ONE_THREAD = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MALLOC_ARENA_MAX"), "1")
@@ -188,7 +187,7 @@ class _Child:
         path = os.pathsep.join(filter(None, sys.path))
         kept = {name: os.environ[name] for name in _VARIABLES if name in os.environ}
         self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "imagenet_prep.codec.caged"],
+            children.python("-m", "imagenet_prep.codec.caged"),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -202,7 +201,7 @@ class _Child:
         for pipe in (self._process.stdin, self._process.stdout):
             # A pipe of the default size, 64 kB, would need many switches between the processes.
             with contextlib.suppress(OSError):
-                fcntl.fcntl(pipe.fileno(), _F_SETPIPE_SZ, _PIPE_BYTES)
+                fcntl.fcntl(pipe.fileno(), fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
         ready = self._read()
         if ready.kind != READY:
             self.close()
@@ -230,12 +229,12 @@ class _Child:
         """Runs a function; takes the turn if the child requests it for a large image."""
         self._limit_memory(allowance)
         before = self._limit_cpu(allowance.left_s)
-        self._write(canonical.dumps([function, arguments]), data)
+        self._write([function, arguments], data)
         message = self._read()
         while message.kind == TURN:
             allowance.take_turn()
             self._limit_memory(allowance)
-            self._send(GO)
+            self._write(GO)
             message = self._read()
         if self.is_alive:
             allowance.left_s -= self._used_s() - before
@@ -272,33 +271,42 @@ class _Child:
             return 0.0
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
-    def _write(self, text: bytes, data: bytes) -> None:
-        self._send(LENGTHS.pack(len(text), len(data)) + text)
-        self._send(data)
-
-    def _send(self, data: bytes) -> None:
+    def _write(self, values: Any, data: bytes = b"") -> None:
         assert self._process.stdin is not None
-        view = memoryview(data)
         with contextlib.suppress(BrokenPipeError):  # reading then finds the end of the child
-            while view:
-                view = view[self._process.stdin.write(view) or 0 :]
+            write(self._process.stdin, values, data)
 
     def _read(self) -> Message:
         """Returns the next message; an empty one if the child has ended."""
         assert self._process.stdout is not None
         try:
-            size, num_bytes = LENGTHS.unpack(read_exactly(self._process.stdout, LENGTHS.size))
-            if size > _MOST_TEXT_BYTES or num_bytes > _MOST_BYTES:
-                raise EOFError
-            text = read_exactly(self._process.stdout, size)
-            kind, values = records.parse(tuple[str, Any], canonical.loads(text))
-            return Message(kind, values, read_exactly(self._process.stdout, num_bytes))
+            received, data = read(self._process.stdout)
+            kind, values = records.parse(tuple[str, Any], received)
+            return Message(kind, values, data)
         except (EOFError, ValueError):
             self.close()
             return Message("", None, b"")
 
 
-def read_exactly(file: Any, size: int) -> bytes:
+def write(pipe: Any, values: Any, data: bytes | memoryview = b"") -> None:
+    """Writes JSON values and bytes to an unbuffered pipe, for `read`."""
+    text = canonical.dumps(values)
+    for part in (_LENGTHS.pack(len(text), len(data)) + text, data):
+        view = memoryview(part)
+        while view:
+            view = view[pipe.write(view) or 0 :]
+
+
+def read(pipe: Any) -> tuple[Any, bytes]:
+    """Returns the next JSON values and bytes of a pipe; raises EOFError if they are too large."""
+    size, num_bytes = _LENGTHS.unpack(_read_exactly(pipe, _LENGTHS.size))
+    if size > _MOST_TEXT_BYTES or num_bytes > _MOST_BYTES:
+        raise EOFError
+    values = canonical.loads(_read_exactly(pipe, size))
+    return values, _read_exactly(pipe, num_bytes)
+
+
+def _read_exactly(file: Any, size: int) -> bytes:
     """Reads `size` bytes from an unbuffered pipe; raises EOFError if it ends before."""
     parts = []
     while size:

@@ -20,7 +20,7 @@ from PIL import Image
 
 from imagenet_prep.codec import cage, decoding, likeness, memory, opening, planes, transform
 from imagenet_prep.codec.policy import Policy
-from imagenet_prep.core import canonical, confinement, turns
+from imagenet_prep.core import confinement, turns
 from imagenet_prep.core.errors import BadImageError
 from imagenet_prep.dataset import formats
 from imagenet_prep.dataset.member import PreparedImage
@@ -103,14 +103,14 @@ def main() -> None:
     used_bytes = _used_bytes()
     missing = confinement.confine()
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    _write(answers, cage.READY, [used_bytes, missing])
+    cage.write(answers, [cage.READY, [used_bytes, missing]])
     while True:
         try:
-            function, arguments, data = _read(requests)
+            (function, arguments), data = cage.read(requests)
         except EOFError:
             os._exit(0)
         kind, values, result = _answer(function, data, arguments)
-        _write(answers, kind, values, result)
+        cage.write(answers, [kind, values], result)
 
 
 def _end_with_parent() -> None:
@@ -159,22 +159,8 @@ def _answer(function: str, data: bytes, arguments: Mapping[str, Any]) -> tuple[s
 
 
 def _ask_for_turn(requests: BinaryIO, answers: BinaryIO) -> None:
-    _write(answers, cage.TURN, None)
-    cage.read_exactly(requests, len(cage.GO))
-
-
-def _read(requests: BinaryIO) -> tuple[str, dict[str, Any], bytes]:
-    lengths = cage.LENGTHS.unpack(cage.read_exactly(requests, cage.LENGTHS.size))
-    function, arguments = canonical.loads(cage.read_exactly(requests, lengths[0]))
-    return function, arguments, cage.read_exactly(requests, lengths[1])
-
-
-def _write(answers: BinaryIO, kind: str, values: Any, data: bytes | memoryview = b"") -> None:
-    text = canonical.dumps([kind, values])
-    answers.write(cage.LENGTHS.pack(len(text), len(data)) + text)
-    view = memoryview(data)
-    while view:
-        view = view[answers.write(view) or 0 :]
+    cage.write(answers, [cage.TURN, None])
+    cage.read(requests)
 
 
 if __name__ == "__main__":

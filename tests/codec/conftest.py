@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import warnings
+from collections.abc import Iterator
 
 import pytest
 
 from imagenet_prep.codec import cage
+from imagenet_prep.core import turns
 
 
 @pytest.fixture(autouse=True)
@@ -14,3 +17,17 @@ def inside(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lets all decoders run in this process, without Pillow's warnings."""
     monkeypatch.setattr(cage, "_is_inside", True)
     warnings.simplefilter("ignore")
+
+
+@pytest.fixture
+def taken(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Returns a list with an entry for each turn that is taken from now on."""
+    taken = []
+
+    @contextlib.contextmanager
+    def turn() -> Iterator[None]:
+        taken.append(True)
+        yield
+
+    monkeypatch.setattr(turns, "turn", turn)
+    return taken

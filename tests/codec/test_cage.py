@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent import futures
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,6 @@ from PIL import Image
 
 from imagenet_prep.codec import cage, damage, decoding, likeness, planes, transform
 from imagenet_prep.codec.policy import Policy
-from imagenet_prep.core import turns
 from imagenet_prep.core.errors import BadImageError
 from imagenet_prep.dataset import jpeg
 from tests.kit import command
@@ -187,9 +186,9 @@ def test_a_dead_child_is_replaced() -> None:
 def test_a_decoder_that_always_dies_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     write = cage._Child._write
 
-    def dies(child: cage._Child, text: bytes, data: bytes) -> None:
+    def dies(child: cage._Child, values: object, data: bytes) -> None:
         os.kill(child._process.pid, signal.SIGSEGV)
-        write(child, text, data)
+        write(child, values, data)
 
     limit = cage._Child._limit_cpu
     given = []
@@ -208,16 +207,8 @@ def test_a_decoder_that_always_dies_is_named(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_an_image_that_needs_much_memory_waits_for_its_turn(
-    monkeypatch: pytest.MonkeyPatch,
+    taken: list[bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    taken = []
-
-    @contextlib.contextmanager
-    def turn() -> Iterator[None]:
-        taken.append(True)
-        yield
-
-    monkeypatch.setattr(turns, "turn", turn)
     png = _encoded(np.zeros((2000, 2000, 3), np.uint8), "PNG")
     assert transform.transform(png, _POLICY).repair == "png"
     assert taken == []
@@ -229,38 +220,31 @@ def test_an_image_that_needs_much_memory_waits_for_its_turn(
     cage._close_children()
 
 
-@pytest.mark.parametrize("data", [b"", b"x", bytes(7)])
-@pytest.mark.parametrize("call", [decoding.pixels, likeness.means])
-def test_bytes_of_a_wrong_size_are_a_bad_image(
-    call: Callable[[bytes], object], data: bytes, monkeypatch: pytest.MonkeyPatch
+_WRONG_PIXELS = [
+    *[([2, -1], data) for data in (b"", b"x", bytes(7))],
+    *[(size, b"") for size in ([0, 0], [2, -1], [1, 1])],
+    *[(values, b"") for values in ([1], ["x", 2], {"a": 1}, None, [1 << 70, 1])],
+]
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        *[(decoding.pixels, cage.Message(cage.RESULT, *wrong)) for wrong in _WRONG_PIXELS],
+        *[
+            (likeness.means, cage.Message(cage.RESULT, True, data))
+            for data in (b"", b"x", bytes(7))
+        ],
+        (decoding.pixels, cage.Message(cage.BAD, [1, 2, 3], b"")),
+    ],
+)
+def test_a_wrong_message_of_a_child_is_a_bad_image(
+    call: Callable[[bytes], object], message: cage.Message, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    values = True if call is likeness.means else [2, -1]
-    answer = cage.Message(cage.RESULT, values, data)
-    monkeypatch.setattr(cage._Child, "ask", lambda *_, **__: answer)
+    monkeypatch.setattr(cage._Child, "ask", lambda *_, **__: message)
 
     with pytest.raises(BadImageError) as caught:
         call(PNG)
-    assert caught.value.reason == cage.DECODER_DIED
-
-
-def test_an_error_of_a_wrong_kind_is_a_bad_image(monkeypatch: pytest.MonkeyPatch) -> None:
-    answer = cage.Message(cage.BAD, [1, 2, 3], b"")
-    monkeypatch.setattr(cage._Child, "ask", lambda *_, **__: answer)
-
-    with pytest.raises(BadImageError) as caught:
-        decoding.pixels(PNG)
-    assert caught.value.reason == cage.DECODER_DIED
-
-
-@pytest.mark.parametrize("values", [[1], ["x", 2], {"a": 1}, None, [1 << 70, 1]])
-def test_a_wrong_result_of_a_child_is_a_bad_image(
-    values: object, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    answer = cage.Message(cage.RESULT, values, b"")
-    monkeypatch.setattr(cage._Child, "ask", lambda *_, **__: answer)
-
-    with pytest.raises(BadImageError) as caught:
-        decoding.pixels(PNG)
     assert caught.value.reason == cage.DECODER_DIED
 
 
@@ -326,18 +310,6 @@ def test_the_repair_of_a_jpeg_is_decided_in_the_cage() -> None:
     assert frame is not None
     with pytest.raises(cage.OutsideError):
         damage.repaired(_JPEG, frame)
-
-
-@pytest.mark.parametrize("size", [[0, 0], [2, -1], [1, 1]])
-def test_pixels_of_no_size_are_a_bad_image(
-    size: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    answer = cage.Message(cage.RESULT, size, b"")
-    monkeypatch.setattr(cage._Child, "ask", lambda *_, **__: answer)
-
-    with pytest.raises(BadImageError) as caught:
-        decoding.pixels(PNG)
-    assert caught.value.reason == cage.DECODER_DIED
 
 
 def test_a_child_ends_while_it_decodes_if_its_parent_is_killed(tmp_path: Path) -> None:

@@ -106,16 +106,8 @@ def test_an_ordinary_photograph_waits_for_nobody(monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.parametrize("name", ["webp", "progressive jpeg"])
 def test_what_is_heavy_waits_for_its_turn_and_leaves_nothing(
-    name: str, monkeypatch: pytest.MonkeyPatch, limits: Limits
+    name: str, taken: list[bool], limits: Limits
 ) -> None:
-    taken = []
-
-    @contextlib.contextmanager
-    def turn() -> Iterator[None]:
-        taken.append(True)
-        yield
-
-    monkeypatch.setattr(turns, "turn", turn)
     data = (OTHERS | JPEGS)[name]()
     codec.transform(data, Policy(64))
     assert not taken

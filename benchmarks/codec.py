@@ -188,7 +188,8 @@ def measure_decoding(images: Sequence[bytes], rounds: int) -> dict[str, dict[str
         for data in some:
             method(data)
 
-    rows, decoders = decoding(), ("libjpeg", "own")
+    rows = decoding()
+    decoders = ("libjpeg", "own")
     results = {name: {decoder: [0.0] * rounds for decoder in decoders} for name in rows}
     with ExitStack() as stack:
         threads = {decoder: stack.enter_context(thread_of(decoder)) for decoder in decoders}

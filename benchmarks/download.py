@@ -27,13 +27,13 @@ from benchmarks import measure
 from imagenet_prep.download import ARCHIVES
 
 ARCHIVE = ARCHIVES["train"][0].name
-CURL, CURL_PROVEN = "curl", "curl, md5sum, sync"
-OURS, OURS_1 = "ours, 8 connections", "ours, 1 connection"
-S3_OURS, S3_S5CMD, S3_AWS = (
-    "s3: ours, 8 connections",
-    "s3: s5cmd, md5sum, sync",
-    "s3: aws s3 cp, md5sum, sync",
-)
+CURL = "curl"
+CURL_PROVEN = "curl, md5sum, sync"
+OURS = "ours, 8 connections"
+OURS_1 = "ours, 1 connection"
+S3_OURS = "s3: ours, 8 connections"
+S3_S5CMD = "s3: s5cmd, md5sum, sync"
+S3_AWS = "s3: aws s3 cp, md5sum, sync"
 BUCKET = "archives"
 
 _BLOCK_BYTES = 1 << 20

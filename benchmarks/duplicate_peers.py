@@ -22,7 +22,8 @@ from benchmarks import measure
 
 OURS = "imagenet-prep"
 # The folder has so many files: photographs, and so many variants of each.
-NUM_FILES, VARIANTS_EACH = 20_000, 5
+NUM_FILES = 20_000
+VARIANTS_EACH = 5
 CLASSES = 20
 # Columns of the table, and the kinds of variants that count for them.
 COLUMNS = {

@@ -42,7 +42,9 @@ from imagenet_prep.storage import tables
 from imagenet_prep.storage.folder import LocalStore
 
 # Pixels of the tiles of the test of precision, and between two of a photograph.
-TILE, STEP, LARGE_STEP = 128, 36, 120
+TILE = 128
+STEP = 36
+LARGE_STEP = 120
 
 
 class Seen(NamedTuple):
@@ -145,7 +147,8 @@ def precision(folder: Path, half: str, workers: int, _: Path | None) -> None:
     pairs = len(rows) * (len(rows) - 1) // 2 - int((of_one * (of_one - 1) // 2).sum())
     ids = np.arange(len(rows), dtype=np.uint32)
     whole, window = (search.Side(ids, rows[form].copy()) for form in ("whole", "window"))
-    candidates, bad = 0, []
+    candidates = 0
+    bad = []
     with futures.ThreadPoolExecutor(workers) as threads:
         for right, radii in ((whole, search.WHOLE_RADII), (window, search.WINDOW_RADII)):
             for mirror in (None, likeness.mirror()):
@@ -212,7 +215,9 @@ def speed_of_search(num: int, workers: int) -> None:
             hashes.forget(each)
         Path("/proc/self/clear_refs").write_text("5")  # the peak of memory begins anew
         ids = np.arange(num, dtype=np.uint32)
-        begun, cpu, seen = time.perf_counter(), time.process_time(), set()
+        begun = time.perf_counter()
+        cpu = time.process_time()
+        seen = set()
         candidates = 0
         whole, window = (search.Side(ids, each) for each in stored)
         with futures.ThreadPoolExecutor(workers) as pool:
@@ -260,9 +265,11 @@ def speed_of_proofs() -> None:
 
 def speed_of_tables(num: int) -> None:
     """Prints time of reading tables of so many rows and finding equal bytes, with planted ones."""
-    a_shard, planted = 1_155, 5_000
+    a_shard = 1_155
+    planted = 5_000
     with tempfile.TemporaryDirectory() as folder:
-        store, rng = LocalStore(Path(folder)), np.random.default_rng(1)
+        store = LocalStore(Path(folder))
+        rng = np.random.default_rng(1)
         digests = rng.bytes(32 * num)
         twice = rng.choice(num, (planted, 2), replace=False)
         same = {int(b): int(a) for a, b in twice}
@@ -280,7 +287,8 @@ def speed_of_tables(num: int) -> None:
             store.write(naming.samples_name(name), text.getvalue())
             size = min(a_shard, num - start)
             shards.append(Shard(name, size, 1, "", 1, "", table.num_bytes, table.sha256))
-        begun, cpu = time.perf_counter(), time.process_time()
+        begun = time.perf_counter()
+        cpu = time.process_time()
         parts = [columns(tables.rows(store, shard)) for shard in shards]
         found = list(equal_bytes(np.concatenate([part.sha256 for part in parts])))
         expected = {tuple(sorted(pair)) for pair in twice.tolist()}

@@ -30,19 +30,25 @@ from benchmarks import exchange_host, measure, scaling
 from imagenet_prep.core import children
 from tests.kit.cluster import make_bridge, plug
 
-RING, ONE, EACH, TWICE = "ring", "1 server", "N servers", "2N servers"
+RING = "ring"
+ONE = "1 server"
+EACH = "N servers"
+TWICE = "2N servers"
 WORKERS = (1, 2, 4, 8)
 
 # AWS's article: ResNet-50 on 64 GPUs of 8 hosts, 256 images a GPU. What its step takes beside the
 # exchange by a ring, in units of S / B.
-ARTICLE_IMAGES_S, _ARTICLE_GPUS = 45_000, 64
+ARTICLE_IMAGES_S = 45_000
+_ARTICLE_GPUS = 64
 _ARTICLE_S_B = 4 * scaling.WEIGHTS / scaling.NETWORK_BYTES_S
 _ARTICLE_RING_S = scaling.ring_s(8, 4 * scaling.WEIGHTS, scaling.NETWORK_BYTES_S, 0.0)
 _ARTICLE_STEP_S = _ARTICLE_GPUS * scaling.LOCAL_BATCH / ARTICLE_IMAGES_S
 COMPUTE = (_ARTICLE_STEP_S - _ARTICLE_RING_S) / _ARTICLE_S_B
 
-_CLONE_NEWNS, _CLONE_NEWNET = 0x00020000, 0x40000000
-_SWITCH, _SWITCH_ADDRESS = "switch", "10.77.0.254"
+_CLONE_NEWNS = 0x00020000
+_CLONE_NEWNET = 0x40000000
+_SWITCH = "switch"
+_SWITCH_ADDRESS = "10.77.0.254"
 # A namespace of its own has all ports free.
 _SCHEDULER_PORT = 9000
 # MXNet spreads tensors of more weights than this over all servers.
@@ -130,7 +136,8 @@ class Bench:
             times = [crew.told(name) for name in names]
         # Of each step, when every worker began and ended.
         steps = [tuple(zip(*step, strict=True)) for step in zip(*times, strict=True)]
-        first, last = min(steps[0][0]), max(steps[-1][1])
+        first = min(steps[0][0])
+        last = max(steps[-1][1])
         cpu = share([sample for sample in samples if first <= sample[0] <= last])
         return Result([max(ends) - min(begins) for begins, ends in steps], cpu)
 
@@ -304,7 +311,8 @@ def render(results: Mapping[Row, Sequence[Result]], s_b: float) -> str:
     )
     worst = Row(ONE, 8, 1)
     if worst in found:
-        here, model = efficiency(found[worst]), efficiency(worst.model())
+        here = efficiency(found[worst])
+        model = efficiency(worst.model())
         text += (
             f"\nOne server for 8 hosts leaves {here:.3f} of their speed, by the model {model:.3f}; "
             f"the article printed {scaling.ARTICLE[64]:.2f}."

@@ -33,12 +33,14 @@ def write_images(root: Path, images: int, num_bytes: int) -> None:
     for number in range(images):
         wnid = f"n{number % 100:08d}"
         data = plain(number % 200)
-        room, at = max(0, num_bytes - len(data)), number
+        room = max(0, num_bytes - len(data))
+        at = number
         comments = b""
         while room > 4:
             size = min(room - 4, 65_533)
             comments += b"\xff\xfe" + (size + 2).to_bytes(2, "big") + noise[at : at + size]
-            room, at = room - size - 4, at + size
+            room = room - size - 4
+            at = at + size
         path = root / _SPLIT / wnid / f"{wnid}_{number}.JPEG"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(data[:2] + comments + data[2:])
@@ -82,7 +84,8 @@ def run(images: int, num_bytes: int, rounds: int, at: Path) -> dict[str, list[fl
     """Returns the seconds of each kind, a number a round."""
     write_images(at / "source", images, num_bytes)
     program = [sys.executable, "-m", "imagenet_prep"]
-    dataset, out = at / "set", at / "out"
+    dataset = at / "set"
+    out = at / "out"
     prepare = ["prepare", "--source", str(at / "source"), "--out", str(dataset), "--splits", _SPLIT]
     prepare += ["--keep-original", "--allow-subset", "--train-shards", str(max(4, images // 500))]
     subprocess.run(

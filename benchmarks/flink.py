@@ -23,15 +23,14 @@ from imagenet_prep.storage import kept_lists
 from imagenet_prep.storage.store import Store, open_store
 from tests.kit.flink import Flink
 
-HERE, CLUSTER = "this machine, 2 threads", "Flink, 2 TaskManagers"
+HERE = "this machine, 2 threads"
+CLUSTER = "Flink, 2 TaskManagers"
 # At least so much of the local engine's rate, and of the rate with archives here.
 BAR = 0.8
 # Between two TaskManagers, all into a bucket; the archives lie here, or in the bucket too.
-TO_S3, S3, S3_AGAIN = (
-    "local archives, into S3",
-    "archives in S3, into S3",
-    "archives in S3, into S3, second dataset",
-)
+TO_S3 = "local archives, into S3"
+S3 = "archives in S3, into S3"
+S3_AGAIN = "archives in S3, into S3, second dataset"
 
 
 @dataclass
@@ -150,7 +149,8 @@ def compare_s3(
 
 def render_s3(results: dict[str, list[ByS3]]) -> str:
     """Returns the table, and the verdict."""
-    rows, of_here = [], {}
+    rows = []
+    of_here = {}
     for name, runs in results.items():
         pairs = [*zip(results[TO_S3], runs, strict=True)]
         of_here[name] = measure.median([here.clock_s / run.clock_s for here, run in pairs])
@@ -213,12 +213,14 @@ def main(argv: Sequence[str] | None = None) -> None:
             s3 = stack.enter_context(write.on_s3(source, args.scratch))
             os.environ.update(s3.environment)
             cluster = stack.enter_context(Flink.running(logs, s3.environment))
-            results, check = compare_s3(cluster, s3, *fixed), ""
+            results = compare_s3(cluster, s3, *fixed)
+            check = ""
             text = render_s3(results)
         else:
             cluster = stack.enter_context(Flink.running(logs))
             results = compare(cluster, args.scratch / "flink-out", *fixed)
-            text, check = render(results), "--check header, "
+            text = render(results)
+            check = "--check header, "
     width, height = args.size
     title = (
         f"flink: {args.images:,} images of about {width}x{height} to a shorter side of "

@@ -124,7 +124,8 @@ def main(argv: Sequence[str]) -> int:
     log = settings.log or out / "gpu.log"
     log.unlink(missing_ok=True)
     source, data = gpu_checks.dataset(settings.scratch.absolute(), size.images, size.copies)
-    rows, failed = [], []
+    rows = []
+    failed = []
     for step in steps(source, data, gpus(), size, out):
         print(f"\n{step.name}: {shlex.join(step.command)}", flush=True)
         if settings.dry_run and {"gpu", "second gpu"} & set(step.needs):

@@ -29,15 +29,21 @@ PACKAGES += ["optree", "astunparse", "gast", "crc32c", "simplejpeg"]
 _GLIBC = ("_2_28", "_2_27", "_2_17", "2014", "1")
 # Headers, tools, and extensions that decode no JPEG.
 _NEEDLESS = (
-    *("dali/include", "nvimgcodec/include", "nvimgcodec/tools", "nvimgcodec/nvimgcodec_impl*"),
+    "dali/include",
+    "nvimgcodec/include",
+    "nvimgcodec/tools",
+    "nvimgcodec/nvimgcodec_impl*",
     *(f"nvimgcodec/extensions/lib{name}*" for name in ("[!jn]", "nv[!j]", "nvjpeg2k")),
 )
 # The largest. Others may not be stripped: auditwheel moved their headers.
 _STRIPPED = (
-    *("dali/libdali_[ok]*.so", "dali/libdali.so", "dali/.libs/libgoogle_cloud_cpp_[sc]*-*"),
+    "dali/libdali_[ok]*.so",
+    "dali/libdali.so",
+    "dali/.libs/libgoogle_cloud_cpp_[sc]*-*",
     *(f"dali/.libs/lib{name}-*" for name in ("cvcuda", "s2n", "aws-cpp-sdk-core")),
 )
-_FATBIN, _PTX = 0xBA55ED50, 1
+_FATBIN = 0xBA55ED50
+_PTX = 1
 _RUN = """\
 #!/bin/bash
 # Unpacks what this machine lacks and runs the GPU check; its flags are those of benchmarks.gpu.
@@ -88,13 +94,15 @@ def foreign_code(library: mmap.mmap | bytes, capability: int) -> Iterator[tuple[
     for name, first, size in _sections(library):
         if b"fatbin" not in name:
             continue
-        place, end = first, first + size
+        place = first
+        end = first + size
         while place < end - 16:
             magic, _, header, length = struct.unpack_from("<IHHQ", library, place)
             if magic != _FATBIN:
                 place += 8
                 continue
-            entry, place = place + header, place + header + length
+            entry = place + header
+            place = place + header + length
             while entry < place:
                 kind, header, length, target = struct.unpack_from("<H2xIQ12xI", library, entry)
                 # Relocatable code was linked into the other sections.

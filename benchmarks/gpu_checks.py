@@ -34,7 +34,8 @@ PROGRAM = (sys.executable, "-P", "-m", "imagenet_prep")
 WORKERS = (1, 2, 4, 8, 16)
 # Grey levels by which DALI's decoders may differ on average over an image, and by which the native
 # reader may differ from DALI: it resizes Y, Cb and Cr, before they become R, G and B.
-_BOUND, _NATIVE_BOUND = 1.0, 1.5
+_BOUND = 1.0
+_NATIVE_BOUND = 1.5
 # Grey levels in one unit of a normalised pixel, about.
 _DEVIATION = 58.0
 _BATCHES = 8
@@ -63,7 +64,8 @@ _PACKAGES = {
 
 def dataset(folder: Path, images: int, copies: int) -> tuple[Path, Path]:
     """Returns archives and a dataset of `images` photographs, each `copies` times."""
-    source, final = folder / f"gpu-source-{images}x{copies}", folder / f"gpu-set-{images}x{copies}"
+    source = folder / f"gpu-source-{images}x{copies}"
+    final = folder / f"gpu-set-{images}x{copies}"
     if not source.is_dir():
         partial = source.with_suffix(".partial")
         shutil.copytree(measure.corpus(folder, images, (500, 375)), partial, dirs_exist_ok=True)
@@ -87,7 +89,8 @@ def _repeat(archive: Path, copies: int) -> None:
                 tarfile.open(fileobj=spool, mode="w") as written,
             ):
                 for image in images:
-                    content, stem = images.extractfile(image), Path(image.name).stem
+                    content = images.extractfile(image)
+                    stem = Path(image.name).stem
                     data = content.read() if content else b""
                     for copy in range(copies):
                         image.name = f"{stem}{copy:02d}.JPEG"
@@ -219,7 +222,8 @@ def _kill(argv: Sequence[str], folder: Path, pattern: str) -> None:
 
 def prepare(source: Path, folder: Path) -> str:
     """Returns how many images a second 1 to 16 workers prepare, as far as there are cores."""
-    total, shards = {}, {}
+    total = {}
+    shards = {}
     cores = len(os.sched_getaffinity(0))
     for workers in (number for number in WORKERS if number <= cores):
         out = folder / f"prepared-{workers}"
@@ -228,7 +232,8 @@ def prepare(source: Path, folder: Path) -> str:
         run = measure.run(argv, sample=False)
         images = json.loads(run.stdout)["splits"]["train"]["examples"]
         start, stop = measure.phases(out, run.start_s, run.wall_s)["shards"]
-        total[workers], shards[workers] = images / run.wall_s, images / (stop - start)
+        total[workers] = images / run.wall_s
+        shards[workers] = images / (stop - start)
         print(f"{workers} workers: {run.wall_s:.1f} s", file=sys.stderr, flush=True)
         shutil.rmtree(out)
     speeds = ", ".join(f"{number}: {speed:,.0f}" for number, speed in total.items())

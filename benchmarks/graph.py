@@ -177,7 +177,8 @@ class Usage:
 @contextmanager
 def watched(made: Flink) -> Iterator[Usage]:
     """Yields what launcher, job server, TaskManagers and Python workers use, as it grows."""
-    usage, ended = Usage(), threading.Event()
+    usage = Usage()
+    ended = threading.Event()
 
     def look() -> None:
         while not ended.wait(0.5):

@@ -31,7 +31,8 @@ SCRATCH = ROOT / "build" / "bench"
 TRAIN_ARCHIVE = "ILSVRC2012_img_train.tar"
 
 # Peak memory, whatever the size of the data set.
-MEMORY_BAR_MB, MEMORY_BAR_MB_A_WORKER = 400, 150
+MEMORY_BAR_MB = 400
+MEMORY_BAR_MB_A_WORKER = 150
 
 _SAMPLE_EVERY_S = 0.2
 # Vector units as Linux calls them, of x86-64 and of ARM.

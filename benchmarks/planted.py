@@ -52,8 +52,10 @@ def cropped(picture: Picture, left: float, top: float, right: float, bottom: flo
     width, height = picture.size
     return picture.crop(
         (
-            *(round(width * left), round(height * top)),
-            *(width - round(width * right), height - round(height * bottom)),
+            round(width * left),
+            round(height * top),
+            width - round(width * right),
+            height - round(height * bottom),
         )
     )
 
@@ -81,7 +83,8 @@ def crop(most: float, *, mirrored: bool = False, every: bool = False) -> Variant
 def lettered(picture: Picture, rng: random.Random) -> bytes:
     """Returns a picture with letters over it."""
     picture = picture.copy()
-    draw, (width, height) = ImageDraw.Draw(picture, "RGBA"), picture.size
+    draw = ImageDraw.Draw(picture, "RGBA")
+    (width, height) = picture.size
     at = (width * rng.uniform(0.05, 0.4), height * rng.uniform(0.1, 0.85))
     font = ImageFont.load_default(size=max(10, height // 12))
     draw.text(at, "www.example.com", fill=(255, 255, 255, 160), font=font)

@@ -25,15 +25,23 @@ from typing import Any, NamedTuple
 
 from benchmarks import measure
 
-NUM_SHARDS, BATCH, SIDE, THREADS = 16, 128, 224, 2
+NUM_SHARDS = 16
+BATCH = 128
+SIDE = 224
+THREADS = 2
 # One before the clock, for pools, caches and buffers.
 WARM_UP = 1
-MEAN, STD = (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)
-AREA, ASPECT = (0.08, 1.0), (3 / 4, 4 / 3)
+MEAN = (123.675, 116.28, 103.53)
+STD = (58.395, 57.12, 57.375)
+AREA = (0.08, 1.0)
+ASPECT = (3 / 4, 4 / 3)
 SETS = {"256 px": ("--short-side", "256"), "original": ("--keep-original",)}
 
-PLAIN, PLAIN_ROWS, OURS_TF = "tf.data, plain", "tf.data, plain, by rows", "tf.data, ours"
-BARE, OURS_DALI = "DALI, bare", "DALI, ours"
+PLAIN = "tf.data, plain"
+PLAIN_ROWS = "tf.data, plain, by rows"
+OURS_TF = "tf.data, ours"
+BARE = "DALI, bare"
+OURS_DALI = "DALI, ours"
 NATIVE = "native"
 TORCHCODEC = "TorchCodec"
 # These read files of their own.
@@ -71,9 +79,11 @@ class Job:
 # At least so much of the other's speed.
 BARS = ((OURS_TF, PLAIN, 1.0), (OURS_TF, PLAIN_ROWS, 1.0), (OURS_DALI, BARE, 1.0))
 # So much of the images a CPU second that the best of the others makes.
-NATIVE_BAR, NATIVE_OTHERS = 1.25, (PLAIN, PLAIN_ROWS, OURS_TF, BARE)
+NATIVE_BAR = 1.25
+NATIVE_OTHERS = (PLAIN, PLAIN_ROWS, OURS_TF, BARE)
 # Of a native reader, without the batches that it and the trainer hold: as many float32 images.
-NATIVE_MB, NATIVE_BATCHES = 200, 4
+NATIVE_MB = 200
+NATIVE_BATCHES = 4
 
 # A tool's start-up returns what reads one epoch and tells how many images each batch held.
 Epoch = Callable[[], Iterable[int]]
@@ -175,7 +185,8 @@ def pictures(root: Path) -> list[Picture]:
 
 def render(results: dict[str, list[Result]]) -> str:
     """Returns the table and what became of the design's bars."""
-    rows, bars = [], []
+    rows = []
+    bars = []
     for name, rounds in results.items():
         kind = name.partition(": ")[0]
         peaks = [r.pss_mb for r in rounds]
@@ -280,7 +291,8 @@ def work(job: Job) -> list[dict[str, float]]:
     epoch = TOOLS[job.tool](job)
     done = []
     for _ in range(WARM_UP + job.epochs):
-        start, cpu = time.time(), _cpu()
+        start = time.time()
+        cpu = _cpu()
         images = sum(epoch())
         done.append(
             {"images": images, "cpu_s": _cpu() - cpu, "start_s": start, "stop_s": time.time()}
@@ -423,12 +435,14 @@ def _crop(width: int, height: int) -> tuple[int, int, int, int]:
     for _ in range(10):
         area = width * height * random.uniform(*AREA)
         aspect = ASPECT[0] * (ASPECT[1] / ASPECT[0]) ** random.random()
-        wide, tall = round((area * aspect) ** 0.5), round((area / aspect) ** 0.5)
+        wide = round((area * aspect) ** 0.5)
+        tall = round((area / aspect) ** 0.5)
         if wide <= width and tall <= height:
             break
     else:
         wide = tall = min(width, height)
-    left, top = random.randint(0, width - wide), random.randint(0, height - tall)
+    left = random.randint(0, width - wide)
+    top = random.randint(0, height - tall)
     return left, top, left + wide, top + tall
 
 

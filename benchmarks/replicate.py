@@ -30,9 +30,13 @@ from tests.kit.s3_server import serve_s3
 
 SHARDS = 8
 BUCKET = "sets"
-ONE_BY_ONE, AT_ONCE = "rsync to one host at a time", "rsync to all hosts at once"
-OURS, OURS_FEW, OURS_KILLED = "ours", "ours, {} members", "ours, one member killed half-way"
-DOWN_S3, UP_S3 = "down: {}", "up: {}"
+ONE_BY_ONE = "rsync to one host at a time"
+AT_ONCE = "rsync to all hosts at once"
+OURS = "ours"
+OURS_FEW = "ours, {} members"
+OURS_KILLED = "ours, one member killed half-way"
+DOWN_S3 = "down: {}"
+UP_S3 = "up: {}"
 
 # What boto3 does when nothing is set.
 _BOTO3 = """
@@ -130,7 +134,9 @@ class Bucket:
         """Returns the rows; the peers' downloads are proven by sha256sum, as ours are."""
         replicate = f"{sys.executable} -m imagenet_prep replicate"
         boto3 = f"{sys.executable} -c '{_BOTO3}'"
-        here, there, names = self.source, f"s3://{BUCKET}/set", " ".join(self.names)
+        here = self.source
+        there = f"s3://{BUCKET}/set"
+        names = " ".join(self.names)
         rows = {
             DOWN_S3.format("ours"): self._down(f"{replicate} {there} --to ."),
             DOWN_S3.format("boto3"): self._down(
@@ -238,10 +244,12 @@ def main(argv: Sequence[str] | None = None) -> None:
             bucket = Bucket(folder, args.megabytes, server.environment)
             for name in bucket.names:
                 server.client().upload_file(str(bucket.source / name), BUCKET, f"set/{name}")
-            rows, unit = bucket.rows(args.s5cmd), "MB/s"
+            rows = bucket.rows(args.s5cmd)
+            unit = "MB/s"
         else:
             hosts = stack.enter_context(cluster(folder, args.hosts, rate=f"{args.mbit}mbit"))
-            rows, unit = Nodes(hosts, args.megabytes).rows(args.few), "s"
+            rows = Nodes(hosts, args.megabytes).rows(args.few)
+            unit = "s"
         results = measure.interleave(
             rows, args.rounds, lambda name, value: measure.say(f"{name}: {value:,.1f} {unit}")
         )

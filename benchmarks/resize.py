@@ -24,8 +24,11 @@ NUM_SHARDS = 16
 WORKERS = 2
 _FLOOR_ARRAYS = 64
 
-FLOOR, OURS, OURS_1 = "floor", "ours, 2 threads", "ours, 1 worker"
-TUTORIAL, TUTORIAL_2 = "tutorial's loop", "tutorial's loop, 2 at once"
+FLOOR = "floor"
+OURS = "ours, 2 threads"
+OURS_1 = "ours, 1 worker"
+TUTORIAL = "tutorial's loop"
+TUTORIAL_2 = "tutorial's loop, 2 at once"
 
 
 @dataclass
@@ -134,8 +137,14 @@ def render(results: dict[str, list[Result]]) -> str:
             )
         )
     header = (
-        *("", "images/s", "of floor", "of tutorial", "whole process", "CPU ms/image"),
-        *("PSS MB", "MB out"),
+        "",
+        "images/s",
+        "of floor",
+        "of tutorial",
+        "whole process",
+        "CPU ms/image",
+        "PSS MB",
+        "MB out",
     )
     return measure.table(header, rows)
 
@@ -156,7 +165,8 @@ def work(tool: str, source: Path, out: Path, short_side: int, workers: int) -> t
 
     context = multiprocessing.get_context("fork" if tool == "floor" else "spawn")
     shards = _shards(source)
-    ready, start = context.Barrier(workers + 1), context.Barrier(workers + 1)
+    ready = context.Barrier(workers + 1)
+    start = context.Barrier(workers + 1)
     counts = context.SimpleQueue()
     processes = [
         context.Process(

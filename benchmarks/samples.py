@@ -21,7 +21,9 @@ from imagenet_prep.dataset import naming
 from imagenet_prep.dataset.manifest import Classes, File, Manifest, Producer, Shard, Split
 from imagenet_prep.dataset.samples import HEADER
 
-IMAGES, SHARDS, CLASSES = 1_331_167, 1024, 1000
+IMAGES = 1_331_167
+SHARDS = 1024
+CLASSES = 1000
 _WNIDS = [f"n{1_440_764 + index:08d}" for index in range(CLASSES)]
 
 

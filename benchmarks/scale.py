@@ -122,10 +122,8 @@ def _make_class_tars(folder: Path, row: Row) -> None:
     few, more = divmod(row.train, row.class_tars)
     for index in range(row.class_tars):
         count = few + (index < more)
-        path, first = (
-            folder / f"n{index:08d}.tar",
-            folder / f"n{0 if count > few else more:08d}.tar",
-        )
+        path = folder / f"n{index:08d}.tar"
+        first = folder / f"n{0 if count > few else more:08d}.tar"
         if path != first:
             path.hardlink_to(first)
             continue
@@ -135,7 +133,8 @@ def _make_class_tars(folder: Path, row: Row) -> None:
 
 def measure_row(row: Row, scratch: Path, workers: int, kind: str) -> Result:
     """Makes a source, prepares it, and removes both."""
-    source, out = scratch / "scale-source", scratch / "scale-out"
+    source = scratch / "scale-source"
+    out = scratch / "scale-out"
     for folder in (source, out):
         shutil.rmtree(folder, ignore_errors=True)
     try:
@@ -176,7 +175,8 @@ def measure_row(row: Row, scratch: Path, workers: int, kind: str) -> Result:
 def render(results: dict[str, Result], workers: int) -> str:
     """Returns the two tables."""
     limit = measure.MEMORY_BAR_MB + workers * measure.MEMORY_BAR_MB_A_WORKER
-    totals, by_phase = [], []
+    totals = []
+    by_phase = []
     for name, result in results.items():
         verdict = "met" if result.pss_mb <= limit else "MISSED"
         totals.append(

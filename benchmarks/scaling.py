@@ -40,10 +40,12 @@ PRINTED = {
     64: Printed("45,000 (MXNet, float16)", time="44 minutes (MXNet)"),
     256: Printed("142,660 to 144,808; 171,000 (CUDA 10)", "85%; 90% (CUDA 10)", "860 s"),
 }
-EPOCHS, IMAGES = 90, 1_281_167
+EPOCHS = 90
+IMAGES = 1_281_167
 # Dollars an hour, on demand, in us-east-1: the tutorial's p3.16xlarge, which AWS has withdrawn; and
 # for a server a c5.18xlarge, which has its 25 Gbit/s and no GPU.
-PRICE, SERVER_PRICE = 24.48, 3.06
+PRICE = 24.48
+SERVER_PRICE = 3.06
 # AWS's article on MXNet with Horovod: what is left of 64 GPUs' speed with parameter servers.
 ARTICLE = {64: 0.38}
 

@@ -15,13 +15,17 @@ from benchmarks import measure
 from imagenet_prep.core.world import World
 from imagenet_prep.read import Reader, make_dataset
 
-BATCH, SHORT_SIDE = 64, 480
-OURS, PILLOW, BILINEAR = "ours", "Pillow instead", "bilinear crop (resnet)"
+BATCH = 64
+SHORT_SIDE = 480
+OURS = "ours"
+PILLOW = "Pillow instead"
+BILINEAR = "bilinear crop (resnet)"
 
 
 def run(scratch: Path, images: int, side: int, rounds: int) -> dict[str, list[float]]:
     """Returns the images that a CPU second reads, decodes and crops, by row and round."""
-    source, out = measure.corpus(scratch, images, (500, 375)), scratch / f"square-{images}"
+    source = measure.corpus(scratch, images, (500, 375))
+    out = scratch / f"square-{images}"
     flags = ("--allow-subset", "--short-side", SHORT_SIDE)
     if not (out / "dataset.json").is_file():
         measure.run(measure.prepare_argv(source, out, *flags), sample=False)
@@ -39,7 +43,10 @@ def run(scratch: Path, images: int, side: int, rounds: int) -> dict[str, list[fl
 
 def _opened(root: Path, side: int, **how: Any) -> Reader:
     return make_dataset(
-        *(root, "train", BATCH, side),
+        root,
+        "train",
+        BATCH,
+        side,
         training=False,
         world=World(),
         backend="native",
@@ -51,7 +58,8 @@ def _opened(root: Path, side: int, **how: Any) -> Reader:
 def _epoch(reader: Reader) -> Callable[[], float]:
     def epoch() -> float:
         reader.restore(reader.state() | {"examples_read": 0})
-        start, seen = time.process_time(), 0
+        start = time.process_time()
+        seen = 0
         for batch in reader:
             seen += int(batch["mask"].sum())
         return seen / (time.process_time() - start)

@@ -22,8 +22,10 @@ from pathlib import Path
 from benchmarks import measure
 from imagenet_prep import bench_train
 
-SYNTHETIC, REAL = "1 rank, noise", "1 rank, real input"
-ONE_CORE, TWO_RANKS = "1 rank on 1 core, noise", "2 ranks, 1 core per rank, noise"
+SYNTHETIC = "1 rank, noise"
+REAL = "1 rank, real input"
+ONE_CORE = "1 rank on 1 core, noise"
+TWO_RANKS = "2 ranks, 1 core per rank, noise"
 _IMAGENET = 1_281_167
 
 
@@ -33,8 +35,18 @@ def dataset(folder: Path, images: int) -> Path:
     if not (final / "dataset.json").is_file():
         corpus = measure.corpus(folder, images, (500, 375))
         command = [
-            *("prepare", "--source", str(corpus), "--out", str(final), "--splits", "train"),
-            *("--short-side", "256", "--train-shards", "8", "--allow-subset"),
+            "prepare",
+            "--source",
+            str(corpus),
+            "--out",
+            str(final),
+            "--splits",
+            "train",
+            "--short-side",
+            "256",
+            "--train-shards",
+            "8",
+            "--allow-subset",
         ]
         subprocess.run([sys.executable, "-m", "imagenet_prep", *command], check=True)
     return final
@@ -49,10 +61,21 @@ def speed(settings: argparse.Namespace, row: str, data: Path | None) -> float:
         images = json.loads((data / "dataset.json").read_text())["splits"]["train"]["examples"]
     with tempfile.TemporaryDirectory() as log_dir:
         command = [
-            *("train", "--model", settings.model, "--image-size", str(settings.image_size)),
-            *("--batch-size", str(settings.batch_size), "--log-dir", log_dir),
-            *("--num-epochs", repr((settings.steps + 0.5) * batch / images)),
-            *("--display-every", str(max(1, settings.steps // 8)), "--lr", "0.001"),
+            "train",
+            "--model",
+            settings.model,
+            "--image-size",
+            str(settings.image_size),
+            "--batch-size",
+            str(settings.batch_size),
+            "--log-dir",
+            log_dir,
+            "--num-epochs",
+            repr((settings.steps + 0.5) * batch / images),
+            "--display-every",
+            str(max(1, settings.steps // 8)),
+            "--lr",
+            "0.001",
             *(["--synthetic"] if data is None else ["--data-dir", str(data), "--no-evaluation"]),
         ]
         if ranks > 1:

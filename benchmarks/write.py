@@ -41,20 +41,26 @@ IMAGES_A_SHARD = 1200
 PASSED_TIMES = 4
 _FLOOR_ARRAYS = 64
 
-FLOOR_R, FLOOR_P, COLD_P = "R floor", "P floor: cp + fsync", "P floor: cp + fsync, cold"
-OURS_R, OURS_R1 = "R ours, 2 threads", "R ours, 1 worker"
+FLOOR_R = "R floor"
+FLOOR_P = "P floor: cp + fsync"
+COLD_P = "P floor: cp + fsync, cold"
+OURS_R = "R ours, 2 threads"
+OURS_R1 = "R ours, 1 worker"
 OURS_R_CARRIED = "R ours, 2 threads, md5 from download"
 # From SeaweedFS, with so many seconds more for each request; the second time, lists are kept. One
 # worker each, so that the server has the other core: elsewhere it has a machine of its own.
 LATENCY_S = 0.005
-OURS_R_S3, OURS_R_S3_AGAIN = "R ours, 1 worker, from S3", "R ours, 1 worker, from S3, second set"
+OURS_R_S3 = "R ours, 1 worker, from S3"
+OURS_R_S3_AGAIN = "R ours, 1 worker, from S3, second set"
 OURS_R_TO_S3 = "R ours, 1 worker, to S3"
 # What these are held against: with shards of IMAGES_A_SHARD, as they have.
 OURS_R1_HERE = "R ours, 1 worker, large shards"
-OURS_P, OURS_P_COLD = "P ours, 2 threads, header", "P ours, 2 threads, header, cold"
+OURS_P = "P ours, 2 threads, header"
+OURS_P_COLD = "P ours, 2 threads, header, cold"
 # What `--worker-kind auto` takes for inputs as large as ImageNet.
 OURS_P_LARGE = "P ours, 2 processes, header"
-PEERS_R, WEBDATASET_P = ("R MDS x2", "R WebDataset x2"), "P WebDataset x2"
+PEERS_R = ("R MDS x2", "R WebDataset x2")
+WEBDATASET_P = "P WebDataset x2"
 
 
 @dataclass(frozen=True)
@@ -175,7 +181,8 @@ class Bench:
             here = partial(self.ours, True, 1, "threads", "decode", shards=self._large_shards)
             from_s3 = partial(here, s3=s3)
             rows[OURS_R1_HERE] = here
-            rows[OURS_R_S3], rows[OURS_R_S3_AGAIN] = from_s3, partial(from_s3, again=True)
+            rows[OURS_R_S3] = from_s3
+            rows[OURS_R_S3_AGAIN] = partial(from_s3, again=True)
             rows[OURS_R_TO_S3] = partial(self._to_bucket, s3.server)
         return rows
 
@@ -252,7 +259,8 @@ class Bench:
         self._empty()
         bucket = f"b{time.time_ns()}"
         server.client().create_bucket(Bucket=bucket)
-        out, shards = f"s3://{bucket}/set", self._large_shards
+        out = f"s3://{bucket}/set"
+        shards = self._large_shards
         argv = self._argv(out, True, 1, "threads", "decode", shards)
         run = measure.run(argv, environment=server.environment)
         summary = json.loads(run.stdout)
@@ -472,7 +480,8 @@ def _codec(job: Job) -> tuple[Part, Callable[[], None]]:
     from imagenet_prep.codec.policy import Policy
     from imagenet_prep.codec.transform import transform
 
-    read, policy = _reader(job.archive), Policy(job.short_side, QUALITY)
+    read = _reader(job.archive)
+    policy = Policy(job.short_side, QUALITY)
 
     def part(_: int, members: Sequence[Member]) -> None:
         for member in members:
@@ -504,7 +513,8 @@ def _mds(job: Job) -> tuple[Part, Callable[[], None]]:
     from streaming import MDSWriter
     from streaming.base.util import merge_index
 
-    read, prepare = _reader(job.archive), _pillow(job)
+    read = _reader(job.archive)
+    prepare = _pillow(job)
     columns = {"key": "str", "image": "bytes", "wnid": "str"}
 
     def part(number: int, members: Sequence[Member]) -> None:
@@ -521,7 +531,8 @@ def _webdataset(job: Job) -> tuple[Part, Callable[[], None]]:
     sys.modules["torch"] = None  # type: ignore[assignment]
     from webdataset import ShardWriter
 
-    read, prepare = _reader(job.archive), _pillow(job)
+    read = _reader(job.archive)
+    prepare = _pillow(job)
     Path(job.out).mkdir()
 
     def part(number: int, members: Sequence[Member]) -> None:

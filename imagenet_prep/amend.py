@@ -83,7 +83,8 @@ def run(config: Config) -> None:
     from imagenet_prep.storage.opened import open_dataset
     from imagenet_prep.storage.store import open_store
 
-    dataset, out = open_dataset(config.dataset), open_store(config.out)
+    dataset = open_dataset(config.dataset)
+    out = open_store(config.out)
     amendment.refuse(dataset, out)
     classes, splits = dataset.classes, dataset.manifest.splits
     if absent := sorted(set(config.splits or ()) - splits.keys()):

@@ -87,12 +87,14 @@ def run(config: Config) -> None:
 
 def _read(reader: Reader, seconds: float) -> tuple[float, float, int]:
     steps = 0
-    start, cpu = time.perf_counter(), time.process_time()
+    start = time.perf_counter()
+    cpu = time.process_time()
     while True:
         for _ in reader:
             steps += 1
             if steps == _WARM_UP_STEPS:
-                start, cpu = time.perf_counter(), time.process_time()
+                start = time.perf_counter()
+                cpu = time.process_time()
             elapsed = time.perf_counter() - start
             if steps > _WARM_UP_STEPS and elapsed >= seconds:
                 return elapsed, time.process_time() - cpu, steps - _WARM_UP_STEPS

@@ -40,13 +40,15 @@ from imagenet_prep.trainer.config import TrainConfig
 if TYPE_CHECKING:
     from imagenet_prep.reporting.training import Row
 
-FIGURES, PICTURE = "bench-train.json", "bench-train.png"
+FIGURES = "bench-train.json"
+PICTURE = "bench-train.png"
 _OWN = {
     FIGURES: Kind("a file of figures of bench-train", b'{\n "command"'),
     PICTURE: Kind("a PNG", b"\x89PNG"),
 }
 # The forecast is for the training run of the AWS tutorial.
-_EPOCHS, _IMAGES = 90, schema.OFFICIAL_NUM_EXAMPLES[schema.TRAIN]
+_EPOCHS = 90
+_IMAGES = schema.OFFICIAL_NUM_EXAMPLES[schema.TRAIN]
 # The first rows of a log are slow: step 1 compiles, and until row 3 queues are filling.
 _UNSETTLED_ROWS = 3
 _ROWS = 10
@@ -203,7 +205,8 @@ def bench(config: Config) -> list[Row]:
     if asked.data_dir is not None:
         asked = with_absolute(asked, "data_dir")
         dataset = open_dataset(str(asked.data_dir), parts=True)
-        splits, is_part = dataset.manifest.splits, dataset.placement != WHOLE
+        splits = dataset.manifest.splits
+        is_part = dataset.placement != WHOLE
         if schema.TRAIN not in splits:
             raise errors.UsageError(f"{asked.data_dir}: has no split {schema.TRAIN}")
         examples = splits[schema.TRAIN].examples

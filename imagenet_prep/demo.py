@@ -94,9 +94,21 @@ def train_model(dataset: Path, log_dir: Path) -> None:
         return
     ranks = 2 if is_there("horovod") else 1
     command = [
-        *("train", "--data-dir", str(dataset), "--log-dir", str(log_dir)),
-        *("--model", "tiny", "--image-size", "64", "--batch-size", str(32 // ranks)),
-        *("--num-epochs", "12", "--display-every", "20"),
+        "train",
+        "--data-dir",
+        str(dataset),
+        "--log-dir",
+        str(log_dir),
+        "--model",
+        "tiny",
+        "--image-size",
+        "64",
+        "--batch-size",
+        str(32 // ranks),
+        "--num-epochs",
+        "12",
+        "--display-every",
+        "20",
     ]
     if ranks > 1:
         command = ["launch", "-np", str(ranks), "--", *command]

@@ -35,7 +35,8 @@ _COLUMNS = (
     "class_b,width_b,height_b,sha256_b,shard_b,record_b"
 )
 # Maximum numbers of keys per kind of difference, in JSON and in printed text.
-_FIRST_KEYS, _SHOWN_KEYS = 10, 3
+_FIRST_KEYS = 10
+_SHOWN_KEYS = 3
 _WORDS = {
     "only_in_a": "only in A",
     "only_in_b": "only in B",
@@ -73,7 +74,8 @@ def diff(config: Config) -> Json:
     from imagenet_prep.storage import columns
     from imagenet_prep.storage.opened import open_dataset
 
-    a, b = open_dataset(config.a), open_dataset(config.b)
+    a = open_dataset(config.a)
+    b = open_dataset(config.b)
     splits = splits_that_differ(a, b)
     for dataset in (a, b) if config.prove else ():
         if wrong := wrong_roots(dataset):

@@ -45,8 +45,10 @@ EXTRAS = {
     "dali": ("nvidia-dali-cuda120|nvidia-dali-cuda130", "decoding by DALI"),
     "tensorboard": ("tensorboard", "train --tensorboard-dir"),
 }
-_LEAST_FILES, _LEAST_SHARED = 4096, 64 << 20
-_LEAST_FREE, _LEAST_INODES = 1 << 30, 10_000
+_LEAST_FILES = 4096
+_LEAST_SHARED = 64 << 20
+_LEAST_FREE = 1 << 30
+_LEAST_INODES = 10_000
 _SERVER_S = 10.0
 _DRIVER = Path("/proc/driver/nvidia")
 _SHARED = Path("/dev/shm")
@@ -147,7 +149,8 @@ def _framework(name: str, framework: installed.Framework, found: str) -> Check:
 
 
 def _horovod(name: str, framework: installed.Framework) -> Check:
-    title, remedy = f"Horovod for {framework.title}", installed.horovod_remedy(name)
+    title = f"Horovod for {framework.title}"
+    remedy = installed.horovod_remedy(name)
     problem = installed.problem_of_horovod(name)
     if problem is not None:
         return Check(title, *problem, remedy)
@@ -159,7 +162,8 @@ def _horovod(name: str, framework: installed.Framework) -> Check:
 
 
 def _gpus() -> Check:
-    count, listed = installed.gpus(), list(_DRIVER.glob("gpus/*"))
+    count = installed.gpus()
+    listed = list(_DRIVER.glob("gpus/*"))
     if count:
         version = _DRIVER / "version"
         words = version.read_text("utf-8").split() if version.is_file() else []
@@ -207,7 +211,8 @@ def _free(folder: Path) -> tuple[int, str]:
 
 
 def _link(path: Path) -> Check:
-    folder, link = path.parent.parent, path.with_name("link")
+    folder = path.parent.parent
+    link = path.with_name("link")
     try:
         os.link(path, link)
         if path.samefile(link):
@@ -266,7 +271,8 @@ def _trial(base: str) -> str | None:
     data = os.urandom(1 << 10) * (PART_BYTES // (1 << 10) + 1)
     file = File(name, len(data), hashlib.sha256(data).hexdigest())
     # This range is in both parts.
-    start, size = PART_BYTES - 100, 200
+    start = PART_BYTES - 100
+    size = 200
     try:
         store = BucketStore(base, timeout_s=_SERVER_S, retries=1, remedy="Is the server up?")
         store.try_to_write()

@@ -104,7 +104,8 @@ def duplicates(config: Config) -> Json:
     if config.against is not None:
         other, _, split = config.against.rpartition(":")
         if split not in schema.SPLITS:
-            other, split = config.against, ""
+            other = config.against
+            split = ""
         sides.append(_set(other, [split] if split else schema.SPLITS, out, other=True))
     for side in sides:
         if not side.pieces:
@@ -237,7 +238,8 @@ def _groups(images: Pictures, matches: Found, sides: Sequence[_Side], workers: i
     for piece, start, end in zip(images.pieces, images.starts[:-1], images.starts[1:], strict=True):
         if wanted.isdisjoint(range(start, end)):
             continue
-        split, wnids = f"{AGAINST if piece.other else ''}{piece.split}", sides[piece.other].wnids
+        split = f"{AGAINST if piece.other else ''}{piece.split}"
+        wnids = sides[piece.other].wnids
         for number, sample in enumerate(piece.samples(), start=int(start)):
             if number in wanted:
                 # A source image may have a class that is not in the class list.

@@ -34,8 +34,13 @@ if TYPE_CHECKING:
     from imagenet_prep.exporting.format import Format
     from imagenet_prep.storage.opened import Dataset
 
-FOLDER, TFDS, WEBDATASET, PARQUET = "folder", "tfds", "webdataset", "parquet"
-RECORDIO, TORCH, CROISSANT = "recordio", "torch", "croissant"
+FOLDER = "folder"
+TFDS = "tfds"
+WEBDATASET = "webdataset"
+PARQUET = "parquet"
+RECORDIO = "recordio"
+TORCH = "torch"
+CROISSANT = "croissant"
 _HOW = dict.fromkeys((WEBDATASET, PARQUET), "; to export them, use --columns")
 _OF_SETS = (FOLDER, TFDS, WEBDATASET, PARQUET, RECORDIO)
 
@@ -152,7 +157,8 @@ def export(config: Config) -> Json:
         for split in splits:
             source.rows_of(split)
         place, called = format.place(config.out)
-        classes, keys = config.classes or None, config.keys
+        classes = config.classes or None
+        keys = config.keys
         wanted = Wanted(
             classes=classes,
             keys=keys,
@@ -183,7 +189,8 @@ def _format(config: Config, dataset: Dataset) -> Format:
     from imagenet_prep.exporting.webdataset import WebDataset
     from imagenet_prep.storage import columns
 
-    wnids, labels = dataset.classes.wnids, dataset.classes.render().decode()
+    wnids = dataset.classes.wnids
+    labels = dataset.classes.render().decode()
     named = tuple(zip(wnids, dataset.classes.words, strict=True))
     # If --split names one split, its files are named like the last part of --out.
     prefix = config.out.rstrip("/").rpartition("/")[2] if len(config.split or ()) == 1 else ""

@@ -219,7 +219,8 @@ def _build(config: Config, scratch: Path, log: Path) -> Path:
         )
     of_nccl = nccl_variables(config.framework, scratch) if config.sums_on_gpus else {}
     print(f"building Horovod {VERSION}: 1 to 3 minutes, log in {log}", flush=True)
-    tools, wheels = scratch / "tools", scratch / "wheels"
+    tools = scratch / "tools"
+    wheels = scratch / "wheels"
     install = ["install", *_LOCKED, "--target", str(tools), "-r", str(_TOOLS_LOCK)]
     _pip(install, log, "installing the build tools")
     environment = build_variables(config, tools) | of_nccl

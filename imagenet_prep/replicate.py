@@ -260,7 +260,8 @@ def _bring(config: Config, source: Original, target: Replica | Bucket) -> Json:
     target.check_space(lacking)
     if lacking_at_first:
         target.withdraw(lacking_at_first)
-        kept, put = len(target.files) - len(lacking), target.put
+        kept = len(target.files) - len(lacking)
+        put = target.put
         if kept and not config.json:
             files = counted(len(target.files), "file")
             print(f"replicate: resuming: {kept:,} of {files} already in place", file=sys.stderr)
@@ -330,7 +331,8 @@ def run(config: Config) -> None:
 
 
 def _sentences(config: Config, replica: Json) -> list[str]:
-    where, size = replica["where"], human_bytes(replica["bytes"])
+    where = replica["where"]
+    size = human_bytes(replica["bytes"])
     if config.dry_run and "error" not in replica:
         lacking = replica["lacking_bytes"]
         rates = [config.bandwidth_limit * 8 / 1000] if config.bandwidth_limit else [1, 10, 25]

@@ -33,9 +33,18 @@ from imagenet_prep.preparation.config import RunFlags
 
 # The parser of the AWS tutorial's script accepts every unambiguous prefix of these flags.
 _TUTORIAL_FLAGS = (
-    *("--dataset_name", "--input_dir", "--output_dir", "--force", "--subset_name", "--stretch"),
-    *("--size", "--quality", "--start_offset"),
-    *("--num_preprocess_threads", "--num_intra_threads", "--num_inter_threads"),
+    "--dataset_name",
+    "--input_dir",
+    "--output_dir",
+    "--force",
+    "--subset_name",
+    "--stretch",
+    "--size",
+    "--quality",
+    "--start_offset",
+    "--num_preprocess_threads",
+    "--num_intra_threads",
+    "--num_inter_threads",
 )
 
 

@@ -262,7 +262,8 @@ def _show_set(config: Config) -> int:
     for name, of in of_columns.items():
         words = ["not complete"] * (dataset.store.size(column.begun_name(name)) is not None)
         if of:
-            size, splits = terminal.human_bytes(of["bytes"]), ", ".join(of["splits"])
+            size = terminal.human_bytes(of["bytes"])
+            splits = ", ".join(of["splits"])
             words.insert(0, f"{of['dtype']} {[*of['shape']]} of {splits}, {size}")
         print(terminal.printable(f"column {name}: {'; '.join(words) or 'not complete'}"))
     return 0

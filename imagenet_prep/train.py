@@ -70,7 +70,8 @@ def train(config: Config) -> Score | None:
         raise UsageError("\n".join(["training cannot start here:", *(f"  {x}" for x in lacking)]))
     _require_compiler(config)
     _require_gpu_build(config)
-    config, sheet = recipe.settled(config), None
+    config = recipe.settled(config)
+    sheet = None
     _check_memory(config, launched())
     if config.tabulates and launched().rank == 0:
         assert config.data_dir is not None

@@ -94,7 +94,8 @@ def verify(config: Config) -> Json:
     dataset = open_dataset(config.dataset, parts=True, check=False)
     store, manifest, part = dataset.store, dataset.manifest, dataset.placement
     monitoring.quarantined(sum(manifest.quarantined.values()))
-    folder, is_web = store.as_folder, config.dataset.startswith(("http://", "https://"))
+    folder = store.as_folder
+    is_web = config.dataset.startswith(("http://", "https://"))
     shards = [shard for split in manifest.splits for shard in dataset.shards(split)]
     damaged = _check_small_files(dataset)
     problems = [*damaged.values(), *_check_strangers(dataset, {shard.name for shard in shards})]
@@ -111,7 +112,10 @@ def verify(config: Config) -> Json:
     signed: Json = {}
     if config.signers:
         signed = signature.check(dataset, survey.complete, config.signers)
-    ledger, before, since, oriented = None, {}, None, None
+    ledger = None
+    before = {}
+    since = None
+    oriented = None
     unreadable: list[str] = []
     if config.if_changed and folder:
         names = [file.name for shard in shards for file in shard.files]
@@ -253,7 +257,8 @@ def _expectation(dataset: Dataset, level: str, checks_labels: bool) -> Expectati
 def _check_small_files(dataset: Dataset) -> dict[str, str]:
     from imagenet_prep.storage.fetch import hashed
 
-    problems, store = {}, dataset.store
+    problems = {}
+    store = dataset.store
     for file in dataset.manifest.files:
         if (size := store.size(file.name)) is None:
             problems[file.name] = f"{file.name}: missing"

@@ -213,7 +213,8 @@ def prepare(params: dict[str, Any]) -> dict[str, Any]:
 @task(execution_timeout=timedelta(hours=12))
 def verify(params: dict[str, Any]) -> dict[str, Any]:
     """Verifies the dataset at `verify_level`; by default, only if a file has changed."""
-    level, if_changed = params["verify_level"], not params["verify_again"]
+    level = params["verify_level"]
+    if_changed = not params["verify_again"]
     flags = _flags(level=level, if_changed=if_changed, workers=params["workers"])
     run("verify", params["out"], *flags)
     return {**_lineage(params, params["out"]), "level": level}
@@ -267,7 +268,8 @@ def replicate(params: dict[str, Any]) -> dict[str, Any]:
 def report(params: dict[str, Any]) -> dict[str, Any]:
     """Builds the dataset's report, unless it is up to date."""
     out = Path(_used(params))
-    page, sources = out / "report.html", (out / "dataset.json", out / ".work" / "replicas.jsonl")
+    page = out / "report.html"
+    sources = (out / "dataset.json", out / ".work" / "replicas.jsonl")
     changed = max((path.stat().st_mtime_ns for path in sources if path.exists()), default=0)
     if page.exists() and page.stat().st_mtime_ns >= changed:
         log.info("%s is up to date", page)
@@ -279,7 +281,8 @@ def report(params: dict[str, Any]) -> dict[str, Any]:
 @task(execution_timeout=timedelta(days=14))
 def train(params: dict[str, Any]) -> dict[str, Any]:
     """Trains, starting from the last checkpoint if there is one."""
-    ranks, hosts = params["train_ranks"], params["train_hosts"] or None
+    ranks = params["train_ranks"]
+    hosts = params["train_hosts"] or None
     if not ranks:
         raise AirflowSkipException("train_ranks is 0: no training was requested")
     more = _allowed("train_flags", params["train_flags"] or [])
@@ -396,7 +399,8 @@ def _flags(**values: Any) -> list[str]:
 def _allowed(parameter: str, words: Sequence[str]) -> list[str]:
     """Returns a parameter's flags as single arguments: --keys FILE becomes --keys=FILE."""
     switches, values, files = map(str.split, _ALLOWED[parameter])
-    rest, flags = iter(words), []
+    rest = iter(words)
+    flags = []
     if any("\0" in word for word in words):
         raise AirflowFailException(f"{parameter}: a flag contains a null character. Remove it.")
     for word in rest:

@@ -64,7 +64,8 @@ class Preparation:
         input is missing, unreadable or damaged, or if the output is a different dataset.
         """
         config = parse(Config, flags, verb="prepare")
-        job, store = Job.of(config), open_store(config.out)
+        job = Job.of(config)
+        store = open_store(config.out)
         output = Output(store, job.wanted)
         output.left()
         demand_same_source(job, output)

@@ -36,14 +36,16 @@ Examples:
       --data train=s3://bucket/set/train,validation=s3://bucket/set/validation \\
       --instance-type ml.g5.12xlarge -- python my_train.py --epochs 30"""
 
-_CODE, _MOST_FILES = "code", 100
+_CODE = "code"
+_MOST_FILES = 100
 _LOCAL = "/opt/ml"
 _NAME = re.compile(r"[a-zA-Z0-9](-*[a-zA-Z0-9]){0,62}")
 _FILE_SYSTEM = re.compile(r"(fsx|efs):(fs-[0-9a-f]{8,17}):(/.*)")
 _FILE_SYSTEM_TYPES = {"fsx": "FSxLustre", "efs": "EFS"}
 # SageMaker's console plots numbers from the rows that rank 0 of `train` prints; see trainer/log.py.
 _ROW = r"\d+ +\d+\.\d +{0} +{1} +{2} +{3}"
-_NUMBER, _RATE = r"(-?\d+\.\d+)", r"\d+\.\d{5}"
+_NUMBER = r"(-?\d+\.\d+)"
+_RATE = r"\d+\.\d{5}"
 # Evaluations of validation end with the time, evaluations of other splits with the split's name.
 _SAVED = r"\d{4}-\d\d-\d\d \S+$"
 METRICS = {
@@ -233,7 +235,8 @@ def request(config: Config, name: str, train: Mapping[str, str], own: Work | Non
             for channel, where in sources.items()
         ]
     if config.subnets:
-        groups, subnets = list(config.security_groups), list(config.subnets)
+        groups = list(config.security_groups)
+        subnets = list(config.subnets)
         job["VpcConfig"] = {"SecurityGroupIds": groups, "Subnets": subnets}
     if config.tags:
         pairs = [tag.partition("=") for tag in config.tags]
@@ -290,7 +293,8 @@ def run(config: Config) -> int:
         own = None
         flags = hyperparameters(config.command[1:], has_data=bool(config.data))
     else:
-        own, flags = work.own(config.command), {}
+        own = work.own(config.command)
+        flags = {}
     job = request(config, name, flags, own)
     if config.dry_run:
         print(json.dumps(job, indent=2))

@@ -49,7 +49,8 @@ CHANNELS = ("training", "train", "validation", "eval", "test")
 _KNOWN = {"gpu_count", "model_dir", "output_data_dir", "tensorboard_logs"}
 
 # Any port above 1024 works: a container does not share its network.
-_PORT, _TORCH_PORT = 29_431, 29_432
+_PORT = 29_431
+_TORCH_PORT = 29_432
 # Seconds to wait for the other containers, each of which starts when its data is there.
 _HOSTS_S = 1800.0
 _END_S = 30.0
@@ -208,7 +209,8 @@ def _meeting(
     job: TrainingJob, hosts: Sequence[Host], facts: Answer
 ) -> Iterator[list[dict[str, str]]]:
     """Waits for all hosts and checks them; yields the variables of each rank of this host."""
-    interface, place = "lo", rendezvous.Place("127.0.0.1", 0, secrets.token_urlsafe(32))
+    interface = "lo"
+    place = rendezvous.Place("127.0.0.1", 0, secrets.token_urlsafe(32))
     if len(hosts) > 1:
         interface = job.interface
         place = rendezvous.Place(_address(job.hosts[0]), _PORT, job.token)

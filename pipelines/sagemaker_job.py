@@ -18,7 +18,9 @@ from imagenet_prep.storage.retry import RetryBudget, with_retries
 LOG_GROUP = "/aws/sagemaker/TrainingJobs"
 
 _EXIT_CODE = re.compile(r"exit code: (\d+)", re.IGNORECASE)
-_POLL_S, _FOLLOW_S, _RETRIES = 20.0, 5.0, 30
+_POLL_S = 20.0
+_FOLLOW_S = 5.0
+_RETRIES = 30
 
 
 class MissingError(ImagenetPrepError):

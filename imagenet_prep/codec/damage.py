@@ -22,9 +22,12 @@ from imagenet_prep.dataset.member import DOUBTFUL
 # The reasons for repairs: header values that decoders correct; surplus bytes; an end marker that is
 # missing behind a complete picture. DOUBTFUL: the first bytes of a text that follows may stand in
 # place of the picture's last bytes.
-HEADER, SURPLUS, NO_END = "header", "surplus_data", "no_end_marker"
+HEADER = "header"
+SURPLUS = "surplus_data"
+NO_END = "no_end_marker"
 _REPAIRS = {HEADER, SURPLUS}
-_TRUNCATED, _CORRUPT = "truncated", "corrupt"
+_TRUNCATED = "truncated"
+_CORRUPT = "corrupt"
 
 # All warnings of libjpeg-turbo by code (interface version 62), with the name in jerror.h and the
 # reason that is recorded for the repair or quarantine.
@@ -47,7 +50,9 @@ WARNINGS = {
     0: ("", "undecodable"),  # no warning: the error that ends decoding
 }
 
-_ERROR, _FILL_IN_SCAN, _SCANS_MISSING = 0, 253, 255
+_ERROR = 0
+_FILL_IN_SCAN = 253
+_SCANS_MISSING = 255
 # The error and the warnings that bytes behind a complete picture can cause.
 _OF_TAIL = {_ERROR, 120, 254}
 

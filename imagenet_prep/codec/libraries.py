@@ -62,7 +62,8 @@ class PixelOutput(ctypes.Structure):
 # The names of `enum simd` in simd.h.
 SIMD = ("no vector code", "SSE2", "AVX2", "NEON", "AVX-512")
 _POINTER, _BYTES, _NUMBER = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
-_IMAGE, _PIXELS = (_POINTER, _POINTER, _BYTES), ctypes.c_int64
+_IMAGE = (_POINTER, _POINTER, _BYTES)
+_PIXELS = ctypes.c_int64
 _KERNEL = {
     "planes_best": (_NUMBER,),
     "planes_new": (_POINTER, _POINTER, _NUMBER, _NUMBER),

@@ -19,8 +19,12 @@ from imagenet_prep.dataset.jpeg import MAX_PIXELS
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-CELLS, FREQUENCIES, WINDOW, SIXTEENTHS = 64, 256, 60, 16
-_HIGHEST, _UNIT = 20, 2048
+CELLS = 64
+FREQUENCIES = 256
+WINDOW = 60
+SIXTEENTHS = 16
+_HIGHEST = 20
+_UNIT = 2048
 # `likeness_hash` in likeness.h: 256 bits, lowest frequencies first; the number of frequencies with
 # an amplitude of at least a quarter of a grey level; the number of cells that differ by at least
 # one grey level from the mean of their 3 x 3 neighbourhood.
@@ -58,8 +62,12 @@ def means_of_pixels(luma: npt.NDArray[np.uint8], simd: str = "best") -> npt.NDAr
     found = np.empty((CELLS, CELLS), np.uint16)
     planes.kernel().likeness_means(
         planes.best(simd),
-        *(ctypes.c_void_p(padded.ctypes.data), ctypes.c_ssize_t(padded.strides[0])),
-        *(width, height, ctypes.c_void_p(sums.ctypes.data), ctypes.c_void_p(found.ctypes.data)),
+        ctypes.c_void_p(padded.ctypes.data),
+        ctypes.c_ssize_t(padded.strides[0]),
+        width,
+        height,
+        ctypes.c_void_p(sums.ctypes.data),
+        ctypes.c_void_p(found.ctypes.data),
     )
     return found
 
@@ -69,7 +77,8 @@ def hashes(cells: npt.NDArray[np.uint16], simd: str = "best") -> npt.NDArray[Any
     found = np.empty(2, HASH)
     cells = np.ascontiguousarray(cells)
     planes.kernel().likeness_hashes(
-        *(_bases(), planes.best(simd)),
+        _bases(),
+        planes.best(simd),
         *(ctypes.c_void_p(each.ctypes.data) for each in (cells, found)),
     )
     return found

@@ -27,7 +27,10 @@ from imagenet_prep.dataset.jpeg import Frame
 if TYPE_CHECKING:
     from PIL import Image
 
-_JPEG, _LARGE, _OTHER = 7, 12, 8  # bytes per pixel
+# bytes per pixel
+_JPEG = 7
+_LARGE = 12
+_OTHER = 8
 _LARGE_FORMATS = ("WEBP", "AVIF", "HEIF")
 
 

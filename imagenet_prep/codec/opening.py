@@ -41,7 +41,8 @@ AvifImagePlugin.DEFAULT_MAX_THREADS = 1
 
 _PNG = b"\x89PNG\r\n\x1a\n"
 _METADATA = (b"iCCP", b"tEXt", b"zTXt", b"iTXt")
-_EXIF_TEXT, _MAX_TEXT = re.compile(rb"Raw profile type (exif|APP1)\0"), 1 << 16
+_EXIF_TEXT = re.compile(rb"Raw profile type (exif|APP1)\0")
+_MAX_TEXT = 1 << 16
 # libjpeg's names for the files that decoder.c accepts, by their number of components.
 _COLORSPACES = {1: "Gray", 3: "YCbCr"}
 # Key in the `info` of a 16-bit image, for the scale and offset that convert a sample to 8 bits.
@@ -251,8 +252,10 @@ def _kind_of_tiff(data: bytes) -> str:
 
 def _without_metadata(data: bytes) -> io.BytesIO:
     """Removes a PNG's texts (except EXIF) and colour profile, because Pillow rejects large ones."""
-    view, file = memoryview(data), io.BytesIO()
-    start, at = 0, len(_PNG)
+    view = memoryview(data)
+    file = io.BytesIO()
+    start = 0
+    at = len(_PNG)
     while (end := at + 12 + int.from_bytes(data[at : at + 4], "big")) <= len(data):
         is_text = data[at + 4 : at + 8] in _METADATA
         if is_text and (end - at > _MAX_TEXT or not _EXIF_TEXT.match(data, at + 8)):

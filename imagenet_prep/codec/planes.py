@@ -36,11 +36,18 @@ JPEG_VARIABLE = "IMAGENET_PREP_JPEG"
 # Resize filters, numbered as in filters.h: bicubic, which `shrink` uses; linear with antialiasing;
 # linear between two neighbours, which is faster but aliases; and the square crop of a complete
 # image that generative models use, with Pillow's filters (square.h).
-BICUBIC, LINEAR, NEIGHBOURS, SQUARE = 0, 1, 2, 3
+BICUBIC = 0
+LINEAR = 1
+NEIGHBOURS = 2
+SQUARE = 3
 MOST_SQUARE = 8192
-_DONE, _NO_MEMORY, _NOT_OURS = 0, 2, 3
+_DONE = 0
+_NO_MEMORY = 2
+_NOT_OURS = 3
 # Which decoders a workspace may use, numbered as in planes.c.
-LIBJPEG, OWN, ONLY_OWN = "libjpeg", "own", "only own"
+LIBJPEG = "libjpeg"
+OWN = "own"
+ONLY_OWN = "only own"
 _JPEG = {LIBJPEG: 0, OWN: 1, ONLY_OWN: 2}
 # Pixel types; the index is `item` in pixels.h.
 _ITEMS = ("uint8", "float32", "float16", "bfloat16")
@@ -110,7 +117,8 @@ class Values:
         self.item = _ITEMS.index(dtype)
         means = np.array(mean, np.float32)
         factors = (1 / np.array(std)).astype(np.float32)
-        self.mean, self.factor = tuple(means.tolist()), tuple(factors.tolist())
+        self.mean = tuple(means.tolist())
+        self.factor = tuple(factors.tolist())
         values = np.tile(np.arange(256, dtype=np.uint8), (3, 1))
         # pixels.h must get bit-identical results, so it has the same operations in this order.
         shown = (values.astype(np.float32) - means[:, None]) * factors[:, None]

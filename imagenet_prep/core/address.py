@@ -36,7 +36,8 @@ class Place(enum.Enum):
 
     def check(self, name: str, text: str) -> None:
         """Raises ValueError unless `text`, the value of the flag `name`, is of this kind."""
-        is_bucket, is_address = text.startswith("s3://"), "://" in text
+        is_bucket = text.startswith("s3://")
+        is_address = "://" in text
         allowed = not is_address and self is not Place.BUCKET
         allowed |= is_bucket and self in (Place.BUCKET, Place.FOLDER_OR_BUCKET, Place.OUTPUT)
         allowed |= self in (Place.ANYWHERE, Place.FILE_OR_OBJECT)

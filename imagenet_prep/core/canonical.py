@@ -31,7 +31,8 @@ def fields(record: Any) -> dict[str, Any]:
     """
     content = {}
     for field in dataclasses.fields(record):
-        value, factory = getattr(record, field.name), field.default_factory
+        value = getattr(record, field.name)
+        factory = field.default_factory
         if value == (field.default if factory is dataclasses.MISSING else factory()):
             continue
         if isinstance(value, dict):
@@ -77,7 +78,8 @@ def loads(data: bytes | bytearray | str, most_values: float = MOST_VALUES) -> An
 
 
 def _is_shallow(value: Any) -> bool:
-    level, kinds = [value], (list, dict)
+    level = [value]
+    kinds = (list, dict)
     for _ in range(_MAX_DEPTH):
         inside = (node.values() if type(node) is dict else node for node in level)
         level = [inner for values in inside for inner in values if type(inner) in kinds]

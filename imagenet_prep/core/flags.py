@@ -187,7 +187,8 @@ def parse(
     more: dict[str, Any] = {}
     if last and "--" in words:
         end = words.index("--")
-        more, after = {last.name: tuple(words[end + 1 :])}, None
+        more = {last.name: tuple(words[end + 1 :])}
+        after = None
         words = words[:end]
     help_at = next((place for place, word in enumerate(words) if word in _HELP), None)
     values, unknown = line.values(words[:help_at])
@@ -199,7 +200,8 @@ def parse(
         print(help_text(verb, text, shown, last is not None, all_flags=all_flags))
         raise SystemExit(errors.EXIT_DONE)
     if last and after is not None and after.is_line(unknown):
-        more, unknown = {last.name: tuple(unknown)}, []
+        more = {last.name: tuple(unknown)}
+        unknown = []
     if unknown:
         known = [*line.spellings, *(entry.names[0] for entry in entries(EveryVerb))]
         raise line.parser.unknown(words, unknown[0], known, after)
@@ -237,7 +239,8 @@ class _CommandLine:
         self.parser = Parser(prog=prog, add_help=False, allow_abbrev=False, exit_on_error=False)
         self._config = config
         self._readers: dict[str, Callable[[str], Any]] = {}
-        hints, groups = typing.get_type_hints(config), _groups(config)
+        hints = typing.get_type_hints(config)
+        groups = _groups(config)
         # The verb's own flags come first, then the flags that several verbs share.
         fields = sorted(dataclasses.fields(config), key=lambda field: field.kw_only is True)
         self._entries = [

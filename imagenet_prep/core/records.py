@@ -70,7 +70,8 @@ def parse(kind: type[T], content: object, where: str = "", *, others: bool = Fal
 
 @functools.cache
 def _parser(kind: Any) -> _Parser:
-    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    origin = typing.get_origin(kind)
+    arguments = typing.get_args(kind)
     if kind in _SCALARS:
         return functools.partial(_scalar, *_SCALARS[kind])
     if dataclasses.is_dataclass(kind):

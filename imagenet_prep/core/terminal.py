@@ -153,7 +153,8 @@ def say(
     """
     with contextlib.suppress(OSError, ValueError):  # `program.finish` reports the failure
         sys.stdout.flush()
-    line, stream = f"{prefix}{text}", _messages or sys.stderr
+    line = f"{prefix}{text}"
+    stream = _messages or sys.stderr
     if logs_json():
         stream.write(_record(str(text), level, **fields))
     elif "tqdm" in sys.modules:

@@ -17,7 +17,8 @@ from imagenet_prep.dataset.manifest import Manifest, Split
 
 def untrue(manifest: Manifest, classes: ClassList) -> Iterator[str]:
     """Yields a sentence for each claim of a manifest that contradicts its counts or class list."""
-    count, expected = len(classes.wnids), manifest.classes
+    count = len(classes.wnids)
+    expected = manifest.classes
     if (count, classes.digest) != (expected.count, expected.digest):
         counts = f" ({count:,} classes, expected {expected.count:,})"
         yield (

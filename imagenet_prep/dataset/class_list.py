@@ -62,7 +62,8 @@ class ClassList:
         A name is a WNID, a class index, a class folder, or a word such as "planetarium". Unknown
         names, and words that match several classes, raise UsageError.
         """
-        indices, unknown = set[int](), list[str]()
+        indices: set[int] = set()
+        unknown: list[str] = []
         for name in map(str, asked):
             if not (matches := self._matching(name)):
                 unknown.append(name)
@@ -126,7 +127,8 @@ def parse(data: bytes, where: str) -> ClassList:
         rows = [line.decode().partition(" ") for line in data.splitlines()]
     except UnicodeDecodeError as error:
         raise DataDamagedError(f"{where}: not UTF-8 ({error}). {advice}") from None
-    wnids, words = tuple(wnid for wnid, *_ in rows), tuple(words for *_, words in rows)
+    wnids = tuple(wnid for wnid, *_ in rows)
+    words = tuple(words for *_, words in rows)
     demand_short(itertools.chain(wnids, words), where)
     return ClassList(wnids, words)
 

@@ -37,9 +37,11 @@ DTYPES = {
 # The view of a column that is valid for every crop and for the mirrored image.
 ANY_VIEW = "image"
 # Whether a row depends only on the image, or also on its class.
-OF_IMAGE, OF_CLASS = "image", "image+class"
+OF_IMAGE = "image"
+OF_CLASS = "image+class"
 # The values of --columns for all columns and for none.
-ALL, NONE = "all", "none"
+ALL = "all"
+NONE = "none"
 # Names that exports and flags use themselves. A new column with such a name, in any case and also
 # with a dot and more text behind it, is refused; readers of Parquet select `image.x` with `image`.
 RESERVED = frozenset({ALL, NONE, "key", "split", *schema.PARQUET_FIELDS, *schema.WEBDATASET_FIELDS})
@@ -165,7 +167,8 @@ class Column:
 
     def differing(self, other: Column) -> list[str]:
         """Returns the names of the settings in which two columns differ; ignores their files."""
-        mine, theirs = vars(self.begun()), vars(other.begun())
+        mine = vars(self.begun())
+        theirs = vars(other.begun())
         return [name for name in mine if mine[name] != theirs[name]]
 
     def with_files(self, split: str, files: Iterable[ColumnFile]) -> Column:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-ONLY_IN_A, ONLY_IN_B = "only_in_a", "only_in_b"
-OTHER_LABEL, OTHER_BYTES, OTHER_SIZE = "other_label", "other_bytes", "other_size"
+ONLY_IN_A = "only_in_a"
+ONLY_IN_B = "only_in_b"
+OTHER_LABEL = "other_label"
+OTHER_BYTES = "other_bytes"
+OTHER_SIZE = "other_size"
 
 
 class StoredImage(NamedTuple):

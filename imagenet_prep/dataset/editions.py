@@ -57,7 +57,8 @@ class Edition:
         if split not in self.examples:
             return [f"{self.name} has no split {split}"]
         problems = []
-        total, expected = sum(num_per_class), self.examples[split]
+        total = sum(num_per_class)
+        expected = self.examples[split]
         if total != expected:
             problems.append(f"{split} has {counted(total, 'image')}, expected {expected:,}")
         if absent := [w for w, n in zip(classes.wnids, num_per_class, strict=True) if not n]:

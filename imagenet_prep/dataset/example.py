@@ -93,7 +93,8 @@ def encode_parts(example: ImageExample) -> tuple[bytes, bytes, bytes]:
     Most entries are cached: entries before the image depend only on the class, and entries after
     the file name depend only on size, label and boxes.
     """
-    encoded, filename = example.encoded, example.filename.encode()
+    encoded = example.encoded
+    filename = example.filename.encode()
     before = _class_entries(example.stored_label, example.wnid, example.text) + entry_head(
         _ENCODED, len(encoded)
     )
@@ -130,7 +131,8 @@ def _as_encoded(payload: bytes | memoryview) -> ImageExample | None:
     image, size = _value(_IMAGE_VALUE, head)
     if not image:
         return None
-    image_end, image_head = image + size, entry_head(_ENCODED, size)
+    image_end = image + size
+    image_head = entry_head(_ENCODED, size)
     rest = bytes(payload[image_end:])
     name, name_size = _value(_FILENAME_VALUE, rest)
     if (

@@ -9,18 +9,60 @@ from imagenet_prep.core.terminal import counted
 
 _MAX_ENDING = 12
 _MAX_ENDINGS = 20
-_NO_ENDING, _OTHERS = "without an ending", "others"
+_NO_ENDING = "without an ending"
+_OTHERS = "others"
 # Folders created by operating systems, NAS devices and archivers.
 _SYSTEM_FOLDERS = {
-    *("$recycle.bin", "system volume information", "found.000", "lost+found", "lost.dir"),
-    *("@eadir", "@tmp", "@recycle", "@recently-snapshot", "#recycle", "#snapshot", "~snapshot"),
-    *("__macosx", "network trash folder", "temporary items"),
+    "$recycle.bin",
+    "system volume information",
+    "found.000",
+    "lost+found",
+    "lost.dir",
+    "@eadir",
+    "@tmp",
+    "@recycle",
+    "@recently-snapshot",
+    "#recycle",
+    "#snapshot",
+    "~snapshot",
+    "__macosx",
+    "network trash folder",
+    "temporary items",
 }
 # Extensions of images that are not read: from phones, raw, or of programs. Messages name them.
 PHOTOGRAPHS = {
-    *(".heic", ".heif", ".hif", ".avif", ".jxl", ".jp2", ".dng", ".nef", ".nrw", ".cr2", ".cr3"),
-    *(".ppm", ".pgm", ".pbm", ".pnm", ".pam", ".tga", ".psd", ".exr", ".hdr", ".svg", ".dcm"),
-    *(".crw", ".arw", ".raf", ".orf", ".rw2", ".pef", ".srw", ".3fr", ".iiq", ".x3f"),
+    ".heic",
+    ".heif",
+    ".hif",
+    ".avif",
+    ".jxl",
+    ".jp2",
+    ".dng",
+    ".nef",
+    ".nrw",
+    ".cr2",
+    ".cr3",
+    ".ppm",
+    ".pgm",
+    ".pbm",
+    ".pnm",
+    ".pam",
+    ".tga",
+    ".psd",
+    ".exr",
+    ".hdr",
+    ".svg",
+    ".dcm",
+    ".crw",
+    ".arw",
+    ".raf",
+    ".orf",
+    ".rw2",
+    ".pef",
+    ".srw",
+    ".3fr",
+    ".iiq",
+    ".x3f",
 }
 
 

@@ -20,14 +20,19 @@ MAX_SCANS = 100
 # Comments and metadata have one segment per 64 kB; each scan has a few segments for its tables.
 _MAX_SEGMENTS = 10_000
 
-SOI, EOI = b"\xff\xd8\xff", b"\xff\xd9"
+SOI = b"\xff\xd8\xff"
+EOI = b"\xff\xd9"
 _BITS = 8
 # Finds the next marker as libjpeg does: skips fill bytes, stuffed zeros, surplus bytes, and restart
 # markers, which have no content.
 _MARKER = re.compile(rb"\xff[^\x00\xd0-\xd7\xff]")
-_SOS, _EOI, _SOI_MARKER = 0xDA, 0xD9, 0xD8
+_SOS = 0xDA
+_EOI = 0xD9
+_SOI_MARKER = 0xD8
 # SOF0 to SOF15, without the markers DHT, JPG and DAC in between, and DHP (for several frames).
-_SOF0, _SOF3, _DHP = 0xC0, 0xC3, 0xDE
+_SOF0 = 0xC0
+_SOF3 = 0xC3
+_DHP = 0xDE
 _FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC} | {_DHP}
 _PROGRESSIVE = frozenset({0xC2, 0xC6, 0xCA, 0xCE})
 # SOF0, SOF1 and SOF2: the only frames that decoders can reliably downscale while decoding.
@@ -76,7 +81,11 @@ def refuse_bombs(data: bytes, max_pixels: int = MAX_PIXELS) -> Frame | None:
     """
     if not data.startswith(SOI):
         return None
-    position, scans, components, progressive, is_alone = 2, 0, 0, False, False
+    position = 2
+    scans = 0
+    components = 0
+    progressive = False
+    is_alone = False
     header = height = width = first_scan = frame = 0
     is_odd = False
     try:
@@ -146,7 +155,8 @@ def segments(data: bytes, kind: int, stop: int) -> Iterator[tuple[int, int]]:
     """Yields (start, end) of each segment before the first scan whose marker is FF and `kind`."""
     position = 2
     while (match := _MARKER.search(data, position, stop)) is not None:
-        marker, position = data[match.end() - 1], match.end()
+        marker = data[match.end() - 1]
+        position = match.end()
         if marker in (_SOS, _EOI):
             return
         if marker in _SEGMENTS:

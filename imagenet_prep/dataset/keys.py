@@ -19,9 +19,11 @@ from imagenet_prep.dataset import schema
 
 # Limits for a list of keys, which may be a pipe, as in <(…), or an endless device. They allow 2
 # million keys of ImageNet; even a short key takes 200 bytes of memory.
-_MOST_BYTES, MOST_LINES = 64 << 20, 1 << 21
+_MOST_BYTES = 64 << 20
+MOST_LINES = 1 << 21
 _ENDS = (b"\n", b"\r")
-_AT_ONCE, _PART_BYTES = 1 << 14, 1 << 20
+_AT_ONCE = 1 << 14
+_PART_BYTES = 1 << 20
 # Linux's limit for a path (PATH_MAX).
 MOST_KEY_BYTES = 4096
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
@@ -36,11 +38,25 @@ APPENDED_WNID = re.compile(rf"^(?P<stem>.+)_(?P<wnid>{WNID.pattern})(?P<suffix>\
 LEADING_WNID = re.compile(rf"(?P<wnid>{WNID.pattern})_")
 # ImageNet-C's corruptions, in the paper's order. mCE does not include the last four.
 CORRUPTIONS = (
-    *("gaussian_noise", "shot_noise", "impulse_noise"),
-    *("defocus_blur", "glass_blur", "motion_blur", "zoom_blur"),
-    *("snow", "frost", "fog", "brightness"),
-    *("contrast", "elastic_transform", "pixelate", "jpeg_compression"),
-    *("speckle_noise", "gaussian_blur", "spatter", "saturate"),
+    "gaussian_noise",
+    "shot_noise",
+    "impulse_noise",
+    "defocus_blur",
+    "glass_blur",
+    "motion_blur",
+    "zoom_blur",
+    "snow",
+    "frost",
+    "fog",
+    "brightness",
+    "contrast",
+    "elastic_transform",
+    "pixelate",
+    "jpeg_compression",
+    "speckle_noise",
+    "gaussian_blur",
+    "spatter",
+    "saturate",
 )
 CORRUPTED_NAME = re.compile(
     rf"^({'|'.join(CORRUPTIONS)})/([1-5])/ILSVRC2012_val_(\d{{8}})\.[A-Za-z]+$"
@@ -369,7 +385,8 @@ def parse_list(path: str | os.PathLike[str], data: bytes) -> KeyList:
         start = file.tell()
     if not keys:
         raise UsageError(f"{path}: no keys, expected one per line. For a pipe, start its writer.")
-    ordered, digest = sorted(keys), hashlib.sha256()
+    ordered = sorted(keys)
+    digest = hashlib.sha256()
     for first in range(0, len(ordered), _AT_ONCE):
         digest.update("".join(f"{key}\n" for key in ordered[first : first + _AT_ONCE]).encode())
     return KeyList(str(path), keys, digest.hexdigest(), repeated)

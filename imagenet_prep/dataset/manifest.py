@@ -25,8 +25,15 @@ _LEAST_RECORD_BYTES = 64
 _MOST_EXAMPLES = 1 << 27
 # Fields that are omitted from the file if they are empty.
 _LEFT_OUT = {
-    *("lacks", "edition", "answers", "ignored", "images", "wnids"),
-    *("samples_root", "samples_bytes", "samples_sha256"),
+    "lacks",
+    "edition",
+    "answers",
+    "ignored",
+    "images",
+    "wnids",
+    "samples_root",
+    "samples_bytes",
+    "samples_sha256",
 }
 # Limit for the sum of all counts, so that every partial sum also fits into 64 bits.
 _MOST = (1 << 63) - 1

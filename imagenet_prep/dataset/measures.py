@@ -17,9 +17,12 @@ from imagenet_prep.dataset.samples import KEPT, Sample
 BINS_PER_OCTAVE = 8
 _TOGETHER = 50_000
 
-SHORT_SIDE, SOURCE_SHORT_SIDE = "short_side", "source_short_side"
-ASPECT, SOURCE_ASPECT = "aspect", "source_aspect"
-BYTES, SOURCE_BYTES = "bytes", "source_bytes"
+SHORT_SIDE = "short_side"
+SOURCE_SHORT_SIDE = "source_short_side"
+ASPECT = "aspect"
+SOURCE_ASPECT = "source_aspect"
+BYTES = "bytes"
+SOURCE_BYTES = "source_bytes"
 
 Histograms = dict[str, Counter[int]]
 
@@ -46,7 +49,8 @@ def of(samples: Iterable[Sample]) -> Measured:
     """Returns the statistics of these samples."""
     import numpy as np
 
-    measured, remaining = Measured(), iter(samples)
+    measured = Measured()
+    remaining = iter(samples)
     while rows := list(itertools.islice(remaining, _TOGETHER)):
         columns = [(r[2:5], r[8:11]) for r in rows]
         array = np.asarray(columns, dtype=np.float64).reshape(-1, 6)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable
 
-_LEAF, _NODE = b"\0", b"\1"
+_LEAF = b"\0"
+_NODE = b"\1"
 
 
 def root(leaves: Iterable[bytes]) -> str:

@@ -21,7 +21,9 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 # Rules for a tag that is not 1: turn the pixels; only set the tag to 1; do nothing.
-APPLY, NEUTRAL, KEEP = "apply", "neutral", "keep"
+APPLY = "apply"
+NEUTRAL = "neutral"
+KEEP = "keep"
 RULES = (APPLY, NEUTRAL, KEEP)
 REASON = "orientation"
 UPRIGHT = 1
@@ -34,7 +36,8 @@ _ORIENTATION = 0x0112
 _ENTRY_BYTES = 12
 # A photograph has one orientation, and perhaps one more for its thumbnail.
 _MOST_ENTRIES = 10_000
-_SHORT, _TEXT = 3, 2
+_SHORT = 3
+_TEXT = 2
 # EXIF's types as `struct` formats: integers, fractions of two integers, floats.
 _TYPES = {1: "B", 3: "H", 4: "I", 5: "2I", 6: "b", 7: "B", 8: "h", 9: "i", 10: "2i"}
 _TYPES |= {11: "f", 12: "d", 13: "I"}

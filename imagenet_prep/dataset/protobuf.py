@@ -17,7 +17,9 @@ from imagenet_prep.core.errors import DataDamagedError
 from imagenet_prep.dataset import schema
 
 # Tags of length-delimited fields.
-FIELD_1, FIELD_2, FIELD_3 = b"\x0a", b"\x12", b"\x1a"
+FIELD_1 = b"\x0a"
+FIELD_2 = b"\x12"
+FIELD_3 = b"\x1a"
 Value = tuple[bytes, ...] | tuple[float, ...] | tuple[int, ...]
 # The type of the values in a list, and protobuf's name for the type.
 KINDS: dict[type, str] = {bytes: "bytes", float: "float", int: "int64"}

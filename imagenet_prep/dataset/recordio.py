@@ -98,7 +98,8 @@ def _part(file: BinaryIO, at: int, size: int) -> tuple[int, int]:
     if len(head) < _FRAME.size:
         raise DataDamagedError(f"byte {at:,}: the file ends inside the frame of a record")
     magic, word = _FRAME.unpack(head)
-    kind, length = word >> _LENGTH_BITS, word & (1 << _LENGTH_BITS) - 1
+    kind = word >> _LENGTH_BITS
+    length = word & (1 << _LENGTH_BITS) - 1
     if magic != _MAGIC or kind > _LAST:
         raise DataDamagedError(
             f"byte {at:,}: {head.hex(' ')}, expected the frame of a record: {_MAGIC.hex(' ')} ..."

@@ -17,7 +17,9 @@ from typing import BinaryIO, NamedTuple
 from imagenet_prep.core.errors import DataDamagedError
 from imagenet_prep.dataset.keys import MOST_KEY_BYTES, leads_out
 
-KEPT, SHRUNK, REPAIRED = "kept", "shrunk", "repaired"
+KEPT = "kept"
+SHRUNK = "shrunk"
+REPAIRED = "repaired"
 COLUMNS = (
     "key,class_index,bytes,width,height,sha256,action,reason,"
     "source_bytes,source_width,source_height,source_sha256"
@@ -31,7 +33,9 @@ MOST_LINE_BYTES = 2 * MOST_KEY_BYTES + 512
 _PART = rb'(?!\.\.?[/\\,])[^\x00-\x1f\x7f",/\\]+'
 _KEY = rb'(?:(%b(?:[/\\]%b)*)|"((?:[^\x00-\x1f\x7f"]|"")+)")' % (_PART, _PART)
 _NO_LINE = "is not a line of a table, or its key has a part that is empty, . or .."
-_COUNT, _NUMBER, _SHA256 = rb"([1-9][0-9]{0,17})", rb"(0|[1-9][0-9]{0,17})", rb"([0-9a-f]{64})"
+_COUNT = rb"([1-9][0-9]{0,17})"
+_NUMBER = rb"(0|[1-9][0-9]{0,17})"
+_SHA256 = rb"([0-9a-f]{64})"
 _IMAGE = rb",".join([_COUNT, _COUNT, _COUNT, _SHA256])
 _LINE = re.compile(
     rb",".join([_KEY, _NUMBER, _IMAGE, rb"(kept|shrunk|repaired)", rb"([a-z0-9_+]{0,64})", _IMAGE])
@@ -88,7 +92,8 @@ class Table:
     """Writes a table to an open file; `num_bytes` is its size so far."""
 
     def __init__(self, file: BinaryIO) -> None:
-        self._file, self._digest = file, hashlib.sha256()
+        self._file = file
+        self._digest = hashlib.sha256()
         self.num_bytes = 0
         self._write(HEADER)
 

@@ -40,7 +40,9 @@ TYPES: dict[str, type] = {
 }
 
 # Values of the manifest's `lacks`, for records of other programs.
-ABSENT, EMPTY, WRONG = "absent", "empty", "untrue"
+ABSENT = "absent"
+EMPTY = "empty"
+WRONG = "untrue"
 
 TRAIN = "train"
 VALIDATION = "validation"
@@ -68,7 +70,9 @@ OFFICIAL_CLASS_RANGE = {TRAIN: (732, 1300), VALIDATION: (50, 50)}
 DEFAULT_LABEL_OFFSET = 1
 
 # Levels of verification and their guarantees; each level includes the previous ones.
-LEVEL_MANIFEST, LEVEL_CRC, LEVEL_DECODE = "manifest", "crc", "decode"
+LEVEL_MANIFEST = "manifest"
+LEVEL_CRC = "crc"
+LEVEL_DECODE = "decode"
 LEVELS = {
     LEVEL_MANIFEST: "every file exists and has the expected size",
     LEVEL_CRC: "every byte of every file is unchanged",

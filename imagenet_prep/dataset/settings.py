@@ -116,7 +116,8 @@ def short_side(config: Config, split: str) -> int | None:
 
 def parse(config: Config) -> Settings:
     """Returns the settings in a config; raises ValueError if it is invalid."""
-    splits, verb = config.get("splits"), config.get("verb")
+    splits = config.get("splits")
+    verb = config.get("verb")
     if verb in (None, AMEND):
         names = records.parse(list[str], splits)
         return Settings(verb or PREPARE, dict.fromkeys(names, config))

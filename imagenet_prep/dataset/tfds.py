@@ -17,7 +17,8 @@ from imagenet_prep.dataset.manifest import Shard
 IMAGENET = "imagenet2012"
 # Our names end with "_prep", unlike all names in TFDS. For its own names (imagenet2012,
 # imagenet2012_subset, cifar10, mnist), TFDS runs code that does not find our shards.
-_OURS, _SUBSET = "_prep", "_subset"
+_OURS = "_prep"
+_SUBSET = "_subset"
 
 _PACKAGE = "tensorflow_datasets.core.features"
 

@@ -16,7 +16,9 @@ from imagenet_prep.dataset.protobuf import (
 )
 
 # The keys of TFDS, and the schema's key for each of them. TFDS's labels are 0-based.
-IMAGE, LABEL, NAME = "image", "label", "file_name"
+IMAGE = "image"
+LABEL = "label"
+NAME = "file_name"
 KEYS = {IMAGE: schema.ENCODED, LABEL: schema.LABEL, NAME: schema.FILENAME}
 # The file with the label names, one per line.
 LABELS = f"{LABEL}.labels.txt"

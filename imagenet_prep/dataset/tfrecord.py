@@ -114,7 +114,8 @@ def read_records(
         payload = stream.read(length)
         tail = stream.read(_CRC.size)
         if len(payload) < length or len(tail) < _CRC.size:
-            size, expected = len(payload) + len(tail), length + _CRC.size
+            size = len(payload) + len(tail)
+            expected = length + _CRC.size
             raise DataDamagedError(
                 f"{where}: the file ends inside the record: {size:,} bytes, expected {expected:,}"
             )

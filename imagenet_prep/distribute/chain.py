@@ -171,7 +171,8 @@ class Chain:
         if files > len(peer.sizes):
             raise BrokenError(f"it lacks {counted(files, 'file')} of {len(peer.sizes):,}")
         peer.become(State.LIVE)
-        peer.was_live, peer.lacking = True, files
+        peer.was_live = True
+        peer.lacking = files
         self._actions.progress(peer, 0)
 
     def _stored(self, peer: Peer, name: str) -> None:
@@ -214,7 +215,8 @@ class Chain:
             self._fail(peer, refusal)
 
     def _lost(self, peer: Peer, cause: Cause, why: str) -> None:
-        giver, early = peer.upstream, peer.state is State.COMING
+        giver = peer.upstream
+        early = peer.state is State.COMING
         if giver is None and cause is Cause.UNREADABLE:
             self._fail_receiver(peer, f"its receiver is broken: {why}")
             return
@@ -255,7 +257,8 @@ class Chain:
     def _connect(self, peer: Peer) -> None:
         """Starts the peer's sender on the nearest usable host before the peer, or on the leader."""
         peer.become(State.COMING)
-        peer.lacking, peer.wrong = None, 0
+        peer.lacking = None
+        peer.wrong = 0
         before = [] if peer.alone else self._order[: self._order.index(peer)]
         givers = [giver for giver in before if giver.address not in peer.avoid]
         peer.upstream = givers[-1] if givers else None

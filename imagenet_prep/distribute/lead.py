@@ -126,7 +126,8 @@ class Leader:
         threading.Thread(target=ask, daemon=True).start()
 
     def progress(self, peer: Peer, num_bytes: int) -> None:
-        total, before = len(peer.sizes), self._counted[peer]
+        total = len(peer.sizes)
+        before = self._counted[peer]
         done = total - (peer.lacking or 0)
         self._news += [partial(self._count, num_bytes)] * (done - before)
         if num_bytes and before * 4 // total < done * 4 // total < 4:
@@ -138,7 +139,8 @@ class Leader:
 
     def _report(self) -> None:
         # Print here and not in `_message`, which would blame the sender for a closed terminal.
-        news, self._news = self._news, []
+        news = self._news
+        self._news = []
         for report in news:
             report()
 
@@ -160,9 +162,11 @@ class Leader:
         try:
             why, code = self._forward(peer, giver, host, prove)
         except OSError as error:
-            why, code = f"it cannot be started: {error}", None
+            why = f"it cannot be started: {error}"
+            code = None
         except Exception as error:  # noqa: BLE001 - else the loop would wait forever
-            why, code = plain(str(error)) or type(error).__name__, None
+            why = plain(str(error)) or type(error).__name__
+            code = None
         self._events.put(partial(self._ended, peer, giver, why, code))
 
     def _forward(

@@ -86,7 +86,8 @@ class Hop:
             broken, ending = self.receiver.listen(self._message)
         finally:
             # Stop `run` even after an exception, because no more answers are read.
-            done, self._over = self._over, True
+            done = self._over
+            self._over = True
         cause = broken.cause if broken else Cause.ENDED
         if cause is Cause.ENDED and ending.is_of_ssh:
             cause = Cause.UNREACHED
@@ -98,7 +99,8 @@ class Hop:
 
     def _message(self, frame: Frame) -> bool:
         """Handles and forwards a message of the receiver; returns whether it is the last."""
-        fields, spoiled = frame.fields, False
+        fields = frame.fields
+        spoiled = False
         with self._news:
             match frame.kind:
                 case "lacking":

@@ -48,7 +48,8 @@ class Target:
 
     def refuse_others(self) -> None:
         """Raises UsageError if the target has a different dataset or column, or surplus shards."""
-        theirs, ours = self._read(naming.MANIFEST), self.manifest.digest
+        theirs = self._read(naming.MANIFEST)
+        ours = self.manifest.digest
         if theirs is not None and theirs != self._data and (digest := _digest(theirs)) != ours:
             raise UsageError(
                 f"{self.store.where()} has a different dataset (manifest {digest[:16]}, expected "

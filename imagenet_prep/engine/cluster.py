@@ -44,7 +44,8 @@ class Job(Started):
 
     def __exit__(self, kind: object, *_: object) -> None:
         # Beam's threads lose their connection to the job server. Hide their tracebacks.
-        hook, threading.excepthook = threading.excepthook, lambda _: None
+        hook = threading.excepthook
+        threading.excepthook = lambda _: None
         try:
             if kind is not None:
                 self._cancel()

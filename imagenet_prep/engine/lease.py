@@ -93,7 +93,8 @@ class Lease:
         claims = f"{self._folder}/{stage.name}"
         if folder := self.store.as_folder:
             folder.make_folder(claims)
-        pending, spread = _without(tasks, self.store.names(claims)), 1
+        pending = _without(tasks, self.store.names(claims))
+        spread = 1
         mine: deque[str] = deque(maxlen=_IN_HAND)
         try:
             while pending:
@@ -104,7 +105,8 @@ class Lease:
                     yield task
                     continue
                 # In a bucket, each attempt costs a request, so list all claims after a failed one.
-                pending, spread = _without(pending, self.store.names(claims)), 2 * spread
+                pending = _without(pending, self.store.names(claims))
+                spread = 2 * spread
                 if pending:
                     pending.rotate(-_chance.randrange(min(spread, len(pending))))
         except GeneratorExit:

@@ -17,7 +17,10 @@ from imagenet_prep.storage.opened import Dataset, open_dataset
 
 Integers = npt.NDArray[np.int64]
 SPLITS = (schema.TEST, schema.VALIDATION, schema.HOLDOUT)  # the first of these is evaluated
-_LEAST_PAIRS, _LEAST_CLASSES, _MANY_CLASSES = 20, 5, 200  # limits of `_refuse_other_order`
+# limits of `_refuse_other_order`
+_LEAST_PAIRS = 20
+_LEAST_CLASSES = 5
+_MANY_CLASSES = 200
 
 
 class EvaluatedSet:
@@ -44,7 +47,8 @@ class EvaluatedSet:
     @property
     def pairs(self) -> Integers:
         """Pairs [labels, 2] of an image number and a correct class for the image."""
-        number, index = np.arange(len(self.keys)), self._index
+        number = np.arange(len(self.keys))
+        index = self._index
         pairs = [np.stack([number, self.class_index], 1)]
         for wnid, right in self.manifest.answers.items():
             of_class = number[self.class_index == index.get(wnid)]
@@ -54,7 +58,8 @@ class EvaluatedSet:
 
     def labels(self, of: LabelList) -> Mapping[int, tuple[int, ...]]:
         """Returns the class indices in a label list, by image number in this split."""
-        labels, unknown = {}, []
+        labels = {}
+        unknown = []
         for entry, (key, classes) in enumerate(of.classes.items(), start=1):
             if (number := self.number_of.get(key)) is None:
                 continue

@@ -27,7 +27,9 @@ PUBLISHED = {
         "several labels 3.0.0 as published"
     ),
 }
-_MOST_BYTES, _MOST_VALUES = 256 << 20, 1 << 26  # published lists have up to 200 MB
+# published lists have up to 200 MB
+_MOST_BYTES = 256 << 20
+_MOST_VALUES = 1 << 26
 _NUM_VALIDATION = schema.OFFICIAL_NUM_EXAMPLES[schema.VALIDATION]
 
 

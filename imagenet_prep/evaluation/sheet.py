@@ -70,7 +70,8 @@ class Sheet:
         is None, the predictions are those of all images in record order.
         """
         dataset = self.sets[name]
-        order, own = dataset.order(keys, len(classes)), dataset.class_index
+        order = dataset.order(keys, len(classes))
+        own = dataset.class_index
         chosen = {dataset.num_classes: classes[order]}
         if len(dataset.present) < dataset.num_classes and within is not None:
             chosen[len(dataset.present)] = within[order]

@@ -41,9 +41,17 @@ OWN = Kind("a Croissant file", b'{\n "@context"')
 _OURS = {"@context", "@type", "conformsTo", "distribution", "recordSet", "version"}
 # Fields that Croissant or conferences require and only the authors of a dataset know.
 OF_AUTHORS = (
-    *("creator", "license", "url", "datePublished", "citeAs"),
-    *("rai:dataLimitations", "rai:dataBiases", "rai:personalSensitiveInformation"),
-    *("rai:dataUseCases", "rai:dataSocialImpact", "rai:hasSyntheticData"),
+    "creator",
+    "license",
+    "url",
+    "datePublished",
+    "citeAs",
+    "rai:dataLimitations",
+    "rai:dataBiases",
+    "rai:personalSensitiveInformation",
+    "rai:dataUseCases",
+    "rai:dataSocialImpact",
+    "rai:hasSyntheticData",
 )
 
 

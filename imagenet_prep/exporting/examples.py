@@ -89,7 +89,8 @@ class Source:
         Each record must have correct CRCs, the class name of its label, and the width and height of
         its image. If the dataset has tables of samples, the sha256 of the image must match too.
         """
-        records, columns = self.split(part.split), self.rows_of(part.split)
+        records = self.split(part.split)
+        columns = self.rows_of(part.split)
         named = _named(records, part.numbers) if records.manifest.has_samples else None
         for start in range(0, len(part.numbers), _TOGETHER):
             block = [int(number) for number in part.numbers[start : start + _TOGETHER]]

@@ -128,7 +128,8 @@ def forget_lost(store: Store, tree: Tree | None, sizes: Mapping[str, Sequence[in
 
 def write_each(write: Callable[[str, bytes], None], pieces: Iterable[Piece]) -> Files:
     """Writes each piece as a file, or creates a folder if its name ends with a slash."""
-    sizes, sums = [], []
+    sizes = []
+    sums = []
     for name, data, sha256 in pieces:
         write(name, data)
         if not name.endswith("/"):

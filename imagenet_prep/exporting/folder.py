@@ -74,7 +74,8 @@ class Folder(Format):
         where = f"{records.split} of {records.dataset.where}"
         is_chosen = np.zeros(len(records), bool)
         is_chosen[chosen] = True
-        has_images, hashed = np.zeros(len(self.wnids), bool), np.empty(len(chosen), np.int64)
+        has_images = np.zeros(len(self.wnids), bool)
+        hashed = np.empty(len(chosen), np.int64)
         invalid = []
         heads = itertools.compress(Names(records), is_chosen)
         for number, (class_index, key, _) in enumerate(heads):

@@ -142,7 +142,8 @@ class Job:
         sums = self.called + files.SUMS
         if done.get("request") != self.digest() or self.store.size(sums) is None:
             return False
-        digest, names = hashlib.sha256(), []
+        digest = hashlib.sha256()
+        names = []
         with self.store.opened(sums) as lines:
             for line in lines:
                 digest.update(line)
@@ -158,11 +159,14 @@ def run(job: Job) -> Json:
 
     A finished export has no receipts in `.work`. If one of its files is missing, all are rewritten.
     """
-    parts, store, digest = job.parts(), job.store, job.digest()
+    parts = job.parts()
+    store = job.store
+    digest = job.digest()
     settled = job.format.settled(job.source, parts)
     mark = f"{naming.WORK}/{job.called}export"
     _refuse_others(job, mark, digest)
-    of_parts, tree = f"{naming.WORK}/parts-{digest[:16]}", None
+    of_parts = f"{naming.WORK}/parts-{digest[:16]}"
+    tree = None
     if job.format.file_an_image and (folder := store.as_folder):
         tree = files.Tree(folder, f"{of_parts}/made")
     work = Work(job.source, settled, store, of_parts, tree)
@@ -221,7 +225,8 @@ def _remove_work(store: Store, mark: str, *folders: str) -> None:
 
 def _refuse_others(job: Job, mark: str, digest: str) -> None:
     """Raises UsageError if the folder contains anything that is not part of this export."""
-    names, existing = job.store.list_folder(), job.finished().get("request")
+    names = job.store.list_folder()
+    existing = job.finished().get("request")
     if naming.WORK in names and job.store.size(mark) is not None:
         existing = job.store.read(mark).decode(errors="replace")
     if existing and existing != digest:

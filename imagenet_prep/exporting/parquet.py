@@ -60,7 +60,8 @@ class Parquet(Format):
             "huggingface": json.dumps({"info": {"features": features}}),
             schema.PARQUET_KEYS: "image.path",
         }
-        table, sink = pa.schema(columns, metadata), _Sink()
+        table = pa.schema(columns, metadata)
+        sink = _Sink()
         # JPEGs cannot be compressed further, and no two are the same.
         options = {"compression": "none", "use_dictionary": False, "write_statistics": ["label"]}
         with pq.ParquetWriter(sink, table, **options) as writer:
@@ -96,5 +97,6 @@ class _Sink(io.RawIOBase):
         return self._position
 
     def taken(self) -> list[bytes]:
-        pending, self._pending = self._pending, []
+        pending = self._pending
+        self._pending = []
         return pending

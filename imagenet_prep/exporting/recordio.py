@@ -29,7 +29,8 @@ class RecordIO(Format):
 
     def pieces(self, part: Part, examples: Iterable[Example]) -> Iterator[Piece]:
         """Yields each record after its lines in .lst and .idx, so that no line can be missing."""
-        prefix, offset = self.prefix or part.split, 0
+        prefix = self.prefix or part.split
+        offset = 0
         for number, example in enumerate(examples):
             record = recordio.frame(number, example.class_index, example.encoded)
             line = f"{number}\t{example.class_index:f}\t{example.wnid}/{example.name}\n"

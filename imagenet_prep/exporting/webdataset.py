@@ -29,7 +29,8 @@ class WebDataset(Format):
 
     def pieces(self, part: Part, examples: Iterable[Example]) -> Iterator[Piece]:
         """Yields the bytes of a tar: KEY.cls, .jpg, .json and .COLUMN.npy of each image."""
-        tar, size = _tar(part.split, part.number), 0
+        tar = _tar(part.split, part.number)
+        size = 0
         for example in examples:
             about = {
                 "filename": example.name,
@@ -45,7 +46,8 @@ class WebDataset(Format):
                 **{f"{name}.npy": _npy(row) for name, row in example.rows.items()},
             }.items():
                 info = tarfile.TarInfo(f"{key}.{extension}")
-                info.size, info.mode = len(data), _MODE
+                info.size = len(data)
+                info.mode = _MODE
                 head = info.tobuf(tarfile.GNU_FORMAT)
                 filling = bytes(-len(data) % tarfile.BLOCKSIZE)
                 yield from (Piece(tar, piece) for piece in (head, data, filling))

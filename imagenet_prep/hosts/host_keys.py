@@ -18,7 +18,10 @@ from imagenet_prep.core.terminal import in_columns
 from imagenet_prep.hosts.hosts_file import Host
 from imagenet_prep.hosts.process import run
 
-KNOWN, NEW, CHANGED, SILENT = "known", "new", "CHANGED", "no answer"
+KNOWN = "known"
+NEW = "new"
+CHANGED = "CHANGED"
+SILENT = "no answer"
 
 _AT_A_TIME = 32
 _PROGRAMS = ("ssh", "ssh-keyscan", "ssh-keygen")

@@ -27,9 +27,14 @@ _POLL_S = 0.02
 
 # A retry cannot help if ssh prints one of these.
 _FINAL = (
-    *("Host key verification failed", "Permission denied", "Name or service not known"),
-    *("Unable to negotiate", "Bad configuration option", "Bad owner or permissions"),
-    *("Too many authentication failures", "No address associated with hostname"),
+    "Host key verification failed",
+    "Permission denied",
+    "Name or service not known",
+    "Unable to negotiate",
+    "Bad configuration option",
+    "Bad owner or permissions",
+    "Too many authentication failures",
+    "No address associated with hostname",
 )
 _ADVICE = (
     "ssh to this host must work without prompts (BatchMode), and known_hosts must have its key. If "
@@ -267,7 +272,8 @@ class _Running:
     def ending(self) -> Ending:
         if self._popen is None or self._failed:
             return Ending(None, self._failed, seconds=self._seconds)
-        stderr, output = self._stderr.text(), self._output.text()
+        stderr = self._stderr.text()
+        output = self._output.text()
         return Ending(self._popen.returncode, stderr, output, self._seconds)
 
 

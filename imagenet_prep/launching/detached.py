@@ -23,14 +23,17 @@ from imagenet_prep.storage import inside
 from imagenet_prep.storage.folder import LocalStore
 from imagenet_prep.storage.os_errors import storage_errors
 
-RECORD, LOG = "launch.json", "launch.log"
+RECORD = "launch.json"
+LOG = "launch.log"
 
-_TAIL_LINES, _TAIL_BYTES = 10, 8192
+_TAIL_LINES = 10
+_TAIL_BYTES = 8192
 # Limit of the output before a launch detaches, which is at most one line per host.
 _SAID_BYTES = 1 << 20
 _RECORD_BYTES = 1 << 16
 # Valid process ids (an int of C) and exit codes (a byte).
-_PIDS, _CODES = range(2, 1 << 31), range(256)
+_PIDS = range(2, 1 << 31)
+_CODES = range(256)
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 # Exit codes of a launch that ended on request.
 _ORDERLY = (errors.EXIT_DONE, errors.IncompleteError.exit_code, errors.EXIT_INTERRUPTED)
@@ -93,7 +96,8 @@ class Record:
         """
         try:
             process = Path(f"/proc/{self.pid}")
-            owner, output = process.stat().st_uid, (process / "fd" / "1").stat()
+            owner = process.stat().st_uid
+            output = (process / "fd" / "1").stat()
             log, record = (inside.stat_inside(folder, name) for name in (LOG, RECORD))
         except (OSError, ImagenetPrepError):
             return False

@@ -57,7 +57,8 @@ def check(
     facts = {h: a for h, a in zip(used, answers, strict=True) if isinstance(a, Answer)}
     problems += _too_few_gpus(facts)
     problems += _misplaced(used, answers)
-    network, ordered = None, list(used)
+    network = None
+    ordered = list(used)
     if not problems:
         if all(Placement(*answer.part) == WHOLE for answer in facts.values()):
             ordered = local_first(used)
@@ -108,9 +109,11 @@ def network_of(
     used: Sequence[Host], answers: Sequence[Answer], interface: str | None
 ) -> tuple[Network | None, list[str]]:
     """Returns the network of the hosts, or the problems that prevent one."""
-    ports, interfaces = answers[0].ports, here.interfaces()
+    ports = answers[0].ports
+    interfaces = here.interfaces()
     # The network interfaces of this machine and of each host; None if unknown.
-    own, names = interface, [interface] * len(used)
+    own = interface
+    names = [interface] * len(used)
     if interface is None:
         pairs = zip(used, answers, strict=True)
         addresses = [_remote_address(host, answer) for host, answer in pairs]
@@ -122,7 +125,8 @@ def network_of(
             own if address is None else _having(address, answer.interfaces)
             for address, answer in zip(addresses, answers, strict=True)
         ]
-    problems, of_hosts = [], []
+    problems = []
+    of_hosts = []
     for host, answer, name in zip(used, answers, names, strict=True):
         if name is not None and name in answer.interfaces:
             of_hosts.append(name)
@@ -191,7 +195,8 @@ def _too_few_gpus(facts: Mapping[Host, Answer]) -> list[str]:
         if answer.gpus >= host.slots:
             continue
         if answer.gpus:
-            gpus, ranks = counted(answer.gpus, "GPU"), counted(host.slots, "rank")
+            gpus = counted(answer.gpus, "GPU")
+            ranks = counted(host.slots, "rank")
             problems.append(f"{host.address}: {gpus} for {ranks}: write slots={answer.gpus}")
         else:
             problems.append(

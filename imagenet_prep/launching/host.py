@@ -47,8 +47,14 @@ from imagenet_prep.launching.ranks import MARK, Rank, Ranks
 from imagenet_prep.storage.opened import open_dataset
 
 PACKAGES = (
-    *("imagenet-prep", "tensorflow", "tensorflow-cpu", "keras", "mxnet", "torch"),
-    *("horovod", "numpy"),
+    "imagenet-prep",
+    "tensorflow",
+    "tensorflow-cpu",
+    "keras",
+    "mxnet",
+    "torch",
+    "horovod",
+    "numpy",
 )
 # Each rank has one of these variables in its environment.
 _NUMBERS = (b"HOROVOD_RANK=", b"OMPI_COMM_WORLD_RANK=")
@@ -200,7 +206,8 @@ def _dataset(data_dir: str) -> tuple[str, Placement, str]:
         facts, part = dataset.manifest, dataset.placement
         for split in facts.splits:
             for shard in dataset.shards(split):
-                path, expected = root / shard.name, shard.num_bytes
+                path = root / shard.name
+                expected = shard.num_bytes
                 if (size := path.stat().st_size) != expected:
                     problem = f"{path} has {size:,} bytes, expected {expected:,}"
                     return facts.digest, part, problem

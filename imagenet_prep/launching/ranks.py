@@ -50,10 +50,12 @@ class Voice:
     """
 
     def __init__(self, name: str, logs: str | None, left: Callable[[], object]) -> None:
-        self._mark, self._left = name.removeprefix("rank "), left
+        self._mark = name.removeprefix("rank ")
+        self._left = left
         self._log: IO[str] | None = None
         if logs is not None:
-            folder, file = Path(logs), f"{name.replace(' ', '-')}.log"
+            folder = Path(logs)
+            file = f"{name.replace(' ', '-')}.log"
             # `LocalStore` refuses a link, through which output could go to any file.
             with storage_errors("write", folder / file):
                 folder.mkdir(parents=True, exist_ok=True)
@@ -113,7 +115,8 @@ class Rank:
         left: Callable[[int], object] = lambda _: None,
     ) -> None:
         role = environment.get("DMLC_ROLE", "worker")
-        self.number, self.name = -1, f"{role} {environment.get('DMLC_SERVER_ID', '')}".rstrip()
+        self.number = -1
+        self.name = f"{role} {environment.get('DMLC_SERVER_ID', '')}".rstrip()
         if role == "worker":
             self.number = int(environment.get("HOROVOD_RANK", environment.get("RANK", "0")))
             self.name = f"rank {self.number}"

@@ -12,15 +12,51 @@ from imagenet_prep.hosts.hosts_file import Host
 # Python, TensorFlow, MXNet, PyTorch, Horovod, the network and this program read variables with
 # these names or prefixes. All other variables, such as HOME, are not passed on.
 _NAMES = {
-    *("PATH", "LD_LIBRARY_PATH", "LD_PRELOAD", "LANG", "LANGUAGE", "TZ", "TMPDIR"),
-    *("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"),
-    *("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy"),
+    "PATH",
+    "LD_LIBRARY_PATH",
+    "LD_PRELOAD",
+    "LANG",
+    "LANGUAGE",
+    "TZ",
+    "TMPDIR",
+    "SSL_CERT_FILE",
+    "SSL_CERT_DIR",
+    "REQUESTS_CA_BUNDLE",
+    "CURL_CA_BUNDLE",
+    "HTTP_PROXY",
+    "HTTPS_PROXY",
+    "NO_PROXY",
+    "http_proxy",
+    "https_proxy",
+    "no_proxy",
 }
 _BEGINNINGS = (
-    *("AWS_", "IMAGENET_PREP_", "PYTHON", "LC_", "MALLOC_", "TF_", "TF2_", "XLA_", "DALI_"),
-    *("MXNET_", "PS_", "TORCH_", "TORCHINDUCTOR_", "PYTORCH_"),
-    *("CUDA_", "CUDNN_", "NCCL_", "HOROVOD_", "GLOO_", "UCX_", "FI_"),
-    *("OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_"),
+    "AWS_",
+    "IMAGENET_PREP_",
+    "PYTHON",
+    "LC_",
+    "MALLOC_",
+    "TF_",
+    "TF2_",
+    "XLA_",
+    "DALI_",
+    "MXNET_",
+    "PS_",
+    "TORCH_",
+    "TORCHINDUCTOR_",
+    "PYTORCH_",
+    "CUDA_",
+    "CUDNN_",
+    "NCCL_",
+    "HOROVOD_",
+    "GLOO_",
+    "UCX_",
+    "FI_",
+    "OMP_",
+    "GOMP_",
+    "KMP_",
+    "MKL_",
+    "OPENBLAS_",
 )
 # Not passed on, since each host has its own GPUs, and each launch has its own key.
 _STAY = re.compile(r"CUDA_VISIBLE_DEVICES|HOROVOD_SECRET_KEY|IMAGENET_PREP_LAUNCH$")
@@ -82,7 +118,8 @@ def of_torchrun(
     Ranks are numbered host by host, as in Horovod. Rank 0 listens at `address` and `port`.
     """
     size = sum(host.slots for host in hosts)
-    of_hosts, first = [], 0
+    of_hosts = []
+    first = 0
     for host, interface in zip(hosts, interfaces, strict=True):
         shared = {
             "GLOO_SOCKET_IFNAME": interface,
@@ -114,7 +151,8 @@ def of_servers(
     Servers are assigned to hosts in turn. The scheduler, which connects all processes, runs on
     the first host, at `address` and `port`.
     """
-    of_ranks, of_others = [], []
+    of_ranks = []
+    of_others = []
     for place, (_, interface) in enumerate(zip(hosts, interfaces, strict=True)):
         shared = {
             "DMLC_PS_ROOT_URI": address,

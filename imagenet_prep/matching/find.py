@@ -25,10 +25,12 @@ if TYPE_CHECKING:
     Flags = npt.NDArray[np.bool_]
 
 _KEPT_MEANS = 4096  # 32 MB
-_LOOKS_AT_ONCE, _PROOFS_AT_ONCE = 1 << 14, 1 << 8
+_LOOKS_AT_ONCE = 1 << 14
+_PROOFS_AT_ONCE = 1 << 8
 # Limit of the cost per image. A comparison that finds no duplicate costs 1 with small pictures and
 # 10 with images. Without a limit, a malicious dataset could force comparisons of all pairs.
-_MOST_COST, _PROOF_COST = 500, 10
+_MOST_COST = 500
+_PROOF_COST = 10
 
 
 class Found:
@@ -44,7 +46,9 @@ class Found:
         self.problems: set[str] = set()  # sentences about images damaged after they were hashed
         num = len(pictures)
         self._cost = np.zeros(num, np.int64)
-        self.by_bytes, self.by_pixels, self.by_sight = Union(num), Union(num), Union(num)
+        self.by_bytes = Union(num)
+        self.by_pixels = Union(num)
+        self.by_sight = Union(num)
 
     def find(self, tick: Callable[[str], None]) -> None:
         """Finds all duplicates; calls `tick` regularly with the name of the current step."""
@@ -208,7 +212,8 @@ class Found:
         return proof.likely(*small, mirrored)
 
     def _proven(self, left: Numbers, right: Numbers, mirrored: bool) -> Flags:
-        known, proven = self._pictures.known, np.zeros(len(left), bool)
+        known = self._pictures.known
+        proven = np.zeros(len(left), bool)
         for number, pair in enumerate(zip(left.tolist(), right.tolist(), strict=True)):
             least = int(min(known.width[[*pair]].min(), known.height[[*pair]].min()))
             try:

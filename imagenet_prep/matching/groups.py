@@ -13,7 +13,9 @@ from imagenet_prep.dataset.keys import with_split
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-SAME_BYTES, SAME_PIXELS, NEARLY = "same bytes", "same pixels", "nearly the same"
+SAME_BYTES = "same bytes"
+SAME_PIXELS = "same pixels"
+NEARLY = "nearly the same"
 KINDS = (SAME_BYTES, SAME_PIXELS, NEARLY)
 # Prefix of split names of the dataset given by --against.
 AGAINST = "against:"

@@ -32,7 +32,8 @@ ROW = np.dtype(
 # quarter of a grey level, and at least LEAST_ROUGH of its cells differ from their surroundings by a
 # grey level. Re-encoding removes detail, so one image of a pair must reach these numbers, and the
 # second image only this share (LESS) of them.
-LEAST_STRONG, LEAST_ROUGH = 128, 820
+LEAST_STRONG = 128
+LEAST_ROUGH = 820
 LESS = 0.75
 
 

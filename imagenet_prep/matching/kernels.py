@@ -8,7 +8,10 @@ from pathlib import Path
 
 from imagenet_prep.core import compiled
 
-PLAIN, AVX2, AVX512 = 0, 2, 4  # as in simd.h
+# as in simd.h
+PLAIN = 0
+AVX2 = 2
+AVX512 = 4
 BUCKETS = 1 << 16
 _LIBRARY = Path(__file__).with_name("_matching.so")
 _POINTER, _NUMBER, _SIZE = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64

@@ -14,7 +14,8 @@ from imagenet_prep.storage.folder import LocalStore
 from imagenet_prep.storage.new_file import new_file
 from imagenet_prep.storage.os_errors import removed_on_failure, storage_errors
 
-PAIRS, PAGE = "pairs.csv", "duplicates.html"
+PAIRS = "pairs.csv"
+PAGE = "duplicates.html"
 HEADER = (
     "group",
     "split",

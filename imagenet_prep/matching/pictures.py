@@ -55,7 +55,8 @@ class Columns(NamedTuple):
 
 def columns(samples: Iterable[Sample]) -> Columns:
     """Returns the columns of these samples."""
-    numbers, digests = array("q"), bytearray()
+    numbers = array("q")
+    digests = bytearray()
     for sample in samples:
         numbers.extend((sample.class_index, sample.width, sample.height))
         digests += bytes.fromhex(sample.sha256)
@@ -95,7 +96,9 @@ class Pictures:
     ) -> None:
         """Reads all tables and rows; writes the hashes to files in the empty folder `scratch`."""
         self.pieces, self._rows = pieces, rows
-        of_tables, of_rows, counts = [], [], [0]
+        of_tables = []
+        of_rows = []
+        counts = [0]
         with open(scratch / "whole", "wb") as whole, open(scratch / "window", "wb") as window:
             for table, path in zip(tables, rows, strict=True):
                 of_tables.append(table)

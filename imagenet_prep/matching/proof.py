@@ -21,17 +21,23 @@ if TYPE_CHECKING:
     Scores = npt.NDArray[np.float32]
 
 # Minimum correlations of two images: of their common part, and of its finest details.
-LEAST_WHOLE, LEAST_FINE = 0.9, 0.6
+LEAST_WHOLE = 0.9
+LEAST_FINE = 0.6
 # An image with a side below 64 pixels has no such details. Its 64 x 64 cells are merged to 32 x 32,
 # and the minimum correlation is higher.
-_LEAST_PIXELS, LEAST_FINE_OF_TINY = 64, 0.8
+_LEAST_PIXELS = 64
+LEAST_FINE_OF_TINY = 0.8
 # Looser limits for the first comparison, which uses small pictures.
-LIKELY_WHOLE, LIKELY_FINE, LIKELY_OUTSIDE = 0.85, 0.45, 0.04
+LIKELY_WHOLE = 0.85
+LIKELY_FINE = 0.45
+LIKELY_OUTSIDE = 0.04
 # Limits of the contrast of one image relative to the second.
-LEAST_GAIN, MOST_GAIN = 0.5, 1.8
+LEAST_GAIN = 0.5
+MOST_GAIN = 1.8
 # Minimum ratio of a side of the smaller frame to a side of the larger frame, and the share of a
 # side by which the smaller frame may extend beyond the larger.
-LEAST_SCALE, MOST_OUTSIDE = 0.87, 0.03
+LEAST_SCALE = 0.87
+MOST_OUTSIDE = 0.03
 
 
 def scores(
@@ -50,8 +56,14 @@ def scores(
     left, right = (np.ascontiguousarray(images, np.uint16) for images in (left, right))
     result = np.empty((len(left), 8), np.float32)
     kernels.library().matching_prove(
-        *(left.ctypes.data, right.ctypes.data, mirrored, len(left), left.shape[-1]),
-        *(divisor, result.ctypes.data, kernels.best() if simd is None else simd),
+        left.ctypes.data,
+        right.ctypes.data,
+        mirrored,
+        len(left),
+        left.shape[-1],
+        divisor,
+        result.ctypes.data,
+        kernels.best() if simd is None else simd,
     )
     return result
 
@@ -60,7 +72,10 @@ def proven(left: Means, right: Means, mirrored: bool, least_side: int) -> bool:
     """Returns whether two images are duplicates, given their `likeness.means`."""
     divisor, fine = likeness.SIXTEENTHS, LEAST_FINE
     if least_side < _LEAST_PIXELS:
-        left, right, divisor, fine = _halved(left), _halved(right), 4 * divisor, LEAST_FINE_OF_TINY
+        left = _halved(left)
+        right = _halved(right)
+        divisor = 4 * divisor
+        fine = LEAST_FINE_OF_TINY
     measured = scores(left[None], right[None], mirrored, divisor)
     return bool(_are_one(measured, LEAST_WHOLE, fine, MOST_OUTSIDE)[0])
 

@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 _BANDS = 4
 _ROOM = 1 << 18  # pairs in the buffer of a worker
 _RANGES = 256  # parts of a band, assigned to the workers; fewer for few images
-_MEMBERS, _END = 14, 11  # members of `join` in matching.c, and the index of its end
+# members of `join` in matching.c, and the index of its end
+_MEMBERS = 14
+_END = 11
 _NONE = (np.empty((0, 2), np.uint32), True)
 Pairs = tuple["Numbers", "Numbers"]
 
@@ -37,7 +39,8 @@ class Radii(NamedTuple):
 
 
 # The limits for windows are higher, since cropping moves every edge of an image.
-WHOLE_RADII, WINDOW_RADII = Radii(7, 50), Radii(11, 75)
+WHOLE_RADII = Radii(7, 50)
+WINDOW_RADII = Radii(11, 75)
 
 
 class Side:
@@ -99,7 +102,8 @@ class Search(NamedTuple):
         joins = [self._join(left, right, band, worker, workers) for worker in range(workers)]
         running = [pool.submit(next, join, _NONE) for join in joins]
         for at in range(self._num_ranges):
-            worker, is_last = at % workers, False
+            worker = at % workers
+            is_last = False
             while not is_last:
                 pairs, is_last = running[worker].result()
                 yield pairs
@@ -126,7 +130,8 @@ class Search(NamedTuple):
         place = np.zeros(3, np.int64)
         bounds = np.linspace(0, kernels.BUCKETS, self._num_ranges + 1, dtype=np.int64)
         for at in range(worker, self._num_ranges, workers):
-            place[:], job[_END] = (bounds[at], 0, 0), bounds[at + 1]
+            place[:] = (bounds[at], 0, 0)
+            job[_END] = bounds[at + 1]
             while place[0] < bounds[at + 1]:
                 count = kernels.library().matching_join(
                     job.ctypes.data, place.ctypes.data, kernels.best()

@@ -154,7 +154,9 @@ def read_additions(where: str, classes: ClassList, splits: Collection[str]) -> A
             f"{some(absent)}. amend cannot add classes: labels are positions in the class list."
         )
     source = folder.find(root, [s for s in schema.SOURCE_SPLITS if s in folders], classes=classes)
-    reader, members, sha256 = source.images, dict[str, tuple[Member, ...]](), {}
+    reader = source.images
+    members: dict[str, tuple[Member, ...]] = {}
+    sha256 = {}
     for task in source.tasks:
         of_task = source.index(task)
         members[task.split] = (*members.get(task.split, ()), *of_task)

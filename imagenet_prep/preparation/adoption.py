@@ -206,11 +206,13 @@ def moves(source: TfrecordSet) -> list[tuple[str, str]]:
 
 def _begun(store: Store) -> tuple[str, Adoption | None]:
     """Returns the name and the `Adoption` (or None) of adopt's work file; checks its renames."""
-    note, begun = BEGUN, None
+    note = BEGUN
+    begun = None
     if store.size(BEGUN) is not None:
         begun = notes.read(store, BEGUN, Begun).adoption
     if begun is None and store.size(_BEGUN_BEFORE) is not None:
-        note, begun = _BEGUN_BEFORE, notes.read(store, _BEGUN_BEFORE, Adoption)
+        note = _BEGUN_BEFORE
+        begun = notes.read(store, _BEGUN_BEFORE, Adoption)
     names = {name for name, _ in begun.shards} if begun else set()
     for before, after in begun.renames if begun else ():
         if after not in names or not shard_files.becomes(before, after):
@@ -221,7 +223,8 @@ def _begun(store: Store) -> tuple[str, Adoption | None]:
 def _rename(store: LocalStore, renames: Sequence[Sequence[str]]) -> None:
     """Renames files in order. If a new name exists, an earlier run has already renamed the file."""
     for before, after in renames:
-        old, new = store.path(before), store.path(after)
+        old = store.path(before)
+        new = store.path(after)
         if not new.exists():
             store.rename(before, after)
         elif old.exists() and old.samefile(new):
@@ -236,10 +239,12 @@ def _rename(store: LocalStore, renames: Sequence[Sequence[str]]) -> None:
 
 
 def _bring(shard: ShardFile, *, source: Store, store: Store) -> engine.Result[_Brought]:
-    temporary, where = store.temporary(), source.where(shard.path)
+    temporary = store.temporary()
+    where = source.where(shard.path)
     if (folder := source.as_folder) and store.as_folder:
         with storage_errors("link", temporary):
-            called, stat = (source.where(), store.where()), shard.stat
+            called = (source.where(), store.where())
+            stat = shard.stat
             remedy = "copy the shards with --rewrite"
             hard_link(folder.path(shard.path), temporary, stat.size, stat, called, remedy)
     else:

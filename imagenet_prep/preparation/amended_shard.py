@@ -65,7 +65,9 @@ class AmendWork:
         return member, data
 
     def _staying(self, change: ShardChange, excluded: list[Incident]) -> Iterator[Stored]:
-        shard, digest, number = change.shard, hashlib.sha256(), 0
+        shard = change.shard
+        digest = hashlib.sha256()
+        number = 0
         store, classes = self.parent.store, self.parent.classes
         where = store.where(shard.name)
         samples = list(tables.rows(store, shard))
@@ -102,7 +104,8 @@ class AmendWork:
         """Checks that a record to be changed matches its row in the table of samples."""
         manifest = self.parent.manifest
         stored = example.decode(payload, manifest.lacks)
-        index, sha256 = stored.stored_label - manifest.label_offset, hashlib.sha256(stored.encoded)
+        index = stored.stored_label - manifest.label_offset
+        sha256 = hashlib.sha256(stored.encoded)
         if (index, sha256.hexdigest()) != (sample.class_index, sample.sha256):
             raise DataDamagedError(
                 f"{where}: its label or its image differs from its row in the table of samples. "

@@ -152,7 +152,8 @@ class Job:
             add.summary if add else None,
             self.request.narrowing,
         )
-        steps, splits = [*self._of_config(settings.amendments), step], [*self.manifest.splits]
+        steps = [*self._of_config(settings.amendments), step]
+        splits = [*self.manifest.splits]
         config = {"verb": AMEND, "splits": splits, "amendments": steps, "base": self.base}
         return Wanted(
             # The JSON round trip makes this config equal to the one read back from disk.
@@ -231,7 +232,9 @@ def run(job: Job, store: Store) -> Json:
         raise UsageError(
             f"--add: no new image, so nothing was written. {'; '.join(sentences(job.add.counts))}."
         )
-    output, changes, carried = Output(store, job.wanted), job.changes, dict[str, Json]()
+    output = Output(store, job.wanted)
+    changes = job.changes
+    carried: dict[str, Json] = {}
     _ = job.columns  # report a damaged column before anything is written
     if output.left():
         with output.store.lock():
@@ -385,7 +388,8 @@ def _split(store: Store, shards: list[Shard], num_classes: int) -> Split:
             # Compare sets: rotation swaps the sides of an image, but is no resize.
             source = {sample.source_height, sample.source_width}
             resized += {sample.height, sample.width} != source
-            height, width = max(height, sample.height), max(width, sample.width)
+            height = max(height, sample.height)
+            width = max(width, sample.width)
             yield sample.head
 
     root = samples_root(heads(), store, shards)

@@ -241,7 +241,8 @@ class Archives:
         self, archive: Archive, stat: Stat, ended: threading.Event, task: RangeTask
     ) -> engine.Result[Fetched]:
         where = f"{self.remote.where(archive.name)}, bytes {task.start:,} to {task.stop:,}"
-        budget, path = RetryBudget(where, self.retries, ended), self.store.path(_partial(archive))
+        budget = RetryBudget(where, self.retries, ended)
+        path = self.store.path(_partial(archive))
         try:
             fetch(self.remote, archive.name, stat, *task, path, budget)
         except BaseException:

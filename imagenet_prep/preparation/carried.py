@@ -39,7 +39,9 @@ class Carrier:
 
     def carry(self, splits: Mapping[str, Split]) -> Json:
         """Links or copies the column files of these splits; returns counts of files and rows."""
-        name, complete, unfinished = self._column.name, self._column.begun(), list[ColumnFile]()
+        name = self._column.name
+        complete = self._column.begun()
+        unfinished: list[ColumnFile] = []
         for split in self._column.splits:
             files = self._of_split(split, splits[split])
             if any(file.missing for file in files):
@@ -71,14 +73,18 @@ class Carrier:
 
     def _of_shard(self, rows: ColumnFile, old: Shard, new: Shard) -> ColumnFile:
         """Writes the column file of a changed shard; missing rows are zeros."""
-        of_parent, store, digest = self._column, self._store, hashlib.sha256()
-        before, after = self._records(self._parent.store, old), self._records(store, new)
+        of_parent = self._column
+        store = self._store
+        digest = hashlib.sha256()
+        before = self._records(self._parent.store, old)
+        after = self._records(store, new)
         stay = {*before} & {*after}
         missing = [number for number, record in enumerate(after) if record not in stay]
         # The common records have the same order in both shards.
         old_rows = zip(before, self._read(rows), strict=True)
         kept = (row for record, row in old_rows if record in stay)
-        temporary, header = store.temporary(), of_parent.header(len(after))
+        temporary = store.temporary()
+        header = of_parent.header(len(after))
         with removed_on_failure(temporary), storage_errors("write", temporary):
             with new_file(temporary) as file:
                 zeros = bytes(of_parent.row_bytes)
@@ -88,11 +94,13 @@ class Carrier:
                     file.write(data)
                 # Read the rest: the parent's file is verified when its end is reached.
                 deque(kept, maxlen=0)
-            name, sha256 = column.file_name(of_parent.name, new.name), digest.hexdigest()
+            name = column.file_name(of_parent.name, new.name)
+            sha256 = digest.hexdigest()
             store.publish(temporary, name, sha256)
         self._rows += len(after) - len(missing)
         self._missing += [after[number][1] for number in missing]
-        num_bytes, table = of_parent.num_bytes(len(after)), new.samples_sha256
+        num_bytes = of_parent.num_bytes(len(after))
+        table = new.samples_sha256
         return ColumnFile(new.name, len(after), num_bytes, sha256, table, tuple(missing))
 
     def _records(self, store: Readable, shard: Shard) -> list[tuple[int, str, bytes]]:
@@ -103,7 +111,9 @@ class Carrier:
 
     def _read(self, rows: ColumnFile) -> Iterator[bytes]:
         """Yields the rows of a column file of the parent; verifies the file after the last row."""
-        of_parent, digest, store = self._column, hashlib.sha256(), self._parent.store
+        of_parent = self._column
+        digest = hashlib.sha256()
+        store = self._parent.store
         name = of_parent.file(rows).name
         with store.opened(name) as opened:
             file = as_file(hashed(opened, [digest]))

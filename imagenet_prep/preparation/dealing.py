@@ -116,12 +116,14 @@ def divide(selection: Selection, split: str, used: Sequence[int]) -> Division:
 def _held_out(selection: Selection, used: Sequence[int]) -> list[int]:
     most, percent = selection.holdout_per_class, selection.holdout_percent
     if most:
-        flag, out = f"--holdout-per-class {most}", [min(most, count // 2) for count in used]
+        flag = f"--holdout-per-class {most}"
+        out = [min(most, count // 2) for count in used]
     elif percent:
         flag = f"--holdout {percent:g}%"
         out = [min(max(1, round(count * percent / 100)), max(0, count - 1)) for count in used]
     else:
-        flag, out = f"--holdout {selection.holdout:,}", _apportioned(selection.holdout, used)
+        flag = f"--holdout {selection.holdout:,}"
+        out = _apportioned(selection.holdout, used)
     if not any(out):
         raise UsageError(f"{flag}: no class has more than one image, so no image can be taken out")
     return out

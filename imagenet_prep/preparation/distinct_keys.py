@@ -25,7 +25,8 @@ _TILDES = re.compile("~+")
 
 def numbered(store: Store, folder: str, tables: Sequence[str]) -> dict[str, dict[int, str]]:
     """Returns {table: {record number: new key}} for a split; `tables` are in shard order."""
-    longest, new_keys = 0, defaultdict[str, dict[int, str]](dict)
+    longest = 0
+    new_keys = defaultdict[str, dict[int, str]](dict)
 
     def entries() -> Iterator[bytes]:
         nonlocal longest

@@ -99,7 +99,10 @@ def _check_shard(
     labelling: Labelling,
     has_tables: bool,
 ) -> engine.Result[CheckedShard]:
-    counts, lines, sha256, problems = _Checked(), list[str](), hashlib.sha256(), Problems()
+    counts = _Checked()
+    lines: list[str] = []
+    sha256 = hashlib.sha256()
+    problems = Problems()
     rows = tfrecords.rows_of(store, shard) if has_tables else None
 
     def look(record: tfrecord.Record) -> Sample:
@@ -109,7 +112,8 @@ def _check_shard(
         counts.add(member)
         return _row(record.payload, entry, member, counts)
 
-    table_path, index_path = out.temporary(), out.temporary()
+    table_path = out.temporary()
+    index_path = out.temporary()
     with removed_on_failure(table_path, index_path), storage_errors("write", table_path):
         with new_file(table_path) as file, contextlib.suppress(GivenUpError):
             table = Table(file)

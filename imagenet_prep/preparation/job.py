@@ -104,7 +104,8 @@ def _with_existing_splits(config: Config) -> Config:
     """Drops the split validation if the source contains only folders of classes."""
     if address.is_remote(config.source) or schema.VALIDATION not in config.source_splits:
         return config
-    root, kinds = Path(config.source).expanduser(), [config.source_kind]
+    root = Path(config.source).expanduser()
+    kinds = [config.source_kind]
     if kinds == [detect.AUTO]:
         kinds = detect.recognised(root)
     if kinds[:1] == [detect.TABLE]:
@@ -123,7 +124,8 @@ def _with_existing_splits(config: Config) -> Config:
 
 
 def _select(config: Config) -> tuple[Selection, str]:
-    base, lists = kept_lists.beside(config.out), None
+    base = kept_lists.beside(config.out)
+    lists = None
     if base is not None:
         lists = KeptLists(base, writes=not config.dry_run, believed=not config.rehash)
     root = remote_path.locate(config.source, lists, hashes=config.check != CHECK_HEADER)

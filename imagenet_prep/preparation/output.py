@@ -85,7 +85,8 @@ class Draft:
         plan_digest, classes, parent = self.plan_digest, self.classes, self.parent
         if plan_digest is None:
             plan_digest = canonical.digest([[s.name, s.num_bytes, s.md5] for s in self.sources])
-        edition, subset = parent.edition if parent else self.edition, wanted.subset
+        edition = parent.edition if parent else self.edition
+        subset = wanted.subset
         if subset is None:
             edition, subset = self._identified(edition)
         return Manifest(
@@ -216,7 +217,8 @@ class Output:
 
     def commit(self, draft: Draft, *, dropped: str = "") -> None:
         """Publishes a manifest: the splits of `draft`, and the existing splits except `dropped`."""
-        wanted, seen = self.wanted, standing.look(self.store, self.wanted)
+        wanted = self.wanted
+        seen = standing.look(self.store, self.wanted)
         existing, libraries = seen.committed, wanted.libraries
         made = {split: self._splits[split] for split in draft.splits}
         noted = {split: (wanted.identities.get(split, ""), draft.lacks) for split in draft.splits}

@@ -156,7 +156,8 @@ class SourcePiece:
 
     def seen(self, problems: Problems) -> Iterator[Seen]:
         """Yields each image that can be decoded, with its hashes and its line for the table."""
-        reader, numbers = self.source.images, itertools.count()
+        reader = self.source.images
+        numbers = itertools.count()
         reader.will_need(self._members.values())
         for member in self._members.values():
             data = reader.read(member)
@@ -224,7 +225,8 @@ def rows_of(kept: Store, pieces: Sequence[AnyPiece], scratch: Path) -> list[Path
     paths = []
     for piece in pieces:
         assert isinstance(piece, ShardPiece)  # the rows of a source are in a folder
-        path, most = scratch / f"{piece.name}.rows", piece.shard.examples * hashes.ROW.itemsize + 1
+        path = scratch / f"{piece.name}.rows"
+        most = piece.shard.examples * hashes.ROW.itemsize + 1
         with kept.opened(f"{FOLDER}/{path.name}") as opened, open(path, "wb") as file:
             while part := opened.read(min(most, _PART_BYTES)):
                 most -= file.write(part)
@@ -233,7 +235,9 @@ def rows_of(kept: Store, pieces: Sequence[AnyPiece], scratch: Path) -> list[Path
 
 
 def _hash(kept: Store, piece: AnyPiece) -> engine.Result[Hashed]:
-    problems, examples, table = Problems(), 0, io.BytesIO()
+    problems = Problems()
+    examples = 0
+    table = io.BytesIO()
     path = kept.temporary()
     with removed_on_failure(path):
         lines = samples.Table(table)

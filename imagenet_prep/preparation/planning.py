@@ -126,7 +126,8 @@ class Planning(ChosenMembers):
         members = parse_members(listed)
         if any(member.class_index != key.class_index for member in members):
             raise damaged_list("it lists an image of a different class")
-        chosen, division = self.among(key.split, members), census.divisions[key.split]
+        chosen = self.among(key.split, members)
+        division = census.divisions[key.split]
         excluded, recognised = self._excluded(key.split, chosen)
         kept: dict[str, tuple[int, int]] = {}
         entries: dict[str, list[bytes]] = {}
@@ -224,7 +225,8 @@ class Planning(ChosenMembers):
             of_source = [fact for fact in facts if fact.source == source]
             for split, num in division.num_shards.items():
                 plan.refuse_empty(split, num, {s.number for s in filled if s.split == split})
-                counts, source_bytes = [0] * len(division.counts[split]), 0
+                counts = [0] * len(division.counts[split])
+                source_bytes = 0
                 for fact in of_source:
                     counts[fact.class_index], num_bytes = fact.kept[split]
                     source_bytes += num_bytes

@@ -47,7 +47,9 @@ from imagenet_prep.storage.store import Store
 
 _ADVICE = "Choose a different folder"
 # Kinds of differences.
-_ADDED, _REMOVED, _OTHER = "added", "removed", "other"
+_ADDED = "added"
+_REMOVED = "removed"
+_OTHER = "other"
 # Key, class index and size in bytes of a source image.
 _Facts = tuple[str, int, int]
 # Returns whether the bytes of an image (a member or sample) differ from its row of the table. For
@@ -169,7 +171,8 @@ def _other_images(
 ) -> Iterator[tuple[str, str]]:
     if not listed:
         return
-    selection, workers = job.selection, engine.Workers(job.workers.num)
+    selection = job.selection
+    workers = engine.Workers(job.workers.num)
     reads = job.policy.check != CHECK_HEADER and any(not p.path for p in selection.source.parts)
     inventory = take_inventory(selection, plans, workers, quiet=job.quiet, unpack=reads)
     differs = None
@@ -264,7 +267,9 @@ def _differences(
             for side, name, images_of in zip(sides, ("was", "is"), (was, now), strict=True):
                 entries = (b"%b\0%d,%d\n" % (k.encode(), index, n) for k, index, n in images_of)
                 side += runs.write(folder, f"{name}-{number}", entries)
-        removed, added, other = list[str](), list[str](), list[str]()
+        removed: list[str] = []
+        added: list[str] = []
+        other: list[str] = []
         for entries_of in runs.side_by_side(sides) if any(sides) else ():
             old, new = (dict(e.split(b"\0") for e in entries) for entries in entries_of)
             removed += (key.decode() for key in old.keys() - new.keys())
@@ -286,7 +291,8 @@ def _altered(
     differs: _Differs | None,
 ) -> list[str] | None:
     """Returns the keys of images with changed bytes; None if keys, classes or sizes differ."""
-    remaining, altered = iter(rows), []
+    remaining = iter(rows)
+    altered = []
     row = next(remaining, None)
     for facts, image in images:
         is_row = row is not None and facts == (row.key, row.class_index, row.source_bytes)

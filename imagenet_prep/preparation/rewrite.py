@@ -61,7 +61,8 @@ class RewriteWork:
     def __call__(self, shard: ShardFile) -> engine.Result[WrittenShard]:
         """Writes the shard; returns its receipt content and files."""
         md5 = hashlib.md5(usedforsecurity=False)
-        counts, incidents = existing_set.Counts(), list[Incident]()
+        counts = existing_set.Counts()
+        incidents: list[Incident] = []
         excluded = self.excluded.get(shard.name, frozenset())
         samples: dict[str, Sample] = {}
         if excluded and shard.listed:
@@ -69,7 +70,8 @@ class RewriteWork:
             samples = {sample.key: sample for sample in rows if sample.key in excluded}
 
         def images() -> Iterator[tuple[Member, bytes]]:
-            new, seen = self.renamed.get(naming.samples_name(shard.name), {}), dict[str, int]()
+            new = self.renamed.get(naming.samples_name(shard.name), {})
+            seen: dict[str, int] = {}
             records = tfrecords.read(self.store, shard, self.labelling, [md5])
             for number, (read, data) in enumerate(records):
                 member = read._replace(key=new.get(number, read.key))
@@ -135,13 +137,15 @@ class Job:
     @cached_property
     def wanted(self) -> Wanted:
         """The dataset to make; the names and sizes of the source files identify the source."""
-        byte_settings, libraries = KEEP_ORIGINAL, {}
+        byte_settings = KEEP_ORIGINAL
+        libraries = {}
         if self.policy is not None:
             byte_settings = {name: getattr(self.policy, name) for name in KEEP_ORIGINAL}
             if self.policy.orientation != KEEP:
                 byte_settings[ORIENTATION] = self.policy.orientation
             libraries = self.policy.libraries
-        identities, made = dict[str, str](), dict[str, Config]()
+        identities: dict[str, str] = {}
+        made: dict[str, Config] = {}
         manifest = self.found.manifest
         labels = "" if manifest else tfrecords.labels(self.found.store)
         for split in self.splits:
@@ -238,7 +242,8 @@ def _output(job: Job, store: Store, *, note: bool = True) -> tuple[Output, list[
 
 
 def _labelling(job: Job, store: Store, output: Output, pending: Sequence[str]) -> Labelling:
-    existing, known = output.seen.dataset, None
+    existing = output.seen.dataset
+    known = None
     if existing and set(existing.manifest.splits) - set(pending):
         known = existing.classes
     labelling = job.labelling or existing_set.settle_labels(

@@ -118,7 +118,8 @@ class Selection:
     def shards_of(self, split: str, examples: int) -> int:
         """Returns the number of shards of an output split."""
         like = {schema.HOLDOUT: schema.TRAIN, schema.TEST: schema.VALIDATION}.get(split, split)
-        requested, official = self.num_shards.get(split), schema.DEFAULT_NUM_SHARDS[like]
+        requested = self.num_shards.get(split)
+        official = schema.DEFAULT_NUM_SHARDS[like]
         if requested is None:
             per_shard = -(-schema.OFFICIAL_NUM_EXAMPLES[like] // official)
             return min(official, -(-examples // per_shard))

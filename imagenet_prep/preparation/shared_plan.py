@@ -89,7 +89,8 @@ class SharedPlan(Planning):
         lists_of = defaultdict[ClassKey, list[str]](list)
         for key, name in lists:
             lists_of[key].append(name)
-        facts, blocks = [], defaultdict[GroupKey, bytearray](bytearray)
+        facts = []
+        blocks = defaultdict[GroupKey, bytearray](bytearray)
         for key, names in lists_of.items():
             if not (lines := b"".join(self.store.read_each(names, plan.MOST_BYTES))):
                 continue

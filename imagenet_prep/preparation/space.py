@@ -140,7 +140,8 @@ class Forecast:
 
     def _mean_bytes(self, sample: Iterator[bytes]) -> tuple[float, float]:
         """Returns the mean size of images before and after encoding; 0 if no image is usable."""
-        before, after = [], []
+        before = []
+        after = []
         for data in sample:
             with contextlib.suppress(BadImageError):
                 after.append(len(self.transform(data).encoded))

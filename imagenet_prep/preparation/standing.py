@@ -26,7 +26,8 @@ from imagenet_prep.storage.store import Store
 BEGUN = f"{naming.WORK}/run.json"
 NOTED = f"{naming.WORK}/source.json"
 # Limits of the search for datasets in a bucket: top-level folders, and subfolders of each.
-_MOST_LOOKED_AT, _MOST_LOOKED_AT_BELOW = 100, 10
+_MOST_LOOKED_AT = 100
+_MOST_LOOKED_AT_BELOW = 10
 
 
 @dataclass(frozen=True)
@@ -118,7 +119,8 @@ def look(store: Store, wanted: Wanted) -> Standing:
     if dataset is None:
         others = () if begun else _datasets_below(store, names)
         return Standing(store.where(), names, begun=begun, others=others)
-    manifest, complete = dataset.manifest, frozenset[str]()
+    manifest = dataset.manifest
+    complete = frozenset[str]()
     noted = Noted(manifest.digest, 0, dict.fromkeys(manifest.splits, ("", manifest.lacks)))
     with contextlib.suppress(ImagenetPrepError):
         note = notes.read(store, NOTED, Noted) if NOTED in in_work else noted
@@ -155,7 +157,9 @@ def decide(standing: Standing, wanted: Wanted, changed: Collection[str] = frozen
             f"{some(standing.others)}. Choose a prefix for this one, such as "
             f"{standing.where.rstrip('/')}/NAME."
         )
-    made, splits, finished = _made(standing, wanted), wanted.settings.splits, standing.finished
+    made = _made(standing, wanted)
+    splits = wanted.settings.splits
+    finished = standing.finished
     if not wanted.force:
         _refuse_differences(standing, wanted, made)
     replaced: list[str] = []
@@ -188,7 +192,8 @@ def _parsed(config: settings.Config) -> Settings:
 
 
 def _made(standing: Standing, wanted: Wanted) -> dict[str, settings.Config]:
-    verb, made = wanted.settings.verb, dict[str, settings.Config]()
+    verb = wanted.settings.verb
+    made: dict[str, settings.Config] = {}
     for config in [run.config for run in (standing.begun, standing.committed) if run]:
         existing = _parsed(config)
         if existing.verb != verb:
@@ -214,7 +219,8 @@ def _refuse_differences(
     ]
     if not differences:
         return
-    existing, advice = "a dataset with different settings", "Choose a different folder"
+    existing = "a dataset with different settings"
+    advice = "Choose a different folder"
     if standing.committed is None:
         existing = "an unfinished dataset with different settings"
         advice = "Finish it with its original settings, or choose a different folder"
@@ -263,7 +269,8 @@ def _refuse_other_codec(
     standing: Standing, wanted: Wanted, left: Iterable[str], kept: Iterable[str]
 ) -> None:
     """Raises UsageError if splits that this run keeps or finishes have a different codec."""
-    used, left = _other_libraries(standing, wanted), set(left)
+    used = _other_libraries(standing, wanted)
+    left = set(left)
     if standing.begun is None and standing.committed and standing.committed.splits.keys() <= left:
         return  # all of its splits are replaced
     advice = "Use the old codec, or choose a different folder"

@@ -97,7 +97,8 @@ def write(job: Job, inventory: Inventory, forecast: Forecast, output: Output) ->
     announce_proven(job)
     stage = write_stage(job, inventory, output.store, output.store.local)
     begin(stage, inventory, forecast, output)
-    tasks, images = write_tasks(job, inventory), inventory.examples
+    tasks = write_tasks(job, inventory)
+    images = inventory.examples
     receipts = engine.run(
         stage, tasks, job.workers, images=images, watch=output.watch, quiet=job.quiet
     )
@@ -163,7 +164,8 @@ def write_stage(job: Job, inventory: Inventory, store: Store, plans: Store) -> W
 
 def _demand_unchanged(selection: Selection) -> None:
     """Raises SourceError if an archive has changed; files in folders are checked when read."""
-    parts, source = {part.path: part.newest for part in selection.parts}, selection.source
+    parts = {part.path: part.newest for part in selection.parts}
+    source = selection.source
     # All tars in a folder are one part.
     others = source.archives.values() if isinstance(source, Tars) else ()
     newest = max(parts.values())
@@ -266,7 +268,8 @@ def preview(job: Job, output: Output) -> Json:
     pending = output.left()
     store = output.store
     with scratch.place() as folder:
-        plans, refusal = LocalStore(folder), None
+        plans = LocalStore(folder)
+        refusal = None
         forecast = job.forecast(store, plans)
         try:
             if pending:

@@ -15,14 +15,21 @@ from imagenet_prep.read.order import mix, stream
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-_DRAWS, _COLOURS = 3, 4  # numbers of random streams; read/order.py uses 1 and 2
+# numbers of random streams; read/order.py uses 1 and 2
+_DRAWS = 3
+_COLOURS = 4
 # As in torchvision's RandomResizedCrop: the range of crop area / image area, the range of width /
 # height, and the number of attempts before the largest central crop is used.
-_AREA, _ASPECT, _ATTEMPTS = (0.08, 1.0), (3 / 4, 4 / 3), 10
+_AREA = (0.08, 1.0)
+_ASPECT = (3 / 4, 4 / 3)
+_ATTEMPTS = 10
 
 # The constants of train_imagenet_resnet_hvd.py with --increased_aug, as it ran on 256 GPUs. The
 # script adds at most 0.3 to pixels of 0 to 255, so its brightness change is invisible.
-_BRIGHTNESS, _HUE, _SATURATION, _CONTRAST = 0.3, 0.13 * np.pi, 0.4, 0.4
+_BRIGHTNESS = 0.3
+_HUE = 0.13 * np.pi
+_SATURATION = 0.4
+_CONTRAST = 0.4
 # Converts RGB to YIQ (NTSC 1953). tf.contrib's random_hsv_in_yiq rotates the hue in this space.
 _YIQ = np.array([[0.299, 0.587, 0.114], [0.596, -0.274, -0.322], [0.211, -0.523, 0.312]])
 
@@ -168,7 +175,8 @@ def _crops(
     area = _AREA[0] + draws[:, :_ATTEMPTS] * (_AREA[1] - _AREA[0])
     low, high = _ASPECT
     aspect = low * (high / low) ** draws[:, _ATTEMPTS : 2 * _ATTEMPTS]
-    whole_height, whole_width = heights.astype(np.float64), widths.astype(np.float64)
+    whole_height = heights.astype(np.float64)
+    whole_width = widths.astype(np.float64)
     side = np.sqrt(whole_height * whole_width)[:, None]
     stretch = 1.0 if recipe.keep_aspect else np.sqrt(whole_width / whole_height)[:, None]
     tall = np.rint(side * np.sqrt(area / aspect) / stretch)
@@ -194,8 +202,10 @@ def _colours(numbers: npt.NDArray[np.int64], key: np.uint64) -> npt.NDArray[np.f
     matrix M rotates (hue) and scales (saturation) the components I and Q of YIQ.
     """
     draws = 2 * _uniform(numbers, key, 4) - 1
-    brightness, hue = _BRIGHTNESS * draws[:, 0], _HUE * draws[:, 1]
-    saturation, contrast = 1 + _SATURATION * draws[:, 2], 1 + _CONTRAST * draws[:, 3]
+    brightness = _BRIGHTNESS * draws[:, 0]
+    hue = _HUE * draws[:, 1]
+    saturation = 1 + _SATURATION * draws[:, 2]
+    contrast = 1 + _CONTRAST * draws[:, 3]
     turn = np.zeros((len(numbers), 3, 3))
     turn[:, 0, 0] = 1
     turn[:, 1, 1] = turn[:, 2, 2] = saturation * np.cos(hue)

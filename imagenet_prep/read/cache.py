@@ -186,7 +186,8 @@ class NodeCache:
         self._copy.ended.clear()
         with self._lock:
             self._stopped = Future()
-            self._windows, self._current = windows, 0
+            self._windows = windows
+            self._current = 0
             self._window_of = {item.name: n for n, window in enumerate(windows) for item in window}
             for name in [name for name, file in self._files.items() if _has_failed(file)]:
                 del self._files[name]

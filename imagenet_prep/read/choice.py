@@ -25,7 +25,9 @@ if TYPE_CHECKING:
     from imagenet_prep.dataset.class_list import ClassList
     from imagenet_prep.read.records import Records
 
-_FRACTION, _FOLD = 1, 2  # numbers of independent random streams
+# numbers of independent random streams
+_FRACTION = 1
+_FOLD = 2
 _BLOCK = 1 << 14  # names in memory at a time
 
 
@@ -90,7 +92,8 @@ class Choice:
             raise UsageError(
                 f"{where}: its records have no file names, so examples can only be chosen by class"
             )
-        heads, parts = iter(Names(records)), []
+        heads = iter(Names(records))
+        parts = []
         while block := list(itertools.islice(heads, _BLOCK)):
             parts.append(self._among(records.split, block, lookups))
         return np.concatenate(parts)

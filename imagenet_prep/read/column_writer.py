@@ -33,8 +33,17 @@ if TYPE_CHECKING:
 
 # Arguments of `make_dataset` that may be keys of the argument `reader`.
 _OPTIONS = {
-    *("image_size", "backend", "framework", "recipe", "dtype", "layout", "antialias", "device"),
-    *("num_threads", "fields", "originals"),
+    "image_size",
+    "backend",
+    "framework",
+    "recipe",
+    "dtype",
+    "layout",
+    "antialias",
+    "device",
+    "num_threads",
+    "fields",
+    "originals",
 }
 
 
@@ -180,7 +189,8 @@ class ColumnWriter:
 
         `rows` is a NumPy array, or an array in CPU memory that supports DLPack.
         """
-        due, self._due = self._due, []
+        due = self._due
+        self._due = []
         if not due:
             raise UsageError("write() was called twice or too early: call it once after each batch")
         values = self._checked(rows, len(due))
@@ -255,7 +265,8 @@ class ColumnWriter:
         made, store, shard = self.column, self._store, self._records.shards[number]
         name = column.file_name(made.name, shard.name)
         receipt = column.receipt_name(made.name, shard.name)
-        digest, missing = hashlib.sha256(), {*self._missing(number)}
+        digest = hashlib.sha256()
+        missing = {*self._missing(number)}
         with contextlib.ExitStack() as stack:
             try:
                 stack.enter_context(only_one(store, name, fcntl.LOCK_NB))
@@ -275,7 +286,8 @@ class ColumnWriter:
                     file.write(row)
                 # If the process is killed, the old receipt must not remain with the new file.
                 store.remove(receipt)
-            size, table = made.num_bytes(shard.examples), shard.samples_sha256
+            size = made.num_bytes(shard.examples)
+            table = shard.samples_sha256
             rows = ColumnFile(shard.name, shard.examples, size, digest.hexdigest(), table)
             store.write(receipt, canonical.dumps(rows))
 

@@ -41,7 +41,8 @@ class ColumnRows:
         if config is not None:
             _demand_view(self.column, config, config.view(records.manifest.edition))
         files, _ = self.column.of(records.split, dataset.shards(records.split))
-        self._records, self._store = records, LocalStore(records.root)
+        self._records = records
+        self._store = LocalStore(records.root)
         self._files = {rows.shard: rows for rows in files}
         named = [self.column.file(rows) for rows in files]
         if records.cache is None and (wrong := sorted(lost(dataset.store, named))):
@@ -87,7 +88,8 @@ class ColumnRows:
     def _opened(self, shard: int) -> tuple[HeldFile, int]:
         """Opens and verifies the file of a shard; returns it, and the offset of its first row."""
         rows = self._files[self._records.shards[shard].name]
-        start, name = len(self.column.header(rows.rows)), self.file(shard).name
+        start = len(self.column.header(rows.rows))
+        name = self.file(shard).name
         # A file from the cache is not kept in `_open`, so that the cache may remove it.
         cache = self._records.cache
         fetched = cache.need(self.file(shard)) if cache is not None else None
@@ -96,7 +98,8 @@ class ColumnRows:
         self._store.size(name)  # raises an error for a symbolic link
         path = self._store.path(name)
         with storage_errors("open", path):
-            file, sha256 = fetched or HeldFile(path), rows.sha256
+            file = fetched or HeldFile(path)
+            sha256 = rows.sha256
             if fetched is None:
                 self._ledger.reload()
                 with open(file.descriptor, "rb", closefd=False) as opened:

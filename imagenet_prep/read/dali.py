@@ -93,7 +93,8 @@ class DaliBackend:
     def decode(self, encoded: bytes) -> None:
         """Decodes one image with DALI."""
         self._image = np.frombuffer(encoded, np.uint8)
-        single, self._single = self._single or self._new_single(), None
+        single = self._single or self._new_single()
+        self._single = None
         single.run()
         self._single = single
 

@@ -42,7 +42,8 @@ class Diagnosis:
         """Masks the images that cannot be decoded; raises `error` if all can be decoded."""
         if self._error is not None:
             raise self._error from None
-        has_skipped, records = False, self._feed.records
+        has_skipped = False
+        records = self._feed.records
         for batch in tuple(self._fed):
             for number in batch.numbers[batch.mask].tolist():
                 encoded = records.read(number).encoded

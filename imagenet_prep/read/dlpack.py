@@ -13,14 +13,17 @@ if TYPE_CHECKING:
 
 # A DLTensor (dlpack.h) starts with the address (8 bytes) and the device type, device number and
 # number of axes (4 bytes each). A DLDataType follows, which starts with the type code (1 byte).
-_DEVICE_AT, _KIND_AT = 12, 20
-_UINT, _BFLOAT = 1, 4
+_DEVICE_AT = 12
+_KIND_AT = 20
+_UINT = 1
+_BFLOAT = 4
 
 
 def _field(capsule: Any, of: Any, offset: int) -> Any:
     """Returns the field of ctypes type `of` at an offset in a capsule's DLTensor."""
     pointer = ctypes.pythonapi.PyCapsule_GetPointer
-    pointer.restype, pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+    pointer.restype = ctypes.c_void_p
+    pointer.argtypes = [ctypes.py_object, ctypes.c_char_p]
     return of.from_address(pointer(capsule, b"dltensor") + offset)
 
 

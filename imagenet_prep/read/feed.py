@@ -84,7 +84,8 @@ class Feed:
 
     def __post_init__(self) -> None:
         self.skipped: dict[int, str] = {}
-        fields, has_samples = set(self.config.fields), self.records.manifest.has_samples
+        fields = set(self.config.fields)
+        has_samples = self.records.manifest.has_samples
         self.columns = {
             field: ColumnRows(self.records, field.removeprefix(PREFIX), self.config)
             for field in self.config.columns

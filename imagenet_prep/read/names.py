@@ -68,7 +68,8 @@ class Facts:
     """Columns of the sample tables; needs 4 bytes of memory per example, or 34 with keys."""
 
     def __init__(self, records: Records, fields: Collection[str]) -> None:
-        self._records, self._names = records, Names(records)
+        self._records = records
+        self._names = Names(records)
         self._fields = fields
         self._has_sides = not {"width", "height"}.isdisjoint(fields)
         self._keys: dict[int, npt.NDArray[np.bytes_] | list[bytes]] = {}

@@ -203,17 +203,22 @@ def middle_square(image: Image.Image, side: int) -> npt.NDArray[np.uint8]:
     """Returns the crop that guided-diffusion's center_crop_arr makes, [side, side, 3]."""
     width, height = image.size
     while min(width, height) >= 2 * side:
-        width, height = width // 2, height // 2
+        width = width // 2
+        height = height // 2
         image = image.resize((width, height), Image.Resampling.BOX)
     # Crop very long images, to limit memory. The result then only approximates center_crop_arr.
     if (most := max(1, jpeg.MAX_PIXELS // side**2) * min(width, height)) < max(width, height):
-        left, top = max(0, width - most) // 2, max(0, height - most) // 2
-        width, height = min(width, most), min(height, most)
+        left = max(0, width - most) // 2
+        top = max(0, height - most) // 2
+        width = min(width, most)
+        height = min(height, most)
         image = image.crop((left, top, left + width, top + height))
     scale = side / min(width, height)
-    width, height = round(width * scale), round(height * scale)
+    width = round(width * scale)
+    height = round(height * scale)
     pixels = np.asarray(image.resize((width, height), Image.Resampling.BICUBIC))
-    top, left = (height - side) // 2, (width - side) // 2
+    top = (height - side) // 2
+    left = (width - side) // 2
     return pixels[top : top + side, left : left + side]
 
 

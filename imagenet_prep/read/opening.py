@@ -42,7 +42,8 @@ def open_feed(config: ReadConfig) -> tuple[Feed, dict[str, Any]]:
         _tell_crop(config, records)
     records.placement.check_ranks(world, config.data_dir)
     choice = Choice(config, records.dataset.classes)
-    filters, chosen = choice.filters(), None
+    filters = choice.filters()
+    chosen = None
     if filters:
         (chosen,) = choice.numbers([records])
         # With this digest, a rank with a different choice rejects the state of other ranks.

@@ -28,7 +28,10 @@ if TYPE_CHECKING:
 _GAMMA = np.uint64(0x9E3779B97F4A7C15)
 _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
 _MIX_2 = np.uint64(0x94D049BB133111EB)
-_EXAMPLES, _SHARDS, _TURN = 1, 2, 3  # numbers of independent random streams
+# numbers of independent random streams
+_EXAMPLES = 1
+_SHARDS = 2
+_TURN = 3
 _IN_TURN = 8
 
 
@@ -133,7 +136,8 @@ class Order:
         """Returns the numbers of the examples that this node reads in `epoch`, in record order."""
         if self.chosen is not None:
             return self.chosen
-        total, turn = self.num_examples, 0
+        total = self.num_examples
+        turn = 0
         if self.seed is not None and self.placement.copies > 1:
             most = self.placement.most_turn(total)
             turn = int(stream(self.seed, epoch, _TURN)) % (most + 1)

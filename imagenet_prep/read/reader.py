@@ -337,7 +337,8 @@ class Reader(Generic[Array]):
         if self._process != os.getpid():
             # In a forked process, locks that the parent's threads held are never released. Closing
             # the parent's files needs such locks, so they stay open.
-            opened, of_parent = vars(copy.copy(self)), dict(vars(self))
+            opened = vars(copy.copy(self))
+            of_parent = dict(vars(self))
             self.__dict__.clear()
             self.__dict__.update(opened, _of_parent=of_parent)
 

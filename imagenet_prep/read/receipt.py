@@ -32,18 +32,22 @@ from imagenet_prep.storage.opened import Dataset, open_dataset
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-KEPT, DISCARDED, UNSAVED = "kept", "discarded", "not saved"
+KEPT = "kept"
+DISCARDED = "discarded"
+UNSAVED = "not saved"
 STATE_VERSION = 1  # increases if the format of `Reader.state` or the order of examples changes
 # A line that chooses among the 14.2 million images of ImageNet-21K has up to 2.4 MB. The log of 90
 # epochs of ImageNet has 90 MB if it has a line for each of 450,000 steps.
-_MOST_LINE_BYTES, _MOST_LOG_BYTES = 4 << 20, 256 << 20
+_MOST_LINE_BYTES = 4 << 20
+_MOST_LOG_BYTES = 256 << 20
 _MOST_SEGMENTS = 1 << 14
 _MOST_NODES = 1 << 12
 _MOST_BATCH = 1 << 20  # images of a step per rank, and ranks
 _MOST_EPOCHS = 1 << 14
 # Ordering an image takes 0.1 us, and an epoch of one node as long as _NODE_IMAGES images. The limit
 # allows 300 epochs of ImageNet-21K.
-_MOST_IMAGES, _NODE_IMAGES = 1 << 32, 10_000
+_MOST_IMAGES = 1 << 32
+_NODE_IMAGES = 10_000
 
 
 @dataclass(frozen=True)
@@ -152,7 +156,8 @@ class _Piece(NamedTuple):
 def parse(lines: Iterable[bytes], where: str) -> list[Segment]:
     """Returns the segments of a run from the lines of its log, which is named `where` in errors."""
     segments: list[Segment] = []
-    trained, damage = b"", ""
+    trained = b""
+    damage = ""
     for number, line in enumerate(lines, 1):
         # Most lines report training steps. Only the last of these lines in a segment is needed.
         if b'"receipt"' not in line:
@@ -166,7 +171,8 @@ def parse(lines: Iterable[bytes], where: str) -> list[Segment]:
             continue
         try:
             row = records.parse(_Row, content, others=True)
-            run, is_start = segments[-1].run if segments else 0, row.kind == "start"
+            run = segments[-1].run if segments else 0
+            is_start = row.kind == "start"
             before = {} if is_start or not segments else vars(segments[-1].state)
             state = records.parse(State, before | row.receipt)
         except ValueError as error:
@@ -178,7 +184,8 @@ def parse(lines: Iterable[bytes], where: str) -> list[Segment]:
         if segments:
             segments[-1].reached = max(row.step, _trained(trained) if is_start else 0)
         segments.append(Segment(run + is_start, row.step, state))
-        trained, damage = b"", ""
+        trained = b""
+        damage = ""
     if not segments:
         raise UsageError(
             f"{where}: no line contains the reader's state, so the images of a step are unknown. "
@@ -187,7 +194,9 @@ def parse(lines: Iterable[bytes], where: str) -> list[Segment]:
     if len({(segment.state.dataset, segment.state.split) for segment in segments}) > 1:
         raise UsageError(f"{where}: the run has read several datasets or splits")
     last = segments[-1]
-    last.reached, last.kept, limit = max(last.first, _trained(trained)), last.first, last.first
+    last.reached = max(last.first, _trained(trained))
+    last.kept = last.first
+    limit = last.first
     # A start discards the steps after the checkpoint that it resumes from.
     for segment, following in zip(segments[-2::-1], segments[:0:-1], strict=True):
         limit = min(limit, following.first) if following.run > segment.run else limit
@@ -270,7 +279,9 @@ class Receipt:
     def unseen(self, number: int) -> tuple[int, Iterator[Use]]:
         """Returns the step of the checkpoint before an image's first kept use, and all its uses."""
         # Stop at the first kept use, since every epoch takes time to compute.
-        uses, early, limit = self.uses(number), [], self.segments[-1].kept
+        uses = self.uses(number)
+        early = []
+        limit = self.segments[-1].kept
         for use in uses:
             early.append(use)
             if use.weights == KEPT:
@@ -288,7 +299,9 @@ class Receipt:
         by_epoch: dict[int, list[_Piece]] = defaultdict(list)
         for piece in self._pieces(kept=True):
             by_epoch[piece.epoch].append(piece)
-        used, faults, before = 0, list[str](), -1
+        used = 0
+        faults: list[str] = []
+        before = -1
         by_order = [*sorted(by_epoch.items()), (-1, [])]
         for (epoch, pieces), (_, following) in pairwise(by_order):
             if epoch > before + 1:
@@ -373,7 +386,8 @@ class Receipt:
                     places = slice(begin, begin + steps * state.per_node)
                     yield _Piece(segment, epoch, first, steps, places)
                     first += steps
-                epoch, read = epoch + 1, 0
+                epoch = epoch + 1
+                read = 0
 
     def _use(self, piece: _Piece, node: int, offset: int) -> Use:
         """Returns the `Use` of an image, given its node and its offset in the node's images."""

@@ -247,7 +247,8 @@ class Records:
         return shard, number - self._first[shard]
 
     def _check_sizes(self) -> None:
-        store, problems = LocalStore(self.root), []
+        store = LocalStore(self.root)
+        problems = []
         for shard in self.placement.shards(self.manifest, self.split):
             for file in reversed(shard.files):
                 size = store.size(file.name)
@@ -279,7 +280,8 @@ class Records:
         return index
 
     def _index_bytes(self, shard: int) -> bytes:
-        name, most = self.shards[shard].name, most_bytes(self.shards[shard])
+        name = self.shards[shard].name
+        most = most_bytes(self.shards[shard])
         path = self.root / naming.index_name(name)
         file = self._shard(shard)  # while a shard is open, a cache does not remove its index
         with storage_errors("read", path):

@@ -32,7 +32,9 @@ _WORST = 20
 # Maximum number of pictures of missing images, and of images with different labels.
 _SHOWN = 12
 # Sides in pixels, and WebP quality, of the worst pairs and of all other pictures.
-_SIDE, _SMALL_SIDE, _QUALITY = 256, 104, 80
+_SIDE = 256
+_SMALL_SIDE = 104
+_QUALITY = 80
 # SSIM needs 300 bytes per pixel, so only the centre of an image is compared, up to this side.
 _SSIM = 1024
 
@@ -176,7 +178,8 @@ def _match(key: str, one: ImageExample, other: ImageExample) -> Match | None:
 
 def _at_one_size(one: ImageExample, other: ImageExample) -> tuple[Image.Image, Image.Image] | None:
     """Returns both images at the smaller of their sizes; None if one cannot be decoded."""
-    first, second = pictures.decode(one.encoded), pictures.decode(other.encoded)
+    first = pictures.decode(one.encoded)
+    second = pictures.decode(other.encoded)
     if first is None or second is None:
         return None
     size = min(first.size, second.size, key=lambda size: size[0] * size[1])

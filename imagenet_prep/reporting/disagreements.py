@@ -14,7 +14,10 @@ from imagenet_prep.dataset.example import ImageExample
 from imagenet_prep.reporting import pictures
 
 _MOST_PICTURES = 48
-EQUAL, SHARED, APART, NONE = "the same", "some in common", "none in common", "one has none"
+EQUAL = "the same"
+SHARED = "some in common"
+APART = "none in common"
+NONE = "one has none"
 
 
 class Shown(NamedTuple):

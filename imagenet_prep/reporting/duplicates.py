@@ -11,8 +11,10 @@ from imagenet_prep.reporting import pictures
 from imagenet_prep.reporting.render import render
 
 # These limits keep the page below 20 MB.
-_MOST_GROUPS, _MOST_PICTURES = 300, 6
-_SIDE, _QUALITY = 224, 70
+_MOST_GROUPS = 300
+_MOST_PICTURES = 6
+_SIDE = 224
+_QUALITY = 70
 
 
 def page(

@@ -32,19 +32,24 @@ from imagenet_prep.storage.store import Readable
 # A receipt has a few hundred kB. Parsed JSON takes up to twenty times its size in memory.
 _MAX_JSON_BYTES = 16 << 20
 # Limits for the list of quarantined images, which has 300 bytes per line.
-_MAX_LIST_BYTES, _MAX_LINES = 64 << 20, 1 << 18
+_MAX_LIST_BYTES = 64 << 20
+_MAX_LINES = 1 << 18
 # Maximum size of a record on the page. The largest image of ImageNet has 16 MB.
 MAX_SHOWN_BYTES = 24 << 20
 # Limits for times in receipts: a task after 2099 or of more than a year would make an endless
 # plot, and the plots divide by the duration.
-_LEAST_SECONDS, _MAX_SECONDS, _LAST_S = 1e-6, 366 * 86_400.0, 4_102_444_800.0
+_LEAST_SECONDS = 1e-6
+_MAX_SECONDS = 366 * 86_400.0
+_LAST_S = 4_102_444_800.0
 # Limit for counts and byte offsets, so that their sums over all shards fit into 64 bits.
 _MAX_COUNT = 1 << 44
 _STAGE = re.compile(r"([a-z]+)-[0-9a-z-]+")
 
 Item = TypeVar("Item")
 
-_READ, _CODEC, _PROOF = "read and write", "decode, resize, encode", "md5 of the sources"
+_READ = "read and write"
+_CODEC = "decode, resize, encode"
+_PROOF = "md5 of the sources"
 
 
 @dataclass(frozen=True)
@@ -156,7 +161,8 @@ class Facts:
         store, name = self.source, archive
         if archive in self.source_files:
             path = Path(self.source_files[archive])
-            store, name = LocalStore(path.parent), path.name
+            store = LocalStore(path.parent)
+            name = path.name
         with contextlib.suppress(DataDamagedError, StoreError, OverflowError, ValueError):
             data = store.read(name, offset, size) if store else b""
             return data if len(data) == size else None

@@ -126,7 +126,8 @@ def _facts_of(tile: Tile) -> Json:
 
 def _settings(facts: Facts) -> list[tuple[str, str]]:
     """Returns (name, value) pairs of the non-empty settings, program, libraries and splits."""
-    producer, settings = facts.manifest.producer, []
+    producer = facts.manifest.producer
+    settings = []
     libraries = sorted(producer.libraries.items())
     for name, value in facts.manifest.config.items():
         if value is not None and value != []:

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 _LANCZOS = Image.Resampling.LANCZOS
 # Side in pixels and WebP quality of pictures in lists.
-_SIDE, _QUALITY = 176, 72
+_SIDE = 176
+_QUALITY = 72
 _BAND_PIXELS = 1 << 20
 
 
@@ -55,8 +56,10 @@ def shrunk(image: Image.Image, size: tuple[int, int]) -> Image.Image:
 
 def middle(image: Image.Image, width: int, height: int) -> Image.Image:
     """Returns the centre of an image, at most `width` x `height` pixels."""
-    width, height = min(width, image.width), min(height, image.height)
-    left, top = (image.width - width) // 2, (image.height - height) // 2
+    width = min(width, image.width)
+    height = min(height, image.height)
+    left = (image.width - width) // 2
+    top = (image.height - height) // 2
     return image.crop((left, top, left + width, top + height))
 
 

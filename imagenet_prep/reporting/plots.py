@@ -22,7 +22,10 @@ from imagenet_prep.reporting.facts import Facts
 from imagenet_prep.reporting.training import Row
 
 # Colours that `_plot` replaces with CSS variables of the page.
-_BEFORE, _AFTER, _INK, _FAINT = "#010203", "#040506", "#070809", "#0a0b0c"
+_BEFORE = "#010203"
+_AFTER = "#040506"
+_INK = "#070809"
+_FAINT = "#0a0b0c"
 _VARIABLES = {
     _BEFORE: "var(--before)",
     _AFTER: "var(--after)",
@@ -288,7 +291,8 @@ def _time_by_stage(facts: Facts) -> Plot | None:
 
 
 def _per_worker(facts: Facts) -> Plot | None:
-    examples, seconds = Counter[str](), defaultdict[str, float](float)
+    examples = Counter[str]()
+    seconds = defaultdict[str, float](float)
     for task in facts.tasks:
         if task.worker:
             examples[task.worker] += task.examples
@@ -320,7 +324,8 @@ def _splits(facts: Facts) -> Iterator[tuple[str, Split, str]]:
 
 
 def _range(values: Sequence[int], text_of: Callable[[int], str]) -> str:
-    low, high = text_of(min(values)), text_of(max(values))
+    low = text_of(min(values))
+    high = text_of(max(values))
     return low if low == high else f"{low} to {high}"
 
 

@@ -28,9 +28,12 @@ _MAX_DAMAGED = 100
 # After 8000 draws from 1000 equally likely classes, 0.3 classes on average have no image.
 _DRAWS = 8000
 # Side in pixels and WebP quality of thumbnails; up to _MAX_LARGE thumbnails are large.
-_LARGE, _SMALL, _MAX_LARGE = (176, 72), (88, 48), 240
+_LARGE = (176, 72)
+_SMALL = (88, 48)
+_MAX_LARGE = 240
 # Maximum bytes of all thumbnails, and of all pairs of source and stored image.
-_TILE_BYTES, _PAIR_BYTES = 2_600_000, 650_000
+_TILE_BYTES = 2_600_000
+_PAIR_BYTES = 650_000
 _PAIRS = 16
 # Width and height in pixels of the part of a stored image that is compared with its source.
 _PAIR_SIDE = 288
@@ -121,7 +124,8 @@ def draw(facts: Facts, seed: int) -> list[Tile]:
             continue
         used += len(picture)
         quota[class_index] -= 1
-        num_bytes, stored = len(stored.encoded), stored._replace(encoded=b"")
+        num_bytes = len(stored.encoded)
+        stored = stored._replace(encoded=b"")
         tiles.append(Tile(record, class_index, stored, num_bytes, picture))
     _compare_with_source(facts, tiles)
     tiles.sort(key=lambda tile: (tile.class_index, tile.record[:2]))
@@ -180,7 +184,8 @@ def _groups(facts: Facts, seed: int) -> Iterator[_Group]:
     drawn: dict[str, dict[int, Origin | None]] = {}
     for position in chance.sample(range(starts[-1]), min(_DRAWS, starts[-1])):
         number = bisect.bisect_right(starts, position) - 1
-        name, record = shards[number].name, position - starts[number]
+        name = shards[number].name
+        record = position - starts[number]
         if record not in known.get(name, {}):
             drawn.setdefault(name, {})[record] = None
     for by_shard in (known, drawn):

@@ -75,7 +75,8 @@ def check_shard(shard: Shard, expectation: Expectation) -> Report:
             report.problems.append(f"{file.name}: {size:,} bytes, expected {file.num_bytes:,}")
     if expectation.level == schema.LEVEL_MANIFEST or len(sizes) < len(shard.files):
         return report
-    store, report.num_bytes = expectation.store, sum(sizes.values())
+    store = expectation.store
+    report.num_bytes = sum(sizes.values())
     try:
         with contextlib.ExitStack() as opened:
             index = _Index(shard.index, opened.enter_context(store.opened(shard.index.name)))
@@ -96,7 +97,8 @@ class _Beside:
     """The index or the table of a shard, read line by line because it may not fit in memory."""
 
     def __init__(self, file: File, opened: BinaryIO) -> None:
-        self._file, self._digest = file, hashlib.sha256()
+        self._file = file
+        self._digest = hashlib.sha256()
         self._chunks = hashed(opened, [self._digest], file.num_bytes)
         self._lines = as_file(self._chunks)
         self._difference = ""
@@ -104,7 +106,8 @@ class _Beside:
     def problems(self) -> list[str]:
         """Returns the first difference if the sha256 of the file differs from the manifest."""
         collections.deque(self._chunks, maxlen=0)
-        actual, expected = self._digest.hexdigest(), self._file.sha256
+        actual = self._digest.hexdigest()
+        expected = self._file.sha256
         difference = self._difference or f"sha256 {actual}, expected {expected}"
         return [] if actual == expected else [f"{self._file.name}: {difference}"]
 
@@ -172,7 +175,9 @@ def _check_records(
     rows: _Rows | None,
 ) -> None:
     """Reads a shard, its index and its table once; stops at broken framing or too many problems."""
-    problems, records, damage = Problems(), 0, ""
+    problems = Problems()
+    records = 0
+    damage = ""
     digest = hashlib.sha256()
 
     def check(record: tfrecord.Record) -> None:

@@ -19,7 +19,8 @@ from imagenet_prep.storage.opened import Dataset
 
 # An entry of a run is a key, a zero byte, the values to compare (class, bytes, width, height,
 # sha256), a zero byte, the shard's number (5 digits), the record's number (9), and a line end.
-_RECORDS, _PLACE = 10**9, 5 + 9 + 1
+_RECORDS = 10**9
+_PLACE = 5 + 9 + 1
 # The number of keys that are searched in the common tables at a time.
 _MOST_KEYS = 1 << 20
 
@@ -50,7 +51,8 @@ def common_tables(a: Dataset, b: Dataset, split: str) -> frozenset[str]:
 
 def differences(a: Dataset, b: Dataset, splits: Sequence[str]) -> Iterator[Difference]:
     """Yields the differing images, ordered by key; `splits` come from `splits_that_differ`."""
-    sides, same_classes = (a, b), a.classes.wnids == b.classes.wnids
+    sides = (a, b)
+    same_classes = a.classes.wnids == b.classes.wnids
     classes = sorted({*a.classes.wnids, *b.classes.wnids})
     number_of = {wnid: number for number, wnid in enumerate(classes)}
     labels = [[number_of[wnid] for wnid in side.classes.wnids] for side in sides]

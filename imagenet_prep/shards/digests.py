@@ -16,7 +16,8 @@ _TYPES = (ctypes.c_int, ctypes.c_int, *[ctypes.c_void_p] * 3)
 
 def sha256(pieces: Sequence[bytes]) -> list[str]:
     """Returns the sha256 of each piece in hex; uses hashlib if the processor is not supported."""
-    library, count = compiled.find(_LIBRARY, sha256=_TYPES), len(pieces)
+    library = compiled.find(_LIBRARY, sha256=_TYPES)
+    count = len(pieces)
     if library is not None:
         digests = ctypes.create_string_buffer(_BYTES * count)
         data = (ctypes.c_char_p * count)(*pieces)

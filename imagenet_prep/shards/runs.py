@@ -19,7 +19,8 @@ from imagenet_prep.storage.os_errors import storage_errors
 
 _NUMBER_BYTES = 8
 # Maximum entries and bytes per sorted run; 250,000 entries of a plan have 50 MB.
-RUN_ENTRIES, RUN_BYTES = 250_000, 64 << 20
+RUN_ENTRIES = 250_000
+RUN_BYTES = 64 << 20
 # Sorting fewer entries takes less time than starting a worker.
 _WORTH_A_RANGE = 25_000
 # The bytes of this number of entries are counted together, which is faster.
@@ -74,7 +75,8 @@ def side_by_side(sides: Sequence[Sequence[Path]]) -> Iterator[list[list[bytes]]]
     # A range has one piece of a run for each of its keys, and at most one more piece of every run.
     most = (_KEYS_OF_A_RUN + len(everything)) * (RUN_BYTES // _KEYS_OF_A_RUN) * 9 // 8
     for stop in [*keys[_KEYS_OF_A_RUN::_KEYS_OF_A_RUN], _BEHIND_ALL]:
-        num_bytes, entries_of_sides = 0, list[list[bytes]]()
+        num_bytes = 0
+        entries_of_sides: list[list[bytes]] = []
         for side in sides:
             entries: list[bytes] = []
             for run in side:

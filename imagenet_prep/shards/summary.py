@@ -105,7 +105,8 @@ def render_set(manifest: Manifest, summary: Json, first_class: str) -> str:
     ]
     for source in manifest.sources[:_MOST_SOURCES]:
         md5 = f", md5 {source.md5}" if source.md5 else ""
-        size, images = human_bytes(source.num_bytes), counted(source.members, "image")
+        size = human_bytes(source.num_bytes)
+        images = counted(source.members, "image")
         lines.append(f"from: {source.name}: {size}, {images}{md5}")
     if (more := len(manifest.sources) - _MOST_SOURCES) > 0:
         lines.append(f"from: {more:,} more")

@@ -109,12 +109,15 @@ def write_shard(
         lines: list[str] = []
         origins = Origins()
         with LargeFile(shard_path) as file, new_file(samples_path) as samples_file:
-            table, waiting, waiting_bytes = Table(samples_file), list[_Image](), 0
+            table = Table(samples_file)
+            waiting: list[_Image] = []
+            waiting_bytes = 0
             for stored in _prepared(shard, images, transform, fail_on_bad_image, tally):
                 if isinstance(stored, Stored):
                     record = stored.parts
                     table.extend([*_samples(waiting), stored.sample])
-                    waiting, waiting_bytes = [], 0
+                    waiting = []
+                    waiting_bytes = 0
                 else:
                     member, image, data = stored
                     record = _record(member, image, classes[member.class_index], label_offset)
@@ -123,7 +126,8 @@ def write_shard(
                     waiting_bytes += len(data)
                     if waiting_bytes >= _HASHED_TOGETHER_BYTES:
                         table.extend(_samples(waiting))
-                        waiting, waiting_bytes = [], 0
+                        waiting = []
+                        waiting_bytes = 0
                 counter.add()
                 lines.append(tfrecord.index_line(file.num_bytes, sum(map(len, record))))
                 for part in record:

@@ -50,7 +50,8 @@ def _in_zip(
     with _Zip(raw, _AHEAD_BYTES) as opened, zipfile.ZipFile(opened) as archive:
         opened.most = sys.maxsize
         for info in (info for info in archive.infolist() if not info.is_dir()):
-            data, num_bytes = b"", most(info.filename)
+            data = b""
+            num_bytes = most(info.filename)
             if num_bytes:
                 with archive.open(info, pwd=_PASSWORD) as member:
                     # zipfile checks the CRC only at the end of the file, so read one byte more.
@@ -76,7 +77,8 @@ class _Seekable(io.RawIOBase):
     """A remote file with random access for zipfile."""
 
     def __init__(self, path: RemotePath) -> None:
-        self._path, self._at = path, 0
+        self._path = path
+        self._at = 0
         self._size = path.demand_ranges().size
 
     def readable(self) -> bool:

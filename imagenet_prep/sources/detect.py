@@ -38,9 +38,13 @@ from imagenet_prep.sources.source import Encode, Part, Source
 from imagenet_prep.storage.remote_path import Location, RemotePath
 
 AUTO = "auto"
-ILSVRC, FOLDER, PARQUET, RECORDIO = "ilsvrc", "folder", "parquet", "recordio"
+ILSVRC = "ilsvrc"
+FOLDER = "folder"
+PARQUET = "parquet"
+RECORDIO = "recordio"
 IMAGENET21K = "imagenet21k"
-CIFAR10, MNIST = "cifar10", "mnist"
+CIFAR10 = "cifar10"
+MNIST = "mnist"
 EVALUATION = "evaluation"
 WEBDATASET = "webdataset"
 TABLE = "table"

@@ -123,7 +123,8 @@ def _called(place: Path) -> str:
 def _is_set(place: Path) -> bool:
     place = place.resolve()
     try:
-        folders, has_mapping = subfolders(place), (place / FOLDERS).is_file()
+        folders = subfolders(place)
+        has_mapping = (place / FOLDERS).is_file()
     except (OSError, SourceError):
         return False  # the folder may not belong to the source
     if not folders:
@@ -163,7 +164,8 @@ def find(root: Location, splits: Sequence[str], *, follow_links: bool) -> Folder
 
 
 def _folder(place: Path, inside: Path | None) -> Folder:
-    files, name = listing.below(place, inside, by_content=False), _called(place)
+    files = listing.below(place, inside, by_content=False)
+    name = _called(place)
     in_folder = Counter(f"{name}/{path}".rpartition("/")[0] for path, *_ in files.images)
     lists = [path for path in MAPPING if (place / path).is_file()]
     mapping = {path: source.read_list(place / path).encode() for path in lists}
@@ -181,13 +183,15 @@ def _archives(archives: dict[str, Location]) -> Archives:
     in_folder: dict[str, Counter[str]] = {name: Counter() for name in archives}
     ignored: dict[str, Counter[str]] = {name: Counter() for name in archives}
     mapping: dict[str, bytes] = {}
-    sample, left = "", _FOLDERS_BYTES
+    sample = ""
+    left = _FOLDERS_BYTES
     for name, archive in archives.items():
         files = containers.contents(archive, lambda path: _MAPPING_BYTES * bool(mapped(path)))
         for path, size, data in files:
             known, kind = in_folder[name], path.rpartition("/")[0]
             if not listing.is_called_an_image(path):
-                known, kind = ignored[name], ending(path)
+                known = ignored[name]
+                kind = ending(path)
                 mapping |= dict.fromkeys(mapped(path), data)
             else:
                 sample = sample or path

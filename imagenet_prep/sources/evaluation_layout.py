@@ -62,7 +62,8 @@ class Layout:
                 expected = "either only class indices (0 to 999) or only WNIDs of ILSVRC2012"
         match = _CORRUPTED.search(path) if self.edition is editions.IMAGENET_C else None
         if self.edition is editions.IMAGENET_C and not match:
-            index, expected = None, "CORRUPTION/SEVERITY/WNID, with ImageNet-C's 19 corruptions"
+            index = None
+            expected = "CORRUPTION/SEVERITY/WNID, with ImageNet-C's 19 corruptions"
         if index is None:
             raise SourceError(
                 f"{where}: its folder is {folder!r}, but {self.edition.name}'s folders are "
@@ -144,7 +145,9 @@ def edition_of(names: Iterable[str], folders: Collection[str], sample: str) -> E
 
 
 def _problems(layout: Layout, counts: Mapping[int, int]) -> list[str]:
-    edition, wnids, total = layout.edition, labels.official_classes().wnids, sum(counts.values())
+    edition = layout.edition
+    wnids = labels.official_classes().wnids
+    total = sum(counts.values())
     names = [*map(str, range(len(wnids)))] if layout.is_numbered else wnids
     problems = []
     expected = edition.examples.get(schema.TEST, total)

@@ -11,7 +11,10 @@ from typing import Any, NamedTuple
 
 from imagenet_prep.core.errors import SourceError, some
 
-CLASSES, LABELS, EDITION, COUNTS = "classes", "labels", "edition", "counts of "
+CLASSES = "classes"
+LABELS = "labels"
+EDITION = "edition"
+COUNTS = "counts of "
 
 _MOST_SHOWN = 100  # characters of a class, as lists may contain anything
 

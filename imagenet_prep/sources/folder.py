@@ -96,7 +96,8 @@ class Folder(source.Stored):
 
     def index(self, task: IndexTask) -> list[Member]:
         """Returns the images of one folder, sorted by key."""
-        problems, members = Problems(), list[Member]()
+        problems = Problems()
+        members: list[Member] = []
         files = self._below(task, problems)
         for file in files.images:
             try:
@@ -116,7 +117,8 @@ class Folder(source.Stored):
         return source.sorted_by_key(members, str(self.root))
 
     def _below(self, task: IndexTask, problems: Problems | None = None) -> listing.Listing:
-        folder, by_content = self.root / task.archive, self.is_own
+        folder = self.root / task.archive
+        by_content = self.is_own
         return listing.below(folder, self.inside, by_content=by_content, problems=problems)
 
     @property
@@ -175,7 +177,8 @@ def find(
     _require_splits(root, names, splits)
     for split in splits:
         _require_parts(root, base, folders[split])
-    archive, mapping = _first(lists, *_DEVKITS), _first(lists, SYNSET_MAPPING)
+    archive = _first(lists, *_DEVKITS)
+    mapping = _first(lists, SYNSET_MAPPING)
     devkit = labels.read_devkit(archive) if archive else None
     if classes is None and devkit is not None:
         classes = devkit.classes

@@ -103,7 +103,8 @@ class Tars(source.Stored):
         match = VALIDATION_NAME.match(keys.without_wnid(path.rpartition("/")[2]))
         if match is None:
             raise SourceError(f"{where}: expected the name ILSVRC2012_val_<8 digits>.JPEG")
-        number, total = int(match[1]), len(self.validation_class_index)
+        number = int(match[1])
+        total = len(self.validation_class_index)
         if not 1 <= number <= total:
             raise SourceError(
                 f"{where}: the devkit has labels for images 1 to {total:,}. Archive and "

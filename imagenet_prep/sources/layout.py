@@ -308,7 +308,8 @@ def _source_in(folder: Path) -> Path:
 
 def unread(splits: Splits) -> Counter[str]:
     """Counts unread images: by folder or, for those directly in the source, by extension."""
-    counts, top = Counter[str](), splits.top
+    counts = Counter[str]()
+    top = splits.top
     if not splits.names:
         return counts
     read = set[str]()

@@ -11,7 +11,8 @@ from imagenet_prep.storage.remote_path import Location
 # Files with "WNID words" per line: image-net.org's (all of WordNet) and timm's.
 _LISTS = ("words.txt", "imagenet_synset_to_lemma.txt")
 # Big Transfer's files: an ID per line, and its lemma on the same line, with "_" for spaces.
-_IDS, _LEMMAS = "imagenet21k_wordnet_ids.txt", "imagenet21k_wordnet_lemmas.txt"
+_IDS = "imagenet21k_wordnet_ids.txt"
+_LEMMAS = "imagenet21k_wordnet_lemmas.txt"
 
 
 def beside(folders: Iterable[Location]) -> dict[str, str]:

@@ -54,7 +54,9 @@ def below(
 ) -> Listing:
     """Lists the images below a folder and counts all other files; see `scan` and `is_image`."""
     hidden: list[str] = []
-    images, ignored, unread = [], Counter[str](), Counter[str]()
+    images = []
+    ignored = Counter[str]()
+    unread = Counter[str]()
     for file in scan(folder, inside, hidden, problems):
         # Check the name first: for a million files, building paths takes most of the time.
         if not is_called_an_image(file.path):

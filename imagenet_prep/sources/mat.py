@@ -17,8 +17,11 @@ _MAX_DEPTH = 4
 _MAX_DIMENSIONS = 32
 
 _HEADER_BYTES = 128
-_MATRIX, _COMPRESSED = 14, 15
-_CELL, _STRUCT, _CHAR = 1, 2, 4
+_MATRIX = 14
+_COMPRESSED = 15
+_CELL = 1
+_STRUCT = 2
+_CHAR = 4
 _ANY_NUMBER = range(6, 16)
 _NUMBER = {1: "b", 2: "B", 3: "h", 4: "H", 5: "i", 6: "I", 7: "f", 9: "d", 12: "q", 13: "Q"}
 _TEXT = {1: "ascii", 2: "ascii", 4: "utf-16-le", 16: "utf-8", 17: "utf-16-le", 18: "utf-32-le"}
@@ -64,7 +67,8 @@ def _array(kind: int, content: bytes, depth: int) -> tuple[str, Any]:
     if not content:
         return "", ()
     (_, flags), sides, (_, name), *parts = _elements(content)
-    array, fields = flags[0], [b""]
+    array = flags[0]
+    fields = [b""]
     if array == _CHAR:
         ((kind, text),) = parts
         return name.decode(), text.decode(_TEXT[kind])

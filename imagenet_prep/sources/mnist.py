@@ -23,7 +23,8 @@ from imagenet_prep.sources import packed, source
 from imagenet_prep.sources.source import Encode, IndexTask, PackedImage
 
 _PREFIX = {schema.TRAIN: "train", schema.VALIDATION: "t10k"}
-_IMAGES, _LABELS = "images-idx3-ubyte", "labels-idx1-ubyte"
+_IMAGES = "images-idx3-ubyte"
+_LABELS = "labels-idx1-ubyte"
 _SIDE = 28
 _NUM_CLASSES = 10
 # Average size of a digit as a JPEG of quality 100. Its pixels take 784 bytes.
@@ -38,8 +39,16 @@ _DIGITS = tuple("0123456789")
 # The class names are from zalandoresearch/fashion-mnist. The md5s are of the uncompressed files, as
 # Debian's package dataset-fashion-mnist compresses them again.
 _FASHION = (
-    *("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat"),
-    *("Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot"),
+    "T-shirt/top",
+    "Trouser",
+    "Pullover",
+    "Dress",
+    "Coat",
+    "Sandal",
+    "Shirt",
+    "Sneaker",
+    "Bag",
+    "Ankle boot",
 )
 _FASHION_MD5S = {
     "f4a8712d7a061bf5bd6d2ca38dc4d50a",
@@ -71,7 +80,8 @@ class Mnist(source.Pixels):
         import numpy as np
 
         images, truth = self.files[task.split]
-        pixels, classes = _read(images, (_SIDE, _SIDE)), _read(truth, ())
+        pixels = _read(images, (_SIDE, _SIDE))
+        classes = _read(truth, ())
         planes = np.frombuffer(pixels, np.uint8).reshape(-1, _SIDE, _SIDE)
         if len(planes) != len(classes):
             raise SourceError(

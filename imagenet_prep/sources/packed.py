@@ -20,7 +20,8 @@ UNPACKING_ERRORS = (OSError, EOFError, zlib.error, lzma.LZMAError)
 _MAX_PADDING_BYTES = 1 << 20
 _PADDED = f"it ends with more than {_MAX_PADDING_BYTES:,} zero bytes"
 # An xz file sets the size of its dictionary, up to 4 GB. Files of xz -9 need 65 MB.
-_MOST_XZ_BYTES, _PIECE_BYTES = 128 << 20, 1 << 16
+_MOST_XZ_BYTES = 128 << 20
+_PIECE_BYTES = 1 << 16
 
 
 @contextlib.contextmanager
@@ -41,7 +42,8 @@ class _Padded:
     """A gzip file that raises OSError if too many zeros follow its compressed data."""
 
     def __init__(self, file: BinaryIO) -> None:
-        self._file, self._zeros = file, 0
+        self._file = file
+        self._zeros = 0
 
     def read(self, size: int = -1) -> bytes:
         data = self._file.read(size)
@@ -78,7 +80,8 @@ class _Xz(io.RawIOBase):
     def _packed(self) -> bytes | None:
         packed = b""
         if self._unpacker.eof:
-            packed, zeros = self._unpacker.unused_data, 0
+            packed = self._unpacker.unused_data
+            zeros = 0
             while not (packed := packed.lstrip(b"\0")):  # zeros may follow a stream
                 if zeros > _MAX_PADDING_BYTES:
                     raise OSError(_PADDED)

@@ -32,7 +32,9 @@ _MAX_FOOTER_VALUES = 1 << 19
 _MAGIC = b"PAR1"
 _TAIL_BYTES = 8  # the length of the footer and the magic number
 # Field numbers of PageHeader in parquet-format's parquet.thrift.
-_KIND, _UNPACKED, _PACKED = 1, 2, 3
+_KIND = 1
+_UNPACKED = 2
+_PACKED = 3
 _DICTIONARY_PAGE = 2
 # For each kind of page, the field with its own header, and the field of the encoding in it.
 _ENCODING_FIELD = {0: (5, 2), _DICTIONARY_PAGE: (7, 2), 3: (8, 4)}
@@ -42,8 +44,13 @@ _NUM_VALUES = 1  # in all of these headers
 # values that DELTA_LENGTH_BYTE_ARRAY states.
 _ENCODINGS = (0, 2, 3, 5, 8)
 # Thrift types. In a struct, the type of a boolean includes its value.
-_BOOLEANS, _BYTE, _INTEGERS, _DOUBLE, _BINARY = (1, 2), 3, (4, 5, 6), 7, 8
-_LISTS, _STRUCT = (9, 10), 12
+_BOOLEANS = (1, 2)
+_BYTE = 3
+_INTEGERS = (4, 5, 6)
+_DOUBLE = 7
+_BINARY = 8
+_LISTS = (9, 10)
+_STRUCT = 12
 
 
 def check_footer(descriptor: int, path: Path) -> None:
@@ -82,7 +89,8 @@ def check(descriptor: int, column: ColumnChunkMetaData, path: Path) -> None:
         if position >= stop:
             return
         length, fields = _header(descriptor, position)
-        unpacked, packed = fields.get(_UNPACKED, -1), fields.get(_PACKED, -1)
+        unpacked = fields.get(_UNPACKED, -1)
+        packed = fields.get(_PACKED, -1)
         left -= unpacked
         if min(unpacked, packed, left) < 0:
             raise ValueError(

@@ -65,7 +65,9 @@ class ImageList:
         self.problem = ""
         self._path = path
         self._reader = ArchiveReader({path.name: path})
-        numbers, starts, sizes = array("q"), array("q"), array("H")
+        numbers = array("q")
+        starts = array("q")
+        sizes = array("H")
         start = 0
         with read_errors(path, "Get it again."), open_to_read(path) as file:
             while line := file.readline(_MAX_LINE_BYTES):
@@ -164,7 +166,8 @@ class RecordIO(source.Stored):
                     f"{where}: label {index} ({self.classes.wnids[index]}), but its .lst file says "
                     f"label {label} and {path!r}. {_BOTH}"
                 )
-        class_id, (first, _, below) = self.classes.wnids[index], path.partition("/")
+        class_id = self.classes.wnids[index]
+        (first, _, below) = path.partition("/")
         # Keys have the folders below the class folder, but ImageNet's keys have none.
         has_folders = not WNID.fullmatch(class_id) and "_".join(first.split()) == class_id
         folder = below[: below.rfind("/") + 1] if has_folders else ""

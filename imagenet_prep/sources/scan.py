@@ -89,7 +89,8 @@ def scan(
     Hidden files are added to `hidden`. Problems are added to `problems`, or raised if it is None.
     Links to files must not leave `inside`, if set. Links to folders are refused: they can be loops.
     """
-    files, folders = list[File](), [""]
+    files: list[File] = []
+    folders = [""]
     noted = Problems() if problems is None else problems
     root = None if inside is None else os.path.realpath(inside)
     while folders:

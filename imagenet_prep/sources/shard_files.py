@@ -148,7 +148,8 @@ def _in_order(
         total_text = counted(total, "shard")
         problems.append(f"missing: {len(missing):,} of {total_text} ({some(missing)})")
     if strangers:
-        count, names = counted(len(strangers), "file"), some(sorted(strangers))
+        count = counted(len(strangers), "file")
+        names = some(sorted(strangers))
         problems.append(f"surplus (different dataset or number of shards): {count} ({names})")
     if problems:
         raise SourceError(
@@ -167,7 +168,8 @@ def split_of(name: str) -> str:
 def becomes(path: str, name: str) -> bool:
     """Returns whether `adopt` can rename the shard at `path` to `name`."""
     base = path.rpartition("/")[2]
-    before, after = _parts(base), naming.parse_shard_name(name)
+    before = _parts(base)
+    after = naming.parse_shard_name(name)
     return (
         before is not None
         and after is not None

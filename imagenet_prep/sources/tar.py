@@ -23,7 +23,10 @@ HEADER_BYTES = _BLOCK  # the header of a file with a short name
 MOST_HEADER_BYTES = 16 * _BLOCK  # all headers of a file with a long name: at most 4 kB on Linux
 _ZERO = bytes(_BLOCK)
 _REGULAR = (b"0", b"\0", b"7")
-_LONG_NAME, _PAX, _PAX_GLOBAL, _FOLDER = b"L", b"x", b"g", b"5"
+_LONG_NAME = b"L"
+_PAX = b"x"
+_PAX_GLOBAL = b"g"
+_FOLDER = b"5"
 _REFUSED = {
     b"1": "a hard link",
     b"2": "a symbolic link",

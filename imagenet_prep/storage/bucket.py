@@ -145,7 +145,8 @@ class BucketStore:
             yield as_file(chunks)
 
     def _chunks(self, name: str, stat: Stat | None = None) -> Generator[bytes, None, None]:
-        budget, pinned = self._budget(name), stat is not None
+        budget = self._budget(name)
+        pinned = stat is not None
         stat = stat or with_retries(lambda: self._s3.stat(name), budget)
         return stream(self._s3, name, stat, budget, pinned=pinned)
 
@@ -190,7 +191,8 @@ class BucketStore:
             # The object is too large to copy in one request: send it through this machine.
             self.put(file, lambda: as_file(source._chunks(file.name)))
             return
-        budget, place = self._budget(file.name), source._s3.object(file.name)
+        budget = self._budget(file.name)
+        place = source._s3.object(file.name)
         while True:
             algorithm: Json = {} if self._reads_back else {"ChecksumAlgorithm": "CRC32C"}
             self._call(file.name, "copy_object", CopySource=place, **algorithm)
@@ -270,7 +272,8 @@ class BucketStore:
     def stored(self, name: str) -> Stored:
         """Returns the server's record of an object."""
         head = self._with_retries(name, lambda: self._s3.head(name, ChecksumMode="ENABLED"))
-        sha256, checksum = head["Metadata"].get(SHA256), head.get("ChecksumCRC32C", "-")
+        sha256 = head["Metadata"].get(SHA256)
+        checksum = head.get("ChecksumCRC32C", "-")
         # A checksum with "-" is that of the parts' checksums: it does not verify the object.
         checksum = None if "-" in checksum else checksum
         return Stored(head["ContentLength"], sha256, checksum, head["ETag"])
@@ -329,7 +332,8 @@ class BucketStore:
 
     def bring(self, file: File, folder: LocalStore) -> None:
         """Downloads an object to a folder and verifies it."""
-        temporary, budget = f"{TEMPORARY}/{uuid.uuid4().hex}", self._budget(file.name)
+        temporary = f"{TEMPORARY}/{uuid.uuid4().hex}"
+        budget = self._budget(file.name)
         bring(self._s3, file, folder, temporary, budget, "The object is damaged in the bucket.")
 
     def _list(self, folder: str, *, deep: bool = False) -> list[Json]:

@@ -89,7 +89,8 @@ def complete(dataset: Dataset, chosen: Sequence[str] = ()) -> tuple[list[Column]
 
     A column with some complete splits is returned with only these splits.
     """
-    store, incomplete = dataset.store, list[str]()
+    store = dataset.store
+    incomplete: list[str] = []
     columns = [opened(dataset, name) for name in chosen]
     for name in () if chosen else names(store):
         stored = find(store, name)
@@ -175,7 +176,8 @@ class Survey:
 
     def _check(self, name: str) -> None:
         store = self._store
-        stored, begun = find(store, name), find(store, name, begun=True)
+        stored = find(store, name)
+        begun = find(store, name, begun=True)
         allowed = {column.record_name(name), column.begun_name(name)}
         if stored is not None:
             self._check_files(stored)
@@ -210,7 +212,9 @@ class Survey:
     def read(self, file: tuple[Column, ColumnFile]) -> Problem | None:
         """Reads one of the `files` completely; returns its problem, or None."""
         stored, rows = file
-        digest, head, name = hashlib.sha256(), b"", stored.file(rows).name
+        digest = hashlib.sha256()
+        head = b""
+        name = stored.file(rows).name
         with self._store.opened(name) as opened:
             for chunk in hashed(opened, [digest]):
                 head = head or chunk
@@ -249,7 +253,8 @@ def differences(a: Dataset, b: Dataset) -> dict[str, str]:
 def row(dataset: Dataset, stored: Column, split: str, shard: Shard, record: int) -> bytes | None:
     """Returns a record's row without verifying it, or None if the column lacks the shard."""
     for rows in stored.of(split, [shard])[0]:
-        file, start = stored.file(rows), len(stored.header(rows.rows))
+        file = stored.file(rows)
+        start = len(stored.header(rows.rows))
         if lost(dataset.store, [file]):
             where = dataset.store.where(file.name)
             raise DataDamagedError(f"{where}: missing or of the wrong size. {_AGAIN}.")

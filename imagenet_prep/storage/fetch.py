@@ -193,7 +193,9 @@ class Hasher:
             return self._md5.result()
 
     def _run(self) -> None:
-        md5, position, stop_of = hashlib.md5(usedforsecurity=False), 0, dict[int, int]()
+        md5 = hashlib.md5(usedforsecurity=False)
+        position = 0
+        stop_of: dict[int, int] = {}
         try:
             with open(self.path, "rb", buffering=0) as file:
                 while position < self._size:

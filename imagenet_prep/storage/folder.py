@@ -207,7 +207,8 @@ class LocalStore:
                 f"{self.where()}: only files in a folder can be hard-linked into this folder. To "
                 "copy a dataset from a bucket, use imagenet-prep replicate."
             )
-        called, stats = (source.where(), self.where()), stats or {}
+        called = (source.where(), self.where())
+        stats = stats or {}
         by_folder: dict[str, list[File]] = {}
         for file in files:
             by_folder.setdefault(file.name.rpartition("/")[0], []).append(file)
@@ -218,7 +219,8 @@ class LocalStore:
             ):
                 for file in of_folder:
                     temporary = self.temporary()
-                    path, stat = source.path(file.name), stats.get(file.name)
+                    path = source.path(file.name)
+                    stat = stats.get(file.name)
                     hard_link(path, temporary, file.num_bytes, stat, called)
                     os.replace(temporary, file.name.rpartition("/")[2], dst_dir_fd=place)
                     # Renaming has no effect if both names are links to the same file.
@@ -227,7 +229,8 @@ class LocalStore:
 
     def rename(self, before: str, after: str) -> None:
         """Renames a file or link durably; no folder above either name may be a link."""
-        source, target = self.path(before), self.path(after)
+        source = self.path(before)
+        target = self.path(after)
         with (
             storage_errors("rename", source),
             inside.folder_inside(self.root, before.rpartition("/")[0]) as old,
@@ -356,7 +359,8 @@ class LocalStore:
         # owners (NFS for root, FUSE) show the same owner for both.
         path = self.root / naming.WORK
         try:
-            status, above = path.lstat(), self.root.stat()
+            status = path.lstat()
+            above = self.root.stat()
         except (FileNotFoundError, NotADirectoryError):
             return
         if status.st_uid not in (os.geteuid(), above.st_uid):

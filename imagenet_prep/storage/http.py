@@ -43,7 +43,8 @@ _COMPRESSIONS = frozenset({"br", "compress", "deflate", "gzip", "x-gzip", "zstd"
 # Maximum number of requests per file, including redirects. A mirror redirects once or twice.
 _MOST_REQUESTS = 10
 # For reads of `WebFolder`.
-_TIMEOUT_S, _RETRIES = 60.0, 20
+_TIMEOUT_S = 60.0
+_RETRIES = 20
 
 
 class _EmptyError(StoreError):
@@ -125,7 +126,8 @@ class Http:
     def _answer(self, name: str, headers: dict[str, str]) -> requests.Response:
         import requests
 
-        url, session = f"{self._base}/{quote(name)}", self._session
+        url = f"{self._base}/{quote(name)}"
+        session = self._session
         for _ in range(_MOST_REQUESTS):
             response = session.get(url, headers=headers, stream=True, timeout=self._timeout_s)
             target = requests.Session.get_redirect_target(session, response)
@@ -250,7 +252,8 @@ def _total_size(response: requests.Response) -> int | None:
 def _check_range(response: requests.Response, offset: int, size: int) -> None:
     if response.status_code == 200:
         raise UnavailableError("the server ignores the requested byte range")
-    sent, last = response.headers.get("Content-Range", ""), offset + size - 1
+    sent = response.headers.get("Content-Range", "")
+    last = offset + size - 1
     match = CONTENT_RANGE.fullmatch(sent)
     if match is None or (int(match[1]), int(match[2])) != (offset, last):
         raise UnavailableError(f"the server sends {sent!r}, requested bytes {offset}-{last}")

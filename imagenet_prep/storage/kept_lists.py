@@ -57,7 +57,8 @@ class KeptLists:
 
     def _load(self, archive: str, stat: Stat, start: int, stop: int) -> Kept | None:
         try:
-            name, folder = _name(archive, stat, start, stop), self._store.as_folder
+            name = _name(archive, stat, start, stop)
+            folder = self._store.as_folder
             # Accept no file that a different user may have written.
             read = self._store.read if folder is None else folder.read_ours
             stored = records.loads(_List, read(name, most=_MAX_BYTES))

@@ -33,7 +33,8 @@ class LargeFile:
             path.unlink(missing_ok=True)
             self._descriptor = os.open(path, flags, 0o644)
         # One buffer is filled while the other is hashed and written.
-        self._buffer, self._spare = _buffer(), _buffer()
+        self._buffer = _buffer()
+        self._spare = _buffer()
         self._filled = 0
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="write")
         self._writing = self._writer.submit(lambda: None)

@@ -80,7 +80,9 @@ class Journal:
                 self.status = os.fstat(descriptor)
                 inode, size = self.status.st_ino, self.status.st_size
                 if inode != self._inode or size < self._offset:
-                    self._inode, self._offset, self.num_lines = inode, 0, 0
+                    self._inode = inode
+                    self._offset = 0
+                    self.num_lines = 0
                 if size - self._offset > self._most:
                     self._offset, self.num_lines = size, sys.maxsize
                 if size == self._offset:

@@ -24,7 +24,8 @@ def incidents(store: Readable, of: Manifest | None = None) -> Iterator[Incident]
     listed = {file.sha256 for file in of.files if file.name == naming.QUARANTINE} if of else set()
     if of and not listed:
         return
-    digest, where = hashlib.sha256(), store.where(naming.QUARANTINE)
+    digest = hashlib.sha256()
+    where = store.where(naming.QUARANTINE)
     try:
         if store.size(naming.QUARANTINE) is None:
             raise ValueError("missing")

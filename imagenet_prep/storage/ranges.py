@@ -53,11 +53,13 @@ class Ranges:
         idle = self._idle.setdefault(f"{parts.scheme}://{parts.netloc}", [])
         while True:
             try:
-                connection, new = idle.pop(), False
+                connection = idle.pop()
+                new = False
             except IndexError:
                 if (opened := self._connect(parts, idle)) is None:
                     return None
-                connection, new = opened, True
+                connection = opened
+                new = True
             try:
                 is_plain = connection.send(request)
             except OSError as error:
@@ -136,13 +138,15 @@ class Connection:
             if not line.endswith(b"\n") or not allowed:
                 return False
             name, _, value = line.decode("latin-1").partition(":")
-            name, value = name.lower(), value.strip()
+            name = name.lower()
+            value = value.strip()
             # Join repeated headers as in RFC 9110, so that two lengths are invalid.
             headers[name] = f"{headers[name]}, {value}" if name in headers else value
         length = headers.get("content-length", "")
         if "transfer-encoding" in headers or not NUMBER.fullmatch(length):
             return False
-        self.headers, self._body_bytes = headers, int(length)
+        self.headers = headers
+        self._body_bytes = int(length)
         return True
 
     def read(self, size: int) -> bytes:

@@ -27,8 +27,13 @@ CONTENT_RANGE = re.compile(r"bytes ([0-9]{1,18})-([0-9]{1,18})/([0-9]{1,18})")
 _PASSING = {408, 425, 429, 500, 502, 503, 504}
 # S3's codes of temporary failures: damaged or slow transfers, and concurrent requests.
 _PASSING_CODES = {
-    *("BadDigest", "XAmzContentChecksumMismatch", "IncompleteBody", "RequestTimeout", "SlowDown"),
-    *("ConditionalRequestConflict", "OperationAborted"),
+    "BadDigest",
+    "XAmzContentChecksumMismatch",
+    "IncompleteBody",
+    "RequestTimeout",
+    "SlowDown",
+    "ConditionalRequestConflict",
+    "OperationAborted",
 }
 _TUNNEL = re.compile(r"Tunnel connection failed: ([0-9]{3})")
 _NO_SUCH_HOST = {socket.EAI_NONAME, socket.EAI_NODATA}

@@ -163,7 +163,8 @@ def locate(text: str, lists: KeptLists | None, *, hashes: bool) -> Location:
     """Returns the folder or file of --source; a URL with an archive's extension is a file."""
     if not address.is_remote(text):
         return Path(text).expanduser()
-    base, name = text.rstrip("/"), ""
+    base = text.rstrip("/")
+    name = ""
     if base.endswith(ARCHIVES):
         base, _, name = base.rpartition("/")
     return RemotePath(Site(base, lists, hashes), name)

@@ -20,7 +20,8 @@ _MAX_DELAY_S = 60.0
 # Give up if the server requests a longer pause than this.
 _MAX_RETRY_AFTER_S = 900.0
 # If many objects fail together, print this many lines at once, then one per interval.
-_LINES_AT_ONCE, _LINE_EVERY_S = 5, 2.0
+_LINES_AT_ONCE = 5
+_LINE_EVERY_S = 2.0
 _RESUME = (
     "Fetched data is kept: run the same command again to resume. If it fails again, try later or "
     "with more --retries."
@@ -79,18 +80,22 @@ class _Lines:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._allowed, self._at, self._withheld = float(_LINES_AT_ONCE), 0.0, 0
+        self._allowed = float(_LINES_AT_ONCE)
+        self._at = 0.0
+        self._withheld = 0
 
     def say(self, line: str, **fields: Any) -> None:
         with self._lock:
             now = time.monotonic()
             earned = (now - self._at) / _LINE_EVERY_S
-            self._allowed, self._at = min(_LINES_AT_ONCE, self._allowed + earned), now
+            self._allowed = min(_LINES_AT_ONCE, self._allowed + earned)
+            self._at = now
             if self._allowed < 1:
                 self._withheld += 1
                 return
             more = f" ({self._withheld:,} more retries not logged)" if self._withheld else ""
-            self._allowed, self._withheld = self._allowed - 1, 0
+            self._allowed = self._allowed - 1
+            self._withheld = 0
         with contextlib.suppress(OSError, ValueError):  # stderr may be closed
             terminal.say(line + more, "warning", **fields)
 

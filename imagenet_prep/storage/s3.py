@@ -245,7 +245,8 @@ class S3:
                 Bucket=self._bucket, Prefix=below, **({} if deep else {"Delimiter": "/"})
             )
             for page in listing:
-                entries, folders = page.get(field) or (), page.get("CommonPrefixes") or ()
+                entries = page.get(field) or ()
+                folders = page.get("CommonPrefixes") or ()
                 num_entries += 1 + len(entries) + len(folders)
                 if num_entries > _MOST_LISTED:
                     raise StoreError(
@@ -268,7 +269,8 @@ class S3:
         return answer["Body"], answer["ETag"], answer.get("ContentRange")
 
     def _answered(self, name: str, requested: str, etag: str) -> Connection | None:
-        signed, now = self._signed.get(name), time.monotonic()
+        signed = self._signed.get(name)
+        now = time.monotonic()
         if signed is None or now > signed.until:
             signed = self._signed[name] = self._sign(name, now + _SIGNED_FOR_S)
         if signed.proxied:

@@ -63,7 +63,8 @@ def signer(store: Readable, name: str, data: bytes, signers: str) -> str:
     Raises DataDamagedError if no signature is valid, UsageError if OpenSSH cannot check it.
     """
     signature = naming.signature_name(name)
-    where, path = store.where(signature), Path(signers).expanduser().absolute()
+    where = store.where(signature)
+    path = Path(signers).expanduser().absolute()
     remedy = (
         f"Get {name} and {signature} from the author again, or ask the author to sign: "
         f"ssh-keygen -Y sign -n {NAMESPACE} -f KEY {name}"

@@ -37,7 +37,8 @@ class SteadyReader(io.RawIOBase):
     def begin(self) -> None:
         """Starts a response: its first bytes may take as long as the timeout of the socket."""
         self._answers = False
-        self._waited_s, self._num_bytes = 0.0, 0
+        self._waited_s = 0.0
+        self._num_bytes = 0
 
     def readable(self) -> bool:
         """Returns True."""
@@ -57,7 +58,8 @@ class SteadyReader(io.RawIOBase):
         if self._waited_s >= self._window_s:
             if size and self._num_bytes < LEAST_BYTES_PER_S * self._waited_s:
                 raise TooSlowError(f"{self._num_bytes:,} bytes in {self._waited_s:,.0f} s")
-            self._waited_s, self._num_bytes = 0.0, 0
+            self._waited_s = 0.0
+            self._num_bytes = 0
         return size
 
     def close(self) -> None:

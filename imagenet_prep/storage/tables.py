@@ -74,7 +74,9 @@ def lines(
     store: Readable, shard: Shard, opened: Callable[[], Opened] | None = None
 ) -> Iterator[bytes]:
     """Yields the lines of a shard's table, header first; verifies the table after the last line."""
-    where, digest, number = store.where(_name(shard)), hashlib.sha256(), 0
+    where = store.where(_name(shard))
+    digest = hashlib.sha256()
+    number = 0
     with opened() if opened else store.opened(_name(shard)) as file:
         for number, line in enumerate(samples.read_lines(as_file(hashed(file, [digest])))):
             if number > shard.examples:

@@ -119,7 +119,9 @@ class Uploader:
     def _send_parts(
         self, file: File, upload: str, parts: Iterable[bytes], remedy: str, check: Check
     ) -> str | None:
-        sha256, total, size = hashlib.sha256(), 0, 0
+        sha256 = hashlib.sha256()
+        total = 0
+        size = 0
         listed: list[Json] = []
         for number, part in enumerate(parts, start=1):
             sha256.update(part)

@@ -171,9 +171,11 @@ class _Studio:
 
     def _shoot(self, split: str, key: str, class_index: int, kind: str, ordinal: int) -> bytes:
         stream = (self.seed, split == "validation", class_index, ordinal)
-        family, rng = self.families[class_index], np.random.default_rng(stream)
+        family = self.families[class_index]
+        rng = np.random.default_rng(stream)
         kind, width, height, data = self.camera.shoot(family, kind, rng)
-        fate, sha256 = ODD_KINDS.get(kind, "kept"), hashlib.sha256(data).hexdigest()
+        fate = ODD_KINDS.get(kind, "kept")
+        sha256 = hashlib.sha256(data).hexdigest()
         names = split, key, family.wnid, class_index
         self.images.append(SourceImage(*names, kind, fate, width, height, sha256, len(data)))
         return data

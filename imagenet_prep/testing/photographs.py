@@ -20,8 +20,12 @@ _Rng = np.random.Generator
 _LANCZOS = Image.Resampling.LANCZOS
 
 IMAGENET_SIZE = (500, 375)  # (width, height): the most frequent size in ILSVRC2012
-_LARGE_SHARE, _HUGE_SHARE = 0.03, 0.004  # of plain images, only at IMAGENET_SIZE
-_LARGE_SIZE, _HUGE_SIZE, _WIDE_SIZE = (1600, 1200), (2048, 1536), (4000, 300)
+# of plain images, only at IMAGENET_SIZE
+_LARGE_SHARE = 0.03
+_HUGE_SHARE = 0.004
+_LARGE_SIZE = (1600, 1200)
+_HUGE_SIZE = (2048, 1536)
+_WIDE_SIZE = (4000, 300)
 _ZOOMS = (1.0, 1.2, 1.45)
 # Upscaled photographs compress too well. With grain, files are as large as in ILSVRC2012.
 _GRAIN_SIGMA = 3.0
@@ -74,7 +78,8 @@ class Camera:
         if kind == "large" and self._size == IMAGENET_SIZE:
             width, height = _HUGE_SIZE if draw < _HUGE_SHARE else _LARGE_SIZE
         elif kind == "large":
-            width, height = self._size[0] * 16 // 5, self._size[1] * 16 // 5
+            width = self._size[0] * 16 // 5
+            height = self._size[1] * 16 // 5
         elif kind == "wide":
             width, height = _WIDE_SIZE
         else:
@@ -86,7 +91,8 @@ class Camera:
         return kind, width, height, data
 
     def _jittered(self, rng: _Rng) -> tuple[int, int]:
-        long, short = max(self._size), min(self._size)
+        long = max(self._size)
+        short = min(self._size)
         draw = rng.random()
         if draw < 0.45:
             return self._size
@@ -107,7 +113,8 @@ class Camera:
         else:  # large sizes are rare, and a cache for them would take hundreds of MB
             full = _open_rgb(path)
             scale = float(rng.uniform(1.0, 1.3)) * max(width / full.width, height / full.height)
-            box_width, box_height = width / scale, height / scale
+            box_width = width / scale
+            box_height = height / scale
             x = float(rng.random()) * (full.width - box_width)
             y = float(rng.random()) * (full.height - box_height)
             box = (x, y, x + box_width, y + box_height)
@@ -132,7 +139,8 @@ class Camera:
 def _encode(pixels: NDArray[np.uint8], kind: str, rng: _Rng) -> bytes:
     quality = int(rng.integers(90, 96))
     if kind in ("png", "cmyk", "grey"):
-        image, buffer = Image.fromarray(pixels), io.BytesIO()
+        image = Image.fromarray(pixels)
+        buffer = io.BytesIO()
         if kind == "png":
             image.save(buffer, "PNG")
         else:

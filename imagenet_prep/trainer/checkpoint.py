@@ -39,14 +39,16 @@ _VERSION = 1  # format version, increased if older programs would misread the fi
 _HEAD_BYTES = 1 << 24
 _LAST_TIME = 1 << 40  # limit of `saved_at`, in seconds since 1970
 # The first bytes of an array in the file, and the maximum length of its header.
-_NPY, _NPY_HEADER_BYTES = b"\x93NUMPY\x01\x00", 1000
+_NPY = b"\x93NUMPY\x01\x00"
+_NPY_HEADER_BYTES = 1000
 _NPY_HEADER = re.compile(
     r"\{'descr': '([<|][fiu][1248])', 'fortran_order': (False|True), "
     r"'shape': \(((?:[0-9]{1,18},? ?)*)\), \} *\n"
 )
 # zipfile raises RuntimeError for unsupported features, OverflowError for impossible offsets.
 _DAMAGE = (ValueError, KeyError, EOFError, RuntimeError, OverflowError, zipfile.BadZipFile)
-_SPARSE_BYTES, _SPARSE_RATIO = 256 << 20, 16
+_SPARSE_BYTES = 256 << 20
+_SPARSE_RATIO = 16
 _PIECE_BYTES = 1 << 20  # limit of one read; the zip directory of 10,000 arrays is smaller
 
 

@@ -7,7 +7,13 @@ from typing import Any
 
 # The models for MXNet: ResNets of Gluon's model zoo, and two small networks.
 GLUON_MODELS = (
-    *("resnet18", "resnet34", "resnet50-v1", "resnet101-v1", "resnet152-v1", "tiny", "mnist"),
+    "resnet18",
+    "resnet34",
+    "resnet50-v1",
+    "resnet101-v1",
+    "resnet152-v1",
+    "tiny",
+    "mnist",
 )
 # The flags of which a framework only supports some values, and these values. The first value of
 # --comm is the framework's default.

@@ -22,7 +22,8 @@ from imagenet_prep.trainer.choices import (
 from imagenet_prep.trainer.schedule import KINDS, STEP_EPOCHS, WARMUP_START, numbers
 
 # Values of `only`, which limits a flag to some frameworks or to one schedule.
-_NOT_MXNET, _STEPS = {"framework": ("tensorflow", "pytorch")}, {"schedule": ("steps",)}
+_NOT_MXNET = {"framework": ("tensorflow", "pytorch")}
+_STEPS = {"schedule": ("steps",)}
 
 
 @dataclass(frozen=True)
@@ -54,14 +55,29 @@ class TrainConfig(Settings):
     synthetic: bool = switch(
         help="train on random images, without a dataset",
         without=(
-            *("backend", "device", "keys", "exclude", "classes", "fraction"),
-            *("evaluate", "eval_every"),
+            "backend",
+            "device",
+            "keys",
+            "exclude",
+            "classes",
+            "fraction",
+            "evaluate",
+            "eval_every",
         ),
     )
     model: str | None = optional(
         choices=(
-            *("resnet18", "resnet34", "resnet50", "resnet101", "resnet152"),
-            *("resnet50-v1", "resnet101-v1", "resnet152-v1", "tiny", "cifar", "mnist"),
+            "resnet18",
+            "resnet34",
+            "resnet50",
+            "resnet101",
+            "resnet152",
+            "resnet50-v1",
+            "resnet101-v1",
+            "resnet152-v1",
+            "tiny",
+            "cifar",
+            "mnist",
         ),
         help="network; resnet50 to resnet152 are v1.5; names with -v1 have the stride in the "
         "first 1x1 convolution; tiny is for tests and demos; default: the recipe's, else resnet50",

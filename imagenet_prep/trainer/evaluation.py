@@ -30,7 +30,8 @@ def count(logits: Any, class_index: Any, mask: Any) -> Any:
     counted = np.asarray(mask, bool)
     rows, labels = np.asarray(logits, np.float64)[counted], np.asarray(class_index)[counted]
     of_label = np.take_along_axis(rows, labels[:, None], 1)
-    sound, ahead = predictions.are_finite(rows), predictions.ahead_of(labels, rows)
+    sound = predictions.are_finite(rows)
+    ahead = predictions.ahead_of(labels, rows)
     most = rows.max(1, keepdims=True)
     with np.errstate(invalid="ignore"):
         losses = np.log(np.exp(rows - most).sum(1)) + (most - of_label)[:, 0]

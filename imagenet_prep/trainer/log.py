@@ -150,7 +150,8 @@ class Timer:
         """Returns the steps per second since the last call."""
         now = time.perf_counter()
         rate = self.count / max(now - self._since, 1e-9)
-        self.count, self._since = 0, now
+        self.count = 0
+        self._since = now
         return rate
 
     @contextlib.contextmanager

@@ -38,7 +38,8 @@ def train(config: TrainConfig, open_reader: OpenReader, sheet: Sheet | None = No
     one-rank run that is stopped and resumed gets exactly the weights of an uninterrupted one.
     On rank 0, `sheet` collects the results for `--labels` and `--also`; on others, it is None.
     """
-    config, world = recipe.settled(config), launched()
+    config = recipe.settled(config)
+    world = launched()
     if os.environ.get("DMLC_ROLE", "worker") != "worker":
         connect(config)  # This process is an MXNet server; it ends when all ranks have ended.
     # Check data and checkpoint before importing a framework, which takes seconds.
@@ -268,7 +269,9 @@ class Training:
                     raise self._ended()
                 if is_last:
                     self._log.finished(time.monotonic() - began)
-                due, watched, last = self._is_due(), self._inputs.watched, self._inputs.last
+                due = self._is_due()
+                watched = self._inputs.watched
+                last = self._inputs.last
                 if due and watched is not None:
                     score = self._watch()
                 if is_last and last is not None and not (due and last is watched):
@@ -330,7 +333,8 @@ class Training:
         """Returns a split's score; if `name` is given, stores the predictions under this name."""
         predicted = Predicted(self._comm, reader.class_numbers, reader.present)
         see = None if name is None else predicted.see
-        logits, batches = self._learner.logits, self._unless_asked(reader)
+        logits = self._learner.logits
+        batches = self._unless_asked(reader)
         score = evaluation.evaluate(logits, batches, reader.num_examples, self._comm, see)
         if name is None:
             return score
@@ -355,7 +359,8 @@ class Training:
         keeps = self._config.tabulates or self._config.predictions is not None
         score = self._score(reader, self._config.data_dir if is_last and ends and keeps else None)
         epoch = self._plan.epoch(self._step)
-        present, trained = len(reader.present), len(self._inputs.train.present)
+        present = len(reader.present)
+        trained = len(self._inputs.train.present)
         classes = f"{present:,} of {trained:,} classes" if present < trained else ""
         self._log.evaluation(self._step, epoch, split, score, self._saved_at, classes)
         if is_last and evaluated is not self._inputs.watched:

@@ -41,11 +41,17 @@ _Place = tuple[Path, str]  # a folder, and the name of a file in it
 
 _EXPORT = "export"
 _EXPORTED = (  # names that TensorFlow and Gluon write into a model's folder
-    *("saved_model.pb", "fingerprint.pb", "variables", "assets"),
-    *("model-symbol.json", "model-0000.params", naming.LABELS),
+    "saved_model.pb",
+    "fingerprint.pb",
+    "variables",
+    "assets",
+    "model-symbol.json",
+    "model-0000.params",
+    naming.LABELS,
 )
 # Time-out of a request in seconds without data; retries per object before training starts.
-_TIMEOUT_S, _RETRIES = 15.0, 10
+_TIMEOUT_S = 15.0
+_RETRIES = 10
 _NOT_STARTED = "Training has not started: run the same command again."
 # Seconds of retries at the end: `launch` kills ranks after 60 s, a spot interruption after 120 s.
 _LAST_S = 30.0
@@ -62,7 +68,8 @@ class Mirror:
         )
         self._folder, self._scalars, self._export = folder, scalars, export
         self._uploaded: dict[str, Identity] = {}  # only these objects are ever removed
-        self._asked, self._closing = threading.Event(), threading.Event()
+        self._asked = threading.Event()
+        self._closing = threading.Event()
         self._in_trouble = False
         self._thread = threading.Thread(target=self._run, name="mirror", daemon=True)
 
@@ -113,12 +120,14 @@ class Mirror:
 
     def _files(self) -> list[tuple[str, _Place]]:
         """Returns pairs of object name and file: first logs, then checkpoints from new to old."""
-        own, events = LocalStore(self._folder).names(""), LocalStore(self._scalars).names("")
+        own = LocalStore(self._folder).names("")
+        events = LocalStore(self._scalars).names("")
         files = [(name, (self._folder, name)) for name in own if _is_needed(name)]
         events = [name for name in events if name.startswith(EVENTS)]
         files += [(f"{SCALARS}/{name}", (self._scalars, name)) for name in events]
         if self._export is not None:
-            root, exported = self._export.parent, [self._export]
+            root = self._export.parent
+            exported = [self._export]
             for name in _EXPORTED:
                 exported += [self._export / name, *(self._export / name).rglob("*")]
             names = [str(path.relative_to(root)) for path in exported if path.is_file()]
@@ -127,7 +136,8 @@ class Mirror:
 
     def _compare(self, store: BucketStore, name: str, *, fresh: bool) -> None:
         """If `fresh`, downloads an object. Marks an identical local file as already uploaded."""
-        path, stored = self._folder / name, store.stored(name)
+        path = self._folder / name
+        stored = store.stored(name)
         # Keep the longer log, since this machine may have started one already.
         folder = LocalStore(self._folder)
         if fresh and (not path.is_file() or path.stat().st_size < stored.num_bytes):

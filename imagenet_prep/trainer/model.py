@@ -102,7 +102,8 @@ def _mnist(x: Any) -> Any:
 
 def _block(x: Any, name: str, *convolutions: tuple[int, int, int]) -> Any:
     """Applies a residual block of convolutions, each as (filters, size, stride)."""
-    width, stride = convolutions[-1][0], math.prod(stride for _, _, stride in convolutions)
+    width = convolutions[-1][0]
+    stride = math.prod(stride for _, _, stride in convolutions)
     shortcut = x
     if stride > 1 or x.shape[-1] != width:
         shortcut = _convolution(x, width, 1, stride, f"{name}.downsample.0")

@@ -26,20 +26,23 @@ from imagenet_prep.trainer.recipe import Run, decays
 # Mean and deviation with which `read` normalises images for recipe mnist. Horovod's mxnet_mnist.py
 # uses pixels from 0 to 1. Normalised pixels have nine times the second moment: with the learning
 # rate and initial weights of that script, half of the seeds would learn nothing.
-_MEAN, _STD = 33.3, 78.6
+_MEAN = 33.3
+_STD = 78.6
 
 
 class MxnetLearner(Learner):
     """A rank that trains with MXNet."""
 
     def __init__(self, config: TrainConfig) -> None:
-        world, self.comm = launched(), Comm()
+        world = launched()
+        self.comm = Comm()
         if config.comm != "horovod":
             self.comm = Servers(world, config.comm)
         elif world.size > 1:
             self.comm = Ring(world)
         self.versions = {"MXNet": mx.__version__} | self.comm.versions
-        gpus, local_rank = mx.context.num_gpus(), self.comm.world.local_rank
+        gpus = mx.context.num_gpus()
+        local_rank = self.comm.world.local_rank
         check_gpus(local_rank, gpus)
         self.fast_half = gpus > 0
         self._context = mx.gpu(local_rank) if gpus else mx.cpu()
@@ -182,7 +185,8 @@ def _network(plan: Run, context: Any) -> Any:
         zoo = f"{plan.model.removesuffix('-v1')}_v1"
         network = model_zoo.vision.get_model(zoo, classes=plan.num_classes)
     if plan.recipe == "mnist":
-        inner, network = network, nn.HybridSequential()
+        inner = network
+        network = nn.HybridSequential()
         network.add(nn.HybridLambda(lambda _, images: (images * _STD + _MEAN) / 255), inner)
     # Infer the shapes here: a forward pass would leave weights in oneDNN's layout, which Horovod
     # cannot read. It would crash at random.

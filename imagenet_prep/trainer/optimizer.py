@@ -13,7 +13,9 @@ import tensorflow as tf
 from imagenet_prep.trainer.recipe import Run, decays
 
 # Keras' defaults, as in the guide's runs. RMSprop uses the first decay.
-_FIRST_DECAY, _SECOND_DECAY, _EPSILON = 0.9, 0.999, 1e-7
+_FIRST_DECAY = 0.9
+_SECOND_DECAY = 0.999
+_EPSILON = 1e-7
 
 
 class Optimizer:
@@ -80,7 +82,8 @@ class Optimizer:
         # tutorial, it includes them. A variable that is 0 has the full rate.
         if self._kind == "sgd" or (self._kind == "lars" and not decays(variable)):
             return 1.0
-        weights, slope = tf.norm(variable), tf.norm(gradient)
+        weights = tf.norm(variable)
+        slope = tf.norm(gradient)
         usable = tf.logical_and(weights > 0, slope > 0)
         trust = self._plan.trust_coefficient
         rate = tf.where(usable, trust * weights / tf.where(usable, slope, 1.0), 1.0)

@@ -53,7 +53,8 @@ class Predicted:
             shares = np.exp(rows - rows.max(1, keepdims=True))
             shares = np.nan_to_num(shares / shares.sum(1, keepdims=True))
         # Sort logits, not probabilities: two logits may have the same probability, such as 0.
-        order, within = top(rows), top(rows, self._present)
+        order = top(rows)
+        within = top(rows, self._present)
         most = order.shape[1]
         label, mask = (np.asarray(batch[name])[:, None] for name in ("class_index", "mask"))
         likely = np.take_along_axis(shares, order, 1)
@@ -67,7 +68,8 @@ class Predicted:
             if row[0]:
                 numbers = self._class_numbers[row[1:-most].astype(np.int64)].tolist()
                 count = most if row[2] >= 0 else 0  # no prediction if logits are not finite
-                first, shares = numbers[1 : 1 + count], row[-most:][:count].tolist()
+                first = numbers[1 : 1 + count]
+                shares = row[-most:][:count].tolist()
                 prediction = Prediction(key.decode(), numbers[0], tuple(first), tuple(shares))
                 self._predictions.append(prediction)
                 self._within.append(numbers[1 + most :] if count else [])

@@ -26,8 +26,10 @@ from imagenet_prep.trainer.comm import TOLD_S, Comm, meet
 _PLACE = ("MASTER_ADDR", "MASTER_PORT")  # rank 0's address, set by torchrun and `launch`
 _SENDS_BUFFERS = ("forward_sync_buffers", "broadcast_buffers")
 # The variable set by `launch --stall-timeout`, and its default.
-_STALL, _STALL_S = "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", "600"
-_CONNECT_S, _POLL_S = 5.0, 0.2
+_STALL = "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS"
+_STALL_S = "600"
+_CONNECT_S = 5.0
+_POLL_S = 0.2
 
 
 class _Together(Comm):
@@ -178,7 +180,8 @@ def _all_ranks(world: World, limit: timedelta) -> Any:
 
     init_process_group would wait in C code: without a message, and without hearing signals.
     """
-    address, port = os.environ[_PLACE[0]], int(os.environ[_PLACE[1]])
+    address = os.environ[_PLACE[0]]
+    port = int(os.environ[_PLACE[1]])
     # torchrun keeps its store when it restarts the ranks. PyTorch, too, separates the attempts.
     attempt = f"imagenet-prep-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
     began = time.monotonic()

@@ -38,7 +38,8 @@ class PytorchLearner(Learner):
     """A rank that trains with PyTorch."""
 
     def __init__(self, config: TrainConfig) -> None:
-        world, self.comm = launched(), Comm()
+        world = launched()
+        self.comm = Comm()
         gpus = torch.cuda.device_count()
         check_gpus(world.local_rank, gpus)
         self._device = torch.device("cuda", world.local_rank) if gpus else torch.device("cpu")
@@ -89,9 +90,11 @@ class PytorchLearner(Learner):
         self._plan = plan
         network = pytorch_model.build(plan.model, plan.image_size, plan.num_classes)
         self._network = network.to(self._device, memory_format=torch.channels_last)
-        weights, statistics = dict(network.named_parameters()), dict(network.named_buffers())
+        weights = dict(network.named_parameters())
+        statistics = dict(network.named_buffers())
         self._names = [*weights, *statistics]
-        self._weights, self._statistics = list(weights.values()), list(statistics.values())
+        self._weights = list(weights.values())
+        self._statistics = list(statistics.values())
         self._has_dropout = any(isinstance(m, torch.nn.Dropout) for m in network.modules())
         self._optimizer = Optimizer(plan, self._weights)
         self._variables = [*self._weights, *self._statistics, *self._optimizer.slots]
@@ -115,7 +118,9 @@ class PytorchLearner(Learner):
 
     def step(self, number: int, batch: Batch, rate: float, *, asks: bool) -> tuple[Any, Any]:
         """Runs one step; dropout masks depend only on seed, step and rank."""
-        plan, world, tensors = self._plan, self.comm.world, self.hold(batch)
+        plan = self._plan
+        world = self.comm.world
+        tensors = self.hold(batch)
         if self._has_dropout:
             sequence = np.random.SeedSequence((plan.seed, number, world.rank))
             torch.manual_seed(int(sequence.generate_state(1, np.uint64)[0]))

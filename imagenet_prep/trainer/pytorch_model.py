@@ -42,9 +42,11 @@ def build(name: str, image_size: int, num_classes: int) -> Any:
 
 def _resnet(name: str, image_size: int) -> tuple[_Layers, int]:
     if name == "tiny":
-        layers, inputs = _stem(16, 3, 2 if image_size >= 48 else 1), 16
+        layers = _stem(16, 3, 2 if image_size >= 48 else 1)
+        inputs = 16
     else:
-        layers, inputs = _stem(64, 7, 2) | {"maxpool": nn.MaxPool2d(3, 2, 1)}, 64
+        layers = _stem(64, 7, 2) | {"maxpool": nn.MaxPool2d(3, 2, 1)}
+        inputs = 64
     for path, convolutions in residual_blocks(name):
         layer, _, number = path.partition(".")
         block = _Block(inputs, *convolutions)
@@ -77,7 +79,8 @@ def _mnist(side: int) -> tuple[_Layers, int]:
     for filters in (16, 32):
         layers[f"conv{filters}"] = nn.Conv2d(inputs, filters, 5)
         layers |= {f"relu{filters}": nn.ReLU(), f"pool{filters}": nn.MaxPool2d(2)}
-        inputs, side = filters, (side - 4) // 2
+        inputs = filters
+        side = (side - 4) // 2
     return layers | _hidden(inputs * side**2, 128), 128
 
 
@@ -101,11 +104,13 @@ class _Block(nn.Module):
     def __init__(self, inputs: int, *convolutions: tuple[int, int, int]) -> None:
         super().__init__()
         self._count = len(convolutions)
-        width, strides = inputs, 1
+        width = inputs
+        strides = 1
         for number, (filters, size, stride) in enumerate(convolutions, start=1):
             self.add_module(f"conv{number}", _convolution(width, filters, size, stride))
             self.add_module(f"bn{number}", nn.BatchNorm2d(filters))
-            width, strides = filters, strides * stride
+            width = filters
+            strides = strides * stride
         self.downsample: Any = None
         if strides > 1 or inputs != width:
             shortcut = _convolution(inputs, width, 1, strides)

@@ -12,7 +12,9 @@ import torch
 
 from imagenet_prep.trainer.recipe import Run, decays
 
-_FIRST_DECAY, _SECOND_DECAY, _EPSILON = 0.9, 0.999, 1e-7
+_FIRST_DECAY = 0.9
+_SECOND_DECAY = 0.999
+_EPSILON = 1e-7
 
 
 class Optimizer:

@@ -17,7 +17,8 @@ from imagenet_prep.trainer.config import TrainConfig
 from imagenet_prep.trainer.schedule import STEP_EPOCHS, WARMUP_START, Schedule
 
 _TUTORIAL_LARGE = 128  # from this number of GPUs on, the tutorial used LARC
-_LOSS_SCALE, _LARC_LOSS_SCALE = 1024.0, 256.0
+_LOSS_SCALE = 1024.0
+_LARC_LOSS_SCALE = 256.0
 _TRUST = {"larc": 0.013, "lars": 0.001}
 _USUAL: Json = {  # defaults of all recipes
     "optimizer": "sgd",
@@ -124,7 +125,8 @@ def difference(saved: Json, run: Run) -> str | None:
     """Describes the first difference between a checkpoint's run and `run`, or returns None."""
     current: Json = json.loads(json.dumps(run.facts()))
     for key in (*_NETWORK, *current, *saved):
-        old, new = saved.get(key), current.get(key)
+        old = saved.get(key)
+        new = current.get(key)
         if old != new and isinstance(old, dict) and isinstance(new, dict):
             # Report the rate first: it changes other fields of the schedule, too.
             for part in ("peak", *new, *old):
@@ -264,7 +266,8 @@ def as_begun(config: TrainConfig, run: Run, ranks: int | None) -> Run:
     `ranks` is the number of ranks of this start, with the same global batch. It is None if version
     0.1.0 started the run: then the epochs count images.
     """
-    settings, in_images = config, ranks is None
+    settings = config
+    in_images = ranks is None
     if ranks is None:
         ranks = run.global_batch // config.batch_size
     else:

@@ -26,10 +26,12 @@ from imagenet_prep.hosts.hosts_file import Host
 
 TOKEN = re.compile(r"[A-Za-z0-9_-]{16,128}")
 
-_REQUEST_S, _POLL_S = 10.0, 0.5
+_REQUEST_S = 10.0
+_POLL_S = 0.5
 # Gloo's largest value lists a rank's addresses for all other ranks: 150 kB at 1,024 ranks. Gloo
 # stores three values per rank, and we store two per host.
-_MAX_VALUE_BYTES, _VALUES_EACH = 1 << 20, 16
+_MAX_VALUE_BYTES = 1 << 20
+_VALUES_EACH = 16
 # Limit of open connections without a token, in addition to one per rank. Above this limit, the
 # oldest connection is closed. Ranks send the token within milliseconds.
 _STRANGERS = 256

@@ -191,7 +191,8 @@ class Saved:
 
     def _accept(self, facts: Json, plan: Run) -> None:
         """Refuses the facts of a checkpoint if they are malformed or belong to a different run."""
-        saved, evaluates = records.parse(_Facts, facts), self._config.evaluate
+        saved = records.parse(_Facts, facts)
+        evaluates = self._config.evaluate
         if evaluates:
             records.parse(Run, saved.run, others=True)
         if (batch := records.parse(int, saved.run.get("global_batch"), "global_batch")) < 1:

@@ -69,9 +69,13 @@ class Schedule:
 
 def _restarting_cosine(done: float) -> float:
     """Returns the factor of tf.train.cosine_decay_restarts (Loshchilov and Hutter 2016)."""
-    begin, length, height = 0.0, _FIRST_DECAY, 1.0
+    begin = 0.0
+    length = _FIRST_DECAY
+    height = 1.0
     while done >= begin + length:
-        begin, length, height = begin + length, length * _RESTART_LONGER, height * _RESTART_LOWER
+        begin = begin + length
+        length = length * _RESTART_LONGER
+        height = height * _RESTART_LOWER
     return height * (1 + math.cos(math.pi * (done - begin) / length)) / 2
 
 
@@ -90,11 +94,13 @@ class Plateau:
     def see(self, loss: float) -> None:
         """Updates the state after an evaluation with this loss."""
         if math.isfinite(loss) and (self.best is None or loss < self.best - _LEAST_GAIN):
-            self.best, self.waited = loss, 0
+            self.best = loss
+            self.waited = 0
             return
         self.waited += 1
         if self.waited >= _PATIENCE:
-            self.scale, self.waited = self.scale * _PLATEAU_FACTOR, 0
+            self.scale = self.scale * _PLATEAU_FACTOR
+            self.waited = 0
 
 
 def numbers(name: str, text: str | None) -> tuple[float, ...]:

@@ -35,7 +35,8 @@ class Stop:
 
         def remember(signum: int, frame: FrameType | None) -> None:
             # Set this first: a second signal may interrupt this handler.
-            first, self.came = not self.came, True
+            first = not self.came
+            self.came = True
             if not first and self.alone and callable(earlier := before[signal.Signals(signum)]):
                 earlier(signum, frame)
             if first and self.alone and signum == signal.SIGINT:

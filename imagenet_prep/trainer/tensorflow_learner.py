@@ -33,7 +33,8 @@ class TensorFlowLearner(Learner):
     """A rank that trains with TensorFlow."""
 
     def __init__(self, config: TrainConfig) -> None:
-        world, self.comm = launched(), Comm()
+        world = launched()
+        self.comm = Comm()
         if world.size > 1:
             self.comm = Horovod(world, fp16_compression=config.fp16_compression)
             world = self.comm.world

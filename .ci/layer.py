@@ -33,7 +33,8 @@ def roots(pyproject: str, layers: list[str]) -> set[str]:
         **project["optional-dependencies"],
         **parsed["dependency-groups"],
     }
-    found, pending = set(), list(layers)
+    found = set()
+    pending = list(layers)
     for layer in pending:
         if layer not in groups:
             sys.exit(f"{layer} is no extra or group of pyproject.toml")

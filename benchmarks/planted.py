@@ -84,7 +84,7 @@ def lettered(picture: Picture, rng: random.Random) -> bytes:
     """Returns a picture with letters over it."""
     picture = picture.copy()
     draw = ImageDraw.Draw(picture, "RGBA")
-    (width, height) = picture.size
+    width, height = picture.size
     at = (width * rng.uniform(0.05, 0.4), height * rng.uniform(0.1, 0.85))
     font = ImageFont.load_default(size=max(10, height // 12))
     draw.text(at, "www.example.com", fill=(255, 255, 255, 160), font=font)

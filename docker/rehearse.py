@@ -43,8 +43,15 @@ _HEALTHY_S = 60
 _USER = 1000  # the user of the Dockerfile
 # A miniature that takes less than a minute, with more than one shard per split.
 _PREPARE = (
-    *("--allow-subset", "--short-side", "64", "--workers", "2"),
-    *("--train-shards", "3", "--validation-shards", "2"),
+    "--allow-subset",
+    "--short-side",
+    "64",
+    "--workers",
+    "2",
+    "--train-shards",
+    "3",
+    "--validation-shards",
+    "2",
 )
 _CUDA_WHEELS = ("nvcc", "runtime", "crt", "cccl")
 
@@ -126,7 +133,13 @@ def build(target: str, dockerfile: Path) -> str:
     """Builds one target and returns the name of the image."""
     name = f"localhost/rehearsal-{target}"
     _buildah(
-        *("build", "--layers", "--pull-never", "--format", "docker", "--target", target),
+        "build",
+        "--layers",
+        "--pull-never",
+        "--format",
+        "docker",
+        "--target",
+        target,
         *("--file", dockerfile, "--tag", name, *_package_clients(), REPOSITORY),
     )
     return name
@@ -163,7 +176,9 @@ def _make_beam_sdk(root: Path, version: str) -> None:
     boot.parent.mkdir(parents=True)
     environment = {"GOBIN": str(SCRATCH / "go"), "CGO_ENABLED": "0"}
     _output(
-        *("go", "install", f"github.com/apache/beam/sdks/v2/python/container@v{version}"),
+        "go",
+        "install",
+        f"github.com/apache/beam/sdks/v2/python/container@v{version}",
         environment=environment,
     )
     shutil.copy(SCRATCH / "go" / "container", boot)

@@ -44,7 +44,8 @@ def arrays(batch):
     return [nd.array(batch[name], ctx=context) for name in ("images", "class_index", "mask")]
 
 
-train, validation = reader("train"), reader("validation")
+train = reader("train")
+validation = reader("validation")
 network = gluon.nn.HybridSequential()
 network.add(
     gluon.nn.Conv2D(16, 3, strides=2, activation="relu"),
@@ -78,7 +79,8 @@ for epoch in range(flags.epochs):
         counted += nd.concat(right.sum(), mask.sum(), dim=0).as_in_context(counted.context)
     counted = hvd.allreduce(counted, average=False, name="counted").asnumpy()
     if hvd.rank() == 0:
-        top1, number = float(counted[0] / counted[1]), int(counted[1])
+        top1 = float(counted[0] / counted[1])
+        number = int(counted[1])
         row = {"epoch": epoch, "loss": float(loss.mean().asscalar()), "top1": top1}
         print(json.dumps({**row, "images": number}), flush=True)
 if hvd.rank() == 0:

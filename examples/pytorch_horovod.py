@@ -44,7 +44,8 @@ def tensors(batch):
     return [torch.from_dlpack(batch[name]) for name in ("images", "class_index", "mask")]
 
 
-train, validation = reader("train"), reader("validation")
+train = reader("train")
+validation = reader("validation")
 torch.manual_seed(0)
 model = nn.Sequential(
     nn.Conv2d(3, 16, 3, stride=2),

@@ -26,7 +26,8 @@ def reader(split):
     return make_dataset(flags.data_dir, split, flags.batch_size, flags.image_size, backend="tfdata")
 
 
-train, validation = reader("train"), reader("validation")
+train = reader("train")
+validation = reader("validation")
 keras.utils.set_random_seed(0)
 model = keras.Sequential(
     [

@@ -83,7 +83,8 @@ def save():
     partial.replace(flags.out)
 
 
-train, validation = reader("train"), reader("validation")
+train = reader("train")
+validation = reader("validation")
 shapes = {"first": (3, 3, 3, 16), "second": (3, 3, 16, 32), "head": (32, train.num_classes)}
 keys = jax.random.split(jax.random.key(0), len(shapes))
 weights = {

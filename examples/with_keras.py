@@ -58,7 +58,8 @@ class Validation(keras.callbacks.Callback):
         logs |= {f"val_{name}": value for name, value in found.items()}
 
 
-train, validation = reader("train"), reader("validation")
+train = reader("train")
+validation = reader("validation")
 keras.utils.set_random_seed(0)
 model = keras.Sequential(
     [

@@ -57,7 +57,8 @@ def tensors(batch):
     return [torch.from_dlpack(batch[name]).to(device, non_blocking=True) for name in names]
 
 
-train, validation = reader("train"), reader("validation")
+train = reader("train")
+validation = reader("validation")
 torch.manual_seed(0)
 model = nn.Sequential(
     nn.Conv2d(3, 16, 3, stride=2),
@@ -91,7 +92,8 @@ def evaluate():
             right = (scores.argmax(1) == labels) & mask
             counted += torch.stack([right.sum(), mask.sum()])
             # Padding in the last batch has no key.
-            keys, rows = batch["key"][batch["mask"]], scores[mask].float().cpu().numpy()
+            keys = batch["key"][batch["mask"]]
+            rows = scores[mask].float().cpu().numpy()
             said |= zip(keys, rows, strict=True)
     distributed.all_reduce(counted)
     return *map(int, counted), said

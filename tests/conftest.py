@@ -37,8 +37,13 @@ pytest_plugins = ["tests.kit.same_order"]
 _COMMANDS = ("benchmarks", "campaign", "commands", "golden", "hostile", "oracles", "site")
 # Rooms whose tests take minutes, each with servers or frameworks of its own.
 _MINUTES = (
-    *("commands/cluster", "commands/airflow", "trainer"),
-    *("commands/report", "launching", "campaign", "hostile"),
+    "commands/cluster",
+    "commands/airflow",
+    "trainer",
+    "commands/report",
+    "launching",
+    "campaign",
+    "hostile",
 )
 # What these fixtures give comes from packages of extras.
 _OF_EXTRAS = {"miniature", "s3", "speaks"}

@@ -167,7 +167,7 @@ class RecordIO(source.Stored):
                     f"label {label} and {path!r}. {_BOTH}"
                 )
         class_id = self.classes.wnids[index]
-        (first, _, below) = path.partition("/")
+        first, _, below = path.partition("/")
         # Keys have the folders below the class folder, but ImageNet's keys have none.
         has_folders = not WNID.fullmatch(class_id) and "_".join(first.split()) == class_id
         folder = below[: below.rfind("/") + 1] if has_folders else ""

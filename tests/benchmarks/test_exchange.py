@@ -63,7 +63,8 @@ def test_what_is_missing_is_said_in_a_sentence(
 ) -> None:
     system.instead("geteuid", lambda _: wrong.get("uid", 0))
     installed.programs(lambda name: wrong.get(name, f"/usr/bin/{name}"))
-    python, only = wrong.get("python", sys.executable), wrong.get("only", "")
+    python = wrong.get("python", sys.executable)
+    only = wrong.get("only", "")
     with pytest.raises(SystemExit) as ended:
         exchange.main(["--python", python, "--only", only])
 
@@ -107,7 +108,8 @@ def stand_in(folder: Path, script: str) -> Path:
 @pytest.mark.usefixtures("networks")
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_nothing_is_left_however_it_ends(tmp_path: Path, signum: signal.Signals) -> None:
-    pids, seen = tmp_path / "pids", tmp_path / "seen"
+    pids = tmp_path / "pids"
+    seen = tmp_path / "seen"
     python = stand_in(tmp_path, f"ip netns >> {seen}; echo $$ >> {pids}; echo 1; exec sleep 10000")
     with started(python) as run:
         try:
@@ -144,7 +146,8 @@ def test_a_process_that_fails_ends_the_run_with_its_words(tmp_path: Path) -> Non
 def test_two_workers_exchange_by_a_ring_and_through_a_server(tmp_path: Path) -> None:
     if not MXNET.exists():
         pytest.skip(f"{MXNET} is not there")
-    raw, picture = tmp_path / "raw.json", tmp_path / "plot.png"
+    raw = tmp_path / "raw.json"
+    picture = tmp_path / "plot.png"
     flags = ("--width", "4", "--steps", "1", "--json", raw, "--plot", picture)
     with started(MXNET, *flags) as run:
         stdout, stderr = run.communicate(timeout=PATIENCE_S)

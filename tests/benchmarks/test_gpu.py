@@ -222,7 +222,9 @@ def test_a_bundle_has_the_machine_code_of_one_kind_of_gpu() -> None:
     foreign = gpu_bundle.foreign_code(library, 90)
 
     assert [library[first : first + size] for first, size in foreign] == [
-        *(code[80], code[100], b"P" * 8)
+        code[80],
+        code[100],
+        b"P" * 8,
     ]
 
 

@@ -192,7 +192,8 @@ def _shades(folder: Path) -> Path:
 @contextlib.contextmanager
 def _server_when_asked(folder: Path) -> Iterator[Callable[[], S3Server]]:
     """Yields what starts a server at its first call, for all."""
-    lock, started = threading.Lock(), []
+    lock = threading.Lock()
+    started = []
     with contextlib.ExitStack() as closing:
 
         def get() -> S3Server:

@@ -48,7 +48,8 @@ class Amend:
     def round(self, story: Story) -> None:
         """Disturbs one set until it is made in spite of all; its parent lies on the same disk."""
         with story.disk() as disk:
-            parent, out = disk / "set", disk / "out"
+            parent = disk / "set"
+            out = disk / "out"
             shutil.copytree(self.parent, parent)
             words = self.words(parent, out)
             lost: set[str] = set()

@@ -15,10 +15,26 @@ from typing import Any, NamedTuple
 
 # The order is that of `enum kind` in calls.c. `create` is an open that makes a file.
 KINDS = (
-    *("write", "pwrite", "fsync", "fdatasync", "rename", "link", "unlink", "fallocate"),
-    *("open", "create", "read", "pread", "ftruncate", "mkdir", "syncfs", "stat", "list"),
+    "write",
+    "pwrite",
+    "fsync",
+    "fdatasync",
+    "rename",
+    "link",
+    "unlink",
+    "fallocate",
+    "open",
+    "create",
+    "read",
+    "pread",
+    "ftruncate",
+    "mkdir",
+    "syncfs",
+    "stat",
+    "list",
 )
-SHORT, STOP = "short", "stop"
+SHORT = "short"
+STOP = "stop"
 _SOURCE = Path(__file__).with_name("calls.c")
 _FLAGS = ("-std=gnu11", "-O2", "-shared", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra")
 _ENTRY = struct.Struct("=iiiiqqq")

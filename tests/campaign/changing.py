@@ -25,8 +25,12 @@ from tests.kit.warm import Ended
 _RESIZE = ("-s", "train,validation", "-r", "12", "--workers", "2")
 _FORMATS = ("folder", "tfds", "webdataset", "parquet", "recordio")
 _WAYS = ("in place", "replaced", "swapped")
-_MEANWHILE_CHANCE, _COMPLETE_CHANCE, _STAYS_CHANCE = 0.2, 0.15, 0.15
-_BACK_CHANCE, _LOOK_CHANCE, _VERIFY_CHANCE = 0.25, 0.3, 0.3
+_MEANWHILE_CHANCE = 0.2
+_COMPLETE_CHANCE = 0.15
+_STAYS_CHANCE = 0.15
+_BACK_CHANCE = 0.25
+_LOOK_CHANCE = 0.3
+_VERIFY_CHANCE = 0.3
 
 VERBS = ("prepare", "resize", "amend", "adopt", "export", "replicate", "duplicates")
 
@@ -83,7 +87,8 @@ class Changing:
 class _Round:
     def __init__(self, story: Story, case: Case) -> None:
         self.story, self.case, self.rng = story, case, story.rng
-        self.place, self.out = story.folder / "source", story.folder / "out"
+        self.place = story.folder / "source"
+        self.out = story.folder / "out"
         self.words = case.words(self.place, self.out)
         source = case.source
         self.changes = Changes(source.images(), source.own_names)
@@ -204,14 +209,16 @@ class _Round:
             case.known[key] = Outcome(ended.code, files, said)
             if not case.changes:
                 hold(ended.code == 0, f"undisturbed: {said}")
-                case.changes, case.seconds = story.changes(), time.monotonic() - began
+                case.changes = story.changes()
+                case.seconds = time.monotonic() - began
             shutil.rmtree(there, ignore_errors=True)
         self.outcomes[key] = case.known[key]
         return case.known[key]
 
     def _hold(self, ended: Ended) -> None:
         """Holds the end of a run that saw one source against an undisturbed one."""
-        now, found = self.expected(), seen(self.out)
+        now = self.expected()
+        found = seen(self.out)
         said = ended.err.decode(errors="replace").strip()[-1500:]
         if ended.code == 0:
             hold(now.code == 0, f"exit code 0, and undisturbed {now.code}: {now.said}")

@@ -48,8 +48,10 @@ def _count_changes(told: dict[str, Any]) -> None:
     A signal is sent to this process before the change; or it and some that follow fail, as on a
     disk that is full or broken, so that what is published fails together with what is made.
     """
-    at, signum = told.get("at", 0), told.get("signum", signal.SIGKILL)
-    error, times = told.get("errno", 0), told.get("times", 0)
+    at = told.get("at", 0)
+    signum = told.get("signum", signal.SIGKILL)
+    error = told.get("errno", 0)
+    times = told.get("times", 0)
     count = failed = 0
     lock = threading.Lock()
     noting = False

@@ -35,7 +35,8 @@ class Duplicates:
         shutil.copytree(self._set, place)
         began = time.monotonic()
         story.undisturbed(self._words(place, story.folder / "found"))
-        self._seconds, self._changes = time.monotonic() - began, story.changes()
+        self._seconds = time.monotonic() - began
+        self._changes = story.changes()
         self._found = _written(story.folder / "found")
         planted = self._found["exclude-train.txt"].count(b"\n")
         hold(planted >= 6, f"only {planted} of 6 planted duplicates were found")
@@ -43,7 +44,8 @@ class Duplicates:
     def round(self, story: Story) -> None:
         """Searches the set in spite of all."""
         with story.disk() as disk:
-            place, out = disk / "set", disk / "found"
+            place = disk / "set"
+            out = disk / "found"
             shutil.copytree(self._set, place)
             words = self._words(place, out)
             for _ in range(story.rng.randint(3, 7)):

@@ -70,7 +70,8 @@ class Export:
 
     def _hold(self, to: str, out: Path) -> None:
         """Whatever can be seen is whole, and the receipt is there only with everything else."""
-        seen, whole = _seen(out), self.exported[to]
+        seen = _seen(out)
+        whole = self.exported[to]
         wrong = sorted(name for name in seen if seen[name] != whole.get(name))
         hold(not wrong, f"{to}: other bytes in {wrong}")
         receipts = [name for name in seen if name.endswith("export.json")]

@@ -228,7 +228,8 @@ class Disk:
                     change.is_sure |= entry.name in change.folders
             case Change.ALL_SYNCED:
                 for file in self._by_inode.values():
-                    file.synced, file.since = file.content(Data.ALL, random.Random(0)), []
+                    file.synced = file.content(Data.ALL, random.Random(0))
+                    file.since = []
                 for change in self._changes:
                     change.is_sure = True
 
@@ -285,7 +286,8 @@ class Disk:
             Names.SOME: lambda: [change for change in unsure if rng.random() < 0.5],
         }[names]()
         there = {*kept, *(change.only_with for change in kept)}
-        files, folders = dict(self._files), [*self._folders]
+        files = dict(self._files)
+        folders = [*self._folders]
         for change in self._changes:
             if change.is_sure or change in there:
                 change.apply(self._root, files, folders)

@@ -32,7 +32,8 @@ def meet(theatre: Theatre, name: str, call: str, number: int) -> str:
     scene = theatre.scene(name)
     theatre.reset(scene)
     theatre.start(scene, fail=(call, number, STOP, False))
-    first, other = theatre.story.warm, warm_process()
+    first = theatre.story.warm
+    other = warm_process()
     try:
         is_stopped = first.stopped()
         theatre.story.start_beside(other, scene.words, **scene.told)

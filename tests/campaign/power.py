@@ -58,7 +58,8 @@ def lose_power(theatre: Theatre, name: str, most: int, seed: int, **told: object
     theatre.reset(scene)
     disk = Disk(theatre.disk)
     record = theatre.record(scene, **told)
-    rng, end = random.Random(seed), len(record)
+    rng = random.Random(seed)
+    end = len(record)
     moments = {(number + 1) * end // most for number in range(most)} or range(end + 1)
     found = list(states(disk, record, rng, moments))
     if most:

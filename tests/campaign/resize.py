@@ -34,7 +34,11 @@ class Resize(Prepare):
 
     def begin(self, story: Story, out: Path) -> None:
         """Chooses what the round makes; where it adds a split, train is there before."""
-        self._splits, self.reference, self.earlier = "train", self._train, None
+        self._splits = "train"
+        self.reference = self._train
+        self.earlier = None
         if story.rng.random() < _ADDING_CHANCE:
             story.undisturbed(self.words(out))
-            self._splits, self.reference, self.earlier = "train,validation", self._both, self._train
+            self._splits = "train,validation"
+            self.reference = self._both
+            self.earlier = self._train

@@ -199,7 +199,8 @@ def _prepare(theatre: Theatre) -> Scene:
     mini = miniature_for_tests(
         theatre.given.parent / "minis", num_train=20, num_validation=4, num_classes=2, size=(64, 48)
     )
-    source, out = theatre.disk / "source", theatre.disk / "out"
+    source = theatre.disk / "source"
+    out = theatre.disk / "out"
     shutil.copytree(mini.root, source)
     (source / "truth.json").unlink()
     return Scene(["prepare", "--source", str(source), "--out", str(out), *_PREPARE], source, out)
@@ -229,7 +230,8 @@ def _download(theatre: Theatre) -> Scene:
 
 def _replicate(theatre: Theatre) -> Scene:
     """Makes `replicate` of three shards from folder to folder."""
-    source, copy = theatre.disk / "set", theatre.disk / "copy"
+    source = theatre.disk / "set"
+    copy = theatre.disk / "copy"
     make_dataset(source, shards=3)
     words = ["replicate", str(source), "--to", str(copy), "--connections", "2"]
     return Scene(words, source, copy)
@@ -266,14 +268,16 @@ def _adopt(theatre: Theatre) -> Scene:
 
 def _adopt_links(theatre: Theatre) -> Scene:
     """Makes `adopt --out` of the same set, by links."""
-    root, out = _foreign(theatre, "foreign"), theatre.disk / "set"
+    root = _foreign(theatre, "foreign")
+    out = theatre.disk / "set"
     words = ["adopt", str(root), "--out", str(out), "--allow-subset", "--workers", "1"]
     return Scene(words, root, out)
 
 
 def dataset(theatre: Theatre) -> Path:
     """Returns a finished set on the disk; it is prepared once."""
-    kept, root = theatre.begins / "a-set", theatre.disk / "set"
+    kept = theatre.begins / "a-set"
+    root = theatre.disk / "set"
     if not kept.exists():
         scene = _prepare(theatre)
         theatre.story.undisturbed(scene.words)
@@ -286,7 +290,8 @@ def dataset(theatre: Theatre) -> Path:
 
 def _resize(theatre: Theatre, splits: str) -> Scene:
     """Makes `resize` of some splits, which are committed one after the other."""
-    root, out = dataset(theatre), theatre.disk / "out"
+    root = dataset(theatre)
+    out = theatre.disk / "out"
     words = ["resize", "-i", str(root), "-o", str(out), "-s", splits, "-r", "24"]
     return Scene([*words, "--workers", "1"], root, out)
 
@@ -300,7 +305,8 @@ def _rewrite(theatre: Theatre) -> Scene:
 
 def _amend(theatre: Theatre) -> Scene:
     """Makes `amend` of a set that has one image less, and one with another class."""
-    root, out = dataset(theatre), theatre.disk / "out"
+    root = dataset(theatre)
+    out = theatre.disk / "out"
     changes = make_changes(root, theatre.disk / "changes")
     words = ["amend", str(root), "--out", str(out), "--workers", "1"]
     words += ["--exclude", str(changes.exclude), "--relabel", str(changes.relabel)]
@@ -309,14 +315,16 @@ def _amend(theatre: Theatre) -> Scene:
 
 def _export(theatre: Theatre, to: str) -> Scene:
     """Makes `export` in one format."""
-    root, out = dataset(theatre), theatre.disk / "out"
+    root = dataset(theatre)
+    out = theatre.disk / "out"
     words = ["export", str(root), "--to", to, "--out", str(out), "--workers", "1"]
     return Scene(words + ["--allow-empty-class"] * (to == "folder"), root, out)
 
 
 def _duplicates(theatre: Theatre) -> Scene:
     """Makes `duplicates` of a set."""
-    root, out = dataset(theatre), theatre.disk / "found"
+    root = dataset(theatre)
+    out = theatre.disk / "found"
     return Scene(["duplicates", str(root), "--out", str(out), "--workers", "1"], root, out)
 
 
@@ -332,7 +340,8 @@ def _diff(theatre: Theatre) -> Scene:
 
 def _report(theatre: Theatre) -> Scene:
     """Makes `report` outside of the set."""
-    root, found = dataset(theatre), theatre.disk / "found"
+    root = dataset(theatre)
+    found = theatre.disk / "found"
     found.mkdir()
     return Scene(["report", str(root), "--out", str(found / "page.html")], root, found)
 

@@ -23,7 +23,9 @@ Images = dict[str, bytes]
 
 # Names of classes of one length: a relabelled dataset has the sizes of its parent.
 CLASSES = ("cat", "dog", "owl")
-_HEIGHT, _WIDTH, _NUM_BYTES = 24, 32, 1600
+_HEIGHT = 24
+_WIDTH = 32
+_NUM_BYTES = 1600
 _SHARDS = {"train": 2, "validation": 1}
 
 
@@ -50,7 +52,8 @@ class Changes:
           images: by path.
           own_names: the name of a file starts with its class.
         """
-        self.images, self._first = dict(images), dict(images)
+        self.images = dict(images)
+        self._first = dict(images)
         self._own_names = own_names
         self._rng = random.Random()
 
@@ -69,7 +72,8 @@ class Changes:
 
     def _replaced(self, now: Images) -> None:
         path = self._some(now)
-        length, new = len(now[path]), photograph(self._rng.randrange(1000, 100_000))
+        length = len(now[path])
+        new = photograph(self._rng.randrange(1000, 100_000))
         # A shorter one is damaged in its headers.
         now[path] = new.ljust(length, b"\0") if len(new) <= length else new[:length]
 
@@ -78,7 +82,8 @@ class Changes:
         now[path] = self._rng.randbytes(len(now[path]))
 
     def _exchanged(self, now: Images) -> None:
-        one, other = self._some(now), self._some(now)
+        one = self._some(now)
+        other = self._some(now)
         now[one], now[other] = now[other], now[one]
 
     def _moved(self, now: Images) -> None:
@@ -144,8 +149,15 @@ class Source(ABC):
     """
 
     kinds: tuple[str, ...] = (
-        *("replaced", "damaged", "exchanged", "moved", "added"),
-        *("removed", "renamed", "back", "touched"),
+        "replaced",
+        "damaged",
+        "exchanged",
+        "moved",
+        "added",
+        "removed",
+        "renamed",
+        "back",
+        "touched",
     )
     own_names = False
 
@@ -361,8 +373,15 @@ class Adopted(Dataset):
 
 
 PREPARE = (
-    *("--train-shards", "2", "--validation-shards", "1"),
-    *("--short-side", "16", "--allow-subset", "--workers", "2"),
+    "--train-shards",
+    "2",
+    "--validation-shards",
+    "1",
+    "--short-side",
+    "16",
+    "--allow-subset",
+    "--workers",
+    "2",
 )
 
 

@@ -26,7 +26,8 @@ CALL = "tests.campaign.commands:main"
 INTERRUPTED = 130
 
 # How runs are disturbed: by changes that fail, else by a signal, most often at a certain change.
-_FAILING_CHANCE, _BY_PLACE_CHANCE = 0.35, 0.8
+_FAILING_CHANCE = 0.35
+_BY_PLACE_CHANCE = 0.8
 
 KILL, TERM, INT = signal.SIGKILL, signal.SIGTERM, signal.SIGINT
 

@@ -68,7 +68,8 @@ def test_changes_are_what_they_are_called(kind: str) -> None:
 def test_a_changed_source_takes_the_place_of_the_old_one(
     tmp_path: Path, how: str, *, keep_times: bool
 ) -> None:
-    place, new = tmp_path / "place", tmp_path / "new"
+    place = tmp_path / "place"
+    new = tmp_path / "new"
     for folder, files in ((place, "abc"), (new, "abd")):
         folder.mkdir()
         for name in files:

@@ -83,8 +83,10 @@ def disk_after(tmp_path: Path, *changes: tuple[Change, str, str, bytes]) -> list
     return found
 
 
-CREATED, WRITTEN = (Change.CREATED, "new", "", b""), (Change.WRITTEN, "", "", b"x" * 5000)
-SYNCED, NAMED = (Change.SYNCED, "", "", b""), (Change.RENAMED, "new", "file", b"")
+CREATED = (Change.CREATED, "new", "", b"")
+WRITTEN = (Change.WRITTEN, "", "", b"x" * 5000)
+SYNCED = (Change.SYNCED, "", "", b"")
+NAMED = (Change.RENAMED, "new", "file", b"")
 FOLDER_SYNCED = (Change.FOLDER_SYNCED, "", "", b"")
 
 
@@ -119,10 +121,8 @@ def test_what_lay_in_a_folder_that_is_gone_is_gone(tmp_path: Path) -> None:
 
 def test_a_folder_that_is_renamed_takes_all_that_is_in_it_along(tmp_path: Path) -> None:
     made = (Change.FOLDER_MADE, "inner", "", b"")
-    within, renamed = (
-        (Change.CREATED, "inner/new", "", b""),
-        (Change.RENAMED, "inner", "outer", b""),
-    )
+    within = (Change.CREATED, "inner/new", "", b"")
+    renamed = (Change.RENAMED, "inner", "outer", b"")
     moved = disk_after(tmp_path, made, within, WRITTEN, (Change.ALL_SYNCED, "", "", b""), renamed)
     synced = disk_after(tmp_path, made, within, WRITTEN, renamed, (Change.ALL_SYNCED, "", "", b""))
 

@@ -84,7 +84,8 @@ def test_without_the_library_a_run_says_what_to_do_and_portable_runs(
 
 
 def test_resize_adds_no_split_of_another_codec(mini: Miniature, tmp_path: Path) -> None:
-    whole, out = tmp_path / "whole", tmp_path / "out"
+    whole = tmp_path / "whole"
+    out = tmp_path / "out"
     assert prepare(mini, whole).code == 0
     resize = ("resize", "-i", whole, "-o", out, "-r", "16", "--codec", "portable")
     assert command.run(*resize, "-s", "train").code == 0

@@ -84,7 +84,8 @@ def test_windows_of_damaged_files_have_the_verdict_and_pixels_of_libjpeg(seed: i
     """Damage below a window is not looked at, by neither."""
     loaded = planes.require()
     decoders = [planes.Workspace(loaded, "best", name) for name in ("own", "libjpeg")]
-    look, done = planes.Look(20, 30, planes.BYTES, planes.LINEAR), 0
+    look = planes.Look(20, 30, planes.BYTES, planes.LINEAR)
+    done = 0
     cut = [("cut", data[: len(data) // 2] + b"\xff\xff") for data in mutations.sources().values()]
     for how, data in [*cut, *mutations.mutated(4000 + seed, 250)]:
         for window in ((0, 0, 40, 60), (30, 50, 60, 70), (100, 100, 20, 60)):

@@ -20,8 +20,12 @@ from tests.kit import decoders
 from tests.kit.codec import mutations
 
 SIZE = (40, 30)
-RESOLUTION, UNIT, MAKER, ORIENTATION = 0x011A, 0x0128, 0x010F, 0x0112
-IMAGES, ENTRIES = 0xB001, 0xB002
+RESOLUTION = 0x011A
+UNIT = 0x0128
+MAKER = 0x010F
+ORIENTATION = 0x0112
+IMAGES = 0xB001
+ENTRIES = 0xB002
 
 
 def plain(**options: object) -> bytes:

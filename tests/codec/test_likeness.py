@@ -86,7 +86,8 @@ def test_hashes_are_those_of_the_definition(simd: str, seed: int, most: int) -> 
 def test_the_hash_of_a_mirrored_picture_differs_in_the_bits_of_the_mirror() -> None:
     rng = np.random.default_rng(1)
     cells = rng.integers(0, 4081, (CELLS, CELLS)).astype(np.uint16)
-    one, other = likeness.hashes(cells), likeness.hashes(cells[:, ::-1])
+    one = likeness.hashes(cells)
+    other = likeness.hashes(cells[:, ::-1])
     for a, b in zip(one["bits"], other["bits"], strict=True):
         assert (a ^ b).tolist() == likeness.mirror().tolist()
 

@@ -41,7 +41,7 @@ OTHERS: dict[str, Callable[[], bytes]] = {
     ),
     "avif": lambda: saved("RGB", "AVIF", speed=10),
     "animated avif": lambda: saved(
-        *("RGB", "AVIF"), speed=10, save_all=True, append_images=[Image.new("RGB", (SIDE, SIDE))]
+        "RGB", "AVIF", speed=10, save_all=True, append_images=[Image.new("RGB", (SIDE, SIDE))]
     ),
     "animated gif": lambda: saved(
         "P", "GIF", save_all=True, append_images=[Image.new("P", (SIDE, SIDE), 3)]

@@ -102,7 +102,8 @@ def test_a_stored_image_is_sound_exactly_if_all_of_it_decodes(seed: int) -> None
 def test_chroma_that_nobody_can_enlarge_is_not_sound() -> None:
     """Three columns of luma over two of chroma: it decompresses, and has no pixels."""
     data = bytearray(simplejpeg.encode_jpeg(np.full((8, 24, 3), 128, np.uint8), 90, "RGB", "444"))
-    frame, scan = data.index(b"\xff\xc0"), data.index(b"\xff\xda")
+    frame = data.index(b"\xff\xc0")
+    scan = data.index(b"\xff\xda")
     for component, factors in enumerate((0x31, 0x21, 0x21)):
         data[frame + 11 + 3 * component] = factors
     header_end = scan + 2 + int.from_bytes(data[scan + 2 : scan + 4], "big")

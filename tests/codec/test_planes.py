@@ -301,7 +301,8 @@ def test_every_kernel_makes_the_same_pixels(dtype: str) -> None:
     ):
         look = planes.Look(*shape[:2], values, planes.NEIGHBOURS, channels_first=first)
         bytes_ = planes.Look(*shape[:2], planes.BYTES, planes.NEIGHBOURS)
-        data, window = corpus.files()[name], (7, 31, 60, 90)
+        data = corpus.files()[name]
+        window = (7, 31, 60, 90)
         pixels = np.empty(shape, np.uint8)
         assert bytes_.decode(data, window, pixels)
         expected = np.stack([values.table[c][pixels[..., c]] for c in range(3)])

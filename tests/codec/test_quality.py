@@ -59,7 +59,9 @@ def test_shrunk_images_are_as_close_to_lanczos_as_pillows_filters(
     photographs: list[bytes], short_side: int
 ) -> None:
     policy = Policy(short_side)
-    ours, box, bilinear = [], [], []
+    ours = []
+    box = []
+    bilinear = []
     for data in photographs:
         source = np.asarray(Image.open(io.BytesIO(data)).convert("RGB"))
         if min(source.shape[:2]) <= short_side:
@@ -102,7 +104,8 @@ def test_an_image_is_not_shifted() -> None:
     for short_side in (61, 100, 151, 300, 401, 555):
         image = transform(data, Policy(short_side))
         found = simplejpeg.decode_jpeg(image.encoded, "GRAY")[:, :, 0].astype(float)
-        rows, columns = found[:, 4] + found[:, -4], found[4] + found[-4]
+        rows = found[:, 4] + found[:, -4]
+        columns = found[4] + found[-4]
         middle = (rows * np.arange(image.height)).sum() / rows.sum()
         assert abs(middle - (image.height - 1) / 2) < 0.5, short_side
         middle = (columns * np.arange(image.width)).sum() / columns.sum()

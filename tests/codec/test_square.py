@@ -65,9 +65,11 @@ def made(rng: np.random.Generator) -> bytes:
 @pytest.mark.parametrize("count", long_but([30], [30, 1_000]))
 def test_random_files_become_the_bytes_of_pillow(count: int) -> None:
     rng = np.random.default_rng(count)
-    every, declined = workspaces(), 0
+    every = workspaces()
+    declined = 0
     for number in range(count):
-        data, side = made(rng), int(rng.choice([1, 7, 64, 97, 256]))
+        data = made(rng)
+        side = int(rng.choice([1, 7, 64, 97, 256]))
         with Image.open(io.BytesIO(data)) as image:
             if max(image.size) > 40 * min(image.size):
                 continue  # the pixels of Pillow's own would not fit
@@ -119,7 +121,8 @@ def test_a_window_of_which_one_side_changes_is_resized(size: tuple[int, int]) ->
 @pytest.mark.parametrize("count", long_but([40], [40, 1_000]))
 def test_a_window_that_is_not_resized_has_the_pixels_of_pillow(count: int) -> None:
     rng = np.random.default_rng(count)
-    every, declined = workspaces(), 0
+    every = workspaces()
+    declined = 0
     for number in range(count):
         data = made(rng)
         with Image.open(io.BytesIO(data)) as image:

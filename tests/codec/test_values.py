@@ -22,8 +22,11 @@ NO_RANGE = (
     "floating-point, signed and 32-bit values have no agreed range: convert the image to 8 bits"
     " per sample"
 )
-BITS, COMPRESSION, PHOTOMETRIC = 258, 259, 262
-SIGNED, FLOATING = 2, 3
+BITS = 258
+COMPRESSION = 259
+PHOTOMETRIC = 262
+SIGNED = 2
+FLOATING = 3
 
 
 def shown(data: bytes) -> np.ndarray:

@@ -13,14 +13,16 @@ from tests.kit.batches import digests
 
 def main(data: str, *, alone: bool) -> None:
     """Prints what the rank has added up and read; alone, it adds up nothing."""
-    world, total = World(1, 2), None
+    world = World(1, 2)
+    total = None
     if not alone:
         import horovod.mxnet as hvd
         import mxnet as mx
 
         hvd.init()
         added = hvd.allreduce(mx.nd.array([1.0, 10.0]) * (hvd.rank() + 1), op=hvd.Sum)
-        world, total = World.from_environment(), added.asnumpy().tolist()
+        world = World.from_environment()
+        total = added.asnumpy().tolist()
         assert (world.rank, world.size) == (hvd.rank(), hvd.size())
     told = [world.rank, np.__version__, total, digests(data, world)]
     print(f"TOLD {json.dumps(told)}", flush=True)

@@ -138,7 +138,8 @@ def test_a_sweep_keeps_its_figures_and_prints_them(
         return Run(100.0 * ranks / (1 if examples is None else 2), 5.0)
 
     monkeypatch.setattr(bench_train, "_run", run)
-    out, mine = tmp_path / "bench", tmp_path / "mine"
+    out = tmp_path / "bench"
+    mine = tmp_path / "mine"
     mine.write_text("my own")
     out.mkdir()
     flags = ["-np", "1,4", "--hosts", str(hosts), "--price", "3", "--out", str(out)]
@@ -194,7 +195,12 @@ def test_one_and_two_ranks_are_measured(shades: Path, tmp_path: Path) -> None:
     flags = ("-np", "1,2", "--steps", "10", "--out", out, "--json")
     result = command.run(
         *("bench-train", *flags, "--", "train", "--data-dir", shades),
-        *("--model", "tiny", "--image-size", "16", "--batch-size", "2"),
+        "--model",
+        "tiny",
+        "--image-size",
+        "16",
+        "--batch-size",
+        "2",
     )
 
     assert result.code == 0, result

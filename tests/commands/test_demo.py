@@ -24,7 +24,8 @@ def test_an_interrupted_demo_starts_over_and_the_commands_at_its_end_work_as_pri
 ) -> None:
     """Without a folder it makes one in the current folder; a second time it changes nothing."""
     folder = weird_tmp_path / "imagenet-prep-demo"
-    partial, dataset = folder / "archives.partial", folder / "dataset-40-96"
+    partial = folder / "archives.partial"
+    dataset = folder / "dataset-40-96"
     with command.started("demo", *SMALL, cwd=weird_tmp_path) as run:
         command.wait_until(lambda: partial.is_dir() or run.ended, "the archives are being made")
         run.kill()

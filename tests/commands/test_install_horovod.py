@@ -328,7 +328,10 @@ def test_a_wheel_is_kept_by_what_its_code_depends_on(packages: dict[str, str]) -
             Config(framework=framework, **({more: True} if more else {}))
         )
         for framework, more in (
-            *(("tensorflow", ""), ("tensorflow", "nccl"), ("mxnet", "mpi"), ("pytorch", "")),
+            ("tensorflow", ""),
+            ("tensorflow", "nccl"),
+            ("mxnet", "mpi"),
+            ("pytorch", ""),
             ("pytorch", "nccl"),
         )
     }
@@ -414,8 +417,11 @@ def test_a_build_is_for_one_framework_and_with_nccl_only_where_nvcc_is(
 ) -> None:
     asked = install_horovod.build_variables(Config(framework="mxnet"), tmp_path)
     assert {name for name in asked if name.startswith("HOROVOD_")} == {
-        *("HOROVOD_WITH_MXNET", "HOROVOD_WITHOUT_TENSORFLOW", "HOROVOD_WITHOUT_PYTORCH"),
-        *("HOROVOD_WITH_GLOO", "HOROVOD_WITHOUT_MPI"),
+        "HOROVOD_WITH_MXNET",
+        "HOROVOD_WITHOUT_TENSORFLOW",
+        "HOROVOD_WITHOUT_PYTORCH",
+        "HOROVOD_WITH_GLOO",
+        "HOROVOD_WITHOUT_MPI",
     }
     # The images set it; Horovod's setup.py imports from its own folder.
     assert asked["PYTHONSAFEPATH"] == ""

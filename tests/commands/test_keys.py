@@ -50,7 +50,9 @@ def renamed(sound: Path, root: Path, name: str, *, tables: bool = True) -> Path:
     path = root / naming.MANIFEST
     made = manifest.loads(path.read_bytes(), str(path))
     (shard,) = made.splits["train"].shards
-    records, lines, start = b"", "", 0
+    records = b""
+    lines = ""
+    start = 0
     with open(root / shard.name, "rb") as file:
         for record in tfrecord.read_records(file, shard.name):
             image = example.decode(record.payload)
@@ -119,7 +121,8 @@ def test_no_format_is_written(planted: Path, to: str) -> None:
 
 
 def test_no_verb_that_makes_a_dataset_takes_the_key(planted: Path, sound: Path) -> None:
-    out, home = str(planted.with_name("out")), planted.parent
+    out = str(planted.with_name("out"))
+    home = planted.parent
     (home / "keys").write_text("dogs/a.jpg\n")
     with pytest.raises(DataDamagedError, match=SAID):
         amend.run([str(planted), "--exclude", str(home / "keys"), "--out", out])

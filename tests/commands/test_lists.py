@@ -31,12 +31,25 @@ FOLDERS = {"train": "train", "validation": "val"}
 # Keys with blanks and colons, which a list could mistake for other keys.
 IMAGES = {
     "train": (
-        *("cat/1.jpg", "cat/1.jpg ", "cat/2.jpg", "cat/3.jpg", "cat/ 5.jpg", "cat/7 \u00a0"),
-        *("dog/3.jpg", "dog/4.jpg", "train:dog/3.jpg", "test:a/3.jpg"),
+        "cat/1.jpg",
+        "cat/1.jpg ",
+        "cat/2.jpg",
+        "cat/3.jpg",
+        "cat/ 5.jpg",
+        "cat/7 \u00a0",
+        "dog/3.jpg",
+        "dog/4.jpg",
+        "train:dog/3.jpg",
+        "test:a/3.jpg",
     ),
     "validation": (
-        *("cat/1.jpg", "cat/2.jpg", "cat/6.jpg", "dog/3.jpg", "dog/5.jpg"),
-        *("train:dog/3.jpg", "validation:x/1.jpg"),
+        "cat/1.jpg",
+        "cat/2.jpg",
+        "cat/6.jpg",
+        "dog/3.jpg",
+        "dog/5.jpg",
+        "train:dog/3.jpg",
+        "validation:x/1.jpg",
     ),
 }
 KEPT = {"train": "zebra/kept.jpg", "validation": "zebra/kept.jpg"}  # so that no split is empty

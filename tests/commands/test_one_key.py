@@ -58,7 +58,8 @@ def test_a_relabelled_image_keeps_its_key_when_it_is_resized(
     relabelled: Path, tmp_path: Path
 ) -> None:
     ok("resize", "-i", relabelled, "-o", tmp_path / "out", "--short-side", "16", *SPLITS)
-    before, after = rows(relabelled, "train"), rows(tmp_path / "out", "train")
+    before = rows(relabelled, "train")
+    after = rows(tmp_path / "out", "train")
     assert before.keys() == after.keys()
     assert after["cat/3.jpg"][1] == before["cat/3.jpg"][1] == "1"
     found = [r for r in records(tmp_path / "out/train-00000-of-00001") if r.wnid == "dog"]

@@ -70,7 +70,8 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def asked(words: tuple[str, ...], dataset: str, folder: Path) -> list[str]:
     """Returns a command line, and writes the lists that it names."""
-    keys, said = folder / "keys.txt", folder / "said.csv"
+    keys = folder / "keys.txt"
+    said = folder / "said.csv"
     names = [f"{wnid(n % CLASSES)}/image_{n}.JPEG" for n in range(72)]
     keys.write_text(names[0] + "\n")
     header = "key,class_index," + ",".join(f"top{n},p{n}" for n in range(1, 6))

@@ -21,7 +21,8 @@ from tests.kit.tfrecords import plain
 def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A dataset of two images; read-only."""
     folder = tmp_path_factory.mktemp("sound")
-    source, out = folder / "source", folder / "set"
+    source = folder / "source"
+    out = folder / "set"
     # Different images in each test process, which all note the sources of datasets in one place.
     first = zlib.crc32(os.fsencode(folder)) % 200
     for number, name in enumerate(("cats/a", "dogs/b"), first):
@@ -44,7 +45,8 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_another_file_stays_and_its_own_is_replaced(
     sound: Path, tmp_path: Path, run: Callable[[Path, Path], int]
 ) -> None:
-    mine, out = tmp_path / ".bashrc", tmp_path / "out"
+    mine = tmp_path / ".bashrc"
+    out = tmp_path / "out"
     mine.write_text("# mine\n")
     with pytest.raises(UsageError, match=r"bashrc: is not .*, so it is not replaced"):
         run(sound, mine)

@@ -392,7 +392,8 @@ def test_a_shard_of_another_program_is_shown_with_true_sizes(
     """`adopt` leaves the bytes of a shard as they are, so they are shown before and after it."""
     there = foreign_set(layout)
     shard = min(there.root.rglob("*train*-of-*"))
-    number, image = len(there.placed["train"][0]) - 1, there.placed["train"][0][-1]
+    number = len(there.placed["train"][0]) - 1
+    image = there.placed["train"][0][-1]
     out = tmp_path / "image.jpg"
     listed = command.run("show", shard, "--json")
     written = command.run("show", shard, "--image", str(number), "--out", out)

@@ -111,7 +111,8 @@ def test_no_command_reads_or_writes_names_in_the_encoding_of_a_locale(tmp_path: 
     write = tmp_path / "source" / "café" / "ü.jpg"
     write.parent.mkdir(parents=True)
     write.write_bytes(plain(1))
-    out, new = tmp_path / "out", tmp_path / "new"
+    out = tmp_path / "out"
+    new = tmp_path / "new"
     prepare = ("prepare", write.parents[1], out)
     assert command.run(*prepare, env=ASCII | {"PYTHONUTF8": "1"}).code == 0
     assert "café/ü.jpg" in (out / "samples" / "train-00000-of-00001.csv").read_text()

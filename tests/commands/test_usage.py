@@ -130,7 +130,8 @@ def test_the_version_is_printed(spelling: str) -> None:
 
 
 def test_source_and_target_may_be_words(mini: Miniature, tmp_path: Path) -> None:
-    source, out = mini.root, tmp_path / "set"
+    source = mini.root
+    out = tmp_path / "set"
 
     made = command.run("prepare", source, out, "--allow-subset", "--short-side", "32")
     assert made.code == 0, made

@@ -45,11 +45,13 @@ def rewritten(out: Path, shard: str, images: list[example.ImageExample]) -> None
     Its split says nothing of tables, which would tell.
     """
     frames = [framed(example.encode(image)) for image in images]
-    lines, offset = [], 0
+    lines = []
+    offset = 0
     for frame in frames:
         lines.append(tfrecord.index_line(offset, len(frame)))
         offset += len(frame)
-    data, index = b"".join(frames), "".join(lines).encode()
+    data = b"".join(frames)
+    index = "".join(lines).encode()
     (out / shard).write_bytes(data)
     (out / "index" / shard).write_bytes(index)
     path = out / "dataset.json"
@@ -201,7 +203,8 @@ def test_a_flipped_bit_in_the_manifest_is_found(
     data = reference.contents["dataset.json"]
     for _ in range(8):
         (prepared / "dataset.json").write_bytes(data)
-        position, bit = rng.randrange(len(data)), rng.randrange(8)
+        position = rng.randrange(len(data))
+        bit = rng.randrange(8)
         flip_bit(prepared / "dataset.json", position, bit)
         result = command.run("verify", prepared, "--level", level)
 
@@ -266,7 +269,8 @@ def test_an_emptied_shard_is_found(prepared: Path) -> None:
 
 
 def test_swapped_shards_are_told_from_damaged_ones(prepared: Path) -> None:
-    one, two = "train-00002-of-00008", "train-00006-of-00008"
+    one = "train-00002-of-00008"
+    two = "train-00006-of-00008"
     (prepared / one).rename(prepared / "aside")
     (prepared / two).rename(prepared / one)
     (prepared / "aside").rename(prepared / two)
@@ -303,7 +307,8 @@ def test_a_relabelled_record_is_caught_though_every_digest_was_made_to_fit(prepa
 def test_a_record_moved_to_another_class_is_caught_by_the_class_counts(prepared: Path) -> None:
     name = "train-00001-of-00008"
     images = records(prepared / name)
-    one, other = images[3], next(i for i in images if i.wnid != images[3].wnid)
+    one = images[3]
+    other = next(i for i in images if i.wnid != images[3].wnid)
     images[3] = one._replace(stored_label=other.stored_label, wnid=other.wnid, text=other.text)
     rewritten(prepared, name, images)
 
@@ -509,7 +514,8 @@ def test_a_proof_of_a_foreign_hand_proves_nothing(prepared: Path, content: bytes
 
 def test_a_missing_shard_or_one_too_many_is_seen_though_nothing_is_read(prepared: Path) -> None:
     assert command.run("verify", prepared, "--if-changed").code == 0
-    name, stranger = "train-00000-of-00008", prepared / "train-00008-of-00008"
+    name = "train-00000-of-00008"
+    stranger = prepared / "train-00008-of-00008"
     for change, undo in (
         (
             lambda: (prepared / name).rename(prepared / "away"),

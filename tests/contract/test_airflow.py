@@ -53,8 +53,17 @@ REFUSED = {
 }
 # Texts that are no path, though their flags have neither choices nor a place.
 PLAIN = {
-    *("holdout", "subset_classes", "lr_decay_steps", "lr_decay_lrs", "classes", "part", "env"),
-    *("network_interface", "mpi_args", "columns", "allow_unsigned"),
+    "holdout",
+    "subset_classes",
+    "lr_decay_steps",
+    "lr_decay_lrs",
+    "classes",
+    "part",
+    "env",
+    "network_interface",
+    "mpi_args",
+    "columns",
+    "allow_unsigned",
 }
 READ = (Place.FILE, Place.ANYWHERE)
 
@@ -162,8 +171,10 @@ def test_every_flag_is_allowed_or_refused(
     monkeypatch.setenv("IMAGENET_PREP_AIRFLOW_FILES", "/data")
     table = dag.names["_ALLOWED"].get(f"{verb}_flags", ("", "", ""))
     given = [{each.replace("-", "_") for each in words.split()} for words in table]
-    own, refused = passed_by_the_dag(dag)[verb], set(REFUSED[verb].split())
-    config, allowed = CONFIGS[verb], set().union(*given)
+    own = passed_by_the_dag(dag)[verb]
+    refused = set(REFUSED[verb].split())
+    config = CONFIGS[verb]
+    allowed = set().union(*given)
     fields = {
         f.name: f.metadata["flag"] for f in dataclasses.fields(config) if "flag" in f.metadata
     }
@@ -180,13 +191,40 @@ def test_every_flag_is_allowed_or_refused(
 
 
 HOSTILE = [
-    *("--predictions=FILE", "--predictions FILE", "--export=FILE", "--tensorboard-dir FILE"),
-    *("--tensorboard_dir=FILE", "--mirror=s3://bucket/run", "--mirror s3://bucket/run"),
-    *("--log-dir=FILE", "--log_dir FILE", "--data-dir=FILE", "--data_dir FILE", "FILE", "-h"),
-    *("--pred=FILE", "--expor=FILE", "--label=FILE", "--", "-- --predictions=FILE", "-", ""),
-    *("-m tiny", "-b=4", "--eval", "--Predictions=FILE", "---predictions=FILE", "--=FILE"),
-    *("--seed=1 --predictions=FILE", "--jit FILE", "--jit=FILE", "--evaluate --export FILE"),
-    *("predictions=FILE", " --predictions=FILE", "--predictions\n=FILE", "--num_gpus=8"),
+    "--predictions=FILE",
+    "--predictions FILE",
+    "--export=FILE",
+    "--tensorboard-dir FILE",
+    "--tensorboard_dir=FILE",
+    "--mirror=s3://bucket/run",
+    "--mirror s3://bucket/run",
+    "--log-dir=FILE",
+    "--log_dir FILE",
+    "--data-dir=FILE",
+    "--data_dir FILE",
+    "FILE",
+    "-h",
+    "--pred=FILE",
+    "--expor=FILE",
+    "--label=FILE",
+    "--",
+    "-- --predictions=FILE",
+    "-",
+    "",
+    "-m tiny",
+    "-b=4",
+    "--eval",
+    "--Predictions=FILE",
+    "---predictions=FILE",
+    "--=FILE",
+    "--seed=1 --predictions=FILE",
+    "--jit FILE",
+    "--jit=FILE",
+    "--evaluate --export FILE",
+    "predictions=FILE",
+    " --predictions=FILE",
+    "--predictions\n=FILE",
+    "--num_gpus=8",
 ]
 
 
@@ -202,9 +240,25 @@ def test_a_flag_that_nobody_allows_is_refused(dag: Dag, files: Path, task: str, 
 
 
 ELSEWHERE = [
-    *("/etc/passwd", "FILES/../x", "FILES/away", "FILES/up/x", "FILES2/x", "x", "./x", "~/x", ""),
-    *("s3://bucket/x", "http://host/x", "file:///FILES/x", "FILES/x,/etc/passwd", ",/etc/passwd"),
-    *("/etc/passwd,FILES/x", "FILES/x, /etc/passwd", "FILES/x,/../../SRV/x", " FILES/x", "/"),
+    "/etc/passwd",
+    "FILES/../x",
+    "FILES/away",
+    "FILES/up/x",
+    "FILES2/x",
+    "x",
+    "./x",
+    "~/x",
+    "",
+    "s3://bucket/x",
+    "http://host/x",
+    "file:///FILES/x",
+    "FILES/x,/etc/passwd",
+    ",/etc/passwd",
+    "/etc/passwd,FILES/x",
+    "FILES/x, /etc/passwd",
+    "FILES/x,/../../SRV/x",
+    " FILES/x",
+    "/",
 ]
 
 
@@ -246,8 +300,14 @@ def test_what_is_allowed_reaches_the_command_with_one_word_for_each_flag(
     given = dag.run("train", train_flags=[*words, *more])
 
     assert given[3:] == (
-        *(f"--labels={files}/a,{files}/b", f"--also={files}/v2", "--num-epochs=3", "--lr=-0.1"),
-        *("--seed=--predictions=x", "--jit", "--model=tiny", f"--keys={files}/sub/keys"),
+        f"--labels={files}/a,{files}/b",
+        f"--also={files}/v2",
+        "--num-epochs=3",
+        "--lr=-0.1",
+        "--seed=--predictions=x",
+        "--jit",
+        "--model=tiny",
+        f"--keys={files}/sub/keys",
     )
     monkeypatch.setenv("IMAGENET_PREP_AIRFLOW_ALLOW_BEAM", "1")
     given = dag.run("prepare", prepare_flags=["--seed", "3", "--", "--runner", "x", "--", "y"])

@@ -63,7 +63,8 @@ def test_the_page_lists_every_public_name() -> None:
 
 def test_documents_and_examples_import_public_names_alone() -> None:
     public_names = listed()
-    private, seen = [], set()
+    private = []
+    seen = set()
     for path in tracked(".md", ".py", ".ipynb"):
         if path.parts[0] in ("docs", "examples", "README.md"):
             for module, names in _IMPORT.findall(read(path)):

@@ -27,7 +27,9 @@ def test_the_table_comes_back_and_small_rooms_have_no_row() -> None:
     measured = {"core": 9.0, "read": 36.6, "commands/prepare": 214.8, cpu.SHARED: 120.0}
 
     assert list(seconds_of(table_of(measured)).items()) == [
-        *(("commands/prepare", 215.0), (cpu.SHARED, 120.0), ("read", 37.0)),
+        ("commands/prepare", 215.0),
+        (cpu.SHARED, 120.0),
+        ("read", 37.0),
     ]
 
 
@@ -106,7 +108,8 @@ def test_a_fixture_of_the_session_is_not_the_first_rooms_that_needs_it(
 ) -> None:
     used = [0.0]
     monkeypatch.setattr(cpu, "_spent", lambda: used[0])
-    meter, item = Meter(lambda item: item.name), SimpleNamespace(name="read")
+    meter = Meter(lambda item: item.name)
+    item = SimpleNamespace(name="read")
 
     def during(hook: Any, seconds: float, inner: Any = None) -> None:
         next(hook)

@@ -22,12 +22,37 @@ from tests.kit.tfrecords import picture, plain, write_set
 
 # What libraries read, or once read, where they are started; and what Python and tools look for.
 SETTINGS = (
-    *("matplotlibrc", "keras.json", ".env", "setup.cfg", "pyproject.toml", "pip.conf", ".netrc"),
-    *(".boto", "boto.cfg", "config", "credentials", ".aws/config", ".aws/credentials"),
-    *("openssl.cnf", "pyvenv.cfg", "nccl.conf", ".keras/keras.json", ".hotspotrc", "ssh_config"),
-    *("imagenet_prep/tensorflow/core/kernels/libtfkernel_planted.so", "cuda_sdk_lib/bin/ptxas"),
-    *("cuda_sdk_lib/nvvm/libdevice/libdevice.10.bc", "libdevice.10.bc", "bin/ptxas", "ptxas"),
-    *("libcuda.so.1", "libcudart.so.12", "libnvidia-ml.so.1", "libjpeg.so.62", "latex", "ssh"),
+    "matplotlibrc",
+    "keras.json",
+    ".env",
+    "setup.cfg",
+    "pyproject.toml",
+    "pip.conf",
+    ".netrc",
+    ".boto",
+    "boto.cfg",
+    "config",
+    "credentials",
+    ".aws/config",
+    ".aws/credentials",
+    "openssl.cnf",
+    "pyvenv.cfg",
+    "nccl.conf",
+    ".keras/keras.json",
+    ".hotspotrc",
+    "ssh_config",
+    "imagenet_prep/tensorflow/core/kernels/libtfkernel_planted.so",
+    "cuda_sdk_lib/bin/ptxas",
+    "cuda_sdk_lib/nvvm/libdevice/libdevice.10.bc",
+    "libdevice.10.bc",
+    "bin/ptxas",
+    "ptxas",
+    "libcuda.so.1",
+    "libcudart.so.12",
+    "libnvidia-ml.so.1",
+    "libjpeg.so.62",
+    "latex",
+    "ssh",
 )
 # Environments of their own have these.
 ELSEWHERE = {"airflow", "horovod", "mxnet"}
@@ -92,8 +117,19 @@ def test_neither_train_nor_any_library_opens_anything_of_the_current_folder(
     train: tuple[str | Path, ...] = ()
     if trains and importlib.util.find_spec("tensorflow"):
         train = (
-            *("train", "--data-dir", sound, "--log-dir", tmp_path / "log", "--model", "mnist"),
-            *("--image-size", "16", "--batch-size", "2", "--num-batches", "1"),
+            "train",
+            "--data-dir",
+            sound,
+            "--log-dir",
+            tmp_path / "log",
+            "--model",
+            "mnist",
+            "--image-size",
+            "16",
+            "--batch-size",
+            "2",
+            "--num-batches",
+            "1",
         )
     program = (
         "import contextlib, gc, importlib, os, runpy, sys\n"
@@ -138,7 +174,10 @@ def test_report_opens_nothing_of_the_current_folder(
     with opened(planted) as seen:
         # Started anew, as users do it: imports are a part of it.
         ended = command.run(
-            *("report", sound, "--out", tmp_path / "page.html"),
+            "report",
+            sound,
+            "--out",
+            tmp_path / "page.html",
             cwd=planted,
             env={"PYTHONPATH": str(REPOSITORY)},
             python=sys.executable,

@@ -188,7 +188,8 @@ def test_paths_that_the_documents_name_exist() -> None:
 def test_the_documents_that_stand_for_rooms_name_all_of_them() -> None:
     folders = (path.parent for path in (REPOSITORY / "imagenet_prep").glob("*/__init__.py"))
     rooms = {folder.name for folder in folders if not folder.is_symlink()}
-    table, tree = read(Path("CONTRIBUTING.md")), read(Path("docs/architecture.md"))
+    table = read(Path("CONTRIBUTING.md"))
+    tree = read(Path("docs/architecture.md"))
 
     assert {room for room in rooms if f"imagenet_prep/{room}" not in table} == set()
     assert {room for room in rooms if not re.search(rf"\b{room}\b", tree)} == set()

@@ -12,8 +12,11 @@ OPENS = "imagenet_prep/codec/opening.py"
 # format, so that its decoder is loaded before the process is confined.
 EXCEPTIONS = {"imagenet_prep/testing/photographs.py", "imagenet_prep/codec/caged.py"}
 FORBIDDEN = {
-    *("PIL.Image.open", "PIL.Image.MAX_IMAGE_PIXELS", "PIL.ImageFile.Parser"),
-    *("simplejpeg.decode_jpeg", "simplejpeg.decode_jpeg_header"),
+    "PIL.Image.open",
+    "PIL.Image.MAX_IMAGE_PIXELS",
+    "PIL.ImageFile.Parser",
+    "simplejpeg.decode_jpeg",
+    "simplejpeg.decode_jpeg_header",
 }
 METHODS = {"draft"}  # whatever it is called on
 

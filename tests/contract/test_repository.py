@@ -120,7 +120,11 @@ def test_a_tag_that_is_not_the_version_is_no_release(
 def test_the_version_of_the_package_is_read_by_the_release(repository: Path) -> None:
     """The step finds the line of our own file: only the changelog may stop it."""
     done = run(
-        *("bash", "-eo", "pipefail", "-c", step("The tag is the version")),
+        "bash",
+        "-eo",
+        "pipefail",
+        "-c",
+        step("The tag is the version"),
         cwd=repository,
         GITHUB_REF_NAME=f"v{imagenet_prep.__version__}",
     )

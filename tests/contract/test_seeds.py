@@ -311,7 +311,8 @@ def test_ranks_are_stopped_and_go_on_with_other_hosts_as_typed(
 ) -> None:
     """Row 15 breaks off by Ctrl-C, and row 44 goes on with one rank."""
     pytest.importorskip("horovod")
-    log, seen = tmp_path / "imagenet_resnet/train.jsonl", 0
+    log = tmp_path / "imagenet_resnet/train.jsonl"
+    seen = 0
     for row in (15, 44):
         words = places(commands(row)[0])
         with command.started(*words, cwd=tmp_path, program=argv([])[1:]) as running:

@@ -93,8 +93,20 @@ ALLOWED = {
     },
 }
 ALWAYS = {
-    *("write_text", "write_bytes", "touch", "mkstemp", "NamedTemporaryFile", "mktemp"),
-    *("copyfile", "copy2", "copytree", "rename", "symlink_to", "hardlink_to", "mknod", "mkfifo"),
+    "write_text",
+    "write_bytes",
+    "touch",
+    "mkstemp",
+    "NamedTemporaryFile",
+    "mktemp",
+    "copyfile",
+    "copy2",
+    "copytree",
+    "rename",
+    "symlink_to",
+    "hardlink_to",
+    "mknod",
+    "mkfifo",
 }
 TO_WRITE = {"O_WRONLY", "O_RDWR", "O_CREAT", "O_TRUNC", "O_APPEND"}
 NOT_A_FILE = {"imagenet_prep/pipelines"}  # a link to pipelines/

@@ -63,7 +63,8 @@ def test_no_file_of_the_user_changes_whatever_is_planted_before_each_system_call
     tmp_path: Path, system: System, number: int
 ) -> None:
     """The folder has no sticky bit: another user replaces all files at any moment."""
-    folder, victim = tmp_path / "shared", tmp_path / "authorized_keys"
+    folder = tmp_path / "shared"
+    victim = tmp_path / "authorized_keys"
     folder.mkdir()
     victim.write_bytes(b"precious")
     out = folder / "page.html"
@@ -89,7 +90,8 @@ def test_no_file_of_the_user_changes_whatever_is_planted_before_each_system_call
 
 
 def test_a_temporary_file_that_another_user_has_replaced_gets_no_final_name(tmp_path: Path) -> None:
-    out, victim = tmp_path / "page.html", tmp_path / "victim"
+    out = tmp_path / "page.html"
+    victim = tmp_path / "victim"
     victim.write_bytes(b"<html>of the user")
     with (
         pytest.raises(OSError, match="different process") as failed,
@@ -175,7 +177,8 @@ def test_a_file_system_that_syncs_no_folders_is_no_failure_and_a_failing_disk_is
 
 
 def test_a_complete_file_replaces_an_older_one_or_a_link_when_it_is_left(tmp_path: Path) -> None:
-    page, mine = tmp_path / "page.html", tmp_path / "mine"
+    page = tmp_path / "page.html"
+    mine = tmp_path / "mine"
     page.write_bytes(b"<html>older")
     mine.write_bytes(b"<html>my own")
     (tmp_path / "link").symlink_to(mine)
@@ -209,7 +212,8 @@ def test_what_fails_or_is_interrupted_leaves_the_older_file_alone(
 
 
 def test_files_of_killed_runs_are_removed_and_those_in_work_are_not(tmp_path: Path) -> None:
-    page, left = tmp_path / "page.html", tmp_path / ".page.html.0.partial"
+    page = tmp_path / "page.html"
+    left = tmp_path / ".page.html.0.partial"
     left.write_bytes(b"of a killed run")
     pipe = tmp_path / ".page.html.1.partial"
     os.mkfifo(pipe)

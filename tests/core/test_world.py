@@ -415,7 +415,8 @@ def test_given_variables_are_not_mixed_with_those_of_this_process(
 
 
 def test_a_framework_that_comes_later_must_agree(monkeypatch: pytest.MonkeyPatch) -> None:
-    alone, second = World.from_environment({}), World.from_environment(text(env(at(1, 2))))
+    alone = World.from_environment({})
+    second = World.from_environment(text(env(at(1, 2))))
     require_same_ranks(alone)
     set_up(monkeypatch, of_torch(1, 2), {})
 

@@ -350,7 +350,8 @@ def test_a_constant_is_forgiven_where_it_is_declared_untrue_and_nowhere_else() -
 def test_an_example_is_read_without_its_image(num_bytes: int) -> None:
     boxes = Boxes((0.25,) * 40, (0.5,) * 40, (0.25,) * 40, (0.5,) * 40)
     whole = ImageExample(bytes(num_bytes), 3, 4, "a.JPEG", 5, "n00000001", "words", boxes)
-    payload, read = example.encode(whole), []
+    payload = example.encode(whole)
+    read = []
 
     def part(offset: int, size: int) -> bytes:
         read.append(size)

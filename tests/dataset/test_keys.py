@@ -34,8 +34,23 @@ def test_dots_within_a_name_are_no_problem(key: str) -> None:
 @pytest.mark.parametrize(
     "key",
     [
-        *("/a", "a/", ".", "..", "./a", "../a", "a/.", "a/..", "a/./b", "a/../b", "a//b", "/"),
-        *("\\a", "..\\a", "a/..\\b", "a\\..", "\\\\host\\a"),
+        "/a",
+        "a/",
+        ".",
+        "..",
+        "./a",
+        "../a",
+        "a/.",
+        "a/..",
+        "a/./b",
+        "a/../b",
+        "a//b",
+        "/",
+        "\\a",
+        "..\\a",
+        "a/..\\b",
+        "a\\..",
+        "\\\\host\\a",
     ],
 )
 def test_a_key_that_leads_out_of_its_folder_is_a_problem(key: str) -> None:
@@ -43,7 +58,8 @@ def test_a_key_that_leads_out_of_its_folder_is_a_problem(key: str) -> None:
 
 
 def test_order_blank_lines_and_line_ends_do_not_matter(tmp_path: Path) -> None:
-    one, other = tmp_path / "one", tmp_path / "other"
+    one = tmp_path / "one"
+    other = tmp_path / "other"
     one.write_text("b/2 x.JPEG\na/1\n")
     other.write_bytes(b"\xef\xbb\xbfb/2 x.JPEG\r\na/1\r\n \t\r\nb/2 x.JPEG\na/1")
     found = read_list(one)

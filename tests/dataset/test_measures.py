@@ -43,7 +43,8 @@ def test_no_images_have_no_measures() -> None:
 
 @pytest.mark.parametrize("bin_number", [-9, 0, 64, 79])
 def test_a_value_falls_between_the_edges_of_its_bin(bin_number: int) -> None:
-    below, above = measures.lower_edge(bin_number), measures.lower_edge(bin_number + 1)
+    below = measures.lower_edge(bin_number)
+    above = measures.lower_edge(bin_number + 1)
 
     assert above / below == pytest.approx(2 ** (1 / measures.BINS_PER_OCTAVE))
     assert measures.lower_edge(79) <= 1000 < measures.lower_edge(80)

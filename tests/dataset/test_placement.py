@@ -84,7 +84,8 @@ def test_ranks_make_equal_steps_and_go_on_as_other_ranks_of_the_same_nodes(
     other_ranks: int,
     other_batch: int,
 ) -> None:
-    nodes, total = cluster[0], sum(counts)
+    nodes = cluster[0]
+    total = sum(counts)
     lines = [order.epoch(3) for order in orders(counts, *cluster, 7 if drop_tail else None)]
     seen: list[int] = []
 
@@ -134,7 +135,8 @@ def test_imagenet_on_300_nodes_is_level() -> None:
 
 @pytest.mark.parametrize(("nodes", "copies", "stays"), [(4, 1, 1.0), (4, 2, 0.67), (4, 4, 0.25)])
 def test_more_copies_bring_examples_to_other_nodes(nodes: int, copies: int, stays: float) -> None:
-    counts, found = [100] * 64, []
+    counts = [100] * 64
+    found = []
     for epoch in range(40):
         where = np.empty((2, 6400), int)
         for later in (0, 1):

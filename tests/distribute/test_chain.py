@@ -27,7 +27,8 @@ from tests.kit.hostile import peers
 from tests.kit.lengths import examples
 
 FILES = {"index/a": 10, "a": 100, "b": 200}
-ANSWERS, NO_ROUTE = Ending(0, ""), Ending(255, "ssh: connect to host b: No route to host")
+ANSWERS = Ending(0, "")
+NO_ROUTE = Ending(255, "ssh: connect to host b: No route to host")
 
 
 class Recorder:

@@ -29,7 +29,8 @@ WHOLE_AT_ONCE = [say("lacks", files=0), say("whole")]
 def test_a_giver_that_is_stopped_has_no_process_whichever_comes_first(
     order: tuple[str, ...],
 ) -> None:
-    giver, process = Giver(), ScriptedProcess([])
+    giver = Giver()
+    process = ScriptedProcess([])
     steps: dict[str, Any] = {"stop": giver.stop, "started": lambda: giver.started(process)}  # type: ignore[arg-type]
     for step in order:
         steps[step]()

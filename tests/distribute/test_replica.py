@@ -17,7 +17,8 @@ from tests.kit.replicas import make_dataset
 from tests.kit.system import System
 
 SHARD = "train-00000-of-00002"
-HALF, OTHER = incoming_name(SHARD), incoming_name(naming.index_name(SHARD))
+HALF = incoming_name(SHARD)
+OTHER = incoming_name(naming.index_name(SHARD))
 LEFT = {HALF: b"half", OTHER: b"half"}
 
 

@@ -24,7 +24,8 @@ from imagenet_prep.hosts.process import Ending
 from tests.kit.replicas import make_dataset
 from tests.kit.scripted_process import ScriptedProcess, say
 
-SHARD, OTHER = "train-00000-of-00002", "train-00001-of-00002"
+SHARD = "train-00000-of-00002"
+OTHER = "train-00001-of-00002"
 INDEX = naming.index_name(SHARD)
 
 Answer = Callable[[str, dict[str, Any]], Sequence[Frame | None]]

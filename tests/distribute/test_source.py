@@ -29,7 +29,8 @@ def opened(root: Path) -> Original:
 def test_a_manifest_that_is_not_the_one_of_the_beginning_ends_the_run(
     root: Path, tmp_path: Path, change: str
 ) -> None:
-    source, path = opened(root), root / naming.MANIFEST
+    source = opened(root)
+    path = root / naming.MANIFEST
     source.check_unchanged()
     assert source.data == path.read_bytes()
     if change == "replaced":

@@ -43,7 +43,8 @@ class Root:
     """A root of Debian, with `dist/` and the sources of all golden sets in its user's home."""
 
     def __init__(self, path: Path, cache: Path) -> None:
-        self.path, self.home = path, path / "root"
+        self.path = path
+        self.home = path / "root"
         done(debian.bootstrap(path, path.name, *PACKAGES))
         debian.trust(path)
         shutil.copytree(released(cache), self.home / "dist")
@@ -168,7 +169,8 @@ def test_the_wheel_for_arm_makes_the_committed_bytes(shared_cache: Path, tmp_pat
     need_debian()
     if not shutil.which("qemu-aarch64-static"):
         pytest.skip("no qemu-aarch64-static here: make test-long installs it")
-    arm, site = tmp_path / "arm", tmp_path / "site"
+    arm = tmp_path / "arm"
+    site = tmp_path / "site"
     done(debian.bootstrap(arm, "bookworm", "python3", foreign="arm64"))
     for package in arm.glob("var/cache/apt/archives/*.deb"):
         done(("dpkg-deb", "--extract", package, arm))

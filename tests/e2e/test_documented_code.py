@@ -113,7 +113,7 @@ def test_the_latents_of_the_page_are_those_of_images_and_their_mirrors(
     assert made.about["scale"] == 0.18215
 
     reader: Any = make_dataset(
-        *(copy, "train", 16), backend="native", world=World(), fields=("number", "column:latents")
+        copy, "train", 16, backend="native", world=World(), fields=("number", "column:latents")
     )
     rows = {}
     for batch in reader:
@@ -138,7 +138,10 @@ def test_the_latents_of_the_page_are_those_of_images_and_their_mirrors(
 def check_latents_of_views(root: Path) -> None:
     """The rows that `mirrored` chooses are those of the images next to them."""
     reader: Any = make_dataset(
-        *(root, "train", 16, 256),
+        root,
+        "train",
+        16,
+        256,
         recipe="adm",
         backend="native",
         layout="NCHW",
@@ -165,7 +168,7 @@ def test_the_tokens_of_the_page_are_those_of_their_keys(
     blocks.run("columns.md: Write 2", {"=256": "=16"}, root=copy, ColumnWriter=ColumnWriter)
 
     reader: Any = make_dataset(
-        *(copy, "train", 8), backend="native", world=World(), fields=("number", "column:captions")
+        copy, "train", 8, backend="native", world=World(), fields=("number", "column:captions")
     )
     for batch in reader:
         for number, row in zip(batch["number"], batch["column:captions"], strict=True):
@@ -195,7 +198,8 @@ def test_the_readme_reads_each_example_once_per_epoch(colours: Path) -> None:
 
 def check_colours(given: list[Any]) -> None:
     """Each image of `colours` has the colour of its class, normalised."""
-    mean, std = np.array([123.675, 116.28, 103.53]), np.array([58.395, 57.12, 57.375])
+    mean = np.array([123.675, 116.28, 103.53])
+    std = np.array([58.395, 57.12, 57.375])
     for images, class_index in given:
         means = np.asarray(images).mean(axis=(1, 2)) * std + mean
         for found, label in zip(means, np.asarray(class_index).tolist(), strict=True):
@@ -213,7 +217,9 @@ def test_the_page_of_types_reads_bytes(colours: Path) -> None:
 def test_a_network_is_scored_by_its_labels_and_the_lists(colours: Path, tmp_path: Path) -> None:
     """It is right about every image but one, which the list calls by another class."""
     reader: Any = make_dataset(
-        *(colours, "validation", 8),
+        colours,
+        "validation",
+        8,
         backend="native",
         world=World(),
         fields=("class_index", "key", "mask"),
@@ -249,7 +255,7 @@ def test_the_crop_of_generators_has_the_bytes_of_pillow(scenes: Path) -> None:
 
 def test_a_custom_loop_logs_which_images_each_step_saw(colours: Path, tmp_path: Path) -> None:
     reader: Reader = make_dataset(
-        *(colours, "train", 8), backend="native", world=World(), fields=("number",)
+        colours, "train", 8, backend="native", world=World(), fields=("number",)
     )
     seen: list[list[int]] = []
 
@@ -276,7 +282,7 @@ def test_a_custom_loop_logs_which_images_each_step_saw(colours: Path, tmp_path: 
 
 
 def test_examples_are_passed_to_other_writers_with_labels_from_0(colours: Path) -> None:
-    reader: Reader = make_dataset(*(colours, "train", 8), backend="native", world=World())
+    reader: Reader = make_dataset(colours, "train", 8, backend="native", world=World())
     written: list[Any] = []
     blocks.run(
         "trainers.md: LitData and MosaicML streaming", {}, reader=reader, write=written.append

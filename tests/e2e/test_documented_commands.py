@@ -230,7 +230,7 @@ def test_evaluation_sets_get_the_labels_of_ilsvrc2012(machine: Machine) -> None:
 def test_score_counts_the_right_predictions_in_a_file(machine: Machine) -> None:
     root = machine.dataset("imagenet-480")
     reader: Any = make_dataset(
-        *(root, "validation", 1), backend="native", fields=("key", "class_index")
+        root, "validation", 1, backend="native", fields=("key", "class_index")
     )
     said = [
         Prediction(str(batch["key"][0]), 0, (int(batch["class_index"][0]),), (1.0,))

@@ -137,7 +137,7 @@ def test_a_network_trains_is_judged_by_what_was_held_out_and_shows_its_mistakes(
     page = typed(walk.home, "report")
 
     weights = command.run(
-        *("export", "run", "--format", "torch", "--out", "run/tiny.safetensors"), cwd=walk.home
+        "export", "run", "--format", "torch", "--out", "run/tiny.safetensors", cwd=walk.home
     )
     assert weights.code == 0, weights
     assert "Tiny(3, image_size=64)  # from examples/tiny.py" in weights.out
@@ -169,5 +169,10 @@ def test_a_network_trains_is_judged_by_what_was_held_out_and_shows_its_mistakes(
 
 def test_the_page_needs_six_commands() -> None:
     assert [words[0] for words in COMMANDS] == [
-        *("prepare", "show", "verify", "train", "train", "report")
+        "prepare",
+        "show",
+        "verify",
+        "train",
+        "train",
+        "report",
     ]

@@ -31,7 +31,8 @@ __all__ = ["backend", "dali"]
 
 pytestmark = pytest.mark.slow
 
-MEAN, STD = np.array([0.485, 0.456, 0.406]), np.array([0.229, 0.224, 0.225])
+MEAN = np.array([0.485, 0.456, 0.406])
+STD = np.array([0.229, 0.224, 0.225])
 CLASSES = (3, 207, 409, 530, 954, 999)  # three of them are objects of ObjectNet
 GROUPS = [("fog", 1), ("fog", 4), ("spatter", 1), ("spatter", 4)]  # `extra` has spatter
 BLOCKS = 8
@@ -237,7 +238,8 @@ def test_error_rates_on_imagenet_c_are_those_of_its_authors_program(
     assert len(scores) == len(corrupted) == 96
     for path, row in expected.items():
         np.testing.assert_allclose(scores[key_of_c(path)], row, rtol=1e-4)
-    by_authors, by_recipe = error_rates(expected), error_rates(other)
+    by_authors = error_rates(expected)
+    by_recipe = error_rates(other)
     measured = {
         (corruption, int(severity)): rate
         for corruption, rates in table.corruptions[str(imagenet_c)]["corruptions"].items()
@@ -265,7 +267,8 @@ def test_predictions_on_objectnet_are_those_of_its_authors_program(tmp_path: Pat
         del made[path]
     for folder, (_, indices) in OBJECTS.items():
         for number in range(20 if indices else 1):
-            width, height = 260 + 7 * number, 420 - 5 * number
+            width = 260 + 7 * number
+            height = 420 - 5 * number
             image = photograph(indices[0] if indices else CLASSES[0], number, width, height)
             framed = Image.new("RGB", (width + 2, height + 2), (255, 0, 0))
             framed.paste(image, (1, 1))
@@ -355,7 +358,15 @@ def test_the_state_of_a_reader_does_not_depend_on_the_crop(imagenet_c: Path) -> 
     next(iter(reader))
     state = reader.state()
     assert state.keys() == {
-        *("version", "dataset", "edition", "split", "seed", "window", "nodes", "copies", "epoch"),
+        "version",
+        "dataset",
+        "edition",
+        "split",
+        "seed",
+        "window",
+        "nodes",
+        "copies",
+        "epoch",
         "examples_read",
     }
 

@@ -41,7 +41,10 @@ def test_keys_of_a_class_are_left_out_and_folds_are_disjoint(dataset: Path, tmp_
 
     def images(**choice: Any) -> list[str]:
         reader: Any = make_dataset(
-            *(dataset, "train", 4, 32),
+            dataset,
+            "train",
+            4,
+            32,
             training=False,
             backend="native",
             fields=("key", "mask"),
@@ -57,7 +60,8 @@ def test_keys_of_a_class_are_left_out_and_folds_are_disjoint(dataset: Path, tmp_
     everything = images()
     assert sorted(everything) == sorted(keys)
     assert set(images(exclude=tmp_path / "unwanted.txt")) == set(keys) - set(unwanted)
-    part, others = images(fold=(0, 5)), images(fold=(0, 5), others=True)
+    part = images(fold=(0, 5))
+    others = images(fold=(0, 5), others=True)
     assert set(part).isdisjoint(others)
     assert sorted([*part, *others]) == sorted(keys)
 
@@ -74,7 +78,7 @@ def test_another_rate_is_said_in_words_and_begins_anew_when_asked(
     monkeypatch.setattr("imagenet_prep.trainer.model.build", network)
 
     def typed(*words: str) -> str:
-        where = (*("--data-dir", str(dataset)), *("--log-dir", str(tmp_path / "run")))
+        where = ("--data-dir", str(dataset), "--log-dir", str(tmp_path / "run"))
         assert train.run([*where, "--num-batches", "3", *SMALL, *words]) == 0
         return capsys.readouterr().out
 

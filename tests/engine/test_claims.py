@@ -144,7 +144,8 @@ def test_two_workers_part_instead_of_listing_claims_for_each_task(
 
     store = Watched(tmp_path)
     tasks = [Task(f"{number:03d}") for number in range(300)]
-    held, work = Lease.take_over(store), engine.Stage("write", "0" * 64, store, Work(store), Made)
+    held = Lease.take_over(store)
+    work = engine.Stage("write", "0" * 64, store, Work(store), Made)
     left = [held.claimed(work, tasks), held.claimed(work, tasks)]
     claimed = []
     while left:
@@ -351,7 +352,8 @@ def test_a_worker_publishes_nothing_after_another_run_has_begun(stage: Stage) ->
 def test_a_worker_publishes_no_second_file_after_another_run_has_begun(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    old, publish = Lease.take_over(stage.store), stage.publish
+    old = Lease.take_over(stage.store)
+    publish = stage.publish
     write = type(stage.store).write
 
     def taken_over(store: LocalStore, name: str, data: bytes) -> None:

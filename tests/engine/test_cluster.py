@@ -189,7 +189,8 @@ def test_a_job_takes_all_slots_and_is_cancelled_by_its_name_if_it_cannot_run(
             cluster.submit(args, build, name="job", log=tmp_path / "log")
     assert found == [given]
     assert asked == [
-        *("GET /v1/overview", "GET /v1/jobs/overview"),
+        "GET /v1/overview",
+        "GET /v1/jobs/overview",
         "PATCH /v1/jobs/id-of-job?mode=cancel",
     ]
 

@@ -44,7 +44,8 @@ def test_a_pool_is_on_loopback_alone_and_ends_what_it_started(tmp_path: Path) ->
     from apache_beam.portability.api import beam_fn_api_pb2 as messages
     from apache_beam.portability.api import beam_fn_api_pb2_grpc as api
 
-    told, boot = tmp_path / "told.json", tmp_path / "boot"
+    told = tmp_path / "told.json"
+    boot = tmp_path / "boot"
     boot.write_text(BOOT.format(python=sys.executable, told=str(told)))
     boot.chmod(0o755)
     with subprocess.Popen(

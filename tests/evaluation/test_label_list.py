@@ -38,8 +38,10 @@ def test_csv_gives_classes_by_key(tmp_path: Path) -> None:
         "fog/3/ILSVRC2012_val_00000001.JPEG": ("5",),
     }
     assert (found.name, found.form, found.is_ilsvrc, found.is_by_class) == (
-        *("own.csv", "CSV"),
-        *(False, False),
+        "own.csv",
+        "CSV",
+        False,
+        False,
     )
     assert found.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
 

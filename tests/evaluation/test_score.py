@@ -67,7 +67,8 @@ def test_scores_are_counted_among_all_classes_and_among_those_of_the_set(tmp_pat
         "images",
         "classes",
         "chosen",
-        *("among", "top-1"),
+        "among",
+        "top-1",
         "top-5",
     ]
     assert text[1].endswith("4  4 of 10        all 10  25.00%   50.00%")
@@ -163,7 +164,8 @@ def test_real_is_of_ilsvrcs_classes_alone(tmp_path: Path) -> None:
 
 def test_ilsvrc_ids_are_recognised_by_an_image_a_class(tmp_path: Path) -> None:
     place = write_names(tmp_path / "set", [(f"a/{n}", n) for n in range(1000)])
-    path, rng = tmp_path / "list", random.Random(7)
+    path = tmp_path / "list"
+    rng = random.Random(7)
     for ids, is_order in (
         (rng.sample(range(1000), 1000), True),
         (rng.choices(range(1000), k=1000), False),
@@ -184,7 +186,8 @@ def test_ilsvrc_ids_given_as_indices_are_recognised(tmp_path: Path, form: str) -
     labels = labels_of_validation()
     place = write_names(tmp_path / "set", list(zip(VALIDATION, labels, strict=True)))
     id_of = random.Random(5).sample(range(1000), 1000)
-    rng, path = random.Random(6), tmp_path / "ids"
+    rng = random.Random(6)
+    path = tmp_path / "ids"
     # One of ten disagrees with the set anyway.
     ids = [id_of[each if rng.random() < 0.9 else rng.randrange(1000)] for each in labels]
     if form == "csv":
@@ -197,9 +200,11 @@ def test_ilsvrc_ids_given_as_indices_are_recognised(tmp_path: Path, form: str) -
 
 
 def test_wnids_and_labels_that_merely_disagree_are_taken(tmp_path: Path) -> None:
-    labels, rng = labels_of_validation(), random.Random(6)
+    labels = labels_of_validation()
+    rng = random.Random(6)
     place = write_names(tmp_path / "set", list(zip(VALIDATION, labels, strict=True)))
-    indices, path = np.zeros((50_000, 5), np.int32), tmp_path / "labels"
+    indices = np.zeros((50_000, 5), np.int32)
+    path = tmp_path / "labels"
     wnids = rng.sample(OFFICIAL, 1000)
     named = (f"{key},{wnids[each]}\n" for key, each in zip(VALIDATION, labels, strict=True))
     path.write_text("".join(["key,class\n", *named]))
@@ -326,7 +331,8 @@ def test_keys_of_every_reader_are_accepted(
 def test_scores_in_a_different_order_are_the_same_among_the_classes_of_the_dataset(
     tmp_path: Path,
 ) -> None:
-    place, keys = small(tmp_path / "set"), ["a/1", "a/2", "b/1", "b/2"]
+    place = small(tmp_path / "set")
+    keys = ["a/1", "a/2", "b/1", "b/2"]
     # Each likeliest class is of no image, so only the choice among its four classes is right.
     scores = scores_of([3, 0], [4, 1], [5, 0], [6, 7])
     expected = [("dataset", 4, 0.0, 1.0, 10), ("dataset", 4, 0.75, 1.0, 4)]
@@ -368,7 +374,8 @@ def test_sets_that_cannot_be_scored_say_why(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("missing", [None, "fog", "fog/3"])
 def test_corruption_errors_are_shares_of_alexnets(tmp_path: Path, missing: str | None) -> None:
-    heads, right = [], []
+    heads = []
+    right = []
     names = [*ALEXNET_ERRORS, "speckle_noise"]
     for number, name in enumerate(names):
         for severity in range(1, 6):
@@ -405,6 +412,19 @@ def test_corruption_errors_are_shares_of_alexnets(tmp_path: Path, missing: str |
 def test_alexnets_errors_are_the_papers() -> None:
     """Table 1 of the paper prints them as whole percents."""
     assert [round(100 * each) for each in ALEXNET_ERRORS.values()] == [
-        *(89, 89, 92, 82, 83, 79, 80),
-        *(87, 83, 82, 56, 85, 65, 72, 61),
+        89,
+        89,
+        92,
+        82,
+        83,
+        79,
+        80,
+        87,
+        83,
+        82,
+        56,
+        85,
+        65,
+        72,
+        61,
     ]

@@ -47,7 +47,8 @@ def test_single_files_are_synced_before_the_sums_of_their_part_have_their_name(
 
 @pytest.mark.parametrize("planted", ["train/a.JPEG", "train", ".work/made", ".work"])
 def test_no_link_in_the_place_of_an_image_is_followed(tmp_path: Path, planted: str) -> None:
-    mine, out = tmp_path / "mine", tmp_path / "out"
+    mine = tmp_path / "mine"
+    out = tmp_path / "out"
     inside = planted if planted.startswith(".work") else f".work/made/{planted}"
     (out / inside).parent.mkdir(parents=True)
     mine.mkdir()

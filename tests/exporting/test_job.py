@@ -50,7 +50,13 @@ def asked(source: Source, store: Store, called: str = "") -> job.Job:
     of_all |= {"fraction": 1.0, "fold": (0, 1), "others": False, "choice_seed": 0}
     choice = Choice(Wanted(**of_all), source.dataset.classes)
     return job.Job(
-        *(source, ["train"], choice, "webdataset", WebDataset((("a", "a"),)), store, called),
+        source,
+        ["train"],
+        choice,
+        "webdataset",
+        WebDataset((("a", "a"),)),
+        store,
+        called,
         workers=Workers(1, "threads"),
         quiet=True,
     )

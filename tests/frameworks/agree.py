@@ -22,7 +22,8 @@ from imagenet_prep.trainer.config import TrainConfig
 from imagenet_prep.trainer.pytorch_learner import PytorchLearner
 from imagenet_prep.trainer.tensorflow_learner import TensorFlowLearner
 
-CLASSES, BATCH = 4, 8
+CLASSES = 4
+BATCH = 8
 LAST_GAMMA = 0.2
 
 
@@ -78,7 +79,8 @@ def losses(
         else:
             paths = [name for name in learner.names() if not name.startswith(torchvision.SLOT)]
             learner.assign([given[path] for path in paths])
-        rng, rows = np.random.default_rng(7), []
+        rng = np.random.default_rng(7)
+        rows = []
         for step in range(steps):
             labels = rng.integers(CLASSES, size=BATCH, dtype=np.int32)
             noise = rng.standard_normal((BATCH, size, size, 3), np.float32)
@@ -107,7 +109,9 @@ def silence(learner: Any) -> None:
                 layer.rate = 0.0
 
 
-kept, steps, words = sys.argv[1], int(sys.argv[2]), iter(sys.argv[3:])
+kept = sys.argv[1]
+steps = int(sys.argv[2])
+words = iter(sys.argv[3:])
 for model, optimizer, rate in zip(words, words, words, strict=True):
     both = losses(kept, steps, model, optimizer, float(rate))
     print(json.dumps([model, optimizer, both]), flush=True)

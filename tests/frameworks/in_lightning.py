@@ -24,7 +24,8 @@ class Counting(lightning.LightningModule):
     def __init__(self):
         super().__init__()
         self.layer = nn.Linear(3, 1)
-        self.seen, self.validations = 0, []
+        self.seen = 0
+        self.validations = []
 
     def training_step(self, batch, _):
         """Returns any loss."""
@@ -66,7 +67,8 @@ def reader(split):
 
 found = {}
 for limit in (1.0, 2):
-    train, validation = reader("train"), reader("validation")
+    train = reader("train")
+    validation = reader("validation")
     module = Counting()
     trainer = lightning.Trainer(
         accelerator="cpu",

@@ -14,7 +14,8 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 from imagenet_prep.core.world import World
 from imagenet_prep.read import make_dataset
 
-EPOCHS, STEPS = 2, 5
+EPOCHS = 2
+STEPS = 5
 
 
 def opened(**more):

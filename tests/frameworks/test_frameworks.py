@@ -66,7 +66,11 @@ def test_exported_weights_have_torchvisions_logits(python: Path, tf: Any, tmp_pa
             json.loads(
                 ended(
                     python,
-                    *("-c", LOGITS, name, file, tmp_path / "images.npy"),
+                    "-c",
+                    LOGITS,
+                    name,
+                    file,
+                    tmp_path / "images.npy",
                     PYTHONPATH=str(EXAMPLES),
                 )
             )

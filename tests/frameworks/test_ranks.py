@@ -29,7 +29,8 @@ pytestmark = pytest.mark.long
 
 PROGRAM = Path(__file__).parent / "counted.py"
 PAGE = REPOSITORY / "docs/lightning.md"
-RANKS, BATCH = 2, 3
+RANKS = 2
+BATCH = 3
 STEP = RANKS * BATCH
 # Both MPIs ask for this.
 AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
@@ -211,7 +212,8 @@ def test_a_rank_that_waits_for_others_names_them_and_ends_when_asked(
 
 def test_a_late_rank_is_waited_for(python: Path, shades: Path, tmp_path: Path) -> None:
     port = free_port()
-    run_dir, log = tmp_path / "run", tmp_path / "said"
+    run_dir = tmp_path / "run"
+    log = tmp_path / "said"
     first, second = (waiting_rank(shades, run_dir, rank, 2, port) for rank in range(2))
     with (
         log.open("wb") as file,

@@ -113,7 +113,8 @@ def test_it_learns_and_every_example_is_counted_once(runs: Path, name: str) -> N
 def test_ended_and_run_again_it_has_the_same_bits(
     python: Path, runs: Path, shades: Path, tmp_path: Path, asked: signal.Signals
 ) -> None:
-    log_dir, argv = tmp_path / "run", words(shades, tmp_path / "run")
+    log_dir = tmp_path / "run"
+    argv = words(shades, tmp_path / "run")
     with command.started(*argv, python=python, env=ONE, program=PROGRAM) as running:
         command.wait_until(
             lambda: running.ended or len(rows_so_far(log_dir)) > 12, "steps after a checkpoint"

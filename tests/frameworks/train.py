@@ -19,7 +19,9 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 from imagenet_prep.read import make_dataset
 
-EPOCHS, BATCH, SAVE_EVERY = 2, 2, 3
+EPOCHS = 2
+BATCH = 2
+SAVE_EVERY = 3
 root, name, kind, workers, hold = sys.argv[1:]
 checkpoint = Path(name)
 
@@ -35,17 +37,20 @@ if kind == "horovod":
     import horovod.torch as hvd
 
     hvd.init()
-    rank, gather = hvd.rank(), hvd.allgather
+    rank = hvd.rank()
+    gather = hvd.allgather
 else:
     distributed.init_process_group("gloo")
-    rank, gather = distributed.get_rank(), gathered
+    rank = distributed.get_rank()
+    gather = gathered
 reader = make_dataset(root, "train", BATCH, 16, backend="native", dtype="uint8", seed=4)
 sampler = reader.sampler()
 how = {"batch_size": None, "sampler": sampler, "num_workers": int(workers)}
 if kind in ("reader", "horovod"):
     loader = stateful = reader
 elif kind == "plain":
-    loader, stateful = DataLoader(reader, **how), sampler
+    loader = DataLoader(reader, **how)
+    stateful = sampler
 else:
     loader = stateful = StatefulDataLoader(reader, **how)
 

@@ -67,7 +67,9 @@ def test_readers_give_each_of_its_images(form: Path, tmp_path: Path) -> None:
     fields = ("images", "key", "class_index")
     for split in manifest["splits"]:
         reader = make_dataset(
-            *(str(tmp_path), split, 2),
+            str(tmp_path),
+            split,
+            2,
             image_size=16,
             training=False,
             backend="native",
@@ -97,10 +99,10 @@ def test_other_verbs_take_it(form: Path, tmp_path: Path) -> None:
     copied = command.run("replicate", tmp_path / "set", "--to", tmp_path / "copy")
     same = command.run("diff", tmp_path / "set", tmp_path / "copy", "--exit-code")
     exported = command.run(
-        *("export", tmp_path / "set", "--to", "webdataset", "--out", tmp_path / "tars")
+        "export", tmp_path / "set", "--to", "webdataset", "--out", tmp_path / "tars"
     )
     amended = command.run(
-        *("amend", tmp_path / "set", "--exclude", tmp_path / "gone.txt", "--out", tmp_path / "less")
+        "amend", tmp_path / "set", "--exclude", tmp_path / "gone.txt", "--out", tmp_path / "less"
     )
     less = command.run("verify", tmp_path / "less", "--level", "decode", "--json")
 

@@ -13,8 +13,14 @@ from imagenet_prep.dataset import naming
 SHARD = "train-00000-of-00002"
 # Whatever a verb may open in a data set, and what it notes there.
 NAMES = (
-    *(naming.MANIFEST, naming.PLACEMENT, naming.LABELS, naming.QUARANTINE),
-    *(SHARD, naming.index_name(SHARD), naming.VERIFIED, naming.REPLICAS),
+    naming.MANIFEST,
+    naming.PLACEMENT,
+    naming.LABELS,
+    naming.QUARANTINE,
+    SHARD,
+    naming.index_name(SHARD),
+    naming.VERIFIED,
+    naming.REPLICAS,
     *(f"{naming.WORK}/{name}" for name in ("lock", "run.json", "adopt.json", "origin.json")),
 )
 # More than any verb may take, and little enough that a verb that takes it breaks nothing else.

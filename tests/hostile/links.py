@@ -11,13 +11,21 @@ from imagenet_prep.dataset import naming
 
 # Below `.work`, of whichever verb; what lies in a stage's folder comes from the stage itself.
 FILES = (
-    *("lock", "run.json", "adopt.json", "origin.json", "verified.jsonl", "replicas.jsonl"),
-    *("proven.jsonl", "ILSVRC2012_img_val.tar.partial", "incoming/train-00000-of-00002"),
-    *("incoming/index/train-00000-of-00002",),
+    "lock",
+    "run.json",
+    "adopt.json",
+    "origin.json",
+    "verified.jsonl",
+    "replicas.jsonl",
+    "proven.jsonl",
+    "ILSVRC2012_img_val.tar.partial",
+    "incoming/train-00000-of-00002",
+    "incoming/index/train-00000-of-00002",
 )
 FOLDERS = ("temporary", "incoming", "incoming/index", "plan", "unpacked", "archives", "locks")
 
-SECRET_FILE, SECRET_FOLDER = "home/.ssh/authorized_keys", "home/.ssh"
+SECRET_FILE = "home/.ssh/authorized_keys"
+SECRET_FOLDER = "home/.ssh"
 
 
 def plant(place: Path, target: Path) -> None:

@@ -16,7 +16,8 @@ from tests.kit import layouts
 from tests.kit.hostile import archives, images, pickles, xml
 from tests.kit.miniature import Miniature, edit_train_tar, rewrite_tar
 
-TRAIN, VALIDATION = "ILSVRC2012_img_train.tar", "ILSVRC2012_img_val.tar"
+TRAIN = "ILSVRC2012_img_train.tar"
+VALIDATION = "ILSVRC2012_img_val.tar"
 BOXES = "ILSVRC2012_bbox_train_v2.tar.gz"
 
 Write = Callable[[Path], object]
@@ -160,7 +161,8 @@ def cifar10(_: Miniature) -> Iterator[Case]:
 
 def mnist(_: Miniature) -> Iterator[Case]:
     """Yields MNIST's files with one of them replaced."""
-    images, marks = "train-images-idx3-ubyte.gz", "train-labels-idx1-ubyte.gz"
+    images = "train-images-idx3-ubyte.gz"
+    marks = "train-labels-idx1-ubyte.gz"
     most = 2**32 - 1
     for kind, header in {
         "4 G images": (0x803, most, 28, 28),
@@ -363,5 +365,6 @@ def _called(info: tarfile.TarInfo, name: str) -> tarfile.TarInfo:
 
 
 def _link(info: tarfile.TarInfo, kind: bytes) -> tarfile.TarInfo:
-    info.type, info.linkname = kind, "../../home/.bashrc"
+    info.type = kind
+    info.linkname = "../../home/.bashrc"
     return info

@@ -179,7 +179,8 @@ def test_every_stored_image_is_what_pillow_shows(
 ) -> None:
     for name in ("MAX_TEXT_CHUNK", "MAX_TEXT_MEMORY"):
         monkeypatch.setattr(f"PIL.PngImagePlugin.{name}", 1 << 30)
-    cv2, differ = pytest.importorskip("cv2"), {}
+    cv2 = pytest.importorskip("cv2")
+    differ = {}
     for key, encoded in stored(prepared).items():
         try:
             expected = as_pillow_shows_it((collection / key).read_bytes())
@@ -203,7 +204,8 @@ def test_every_stored_image_is_what_pillow_shows(
 def test_all_decoders_agree_on_every_stored_image(
     prepared: Path, decoders: dict[str, Decode]
 ) -> None:
-    images, refused = stored(prepared), []
+    images = stored(prepared)
+    refused = []
     largest = dict.fromkeys(BOUNDS, (0.0, ""))
     for key, encoded in images.items():
         shown = {}

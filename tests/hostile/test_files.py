@@ -71,7 +71,8 @@ READ_WHOLE = [
     *((verb, naming.MANIFEST) for verb in ("resize", "resize to", "verify if changed")),
     *((verb, naming.PLACEMENT) for verb in ("verify", "replicate", "read", "export")),
     *((verb, naming.LABELS) for verb in ("verify", "replicate", "read", "export", "resize")),
-    *(("adopt", f"{naming.WORK}/adopt.json"), ("resize to", f"{naming.WORK}/run.json")),
+    ("adopt", f"{naming.WORK}/adopt.json"),
+    ("resize to", f"{naming.WORK}/run.json"),
 ]
 
 

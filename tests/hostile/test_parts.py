@@ -169,7 +169,8 @@ def test_a_part_of_a_wrong_kind_is_named_and_nothing_of_its_target_is_shown(
     name = PARTS[part]
     run = VERBS[verb].run
     for kind in KINDS:
-        root, out = tmp_path / kind / "set", tmp_path / kind / "out"
+        root = tmp_path / kind / "set"
+        out = tmp_path / kind / "out"
         shutil.copytree(with_column, root)
         out.mkdir()
         plant(root, name, kind, private)
@@ -178,7 +179,8 @@ def test_a_part_of_a_wrong_kind_is_named_and_nothing_of_its_target_is_shown(
                 code = run(root, out)
             said = ""
         except ImagenetPrepError as error:
-            code, said = error.exit_code, str(error)
+            code = error.exit_code
+            said = str(error)
         except Exception as error:
             failed.append(f"{kind}: {type(error).__name__} {error}")
             continue

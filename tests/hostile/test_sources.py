@@ -20,8 +20,15 @@ from tests.kit.miniature import Miniature
 from tests.kit.runners import children_of
 
 FLAGS = (
-    *("--train-shards", "2", "--validation-shards", "1", "--short-side", "24"),
-    *("--allow-subset", "--workers", "1"),
+    "--train-shards",
+    "2",
+    "--validation-shards",
+    "1",
+    "--short-side",
+    "24",
+    "--allow-subset",
+    "--workers",
+    "1",
 )
 
 
@@ -60,7 +67,14 @@ def test_two_workers_prepare_the_heaviest_images(arena: Arena) -> None:
     flags = ("--train-shards", "2", "--splits", "train", "--short-side", "24", "--no-boxes")
 
     ended = arena.run(
-        *("prepare", "--source", "source", "--out", "out", "--allow-subset", "--workers", "2"),
+        "prepare",
+        "--source",
+        "source",
+        "--out",
+        "out",
+        "--allow-subset",
+        "--workers",
+        "2",
         *flags,
     )
 
@@ -107,7 +121,8 @@ def test_every_verb_that_decodes_a_source_withstands_its_images(
     arena: Arena, tmp_path: Path
 ) -> None:
     """Each small bomb is stored or quarantined, and no other program is started for the EPS."""
-    started, folder = tmp_path / "started", arena.given / "source" / "train" / "n01440764"
+    started = tmp_path / "started"
+    folder = arena.given / "source" / "train" / "n01440764"
     (tmp_path / "gs").write_text(f"#!/bin/sh\necho >> {started}\n")
     (tmp_path / "gs").chmod(0o755)
     env = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}

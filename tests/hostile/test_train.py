@@ -15,8 +15,21 @@ from tests.kit.hostile import manifests
 pytestmark = [pytest.mark.slow, pytest.mark.tf]
 
 WORDS = (
-    *("train", "--model", "tiny", "--image-size", "16", "--batch-size", "2", "--num-epochs", "1"),
-    *("--data-dir", "set", "--log-dir", "log", "--backend", "tfdata"),
+    "train",
+    "--model",
+    "tiny",
+    "--image-size",
+    "16",
+    "--batch-size",
+    "2",
+    "--num-epochs",
+    "1",
+    "--data-dir",
+    "set",
+    "--log-dir",
+    "log",
+    "--backend",
+    "tfdata",
 )
 # Reading is held against all of them elsewhere; this is about who asks for it.
 CHOSEN = ("file: parent", "shard: parents", "split: escape", "deep config", "deep lists", "null")

@@ -83,8 +83,14 @@ def begun(
 
 
 NAMES = (
-    *("prepare", "resize", "adopt", "adopt out", "rewrite"),
-    *("replicate", "replicate from", "verify"),
+    "prepare",
+    "resize",
+    "adopt",
+    "adopt out",
+    "rewrite",
+    "replicate",
+    "replicate from",
+    "verify",
 )
 
 

@@ -135,8 +135,10 @@ def test_hosts_without_a_key_are_named(home: Path) -> None:
     assert "jump: it is behind a jump host" in finished.err
 
 
-ED, ED_OTHER = ("ssh-ed25519", "QUFBQQ=="), ("ssh-ed25519", "QkJCQg==")
-RSA, ECDSA = ("ssh-rsa", "Q0NDQw=="), ("ecdsa-sha2-nistp256", "RERERA==")
+ED = ("ssh-ed25519", "QUFBQQ==")
+ED_OTHER = ("ssh-ed25519", "QkJCQg==")
+RSA = ("ssh-rsa", "Q0NDQw==")
+ECDSA = ("ecdsa-sha2-nistp256", "RERERA==")
 
 
 class Ssh:

@@ -43,7 +43,8 @@ def test_standard_error_may_come_between_the_other_lines() -> None:
 
 
 def test_what_cannot_be_started_and_what_does_not_end_have_no_code() -> None:
-    missing, late = run(["no-such-program"]), run(["sleep", "600"], timeout_s=0.1)
+    missing = run(["no-such-program"])
+    late = run(["sleep", "600"], timeout_s=0.1)
 
     assert missing[:2] == (None, "no-such-program cannot be started: No such file or directory")
     assert late[:2] == (None, "no answer in 0.1 s")

@@ -18,8 +18,21 @@ _INDENTED = re.compile(r"(?<=\n\n)(?: {4}.*\n(?:\n(?= {4}))?)+")
 _HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 # The verbs that make, change or read a dataset, or read predictions about one.
 VERBS = (
-    *("prepare", "resize", "adopt", "amend", "verify", "replicate", "diff", "report", "show"),
-    *("duplicates", "export", "train", "score", "download", "preprocess_imagenet"),
+    "prepare",
+    "resize",
+    "adopt",
+    "amend",
+    "verify",
+    "replicate",
+    "diff",
+    "report",
+    "show",
+    "duplicates",
+    "export",
+    "train",
+    "score",
+    "download",
+    "preprocess_imagenet",
 )
 _COMMAND = re.compile(rf"(?:imagenet-prep|-m imagenet_prep\.?) ?(?:{'|'.join(VERBS)})\b")
 

@@ -53,7 +53,8 @@ def open_page(chromium: Any) -> Iterator[OpenPage]:
         address = page.as_uri() if isinstance(page, Path) else page
         context = chromium.new_context(viewport={"width": width, "height": 900}, offline=offline)
         contexts.append(context)
-        shown, complaints = context.new_page(), Complaints()
+        shown = context.new_page()
+        complaints = Complaints()
         allowed = ("data:", within or address)
         shown.on("console", lambda message: complaints.append(message.text))
         shown.on("pageerror", lambda error: complaints.append(str(error)))

@@ -171,7 +171,8 @@ def cluster(
     if missing or not _SSHD:
         pytest.skip(f"not installed: {', '.join(missing) or 'sshd (openssh-server)'}")
     prefix = f"prep{uuid.uuid4().hex[:6]}"
-    switch, mount = f"{prefix}-switch", folder / "disk"
+    switch = f"{prefix}-switch"
+    mount = folder / "disk"
     mount.mkdir(parents=True)
     Path("/run/sshd").mkdir(exist_ok=True)  # sshd's separation of privileges
     names = [switch]

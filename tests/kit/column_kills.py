@@ -49,7 +49,8 @@ def demand(fulfilled: bool, said: str) -> None:
 
 def run(root: Path, ranks: int, kills: int, seed: int) -> int:
     """Writes columns, each with several kills, until there were enough; returns their number."""
-    drawn, killed = random.Random(seed), 0
+    drawn = random.Random(seed)
+    killed = 0
     began = time.monotonic()
     for child in [start(root, rank, ranks) for rank in range(ranks)]:
         demand(os.waitpid(child, 0)[1] == 0, "an undisturbed rank failed")

@@ -114,7 +114,8 @@ def _make(root: Path, made: Column, rows_of_shard: Callable[[Shard], np.ndarray]
     for split, of_split in open_dataset(str(root)).manifest.splits.items():
         files = []
         for shard in of_split.shards:
-            rows, table = rows_of_shard(shard), shard.samples_sha256
+            rows = rows_of_shard(shard)
+            table = shard.samples_sha256
             data = made.header(len(rows)) + rows.tobytes()
             (root / column.file_name(made.name, shard.name)).write_bytes(data)
             sha256 = hashlib.sha256(data).hexdigest()

@@ -70,7 +70,9 @@ class Meter:
     @contextlib.contextmanager
     def _counted(self, room: str) -> Iterator[None]:
         """Adds the time of the block to a room, without that of blocks within it."""
-        begin, outer, self._inner = _spent(), self._inner, 0.0
+        begin = _spent()
+        outer = self._inner
+        self._inner = 0.0
         try:
             yield
         finally:

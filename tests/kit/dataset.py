@@ -11,9 +11,12 @@ from tests.kit.shared import made_once
 
 # Small and quick, and still several shards of every split.
 SETTINGS = (
-    *("--train-shards", "8"),
-    *("--validation-shards", "3"),
-    *("--short-side", "64"),
+    "--train-shards",
+    "8",
+    "--validation-shards",
+    "3",
+    "--short-side",
+    "64",
     "--allow-subset",
 )
 SMALL_FILES = {

@@ -48,12 +48,14 @@ def dali() -> Decode:
     """Returns the decoder of our DALI backend, which makes a new pipeline after an error."""
     from imagenet_prep.read.dali import _DECODED, _decode_one
 
-    given, pipeline = b"", None
+    given = b""
+    pipeline = None
 
     def decode(data: bytes) -> Any:
         nonlocal given, pipeline
         given = data
-        current, pipeline = pipeline or new(), None
+        current = pipeline or new()
+        pipeline = None
         (images,) = current.run()
         pipeline = current
         return np.array(images.at(0))

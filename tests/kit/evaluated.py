@@ -48,7 +48,8 @@ def write_names(
     digest = _sha256("".join(f"{name}\n" for name in wnids).encode())
     (root / naming.SAMPLES).mkdir(parents=True)
     (root / naming.LABELS).write_bytes(labels)
-    half, shards = -(-len(heads) // 2), []
+    half = -(-len(heads) // 2)
+    shards = []
     for number, part in enumerate((heads[:half], heads[half:])):
         name = naming.shard_name(split, number, 2)
         table = HEADER + b"".join(kept(*head).line for head in part)

@@ -70,5 +70,6 @@ def install(monkeypatch: pytest.MonkeyPatch, gpus: int = 1) -> list[Decoded]:
 def address(capsule: Any) -> int:
     """Returns where the memory of a DLPack capsule begins."""
     pointer = ctypes.pythonapi.PyCapsule_GetPointer
-    pointer.restype, pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+    pointer.restype = ctypes.c_void_p
+    pointer.argtypes = [ctypes.py_object, ctypes.c_char_p]
     return ctypes.c_void_p.from_address(pointer(capsule, b"dltensor")).value or 0

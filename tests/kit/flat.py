@@ -14,7 +14,9 @@ from PIL import Image
 
 CLASSES = 1000
 # Ten levels a channel, so far from each other that neither JPEG nor resizing confuses two.
-_LOWEST, _STEP, _LEVELS = 20, 24, 10
+_LOWEST = 20
+_STEP = 24
+_LEVELS = 10
 
 
 def colour(class_index: int) -> tuple[int, int, int]:

@@ -271,8 +271,16 @@ def write_recordio(
 
 
 CIFAR_NAMES = (
-    *("airplane", "automobile", "bird", "cat", "deer"),
-    *("dog", "frog", "horse", "ship", "truck"),
+    "airplane",
+    "automobile",
+    "bird",
+    "cat",
+    "deer",
+    "dog",
+    "frog",
+    "horse",
+    "ship",
+    "truck",
 )
 
 
@@ -281,8 +289,10 @@ def cifar_batch(num: int, seed: int) -> dict[str, Any]:
     rng = np.random.default_rng(seed)
     coarse = rng.integers(0, 256, (num, 3, 5, 5))
     y, x = np.meshgrid(np.linspace(0, 3.999, 32), np.linspace(0, 3.999, 32), indexing="ij")
-    top, left = y.astype(int), x.astype(int)
-    fy, fx = y - top, x - left
+    top = y.astype(int)
+    left = x.astype(int)
+    fy = y - top
+    fx = x - left
     smooth = (
         coarse[:, :, top, left] * (1 - fy) * (1 - fx)
         + coarse[:, :, top + 1, left] * fy * (1 - fx)

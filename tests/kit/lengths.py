@@ -9,7 +9,9 @@ import pytest
 from hypothesis import settings
 
 # Hypothesis's profiles, and the mark that its plugin gives to its tests.
-SHORT, FULL, HYPOTHESIS = "short", "full", "hypothesis"
+SHORT = "short"
+FULL = "full"
+HYPOTHESIS = "hypothesis"
 # Of each of Hypothesis's tests in `make test-long`, unless it asks for more or fewer.
 FULL_EXAMPLES = 100
 

@@ -30,7 +30,8 @@ class NumpyLearner:
     def build(self, plan: Run, *, jit: bool) -> None:  # noqa: ARG002 - the protocol's
         shape = (plan.image_size**2 * 3, plan.num_classes)
         first = np.random.default_rng(self._seed).normal(0, 0.01, shape)
-        self._weights, self._momentum = first.astype(np.float32), np.zeros(shape, np.float32)
+        self._weights = first.astype(np.float32)
+        self._momentum = np.zeros(shape, np.float32)
 
     def values(self) -> list[Any]:
         return [self._weights.copy(), self._momentum.copy()]

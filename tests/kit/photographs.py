@@ -25,7 +25,8 @@ def pixels(height: int, width: int, seed: int = 0) -> Image.Image:
     draw = ImageDraw.Draw(image)
     rng = np.random.default_rng(seed)
     for _ in range(12):
-        x, y = rng.integers(0, width), rng.integers(0, height)
+        x = rng.integers(0, width)
+        y = rng.integers(0, height)
         side = max(2, min(height, width) // 6)
         color = tuple(map(int, rng.integers(0, 256, 3)))
         draw.ellipse((x, y, x + side, y + side // 2), fill=color)
@@ -60,7 +61,8 @@ def tagged(jpeg: bytes, value: int, order: str = "II", **odd: int) -> bytes:
     return jpeg[:2] + b"\xff\xe1" + struct.pack(">H", len(block) + 2) + block + jpeg[2:]
 
 
-HEIGHT, WIDTH = 96, 160
+HEIGHT = 96
+WIDTH = 160
 BROKEN = {"broken": exif(6, "MM", kind=2), "cut": exif(6, "II")[:-14], "zero": exif(0, "MM")}
 
 

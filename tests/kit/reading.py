@@ -26,7 +26,8 @@ from tests.kit.tfrecords import numbers_of, picture, plain, scene, write_set
 # Shards of unequal length; the last step of nearly every world is not full.
 TRAIN = (11, 9, 10, 12, 8)
 VALIDATION = (7, 6, 8)
-NUM_TRAIN, NUM_VALIDATION = sum(TRAIN), sum(VALIDATION)
+NUM_TRAIN = sum(TRAIN)
+NUM_VALIDATION = sum(VALIDATION)
 BACKENDS = [
     pytest.param("tfdata", marks=pytest.mark.tf),
     pytest.param("dali", marks=pytest.mark.dali),

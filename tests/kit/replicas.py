@@ -33,7 +33,8 @@ def make_dataset(
     made = []
     for number in range(shards):
         name = naming.shard_name("train", number, shards)
-        data, index = rng.randbytes(shard_bytes + number), f"{number} {seed}\n".encode()
+        data = rng.randbytes(shard_bytes + number)
+        index = f"{number} {seed}\n".encode()
         (root / name).write_bytes(data)
         (root / naming.INDEX).mkdir(exist_ok=True)
         (root / naming.index_name(name)).write_bytes(index)

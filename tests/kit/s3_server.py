@@ -21,7 +21,8 @@ import pytest
 
 from tests.kit import command
 
-ACCESS_KEY, SECRET_KEY = "AKIATESTTESTTESTTEST", "secretsecretsecretsecretsecretsecretsecr"
+ACCESS_KEY = "AKIATESTTESTTESTTEST"
+SECRET_KEY = "secretsecretsecretsecretsecretsecretsecr"
 # SeaweedFS listens for its own RPC this far above each port.
 _RPC_OFFSET = 10_000
 

@@ -99,7 +99,8 @@ def write_tables(folder: Path, count: int) -> list[Shard]:
     (folder / naming.SAMPLES).mkdir()
     shards = []
     for number in range(count):
-        name, table = naming.shard_name("train", number, count), HEADER + kept(f"n/{number}").line
+        name = naming.shard_name("train", number, count)
+        table = HEADER + kept(f"n/{number}").line
         (folder / naming.samples_name(name)).write_bytes(table)
         sha256 = hashlib.sha256(table).hexdigest()
         shards.append(Shard(name, 1, 999, "s", 9, "i", len(table), sha256))

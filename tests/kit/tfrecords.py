@@ -47,14 +47,16 @@ def jpeg(pixels: Any, quality: int = 95) -> bytes:
 
 def plain(number: int) -> bytes:
     """Returns a JPEG of the colour that names a number; sizes vary with it."""
-    height, width = 24 + number % 5 * 8, 24 + number % 7 * 4
+    height = 24 + number % 5 * 8
+    width = 24 + number % 7 * 4
     return jpeg(np.broadcast_to(np.array(colour(number)), (height, width, 3)))
 
 
 def scene(number: int) -> bytes:
     """Returns a JPEG in which every place looks different, smooth as photographs are."""
     rng = np.random.default_rng(number)
-    height, width = 96 + number % 5 * 16, 96 + number % 7 * 12
+    height = 96 + number % 5 * 16
+    width = 96 + number % 7 * 12
     small = rng.integers(0, 256, (5, 6, 3), np.uint8)
     image = Image.fromarray(small).resize((width, height), Image.Resampling.BICUBIC)
     return jpeg(np.asarray(image))
@@ -68,7 +70,8 @@ def wnid(class_index: int) -> str:
 def picture(number: int, encoded: bytes, label_offset: int = 1) -> ImageExample:
     """Returns the example whose class index is its number."""
     # Only the size is asked: an image may claim more pixels than Pillow would open.
-    limit, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, None
+    limit = Image.MAX_IMAGE_PIXELS
+    Image.MAX_IMAGE_PIXELS = None
     try:
         with Image.open(io.BytesIO(encoded)) as image:
             width, height = image.size

@@ -19,12 +19,17 @@ FOLDER, TFDS, WEBDATASET, PARQUET = (
     f"`--to {form}`" for form in ("folder", "tfds", "webdataset", "parquet")
 )
 # The label that reaches the loss, minus the class index.
-INDEX, STORED = 0, 1
+INDEX = 0
+STORED = 1
 # Shards that a program asks for by name.
-ANY, FIXED = "any", "1024, 128"
+ANY = "any"
+FIXED = "1024, 128"
 # How a row was proven.
-LONG, QUICK, CHECKOUT = "`make test-long`", "`make test`", "with a checkout"
-BY_HAND, NOT_RUN = "by hand, 11/2026", "not run"
+LONG = "`make test-long`"
+QUICK = "`make test`"
+CHECKOUT = "with a checkout"
+BY_HAND = "by hand, 11/2026"
+NOT_RUN = "not run"
 
 
 @dataclass(frozen=True)
@@ -65,22 +70,39 @@ class Client:
         return f"| {' | '.join([*cells, labels, self.shards, self.proof])} |"
 
 
-TRAINERS, MAIN = ".ci/trainers.lock", ".ci/main.lock"
+TRAINERS = ".ci/trainers.lock"
+MAIN = ".ci/main.lock"
 MODEL_GARDEN = Client(
-    *("Model Garden, `resnet_imagenet`", "2.20.0", SET, 1001, STORED, ANY, LONG),
+    "Model Garden, `resnet_imagenet`",
+    "2.20.0",
+    SET,
+    1001,
+    STORED,
+    ANY,
+    LONG,
     package=(TRAINERS, "tf-models-official"),
 )
 OLDER_RESNET = Client(
-    *("Model Garden's older ResNet", "2.20.0", SET, 1001, INDEX, FIXED, LONG),
+    "Model Garden's older ResNet",
+    "2.20.0",
+    SET,
+    1001,
+    INDEX,
+    FIXED,
+    LONG,
     package=(TRAINERS, "tf-models-official"),
 )
-KERAS_CV = Client(
-    *("KerasCV", "0.9.0", SET, 1000, INDEX, FIXED, LONG), package=(TRAINERS, "keras-cv")
-)
+KERAS_CV = Client("KerasCV", "0.9.0", SET, 1000, INDEX, FIXED, LONG, package=(TRAINERS, "keras-cv"))
 TFRECORD = Client("The package tfrecord", "1.14.6", SET, 1000, INDEX, ANY, BY_HAND)
-TIMM = Client(*("timm", "1.0.31", SET, 1000, INDEX, ANY, LONG), package=(MAIN, "timm"))
+TIMM = Client("timm", "1.0.31", SET, 1000, INDEX, ANY, LONG, package=(MAIN, "timm"))
 TIMM_FROM_0 = Client(
-    *("timm, without a class map", "1.0.31", FROM_0, 1000, INDEX, ANY, LONG),
+    "timm, without a class map",
+    "1.0.31",
+    FROM_0,
+    1000,
+    INDEX,
+    ANY,
+    LONG,
     package=(MAIN, "timm"),
 )
 FLAX = Client("flax examples/imagenet", "18f8f31", TFDS, 1000, INDEX, ANY, CHECKOUT)
@@ -97,11 +119,23 @@ CLIENTS = [
     Client("MLPerf ResNet, TensorFlow 1", "only its parser", SET, 1001, STORED, FIXED, BY_HAND),
     Client("NVIDIA's ConvNets, TensorFlow 1 and 2", "only tf.data", SET, 1000, INDEX, ANY, BY_HAND),
     Client(
-        *("NVIDIA DALI", "2.4.0", SET, 1000, INDEX, ANY, QUICK),
+        "NVIDIA DALI",
+        "2.4.0",
+        SET,
+        1000,
+        INDEX,
+        ANY,
+        QUICK,
         package=(MAIN, "nvidia-dali-cuda120"),
     ),
     Client(
-        *("TensorFlow Datasets", "4.9.10", SET, 1000, INDEX, ANY, QUICK),
+        "TensorFlow Datasets",
+        "4.9.10",
+        SET,
+        1000,
+        INDEX,
+        ANY,
+        QUICK,
         package=(MAIN, "tensorflow-datasets"),
     ),
     TFRECORD,
@@ -112,8 +146,13 @@ CLIENTS = [
     BIG_VISION_FROM_1,
     FLAX,
     Client(
-        *("TFDS's imagenet2012, by timm or big_vision", "as above"),
-        *(TFDS, 1000, INDEX, ANY, BY_HAND),
+        "TFDS's imagenet2012, by timm or big_vision",
+        "as above",
+        TFDS,
+        1000,
+        INDEX,
+        ANY,
+        BY_HAND,
     ),
     Client("pytorch/examples", "11/2026", FOLDER, 1000, INDEX, ANY, BY_HAND),
     Client("torchvision's references", "", FOLDER, 1000, INDEX, ANY, NOT_RUN),

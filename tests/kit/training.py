@@ -22,7 +22,8 @@ from tests.kit.shared import made_once
 from tests.kit.tfrecords import jpeg, wnid, write_set
 
 CLASSES = 4
-NUM_TRAIN, NUM_VALIDATION = 67, 22
+NUM_TRAIN = 67
+NUM_VALIDATION = 22
 # Flags of examples/single.py and distributed.py.
 EXAMPLE = ("--image-size", "16", "--epochs", "2")
 

@@ -29,21 +29,26 @@ from tests.kit.command import PATIENCE_S, REPOSITORY, environment, threads
 # All modules that verbs import at work, except Beam, TensorFlow and Arrow. Arrow starts
 # a thread: a process that is forked next to one may wait for a lock that nobody holds any more.
 VERBS = (
-    *("imagenet_prep.adopt", "imagenet_prep.amend", "imagenet_prep.download"),
-    *("imagenet_prep.replicate", "imagenet_prep.preparation.amendment"),
-    *("imagenet_prep.report", "imagenet_prep.resize", "imagenet_prep.show", "imagenet_prep.verify"),
-    *(
-        "imagenet_prep.preparation.rewrite",
-        "imagenet_prep.preparation.existing_set",
-        "imagenet_prep.reporting.page",
-    ),
-    *("imagenet_prep.reporting.compare", "imagenet_prep.distribute.replica"),
-    *("imagenet_prep.distribute.source", "imagenet_prep.read", "imagenet_prep.codec.transform"),
-    *(
-        "imagenet_prep.pipelines.prepare",
-        "imagenet_prep.preparation.job",
-        "imagenet_prep.preparation.output",
-    ),
+    "imagenet_prep.adopt",
+    "imagenet_prep.amend",
+    "imagenet_prep.download",
+    "imagenet_prep.replicate",
+    "imagenet_prep.preparation.amendment",
+    "imagenet_prep.report",
+    "imagenet_prep.resize",
+    "imagenet_prep.show",
+    "imagenet_prep.verify",
+    "imagenet_prep.preparation.rewrite",
+    "imagenet_prep.preparation.existing_set",
+    "imagenet_prep.reporting.page",
+    "imagenet_prep.reporting.compare",
+    "imagenet_prep.distribute.replica",
+    "imagenet_prep.distribute.source",
+    "imagenet_prep.read",
+    "imagenet_prep.codec.transform",
+    "imagenet_prep.pipelines.prepare",
+    "imagenet_prep.preparation.job",
+    "imagenet_prep.preparation.output",
     # An S3 client imports these when it is made; the layer `quick` does not have them.
     *(
         ("botocore.session", "botocore.httpsession", "botocore.client", "botocore.handlers")
@@ -53,7 +58,8 @@ VERBS = (
 )
 PROGRAM = "imagenet_prep.__main__:main"
 
-_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
 
 
 class Ended(NamedTuple):

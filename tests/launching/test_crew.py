@@ -375,7 +375,8 @@ def test_a_rank_that_lost_another_is_known_by_its_line_and_not_by_its_words(
 
 
 def test_the_output_of_ranks_goes_through_no_link_and_into_no_pipe(tmp_path: Path) -> None:
-    mine, logs = tmp_path / ".bashrc", tmp_path / "logs"
+    mine = tmp_path / ".bashrc"
+    logs = tmp_path / "logs"
     mine.write_text("# my own\n")
     logs.mkdir()
     (logs / "rank-0.log").symlink_to(mine)

@@ -178,7 +178,8 @@ def test_a_record_that_is_none_is_a_sentence(tmp_path: Path) -> None:
 def test_a_pipe_is_not_waited_for_and_a_link_not_followed(
     tmp_path: Path, name: str, kind: str
 ) -> None:
-    folder, mine = tmp_path / "log", tmp_path / ".bashrc"
+    folder = tmp_path / "log"
+    mine = tmp_path / ".bashrc"
     folder.mkdir()
     mine.write_text("# my own\n")
     if name == "launch.log":

@@ -22,7 +22,8 @@ __all__ = ["horovod"]
 
 SCRIPTS = Path(__file__).with_name("tutorials")
 EPOCHS = "3"
-SMALL_BATCH, RATE = 8, 0.05
+SMALL_BATCH = 8
+RATE = 0.05
 
 
 def told(finished: Finished) -> list[dict[str, Any]]:
@@ -155,7 +156,10 @@ def test_horovod_refuses_a_launcher_that_it_does_not_understand() -> None:
     of_torchrun = {"RANK": "0", "WORLD_SIZE": "4", "TORCHELASTIC_RUN_ID": "1"}
     of_srun = {"SLURM_PROCID": "3", "SLURM_STEP_NUM_TASKS": "8"}
     cases = [
-        *({}, of_mpi, of_torchrun, of_srun),
+        {},
+        of_mpi,
+        of_torchrun,
+        of_srun,
         {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "1"},
         {"WORLD_SIZE": "2"},
     ]

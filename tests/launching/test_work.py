@@ -83,7 +83,9 @@ def test_ranks_have_torchruns_names_and_are_the_world_that_we_read() -> None:
     ranks = [one for each in of_torchrun(hosts, ("eth0", "eth1"), "10.0.0.1", 4711) for one in each]
 
     assert [World.from_environment(one) for one in ranks] == [
-        *(World(0, 3, 0, 2), World(1, 3, 1, 2), World(2, 3, 0, 1)),
+        World(0, 3, 0, 2),
+        World(1, 3, 1, 2),
+        World(2, 3, 0, 1),
     ]
     assert {(one["MASTER_ADDR"], one["MASTER_PORT"]) for one in ranks} == {("10.0.0.1", "4711")}
     assert [one["GLOO_SOCKET_IFNAME"] for one in ranks] == ["eth0", "eth0", "eth1"]

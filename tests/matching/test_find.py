@@ -39,7 +39,10 @@ def planted(files: list[bytes], folder: Path) -> Pictures:
     """Returns pictures whose rows say that all are sound, and have the same means."""
     num = len(files)
     rows = np.zeros(num, hashes.ROW)
-    rows["means"], rows["sound"], rows["strong"], rows["rough"] = 12345, 1, 256, 4096
+    rows["means"] = 12345
+    rows["sound"] = 1
+    rows["strong"] = 256
+    rows["rough"] = 4096
     rows.tofile(folder / "rows")
     sides = np.full(num, 64, np.uint32)
     digests = np.random.default_rng(0).integers(0, 256, (num, 32), np.uint8)

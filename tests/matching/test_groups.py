@@ -134,7 +134,8 @@ class Renumbered:
     """The same pairs, whose images have other numbers."""
 
     def __init__(self, graph: Graph, number_of: dict[int, int]) -> None:
-        self.graph, self.old = graph, {new: old for old, new in number_of.items()}
+        self.graph = graph
+        self.old = {new: old for old, new in number_of.items()}
 
     def nearest(self, number: int, others: Sequence[int]) -> int | None:
         old = [self.old[each] for each in others]

@@ -38,7 +38,10 @@ def out(tmp_path: Path) -> LocalStore:
 
 def test_files_of_a_run_with_other_splits_do_not_stay(out: LocalStore) -> None:
     assert seen(out.root).keys() == {
-        *("pairs.csv", "exclude-train.txt", "exclude-validation.txt", "duplicates.html"),
+        "pairs.csv",
+        "exclude-train.txt",
+        "exclude-validation.txt",
+        "duplicates.html",
         "mine.txt",
     }
 

@@ -15,7 +15,8 @@ from imagenet_prep.matching import hashes, kernels, proof
 from tests.kit.codec import corpus
 from tests.kit.lengths import examples
 
-AS_IS, MIRRORED = False, True
+AS_IS = False
+MIRRORED = True
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +29,8 @@ def means(picture: Image.Image) -> np.ndarray:
 
 
 def is_one(one: Image.Image, other: Image.Image, mirrored: bool = AS_IS) -> bool:
-    left, right = means(one), means(other)
+    left = means(one)
+    right = means(other)
     small = [hashes.row(each[0])["small"][None] for each in (left, right)]
     likely = proof.likely(*small, mirrored)
     proven = proof.proven(left[0], right[0], mirrored, min(*one.size, *other.size))
@@ -89,7 +91,8 @@ def test_the_fit_says_where_a_crop_lies(pictures: list[Image.Image]) -> None:
 
 
 def test_flat_pictures_prove_nothing() -> None:
-    flat, other = np.full((1, 32, 32), 9, np.uint16), np.full((1, 32, 32), 200, np.uint16)
+    flat = np.full((1, 32, 32), 9, np.uint16)
+    other = np.full((1, 32, 32), 200, np.uint16)
     for right in (flat, other):
         wide = [np.kron(each[0], np.full((2, 2), 16, np.uint16)) for each in (flat, right)]
         for side in (20, 200):

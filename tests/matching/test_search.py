@@ -60,9 +60,11 @@ def joined(job: Search, workers: int) -> list[tuple[int, int]]:
 @given(seed=st.integers(0, 2**32), num=st.integers(0, 120), mirrored=st.booleans())
 def test_pairs_are_those_of_comparing_all(simd: int, seed: int, num: int, mirrored: bool) -> None:
     rng = np.random.default_rng(seed)
-    bits, mirror = hashes(rng, num, 30), MIRROR if mirrored else None
+    bits = hashes(rng, num, 30)
+    mirror = MIRROR if mirrored else None
     ids = np.flatnonzero(rng.random(num) < 0.9).astype(np.uint32)
-    whole, window = Side(ids, bits), Side(ids, hashes(rng, num, 30))
+    whole = Side(ids, bits)
+    window = Side(ids, hashes(rng, num, 30))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(kernels, "best", lambda: simd)
         for left, right in ((whole, whole), (whole, window), (window, whole)):

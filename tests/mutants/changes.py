@@ -39,8 +39,13 @@ _LEFT_OUT = {
 }
 
 
-RAISE, CALL, COMPARISON, CONDITION = "removed raise", "removed call", "comparison", "condition"
-LOGIC, ARITHMETIC, CONSTANT = "and, or, not", "arithmetic", "constant"
+RAISE = "removed raise"
+CALL = "removed call"
+COMPARISON = "comparison"
+CONDITION = "condition"
+LOGIC = "and, or, not"
+ARITHMETIC = "arithmetic"
+CONSTANT = "constant"
 KINDS = (RAISE, CALL, COMPARISON, CONDITION, LOGIC, ARITHMETIC, CONSTANT)
 
 

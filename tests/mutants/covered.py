@@ -22,7 +22,8 @@ PACKAGES = ("imagenet_prep", "pipelines")
 ORDERED = os.environ | {"PYTHONHASHSEED": "0"}
 PYTEST = (sys.executable, "-m", "pytest", "-q", "-p", "no:randomly")
 # The tests that are run on one mutant: at most this number, and this many seconds in the map.
-MOST_TESTS, MOST_S = 150, 150.0
+MOST_TESTS = 150
+MOST_S = 150.0
 
 
 class MapError(Exception):

@@ -28,7 +28,8 @@ class _Follower:
     def __init__(self) -> None:
         modules = json.loads((FOLDER / "modules.json").read_text())
         self._modules = {str(ROOT / name): name for name in modules}
-        self._pid, self.test = os.getpid(), _test_of_ancestors()
+        self._pid = os.getpid()
+        self.test = _test_of_ancestors()
         self._seen: set[tuple[str, str, int]] = set()
 
     def trace(self, frame: FrameType, _event: str, _value: object) -> Any:
@@ -37,7 +38,9 @@ class _Follower:
     def _line(self, frame: FrameType, event: str, _value: object) -> Any:
         if event == "line":
             if self._pid != os.getpid():
-                self._pid, self.test, self._seen = os.getpid(), _test_of_ancestors(), set()
+                self._pid = os.getpid()
+                self.test = _test_of_ancestors()
+                self._seen = set()
             seen = (self.test, self._modules[frame.f_code.co_filename], frame.f_lineno)
             if seen not in self._seen:
                 self._seen.add(seen)

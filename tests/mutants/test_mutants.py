@@ -186,7 +186,10 @@ def test_mistakes_that_no_test_notices_are_printed_and_the_checkout_stays_as_it_
     assert (folder / "imagenet_prep" / "sums.py").read_text() == AFTER
     found = {each["line"]: each for each in json.loads((folder / "found.json").read_text())}
     assert [found[line]["outcome"] for line in sorted(found)] == [
-        *("killed", "no test executes it", "survived", "killed"),
+        "killed",
+        "no test executes it",
+        "survived",
+        "killed",
     ]
     assert found[2]["by"].startswith("tests/test_sums.py::test_a_sum[")
     assert found[9]["by"] == "tests/test_sums.py::test_a_child"
@@ -208,7 +211,8 @@ def test_mistakes_that_no_test_notices_are_printed_and_the_checkout_stays_as_it_
 
     assert again.stdout.endswith("1 of 2 mutants were noticed\n")
     assert [each["by"] for each in json.loads((folder / "again.json").read_text())] == [
-        *("", "tests/test_more.py::test_a_sum_is_noted"),
+        "",
+        "tests/test_more.py::test_a_sum_is_noted",
     ]
 
 
@@ -261,7 +265,8 @@ def test_a_sample_is_the_same_for_the_same_seed_and_takes_only_the_kinds_asked_f
 def test_of_many_tests_half_execute_the_fewest_lines_and_others_are_of_all_functions(
     tmp_path: Path,
 ) -> None:
-    module, focused = "imagenet_prep/storage/folder.py", "tests/storage/test_b.py::test_this[9]"
+    module = "imagenet_prep/storage/folder.py"
+    focused = "tests/storage/test_b.py::test_this[9]"
     names = [f"tests/storage/test_a.py::test_{a}[{b}]" for a in range(70) for b in range(3)]
     names.append("tests/read/test_b.py::test_other_room")
     (tmp_path / "7.seconds").write_text(

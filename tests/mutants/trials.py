@@ -19,7 +19,9 @@ from tests.mutants.covered import COPIES, ORDERED, PYTEST, Map, copy
 
 # What a test that is killed leaves mounted or running goes with it, where root may ask for that.
 APART = ("unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc")
-KILLED, SURVIVED, UNSEEN = "killed", "survived", "no test executes it"
+KILLED = "killed"
+SURVIVED = "survived"
+UNSEEN = "no test executes it"
 OUTCOMES = (KILLED, SURVIVED, UNSEEN)
 _TIMED_OUT = 137
 _TICKS = count(1_000_000_000)

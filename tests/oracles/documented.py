@@ -21,7 +21,9 @@ from imagenet_prep.core.errors import ImagenetPrepError
 from tests.kit.photographs import exif, tagged
 from tests.oracles.plain_reading import Stored
 
-DONE, USAGE, DAMAGED = 0, 2, 3
+DONE = 0
+USAGE = 2
+DAMAGED = 3
 # The EXIF orientation of all photographs that have one: a quarter turn.
 _TURNED = 6
 # The mean difference of two pictures that are the same, but for JPEG and the way of resizing.
@@ -76,7 +78,8 @@ _FOLDERS = {"train": "train", "validation": "val"}
 
 def picture(rng: random.Random, kind: str) -> bytes:
     """Returns a file of a kind, with a picture of its own."""
-    width, height = rng.randint(24, 72), rng.randint(24, 72)
+    width = rng.randint(24, 72)
+    height = rng.randint(24, 72)
     small = np.array([rng.randrange(256) for _ in range(48)], np.uint8).reshape(4, 4, 3)
     image = Image.fromarray(small).resize((width, height), Image.Resampling.BICUBIC)
     buffer = io.BytesIO()
@@ -167,7 +170,8 @@ def expected(album: Album, flags: Flags) -> Made:
     """Returns what `prepare` makes of an album, by the documents."""
     if _contradict(album, flags):
         return Made(USAGE)
-    seed, per_class = flags.get("seed", 0), flags.get("holdout-per-class", 0)
+    seed = flags.get("seed", 0)
+    per_class = flags.get("holdout-per-class", 0)
     splits = flags.get("splits", ("train", "validation") if album.has_splits else ("train",))
     chosen = {}
     for split in ("train",) if per_class else splits:
@@ -267,7 +271,9 @@ def _held_out(holdout: str, counts: Sequence[int]) -> list[int]:
 
 def _dealt(parts: Mapping[str, Any], flags: Flags, seed: int, listed: set[str]) -> Made:
     shards: dict[str, list[list[Photograph]]] = {}
-    excluded, bad, code = [], [], DONE
+    excluded = []
+    bad = []
+    code = DONE
     for split, classes in parts.items():
         sequence = [each for of_class in classes for each in of_class]
         # So few images make one shard, unless a flag says more.
@@ -297,7 +303,8 @@ def action(photograph: Photograph, flags: Flags) -> tuple[str, str, bytes]:
 
     The reason of a grey image is not in the documents: it is "grey" here.
     """
-    rule, before = _rule(flags), _size(photograph.data)
+    rule = _rule(flags)
+    before = _size(photograph.data)
     shrinks = _resized(before, flags) != before
     reasons = [photograph.kind] if photograph.kind in ("png", "grey") else []
     if photograph.kind == "turned" and rule != "keep":
@@ -343,7 +350,8 @@ def _rule(flags: Flags) -> str:
 
 def _resized(size: tuple[int, int], flags: Flags) -> tuple[int, int]:
     """Returns the height and width of an image after it is resized."""
-    side, short = flags.get("short-side", 480), min(size)
+    side = flags.get("short-side", 480)
+    short = min(size)
     if flags.get("stretch"):
         return side, side
     if flags.get("keep-original") or short <= side:

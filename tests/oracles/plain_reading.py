@@ -18,8 +18,11 @@ import crc32c
 
 from tests.kit.dataset import SMALL_FILES
 
-_VARINT, _BYTES, _FIXED32 = 0, 2, 5
-_BYTES_LIST, _INT64_LIST = 1, 3
+_VARINT = 0
+_BYTES = 2
+_FIXED32 = 5
+_BYTES_LIST = 1
+_INT64_LIST = 3
 
 
 class Stored(NamedTuple):
@@ -56,7 +59,8 @@ def _fields(data: bytes) -> Iterator[tuple[int, Any]]:
     at = 0
     while at < len(data):
         tag, at = _varint(data, at)
-        number, kind = tag >> 3, tag & 7
+        number = tag >> 3
+        kind = tag & 7
         if kind == _VARINT:
             value, at = _varint(data, at)
             yield number, value
@@ -103,7 +107,8 @@ def _masked(data: bytes) -> int:
 
 def payloads(shard: Path) -> Iterator[tuple[int, bytes]]:
     """Yields the place and the payload of each record; both CRCs must be right."""
-    data, at = shard.read_bytes(), 0
+    data = shard.read_bytes()
+    at = 0
     while at < len(data):
         size, crc = struct.unpack_from("<QI", data, at)
         assert crc == _masked(data[at : at + 8]), f"{shard.name}: length at {at:,}"
@@ -119,7 +124,8 @@ def stored(out: Path, shard: str, offset: int) -> list[Stored]:
     """Returns the records of a shard; index and table must agree with them."""
     with (out / "samples" / f"{shard}.csv").open(newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file, strict=True))
-    index, found = [], []
+    index = []
+    found = []
     records = list(payloads(out / shard))
     assert len(records) == len(rows), f"{shard}: {len(records)} records, {len(rows)} lines"
     for (at, payload), row in zip(records, rows, strict=True):

@@ -31,7 +31,8 @@ def leaves(folder, shards):
     return [leaf for _, leaf in sorted(found)]
 
 
-folder, wrong = sys.argv[1], 0
+folder = sys.argv[1]
+wrong = 0
 for name, split in json.loads(Path(folder, "dataset.json").read_bytes())["splits"].items():
     root = tree(leaves(folder, split["shards"])).hex()
     wrong += root != split["samples_root"]

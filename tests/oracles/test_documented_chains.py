@@ -268,7 +268,9 @@ def _hold_resized(rng: random.Random, source: Path, folder: Path) -> None:
         flags["quality"] = 95
     if "short-side" in flags and rng.random() < 0.2:
         flags["stretch"] = True
-    out, less, twice = folder / "resized", folder / "resized-less", folder / "resized-twice"
+    out = folder / "resized"
+    less = folder / "resized-less"
+    twice = folder / "resized-twice"
     both = ("--splits", "train,validation", *_words(flags))
     _run(resize, "-i", source, "-o", out, *both)
     found = plain_reading.dataset(out)
@@ -305,7 +307,8 @@ def _as_photograph(record: Stored) -> Photograph:
 def _hold_adopted(rng: random.Random, source: Path, folder: Path) -> None:
     """Adopts only the shards of a dataset, and compares the result with it."""
     before = plain_reading.dataset(source)
-    shards, out = folder / "shards", folder / "adopted"
+    shards = folder / "shards"
+    out = folder / "adopted"
     shards.mkdir()
     for path in source.glob("*-of-*"):
         shutil.copy(path, shards)
@@ -343,7 +346,8 @@ def _hold_exported(source: Path, folder: Path) -> None:
     """Exports a dataset and prepares the export: the images and labels are the same."""
     before = plain_reading.dataset(source)
     for to in ("folder", "parquet", "webdataset"):
-        place, back = folder / to, folder / f"from-{to}"
+        place = folder / to
+        back = folder / f"from-{to}"
         more = ["--allow-empty-class"] if to == "folder" else []
         _run(export, source, "--to", to, "--out", place, *more)
         if to == "webdataset":

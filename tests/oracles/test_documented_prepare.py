@@ -84,7 +84,8 @@ def _flags(rng: random.Random, album: Album) -> dict[str, Any]:
 
 
 def _hold(album: Album, flags: Flags, folder: Path, *, again: bool) -> None:
-    out, listed = folder / "set", folder / "exclude.txt"
+    out = folder / "set"
+    listed = folder / "exclude.txt"
     words = ["--source", str(album.root), "--out", str(out), "--json"]
     for name, value in flags.items():
         if name == "exclude":

@@ -74,7 +74,8 @@ def test_what_we_read_from_damaged_bytes_is_what_tensorflow_reads(tf: ModuleType
     image = ImageExample(b"abc", 3, 4, "f", 5, "n", "t", Boxes((0.5,), (1,), (0,), (1,)))
     sound = example.encode(image)
     rng = random.Random(6)
-    disagreements, agreed = [], 0
+    disagreements = []
+    agreed = 0
     for place in range(len(sound)):
         for value in {*rng.sample(range(256), 16), sound[place] ^ 8, sound[place] ^ 16}:
             payload = bytearray(sound)
@@ -107,7 +108,8 @@ def test_what_we_read_from_damaged_bytes_is_what_tensorflow_reads(tf: ModuleType
                     ),
                 )
             except (DecodeError, IndexError) as error:
-                found, expected = repr(error), ours
+                found = repr(error)
+                expected = ours
             if repr(found) == repr(expected):  # NaN equals NaN
                 agreed += 1
             else:

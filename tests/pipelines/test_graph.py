@@ -126,7 +126,9 @@ def test_the_graph_makes_the_bytes_of_threads_and_its_steps_can_be_used_elsewher
     shared_cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     made = miniature_for_tests(shared_cache, num_train=60, num_validation=20, size=(100, 75))
-    source, here, there = tmp_path / "source", tmp_path / "here", tmp_path / "there"
+    source = tmp_path / "source"
+    here = tmp_path / "here"
+    there = tmp_path / "there"
     shutil.copytree(made.root, source)
     make_box_archives(made, source)
     prepare(Config(str(source), str(here), allow_subset=True, holdout="7", json=True))

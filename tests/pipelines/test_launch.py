@@ -381,7 +381,10 @@ def test_one_command_runs_on_every_host_and_a_table_tells(cluster: Path) -> None
     assert "failed on 1 of 3 hosts: down" in finished.err
     lines = finished.out.splitlines()
     assert [line.split()[:2] for line in lines if not line.startswith(" ")] == [
-        *(["host", "exit"], ["localhost", "0"], ["node1", "0"], ["down", "255"]),
+        ["host", "exit"],
+        ["localhost", "0"],
+        ["node1", "0"],
+        ["down", "255"],
     ]
     assert finished.out.count("two words") == 2
     assert "Connection refused" in finished.out

@@ -31,14 +31,31 @@ pytestmark = pytest.mark.sagemaker
 GOLDEN = Path(__file__).parents[1] / "golden" / "sagemaker_request.json"
 MODEL = "s3://bucket/runs/resnet-1/output/model.tar.gz"
 JOB = (
-    *("--image", "123456789012.dkr.ecr.eu-west-1.amazonaws.com/imagenet-prep:train"),
-    *("--role", "arn:aws:iam::123456789012:role/training", "--output", "s3://bucket/runs/"),
-    *("--instance-type", "ml.p4d.24xlarge", "--name", "resnet-1"),
+    "--image",
+    "123456789012.dkr.ecr.eu-west-1.amazonaws.com/imagenet-prep:train",
+    "--role",
+    "arn:aws:iam::123456789012:role/training",
+    "--output",
+    "s3://bucket/runs/",
+    "--instance-type",
+    "ml.p4d.24xlarge",
+    "--name",
+    "resnet-1",
 )
 SPOT = (
-    *("--data", "s3://bucket/imagenet-480", "--instances", "4", "--spot", "--max-runtime", "7200"),
-    *("--tags", "team=vision,cost=a=b", "--subnets", "subnet-1,subnet-2"),
-    *("--security-groups", "sg-1"),
+    "--data",
+    "s3://bucket/imagenet-480",
+    "--instances",
+    "4",
+    "--spot",
+    "--max-runtime",
+    "7200",
+    "--tags",
+    "team=vision,cost=a=b",
+    "--subnets",
+    "subnet-1,subnet-2",
+    "--security-groups",
+    "sg-1",
 )
 TRAIN = ("--", "train", "--recipe", "tutorial", "-b", "128", "--jit", "--lr", "0.1")
 
@@ -111,7 +128,9 @@ def test_a_file_system_is_mounted_read_only() -> None:
     where = "fsx:fs-0123456789abcdef0:/fsx/set"
     shown = command.run(
         *("sagemaker", *JOB, "--data", where, "--subnets", "subnet-1", "--security-groups", "sg-1"),
-        *("--dry-run", "--", "train"),
+        "--dry-run",
+        "--",
+        "train",
     )
 
     assert shown.json["InputDataConfig"] == [
@@ -167,7 +186,8 @@ def test_what_cannot_be_is_refused_before_it_costs_anything(
 def test_a_job_is_followed_to_its_end_and_each_state_said_once(
     stubber: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    started, training = ("Starting", "Launching instances"), ("Training", "Image pulled")
+    started = ("Starting", "Launching instances")
+    training = ("Training", "Image pulled")
     stubber.add_response("describe_training_job", answer("InProgress", "Starting", started))
     stubber.add_client_error("describe_training_job", "ThrottlingException", "Rate exceeded")
     both = answer("Completed", "Completed", started, training, BillableTimeInSeconds=3600)
@@ -295,7 +315,8 @@ class Cloud:
     """A service with a script of answers by operation; what was asked is kept."""
 
     def __init__(self, **answers: list[Any]) -> None:
-        self.answers, self.asked = answers, list[tuple[str, dict[str, Any]]]()
+        self.answers = answers
+        self.asked: list[tuple[str, dict[str, Any]]] = []
 
     def call(self, operation: str, **arguments: Any) -> dict[str, Any]:
         self.asked.append((operation, arguments))
@@ -314,7 +335,9 @@ def test_an_own_script_is_sent_with_its_neighbours_and_run_from_there(
     for name in ("my_train.py", "nets.py", "notes.txt"):
         (tmp_path / name).write_text(name)
     arn = {"TrainingJobArn": "arn"}
-    cloud, bucket, places = Cloud(create_training_job=[arn]), LocalStore(tmp_path / "b"), []
+    cloud = Cloud(create_training_job=[arn])
+    bucket = LocalStore(tmp_path / "b")
+    places = []
     monkeypatch.setattr(sagemaker, "Service", lambda _: cloud)
     opened = "imagenet_prep.storage.store.open_store"
     monkeypatch.setattr(opened, lambda place: places.append(place) or bucket)
@@ -363,8 +386,12 @@ def test_each_line_of_a_job_is_shown_once_and_its_last_ones_too(
             {"logStreams": [second]},
         ],
         get_log_events=[
-            *(lines("1", "a\n"), lines("2", "b"), lines("2")),
-            *(lines("2"), lines("9", "of the second"), lines("9")),
+            lines("1", "a\n"),
+            lines("2", "b"),
+            lines("2"),
+            lines("2"),
+            lines("9", "of the second"),
+            lines("9"),
         ],
     )
     pauses: list[float] = []
@@ -411,7 +438,8 @@ def test_ctrl_c_leaves_the_job_running_and_says_so(
 
 
 def test_no_file_from_elsewhere_is_sent_with_a_script(tmp_path: Path) -> None:
-    code, mine = tmp_path / "code", tmp_path / "credentials"
+    code = tmp_path / "code"
+    mine = tmp_path / "credentials"
     code.mkdir()
     mine.write_text("secret")
     (code / "train.py").touch()

@@ -9,7 +9,9 @@ class Stage:
     """Stands for a stage that is followed: each look finds one more receipt."""
 
     def __init__(self, *tasks: str) -> None:
-        self.left, self.receipts, self.is_closed = [*tasks], {}, False
+        self.left = [*tasks]
+        self.receipts = {}
+        self.is_closed = False
 
     def collect(self) -> None:
         self.receipts[self.left.pop()] = {}
@@ -24,7 +26,8 @@ def test_progress_goes_from_stage_to_stage_and_waits_for_the_plan(
 ) -> None:
     from imagenet_prep.pipelines import submit
 
-    index, write = Stage("a", "b"), Stage("c", "d")
+    index = Stage("a", "b")
+    write = Stage("c", "d")
     monkeypatch.setattr(submit, "_stages", lambda *_: iter([index, None, None, write]))
     progress = submit.finished_tasks(None, None)
 

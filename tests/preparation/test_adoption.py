@@ -32,7 +32,8 @@ from tests.kit.tfrecords import picture, plain, write_set
 VERSIONS = pytest.mark.parametrize("version", ["0.1.0", "this"])
 THREADS = Workers(1, "threads")
 NAMES = ["train-00000-of-00002", "train-00001-of-00002", "validation-00000-of-00001"]
-BEGUN, BEGUN_BEFORE = ".work/run.json", ".work/adopt.json"
+BEGUN = ".work/run.json"
+BEGUN_BEFORE = ".work/adopt.json"
 
 
 def write(root: Path, **how: Any) -> LocalStore:
@@ -92,7 +93,8 @@ def test_elsewhere_it_is_links_and_the_source_stays_as_it_was(tmp_path: Path) ->
     adopt(source, LocalStore(tmp_path / "out"))
 
     assert all_files(source.root) == before
-    link, original = tmp_path / "out" / NAMES[0], source.root / "train-00001-of-00002"
+    link = tmp_path / "out" / NAMES[0]
+    original = source.root / "train-00001-of-00002"
     assert link.samefile(original)
 
 
@@ -132,7 +134,8 @@ def test_a_shard_that_is_a_symbolic_link_is_linked_itself(tmp_path: Path, relati
 
 
 def test_a_shard_that_changes_behind_the_check_is_not_linked(tmp_path: Path) -> None:
-    source, store = write(tmp_path / "set"), LocalStore(tmp_path / "out")
+    source = write(tmp_path / "set")
+    store = LocalStore(tmp_path / "out")
     found = shard_files.find(source)
     seen = check_existing_set(found, store, THREADS, quiet=True)
     shard = source.root / NAMES[0]
@@ -146,11 +149,13 @@ def test_a_shard_that_changes_behind_the_check_is_not_linked(tmp_path: Path) -> 
 
 
 def test_a_shard_of_the_same_size_and_time_is_checked_again(tmp_path: Path) -> None:
-    source, store = write(tmp_path / "set"), LocalStore(tmp_path / "out")
+    source = write(tmp_path / "set")
+    store = LocalStore(tmp_path / "out")
     seen = check_existing_set(shard_files.find(source), store, THREADS, quiet=True)
     assert not seen.problems
     shard = source.root / NAMES[0]
-    before, data = shard.stat(), bytearray(shard.read_bytes())
+    before = shard.stat()
+    data = bytearray(shard.read_bytes())
     data[100] ^= 1
     # The clock of a file system goes on by milliseconds.
     while shard.stat().st_ctime_ns <= before.st_ctime_ns:
@@ -164,7 +169,8 @@ def test_a_shard_of_the_same_size_and_time_is_checked_again(tmp_path: Path) -> N
 def test_a_shard_that_changes_behind_the_check_is_not_copied(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source, store = write(tmp_path / "set"), LocalStore(tmp_path / "out")
+    source = write(tmp_path / "set")
+    store = LocalStore(tmp_path / "out")
     found = shard_files.find(source)
     seen = check_existing_set(found, store, THREADS, quiet=True)
     shard = source.root / NAMES[0]
@@ -226,7 +232,8 @@ def test_renames_that_broke_off_are_finished_by_the_next_run(
     whole = write(tmp_path / "whole", first=1)
     adopt(whole)
     store = write(tmp_path / "set", first=1)
-    rename, done = LocalStore.rename, []
+    rename = LocalStore.rename
+    done = []
 
     def break_off(self: LocalStore, before: str, name: str) -> None:
         if len(done) == after:
@@ -311,7 +318,8 @@ def test_another_set_is_not_mixed_into_one_that_was_begun(tmp_path: Path, versio
     adopt(other, out)
 
 
-INDEX, SHARD = naming.index_name(NAMES[0]), NAMES[0]
+INDEX = naming.index_name(NAMES[0])
+SHARD = NAMES[0]
 
 
 @pytest.fixture

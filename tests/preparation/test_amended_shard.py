@@ -40,7 +40,8 @@ def amended(
     root: Path, shard: Shard | None = None, add: Additions | None = None, **change: Any
 ) -> list[Any]:
     """Returns the records and the new images of the shard when it is amended."""
-    dataset, found = open_dataset(LocalStore(root)), list[Any]()
+    dataset = open_dataset(LocalStore(root))
+    found: list[Any] = []
 
     def write(_: str, records: Any) -> tuple[Any, Any]:
         found.extend(records)

@@ -129,9 +129,17 @@ def test_new_images_are_made_as_the_others_of_the_split_were(
 @pytest.mark.parametrize(
     "config",
     [
-        *({"short_side": 0}, {"short_side": -1}, {"short_side": True}, {"quality": 0}),
-        *({"quality": 101}, {"check": "nothing"}, {"orientation": "turn"}, {"stretch": 1}),
-        *({"verb": "write"}, {"splits": 5}, {"verb": "resize", "splits": ["train"]}),
+        {"short_side": 0},
+        {"short_side": -1},
+        {"short_side": True},
+        {"quality": 0},
+        {"quality": 101},
+        {"check": "nothing"},
+        {"orientation": "turn"},
+        {"stretch": 1},
+        {"verb": "write"},
+        {"splits": 5},
+        {"verb": "resize", "splits": ["train"]},
     ],
     ids=str,
 )

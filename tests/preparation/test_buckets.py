@@ -35,7 +35,8 @@ from tests.kit.tfrecords import framed, picture, plain, write_set
 
 pytestmark = pytest.mark.slow  # a server takes three seconds to start
 
-FIRST, SECOND = "train-00000-of-00002", "train-00001-of-00002"
+FIRST = "train-00000-of-00002"
+SECOND = "train-00001-of-00002"
 VALIDATION = "validation-00000-of-00002"
 
 
@@ -86,7 +87,8 @@ def resize(source: Store, out: Store, *splits: str, **more: Any) -> dict[str, An
 def test_a_set_is_resized_from_a_bucket_as_from_a_folder(
     given: Path, prefix: str, s3: S3Server, tmp_path: Path, into: str
 ) -> None:
-    expected, out = LocalStore(tmp_path / "expected"), open_store(f"{prefix}/out")
+    expected = LocalStore(tmp_path / "expected")
+    out = open_store(f"{prefix}/out")
     if into == "folder":
         out = LocalStore(tmp_path / "out")
     resize(LocalStore(given), expected)
@@ -105,7 +107,8 @@ def test_splits_are_added_to_a_bucket_and_replaced_in_it(
     given: Path, prefix: str, s3: S3Server
 ) -> None:
     """A run for another split that broke off in its second shard goes on; --force begins anew."""
-    source, out = put(given, f"{prefix}/in"), BucketStore(f"{prefix}/out")
+    source = put(given, f"{prefix}/in")
+    out = BucketStore(f"{prefix}/out")
     resize(source, out, "train")
     whole = source.read("validation-00001-of-00002")
     source.write("validation-00001-of-00002", whole[:-5] + b"?" + whole[-4:])
@@ -146,7 +149,8 @@ def test_what_reads_a_bucket_can_be_sent_to_other_machines(
 
 
 def test_damage_in_a_bucket_is_named(given: Path, prefix: str) -> None:
-    source, out = put(given, f"{prefix}/in"), BucketStore(f"{prefix}/out")
+    source = put(given, f"{prefix}/in")
+    out = BucketStore(f"{prefix}/out")
     whole = source.read(FIRST)
     source.write(FIRST, whole[:100] + b"?" + whole[101:])
     with pytest.raises(DataDamagedError, match=rf"{FIRST}: record 0 at byte 0: data CRC"):

@@ -33,7 +33,8 @@ def held(used: list[int], **how: float) -> list[int]:
 def test_as_many_are_held_out_as_asked_for_in_whatever_order_they_come(
     count: int, data: st.DataObject, seed: int, chance: random.Random
 ) -> None:
-    members, number = members_of(count), data.draw(st.integers(0, count))
+    members = members_of(count)
+    number = data.draw(st.integers(0, count))
     division = Division({"train": [count - number], "holdout": [number]}, {})
     left, taken = division.of(members, seed).values()
     by_rank = sorted(members, key=lambda member: plan.rank(member, seed))
@@ -46,7 +47,8 @@ def test_as_many_are_held_out_as_asked_for_in_whatever_order_they_come(
 
 
 def test_another_seed_takes_others() -> None:
-    members, division = members_of(60), Division({"train": [40], "holdout": [20]}, {})
+    members = members_of(60)
+    division = Division({"train": [40], "holdout": [20]}, {})
     assert division.of(members, 0) != division.of(members, 1)
 
 

@@ -19,7 +19,8 @@ from tests.kit.samples import kept
 
 def keys_of(root: Path, shards: Sequence[Sequence[str]]) -> list[list[str]]:
     """Writes tables with these keys; returns the keys after numbering."""
-    store, names = LocalStore(root), [f"{number}.csv" for number in range(len(shards))]
+    store = LocalStore(root)
+    names = [f"{number}.csv" for number in range(len(shards))]
     for name, of_shard in zip(names, shards, strict=True):
         file = io.BytesIO()
         Table(file).extend(map(kept, of_shard))

@@ -176,7 +176,8 @@ def test_labels_that_contradict_the_others_end_the_check(tmp_path: Path) -> None
 def test_damage_ends_the_listing_of_labels_and_is_counted(tmp_path: Path) -> None:
     root = write(tmp_path / "set", own_classes=True)
     faults.flip_bit(root / FIRST, (root / FIRST).stat().st_size - 2)
-    found, work = shard_files.find(LocalStore(root)), LocalStore(tmp_path / "receipts")
+    found = shard_files.find(LocalStore(root))
+    work = LocalStore(tmp_path / "receipts")
 
     with pytest.raises(
         DataDamagedError, match=r"CRC(.|\n)*1 problem. Download the damaged shards again"

@@ -181,7 +181,8 @@ def test_what_another_source_unpacked_is_removed_and_our_own_at_the_end(tmp_path
 
 
 def test_an_excluded_image_leaves_its_place_empty(tmp_path: Path) -> None:
-    whole, part = LocalStore(tmp_path / "a"), LocalStore(tmp_path / "b")
+    whole = LocalStore(tmp_path / "a")
+    part = LocalStore(tmp_path / "b")
     (before,) = take_inventory(selection(num_shards={"train": 3}), whole, WORKERS, quiet=True).plans
     first = plan_name(before.shard_names[0])
     out, *left = parse_members(whole.read(first))
@@ -202,7 +203,8 @@ def test_an_excluded_image_leaves_its_place_empty(tmp_path: Path) -> None:
 
 def test_exclusion_comes_after_the_subset_and_the_holdout(tmp_path: Path) -> None:
     how: dict[str, Any] = {"per_class": 2, "any_counts": True, "holdout": 2}
-    whole, part = LocalStore(tmp_path / "a"), LocalStore(tmp_path / "b")
+    whole = LocalStore(tmp_path / "a")
+    part = LocalStore(tmp_path / "b")
     before = take_inventory(selection(**how), whole, WORKERS, quiet=True).plans
     in_train, in_holdout = (keys(whole, split)[0] for split in before)
     after = take_inventory(excluding(in_train, in_holdout, **how), part, WORKERS, quiet=True).plans
@@ -212,7 +214,8 @@ def test_exclusion_comes_after_the_subset_and_the_holdout(tmp_path: Path) -> Non
 
 
 def test_keys_that_no_image_has_are_not_excluded_in_silence(tmp_path: Path) -> None:
-    known, classless = f"{CLASSES.wnids[0]}/1.JPEG", f"{CLASSES.wnids[1]}/1.JPEG"
+    known = f"{CLASSES.wnids[0]}/1.JPEG"
+    classless = f"{CLASSES.wnids[1]}/1.JPEG"
     chosen = excluding(known, classless, "x/y.JPEG", classes=frozenset((0,)), any_counts=True)
     with pytest.raises(UsageError) as refused:
         take_inventory(chosen, LocalStore(tmp_path), WORKERS, quiet=True)
@@ -331,7 +334,8 @@ def test_a_list_of_all_classes_gives_the_plan_of_a_list_each_and_is_never_held_w
     limits(parsed_plan_bytes=50)
     monkeypatch.setattr(planning, "parse_members", parsed)
     parts = (Part("train.tar", 90, 1),)
-    one, other = LocalStore(tmp_path / "a"), LocalStore(tmp_path / "b")
+    one = LocalStore(tmp_path / "a")
+    other = LocalStore(tmp_path / "b")
     mixed = selection(source=Mixed(CLASSES, parts), holdout=3)
     found = take_inventory(mixed, one, WORKERS, quiet=True)
     # A class has 172 bytes at most, and the list has 387.
@@ -453,7 +457,8 @@ def test_the_list_of_a_class_may_have_more_than_a_small_file(tmp_path: Path) -> 
 def test_a_list_below_work_with_an_image_of_another_class_is_damaged(tmp_path: Path) -> None:
     """It would be written with the label of this class."""
     steps = Planning(selection(), None, LocalStore(tmp_path), "plan")
-    key, lines = ClassKey("train", 1), [Member(f"n/{n}.JPEG", "a.tar", n, 9, 1) for n in range(3)]
+    key = ClassKey("train", 1)
+    lines = [Member(f"n/{n}.JPEG", "a.tar", n, 9, 1) for n in range(3)]
 
     def dumped(*members: Member) -> bytes:
         return b"".join(dump_member(member) for member in members)

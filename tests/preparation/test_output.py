@@ -57,7 +57,8 @@ def prepared(size: int = 64, **more: Any) -> Wanted:
 
 def make(root: Path, wanted: Wanted, left: list[str] | None = None) -> list[str]:
     """Does what a run does, each split with one shard of one record; returns what was left."""
-    store, output = LocalStore(root), Output(LocalStore(root), wanted)
+    store = LocalStore(root)
+    output = Output(LocalStore(root), wanted)
     if not (found := output.left()):
         return []
     with output.store.lock():
@@ -81,7 +82,8 @@ def name(split: str) -> str:
 def write(store: LocalStore, split: str) -> Split:
     # No record has less than 64 bytes.
     content = split.encode() * 16
-    digest, size = hashlib.sha256(content).hexdigest(), len(content)
+    digest = hashlib.sha256(content).hexdigest()
+    size = len(content)
     for file in (name(split), naming.index_name(name(split))):
         store.write(file, content)
     return Split(1, size, [1], 0, 1, 1, [Shard(name(split), 1, size, digest, size, digest)])
@@ -190,7 +192,8 @@ def test_force_replaces_a_split_that_has_other_settings_and_no_other(tmp_path: P
     make(tmp_path, resized(*BOTH))
     before = stamps(tmp_path)
     assert make(tmp_path, resized("train", size=50, force=True)) == ["train"]
-    after, there = stamps(tmp_path), settings.parse(load(tmp_path).config).splits
+    after = stamps(tmp_path)
+    there = settings.parse(load(tmp_path).config).splits
 
     assert [there[split]["short_side"] for split in BOTH] == [50, 64]
     assert after[name("train")] != before[name("train")]
@@ -238,7 +241,8 @@ def test_shards_of_an_unfinished_split_are_not_mixed_into_another_commit(tmp_pat
 
 def test_shards_that_come_during_a_run_are_compared_before_the_commit(tmp_path: Path) -> None:
     """A lost worker of a cluster may still publish a shard of an older plan."""
-    store, old = LocalStore(tmp_path), naming.shard_name("train", 1, 3)
+    store = LocalStore(tmp_path)
+    old = naming.shard_name("train", 1, 3)
     output = Output(store, resized(*BOTH))
     with store.lock():
         output.begin(output.left(), [*map(name, BOTH)])
@@ -256,7 +260,8 @@ def test_shards_that_come_during_a_run_are_compared_before_the_commit(tmp_path: 
 
 
 def test_a_commit_lists_names_and_reads_no_data(tmp_path: Path) -> None:
-    store, output = LocalStore(tmp_path), Output(LocalStore(tmp_path), resized("train"))
+    store = LocalStore(tmp_path)
+    output = Output(LocalStore(tmp_path), resized("train"))
     with store.lock():
         output.begin(output.left(), [name("train")])
         draft = Draft(splits={"train": write(store, "train")}, classes=CLASSES)
@@ -422,7 +427,8 @@ def test_a_file_time_in_the_future_is_noted_as_the_start_of_the_run(
 def test_a_note_that_is_gone_damaged_or_of_another_set_says_nothing(
     tmp_path: Path, damage: bytes | None
 ) -> None:
-    wanted, note = resized("train", identities={"train": "a"}), tmp_path / ".work/source.json"
+    wanted = resized("train", identities={"train": "a"})
+    note = tmp_path / ".work/source.json"
     make(tmp_path / "other", resized("train", size=9, identities={"train": "a"}))
     make(tmp_path, wanted)
     assert knows(tmp_path, wanted)
@@ -506,7 +512,8 @@ def test_the_manifest_stays_until_the_next_one_is_ready(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make(tmp_path, resized("train"))
-    with_root, seen = commit.with_root, []
+    with_root = commit.with_root
+    seen = []
 
     def looked(store: LocalStore, split: Split) -> Split:
         seen.append((tmp_path / naming.MANIFEST).exists())
@@ -523,7 +530,9 @@ def test_manifest_and_small_files_agree_at_every_moment(
     """A run that adds a split is killed at each of its changes; the next one ends it."""
     whole = tmp_path / "whole"
     make(whole, resized(*BOTH))
-    publish, changes, at = LocalStore.publish, 0, 0
+    publish = LocalStore.publish
+    changes = 0
+    at = 0
 
     def killed(store: LocalStore, *given: Any) -> None:
         nonlocal changes
@@ -558,7 +567,8 @@ def test_manifest_and_small_files_agree_at_every_moment(
 
 def test_lines_of_bad_images_are_read_one_by_one(tmp_path: Path) -> None:
     make(tmp_path, resized(*BOTH))
-    there, store = load(tmp_path), LocalStore(tmp_path)
+    there = load(tmp_path)
+    store = LocalStore(tmp_path)
     assert [each.key for each in quarantine.incidents(store, there)] == [*BOTH]
     path = tmp_path / naming.QUARANTINE
     lines = path.read_bytes()

@@ -222,7 +222,8 @@ def test_an_archive_that_changes_after_the_first_look_is_refused(
     (path,) = root.rglob(name)
 
     def change(*_: Any, **__: Any) -> None:
-        time, data = path.stat().st_mtime_ns, bytearray(path.read_bytes())
+        time = path.stat().st_mtime_ns
+        data = bytearray(path.read_bytes())
         data[data.index(b"\xff\xda") + 20] ^= 1
         path.write_bytes(data)
         os.utime(path, ns=(time, time))
@@ -390,7 +391,8 @@ CHANGES = [({"box": 3}, "the bounding boxes"), ({"words": "a bird"}, "the classe
 def test_what_changes_no_image_is_a_change_of_the_source(
     tmp_path: Path, change: dict[str, Any], says: str
 ) -> None:
-    root, out = kaggle(tmp_path / "source"), tmp_path / "out"
+    root = kaggle(tmp_path / "source")
+    out = tmp_path / "out"
     made(root, out, allow_subset=True)
     for path in root.rglob("*"):
         os.utime(path)
@@ -426,10 +428,12 @@ def resized(of: Path, out: Path, *splits: str, **more: Any) -> Any:
 def test_resize_sees_what_changes_no_image(
     tmp_path: Path, change: dict[str, Any], says: str
 ) -> None:
-    first, out = tmp_path / "first", tmp_path / "out"
+    first = tmp_path / "first"
+    out = tmp_path / "out"
     made(kaggle(tmp_path / "source"), first, allow_subset=True)
     resized(first, out)
-    second, again = tmp_path / "second", tmp_path / "again"
+    second = tmp_path / "second"
+    again = tmp_path / "again"
     made(kaggle(tmp_path / "changed", **change), second, allow_subset=True)
     made(tmp_path / "source", again, allow_subset=True, orientation="keep")  # no tag, so no change
     resized(again, out)
@@ -445,7 +449,8 @@ def test_a_changed_list_of_classes_of_tfds_is_a_change_of_the_input(
 ) -> None:
     """Only this list says what a label means; the shards have numbers."""
     made(source, tmp_path / "set")
-    root, out = tmp_path / "tfds", tmp_path / "out"
+    root = tmp_path / "tfds"
+    out = tmp_path / "out"
     assert export.run([str(tmp_path / "set"), "--to", "tfds", "--out", str(root), "--json"]) == 0
     (labels,) = root.rglob("label.labels.txt")
     resized(labels.parent, out)
@@ -464,7 +469,8 @@ def test_a_changed_mapping_of_objectnet_is_a_change_of_the_source(
 ) -> None:
     """A different class of the images, or only a different second answer."""
     root = evaluation_sets.put(evaluation_sets.objectnet().files, tmp_path, "objectnet", "folder")
-    out, mapping = tmp_path / "out", "mappings/objectnet_to_imagenet_1k.json"
+    out = tmp_path / "out"
+    mapping = "mappings/objectnet_to_imagenet_1k.json"
 
     def run(place: Path, out: Path) -> None:
         config = Config(source=str(place), out=str(out), workers=1, json=True, allow_subset=True)

@@ -150,12 +150,27 @@ OF_TRAIN = [
 ]
 OF_VALIDATION = [
     Incident(
-        *(key(8), "ILSVRC2012_img_val.tar", 0, 9, 2),
-        *("quarantined", "truncated", "ends early", "validation"),
+        key(8),
+        "ILSVRC2012_img_val.tar",
+        0,
+        9,
+        2,
+        "quarantined",
+        "truncated",
+        "ends early",
+        "validation",
     ),
     Incident(
-        *(key(9), "validation-00000-of-00001", 0, 9, 2),
-        *("excluded", "listed", "on request", "validation", "a" * 64),
+        key(9),
+        "validation-00000-of-00001",
+        0,
+        9,
+        2,
+        "excluded",
+        "listed",
+        "on request",
+        "validation",
+        "a" * 64,
     ),
 ]
 # A line of version 0.1.0, which does not tell the split.

@@ -30,7 +30,9 @@ def together(wanted: Selection, store: LocalStore) -> Inventory:
     steps = SharedPlan.of(wanted, store, None)
     stage = index_stage(wanted, store)
     tasks = wanted.index_tasks()
-    receipts, mixed, classes = [], defaultdict(list), defaultdict(list)
+    receipts = []
+    mixed = defaultdict(list)
+    classes = defaultdict(list)
     for task in tasks:
         receipts.append(stage.publish(task, stage.make(task)))
         name = member_list(stage.folder, task)
@@ -46,7 +48,8 @@ def together(wanted: Selection, store: LocalStore) -> Inventory:
     # In any order, as they come from workers.
     for of_class in sorted(classes, reverse=True):
         shares[share_of(of_class, census)] += [(of_class, name) for name in classes[of_class]]
-    facts, blocks = [], defaultdict(list)
+    facts = []
+    blocks = defaultdict(list)
     for lists in shares.values():
         found, entries = steps.deal_share(lists, census)
         facts += found
@@ -90,7 +93,8 @@ def test_the_plan_is_that_of_one_process(
     tmp_path: Path, limits: Limits, wanted: Selection, members: int
 ) -> None:
     limits(plan_block_members=members, plan_share_members=members, parsed_plan_bytes=100)
-    one, many = LocalStore(tmp_path / "one"), LocalStore(tmp_path / "many")
+    one = LocalStore(tmp_path / "one")
+    many = LocalStore(tmp_path / "many")
     alone = take_inventory(wanted, one, WORKERS, quiet=True)
     made = together(wanted, many)
     assert made == alone._replace(folder=made.folder)
@@ -114,7 +118,8 @@ def test_images_that_are_excluded_from_train_and_from_its_holdout_are_found_agai
 
 
 def test_a_plan_that_lacks_a_file_is_made_again(tmp_path: Path) -> None:
-    wanted, store = selection(), LocalStore(tmp_path)
+    wanted = selection()
+    store = LocalStore(tmp_path)
     made = together(wanted, store)
     store.remove(plan_name(made.plans[0].shard_names[0], made.folder))
     assert SharedPlan.of(wanted, store, None).found() is None

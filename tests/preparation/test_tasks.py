@@ -94,7 +94,8 @@ def test_an_archive_is_proven_between_shards(tmp_path: Path, expected: str | Non
     (tmp_path / "a.tar").write_bytes(b"x" * 10_000_000)
     md5 = hashlib.md5(b"x" * 10_000_000).hexdigest()
     demanded = {} if expected is None else {"a.tar": md5 if expected == "right" else "0" * 32}
-    store, archives = LocalStore(tmp_path), ArchiveReader({"a.tar": tmp_path / "a.tar"})
+    store = LocalStore(tmp_path)
+    archives = ArchiveReader({"a.tar": tmp_path / "a.tar"})
     do = PrepareWork(work(store), MemberReader(Archive()), store, PLAN_FOLDER, archives, demanded)
 
     if expected == "wrong":

@@ -14,7 +14,8 @@ from tests.kit.tfrecords import plain
 
 
 def test_the_plan_is_shown_also_if_the_shards_do_not_fit(tmp_path: Path, system: System) -> None:
-    image, out = tmp_path / "source" / "train" / "cat" / "0.jpg", tmp_path / "out"
+    image = tmp_path / "source" / "train" / "cat" / "0.jpg"
+    out = tmp_path / "out"
     image.parent.mkdir(parents=True)
     image.write_bytes(plain(0))
     source = str(tmp_path / "source")

@@ -52,14 +52,16 @@ def test_a_matrix_is_brightness_then_hue_and_saturation_in_yiq_then_contrast() -
         hue = np.arctan2(turned[2, 1], turned[1, 1])
         figures.append((brightness[0], hue / np.pi, saturation, contrast))
 
-        cosine, sine = saturation * np.cos(hue), saturation * np.sin(hue)
+        cosine = saturation * np.cos(hue)
+        sine = saturation * np.sin(hue)
         rotation = np.array([[1, 0, 0], [0, cosine, -sine], [0, sine, cosine]])
         step = (pixels + brightness[0]) @ (np.linalg.inv(yiq) @ rotation @ yiq).T
         expected = (step - step.mean(0)) * contrast + step.mean(0)
         np.testing.assert_allclose(changed(matrix, pixels), expected, atol=1e-2)
 
     # The tutorial's brightness, hue, saturation and contrast.
-    least, most = np.min(figures, axis=0), np.max(figures, axis=0)
+    least = np.min(figures, axis=0)
+    most = np.max(figures, axis=0)
     np.testing.assert_allclose(least, [-0.3, -0.13, 0.6, 0.6], atol=2e-3)
     np.testing.assert_allclose(most, [0.3, 0.13, 1.4, 1.4], atol=2e-3)
 

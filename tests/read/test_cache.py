@@ -155,7 +155,8 @@ def test_an_index_that_is_removed_as_it_is_opened_is_fetched_again(
     colours: Path, server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     remote = open_feed(server.url, tmp_path).records
-    opened, removed = regular_file.open_to_read, list[str]()
+    opened = regular_file.open_to_read
+    removed: list[str] = []
 
     def open_to_read(path: Path) -> int:
         if path.parent.name == "index" and not removed:
@@ -212,7 +213,8 @@ def test_a_long_wait_for_a_stopped_process_names_it_once(
 ) -> None:
     monkeypatch.setattr(held, "_reported", set())
     limits(lock_report_s=0.01)
-    copy, got = LocalStore(tmp_path), threading.Event()
+    copy = LocalStore(tmp_path)
+    got = threading.Event()
     lock_file = tmp_path / naming.WORK / "locks" / name.replace("/", "-")
 
     def lock() -> None:
@@ -247,7 +249,8 @@ def test_a_short_wait_for_a_lock_is_not_reported(
 ) -> None:
     """The timer ends with the wait, so it cannot read a file that is closed."""
     monkeypatch.setattr(held, "_reported", set())
-    copy, order = LocalStore(tmp_path), []
+    copy = LocalStore(tmp_path)
+    order = []
     with only_one(copy, "some shard"):
 
         def release(real: Callable[..., Any], file: int, operation: int) -> Any:
@@ -330,7 +333,8 @@ def test_a_bounded_cache_never_holds_more_and_reads_the_same(
 ) -> None:
     limit = two_windows(colours)
     feed = open_feed(server.url, tmp_path, window=1, limit=limit)
-    most, numbers = 0, []
+    most = 0
+    numbers = []
     for epoch in range(3):
         for batch in feed.batches(epoch, 0):
             numbers.append(batch.numbers.tolist())
@@ -610,7 +614,8 @@ def test_a_script_ends_while_a_server_is_silent(
         stalled.set()
         return "stall"
 
-    server.plan, server.stall_s = plan, 2 * PATIENCE_S
+    server.plan = plan
+    server.stall_s = 2 * PATIENCE_S
     arguments = (server.url, backend, tmp_path / "cache", how)
     with command.started(*arguments, program=("-c", READS)) as running:
         wait_until(lambda: running.ended or stalled.is_set())
@@ -653,7 +658,8 @@ def test_a_server_cannot_name_a_file_outside_the_cache(server: Server, tmp_path:
 
 @pytest.mark.parametrize("planted", [".work/locks", ".work/temporary", ".work", "index"])
 def test_no_link_in_the_cache_is_followed(server: Server, tmp_path: Path, planted: str) -> None:
-    folder, home = tmp_path / "cache", tmp_path / "home"
+    folder = tmp_path / "cache"
+    home = tmp_path / "home"
     home.mkdir()
     (home / "key").write_bytes(b"secret")
     copy = NodeCache(open_dataset(server.url), folder, None)
@@ -861,7 +867,8 @@ def test_columns_are_fetched_with_the_shards_that_are_read(
 def test_the_limit_of_the_cache_counts_columns(with_column: Path, tmp_path: Path) -> None:
     files = [*(with_column / "columns/latents").glob("train-*.npy")]
     sizes = sorted(path.stat().st_size for path in files)
-    limit, too_little = sum(sizes[-2:]), sum(sizes[:2]) - 1
+    limit = sum(sizes[-2:])
+    too_little = sum(sizes[:2]) - 1
     with serve(files_of(with_column)) as running:
         for seed in range(3):
             rows_of(running.url, cache_dir=tmp_path / "cache", cache_gb=limit / 1e9, seed=seed)

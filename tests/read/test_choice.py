@@ -28,7 +28,8 @@ from tests.kit.reading import asked as asked_for
 from tests.kit.samples import add_tables
 from tests.kit.tfrecords import picture, plain, wnid, write_set
 
-SHARDS, CLASSES = (31, 20, 29), 8
+SHARDS = (31, 20, 29)
+CLASSES = 8
 COUNT = sum(SHARDS)
 
 
@@ -202,7 +203,8 @@ def test_ranks_read_each_chosen_example_once_in_the_order_of_the_whole(
     wanted = chosen(pictures, **part)
     (whole,) = readers(1, 1)
     (alone,) = readers(1, 1, **part)
-    everything, order = read(whole), read(alone)
+    everything = read(whole)
+    order = read(alone)
     if not window:  # the window's own order is that of shards that hold some
         assert order == [number for number in everything if number in wanted]
     assert set(order) == wanted

@@ -232,7 +232,8 @@ def of_another_shape(root: Path) -> None:
 
 def disguised(root: Path, head: bytes) -> None:
     """Puts another header into a file, and its right sha256 into column.json."""
-    path, there = root / column.file_name(NAME, SHARD), record_of(root)
+    path = root / column.file_name(NAME, SHARD)
+    there = record_of(root)
     data = head + path.read_bytes()[len(head) :]
     path.write_bytes(data)
     files = there.splits["train"]
@@ -548,7 +549,8 @@ def test_two_processes_that_write_the_same_shard_are_told(damaged: Path) -> None
 
 def with_gaps(root: Path, gaps: dict[str, tuple[int, ...]]) -> None:
     """Makes the column incomplete: without some rows, as amend leaves it."""
-    there, folder = record_of(root), root / column.folder_name(NAME)
+    there = record_of(root)
+    folder = root / column.folder_name(NAME)
     for rows in there.splits["train"]:
         path = folder / f"{rows.shard}.npy"
         if missing := gaps.get(rows.shard, ()):

@@ -123,7 +123,8 @@ def half_a_picture(number: int) -> bytes:
 
 def written(root: Path, bad: dict[int, Callable[[int], bytes]]) -> Path:
     """Writes a sound set in which some pictures, with right CRCs, do not decode."""
-    shards, number = [], 0
+    shards = []
+    number = 0
     for count in TRAIN:
         examples: list[ImageExample] = []
         for n in range(number, number + count):

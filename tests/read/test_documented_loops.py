@@ -34,7 +34,8 @@ def constant(images: Any) -> Any:
 
 def by_colour(images: Any) -> Any:
     """Predicts the class of a picture of one colour; see `tests.kit.tfrecords.plain`."""
-    mean, std = np.array([123.675, 116.28, 103.53]), np.array([58.395, 57.12, 57.375])
+    mean = np.array([123.675, 116.28, 103.53])
+    std = np.array([58.395, 57.12, 57.375])
     pixels = np.rint(images * std + mean).clip(0, 255).astype(np.uint8)
     # The grey of padding names no class.
     is_named = [not (image == GREY).all() for image in pixels]

@@ -58,7 +58,8 @@ def test_padding_has_no_class(
         request.getfixturevalue("tf")
     padding = 0
     for batch in opened(colours, backend, **WAYS[way]):
-        classes, mask = np.asarray(batch["class_index"]), np.asarray(batch["mask"])
+        classes = np.asarray(batch["class_index"])
+        mask = np.asarray(batch["mask"])
         assert classes.dtype == np.int32
         assert (classes[~mask] == -1).all()
         assert (classes[mask] >= 0).all()
@@ -116,7 +117,8 @@ def test_a_look_at_some_batches_does_not_shorten_the_next_evaluation(
 def test_two_loops_at_once_see_their_own_images(colours: Path, backend: str) -> None:
     """DALI showed the images of one loop with the labels of the other, then failed."""
     reader = opened(colours, backend)
-    first, second = [], []
+    first = []
+    second = []
     outer = iter(reader)
     first += seen(next(outer))
     for batch in reader:
@@ -148,7 +150,8 @@ class Model:
 
     def loop(self, steps: int) -> list[int]:
         """Returns the examples of a loop that ends after `steps` batches, or by itself."""
-        first, self.start = self.start, 0
+        first = self.start
+        self.start = 0
         end = min(first + steps * BATCH, NUM_VALIDATION)
         self.read = 0 if end == NUM_VALIDATION else end
         return ALL[first:end]
@@ -166,7 +169,8 @@ def actions(rng: random.Random, count: int) -> Iterator[tuple[str, int]]:
 @pytest.mark.parametrize("seed", range(12))
 def test_any_sequence_of_loops_looks_restores_and_copies(colours: Path, seed: int) -> None:
     rng = random.Random(seed)
-    reader, model = opened(colours), Model()
+    reader = opened(colours)
+    model = Model()
     for name, number in actions(rng, 12):
         if name in ("loop", "look"):
             steps = STEPS if name == "loop" else number + 1

@@ -25,9 +25,12 @@ COUNT = 16
 
 def boxed(number: int) -> Any:
     """Returns an example with a white rectangle on black, where its first box is."""
-    height, width = 100 + 10 * (number % 3), 90 + 20 * (number % 4)
-    top, left = 10 + 3 * number % 40, 8 + 5 * number % 35
-    bottom, right = top + 24 + number % 7, left + 30 + number % 9
+    height = 100 + 10 * (number % 3)
+    width = 90 + 20 * (number % 4)
+    top = 10 + 3 * number % 40
+    left = 8 + 5 * number % 35
+    bottom = top + 24 + number % 7
+    right = left + 30 + number % 9
     pixels = np.zeros((height, width, 3), np.uint8)
     pixels[top:bottom, left:right] = 255
     boxes = Boxes(
@@ -61,13 +64,14 @@ def seen(image: Any) -> Any:
     places = [np.flatnonzero(bright.any(axis=axis)) for axis in (0, 1)]
     if not all(map(len, places)):
         return np.zeros(4)
-    (x, y) = places
+    x, y = places
     return np.array([x[0], y[0], x[-1] + 1, y[-1] + 1])
 
 
 def test_a_batch_says_who_is_in_it_and_shows_each_twice(rectangles: Path, backend: str) -> None:
     reader = open_set(rectangles, backend, views=2)
-    numbers, mirrored = [], []
+    numbers = []
+    mirrored = []
     for batch in reader:
         assert tuple(batch) == FIELDS
         assert batch["images"].shape == (4, 2, SIDE, SIDE, 3)
@@ -106,7 +110,8 @@ def test_the_first_view_is_that_of_one_view_and_none_depends_on_the_batch(
             for number, image in zip(batch["number"], batch["images"], strict=True)
         }
 
-    one, three = by_number(), by_number(views=3, batch_size=2)
+    one = by_number()
+    three = by_number(views=3, batch_size=2)
 
     assert one.keys() == three.keys() == set(range(NUM_TRAIN))
     for number, image in one.items():

@@ -108,7 +108,8 @@ def test_memory_is_used_again_once_no_image_of_its_batch_is_left(tmp_path: Path)
 
     first = records.read_many([5, 4, 3])
     second = records.read_many([0, 1])
-    alone, kept = first[2], address(first[0])
+    alone = first[2]
+    kept = address(first[0])
     del first
     assert address(records.read_many([0])[0]) != kept  # one image of the batch is still there
     assert alone == pictures[3]

@@ -68,7 +68,8 @@ def test_odd_images_show_what_pillow_shows(installed: Installed, kind: str, hidd
 @pytest.mark.parametrize(("sampling", "columns"), [("411", 40), ("420", 4), ("422", 3)])
 def test_chroma_that_libjpeg_repeats_is_not_interpolated(sampling: str, columns: int) -> None:
     noise = np.random.default_rng(5).integers(0, 256, (30, columns, 3), np.uint8)
-    data, box = simplejpeg.encode_jpeg(noise, 90, "RGB", sampling), [0, 0, 30, columns]
+    data = simplejpeg.encode_jpeg(noise, 90, "RGB", sampling)
+    box = [0, 0, 30, columns]
 
     assert np.abs(shown(data, box) - pillows(data, box)).mean() < 1
 
@@ -212,8 +213,11 @@ def test_an_epoch_that_was_left_writes_no_more_when_memory_is_asked_for_again(
     scenes: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Buffers in turn held images of it instead of the next epoch's."""
-    show, writing, busy = native.NativeBackend._show, [], []
-    begun, asked = threading.Event(), threading.Event()
+    show = native.NativeBackend._show
+    writing = []
+    busy = []
+    begun = threading.Event()
+    asked = threading.Event()
 
     def slow(backend: Any, batch: Any, views: Any, images: Any, part: range) -> None:
         if asked.is_set() or np.shares_memory(images, given[0]):

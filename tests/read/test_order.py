@@ -144,7 +144,8 @@ def test_a_run_may_go_on_with_other_ranks_again_and_again(
     counts: list[int], parts: list[tuple[int, int, int]], drop_tail: bool
 ) -> None:
     order = Order(tuple(counts), 9, 4).epoch(2).tolist()
-    start, seen = 0, []
+    start = 0
+    seen = []
     for world, batch, wanted in parts:
         steps = Steps(start, len(order), world, batch, drop_tail)
         done = min(wanted, steps.count)
@@ -195,7 +196,9 @@ def test_the_tail_of_training_is_another_one_each_epoch() -> None:
 
 # How well orders are mixed: 64 shards of 320 examples of 100 classes, each shard a fair sample of
 # all classes, as shards/plan deals them out.
-SHARDS, PER_SHARD, CLASSES = 64, 320, 100
+SHARDS = 64
+PER_SHARD = 320
+CLASSES = 100
 
 
 def labels() -> np.ndarray:
@@ -210,7 +213,8 @@ def order_of(window: int, epoch: int) -> np.ndarray:
 @pytest.mark.parametrize("window", [0, 8, 16])
 def test_consecutive_epochs_are_as_far_apart_as_permutations(window: int) -> None:
     for epoch in range(4):
-        before, after = np.argsort(order_of(window, epoch)), np.argsort(order_of(window, epoch + 1))
+        before = np.argsort(order_of(window, epoch))
+        after = np.argsort(order_of(window, epoch + 1))
         distance = np.abs(before - after) / len(before)
 
         # Two independent uniform places are 1/3 apart, and within 0.01 of each other in 2 %.

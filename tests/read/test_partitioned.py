@@ -18,7 +18,8 @@ from tests.kit import command
 from tests.kit.reading import NUM_TRAIN, NUM_VALIDATION, TRAIN, on_backends
 from tests.kit.tfrecords import numbers_of
 
-NODES, COPIES = 3, (1, 2)
+NODES = 3
+COPIES = (1, 2)
 # Ranks of a node, images of a batch, copies of a shard. In short, each number of ranks with each
 # number of copies in training or in evaluation.
 TRAINED = list(itertools.product([(1, 4), (2, 3), (4, 4)], COPIES))

@@ -57,7 +57,8 @@ def evaluated(root: Path, share: float, *, keep_aspect: bool, size: int) -> Any:
         with Image.open(io.BytesIO(record.encoded)) as image:
             sides = (min(image.size),) * 2 if keep_aspect else image.size
             width, height = (round(side * share) for side in sides)
-            left, top = (image.width - width + 1) // 2, (image.height - height + 1) // 2
+            left = (image.width - width + 1) // 2
+            top = (image.height - height + 1) // 2
             box = (left, top, left + width, top + height)
             images.append(
                 np.asarray(image.resize((size, size), Image.Resampling.BILINEAR, box=box))
@@ -105,7 +106,8 @@ def test_images_are_filtered_in_evaluation_and_where_training_has_its_view(recip
 ON_ALL_BACKENDS = [name for name, recipe in RECIPES.items() if not recipe.square]
 HOW = (
     *({"recipe": name} for name in ON_ALL_BACKENDS),
-    *({"recipe": "tutorial", "antialias": True}, {"recipe": "tutorial", "colour": True}),
+    {"recipe": "tutorial", "antialias": True},
+    {"recipe": "tutorial", "colour": True},
 )
 
 
@@ -166,7 +168,8 @@ def test_an_augmentation_depends_on_seed_epoch_and_example_alone(
     plain = open_set(scenes, "train", backend, seed=6, colour=True)
     varied = open_set(scenes, "train", backend, seed=6, colour=True, **other)
     for _ in range(2):
-        expected, found = by_example(plain), by_example(varied)
+        expected = by_example(plain)
+        found = by_example(varied)
 
         assert len(expected) == NUM_TRAIN
         assert len(found) >= 14
@@ -226,7 +229,8 @@ def test_padding_shows_the_whole_picture_moved_over_black(tmp_path: Path, backen
 
 def test_each_epoch_and_each_seed_shows_something_else(scenes: Path, backend: str) -> None:
     reader = open_set(scenes, "train", backend, seed=6)
-    first, second = by_example(reader), by_example(reader)
+    first = by_example(reader)
+    second = by_example(reader)
     other = by_example(open_set(scenes, "train", backend, seed=7))
 
     for numbers in (second, other):
@@ -330,7 +334,8 @@ def test_a_batch_stays_what_it_was_while_later_ones_are_read(
         return np.from_dlpack(value) if framework == "dlpack" else value
 
     reader = open_set(scenes, "train", "dali", framework=framework)
-    kept, copies = [], []
+    kept = []
+    copies = []
     for _ in range(2):
         for batch in reader:
             kept.append(batch)

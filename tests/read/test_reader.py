@@ -56,7 +56,8 @@ def test_evaluation_counts_every_example_exactly_once(
     colours: Path, backend: str, world: int, batch: int
 ) -> None:
     counted: list[int] = []
-    lengths, padded = set(), 0
+    lengths = set()
+    padded = 0
     for rank in range(world):
         reader = open_set(colours, "validation", batch, backend, world=World(rank, world))
         batches = list(reader)
@@ -92,7 +93,8 @@ def test_going_on_anywhere_equals_never_having_stopped(scenes: Path, backend: st
         return open_set(scenes, "train", 7, backend, world=World(1, 2), seed=3)
 
     whole = reader()
-    states, batches = [whole.state()], []
+    states = [whole.state()]
+    batches = []
     for _ in range(2):
         for batch in whole:
             states.append(whole.state())
@@ -227,7 +229,8 @@ def test_the_state_of_another_data_set_is_refused(
 
 
 def test_all_backends_read_the_same_at_every_step(colours: Path, tf: Any, dali: Any) -> None:
-    numbers, states = [], []
+    numbers = []
+    states = []
     for name in ("tfdata", "dali", "native"):
         reader = open_set(colours, "train", 6, name, world=World(2, 3), seed=4)
         numbers.append([seen(batch) for _ in range(2) for batch in reader])
@@ -241,7 +244,8 @@ def test_all_backends_read_the_same_at_every_step(colours: Path, tf: Any, dali: 
 
 
 def test_a_state_is_understood_by_the_other_backends(colours: Path, tf: Any, dali: Any) -> None:
-    state, found = None, []
+    state = None
+    found = []
     for name, batch, most in (("tfdata", 6, 3), ("native", 5, 2), ("dali", 4, 9)):
         reader = open_set(colours, "train", batch, name, seed=4)
         if state is not None:

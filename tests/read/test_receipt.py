@@ -30,7 +30,8 @@ class Run:
     """
 
     def __init__(self, data: Path, **more: Any) -> None:
-        self._data, self._more = data, {"seed": 5} | more
+        self._data = data
+        self._more = {"seed": 5} | more
         self.lines: list[bytes] = []
         self.images: Images = defaultdict(list)
         self.states: dict[int, Any] = {0: None}

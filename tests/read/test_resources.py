@@ -90,8 +90,10 @@ def test_an_epoch_that_was_left_ends_without_waiting_for_its_thread(
     # The garbage collector ends it in whichever thread it runs, under whichever lock that holds;
     # a thread that was just starting once waited there for itself.
     reader = open_set(damaged, backend)
-    left, read_many = reader.encoded_batches(), Records.read_many
-    in_second_batch, may_read = threading.Event(), threading.Event()
+    left = reader.encoded_batches()
+    read_many = Records.read_many
+    in_second_batch = threading.Event()
+    may_read = threading.Event()
     asked: list[Sequence[int]] = []
 
     def slow(records: Records, numbers: Sequence[int]) -> list[ImageExample | None]:

@@ -124,9 +124,21 @@ def test_a_sampler_begins_where_its_reader_is(colours: Path) -> None:
 @pytest.mark.parametrize(
     "odd",
     [
-        *(5, None, [0, 0, 0], (0,), (0, 1), (0, 0, 0, 0)),
-        *(("0", 0, 0), (0, 0.5, 0), (0, 0, None), (0, 0, True)),
-        *((-1, 0, 0), (0, -4, 0), (0, 0, -1), (0, 49, 0), (0, 10**9, 0)),
+        5,
+        None,
+        [0, 0, 0],
+        (0,),
+        (0, 1),
+        (0, 0, 0, 0),
+        ("0", 0, 0),
+        (0, 0.5, 0),
+        (0, 0, None),
+        (0, 0, True),
+        (-1, 0, 0),
+        (0, -4, 0),
+        (0, 0, -1),
+        (0, 49, 0),
+        (0, 10**9, 0),
     ],
     ids=str,
 )
@@ -139,7 +151,8 @@ def test_a_pickled_reader_is_opened_anew_at_its_position(scenes: Path) -> None:
     reader = opened(scenes, 4, seed=9, world=World(1, 2))
     next(iter(reader))
     before = threading.active_count()
-    again, third = pickle.loads(pickle.dumps(reader)), copy.copy(reader)
+    again = pickle.loads(pickle.dumps(reader))
+    third = copy.copy(reader)
 
     assert threading.active_count() == before  # begun only when they are read
     assert again.state() == third.state() == reader.state()

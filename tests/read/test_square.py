@@ -76,7 +76,8 @@ def test_batches_are_the_bytes_of_pillow_mirrored_by_seed_epoch_and_example(
     other = open_square(scenes, fields=("images", "number"), world=World(1, 2), layout="NCHW")
     mirrored = []
     for epoch in range(2):
-        found, of_rank = by_number(reader), by_number(other)
+        found = by_number(reader)
+        of_rank = by_number(other)
         assert len(found) == NUM_TRAIN // 4 * 4
         for number, image in found.items():
             expected = pillows(encoded[number], SIDE)
@@ -106,7 +107,7 @@ def test_pillow_is_not_asked_for_more_pixels_than_there_is_memory(tmp_path: Path
     """A file of 10 kB, whose chroma libjpeg repeats, would be enlarged to 400 million pixels."""
     data = jpeg(np.full((30_000, 1, 3), (20, 90, 200), np.uint8))
     write_set(tmp_path / "set", {"validation": [[picture(0, data)]]}, num_classes=1)
-    reader = make_dataset(*(tmp_path / "set", "validation", 1, 2_000), recipe="adm", world=World())
+    reader = make_dataset(tmp_path / "set", "validation", 1, 2_000, recipe="adm", world=World())
     (batch,) = reader
 
     assert np.ptp(batch["images"].reshape(-1, 3), axis=0).max() == 0
@@ -115,9 +116,16 @@ def test_pillow_is_not_asked_for_more_pixels_than_there_is_memory(tmp_path: Path
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        *(("backend", "tfdata"), ("backend", "dali"), ("device", "gpu"), ("dtype", "float32")),
-        *(("dtype", "float16"), ("dtype", "bfloat16"), ("views", 2), ("colour", True)),
-        *(("antialias", True), ("antialias", False)),
+        ("backend", "tfdata"),
+        ("backend", "dali"),
+        ("device", "gpu"),
+        ("dtype", "float32"),
+        ("dtype", "float16"),
+        ("dtype", "bfloat16"),
+        ("views", 2),
+        ("colour", True),
+        ("antialias", True),
+        ("antialias", False),
     ],
 )
 def test_what_cannot_promise_the_bytes_is_refused(

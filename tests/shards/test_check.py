@@ -25,7 +25,8 @@ from tests.kit.system import System
 from tests.kit.tfrecords import framed, plain
 
 WNIDS = ("n01440764", "n01443537", "n01484850")
-FIRST, SECOND = "train-00000-of-00002", "train-00001-of-00002"
+FIRST = "train-00000-of-00002"
+SECOND = "train-00001-of-00002"
 PROVING = ("crc", "decode")
 
 
@@ -178,7 +179,8 @@ def test_a_folder_in_the_place_of_a_shard_is_a_missing_file(dataset: Dataset) ->
 
 @pytest.mark.parametrize("level", LEVELS)
 def test_a_truncated_shard_is_found_by_its_size(dataset: Dataset, level: str) -> None:
-    start, size = dataset.record(4), dataset.shards[FIRST].num_bytes
+    start = dataset.record(4)
+    size = dataset.shards[FIRST].num_bytes
     dataset.change(FIRST, lambda data: data.__delitem__(slice(start + 50, None)))
 
     problems = dataset.check(level=level).problems
@@ -188,7 +190,8 @@ def test_a_truncated_shard_is_found_by_its_size(dataset: Dataset, level: str) ->
 
 
 def test_truncation_at_a_record_boundary_is_found_too(dataset: Dataset) -> None:
-    start, size = dataset.record(4), dataset.shards[FIRST].num_bytes
+    start = dataset.record(4)
+    size = dataset.shards[FIRST].num_bytes
     dataset.change(FIRST, lambda data: data.__delitem__(slice(start, None)))
 
     assert f"{FIRST}: {start:,} bytes, expected {size:,}" in dataset.check().problems

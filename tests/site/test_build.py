@@ -48,7 +48,12 @@ def test_what_is_dead_and_a_page_that_nobody_finds_fail_the_build(
 
     assert built.returncode == 1, built
     for fault in (
-        *("nowhere.md", "'nowhere'", "gone.py", "make_nothing", "gone.png", "of_nobody"),
+        "nowhere.md",
+        "'nowhere'",
+        "gone.py",
+        "make_nothing",
+        "gone.png",
+        "of_nobody",
         "lost.md: WARNING: document isn't included in any toctree",
     ):
         assert fault in built.stderr, fault

@@ -67,7 +67,8 @@ def packed_in(name: str, data: bytes, depth: int, folder: Path) -> bytes:
     """Returns a file in a packed tar, in a packed tar."""
     for number in range(depth):
         write_tgz(folder / f"{number}.tar.gz", {name: data})
-        name, data = "n.tar.gz", (folder / f"{number}.tar.gz").read_bytes()
+        name = "n.tar.gz"
+        data = (folder / f"{number}.tar.gz").read_bytes()
     return data
 
 

@@ -49,7 +49,8 @@ def test_both_layouts_have_the_same_classes_keys_and_bytes(tmp_path: Path) -> No
 def test_the_archive_or_the_folder_may_be_named_itself(tmp_path: Path) -> None:
     make_class_tars(CLASSES, tmp_path, whole=True)
     make_class_tars(CLASSES, tmp_path / "b", whole=False)
-    whole, folder = tmp_path / "fall11_whole.tar", tmp_path / "b" / "winter21_whole"
+    whole = tmp_path / "fall11_whole.tar"
+    folder = tmp_path / "b" / "winter21_whole"
 
     assert [*class_tars.locate(whole)] == [*class_tars.locate(tmp_path)] == [whole]
     assert [*class_tars.locate(folder)] == [*class_tars.locate(tmp_path / "b")] == [folder]
@@ -114,7 +115,9 @@ def _tar(*members: tuple[str, bytes, bytes]) -> bytes:
     with tarfile.open(fileobj=buffer, mode="w") as archive:
         for name, data, kind in members:
             info = tarfile.TarInfo(name)
-            info.size, info.type, info.linkname = len(data), kind, "/etc/passwd"
+            info.size = len(data)
+            info.type = kind
+            info.linkname = "/etc/passwd"
             archive.addfile(info, io.BytesIO(data))
     return buffer.getvalue()
 
@@ -199,7 +202,8 @@ def test_more_tars_than_a_process_may_have_open(
             # As where the hard limit is no higher; a real one could not be raised again.
             System(patch).fails("setrlimit", errno.EPERM)
             source = class_tars.find(root, ["train"])
-            found, reader = members(source), source.reader
+            found = members(source)
+            reader = source.reader
             for member in found * 2:
                 reader.will_need([(member.archive, member.offset, member.size)])
                 assert reader.read(member.archive, member.offset, 2) == b"\xff\xd8"

@@ -121,7 +121,8 @@ def test_a_folder_that_cannot_be_read_or_vanishes_is_named(
     """Each call of the system fails once, as it would for another user, or after a removal."""
     SOURCES[source](tmp_path)
     for failing in range(100):
-        made, failed = itertools.count(), list[str]()
+        made = itertools.count()
+        failed: list[str] = []
 
         def perhaps(real: Callable[..., Any], path: Any = ".", *args: Any, **kwargs: Any) -> Any:
             is_ours = str(path).startswith(str(tmp_path))

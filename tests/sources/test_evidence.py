@@ -280,9 +280,20 @@ def own(paths: Iterable[str]) -> Classes:
 
 OWN = ["cat/1.jpg", "cat/2.jpg", "dog/3.jpg"]
 NAMES = (
-    *("imagenet-a", "imagenet-r", "imagenet-o", "imagenet-c", "imagenet-sketch", "sketch"),
-    *("imagenetv2", "imagenetv2-top-images", "imagenet-r-mine", "train_blurred", "val_blurred"),
-    *("imagenet21k_train", "winter21_whole", "fall11_whole"),
+    "imagenet-a",
+    "imagenet-r",
+    "imagenet-o",
+    "imagenet-c",
+    "imagenet-sketch",
+    "sketch",
+    "imagenetv2",
+    "imagenetv2-top-images",
+    "imagenet-r-mine",
+    "train_blurred",
+    "val_blurred",
+    "imagenet21k_train",
+    "winter21_whole",
+    "fall11_whole",
 )
 FEW = [f"{wnid}/{i}.jpg" for wnid in WNIDS[:3] for i in range(2)]
 EDITIONS = [

@@ -79,7 +79,8 @@ def test_identity_changes_with_names_sizes_and_times_only(root: Path) -> None:
 
 def test_identity_changes_though_the_old_time_is_set_again(root: Path) -> None:
     image = root / "train" / FIRST / f"{FIRST}_7.JPEG"
-    status, before = image.stat(), folder.find(root, ["train"]).identity
+    status = image.stat()
+    before = folder.find(root, ["train"]).identity
     image.write_bytes(bytes(status.st_size))
     os.utime(image, ns=(status.st_atime_ns, status.st_mtime_ns))
     assert folder.find(root, ["train"]).identity != before
@@ -344,7 +345,8 @@ def test_a_file_that_changed_since_it_was_listed_is_named(root: Path, change: st
 def test_an_image_may_get_a_link_while_it_is_read(root: Path, tmp_path: Path) -> None:
     source = folder.find(root, ["train"])
     member = members(source, "train")[0]
-    path, link = root / member.archive, tmp_path / "link"
+    path = root / member.archive
+    link = tmp_path / "link"
     # The clock of a file system goes on by milliseconds.
     while path.stat().st_ctime_ns <= source.parts[0].newest:
         link.unlink(missing_ok=True)

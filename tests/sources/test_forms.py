@@ -34,10 +34,13 @@ from tests.kit.system import System
 from tests.kit.trees import JPEG, made
 
 # The first two validation images of ILSVRC2012, and their published classes.
-VAL1, VAL2 = "ILSVRC2012_val_00000001", "ILSVRC2012_val_00000002"
+VAL1 = "ILSVRC2012_val_00000001"
+VAL2 = "ILSVRC2012_val_00000002"
 VAL_A = "ILSVRC2012_val_00000324"
-A, B = "n01751748", "n09193705"
-BOTH, TRAIN = ("train", "validation"), ("train",)
+A = "n01751748"
+B = "n09193705"
+BOTH = ("train", "validation")
+TRAIN = ("train",)
 TRAIN_TAR, VAL_TAR = ilsvrc.ARCHIVES["train"], ilsvrc.ARCHIVES["validation"]
 SOLUTION_HEAD = "ImageId,PredictionString\n"
 

@@ -332,7 +332,8 @@ def test_a_moved_image_of_validation_is_a_problem(official: ClassList) -> None:
 def test_a_class_beyond_the_official_range_is_a_problem(
     official: ClassList, train_counts: list[int]
 ) -> None:
-    low, high = train_counts.index(732), train_counts.index(1300)
+    low = train_counts.index(732)
+    high = train_counts.index(1300)
     train_counts[low] -= 1
     train_counts[high] += 1
 

@@ -342,12 +342,25 @@ def test_images_of_folders_without_a_line_are_counted(tmp_path: Path) -> None:
 
 def test_only_listed_names_are_tables(tmp_path: Path) -> None:
     tables = (
-        *("labels.csv", "metadata.csv", "train.csv", "val_labels.csv", "Train-Labels.CSV"),
-        *("validation.tsv", "train_metadata.csv", "training.csv"),
+        "labels.csv",
+        "metadata.csv",
+        "train.csv",
+        "val_labels.csv",
+        "Train-Labels.CSV",
+        "validation.tsv",
+        "train_metadata.csv",
+        "training.csv",
     )
     others = (
-        *("test.csv", "labels.txt", "sample_submission.csv", ".labels.csv", "labels2.csv"),
-        *("my_labels.csv", "train_data.csv", "labels.csv.bak", "metadata.jsonl"),
+        "test.csv",
+        "labels.txt",
+        "sample_submission.csv",
+        ".labels.csv",
+        "labels2.csv",
+        "my_labels.csv",
+        "train_data.csv",
+        "labels.csv.bak",
+        "metadata.jsonl",
     )
     root = make(tmp_path, "", dict.fromkeys((*tables, *others), ""))
     assert {table.path.name for table in image_table.locate(root)} == {*tables}

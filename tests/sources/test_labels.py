@@ -303,7 +303,8 @@ def test_a_truncated_devkit_is_refused(tmp_path: Path, devkit: Path) -> None:
 
 
 def test_a_damaged_devkit_is_refused_or_read_right(tmp_path: Path, devkit: Path) -> None:
-    sound, expected = devkit.read_bytes(), labels.read_devkit(devkit)
+    sound = devkit.read_bytes()
+    expected = labels.read_devkit(devkit)
     path = tmp_path / "devkit.tar.gz"
     rng = random.Random(0)
     refused = 0

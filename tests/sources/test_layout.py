@@ -17,7 +17,8 @@ from tests.kit.layouts import write
 from tests.kit.trees import JPEG, made
 
 BOTH = ("train", "validation")
-N1, N2 = "n01440764", "n01443537"
+N1 = "n01440764"
+N2 = "n01443537"
 
 
 def read(root: Path, splits: Sequence[str]) -> tuple[dict[str, dict[str, int]], str]:

@@ -18,7 +18,8 @@ from tests.kit.installed import Installed
 from tests.kit.layouts import write
 from tests.kit.system import System
 
-JPEG, HEIC = b"\xff\xd8\xff\xe0", b"\0\0\0\x18ftypheic"
+JPEG = b"\xff\xd8\xff\xe0"
+HEIC = b"\0\0\0\x18ftypheic"
 
 
 @pytest.mark.parametrize(

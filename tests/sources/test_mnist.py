@@ -16,7 +16,8 @@ from imagenet_prep.sources.source import PackedImage
 from tests.kit import layouts
 
 BOTH = ("train", "validation")
-IMAGES, LABELS = "train-images-idx3-ubyte", "train-labels-idx1-ubyte"
+IMAGES = "train-images-idx3-ubyte"
+LABELS = "train-labels-idx1-ubyte"
 
 
 def raw(pixels: Any) -> bytes:

@@ -38,7 +38,8 @@ LONG_NAMES = {
 
 def make_tar(names: list[str], tar_format: int) -> bytes:
     """Returns a tar of files of many sizes; a name that ends with a slash is a folder."""
-    buffer, sizes = io.BytesIO(), itertools.cycle([1, 511, 0, 512, 513, 10_000])
+    buffer = io.BytesIO()
+    sizes = itertools.cycle([1, 511, 0, 512, 513, 10_000])
     rng = random.Random(0)
     with tarfile.open(fileobj=buffer, mode="w", format=tar_format, encoding="utf-8") as archive:
         for name in names:
@@ -325,7 +326,8 @@ def test_a_damaged_pax_header_is_refused_or_without_effect(records: bytes) -> No
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w", format=tarfile.USTAR_FORMAT) as archive:
         info = tarfile.TarInfo("pax")
-        info.type, info.size = tarfile.XHDTYPE, len(records)
+        info.type = tarfile.XHDTYPE
+        info.size = len(records)
         archive.addfile(info, io.BytesIO(records))
         archive.addfile(tarfile.TarInfo("b"))
 

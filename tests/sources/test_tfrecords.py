@@ -283,7 +283,8 @@ def test_a_class_outside_the_list_is_named() -> None:
 
 
 def test_every_damaged_record_is_reported_and_the_others_read(tmp_path: Path) -> None:
-    store, shard = LocalStore(tmp_path), written(tmp_path, foreign.slim)
+    store = LocalStore(tmp_path)
+    shard = written(tmp_path, foreign.slim)
     whole = [record for record, _ in entries(store, shard)]
     data = bytearray((tmp_path / shard.path).read_bytes())
     for victim in (whole[2], whole[5]):

@@ -360,7 +360,8 @@ def test_a_damaged_tar_is_named(tmp_path: Path, damage: str) -> None:
         buffer = io.BytesIO()
         with tarfile.open(fileobj=buffer, mode="w") as archive:
             info = tarfile.TarInfo("a.jpg")
-            info.type, info.linkname = tarfile.SYMTYPE, "/etc/passwd"
+            info.type = tarfile.SYMTYPE
+            info.linkname = "/etc/passwd"
             archive.addfile(info)
         data = bytearray(buffer.getvalue())
     else:

@@ -403,7 +403,8 @@ def test_objects_are_read_back_where_the_server_keeps_no_checksums(
 ) -> None:
     monkeypatch.setenv(CHECK_BY_READING, "1")
     reads = BucketStore(store.base)
-    data, file = DATA[:size], File("labels.txt", size, _sha256(DATA[:size]))
+    data = DATA[:size]
+    file = File("labels.txt", size, _sha256(DATA[:size]))
     assert reads.claim(".work/run.json", b"mine") == b"mine"
     reads.write(file.name, data)
     asked: list[str] = []

@@ -672,8 +672,14 @@ def test_links_and_the_files_that_they_name_are_on_the_disk_when_they_are_taken_
     here.take_over(there, files)
 
     assert events == [
-        *("fsync there/a", "link there/a", "replace here/a", "fsync here"),
-        *("fsync there/index/b", "link there/index/b", "replace here/index/b", "fsync here/index"),
+        "fsync there/a",
+        "link there/a",
+        "replace here/a",
+        "fsync here",
+        "fsync there/index/b",
+        "link there/index/b",
+        "replace here/index/b",
+        "fsync here/index",
     ]
 
 
@@ -742,11 +748,13 @@ def later(path: Path, act: Callable[[], object]) -> None:
 
 @pytest.mark.parametrize("change", ["linked", "a link removed", "written", "copied", "replaced"])
 def test_a_new_link_is_no_change_of_a_file(store: LocalStore, tmp_path: Path, change: str) -> None:
-    path, link = store.path("a"), tmp_path / "link"
+    path = store.path("a")
+    link = tmp_path / "link"
     store.write("a", b"one")
     if change == "a link removed":
         link.hardlink_to(path)
-    status, stat = path.stat(), store.stats("")["a"]
+    status = path.stat()
+    stat = store.stats("")["a"]
 
     def act() -> None:
         if change == "linked":

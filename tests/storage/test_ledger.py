@@ -23,7 +23,8 @@ NAME = ".work/notes.jsonl"
 
 
 def test_what_one_adds_the_other_reads_once(tmp_path: Path) -> None:
-    ours, theirs = Journal(LocalStore(tmp_path), NAME), Journal(LocalStore(tmp_path), NAME)
+    ours = Journal(LocalStore(tmp_path), NAME)
+    theirs = Journal(LocalStore(tmp_path), NAME)
     assert list(theirs.news()) == []
     ours.add({"name": "a"})
     ours.add({"name": "b"})
@@ -81,7 +82,8 @@ def test_the_work_is_linear_in_the_lines(tmp_path: Path, monkeypatch: pytest.Mon
         return json.loads(line)
 
     monkeypatch.setattr(ledger.canonical, "loads", counting)
-    ours, theirs = Journal(LocalStore(tmp_path), NAME), Journal(LocalStore(tmp_path), NAME)
+    ours = Journal(LocalStore(tmp_path), NAME)
+    theirs = Journal(LocalStore(tmp_path), NAME)
     for number in range(2000):
         ours.add({"number": number})
         assert list(theirs.news()) == [{"number": number}]
@@ -153,7 +155,8 @@ def test_a_ledger_is_read_that_has_as_many_notes_as_one_may_have(folder: LocalSt
 
 def test_a_ledger_that_another_process_rewrites_is_followed(folder: LocalStore) -> None:
     files = statuses(folder)
-    ours, theirs = Ledger(folder, NAME, len(files)), Ledger(folder, NAME, len(files))
+    ours = Ledger(folder, NAME, len(files))
+    theirs = Ledger(folder, NAME, len(files))
     for round_ in range(40):
         for name, status in files.items():
             ours.add({name: status}, round=round_)
@@ -163,7 +166,8 @@ def test_a_ledger_that_another_process_rewrites_is_followed(folder: LocalStore) 
 
 def test_a_rewritten_ledger_keeps_the_notes_of_others(folder: LocalStore) -> None:
     files = statuses(folder)
-    ours, theirs = Ledger(folder, NAME, len(files)), Ledger(folder, NAME, len(files))
+    ours = Ledger(folder, NAME, len(files))
+    theirs = Ledger(folder, NAME, len(files))
     theirs.add({"file-0": files["file-0"]}, by="them")
     for _ in range(200):
         ours.add({"file-1": files["file-1"]})

@@ -66,7 +66,8 @@ def test_errors_of_the_system_are_errors_of_this_program(tmp_path: Path, system:
 def test_a_folder_that_the_disk_could_not_write_is_an_error(
     tmp_path: Path, system: System, code: int
 ) -> None:
-    synced, descriptors = [], []
+    synced = []
+    descriptors = []
 
     def syncfs(descriptor: int) -> int:
         descriptors.append(descriptor)

@@ -14,7 +14,8 @@ from imagenet_prep.storage import origins
 from imagenet_prep.storage.origins import Origin
 from tests.kit.system import System
 
-DIGEST, ORIGIN = "0a" * 32, Origin("/in", {"a.tar": "/elsewhere/a.tar"})
+DIGEST = "0a" * 32
+ORIGIN = Origin("/in", {"a.tar": "/elsewhere/a.tar"})
 
 
 @pytest.fixture

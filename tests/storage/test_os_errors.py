@@ -31,7 +31,8 @@ def test_what_the_system_refuses_is_a_sentence(
 
 def test_an_unfinished_file_that_cannot_be_removed_hides_no_error(tmp_path: Path) -> None:
     """As on a file system that has become read-only: that is what the user must be told."""
-    folder, file = tmp_path / "folder", tmp_path / "file"
+    folder = tmp_path / "folder"
+    file = tmp_path / "file"
     folder.mkdir()
     file.touch()
     with pytest.raises(StoreError, match="the disk fails"), removed_on_failure(folder, file):

@@ -155,7 +155,8 @@ def test_retry_after_is_seconds_or_a_date(seconds: int) -> None:
         assert retry_after(value) == pytest.approx(seconds, abs=60)
 
 
-PAST, BEYOND = "Sun, 01 Jan 2023 00:00:00 GMT", "Sun, 01 Jan 99999 00:00:00 GMT"
+PAST = "Sun, 01 Jan 2023 00:00:00 GMT"
+BEYOND = "Sun, 01 Jan 99999 00:00:00 GMT"
 
 
 @pytest.mark.parametrize("value", ["soon", "", "-5", "1e9", PAST, BEYOND])
@@ -348,7 +349,8 @@ def test_passwords_and_cookies_go_to_their_server_alone_and_not_in_clear_text(
     login: bool,
     cookie: bool,
 ) -> None:
-    netrc, cookies = tmp_path / "netrc", tmp_path / "cookies.txt"
+    netrc = tmp_path / "netrc"
+    cookies = tmp_path / "cookies.txt"
     hosts = ("a.edu", "b.edu", "127.0.0.1", "127.0.0.1.edu")
     netrc.write_text("".join(f"machine {h} login ann password {SECRET}\n" for h in hosts))
     netrc.chmod(0o600)

@@ -140,7 +140,8 @@ def test_a_file_system_that_cannot_lock_is_said_so(system: System) -> None:
 
 
 def test_a_place_goes_though_somebody_still_writes_there(tmp_path: Path) -> None:
-    writing, over = threading.Event(), threading.Event()
+    writing = threading.Event()
+    over = threading.Event()
 
     def write(place: Path) -> None:
         for number in itertools.count():

@@ -45,7 +45,8 @@ def signed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a signed dataset, two keys, and the file of those who may sign."""
     folder = tmp_path_factory.mktemp("signed")
     make_shades(folder / "set")
-    good, _ = key(folder, "good"), key(folder, "other")
+    good = key(folder, "good")
+    _ = key(folder, "other")
     sign(good, folder / "set")
     public = good.with_suffix(".pub").read_text()
     (folder / "signers").write_text(f"# the lab\nlab@example.org {public}")

@@ -62,7 +62,8 @@ def test_a_table_that_is_too_large_to_wait_in_memory_is_opened_when_it_is_used(
     tmp_path: Path, limits: Limits
 ) -> None:
     limits(table_ahead_bytes=9)
-    shards, store = write_tables(tmp_path, 3), SlowStore(tmp_path, 1)
+    shards = write_tables(tmp_path, 3)
+    store = SlowStore(tmp_path, 1)
     each = tables.each(samples.parse, store, shards)
     first = next(each)
     assert store.asked == []
@@ -72,7 +73,8 @@ def test_a_table_that_is_too_large_to_wait_in_memory_is_opened_when_it_is_used(
 
 
 def test_a_damaged_table_is_its_own_affair(tmp_path: Path) -> None:
-    shards, store = write_tables(tmp_path, 4), LocalStore(tmp_path)
+    shards = write_tables(tmp_path, 4)
+    store = LocalStore(tmp_path)
     (tmp_path / naming.samples_name(shards[1].name)).unlink()
     store.write(naming.samples_name(shards[2].name), HEADER)
     found: list[object] = []

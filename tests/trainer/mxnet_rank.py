@@ -22,7 +22,8 @@ from imagenet_prep.trainer import loop
 from imagenet_prep.trainer.mxnet_learner import MxnetLearner
 from tests.kit.batches import digests
 
-FOLDER, FATAL_STEP = sys.argv[1], int(sys.argv[2])
+FOLDER = sys.argv[1]
+FATAL_STEP = int(sys.argv[2])
 forwards = 0
 call, share, step = mx.gluon.Block.__call__, MxnetLearner.share, MxnetLearner.step
 close = loop.Training.close

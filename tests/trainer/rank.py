@@ -53,7 +53,8 @@ def weights(learner: TensorFlowLearner, file: str, config: TrainConfig) -> list[
     with pytest.MonkeyPatch.context() as patch:
         # One that has met the other rank already.
         patch.setattr(loop, "connect", lambda _: learner)
-        leads, data_dir = learner.comm.world.rank == 0, str(config.data_dir)
+        leads = learner.comm.world.rank == 0
+        data_dir = str(config.data_dir)
         sheet = Sheet([data_dir], config.labels) if leads else None
         score = loop.train(config, readers(recipe.settled(config)), sheet)
     values = {f"v{n:03d}": value for n, value in enumerate(learner.values())}

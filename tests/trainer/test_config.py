@@ -113,11 +113,17 @@ def test_the_tutorials_recipe_turns_to_larc_for_128_gpus() -> None:
     few, many = (recipe.resolve(config, gpus, 1_281_167, 1000) for gpus in (127, 128))
 
     assert (few.optimizer, few.schedule.kind, few.momentum, few.weight_decay) == (
-        *("sgd", "poly", 0.9, 1e-4),
+        "sgd",
+        "poly",
+        0.9,
+        1e-4,
     )
     assert few.schedule.peak == pytest.approx(12.7)
     assert (many.optimizer, many.schedule.kind, many.momentum, many.weight_decay) == (
-        *("larc", "linear-cosine", 0.977, 5e-4),
+        "larc",
+        "linear-cosine",
+        0.977,
+        5e-4,
     )
     assert (many.schedule.peak, many.trust_coefficient, many.nesterov) == (3.7, 0.013, True)
 
@@ -128,7 +134,10 @@ def test_recipe_v15_is_nvidias() -> None:
     assert run.schedule.peak == pytest.approx(2.048)
     assert run.schedule.warmup_steps == 8 * run.steps_per_epoch
     assert (run.schedule.kind, run.momentum, run.weight_decay, run.label_smoothing) == (
-        *("cosine", 0.875, 3.0517578125e-5, 0.1),
+        "cosine",
+        0.875,
+        3.0517578125e-5,
+        0.1,
     )
 
 
@@ -141,7 +150,11 @@ def test_mxnets_recipe_is_the_articles() -> None:
     assert [run.schedule(step) for step in (0, run.schedule.warmup_steps)] == [0.1, 6.4]
     assert (run.schedule.kind, run.schedule.warmup_steps) == ("poly", 10 * run.steps_per_epoch)
     assert (run.optimizer, run.momentum, run.weight_decay, run.label_smoothing, run.nesterov) == (
-        *("sgd", 0.9, 1e-4, 0.0, False),
+        "sgd",
+        0.9,
+        1e-4,
+        0.0,
+        False,
     )
     # A checkpoint of TensorFlow's is another run.
     assert run.facts()["framework"] == "mxnet"
@@ -155,10 +168,8 @@ def test_a_checkpoint_of_the_other_framework_is_refused_by_name() -> None:
         for name in ("tensorflow", "mxnet")
     )
 
-    mxnet, tensorflow = (
-        "framework mxnet, this one has tensorflow",
-        "framework tensorflow, this one has mxnet",
-    )
+    mxnet = "framework mxnet, this one has tensorflow"
+    tensorflow = "framework tensorflow, this one has mxnet"
     assert recipe.difference(mxnets.facts(), ours) == mxnet
     assert recipe.difference(ours.facts(), mxnets) == tensorflow
     for there, here, said in ((mxnets, ours, mxnet), (ours, mxnets, tensorflow)):

@@ -168,8 +168,10 @@ def test_predictions_of_all_ranks_come_together(tmp_path: Path) -> None:
 
     found = list(predictions.read(tmp_path / "said.csv"))
     assert [(each.key, each.class_index) for each in found] == [
-        *((key, 10), ("b", 11)),
-        *(("b", 11), (key, 10)),
+        (key, 10),
+        ("b", 11),
+        ("b", 11),
+        (key, 10),
     ]
     assert found[0].classes == (10, 11)
     assert found[0].shares == pytest.approx((0.880797, 0.119203))
@@ -187,9 +189,11 @@ def test_a_run_its_file_and_score_count_equal_and_infinite_logits_the_same(tmp_p
     """As of bfloat16, whose logits are often equal; and shares that are all 0 have an order."""
     random = np.random.default_rng(0)
     logits = random.integers(-3, 3, (400, 12)).astype(np.float64)
-    logits[:20], logits[20:40] = 0, random.choice([0, -900, -1000], (20, 12))
+    logits[:20] = 0
+    logits[20:40] = random.choice([0, -900, -1000], (20, 12))
     logits[40:50, 3], logits[50:60, 4], logits[60:70] = np.nan, np.inf, np.nan
-    labels, there = random.integers(0, 12, 400), np.arange(400) < 390
+    labels = random.integers(0, 12, 400)
+    there = np.arange(400) < 390
     labels[~there] = -1
     keys = np.array([f"{number}" if there[number] else "" for number in range(400)])
     _, top1, top5, _ = trainer_evaluation.count(logits, labels, there)

@@ -299,7 +299,8 @@ def test_the_log_is_written_through_no_link_and_into_no_pipe(train: Train, tmp_p
 
 
 def test_scalars_that_a_link_leads_elsewhere_are_refused(train: Train, tmp_path: Path) -> None:
-    mine, run = tmp_path / "mine", tmp_path / "run"
+    mine = tmp_path / "mine"
+    run = tmp_path / "run"
     mine.mkdir()
     run.mkdir()
     (mine / "events.out.tfevents.1.a").touch()

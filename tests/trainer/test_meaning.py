@@ -86,7 +86,9 @@ def test_an_evaluation_without_flags_has_the_classes_of_the_run(
     config, score = evaluated(tmp_path / "run")
     assert (config.classes, config.remap) == (classes, remap)
     assert (score.examples, score.top1, score.loss) == (
-        *(trained.examples, trained.top1, trained.loss),
+        trained.examples,
+        trained.top1,
+        trained.loss,
     )
     assert score.examples < NUM_VALIDATION
     # The same classes in different words and a different order.

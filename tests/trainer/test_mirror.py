@@ -109,7 +109,8 @@ def test_an_outage_is_said_once_stops_nothing_and_the_next_run_brings_the_mirror
 def test_only_what_a_run_writes_is_mirrored_and_through_no_link(
     s3: S3Server, prefix: str, tmp_path: Path
 ) -> None:
-    log, private = tmp_path / "log", tmp_path / ".ssh"
+    log = tmp_path / "log"
+    private = tmp_path / ".ssh"
     private.mkdir()
     (private / "id_rsa").write_text("a private key")
     (log / "tensorboard").mkdir(parents=True)

@@ -22,7 +22,9 @@ from tests.kit.shared import made_once
 from tests.kit.training import NUM_VALIDATION, arguments, flags, rows
 
 RANK = Path(__file__).with_name("mxnet_rank.py")
-SAVED, FATAL, LAST = 10, 15, 33
+SAVED = 10
+FATAL = 15
+LAST = 33
 LAUNCH = ("launch", "-np", "2")
 
 mxnet = pytest.mark.mxnet
@@ -253,7 +255,8 @@ def test_digits_as_bright_as_mnists_are_learned_in_100_steps(
 @mxnet
 @pytest.mark.long
 def test_two_ranks_learn_mnist_as_the_article_has_it(mxnet_python: Path, tmp_path: Path) -> None:
-    source, data = make_mnist(tmp_path / "in", num=25_600), tmp_path / "set"
+    source = make_mnist(tmp_path / "in", num=25_600)
+    data = tmp_path / "set"
     run(Path(sys.executable), "prepare", "--source", source, "--out", data, "--allow-subset")
     words = ("--data-dir", data, "--framework", "mxnet", "--recipe", "mnist")
 

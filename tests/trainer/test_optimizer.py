@@ -9,7 +9,10 @@ import numpy as np
 import pytest
 
 pytestmark = pytest.mark.tf
-RATE, MOMENTUM, DECAY, ETA = 0.1, 0.9, 0.01, 0.02
+RATE = 0.1
+MOMENTUM = 0.9
+DECAY = 0.01
+ETA = 0.02
 
 
 def made(kind: str, variables: list[Any], *, nesterov: bool = False) -> Any:

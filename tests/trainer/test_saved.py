@@ -51,8 +51,10 @@ def test_flags_that_differ_from_the_run_are_refused_in_one_message(
         evaluated(tmp_path / "run", *flags)
 
     for said in (
-        *("recipe article, this one has tutorial", "model tiny, this one has resnet18"),
-        *("image size 16, this one has 32", "Omit these flags"),
+        "recipe article, this one has tutorial",
+        "model tiny, this one has resnet18",
+        "image size 16, this one has 32",
+        "Omit these flags",
     ):
         assert said in str(refused.value)
 

@@ -66,7 +66,11 @@ def test_the_tutorials_epochs_are_those_it_printed() -> None:
     run = recipe.resolve(TrainConfig(synthetic=True, recipe="tutorial"), 32, IMAGENET, 1000)
 
     assert [f"{run.epoch(step):.1f}" for step in (50, 400, 13750, 14050, 14075)] == [
-        *("0.3", "2.6", "87.9", "89.8", "90.0")
+        "0.3",
+        "2.6",
+        "87.9",
+        "89.8",
+        "90.0",
     ]
 
 
@@ -128,7 +132,8 @@ def test_a_plateau_lowers_the_rate_after_so_many_evaluations_without_improvement
     schedule = Schedule("plateau", 1.0, 2, 100)
     assert [schedule(step) for step in (1, 2, 99)] == [pytest.approx(0.5005), 1, 1]
 
-    plateau, scales = Plateau(), []
+    plateau = Plateau()
+    scales = []
     for loss in (3.0, 2.0, 2.0, 1.99995, 1.9, 2.5, math.nan, 2.5, 2.5, 1.0):
         plateau.see(loss)
         scales.append(plateau.scale)

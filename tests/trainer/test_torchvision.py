@@ -66,8 +66,14 @@ def test_a_kernel_is_turned_and_named_and_the_optimizer_stays(tmp_path: Path) ->
         "step": "3",
     }
     assert list(found) == [
-        *("conv1.weight", "bn1.weight", "bn1.bias", "fc.weight", "fc.bias"),
-        *("bn1.running_mean", "bn1.num_batches_tracked", "bn1.running_var"),
+        "conv1.weight",
+        "bn1.weight",
+        "bn1.bias",
+        "fc.weight",
+        "fc.bias",
+        "bn1.running_mean",
+        "bn1.num_batches_tracked",
+        "bn1.running_var",
     ]
     assert found["conv1.weight"].shape == (5, 4, 2, 3)
     assert found["conv1.weight"][1, 2, 0, 1] == kernel[0, 1, 2, 1]

@@ -124,7 +124,10 @@ def test_the_evaluation_of_a_checkpoint_equals_a_plain_count(
     for variable in variables:
         variable.assign(arrays[variable.path])
     reader = make_dataset(
-        *(shades, "validation", NUM_VALIDATION, 16),
+        shades,
+        "validation",
+        NUM_VALIDATION,
+        16,
         framework="numpy",
         world=World(),
         backend="tfdata",
@@ -159,9 +162,7 @@ def test_dropouts_adam_a_plateau_and_a_holdout_resume_to_the_same_bits(
 
     def open_reader(split: str, training: bool, world: Any) -> Reader:
         opened = "train" if split == "holdout" else split
-        return make_dataset(
-            *(shades, opened, 8, 16), training=training, world=world, backend="tfdata"
-        )
+        return make_dataset(shades, opened, 8, 16, training=training, world=world, backend="tfdata")
 
     def run(name: str, **more: Any) -> Any:
         settings = flags(shades, tmp_path / name, num_epochs=3.125, lr=0.003, keep=9)
@@ -198,7 +199,7 @@ def test_a_finished_run_is_only_evaluated_again(
     again = train(finished, **SETTINGS)
     whole = capfd.readouterr().out.splitlines()[2]
 
-    (first, second) = rows(finished, "evaluation")
+    first, second = rows(finished, "evaluation")
     assert (first["loss"], first["top1"]) == (second["loss"], second["top1"])
     assert len(rows(finished, "finished")) == 1
     last = train(finished, **SETTINGS, evaluate=True, batch_size=11, lr=1.0, optimizer="adam")

@@ -53,7 +53,8 @@ def ranks(request: pytest.FixtureRequest, shades: Path, shared_cache: Path) -> P
     def make(folder: Path) -> None:
         settings = flags(shades, folder, batch_size=4, num_epochs=4.125, eval_every=2.0)
         del settings["log_dir"]
-        own, numbers = folder / "own.csv", range(NUM_TRAIN, NUM_TRAIN + NUM_VALIDATION, 2)
+        own = folder / "own.csv"
+        numbers = range(NUM_TRAIN, NUM_TRAIN + NUM_VALIDATION, 2)
         lines = (f"{wnid(n % 4)}/{wnid(n % 4)}_{n}.JPEG,{n % 4} 1\n" for n in numbers)
         own.write_text("".join(["key,class\n", *lines]))
         settings["labels"] = [str(own)]
@@ -62,10 +63,12 @@ def ranks(request: pytest.FixtureRequest, shades: Path, shared_cache: Path) -> P
             options = ("-np", "2", "--grace", "5", "--rank-logs", str(folder / "logs"))
             options = (*options, "--fusion-threshold-mb", "16")
             program = (*PROGRAM, "launch", *options, "--", "python", *words)
-            code, words = 128 + signal.SIGKILL, ("dies",)
+            code = 128 + signal.SIGKILL
+            words = ("dies",)
         else:
             options = ("-np", "2", str(request.param), sys.executable)
-            program, code = (str(programs / "horovodrun"), *options), 0
+            program = (str(programs / "horovodrun"), *options)
+            code = 0
         path = f"{programs}{os.pathsep}{os.environ['PATH']}"
         env = {"PATH": path, "HOROVOD_TIMELINE": str(folder / "timeline.json")}
         with started(*words, program=program, env=env) as running:
@@ -332,7 +335,9 @@ def test_two_hosts_train_over_a_real_ssh(shades: Path, tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.long
 def test_cifar10_goes_from_its_archive_to_a_model_of_two_ranks(tmp_path: Path) -> None:
-    archive, data, run = tmp_path / "cifar", tmp_path / "set", tmp_path / "run"
+    archive = tmp_path / "cifar"
+    data = tmp_path / "set"
+    run = tmp_path / "run"
     archive.mkdir()
     layouts.make_cifar10(archive, num=20)
     command = ("--source", archive, "--out", data, "--train-shards", "3", "--allow-subset")

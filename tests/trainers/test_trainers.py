@@ -26,7 +26,8 @@ PAGE = clients.PAGE.read_text("utf-8")
 # How the page calls a set.
 NAMED = "/data/imagenet-480"
 QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "", "TF_ENABLE_ONEDNN_OPTS": "0"}
-TRAIN, VALIDATION = 2 * flat.CLASSES, flat.CLASSES
+TRAIN = 2 * flat.CLASSES
+VALIDATION = flat.CLASSES
 
 Sets = Callable[[int], Path]
 
@@ -42,9 +43,18 @@ def sets(tmp_path_factory: pytest.TempPathFactory) -> Sets:
         if offset not in made:
             made[offset] = tmp_path_factory.mktemp("sets") / "set"
             result = command.run(
-                *("prepare", "--source", source, "--out", made[offset], "--allow-subset"),
-                *("--train-shards", "1024", "--validation-shards", "128"),
-                *("--label-offset", str(offset)),
+                "prepare",
+                "--source",
+                source,
+                "--out",
+                made[offset],
+                "--allow-subset",
+                "--train-shards",
+                "1024",
+                "--validation-shards",
+                "128",
+                "--label-offset",
+                str(offset),
             )
             assert result.code == 0, result
         return made[offset]
@@ -215,7 +225,8 @@ def test_the_loop_of_the_package_tfrecord_ends_after_each_example(tmp_path: Path
     )
     if found.strip() == "None":
         pytest.skip("the package tfrecord is not installed in .venv/loaders")
-    source, out = tmp_path / "source", tmp_path / "set"
+    source = tmp_path / "source"
+    out = tmp_path / "set"
     source.mkdir()
     flat.write(source, [*official_classes().wnids])
     words = ("--allow-subset", "--train-shards", "4", "--validation-shards", "1")

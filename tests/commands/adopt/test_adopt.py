@@ -128,7 +128,8 @@ def test_a_set_becomes_a_data_set_where_it_lies(
 def test_rewritten_records_are_the_truth_and_images_untouched(
     foreign_set: Callable[[str], ForeignSet], tmp_path: Path, layout: str
 ) -> None:
-    source, out = foreign_set(layout), tmp_path / "out"
+    source = foreign_set(layout)
+    out = tmp_path / "out"
     before = everything(source.root)
     result = adopt(source.root, "--rewrite", "--out", out)
     proven = command.run("verify", out, "--level", "decode")
@@ -163,7 +164,8 @@ def whole_records(path: Path) -> list[example.ImageExample]:
 def test_linked_shards_take_no_space_and_leave_the_set_alone(
     foreign_set: Callable[[str], ForeignSet], copy: Callable[[str], ForeignSet], tmp_path: Path
 ) -> None:
-    source, out = copy("aws-from-1").root, tmp_path / "out"
+    source = copy("aws-from-1").root
+    out = tmp_path / "out"
     before = contents(source)
     result = adopt(source, "--out", out)
 
@@ -171,7 +173,8 @@ def test_linked_shards_take_no_space_and_leave_the_set_alone(
     assert contents(source) == before
     assert not (source / ".work").exists()
     for number in range(6):
-        old, new = source / f"train-{number + 1:05d}-of-00006", out / NAMES[number]
+        old = source / f"train-{number + 1:05d}-of-00006"
+        new = out / NAMES[number]
         assert old.samefile(new)
     assert command.run("verify", out, "--level", "decode").code == 0
     assert adopt(source, "--out", out).code == 0
@@ -499,7 +502,8 @@ def test_a_killed_rewrite_is_finished_by_the_next_run(
     foreign_set: Callable[[str], ForeignSet], tmp_path: Path, kills: int
 ) -> None:
     source = foreign_set("tfds").root
-    whole, out = tmp_path / "whole", tmp_path / "out"
+    whole = tmp_path / "whole"
+    out = tmp_path / "out"
     assert adopt(source, "--rewrite", "--out", whole).code == 0
     rng = random.Random(1)
     for _ in range(kills):
@@ -516,7 +520,8 @@ def test_a_killed_rewrite_is_finished_by_the_next_run(
 def test_links_that_a_killed_run_has_left_do_not_change_the_shards(
     foreign_set: Callable[[str], ForeignSet], tmp_path: Path
 ) -> None:
-    root, out = tmp_path / "in", tmp_path / "out"
+    root = tmp_path / "in"
+    out = tmp_path / "out"
     shutil.copytree(foreign_set("slim").root, root)
     shards = [path for path in root.rglob("*") if naming.looks_like_shard(path.name)]
     temporary = out / naming.WORK / "temporary"

@@ -14,7 +14,8 @@ from imagenet_prep.sources import shard_files
 from tests.kit.dataset import everything
 
 SHARD = "train-00000-of-00001"
-BEGUN, BEGUN_BEFORE = ".work/run.json", ".work/adopt.json"
+BEGUN = ".work/run.json"
+BEGUN_BEFORE = ".work/adopt.json"
 FAR = [[SHARD, "0" * 64]]
 
 

@@ -73,7 +73,8 @@ def reference(source: Path, out: Path, *flags: str) -> dict[str, bytes]:
 def test_the_dag_makes_a_proven_data_set_and_a_second_run_changes_nothing(
     airflow: Airflow, mini: Miniature, weird_tmp_path: Path, tmp_path: Path
 ) -> None:
-    out, replica = weird_tmp_path / "out", weird_tmp_path / "replica"
+    out = weird_tmp_path / "out"
+    replica = weird_tmp_path / "replica"
     conf = {
         "download_from": str(mini.root),
         "source": str(weird_tmp_path / "archives"),
@@ -201,16 +202,30 @@ def test_every_parameter_reaches_its_command_as_one_word(airflow: Airflow, fake:
     assert fake.calls == [
         ["download", f"--into={HOSTILE}", f"--base-url={HOSTILE}", "--allow-other"],
         [
-            *("prepare", f"--source={HOSTILE}", f"--out={out}"),
-            *("--short-side=480", "--quality=90", "--keep-original", "--allow-subset"),
-            *("--max-bad=0", "--workers=0", "--", HOSTILE),
+            "prepare",
+            f"--source={HOSTILE}",
+            f"--out={out}",
+            "--short-side=480",
+            "--quality=90",
+            "--keep-original",
+            "--allow-subset",
+            "--max-bad=0",
+            "--workers=0",
+            "--",
+            HOSTILE,
         ],
         ["verify", out, "--level=crc", "--if-changed", "--workers=0"],
         ["replicate", out, f"--to={HOSTILE}"],
         [
-            *("launch", "--num-processes=2", f"--hosts={HOSTILE}", "--"),
-            *("train", f"--data-dir={out}", f"--log-dir={HOSTILE}"),
-            *("--recipe=tutorial", f"--classes={HOSTILE}"),
+            "launch",
+            "--num-processes=2",
+            f"--hosts={HOSTILE}",
+            "--",
+            "train",
+            f"--data-dir={out}",
+            f"--log-dir={HOSTILE}",
+            "--recipe=tutorial",
+            f"--classes={HOSTILE}",
         ],
     ]
     assert ended.xcoms["train.digest"] == "d1ge57"
@@ -237,8 +252,13 @@ def test_a_copy_with_smaller_images_is_verified_and_used_by_the_tasks_after_it(
     assert fake.calls[0][:2] == ["prepare", "--source=s3://bucket/ilsvrc2012"]
     resized, verified, replicated, reported = fake.calls[2:6]
     assert resized == [
-        *("resize", f"--input-dir={fake.out}", f"--output-dir={copy}"),
-        *("--splits=train,validation", "--short-side=128", "--quality=90", "--workers=0"),
+        "resize",
+        f"--input-dir={fake.out}",
+        f"--output-dir={copy}",
+        "--splits=train,validation",
+        "--short-side=128",
+        "--quality=90",
+        "--workers=0",
     ]
     assert verified == ["verify", str(copy), "--if-changed", "--workers=0"]
     assert replicated == ["replicate", str(copy), "--to=/replica"]
@@ -272,7 +292,8 @@ def test_options_that_start_programs_need_the_administrators_word(
 def test_files_are_named_in_the_administrators_folder_alone(
     airflow: Airflow, fake: Fake, tmp_path: Path
 ) -> None:
-    files, out = tmp_path / "files", {"out": str(fake.out)}
+    files = tmp_path / "files"
+    out = {"out": str(fake.out)}
     files.mkdir()
     (files / "link").symlink_to("/proc/self/environ")
     elsewhere = ["/proc/self/environ", f"{files}/../x", f"{files}/link", "hosts", f"{files}2/x"]

@@ -83,7 +83,8 @@ def test_only_shards_that_change_are_written(
     reference: Reference, changes: Changes, tmp_path: Path
 ) -> None:
     made(reference.out, tmp_path / "new", *changes.flags)
-    old, new = stamps(reference.out), stamps(tmp_path / "new")
+    old = stamps(reference.out)
+    new = stamps(tmp_path / "new")
     shards = {name for name in old if name.startswith(("train", "validation"))}
     written = {name for name in shards if old[name] != new[name]}
     after = shards_of(tmp_path / "new", *changes.added)
@@ -100,7 +101,8 @@ def test_a_label_changes_and_nothing_else_of_the_record(
     (shard,) = shards_of(reference.out, changes.relabelled)
     lines = (reference.out / "labels.txt").read_text().splitlines()
     wnid, _, text = lines[changes.label].partition(" ")
-    before, after = records(reference.out / shard), records(tmp_path / "new" / shard)
+    before = records(reference.out / shard)
+    after = records(tmp_path / "new" / shard)
     expected = before[0]._replace(stored_label=changes.label + 1, wnid=wnid, text=text)
     assert after == [expected, *before[1:]]
     # The key stays, so that another amendment finds the image, and `diff` says what has changed.
@@ -384,7 +386,8 @@ def test_a_parent_that_is_replaced_while_it_is_linked_is_noticed(
     parent = Path(shutil.copytree(reference.out, tmp_path / "parent"))
     other = tmp_path / "other"
     assert amend(parent, other, "--relabel", changes.relabel).code == 0
-    link, linked = folder_store.hard_link, []
+    link = folder_store.hard_link
+    linked = []
 
     def link_from_a_replaced_parent(path: Path, *given: Any) -> None:
         if not linked:
@@ -470,7 +473,8 @@ def test_replicas_of_it_get_what_their_parents_lack(
 ) -> None:
     new = made(reference.out, tmp_path / "new", *changes.flags)
     replicate = ("replicate", tmp_path / "new", "--json", "--to")
-    there, copy = tmp_path / "there", tmp_path / "copy"
+    there = tmp_path / "there"
+    copy = tmp_path / "copy"
     assert command.run("replicate", reference.out, "--to", there).code == 0
     parent = contents(there)
     # What is damaged there moves, and stays as it is in the parent's replica.
@@ -495,7 +499,8 @@ def test_hosts_get_what_the_replicas_of_the_parent_there_lack(
     reference: Reference, changes: Changes, tmp_path: Path
 ) -> None:
     new = made(reference.out, tmp_path / "new", *changes.flags)
-    parent, hosts = contents(reference.out), make_hosts(tmp_path)
+    parent = contents(reference.out)
+    hosts = make_hosts(tmp_path)
     hosts.only("10.0.0.2", "node-3", "ubuntu@node-4")
     for address in ("10.0.0.2", "ubuntu@node-4"):
         shutil.copytree(reference.out, hosts.root / address / "parent")

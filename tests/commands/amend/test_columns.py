@@ -17,7 +17,8 @@ from tests.kit.columns import complete_column_of_images, make_column_of_images
 from tests.kit.dataset import Reference, contents
 from tests.kit.lengths import long_but
 
-SUMS, CLASSES = "sums", "classes"
+SUMS = "sums"
+CLASSES = "classes"
 MADE_FROM = {SUMS: column.OF_IMAGE, CLASSES: column.OF_CLASS}
 
 
@@ -65,10 +66,12 @@ def assert_as_made_afterwards(new: Path) -> None:
 def test_rows_go_with_their_records_and_missing_ones_are_named(
     parent: Path, changes: Changes, tmp_path: Path
 ) -> None:
-    before, new = contents(parent), tmp_path / "new"
+    before = contents(parent)
+    new = tmp_path / "new"
     result = amend(parent, new, *changes.flags, "--json")
     assert result.code == 0, result
-    told, folder = result.json["amended"]["columns"], new / "columns"
+    told = result.json["amended"]["columns"]
+    folder = new / "columns"
     assert told[SUMS]["missing_rows"] == 3
     assert {*told[SUMS]["first_missing"]} == {*changes.added}
     assert {*told[CLASSES]["first_missing"]} == {*changes.added, changes.relabelled}
@@ -137,9 +140,11 @@ def test_the_missing_rows_and_what_to_do_are_printed(
 def test_changes_after_changes_equal_columns_made_afterwards(
     parent: Path, tmp_path: Path, seed: int
 ) -> None:
-    rng, out = random.Random(seed), parent
+    rng = random.Random(seed)
+    out = parent
     for step in range(2):
-        table, folder = rows(out), tmp_path / f"changes-{step}"
+        table = rows(out)
+        folder = tmp_path / f"changes-{step}"
         folder.mkdir()
         names = [line.split()[0] for line in (out / "labels.txt").read_text().splitlines()]
         chosen = rng.sample(sorted(table), 6)
@@ -156,7 +161,9 @@ def test_changes_after_changes_equal_columns_made_afterwards(
 
 
 def test_a_killed_amend_goes_on(parent: Path, changes: Changes, tmp_path: Path) -> None:
-    new, steps, codes = tmp_path / "new", 300, set[int]()
+    new = tmp_path / "new"
+    steps = 300
+    codes: set[int] = set()
     while not (new / "dataset.json").exists():
         left = command.run(
             str(steps), "amend", parent, "--out", new, *changes.flags, program=faults.DYING

@@ -150,7 +150,8 @@ def test_an_image_that_is_readmitted_loses_its_line(excluded: Path, tmp_path: Pa
 
 
 def test_a_standing_list_is_applied_again(excluded: Path, tmp_path: Path) -> None:
-    asked, new = tmp_path / "asked", tmp_path / "new"
+    asked = tmp_path / "asked"
+    new = tmp_path / "new"
     refused = done("amend", excluded, "--exclude", asked, "--out", new, code=2)
     assert "lines 1, 2: no such key" in refused.err
     assert "--allow-unknown" in refused.err
@@ -177,7 +178,12 @@ def test_a_standing_list_is_applied_again(excluded: Path, tmp_path: Path) -> Non
         "quarantined": 0,
     }
     assert {key for _, key in stored(tmp_path / "newer")} == {
-        *("dog/1.jpg", "dog/3.jpg", "cat/4.jpg", "cat/6.jpg", "dog/7.jpg", "cat/10.jpg")
+        "dog/1.jpg",
+        "dog/3.jpg",
+        "cat/4.jpg",
+        "cat/6.jpg",
+        "dog/7.jpg",
+        "cat/10.jpg",
     }
     assert_counted(tmp_path / "newer", 4)
     assert_all_accounted_for(tmp_path / "newer")
@@ -477,9 +483,12 @@ def chain(folder: Path, rng: random.Random, steps: int) -> None:
     model = Model({}, {})
     for split, key in stored(folder / "0"):
         model.stored[split, key] = files[key]
-    given, is_resized, new = folder / "0", False, 100
+    given = folder / "0"
+    is_resized = False
+    new = 100
     for step in range(1, steps + 1):
-        out, listed = folder / str(step), folder / f"list{step}"
+        out = folder / str(step)
+        listed = folder / f"list{step}"
         verb = rng.choice(["exclude", "add", "add", "grow", "readmit", "relabel", "resize"])
         of_train = sorted(key for split, key in model.stored if split == "train")
         if verb == "exclude":
@@ -561,8 +570,10 @@ def test_a_list_names_images_by_split(tmp_path: Path) -> None:
     done("prepare", photos, tmp_path / "three", "--exclude", listed)
     for name in ("one", "two", "three"):
         assert {*stored(tmp_path / name)} == {
-            *(("train", "dog/2.jpg"), ("train", "cat/4.jpg")),
-            *(("validation", "cat/1.jpg"), ("validation", "cat/3.jpg")),
+            ("train", "dog/2.jpg"),
+            ("train", "cat/4.jpg"),
+            ("validation", "cat/1.jpg"),
+            ("validation", "cat/3.jpg"),
         }
     # An image of validation with this key is a different image.
     write(tmp_path / "add/val/cat/5.jpg", image(0))

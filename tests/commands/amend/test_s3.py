@@ -26,7 +26,8 @@ def test_a_set_in_a_bucket_is_amended_there(
     changes = make_changes(reference.out, tmp_path / "changes")
     local = command.run("amend", reference.out, *changes.flags, "--out", tmp_path / "new", "--json")
     assert local.code == 0, local
-    there, new = f"{prefix}/set", f"{prefix}/new"
+    there = f"{prefix}/set"
+    new = f"{prefix}/new"
     put = command.run("replicate", reference.out, "--to", there, env=s3.environment)
     assert put.code == 0, put
     fetched: set[str] = set()
@@ -54,7 +55,13 @@ def test_a_set_in_a_bucket_is_amended_there(
 
     # A replica beside another bucket's prefix: what the parent has is copied by the server.
     copy = command.run(
-        *("replicate", new, "--to", f"{prefix}/copy", "--from-parent", there, "--json"),
+        "replicate",
+        new,
+        "--to",
+        f"{prefix}/copy",
+        "--from-parent",
+        there,
+        "--json",
         env=s3.environment,
     )
     assert copy.code == 0, copy

@@ -247,7 +247,8 @@ def test_resize_and_verify_run_on_the_cluster_too(
     cluster: Cluster, reference: Reference, tmp_path: Path
 ) -> None:
     flags = ("-s", "validation", "--size", "64")
-    here, there = tmp_path / "here", tmp_path / "there"
+    here = tmp_path / "here"
+    there = tmp_path / "there"
     command.run("resize", "-i", reference.out, "-o", here, *flags)
     argv = ("resize", "-i", reference.out, "-o", there, *flags, "--", *cluster.options())
     resized = command.run(*argv)
@@ -275,7 +276,8 @@ def test_from_bucket_to_bucket_a_killed_member_and_a_tired_server_change_nothing
 ) -> None:
     """The launcher and the workers share the bucket alone: their TMPDIR are two."""
     client = s3.client()
-    source, out = f"{prefix}/archives", f"{prefix}/new"
+    source = f"{prefix}/archives"
+    out = f"{prefix}/new"
     for path in reference.source.glob("ILSVRC2012*"):
         client.upload_file(str(path), BUCKET, key_of(f"{source}/{path.name}"))
 

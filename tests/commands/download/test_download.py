@@ -53,7 +53,8 @@ def test_three_archives_arrive_exactly_and_by_ranges(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("planted", [".work", f".work/{TRAIN}.partial", ".work/lock"])
 def test_no_planted_link_is_written_through(tmp_path: Path, planted: str) -> None:
-    home, into = tmp_path / "home", tmp_path / "into"
+    home = tmp_path / "home"
+    into = tmp_path / "into"
     home.mkdir()
     (home / "key").write_bytes(b"secret")
     (into / planted).parent.mkdir(parents=True)
@@ -289,7 +290,8 @@ def test_a_dry_run_asks_and_writes_nothing(tmp_path: Path) -> None:
     into = tmp_path / "into"
     with serve(FILES) as server:
         flags = arguments(into, server.url, "--allow-other", "--dry-run")
-        result, machine = command.run("download", *flags), command.run("download", *flags, "--json")
+        result = command.run("download", *flags)
+        machine = command.run("download", *flags, "--json")
 
     assert result.code == machine.code == 0
     for name in FILES:

@@ -63,7 +63,8 @@ def test_a_refusal_is_explained(
 
 
 def test_an_object_that_changes_is_noticed(s3: S3Server, prefix: str) -> None:
-    client, there = s3.client(), {"Bucket": BUCKET, "Key": key_of(f"{prefix}/changing")}
+    client = s3.client()
+    there = {"Bucket": BUCKET, "Key": key_of(f"{prefix}/changing")}
     client.put_object(**there, Body=b"a" * 1000)
     source = open_remote(prefix, connections=1, timeout_s=10)
     stat = source.stat("changing")

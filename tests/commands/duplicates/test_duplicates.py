@@ -90,8 +90,19 @@ def prepared(source: Path) -> Path:
     """The source as a set of several shards; read-only but for `.work`."""
     out = source.parent / "set"
     result = command.run(
-        *("prepare", "--source", source, "--out", out, "--train-shards", "4"),
-        *("--validation-shards", "2", "--check", "header", "--short-side", "480"),
+        "prepare",
+        "--source",
+        source,
+        "--out",
+        out,
+        "--train-shards",
+        "4",
+        "--validation-shards",
+        "2",
+        "--check",
+        "header",
+        "--short-side",
+        "480",
     )
     assert result.code == 0, result
     return out
@@ -200,8 +211,15 @@ def test_the_lists_are_taken_by_prepare(source: Path, prepared: Path, tmp_path: 
     assert command.run("duplicates", prepared, "--out", tmp_path / "out").code == 0
     clean = tmp_path / "clean"
     result = command.run(
-        *("prepare", "--source", source, "--out", clean, "--check", "header"),
-        *("--exclude", tmp_path / "out" / "exclude-train.txt"),
+        "prepare",
+        "--source",
+        source,
+        "--out",
+        clean,
+        "--check",
+        "header",
+        "--exclude",
+        tmp_path / "out" / "exclude-train.txt",
     )
     assert result.code == 0, result
 
@@ -226,14 +244,30 @@ def test_what_a_set_has_of_a_split_of_another(source: Path, prepared: Path, tmp_
     """The other set has other sizes and shards; only pairs across the sets are told."""
     other = tmp_path / "other"
     small = command.run(
-        *("prepare", "--source", source, "--out", other, "--short-side", "100"),
-        *("--train-shards", "1", "--validation-shards", "1"),
+        "prepare",
+        "--source",
+        source,
+        "--out",
+        other,
+        "--short-side",
+        "100",
+        "--train-shards",
+        "1",
+        "--validation-shards",
+        "1",
     )
     assert small.code == 0, small
 
     result = command.run(
-        *("duplicates", prepared, "--against", f"{other}:validation", "--out", tmp_path / "out"),
-        *("--json", "--fail-on", "cross"),
+        "duplicates",
+        prepared,
+        "--against",
+        f"{other}:validation",
+        "--out",
+        tmp_path / "out",
+        "--json",
+        "--fail-on",
+        "cross",
     )
 
     assert result.code == 3
@@ -619,8 +653,13 @@ def test_a_source_without_one_sound_image_has_no_pair(tmp_path: Path) -> None:
         (tmp_path / "source" / name / "1.jpg").write_bytes(b"no image")
 
     result = command.run(
-        *("duplicates", "--source", tmp_path / "source", "--splits", "train"),
-        *("--out", tmp_path / "out"),
+        "duplicates",
+        "--source",
+        tmp_path / "source",
+        "--splits",
+        "train",
+        "--out",
+        tmp_path / "out",
     )
 
     assert result.code == 3

@@ -63,7 +63,8 @@ def test_fields_that_are_wrong_or_the_manifests_are_refused(
 def test_only_a_croissant_file_is_replaced_and_never_the_authors_fields(
     prepared: Path, tmp_path: Path
 ) -> None:
-    out, about = tmp_path / "made.json", tmp_path / "about.json"
+    out = tmp_path / "made.json"
+    about = tmp_path / "about.json"
     described(prepared, out, {})
     first = out.read_bytes()
     described(prepared, out, ABOUT)

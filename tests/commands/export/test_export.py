@@ -72,7 +72,8 @@ def test_prepare_makes_the_same_shards_from_what_was_exported(
 def test_a_damaged_record_stops_the_export_and_another_run_of_the_sound_set_ends_it(
     prepared: Path, tmp_path: Path
 ) -> None:
-    data, out = tmp_path / "data", tmp_path / "out"
+    data = tmp_path / "data"
+    out = tmp_path / "out"
     shutil.copytree(prepared, data)
     shard = data / "train-00002-of-00003"
     whole = shard.read_bytes()
@@ -257,7 +258,8 @@ def test_a_bucket_gets_what_a_folder_gets(
     for out in (prefix, str(tmp_path / "out"), prefix):
         assert export.run([str(prepared), "--to", to, "--out", out]) == 0
 
-    there, here = objects(s3.client(), prefix), all_files(tmp_path / "out")
+    there = objects(s3.client(), prefix)
+    here = all_files(tmp_path / "out")
     for files in (there, here):
         for name in [name for name in files if name.startswith(".work/")]:
             del files[name]
@@ -294,7 +296,8 @@ def test_a_part_whose_list_of_sums_is_very_long_is_checked(tmp_path: Path) -> No
     folder = LocalStore(tmp_path)
     # More than a small file may have, in few lines.
     path = b"/".join([b"lost", *[b"x" * 250] * 15])
-    lost, here = b"0" * 64 + b"  " + path + b"\n", b"0" * 64 + b"  here\n"
+    lost = b"0" * 64 + b"  " + path + b"\n"
+    here = b"0" * 64 + b"  here\n"
     number = 1 + (65 << 20) // len(lost)
     folder.write("sums/lost", here + lost * number)
     folder.write("sums/here", here)

@@ -33,8 +33,15 @@ from tests.kit.tfrecords import plain, wnid, write_set
 
 # Names that photographs have, and that a format could lose.
 NAMES = (
-    *("cats/a.b.jpg", "cats/a.jpg", "cats/a.JPEG", "cats/a b.jpg", "cats/2021/Ferien ä/a.jpg"),
-    *("dogs/a.jpg", "dogs/100%.jpg", "dogs/CON.jpg", "dogs/'q\"uote.JPG"),
+    "cats/a.b.jpg",
+    "cats/a.jpg",
+    "cats/a.JPEG",
+    "cats/a b.jpg",
+    "cats/2021/Ferien ä/a.jpg",
+    "dogs/a.jpg",
+    "dogs/100%.jpg",
+    "dogs/CON.jpg",
+    "dogs/'q\"uote.JPG",
 )
 
 
@@ -155,7 +162,8 @@ def test_a_class_without_images_is_refused_with_what_would_come_of_it(
 
 def test_a_class_list_in_another_order_is_refused(tmp_path: Path) -> None:
     """As of CIFAR-10's kind: the labels are those of its own list."""
-    source, out = tmp_path / "tfds", tmp_path / "set"
+    source = tmp_path / "tfds"
+    out = tmp_path / "set"
     images = [foreign.Image("train", f"{w}.jpg", w, w, plain(n), 0, 0) for n, w in enumerate("ba")]
     for number, each in enumerate(images):
         record = foreign.frame(foreign.encode(foreign.tfds(each, number)))
@@ -283,8 +291,16 @@ def test_hard_names_are_files_of_their_own(photographs: Path, tmp_path: Path) ->
 def test_keys_of_tars_are_told_apart_and_grouped_by_their_first_dot() -> None:
     names = [
         *NAMES,
-        *("cats/a", "cats/a%", "cats/a.jpg.JPEG", "cats/.JPEG", "cats/a%2Ejpg", "cats/a%25"),
-        *("__cats__/a.JPEG", "%5F_cats__/a.JPEG", "a.JPEG", "a/a.JPEG"),
+        "cats/a",
+        "cats/a%",
+        "cats/a.jpg.JPEG",
+        "cats/.JPEG",
+        "cats/a%2Ejpg",
+        "cats/a%25",
+        "__cats__/a.JPEG",
+        "%5F_cats__/a.JPEG",
+        "a.JPEG",
+        "a/a.JPEG",
     ]
     made = [sample_key(name) for name in names]
 
@@ -385,7 +401,8 @@ def test_tfds_opens_it_by_name_and_by_folder(
             shapes = {image.shape for image, _ in images.as_numpy_iterator()}
         else:
             builder = tfds.builder_from_directory(str(out / "imagenet2012" / "5.1.0"))
-            opened, info = builder.as_dataset(split=split, decoders=decoders), builder.info
+            opened = builder.as_dataset(split=split, decoders=decoders)
+            info = builder.info
             images = builder.as_dataset(split=split)
             shapes = {row["image"].shape for row in images.as_numpy_iterator()}
         found = {

@@ -30,8 +30,28 @@ _CLASSES = {
 # Suffixes that ImageFolder, `prepare` or both do not know, and some that both know.
 _SUFFIXES = (".jpg", ".JPEG", ".png", ".gif", ".HEIC", ".ppm", ".pgm", ".x.y", "", ".tif")
 _STEMS = (
-    *("1", "1", "2", "2", "a b", "x,1", '"1"', "=1", "-1", "%2E1", "~1~2", "1~1", "A", "a"),
-    *("\xfc", "u\u0308", "#1", "1;2", "deep/1", "deep/2", "cat/1", "l" * 200),
+    "1",
+    "1",
+    "2",
+    "2",
+    "a b",
+    "x,1",
+    '"1"',
+    "=1",
+    "-1",
+    "%2E1",
+    "~1~2",
+    "1~1",
+    "A",
+    "a",
+    "\xfc",
+    "u\u0308",
+    "#1",
+    "1;2",
+    "deep/1",
+    "deep/2",
+    "cat/1",
+    "l" * 200,
 )
 # The key of each image, with its label and the hash of its bytes.
 Table = dict[tuple[str, str], tuple[str, str]]
@@ -126,7 +146,8 @@ def test_every_format_brings_each_image_back(
     splits = {split for split, _ in expected}
     source_splits = sorted(splits - {"holdout"})
     for to in ("folder", "parquet", "recordio"):
-        place, back = tmp_path / to, tmp_path / f"from-{to}"
+        place = tmp_path / to
+        back = tmp_path / f"from-{to}"
         more = ["--allow-empty-class"] if to == "folder" else []
         run(export.run, case.out, "--to", to, "--out", place, *more)
         sums = [line.partition("  ")[2] for line in (place / "SHA256SUMS").read_text().splitlines()]

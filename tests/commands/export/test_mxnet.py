@@ -106,7 +106,8 @@ def test_the_list_has_the_lines_of_im2rec_in_the_order_of_the_records(
     def lines(path: Path) -> list[list[str]]:
         return [line.split("\t") for line in path.read_text().splitlines(keepends=True)]
 
-    ours, tool = lines(folder / "train.lst"), lines(folder / "list" / "train.lst")
+    ours = lines(folder / "train.lst")
+    tool = lines(folder / "list" / "train.lst")
     for rows in (ours, tool):
         assert [row[0] for row in rows] == list(map(str, range(len(rows))))
     assert sorted(row[1:] for row in ours) == sorted(row[1:] for row in tool)

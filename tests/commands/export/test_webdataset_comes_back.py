@@ -25,14 +25,39 @@ CLASSES = {
     "official": official_classes().wnids[3:6],
     "wnids": ("n00000011", "n00000022", "n00000033"),
     "own": (
-        *("10", "9", "CAT2", "a b", "cat", "dog", "n00000011", "x,y", 'q"q', "\xe9t\xe9"),
+        "10",
+        "9",
+        "CAT2",
+        "a b",
+        "cat",
+        "dog",
+        "n00000011",
+        "x,y",
+        'q"q',
+        "\xe9t\xe9",
         "__x__",
     ),
 }
 NAMES = (
-    *("1.jpg", "2.JPEG", "1.x.y.jpg", "a b.jpg", "%2E.jpg", "~1.jpg", "__meta__.jpg", "=1.jpg"),
-    *("sub/1.jpg", "sub/s.t/1.jpg", "\xfc.jpg", "u\u0308.jpg", "#1;2.gif", "train/1.jpg", "odd"),
-    *("cls.jpg", "a.json.jpg", "l" * 240 + ".jpg", "n00000022_1.jpg"),
+    "1.jpg",
+    "2.JPEG",
+    "1.x.y.jpg",
+    "a b.jpg",
+    "%2E.jpg",
+    "~1.jpg",
+    "__meta__.jpg",
+    "=1.jpg",
+    "sub/1.jpg",
+    "sub/s.t/1.jpg",
+    "\xfc.jpg",
+    "u\u0308.jpg",
+    "#1;2.gif",
+    "train/1.jpg",
+    "odd",
+    "cls.jpg",
+    "a.json.jpg",
+    "l" * 240 + ".jpg",
+    "n00000022_1.jpg",
 )
 # The label and the hash of the bytes of each image, by split and key.
 Table = dict[tuple[str, str], tuple[str, str]]
@@ -119,7 +144,8 @@ FLAGS = ("--splits", "train,validation,holdout", "--allow-subset", "--keep-origi
 
 def test_tars_on_a_server_give_the_same_dataset(tars: Path, tmp_path: Path) -> None:
     """The tars are found by _info.json; no list of them is stored next to the dataset."""
-    local, remote = tmp_path / "local", tmp_path / "remote"
+    local = tmp_path / "local"
+    remote = tmp_path / "remote"
     with serve({path.name: path.read_bytes() for path in tars.iterdir()}) as server:
         for source, out in ((tars, local), (server.url, remote)):
             result = command.run("prepare", "--source", source, "--out", out, *FLAGS)

@@ -21,7 +21,8 @@ from imagenet_prep.storage.ledger import NOTES, verified_md5
 from tests.kit import command
 from tests.kit.dataset import SETTINGS, Reference, contents, receipts
 
-TRAIN, VALIDATION = "ILSVRC2012_img_train.tar", "ILSVRC2012_img_val.tar"
+TRAIN = "ILSVRC2012_img_train.tar"
+VALIDATION = "ILSVRC2012_img_val.tar"
 SAID = "verified by imagenet-prep download"
 
 
@@ -47,7 +48,8 @@ def hashed(out: Path) -> set[str]:
 def test_what_download_has_proven_is_carried_and_the_set_is_the_same(
     reference: Reference, downloaded: Path, tmp_path: Path
 ) -> None:
-    carried, read = tmp_path / "carried", tmp_path / "read"
+    carried = tmp_path / "carried"
+    read = tmp_path / "read"
 
     result = prepare(downloaded, carried)
     assert result.code == 0, result

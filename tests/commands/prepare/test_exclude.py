@@ -35,7 +35,8 @@ def test_a_list_of_keys_is_left_out(cifar: Path, tmp_path: Path) -> None:
     assert "\nexcluded: 1\n" in made.out
 
     # Exactly one shard is another, by exactly that image.
-    before, after = contents(whole), contents(out)
+    before = contents(whole)
+    after = contents(out)
     changed = {name for name in before if before[name] != after[name]}
     shard = "train-00000-of-00004"
     assert before.keys() == after.keys()

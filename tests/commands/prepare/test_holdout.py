@@ -151,8 +151,14 @@ def test_every_verb_takes_the_third_split(held: Path, tmp_path: Path) -> None:
     places = {name: tmp_path / name for name in ("resized", "adopted", "replica")}
     made = [
         command.run(
-            *("resize", "-i", held, "-o", places["resized"], "--keep-original"),
-            *("-s", "train,holdout,validation"),
+            "resize",
+            "-i",
+            held,
+            "-o",
+            places["resized"],
+            "--keep-original",
+            "-s",
+            "train,holdout,validation",
         ),
         command.run("adopt", held, "--out", places["adopted"], "--allow-subset"),
         command.run("replicate", held, "--to", places["replica"]),
@@ -168,7 +174,8 @@ def test_every_verb_takes_the_third_split(held: Path, tmp_path: Path) -> None:
 
 
 def test_mnist_goes_from_its_files_to_a_set(tmp_path: Path) -> None:
-    root, out = layouts.make_mnist(tmp_path / "in"), tmp_path / "out"
+    root = layouts.make_mnist(tmp_path / "in")
+    out = tmp_path / "out"
     refused = command.run("prepare", "--source", root, "--out", out)
     assert refused.code == 3
     assert "train has 40 images, expected 60,000" in refused.err

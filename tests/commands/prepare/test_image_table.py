@@ -45,7 +45,7 @@ def test_a_table_is_prepared_resumed_and_compared(source: Path, tmp_path: Path) 
     names = ("boston_bull", "dingo")
     expected = {f"{names[number % 2]}/{number}.jpg": str(number % 2) for number in range(8)}
     assert rows(out, "train") == expected
-    (images, table) = json.loads((out / "dataset.json").read_bytes())["sources"]
+    images, table = json.loads((out / "dataset.json").read_bytes())["sources"]
     assert (images["members"], images["ignored"]) == (8, {"test/": 1})
     assert table["md5"]
     before = contents(out)

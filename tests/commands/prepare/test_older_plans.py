@@ -122,7 +122,8 @@ def test_both_splits_shrink(tmp_path: Path) -> None:
 def test_a_file_without_a_receipt_is_refused_before_work_starts(
     tmp_path: Path, stranger: str
 ) -> None:
-    images, out = source(tmp_path / "source", 8), tmp_path / "out"
+    images = source(tmp_path / "source", 8)
+    out = tmp_path / "out"
     run(images, out)
     kill(out)
     (out / stranger).write_bytes(b"precious")
@@ -140,7 +141,8 @@ def test_a_file_without_a_receipt_is_refused_before_work_starts(
 
 def test_a_receipt_proves_only_a_file_of_its_size(tmp_path: Path) -> None:
     """The user has replaced a shard of the killed run by one of a different program."""
-    images, out = source(tmp_path / "source", 8), tmp_path / "out"
+    images = source(tmp_path / "source", 8)
+    out = tmp_path / "out"
     run(images, out)
     kill(out)
     (out / "train-00001-of-00002").write_bytes(b"precious")
@@ -152,7 +154,8 @@ def test_a_receipt_proves_only_a_file_of_its_size(tmp_path: Path) -> None:
 
 
 def test_a_planted_receipt_removes_no_other_file(tmp_path: Path) -> None:
-    images, out = source(tmp_path / "source", 8), tmp_path / "out"
+    images = source(tmp_path / "source", 8)
+    out = tmp_path / "out"
     run(images, out)
     kill(out)
     (out / "notes.md").write_text("mine")
@@ -174,7 +177,8 @@ def test_a_planted_receipt_removes_no_other_file(tmp_path: Path) -> None:
 
 
 def test_a_stranger_in_a_finished_dataset_is_named(tmp_path: Path) -> None:
-    images, out = source(tmp_path / "source", 8), tmp_path / "out"
+    images = source(tmp_path / "source", 8)
+    out = tmp_path / "out"
     run(images, out)
     shutil.copy(out / "train-00000-of-00002", out / "train-00000-of-00003")
     before = all_files(out)
@@ -185,7 +189,8 @@ def test_a_stranger_in_a_finished_dataset_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_bucket_has_only_the_files_of_the_last_plan(tmp_path: Path, prefix: str) -> None:
-    images, store = source(tmp_path / "source", 8), open_store(prefix)
+    images = source(tmp_path / "source", 8)
+    store = open_store(prefix)
     run(images, prefix)
     store.remove(naming.MANIFEST, "train-00000-of-00002")
     shrink(images, 3)
@@ -202,7 +207,8 @@ def test_a_bucket_has_only_the_files_of_the_last_plan(tmp_path: Path, prefix: st
 
 @pytest.mark.beam
 def test_a_cluster_leaves_only_the_files_of_the_last_plan(tmp_path: Path) -> None:
-    images, out = source(tmp_path / "source", 8), tmp_path / "out"
+    images = source(tmp_path / "source", 8)
+    out = tmp_path / "out"
     run(images, out, LOCAL)
     kill(out, "train-00000-of-00002")
     shrink(images, 3)

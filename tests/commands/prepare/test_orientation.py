@@ -93,7 +93,8 @@ def test_every_photograph_is_shown_in_one_way(photos: Path, tmp_path: Path, rule
 def test_tags_that_were_kept_are_counted_and_resize_sets_them_right(
     photos: Path, tmp_path: Path
 ) -> None:
-    kept, out = tmp_path / "kept", tmp_path / "out"
+    kept = tmp_path / "kept"
+    out = tmp_path / "out"
     assert prepare(photos, kept, "--keep-original").code == 0
     assert "orientation" not in json.loads((kept / "dataset.json").read_bytes())["config"]
     verified = command.run("verify", kept, "--level", "decode")

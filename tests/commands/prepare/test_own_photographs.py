@@ -168,7 +168,8 @@ def test_the_extra_of_a_format_is_named_in_each_summary(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_excluded_photographs_have_lines(photos: Path, tmp_path: Path) -> None:
-    out, keys = tmp_path / "out", tmp_path / "keys"
+    out = tmp_path / "out"
+    keys = tmp_path / "keys"
     keys.write_text("cats/2021/IMG_1.jpg\n")
     made = prepare(photos, out, "--exclude", keys)
     assert made.code == 0, made

@@ -167,7 +167,8 @@ def test_shards_of_a_split_differ_by_one_image_at_most(
 def test_index_lines_are_the_offsets_and_sizes_of_the_records(reference: Reference) -> None:
     for name in shard_names(reference.contents):
         data = reference.contents[name]
-        lines, offset = [], 0
+        lines = []
+        offset = 0
         while offset < len(data):
             size = int.from_bytes(data[offset : offset + 8], "little") + 16
             lines.append(f"{offset} {size}\n")

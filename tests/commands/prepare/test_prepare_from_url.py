@@ -11,7 +11,8 @@ from tests.kit import command
 from tests.kit.dataset import SETTINGS, Reference, contents
 from tests.kit.http_server import SeededFaults, Server, serve
 
-TRAIN, VALIDATION = "/ILSVRC2012_img_train.tar", "/ILSVRC2012_img_val.tar"
+TRAIN = "/ILSVRC2012_img_train.tar"
+VALIDATION = "/ILSVRC2012_img_val.tar"
 
 
 def archives(folder: Path) -> dict[str, bytes]:

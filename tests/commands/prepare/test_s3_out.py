@@ -119,7 +119,8 @@ def copied(
     s3: S3Server, finished: tuple[command.Finished, bytes, Path], request: pytest.FixtureRequest
 ) -> str:
     """Returns the prefix of a copy of the dataset `same`, the work folder included."""
-    client, prefix = s3.client(), re.sub(r"\W", "-", request.node.name)
+    client = s3.client()
+    prefix = re.sub(r"\W", "-", request.node.name)
     for entry in client.list_objects_v2(Bucket=BUCKET, Prefix="same/")["Contents"]:
         client.copy_object(
             Bucket=BUCKET,
@@ -181,7 +182,8 @@ def test_a_second_run_on_another_machine_finds_nothing_to_do(
 def test_a_killed_run_is_resumed_by_another_machine(
     s3: S3Server, many: Miniature, whole: dict[str, bytes], kind: str, attempts: int, tmp_path: Path
 ) -> None:
-    prefix, flags = f"killed-{attempts}-{kind}", (*MANY, "--worker-kind", kind)
+    prefix = f"killed-{attempts}-{kind}"
+    flags = (*MANY, "--worker-kind", kind)
     for attempt in range(attempts):
         machine = Machine(s3, tmp_path / str(attempt % 2))
         done = receipts(s3, prefix)
@@ -351,7 +353,8 @@ def test_a_deleted_shard_is_made_again_and_a_foreign_one_is_named(
     s3: S3Server, reference: Reference, machine: Machine, copied: str
 ) -> None:
     client = s3.client()
-    foreign, deleted = f"{copied}/train-00001-of-00008", f"{copied}/train-00002-of-00008"
+    foreign = f"{copied}/train-00001-of-00008"
+    deleted = f"{copied}/train-00002-of-00008"
     size = len(reference.contents["train-00001-of-00008"])
     client.put_object(Bucket=BUCKET, Key=foreign, Body=b"x" * size)
     client.delete_object(Bucket=BUCKET, Key=deleted)
@@ -387,7 +390,8 @@ def test_too_many_bad_images_stop_the_run_and_leave_no_manifest(
 ) -> None:
     client = s3.client()
     # Uploads that a dead run has begun are removed, and no others.
-    ours, others = "bad/train-00000-of-00008", "bad/notes.txt"
+    ours = "bad/train-00000-of-00008"
+    others = "bad/notes.txt"
     for key in (ours, others):
         client.create_multipart_upload(Bucket=BUCKET, Key=key)
     stopped = machine.prepare(reference.source, "bad", *SETTINGS, "--max-bad", "0")
@@ -421,7 +425,11 @@ def test_archives_in_a_bucket_are_read_where_they_lie(
         client.put_object(Bucket=BUCKET, Key=f"raw/{path.name}", Body=path.read_bytes())
     with proxied(s3.url, seed=3, faults=12, rate=0.1) as proxy:
         result = machine.run(
-            *("prepare", "--source", f"s3://{BUCKET}/raw", "--out", f"s3://{BUCKET}/made/one"),
+            "prepare",
+            "--source",
+            f"s3://{BUCKET}/raw",
+            "--out",
+            f"s3://{BUCKET}/made/one",
             *SETTINGS,
             AWS_ENDPOINT_URL=proxy.url,
         )
@@ -500,7 +508,8 @@ def test_a_proxy_and_temporary_credentials_are_taken_as_boto3_takes_them(
 def test_verify_and_show_read_a_bucket(
     s3: S3Server, reference: Reference, machine: Machine, copied: str
 ) -> None:
-    there, shard = f"s3://{BUCKET}/{copied}", "train-00003-of-00008"
+    there = f"s3://{BUCKET}/{copied}"
+    shard = "train-00003-of-00008"
     for level in ("manifest", "decode"):
         sound = machine.run("verify", there, "--level", level)
         assert sound.code == 0, sound

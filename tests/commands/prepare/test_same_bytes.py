@@ -102,7 +102,8 @@ def test_the_order_of_members_in_the_archives_does_not_show_in_the_shards(
     differing = {name for name in there if there[name] != reference.contents[name]}
     assert there.keys() == reference.contents.keys()
     assert differing == {"dataset.json", "quarantine.jsonl"}
-    mine, theirs = json.loads(there["dataset.json"]), json.loads(reference.contents["dataset.json"])
+    mine = json.loads(there["dataset.json"])
+    theirs = json.loads(reference.contents["dataset.json"])
     assert mine["splits"] == theirs["splits"]
 
 

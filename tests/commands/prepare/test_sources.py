@@ -425,8 +425,11 @@ def test_a_dry_run_unpacks_nothing(parquet: Path, tmp_path: Path) -> None:
     long_but(
         [("threads", (1,))],
         [
-            *(("threads", (1,)), ("threads", (0, 2)), ("processes", (1, 3))),
-            *(("threads", (0, 1, 2, 3)), ("processes", (0, 1, 2, 3))),
+            ("threads", (1,)),
+            ("threads", (0, 2)),
+            ("processes", (1, 3)),
+            ("threads", (0, 1, 2, 3)),
+            ("processes", (0, 1, 2, 3)),
         ],
     ),
 )

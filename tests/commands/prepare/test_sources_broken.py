@@ -156,7 +156,8 @@ def test_a_flipped_bit_in_the_devkit_never_changes_a_label(
     truth = {r.filename: r.stored_label for r in split_records(reference.out, "validation")}
     for number in range(6):
         path.write_bytes(whole)
-        position, bit = rng.randrange(len(whole)), rng.randrange(8)
+        position = rng.randrange(len(whole))
+        bit = rng.randrange(8)
         flip_bit(path, position, bit)
         out = tmp_path / f"out-{number}"
         arguments = ("--source", source, "--out", out, "--splits", "validation", "--allow-subset")
@@ -234,7 +235,9 @@ def test_a_member_that_is_no_plain_file_is_tampering(
 ) -> None:
     def tamper(info: tarfile.TarInfo, data: bytes) -> list[tuple[tarfile.TarInfo, bytes]]:
         extra = copy.copy(info)
-        extra.name, extra.type, extra.linkname = "link.JPEG", kind, "/etc/passwd"
+        extra.name = "link.JPEG"
+        extra.type = kind
+        extra.linkname = "/etc/passwd"
         return [(info, data), (extra, b"")]
 
     edit = edit_train_tar if name == TRAIN_ARCHIVE else rewrite_tar

@@ -119,7 +119,8 @@ def test_labels_of_a_subset_of_classes_do_not_shift(
         indices = [int(text) for text in chosen.split(",")]
         value = ",".join(wnids[index] for index in indices)
     else:
-        indices, value = list(range(int(chosen))), chosen
+        indices = list(range(int(chosen)))
+        value = chosen
     places = ("--source", mini.root, "--out", out)
     result = command.run("prepare", *places, *PLAIN, "--subset-classes", value)
 

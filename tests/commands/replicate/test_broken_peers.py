@@ -9,7 +9,8 @@ from imagenet_prep.hosts.process import Ending
 from tests.kit.fake_hosts import Hosts
 from tests.kit.hostile import peers
 
-RECEIVER, GIVER = "imagenet_prep.distribute.receive", "imagenet_prep.distribute.send"
+RECEIVER = "imagenet_prep.distribute.receive"
+GIVER = "imagenet_prep.distribute.send"
 
 
 def only_for(module: str, script: str) -> str:

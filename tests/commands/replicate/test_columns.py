@@ -72,9 +72,12 @@ def test_a_column_that_is_made_later_comes_without_withdrawing_the_dataset(
 
 
 def test_a_killed_copy_has_no_column_json_before_its_files(dataset: Path, tmp_path: Path) -> None:
-    copy, steps, seen = tmp_path / "copy", 0, set[bool]()
+    copy = tmp_path / "copy"
+    steps = 0
+    seen: set[bool] = set()
     assert replicate(dataset, "--to", copy, "--columns", "none").code == 0
-    plain, complete = contents(copy), contents(dataset)
+    plain = contents(copy)
+    complete = contents(dataset)
     while contents(copy) != complete:
         shutil.rmtree(copy)
         for name, data in plain.items():
@@ -195,7 +198,8 @@ def test_hosts_get_all_columns_or_those_of_their_part(hosts: Hosts, dataset: Pat
 
 
 def test_a_part_has_the_files_of_its_shards(dataset: Path, tmp_path: Path) -> None:
-    part, placement = tmp_path / "part", Placement(1, 3)
+    part = tmp_path / "part"
+    placement = Placement(1, 3)
     flags = ("--mode", "partition", "--part", "1/3")
     assert replicate(dataset, "--to", part, *flags).code == 0
     manifest = open_dataset(str(dataset)).manifest

@@ -80,8 +80,10 @@ def test_a_repair_that_dies_leaves_no_manifest_over_what_is_damaged(
     flipped = SHARD, "train-00004-of-00006"
     for name in flipped:
         faults.flip_bit(copy / name, 20_000)
-    damaged, sound = contents(copy), contents(dataset)
-    steps, mending = 0, set[int]()
+    damaged = contents(copy)
+    sound = contents(dataset)
+    steps = 0
+    mending: set[int] = set()
     while contents(copy) != sound:
         shutil.rmtree(copy)
         LocalStore(copy).make_folder(naming.INDEX)

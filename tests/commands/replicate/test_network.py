@@ -21,7 +21,9 @@ from tests.kit.replicas import make_dataset
 pytestmark = [pytest.mark.root, pytest.mark.slow]
 
 # 6 MB at 16 Mbit/s: three seconds, time enough for accidents.
-RATE, SHARDS, SHARD_BYTES = "16mbit", 6, 1_000_000
+RATE = "16mbit"
+SHARDS = 6
+SHARD_BYTES = 1_000_000
 
 
 @pytest.fixture

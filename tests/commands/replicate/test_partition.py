@@ -128,7 +128,8 @@ def test_more_copies_than_hosts_and_the_leaders_own_folder_are_refused(
     assert "--copies 5 on 4 hosts: 5 copies: expected 1 to 4" in many.err
 
     (tmp_path / "hosts.txt").write_text("localhost slots=8\nnode-3 slots=8\n")
-    whole, target = contents(dataset), f"hosts:{tmp_path / 'hosts.txt'}:{dataset}"
+    whole = contents(dataset)
+    target = f"hosts:{tmp_path / 'hosts.txt'}:{dataset}"
     own = command.run("replicate", dataset, "--to", target, *PARTITION, env=hosts.environment)
     assert own.code == 2, own
     assert "replicate does not change to part 0 of 2" in own.out

@@ -82,7 +82,8 @@ def test_only_what_is_wrong_or_missing_is_sent_again(s3: S3Server, tmp_path: Pat
 def test_unfinished_uploads_of_a_killed_run_are_removed(s3: S3Server, tmp_path: Path) -> None:
     make_dataset(tmp_path / "set")
     client = s3.client()
-    ours, others = "left/train-00000-of-00006", "left/notes.txt"
+    ours = "left/train-00000-of-00006"
+    others = "left/notes.txt"
     for key in (ours, others):
         client.create_multipart_upload(Bucket=BUCKET, Key=key)
 
@@ -135,10 +136,8 @@ def test_many_faults_leave_every_object_exact(
         number = 0
         while proxy.left:
             number += 1
-            there, back = (
-                f"s3://{BUCKET}/{faults}-faults-{number}",
-                str(tmp_path / f"back-{number}"),
-            )
+            there = f"s3://{BUCKET}/{faults}-faults-{number}"
+            back = str(tmp_path / f"back-{number}")
             for dataset, to in ((str(tmp_path / "set"), there), (there, back)):
                 replicate_module.replicate(
                     replicate_module.Config(dataset, to, connections=16, retries=50, json=True)

@@ -109,7 +109,8 @@ def test_keys_to_a_bucket_are_shown_and_written_nowhere(
 ) -> None:
     hosts.only("node-3")
     make_dataset(tmp_path / "set")
-    seen, there = Seen(), f"s3://{BUCKET}/secret-copy"
+    seen = Seen()
+    there = f"s3://{BUCKET}/secret-copy"
     # SeaweedFS knows no session tokens.
     around = {name: AROUND[name] for name in ("HTTPS_PROXY", "NO_PROXY")}
     environment = {**hosts.environment, **around, **s3.environment}

@@ -111,7 +111,8 @@ def hold_tab_reaches_everything_once(shown: Any) -> None:
 
 def hold_search_finds_words_and_wnids(shown: Any) -> None:
     """It says what is not shown, too."""
-    tiles, found = shown.locator("#grid li:visible"), shown.locator("#found")
+    tiles = shown.locator("#grid li:visible")
+    found = shown.locator("#found")
     every = tiles.count()
 
     shown.fill("#search", "DAISY")
@@ -139,7 +140,8 @@ def hold_an_image_opens_by_keyboard(shown: Any) -> None:
     assert "PSNR" in dialog.text_content()
     assert "of-0000" in dialog.text_content()
     slider = shown.get_by_role("slider")
-    before, clip = int(slider.input_value()), shown.evaluate(_CLIP)
+    before = int(slider.input_value())
+    clip = shown.evaluate(_CLIP)
     slider.focus()
     for _ in range(10):
         shown.keyboard.press("ArrowRight")

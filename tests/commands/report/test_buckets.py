@@ -48,7 +48,8 @@ def gathered(store: Store, source: Store | None) -> Facts:
 def test_facts_and_pictures_of_a_bucket_are_those_of_a_folder(
     both: tuple[LocalStore, BucketStore],
 ) -> None:
-    folder, bucket = (Path(both[0].where()), both[1].where())
+    folder = Path(both[0].where())
+    bucket = both[1].where()
     here = gathered(LocalStore(folder / "out"), LocalStore(folder / "in"))
     there = gathered(BucketStore(f"{bucket}/out"), BucketStore(f"{bucket}/in"))
 
@@ -69,7 +70,8 @@ def test_a_data_set_does_not_say_where_its_source_lies(
     both: tuple[LocalStore, BucketStore], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, at: str
 ) -> None:
     """It may come from strangers: a note of this user's own run counts, or --source."""
-    folder, bucket = (Path(both[0].where()), both[1].where())
+    folder = Path(both[0].where())
+    bucket = both[1].where()
     store = LocalStore(folder / "out") if at == "folder" else BucketStore(f"{bucket}/out")
     for root in (str(folder / "in"), f"{bucket}/in"):
         store.write(f"{naming.WORK}/origin.json", json.dumps({"root": root, "files": {}}).encode())

@@ -73,7 +73,8 @@ def test_lower_quality_costs_likeness_and_saves_bytes(small: Demo, tmp_path: Pat
     some = ("--short-side", "96")
     low = prepared(small, tmp_path / "low", *some, "--quality", "30")
     lower = prepared(small, tmp_path / "lower", *some, "--quality", "10")
-    first, second = compared(small.out, low), compared(small.out, lower)
+    first = compared(small.out, low)
+    second = compared(small.out, lower)
 
     assert (first.psnr_at(50) or 0) > (second.psnr_at(50) or 0) > 20
     assert 1 > first.ssim_at(50) > second.ssim_at(50) > 0.3

@@ -283,7 +283,8 @@ def test_half_a_request_is_a_usage_error(arguments: tuple[str, ...]) -> None:
 def test_a_report_of_what_prepare_and_resize_made_changes_no_dataset(
     small: Demo, unplotted: None, tmp_path: Path
 ) -> None:
-    out, shrunk = tmp_path / "out", tmp_path / "shrunk"
+    out = tmp_path / "out"
+    shrunk = tmp_path / "shrunk"
     flags = ("--allow-subset", "--train-shards", "2", "--validation-shards", "1")
     source = ("--source", small.source, "--short-side", "96", *flags)
     smaller = ("--short-side", "48")
@@ -357,7 +358,8 @@ def test_replicas_are_told_with_what_they_hold(copy: Path, written: Report) -> N
 
 def test_a_page_is_replaced_whole(copy: Path, unplotted: None, sourceless: None) -> None:
     """A run that is killed while it writes must not leave half a page that looks up to date."""
-    page, before = copy / "report.html", copy / "before.html"
+    page = copy / "report.html"
+    before = copy / "before.html"
     page.write_text("<!DOCTYPE html> an older one")
     before.hardlink_to(page)
     assert report_verb.run([str(copy)]) == 0

@@ -192,7 +192,8 @@ def test_a_bad_image_is_left_out_and_listed(stored: list[foreign.Image], tmp_pat
 def test_what_is_sound_before_the_damage_is_kept_for_the_next_run(
     source: Path, foreign_set: Callable[[str], ForeignSet], tmp_path: Path
 ) -> None:
-    out, victim = tmp_path / "out", "train-00005-of-00006"
+    out = tmp_path / "out"
+    victim = "train-00005-of-00006"
     flip_bit(source / victim, 2000)
     assert run("resize", source, out).code == 3
     before = {name: (out / name).stat().st_ino for name in shard_names(contents(out))}

@@ -17,7 +17,8 @@ from tests.kit.s3_server import S3Server, objects
 def cifar(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """CIFAR-10 as a data set of ours; read-only."""
     folder = tmp_path_factory.mktemp("cifar")
-    source, out = layouts.make_cifar10(folder), folder / "set"
+    source = layouts.make_cifar10(folder)
+    out = folder / "set"
     flags = ("--allow-subset", "--train-shards", "4")
     result = command.run("prepare", "--source", source, "--out", out, *flags)
     assert result.code == 0, result
@@ -46,7 +47,8 @@ def test_what_is_left_out_is_what_amend_leaves_out(cifar: Path, tmp_path: Path) 
     assert made.code == 0, made
     assert "\nexcluded: 2\n" in made.out
 
-    wanted, found = contents(amended), contents(out)
+    wanted = contents(amended)
+    found = contents(out)
     assert wanted.keys() == found.keys()
     own = {"dataset.json", "quarantine.jsonl"}
     assert {name for name in wanted if wanted[name] != found[name]} <= own
@@ -74,7 +76,8 @@ def test_from_and_into_a_bucket_a_second_call_adds_a_split(
 ) -> None:
     keys = first_keys(cifar, tmp_path / "keys")
     assert resize(cifar, tmp_path / "out", "--exclude", keys).code == 0
-    there, env = (f"{prefix}/in", f"{prefix}/out"), s3.environment
+    there = (f"{prefix}/in", f"{prefix}/out")
+    env = s3.environment
     assert command.run("replicate", cifar, "--to", there[0], env=env).code == 0
     for split, excluded in (("train", 1), ("validation", 2)):
         made = resize(*there, "--exclude", keys, splits=split, env=env)

@@ -46,7 +46,8 @@ def test_the_splits_may_lie_in_folders_of_their_own(
     foreign_set: Callable[[str], ForeignSet], tmp_path: Path
 ) -> None:
     source = foreign_set("tpu-in-folders").root
-    whole, out = tmp_path / "whole", tmp_path / "out"
+    whole = tmp_path / "whole"
+    out = tmp_path / "out"
     command.run("resize", "-i", source, "-o", whole, "-s", "train,validation", "-r", "64")
     for split in ("train", "validation"):
         result = command.run("resize", "-i", source / split, "-o", out, "-s", split, "-r", "64")
@@ -171,7 +172,8 @@ def test_dry_run_writes_nothing_and_says_what_was_found(
 
 
 def test_a_dry_run_refuses_what_the_run_refuses(resized: Resized, tmp_path: Path) -> None:
-    source, out = resized.source.root, tmp_path / "out"
+    source = resized.source.root
+    out = tmp_path / "out"
     assert command.run("resize", "-i", source, "-o", out, "-r", "64").code == 0
     before = contents(out)
     dry = command.run("resize", "-i", source, "-o", out, "-r", "64", "--dry-run")

@@ -137,7 +137,8 @@ def test_images_a_writer_should_have_mended_are_mended_and_listed(resized: Resiz
 def test_a_set_of_ours_is_read_by_its_manifest(
     resized: Resized, tmp_path: Path, foreign_set: Callable[[str], ForeignSet]
 ) -> None:
-    first, second = tmp_path / "own", tmp_path / "again"
+    first = tmp_path / "own"
+    second = tmp_path / "again"
     own = foreign_set("slim-own-classes")
     command.run("resize", "-i", own.root, "-o", first, *BOTH)
     result = command.run("resize", "-i", first, "-o", second, "-s", "train", "-r", "1000")
@@ -151,7 +152,8 @@ def test_a_set_of_ours_is_read_by_its_manifest(
 def test_stretch_makes_squares_of_all_images(
     foreign_set: Callable[[str], ForeignSet], tmp_path: Path
 ) -> None:
-    source, out = foreign_set("slim"), tmp_path / "out"
+    source = foreign_set("slim")
+    out = tmp_path / "out"
     result = command.run("resize", "-i", source.root, "-o", out, "-R", "-r", "72")
     proven = command.run("verify", out, "--level", "decode")
 
@@ -180,9 +182,10 @@ def test_images_are_those_that_prepare_makes_of_the_archives(
 ) -> None:
     """They share the codec: at the same quality the images are the same bytes."""
     flags = ("--train-shards", "4", "--validation-shards", "2", "--allow-subset")
-    prepared, again = tmp_path / "prepared", tmp_path / "again"
+    prepared = tmp_path / "prepared"
+    again = tmp_path / "again"
     made = command.run(
-        *("prepare", "--source", mini.root, "--out", prepared, "--short-side", "64"), *flags
+        "prepare", "--source", mini.root, "--out", prepared, "--short-side", "64", *flags
     )
     result = command.run(
         *("resize", "-i", resized.source.root, "-o", again, *BOTH, "--quality", "90")

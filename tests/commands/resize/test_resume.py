@@ -148,7 +148,8 @@ def test_the_first_calls_class_list_holds_for_the_second(
     def labelled(image: foreign.Image, _: int) -> dict[str, foreign.Value]:
         return foreign.slim(image, wnids.index(image.wnid) + 1)
 
-    source, out = tmp_path / "in", tmp_path / "out"
+    source = tmp_path / "in"
+    out = tmp_path / "out"
     foreign.write(source, some, labelled, num_shards={"train": 3, "validation": 2}, below=True)
     for split in ("train", "validation"):
         places = ("-i", source / split, "-o", out, "-s", split)
@@ -253,7 +254,8 @@ def test_a_call_that_dies_between_any_two_steps_loses_nothing(
     second = ("resize", "-i", source, "-s", "validation", "-r", "64", "--workers", "1", "-o")
     if call == "forces-other-settings":
         second = (*second[:-1], "--force", "-r", "50", "-o")
-    begun, whole = tmp_path / "begun", tmp_path / "whole"
+    begun = tmp_path / "begun"
+    whole = tmp_path / "whole"
     assert command.run(*first, begun).code == 0
     if call == "forces-other-settings":
         assert command.run(*second[:5], "-r", "64", "-o", begun).code == 0

@@ -115,21 +115,57 @@ PLACES: dict[str, Change] = {
 }
 
 NUMBERS = (
-    *(10**400, 2**63, 2**63 - 1, 2**64, 2**31, 2**32 - 1, 10**18, 10**30),
-    *(-1, 0, -(2**63), float("nan"), float("inf"), -float("inf"), 1e300, 1.5),
+    10**400,
+    2**63,
+    2**63 - 1,
+    2**64,
+    2**31,
+    2**32 - 1,
+    10**18,
+    10**30,
+    -1,
+    0,
+    -(2**63),
+    float("nan"),
+    float("inf"),
+    -float("inf"),
+    1e300,
+    1.5,
 )
 TYPES: tuple[Tree, ...] = (
-    *(None, True, False, "", "text", [], {}, [[]], {"": None}, 1, -1.5, ["a", 1, None]),
-    *({"name": []}, "0", "\0", [0] * 100),
+    None,
+    True,
+    False,
+    "",
+    "text",
+    [],
+    {},
+    [[]],
+    {"": None},
+    1,
+    -1.5,
+    ["a", 1, None],
+    {"name": []},
+    "0",
+    "\0",
+    [0] * 100,
 )
 TEXTS = (*manifests.NAMES.values(), "<script>alert(1)</script>", "%s%n{0}", "=1+1", "a" * MANY)
 # The same in heads of binary files: of 4, 8 and 12 bytes, of either order, in digits.
 _EXTREME_BYTES = (
-    *(b"\xff" * 8, b"\xff\xff\xff\x7f", b"\x7f" + b"\xff" * 7, b"\0" * 8, b"\xff" * 4),
-    *(struct.pack("<Q", 1 << 40), struct.pack(">I", 1 << 31), b"7" * 11, b"\x80" + b"\xff" * 11),
+    b"\xff" * 8,
+    b"\xff\xff\xff\x7f",
+    b"\x7f" + b"\xff" * 7,
+    b"\0" * 8,
+    b"\xff" * 4,
+    struct.pack("<Q", 1 << 40),
+    struct.pack(">I", 1 << 31),
+    b"7" * 11,
+    b"\x80" + b"\xff" * 11,
 )
 OBEYED = "\x1b[2J\x1b]0;owned\x07\x9b2J\r\x08"
-_MARK, _HUGE = "@deep-6b1f@", "@huge-6b1f@"
+_MARK = "@deep-6b1f@"
+_HUGE = "@huge-6b1f@"
 
 
 def _leaves(tree: Tree, path: tuple[str | int, ...] = ()) -> list[tuple[str | int, ...]]:

@@ -23,8 +23,15 @@ from tests.kit.tfrecords import framed
 LINES = ("lines", "csv", "xml")
 JSON = ("json", "manifest", "jsonl")
 _DAMAGED = (
-    *(ValueError, OSError, EOFError, struct.error, IndexError, DataDamagedError),
-    *(tarfile.TarError, zipfile.BadZipFile, zlib.error),
+    ValueError,
+    OSError,
+    EOFError,
+    struct.error,
+    IndexError,
+    DataDamagedError,
+    tarfile.TarError,
+    zipfile.BadZipFile,
+    zlib.error,
 )
 # A container larger than this was repeated; it is not taken apart again.
 _MOST_BYTES = 4 << 20
@@ -79,7 +86,8 @@ def borders(form: str, data: bytes) -> list[int]:
     if form in (*LINES, *JSON):
         found = [place + 1 for place in range(len(data)) if data[place] in b'\n,{}[]":<> ']
     elif form == "tfrecord":
-        found, place = [], 0
+        found = []
+        place = 0
         while place < len(data):
             (length,) = struct.unpack_from("<Q", data.ljust(place + 8, b"\0"), place)
             found += [place, place + 8, place + 12, place + 12 + length, place + 16 + length]
@@ -152,7 +160,8 @@ def _npy_join(members: Sequence[Part]) -> bytes:
 
 def _fields(data: bytes) -> list[Part]:
     """The fields of a protobuf message, each with its key; those that are messages come apart."""
-    found, place = [], 0
+    found = []
+    place = 0
     while place < len(data):
         key, start = _varint(data, place)
         if key & 7 == 2:

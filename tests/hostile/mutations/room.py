@@ -40,8 +40,14 @@ _SECOND_CHANCE = 0.15
 # A mutation whose bytes the manifest states as its own, with size and digest.
 _STATED_CHANCE = 0.5
 _STATED = (
-    *("class list", "quarantine", "TFDS's features", "TFDS's info", "TFDS's labels"),
-    *("shard", "index file", "table"),
+    "class list",
+    "quarantine",
+    "TFDS's features",
+    "TFDS's info",
+    "TFDS's labels",
+    "shard",
+    "index file",
+    "table",
 )
 _READ_BYTES = 64 << 20
 # Folders of this program's own notes, where no link is followed. Elsewhere a link is a way to keep
@@ -146,7 +152,8 @@ class Watched(Arena):
 
 def _work_of(pid: int) -> tuple[int, bool]:
     """Returns the ticks that a family of processes has worked, and whether a thread is awake."""
-    ticks, awake = 0, False
+    ticks = 0
+    awake = False
     family = [pid]
     for member in family:
         family += children(member)

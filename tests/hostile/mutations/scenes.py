@@ -156,8 +156,13 @@ _NOTED = (
     "receipt of an archive",
 )
 _HASHED = (
-    *("manifest", "class list", "shard", "index file"),
-    *("table of samples", "hashes", "receipt of hashes"),
+    "manifest",
+    "class list",
+    "shard",
+    "index file",
+    "table of samples",
+    "hashes",
+    "receipt of hashes",
 )
 
 _AMEND = ("amend", "out", "--exclude", "left.txt", "--relabel", "relabels.csv", "--out", "new")
@@ -220,8 +225,12 @@ _SETS = Scene(
         "score": Verb(
             ("score", "said.csv", "out", "--labels", "labels.csv", "--labels", "labels.json"),
             (
-                *("manifest", "class list", "table"),
-                *("predictions", "list of labels", "list of labels in JSON"),
+                "manifest",
+                "class list",
+                "table",
+                "predictions",
+                "list of labels",
+                "list of labels in JSON",
             ),
         ),
         "read": Verb(("out",), _PARTS, _READ),
@@ -547,8 +556,17 @@ def _figures(stage: Stage) -> None:
 
 
 _TRAIN_TF = (
-    *("train", "--model", "tiny", "--image-size", "16", "--batch-size", "8"),
-    *("--num-epochs", "1", "--log-dir", "log"),
+    "train",
+    "--model",
+    "tiny",
+    "--image-size",
+    "16",
+    "--batch-size",
+    "8",
+    "--num-epochs",
+    "1",
+    "--log-dir",
+    "log",
 )
 _TRAIN_SET = ("--data-dir", "set", "--backend", "tfdata")
 
@@ -807,12 +825,18 @@ def others() -> list[bytes]:
     Image.new("RGB", (16, 16)).save(buffer, "PNG")
     tar = archives.tar(archives.tar_member("a.JPEG", plain(1)))
     return [
-        *(plain(3), buffer.getvalue(), tar, layouts.idx([1, 2, 3]), b"n01440764 tench\n" * 5),
-        *(b'{"a": [1, 2, {"b": null}]}\n' * 2, b"PK\x05\x06" + bytes(18), b"\x80\x02}q\x00."),
-        *(
-            b"text of no format at all, words only\n",
-            b"\x7fELF" + bytes(200),
-            b"\x1f\x8b\x08" + bytes(30),
-        ),
-        *(b"PAR1" + bytes(60) + b"PAR1", archives.mat_header() + bytes(40), b"0 120\n120 90\n"),
+        plain(3),
+        buffer.getvalue(),
+        tar,
+        layouts.idx([1, 2, 3]),
+        b"n01440764 tench\n" * 5,
+        b'{"a": [1, 2, {"b": null}]}\n' * 2,
+        b"PK\x05\x06" + bytes(18),
+        b"\x80\x02}q\x00.",
+        b"text of no format at all, words only\n",
+        b"\x7fELF" + bytes(200),
+        b"\x1f\x8b\x08" + bytes(30),
+        b"PAR1" + bytes(60) + b"PAR1",
+        archives.mat_header() + bytes(40),
+        b"0 120\n120 90\n",
     ]

@@ -24,7 +24,8 @@ SIZES = ((1, 1), (1, 70), (70, 1), (2, 3), (17, 33), (96, 128), (97, 131), (400,
 TARGETS = (1, 7, 16, 31, 64)
 PHOTOGRAPH_SIDE = 256
 # In `make test` a few; in `make test-long` all.
-FEW, ALL = 20, 300
+FEW = 20
+ALL = 300
 GOLDEN = Path(__file__).parents[2] / "golden" / "codec.json"
 
 
@@ -66,7 +67,8 @@ def photographs(count: int) -> list[bytes]:
     A digest of what becomes of them asks for the same bytes on every machine. They are: whole
     numbers from NumPy's generator, Pillow's filters of integers and libjpeg-turbo's encoder.
     """
-    camera, families = Camera(IMAGENET_SIZE, 0), sorted(FAMILIES)
+    camera = Camera(IMAGENET_SIZE, 0)
+    families = sorted(FAMILIES)
     found = []
     for i in range(count):
         ordinal, place = divmod(i, len(families))

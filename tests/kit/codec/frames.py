@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 _FRAMES = (0xC0, 0xC1, 0xC2, 0xC3, 0xC5, 0xC6, 0xC7, 0xC9, 0xCA, 0xCB, 0xCD, 0xCE, 0xCF)
 # The first of `files`: decoders take all but two of them.
 NUM_SOUND = 18
-_LOSSLESS, _DHP = 0xC3, 0xDE
+_LOSSLESS = 0xC3
+_DHP = 0xDE
 _WORD_BITS = 5
 
 
@@ -85,7 +86,8 @@ def encoded(
         errors
     )
     library.jpeg_CreateCompress(info, 62, ctypes.c_size_t(520))
-    memory, size = ctypes.c_void_p(), ctypes.c_ulong()
+    memory = ctypes.c_void_p()
+    size = ctypes.c_ulong()
     library.jpeg_mem_dest(info, ctypes.byref(memory), ctypes.byref(size))
     for offset, value in (
         (48, width),
@@ -151,7 +153,8 @@ def _frame(data: bytes) -> bytes:
 
 def with_frame(data: bytes, change: Callable[[bytes], bytes]) -> bytes:
     """Returns a JPEG with a changed frame header, marker included."""
-    at, frame = _place(data), _frame(data)
+    at = _place(data)
+    frame = _frame(data)
     return data[:at] + change(frame) + data[at + len(frame) :]
 
 

@@ -50,7 +50,8 @@ def main(argv: Sequence[str] | None = None) -> None:
             )
             with args.log.open("a") as log:
                 log.write(f"seed {seed}: {found.decode().strip()}\n")
-            seed, left = seed + 1, left - count
+            seed = seed + 1
+            left = left - count
 
 
 if __name__ == "__main__":

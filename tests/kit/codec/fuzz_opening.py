@@ -42,7 +42,8 @@ SIZE = (52, 36)  # small files hold the same structures, and are many a second
 MAX_PIXELS = 200_000
 _CODEC = REPOSITORY / "imagenet_prep" / "codec"
 _SOURCES = ("planes.c", "decoder.c", "encoder.c", "likeness.c")
-_CANARY, _CANARY_BYTES = 0xA5, 4096
+_CANARY = 0xA5
+_CANARY_BYTES = 4096
 
 
 def _policy(**settings: Any) -> Callable[[bytes], object]:
@@ -157,8 +158,15 @@ def batch(library: Path, seed: int, count: int) -> dict[str, int]:
     with tempfile.NamedTemporaryFile() as place:
         place.truncate(8)
         done = watched(
-            *("-m", MODULE, "--child", library, place.name),
-            *("--seed", seed, "--files", count),
+            "-m",
+            MODULE,
+            "--child",
+            library,
+            place.name,
+            "--seed",
+            seed,
+            "--files",
+            count,
         )
         if done.returncode:
             number = int.from_bytes(place.read(8), "little")
@@ -192,7 +200,8 @@ def main(argv: Sequence[str] | None = None) -> None:
             seconds = time.monotonic() - began
             with args.log.open("a") as log:
                 log.write(f"seed {seed}: {count} files, {seconds:.0f} s, {taken}\n")
-            seed, left = seed + 1, left - count
+            seed = seed + 1
+            left = left - count
 
 
 if __name__ == "__main__":

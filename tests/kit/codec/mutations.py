@@ -104,7 +104,8 @@ def swap_blocks(data: bytearray, rng: random.Random, _: bytearray) -> None:
 
 def zero_block(data: bytearray, rng: random.Random, _: bytearray) -> None:
     """What a sparse download leaves."""
-    start, size = rng.randrange(len(data)), rng.choice([16, 512, 4096])
+    start = rng.randrange(len(data))
+    size = rng.choice([16, 512, 4096])
     data[start : start + size] = bytes(len(data[start : start + size]))
 
 

@@ -38,7 +38,11 @@ LIKENESS_HARNESS = (
 GCC = ("cc",)
 # With -O2 it compiles twice as long and finds no more; -g1 has the lines that a report names.
 SANITIZED = (
-    *("cc", "-g1", "-O1", "-fPIC", "-fsanitize=address,undefined"),
+    "cc",
+    "-g1",
+    "-O1",
+    "-fPIC",
+    "-fsanitize=address,undefined",
     "-fno-sanitize-recover=all",
 )
 _KINDS = ("-std=gnu11", "-ffp-contract=off", "-Wall", "-Wextra")

@@ -18,5 +18,6 @@ def pillows(data: bytes, side: int) -> Any:
     scale = side / min(*image.size)
     size = round(image.width * scale), round(image.height * scale)
     pixels = np.array(image.resize(size, Image.Resampling.BICUBIC))
-    top, left = (pixels.shape[0] - side) // 2, (pixels.shape[1] - side) // 2
+    top = (pixels.shape[0] - side) // 2
+    left = (pixels.shape[1] - side) // 2
     return pixels[top : top + side, left : left + side]

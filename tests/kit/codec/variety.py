@@ -41,7 +41,8 @@ def files(
     for _ in range(count):
         pixels = _cut(rng.choice(pictures), rng)
         if rng.random() < 0.15:
-            quality, sampling = rng.choice(_QUALITIES), rng.choice(_SIMPLE_SAMPLINGS)
+            quality = rng.choice(_QUALITIES)
+            sampling = rng.choice(_SIMPLE_SAMPLINGS)
             yield simplejpeg.encode_jpeg(pixels, quality, "RGB", sampling)
         else:
             yield _encoded(pixels, rng)
@@ -52,7 +53,8 @@ def _cut(picture: np.ndarray, rng: random.Random) -> np.ndarray:
     height, width = picture.shape[:2]
     most = rng.choice((16, 64, 200, 500, max(height, width)))
     high, wide = (rng.randint(1, min(most, side)) for side in (height, width))
-    top, left = rng.randint(0, height - high), rng.randint(0, width - wide)
+    top = rng.randint(0, height - high)
+    left = rng.randint(0, width - wide)
     part = picture[top : top + high, left : left + wide]
     if rng.random() < 0.3:
         grain = np.random.default_rng(rng.getrandbits(32)).normal(
@@ -79,7 +81,8 @@ def _encoded(pixels: np.ndarray, rng: random.Random) -> bytes:
     mode = rng.choices(("RGB", "L", "CMYK"), (0.83, 0.15, 0.02))[0]
     if rng.random() < 0.03:
         options["progressive"] = True
-    buffer, room = io.BytesIO(), ImageFile.MAXBLOCK
+    buffer = io.BytesIO()
+    room = ImageFile.MAXBLOCK
     # Pillow writes optimised files in one piece, whose size it guesses too low for tables
     # of small numbers.
     ImageFile.MAXBLOCK = 8 * pixels.size + 100_000

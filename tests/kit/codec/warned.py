@@ -49,7 +49,8 @@ def harmless() -> dict[str, list[bytes]]:
 
 def harmful() -> dict[str, list[bytes]]:
     """Returns files that have lost pixels, by the name of the first warning."""
-    data, restarts = plain(), plain(restart_marker_blocks=4)
+    data = plain()
+    restarts = plain(restart_marker_blocks=4)
     second, third = (restarts.index(bytes((0xFF, m))) for m in (0xD2, 0xD3))
     # Before the last 3,000 bytes, libjpeg-turbo takes a bad code for a zero, without a word.
     small = frames.encoded(mutations.photograph((61, 43)))

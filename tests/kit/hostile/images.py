@@ -29,7 +29,8 @@ def many_scans_without_interleaving(num_scans: int, side: int = 64) -> bytes:
     buffer = io.BytesIO()
     Image.new("L", (side, side), 77).save(buffer, "JPEG")
     grey = buffer.getvalue()
-    sof, sos = grey.index(b"\xff\xc0"), grey.index(b"\xff\xda")
+    sof = grey.index(b"\xff\xc0")
+    sos = grey.index(b"\xff\xda")
     frame = b"\xff\xc0" + struct.pack(">HBHHB", 17, 8, side, side, 3)
     frame += bytes((1, 0x11, 0, 2, 0x11, 0, 3, 0x11, 0))
     scans = [
@@ -144,12 +145,20 @@ def tiff_in_a_tile(side: int, tile: int) -> bytes:
     Of a huge tile, only the beginning is there.
     """
     packed = zlib.compress(bytes(4 * min(tile * tile, 1 << 20)), 9)
-    short, long = 3, 4
+    short = 3
+    long = 4
     behind = 8 + 2 + 12 * 10 + 4
     entries = (
-        *((256, long, 1, side), (257, long, 1, side), (258, short, 4, behind), (259, short, 1, 8)),
-        *((262, short, 1, 2), (277, short, 1, 4), (322, long, 1, tile), (323, long, 1, tile)),
-        *((324, long, 1, behind + 8), (325, long, 1, len(packed))),
+        (256, long, 1, side),
+        (257, long, 1, side),
+        (258, short, 4, behind),
+        (259, short, 1, 8),
+        (262, short, 1, 2),
+        (277, short, 1, 4),
+        (322, long, 1, tile),
+        (323, long, 1, tile),
+        (324, long, 1, behind + 8),
+        (325, long, 1, len(packed)),
     )
     directory = b"".join(struct.pack("<HHII", *entry) for entry in entries)
     head = b"II*\0" + struct.pack("<IH", 8, len(entries))

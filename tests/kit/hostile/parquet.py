@@ -14,13 +14,25 @@ from pathlib import Path
 from typing import NamedTuple
 
 NAME = "train-00000-of-00001.parquet"
-PLAIN, PLAIN_DICTIONARY, RLE, DELTA_PACKED, DELTA_LENGTH, DELTA_BYTES = 0, 2, 3, 5, 6, 7
-RLE_DICTIONARY, BYTE_STREAM_SPLIT = 8, 9
-INT64, BYTE_ARRAY = 2, 6
+PLAIN = 0
+PLAIN_DICTIONARY = 2
+RLE = 3
+DELTA_PACKED = 5
+DELTA_LENGTH = 6
+DELTA_BYTES = 7
+RLE_DICTIONARY = 8
+BYTE_STREAM_SPLIT = 9
+INT64 = 2
+BYTE_ARRAY = 6
 MOST = (1 << 31) - 1
-_DATA_PAGE, _DICTIONARY_PAGE = 0, 2
+_DATA_PAGE = 0
+_DICTIONARY_PAGE = 2
 _GZIP = 2
-_LIST, _BINARY, _STRUCT, _I32, _I64 = 9, 8, 12, 5, 6
+_LIST = 9
+_BINARY = 8
+_STRUCT = 12
+_I32 = 5
+_I64 = 6
 
 
 class Page(NamedTuple):
@@ -121,7 +133,9 @@ def write(path: Path, columns: Columns, rows: int, footer: bytes | None = None) 
     data = bytearray(b"PAR1")
     chunks = []
     for name, pages in columns.items():
-        start, unpacked, offsets = len(data), 0, {}
+        start = len(data)
+        unpacked = 0
+        offsets = {}
         for page in pages:
             packed = gzip.compress(page.content, 1, mtime=0)
             offsets.setdefault(page.is_dictionary, len(data))

@@ -127,7 +127,8 @@ def honest(kind: str, files: Sequence[str]) -> st.SearchStrategy[dict[str, Any]]
 
 def messages(allowed: Messages) -> st.SearchStrategy[bytes]:
     """Returns lines: of kinds that an end may send, or not, with any fields and sizes."""
-    size, value = st.just(0) | values(), values()
+    size = st.just(0) | values()
+    value = values()
 
     def lines(kind: str, names: Sequence[str]) -> st.SearchStrategy[bytes]:
         given = st.fixed_dictionaries({}, optional=dict.fromkeys([*names, "more"], value))

@@ -151,7 +151,8 @@ def of_metrics():
     own = float(model.evaluate(images, labels, verbose=0))
     average = horovod.keras.callbacks.MetricAverageCallback()
     history = model.fit(
-        *(images, labels),
+        images,
+        labels,
         validation_data=(images, labels),
         callbacks=[average],
         verbose=0,
@@ -188,8 +189,15 @@ def of_refusals():
 
 
 for work in (
-    *(of_optimizers, of_options, of_float16, of_saving, of_a_loop),
-    *(of_rates, of_metrics, of_local_variables, of_refusals),
+    of_optimizers,
+    of_options,
+    of_float16,
+    of_saving,
+    of_a_loop,
+    of_rates,
+    of_metrics,
+    of_local_variables,
+    of_refusals,
 ):
     work()
 print("TOLD", json.dumps(told), flush=True)

@@ -15,7 +15,10 @@ import tensorflow as tf
 import tensorflow.keras.backend as K  # noqa: F401, N812 - as printed
 
 # Change 8: hyperparameters are arguments.
-lr, batch_size, epochs, out = float(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
+lr = float(sys.argv[1])
+batch_size = int(sys.argv[2])
+epochs = int(sys.argv[3])
+out = sys.argv[4]
 
 # Change 2: initialise Horovod, get the number of ranks.
 hvd.init()

@@ -12,7 +12,10 @@ import horovod.tensorflow as hvd
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-lr, batch_size, epochs, out = float(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
+lr = float(sys.argv[1])
+batch_size = int(sys.argv[2])
+epochs = int(sys.argv[3])
+out = sys.argv[4]
 
 tf.disable_eager_execution()
 hvd.init()

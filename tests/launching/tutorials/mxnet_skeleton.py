@@ -11,7 +11,10 @@ import mxnet as mx
 import numpy as np
 from mxnet import autograd, gluon
 
-lr, batch_size, epochs, out = float(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
+lr = float(sys.argv[1])
+batch_size = int(sys.argv[2])
+epochs = int(sys.argv[3])
+out = sys.argv[4]
 
 # Initialise Horovod.
 hvd.init()

@@ -17,7 +17,9 @@ from tests.kit.photographs import tagged
 _CORNERS = {(0, 0): 40, (0, 3): 110, (3, 0): 180, (3, 3): 250}
 # The other cells are the binary digits of the number.
 _DIGITS = [cell for cell in itertools.product(range(4), repeat=2) if cell not in _CORNERS]
-_DARK, _BRIGHT, _MIDDLE = 20, 230, 125
+_DARK = 20
+_BRIGHT = 230
+_MIDDLE = 125
 MOST = 1 << len(_DIGITS)
 # Kinds of files with an image; "turned" has an EXIF orientation.
 SOUND = ("jpeg", "jpeg", "jpeg", "jpeg", "grey", "cmyk", "png", "gif", "webp", "turned")
@@ -44,7 +46,8 @@ class Picture(NamedTuple):
 
 def draw(rng: random.Random, number: int, kind: str) -> Picture:
     """Returns a picture of a kind, of random size."""
-    height, width = rng.randint(32, 96), rng.randint(32, 96)
+    height = rng.randint(32, 96)
+    width = rng.randint(32, 96)
     grid = np.zeros((4, 4), np.uint8)
     for cell, level in _CORNERS.items():
         grid[cell] = level

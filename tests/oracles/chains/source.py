@@ -13,7 +13,8 @@ from tests.kit import layouts
 from tests.oracles.chains import pictures
 from tests.oracles.chains.pictures import Picture
 
-TRAIN, VALIDATION = "train", "validation"
+TRAIN = "train"
+VALIDATION = "validation"
 FOLDERS = {TRAIN: "train", VALIDATION: "val"}
 KINDS = ("splits", "splits", "classes", "tars", "parquet", "recordio", "kaggle")
 # WNIDs of no edition, so that no published count or label applies.

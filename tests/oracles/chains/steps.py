@@ -28,7 +28,9 @@ from tests.oracles.chains.model import Image, Name, State, checked
 from tests.oracles.chains.pictures import Picture
 from tests.oracles.chains.source import TRAIN, VALIDATION, Numbers, Place, Source
 
-DONE, USAGE, DAMAGED = 0, 2, 3
+DONE = 0
+USAGE = 2
+DAMAGED = 3
 _NO_USABLE_IMAGE = "can be used"  # of a shard, so no dataset is made
 HOLDOUT = "holdout"
 _SPLITS = (TRAIN, VALIDATION, HOLDOUT, "test")
@@ -141,7 +143,8 @@ def _drawn(chain: Chain, state: State, number: int) -> list[Name]:
 def prepared(chain: Chain) -> State:
     """Draws and prepares a source; its images may change while a run is interrupted."""
     rng = chain.rng
-    root, out = chain.place("source"), chain.place("set")
+    root = chain.place("source")
+    out = chain.place("set")
     made = source.draw(rng, chain.numbers)
     words: list[Any] = ["--source", root, "--out", out, "--allow-subset", "--json"]
     words += rng.choice((["--short-side", 24], ["--keep-original"], []))
@@ -302,7 +305,8 @@ def adopted_from_others(chain: Chain) -> State:
                 made.files[place] = picture
     writer = rng.choice((foreign.slim, foreign.tpu, foreign.flowers))
     stored = [_foreign_image(place, picture) for place, picture in made.files.items()]
-    root, out = chain.place("tfrecords"), chain.place("set")
+    root = chain.place("tfrecords")
+    out = chain.place("set")
     foreign.write(
         root,
         stored,
@@ -356,7 +360,8 @@ def amended(chain: Chain, state: State) -> State:
     words: list[Any] = [state.root, "--out", out, "--json"]
     names = _drawn(chain, state, chain.rng.randint(2, 5))
     middle = chain.rng.randint(0, len(names))
-    images, excluded = dict(state.images), dict(state.excluded)
+    images = dict(state.images)
+    excluded = dict(state.excluded)
     if gone := names[:middle]:
         lines = spelled(chain, state, gone)
         words += ["--exclude", _write_list(chain.place("exclude.txt"), lines)]
@@ -530,7 +535,8 @@ def resized(chain: Chain, state: State) -> State:
     keeps = chain.chance(0.4)
     how = ["--keep-original"] if keeps else ["--short-side", chain.rng.choice((20, 28))]
     words: list[Any] = ["-i", state.root, "-o", out, *how]
-    images, excluded = dict(state.images), dict(state.excluded)
+    images = dict(state.images)
+    excluded = dict(state.excluded)
     gone = _drawn(chain, state, chain.rng.randint(0, 2))
     if gone:
         lines = spelled(chain, state, gone)
@@ -568,7 +574,8 @@ def adopted(chain: Chain, state: State) -> State:
 def exported(chain: Chain, state: State) -> State:
     """Exports a dataset and reads the export again, which brings back images, labels and names."""
     to = chain.rng.choice(("folder", "parquet", "recordio", "tfds"))
-    place, out = chain.place(to), chain.place("again")
+    place = chain.place(to)
+    out = chain.place("again")
     refusals = (
         "ImageFolder",
         "alphabetical",

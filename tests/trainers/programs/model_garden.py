@@ -13,10 +13,13 @@ from official.vision.ops import preprocess_ops
 
 from tests.kit import flat
 
-out, split, batches = sys.argv[1], sys.argv[2], int(sys.argv[3])
+out = sys.argv[1]
+split = sys.argv[2]
+batches = int(sys.argv[3])
 config = exp_factory.get_exp_config("resnet_imagenet")
 data = config.task.train_data if split == "train" else config.task.validation_data
-data.input_path, data.global_batch_size = f"{out}/{split}*", 50
+data.input_path = f"{out}/{split}*"
+data.global_batch_size = 50
 pairs = []
 for images, labels in task_factory.get_task(config.task).build_inputs(data).take(batches):
     pixels = images.numpy() * preprocess_ops.STDDEV_RGB + np.array(preprocess_ops.MEAN_RGB)

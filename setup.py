@@ -22,6 +22,8 @@ from typing import Any
 from setuptools import Extension, build_meta, setup
 from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
+from setuptools.command.build_py import build_py
+from setuptools.command.sdist import sdist
 from setuptools.errors import CompileError
 
 # No flags for a specific processor: the code selects its instructions at run time.
@@ -113,7 +115,43 @@ MATCHING = Extension(
     optional=True,
 )
 
-COMMANDS = {"bdist_wheel": LibraryWheel, "build_ext": BuildLibraries}
+
+class PackageWithCommit(build_py):
+    """Copies the modules, and adds the commit of the clone for `core.version`."""
+
+    def run(self) -> None:
+        """Writes COMMIT unless this is not a clone; an sdist contains the file already."""
+        super().run()
+        if not self.editable_mode:
+            write_commit(Path(self.build_lib))
+
+
+class SourceWithCommit(sdist):
+    """An sdist with the commit of the clone."""
+
+    def make_release_tree(self, base_dir: str, files: list[str]) -> None:
+        """Writes COMMIT next to the copied modules."""
+        super().make_release_tree(base_dir, files)
+        write_commit(Path(base_dir))
+
+
+def write_commit(root: Path) -> None:
+    """Writes imagenet_prep/COMMIT below `root` if this is a git clone."""
+    here = Path(__file__).parent
+    if not (here / ".git").exists():
+        return
+    asked = ["git", "-C", str(here), "rev-parse", "HEAD"]
+    made = subprocess.run(asked, check=False, capture_output=True, text=True)
+    if made.returncode == 0:
+        (root / "imagenet_prep" / "COMMIT").write_text(made.stdout)
+
+
+COMMANDS = {
+    "bdist_wheel": LibraryWheel,
+    "build_ext": BuildLibraries,
+    "build_py": PackageWithCommit,
+    "sdist": SourceWithCommit,
+}
 
 if __name__ == "__main__":
     setup(ext_modules=[PLANES, GATHER, DIGESTS, MATCHING], cmdclass=COMMANDS)

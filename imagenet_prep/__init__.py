@@ -1,3 +1,3 @@
 """Converts the archives of ImageNet and similar datasets to verified TFRecord shards."""
 
-__version__ = "0.1.0"
+__version__ = "0.2.0.dev0"

@@ -6,8 +6,7 @@ import os
 import sys
 from typing import NoReturn
 
-import imagenet_prep
-from imagenet_prep.core import errors, program, terminal, usage
+from imagenet_prep.core import errors, program, terminal, usage, version
 
 VERBS = {
     "demo": "run all steps on a miniature ILSVRC2012 of real photographs",
@@ -74,7 +73,7 @@ def _without_verb(arguments: list[str]) -> int:
         print(_usage())
         return errors.EXIT_DONE if arguments else errors.UsageError.exit_code
     if arguments[0] in ("--version", "-V", "version"):
-        print(f"imagenet-prep {imagenet_prep.__version__}")
+        print(f"imagenet-prep {version.version()}")
         return errors.EXIT_DONE
     verb = arguments[0]
     if verb in _REPLACED:

@@ -30,6 +30,7 @@ from imagenet_prep.core import installed, program, terminal
 from imagenet_prep.core.errors import ImagenetPrepError, install_line
 from imagenet_prep.core.flags import Place, Settings, flag, optional, switch
 from imagenet_prep.core.terminal import counted, human_bytes
+from imagenet_prep.core.version import version
 from imagenet_prep.dataset import naming
 
 # The packages and the purpose of each extra. A bar separates packages of which one is enough.
@@ -100,7 +101,9 @@ def checks(config: Config) -> Iterator[Check]:
 
 def _python() -> Check:
     python = f"{platform.python_version()} at {sys.executable}, {platform.platform()}"
-    package = installed.version("imagenet-prep") or "imagenet-prep (not installed by pip)"
+    package = f"imagenet-prep {version()}"
+    if installed.version("imagenet-prep") is None:
+        package += " (not installed by pip)"
     return Check("Python", "ok", f"{python}; {package}")
 
 

@@ -30,6 +30,7 @@ from typing import Any
 
 from imagenet_prep.core import installed, records, regular_file, signals, terminal
 from imagenet_prep.core.errors import ImagenetPrepError
+from imagenet_prep.core.version import program_digest, version
 from imagenet_prep.dataset.placement import WHOLE, Placement
 from imagenet_prep.hosts.channel import Channel, Frame
 from imagenet_prep.hosts.messages import (
@@ -147,6 +148,8 @@ def probe(data_dir: str | None, script: str | None = None, *needs: str) -> Answe
             versions[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
             versions[package] = "none"
+    # During development, different programs have the same version.
+    versions["imagenet-prep"] = f"{version()} (program {program_digest()[:12]})"
     digest, part, problem = _dataset(data_dir) if data_dir is not None else ("", WHOLE, "")
     problems = installed.lacking(needs)
     if problem:

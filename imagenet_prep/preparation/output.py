@@ -13,7 +13,6 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import imagenet_prep
 from imagenet_prep import engine
 from imagenet_prep.core import canonical, monitoring
 from imagenet_prep.core.canonical import Json
@@ -22,6 +21,7 @@ from imagenet_prep.core.errors import (
     ImagenetPrepError,
     ManifestError,
 )
+from imagenet_prep.core.version import version
 from imagenet_prep.dataset import editions, formats, manifest, naming, schema, settings
 from imagenet_prep.dataset.class_list import ClassList
 from imagenet_prep.dataset.manifest import Manifest, Source, Split
@@ -91,7 +91,7 @@ class Draft:
             edition, subset = self._identified(edition)
         return Manifest(
             schema_version=manifest.SCHEMA_VERSION,
-            producer=manifest.Producer("imagenet-prep", imagenet_prep.__version__, libraries),
+            producer=manifest.Producer("imagenet-prep", version(), libraries),
             config=config,
             config_digest=canonical.digest(config),
             plan_digest=plan_digest,

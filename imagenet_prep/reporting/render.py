@@ -17,9 +17,9 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-import imagenet_prep
 from imagenet_prep.core.canonical import Json
 from imagenet_prep.core.terminal import counted, human_bytes
+from imagenet_prep.core.version import version
 from imagenet_prep.dataset import ignored
 
 
@@ -45,7 +45,7 @@ def render(template: str, title: str, made_at: datetime, *, data: Json, **values
     digest = hashlib.sha256(script.encode()).digest()
     return environment.get_template(template).render(
         title=title,
-        version=imagenet_prep.__version__,
+        version=version(),
         made_at=made_at.strftime("%Y-%m-%d %H:%M UTC"),
         style=Markup(_ours("style.css")),  # noqa: S704 - our own file
         script=Markup(script),  # noqa: S704 - our own file

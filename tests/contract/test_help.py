@@ -12,9 +12,9 @@ import time
 
 import pytest
 
-import imagenet_prep
 from imagenet_prep.__main__ import VERBS, main, module_of
 from imagenet_prep.core import errors, flags, program
+from imagenet_prep.core.version import version
 from tests.kit import command
 from tests.kit.command import PATIENCE_S, REPOSITORY
 
@@ -157,7 +157,7 @@ def test_no_verb_is_a_usage_error() -> None:
 def test_version_is_the_package_version() -> None:
     shown = run("--version")
 
-    assert (shown.returncode, shown.stdout) == (0, f"imagenet-prep {imagenet_prep.__version__}\n")
+    assert (shown.returncode, shown.stdout) == (0, f"imagenet-prep {version()}\n")
 
 
 @pytest.mark.parametrize(

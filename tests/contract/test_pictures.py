@@ -37,4 +37,6 @@ def test_the_picture_of_the_report_is_of_this_program() -> None:
     with Image.open(DOCS / "report.png") as picture:
         told = {name: picture.info.get(name) for name in FACTS["report.png"]}
 
+    # The commit of the picture's program does not matter.
+    told["program"] = (told["program"] or "").partition("+")[0]
     assert told == FACTS["report.png"], "make picture"

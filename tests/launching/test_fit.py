@@ -80,6 +80,17 @@ def test_ranks_of_torchrun_and_mxnets_scheduler_meet_at_two_ports() -> None:
     assert network == fit.Network("127.0.0.1", ("lo",), "127.0.0.1", (first, second))
 
 
+def test_hosts_with_different_programs_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    first = host.probe(None)
+    monkeypatch.setattr(host, "program_digest", lambda: "0" * 64)
+    second = host.probe(None)
+
+    (problem,) = fit.differences(Host("node1", 1), first, Host("node2", 1), second)
+
+    assert "(program 000000000000)" in problem
+    assert "install the same version" in problem
+
+
 @pytest.mark.parametrize("text", ["", "null", "[]", "{}", "1", "[" * 100_000, "1" * 5_000, "NaN"])
 def test_what_is_no_answer_is_said(text: str) -> None:
     assert isinstance(answered(text), str)

@@ -130,9 +130,9 @@ def write_each(write: Callable[[str, bytes], None], pieces: Iterable[Piece]) -> 
     """Writes each piece as a file, or creates a folder if its name ends with a slash."""
     sizes = []
     sums = []
-    for name, data, sha256 in pieces:
+    for name, data, digest in pieces:
         write(name, data)
         if not name.endswith("/"):
             sizes.append(len(data))
-            sums.append(sum_line(name, sha256))
+            sums.append(sum_line(name, digest))
     return Files(sum(sizes), sums, (), sizes)

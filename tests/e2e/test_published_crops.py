@@ -20,7 +20,8 @@ from imagenet_prep.core.errors import UsageError
 from imagenet_prep.core.world import World
 from imagenet_prep.dataset import editions
 from imagenet_prep.evaluation import score
-from imagenet_prep.read import ColumnWriter, Reader, make_dataset, native
+from imagenet_prep.read import ColumnWriter, Reader, make_dataset
+from imagenet_prep.read import native as native_module
 from imagenet_prep.sources.labels import published_labels
 from tests.kit import command, evaluation_sets
 from tests.kit.documents import read
@@ -324,7 +325,7 @@ def test_a_reader_says_which_crop_it_shows(
     imagenet_c: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Once, and only on the first rank."""
-    native.say_once.cache_clear()
+    native_module.say_once.cache_clear()
     with caplog.at_level(logging.WARNING):
         open_test(imagenet_c, world=World(1, 2))
         assert not any("crops are" in each for each in caplog.messages)

@@ -23,7 +23,8 @@ from imagenet_prep.core.errors import (
     StoreError,
     UsageError,
 )
-from imagenet_prep.engine import Lease, lease
+from imagenet_prep.engine import Lease
+from imagenet_prep.engine import lease as lease_module
 from imagenet_prep.engine.workers import done, run_worker
 from imagenet_prep.storage.folder import TEMPORARY, LocalStore
 from imagenet_prep.storage.remote import AbsentError, Check
@@ -134,7 +135,7 @@ def test_two_workers_part_instead_of_listing_claims_for_each_task(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They took turns, and each listed all claims before each of its tasks."""
-    monkeypatch.setattr(lease, "_chance", random.Random(0))
+    monkeypatch.setattr(lease_module, "_chance", random.Random(0))
     looks = []
 
     class Watched(LocalStore):

@@ -202,7 +202,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--scratch", type=Path, default=measure.SCRATCH)
     parser.add_argument("--json", type=Path, help="keep raw figures here")
     args = parser.parse_args(argv)
-    if lack := Flink.lacking():
+    lack = Flink.lacking()
+    if lack:
         parser.error(lack)
     source = measure.corpus(args.scratch, args.images, tuple(args.size))
     fixed = source, args.shards, args.short_side, args.rounds

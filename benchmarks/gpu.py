@@ -51,7 +51,8 @@ def attempt(step: Step, log: Path, left_s: float = float("inf")) -> tuple[bool, 
 
     `log` gets all that it prints.
     """
-    if missing := [need for need in step.needs if not THERE[need]()]:
+    missing = [need for need in step.needs if not THERE[need]()]
+    if missing:
         return False, f"not run: no {', no '.join(missing)}"
     if left_s < _LEAST_S:
         return False, "not run: no time left"

@@ -152,7 +152,8 @@ class Bucket:
             rows[UP_S3.format("s5cmd")] = self._timed(
                 lambda: f"{s5cmd} cp {here}/ s3://{BUCKET}/{os.urandom(4).hex()}/"
             )
-        if aws := shutil.which("aws"):
+        aws = shutil.which("aws")
+        if aws:
             quiet = f"{aws} s3 cp --only-show-errors --recursive"
             rows[DOWN_S3.format("aws")] = self._down(f"{quiet} {there} . && {_PROOF}")
             rows[UP_S3.format("aws")] = self._timed(

@@ -78,7 +78,8 @@ def diff(config: Config) -> Json:
     b = open_dataset(config.b)
     splits = splits_that_differ(a, b)
     for dataset in (a, b) if config.prove else ():
-        if wrong := wrong_roots(dataset):
+        wrong = wrong_roots(dataset)
+        if wrong:
             raise DataDamagedError(
                 f"{dataset.where}: {'; '.join(wrong)}. Run imagenet-prep verify."
             )
@@ -166,10 +167,12 @@ def _text(result: Json) -> Iterator[str]:
             continue
         yield f"{split}:"
         for kind, keys in of_split["first_keys"].items():
-            if count := of_split[kind]:
+            count = of_split[kind]
+            if count:
                 shown = [*map(terminal.printable, keys[:_SHOWN_KEYS]), "..."]
                 yield f"  {_WORDS[kind]:<11} {count:>12,}  {', '.join(shown[:count])}"
-        if tables := of_split["trusted_tables"]:
+        tables = of_split["trusted_tables"]
+        if tables:
             yield (
                 f"  equal according to both manifests: {terminal.counted(tables, 'table')} of "
                 "samples. To read them, use --prove"

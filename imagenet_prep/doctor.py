@@ -83,14 +83,16 @@ def checks(config: Config) -> Iterator[Check]:
     yield _cage()
     yield from _extras()
     for name, framework in installed.FRAMEWORKS.items():
-        if found := installed.version(*framework.packages):
+        found = installed.version(*framework.packages)
+        if found:
             yield _framework(name, framework, found)
             yield _horovod(name, framework)
     yield _gpus()
     yield from _disk(Path(config.dir).expanduser().absolute())
     yield _limit()
     yield _shared_memory()
-    if ssh := shutil.which("ssh"):
+    ssh = shutil.which("ssh")
+    if ssh:
         yield Check("ssh", "ok", ssh)
     else:
         found = "needed by launch and replicate to reach remote hosts"
@@ -136,7 +138,8 @@ def _cage() -> Check:
 def _extras() -> Iterator[Check]:
     for extra, (packages, use) in EXTRAS.items():
         versions = {name: installed.version(*name.split("|")) for name in packages.split()}
-        if missing := [name for name, version in versions.items() if version is None]:
+        missing = [name for name, version in versions.items() if version is None]
+        if missing:
             found = f"for {use}: no {', '.join(missing).replace('|', ' or ')}"
             yield Check(f"extra {extra}", "missing", found, install_line(extra))
         else:
@@ -253,7 +256,8 @@ def _bucket(base: str) -> Check:
 
     by_reading = checks_by_reading()
     how = "objects are read back and compared" if by_reading else "the server verifies CRC32Cs"
-    if (problem := _trial(base)) is None:
+    problem = _trial(base)
+    if problem is None:
         tried = "an object of two parts was uploaded, read by range, listed and deleted"
         return Check("S3", "ok", f"{base}: {tried}; {how}")
     os.environ[CHECK_BY_READING] = "1"

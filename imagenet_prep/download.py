@@ -162,7 +162,8 @@ def _render(summary: Json) -> str:
             f"{archive['name']}: {human_bytes(archive['bytes'])}, md5 {archive['md5']} ({official})"
         )
     run = "nothing was left to download"
-    if fetched := sum(archive["fetched_bytes"] for archive in summary["archives"]):
+    fetched = sum(archive["fetched_bytes"] for archive in summary["archives"])
+    if fetched:
         seconds = summary["seconds"]
         run = f"{human_bytes(fetched)} in {seconds:,.1f} s, {human_bytes(fetched / seconds)}/s"
     return "\n".join([*lines, f"this run: {run}"])

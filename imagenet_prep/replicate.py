@@ -346,7 +346,8 @@ def _sentences(config: Config, replica: Json) -> list[str]:
 
 def _judge(config: Config, replicas: Sequence[Json]) -> None:
     """Raises an error if a replica failed or, with --check, if a replica has problems."""
-    if failed := [replica for replica in replicas if "error" in replica]:
+    failed = [replica for replica in replicas if "error" in replica]
+    if failed:
         kinds = {replica["error"] for replica in failed}
         kind = errors.by_name(kinds.pop()) if len(kinds) == 1 else IncompleteError
         places = f"{len(failed)} of {counted(len(replicas), 'replica')} failed, as listed above"

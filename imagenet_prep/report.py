@@ -174,7 +174,8 @@ def _lookup(facts: Facts) -> tuple[Callable[[int], str], _Images]:
     def images_of(keys: Sequence[str]) -> Iterator[ImageExample | None]:
         found: dict[str, tuple[Catalogue, Entry]] = {}
         for split in order:
-            if missing := {*keys} - found.keys():
+            missing = {*keys} - found.keys()
+            if missing:
                 catalogue = Catalogue(facts.dataset, (split,))
                 found |= {
                     key: (catalogue, entries[0]) for key, entries in catalogue.find(missing).items()

@@ -195,7 +195,8 @@ def _show_run(config: Config, log: Path) -> int:
     numbers = {number for _, number in uses}
     catalogue = Catalogue(dataset, (used.split,))
     entries = {entry.number: entry for entry in catalogue.entries() if entry.number in numbers}
-    if absent := numbers - entries.keys():
+    absent = numbers - entries.keys()
+    if absent:
         raise UsageError(
             f"{dataset.where} is only a part of the dataset: it lacks "
             f"{terminal.counted(len(absent), 'image')} of the step. Pass the complete dataset with "
@@ -250,7 +251,8 @@ def _show_set(config: Config) -> int:
     of_columns: Json = {}
     for name in columns.names(dataset.store):
         of_columns[name] = None
-        if found := columns.find(dataset.store, name):
+        found = columns.find(dataset.store, name)
+        if found:
             num_bytes = sum(file.num_bytes for file in found.files())
             of_columns[name] = {**vars(found.begun()), "splits": [*found.splits]}
             of_columns[name]["bytes"] = num_bytes
@@ -294,7 +296,8 @@ def _show_images(config: Config) -> int:
 
     dataset = open_dataset(config.dataset, parts=True)
     splits = dataset.manifest.splits
-    if absent := set(config.splits or ()) - splits.keys():
+    absent = set(config.splits or ()) - splits.keys()
+    if absent:
         raise UsageError(
             f"{config.dataset}: no split {some(sorted(absent))}; its splits: {', '.join(splits)}"
         )
@@ -316,7 +319,8 @@ def _show_images(config: Config) -> int:
         row = {**entry._asdict(), **place, **image._asdict(), "boxes": image.boxes._asdict()}
         if config.key is not None:
             row["columns"] = _rows(dataset, entry.split, row["shard"], row["record"])
-            if sample := catalogue.sample(entry):
+            sample = catalogue.sample(entry)
+            if sample:
                 row |= {name: getattr(sample, name) for name in _OF_SOURCE}
                 row["source"] = catalogue.source(entry)
         _print(config, row, f"{row['shard']} {row['record']:>6}")
@@ -327,7 +331,8 @@ def _show_images(config: Config) -> int:
 
 
 def _found(config: Config, catalogue: Catalogue, key: str) -> list[Entry]:
-    if entries := catalogue.find({key}):
+    entries = catalogue.find({key})
+    if entries:
         return entries[key]
     near = catalogue.like(key)
     meant = f"Did you mean {near}? " if near else ""

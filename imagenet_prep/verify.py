@@ -260,7 +260,8 @@ def _check_small_files(dataset: Dataset) -> dict[str, str]:
     problems = {}
     store = dataset.store
     for file in dataset.manifest.files:
-        if (size := store.size(file.name)) is None:
+        size = store.size(file.name)
+        if size is None:
             problems[file.name] = f"{file.name}: missing"
         elif size != file.num_bytes:
             problems[file.name] = f"{file.name}: {size:,} bytes, expected {file.num_bytes:,}"

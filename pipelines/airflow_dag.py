@@ -223,7 +223,8 @@ def verify(params: dict[str, Any]) -> dict[str, Any]:
 @task(execution_timeout=timedelta(hours=24))
 def duplicates(params: dict[str, Any]) -> dict[str, Any]:
     """Lists duplicate images; an image that was hashed before is not decoded again."""
-    if (mode := params["duplicates"]) == "no":
+    mode = params["duplicates"]
+    if mode == "no":
         raise AirflowSkipException("duplicates is 'no': no search was requested")
     folder = f"{params['out'].rstrip('/')}-duplicates"
     fail_on = mode if mode == "cross" else None
@@ -334,7 +335,8 @@ def run(*arguments: str) -> None:
             f"{program}: no such program. Install imagenet-prep on this worker, and set "
             "IMAGENET_PREP_COMMAND to its path."
         )
-    if folder := os.environ.get(_METRICS):
+    folder = os.environ.get(_METRICS)
+    if folder:
         file = f"{folder}/imagenet-prep-{arguments[0]}.prom"
         arguments = (arguments[0], *_flags(metrics_file=file), *arguments[1:])
     output: deque[str] = deque(maxlen=100)

@@ -146,7 +146,8 @@ class Config(Settings):
                 raise ValueError(f"--data {where}: needs --subnets and --security-groups")
             if self.input_mode != "File":
                 raise ValueError("--input-mode is for data in S3")
-        if wrong := [tag for tag in self.tags if not tag.partition("=")[2]]:
+        wrong = [tag for tag in self.tags if not tag.partition("=")[2]]
+        if wrong:
             raise ValueError(f"--tags {wrong[0]}: expected KEY=VALUE")
 
     @property
@@ -155,7 +156,8 @@ class Config(Settings):
         if len(self.data) == 1 and self.data[0].partition("=")[0] not in CHANNELS:
             return {CHANNELS[0]: self.data[0]}
         channels = {name: where for name, _, where in (word.partition("=") for word in self.data)}
-        if wrong := sorted(channels.keys() - set(CHANNELS)):
+        wrong = sorted(channels.keys() - set(CHANNELS))
+        if wrong:
             raise ValueError(f"--data {wrong[0]}: expected {' or '.join(CHANNELS)} before each =")
         if self.data and (
             len(channels) < len(self.data) or channels.keys().isdisjoint(CHANNELS[:2])
@@ -171,7 +173,8 @@ def hyperparameters(words: Sequence[str], *, has_data: bool) -> dict[str, str]:
     if has_data and (config.synthetic or config.data_dir != channel[1]):
         raise UsageError("expected either --data, or --data-dir after --, not both")
     values = config.changed()
-    if lost := sorted(values.keys() & {"log_dir", "tensorboard_dir", "export"}):
+    lost = sorted(values.keys() & {"log_dir", "tensorboard_dir", "export"})
+    if lost:
         raise UsageError(
             f"--{lost[0].replace('_', '-')}: SageMaker has its own folder for that, which it "
             "copies to --output. Remove this flag."
@@ -229,7 +232,8 @@ def request(config: Config, name: str, train: Mapping[str, str], own: Work | Non
             {"Name": name, "Regex": regex} for name, regex in METRICS.items()
         ]
     code = {_CODE: f"{output}/{name}/{_CODE}"} if own and own.script else {}
-    if sources := config.channels | code:
+    sources = config.channels | code
+    if sources:
         job["InputDataConfig"] = [
             {"ChannelName": channel, "DataSource": _source(where)}
             for channel, where in sources.items()

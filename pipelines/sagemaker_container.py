@@ -178,7 +178,8 @@ def run_container(config: Config) -> int:
     channels = sorted(path for path in root.glob("input/data/*") if path.is_dir())
     environment = {f"SM_CHANNEL_{path.name.upper()}": str(path) for path in channels}
     environment["SM_MODEL_DIR"] = str(root / "model")
-    if (data := data_set(root)) is not None:
+    data = data_set(root)
+    if data is not None:
         environment["SM_CHANNEL_TRAINING"] = str(data)
     if config.command:
         own = work.own(config.command)
@@ -243,7 +244,8 @@ def _meeting(
 
 
 def _facts(host: Host, answer: str) -> Answer:
-    if (facts := understood(answer)) is None:
+    facts = understood(answer)
+    if facts is None:
         problem = f"{host.address}: its answer is invalid: {answer[:200]!r}"
         raise ImagenetPrepError(f"{problem}. Run the same image in all containers.")
     return facts

@@ -80,7 +80,8 @@ def size(data: bytes) -> tuple[int, int]:
         with opening.opened(data, damaged=True) as image:
             return image.size
     try:
-        if (frame := opening.header(data)) is not None:
+        frame = opening.header(data)
+        if frame is not None:
             return frame.width, frame.height
     except cage.OutsideError:
         pass

@@ -308,7 +308,8 @@ def rgb(image: Image.Image) -> Image.Image:
         scale, offset = image.info.get(_GREY, (1 / 256, 0))
         wide = image.convert("I")
         image = wide.point(lambda value: value * scale + offset).convert("L")
-        if (key := image.info.pop("transparency", None)) is not None:
+        key = image.info.pop("transparency", None)
+        if key is not None:
             image.putalpha(Image.fromarray(np.asarray(wide) != key))
     elif image.mode == "La":
         image = image.convert("LA")

@@ -238,7 +238,8 @@ def _from_other(data: bytes, policy: Policy, header: Frame | None) -> PreparedIm
 def _exif(info: dict[Any, Any]) -> bytes:
     """Returns the EXIF block of a PNG, WebP or AVIF, even if a PNG stores it as text."""
     for name in ("exif", "Raw profile type exif", "Raw profile type APP1"):
-        if isinstance(block := info.get(name), bytes):
+        block = info.get(name)
+        if isinstance(block, bytes):
             return block
         with contextlib.suppress(ValueError):
             if block:

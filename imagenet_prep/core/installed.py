@@ -55,7 +55,8 @@ def is_there(module: str) -> bool:
 
 def demand(extra: str, user: str, *modules: str) -> None:
     """Raises UsageError if a module that `user` needs is missing; `extra` installs it."""
-    if missing := [module for module in modules if not is_there(module)]:
+    missing = [module for module in modules if not is_there(module)]
+    if missing:
         raise UsageError(
             f"{user} needs {', '.join(missing)} (not installed). Run: {install_line(extra)}"
         )

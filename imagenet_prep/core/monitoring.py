@@ -79,7 +79,8 @@ def quarantined(images: int) -> None:
 def failed(error: BaseException, code: int, text: str) -> Json:
     """Returns an error's log fields; with --json, prints the error if stdout is still empty."""
     fields: Json = {"code": code, "kind": type(error).__name__}
-    if remedy := getattr(error, "remedy", ""):
+    remedy = getattr(error, "remedy", "")
+    if remedy:
         fields["remedy"] = remedy
     if _run.wants_json and not terminal.has_printed():
         with contextlib.suppress(OSError, ValueError):  # `program.finish` reports the failure

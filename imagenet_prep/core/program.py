@@ -125,7 +125,8 @@ def outcome(main: Callable[[], int]) -> int:
         text = f"{error}. Fix this and run the same command again."
         return _explain(error, errors.ImagenetPrepError.exit_code, text)
     except Exception as error:  # noqa: BLE001 - last handler: an unforeseen exception is a bug
-        if (lack := errors.of_memory(error)) is not None:
+        lack = errors.of_memory(error)
+        if lack is not None:
             return _explain(lack, lack.exit_code, str(lack))
         *lines, last = "".join(traceback.format_exception(error)).splitlines()
         text = f"this is a bug: please report the lines above. {last}"

@@ -116,11 +116,13 @@ def _of_dataclass(kind: Any) -> _Parser:
         if type(content) is not dict:
             _refuse("an object", content)
         if content.keys() != parsers.keys():
-            if unknown := content.keys() - parsers.keys():
+            unknown = content.keys() - parsers.keys()
+            if unknown:
                 raise _MisfitError(
                     f"{counted(len(unknown), 'unknown field')}. Upgrade imagenet-prep"
                 )
-            if lacking := needed - content.keys():
+            lacking = needed - content.keys()
+            if lacking:
                 raise _MisfitError(f"missing fields {some(sorted(lacking))}")
         names = list(content)
         values = _each([parsers[name] for name in names], content.values(), names.__getitem__)

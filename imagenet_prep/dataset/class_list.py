@@ -65,7 +65,8 @@ class ClassList:
         indices: set[int] = set()
         unknown: list[str] = []
         for name in map(str, asked):
-            if not (matches := self._matching(name)):
+            matches = self._matching(name)
+            if not matches:
                 unknown.append(name)
             elif len(matches) > 1:
                 wnids = ", ".join(self.wnids[index] for index in matches)
@@ -118,7 +119,8 @@ def digest_of(wnids: Sequence[str]) -> str:
 def parse(data: bytes, where: str) -> ClassList:
     """Parses labels.txt; error messages call the file `where`."""
     advice = "Copy the file again from the original dataset."
-    if (lines := data.count(b"\n") + data.count(b"\r")) > MOST_CLASSES:
+    lines = data.count(b"\n") + data.count(b"\r")
+    if lines > MOST_CLASSES:
         raise DataDamagedError(
             f"{where}: {lines:,} classes, expected at most {MOST_CLASSES:,}. {advice}"
         )

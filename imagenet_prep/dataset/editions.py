@@ -61,7 +61,8 @@ class Edition:
         expected = self.examples[split]
         if total != expected:
             problems.append(f"{split} has {counted(total, 'image')}, expected {expected:,}")
-        if absent := [w for w, n in zip(classes.wnids, num_per_class, strict=True) if not n]:
+        absent = [w for w, n in zip(classes.wnids, num_per_class, strict=True) if not n]
+        if absent:
             problems.append(f"{split} has no images of {some(absent)}")
         low, high = self.class_range.get(split, (1, total))
         odd = [

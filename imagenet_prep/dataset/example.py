@@ -252,7 +252,8 @@ def checked(features: dict[str, Value], lacks: Mapping[str, str]) -> ImageExampl
         if lacks[key] == schema.ABSENT:
             features.setdefault(key, _absent(key, features))
     if features.keys() != schema.TYPES.keys():
-        if missing := [key for key in schema.ALL_KEYS if key not in features]:
+        missing = [key for key in schema.ALL_KEYS if key not in features]
+        if missing:
             raise DataDamagedError(f"keys missing: {', '.join(missing)}")
         unknown = sorted(set(features) - set(schema.ALL_KEYS))
         raise DataDamagedError(f"keys outside the schema: {', '.join(unknown)}")
@@ -262,7 +263,8 @@ def checked(features: dict[str, Value], lacks: Mapping[str, str]) -> ImageExampl
                 kind = protobuf.KINDS[schema.TYPES[key]]
                 raise DataDamagedError(f"{key} is not a {kind} list")
     for key in (key for key in CONSTANTS if key not in lacks):
-        if (value := protobuf.one(features, key, schema.TYPES[key])) != CONSTANTS[key]:
+        value = protobuf.one(features, key, schema.TYPES[key])
+        if value != CONSTANTS[key]:
             raise DataDamagedError(f"{key} is {value!r}, expected {CONSTANTS[key]!r}")
     boxes = Boxes(*(cast("tuple[float, ...]", features[key]) for key in schema.FLOAT_KEYS))
     if len({*map(len, boxes), len(features[schema.BBOX_LABEL])}) != 1:

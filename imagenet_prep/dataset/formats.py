@@ -67,7 +67,8 @@ def name_of(head: bytes) -> str | None:
 
 def is_readable(name: str | None) -> bool:
     """Returns whether this installation can decode a format."""
-    if decoder := _DECODERS.get(name or ""):
+    decoder = _DECODERS.get(name or "")
+    if decoder:
         return is_there(decoder[0])
     return name in READ
 

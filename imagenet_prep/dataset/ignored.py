@@ -88,7 +88,8 @@ def most_frequent(ignored: Mapping[str, int]) -> dict[str, int]:
     """Returns the 20 highest counts in descending order, and the sum of the rest as "others"."""
     ordered = sorted(ignored.items(), key=lambda item: (item[0] == _OTHERS, -item[1], item[0]))
     frequent = dict(ordered[:_MAX_ENDINGS])
-    if rest := sum(count for _, count in ordered[_MAX_ENDINGS:]):
+    rest = sum(count for _, count in ordered[_MAX_ENDINGS:])
+    if rest:
         frequent[_OTHERS] = frequent.get(_OTHERS, 0) + rest
     return frequent
 
@@ -97,7 +98,8 @@ def in_words(ignored: Mapping[str, int]) -> str:
     """Returns the counts as text, for example "3 files: 2 .heic, 1 .mov"."""
     counts = ", ".join(f"{count:,} {name}" for name, count in most_frequent(ignored).items())
     advice = ""
-    if unread := sorted(PHOTOGRAPHS & ignored.keys()):
+    unread = sorted(PHOTOGRAPHS & ignored.keys())
+    if unread:
         advice = f" (photographs in {', '.join(unread)} are not read: convert them to JPEG)"
     return f"{counted(sum(ignored.values()), 'file')}: {counts}{advice}"
 

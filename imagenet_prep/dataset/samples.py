@@ -149,7 +149,8 @@ def heads(
             if match is None:
                 raise ValueError(_NO_LINE)
             plain, quoted, digits, image = match.groups()
-            if (class_index := int(digits)) >= num_classes:
+            class_index = int(digits)
+            if class_index >= num_classes:
                 _demand_class(class_index, num_classes)
             # Almost no key is quoted, and avoiding the call saves a tenth of the time.
             key = plain.decode() if quoted is None and len(plain) < 256 else _key(plain, quoted)

@@ -83,7 +83,8 @@ def unframe(data: bytes, size: int) -> memoryview:
 
 
 def _prove(name: str, data: bytes | memoryview, crc: int) -> None:
-    if crc != (expected := masked_crc(data)):
+    expected = masked_crc(data)
+    if crc != expected:
         raise DataDamagedError(f"{name} CRC {crc:#010x}, expected {expected:#010x}")
 
 

@@ -197,7 +197,8 @@ class Chain:
         self._actions.say(peer, "complete")
 
     def _spoiled(self, peer: Peer, name: str) -> None:
-        if (giver := peer.upstream) is None:
+        giver = peer.upstream
+        if giver is None:
             damaged = f"{name} arrives damaged every time, so it is damaged in {self._request.root}"
             self._fail(peer, DataDamagedError(f"{damaged}. Run verify there."))
             return

@@ -112,7 +112,8 @@ class Leader:
         threading.Thread(target=self._listen, args=(peer, giver, host, prove), daemon=True).start()
 
     def stop(self, peer: Peer) -> None:
-        if (giver := self._givers.pop(peer, None)) is not None:
+        giver = self._givers.pop(peer, None)
+        if giver is not None:
             giver.stop()
 
     def probe(self, peer: Peer, *, again: bool) -> None:

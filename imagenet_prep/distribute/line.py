@@ -66,7 +66,8 @@ class Line:
             if waits_for is not None:
                 self._held[waits_for] = name
                 continue
-            if (shard := self._held.pop(name, None)) is not None:
+            shard = self._held.pop(name, None)
+            if shard is not None:
                 self._ready.appendleft(shard)
             self._offered.discard(name)
             self._going.add(name)

@@ -43,7 +43,8 @@ def serve(root: Path, channel: Channel) -> int:
     "wrong", and finally sends "whole". If it fails, "error" is its last message.
     """
     try:
-        if (begin := channel.read()) is None:
+        begin = channel.read()
+        if begin is None:
             return errors.EXIT_INTERRUPTED
         if begin.kind not in ("look", "store"):
             raise BrokenError(f"expected 'look' or 'store', got {begin.kind}")
@@ -143,7 +144,8 @@ def _store(replica: Replica, channel: Channel, *, prove: bool, parent: str) -> i
         channel.write("lacking", name=name, begun=begun.get(name, 0))
     channel.write("lacks", files=len(lacking))
     while lacking:
-        if (frame := channel.read()) is None:
+        frame = channel.read()
+        if frame is None:
             return errors.EXIT_INTERRUPTED
         if frame.kind != "file" or frame.fields["name"] not in lacking:
             raise BrokenError(f"expected the data of a missing file, got {frame.kind}")
@@ -171,7 +173,8 @@ def _take(replica: Replica, file: File, start: int, channel: Channel) -> None:
     # If the connection breaks, keep the received bytes: the next connection resumes after them.
     with replica.incoming(file, start, kept=(BrokenError,)) as arriving:
         while True:
-            if (frame := channel.read()) is None:
+            frame = channel.read()
+            if frame is None:
                 raise BrokenError("the input ended before the end of a file")
             if frame.kind == "end":
                 return

@@ -99,7 +99,8 @@ class Replica(Target):
 
     def manifest_problem(self) -> Problem | None:
         """Returns the problem of the manifest or of placement.json, or None."""
-        if (problem := super().manifest_problem()) is not None:
+        problem = super().manifest_problem()
+        if problem is not None:
             return problem
         try:
             part = load(self.store.root, self.manifest)

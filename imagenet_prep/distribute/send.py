@@ -66,7 +66,8 @@ class Hop:
             answers = listener.submit(self._listen)
             try:
                 while not self._over:
-                    if (following := self._next()) is None:
+                    following = self._next()
+                    if following is None:
                         with self._news:
                             self._news.wait(_POLL_S)
                     else:
@@ -140,7 +141,8 @@ class Hop:
 
     def _send(self, file: File, start: int) -> None:
         channel = self.receiver.channel
-        if (opened := self._open(file)) is None:
+        opened = self._open(file)
+        if opened is None:
             self._put_back(file)
             return
         channel.write("file", name=file.name, start=start)
@@ -202,7 +204,8 @@ def main() -> None:
     leader = Channel(0, 1, TO_GIVER, silence_s=silence_s)
     leader.begin()
     try:
-        if (give := leader.read()) is None:
+        give = leader.read()
+        if give is None:
             return
         hop = Hop(give, leader, silence_s)
     except (BrokenError, ImagenetPrepError, OSError) as error:

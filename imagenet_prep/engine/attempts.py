@@ -137,7 +137,8 @@ def _run_here(stage: Stage[Any, Any], followed: Followed[Any], workers: Workers)
                 stage.fail("", "the run was stopped")
             raise
     stage.raise_failure()
-    if pending := len(followed.left):
+    pending = len(followed.left)
+    if pending:
         # A retry would not help: a process that uses too much memory would be killed again.
         raise errors.IncompleteError(
             f"{stage.name}: a worker process was killed, perhaps because memory ran out; {pending} "

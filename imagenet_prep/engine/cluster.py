@@ -58,7 +58,8 @@ class Job(Started):
         """Waits at most `seconds`; returns whether the job is still running."""
         if not futures.wait([self._result], seconds).done:
             return True
-        if error := self._result.exception():
+        error = self._result.exception()
+        if error:
             raise self._explained(error)
         return False
 
@@ -138,7 +139,8 @@ def _job_server(runner: Any, options: Any, ending: contextlib.ExitStack) -> None
     """Sets up Beam's job server. Fails at once if a server is down; Beam would wait for minutes."""
     from apache_beam.options import pipeline_options
 
-    if endpoint := options.view_as(pipeline_options.PortableOptions).job_endpoint:
+    endpoint = options.view_as(pipeline_options.PortableOptions).job_endpoint
+    if endpoint:
         _demand_answer(endpoint)
         return
     kind = type(runner).__name__
@@ -252,7 +254,8 @@ class _Flink(NamedTuple):
                 "cluster is running and that --flink_master is the REST address of its JobManager, "
                 "e.g. http://jobmanager:8081."
             ) from error
-        if not (slots := overview["slots-total"]):
+        slots = overview["slots-total"]
+        if not slots:
             raise errors.ImagenetPrepError(
                 f"Flink at {self.url} has no TaskManager. Start one, then run the same command "
                 "again."

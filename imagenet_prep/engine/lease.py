@@ -91,7 +91,8 @@ class Lease:
         such as Spark's, fails with the same error instead of skipping them.
         """
         claims = f"{self._folder}/{stage.name}"
-        if folder := self.store.as_folder:
+        folder = self.store.as_folder
+        if folder:
             folder.make_folder(claims)
         pending = _without(tasks, self.store.names(claims))
         spread = 1

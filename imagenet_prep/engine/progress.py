@@ -93,7 +93,8 @@ class Progress:
         return f"{done}, {left} left{self._time_left(now)}"
 
     def _time_left(self, now: float) -> str:
-        if not (new := self._shown - self._first):
+        new = self._shown - self._first
+        if not new:
             return ""
         seconds = (now - self._start) / new * (self._total - self._shown)
         return f", {_duration(seconds)}"

@@ -98,7 +98,8 @@ def reported(lease: Lease) -> Iterator[None]:
         # Drop the cause: the launcher would print it first.
         raise kind(f"{error}{where}") from None
     except Exception as error:  # noqa: BLE001 - the launcher raises it again
-        if (of_memory := errors.of_memory(error)) is not None:
+        of_memory = errors.of_memory(error)
+        if of_memory is not None:
             raise of_memory from None
         raise BugError("".join(traceback.format_exception(error))) from None
 

@@ -179,7 +179,8 @@ def done(
         publishing: list[futures.Future[Done]] = []
         try:
             for task in tasks:
-                if (receipt := stage.receipt(task.name)) is not None:
+                receipt = stage.receipt(task.name)
+                if receipt is not None:
                     yield Done(task, receipt, new=False)
                     continue
                 result = stage.make(task)

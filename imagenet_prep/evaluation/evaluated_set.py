@@ -61,7 +61,8 @@ class EvaluatedSet:
         labels = {}
         unknown = []
         for entry, (key, classes) in enumerate(of.classes.items(), start=1):
-            if (number := self.number_of.get(key)) is None:
+            number = self.number_of.get(key)
+            if number is None:
                 continue
             if self._index.keys() >= set(classes):
                 labels[number] = tuple(sorted({self._index[name] for name in classes}))

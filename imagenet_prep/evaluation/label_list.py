@@ -90,7 +90,8 @@ def _of_csv(data: bytes) -> LabelList:
         key = keys.key_of(schema.VALIDATION, folder, name) if slash else folder
         if classes_of.setdefault(key, classes := tuple(fields[1].split())) is not classes:
             raise ValueError(f"line {lines.line_num:,} repeats the key of an earlier line")
-        if (remaining := remaining - len(classes)) < 0:
+        remaining = remaining - len(classes)
+        if remaining < 0:
             raise ValueError(f"more than {canonical.MOST_VALUES:,} classes")
     return LabelList(classes_of)
 

@@ -39,7 +39,8 @@ class Sheet:
         for name, listed in lists.items():
             unknown = list(listed.classes)
             for of, dataset in self.sets.items():
-                if of_images := dataset.labels(listed):
+                of_images = dataset.labels(listed)
+                if of_images:
                     self.labels[of][name] = of_images
                     unknown = [key for key in unknown if key not in dataset.number_of]
             if len(unknown) == len(listed.classes):
@@ -91,7 +92,8 @@ class Sheet:
                 shares = _shares(first, labelled, own, by_class=of in self._by_class)
                 mean = "classes" if of in self._by_class else "images"
                 self._rows.append(Row(name, of, *shares, among, mean, digests[of]))
-        if errors := corruptions.errors(dataset.keys, chosen[dataset.num_classes][:, 0] == own):
+        errors = corruptions.errors(dataset.keys, chosen[dataset.num_classes][:, 0] == own)
+        if errors:
             self._corruptions[name] = errors
 
     def columns(self, name: str) -> dict[str, dict[str, str]]:

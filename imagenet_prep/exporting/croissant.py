@@ -60,7 +60,8 @@ def document(dataset: Dataset, name: str, about: Json) -> Json:
 
     Raises UsageError if `about` contains a field that is generated from the manifest.
     """
-    if generated := sorted(_OURS & about.keys()):
+    generated = sorted(_OURS & about.keys())
+    if generated:
         raise UsageError(
             f"--about: {', '.join(generated)}: these fields come from the manifest. Remove them."
         )

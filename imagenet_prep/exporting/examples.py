@@ -110,7 +110,8 @@ class Source:
                         f"{records.where(number)}: its image or its label differs from the table "
                         f"of samples. To list all problems: imagenet-prep verify {self.root}"
                     )
-                if (problem := keys.problem(key)) is not None:
+                problem = keys.problem(key)
+                if problem is not None:
                     raise DataDamagedError(f"{records.where(number)}: {problem}")
                 of_record = {name: of_block[at] for name, of_block in rows.items()}
                 wnid = records.wnids[class_index]

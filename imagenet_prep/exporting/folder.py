@@ -48,7 +48,8 @@ class Folder(Format):
     def settled(self, source: Source, parts: Sequence[Part]) -> Folder:
         """Returns the format; raises UsageError if folder names would change labels."""
         ordered = sorted(self.wnids)
-        if moved := [a for a, b in zip(self.wnids, ordered, strict=True) if a != b]:
+        moved = [a for a, b in zip(self.wnids, ordered, strict=True) if a != b]
+        if moved:
             raise UsageError(
                 f"{source.root}: ImageFolder numbers classes in the order of their names, which "
                 f"would change the labels of {len(moved):,} of {len(ordered):,} classes: "
@@ -56,7 +57,8 @@ class Folder(Format):
                 f"{self.wnids.index(moved[0]):,}. Choose a different format."
             )
         folders = Counter(map(_folded, self.wnids))
-        if alike := [wnid for wnid in self.wnids if folders[_folded(wnid)] > 1]:
+        alike = [wnid for wnid in self.wnids if folders[_folded(wnid)] > 1]
+        if alike:
             raise UsageError(
                 f"{source.root}: {some(alike)}: these classes would be the same folder on a disk "
                 "that ignores case or Unicode form. Choose a different format."
@@ -84,7 +86,8 @@ class Folder(Format):
             hashed[number] = hash(_folded(file))
             if not _is_found(file):
                 invalid.append(key)
-        if leading_out := [key for key in invalid if keys.leads_out(key)]:
+        leading_out = [key for key in invalid if keys.leads_out(key)]
+        if leading_out:
             raise DataDamagedError(
                 f"{where}: {some(leading_out)}: a key has a part that is empty, . or .., so its "
                 "file would be outside the export. Copy the dataset again."
@@ -104,7 +107,8 @@ class Folder(Format):
             }
             for index, key, _ in itertools.compress(Names(records), is_chosen):
                 path = self._path(index, key)
-                if (group := groups.get(hash(_folded(_file(path))))) is not None:
+                group = groups.get(hash(_folded(_file(path))))
+                if group is not None:
                     group.append((_file(path) != path, path, key))
             for group in groups.values():
                 # The first name stays unchanged. Names without an added extension are sorted first.

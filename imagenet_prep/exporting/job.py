@@ -219,7 +219,8 @@ def _remove_work(store: Store, mark: str, *folders: str) -> None:
     for folder in folders:
         store.remove_tree(folder)
     store.remove(mark)
-    if local := store.as_folder:
+    local = store.as_folder
+    if local:
         local.remove_work()
 
 

@@ -99,7 +99,8 @@ def checked(
             f"imagenet-prep uses protocol {PROTOCOL} at one end, {theirs} at the other. Install "
             "the same version on every host."
         )
-    if (kind := messages.get(name)) is None:
+    kind = messages.get(name)
+    if kind is None:
         raise ValueError("this kind of message is not allowed here")
     if count(size) > kind.max_body_bytes:
         raise ValueError(f"it announces {size:,} bytes, expected at most {kind.max_body_bytes:,}")

@@ -83,7 +83,8 @@ def answer_of(host: Host, ending: Ending, program: str) -> Answer | str:
     """Returns the answer in a host's output, or the reason why it contains no answer."""
     if ending.code is None:
         return f"{ending.why}. Check that this host is up and `ssh {host.address} true` works here."
-    if (answer := understood(ending.output.rpartition("\n")[2])) is not None:
+    answer = understood(ending.output.rpartition("\n")[2])
+    if answer is not None:
         return answer
     if ending.is_of_ssh and not host.is_local:
         return (

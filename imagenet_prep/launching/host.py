@@ -135,7 +135,8 @@ class Answer:
     problems: list[str]
 
     def __post_init__(self) -> None:
-        if lacking := {"python", *PACKAGES} - self.versions.keys():
+        lacking = {"python", *PACKAGES} - self.versions.keys()
+        if lacking:
             raise ValueError(f"versions of {', '.join(sorted(lacking))} are missing")
         Placement(*self.part)
 
@@ -211,7 +212,8 @@ def _dataset(data_dir: str) -> tuple[str, Placement, str]:
             for shard in dataset.shards(split):
                 path = root / shard.name
                 expected = shard.num_bytes
-                if (size := path.stat().st_size) != expected:
+                size = path.stat().st_size
+                if size != expected:
                     problem = f"{path} has {size:,} bytes, expected {expected:,}"
                     return facts.digest, part, problem
     except OSError as error:
@@ -228,7 +230,8 @@ def run(launch: Channel) -> None:
     have ended. The first message of `launch` is "run": see `TO_HOST`.
     """
     orders = _orders(launch)
-    if (first := next(orders, None)) is None:
+    first = next(orders, None)
+    if first is None:
         return
     try:
         order = records.loads(Order, first.body)

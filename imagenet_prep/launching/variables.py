@@ -74,7 +74,8 @@ def travelling(
 
     Probable secrets are excluded, unless the connection is encrypted (`private`).
     """
-    if absent := [name for name in more if name not in environment]:
+    absent = [name for name in more if name not in environment]
+    if absent:
         raise UsageError(f"--env {absent[0]}: this variable is not set here")
     passed = {
         name: value
@@ -92,7 +93,8 @@ def travelling(
     }
     if private or not secrets:
         return passed
-    if refused := [name for name in more if name in secrets]:
+    refused = [name for name in more if name in secrets]
+    if refused:
         raise UsageError(
             f"--env {refused[0]}: mpirun would send this secret unencrypted. Configure it on each "
             "host, e.g. in ~/.aws, or launch without --mpi."

@@ -68,7 +68,8 @@ def columns(samples: Iterable[Sample]) -> Columns:
 def _read(path: Path, num: int) -> Iterator[npt.NDArray[Any]]:
     """Yields the rows of `num` images in blocks; rows of unreadable images are zeros."""
     with open(regular_file.open_to_read(path), "rb") as file:
-        if (size := os.fstat(file.fileno()).st_size) > num * hashes.ROW.itemsize:
+        size = os.fstat(file.fileno()).st_size
+        if size > num * hashes.ROW.itemsize:
             raise DataDamagedError(
                 f"{path}: has {size:,} bytes, too many for {num:,} images. Remove the file, then "
                 "run the same command again."

@@ -220,7 +220,8 @@ def hash_all(
 
 def rows_of(kept: Store, pieces: Sequence[AnyPiece], scratch: Path) -> list[Path]:
     """Returns the files of rows; those in a bucket are downloaded to `scratch`."""
-    if (folder := kept.as_folder) is not None:
+    folder = kept.as_folder
+    if folder is not None:
         return [folder.path(f"{FOLDER}/{piece.name}.rows") for piece in pieces]
     paths = []
     for piece in pieces:

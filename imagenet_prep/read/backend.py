@@ -91,7 +91,8 @@ def choose_device(device: str, backend: str, framework: str, local_rank: int) ->
 
 
 def _check_gpu(local_rank: int) -> None:
-    if local_rank >= (count := gpus()):
+    count = gpus()
+    if local_rank >= count:
         raise UsageError(
             f"device 'gpu': local rank {local_rank} needs its own GPU, but CUDA lists {count} on "
             f"{os.uname().nodename}. Start fewer ranks per host or choose device 'cpu'."
@@ -108,7 +109,8 @@ def refuse_contradictions(config: ReadConfig) -> None:
         )
     if config.constants.square and "images" in config.fields:
         for name, needed in _SQUARE.items():
-            if (actual := getattr(config, name)) not in (needed, None):
+            actual = getattr(config, name)
+            if actual not in (needed, None):
                 raise UsageError(
                     f"recipe={config.recipe!r} produces the same bytes as Pillow only "
                     f"with {name}={needed!r}; got {actual!r}"

@@ -105,7 +105,8 @@ class ColumnRows:
                 with open(file.descriptor, "rb", closefd=False) as opened:
                     sha256 = self._ledger.sha256(name, opened)
             head = os.pread(file.descriptor, start, 0)
-        if problem := columns.misfit(self.column, rows, head, sha256, str(path)):
+        problem = columns.misfit(self.column, rows, head, sha256, str(path))
+        if problem:
             raise DataDamagedError(f"{problem}.")
         if fetched is None:
             self._open[shard] = file, start

@@ -47,7 +47,8 @@ class Diagnosis:
         for batch in tuple(self._fed):
             for number in batch.numbers[batch.mask].tolist():
                 encoded = records.read(number).encoded
-                if why := problem(encoded, self._decode, self._feed.config.backend):
+                why = problem(encoded, self._decode, self._feed.config.backend)
+                if why:
                     self._feed.skip(number, DataDamagedError(f"{records.where(number)}: {why}"))
                     has_skipped = True
         if not has_skipped:

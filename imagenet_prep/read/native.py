@@ -207,7 +207,8 @@ def middle_square(image: Image.Image, side: int) -> npt.NDArray[np.uint8]:
         height = height // 2
         image = image.resize((width, height), Image.Resampling.BOX)
     # Crop very long images, to limit memory. The result then only approximates center_crop_arr.
-    if (most := max(1, jpeg.MAX_PIXELS // side**2) * min(width, height)) < max(width, height):
+    most = max(1, jpeg.MAX_PIXELS // side**2) * min(width, height)
+    if most < max(width, height):
         left = max(0, width - most) // 2
         top = max(0, height - most) // 2
         width = min(width, most)

@@ -381,7 +381,8 @@ class Receipt:
                         f"the log of the run: the reader's state at start number {segment.run} "
                         f"does not fit a dataset with {counted(total, 'example')} to read"
                     )
-                if (steps := min(left.count, end - first)) > 0:
+                steps = min(left.count, end - first)
+                if steps > 0:
                     begin = read // state.nodes
                     places = slice(begin, begin + steps * state.per_node)
                     yield _Piece(segment, epoch, first, steps, places)

@@ -108,7 +108,8 @@ def _match_all(comparison: Comparison, differences: Sequence[Difference]) -> Non
         key: (first[a], second[b]) for _, key, a, b in differences if a in first and b in second
     }
     for key, pair in pairs.items():
-        if (match := _match(key, *pair)) is not None:
+        match = _match(key, *pair)
+        if match is not None:
             comparison.matches.append(match)
     comparison.matches.sort(key=lambda match: (match.ssim, match.key))
     for match in comparison.matches[:_WORST]:

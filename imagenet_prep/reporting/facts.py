@@ -299,7 +299,8 @@ def _classes(dataset: Dataset) -> list[tuple[str, str]]:
 def _lines(store: Readable, name: str, kind: type[Item]) -> Iterator[Item]:
     lines = io.BytesIO(_bytes(store, name, _MAX_LIST_BYTES))
     for line in itertools.islice(lines, _MAX_LINES):
-        if (record := _parsed(kind, line)) is not None:
+        record = _parsed(kind, line)
+        if record is not None:
             yield record
 
 

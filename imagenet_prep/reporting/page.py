@@ -109,7 +109,8 @@ def _facts_of(tile: Tile) -> Json:
         ("shard", f"{record.shard}, record {record.number}, byte {offset:,}"),
         ("stored", f"{image.width} {_TIMES} {image.height}, {human_bytes(tile.num_bytes)}"),
     ]
-    if (origin := record.origin) is not None:
+    origin = record.origin
+    if origin is not None:
         size = f"{origin.width} {_TIMES} {origin.height}, {human_bytes(origin.size)}"
         rows += [("source", size), ("archive", f"{origin.archive}, byte {origin.offset:,}")]
     if tile.psnr is not None:

@@ -132,7 +132,8 @@ def find(
     names = "ILSVRC2012's" if classes.official else f"{some(classes.wnids)}; not ILSVRC2012's"
     parts = [part.name for part in source.parts]
     line = f"{kinds[0]}: {some(parts)}; {counted(len(classes.wnids), 'class')} ({names})"
-    if places := [s.where for s in source.evidence if s.about == CLASSES]:
+    places = [s.where for s in source.evidence if s.about == CLASSES]
+    if places:
         line += f" from {places[0]}"
     if source.evaluation is not None:
         line += f"; {source.evaluation.edition.name}: all images are in {schema.TEST}"
@@ -254,7 +255,8 @@ def _nothing(root: Location) -> str:
     if layout.has_shards(root):
         return f"--source {root}: {layout.use_shards(root)}"
     files = Counter(ending(Path(path).name) for path in layout.files_below(root))
-    if unread := {name: files[name] for name in sorted(PHOTOGRAPHS & files.keys())}:
+    unread = {name: files[name] for name in sorted(PHOTOGRAPHS & files.keys())}
+    if unread:
         return f"--source {root}: holds no supported image, but {in_words(unread)}."
     lines = "".join(f"\n  {kind:11} {layout}" for kind, layout in LAYOUTS.items())
     return (

@@ -62,7 +62,8 @@ class Archives(source.Packed):
             self.archives[task.part], lambda path: most * (_member(self, path) is not None)
         )
         for path, _, data in files:
-            if (member := _member(self, path)) is not None:
+            member = _member(self, path)
+            if member is not None:
                 yield PackedImage(member.key, member.class_index, data)
 
 
@@ -87,7 +88,8 @@ def locate(root: Location) -> list[Location]:
         # Prefer folders with the name of a dataset to folders that only have its contents.
         below = [root / name for name in subfolders(root)]
         named = [path for path in below if edition_called(path.name)]
-        if folders := [path for path in named if _is_set(path)] or [root] * _is_set(root):
+        folders = [path for path in named if _is_set(path)] or [root] * _is_set(root)
+        if folders:
             return [*folders]
         # Many folders are probably classes; checking each would take minutes.
         below = below * (len(below) < _FEW_FOLDERS)

@@ -103,7 +103,8 @@ def layout_of(
     )
     counts: dict[str, Counter[int]] = {}
     for path, number in in_folder.items():
-        if place := layout.place(f"{path}/*", f"{where}: {path or sample}"):
+        place = layout.place(f"{path}/*", f"{where}: {path or sample}")
+        if place:
             counts.setdefault(place[1].rstrip("/") or schema.TEST, Counter())[place[0]] += number
     problems = [f"{name} {p}" for name in sorted(counts) for p in _problems(layout, counts[name])]
     return replace(layout, problems=problems)
@@ -153,7 +154,8 @@ def _problems(layout: Layout, counts: Mapping[int, int]) -> list[str]:
     expected = edition.examples.get(schema.TEST, total)
     if total != expected:
         problems.append(f"has {counted(total, 'image')}, expected {expected:,}")
-    if (classes := edition.num_classes or len(counts)) != len(counts):
+    classes = edition.num_classes or len(counts)
+    if classes != len(counts):
         problem = f"has {counted(len(counts), 'class')}, expected {classes:,}"
         absent = [name for index, name in enumerate(names) if index not in counts]
         problems.append(problem + (classes == len(wnids)) * f", missing {some(absent)}")

@@ -107,7 +107,8 @@ def classes_called(
     words = dict(zip(*dataclasses.astuple(official_classes()), strict=True)) | dict(lemmas or {})
     ids = tuple("_".join(name.split()) for name in _distinct(names))
     forms = Counter(unicodedata.normalize("NFC", name) for name in ids)
-    if odd := sorted({i for i in ids if forms[unicodedata.normalize("NFC", i)] > 1 or not i}):
+    odd = sorted({i for i in ids if forms[unicodedata.normalize("NFC", i)] > 1 or not i})
+    if odd:
         raise SourceError(
             f"{where}: class names that are empty or not unique: {some([*map(ascii, odd)])} "
             "(spaces become '_'; Unicode form is ignored). Give each class a different name."

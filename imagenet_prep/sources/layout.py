@@ -238,7 +238,8 @@ def class_folders(root: Path, known: ClassList | None = None) -> list[str]:
     parts = {name: _with_images(root / name) for name in odd if name not in own}
     if own and odd == names and not any(_meaning(name)[1] for name in own):
         raise without_classes(root, f"{some([f'{name}/' for name in own])}, but ")
-    if parts := {name: inner for name, inner in parts.items() if inner}:
+    parts = {name: inner for name, inner in parts.items() if inner}
+    if parts:
         raise _no_classes(root, parts)
     return names
 

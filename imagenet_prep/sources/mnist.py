@@ -104,7 +104,8 @@ def find(root: Path, splits: Sequence[str], encode: Encode, encoding: str) -> Mn
     """Returns the source of `splits`; raises UsageError if a file is missing."""
     names = {split: [f"{_PREFIX[split]}-{kind}" for kind in (_IMAGES, _LABELS)] for split in splits}
     paths = {name: _locate(root, name) for pair in names.values() for name in pair}
-    if missing := [name for name, path in paths.items() if path is None]:
+    missing = [name for name, path in paths.items() if path is None]
+    if missing:
         raise UsageError(f"--source {root}: has no {' and no '.join(missing)}, compressed or not.")
     found = {name: path for name, path in paths.items() if path is not None}
     files = {split: (found[pair[0]], found[pair[1]]) for split, pair in names.items()}

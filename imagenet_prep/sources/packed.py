@@ -85,7 +85,8 @@ class _Xz(io.RawIOBase):
             while not (packed := packed.lstrip(b"\0")):  # zeros may follow a stream
                 if zeros > _MAX_PADDING_BYTES:
                     raise OSError(_PADDED)
-                if not (packed := self._file.read(_PIECE_BYTES)):
+                packed = self._file.read(_PIECE_BYTES)
+                if not packed:
                     return None
                 zeros += len(packed)
             self._unpacker = self._new()

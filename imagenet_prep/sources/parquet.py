@@ -92,7 +92,8 @@ class Parquet(source.Packed):
     def count_problems(self, split: str, num_per_class: Sequence[int]) -> list[str]:
         """Returns messages about missing files and about differences from the published counts."""
         problems = []
-        if absent := self.absent[split]:
+        absent = self.absent[split]
+        if absent:
             existing = len(self.index_tasks(split))
             problems.append(f"{split} has {existing} of {counted(existing + absent, 'file')}")
         return problems + super().count_problems(split, num_per_class)
@@ -120,7 +121,8 @@ class Parquet(source.Packed):
         if ours and row.path is not None and keys.problem(row.path) is None:
             # The label is right, even if the key names a different class.
             return PackedImage(row.path, label, row.data)
-        if (appended := keys.APPENDED_WNID.match(base)) is not None:
+        appended = keys.APPENDED_WNID.match(base)
+        if appended is not None:
             if appended["wnid"] != class_id and keys.WNID.fullmatch(class_id):
                 raise SourceError(
                     f"{where}: label {label} is {class_id}, but the path {base!r} names "
@@ -139,7 +141,8 @@ def find(root: Path, splits: Sequence[str]) -> Parquet:
     """Returns the source of `splits`; raises UsageError if a split has no files."""
     all_files = parquet_layout.files_of(root)
     of_split = {split: parquet_layout.split_files(all_files, split) for split in splits}
-    if missing := [split for split in splits if not of_split[split]]:
+    missing = [split for split in splits if not of_split[split]]
+    if missing:
         names = [file.name for file in all_files]
         if not names and root.is_dir():
             names = sorted(path.name for path in root.iterdir())

@@ -153,7 +153,8 @@ class RecordIO(source.Stored):
             index = _class_index(record.label)
         except ValueError as error:
             raise SourceError(f"{where}: {error}. Get the file again.") from error
-        if index > (last := len(self.classes.wnids) - 1):
+        last = len(self.classes.wnids) - 1
+        if index > last:
             raise SourceError(f"{where}: label {index}, expected 0 to {last}. Get the file again.")
         path = f"{task.part.removesuffix('.rec')}_{record.number:08d}"
         if task.part in self.lists:
@@ -186,7 +187,8 @@ def locate(root: Path) -> dict[str, list[Path]]:
 def find(root: Path, splits: Sequence[str]) -> RecordIO:
     """Returns the source of `splits`; raises UsageError if a split has no files."""
     found = locate(root)
-    if missing := [split for split in splits if split not in found]:
+    missing = [split for split in splits if split not in found]
+    if missing:
         names = " and no ".join(f"{_PREFIXES[split]}*.rec" for split in missing)
         raise UsageError(
             f"--source {root}: no {names}. Rename the files to match, or choose --splits."

@@ -85,7 +85,8 @@ def find(store: Store, *, check: bool = True) -> TfrecordSet:
         below = f"{folder}/" if folder else ""
         for name, stat in sorted(store.stats(folder).items()):
             stats[path := below + name] = stat
-            if named := _parts(name):
+            named = _parts(name)
+            if named:
                 family = (folder, named.num_shards)
                 files.setdefault(named.split, {}).setdefault(family, {})[named.number] = path
     if not files:

@@ -140,7 +140,8 @@ class Source(ABC):
                     f"{where}: its key is {key!r}, but {naming.EXPORT_KEYS} gives this key to a "
                     "different image. Rename the file, or remove the key from the list."
                 )
-        if (problem := keys.problem(key)) is not None:
+        problem = keys.problem(key)
+        if problem is not None:
             raise SourceError(f"{where}: {problem}. Rename it, or get the original archives.")
         return key
 
@@ -246,7 +247,8 @@ def sorted_by_key(members: Iterable[Member], where: str) -> list[Member]:
     """Returns members sorted by key; raises SourceError for a duplicate key."""
     by_key: dict[str, Member] = {}
     for member in members:
-        if (first := by_key.setdefault(member.key, member)) is not member:
+        first = by_key.setdefault(member.key, member)
+        if first is not member:
             places = f"in {first.archive} and in {member.archive}"
             if first.archive == member.archive:
                 places = f"at bytes {first.offset:,} and {member.offset:,}"

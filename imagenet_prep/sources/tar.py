@@ -290,7 +290,8 @@ def small_files(
                     for name in names:
                         if f"/{member.name}".endswith(f"/{name}"):
                             content[name] = read(max_bytes + 1)
-    if missing := [name for name in names if not content.get(name)]:
+    missing = [name for name in names if not content.get(name)]
+    if missing:
         raise SourceError(f"{path}: holds no {' and no '.join(missing)}. {advice}")
     for name in names:
         if len(content[name]) > max_bytes:

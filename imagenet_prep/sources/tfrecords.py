@@ -123,11 +123,13 @@ def parse(payload: bytes) -> Entry:
             name=wnid_match[0] if wnid_match else "",
             filename=filename,
         )
-    if missing := sorted(_NEEDED_KEYS - features.keys()):
+    missing = sorted(_NEEDED_KEYS - features.keys())
+    if missing:
         raise DataDamagedError(
             f"keys missing: {', '.join(missing)}; found {', '.join(sorted(features)) or 'none'}"
         )
-    if unknown := sorted(features.keys() - set(schema.ALL_KEYS)):
+    unknown = sorted(features.keys() - set(schema.ALL_KEYS))
+    if unknown:
         raise DataDamagedError(f"keys that no known program writes: {', '.join(unknown)}")
     wnid, text = (
         protobuf.text(features, key) if features.get(key) else ""
@@ -197,7 +199,8 @@ def member(
         key = row.key
     if key is None:
         key = keys.key_of(shard.split, labelling.classes.wnids[index], entry.filename)
-    if (problem := keys.problem(key)) is not None:
+    problem = keys.problem(key)
+    if problem is not None:
         raise DataDamagedError(problem)
     start = record.offset + tfrecord.HEAD_BYTES + find_image(record.payload, entry.encoded)
     return Member(key, shard.file, start, len(entry.encoded), index, entry.boxes)

@@ -40,7 +40,8 @@ class Comm:
         if self._hvd is None:
             return {}
         versions = {"Horovod": str(importlib.import_module("horovod").__version__)}
-        if code := int(self._hvd.nccl_built()):
+        code = int(self._hvd.nccl_built())
+        if code:
             # NCCL changed its version codes in 2.9: 2.8 is 2800, and 2.18.3 is 21803.
             thousands = 1000 if code < 10_000 else 10_000
             minor, patch = divmod(code % thousands, 100)

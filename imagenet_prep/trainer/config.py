@@ -305,7 +305,8 @@ class TrainConfig(Settings):
                 f"{' or '.join(GLUON_MODELS)}"
             )
         for name, has in HAS[self.framework].items():
-            if (value := getattr(self, name)) not in (None, *has):
+            value = getattr(self, name)
+            if value not in (None, *has):
                 others = [other for other in FRAMEWORKS if value in HAS[other].get(name, (value,))]
                 raise ValueError(
                     f"--{name} {value} needs --framework {' or '.join(others)}; "

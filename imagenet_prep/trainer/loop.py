@@ -189,7 +189,8 @@ class Training:
         if not evaluates and (receipt := self._inputs.train.receipt()):
             facts |= {"step": self._step, "receipt": receipt}
         facts |= decoder
-        if choice := self._inputs.train.state().get("choice"):
+        choice = self._inputs.train.state().get("choice")
+        if choice:
             facts["choice"] = choice
             for name, value in choice.items():
                 self._log.say(f"selected from train: {name} {value}")

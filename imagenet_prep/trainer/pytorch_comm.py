@@ -75,7 +75,8 @@ class Distributed(_Together):
     """torch.distributed; start ranks with `imagenet-prep launch`, torchrun, mpirun or srun."""
 
     def __init__(self, world: World, device: Any, *, fp16_compression: bool) -> None:
-        if missing := [name for name in _PLACE if not os.environ.get(name)]:
+        missing = [name for name in _PLACE if not os.environ.get(name)]
+        if missing:
             raise UsageError(
                 f"{counted(world.size, 'PyTorch rank')} need {' and '.join(missing)}. Start "
                 "the ranks with `imagenet-prep launch -np N -- train ...` or torchrun, or export "

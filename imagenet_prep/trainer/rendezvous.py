@@ -110,7 +110,8 @@ def exchange(
         with contextlib.suppress(OSError):  # the first host has not started yet
             sent = sent or ask(place, "PUT", f"{about}/{own}", value) is not None
             for address in pending:
-                if (answer := ask(place, "GET", f"{about}/{address}")) is not None:
+                answer = ask(place, "GET", f"{about}/{address}")
+                if answer is not None:
                     values[address] = answer
         pending = [address for address in pending if address not in values]
         if sent and not pending:

@@ -195,7 +195,8 @@ class Saved:
         evaluates = self._config.evaluate
         if evaluates:
             records.parse(Run, saved.run, others=True)
-        if (batch := records.parse(int, saved.run.get("global_batch"), "global_batch")) < 1:
+        batch = records.parse(int, saved.run.get("global_batch"), "global_batch")
+        if batch < 1:
             raise ValueError(f"global_batch {batch}")
         if saved.ranks is not None and not 1 <= saved.ranks <= batch:
             raise ValueError(f"ranks {saved.ranks}")

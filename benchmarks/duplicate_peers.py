@@ -111,7 +111,9 @@ def _ours(folder: Path, workers: int) -> Row:
     with open(out / "pairs.csv", newline="") as file:
         for line in csv.DictReader(file):
             groups[line["group"]].append(Path(line["key"]).stem)
-    pairs = {pair for group in groups.values() for pair in itertools.combinations(sorted(group), 2)}
+    pairs = set()
+    for group in groups.values():
+        pairs.update(itertools.combinations(sorted(group), 2))
     return Row(run, pairs)
 
 

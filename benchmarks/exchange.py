@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import ctypes
+import itertools
 import json
 import os
 import re
@@ -280,10 +281,11 @@ def network(hosts: int, mbit: float) -> None:
 
 def in_units(results: Mapping[Row, Sequence[Result]], s_b: float) -> dict[Row, float]:
     """Returns the median exchange of each row in units of S / B, which is `s_b` seconds."""
-    return {
-        row: measure.median([s for result in found for s in result.exchange_s]) / s_b
-        for row, found in results.items()
-    }
+    medians = {}
+    for row, found in results.items():
+        seconds = itertools.chain.from_iterable(result.exchange_s for result in found)
+        medians[row] = measure.median([*seconds]) / s_b
+    return medians
 
 
 def render(results: Mapping[Row, Sequence[Result]], s_b: float) -> str:

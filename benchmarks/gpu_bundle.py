@@ -10,6 +10,7 @@ Needs pip with its index, and `strip` of binutils; takes 5 minutes.
 from __future__ import annotations
 
 import argparse
+import itertools
 import lzma
 import mmap
 import shutil
@@ -72,7 +73,7 @@ def download(folder: Path, python: str, packages: Sequence[str]) -> None:
 def trim(folder: Path, python: str, capability: int) -> None:
     """Removes what another Python, another GPU, or nobody at run time needs."""
     nvidia = folder / "nvidia"
-    for path in (path for pattern in _NEEDLESS for path in nvidia.glob(pattern)):
+    for path in itertools.chain.from_iterable(map(nvidia.glob, _NEEDLESS)):
         shutil.rmtree(path) if path.is_dir() else path.unlink()
     for path in folder.rglob("*.cpython-*.so"):
         if f".cpython-{python.replace('.', '')}-" not in path.name:
@@ -81,8 +82,8 @@ def trim(folder: Path, python: str, capability: int) -> None:
         with path.open("r+b") as file, mmap.mmap(file.fileno(), 0) as library:
             for first, length in list(foreign_code(library, capability)):
                 library[first : first + length] = bytes(length)
-    stripped = [str(path) for pattern in _STRIPPED for path in nvidia.glob(pattern)]
-    subprocess.run(["strip", "--strip-unneeded", *stripped], check=True)
+    stripped = itertools.chain.from_iterable(map(nvidia.glob, _STRIPPED))
+    subprocess.run(["strip", "--strip-unneeded", *map(str, stripped)], check=True)
 
 
 def foreign_code(library: mmap.mmap | bytes, capability: int) -> Iterator[tuple[int, int]]:

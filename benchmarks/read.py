@@ -247,7 +247,8 @@ def _native_bars(kind: str, results: dict[str, list[Result]]) -> list[tuple[str,
             _verdict(beyond <= NATIVE_MB),
         )
     ]
-    others = [results[name] for o in NATIVE_OTHERS if (name := f"{kind}: {o}") in results]
+    names = [f"{kind}: {other}" for other in NATIVE_OTHERS]
+    others = [results[name] for name in names if name in results]
     if others:
         found = min(
             measure.median(

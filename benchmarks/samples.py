@@ -112,7 +112,8 @@ def write_child(parent: Path, root: Path, changes: int) -> None:
         path = root / naming.samples_name(shard["name"])
         table = path.read_bytes()
         start = table.index(b"JPEG,") + len(b"JPEG,")
-        path.write_bytes(table := table[:start] + b"9" + table[start + 1 :])
+        table = table[:start] + b"9" + table[start + 1 :]
+        path.write_bytes(table)
         shard |= {"samples_bytes": len(table), "samples_sha256": _sha256(table)}
     del content["digest"]
     train["samples_root"] = _sha256(b"child")

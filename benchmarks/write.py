@@ -400,7 +400,10 @@ def _bars(results: dict[str, list[Result]]) -> str:
     bar("P: against WebDataset", OURS_P, [WEBDATASET_P], 1.0)
     bar("P: against WebDataset, only shards", OURS_P_LARGE, [WEBDATASET_P], 1.0, alone=True)
     bar("P: against copying, cold", OURS_P_COLD, [COLD_P], 0.9)
-    ours = [result for name in results if "ours, 2" in name for result in results[name]]
+    ours: list[Result] = []
+    for name in results:
+        if "ours, 2" in name:
+            ours += results[name]
     if ours:
         limit = measure.MEMORY_BAR_MB + 2 * measure.MEMORY_BAR_MB_A_WORKER
         peak = max(result.pss_mb for result in ours)

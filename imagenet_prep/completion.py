@@ -9,6 +9,7 @@ Examples:
 from __future__ import annotations
 
 import importlib
+import itertools
 import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -61,8 +62,8 @@ def _bash(verbs: dict[str, list[Entry]]) -> Iterator[str]:
     yield f'  *) [[ -n $verb ]] || offer="{" ".join(verbs)}"'
     yield '    case "$verb $cur" in'
     for verb, flags in verbs.items():
-        names = " ".join([*(name for each in flags for name in each.names), "--help", "--help-all"])
-        yield f'    "{verb} -"*) offer="{names}";;'
+        words = [*itertools.chain.from_iterable(each.names for each in flags)]
+        yield f'    "{verb} -"*) offer="{" ".join([*words, "--help", "--help-all"])}";;'
     yield _END
 
 

@@ -93,7 +93,8 @@ def diff(config: Config) -> Json:
         for difference in differences(a, b, splits) if splits else ():
             counts[difference.split].update(difference.kinds)
             for kind in difference.kinds:
-                if len(keys := first[difference.split][kind]) < _FIRST_KEYS:
+                keys = first[difference.split][kind]
+                if len(keys) < _FIRST_KEYS:
                     keys.append(difference.key)
             write(difference)
     trusted = () if config.prove else splits

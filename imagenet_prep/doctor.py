@@ -245,7 +245,7 @@ def _shared_memory() -> Check:
     except OSError as error:
         return Check("/dev/shm", "wrong", str(error.strerror), f"mount -t tmpfs tmpfs {_SHARED}")
     is_writable = os.access(_SHARED, os.W_OK)
-    found = f"{space} free" + ", not writable" * (not is_writable)
+    found = f"{space} free" if is_writable else f"{space} free, not writable"
     remedy = "remove old files there; in a container: docker run --shm-size=8g"
     return _judged("/dev/shm", is_writable and free >= _LEAST_SHARED, found, remedy)
 

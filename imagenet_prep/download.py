@@ -15,6 +15,7 @@ Examples:
 
 from __future__ import annotations
 
+import itertools
 import json
 import time
 from collections.abc import Sequence
@@ -107,14 +108,13 @@ def download(config: Config) -> Json:
 
     start = time.monotonic()
     into = LocalStore(Path(config.into).expanduser())
+    wanted = (ARCHIVES[name] for name in ARCHIVES if name in config.what)
     archives = Archives(
         store=into,
         remote=store.open_remote(
             config.address, connections=config.connections, timeout_s=config.timeout
         ),
-        archives=[
-            archive for name in ARCHIVES if name in config.what for archive in ARCHIVES[name]
-        ],
+        archives=[*itertools.chain.from_iterable(wanted)],
         allow_other=config.allow_other,
         connections=config.connections,
         part_size=config.part_size,

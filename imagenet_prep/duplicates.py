@@ -120,7 +120,7 @@ def duplicates(config: Config) -> Json:
                     side.kept, side.pieces, workers, quiet=config.json
                 )
             rows += all_pictures.rows_of(side.kept, side.pieces, place)
-        pieces = [piece for side in sides for piece in side.pieces]
+        pieces = [*itertools.chain.from_iterable(side.pieces for side in sides)]
         images = Pictures(pieces, (columns(piece.samples()) for piece in pieces), rows, place)
         matches = Found(images, across=len(sides) > 1, workers=workers.count)
         tick = _show_step if terminal.is_live() and not config.json else lambda _: None
@@ -190,7 +190,7 @@ def _side(config: Config, out: Store) -> _Side:
         print(line, file=sys.stderr)
     if source.evaluation is not None:
         splits = [schema.TEST]
-    tasks = [task for split in splits for task in source.index_tasks(split)]
+    tasks = itertools.chain.from_iterable(map(source.index_tasks, splits))
     pieces: list[AnyPiece] = [pictures.SourcePiece(source, task, out) for task in tasks]
     return _Side(str(root), pieces, out, list(source.classes.wnids))
 
@@ -233,7 +233,7 @@ def _groups(images: Pictures, matches: Found, sides: Sequence[_Side], workers: i
     from imagenet_prep.matching.groups import AGAINST, Member, rank
 
     every = [group.tolist() for group in matches.by_sight.groups()]
-    wanted = {number for group in every for number in group}
+    wanted = {*itertools.chain.from_iterable(every)}
     members = {}
     for piece, start, end in zip(images.pieces, images.starts[:-1], images.starts[1:], strict=True):
         if wanted.isdisjoint(range(start, end)):

@@ -356,7 +356,7 @@ def _judge(config: Config, replicas: Sequence[Json]) -> None:
     if not wrong or not config.check:
         return
     places = f"{len(wrong)} of {counted(len(replicas), 'replica')}"
-    problems = [problem for replica in wrong for problem in replica["problems"]]
+    problems = itertools.chain.from_iterable(replica["problems"] for replica in wrong)
     if all(problem.is_missing for problem in problems):
         raise IncompleteError(
             f"{places} incomplete, as listed above. Run the same command without --check."

@@ -122,7 +122,8 @@ def report(config: Config) -> Path:
 
 
 def _refuse_folder_of_others(folder: Path) -> None:
-    if folder.is_dir() and (owner := folder.stat().st_uid) not in (os.geteuid(), 0):
+    owner = folder.stat().st_uid if folder.is_dir() else 0
+    if owner not in (os.geteuid(), 0):
         raise UsageError(
             f"{folder} belongs to a different user (UID {owner}). Choose a file for the page with "
             "--out."

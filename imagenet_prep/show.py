@@ -262,7 +262,9 @@ def _show_set(config: Config) -> int:
         return 0
     print(summary.render_set(dataset.manifest, content, first_class))
     for name, of in of_columns.items():
-        words = ["not complete"] * (dataset.store.size(column.begun_name(name)) is not None)
+        words = []
+        if dataset.store.size(column.begun_name(name)) is not None:
+            words.append("not complete")
         if of:
             size = terminal.human_bytes(of["bytes"])
             splits = ", ".join(of["splits"])

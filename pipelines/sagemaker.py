@@ -155,7 +155,8 @@ class Config(Settings):
         """The locations of the dataset, by channel."""
         if len(self.data) == 1 and self.data[0].partition("=")[0] not in CHANNELS:
             return {CHANNELS[0]: self.data[0]}
-        channels = {name: where for name, _, where in (word.partition("=") for word in self.data)}
+        parts = [word.partition("=") for word in self.data]
+        channels = {name: where for name, _, where in parts}
         wrong = sorted(channels.keys() - set(CHANNELS))
         if wrong:
             raise ValueError(f"--data {wrong[0]}: expected {' or '.join(CHANNELS)} before each =")

@@ -222,7 +222,9 @@ def _meeting(
             "facts", json.dumps(vars(facts)), hosts, job.host, place, limit_s=_HOSTS_S
         )
         every = {host: _facts(host, answers[host.address]) for host in hosts}
-        problems = [f"{host.address}: {p}" for host, its in every.items() for p in its.problems]
+        problems: list[str] = []
+        for host, its in every.items():
+            problems += [f"{host.address}: {problem}" for problem in its.problems]
         for host in hosts[1:]:
             problems += differences(hosts[0], every[hosts[0]], host, every[host])
         try:

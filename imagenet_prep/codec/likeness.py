@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import itertools
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -87,7 +88,8 @@ def hashes(cells: npt.NDArray[np.uint16], simd: str = "best") -> npt.NDArray[Any
 @functools.lru_cache(maxsize=1)
 def frequencies() -> list[tuple[int, int]]:
     """Returns the (horizontal, vertical) frequency of each hash bit, lowest first."""
-    every = [(u, v) for v in range(_HIGHEST) for u in range(_HIGHEST) if u or v]
+    every = [*itertools.product(range(_HIGHEST), range(_HIGHEST))]
+    every.remove((0, 0))  # the mean
     every.sort(key=lambda each: (each[0] ** 2 + each[1] ** 2, abs(each[0] - each[1]), each[0]))
     return every[:FREQUENCIES]
 

@@ -69,10 +69,12 @@ def header(data: bytes, max_pixels: int = jpeg.MAX_PIXELS) -> jpeg.Frame | None:
     frame = _frame(data, max_pixels)
     if not data.startswith(jpeg.SOI):
         return None
-    if frame is not None and (found := planes.opened(data)) is not None:
-        height, width, components = found
-        _refuse_other_size(frame, (width, height))
-        return frame._replace(colorspace=_COLORSPACES[components])
+    if frame is not None:
+        found = planes.opened(data)
+        if found is not None:
+            height, width, components = found
+            _refuse_other_size(frame, (width, height))
+            return frame._replace(colorspace=_COLORSPACES[components])
     cage.demand()
     import simplejpeg
 
@@ -216,9 +218,11 @@ def allow_heic() -> tuple[str, ...]:
 def _image(data: bytes, only: tuple[str, ...]) -> ImageFile:
     """Opens an image with Pillow; if a known format is damaged, raises the error of its plugin."""
     file = _without_metadata(data) if data.startswith(_PNG) else io.BytesIO(data)
-    if data.startswith((b"II*\0", b"MM\0*")) and (tags := orientation.of_exif(data)):
-        # Pillow ignores an orientation that is stored with an unusual data type.
-        file = io.BytesIO(orientation.changed(data, tags, tags.turn))
+    if data.startswith((b"II*\0", b"MM\0*")):
+        tags = orientation.of_exif(data)
+        if tags:
+            # Pillow ignores an orientation that is stored with an unusual data type.
+            file = io.BytesIO(orientation.changed(data, tags, tags.turn))
     try:
         return Image.open(file, formats=only)
     except UnidentifiedImageError:

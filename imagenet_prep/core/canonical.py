@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import itertools
 import json
 import math
 from typing import Any, NoReturn
@@ -82,7 +83,8 @@ def _is_shallow(value: Any) -> bool:
     kinds = (list, dict)
     for _ in range(_MAX_DEPTH):
         inside = (node.values() if type(node) is dict else node for node in level)
-        level = [inner for values in inside for inner in values if type(inner) in kinds]
+        values = itertools.chain.from_iterable(inside)
+        level = [value for value in values if type(value) in kinds]
         if not level:
             return True
     return False

@@ -14,6 +14,7 @@ import operator
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
 from typing import Any, ClassVar, TypeVar
 
 from imagenet_prep.core import address, errors
@@ -61,7 +62,7 @@ class Flag:
                 self.place.check(name, text)
         elif isinstance(value, str) and self.choices is not None:
             if value not in self.choices:
-                one_of = "one of " * (len(self.choices) > 1)
+                one_of = "one of " if len(self.choices) > 1 else ""
                 expected = f"{name} {value}: expected {one_of}{', '.join(self.choices)}."
                 raise ValueError(expected + meant_by(value, self.choices))
         elif isinstance(value, tuple) and self.choices is not None:
@@ -229,8 +230,11 @@ def _groups(config: type[Any]) -> dict[str, str]:
     own = [field.name for field in dataclasses.fields(config) if field.kw_only is not True]
     if "groups" not in vars(config):
         tables.insert(0, {"Flags": " ".join(own)})
-    headings = [(names.split(), heading) for table in tables for heading, names in table.items()]
-    return {name: heading for names, heading in headings for name in names}
+    headings: dict[str, str] = {}
+    for table in tables:
+        for heading, names in table.items():
+            headings |= dict.fromkeys(names.split(), heading)
+    return headings
 
 
 class _CommandLine:
@@ -248,7 +252,7 @@ class _CommandLine:
             for field in fields
             if "flag" in field.metadata
         ]
-        self.spellings = [name for entry in self._entries for name in entry.names]
+        self.spellings = [*chain.from_iterable(entry.names for entry in self._entries)]
         order = [*groups, *(field.name for field in fields)]
         self.entries = sorted(self._entries, key=lambda entry: order.index(entry.field))
 
@@ -269,8 +273,11 @@ class _CommandLine:
             self.parser.add_argument(position, nargs="?", default=argparse.SUPPRESS)
         if names:
             self.parser.add_argument(*names, dest=field.name, default=argparse.SUPPRESS, **options)
-        word = field.name.upper() if spec.positional else "WORD" if spec.choices else "TEXT"
-        word = word if spec.place is None else "PATH"
+        word = "WORD" if spec.choices else "TEXT"
+        if spec.place is not None:
+            word = "PATH"
+        elif spec.positional:
+            word = field.name.upper()
         metavar = spec.metavar or _METAVARS.get(spec.place or base, word)
         without = base is bool or field.default in (dataclasses.MISSING, None, (), "")
         return Entry(
@@ -290,7 +297,8 @@ class _CommandLine:
         underscored = {
             name.replace("-", "_").replace("__", "--", 1): name for name in self.spellings
         }
-        switches = {name for entry in self.entries if not entry.value for name in entry.names}
+        without_value = (entry.names for entry in self.entries if not entry.value)
+        switches = {*chain.from_iterable(without_value)}
         typed = []
         for word in words:
             name, equals, value = word.partition("=")

@@ -70,7 +70,9 @@ def lacking(needs: Sequence[str]) -> list[str]:
     problems = []
     for need in dict.fromkeys("tensorflow" if need == "tfdata" else need for need in needs):
         if need in FRAMEWORKS and not is_there(FRAMEWORKS[need].module):
-            hint = ", or add --framework pytorch" * (need == needs[0] and is_there("torch"))
+            hint = ""
+            if need == needs[0] and is_there("torch"):
+                hint = ", or add --framework pytorch"
             problems.append(
                 f"{FRAMEWORKS[need].title} is not installed: {FRAMEWORKS[need].remedy}{hint}"
             )
@@ -79,8 +81,10 @@ def lacking(needs: Sequence[str]) -> list[str]:
                 f"DALI is not installed: {install_line('dali')}, or "
                 "'imagenet-prep[dali-cuda13]' for CUDA 13"
             )
-        elif need == HOROVOD and (problem := problem_of_horovod(needs[0])) is not None:
-            problems.append(f"{problem[1]}: run `{horovod_remedy(needs[0])}`")
+        elif need == HOROVOD:
+            problem = problem_of_horovod(needs[0])
+            if problem is not None:
+                problems.append(f"{problem[1]}: run `{horovod_remedy(needs[0])}`")
     return problems
 
 

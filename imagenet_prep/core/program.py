@@ -145,9 +145,9 @@ def _explain(error: BaseException, code: int, text: str) -> int:
     if terminal.logs_json():
         terminal.say(text, "error", **fields)
         return code
-    *details, reason = text.split("\n")
-    if reason.startswith(" "):  # the last item of a list, under its heading
-        reason, *details = *details, reason
+    details = text.split("\n")
+    # If the last line is an item of a list, the heading of the list is the reason.
+    reason = details.pop(0 if details[-1].startswith(" ") else -1)
     if details:
         print(*details, sep="\n", file=sys.stderr)
         reason += f" {details[0].strip()} (all above)" if reason.endswith(":") else ""

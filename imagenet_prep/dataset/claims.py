@@ -36,7 +36,8 @@ def untrue(manifest: Manifest, classes: ClassList) -> Iterator[str]:
         )
     stated = {file.name: file.sha256 for file in manifest.files}
     for name, data in tfds_files(manifest, classes).items():
-        if stated.get(name, digest := hashlib.sha256(data).hexdigest()) != digest:
+        digest = hashlib.sha256(data).hexdigest()
+        if stated.get(name, digest) != digest:
             yield (
                 f"{name}: differs from {naming.LABELS} and {naming.MANIFEST}, so TensorFlow "
                 "Datasets would read different labels or features"

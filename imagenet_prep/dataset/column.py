@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import math
 import re
 from collections.abc import Iterable, Iterator
@@ -30,7 +31,8 @@ DTYPES = {
     "bool": ("|b1", 1),
     "int8": ("|i1", 1),
     "uint8": ("|u1", 1),
-    **{f"{kind}{8 * n}": (f"<{kind[0]}{n}", n) for kind in ("int", "uint") for n in (2, 4, 8)},
+    **{f"int{8 * n}": (f"<i{n}", n) for n in (2, 4, 8)},
+    **{f"uint{8 * n}": (f"<u{n}", n) for n in (2, 4, 8)},
     **{f"float{8 * n}": (f"<f{n}", n) for n in (2, 4, 8)},
     "bfloat16": ("<u2", 2),
 }
@@ -151,7 +153,7 @@ class Column:
 
     def files(self) -> list[File]:
         """Returns all .npy files."""
-        return [self.file(rows) for files in self.splits.values() for rows in files]
+        return [*map(self.file, itertools.chain.from_iterable(self.splits.values()))]
 
     def of(self, split: str, shards: Iterable[Shard]) -> tuple[list[ColumnFile], list[str]]:
         """Returns the files of these shards, and the names of the shards without a valid file."""

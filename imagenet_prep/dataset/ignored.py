@@ -77,7 +77,9 @@ def ending(path: str) -> str:
     kind = next((f"{folder}/" for folder in folders if is_hidden(folder)), "")
     if not kind:
         stem, dot, last = name.rpartition(".")
-        kind = f"{dot}{last.lower()}" if stem and dot else name if dot else _NO_ENDING
+        kind = name if dot else _NO_ENDING
+        if stem and dot:
+            kind = f"{dot}{last.lower()}"
         if stem.startswith("."):
             kind = f"hidden {kind}"
     is_short = len(kind) <= len("hidden ") + _MAX_ENDING and kind.isprintable()

@@ -88,14 +88,14 @@ class Placement:
     def files(self, manifest: Manifest, columns: Sequence[Column] = ()) -> list[File]:
         """Returns the node's files except dataset.json; index and table precede their shard."""
         shards = {split: self.shards(manifest, split) for split in manifest.splits}
-        rows = (
-            column.file(file)
-            for column in columns
-            for split in column.splits
-            for file in column.of(split, shards.get(split, ()))[0]
-        )
-        placed = itertools.chain.from_iterable(shards.values())
-        return [*manifest.files, *(file for shard in placed for file in shard.files), *rows]
+        files = [*manifest.files]
+        for shard in itertools.chain.from_iterable(shards.values()):
+            files += shard.files
+        for column in columns:
+            for split in column.splits:
+                rows, _ = column.of(split, shards.get(split, ()))
+                files += map(column.file, rows)
+        return files
 
     def check_ranks(self, world: World, data_dir: str) -> None:
         """Raises UsageError unless these ranks would read each part exactly once."""

@@ -24,7 +24,8 @@ from imagenet_prep.core.errors import DataDamagedError, UsageError
 from imagenet_prep.core.own_file import Kind
 
 MOST = 5
-HEADER = ("key", "class_index", *(f"{n}{k}" for k in range(1, MOST + 1) for n in ("top", "p")))
+_RANKED = ("top1", "p1", "top2", "p2", "top3", "p3", "top4", "p4", "top5", "p5")
+HEADER = ("key", "class_index", *_RANKED)
 OWN = Kind("a file of predictions", ",".join(HEADER).encode())
 # Every valid line is shorter: it has a key of a few hundred characters and eleven numbers.
 _MOST_CHARACTERS = 10_000

@@ -50,7 +50,8 @@ class Target:
         """Raises UsageError if the target has a different dataset or column, or surplus shards."""
         theirs = self._read(naming.MANIFEST)
         ours = self.manifest.digest
-        if theirs is not None and theirs != self._data and (digest := _digest(theirs)) != ours:
+        digest = ours if theirs is None or theirs == self._data else _digest(theirs)
+        if digest != ours:
             raise UsageError(
                 f"{self.store.where()} has a different dataset (manifest {digest[:16]}, expected "
                 f"{ours[:16]}). Remove it, or choose a different target."

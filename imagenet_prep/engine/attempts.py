@@ -177,7 +177,8 @@ class Jobs:
 
         `collect` is called regularly; it returns how many tasks are finished, and whether all are.
         """
-        (before, _), futile = collect(), 0
+        before, _ = collect()
+        futile = 0
         while True:
             lost = self._lost(build, collect)
             finished, is_complete = collect()

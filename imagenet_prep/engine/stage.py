@@ -135,15 +135,15 @@ class Stage(Generic[AnyTask, AnyContent]):
     def _sound(self, tasks: Sequence[str]) -> dict[str, Receipt[AnyContent]]:
         # Receipts may be large: a shard's receipt lists its quarantined and repaired images.
         texts = self.store.read_each(map(self._receipt, tasks), MOST_LIST_BYTES)
-        receipts = {
-            task: receipt
-            for task, text in zip(tasks, texts, strict=True)
-            if (receipt := self._parse(text)) is not None
+        receipts: dict[str, Receipt[AnyContent]] = {}
+        names: list[str] = []
+        for task, text in zip(tasks, texts, strict=True):
+            receipt = self._parse(text)
             # The receipt of a shard must name that shard.
-            and getattr(receipt.content, "shard", task) == task
-        }
-        outputs = [output for receipt in receipts.values() for output in receipt.outputs]
-        sizes = self.store.sizes(output.name for output in outputs)
+            if receipt is not None and getattr(receipt.content, "shard", task) == task:
+                receipts[task] = receipt
+                names += [output.name for output in receipt.outputs]
+        sizes = self.store.sizes(names)
         return {
             task: receipt
             for task, receipt in receipts.items()

@@ -190,7 +190,7 @@ def done(
             if publishing:
                 yield publishing[-1].result()
         except Exception as error:
-            failures = [failure for future in publishing if (failure := future.exception())]
+            failures = [*filter(None, (future.exception() for future in publishing))]
             if failures in ([], [error]):
                 raise
             raise _together(failures if error in failures else [*failures, error]) from error

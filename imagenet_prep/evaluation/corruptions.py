@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
 from collections.abc import Sequence
 
@@ -50,7 +51,7 @@ def errors(keys: Sequence[str], right: npt.NDArray[np.bool_]) -> Json | None:
     groups = defaultdict(list)
     for number, key in enumerate(keys):
         groups[tuple(key.split("/", 2)[:2])].append(number)
-    if not groups.keys() <= {(name, severity) for name in CORRUPTIONS for severity in SEVERITIES}:
+    if not groups.keys() <= {*itertools.product(CORRUPTIONS, SEVERITIES)}:
         return None
     results: dict[str, Json] = {}
     for name in CORRUPTIONS:

@@ -76,7 +76,7 @@ class EvaluatedSet:
                 f"its class list, or 0-based indices up to {self.num_classes - 1}. Replace "
                 "ILSVRC2012_IDs, which have a different order, with WNIDs."
             )
-        if any(name.isdecimal() for classes in of.classes.values() for name in classes):
+        if any(map(str.isdecimal, itertools.chain.from_iterable(of.classes.values()))):
             self._refuse_other_order(of.name, labels)
         return labels
 

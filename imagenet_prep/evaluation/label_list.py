@@ -88,9 +88,10 @@ def _of_csv(data: bytes) -> LabelList:
         folder, slash, name = fields[0].partition("/")
         # The key of a validation image is its file name, even if the list adds a class folder.
         key = keys.key_of(schema.VALIDATION, folder, name) if slash else folder
-        if classes_of.setdefault(key, classes := tuple(fields[1].split())) is not classes:
+        if key in classes_of:
             raise ValueError(f"line {lines.line_num:,} repeats the key of an earlier line")
-        remaining = remaining - len(classes)
+        classes_of[key] = tuple(fields[1].split())
+        remaining -= len(classes_of[key])
         if remaining < 0:
             raise ValueError(f"more than {canonical.MOST_VALUES:,} classes")
     return LabelList(classes_of)

@@ -91,17 +91,21 @@ class Table:
             text.append(missing if errors["mce"] is None else f"mCE {errors['mce']:.2%}")
         for facts in self.lists:
             first = some(list(map(printable, facts["first"])))
-            unknown = f"; {counted(facts['unknown'], 'key')} without an image: {first}"
-            text.append(
+            line = (
                 f"{printable(facts['name'])}: {facts['form']}, {counted(facts['keys'], 'key')}, "
-                f"sha256 {facts['sha256']}{unknown * bool(first)}"
+                f"sha256 {facts['sha256']}"
             )
+            if first:
+                line += f"; {counted(facts['unknown'], 'key')} without an image: {first}"
+            text.append(line)
         return "\n".join([*text, *self.notes])
 
     def _cells(self, row: Row) -> tuple[str, ...]:
         chosen = f"{'all' if row.among == self.num_classes else 'its'} {row.among:,}"
         name = f"{row.labels}, mean of classes" if row.mean == "classes" else row.labels
-        of_all = f" of {self.num_classes:,}" * (row.classes < self.num_classes)
-        counts = f"{row.images:,}", f"{row.classes:,}{of_all}"
+        classes = f"{row.classes:,}"
+        if row.classes < self.num_classes:
+            classes += f" of {self.num_classes:,}"
+        counts = f"{row.images:,}", classes
         shares = f"{row.top1:.2%}", f"{row.top5:.2%}"
         return printable(row.set), printable(name), *counts, chosen, *shares

@@ -114,7 +114,9 @@ def _look(address: str, timeout_s: float) -> Contact:
     wrong = [key for key in offered if key in revoked or (key.kind in kinds and key not in valid)]
     right = [key for key in offered if key in valid]
     # A host is also CHANGED if it is known but offers none of its known keys.
-    state = KNOWN if right and not wrong else CHANGED if valid or wrong else NEW
+    state = CHANGED if valid or wrong else NEW
+    if right and not wrong:
+        state = KNOWN
     best = min(offered, key=lambda key: _TYPES.index(key.kind))
     hashed = settings.get("hashknownhosts") == "yes"
     key = (*wrong, *right, best)[0]

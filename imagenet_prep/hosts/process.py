@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import shlex
@@ -82,7 +83,7 @@ def ssh(*options: str) -> list[str]:
     """
     safe = ("BatchMode=yes", "StrictHostKeyChecking=yes", "ConnectTimeout=10")
     options = (*safe, *_PLAIN_CHANNEL, *options)
-    return ["ssh", *(word for option in options for word in ("-o", option))]
+    return ["ssh", *itertools.chain.from_iterable(("-o", option) for option in options)]
 
 
 def command_on(

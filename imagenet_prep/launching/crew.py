@@ -220,7 +220,9 @@ class Crew:
 
     def _name_silent(self) -> None:
         """Reports the ranks that did not report a lost peer: one of them died or stalled first."""
-        places = [host.address for host in self._hosts for _ in range(host.slots)]
+        places: list[str] = []
+        for host in self._hosts:
+            places += [host.address] * host.slots
         silent = [f"{rank} on {at}" for rank, at in enumerate(places) if rank not in self._left]
         if self._left and silent:
             _say(f"died or stalled: rank {', '.join(silent)}")

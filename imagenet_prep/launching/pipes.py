@@ -81,7 +81,8 @@ class Pipes:
             raise ValueError("it belongs to a different user")
         number = int(rank.recv(_MAX_DIGITS))
         voice = Voice(f"rank {number}", self._logs, lambda: self._left(number))
-        (output, its_output), (errors, its_errors) = os.pipe(), os.pipe()
+        output, its_output = os.pipe()
+        errors, its_errors = os.pipe()
         try:
             socket.send_fds(rank, [b"\n"], [its_output, its_errors])
         finally:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from itertools import chain
 
 from imagenet_prep.core import terminal
 from imagenet_prep.core.errors import UsageError
@@ -141,8 +142,8 @@ def of_mpi(
     hosts: Sequence[Host], interfaces: Sequence[str], address: str, port: int
 ) -> dict[str, str]:
     """Returns the torchrun variables that are equal for all ranks; mpirun numbers the ranks."""
-    of_hosts = of_torchrun(hosts, interfaces, address, port)
-    return dict(set.intersection(*({*rank.items()} for ranks in of_hosts for rank in ranks)))
+    ranks = chain.from_iterable(of_torchrun(hosts, interfaces, address, port))
+    return dict(set.intersection(*({*rank.items()} for rank in ranks)))
 
 
 def of_servers(

@@ -59,7 +59,8 @@ class Found:
         for run in filter(self._is_wanted, self._equal_pixels()):
             self._join(run, self.by_pixels, self.by_sight)
         with futures.ThreadPoolExecutor(self._workers) as pool:
-            for number, search in enumerate(searches := self._searches(), start=1):
+            searches = self._searches()
+            for number, search in enumerate(searches, start=1):
                 say = functools.partial(tick, f"search {number} of {len(searches)}")
                 for pairs in search.candidates(pool, self._workers, say, self._is_open):
                     self._prove(pool, pairs, search.mirror is not None)
@@ -78,11 +79,11 @@ class Found:
         Mirrored hashes are compared too. The distance is 0 if the pixels are equal.
         """
         whole, window = self._pictures.whole, self._pictures.window
-        distances = [
-            np.bitwise_count(mine[number] ^ theirs[others] ^ turned).sum(axis=1, dtype=np.int64)
-            for mine, theirs in ((whole, whole), (whole, window), (window, whole))
-            for turned in (np.uint64(0), likeness.mirror())
-        ]
+        differing = []
+        for mine, theirs in ((whole, whole), (whole, window), (window, whole)):
+            bits = mine[number] ^ theirs[others]
+            differing += [bits, bits ^ likeness.mirror()]
+        distances = [np.bitwise_count(bits).sum(axis=1, dtype=np.int64) for bits in differing]
         first = self.by_pixels.first(np.append(others, np.uint32(number)))
         return np.where(first[:-1] == first[-1], 0, np.min(distances, axis=0))
 
@@ -131,7 +132,8 @@ class Found:
         wanted = self._first_of(self.by_bytes) & self._pictures.sound
         numbers = np.flatnonzero(wanted).astype(np.uint32)
         for run in _runs(self._pictures.means[numbers, None]):
-            if self._is_wanted(same := numbers[run]):
+            same = numbers[run]
+            if self._is_wanted(same):
                 yield from _split(same, [self._pixels(number) for number in same.tolist()])
 
     def _first_of(self, union: Union) -> Flags:
@@ -166,7 +168,10 @@ class Found:
         joins = [(left, right, WHOLE_RADII), (left, Side(theirs, window), WINDOW_RADII)]
         if self._across:
             joins.append((Side(ours, window), right, WINDOW_RADII))
-        return [Search(*join, turned) for join in joins for turned in (None, likeness.mirror())]
+        searches = []
+        for join in joins:
+            searches += [Search(*join, None), Search(*join, likeness.mirror())]
+        return searches
 
     def _prove(self, pool: futures.Executor, pairs: Pairs, mirrored: bool) -> None:
         for looks in _blocks(self._oriented(*pairs), _LOOKS_AT_ONCE):

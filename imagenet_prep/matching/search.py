@@ -123,7 +123,7 @@ class Search(NamedTuple):
         pairs = np.empty((max(_ROOM, int(np.diff(right.start).max())), 2), np.uint32)
         # Fill the structs `join` and `place` of matching.c.
         job = np.zeros(_MEMBERS, np.uint64)
-        job[:6] = [array.ctypes.data for side in (left, right) for array in side]
+        job[:6] = [array.ctypes.data for array in (*left, *right)]
         job[6:10] = left is right, band, self.radii.key, self.radii.key // _BANDS
         job[10] = 0 if self.mirror is None else self.mirror[0]
         job[12:] = pairs.ctypes.data, len(pairs)

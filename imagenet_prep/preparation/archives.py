@@ -105,16 +105,17 @@ class Archives:
             # Smallest first, so that a wrong address or login fails early.
             for archive in sorted(stats, key=lambda archive: stats[archive].size):
                 self._bring(archive, stats[archive])
-        return [
-            {
-                "name": archive.name,
-                "bytes": self.store.size(archive.name),
-                "md5": (md5 := self._md5(archive.name)),
-                "official": md5 == archive.md5,
-                "fetched_bytes": self._fetched_bytes.get(archive, 0),
-            }
-            for archive in self.archives
-        ]
+        return [*map(self._entry, self.archives)]
+
+    def _entry(self, archive: Archive) -> Json:
+        md5 = self._md5(archive.name)
+        return {
+            "name": archive.name,
+            "bytes": self.store.size(archive.name),
+            "md5": md5,
+            "official": md5 == archive.md5,
+            "fetched_bytes": self._fetched_bytes.get(archive, 0),
+        }
 
     def _path(self, archive: Archive) -> Path:
         return self.store.path(archive.name)

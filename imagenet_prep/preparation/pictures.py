@@ -195,11 +195,13 @@ def of_set(dataset: Dataset, splits: Sequence[str], *, other: bool = False) -> l
             splits = ", ".join(dataset.manifest.splits)
             raise UsageError(f"{dataset.where}: has no split {split!r}, only {splits}")
     dataset.demand_samples()
-    return [
-        ShardPiece(dataset.store, shard, split, dataset.manifest.lacks, other)
-        for split in splits
-        for shard in dataset.shards(split)
-    ]
+    pieces: list[AnyPiece] = []
+    for split in splits:
+        pieces += [
+            ShardPiece(dataset.store, shard, split, dataset.manifest.lacks, other)
+            for shard in dataset.shards(split)
+        ]
+    return pieces
 
 
 def hash_all(
@@ -215,7 +217,7 @@ def hash_all(
     }
     # Pieces with problems lose their receipts, so the next run checks if they have been fixed.
     kept.remove(*(f"{stage.folder}/receipts/{name}.json" for name in problems if problems[name]))
-    return [problem for of_piece in problems.values() for problem in of_piece]
+    return [*itertools.chain.from_iterable(problems.values())]
 
 
 def rows_of(kept: Store, pieces: Sequence[AnyPiece], scratch: Path) -> list[Path]:

@@ -22,7 +22,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
-from itertools import repeat
+from itertools import chain, repeat
 from pathlib import Path
 from typing import Any
 
@@ -61,10 +61,10 @@ class _Copy:
         splits = dataset.manifest.splits.values()
         self.root = folder / dataset.manifest.digest[:16]
         self._store = LocalStore(self.root)
-        self._all_shards = [shard for split in splits for shard in split.shards]
+        self._all_shards = [*chain.from_iterable(split.shards for split in splits)]
         _take_folder(self._store)
-        files = [file for shard in self._all_shards for file in shard.files]
-        self._ledger = Ledger(self._store, NOTES, 4 * len(files))  # columns add files
+        num_files = sum(len(shard.files) for shard in self._all_shards)
+        self._ledger = Ledger(self._store, NOTES, 4 * num_files)  # columns add files
 
     def fetch(self, item: Item, near: Callable[[], Collection[str]]) -> HeldFile:
         """Opens a file under a shared lock; if it is missing, fetches it and its index, if any."""
@@ -188,7 +188,9 @@ class NodeCache:
             self._stopped = Future()
             self._windows = windows
             self._current = 0
-            self._window_of = {item.name: n for n, window in enumerate(windows) for item in window}
+            self._window_of = {}
+            for number, window in enumerate(windows):
+                self._window_of |= dict.fromkeys((item.name for item in window), number)
             for name in [name for name, file in self._files.items() if _has_failed(file)]:
                 del self._files[name]
             self._update()
@@ -247,7 +249,7 @@ class NodeCache:
         """Returns, by name, the items that are awaited or in the current or next window."""
         with self._lock:
             near = (self._awaited, *self._windows[self._current : self._current + 2])
-            return {item.name: item for items in near for item in items}
+            return {item.name: item for item in chain.from_iterable(near)}
 
     def _update(self) -> None:
         """Closes files outside `_near()` and fetches those in it. The caller must hold `_lock`."""

@@ -139,7 +139,8 @@ class Finder:
             for number in map(int, self._numbers[first:end]):
                 class_index, stored = self._names.at(number)
                 folder = f"{self._wnids[class_index]}/"
-                if key in (name := stored.removeprefix(folder), folder + name):
+                name = stored.removeprefix(folder)
+                if key in (name, folder + name):
                     return number
         raise KeyError(key)
 

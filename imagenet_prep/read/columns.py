@@ -45,7 +45,9 @@ class ColumnRows:
         self._store = LocalStore(records.root)
         self._files = {rows.shard: rows for rows in files}
         named = [self.column.file(rows) for rows in files]
-        if records.cache is None and (wrong := sorted(lost(dataset.store, named))):
+        # With a cache, the reader downloads the files later.
+        wrong = sorted(lost(dataset.store, named)) if records.cache is None else []
+        if wrong:
             raise DataDamagedError(
                 f"{dataset.where}: {some(wrong)}: missing, or the size differs from column.json. "
                 "Copy these files again, or rerun the script that writes the column."

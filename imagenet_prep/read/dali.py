@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -117,7 +118,7 @@ class _Source:
         batch = next(self.encoded)
         # If it got a list of arrays, DALI would iterate over it three times in Python.
         encoded = TensorListCPU([TensorCPU(image) for image in batch.encoded], contiguous=False)
-        given = encoded, *(array for views in batch.views for array in _arrays(views))
+        given = encoded, *itertools.chain.from_iterable(map(_arrays, batch.views))
         self.given.append(given)
         return given
 

@@ -77,7 +77,7 @@ class NativeBackend:
         is_bfloat16 = self._config.array_dtype == "bfloat16"
         try:
             while True:
-                while len(ahead) <= _STEPS_AHEAD and (batch := next(left, None)) is not None:
+                for batch in itertools.islice(left, _STEPS_AHEAD + 1 - len(ahead)):
                     ahead.append(self._begin(batch))
                 if not ahead:
                     return
@@ -94,7 +94,8 @@ class NativeBackend:
             # This must not wait, since the garbage collector may call it. Keep the running tasks
             # of all iterators over this reader.
             self._left = [part for part in self._left if not part.done()]
-            self._left += [part for _, shown in ahead for part in shown if not part.cancel()]
+            for _, shown in ahead:
+                self._left += [part for part in shown if not part.cancel()]
 
     def decode(self, encoded: bytes) -> None:
         """Does nothing, because this backend can decode every image that Pillow can decode."""
@@ -107,11 +108,10 @@ class NativeBackend:
         # A task decodes several images, because submitting a task takes the interpreter lock.
         length = -(-size // (_TASKS_PER_THREAD * self._num_threads))
         parts = [slice(first, first + length) for first in range(0, size, length)]
-        shown = [
-            self._pool.submit(self._show, batch, views, of_view[:, view], part)
-            for view, views in enumerate(batch.views)
-            for part in parts
-        ]
+        shown = []
+        for view, views in enumerate(batch.views):
+            out = of_view[:, view]
+            shown += [self._pool.submit(self._show, batch, views, out, part) for part in parts]
         return given, shown
 
     def _memory(self) -> tuple[Any, npt.NDArray[Any]]:

@@ -99,7 +99,11 @@ class Records:
         """Tells the cache which shards and column files an epoch reads, window by window."""
         if self.cache is not None:
             kinds = [*(() if only_columns else [self.shards.__getitem__]), *columns]
-            self.cache.follow([[of(n) for n in window for of in kinds] for window in windows])
+            items = []
+            for window in windows:
+                files = ([kind(number) for kind in kinds] for number in window)
+                items.append([*itertools.chain.from_iterable(files)])
+            self.cache.follow(items)
 
     def close(self) -> None:
         """Closes all shards. A shard that is being read is closed after the read."""

@@ -150,7 +150,8 @@ def _until_end(source: _Source) -> Iterator[EncodedBatch]:
     while True:
         given = source.threads.submit(next, source.encoded, None)
         wait((given, source.end), return_when=FIRST_COMPLETED)
-        if source.end.done() or (batch := given.result()) is None:
+        batch = None if source.end.done() else given.result()
+        if batch is None:
             return
         yield batch
 

@@ -92,8 +92,10 @@ def compare(one: Facts, other: Facts, differences: Iterable[Difference], seed: i
             # Reservoir sampling, because the number of differences is not known in advance.
             if len(drawn[kind]) < sizes[kind]:
                 drawn[kind].append(difference)
-            elif (at := chance.randrange(comparison.counts[kind])) < sizes[kind]:
-                drawn[kind][at] = difference
+                continue
+            position = chance.randrange(comparison.counts[kind])
+            if position < sizes[kind]:
+                drawn[kind][position] = difference
     comparison.missing = _shown(one, drawn[ONLY_IN_A]), _shown(other, drawn[ONLY_IN_B])
     comparison.relabelled = _shown(one, drawn[OTHER_LABEL])
     _match_all(comparison, drawn[OTHER_BYTES])

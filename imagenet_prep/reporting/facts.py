@@ -132,7 +132,7 @@ class Facts:
     @property
     def shards(self) -> list[Shard]:
         """The shards of all splits in this store."""
-        return [shard for split in self.manifest.splits for shard in self.dataset.shards(split)]
+        return [*itertools.chain.from_iterable(map(self.dataset.shards, self.manifest.splits))]
 
     @property
     def num_excluded(self) -> int:
@@ -192,9 +192,11 @@ def gather(dataset: Dataset, problems: list[str], source: Readable | None = None
     )
     if source is not None:
         facts.source = source
-    elif (origin := origins.find(dataset.manifest.digest)) is not None:
-        facts.source = LocalStore(Path(origin.root))
-        facts.source_files = origin.files
+    else:
+        origin = origins.find(dataset.manifest.digest)
+        if origin is not None:
+            facts.source = LocalStore(Path(origin.root))
+            facts.source_files = origin.files
     _read_receipts(facts)
     _read_tables(facts)
     return facts
@@ -214,7 +216,9 @@ def _read_receipts(facts: Facts) -> None:
     archives = {source.name for source in facts.manifest.sources}
     stages: defaultdict[str, float] = defaultdict(float)
     # A shard that was written twice has two receipts, of which only one is used.
-    pending = {s.name: s.sha256 for split in facts.manifest.splits.values() for s in split.shards}
+    pending: dict[str, str] = {}
+    for split in facts.manifest.splits.values():
+        pending |= {shard.name: shard.sha256 for shard in split.shards}
     for folder, receipt in _receipts(facts.store):
         shard, seconds = receipt.shard, receipt.seconds
         if shard is None:

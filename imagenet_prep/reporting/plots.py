@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import itertools
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -204,7 +205,7 @@ def _before_and_after(
         edges = [measures.lower_edge(number) for number in bins]
         axes.stairs([counts[number] for number in bins[:-1]], edges, linewidth=1.6, **style)
     axes.set_xscale("log", base=2)
-    numbers = [number for counts in histograms for number in counts]
+    numbers = {*itertools.chain.from_iterable(histograms)}
     axes.set_xlim(measures.lower_edge(min(numbers) - 1), measures.lower_edge(max(numbers) + 2))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: text_of(value)))
     axes.yaxis.set_major_formatter(EngFormatter(sep=""))
@@ -219,7 +220,7 @@ def _before_and_after(
 def _bytes_per_shard(facts: Facts) -> Plot:
     figure, axes = _axes(y="shards")
     sizes = {name: [shard.num_bytes for shard in split.shards] for name, split, _ in _splits(facts)}
-    every = [size for of_split in sizes.values() for size in of_split]
+    every = [*itertools.chain.from_iterable(sizes.values())]
     # All splits have the same bins. The margin makes the bar of a single shard visible.
     bins = np.linspace(0.95 * min(every), 1.05 * max(every), min(40, max(8, len(every))) + 1)
     _bars(facts, axes, sizes, bins)

@@ -225,12 +225,12 @@ def _compare_with_source(facts: Facts, tiles: list[Tile]) -> None:
         data = facts.source_bytes(origin.archive, origin.offset, origin.size)
         return data, b"" if data is None else read(facts, tile.record).encoded
 
-    resized = [
-        (tile, origin)
-        for tile in tiles
-        if (origin := tile.record.origin)
-        and (origin.height, origin.width) != (tile.image.height, tile.image.width)
-    ]
+    resized = []
+    for tile in tiles:
+        origin = tile.record.origin
+        size = (tile.image.height, tile.image.width)
+        if origin and (origin.height, origin.width) != size:
+            resized.append((tile, origin))
     for (tile, origin), reading in ahead(both, resized):
         data, encoded = reading.result()
         source = pictures.decode(data) if data else None

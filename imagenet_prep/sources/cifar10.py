@@ -99,11 +99,9 @@ def find(root: Path, encode: Encode, encoding: str) -> Cifar10:
         part = source.folder_part(path.name, [("", scan(path))])
     else:
         part = source.file_part(path, published.CIFAR10.md5)
-    tasks = [
-        IndexTask(batch, split, path.name, num_bytes=_BATCH_BYTES)
-        for split in BATCHES
-        for batch in BATCHES[split]
-    ]
+    tasks: list[IndexTask] = []
+    for split, batches in BATCHES.items():
+        tasks += [IndexTask(name, split, path.name, num_bytes=_BATCH_BYTES) for name in batches]
     return Cifar10(classes, (part,), encode, encoding, path, tasks=tuple(tasks))
 
 

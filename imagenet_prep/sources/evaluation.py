@@ -69,7 +69,8 @@ class Archives(source.Packed):
 
 def _member(of: source.Source, path: str, archive: str = "", size: int = 0) -> Member | None:
     assert of.evaluation is not None
-    if not listing.is_called_an_image(path) or (place := of.evaluation.place(path, path)) is None:
+    place = of.evaluation.place(path, path) if listing.is_called_an_image(path) else None
+    if place is None:
         return None
     key = of.key_of(schema.TEST, place[0], path, path, place[1])
     return Member(key, archive, 0, size, place[0])
@@ -78,7 +79,7 @@ def _member(of: source.Source, path: str, archive: str = "", size: int = 0) -> M
 def locate(root: Location) -> list[Location]:
     """Returns the folders or archives at or in `root` that are evaluation datasets."""
     if root.is_file():
-        return [root] * (root.name.endswith(ARCHIVES) and _is_archive(root))
+        return [root] if root.name.endswith(ARCHIVES) and _is_archive(root) else []
     if not root.is_dir():
         return []
     below: list[Path] = []
@@ -88,11 +89,14 @@ def locate(root: Location) -> list[Location]:
         # Prefer folders with the name of a dataset to folders that only have its contents.
         below = [root / name for name in subfolders(root)]
         named = [path for path in below if edition_called(path.name)]
-        folders = [path for path in named if _is_set(path)] or [root] * _is_set(root)
-        if folders:
-            return [*folders]
+        datasets: list[Location] = [path for path in named if _is_set(path)]
+        if datasets:
+            return datasets
+        if _is_set(root):
+            return [root]
         # Many folders are probably classes; checking each would take minutes.
-        below = below * (len(below) < _FEW_FOLDERS)
+        if len(below) >= _FEW_FOLDERS:
+            below = []
     archives = [
         path
         for path in root.iterdir()

@@ -7,6 +7,7 @@ its folders. The folders of all other datasets are named after WNIDs.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -23,12 +24,11 @@ from imagenet_prep.sources import labels
 _NUMBER = re.compile(r"0|[1-9][0-9]{0,2}")
 _CORRUPTED = re.compile(rf"(?:^|/)((?:{'|'.join(CORRUPTIONS)})/[1-5]/)n[0-9]{{8}}/[^/]+$")
 # ObjectNet's mapping files. NUMBERS contains the line number in WORDS of each class.
-FOLDERS, OBJECTS, NUMBERS, WORDS = MAPPING = (
-    "mappings/folder_to_objectnet_label.json",
-    "mappings/objectnet_to_imagenet_1k.json",
-    "mappings/pytorch_to_imagenet_2012_id.json",
-    "mappings/imagenet_to_label_2012_v2",
-)
+FOLDERS = "mappings/folder_to_objectnet_label.json"
+OBJECTS = "mappings/objectnet_to_imagenet_1k.json"
+NUMBERS = "mappings/pytorch_to_imagenet_2012_id.json"
+WORDS = "mappings/imagenet_to_label_2012_v2"
+MAPPING = (FOLDERS, OBJECTS, NUMBERS, WORDS)
 # For an edition that was recognised, but has other contents.
 OWN_CLASSES = "If these are your own classes: unpack an archive, and add --source-kind folder."
 _MOST_OBJECTS = 1000  # folders, and classes per object; ObjectNet has 313 folders
@@ -106,7 +106,9 @@ def layout_of(
         place = layout.place(f"{path}/*", f"{where}: {path or sample}")
         if place:
             counts.setdefault(place[1].rstrip("/") or schema.TEST, Counter())[place[0]] += number
-    problems = [f"{name} {p}" for name in sorted(counts) for p in _problems(layout, counts[name])]
+    problems: list[str] = []
+    for name in sorted(counts):
+        problems += [f"{name} {problem}" for problem in _problems(layout, counts[name])]
     return replace(layout, problems=problems)
 
 
@@ -157,8 +159,10 @@ def _problems(layout: Layout, counts: Mapping[int, int]) -> list[str]:
     classes = edition.num_classes or len(counts)
     if classes != len(counts):
         problem = f"has {counted(len(counts), 'class')}, expected {classes:,}"
-        absent = [name for index, name in enumerate(names) if index not in counts]
-        problems.append(problem + (classes == len(wnids)) * f", missing {some(absent)}")
+        if classes == len(wnids):
+            absent = [name for index, name in enumerate(names) if index not in counts]
+            problem += f", missing {some(absent)}"
+        problems.append(problem)
     low, high = edition.class_range.get(schema.TEST, (1, total))
     odd = [f"{names[i]} with {n:,}" for i, n in sorted(counts.items()) if not low <= n <= high]
     if odd:
@@ -184,7 +188,7 @@ def _objects(files: Mapping[str, bytes], where: str) -> Mapping[str, Sequence[in
             ]
             for folder, name in folders.items()
         }
-        uses = Counter(index for indices in objects.values() for index in indices)
+        uses = Counter(itertools.chain.from_iterable(objects.values()))
         for indices in objects.values():
             indices.sort(key=uses.__getitem__)  # first the label: no other object has this class
             if indices and (uses[indices[0]] > 1 or not 0 <= min(indices) <= max(indices) < 1000):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -58,7 +59,7 @@ def labelling_of(uses: Iterable[LabelUse], known: ClassList | None = None) -> La
             lists.insert(0, classes)
     # Only TFDS records have no class name; TFDS labels start at 0.
     offsets = (1, 0) if all(use.name for use in uses) else (0,)
-    candidates = [Labelling(classes, offset) for classes in lists for offset in offsets]
+    candidates = [*itertools.starmap(Labelling, itertools.product(lists, offsets))]
     strays_of = [[use for use in uses if _problem(use, c)] for c in candidates]
     counts = [sum(use.examples for use in strays) for strays in strays_of]
     count, strays, best = min(zip(counts, strays_of, candidates, strict=True), key=lambda c: c[0])

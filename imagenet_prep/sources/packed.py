@@ -62,7 +62,8 @@ class _Xz(io.RawIOBase):
     """Unpacks xz with a memory limit; LZMAFile would use as much memory as the file requests."""
 
     def __init__(self, file: BinaryIO) -> None:
-        self._file, self._unpacker = file, self._new()
+        self._file = file
+        self._unpacker = self._new()
 
     def readable(self) -> bool:
         return True
@@ -70,7 +71,10 @@ class _Xz(io.RawIOBase):
     def readinto(self, buffer: Any) -> int:
         data = b""
         try:
-            while not data and (packed := self._packed()) is not None:
+            while not data:
+                packed = self._packed()
+                if packed is None:
+                    break
                 data = self._unpacker.decompress(packed, len(buffer))
         except lzma.LZMAError as error:
             raise lzma.LZMAError(f"{error} (xz levels up to -9 can be unpacked)") from error
@@ -80,18 +84,21 @@ class _Xz(io.RawIOBase):
     def _packed(self) -> bytes | None:
         packed = b""
         if self._unpacker.eof:
-            packed = self._unpacker.unused_data
+            packed = self._unpacker.unused_data.lstrip(b"\0")
             zeros = 0
-            while not (packed := packed.lstrip(b"\0")):  # zeros may follow a stream
+            while not packed:  # zeros may follow a stream
                 if zeros > _MAX_PADDING_BYTES:
                     raise OSError(_PADDED)
-                packed = self._file.read(_PIECE_BYTES)
-                if not packed:
+                piece = self._file.read(_PIECE_BYTES)
+                if not piece:
                     return None
-                zeros += len(packed)
+                zeros += len(piece)
+                packed = piece.lstrip(b"\0")
             self._unpacker = self._new()
-        elif self._unpacker.needs_input and not (packed := self._file.read(_PIECE_BYTES)):
-            raise EOFError("it is truncated")
+        elif self._unpacker.needs_input:
+            packed = self._file.read(_PIECE_BYTES)
+            if not packed:
+                raise EOFError("it is truncated")
         return packed
 
     @staticmethod

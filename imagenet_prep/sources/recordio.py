@@ -6,6 +6,7 @@ Each line of a `.lst` file has a number, a label and a path CLASS/FILE, separate
 
 from __future__ import annotations
 
+import itertools
 import os
 from array import array
 from collections.abc import Mapping, Sequence
@@ -193,7 +194,7 @@ def find(root: Path, splits: Sequence[str]) -> RecordIO:
         raise UsageError(
             f"--source {root}: no {names}. Rename the files to match, or choose --splits."
         )
-    paths = [path for split in splits for path in found[split]]
+    paths = [*itertools.chain.from_iterable(found[split] for split in splits)]
     list_paths = {path.name: path.with_suffix(".lst") for path in paths}
     lists = {name: ImageList(path) for name, path in list_paths.items() if path.is_file()}
     synsets = [path for path in (root / SYNSET,) if path.is_file()]
@@ -203,15 +204,16 @@ def find(root: Path, splits: Sequence[str]) -> RecordIO:
     statements = _compared(synsets, classes, folders)
     files_read = [*paths, *(list_paths[name] for name in lists), *synsets]
     parts = {path: source.file_part(path) for path in files_read}
-    tasks = tuple(
-        IndexTask(f"{path.name}-{start:015d}", split, path.name, None, start, start + _PIECE_BYTES)
-        for split in splits
-        for path in found[split]
-        for start in range(0, parts[path].num_bytes, _PIECE_BYTES)
-    )
+    tasks = []
+    for split in splits:
+        for path in found[split]:
+            name = path.name
+            for start in range(0, parts[path].num_bytes, _PIECE_BYTES):
+                end = start + _PIECE_BYTES
+                tasks.append(IndexTask(f"{name}-{start:015d}", split, name, None, start, end))
     files = {path.name: path for path in paths}
     parts_read = tuple(parts.values())
-    return RecordIO(classes, parts_read, files, lists, tasks=tasks, evidence=statements)
+    return RecordIO(classes, parts_read, files, lists, tasks=tuple(tasks), evidence=statements)
 
 
 def _class_folders(lists: Mapping[Path, ImageList]) -> dict[Path, dict[int, str]]:
@@ -271,7 +273,9 @@ def _classes_of(
             raise SourceError(image_list.problem)
     claims = [Claim(str(path), of_list) for path, of_list in folders.items()]
     compare("label", claims, "Keep only the files of one dataset.")
-    names = {label: name for of_list in folders.values() for label, name in of_list.items()}
+    names: dict[int, str] = {}
+    for of_list in folders.values():
+        names |= of_list
     official = labels.official_classes()
     if names and all(official.index.get(name) == label for label, name in names.items()):
         return official

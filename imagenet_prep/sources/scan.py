@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import re
 import shlex
@@ -136,7 +137,8 @@ def hidden_files(folder: Path, path: str) -> list[str]:
     """Returns the relative path of a hidden file, or of each file in a hidden folder."""
     if (folder / path).is_symlink() or not (folder / path).is_dir():
         return [path]
-    return [f"{path}/{name}" for _, _, names in os.walk(folder / path) for name in names]
+    names = itertools.chain.from_iterable(names for _, _, names in os.walk(folder / path))
+    return [f"{path}/{name}" for name in names]
 
 
 def _refuse_out(path: Path, root: str | None, remedy: str) -> None:

@@ -84,7 +84,8 @@ def find(store: Store, *, check: bool = True) -> TfrecordSet:
     for folder in ("", *(split for split in schema.SPLITS if split in entries)):
         below = f"{folder}/" if folder else ""
         for name, stat in sorted(store.stats(folder).items()):
-            stats[path := below + name] = stat
+            path = below + name
+            stats[path] = stat
             named = _parts(name)
             if named:
                 family = (folder, named.num_shards)
@@ -96,8 +97,9 @@ def find(store: Store, *, check: bool = True) -> TfrecordSet:
             "01024), in this folder or in train/ and validation/."
         )
     dataset = open_dataset(store, check=check) if naming.MANIFEST in stats else None
-    listed_splits = dataset.manifest.splits.values() if dataset else ()
-    listed = {shard.name: shard for split in listed_splits for shard in split.shards}
+    listed: dict[str, Shard] = {}
+    for listed_split in dataset.manifest.splits.values() if dataset else ():
+        listed |= {shard.name: shard for shard in listed_split.shards}
     if len(files) > 1 and not (dataset and dataset.manifest.evaluates):
         files.pop(schema.TEST, None)  # in other programs, test has images without labels
     exported: ExportKeys = {}
@@ -137,8 +139,10 @@ def _in_order(
 ) -> list[tuple[int, str, int]]:
     """Returns (number from 0, path, total) of each shard; raises SourceError if one is missing."""
     (_, total), numbered = max(families.items(), key=lambda item: len(item[1]))
-    others = (family for family in families.values() if family is not numbered)
-    strangers = [path for family in others for path in family.values()]
+    strangers: list[str] = []
+    for family in families.values():
+        if family is not numbered:
+            strangers += family.values()
     # The AWS resizer counts from 1.
     first = 1 if total in numbered and 0 not in numbered else 0
     expected = range(first, first + total)

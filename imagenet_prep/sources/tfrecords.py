@@ -221,10 +221,14 @@ def known_labelling(found: TfrecordSet, splits: Sequence[str]) -> Labelling | No
     """
     if found.dataset is not None:
         return Labelling(found.dataset.classes, found.dataset.manifest.label_offset)
-    ends = (shard for s in splits for shard in (found.splits[s][0], found.splits[s][-1]))
-    shards = {shard.path: shard for shard in ends}
+    shards = {}
+    for split in splits:
+        for shard in (found.splits[split][0], found.splits[split][-1]):
+            shards[shard.path] = shard
     # Damage is reported later, when all records are read.
-    uses = [use for shard in shards.values() for use in label_uses(found.store, shard, Problems())]
+    uses: list[LabelUse] = []
+    for shard in shards.values():
+        uses += label_uses(found.store, shard, Problems())
     official = official_classes()
     named = _listed_labels(found, uses)
     if named:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import io
+import operator
 import tarfile
 import tempfile
 from collections.abc import Sequence
@@ -228,6 +229,7 @@ def make_devkit(
     """
     import scipy.io
 
+    by_id = operator.attrgetter("ilsvrc2012_id")
     names = "ILSVRC2012_ID WNID words gloss num_children children wordnet_height num_train_images"
     rows = [
         (
@@ -240,8 +242,7 @@ def make_devkit(
             _small_uint(row.wordnet_height),
             _small_uint(row.num_train_images),
         )
-        for synsets in (leaves, inner)
-        for row in sorted(synsets, key=lambda synset: synset.ilsvrc2012_id)
+        for row in (*sorted(leaves, key=by_id), *sorted(inner, key=by_id))
     ]
     table = np.array(rows, dtype=[(name, object) for name in names.split()])
     buffer = io.BytesIO()

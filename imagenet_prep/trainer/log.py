@@ -73,7 +73,7 @@ class Log:
         """
         has_accuracy = "accuracy" in row
         if not self._has_header:
-            self.say(_TRAIN_HEADER + "     Acc" * has_accuracy)
+            self.say(f"{_TRAIN_HEADER}     Acc" if has_accuracy else _TRAIN_HEADER)
             self._has_header = True
         accuracy = f" {100 * row['accuracy']:7.3f}" if has_accuracy else ""
         self.say(
@@ -90,11 +90,14 @@ class Log:
         """Prints and writes a score; `classes` is, e.g., "2 of 4 classes" if two are missing."""
         saved = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(saved_at))
         # SageMaker's metric pattern matches the end of the row.
-        self.say(_EVALUATION_HEADER + f"  {classes}" * bool(classes))
-        self.say(
+        self.say(f"{_EVALUATION_HEADER}  {classes}" if classes else _EVALUATION_HEADER)
+        line = (
             f"{step:6d}  {epoch:5.1f}  {100 * score.top1:5.3f}  {100 * score.top5:6.2f}  "
-            f"{score.loss:6.2f}  {saved}" + f"  {split}" * (split != schema.VALIDATION)
+            f"{score.loss:6.2f}  {saved}"
         )
+        if split != schema.VALIDATION:
+            line += f"  {split}"
+        self.say(line)
         self._has_header = False
         row = {"epoch": epoch, "top1": score.top1, "top5": score.top5, "loss": score.loss}
         facts = {"step": step, "split": split, **row, "examples": score.examples}

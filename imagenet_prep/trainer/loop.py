@@ -158,12 +158,13 @@ class Training:
         if self._config.num_epochs and not evaluates:
             epochs = self._config.num_epochs
         length = f"{epochs:.1f}".removesuffix(".0") if epochs >= 0.1 else "under 0.1"
+        unit = "epoch" if length == "1" else "epochs"
         self._log.say(
             f"{counted(world.size, 'rank')} x {counted(self._config.batch_size, 'image')} = "
             f"{world.size * self._config.batch_size:,} per step{of_run}; "
             f"{counted(plan.num_examples, 'image')}, {counted(plan.num_classes, 'class')}, "
             f"{counted(plan.steps_per_epoch, 'step')} per epoch\n"
-            f"{length} epoch{'s' * (length != '1')} = {counted(plan.total_steps, 'step')}; "
+            f"{length} {unit} = {counted(plan.total_steps, 'step')}; "
             f"{plan.optimizer}, {schedule.kind} from {schedule.peak:g} after "
             f"{counted(schedule.warmup_steps, 'step')} of warm-up, "
             f"{recipe.precision_in_words(self._config, plan)}"
@@ -186,7 +187,8 @@ class Training:
         self._learner.share()
         facts = plan.facts() | {"ranks": world.size, "launcher": launched().launcher}
         facts |= {"resumed_at": self._step, "versions": versions}
-        if not evaluates and (receipt := self._inputs.train.receipt()):
+        receipt = None if evaluates else self._inputs.train.receipt()
+        if receipt:
             facts |= {"step": self._step, "receipt": receipt}
         facts |= decoder
         choice = self._inputs.train.state().get("choice")

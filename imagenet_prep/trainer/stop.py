@@ -37,8 +37,10 @@ class Stop:
             # Set this first: a second signal may interrupt this handler.
             first = not self.came
             self.came = True
-            if not first and self.alone and callable(earlier := before[signal.Signals(signum)]):
-                earlier(signum, frame)
+            if not first and self.alone:
+                earlier = before[signal.Signals(signum)]
+                if callable(earlier):
+                    earlier(signum, frame)
             if first and self.alone and signum == signal.SIGINT:
                 # Not through sys.stderr: Python may be in the middle of a write to it.
                 with contextlib.suppress(OSError):

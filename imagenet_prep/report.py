@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -27,17 +26,14 @@ from imagenet_prep.core.flags import Place, Settings, flag, optional, switch
 from imagenet_prep.core.installed import demand
 from imagenet_prep.core.own_file import Kind
 from imagenet_prep.core.terminal import counted, human_bytes
-from imagenet_prep.dataset import naming, schema
+from imagenet_prep.dataset import naming
 from imagenet_prep.dataset.flag import data_set, without_manifest
 from imagenet_prep.dataset.schema import LEVELS
 
 if TYPE_CHECKING:
-    from imagenet_prep.dataset.example import ImageExample
     from imagenet_prep.reporting.disagreements import Disagreements
     from imagenet_prep.reporting.facts import Facts
     from imagenet_prep.storage.store import Readable
-
-    _Images = Callable[[Sequence[str]], Iterator[ImageExample | None]]
 
 _COMPARISON = "comparison.html"
 _OWN = Kind("a page", b"<!DOCTYPE html>")
@@ -143,12 +139,12 @@ def _page(config: Config, store: Readable) -> str:
         return page.broken(store.where(), str(error), made_at)
     tiles = sample.draw(facts, config.seed)
     incidents = sample.incidents(facts)
-    lookup = _lookup(facts)
     found = None
     if config.predictions is not None:
         path = Path(config.predictions).expanduser()
-        found = mistakes.find(predictions.read(path, facts.manifest.classes.count), *lookup)
-    disagreements = _disagreements(config, facts, *lookup) if config.labels else None
+        said = predictions.read(path, facts.manifest.classes.count)
+        found = mistakes.find(said, facts.words, facts.images_of)
+    disagreements = _disagreements(config, facts) if config.labels else None
     if facts.problems:
         problems = counted(len(facts.problems), "problem")
         print(f"damaged: {problems}, listed at the top of the page", file=sys.stderr)
@@ -165,40 +161,7 @@ def _page(config: Config, store: Readable) -> str:
     )
 
 
-def _lookup(facts: Facts) -> tuple[Callable[[int], str], _Images]:
-    """Returns two functions: one returns the name of a class, the other yields images by key."""
-    from imagenet_prep.read.catalogue import Catalogue, Entry
-
-    # Predictions are mostly for validation or holdout. The keys of train take longest to read.
-    order = [split for split in reversed(schema.SPLITS) if split in facts.manifest.splits]
-
-    def images_of(keys: Sequence[str]) -> Iterator[ImageExample | None]:
-        found: dict[str, tuple[Catalogue, Entry]] = {}
-        for split in order:
-            missing = {*keys} - found.keys()
-            if missing:
-                catalogue = Catalogue(facts.dataset, (split,))
-                found |= {
-                    key: (catalogue, entries[0]) for key, entries in catalogue.find(missing).items()
-                }
-        for key in keys:
-            try:
-                yield found[key][0].read(found[key][1])[1] if key in found else None
-            except DataDamagedError as error:
-                facts.problems.append(str(error))
-                yield None
-
-    def words(class_index: int) -> str:
-        wnid, name = facts.class_name(class_index)
-        # A custom class has a folder name instead of a WNID.
-        return name if name == wnid.replace("_", " ") else f"{wnid} {name}".strip()
-
-    return words, images_of
-
-
-def _disagreements(
-    config: Config, facts: Facts, words: Callable[[int], str], images_of: _Images
-) -> Disagreements | None:
+def _disagreements(config: Config, facts: Facts) -> Disagreements | None:
     """Compares the label lists; if a table is damaged, adds a problem and returns None."""
     from imagenet_prep.evaluation.sheet import Sheet
     from imagenet_prep.reporting import disagreements
@@ -211,7 +174,7 @@ def _disagreements(
     rows = sheet.sets[config.dataset]
     own = {number: (label,) for number, label in enumerate(rows.class_index.tolist())}
     labels = {"the dataset": own, **sheet.labels[config.dataset]}
-    return disagreements.find(rows.keys, labels, sheet.lists, words, images_of)
+    return disagreements.find(rows.keys, labels, sheet.lists, facts.words, facts.images_of)
 
 
 def _comparison(config: Config, store: Readable, other: Readable) -> str:

@@ -113,6 +113,16 @@ class Chain:
         self._request = request
         self._actions = actions
         self._active_at_s: float | None = None
+        # `message` calls these by the kind of the message, with its fields.
+        self._handlers: Mapping[str, Callable[..., None]] = {
+            "lacks": self._lacks,
+            "stored": self._stored,
+            "wrong": self._wrong,
+            "whole": self._whole,
+            "spoiled": self._spoiled,
+            "error": self._error,
+            "lost": self._lost,
+        }
 
     def begin(self) -> None:
         """Starts a sender for every host."""
@@ -132,8 +142,7 @@ class Chain:
         """Handles a message of a sender about the host that receives its files."""
         if frame.kind not in _ALLOWED.get(peer.state, ()):
             raise BrokenError(f"it sent {frame.kind!r} about a host in state {peer.state.value}")
-        handle: Callable[..., None] = getattr(self, f"_{frame.kind}")
-        handle(peer, **frame.fields)
+        self._handlers[frame.kind](peer, **frame.fields)
 
     def giver_broken(self, peer: Peer, why: str, code: int | None = None) -> None:
         """Handles the unexpected end of a sender; `code` is its exit code, unless it was killed."""

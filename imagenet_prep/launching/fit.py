@@ -44,10 +44,13 @@ def check(
     pairs = zip(used, endings, strict=True)
     answers = [answer_of(host, ending, argv[0]) for host, ending in pairs]
     problems: list[str] = []
+    unreachable: list[str] = []  # those of the problems that a new attempt may solve
     reference: tuple[Host, Answer] | None = None
-    for host, answer in zip(used, answers, strict=True):
+    for host, answer, ending in zip(used, answers, endings, strict=True):
         if isinstance(answer, str):
             problems.append(f"{host.address}: {answer}")
+            if ending.is_lost:
+                unreachable.append(problems[-1])
             continue
         problems += [f"{host.address}: {problem}" for problem in answer.problems]
         if reference is None:
@@ -64,8 +67,8 @@ def check(
             ordered = local_first(used)
         network, problems = network_of(ordered, [facts[host] for host in ordered], interface)
     if network is None:
-        is_lost = len(problems) == sum(ending.is_lost for ending in endings)
-        raise (IncompleteError if is_lost else ImagenetPrepError)(
+        kind = IncompleteError if problems == unreachable else ImagenetPrepError
+        raise kind(
             f"{counted(len(problems), 'problem')} on {counted(len(used), 'host')}, nothing was "
             "started:\n  " + "\n  ".join(problems)
         )

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from datetime import datetime
-from typing import Any
 
 from imagenet_prep.core.canonical import Json
+from imagenet_prep.matching.groups import Group
 from imagenet_prep.reporting import pictures
 from imagenet_prep.reporting.render import render
 
@@ -18,7 +18,7 @@ _QUALITY = 70
 
 
 def page(
-    groups: Sequence[Sequence[Any]],
+    groups: Sequence[Group],
     read: Callable[[int], bytes],
     counts: Json,
     numbers: Sequence[tuple[str, int]],

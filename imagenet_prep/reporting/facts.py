@@ -10,7 +10,7 @@ import io
 import itertools
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
@@ -18,11 +18,13 @@ from typing import NamedTuple, TypeVar
 
 from imagenet_prep.core import canonical, records
 from imagenet_prep.core.errors import DataDamagedError, StoreError
-from imagenet_prep.dataset import measures, naming
+from imagenet_prep.dataset import measures, naming, schema
 from imagenet_prep.dataset.column import Column
+from imagenet_prep.dataset.example import ImageExample
 from imagenet_prep.dataset.manifest import Manifest, Shard
 from imagenet_prep.dataset.measures import Measured
 from imagenet_prep.dataset.member import Incident, Origin
+from imagenet_prep.read.catalogue import Catalogue, Entry
 from imagenet_prep.storage import columns, origins
 from imagenet_prep.storage.ahead import ahead
 from imagenet_prep.storage.folder import LocalStore
@@ -149,6 +151,32 @@ class Facts:
         if 0 <= class_index < len(self.classes):
             return self.classes[class_index]
         return f"class {class_index}", ""
+
+    def words(self, class_index: int) -> str:
+        """Returns the name of a class on the page: its WNID and words."""
+        wnid, name = self.class_name(class_index)
+        # A custom class has a folder name instead of a WNID.
+        return name if name == wnid.replace("_", " ") else f"{wnid} {name}".strip()
+
+    def images_of(self, keys: Sequence[str]) -> Iterator[ImageExample | None]:
+        """Yields the image of each key, or None; a damaged record becomes a problem."""
+        found: dict[str, tuple[Catalogue, Entry]] = {}
+        # Predictions are mostly for validation or holdout. The keys of train take longest to read.
+        for split in reversed(schema.SPLITS):
+            missing = {*keys} - found.keys()
+            if missing and split in self.manifest.splits:
+                catalogue = Catalogue(self.dataset, (split,))
+                for key, entries in catalogue.find(missing).items():
+                    found[key] = (catalogue, entries[0])
+        for key in keys:
+            image = None
+            if key in found:
+                catalogue, entry = found[key]
+                try:
+                    _, image = catalogue.read(entry)
+                except DataDamagedError as error:
+                    self.problems.append(str(error))
+            yield image
 
     def source_bytes(self, archive: str, offset: int, size: int) -> bytes | None:
         """Returns `size` bytes of a source file; None if they cannot be read.

@@ -10,7 +10,7 @@ import platform
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from imagenet_prep.core import errors, monitoring, records
 from imagenet_prep.core.canonical import Json
@@ -24,11 +24,14 @@ from imagenet_prep.trainer.evaluation import Score
 from imagenet_prep.trainer.feed import Batch, BatchReader, Evaluated, Inputs, Noise, OpenReader
 from imagenet_prep.trainer.learner import Learner
 from imagenet_prep.trainer.log import Log, Timer
-from imagenet_prep.trainer.predicted import Predicted, Sheet
+from imagenet_prep.trainer.predicted import Predicted
 from imagenet_prep.trainer.recipe import Run
 from imagenet_prep.trainer.saved import DIVERGED, Saved
 from imagenet_prep.trainer.schedule import Plateau
 from imagenet_prep.trainer.stop import Stop
+
+if TYPE_CHECKING:
+    from imagenet_prep.evaluation.sheet import Sheet
 
 
 def train(config: TrainConfig, open_reader: OpenReader, sheet: Sheet | None = None) -> Score | None:

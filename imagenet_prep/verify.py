@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
+import itertools
 import json
 import time
 import uuid
@@ -22,7 +23,7 @@ from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from imagenet_prep.core import monitoring, program
 from imagenet_prep.core.address import is_remote, with_absolute
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from imagenet_prep.dataset.manifest import Manifest, Shard
     from imagenet_prep.engine import Result
     from imagenet_prep.shards.check import Expectation, Report
+    from imagenet_prep.storage.folder import LocalStore
     from imagenet_prep.storage.ledger import Ledger
     from imagenet_prep.storage.opened import Dataset
     from imagenet_prep.storage.store import Store
@@ -86,17 +88,15 @@ class Config(WorkerFlags):
 
 def verify(config: Config) -> Json:
     """Checks a dataset and returns the result, with all problems."""
-    from imagenet_prep.shards.samples_root import wrong_roots
     from imagenet_prep.storage import columns, quarantine, signature
-    from imagenet_prep.storage.ledger import Ledger
     from imagenet_prep.storage.opened import open_dataset
 
     dataset = open_dataset(config.dataset, parts=True, check=False)
-    store, manifest, part = dataset.store, dataset.manifest, dataset.placement
+    manifest = dataset.manifest
+    part = dataset.placement
+    folder = dataset.store.as_folder
+    shards = [*itertools.chain.from_iterable(map(dataset.shards, manifest.splits))]
     monitoring.quarantined(sum(manifest.quarantined.values()))
-    folder = store.as_folder
-    is_web = config.dataset.startswith(("http://", "https://"))
-    shards = [shard for split in manifest.splits for shard in dataset.shards(split)]
     damaged = _check_small_files(dataset)
     problems = [*damaged.values(), *_check_strangers(dataset, {shard.name for shard in shards})]
     untrue = [] if damaged else dataset.untrue()
@@ -104,7 +104,7 @@ def verify(config: Config) -> Json:
     excluded = 0
     if naming.QUARANTINE not in damaged:
         try:
-            excluded = quarantine.num_excluded(store, manifest)
+            excluded = quarantine.num_excluded(dataset.store, manifest)
         except ManifestError as error:
             problems.append(str(error))
     survey = columns.Survey(dataset)
@@ -112,59 +112,91 @@ def verify(config: Config) -> Json:
     signed: Json = {}
     if config.signers:
         signed = signature.check(dataset, survey.complete, config.signers)
-    ledger = None
-    before = {}
-    since = None
-    oriented = None
-    unreadable: list[str] = []
+    earlier = None
     if config.if_changed and folder:
-        names = [file.name for shard in shards for file in shard.files]
+        names: list[str] = []
+        for shard in shards:
+            names += [file.name for file in shard.files]
         names += [found.file(rows).name for found, rows in survey.files]
-        ledger = Ledger(folder, naming.VERIFIED, len(names), trusts_owner=True)
-        since = _unchanged_since(ledger, names, config.level, manifest.digest)
-        # Get file states before reading, so that a file modified later is read again.
-        before = {name: folder.path(name).stat() for name in folder.sizes(names)}
-    if since is None:
-        decodes = config.level == schema.LEVEL_DECODE
+        earlier = _Earlier(folder, names, config.level, manifest.digest)
+    content = _Content([], [])
+    if earlier is None or earlier.since is None:
         labels_are_sound = naming.LABELS not in damaged and not untrue
-        expectation = _expectation(dataset, config.level, decodes and labels_are_sound)
-        reports = _check_shards(config, expectation, shards)
-        in_shards = [problem for report in reports for problem in report.problems]
-        unreadable = [problem for report in reports for problem in report.unreadable]
-        is_complete = not in_shards and not unreadable
-        if decodes:
-            oriented = sum(report.oriented for report in reports)
-        # A part of a dataset need not contain all images of a class.
-        if part.nodes == 1 and is_complete and decodes and labels_are_sound:
-            in_shards += _check_class_counts(manifest, reports)
-        is_complete = is_complete and not in_shards
-        if is_complete and config.level != schema.LEVEL_MANIFEST and manifest.has_samples:
-            in_shards += wrong_roots(dataset)
-        problems += in_shards
+        content = _check_content(config, dataset, shards, labels_are_sound)
         if config.level != schema.LEVEL_MANIFEST:
             with ThreadPoolExecutor(config.workers or num_cores()) as pool:
-                problems += filter(None, pool.map(survey.read, survey.files))
-        if ledger and not problems and not unreadable:
-            utc = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-            ledger.add(before, level=config.level, manifest=manifest.digest, utc=utc)
+                content.problems.extend(filter(None, pool.map(survey.read, survey.files)))
+        problems += content.problems
+        if earlier and not problems and not content.unreadable:
+            earlier.renew()
+    is_web = config.dataset.startswith(("http://", "https://"))
     return {
-        "dataset": store.where(),
+        "dataset": dataset.store.where(),
         "digest": manifest.digest,
         "level": config.level,
         **signed,
-        "unchanged_since": since,
+        "unchanged_since": earlier.since if earlier else None,
         "shards": len(shards),
         "examples": sum(shard.examples for shard in shards),
         "part": str(part) if part.nodes > 1 else None,
         **({"strangers": "not checked"} if is_web else {}),
         "excluded": excluded,
-        "oriented": oriented,
+        "oriented": content.oriented,
         "has_samples": manifest.has_samples,
         "columns": [*survey.complete],
         "incomplete_columns": survey.incomplete,
         "problems": problems,
-        "unreadable": unreadable,
+        "unreadable": content.unreadable,
     }
+
+
+class _Earlier:
+    """The earlier verification of a dataset in a folder; `since` is its time (UTC), or None."""
+
+    def __init__(self, folder: LocalStore, names: Sequence[str], level: str, digest: str) -> None:
+        from imagenet_prep.storage.ledger import Ledger
+
+        self._ledger = Ledger(folder, naming.VERIFIED, len(names), trusts_owner=True)
+        self._facts = {"level": level, "manifest": digest}
+        self.since = _unchanged_since(self._ledger, names, level, digest)
+        # Get file states before reading, so that a file modified later is read again.
+        self._states = {name: folder.path(name).stat() for name in folder.sizes(names)}
+
+    def renew(self) -> None:
+        """Records that all files are sound, in the states that they had before the check."""
+        utc = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        self._ledger.add(self._states, **self._facts, utc=utc)
+
+
+class _Content(NamedTuple):
+    """The result of reading the data of a dataset; `oriented` is None if no image was decoded."""
+
+    problems: list[str]
+    unreadable: list[str]
+    oriented: int | None = None
+
+
+def _check_content(
+    config: Config, dataset: Dataset, shards: Sequence[Shard], labels_are_sound: bool
+) -> _Content:
+    """Checks all shards and, if they are sound, the totals over all of them."""
+    from imagenet_prep.shards.samples_root import wrong_roots
+
+    manifest = dataset.manifest
+    decodes = config.level == schema.LEVEL_DECODE
+    checks_labels = decodes and labels_are_sound
+    reports = _check_shards(config, _expectation(dataset, config.level, checks_labels), shards)
+    problems = [*itertools.chain.from_iterable(report.problems for report in reports)]
+    unreadable = [*itertools.chain.from_iterable(report.unreadable for report in reports)]
+    is_sound = not problems and not unreadable
+    # A part of a dataset need not contain all images of a class.
+    if is_sound and checks_labels and dataset.placement.nodes == 1:
+        problems += _check_class_counts(manifest, reports)
+    is_sound = not problems and not unreadable
+    if is_sound and config.level != schema.LEVEL_MANIFEST and manifest.has_samples:
+        problems += wrong_roots(dataset)
+    oriented = sum(report.oriented for report in reports) if decodes else None
+    return _Content(problems, unreadable, oriented)
 
 
 def _unchanged_since(ledger: Ledger, names: Sequence[str], level: str, digest: str) -> str | None:
@@ -237,7 +269,8 @@ def _expectation(dataset: Dataset, level: str, checks_labels: bool) -> Expectati
     from imagenet_prep.shards.check import Expectation
 
     manifest = dataset.manifest
-    shards = [shard for split in manifest.splits.values() for shard in split.shards]
+    splits = manifest.splits.values()
+    shards = [*itertools.chain.from_iterable(split.shards for split in splits)]
     return Expectation(
         store=dataset.store,
         level=level,

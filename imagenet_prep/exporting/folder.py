@@ -69,57 +69,59 @@ class Folder(Format):
             numbered |= self._numbered(source.split(split), chosen)
         return replace(self, numbered=numbered)
 
-    def _numbered(
-        self, records: Records, chosen: npt.NDArray[np.int64]
-    ) -> dict[tuple[str, str], str]:
+    def _numbered(self, records: Records, chosen: npt.NDArray[np.int64]) -> Numbered:
         """Picks names for colliding files; raises UsageError for missing classes or bad names."""
         where = f"{records.split} of {records.dataset.where}"
         is_chosen = np.zeros(len(records), bool)
         is_chosen[chosen] = True
         has_images = np.zeros(len(self.wnids), bool)
-        hashed = np.empty(len(chosen), np.int64)
+        hashes = np.empty(len(chosen), np.int64)
         invalid = []
-        heads = itertools.compress(Names(records), is_chosen)
-        for number, (class_index, key, _) in enumerate(heads):
+        for number, (class_index, key) in enumerate(_heads(records, is_chosen)):
             has_images[class_index] = True
             file = _file(self._path(class_index, key))
-            hashed[number] = hash(_folded(file))
+            hashes[number] = _hash(file)
             if not _is_found(file):
                 invalid.append(key)
-        leading_out = [key for key in invalid if keys.leads_out(key)]
-        if leading_out:
-            raise DataDamagedError(
-                f"{where}: {some(leading_out)}: a key has a part that is empty, . or .., so its "
-                "file would be outside the export. Copy the dataset again."
-            )
-        if invalid:
-            raise UsageError(
-                f"{where}: {len(invalid):,} keys are not valid file names, or ImageFolder would "
-                f"skip their images: {some(invalid)}. Exclude them with --exclude, or choose a "
-                "different format."
-            )
-        values, counts = np.unique(hashed, return_counts=True)
+        _refuse_invalid(invalid, where)
+        numbered = self._renamed(records, is_chosen, hashes)
+        if not self.allow_empty_class:
+            self._refuse_missing_classes(has_images, where)
+        return numbered
+
+    def _renamed(
+        self, records: Records, is_chosen: npt.NDArray[np.bool_], hashes: npt.NDArray[np.int64]
+    ) -> Numbered:
+        """Returns a new name for each file that would replace a different file."""
+        # Only hashes of the names are kept, because the names of millions of files take gigabytes.
+        # A false collision renames a file without need.
+        values, counts = np.unique(hashes, return_counts=True)
+        colliding = values[counts > 1].tolist()
+        if not colliding:
+            return {}
+        groups: dict[int, list[tuple[bool, str, str]]] = {value: [] for value in colliding}
+        for class_index, key in _heads(records, is_chosen):
+            path = self._path(class_index, key)
+            file = _file(path)
+            group = groups.get(_hash(file))
+            if group is not None:
+                group.append((file != path, path, key))
+        used = {*values.tolist()}
         numbered: Numbered = {}
-        if len(values) < len(hashed):
-            taken = {*values.tolist()}
-            groups: dict[int, list[tuple[bool, str, str]]] = {
-                value: [] for value in values[counts > 1].tolist()
-            }
-            for index, key, _ in itertools.compress(Names(records), is_chosen):
-                path = self._path(index, key)
-                group = groups.get(hash(_folded(_file(path))))
-                if group is not None:
-                    group.append((_file(path) != path, path, key))
-            for group in groups.values():
-                # The first name stays unchanged. Names without an added extension are sorted first.
-                for _, path, key in sorted(group)[1:]:
-                    names = (f"{path}~{number}.jpg" for number in itertools.count(1))
-                    file = next(name for name in names if hash(_folded(name)) not in taken)
-                    taken.add(hash(_folded(file)))
-                    numbered[records.split, key] = file
+        for group in groups.values():
+            # The first name stays unchanged. Names without an added extension are sorted first.
+            for _, path, key in sorted(group)[1:]:
+                names = (f"{path}~{number}.jpg" for number in itertools.count(1))
+                file = next(name for name in names if _hash(name) not in used)
+                used.add(_hash(file))
+                numbered[records.split, key] = file
+        return numbered
+
+    def _refuse_missing_classes(self, has_images: npt.NDArray[np.bool_], where: str) -> None:
+        """Raises UsageError if ImageFolder, which skips empty classes, would change labels."""
         missing = np.flatnonzero(~has_images)
         moved = has_images[missing[0] :].sum() if len(missing) else 0
-        if moved and not self.allow_empty_class:
+        if moved:
             raise UsageError(
                 f"{where} has no images of {len(missing):,} of {len(has_images):,} classes: "
                 f"{some([self.wnids[index] for index in missing])}. ImageFolder would find "
@@ -127,7 +129,6 @@ class Folder(Format):
                 f"after {self.wnids[missing[0]]}. To write empty folders for the missing classes, "
                 "use --allow-empty-class, and read them with ImageFolder(..., allow_empty=True)."
             )
-        return numbered
 
     def _path(self, class_index: int, key: str) -> str:
         wnid = self.wnids[class_index]
@@ -162,6 +163,32 @@ class Folder(Format):
         names = ((wnid, words.partition(",")[0].strip() or wnid) for wnid, words in rows)
         csv.writer(lines, lineterminator="\n").writerows(names)
         return {SYNSET_MAPPING: self.labels.encode(), naming.LABELS: lines.getvalue().encode()}
+
+
+def _heads(records: Records, is_chosen: npt.NDArray[np.bool_]) -> Iterator[tuple[int, str]]:
+    """Yields class index and key of each chosen image."""
+    for class_index, key, _ in itertools.compress(Names(records), is_chosen):
+        yield class_index, key
+
+
+def _refuse_invalid(invalid: Sequence[str], where: str) -> None:
+    """Raises an error for keys that are not valid as file names."""
+    leading_out = [key for key in invalid if keys.leads_out(key)]
+    if leading_out:
+        raise DataDamagedError(
+            f"{where}: {some(leading_out)}: a key has a part that is empty, . or .., so its "
+            "file would be outside the export. Copy the dataset again."
+        )
+    if invalid:
+        raise UsageError(
+            f"{where}: {len(invalid):,} keys are not valid file names, or ImageFolder would "
+            f"skip their images: {some(invalid)}. Exclude them with --exclude, or choose a "
+            "different format."
+        )
+
+
+def _hash(file: str) -> int:
+    return hash(_folded(file))
 
 
 def _folded(name: str) -> str:

@@ -169,10 +169,10 @@ def _remarks(source: folder.Folder, root: Location) -> Iterator[str]:
     """Yields remarks that explain how folders with ambiguous names are interpreted."""
     if isinstance(root, Path) and root.resolve() in source.split_folders:
         yield "no train/ or val/ folder, so all images go to the train split"
-        for name in filter(layout.split_called, source.classes.wnids):
+        for name in filter(layout.split_in_name, source.classes.wnids):
             yield f"{name}/ is a class, since it directly contains images"
     for name in sorted({task.part for task in source.tasks if task.split == schema.VALIDATION}):
-        if layout.split_called(name) == schema.TEST:
+        if layout.split_in_name(name) == schema.TEST:
             yield f"{name}/ is read as {schema.VALIDATION}, since there is no validation folder"
     yield from _numbered_as_text(source.classes.wnids)
     for name, number in (count for part in source.parts for count in part.ignored):

@@ -98,7 +98,7 @@ def locate(root: Path) -> list[Table]:
             match = _NAMES.fullmatch(path.name.casefold())
             if match is None or not path.is_file():
                 continue
-            split = layout.split_called(match[1] or folder)
+            split = layout.split_in_name(match[1] or folder)
             if split in (None, *schema.SOURCE_SPLITS):
                 tables.append(Table(path, f"{folder}/" if folder else "", split))
     return tables
@@ -180,7 +180,7 @@ def labelled(root: Path, inside: Path | None) -> tuple[list[Table], dict[File, R
         for row in _rows(table, problems):
             files = _files_of(row, by_name)
             if len(files) == 1 and files[0] not in rows:
-                split = row.split or layout.split_called(_top(files[0].path)) or schema.TRAIN
+                split = row.split or layout.split_in_name(_top(files[0].path)) or schema.TRAIN
                 rows[files[0]] = row._replace(split=split)
             elif row.split != schema.TEST:  # images of test need not exist
                 found = [file.path for file in files]
@@ -259,7 +259,7 @@ def _rows(table: Table, problems: Problems) -> Iterator[Row]:
         file = fields.get(file_column, "")
         class_name = fields.get(class_column, "")
         called = fields.get(SPLIT_COLUMN, "")
-        split = layout.split_called(called) if called else table.split
+        split = layout.split_in_name(called) if called else table.split
         is_complete = file and (class_name or split == schema.TEST)
         if len(values) == len(columns) and is_complete and (split or not called):
             yield Row(where, table, file, class_name, split)
@@ -284,7 +284,7 @@ def _files_of(row: Row, by_name: Mapping[str, list[File]]) -> list[File]:
         if not f"/{file.path[: file.path.rfind('/') + 1]}".endswith(f"/{folder}{slash}"):
             continue
         files.append(file)
-        is_of_split = layout.split_called(_top(file.path)) in (None, row.split or schema.TRAIN)
+        is_of_split = layout.split_in_name(_top(file.path)) in (None, row.split or schema.TRAIN)
         if is_of_split and file.path.startswith(row.table.folder):
             preferred.append(file)
     return preferred or files

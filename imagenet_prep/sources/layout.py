@@ -1,9 +1,32 @@
 """Decides which folders of a source are splits and which are classes.
 
-A split folder has a word for a split in its name, such as `train` or `Testing`. If the name has
-additional words (`seg_test`), a second split must have the same words (`seg_train`). A class folder
-directly contains images. A folder with images only in its subfolders is refused, because the names
-of the subfolders may be labels.
+`split_folders` reads the names of folders, and looks for images only if the names are ambiguous:
+
+    files                                     train           validation  why
+    {train,val}/cat/1.jpg                     train           val         preferred names
+    {Training,Testing}/cat/1.jpg              Training        Testing     no validation, but labels
+    train/cat/1.jpg test/1.jpg                train           -           this test has no labels
+    {train,Train_old,val}/cat/1.jpg           train           val         a preferred name wins
+    {seg_train,seg_val}/cat/1.jpg             seg_train       seg_val     the same other word
+    {seg_train,val}/cat/1.jpg                 -               val         `seg` is in one name only
+    {train1,train2}/cat/1.jpg                 train1+train2   -           parts of one split
+    train/images/cat/1.jpg                    train/images    -           the only, neutral subfolder
+    {cat,dog}/1.jpg                           .               -           classes, but no splits
+    {train,bus}/1.jpg                         .               -           a class next to a class
+    train_val/cat/1.jpg                       .               -           two splits are no split
+
+`class_folders` requires that a class folder directly contains images. A folder with images only in
+its subfolders is refused, because the names of the subfolders may be labels:
+
+    files                                     classes         why
+    {cat,dog}/1.jpg                           cat+dog         folders with images
+    cat/{1.jpg,2021/2.jpg}                    cat             images can be deeper, too
+    cat/1.jpg empty/README.md                 cat+empty       an empty folder is reported later
+    n01440764/images/1.jpg                    n01440764       a WNID is always a class
+    {images,cat}/1.jpg                        cat+images      one name is not neutral
+    {images,masks}/1.jpg                      refused         all names are neutral
+    {a/cat,b/dog}/1.jpg                       refused         are a and b classes, or cat and dog?
+    1.jpg                                     refused         no folder
 """
 
 from __future__ import annotations
@@ -67,27 +90,27 @@ class Splits(NamedTuple):
         return [self.base / name for name in chain.from_iterable(self.folders.values())]
 
 
-class _Meaning(NamedTuple):
-    """The meaning of a folder name."""
+class _Name(NamedTuple):
+    """The parts of a folder name."""
 
     split: str | None  # the split that the name matches
-    words: str  # the remaining words, which another split must share
+    others: str  # the words that do not name a split; another split must share them
 
 
-def split_called(name: str) -> str | None:
+def split_in_name(name: str) -> str | None:
     """Returns the split that a folder's name matches, or None."""
-    return _meaning(name).split
+    return _parse_name(name).split
 
 
-def _meaning(name: str) -> _Meaning:
-    """Returns the meaning of a folder name.
+def _parse_name(name: str) -> _Name:
+    """Divides a folder name into a split and other words.
 
     >>> splits = ["train", "Testing", "TrainingData", "train2017"]
     >>> parts = ["train.X1", "train_part2", "val-b"]
     >>> are_splits_only_in_pairs = ["seg_test", "passenger_train"]  # with `seg_train`
     >>> others = ["train_val", "trainer", "images", "7", "class 7"]
     >>> for name in splits + parts + are_splits_only_in_pairs + others:
-    ...     print(f"{name:15}", *map(repr, _meaning(name)))
+    ...     print(f"{name:15}", *map(repr, _parse_name(name)))
     train           'train' ''
     Testing         'test' ''
     TrainingData    'train' ''
@@ -113,7 +136,7 @@ def _meaning(name: str) -> _Meaning:
     elif not words or any(map(str.isdigit, name)):
         others = [name]  # `7` and `class 7` are classes; `train2017` is a split
     splits = {*split_of.values()}
-    return _Meaning(splits.pop() if len(splits) == 1 else None, " ".join(others))
+    return _Name(splits.pop() if len(splits) == 1 else None, " ".join(others))
 
 
 @read_errors("")
@@ -123,7 +146,7 @@ def split_folders(root: Path) -> Splits:
     if named.folders:
         inner: dict[str, list[str]] = {}
         for split, names in named.folders.items():
-            inner[split] = [_inner(named.base, name) for name in names]
+            inner[split] = [_content_folder(named.base, name) for name in names]
         return named._replace(folders=inner)
     below = subfolders(root) if root.is_dir() else []
     if not any(has_image(root / name, below=True) for name in below):
@@ -146,13 +169,11 @@ def named_splits(root: Path) -> Splits:
     prefix = f"{KAGGLE}/" if kaggle else ""
     top = base / prefix
     below = subfolders(top, any_name=True) if top.is_dir() else []
-    names = _named(below)
-    chosen = {} if names and _are_classes(top, names, below) else dict(names)
+    chosen = _splits_by_name(below)
+    if chosen and _are_classes(top, chosen, below):
+        chosen = {}
     if {*chosen} - {schema.HOLDOUT} == {schema.TRAIN, schema.TEST}:
-        # Use a test folder for validation if it has classes of train.
-        inner = {name: {*subfolders(top / _inner(top, name))} for name in chain(*names.values())}
-        of_train = set().union(*(inner[name] for name in names[schema.TRAIN]))
-        chosen[schema.VALIDATION] = [name for name in names[schema.TEST] if of_train & inner[name]]
+        chosen[schema.VALIDATION] = _labelled_tests(top, chosen)
     folders: dict[str, list[str]] = {}
     for split in FOLDERS:
         if chosen.get(split):
@@ -170,41 +191,57 @@ def _kaggle(root: Path) -> Path | None:
     return next(bases, None)
 
 
-def _named(below: Sequence[str]) -> dict[str, list[str]]:
+def _splits_by_name(below: Sequence[str]) -> dict[str, list[str]]:
+    """Returns the folders of each split: those with preferred names, else those like a split."""
+    # Folders with the same other words belong together: `seg_train` and `seg_test`.
     groups: dict[str, dict[str, list[str]]] = {}
     for name in below:
-        split, words = _meaning(name)
+        split, others = _parse_name(name)
         if split is not None:
-            groups.setdefault(words, {}).setdefault(split, []).append(name)
-    named: dict[str, list[str]] = {}
-    for words, group in groups.items():
-        for split, names in group.items() if not words or len(group) > 1 else ():
-            named.setdefault(split, []).extend(names)
-    exact = {s: [name for name in below if name.casefold() in FOLDERS[s]] for s in FOLDERS}
-    return named | {split: names for split, names in exact.items() if names}
+            groups.setdefault(others, {}).setdefault(split, []).append(name)
+    found: dict[str, list[str]] = {}
+    for others, group in groups.items():
+        if not others or len(group) > 1:
+            for split, names in group.items():
+                found.setdefault(split, []).extend(names)
+    for split, preferred in FOLDERS.items():
+        exact = [name for name in below if name.casefold() in preferred]
+        if exact:
+            found[split] = exact
+    return found
 
 
 def _are_classes(top: Path, names: dict[str, list[str]], below: Sequence[str]) -> bool:
-    """Returns whether folders named like splits are classes, such as `train` next to `bus`."""
-    (called, *more) = names.values()
-    if more or any(subfolders(top / name) or not has_image(top / name) for name in called):
+    """Returns whether folders named like one split are classes, such as `train` next to `bus`."""
+    if len(names) > 1:
         return False
-    others = (name for name in below if name not in called and _meaning(name)[1])
+    (folders,) = names.values()
+    if any(subfolders(top / name) or not has_image(top / name) for name in folders):
+        return False
+    others = (name for name in below if name not in folders and _parse_name(name).others)
     return any(has_image(top / name) for name in others)
 
 
-def _inner(base: Path, folder: str) -> str:
+def _labelled_tests(top: Path, names: dict[str, list[str]]) -> list[str]:
+    """Returns the test folders that have classes of train, and so can be used for validation."""
+    classes: set[str] = set()
+    for name in names[schema.TRAIN]:
+        classes.update(subfolders(top / _content_folder(top, name)))
+    tests = names[schema.TEST]
+    return [n for n in tests if not classes.isdisjoint(subfolders(top / _content_folder(top, n)))]
+
+
+def _content_folder(base: Path, folder: str) -> str:
     """Returns a split's folder, or its only subfolder: seg_train/seg_train, val/images."""
     below = subfolders(base / folder)
     if len(below) != 1 or has_image(base / folder):
         return folder
     inner = f"{folder}/{below[0]}"
-    split, others = _meaning(below[0])
+    split, others = _parse_name(below[0])
     name = folder.rpartition("/")[2]
-    is_alike = below[0] == name or (not others and split in (None, split_called(name)))
-    if not is_alike:
-        return folder
-    return _inner(base, inner) if subfolders(base / inner) or has_image(base / inner) else folder
+    is_alike = below[0] == name or (not others and split in (None, split_in_name(name)))
+    is_empty = not subfolders(base / inner) and not has_image(base / inner)
+    return folder if is_empty or not is_alike else _content_folder(base, inner)
 
 
 @read_errors("")
@@ -232,15 +269,17 @@ def class_folders(root: Path, known: ClassList | None = None) -> list[str]:
         raise without_classes(root, "images and " if has_image(root) else "no images and ")
     if (root.parent / naming.EXPORT).is_file():
         return names  # images of exported classes can be in subfolders
-    odd = [name for name in names if not keys.WNID.fullmatch(name)]
-    odd = [name for name in odd if known is None or known.of_folder(name) is None]
-    own = [name for name in odd if has_image(root / name)]
-    parts = {name: _with_images(root / name) for name in odd if name not in own}
-    if own and odd == names and not any(_meaning(name)[1] for name in own):
-        raise without_classes(root, f"{some([f'{name}/' for name in own])}, but ")
-    parts = {name: inner for name, inner in parts.items() if inner}
-    if parts:
-        raise _no_classes(root, parts)
+    unknown = [name for name in names if not keys.WNID.fullmatch(name)]
+    if known is not None:
+        unknown = [name for name in unknown if known.of_folder(name) is None]
+    direct = [name for name in unknown if has_image(root / name)]
+    # If only names such as `images` and `masks` exist, the folders are not classes.
+    if direct and unknown == names and not any(_parse_name(name).others for name in direct):
+        raise without_classes(root, f"{some([f'{name}/' for name in direct])}, but ")
+    inner = {name: _with_images(root / name) for name in unknown if name not in direct}
+    indirect = {name: below for name, below in inner.items() if below}
+    if indirect:
+        raise _no_classes(root, indirect)
     return names
 
 
@@ -283,16 +322,20 @@ def use_shards(root: Path) -> str:
     )
 
 
-def _no_classes(root: Path, parts: dict[str, list[str]]) -> UsageError:
-    count = Counter(chain.from_iterable(parts.values()))
-    same = some([name for name in count if count[name] > 1])
-    same = f"Their subfolders have the same names ({same}), as in splits. " if same else ""
-    first = next(f"{name}/{inner[0]}/" for name, inner in parts.items())
-    sources = [shlex.quote(str(_source_in(root / name))) for name in islice(parts, _MOST_NAMED)]
+def _no_classes(root: Path, inner: dict[str, list[str]]) -> UsageError:
+    """Returns the error for folders with images only in their subfolders `inner`."""
+    count = Counter(chain.from_iterable(inner.values()))
+    repeated = [name for name in count if count[name] > 1]
+    hint = ""
+    if repeated:
+        hint = f"Their subfolders have the same names ({some(repeated)}), as in splits. "
+    first, below = next(iter(inner.items()))
+    sources = [shlex.quote(str(_source_in(root / name))) for name in islice(inner, _MOST_NAMED)]
     return UsageError(
         printable(
-            f"{root}: these folders are not classes: {some([f'{name}/' for name in parts])}. They "
-            f"contain only folders such as {first} and no images. {same}Use one of them as source: "
+            f"{root}: these folders are not classes: {some([f'{name}/' for name in inner])}. They "
+            f"contain only folders such as {first}/{below[0]}/ and no images. {hint}Use one of "
+            "them as source: "
             f"{' or '.join(sources)}. Or rename splits to train, val and test; or move all class "
             "folders into one folder; or move an image of each class directly into its folder."
         )

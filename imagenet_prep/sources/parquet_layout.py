@@ -82,7 +82,7 @@ def has_split_folders(root: Path) -> bool:
 def _in_split_folders(folder: Path) -> list[SplitFile]:
     below = subfolders(folder, any_name=True) if folder.is_dir() else []
     # Class folders are not opened, because they may have millions of files.
-    return _matching(folder, [name for name in below if layout.split_called(name)])
+    return _matching(folder, [name for name in below if layout.split_in_name(name)])
 
 
 def _matching(folder: Path, below: Sequence[str]) -> list[SplitFile]:
@@ -90,7 +90,7 @@ def _matching(folder: Path, below: Sequence[str]) -> list[SplitFile]:
     for path in chain.from_iterable((folder / name).glob("*.parquet") for name in below):
         name = "-".join(path.relative_to(folder).parts)
         match = _NAME.fullmatch(name)
-        split = layout.split_called(match["split"]) if match else None
+        split = layout.split_in_name(match["split"]) if match else None
         if match and split:
             total = int(match["total"]) if match["total"] else None
             found.append(SplitFile(split, name, path, int(match["number"] or 0), total))

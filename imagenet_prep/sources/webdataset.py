@@ -146,7 +146,7 @@ def split_of(path: str) -> str | None:
     """Returns the split in the name of a tar or of its folder, or None."""
     folder, _, base = path.rpartition("/")
     stem = base.removesuffix(".tar")
-    return layout.split_called(stem) or layout.split_called(folder)
+    return layout.split_in_name(stem) or layout.split_in_name(folder)
 
 
 def locate(root: Location) -> dict[str, Location]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import doctest
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
@@ -283,7 +284,44 @@ def test_a_folder_next_to_the_splits_may_have_any_name(tmp_path: Path) -> None:
     ],
 )
 def test_a_word_for_a_split_is_a_complete_word(name: str, split: str | None) -> None:
-    assert layout.split_called(name) == split
+    assert layout.split_in_name(name) == split
+
+
+def examples(heading: str) -> list[list[str]]:
+    """Returns the rows of the table of `layout` with this second column."""
+    tables = [table.splitlines() for table in str(layout.__doc__).split("\n\n")]
+    rows = [[re.split(r"\s{2,}", line.strip()) for line in lines] for lines in tables]
+    (table,) = (table for table in rows if heading in table[0])
+    return table[1:]
+
+
+def folders_of(names: str) -> list[str]:
+    return [] if names == "-" else names.split("+")
+
+
+@pytest.mark.parametrize(("files", "train", "validation", "why"), examples("train"))
+def test_the_table_of_splits_holds(
+    tmp_path: Path, files: str, train: str, validation: str, why: str
+) -> None:
+    root = made(tmp_path / "in", files)
+    found = layout.split_folders(root)
+    folders = {
+        split: [os.path.relpath(found.base / name, root) for name in found.folders.get(split, [])]
+        for split in BOTH
+    }
+    assert folders == {"train": folders_of(train), "validation": folders_of(validation)}
+    assert why
+
+
+@pytest.mark.parametrize(("files", "classes", "why"), examples("classes"))
+def test_the_table_of_classes_holds(tmp_path: Path, files: str, classes: str, why: str) -> None:
+    root = made(tmp_path / "in", files)
+    if classes == "refused":
+        with pytest.raises(UsageError):
+            layout.class_folders(root)
+    else:
+        assert layout.class_folders(root) == folders_of(classes)
+    assert why
 
 
 @pytest.mark.parametrize("module", [layout, keys], ids=lambda module: module.__name__)

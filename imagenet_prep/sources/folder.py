@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
 from typing import ClassVar
@@ -169,88 +168,178 @@ def find(
     includes all class folders), and the sorted folder names. With ILSVRC2012's list, a subset of
     its classes keeps the labels of the full dataset.
     """
-    inside = None if follow_links else root
     names = layout.split_folders(root)
     if schema.HOLDOUT not in splits:
         names.folders.pop(schema.HOLDOUT, None)
-    base, folders, lists = names[:3]
+    base = names.base
+    folders = names.folders
     _require_splits(root, names, splits)
     for split in splits:
         _require_parts(root, base, folders[split])
-    archive = _first(lists, *_DEVKITS)
-    mapping = _first(lists, SYNSET_MAPPING)
-    devkit = labels.read_devkit(archive) if archive else None
-    if classes is None and devkit is not None:
-        classes = devkit.classes
-    elif classes is None:
-        classes = _read_mapping(mapping) if mapping else _classes_of(base, folders)
-    class_lists = [] if devkit is None else [Claim(str(archive), _by_index(devkit.classes))]
-    if mapping is not None:
-        class_lists.append(Claim(str(mapping), _by_index(_read_mapping(mapping))))
+    listed, truths = _read_lists(names.beside)
+    class_lists = [Claim(str(path), dict(enumerate(of.wnids))) for path, of in listed.items()]
     compare("label", class_lists, "Remove the list of the other dataset.", complete=True)
-    claims: list[Claim] = []
-    truth: dict[str, int] | None = None
+    if classes is None:
+        classes = next(iter(listed.values())) if listed else _classes_of(base, folders)
+    index_of: dict[str, int] | None = None
     if schema.VALIDATION in splits:
         places = [base / path for path in folders[schema.VALIDATION]]
-        flat = [place for place in places if not subfolders(place)]
-        near = [*lists, *places, *(place.parent for place in places)]
-        claims = _label_lists(str(archive), devkit, [*dict.fromkeys(near)])
-        if flat:
-            claims += _published(_stems(flat), classes)
-        if flat and (claims or not all(map(layout.wnids_in_names, flat))):
-            truth = _validation(claims, classes, root)
-    is_own = truth is None and not is_imagenet(classes, chain.from_iterable(folders.values()))
+        near = [*names.beside, *places, *(place.parent for place in places)]
+        truths += [Claim(str(path), of) for path, of in label_lists.find([*dict.fromkeys(near)])]
+        index_of = _indices_by_name(places, truths, classes, root)
+    else:
+        truths = []
+    search = _Search(
+        root,
+        base,
+        classes,
+        is_own=index_of is None and not is_imagenet(classes, chain.from_iterable(folders.values())),
+        inside=None if follow_links else root,
+    )
     parts: list[source.Part] = []
     tasks: list[IndexTask] = []
-    problems = Problems()
     for split in splits:
+        # Unread folders are counted only once.
         ignored = Counter(() if parts else layout.unread(names))
-        of_split: list[IndexTask] = []
         name = some(names.names.get(split, [Path(folders[split][0]).name]))
-        for number, path in enumerate(folders[split]):
-            # The name of a class folder may be invalid as the name of a receipt.
-            suffix = f".{number}" if number else ""
-            is_flat = not subfolders(base / path)
-            if is_flat and (split == schema.VALIDATION or layout.wnids_in_names(base / path)):
-                of_split.append(IndexTask(split + suffix, split, name, archive=path))
-                continue
-            _refuse_numbers(base / path)
-            for index, class_name in _class_folders(base / path, classes, problems).items():
-                of_class = f"{path}/{class_name}"
-                # `export` creates empty folders for classes that a split does not have.
-                if not (root / naming.EXPORT).is_file() or any((base / of_class).iterdir()):
-                    task = f"{split}-{index:05d}{suffix}"
-                    of_split.append(IndexTask(task, split, name, index, archive=of_class))
-            ignored.update(_loose_files(base / path, is_own, problems))
-        list_below = partial(listing.below, inside=inside, by_content=is_own)
-        groups = _listed(base, folders[split], of_split, list_below, ignored, problems)
+        split_tasks = search.tasks(split, name, folders[split], ignored)
+        groups = search.groups(split_tasks, folders[split][0], ignored)
         if split == schema.VALIDATION:
-            class_ids = {
-                _group(task, folders[split]): classes.wnids[task.class_index]
-                for task in of_split
-                if task.class_index is not None
-            }
-            groups = _compared(groups, base / folders[split][0], class_ids, claims, classes)
-        part_of_split = source.folder_part(name, groups)
-        parts.append(part_of_split._replace(ignored=tuple(most_frequent(ignored).items())))
-        tasks += sorted(of_split, key=lambda task: task.class_index or 0)
-    problems.raise_all(f"--source {root}")
-    statements = [*_statements(CLASSES, "class", class_lists)]
-    for split, part in zip(splits, parts, strict=True):
-        number = sum(task.split == split and task.class_index is not None for task in tasks)
-        if number:
-            statements.append(Statement(CLASSES, f"{part.name}/", counted(number, "class folder")))
-    statements += _statements(LABELS, "image", claims)
+            found = _Labels(folders[split][0], split_tasks, classes, truths)
+            part = source.folder_part(name, found.noted(groups))
+            truths += found.compare(base / folders[split][0])
+        else:
+            part = source.folder_part(name, groups)
+        parts.append(part._replace(ignored=tuple(most_frequent(ignored).items())))
+        tasks += sorted(split_tasks, key=lambda task: task.class_index or 0)
+    search.problems.raise_all(f"--source {root}")
     return Folder(
         classes,
         tuple(parts),
         base,
-        truth,
-        inside,
-        is_own,
+        index_of,
+        search.inside,
+        search.is_own,
         tasks=tuple(tasks),
-        evidence=tuple(statements),
+        evidence=(
+            *_statements(CLASSES, "class", class_lists),
+            *_statements_of_folders(parts, tasks),
+            *_statements(LABELS, "image", truths),
+        ),
     )
+
+
+@dataclass(frozen=True)
+class _Search:
+    """Lists the class folders and images of a source, and collects their problems."""
+
+    root: Path
+    base: Path
+    classes: ClassList
+    is_own: bool
+    inside: Path | None
+    problems: Problems = field(default_factory=Problems)
+
+    def tasks(
+        self, split: str, name: str, paths: Sequence[str], ignored: Counter[str]
+    ) -> list[IndexTask]:
+        """Returns a task per class folder or flat folder; adds files next to classes to `ignored`.
+
+        `name` is the name of the split's part, and `paths` are the folders of the split.
+        """
+        tasks: list[IndexTask] = []
+        for number, path in enumerate(paths):
+            folder = self.base / path
+            # The name of a class folder may be invalid as the name of a receipt.
+            suffix = f".{number}" if number else ""
+            is_flat = not subfolders(folder)
+            if is_flat and (split == schema.VALIDATION or layout.wnids_in_names(folder)):
+                tasks.append(IndexTask(split + suffix, split, name, archive=path))
+                continue
+            _refuse_numbers(folder)
+            for index, class_name in _class_folders(folder, self.classes, self.problems).items():
+                archive = f"{path}/{class_name}"
+                # `export` creates empty folders for classes that a split does not have.
+                is_export = (self.root / naming.EXPORT).is_file()
+                if not is_export or any((self.base / archive).iterdir()):
+                    task = f"{split}-{index:05d}{suffix}"
+                    tasks.append(IndexTask(task, split, name, index, archive=archive))
+            ignored.update(_loose_files(folder, self.is_own, self.problems))
+        return tasks
+
+    def groups(
+        self, tasks: Iterable[IndexTask], first: str, ignored: Counter[str]
+    ) -> Iterator[tuple[str, list[File]]]:
+        """Yields images class by class, since the names of 13 million files take gigabytes."""
+        empty = []
+        for task in tasks:
+            folder = self.base / task.archive
+            before = self.problems.number
+            files = listing.below(
+                folder, self.inside, by_content=self.is_own, problems=self.problems
+            )
+            ignored.update(files.ignored)
+            if not files.images and self.problems.number == before:
+                empty.append((folder, files))
+            yield _group(task, first), files.images
+        # If there are no other problems, `index` reports empty folders when it reads their class.
+        if self.problems:
+            for folder, files in empty:
+                _note_empty(folder, files, self.problems)
+
+
+class _Labels:
+    """The labels of validation images in class folders, to compare them with the lists."""
+
+    def __init__(
+        self, first: str, tasks: Iterable[IndexTask], classes: ClassList, lists: Sequence[Claim]
+    ) -> None:
+        self._classes = classes
+        self._lists = lists
+        self._wnids = {
+            _group(task, first): classes.wnids[task.class_index]
+            for task in tasks
+            if task.class_index is not None
+        }
+        self._found: dict[str, str] = {}
+
+    def noted(self, groups: Iterable[tuple[str, list[File]]]) -> Iterator[tuple[str, list[File]]]:
+        """Yields `groups`, and keeps the labels of images that a list may contain."""
+        listed = set().union(*(claim.classes for claim in self._lists))
+        for name, files in groups:
+            if name in self._wnids:
+                stems = {_stem(file.path) for file in files}
+                of_ilsvrc = {stem for stem in stems if keys.validation_number(stem) is not None}
+                self._found |= dict.fromkeys(stems & listed | of_ilsvrc, self._wnids[name])
+            yield name, files
+
+    def compare(self, folder: Path) -> list[Claim]:
+        """Raises SourceError if a label differs; returns the published labels unless in a list."""
+        published: list[Claim] = []
+        if not (folder.parent / naming.EXPORT).is_file():
+            known = {claim.where for claim in self._lists}
+            new = _published(self._found, self._classes)
+            published = [claim for claim in new if claim.where not in known]
+        for claim in (*self._lists, *published):
+            compare("image", [Claim(str(folder), self._found), claim], labels.RIGHT_LABELS)
+        return published
+
+
+def _read_lists(folders: Sequence[Path]) -> tuple[dict[Path, ClassList], list[Claim]]:
+    """Returns the class lists next to a source, and the devkit's labels of validation images."""
+    listed: dict[Path, ClassList] = {}
+    truths: list[Claim] = []
+    archive = _first(folders, *_DEVKITS)
+    if archive is not None:
+        devkit = labels.read_devkit(archive)
+        listed[archive] = devkit.classes
+        wnids = [devkit.classes.wnids[index] for index in devkit.validation_class_index]
+        of_name = {keys.validation_stem(n): wnid for n, wnid in enumerate(wnids, start=1)}
+        truths.append(Claim(str(archive), of_name))
+    mapping = _first(folders, SYNSET_MAPPING)
+    if mapping is not None:
+        listed[mapping] = _read_mapping(mapping)
+    return listed, truths
 
 
 def _require_splits(root: Path, names: layout.Splits, splits: Sequence[str]) -> None:
@@ -300,32 +389,9 @@ def is_imagenet(classes: ClassList, folders: Iterable[str]) -> bool:
     return classes.official or any(editions_called) or all(map(keys.WNID.fullmatch, classes.wnids))
 
 
-def _listed(
-    base: Path,
-    folders: Sequence[str],
-    tasks: Iterable[IndexTask],
-    list_below: Callable[..., listing.Listing],
-    ignored: Counter[str],
-    problems: Problems,
-) -> Iterator[tuple[str, list[File]]]:
-    """Yields images class by class, since the names of 13 million files take gigabytes."""
-    empty = []
-    for task in tasks:
-        folder = base / task.archive
-        before = problems.number
-        files = list_below(folder, problems=problems)
-        ignored.update(files.ignored)
-        if not files.images and problems.number == before:
-            empty.append((folder, files))
-        yield _group(task, folders), files.images
-    # If there are no other problems, `index` reports empty folders when it reads their class.
-    for folder, files in empty if problems else ():
-        _note_empty(folder, files, problems)
-
-
-def _group(task: IndexTask, folders: Sequence[str]) -> str:
+def _group(task: IndexTask, first: str) -> str:
     """Returns the folder of a task, relative to the first folder of its split."""
-    return f"{task.archive}/".removeprefix(f"{folders[0]}/").removesuffix("/")
+    return f"{task.archive}/".removeprefix(f"{first}/").removesuffix("/")
 
 
 def _note_empty(folder: Path, files: listing.Listing, problems: Problems) -> None:
@@ -335,24 +401,11 @@ def _note_empty(folder: Path, files: listing.Listing, problems: Problems) -> Non
 
 
 def _first(folders: Sequence[Path], *names: str) -> Path | None:
-    paths = [folder / name for name in names for folder in folders]
-    return next((path for path in paths if path.exists()), None)
-
-
-def _by_index(classes: ClassList) -> dict[int, str]:
-    return dict(enumerate(classes.wnids))
-
-
-def _label_lists(
-    devkit_path: str, devkit: labels.Devkit | None, folders: Sequence[Path]
-) -> list[Claim]:
-    """Returns the lists of validation labels next to the source: WNIDs by name (no extension)."""
-    found = []
-    if devkit is not None:
-        wnids = [devkit.classes.wnids[index] for index in devkit.validation_class_index]
-        numbered = {keys.validation_stem(n): wnid for n, wnid in enumerate(wnids, start=1)}
-        found.append(Claim(devkit_path, numbered))
-    return found + [Claim(str(path), wnids) for path, wnids in label_lists.find(folders)]
+    for name in names:
+        for folder in folders:
+            if (folder / name).exists():
+                return folder / name
+    return None
 
 
 def _published(stems: Iterable[str], classes: ClassList) -> list[Claim]:
@@ -367,33 +420,10 @@ def _stem(path: str) -> str:
 
 
 def _stems(folders: Iterable[Path]) -> set[str]:
-    return {_stem(path) for folder in folders for path in layout.files_below(folder, below=False)}
-
-
-def _compared(
-    groups: Iterable[tuple[str, list[File]]],
-    folder: Path,
-    class_ids: Mapping[str, str],
-    lists: list[Claim],
-    classes: ClassList,
-) -> Iterator[tuple[str, list[File]]]:
-    """Yields `groups`, then compares their labels with the lists and with the published labels.
-
-    Raises SourceError if they differ. Adds the published labels, if any, to `lists`.
-    """
-    listed = set().union(*(claim.classes for claim in lists))
-    found: dict[str, str] = {}
-    for name, files in groups:
-        if name in class_ids:
-            stems = {_stem(file.path) for file in files}
-            of_ilsvrc = {stem for stem in stems if keys.validation_number(stem) is not None}
-            found |= dict.fromkeys(stems & listed | of_ilsvrc, class_ids[name])
-        yield name, files
-    if not (folder.parent / naming.EXPORT).is_file():
-        known = {claim.where for claim in lists}
-        lists += [claim for claim in _published(found, classes) if claim.where not in known]
-    for claim in lists:
-        compare("image", [Claim(str(folder), found), claim], labels.RIGHT_LABELS)
+    stems: set[str] = set()
+    for folder in folders:
+        stems.update(map(_stem, layout.files_below(folder, below=False)))
+    return stems
 
 
 def _statements(about: str, noun: str, claims: Iterable[Claim]) -> Iterator[Statement]:
@@ -401,8 +431,29 @@ def _statements(about: str, noun: str, claims: Iterable[Claim]) -> Iterator[Stat
         yield Statement(about, Path(claim.where).name, counted(len(claim.classes), noun))
 
 
-def _validation(lists: Sequence[Claim], classes: ClassList, root: Path) -> dict[str, int]:
-    """Returns class indices by validation file name (no extension), from all lists of labels."""
+def _statements_of_folders(
+    parts: Iterable[source.Part], tasks: Sequence[IndexTask]
+) -> Iterator[Statement]:
+    for part in parts:
+        number = sum(task.part == part.name and task.class_index is not None for task in tasks)
+        if number:
+            yield Statement(CLASSES, f"{part.name}/", counted(number, "class folder"))
+
+
+def _indices_by_name(
+    places: Iterable[Path], lists: list[Claim], classes: ClassList, root: Path
+) -> dict[str, int] | None:
+    """Returns class indices by validation file name (no extension), from all lists of labels.
+
+    Adds the published labels, if any, to `lists`. Returns None if the labels are in the names of
+    folders or files.
+    """
+    flat = [place for place in places if not subfolders(place)]
+    if not flat:
+        return None
+    lists += _published(_stems(flat), classes)
+    if not lists and all(map(layout.wnids_in_names, flat)):
+        return None
     if not lists:
         raise UsageError(
             f"--source {root}: the validation folder has no class folders and its labels are "
@@ -473,11 +524,14 @@ def _class_folders(folder: Path, classes: ClassList, problems: Problems) -> dict
                 f"{folder / name}: is not in the class list of "
                 f"{counted(len(classes.wnids), 'class')}. Move it away, or get a list that has it."
             )
-        elif (first := names.setdefault(index, name)) != name:
+        elif index in names:
             problems.add(
-                f"{folder}: {first!a} and {name!a} are the same class (spaces become '_'; case "
-                "and Unicode form are ignored). Put their images into one folder, or rename one."
+                f"{folder}: {names[index]!a} and {name!a} are the same class (spaces become '_'; "
+                "case and Unicode form are ignored). Put their images into one folder, or rename "
+                "one."
             )
+        else:
+            names[index] = name
     return dict(sorted(names.items()))
 
 

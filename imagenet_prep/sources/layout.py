@@ -10,7 +10,7 @@
     {seg_train,seg_val}/cat/1.jpg             seg_train       seg_val     the same other word
     {seg_train,val}/cat/1.jpg                 -               val         `seg` is in one name only
     {train1,train2}/cat/1.jpg                 train1+train2   -           parts of one split
-    train/images/cat/1.jpg                    train/images    -           the only, neutral subfolder
+    train/images/cat/1.jpg                    train/images    -           the only subfolder
     {cat,dog}/1.jpg                           .               -           classes, but no splits
     {train,bus}/1.jpg                         .               -           a class next to a class
     train_val/cat/1.jpg                       .               -           two splits are no split

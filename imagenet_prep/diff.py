@@ -29,6 +29,7 @@ from imagenet_prep.dataset.flag import without_manifest
 
 if TYPE_CHECKING:
     from imagenet_prep.dataset.difference import Difference
+    from imagenet_prep.storage.opened import Dataset
 
 _COLUMNS = (
     "split,key,difference,class_a,width_a,height_a,sha256_a,shard_a,record_a,"
@@ -70,19 +71,15 @@ class Config(Settings):
 def diff(config: Config) -> Json:
     """Returns the counts and first keys of differences; writes all differences to `config.out`."""
     from imagenet_prep.shards.difference import common_tables, differences, splits_that_differ
-    from imagenet_prep.shards.samples_root import wrong_roots
     from imagenet_prep.storage import columns
     from imagenet_prep.storage.opened import open_dataset
 
     a = open_dataset(config.a)
     b = open_dataset(config.b)
     splits = splits_that_differ(a, b)
-    for dataset in (a, b) if config.prove else ():
-        wrong = wrong_roots(dataset)
-        if wrong:
-            raise DataDamagedError(
-                f"{dataset.where}: {'; '.join(wrong)}. Run imagenet-prep verify."
-            )
+    if config.prove:
+        _require_roots(a)
+        _require_roots(b)
     counts: dict[str, Counter[str]] = {
         split: Counter() for split in {**a.manifest.splits, **b.manifest.splits}
     }
@@ -127,6 +124,15 @@ def diff(config: Config) -> Json:
             for split, of_split in counts.items()
         },
     }
+
+
+def _require_roots(dataset: Dataset) -> None:
+    """Raises DataDamagedError if the tables of samples do not match the manifest."""
+    from imagenet_prep.shards.samples_root import wrong_roots
+
+    wrong = wrong_roots(dataset)
+    if wrong:
+        raise DataDamagedError(f"{dataset.where}: {'; '.join(wrong)}. Run imagenet-prep verify.")
 
 
 @contextlib.contextmanager

@@ -9,7 +9,8 @@ release the GIL.
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Any, NamedTuple
+from types import GenericAlias
+from typing import TYPE_CHECKING, Any, get_type_hints
 
 import numpy as np
 from PIL import Image
@@ -61,20 +62,11 @@ def transform(data: bytes, policy: Policy) -> PreparedImage:
 
 
 def _in_cage(function: str, data: bytes, **arguments: Any) -> PreparedImage:
-    facts, encoded = cage.run(function, _Facts, data, **arguments)
+    # The child sends the bytes apart from the other fields.
+    _, *kinds = get_type_hints(PreparedImage).values()
+    kind: Any = GenericAlias(tuple, tuple(kinds))
+    facts, encoded = cage.run(function, kind, data, **arguments)
     return PreparedImage(encoded or data, *facts)
-
-
-class _Facts(NamedTuple):
-    """The fields of `PreparedImage` after its bytes."""
-
-    height: int
-    width: int
-    resized: bool
-    repair: str | None
-    source_size: tuple[int, int] | None
-    detail: str
-    turn: int
 
 
 def _transform(data: bytes, policy: Policy) -> PreparedImage:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -84,8 +85,10 @@ class Sheet:
             )
         pairs = {DATASET: dataset.pairs}
         for of, labels in self.labels[name].items():
-            flat = [(number, right) for number, classes in labels.items() for right in classes]
-            pairs[of] = np.array(flat, np.int64).reshape(-1, 2)
+            counts = [len(classes) for classes in labels.values()]
+            numbers = np.repeat(np.array([*labels], np.int64), counts)
+            right = np.fromiter(itertools.chain.from_iterable(labels.values()), np.int64)
+            pairs[of] = np.stack([numbers, right], 1)
         digests = {**self._digests, DATASET: dataset.manifest.digest}
         for of, labelled in pairs.items():
             for among, first in chosen.items():

@@ -173,6 +173,7 @@ def parse(lines: Iterable[bytes], where: str) -> list[Segment]:
             row = records.parse(_Row, content, others=True)
             run = segments[-1].run if segments else 0
             is_start = row.kind == "start"
+            # At a checkpoint, only the reader's state is logged, without the settings of the run.
             before = {} if is_start or not segments else vars(segments[-1].state)
             state = records.parse(State, before | row.receipt)
         except ValueError as error:
@@ -193,15 +194,23 @@ def parse(lines: Iterable[bytes], where: str) -> list[Segment]:
         )
     if len({(segment.state.dataset, segment.state.split) for segment in segments}) > 1:
         raise UsageError(f"{where}: the run has read several datasets or splits")
+    segments[-1].reached = max(segments[-1].first, _trained(trained))
+    _mark_kept(segments)
+    return segments
+
+
+def _mark_kept(segments: Sequence[Segment]) -> None:
+    """Sets `kept`, the steps that the final weights contain, from the last segment to the first."""
     last = segments[-1]
-    last.reached = max(last.first, _trained(trained))
     last.kept = last.first
     limit = last.first
-    # A start discards the steps after the checkpoint that it resumes from.
-    for segment, following in zip(segments[-2::-1], segments[:0:-1], strict=True):
-        limit = min(limit, following.first) if following.run > segment.run else limit
+    following = last
+    for segment in segments[-2::-1]:
+        # A start discards the steps after the checkpoint that it resumes from.
+        if following.run > segment.run:
+            limit = min(limit, following.first)
         segment.kept = min(segment.reached, limit)
-    return segments
+        following = segment
 
 
 def _trained(row: bytes) -> int:
@@ -305,7 +314,9 @@ class Receipt:
         by_order = [*sorted(by_epoch.items()), (-1, [])]
         for (epoch, pieces), (_, following) in pairwise(by_order):
             if epoch > before + 1:
-                skipped = f"epoch {before + 1}" + f" to {epoch - 1}" * (epoch > before + 2)
+                skipped = f"epoch {before + 1}"
+                if epoch > before + 2:
+                    skipped += f" to {epoch - 1}"
                 faults.append(f"before step {pieces[0].first:,}: no image of {skipped} was used")
             before = epoch
             seen = np.zeros(sum(self._examples_per_shard), bool)
@@ -373,30 +384,34 @@ class Receipt:
                         "again, or remove the log."
                     )
                 total = self._orders(state.order)[0].num_examples
-                left = Steps(
+                rest = Steps(
                     read, total, state.ranks, state.batch_size, state.training, state.nodes
                 )
-                if left.count < 1 and not read:
+                if rest.count < 1 and not read:
                     raise DataDamagedError(
                         f"the log of the run: the reader's state at start number {segment.run} "
                         f"does not fit a dataset with {counted(total, 'example')} to read"
                     )
-                steps = min(left.count, end - first)
+                steps = min(rest.count, end - first)
                 if steps > 0:
                     begin = read // state.nodes
                     places = slice(begin, begin + steps * state.per_node)
                     yield _Piece(segment, epoch, first, steps, places)
                     first += steps
-                epoch = epoch + 1
+                epoch += 1
                 read = 0
 
     def _use(self, piece: _Piece, node: int, offset: int) -> Use:
         """Returns the `Use` of an image, given its node and its offset in the node's images."""
-        segment, state = piece.segment, piece.segment.state
+        segment = piece.segment
+        state = segment.state
         step = piece.first + offset // state.per_node
         rank = (node * state.per_node + offset % state.per_node) // state.batch_size
-        is_last = segment.run == self.segments[-1].run
-        weights = KEPT if step < segment.kept else UNSAVED if is_last else DISCARDED
+        weights = DISCARDED
+        if step < segment.kept:
+            weights = KEPT
+        elif segment.run == self.segments[-1].run:
+            weights = UNSAVED  # the run ended after its last checkpoint
         return Use(step, piece.epoch, segment.run, rank, weights)
 
     def _sorted(self, settings: _Settings, epoch: int) -> list[npt.NDArray[np.int64]]:

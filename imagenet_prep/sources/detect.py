@@ -9,6 +9,7 @@ import shlex
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import chain
 from pathlib import Path
 
 from imagenet_prep.core import regular_file
@@ -128,6 +129,11 @@ def find(
         source = dataclasses.replace(source, parts=_with_unread(source.parts))
     if isinstance(root, Path) and any(root.glob(f"*{naming.EXPORT}")):
         source = dataclasses.replace(source, is_export=True)
+    return source, _described(source, kinds, root)
+
+
+def _described(source: Source, kinds: Sequence[str], root: Location) -> str:
+    """Returns the line that describes a source; `kinds` has its kind, then the kinds not read."""
     classes = source.classes
     names = "ILSVRC2012's" if classes.official else f"{some(classes.wnids)}; not ILSVRC2012's"
     parts = [part.name for part in source.parts]
@@ -143,7 +149,7 @@ def find(
         line += "".join(f"; {remark}" for remark in _remarks(source, root))
     if kinds[1:]:
         line += f"; also found, but not read: {', '.join(kinds[1:])} (see --source-kind)"
-    return source, printable(line)
+    return printable(line)
 
 
 def _with_unread(parts: Sequence[Part]) -> tuple[Part, ...]:
@@ -175,7 +181,7 @@ def _remarks(source: folder.Folder, root: Location) -> Iterator[str]:
         if layout.split_in_name(name) == schema.TEST:
             yield f"{name}/ is read as {schema.VALIDATION}, since there is no validation folder"
     yield from _numbered_as_text(source.classes.wnids)
-    for name, number in (count for part in source.parts for count in part.ignored):
+    for name, number in chain.from_iterable(part.ignored for part in source.parts):
         if name.endswith("/") and not is_hidden(name[:-1]):
             yield f"{name} is not read: {counted(number, 'image')}"
 
@@ -224,7 +230,9 @@ def recognised(root: Location) -> list[str]:
     if any(image_table.is_readable(table) or not kinds for table in tables):
         kinds.append(TABLE)
     # This is checked last, because any folder can be a class.
-    return kinds or [FOLDER] * bool(layout.split_folders(root).folders)
+    if not kinds and layout.split_folders(root).folders:
+        kinds.append(FOLDER)
+    return kinds
 
 
 def _has_classes(root: Path) -> bool:
@@ -251,7 +259,7 @@ def _nothing(root: Location) -> str:
         unpack = _to_unpack(root.parent, [root.name])
         unpack = unpack or "Set --source to the folder that contains it, or unpack it first."
         return f"--source {root}: is a file that cannot be read directly. {unpack}"
-    names = sorted(path.name + "/" * path.is_dir() for path in root.iterdir())
+    names = sorted(f"{path.name}/" if path.is_dir() else path.name for path in root.iterdir())
     if layout.has_shards(root):
         return f"--source {root}: {layout.use_shards(root)}"
     files = Counter(ending(Path(path).name) for path in layout.files_below(root))

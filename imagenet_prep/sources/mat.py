@@ -49,7 +49,9 @@ def _elements(data: bytes) -> Iterator[tuple[int, bytes]]:
         kind, size = struct.unpack_from("<II", data, position)
         head = 8
         if kind >> 16:  # small element: type and size share four bytes
-            kind, size, head = kind & 0xFFFF, kind >> 16, 4
+            size = kind >> 16
+            kind &= 0xFFFF
+            head = 4
         content = data[position + head : position + head + size]
         if len(content) < size:
             raise ValueError("it ends inside an element")
@@ -73,7 +75,8 @@ def _array(kind: int, content: bytes, depth: int) -> tuple[str, Any]:
         ((kind, text),) = parts
         return name.decode(), text.decode(_TEXT[kind])
     if array == _STRUCT:
-        (longest,), names = _numbers(*parts.pop(0)), parts.pop(0)[1]
+        lengths, (_, names), *parts = parts
+        (longest,) = _numbers(*lengths)
         fields = [names[i : i + longest].partition(b"\0")[0] for i in range(0, len(names), longest)]
     if array in (_CELL, _STRUCT):
         values: Any = [_array(*part, depth + 1)[1] for part in parts]

@@ -12,6 +12,7 @@ import re
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 from imagenet_prep.core.errors import SourceError, UsageError
@@ -102,24 +103,31 @@ def is_there(root: Path) -> bool:
 
 def find(root: Path, splits: Sequence[str], encode: Encode, encoding: str) -> Mnist:
     """Returns the source of `splits`; raises UsageError if a file is missing."""
-    names = {split: [f"{_PREFIX[split]}-{kind}" for kind in (_IMAGES, _LABELS)] for split in splits}
-    paths = {name: _locate(root, name) for pair in names.values() for name in pair}
-    missing = [name for name, path in paths.items() if path is None]
+    files: dict[str, tuple[Path, Path]] = {}
+    missing: list[str] = []
+    for split in splits:
+        images = _locate(root, f"{_PREFIX[split]}-{_IMAGES}")
+        truth = _locate(root, f"{_PREFIX[split]}-{_LABELS}")
+        if images is None:
+            missing.append(f"{_PREFIX[split]}-{_IMAGES}")
+        if truth is None:
+            missing.append(f"{_PREFIX[split]}-{_LABELS}")
+        if images is not None and truth is not None:
+            files[split] = images, truth
     if missing:
         raise UsageError(f"--source {root}: has no {' and no '.join(missing)}, compressed or not.")
-    found = {name: path for name, path in paths.items() if path is not None}
-    files = {split: (found[pair[0]], found[pair[1]]) for split, pair in names.items()}
+    found = [*chain.from_iterable(files.values())]
     # The smallest file is read first, so that MNIST's images are not hashed.
-    by_size = sorted(found.values(), key=lambda path: path.stat().st_size)
+    by_size = sorted(found, key=lambda path: path.stat().st_size)
     is_fashion = all(_md5(path) in _FASHION_MD5S for path in by_size)
     words = _FASHION if is_fashion else _DIGITS
     # A class ID is part of a path.
     classes = ClassList(tuple(re.sub("[ /]", "_", name) for name in words), words)
-    parts = tuple(map(source.file_part, found.values()))
+    parts = tuple(map(source.file_part, found))
     sizes = {split: _ENCODED_BYTES * number for split, number in _COUNTS.items()}
     tasks = tuple(
-        IndexTask(names[split][0], split, images.name, num_bytes=sizes[split])
-        for split, (images, _) in files.items()
+        IndexTask(f"{_PREFIX[split]}-{_IMAGES}", split, path.name, num_bytes=sizes[split])
+        for split, (path, _) in files.items()
     )
     return Mnist(classes, parts, encode, encoding, files, is_fashion, tasks=tasks)
 

@@ -150,9 +150,13 @@ class _Two(Comm):
     world = World(0, 2)
 
     def gather(self, array: Any, what: str) -> Any:
-        rows = array.reshape(3, -1)[::-1].reshape(array.shape)
-        assert what in ("predictions-7", "lengths", "keys-128")
-        return np.stack([array, rows])
+        assert array.dtype == np.float64
+        if what == "longest key":
+            assert array.tolist() == [80]
+            return np.stack([array - 79, array])
+        # A row has 85 bytes, and 128 for its key.
+        assert (what, array.shape) == ("predictions-213", (3 * 213,))
+        return np.stack([array, array.reshape(3, 213)[::-1].ravel()])
 
 
 def test_predictions_of_all_ranks_come_together(tmp_path: Path) -> None:

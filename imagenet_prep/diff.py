@@ -97,7 +97,7 @@ def diff(config: Config) -> Json:
     trusted = () if config.prove else splits
     same_classes = a.classes.wnids == b.classes.wnids
     total = sum(counts.values(), Counter())
-    of_columns = columns.differences(a, b)
+    differing_columns = columns.differences(a, b)
     facts = {
         name: {
             "dataset": dataset.where,
@@ -108,20 +108,20 @@ def diff(config: Config) -> Json:
     }
     return {
         **facts,
-        "equal": same_classes and not total and not of_columns,
+        "equal": same_classes and not total and not differing_columns,
         "same_classes": same_classes,
         "proven": config.prove,
         **{kind: total[kind] for kind in _WORDS},
-        "columns": of_columns,
+        "columns": differing_columns,
         "splits": {
             split: {
-                "equal": not of_split,
+                "equal": not split_counts,
                 # Tables that were not read, because both manifests have the same hash for them.
                 "trusted_tables": len(common_tables(a, b, split)) if split in trusted else 0,
-                **{kind: of_split[kind] for kind in _WORDS},
+                **{kind: split_counts[kind] for kind in _WORDS},
                 "first_keys": first[split],
             }
-            for split, of_split in counts.items()
+            for split, split_counts in counts.items()
         },
     }
 
@@ -166,19 +166,19 @@ def _text(result: Json) -> Iterator[str]:
         yield f"{name.upper()}: {facts['dataset']}, {terminal.counted(facts['examples'], 'image')}"
     if not result["same_classes"]:
         yield "the class lists differ, so labels are compared by WNID"
-    for split, of_split in result["splits"].items():
-        if of_split["equal"]:
+    for split, row in result["splits"].items():
+        if row["equal"]:
             checked = ": the same images, with the same labels and bytes"
             stated = " according to the hashes in both manifests. To check the hashes, use --prove"
             yield f"{split}: equal{checked if result['proven'] else stated}"
             continue
         yield f"{split}:"
-        for kind, keys in of_split["first_keys"].items():
-            count = of_split[kind]
+        for kind, keys in row["first_keys"].items():
+            count = row[kind]
             if count:
                 shown = [*map(terminal.printable, keys[:_SHOWN_KEYS]), "..."]
                 yield f"  {_WORDS[kind]:<11} {count:>12,}  {', '.join(shown[:count])}"
-        tables = of_split["trusted_tables"]
+        tables = row["trusted_tables"]
         if tables:
             yield (
                 f"  equal according to both manifests: {terminal.counted(tables, 'table')} of "

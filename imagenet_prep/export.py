@@ -282,10 +282,10 @@ def run(config: Config) -> None:
             missing = ", ".join(summary["missing"])
             print(f"before publication, add these fields with --about FILE: {missing}")
     else:
-        for split, of_split in summary["splits"].items():
-            files = f"{counted(of_split['files'], 'file')}, {human_bytes(of_split['bytes'])}"
+        for split, split_facts in summary["splits"].items():
+            files = f"{counted(split_facts['files'], 'file')}, {human_bytes(split_facts['bytes'])}"
             print(
-                f"{summary['place']}: {counted(of_split['examples'], 'example')} of {split} as "
+                f"{summary['place']}: {counted(split_facts['examples'], 'example')} of {split} as "
                 f"{summary['to']} in {files}"
             )
         print(f"{summary['place']}/{summary['sums']} lists every file, for sha256sum --check")

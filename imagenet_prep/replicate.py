@@ -67,8 +67,8 @@ def replicate(config: Config) -> Json:
     columns = _columns(config, dataset)
     source.columns = {found.name: found.dumps() for found in columns}
     if dataset.store.as_folder is not None:
-        of_columns = itertools.chain.from_iterable(found.files() for found in columns)
-        absent = lost(dataset.store, [*manifest.files_of(manifest.splits), *of_columns])
+        column_files = itertools.chain.from_iterable(found.files() for found in columns)
+        absent = lost(dataset.store, [*manifest.files_of(manifest.splits), *column_files])
         for name in sorted(absent):
             regular_file.refuse_other_kinds(dataset.store.as_folder.path(name))
         if absent:
@@ -132,7 +132,7 @@ def _to_hosts(config: Config, source: Original, manifest: Manifest) -> list[Json
         names = [*source.columns]
         answers = hosts.pull(addresses, request, lambda part: _pull_words(config, part, names))
     else:
-        sizes = {part: {f.name: f.num_bytes for f in of_part} for part, of_part in lists.items()}
+        sizes = {part: {f.name: f.num_bytes for f in files} for part, files in lists.items()}
         by_host = {address: sizes[part] for address, part in placements.items()}
         with _progress(config, "replicate", sum(map(len, by_host.values()))) as progress:
             leader = Leader(by_host, request, say=terminal.say, count=progress.add)

@@ -248,20 +248,20 @@ def _show_set(config: Config) -> int:
     dataset = open_dataset(config.dataset, parts=True)
     first_class = dataset.classes.wnids[0]
     content = summary.of_set(dataset.store.where(naming.MANIFEST), dataset)
-    of_columns: Json = {}
+    column_facts: Json = {}
     for name in columns.names(dataset.store):
-        of_columns[name] = None
+        column_facts[name] = None
         found = columns.find(dataset.store, name)
         if found:
             num_bytes = sum(file.num_bytes for file in found.files())
-            of_columns[name] = {**vars(found.begun()), "splits": [*found.splits]}
-            of_columns[name]["bytes"] = num_bytes
+            column_facts[name] = {**vars(found.begun()), "splits": [*found.splits]}
+            column_facts[name]["bytes"] = num_bytes
     if config.json:
-        content |= {"first_class": first_class, "columns": of_columns}
+        content |= {"first_class": first_class, "columns": column_facts}
         print(json.dumps(content, indent=1))
         return 0
     print(summary.render_set(dataset.manifest, content, first_class))
-    for name, of in of_columns.items():
+    for name, of in column_facts.items():
         words = []
         if dataset.store.size(column.begun_name(name)) is not None:
             words.append("not complete")

@@ -205,13 +205,13 @@ def _blank() -> dict[str, Value]:
 def relabelled(payload: bytes, stored_label: int, wnid: str, text: str) -> bytes:
     """Returns a valid payload with a new class; its keys and all other values stay the same."""
     features = protobuf.parse(payload)
-    of_class: dict[str, Value] = {
+    class_features: dict[str, Value] = {
         schema.LABEL: (stored_label,),
         schema.SYNSET: (wnid.encode(),),
         schema.TEXT: (text.encode(),),
         schema.BBOX_LABEL: (stored_label,) * len(features.get(schema.BBOX_LABEL, ())),
     }
-    features |= {key: of_class[key] for key in of_class if key in features}
+    features |= {key: class_features[key] for key in class_features if key in features}
     entries = protobuf.entries(features)
     return FIELD_1 + varint(len(entries)) + entries
 

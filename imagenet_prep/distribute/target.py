@@ -94,16 +94,16 @@ class Target:
 
     def unfinished(self) -> list[Problem]:
         """Returns the problems of the manifest and of each column.json."""
-        of_columns = [self._problem(name) for name in self._last if name != naming.MANIFEST]
-        return [problem for problem in (self.manifest_problem(), *of_columns) if problem]
+        column_problems = [self._problem(name) for name in self._last if name != naming.MANIFEST]
+        return [problem for problem in (self.manifest_problem(), *column_problems) if problem]
 
     def withdraw(self, lacking: Iterable[File]) -> None:
         """Removes the manifest and each column.json that would list missing files."""
         folders = {file.name.rpartition("/")[0] for file in lacking}
-        of_columns = {column.folder_name(entry.name): entry.name for entry in self.columns}
-        torn = [of_columns[folder] for folder in sorted(folders & of_columns.keys())]
+        column_names = {column.folder_name(entry.name): entry.name for entry in self.columns}
+        torn = [column_names[folder] for folder in sorted(folders & column_names.keys())]
         self.store.remove(*map(column.record_name, torn))
-        if folders - of_columns.keys() or self.manifest_problem():
+        if folders - column_names.keys() or self.manifest_problem():
             self._withdraw()
 
     def _withdraw(self) -> None:

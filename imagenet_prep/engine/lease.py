@@ -118,8 +118,8 @@ class Lease:
 
 
 def _without(tasks: Iterable[AnyTask], names: Iterable[str]) -> deque[AnyTask]:
-    taken = set(names)
-    return deque(task for task in tasks if task.name not in taken)
+    claimed = set(names)
+    return deque(task for task in tasks if task.name not in claimed)
 
 
 def end_jobs(store: Store) -> None:

@@ -89,8 +89,8 @@ class Progress:
 
     def _line(self, now: float) -> str:
         done = f"{self._shown:,} of {counted(self._total, self._unit)}, {self._rate(now)}"
-        left = counted(self._total - self._shown, self._unit)
-        return f"{done}, {left} left{self._time_left(now)}"
+        remaining = counted(self._total - self._shown, self._unit)
+        return f"{done}, {remaining} left{self._time_left(now)}"
 
     def _time_left(self, now: float) -> str:
         new = self._shown - self._first

@@ -51,9 +51,9 @@ class EvaluatedSet:
         index = self._index
         pairs = [np.stack([number, self.class_index], 1)]
         for wnid, right in self.manifest.answers.items():
-            of_class = number[self.class_index == index.get(wnid)]
+            numbers = number[self.class_index == index.get(wnid)]
             valid = [index[name] for name in right if name in index]
-            pairs += [np.stack([of_class, np.full_like(of_class, n)], 1) for n in valid]
+            pairs += [np.stack([numbers, np.full_like(numbers, n)], 1) for n in valid]
         return np.concatenate(pairs)
 
     def labels(self, of: LabelList) -> Mapping[int, tuple[int, ...]]:

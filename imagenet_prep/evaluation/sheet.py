@@ -40,9 +40,9 @@ class Sheet:
         for name, listed in lists.items():
             unknown = list(listed.classes)
             for of, dataset in self.sets.items():
-                of_images = dataset.labels(listed)
-                if of_images:
-                    self.labels[of][name] = of_images
+                labels_of_images = dataset.labels(listed)
+                if labels_of_images:
+                    self.labels[of][name] = labels_of_images
                     unknown = [key for key in unknown if key not in dataset.number_of]
             if len(unknown) == len(listed.classes):
                 raise UsageError(
@@ -129,10 +129,10 @@ def _shares(
     right = np.zeros((len(classes), 2))
     np.maximum.at(right, image, np.stack([hits[:, 0], hits.any(1)], 1))
     counted = np.unique(image)
-    present, of_class, images = np.unique(own[counted], return_inverse=True, return_counts=True)
+    present, position, images = np.unique(own[counted], return_inverse=True, return_counts=True)
     shares = right[counted].sum(0) / max(len(counted), 1)
     if by_class:
-        shares = np.mean([np.bincount(of_class, hits) / images for hits in right[counted].T], 1)
+        shares = np.mean([np.bincount(position, hits) / images for hits in right[counted].T], 1)
     return len(counted), float(shares[0]), float(shares[1]), len(present)
 
 

@@ -165,18 +165,18 @@ def run(job: Job) -> Json:
     settled = job.format.settled(job.source, parts)
     mark = f"{naming.WORK}/{job.called}export"
     _refuse_others(job, mark, digest)
-    of_parts = f"{naming.WORK}/parts-{digest[:16]}"
+    parts_folder = f"{naming.WORK}/parts-{digest[:16]}"
     tree = None
     if job.format.file_an_image and (folder := store.as_folder):
-        tree = files.Tree(folder, f"{of_parts}/made")
-    work = Work(job.source, settled, store, of_parts, tree)
+        tree = files.Tree(folder, f"{parts_folder}/made")
+    work = Work(job.source, settled, store, parts_folder, tree)
     stage = engine.Stage("export", digest, store, work, Written)
     images = sum(len(part.numbers) for part in parts)
     with store.lock():
         _refuse_others(job, mark, digest)
         done = job.finished()
         if job.is_complete(done):
-            _remove_work(store, mark, of_parts, stage.folder)
+            _remove_work(store, mark, parts_folder, stage.folder)
             return done
         store.remove(job.called + naming.EXPORT)
         if store.claim(mark, digest.encode()) != digest.encode():
@@ -210,7 +210,7 @@ def run(job: Job) -> Json:
         store.publish(output.temporary, sums, output.sha256)
         done = job.receipt(written, sum(map(len, beside.values())), sums, str(output.sha256))
         store.write(job.called + naming.EXPORT, canonical.dumps(done))
-        _remove_work(store, mark, of_parts, stage.folder)
+        _remove_work(store, mark, parts_folder, stage.folder)
     return done
 
 

@@ -71,11 +71,11 @@ class Tfds(Format):
                     "filepathTemplate": "{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_X_OF_Y}",
                     # TFDS counts the records without their TFRecord frames.
                     "numBytes": str(
-                        sum(p.num_bytes - tfrecord.FRAMING_BYTES * p.examples for p in of_split)
+                        sum(p.num_bytes - tfrecord.FRAMING_BYTES * p.examples for p in written)
                     ),
-                    "shardLengths": [str(part.examples) for part in of_split],
+                    "shardLengths": [str(part.examples) for part in written],
                 }
-                for split, of_split in parts.items()
+                for split, written in parts.items()
             ],
         }
         return {

@@ -61,11 +61,11 @@ class WebDataset(Format):
         splits = {
             split: {
                 "name": split,
-                "num_samples": sum(part.examples for part in of_split),
-                "filenames": [_tar(split, index) for index in range(len(of_split))],
-                "shard_lengths": [part.examples for part in of_split],
+                "num_samples": sum(part.examples for part in written),
+                "filenames": [_tar(split, index) for index in range(len(written))],
+                "shard_lengths": [part.examples for part in written],
             }
-            for split, of_split in parts.items()
+            for split, written in parts.items()
         }
         # The class list tells `prepare` the names of all classes, also of those without images.
         return {INDEX: canonical.dumps({"classes": self.classes, "splits": splits})}

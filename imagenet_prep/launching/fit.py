@@ -130,10 +130,10 @@ def network_of(
             for address, answer in zip(addresses, answers, strict=True)
         ]
     problems = []
-    of_hosts = []
+    found = []
     for host, answer, name in zip(used, answers, names, strict=True):
         if name is not None and name in answer.interfaces:
-            of_hosts.append(name)
+            found.append(name)
         else:
             own_names = ", ".join(f"{n} {a}" for n, a in answer.interfaces.items())
             problems.append(
@@ -144,8 +144,8 @@ def network_of(
         problems.append(f"this machine has no network interface {own}: see --network-interface")
     if problems or own is None:
         return None, problems
-    address = answers[0].interfaces[of_hosts[0]]
-    return Network(interfaces[own], tuple(of_hosts), address, ports), []
+    address = answers[0].interfaces[found[0]]
+    return Network(interfaces[own], tuple(found), address, ports), []
 
 
 def _remote_address(host: Host, answer: Answer) -> str | None:

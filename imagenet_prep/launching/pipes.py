@@ -76,8 +76,8 @@ class Pipes:
                     terminal.say(f"a rank gets no pipes: {error}")
 
     def _give(self, rank: socket.socket) -> None:
-        of_peer = rank.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-        if struct.unpack("3i", of_peer)[1] != os.geteuid():
+        credentials = rank.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+        if struct.unpack("3i", credentials)[1] != os.geteuid():
             raise ValueError("it belongs to a different user")
         number = int(rank.recv(_MAX_DIGITS))
         voice = Voice(f"rank {number}", self._logs, lambda: self._left(number))

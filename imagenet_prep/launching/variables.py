@@ -121,7 +121,7 @@ def of_torchrun(
     Ranks are numbered host by host, as in Horovod. Rank 0 listens at `address` and `port`.
     """
     size = sum(host.slots for host in hosts)
-    of_hosts = []
+    ranks_by_host = []
     first = 0
     for host, interface in zip(hosts, interfaces, strict=True):
         shared = {
@@ -133,9 +133,11 @@ def of_torchrun(
             "MASTER_PORT": str(port),
         }
         ranks = range(host.slots)
-        of_hosts.append([shared | {"RANK": str(first + n), "LOCAL_RANK": str(n)} for n in ranks])
+        ranks_by_host.append(
+            [shared | {"RANK": str(first + n), "LOCAL_RANK": str(n)} for n in ranks]
+        )
         first += host.slots
-    return of_hosts
+    return ranks_by_host
 
 
 def of_mpi(

@@ -97,22 +97,24 @@ class Pictures:
     ) -> None:
         """Reads all tables and rows; writes the hashes to files in the empty folder `scratch`."""
         self.pieces, self._rows = pieces, rows
-        of_tables = []
-        of_rows = []
+        tables_read = []
+        rows_read = []
         counts = [0]
         with open(scratch / "whole", "wb") as whole, open(scratch / "window", "wb") as window:
             for table, path in zip(tables, rows, strict=True):
-                of_tables.append(table)
+                tables_read.append(table)
                 counts.append(len(table.width))
                 for block in _read(path, len(table.width)):
                     detail = hashes.judged(block), hashes.judged(block, hashes.LESS)
-                    of_rows.append((block["sound"] > 0, *detail, block["means"].copy()))
+                    rows_read.append((block["sound"] > 0, *detail, block["means"].copy()))
                     whole.write(block["whole"].tobytes())
                     window.write(block["window"].tobytes())
         self.starts = np.cumsum(counts)
-        self.known = Columns._make(np.concatenate(parts) for parts in zip(*of_tables, strict=True))
+        self.known = Columns._make(
+            np.concatenate(parts) for parts in zip(*tables_read, strict=True)
+        )
         self.sound, self.judged, self.may_be_judged, self.means = (
-            np.concatenate(parts) for parts in zip(*of_rows, strict=True)
+            np.concatenate(parts) for parts in zip(*rows_read, strict=True)
         )
         shape = (len(self), *hashes.ROW["whole"].shape)
         self.whole, self.window = (

@@ -126,18 +126,18 @@ class _Copy:
 
     def _remove_down_to(self, num_bytes: int, near: Collection[str]) -> None:
         """Removes unused shards not in `near`, oldest first, until at most `num_bytes` are used."""
-        taken = sum(status.size for status in self._store.stats(TEMPORARY).values())
+        used_bytes = sum(status.size for status in self._store.stats(TEMPORARY).values())
         far: list[tuple[float, Item]] = []
         for item in self._all():
-            taken += sum(self._store.size(file.name) or 0 for file in _together(item))
+            used_bytes += sum(self._store.size(file.name) or 0 for file in _together(item))
             if item.name not in near:
                 with contextlib.suppress(FileNotFoundError):
                     far.append(((self.root / item.name).stat().st_mtime, item))
         for _, item in sorted(far, key=lambda timed: timed[0]):
-            if taken <= num_bytes:
+            if used_bytes <= num_bytes:
                 return
             if self._remove(item):
-                taken -= _bytes_of(item)
+                used_bytes -= _bytes_of(item)
 
     def _remove(self, shard: Item) -> bool:
         """Removes a shard and returns True; returns False if a rank is fetching or reading it."""

@@ -71,9 +71,9 @@ class Choice:
         """Returns the sorted numbers of the chosen examples of each split."""
         where = f"{' and '.join(records.split for records in splits)} of {splits[0].dataset.where}"
         names = [records.split for records in splits]
-        of_dataset = splits[0].manifest.splits
+        all_splits = splits[0].manifest.splits
         lookups = [
-            Lookup(listed, of_dataset, names)
+            Lookup(listed, all_splits, names)
             for listed in (self._keys, self._excluded)
             if listed is not None
         ]

@@ -59,7 +59,9 @@ class NativeBackend:
         self._look = Look(side, side, values, kernel, channels_first=channels_first)
         self._num_threads = config.decode_threads
         self._pool = ThreadPoolExecutor(self._num_threads, thread_name_prefix="decode")
-        self._left: list[Future[None]] = []  # running tasks of iterators that were closed early
+        self._unfinished: list[
+            Future[None]
+        ] = []  # running tasks of iterators that were closed early
         self._has_planes = True
         try:
             planes.require()
@@ -70,14 +72,14 @@ class NativeBackend:
     def batches(self, encoded: Iterator[EncodedBatch], steps: int) -> Iterator[Any]:
         """Yields the images of each step."""
         # Running tasks of the last epoch must not write into memory that `out` now returns again.
-        wait(self._left)
+        wait(self._unfinished)
         ahead: deque[tuple[Any, list[Future[None]]]] = deque()
-        left = itertools.islice(encoded, steps)
+        remaining = itertools.islice(encoded, steps)
         convert = CONVERTERS[self._config.array_framework]
         is_bfloat16 = self._config.array_dtype == "bfloat16"
         try:
             while True:
-                for batch in itertools.islice(left, _STEPS_AHEAD + 1 - len(ahead)):
+                for batch in itertools.islice(remaining, _STEPS_AHEAD + 1 - len(ahead)):
                     ahead.append(self._begin(batch))
                 if not ahead:
                     return
@@ -93,9 +95,9 @@ class NativeBackend:
         finally:
             # This must not wait, since the garbage collector may call it. Keep the running tasks
             # of all iterators over this reader.
-            self._left = [part for part in self._left if not part.done()]
+            self._unfinished = [part for part in self._unfinished if not part.done()]
             for _, shown in ahead:
-                self._left += [part for part in shown if not part.cancel()]
+                self._unfinished += [part for part in shown if not part.cancel()]
 
     def decode(self, encoded: bytes) -> None:
         """Does nothing, because this backend can decode every image that Pillow can decode."""

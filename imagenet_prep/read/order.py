@@ -164,14 +164,16 @@ class Steps:
     @property
     def count(self) -> int:
         """The number of remaining steps, which is the same for every rank."""
-        left = self.num_examples - self.start
-        return left // self.global_batch if self.drop_tail else -(-left // self.global_batch)
+        remaining = self.num_examples - self.start
+        return (
+            remaining // self.global_batch if self.drop_tail else -(-remaining // self.global_batch)
+        )
 
     @property
     def dropped(self) -> int:
         """The number of examples at the end of the epoch that no rank reads."""
-        left = self.num_examples - self.start
-        return left % self.global_batch if self.drop_tail else 0
+        remaining = self.num_examples - self.start
+        return remaining % self.global_batch if self.drop_tail else 0
 
     def positions(self, step: int, rank: int) -> range:
         """Returns the positions in the node's order that a rank reads in a step."""
@@ -250,9 +252,9 @@ class StepSampler:
 
     def _after(self, steps: int) -> Position:
         began = self._began
-        left = self._steps(began.examples_read)
-        if steps < left.count:
-            return began._replace(examples_read=left.after(steps))
+        remaining = self._steps(began.examples_read)
+        if steps < remaining.count:
+            return began._replace(examples_read=remaining.after(steps))
         return began._replace(epoch=began.epoch + 1, examples_read=0)
 
 

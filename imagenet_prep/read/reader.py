@@ -145,11 +145,11 @@ class Reader(Generic[Array]):
         self._own()
         self._examples_read = self._loop_start
         self._is_restored = False
-        left = self.steps_left
-        for read, batch in self._batches(self.epoch, self._examples_read, left):
+        steps = self.steps_left
+        for read, batch in self._batches(self.epoch, self._examples_read, steps):
             self._examples_read = read
-            left -= 1
-            if not left:
+            steps -= 1
+            if not steps:
                 # Do this before the yield, since a loop that counts steps ends after this batch.
                 self._begin_epoch()
             yield batch

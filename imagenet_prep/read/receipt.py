@@ -374,8 +374,8 @@ class Receipt:
             while first < end:
                 if (state.order, epoch) != before:
                     before = state.order, epoch
-                    of_chosen = state.nodes if state.choice else 1
-                    images += self._num_examples * of_chosen + state.nodes * _NODE_IMAGES
+                    num_orders = state.nodes if state.choice else 1
+                    images += self._num_examples * num_orders + state.nodes * _NODE_IMAGES
                 if epoch > _MOST_EPOCHS or images > _MOST_IMAGES:
                     raise DataDamagedError(
                         f"the log of the run: start number {segment.run} claims {end:,} steps and "

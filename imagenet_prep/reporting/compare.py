@@ -136,18 +136,18 @@ def _images(
     for location in filter(None, locations):
         by_shard.setdefault(location.shard, []).append(location)
 
-    def read(of_shard: list[StoredImage]) -> list[ImageExample]:
-        shard = of_shard[0].shard
-        lines = index_of(facts, shard, {location.record for location in of_shard})
+    def read(locations: list[StoredImage]) -> list[ImageExample]:
+        shard = locations[0].shard
+        lines = index_of(facts, shard, {location.record for location in locations})
         return [
             sample.read(facts, sample.Record(shard, record, lines.get(record, "")))
-            for *_, record in of_shard
+            for *_, record in locations
         ]
 
     images: dict[StoredImage | None, ImageExample] = {}
-    for of_shard, reading in ahead(read, by_shard.values()):
+    for locations, reading in ahead(read, by_shard.values()):
         try:
-            images.update(zip(of_shard, reading.result(), strict=True))
+            images.update(zip(locations, reading.result(), strict=True))
         except DataDamagedError as error:
             facts.problems.append(str(error))
     return images

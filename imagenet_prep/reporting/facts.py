@@ -268,12 +268,12 @@ def _read_tables(facts: Facts) -> None:
     shards = [shard for shard in facts.shards if shard.samples]
     for shard, rows in zip(shards, facts.dataset.rows(shards), strict=True):
         try:
-            of_shard = measures.of(rows)
+            measured = measures.of(rows)
         except (DataDamagedError, StoreError) as error:
             facts.problems.append(str(error))
             continue
-        facts.measured.add(of_shard)
-        facts.num_classes[shard.name] = len(of_shard.classes)
+        facts.measured.add(measured)
+        facts.num_classes[shard.name] = len(measured.classes)
 
 
 def _column(dataset: Dataset, name: str) -> ColumnState:

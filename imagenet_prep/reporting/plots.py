@@ -224,7 +224,7 @@ def _bytes_per_shard(facts: Facts) -> Plot:
     # All splits have the same bins. The margin makes the bar of a single shard visible.
     bins = np.linspace(0.95 * min(every), 1.05 * max(every), min(40, max(8, len(every))) + 1)
     _bars(facts, axes, sizes, bins)
-    says = [f"{name}: {_range(of_split, human_bytes)}" for name, of_split in sizes.items()]
+    says = [f"{name}: {_range(group, human_bytes)}" for name, group in sizes.items()]
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: human_bytes(value)))
     axes.xaxis.set_major_locator(MaxNLocator(4))
     return _plot("Bytes per shard", "; ".join(says), figure)
@@ -240,11 +240,11 @@ def _classes_per_shard(facts: Facts) -> Plot | None:
     bins = np.linspace(-0.5, most + 0.5, min(most + 1, 40) + 1)
     counts = {}
     for name, split, _ in _splits(facts):
-        of_split = [facts.num_classes[s.name] for s in split.shards if s.name in facts.num_classes]
-        if of_split:
-            counts[name] = of_split
+        shards = [shard.name for shard in split.shards if shard.name in facts.num_classes]
+        if shards:
+            counts[name] = [facts.num_classes[shard] for shard in shards]
             says.append(
-                f"a shard of {name} has {_range(of_split, '{:,}'.format)} of "
+                f"a shard of {name} has {_range(counts[name], '{:,}'.format)} of "
                 f"{counted(num_classes(split), 'class')}"
             )
     _bars(facts, axes, counts, bins)

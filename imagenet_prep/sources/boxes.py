@@ -104,7 +104,7 @@ def read(task: BoxTask) -> Found:
     lines: dict[str, bytearray] = {}
     named: dict[str, str] = {}  # the WNID of the boxes in each annotation
     images = num_boxes = dropped = num_bytes = 0
-    of_class = task.path.name if task.split == schema.TRAIN and task.path.is_dir() else None
+    class_folder = task.path.name if task.split == schema.TRAIN and task.path.is_dir() else None
     for name, data in _files(task.path):
         where = f"{task.path}: {name}"
         stem = name.rpartition("/")[2].removesuffix(".xml")
@@ -114,8 +114,8 @@ def read(task: BoxTask) -> Found:
         boxes, bad, wnid = _parse_xml(data, where)
         if wnid is not None:
             named[stem] = wnid
-        if of_class is not None and match[1] != of_class:
-            raise SourceError(f"{where}: is in the wrong class folder, {of_class}. {_ADVICE}")
+        if class_folder is not None and match[1] != class_folder:
+            raise SourceError(f"{where}: is in the wrong class folder, {class_folder}. {_ADVICE}")
         group = match[1] if task.split == schema.TRAIN else task.split
         line = canonical.dumps([stem, boxes]) + b"\n"
         num_bytes += len(line)

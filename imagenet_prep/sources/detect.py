@@ -279,9 +279,9 @@ def _to_unpack(folder: Path, names: Sequence[str]) -> str:
     commands = []
     for name in names:
         if name.endswith((".tar.gz", ".tgz")):
-            of_hub = _HUB.fullmatch(name)
-            target = str(folder / of_hub["split"] if of_hub else folder)
-            commands += [["mkdir", "-p", target]] if of_hub else []
+            match = _HUB.fullmatch(name)
+            target = str(folder / match["split"] if match else folder)
+            commands += [["mkdir", "-p", target]] if match else []
             commands.append(["tar", "-xzf", str(folder / name), "-C", target])
     if not commands:
         return ""

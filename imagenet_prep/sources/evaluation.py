@@ -190,7 +190,7 @@ def _archives(archives: dict[str, Location]) -> Archives:
     ignored: dict[str, Counter[str]] = {name: Counter() for name in archives}
     mapping: dict[str, bytes] = {}
     sample = ""
-    left = _FOLDERS_BYTES
+    remaining_bytes = _FOLDERS_BYTES
     for name, archive in archives.items():
         files = containers.contents(archive, lambda path: _MAPPING_BYTES * bool(mapped(path)))
         for path, size, data in files:
@@ -202,8 +202,8 @@ def _archives(archives: dict[str, Location]) -> Archives:
             else:
                 sample = sample or path
                 num_bytes[name] += size
-            left -= len(kind) * (kind not in known)
-            if left < 0:
+            remaining_bytes -= len(kind) * (kind not in known)
+            if remaining_bytes < 0:
                 raise SourceError(
                     f"{archive}: its folder names have over {_FOLDERS_BYTES:,} bytes in total. "
                     "Get the original archive."

@@ -309,8 +309,8 @@ class _Labels:
         for name, files in groups:
             if name in self._wnids:
                 stems = {_stem(file.path) for file in files}
-                of_ilsvrc = {stem for stem in stems if keys.validation_number(stem) is not None}
-                self._found |= dict.fromkeys(stems & listed | of_ilsvrc, self._wnids[name])
+                numbered = {stem for stem in stems if keys.validation_number(stem) is not None}
+                self._found |= dict.fromkeys(stems & listed | numbered, self._wnids[name])
             yield name, files
 
     def compare(self, folder: Path) -> list[Claim]:
@@ -477,12 +477,12 @@ def _classes_of(base: Path, folders: dict[str, list[str]]) -> ClassList:
     paths = next(iter(folders.values()))
     where = base / paths[0]
     official = labels.official_classes()
-    of_paths = [layout.wnids_in_names(base / path) for path in paths]
-    if schema.TRAIN not in folders and not of_paths[0] and not subfolders(where):
+    wnids_by_path = [layout.wnids_in_names(base / path) for path in paths]
+    if schema.TRAIN not in folders and not wnids_by_path[0] and not subfolders(where):
         return official  # the labels are in a list
-    for path, of_path in zip(paths, of_paths, strict=True):
-        of_path.update(() if of_path else layout.class_folders(base / path))
-    names = sorted(set().union(*of_paths))
+    for path, wnids in zip(paths, wnids_by_path, strict=True):
+        wnids.update(() if wnids else layout.class_folders(base / path))
+    names = sorted(set().union(*wnids_by_path))
     known = [name for name in names if name in official.index]
     if len(known) == len(names):
         return official

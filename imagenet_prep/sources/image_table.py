@@ -134,8 +134,8 @@ def find(root: Path, splits: Sequence[str], *, follow_links: bool = False) -> Im
         classes = labels.classes_called(ordered, str(tables[0].path))
     images = source.folder_part(root.resolve().name, files.items())
     tasks: list[IndexTask] = []
-    for split, of_split in files.items():
-        tops = {_top(file.path) for file in of_split}
+    for split, split_files in files.items():
+        tops = {_top(file.path) for file in split_files}
         folder = tops.pop() if len(tops) == 1 else ""
         tasks.append(IndexTask(split, split, images.name, archive=folder))
     index = {name: classes.of_folder(name) or 0 for name in names}

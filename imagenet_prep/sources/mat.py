@@ -34,8 +34,8 @@ def read(data: bytes) -> dict[str, Any]:
     unpacked = bytearray()  # a `bytes` would be copied for each of 500,000 small elements
     for kind, content in _elements(data[_HEADER_BYTES:]):
         if kind == _COMPRESSED:
-            left = _MAX_UNPACKED_BYTES - len(unpacked)
-            unpacked += zlib.decompressobj().decompress(content, left + 1)
+            room = _MAX_UNPACKED_BYTES - len(unpacked)
+            unpacked += zlib.decompressobj().decompress(content, room + 1)
         else:
             unpacked += struct.pack("<II", kind, len(content)) + content
         if len(unpacked) > _MAX_UNPACKED_BYTES:

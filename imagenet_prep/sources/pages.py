@@ -84,15 +84,15 @@ def check(descriptor: int, column: ColumnChunkMetaData, path: Path) -> None:
     starts = (column.dictionary_page_offset, column.data_page_offset)
     position = min(start for start in starts if start is not None)
     stop = position + column.total_compressed_size
-    left = column.total_uncompressed_size
+    remaining = column.total_uncompressed_size
     for _ in range(_MAX_PAGES):
         if position >= stop:
             return
         length, fields = _header(descriptor, position)
         unpacked = fields.get(_UNPACKED, -1)
         packed = fields.get(_PACKED, -1)
-        left -= unpacked
-        if min(unpacked, packed, left) < 0:
+        remaining -= unpacked
+        if min(unpacked, packed, remaining) < 0:
             raise ValueError(
                 f"the page at byte {position:,} unpacks to {unpacked:,} bytes, but the footer says "
                 f"{column.total_uncompressed_size:,} for all pages of its column"

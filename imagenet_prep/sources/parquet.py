@@ -140,8 +140,8 @@ def is_there(root: Path) -> bool:
 def find(root: Path, splits: Sequence[str]) -> Parquet:
     """Returns the source of `splits`; raises UsageError if a split has no files."""
     all_files = parquet_layout.files_of(root)
-    of_split = {split: parquet_layout.split_files(all_files, split) for split in splits}
-    missing = [split for split in splits if not of_split[split]]
+    files_by_split = {split: parquet_layout.split_files(all_files, split) for split in splits}
+    missing = [split for split in splits if not files_by_split[split]]
     if missing:
         names = [file.name for file in all_files]
         if not names and root.is_dir():
@@ -150,11 +150,11 @@ def find(root: Path, splits: Sequence[str]) -> Parquet:
             f"--source {root}: no {' and no '.join(f'{split}-*.parquet' for split in missing)}; "
             f"it holds {some(names) or 'nothing'}. Choose different --splits or a different folder."
         )
-    absent = {split: parquet_layout.num_absent(found) for split, found in of_split.items()}
+    absent = {split: parquet_layout.num_absent(found) for split, found in files_by_split.items()}
     files: dict[str, Path] = {}
     named: dict[str, list[str]] = {}
     tasks = []
-    for split, found in of_split.items():
+    for split, found in files_by_split.items():
         for part in found:
             files[part.name] = part.path
             with _opened(part.path) as file:

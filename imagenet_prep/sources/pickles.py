@@ -42,7 +42,7 @@ class _Reader:
         self._marks: list[int] = []
         self._memo: dict[int, Any] = {}
         # Limits the text to encode, because a pickle can encode the same text repeatedly.
-        self._left = num_bytes
+        self._remaining_bytes = num_bytes
 
     def run(self, data: bytes) -> Any:
         for number, (operation, argument, _) in enumerate(pickletools.genops(data)):
@@ -95,8 +95,8 @@ class _Reader:
             self.push(_Type(arguments[0]))
         elif function is str.encode:
             # In pickles for Python 2, Python 3 writes bytes as a call of encode.
-            self._left -= len(arguments[0])
-            if self._left < 0:
+            self._remaining_bytes -= len(arguments[0])
+            if self._remaining_bytes < 0:
                 raise ValueError("its encoded text is larger than the file")
             self.push(str.encode(arguments[0], "latin-1"))
         else:

@@ -198,9 +198,9 @@ def find(root: Path, splits: Sequence[str]) -> RecordIO:
     list_paths = {path.name: path.with_suffix(".lst") for path in paths}
     lists = {name: ImageList(path) for name, path in list_paths.items() if path.is_file()}
     synsets = [path for path in (root / SYNSET,) if path.is_file()]
-    of_paths = {list_paths[name]: image_list for name, image_list in lists.items()}
-    folders = _class_folders(of_paths)
-    classes = _read_synset(*synsets) if synsets else _classes_of(of_paths, folders, root)
+    lists_by_path = {list_paths[name]: image_list for name, image_list in lists.items()}
+    folders = _class_folders(lists_by_path)
+    classes = _read_synset(*synsets) if synsets else _classes_of(lists_by_path, folders, root)
     statements = _compared(synsets, classes, folders)
     files_read = [*paths, *(list_paths[name] for name in lists), *synsets]
     parts = {path: source.file_part(path) for path in files_read}
@@ -271,11 +271,11 @@ def _classes_of(
     for path, image_list in lists.items():
         if path not in folders:
             raise SourceError(image_list.problem)
-    claims = [Claim(str(path), of_list) for path, of_list in folders.items()]
+    claims = [Claim(str(path), names_by_label) for path, names_by_label in folders.items()]
     compare("label", claims, "Keep only the files of one dataset.")
     names: dict[int, str] = {}
-    for of_list in folders.values():
-        names |= of_list
+    for names_by_label in folders.values():
+        names |= names_by_label
     official = labels.official_classes()
     if names and all(official.index.get(name) == label for label, name in names.items()):
         return official

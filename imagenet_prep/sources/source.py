@@ -123,7 +123,7 @@ class Source(ABC):
 
     @cached_property
     def _listed_keys(self) -> dict[str, frozenset[str]]:
-        return {split: frozenset(of_split.values()) for split, of_split in self.keys.items()}
+        return {split: frozenset(names.values()) for split, names in self.keys.items()}
 
     def key_of(
         self, split: str, class_index: int, path: str, where: str, folder: str = "", place: str = ""

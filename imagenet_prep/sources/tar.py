@@ -220,12 +220,12 @@ class Allowance:
     """Limits the total unpacked size of an archive and of the archives in it."""
 
     def __init__(self, most_bytes: int) -> None:
-        self._most = self._left = most_bytes
+        self._most = self._remaining_bytes = most_bytes
 
     def take(self, num_bytes: int, archive: str) -> None:
         """Counts unpacked bytes; raises SourceError if there are too many in total."""
-        self._left -= num_bytes
-        if self._left < 0:
+        self._remaining_bytes -= num_bytes
+        if self._remaining_bytes < 0:
             raise SourceError(f"{archive}: unpacks to more than {self._most:,} bytes")
 
 

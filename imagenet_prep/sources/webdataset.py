@@ -177,20 +177,20 @@ def find(root: Location, splits: Sequence[str]) -> WebDataset:
     split_of_tar = {name: split_of(name) for name in located}
     if not any(split_of_tar.values()):
         split_of_tar = dict.fromkeys(located, schema.TRAIN)
-    of_split = {s: [name for name in located if split_of_tar[name] == s] for s in splits}
-    missing = [split for split in splits if not of_split[split]]
+    tars_by_split = {s: [name for name in located if split_of_tar[name] == s] for s in splits}
+    missing = [split for split in splits if not tars_by_split[split]]
     if missing:
         raise UsageError(
             f"--source {root}: no tars of {' and '.join(missing)}; it holds "
             f"{some([*located]) or 'no WebDataset tar'}. Choose different --splits, or add the "
             "name of the split to the names of its tars."
         )
-    read = [*itertools.chain.from_iterable(of_split.values())]
+    read = [*itertools.chain.from_iterable(tars_by_split.values())]
     # The lists that are stored for remote archives have no labels.
     archives = {name: _site(located[name], lists=None) for name in read}
     parts = {name: source.file_part(archives[name])._replace(name=name) for name in read}
     tasks: list[IndexTask] = []
-    for split, names in of_split.items():
+    for split, names in tars_by_split.items():
         for number, name in enumerate(names):
             size = parts[name].num_bytes
             tasks.append(IndexTask(f"{split}-{number:05d}", split, name, stop=size))
@@ -201,7 +201,7 @@ def find(root: Location, splits: Sequence[str]) -> WebDataset:
         tuple(parts.values()),
         archives,
         tasks=tuple(tasks),
-        expected={split: info.num_samples(of_split[split]) for split in splits},
+        expected={split: info.num_samples(tars_by_split[split]) for split in splits},
         remark=f"; not read: {some(unread)}" if unread else "",
     )
 
@@ -252,8 +252,8 @@ def _classes(
     # Tars may be sorted by class, so the first and the last one of each split are read.
     ends: dict[str, IndexTask] = {}
     for _, group in itertools.groupby(tasks, lambda task: task.split):
-        of_split = [*group]
-        ends |= {task.part: task for task in (of_split[0], of_split[-1])}
+        split_tasks = [*group]
+        ends |= {task.part: task for task in (split_tasks[0], split_tasks[-1])}
     official = labels.official_classes()
     stated: dict[int, str] = {}
     for looked_at, most in ((ends.values(), _PROBED), (tasks, None)):

@@ -90,6 +90,7 @@ def diff(config: Config) -> Json:
         for difference in differences(a, b, splits) if splits else ():
             counts[difference.split].update(difference.kinds)
             for kind in difference.kinds:
+                # There may be millions of differences: only the first keys are kept.
                 keys = first[difference.split][kind]
                 if len(keys) < _FIRST_KEYS:
                     keys.append(difference.key)

@@ -201,6 +201,7 @@ def _check_content(
 
 def _unchanged_since(ledger: Ledger, names: Sequence[str], level: str, digest: str) -> str | None:
     """Returns the earliest verification time of these files (UTC); None if a file needs a check."""
+    # A deeper check includes the one that is requested.
     enough = list(schema.LEVELS)[list(schema.LEVELS).index(level) :]
     times = []
     for name in names:

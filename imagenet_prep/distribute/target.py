@@ -50,6 +50,7 @@ class Target:
         """Raises UsageError if the target has a different dataset or column, or surplus shards."""
         theirs = self._read(naming.MANIFEST)
         ours = self.manifest.digest
+        # The same bytes need not be parsed. Different bytes may still be the same dataset.
         digest = ours if theirs is None or theirs == self._data else _digest(theirs)
         if digest != ours:
             raise UsageError(

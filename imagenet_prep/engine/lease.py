@@ -107,7 +107,8 @@ class Lease:
                     continue
                 # In a bucket, each attempt costs a request, so list all claims after a failed one.
                 pending = _without(pending, self.store.names(claims))
-                spread = 2 * spread
+                # Workers that collided at this task would collide at the next one, too.
+                spread *= 2
                 if pending:
                     pending.rotate(-_chance.randrange(min(spread, len(pending))))
         except GeneratorExit:

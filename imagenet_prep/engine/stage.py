@@ -143,6 +143,7 @@ class Stage(Generic[AnyTask, AnyContent]):
             if receipt is not None and getattr(receipt.content, "shard", task) == task:
                 receipts[task] = receipt
                 names += [output.name for output in receipt.outputs]
+        # Ask for all sizes at once, because each request to a bucket takes tens of milliseconds.
         sizes = self.store.sizes(names)
         return {
             task: receipt

@@ -190,6 +190,7 @@ def done(
             if publishing:
                 yield publishing[-1].result()
         except Exception as error:
+            # Results that are still being published may have failed, too.
             failures = [*filter(None, (future.exception() for future in publishing))]
             if failures in ([], [error]):
                 raise

@@ -179,6 +179,7 @@ def run(job: Job) -> Json:
             _remove_work(store, mark, parts_folder, stage.folder)
             return done
         store.remove(job.called + naming.EXPORT)
+        # Another run with different settings may have written the mark since the check above.
         if store.claim(mark, digest.encode()) != digest.encode():
             raise _others(store)
         if job.format.file_an_image:

@@ -119,6 +119,7 @@ def _look(address: str, timeout_s: float) -> Contact:
         state = KNOWN
     best = min(offered, key=lambda key: _TYPES.index(key.kind))
     hashed = settings.get("hashknownhosts") == "yes"
+    # Show a wrong key if there is one, because it may be that of an attacker.
     key = (*wrong, *right, best)[0]
     return Contact(address, state, key, name=name, file=files[0], hashed=hashed)
 

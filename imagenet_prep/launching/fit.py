@@ -123,6 +123,7 @@ def network_of(
         addresses = [_remote_address(host, answer) for host, answer in pairs]
         elsewhere = [address for address in addresses if address is not None]
         if not elsewhere:
+            # All ranks are on this machine.
             return Network("127.0.0.1", ("lo",) * len(used), "127.0.0.1", ports), []
         own = _having(_source(elsewhere[0]), interfaces)
         names = [

@@ -30,6 +30,7 @@ def divide(connected: Sequence[Member], found: Found) -> list[Group]:
             changes["kind"] = found.kind(number, other)
             changes["distance"] = int(found.distances(number, np.array([other], np.uint32))[0])
             changes["proven_against"] = members[other].line
+            # Its duplicate may be excluded itself, in favour of a kept image.
             home = kept_of.get(other, other)
             members_of.setdefault(home, []).append(member._replace(**changes))
         members[number] = member._replace(**changes)

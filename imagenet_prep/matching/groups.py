@@ -32,6 +32,7 @@ class Union:
     def first(self, numbers: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint32]:
         """Returns, for each of these images, the first image of its group."""
         first = self._first[numbers]
+        # Follow the chains of all images together, then shorten them.
         while not np.array_equal(further := self._first[first], first):
             first = further
         self._first[numbers] = first
@@ -44,6 +45,7 @@ class Union:
     def join(self, left: int, right: int) -> None:
         """Merges the groups of two images."""
         one, other = self.first(np.array([left, right], np.uint32)).tolist()
+        # The smaller number leads, so the groups do not depend on the order of the pairs.
         self._first[max(one, other)] = min(one, other)
 
     def groups(self) -> list[npt.NDArray[np.uint32]]:

@@ -101,6 +101,7 @@ class Search(NamedTuple):
         right = left if self.left is self.right else self.right.sorted_by(band)
         joins = [self._join(left, right, band, worker, workers) for worker in range(workers)]
         running = [pool.submit(next, join, _NONE) for join in joins]
+        # Wait for the ranges in their order, so the order of pairs does not depend on the workers.
         for at in range(self._num_ranges):
             worker = at % workers
             is_last = False
@@ -124,6 +125,7 @@ class Search(NamedTuple):
         # Fill the structs `join` and `place` of matching.c.
         job = np.zeros(_MEMBERS, np.uint64)
         job[:6] = [array.ctypes.data for array in (*left, *right)]
+        # If hashes differ in at most `key` bits, a band differs in at most a quarter of them.
         job[6:10] = left is right, band, self.radii.key, self.radii.key // _BANDS
         job[10] = 0 if self.mirror is None else self.mirror[0]
         job[12:] = pairs.ctypes.data, len(pairs)

@@ -176,6 +176,7 @@ class NodeCache:
     def follow(self, windows: Sequence[Sequence[Item]]) -> None:
         """Starts fetching windows in reading order; closes files outside the first two windows."""
         sizes = [sum(map(_bytes_of, window)) for window in windows]
+        # The next window is fetched while one is read, so both must fit.
         most = max(map(sum, zip(sizes, [*sizes[1:], 0], strict=True)), default=0)
         if self._limit is not None and most > self._limit:
             raise UsageError(

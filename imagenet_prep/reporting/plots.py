@@ -240,6 +240,7 @@ def _classes_per_shard(facts: Facts) -> Plot | None:
     bins = np.linspace(-0.5, most + 0.5, min(most + 1, 40) + 1)
     counts = {}
     for name, split, _ in _splits(facts):
+        # Only shards with a table of samples have this number.
         shards = [shard.name for shard in split.shards if shard.name in facts.num_classes]
         if shards:
             counts[name] = [facts.num_classes[shard] for shard in shards]

@@ -211,6 +211,7 @@ def find(
         else:
             part = source.folder_part(name, groups)
         parts.append(part._replace(ignored=tuple(most_frequent(ignored).items())))
+        # A split may have several folders, each with all classes.
         tasks += sorted(split_tasks, key=lambda task: task.class_index or 0)
     search.problems.raise_all(f"--source {root}")
     return Folder(

@@ -56,6 +56,7 @@ def labelling_of(uses: Iterable[LabelUse], known: ClassList | None = None) -> La
     lists = [_own_classes(uses, official)]
     for classes in (official, known):
         if classes and all(use.name in classes.index for use in uses if use.name):
+            # The preferred list comes first: of equal counts, `min` returns the first.
             lists.insert(0, classes)
     # Only TFDS records have no class name; TFDS labels start at 0.
     offsets = (1, 0) if all(use.name for use in uses) else (0,)

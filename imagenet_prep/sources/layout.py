@@ -24,6 +24,7 @@ its subfolders is refused, because the names of the subfolders may be labels:
     cat/1.jpg empty/README.md                 cat+empty       an empty folder is reported later
     n01440764/images/1.jpg                    n01440764       a WNID is always a class
     {images,cat}/1.jpg                        cat+images      one name is not neutral
+    {images,n01440764}/1.jpg                  images+n01440764  one name is a WNID
     {images,masks}/1.jpg                      refused         all names are neutral
     {a/cat,b/dog}/1.jpg                       refused         are a and b classes, or cat and dog?
     1.jpg                                     refused         no folder

@@ -208,6 +208,7 @@ def find(root: Path, splits: Sequence[str]) -> RecordIO:
     for split in splits:
         for path in found[split]:
             name = path.name
+            # A file of 100 GB is listed by many workers, each from a byte offset.
             for start in range(0, parts[path].num_bytes, _PIECE_BYTES):
                 end = start + _PIECE_BYTES
                 tasks.append(IndexTask(f"{name}-{start:015d}", split, name, None, start, end))

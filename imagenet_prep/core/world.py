@@ -297,12 +297,12 @@ def _number(environment: Mapping[str, str], name: str) -> int:
 
 def _tasks_of_node(environment: Mapping[str, str]) -> int:
     """Returns the number of tasks that srun has started on this node."""
-    ranks_before_node = _number(environment, "SLURM_NODEID")
-    if ranks_before_node < 0:
+    nodes_before = _number(environment, "SLURM_NODEID")
+    if nodes_before < 0:
         return -1
     for number, times in _TASKS.findall(environment.get("SLURM_STEP_TASKS_PER_NODE", "")):
-        ranks_before_node -= int(times or 1)
-        if ranks_before_node < 0:
+        nodes_before -= int(times or 1)
+        if nodes_before < 0:
             return int(number)
     return -1
 

@@ -86,8 +86,8 @@ class Sheet:
         pairs = {DATASET: dataset.pairs}
         for of, labels in self.labels[name].items():
             # An image may have several labels: one pair for each.
-            counts = [len(classes) for classes in labels.values()]
-            numbers = np.repeat(np.array([*labels], np.int64), counts)
+            counts = np.fromiter(map(len, labels.values()), np.int64)
+            numbers = np.repeat(np.fromiter(labels, np.int64), counts)
             right = np.fromiter(itertools.chain.from_iterable(labels.values()), np.int64)
             pairs[of] = np.stack([numbers, right], 1)
         digests = {**self._digests, DATASET: dataset.manifest.digest}

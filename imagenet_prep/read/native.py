@@ -59,9 +59,8 @@ class NativeBackend:
         self._look = Look(side, side, values, kernel, channels_first=channels_first)
         self._num_threads = config.decode_threads
         self._pool = ThreadPoolExecutor(self._num_threads, thread_name_prefix="decode")
-        self._unfinished: list[
-            Future[None]
-        ] = []  # running tasks of iterators that were closed early
+        # Running tasks of iterators that were closed early.
+        self._unfinished: list[Future[None]] = []
         self._has_planes = True
         try:
             planes.require()

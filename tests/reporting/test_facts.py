@@ -321,3 +321,50 @@ def test_a_dollar_in_a_name_is_a_dollar(small: tuple[Path, Manifest], plots: Mod
 
     assert r"$\frac{a}{$ $\undefined$" in per_class.svg
     assert "<script>" not in per_class.svg
+
+
+def test_images_are_found_by_key_in_validation_first(tmp_path: Path) -> None:
+    validation = [picture(0, plain(10)), picture(1, plain(11))]
+    train = [picture(0, plain(20)), picture(2, plain(22))]
+    root = tmp_path / "set"
+    write_set(root, {"train": [train], "validation": [validation]}, num_classes=3)
+    found = gathered((root, add_tables(root)))
+    keys = [train[1].filename, "none", train[0].filename, validation[1].filename]
+
+    images = [image and image.encoded for image in found.images_of(keys)]
+
+    assert validation[0].filename == train[0].filename
+    assert images == [plain(22), None, plain(10), plain(11)]
+    assert found.problems == []
+
+
+def test_a_damaged_image_is_a_problem_and_not_shown(small: tuple[Path, Manifest]) -> None:
+    root, made = small
+    shard = root / made.splits["train"].shards[0].name
+    data = bytearray(shard.read_bytes())
+    data[-20] ^= 1
+    shard.write_bytes(data)
+    found = gathered(small)
+
+    images = [*found.images_of([picture(number, plain(number)).filename for number in (0, 1)])]
+
+    assert images[0] is not None
+    assert images[1] is None
+    (problem,) = found.problems
+    assert "CRC" in problem
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        (("n01440764", "tench"), "n01440764 tench"),
+        (("my_cat", "my cat"), "my cat"),
+        (("class 7", ""), "class 7"),
+    ],
+)
+def test_a_class_is_called_by_its_wnid_and_words(
+    small: tuple[Path, Manifest], name: tuple[str, str], words: str
+) -> None:
+    found = gathered(small)
+    found.classes = [name]
+    assert found.words(0) == words

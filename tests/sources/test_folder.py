@@ -13,6 +13,7 @@ from imagenet_prep.sources import folder, label_lists, labels
 from imagenet_prep.sources.folder import Folder
 from tests.kit.layouts import write
 from tests.kit.system import System
+from tests.kit.trees import made
 
 OFFICIAL = labels.official_classes()
 FIRST, SECOND = OFFICIAL.wnids[:2]
@@ -376,3 +377,9 @@ def test_a_pipe_among_the_images_is_named_and_never_opened(root: Path) -> None:
     os.mkfifo(root / "train" / FIRST / "n01440764_8.JPEG")
     with pytest.raises(SourceError, match=r"n01440764_8.JPEG: is not a regular file"):
         members(folder.find(root, ["train"]), "train")
+
+
+def test_only_class_folders_are_stated_as_classes(tmp_path: Path) -> None:
+    root = made(tmp_path, "train/n01440764/1.JPEG val/n01440764_1.JPEG")
+    found = folder.find(root, ["train", "validation"])
+    assert [statement[1:] for statement in found.evidence] == [("train/", "1 class folder")]

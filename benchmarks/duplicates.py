@@ -38,7 +38,7 @@ from imagenet_prep.dataset.samples import Sample
 from imagenet_prep.matching import hashes, proof, search
 from imagenet_prep.matching.find import equal_bytes
 from imagenet_prep.matching.pictures import columns
-from imagenet_prep.storage import tables
+from imagenet_prep.storage import dataset_store
 from imagenet_prep.storage.folder import LocalStore
 
 # Pixels of the tiles of the test of precision, and between two of a photograph.
@@ -289,7 +289,7 @@ def speed_of_tables(num: int) -> None:
             shards.append(Shard(name, size, 1, "", 1, "", table.num_bytes, table.sha256))
         begun = time.perf_counter()
         cpu = time.process_time()
-        parts = [columns(tables.rows(store, shard)) for shard in shards]
+        parts = [columns(dataset_store.sample_rows(store, shard)) for shard in shards]
         found = list(equal_bytes(np.concatenate([part.sha256 for part in parts])))
         expected = {tuple(sorted(pair)) for pair in twice.tolist()}
         right = {tuple(sorted(each.tolist())) for each in found} == expected

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import graph, measure, write
-from imagenet_prep.storage import kept_lists
+from imagenet_prep.storage import remote_path
 from imagenet_prep.storage.store import Store, open_store
 from tests.kit.flink import Flink
 
@@ -134,7 +134,7 @@ def compare_s3(
     """Returns the runs with local archives and with archives in the bucket, in turns."""
 
     def first() -> ByS3:
-        _sets(s3).remove_tree(kept_lists.FOLDER)
+        _sets(s3).remove_tree(remote_path.LISTS_FOLDER)
         return again()
 
     def watch(name: str, run: ByS3) -> None:

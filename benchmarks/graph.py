@@ -121,7 +121,7 @@ def deal(made: Flink, out: Path, images: int) -> str:
     )
     store = LocalStore(out)
     job = Job(selection, "", None, engine.Workers(), None, {}, {}, False, True)  # type: ignore[arg-type]
-    lease = Lease.take_over(store)
+    lease = Lease.acquire(store)
     ours = graph.Preparation(job, store, lease)
     log = ours.index.log("runner")
     with watched(made) as usage:
@@ -222,7 +222,7 @@ def slow(made: Flink, out: Path, tasks: int, *, claims: bool) -> tuple[float, li
     store = LocalStore(out)
     stage: Stage[Sleep, Slept] = Stage("sleep", os.urandom(8).hex(), store, sleep, Slept)
     todo = [Sleep(str(number)) for number in range(tasks)]
-    lease = Lease.take_over(store)
+    lease = Lease.acquire(store)
 
     def build(pipeline: Any) -> None:
         begun = pipeline | beam.Create(todo)

@@ -72,8 +72,8 @@ def adopt(config: Config) -> tuple[Json, ImagenetPrepError | None]:
     from imagenet_prep.preparation.existing_set import check_existing_set
     from imagenet_prep.sources import shard_files
     from imagenet_prep.storage import columns, scratch
+    from imagenet_prep.storage.dataset_store import Dataset, refuse_inside
     from imagenet_prep.storage.folder import LocalStore
-    from imagenet_prep.storage.opened import Dataset, refuse_inside
     from imagenet_prep.storage.store import open_store, same_place
 
     source = open_store(config.folder)
@@ -102,7 +102,7 @@ def adopt(config: Config) -> tuple[Json, ImagenetPrepError | None]:
 
     if config.dry_run:
         tfrecords = shard_files.find(source)
-        with scratch.place() as place:
+        with scratch.temporary_folder() as place:
             checked = check_existing_set(tfrecords, LocalStore(place), workers, quiet=config.json)
         refusal = _refusal(config, tfrecords, checked)
         is_new = config.out is not None or store.size(naming.MANIFEST) is None
@@ -138,11 +138,11 @@ def _completed(config: Config, store: Store) -> Json:
     """Restores lost files of a finished dataset, and adds tables of samples if there are none."""
     from imagenet_prep.engine import Workers
     from imagenet_prep.preparation import adoption
-    from imagenet_prep.storage.opened import Dataset, open_dataset
+    from imagenet_prep.storage.dataset_store import Dataset, open_dataset
 
     store.local.settle()
     dataset = open_dataset(store, check=False)
-    lost = dataset.lost()
+    lost = dataset.missing_files()
     if not lost:
         _ = dataset.classes  # raises if the class list differs from the manifest
     if lost or not dataset.manifest.has_samples:

@@ -80,7 +80,7 @@ def run(config: Config) -> None:
     from imagenet_prep.dataset import exclusions
     from imagenet_prep.engine import Workers
     from imagenet_prep.preparation import additions, amendment, changes
-    from imagenet_prep.storage.opened import open_dataset
+    from imagenet_prep.storage.dataset_store import open_dataset
     from imagenet_prep.storage.store import open_store
 
     dataset = open_dataset(config.dataset)

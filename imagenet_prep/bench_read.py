@@ -49,7 +49,7 @@ class Config(Settings):
 @program.verb("imagenet_prep.bench_read", Config, __doc__)
 def run(config: Config) -> None:
     from imagenet_prep.read import make_dataset
-    from imagenet_prep.storage.opened import open_dataset
+    from imagenet_prep.storage.dataset_store import open_dataset
 
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     backend: Any = config.backend

@@ -194,7 +194,7 @@ def short_run(asked: TrainConfig, steps: int, examples: int | None, log_dir: str
 
 def bench(config: Config) -> list[Row]:
     """Performs all runs; writes the figures after each number of ranks, and returns them."""
-    from imagenet_prep.storage.opened import open_dataset
+    from imagenet_prep.storage.dataset_store import open_dataset
 
     for name, kind in _OWN.items():
         own_file.demand_own(Path(config.out).expanduser() / name, kind)

@@ -29,7 +29,7 @@ from imagenet_prep.dataset.flag import without_manifest
 
 if TYPE_CHECKING:
     from imagenet_prep.dataset.difference import Difference
-    from imagenet_prep.storage.opened import Dataset
+    from imagenet_prep.storage.dataset_store import Dataset
 
 _COLUMNS = (
     "split,key,difference,class_a,width_a,height_a,sha256_a,shard_a,record_a,"
@@ -72,7 +72,7 @@ def diff(config: Config) -> Json:
     """Returns the counts and first keys of differences; writes all differences to `config.out`."""
     from imagenet_prep.shards.difference import common_tables, differences, splits_that_differ
     from imagenet_prep.storage import columns
-    from imagenet_prep.storage.opened import open_dataset
+    from imagenet_prep.storage.dataset_store import open_dataset
 
     a = open_dataset(config.a)
     b = open_dataset(config.b)

@@ -187,7 +187,7 @@ def _judged(name: str, is_ok: bool, found: str, remedy: str) -> Check:
 
 
 def _disk(folder: Path) -> Iterator[Check]:
-    from imagenet_prep.storage.inside import sync_folder
+    from imagenet_prep.storage.local_file import sync_folder
     from imagenet_prep.storage.new_file import new_file
 
     try:
@@ -270,8 +270,8 @@ def _bucket(base: str) -> Check:
 def _trial(base: str) -> str | None:
     """Makes each kind of request that a dataset needs; returns the problem, or None."""
     from imagenet_prep.dataset.manifest import File
-    from imagenet_prep.storage.bucket import BucketStore
-    from imagenet_prep.storage.upload import PART_BYTES
+    from imagenet_prep.storage.bucket import PART_BYTES, BucketStore
+    from imagenet_prep.storage.remote import Access
 
     folder = f"{naming.WORK}/doctor-{uuid.uuid4().hex}"
     name = f"{folder}/object"
@@ -281,7 +281,8 @@ def _trial(base: str) -> str | None:
     start = PART_BYTES - 100
     size = 200
     try:
-        store = BucketStore(base, timeout_s=_SERVER_S, retries=1, remedy="Is the server up?")
+        access = Access(timeout_s=_SERVER_S, retries=1, remedy="Is the server up?")
+        store = BucketStore(base, access)
         store.try_to_write()
         try:
             store.put(file, functools.partial(io.BytesIO, data))

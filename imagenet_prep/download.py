@@ -28,7 +28,7 @@ from imagenet_prep.core.errors import UsageError
 from imagenet_prep.core.flags import Place, Settings, flag, optional, switch
 from imagenet_prep.core.terminal import human_bytes
 from imagenet_prep.sources import published
-from imagenet_prep.storage.credentials import COOKIES_VARIABLE
+from imagenet_prep.storage.http import COOKIES_VARIABLE
 
 _IMAGENET = "https://image-net.org/data/ILSVRC/2012"
 # The site of CIFAR-10's authors, PyTorch's mirror of MNIST, and the ReaL authors' repository.
@@ -103,16 +103,17 @@ class Config(Settings):
 def download(config: Config) -> Json:
     """Downloads the missing archives and returns the summary."""
     from imagenet_prep.preparation.archives import Archives
-    from imagenet_prep.storage import store
     from imagenet_prep.storage.folder import LocalStore
+    from imagenet_prep.storage.remote import Access
+    from imagenet_prep.storage.store import open_readable
 
     start = time.monotonic()
     into = LocalStore(Path(config.into).expanduser())
     wanted = (ARCHIVES[name] for name in ARCHIVES if name in config.what)
     archives = Archives(
         store=into,
-        remote=store.open_remote(
-            config.address, connections=config.connections, timeout_s=config.timeout
+        remote=open_readable(
+            config.address, Access(connections=config.connections, timeout_s=config.timeout)
         ),
         archives=[*itertools.chain.from_iterable(wanted)],
         allow_other=config.allow_other,

@@ -112,7 +112,7 @@ def duplicates(config: Config) -> Json:
             raise UsageError(f"{side.where}: has none of the requested splits")
     workers = engine.Workers(config.workers, config.worker_kind)
     problems: list[str] = []
-    with scratch.place() as place:
+    with scratch.temporary_folder() as place:
         rows: list[Path] = []
         for side in sides:
             with side.kept.lock():
@@ -197,7 +197,7 @@ def _side(config: Config, out: Store) -> _Side:
 
 def _set(place: str, wanted: Sequence[str], out: Store, *, other: bool) -> _Side:
     from imagenet_prep.preparation import pictures
-    from imagenet_prep.storage.opened import open_dataset
+    from imagenet_prep.storage.dataset_store import open_dataset
     from imagenet_prep.storage.store import open_store
 
     dataset = open_dataset(place)

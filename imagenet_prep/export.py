@@ -32,7 +32,7 @@ from imagenet_prep.dataset.flag import data_set, unknown_keys
 
 if TYPE_CHECKING:
     from imagenet_prep.exporting.format import Format
-    from imagenet_prep.storage.opened import Dataset
+    from imagenet_prep.storage.dataset_store import Dataset
 
 FOLDER = "folder"
 TFDS = "tfds"
@@ -142,7 +142,7 @@ def export(config: Config) -> Json:
     from imagenet_prep.read.choice import Choice
     from imagenet_prep.read.config import Wanted
     from imagenet_prep.storage import columns
-    from imagenet_prep.storage.opened import refuse_inside
+    from imagenet_prep.storage.dataset_store import refuse_inside
     from imagenet_prep.storage.store import open_store
 
     source = Source(config.dataset, config.columns)
@@ -200,7 +200,7 @@ def _format(config: Config, dataset: Dataset) -> Format:
         TFDS: lambda: Tfds.of(dataset),
         WEBDATASET: lambda: WebDataset(named),
         PARQUET: lambda: Parquet(
-            wnids, tuple(columns.opened(dataset, name).begun() for name in config.columns)
+            wnids, tuple(columns.open_column(dataset, name).begun() for name in config.columns)
         ),
         RECORDIO: lambda: RecordIO(prefix, labels),
     }
@@ -232,8 +232,8 @@ def export_croissant(config: Config) -> Json:
     """Writes the Croissant file of a dataset and returns the summary."""
     from imagenet_prep.core import canonical, own_file, regular_file
     from imagenet_prep.exporting import croissant
+    from imagenet_prep.storage.dataset_store import open_dataset
     from imagenet_prep.storage.new_file import complete_file
-    from imagenet_prep.storage.opened import open_dataset
     from imagenet_prep.storage.store import is_inside
 
     out = Path(config.out).expanduser()

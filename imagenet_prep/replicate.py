@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from imagenet_prep.distribute.s3 import Bucket
     from imagenet_prep.distribute.source import Original
     from imagenet_prep.engine import Progress
-    from imagenet_prep.storage.opened import Dataset
+    from imagenet_prep.storage.dataset_store import Dataset
 
 Answer = TypeVar("Answer")
 
@@ -49,7 +49,7 @@ def replicate(config: Config) -> Json:
     If a host fails, the other hosts continue, and the result of the failed host has an `error`.
     """
     from imagenet_prep.distribute.source import Original
-    from imagenet_prep.storage.opened import Dataset, demand_file, lost
+    from imagenet_prep.storage.dataset_store import Dataset, missing_files, require_file
     from imagenet_prep.storage.store import open_readable
 
     start = time.monotonic()
@@ -61,14 +61,14 @@ def replicate(config: Config) -> Json:
         bytes_per_s=config.bandwidth_limit * 1e6,
     )
     dataset = Dataset(open_readable(config.dataset), source.data)
-    demand_file(dataset.store)
-    dataset.demand_complete()
+    require_file(dataset.store)
+    dataset.require_complete()
     manifest, _ = dataset.manifest, dataset.classes
     columns = _columns(config, dataset)
     source.columns = {found.name: found.dumps() for found in columns}
     if dataset.store.as_folder is not None:
         column_files = itertools.chain.from_iterable(found.files() for found in columns)
-        absent = lost(dataset.store, [*manifest.files_of(manifest.splits), *column_files])
+        absent = missing_files(dataset.store, [*manifest.files_of(manifest.splits), *column_files])
         for name in sorted(absent):
             regular_file.refuse_other_kinds(dataset.store.as_folder.path(name))
         if absent:
@@ -96,7 +96,7 @@ def _columns(config: Config, dataset: Dataset) -> list[column.Column]:
     if config.columns == (column.NONE,):
         return []
     wanted = () if config.columns == (column.ALL,) else config.columns
-    complete, unfinished = columns.complete(dataset, wanted)
+    complete, unfinished = columns.complete_columns(dataset, wanted)
     if unfinished:
         terminal.say(
             f"{dataset.where}: incomplete columns: {errors.some(unfinished)}. Only their finished "
@@ -150,12 +150,12 @@ def _to_hosts(config: Config, source: Original, manifest: Manifest) -> list[Json
 
 def _signatures(config: Config, source: Original) -> dict[str, bytes]:
     """Returns the signatures of the manifest and of the columns to copy, by the signed file."""
-    from imagenet_prep.storage import signature
+    from imagenet_prep.storage import columns as columns_module
     from imagenet_prep.storage.store import open_readable
 
     store = open_readable(config.dataset)
     names = [naming.MANIFEST, *map(column.record_name, source.columns)]
-    found = {name: signature.read(store, name) for name in names}
+    found = {name: columns_module.read_signature(store, name) for name in names}
     return {name: signed for name, signed in found.items() if signed is not None}
 
 
@@ -170,7 +170,7 @@ def _sign_on_hosts(
     signatures = _signatures(config, source)
     if not signatures:
         return answers
-    words = ["-m", "imagenet_prep.storage.signature", config.hosts_and_path[1]]
+    words = ["-m", "imagenet_prep.storage.columns", config.hosts_and_path[1]]
     for name, signed in signatures.items():
         words += [name, signed.hex()]
     argv = children.python(*words, program=config.python)
@@ -218,16 +218,15 @@ def _open_target(config: Config, source: Original) -> Replica | Bucket:
     if config.to.startswith("s3://"):
         from imagenet_prep.distribute.s3 import Bucket
         from imagenet_prep.storage.bucket import BucketStore
+        from imagenet_prep.storage.remote import Access
 
-        store = BucketStore(
-            config.to,
-            connections=config.connections,
-            timeout_s=config.timeout,
-            retries=config.retries,
+        access = Access(
+            connections=config.connections, timeout_s=config.timeout, retries=config.retries
         )
+        store = BucketStore(config.to, access)
         return Bucket(store, source.data, columns=source.columns)
     from imagenet_prep.distribute.replica import Replica
-    from imagenet_prep.storage.opened import Dataset, refuse_inside
+    from imagenet_prep.storage.dataset_store import Dataset, refuse_inside
     from imagenet_prep.storage.store import open_store
 
     root = Path(config.to).expanduser().absolute()
@@ -245,7 +244,7 @@ def _problems(
 
 
 def _bring(config: Config, source: Original, target: Replica | Bucket) -> Json:
-    from imagenet_prep.storage import signature
+    from imagenet_prep.storage import columns as columns_module
     from imagenet_prep.storage.store import open_store
 
     target.refuse_others()
@@ -254,7 +253,7 @@ def _bring(config: Config, source: Original, target: Replica | Bucket) -> Json:
     lacking = [file for _, file in wrong]
     lacking_at_first = lacking
     if lacking and config.from_parent:
-        target.take_over(open_store(config.from_parent), lacking)
+        target.adopt_files(open_store(config.from_parent), lacking)
         wrong = _problems(config, target, lacking)
         lacking = [file for _, file in wrong]
     target.check_space(lacking)
@@ -271,7 +270,7 @@ def _bring(config: Config, source: Original, target: Replica | Bucket) -> Json:
         source.check_unchanged()
         target.commit()
     for name, signed in _signatures(config, source).items():
-        if signed != signature.read(target.store, name):
+        if signed != columns_module.read_signature(target.store, name):
             target.store.write(naming.signature_name(name), signed)
     moved = sum(file.num_bytes for file in lacking)
     return {"mended": [problem for problem, _ in wrong], "moved_bytes": moved}

@@ -196,7 +196,7 @@ def _comparison(config: Config, store: Readable, other: Readable) -> str:
 def _facts(config: Config, dataset: str, store: Readable) -> Facts:
     from imagenet_prep import verify
     from imagenet_prep.reporting import facts
-    from imagenet_prep.storage.opened import open_dataset
+    from imagenet_prep.storage.dataset_store import open_dataset
     from imagenet_prep.storage.store import open_readable
 
     checked = verify.verify(

@@ -36,7 +36,7 @@ from imagenet_prep.storage.new_file import complete_file
 if TYPE_CHECKING:
     from imagenet_prep.read.catalogue import Catalogue, Entry
     from imagenet_prep.read.receipt import Receipt
-    from imagenet_prep.storage.opened import Dataset
+    from imagenet_prep.storage.dataset_store import Dataset
 
 _FIRST_VALUES = 8
 # Columns of the table of samples that --key shows.
@@ -139,7 +139,7 @@ def _opened(shard: str) -> contextlib.AbstractContextManager[BinaryIO]:
         from imagenet_prep.storage.store import open_readable
 
         base, _, name = shard.rpartition("/")
-        return open_readable(base).opened(name)
+        return open_readable(base).open_file(name)
     try:
         return open(regular_file.open_to_read(Path(shard).expanduser()), "rb")
     except OSError as error:
@@ -241,7 +241,7 @@ def _print_row(config: Config, row: Json) -> None:
 def _show_set(config: Config) -> int:
     from imagenet_prep.shards import summary
     from imagenet_prep.storage import columns
-    from imagenet_prep.storage.opened import open_dataset
+    from imagenet_prep.storage.dataset_store import open_dataset
 
     if config.image is not None or config.limit is not None:
         raise UsageError(f"{config.dataset} is a dataset: --image and --limit need a single shard")
@@ -294,7 +294,7 @@ def _rows(dataset: Dataset, split: str, shard_name: str, record: int) -> Json:
 
 def _show_images(config: Config) -> int:
     from imagenet_prep.read.catalogue import Catalogue
-    from imagenet_prep.storage.opened import open_dataset
+    from imagenet_prep.storage.dataset_store import open_dataset
 
     dataset = open_dataset(config.dataset, parts=True)
     splits = dataset.manifest.splits

@@ -34,15 +34,15 @@ from imagenet_prep.core.flags import Place, WorkerFlags, after_dashes, flag, opt
 from imagenet_prep.core.terminal import counted, printable
 from imagenet_prep.dataset import naming, schema, settings
 from imagenet_prep.dataset.flag import data_set
-from imagenet_prep.storage.os_errors import CHECK_DISK
+from imagenet_prep.storage.local_file import CHECK_DISK
 
 if TYPE_CHECKING:
     from imagenet_prep.dataset.manifest import Manifest, Shard
     from imagenet_prep.engine import Result
     from imagenet_prep.shards.check import Expectation, Report
+    from imagenet_prep.storage.dataset_store import Dataset
     from imagenet_prep.storage.folder import LocalStore
     from imagenet_prep.storage.ledger import Ledger
-    from imagenet_prep.storage.opened import Dataset
     from imagenet_prep.storage.store import Store
 
 
@@ -88,8 +88,8 @@ class Config(WorkerFlags):
 
 def verify(config: Config) -> Json:
     """Checks a dataset and returns the result, with all problems."""
-    from imagenet_prep.storage import columns, quarantine, signature
-    from imagenet_prep.storage.opened import open_dataset
+    from imagenet_prep.storage import columns, dataset_store
+    from imagenet_prep.storage.dataset_store import open_dataset
 
     dataset = open_dataset(config.dataset, parts=True, check=False)
     manifest = dataset.manifest
@@ -99,19 +99,19 @@ def verify(config: Config) -> Json:
     monitoring.quarantined(sum(manifest.quarantined.values()))
     damaged = _check_small_files(dataset)
     problems = [*damaged.values(), *_check_strangers(dataset, {shard.name for shard in shards})]
-    untrue = [] if damaged else dataset.untrue()
+    untrue = [] if damaged else dataset.contradictions()
     problems += untrue
     excluded = 0
     if naming.QUARANTINE not in damaged:
         try:
-            excluded = quarantine.num_excluded(dataset.store, manifest)
+            excluded = dataset_store.num_excluded(dataset.store, manifest)
         except ManifestError as error:
             problems.append(str(error))
     survey = columns.Survey(dataset)
     problems += survey.problems
     signed: Json = {}
     if config.signers:
-        signed = signature.check(dataset, survey.complete, config.signers)
+        signed = columns.verify_signatures(dataset, survey.complete, config.signers)
     earlier = None
     if config.if_changed and folder:
         names: list[str] = []
@@ -226,7 +226,7 @@ def _check_shards(
         place: Store = (
             open_store(config.dataset)
             if workers.remote
-            else LocalStore(stack.enter_context(scratch.place()))
+            else LocalStore(stack.enter_context(scratch.temporary_folder()))
         )
         work = functools.partial(_check_shard, expectation)
         stage = engine.Stage("verify", uuid.uuid4().hex, place, work, Report)
@@ -246,7 +246,7 @@ def _check_shard(expectation: Expectation, shard: Shard) -> Result[Report]:
 
 
 def _remedy(place: str) -> str:
-    from imagenet_prep.storage.opened import open_dataset
+    from imagenet_prep.storage.dataset_store import open_dataset
 
     dataset = open_dataset(place, parts=True, check=False)
     if dataset.placement.nodes > 1:
@@ -289,7 +289,7 @@ def _expectation(dataset: Dataset, level: str, checks_labels: bool) -> Expectati
 
 
 def _check_small_files(dataset: Dataset) -> dict[str, str]:
-    from imagenet_prep.storage.fetch import hashed
+    from imagenet_prep.storage.remote import hashed
 
     problems = {}
     store = dataset.store
@@ -301,7 +301,7 @@ def _check_small_files(dataset: Dataset) -> dict[str, str]:
             problems[file.name] = f"{file.name}: {size:,} bytes, expected {file.num_bytes:,}"
         else:
             digest = hashlib.sha256()
-            with store.opened(file.name) as opened:
+            with store.open_file(file.name) as opened:
                 deque(hashed(opened, [digest]), maxlen=0)
             if digest.hexdigest() != file.sha256:
                 problems[file.name] = f"{file.name}: its sha256 differs from the manifest's"
@@ -310,12 +310,12 @@ def _check_small_files(dataset: Dataset) -> dict[str, str]:
 
 def _check_strangers(dataset: Dataset, known: set[str]) -> list[str]:
     """Returns a problem for each unlisted file that looks like a file of the dataset."""
-    from imagenet_prep.storage.opened import strangers
+    from imagenet_prep.storage.dataset_store import stray_files
 
     part = dataset.placement
     listed = "the manifest" if part.nodes == 1 else str(part)
     problems = []
-    for name in strangers(dataset.store, known):
+    for name in stray_files(dataset.store, known):
         harm = "" if "/" in name else ", but readers would read it as a shard"
         problems.append(f"{name}: not in {listed}{harm}")
     return problems

@@ -69,7 +69,7 @@ class Preparation:
         output = Output(store, job.wanted)
         output.left()
         demand_same_source(job, output)
-        return cls(job, store, Lease.take_over(store))
+        return cls(job, store, Lease.acquire(store))
 
     @property
     def beam_args(self) -> Sequence[str]:
@@ -195,7 +195,7 @@ def _lines(
     keyed: tuple[str, IndexTask], ours: Preparation, _: None
 ) -> Iterator[tuple[ClassKey, bytes]]:
     task = keyed[1]
-    with ours.store.opened(member_list(ours.index.folder, task)) as lines:
+    with ours.store.open_file(member_list(ours.index.folder, task)) as lines:
         yield from lines_by_class(task.split, lines)
 
 

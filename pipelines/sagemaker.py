@@ -20,7 +20,7 @@ from imagenet_prep.launching import work
 from imagenet_prep.launching.work import Work
 from imagenet_prep.pipelines.sagemaker_container import CHANNELS, TOKEN_VARIABLE
 from imagenet_prep.pipelines.sagemaker_job import LOG_GROUP, Log, Service, wait
-from imagenet_prep.storage.remote import UnavailableError
+from imagenet_prep.storage.remote import TransientError
 
 HELP = """\
 Train as an Amazon SageMaker job. After --: train and its flags, or python and your script.
@@ -309,7 +309,7 @@ def run(config: Config) -> int:
         if own is not None and own.script is not None:
             upload_script(own.script, f"{config.output.rstrip('/')}/{name}/{_CODE}")
         arn = service.call("create_training_job", **job)["TrainingJobArn"]
-    except UnavailableError as error:
+    except TransientError as error:
         raise ImagenetPrepError(f"{error}. Submit the job again.") from error
     print(f"{name}: {arn}\ncheckpoints: {job['CheckpointConfig']['S3Uri']}", flush=True)
     try:

@@ -12,8 +12,8 @@ from typing import Any
 from imagenet_prep.core.canonical import Json
 from imagenet_prep.core.errors import ImagenetPrepError, IncompleteError, UsageError, by_exit_code
 from imagenet_prep.core.installed import demand
-from imagenet_prep.storage.remote import UnavailableError, passes, reason
-from imagenet_prep.storage.retry import RetryBudget, with_retries
+from imagenet_prep.storage.connection import passes, reason
+from imagenet_prep.storage.remote import RetryBudget, TransientError, with_retries
 
 LOG_GROUP = "/aws/sagemaker/TrainingJobs"
 
@@ -60,11 +60,11 @@ class Service:
             code = error.response["Error"].get("Code", "")
             text = f"{self._name} {operation}: {code}: {error.response['Error'].get('Message', '')}"
             if passes(status, code):
-                raise UnavailableError(text) from None
+                raise TransientError(text) from None
             missing = code == "ResourceNotFoundException"
             raise (MissingError if missing else ImagenetPrepError)(text) from None
         except (self._errors.ConnectionError, self._errors.HTTPClientError) as error:
-            raise UnavailableError(f"{self._name} {operation}: {reason(error)}") from None
+            raise TransientError(f"{self._name} {operation}: {reason(error)}") from None
         except self._errors.BotoCoreError as error:
             raise UsageError(
                 f"{self._name} {operation}: {error}. Set the region and credentials with AWS_… "

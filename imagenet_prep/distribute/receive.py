@@ -132,7 +132,7 @@ def _store(replica: Replica, channel: Channel, *, prove: bool, parent: str) -> i
     wrong = _problems(replica, replica.files, prove=prove)
     if parent and wrong:
         lacks = [file for _, file in wrong]
-        replica.take_over(LocalStore(Path(parent).expanduser()), lacks)
+        replica.adopt_files(LocalStore(Path(parent).expanduser()), lacks)
         wrong = _problems(replica, lacks, prove=False)
     lacking = {file.name: file for _, file in wrong}
     begun = replica.begun(lacking.values())

@@ -16,10 +16,10 @@ from imagenet_prep.dataset import column, naming
 from imagenet_prep.dataset.manifest import File, Problem
 from imagenet_prep.dataset.placement import WHOLE, Placement, load
 from imagenet_prep.distribute.target import Target
+from imagenet_prep.storage.fetch import IncomingFile, incoming
 from imagenet_prep.storage.folder import LocalStore
-from imagenet_prep.storage.incoming import Incoming, incoming
 from imagenet_prep.storage.ledger import Ledger
-from imagenet_prep.storage.os_errors import storage_errors
+from imagenet_prep.storage.local_file import storage_errors
 
 _INCOMING = f"{naming.WORK}/incoming"
 # These files exist during a run of prepare, resize or adopt, and after it was killed.
@@ -146,7 +146,7 @@ class Replica(Target):
     @contextlib.contextmanager
     def incoming(
         self, file: File, start: int = 0, *, kept: tuple[type[BaseException], ...] = ()
-    ) -> Iterator[Incoming]:
+    ) -> Iterator[IncomingFile]:
         """Yields a file to append bytes to; on exit, verifies, syncs, renames and records it."""
         names = incoming_name(file.name), file.name
         with incoming(self.store, file, *names, _DAMAGED, start=start, kept=kept) as arriving:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from imagenet_prep.dataset.manifest import File, Problem
 from imagenet_prep.distribute.target import Target
 from imagenet_prep.storage.bucket import BucketStore
-from imagenet_prep.storage.fetch import as_file
+from imagenet_prep.storage.remote import as_file
 
 
 class Bucket(Target):

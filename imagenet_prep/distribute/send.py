@@ -28,7 +28,7 @@ from imagenet_prep.distribute.pace import Pace
 from imagenet_prep.distribute.replica import Replica, incoming_name
 from imagenet_prep.hosts.channel import Channel, Frame, Process
 from imagenet_prep.hosts.messages import CHUNK_BYTES, PROTOCOL, BrokenError, Cause
-from imagenet_prep.storage.os_errors import storage_errors
+from imagenet_prep.storage.local_file import storage_errors
 
 # Pause between checks for new bytes of an arriving file. Each host of a chain adds this delay.
 _POLL_S = 0.01

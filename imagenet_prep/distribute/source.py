@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -14,12 +13,11 @@ from imagenet_prep.core.errors import IncompleteError, StoreError, UsageError
 from imagenet_prep.dataset import column, naming
 from imagenet_prep.dataset.manifest import File
 from imagenet_prep.distribute.pace import Pace
-from imagenet_prep.storage.fetch import contents, whole
+from imagenet_prep.storage.fetch import contents
 from imagenet_prep.storage.folder import LocalStore
 from imagenet_prep.storage.ledger import Journal
-from imagenet_prep.storage.remote import AbsentError
-from imagenet_prep.storage.retry import RetryBudget
-from imagenet_prep.storage.store import open_remote
+from imagenet_prep.storage.remote import AbsentError, Access
+from imagenet_prep.storage.store import open_readable
 
 
 class Original:
@@ -32,10 +30,12 @@ class Original:
         if not is_remote(base):
             regular_file.refuse_other_kinds(Path(base).expanduser() / naming.MANIFEST)
         self.base = base
-        self._remote = open_remote(base, connections=connections, timeout_s=timeout_s)
-        self._retries = retries
+        remedy = "Files that have arrived are kept: run the same command again to resume."
+        access = Access(
+            connections=connections, timeout_s=timeout_s, retries=retries, remedy=remedy
+        )
+        self._store = open_readable(base, access)
         self._pace = Pace(bytes_per_s)
-        self._ended = threading.Event()
         self.columns: dict[str, bytes] = {}  # column.json of each column to copy, by column name
         try:
             self.data = self._read(naming.MANIFEST)
@@ -49,8 +49,7 @@ class Original:
 
     def chunks(self, file: File) -> Iterator[bytes]:
         """Yields the bytes of a file, as fast as the rate limit allows."""
-        budget = self._budget(file.name)
-        for chunk in contents(self._remote, file, budget, "Run verify on the dataset."):
+        for chunk in contents(self._store, file, "Run verify on the dataset."):
             self._pace.take(len(chunk))
             yield chunk
 
@@ -87,8 +86,5 @@ class Original:
                     journal.add({"where": place, "when": when, "digest": digest})
 
     def _read(self, name: str) -> bytes:
-        return whole(self._remote, name, self._budget(name))
-
-    def _budget(self, name: str) -> RetryBudget:
-        remedy = "Files that have arrived are kept: run the same command again to resume."
-        return RetryBudget(self._remote.where(name), self._retries, self._ended, remedy=remedy)
+        self._store.stat(name)  # raises AbsentError, also in a folder
+        return self._store.read(name)

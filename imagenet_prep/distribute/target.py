@@ -12,7 +12,7 @@ from imagenet_prep.dataset.column import Column
 from imagenet_prep.dataset.manifest import File, Problem
 from imagenet_prep.dataset.placement import WHOLE, Placement
 from imagenet_prep.storage import columns as of_store
-from imagenet_prep.storage.opened import Dataset, demand_file, strangers
+from imagenet_prep.storage.dataset_store import Dataset, require_file, stray_files
 
 if TYPE_CHECKING:
     # This module loads libraries for servers, which hosts do not need.
@@ -34,7 +34,7 @@ class Target:
         columns: Mapping[str, bytes] | None = None,
     ) -> None:
         self.store = store
-        demand_file(store)
+        require_file(store)
         self.manifest = manifest.loads(data, naming.MANIFEST)
         self.placement = placement
         columns = columns or {}
@@ -59,7 +59,7 @@ class Target:
             )
         for entry in self.columns:
             self._refuse_other_column(entry)
-        odd = sorted(strangers(self.store, [*filter(naming.parse_shard_name, self.names)]))
+        odd = sorted(stray_files(self.store, [*filter(naming.parse_shard_name, self.names)]))
         if odd:
             raise UsageError(
                 f"{self.store.where()} has files that readers would read, but that are not in "
@@ -110,9 +110,9 @@ class Target:
     def _withdraw(self) -> None:
         self.store.remove(naming.MANIFEST)
 
-    def take_over(self, parent: Store, lacking: Iterable[File]) -> None:
+    def adopt_files(self, parent: Store, lacking: Iterable[File]) -> None:
         """Links or copies missing files from another replica, without verifying them."""
-        demand_file(parent)
+        require_file(parent)
         if parent.size(naming.MANIFEST) is None:
             raise UsageError(
                 f"--from-parent: {parent.where()} is not a replica: it has no {naming.MANIFEST}. "
@@ -124,7 +124,7 @@ class Target:
         files = [file for file in lacking if (file.name, file.sha256) in hashes]
         sizes = parent.sizes(file.name for file in files)
         complete = [file for file in files if sizes.get(file.name) == file.num_bytes]
-        self.store.take_over(parent, complete)
+        self.store.adopt_files(parent, complete)
 
     def commit(self) -> None:
         """Publishes each column.json and the manifest; the caller has verified every other file."""

@@ -200,7 +200,7 @@ class Jobs:
         self, build: Callable[[Any, Lease], object], collect: Collect
     ) -> errors.JobLostError | None:
         """Runs a job. If it is lost, returns the error; if a newer run exists, raises BusyError."""
-        lease = Lease.take_over(self.store)
+        lease = Lease.acquire(self.store)
         name = f"imagenet-prep-{self.name}-{lease.job}"
         try:
             with cluster.submit(

@@ -42,7 +42,7 @@ class Lease:
     job: str
 
     @classmethod
-    def take_over(cls, store: Store) -> Lease:
+    def acquire(cls, store: Store) -> Lease:
         """Ends all earlier jobs on the dataset and returns a new lease."""
         end_jobs(store)
         lease = cls(store, uuid.uuid4().hex[:16])
@@ -101,7 +101,7 @@ class Lease:
             while pending:
                 task = pending.popleft()
                 self.check()
-                if self.store.take(f"{claims}/{task.name}"):
+                if self.store.try_create(f"{claims}/{task.name}"):
                     mine.append(task.name)
                     yield task
                     continue

@@ -17,7 +17,7 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 from imagenet_prep.core import canonical, errors, records
 from imagenet_prep.core.regular_file import MOST_LIST_BYTES
 from imagenet_prep.dataset import naming
-from imagenet_prep.storage.os_errors import removed_on_failure, storage_errors
+from imagenet_prep.storage.local_file import removed_on_failure, storage_errors
 from imagenet_prep.storage.remote import Check, unchecked
 from imagenet_prep.storage.store import Store
 

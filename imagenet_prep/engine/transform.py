@@ -40,7 +40,7 @@ class Receipts(beam.PTransform):
     Metrics, in the namespace `imagenet-prep`: the counters images, bytes_in, bytes_out, resized,
     repaired_REASON and quarantined_REASON, and the distribution STAGE_ms of the time per task.
 
-    `stage` is a Stage or an AsSingleton with a Stage. `lease` comes from `Lease.take_over(store)`.
+    `stage` is a Stage or an AsSingleton with a Stage. `lease` comes from `Lease.acquire(store)`.
     """
 
     def __init__(self, stage: Any, lease: Lease) -> None:

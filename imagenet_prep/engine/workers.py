@@ -210,5 +210,5 @@ def _claimed(stage: Stage[AnyTask, Any], tasks: list[AnyTask]) -> Iterator[AnyTa
     for task in tasks:
         if stage.stopped:
             return
-        if stage.store.local.take(f"{stage.folder}/claims/{task.name}"):
+        if stage.store.local.try_create(f"{stage.folder}/claims/{task.name}"):
             yield task

@@ -13,7 +13,7 @@ from imagenet_prep.core.errors import UsageError, some
 from imagenet_prep.core.terminal import counted
 from imagenet_prep.dataset import schema
 from imagenet_prep.evaluation.label_list import LabelList
-from imagenet_prep.storage.opened import Dataset, open_dataset
+from imagenet_prep.storage.dataset_store import Dataset, open_dataset
 
 Integers = npt.NDArray[np.int64]
 SPLITS = (schema.TEST, schema.VALIDATION, schema.HOLDOUT)  # the first of these is evaluated

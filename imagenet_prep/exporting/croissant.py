@@ -10,8 +10,8 @@ from imagenet_prep.core.errors import UsageError
 from imagenet_prep.core.own_file import Kind
 from imagenet_prep.dataset import naming
 from imagenet_prep.dataset.manifest import File
-from imagenet_prep.storage import quarantine
-from imagenet_prep.storage.opened import Dataset
+from imagenet_prep.storage import dataset_store
+from imagenet_prep.storage.dataset_store import Dataset
 
 # The terms of the standard context. mlcroissant warns if the context is different.
 _TERMS = (
@@ -80,7 +80,7 @@ def document(dataset: Dataset, name: str, about: Json) -> Json:
     producer = f"{manifest.producer.name} {manifest.producer.version}"
     settings = json.dumps(manifest.config, sort_keys=True)
     quarantined = sum(manifest.quarantined.values())
-    excluded = quarantine.num_excluded(dataset.store, manifest)
+    excluded = dataset_store.num_excluded(dataset.store, manifest)
     rows = [
         {"classes/index": index, "classes/id": wnid, "classes/words": words}
         for index, (wnid, words) in enumerate(zip(classes.wnids, classes.words, strict=True))

@@ -16,7 +16,7 @@ from imagenet_prep.read.columns import ColumnRows
 from imagenet_prep.read.opening import open_records
 from imagenet_prep.read.records import Records
 from imagenet_prep.shards.digests import sha256
-from imagenet_prep.storage.opened import Dataset, open_dataset
+from imagenet_prep.storage.dataset_store import Dataset, open_dataset
 
 Numbers = range | npt.NDArray[np.int64]  # sorted record numbers
 _TOGETHER = 8  # records to read and hash at once; images of cameras have 10 MB each

@@ -11,10 +11,8 @@ from typing import NamedTuple
 
 from imagenet_prep.engine import Output
 from imagenet_prep.storage.folder import LocalStore
-from imagenet_prep.storage.inside import demand_inside
-from imagenet_prep.storage.large_file import LargeFile
-from imagenet_prep.storage.new_file import FolderSync
-from imagenet_prep.storage.os_errors import removed_on_failure, storage_errors
+from imagenet_prep.storage.local_file import removed_on_failure, require_inside, storage_errors
+from imagenet_prep.storage.new_file import FolderSync, LargeFile
 from imagenet_prep.storage.store import Store
 
 SUMS = "SHA256SUMS"  # lists all files of an export
@@ -98,7 +96,7 @@ class Tree:
             opened.write(data)
 
     def _place(self, name: str) -> str:
-        demand_inside(name.rstrip("/"))
+        require_inside(name.rstrip("/"))
         top = f"{self._folder.root}/{name.partition('/')[0]}"
         return name if Path(top).is_dir() else f"{self._unseen}/{name}"
 
@@ -120,7 +118,7 @@ def forget_lost(store: Store, tree: Tree | None, sizes: Mapping[str, Sequence[in
     """
     names = {}
     for sums in sizes:
-        with store.opened(sums) as lines:
+        with store.open_file(sums) as lines:
             names[sums] = [*map(name_in, lines)]
     actual = (tree or store).sizes(itertools.chain.from_iterable(names.values()))
     store.remove(*(sums for sums in sizes if [*map(actual.get, names[sums])] != [*sizes[sums]]))

@@ -22,7 +22,7 @@ from imagenet_prep.exporting.examples import Example, Numbers, Part, Source
 from imagenet_prep.exporting.files import Piece
 from imagenet_prep.exporting.format import Format, Written
 from imagenet_prep.read.choice import Choice
-from imagenet_prep.storage.os_errors import removed_on_failure
+from imagenet_prep.storage.local_file import removed_on_failure
 from imagenet_prep.storage.store import Store
 
 
@@ -144,7 +144,7 @@ class Job:
             return False
         digest = hashlib.sha256()
         names = []
-        with self.store.opened(sums) as lines:
+        with self.store.open_file(sums) as lines:
             for line in lines:
                 digest.update(line)
                 names.append(files.name_in(line))
@@ -180,7 +180,7 @@ def run(job: Job) -> Json:
             return done
         store.remove(job.called + naming.EXPORT)
         # Another run with different settings may have written the mark since the check above.
-        if store.claim(mark, digest.encode()) != digest.encode():
+        if store.write_if_absent(mark, digest.encode()) != digest.encode():
             raise _others(store)
         if job.format.file_an_image:
             sums_of = {part.name: work.sums(part) for part in parts}

@@ -12,7 +12,7 @@ from imagenet_prep.dataset import naming, tfds, tfds_record, tfrecord
 from imagenet_prep.exporting.examples import Example, Part
 from imagenet_prep.exporting.files import Piece
 from imagenet_prep.exporting.format import Format, Written
-from imagenet_prep.storage.opened import Dataset
+from imagenet_prep.storage.dataset_store import Dataset
 
 # VERSION in tensorflow_datasets/datasets/imagenet2012/imagenet2012_dataset_builder.py
 _VERSION = "5.1.0"

@@ -19,9 +19,9 @@ from pathlib import Path
 
 from imagenet_prep.core import canonical, errors, monitoring, program, records, regular_file
 from imagenet_prep.core.errors import BusyError, DataDamagedError, ImagenetPrepError, UsageError
-from imagenet_prep.storage import inside
+from imagenet_prep.storage import local_file
 from imagenet_prep.storage.folder import LocalStore
-from imagenet_prep.storage.os_errors import storage_errors
+from imagenet_prep.storage.local_file import storage_errors
 
 RECORD = "launch.json"
 LOG = "launch.log"
@@ -98,7 +98,7 @@ class Record:
             process = Path(f"/proc/{self.pid}")
             owner = process.stat().st_uid
             output = (process / "fd" / "1").stat()
-            log, record = (inside.stat_inside(folder, name) for name in (LOG, RECORD))
+            log, record = (local_file.stat_inside(folder, name) for name in (LOG, RECORD))
         except (OSError, ImagenetPrepError):
             return False
         return os.path.samestat(output, log) and record.st_uid == owner

@@ -45,7 +45,7 @@ from imagenet_prep.hosts.messages import (
 from imagenet_prep.hosts.process import Tail
 from imagenet_prep.launching.pipes import Pipes
 from imagenet_prep.launching.ranks import MARK, Rank, Ranks
-from imagenet_prep.storage.opened import open_dataset
+from imagenet_prep.storage.dataset_store import open_dataset
 
 PACKAGES = (
     "imagenet-prep",

@@ -20,7 +20,7 @@ from typing import IO
 from imagenet_prep.core import children
 from imagenet_prep.core.world import LEFT
 from imagenet_prep.storage.folder import LocalStore
-from imagenet_prep.storage.os_errors import storage_errors
+from imagenet_prep.storage.local_file import storage_errors
 
 # Only the ranks of a launch have this environment variable.
 MARK = "IMAGENET_PREP_LAUNCH"

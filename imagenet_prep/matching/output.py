@@ -11,8 +11,8 @@ from pathlib import Path
 from imagenet_prep.dataset import schema
 from imagenet_prep.matching.groups import Group
 from imagenet_prep.storage.folder import LocalStore
+from imagenet_prep.storage.local_file import removed_on_failure, storage_errors
 from imagenet_prep.storage.new_file import new_file
-from imagenet_prep.storage.os_errors import removed_on_failure, storage_errors
 
 PAIRS = "pairs.csv"
 PAGE = "duplicates.html"

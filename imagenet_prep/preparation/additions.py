@@ -26,8 +26,8 @@ from imagenet_prep.dataset.member import OF_INPUT, QUARANTINED, Incident, Member
 from imagenet_prep.dataset.settings import Listed
 from imagenet_prep.preparation.tasks import excluded_incident
 from imagenet_prep.sources import folder, layout
-from imagenet_prep.storage import quarantine
-from imagenet_prep.storage.opened import Dataset
+from imagenet_prep.storage import dataset_store
+from imagenet_prep.storage.dataset_store import Dataset
 
 _MOST_NAMED = 10
 # The manifest lists the images of smaller folders, so that `show --key` tells the folder.
@@ -261,7 +261,7 @@ class Comparison:
 
     def _compare_with_lines(self, *, readmit: bool) -> None:
         origins = {*self._origins.values()}
-        for line in quarantine.incidents(self._dataset.store, self._dataset.manifest):
+        for line in dataset_store.incidents(self._dataset.store, self._dataset.manifest):
             # A line of version 0.1.0 may not tell its split.
             of_line = {self._origins[line.split]} if line.split in self._origins else origins
             names = [(origin, line.key) for origin in of_line]

@@ -25,13 +25,12 @@ from imagenet_prep.preparation.standing import BEGUN, Adoption, Begun, Wanted
 from imagenet_prep.shards.commit import small_files, split_of, with_root
 from imagenet_prep.sources import shard_files
 from imagenet_prep.sources.shard_files import ShardFile, TfrecordSet
-from imagenet_prep.storage import inside, notes
-from imagenet_prep.storage.fetch import hashed
-from imagenet_prep.storage.folder import LocalStore
-from imagenet_prep.storage.hard_link import hard_link
-from imagenet_prep.storage.large_file import LargeFile
-from imagenet_prep.storage.os_errors import removed_on_failure, storage_errors
-from imagenet_prep.storage.store import Store
+from imagenet_prep.storage import local_file
+from imagenet_prep.storage.folder import LocalStore, hard_link
+from imagenet_prep.storage.local_file import removed_on_failure, storage_errors
+from imagenet_prep.storage.new_file import LargeFile
+from imagenet_prep.storage.remote import hashed
+from imagenet_prep.storage.store import Store, damaged_note, read_note
 
 # Version 0.1.0 stored its `Adoption` here.
 _BEGUN_BEFORE = f"{naming.WORK}/adopt.json"
@@ -209,14 +208,14 @@ def _begun(store: Store) -> tuple[str, Adoption | None]:
     note = BEGUN
     begun = None
     if store.size(BEGUN) is not None:
-        begun = notes.read(store, BEGUN, Begun).adoption
+        begun = read_note(store, BEGUN, Begun).adoption
     if begun is None and store.size(_BEGUN_BEFORE) is not None:
         note = _BEGUN_BEFORE
-        begun = notes.read(store, _BEGUN_BEFORE, Adoption)
+        begun = read_note(store, _BEGUN_BEFORE, Adoption)
     names = {name for name, _ in begun.shards} if begun else set()
     for before, after in begun.renames if begun else ():
         if after not in names or not shard_files.becomes(before, after):
-            raise notes.damaged(store, note, f"adopt would never rename {before!r} to {after!r}")
+            raise damaged_note(store, note, f"adopt would never rename {before!r} to {after!r}")
     return note, begun
 
 
@@ -234,7 +233,7 @@ def _rename(store: LocalStore, renames: Sequence[Sequence[str]]) -> None:
         if folder.is_dir():
             with storage_errors("remove", folder):
                 # A killed run may not have synced its renames to disk.
-                inside.sync_folder(folder)
+                local_file.sync_folder(folder)
                 folder.rmdir()
 
 
@@ -251,7 +250,7 @@ def _bring(shard: ShardFile, *, source: Store, store: Store) -> engine.Result[_B
         with removed_on_failure(temporary):
             with (
                 storage_errors(f"copy {where} to", temporary),
-                source.opened(shard.path, shard.stat) as stream,
+                source.open_file(shard.path, shard.stat) as stream,
                 LargeFile(temporary) as file,
             ):
                 for chunk in hashed(stream, ()):

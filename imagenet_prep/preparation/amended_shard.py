@@ -18,9 +18,9 @@ from imagenet_prep.shards import plan
 from imagenet_prep.shards.writer import Stored, WrittenShard
 from imagenet_prep.sources.member_reader import MemberReader
 from imagenet_prep.sources.shard_files import split_of
-from imagenet_prep.storage import tables
-from imagenet_prep.storage.fetch import as_file, hashed
-from imagenet_prep.storage.opened import Dataset
+from imagenet_prep.storage import dataset_store
+from imagenet_prep.storage.dataset_store import Dataset
+from imagenet_prep.storage.remote import as_file, hashed
 
 
 @dataclass(frozen=True)
@@ -70,8 +70,8 @@ class AmendWork:
         number = 0
         store, classes = self.parent.store, self.parent.classes
         where = store.where(shard.name)
-        samples = list(tables.rows(store, shard))
-        with store.opened(shard.name) as opened:
+        samples = list(dataset_store.sample_rows(store, shard))
+        with store.open_file(shard.name) as opened:
             stream = as_file(hashed(opened, [digest]))
             for number, record in enumerate(tfrecord.read_records(stream, where), start=1):
                 if number > len(samples):

@@ -45,8 +45,8 @@ from imagenet_prep.shards.commit import emptied
 from imagenet_prep.shards.samples_root import samples_root
 from imagenet_prep.shards.writer import WrittenShard
 from imagenet_prep.sources.shard_files import split_of
-from imagenet_prep.storage import columns, quarantine, tables
-from imagenet_prep.storage.opened import Dataset, open_dataset, refuse_inside
+from imagenet_prep.storage import columns, dataset_store
+from imagenet_prep.storage.dataset_store import Dataset, open_dataset, refuse_inside
 from imagenet_prep.storage.store import Store
 
 _T = TypeVar("_T")
@@ -135,7 +135,7 @@ class Job:
     @cached_property
     def columns(self) -> tuple[list[Column], list[str]]:
         """The complete columns, and the names of incomplete columns, which are not copied."""
-        return columns.complete(self.dataset)
+        return columns.complete_columns(self.dataset)
 
     @cached_property
     def wanted(self) -> Wanted:
@@ -216,7 +216,7 @@ def refuse(dataset: Dataset, out: Store) -> None:
         )
     refuse_inside(out.where(), dataset)
     dataset.demand_samples()
-    if lost := dataset.lost():
+    if lost := dataset.missing_files():
         raise errors.DataDamagedError(
             f"{where}: {counted(len(lost), 'file')} missing or of a different size than in the "
             f"manifest: {some(lost)}. Nothing was written. Run imagenet-prep verify {where}"
@@ -265,7 +265,7 @@ def preview(job: Job, store: Store) -> Json:
 def _quarantined(add: Additions, amended: Dataset) -> int:
     """Returns the number of new images that are quarantined."""
     new = {(member.archive, member.size) for member in add.all_members}
-    lines = quarantine.incidents(amended.store, amended.manifest)
+    lines = dataset_store.incidents(amended.store, amended.manifest)
     return sum(line.action == QUARANTINED and (line.archive, line.size) in new for line in lines)
 
 
@@ -311,7 +311,7 @@ def _write(job: Job, changes: Sequence[ShardChange], output: Output) -> dict[str
     shards = (shard for split in manifest.splits.values() for shard in split.shards)
     files = [file for shard in shards if shard.name not in written for file in shard.files]
     try:
-        store.take_over(job.dataset.store, files, stats)
+        store.adopt_files(job.dataset.store, files, stats)
     except errors.IncompleteError:
         _demand_parent(job)
         raise
@@ -366,7 +366,7 @@ def _kept_incidents(job: Job, new: Sequence[Incident]) -> Iterator[Incident]:
         for key, class_index in change.relabelled.items()
     }
     replaced = job.add.replaced if job.add else ()
-    for line in quarantine.incidents(job.dataset.store, job.manifest):
+    for line in dataset_store.incidents(job.dataset.store, job.manifest):
         image = line.split, line.key
         # Other lines with this key are about images that are not stored.
         is_stored = line.action.endswith(REPAIRED)
@@ -383,7 +383,7 @@ def _split(store: Store, shards: list[Shard], num_classes: int) -> Split:
 
     def heads() -> Iterator[Head]:
         nonlocal resized, height, width
-        for sample in chain.from_iterable(tables.each(samples.parse, store, shards)):
+        for sample in chain.from_iterable(dataset_store.each_table(samples.parse, store, shards)):
             per_class[sample.class_index] += 1
             # Compare sets: rotation swaps the sides of an image, but is no resize.
             source = {sample.source_height, sample.source_width}

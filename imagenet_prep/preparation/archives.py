@@ -28,9 +28,9 @@ from imagenet_prep.sources.published import Archive
 from imagenet_prep.storage.fetch import Hasher, fetch
 from imagenet_prep.storage.folder import LocalStore
 from imagenet_prep.storage.ledger import MOST_ARCHIVES, NOTES, Ledger
-from imagenet_prep.storage.os_errors import storage_errors
-from imagenet_prep.storage.remote import Remote, Stat
-from imagenet_prep.storage.retry import RetryBudget, with_retries
+from imagenet_prep.storage.local_file import storage_errors
+from imagenet_prep.storage.remote import RetryBudget, Stat
+from imagenet_prep.storage.store import Readable
 
 _MIB = 1 << 20
 # Few retries: before the first byte, a wrong address is more likely than a temporary failure.
@@ -63,7 +63,7 @@ class Archives:
     """Downloads archives from `remote` to the folder `store`."""
 
     store: LocalStore
-    remote: Remote
+    remote: Readable
     archives: Sequence[Archive]
     allow_other: bool  # accept unofficial archives with these names
     connections: int  # number of parallel requests
@@ -125,7 +125,7 @@ class Archives:
         retries = min(self.retries, _MAX_STAT_RETRIES)
         remedy = "Check --base-url and the network, then run the same command again."
         budget = RetryBudget(where, retries, remedy=remedy)
-        stat = with_retries(lambda: self.remote.stat(archive.name), budget)
+        stat = self.remote.stat(archive.name, budget)
         if not stat.size:
             raise StoreError(f"{where}: the file is empty. Choose a different --base-url.")
         if not self.allow_other and archive.size not in (None, stat.size):

@@ -13,8 +13,8 @@ from imagenet_prep.dataset import naming, schema
 from imagenet_prep.dataset.member import Boxes
 from imagenet_prep.sources import boxes, source
 from imagenet_prep.storage.folder import LocalStore
+from imagenet_prep.storage.local_file import storage_errors
 from imagenet_prep.storage.new_file import new_file
-from imagenet_prep.storage.os_errors import storage_errors
 from imagenet_prep.storage.store import Store
 
 

@@ -19,11 +19,11 @@ from imagenet_prep.core.errors import DataDamagedError
 from imagenet_prep.dataset import column, samples
 from imagenet_prep.dataset.column import Column, ColumnFile
 from imagenet_prep.dataset.manifest import Shard, Split
-from imagenet_prep.storage import columns, tables
-from imagenet_prep.storage.fetch import as_file, hashed
+from imagenet_prep.storage import columns, dataset_store
+from imagenet_prep.storage.dataset_store import Dataset
+from imagenet_prep.storage.local_file import removed_on_failure, storage_errors
 from imagenet_prep.storage.new_file import new_file
-from imagenet_prep.storage.opened import Dataset
-from imagenet_prep.storage.os_errors import removed_on_failure, storage_errors
+from imagenet_prep.storage.remote import as_file, hashed
 from imagenet_prep.storage.store import Readable, Store
 
 _FIRST_KEYS = 10
@@ -65,7 +65,7 @@ class Carrier:
         old = self._parent.manifest.splits[split].shards
         files = list(zip(self._column.splits[split], old, amended.shards, strict=True))
         staying = [self._column.file(rows) for rows, _, new in files if rows.is_of(new)]
-        self._store.take_over(self._parent.store, staying)
+        self._store.adopt_files(self._parent.store, staying)
         self._linked += len(staying)
         return [
             rows if rows.is_of(new) else self._of_shard(rows, old, new) for rows, old, new in files
@@ -106,7 +106,7 @@ class Carrier:
     def _records(self, store: Readable, shard: Shard) -> list[tuple[int, str, bytes]]:
         """Returns (class, key, image) of each record; class is 0 if the column ignores classes."""
         of_class = self._column.made_from == column.OF_CLASS
-        heads = tables.each(partial(samples.heads, images=True), store, [shard])
+        heads = dataset_store.each_table(partial(samples.heads, images=True), store, [shard])
         return [(index if of_class else 0, key, image) for index, key, image in next(heads)]
 
     def _read(self, rows: ColumnFile) -> Iterator[bytes]:
@@ -115,7 +115,7 @@ class Carrier:
         digest = hashlib.sha256()
         store = self._parent.store
         name = of_parent.file(rows).name
-        with store.opened(name) as opened:
+        with store.open_file(name) as opened:
             file = as_file(hashed(opened, [digest]))
             head = file.read(len(of_parent.header(rows.rows)))
             for _ in range(rows.rows):

@@ -21,7 +21,7 @@ from imagenet_prep.dataset.member import Member
 from imagenet_prep.preparation.additions import Additions
 from imagenet_prep.shards import plan
 from imagenet_prep.shards.samples_root import equal_keys
-from imagenet_prep.storage.opened import Dataset
+from imagenet_prep.storage.dataset_store import Dataset
 
 _HEADER = ["key", "class"]
 

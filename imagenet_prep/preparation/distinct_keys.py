@@ -37,7 +37,7 @@ def numbered(store: Store, folder: str, tables: Sequence[str]) -> dict[str, dict
                     longest = max(longest, *map(len, _TILDES.findall(key)))
                 yield b"%b\0%05d%09d\n" % (key.encode(), number, record)
 
-    with scratch.place() as place:
+    with scratch.temporary_folder() as place:
         files = runs.write(place, "keys", entries())
         for (of_range,) in runs.side_by_side([files]):
             for key, group in itertools.groupby(of_range, lambda entry: entry.partition(b"\0")[0]):

@@ -31,8 +31,8 @@ from imagenet_prep.sources.labelling import Labelling, LabelUse, labelling_of
 from imagenet_prep.sources.labels import check_validation
 from imagenet_prep.sources.shard_files import ShardFile, TfrecordSet
 from imagenet_prep.sources.tfrecords import Entry
+from imagenet_prep.storage.local_file import removed_on_failure, storage_errors
 from imagenet_prep.storage.new_file import new_file
-from imagenet_prep.storage.os_errors import removed_on_failure, storage_errors
 from imagenet_prep.storage.store import Store
 
 # Records may lack a key in different ways. The manifest states the first of these that occurs.

@@ -27,7 +27,7 @@ from imagenet_prep.preparation.tasks import PLAN_FOLDER, SHARED_PLANS, UNPACKED
 from imagenet_prep.shards import plan, runs
 from imagenet_prep.sources.source import IndexTask
 from imagenet_prep.storage.folder import LocalStore
-from imagenet_prep.storage.os_errors import storage_errors
+from imagenet_prep.storage.local_file import storage_errors
 from imagenet_prep.storage.store import Store
 
 # With fewer images, planning ends before worker processes would have started.

@@ -27,9 +27,9 @@ from imagenet_prep.preparation.tasks import PLAN_FOLDER
 from imagenet_prep.sources import boxes, detect, image_table, layout
 from imagenet_prep.sources.folder import Folder
 from imagenet_prep.sources.source import Part, Pixels
-from imagenet_prep.storage import kept_lists, ledger, remote_path
-from imagenet_prep.storage.kept_lists import KeptLists
-from imagenet_prep.storage.origins import Origin
+from imagenet_prep.storage import ledger, remote_path
+from imagenet_prep.storage.ledger import SourceLocation
+from imagenet_prep.storage.remote_path import ListingFolder
 from imagenet_prep.storage.store import Store
 
 # If images are only copied, Python takes a third of the time. Above this size of the source,
@@ -124,10 +124,10 @@ def _with_existing_splits(config: Config) -> Config:
 
 
 def _select(config: Config) -> tuple[Selection, str]:
-    base = kept_lists.beside(config.out)
+    base = remote_path.lists_folder(config.out)
     lists = None
     if base is not None:
-        lists = KeptLists(base, writes=not config.dry_run, believed=not config.rehash)
+        lists = ListingFolder(base, writes=not config.dry_run, believed=not config.rehash)
     root = remote_path.locate(config.source, lists, hashes=config.check != CHECK_HEADER)
     splits = [split for split in schema.SPLITS if split in config.source_splits]
     source, description = detect.find(
@@ -198,7 +198,7 @@ def _wanted(config: Config, selection: Selection, policy: Policy) -> Wanted:
         if isinstance(selection.source, Folder):
             # Keys of a folder that contains only classes are relative to its parent.
             root = selection.source.root
-        origin = Origin(str(root.absolute()), files)
+        origin = SourceLocation(str(root.absolute()), files)
     return Wanted(
         Settings(PREPARE, dict.fromkeys(byte_settings["splits"], byte_settings)),
         policy.libraries,

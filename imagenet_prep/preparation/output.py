@@ -34,8 +34,9 @@ from imagenet_prep.shards.commit import publish, refuse_too_many
 from imagenet_prep.shards.summary import summarise
 from imagenet_prep.shards.writer import WrittenShard
 from imagenet_prep.sources.shard_files import TfrecordSet, split_of
-from imagenet_prep.storage import origins, quarantine
-from imagenet_prep.storage.opened import Dataset, shard_files, strangers
+from imagenet_prep.storage import dataset_store
+from imagenet_prep.storage.dataset_store import Dataset, shard_files, stray_files
+from imagenet_prep.storage.ledger import note_source
 from imagenet_prep.storage.store import Store
 
 
@@ -162,7 +163,7 @@ class Output:
         existing = decision.made.items()
         kept = {split: config for split, config in existing if split not in decision.replaced}
         content = self._mark(kept, left)
-        if self.store.claim(standing.BEGUN, content) != content:
+        if self.store.write_if_absent(standing.BEGUN, content) != content:
             # A bucket keeps an existing claim, by a different run or by ours for other splits.
             self.store.write(standing.BEGUN, self._mark(self._decide().made, left))
 
@@ -177,7 +178,7 @@ class Output:
 
         Raises UsageError if no receipt proves that this program wrote one of them.
         """
-        names = strangers(self.store, shards)
+        names = stray_files(self.store, shards)
         older = [name for name in names if naming.split_of(name) not in others]
         sizes = self.store.sizes(older)
         written = engine.published(self.store, {*map(naming.shard_of, older)})
@@ -255,7 +256,7 @@ class Output:
             return kept, []
         with contextlib.suppress(ManifestError):
             # A killed run may have left extra lines.
-            listed = [*quarantine.incidents(self.store)]
+            listed = [*dataset_store.incidents(self.store)]
             if len(listed) >= sum((*existing.quarantined.values(), *existing.repaired.values())):
                 return kept, listed
         if kept - {*(self._decision.left if self._decision else ())}:
@@ -285,14 +286,14 @@ class Output:
         finished = Dataset.at(self.store)
         monitoring.quarantined(sum(finished.manifest.quarantined.values()))
         if self.wanted.origin is not None:
-            origins.note(finished.manifest.digest, self.wanted.origin)
+            note_source(finished.manifest.digest, self.wanted.origin)
         path = self.store.where(naming.MANIFEST)
         summary = summarise(path, finished, self._new, time.time() - self._start)
         if "unknown_format" in finished.manifest.quarantined:
             with contextlib.suppress(ImagenetPrepError):  # a missing list must not fail the run
                 of_format = (
                     line.detail
-                    for line in quarantine.incidents(self.store)
+                    for line in dataset_store.incidents(self.store)
                     if line.reason == "unknown_format"
                 )
                 summary["unread"] = formats.in_words(of_format)
@@ -316,5 +317,5 @@ def incidents_of_input(found: TfrecordSet) -> list[Incident]:
         return []
     return [
         line if line.is_of_input else replace(line, action=f"{OF_INPUT}{line.action}")
-        for line in quarantine.incidents(found.store, found.manifest)
+        for line in dataset_store.incidents(found.store, found.manifest)
     ]

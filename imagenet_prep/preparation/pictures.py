@@ -28,10 +28,10 @@ from imagenet_prep.dataset.problems import GivenUpError, Problems
 from imagenet_prep.dataset.samples import Sample
 from imagenet_prep.matching import hashes
 from imagenet_prep.sources.source import IndexTask, Stored
-from imagenet_prep.storage import tables
+from imagenet_prep.storage import dataset_store
+from imagenet_prep.storage.dataset_store import Dataset
+from imagenet_prep.storage.local_file import removed_on_failure
 from imagenet_prep.storage.new_file import new_file
-from imagenet_prep.storage.opened import Dataset
-from imagenet_prep.storage.os_errors import removed_on_failure
 from imagenet_prep.storage.store import Readable, Store
 
 _STAGE = "hashes"
@@ -72,11 +72,11 @@ class ShardPiece:
 
     def samples(self) -> Iterator[Sample]:
         """Yields the lines of the shard's table."""
-        return tables.rows(self.store, self.shard)
+        return dataset_store.sample_rows(self.store, self.shard)
 
     def seen(self, problems: Problems) -> Iterator[Seen]:
         """Yields the rows of all sound records; adds damaged records to `problems`."""
-        with self.store.opened(self.shard.name) as opened, contextlib.suppress(GivenUpError):
+        with self.store.open_file(self.shard.name) as opened, contextlib.suppress(GivenUpError):
             try:
                 for record in tfrecord.read_records(opened, self.where, problems.add):
                     where = f"{self.where}: record {record.number} at byte {record.offset:,}"
@@ -230,7 +230,7 @@ def rows_of(kept: Store, pieces: Sequence[AnyPiece], scratch: Path) -> list[Path
         assert isinstance(piece, ShardPiece)  # the rows of a source are in a folder
         path = scratch / f"{piece.name}.rows"
         most = piece.shard.examples * hashes.ROW.itemsize + 1
-        with kept.opened(f"{FOLDER}/{path.name}") as opened, open(path, "wb") as file:
+        with kept.open_file(f"{FOLDER}/{path.name}") as opened, open(path, "wb") as file:
             while part := opened.read(min(most, _PART_BYTES)):
                 most -= file.write(part)
         paths.append(path)

@@ -37,12 +37,11 @@ from imagenet_prep.sources.folder import Folder
 from imagenet_prep.sources.member_reader import MemberReader
 from imagenet_prep.sources.scan import read_errors
 from imagenet_prep.sources.shard_files import ShardFile, TfrecordSet
-from imagenet_prep.storage import quarantine, scratch, tables
-from imagenet_prep.storage.fetch import hashed
+from imagenet_prep.storage import dataset_store, scratch
+from imagenet_prep.storage.archive import open_archives
+from imagenet_prep.storage.dataset_store import missing_files
 from imagenet_prep.storage.folder import LocalStore
-from imagenet_prep.storage.opened import lost
-from imagenet_prep.storage.remote import stamp
-from imagenet_prep.storage.remote_archives import open_archives
+from imagenet_prep.storage.remote import hashed, stamp
 from imagenet_prep.storage.store import Store
 
 _ADVICE = "Choose a different folder"
@@ -66,7 +65,7 @@ def demand_same_source(job: Job, output: Output, *, note: bool = True) -> None:
     manifest, newest = output.seen.committed, output.seen.noted.newest
     if manifest is None or not output.is_doubted:
         return
-    with scratch.place() as folder:
+    with scratch.temporary_folder() as folder:
         plans = LocalStore(folder)
         source = job.selection.source
         answers = source.evaluation.answers if source.evaluation else {}
@@ -129,7 +128,7 @@ def demand_same_shards(
             continue
         # Tables have neither bounding boxes nor the words of classes, but shards do.
         work = partial(_hash_shard, store=source.store)
-        with scratch.place() as folder:
+        with scratch.temporary_folder() as folder:
             stage = engine.Stage("md5", manifest.digest, LocalStore(folder), work, HashedArchive)
             changes[split] += _other_md5s(manifest, stage, source.splits[split], quiet=quiet)
     if output.wanted.force and any(changes.values()):
@@ -163,7 +162,7 @@ def _other_classes(
 def _is_listed(store: Store, manifest: Manifest) -> bool:
     shards = (shard for split in manifest.splits.values() for shard in split.shards)
     files = [*manifest.files, *filter(None, (shard.samples for shard in shards))]
-    return manifest.has_samples and not lost(store, files)
+    return manifest.has_samples and not missing_files(store, files)
 
 
 def _other_images(
@@ -208,12 +207,12 @@ def _other_images(
 
 
 def _quarantined(store: Store, manifest: Manifest) -> set[_Facts]:
-    lines = quarantine.incidents(store, manifest)
+    lines = dataset_store.incidents(store, manifest)
     return {(i.key, i.class_index, i.size) for i in lines if i.action == QUARANTINED}
 
 
 def _kept(store: Store, shard: Shard, excluded: frozenset[str]) -> Iterator[tuple[_Facts, Sample]]:
-    for sample in tables.rows(store, shard):
+    for sample in dataset_store.sample_rows(store, shard):
         if sample.key not in excluded:
             yield (sample.key, sample.class_index, sample.num_bytes), sample
 
@@ -254,9 +253,9 @@ def _differences(
     bad = _quarantined(store, manifest)
     altered: list[str] = []
     sides: tuple[list[Path], list[Path]] = [], []
-    with scratch.place() as folder:
+    with scratch.temporary_folder() as folder:
         for number, (shard, of_shard) in enumerate(itertools.zip_longest(shards, images)):
-            rows = [*tables.rows(store, shard)] if shard else []
+            rows = [*dataset_store.sample_rows(store, shard)] if shard else []
             planned = [*of_shard()] if of_shard else []
             same = _altered(rows, planned, bad, differs)
             if same is not None:
@@ -326,7 +325,7 @@ def _other_files(
 
 def _hash_shard(shard: ShardFile, *, store: Store) -> engine.Result[HashedArchive]:
     md5 = hashlib.md5(usedforsecurity=False)
-    with store.opened(shard.path, shard.stat) as file:
+    with store.open_file(shard.path, shard.stat) as file:
         for _ in hashed(file, [md5]):
             pass
     return engine.Result(HashedArchive(shard.file, shard.num_bytes, md5.hexdigest()))

@@ -41,9 +41,9 @@ from imagenet_prep.shards.writer import WrittenShard
 from imagenet_prep.sources import tfrecords
 from imagenet_prep.sources.labelling import Labelling
 from imagenet_prep.sources.shard_files import ShardFile, TfrecordSet
-from imagenet_prep.storage import tables
-from imagenet_prep.storage.opened import refuse_inside
-from imagenet_prep.storage.origins import Origin
+from imagenet_prep.storage import dataset_store
+from imagenet_prep.storage.dataset_store import refuse_inside
+from imagenet_prep.storage.ledger import SourceLocation
 from imagenet_prep.storage.store import Store, same_place
 
 
@@ -66,7 +66,7 @@ class RewriteWork:
         excluded = self.excluded.get(shard.name, frozenset())
         samples: dict[str, Sample] = {}
         if excluded and shard.listed:
-            rows = tables.rows(self.store, shard.listed)
+            rows = dataset_store.sample_rows(self.store, shard.listed)
             samples = {sample.key: sample for sample in rows if sample.key in excluded}
 
         def images() -> Iterator[tuple[Member, bytes]]:
@@ -164,7 +164,9 @@ class Job:
         if folder := self.found.store.as_folder:
             root = folder.root.absolute()
             shards = [shard for split in self.found.splits.values() for shard in split]
-            origin = Origin(str(root), {shard.file: str(root / shard.path) for shard in shards})
+            origin = SourceLocation(
+                str(root), {shard.file: str(root / shard.path) for shard in shards}
+            )
         subset = None
         if manifest and manifest.evaluates:
             subset = manifest.subset or self.exclude is not None

@@ -22,8 +22,7 @@ from imagenet_prep.preparation.planning import Census, ClassKey, Inventory, Plan
 from imagenet_prep.preparation.selection import Selection
 from imagenet_prep.preparation.tasks import SHARED_PLANS
 from imagenet_prep.shards import plan, runs
-from imagenet_prep.storage import notes
-from imagenet_prep.storage.store import Store
+from imagenet_prep.storage.store import Store, read_note
 
 _NOTE = "plan.json"
 # Target number of members in a block: one call writes the plan files of its shards.
@@ -139,7 +138,7 @@ class SharedPlan(Planning):
         files = set(self.store.names(self.folder))
         if _NOTE not in files:
             return None
-        note = notes.read(self.store, f"{self.folder}/{_NOTE}", _Note)
+        note = read_note(self.store, f"{self.folder}/{_NOTE}", _Note)
         names = (name for split in note.plans for name in split.shard_names)
         if not files.issuperset(map(plan.file_name, names)):
             return None

@@ -18,10 +18,9 @@ from imagenet_prep.dataset.member import DOUBTFUL
 from imagenet_prep.dataset.settings import Settings
 from imagenet_prep.shards.commit import check_finished
 from imagenet_prep.sources.shard_files import split_of
-from imagenet_prep.storage import notes
-from imagenet_prep.storage.opened import Dataset, committed, lost
-from imagenet_prep.storage.origins import Origin
-from imagenet_prep.storage.store import Store
+from imagenet_prep.storage.dataset_store import Dataset, committed_dataset, missing_files
+from imagenet_prep.storage.ledger import SourceLocation
+from imagenet_prep.storage.store import Store, read_note
 
 BEGUN = f"{naming.WORK}/run.json"
 NOTED = f"{naming.WORK}/source.json"
@@ -45,7 +44,7 @@ class Wanted:
     newest: int = 0  # time of the last change of a source file, in ns
     allowed_bad_images: int | None = None  # None for any number
     # Location of the source, for `report`; None if it is not a local folder.
-    origin: Origin | None = None
+    origin: SourceLocation | None = None
     # --force: replaces splits with other settings or a changed source; None if the verb lacks it.
     force: bool | None = None
 
@@ -114,8 +113,8 @@ def look(store: Store, wanted: Wanted) -> Standing:
     names = tuple(store.list_folder())
     work_files = store.list_folder(naming.WORK) if naming.WORK in names else ()
     in_work = {f"{naming.WORK}/{name}" for name in work_files}
-    dataset = committed(store, in_work.union(names))
-    begun = notes.read(store, BEGUN, Begun) if BEGUN in in_work else None
+    dataset = committed_dataset(store, in_work.union(names))
+    begun = read_note(store, BEGUN, Begun) if BEGUN in in_work else None
     if dataset is None:
         others = () if begun else _datasets_below(store, names)
         return Standing(store.where(), names, begun=begun, others=others)
@@ -123,12 +122,12 @@ def look(store: Store, wanted: Wanted) -> Standing:
     complete = frozenset[str]()
     noted = Noted(manifest.digest, 0, dict.fromkeys(manifest.splits, ("", manifest.lacks)))
     with contextlib.suppress(ImagenetPrepError):
-        note = notes.read(store, NOTED, Noted) if NOTED in in_work else noted
+        note = read_note(store, NOTED, Noted) if NOTED in in_work else noted
         if note.dataset == manifest.digest and {*note.splits} == {*manifest.splits}:
             noted = note
     if naming.MANIFEST in names:
         files = {s: manifest.files_of([s]) for s in wanted.settings.splits if s in manifest.splits}
-        missing = lost(store, manifest.files_of(files))
+        missing = missing_files(store, manifest.files_of(files))
         complete = frozenset(s for s in files if missing.isdisjoint(f.name for f in files[s]))
     return Standing(store.where(), names, dataset, begun, noted, complete)
 

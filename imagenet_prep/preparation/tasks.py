@@ -27,10 +27,9 @@ from imagenet_prep.engine import Output, Result
 from imagenet_prep.shards import plan, writer
 from imagenet_prep.sources.member_reader import MemberReader
 from imagenet_prep.sources.source import IndexTask, Packed, Source, Stored, sorted_by_key
-from imagenet_prep.storage.archive import ArchiveReader
+from imagenet_prep.storage.archive import ArchiveReader, RemoteArchives
+from imagenet_prep.storage.local_file import removed_on_failure, storage_errors
 from imagenet_prep.storage.new_file import new_file
-from imagenet_prep.storage.os_errors import removed_on_failure, storage_errors
-from imagenet_prep.storage.remote_archives import RemoteArchives
 from imagenet_prep.storage.store import Store
 
 # The folder of the plan, which has one file of members per shard.

@@ -43,10 +43,9 @@ from imagenet_prep.sources.ilsvrc import Tars
 from imagenet_prep.sources.member_reader import MemberReader
 from imagenet_prep.sources.scan import read_errors
 from imagenet_prep.storage import scratch
-from imagenet_prep.storage.archive import ArchiveReader
+from imagenet_prep.storage.archive import ArchiveReader, RemoteArchives, open_archives
 from imagenet_prep.storage.folder import LocalStore
 from imagenet_prep.storage.remote import is_newer, stamp
-from imagenet_prep.storage.remote_archives import RemoteArchives, open_archives
 from imagenet_prep.storage.store import Store
 
 Content = WrittenShard | HashedArchive
@@ -267,7 +266,7 @@ def preview(job: Job, output: Output) -> Json:
     """Plans and checks a run; writes nothing. If the disk is too small, `refusal` says so."""
     pending = output.left()
     store = output.store
-    with scratch.place() as folder:
+    with scratch.temporary_folder() as folder:
         plans = LocalStore(folder)
         refusal = None
         forecast = job.forecast(store, plans)

@@ -31,19 +31,18 @@ from imagenet_prep.dataset import naming
 from imagenet_prep.dataset.manifest import File, Shard
 from imagenet_prep.read.background import BackgroundThreads
 from imagenet_prep.read.held import HeldFile, only_one
-from imagenet_prep.storage import inside
+from imagenet_prep.storage import local_file
+from imagenet_prep.storage.dataset_store import Dataset
 from imagenet_prep.storage.fetch import bring
 from imagenet_prep.storage.folder import TEMPORARY, LocalStore
 from imagenet_prep.storage.ledger import NOTES, Ledger
-from imagenet_prep.storage.opened import Dataset
-from imagenet_prep.storage.os_errors import storage_errors
-from imagenet_prep.storage.retry import RetryBudget
-from imagenet_prep.storage.store import open_remote
+from imagenet_prep.storage.local_file import storage_errors
+from imagenet_prep.storage.remote import RESUME, Access
+from imagenet_prep.storage.store import open_readable
 
 _FOLDERS = (naming.WORK, TEMPORARY, *naming.BESIDE)
 _REMEDY = "Check the source (imagenet-prep replicate --check), and restore this file there."
 _THREADS = 8  # per rank; each thread has its own connection
-_RETRIES = 20
 _TIMEOUT_S = 60.0
 
 
@@ -55,9 +54,10 @@ class _Copy:
     """The folder of the local copy, which has the layout of the dataset."""
 
     def __init__(self, dataset: Dataset, folder: Path, limit_bytes: int | None) -> None:
-        self._remote = open_remote(dataset.where, connections=_THREADS, timeout_s=_TIMEOUT_S)
         self._limit = limit_bytes
         self.ended = threading.Event()  # once set, failed fetches are not retried
+        access = Access(connections=_THREADS, timeout_s=_TIMEOUT_S, remedy=RESUME, ended=self.ended)
+        self._source = open_readable(dataset.where, access)
         splits = dataset.manifest.splits.values()
         self.root = folder / dataset.manifest.digest[:16]
         self._store = LocalStore(self.root)
@@ -89,9 +89,8 @@ class _Copy:
         if missing:
             self._make_room(missing, near)
         for file in missing:
-            budget = RetryBudget(self._remote.where(file.name), _RETRIES, self.ended)
             name = _temporary(file.name)
-            status = bring(self._remote, file, self._store, name, budget, _REMEDY, reserved=True)
+            status = bring(self._source, file, self._store, _REMEDY, name, reserved=True)
             self._ledger.add({file.name: status}, sha256=file.sha256)
 
     def _is_verified(self, file: File) -> bool:
@@ -99,10 +98,10 @@ class _Copy:
         flags = os.O_RDONLY | os.O_NONBLOCK
         with (
             contextlib.suppress(FileNotFoundError, NotADirectoryError),
-            open(inside.open_inside(self.root, file.name, flags), "rb") as opened,
+            open(local_file.open_inside(self.root, file.name, flags), "rb") as opened,
         ):
             status = os.fstat(opened.fileno())
-            is_ours = stat.S_ISREG(status.st_mode) and inside.is_only_ours(status)
+            is_ours = stat.S_ISREG(status.st_mode) and local_file.is_only_ours(status)
             if is_ours and status.st_size == file.num_bytes:
                 self._ledger.reload()
                 return self._ledger.sha256(file.name, opened) == file.sha256
@@ -285,12 +284,12 @@ def _take_folder(store: LocalStore) -> None:
     with storage_errors("create", store.root):
         store.root.mkdir(parents=True, exist_ok=True)
         if store.root.is_symlink():
-            raise inside.refusal(store.root)
+            raise local_file.refusal(store.root)
     for name in _FOLDERS:
         store.make_folder(name)
     for name in ("", *_FOLDERS):
         path = store.path(name)
-        with storage_errors("open", path), inside.folder_inside(store.root, name) as place:
+        with storage_errors("open", path), local_file.folder_inside(store.root, name) as place:
             status = os.fstat(place)
             if status.st_uid not in (os.geteuid(), 0):
                 raise StoreError(

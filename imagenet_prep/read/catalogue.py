@@ -13,7 +13,7 @@ from imagenet_prep.dataset.example import ImageExample
 from imagenet_prep.dataset.samples import Sample
 from imagenet_prep.read.names import Names
 from imagenet_prep.read.opening import open_records
-from imagenet_prep.storage.opened import Dataset
+from imagenet_prep.storage.dataset_store import Dataset
 
 _FEW = 4
 

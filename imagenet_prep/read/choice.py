@@ -86,7 +86,7 @@ class Choice:
 
     def _chosen(self, records: Records, lookups: Sequence[Lookup]) -> npt.NDArray[np.bool_]:
         where = f"{records.split} of {records.dataset.where}"
-        records.dataset.demand_complete()
+        records.dataset.require_complete()
         needs_keys = self.filters().keys() - {"classes", "remap"}
         if needs_keys and schema.FILENAME in records.manifest.lacks:
             raise UsageError(

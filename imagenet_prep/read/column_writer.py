@@ -23,10 +23,10 @@ from imagenet_prep.read.dataset import make_dataset
 from imagenet_prep.read.dlpack import array_over
 from imagenet_prep.read.held import only_one
 from imagenet_prep.read.order import Order
-from imagenet_prep.storage import columns, inside
-from imagenet_prep.storage.fetch import hashed
+from imagenet_prep.storage import columns, local_file
 from imagenet_prep.storage.folder import LocalStore
 from imagenet_prep.storage.new_file import complete_file
+from imagenet_prep.storage.remote import hashed
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -127,7 +127,7 @@ class ColumnWriter:
         self._reader = make_dataset(data_dir, split, batch_size, **options)
         feed = self._reader._feed
         self._records, self._finite = feed.records, finite
-        self._records.dataset.demand_complete()
+        self._records.dataset.require_complete()
         self._records.dataset.demand_samples()
         self._store = LocalStore(self._records.root)
         sources = [rows.column for rows in feed.columns.values()]
@@ -299,7 +299,7 @@ class ColumnWriter:
             yield io.BytesIO()
             return
         digest = hashlib.sha256()
-        with self._store.opened(name) as file:
+        with self._store.open_file(name) as file:
             deque(hashed(file, [digest]), maxlen=0)
             if digest.hexdigest() != done.sha256:
                 raise DataDamagedError(
@@ -322,7 +322,7 @@ class ColumnWriter:
         splits = self._records.manifest.splits.values()
         if not columns.receipts(store, name, [s for split in splits for s in split.shards]):
             store.remove(column.begun_name(name))
-        with inside.folder_inside(store.root, self._folder) as folder:
+        with local_file.folder_inside(store.root, self._folder) as folder:
             for partial in store.names(self._folder):
                 if partial.endswith(".partial"):
                     own_file.remove_killed(folder, partial)

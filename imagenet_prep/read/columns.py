@@ -14,11 +14,11 @@ from imagenet_prep.dataset import naming
 from imagenet_prep.dataset.column import ANY_VIEW
 from imagenet_prep.read.dlpack import leased
 from imagenet_prep.read.held import HeldFile
-from imagenet_prep.storage import columns, open_files
+from imagenet_prep.storage import columns, local_file
+from imagenet_prep.storage.dataset_store import missing_files
 from imagenet_prep.storage.folder import LocalStore
 from imagenet_prep.storage.ledger import Ledger
-from imagenet_prep.storage.opened import lost
-from imagenet_prep.storage.os_errors import storage_errors
+from imagenet_prep.storage.local_file import storage_errors
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -37,7 +37,7 @@ class ColumnRows:
     def __init__(self, records: Records, name: str, config: ReadConfig | None = None) -> None:
         """Opens column.json; checks that the column fits the records and the view of `config`."""
         dataset = records.dataset
-        self.column = columns.opened(dataset, name, records.split)
+        self.column = columns.open_column(dataset, name, records.split)
         if config is not None:
             _demand_view(self.column, config, config.view(records.manifest.edition))
         files, _ = self.column.of(records.split, dataset.shards(records.split))
@@ -46,7 +46,7 @@ class ColumnRows:
         self._files = {rows.shard: rows for rows in files}
         named = [self.column.file(rows) for rows in files]
         # With a cache, the reader downloads the files later.
-        wrong = sorted(lost(dataset.store, named)) if records.cache is None else []
+        wrong = sorted(missing_files(dataset.store, named)) if records.cache is None else []
         if wrong:
             raise DataDamagedError(
                 f"{dataset.where}: {some(wrong)}: missing, or the size differs from column.json. "
@@ -58,7 +58,7 @@ class ColumnRows:
         self._checked: set[int] = set()
         self._dtype = np.dtype(self.column.descr)
         self._free: deque[npt.NDArray[Any]] = deque(maxlen=_FREE)
-        open_files.allow(len(records.shards) + len(files))
+        local_file.allow_open_files(len(records.shards) + len(files))
 
     def rows(self, numbers: Sequence[int], size: int) -> npt.NDArray[Any]:
         """Returns [size, *shape]: the rows of examples, padded with rows of zeros."""

@@ -19,7 +19,7 @@ from imagenet_prep.core import regular_file
 from imagenet_prep.core.terminal import printable
 from imagenet_prep.dataset import naming
 from imagenet_prep.storage.folder import LocalStore
-from imagenet_prep.storage.lock import flock
+from imagenet_prep.storage.local_file import flock
 
 _LOCKS = f"{naming.WORK}/locks"
 _REPORT_S = 30.0  # a wait for a lock is reported after this time

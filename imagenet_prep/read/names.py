@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from imagenet_prep.dataset.samples import Head, Sample
-from imagenet_prep.storage import tables
+from imagenet_prep.storage import dataset_store
 from imagenet_prep.storage.folder import LocalStore
 
 if TYPE_CHECKING:
@@ -40,7 +40,9 @@ class Names:
         records = self._records
         if not records.manifest.has_samples:
             return ((*records.name(number), b"") for number in records.numbers_of(shard))
-        return tables.heads(self._store, records.shards[shard], len(records.wnids), images=sides)
+        return dataset_store.sample_heads(
+            self._store, records.shards[shard], len(records.wnids), images=sides
+        )
 
     def __iter__(self) -> Iterator[Head]:
         return itertools.chain.from_iterable(map(self.of, range(len(self._records.shards))))
@@ -49,11 +51,15 @@ class Names:
         """Returns False if the table of a shard contains none of the strings in `texts`."""
         records = self._records
         has_samples = records.manifest.has_samples
-        return not has_samples or tables.mentions(self._store, records.shards[shard], texts)
+        return not has_samples or dataset_store.table_mentions(
+            self._store, records.shards[shard], texts
+        )
 
     def samples(self, shard: int) -> Iterator[Sample]:
         """Yields the lines of a shard's table; verifies the table after the last line."""
-        return tables.rows(self._store, self._records.shards[shard], len(self._records.wnids))
+        return dataset_store.sample_rows(
+            self._store, self._records.shards[shard], len(self._records.wnids)
+        )
 
     def at(self, number: int) -> tuple[int, str]:
         """Returns class index and key of one example."""

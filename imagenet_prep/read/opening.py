@@ -20,7 +20,7 @@ from imagenet_prep.read.feed import Feed
 from imagenet_prep.read.native import say_once
 from imagenet_prep.read.order import Order
 from imagenet_prep.read.records import Records
-from imagenet_prep.storage.opened import Dataset, open_dataset
+from imagenet_prep.storage.dataset_store import Dataset, open_dataset
 
 
 def open_feed(config: ReadConfig) -> tuple[Feed, dict[str, Any]]:

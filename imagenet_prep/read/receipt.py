@@ -26,8 +26,8 @@ from imagenet_prep.core.errors import DataDamagedError, StoreError, UsageError
 from imagenet_prep.core.terminal import counted
 from imagenet_prep.dataset.placement import Placement
 from imagenet_prep.read.order import Order, Steps
+from imagenet_prep.storage.dataset_store import Dataset, open_dataset
 from imagenet_prep.storage.folder import LocalStore
-from imagenet_prep.storage.opened import Dataset, open_dataset
 
 if TYPE_CHECKING:
     import numpy.typing as npt

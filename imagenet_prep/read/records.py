@@ -23,10 +23,10 @@ from imagenet_prep.dataset import example, jpeg, keys, naming, schema, tfrecord
 from imagenet_prep.read.gather import gather
 from imagenet_prep.read.held import HeldFile
 from imagenet_prep.read.index import most_bytes, parse
-from imagenet_prep.storage import open_files
+from imagenet_prep.storage import local_file
+from imagenet_prep.storage.dataset_store import Dataset
 from imagenet_prep.storage.folder import LocalStore
-from imagenet_prep.storage.opened import Dataset
-from imagenet_prep.storage.os_errors import storage_errors
+from imagenet_prep.storage.local_file import storage_errors
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -84,7 +84,7 @@ class Records:
         if cache is not None:
             # The cache's threads keep it alive, so stop it if the reader is not closed.
             weakref.finalize(self, cache.stop)
-        open_files.allow(len(self.shards))
+        local_file.allow_open_files(len(self.shards))
 
     def __len__(self) -> int:
         return self._first[-1]

@@ -24,7 +24,7 @@ from imagenet_prep.dataset.difference import (
 from imagenet_prep.dataset.example import ImageExample
 from imagenet_prep.reporting import pictures, sample
 from imagenet_prep.reporting.facts import Facts, index_of
-from imagenet_prep.storage.ahead import ahead
+from imagenet_prep.storage.remote import prefetch
 
 # 200 pairs take half a minute, and the error of the median PSNR is below 0.1 dB.
 _PAIRS = 200
@@ -145,7 +145,7 @@ def _images(
         ]
 
     images: dict[StoredImage | None, ImageExample] = {}
-    for locations, reading in ahead(read, by_shard.values()):
+    for locations, reading in prefetch(read, by_shard.values()):
         try:
             images.update(zip(locations, reading.result(), strict=True))
         except DataDamagedError as error:

@@ -25,10 +25,11 @@ from imagenet_prep.dataset.manifest import Manifest, Shard
 from imagenet_prep.dataset.measures import Measured
 from imagenet_prep.dataset.member import Incident, Origin
 from imagenet_prep.read.catalogue import Catalogue, Entry
-from imagenet_prep.storage import columns, origins
-from imagenet_prep.storage.ahead import ahead
+from imagenet_prep.storage import columns
+from imagenet_prep.storage.dataset_store import Dataset
 from imagenet_prep.storage.folder import LocalStore
-from imagenet_prep.storage.opened import Dataset
+from imagenet_prep.storage.ledger import find_source
+from imagenet_prep.storage.remote import prefetch
 from imagenet_prep.storage.store import Readable
 
 # A receipt has a few hundred kB. Parsed JSON takes up to twenty times its size in memory.
@@ -221,7 +222,7 @@ def gather(dataset: Dataset, problems: list[str], source: Readable | None = None
     if source is not None:
         facts.source = source
     else:
-        origin = origins.find(dataset.manifest.digest)
+        origin = find_source(dataset.manifest.digest)
         if origin is not None:
             facts.source = LocalStore(Path(origin.root))
             facts.source_files = origin.files
@@ -285,7 +286,7 @@ def _column(dataset: Dataset, name: str) -> ColumnState:
         return ColumnState(name, None, "damaged")
     if column is None or begun:
         return ColumnState(name, column or begun, "not complete")
-    state = columns.foreign(dataset, column) or "belongs to the current tables of samples"
+    state = columns.mismatch(dataset, column) or "belongs to the current tables of samples"
     return ColumnState(name, column, state)
 
 
@@ -308,7 +309,7 @@ def _receipts(store: Readable) -> Iterator[tuple[str, Receipt]]:
         place = f"{naming.WORK}/{folder}/receipts"
         names = [name for name in _unless_refused(store.names, place) if name.endswith(".json")]
         # Parse one receipt at a time, because JSON takes much memory.
-        for _, reading in ahead(read, (f"{place}/{name}" for name in names)):
+        for _, reading in prefetch(read, (f"{place}/{name}" for name in names)):
             receipt = _parsed(Receipt, reading.result())
             if receipt is not None and _makes_sense(receipt):
                 yield folder, receipt

@@ -18,7 +18,7 @@ from imagenet_prep.dataset.example import ImageExample
 from imagenet_prep.dataset.member import QUARANTINED, Incident, Origin
 from imagenet_prep.reporting import pictures
 from imagenet_prep.reporting.facts import MAX_SHOWN_BYTES, Facts, index_of
-from imagenet_prep.storage.ahead import ahead
+from imagenet_prep.storage.remote import prefetch
 
 # One image per class of ImageNet takes about half of the 5 MB that a report may have.
 _MAX_TILES = 1000
@@ -102,7 +102,7 @@ def draw(facts: Facts, seed: int) -> list[Tile]:
         return index is None or bool(quota.get(index))
 
     wanted = filter(is_wanted, _records(facts, seed))
-    for record, reading in ahead(partial(read, facts), wanted):
+    for record, reading in prefetch(partial(read, facts), wanted):
         if len(tiles) >= num or used >= _TILE_BYTES or len(facts.problems) >= most_problems:
             break
         try:
@@ -161,7 +161,7 @@ def _records(facts: Facts, seed: int) -> Iterator[Record]:
         shard, numbers = group
         return index_of(facts, shard, {number for number, _ in numbers})
 
-    for (shard, numbers), reading in ahead(lines_of, groups):
+    for (shard, numbers), reading in prefetch(lines_of, groups):
         try:
             lines = reading.result()
         except DataDamagedError as error:
@@ -231,7 +231,7 @@ def _compare_with_source(facts: Facts, tiles: list[Tile]) -> None:
         size = (tile.image.height, tile.image.width)
         if origin and (origin.height, origin.width) != size:
             resized.append((tile, origin))
-    for (tile, origin), reading in ahead(both, resized):
+    for (tile, origin), reading in prefetch(both, resized):
         data, encoded = reading.result()
         source = pictures.decode(data) if data else None
         if source is None or source.size != (origin.width, origin.height):

@@ -9,7 +9,7 @@ from typing import Any
 
 from imagenet_prep.core import canonical, records, regular_file
 from imagenet_prep.core.errors import UsageError
-from imagenet_prep.storage.os_errors import storage_errors
+from imagenet_prep.storage.local_file import storage_errors
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from imagenet_prep.dataset import example, jpeg, keys, samples, schema, tfrecord
 from imagenet_prep.dataset.example import ImageExample
 from imagenet_prep.dataset.manifest import File, Shard
 from imagenet_prep.dataset.problems import GivenUpError, Problems
-from imagenet_prep.storage.fetch import as_file, hashed
+from imagenet_prep.storage.remote import as_file, hashed
 from imagenet_prep.storage.store import Readable
 
 # A line of an index has two numbers of up to 20 digits. A longer line is damaged.
@@ -79,10 +79,10 @@ def check_shard(shard: Shard, expectation: Expectation) -> Report:
     report.num_bytes = sum(sizes.values())
     try:
         with contextlib.ExitStack() as opened:
-            index = _Index(shard.index, opened.enter_context(store.opened(shard.index.name)))
+            index = _Index(shard.index, opened.enter_context(store.open_file(shard.index.name)))
             rows = None
             if (table := shard.samples) is not None:
-                stream = opened.enter_context(store.opened(table.name))
+                stream = opened.enter_context(store.open_file(table.name))
                 rows = _Rows(table, stream)
             _check_records(shard, expectation, report, index, rows)
             report.problems += [*index.problems(), *(rows.problems() if rows else ())]
@@ -195,7 +195,7 @@ def _check_records(
             ):
                 raise DataDamagedError(why)
 
-    with expectation.store.opened(shard.name) as opened:
+    with expectation.store.open_file(shard.name) as opened:
         chunks = hashed(opened, [digest], expectation.most_bytes)
         try:
             for record, _ in tfrecord.check_records(

@@ -15,7 +15,7 @@ from imagenet_prep.dataset import naming, schema
 from imagenet_prep.dataset.difference import ONLY_IN_A, ONLY_IN_B, Difference, StoredImage
 from imagenet_prep.shards import runs
 from imagenet_prep.storage import scratch
-from imagenet_prep.storage.opened import Dataset
+from imagenet_prep.storage.dataset_store import Dataset
 
 # An entry of a run is a key, a zero byte, the values to compare (class, bytes, width, height,
 # sha256), a zero byte, the shard's number (5 digits), the record's number (9), and a line end.
@@ -58,7 +58,7 @@ def differences(a: Dataset, b: Dataset, splits: Sequence[str]) -> Iterator[Diffe
     labels = [[number_of[wnid] for wnid in side.classes.wnids] for side in sides]
     for split in splits:
         common = common_tables(a, b, split)
-        with scratch.place() as folder:
+        with scratch.temporary_folder() as folder:
             files = [
                 runs.write(folder, name, _entries(side, split, of_side, common))
                 for name, side, of_side in zip("ab", sides, labels, strict=True)

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from imagenet_prep.core.errors import DataDamagedError
-from imagenet_prep.storage.os_errors import storage_errors
+from imagenet_prep.storage.local_file import storage_errors
 
 _NUMBER_BYTES = 8
 # Maximum entries and bytes per sorted run; 250,000 entries of a plan have 50 MB.

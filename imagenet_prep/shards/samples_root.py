@@ -16,8 +16,8 @@ from imagenet_prep.dataset import merkle, samples
 from imagenet_prep.dataset.manifest import Shard, Split
 from imagenet_prep.dataset.samples import Head
 from imagenet_prep.shards import runs
-from imagenet_prep.storage import scratch, tables
-from imagenet_prep.storage.opened import Dataset
+from imagenet_prep.storage import dataset_store, scratch
+from imagenet_prep.storage.dataset_store import Dataset
 from imagenet_prep.storage.store import Readable
 
 
@@ -41,13 +41,13 @@ def wrong_roots(dataset: Dataset) -> list[str]:
 def root_of(store: Readable, split: Split) -> str:
     """Returns the root of a split from its tables in a store; each table is verified."""
     parse = partial(samples.heads, images=True)
-    heads = itertools.chain.from_iterable(tables.each(parse, store, split.shards))
+    heads = itertools.chain.from_iterable(dataset_store.each_table(parse, store, split.shards))
     return samples_root(heads, store, split.shards)
 
 
 def samples_root(heads: Iterable[Head], store: Readable, shards: Sequence[Shard]) -> str:
     """Returns the root, in hex, of samples in any order; errors name `store` and `shards`."""
-    with scratch.place() as folder:
+    with scratch.temporary_folder() as folder:
         files = runs.write(folder, "samples", map(samples.entry, heads))
         lines = itertools.chain.from_iterable(entries for (entries,) in runs.side_by_side([files]))
         return merkle.root(_leaves(lines, store, shards))
@@ -57,7 +57,9 @@ def equal_keys(store: Readable, shards: Sequence[Shard], key: str) -> DataDamage
     """Returns the error for two records with the same key, after searching for their locations."""
     places = [
         f"record {number} of {shard.name}"
-        for shard, heads in zip(shards, tables.each(samples.heads, store, shards), strict=True)
+        for shard, heads in zip(
+            shards, dataset_store.each_table(samples.heads, store, shards), strict=True
+        )
         for number, head in enumerate(heads)
         if head[1] == key
     ]

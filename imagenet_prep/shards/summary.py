@@ -12,8 +12,8 @@ from imagenet_prep.core.terminal import counted, human_bytes, printable
 from imagenet_prep.dataset import ignored, schema, settings
 from imagenet_prep.dataset.manifest import Manifest
 from imagenet_prep.shards.writer import WrittenShard
-from imagenet_prep.storage import quarantine
-from imagenet_prep.storage.opened import Dataset
+from imagenet_prep.storage import dataset_store
+from imagenet_prep.storage.dataset_store import Dataset
 
 _MOST_SOURCES = 8
 
@@ -44,7 +44,7 @@ def of_set(path: str, dataset: Dataset) -> Json:
         **({"edition": manifest.edition} if manifest.edition else {}),
         "repaired": manifest.repaired,
         "quarantined": manifest.quarantined,
-        "excluded": quarantine.num_excluded(dataset.store, manifest),
+        "excluded": dataset_store.num_excluded(dataset.store, manifest),
         "ignored": ignored.together(source.ignored for source in manifest.sources),
         **({"amendments": canonical.loads(canonical.dumps(steps))} if steps else {}),
     }

@@ -27,9 +27,8 @@ from imagenet_prep.dataset.member import (
 from imagenet_prep.dataset.orientation import turned_boxes
 from imagenet_prep.dataset.samples import Sample, Table
 from imagenet_prep.shards.digests import sha256
-from imagenet_prep.storage.large_file import LargeFile
-from imagenet_prep.storage.new_file import new_file
-from imagenet_prep.storage.os_errors import removed_on_failure, storage_errors
+from imagenet_prep.storage.local_file import removed_on_failure, storage_errors
+from imagenet_prep.storage.new_file import LargeFile, new_file
 
 # A stored image with its source bytes.
 _Image = tuple[Member, PreparedImage, bytes]

@@ -13,7 +13,7 @@ from imagenet_prep.dataset.editions import Edition
 from imagenet_prep.sources import labels, pickles, published, source, tar
 from imagenet_prep.sources.scan import scan
 from imagenet_prep.sources.source import Encode, IndexTask, PackedImage
-from imagenet_prep.storage.os_errors import demand_disk
+from imagenet_prep.storage.local_file import require_disk
 
 ARCHIVE = published.CIFAR10.name
 FOLDER = "cifar-10-batches-py"
@@ -122,7 +122,7 @@ def _load(data: bytes, where: str) -> dict[str, Any]:
         items = pickles.loads(data).items()
     except Exception as error:
         # A damaged pickle can raise any exception.
-        demand_disk(where, error)
+        require_disk(where, error)
         raise SourceError(
             f"{where}: is not a pickle of CIFAR-10: {error}. None of its code was run. {_ADVICE}"
         ) from error

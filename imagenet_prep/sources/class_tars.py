@@ -12,8 +12,8 @@ from imagenet_prep.dataset.editions import FALL11, WINTER21
 from imagenet_prep.sources import ilsvrc, labels, lemmas, source
 from imagenet_prep.sources.ilsvrc import CLASS_TAR
 from imagenet_prep.sources.scan import File, read_errors
+from imagenet_prep.storage.archive import open_archives
 from imagenet_prep.storage.remote import stamp
-from imagenet_prep.storage.remote_archives import open_archives
 from imagenet_prep.storage.remote_path import Location, RemotePath
 
 WHOLE = "fall11_whole.tar"

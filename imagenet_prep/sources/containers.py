@@ -79,7 +79,7 @@ class _Seekable(io.RawIOBase):
     def __init__(self, path: RemotePath) -> None:
         self._path = path
         self._at = 0
-        self._size = path.demand_ranges().size
+        self._size = path.require_ranges().size
 
     def readable(self) -> bool:
         return True

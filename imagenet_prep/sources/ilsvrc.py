@@ -21,8 +21,7 @@ from imagenet_prep.sources.evidence import Claim, compare
 from imagenet_prep.sources.listing import is_called_an_image
 from imagenet_prep.sources.member_reader import MemberReader, TarReader
 from imagenet_prep.sources.source import IndexTask
-from imagenet_prep.storage.archive import ArchiveReader, Range
-from imagenet_prep.storage.remote_archives import RemoteArchives, open_archives
+from imagenet_prep.storage.archive import ArchiveReader, Range, RemoteArchives, open_archives
 from imagenet_prep.storage.remote_path import Location
 
 _PUBLISHED = {

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, BinaryIO, cast
 
 from imagenet_prep.core.errors import SourceError
-from imagenet_prep.storage.os_errors import demand_disk
+from imagenet_prep.storage.local_file import require_disk
 from imagenet_prep.storage.remote_path import Location, open_to_read
 
 UNPACKING_ERRORS = (OSError, EOFError, zlib.error, lzma.LZMAError)
@@ -34,7 +34,7 @@ def errors(path: Location, remedy: str, *more: type[Exception]) -> Iterator[None
     try:
         yield
     except kinds as error:
-        demand_disk(path, error)
+        require_disk(path, error)
         raise SourceError(f"{path}: cannot be read: {error}. {remedy}") from error
 
 

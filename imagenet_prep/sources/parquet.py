@@ -23,7 +23,7 @@ from imagenet_prep.sources import containers, labels, pages, parquet_layout, sou
 from imagenet_prep.sources.evidence import CLASSES, Claim, Statement, compare
 from imagenet_prep.sources.parquet_layout import Columns, columns_of
 from imagenet_prep.sources.source import IndexTask, PackedImage
-from imagenet_prep.storage.os_errors import demand_disk
+from imagenet_prep.storage.local_file import require_disk
 from imagenet_prep.storage.remote_path import open_to_read
 
 if TYPE_CHECKING:
@@ -189,7 +189,7 @@ def _opened(path: Path) -> Iterator[_File]:
                 columns = columns_of(reader.schema_arrow, path)
                 yield _File(path, reader, opened.fileno(), columns)
     except (pa.ArrowException, OSError, ValueError, MemoryError) as error:
-        demand_disk(path, error)
+        require_disk(path, error)
         raise SourceError(
             f"{path}: cannot be read as Parquet: {error}. It is damaged: download it again."
         ) from error

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from imagenet_prep.core.errors import SourceError, some
 from imagenet_prep.core.terminal import printable
 from imagenet_prep.dataset.ignored import is_hidden
-from imagenet_prep.storage.os_errors import demand_disk
+from imagenet_prep.storage.local_file import require_disk
 from imagenet_prep.storage.remote import stamp
 
 _FOLLOW = "To include the images there, add --follow-links; otherwise, remove the link."
@@ -75,7 +75,7 @@ def _unreadable(where: object, error: OSError, remedy: str) -> SourceError:
     if isinstance(error, PermissionError):
         remedy = _CHECK  # listed with the other problems of the source
     else:
-        demand_disk(where, error)
+        require_disk(where, error)
     return SourceError(f"{where}: cannot be read: {error.strerror}. {remedy}")
 
 

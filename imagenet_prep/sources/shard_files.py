@@ -15,7 +15,7 @@ from imagenet_prep.dataset import export_keys, naming, schema
 from imagenet_prep.dataset.export_keys import ExportKeys
 from imagenet_prep.dataset.manifest import Manifest, Shard
 from imagenet_prep.sources.scan import read_errors
-from imagenet_prep.storage.opened import Dataset, demand_file, open_dataset
+from imagenet_prep.storage.dataset_store import Dataset, open_dataset, require_file
 from imagenet_prep.storage.remote import Stat
 from imagenet_prep.storage.store import Store
 
@@ -77,7 +77,7 @@ def find(store: Store, *, check: bool = True) -> TfrecordSet:
     local = store.as_folder
     if local is not None and not local.root.is_dir():
         raise UsageError(f"{where}: no such folder. {_remedy(local.root)}")
-    demand_file(store)
+    require_file(store)
     entries = store.list_folder()
     files: dict[str, dict[tuple[str, int], dict[int, str]]] = {}
     stats: dict[str, Stat] = {}

@@ -230,7 +230,7 @@ def file_part(path: Location, md5: str | None = None) -> Part:
     """Returns the `Part` of a file; raises ImagenetPrepError if it cannot be opened."""
     demand_utf8(path.parent, [path.name])
     if isinstance(path, RemotePath):
-        stat = path.demand_ranges()
+        stat = path.require_ranges()
         return Part(path.name, stat.size, stat.validator, md5, path)
     try:
         with open_to_read(path) as file:

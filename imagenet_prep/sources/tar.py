@@ -14,9 +14,8 @@ from typing import NamedTuple
 
 from imagenet_prep.core.errors import SourceError
 from imagenet_prep.sources import packed
-from imagenet_prep.storage.archive import ArchiveReader, Entry, Reads
-from imagenet_prep.storage.remote_archives import RemoteArchives
-from imagenet_prep.storage.remote_path import Location, open_to_read
+from imagenet_prep.storage.archive import ArchiveReader, Reads, RemoteArchives
+from imagenet_prep.storage.remote_path import Entry, Location, open_to_read
 
 _BLOCK = 512
 HEADER_BYTES = _BLOCK  # the header of a file with a short name

@@ -27,8 +27,8 @@ from imagenet_prep.sources.evidence import Claim, compare
 from imagenet_prep.sources.labelling import Labelling, LabelUse
 from imagenet_prep.sources.labels import classes_called, official_classes
 from imagenet_prep.sources.shard_files import ShardFile, TfrecordSet
-from imagenet_prep.storage import tables
-from imagenet_prep.storage.fetch import as_file, hashed
+from imagenet_prep.storage import dataset_store
+from imagenet_prep.storage.remote import as_file, hashed
 from imagenet_prep.storage.store import Store
 
 _NEEDED_KEYS = {schema.ENCODED, schema.LABEL, schema.FILENAME}
@@ -76,7 +76,7 @@ def check(
         on_damage(error)
 
     try:
-        with store.opened(shard.path, shard.stat) as opened:
+        with store.open_file(shard.path, shard.stat) as opened:
             chunks = hashed(opened, [*hashes, sha256] if shard.sha256 else hashes)
             records = tfrecord.check_records(as_file(chunks), name, look, report, after_damage=True)
             for record, content in records:
@@ -176,7 +176,7 @@ def rows_of(store: Store, shard: ShardFile) -> list[Sample] | None:
     """Returns the table of samples of a shard, or None if a different program wrote the shard."""
     if shard.listed is None or shard.listed.samples is None:
         return None
-    return [*tables.rows(store, shard.listed)]
+    return [*dataset_store.sample_rows(store, shard.listed)]
 
 
 def member(

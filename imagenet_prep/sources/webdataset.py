@@ -21,9 +21,8 @@ from imagenet_prep.sources import ilsvrc, labels, layout, lemmas, source
 from imagenet_prep.sources.member_reader import MemberReader
 from imagenet_prep.sources.source import IndexTask
 from imagenet_prep.sources.wds_samples import Sample, samples
-from imagenet_prep.storage.archive import ArchiveReader, Entry, Reads
-from imagenet_prep.storage.remote_archives import RemoteArchives, open_archives
-from imagenet_prep.storage.remote_path import Location, RemotePath
+from imagenet_prep.storage.archive import ArchiveReader, Reads, RemoteArchives, open_archives
+from imagenet_prep.storage.remote_path import Entry, Location, RemotePath
 
 INFO = "_info.json"  # timm's list of the tars of each split
 # Lists with a class per line, or with "WNID words". The last ones are timm's.

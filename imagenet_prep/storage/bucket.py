@@ -1,18 +1,32 @@
-"""A dataset in an S3 bucket: each object is verified by the server, or absent; see `upload`."""
+"""A dataset in an S3 bucket: each object is verified by the server, or absent.
+
+Every object is sent with its sha256 as metadata, and with the CRC32C of its content, which the
+server verifies. If a server does not support CRC32C, the object is read back. A multipart upload is
+completed only if the sha256 of the sent bytes is right.
+
+boto3's own uploads (s3transfer) need the CRC32C before the first byte is read, and the package
+awscrt to compute the CRC32C of a part. They do not check the sha256 before the end of an upload.
+"""
 
 from __future__ import annotations
 
+import base64
 import contextlib
+import functools
 import hashlib
 import io
+import itertools
 import re
 import threading
 import uuid
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, BinaryIO, NamedTuple, TypeVar
+
+import crc32c
 
 from imagenet_prep.core.canonical import Json
 from imagenet_prep.core.errors import DataDamagedError, IncompleteError, StoreError, UsageError
@@ -21,25 +35,161 @@ from imagenet_prep.core.terminal import counted
 from imagenet_prep.dataset import naming
 from imagenet_prep.dataset.manifest import File, Problem
 from imagenet_prep.storage import scratch
-from imagenet_prep.storage.fetch import as_file, bring, demand_small, stream
-from imagenet_prep.storage.folder import TEMPORARY, LocalStore
-from imagenet_prep.storage.os_errors import storage_errors
+from imagenet_prep.storage.folder import LocalStore
+from imagenet_prep.storage.local_file import storage_errors
 from imagenet_prep.storage.remote import (
+    DEFAULT_ACCESS,
     AbsentError,
+    Access,
+    Answer,
     Check,
+    ObjectExistsError,
+    RemoteFolder,
+    RetryBudget,
     Stat,
-    TakenError,
-    UnavailableError,
+    TransientError,
+    as_file,
+    require_small,
     unchecked,
+    with_retries,
 )
-from imagenet_prep.storage.retry import Answer, RetryBudget, with_retries
 from imagenet_prep.storage.s3 import NO_CHECKSUMS, S3, checks_by_reading
-from imagenet_prep.storage.upload import SHA256, Stored, UnkeptProblem, Uploader
+
+# S3 accepts 10,000 parts of at least 5 MiB. With this size, objects can have 320 GiB, and eight
+# concurrent uploads use 256 MiB of memory. Half the size was a fifth slower.
+PART_BYTES = 32 << 20
+SHA256 = "sha256"
+
+
+class UnkeptProblem(Problem):
+    """The server does not store the checksums of an object, so a retry would not help."""
+
+
+class StoredObject(NamedTuple):
+    """The server's record of an object, with the sha256 in its metadata and a base64 CRC32C."""
+
+    num_bytes: int
+    sha256: str | None
+    crc32c: str | None
+    etag: str
+
+    def problem(self, file: File, crc32c: str | None) -> Problem | None:
+        """Returns the difference from the expected file, or None; see `BucketStore.problem`."""
+        if self.num_bytes != file.num_bytes:
+            return Problem(f"{file.name}: {self.num_bytes:,} bytes, expected {file.num_bytes:,}")
+        if self.sha256 != file.sha256:
+            kind = Problem if self.sha256 else UnkeptProblem
+            return kind(f"{file.name}: stored with sha256 {self.sha256}, expected {file.sha256}")
+        if self.crc32c is None:
+            return UnkeptProblem(f"{file.name}: the server stored no CRC32C (S3 checksum) for it")
+        if crc32c not in (None, self.crc32c):
+            return Problem(f"{file.name}: the server's CRC32C is {self.crc32c}, expected {crc32c}")
+        return None
+
+
+@dataclass(frozen=True)
+class Uploader:
+    """Uploads objects below one prefix; thread-safe."""
+
+    call: Callable[..., Json]  # makes a request with retries; see `BucketStore._call`
+    ended: threading.Event  # set at the end of the run, to start no more uploads
+    checksums: bool = True  # whether to send CRC32Cs to the server
+
+    def send(
+        self, file: File, opened: BinaryIO, remedy: str, check: Check = unchecked
+    ) -> str | None:
+        """Uploads the content of `opened`; `remedy` is the advice if its sha256 is wrong.
+
+        `check` is called before each request that makes the object visible. Returns the CRC32C in
+        base64, or None if the server has confirmed it.
+        """
+        parts = iter(functools.partial(opened.read, PART_BYTES), b"")
+        first = next(parts, b"")
+        if file.num_bytes <= PART_BYTES:
+            _demand_sent(file, hashlib.sha256(first).hexdigest(), len(first), remedy)
+            return self.send_small(file, first, check)
+        if self.ended.is_set():
+            raise IncompleteError(f"{file.name}: not uploaded, because the run is ending.")
+        upload = self.call(
+            file.name,
+            "create_multipart_upload",
+            Metadata={SHA256: file.sha256},
+            **self._checksums(ChecksumAlgorithm="CRC32C", ChecksumType="FULL_OBJECT"),
+        )["UploadId"]
+        try:
+            return self._send_parts(file, upload, itertools.chain([first], parts), remedy, check)
+        except BaseException:
+            with contextlib.suppress(Exception):
+                self.abort(file.name, upload)
+            raise
+
+    def send_small(
+        self, file: File, data: bytes, check: Check = unchecked, **conditions: str
+    ) -> str | None:
+        """Uploads a small object in one request, with S3 conditions such as IfNoneMatch."""
+        checksum = _base64(crc32c.crc32c(data))
+        answer = self.call(
+            file.name,
+            "put_object",
+            check,
+            Body=data,
+            Metadata={SHA256: file.sha256},
+            **self._checksums(ChecksumCRC32C=checksum),
+            **conditions,
+        )
+        return None if answer.get("ChecksumCRC32C") == checksum else checksum
+
+    def abort(self, name: str, upload: str) -> None:
+        """Removes a multipart upload, if it exists."""
+        with contextlib.suppress(AbsentError):
+            self.call(name, "abort_multipart_upload", UploadId=upload)
+
+    def _send_parts(
+        self, file: File, upload: str, parts: Iterable[bytes], remedy: str, check: Check
+    ) -> str | None:
+        sha256 = hashlib.sha256()
+        total = 0
+        size = 0
+        listed: list[Json] = []
+        for number, part in enumerate(parts, start=1):
+            sha256.update(part)
+            total = crc32c.crc32c(part, total)
+            size += len(part)
+            checksum = _base64(crc32c.crc32c(part))
+            entry = {"PartNumber": number, **self._checksums(ChecksumCRC32C=checksum)}
+            answer = self.call(file.name, "upload_part", UploadId=upload, Body=part, **entry)
+            listed.append({**entry, "ETag": answer["ETag"]})
+        _demand_sent(file, sha256.hexdigest(), size, remedy)
+        checksum = _base64(total)
+        answer = self.call(
+            file.name,
+            "complete_multipart_upload",
+            check,
+            UploadId=upload,
+            MultipartUpload={"Parts": listed},
+            **self._checksums(ChecksumCRC32C=checksum, ChecksumType="FULL_OBJECT"),
+        )
+        return None if answer.get("ChecksumCRC32C") == checksum else checksum
+
+    def _checksums(self, **checksums: str) -> dict[str, str]:
+        return checksums if self.checksums else {}
+
+
+def _base64(checksum: int) -> str:
+    """Encodes a CRC32C for S3: base64 of four bytes, big-endian."""
+    return base64.b64encode(checksum.to_bytes(4, "big")).decode()
+
+
+def _demand_sent(file: File, sha256: str, size: int, remedy: str) -> None:
+    if (sha256, size) != (file.sha256, file.num_bytes):
+        raise DataDamagedError(
+            f"{file.name}: {size:,} bytes with sha256 {sha256}, expected {file.num_bytes:,} bytes "
+            f"with sha256 {file.sha256}: {remedy}"
+        )
+
 
 # Number of concurrent small requests, which are limited by latency and not by bandwidth.
 _AT_ONCE = 16
-# Number of connections that a process keeps open.
-_KEPT_OPEN = 64
 # For more names than this, `sizes` lists folders: a complete dataset takes two requests.
 _FEW = 4
 # The largest object that S3 copies in one request.
@@ -51,7 +201,7 @@ Item = TypeVar("Item")
 Opened = Callable[[], BinaryIO]
 
 
-class BucketStore:
+class BucketStore(RemoteFolder):
     """A prefix of a bucket; implements `Store`. Picklable: a copy loads its own credentials.
 
     Runs on different machines need no lock: objects are complete or absent, and runs with the same
@@ -59,63 +209,45 @@ class BucketStore:
     IncompleteError if the server fails too often, and StoreError if the server refuses.
     """
 
-    as_folder = None
+    remedy = "Finished objects are kept: run the same command again to resume."
 
-    def __init__(
-        self,
-        base: str,
-        connections: int = _KEPT_OPEN,
-        timeout_s: float = 60.0,
-        retries: int = 20,
-        remedy: str = "Finished objects are kept: run the same command again to resume.",
-    ) -> None:
-        """Sends no request yet. `remedy` is the advice if a request fails `retries` times."""
-        self.base = base.rstrip("/")
-        self._arguments = base, connections, timeout_s, retries, remedy
-        self._s3 = S3(self.base, connections, timeout_s)
-        self._retries, self._remedy = retries, remedy
-        self._ended = threading.Event()
+    def __init__(self, base: str, access: Access = DEFAULT_ACCESS) -> None:
+        super().__init__(base, access)
+        self._s3 = S3(self.base, access.connections, access.timeout_s)
         self._reads_back = checks_by_reading()
-        self._uploader = Uploader(self._call, self._ended, not self._reads_back)
+        self._uploader = Uploader(self._call, self.ended, not self._reads_back)
         # ETags of the objects that this process has read back.
         self._read: dict[File, str] = {}
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return BucketStore, self._arguments
+    def stat_once(self, name: str) -> Stat:
+        return self._s3.stat(name)
+
+    def stats_once(self, folder: str) -> dict[str, Stat]:
+        return self._s3.files(folder)
+
+    def read_once(self, name: str, offset: int, size: int, stat: Stat) -> Iterator[bytes]:
+        return self._s3.read(name, offset, size, stat)
 
     @cached_property
     def local(self) -> LocalStore:
         """A folder below TMPDIR for this prefix."""
         name = hashlib.sha256(self.base.encode()).hexdigest()[:16]
-        return LocalStore(scratch.folder(name), called=self.base)
-
-    def where(self, name: str = "") -> str:
-        return self._s3.where(name) if name else self.base
-
-    def size(self, name: str) -> int | None:
-        try:
-            return self.stored(name).num_bytes
-        except AbsentError:
-            return None
+        return LocalStore(scratch.shared_folder(name), called=self.base)
 
     def sizes(self, names: Iterable[str]) -> dict[str, int]:
         """Returns the sizes of existing objects; lists their folders if there are many `names`."""
-        names = list(names)
-        if len(names) <= _FEW:
-            return {name: size for name in names if (size := self.size(name)) is not None}
         wanted = set(names)
-        return {
-            entry["Key"]: entry["Size"]
-            for folder in {name.rpartition("/")[0] for name in names}
-            for entry in self._list(folder)
-            if "Size" in entry and entry["Key"] in wanted
-        }
+        if len(wanted) <= _FEW:
+            return super().sizes(wanted)
+        sizes: dict[str, int] = {}
+        for folder in {name.rpartition("/")[0] for name in wanted}:
+            for entry in self._list(folder):
+                if "Size" in entry and entry["Key"] in wanted:
+                    sizes[entry["Key"]] = entry["Size"]
+        return sizes
 
     def names(self, folder: str) -> list[str]:
         return sorted(self.stats(folder))
-
-    def stats(self, folder: str) -> dict[str, Stat]:
-        return self._with_retries(folder, lambda: self._s3.files(folder))
 
     def list_folder(self, folder: str = "") -> list[str]:
         keys = (entry["Key"].rstrip("/") for entry in self._list(folder))
@@ -128,31 +260,19 @@ class BucketStore:
     def read(
         self, name: str, offset: int = 0, size: int | None = None, most: int = MOST_BYTES
     ) -> bytes:
-        if size is not None:
-            return self._with_retries(name, lambda: self._s3.get(name, offset, size))
-        data = self._with_retries(name, lambda: self._s3.get(name, 0, most + 1))
-        demand_small(self.where(name), len(data), most)
+        num_bytes = most + 1 if size is None else size
+        data = self._with_retries(name, lambda: b"".join(self._s3.read(name, offset, num_bytes)))
+        if size is None:
+            require_small(self.where(name), len(data), most)
         return data
 
     def read_each(self, names: Iterable[str], most: int = MOST_BYTES) -> Iterator[bytes]:
         """Reads small objects, several at a time; yields their contents in order."""
         return iter(self._map(partial(self.read, most=most), names))
 
-    @contextlib.contextmanager
-    def opened(self, name: str, stat: Stat | None = None) -> Iterator[BinaryIO]:
-        """Yields an object for one sequential read; fetches only the bytes that are read."""
-        with contextlib.closing(self._chunks(name, stat)) as chunks:
-            yield as_file(chunks)
-
-    def _chunks(self, name: str, stat: Stat | None = None) -> Generator[bytes, None, None]:
-        budget = self._budget(name)
-        pinned = stat is not None
-        stat = stat or with_retries(lambda: self._s3.stat(name), budget)
-        return stream(self._s3, name, stat, budget, pinned=pinned)
-
     def temporary(self) -> Path:
         """Returns an unused path below TMPDIR, which is removed when this process ends."""
-        return scratch.own() / uuid.uuid4().hex
+        return scratch.process_folder() / uuid.uuid4().hex
 
     def publish(
         self, temporary: Path, name: str, sha256: str | None = None, check: Check = unchecked
@@ -168,7 +288,7 @@ class BucketStore:
         finally:
             temporary.unlink(missing_ok=True)
 
-    def take_over(
+    def adopt_files(
         self,
         source: object,
         files: Iterable[File],
@@ -180,42 +300,46 @@ class BucketStore:
                 f"{self.base}: the server can only copy objects from a bucket. To upload the files "
                 "of a folder, use imagenet-prep replicate."
             )
-        self._map(partial(self._take_over, source), files)
+        self._map(partial(self._copy_object, source), files)
 
-    def _take_over(self, source: BucketStore, file: File) -> None:
-        if (problem := source.problem(file)) is not None:
+    def _copy_object(self, source: BucketStore, file: File) -> None:
+        problem = source.problem(file)
+        if problem is not None:
             raise DataDamagedError(f"{source.base}: {problem.text}. Run verify there.")
         if self.problem(file) is None:
             return
         if file.num_bytes > _MOST_COPIED:
             # The object is too large to copy in one request: send it through this machine.
-            self.put(file, lambda: as_file(source._chunks(file.name)))
+            stat = source.stat(file.name)
+            self.put(file, lambda: as_file(source.chunks(file.name, stat, pinned=False)))
             return
-        budget = self._budget(file.name)
+        budget = self.budget(file.name)
         place = source._s3.object(file.name)
         while True:
             algorithm: Json = {} if self._reads_back else {"ChecksumAlgorithm": "CRC32C"}
             self._call(file.name, "copy_object", CopySource=place, **algorithm)
-            if (problem := self.problem(file)) is None:
+            problem = self.problem(file)
+            if problem is None:
                 return
             self._wait(budget, file, problem)
 
     def write(self, name: str, data: bytes) -> None:
         self.put(_file(name, data), partial(io.BytesIO, data))
 
-    def claim(self, name: str, data: bytes) -> bytes:
+    def write_if_absent(self, name: str, data: bytes) -> bytes:
         """Creates a small object unless it exists; returns the content that it now has."""
-        with contextlib.suppress(TakenError):
+        with contextlib.suppress(ObjectExistsError):
             self._uploader.send_small(_file(name, data), data, IfNoneMatch="*")
         return self.read(name)
 
-    def take(self, name: str) -> bool:
+    def try_create(self, name: str) -> bool:
         token = uuid.uuid4().bytes
-        return self.claim(name, token) == token
+        return self.write_if_absent(name, token) == token
 
     def verify_published(self, files: Iterable[File]) -> None:
         """Raises IncompleteError if the sha256 or CRC32C of an object on the server has changed."""
-        if wrong := [problem.text for problem in self._map(self.problem, files) if problem]:
+        wrong = [problem.text for problem in self._map(self.problem, files) if problem]
+        if wrong:
             raise IncompleteError(
                 f"{self.where()}: {counted(len(wrong), 'object')} changed during this run: "
                 f"{'; '.join(wrong[:3])}. If a different program writes there, stop it. Remove "
@@ -231,7 +355,7 @@ class BucketStore:
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
         """Refuses a second run by this user on this machine; removes unfinished uploads."""
-        scratch.make(self.local.root)
+        scratch.make_shared_folder(self.local.root)
         with self.local.lock():
             self.try_to_write()
             self.abort_uploads(_may_be_ours)
@@ -244,8 +368,9 @@ class BucketStore:
         """Creates and removes an object, so that a missing permission is found early."""
         file = _file(f"{naming.WORK}/trial", b"")
         self.put(file, io.BytesIO)
-        if isinstance(problem := self.problem(file), UnkeptProblem):
-            self._wait(self._budget(file.name), file, problem)
+        problem = self.problem(file)
+        if isinstance(problem, UnkeptProblem):
+            self._wait(self.budget(file.name), file, problem)
         self.remove(file.name)
 
     def abort_uploads(self, ours: Callable[[str], bool]) -> None:
@@ -264,19 +389,19 @@ class BucketStore:
         try:
             yield
         except BaseException:
-            self._ended.set()
+            self.ended.set()
             with contextlib.suppress(Exception):
                 self.abort_uploads(ours)
             raise
 
-    def stored(self, name: str) -> Stored:
+    def stored(self, name: str) -> StoredObject:
         """Returns the server's record of an object."""
         head = self._with_retries(name, lambda: self._s3.head(name, ChecksumMode="ENABLED"))
         sha256 = head["Metadata"].get(SHA256)
         checksum = head.get("ChecksumCRC32C", "-")
         # A checksum with "-" is that of the parts' checksums: it does not verify the object.
         checksum = None if "-" in checksum else checksum
-        return Stored(head["ContentLength"], sha256, checksum, head["ETag"])
+        return StoredObject(head["ContentLength"], sha256, checksum, head["ETag"])
 
     def problem(self, file: File, crc32c: str | None = None) -> Problem | None:
         """Returns an object's difference from the expected size and checksums, or None."""
@@ -291,9 +416,10 @@ class BucketStore:
     def _problem_of_bytes(self, file: File, etag: str) -> Problem | None:
         if self._read.get(file) != etag:
             digest = hashlib.sha256()
-            for chunk in self._chunks(file.name, Stat(file.num_bytes, etag, ranges=True)):
+            for chunk in self.chunks(file.name, Stat(file.num_bytes, etag, ranges=True)):
                 digest.update(chunk)
-            if (sha256 := digest.hexdigest()) != file.sha256:
+            sha256 = digest.hexdigest()
+            if sha256 != file.sha256:
                 return Problem(f"{file.name}: sha256 {sha256}, expected {file.sha256}")
             self._read[file] = etag
         return None
@@ -305,20 +431,24 @@ class BucketStore:
 
         `opened` opens the content for each upload; `remedy` is the advice if the content is wrong.
         """
-        budget = self._budget(file.name)
+        budget = self.budget(file.name)
         while True:
             try:
                 with opened() as stream:
                     unconfirmed = self._uploader.send(file, stream, remedy, check)
             except AbsentError as error:
                 # A different run removed the upload, or the answer to its completion was lost.
-                if (problem := self.problem(file)) is None:
+                problem = self.problem(file)
+                if problem is None:
                     return
                 if not problem.is_missing:
                     raise
-                budget.wait(UnavailableError(str(error)))
+                budget.wait(TransientError(str(error)))
                 continue
-            if unconfirmed is None or (problem := self.problem(file, unconfirmed)) is None:
+            if unconfirmed is None:
+                return
+            problem = self.problem(file, unconfirmed)
+            if problem is None:
                 return
             self._wait(budget, file, problem)
 
@@ -328,13 +458,7 @@ class BucketStore:
         text = problem.text.removeprefix(f"{file.name}: ")
         if isinstance(problem, UnkeptProblem) or (budget.failures and not problem.is_missing):
             raise StoreError(f"{self.where(file.name)}: {text}. {NO_CHECKSUMS}")
-        budget.wait(UnavailableError(text))
-
-    def bring(self, file: File, folder: LocalStore) -> None:
-        """Downloads an object to a folder and verifies it."""
-        temporary = f"{TEMPORARY}/{uuid.uuid4().hex}"
-        budget = self._budget(file.name)
-        bring(self._s3, file, folder, temporary, budget, "The object is damaged in the bucket.")
+        budget.wait(TransientError(text))
 
     def _list(self, folder: str, *, deep: bool = False) -> list[Json]:
         return self._with_retries(
@@ -353,10 +477,7 @@ class BucketStore:
         return self._with_retries(name, attempt)
 
     def _with_retries(self, name: str, attempt: Callable[[], Answer]) -> Answer:
-        return with_retries(attempt, self._budget(name))
-
-    def _budget(self, name: str) -> RetryBudget:
-        return RetryBudget(self.where(name), self._retries, self._ended, remedy=self._remedy)
+        return with_retries(attempt, self.budget(name))
 
 
 def _file(name: str, data: bytes) -> File:

@@ -1,17 +1,27 @@
-"""Opens the columns of a dataset, and reports problems with their files."""
+"""Opens the columns of a dataset, reports problems with their files, and verifies signatures.
+
+SSH signatures of a manifest and of columns are made by `ssh-keygen -Y sign`; OpenSSH verifies them.
+"""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+import itertools
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 
+from imagenet_prep.core.canonical import Json
 from imagenet_prep.core.errors import DataDamagedError, IncompleteError, UsageError, some
 from imagenet_prep.core.terminal import counted, printable, say
 from imagenet_prep.dataset import column, naming
 from imagenet_prep.dataset.column import Column, ColumnFile
 from imagenet_prep.dataset.manifest import Shard
-from imagenet_prep.storage.fetch import hashed
-from imagenet_prep.storage.opened import Dataset, lost
+from imagenet_prep.storage.dataset_store import Dataset, missing_files
+from imagenet_prep.storage.folder import LocalStore
+from imagenet_prep.storage.remote import hashed
 from imagenet_prep.storage.store import Readable
 
 _AGAIN = "Copy the file again, or remove it and rerun the script that writes the column"
@@ -21,16 +31,20 @@ _REMEDY = (
 )
 
 
-class Problem(str):
+class ColumnProblem(str):
     """A problem with a column, for which `remedy` returns specific advice."""
 
     __slots__ = ()
 
 
-def remedy(problems: Sequence[str], of_others: str) -> str:
-    """Returns the advice for problems; `of_others` is the advice for files outside columns."""
-    is_column = {isinstance(problem, Problem) for problem in problems}
-    return " ".join([of_others] * (False in is_column) + [_REMEDY] * (True in is_column))
+def remedy(problems: Sequence[str], remedy_of_others: str) -> str:
+    """Returns the advice for problems; `remedy_of_others` is for files outside columns."""
+    remedies: list[str] = []
+    if any(not isinstance(problem, ColumnProblem) for problem in problems):
+        remedies.append(remedy_of_others)
+    if any(isinstance(problem, ColumnProblem) for problem in problems):
+        remedies.append(_REMEDY)
+    return " ".join(remedies)
 
 
 def names(store: Readable) -> list[str]:
@@ -53,7 +67,7 @@ def find(store: Readable, name: str, *, begun: bool = False) -> Column | None:
     return column.loads(store.read(record), store.where(record), name)
 
 
-def opened(dataset: Dataset, name: str, split: str = "") -> Column:
+def open_column(dataset: Dataset, name: str, split: str = "") -> Column:
     """Returns a column; if `split` is given, the column has a row for each record of the split.
 
     Raises UsageError if there is no such column, IncompleteError if the column is not complete, and
@@ -84,26 +98,29 @@ def opened(dataset: Dataset, name: str, split: str = "") -> Column:
     )
 
 
-def complete(dataset: Dataset, chosen: Sequence[str] = ()) -> tuple[list[Column], list[str]]:
+def complete_columns(
+    dataset: Dataset, chosen: Sequence[str] = ()
+) -> tuple[list[Column], list[str]]:
     """Returns the `chosen` columns, by default all, and the names of incomplete columns.
 
     A column with some complete splits is returned with only these splits.
     """
     store = dataset.store
     incomplete: list[str] = []
-    columns = [opened(dataset, name) for name in chosen]
+    columns = [open_column(dataset, name) for name in chosen]
     for name in () if chosen else names(store):
         stored = find(store, name)
         columns += filter(None, [stored])
         if stored is None or store.size(column.begun_name(name)) is not None:
             incomplete.append(name)
     for stored in columns:
-        if problem := foreign(dataset, stored):
+        problem = mismatch(dataset, stored)
+        if problem:
             raise DataDamagedError(f"{store.where(column.record_name(stored.name))}: {problem}")
     return columns, incomplete
 
 
-def foreign(dataset: Dataset, stored: Column) -> str | None:
+def mismatch(dataset: Dataset, stored: Column) -> str | None:
     """Returns the problem if a column was made for different records, else None."""
     for split, files in stored.splits.items():
         entry = dataset.manifest.splits.get(split)
@@ -160,19 +177,19 @@ class Survey:
         self.complete: dict[str, Column] = {}
         self.incomplete: dict[str, int] = {}
         self.files: list[tuple[Column, ColumnFile]] = []
-        self.problems: list[Problem] = []
+        self.problems: list[ColumnProblem] = []
         try:
             files = self._store.names(naming.COLUMNS)
         except DataDamagedError as error:
-            self.problems = [Problem(error)]
+            self.problems = [ColumnProblem(error)]
             return
         problem = "is not a column folder. Remove it"
-        self.problems = [Problem(f"{naming.COLUMNS}/{name}: {problem}") for name in files]
+        self.problems = [ColumnProblem(f"{naming.COLUMNS}/{name}: {problem}") for name in files]
         for name in sorted({*names(self._store)}.difference(files)):
             try:
                 self._check(name)
             except DataDamagedError as error:
-                self.problems.append(Problem(error))
+                self.problems.append(ColumnProblem(error))
 
     def _check(self, name: str) -> None:
         store = self._store
@@ -185,8 +202,9 @@ class Survey:
             allowed.add(naming.signature_name(column.record_name(name)))
         folder = column.folder_name(name)
         listed = {f"{folder}/{file}" for file in store.list_folder(folder)}
-        splits = self._dataset.manifest.splits.values()
-        shards = [shard for split in splits for shard in split.shards]
+        shards: list[Shard] = []
+        for split in self._dataset.manifest.splits.values():
+            shards += split.shards
         unfinished = receipts(store, name, shards)
         if stored is None or begun is not None or unfinished:
             done = [receipt(store, name, shard) for shard in unfinished.values()]
@@ -194,32 +212,34 @@ class Survey:
             allowed |= unfinished.keys() | {column.file_name(name, shard.name) for shard in shards}
         else:
             self.complete[name] = stored
+        # A writer may still be working on these files.
         strangers = sorted(path for path in listed - allowed if not path.endswith(".partial"))
-        self.problems += [Problem(f"{path}: not in column.json. Remove it") for path in strangers]
+        self.problems += [
+            ColumnProblem(f"{path}: not in column.json. Remove it") for path in strangers
+        ]
 
     def _check_files(self, stored: Column) -> None:
-        if problem := foreign(self._dataset, stored):
-            self.problems.append(Problem(f"{column.folder_name(stored.name)}: {problem}"))
+        problem = mismatch(self._dataset, stored)
+        if problem:
+            self.problems.append(ColumnProblem(f"{column.folder_name(stored.name)}: {problem}"))
         for split in stored.splits.keys() & self._dataset.manifest.splits.keys():
-            rows_of, _ = stored.of(split, self._dataset.shards(split))
-            wrong = lost(self._store, [stored.file(rows) for rows in rows_of])
+            files, _ = stored.of(split, self._dataset.shards(split))
+            wrong = missing_files(self._store, [stored.file(rows) for rows in files])
             problem = f"missing or of the wrong size. {_AGAIN}"
-            self.problems += [Problem(f"{name}: {problem}") for name in sorted(wrong)]
-            self.files += [
-                (stored, rows) for rows in rows_of if stored.file(rows).name not in wrong
-            ]
+            self.problems += [ColumnProblem(f"{name}: {problem}") for name in sorted(wrong)]
+            self.files += [(stored, rows) for rows in files if stored.file(rows).name not in wrong]
 
-    def read(self, file: tuple[Column, ColumnFile]) -> Problem | None:
+    def read(self, file: tuple[Column, ColumnFile]) -> ColumnProblem | None:
         """Reads one of the `files` completely; returns its problem, or None."""
         stored, rows = file
         digest = hashlib.sha256()
         head = b""
         name = stored.file(rows).name
-        with self._store.opened(name) as opened:
+        with self._store.open_file(name) as opened:
             for chunk in hashed(opened, [digest]):
                 head = head or chunk
         problem = misfit(stored, rows, head, digest.hexdigest(), name)
-        return Problem(problem) if problem else None
+        return ColumnProblem(problem) if problem else None
 
 
 def differences(a: Dataset, b: Dataset) -> dict[str, str]:
@@ -230,17 +250,18 @@ def differences(a: Dataset, b: Dataset) -> dict[str, str]:
     """
     result = {}
     for name in sorted({*names(a.store), *names(b.store)}):
-        of_a, of_b = (find(side.store, name) for side in (a, b))
-        if of_a is None or of_b is None:
-            if of_a or of_b:
-                result[name] = f"only in {'A' if of_a else 'B'}"
-        elif settings := of_a.differing(of_b):
+        column_a = find(a.store, name)
+        column_b = find(b.store, name)
+        if column_a is None or column_b is None:
+            if column_a or column_b:
+                result[name] = f"only in {'A' if column_a else 'B'}"
+            continue
+        settings = column_a.differing(column_b)
+        if settings:
             result[name] = f"different {', '.join(settings)}"
-        elif of_a.splits != of_b.splits:
-            rows_a, rows_b = (
-                {rows.samples_sha256: rows.sha256 for files in of.splits.values() for rows in files}
-                for of in (of_a, of_b)
-            )
+        elif column_a.splits != column_b.splits:
+            rows_a = _rows_by_table(column_a)
+            rows_b = _rows_by_table(column_b)
             different = sum(rows_a[table] != rows_b[table] for table in rows_a.keys() & rows_b)
             result[name] = (
                 f"different rows for equal records in {counted(different, 'file')}; different "
@@ -250,12 +271,18 @@ def differences(a: Dataset, b: Dataset) -> dict[str, str]:
     return result
 
 
+def _rows_by_table(stored: Column) -> dict[str, str]:
+    """Returns the sha256 of each file of a column, keyed by the sha256 of its table of samples."""
+    files = itertools.chain.from_iterable(stored.splits.values())
+    return {file.samples_sha256: file.sha256 for file in files}
+
+
 def row(dataset: Dataset, stored: Column, split: str, shard: Shard, record: int) -> bytes | None:
     """Returns a record's row without verifying it, or None if the column lacks the shard."""
     for rows in stored.of(split, [shard])[0]:
         file = stored.file(rows)
         start = len(stored.header(rows.rows))
-        if lost(dataset.store, [file]):
+        if missing_files(dataset.store, [file]):
             where = dataset.store.where(file.name)
             raise DataDamagedError(f"{where}: missing or of the wrong size. {_AGAIN}.")
         return dataset.store.read(file.name, start + record * stored.row_bytes, stored.row_bytes)
@@ -264,8 +291,121 @@ def row(dataset: Dataset, stored: Column, split: str, shard: Shard, record: int)
 
 def say_left_behind(store: Readable) -> None:
     """Tells the user that the columns of a dataset are not copied."""
-    if existing := names(store):
+    existing = names(store)
+    if existing:
         say(
             f"{store.where()}: columns are not copied ({printable(some(existing))}), since they "
             "belong to the records of this dataset. Re-create them for the new dataset."
         )
+
+
+# OpenSSH rejects a signature made for a different namespace.
+NAMESPACE = "imagenet-prep"
+# SSH signatures are under 1 kB, or about 6 kB with an RSA key of 16,384 bits.
+_MOST_SIGNATURE_BYTES = 16 << 10
+_KEYGEN_LIMIT_S = 30
+# Files that commands use. The manifest has their sha256, except that of placement.json.
+_SMALL_FILES = (naming.PLACEMENT, naming.LABELS, naming.QUARANTINE, *naming.TFDS_FILES)
+
+
+def read_signature(store: Readable, name: str) -> bytes | None:
+    """Returns the signature next to a file, or None if there is none."""
+    signature = naming.signature_name(name)
+    if store.size(signature) is None:
+        return None
+    return store.read(signature, most=_MOST_SIGNATURE_BYTES)
+
+
+def verify_signatures(dataset: Dataset, stored: Mapping[str, Column], signers: str) -> Json:
+    """Verifies the signatures of a dataset and of its complete columns, `stored` by name.
+
+    Returns the signer of the manifest and of each column, and the parts without a signature. Raises
+    DataDamagedError if the manifest has no valid signature, or a column has an invalid one.
+    """
+    store = dataset.store
+    by = signer(store, naming.MANIFEST, dataset.data, signers)
+    by_column: dict[str, str] = {}
+    unsigned: list[str] = []
+    for name in names(store):
+        # An invalid name is never in `stored`.
+        if name in stored and read_signature(store, column.record_name(name)) is not None:
+            # These are the bytes of column.json that were parsed.
+            data = stored[name].dumps()
+            by_column[name] = signer(store, column.record_name(name), data, signers)
+        else:
+            unsigned.append(f"{naming.COLUMNS}/{name}")
+    listed = {file.name for file in dataset.manifest.files}
+    unsigned += sorted(store.sizes(name for name in _SMALL_FILES if name not in listed))
+    return {"signed_by": by, "columns_signed_by": by_column, "not_signed": unsigned}
+
+
+def signer(store: Readable, name: str, data: bytes, signers: str) -> str:
+    """Returns the identity in the file `signers` that signed `data`, the content of a file.
+
+    Raises DataDamagedError if no signature is valid, UsageError if OpenSSH cannot check it.
+    """
+    signature = naming.signature_name(name)
+    where = store.where(signature)
+    path = Path(signers).expanduser().absolute()
+    remedy = (
+        f"Get {name} and {signature} from the author again, or ask the author to sign: "
+        f"ssh-keygen -Y sign -n {NAMESPACE} -f KEY {name}"
+    )
+    if not path.is_file():
+        raise UsageError(f"--signers {signers}: there is no such file")
+    signed = read_signature(store, name)
+    if signed is None:
+        raise DataDamagedError(f"{where}: missing, so the dataset is not signed. {remedy}")
+    identity, reason = _identity(signed, data, path.read_bytes())
+    if identity is None:
+        raise DataDamagedError(
+            f"{where}: not a valid signature of {name} by a key in {signers} (ssh-keygen: "
+            f"{reason}). {remedy}"
+        )
+    return identity
+
+
+def _identity(signed: bytes, data: bytes, allowed: bytes) -> tuple[str | None, str]:
+    """Returns the identity that signed `data`; or None, and the message of OpenSSH."""
+    reason = ""
+    # OpenSSH finds only the first line with a key, but another one may allow the namespace.
+    for lines in (allowed, *allowed.splitlines(keepends=True)):
+        with (
+            tempfile.NamedTemporaryFile(prefix="imagenet-prep-", suffix=".sig") as file,
+            tempfile.NamedTemporaryFile(prefix="imagenet-prep-", suffix=".signers") as signers,
+        ):
+            file.write(signed)
+            file.flush()
+            signers.write(lines)
+            signers.flush()
+            files = ["-s", file.name, "-f", signers.name]
+            result = _keygen("find-principals", files, b"")
+            for identity in result.stdout.decode(errors="replace").splitlines():
+                words = [*files, "-I", identity, "-n", NAMESPACE]
+                result = _keygen("verify", words, data)
+                if not result.returncode:
+                    return identity, ""
+            reason = reason or result.stderr.decode(errors="replace").strip()
+    return None, reason or "no matching key"
+
+
+def _keygen(act: str, words: list[str], data: bytes) -> subprocess.CompletedProcess[bytes]:
+    argv = ["ssh-keygen", "-Y", act, *words]
+    try:
+        return subprocess.run(
+            argv, input=data, capture_output=True, timeout=_KEYGEN_LIMIT_S, check=False
+        )
+    except FileNotFoundError:
+        raise UsageError(
+            "--signers needs ssh-keygen (OpenSSH 8.2 or newer): apt-get install openssh-client"
+        ) from None
+    except subprocess.TimeoutExpired:
+        raise UsageError(
+            f"ssh-keygen did not finish within {_KEYGEN_LIMIT_S} s. Run the same command again"
+        ) from None
+
+
+if __name__ == "__main__":  # `replicate` runs this on a host: FOLDER NAME SIGNATURE ..., in hex.
+    target = LocalStore(Path(sys.argv[1]).expanduser())
+    for signed_name, signature_hex in zip(sys.argv[2::2], sys.argv[3::2], strict=True):
+        target.write(naming.signature_name(signed_name), bytes.fromhex(signature_hex))

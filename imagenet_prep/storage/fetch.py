@@ -1,4 +1,4 @@
-"""Reads remote files with retries, as ranges or as complete, verified files.
+"""Fetches files into a folder: hashes and verifies each file before it gets its final name.
 
 Functions raise IncompleteError if no retry is left, the file has changed or the disk is full, and
 StoreError if the server refuses or the disk fails.
@@ -6,167 +6,161 @@ StoreError if the server refuses or the disk fails.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
-import io
 import os
 import queue
-import sys
 import threading
-from collections.abc import Generator, Iterator, Sequence
-from concurrent.futures import Future
+import uuid
+from collections.abc import Generator, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from io import FileIO
 from pathlib import Path
-from typing import Any, BinaryIO
 
 from imagenet_prep.core.errors import DataDamagedError
-from imagenet_prep.core.regular_file import MOST_BYTES
 from imagenet_prep.dataset.manifest import File
-from imagenet_prep.storage.folder import LocalStore
-from imagenet_prep.storage.incoming import incoming
-from imagenet_prep.storage.os_errors import storage_errors
-from imagenet_prep.storage.remote import (
-    CHUNK_BYTES,
-    ChangedError,
-    Remote,
-    Stat,
-    UnavailableError,
-)
-from imagenet_prep.storage.retry import RetryBudget, with_retries
+from imagenet_prep.storage.folder import TEMPORARY, LocalStore
+from imagenet_prep.storage.local_file import storage_errors
+from imagenet_prep.storage.remote import RetryBudget, Stat
+from imagenet_prep.storage.store import Readable
+
+# Sync after this number of bytes: a single sync at the end would delay the next file.
+_SYNC_BYTES = 16 << 20
+
+
+@contextlib.contextmanager
+def incoming(
+    store: LocalStore,
+    file: File,
+    temporary: str,  # name of the incomplete file, which may have only one writer at a time
+    where: str,  # name of the file in messages
+    remedy: str,  # the advice if its sha256 is wrong
+    *,
+    start: int = 0,  # number of bytes that an earlier attempt has received
+    reserved: bool = False,  # whether the file already has its full length, to reserve disk space
+    kept: tuple[type[BaseException], ...] = (),  # errors after which received bytes stay
+) -> Iterator[IncomingFile]:
+    """Yields a file to append bytes to; on exit, verifies, syncs and renames it."""
+    path = store.path(temporary)
+    with storage_errors("write", path):
+        store.make_folder(temporary.rpartition("/")[0])
+        if not start and not reserved:
+            # Create a new file: others may still be reading the unfinished one.
+            path.unlink(missing_ok=True)
+        descriptor = store.open(temporary, os.O_CREAT | os.O_RDWR)
+    try:
+        with (
+            os.fdopen(descriptor, "r+b", buffering=0) as opened,
+            ThreadPoolExecutor(1) as syncer,
+        ):
+            arriving = IncomingFile(path, opened, syncer, start)
+            try:
+                yield arriving
+            except kept:
+                # Sync now, so that the next run does not resume after bytes that are not on disk.
+                arriving.sync()
+                raise
+            if arriving.sha256 != file.sha256:
+                raise DataDamagedError(
+                    f"{where}: sha256 {arriving.sha256} arrived, expected {file.sha256}. {remedy}"
+                )
+            arriving.sync()
+            store.publish(path, file.name)
+            # Read the status only now, because renaming changes the ctime.
+            arriving.status = os.fstat(opened.fileno())
+    except BaseException as error:
+        if not isinstance(error, kept):
+            with contextlib.suppress(OSError):  # the original error says more
+                path.unlink()
+        raise
+
+
+class IncomingFile:
+    """A file being received; `status` is set once it has its final name."""
+
+    status: os.stat_result
+
+    def __init__(self, path: Path, file: FileIO, syncer: ThreadPoolExecutor, start: int) -> None:
+        """Hashes the first `start` bytes of the file, and truncates the file after them."""
+        self._path = path
+        self._file = file
+        self._hash = hashlib.sha256()
+        self._syncer = syncer
+        self._syncing = syncer.submit(lambda: None)
+        self._unsynced_bytes = 0
+        if start:
+            with storage_errors("read", path):
+                # A signal would interrupt the file object's own `truncate`, but not this call.
+                os.ftruncate(file.fileno(), start)
+                hashlib.file_digest(file, lambda: self._hash)
+
+    @property
+    def sha256(self) -> str:
+        """The sha256 of the bytes received so far, in hex."""
+        return self._hash.hexdigest()
+
+    def append(self, part: bytes | memoryview) -> None:
+        """Appends bytes to the file."""
+        with storage_errors("write", self._path), memoryview(part) as view:
+            written = 0
+            while written < len(view):
+                with view[written:] as rest:
+                    written += self._file.write(rest)
+            self._hash.update(view)
+            self._unsynced_bytes += len(view)
+            if self._unsynced_bytes >= _SYNC_BYTES and self._syncing.done():
+                self._syncing.result()
+                self._syncing = self._syncer.submit(os.fdatasync, self._file.fileno())
+                self._unsynced_bytes = 0
+
+    def sync(self) -> None:
+        """Syncs the received bytes; nothing can be appended afterwards."""
+        with storage_errors("write", self._path):
+            # The system reports each error once, perhaps to the last sync in the background.
+            self._syncing.result()
+            os.fsync(self._file.fileno())
+
 
 _HASH_CHUNK_BYTES = 4 << 20
 
 
-def stream(
-    remote: Remote,
-    name: str,
-    stat: Stat,
-    budget: RetryBudget,
-    start: int = 0,
-    stop: int | None = None,
-    *,
-    pinned: bool = True,
-) -> Generator[bytes, None, None]:
-    """Yields bytes [start, stop) of a remote file in order, by default to its end.
-
-    Unless `pinned`, the caller verifies the sha256. Then the file may have a different ETag than
-    `stat`, since the servers of a pool often have different ETags for the same file.
-    """
-    # A failed attempt continues at the point of failure. If the server cannot send ranges, read the
-    # file from its start, and skip the bytes before that point.
-    stop = stat.size if stop is None else stop
-    position = start
-    while position < stop:
-        first = position if stat.ranges else 0
-        again = position - first
-        try:
-            for chunk in remote.read(name, first, stop - first, stat):
-                budget.succeeded()
-                new = chunk[again:]
-                again -= len(chunk) - len(new)
-                position += len(new)
-                if new:
-                    yield new
-        except UnavailableError as error:
-            budget.wait(error)
-        except ChangedError:
-            if pinned or not stat.validator:
-                raise
-            stat = stat._replace(validator="")
-
-
-def as_file(chunks: Iterator[bytes]) -> BinaryIO:
-    """Returns chunks, such as those of `stream`, as a file that can be read once, in order."""
-    return io.BufferedReader(_Chunks(chunks), CHUNK_BYTES)
-
-
-def hashed(file: BinaryIO, hashes: Sequence[Any], most: int = sys.maxsize) -> Iterator[bytes]:
-    """Hashes and yields the rest of a file in chunks, at most one chunk more than `most` bytes."""
-    most += CHUNK_BYTES
-    while most > 0 and (chunk := file.read(min(most, CHUNK_BYTES))):
-        for digest in hashes:
-            digest.update(chunk)
-        most -= len(chunk)
-        yield chunk
-
-
 def fetch(
-    remote: Remote, name: str, stat: Stat, start: int, stop: int, path: Path, budget: RetryBudget
+    source: Readable, name: str, stat: Stat, start: int, stop: int, path: Path, budget: RetryBudget
 ) -> None:
-    """Copies bytes [start, stop) of a remote file to the same position in `path`, and syncs it."""
+    """Copies bytes [start, stop) of a file to the same position in `path`, and syncs it."""
     with storage_errors("write", path), open(path, "r+b") as file:
         file.seek(start)
-        file.writelines(stream(remote, name, stat, budget, start, stop))
+        file.writelines(source.chunks(name, stat, start, stop, budget))
         file.flush()
         os.fdatasync(file.fileno())
 
 
-def whole(remote: Remote, name: str, budget: RetryBudget, most: int = MOST_BYTES) -> bytes:
-    """Returns the content of a remote file of at most `most` bytes."""
-    stat = with_retries(lambda: remote.stat(name), budget)
-    demand_small(remote.where(name), stat.size, most)
-    try:
-        return b"".join(stream(remote, name, stat, budget))
-    except ChangedError:
-        # All bytes come from one answer, so they are one version of the file.
-        any_server = stat._replace(validator="")
-        return with_retries(lambda: b"".join(remote.read(name, 0, stat.size, any_server)), budget)
-
-
-def demand_small(where: str, size: int, most: int) -> None:
-    """Raises DataDamagedError if a file has more than `most` bytes."""
-    if size > most:
-        raise DataDamagedError(
-            f"{where}: has more than {most:,} bytes, so this program did not write it. Restore the "
-            "original file."
-        )
-
-
-def contents(
-    remote: Remote, file: File, budget: RetryBudget, remedy: str
-) -> Generator[bytes, None, None]:
-    """Yields a complete remote file after checking its size; does not verify its bytes."""
-    stat = with_retries(lambda: remote.stat(file.name), budget)
+def contents(source: Readable, file: File, remedy: str) -> Generator[bytes, None, None]:
+    """Yields a complete file after checking its size; does not verify its bytes."""
+    stat = source.stat(file.name)
     if stat.size != file.num_bytes:
         raise DataDamagedError(
-            f"{remote.where(file.name)}: {stat.size:,} bytes, expected {file.num_bytes:,}. {remedy}"
+            f"{source.where(file.name)}: {stat.size:,} bytes, expected {file.num_bytes:,}. {remedy}"
         )
-    yield from stream(remote, file.name, stat, budget, pinned=False)
+    yield from source.chunks(file.name, stat, pinned=False)
 
 
 def bring(
-    remote: Remote,
+    source: Readable,
     file: File,
     store: LocalStore,
-    temporary: str,
-    budget: RetryBudget,
     remedy: str,
+    temporary: str = "",  # "" for a new name
     *,
     reserved: bool = False,
 ) -> os.stat_result:
-    """Copies a remote file to a folder under the same name and verifies it; see `incoming`."""
-    where = remote.where(file.name)
+    """Copies a file to a folder under the same name and verifies it; see `incoming`."""
+    where = source.where(file.name)
+    temporary = temporary or f"{TEMPORARY}/{uuid.uuid4().hex}"
     with incoming(store, file, temporary, where, remedy, reserved=reserved) as arriving:
-        for chunk in contents(remote, file, budget, remedy):
+        for chunk in contents(source, file, remedy):
             arriving.append(chunk)
     return arriving.status
-
-
-class _Chunks(io.RawIOBase):
-    def __init__(self, chunks: Iterator[bytes]) -> None:
-        self._chunks = chunks
-        self._rest = memoryview(b"")
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        while not self._rest:
-            if (chunk := next(self._chunks, None)) is None:
-                return 0
-            self._rest = memoryview(chunk)
-        size = min(len(buffer), len(self._rest))
-        buffer[:size] = self._rest[:size]
-        self._rest = self._rest[size:]
-        return size
 
 
 class Hasher:
@@ -195,13 +189,13 @@ class Hasher:
     def _run(self) -> None:
         md5 = hashlib.md5(usedforsecurity=False)
         position = 0
-        stop_of: dict[int, int] = {}
+        stop_by_start: dict[int, int] = {}
         try:
             with open(self.path, "rb", buffering=0) as file:
                 while position < self._size:
-                    while position not in stop_of:
-                        start, stop_of[start] = self._ranges.get()
-                    stop = stop_of[position]
+                    while position not in stop_by_start:
+                        start, stop_by_start[start] = self._ranges.get()
+                    stop = stop_by_start[position]
                     while position < stop:
                         data = file.read(min(_HASH_CHUNK_BYTES, stop - position))
                         if not data:

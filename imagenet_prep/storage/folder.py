@@ -13,24 +13,37 @@ import os
 import shutil
 import stat
 import uuid
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from imagenet_prep.core import regular_file
-from imagenet_prep.core.errors import StoreError, UsageError
+from imagenet_prep.core.errors import DataDamagedError, StoreError, UsageError
 from imagenet_prep.core.own_file import fsync_folder
 from imagenet_prep.core.regular_file import MOST_BYTES
 from imagenet_prep.dataset import naming
-from imagenet_prep.storage import inside
-from imagenet_prep.storage.hard_link import hard_link
-from imagenet_prep.storage.lock import locked
+from imagenet_prep.storage import local_file
+from imagenet_prep.storage.local_file import (
+    ReadableFile,
+    folder_inside,
+    locked,
+    removed_on_failure,
+    storage_errors,
+)
 from imagenet_prep.storage.new_file import new_file
-from imagenet_prep.storage.os_errors import ReadableFile, removed_on_failure, storage_errors
-from imagenet_prep.storage.remote import Check, Stat, changed, unchecked
+from imagenet_prep.storage.remote import (
+    AbsentError,
+    Check,
+    Stat,
+    TransientError,
+    changed,
+    exactly,
+    unchecked,
+)
 
 if TYPE_CHECKING:
     from imagenet_prep.dataset.manifest import File
+
 
 TEMPORARY = f"{naming.WORK}/temporary"
 # NFS gives a removed file, which a process still has open, a name like this until it is closed.
@@ -66,26 +79,26 @@ class LocalStore:
 
     def path(self, name: str = "") -> Path:
         """Returns the path of the file `name` of the dataset; "" is the folder itself."""
-        return self.root / inside.demand_inside(name) if name else self.root
+        return self.root / local_file.require_inside(name) if name else self.root
 
     def open(self, name: str, flags: int) -> int:
         """Opens a file below `.work` or `columns`; returns a descriptor for the caller to close."""
         # A dataset from elsewhere may contain anything: follow no link, open only regular files.
-        inside.demand_inside(name)
+        local_file.require_inside(name)
         if flags & (os.O_WRONLY | os.O_RDWR):
             self._refuse_foreign_work()
         # Opening a pipe would block forever.
-        descriptor = inside.open_inside(self.root, name, flags | os.O_NONBLOCK)
+        descriptor = local_file.open_inside(self.root, name, flags | os.O_NONBLOCK)
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             os.close(descriptor)
-            raise inside.refusal(self.root, name)
+            raise local_file.refusal(self.root, name)
         return descriptor
 
     def make_folder(self, name: str) -> None:
         """Makes a folder and its missing parents."""
         with storage_errors("create", self.path(name)):
             self._refuse_foreign_work()
-            with inside.folder_inside(self.root, name, make=True):
+            with local_file.folder_inside(self.root, name, make=True):
                 pass
 
     def size(self, name: str) -> int | None:
@@ -93,7 +106,7 @@ class LocalStore:
         path = self.path(name)
         with storage_errors("look at", path):
             try:
-                status = inside.stat_inside(self.root, name) if _is_ours(name) else path.stat()
+                status = local_file.stat_inside(self.root, name) if _is_ours(name) else path.stat()
             except OSError as error:
                 # A link may be broken or circular.
                 if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
@@ -102,11 +115,24 @@ class LocalStore:
         if stat.S_ISREG(status.st_mode):
             return status.st_size
         if name.partition("/")[0] == naming.COLUMNS:
-            raise inside.refusal(self.root, name)
+            raise local_file.refusal(self.root, name)
         return None
 
     def sizes(self, names: Iterable[str]) -> dict[str, int]:
-        return {name: size for name in names if (size := self.size(name)) is not None}
+        sizes = {name: self.size(name) for name in names}
+        return {name: size for name, size in sizes.items() if size is not None}
+
+    def stat(self, name: str, _budget: object = None) -> Stat:
+        try:
+            status = self.path(name).stat()
+        except OSError as error:
+            problem = f"{self.where(name)}: {error.strerror}."
+            if error.errno == errno.ENOENT:
+                raise AbsentError(f"{problem} Check the path.") from error
+            raise StoreError(f"{problem} Check the disk.") from error
+        if not stat.S_ISREG(status.st_mode):
+            raise AbsentError(f"{self.where(name)}: is not a file. Check the path.")
+        return Stat.of(status)
 
     def list_folder(self, folder: str = "") -> list[str]:
         """Returns the sorted names of files and folders in `folder`; empty if it does not exist."""
@@ -118,7 +144,7 @@ class LocalStore:
         with self._entries(folder) as entries:
             return sorted(entry.name for entry in entries if _is_file(entry))
 
-    def stats(self, folder: str) -> dict[str, Stat]:
+    def stats(self, folder: str, _budget: object = None) -> dict[str, Stat]:
         """Returns the state of each file directly in `folder`; empty if it does not exist."""
         with self._entries(folder) as entries:
             return {entry.name: Stat.of(entry.stat()) for entry in entries if _is_file(entry)}
@@ -133,9 +159,9 @@ class LocalStore:
                 # A link could lead to private files, and their names would be shown.
                 top = folder.partition("/")[0]
                 if top in naming.BESIDE:
-                    inside.refuse_other_kinds(self.root, top)
+                    local_file.refuse_other_kinds(self.root, top)
                 if _is_ours(folder):
-                    place = opened.enter_context(inside.folder_inside(self.root, folder))
+                    place = opened.enter_context(local_file.folder_inside(self.root, folder))
                 listed = opened.enter_context(os.scandir(place))
                 entries = (entry for entry in listed if not entry.name.startswith(_BUSY))
             yield entries
@@ -144,7 +170,7 @@ class LocalStore:
         self, name: str, offset: int = 0, size: int | None = None, most: int = MOST_BYTES
     ) -> bytes:
         path = self.path(name)
-        with self._opened(name) as file:
+        with self._open_to_read(name) as file:
             if size is None:
                 return regular_file.read_whole(file, path, most)
             file.seek(offset)
@@ -153,11 +179,11 @@ class LocalStore:
     def read_ours(self, name: str, most: int) -> bytes:
         """Returns a file of at most `most` bytes that only this user or root can have written."""
         with open(self.open(name, os.O_RDONLY), "rb") as file:
-            if not inside.is_only_ours(os.fstat(file.fileno())):
-                raise inside.refusal(self.root, name)
+            if not local_file.is_only_ours(os.fstat(file.fileno())):
+                raise local_file.refusal(self.root, name)
             return regular_file.read_whole(file, self.path(name), most)
 
-    def _opened(self, name: str) -> BinaryIO:
+    def _open_to_read(self, name: str) -> BinaryIO:
         path = self.path(name)
         with storage_errors("read", path):
             if _is_ours(name):
@@ -166,9 +192,28 @@ class LocalStore:
                 descriptor = regular_file.open_to_read(path)
             return io.BufferedReader(ReadableFile(descriptor, path))
 
+    def chunks(
+        self,
+        name: str,
+        stat: Stat,
+        start: int = 0,
+        stop: int | None = None,
+        _budget: object = None,
+        *,
+        pinned: bool = True,  # noqa: ARG002 - a file on a disk has one state
+    ) -> Generator[bytes, None, None]:
+        stop = stat.size if stop is None else stop
+        with self.open_file(name, stat) as file:
+            file.seek(start)
+            try:
+                yield from exactly(stop - start, file.read)
+            except TransientError:
+                # The file was truncated after it was opened.
+                changed(self.where(name))
+
     @contextlib.contextmanager
-    def opened(self, name: str, stat: Stat | None = None) -> Iterator[BinaryIO]:
-        with self._opened(name) as file:
+    def open_file(self, name: str, stat: Stat | None = None) -> Iterator[BinaryIO]:
+        with self._open_to_read(name) as file:
             if stat is not None and stat.is_changed(os.fstat(file.fileno())):
                 changed(self.where(name))
             yield file
@@ -192,13 +237,14 @@ class LocalStore:
         folder, _, file = name.rpartition("/")
         with (
             storage_errors("publish", self.path(name)),
-            inside.folder_inside(self.root, folder, make=True) as place,
+            local_file.folder_inside(self.root, folder, make=True) as place,
         ):
+            # Check as late as possible: a newer run may have started during the write.
             check()
             os.replace(temporary, file, dst_dir_fd=place)
             fsync_folder(place)
 
-    def take_over(
+    def adopt_files(
         self, source: object, files: Iterable[File], stats: Mapping[str, Stat] | None = None
     ) -> None:
         """Makes hard links to files of a different dataset; the links survive a crash."""
@@ -212,12 +258,12 @@ class LocalStore:
         by_folder: dict[str, list[File]] = {}
         for file in files:
             by_folder.setdefault(file.name.rpartition("/")[0], []).append(file)
-        for folder, of_folder in by_folder.items():
+        for folder, folder_files in by_folder.items():
             with (
                 storage_errors("link files to", self.path(folder)),
-                inside.folder_inside(self.root, folder, make=True) as place,
+                local_file.folder_inside(self.root, folder, make=True) as place,
             ):
-                for file in of_folder:
+                for file in folder_files:
                     temporary = self.temporary()
                     path = source.path(file.name)
                     stat = stats.get(file.name)
@@ -233,8 +279,8 @@ class LocalStore:
         target = self.path(after)
         with (
             storage_errors("rename", source),
-            inside.folder_inside(self.root, before.rpartition("/")[0]) as old,
-            inside.folder_inside(self.root, after.rpartition("/")[0]) as new,
+            local_file.folder_inside(self.root, before.rpartition("/")[0]) as old,
+            local_file.folder_inside(self.root, after.rpartition("/")[0]) as new,
         ):
             os.rename(source.name, target.name, src_dir_fd=old, dst_dir_fd=new)
             # Sync the new name first: after a crash, at least one of the two names exists.
@@ -243,15 +289,15 @@ class LocalStore:
 
     def remove(self, *names: str) -> None:
         """Removes files durably; they may be absent. A link is removed, not its target."""
-        files_of: dict[str, list[str]] = {}
+        files_by_folder: dict[str, list[str]] = {}
         for name in names:
-            folder, _, file = inside.demand_inside(name).rpartition("/")
-            files_of.setdefault(folder, []).append(file)
-        for folder, files in files_of.items():
+            folder, _, file = local_file.require_inside(name).rpartition("/")
+            files_by_folder.setdefault(folder, []).append(file)
+        for folder, files in files_by_folder.items():
             with (
                 storage_errors("remove", self.path(folder) / files[0]),
                 contextlib.suppress(FileNotFoundError),
-                inside.folder_inside(self.root, folder) as place,
+                local_file.folder_inside(self.root, folder) as place,
             ):
                 for file in files:
                     with contextlib.suppress(FileNotFoundError):
@@ -266,12 +312,12 @@ class LocalStore:
                 file.write(data)
             self.publish(temporary, name)
 
-    def claim(self, name: str, data: bytes) -> bytes:
+    def write_if_absent(self, name: str, data: bytes) -> bytes:
         """Writes a small file. The caller must hold the lock and know that no such file exists."""
         self.write(name, data)
         return data
 
-    def take(self, name: str) -> bool:
+    def try_create(self, name: str) -> bool:
         """Creates an empty work file in an existing folder; returns False if the file exists."""
         with storage_errors("create", self.path(name)), contextlib.suppress(FileExistsError):
             os.close(self.open(name, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
@@ -284,7 +330,7 @@ class LocalStore:
         path = self.path(name)
         with contextlib.suppress(OSError):
             self.path(naming.WORK).mkdir(exist_ok=True)
-            os.close(inside.open_inside(self.root, name, os.O_CREAT | os.O_WRONLY))
+            os.close(local_file.open_inside(self.root, name, os.O_CREAT | os.O_WRONLY))
         try:
             yield
         finally:
@@ -300,9 +346,9 @@ class LocalStore:
         with storage_errors("remove", self.path(name)):
             self._refuse_foreign_work()
             with contextlib.suppress(FileNotFoundError):
-                with inside.folder_inside(self.root, name):
+                with local_file.folder_inside(self.root, name):
                     pass  # it is a folder, not a link
-                with inside.folder_inside(self.root, folder) as place:
+                with local_file.folder_inside(self.root, folder) as place:
                     shutil.rmtree(last, onerror=_unless_gone, dir_fd=place)
                     fsync_folder(place)
 
@@ -344,7 +390,7 @@ class LocalStore:
         for folder in (self.root.parent, self.root, *(self.root / name for name in naming.BESIDE)):
             with storage_errors("sync", folder):
                 try:
-                    inside.sync_folder(folder)
+                    local_file.sync_folder(folder)
                 except OSError as error:
                     if error.errno not in _NOT_OURS_TO_SYNC:
                         raise
@@ -397,3 +443,57 @@ def _is_file(entry: os.DirEntry[str]) -> bool:
 def _is_ours(name: str) -> bool:
     """Returns whether a file is in one of this program's own folders, where links are refused."""
     return name.partition("/")[0] in (naming.WORK, naming.COLUMNS)
+
+
+# The file systems differ or have no hard links, the file has too many links, or the kernel does not
+# allow links to files of other users.
+_NO_LINK = (errno.EXDEV, errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK)
+
+
+def hard_link(
+    path: Path,
+    target: Path,
+    num_bytes: int,
+    stat: Stat | None,
+    called: tuple[str, str],
+    instead: str = "copy the dataset with `imagenet-prep replicate`",
+) -> None:
+    """Makes a hard link `target` to a file or, if `path` is a symbolic link, to the file behind it.
+
+    `stat` is the file's state earlier in this run, if known. `called` are the names of both
+    datasets in messages, and `instead` is the advice if no link can be made.
+    """
+    source, where = called
+    try:
+        # Keep the file open: the inode number of a deleted file may be reused.
+        opened = open(regular_file.open_to_read(path), "rb")  # noqa: SIM115 - until the end
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+        if stat is not None:
+            changed(str(path))
+        raise DataDamagedError(f"{path}: missing. Run verify on {source}.") from None
+    with opened:
+        status = os.fstat(opened.fileno())
+        if stat is not None and stat.is_changed(status):
+            changed(str(path))
+        if num_bytes != status.st_size:
+            raise DataDamagedError(
+                f"{path}: {status.st_size:,} bytes, the manifest says {num_bytes:,}. Run verify on "
+                f"{source}."
+            )
+        # A different program may have just copied the file here without syncing it.
+        os.fsync(opened.fileno())
+        with removed_on_failure(target):
+            try:
+                # Without a folder descriptor, os.link would link the symbolic link itself.
+                with folder_inside(target.parent) as folder:
+                    os.link(path, target.name, dst_dir_fd=folder)
+            except OSError as error:
+                if error.errno not in _NO_LINK:
+                    raise
+                raise UsageError(
+                    f"{where}: cannot create a hard link to {path} there ({error.strerror}). "
+                    "Choose a folder on the same file system and run this as the owner of the "
+                    f"files; or {instead}."
+                ) from error
+            if not os.path.samestat(status, target.lstat()):
+                changed(str(path))

@@ -1,40 +1,55 @@
-"""Reads byte ranges of files, and complete datasets, from web servers."""
+"""Reads byte ranges of files, and complete datasets, from web servers.
+
+The credentials come from ~/.netrc, a cookie file, or a token in the environment. A mirror may
+redirect to any address, including plain http or a different host for which the user has a password.
+Each request gets only the credentials for its own host, over a private connection.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import functools
 import http.cookiejar
+import os
+import re
 import threading
-from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn
-from urllib.parse import quote, urljoin
+import warnings
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, NoReturn
+from urllib.parse import quote, urljoin, urlsplit
 
 import imagenet_prep
 from imagenet_prep.core.address import public
 from imagenet_prep.core.errors import StoreError, UsageError
 from imagenet_prep.core.regular_file import MOST_BYTES
-from imagenet_prep.storage import steady
-from imagenet_prep.storage.credentials import HOW_TO_LOG_IN, Credentials
-from imagenet_prep.storage.fetch import as_file, stream, whole
-from imagenet_prep.storage.remote import (
+from imagenet_prep.storage import connection
+from imagenet_prep.storage.connection import (
     CONTENT_RANGE,
     NUMBER,
-    AbsentError,
-    Stat,
-    UnavailableError,
-    changed,
-    exactly,
     failure,
-    other_validator,
     passes,
     pause_s,
     reason,
+    size_of_range,
 )
-from imagenet_prep.storage.retry import RetryBudget, with_retries
+from imagenet_prep.storage.remote import (
+    DEFAULT_ACCESS,
+    AbsentError,
+    Access,
+    ChangedError,
+    RemoteFolder,
+    Stat,
+    TransientError,
+    changed,
+    exactly,
+    other_validator,
+    require_small,
+    with_retries,
+)
 
 if TYPE_CHECKING:
     import requests
+
 
 # Enough to recognize a web page. A server that ignores ranges has sent little more by then.
 _HEAD_BYTES = 512
@@ -42,28 +57,46 @@ _HEAD_BYTES = 512
 _COMPRESSIONS = frozenset({"br", "compress", "deflate", "gzip", "x-gzip", "zstd"})
 # Maximum number of requests per file, including redirects. A mirror redirects once or twice.
 _MOST_REQUESTS = 10
-# For reads of `WebFolder`.
-_TIMEOUT_S = 60.0
-_RETRIES = 20
 
 
 class _EmptyError(StoreError):
     """The file is empty."""
 
 
-class Http:
-    """The files below a URL; implements `Remote`."""
+class WebFolder(RemoteFolder):
+    """The files below a URL; implements `Readable`. They cannot be listed. Thread-safe."""
 
-    def __init__(self, base: str, timeout_s: float) -> None:
-        self._base = base
-        self._timeout_s = timeout_s
-        self._credentials = Credentials(base)
+    remedy = "Run the same command again later."
+
+    def __init__(self, base: str, access: Access = DEFAULT_ACCESS) -> None:
+        super().__init__(base, access)
+        self._credentials = Credentials(self.base)
         self._local = threading.local()
 
-    def where(self, name: str) -> str:
-        return f"{self._base}/{name}"
+    def names(self, _folder: str = "") -> list[str]:
+        """Returns an empty list, since a web server cannot be listed."""
+        return []
 
-    def stat(self, name: str) -> Stat:
+    list_folder = names
+
+    def read(
+        self, name: str, offset: int = 0, size: int | None = None, most: int = MOST_BYTES
+    ) -> bytes:
+        stat = self.stat(name)
+        if size is not None:
+            stop = min(offset + size, stat.size)
+            return b"".join(self.chunks(name, stat, offset, stop, pinned=False))
+        require_small(self.where(name), stat.size, most)
+        try:
+            return b"".join(self.chunks(name, stat))
+        except ChangedError:
+            # All bytes come from one answer, so they are one version of the file.
+            any_server = stat._replace(validator="")
+            return with_retries(
+                lambda: b"".join(self.read_once(name, 0, stat.size, any_server)), self.budget(name)
+            )
+
+    def stat_once(self, name: str) -> Stat:
         # Do not use HEAD: servers with signed URLs refuse it, and it does not reveal a login page.
         with (
             contextlib.suppress(_EmptyError),
@@ -82,7 +115,7 @@ class Http:
             return Stat(size, _validator(response.headers), ranges)
         return Stat(0, "", ranges=False)
 
-    def read(self, name: str, offset: int, size: int, stat: Stat) -> Iterator[bytes]:
+    def read_once(self, name: str, offset: int, size: int, stat: Stat) -> Iterator[bytes]:
         headers = {}
         if stat.ranges:
             headers["Range"] = f"bytes={offset}-{offset + size - 1}"
@@ -95,10 +128,13 @@ class Http:
             if validator and stat.validator and validator != stat.validator:
                 other_validator(self.where(name))
             if stat.ranges:
-                _check_range(response, offset, size)
+                if response.status_code == 200:
+                    raise TransientError("the server ignores the requested byte range")
+                sent = response.headers.get("Content-Range", "")
+                size_of_range(sent, offset, size, stat.size)
             yield from _body(response, size)
 
-    def files(self, folder: str) -> dict[str, Stat]:
+    def stats_once(self, folder: str) -> dict[str, Stat]:
         raise UsageError(f"{self.where(folder)}: a web server cannot list its files")
 
     @contextlib.contextmanager
@@ -126,10 +162,10 @@ class Http:
     def _answer(self, name: str, headers: dict[str, str]) -> requests.Response:
         import requests
 
-        url = f"{self._base}/{quote(name)}"
+        url = f"{self.base}/{quote(name)}"
         session = self._session
         for _ in range(_MOST_REQUESTS):
-            response = session.get(url, headers=headers, stream=True, timeout=self._timeout_s)
+            response = session.get(url, headers=headers, stream=True, timeout=self.access.timeout_s)
             target = requests.Session.get_redirect_target(session, response)
             if target is None:
                 return response
@@ -165,7 +201,7 @@ def _adapter() -> requests.adapters.HTTPAdapter:
     import urllib3.poolmanager
 
     kinds = urllib3.poolmanager.pool_classes_by_scheme
-    steady_kinds = {scheme: steady.pool(kind) for scheme, kind in kinds.items()}
+    steady_kinds = {scheme: connection.steady_pool(kind) for scheme, kind in kinds.items()}
 
     class Adapter(requests.adapters.HTTPAdapter):
         def init_poolmanager(self, *arguments: Any, **options: Any) -> None:
@@ -187,7 +223,7 @@ def _body(response: requests.Response, size: int) -> Iterator[bytes]:
     try:
         yield from exactly(size, functools.partial(response.raw.read, decode_content=False))
     except (urllib3.exceptions.HTTPError, OSError) as error:
-        raise UnavailableError(reason(error)) from None
+        raise TransientError(reason(error)) from None
 
 
 def _check_status(where: str, response: requests.Response) -> None:
@@ -196,7 +232,7 @@ def _check_status(where: str, response: requests.Response) -> None:
         return
     if passes(status):
         pause = pause_s(response.headers.get("Retry-After", ""))
-        raise UnavailableError(f"the server answers {status}", pause)
+        raise TransientError(f"the server answers {status}", pause)
     if status in (401, 403):
         raise StoreError(f"{where}: the server answers {status}: not allowed. {HOW_TO_LOG_IN}")
     if status in (404, 410):
@@ -249,66 +285,126 @@ def _total_size(response: requests.Response) -> int | None:
     return int(length) if NUMBER.fullmatch(length) else None
 
 
-def _check_range(response: requests.Response, offset: int, size: int) -> None:
-    if response.status_code == 200:
-        raise UnavailableError("the server ignores the requested byte range")
-    sent = response.headers.get("Content-Range", "")
-    last = offset + size - 1
-    match = CONTENT_RANGE.fullmatch(sent)
-    if match is None or (int(match[1]), int(match[2])) != (offset, last):
-        raise UnavailableError(f"the server sends {sent!r}, requested bytes {offset}-{last}")
+COOKIES_VARIABLE = "IMAGENET_PREP_COOKIES"
+TOKEN_VARIABLE = "IMAGENET_PREP_TOKEN"  # noqa: S105 - the variable's name, not the token
+HOW_TO_LOG_IN = (
+    "Log in at image-net.org, accept the terms, save the browser's cookies as a Netscape "
+    f"cookies.txt, and set {COOKIES_VARIABLE} to its path. Or put your login and password into "
+    f"~/.netrc, or set {TOKEN_VARIABLE} to HOST=TOKEN (HOST:PORT=TOKEN if the port is not 443). "
+    "Credentials are sent only over https://."
+)
+# HOST=TOKEN or HOST:PORT=TOKEN, with a bearer token as in RFC 6750.
+_BOUND_TOKEN = re.compile(
+    r"(?P<host>[A-Za-z0-9.-]+|\[[0-9A-Fa-f:.]+\])(?::(?P<port>[0-9]{1,5}))?"
+    r"=(?P<token>[A-Za-z0-9._~+/-]+=*)"
+)
+_LOOPBACK = re.compile(r"localhost|127\.[0-9.]+|::1")
+_DEFAULT_PORTS = {"http": 80, "https": 443}
 
 
-class WebFolder:
-    """A dataset on a web server; implements `Readable`. Its files cannot be listed."""
-
-    as_folder = None
+class Credentials:
+    """The credentials for files below a URL, as `auth` for requests."""
 
     def __init__(self, base: str) -> None:
-        self._base = base.rstrip("/")
-        self._http = Http(self._base, _TIMEOUT_S)
+        from requests.utils import get_netrc_auth
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return WebFolder, (self._base,)
+        self._host, self._port = _host_and_port(base)
+        self._token = token_for(base)
+        self._netrc = None if self._token else get_netrc_auth(base)
+        self._cookies = _load_cookies()
 
-    def where(self, name: str = "") -> str:
-        return self._http.where(name) if name else self._base
+    def __call__(self, request: requests.PreparedRequest) -> requests.PreparedRequest:
+        """Adds the credentials for the host of a request, which may be the target of a redirect."""
+        from requests.auth import HTTPBasicAuth
+        from requests.cookies import get_cookie_header
 
-    def size(self, name: str) -> int | None:
-        try:
-            return self._stat(name).size
-        except AbsentError:
-            return None
+        url = request.url or ""
+        if not _is_private(url):
+            return request
+        # A redirect from http to https on the same server is safe.
+        host, port = _host_and_port(url)
+        if host == self._host and (port == self._port or (self._port, port) == (80, 443)):
+            if self._token:
+                request.headers["Authorization"] = f"Bearer {self._token}"
+            elif self._netrc:
+                request = HTTPBasicAuth(*self._netrc)(request)
+        # The jar checks the host of each cookie.
+        if self._cookies is not None:
+            cookies = get_cookie_header(self._cookies, request)  # type: ignore[no-untyped-call]
+            request.headers.update({"Cookie": cookies} if cookies else {})
+        return request
 
-    def sizes(self, names: Iterable[str]) -> dict[str, int]:
-        return {name: size for name in names if (size := self.size(name)) is not None}
 
-    def names(self, _folder: str = "") -> list[str]:
-        """Returns an empty list, since a web server cannot be listed."""
-        return []
+def _host_and_port(url: str) -> tuple[str, int]:
+    parts = urlsplit(url)
+    return (parts.hostname or "").lower(), parts.port or _DEFAULT_PORTS[parts.scheme]
 
-    list_folder = names
 
-    def read(
-        self, name: str, offset: int = 0, size: int | None = None, most: int = MOST_BYTES
-    ) -> bytes:
-        if size is None:
-            return whole(self._http, name, self._budget(name), most)
-        stat = self._stat(name)
-        stop = min(offset + size, stat.size)
-        budget = self._budget(name)
-        return b"".join(stream(self._http, name, stat, budget, offset, stop, pinned=False))
+def _is_private(url: str) -> bool:
+    """Returns whether requests to this URL are safe from eavesdropping."""
+    parts = urlsplit(url)
+    is_local = parts.scheme == "http" and _LOOPBACK.fullmatch(parts.hostname or "")
+    return parts.scheme == "https" or bool(is_local and not _has_proxy(url))
 
-    @contextlib.contextmanager
-    def opened(self, name: str, stat: Stat | None = None) -> Iterator[BinaryIO]:
-        pinned = stat is not None
-        stat = stat or self._stat(name)
-        chunks = stream(self._http, name, stat, self._budget(name), pinned=pinned)
-        with contextlib.closing(chunks):
-            yield as_file(chunks)
 
-    def _stat(self, name: str) -> Stat:
-        return with_retries(lambda: self._http.stat(name), self._budget(name))
+def _has_proxy(url: str) -> bool:
+    from requests.utils import get_environ_proxies
 
-    def _budget(self, name: str) -> RetryBudget:
-        return RetryBudget(self.where(name), _RETRIES, remedy="Run the same command again later.")
+    return bool(get_environ_proxies(url).keys() & {"http", "all"})
+
+
+def token_for(base: str) -> str | None:
+    """Returns the token for the host of `base`, or None."""
+    scheme = urlsplit(base).scheme
+    tokens: dict[tuple[str, int], str] = {}
+    for entry in os.environ.get(TOKEN_VARIABLE, "").replace(",", " ").split():
+        bound = _BOUND_TOKEN.fullmatch(entry)
+        if bound is None:
+            raise UsageError(
+                f"{TOKEN_VARIABLE}: expected HOST=TOKEN (HOST:PORT=TOKEN if the port is not 443), "
+                "separated by commas. A token is sent only to its host. Example: "
+                f"{TOKEN_VARIABLE}=mirror.example.edu=TOKEN"
+            )
+        host = bound["host"].strip("[]").lower()
+        tokens[host, int(bound["port"] or _DEFAULT_PORTS["https"])] = bound["token"]
+    host, port = _host_and_port(base)
+    token = tokens.get((host, port))
+    if token is None and (scheme, port) == ("http", 80):
+        # The user expects the token at http://HOST, too: report why it is not sent.
+        token = tokens.get((host, _DEFAULT_PORTS["https"]))
+    if token is None or scheme == "https":
+        return token
+    if not _LOOPBACK.fullmatch(host):
+        raise UsageError(
+            f"{base}: {TOKEN_VARIABLE} has a token for {host}, which http would send unencrypted. "
+            "Use https://, or remove the token."
+        )
+    if _has_proxy(base):
+        raise UsageError(
+            f"{base}: the token of {TOKEN_VARIABLE} would be sent to the proxy in HTTP_PROXY. Set "
+            f"NO_PROXY={host}."
+        )
+    return token
+
+
+def _load_cookies() -> http.cookiejar.MozillaCookieJar | None:
+    path = os.environ.get(COOKIES_VARIABLE)
+    if not path:
+        return None
+    jar = http.cookiejar.MozillaCookieJar(path)
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            jar.load(ignore_discard=True, ignore_expires=True)
+    except http.cookiejar.LoadError:
+        # Hide the warning and the original error, since both quote a line of the file.
+        raise UsageError(
+            f"{COOKIES_VARIABLE}: {path} is not a Netscape cookie file. Export the browser's "
+            'cookies as cookies.txt; its first line is "# Netscape HTTP Cookie File".'
+        ) from None
+    except OSError as error:
+        raise UsageError(f"{COOKIES_VARIABLE}: {path}: {error.strerror}") from None
+    for cookie in jar:
+        # Browsers and curl write 0 for session cookies, which Python treats as expired in 1970.
+        if cookie.expires == 0:
+            cookie.expires = None
+    return jar

@@ -1,7 +1,11 @@
-"""Records the verified files of a folder in a file with one note per line.
+"""Records of earlier runs: the verified files of a folder, and the sources of datasets.
 
-A note is valid only for the file that was verified (see `Identity`). It is not valid for a copy, or
-after the file was written, replaced or renamed.
+A ledger has one note per line. A note is valid only for the file that was verified (see
+`Identity`). It is not valid for a copy, or after the file was written, replaced or renamed.
+
+`report` shows images from the sources of datasets, and its page may be published. Their locations
+are not stored in the dataset, since its author could then choose which of a reader's files are
+shown. They are in the user's cache folder, in one file per digest of a manifest.
 """
 
 from __future__ import annotations
@@ -13,17 +17,18 @@ import re
 import sys
 import threading
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from io import BufferedReader
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
-from imagenet_prep.core import canonical, regular_file
+from imagenet_prep.core import canonical, own_file, records, regular_file
 from imagenet_prep.core.canonical import Json
 from imagenet_prep.core.errors import ImagenetPrepError
 from imagenet_prep.dataset import naming
-from imagenet_prep.storage import inside
+from imagenet_prep.storage import local_file
 from imagenet_prep.storage.folder import LocalStore
-from imagenet_prep.storage.os_errors import storage_errors
+from imagenet_prep.storage.local_file import storage_errors
 
 # The ledger of `download` and of the reader's cache.
 NOTES = f"{naming.WORK}/proven.jsonl"
@@ -201,7 +206,7 @@ class Ledger:
                 self._journal.add(*new.values())
 
     def _is_trusted(self, status: os.stat_result) -> bool:
-        return inside.is_only_ours(status) or (
+        return local_file.is_only_ours(status) or (
             self._trusts_owner
             and status.st_uid == self._store.root.stat().st_uid
             and not status.st_mode & 0o022
@@ -220,3 +225,54 @@ def verified_md5(path: Path) -> str | None:
 
 def _lines(entries: Iterable[Any]) -> bytes:
     return b"".join(canonical.dumps(entry) + b"\n" for entry in entries)
+
+
+_SOURCES_FOLDER = "origins"
+# A thousand archives need 200 kB.
+_MAX_NOTE_BYTES = 16 << 20
+
+
+@dataclass(frozen=True)
+class SourceLocation:
+    """The folder of a source, and the paths of its files by name."""
+
+    root: str
+    files: dict[str, str]
+
+
+@dataclass(frozen=True)
+class _SourceNote(SourceLocation):
+    digest: str
+
+
+def note_source(digest: str, origin: SourceLocation) -> None:
+    """Records the source of the dataset whose manifest has this digest."""
+    content = canonical.dumps(_SourceNote(origin.root, origin.files, digest))
+    # The note is optional. Some users have no home folder, or one that they cannot write to.
+    with contextlib.suppress(OSError, ImagenetPrepError):
+        folder = _sources_folder()
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with own_file.replaced(folder / _note_name(digest), None) as file:
+            # Only this user may write the file, whatever the umask.
+            os.fchmod(file.fileno(), 0o600)
+            file.write(content)
+
+
+def find_source(digest: str) -> SourceLocation | None:
+    """Returns the origin of a dataset; None if there is no note that only this user can write."""
+    with contextlib.suppress(OSError, ImagenetPrepError, ValueError):
+        noted = records.loads(
+            _SourceNote,
+            LocalStore(_sources_folder()).read_ours(_note_name(digest), _MAX_NOTE_BYTES),
+        )
+        # Compare the digests: in a shared folder, the file may belong to a different dataset.
+        return SourceLocation(noted.root, noted.files) if noted.digest == digest else None
+    return None
+
+
+def _sources_folder() -> Path:
+    return naming.cache_folder() / _SOURCES_FOLDER
+
+
+def _note_name(digest: str) -> str:
+    return f"{digest}.json"

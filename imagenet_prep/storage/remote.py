@@ -1,42 +1,34 @@
-"""The interface for reading files by byte range from web servers, S3 and folders.
+"""Reads files of servers and folders by byte range, with retries.
 
-Each read is a single attempt. It raises `UnavailableError` if a retry may succeed, and the caller
-decides how often to retry. Messages never quote an exception, whose text may contain a signed URL.
+A single attempt raises `TransientError` if a retry may succeed. Functions with a budget retry; they
+raise IncompleteError if no retry is left or the file has changed, and StoreError if the server
+refuses. Messages never quote an exception, whose text may contain a signed URL.
 """
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
-import re
-import socket
-import ssl
+import random
+import sys
+import threading
 import time
-from collections.abc import Callable, Iterator
-from typing import NamedTuple, NoReturn, Protocol, Self
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, NamedTuple, NoReturn, Self, TypeVar
 
-from imagenet_prep.core.errors import IncompleteError, StoreError
-from imagenet_prep.storage.steady import TooSlowError
+from imagenet_prep.core import counter, terminal
+from imagenet_prep.core.errors import DataDamagedError, IncompleteError, StoreError
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
 
 CHUNK_BYTES = 1 << 20
 # The size of a request when an archive is read completely, and the most for several images.
 REQUEST_BYTES = 4 << 20
-# At most 18 digits, since Python refuses to convert thousands of digits.
-NUMBER = re.compile(r"[0-9]{1,18}")
-CONTENT_RANGE = re.compile(r"bytes ([0-9]{1,18})-([0-9]{1,18})/([0-9]{1,18})")
-# Temporary failures: timeout, too early, too many requests, and server errors.
-_PASSING = {408, 425, 429, 500, 502, 503, 504}
-# S3's codes of temporary failures: damaged or slow transfers, and concurrent requests.
-_PASSING_CODES = {
-    "BadDigest",
-    "XAmzContentChecksumMismatch",
-    "IncompleteBody",
-    "RequestTimeout",
-    "SlowDown",
-    "ConditionalRequestConflict",
-    "OperationAborted",
-}
-_TUNNEL = re.compile(r"Tunnel connection failed: ([0-9]{3})")
-_NO_SUCH_HOST = {socket.EAI_NONAME, socket.EAI_NODATA}
 
 
 # A function that is called before a file becomes visible. If it raises, the file stays hidden.
@@ -84,7 +76,7 @@ class Stat(NamedTuple):
         return now != self
 
 
-class UnavailableError(Exception):
+class TransientError(Exception):
     """A temporary failure; a retry should wait for at least `retry_after_s` seconds."""
 
     def __init__(self, reason: str, retry_after_s: float = 0.0) -> None:
@@ -100,28 +92,8 @@ class ChangedError(IncompleteError):
     """The file is a different one than before, or a different server of a pool has answered."""
 
 
-class TakenError(StoreError):
+class ObjectExistsError(StoreError):
     """The object to be created already exists."""
-
-
-class Remote(Protocol):
-    """A folder of files on a server or disk; thread-safe."""
-
-    def where(self, name: str) -> str:
-        """Returns the name of a file for messages, without secrets."""
-
-    def stat(self, name: str) -> Stat:
-        """Returns the current state of a file."""
-
-    def read(self, name: str, offset: int, size: int, stat: Stat) -> Iterator[bytes]:
-        """Yields exactly `size` bytes from `offset` of the file described by `stat`.
-
-        If `stat.ranges` is False, only the complete file can be read. If `stat.validator` is "",
-        any file of this size is read.
-        """
-
-    def files(self, folder: str) -> dict[str, Stat]:
-        """Returns the `Stat` of each file directly in `folder`, keyed by name; "" is the root."""
 
 
 def changed(where: str) -> NoReturn:
@@ -141,77 +113,297 @@ def other_validator(where: str) -> NoReturn:
     )
 
 
-def passes(status: int, code: str = "") -> bool:
-    """Returns whether the failure with this status or S3 code is temporary."""
-    return status in _PASSING or code in _PASSING_CODES or "Throttl" in code
-
-
-def failure(where: str, error: BaseException, bundle: str) -> StoreError | UnavailableError:
-    """Returns UnavailableError for a failed connection if a retry may succeed, else StoreError.
-
-    `bundle` is the name of the environment variable for certificate authorities.
-    """
-    causes = _causes(error)
-    if any(isinstance(cause, socket.gaierror) and cause.errno in _NO_SUCH_HOST for cause in causes):
-        return StoreError(
-            f"{where}: {reason(error)}. Check the address (for S3, AWS_ENDPOINT_URL)."
-        )
-    if (match := _TUNNEL.search(" ".join(map(str, causes)))) and not passes(int(match[1])):
-        return StoreError(f"{where}: the proxy answers {match[1]}. Check HTTPS_PROXY.")
-    temporary = ssl.SSLEOFError, ConnectionError, TimeoutError
-    is_temporary = any(isinstance(cause, temporary) for cause in causes)
-    names = {type(cause).__name__ for cause in causes}
-    if not is_temporary and names & {"SSLError", "SSLCertVerificationError"}:
-        return StoreError(
-            f"{where}: the connection is not trusted: {reason(error)}. Check the clock and the "
-            f"address; for a private certificate authority, set {bundle}."
-        )
-    return UnavailableError(reason(error))
-
-
 def exactly(size: int, read: Callable[[int], bytes], most: int = CHUNK_BYTES) -> Iterator[bytes]:
     """Yields exactly `size` bytes in chunks of at most `most` bytes."""
     position = 0
     while position < size:
         chunk = read(min(most, size - position))
         if not chunk:
-            raise UnavailableError(f"the body ended after {position:,} of {size:,} bytes")
+            raise TransientError(f"the body ended after {position:,} of {size:,} bytes")
         position += len(chunk)
         yield chunk
 
 
-def pause_s(retry_after: str) -> float:
-    """Returns the seconds requested by a Retry-After header, which is a number or a date."""
-    if NUMBER.fullmatch(retry_after):
-        return float(retry_after)
+_FIRST_DELAY_S = 0.2
+_MAX_DELAY_S = 60.0
+# Give up if the server requests a longer pause than this.
+_MAX_RETRY_AFTER_S = 900.0
+# If many objects fail together, print this many lines at once, then one per interval.
+_LINES_AT_ONCE = 5
+_LINE_EVERY_S = 2.0
+RESUME = (
+    "Fetched data is kept: run the same command again to resume. If it fails again, try later or "
+    "with more --retries."
+)
+
+# A separate generator, to leave the sequence of a seeded `random` unchanged during training.
+_jitter = random.Random()
+
+Answer = TypeVar("Answer")
+
+
+@dataclass
+class RetryBudget:
+    """The number of retries and the delays for one operation.
+
+    The delay doubles with each consecutive failure, with jitter to spread reconnects.
+    """
+
+    where: str  # the object being read, for messages
+    retries: int  # the number of failures allowed
+    ended: threading.Event = field(default_factory=threading.Event)
+    remedy: str = RESUME  # the advice once the budget is spent
+    failures: int = 0
+    _in_a_row: int = 0
+
+    def succeeded(self) -> None:
+        """Resets the delay, because bytes have arrived."""
+        self._in_a_row = 0
+
+    def wait(self, error: TransientError) -> None:
+        """Waits before the next attempt; raises IncompleteError if no attempt is left."""
+        self.failures += 1
+        self._in_a_row += 1
+        delay = min(_MAX_DELAY_S, _FIRST_DELAY_S * 2 ** min(self._in_a_row - 1, 16))
+        delay = max(delay * _jitter.uniform(0.5, 1.0), error.retry_after_s)
+        failure = str(error).rstrip(".")
+        failure = failure if self.where in failure else f"{self.where}: {failure}"
+        if delay > _MAX_RETRY_AFTER_S:
+            problem = f"and asks to wait {delay:,.0f} s"
+        elif self.failures > self.retries:
+            problem = f"given up after {terminal.counted(self.failures, 'failed attempt')}"
+        else:
+            of = "" if self.retries == sys.maxsize else f" of {self.retries}"
+            if not self.ended.is_set():
+                counter.add(0, retries=1)
+                line = f"{failure}; retry {self.failures}{of} in {delay:.1f} s"
+                _lines.say(line, object=self.where, retry=self.failures, delay_s=round(delay, 1))
+            if not self.ended.wait(delay):
+                return
+            problem = "and the run is ending"
+        raise IncompleteError(f"{failure}, {problem}. {self.remedy}", self.remedy)
+
+
+class _Lines:
+    """Prints lines on stderr at a limited rate; thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._allowed = float(_LINES_AT_ONCE)
+        self._at = 0.0
+        self._withheld = 0
+
+    def say(self, line: str, **fields: Any) -> None:
+        with self._lock:
+            now = time.monotonic()
+            earned = (now - self._at) / _LINE_EVERY_S
+            self._allowed = min(_LINES_AT_ONCE, self._allowed + earned)
+            self._at = now
+            if self._allowed < 1:
+                self._withheld += 1
+                return
+            more = f" ({self._withheld:,} more retries not logged)" if self._withheld else ""
+            self._allowed = self._allowed - 1
+            self._withheld = 0
+        with contextlib.suppress(OSError, ValueError):  # stderr may be closed
+            terminal.say(line + more, "warning", **fields)
+
+
+_lines = _Lines()
+
+
+def with_retries(attempt: Callable[[], Answer], budget: RetryBudget) -> Answer:
+    """Returns the result of `attempt`, retried within the budget."""
+    while True:
+        try:
+            return attempt()
+        except TransientError as error:
+            budget.wait(error)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Access:
+    """The limits of requests to a server."""
+
+    connections: int = 64  # the maximum number that a process keeps open
+    timeout_s: float = 60.0  # a request fails after this time without a byte
+    retries: int = 20  # the number of failures allowed per operation
+    remedy: str | None = None  # the advice once no retry is left; None for that of the store
+    ended: threading.Event | None = None  # once set, failed requests are not retried
+
+
+DEFAULT_ACCESS = Access()
+
+
+class RemoteFolder(ABC):
+    """A folder on a server; implements `Readable` by retries of single attempts.
+
+    An attempt raises TransientError if a retry may succeed. Picklable: a copy opens its own
+    connections.
+    """
+
+    as_folder = None
+    remedy: ClassVar[str]
+
+    def __init__(self, base: str, access: Access) -> None:
+        """Sends no request yet."""
+        self.base = base.rstrip("/")
+        self.access = access
+        self.ended = access.ended or threading.Event()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # An event cannot be pickled.
+        return type(self), (self.base, replace(self.access, ended=None))
+
+    @abstractmethod
+    def stat_once(self, name: str) -> Stat:
+        """Returns the current state of a file, in one attempt."""
+
+    @abstractmethod
+    def stats_once(self, folder: str) -> dict[str, Stat]:
+        """Returns the states of the files directly in `folder`, in one attempt."""
+
+    @abstractmethod
+    def read_once(self, name: str, offset: int, size: int, stat: Stat) -> Iterator[bytes]:
+        """Yields exactly `size` bytes from `offset` of the file described by `stat`.
+
+        If `stat.ranges` is False, only the complete file can be read. If `stat.validator` is "",
+        any file of this size is read.
+        """
+
+    def where(self, name: str = "") -> str:
+        return f"{self.base}/{name}" if name else self.base
+
+    def budget(self, name: str) -> RetryBudget:
+        """Returns a new budget for an operation on a file."""
+        remedy = self.remedy if self.access.remedy is None else self.access.remedy
+        return RetryBudget(self.where(name), self.access.retries, self.ended, remedy)
+
+    def stat(self, name: str, budget: RetryBudget | None = None) -> Stat:
+        return with_retries(lambda: self.stat_once(name), budget or self.budget(name))
+
+    def stats(self, folder: str, budget: RetryBudget | None = None) -> dict[str, Stat]:
+        return with_retries(lambda: self.stats_once(folder), budget or self.budget(folder))
+
+    def size(self, name: str) -> int | None:
+        try:
+            return self.stat(name).size
+        except AbsentError:
+            return None
+
+    def sizes(self, names: Iterable[str]) -> dict[str, int]:
+        sizes = {name: self.size(name) for name in names}
+        return {name: size for name, size in sizes.items() if size is not None}
+
+    def chunks(
+        self,
+        name: str,
+        stat: Stat,
+        start: int = 0,
+        stop: int | None = None,
+        budget: RetryBudget | None = None,
+        *,
+        pinned: bool = True,
+    ) -> Generator[bytes, None, None]:
+        # A failed attempt continues at the point of failure. If the server cannot send ranges, read
+        # the file from its start, and skip the bytes before that point.
+        budget = budget or self.budget(name)
+        stop = stat.size if stop is None else stop
+        position = start
+        while position < stop:
+            first = position if stat.ranges else 0
+            again = position - first
+            try:
+                for chunk in self.read_once(name, first, stop - first, stat):
+                    budget.succeeded()
+                    new = chunk[again:]
+                    again -= len(chunk) - len(new)
+                    position += len(new)
+                    if new:
+                        yield new
+            except TransientError as error:
+                budget.wait(error)
+            except ChangedError:
+                if pinned or not stat.validator:
+                    raise
+                stat = stat._replace(validator="")
+
+    @contextlib.contextmanager
+    def open_file(self, name: str, stat: Stat | None = None) -> Iterator[BinaryIO]:
+        """See `Readable.open_file`; fetches only the bytes that are read."""
+        current = stat or self.stat(name)
+        chunks = self.chunks(name, current, pinned=stat is not None)
+        with contextlib.closing(chunks):
+            yield as_file(chunks)
+
+
+def as_file(chunks: Iterator[bytes]) -> BinaryIO:
+    """Returns chunks, such as those of a store, as a file that can be read once, in order."""
+    return io.BufferedReader(_Chunks(chunks), CHUNK_BYTES)
+
+
+def hashed(file: BinaryIO, hashes: Sequence[Any], most: int = sys.maxsize) -> Iterator[bytes]:
+    """Hashes and yields the rest of a file in chunks, at most one chunk more than `most` bytes."""
+    most += CHUNK_BYTES
+    while most > 0:
+        chunk = file.read(min(most, CHUNK_BYTES))
+        if not chunk:
+            return
+        for digest in hashes:
+            digest.update(chunk)
+        most -= len(chunk)
+        yield chunk
+
+
+def require_small(where: str, size: int, most: int) -> None:
+    """Raises DataDamagedError if a file has more than `most` bytes."""
+    if size > most:
+        raise DataDamagedError(
+            f"{where}: has more than {most:,} bytes, so this program did not write it. Restore the "
+            "original file."
+        )
+
+
+class _Chunks(io.RawIOBase):
+    def __init__(self, chunks: Iterator[bytes]) -> None:
+        self._chunks = chunks
+        self._rest = memoryview(b"")
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while not self._rest:
+            chunk = next(self._chunks, None)
+            if chunk is None:
+                return 0
+            self._rest = memoryview(chunk)
+        size = min(len(buffer), len(self._rest))
+        buffer[:size] = self._rest[:size]
+        self._rest = self._rest[size:]
+        return size
+
+
+# The maximum number of results being computed or waiting to be used.
+PREFETCHED = 8
+Item = TypeVar("Item")
+
+
+def prefetch(
+    function: Callable[[Item], Answer], items: Iterable[Item]
+) -> Iterator[tuple[Item, Future[Answer]]]:
+    """Yields each item with the future of function(item), in order; computes some in advance."""
+    # Verbs that read no tables start a tenth faster without this import.
+    from concurrent.futures import ThreadPoolExecutor
+
+    pool = ThreadPoolExecutor(PREFETCHED, thread_name_prefix="ahead")
     try:
-        import email.utils  # this import would be a fifth of the start time of a process on a host
-
-        date = email.utils.parsedate_tz(retry_after)
-        return max(0.0, email.utils.mktime_tz(date) - time.time()) if date else 0.0
-    except (ValueError, OverflowError):
-        return 0.0
-
-
-def reason(error: BaseException) -> str:
-    """Describes a network failure without the text of the exception, which may contain a URL."""
-    causes = _causes(error)
-    for cause in causes:
-        if isinstance(cause, TooSlowError):
-            return f"the data arrived too slowly ({cause})"
-    for cause in causes:
-        if type(cause).__name__.endswith(("TimeoutError", "Timeout")):
-            return "no data arrived in time"
-        if isinstance(cause, OSError) and cause.strerror:
-            return str(cause.strerror)
-    if any(type(cause).__name__ == "IncompleteRead" for cause in causes):
-        return "the connection was cut"
-    return f"the connection failed ({type(error).__name__})"
-
-
-def _causes(error: BaseException) -> list[BaseException]:
-    causes: list[BaseException] = [error]
-    for cause in causes:
-        linked = (*cause.args, getattr(cause, "reason", None), cause.__cause__, cause.__context__)
-        causes += [e for e in linked if isinstance(e, BaseException) and e not in causes]
-    return causes
+        waiting: deque[tuple[Item, Future[Answer]]] = deque()
+        for item in items:
+            waiting.append((item, pool.submit(function, item)))
+            if len(waiting) == PREFETCHED:
+                yield waiting.popleft()
+        yield from waiting
+    finally:
+        # Do not wait for servers if the consumer stops early or is interrupted.
+        pool.shutdown(wait=False)

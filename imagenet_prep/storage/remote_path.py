@@ -1,27 +1,130 @@
-"""Paths of files on a server, with the methods of `pathlib.Path` that are needed to find archives.
+"""Paths of files on a server, and stored lists of the files in remote archives.
 
-The same function can thus find archives in a folder, in a bucket and on a web server.
+The paths have the methods of `pathlib.Path` that are needed to find archives. The same function can
+thus find archives in a folder, in a bucket and on a web server.
+
+The lists, for later runs, are in `imagenet-prep-lists` next to the datasets, in one folder per
+archive. Other users may write there, so lists are checked, and listed names compared with the
+headers in the archive.
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
+import re
+import stat as stat_module
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
-from imagenet_prep.core import address, regular_file
-from imagenet_prep.core.errors import StoreError, UsageError
-from imagenet_prep.storage.fetch import as_file, stream
-from imagenet_prep.storage.kept_lists import KeptLists
-from imagenet_prep.storage.remote import AbsentError, Remote, Stat
-from imagenet_prep.storage.retry import RetryBudget, with_retries
-from imagenet_prep.storage.store import open_remote
+from imagenet_prep.core import address, canonical, records, regular_file
+from imagenet_prep.core.errors import ImagenetPrepError, StoreError, UsageError
+from imagenet_prep.storage.remote import AbsentError, Access, RetryBudget, Stat, as_file
+from imagenet_prep.storage.store import Readable, Store, open_readable, open_store
+
+LISTS_FOLDER = "imagenet-prep-lists"
+# A list of 50,000 files has 3 MB.
+_MAX_LIST_BYTES = 64 << 20
+_MD5 = re.compile(r"[0-9a-f]{32}")
+
+
+class ArchiveListing(NamedTuple):
+    """The files in a range of an archive, and the md5 of the archive ("" if it is unknown)."""
+
+    files: list[Entry]
+    md5: str
+
+
+@dataclass(frozen=True)
+class _StoredListing:
+    archive: str
+    validator: str
+    num_bytes: int
+    files: list[Entry]
+    md5: str
+
+
+@dataclass(frozen=True)
+class ListingFolder:
+    """The stored lists in one folder. Picklable."""
+
+    base: str  # folder or s3:// address
+    writes: bool = True  # whether new lists are stored (not in a dry run)
+    believed: bool = True  # whether existing lists are read, or only overwritten
+
+    def find(self, archive: str, stat: Stat, start: int, stop: int) -> ArchiveListing | None:
+        """Returns the files in bytes [start, stop) of an archive, or None if no list is stored."""
+        return self._load(archive, stat, start, stop) if self.believed else None
+
+    def _load(self, archive: str, stat: Stat, start: int, stop: int) -> ArchiveListing | None:
+        try:
+            name = _list_name(archive, stat, start, stop)
+            folder = self._store.as_folder
+            # Accept no file that a different user may have written.
+            read = self._store.read if folder is None else folder.read_ours
+            stored = records.loads(_StoredListing, read(name, most=_MAX_LIST_BYTES))
+        except (ImagenetPrepError, OSError, ValueError):
+            return None
+        if (stored.archive, stored.validator, stored.num_bytes) != (archive, *_identity(stat)):
+            return None
+        last = start
+        for _, offset, size in stored.files:
+            if not (last <= offset and 0 <= size <= stop - offset):
+                return None
+            last = offset + size
+        return ArchiveListing(stored.files, stored.md5 if _MD5.fullmatch(stored.md5) else "")
+
+    def keep(self, archive: str, stat: Stat, start: int, stop: int, kept: ArchiveListing) -> None:
+        """Stores a list. Errors are ignored: without a list, the next run reads the archive."""
+        if not self.writes:
+            return
+        content = _StoredListing(archive, *_identity(stat), *kept)
+        with contextlib.suppress(ImagenetPrepError, OSError):
+            folder = self._store.as_folder
+            if folder:
+                folder.root.mkdir(parents=True, exist_ok=True)
+                status = folder.root.lstat()
+                # A different user may have created the folder, or a link.
+                if not stat_module.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
+                    return
+            self._store.write(_list_name(archive, stat, start, stop), canonical.dumps(content))
+
+    def keep_md5(self, archive: str, stat: Stat, md5: str) -> None:
+        """Adds the md5 of an archive to the list of its files, if there is one."""
+        # A list without files would describe an empty archive.
+        kept = self._load(archive, stat, 0, stat.size)
+        if kept:
+            self.keep(archive, stat, 0, stat.size, kept._replace(md5=md5))
+
+    @cached_property
+    def _store(self) -> Store:
+        return open_store(self.base)
+
+
+def lists_folder(out: str) -> str | None:
+    """Returns the folder of the lists for the dataset at `out`; None if `out` is a whole bucket."""
+    if not address.is_remote(out):
+        return str(Path(out).expanduser().absolute().parent / LISTS_FOLDER)
+    above, _, prefix = out.rstrip("/").rpartition("/")
+    return f"{above}/{LISTS_FOLDER}" if prefix and above != "s3:/" else None
+
+
+def _identity(stat: Stat) -> tuple[str, int]:
+    return stat.validator, stat.size
+
+
+def _list_name(archive: str, stat: Stat, start: int, stop: int) -> str:
+    digest = canonical.digest([archive, *_identity(stat)])[:16]
+    return f"{digest}/{start}-{stop}.json"
+
+
+Entry = tuple[str, int, int]
 
 # Maximum number of connections for all workers of a process. Threads start on demand.
 MOST_CONNECTIONS = 128
-_TIMEOUT_S = 60.0
 _RETRIES = 20
 # Fewer retries until the first answer, so that a mistyped address fails after ten seconds.
 _RETRIES_AT_FIRST = 6
@@ -34,13 +137,13 @@ class Site:
     """A server's folder of archives. Picklable: a copy opens its own connections."""
 
     base: str
-    lists: KeptLists | None = None  # lists of the files in archives; None to store none
+    lists: ListingFolder | None = None  # lists of the files in archives; None to store none
     hashes: bool = True  # whether to compute the md5 when an archive is read completely
 
     @cached_property
-    def remote(self) -> Remote:
+    def store(self) -> Readable:
         """The connections of this process."""
-        return open_remote(self.base, connections=MOST_CONNECTIONS, timeout_s=_TIMEOUT_S)
+        return open_readable(self.base, Access(connections=MOST_CONNECTIONS))
 
     def budget(self, where: str, retries: int = _RETRIES) -> RetryBudget:
         """Returns the retry budget of one read."""
@@ -90,7 +193,7 @@ class RemotePath:
         if self.known is not None:
             return self.known
         budget = self.site.budget(str(self), _RETRIES_AT_FIRST)
-        return with_retries(lambda: self.site.remote.stat(self.relative), budget)
+        return self.site.store.stat(self.relative, budget)
 
     def is_file(self) -> bool:
         """Returns whether the file exists."""
@@ -114,9 +217,9 @@ class RemotePath:
     def open(self, _mode: str = "rb") -> BinaryIO:
         """Returns the file, for one sequential read."""
         budget = self.site.budget(str(self))
-        return as_file(stream(self.site.remote, self.relative, self.stat, budget))
+        return as_file(self.site.store.chunks(self.relative, self.stat, 0, None, budget))
 
-    def demand_ranges(self) -> Stat:
+    def require_ranges(self) -> Stat:
         """Returns `stat`; raises StoreError if the server cannot send parts of the file."""
         if self.stat.ranges and self.stat.validator:
             return self.stat
@@ -132,7 +235,7 @@ class RemotePath:
         """Returns bytes [start, stop), with retries."""
         where = f"{self}, bytes {start:,} to {stop:,}"
         budget = self.site.budget(where)
-        data = b"".join(stream(self.site.remote, self.relative, self.stat, budget, start, stop))
+        data = b"".join(self.site.store.chunks(self.relative, self.stat, start, stop, budget))
         if len(data) != stop - start:
             raise StoreError(
                 f"{where}: the server sent {len(data):,} bytes. Use a different server."
@@ -142,7 +245,7 @@ class RemotePath:
     @cached_property
     def _files(self) -> dict[str, Stat]:
         budget = self.site.budget(str(self), _RETRIES_AT_FIRST)
-        return with_retries(lambda: self.site.remote.files(self.relative), budget)
+        return self.site.store.stats(self.relative, budget)
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Pickle the size and time too: all workers must read the same file.
@@ -159,7 +262,7 @@ def open_to_read(path: Location) -> BinaryIO:
     return path.open()
 
 
-def locate(text: str, lists: KeptLists | None, *, hashes: bool) -> Location:
+def locate(text: str, lists: ListingFolder | None, *, hashes: bool) -> Location:
     """Returns the folder or file of --source; a URL with an archive's extension is a file."""
     if not address.is_remote(text):
         return Path(text).expanduser()

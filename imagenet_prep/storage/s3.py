@@ -13,22 +13,25 @@ from urllib.parse import parse_qs, urlsplit
 from imagenet_prep.core.canonical import Json
 from imagenet_prep.core.errors import StoreError, UsageError
 from imagenet_prep.core.installed import demand
-from imagenet_prep.storage import steady
-from imagenet_prep.storage.inside import demand_inside
-from imagenet_prep.storage.ranges import Connection, Ranges
-from imagenet_prep.storage.remote import (
-    CONTENT_RANGE,
-    REQUEST_BYTES,
-    AbsentError,
-    Stat,
-    TakenError,
-    UnavailableError,
-    changed,
-    exactly,
+from imagenet_prep.storage import connection
+from imagenet_prep.storage.connection import (
+    Connection,
+    Ranges,
     failure,
-    other_validator,
     passes,
     pause_s,
+    size_of_range,
+)
+from imagenet_prep.storage.local_file import require_inside
+from imagenet_prep.storage.remote import (
+    REQUEST_BYTES,
+    AbsentError,
+    ObjectExistsError,
+    Stat,
+    TransientError,
+    changed,
+    exactly,
+    other_validator,
 )
 
 # Use a signature for this time. S3 accepts it for 15 minutes around its date, by S3's clock.
@@ -111,7 +114,7 @@ def checks_by_reading() -> bool:
 class S3:
     """A prefix of a bucket, with credentials from boto3's standard chain; thread-safe.
 
-    Methods raise UnavailableError if a retry may succeed, AbsentError if there is no such object,
+    Methods raise TransientError if a retry may succeed, AbsentError if there is no such object,
     upload or bucket, and StoreError for all other failures. No message contains credentials.
     """
 
@@ -149,7 +152,7 @@ class S3:
                 f"{base}: {type(error).__name__}. Check the AWS_… variables and ~/.aws."
             ) from None
         kinds = self._client._endpoint.http_session._pool_classes_by_scheme
-        kinds.update({scheme: steady.pool(kind) for scheme, kind in kinds.items()})
+        kinds.update({scheme: connection.steady_pool(kind) for scheme, kind in kinds.items()})
         bundle = self._session.get_config_variable("ca_bundle")
         bundle = bundle or os.environ.get("REQUESTS_CA_BUNDLE") or True
         self._ranges = Ranges(timeout_s, botocore.httpsession.get_cert_path(bundle))
@@ -180,47 +183,37 @@ class S3:
         answer["Body"].close()
         return int(answer["ContentRange"].rpartition("/")[2])
 
-    def read(self, name: str, offset: int, size: int, stat: Stat) -> Iterator[bytes]:
+    def read(self, name: str, offset: int, size: int, stat: Stat | None = None) -> Iterator[bytes]:
+        """Yields `size` bytes from `offset` of the object described by `stat`.
+
+        Without `stat`, yields fewer if the object ends earlier.
+        """
+        if size == 0:
+            return
         with self._explained(name):
-            requested = f"{offset}-{offset + size - 1}"
-            expected = f"bytes {requested}/{stat.size}"
-            body, etag, sent = self._opened(name, f"bytes={requested}", stat.validator)
+            try:
+                body, etag, sent = self._opened(name, offset, size, stat)
+            except self._errors.ClientError as error:
+                if stat is None and _status(error.response) == 416:
+                    return  # the object ends before `offset`
+                raise
             with body:
-                if stat.validator and etag != stat.validator:
+                if stat is not None and stat.validator not in ("", etag):
                     other_validator(self.where(name))
-                if sent != expected:
-                    raise UnavailableError(f"the server sends {sent!r}, expected {expected!r}")
+                size = size_of_range(sent, offset, size, stat.size if stat else None)
                 # Read large chunks: to join small ones would take a third of the CPU time.
                 yield from exactly(size, body.read, REQUEST_BYTES)
 
     def files(self, folder: str) -> dict[str, Stat]:
+        """Returns the states of the objects directly in `folder`, keyed by file name."""
+        stats: dict[str, Stat] = {}
         with self._explained(folder):
-            return {
-                name: Stat(entry["Size"], entry["ETag"], True)
-                for entry in self.pages("list_objects_v2", "Contents", folder, deep=False)
-                if "Size" in entry and (name := entry["Key"].rpartition("/")[2])
-            }
-
-    def get(self, name: str, offset: int, size: int) -> bytes:
-        """Returns `size` bytes of an object from `offset`, or fewer at its end."""
-        if size == 0:
-            return b""
-        requested = f"bytes={offset}-{offset + size - 1}"
-        with self._explained(name):
-            try:
-                answer = self._client.get_object(**self.object(name), Range=requested)
-            except self._errors.ClientError as error:
-                if _status(error.response) == 416:
-                    return b""  # the object ends before `offset`
-                raise
-            with contextlib.closing(answer["Body"]) as body:
-                sent = answer.get("ContentRange", "")
-                match = CONTENT_RANGE.fullmatch(sent)
-                first, last, total = map(int, match.groups()) if match else (-1, -1, -1)
-                stop = min(offset + size, total)
-                if (first, last + 1) != (offset, stop):
-                    raise UnavailableError(f"the server sends {sent!r}, requested {requested}")
-                return b"".join(exactly(stop - offset, body.read))
+            for entry in self.pages("list_objects_v2", "Contents", folder, deep=False):
+                name = entry["Key"].rpartition("/")[2]
+                # Folders have no size, and an object that marks a folder has no name.
+                if "Size" in entry and name:
+                    stats[name] = Stat(entry["Size"], entry["ETag"], True)
+        return stats
 
     def call(self, operation: str, name: str, **arguments: Any) -> Json:
         """Returns the answer to an operation on an object, such as "put_object"."""
@@ -238,7 +231,7 @@ class S3:
         Unless `deep`, subfolders are listed as keys that end in "/".
         """
         prefix = f"{self._prefix}/" if self._prefix else ""
-        below = f"{prefix}{demand_inside(folder)}/" if folder else prefix
+        below = f"{prefix}{require_inside(folder)}/" if folder else prefix
         with self._explained(folder):
             num_entries = 0
             listing = self._client.get_paginator(operation).paginate(
@@ -258,15 +251,19 @@ class S3:
                 for entry in folders:
                     yield {"Key": entry["Prefix"].removeprefix(prefix)}
 
-    def _opened(self, name: str, requested: str, etag: str) -> tuple[Any, str, str | None]:
+    def _opened(self, name: str, offset: int, size: int, stat: Stat | None) -> tuple[Any, str, str]:
         """Returns the body of a range, the object's ETag, and the answer's Content-Range."""
         # boto3 takes 2.5 ms of CPU time per small range, as much as decoding the image. Use boto3
-        # only if `Ranges` gets no plain answer, to find the reason.
-        if plain := self._answered(name, requested, etag):
-            return plain, plain.headers.get("etag", ""), plain.headers.get("content-range")
+        # if `Ranges` gets no plain answer, to find the reason, and for an object that is read only
+        # once: a signature would not be used again.
+        requested = f"bytes={offset}-{offset + size - 1}"
+        etag = stat.validator if stat else ""
+        plain = self._answered(name, requested, etag) if stat else None
+        if plain is not None:
+            return plain, plain.headers.get("etag", ""), plain.headers.get("content-range", "")
         condition = {"IfMatch": etag} if etag else {}
         answer = self._client.get_object(**self.object(name), Range=requested, **condition)
-        return answer["Body"], answer["ETag"], answer.get("ContentRange")
+        return answer["Body"], answer["ETag"] if etag else "", answer.get("ContentRange", "")
 
     def _answered(self, name: str, requested: str, etag: str) -> Connection | None:
         signed = self._signed.get(name)
@@ -302,7 +299,7 @@ class S3:
     def object(self, name: str) -> dict[str, str]:
         """Returns the bucket and the key of an object, as arguments for boto3."""
         # A listing may contain an empty object that marks a folder: its key ends in "/".
-        demand_inside(name.removesuffix("/"))
+        require_inside(name.removesuffix("/"))
         key = f"{self._prefix}/{name}" if self._prefix else name
         return {"Bucket": self._bucket, "Key": key}
 
@@ -343,9 +340,9 @@ class S3:
         answer = f"the server answers {status} {code if code != str(status) else ''}".rstrip()
         if passes(status, code):
             headers = response["ResponseMetadata"].get("HTTPHeaders", {})
-            raise UnavailableError(answer, pause_s(headers.get("retry-after", "")))
+            raise TransientError(answer, pause_s(headers.get("retry-after", "")))
         if status == 412 and operation == "PutObject":
-            raise TakenError(f"{self.where(name)}: {answer}: it exists already")
+            raise ObjectExistsError(f"{self.where(name)}: {answer}: it exists already")
         if status == 412:
             other_validator(self.where(name))
         if status == 416:

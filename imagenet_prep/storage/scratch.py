@@ -1,4 +1,4 @@
-"""Temporary folders below TMPDIR for files that will be uploaded to a bucket.
+"""Temporary folders below TMPDIR, for example for files that will be uploaded to a bucket.
 
 Each process locks its folder. It also removes unlocked folders, which killed processes left.
 """
@@ -16,23 +16,21 @@ from pathlib import Path
 
 from imagenet_prep.core import program
 from imagenet_prep.core.errors import StoreError
-from imagenet_prep.storage.inside import folder_inside
-from imagenet_prep.storage.lock import try_lock
-from imagenet_prep.storage.os_errors import storage_errors
+from imagenet_prep.storage.local_file import folder_inside, storage_errors, try_lock
 
-_OWN = "on-the-way"
+_PROCESSES = "on-the-way"
 
-_lock = threading.Lock()
-_mine: Path | None = None
+_folder_lock = threading.Lock()
+_process_folder: Path | None = None
 
 
-def folder(name: str) -> Path:
+def shared_folder(name: str) -> Path:
     """Returns a path that all processes of this user share for `name`; creates nothing."""
     return Path(tempfile.gettempdir()) / f"imagenet-prep-{os.getuid()}" / name
 
 
-def make(path: Path) -> None:
-    """Creates a folder returned by `folder`."""
+def make_shared_folder(path: Path) -> None:
+    """Creates a folder returned by `shared_folder`."""
     root = path.parent
     with storage_errors("create", root):
         root.mkdir(mode=0o700, exist_ok=True)
@@ -44,27 +42,27 @@ def make(path: Path) -> None:
         path.mkdir(exist_ok=True)
 
 
-def own() -> Path:
-    """Returns the folder of this process, and creates it if needed; `leave` removes it."""
-    global _mine
-    with _lock:
-        if _mine is None or not _mine.is_dir():
-            parent = folder(_OWN)
+def process_folder() -> Path:
+    """Returns the folder of this process, and creates it if needed; see `remove_process_folder`."""
+    global _process_folder
+    with _folder_lock:
+        if _process_folder is None or not _process_folder.is_dir():
+            parent = shared_folder(_PROCESSES)
             with storage_errors("create", parent):
-                _mine = _hold(parent)
+                _process_folder = _make_locked(parent)
                 for path in parent.iterdir():
                     # A process may just have removed its folder.
                     with contextlib.suppress(OSError), folder_inside(path) as descriptor:
                         if try_lock(descriptor, path):
                             shutil.rmtree(path, ignore_errors=True)
-        return _mine
+        return _process_folder
 
 
 @contextlib.contextmanager
-def place() -> Iterator[Path]:
-    """Yields a new folder below `own`, and removes it on exit."""
-    # Files that an interrupted thread writes here later are removed with `own`.
-    path = own() / uuid.uuid4().hex
+def temporary_folder() -> Iterator[Path]:
+    """Yields a new folder below `process_folder`, and removes it on exit."""
+    # Files that an interrupted thread writes here later are removed with `process_folder`.
+    path = process_folder() / uuid.uuid4().hex
     with storage_errors("create", path):
         path.mkdir()
     try:
@@ -73,21 +71,21 @@ def place() -> Iterator[Path]:
         shutil.rmtree(path, ignore_errors=True)
 
 
-def leave() -> None:
+def remove_process_folder() -> None:
     """Removes the folder of this process, and its parents if they are empty."""
-    global _mine
-    with _lock:
-        if _mine is not None:
-            shutil.rmtree(_mine, ignore_errors=True)
-            _mine = None
-        for path in (folder(_OWN), folder(_OWN).parent):
+    global _process_folder
+    with _folder_lock:
+        if _process_folder is not None:
+            shutil.rmtree(_process_folder, ignore_errors=True)
+            _process_folder = None
+        for path in (shared_folder(_PROCESSES), shared_folder(_PROCESSES).parent):
             with contextlib.suppress(OSError):
                 path.rmdir()
 
 
-def _hold(parent: Path) -> Path:
+def _make_locked(parent: Path) -> Path:
     while True:
-        make(parent)
+        make_shared_folder(parent)
         path = parent / uuid.uuid4().hex
         # A different process may remove both folders before this process has locked `path`.
         with contextlib.suppress(FileNotFoundError):
@@ -99,4 +97,4 @@ def _hold(parent: Path) -> Path:
             os.close(descriptor)
 
 
-program.before_ending(leave)
+program.before_ending(remove_process_folder)

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
-import stat
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, Protocol
+from typing import TYPE_CHECKING, BinaryIO, Protocol, TypeVar
 
+from imagenet_prep.core import records
 from imagenet_prep.core.address import is_remote
-from imagenet_prep.core.errors import StoreError
+from imagenet_prep.core.errors import DataDamagedError
 from imagenet_prep.core.regular_file import MOST_BYTES
 from imagenet_prep.storage.folder import LocalStore
-from imagenet_prep.storage.remote import AbsentError, Check, Remote, Stat, exactly, unchecked
+from imagenet_prep.storage.remote import DEFAULT_ACCESS, Access, Check, RetryBudget, Stat, unchecked
 
 if TYPE_CHECKING:
     from imagenet_prep.dataset.manifest import File
@@ -36,6 +35,15 @@ class Readable(Protocol):
     def sizes(self, names: Iterable[str]) -> dict[str, int]:
         """Returns the sizes of those files that exist."""
 
+    def stat(self, name: str, budget: RetryBudget | None = None, /) -> Stat:
+        """Returns the current state of a file; raises AbsentError if it does not exist.
+
+        On a server, `budget` limits the retries; by default, the `Access` of the store does.
+        """
+
+    def stats(self, folder: str, budget: RetryBudget | None = None, /) -> dict[str, Stat]:
+        """Returns the current state of each file directly in `folder`, keyed by file name."""
+
     def names(self, folder: str) -> list[str]:
         """Returns the sorted names of the files directly in `folder`."""
 
@@ -50,7 +58,24 @@ class Readable(Protocol):
         Raises DataDamagedError if a complete file has more than `most` bytes or is not regular.
         """
 
-    def opened(
+    def chunks(
+        self,
+        name: str,
+        stat: Stat,
+        start: int = 0,
+        stop: int | None = None,
+        budget: RetryBudget | None = None,
+        /,
+        *,
+        pinned: bool = True,
+    ) -> Generator[bytes, None, None]:
+        """Yields bytes [start, stop) of the file described by `stat`, by default to its end.
+
+        Unless `pinned`, the caller verifies the sha256. Then the file may have a different ETag
+        than `stat`, since the servers of a pool often have different ETags for the same file.
+        """
+
+    def open_file(
         self, name: str, stat: Stat | None = None
     ) -> contextlib.AbstractContextManager[BinaryIO]:
         """Yields a file for one sequential read.
@@ -69,9 +94,6 @@ class Store(Readable, Protocol):
     def local(self) -> LocalStore:
         """The folder shared by the processes of this machine while they work on this dataset."""
 
-    def stats(self, folder: str) -> dict[str, Stat]:
-        """Returns the current state of each file directly in `folder`, keyed by file name."""
-
     def read_each(self, names: Iterable[str], most: int = MOST_BYTES) -> Iterator[bytes]:
         """Yields the contents of small files in order; `most` as for `read`."""
 
@@ -83,7 +105,7 @@ class Store(Readable, Protocol):
     ) -> None:
         """Makes a synced temporary file visible as `name`; calls `check` before each attempt."""
 
-    def take_over(
+    def adopt_files(
         self, source: object, files: Iterable[File], stats: Mapping[str, Stat] | None = None
     ) -> None:
         """Adds files of a different dataset by hard links, or by copies that the server makes.
@@ -96,10 +118,10 @@ class Store(Readable, Protocol):
     def write(self, name: str, data: bytes) -> None:
         """Publishes a complete small file."""
 
-    def claim(self, name: str, data: bytes) -> bytes:
+    def write_if_absent(self, name: str, data: bytes) -> bytes:
         """Publishes a small file unless it exists; returns the content that it now has."""
 
-    def take(self, name: str) -> bool:
+    def try_create(self, name: str) -> bool:
         """Creates an empty work file; returns False if a different run has already created it."""
 
     def remove(self, *names: str) -> None:
@@ -115,37 +137,7 @@ class Store(Readable, Protocol):
         """Locks the dataset during the block, if the storage needs a lock between writing runs."""
 
 
-class FolderRemote:
-    """A folder that implements `Remote`."""
-
-    def __init__(self, root: Path) -> None:
-        self._folder = LocalStore(root)
-
-    def where(self, name: str) -> str:
-        return self._folder.where(name)
-
-    def stat(self, name: str) -> Stat:
-        try:
-            status = self._folder.path(name).stat()
-        except OSError as error:
-            problem = f"{self.where(name)}: {error.strerror}."
-            if error.errno == errno.ENOENT:
-                raise AbsentError(f"{problem} Check the path.") from error
-            raise StoreError(f"{problem} Check the disk.") from error
-        if not stat.S_ISREG(status.st_mode):
-            raise AbsentError(f"{self.where(name)}: is not a file. Check the path.")
-        return Stat.of(status)
-
-    def read(self, name: str, offset: int, size: int, stat: Stat) -> Iterator[bytes]:
-        with self._folder.opened(name, stat) as file:
-            file.seek(offset)
-            yield from exactly(size, file.read)
-
-    def files(self, folder: str) -> dict[str, Stat]:
-        return self._folder.stats(folder)
-
-
-def open_store(base: str) -> Store:
+def open_store(base: str, access: Access = DEFAULT_ACCESS) -> Store:
     """Returns the store at `base` (a folder or s3://bucket/prefix) without sending a request.
 
     Raises UsageError if credentials cannot be loaded or boto3 is not installed.
@@ -154,18 +146,18 @@ def open_store(base: str) -> Store:
         # This import takes half a second, and boto3 may be missing.
         from imagenet_prep.storage.bucket import BucketStore
 
-        return BucketStore(base)
+        return BucketStore(base, access)
     return LocalStore(Path(base).expanduser())
 
 
-def open_readable(base: str) -> Readable:
-    """Returns the dataset in a folder or at an s3:// or http(s):// URL; see `open_store`."""
+def open_readable(base: str, access: Access = DEFAULT_ACCESS) -> Readable:
+    """Returns a local folder, or the folder at an s3:// or http(s):// URL; see `open_store`."""
     if base.startswith(("http://", "https://")):
         # This import takes longer than all other imports of a process on a remote host.
         from imagenet_prep.storage.http import WebFolder
 
-        return WebFolder(base)
-    return open_store(base)
+        return WebFolder(base, access)
+    return open_store(base, access)
 
 
 def is_inside(place: str, folder: str) -> bool:
@@ -180,18 +172,22 @@ def same_place(first: str, second: str) -> bool:
     return is_inside(first, second) and is_inside(second, first)
 
 
-def open_remote(base: str, *, connections: int, timeout_s: float) -> Remote:
-    """Returns a local folder, or the folder at an s3:// or http(s):// URL; see `open_store`.
+# Enough for the names of 300,000 shards. JSON of many small lists takes 20 times as much memory.
+_MOST_NOTE_BYTES = 32 << 20
+T = TypeVar("T")
 
-    At most `connections` reads run at once; each fails after `timeout_s` without a byte.
-    """
-    base = base.rstrip("/")
-    if base.startswith("s3://"):
-        from imagenet_prep.storage.s3 import S3
 
-        return S3(base, connections, timeout_s)
-    if is_remote(base):
-        from imagenet_prep.storage.http import Http
+def read_note(store: Store, name: str, kind: type[T]) -> T:
+    """Returns the record of type `kind` from an existing work file."""
+    try:
+        return records.loads(kind, store.read(name, most=_MOST_NOTE_BYTES))
+    except ValueError as error:
+        raise damaged_note(store, name, str(error)) from None
 
-        return Http(base, timeout_s)
-    return FolderRemote(Path(base).expanduser())
+
+def damaged_note(store: Store, name: str, why: str) -> DataDamagedError:
+    """Returns the error for a work file that this program did not write."""
+    return DataDamagedError(
+        f"{store.where(name)}: {why}. This program did not write this file; nothing was changed. "
+        "If the folder was copied from elsewhere, remove its .work; or choose a different folder."
+    )

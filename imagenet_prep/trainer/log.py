@@ -15,7 +15,7 @@ from imagenet_prep.core.canonical import Json
 from imagenet_prep.core.terminal import counted
 from imagenet_prep.dataset import naming, schema
 from imagenet_prep.storage.folder import LocalStore
-from imagenet_prep.storage.os_errors import storage_errors
+from imagenet_prep.storage.local_file import storage_errors
 from imagenet_prep.trainer.evaluation import Score
 from imagenet_prep.trainer.scalars import EVENTS, Scalars
 

@@ -26,13 +26,19 @@ from imagenet_prep.core.errors import (
 )
 from imagenet_prep.dataset import naming
 from imagenet_prep.dataset.manifest import File
-from imagenet_prep.storage import inside
+from imagenet_prep.storage import local_file
 from imagenet_prep.storage.bucket import BucketStore
-from imagenet_prep.storage.fetch import as_file
+from imagenet_prep.storage.fetch import bring
 from imagenet_prep.storage.folder import LocalStore
 from imagenet_prep.storage.ledger import Identity
-from imagenet_prep.storage.remote import CHUNK_BYTES, UnavailableError
-from imagenet_prep.storage.retry import RetryBudget, with_retries
+from imagenet_prep.storage.remote import (
+    CHUNK_BYTES,
+    Access,
+    RetryBudget,
+    TransientError,
+    as_file,
+    with_retries,
+)
 from imagenet_prep.trainer import checkpoint
 from imagenet_prep.trainer.log import LOG, SCALARS
 from imagenet_prep.trainer.scalars import EVENTS
@@ -63,9 +69,8 @@ class Mirror:
     def __init__(self, base: str, folder: Path, scalars: Path, export: Path | None) -> None:
         self._base = base.rstrip("/")
         # During training, `_run` retries and reports failures instead of the store.
-        self._store = BucketStore(
-            self._base, connections=1, timeout_s=_TIMEOUT_S, retries=0, remedy=""
-        )
+        access = Access(connections=1, timeout_s=_TIMEOUT_S, retries=0, remedy="")
+        self._store = BucketStore(self._base, access)
         self._folder, self._scalars, self._export = folder, scalars, export
         self._uploaded: dict[str, Identity] = {}  # only these objects are ever removed
         self._asked = threading.Event()
@@ -75,9 +80,8 @@ class Mirror:
 
     def fetch(self) -> None:
         """Downloads the log and checkpoints if there is no local checkpoint."""
-        store = BucketStore(
-            self._base, connections=1, timeout_s=_TIMEOUT_S, retries=_RETRIES, remedy=_NOT_STARTED
-        )
+        access = Access(connections=1, timeout_s=_TIMEOUT_S, retries=_RETRIES, remedy=_NOT_STARTED)
+        store = BucketStore(self._base, access)
         names = [name for name in sorted(store.everything()) if _is_needed(name)]
         mirrored = max((checkpoint.step_of(name) or 0 for name in names), default=0)
         local = checkpoint.steps(self._folder)
@@ -111,7 +115,7 @@ class Mirror:
         missing = [
             name
             for name, (root, file) in self._files()
-            if self._uploaded.get(name) != Identity.of(inside.stat_inside(root, file))
+            if self._uploaded.get(name) != Identity.of(local_file.stat_inside(root, file))
         ]
         if missing:
             files = f"{terminal.counted(len(missing), 'file')} of this run"
@@ -145,7 +149,8 @@ class Mirror:
                 folder.write(name, store.read(name, most=stored.num_bytes))
             else:
                 try:
-                    store.bring(File(name, stored.num_bytes, stored.sha256), folder)
+                    file = File(name, stored.num_bytes, stored.sha256)
+                    bring(store, file, folder, "The object is damaged in the bucket.")
                 except DataDamagedError as error:
                     terminal.say(f"mirror: {error} Continuing without this object.")
         if _is_own(self._folder, name):
@@ -173,7 +178,7 @@ class Mirror:
             hint = "" if self._in_trouble else ". Training continues, and the upload is retried"
             self._in_trouble = True
             message = f"mirror: {base}{str(error).rstrip('. ')}{hint}"
-            raise UnavailableError(message) from error
+            raise TransientError(message) from error
         if self._in_trouble:
             terminal.say(f"mirror: {self._base}: the upload is complete after retries.")
         self._in_trouble = False
@@ -219,6 +224,6 @@ def _is_needed(name: str) -> bool:
 
 def _is_own(root: Path, name: str) -> bool:
     try:
-        return stat.S_ISREG(inside.stat_inside(root, name).st_mode)
+        return stat.S_ISREG(local_file.stat_inside(root, name).st_mode)
     except (OSError, StoreError):
         return False

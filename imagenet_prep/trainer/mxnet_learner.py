@@ -12,8 +12,8 @@ from mxnet.gluon import model_zoo, nn
 
 from imagenet_prep.core.errors import UsageError
 from imagenet_prep.dataset import naming
+from imagenet_prep.storage.local_file import storage_errors
 from imagenet_prep.storage.new_file import complete_file, sync
-from imagenet_prep.storage.os_errors import storage_errors
 from imagenet_prep.trainer import recipe
 from imagenet_prep.trainer.comm import Comm, check_gpus, launched
 from imagenet_prep.trainer.config import TrainConfig

@@ -11,8 +11,8 @@ import numpy as np
 
 from imagenet_prep.dataset import predictions
 from imagenet_prep.dataset.predictions import MOST, Prediction, are_finite, five, top
+from imagenet_prep.storage.local_file import storage_errors
 from imagenet_prep.storage.new_file import complete_file
-from imagenet_prep.storage.os_errors import storage_errors
 from imagenet_prep.trainer.comm import Comm
 from imagenet_prep.trainer.feed import Batch
 

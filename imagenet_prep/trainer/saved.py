@@ -17,10 +17,9 @@ from imagenet_prep.core.errors import DataDamagedError, ImagenetPrepError, Usage
 from imagenet_prep.core.own_file import Kind
 from imagenet_prep.core.world import World
 from imagenet_prep.dataset import predictions
-from imagenet_prep.storage import inside
+from imagenet_prep.storage import local_file
 from imagenet_prep.storage.folder import LocalStore
-from imagenet_prep.storage.lock import NoLocksError
-from imagenet_prep.storage.os_errors import storage_errors
+from imagenet_prep.storage.local_file import NoLocksError, storage_errors
 from imagenet_prep.trainer import checkpoint, recipe, torchvision
 from imagenet_prep.trainer.checkpoint import Checkpoint
 from imagenet_prep.trainer.choices import EXPORTED
@@ -153,7 +152,7 @@ class Saved:
         if self._config.tensorboard_dir is None:
             # Refuse a link: this run and --clear-log would change files in a different folder.
             with storage_errors("open", self.scalars), contextlib.suppress(FileNotFoundError):
-                inside.stat_inside(self.folder, SCALARS)
+                local_file.stat_inside(self.folder, SCALARS)
         if self._config.mirror is not None:
             self._mirror = Mirror(self._config.mirror, self.folder, self.scalars, self.export)
             self._mirror.fetch()

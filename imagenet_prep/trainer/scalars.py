@@ -13,7 +13,7 @@ from pathlib import Path
 from imagenet_prep.dataset.protobuf import varint
 from imagenet_prep.dataset.tfrecord import frame_parts
 from imagenet_prep.storage.folder import LocalStore
-from imagenet_prep.storage.os_errors import storage_errors
+from imagenet_prep.storage.local_file import storage_errors
 
 EVENTS = "events.out.tfevents."  # prefix of the file names
 _VERSION = b"brain.Event:2"

@@ -14,8 +14,8 @@ import tensorflow as tf
 
 from imagenet_prep.dataset import naming
 from imagenet_prep.storage.folder import LocalStore
+from imagenet_prep.storage.local_file import storage_errors
 from imagenet_prep.storage.new_file import complete_file, sync
-from imagenet_prep.storage.os_errors import storage_errors
 from imagenet_prep.trainer import model, recipe
 from imagenet_prep.trainer.comm import Comm, Horovod, check_gpus, cores, launched
 from imagenet_prep.trainer.config import TrainConfig

@@ -16,8 +16,8 @@ from imagenet_prep.core.errors import DataDamagedError, UsageError
 from imagenet_prep.core.own_file import Kind
 from imagenet_prep.core.terminal import counted
 from imagenet_prep.dataset.class_list import MOST_CLASSES
+from imagenet_prep.storage.local_file import storage_errors
 from imagenet_prep.storage.new_file import complete_file
-from imagenet_prep.storage.os_errors import storage_errors
 from imagenet_prep.trainer import checkpoint
 from imagenet_prep.trainer.checkpoint import Arrays, Checkpoint, Header, Shape
 from imagenet_prep.trainer.choices import TORCHVISION, residual_blocks

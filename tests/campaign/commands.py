@@ -104,12 +104,12 @@ def _shorten(official: dict[str, str]) -> None:
     """
     from imagenet_prep import download
     from imagenet_prep.preparation import archives
-    from imagenet_prep.storage import incoming, large_file, retry
+    from imagenet_prep.storage import fetch, new_file, remote
 
     archives._MIB = 1 << 16
-    large_file._LARGE_WRITE_BYTES = mmap.PAGESIZE
-    incoming._SYNC_BYTES = 1 << 14
-    retry._FIRST_DELAY_S = 0.005
+    new_file._LARGE_WRITE_BYTES = mmap.PAGESIZE
+    fetch._SYNC_BYTES = 1 << 14
+    remote._FIRST_DELAY_S = 0.005
     for what, (archive, *more) in list(download.ARCHIVES.items()):
         if archive.name in official:
             known = archive._replace(md5=official[archive.name], size=None)

@@ -20,7 +20,7 @@ from imagenet_prep.read.choice import Choice
 from imagenet_prep.read.config import Wanted
 from imagenet_prep.read.names import Names
 from imagenet_prep.read.records import Records
-from imagenet_prep.storage.opened import open_dataset
+from imagenet_prep.storage.dataset_store import open_dataset
 from tests.kit import command, layouts
 from tests.kit.tfrecords import plain
 

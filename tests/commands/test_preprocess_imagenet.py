@@ -15,8 +15,8 @@ from imagenet_prep.pipelines import prepare
 from imagenet_prep.reporting import sample
 from imagenet_prep.reporting.facts import gather
 from imagenet_prep.sources import label_lists
+from imagenet_prep.storage.dataset_store import open_dataset
 from imagenet_prep.storage.folder import LocalStore
-from imagenet_prep.storage.opened import open_dataset
 from tests.kit import command, layouts
 from tests.kit.dataset import split_records
 from tests.kit.miniature import Miniature

@@ -19,8 +19,8 @@ from imagenet_prep.core.errors import UsageError
 from imagenet_prep.dataset.keys import read_list
 from imagenet_prep.dataset.manifest import Shard
 from imagenet_prep.read import catalogue
-from imagenet_prep.storage import tables
-from imagenet_prep.storage.opened import open_dataset
+from imagenet_prep.storage import dataset_store
+from imagenet_prep.storage.dataset_store import open_dataset
 from imagenet_prep.storage.store import Store
 from tests.kit import amended, columns, command, foreign
 from tests.kit.dataset import Reference, everything, records
@@ -327,8 +327,8 @@ def test_tables_are_read_once_for_many_keys(
         read.append(shard.name)
         return tables_heads(store, shard, *more, **how)
 
-    tables_heads = tables.heads
-    monkeypatch.setattr(tables, "heads", heads)
+    tables_heads = dataset_store.sample_heads
+    monkeypatch.setattr(dataset_store, "sample_heads", heads)
     there = catalogue.Catalogue(open_dataset(str(prepared)), ("train", "validation"))
     every = {entry.key: entry for entry in there.entries()}
     read.clear()

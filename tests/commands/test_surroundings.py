@@ -19,7 +19,7 @@ from typing import IO
 
 import pytest
 
-from imagenet_prep.storage import origins
+from imagenet_prep.storage.ledger import find_source
 from tests.kit import command
 from tests.kit.dataset import SETTINGS, Reference, contents
 from tests.kit.http_server import serve
@@ -77,7 +77,7 @@ def test_a_source_in_a_folder_whose_name_is_no_utf8(tmp_path: Path) -> None:
     for _ in range(2):
         assert command.run("prepare", odd, out).code == 0
     (digest,) = [json.loads((out / "dataset.json").read_bytes())["digest"]]
-    found = origins.find(digest)
+    found = find_source(digest)
     assert found is not None
     assert found.root == str(odd)
     assert command.run("report", out, "--out", tmp_path / "page.html").code == 0

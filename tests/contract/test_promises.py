@@ -252,7 +252,7 @@ FIGURES: list[tuple[str, str, Callable[[Any], str]]] = [
     ("MB and {} lines.", "dataset.keys.MOST_LINES", thousands),
     ("Lists of labels may have {} values", "core.canonical.MOST_VALUES", millions),
     ("in a header, and is used for {}", "storage.s3._SIGNED_FOR_S", minutes),
-    ("At most {} of a signature are read", "storage.signature._MOST_BYTES", kilobytes),
+    ("At most {} of a signature are read", "storage.columns._MOST_SIGNATURE_BYTES", kilobytes),
     ("an image that needs more than {}. On", "codec.cage.LIGHT_BYTES", megabytes),
     ("can use at most {} of memory for an image", "codec.cage.HEAVY_BYTES", decimal_megabytes),
     ("that needs more than {} to be decoded", "codec.cage.HEAVY_BYTES", decimal_megabytes),

@@ -21,8 +21,8 @@ VERB = """
 import sys, time
 from pathlib import Path
 from imagenet_prep.core import errors, monitoring, program, terminal
-from imagenet_prep.storage import retry
-from imagenet_prep.storage.remote import UnavailableError
+from imagenet_prep.storage import remote
+from imagenet_prep.storage.remote import TransientError
 
 def run(words):
     if "prints" in words:
@@ -34,10 +34,10 @@ def run(words):
         terminal.say("said", "warning", of=Path("/x"))
         print("no end", end="", file=sys.stderr)
     if "retries" in words:
-        retry._FIRST_DELAY_S = 0.0
-        budget = retry.RetryBudget("https://h/x", 2, remedy="Look at the server.")
+        remote._FIRST_DELAY_S = 0.0
+        budget = remote.RetryBudget("https://h/x", 2, remedy="Look at the server.")
         while True:
-            budget.wait(UnavailableError("no answer"))
+            budget.wait(TransientError("no answer"))
     if "bug" in words:
         raise KeyError("of a bug")
     if "list" in words:

@@ -176,7 +176,7 @@ def test_a_run_ends_where_another_has_begun_and_leaves_that_one_alone(
     others: list[Lease] = []
 
     def act() -> None:
-        others.append(Lease.take_over(stage.store))
+        others.append(Lease.acquire(stage.store))
         raise error
 
     monkeypatch.setattr(cluster, "submit", lambda *_, **__: Fake([act]))

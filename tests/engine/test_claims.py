@@ -42,7 +42,7 @@ class Elsewhere(LocalStore):
     def as_folder(self) -> None:  # type: ignore[override]
         return None
 
-    def take(self, name: str) -> bool:
+    def try_create(self, name: str) -> bool:
         if self.size(name) is not None:
             return False
         self.write(name, b"")
@@ -88,7 +88,7 @@ def test_each_task_is_done_and_what_is_claimed_is_left_alone(
     stage: Stage,
 ) -> None:
     stage.clear()
-    assert stage.store.local.take(f"{stage.folder}/claims/b")
+    assert stage.store.local.try_create(f"{stage.folder}/claims/b")
     run_worker(stage, TASKS)
     assert set(stage.receipts("abc")) == {"a", "c"}
     assert [name for name in stage.store.list_folder() if name.endswith("bin")] == [
@@ -103,14 +103,14 @@ def test_each_task_is_done_and_what_is_claimed_is_left_alone(
 
 
 def test_of_a_cluster_too_each_task_is_done_once(stage: Stage) -> None:
-    held = Lease.take_over(stage.store)
+    held = Lease.acquire(stage.store)
     one = held.claimed(stage, TASKS)
     assert next(one).name == "a"
     assert [each.task.name for each in done(stage, held.claimed(stage, TASKS))] == ["b", "c"]
     assert list(one) == []
 
     # Another job does what is left, and is told of the rest.
-    after = done(stage, Lease.take_over(stage.store).claimed(stage, TASKS))
+    after = done(stage, Lease.acquire(stage.store).claimed(stage, TASKS))
     assert [(each.task.name, each.new) for each in after if not each.new] == [
         ("b", False),
         ("c", False),
@@ -120,7 +120,7 @@ def test_of_a_cluster_too_each_task_is_done_once(stage: Stage) -> None:
 
 def test_a_runner_that_tries_a_failed_task_again_is_told_of_the_failure_again(stage: Stage) -> None:
     """Spark does: a job that left the task alone the second time ended as if all were well."""
-    held = Lease.take_over(stage.store)
+    held = Lease.acquire(stage.store)
     for _ in range(2):
         with (
             pytest.raises(SourceError, match="the archive is damaged"),
@@ -145,7 +145,7 @@ def test_two_workers_part_instead_of_listing_claims_for_each_task(
 
     store = Watched(tmp_path)
     tasks = [Task(f"{number:03d}") for number in range(300)]
-    held = Lease.take_over(store)
+    held = Lease.acquire(store)
     work = engine.Stage("write", "0" * 64, store, Work(store), Made)
     left = [held.claimed(work, tasks), held.claimed(work, tasks)]
     claimed = []
@@ -305,25 +305,25 @@ def test_a_claim_in_vain_because_the_lease_was_lost_says_so(
     """It ended as a file that is not there: the next run had removed the claims."""
     from imagenet_prep.engine.transform import reported
 
-    old = Lease.take_over(stage.store)
-    take = type(stage.store).take
+    old = Lease.acquire(stage.store)
+    take = type(stage.store).try_create
 
     def late(store: LocalStore, name: str) -> bool:
-        Lease.take_over(stage.store)
+        Lease.acquire(stage.store)
         if store.as_folder is None:
             raise AbsentError("404")
         return take(store, name)
 
-    monkeypatch.setattr(type(stage.store), "take", late)
+    monkeypatch.setattr(type(stage.store), "try_create", late)
     with pytest.raises(JobLostError, match="a newer run has taken over"), reported(old):
         list(old.claimed(stage, TASKS))
 
 
 def test_workers_that_outlive_their_job_stop(stage: Stage, limits: Limits) -> None:
-    old = Lease.take_over(stage.store)
+    old = Lease.acquire(stage.store)
     work = done(stage, old.claimed(stage, TASKS), old.check)
     next(work)
-    new = Lease.take_over(stage.store)
+    new = Lease.acquire(stage.store)
     assert new.held
     with pytest.raises(JobLostError, match="a newer run has taken over"):
         list(work)
@@ -336,11 +336,11 @@ def test_workers_that_outlive_their_job_stop(stage: Stage, limits: Limits) -> No
 
 def test_a_worker_publishes_nothing_after_another_run_has_begun(stage: Stage) -> None:
     """It had made its file under its lease, and the next run did not know of that."""
-    old = Lease.take_over(stage.store)
+    old = Lease.acquire(stage.store)
 
     def made_as_another_run_begins(task: Task) -> engine.Result[Made]:
         made = stage.function(task)
-        Lease.take_over(stage.store)
+        Lease.acquire(stage.store)
         return made
 
     late = replace(stage, function=made_as_another_run_begins)
@@ -353,14 +353,14 @@ def test_a_worker_publishes_nothing_after_another_run_has_begun(stage: Stage) ->
 def test_a_worker_publishes_no_second_file_after_another_run_has_begun(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    old = Lease.take_over(stage.store)
+    old = Lease.acquire(stage.store)
     publish = stage.publish
     write = type(stage.store).write
 
     def taken_over(store: LocalStore, name: str, data: bytes) -> None:
         write(store, name, data)
         if name.endswith("/a.json"):
-            Lease.take_over(store)
+            Lease.acquire(store)
 
     monkeypatch.setattr(type(stage.store), "write", taken_over)
     with pytest.raises(JobLostError, match="a newer run has taken over"):
@@ -372,9 +372,9 @@ def test_a_worker_that_has_seen_its_lease_knows_that_it_is_gone(
     stage: Stage,
 ) -> None:
     """It neither waits for it nor blames the folder, which it shares."""
-    old = Lease.take_over(stage.store)
+    old = Lease.acquire(stage.store)
     old.arrive()
-    Lease.take_over(stage.store)
+    Lease.acquire(stage.store)
     with pytest.raises(JobLostError, match="a newer run has taken over"):
         old.arrive()
 
@@ -382,7 +382,7 @@ def test_a_worker_that_has_seen_its_lease_knows_that_it_is_gone(
 def test_a_run_on_this_machine_ends_the_job_of_a_killed_one(
     stage: Stage,
 ) -> None:
-    old = Lease.take_over(stage.store)
+    old = Lease.acquire(stage.store)
     engine.run(stage, TASKS, engine.Workers(1, engine.THREADS), title="", quiet=True)
     assert not old.held
 
@@ -393,7 +393,7 @@ def test_a_failure_on_a_cluster_names_the_host_only_where_its_users_alone_read(
 ) -> None:
     from imagenet_prep.engine.transform import BugError, reported
 
-    held = Lease.take_over(stage.store)
+    held = Lease.acquire(stage.store)
     with pytest.raises(StoreError) as caught, reported(held):
         raise AbsentError("there is none.") from BadImageError("empty", "zero bytes")
     assert type(caught.value) is StoreError, "a class that the launcher knows"

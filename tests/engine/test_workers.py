@@ -18,10 +18,9 @@ from imagenet_prep import engine
 from imagenet_prep.core import counter
 from imagenet_prep.core.errors import IncompleteError, SourceError, StoreError, UsageError
 from imagenet_prep.engine.workers import Processes, Threads, Workers, run_worker
-from imagenet_prep.storage import retry
+from imagenet_prep.storage import remote
 from imagenet_prep.storage.folder import LocalStore
-from imagenet_prep.storage.remote import UnavailableError
-from imagenet_prep.storage.retry import RetryBudget
+from imagenet_prep.storage.remote import RetryBudget, TransientError
 from tests.kit.clock import Clock
 from tests.kit.command import PATIENCE_S, REPOSITORY, wait_until
 from tests.kit.installed import Installed
@@ -54,7 +53,7 @@ class Work:
         if task.name == "bad":
             raise SourceError("the archive is damaged")
         if task.name == "retries":
-            RetryBudget("s3://b/x", 1, Clock()).wait(UnavailableError("no data arrived in time"))
+            RetryBudget("s3://b/x", 1, Clock()).wait(TransientError("no data arrived in time"))
         if task.name == "three images":
             for _ in range(3):
                 counter.add()
@@ -136,7 +135,7 @@ def test_messages_of_workers_reach_the_user(
     stage: Stage, kind: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The stderr of a worker process is a log that nobody reads while the run goes on."""
-    monkeypatch.setattr(retry, "_lines", retry._Lines())
+    monkeypatch.setattr(remote, "_lines", remote._Lines())
     run(stage, kind, "a", "retries")
 
     assert "s3://b/x: no data arrived in time; retry 1 of 1 in 0." in capfd.readouterr().err

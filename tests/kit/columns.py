@@ -14,7 +14,7 @@ from imagenet_prep.dataset import column
 from imagenet_prep.dataset.column import Column, ColumnFile
 from imagenet_prep.dataset.manifest import Shard
 from imagenet_prep.read import ColumnWriter
-from imagenet_prep.storage.opened import open_dataset
+from imagenet_prep.storage.dataset_store import open_dataset
 from tests.kit import amended
 
 NAME = "marks"

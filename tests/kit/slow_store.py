@@ -26,8 +26,8 @@ class SlowStore(LocalStore):
         self._together = threading.Barrier(together)
 
     @contextlib.contextmanager
-    def opened(self, name: str, stat: Stat | None = None) -> Iterator[BinaryIO]:
+    def open_file(self, name: str, stat: Stat | None = None) -> Iterator[BinaryIO]:
         self.asked.append(name)
         self._together.wait(PATIENCE_S)
-        with super().opened(name, stat) as file:
+        with super().open_file(name, stat) as file:
             yield file

@@ -85,7 +85,7 @@ def test_a_class_goes_on_as_the_name_of_its_list(tmp_path: Path) -> None:
     wanted = selection(source=Both(CLASSES, ()), splits=("train", "validation"))
     store = LocalStore(tmp_path)
     job: Any = SimpleNamespace(selection=wanted)
-    ours = graph.Preparation(job, store, Lease.take_over(store))
+    ours = graph.Preparation(job, store, Lease.acquire(store))
 
     def check(found: list[tuple[ClassKey, str]]) -> None:
         keys = [(split, index) for split in wanted.splits for index in range(3)]

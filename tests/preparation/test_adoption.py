@@ -20,8 +20,8 @@ from imagenet_prep.engine import Workers
 from imagenet_prep.preparation import adoption
 from imagenet_prep.preparation.existing_set import check_existing_set
 from imagenet_prep.sources import shard_files
+from imagenet_prep.storage.dataset_store import Dataset
 from imagenet_prep.storage.folder import LocalStore
-from imagenet_prep.storage.opened import Dataset
 from tests.kit import faults, foreign
 from tests.kit.dataset import all_files
 from tests.kit.faults import failing
@@ -331,7 +331,7 @@ def finished(tmp_path: Path) -> LocalStore:
 
 def restore(store: LocalStore) -> None:
     dataset = Dataset.at(store)
-    adoption.restore(store, dataset.manifest, dataset.lost(), THREADS, quiet=True)
+    adoption.restore(store, dataset.manifest, dataset.missing_files(), THREADS, quiet=True)
 
 
 def test_lost_files_are_made_again(finished: LocalStore) -> None:

@@ -17,8 +17,8 @@ from imagenet_prep.dataset.manifest import Shard
 from imagenet_prep.preparation.additions import Additions, read_additions
 from imagenet_prep.preparation.amended_shard import AmendWork
 from imagenet_prep.preparation.changes import ShardChange
+from imagenet_prep.storage.dataset_store import open_dataset
 from imagenet_prep.storage.folder import LocalStore
-from imagenet_prep.storage.opened import open_dataset
 from tests.kit.samples import add_tables
 from tests.kit.tfrecords import framed, picture, plain, wnid, write_set
 

@@ -23,9 +23,9 @@ from imagenet_prep.preparation.additions import read_additions
 from imagenet_prep.preparation.amendment import Job
 from imagenet_prep.preparation.changes import Relabels, Request
 from imagenet_prep.shards import commit
-from imagenet_prep.storage import quarantine
+from imagenet_prep.storage import dataset_store
+from imagenet_prep.storage.dataset_store import Dataset, open_dataset
 from imagenet_prep.storage.folder import LocalStore
-from imagenet_prep.storage.opened import Dataset, open_dataset
 from tests.kit.samples import add_tables
 from tests.kit.system import System
 from tests.kit.tfrecords import picture, plain, wnid, write_set
@@ -83,7 +83,7 @@ def test_a_line_is_replaced_only_by_one_about_the_same_image(
     amendment.run(job(dataset, changes), LocalStore(tmp_path / "new"))
 
     new = open_dataset(LocalStore(tmp_path / "new"))
-    found = [*quarantine.incidents(new.store, new.manifest)]
+    found = [*dataset_store.incidents(new.store, new.manifest)]
     (excluded,) = (line for line in found if line.is_excluded)
     assert (excluded.key, excluded.split, len(excluded.sha256)) == (key(0), split, 64)
     kept = {line for line in found if not line.is_excluded}
@@ -104,7 +104,7 @@ def test_an_image_that_version_0_1_0_excluded_is_refused_by_its_key(tmp_path: Pa
     readmitted = replace(job(dataset, Request(add=add)), readmit=True)
     amendment.run(readmitted, LocalStore(tmp_path / "new"))
     new = open_dataset(LocalStore(tmp_path / "new"))
-    assert [*quarantine.incidents(new.store, new.manifest)] == []
+    assert [*dataset_store.incidents(new.store, new.manifest)] == []
 
 
 @pytest.mark.parametrize(

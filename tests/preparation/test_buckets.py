@@ -100,7 +100,7 @@ def test_a_set_is_resized_from_a_bucket_as_from_a_folder(
     again = resize(source, out)
     assert again["written_examples"] == 5
     assert made(out, s3.client()) == contents(expected.root)
-    assert not [path for path in scratch.own().rglob("*") if path.is_file()]
+    assert not [path for path in scratch.process_folder().rglob("*") if path.is_file()]
 
 
 def test_splits_are_added_to_a_bucket_and_replaced_in_it(

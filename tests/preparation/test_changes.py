@@ -27,8 +27,8 @@ from imagenet_prep.preparation.changes import (
 )
 from imagenet_prep.shards import plan
 from imagenet_prep.shards.writer import Stored
+from imagenet_prep.storage.dataset_store import open_dataset
 from imagenet_prep.storage.folder import LocalStore
-from imagenet_prep.storage.opened import open_dataset
 from tests.kit.samples import add_tables, kept
 from tests.kit.tfrecords import picture, plain, wnid, write_set
 

@@ -32,10 +32,10 @@ from imagenet_prep.preparation.standing import Wanted
 from imagenet_prep.shards import commit
 from imagenet_prep.shards.commit import publish
 from imagenet_prep.shards.writer import WrittenShard
-from imagenet_prep.storage import origins, quarantine
+from imagenet_prep.storage import dataset_store
+from imagenet_prep.storage.dataset_store import committed_dataset, shard_files
 from imagenet_prep.storage.folder import TEMPORARY, LocalStore
-from imagenet_prep.storage.opened import committed, shard_files
-from imagenet_prep.storage.origins import Origin
+from imagenet_prep.storage.ledger import SourceLocation, find_source
 from tests.kit.dataset import all_files, stamps
 from tests.kit.opened import opened
 from tests.kit.system import System
@@ -481,13 +481,13 @@ def test_a_finished_set_is_held_against_the_limit_of_bad_images(tmp_path: Path) 
 
 
 def test_the_end_of_a_run_tells_the_report_where_the_source_lies(tmp_path: Path) -> None:
-    origin = Origin("/in", {"a.tar": "/elsewhere/a.tar"})
+    origin = SourceLocation("/in", {"a.tar": "/elsewhere/a.tar"})
     wanted = resized(*BOTH, origin=origin)
     make(tmp_path, wanted)
-    assert origins.find(load(tmp_path).digest) is None
+    assert find_source(load(tmp_path).digest) is None
     Output(LocalStore(tmp_path), wanted).end()
 
-    assert origins.find(load(tmp_path).digest) == origin
+    assert find_source(load(tmp_path).digest) == origin
     assert not list(tmp_path.glob(".work/origin*"))
 
 
@@ -569,15 +569,15 @@ def test_lines_of_bad_images_are_read_one_by_one(tmp_path: Path) -> None:
     make(tmp_path, resized(*BOTH))
     there = load(tmp_path)
     store = LocalStore(tmp_path)
-    assert [each.key for each in quarantine.incidents(store, there)] == [*BOTH]
+    assert [each.key for each in dataset_store.incidents(store, there)] == [*BOTH]
     path = tmp_path / naming.QUARANTINE
     lines = path.read_bytes()
     for data, manifest_of in ((lines[:-2], there), (lines * 2, there), (b"{}\n", None)):
         path.write_bytes(data)
         with pytest.raises(ManifestError, match=naming.QUARANTINE):
-            [*quarantine.incidents(store, manifest_of)]
+            [*dataset_store.incidents(store, manifest_of)]
     path.write_bytes(lines * 2)
-    assert len([*quarantine.incidents(store)]) == 4
+    assert len([*dataset_store.incidents(store)]) == 4
 
 
 @pytest.mark.parametrize("gone", [naming.MANIFEST, naming.REPLACED])
@@ -591,9 +591,9 @@ def test_a_manifest_that_another_run_replaces_is_busy_and_no_failure(
     listed = {name for folder in names for name in folder}
     (tmp_path / gone).unlink()
     with pytest.raises(BusyError, match=f"{gone}: a different run is replacing it. Wait"):
-        committed(LocalStore(tmp_path), {gone} & {*listed, f"{naming.WORK}/replaced.json"})
+        committed_dataset(LocalStore(tmp_path), {gone} & {*listed, f"{naming.WORK}/replaced.json"})
     with pytest.raises(BusyError, match="a different run is replacing it"):
         Output(LocalStore(tmp_path), resized("train")).end()
     system.fails("open", errno.EIO)
     with pytest.raises(StoreError, match=os.strerror(errno.EIO)):
-        committed(LocalStore(tmp_path), {gone})
+        committed_dataset(LocalStore(tmp_path), {gone})

@@ -13,8 +13,8 @@ from imagenet_prep.dataset import naming
 from imagenet_prep.dataset.problems import Problems
 from imagenet_prep.preparation import pictures
 from imagenet_prep.preparation.pictures import ShardPiece
+from imagenet_prep.storage.dataset_store import open_dataset
 from imagenet_prep.storage.folder import LocalStore
-from imagenet_prep.storage.opened import open_dataset
 from tests.kit.faults import flip_bit
 from tests.kit.samples import add_tables
 from tests.kit.tfrecords import picture, plain, write_set

@@ -20,7 +20,7 @@ from imagenet_prep.preparation import provenance, writing
 from imagenet_prep.preparation.config import Config
 from imagenet_prep.shards.writer import WrittenShard
 from imagenet_prep.sources.labels import official_classes
-from imagenet_prep.storage.opened import open_dataset
+from imagenet_prep.storage.dataset_store import open_dataset
 from tests.kit import evaluation_sets, foreign, layouts
 from tests.kit.dataset import contents, stamps
 from tests.kit.foreign_sets import few_images

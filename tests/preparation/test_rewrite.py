@@ -24,8 +24,8 @@ from imagenet_prep.engine import Workers
 from imagenet_prep.preparation import rewrite
 from imagenet_prep.shards import commit
 from imagenet_prep.sources import shard_files
+from imagenet_prep.storage.dataset_store import open_dataset
 from imagenet_prep.storage.folder import LocalStore
-from imagenet_prep.storage.opened import open_dataset
 from tests.kit.dataset import contents, stamps
 from tests.kit.samples import add_tables
 from tests.kit.tfrecords import picture, plain, wnid, write_set

@@ -16,8 +16,8 @@ from imagenet_prep.dataset.settings import Settings
 from imagenet_prep.preparation import standing
 from imagenet_prep.preparation.output import Draft, Output
 from imagenet_prep.preparation.standing import Begun, Decision, Standing, Wanted
+from imagenet_prep.storage.dataset_store import Dataset
 from imagenet_prep.storage.folder import LocalStore
-from imagenet_prep.storage.opened import Dataset
 
 LIBRARIES = {"codec": "1"}
 
@@ -176,7 +176,7 @@ def test_bad_images_of_another_split_do_not_count() -> None:
         standing.decide(there, wanted("train", allowed_bad_images=0))
 
 
-ASKED = ("list_folder", "names", "size", "sizes", "read", "claim")
+ASKED = ("list_folder", "names", "size", "sizes", "read", "write_if_absent")
 
 
 class Counted:

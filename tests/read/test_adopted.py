@@ -10,7 +10,7 @@ import pytest
 from imagenet_prep.read.feed import Feed
 from imagenet_prep.read.order import Order
 from imagenet_prep.read.records import Records
-from imagenet_prep.storage.opened import open_dataset
+from imagenet_prep.storage.dataset_store import open_dataset
 from tests.kit import command, foreign
 from tests.kit.foreign_sets import ForeignSet, foreign_set, mini, stored
 from tests.kit.reading import asked

@@ -9,7 +9,7 @@ import pytest
 from imagenet_prep.core.errors import DataDamagedError
 from imagenet_prep.dataset import jpeg, naming
 from imagenet_prep.read.records import Records
-from imagenet_prep.storage.opened import open_dataset
+from imagenet_prep.storage.dataset_store import open_dataset
 from tests.kit.bounds import little_memory
 from tests.kit.hostile import images
 from tests.kit.hostile.indexes import LINES

@@ -37,8 +37,8 @@ from imagenet_prep.read.feed import Feed
 from imagenet_prep.read.held import HeldFile, only_one
 from imagenet_prep.read.order import Order
 from imagenet_prep.read.records import Records
+from imagenet_prep.storage.dataset_store import open_dataset
 from imagenet_prep.storage.folder import LocalStore
-from imagenet_prep.storage.opened import open_dataset
 from tests.kit import command
 from tests.kit.columns import make_column
 from tests.kit.command import PATIENCE_S
@@ -475,6 +475,22 @@ def test_a_closed_reader_may_go_on(server: Server, tmp_path: Path) -> None:
     assert not any(path.startswith(str(tmp_path)) for path in open_files())
 
     assert read(feed) == first
+
+
+def test_a_closed_cache_does_not_retry(server: Server, tmp_path: Path) -> None:
+    before = set(threading.enumerate())
+    copy = NodeCache(open_dataset(server.url), tmp_path / "cache", None)
+    records = Records(open_dataset(server.url), "train", copy)
+    server.plan = lambda *_: "503"
+    answered = len(server.requests)
+    records.follow([list(range(len(TRAIN)))])
+    wait_until(lambda: len(server.requests) > answered)
+
+    copy.close()
+    del copy, records
+    gc.collect()
+    # The pauses between 20 retries would last ten minutes.
+    wait_until(lambda: set(threading.enumerate()) <= before)
 
 
 def test_going_on_in_mid_epoch_fetches_only_what_is_left(server: Server, tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from imagenet_prep.read import Reader, make_dataset
 from imagenet_prep.read.choice import Choice
 from imagenet_prep.read.order import mix, stream
 from imagenet_prep.read.records import Records
-from imagenet_prep.storage.opened import open_dataset
+from imagenet_prep.storage.dataset_store import open_dataset
 from tests.kit.http_server import serve
 from tests.kit.reading import asked as asked_for
 from tests.kit.samples import add_tables

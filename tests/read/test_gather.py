@@ -23,7 +23,7 @@ from imagenet_prep.dataset.member import NO_BOXES, Boxes
 from imagenet_prep.read import gather, make_dataset
 from imagenet_prep.read.dlpack import Lease
 from imagenet_prep.read.records import Records
-from imagenet_prep.storage.opened import open_dataset
+from imagenet_prep.storage.dataset_store import open_dataset
 from tests.kit.bounds import little_memory
 from tests.kit.codec import native
 from tests.kit.installed import Installed

@@ -15,7 +15,7 @@ from imagenet_prep.core.world import World
 from imagenet_prep.read import Reader, choice, make_dataset
 from imagenet_prep.read.order import Order, Steps
 from imagenet_prep.read.records import Records
-from imagenet_prep.storage.opened import open_dataset
+from imagenet_prep.storage.dataset_store import open_dataset
 from tests.kit.reading import NUM_TRAIN, NUM_VALIDATION, TRAIN, on_backends, open_set, same, seen
 from tests.kit.tfrecords import picture, plain, wnid, write_set
 

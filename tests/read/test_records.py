@@ -11,8 +11,8 @@ import pytest
 from imagenet_prep.core.errors import DataDamagedError, StoreError
 from imagenet_prep.dataset import example
 from imagenet_prep.read.opening import open_records
+from imagenet_prep.storage.dataset_store import open_dataset
 from imagenet_prep.storage.folder import LocalStore
-from imagenet_prep.storage.opened import open_dataset
 from tests.kit.system import System
 from tests.kit.tfrecords import framed, picture, plain, wnid, write_set
 

@@ -18,8 +18,8 @@ from imagenet_prep.dataset import naming
 from imagenet_prep.dataset.manifest import Manifest
 from imagenet_prep.reporting import facts, sample
 from imagenet_prep.reporting.facts import Facts
+from imagenet_prep.storage.dataset_store import Dataset
 from imagenet_prep.storage.folder import LocalStore
-from imagenet_prep.storage.opened import Dataset
 from tests.kit.bounds import little_memory
 from tests.kit.hostile.indexes import LINES
 from tests.kit.lengths import long_but

@@ -11,8 +11,8 @@ import pytest
 
 from imagenet_prep.dataset import manifest, naming
 from imagenet_prep.shards.difference import common_tables, differences, splits_that_differ
+from imagenet_prep.storage.dataset_store import Dataset, open_dataset
 from imagenet_prep.storage.folder import LocalStore
-from imagenet_prep.storage.opened import Dataset, open_dataset
 from tests.kit.samples import add_tables
 from tests.kit.tfrecords import picture, plain, wnid, write_set
 

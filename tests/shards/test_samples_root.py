@@ -17,9 +17,9 @@ from imagenet_prep.dataset.samples import Sample
 from imagenet_prep.shards import samples_root as roots_of
 from imagenet_prep.shards.samples_root import root_of, wrong_roots
 from imagenet_prep.storage import scratch
-from imagenet_prep.storage.ahead import AT_ONCE
+from imagenet_prep.storage.dataset_store import Dataset
 from imagenet_prep.storage.folder import LocalStore
-from imagenet_prep.storage.opened import Dataset
+from imagenet_prep.storage.remote import PREFETCHED
 from tests.kit.limits import Limits
 from tests.kit.samples import add_tables, kept, samples, tree_hash, write_tables
 from tests.kit.slow_store import SlowStore
@@ -48,7 +48,7 @@ def test_the_root_is_that_of_the_samples_in_the_order_of_their_keys(
 def test_no_order_and_no_number_of_runs_changes_it_and_nothing_stays(
     num: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limits: Limits
 ) -> None:
-    monkeypatch.setattr(scratch, "own", lambda: tmp_path)
+    monkeypatch.setattr(scratch, "process_folder", lambda: tmp_path)
     rows = [kept(f"{number % 7}/{'ab!~ü'[number % 5]}{number}") for number in range(num)]
     roots = {expected(rows)}
     for size in (3, 5, 1000):
@@ -71,10 +71,10 @@ def test_whatever_changes_an_image_or_its_label_changes_the_root() -> None:
 
 
 def test_the_tables_of_a_slow_store_are_read_ahead(tmp_path: Path) -> None:
-    shards = write_tables(tmp_path, AT_ONCE)
-    split = Split(AT_ONCE, 0, [], 0, 0, 0, shards)
-    rows = [kept(f"n/{number}") for number in range(AT_ONCE)]
-    assert root_of(SlowStore(tmp_path, AT_ONCE), split) == samples_root(rows)
+    shards = write_tables(tmp_path, PREFETCHED)
+    split = Split(PREFETCHED, 0, [], 0, 0, 0, shards)
+    rows = [kept(f"n/{number}") for number in range(PREFETCHED)]
+    assert root_of(SlowStore(tmp_path, PREFETCHED), split) == samples_root(rows)
 
 
 def test_two_records_of_one_key_are_refused_and_both_are_named(tmp_path: Path) -> None:

@@ -10,8 +10,8 @@ from imagenet_prep.core.terminal import counted
 from imagenet_prep.dataset import naming
 from imagenet_prep.dataset.manifest import Classes, File, Manifest, Producer, Shard, Split
 from imagenet_prep.shards import summary
+from imagenet_prep.storage.dataset_store import Dataset
 from imagenet_prep.storage.folder import LocalStore
-from imagenet_prep.storage.opened import Dataset
 
 
 def committed(*, official: bool) -> Dataset:

@@ -18,8 +18,7 @@ from imagenet_prep.dataset.member import Member
 from imagenet_prep.sources import boxes, class_tars, detect, ilsvrc, tar
 from imagenet_prep.sources.source import Stored
 from imagenet_prep.storage import remote_path
-from imagenet_prep.storage.kept_lists import KeptLists
-from imagenet_prep.storage.remote_path import RemotePath, Site
+from imagenet_prep.storage.remote_path import ListingFolder, RemotePath, Site
 from tests.kit.http_server import serve
 from tests.kit.layouts import make_box_archives, make_class_tars
 from tests.kit.miniature import Miniature
@@ -56,7 +55,7 @@ def test_ilsvrc2012_is_the_same_from_a_server(miniature: Miniature, tmp_path: Pa
     files = {path.name: path.read_bytes() for path in miniature.root.glob("ILSVRC2012*")}
     with serve(files) as server:
         for _ in range(2):  # read, and as it was kept
-            site = Site(server.url, KeptLists(str(tmp_path)))
+            site = Site(server.url, ListingFolder(str(tmp_path)))
             assert facts(found(RemotePath(site), *splits), *splits) == local
 
 
@@ -172,9 +171,9 @@ def test_a_forged_list_relabels_no_image_and_leaves_none_out(
         whole=True,
     )
     local = facts(found(root, "train"), "train")
-    lists = KeptLists(str(tmp_path / "lists"))
+    lists = ListingFolder(str(tmp_path / "lists"))
 
-    def remote(lists: KeptLists) -> list[Any]:
+    def remote(lists: ListingFolder) -> list[Any]:
         return facts(found(RemotePath(Site(str(root), lists)), "train"), "train")
 
     assert remote(lists) == local
@@ -219,7 +218,7 @@ def test_a_list_of_class_tars_says_where_their_headers_are_and_nothing_more(
     tmp_path: Path,
 ) -> None:
     root = make_class_tars(CLASSES, tmp_path / "source", whole=True)
-    lists = KeptLists(str(tmp_path / "lists"))
+    lists = ListingFolder(str(tmp_path / "lists"))
     with serve({class_tars.WHOLE: (root / class_tars.WHOLE).read_bytes()}) as server:
         path = RemotePath(Site(server.url, lists))
         first = found(path, "train").index_tasks("train")

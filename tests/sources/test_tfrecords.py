@@ -21,7 +21,7 @@ from imagenet_prep.dataset.samples import HEADER, Sample
 from imagenet_prep.sources import shard_files, tfrecords
 from imagenet_prep.sources.labelling import Labelling, LabelUse, labelling_of
 from imagenet_prep.sources.labels import official_classes
-from imagenet_prep.storage import tables
+from imagenet_prep.storage import dataset_store
 from imagenet_prep.storage.folder import LocalStore
 from tests.kit import foreign
 from tests.kit.samples import add_tables
@@ -318,7 +318,7 @@ def ours(root: Path, change: Callable[[list[Sample]], list[Sample]] = list) -> P
     write_set(root, {"train": [images]}, num_classes=3)
     made = add_tables(root)
     [shard] = made.splits["train"].shards
-    rows = change([*tables.rows(LocalStore(root), shard)])
+    rows = change([*dataset_store.sample_rows(LocalStore(root), shard)])
     table = b"".join([HEADER, *(row.line for row in rows)])
     (root / naming.samples_name(SHARD)).write_bytes(table)
     digest = hashlib.sha256(table).hexdigest()

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from imagenet_prep.core.errors import DataDamagedError, ImagenetPrepError, SourceError, StoreError
-from imagenet_prep.storage import open_files
+from imagenet_prep.storage import local_file
 from imagenet_prep.storage.archive import ArchiveReader
 from tests.kit.system import System
 
@@ -130,7 +130,7 @@ def _ten(folder: Path) -> ArchiveReader:
 def test_what_may_not_stay_open_is_opened_for_each_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(open_files, "allow", lambda _: 0)
+    monkeypatch.setattr(local_file, "allow_open_files", lambda _: 0)
     with _ten(tmp_path) as reader:
         for number in [*range(10)] * 2:
             reader.will_need([(f"{number}.tar", 0, 9)])

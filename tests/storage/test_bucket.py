@@ -21,7 +21,7 @@ from imagenet_prep.dataset.manifest import File
 from imagenet_prep.storage import scratch
 from imagenet_prep.storage.bucket import BucketStore
 from imagenet_prep.storage.folder import LocalStore
-from imagenet_prep.storage.remote import AbsentError
+from imagenet_prep.storage.remote import AbsentError, Access
 from imagenet_prep.storage.s3 import CHECK_BY_READING, S3
 from imagenet_prep.storage.store import Store
 from tests.kit.limits import Limits
@@ -42,7 +42,7 @@ def store(prefix: str, limits: Limits) -> Iterator[BucketStore]:
     """A prefix of the test's own, sent in the smallest parts that S3 takes."""
     limits(upload_part_bytes=5 << 20)
     yield BucketStore(prefix)
-    scratch.leave()
+    scratch.remove_process_folder()
 
 
 @pytest.fixture(params=["folder", "bucket"])
@@ -57,7 +57,7 @@ def test_a_folder_for_parts_that_is_not_ours_is_refused(tmp_path: Path, system: 
     """Another user may have made it below TMPDIR, or a link in its place."""
     system.keeps_temporary_files(tmp_path)
     (tmp_path / "elsewhere").mkdir()
-    ours = scratch.folder("any").parent
+    ours = scratch.shared_folder("any").parent
     ours.symlink_to("elsewhere")
     refused = pytest.raises(StoreError, match=f"{ours} is a link or not yours. Remove it")
 
@@ -84,7 +84,7 @@ def test_a_bucket_answers_as_a_folder_does(either: Store) -> None:
     assert either.sizes([*names, "absent"]) == {name: len(name) for name in names}
     assert either.sizes(["labels.txt", "absent"]) == {"labels.txt": 10}
     assert either.where("labels.txt") == f"{either.where()}/labels.txt"
-    with either.opened("index/train") as stream:
+    with either.open_file("index/train") as stream:
         assert stream.read() == b"index/train"
     assert "a" in either.list_folder(".work")
     assert {name: stat.size for name, stat in either.stats("").items()} == {"labels.txt": 10}
@@ -113,16 +113,16 @@ def test_parts_of_a_file_are_read_as_far_as_it_goes(either: Store) -> None:
 def test_a_file_that_was_replaced_since_it_was_listed_is_named(either: Store) -> None:
     either.write("index/train", DATA)
     stat = either.stats("index")["train"]
-    with either.opened("index/train", stat) as stream:
+    with either.open_file("index/train", stat) as stream:
         assert stream.read() == DATA
     either.write("index/train", DATA[::-1])
 
     with (
         pytest.raises(IncompleteError, match="index/train: it has changed"),
-        either.opened("index/train", stat) as stream,
+        either.open_file("index/train", stat) as stream,
     ):
         stream.read(1)
-    with either.opened("index/train") as stream:
+    with either.open_file("index/train") as stream:
         assert stream.read(10) == DATA[:-11:-1]
 
 
@@ -154,7 +154,7 @@ def test_a_file_in_parts_is_whole_and_proven(s3: S3Server, store: BucketStore) -
     head = s3.client().head_object(Bucket=BUCKET, Key=key, ChecksumMode="ENABLED")
     assert head["ChecksumType"] == "FULL_OBJECT"
     assert head["ChecksumCRC32C"] == store.stored(file.name).crc32c
-    with store.opened(file.name) as stream:
+    with store.open_file(file.name) as stream:
         assert stream.read() == DATA
 
 
@@ -230,15 +230,15 @@ def test_a_check_that_fails_at_the_last_moment_makes_no_object(
 
 
 def test_of_two_that_claim_a_name_the_first_has_it(store: BucketStore) -> None:
-    assert store.claim(".work/run.json", b"mine") == b"mine"
-    assert store.claim(".work/run.json", b"other") == b"mine"
+    assert store.write_if_absent(".work/run.json", b"mine") == b"mine"
+    assert store.write_if_absent(".work/run.json", b"other") == b"mine"
     assert store.read(".work/run.json") == b"mine"
 
 
 def test_what_one_has_taken_nobody_else_has(store: BucketStore) -> None:
-    assert store.take(".work/claims/a")
-    assert not store.take(".work/claims/a")
-    assert store.take(".work/claims/b")
+    assert store.try_create(".work/claims/a")
+    assert not store.try_create(".work/claims/a")
+    assert store.try_create(".work/claims/b")
 
 
 def test_what_is_missing_or_foreign_is_not_confirmed(store: BucketStore) -> None:
@@ -270,22 +270,22 @@ def test_names_that_lead_outside_are_refused_before_anything_is_asked(
     system.keeps_temporary_files(tmp_path / "tmp" / "in")
     (tmp_path / "tmp" / "in").mkdir(parents=True)
     monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-    store = BucketStore("s3://bucket/prefix", retries=0)  # there is none
+    store = BucketStore("s3://bucket/prefix", Access(retries=0))  # there is none
     asked: list[Callable[[], object]] = [
         lambda: store.size(name),
         lambda: store.sizes([name]),
         lambda: store.names(name),
         lambda: store.read(name),
         lambda: store.write(name, b"theirs"),
-        lambda: store.claim(name, b"theirs"),
-        lambda: store.opened(name).__enter__(),
+        lambda: store.write_if_absent(name, b"theirs"),
+        lambda: store.open_file(name).__enter__(),
         lambda: store.remove(name),
         lambda: store.remove_tree(name),
     ]
     for ask in asked:
         with pytest.raises(DataDamagedError, match=r"^the name .* that this program did not write"):
             ask()
-    scratch.leave()
+    scratch.remove_process_folder()
 
     assert list((tmp_path / "tmp").rglob("*")) == [tmp_path / "tmp" / "in"]
 
@@ -314,10 +314,10 @@ def test_the_server_copies_objects_of_another_prefix(
     for file, data in zip(files, (DATA, b"one"), strict=True):
         there.put(file, lambda data=data: io.BytesIO(data))  # type: ignore[misc]
     with monkeypatch.context() as patch:
-        patch.setattr(BucketStore, "opened", None)
-        patch.setattr(BucketStore, "_chunks", None)
+        patch.setattr(BucketStore, "open_file", None)
+        patch.setattr(BucketStore, "chunks", None)
         for _ in range(2):
-            store.take_over(there, files)
+            store.adopt_files(there, files)
     store.verify_published(files)
     assert store.read("index/a") == b"one"
 
@@ -325,15 +325,15 @@ def test_the_server_copies_objects_of_another_prefix(
     store.write("index/a", b"two")
     limits(copied_at_once_bytes=1 << 20)
     store.remove("train-00000-of-00001")
-    store.take_over(there, files)
+    store.adopt_files(there, files)
     store.verify_published(files)
     there.write("index/a", b"two")
     with pytest.raises(DataDamagedError, match="index/a: stored with sha256"):
-        store.take_over(there, files)
+        store.adopt_files(there, files)
     assert store.read("index/a") == b"one"
     for kinds in ((store, LocalStore(tmp_path)), (LocalStore(tmp_path), store)):
         with pytest.raises(UsageError, match="imagenet-prep"):
-            kinds[0].take_over(kinds[1], files)
+            kinds[0].adopt_files(kinds[1], files)
 
 
 def _sha256(data: bytes) -> str:
@@ -405,7 +405,7 @@ def test_objects_are_read_back_where_the_server_keeps_no_checksums(
     reads = BucketStore(store.base)
     data = DATA[:size]
     file = File("labels.txt", size, _sha256(DATA[:size]))
-    assert reads.claim(".work/run.json", b"mine") == b"mine"
+    assert reads.write_if_absent(".work/run.json", b"mine") == b"mine"
     reads.write(file.name, data)
     asked: list[str] = []
     read = S3.read
@@ -426,6 +426,6 @@ def test_objects_are_read_back_where_the_server_keeps_no_checksums(
     reads.write(file.name, data)
     assert BucketStore(store.base).problem(file) is None
     there = BucketStore(f"{store.base}-copy")
-    there.take_over(reads, [file])
+    there.adopt_files(reads, [file])
     there.verify_published([file])
     assert forgetful.puts

@@ -15,7 +15,7 @@ import pytest
 from imagenet_prep.core.errors import DataDamagedError, IncompleteError, UsageError
 from imagenet_prep.dataset import column
 from imagenet_prep.storage import columns
-from imagenet_prep.storage.opened import open_dataset
+from imagenet_prep.storage.dataset_store import open_dataset
 from imagenet_prep.verify import Config, verify
 from tests.kit.columns import NAME, SHARD, begin, change, record_of, rows_of, write
 from tests.kit.faults import flip_bit
@@ -69,11 +69,11 @@ def test_a_second_split_that_is_being_written_is_no_damage(marked: Path) -> None
     assert result["problems"] == []
     assert result["columns"] == []
     assert [*result["incomplete_columns"]] == [NAME]
-    made, left = columns.complete(open_dataset(str(marked)))
+    made, left = columns.complete_columns(open_dataset(str(marked)))
     assert [[*each.splits] for each in made] == [["train"]]
     assert left == [NAME]
     with pytest.raises(IncompleteError, match="not complete yet"):
-        columns.opened(open_dataset(str(marked)), NAME, "validation")
+        columns.open_column(open_dataset(str(marked)), NAME, "validation")
     write(marked, "validation")
     assert checked(marked)["columns"] == [NAME]
 
@@ -85,11 +85,11 @@ def test_what_cannot_be_a_column_is_damage_for_every_verb(
 ) -> None:
     make(marked / "columns" / name)
     dataset = open_dataset(str(marked))
-    for verb in (columns.complete, lambda each: columns.differences(each, each)):
+    for verb in (columns.complete_columns, lambda each: columns.differences(each, each)):
         with pytest.raises(DataDamagedError, match="a column name has"):
             verb(dataset)
     with pytest.raises(UsageError, match="a column name has"):
-        columns.complete(dataset, ["a b"])
+        columns.complete_columns(dataset, ["a b"])
 
 
 def flipped(root: Path) -> None:

@@ -12,38 +12,39 @@ from pathlib import Path
 import pytest
 
 from imagenet_prep.core.errors import DataDamagedError, StoreError
-from imagenet_prep.core.regular_file import MOST_BYTES
 from imagenet_prep.dataset.manifest import File
-from imagenet_prep.storage.fetch import Hasher, contents, fetch, stream, whole
-from imagenet_prep.storage.remote import Stat, UnavailableError
-from imagenet_prep.storage.retry import RetryBudget
-from imagenet_prep.storage.store import open_remote
+from imagenet_prep.storage.fetch import Hasher, contents, fetch
+from imagenet_prep.storage.folder import LocalStore
+from imagenet_prep.storage.remote import Access, RemoteFolder, RetryBudget, Stat, TransientError
 from tests.kit.clock import Clock
 from tests.kit.system import System
 
 DATA = os.urandom(300_000)
 
 
-class Unreliable:
+class Unreliable(RemoteFolder):
     """A remote file that breaks off after `step` bytes, as long as `failures` lasts."""
 
+    remedy = ""
+
     def __init__(self, failures: int, step: int) -> None:
+        super().__init__("fake://", Access(retries=3, ended=Clock()))
         self.failures = failures
         self.step = step
         self.read_bytes = 0
 
-    def where(self, name: str) -> str:
-        return name
-
-    def stat(self, _name: str) -> Stat:
+    def stat_once(self, name: str) -> Stat:  # noqa: ARG002
         return Stat(len(DATA), "", True)
 
-    def read(self, _name: str, offset: int, size: int, _stat: Stat) -> Iterator[bytes]:
+    def stats_once(self, folder: str) -> dict[str, Stat]:
+        raise NotImplementedError
+
+    def read_once(self, name: str, offset: int, size: int, stat: Stat) -> Iterator[bytes]:  # noqa: ARG002
         if self.failures:
             self.failures -= 1
             self.read_bytes += min(size, self.step)
             yield DATA[offset : offset + min(size, self.step)]
-            raise UnavailableError("broken off")
+            raise TransientError("broken off")
         self.read_bytes += size
         yield DATA[offset : offset + size]
 
@@ -73,14 +74,14 @@ def test_without_ranges_a_read_begins_again(tmp_path: Path) -> None:
 class Uneven(Unreliable):
     """Sends other chunks at each attempt, as TCP does: 101 bytes each, then longer ones."""
 
-    def read(self, _name: str, offset: int, size: int, _stat: Stat) -> Iterator[bytes]:
+    def read_once(self, name: str, offset: int, size: int, stat: Stat) -> Iterator[bytes]:  # noqa: ARG002
         self.read_bytes += size
         assert self.read_bytes < 10 * len(DATA), "it never ends"
         if self.failures:
             self.failures -= 1
             for start in range(offset, offset + self.step, 101):
                 yield DATA[start : start + 101]
-            raise UnavailableError("broken off")
+            raise TransientError("broken off")
         # One ends within the bytes that were there, one straddles their end, two are new.
         for start, stop in itertools.pairwise((0, 40, 1_500, 4_500, size)):
             yield DATA[offset + start : offset + stop]
@@ -91,7 +92,7 @@ def test_what_was_there_is_passed_over_however_it_comes_again(failures: int) -> 
     remote = Uneven(failures, 1_000)
     stat = remote.stat("x")._replace(ranges=False)
 
-    assert b"".join(stream(remote, "x", stat, RetryBudget("x", 3, Clock()))) == DATA
+    assert b"".join(remote.chunks("x", stat)) == DATA
 
 
 def test_a_range_is_on_the_disk_when_it_is_fetched(tmp_path: Path, system: System) -> None:
@@ -144,7 +145,7 @@ def test_a_file_that_shrinks_under_the_hash_is_named(tmp_path: Path) -> None:
 
 def test_a_folder_is_read_by_the_same_loop(tmp_path: Path) -> None:
     (tmp_path / "source").write_bytes(DATA)
-    remote = open_remote(str(tmp_path), connections=1, timeout_s=1)
+    remote = LocalStore(tmp_path)
     path = tmp_path / "file"
     path.touch()
     fetch(remote, "source", remote.stat("source"), 0, 300_000, path, RetryBudget("x", 0, Clock()))
@@ -157,17 +158,13 @@ def test_a_remote_file_of_a_different_size_than_it_must_have_is_not_read(
 ) -> None:
     """It would be a part of the file, or fill the memory."""
     (tmp_path / "x").write_bytes(DATA)
-    remote = open_remote(str(tmp_path), connections=1, timeout_s=1)
-    budget = RetryBudget("x", 0, Clock())
+    remote = LocalStore(tmp_path)
     right = File("x", len(DATA), "")
-    assert b"".join(contents(remote, right, budget, "")) == whole(remote, "x", budget) == DATA
+    assert b"".join(contents(remote, right, "")) == DATA
 
-    monkeypatch.setattr(type(remote), "read", None)
+    monkeypatch.setattr(type(remote), "chunks", None)
     for size in (len(DATA) - 1, len(DATA) + 1):
         with pytest.raises(
             DataDamagedError, match=rf"x: 300,000 bytes, expected {size:,}\. Get it"
         ):
-            next(contents(remote, File("x", size, ""), budget, "Get it again."))
-    os.truncate(tmp_path / "x", MOST_BYTES + 1)
-    with pytest.raises(DataDamagedError, match=f"x: has more than {MOST_BYTES:,} bytes"):
-        whole(remote, "x", budget)
+            next(contents(remote, File("x", size, ""), "Get it again."))

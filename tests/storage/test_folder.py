@@ -25,7 +25,6 @@ from imagenet_prep.dataset import naming
 from imagenet_prep.dataset.manifest import File
 from imagenet_prep.storage.folder import TEMPORARY, LocalStore
 from imagenet_prep.storage.remote import Stat
-from imagenet_prep.storage.store import FolderRemote
 from tests.kit.bounds import little_memory
 from tests.kit.dataset import all_files
 from tests.kit.system import System
@@ -235,7 +234,7 @@ def test_threads_that_write_one_name_leave_one_whole_file(store: LocalStore) -> 
 def test_of_many_that_take_a_name_one_has_it(store: LocalStore) -> None:
     store.make_folder(".work/claims")
     with ThreadPoolExecutor(8) as pool:
-        taken = list(pool.map(store.take, [".work/claims/a"] * 50 + [".work/claims/b"]))
+        taken = list(pool.map(store.try_create, [".work/claims/a"] * 50 + [".work/claims/b"]))
 
     assert taken.count(True) == 2
     assert store.names(".work/claims") == ["a", "b"]
@@ -286,13 +285,13 @@ def test_no_pipe_is_waited_for_and_no_device_read(
         pytest.raises(
             DataDamagedError, match="index/one: is a (named pipe|device|socket), not a file"
         ),
-        store.opened("index/one"),
+        store.open_file("index/one"),
     ):
         pytest.fail("it was opened")
     with pytest.raises(
         DataDamagedError, match="index/one: is a (named pipe|device|socket), not a file"
     ):
-        list(FolderRemote(store.root).read("index/one", 0, 9, Stat(9, "", True)))
+        list(store.chunks("index/one", Stat(9, "", True)))
 
 
 @pytest.mark.parametrize("target", ["link", "nothing", "file/below"])
@@ -648,14 +647,14 @@ def test_files_of_another_folder_are_taken_over_as_links(
     there, files = two_files
     here = LocalStore(tmp_path / "here")
     for _ in range(2):  # again, it changes nothing
-        here.take_over(there, files)
+        here.adopt_files(there, files)
         for file in files:
             assert here.path(file.name).samefile(there.path(file.name))
             assert here.path(file.name).stat().st_nlink == 2
     # What lies there under the name is replaced, and never written into.
     here.path("a").unlink()
     here.path("a").write_bytes(b"two")
-    here.take_over(there, files)
+    here.adopt_files(there, files)
     assert here.path("a").samefile(there.path("a"))
     assert there.read("a") == b"one"
 
@@ -669,7 +668,7 @@ def test_links_and_the_files_that_they_name_are_on_the_disk_when_they_are_taken_
     for folder in ("index", TEMPORARY):
         here.make_folder(folder)
     events = system.noted("fsync", "link", "replace", below=tmp_path)
-    here.take_over(there, files)
+    here.adopt_files(there, files)
 
     assert events == [
         "fsync there/a",
@@ -692,7 +691,7 @@ def test_symbolic_links_are_followed_and_not_linked(
         there.path(file.name).symlink_to(real)
     here = LocalStore(tmp_path / "here")
     for _ in range(2):  # the second time, other files are there
-        here.take_over(there, files)
+        here.adopt_files(there, files)
         for file in files:
             assert not here.path(file.name).is_symlink()
             assert here.path(file.name).samefile(there.path(file.name))
@@ -721,7 +720,7 @@ def test_a_file_that_has_changed_since_it_was_seen_is_not_taken_over(
         replace()
     here = LocalStore(tmp_path / "here")
     with pytest.raises(IncompleteError, match="a: it has changed since this run began"):
-        here.take_over(there, files, stats)
+        here.adopt_files(there, files, stats)
     assert not here.path("a").exists()
     assert not here.names(".work/temporary")
 
@@ -772,12 +771,12 @@ def test_a_new_link_is_no_change_of_a_file(store: LocalStore, tmp_path: Path, ch
 
     later(path, act)
     if "link" in change:
-        with store.opened("a", stat) as file:
+        with store.open_file("a", stat) as file:
             assert file.read() == b"one"
         return
     with (
         pytest.raises(IncompleteError, match="a: it has changed since this run began"),
-        store.opened("a", stat),
+        store.open_file("a", stat),
     ):
         pytest.fail("it was opened")
 
@@ -793,7 +792,7 @@ def test_a_file_that_is_another_one_is_not_taken_over(
     elif damage == "folder":
         there.path("a").mkdir()
     with pytest.raises(DataDamagedError, match="Run verify"):
-        LocalStore(tmp_path / "here").take_over(there, files)
+        LocalStore(tmp_path / "here").adopt_files(there, files)
     assert not (tmp_path / "here" / "a").exists()
 
 
@@ -807,4 +806,4 @@ def test_a_system_without_links_is_explained(
     there, files = two_files
     system.fails("link", code)
     with pytest.raises(UsageError, match="same file system and run this as"):
-        LocalStore(tmp_path / "here").take_over(there, files)
+        LocalStore(tmp_path / "here").adopt_files(there, files)

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import pickle
+import threading
+from dataclasses import replace
+
 import pytest
 
-from imagenet_prep.core.errors import DataDamagedError
+from imagenet_prep.core.errors import DataDamagedError, IncompleteError
+from imagenet_prep.storage.http import WebFolder
+from imagenet_prep.storage.remote import Access
 from imagenet_prep.storage.store import open_readable
 from tests.kit.http_server import serve
 
@@ -16,3 +22,15 @@ def test_a_small_file_that_is_larger_than_any_of_ours_is_not_read() -> None:
         assert store.read("labels.txt", 2, 99, most=3) == b"bels.txt"
         with pytest.raises(DataDamagedError, match=r"labels\.txt: has more than 9 bytes"):
             store.read("labels.txt", most=9)
+
+
+def test_a_copy_for_another_process_has_the_same_limits() -> None:
+    access = Access(
+        connections=3, timeout_s=4.0, retries=0, remedy="Wait.", ended=threading.Event()
+    )
+    with serve({}, plan=lambda *_: "503") as server:
+        copy = pickle.loads(pickle.dumps(WebFolder(f"{server.url}/", access)))
+        assert copy.access == replace(access, ended=None)
+        with pytest.raises(IncompleteError, match=r"x: .*given up after 1 failed attempt\. Wait\."):
+            copy.size("x")
+    assert copy.where("x") == f"{server.url}/x"

@@ -13,7 +13,7 @@ import pytest
 
 from imagenet_prep.core.errors import IncompleteError, StoreError
 from imagenet_prep.dataset.manifest import File
-from imagenet_prep.storage import incoming
+from imagenet_prep.storage import fetch
 from imagenet_prep.storage.folder import LocalStore
 from tests.kit.dataset import all_files
 from tests.kit.limits import Limits
@@ -35,7 +35,7 @@ class BrokenOffError(Exception):
 
 
 def arrive(store: LocalStore, parts: list[bytes], file: File = FILE, start: int = 0) -> None:
-    with incoming.incoming(
+    with fetch.incoming(
         store, file, GROWING, file.name, "Get it again.", start=start, kept=(BrokenOffError,)
     ) as arriving:
         for part in parts:
@@ -140,6 +140,6 @@ def test_an_error_of_the_disk_is_not_hidden_where_nothing_can_be_removed_either(
 
     with (
         pytest.raises(StoreError, match="Input/output error"),
-        incoming.incoming(store, FILE, GROWING, FILE.name, "", reserved=True) as arriving,
+        fetch.incoming(store, FILE, GROWING, FILE.name, "", reserved=True) as arriving,
     ):
         arriving.append(WHOLE)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from imagenet_prep.core.errors import StoreError
-from imagenet_prep.storage.inside import folder_inside, open_inside
+from imagenet_prep.storage.local_file import folder_inside, open_inside
 from tests.kit.system import System
 
 

@@ -13,7 +13,7 @@ import pytest
 from imagenet_prep.core import canonical
 from imagenet_prep.core.errors import StoreError
 from imagenet_prep.distribute.replica import Replica
-from imagenet_prep.storage import inside, ledger
+from imagenet_prep.storage import ledger, local_file
 from imagenet_prep.storage.folder import LocalStore
 from imagenet_prep.storage.ledger import Identity, Journal, Ledger
 from tests.kit.hostile.peers import DEEP
@@ -206,7 +206,7 @@ def test_the_owner_of_a_folder_is_trusted_where_that_is_asked_for(
     files = statuses(folder)
     Ledger(folder, NAME, len(files)).add(files)
     status = folder.root.stat()
-    monkeypatch.setattr(inside, "is_only_ours", lambda _: False)  # as if of another user
+    monkeypatch.setattr(local_file, "is_only_ours", lambda _: False)  # as if of another user
     assert status.st_uid == folder.path(NAME).stat().st_uid
     ledger = Ledger(folder, NAME, len(files), trusts_owner=is_owner)
     assert all(bool(ledger.find(name)) == is_owner for name in files)

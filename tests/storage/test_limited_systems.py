@@ -15,11 +15,11 @@ import pytest
 
 from imagenet_prep.dataset.manifest import File
 from imagenet_prep.read.held import HeldFile, only_one
-from imagenet_prep.storage import inside
+from imagenet_prep.storage import local_file
+from imagenet_prep.storage.dataset_store import stray_files
 from imagenet_prep.storage.folder import UNKNOWN_BYTES, LocalStore
-from imagenet_prep.storage.lock import NoLocksError, try_lock
+from imagenet_prep.storage.local_file import NoLocksError, try_lock
 from imagenet_prep.storage.new_file import FolderSync, complete_file, sync
-from imagenet_prep.storage.opened import strangers
 from tests.kit.system import System
 
 # What file systems without an operation answer.
@@ -48,7 +48,7 @@ def write_all(root: Path) -> None:
     store.write(".work/a", b"2")
     store.rename(".work/a", ".work/b")
     other = LocalStore(root / "other")
-    other.take_over(store, [File("index/x", 1, "")])
+    other.adopt_files(store, [File("index/x", 1, "")])
     store.remove(".work/b")
     store.make_folder(".work/tree/below")
     store.remove_tree(".work/tree")
@@ -56,7 +56,7 @@ def write_all(root: Path) -> None:
     with complete_file(root / "file", None) as file:
         file.write(b"3")
     sync(root / "new")
-    inside.sync_folder(root)
+    local_file.sync_folder(root)
     assert (root / "other" / "index" / "x").read_bytes() == b"1"
 
 
@@ -73,7 +73,7 @@ def test_folders_that_cannot_be_synced_are_tolerated(
 def test_a_disk_that_fails_to_sync_a_folder_is_not(tmp_path: Path, system: System) -> None:
     refuse_for_folders(system, errno.EIO)
     with pytest.raises(OSError, match="Input/output error"):
-        inside.sync_folder(tmp_path)
+        local_file.sync_folder(tmp_path)
 
 
 @pytest.mark.parametrize("code", [*REFUSALS, errno.ENOLCK])
@@ -143,7 +143,7 @@ def test_files_that_nfs_keeps_for_a_process_are_left_alone(tmp_path: Path, syste
         assert not (store.root / ".work" / "temporary" / "x").exists()
         assert store.names("index") == store.list_folder("index") == []
         assert store.stats("index") == {}
-        assert strangers(store, set()) == []
+        assert stray_files(store, set()) == []
     (store.root / ".nfs0003").write_bytes(b"x")
     store.remove_all()
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from imagenet_prep.storage import open_files
+from imagenet_prep.storage import local_file
 from tests.kit.system import System
 
 
@@ -32,21 +32,21 @@ def limited(system: System, soft: int, hard: int, *, fixed: bool = False) -> Lim
 def test_the_soft_limit_is_raised_as_far_as_needed(system: System) -> None:
     limit = limited(system, 1024, 1 << 20)
 
-    assert open_files.allow(21_841) == 21_841 + 256
+    assert local_file.allow_open_files(21_841) == 21_841 + 256
     assert limit.now == (21_841 + 512, 1 << 20)
 
 
 def test_a_limit_that_is_enough_stays(system: System) -> None:
     limit = limited(system, 1024, 1 << 20)
 
-    assert open_files.allow(500) == 768
+    assert local_file.allow_open_files(500) == 768
     assert limit.now == (1024, 1 << 20)
 
 
 def test_at_the_hard_limit_some_are_left_for_all_else(system: System) -> None:
     limit = limited(system, 1024, 4096)
 
-    assert open_files.allow(21_841) == 4096 - 256
+    assert local_file.allow_open_files(21_841) == 4096 - 256
     assert limit.now == (4096, 4096)
 
 
@@ -56,5 +56,5 @@ def test_where_it_may_not_be_raised_the_limit_is_shared(
 ) -> None:
     limit = limited(system, soft, 1 << 20, fixed=True)
 
-    assert open_files.allow(21_841) == below
+    assert local_file.allow_open_files(21_841) == below
     assert limit.now == (soft, 1 << 20)

@@ -10,12 +10,11 @@ import pytest
 
 from imagenet_prep.core.errors import UsageError
 from imagenet_prep.dataset import naming
-from imagenet_prep.storage import origins
-from imagenet_prep.storage.origins import Origin
+from imagenet_prep.storage.ledger import SourceLocation, find_source, note_source
 from tests.kit.system import System
 
 DIGEST = "0a" * 32
-ORIGIN = Origin("/in", {"a.tar": "/elsewhere/a.tar"})
+ORIGIN = SourceLocation("/in", {"a.tar": "/elsewhere/a.tar"})
 
 
 @pytest.fixture
@@ -24,7 +23,7 @@ def noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv(naming.CACHE, str(tmp_path / "cache"))
     before = os.umask(0)
     try:
-        origins.note(DIGEST, ORIGIN)
+        note_source(DIGEST, ORIGIN)
     finally:
         os.umask(before)
     (note,) = (tmp_path / "cache" / "origins").iterdir()
@@ -32,20 +31,20 @@ def noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_note_is_found_again_of_its_own_set_alone(noted: Path) -> None:
-    assert origins.find(DIGEST) == ORIGIN
-    assert origins.find("0b" * 32) is None
+    assert find_source(DIGEST) == ORIGIN
+    assert find_source("0b" * 32) is None
 
 
 def test_the_last_note_counts(noted: Path) -> None:
-    origins.note(DIGEST, Origin("/moved", {}))
+    note_source(DIGEST, SourceLocation("/moved", {}))
 
-    assert origins.find(DIGEST) == Origin("/moved", {})
+    assert find_source(DIGEST) == SourceLocation("/moved", {})
 
 
 def test_a_note_of_another_set_does_not_count_under_this_name(noted: Path) -> None:
     shutil.copy(noted, noted.with_name(f"{'0b' * 32}.json"))
 
-    assert origins.find("0b" * 32) is None
+    assert find_source("0b" * 32) is None
 
 
 @pytest.mark.parametrize("how", ["written by all", "link", "pipe", "junk", "deep", "huge", "list"])
@@ -63,7 +62,7 @@ def test_what_another_user_may_have_left_there_is_no_note(noted: Path, how: str)
         else:
             os.mkfifo(noted)
 
-    assert origins.find(DIGEST) is None
+    assert find_source(DIGEST) is None
 
 
 @pytest.mark.root
@@ -72,7 +71,7 @@ def test_a_note_that_belongs_to_another_user_does_not_count(noted: Path) -> None
         pytest.skip("needs root, to give a file away")
     os.chown(noted, 12345, 12345)
 
-    assert origins.find(DIGEST) is None
+    assert find_source(DIGEST) is None
 
 
 def test_where_nothing_can_be_noted_nothing_is_said(
@@ -80,17 +79,17 @@ def test_where_nothing_can_be_noted_nothing_is_said(
 ) -> None:
     (tmp_path / "file").write_bytes(b"")
     monkeypatch.setenv(naming.CACHE, str(tmp_path / "file"))
-    origins.note(DIGEST, ORIGIN)
+    note_source(DIGEST, ORIGIN)
 
-    assert origins.find(DIGEST) is None
+    assert find_source(DIGEST) is None
 
 
 def test_a_user_without_a_home_folder_has_no_notes(system: System) -> None:
     """The note is optional: it must not end a run whose dataset is already finished."""
     system.has_no_home()
-    origins.note(DIGEST, ORIGIN)
+    note_source(DIGEST, ORIGIN)
 
-    assert origins.find(DIGEST) is None
+    assert find_source(DIGEST) is None
 
 
 def test_the_cache_folder_of_a_user_without_a_home_folder(

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from imagenet_prep.core.errors import IncompleteError, StoreError
-from imagenet_prep.storage.os_errors import demand_disk, removed_on_failure, storage_errors
+from imagenet_prep.storage.local_file import removed_on_failure, require_disk, storage_errors
 
 
 @pytest.mark.parametrize(
@@ -46,15 +46,15 @@ def test_only_a_wrong_path_or_offset_may_be_the_fault_of_the_data(code: int) -> 
     of_input = ("ENOENT", "ENOTDIR", "EISDIR", "ELOOP", "ENAMETOOLONG", "EINVAL", "EOVERFLOW")
     error = OSError(code, os.strerror(code))
     if errno.errorcode[code] in of_input:
-        demand_disk("x", error)
+        require_disk("x", error)
     elif code == errno.ENOMEM:
         with pytest.raises(IncompleteError, match="x: cannot be read: out of memory"):
-            demand_disk("x", error)
+            require_disk("x", error)
     else:
         with pytest.raises(StoreError, match="x: cannot be read: .* Check the disk or the file"):
-            demand_disk("x", error)
+            require_disk("x", error)
 
 
 def test_an_error_without_a_number_is_of_a_library() -> None:
-    demand_disk("x", OSError("the footer is damaged"))
-    demand_disk("x", ValueError("no"))
+    require_disk("x", OSError("the footer is damaged"))
+    require_disk("x", ValueError("no"))

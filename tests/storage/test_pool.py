@@ -10,12 +10,9 @@ import pytest
 from imagenet_prep.core.errors import DataDamagedError, IncompleteError
 from imagenet_prep.dataset.manifest import File
 from imagenet_prep.storage.bucket import BucketStore
-from imagenet_prep.storage.fetch import contents, stream, whole
+from imagenet_prep.storage.fetch import contents
 from imagenet_prep.storage.http import WebFolder
-from imagenet_prep.storage.remote import ChangedError, Remote
-from imagenet_prep.storage.retry import RetryBudget
-from imagenet_prep.storage.s3 import S3
-from imagenet_prep.storage.store import open_remote
+from imagenet_prep.storage.remote import Access, ChangedError
 from tests.kit.clock import Clock
 from tests.kit.http_server import SeededFaults, Server, serve
 from tests.kit.s3_proxy import proxied
@@ -26,24 +23,19 @@ FILE = File("x", len(DATA), hashlib.sha256(DATA).hexdigest())
 POOLS = ("ETag", "Last-Modified")
 
 
-def budget() -> RetryBudget:
-    return RetryBudget("x", 20, Clock())
-
-
-def open_here(server: Server) -> Remote:
-    return open_remote(server.url, connections=2, timeout_s=5)
+def open_here(server: Server) -> WebFolder:
+    return WebFolder(server.url, Access(connections=2, timeout_s=5, ended=Clock()))
 
 
 @pytest.mark.parametrize("pool", POOLS)
 @pytest.mark.parametrize("ranges", [True, False])
 def test_a_file_with_a_known_sha256_is_read_from_any_server(pool: str, *, ranges: bool) -> None:
     with serve({"x": DATA}, pool=pool, ranges=ranges) as server:
-        assert b"".join(contents(open_here(server), FILE, budget(), "")) == DATA
-        assert whole(open_here(server), "x", budget()) == DATA
-        folder = WebFolder(server.url)
+        assert b"".join(contents(open_here(server), FILE, "")) == DATA
+        folder = open_here(server)
         assert folder.read("x") == DATA
         assert folder.read("x", 1_000, 50) == DATA[1_000:1_050]
-        with folder.opened("x") as file:
+        with folder.open_file("x") as file:
             assert file.read() == DATA
 
 
@@ -52,8 +44,8 @@ def test_a_file_with_a_known_sha256_is_read_from_any_server(pool: str, *, ranges
 def test_broken_connections_to_a_pool_do_not_mix_up_bytes(pool: str, seed: int) -> None:
     plan = SeededFaults(seed, 3, rate=0.7, kinds=("cut", "reset", "503"))
     with serve({"x": DATA}, pool=pool, plan=plan) as server:
-        assert b"".join(contents(open_here(server), FILE, budget(), "")) == DATA
-        assert whole(open_here(server), "x", budget()) == DATA
+        assert b"".join(contents(open_here(server), FILE, "")) == DATA
+        assert open_here(server).read("x") == DATA
 
 
 @pytest.mark.extras
@@ -63,15 +55,18 @@ def test_an_object_is_read_from_any_server_of_a_pool(
     with proxied(s3.url, seed=1, faults=0, rate=0.0) as proxy:
         for name, value in {**s3.environment, "AWS_ENDPOINT_URL": proxy.url}.items():
             monkeypatch.setenv(name, value)
-        store = BucketStore(f"s3://{BUCKET}/pool", retries=2)
+        store = BucketStore(f"s3://{BUCKET}/pool", Access(retries=2))
         store.write("x", DATA)
         (listed,) = store.stats("").values()
         proxy.is_pool = True
-        with store.opened("x") as file:
+        with store.open_file("x") as file:
             assert file.read() == DATA
         assert store.read("x") == DATA
-        assert b"".join(contents(S3(store.base, 1, 5.0), FILE, budget(), "")) == DATA
-        with store.opened("x", listed) as file, pytest.raises(ChangedError, match="pool of server"):
+        assert b"".join(contents(store, FILE, "")) == DATA
+        with (
+            store.open_file("x", listed) as file,
+            pytest.raises(ChangedError, match="pool of server"),
+        ):
             file.read()
 
 
@@ -81,16 +76,15 @@ def test_after_a_change_of_the_size_the_run_ends() -> None:
         stat = remote.stat("x")
         server.files["/x"] = DATA + b"more"
         with pytest.raises(IncompleteError, match="it has changed since this run began"):
-            b"".join(stream(remote, "x", stat, budget(), pinned=False))
+            b"".join(remote.chunks("x", stat, pinned=False))
 
 
 def test_an_archive_is_not_read_from_several_servers() -> None:
     with serve({"x": DATA}, pool="ETag") as server:
         remote = open_here(server)
         with pytest.raises(ChangedError, match=r"pool of servers.* use the address of one server"):
-            b"".join(stream(remote, "x", remote.stat("x"), budget()))
-        folder = WebFolder(server.url)
-        with pytest.raises(ChangedError), folder.opened("x", remote.stat("x")) as file:
+            b"".join(remote.chunks("x", remote.stat("x")))
+        with pytest.raises(ChangedError), remote.open_file("x", remote.stat("x")) as file:
             file.read()
 
 
@@ -102,8 +96,8 @@ def test_a_range_of_a_file_from_a_server_without_ranges_is_that_range() -> None:
 def test_a_file_of_the_same_size_with_other_bytes_is_found_by_its_sha256() -> None:
     # `contents` leaves this to its callers; see `incoming`.
     with serve({"x": DATA[::-1]}, pool="ETag") as server:
-        other = b"".join(contents(open_here(server), FILE, budget(), ""))
+        other = b"".join(contents(open_here(server), FILE, ""))
         assert hashlib.sha256(other).hexdigest() != FILE.sha256
         server.files["/x"] = DATA[:-1]
         with pytest.raises(DataDamagedError, match="2,999,999 bytes, expected 3,000,000"):
-            b"".join(contents(open_here(server), FILE, budget(), ""))
+            b"".join(contents(open_here(server), FILE, ""))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+import re
 import shutil
 import socket
 import ssl
@@ -13,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from imagenet_prep.storage.ranges import Ranges
-from imagenet_prep.storage.remote import UnavailableError
+from imagenet_prep.storage.connection import Ranges, size_of_range
+from imagenet_prep.storage.remote import TransientError
 from tests.kit.command import PATIENCE_S
 from tests.kit.http_server import serve
 from tests.kit.scripted import asked, said, scripted
@@ -135,7 +136,7 @@ def test_of_a_damaged_answer_no_byte_is_invented(ranges: Ranges, seed: int) -> N
                 at = rng.randrange(head)
                 answer[at : at + rng.randrange(9)] = rng.choice([b"", b"\r\n", b"9", b"\xb2", b":"])
             server.answers.append(bytes(answer[: rng.choice([len(answer), rng.randrange(head)])]))
-            with contextlib.suppress(UnavailableError):
+            with contextlib.suppress(TransientError):
                 if found := ranges.get(server.url, asked(0, 255)):
                     with found:
                         data = found.read(255)
@@ -164,14 +165,14 @@ def test_a_body_that_breaks_off_is_shorter(ranges: Ranges, fault: str) -> None:
 
 
 def test_a_server_that_does_not_answer_is_unavailable(ranges: Ranges) -> None:
-    with scripted(b"", b"") as server, pytest.raises(UnavailableError, match="reset"):
+    with scripted(b"", b"") as server, pytest.raises(TransientError, match="reset"):
         ranges.get(server.url, asked(0, 3))
     assert len(server.requests) == 1, "a new connection is not replaced"
-    with pytest.raises(UnavailableError, match="refused"):
+    with pytest.raises(TransientError, match="refused"):
         ranges.get(server.url, asked(0, 3))
     with (
         socket.create_server(("127.0.0.1", 0)) as silent,
-        pytest.raises(UnavailableError, match="no data arrived in time"),
+        pytest.raises(TransientError, match="no data arrived in time"),
     ):
         port = silent.getsockname()[1]
         Ranges(0.01, "no such file").get(f"http://127.0.0.1:{port}/x", asked(0, 3))
@@ -182,7 +183,7 @@ def test_a_body_that_stops_coming_is_unavailable_and_its_connection_is_not_used_
     with scripted(said(DATA)[:-9000], said(b"abc")) as server:
         answer = ranges.get(server.url, asked(0, len(DATA)))
         assert answer is not None
-        with pytest.raises(UnavailableError, match="no data arrived in time"), answer:
+        with pytest.raises(TransientError, match="no data arrived in time"), answer:
             answer.read(len(DATA))
         assert server.connections == 1
         again = ranges.get(server.url, asked(0, 3))
@@ -217,3 +218,34 @@ def test_a_server_is_trusted_by_the_authorities_and_its_name(tmp_path: Path) -> 
                 assert answer.read(len(expected)) == expected
 
     assert len(server.requests) == 2
+
+
+@pytest.mark.parametrize(
+    ("sent", "total", "size"),
+    [
+        ("bytes 10-19/100", 100, 10),
+        ("bytes 10-19/100", None, 10),
+        ("bytes 10-14/15", None, 5),  # the file ends earlier
+        ("bytes 10-14/15", 15, None),
+        ("bytes 10-14/100", None, None),  # the file goes on
+        ("bytes 10-19/101", 100, None),
+        ("bytes 9-18/100", None, None),
+        ("bytes 9-18/100", 100, None),
+        ("bytes 10-20/100", None, None),
+        ("bytes 10-18/100", 100, None),
+        ("bytes 10-19/*", None, None),
+        ("bytes 10-19/*", 100, None),
+        ("bytes 10-9/10", None, 0),
+        ("bytes 0-9/10", None, None),
+        ("", None, None),
+        ("", 100, None),
+    ],
+)
+def test_only_the_requested_range_is_accepted(
+    sent: str, total: int | None, size: int | None
+) -> None:
+    if size is not None:
+        assert size_of_range(sent, 10, 10, total) == size
+        return
+    with pytest.raises(TransientError, match=f"the server sends '{re.escape(sent)}', expected 'b"):
+        size_of_range(sent, 10, 10, total)

@@ -6,6 +6,7 @@ import contextlib
 import datetime as dt
 import email.utils
 import errno
+import os
 import random
 import socket
 import ssl
@@ -18,9 +19,11 @@ import requests
 import urllib3
 
 from imagenet_prep.core.errors import IncompleteError, StoreError, UsageError
-from imagenet_prep.storage import credentials
-from imagenet_prep.storage.remote import Remote, Stat, UnavailableError, failure
-from imagenet_prep.storage.store import open_remote
+from imagenet_prep.storage import http
+from imagenet_prep.storage.connection import failure
+from imagenet_prep.storage.folder import LocalStore
+from imagenet_prep.storage.http import WebFolder
+from imagenet_prep.storage.remote import Access, ChangedError, Stat, TransientError
 from tests.kit.command import PATIENCE_S
 from tests.kit.http_server import serve
 from tests.kit.lengths import long_but
@@ -31,29 +34,29 @@ DATA = bytes(range(256)) * 40
 SECRET = "open-sesame"
 
 
-def open_here(base: object) -> Remote:
-    return open_remote(str(base), connections=2, timeout_s=5)
+def open_here(base: object) -> WebFolder:
+    return WebFolder(str(base), Access(connections=2, timeout_s=5))
 
 
-def read(source: Remote, offset: int, size: int, stat: Stat) -> bytes:
-    return b"".join(source.read("x", offset, size, stat))
+def read(source: WebFolder, offset: int, size: int, stat: Stat) -> bytes:
+    return b"".join(source.read_once("x", offset, size, stat))
 
 
 def retry_after(header: str) -> float:
-    caught = pytest.raises(UnavailableError)
+    caught = pytest.raises(TransientError)
     with serve({"x": DATA}, plan=lambda *_: "429", retry_after=header) as server, caught as error:
-        open_here(server.url).stat("x")
+        open_here(server.url).stat_once("x")
     return error.value.retry_after_s
 
 
 def test_a_web_server_tells_size_and_content_and_sends_ranges() -> None:
     with serve({"x": DATA}) as server:
         source = open_here(server.url + "/")
-        stat = source.stat("x")
+        stat = source.stat_once("x")
         assert read(source, 100, 200, stat) == DATA[100:300]
         assert read(source, 0, len(DATA), stat) == DATA
         server.ranges = False
-        assert source.stat("x") == stat._replace(ranges=False)
+        assert source.stat_once("x") == stat._replace(ranges=False)
 
     assert (stat.size, stat.ranges) == (len(DATA), True)
     assert stat.validator.startswith('"')
@@ -64,14 +67,14 @@ def test_an_empty_file_has_not_changed() -> None:
     """It has no first byte, so many servers refuse every range of it."""
     said = b"HTTP/1.1 416 Range Not Satisfiable\r\nContent-Range: bytes */0\r\nContent-Length: 0"
     with scripted(said + b"\r\n\r\n") as server:
-        assert open_here(server.url.removesuffix("/x")).stat("x").size == 0
+        assert open_here(server.url.removesuffix("/x")).stat_once("x").size == 0
 
 
 def test_bytes_arrive_as_they_are_stored() -> None:
     """Many servers mark a .tar.gz with Content-Encoding: gzip; to unpack it would damage it."""
     with serve({"x": DATA}) as server:
         source = open_here(server.url)
-        read(source, 0, 10, source.stat("x"))
+        read(source, 0, 10, source.stat_once("x"))
 
     assert {r.headers["Accept-Encoding"] for r in server.requests} == {"identity"}
 
@@ -81,7 +84,7 @@ def test_a_file_that_is_compressed_in_transit_is_not_called_damaged(coding: str)
     with serve({"dataset.json": DATA}, headers={"Content-Encoding": coding}) as server:
         source = open_here(f"{server.url}")
         with pytest.raises(StoreError, match="sends it compressed .* may be sound"):
-            source.stat("dataset.json")
+            source.stat_once("dataset.json")
 
 
 @pytest.mark.parametrize(
@@ -98,14 +101,14 @@ def test_a_file_that_is_compressed_in_transit_is_not_called_damaged(coding: str)
 def test_a_label_on_the_stored_bytes_is_not_compression(name: str, coding: str) -> None:
     with serve({name: DATA}, headers={"Content-Encoding": coding}) as server:
         source = open_here(server.url)
-        stat = source.stat(name)
-        assert b"".join(source.read(name, 0, len(DATA), stat)) == DATA
+        stat = source.stat_once(name)
+        assert b"".join(source.read_once(name, 0, len(DATA), stat)) == DATA
 
 
 @pytest.mark.parametrize("name", ["with blank", "ü#?%41&"])
 def test_names_are_quoted(tmp_path: Path, name: str) -> None:
     with serve({}) as server, pytest.raises(StoreError, match="404"):
-        open_here(server.url).stat(name)
+        open_here(server.url).stat_once(name)
 
     assert "?" not in server.requests[0].path
     assert " " not in server.requests[0].path
@@ -115,11 +118,11 @@ def test_names_are_quoted(tmp_path: Path, name: str) -> None:
 def test_a_body_that_is_not_the_range_asked_for_is_never_taken_for_it(fault: str) -> None:
     with serve({"x": DATA}, stall_s=0.0) as server:
         source = open_here(server.url)
-        stat = source.stat("x")
+        stat = source.stat_once("x")
         server.plan = lambda *_: fault
         got = b""
-        with pytest.raises(UnavailableError):
-            for chunk in source.read("x", 1000, 9000, stat):
+        with pytest.raises(TransientError):
+            for chunk in source.read_once("x", 1000, 9000, stat):
                 got += chunk
 
     assert DATA[1000:10_000].startswith(got)
@@ -128,12 +131,12 @@ def test_a_body_that_is_not_the_range_asked_for_is_never_taken_for_it(fault: str
 
 def test_a_file_of_a_folder_that_cannot_be_read_is_named(tmp_path: Path, system: System) -> None:
     (tmp_path / "x").write_bytes(DATA)
-    source = open_here(tmp_path)
+    source = LocalStore(tmp_path)
     stat = source.stat("x")
     system.fails("open", errno.EIO)
 
     with pytest.raises(StoreError, match=r"cannot read .*x: Input/output error"):
-        read(source, 0, 1, stat)
+        b"".join(source.chunks("x", stat, 0, 1))
 
 
 def test_trouble_of_the_server_passes_and_a_refusal_does_not() -> None:
@@ -141,11 +144,11 @@ def test_trouble_of_the_server_passes_and_a_refusal_does_not() -> None:
     status = ""
     with serve({"x": DATA}, plan=lambda *_: status) as server:
         for status in ("408", "425", "429", "500", "502", "503", "504"):
-            with pytest.raises(UnavailableError, match=status):
-                open_here(server.url).stat("x")
+            with pytest.raises(TransientError, match=status):
+                open_here(server.url).stat_once("x")
         for status in ("400", "401", "403", "404", "410", "501", "505"):
             with pytest.raises(StoreError, match=status):
-                open_here(server.url).stat("x")
+                open_here(server.url).stat_once("x")
 
 
 @pytest.mark.parametrize("seconds", [0, 7, 3600])
@@ -167,7 +170,7 @@ def test_a_retry_after_that_means_nothing_is_none(value: str) -> None:
 def test_a_changed_file_is_noticed_by_its_tag_or_size() -> None:
     with serve({"x": DATA}) as server:
         source = open_here(server.url)
-        stat = source.stat("x")
+        stat = source.stat_once("x")
         server.files["/x"] = DATA[::-1]
         with pytest.raises(IncompleteError, match="has changed"):
             read(source, 0, 100, stat)
@@ -182,17 +185,28 @@ def test_a_changed_file_is_noticed_by_its_tag_or_size() -> None:
 
 def test_a_changed_file_in_a_folder_is_noticed(tmp_path: Path) -> None:
     (tmp_path / "x").write_bytes(DATA)
-    source = open_here(tmp_path)
+    source = LocalStore(tmp_path)
     stat = source.stat("x")
-    assert read(source, 5, 10, stat) == DATA[5:15]
+    assert b"".join(source.chunks("x", stat, 5, 15)) == DATA[5:15]
     (tmp_path / "x").write_bytes(DATA[:100])
     with pytest.raises(IncompleteError, match="has changed"):
-        read(source, 0, 200, stat)
+        b"".join(source.chunks("x", stat, 0, 200))
+
+
+def test_a_file_that_is_truncated_while_it_is_read_has_changed(tmp_path: Path) -> None:
+    data = bytes(3 << 20)
+    (tmp_path / "x").write_bytes(data)
+    source = LocalStore(tmp_path)
+    chunks = source.chunks("x", source.stat("x"))
+    next(chunks)
+    os.truncate(tmp_path / "x", 1 << 20)
+    with pytest.raises(ChangedError, match="has changed since this run began"):
+        list(chunks)
 
 
 def test_a_missing_file_in_a_folder_is_named(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="x: No such file or directory"):
-        open_here(tmp_path).stat("x")
+        LocalStore(tmp_path).stat("x")
 
 
 def test_a_token_is_sent_to_its_host_only(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -201,15 +215,15 @@ def test_a_token_is_sent_to_its_host_only(monkeypatch: pytest.MonkeyPatch) -> No
 
     with serve({"x": DATA}, authorized=authorized) as server, serve({"x": DATA}) as other:
         port = server.url.rpartition(":")[2]
-        monkeypatch.setenv(credentials.TOKEN_VARIABLE, f"127.0.0.1:{port}={SECRET}")
-        assert open_here(server.url).stat("x").size == len(DATA)
+        monkeypatch.setenv(http.TOKEN_VARIABLE, f"127.0.0.1:{port}={SECRET}")
+        assert open_here(server.url).stat_once("x").size == len(DATA)
         server.redirect = other.url.replace("127.0.0.1", "localhost") + "{path}"
-        assert open_here(server.url).stat("x").size == len(DATA)
+        assert open_here(server.url).stat_once("x").size == len(DATA)
 
         # Another port of the same host is another server.
         server.redirect = other.url + "{path}"
-        assert open_here(server.url).stat("x").size == len(DATA)
-        assert open_here(other.url).stat("x").size == len(DATA)
+        assert open_here(server.url).stat_once("x").size == len(DATA)
+        assert open_here(other.url).stat_once("x").size == len(DATA)
 
     assert "Authorization" in server.requests[-1].headers
     assert len(other.requests) == 3
@@ -238,11 +252,11 @@ def test_a_token_is_sent_to_its_host_only(monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_token_belongs_to_one_host_and_port(
     monkeypatch: pytest.MonkeyPatch, value: str, base: str, expected: str | None
 ) -> None:
-    monkeypatch.setenv(credentials.TOKEN_VARIABLE, value)
+    monkeypatch.setenv(http.TOKEN_VARIABLE, value)
     monkeypatch.delenv("http_proxy", raising=False)
     monkeypatch.setenv("NO_PROXY", "*")
 
-    assert credentials.token_for(base) == expected
+    assert http.token_for(base) == expected
 
 
 @pytest.mark.parametrize(
@@ -261,7 +275,7 @@ def test_a_token_belongs_to_one_host_and_port(
 def test_a_token_for_any_host_is_refused_and_not_repeated(
     monkeypatch: pytest.MonkeyPatch, value: str
 ) -> None:
-    monkeypatch.setenv(credentials.TOKEN_VARIABLE, value)
+    monkeypatch.setenv(http.TOKEN_VARIABLE, value)
     with pytest.raises(UsageError, match="expected HOST=TOKEN") as caught:
         open_here("https://mirror.edu/x")
 
@@ -280,7 +294,7 @@ def test_a_token_for_any_host_is_refused_and_not_repeated(
 def test_a_token_is_never_sent_in_clear_text(
     monkeypatch: pytest.MonkeyPatch, value: str, base: str
 ) -> None:
-    monkeypatch.setenv(credentials.TOKEN_VARIABLE, f"{value}={SECRET}")
+    monkeypatch.setenv(http.TOKEN_VARIABLE, f"{value}={SECRET}")
     with pytest.raises(UsageError, match="would send unencrypted. Use https://") as caught:
         open_here(base)
 
@@ -288,7 +302,7 @@ def test_a_token_is_never_sent_in_clear_text(
 
 
 def test_a_token_for_loopback_is_not_given_to_a_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(credentials.TOKEN_VARIABLE, f"127.0.0.1:8000={SECRET}")
+    monkeypatch.setenv(http.TOKEN_VARIABLE, f"127.0.0.1:8000={SECRET}")
     monkeypatch.setenv("http_proxy", "http://gate.example.com:3128")
     monkeypatch.setenv("no_proxy", "")
     monkeypatch.setenv("NO_PROXY", "")
@@ -304,10 +318,10 @@ def test_cookies_stay_with_their_host(tmp_path: Path, monkeypatch: pytest.Monkey
         f"127.0.0.1\tFALSE\t/\tTRUE\t0\tsecure\t{SECRET}",
     ]
     cookies.write_text("# Netscape HTTP Cookie File\n" + "\n".join(lines) + "\n")
-    monkeypatch.setenv(credentials.COOKIES_VARIABLE, str(cookies))
+    monkeypatch.setenv(http.COOKIES_VARIABLE, str(cookies))
     with serve({"x": DATA}) as server, serve({"x": DATA}) as other:
         server.redirect = other.url.replace("127.0.0.1", "localhost") + "{path}"
-        assert open_here(server.url).stat("x").size == len(DATA)
+        assert open_here(server.url).stat_once("x").size == len(DATA)
 
     assert server.requests[-1].headers["Cookie"] == f"session={SECRET}"
     assert "Cookie" not in other.requests[-1].headers
@@ -319,7 +333,7 @@ def test_netrc_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     netrc.chmod(0o600)
     monkeypatch.setenv("NETRC", str(netrc))
     with serve({"x": DATA}, authorized=lambda h: "Basic" in h.get("Authorization", "")) as server:
-        assert open_here(server.url).stat("x").size == len(DATA)
+        assert open_here(server.url).stat_once("x").size == len(DATA)
 
 
 @pytest.mark.parametrize(
@@ -358,9 +372,9 @@ def test_passwords_and_cookies_go_to_their_server_alone_and_not_in_clear_text(
         f"# Netscape HTTP Cookie File\na.edu\tFALSE\t/\tFALSE\t0\tsession\t{SECRET}\n"
     )
     monkeypatch.setenv("NETRC", str(netrc))
-    monkeypatch.setenv(credentials.COOKIES_VARIABLE, str(cookies))
+    monkeypatch.setenv(http.COOKIES_VARIABLE, str(cookies))
     monkeypatch.setenv("NO_PROXY", "*")
-    request = requests.Request("GET", url, auth=credentials.Credentials(base)).prepare()
+    request = requests.Request("GET", url, auth=http.Credentials(base)).prepare()
 
     assert ("Authorization" in request.headers) == login
     assert ("Cookie" in request.headers) == cookie
@@ -377,7 +391,7 @@ def test_a_redirect_of_a_mirror_gets_no_password(
     monkeypatch.setenv("NETRC", str(netrc))
     with serve({"x": DATA}) as server, serve({"x": DATA}) as other:
         server.redirect = other.url.replace("127.0.0.1", "localhost") + "{path}"
-        assert open_here(server.url).stat("x").size == len(DATA)
+        assert open_here(server.url).stat_once("x").size == len(DATA)
 
     assert "Authorization" in server.requests[-1].headers
     assert "Authorization" not in other.requests[-1].headers
@@ -387,8 +401,8 @@ def test_a_cookie_that_a_server_sets_is_not_kept() -> None:
     answer = ANSWER.replace(b"Retry-After: 3", b"Set-Cookie: seen=1; Path=/")
     with scripted(answer, answer) as server:
         source = open_here(server.url.removesuffix("/x"))
-        source.stat("x")
-        source.stat("x")
+        source.stat_once("x")
+        source.stat_once("x")
 
     assert len(server.requests) == 2
     assert b"Cookie" not in server.requests[1]
@@ -398,7 +412,7 @@ def test_the_body_of_a_redirect_is_not_read() -> None:
     """It may be endless, and requests would keep it."""
     answer = b"HTTP/1.1 302 Found\r\nLocation: /y\r\nContent-Length: 999999999999\r\n\r\n"
     with scripted(answer + bytes(100), ANSWER) as server:
-        assert open_here(server.url.removesuffix("/x")).stat("x").size == 600
+        assert open_here(server.url.removesuffix("/x")).stat_once("x").size == 600
 
     assert server.connections == 2
 
@@ -409,7 +423,7 @@ def test_redirects_end() -> None:
         pytest.raises(StoreError, match="more than 10 redirects"),
     ):
         server.redirect = "{path}x"
-        open_here(server.url).stat("x")
+        open_here(server.url).stat_once("x")
 
     assert 1 < len(server.requests) < 20
 
@@ -418,9 +432,9 @@ def test_cookies_come_from_a_browsers_file(tmp_path: Path, monkeypatch: pytest.M
     cookies = tmp_path / "cookies.txt"
     line = f"127.0.0.1\tFALSE\t/\tFALSE\t0\tsession\t{SECRET}"
     cookies.write_text(f"# Netscape HTTP Cookie File\n{line}\n")
-    monkeypatch.setenv(credentials.COOKIES_VARIABLE, str(cookies))
+    monkeypatch.setenv(http.COOKIES_VARIABLE, str(cookies))
     with serve({"x": DATA}, authorized=lambda h: SECRET in h.get("Cookie", "")) as server:
-        assert open_here(server.url).stat("x").size == len(DATA)
+        assert open_here(server.url).stat_once("x").size == len(DATA)
 
 
 def test_a_file_that_holds_no_cookies_is_named_and_not_quoted(
@@ -428,12 +442,12 @@ def test_a_file_that_holds_no_cookies_is_named_and_not_quoted(
 ) -> None:
     cookies = tmp_path / "cookies.txt"
     cookies.write_text(f"# Netscape HTTP Cookie File\n{SECRET}\n")
-    monkeypatch.setenv(credentials.COOKIES_VARIABLE, str(cookies))
+    monkeypatch.setenv(http.COOKIES_VARIABLE, str(cookies))
     with pytest.raises(UsageError, match="not a Netscape cookie file") as caught:
         open_here("http://127.0.0.1")
     assert SECRET not in str(caught.value)
 
-    monkeypatch.setenv(credentials.COOKIES_VARIABLE, str(tmp_path / "nowhere"))
+    monkeypatch.setenv(http.COOKIES_VARIABLE, str(tmp_path / "nowhere"))
     with pytest.raises(UsageError, match="nowhere: No such file"):
         open_here("http://127.0.0.1")
 
@@ -486,10 +500,10 @@ def test_whatever_a_server_says_ends_in_an_error_of_ours_or_a_sound_answer(seed:
         source = open_here(f"http://127.0.0.1:{listener.getsockname()[1]}")
         for _ in range(150):
             for attempt in (
-                lambda: source.stat("x").size >= 0,
+                lambda: source.stat_once("x").size >= 0,
                 lambda: len(read(source, 0, 512, stat)) == 512,
             ):
-                with contextlib.suppress(UnavailableError, StoreError, IncompleteError):
+                with contextlib.suppress(TransientError, StoreError, IncompleteError):
                     assert attempt()
         listener.shutdown(socket.SHUT_RDWR)
     thread.join(PATIENCE_S)
@@ -519,5 +533,5 @@ def test_only_a_failed_connection_that_may_come_back_is_tried_again(
 ) -> None:
     found = failure("s3://b/x", _wrapped(error), "AWS_CA_BUNDLE")
 
-    assert isinstance(found, StoreError if lasts else UnavailableError)
+    assert isinstance(found, StoreError if lasts else TransientError)
     assert lasts in str(found)

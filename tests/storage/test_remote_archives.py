@@ -15,12 +15,11 @@ from typing import Any
 import pytest
 
 from imagenet_prep.core.errors import IncompleteError, StoreError
-from imagenet_prep.storage import kept_lists, remote_archives, remote_path
-from imagenet_prep.storage.archive import Entry, Range, Reads
-from imagenet_prep.storage.kept_lists import Kept, KeptLists
-from imagenet_prep.storage.remote import Stat, UnavailableError, changed
-from imagenet_prep.storage.remote_archives import RemoteArchives, open_archives
-from imagenet_prep.storage.remote_path import RemotePath, Site
+from imagenet_prep.storage import archive as archive_module
+from imagenet_prep.storage import remote_path
+from imagenet_prep.storage.archive import Range, Reads, RemoteArchives, open_archives
+from imagenet_prep.storage.remote import Access, RemoteFolder, Stat, TransientError, changed
+from imagenet_prep.storage.remote_path import ArchiveListing, Entry, ListingFolder, RemotePath, Site
 from tests.kit.command import PATIENCE_S
 from tests.kit.limits import Limits
 
@@ -28,7 +27,7 @@ DATA = random.Random(5).randbytes(900_000)
 KIB = 1 << 10
 
 
-class Fake:
+class Fake(RemoteFolder):
     """A server of one file, which notes requests and fails as it is told.
 
     Attributes:
@@ -38,7 +37,10 @@ class Fake:
       faults: what becomes of the next requests.
     """
 
+    remedy = ""
+
     def __init__(self) -> None:
+        super().__init__("fake://", Access())
         self.data = DATA
         self.asked: list[tuple[int, int]] = []
         self.most = self._now = 0
@@ -46,13 +48,13 @@ class Fake:
         self.faults: list[Callable[[bytes], Iterator[bytes]]] = []
         self._news = threading.Condition()
 
-    def where(self, name: str) -> str:
+    def where(self, name: str = "") -> str:
         return f"fake://{name}"
 
-    def stat(self, _name: str) -> Stat:
+    def stat_once(self, name: str) -> Stat:  # noqa: ARG002
         return Stat(len(self.data), hashlib.md5(self.data).hexdigest(), True)
 
-    def read(self, name: str, offset: int, size: int, stat: Stat) -> Iterator[bytes]:
+    def read_once(self, name: str, offset: int, size: int, stat: Stat) -> Iterator[bytes]:
         with self._news:
             self.asked.append((offset, size))
             self._now += 1
@@ -62,7 +64,7 @@ class Fake:
             fault = self.faults.pop(0) if self.faults else None
         assert arrived
         try:
-            if stat != self.stat(name):
+            if stat != self.stat_once(name):
                 changed(self.where(name))
             data = self.data[offset : offset + size]
             yield from fault(data) if fault else [data]
@@ -70,17 +72,17 @@ class Fake:
             with self._news:
                 self._now -= 1
 
-    def files(self, _folder: str) -> dict[str, Stat]:
-        return {"a": self.stat("a")}
+    def stats_once(self, folder: str) -> dict[str, Stat]:  # noqa: ARG002
+        return {"a": self.stat_once("a")}
 
 
 def cut(data: bytes) -> Iterator[bytes]:
     yield data[: len(data) // 2]
-    raise UnavailableError("cut")
+    raise TransientError("cut")
 
 
 def slow_down(_: bytes) -> Iterator[bytes]:
-    raise UnavailableError("the server answers 503 SlowDown")
+    raise TransientError("the server answers 503 SlowDown")
     yield b""
 
 
@@ -97,11 +99,11 @@ def too_much(data: bytes) -> Iterator[bytes]:
 def fake(monkeypatch: pytest.MonkeyPatch) -> Fake:
     """The server of every site of the test."""
     server = Fake()
-    monkeypatch.setattr(remote_path, "open_remote", lambda *_, **__: server)
+    monkeypatch.setattr(remote_path, "open_readable", lambda *_, **__: server)
     return server
 
 
-def archives(lists: KeptLists | None = None) -> RemoteArchives:
+def archives(lists: ListingFolder | None = None) -> RemoteArchives:
     found = open_archives({"a": RemotePath(Site("fake://", lists), "a")})
     assert isinstance(found, RemoteArchives)
     return found
@@ -109,7 +111,7 @@ def archives(lists: KeptLists | None = None) -> RemoteArchives:
 
 def far_apart(number: int, size: int = KIB) -> list[Range]:
     """Returns ranges that no request brings together, in another order than they lie."""
-    step = size + remote_archives.NEAR_BYTES + 1
+    step = size + archive_module.NEAR_BYTES + 1
     ranges = [("a", start, size) for start in range(0, len(DATA) - size, step)][:number]
     assert len(ranges) == number
     random.Random(1).shuffle(ranges)
@@ -259,7 +261,7 @@ def test_without_check_no_md5_is_computed(fake: Fake) -> None:
 
 
 def test_what_was_found_once_is_kept_for_the_next_set(fake: Fake, tmp_path: Path) -> None:
-    lists = KeptLists(str(tmp_path))
+    lists = ListingFolder(str(tmp_path))
     first = archives(lists)
     first.files_of("a", 0, len(DATA), halves, header_bytes=16, is_whole=bool)
     first.files_of("a", 10, 800_000, halves, is_whole=bool)
@@ -272,12 +274,12 @@ def test_what_was_found_once_is_kept_for_the_next_set(fake: Fake, tmp_path: Path
     assert second.known_md5("a") == second.md5("a") == MD5
     assert sorted(fake.asked) == [(32_990, 16), (700_000, 16)]  # the list has said where
 
-    assert archives(KeptLists(str(tmp_path), believed=False)).md5("a") == MD5
+    assert archives(ListingFolder(str(tmp_path), believed=False)).md5("a") == MD5
     assert fake.asked != []
 
 
 def test_a_dry_run_keeps_nothing(fake: Fake, tmp_path: Path) -> None:
-    archives(KeptLists(str(tmp_path / "lists"), writes=False)).files_of(
+    archives(ListingFolder(str(tmp_path / "lists"), writes=False)).files_of(
         "a", 0, 800_000, halves, is_whole=bool
     )
 
@@ -286,15 +288,15 @@ def test_a_dry_run_keeps_nothing(fake: Fake, tmp_path: Path) -> None:
 
 def test_lists_that_cannot_be_kept_stop_nothing(fake: Fake, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    reader = archives(KeptLists(str(tmp_path / "file" / "lists")))
+    reader = archives(ListingFolder(str(tmp_path / "file" / "lists")))
 
     assert reader.files_of("a", 0, len(DATA), halves, is_whole=bool) == EXPECTED
 
 
 def test_no_list_is_written_through_a_link_that_somebody_left(fake: Fake, tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
-    (tmp_path / kept_lists.FOLDER).symlink_to("elsewhere")
-    reader = archives(KeptLists(str(tmp_path / kept_lists.FOLDER)))
+    (tmp_path / remote_path.LISTS_FOLDER).symlink_to("elsewhere")
+    reader = archives(ListingFolder(str(tmp_path / remote_path.LISTS_FOLDER)))
 
     assert reader.files_of("a", 0, len(DATA), halves, is_whole=bool) == EXPECTED
     assert list((tmp_path / "elsewhere").iterdir()) == []
@@ -306,7 +308,7 @@ FILES = [("x", 0, 10), ("y", 10, 90)]
 
 def damaged(**changes: object) -> bytes:
     content = {"archive": "s3://b/a", "validator": '"etag"', "num_bytes": 100, "md5": MD5}
-    return kept_lists.canonical.dumps({**content, "files": FILES, **changes})
+    return remote_path.canonical.dumps({**content, "files": FILES, **changes})
 
 
 @pytest.mark.parametrize(
@@ -331,20 +333,20 @@ def damaged(**changes: object) -> bytes:
 def test_a_list_that_is_not_of_this_archive_counts_for_nothing(
     tmp_path: Path, content: bytes
 ) -> None:
-    lists = KeptLists(str(tmp_path))
-    lists.keep("s3://b/a", STAT, 0, 100, Kept(FILES, MD5))
+    lists = ListingFolder(str(tmp_path))
+    lists.keep("s3://b/a", STAT, 0, 100, ArchiveListing(FILES, MD5))
     (path,) = (p for p in tmp_path.rglob("*.json"))
-    assert lists.find("s3://b/a", STAT, 0, 100) == Kept(FILES, MD5)
+    assert lists.find("s3://b/a", STAT, 0, 100) == ArchiveListing(FILES, MD5)
 
     path.write_bytes(content)
     assert lists.find("s3://b/a", STAT, 0, 100) is None
 
 
 def test_a_list_that_another_user_may_have_written_counts_for_nothing(tmp_path: Path) -> None:
-    lists = KeptLists(str(tmp_path))
-    lists.keep("s3://b/a", STAT, 0, 100, Kept(FILES, "none"))
+    lists = ListingFolder(str(tmp_path))
+    lists.keep("s3://b/a", STAT, 0, 100, ArchiveListing(FILES, "none"))
     (path,) = (p for p in tmp_path.rglob("*.json"))
-    assert lists.find("s3://b/a", STAT, 0, 100) == Kept(FILES, "")
+    assert lists.find("s3://b/a", STAT, 0, 100) == ArchiveListing(FILES, "")
 
     path.chmod(0o666)
     assert lists.find("s3://b/a", STAT, 0, 100) is None
@@ -367,4 +369,4 @@ def test_a_list_that_another_user_may_have_written_counts_for_nothing(tmp_path: 
     ],
 )
 def test_lists_lie_beside_the_data_set(out: str, lists: str | None) -> None:
-    assert kept_lists.beside(out) == lists
+    assert remote_path.lists_folder(out) == lists

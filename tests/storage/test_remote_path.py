@@ -58,9 +58,9 @@ def test_a_file_is_read_from_its_start_and_in_parts(folder: RemotePath) -> None:
 )
 def test_a_file_that_cannot_be_read_where_it_is_is_refused(stat: Stat, said: str) -> None:
     site = Site("https://h/in")
-    assert RemotePath(site, "x", Stat(9, "tag", True)).demand_ranges().size == 9
+    assert RemotePath(site, "x", Stat(9, "tag", True)).require_ranges().size == 9
     with pytest.raises(StoreError, match=said):
-        RemotePath(site, "x", stat).demand_ranges()
+        RemotePath(site, "x", stat).require_ranges()
 
 
 def test_an_address_that_ends_as_an_archive_does_is_a_file() -> None:

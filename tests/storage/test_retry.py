@@ -7,9 +7,8 @@ import random
 import pytest
 
 from imagenet_prep.core.errors import IncompleteError
-from imagenet_prep.storage import retry
-from imagenet_prep.storage.remote import UnavailableError
-from imagenet_prep.storage.retry import RetryBudget
+from imagenet_prep.storage import remote
+from imagenet_prep.storage.remote import RetryBudget, TransientError
 from tests.kit.clock import Clock
 
 
@@ -17,18 +16,18 @@ def test_delays_double_up_to_a_minute_and_vary() -> None:
     clock = Clock()
     budget = RetryBudget("x", 20, clock)
     for _ in range(20):
-        budget.wait(UnavailableError("no"))
+        budget.wait(TransientError("no"))
 
     bounds = [min(60.0, 0.2 * 2**n) for n in range(20)]
     for delay, bound in zip(clock.waits, bounds, strict=True):
         assert bound / 2 <= delay <= bound
     with pytest.raises(IncompleteError, match="x: no, given up after 21 failed attempts"):
-        budget.wait(UnavailableError("no"))
+        budget.wait(TransientError("no"))
 
 
 def test_waiting_draws_nothing_from_the_random_numbers_of_who_reads() -> None:
     state = random.getstate()
-    RetryBudget("x", 1, Clock()).wait(UnavailableError("no"))
+    RetryBudget("x", 1, Clock()).wait(TransientError("no"))
 
     assert random.getstate() == state
 
@@ -37,29 +36,29 @@ def test_a_success_makes_the_next_delay_short_but_the_budget_no_larger() -> None
     clock = Clock()
     budget = RetryBudget("x", 10, clock)
     for _ in range(10):
-        budget.wait(UnavailableError("no"))
+        budget.wait(TransientError("no"))
         budget.succeeded()
 
     assert max(clock.waits) <= 0.2
     with pytest.raises(IncompleteError):
-        budget.wait(UnavailableError("no"))
+        budget.wait(TransientError("no"))
 
 
 def test_the_server_may_ask_for_a_longer_delay_but_not_for_a_day() -> None:
     clock = Clock()
     budget = RetryBudget("x", 10, clock)
-    budget.wait(UnavailableError("no", retry_after_s=100.0))
+    budget.wait(TransientError("no", retry_after_s=100.0))
 
     assert clock.waits == [100.0]
     with pytest.raises(IncompleteError, match="asks to wait 86,400 s"):
-        budget.wait(UnavailableError("no", retry_after_s=86_400.0))
+        budget.wait(TransientError("no", retry_after_s=86_400.0))
 
 
 def test_nobody_waits_when_the_run_has_ended() -> None:
     clock = Clock()
     clock.set()
     with pytest.raises(IncompleteError, match="run is ending"):
-        RetryBudget("x", 10, clock).wait(UnavailableError("no"))
+        RetryBudget("x", 10, clock).wait(TransientError("no"))
 
 
 @pytest.fixture
@@ -67,7 +66,7 @@ def lines(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The time, which the test sets; no line was printed before."""
     now = [1000.0]
     monkeypatch.setattr("time.monotonic", lambda: now[0])
-    monkeypatch.setattr(retry, "_lines", retry._Lines())
+    monkeypatch.setattr(remote, "_lines", remote._Lines())
     return now
 
 
@@ -75,10 +74,10 @@ def lines(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 def test_each_retry_prints_its_reason_and_the_pause(capsys: pytest.CaptureFixture[str]) -> None:
     clock = Clock()
     budget = RetryBudget("s3://b/x", 2, clock)
-    budget.wait(UnavailableError("no data arrived in time"))
-    budget.wait(UnavailableError("s3://b/x: the server answers 404.", retry_after_s=30.0))
+    budget.wait(TransientError("no data arrived in time"))
+    budget.wait(TransientError("s3://b/x: the server answers 404.", retry_after_s=30.0))
     with pytest.raises(IncompleteError, match="^s3://b/x: no, given up after 3 failed"):
-        budget.wait(UnavailableError("no"))
+        budget.wait(TransientError("no"))
 
     said = capsys.readouterr()
     assert said.out == ""
@@ -92,10 +91,10 @@ def test_a_thousand_retries_at_once_print_a_few_lines(
     lines: list[float], capsys: pytest.CaptureFixture[str]
 ) -> None:
     for number in range(1000):
-        RetryBudget(f"x{number}", 1, Clock()).wait(UnavailableError("no"))
+        RetryBudget(f"x{number}", 1, Clock()).wait(TransientError("no"))
     assert len(capsys.readouterr().err.splitlines()) == 5
     lines[0] += 2.0
-    RetryBudget("y", 1, Clock()).wait(UnavailableError("no"))
+    RetryBudget("y", 1, Clock()).wait(TransientError("no"))
 
     said = capsys.readouterr().err
     assert said.startswith("imagenet-prep: y: no; retry 1 of 1 in 0.")
@@ -109,6 +108,6 @@ def test_a_run_that_ends_prints_no_retry(
     clock = Clock()
     clock.set()
     with pytest.raises(IncompleteError):
-        RetryBudget("x", 1, clock).wait(UnavailableError("no"))
+        RetryBudget("x", 1, clock).wait(TransientError("no"))
 
     assert capsys.readouterr().err == ""

@@ -20,28 +20,28 @@ from tests.kit.system import System
 
 HOLD = (
     "import sys, time; from imagenet_prep.storage import scratch\n"
-    "path = scratch.own(); (path / 'shard').write_bytes(b'half')\n"
+    "path = scratch.process_folder(); (path / 'shard').write_bytes(b'half')\n"
     "print(path, flush=True); time.sleep(600)\n"
 )
 
 
 @pytest.fixture(autouse=True)
 def tmp(tmp_path: Path, system: System) -> Iterator[Path]:
-    scratch.leave()  # what another test of this process has made elsewhere
+    scratch.remove_process_folder()  # what another test of this process has made elsewhere
     system.keeps_temporary_files(tmp_path)
     yield tmp_path
-    scratch.leave()
+    scratch.remove_process_folder()
 
 
 def test_a_process_has_one_folder_and_leaves_nothing(tmp: Path) -> None:
-    path = scratch.own()
+    path = scratch.process_folder()
     (path / "shard").write_bytes(b"some")
-    assert scratch.own() == path
+    assert scratch.process_folder() == path
     assert path.is_relative_to(tmp)
-    scratch.leave()
+    scratch.remove_process_folder()
 
     assert list(tmp.iterdir()) == []
-    assert scratch.own() != path
+    assert scratch.process_folder() != path
 
 
 def test_folders_of_the_dead_are_removed_and_those_of_the_living_kept(tmp: Path) -> None:
@@ -60,7 +60,7 @@ def test_folders_of_the_dead_are_removed_and_those_of_the_living_kept(tmp: Path)
         assert (gone / "shard").exists()
         dead.send_signal(signal.SIGKILL)
         dead.wait(command.PATIENCE_S)
-        mine = scratch.own()
+        mine = scratch.process_folder()
 
         assert sorted(mine.parent.iterdir()) == sorted([kept, mine])
         assert (kept / "shard").read_bytes() == b"half"
@@ -82,7 +82,7 @@ def test_a_folder_that_is_swept_away_before_it_is_locked_is_made_again(
         return real(path, flags, **others)
 
     system.instead("open", sweep)
-    path = scratch.own()
+    path = scratch.process_folder()
 
     assert path.is_dir()
     assert swept != [path]
@@ -101,7 +101,7 @@ def test_a_folder_that_is_swept_away_before_it_is_used_is_made_again(
             swept[0].rmdir()
 
     system.instead("flock", lock)
-    path = scratch.own()
+    path = scratch.process_folder()
 
     assert path.is_dir()
     assert swept != [path]
@@ -112,13 +112,13 @@ def test_a_link_that_somebody_put_there_is_refused(tmp: Path, tmp_path: Path) ->
     elsewhere.mkdir()
     (tmp / f"imagenet-prep-{os.getuid()}").symlink_to(elsewhere)
     with pytest.raises(StoreError, match="is a link or not yours. Remove it, or set TMPDIR"):
-        scratch.own()
+        scratch.process_folder()
 
     assert list(elsewhere.iterdir()) == []
 
 
 def test_nobody_else_looks_into_the_folders(tmp: Path) -> None:
-    scratch.own()
+    scratch.process_folder()
 
     assert (tmp / f"imagenet-prep-{os.getuid()}").stat().st_mode & 0o777 == 0o700
 
@@ -130,13 +130,13 @@ def test_a_folder_of_another_user_is_refused(tmp: Path) -> None:
     os.chown(root, 12345, 12345)
 
     with pytest.raises(StoreError, match="is a link or not yours. Remove it, or set TMPDIR"):
-        scratch.own()
+        scratch.process_folder()
 
 
 def test_a_file_system_that_cannot_lock_is_said_so(system: System) -> None:
     system.fails("flock", errno.ENOSYS)
     with pytest.raises(StoreError, match="cannot lock .*: Function not implemented"):
-        scratch.own()
+        scratch.process_folder()
 
 
 def test_a_place_goes_though_somebody_still_writes_there(tmp_path: Path) -> None:
@@ -151,12 +151,12 @@ def test_a_place_goes_though_somebody_still_writes_there(tmp_path: Path) -> None
             if over.is_set():
                 return
 
-    with scratch.place() as place:
+    with scratch.temporary_folder() as place:
         thread = threading.Thread(target=write, args=(place,))
         thread.start()
         assert writing.wait(command.PATIENCE_S)
     over.set()
     thread.join()
 
-    scratch.leave()
+    scratch.remove_process_folder()
     assert not place.exists()

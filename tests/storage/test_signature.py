@@ -13,8 +13,8 @@ import pytest
 from imagenet_prep import export, replicate, verify
 from imagenet_prep.core.errors import DataDamagedError, ImagenetPrepError, UsageError
 from imagenet_prep.dataset import column, naming
-from imagenet_prep.storage import signature
-from imagenet_prep.storage.opened import open_dataset
+from imagenet_prep.storage import columns
+from imagenet_prep.storage.dataset_store import open_dataset
 from tests.kit.columns import make_column
 from tests.kit.dataset import all_files
 from tests.kit.http_server import serve
@@ -62,7 +62,7 @@ def place(signed: Path, tmp_path: Path) -> Path:
 
 def signer(place: Path) -> str:
     dataset = open_dataset(str(place / "set"))
-    return signature.signer(dataset.store, naming.MANIFEST, dataset.data, str(place / "signers"))
+    return columns.signer(dataset.store, naming.MANIFEST, dataset.data, str(place / "signers"))
 
 
 def run_verify(place: Path, *more: str, dataset: str = "set") -> int:

@@ -12,12 +12,11 @@ from typing import Any
 import pytest
 
 from imagenet_prep.core.errors import StoreError
-from imagenet_prep.storage import steady
-from imagenet_prep.storage.ranges import Ranges
-from imagenet_prep.storage.remote import Stat, UnavailableError
+from imagenet_prep.storage import connection
+from imagenet_prep.storage.connection import LEAST_BYTES_PER_S, Ranges, SteadyReader, TooSlowError
+from imagenet_prep.storage.http import WebFolder
+from imagenet_prep.storage.remote import Access, Stat, TransientError
 from imagenet_prep.storage.s3 import S3
-from imagenet_prep.storage.steady import LEAST_BYTES_PER_S, SteadyReader, TooSlowError
-from imagenet_prep.storage.store import open_remote
 from tests.kit.command import PATIENCE_S
 from tests.kit.http_server import serve
 from tests.kit.limits import Limits
@@ -46,7 +45,7 @@ class Drops(io.RawIOBase):
 
 
 def reads(drops: Drops, monkeypatch: pytest.MonkeyPatch, **more: Any) -> SteadyReader:
-    monkeypatch.setattr(steady, "_clock", lambda: drops.now_s)
+    monkeypatch.setattr(connection, "_clock", lambda: drops.now_s)
     return SteadyReader(drops, more.get("window_s", WINDOW_S))
 
 
@@ -105,12 +104,12 @@ def test_without_a_time_out_nothing_is_too_slow(monkeypatch: pytest.MonkeyPatch)
 @pytest.fixture
 def hours(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each read of a socket seems to take an hour."""
-    monkeypatch.setattr(steady, "_clock", itertools.count(0, 3600).__next__)
+    monkeypatch.setattr(connection, "_clock", itertools.count(0, 3600).__next__)
 
 
 def by_http(url: str) -> Iterator[bytes]:
-    remote = open_remote(url, connections=1, timeout_s=PATIENCE_S)
-    return remote.read("x", 0, len(DATA), Stat(len(DATA), "", True))
+    remote = WebFolder(url, Access(connections=1, timeout_s=PATIENCE_S))
+    return remote.read_once("x", 0, len(DATA), Stat(len(DATA), "", True))
 
 
 def by_ranges(url: str) -> Iterator[bytes]:
@@ -131,7 +130,7 @@ def by_boto() -> Iterator[bytes]:
 def test_a_server_that_is_too_slow_is_unavailable(reads: Callable[[str], Iterator[bytes]]) -> None:
     with (
         serve({"x": DATA}) as server,
-        pytest.raises(UnavailableError, match="the data arrived too slowly"),
+        pytest.raises(TransientError, match="the data arrived too slowly"),
     ):
         b"".join(reads(server.url))
 
@@ -157,7 +156,7 @@ def speaks(monkeypatch: pytest.MonkeyPatch) -> Speaks:
 @pytest.mark.usefixtures("hours")
 def test_so_is_one_that_boto3_asks(speaks: Speaks) -> None:
     answer = said(DATA, f"Content-Range: bytes 0-{len(DATA) - 1}/{len(DATA)}", 'ETag: "e"')
-    with speaks(answer), pytest.raises(UnavailableError, match="the data arrived too slowly"):
+    with speaks(answer), pytest.raises(TransientError, match="the data arrived too slowly"):
         b"".join(by_boto())
 
 
@@ -167,7 +166,7 @@ def test_an_answer_of_s3_is_kept_only_up_to_a_bound(speaks: Speaks, limits: Limi
     body = b"<ListBucketResult>" + bytes(1 << 17)
     good, bad = (said(body, status=f"HTTP/1.1 {status} So") for status in (200, 400))
     for answer in (good, bad):
-        with speaks(answer), pytest.raises(UnavailableError, match="the connection failed"):
+        with speaks(answer), pytest.raises(TransientError, match="the connection failed"):
             S3("s3://b/p", 1, PATIENCE_S).files("")
     with speaks(bad), pytest.raises(StoreError, match="the server's answer is not valid for S3"):
         b"".join(by_boto())
@@ -190,10 +189,10 @@ def test_a_part_of_an_object_is_no_more_than_was_asked_for(
     with speaks(said(DATA, f"Content-Range: {content_range}", 'ETag: "e"')):
         store = S3("s3://b/p", 1, PATIENCE_S)
         if is_right:
-            assert set(store.get("x", 0, 4)) == {0}
+            assert set(b"".join(store.read("x", 0, 4))) == {0}
             return
-        with pytest.raises(UnavailableError, match="the server sends"):
-            store.get("x", 0, 4)
+        with pytest.raises(TransientError, match="the server sends"):
+            b"".join(store.read("x", 0, 4))
 
 
 def test_an_answer_that_comes_with_100_continue_is_not_lost(speaks: Speaks) -> None:

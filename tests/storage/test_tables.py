@@ -10,9 +10,9 @@ from imagenet_prep.core.errors import DataDamagedError, StoreError
 from imagenet_prep.dataset import naming, samples
 from imagenet_prep.dataset.manifest import Shard
 from imagenet_prep.dataset.samples import HEADER
-from imagenet_prep.storage import tables
-from imagenet_prep.storage.ahead import AT_ONCE
+from imagenet_prep.storage import dataset_store
 from imagenet_prep.storage.folder import LocalStore
+from imagenet_prep.storage.remote import PREFETCHED
 from tests.kit.limits import Limits
 from tests.kit.samples import kept, write_tables
 from tests.kit.slow_store import SlowStore
@@ -31,7 +31,7 @@ def store(tmp_path: Path) -> LocalStore:
 
 
 def test_a_table_is_read_in_the_order_of_the_records(store: LocalStore) -> None:
-    assert list(tables.rows(store, SHARD)) == ROWS
+    assert list(dataset_store.sample_rows(store, SHARD)) == ROWS
 
 
 @pytest.mark.parametrize(
@@ -40,22 +40,28 @@ def test_a_table_is_read_in_the_order_of_the_records(store: LocalStore) -> None:
 def test_another_table_is_refused(data: bytes, store: LocalStore) -> None:
     store.write(naming.samples_name(NAME), data)
     with pytest.raises(DataDamagedError, match="train-00000-of-00001.csv"):
-        list(tables.rows(store, SHARD))
+        list(dataset_store.sample_rows(store, SHARD))
 
 
 def test_a_table_that_is_not_there_is_named(store: LocalStore) -> None:
     with pytest.raises(StoreError, match="train-00000-of-00002.csv: No such file"):
-        list(tables.rows(store, dataclasses.replace(SHARD, name="train-00000-of-00002")))
+        list(
+            dataset_store.sample_rows(
+                store, dataclasses.replace(SHARD, name="train-00000-of-00002")
+            )
+        )
 
 
 def keys_of(store: LocalStore, shards: list[Shard]) -> list[str]:
-    return [row.key for rows in tables.each(samples.parse, store, shards) for row in rows]
+    return [
+        row.key for rows in dataset_store.each_table(samples.parse, store, shards) for row in rows
+    ]
 
 
 def test_tables_of_a_slow_store_are_asked_for_together_and_come_in_order(tmp_path: Path) -> None:
-    shards = write_tables(tmp_path, 2 * AT_ONCE)
-    store = SlowStore(tmp_path, AT_ONCE)
-    assert keys_of(store, shards) == [f"n/{number}" for number in range(2 * AT_ONCE)]
+    shards = write_tables(tmp_path, 2 * PREFETCHED)
+    store = SlowStore(tmp_path, PREFETCHED)
+    assert keys_of(store, shards) == [f"n/{number}" for number in range(2 * PREFETCHED)]
 
 
 def test_a_table_that_is_too_large_to_wait_in_memory_is_opened_when_it_is_used(
@@ -64,7 +70,7 @@ def test_a_table_that_is_too_large_to_wait_in_memory_is_opened_when_it_is_used(
     limits(table_ahead_bytes=9)
     shards = write_tables(tmp_path, 3)
     store = SlowStore(tmp_path, 1)
-    each = tables.each(samples.parse, store, shards)
+    each = dataset_store.each_table(samples.parse, store, shards)
     first = next(each)
     assert store.asked == []
     assert [row.key for row in first] == ["n/0"]
@@ -78,7 +84,7 @@ def test_a_damaged_table_is_its_own_affair(tmp_path: Path) -> None:
     (tmp_path / naming.samples_name(shards[1].name)).unlink()
     store.write(naming.samples_name(shards[2].name), HEADER)
     found: list[object] = []
-    for rows in tables.each(samples.parse, store, shards):
+    for rows in dataset_store.each_table(samples.parse, store, shards):
         try:
             found += [row.key for row in rows]
         except (StoreError, DataDamagedError) as error:

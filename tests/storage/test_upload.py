@@ -11,7 +11,7 @@ import pytest
 
 from imagenet_prep.core.errors import DataDamagedError, IncompleteError
 from imagenet_prep.dataset.manifest import File
-from imagenet_prep.storage.upload import Uploader
+from imagenet_prep.storage.bucket import Uploader
 from tests.kit.limits import Limits
 
 DATA = bytes(range(10))

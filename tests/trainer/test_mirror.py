@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from imagenet_prep.core.errors import IncompleteError, StoreError, UsageError
-from imagenet_prep.storage import upload
+from imagenet_prep.storage import bucket
 from imagenet_prep.storage.s3 import CHECK_BY_READING
 from imagenet_prep.trainer import checkpoint, mirror
 from imagenet_prep.trainer.config import TrainConfig
@@ -161,9 +161,9 @@ def test_a_mirror_catches_up_while_training_goes_on(
 def test_a_file_larger_than_memory_is_sent_by_parts_and_only_as_long_as_it_was(
     s3: S3Server, prefix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(upload, "PART_BYTES", 5 << 20)  # the least that S3 takes
+    monkeypatch.setattr(bucket, "PART_BYTES", 5 << 20)  # the least that S3 takes
     log = tmp_path / "train.jsonl"
-    log.write_bytes(b"0123456789abcdef" * (upload.PART_BYTES // 4))
+    log.write_bytes(b"0123456789abcdef" * (bucket.PART_BYTES // 4))
     whole = log.read_bytes()
     copy = mirror.Mirror(prefix, tmp_path, tmp_path / "tensorboard", None)
     put = copy._store.put
@@ -182,7 +182,7 @@ def test_a_file_larger_than_memory_is_sent_by_parts_and_only_as_long_as_it_was(
         tracemalloc.stop()
 
     assert objects(s3.client(), prefix) == {"train.jsonl": whole}
-    assert peak < 4 * upload.PART_BYTES == len(whole)
+    assert peak < 4 * bucket.PART_BYTES == len(whole)
 
 
 def test_nothing_is_trained_where_the_mirror_cannot_be_asked(

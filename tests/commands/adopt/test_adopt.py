@@ -60,10 +60,10 @@ UNREADABLE = (
     """
 import errno, os
 from imagenet_prep.__main__ import main
-from imagenet_prep.storage import os_errors
+from imagenet_prep.storage import local_file
 def readinto(self, buffer):
-    os_errors.demand_disk(self._path, OSError(errno.EIO, os.strerror(errno.EIO)))
-os_errors.ReadableFile.readinto = readinto
+    local_file.require_disk(self._path, OSError(errno.EIO, os.strerror(errno.EIO)))
+local_file.ReadableFile.readinto = readinto
 main()
 """,
 )

@@ -9,7 +9,8 @@ import pytest
 
 from imagenet_prep import download
 from imagenet_prep.core.errors import IncompleteError, StoreError
-from imagenet_prep.storage.store import open_remote
+from imagenet_prep.storage.remote import Access
+from imagenet_prep.storage.store import open_readable
 from tests.commands.download.conftest import DEVKIT, FILES, TRAIN, archives, arguments
 from tests.kit import command
 from tests.kit.http_server import serve
@@ -66,16 +67,16 @@ def test_an_object_that_changes_is_noticed(s3: S3Server, prefix: str) -> None:
     client = s3.client()
     there = {"Bucket": BUCKET, "Key": key_of(f"{prefix}/changing")}
     client.put_object(**there, Body=b"a" * 1000)
-    source = open_remote(prefix, connections=1, timeout_s=10)
+    source = open_readable(prefix, Access(connections=1, timeout_s=10))
     stat = source.stat("changing")
-    assert b"".join(source.read("changing", 10, 20, stat)) == b"a" * 20
+    assert b"".join(source.chunks("changing", stat, 10, 30)) == b"a" * 20
     client.put_object(**there, Body=b"b" * 1000)
 
     with pytest.raises(IncompleteError, match="has changed"):
-        b"".join(source.read("changing", 10, 20, stat))
+        b"".join(source.chunks("changing", stat, 10, 30))
     client.delete_object(**there)
     with pytest.raises(StoreError, match="404"):
-        b"".join(source.read("changing", 10, 20, stat))
+        b"".join(source.chunks("changing", stat, 10, 30))
 
 
 def test_an_endpoint_that_is_gone_is_tried_again_and_named(

@@ -11,7 +11,7 @@ from imagenet_prep import export
 from imagenet_prep.pipelines import prepare
 from imagenet_prep.read.records import Records
 from imagenet_prep.sources.labels import official_classes, published_labels
-from imagenet_prep.storage.opened import open_dataset
+from imagenet_prep.storage.dataset_store import open_dataset
 from tests.kit import layouts
 from tests.kit.miniature import Miniature, miniature_for_tests
 from tests.kit.tfrecords import plain

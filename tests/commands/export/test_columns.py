@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from imagenet_prep.storage.opened import open_dataset
+from imagenet_prep.storage.dataset_store import open_dataset
 from tests.kit import command, faults
 from tests.kit.columns import make_column
 from tests.kit.dataset import Reference

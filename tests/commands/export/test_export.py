@@ -18,8 +18,8 @@ from imagenet_prep.exporting import files as exported_files
 from imagenet_prep.pipelines import prepare
 from imagenet_prep.read.records import Records
 from imagenet_prep.sources.labels import official_classes, published_labels
+from imagenet_prep.storage.dataset_store import open_dataset
 from imagenet_prep.storage.folder import LocalStore
-from imagenet_prep.storage.opened import open_dataset
 from tests.commands.export.conftest import FLAGS, exported
 from tests.kit import command, faults, foreign, layouts
 from tests.kit.dataset import all_files, contents, shard_names

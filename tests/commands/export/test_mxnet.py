@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from imagenet_prep.read.records import Records
-from imagenet_prep.storage.opened import open_dataset
+from imagenet_prep.storage.dataset_store import open_dataset
 from tests.commands.export.conftest import exported
 from tests.kit import layouts
 from tests.kit.command import PATIENCE_S, started

@@ -14,8 +14,8 @@ from imagenet_prep.core.errors import UsageError
 from imagenet_prep.dataset import naming, schema
 from imagenet_prep.pipelines.prepare import prepare
 from imagenet_prep.preparation.config import Config
+from imagenet_prep.storage.dataset_store import shard_files
 from imagenet_prep.storage.folder import LocalStore
-from imagenet_prep.storage.opened import shard_files
 from imagenet_prep.storage.store import open_store
 from tests.kit.dataset import all_files
 from tests.kit.tfrecords import plain

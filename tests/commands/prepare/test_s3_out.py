@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from imagenet_prep.core.errors import BusyError, IncompleteError
-from imagenet_prep.storage.remote import AbsentError, Stat, UnavailableError
+from imagenet_prep.storage.remote import AbsentError, Stat, TransientError
 from imagenet_prep.storage.s3 import CHECK_BY_READING, S3
 from imagenet_prep.storage.store import open_store
 from tests.kit import command
@@ -475,7 +475,7 @@ def test_ranges_are_read_by_headers_that_are_signed_once(
     assert operations == ["before-send.s3.GetObject"] * 2
     with pytest.raises(IncompleteError, match="ranges/x y%: it has changed"):
         read(7, 100, stat._replace(validator='"other"'))
-    with pytest.raises(UnavailableError, match="expected 'bytes 7-106/257'"):
+    with pytest.raises(TransientError, match="expected 'bytes 7-106/257'"):
         read(7, 100, stat._replace(size=257))
     with pytest.raises(AbsentError, match="404"):
         b"".join(remote.read("y", 0, 1, stat))

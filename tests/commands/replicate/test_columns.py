@@ -9,7 +9,7 @@ import pytest
 
 from imagenet_prep.dataset import column, naming
 from imagenet_prep.dataset.placement import Placement
-from imagenet_prep.storage.opened import open_dataset
+from imagenet_prep.storage.dataset_store import open_dataset
 from tests.kit import command, faults
 from tests.kit.columns import make_column
 from tests.kit.dataset import contents, stamps

@@ -15,8 +15,8 @@ from imagenet_prep.dataset import naming
 from imagenet_prep.dataset.manifest import File
 from imagenet_prep.distribute.source import Original
 from imagenet_prep.reporting import facts
+from imagenet_prep.storage.dataset_store import open_dataset
 from imagenet_prep.storage.folder import LocalStore
-from imagenet_prep.storage.opened import open_dataset
 from tests.kit import command, faults
 from tests.kit.dataset import assert_nothing_half_visible, contents, everything, stamps
 from tests.kit.replicas import make_dataset

@@ -8,7 +8,7 @@ import pytest
 
 from imagenet_prep.dataset import naming
 from imagenet_prep.dataset.placement import Placement
-from imagenet_prep.storage.opened import open_dataset
+from imagenet_prep.storage.dataset_store import open_dataset
 from tests.kit import command, faults
 from tests.kit.dataset import contents, shard_names
 from tests.kit.fake_hosts import Hosts

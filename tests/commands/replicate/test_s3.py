@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from imagenet_prep import replicate as replicate_module
-from imagenet_prep.storage import upload as module
+from imagenet_prep.storage import bucket as module
 from imagenet_prep.storage.s3 import CHECK_BY_READING
 from tests.kit import command
 from tests.kit.dataset import contents

@@ -18,7 +18,7 @@ from imagenet_prep import report
 from imagenet_prep.dataset import naming
 from imagenet_prep.dataset.member import Incident
 from imagenet_prep.reporting import facts, sample
-from imagenet_prep.storage.opened import open_dataset
+from imagenet_prep.storage.dataset_store import open_dataset
 from tests.commands.report.conftest import SCREENSHOTS, Demo
 from tests.kit import command
 from tests.kit.browser import COLOURS, OVERFLOW, OpenPage, violations

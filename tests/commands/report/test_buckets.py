@@ -17,8 +17,9 @@ from imagenet_prep.reporting import facts, sample
 from imagenet_prep.reporting.facts import Facts
 from imagenet_prep.sources import shard_files
 from imagenet_prep.storage.bucket import BucketStore
+from imagenet_prep.storage.dataset_store import open_dataset
 from imagenet_prep.storage.folder import LocalStore
-from imagenet_prep.storage.opened import open_dataset
+from imagenet_prep.storage.remote import Access
 from imagenet_prep.storage.store import Store
 from tests.kit.limits import Limits
 from tests.kit.s3_proxy import proxied
@@ -114,7 +115,7 @@ def test_a_bucket_that_cannot_be_read_is_explained(
         report.report(report.Config("s3://nobody/out"))
     with proxied(s3.url, seed=0, faults=0, rate=0) as proxy:
         monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.url)
-        found = gathered(BucketStore(address, retries=2), None)
+        found = gathered(BucketStore(address, Access(retries=2)), None)
         proxy.down = True
         with pytest.raises(IncompleteError, match="given up after 3 failed attempts"):
             sample.draw(found, seed=0)

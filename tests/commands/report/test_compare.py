@@ -13,7 +13,7 @@ from PIL import Image
 
 from imagenet_prep.reporting import facts, pictures
 from imagenet_prep.shards.difference import differences, splits_that_differ
-from imagenet_prep.storage.opened import open_dataset
+from imagenet_prep.storage.dataset_store import open_dataset
 from tests.commands.report.conftest import Demo
 from tests.kit import command
 

@@ -21,8 +21,8 @@ from imagenet_prep import report as report_verb
 from imagenet_prep.core.errors import UsageError
 from imagenet_prep.dataset import predictions
 from imagenet_prep.reporting import facts, sample
+from imagenet_prep.storage.dataset_store import open_dataset
 from imagenet_prep.storage.folder import LocalStore
-from imagenet_prep.storage.opened import open_dataset
 from tests.commands.report.conftest import Demo
 from tests.kit import command
 from tests.kit.columns import make_column

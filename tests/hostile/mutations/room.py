@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from imagenet_prep.dataset import naming
-from imagenet_prep.storage import kept_lists
+from imagenet_prep.storage import remote_path
 from tests.hostile.mutations import changes, formats, scenes
 from tests.hostile.mutations.scenes import SCENES, Stage, Verb
 from tests.kit import warm
@@ -52,7 +52,7 @@ _STATED = (
 _READ_BYTES = 64 << 20
 # Folders of this program's own notes, where no link is followed. Elsewhere a link is a way to keep
 # a file on another disk, and may be read as long as nothing else than its kind is shown.
-_OURS = {naming.WORK, kept_lists.FOLDER, "log"}
+_OURS = {naming.WORK, remote_path.LISTS_FOLDER, "log"}
 
 
 class Combination(NamedTuple):

@@ -1,4 +1,4 @@
-"""Opens a dataset in a folder, in a bucket or on a web server.
+"""Opens a dataset in a folder, in a bucket or on a web server, and reads its tables and lists.
 
 Data is verified against the manifest, and the manifest against the class list, before use. All
 commands use this module, so they accept the same datasets and agree on labels.
@@ -6,11 +6,15 @@ commands use this module, so they accept the same datasets and agree on labels.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import io
 import itertools
-from collections.abc import Collection, Iterable, Iterator
+import math
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property, partial
+from typing import BinaryIO, TypeVar
 
 from imagenet_prep.core import canonical, regular_file
 from imagenet_prep.core.errors import (
@@ -24,11 +28,13 @@ from imagenet_prep.core.errors import (
 from imagenet_prep.dataset import claims, class_list, manifest, naming, placement, samples, tfds
 from imagenet_prep.dataset.class_list import ClassList
 from imagenet_prep.dataset.manifest import File, Manifest, Shard, demand_samples
+from imagenet_prep.dataset.member import Incident, parse_incident
 from imagenet_prep.dataset.placement import Placement
 from imagenet_prep.dataset.samples import Head, Sample
-from imagenet_prep.storage import inside, origins, tables
-from imagenet_prep.storage.os_errors import storage_errors
-from imagenet_prep.storage.remote import AbsentError
+from imagenet_prep.storage import local_file
+from imagenet_prep.storage.ledger import find_source
+from imagenet_prep.storage.local_file import storage_errors
+from imagenet_prep.storage.remote import AbsentError, as_file, hashed, prefetch
 from imagenet_prep.storage.store import Readable, is_inside, open_readable
 
 _REMEDY = "Copy the dataset again from its original location."
@@ -48,8 +54,8 @@ class Dataset:
     @classmethod
     def at(cls, store: Readable) -> Dataset:
         """Returns the finished dataset in a store, without verifying it."""
-        demand_file(store)
-        return cls(store, _read(store, naming.MANIFEST))
+        require_file(store)
+        return cls(store, _read_manifest(store, naming.MANIFEST))
 
     @property
     def where(self) -> str:
@@ -94,7 +100,7 @@ class Dataset:
             f"{self.store.where(naming.TFDS_INFO)}: differs from {naming.MANIFEST}. {_REMEDY}"
         )
 
-    def untrue(self) -> list[str]:
+    def contradictions(self) -> list[str]:
         """Returns the contradictions between the manifest and labels.txt or dataset_info.json."""
         problems: list[str] = []
         try:
@@ -117,9 +123,9 @@ class Dataset:
             f"{self.store.where(name)}: missing, or differs from {naming.MANIFEST}. {_REMEDY}"
         )
 
-    def lost(self) -> list[str]:
+    def missing_files(self) -> list[str]:
         """Returns the files of the manifest that are missing or have a different size."""
-        return sorted(lost(self.store, self.manifest.files_of(self.manifest.splits)))
+        return sorted(missing_files(self.store, self.manifest.files_of(self.manifest.splits)))
 
     def shards(self, split: str) -> list[Shard]:
         """Returns a split's shards that `placement` contains; empty if there is no such split."""
@@ -127,7 +133,7 @@ class Dataset:
             return []
         return self.placement.shards(self.manifest, split)
 
-    def demand_complete(self) -> None:
+    def require_complete(self) -> None:
         """Raises UsageError if the folder has only one node's part of the dataset."""
         if self.placement.nodes > 1:
             raise UsageError(
@@ -143,15 +149,15 @@ class Dataset:
         """Yields first columns of each shard's samples; see `samples.heads` and `tables.each`."""
         num_classes = self.manifest.classes.count
         parse = partial(samples.heads, num_classes=num_classes, images=images)
-        return tables.each(parse, self.store, shards)
+        return each_table(parse, self.store, shards)
 
     def rows(self, shards: Iterable[Shard]) -> Iterator[Iterator[Sample]]:
         """Yields the samples of each shard in record order; see `tables.each`."""
         parse = partial(samples.parse, num_classes=self.manifest.classes.count)
-        return tables.each(parse, self.store, shards)
+        return each_table(parse, self.store, shards)
 
 
-def lost(store: Readable, files: Collection[File]) -> set[str]:
+def missing_files(store: Readable, files: Collection[File]) -> set[str]:
     """Returns the names of the files that are missing or have a different size."""
     sizes = store.sizes(file.name for file in files)
     return {file.name for file in files if sizes.get(file.name) != file.num_bytes}
@@ -161,10 +167,12 @@ def shard_files(store: Readable) -> list[str]:
     """Returns the names of all shards, indexes and tables, and of files that look like shards."""
     names = store.list_folder()
     shards = [n for n in names if naming.looks_like_shard(n) or naming.parse_shard_name(n)]
-    return shards + [f"{folder}/{n}" for folder in naming.BESIDE for n in store.names(folder)]
+    for folder in naming.BESIDE:
+        shards += [f"{folder}/{n}" for n in store.names(folder)]
+    return shards
 
 
-def strangers(store: Readable, shards: Collection[str]) -> list[str]:
+def stray_files(store: Readable, shards: Collection[str]) -> list[str]:
     """Returns the shards, indexes and tables that do not belong to these shards.
 
     Shards of `test` count only if these are of `test`: no reader takes them for train.
@@ -181,9 +189,10 @@ def strangers(store: Readable, shards: Collection[str]) -> list[str]:
 
 def refuse_inside(out: str, dataset: Dataset) -> None:
     """Raises UsageError if an output is inside a dataset, or among the images of its source."""
-    origin = origins.find(dataset.manifest.digest)
-    sources = dataset.manifest.sources if origin else []
-    folders = [dataset.where, *(f"{origin.root}/{source.name}" for source in sources if origin)]
+    folders = [dataset.where]
+    location = find_source(dataset.manifest.digest)
+    if location is not None:
+        folders += [f"{location.root}/{source.name}" for source in dataset.manifest.sources]
     for folder in folders:
         if is_inside(out, folder):
             raise UsageError(
@@ -192,7 +201,7 @@ def refuse_inside(out: str, dataset: Dataset) -> None:
             )
 
 
-def demand_file(store: Readable) -> None:
+def require_file(store: Readable) -> None:
     """Raises DataDamagedError if the manifest or a folder of a dataset is of the wrong kind."""
     folder = store.as_folder
     if folder is None:
@@ -200,18 +209,20 @@ def demand_file(store: Readable) -> None:
     regular_file.refuse_other_kinds(folder.path(naming.MANIFEST))
     for name in naming.BESIDE:
         with storage_errors("look at", folder.path(name)):
-            inside.refuse_other_kinds(folder.root, name)
+            local_file.refuse_other_kinds(folder.root, name)
 
 
-def committed(store: Readable, names: Collection[str]) -> Dataset | None:
+def committed_dataset(store: Readable, names: Collection[str]) -> Dataset | None:
     """Returns the finished dataset in a store, or None; `names` are the store's file names."""
     # If a run was killed while it replaced the manifest, return the previous dataset.
     if naming.MANIFEST in names:
         return Dataset.at(store)
-    return Dataset(store, _read(store, naming.REPLACED)) if naming.REPLACED in names else None
+    return (
+        Dataset(store, _read_manifest(store, naming.REPLACED)) if naming.REPLACED in names else None
+    )
 
 
-def _read(store: Readable, name: str) -> bytes:
+def _read_manifest(store: Readable, name: str) -> bytes:
     """Returns a manifest that existed a moment ago; raises BusyError if it was removed since."""
     try:
         return store.read(name)
@@ -231,7 +242,7 @@ def open_dataset(place: str | Readable, *, parts: bool = False, check: bool = Tr
     """
     store = open_readable(place) if isinstance(place, str) else place
     where = store.where()
-    demand_file(store)
+    require_file(store)
     if store.size(naming.MANIFEST) is None:
         if store.as_folder is not None and not store.as_folder.root.is_dir():
             raise UsageError(f"{where}: there is no such folder")
@@ -249,7 +260,117 @@ def open_dataset(place: str | Readable, *, parts: bool = False, check: bool = Tr
         )
     dataset = Dataset.at(store)
     if not parts:
-        dataset.demand_complete()
+        dataset.require_complete()
     if check:
         _ = dataset.classes
     return dataset
+
+
+# Tables up to this size are prefetched: those of ImageNet-21K in 1,024 shards are half as large.
+_AHEAD_BYTES = 8 << 20
+Row = TypeVar("Row")
+Parse = Callable[[Iterable[bytes], str], Iterator[Row]]
+Opened = contextlib.AbstractContextManager[BinaryIO]
+
+
+def sample_rows(store: Readable, shard: Shard, num_classes: float = math.inf) -> Iterator[Sample]:
+    """Yields the samples of a shard in record order, with the checks and errors of `lines`."""
+    where = store.where(_table_name(shard))
+    return samples.parse(table_lines(store, shard), where, num_classes=num_classes)
+
+
+def sample_heads(
+    store: Readable, shard: Shard, num_classes: int, *, images: bool = False
+) -> Iterator[Head]:
+    """Yields the class index, key and (if `images`) image columns of each sample of a shard."""
+    where = store.where(_table_name(shard))
+    return samples.heads(table_lines(store, shard), where, num_classes=num_classes, images=images)
+
+
+def each_table(
+    parse: Parse[Row], store: Readable, shards: Iterable[Shard]
+) -> Iterator[Iterator[Row]]:
+    """Yields the result of `parse` for the table of each shard; prefetches the next few tables.
+
+    If reading a table raises an error, the following tables are still yielded.
+    """
+    for shard, opening in prefetch(partial(_open_table, store), shards):
+        yield parse(table_lines(store, shard, opening.result), store.where(_table_name(shard)))
+
+
+def table_mentions(store: Readable, shard: Shard, texts: Iterable[bytes]) -> bool:
+    """Returns False if a shard's table contains none of the texts; True if it may contain one."""
+    with contextlib.suppress(StoreError), store.open_file(_table_name(shard)) as file:
+        # A larger table is not searched: it fails the comparison of the sha256.
+        data = file.read(min(shard.samples_bytes, _AHEAD_BYTES) + 1)
+        if hashlib.sha256(data).hexdigest() == shard.samples_sha256:
+            return any(text in data for text in texts)
+    return True
+
+
+def _table_name(shard: Shard) -> str:
+    return naming.samples_name(shard.name)
+
+
+def _open_table(store: Readable, shard: Shard) -> Opened:
+    """Opens a table; a small one is read into memory first."""
+    opened = store.open_file(_table_name(shard))
+    if shard.samples_bytes > _AHEAD_BYTES:
+        return opened
+    with opened as file:
+        # One byte more than expected reveals a table that is too long.
+        return io.BytesIO(file.read(shard.samples_bytes + 1))
+
+
+def table_lines(
+    store: Readable, shard: Shard, opened: Callable[[], Opened] | None = None
+) -> Iterator[bytes]:
+    """Yields the lines of a shard's table, header first; verifies the table after the last line."""
+    where = store.where(_table_name(shard))
+    digest = hashlib.sha256()
+    number = 0
+    with opened() if opened else store.open_file(_table_name(shard)) as file:
+        for number, line in enumerate(samples.read_lines(as_file(hashed(file, [digest])))):
+            if number > shard.examples:
+                raise DataDamagedError(f"{where}: more than {shard.examples:,} lines")
+            yield line
+    if number < shard.examples:
+        raise DataDamagedError(f"{where}: {number:,} lines, expected {shard.examples:,}")
+    sha256 = digest.hexdigest()
+    if sha256 != shard.samples_sha256:
+        raise DataDamagedError(
+            f"{where}: sha256 {sha256}, the manifest says {shard.samples_sha256}. Copy the "
+            "table again from the original dataset."
+        )
+
+
+# In a line, keys and paths have at most 4,096 bytes, details a few hundred.
+_MOST_LINE_BYTES = 64 << 10
+
+
+def incidents(store: Readable, of: Manifest | None = None) -> Iterator[Incident]:
+    """Yields the lines of quarantine.jsonl; verifies the file if the manifest `of` is given.
+
+    Yields nothing if the manifest lists no such file.
+    """
+    listed = {file.sha256 for file in of.files if file.name == naming.QUARANTINE} if of else set()
+    if of and not listed:
+        return
+    digest = hashlib.sha256()
+    where = store.where(naming.QUARANTINE)
+    try:
+        if store.size(naming.QUARANTINE) is None:
+            raise ValueError("missing")
+        with store.open_file(naming.QUARANTINE) as opened:
+            file = as_file(hashed(opened, [digest]))
+            while line := file.readline(_MOST_LINE_BYTES):
+                yield parse_incident(line)
+        if of and digest.hexdigest() not in listed:
+            raise ValueError(f"sha256 {digest.hexdigest()} is not in {naming.MANIFEST}")
+    except ValueError as error:
+        raise ManifestError(f"{where}: {error}. Copy it from the original dataset.") from None
+
+
+def num_excluded(store: Readable, manifest: Manifest) -> int:
+    """Returns the number of images that were excluded on request, from the verified list."""
+    return sum(incident.is_excluded for incident in incidents(store, manifest))

@@ -1,0 +1,307 @@
+"""Opens, locks and syncs local files: errors are explained, and planted links are refused.
+
+A dataset from elsewhere can contain a `.work` with links to the user's own files. Paths below
+`.work` and `columns` are therefore opened one part at a time, and no part may be a link. The kernel
+releases locks when the process ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import io
+import os
+import resource
+import stat
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from imagenet_prep.core.errors import (
+    BusyError,
+    DataDamagedError,
+    ImagenetPrepError,
+    IncompleteError,
+    StoreError,
+    of_memory,
+)
+from imagenet_prep.core.own_file import UNSUPPORTED, fsync_folder
+from imagenet_prep.dataset import naming
+
+# A wrong path, or a wrong size or offset in a file, can cause these errors.
+_CAUSED_BY_INPUT = (
+    errno.ENOENT,
+    errno.ENOTDIR,
+    errno.EISDIR,
+    errno.ELOOP,
+    errno.ENAMETOOLONG,
+    errno.EINVAL,
+    errno.EOVERFLOW,
+)
+CHECK_DISK = (
+    "Check the disk or the file server, and the permissions, then run the same command again."
+)
+
+
+@contextlib.contextmanager
+def storage_errors(action: str, path: Path) -> Iterator[None]:
+    """Translates an OSError into IncompleteError if the disk is full, otherwise into StoreError."""
+    try:
+        yield
+    except OSError as error:
+        raise _explained(action, path, error) from error
+
+
+def _explained(action: str, path: Path, error: OSError) -> IncompleteError | StoreError:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return IncompleteError(
+            f"cannot {action} {path}: {error.strerror}. Finished shards are kept. "
+            "Free some space, then run the same command again to resume."
+        )
+    advice = ". Raise the limit: ulimit -n" if error.errno == errno.EMFILE else ""
+    return StoreError(f"cannot {action} {path}: {error.strerror or error}{advice}")
+
+
+class ReadableFile(io.FileIO):
+    """An unbuffered file for reading; its errors are StoreErrors that name the file."""
+
+    def __init__(self, descriptor: int, path: Path) -> None:
+        super().__init__(descriptor)
+        self._path = path
+
+    def readinto(self, buffer: memoryview) -> int | None:  # type: ignore[override]
+        """Reads bytes into a buffer; returns their number."""
+        try:
+            return super().readinto(buffer)
+        except OSError as error:
+            require_disk(self._path, error)
+            raise _explained("read", self._path, error) from error
+
+
+def require_disk(where: object, error: Exception) -> None:
+    """Raises StoreError if the system could not read a file, or IncompleteError for lack of memory.
+
+    The file may then be undamaged. Libraries also raise an OSError, without a number, for damaged
+    data.
+    """
+    lack = of_memory(error)
+    if lack is not None:
+        raise IncompleteError(f"{where}: cannot be read: {lack}") from error
+    if isinstance(error, OSError) and error.errno not in (None, *_CAUSED_BY_INPUT):
+        message = f"{where}: cannot be read: {error.strerror}. {CHECK_DISK}"
+        raise StoreError(message, CHECK_DISK) from error
+
+
+@contextlib.contextmanager
+def removed_on_failure(*paths: Path) -> Iterator[None]:
+    """Removes unfinished files if the block fails."""
+    try:
+        yield
+    except BaseException:
+        for path in paths:
+            # Ignore a second error: the first one says more.
+            with contextlib.suppress(OSError):
+                path.unlink()
+        raise
+
+
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+
+
+def require_inside(name: str) -> str:
+    """Returns a relative name; raises DataDamagedError if it leads outside of the dataset."""
+    try:
+        return naming.check_inside(name)
+    except ValueError as error:
+        raise DataDamagedError(
+            f"{error}. Nothing was read or written there. The name comes from a manifest, receipt "
+            "or similar file that this program did not write. Remove that file, or fetch it again."
+        ) from None
+
+
+def open_inside(root: Path, name: str, flags: int) -> int:
+    """Opens a file; only `root` may be a link. The caller closes the returned descriptor."""
+    folder, _, file = naming.check_inside(name).rpartition("/")
+    with folder_inside(root, folder) as place, _links_refused(root, name):
+        return os.open(file, flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644, dir_fd=place)
+
+
+def stat_inside(root: Path, name: str) -> os.stat_result:
+    """Returns the stat result of a file or folder below `root`."""
+    folder, _, file = naming.check_inside(name).rpartition("/")
+    with folder_inside(root, folder) as place:
+        status = os.stat(file, dir_fd=place, follow_symlinks=False)
+    if stat.S_ISLNK(status.st_mode):
+        raise refusal(root, name)
+    return status
+
+
+def refuse_other_kinds(root: Path, folder: str) -> None:
+    """Raises DataDamagedError if a folder of a dataset exists and is a link or no folder."""
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        if not stat.S_ISDIR((root / folder).lstat().st_mode):
+            raise DataDamagedError(str(refusal(root, folder)))
+
+
+@contextlib.contextmanager
+def folder_inside(root: Path, name: str = "", *, make: bool = False) -> Iterator[int]:
+    """Yields a `dir_fd` for a folder below `root`; raises like `open_inside`."""
+    parts = naming.check_inside(name).split("/") if name else []
+    if make:
+        _make_durably(root)
+    place = os.open(root, _FOLDER)
+    try:
+        for part in parts:
+            with _links_refused(root, name):
+                inner = _open_folder(place, part, make=make)
+            # With this order, an interrupt may leave a descriptor open, but never closes one twice.
+            outer, place = place, inner
+            os.close(outer)
+        yield place
+    finally:
+        os.close(place)
+
+
+def is_only_ours(status: os.stat_result) -> bool:
+    """Returns whether only this user or root can have written the file with this stat result."""
+    return status.st_uid in (os.geteuid(), 0) and not status.st_mode & 0o022
+
+
+def refusal(root: Path, name: str = "") -> StoreError | DataDamagedError:
+    """Returns the error for a path that this program did not create."""
+    kind = DataDamagedError if name.partition("/")[0] == naming.COLUMNS else StoreError
+    return kind(
+        f"{root / name}: the file, or a folder above it, is a link or of the wrong kind. It was "
+        "not opened. Remove it, but no file to which it leads, then run the same command again."
+    )
+
+
+def _open_folder(place: int, part: str, *, make: bool) -> int:
+    try:
+        return os.open(part, _FOLDER | os.O_NOFOLLOW, dir_fd=place)
+    except FileNotFoundError:
+        if not make:
+            raise
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(part, dir_fd=place)
+    # Without this sync, a crash could remove the folder and the synced files in it.
+    fsync_folder(place)
+    return os.open(part, _FOLDER | os.O_NOFOLLOW, dir_fd=place)
+
+
+def _make_durably(folder: Path) -> None:
+    """Makes a folder and its missing parents, so that they survive a crash."""
+    if folder.is_dir():
+        return
+    _make_durably(folder.parent)
+    folder.mkdir(exist_ok=True)
+    sync_folder(folder.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Syncs the names of the files in a folder to the disk."""
+    with folder_inside(folder) as place:
+        fsync_folder(place)
+
+
+@contextlib.contextmanager
+def _links_refused(root: Path, name: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        # ENXIO: a pipe without a reader, or a socket.
+        if error.errno in (errno.ELOOP, errno.ENOTDIR, errno.ENXIO):
+            raise refusal(root, name) from error
+        raise
+
+
+_ATTEMPTS = 10
+
+
+class NoLocksError(StoreError):
+    """The file system has no locks."""
+
+
+@contextlib.contextmanager
+def locked(open_file: Callable[[], int], *, path: Path, where: str) -> Iterator[None]:
+    """Locks a file and writes this process's pid and host to it; `where` is for messages."""
+    descriptor = _locked(open_file, path, where)
+    try:
+        with storage_errors("write", path):
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, f"pid {os.getpid()} on {os.uname().nodename}\n".encode(), 0)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def flock(descriptor: int, path: Path, operation: int = fcntl.LOCK_EX) -> None:
+    """Locks an open file or folder, as `fcntl.flock` does; raises BlockingIOError like it."""
+    try:
+        fcntl.flock(descriptor, operation)
+    except OSError as error:
+        if error.errno not in (errno.ENOLCK, *UNSUPPORTED):
+            raise
+        raise NoLocksError(
+            f"cannot lock {path}: {error.strerror}. Mount this file system with locks (Lustre: "
+            "-o flock; NFS: start its lock service), or use a folder on a different file system."
+        ) from error
+
+
+def try_lock(descriptor: int, path: Path) -> bool:
+    """Locks an open file or folder until this process ends; returns False if already locked."""
+    with storage_errors("lock", path):
+        try:
+            flock(descriptor, path, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+    return True
+
+
+def _locked(open_file: Callable[[], int], path: Path, where: str) -> int:
+    failure: ImagenetPrepError = _busy(where, "several short ones")
+    # Try again if the previous owner removes the lock file or its folder at this moment.
+    for _ in range(_ATTEMPTS):
+        try:
+            descriptor = open_file()
+        except StoreError as error:
+            if not isinstance(error.__cause__, FileNotFoundError):
+                raise
+            failure = error
+            continue
+        with contextlib.ExitStack() as closing:
+            closing.callback(os.close, descriptor)
+            if not try_lock(descriptor, path):
+                owner = os.pread(descriptor, 200, 0).decode(errors="replace").strip()
+                raise _busy(where, owner if owner.isprintable() else "")
+            with contextlib.suppress(FileNotFoundError):
+                if os.path.samestat(path.lstat(), os.fstat(descriptor)):
+                    closing.pop_all()
+                    return descriptor
+    raise failure
+
+
+def _busy(where: str, owner: str) -> BusyError:
+    return BusyError(
+        f"{where} is being written by a different run ({owner or 'unknown'}). Wait for it or stop "
+        "it, then run the same command again."
+    )
+
+
+# Number of descriptors for the connections, output files and libraries of the process.
+_OTHER_DESCRIPTORS = 512
+
+
+def allow_open_files(count: int) -> int:
+    """Raises the soft limit for `count` more open files, up to the hard limit.
+
+    Child processes inherit the limit. Returns a bound: keep a file open only if its descriptor is
+    below the bound. A new file gets the lowest free descriptor, so this limits the open files.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    target = min(count + _OTHER_DESCRIPTORS, hard)
+    if soft < target:
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (target, hard))
+            soft = target
+    return max(soft - _OTHER_DESCRIPTORS // 2, soft // 2)

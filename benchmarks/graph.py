@@ -26,6 +26,7 @@ from imagenet_prep import engine
 from imagenet_prep.dataset.class_list import ClassList
 from imagenet_prep.dataset.member import Member
 from imagenet_prep.engine import Lease, Stage, cluster
+from imagenet_prep.preparation.config import Config
 from imagenet_prep.preparation.job import Job
 from imagenet_prep.preparation.selection import Selection
 from imagenet_prep.sources.source import IndexTask, Part, Stored
@@ -108,16 +109,15 @@ def deal(made: Flink, out: Path, images: int) -> str:
 
     wnids = tuple(str(number) for number in range(min(_CLASSES, images // _CLASS_IMAGES)))
     source = Generated(ClassList(wnids, wnids), (Part("a", 1, 1),), images)
+    num_shards = min(_SHARDS, images // _SHARD_IMAGES)
+    recipe = Config("generated", str(out), splits=("train",), train_shards=num_shards).recipe()
     selection = Selection(
         source=source,
         where="generated",
+        recipe=recipe,
         annotations=None,
-        splits=("train",),
         classes=frozenset(range(len(wnids))),
-        per_class=None,
         any_counts=True,
-        num_shards={"train": min(_SHARDS, images // _SHARD_IMAGES)},
-        seed=0,
     )
     store = LocalStore(out)
     job = Job(selection, "", None, engine.Workers(), None, {}, {}, False, True)  # type: ignore[arg-type]

@@ -24,11 +24,12 @@ from imagenet_prep.core.canonical import Json
 from imagenet_prep.core.errors import ImagenetPrepError, UsageError, some
 from imagenet_prep.core.flags import Place, WorkerFlags, optional, switch
 from imagenet_prep.core.terminal import counted, human_bytes
-from imagenet_prep.dataset import naming, schema, settings
+from imagenet_prep.dataset import naming, schema
 from imagenet_prep.dataset.flag import data_set
 
 if TYPE_CHECKING:
     from imagenet_prep.dataset.manifest import Manifest
+    from imagenet_prep.preparation import rewrite
     from imagenet_prep.preparation.existing_set import ExistingSet
     from imagenet_prep.sources.shard_files import TfrecordSet
     from imagenet_prep.storage.store import Store
@@ -71,54 +72,30 @@ def adopt(config: Config) -> tuple[Json, ImagenetPrepError | None]:
     from imagenet_prep.preparation import adoption, rewrite
     from imagenet_prep.preparation.existing_set import check_existing_set
     from imagenet_prep.sources import shard_files
-    from imagenet_prep.storage import columns, scratch
+    from imagenet_prep.storage import columns
     from imagenet_prep.storage.dataset_store import Dataset, refuse_inside
-    from imagenet_prep.storage.folder import LocalStore
     from imagenet_prep.storage.store import open_store, same_place
 
     source = open_store(config.folder)
-    store = source if config.out is None else open_store(config.out)
-    if config.out is not None and same_place(store.where(), source.where()):
-        raise UsageError(f"--out {config.out} is the source. To adopt it in place, remove --out")
+    store = source
     if config.out is not None:
+        store = open_store(config.out)
+        if same_place(store.where(), source.where()):
+            raise UsageError(
+                f"--out {config.out} is the source. To adopt it in place, remove --out"
+            )
         existing = shard_files.find(source).dataset
         if existing:
             refuse_inside(store.where(), existing)
         columns.say_left_behind(source)
-    workers = Workers(config.workers, config.worker_kind)
-
-    def job(tfrecords: TfrecordSet, checked: ExistingSet) -> rewrite.Job:
-        # `resize --keep-original` runs the same job.
-        return rewrite.Job(
-            found=tfrecords,
-            splits=tuple(tfrecords.splits),
-            policy=None,
-            workers=workers,
-            allowed_bad_images=0,
-            labelling=checked.labelling,
-            renamed=checked.renamed,
-            quiet=config.json,
-        )
-
     if config.dry_run:
-        tfrecords = shard_files.find(source)
-        with scratch.temporary_folder() as place:
-            checked = check_existing_set(tfrecords, LocalStore(place), workers, quiet=config.json)
-        refusal = _refusal(config, tfrecords, checked)
-        is_new = config.out is not None or store.size(naming.MANIFEST) is None
-        try:
-            if refusal is None and config.rewrite:
-                rewrite.preview(job(tfrecords, checked), store)
-            elif refusal is None and is_new:
-                adoption.is_begun(store, tfrecords, checked, in_place=config.out is None)
-        except UsageError as error:
-            refusal = error
-        return _summary(config, tfrecords, checked, None), refusal
+        return _previewed(config, source, store)
     if config.out is None:
         if store.size(naming.MANIFEST) is not None:
             return _completed(config, store), None
         adoption.finish_renames(store.local)
     shard_files.find(source)  # fails if there is no dataset, before anything is created
+    workers = Workers(config.workers, config.worker_kind)
     with store.lock():
         # Search again: the lock removed a killed run's links, which changed timestamps of shards.
         tfrecords = shard_files.find(source)
@@ -128,10 +105,55 @@ def adopt(config: Config) -> tuple[Json, ImagenetPrepError | None]:
             adoption.complete(
                 store, tfrecords, checked, workers, in_place=config.out is None, quiet=config.json
             )
-    if refusal is None and config.rewrite:
-        rewrite.run(job(tfrecords, checked), store)
-    manifest = None if refusal else Dataset.at(store).manifest
-    return _summary(config, tfrecords, checked, manifest), refusal
+    if refusal is not None:
+        return _summary(config, tfrecords, checked, None), refusal
+    if config.rewrite:
+        rewrite.run(_rewriting(config, tfrecords, checked), store)
+    return _summary(config, tfrecords, checked, Dataset.at(store).manifest), None
+
+
+def _previewed(
+    config: Config, source: Store, store: Store
+) -> tuple[Json, ImagenetPrepError | None]:
+    """Checks the shards as a run would; changes nothing."""
+    from imagenet_prep.engine import Workers
+    from imagenet_prep.preparation import adoption, rewrite
+    from imagenet_prep.preparation.existing_set import check_existing_set
+    from imagenet_prep.sources import shard_files
+    from imagenet_prep.storage import scratch
+    from imagenet_prep.storage.folder import LocalStore
+
+    tfrecords = shard_files.find(source)
+    workers = Workers(config.workers, config.worker_kind)
+    with scratch.temporary_folder() as place:
+        checked = check_existing_set(tfrecords, LocalStore(place), workers, quiet=config.json)
+    refusal = _refusal(config, tfrecords, checked)
+    is_new = config.out is not None or store.size(naming.MANIFEST) is None
+    try:
+        if refusal is None and config.rewrite:
+            rewrite.preview(_rewriting(config, tfrecords, checked), store)
+        elif refusal is None and is_new:
+            adoption.is_begun(store, tfrecords, checked, in_place=config.out is None)
+    except UsageError as error:
+        refusal = error
+    return _summary(config, tfrecords, checked, None), refusal
+
+
+def _rewriting(config: Config, tfrecords: TfrecordSet, checked: ExistingSet) -> rewrite.Job:
+    """Returns the job that writes new shards; `resize --keep-original` runs the same job."""
+    from imagenet_prep.engine import Workers
+    from imagenet_prep.preparation import rewrite
+
+    return rewrite.Job(
+        found=tfrecords,
+        splits=tuple(tfrecords.splits),
+        policy=None,
+        workers=Workers(config.workers, config.worker_kind),
+        allowed_bad_images=0,
+        labelling=checked.labelling,
+        renamed=checked.renamed,
+        quiet=config.json,
+    )
 
 
 def _completed(config: Config, store: Store) -> Json:
@@ -162,7 +184,9 @@ def _refusal(
 ) -> ImagenetPrepError | None:
     where = tfrecords.store.where()
     if checked.problems:
-        shown = "; ".join([*checked.problems[:_SHOWN], *["..."] * (len(checked.problems) > _SHOWN)])
+        shown = "; ".join(checked.problems[:_SHOWN])
+        if len(checked.problems) > _SHOWN:
+            shown += "; ..."
         return errors.DataDamagedError(
             f"{where}: {counted(len(checked.problems), 'problem')} (all listed above): {shown}. "
             "Nothing was changed. Replace the damaged files, then run the same command again."
@@ -184,7 +208,8 @@ def _findings(tfrecords: TfrecordSet, checked: ExistingSet) -> list[str]:
     findings = []
     for split, shards in tfrecords.splits.items():
         first = shards[0]
-        if folder := first.path.rpartition("/")[0]:
+        folder = first.path.rpartition("/")[0]
+        if folder:
             findings.append(f"{split}: shards are in {folder}/; readers expect them one folder up")
         if not first.file.startswith(f"{split}-"):
             findings.append(f"{split}: files are named as in TensorFlow Datasets: {first.file}")
@@ -193,12 +218,14 @@ def _findings(tfrecords: TfrecordSet, checked: ExistingSet) -> list[str]:
     offset = checked.labelling.offset
     last_label = len(checked.labelling.classes.wnids) - 1 + offset
     findings.append(f"labels: {offset} ... {last_label}, class index + {offset}")
-    if renamed := [key for of_shard in checked.renamed.values() for key in of_shard.values()]:
+    renamed = [key for new_keys in checked.renamed.values() for key in new_keys.values()]
+    if renamed:
         findings.append(
             f"keys: {counted(len(renamed), 'record')} had the class and file name of an earlier "
             f"record; their keys now end in a number: {some(renamed)}"
         )
-    if tfrecords.manifest and (history := settings.amendments(tfrecords.manifest.config)):
+    history = tfrecords.manifest.settings.amendments if tfrecords.manifest else []
+    if history:
         findings.append(
             f"history: {counted(len(history), 'amendment')} of the input; its {naming.MANIFEST} "
             "describes them, the new one does not"
@@ -207,12 +234,10 @@ def _findings(tfrecords: TfrecordSet, checked: ExistingSet) -> list[str]:
     if schema.ENCODED in checked.lacks:
         findings.append("records: feature names from TensorFlow Datasets, not from the slim schema")
     else:
-        findings += [
-            f"{key}: {kind} in {n:,} of {counted(checked.examples, 'record')}"
-            + _STALE.get((key, kind), "")
-            for key, kinds in sorted(checked.lack_counts.items())
-            for kind, n in kinds.items()
-        ]
+        for key, kinds in sorted(checked.lack_counts.items()):
+            for kind, number in kinds.items():
+                found = f"{key}: {kind} in {number:,} of {counted(checked.examples, 'record')}"
+                findings.append(found + _STALE.get((key, kind), ""))
     if checked.not_rgb:
         findings.append(
             f"grey or CMYK, although the records say RGB: {counted(checked.not_rgb, 'image')}"
@@ -260,7 +285,8 @@ def run(config: Config) -> None:
 def _render(summary: Json) -> str:
     if "already" in summary:
         action = "tables of samples were added" if summary["tables"] == "added" else "nothing to do"
-        if restored := summary["restored"]:
+        restored = summary["restored"]
+        if restored:
             action = f"{counted(len(restored), 'lost file')} restored: {some(restored)}"
         digest = summary["already"][:16]
         return (

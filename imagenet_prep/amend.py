@@ -86,8 +86,10 @@ def run(config: Config) -> None:
     dataset = open_dataset(config.dataset)
     out = open_store(config.out)
     amendment.refuse(dataset, out)
-    classes, splits = dataset.classes, dataset.manifest.splits
-    if absent := sorted(set(config.splits or ()) - splits.keys()):
+    classes = dataset.classes
+    splits = dataset.manifest.splits
+    absent = sorted(set(config.splits or ()) - splits.keys())
+    if absent:
         raise UsageError(
             f"--splits {','.join(absent)}: {dataset.where} has only {', '.join(splits)}"
         )
@@ -110,31 +112,32 @@ def _render(summary: Json) -> str:
     from imagenet_prep.preparation.additions import sentences
     from imagenet_prep.shards.summary import render
 
-    of = summary["amended"]
+    counts = summary["amended"]
     changed = (
-        f"{counted(of['excluded'], 'image')} excluded, {of['relabelled']:,} relabelled, "
-        f"{of['added']:,} added: {of['shards']:,} of {of['of_shards']:,} shards changed"
+        f"{counted(counts['excluded'], 'image')} excluded, {counts['relabelled']:,} relabelled, "
+        f"{counts['added']:,} added: {counts['shards']:,} of {counts['of_shards']:,} shards changed"
     )
-    columns = [*_of_columns(of)]
-    if "add" in of:
-        columns = [*sentences(of["add"]), *columns]
+    columns = [*_column_lines(counts)]
+    if "add" in counts:
+        columns = [*sentences(counts["add"]), *columns]
     if "manifest" not in summary:
-        size = human_bytes(of["bytes"])
+        size = human_bytes(counts["bytes"])
         return "\n".join([changed, f"dry run: would write {size} of shards", *columns])
-    empty = [f"{split}: no image of {names} remains" for split, names in of["emptied"].items()]
+    empty = [f"{split}: no image of {names} remains" for split, names in counts["emptied"].items()]
     return render(summary, [changed, *empty, *columns])
 
 
-def _of_columns(of: Json) -> Iterator[str]:
-    for name, column in of["columns"].items():
+def _column_lines(counts: Json) -> Iterator[str]:
+    for name, column in counts["columns"].items():
         line = f"column {name}: {counted(column['copied_rows'], 'row')} copied, "
         line += f"{counted(column['linked_files'], 'file')} linked"
-        if missing := column["missing_rows"]:
+        missing = column["missing_rows"]
+        if missing:
             line += (
                 f"; {counted(missing, 'row')} missing, the first for "
                 f"{printable(column['first_missing'][0])}. Run the column's script on this "
                 "dataset; it only computes the missing rows"
             )
         yield line
-    for name in of["columns_left_behind"]:
+    for name in counts["columns_left_behind"]:
         yield f"column {name} is not complete; only its finished splits are kept"

@@ -161,7 +161,8 @@ def resize(config: Config) -> Json:
     tfrecords = shard_files.find(open_store(config.input_dir))
     columns.say_left_behind(tfrecords.store)
     splits = tuple(split for split in schema.SPLITS if split in config.splits)
-    if absent := [split for split in splits if split not in tfrecords.splits]:
+    absent = [split for split in splits if split not in tfrecords.splits]
+    if absent:
         raise UsageError(
             f"{tfrecords.store.where()}: no shards of {', '.join(absent)}. Choose --splits from "
             f"{', '.join(tfrecords.splits)}"
@@ -175,15 +176,16 @@ def resize(config: Config) -> Json:
     )
     if not config.keep_original:
         require(policy)
+    exclude = None
+    if config.exclude is not None:
+        exclude = exclusions.read(config.exclude, allows_unknown=config.allow_unknown)
     job = rewrite.Job(
         found=tfrecords,
         splits=splits,
         policy=None if config.keep_original else policy,
         workers=Workers(config.num_workers, config.worker_kind, config.beam_args),
         allowed_bad_images=config.allowed_bad_images,
-        exclude=None
-        if config.exclude is None
-        else exclusions.read(config.exclude, allows_unknown=config.allow_unknown),
+        exclude=exclude,
         wnids_only=config.dataset_name == "imagenet",
         force=config.force,
         quiet=config.json,

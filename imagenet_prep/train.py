@@ -19,10 +19,11 @@ import os
 import re
 import shutil
 from collections.abc import Mapping, Sequence
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from imagenet_prep.core import flags, installed, program, terminal
 from imagenet_prep.core.errors import UsageError
@@ -66,7 +67,8 @@ def train(config: Config) -> Score | None:
     from imagenet_prep.trainer import loop, recipe
     from imagenet_prep.trainer.comm import launched
 
-    if lacking := installed.lacking(needs(config, launched().size)):
+    lacking = installed.lacking(needs(config, launched().size))
+    if lacking:
         raise UsageError("\n".join(["training cannot start here:", *(f"  {x}" for x in lacking)]))
     _require_compiler(config)
     _require_gpu_build(config)
@@ -104,15 +106,20 @@ def _check_memory(config: Config, world: World) -> None:
     """Prints a warning if a batch needs more memory than this host has available."""
     assert config.model is not None
     assert config.image_size is not None
-    of_image: float = _IMAGE_BYTES.get(config.model.removesuffix("-v1"), 0)
-    if config.evaluate or world.local_rank or installed.gpus_of(config.framework) or not of_image:
+    image_bytes: float = _IMAGE_BYTES.get(config.model.removesuffix("-v1"), 0)
+    if (
+        config.evaluate
+        or world.local_rank
+        or installed.gpus_of(config.framework)
+        or not image_bytes
+    ):
         return
-    of_image *= (config.image_size / 224) ** 2
-    needed = world.local_size * (_RANK_BYTES + config.batch_size * of_image)
+    image_bytes *= (config.image_size / 224) ** 2
+    needed = world.local_size * (_RANK_BYTES + config.batch_size * image_bytes)
     found = re.search(r"^MemAvailable: *(\d+) kB$", _MEMINFO.read_text(), re.MULTILINE)
     available = 1024 * int(found[1]) if found else needed
     if needed > available:
-        fitting = max(1, int((available / world.local_size - _RANK_BYTES) / of_image))
+        fitting = max(1, int((available / world.local_size - _RANK_BYTES) / image_bytes))
         terminal.say(
             f"{counted(world.local_size, 'rank')} x {counted(config.batch_size, 'image')} of "
             f"{config.image_size} px need about {human_bytes(needed)} of memory for {config.model} "
@@ -131,46 +138,45 @@ def needs(config: Config, ranks: int) -> list[str]:
     return needs
 
 
+def _pinned(config: Config) -> Any:
+    """Returns memory for a batch of images from which a GPU can copy."""
+    from imagenet_prep.trainer.pytorch_learner import pinned
+
+    assert config.image_size is not None
+    return pinned(config.batch_size, config.image_size)
+
+
 def readers(config: Config) -> OpenReader:
     """Returns a function that opens a split; `config` is a result of `recipe.settled`."""
     from imagenet_prep.trainer import recipe
 
-    def pinned() -> Any:
-        from imagenet_prep.trainer.pytorch_learner import pinned
-
-        assert config.image_size is not None
-        return pinned(config.batch_size, config.image_size)
-
     def open_reader(split: str, training: bool, world: World, is_set: bool = False) -> BatchReader:
         from imagenet_prep.evaluation.evaluated_set import opened
-        from imagenet_prep.read import make_dataset
+        from imagenet_prep.read import batch, make_dataset
         from imagenet_prep.read.backend import choose_device
-        from imagenet_prep.read.batch import DECODED
 
         assert config.data_dir is not None
         assert config.image_size is not None
         needs_keys = (config.predictions is not None or config.tabulates) and not training
-        data_dir, split = (split, opened(split)[1]) if is_set else (config.data_dir, split)
+        data_dir = config.data_dir
+        if is_set:
+            data_dir, split = split, opened(split)[1]
         device = choose_device(config.device, config.backend, config.framework, world.local_rank)
         backend = "dali" if device == "gpu" else config.backend
         if backend == "auto":
             backend = "tfdata" if config.framework == "tensorflow" else "native"
-        options: dict[str, Any] = {
-            "backend": backend,
-            "device": device,
-            "recipe": "resnet" if config.recipe in ("v1.5", "article") else config.recipe,
-            "fields": (*DECODED, "key") if needs_keys else DECODED,
-        }
+        framework: batch.Framework | None = "dlpack"
         if config.framework == "tensorflow":
-            options["framework"] = "tensorflow"
-        elif config.framework == "mxnet":
-            options |= {"framework": "dlpack" if device == "gpu" else "numpy", "layout": "NCHW"}
-        elif config.framework == "pytorch":
+            framework = "tensorflow"
+        elif config.framework == "mxnet" and device == "cpu":
+            framework = "numpy"
+        out = None
+        is_native = config.framework == "pytorch" and backend == "native"
+        if is_native and world.local_rank < installed.gpus_of("pytorch"):
             # Only copies from pinned memory overlap with computation on the GPU.
-            if backend == "native" and world.local_rank < installed.gpus_of("pytorch"):
-                options["out"] = pinned
-            else:
-                options["framework"] = "dlpack"
+            out = partial(_pinned, config)
+            framework = None
+        crops = "resnet" if config.recipe in ("v1.5", "article") else config.recipe
         reader = make_dataset(
             data_dir,
             split,
@@ -179,13 +185,19 @@ def readers(config: Config) -> OpenReader:
             training=training,
             world=world,
             seed=config.seed,
-            fraction=config.fraction if training else 1.0,
-            keys=config.keys if training else None,
-            exclude=config.exclude if training else None,
+            colour=training and recipe.increased_aug(config, world.size),
+            out=out,
+            backend=cast("batch.Backend", backend),
+            framework=framework,
+            recipe=cast("batch.RecipeName", crops),
+            layout="NCHW" if config.framework == "mxnet" else "NHWC",
+            device=device,
+            fields=(*batch.DECODED, "key") if needs_keys else batch.DECODED,
             classes=config.classes,
             remap=config.remap,
-            colour=training and recipe.increased_aug(config, world.size),
-            **options,
+            keys=config.keys if training else None,
+            exclude=config.exclude if training else None,
+            fraction=config.fraction if training else 1.0,
         )
         if needs_keys and schema.FILENAME in reader.manifest.lacks:
             raise UsageError(

@@ -251,13 +251,13 @@ def _remedy(place: str) -> str:
     dataset = open_dataset(place, parts=True, check=False)
     if dataset.placement.nodes > 1:
         return "Rerun the replicate command that made this part, with --repair added."
-    with contextlib.suppress(ValueError):
-        verb = settings.parse(dataset.manifest.config).verb
-        if verb == settings.ADOPT:
-            return (
-                "Copy the damaged shards again from the original dataset. Delete all other "
-                "damaged files, and run the same adopt command again to restore them."
-            )
+    verb = dataset.manifest.settings.verb
+    if verb == settings.ADOPT:
+        return (
+            "Copy the damaged shards again from the original dataset. Delete all other "
+            "damaged files, and run the same adopt command again to restore them."
+        )
+    if verb:
         return (
             "Delete the damaged shards and any extra files, and run the same "
             f"{verb} command again to write only the missing shards."

@@ -2,12 +2,12 @@
 
 The manifest is written last, so a dataset with a manifest is complete. It also has the digests
 of the source archives, and its own digest. It contains no time, host or path: equal input and
-settings give an equal manifest.
+settings give an equal manifest. Fields that have their default value are omitted from the file.
 """
 
 from __future__ import annotations
 
-import dataclasses
+import itertools
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -15,26 +15,16 @@ from functools import cached_property
 from typing import Any
 
 from imagenet_prep.core import canonical, records
+from imagenet_prep.core.canonical import Json
 from imagenet_prep.core.errors import ManifestError, UsageError
 from imagenet_prep.dataset import naming, schema
+from imagenet_prep.dataset.settings import Config, Settings, recognised
 
 SCHEMA_VERSION = 1
 # Every record is larger, even with an image of one pixel.
 _LEAST_RECORD_BYTES = 64
 # Nine times the images of ImageNet-21K. Readers keep the positions of all examples in memory.
 _MOST_EXAMPLES = 1 << 27
-# Fields that are omitted from the file if they are empty.
-_LEFT_OUT = {
-    "lacks",
-    "edition",
-    "answers",
-    "ignored",
-    "images",
-    "wnids",
-    "samples_root",
-    "samples_bytes",
-    "samples_sha256",
-}
 # Limit for the sum of all counts, so that every partial sum also fits into 64 bits.
 _MOST = (1 << 63) - 1
 # Limit for the number of values in the file. A manifest with the maximum, 99,999 shards in each of
@@ -74,8 +64,7 @@ class Source:
     Attributes:
       md5: hash of the complete archive; None if `--check header` has not read all of it.
       members: number of its images that were used or quarantined.
-      ignored: for folders and tars, the number of files not read, by extension; omitted from
-        the file if there are none.
+      ignored: for folders and tars, the number of files not read, by extension.
       images: for a small folder that `amend` added, its images as SPLIT:KEY; else omitted.
     """
 
@@ -89,10 +78,7 @@ class Source:
 
 @dataclass(frozen=True)
 class Shard:
-    """One TFRecord file, its DALI index, and its table of samples.
-
-    If the dataset has no tables of samples, `samples_*` are omitted from dataset.json.
-    """
+    """One TFRecord file, its DALI index, and its table of samples, if the dataset has tables."""
 
     name: str
     examples: int
@@ -128,10 +114,9 @@ class Split:
 
     Attributes:
       max_height, max_width: largest stored sides in pixels, for decoders' buffers.
-      samples_root: root of RFC 6962's tree over all samples (images and labels); omitted from the
-        file if the dataset has no tables.
-      wnids: for an evaluation set, the classes that have images, in the order of the class list;
-        omitted from the file for all other splits.
+      samples_root: root of RFC 6962's tree over all samples (images and labels); "" if the
+        dataset has no tables.
+      wnids: for an evaluation set, the classes that have images, in the order of the class list.
     """
 
     examples: int
@@ -172,16 +157,16 @@ class Manifest:
     Attributes:
       quarantined, repaired: counts by reason; quarantine.jsonl has one line per image.
       lacks: schema keys that are "absent", "empty" or "untrue" in records of a different program;
-        `adopt` keeps such records. Omitted from the file if records are complete.
-      edition: ImageNet edition, e.g. "ImageNet-21K winter21". Omitted from the file for the
-        original ILSVRC2012 and for unknown editions.
+        `adopt` keeps such records.
+      edition: ImageNet edition, e.g. "ImageNet-21K winter21"; "" for the original ILSVRC2012 and
+        for unknown editions.
       answers: for each class of ObjectNet, the WNIDs that are correct predictions for its images;
-        there may be several. Omitted from the file for other datasets.
+        there may be several.
     """
 
     schema_version: int
     producer: Producer
-    config: dict[str, Any]  # the settings that decide the bytes; `config_digest` is their digest
+    config: Config  # the settings that decide the bytes; `config_digest` is their digest
     config_digest: str
     plan_digest: str  # digest of the assignment of members to shards
     label_offset: int  # difference of stored label and class index
@@ -195,6 +180,11 @@ class Manifest:
     lacks: dict[str, str] = field(default_factory=dict)
     edition: str = ""
     answers: dict[str, list[str]] = field(default_factory=dict)
+
+    @cached_property
+    def settings(self) -> Settings:
+        """The settings in `config`; without a verb if a different program wrote them."""
+        return recognised(self.config)
 
     @property
     def evaluates(self) -> bool:
@@ -217,38 +207,37 @@ class Manifest:
     def present(self, split: str, wnids: Sequence[str]) -> list[int]:
         """Returns the sorted class indices that occur in a split, as labels or as answers."""
         counts = self.splits[split].examples_per_class
-        answers = {wnid for several in self.answers.values() for wnid in several}
+        answers = {*itertools.chain.from_iterable(self.answers.values())}
         present = {index for index, count in enumerate(counts[: len(wnids)]) if count}
         return sorted(present | {index for index, wnid in enumerate(wnids) if wnid in answers})
+
+    def shards_of(self, splits: Iterable[str]) -> list[Shard]:
+        """Returns the shards of these splits."""
+        return [*itertools.chain.from_iterable(self.splits[split].shards for split in splits)]
+
+    @property
+    def shards(self) -> list[Shard]:
+        """The shards of all splits."""
+        return self.shards_of(self.splits)
 
     @property
     def shard_names(self) -> list[str]:
         """The names of the shards of all splits."""
-        return [shard.name for split in self.splits.values() for shard in split.shards]
+        return [shard.name for shard in self.shards]
 
     def files_of(self, splits: Iterable[str]) -> list[File]:
         """Returns the small files of the dataset, and all files of the shards in these splits."""
-        shards = (shard for split in splits for shard in self.splits[split].shards)
-        return [*self.files, *(file for shard in shards for file in shard.files)]
+        files = (shard.files for shard in self.shards_of(splits))
+        return [*self.files, *itertools.chain.from_iterable(files)]
 
     def dumps(self) -> bytes:
         """Returns the file's bytes, including its own digest."""
-        return render(self._content())
+        return render(canonical.fields(self))
 
     @cached_property
     def digest(self) -> str:
         """The sha256 that identifies this exact dataset."""
-        return canonical.digest(self._content())
-
-    def _content(self) -> dict[str, Any]:
-        content = dataclasses.asdict(self)
-        splits = content["splits"].values()
-        shards = [shard for split in splits for shard in split["shards"]]
-        for fields in (content, *content["sources"], *splits, *shards):
-            for name in _LEFT_OUT & fields.keys():
-                if not fields[name]:
-                    del fields[name]
-        return content
+        return canonical.digest(self)
 
 
 def demand_samples(manifest: Manifest | None, where: str) -> Manifest:
@@ -297,7 +286,7 @@ def loads(data: bytes, where: str) -> Manifest:
     return manifest
 
 
-def _numbers_problem(content: dict[str, Any]) -> str | None:
+def _numbers_problem(content: Json) -> str | None:
     """Returns the problem if a number is negative or does not fit into 64 bits."""
     # Settings are not counts: a seed may be negative.
     if not all(-_MOST - 1 <= number <= _MOST for number in _numbers(content["config"])):
@@ -325,7 +314,8 @@ def _names_problem(manifest: Manifest) -> str | None:
         if not 0 < total <= naming.MAX_SHARDS:
             return f"{total:,} shards of {name}, expected 1 to {naming.MAX_SHARDS:,}"
         for number, shard in enumerate(split.shards):
-            if shard.name != (expected := naming.shard_name(name, number, total)):
+            expected = naming.shard_name(name, number, total)
+            if shard.name != expected:
                 return f"the split {name} has a shard {shard.name!r}, expected {expected}"
     seen = set()
     for file in manifest.files:
@@ -347,7 +337,8 @@ def _sizes_problem(manifest: Manifest) -> str | None:
         for shard in split.shards:
             if shard.examples * _LEAST_RECORD_BYTES > shard.num_bytes:
                 return f"{shard.name}: {shard.examples:,} examples in {shard.num_bytes:,} bytes"
-        if (examples := sum(shard.examples for shard in split.shards)) > _MOST_EXAMPLES:
+        examples = sum(shard.examples for shard in split.shards)
+        if examples > _MOST_EXAMPLES:
             return f"{examples:,} examples of {name}, expected at most {_MOST_EXAMPLES:,}"
         has_tables = {bool(shard.samples_sha256) for shard in split.shards}
         if has_tables != {bool(split.samples_root)}:
@@ -355,7 +346,10 @@ def _sizes_problem(manifest: Manifest) -> str | None:
     return None
 
 
-def render(content: dict[str, Any]) -> bytes:
+def render(content: Json) -> bytes:
     """Returns `content` as the bytes of a JSON file, with the digest of `content` added."""
     signed = {**content, "digest": canonical.digest(content)}
-    return json.dumps(signed, indent=1, sort_keys=True, ensure_ascii=False).encode() + b"\n"
+    text = json.dumps(
+        signed, indent=1, sort_keys=True, ensure_ascii=False, default=canonical.fields
+    )
+    return text.encode() + b"\n"

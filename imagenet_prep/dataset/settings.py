@@ -1,21 +1,25 @@
 """The settings of a dataset: `config` in its manifest, or in run.json while work is unfinished.
 
-`prepare` writes one flat object for all splits, since one run makes all of them. `amend` writes
-`{"verb": "amend", "splits": [...], "amendments": [...], "base": ...}`: the list of changes, and the
-config of the original dataset. Other verbs write `{"verb": ..., "splits": {split: settings}}`,
-since each of their runs may add a split.
+The config has one of three forms, which only this module tells apart:
+
+- `prepare` writes one flat object for all splits, since one run makes all of them: a `Recipe`.
+- `amend` writes `{"verb": "amend", "splits": [...], "amendments": [...], "base": ...}`: the list of
+  changes, and the config of the original dataset.
+- Other verbs write `{"verb": ..., "splits": {split: settings}}`, since each of their runs may add a
+  split.
 """
 
 from __future__ import annotations
 
 import contextlib
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 
-from imagenet_prep.core import records
+from imagenet_prep.core import canonical, records
+from imagenet_prep.core.canonical import Json
 from imagenet_prep.dataset import schema
 
-Config = dict[str, Any]
+Config = Json
 
 PREPARE = "prepare"
 RESIZE = "resize"
@@ -33,34 +37,68 @@ HOLDOUT_PER_CLASS = "holdout_per_class"
 KEEP_ORIGINAL: Config = {"short_side": None, "quality": None, "stretch": False}
 
 
-class Settings(NamedTuple):
-    """The verb that makes a dataset, and for each split the settings that decide its bytes.
-
-    With prepare and amend, all splits have the same settings.
-    """
-
-    verb: str
-    splits: dict[str, Config]
-
-    @property
-    def config(self) -> Config:
-        """The settings in the form of the manifest."""
-        if self.all_at_once:
-            return next(iter(self.splits.values()))
-        return {"verb": self.verb, "splits": self.splits}
-
-    @property
-    def all_at_once(self) -> bool:
-        """Whether one run makes all splits; a different list of splits then means a new dataset."""
-        return self.verb in _ALL_AT_ONCE
-
-
 @dataclass(frozen=True)
 class Listed:
     """A user's list of images: its length, and a digest of its contents."""
 
     images: int
     sha256: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """The settings of `prepare` that decide the bytes of a dataset, as its manifest stores them.
+
+    Fields that have their default value are omitted from the manifest, so that older datasets keep
+    their settings.
+    """
+
+    splits: tuple[str, ...]  # of the dataset, in the order of `schema.SPLITS`
+    train_shards: int | None  # None for the official number of images per shard
+    validation_shards: int | None
+    short_side: int | None  # None to keep all sizes
+    quality: int
+    check: str
+    seed: int
+    label_offset: int
+    subset_classes: tuple[str, ...]  # as typed; () for all
+    subset_per_class: int | None  # maximum number of images per class; None for all
+    # "1000 by class" or "10% by class": the images to move from train to holdout. Old holdouts
+    # without "by class" were chosen regardless of class.
+    holdout: str = ""
+    holdout_per_class: int = 0  # images of each class to move from train to validation
+    boxes: bool
+    border: int = 0  # pixels to cut off each side first
+    encoded_from_pixels: str = ""  # the encoder of images that were no JPEGs
+    excluded: Listed | None = None
+    orientation: str = ""  # one of `orientation.RULES`; "" if tags are kept
+
+    @property
+    def held_out_split(self) -> str | None:
+        """The split to which images of train are moved; None if none are.
+
+        Raises ValueError if the settings contradict each other.
+        """
+        if not self.holdout_per_class:
+            return schema.HOLDOUT if self.holdout else None
+        if self.holdout or {*self.splits} != {*schema.SOURCE_SPLITS}:
+            raise ValueError(
+                "--holdout-per-class: makes both train and validation. Include both in --splits, "
+                "and remove --holdout"
+            )
+        return schema.VALIDATION
+
+    @property
+    def source_splits(self) -> tuple[str, ...]:
+        """The splits to read from the source."""
+        return tuple(split for split in self.splits if split != self.held_out_split)
+
+    @property
+    def config(self) -> Config:
+        """The settings in the form of the manifest."""
+        # The JSON round trip makes this equal to a config that is read from a manifest.
+        stored = canonical.loads(canonical.dumps(self))
+        return {name: stored[name] for name in canonical.fields(self)}
 
 
 @dataclass(frozen=True)
@@ -76,51 +114,90 @@ class Amendment:
     splits: tuple[str, ...] = ()  # the lists are only for these splits; () for all
 
 
-def amendments(config: Config) -> list[Amendment]:
-    """Returns the amendments of a dataset, oldest first; raises ValueError if they are invalid."""
-    if config.get("verb") != AMEND:
-        return []
-    return records.parse(list[Amendment], config.get("amendments"))
+@dataclass(frozen=True)
+class Settings:
+    """The verb that makes a dataset, and for each split the settings that decide its bytes.
 
+    With prepare and amend, all splits have the same settings.
 
-def base(config: Config) -> Config:
-    """Returns the config of the dataset before its first amendment."""
-    original: Any = config.get("base") if config.get("verb") == AMEND else config
-    return records.parse(dict[str, Any], original)
+    Attributes:
+      verb: "" if a different program wrote the config.
+      amendments: the changes since the dataset was first made, oldest first.
+      base: the config before the first amendment; None if there is none.
+    """
 
+    verb: str
+    splits: dict[str, Config]
+    amendments: list[Amendment] = field(default_factory=list)
+    base: Config | None = None
 
-def holdout_split(config: Config) -> str:
-    """Returns the split to which `prepare` moves images of train if it holds out any."""
-    with contextlib.suppress(ValueError, AttributeError):
-        original = base(config)
-        of_splits = original["splits"].values() if "verb" in original else [original]
-        if any(of_split.get(HOLDOUT_PER_CLASS) for of_split in of_splits):
-            return schema.VALIDATION
-    return schema.HOLDOUT
+    @property
+    def config(self) -> Config:
+        """The settings in the form of the manifest."""
+        if self.all_at_once:
+            return next(iter(self.splits.values()))
+        return {"verb": self.verb, "splits": self.splits}
 
+    @property
+    def all_at_once(self) -> bool:
+        """Whether one run makes all splits; a different list of splits then means a new dataset."""
+        return self.verb in _ALL_AT_ONCE
 
-def origin(split: str, config: Config) -> str:
-    """Returns the source split of a split: the holdout and train share one set of keys."""
-    return schema.TRAIN if split == holdout_split(config) else split
+    @property
+    def first(self) -> Settings:
+        """The settings before the first amendment."""
+        return self if self.base is None else recognised(self.base)
 
+    @property
+    def holdout_split(self) -> str:
+        """The split to which `prepare` moved images of train if it held out any."""
+        is_validation = any(made.get(HOLDOUT_PER_CLASS) for made in self.first.splits.values())
+        return schema.VALIDATION if is_validation else schema.HOLDOUT
 
-def short_side(config: Config, split: str) -> int | None:
-    """Returns the short side to which a split was downscaled; None if unchanged or unknown."""
-    try:
-        original = base(config)
-        of_split = original["splits"][split] if "verb" in original else original
-        return records.parse(int, of_split["short_side"])
-    except (ValueError, TypeError, KeyError):
+    def origin(self, split: str) -> str:
+        """Returns the source split of a split: the holdout and train share one set of keys."""
+        return schema.TRAIN if split == self.holdout_split else split
+
+    def short_side(self, split: str) -> int | None:
+        """Returns the short side to which a split was downscaled; None if unchanged or unknown."""
+        with contextlib.suppress(ValueError, KeyError):
+            return records.parse(int, self.first.splits[split]["short_side"])
         return None
+
+
+def prepared(recipe: Recipe) -> Settings:
+    """Returns the settings of a dataset that `prepare` makes."""
+    return Settings(PREPARE, dict.fromkeys(recipe.splits, recipe.config))
+
+
+def amended(splits: Iterable[str], amendments: Sequence[Amendment], base: Config) -> Settings:
+    """Returns the settings of a dataset with all its amendments, oldest first."""
+    config = {"verb": AMEND, "splits": [*splits], "amendments": amendments, "base": base}
+    # The JSON round trip makes this config equal to the one that is read from a manifest.
+    return parse(canonical.loads(canonical.dumps(config)))
 
 
 def parse(config: Config) -> Settings:
     """Returns the settings in a config; raises ValueError if it is invalid."""
     splits = config.get("splits")
     verb = config.get("verb")
-    if verb in (None, AMEND):
-        names = records.parse(list[str], splits)
-        return Settings(verb or PREPARE, dict.fromkeys(names, config))
+    if verb is None:
+        return Settings(PREPARE, dict.fromkeys(records.parse(list[str], splits), config))
+    if verb == AMEND:
+        return Settings(
+            AMEND,
+            dict.fromkeys(records.parse(list[str], splits), config),
+            records.parse(list[Amendment], config.get("amendments")),
+            records.parse(Config, config.get("base")),
+        )
     if verb not in (RESIZE, ADOPT):
         raise ValueError(f"unknown verb {verb!r}")
     return Settings(verb, records.parse(dict[str, Config], splits))
+
+
+def recognised(config: Config) -> Settings:
+    """Like `parse`, but returns settings without a verb and splits if the config is invalid."""
+    try:
+        return parse(config)
+    except ValueError:
+        return Settings("", {})

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from pathlib import Path
@@ -18,11 +18,12 @@ from imagenet_prep.core import canonical
 from imagenet_prep.core.canonical import Json
 from imagenet_prep.core.errors import UsageError, some
 from imagenet_prep.core.terminal import counted, printable
-from imagenet_prep.dataset import ignored, naming, schema, settings
+from imagenet_prep.dataset import ignored, naming, schema
 from imagenet_prep.dataset.class_list import ClassList
 from imagenet_prep.dataset.keys import KeyList
 from imagenet_prep.dataset.manifest import Source
 from imagenet_prep.dataset.member import OF_INPUT, QUARANTINED, Incident, Member
+from imagenet_prep.dataset.samples import Sample
 from imagenet_prep.dataset.settings import Listed
 from imagenet_prep.preparation.tasks import excluded_incident
 from imagenet_prep.sources import folder, layout
@@ -67,15 +68,20 @@ class Additions:
     @property
     def all_members(self) -> list[Member]:
         """The images to add to all splits."""
-        return [*itertools.chain.from_iterable(self.members.values())]
+        return [member for _, member in self._by_split]
+
+    @property
+    def _by_split(self) -> Iterator[tuple[str, Member]]:
+        """The images, each with its split."""
+        for split, members in self.members.items():
+            yield from zip(itertools.repeat(split), members)
 
     @property
     def summary(self) -> Listed:
         """The entry for these images in the manifest."""
         rows = sorted(
             [split, member.key, member.class_index, self.sha256[member.archive]]
-            for split, of_split in self.members.items()
-            for member in of_split
+            for split, member in self._by_split
         )
         return Listed(len(rows), canonical.digest(rows))
 
@@ -105,9 +111,10 @@ class Additions:
             members -= line.action == QUARANTINED or (bool(line.sha256) and not line.is_of_input)
         num_bytes = sum(member.size for member in images)
         name = f"{naming.ADDED}{number}/{self.name}"
-        rows = self.members.items() if len(images) <= _MOST_LISTED else ()
-        listed = [f"{split}:{member.key}" for split, of_split in rows for member in of_split]
-        return Source(name, num_bytes, None, members, self.counts["ignored"], sorted(listed))
+        listed: list[str] = []
+        if len(images) <= _MOST_LISTED:
+            listed = sorted(f"{split}:{member.key}" for split, member in self._by_split)
+        return Source(name, num_bytes, None, members, self.counts["ignored"], listed)
 
 
 def sentences(counts: Json) -> list[str]:
@@ -139,28 +146,35 @@ def read_additions(where: str, classes: ClassList, splits: Collection[str]) -> A
             f"--add {where}: no images found. Expected train/CLASS/*, val/CLASS/* or CLASS/*."
         )
     folders = split_folders.folders
-    if unread := layout.unread(split_folders):
+    unread = layout.unread(split_folders)
+    if unread:
         raise UsageError(
             f"--add {where}: the images in {some([*unread])} would not be read. Move them away, or "
             "into the folder of a split of the dataset."
         )
-    if absent := sorted(set(folders) - set(splits)):
-        raise UsageError(f"--add {where}: has the split {some(absent)}, which the dataset lacks")
-    paths = split_folders.places
-    names = {name for path in paths for name in layout.class_folders(path, classes)}
-    if absent := sorted(name for name in names if classes.of_folder(name) is None):
+    other_splits = sorted(set(folders) - set(splits))
+    if other_splits:
         raise UsageError(
-            f"--add {where}: {len(absent):,} of its classes are not in the dataset: "
-            f"{some(absent)}. amend cannot add classes: labels are positions in the class list."
+            f"--add {where}: has the split {some(other_splits)}, which the dataset lacks"
+        )
+    names: set[str] = set()
+    for path in split_folders.places:
+        names.update(layout.class_folders(path, classes))
+    other_classes = sorted(name for name in names if classes.of_folder(name) is None)
+    if other_classes:
+        raise UsageError(
+            f"--add {where}: {len(other_classes):,} of its classes are not in the dataset: "
+            f"{some(other_classes)}. amend cannot add classes: labels are positions in the class "
+            "list."
         )
     source = folder.find(root, [s for s in schema.SOURCE_SPLITS if s in folders], classes=classes)
     reader = source.images
     members: dict[str, tuple[Member, ...]] = {}
     sha256 = {}
     for task in source.tasks:
-        of_task = source.index(task)
-        members[task.split] = (*members.get(task.split, ()), *of_task)
-        for member in of_task:
+        images = source.index(task)
+        members[task.split] = (*members.get(task.split, ()), *images)
+        for member in images:
             sha256[member.archive] = hashlib.sha256(reader.read(member)).hexdigest()
     name = root.resolve().name.encode(errors="backslashreplace").decode()
     return Additions(name, source, members, sha256)
@@ -183,13 +197,11 @@ class Comparison:
         self._kinds: dict[_Image, _Kind] = {}
         self._lines: dict[_Image, list[Incident]] = defaultdict(list)
         manifest = dataset.manifest
-        self._origins = {
-            split: settings.origin(split, manifest.config) for split in manifest.splits
-        }
+        self._origins = {split: manifest.settings.origin(split) for split in manifest.splits}
         # The images by source split, and by key and hash: keys have a slash or an extension.
         self._index: dict[tuple[str, str], list[_Image]] = defaultdict(list)
-        for split, of_split in add.members.items():
-            for member in of_split:
+        for split, members in add.members.items():
+            for member in members:
                 image = _Image(split, member, add.sha256[member.archive])
                 self._kinds[image] = _Kind.NEW
                 for name in (member.key, image.sha256):
@@ -233,9 +245,12 @@ class Comparison:
                 members[split].append(member)
             replaced.update(self._lines[image])
         _refuse_different(skipped[_Kind.DIFFERENT])
-        of_splits = {split: tuple(of_split) for split, of_split in members.items()}
         return replace(
-            self._add, members=of_splits, skipped=skipped, excluded=excluded, replaced=replaced
+            self._add,
+            members={split: tuple(new) for split, new in members.items()},
+            skipped=skipped,
+            excluded=excluded,
+            replaced=replaced,
         )
 
     def _actions(self, image: _Image) -> set[str]:
@@ -246,25 +261,28 @@ class Comparison:
 
     def _compare_with_tables(self) -> None:
         origins = {origin for origin, _ in self._index}
-        for split, of_split in self._dataset.manifest.splits.items():
-            origin = self._origins[split]
-            shards = of_split.shards if origin in origins else ()
-            for sample in itertools.chain.from_iterable(self._dataset.rows(shards)):
-                hashes = sample.sha256, sample.source_sha256
-                for name in (sample.key, *hashes):
-                    for image in self._index.get((origin, name), ()):
-                        if image.split != split:
-                            self._note(image, _Kind.HELD_OUT)
-                        elif image.member.key == sample.key:
-                            is_equal = image.sha256 in hashes
-                            self._note(image, _Kind.KNOWN if is_equal else _Kind.DIFFERENT)
+        for name, split in self._dataset.manifest.splits.items():
+            if self._origins[name] in origins:
+                for sample in itertools.chain.from_iterable(self._dataset.rows(split.shards)):
+                    self._compare_with_row(name, sample)
+
+    def _compare_with_row(self, split: str, sample: Sample) -> None:
+        hashes = sample.sha256, sample.source_sha256
+        for name in (sample.key, *hashes):
+            for image in self._index.get((self._origins[split], name), ()):
+                if image.split != split:
+                    self._note(image, _Kind.HELD_OUT)
+                elif image.member.key == sample.key:
+                    is_equal = image.sha256 in hashes
+                    self._note(image, _Kind.KNOWN if is_equal else _Kind.DIFFERENT)
 
     def _compare_with_lines(self, *, readmit: bool) -> None:
         origins = {*self._origins.values()}
         for line in dataset_store.incidents(self._dataset.store, self._dataset.manifest):
             # A line of version 0.1.0 may not tell its split.
-            of_line = {self._origins[line.split]} if line.split in self._origins else origins
-            names = [(origin, line.key) for origin in of_line]
+            is_known = line.split in self._origins
+            origins_of_line = {self._origins[line.split]} if is_known else origins
+            names = [(origin, line.key) for origin in origins_of_line]
             names += itertools.product(origins, line.sizes if line.is_excluded else ())
             for image in itertools.chain.from_iterable(self._index.get(n, ()) for n in names):
                 if line.is_excluded:

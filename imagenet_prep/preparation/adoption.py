@@ -7,6 +7,7 @@ them.
 from __future__ import annotations
 
 import hashlib
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -44,7 +45,8 @@ class _Brought:
 
 def finish_renames(store: LocalStore) -> None:
     """Finishes the renames that a killed run of adopt left unfinished in this folder."""
-    if begun := _begun(store)[1]:
+    _, begun = _begun(store)
+    if begun is not None:
         with store.lock():
             _rename(store, begun.renames)
 
@@ -70,10 +72,10 @@ def complete(
     if in_place:
         _rename(store.local, moves(source))
     else:
+        shards = itertools.chain.from_iterable(source.splits[split] for split in checked.shards)
         tasks = [
             shard._replace(listed=checked_shard.entry)
-            for split, of_split in checked.shards.items()
-            for shard, checked_shard in zip(source.splits[split], of_split, strict=True)
+            for shard, checked_shard in zip(shards, checked.all_shards, strict=True)
         ]
         bring = partial(_bring, source=source.store, store=store)
         digest = canonical.digest(adoption.shards)
@@ -108,7 +110,8 @@ def _shards(checked: ExistingSet) -> list[tuple[str, str]]:
 
 
 def _files(checked: ExistingSet) -> dict[str, File]:
-    return {file.name: file for shard in checked.all_shards for file in shard.entry.files}
+    files = itertools.chain.from_iterable(shard.entry.files for shard in checked.all_shards)
+    return {file.name: file for file in files}
 
 
 def restore(
@@ -116,8 +119,8 @@ def restore(
 ) -> None:
     """Re-creates `lost` files and missing samples tables; raises DataDamagedError if it cannot."""
     where = store.where()
-    shards = {shard.name for split in manifest.splits.values() for shard in split.shards}
-    if lost_shards := [name for name in lost if name in shards]:
+    lost_shards = sorted({*lost} & {*manifest.shard_names})
+    if lost_shards:
         raise DataDamagedError(
             f"{where}: {counted(len(lost_shards), 'shard')} missing or of a different size than in "
             f"the manifest: {some(lost_shards)}. Copy them from the original dataset, then run "
@@ -181,7 +184,8 @@ def _publish(store: Store, checked: ExistingSet, *, with_index: bool) -> None:
 def _content(store: Store, checked: ExistingSet, file: File) -> bytes:
     """Returns the content of an index or table that `check_existing_set` wrote."""
     name = f"{checked.tables}/{file.name}"
-    if new := checked.renamed.get(file.name):
+    new = checked.renamed.get(file.name)
+    if new:
         data, _ = distinct_keys.renamed(store, name, new)
     else:
         data = store.read(name, most=file.num_bytes)
@@ -195,12 +199,8 @@ def _content(store: Store, checked: ExistingSet, file: File) -> bytes:
 
 def moves(source: TfrecordSet) -> list[tuple[str, str]]:
     """Returns (old path, new name) pairs, ordered so that no rename replaces a file."""
-    return [
-        (shard.path, shard.name)
-        for shards in source.splits.values()
-        for shard in shards
-        if shard.path != shard.name
-    ]
+    shards = itertools.chain.from_iterable(source.splits.values())
+    return [(shard.path, shard.name) for shard in shards if shard.path != shard.name]
 
 
 def _begun(store: Store) -> tuple[str, Adoption | None]:
@@ -240,7 +240,8 @@ def _rename(store: LocalStore, renames: Sequence[Sequence[str]]) -> None:
 def _bring(shard: ShardFile, *, source: Store, store: Store) -> engine.Result[_Brought]:
     temporary = store.temporary()
     where = source.where(shard.path)
-    if (folder := source.as_folder) and store.as_folder:
+    folder = source.as_folder
+    if folder and store.as_folder:
         with storage_errors("link", temporary):
             called = (source.where(), store.where())
             stat = shard.stat
@@ -266,32 +267,27 @@ def _bring(shard: ShardFile, *, source: Store, store: Store) -> engine.Result[_B
 def _refuse_obstacles(
     store: Store, source: TfrecordSet, checked: ExistingSet, *, in_place: bool
 ) -> None:
-    shards = {shard.path for shards in source.splits.values() for shard in shards}
+    shards = {shard.path for shard in itertools.chain.from_iterable(source.splits.values())}
     folders = {path.rpartition("/")[0] for path in shards} - {""}
     ours = shards | folders if in_place else set()
     strangers = [name for name in _SMALL_FILES if store.size(name) is not None]
     expected = _files(checked)
-    strangers += [
-        f"{folder}/{name}"
-        for folder in naming.BESIDE
-        for name in store.names(folder)
-        if not _has(store, expected.get(f"{folder}/{name}"))
-    ]
+    for folder in naming.BESIDE:
+        paths = (f"{folder}/{name}" for name in store.names(folder))
+        strangers += (path for path in paths if not _has(store, expected.get(path)))
     strangers += [
         name for name in store.list_folder() if naming.looks_like_shard(name) and name not in ours
     ]
     if in_place:
-        if linked := sorted(name for name in folders if store.local.path(name).is_symlink()):
+        linked = sorted(name for name in folders if store.local.path(name).is_symlink())
+        if linked:
             raise UsageError(
                 f"{store.where()}: {', '.join(linked)} is a symbolic link, and adopt does not move "
                 "shards out of a linked folder. Add --out DIR to make hard links to them."
             )
-        strangers += [
-            path
-            for folder in sorted(folders)
-            for name in store.list_folder(folder)
-            if (path := f"{folder}/{name}") not in shards
-        ]
+        for folder in sorted(folders):
+            paths = (f"{folder}/{name}" for name in store.list_folder(folder))
+            strangers += (path for path in paths if path not in shards)
     if strangers:
         advice = "or add --out DIR" if in_place else "or choose an empty --out"
         raise UsageError(
@@ -321,7 +317,7 @@ def _commit(store: Store, source: TfrecordSet, checked: ExistingSet) -> None:
     per_class = checked.examples_per_class
     # The original sources of the shards are unknown, so the manifest lists none.
     draft = Draft(
-        splits={name: split_of(of, per_class[name]) for name, of in checked.shards.items()},
+        splits={name: split_of(shards, per_class[name]) for name, shards in checked.shards.items()},
         classes=checked.labelling.classes,
         incidents=incidents_of_input(source),
         lacks=checked.lacks,

@@ -68,7 +68,8 @@ class AmendWork:
         shard = change.shard
         digest = hashlib.sha256()
         number = 0
-        store, classes = self.parent.store, self.parent.classes
+        store = self.parent.store
+        classes = self.parent.classes
         where = store.where(shard.name)
         samples = list(dataset_store.sample_rows(store, shard))
         with store.open_file(shard.name) as opened:
@@ -79,7 +80,8 @@ class AmendWork:
                         f"{where}: has more records than the {len(samples):,} in its table of "
                         f"samples. Run imagenet-prep verify on {store.where()}."
                     )
-                sample, payload = samples[number - 1], record.payload
+                sample = samples[number - 1]
+                payload = record.payload
                 if sample.key in change.excluded:
                     self._demand(payload, sample, f"{where}: record {record.number}")
                     split = split_of(change.name)

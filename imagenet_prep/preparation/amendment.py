@@ -6,12 +6,12 @@ shards are hard links, or copies made by the bucket's server.
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import chain
-from typing import TypeVar
 
 from imagenet_prep import engine
 from imagenet_prep.codec.policy import CHECK_DECODE, CHECK_HEADER, CODECS, Policy
@@ -31,7 +31,7 @@ from imagenet_prep.dataset.member import (
     PreparedImage,
 )
 from imagenet_prep.dataset.orientation import KEEP, RULES
-from imagenet_prep.dataset.samples import Head
+from imagenet_prep.dataset.samples import Head, Sample
 from imagenet_prep.dataset.settings import ADOPT, AMEND, Amendment, Listed, Settings
 from imagenet_prep.preparation.additions import Additions, Comparison, sentences
 from imagenet_prep.preparation.amended_shard import AmendWork
@@ -47,9 +47,8 @@ from imagenet_prep.shards.writer import WrittenShard
 from imagenet_prep.sources.shard_files import split_of
 from imagenet_prep.storage import columns, dataset_store
 from imagenet_prep.storage.dataset_store import Dataset, open_dataset, refuse_inside
-from imagenet_prep.storage.store import Store
-
-_T = TypeVar("_T")
+from imagenet_prep.storage.remote import Stat
+from imagenet_prep.storage.store import Readable, Store
 
 
 @dataclass(frozen=True)
@@ -91,9 +90,15 @@ class Job:
         return self.dataset.manifest
 
     @cached_property
+    def made(self) -> Settings:
+        """The settings of the dataset; raises ManifestError if a different program wrote them."""
+        with self._config_errors():
+            return settings.parse(self.manifest.config)
+
+    @property
     def base(self) -> settings.Config:
         """The config of the dataset before its first amendment."""
-        return self._of_config(settings.base)
+        return self.manifest.config if self.made.base is None else self.made.base
 
     @cached_property
     def seed(self) -> int:
@@ -152,12 +157,9 @@ class Job:
             add.summary if add else None,
             self.request.narrowing,
         )
-        steps = [*self._of_config(settings.amendments), step]
-        splits = [*self.manifest.splits]
-        config = {"verb": AMEND, "splits": splits, "amendments": steps, "base": self.base}
+        steps = [*self.made.amendments, step]
         return Wanted(
-            # The JSON round trip makes this config equal to the one read back from disk.
-            Settings(AMEND, dict.fromkeys(splits, canonical.loads(canonical.dumps(config)))),
+            settings.amended(self.manifest.splits, steps, self.base),
             self.manifest.producer.libraries,
             label_offset=self.manifest.label_offset,
             # An amended dataset never matches a published edition's counts and labels.
@@ -167,14 +169,11 @@ class Job:
 
     def transform_of(self, split: str) -> Callable[[bytes], PreparedImage]:
         """Returns the transform that encodes new images like the existing ones of a split."""
-
-        def parse(config: settings.Config) -> tuple[str, _ImageSettings]:
-            verb, splits = settings.parse(settings.base(config))
-            return verb, records.parse(_ImageSettings, splits.get(split, {}), others=True)
-
-        verb, of_split = self._of_config(parse)
+        with self._config_errors():
+            first = settings.parse(self.base)
+            made = records.parse(_ImageSettings, first.splits.get(split, {}), others=True)
         codec = self.manifest.producer.libraries.get("codec", "")
-        if verb == ADOPT or of_split.short_side is of_split.quality is None:
+        if first.verb == ADOPT or (made.short_side is None and made.quality is None):
             any_colorspace = schema.COLORSPACE in self.manifest.lacks
             return partial(_keep_undamaged, any_colorspace=any_colorspace)
         if codec not in CODECS.values():
@@ -183,14 +182,21 @@ class Job:
                 "version lacks, so the images of --add cannot be encoded in the same way. Use the "
                 "version of imagenet-prep that made the dataset."
             )
-        image_settings = {**vars(of_split), "quality": of_split.quality or Policy.quality}
-        policy = Policy(codec=codec, **image_settings)
+        policy = Policy(
+            made.short_side,
+            made.quality or Policy.quality,
+            made.check,
+            stretch=made.stretch,
+            codec=codec,
+            orientation=made.orientation,
+        )
         require(policy)
         return partial(transform, policy=policy)
 
-    def _of_config(self, parse: Callable[[settings.Config], _T]) -> _T:
+    @contextlib.contextmanager
+    def _config_errors(self) -> Iterator[None]:
         try:
-            return parse(self.manifest.config)
+            yield
         except ValueError as error:
             where = self.dataset.store.where(naming.MANIFEST)
             raise errors.ManifestError(
@@ -207,20 +213,29 @@ def _keep_undamaged(data: bytes, *, any_colorspace: bool) -> PreparedImage:
 
 def refuse(dataset: Dataset, out: Store) -> None:
     """Raises an error before anything is written if the dataset cannot be amended into `out`."""
-    folder, where = dataset.store.as_folder, dataset.where
+    folder = dataset.store.as_folder
+    where = dataset.where
     if (folder is None) != (out.as_folder is None):
+        kind = "a prefix on the same server" if folder is None else "a local folder"
         raise UsageError(
             f"--out {out.where()}: the result must be on the same storage as {where}. Choose "
-            f"{'a prefix on the same server' if folder is None else 'a local folder'}. Afterwards, "
-            "`imagenet-prep replicate` copies the new dataset to other locations."
+            f"{kind}. Afterwards, `imagenet-prep replicate` copies the new dataset to other "
+            "locations."
         )
     refuse_inside(out.where(), dataset)
     dataset.demand_samples()
-    if lost := dataset.missing_files():
+    lost = dataset.missing_files()
+    if lost:
         raise errors.DataDamagedError(
             f"{where}: {counted(len(lost), 'file')} missing or of a different size than in the "
             f"manifest: {some(lost)}. Nothing was written. Run imagenet-prep verify {where}"
         )
+
+
+def preview(job: Job, store: Store) -> Json:
+    """Returns the changes that a run would make."""
+    Output(store, job.wanted).older_files(job.manifest.shard_names)
+    return {"amended": {**_summary(job), "emptied": {}, "columns": {}}}
 
 
 def run(job: Job, store: Store) -> Json:
@@ -233,93 +248,120 @@ def run(job: Job, store: Store) -> Json:
             f"--add: no new image, so nothing was written. {'; '.join(sentences(job.add.counts))}."
         )
     output = Output(store, job.wanted)
-    changes = job.changes
-    carried: dict[str, Json] = {}
+    columns_of_run: dict[str, Json] = {}
     _ = job.columns  # report a damaged column before anything is written
     if output.left():
-        with output.store.lock():
-            if pending := output.left():
-                output.begin(pending, job.manifest.shard_names)
-                carried = _write(job, changes, output)
+        with store.lock():
+            # A run that held the lock may have finished the dataset.
+            unfinished = output.left()
+            if unfinished:
+                output.begin(unfinished, job.manifest.shard_names)
+                columns_of_run = _write(job, output)
     summary = output.end()
-    before, now = job.manifest.splits, Dataset.at(store).manifest.splits
-    empty = {
-        name: some([job.dataset.classes.wnids[index] for index in indices])
-        for name, split in now.items()
-        if (indices := emptied(before[name].examples_per_class, split.examples_per_class))
-    }
-    changed = _changed(job)
+    amended = Dataset.at(store)
+    changes = _summary(job)
     if job.add:
-        bad = _quarantined(job.add, Dataset.at(store))
-        changed["added"] -= bad
-        changed["add"] |= {"stored": changed["added"], "quarantined": bad}
-    return {**summary, "amended": {**changed, "emptied": empty, "columns": carried}}
+        quarantined = _num_quarantined(job.add, amended)
+        changes["added"] -= quarantined
+        changes["add"] |= {"stored": changes["added"], "quarantined": quarantined}
+    emptied_classes = _emptied_classes(job.dataset, amended)
+    return {
+        **summary,
+        "amended": {**changes, "emptied": emptied_classes, "columns": columns_of_run},
+    }
 
 
-def preview(job: Job, store: Store) -> Json:
-    """Returns the changes that a run would make."""
-    Output(store, job.wanted).older_files(job.manifest.shard_names)
-    return {"amended": {**_changed(job), "emptied": {}, "columns": {}}}
+def _summary(job: Job) -> Json:
+    """Returns the counts of the changes, as printed by --json."""
+    changes = job.changes
+    counts: Json = {
+        "parent": job.manifest.digest,
+        "excluded": sum(len(change.excluded) for change in changes),
+        "relabelled": sum(len(change.relabelled) for change in changes),
+        "added": sum(len(change.added) for change in changes),
+        "shards": len(changes),
+        "of_shards": len(job.manifest.shard_names),
+        "bytes": sum(change.shard.num_bytes for change in changes),
+        "columns_left_behind": job.columns[1],
+    }
+    if job.add:
+        counts["add"] = job.add.counts
+    return counts
 
 
-def _quarantined(add: Additions, amended: Dataset) -> int:
+def _num_quarantined(add: Additions, amended: Dataset) -> int:
     """Returns the number of new images that are quarantined."""
     new = {(member.archive, member.size) for member in add.all_members}
     lines = dataset_store.incidents(amended.store, amended.manifest)
     return sum(line.action == QUARANTINED and (line.archive, line.size) in new for line in lines)
 
 
-def _changed(job: Job) -> Json:
-    changes = job.changes
-    return {
-        "parent": job.manifest.digest,
-        "excluded": sum(len(change.excluded) for change in changes),
-        "relabelled": sum(len(change.relabelled) for change in changes),
-        "added": sum(len(change.added) for change in changes),
-        "shards": len(changes),
-        "of_shards": sum(len(split.shards) for split in job.manifest.splits.values()),
-        "bytes": sum(change.shard.num_bytes for change in changes),
-        "columns_left_behind": job.columns[1],
-        **({"add": job.add.counts} if job.add else {}),
-    }
+def _emptied_classes(parent: Dataset, amended: Dataset) -> dict[str, str]:
+    """Returns, by split, the classes of which no image remains."""
+    names = {}
+    for name, split in amended.manifest.splits.items():
+        before = parent.manifest.splits[name]
+        indices = emptied(before.examples_per_class, split.examples_per_class)
+        if indices:
+            names[name] = some([parent.classes.wnids[index] for index in indices])
+    return names
 
 
-def _write(job: Job, changes: Sequence[ShardChange], output: Output) -> dict[str, Json]:
+def _write(job: Job, output: Output) -> dict[str, Json]:
     """Writes changed shards, links or copies the others, commits; returns row counts by column."""
-    store, manifest, add = output.store, job.manifest, job.add
-    parent = job.dataset.store.as_folder
-    stats = {}
-    for folder in ("", *naming.BESIDE):
-        for name, stat in parent.stats(folder).items() if parent else ():
-            stats[f"{folder}/{name}".lstrip("/")] = stat
-    writes = {
-        split: WriteWork(
-            store=store,
-            transform=job.transform_of(split) if add else keep,
-            classes=job.dataset.classes,
-            label_offset=manifest.label_offset,
-            fail_on_bad_image=False,
-        )
-        for split in manifest.splits
-    }
-    new = (add.source.images, add.sha256) if add else (None, {})
-    work = AmendWork(job.dataset, job.seed, writes, *new)
-    digest = canonical.digest(job.wanted.settings.config)
-    stage = engine.Stage(AMEND, digest, store, work, WrittenShard)
-    receipts = engine.run(stage, changes, job.workers, watch=output.watch, quiet=job.quiet)
-    written = {receipt.content.shard: receipt.content for receipt in receipts}
-    shards = (shard for split in manifest.splits.values() for shard in split.shards)
-    files = [file for shard in shards if shard.name not in written for file in shard.files]
+    store = output.store
+    parent = job.dataset.store
+    # Read before anything is written: a file that is replaced later is not linked.
+    stats = _stats(parent)
+    written = _write_changed(job, output)
+    unchanged = [shard.files for shard in job.manifest.shards if shard.name not in written]
     try:
-        store.adopt_files(job.dataset.store, files, stats)
+        store.adopt_files(parent, [*chain.from_iterable(unchanged)], stats)
     except errors.IncompleteError:
-        _demand_parent(job)
+        # A replaced parent is the likely cause, and its message is clearer.
+        _demand_same_parent(job)
         raise
-    _demand_parent(job)
+    _demand_same_parent(job)
     return _commit(job, output, written)
 
 
-def _demand_parent(job: Job) -> None:
+def _stats(parent: Readable) -> dict[str, Stat]:
+    """Returns the state of each file of a dataset in a folder; {} for a bucket."""
+    stats: dict[str, Stat] = {}
+    if parent.as_folder:
+        for folder in ("", *naming.BESIDE):
+            for name, stat in parent.as_folder.stats(folder).items():
+                stats[f"{folder}/{name}".lstrip("/")] = stat
+    return stats
+
+
+def _write_changed(job: Job, output: Output) -> dict[str, WrittenShard]:
+    """Writes the changed shards; returns their receipts by name."""
+    add = job.add
+    writes = {
+        split: WriteWork(
+            store=output.store,
+            transform=job.transform_of(split) if add else keep,
+            classes=job.dataset.classes,
+            label_offset=job.manifest.label_offset,
+            fail_on_bad_image=False,
+        )
+        for split in job.manifest.splits
+    }
+    work = AmendWork(
+        job.dataset,
+        job.seed,
+        writes,
+        images=add.source.images if add else None,
+        sha256=add.sha256 if add else {},
+    )
+    digest = canonical.digest(job.wanted.settings.config)
+    stage = engine.Stage(AMEND, digest, output.store, work, WrittenShard)
+    receipts = engine.run(stage, job.changes, job.workers, watch=output.watch, quiet=job.quiet)
+    return {receipt.content.shard: receipt.content for receipt in receipts}
+
+
+def _demand_same_parent(job: Job) -> None:
     now = open_dataset(job.dataset.store, check=False).manifest.digest
     if now != job.manifest.digest:
         raise UsageError(
@@ -330,41 +372,43 @@ def _demand_parent(job: Job) -> None:
 
 
 def _commit(job: Job, output: Output, written: Mapping[str, WrittenShard]) -> dict[str, Json]:
+    """Copies the columns and publishes the manifest; returns row counts by column."""
     parent = job.manifest
     splits = {}
     for name, split in parent.splits.items():
         shards = [written[s.name].entry if s.name in written else s for s in split.shards]
-        splits[name] = _split(output.store, shards, parent.classes.count)
-    carried = {
+        splits[name] = _split_of(output.store, shards, parent.classes.count)
+    row_counts = {
         column.name: Carrier(job.dataset, output.store, column).carry(splits)
         for column in job.columns[0]
     }
-    new = [incident for shard in written.values() for incident in shard.incidents]
+    new = [*chain.from_iterable(shard.incidents for shard in written.values())]
     sources = [*parent.sources]
     if job.add and (job.add.all_members or job.add.excluded):
         new += job.add.excluded
         sources.append(job.add.as_source(sources))
+    shards = [*chain.from_iterable(split.shards for split in splits.values())]
     draft = Draft(
         splits=splits,
         classes=job.dataset.classes,
         incidents=[*_kept_incidents(job, new), *new],
         sources=sources,
         lacks=parent.lacks,
-        plan_digest=canonical.digest([s.sha256 for of in splits.values() for s in of.shards]),
+        plan_digest=canonical.digest([shard.sha256 for shard in shards]),
         parent=parent,
     )
     output.commit(draft)
-    return carried
+    return row_counts
 
 
 def _kept_incidents(job: Job, new: Sequence[Incident]) -> Iterator[Incident]:
     """Yields the lines of the parent that the amended dataset keeps."""
     excluded = {(line.split, line.key) for line in new if line.is_excluded}
-    class_of = {
-        (split_of(change.name), key): class_index
-        for change in job.changes
-        for key, class_index in change.relabelled.items()
-    }
+    class_of: dict[tuple[str, str], int] = {}
+    for change in job.changes:
+        split = split_of(change.name)
+        for key, class_index in change.relabelled.items():
+            class_of[split, key] = class_index
     replaced = job.add.replaced if job.add else ()
     for line in dataset_store.incidents(job.dataset.store, job.manifest):
         image = line.split, line.key
@@ -377,29 +421,39 @@ def _kept_incidents(job: Job, new: Sequence[Incident]) -> Iterator[Incident]:
         yield line
 
 
-def _split(store: Store, shards: list[Shard], num_classes: int) -> Split:
-    per_class: Counter[int] = Counter()
-    resized = height = width = 0
+@dataclass
+class _Tally:
+    """The fields of a `Split` that are counted from the rows of its tables of samples."""
 
-    def heads() -> Iterator[Head]:
-        nonlocal resized, height, width
-        for sample in chain.from_iterable(dataset_store.each_table(samples.parse, store, shards)):
-            per_class[sample.class_index] += 1
+    per_class: Counter[int] = field(default_factory=Counter)
+    resized: int = 0
+    max_height: int = 0
+    max_width: int = 0
+
+    def heads(self, rows: Iterable[Sample]) -> Iterator[Head]:
+        """Yields the head of each row once the row is counted."""
+        for row in rows:
+            self.per_class[row.class_index] += 1
             # Compare sets: rotation swaps the sides of an image, but is no resize.
-            source = {sample.source_height, sample.source_width}
-            resized += {sample.height, sample.width} != source
-            height = max(height, sample.height)
-            width = max(width, sample.width)
-            yield sample.head
+            self.resized += {row.height, row.width} != {row.source_height, row.source_width}
+            self.max_height = max(self.max_height, row.height)
+            self.max_width = max(self.max_width, row.width)
+            yield row.head
 
-    root = samples_root(heads(), store, shards)
+
+def _split_of(store: Store, shards: list[Shard], num_classes: int) -> Split:
+    """Returns the manifest's entry of a split, from the tables of its shards."""
+    tally = _Tally()
+    rows = chain.from_iterable(dataset_store.each_table(samples.parse, store, shards))
+    # One pass over the tables, which may be large: this consumes all rows, so `tally` is complete.
+    root = samples_root(tally.heads(rows), store, shards)
     return Split(
-        examples=per_class.total(),
+        examples=tally.per_class.total(),
         num_bytes=sum(shard.num_bytes for shard in shards),
-        examples_per_class=[per_class[index] for index in range(num_classes)],
-        resized=resized,
-        max_height=height,
-        max_width=width,
+        examples_per_class=[tally.per_class[index] for index in range(num_classes)],
+        resized=tally.resized,
+        max_height=tally.max_height,
+        max_width=tally.max_width,
         shards=shards,
         samples_root=root,
     )

@@ -32,9 +32,12 @@ _FIRST_KEYS = 10
 class Carrier:
     """Copies one column of the parent to the store of the amended dataset."""
 
-    def __init__(self, parent: Dataset, store: Store, of_parent: Column) -> None:
-        self._parent, self._store, self._column = parent, store, of_parent
-        self._linked = self._rows = 0
+    def __init__(self, parent: Dataset, store: Store, parent_column: Column) -> None:
+        self._parent = parent
+        self._store = store
+        self._column = parent_column
+        self._linked = 0
+        self._rows = 0
         self._missing: list[str] = []
 
     def carry(self, splits: Mapping[str, Split]) -> Json:
@@ -73,7 +76,7 @@ class Carrier:
 
     def _of_shard(self, rows: ColumnFile, old: Shard, new: Shard) -> ColumnFile:
         """Writes the column file of a changed shard; missing rows are zeros."""
-        of_parent = self._column
+        parent_column = self._column
         store = self._store
         digest = hashlib.sha256()
         before = self._records(self._parent.store, old)
@@ -84,22 +87,22 @@ class Carrier:
         old_rows = zip(before, self._read(rows), strict=True)
         kept = (row for record, row in old_rows if record in stay)
         temporary = store.temporary()
-        header = of_parent.header(len(after))
+        header = parent_column.header(len(after))
         with removed_on_failure(temporary), storage_errors("write", temporary):
             with new_file(temporary) as file:
-                zeros = bytes(of_parent.row_bytes)
+                zeros = bytes(parent_column.row_bytes)
                 written = (next(kept) if record in stay else zeros for record in after)
                 for data in itertools.chain([header], written):
                     digest.update(data)
                     file.write(data)
                 # Read the rest: the parent's file is verified when its end is reached.
                 deque(kept, maxlen=0)
-            name = column.file_name(of_parent.name, new.name)
+            name = column.file_name(parent_column.name, new.name)
             sha256 = digest.hexdigest()
             store.publish(temporary, name, sha256)
         self._rows += len(after) - len(missing)
         self._missing += [after[number][1] for number in missing]
-        num_bytes = of_parent.num_bytes(len(after))
+        num_bytes = parent_column.num_bytes(len(after))
         table = new.samples_sha256
         return ColumnFile(new.name, len(after), num_bytes, sha256, table, tuple(missing))
 
@@ -111,15 +114,16 @@ class Carrier:
 
     def _read(self, rows: ColumnFile) -> Iterator[bytes]:
         """Yields the rows of a column file of the parent; verifies the file after the last row."""
-        of_parent = self._column
+        parent_column = self._column
         digest = hashlib.sha256()
         store = self._parent.store
-        name = of_parent.file(rows).name
+        name = parent_column.file(rows).name
         with store.open_file(name) as opened:
             file = as_file(hashed(opened, [digest]))
-            head = file.read(len(of_parent.header(rows.rows)))
+            head = file.read(len(parent_column.header(rows.rows)))
             for _ in range(rows.rows):
-                yield file.read(of_parent.row_bytes)
+                yield file.read(parent_column.row_bytes)
             file.read()
-        if wrong := columns.misfit(of_parent, rows, head, digest.hexdigest(), store.where(name)):
+        wrong = columns.misfit(parent_column, rows, head, digest.hexdigest(), store.where(name))
+        if wrong:
             raise DataDamagedError(f"{wrong}.")

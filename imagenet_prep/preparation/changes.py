@@ -148,9 +148,9 @@ def changes_of(request: Request, dataset: Dataset, seed: int) -> list[ShardChang
     changes: list[ShardChange] = []
     by_bytes = _named_by_bytes(exclude, dataset) if exclude else {}
     for name in splits:
-        of_bytes = by_bytes.get(name, set()) if name in chosen else set()
-        of_split = _changes_in(request, exclude, relabel, name, dataset, seed, of_bytes)
-        changes += [change for change in of_split if any(change[1:])]
+        recognised = by_bytes.get(name, set()) if name in chosen else set()
+        shard_changes = _changes_in(request, exclude, relabel, name, dataset, seed, recognised)
+        changes += [change for change in shard_changes if any(change[1:])]
     for line in request.add.excluded if request.add else ():
         if exclude:
             exclude.lines(line.split, [line.key])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import re
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from imagenet_prep.core.flags import Place, WorkerFlags, after_dashes, flag, opt
 from imagenet_prep.dataset import naming, schema
 from imagenet_prep.dataset.flag import unknown_keys
 from imagenet_prep.dataset.orientation import RULES
+from imagenet_prep.dataset.settings import Recipe
 
 # Source kinds that can be read from a server.
 _ON_SERVERS = ("auto", "ilsvrc", "imagenet21k", "evaluation", "webdataset")
@@ -171,16 +173,12 @@ class Config(RunFlags):
                 f"--holdout {self.holdout}: expected a number of images, such as 1000, or a "
                 "percentage, such as 10%"
             )
-        if self.holds_out and schema.TRAIN not in self.splits:
+        recipe = self.recipe()
+        if recipe.holdout and schema.TRAIN not in self.splits:
             raise ValueError("--holdout: moves images out of train. Add train to --splits")
-        if self.holds_out and schema.HOLDOUT in self.splits:
+        if recipe.holdout and schema.HOLDOUT in self.splits:
             raise ValueError("--holdout: the source has a split holdout. Remove one of the flags")
-        is_split = set(self.splits) == {*schema.SOURCE_SPLITS}
-        if self.holdout_per_class and (self.holds_out or not is_split):
-            raise ValueError(
-                "--holdout-per-class: makes both train and validation. Include both in --splits, "
-                "and remove --holdout"
-            )
+        _ = recipe.held_out_split  # raises ValueError for contradictory settings
         for split in schema.SOURCE_SPLITS:
             if getattr(self, f"{split}_shards") and split not in self.splits:
                 raise ValueError(f"--{split}-shards: {split} is not in --splits")
@@ -192,43 +190,22 @@ class Config(RunFlags):
                 "WebDataset tars, can be read from a server; download other sources into a folder"
             )
 
-    def byte_settings(self) -> Json:
-        """Returns the settings that determine the bytes of the dataset."""
-        names = (*self.splits, schema.HOLDOUT) if self.holds_out else self.splits
-        holdout = self.holdout_number or f"{self.holdout_percent:g}%"
-        return {
-            "splits": [split for split in schema.SPLITS if split in names],
-            "train_shards": self.train_shards,
-            "validation_shards": self.validation_shards,
-            "short_side": None if self.keep_original else self.short_side,
-            "quality": self.quality,
-            "check": self.check,
-            "seed": self.seed,
-            "label_offset": self.label_offset,
-            "subset_classes": list(self.subset_classes),
-            "subset_per_class": self.subset_per_class,
-            # Unset holdouts are omitted, so that older datasets keep the same settings. An older
-            # holdout without "by class" was chosen regardless of class.
-            **({"holdout": f"{holdout} by class"} if self.holds_out else {}),
-            **({"holdout_per_class": self.holdout_per_class} if self.holdout_per_class else {}),
+    def recipe(self) -> Recipe:
+        """Returns the settings that decide the bytes; facts about the source are still missing."""
+        number = float(self.holdout.removesuffix("%"))
+        amount = f"{number:g}%" if self.holdout.endswith("%") else f"{number:.0f}"
+        splits = {*self.splits, schema.HOLDOUT} if number else {*self.splits}
+        # Most settings have the name and the value of their flag.
+        settings: Json = {
+            field.name: getattr(self, field.name)
+            for field in dataclasses.fields(Recipe)
+            if hasattr(self, field.name)
         }
-
-    @property
-    def holdout_number(self) -> int:
-        """The number of images to take out of train; 0 if --holdout is a percentage."""
-        return 0 if self.holdout.endswith("%") else int(self.holdout)
-
-    @property
-    def holdout_percent(self) -> float:
-        """The percentage of train to take out; 0 if --holdout is a number of images."""
-        return float(self.holdout[:-1]) if self.holdout.endswith("%") else 0.0
-
-    @property
-    def holds_out(self) -> bool:
-        """Whether images are moved from train to the split holdout."""
-        return bool(self.holdout_number or self.holdout_percent)
-
-    @property
-    def source_splits(self) -> tuple[str, ...]:
-        """The splits to read from the source."""
-        return (schema.TRAIN,) if self.holdout_per_class else self.splits
+        settings |= {
+            "splits": tuple(split for split in schema.SPLITS if split in splits),
+            "short_side": None if self.keep_original else self.short_side,
+            "holdout": f"{amount} by class" if number else "",
+            "orientation": self.orientation or "",
+            "boxes": not self.no_boxes,
+        }
+        return Recipe(**settings)

@@ -16,6 +16,7 @@ from imagenet_prep.core.errors import UsageError
 from imagenet_prep.core.terminal import counted
 from imagenet_prep.dataset import schema
 from imagenet_prep.dataset.member import NO_BOXES, Member
+from imagenet_prep.dataset.settings import Recipe
 from imagenet_prep.preparation.box_lists import BoxLookup
 from imagenet_prep.preparation.selection import Selection
 from imagenet_prep.shards import plan
@@ -42,8 +43,9 @@ class ChosenMembers:
         if index not in selection.classes:
             return []
         chosen = sorted_by_key(members, selection.where)
-        if selection.per_class:
-            chosen = plan.permute(chosen, selection.seed)[: selection.per_class]
+        recipe = selection.recipe
+        if recipe.subset_per_class:
+            chosen = plan.permute(chosen, recipe.seed)[: recipe.subset_per_class]
         if self.lookup is None or split not in self.lookup.parts:
             return chosen
         boxes = self.lookup.of(split, selection.source.classes.wnids[index])
@@ -104,26 +106,28 @@ class Division:
 def divide(selection: Selection, split: str, used: Sequence[int]) -> Division:
     """Returns the division of a source split; `used` is the number of images by class index."""
     counts: dict[str, Sequence[int]] = {split: used}
-    if split == schema.TRAIN and (selection.holds_out or selection.holdout_per_class):
-        held_out = _held_out(selection, used)
-        new = schema.VALIDATION if selection.holdout_per_class else schema.HOLDOUT
+    new = selection.recipe.held_out_split
+    if split == schema.TRAIN and new is not None:
+        held_out = _held_out(selection.recipe, used)
         counts = {split: list(map(operator.sub, used, held_out)), new: held_out}
     return Division(
         counts, {name: selection.shards_of(name, sum(of)) for name, of in counts.items()}
     )
 
 
-def _held_out(selection: Selection, used: Sequence[int]) -> list[int]:
-    most, percent = selection.holdout_per_class, selection.holdout_percent
+def _held_out(recipe: Recipe, used: Sequence[int]) -> list[int]:
+    amount = recipe.holdout.partition(" ")[0]
+    flag = f"--holdout {amount}"
+    most = recipe.holdout_per_class
     if most:
         flag = f"--holdout-per-class {most}"
         out = [min(most, count // 2) for count in used]
-    elif percent:
-        flag = f"--holdout {percent:g}%"
+    elif amount.endswith("%"):
+        percent = float(amount[:-1])
         out = [min(max(1, round(count * percent / 100)), max(0, count - 1)) for count in used]
     else:
-        flag = f"--holdout {selection.holdout:,}"
-        out = _apportioned(selection.holdout, used)
+        flag = f"--holdout {int(amount):,}"
+        out = _apportioned(int(amount), used)
     if not any(out):
         raise UsageError(f"{flag}: no class has more than one image, so no image can be taken out")
     return out

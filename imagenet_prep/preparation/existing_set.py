@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 from collections import Counter, defaultdict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
@@ -190,16 +191,18 @@ def settle_labels(
     labelling = tfrecords.known_labelling(source, splits)
     if labelling is not None:
         return labelling
-    shards = [shard for split in splits for shard in source.splits[split]]
+    shards = [*itertools.chain.from_iterable(source.splits[split] for split in splits)]
     work = partial(_list_labels, store=source.store)
     stage = engine.Stage("labels", identity(shards), store, work, _ListedLabels)
     receipts = engine.run(stage, shards, workers, quiet=quiet)
     listed = [receipt.content for receipt in receipts]
-    if damage := [line for shard in listed for line in shard.damage]:
+    damage = [*itertools.chain.from_iterable(shard.damage for shard in listed)]
+    if damage:
         problems = counted(len(damage), "problem")
         damage.append(f"{source.store.where()}: {problems}. Download the damaged shards again.")
         raise DataDamagedError("\n".join(damage))
-    return labelling_of([use for shard in listed for use in shard.uses], known)
+    uses = itertools.chain.from_iterable(shard.uses for shard in listed)
+    return labelling_of([*uses], known)
 
 
 def identity(shards: Sequence[ShardFile]) -> str:
@@ -300,7 +303,7 @@ class ExistingSet:
     @property
     def all_shards(self) -> list[CheckedShard]:
         """The results of all shards, over all splits."""
-        return [shard for shards in self.shards.values() for shard in shards]
+        return [*itertools.chain.from_iterable(self.shards.values())]
 
 
 def check_existing_set(
@@ -316,7 +319,7 @@ def check_existing_set(
     Keys are those of the tables, if the dataset has tables and `has_tables` is set.
     """
     labelling = settle_labels(source, tuple(source.splits), store, workers, quiet=quiet)
-    shards = [shard for of_split in source.splits.values() for shard in of_split]
+    shards = [*itertools.chain.from_iterable(source.splits.values())]
     classes = labelling.classes.render().decode()
     manifest = source.manifest
     has_tables = has_tables and manifest is not None and manifest.has_samples
@@ -335,7 +338,7 @@ def check_existing_set(
     receipts = engine.run(stage, shards, workers, quiet=quiet)
     checked = [receipt.content for receipt in receipts]
     by_shard = {shard.shard: shard for shard in checked}
-    problems = [problem for shard in checked for problem in shard.problems]
+    problems = [*itertools.chain.from_iterable(shard.problems for shard in checked)]
     problems += _copies(shards, checked)
     try:
         # Labels that `amend` changed may differ from the published ones.
@@ -345,16 +348,19 @@ def check_existing_set(
         problems.append(str(error))
     renamed: dict[str, dict[int, str]] = {}
     # Keys in tables are final: if two are equal, the commit reports them.
-    for of_split in () if has_tables else source.splits.values():
-        shard_of = {naming.samples_name(shard.name): shard.name for shard in of_split}
+    for shards_of_split in () if has_tables else source.splits.values():
+        shard_of = {naming.samples_name(shard.name): shard.name for shard in shards_of_split}
         new_keys = distinct_keys.numbered(store, tables, [*shard_of])
         for table, new in new_keys.items():
             data, sha256 = distinct_keys.renamed(store, f"{tables}/{table}", new)
             shard = by_shard[shard_of[table]]
             by_shard[shard.shard] = replace(shard, samples_bytes=len(data), samples_sha256=sha256)
         renamed |= new_keys
-    of_splits = {name: [by_shard[s.name] for s in of] for name, of in source.splits.items()}
-    return ExistingSet(labelling, of_splits, problems, tables, renamed)
+    by_split = {
+        name: [by_shard[shard.name] for shard in shards_of_split]
+        for name, shards_of_split in source.splits.items()
+    }
+    return ExistingSet(labelling, by_split, problems, tables, renamed)
 
 
 def _copies(shards: Sequence[ShardFile], checked: Sequence[CheckedShard]) -> list[str]:

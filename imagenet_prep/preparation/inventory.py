@@ -46,7 +46,7 @@ def take_inventory(
     # Remove files of an earlier run, which may have filled the disk, and untrusted links.
     store.remove_tree(PLAN_FOLDER)
     # Excluded images are also recognised by their bytes.
-    unpack = unpack or bool(selection.excluded and selection.excluded.files)
+    unpack = unpack or bool(selection.exclusions and selection.exclusions.listed.files)
     stage = index_stage(selection, store, unpack=unpack)
     tasks = selection.index_tasks()
     listing = listing_workers(workers, len(tasks))

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 
@@ -12,15 +11,16 @@ from imagenet_prep.codec.policy import CHECK_HEADER, CODECS, Policy
 from imagenet_prep.codec.transform import RAW_ENCODING, encode_raw, require, transform
 from imagenet_prep.core import address
 from imagenet_prep.core.errors import UsageError
-from imagenet_prep.dataset import exclusions, schema
+from imagenet_prep.dataset import exclusions as exclusion_list
+from imagenet_prep.dataset import schema, settings
 from imagenet_prep.dataset.class_list import ClassList
 from imagenet_prep.dataset.editions import OBJECTNET
 from imagenet_prep.dataset.member import PreparedImage
 from imagenet_prep.dataset.orientation import APPLY, KEEP, NEUTRAL
-from imagenet_prep.dataset.settings import EXCLUDED, ORIENTATION, PREPARE, Settings
+from imagenet_prep.dataset.settings import Listed, Recipe
 from imagenet_prep.engine import PROCESSES, Workers
 from imagenet_prep.preparation.config import Config
-from imagenet_prep.preparation.selection import Selection, refuse_source_as_output
+from imagenet_prep.preparation.selection import Selection, exclusions_of, refuse_source_as_output
 from imagenet_prep.preparation.space import Forecast
 from imagenet_prep.preparation.standing import Wanted
 from imagenet_prep.preparation.tasks import PLAN_FOLDER
@@ -55,31 +55,33 @@ class Job:
     @classmethod
     def of(cls, config: Config) -> Job:
         """Returns the job for a command line."""
-        config = _with_existing_splits(config)
+        recipe = _with_existing_splits(config, config.recipe())
+        codec = CODECS[config.codec]
+        require(Policy(codec=codec))
+        selection, description = _select(config, recipe)
+        source = selection.source
+        recipe = selection.recipe
+        refuse_source_as_output(config.out, config.source, source)
         policy = Policy(
-            None if config.keep_original else config.short_side,
-            config.quality,
-            config.check,
-            codec=CODECS[config.codec],
+            recipe.short_side,
+            recipe.quality,
+            recipe.check,
+            codec=codec,
+            orientation=recipe.orientation or KEEP,
+            border=recipe.border,
         )
-        require(policy)
-        selection, description = _select(config)
-        refuse_source_as_output(config.out, config.source, selection.source)
-        default = NEUTRAL if selection.source.is_imagenet else APPLY
-        rule = config.orientation or (KEEP if config.keep_original else default)
-        # ObjectNet's images have a red border one pixel wide.
-        border = int(selection.source.edition == OBJECTNET)
-        policy = dataclasses.replace(policy, orientation=rule, border=border)
-        official = () if config.allow_subset else selection.parts
         kind = config.worker_kind
-        num_bytes = sum(part.num_bytes for part in selection.source.parts)
+        num_bytes = sum(part.num_bytes for part in source.parts)
         if kind == "auto" and policy.only_copies and num_bytes > _WORTH_PROCESSES_BYTES:
             kind = PROCESSES
+        if selection.annotations:
+            description += "; with bounding boxes"
+        if recipe.orientation == APPLY:
+            description += _ROTATED
+        official = () if config.allow_subset else selection.parts
         return cls(
             selection=selection,
-            description=description
-            + ("; with bounding boxes" if selection.annotations else "")
-            + (_ROTATED if rule == APPLY and not isinstance(selection.source, Pixels) else ""),
+            description=description,
             policy=policy,
             workers=Workers(config.workers, kind, config.beam_args),
             wanted=_wanted(config, selection, policy),
@@ -100,10 +102,10 @@ class Job:
         return Forecast(self.selection, self.transform, resizes, self.workers, out, plans, folder)
 
 
-def _with_existing_splits(config: Config) -> Config:
+def _with_existing_splits(config: Config, recipe: Recipe) -> Recipe:
     """Drops the split validation if the source contains only folders of classes."""
-    if address.is_remote(config.source) or schema.VALIDATION not in config.source_splits:
-        return config
+    if address.is_remote(config.source) or schema.VALIDATION not in recipe.source_splits:
+        return recipe
     root = Path(config.source).expanduser()
     kinds = [config.source_kind]
     if kinds == [detect.AUTO]:
@@ -111,25 +113,26 @@ def _with_existing_splits(config: Config) -> Config:
     if kinds[:1] == [detect.TABLE]:
         _, rows, _ = image_table.labelled(root, None if config.follow_links else root)
         if any(row.split == schema.VALIDATION for row in rows.values()):
-            return config
+            return recipe
     elif kinds[:1] != [detect.FOLDER] or not layout.has_only_classes(root):
-        return config
-    if config.validation_shards or {*config.splits} != {*schema.SOURCE_SPLITS}:
+        return recipe
+    if recipe.validation_shards or {*config.splits} != {*schema.SOURCE_SPLITS}:
         raise UsageError(
             f"--source {config.source}: contains no split, so the only split is train. Remove "
             "--splits and --validation-shards, or add --holdout-per-class N, which moves N images "
             "of each class to validation."
         )
-    return dataclasses.replace(config, splits=(schema.TRAIN,))
+    return replace(recipe, splits=tuple(s for s in recipe.splits if s != schema.VALIDATION))
 
 
-def _select(config: Config) -> tuple[Selection, str]:
+def _select(config: Config, recipe: Recipe) -> tuple[Selection, str]:
+    """Finds the source; returns the images to use, with the complete recipe, and a description."""
     base = remote_path.lists_folder(config.out)
     lists = None
     if base is not None:
         lists = ListingFolder(base, writes=not config.dry_run, believed=not config.rehash)
     root = remote_path.locate(config.source, lists, hashes=config.check != CHECK_HEADER)
-    splits = [split for split in schema.SPLITS if split in config.source_splits]
+    splits = recipe.source_splits
     source, description = detect.find(
         root,
         splits,
@@ -140,31 +143,44 @@ def _select(config: Config) -> tuple[Selection, str]:
     )
     annotations = None
     if source.evaluation is not None:
-        splits = [schema.TEST]
-        if config.holds_out or config.train_shards or config.validation_shards:
+        if recipe.holdout or recipe.train_shards or recipe.validation_shards:
             raise UsageError(
                 f"--holdout, --train-shards, --validation-shards: {config.source} is an evaluation "
                 "set, which has only the split test. Remove these flags."
             )
-    elif not config.no_boxes and schema.TEST not in splits and not root.is_file():
+        recipe = replace(recipe, splits=(schema.TEST,))
+    elif recipe.boxes and schema.TEST not in splits and not root.is_file():
         boxed = [split for split in splits if split != schema.HOLDOUT]
         annotations = boxes.find(root, boxed, official=source.classes.official)
+    exclusions = None
+    excluded = None
+    if config.exclude is not None:
+        listed = exclusion_list.read(config.exclude, allows_unknown=config.allow_unknown)
+        exclusions = exclusions_of(listed, recipe)
+        excluded = Listed(exclusions.num_images, listed.sha256)
+    rule = config.orientation
+    if rule is None:
+        default = NEUTRAL if source.is_imagenet else APPLY
+        rule = KEEP if config.keep_original else default
+    from_pixels = isinstance(source, Pixels)
+    recipe = replace(
+        recipe,
+        boxes=annotations is not None,
+        # ObjectNet's images have a red border one pixel wide.
+        border=1 if source.edition == OBJECTNET else 0,
+        encoded_from_pixels=RAW_ENCODING if from_pixels else "",
+        excluded=excluded,
+        # Images that are made from pixels have no EXIF orientation.
+        orientation="" if rule == KEEP or from_pixels else rule,
+    )
     selection = Selection(
         source=source,
         where=config.source,
+        recipe=recipe,
         annotations=annotations,
-        splits=tuple(splits),
-        classes=_chosen(source.classes, config.subset_classes),
-        per_class=config.subset_per_class,
-        any_counts=bool(config.allow_subset or config.subset_classes or config.subset_per_class),
-        num_shards={split: getattr(config, f"{split}_shards") for split in schema.SOURCE_SPLITS},
-        seed=config.seed,
-        holdout=config.holdout_number,
-        holdout_percent=config.holdout_percent,
-        holdout_per_class=config.holdout_per_class,
-        excluded=None
-        if config.exclude is None
-        else exclusions.read(config.exclude, allows_unknown=config.allow_unknown),
+        classes=_chosen(source.classes, recipe.subset_classes),
+        any_counts=bool(config.allow_subset or recipe.subset_classes or recipe.subset_per_class),
+        exclusions=exclusions,
         # Receipts of earlier runs also have lists, so a new listing needs a different digest.
         listed_anew=config.rehash and address.is_remote(config.source),
     )
@@ -176,20 +192,11 @@ def _proven_md5(policy: Policy, parts: Sequence[Part]) -> dict[str, str]:
     if policy.check == CHECK_HEADER:
         return {}
     files = {part.name: part.path for part in parts if isinstance(part.path, Path)}
-    return {name: md5 for name, path in files.items() if (md5 := ledger.verified_md5(path))}
+    verified = {name: ledger.verified_md5(path) for name, path in files.items()}
+    return {name: md5 for name, md5 in verified.items() if md5}
 
 
 def _wanted(config: Config, selection: Selection, policy: Policy) -> Wanted:
-    from_pixels = isinstance(selection.source, Pixels)
-    byte_settings = {
-        **config.byte_settings(),
-        "boxes": selection.annotations is not None,
-        **({"splits": [schema.TEST]} if selection.source.evaluation else {}),
-        **({"border": policy.border} if policy.border else {}),
-        **({"encoded_from_pixels": RAW_ENCODING} if from_pixels else {}),
-        **({EXCLUDED: selection.excluded_summary} if selection.excluded else {}),
-        **({} if policy.orientation == KEEP or from_pixels else {ORIENTATION: policy.orientation}),
-    }
     origin = None
     if not address.is_remote(config.source):
         paths = ((part.name, part.path) for part in selection.parts)
@@ -199,13 +206,14 @@ def _wanted(config: Config, selection: Selection, policy: Policy) -> Wanted:
             # Keys of a folder that contains only classes are relative to its parent.
             root = selection.source.root
         origin = SourceLocation(str(root.absolute()), files)
+    recipe = selection.recipe
     return Wanted(
-        Settings(PREPARE, dict.fromkeys(byte_settings["splits"], byte_settings)),
+        settings.prepared(recipe),
         policy.libraries,
-        label_offset=config.label_offset,
+        label_offset=recipe.label_offset,
         subset=selection.is_subset,
         name=selection.source.name,
-        identities=dict.fromkeys(byte_settings["splits"], selection.identity),
+        identities=dict.fromkeys(recipe.splits, selection.identity),
         newest=max((part.newest for part in selection.parts), default=0),
         allowed_bad_images=config.allowed_bad_images,
         origin=origin,
@@ -218,10 +226,10 @@ def _chosen(classes: ClassList, requested: Sequence[str]) -> frozenset[int]:
     A single number N means the first N, unless it is the name of a class.
     """
     indices = range(len(classes.wnids))
-    (number, *others) = requested or [""]
-    is_count = number.isascii() and number.isdecimal() and number not in classes.index
-    if is_count and not others:
-        if not int(number):
-            raise UsageError(f"--subset-classes {number}: expected at least 1, or a class")
-        return frozenset(indices[: int(number)])
+    if len(requested) == 1 and requested[0] not in classes.index:
+        number = requested[0]
+        if number.isascii() and number.isdecimal():
+            if not int(number):
+                raise UsageError(f"--subset-classes {number}: expected at least 1, or a class")
+            return frozenset(indices[: int(number)])
     return frozenset(classes.indices(requested) if requested else indices)

@@ -7,6 +7,7 @@ splits. The manifest always lists the finished splits.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
@@ -70,12 +71,12 @@ class Draft:
         # Lines of an unknown split, and of excluded images of the input, may be in both lists.
         new = {*self.incidents}
         others = existing.splits.keys() - kept
-        of_kept = (line for line in listed if line not in new and line.split not in others)
+        kept_lines = (line for line in listed if line not in new and line.split not in others)
         return replace(
             self,
             splits=self.splits | {split: existing.splits[split] for split in kept},
             lacks=lacks | self.lacks,
-            incidents=[*self.incidents, *of_kept],
+            incidents=[*self.incidents, *kept_lines],
             sources=sorted([*self.sources, *before], key=place),
         )
 
@@ -83,7 +84,9 @@ class Draft:
         self, wanted: Wanted, config: settings.Config, libraries: dict[str, str]
     ) -> Manifest:
         """Returns an incomplete manifest of the dataset; `shards.commit.publish` completes it."""
-        plan_digest, classes, parent = self.plan_digest, self.classes, self.parent
+        plan_digest = self.plan_digest
+        classes = self.classes
+        parent = self.parent
         if plan_digest is None:
             plan_digest = canonical.digest([[s.name, s.num_bytes, s.md5] for s in self.sources])
         edition = parent.edition if parent else self.edition
@@ -182,7 +185,8 @@ class Output:
         older = [name for name in names if naming.split_of(name) not in others]
         sizes = self.store.sizes(older)
         written = engine.published(self.store, {*map(naming.shard_of, older)})
-        if unknown := [name for name in older if (name, sizes.get(name)) not in written]:
+        unknown = [name for name in older if (name, sizes.get(name)) not in written]
+        if unknown:
             raise standing.not_ours(self.store.where(), self.wanted.settings.verb, unknown)
         return older
 
@@ -190,8 +194,8 @@ class Output:
         self.seen = standing.look(self.store, self.wanted)
         decision = self._decision = standing.decide(self.seen, self.wanted, self.changed)
         self.is_doubted = decision.is_doubted
-        if not decision.left and (folder := self.store.as_folder):
-            folder.settle()
+        if not decision.left and self.store.as_folder:
+            self.store.as_folder.settle()
         return decision
 
     def _mark(self, made: dict[str, settings.Config], left: Sequence[str]) -> bytes:
@@ -220,7 +224,8 @@ class Output:
         """Publishes a manifest: the splits of `draft`, and the existing splits except `dropped`."""
         wanted = self.wanted
         seen = standing.look(self.store, self.wanted)
-        existing, libraries = seen.committed, wanted.libraries
+        existing = seen.committed
+        libraries = wanted.libraries
         made = {split: self._splits[split] for split in draft.splits}
         noted = {split: (wanted.identities.get(split, ""), draft.lacks) for split in draft.splits}
         kept, listed = self._kept(existing, {*draft.splits, dropped}) if existing else (set(), [])
@@ -229,15 +234,18 @@ class Output:
             finished = seen.finished
             libraries = existing.producer.libraries | (libraries if made else {})
             made |= {split: finished[split] for split in kept}
-            lacks = {key: kind for split in kept for key, kind in noted[split][1].items()}
+            lacks: dict[str, str] = {}
+            for split in kept:
+                lacks |= noted[split][1]
             draft = draft.with_kept(existing, kept, listed, lacks)
         if not draft.splits:
             self.store.remove(naming.MANIFEST, naming.REPLACED)
             return
         # A killed run, or a lost worker of a cluster, may have written shards of an older plan.
-        shards = [shard.name for split in draft.splits.values() for shard in split.shards]
+        shards = itertools.chain.from_iterable(split.shards for split in draft.splits.values())
         unfinished = self._pending.difference(draft.splits)
-        self.store.remove(*self._older(shards, {dropped, *unfinished}))
+        names = [shard.name for shard in shards]
+        self.store.remove(*self._older(names, {dropped, *unfinished}))
         published = publish(
             self.store,
             draft.manifest(wanted, Settings(wanted.settings.verb, made).config, libraries),
@@ -269,7 +277,8 @@ class Output:
 
     def note_source(self) -> None:
         """Records that the finished splits match their source."""
-        noted, wanted = self.seen.noted, self.wanted.identities
+        noted = self.seen.noted
+        wanted = self.wanted.identities
         splits = {s: (wanted.get(s, was), lacks) for s, (was, lacks) in noted.splits.items()}
         self._note(noted.dataset, splits)
 
@@ -291,17 +300,18 @@ class Output:
         summary = summarise(path, finished, self._new, time.time() - self._start)
         if "unknown_format" in finished.manifest.quarantined:
             with contextlib.suppress(ImagenetPrepError):  # a missing list must not fail the run
-                of_format = (
+                details = (
                     line.detail
                     for line in dataset_store.incidents(self.store)
                     if line.reason == "unknown_format"
                 )
-                summary["unread"] = formats.in_words(of_format)
+                summary["unread"] = formats.in_words(details)
         return summary
 
     def _discard(self, split: str) -> None:
         """Removes a split: first from the manifest, which must never list missing files."""
-        store, dataset = self.store, self.seen.dataset
+        store = self.store
+        dataset = self.seen.dataset
         if dataset and split in dataset.manifest.splits:
             self.commit(Draft(splits={}, classes=dataset.classes), dropped=split)
         store.remove(*(name for name in shard_files(store) if naming.split_of(name) == split))

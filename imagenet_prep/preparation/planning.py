@@ -101,8 +101,9 @@ class Planning(ChosenMembers):
                 if wanted.source.if_own:
                     remedy += f" {wanted.source.if_own}"
                 raise SourceError(f"{wanted.where}: incomplete: {'; '.join(problems)}. {remedy}")
+            most = wanted.recipe.subset_per_class
             used[split] = [
-                min(count, wanted.per_class or count) if index in wanted.classes else 0
+                min(count, most or count) if index in wanted.classes else 0
                 for index, count in enumerate(numbers)
             ]
             if not any(used[split]):
@@ -122,7 +123,7 @@ class Planning(ChosenMembers):
 
         `listed` has the lines of the image lists. Returns facts, and plan entries by output split.
         """
-        seed = self.selection.seed
+        seed = self.selection.recipe.seed
         members = parse_members(listed)
         if any(member.class_index != key.class_index for member in members):
             raise damaged_list("it lists an image of a different class")

@@ -22,7 +22,7 @@ from imagenet_prep.codec.policy import CHECK_HEADER
 from imagenet_prep.core import canonical
 from imagenet_prep.core.errors import BadImageError, SourceError, UsageError, some
 from imagenet_prep.core.terminal import counted
-from imagenet_prep.dataset import naming, settings
+from imagenet_prep.dataset import naming
 from imagenet_prep.dataset.class_list import ClassList
 from imagenet_prep.dataset.manifest import Manifest, Shard
 from imagenet_prep.dataset.member import QUARANTINED, Member, parse_members
@@ -187,7 +187,7 @@ def _other_images(
 
     parts: dict[str, list[plan.SplitPlan]] = {}
     for split in inventory.plans:
-        parts.setdefault(settings.origin(split.split, manifest.config), []).append(split)
+        parts.setdefault(manifest.settings.origin(split.split), []).append(split)
     # If the source has grown, images move between train and the holdout: compare both together.
     has_changed = False
     for of_source in parts.values():

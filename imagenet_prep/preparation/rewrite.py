@@ -15,7 +15,7 @@ from imagenet_prep.core import canonical
 from imagenet_prep.core.canonical import Json
 from imagenet_prep.core.errors import BadImageError, UsageError
 from imagenet_prep.core.terminal import counted
-from imagenet_prep.dataset import naming, schema, settings
+from imagenet_prep.dataset import naming, schema
 from imagenet_prep.dataset.keys import WNID, KeyList
 from imagenet_prep.dataset.manifest import Source, demand_samples
 from imagenet_prep.dataset.member import REPAIRED, Incident, Member
@@ -152,7 +152,7 @@ class Job:
             files = self.found.splits[split]
             source = canonical.digest([[shard.file, shard.num_bytes] for shard in files])
             made[split] = {**byte_settings, "source": source}
-            if manifest and settings.holdout_split(manifest.config) == schema.VALIDATION:
+            if manifest and manifest.settings.holdout_split == schema.VALIDATION:
                 made[split][HOLDOUT_PER_CLASS] = True
             if self.exclude:
                 listed = {"images": self.num_excluded(split), "sha256": self.exclude.sha256}

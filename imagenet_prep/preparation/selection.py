@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
 from imagenet_prep import engine
 from imagenet_prep.core import address, canonical
-from imagenet_prep.core.canonical import Json
 from imagenet_prep.core.errors import UsageError
 from imagenet_prep.core.terminal import counted
 from imagenet_prep.dataset import naming, schema
 from imagenet_prep.dataset.keys import KeyList, Lookup
+from imagenet_prep.dataset.settings import Recipe
 from imagenet_prep.preparation.tasks import UNPACKED, IndexWork, Listed
 from imagenet_prep.sources import boxes
 from imagenet_prep.sources.folder import Folder
@@ -25,65 +26,39 @@ from imagenet_prep.storage.store import Store, is_inside, same_place
 
 @dataclass(frozen=True)
 class Selection:
-    """The selected images, and the number of shards for them."""
+    """The images of a source that a recipe selects, and the number of shards for them."""
 
     source: Source
     where: str
+    recipe: Recipe
     annotations: boxes.Annotations | None
-    splits: tuple[str, ...]  # of the source, in order
     classes: frozenset[int]  # indices of the selected classes
-    per_class: int | None  # maximum number of images per class, chosen by the seed; None for all
     any_counts: bool  # accept counts other than the published ones
-    num_shards: dict[str, int | None]  # by split; None for the official number of images per shard
-    seed: int
-    holdout: int = 0  # number of images to move from train to the split holdout
-    holdout_percent: float = 0.0  # or percentage of each class to move there
-    holdout_per_class: int = 0  # images of each class to move from train to validation
-    excluded: KeyList | None = None  # excluded last, so that all other images stay in their shards
+    exclusions: Lookup | None = None  # applied last, so that all other images stay in their shards
     listed_anew: bool = False  # list images again, even if an earlier run has stored a list
+
+    @property
+    def splits(self) -> tuple[str, ...]:
+        """The splits of the source, in order."""
+        return self.recipe.source_splits
 
     @property
     def is_subset(self) -> bool:
         """Whether the numbers of images may differ from the published ones."""
-        moved = self.holds_out or self.holdout_per_class
-        return bool(self.any_counts or moved or self.excluded)
+        moves = self.recipe.held_out_split is not None
+        return self.any_counts or moves or self.recipe.excluded is not None
 
     @property
     def is_part(self) -> bool:
         """Whether only some classes, or some images per class, are selected."""
-        return bool(self.per_class or len(self.classes) < len(self.source.classes.wnids))
-
-    @property
-    def holds_out(self) -> bool:
-        """Whether images are moved from train to the split holdout."""
-        return bool(self.holdout or self.holdout_percent)
-
-    @cached_property
-    def exclusions(self) -> Lookup | None:
-        """The lookup of excluded images by source split; None without a list."""
-        if self.excluded is None:
-            return None
-        sources = self.splits if schema.TEST in self.splits else schema.SOURCE_SPLITS
-        # The output splits of train share one set of keys, so each of them names an image of train.
-        split_of: dict[str, str] = {}
-        if self.holds_out:
-            split_of = {schema.HOLDOUT: schema.TRAIN}
-        if self.holdout_per_class:
-            sources = (schema.TRAIN,)
-            split_of = {schema.VALIDATION: schema.TRAIN}
-        return Lookup(self.excluded, sources, self.splits, split_of)
-
-    @property
-    def excluded_summary(self) -> Json | None:
-        """The number of excluded images, and the sha256 of their list, as the manifest has them."""
-        if self.excluded is None or self.exclusions is None:
-            return None
-        return {"images": self.exclusions.num_images, "sha256": self.excluded.sha256}
+        all_classes = len(self.source.classes.wnids)
+        return bool(self.recipe.subset_per_class) or len(self.classes) < all_classes
 
     @cached_property
     def parts(self) -> tuple[Part, ...]:
         """The source parts that contain the images and the boxes."""
-        return (*self.source.parts, *(self.annotations.parts.values() if self.annotations else ()))
+        parts_of_boxes = self.annotations.parts.values() if self.annotations else ()
+        return (*self.source.parts, *parts_of_boxes)
 
     @cached_property
     def identity(self) -> str:
@@ -96,15 +71,14 @@ class Selection:
         """A digest of everything that determines the lists of members."""
         # Only the selected classes are unpacked, so the unpacked files depend on them.
         chosen = sorted(self.classes) if isinstance(self.source, Packed) else None
-        return canonical.digest([*self.source.identity, chosen, *["anew"] * self.listed_anew])
+        anew = ["anew"] if self.listed_anew else []
+        return canonical.digest([*self.source.identity, chosen, *anew])
 
     def index_tasks(self) -> list[IndexTask]:
         """Returns the tasks that list the images of the selected classes."""
+        tasks = itertools.chain.from_iterable(map(self.source.index_tasks, self.splits))
         return [
-            task
-            for split in self.splits
-            for task in self.source.index_tasks(split)
-            if task.class_index is None or task.class_index in self.classes
+            task for task in tasks if task.class_index is None or task.class_index in self.classes
         ]
 
     def images(self, store: LocalStore) -> MemberReader:
@@ -118,7 +92,11 @@ class Selection:
     def shards_of(self, split: str, examples: int) -> int:
         """Returns the number of shards of an output split."""
         like = {schema.HOLDOUT: schema.TRAIN, schema.TEST: schema.VALIDATION}.get(split, split)
-        requested = self.num_shards.get(split)
+        recipe = self.recipe
+        requested = {
+            schema.TRAIN: recipe.train_shards,
+            schema.VALIDATION: recipe.validation_shards,
+        }.get(split)
         official = schema.DEFAULT_NUM_SHARDS[like]
         if requested is None:
             per_shard = -(-schema.OFFICIAL_NUM_EXAMPLES[like] // official)
@@ -129,6 +107,18 @@ class Selection:
                 f"for each image of {split}, since no shard may be empty"
             )
         return requested
+
+
+def exclusions_of(listed: KeyList, recipe: Recipe) -> Lookup:
+    """Returns the lookup of excluded images by source split."""
+    source_splits = recipe.source_splits
+    # The list may also name images of splits that this run does not read.
+    names = source_splits if schema.TEST in source_splits else schema.SOURCE_SPLITS
+    new = recipe.held_out_split
+    # The output splits of train share one set of keys, so each of them names an image of train.
+    split_of = {} if new is None else {new: schema.TRAIN}
+    known = [name for name in names if name not in split_of]
+    return Lookup(listed, known, source_splits, split_of)
 
 
 def index_stage(
@@ -144,10 +134,10 @@ def index_stage(
 
 def refuse_source_as_output(out: str, where: str, source: Source) -> None:
     """Raises UsageError if the output is the source or one of its image folders."""
-    places = [
-        text.rstrip("/") if address.is_remote(text) else str(Path(text).expanduser())
-        for text in (out, where)
-    ]
+    places = []
+    for text in (out, where):
+        is_remote = address.is_remote(text)
+        places.append(text.rstrip("/") if is_remote else str(Path(text).expanduser()))
     advice = "The source is never changed. Choose a different folder for the dataset."
     if same_place(*places):
         raise UsageError(f"--out {out} is the source itself. {advice}")

@@ -67,10 +67,8 @@ class SharedPlan(Planning):
             [
                 wanted.index_digest,
                 wanted.identity,
-                [wanted.splits, sorted(wanted.classes), wanted.per_class, wanted.any_counts],
-                [wanted.num_shards, wanted.seed, wanted.holdout, wanted.holdout_percent],
-                wanted.holdout_per_class,
-                wanted.excluded_summary,
+                wanted.recipe,
+                wanted.any_counts,
             ]
         )
         return cls(wanted, lookup, store, f"{naming.WORK}/{SHARED_PLANS}{digest[:16]}")

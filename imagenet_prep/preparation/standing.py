@@ -95,7 +95,7 @@ class Standing:
     @property
     def finished(self) -> dict[str, settings.Config]:
         """The settings of the dataset's splits; empty if this program did not write them."""
-        return _parsed(self.committed.config).splits if self.committed else {}
+        return self.committed.settings.splits if self.committed else {}
 
 
 class Decision(NamedTuple):
@@ -183,18 +183,11 @@ def decide(standing: Standing, wanted: Wanted, changed: Collection[str] = frozen
     return Decision(made, replaced, left, is_doubted)
 
 
-def _parsed(config: settings.Config) -> Settings:
-    try:
-        return settings.parse(config)
-    except ValueError:
-        return Settings("", {})
-
-
 def _made(standing: Standing, wanted: Wanted) -> dict[str, settings.Config]:
     verb = wanted.settings.verb
     made: dict[str, settings.Config] = {}
     for config in [run.config for run in (standing.begun, standing.committed) if run]:
-        existing = _parsed(config)
+        existing = settings.recognised(config)
         if existing.verb != verb:
             raise UsageError(
                 f"{standing.where} contains a dataset that {verb} did not make. Choose a different "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import fcntl
 import hashlib
 import io
@@ -14,15 +15,18 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Self, cast
 import numpy as np
 
 from imagenet_prep.core import canonical, own_file
+from imagenet_prep.core.canonical import Json
 from imagenet_prep.core.errors import BusyError, DataDamagedError, UsageError
 from imagenet_prep.core.world import World, this_process
 from imagenet_prep.dataset import column
 from imagenet_prep.dataset.column import Column, ColumnFile
 from imagenet_prep.read.columns import numbers_of
-from imagenet_prep.read.dataset import make_dataset
+from imagenet_prep.read.config import Decoding, ReadConfig
 from imagenet_prep.read.dlpack import array_over
 from imagenet_prep.read.held import only_one
+from imagenet_prep.read.opening import open_feed
 from imagenet_prep.read.order import Order
+from imagenet_prep.read.reader import Reader
 from imagenet_prep.storage import columns, local_file
 from imagenet_prep.storage.folder import LocalStore
 from imagenet_prep.storage.new_file import complete_file
@@ -31,20 +35,10 @@ from imagenet_prep.storage.remote import hashed
 if TYPE_CHECKING:
     import numpy.typing as npt
 
+    from imagenet_prep.read.feed import Feed
+
 # Arguments of `make_dataset` that may be keys of the argument `reader`.
-_OPTIONS = {
-    "image_size",
-    "backend",
-    "framework",
-    "recipe",
-    "dtype",
-    "layout",
-    "antialias",
-    "device",
-    "num_threads",
-    "fields",
-    "originals",
-}
+_OPTIONS = {"image_size", *(option.name for option in dataclasses.fields(Decoding))}
 
 
 class ColumnWriter:
@@ -110,8 +104,9 @@ class ColumnWriter:
           UsageError: an argument is invalid, or differs from the settings of the existing column.
           DataDamagedError: files of the column are damaged.
         """
-        options: dict[str, Any] = {"fields": ("images",), **(reader or {})}
-        if unknown := options.keys() - _OPTIONS:
+        options: Json = {"fields": ("images",), **(reader or {})}
+        unknown = options.keys() - _OPTIONS
+        if unknown:
             raise UsageError(
                 f"reader={sorted(unknown)}: expected some of {', '.join(sorted(_OPTIONS))}"
             )
@@ -123,27 +118,24 @@ class ColumnWriter:
         if view not in (None, column.ANY_VIEW):
             raise UsageError(f"view={view!r}: expected {column.ANY_VIEW!r} or None")
         options["fields"] = tuple(dict.fromkeys((*options["fields"], "number")))
-        options |= {"training": False, "world": World()}
-        self._reader = make_dataset(data_dir, split, batch_size, **options)
-        feed = self._reader._feed
-        self._records, self._finite = feed.records, finite
+        # Each rank reads its own shards, as if it were the only one.
+        only_rank = World()
+        config = ReadConfig(data_dir, split, batch_size, training=False, world=only_rank, **options)
+        feed, choice = open_feed(config)
+        self._batch_size = batch_size
+        self._finite = finite
+        self._records = feed.records
         self._records.dataset.require_complete()
         self._records.dataset.demand_samples()
         self._store = LocalStore(self._records.root)
-        sources = [rows.column for rows in feed.columns.values()]
-        of_class = not {"class_index", "key"}.isdisjoint(options["fields"])
-        of_class |= any(source.made_from == column.OF_CLASS for source in sources)
-        views = {source.view for source in sources}
-        if "images" in options["fields"]:
-            views.add(str(feed.config.view(self._records.manifest.edition)))
         try:
             self.column = Column(
                 name,
                 dtype,
                 tuple(shape),
                 canonical.loads(canonical.dumps(about)),
-                view or " and ".join(sorted(views - {column.ANY_VIEW})) or column.ANY_VIEW,
-                column.OF_CLASS if of_class else column.OF_IMAGE,
+                view or _view_of(feed),
+                column.OF_CLASS if _is_of_class(feed) else column.OF_IMAGE,
             )
             column.check_new_name(name)
             column.loads(self.column.dumps(), "", name)
@@ -158,13 +150,13 @@ class ColumnWriter:
             shard: self._finished(shard)
             for shard in range(world.rank, len(self._records.shards), world.size)
         }
-        numbers = [
-            self._records.numbers_of(shard)[record]
-            for shard in self._done
-            for record in self._missing(shard)
-        ]
+        numbers: list[int] = []
+        for shard in self._done:
+            examples = self._records.numbers_of(shard)
+            numbers += (examples[record] for record in self._missing(shard))
         chosen = np.array(numbers, np.int64)
-        feed.order = Order(self._records.examples_per_shard, None, chosen=chosen)
+        feed.use_order(Order(self._records.examples_per_shard, None, chosen=chosen))
+        self._reader = Reader(feed, choice)
         self._due: list[int] = []
         self._file: Generator[None, memoryview, None] | None = None
 
@@ -230,9 +222,11 @@ class ColumnWriter:
     def _begin(self) -> Column | None:
         """Saves the settings, or compares them with those saved; returns column.json, or None."""
         name = self.column.name
-        existing, begun = (columns.find(self._store, name, begun=begun) for begun in (False, True))
+        existing = columns.find(self._store, name)
+        begun = columns.find(self._store, name, begun=True)
         for other in filter(None, (existing, begun)):
-            if differing := self.column.differing(other):
+            differing = self.column.differing(other)
+            if differing:
                 raise UsageError(
                     f"{self._store.where(self._folder)}: the column was started with a different "
                     f"{', '.join(differing)}. Use the same settings or a different name, or remove "
@@ -262,7 +256,9 @@ class ColumnWriter:
 
     def _shard_file(self, number: int) -> Generator[None, memoryview, None]:
         """Writes a shard's file and receipt; the caller passes each missing row with `send`."""
-        made, store, shard = self.column, self._store, self._records.shards[number]
+        made = self.column
+        store = self._store
+        shard = self._records.shards[number]
         name = column.file_name(made.name, shard.name)
         receipt = column.receipt_name(made.name, shard.name)
         digest = hashlib.sha256()
@@ -317,10 +313,10 @@ class ColumnWriter:
         )
 
     def _remove_receipts(self) -> None:
-        store, name = self._store, self.column.name
+        store = self._store
+        name = self.column.name
         store.remove(*columns.receipts(store, name, self._records.shards))
-        splits = self._records.manifest.splits.values()
-        if not columns.receipts(store, name, [s for split in splits for s in split.shards]):
+        if not columns.receipts(store, name, self._records.manifest.shards):
             store.remove(column.begun_name(name))
         with local_file.folder_inside(store.root, self._folder) as folder:
             for partial in store.names(self._folder):
@@ -329,7 +325,7 @@ class ColumnWriter:
 
     def _checked(self, rows: Any, count: int) -> npt.NDArray[Any]:
         """Returns the first `count` rows as bytes, after checking their shape, type and values."""
-        made, batch_size = self.column, self._reader._feed.config.batch_size
+        made = self.column
         try:
             values = np.asarray(rows) if isinstance(rows, np.ndarray) else array_over(rows)
         except (TypeError, ValueError, BufferError, RuntimeError) as error:
@@ -339,7 +335,7 @@ class ColumnWriter:
             values = values.view(np.uint16)
         fits = values.dtype == made.descr and values.shape[1:] == made.shape
         fits &= "bfloat16" not in given or made.dtype == "bfloat16"
-        if not fits or len(values) not in (count, batch_size):
+        if not fits or len(values) not in (count, self._batch_size):
             shape = [count, *made.shape]
             raise UsageError(
                 f"write(): expected {made.dtype} {shape}, got {given} {list(values.shape)}"
@@ -351,3 +347,18 @@ class ColumnWriter:
                 "writer with finite=False."
             )
         return values.reshape(count, -1).view(np.uint8)
+
+
+def _view_of(feed: Feed) -> str:
+    """Returns the view for which rows are valid that are computed from these batches."""
+    views = {rows.column.view for rows in feed.columns.values()}
+    if "images" in feed.config.fields:
+        views.add(str(feed.config.view(feed.records.manifest.edition)))
+    return " and ".join(sorted(views - {column.ANY_VIEW})) or column.ANY_VIEW
+
+
+def _is_of_class(feed: Feed) -> bool:
+    """Returns whether rows that are computed from these batches may depend on the class."""
+    if not {"class_index", "key"}.isdisjoint(feed.config.fields):
+        return True
+    return any(rows.column.made_from == column.OF_CLASS for rows in feed.columns.values())

@@ -61,33 +61,45 @@ class Wanted:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReadConfig(Wanted):
-    """The arguments of `make_dataset`; its docstring describes them."""
+class Decoding:
+    """The arguments of `make_dataset` that describe batches; `ColumnWriter` accepts them too."""
 
-    data_dir: str
+    backend: batch.Backend = "auto"
+    framework: batch.Framework | None = None
+    recipe: batch.RecipeName = "resnet"
+    dtype: batch.Dtype | None = None
+    layout: batch.Layout = "NHWC"
+    antialias: bool | None = None
+    device: batch.Device = "cpu"
+    num_threads: int = 0
+    fields: Sequence[batch.Field | str] = batch.DECODED
+    originals: bool | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pass:
+    """The arguments of `make_dataset` that describe a pass over the chosen examples."""
+
+    training: bool | None = None
+    world: World | None = None
+    seed: int = 0
+    colour: bool = False
+    views: int = 1
+    shuffle_window: int | None = None
+    cache_dir: str | os.PathLike[str] | None = None
+    cache_gb: float | None = None
+    on_bad_record: batch.OnBadRecord = "raise"
+    out: Callable[[], Any] | None = None
+
+
+@dataclass(frozen=True)
+class ReadConfig(Wanted, Decoding, Pass):
+    """The arguments of `make_dataset`, whose docstring describes them."""
+
+    data_dir: str | os.PathLike[str]
     split: str
     batch_size: int
-    image_size: int
-    training: bool | None
-    world: World | None
-    seed: int
-    backend: batch.Backend
-    framework: batch.Framework | None
-    recipe: batch.RecipeName
-    colour: bool
-    dtype: batch.Dtype | None
-    layout: batch.Layout
-    antialias: bool | None
-    device: batch.Device
-    shuffle_window: int | None
-    cache_dir: str | os.PathLike[str] | None
-    cache_gb: float | None
-    num_threads: int
-    on_bad_record: batch.OnBadRecord
-    out: Callable[[], Any] | None
-    fields: Sequence[batch.Field | str]
-    views: int
-    originals: bool | None
+    image_size: int = 224
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -110,18 +122,23 @@ class ReadConfig(Wanted):
             raise UsageError(f"views={self.views}: evaluation has one view, the central crop")
         if self.is_remote:
             try:
-                address.check_base(self.data_dir)
+                address.check_base(self.where)
             except ValueError as error:
                 raise UsageError(f"data_dir: {error}") from None
         elif self.cache_dir is not None or self.cache_gb is not None:
             raise UsageError(
-                f"{self.data_dir} is a folder: cache_dir and cache_gb need a remote dataset"
+                f"{self.where} is a folder: cache_dir and cache_gb need a remote dataset"
             )
+
+    @property
+    def where(self) -> str:
+        """The folder or URL of the dataset."""
+        return os.fspath(self.data_dir)
 
     @property
     def is_remote(self) -> bool:
         """Whether `data_dir` is a URL, not a folder."""
-        return "://" in self.data_dir
+        return "://" in self.where
 
     @property
     def is_training(self) -> bool:

@@ -1,53 +1,39 @@
-"""`make_dataset`, which opens a reader, and its arguments."""
+"""`make_dataset`, which opens a reader; its arguments are the fields of `ReadConfig`."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Sequence
-from typing import Any
+import functools
+import inspect
+from collections.abc import Callable
+from typing import ParamSpec
 
-from imagenet_prep.core.world import World
-from imagenet_prep.read import batch
 from imagenet_prep.read.config import ReadConfig
-from imagenet_prep.read.reader import Reader
+from imagenet_prep.read.reader import Reader, open_reader
+
+_Arguments = ParamSpec("_Arguments")
 
 
-def make_dataset(
-    data_dir: str | os.PathLike[str],
-    split: str,
-    batch_size: int,
-    image_size: int = 224,
-    *,
-    training: bool | None = None,
-    world: World | None = None,
-    seed: int = 0,
-    backend: batch.Backend = "auto",
-    framework: batch.Framework | None = None,
-    recipe: batch.RecipeName = "resnet",
-    colour: bool = False,
-    dtype: batch.Dtype | None = None,
-    layout: batch.Layout = "NHWC",
-    antialias: bool | None = None,
-    device: batch.Device = "cpu",
-    shuffle_window: int | None = None,
-    cache_dir: str | os.PathLike[str] | None = None,
-    cache_gb: float | None = None,
-    num_threads: int = 0,
-    on_bad_record: batch.OnBadRecord = "raise",
-    out: Callable[[], Any] | None = None,
-    fields: Sequence[batch.Field | str] = batch.DECODED,
-    views: int = 1,
-    originals: bool | None = None,
-    classes: Sequence[str | int] | None = None,
-    remap: bool = False,
-    keys: str | os.PathLike[str] | None = None,
-    exclude: str | os.PathLike[str] | None = None,
-    allow_unknown: bool = False,
-    fraction: float = 1.0,
-    fold: tuple[int, int] = (0, 1),
-    others: bool = False,
-    choice_seed: int = 0,
-) -> Reader:
+def _taking(
+    config: Callable[_Arguments, ReadConfig],
+) -> Callable[[Callable[[ReadConfig], Reader]], Callable[_Arguments, Reader]]:
+    """Decorates a function of a config: it takes the arguments that make the config instead."""
+    parameters = [*inspect.signature(config).parameters.values()]
+
+    def decorate(function: Callable[[ReadConfig], Reader]) -> Callable[_Arguments, Reader]:
+        @functools.wraps(function)
+        def call(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> Reader:
+            return function(config(*args, **kwargs))
+
+        call.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+            parameters, return_annotation=Reader
+        )
+        return call
+
+    return decorate
+
+
+@_taking(ReadConfig)
+def make_dataset(config: ReadConfig) -> Reader:
     """Returns a reader of the batches of one rank.
 
     In each epoch, the ranks together read every example exactly once. If the last step of an epoch
@@ -63,6 +49,21 @@ def make_dataset(
         default True only for the train split.
       world: rank and size of this process; by default from the launcher or framework.
       seed: seed of the order of examples and of random crops, mirroring and colours.
+      colour: random colour changes in training, as with the tutorial's `--increased_aug`.
+      views: independent crops per training image; if > 1, images and boxes get a second axis of
+        this size after the batch axis.
+      shuffle_window: number of shards that are shuffled together; 0 means all. The default is 0
+        for a folder and 16 for a remote dataset, which is fetched window by window. Small windows
+        also reduce seeks on disks.
+      cache_dir: folder for a node's copy of a remote dataset; by default IMAGENET_PREP_CACHE or
+        ~/.cache/imagenet-prep.
+      cache_gb: size limit of the cache in GB (1e9 bytes), at least two windows of shards; by
+        default no limit. Shards that readers of this node use are kept even above the limit.
+      on_bad_record: "raise", or "skip": mask damaged records and list them in `Reader.skipped`.
+        Errors of the disk or server, and a completely damaged shard, always raise.
+      out: function that returns memory for the images of a batch (only for the native backend): a
+        NumPy array or an object that supports DLPack or the buffer protocol, with the shape and
+        type of `images`. It is called up to three batches ahead; `images` is what it returned.
       backend: "tfdata", "dali", "native" (no framework needed) or "auto": DALI with device="gpu",
         otherwise native. The choice does not depend on the installed packages.
       framework: "tensorflow" tensors, "numpy" arrays, or "dlpack" for PyTorch and JAX without a
@@ -72,31 +73,16 @@ def make_dataset(
         without shifts; "adm": the square crop of image generators, with the same bytes as Pillow
         (only for the native backend and uint8). Evaluation of ImageNet-C and ObjectNet shows the
         complete square, as in their authors' programs ("tutorial": the complete image).
-      colour: random colour changes in training, as with the tutorial's `--increased_aug`.
       dtype: "float32", "bfloat16" (not DALI) or "float16" (not tf.data) for normalised images;
         "uint8" for images from 0 to 255. By default "float32"; "uint8" for recipe "adm".
       layout: "NHWC" or "NCHW".
       antialias: filter images when downscaling, as Pillow does; by default only in evaluation, and
         in training with "mnist". It slows tf.data down by a fifth.
       device: "cpu", or "gpu" for DALI on the GPU of this local rank.
-      shuffle_window: number of shards that are shuffled together; 0 means all. The default is 0
-        for a folder and 16 for a remote dataset, which is fetched window by window. Small windows
-        also reduce seeks on disks.
-      cache_dir: folder for a node's copy of a remote dataset; by default IMAGENET_PREP_CACHE or
-        ~/.cache/imagenet-prep.
-      cache_gb: size limit of the cache in GB (1e9 bytes), at least two windows of shards; by
-        default no limit. Shards that readers of this node use are kept even above the limit.
       num_threads: number of images decoded in parallel; 0 for this rank's share of the cores.
-      on_bad_record: "raise", or "skip": mask damaged records and list them in `Reader.skipped`.
-        Errors of the disk or server, and a completely damaged shard, always raise.
-      out: function that returns memory for the images of a batch (only for the native backend): a
-        NumPy array or an object that supports DLPack or the buffer protocol, with the shape and
-        type of `images`. It is called up to three batches ahead; `images` is what it returned.
       fields: keys of `Batch` in order, or "column:NAME" for a column of the dataset; by default
         images, class_index and mask. Without "images", no image is decoded. Without "images" and
         "boxes", only the tables of samples are read.
-      views: independent crops per training image; if > 1, images and boxes get a second axis of
-        this size after the batch axis.
       originals: with recipe "adm", True raises UsageError if `prepare` changed any image, and False
         never does. By default, UsageError is raised if `prepare` downscaled larger images to a
         shorter side of `image_size` or less.
@@ -127,4 +113,4 @@ def make_dataset(
       >>> images.shape, str(images.dtype), labels.shape, str(labels.dtype)
       ((8, 224, 224, 3), 'float32', (8,), 'int32')
     """
-    return Reader(ReadConfig(**{**locals(), "data_dir": os.fspath(data_dir)}))
+    return open_reader(config)

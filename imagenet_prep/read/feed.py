@@ -108,8 +108,8 @@ class Feed:
         """Returns the steps of an epoch after its first `start` examples."""
         nodes = self.order.placement.nodes
         total = self.order.num_examples
-        size, training = self.config.batch_size, self.config.is_training
-        return Steps(start, total, self.config.rank.size, size, training, nodes)
+        config = self.config
+        return Steps(start, total, config.rank.size, config.batch_size, config.is_training, nodes)
 
     def batches(self, epoch: int, start: int, most: int | None = None) -> Iterator[EncodedBatch]:
         """Yields at most `most` batches of this rank, after `start` examples of the epoch."""
@@ -124,17 +124,17 @@ class Feed:
             first, _ = self.records.place(int(numbers[begin]))
             windows = list(dropwhile(lambda shards: first not in shards, windows))
         if self._reads_records or self.columns:
-            of_columns = [rows.file for rows in self.columns.values()]
-            self.records.follow(windows, of_columns, only_columns=not self._reads_records)
+            column_files = [rows.file for rows in self.columns.values()]
+            self.records.follow(windows, column_files, only_columns=not self._reads_records)
         ahead: deque[Future[EncodedBatch]] = deque()
         try:
             for step in range(count + _STEPS_AHEAD):
                 if step < count:
                     positions = steps.positions(step, self.config.rank.rank)
-                    of_rank = numbers[positions.start : positions.stop].tolist()
+                    rank_numbers = numbers[positions.start : positions.stop].tolist()
                     if self._reads_records:
-                        self.records.will_need(of_rank)
-                    ahead.append(self._thread.submit(self._read, of_rank, epoch))
+                        self.records.will_need(rank_numbers)
+                    ahead.append(self._thread.submit(self._read, rank_numbers, epoch))
                 if step >= _STEPS_AHEAD - 1 and ahead:
                     yield ahead.popleft().result()
         finally:
@@ -142,6 +142,11 @@ class Feed:
             # holds a lock that the reading thread needs.
             for batch in ahead:
                 batch.cancel()
+
+    def use_order(self, order: Order) -> None:
+        """Changes the order, and with it the chosen examples."""
+        self.order = order
+        self._planned = None
 
     def use_window(self, window: int) -> None:
         """Changes the shuffle window of the order, in shards; 0 for all shards."""
@@ -165,35 +170,28 @@ class Feed:
             raise error
         self.skipped[number] = str(error)
 
-    def _read(self, of_rank: list[int], epoch: int) -> EncodedBatch:
-        config, size = self.config, self.config.batch_size
+    def _read(self, rank_numbers: list[int], epoch: int) -> EncodedBatch:
+        """Reads the examples with these numbers; the last batch of an epoch is padded."""
+        config = self.config
+        size = config.batch_size
         if self._facts is not None:
-            self._facts.read(of_rank)
-        rows = {field: column.rows(of_rank, size) for field, column in self.columns.items()}
+            self._facts.read(rank_numbers)
+        rows = {field: column.rows(rank_numbers, size) for field, column in self.columns.items()}
         numbers = np.full(size, -1, np.int64)
-        numbers[: len(of_rank)] = of_rank
+        numbers[: len(rank_numbers)] = rank_numbers
         images: list[ImageExample | None] = []
         sides = np.full((2, size), _PLACEHOLDER_SIDE, np.int64)
         if self._reads_records:
-            images = [
-                image if image and number not in self.skipped else self._read_one(number)
-                for number, image in zip(of_rank, self.records.read_many(of_rank), strict=True)
-            ] + [None] * (size - len(of_rank))
+            images = self._images(rank_numbers)
             numbers[[image is None for image in images]] = -1
             sides[0] = [image.width if image else _PLACEHOLDER_SIDE for image in images]
             sides[1] = [image.height if image else _PLACEHOLDER_SIDE for image in images]
         mask = numbers >= 0
         views = self._views(sides, numbers, epoch)
-        if self._facts is not None and not self._reads_records:
-            classes = self._facts.classes[numbers]
-            if "width" in config.fields or "height" in config.fields:
-                sides = self._facts.sides[:, numbers].astype(np.int64)
-        else:
-            offset = self.records.manifest.label_offset
-            classes = np.array([i.stored_label - offset if i else 0 for i in images], np.int32)
-        if self._dense is not None:
-            classes = self._dense[classes]
-        classes = np.where(mask, classes, np.int32(NO_CLASS))
+        has_sides = not {"width", "height"}.isdisjoint(config.fields)
+        if self._facts is not None and not self._reads_records and has_sides:
+            sides = self._facts.sides[:, numbers].astype(np.int64)
+        classes = self._classes(numbers, images)
         for values in rows.values():
             values[~mask] = 0
         details = set(config.fields) - set(DECODED) - rows.keys()
@@ -205,6 +203,28 @@ class Feed:
             numbers,
             {f: self._describe(f, images, numbers, sides, views) for f in details} | rows,
         )
+
+    def _images(self, rank_numbers: list[int]) -> list[ImageExample | None]:
+        """Returns the images of a batch; None for masked examples and for padding."""
+        images: list[ImageExample | None] = []
+        for number, image in zip(rank_numbers, self.records.read_many(rank_numbers), strict=True):
+            if image is None or number in self.skipped:
+                image = self._read_one(number)
+            images.append(image)
+        return images + [None] * (self.config.batch_size - len(rank_numbers))
+
+    def _classes(
+        self, numbers: npt.NDArray[np.int64], images: Sequence[ImageExample | None]
+    ) -> npt.NDArray[np.int32]:
+        """Returns the class indices of a batch; NO_CLASS where the mask is False."""
+        if self._facts is not None and not self._reads_records:
+            classes = self._facts.classes[numbers]
+        else:
+            offset = self.records.manifest.label_offset
+            classes = np.array([i.stored_label - offset if i else 0 for i in images], np.int32)
+        if self._dense is not None:
+            classes = self._dense[classes]
+        return np.where(numbers >= 0, classes, np.int32(NO_CLASS))
 
     def _read_one(self, number: int) -> ImageExample | None:
         if number in self.skipped:
@@ -221,7 +241,8 @@ class Feed:
         self, sides: npt.NDArray[np.int64], numbers: npt.NDArray[np.int64], epoch: int
     ) -> tuple[Views, ...]:
         """Returns the crops of a batch for each view; () if no field needs them."""
-        config, (widths, heights) = self.config, sides
+        config = self.config
+        widths, heights = sides
         if not self._reads_records and "mirrored" not in config.fields:
             return ()
         if not config.is_training:
@@ -262,14 +283,16 @@ class Feed:
                 f"most {MOST_BOXES:,} per image. Remove 'boxes' from fields= or exclude the example"
             )
         boxes = np.zeros((len(images), most, 4))
-        for of_image, image in zip(boxes, images, strict=True):
+        for rows, image in zip(boxes, images, strict=True):
             if image:
                 b = image.boxes
-                of_image[: len(b.xmin)].T[:] = b.xmin, b.ymin, b.xmax, b.ymax
-        side, square = self.config.image_size, self.config.constants.square
+                rows[: len(b.xmin)].T[:] = b.xmin, b.ymin, b.xmax, b.ymax
+        side = self.config.image_size
+        square = self.config.constants.square
         widths, heights = sides
         return _stacked([boxes_in(v, boxes, heights, widths, side, square=square) for v in views])
 
 
-def _stacked(of_views: list[npt.NDArray[Any]]) -> npt.NDArray[Any]:
-    return of_views[0] if len(of_views) == 1 else np.stack(of_views, axis=1)
+def _stacked(arrays: list[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+    """Returns an array with an axis for the views, if there are several."""
+    return arrays[0] if len(arrays) == 1 else np.stack(arrays, axis=1)

@@ -6,12 +6,12 @@ import hashlib
 import os
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
+from imagenet_prep.core.canonical import Json
 from imagenet_prep.core.errors import UsageError
 from imagenet_prep.core.terminal import counted
 from imagenet_prep.core.world import this_process
-from imagenet_prep.dataset import naming, settings
+from imagenet_prep.dataset import naming
 from imagenet_prep.dataset.schema import OBJECTNET
 from imagenet_prep.read.backend import choose_backend, refuse_contradictions
 from imagenet_prep.read.choice import Choice
@@ -23,24 +23,24 @@ from imagenet_prep.read.records import Records
 from imagenet_prep.storage.dataset_store import Dataset, open_dataset
 
 
-def open_feed(config: ReadConfig) -> tuple[Feed, dict[str, Any]]:
+def open_feed(config: ReadConfig) -> tuple[Feed, Json]:
     """Returns the `Feed` of a reader with these settings, and the content of `Reader.choice`."""
     world = config.world or this_process()
     config = replace(config, world=world)
     config = replace(config, backend=choose_backend(config))
     refuse_contradictions(config)
-    dataset = open_dataset(config.data_dir, parts=True)
+    dataset = open_dataset(config.where, parts=True)
     records = open_records(dataset, config.split, config.cache_dir, config.cache_gb)
     if config.is_training and records.manifest.edition == OBJECTNET:
         raise UsageError(
-            f"{config.data_dir}: {OBJECTNET}'s licence allows only evaluation, not training or "
+            f"{config.where}: {OBJECTNET}'s licence allows only evaluation, not training or "
             "tuning. Pass training=False."
         )
     if "images" in config.fields:
         if config.constants.square:
             _tell_changed(config, records)
         _tell_crop(config, records)
-    records.placement.check_ranks(world, config.data_dir)
+    records.placement.check_ranks(world, config.where)
     choice = Choice(config, records.dataset.classes)
     filters = choice.filters()
     chosen = None
@@ -64,18 +64,18 @@ def _tell_changed(config: ReadConfig, records: Records) -> None:
     """Warns if `prepare` changed images; raises UsageError if `config.originals` forbids it."""
     manifest = records.manifest
     split = manifest.splits[records.split]
-    short_side = settings.short_side(manifest.config, records.split)
+    short_side = manifest.settings.short_side(records.split)
     advice = "Prepare it with --keep-original, or pass originals=False to accept these images."
     if config.originals is None and short_side is not None and short_side <= config.image_size:
         raise UsageError(
-            f"{config.data_dir}: its images were downscaled to a short side of {short_side}, so "
+            f"{config.where}: its images were downscaled to a short side of {short_side}, so "
             f"crops of {config.image_size} pixels differ from crops of the originals. {advice}"
         )
     repaired = sum(manifest.repaired.values())
     if not split.resized and not repaired:
         return
     changed = (
-        f"{config.data_dir}: prepare downscaled {split.resized:,} of the "
+        f"{config.where}: prepare downscaled {split.resized:,} of the "
         f"{counted(split.examples, 'image')} of {records.split}, and repaired "
         f"{counted(repaired, 'image')} of the dataset ({', '.join(manifest.repaired) or 'none'})"
     )
@@ -92,7 +92,7 @@ def _tell_crop(config: ReadConfig, records: Records) -> None:
     if config.is_training or config.rank.rank != 0 or crop == config.constants.evaluation:
         return
     say_once(
-        f"{config.data_dir}: crops are {crop:.1%} of the shorter side, as {edition} needs, instead "
+        f"{config.where}: crops are {crop:.1%} of the shorter side, as {edition} needs, instead "
         f"of {config.constants.evaluation:.1%}"
     )
 

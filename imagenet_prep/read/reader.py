@@ -10,6 +10,7 @@ from functools import cached_property
 from typing import Any, Generic, cast
 
 from imagenet_prep.core.address import absolute
+from imagenet_prep.core.canonical import Json
 from imagenet_prep.core.errors import UsageError
 from imagenet_prep.core.world import require_same_ranks
 from imagenet_prep.dataset.class_list import ClassList
@@ -21,7 +22,7 @@ from imagenet_prep.read.batch import Array, Batch
 from imagenet_prep.read.choice import Finder
 from imagenet_prep.read.config import ReadConfig
 from imagenet_prep.read.diagnosis import Diagnosis
-from imagenet_prep.read.feed import EncodedBatch
+from imagenet_prep.read.feed import EncodedBatch, Feed
 from imagenet_prep.read.frameworks import CONVERTERS
 from imagenet_prep.read.opening import open_feed
 from imagenet_prep.read.order import Position, Steps, StepSampler, step_sampler
@@ -58,8 +59,9 @@ class Reader(Generic[Array]):
     # Lightning takes an object with an attribute `sampler` for a DataLoader, and asks for this.
     batch_sampler = None
 
-    def __init__(self, config: ReadConfig) -> None:
-        self._feed, self.choice = open_feed(config)
+    def __init__(self, feed: Feed, choice: Json) -> None:
+        self._feed = feed
+        self.choice = choice
         self.epoch = 0
         self._examples_read = 0
         self._is_restored = False  # until the first loop after `restore`
@@ -225,7 +227,7 @@ class Reader(Generic[Array]):
         config, chosen = self._feed.config, self._feed.order.chosen
         return {
             **self.state(),
-            "data_dir": absolute(config.data_dir),
+            "data_dir": absolute(config.where),
             "ranks": config.rank.size,
             "batch_size": config.batch_size,
             "training": config.is_training,
@@ -345,7 +347,7 @@ class Reader(Generic[Array]):
     def __reduce__(self) -> tuple[Any, ...]:
         """Makes a copied or unpickled reader open the dataset again, with the same next loop."""
         config = replace(self._feed.config, num_threads=self._feed.config.num_threads or 1)
-        return Reader, (config,), self._next_state()
+        return open_reader, (config,), self._next_state()
 
     __setstate__ = restore
 
@@ -391,3 +393,8 @@ class Reader(Generic[Array]):
         """Closes the shards opened by this process."""
         if self._process == os.getpid():
             self._feed.close()
+
+
+def open_reader(config: ReadConfig) -> Reader:
+    """Opens the dataset and returns a reader; see `make_dataset`."""
+    return Reader(*open_feed(config))

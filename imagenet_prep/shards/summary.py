@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
 
 from imagenet_prep.core import canonical
@@ -21,9 +20,7 @@ _MOST_SOURCES = 8
 def of_set(path: str, dataset: Dataset) -> Json:
     """Returns the contents of a manifest as JSON, without its lists of shards and sources."""
     manifest = dataset.manifest
-    steps: list[settings.Amendment] = []
-    with contextlib.suppress(ValueError):
-        steps = settings.amendments(manifest.config)
+    steps = manifest.settings.amendments
     return {
         "manifest": path,
         "digest": manifest.digest,

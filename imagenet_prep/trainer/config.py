@@ -353,7 +353,12 @@ class TrainConfig(Settings):
         if self.schedule == "plateau" and not (self.eval_every or self.recipe == "cifar10"):
             raise ValueError("--schedule plateau needs --eval-every")
 
-    def changed(self) -> dict[str, Any]:
+    def only(self, *names: str, **values: Any) -> TrainConfig:
+        """Returns a config with the settings of these names, and `values`; all others are off."""
+        same = {name: getattr(self, name) for name in names}
+        return TrainConfig(**same | values)
+
+    def changed(self) -> dict[str, object]:
         """Returns the settings that differ from their defaults, by name."""
         defaults = {field.name: field.default for field in dataclasses.fields(self)}
         defaults |= self._usual()

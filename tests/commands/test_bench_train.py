@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -69,6 +70,28 @@ def test_both_runs_have_the_steps_asked_for_and_what_the_user_asked_for() -> Non
         assert (told.eval_every, told.no_evaluation) == (0, examples is not None)
         # So many examples are counted: all of them.
         assert (told.fraction, told.keys) == (1.0, None)
+
+
+def test_a_flag_that_is_not_measured_is_off() -> None:
+    """A new flag of train is in the short runs only if bench-train names it."""
+    asked = train.parse(["--data-dir", "/data"])
+    for field in dataclasses.fields(asked):
+        if field.name not in (*bench_train._MEASURED, *bench_train._MEASURED_WITH_DATA):
+            object.__setattr__(asked, field.name, 7)
+
+    words = bench_train.short_run(asked, 30, 1000, "/runs/1")
+    # The learning rate and its schedule are also measured.
+    assert words == [
+        "train",
+        "--data-dir=/data",
+        "--num-batches=30",
+        "--log-dir=/runs/1",
+        "--lr=7",
+        "--schedule=7",
+        "--display-every=3",
+        "--eval-every=0.0",
+        "--no-evaluation",
+    ]
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import doctest
 import importlib
 import inspect
@@ -14,10 +13,10 @@ from typing import Any
 import pytest
 
 from imagenet_prep.core import world
+from imagenet_prep.core.errors import UsageError
 from imagenet_prep.evaluation import score
 from imagenet_prep.read import Batch, Reader, World, batch, make_dataset
 from imagenet_prep.read.augment import RECIPES
-from imagenet_prep.read.config import ReadConfig, Wanted
 from tests.kit.documents import read, tracked
 from tests.kit.reading import scenes
 
@@ -81,21 +80,63 @@ def test_world_has_its_earlier_name_too() -> None:
     assert world.World is World
 
 
-def test_the_options_are_those_of_the_settings() -> None:
-    """The signature has all options, with their types; the choice of images has its defaults."""
-    hints = typing.get_type_hints(ReadConfig)
-    options = {**typing.get_type_hints(make_dataset), "data_dir": str}
+DEFAULTS = {
+    "image_size": 224,
+    "training": None,
+    "world": None,
+    "seed": 0,
+    "backend": "auto",
+    "framework": None,
+    "recipe": "resnet",
+    "colour": False,
+    "dtype": None,
+    "layout": "NHWC",
+    "antialias": None,
+    "device": "cpu",
+    "shuffle_window": None,
+    "cache_dir": None,
+    "cache_gb": None,
+    "num_threads": 0,
+    "on_bad_record": "raise",
+    "out": None,
+    "fields": ("images", "class_index", "mask"),
+    "views": 1,
+    "originals": None,
+    "classes": None,
+    "remap": False,
+    "keys": None,
+    "exclude": None,
+    "allow_unknown": False,
+    "fraction": 1.0,
+    "fold": (0, 1),
+    "others": False,
+    "choice_seed": 0,
+}
 
-    assert options.pop("return") == Reader
-    assert options == hints
-    parameters = inspect.signature(make_dataset).parameters
-    chosen = {field.name: field.default for field in dataclasses.fields(Wanted)}
-    assert chosen == {name: parameters[name].default for name in chosen}
-    assert all(
-        field.default is field.default_factory is dataclasses.MISSING
-        for field in dataclasses.fields(ReadConfig)
-        if field.name not in chosen
-    )
+
+def test_the_arguments_of_make_dataset_and_their_defaults_stay() -> None:
+    """They are the fields of `ReadConfig`; all but four are given by name only."""
+    signature = inspect.signature(make_dataset)
+    parameters = signature.parameters.values()
+
+    assert signature.return_annotation is Reader
+    by_position = [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
+    assert by_position == ["data_dir", "split", "batch_size", "image_size"]
+    assert {p.name: p.default for p in parameters if p.default is not p.empty} == DEFAULTS
+    assert {p.name for p in parameters if p.default is p.empty} == {*by_position[:3]}
+    assert {p.kind for p in parameters} == {
+        inspect.Parameter.POSITIONAL_OR_KEYWORD,
+        inspect.Parameter.KEYWORD_ONLY,
+    }
+
+
+def test_make_dataset_gives_its_arguments_to_the_reader(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="batch_size=0: expected at least 1"):
+        make_dataset(tmp_path, "train", 0)
+    with pytest.raises(UsageError, match="layout='HWC'"):
+        make_dataset(str(tmp_path), "train", batch_size=1, layout="HWC")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="no_such_argument"):
+        make_dataset(tmp_path, "train", 1, no_such_argument=1)  # type: ignore[call-arg]
 
 
 def test_words_for_types_are_those_that_are_understood() -> None:

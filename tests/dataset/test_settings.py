@@ -52,15 +52,16 @@ def test_the_history_of_an_amended_set_is_read_from_its_settings() -> None:
     steps = [Amendment("a" * 64, exclude=Listed(3, "f")), Amendment("b" * 64, add=Listed(1, "0"))]
     config = {"verb": "amend", "splits": ["train"], "amendments": steps, "base": base}
     read = canonical.loads(canonical.dumps(config))
-    assert settings.parse(read) == Settings("amend", {"train": read})
-    assert settings.parse(read).config == read
-    assert settings.amendments(read) == steps
-    assert settings.base(read) == base
-    assert (settings.amendments(base), settings.base(base)) == ([], base)
+    amended = settings.parse(read)
+    assert amended == Settings("amend", {"train": read}, steps, base)
+    assert amended.config == read
+    assert amended == settings.amended(["train"], steps, base)
+    assert amended.first == settings.parse(base) == Settings("prepare", {"train": base})
 
 
 @pytest.mark.parametrize("steps", [None, "x", [{"parent": 1}], [{"exclude": None}], [[]]])
 def test_a_history_that_this_program_never_wrote_is_refused(steps: object) -> None:
     config = {"verb": "amend", "splits": ["train"], "amendments": steps, "base": {}}
     with pytest.raises(ValueError, match="expected|missing"):
-        settings.amendments(config)
+        settings.parse(config)
+    assert settings.recognised(config) == Settings("", {})

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 from imagenet_prep.dataset.class_list import ClassList
 from imagenet_prep.dataset.keys import KeyList
 from imagenet_prep.dataset.member import Member
+from imagenet_prep.dataset.settings import Recipe
 from imagenet_prep.engine import Workers
-from imagenet_prep.preparation.selection import Selection
+from imagenet_prep.preparation.selection import Selection, exclusions_of
 from imagenet_prep.sources.source import IndexTask, Part, Stored
 
 CLASSES = ClassList(("n00000001", "n00000002", "n00000003"), ("one", "two", "three"))
@@ -42,19 +44,49 @@ class Listed(Stored):
         return [] if sum(num_per_class) == 9 else [f"{split} has {sum(num_per_class)} images"]
 
 
-def selection(counts: tuple[int, ...] = (4, 3, 2), **more: Any) -> Selection:
+def selection(
+    counts: tuple[int, ...] = (4, 3, 2),
+    *,
+    splits: tuple[str, ...] = ("train",),
+    num_shards: Mapping[str, int] = MappingProxyType({"train": 2}),
+    per_class: int | None = None,
+    seed: int = 0,
+    holdout: int = 0,
+    holdout_percent: float = 0.0,
+    holdout_per_class: int = 0,
+    excluded: KeyList | None = None,
+    **more: Any,
+) -> Selection:
+    """Returns a selection of these splits of the source; `more` are fields of `Selection`."""
+    amount = f"{holdout_percent:g}%" if holdout_percent else str(holdout)
+    recipe = Recipe(
+        splits=splits,
+        train_shards=num_shards.get("train"),
+        validation_shards=num_shards.get("validation"),
+        short_side=480,
+        quality=90,
+        check="decode",
+        seed=seed,
+        label_offset=1,
+        subset_classes=(),
+        subset_per_class=per_class,
+        holdout=f"{amount} by class" if holdout or holdout_percent else "",
+        holdout_per_class=holdout_per_class,
+        boxes=False,
+    )
+    if recipe.holdout:
+        recipe = replace(recipe, splits=(*splits, "holdout"))
+    elif holdout_per_class:
+        recipe = replace(recipe, splits=("train", "validation"))
     given: dict[str, Any] = {
         "source": Listed(CLASSES, (Part("train.tar", 90, 1),), counts),
         "where": "/in",
         "annotations": None,
-        "splits": ("train",),
         "classes": frozenset(range(3)),
-        "per_class": None,
         "any_counts": False,
-        "num_shards": {"train": 2},
-        "seed": 0,
     }
-    return Selection(**{**given, **more})
+    lookup = exclusions_of(excluded, recipe) if excluded else None
+    return Selection(**{**given, "recipe": recipe, "exclusions": lookup, **more})
 
 
 def excluding(*names: str, **more: Any) -> Selection:

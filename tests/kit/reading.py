@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import io
 import itertools
 import warnings
@@ -18,7 +17,6 @@ from PIL import Image
 from imagenet_prep.core.world import World
 from imagenet_prep.dataset import naming
 from imagenet_prep.read import Batch, Reader, make_dataset
-from imagenet_prep.read.config import ReadConfig
 from tests.kit import faults
 from tests.kit.samples import add_tables
 from tests.kit.tfrecords import numbers_of, picture, plain, scene, write_set
@@ -103,13 +101,6 @@ def _written(root: Path, encode: Callable[[int], bytes]) -> Path:
     write_set(root, splits, num_classes=number)
     add_tables(root)
     return root
-
-
-def asked(*args: Any, **options: Any) -> ReadConfig:
-    """Returns the settings that `make_dataset` makes of its arguments, whose defaults it has."""
-    bound = inspect.signature(make_dataset).bind(*args, **options)
-    bound.apply_defaults()
-    return ReadConfig(**bound.arguments)
 
 
 def open_set(root: Path, split: str, batch: int, backend: str, **more: Any) -> Reader:

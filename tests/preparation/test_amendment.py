@@ -17,6 +17,7 @@ from imagenet_prep.dataset.class_list import ClassList
 from imagenet_prep.dataset.keys import KeyList
 from imagenet_prep.dataset.manifest import Producer
 from imagenet_prep.dataset.member import Incident
+from imagenet_prep.dataset.samples import Sample
 from imagenet_prep.engine import Workers
 from imagenet_prep.preparation import amendment
 from imagenet_prep.preparation.additions import read_additions
@@ -204,3 +205,17 @@ def test_a_parent_that_lacks_bytes_is_refused_before_anything_is_written(tmp_pat
     with pytest.raises(UsageError, match="/set/new is inside .*/set, which belongs to the input"):
         amendment.refuse(dataset, LocalStore(tmp_path / "set" / "new"))
     assert not (tmp_path / "new").exists()
+
+
+def test_a_rotated_image_is_not_counted_as_resized() -> None:
+    """Rotation swaps the sides; only other sides mean that pixels were resampled."""
+    sides = [((40, 30), (40, 30)), ((30, 40), (40, 30)), ((20, 15), (40, 30)), ((16, 43), (43, 43))]
+    rows = [
+        Sample(f"a/{n}", n % 2, 9, *stored, "0" * 64, "kept", "", 9, *source, "0" * 64)
+        for n, (stored, source) in enumerate(sides)
+    ]
+    tally = amendment._Tally()
+
+    assert [*tally.heads(rows)] == [row.head for row in rows]
+    assert (tally.resized, tally.max_width, tally.max_height) == (2, 40, 43)
+    assert tally.per_class == {0: 2, 1: 2}

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
 
+from imagenet_prep.dataset.settings import Recipe, parse, prepared
 from imagenet_prep.preparation.config import Config
 
 TRAIN: dict[str, Any] = {"splits": ("train",)}
+ALL = ["train", "validation", "holdout"]
+FIELDS = [field.name for field in dataclasses.fields(Recipe)]
 HELD: dict[str, Any] = {"holdout_per_class": 2}
 SERVER: dict[str, Any] = {"source": "https://host/set"}
 
@@ -54,3 +58,76 @@ def test_flags_that_contradict_each_other_are_refused(given: dict[str, Any], sai
 )
 def test_flags_that_agree_are_taken(given: dict[str, Any]) -> None:
     assert config(**given)
+
+
+def test_the_manifest_has_the_settings_in_the_order_of_their_fields() -> None:
+    """A message about different settings lists them in this order."""
+    stored = config(holdout="10%", exclude="list", no_boxes=True).recipe().config
+    assert stored == {
+        "splits": ["train", "validation", "holdout"],
+        "train_shards": None,
+        "validation_shards": None,
+        "short_side": 480,
+        "quality": 90,
+        "check": "decode",
+        "seed": 0,
+        "label_offset": 1,
+        "subset_classes": [],
+        "subset_per_class": None,
+        "holdout": "10% by class",
+        "boxes": False,
+    }
+    assert [*stored] == [name for name in FIELDS if name in stored]
+
+
+@pytest.mark.parametrize(
+    ("given", "stored"),
+    [
+        ({"holdout": "0012"}, {"holdout": "12 by class", "splits": ALL}),
+        ({"holdout": "123456789"}, {"holdout": "123456789 by class", "splits": ALL}),
+        ({"holdout": "2.50%"}, {"holdout": "2.5% by class", "splits": ALL}),
+        ({"holdout": "0%"}, {}),
+        ({"holdout": "5", **TRAIN}, {"holdout": "5 by class", "splits": ["train", "holdout"]}),
+        ({**HELD, "splits": ("validation", "train")}, {"holdout_per_class": 2}),
+        ({"keep_original": True}, {"short_side": None}),
+        ({"short_side": 256, "quality": 80}, {"short_side": 256, "quality": 80}),
+        ({"subset_classes": ("5",), "subset_per_class": 3}, {"subset_classes": ["5"]}),
+        ({"orientation": "apply"}, {"orientation": "apply"}),
+        ({"train_shards": 7, "validation_shards": 3}, {"train_shards": 7, "validation_shards": 3}),
+        ({"seed": -5, "label_offset": 0, "check": "header"}, {"seed": -5, "label_offset": 0}),
+    ],
+)
+def test_flags_make_the_recipe(given: dict[str, Any], stored: dict[str, Any]) -> None:
+    plain = config().recipe().config
+    made = config(**given).recipe().config
+    assert {name: made[name] for name in stored} == stored
+    changed = {name for name in made if name not in plain or made[name] != plain[name]}
+    assert changed <= stored.keys() | given.keys()
+    assert made["boxes"]
+
+
+@pytest.mark.parametrize(
+    ("given", "source", "new"),
+    [
+        ({}, ("train", "validation"), None),
+        ({"holdout": "5"}, ("train", "validation"), "holdout"),
+        ({"holdout": "5%", **TRAIN}, ("train",), "holdout"),
+        (HELD, ("train",), "validation"),
+        ({"splits": ("holdout", "train")}, ("train", "holdout"), None),
+        ({"splits": ("test",)}, ("test",), None),
+    ],
+)
+def test_the_split_that_is_taken_out_of_train_is_not_read(
+    given: dict[str, Any], source: tuple[str, ...], new: str | None
+) -> None:
+    recipe = config(**given).recipe()
+    assert (recipe.source_splits, recipe.held_out_split) == (source, new)
+    made = prepared(recipe)
+    assert (made.verb, [*made.splits]) == ("prepare", [*recipe.splits])
+    assert parse(made.config) == made
+    assert made.holdout_split == (new or "holdout")
+    origins = {split: made.origin(split) for split in made.splits}
+    assert origins == {
+        split: "train" if split in ("holdout", new) else split for split in recipe.splits
+    }
+    assert all(made.short_side(split) == 480 for split in made.splits)

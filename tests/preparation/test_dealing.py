@@ -59,6 +59,12 @@ def test_a_split_that_is_not_divided_keeps_all() -> None:
     assert Division({"train": [0], "holdout": [0]}, {}).of([], 0) == {"train": [], "holdout": []}
 
 
+def test_a_selection_that_moves_or_excludes_images_is_a_subset() -> None:
+    assert not selection().is_subset
+    moved = selection(holdout=2), selection(holdout_percent=5.0), selection(holdout_per_class=1)
+    assert all(wanted.is_subset for wanted in (*moved, selection(any_counts=True)))
+
+
 def test_a_share_is_one_of_each_class() -> None:
     assert held([35, 31, 31, 1], holdout_percent=10.0) == [4, 3, 3, 0]
     assert held([1000, 20, 2, 1, 0], holdout_percent=10.0) == [100, 2, 1, 0, 0]

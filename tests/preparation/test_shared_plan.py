@@ -69,7 +69,7 @@ def together(wanted: Selection, store: LocalStore) -> Inventory:
         selection(),
         selection(source=Mixed(CLASSES, PARTS)),
         selection((4, 0, 5), any_counts=True, holdout=3),
-        selection(holdout=3, num_shards={"train": 3, "holdout": 2}),
+        selection(holdout=3, num_shards={"train": 3}),
         selection((5, 3, 2), any_counts=True, holdout_percent=40.0),
         selection(holdout_per_class=1),
         selection(per_class=2, any_counts=True, classes=frozenset((0, 2)), seed=7),

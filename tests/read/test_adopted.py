@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from imagenet_prep.read.config import ReadConfig
 from imagenet_prep.read.feed import Feed
 from imagenet_prep.read.order import Order
 from imagenet_prep.read.records import Records
 from imagenet_prep.storage.dataset_store import open_dataset
 from tests.kit import command, foreign
 from tests.kit.foreign_sets import ForeignSet, foreign_set, mini, stored
-from tests.kit.reading import asked
 
 __all__ = ["foreign_set", "mini", "stored"]
 
@@ -40,7 +40,7 @@ def test_an_adopted_set_reads_with_true_sizes_and_classes(
             assert records.wnids[place] == expected.wnid
 
     order = Order(records.examples_per_shard, 0)
-    config = asked(str(root), "train", 4)
+    config = ReadConfig(str(root), "train", 4)
     feed = Feed(records, order, config, range(len(records.wnids)))
     for batch in feed.batches(0, 0):
         for encoded, (top, left, height, width) in zip(

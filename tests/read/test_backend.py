@@ -13,8 +13,9 @@ from imagenet_prep.core import installed as core_installed
 from imagenet_prep.core.errors import UsageError
 from imagenet_prep.core.world import World
 from imagenet_prep.read import backend, make_dataset
+from imagenet_prep.read.config import ReadConfig
 from tests.kit.installed import Installed
-from tests.kit.reading import asked, open_set
+from tests.kit.reading import open_set
 
 
 @pytest.mark.parametrize(
@@ -121,7 +122,7 @@ def test_auto_is_native_or_dali_on_a_gpu(
 ) -> None:
     monkeypatch.setattr(backend, "gpus", lambda: 1)
     installed.packages(lambda name: name in packages)
-    config = asked("set", "train", 4, **options)
+    config = ReadConfig("set", "train", 4, **options)
     if expected == "dali" and "nvidia.dali" not in packages:
         with pytest.raises(UsageError, match="backend 'dali': DALI is not installed"):
             backend.choose_backend(config)
@@ -143,7 +144,7 @@ def test_auto_is_native_or_dali_on_a_gpu(
 def test_the_default_framework_is_that_of_the_backend(
     name: str, framework: str | None, expected: str
 ) -> None:
-    config = asked("set", "train", 4, backend=name, framework=framework)
+    config = ReadConfig("set", "train", 4, backend=name, framework=framework)
     assert config.array_framework == expected
 
 

@@ -33,6 +33,7 @@ from imagenet_prep.core.world import World
 from imagenet_prep.dataset import naming
 from imagenet_prep.read import held, make_dataset
 from imagenet_prep.read.cache import NodeCache
+from imagenet_prep.read.config import ReadConfig
 from imagenet_prep.read.feed import Feed
 from imagenet_prep.read.held import HeldFile, only_one
 from imagenet_prep.read.order import Order
@@ -44,7 +45,7 @@ from tests.kit.columns import make_column
 from tests.kit.command import PATIENCE_S
 from tests.kit.http_server import SeededFaults, Server, serve
 from tests.kit.limits import Limits
-from tests.kit.reading import NUM_TRAIN, TRAIN, asked
+from tests.kit.reading import NUM_TRAIN, TRAIN
 from tests.kit.s3_server import BUCKET, S3Server, key_of
 from tests.kit.system import System
 
@@ -87,7 +88,7 @@ def open_feed(
     records = Records(open_dataset(address), "train", copy)
     order = Order(records.examples_per_shard, more.get("seed", 3), window)
     on_bad_record = "skip" if more.get("skip") else "raise"
-    config = asked(address, "train", 4, seed=3, on_bad_record=on_bad_record, world=world)
+    config = ReadConfig(address, "train", 4, seed=3, on_bad_record=on_bad_record, world=world)
     return Feed(records, order, config, range(len(records.wnids)))
 
 

@@ -20,11 +20,11 @@ from imagenet_prep.dataset import manifest, naming
 from imagenet_prep.dataset.placement import Placement
 from imagenet_prep.read import Reader, make_dataset
 from imagenet_prep.read.choice import Choice
-from imagenet_prep.read.order import mix, stream
+from imagenet_prep.read.config import ReadConfig
+from imagenet_prep.read.order import Order, mix, stream
 from imagenet_prep.read.records import Records
 from imagenet_prep.storage.dataset_store import open_dataset
 from tests.kit.http_server import serve
-from tests.kit.reading import asked as asked_for
 from tests.kit.samples import add_tables
 from tests.kit.tfrecords import picture, plain, wnid, write_set
 
@@ -244,6 +244,17 @@ def test_shards_without_a_chosen_example_are_not_opened(pictures: Path, tmp_path
     assert reader.example(40).filename in key(40)
 
 
+def test_a_feed_follows_a_new_order_at_once(pictures: Path) -> None:
+    """`ColumnWriter` chooses the records without rows after it has opened the dataset."""
+    feed = open_set(pictures, 2, training=False)._feed
+    assert next(iter(feed.batches(0, 0))).numbers.tolist() == [0, 1]
+
+    chosen_numbers = np.array([5, 40], np.int64)
+    feed.use_order(Order(feed.records.examples_per_shard, None, chosen=chosen_numbers))
+    assert [batch.numbers.tolist() for batch in feed.batches(0, 0)] == [[5, 40]]
+    feed.close()
+
+
 def test_the_tables_tell_what_is_chosen_and_no_record_is_looked_into(
     pictures: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -354,7 +365,7 @@ def test_keys_that_nobody_has_are_named(pictures: Path, tmp_path: Path, option: 
 def test_parts_and_sets_without_names_are_refused(pictures: Path) -> None:
     records = Records(open_dataset(str(pictures)), "train")
     object.__setattr__(records.dataset, "placement", Placement(0, 2))
-    half = asked_for(str(pictures), "train", 1, fraction=0.5)
+    half = ReadConfig(str(pictures), "train", 1, fraction=0.5)
     with pytest.raises(
         UsageError, match="is part 0 of 2, copies: 1, but this command needs the complete"
     ):

@@ -383,6 +383,15 @@ def test_a_column_made_from_classes_or_columns_says_so(damaged: Path) -> None:
     assert made.column.view == "image"
 
 
+def test_a_column_made_from_a_column_of_a_crop_is_of_the_same_crop(damaged: Path) -> None:
+    write(damaged, view=None, reader=NATIVE)
+    view = record_of(damaged).view
+    fields = {**NATIVE, "fields": (f"column:{NAME}",)}
+    with ColumnWriter(damaged, "train", "more", (3,), "int32", batch_size=8, reader=fields) as made:
+        assert (made.column.view, made.column.made_from) == (view, "image")
+    assert view.startswith("evaluation crop")
+
+
 # Types.
 
 

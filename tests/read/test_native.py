@@ -26,12 +26,12 @@ from imagenet_prep.read.feed import EncodedBatch
 from tests.kit.codec import corpus
 from tests.kit.command import PATIENCE_S
 from tests.kit.installed import Installed
-from tests.kit.reading import ODD, asked
+from tests.kit.reading import ODD
 
 
 def wanted(**more: Any) -> ReadConfig:
     settings: dict[str, Any] = {"dtype": "uint8", "antialias": True, "num_threads": 1}
-    return asked("nowhere", "train", 1, 24, backend="native", **settings | more)
+    return ReadConfig("nowhere", "train", 1, 24, backend="native", **settings | more)
 
 
 def shown(data: bytes, box: list[int], mirrored: bool = False, **more: Any) -> Any:

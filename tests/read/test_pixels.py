@@ -17,9 +17,10 @@ from imagenet_prep.core.world import World
 from imagenet_prep.dataset import schema
 from imagenet_prep.read import Reader, make_dataset
 from imagenet_prep.read.augment import RECIPES
+from imagenet_prep.read.config import ReadConfig
 from tests.kit.dataset import split_records
 from tests.kit.lengths import long_but
-from tests.kit.reading import NUM_TRAIN, ODD, asked, on_backends
+from tests.kit.reading import NUM_TRAIN, ODD, on_backends
 from tests.kit.tfrecords import jpeg, picture, scene, write_set
 
 # Grey levels: decoders that crop see less around the edge of the crop than Pillow does, and
@@ -94,7 +95,8 @@ def test_evaluation_of_the_tutorial_squashes_the_middle(scenes: Path, backend: s
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_images_are_filtered_in_evaluation_and_where_training_has_its_view(recipe: str) -> None:
     evaluation, training = (
-        asked("set", "train", 8, recipe=recipe, training=training) for training in (False, True)
+        ReadConfig("set", "train", 8, recipe=recipe, training=training)
+        for training in (False, True)
     )
 
     assert evaluation.is_antialiased

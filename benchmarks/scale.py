@@ -1,6 +1,7 @@
 """As many images as ImageNet has, of a few hundred bytes each: what does not shrink with them.
 
 python -m benchmarks.scale
+python -m benchmarks.scale --descriptors 1331167 14197122    # only the plan, of generated lists
 """
 
 from __future__ import annotations
@@ -8,23 +9,41 @@ from __future__ import annotations
 import argparse
 import io
 import json
+import multiprocessing
+import resource
 import shutil
+import tempfile
+import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import numpy as np
 from PIL import Image
 
 from benchmarks import measure
+from imagenet_prep import engine
 from imagenet_prep.dataset import schema
+from imagenet_prep.dataset.class_list import ClassList
 from imagenet_prep.dataset.editions import FALL11
+from imagenet_prep.dataset.member import Member
+from imagenet_prep.preparation.config import Config
+from imagenet_prep.preparation.planning import take_inventory
+from imagenet_prep.preparation.selection import Selection, index_stage
 from imagenet_prep.sources import ilsvrc, labels
+from imagenet_prep.sources.source import IndexTask, Part, Stored
+from imagenet_prep.storage.folder import LocalStore
 from imagenet_prep.testing.miniature import Synset, make_devkit
 
 NUM_TRAIN = schema.OFFICIAL_NUM_EXAMPLES[schema.TRAIN]
 NUM_VALIDATION = schema.OFFICIAL_NUM_EXAMPLES[schema.VALIDATION]
+# ImageNet has this number of images; larger generated sources have the classes of ImageNet-21K.
+_MOST_IN_1000_CLASSES = 1_331_167
+# ImageNet's images per shard, and the most shards of a generated source.
+_SHARD_IMAGES = 1155
+_MOST_SHARDS = 4096
+_LISTERS = 2
 _BLOCK = 512
 _NUM_PICTURES = 64
 
@@ -172,6 +191,95 @@ def measure_row(row: Row, scratch: Path, workers: int, kind: str) -> Result:
             shutil.rmtree(folder, ignore_errors=True)
 
 
+@dataclass(frozen=True)
+class Generated(Stored):
+    """A source of images that exist nowhere: only their descriptors are planned."""
+
+    images: int = 0
+
+    @property
+    def reader(self) -> Any:
+        """Nothing is read."""
+        raise NotImplementedError
+
+    def index_tasks(self, split: str) -> list[IndexTask]:
+        """Returns one task per class."""
+        return [IndexTask(n, split, "a", i) for i, n in enumerate(self.classes.wnids)]
+
+    def index(self, task: IndexTask) -> list[Member]:
+        """Returns the images of a class."""
+        index = task.class_index
+        assert index is not None
+        few, more = divmod(self.images, len(self.classes.wnids))
+        number = few + (index < more)
+        wnid = task.name
+        return [
+            Member(f"{wnid}/{wnid}_{i}.JPEG", f"{wnid}.tar", i << 17, 110_000, index)
+            for i in range(number)
+        ]
+
+    def count_problems(self, *_: object) -> list[str]:
+        """Any number of images will do."""
+        return []
+
+
+def generated(images: int) -> Selection:
+    """Returns the selection of all images of a generated source."""
+    num_classes = FALL11.num_classes if images > _MOST_IN_1000_CLASSES else 1000
+    wnids = tuple(f"n{number:08d}" for number in range(num_classes))
+    num_shards = max(1, min(_MOST_SHARDS, images // _SHARD_IMAGES))
+    config = Config("generated", "out", splits=("train",), train_shards=num_shards)
+    return Selection(
+        source=Generated(ClassList(wnids, wnids), (Part("a", 1, 1),), images=images),
+        where="generated",
+        recipe=config.recipe(),
+        annotations=None,
+        classes=frozenset(range(num_classes)),
+        any_counts=True,
+    )
+
+
+def _list(images: int, folder: Path, lister: int) -> None:
+    selection = generated(images)
+    stage = index_stage(selection, LocalStore(folder))
+    for task in selection.index_tasks()[lister::_LISTERS]:
+        stage.publish(task, stage.make(task))
+
+
+def _plan(images: int, folder: Path, sender: Any) -> None:
+    start = time.monotonic()
+    before = time.process_time()
+    workers = engine.Workers(1, engine.THREADS)
+    inventory = take_inventory(generated(images), LocalStore(folder), workers, quiet=True)
+    peak_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
+    seconds = time.process_time() - before
+    sender.send((inventory.examples, time.monotonic() - start, seconds, peak_mb))
+
+
+def plan_row(images: int, scratch: Path) -> tuple[str, ...]:
+    """Returns the row of a plan: descriptors, seconds, CPU seconds, peak resident MB.
+
+    The lists exist; reading their receipts is included.
+    """
+    context = multiprocessing.get_context("spawn")
+    receiver, sender = context.Pipe(duplex=False)
+    with tempfile.TemporaryDirectory(dir=scratch) as place:
+        folder = Path(place)
+        # The engine's workers do not find this module, since they ignore the current folder.
+        listing = [context.Process(target=_list, args=(images, folder, n)) for n in range(_LISTERS)]
+        for process in listing:
+            process.start()
+        for process in listing:
+            process.join()
+        process = context.Process(target=_plan, args=(images, folder, sender))
+        process.start()
+        process.join()
+        if process.exitcode:
+            raise SystemExit(f"the plan of {images:,} images: exit code {process.exitcode}")
+        planned, wall_s, cpu_s, peak_mb = receiver.recv()
+    return f"{planned:,}", f"{wall_s:,.1f}", f"{cpu_s:,.1f}", f"{peak_mb:,.0f}"
+
+
 def render(results: dict[str, Result], workers: int) -> str:
     """Returns the two tables."""
     limit = measure.MEMORY_BAR_MB + workers * measure.MEMORY_BAR_MB_A_WORKER
@@ -222,6 +330,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--class-tars", type=int, nargs="*", default=(), help="images in ImageNet-21K's 21,841 tars"
     )
+    parser.add_argument(
+        "--descriptors", type=int, nargs="+", help="only plan this number of generated images"
+    )
     parser.add_argument("--validation", type=int, default=NUM_VALIDATION)
     parser.add_argument("--train-shards", type=int, default=1024)
     parser.add_argument("--workers", type=int, default=2)
@@ -229,6 +340,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--scratch", type=Path, default=measure.SCRATCH)
     parser.add_argument("--json", type=Path, help="keep raw figures here")
     args = parser.parse_args(argv)
+    if args.descriptors:
+        args.scratch.mkdir(parents=True, exist_ok=True)
+        header = ("descriptors", "seconds", "CPU seconds", "peak MB")
+        plans = [plan_row(images, args.scratch) for images in args.descriptors]
+        raw = {"plans": [dict(zip(header, row, strict=True)) for row in plans]}
+        measure.finish("plans of generated lists", measure.table(header, plans), raw, args.json)
+        return
     rows = [Row(f"{train:,} train", train, 0, args.train_shards) for train in args.train]
     if args.validation:
         least = min(args.train)
@@ -285,4 +403,7 @@ def _padded(size: int) -> int:
 
 
 if __name__ == "__main__":
-    main()
+    # Workers find the classes of tasks in this module, and not in their own `__main__`.
+    from benchmarks import scale  # noqa: PLW0406
+
+    scale.main()

@@ -37,9 +37,9 @@ Examples:
 
 def prepare(config: Config) -> Json:
     """Runs or resumes the preparation, and returns the summary to print."""
-    from imagenet_prep.preparation.inventory import remove_unpacked, take_inventory
     from imagenet_prep.preparation.job import Job
     from imagenet_prep.preparation.output import Output
+    from imagenet_prep.preparation.planning import remove_unpacked, take_inventory
     from imagenet_prep.preparation.provenance import demand_same_source
     from imagenet_prep.preparation.writing import preview, write
     from imagenet_prep.storage.store import open_store
@@ -93,7 +93,8 @@ def _render(summary: Json) -> str:
             f"{counted(s['shards'], 'shard')}, about {human_bytes(s['estimated_bytes'])}"
             for name, s in summary["splits"].items()
         ]
-        if unpacked := summary["unpacked_bytes"]:
+        unpacked = summary["unpacked_bytes"]
+        if unpacked:
             lines.append(f"temporary, for unpacking: about {human_bytes(unpacked)}")
         if summary["disk"] != summary["out"]:
             shards = sum(split["estimated_bytes"] for split in summary["splits"].values())

@@ -58,8 +58,10 @@ def _stages(ours: Preparation, output: Output) -> Iterator[engine.Followed[Any] 
     yield follow(ours.index, selection.index_tasks(), title="index")
     if ours.boxes and selection.annotations:
         yield follow(ours.boxes[0], selection.annotations.tasks, title="boxes")
-    while (inventory := ours.plan.found()) is None:
+    inventory = ours.plan.stored()
+    while inventory is None:
         yield None
+        inventory = ours.plan.stored()
     yield follow(
         ours.write(inventory),
         write_tasks(ours.job, inventory),

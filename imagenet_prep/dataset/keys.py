@@ -61,8 +61,8 @@ CORRUPTIONS = (
 CORRUPTED_NAME = re.compile(
     rf"^({'|'.join(CORRUPTIONS)})/([1-5])/ILSVRC2012_val_(\d{{8}})\.[A-Za-z]+$"
 )
-_VALIDATION = "ILSVRC2012_val_"
-_VALIDATION_NUMBER = re.compile(rf"(?:^|/){_VALIDATION}(\d{{8}})(?=\.[^./]*$|$)")
+VALIDATION = "ILSVRC2012_val_"
+_VALIDATION_NUMBER = re.compile(rf"(?:^|/){VALIDATION}(\d{{8}})(?=\.[^./]*$|$)")
 
 
 def key_of(split: str, class_id: str, name: str) -> str:
@@ -94,7 +94,7 @@ def wnid_in(name: str) -> str | None:
 
 def validation_number(path: str) -> int | None:
     """Returns the number of an image that is named like ILSVRC2012's validation images, or None."""
-    if _VALIDATION not in path:
+    if VALIDATION not in path:
         return None  # fast: train has a million names
     match = _VALIDATION_NUMBER.search(path)
     return int(match[1]) if match else None
@@ -102,7 +102,7 @@ def validation_number(path: str) -> int | None:
 
 def validation_stem(number: int) -> str:
     """Returns the name, without extension, of a validation image of ILSVRC2012."""
-    return f"{_VALIDATION}{number:08d}"
+    return f"{VALIDATION}{number:08d}"
 
 
 def below_class(path: str, class_id: str) -> str:

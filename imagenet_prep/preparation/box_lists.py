@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 from dataclasses import dataclass
 from functools import partial
@@ -95,5 +96,6 @@ def read_boxes(
             f"no area: {sum(of.dropped for of in lists):,}",
             file=sys.stderr,
         )
-    lookup.num_bytes = sum(file.num_bytes for receipt in receipts for file in receipt.outputs)
+    files = itertools.chain.from_iterable(receipt.outputs for receipt in receipts)
+    lookup.num_bytes = sum(file.num_bytes for file in files)
     return lookup

@@ -44,7 +44,8 @@ def numbered(store: Store, folder: str, tables: Sequence[str]) -> dict[str, dict
                 for number, entry in enumerate(itertools.islice(group, 1, None), start=2):
                     at = entry[len(key) + 1 :]
                     new = keys.numbered(key.decode(), number, "~" * (longest + 1))
-                    if problem := keys.problem(new):
+                    problem = keys.problem(new)
+                    if problem:
                         raise DataDamagedError(f"{store.where()}: {new[:80]!r}: {problem}")
                     new_keys[tables[int(at[:5])]][int(at[5:])] = new
     return dict(new_keys)

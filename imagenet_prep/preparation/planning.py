@@ -1,255 +1,465 @@
-"""The steps from image lists to plans, for one machine or a cluster.
+"""Plans a dataset: lists the images, checks the counts and assigns each image to a shard.
 
-First, all images are counted. Then the images of each class are selected and assigned to shards,
-independently of other classes. Finally, the results of all classes are checked together.
-`inventory` runs these steps on this machine and `shared_plan` on a cluster. The two modules only
-differ in the way they group plan entries.
+Workers list the images. Then one process makes the plan in memory, on this machine or on a worker
+of a cluster: it selects images, divides and sorts them as rows of arrays, and copies the lines of
+the lists into one plan file per shard.
 """
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
+import itertools
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
-from typing import BinaryIO, NamedTuple
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
-from imagenet_prep.core.errors import SourceError, UsageError
-from imagenet_prep.dataset import editions, keys, naming
-from imagenet_prep.dataset.member import Member, damaged_list, dump_member, parse_members
-from imagenet_prep.preparation.dealing import ChosenMembers, Division, Facts, ShardKey, divide
-from imagenet_prep.preparation.tasks import Listed, hash_of, plan_name
+import numpy as np
+
+from imagenet_prep import engine
+from imagenet_prep.core import canonical
+from imagenet_prep.core.errors import SourceError, UsageError, some
+from imagenet_prep.dataset import editions, naming
+from imagenet_prep.dataset.member import (
+    NO_BOXES,
+    Boxes,
+    Member,
+    damaged_list,
+    dump_member,
+    parse_members,
+)
+from imagenet_prep.preparation.box_lists import BoxLookup, read_boxes
+from imagenet_prep.preparation.division import Division, Share, divide
+from imagenet_prep.preparation.joined_lists import JoinedLists, joined_lists
+from imagenet_prep.preparation.selection import Selection, index_stage
+from imagenet_prep.preparation.space import check_plan
+from imagenet_prep.preparation.tasks import (
+    PLAN_FOLDER,
+    SHARED_PLANS,
+    UNPACKED,
+    Listed,
+    hash_of,
+    plan_name,
+)
 from imagenet_prep.shards import plan
 from imagenet_prep.shards.commit import num_per_class
-from imagenet_prep.shards.plan import SplitPlan
+from imagenet_prep.shards.plan import Array, SplitPlan
 from imagenet_prep.sources.labels import check_validation
-from imagenet_prep.sources.source import IndexTask
-from imagenet_prep.storage.store import Store
+from imagenet_prep.sources.source import IndexTask, sorted_by_key
+from imagenet_prep.storage.local_file import storage_errors
+from imagenet_prep.storage.remote import Check, unchecked
+from imagenet_prep.storage.store import Store, read_note
 
-# Parse a list of several classes in parts: all 1.28 million members at once would take 730 MB.
-_PARSED_BYTES = 1 << 20
-_READ_AT_ONCE = 64
+# From this number of tars or folders, processes list them: threads would share one core.
+_WORTH_PROCESSES_TASKS = 4000
+# Plan files in memory; a shared store writes them at the same time.
+_FILES_AT_ONCE = 32
+_NOTE = "plan.json"
+
+# Writes some files, given as pairs of name and content.
+WriteFiles = Callable[[Sequence[tuple[str, bytes]]], None]
 
 
-class ClassKey(NamedTuple):
-    """One class of a source split."""
-
-    split: str
-    class_index: int
-
-
-class Inventory(NamedTuple):
+@dataclass(frozen=True)
+class Inventory:
     """The plan of the shards to be written; its files are in `folder` of the dataset."""
 
     plans: list[SplitPlan]
-    taken: Counter[str]  # number of images by source part; for annotations, of images with boxes
+    taken: dict[str, int]  # number of images by source part; for annotations, of images with boxes
     edition: str
     folder: str
     md5: dict[str, str]  # of parts that were read completely to list them, by name
-    excluded: dict[str, list[Member]]  # the members that --exclude lists, by split
+    excluded: dict[str, int]  # number of images that --exclude lists, by split
 
     @property
     def shard_names(self) -> list[str]:
         """The names of the shards of all splits."""
-        return [name for split in self.plans for name in split.shard_names]
+        return [*itertools.chain.from_iterable(split.shard_names for split in self.plans)]
 
     @property
     def examples(self) -> int:
         """The number of images in all shards."""
         return sum(split.examples for split in self.plans)
 
+    def excluded_members(self, store: Store) -> Iterator[tuple[str, list[Member]]]:
+        """Yields the excluded images of each split; `store` has the files of the plan."""
+        for split in self.excluded:
+            lines = store.read(_excluded_name(self.folder, split), most=plan.MOST_BYTES)
+            yield split, parse_members(lines)
 
-class Census(NamedTuple):
-    """Facts about all images, which a worker needs to assign the images of any class to shards."""
 
-    edition: str
-    used: dict[str, list[int]]  # numbers of selected images by class index, by source split
-    md5: dict[str, str]
-    divisions: dict[str, Division]
+def _excluded_name(folder: str, split: str) -> str:
+    return f"{folder}/excluded-{split}.jsonl"
 
-    @property
-    def num_shards(self) -> dict[str, int]:
-        """The number of shards by output split."""
-        of_sources = (division.num_shards.items() for division in self.divisions.values())
-        return {split: num for items in of_sources for split, num in items}
+
+class ChosenRows(NamedTuple):
+    """The chosen images of a source split, as rows of its lists."""
+
+    lists: JoinedLists
+    is_stored: Array  # whether an image is chosen and not excluded, by row
+    shares: list[tuple[Share, Array]]  # rows by output split, sorted by class and hash
+
+
+def take_inventory(
+    selection: Selection, out: Store, workers: engine.Workers, *, quiet: bool, unpack: bool = True
+) -> Inventory:
+    """Writes the plan files of dataset `out`; if `unpack`, also unpacks packed images to disk."""
+    store = out.local
+    # Remove files of an earlier run, which may have filled the disk, and untrusted links.
+    store.remove_tree(PLAN_FOLDER)
+    # Excluded images are also recognised by their bytes.
+    unpack = unpack or bool(selection.exclusions and selection.exclusions.listed.files)
+    stage = index_stage(selection, store, unpack=unpack)
+    tasks = selection.index_tasks()
+    listing = listing_workers(workers, len(tasks))
+    receipts = engine.run(stage, tasks, listing, quiet=quiet)
+    lookup = read_boxes(selection.annotations, store, listing, quiet=quiet)
+    store.make_folder(PLAN_FOLDER)
+    # The lists and their entries are the last outputs of each task.
+    files = itertools.chain.from_iterable(receipt.outputs[-2:] for receipt in receipts)
+    num_bytes = sum(file.num_bytes for file in files) + (lookup.num_bytes if lookup else 0)
+    listed = [receipt.content for receipt in receipts]
+    del receipts  # they need 40 MB for ImageNet-21K
+    # The lists are copied into one file, and then into plan files.
+    check_plan(out, sum(sum(piece.num_per_class.values()) for piece in listed), 2 * num_bytes)
+
+    def write(files: Sequence[tuple[str, bytes]]) -> None:
+        for name, data in files:
+            # The file is not synced to disk, since it can be made again at any time.
+            path = store.path(name)
+            with storage_errors("write", path):
+                path.write_bytes(data)
+
+    planner = Planner(selection, lookup, store, PLAN_FOLDER)
+    return planner.make(tasks, listed, stage.folder, write)
+
+
+def listing_workers(workers: engine.Workers, num_tasks: int) -> engine.Workers:
+    """Returns threads for few tasks, since listing is I/O-bound, or processes for many tasks."""
+    many = num_tasks >= _WORTH_PROCESSES_TASKS and workers.kind != engine.THREADS
+    return engine.Workers(workers.num, engine.PROCESSES if many else engine.THREADS)
+
+
+def remove_unpacked(store: Store, keep: Selection | None = None) -> None:
+    """Removes unpacked images except `keep`'s. If `keep` is None, also removes shared plans."""
+    if keep is not None:
+        for name in {*store.local.list_folder(UNPACKED)} - {keep.index_digest[:16]}:
+            store.local.remove_tree(f"{UNPACKED}/{name}")
+        return
+    store.local.remove_tree(UNPACKED)
+    for name in () if store.as_folder else store.list_folder(naming.WORK):
+        if name.startswith(SHARED_PLANS):
+            store.remove_tree(f"{naming.WORK}/{name}")
 
 
 @dataclass(frozen=True)
-class Planning(ChosenMembers):
-    """The steps to make one plan in `folder` of the dataset `store`; picklable."""
+class Planner:
+    """Makes a plan in `folder` of the dataset `store`, once all images are listed."""
 
+    selection: Selection
+    lookup: BoxLookup | None
     store: Store
     folder: str
 
-    def count(self, tasks: Sequence[IndexTask], listed: Sequence[Listed]) -> Census:
-        """Counts the listed images; raises SourceError if images are missing."""
-        wanted = self.selection
-        classes, parts = wanted.source.classes, wanted.source.parts
-        lists = list(zip(tasks, listed, strict=True))
-        counts = {}
-        for split in wanted.splits:
-            pieces = (piece.num_per_class for task, piece in lists if task.split == split)
-            counts[split] = num_per_class(pieces, len(classes.wnids))
+    def make(
+        self, tasks: Sequence[IndexTask], listed: Sequence[Listed], lists: str, write: WriteFiles
+    ) -> Inventory:
+        """Makes the plan from what the tasks have `listed`; `write` gets the plan files.
+
+        The lists are in the folder `lists`. Raises SourceError if images are missing.
+        """
+        selection = self.selection
+        source = selection.source
+        pieces = [*zip(tasks, listed, strict=True)]
+        counts = {split: self._count(split, pieces) for split in selection.splits}
         totals = {split: sum(numbers) for split, numbers in counts.items()}
-        edition = editions.recognised(classes, totals, [part.name for part in parts])
-        used = {}
+        edition = editions.recognised(source.classes, totals, [part.name for part in source.parts])
+        if not edition:
+            self._require_all(counts)
+        used = {split: self._used(split, numbers) for split, numbers in counts.items()}
+        divisions = {split: divide(selection, split, numbers) for split, numbers in used.items()}
+        if source.evaluation is not None:
+            edition = source.evaluation.edition.name
+        # A part that is not a file has no md5.
+        files = {part.name for part in source.parts if part.path is not None}
+        md5 = {task.part: piece.md5 for task, piece in pieces if piece.md5 and task.part in files}
+        taken = Counter[str]()
+        excluded: dict[str, int] = {}
+        plans: list[SplitPlan] = []
+        with contextlib.ExitStack() as stack:
+            choices = []
+            for split, division in divisions.items():
+                joined = stack.enter_context(self._joined(split, tasks, lists))
+                if joined.num_per_class != counts[split]:
+                    raise damaged_list("its numbers of images by class differ from its receipt")
+                choice = self._choose(split, joined, used[split], division)
+                taken.update(self._taken(split, choice))
+                self._check_labels(joined.labelled)
+                choices.append(choice)
+            if selection.exclusions:
+                selection.exclusions.check(f"the images selected from {selection.where}")
+            for choice in choices:
+                excluded |= self._write_excluded(choice, write)
+                plans += self._written(choice, write)
+        return Inventory(plans, dict(taken), edition, self.folder, md5, excluded)
+
+    def _count(self, split: str, pieces: Sequence[tuple[IndexTask, Listed]]) -> list[int]:
+        listed = [piece.num_per_class for task, piece in pieces if task.split == split]
+        return num_per_class(listed, len(self.selection.source.classes.wnids))
+
+    def _joined(
+        self, split: str, tasks: Sequence[IndexTask], lists: str
+    ) -> contextlib.AbstractContextManager[JoinedLists]:
+        return joined_lists(
+            self.store,
+            lists,
+            [task for task in tasks if task.split == split],
+            len(self.selection.source.classes.wnids),
+            ranked=self.selection.divides_train,
+        )
+
+    def _require_all(self, counts: Mapping[str, Sequence[int]]) -> None:
+        source = self.selection.source
         for split, numbers in counts.items():
-            problems = [] if edition else wanted.source.count_problems(split, numbers)
-            if problems and not wanted.any_counts:
+            problems = source.count_problems(split, numbers)
+            if problems and not self.selection.any_counts:
                 remedy = (
                     "Get the missing part, or pass --allow-subset to prepare an incomplete dataset."
                 )
-                if wanted.source.if_own:
-                    remedy += f" {wanted.source.if_own}"
-                raise SourceError(f"{wanted.where}: incomplete: {'; '.join(problems)}. {remedy}")
-            most = wanted.recipe.subset_per_class
-            used[split] = [
-                min(count, most or count) if index in wanted.classes else 0
-                for index, count in enumerate(numbers)
-            ]
-            if not any(used[split]):
-                raise UsageError(f"{split}: has no images of the selected classes")
-        # A part that is not a file has no md5.
-        files = {part.name for part in parts if part.path is not None}
-        md5 = {task.part: piece.md5 for task, piece in lists if piece.md5 and task.part in files}
-        if wanted.source.evaluation is not None:
-            edition = wanted.source.evaluation.edition.name
-        divisions = {split: divide(wanted, split, numbers) for split, numbers in used.items()}
-        return Census(edition, used, md5, divisions)
+                if source.if_own:
+                    remedy += f" {source.if_own}"
+                raise SourceError(
+                    f"{self.selection.where}: incomplete: {'; '.join(problems)}. {remedy}"
+                )
 
-    def deal(
-        self, key: ClassKey, listed: bytes, census: Census
-    ) -> tuple[Facts, dict[str, list[bytes]]]:
-        """Assigns the images of a class to shards, then drops excluded ones without moving others.
+    def _used(self, split: str, numbers: Sequence[int]) -> list[int]:
+        """Returns the number of selected images by class index."""
+        selection = self.selection
+        most = selection.recipe.subset_per_class
+        used = [
+            min(count, most or count) if index in selection.classes else 0
+            for index, count in enumerate(numbers)
+        ]
+        if not any(used):
+            raise UsageError(f"{split}: has no images of the selected classes")
+        return used
 
-        `listed` has the lines of the image lists. Returns facts, and plan entries by output split.
-        """
-        seed = self.selection.recipe.seed
-        members = parse_members(listed)
-        if any(member.class_index != key.class_index for member in members):
-            raise damaged_list("it lists an image of a different class")
-        chosen = self.among(key.split, members)
-        division = census.divisions[key.split]
-        excluded, recognised = self._excluded(key.split, chosen)
-        kept: dict[str, tuple[int, int]] = {}
-        entries: dict[str, list[bytes]] = {}
-        of_excluded: dict[str, list[str]] = {}
-        for split, part in division.of(chosen, seed).items():
-            first, num_shards = division.before[split][key.class_index], division.num_shards[split]
-            dealt = [
-                (shard, member)
-                for shard, member in plan.deal_class(part, first, num_shards, seed)
-                if member.key not in excluded
-            ]
-            entries[split] = [plan.entry(shard, member, seed) for shard, member in dealt]
-            kept[split] = len(dealt), sum(member.size for _, member in dealt)
-            lines = [dump_member(member).decode() for member in part if member.key in excluded]
-            if lines:
-                of_excluded[split] = lines
-        # One key per number, because ImageNet-C has each image 95 times.
-        labelled: dict[int, str] = {}
-        for member in members:
-            number = keys.validation_number(member.key)
-            if number is not None:
-                labelled[number] = member.key
-        facts = Facts(
-            key.split,
-            key.class_index,
-            kept,
-            self.taken(key.split, [member for member in chosen if member.key not in excluded]),
-            of_excluded,
-            recognised,
-            [*labelled.values()],
+    def _choose(
+        self, split: str, lists: JoinedLists, used: Sequence[int], division: Division
+    ) -> ChosenRows:
+        def keys_of(rows: Array) -> list[str]:
+            members = lists.members(rows)
+            # Refuses equal keys; sorted, so that the message does not depend on the lists' order.
+            sorted_by_key(sorted(members), self.selection.where)
+            return [member.key for member in members]
+
+        class_index = lists.column("class_index")
+        rows = plan.first_of_each_class(class_index, lists.column("hash"), used, keys_of)
+        is_stored = np.zeros(len(class_index), dtype=bool)
+        is_stored[rows] = True
+        self._exclude(split, lists, is_stored)
+        kept, held_out = division
+        if held_out is None:
+            return ChosenRows(lists, is_stored, [(kept, rows)])
+        places = plan.first_of_each_class(
+            class_index[rows],
+            lists.column("rank")[rows],
+            held_out.num_per_class,
+            lambda places: keys_of(rows[places]),
         )
-        return facts, entries
+        is_held_out = np.zeros(len(rows), dtype=bool)
+        is_held_out[places] = True
+        shares = [(kept, rows[~is_held_out]), (held_out, rows[is_held_out])]
+        return ChosenRows(lists, is_stored, shares)
 
-    def _excluded(self, split: str, members: Sequence[Member]) -> tuple[set[str], list[str]]:
-        """Returns the keys of the members to exclude, and the lines of images found by bytes.
+    def _exclude(self, split: str, lists: JoinedLists, is_stored: Array) -> None:
+        """Clears `is_stored` for the images that --exclude lists; others keep their positions.
 
         Only files of a listed size are read.
         """
         exclusions = self.selection.exclusions
         if exclusions is None:
-            return set(), []
-        listed = exclusions.listed
+            return
         named = exclusions.named[split]
-        excluded = {member.key for member in members if member.key in named}
-        recognised = []
-        sizes = {file.num_bytes for file in listed.files.values()}
+        excluded = []
+        hashes = plan.hashes(self.selection.recipe.seed, [*named]).tolist()
+        for row, member in _stored(lists, "hash", hashes, is_stored):
+            if member.key in named:
+                is_stored[row] = False
+                excluded.append(member.key)
+        files = exclusions.listed.files
+        sizes = {file.num_bytes for file in files.values()}
         images = self.selection.images(self.store.local) if sizes else None
-        for member in members:
-            if images and member.size in sizes and member.key not in excluded:
-                file = listed.files.get(hash_of(member, images))
+        if images is not None:
+            for row, member in _stored(lists, "size", sizes, is_stored):
+                file = files.get(hash_of(member, images))
                 if file is not None:
-                    excluded.add(member.key)
-                    recognised.append(file.line)
-        return excluded, recognised
+                    is_stored[row] = False
+                    excluded.append(member.key)
+                    exclusions.recognised.add(file.line)
+        exclusions.lines(split, excluded)
 
-    def complete(
-        self, census: Census, facts: Sequence[Facts], filled: Collection[ShardKey]
-    ) -> Inventory:
-        """Checks and completes the plan once the files of the `filled` shards are written."""
-        taken, excluded = self._checked(facts)
-        plans = self._plans(census, facts, filled)
-        return Inventory(plans, taken, census.edition, self.folder, census.md5, excluded)
-
-    def _checked(self, facts: Sequence[Facts]) -> tuple[Counter[str], dict[str, list[Member]]]:
-        """Checks the facts of all classes; returns total `Facts.taken` and the excluded images."""
-        where = self.selection.where
-        exclusions = self.selection.exclusions
+    def _taken(self, split: str, choice: ChosenRows) -> Counter[str]:
+        """Counts stored images per source part, and those with boxes, which it adds to lines."""
         taken = Counter[str]()
-        excluded: dict[str, list[Member]] = {}
-        for split in self.selection.splits:
-            class_of: dict[str, int] = {}
-            for of_class in (fact for fact in facts if fact.source == split):
-                taken.update(of_class.taken)
-                for output_split, lines in of_class.excluded.items():
-                    members = parse_members("".join(lines).encode())
-                    excluded.setdefault(output_split, []).extend(members)
-                    if exclusions:
-                        exclusions.lines(split, [member.key for member in members])
-                if exclusions:
-                    exclusions.recognised.update(of_class.recognised)
-                for key in of_class.labelled:
-                    if class_of.setdefault(key, of_class.class_index) != of_class.class_index:
-                        raise SourceError(f"{where}: the image {key!r} is in two classes")
-            if not self.selection.source.is_export:
-                check_validation(self.selection.source.classes, class_of, where)
-        if exclusions:
-            exclusions.check(f"the images selected from {where}")
-        return taken, excluded
+        lists = choice.lists
+        by_task = plan.split_rows(choice.is_stored, lists.num_rows)
+        for task, is_stored in zip(lists.tasks, by_task, strict=True):
+            taken[task.part] += int(is_stored.sum())
+        if self.lookup is not None and split in self.lookup.parts:
+            wnids = self.selection.source.classes.wnids
+            by_class = [plan.split_rows(rows, share.num_per_class) for share, rows in choice.shares]
+            for wnid, *rows_of_class in zip(wnids, *by_class, strict=True):
+                rows = np.concatenate(rows_of_class)
+                rows = rows[choice.is_stored[rows]]
+                boxes = self.lookup.of(split, wnid) if len(rows) else {}
+                taken[self.lookup.parts[split].name] += _add_boxes(lists, rows, boxes)
+        return taken
 
-    def _plans(
-        self, census: Census, facts: Sequence[Facts], filled: Collection[ShardKey]
-    ) -> list[SplitPlan]:
-        plans = []
-        for source, division in census.divisions.items():
-            of_source = [fact for fact in facts if fact.source == source]
-            for split, num in division.num_shards.items():
-                plan.refuse_empty(split, num, {s.number for s in filled if s.split == split})
-                counts = [0] * len(division.counts[split])
-                source_bytes = 0
-                for fact in of_source:
-                    counts[fact.class_index], num_bytes = fact.kept[split]
-                    source_bytes += num_bytes
-                names = [
-                    plan_name(naming.shard_name(split, i, num), self.folder) for i in range(num)
-                ]
-                # In a bucket, the files of one call are fetched in parallel.
-                batches = (names[i : i + _READ_AT_ONCE] for i in range(0, num, _READ_AT_ONCE))
-                files = (
-                    data for of in batches for data in self.store.read_each(of, plan.MOST_BYTES)
-                )
-                digest = plan.digest(files)
-                plans.append(SplitPlan(split, num, tuple(counts), source_bytes, digest))
-        return plans
+    def _check_labels(self, labelled: Mapping[tuple[int, int], str]) -> None:
+        selection = self.selection
+        class_of: dict[str, int] = {}
+        for (class_index, _), key in labelled.items():
+            if class_of.setdefault(key, class_index) != class_index:
+                raise SourceError(f"{selection.where}: the image {key!r} is in two classes")
+        if not selection.source.is_export:
+            check_validation(selection.source.classes, class_of, selection.where)
+
+    def _write_excluded(self, choice: ChosenRows, write: WriteFiles) -> dict[str, int]:
+        """Writes the excluded images of the output splits; returns their numbers."""
+        excluded = {}
+        for share, rows in choice.shares:
+            excluded_rows = rows[~choice.is_stored[rows]]
+            if len(excluded_rows):
+                lines = choice.lists.read(excluded_rows)
+                write([(_excluded_name(self.folder, share.split), b"".join(lines))])
+                excluded[share.split] = len(lines)
+        return excluded
+
+    def _written(self, choice: ChosenRows, write: WriteFiles) -> Iterator[SplitPlan]:
+        """Writes the plan files of the output splits of one source split."""
+        lists = choice.lists
+        order = lists.column("order")
+        for share, rows in choice.shares:
+            is_stored = choice.is_stored[rows]
+            _refuse_empty(share, is_stored)
+            is_in_share = np.zeros_like(choice.is_stored)
+            is_in_share[rows] = is_stored
+            source_bytes = lists.num_bytes(is_in_share)
+            by_class = plan.split_rows(is_stored, share.num_per_class)
+            counts = tuple(int(numbers.sum()) for numbers in by_class)
+            digest = hashlib.sha256()
+            for first in range(0, share.num_shards, _FILES_AT_ONCE):
+                files = []
+                for shard in range(first, min(first + _FILES_AT_ONCE, share.num_shards)):
+                    dealt = rows[shard :: share.num_shards]
+                    data = _lines(dealt[choice.is_stored[dealt]], order, lists)
+                    name = naming.shard_name(share.split, shard, share.num_shards)
+                    files.append((plan_name(name, self.folder), data))
+                    digest.update(data)
+                write(files)
+            yield SplitPlan(share.split, share.num_shards, counts, source_bytes, digest.hexdigest())
 
 
-def lines_by_class(split: str, file: BinaryIO) -> Iterator[tuple[ClassKey, bytes]]:
-    """Yields the lines of a list, grouped by class; reads about one megabyte at a time."""
-    while lines := file.read(_PARSED_BYTES):
-        by_class: dict[int, bytearray] = {}
-        # Also read the rest of the last line, which is far shorter than this limit.
-        for member in parse_members(lines + file.readline(_PARSED_BYTES)):
-            by_class.setdefault(member.class_index, bytearray()).extend(dump_member(member))
-        for index, of_class in by_class.items():
-            yield ClassKey(split, index), bytes(of_class)
+def _stored(
+    lists: JoinedLists, field: str, values: Sequence[int] | set[int], is_stored: Array
+) -> Iterator[tuple[int, Member]]:
+    """Yields the rows that have one of these values, if they are stored, and their members."""
+    rows = lists.rows_with(field, values)
+    rows = rows[is_stored[rows]]
+    yield from zip(rows.tolist(), lists.members(rows), strict=True)
+
+
+def _add_boxes(lists: JoinedLists, rows: Array, boxes: Mapping[str, Boxes]) -> int:
+    """Adds the boxes, by image name, to the lines of their images; returns the number of images."""
+    boxed = 0
+    for row, member in zip(rows, lists.members(rows) if boxes else (), strict=False):
+        found = boxes.get(member.filename.rpartition(".")[0], NO_BOXES)
+        if found.xmin:
+            lists.replace(int(row), dump_member(member._replace(boxes=found)))
+            boxed += 1
+    return boxed
+
+
+def _lines(rows: Array, order: Array, lists: JoinedLists) -> bytes:
+    """Returns the lines of the images of a shard in the order of their records."""
+    rows = rows[np.argsort(order[rows])]
+    lines = lists.read(rows)
+    places = order[rows]
+    if (places[1:] == places[:-1]).any():
+        # Of equal hashes, the lower key comes first.
+        lines = [line for _, line in sorted(zip(places.tolist(), lines, strict=True))]
+    return b"".join(lines)
+
+
+def _refuse_empty(share: Share, is_stored: Array) -> None:
+    """Raises UsageError if a shard of a split has no images; `is_stored` is in dealing order."""
+    excluded = np.flatnonzero(~is_stored) % share.num_shards
+    # Only shards with an excluded image can be empty.
+    empty = [
+        naming.shard_name(share.split, shard, share.num_shards)
+        for shard in np.unique(excluded).tolist()
+        if not is_stored[shard :: share.num_shards].any()
+    ]
+    if empty:
+        raise UsageError(f"--exclude leaves no image in {some(empty)}. Request fewer shards.")
+
+
+@dataclass(frozen=True)
+class SharedPlan:
+    """The plan that one worker of a cluster makes for all; picklable.
+
+    Its files are in the `.work` folder of the dataset. The note `plan.json` is written last and
+    marks the plan as complete.
+    """
+
+    planner: Planner
+
+    @classmethod
+    def of(cls, selection: Selection, store: Store, lookup: BoxLookup | None) -> SharedPlan:
+        """Returns the plan for a selection; different plans have different folders."""
+        digest = canonical.digest(
+            [
+                selection.index_digest,
+                selection.identity,
+                selection.recipe,
+                selection.any_counts,
+            ]
+        )
+        folder = f"{naming.WORK}/{SHARED_PLANS}{digest[:16]}"
+        return cls(Planner(selection, lookup, store, folder))
+
+    def make(
+        self,
+        tasks: Sequence[IndexTask],
+        listed: Sequence[Listed],
+        lists: str,
+        check: Check = unchecked,
+    ) -> Inventory:
+        """Makes the plan, see `Planner`, and writes its note; calls `check` before it writes."""
+        store = self.planner.store
+        with ThreadPoolExecutor(_FILES_AT_ONCE) as pool:
+
+            def write(files: Sequence[tuple[str, bytes]]) -> None:
+                check()
+                for _ in pool.map(lambda file: store.write(*file), files):
+                    pass
+
+            inventory = self.planner.make(tasks, listed, lists, write)
+        check()
+        store.write(f"{inventory.folder}/{_NOTE}", canonical.dumps(inventory))
+        return inventory
+
+    def stored(self) -> Inventory | None:
+        """Returns the plan if it is complete."""
+        store = self.planner.store
+        folder = self.planner.folder
+        files = set(store.names(folder))
+        if _NOTE not in files:
+            return None
+        # The note may be from elsewhere: it must not lead to a different folder.
+        inventory = replace(read_note(store, f"{folder}/{_NOTE}", Inventory), folder=folder)
+        is_complete = files.issuperset(map(plan.file_name, inventory.shard_names))
+        return inventory if is_complete else None

@@ -27,9 +27,9 @@ from imagenet_prep.dataset.class_list import ClassList
 from imagenet_prep.dataset.manifest import Manifest, Shard
 from imagenet_prep.dataset.member import QUARANTINED, Member, parse_members
 from imagenet_prep.dataset.samples import Sample
-from imagenet_prep.preparation.inventory import take_inventory
 from imagenet_prep.preparation.job import Job
 from imagenet_prep.preparation.output import Output
+from imagenet_prep.preparation.planning import take_inventory
 from imagenet_prep.preparation.tasks import HashedArchive, HashTask, hash_archive, plan_name
 from imagenet_prep.shards import plan, runs
 from imagenet_prep.sources import tfrecords
@@ -160,7 +160,7 @@ def _other_classes(
 
 
 def _is_listed(store: Store, manifest: Manifest) -> bool:
-    shards = (shard for split in manifest.splits.values() for shard in split.shards)
+    shards = itertools.chain.from_iterable(split.shards for split in manifest.splits.values())
     files = [*manifest.files, *filter(None, (shard.samples for shard in shards))]
     return manifest.has_samples and not missing_files(store, files)
 
@@ -223,7 +223,8 @@ def _is_other_file(
     """Returns whether an image has changed since it was written to the dataset or quarantined."""
     source = job.selection.source
     if isinstance(source, Folder):
-        with read_errors(path := source.root / member.archive):
+        path = source.root / member.archive
+        with read_errors(path):
             if stamp(path.stat()) <= newest:
                 return False
     data = images.read(member)
@@ -247,40 +248,52 @@ def _differences(
 
     Each has its kind, and is described in words.
     """
-    found = (manifest.splits[split].shards for split in splits if split in manifest.splits)
-    shards = [*itertools.chain.from_iterable(found)]
+    listed = (manifest.splits[split].shards for split in splits if split in manifest.splits)
+    shards = itertools.chain.from_iterable(listed)
     where = " and ".join(splits)
     bad = _quarantined(store, manifest)
     altered: list[str] = []
-    sides: tuple[list[Path], list[Path]] = [], []
+    old_runs: list[Path] = []
+    new_runs: list[Path] = []
     with scratch.temporary_folder() as folder:
-        for number, (shard, of_shard) in enumerate(itertools.zip_longest(shards, images)):
+        for number, (shard, planned_images) in enumerate(itertools.zip_longest(shards, images)):
             rows = [*dataset_store.sample_rows(store, shard)] if shard else []
-            planned = [*of_shard()] if of_shard else []
-            same = _altered(rows, planned, bad, differs)
-            if same is not None:
-                altered += same
+            planned = [*planned_images()] if planned_images else []
+            altered_keys = _altered(rows, planned, bad, differs)
+            if altered_keys is not None:
+                altered += altered_keys
                 continue
             was = ((row.key, row.class_index, row.source_bytes) for row in rows)
             now = (facts for facts, _ in planned if facts not in bad)
-            for side, name, images_of in zip(sides, ("was", "is"), (was, now), strict=True):
-                entries = (b"%b\0%d,%d\n" % (k.encode(), index, n) for k, index, n in images_of)
-                side += runs.write(folder, f"{name}-{number}", entries)
-        removed: list[str] = []
-        added: list[str] = []
-        other: list[str] = []
-        for entries_of in runs.side_by_side(sides) if any(sides) else ():
-            old, new = (dict(e.split(b"\0") for e in entries) for entries in entries_of)
-            removed += (key.decode() for key in old.keys() - new.keys())
-            added += (key.decode() for key in new.keys() - old.keys())
-            other += (key.decode() for key in old.keys() & new.keys() if old[key] != new[key])
-    kinds = {_REMOVED: removed, _ADDED: added, "with a different class or size": other}
+            old_runs += runs.write(folder, f"was-{number}", map(_entry, was))
+            new_runs += runs.write(folder, f"is-{number}", map(_entry, now))
+        kinds = _unequal(old_runs, new_runs)
     for kind, keys in {**kinds, "with changed bytes": altered}.items():
         if keys:
             words = f"{where}: {counted(len(keys), 'image')} {kind} ({some(sorted(keys))})"
             yield kind, words
-    if any(sides) and not (removed or added or other):
+    if (old_runs or new_runs) and not any(kinds.values()):
         yield "", f"{where}: images now belong to different shards"
+
+
+def _entry(facts: _Facts) -> bytes:
+    key, class_index, num_bytes = facts
+    return b"%b\0%d,%d\n" % (key.encode(), class_index, num_bytes)
+
+
+def _unequal(old_runs: Sequence[Path], new_runs: Sequence[Path]) -> dict[str, list[str]]:
+    """Returns the keys of the images that are only in old or new runs, or changed, by kind."""
+    removed: list[bytes] = []
+    added: list[bytes] = []
+    other: list[bytes] = []
+    for old_entries, new_entries in runs.side_by_side([old_runs, new_runs]):
+        old = dict(entry.split(b"\0") for entry in old_entries)
+        new = dict(entry.split(b"\0") for entry in new_entries)
+        removed += old.keys() - new.keys()
+        added += new.keys() - old.keys()
+        other += (key for key in old.keys() & new.keys() if old[key] != new[key])
+    kinds = {_REMOVED: removed, _ADDED: added, "with a different class or size": other}
+    return {kind: [key.decode() for key in keys] for kind, keys in kinds.items()}
 
 
 def _altered(
@@ -312,7 +325,8 @@ def _other_files(
     for part in job.selection.parts:
         if part.path is None and part in job.selection.source.parts and listed:
             continue  # the images of this folder are compared one by one
-        if (was := before.get(part.name)) is None or was.num_bytes != part.num_bytes:
+        was = before.get(part.name)
+        if was is None or was.num_bytes != part.num_bytes:
             size = f"{was.num_bytes:,} bytes" if was else "absent"
             yield f"{part.name}: was {size}, now has {part.num_bytes:,} bytes"
         elif part.path and was.md5 and not 0 < part.newest <= newest:
@@ -341,5 +355,6 @@ def _other_md5s(
     before = {source.name: source.md5 for source in manifest.sources}
     for receipt in engine.run(stage, tasks, engine.Workers(), quiet=quiet):
         archive = receipt.content
-        if archive.md5 != (md5 := before.get(archive.archive)):
+        md5 = before.get(archive.archive)
+        if archive.md5 != md5:
             yield f"{archive.archive}: had md5 {md5}, has {archive.md5}"

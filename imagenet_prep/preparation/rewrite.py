@@ -16,6 +16,7 @@ from imagenet_prep.core.canonical import Json
 from imagenet_prep.core.errors import BadImageError, UsageError
 from imagenet_prep.core.terminal import counted
 from imagenet_prep.dataset import naming, schema
+from imagenet_prep.dataset.class_list import ClassList
 from imagenet_prep.dataset.keys import WNID, KeyList
 from imagenet_prep.dataset.manifest import Source, demand_samples
 from imagenet_prep.dataset.member import REPAIRED, Incident, Member
@@ -75,7 +76,8 @@ class RewriteWork:
             records = tfrecords.read(self.store, shard, self.labelling, [md5])
             for number, (read, data) in enumerate(records):
                 member = read._replace(key=new.get(number, read.key))
-                if (first := seen.setdefault(member.key, number)) != number:
+                first = seen.setdefault(member.key, number)
+                if first != number:
                     # Equal keys in different shards are found when the split is committed.
                     places = (f"record {record} of {shard.file}" for record in (first, number))
                     raise same_key(self.store, member.key, *places)
@@ -123,7 +125,8 @@ class Job:
 
     def shard_names(self, splits: Sequence[str]) -> list[str]:
         """Returns the names of the shards of these splits."""
-        return [shard.name for split in splits for shard in self.found.splits[split]]
+        shards = chain.from_iterable(self.found.splits[split] for split in splits)
+        return [shard.name for shard in shards]
 
     def num_excluded(self, split: str) -> int:
         """Returns the number of excluded images of a split."""
@@ -161,9 +164,10 @@ class Job:
             identities[split] = canonical.digest([identity, labels]) if labels else identity
         # `report` shows source images from this location.
         origin = None
-        if folder := self.found.store.as_folder:
+        folder = self.found.store.as_folder
+        if folder:
             root = folder.root.absolute()
-            shards = [shard for split in self.found.splits.values() for shard in split]
+            shards = chain.from_iterable(self.found.splits.values())
             origin = SourceLocation(
                 str(root), {shard.file: str(root / shard.path) for shard in shards}
             )
@@ -231,7 +235,8 @@ def preview(job: Job, store: Store) -> Json:
 def _output(job: Job, store: Store, *, note: bool = True) -> tuple[Output, list[str]]:
     """Returns the output and its unfinished splits; raises UsageError if `run` cannot write it."""
     source = job.found.store
-    folders = {shard.path.rpartition("/")[0] for s in job.splits for shard in job.found.splits[s]}
+    shards = chain.from_iterable(job.found.splits[split] for split in job.splits)
+    folders = {shard.path.rpartition("/")[0] for shard in shards}
     if any(same_place(store.where(), source.where(folder)) for folder in {"", *folders}):
         raise UsageError(f"{store.where()} is the input. Choose a different folder for the result.")
     if job.found.dataset:
@@ -268,33 +273,9 @@ def _labelling(job: Job, store: Store, output: Output, pending: Sequence[str]) -
 
 
 def _write(job: Job, store: Store, output: Output, split: str, labelling: Labelling) -> None:
-    shards, classes = job.found.splits[split], labelling.classes
-    write = WriteWork(
-        store=store,
-        transform=keep if job.policy is None else partial(transform, policy=job.policy),
-        classes=classes,
-        label_offset=job.wanted.label_offset,
-        fail_on_bad_image=job.allowed_bad_images == 0,
-    )
-    work = RewriteWork(
-        write,
-        job.found.store,
-        labelling,
-        count_colorspaces=job.policy is None,
-        excluded={s.name: job.excluded[s.name] for s in shards if s.name in job.excluded},
-        renamed=job.renamed,
-    )
-    digest = canonical.digest(
-        [
-            job.wanted.settings.splits[split],
-            job.wanted.libraries,
-            labelling.offset,
-            classes.render().decode(),
-            job.wanted.identities[split],
-            *([sorted(job.renamed)] if job.renamed else []),
-        ]
-    )
-    stage = engine.Stage(f"{RESIZE}-{split}", digest, store, work, WrittenShard)
+    """Writes and commits the shards of a split."""
+    shards = job.found.splits[split]
+    stage = _stage(job, store, split, labelling)
     output.forget_others(stage)
     manifest = job.found.manifest
     receipts = engine.run(
@@ -309,21 +290,55 @@ def _write(job: Job, store: Store, output: Output, split: str, labelling: Labell
     )
     written = [receipt.content for receipt in receipts]
     if manifest is None:
-        existing_set.check_validation_labels(written, classes, job.found.store)
+        existing_set.check_validation_labels(written, labelling.classes, job.found.store)
+    output.commit(_draft(job, split, labelling.classes, written))
+
+
+def _stage(
+    job: Job, store: Store, split: str, labelling: Labelling
+) -> engine.Stage[ShardFile, WrittenShard]:
+    write = WriteWork(
+        store=store,
+        transform=keep if job.policy is None else partial(transform, policy=job.policy),
+        classes=labelling.classes,
+        label_offset=job.wanted.label_offset,
+        fail_on_bad_image=job.allowed_bad_images == 0,
+    )
+    names = [shard.name for shard in job.found.splits[split]]
+    work = RewriteWork(
+        write,
+        job.found.store,
+        labelling,
+        count_colorspaces=job.policy is None,
+        excluded={name: job.excluded[name] for name in names if name in job.excluded},
+        renamed=job.renamed,
+    )
+    parts = [
+        job.wanted.settings.splits[split],
+        job.wanted.libraries,
+        labelling.offset,
+        labelling.classes.render().decode(),
+        job.wanted.identities[split],
+    ]
+    if job.renamed:
+        parts.append(sorted(job.renamed))
+    return engine.Stage(f"{RESIZE}-{split}", canonical.digest(parts), store, work, WrittenShard)
+
+
+def _draft(job: Job, split: str, classes: ClassList, written: Sequence[WrittenShard]) -> Draft:
     counts = num_per_class([shard.num_per_class for shard in written], len(classes.wnids))
     not_rgb = any(shard.not_rgb for shard in written)
     incidents = [*chain.from_iterable(shard.incidents for shard in written)]
     incidents += _carried(job, split, {incident.key for incident in incidents})
-    draft = Draft(
+    return Draft(
         splits={split: split_of(written, counts)},
         classes=classes,
         incidents=incidents,
         sources=[shard.source for shard in written if shard.source],
         lacks={schema.COLORSPACE: schema.WRONG} if not_rgb else {},
         # The edition cannot be derived from counts, since the images may be a selection.
-        parent=manifest,
+        parent=job.found.manifest,
     )
-    output.commit(draft)
 
 
 def _carried(job: Job, split: str, changed: Container[str]) -> Iterator[Incident]:

@@ -45,8 +45,12 @@ class Selection:
     @property
     def is_subset(self) -> bool:
         """Whether the numbers of images may differ from the published ones."""
-        moves = self.recipe.held_out_split is not None
-        return self.any_counts or moves or self.recipe.excluded is not None
+        return self.any_counts or self.divides_train or self.recipe.excluded is not None
+
+    @property
+    def divides_train(self) -> bool:
+        """Whether images are moved from train to a different split."""
+        return self.recipe.held_out_split is not None
 
     @property
     def is_part(self) -> bool:
@@ -68,11 +72,11 @@ class Selection:
 
     @cached_property
     def index_digest(self) -> str:
-        """A digest of everything that determines the lists of members."""
+        """A digest of everything that determines the lists of members and their entries."""
         # Only the selected classes are unpacked, so the unpacked files depend on them.
         chosen = sorted(self.classes) if isinstance(self.source, Packed) else None
-        anew = ["anew"] if self.listed_anew else []
-        return canonical.digest([*self.source.identity, chosen, *anew])
+        hashed = [self.recipe.seed, self.divides_train]
+        return canonical.digest([*self.source.identity, chosen, hashed, self.listed_anew])
 
     def index_tasks(self) -> list[IndexTask]:
         """Returns the tasks that list the images of the selected classes."""
@@ -128,7 +132,15 @@ def index_stage(
     digest = selection.index_digest
     folder = f"{naming.WORK}/index-{digest[:16]}"
     unpacked = f"{UNPACKED}/{digest[:16]}" if unpack else None
-    work = IndexWork(selection.source, store, folder, unpacked, selection.classes)
+    work = IndexWork(
+        selection.source,
+        store,
+        folder,
+        unpacked,
+        selection.classes,
+        selection.recipe.seed,
+        ranked=selection.divides_train,
+    )
     return engine.Stage("index", digest, store, work, Listed)
 
 

@@ -27,13 +27,10 @@ _MARGIN = 1.15
 _PLENTY = 2
 # Maximum of the measured sizes of a record without its image, 330 to 480 bytes.
 _RECORD_OVERHEAD_BYTES = 480
-# Bytes that a sorted run adds to the list line of an image: its shard and its position there.
-_ENTRY_OVERHEAD_BYTES = 24
 
 
-def check_plan(out: Store, images: int, line_bytes: float) -> None:
-    """Checks the disk space for a plan; image lists have `line_bytes` bytes per line on average."""
-    needed = images * (2 * line_bytes + _ENTRY_OVERHEAD_BYTES)
+def check_plan(out: Store, images: int, needed: float) -> None:
+    """Checks that the disk has the bytes that a plan of these images needs."""
     why = f" to assign {counted(images, 'image')} to shards"
     _refuse(out, needed, out.local.free_bytes(), why, "or use a larger disk")
 
@@ -82,7 +79,7 @@ class Forecast:
         free = self.out.local.free_bytes()
         overhead = _RECORD_OVERHEAD_BYTES * sum(split.examples for split in plans)
         enough = _PLENTY * (sum(split.source_bytes for split in plans) + overhead)
-        counts = {s: sum(name not in finished for name in s.shard_names) for s in plans}
+        counts = {split: sum(name not in finished for name in split.shard_names) for split in plans}
         pending = [split for split in plans if counts[split]]
         if free > enough or not pending:
             return
@@ -102,7 +99,8 @@ class Forecast:
         unpacked = sum(split.source_bytes for split in plans) if is_packed else 0
         shards = sum(estimated.values())
         on_disk = shards if out.as_folder else round(self._uploading_bytes(plans))
-        names = [plan_name(shard) for split in plans for shard in split.shard_names]
+        shard_names = itertools.chain.from_iterable(split.shard_names for split in plans)
+        names = map(plan_name, shard_names)
         # The image lists are as large as the plan and are removed with it.
         on_disk += 2 * sum(self.plans.sizes(names).values())
         return {

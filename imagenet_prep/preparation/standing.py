@@ -158,19 +158,28 @@ def decide(standing: Standing, wanted: Wanted, changed: Collection[str] = frozen
         )
     made = _made(standing, wanted)
     splits = wanted.settings.splits
-    finished = standing.finished
     if not wanted.force:
         _refuse_differences(standing, wanted, made)
     replaced: list[str] = []
     if wanted.force:
         others = made.keys() if _other_libraries(standing, wanted) else changed
-        replaced = [s for s in splits if s in made and (s in others or made[s] != splits[s])]
-    done = standing.complete.difference(replaced)
-    left = [s for s in splits if s not in done or finished.get(s) != splits[s]]
+        replaced = [
+            split
+            for split, requested in splits.items()
+            if split in made and (split in others or _differing(made[split], requested))
+        ]
+    complete = standing.complete.difference(replaced)
+    left = [
+        split
+        for split, requested in splits.items()
+        if split not in complete or _differing(standing.finished.get(split, {}), requested)
+    ]
     _refuse_strangers(standing, wanted.settings.verb, made, left)
-    if kept := made.keys() - set(replaced):
+    kept = made.keys() - set(replaced)
+    if kept:
         _refuse_other_codec(standing, wanted, left, kept)
-    if not left and (manifest := standing.committed) is not None:
+    manifest = standing.committed
+    if not left and manifest is not None:
         bad = sum(manifest.quarantined.values())
         if not wanted.settings.all_at_once:
             # In a manifest, the numbers of members of sources include bad images.
@@ -200,26 +209,32 @@ def _made(standing: Standing, wanted: Wanted) -> dict[str, settings.Config]:
     return made
 
 
+def _differing(existing: settings.Config, requested: settings.Config) -> list[str]:
+    """Returns the names of the settings with different values; an absent setting is None."""
+    return [name for name in requested | existing if existing.get(name) != requested.get(name)]
+
+
 def _refuse_differences(
     standing: Standing, wanted: Wanted, made: dict[str, settings.Config]
 ) -> None:
-    differences = [
-        f"{name} is {made[split].get(name)!r} there, {requested.get(name)!r} here"
-        for split, requested in wanted.settings.splits.items()
-        for name in requested | made.get(split, {})
-        if split in made and made[split].get(name) != requested.get(name)
-    ]
+    differences: list[str] = []
+    for split, requested in wanted.settings.splits.items():
+        existing = made.get(split, requested)
+        differences += (
+            f"{name} is {existing.get(name)!r} there, {requested.get(name)!r} here"
+            for name in _differing(existing, requested)
+        )
     if not differences:
         return
-    existing = "a dataset with different settings"
+    found = "a dataset with different settings"
     advice = "Choose a different folder"
     if standing.committed is None:
-        existing = "an unfinished dataset with different settings"
+        found = "an unfinished dataset with different settings"
         advice = "Finish it with its original settings, or choose a different folder"
     if wanted.force is not None:
         advice += ", or replace it with --force"
     differences = list(dict.fromkeys(differences))
-    raise UsageError(f"{standing.where} contains {existing}: {'; '.join(differences)}. {advice}.")
+    raise UsageError(f"{standing.where} contains {found}: {'; '.join(differences)}. {advice}.")
 
 
 def _refuse_strangers(

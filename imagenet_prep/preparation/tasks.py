@@ -61,13 +61,15 @@ class HashedArchive:
 
 @dataclass(frozen=True)
 class IndexWork:
-    """Writes a list of the images of one source piece to `folder`, as JSON lines."""
+    """Writes a list of the images of one source piece, as JSON lines, and an array of entries."""
 
     source: Source
     store: Store
     folder: str
     unpacked: str | None  # folder for packed images; None to only list them
     chosen: frozenset[int]  # indices of the classes of which packed images are listed and stored
+    seed: int
+    ranked: bool  # whether entries need the hash that chooses the images of a holdout
 
     def __call__(self, task: IndexTask) -> Result[Listed]:
         """Lists the images; returns the list, and the file of unpacked images if there is one."""
@@ -84,14 +86,16 @@ class IndexWork:
             md5 = self.source.known_md5(task)
         num_per_class = Counter(member.class_index for member in members)
         temporary = self.store.temporary()
-        unfinished = temporary, *(output.temporary for output in outputs)
-        with (
-            removed_on_failure(*unfinished),
-            storage_errors("write", temporary),
-            new_file(temporary) as file,
-        ):
-            file.writelines(map(dump_member, members))
-        # The list is published last: if it exists, its images exist too.
+        entries = self.store.temporary()
+        unfinished = [temporary, entries, *(output.temporary for output in outputs)]
+        with removed_on_failure(*unfinished), storage_errors("write", temporary):
+            with new_file(temporary) as file:
+                line_bytes = [file.write(dump_member(member)) for member in members]
+            with new_file(entries) as file:
+                rows = plan.entries(members, line_bytes, self.seed, ranked=self.ranked)
+                file.write(rows.tobytes())
+        outputs.append(Output(entries, entries_name(self.folder, task)))
+        # The list is published last: if it exists, its entries and images exist too.
         outputs.append(Output(temporary, member_list(self.folder, task)))
         return Result(Listed(num_per_class, md5), tuple(outputs))
 
@@ -123,6 +127,11 @@ class IndexWork:
 def member_list(folder: str, task: IndexTask) -> str:
     """Returns the name of a task's list of images in the stage's `folder`."""
     return f"{folder}/members/{task.name}.jsonl"
+
+
+def entries_name(folder: str, task: IndexTask) -> str:
+    """Returns the name of the array with a `plan.ENTRY` per line of the list of a task."""
+    return f"{folder}/members/{task.name}.entries"
 
 
 class HashTask(NamedTuple):

@@ -18,10 +18,9 @@ from imagenet_prep.dataset import ignored, naming
 from imagenet_prep.dataset.manifest import Source
 from imagenet_prep.dataset.member import QUARANTINED, Incident, Member, parse_members
 from imagenet_prep.engine import Stage
-from imagenet_prep.preparation.inventory import take_inventory
 from imagenet_prep.preparation.job import Job
 from imagenet_prep.preparation.output import Draft, Output
-from imagenet_prep.preparation.planning import Inventory
+from imagenet_prep.preparation.planning import Inventory, take_inventory
 from imagenet_prep.preparation.selection import Selection
 from imagenet_prep.preparation.space import Forecast
 from imagenet_prep.preparation.tasks import (
@@ -101,7 +100,8 @@ def write(job: Job, inventory: Inventory, forecast: Forecast, output: Output) ->
     receipts = engine.run(
         stage, tasks, job.workers, images=images, watch=output.watch, quiet=job.quiet
     )
-    commit(job, inventory, output, [receipt.content for receipt in receipts])
+    contents = [receipt.content for receipt in receipts]
+    commit(job, inventory, output, contents, output.store.local)
 
 
 def begin(stage: WriteStage, inventory: Inventory, forecast: Forecast, output: Output) -> None:
@@ -184,10 +184,12 @@ def _demand_unchanged(selection: Selection) -> None:
 
 def _demand_all(job: Job, inventory: Inventory, shards: Collection[WrittenShard]) -> None:
     selection = job.selection
-    bad = sum(image.action == QUARANTINED for shard in shards for image in shard.incidents)
+    incidents = chain.from_iterable(shard.incidents for shard in shards)
+    bad = sum(incident.action == QUARANTINED for incident in incidents)
     stored = sum(shard.examples for shard in shards)
-    listed = planned = inventory.examples
-    excluded = sum(map(len, inventory.excluded.values()))
+    planned = inventory.examples
+    listed = planned
+    excluded = sum(inventory.excluded.values())
     # A folder is listed when the source is detected and again when it is read.
     if isinstance(selection.source, Folder) and not selection.is_part:
         listed = sum(part.images for part in selection.source.parts) - excluded
@@ -200,8 +202,10 @@ def _demand_all(job: Job, inventory: Inventory, shards: Collection[WrittenShard]
         )
 
 
-def commit(job: Job, inventory: Inventory, output: Output, contents: Sequence[Content]) -> None:
-    """Publishes the manifest from the receipts of all tasks."""
+def commit(
+    job: Job, inventory: Inventory, output: Output, contents: Sequence[Content], plans: Store
+) -> None:
+    """Publishes the manifest from the receipts of all tasks; `plans` has the plan files."""
     read = {file.archive: file.md5 for file in contents if isinstance(file, HashedArchive)}
     md5 = {**job.proven_md5, **inventory.md5, **read}
     shards = {shard.shard: shard for shard in contents if isinstance(shard, WrittenShard)}
@@ -215,15 +219,15 @@ def commit(job: Job, inventory: Inventory, output: Output, contents: Sequence[Co
         },
         classes=job.selection.source.classes,
         incidents=[
-            *(incident for shard in shards.values() for incident in shard.incidents),
-            *_excluded(job, inventory, output.store.local),
+            *chain.from_iterable(shard.incidents for shard in shards.values()),
+            *_excluded(job, inventory, plans, output.store.local),
         ],
         sources=[
             Source(
                 part.name,
                 part.num_bytes,
                 md5.get(part.name),
-                inventory.taken[part.name],
+                inventory.taken.get(part.name, 0),
                 dict(part.ignored),
             )
             for part in job.selection.parts
@@ -234,16 +238,19 @@ def commit(job: Job, inventory: Inventory, output: Output, contents: Sequence[Co
     )
     for split in inventory.plans:
         lost = emptied(split.num_per_class, draft.splits[split.split].examples_per_class)
-        if names := printable(some([draft.classes.wnids[index] for index in lost])):
+        if lost:
+            names = printable(some([draft.classes.wnids[index] for index in lost]))
             say(f"{split.split}: all images of {names} were quarantined, see {naming.QUARANTINE}")
     output.commit(draft)
 
 
-def _excluded(job: Job, inventory: Inventory, unpacked: LocalStore) -> Iterator[Incident]:
+def _excluded(
+    job: Job, inventory: Inventory, plans: Store, unpacked: LocalStore
+) -> Iterator[Incident]:
     """Yields the incidents of the excluded images, with the hashes of their files."""
     images = job.selection.images(unpacked)
-    images.will_need(chain.from_iterable(inventory.excluded.values()))
-    for split, members in inventory.excluded.items():
+    for split, members in inventory.excluded_members(plans):
+        images.will_need(members)
         for member in members:
             yield excluded_incident(member, split, source_sha256=hash_of(member, images))
 

@@ -69,7 +69,8 @@ def check_shard(shard: Shard, expectation: Expectation) -> Report:
     report = Report(shard.name, shard.examples)
     sizes = expectation.store.sizes(file.name for file in shard.files)
     for file in reversed(shard.files):
-        if (size := sizes.get(file.name)) is None:
+        size = sizes.get(file.name)
+        if size is None:
             report.problems.append(f"{file.name}: missing")
         elif size != file.num_bytes:
             report.problems.append(f"{file.name}: {size:,} bytes, expected {file.num_bytes:,}")
@@ -81,9 +82,9 @@ def check_shard(shard: Shard, expectation: Expectation) -> Report:
         with contextlib.ExitStack() as opened:
             index = _Index(shard.index, opened.enter_context(store.open_file(shard.index.name)))
             rows = None
-            if (table := shard.samples) is not None:
-                stream = opened.enter_context(store.open_file(table.name))
-                rows = _Rows(table, stream)
+            if shard.samples is not None:
+                stream = opened.enter_context(store.open_file(shard.samples.name))
+                rows = _Rows(shard.samples, stream)
             _check_records(shard, expectation, report, index, rows)
             report.problems += [*index.problems(), *(rows.problems() if rows else ())]
     except StoreError as error:
@@ -186,14 +187,15 @@ def _check_records(
             if class_index is None:
                 return
             # The record's file name is the path below the class folder, or a full path.
-            split, wnid = shard.name.partition("-")[0], expectation.wnids[class_index]
+            split = shard.name.partition("-")[0]
+            wnid = expectation.wnids[class_index]
             names = image.filename, keys.below_class(image.filename, wnid)
             if rows is not None:
                 rows.compare(record.number, image, names, class_index)
-            elif schema.FILENAME not in expectation.lacks and (
-                why := keys.problem(keys.key_of(split, wnid, image.filename))
-            ):
-                raise DataDamagedError(why)
+            elif schema.FILENAME not in expectation.lacks:
+                problem = keys.problem(keys.key_of(split, wnid, image.filename))
+                if problem is not None:
+                    raise DataDamagedError(problem)
 
     with expectation.store.open_file(shard.name) as opened:
         chunks = hashed(opened, [digest], expectation.most_bytes)
@@ -215,8 +217,10 @@ def _check_records(
         collections.deque(chunks, maxlen=0)
     in_records = [*problems.listed(shard.name), *filter(None, [damage])]
     report.problems += in_records
-    if (sha256 := digest.hexdigest()) != shard.sha256:
-        if (swapped := expectation.name_of_sha256.get(sha256)) is not None:
+    sha256 = digest.hexdigest()
+    if sha256 != shard.sha256:
+        swapped = expectation.name_of_sha256.get(sha256)
+        if swapped is not None:
             report.problems.append(f"{shard.name}: contains the bytes of {swapped}")
         elif not in_records:
             report.problems.append(
@@ -237,7 +241,8 @@ def _check_example(
         frame = jpeg.refuse_bombs(image.encoded)
         assert frame is not None  # `prove_image` has decoded it
         image = image._replace(height=frame.height, width=frame.width)
-    if not (wnids := expectation.wnids):
+    wnids = expectation.wnids
+    if not wnids:
         return image, None
     class_index = image.stored_label - expectation.label_offset
     if not 0 <= class_index < len(wnids):

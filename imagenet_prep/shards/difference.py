@@ -45,8 +45,8 @@ def common_tables(a: Dataset, b: Dataset, split: str) -> frozenset[str]:
     """Returns the sha256 of the tables that both datasets have; none if the class lists differ."""
     if a.classes.wnids != b.classes.wnids:
         return frozenset()
-    of_a, of_b = ({shard.samples_sha256 for shard in side.shards(split)} for side in (a, b))
-    return frozenset(of_a & of_b)
+    tables_of_a = {shard.samples_sha256 for shard in a.shards(split)}
+    return frozenset(tables_of_a.intersection(shard.samples_sha256 for shard in b.shards(split)))
 
 
 def differences(a: Dataset, b: Dataset, splits: Sequence[str]) -> Iterator[Difference]:
@@ -128,7 +128,8 @@ def _between(
         return sides[at].manifest.splits[split].shards[number].name, record
 
     def stored(at: int, key: bytes) -> StoredImage | None:
-        if (rest := rests[at].get(key)) is None:
+        rest = rests[at].get(key)
+        if rest is None:
             return None
         label, _, width, height, sha256 = rest[: -_PLACE - 1].decode().split(",")
         return StoredImage(classes[int(label)], int(width), int(height), sha256, *place(at, rest))

@@ -1,8 +1,6 @@
-"""External sorting: writes sorted runs to disk, and reads ranges of entries from all runs.
+"""External sorting: writes sorted runs to disk, and reads ranges of keys from all runs.
 
-An entry is a line of bytes that starts with an eight-digit number, so sorting as bytes sorts by
-this number first. Several processes write runs in parallel. Each process then reads the entries of
-its own range of numbers from all runs.
+An entry is a line of bytes that starts with its key and a zero byte.
 """
 
 from __future__ import annotations
@@ -17,12 +15,9 @@ from pathlib import Path
 from imagenet_prep.core.errors import DataDamagedError
 from imagenet_prep.storage.local_file import storage_errors
 
-_NUMBER_BYTES = 8
-# Maximum entries and bytes per sorted run; 250,000 entries of a plan have 50 MB.
+# Maximum entries and bytes per sorted run; 250,000 entries of a dataset's images have 40 MB.
 RUN_ENTRIES = 250_000
 RUN_BYTES = 64 << 20
-# Sorting fewer entries takes less time than starting a worker.
-_WORTH_A_RANGE = 25_000
 # The bytes of this number of entries are counted together, which is faster.
 _FEW = 100
 # The number of keys that each run contributes to the division of all runs into ranges.
@@ -34,8 +29,7 @@ _BEHIND_ALL = b"\xff"
 def write(folder: Path, name: str, entries: Iterable[bytes]) -> list[Path]:
     """Writes entries as sorted runs that fit in memory; returns the files, which are not synced."""
     runs: list[Path] = []
-    remaining = iter(entries)
-    while run := _run(remaining):
+    for run in _runs(entries):
         run.sort()
         path = folder / f"{name}.run-{len(runs):04d}"
         with storage_errors("write", path), open(path, "wb") as file:
@@ -44,32 +38,28 @@ def write(folder: Path, name: str, entries: Iterable[bytes]) -> list[Path]:
     return runs
 
 
-def _run(entries: Iterator[bytes]) -> list[bytes]:
+def _runs(entries: Iterable[bytes]) -> Iterator[list[bytes]]:
+    remaining = iter(entries)
     run: list[bytes] = []
-    space = RUN_BYTES
-    while space > 0 and (few := [*itertools.islice(entries, min(_FEW, RUN_ENTRIES - len(run)))]):
+    num_bytes = 0
+    while few := list(itertools.islice(remaining, min(_FEW, RUN_ENTRIES - len(run)))):
         run += few
-        space -= sum(map(len, few))
-    return run
-
-
-def read(runs: Iterable[Path], start: int, stop: int) -> Iterator[tuple[int, list[bytes]]]:
-    """Yields (number, its sorted entries) for [start, stop); the entries must fit in memory."""
-    entries: list[bytes] = []
-    for run in runs:
-        with _mapped(run) as data:
-            of_range = data[_first(data, b"%08d" % start) : _first(data, b"%08d" % stop)]
-        entries += of_range.splitlines(keepends=True)
-    return grouped(entries)
+        num_bytes += sum(map(len, few))
+        if num_bytes >= RUN_BYTES or len(run) == RUN_ENTRIES:
+            yield run
+            run = []
+            num_bytes = 0
+    if run:
+        yield run
 
 
 def side_by_side(sides: Sequence[Sequence[Path]]) -> Iterator[list[list[bytes]]]:
     """Yields, for each range of keys, one sorted list of entries per side (e.g. per dataset).
 
-    An entry is a line that starts with its key and a zero byte. All entries of a key are in the
-    same range, which has about as many entries as a run. Only one file is open at a time.
+    All entries of a key are in the same range, which has about as many entries as a run. Only one
+    file is open at a time.
     """
-    everything = [run for side in sides for run in side]
+    everything = [*itertools.chain.from_iterable(sides)]
     keys = sorted(itertools.chain.from_iterable(map(_some_keys, everything)))
     starts = dict.fromkeys(everything, 0)
     # A range has one piece of a run for each of its keys, and at most one more piece of every run.
@@ -109,14 +99,7 @@ def _mapped(run: Path) -> Iterator[mmap.mmap]:
         yield data
 
 
-def grouped(entries: list[bytes]) -> Iterator[tuple[int, list[bytes]]]:
-    """Yields (number, its sorted entries) for each number; sorts `entries` in place."""
-    entries.sort()
-    for number, group in itertools.groupby(entries, lambda entry: entry[:_NUMBER_BYTES]):
-        yield int(number), list(group)
-
-
-def _first(run: mmap.mmap, least: bytes, start: int = 0) -> int:
+def _first(run: mmap.mmap, least: bytes, start: int) -> int:
     """Returns the offset of the first entry that is at least `least`, by bisection."""
 
     def entry_at(place: int) -> bytes:
@@ -124,18 +107,3 @@ def _first(run: mmap.mmap, least: bytes, start: int = 0) -> int:
         return run[begin : begin + len(least)]
 
     return bisect.bisect_left(range(len(run)), least, start, key=entry_at)
-
-
-def ranges(counts: Sequence[int], workers: int) -> list[tuple[int, int]]:
-    """Divides numbers into ranges [start, stop) with roughly equal numbers of entries.
-
-    `counts[n]` is the count of entries of number n. A range has at most RUN_ENTRIES entries, plus
-    those of one number. If there are enough entries, each worker gets at least one range.
-    """
-    total = sum(counts)
-    pieces = max(-(-total // RUN_ENTRIES), min(workers, total // _WORTH_A_RANGE), 1)
-    size = max(1, -(-total // pieces))
-    before = list(itertools.accumulate(counts, initial=0))
-    groups = itertools.groupby(range(len(counts)), lambda number: before[number] // size)
-    cut = [list(group) for _, group in groups]
-    return [(group[0], group[-1] + 1) for group in cut]

@@ -49,20 +49,19 @@ def samples_root(heads: Iterable[Head], store: Readable, shards: Sequence[Shard]
     """Returns the root, in hex, of samples in any order; errors name `store` and `shards`."""
     with scratch.temporary_folder() as folder:
         files = runs.write(folder, "samples", map(samples.entry, heads))
-        lines = itertools.chain.from_iterable(entries for (entries,) in runs.side_by_side([files]))
+        ranges = runs.side_by_side([files])
+        lines = itertools.chain.from_iterable(entries for (entries,) in ranges)
         return merkle.root(_leaves(lines, store, shards))
 
 
 def equal_keys(store: Readable, shards: Sequence[Shard], key: str) -> DataDamagedError:
     """Returns the error for two records with the same key, after searching for their locations."""
-    places = [
-        f"record {number} of {shard.name}"
-        for shard, heads in zip(
-            shards, dataset_store.each_table(samples.heads, store, shards), strict=True
-        )
-        for number, head in enumerate(heads)
-        if head[1] == key
-    ]
+    places: list[str] = []
+    for shard, heads in zip(
+        shards, dataset_store.each_table(samples.heads, store, shards), strict=True
+    ):
+        keys = enumerate(head[1] for head in heads)
+        places += (f"record {number} of {shard.name}" for number, found in keys if found == key)
     return same_key(store, key, *places[:2])
 
 

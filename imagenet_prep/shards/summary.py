@@ -20,20 +20,22 @@ _MOST_SOURCES = 8
 def of_set(path: str, dataset: Dataset) -> Json:
     """Returns the contents of a manifest as JSON, without its lists of shards and sources."""
     manifest = dataset.manifest
+    splits: dict[str, Json] = {}
+    for name, split in manifest.splits.items():
+        splits[name] = {
+            "examples": split.examples,
+            "shards": len(split.shards),
+            "bytes": split.num_bytes,
+            "resized": split.resized,
+        }
+        missing = _missing(dataset, name)
+        if missing:
+            splits[name]["missing_classes"] = missing
     steps = manifest.settings.amendments
     return {
         "manifest": path,
         "digest": manifest.digest,
-        "splits": {
-            name: {
-                "examples": split.examples,
-                "shards": len(split.shards),
-                "bytes": split.num_bytes,
-                "resized": split.resized,
-                **({"missing_classes": missing} if (missing := _missing(dataset, name)) else {}),
-            }
-            for name, split in manifest.splits.items()
-        },
+        "splits": splits,
         "classes": manifest.classes.count,
         "label_offset": manifest.label_offset,
         "claims_ilsvrc2012": manifest.claims_ilsvrc2012,
@@ -88,8 +90,12 @@ def render(summary: Json, notes: Sequence[str] = ()) -> str:
 
 def render_set(manifest: Manifest, summary: Json, first_class: str) -> str:
     """Returns the counts, labels, settings and sources of a dataset as text."""
-    producer, stored, classes = manifest.producer, manifest.label_offset, manifest.classes
-    others = f"TFDS, tf.data and DALI return {stored}" + (f": subtract {stored}" * bool(stored))
+    producer = manifest.producer
+    stored = manifest.label_offset
+    classes = manifest.classes
+    others = f"TFDS, tf.data and DALI return {stored}"
+    if stored:
+        others += f": subtract {stored}"
     label = f"class index 0 = {first_class}: stored label {stored}"
     libraries = (f", {name} {version}" for name, version in sorted(producer.libraries.items()))
     config = manifest.config.get("base", manifest.config)
@@ -105,17 +111,18 @@ def render_set(manifest: Manifest, summary: Json, first_class: str) -> str:
         size = human_bytes(source.num_bytes)
         images = counted(source.members, "image")
         lines.append(f"from: {source.name}: {size}, {images}{md5}")
-    if (more := len(manifest.sources) - _MOST_SOURCES) > 0:
+    more = len(manifest.sources) - _MOST_SOURCES
+    if more > 0:
         lines.append(f"from: {more:,} more")
     return "\n".join(map(printable, [*lines, *_last_lines(summary)]))
 
 
 def _chosen(config: settings.Config) -> list[tuple[str, object]]:
     """Returns the settings of a manifest that differ from their defaults, as a flat list."""
-    of_splits = config.get("splits")
-    nested = [*of_splits.items()] if isinstance(of_splits, dict) else []
+    splits = config.get("splits")
     flat = [(name, value) for name, value in config.items() if name != "splits"]
-    flat += [(f"{split} {name}", value) for split, own in nested for name, value in own.items()]
+    for split, settings_of_split in splits.items() if isinstance(splits, dict) else ():
+        flat += ((f"{split} {name}", value) for name, value in settings_of_split.items())
     # A seed of 0 is a choice, although 0 == False.
     return [
         (name, value) for name, value in flat if value is not False and value not in (None, [], "")
@@ -129,7 +136,8 @@ def _lines_of_set(summary: Json) -> list[str]:
         for name, s in summary["splits"].items()
     ]
     for name, split in summary["splits"].items():
-        if missing := split.get("missing_classes"):
+        missing = split.get("missing_classes")
+        if missing:
             classes = f"{counted(len(missing), 'class')} of train"
             lines.append(printable(f"{name}: no image of {classes}: {some(missing)}"))
     for action in ("repaired", "quarantined"):

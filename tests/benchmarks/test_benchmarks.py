@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -181,6 +182,16 @@ def test_scale_prepares_both_splits(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert all(result["pss_mb"] > 0 for result in results.values())
     assert "Seconds, and peak PSS in MB" in capsys.readouterr().out
     assert [path.name for path in tmp_path.iterdir()] == ["raw.json"]
+
+
+@pytest.mark.long
+def test_scale_plans_generated_images(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    scale.main(["--descriptors", "3000", f"--scratch={tmp_path}"])
+
+    assert re.search(
+        r"^\| 3,000 +\| +[\d.]+ \| +[\d.]+ \| +\d+ \|$", capsys.readouterr().out, re.MULTILINE
+    )
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.long

@@ -56,8 +56,8 @@ ALLOWED = {
     "imagenet_prep/matching/pictures.py": {"__init__": PRIVATE},
     "imagenet_prep/preparation/adoption.py": {"_rename": "LocalStore.rename"},
     "imagenet_prep/preparation/archives.py": {"_fetch": NO_LINK},
-    "imagenet_prep/preparation/inventory.py": {"_write": WORK},
     "imagenet_prep/preparation/pictures.py": {"rows_of": PRIVATE},
+    "imagenet_prep/preparation/planning.py": {"write": WORK},
     "imagenet_prep/preparation/tasks.py": {"_unpack": "/dev/null"},
     "imagenet_prep/read/cache.py": {"_make_room": NO_LINK},
     "imagenet_prep/read/held.py": {

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import tempfile
 from pathlib import Path
 from typing import Any
 
-from imagenet_prep.dataset.member import Member
-from imagenet_prep.shards import plan
+from imagenet_prep.dataset.class_list import ClassList
+from imagenet_prep.dataset.member import Member, parse_members
+from imagenet_prep.preparation.planning import take_inventory
+from imagenet_prep.preparation.tasks import plan_name
+from imagenet_prep.sources.source import IndexTask, Part
+from imagenet_prep.storage.folder import LocalStore
 from tests.kit import command, golden_sets
 from tests.kit.codec import corpus
+from tests.kit.listed import WORKERS, selection
+from tests.kit.plan_model import RandomSource
 
 PLAN = Path(__file__).with_name("plan_seed_42.json")
 
@@ -30,16 +37,23 @@ def golden_classes() -> list[list[Member]]:
 
 def golden_plan(seed: int, num_shards: int) -> list[list[str]]:
     """Returns the keys of each shard in the order in which they are written."""
-    shards: list[list[Member]] = [[] for _ in range(num_shards)]
-    first = 0
-    for members in golden_classes():
-        for shard, member in plan.deal_class(members, first, num_shards, seed):
-            shards[shard].append(member)
-        first += len(members)
-    return [
-        [m.key for m in sorted(shard, key=lambda member: plan.entry(0, member, seed))]
-        for shard in shards
-    ]
+    task = IndexTask("train", "train", "train.tar")
+    members = tuple(itertools.chain.from_iterable(golden_classes()))
+    wnids = tuple(dict.fromkeys(member.key.partition("/")[0] for member in members))
+    source = RandomSource(
+        ClassList(wnids, wnids), (Part("train.tar", 1, 1),), lists=((task, members),)
+    )
+    chosen = selection(
+        source=source,
+        classes=frozenset(range(len(wnids))),
+        num_shards={"train": num_shards},
+        seed=seed,
+    )
+    with tempfile.TemporaryDirectory() as scratch:
+        store = LocalStore(Path(scratch))
+        (split,) = take_inventory(chosen, store, WORKERS, quiet=True).plans
+        data = [store.read(plan_name(name)) for name in split.shard_names]
+    return [[member.key for member in parse_members(lines)] for lines in data]
 
 
 def content() -> dict[str, Any]:

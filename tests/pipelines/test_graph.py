@@ -8,27 +8,19 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
 from imagenet_prep.core import program
 from imagenet_prep.core.errors import JobLostError
 from imagenet_prep.dataset import naming
-from imagenet_prep.dataset.member import Member, parse_members
-from imagenet_prep.engine import Lease
 from imagenet_prep.engine.workers import Done
 from imagenet_prep.pipelines import prepare as prepare_verb
 from imagenet_prep.pipelines.prepare import Config, prepare
-from imagenet_prep.preparation.planning import ClassKey
-from imagenet_prep.sources.source import IndexTask
-from imagenet_prep.storage.folder import LocalStore
 from tests.kit import command
 from tests.kit.command import REPOSITORY
 from tests.kit.dataset import contents
 from tests.kit.layouts import make_box_archives
-from tests.kit.listed import CLASSES, Listed, selection
 from tests.kit.miniature import miniature_for_tests
 
 PAGE = (REPOSITORY / "docs" / "cluster.md").read_text("utf-8")
@@ -55,59 +47,11 @@ def test_what_a_runner_has_dropped_is_missed_before_images_are_dealt(
     listed = [Done(*each, True) for each in zip(selection.index_tasks(), images, strict=True)]
     read = [Done(task, {}, True) for task in selection.annotations.tasks]
 
-    assert graph.take_census(None, ours, listed, read).edition == ""
     for images, boxes in ((listed[1:], read), (listed, read[1:])):
         with pytest.raises(JobLostError, match="1 of . tasks are not finished"):
-            graph.take_census(None, ours, images, boxes)
-
-
-class Both(Listed):
-    """Its images of train come class by class, those of validation in one list."""
-
-    def index_tasks(self, split: str) -> list[IndexTask]:
-        one_each = super().index_tasks(split)
-        return [IndexTask(split, split, f"{split}.tar")] if split == "validation" else one_each
-
-    def index(self, task: IndexTask) -> list[Member]:
-        pieces = [task] if task.class_index is not None else super().index_tasks(task.split)
-        return [member for piece in pieces for member in super(Both, self).index(piece)]
-
-
-@pytest.mark.beam
-def test_a_class_goes_on_as_the_name_of_its_list(tmp_path: Path) -> None:
-    """Its lines would wait in a TaskManager's heap."""
-    import apache_beam as beam
-    from apache_beam.runners.portability.fn_api_runner import FnApiRunner
-    from apache_beam.testing.util import assert_that
-
-    from imagenet_prep.pipelines import graph
-
-    wanted = selection(source=Both(CLASSES, ()), splits=("train", "validation"))
-    store = LocalStore(tmp_path)
-    job: Any = SimpleNamespace(selection=wanted)
-    ours = graph.Preparation(job, store, Lease.acquire(store))
-
-    def check(found: list[tuple[ClassKey, str]]) -> None:
-        keys = [(split, index) for split in wanted.splits for index in range(3)]
-        assert sorted(key for key, _ in found) == keys
-        for (_, index), name in found:
-            members = parse_members(store.read(name))
-            assert [m.class_index for m in members] == [index] * Both.counts[index]
-
-    with beam.Pipeline(FnApiRunner()) as pipeline:
-        index = pipeline | graph.Archives(ours) | graph.Index(ours)
-        assert_that(index["lists"], check)
-
-
-@pytest.mark.beam
-def test_what_is_sent_much_or_sends_much_on_gets_one_key_at_a_time() -> None:
-    """Beam's runner for Flink does so for steps with state alone; memory holds all of others."""
-    from apache_beam.transforms.userstate import is_stateful_dofn
-
-    from imagenet_prep.pipelines import graph
-
-    ours: Any = None
-    assert is_stateful_dofn(graph.OneKeyAtATime(graph.deal_share, ours))
+            graph.deal(None, ours, images, boxes)
+    assert ours.plan.stored() is None
+    assert graph.deal(None, ours, listed, read) == ours.plan.stored()
 
 
 @pytest.mark.beam

@@ -336,11 +336,11 @@ def test_an_image_that_is_in_no_shard_or_in_two_is_missed(
 ) -> None:
     commit = writing.commit
 
-    def lossy(job: Any, inventory: Any, output: Any, written: Sequence[Any]) -> None:
+    def lossy(job: Any, inventory: Any, output: Any, written: Sequence[Any], plans: Any) -> None:
         [shard] = [each for each in written if isinstance(each, WrittenShard)]
         others = [each for each in written if each is not shard]
         shard = replace(shard, examples=shard.examples - lost)
-        commit(job, inventory, output, [*others, shard])
+        commit(job, inventory, output, [*others, shard], plans)
 
     monkeypatch.setattr(writing, "commit", lossy)
     with pytest.raises(

@@ -14,7 +14,7 @@ import pytest
 from imagenet_prep.codec.transform import keep
 from imagenet_prep.core.errors import StoreError
 from imagenet_prep.engine import Workers
-from imagenet_prep.preparation.inventory import take_inventory
+from imagenet_prep.preparation.planning import take_inventory
 from imagenet_prep.preparation.space import Forecast
 from imagenet_prep.preparation.tasks import PLAN_FOLDER
 from imagenet_prep.shards.plan import SplitPlan
@@ -159,12 +159,12 @@ def test_shards_on_their_way_to_a_bucket_must_fit_here(
 
 def test_a_plan_that_does_not_fit_is_refused_before_it_is_written(tmp_path: Path) -> None:
     disk = Disk(tmp_path)
-    # A line of at most 42 bytes in a run, with 24 bytes more, and in a plan file.
-    disk.free = 9 * (2 * 40 + 24)
+    # A line of 41 bytes and its entry of 28, both in joined lists and in a plan file.
+    disk.free = 9 * 2 * (40 + 28)
     with pytest.raises(StoreError, match="to assign 9 images to shards, .* or use a larger disk"):
         take_inventory(selection(), disk, Workers(1, "threads"), quiet=True)
     assert not disk.names(PLAN_FOLDER)
-    disk.free = 9 * (2 * 42 + 24)
+    disk.free = 9 * 2 * (42 + 28)
     assert take_inventory(selection(), disk, Workers(1, "threads"), quiet=True).plans
 
 

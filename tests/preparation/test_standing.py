@@ -112,6 +112,27 @@ def test_what_a_run_does(there: Standing, asked: Wanted, expected: Decision) -> 
     assert standing.decide(there, asked) == expected
 
 
+@pytest.mark.parametrize("force", [None, False, True])
+@pytest.mark.parametrize("is_stored", [False, True])
+def test_a_setting_that_is_none_equals_an_absent_setting(is_stored: bool, force: bool) -> None:
+    """A finished dataset would be written again, or replaced by --force."""
+    manifest = committed("train")
+    request = wanted("train", force=force)
+    settings = manifest.config if is_stored else {"splits": request.settings.splits}
+    settings["splits"]["train"]["border"] = None
+
+    decision = standing.decide(at(committed=manifest), request)
+    assert (decision.replaced, decision.left) == ([], [])
+
+
+def test_a_split_without_settings_is_not_finished() -> None:
+    manifest = committed("train", "validation")
+    del manifest.config["splits"]["validation"]
+
+    decision = standing.decide(at(committed=manifest), wanted("train", "validation"))
+    assert decision.left == ["validation"]
+
+
 @pytest.mark.parametrize(
     ("there", "asked", "said"),
     [

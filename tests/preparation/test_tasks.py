@@ -110,13 +110,13 @@ class Pack(Packed):
         yield PackedImage("a", 0, plain(1))
 
 
-@pytest.mark.parametrize("number", [0, 1], ids=["images", "list"])
+@pytest.mark.parametrize("number", [0, 1, 2], ids=["images", "list", "entries"])
 def test_where_the_disk_is_full_nothing_that_was_unpacked_stays(
     tmp_path: Path, system: System, number: int
 ) -> None:
     store = LocalStore(tmp_path)
     store.make_folder(TEMPORARY)
-    index = IndexWork(Pack(CLASSES, ()), store, "list", "unpacked", frozenset({0}))
+    index = IndexWork(Pack(CLASSES, ()), store, "list", "unpacked", frozenset({0}), 0, ranked=False)
     system.fails("fsync", errno.ENOSPC, after=number)
 
     with pytest.raises(IncompleteError, match="No space left on device"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import random
 from pathlib import Path
 
@@ -11,43 +10,6 @@ import pytest
 from imagenet_prep.core.errors import DataDamagedError, IncompleteError
 from imagenet_prep.shards import runs
 from tests.kit.limits import Limits
-
-
-@pytest.mark.parametrize("num", [0, 1, 3, 4, 1000])
-def test_what_comes_back_is_sorted_and_grouped_whatever_range_is_asked_for(
-    num: int, tmp_path: Path, limits: Limits
-) -> None:
-    limits(sorted_run_entries=30)
-    rng = random.Random(num)
-    entries = [b"%08d%s\n" % (rng.randrange(9), b"x" * rng.randrange(99)) for _ in range(num)]
-    files = runs.write(tmp_path, "a", iter(entries))
-    expected = [
-        (int(number), list(group))
-        for number, group in itertools.groupby(sorted(entries), lambda entry: entry[:8])
-    ]
-
-    assert list(runs.read(files, 0, 9)) == expected
-    for start, stop in itertools.combinations(range(11), 2):
-        found = list(runs.read(files, start, stop))
-        assert found == [each for each in expected if start <= each[0] < stop]
-    assert [path.read_bytes().count(b"\n") for path in files] == [
-        min(30, num - start) for start in range(0, num, 30)
-    ]
-
-
-@pytest.mark.parametrize("workers", [1, 3, 100])
-@pytest.mark.parametrize(
-    "counts", [[], [0], [0, 0, 5, 0], [1] * 1000, [300, 0, 1, 99, 0, 0, 100, 0]]
-)
-def test_ranges_cover_all_numbers_and_none_holds_much_more_than_a_run(
-    counts: list[int], workers: int, limits: Limits
-) -> None:
-    limits(sorted_run_entries=100, sorted_range_entries=10)
-    ranges = runs.ranges(counts, workers)
-
-    assert [i for start, stop in ranges for i in range(start, stop)] == list(range(len(counts)))
-    assert all(sum(counts[a:b]) <= 100 + max(counts) for a, b in ranges)
-    assert sum(counts) < 1000 or len(ranges) == max(10, workers)
 
 
 def test_a_full_disk_is_said(tmp_path: Path) -> None:

@@ -2,61 +2,29 @@
 
 from __future__ import annotations
 
-import random
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from imagenet_prep.core.errors import UsageError
-from imagenet_prep.dataset.member import Member
-from imagenet_prep.preparation.dealing import Division, divide
-from imagenet_prep.shards import plan
+from imagenet_prep.preparation.division import divide
 from tests.kit.listed import selection
 
-seeds = st.integers(-(2**63), 2**63 - 1)
 SHARES = st.floats(0.1, 99.9, allow_nan=False)
 
 
-def members_of(count: int) -> list[Member]:
-    return [Member(f"n00000001/{i}.JPEG", "a.tar", i, 1, 0) for i in range(count)]
-
-
 def held(used: list[int], **how: float) -> list[int]:
-    division = divide(selection(num_shards={}, **how), "train", used)
-    train, out = division.counts.values()
-    assert [a + b for a, b in zip(train, out, strict=True)] == used
-    return [*out]
-
-
-@given(st.integers(1, 40), st.data(), seeds, st.randoms(use_true_random=False))
-def test_as_many_are_held_out_as_asked_for_in_whatever_order_they_come(
-    count: int, data: st.DataObject, seed: int, chance: random.Random
-) -> None:
-    members = members_of(count)
-    number = data.draw(st.integers(0, count))
-    division = Division({"train": [count - number], "holdout": [number]}, {})
-    left, taken = division.of(members, seed).values()
-    by_rank = sorted(members, key=lambda member: plan.rank(member, seed))
-    assert (set(taken), set(left)) == (set(by_rank[:number]), set(by_rank[number:]))
-
-    chance.shuffle(members)
-    assert set(division.of(members, seed)["holdout"]) == set(taken)
-    larger = Division({"train": [0], "holdout": [number + 1]}, {}).of(members, seed)
-    assert set(taken) <= set(larger["holdout"])
-
-
-def test_another_seed_takes_others() -> None:
-    members = members_of(60)
-    division = Division({"train": [40], "holdout": [20]}, {})
-    assert division.of(members, 0) != division.of(members, 1)
+    train, out = divide(selection(num_shards={}, **how), "train", used).shares
+    counts = zip(train.num_per_class, out.num_per_class, strict=True)
+    assert [a + b for a, b in counts] == used
+    return [*out.num_per_class]
 
 
 def test_a_split_that_is_not_divided_keeps_all() -> None:
-    members = members_of(3)
-    assert Division({"train": [3]}, {}).of(members, 0) == {"train": members}
-    # No image of a class was chosen.
-    assert Division({"train": [0], "holdout": [0]}, {}).of([], 0) == {"train": [], "holdout": []}
+    share = divide(selection(), "train", [3, 2, 1]).kept
+    assert (share.split, share.num_per_class, share.num_shards) == ("train", [3, 2, 1], 2)
+    other = divide(selection(holdout=1, num_shards={}), "validation", [3, 2, 1])
+    assert [each.split for each in other.shares] == ["validation"]
 
 
 def test_a_selection_that_moves_or_excludes_images_is_a_subset() -> None:

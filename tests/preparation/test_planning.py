@@ -2,35 +2,50 @@
 
 from __future__ import annotations
 
-import pickle
+import hashlib
+import itertools
+import tempfile
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from imagenet_prep.core import regular_file
-from imagenet_prep.core.errors import DataDamagedError, IncompleteError, SourceError, UsageError
+from imagenet_prep.core.errors import (
+    DataDamagedError,
+    IncompleteError,
+    JobLostError,
+    SourceError,
+    UsageError,
+)
 from imagenet_prep.dataset import editions
+from imagenet_prep.dataset.class_list import ClassList
 from imagenet_prep.dataset.editions import Edition
-from imagenet_prep.dataset.member import Member, dump_member, parse_members
-from imagenet_prep.engine import Stage, Workers
-from imagenet_prep.preparation import inventory as inventories
+from imagenet_prep.dataset.keys import KeyList, ListedFile
+from imagenet_prep.dataset.member import Member, parse_members
+from imagenet_prep.engine import Workers
 from imagenet_prep.preparation import planning
-from imagenet_prep.preparation.dealing import divide
-from imagenet_prep.preparation.inventory import remove_unpacked, take_inventory
-from imagenet_prep.preparation.planning import Census, ClassKey, Planning
-from imagenet_prep.preparation.selection import Selection
+from imagenet_prep.preparation.joined_lists import JoinedLists
+from imagenet_prep.preparation.planning import (
+    Inventory,
+    SharedPlan,
+    remove_unpacked,
+    take_inventory,
+)
+from imagenet_prep.preparation.selection import Selection, index_stage
 from imagenet_prep.preparation.tasks import PLAN_FOLDER, UNPACKED, plan_name
 from imagenet_prep.shards import plan
 from imagenet_prep.sources import class_tars, parquet, recordio
 from imagenet_prep.sources.source import IndexTask, Part, Source
 from imagenet_prep.storage.folder import LocalStore
-from tests.kit import layouts
+from tests.kit import layouts, plan_model
 from tests.kit.limits import Limits
 from tests.kit.listed import CLASSES, WORKERS, Listed, Mixed, excluding, selection
+
+PARTS = (Part("train.tar", 90, 1),)
 
 
 def keys(store: LocalStore, split: plan.SplitPlan) -> list[str]:
@@ -54,7 +69,7 @@ def test_every_image_is_dealt_out_once(tmp_path: Path) -> None:
 )
 def test_many_classes_are_listed_by_the_workers_that_were_asked_for(asked: str, many: str) -> None:
     def kind(num_tasks: int) -> str:
-        return inventories.listing_workers(Workers(1, asked), num_tasks).kind
+        return planning.listing_workers(Workers(1, asked), num_tasks).kind
 
     assert (kind(3999), kind(4000)) == ("threads", many)
 
@@ -96,9 +111,8 @@ def test_a_share_is_held_out_of_each_class(tmp_path: Path) -> None:
     train, holdout = take_inventory(wanted, store, WORKERS, quiet=True).plans
 
     assert (train.num_per_class, holdout.num_per_class) == ((2, 1, 2), (2, 0, 2))
-    names = (f"{CLASSES.wnids[0]}/{n}.JPEG" for n in range(4))
-    of_class = [Member(name, "", 0, 1, 0) for name in names]
-    first = {member.key for member in sorted(of_class, key=lambda m: plan.rank(m, 0))[:2]}
+    names = [f"{CLASSES.wnids[0]}/{n}.JPEG" for n in range(4)]
+    first = {*sorted(names, key=lambda key: plan_model.blake2b(0, "holdout", key))[:2]}
     assert {key for key in keys(store, holdout) if key.startswith(CLASSES.wnids[0])} == first
 
 
@@ -324,31 +338,15 @@ def test_each_part_of_a_split_is_said_to_hold_its_own_images(
     assert taken == Counter(parts)
 
 
-def test_a_list_of_all_classes_gives_the_plan_of_a_list_each_and_is_never_held_whole(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limits: Limits
-) -> None:
-    sizes: list[int] = []
-
-    def parsed(lines: bytes) -> list[Member]:
-        sizes.append(len(lines))
-        return parse_members(lines)
-
-    limits(parsed_plan_bytes=50)
-    monkeypatch.setattr(planning, "parse_members", parsed)
-    parts = (Part("train.tar", 90, 1),)
+def test_a_list_of_all_classes_gives_the_plan_of_one_list_per_class(tmp_path: Path) -> None:
     one = LocalStore(tmp_path / "a")
     other = LocalStore(tmp_path / "b")
-    mixed = selection(source=Mixed(CLASSES, parts), holdout=3)
+    mixed = selection(source=Mixed(CLASSES, PARTS), holdout=3)
     found = take_inventory(mixed, one, WORKERS, quiet=True)
-    # A class has 172 bytes at most, and the list has 387.
-    # The largest class has 163 bytes, and the list 366.
-    assert max(sizes) == 163
-    expected = take_inventory(selection(holdout=3), other, WORKERS, quiet=True)
 
-    assert found == expected
-    assert sorted(path.name for path in one.path(PLAN_FOLDER).iterdir()) == sorted(
-        f"{name}.jsonl" for split in found.plans for name in split.shard_names
-    )
+    assert found == take_inventory(selection(holdout=3), other, WORKERS, quiet=True)
+    for name in found.shard_names:
+        assert one.read(plan_name(name)) == other.read(plan_name(name))
 
 
 class WithValidation(Mixed):
@@ -364,7 +362,6 @@ class WithValidation(Mixed):
 
 
 BIG = (211, 0, 97)
-PARTS = (Part("train.tar", 90, 1),)
 BOTH = {"splits": ("train", "validation"), "num_shards": {"train": 5, "validation": 4}}
 DEALT: dict[str, tuple[Selection, list[str]]] = {
     "holdout": (
@@ -407,68 +404,256 @@ DEALT: dict[str, tuple[Selection, list[str]]] = {
 }
 
 
-def as_processes_get_it(name: str, digest: str, store: Any, work: Any, *more: Any) -> Any:
-    return Stage(name, digest, store, pickle.loads(pickle.dumps(work)), *more)
-
-
-@pytest.mark.parametrize("cut", ["whole", "in pieces", "by the engine"])
 @pytest.mark.parametrize("case", DEALT)
-def test_the_plan_is_the_one_it_always_was_however_it_is_cut(
-    case: str, cut: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limits: Limits
-) -> None:
-    if cut != "whole":
-        limits(sorted_run_entries=23)
-    if cut == "by the engine":
-        limits(listed_in_one_process=0)
-        monkeypatch.setattr(inventories.engine, "Stage", as_processes_get_it)
+def test_a_plan_is_the_same_as_in_version_0_1_0(case: str, tmp_path: Path) -> None:
     wanted, expected = DEALT[case]
     store = LocalStore(tmp_path)
     found = take_inventory(wanted, store, WORKERS, quiet=True)
 
     assert [split.digest[:12] for split in found.plans] == expected
-    assert set(store.names(PLAN_FOLDER)) == {
-        plan.file_name(name) for split in found.plans for name in split.shard_names
-    }
+    names = {plan.file_name(name) for name in found.shard_names}
+    names |= {f"excluded-{split}.jsonl" for split in found.excluded}
+    assert set(store.names(PLAN_FOLDER)) == names
     folders = sorted(path.name for path in store.path(".work").iterdir() if path.is_dir())
     assert [name.partition("-")[0] for name in folders] == ["index", "plan", "temporary"]
+    assert not list(store.path(".work/temporary").iterdir())
 
 
-class _Killed(LocalStore):
-    """A folder in which receipts stay, as they do if a run is killed."""
+def test_a_list_may_be_larger_than_a_small_file(tmp_path: Path) -> None:
+    limits = []
 
-    def remove_tree(self, name: str) -> None:
-        if name == PLAN_FOLDER:
-            super().remove_tree(name)
+    class Recorded(LocalStore):
+        def read_each(self, names: Iterable[str], most: int = 0) -> Iterator[bytes]:
+            names = [*names]
+            if any(name.endswith(".entries") for name in names):
+                limits.append(most)
+            return super().read_each(names, most)
 
-
-def test_receipts_for_the_plan_of_a_killed_run_are_not_used(tmp_path: Path, limits: Limits) -> None:
-    limits(listed_in_one_process=0)
-    first = take_inventory(selection(), _Killed(tmp_path), WORKERS, quiet=True)
-
-    assert take_inventory(selection(), LocalStore(tmp_path), WORKERS, quiet=True) == first
-
-
-def test_the_list_of_a_class_may_have_more_than_a_small_file(tmp_path: Path) -> None:
-    path = tmp_path / "list"
-    with path.open("wb") as file:
-        file.truncate(regular_file.MOST_BYTES + 1)
-    lists = inventories._Lists({0: [path]}, [])
-    assert [(index, len(lines)) for index, lines in lists.lines(0, 1)] == [(0, path.stat().st_size)]
+    take_inventory(selection(), Recorded(tmp_path), WORKERS, quiet=True)
+    assert limits == [plan.MOST_BYTES]
 
 
-def test_a_list_below_work_with_an_image_of_another_class_is_damaged(tmp_path: Path) -> None:
-    """It would be written with the label of this class."""
-    steps = Planning(selection(), None, LocalStore(tmp_path), "plan")
-    key = ClassKey("train", 1)
-    lines = [Member(f"n/{n}.JPEG", "a.tar", n, 9, 1) for n in range(3)]
+def test_validation_images_in_two_classes_are_refused(tmp_path: Path) -> None:
+    class Repeated(Listed):
+        """Its classes have an image of validation in common."""
 
-    def dumped(*members: Member) -> bytes:
-        return b"".join(dump_member(member) for member in members)
+        def index(self, task: IndexTask) -> list[Member]:
+            first, *others = super().index(task)
+            return [first._replace(key="ILSVRC2012_val_00000001.JPEG"), *others]
 
-    used = [0, 3, 0]
-    census = Census("", {"train": used}, {}, {"train": divide(selection(), "train", used)})
-    assert steps.deal(key, dumped(*lines), census)
-    for index in (0, 2):
-        other = dumped(*lines[:2], lines[2]._replace(class_index=index))
-        with pytest.raises(DataDamagedError, match="it lists an image of a different class"):
-            steps.deal(key, other, census)
+    with pytest.raises(SourceError, match="_00000001.JPEG' is in two classes"):
+        wanted = selection(source=Repeated(CLASSES, PARTS))
+        take_inventory(wanted, LocalStore(tmp_path), WORKERS, quiet=True)
+
+
+def test_equal_keys_in_two_lists_are_refused(tmp_path: Path) -> None:
+    class Twice(Mixed):
+        """Two archives with the same images."""
+
+        def index_tasks(self, split: str) -> list[IndexTask]:
+            return [IndexTask(name, split, name) for name in ("b.tar", "a.tar")]
+
+        def index(self, task: IndexTask) -> list[Member]:
+            members = super().index(IndexTask("train", "train", "train.tar"))
+            return [member._replace(archive=task.name) for member in members]
+
+    wanted = selection(source=Twice(CLASSES, PARTS), any_counts=True)
+    with pytest.raises(SourceError) as refused:
+        take_inventory(wanted, LocalStore(tmp_path), WORKERS, quiet=True)
+    assert str(refused.value) == (
+        "/in: 'n00000001/0.JPEG' appears twice, in a.tar and in b.tar. Remove one."
+    )
+
+
+def lists_of(wanted: Selection, store: LocalStore) -> tuple[Path, Path]:
+    """Makes the lists of a selection; returns one list, and its entries."""
+    take_inventory(wanted, store, WORKERS, quiet=True)
+    folder = store.path(index_stage(wanted, store).folder) / "members"
+    task = wanted.index_tasks()[0].name
+    return folder / f"{task}.jsonl", folder / f"{task}.entries"
+
+
+@pytest.mark.parametrize("source", [Listed, Mixed])
+def test_a_list_with_a_changed_class_is_damaged(source: type[Listed], tmp_path: Path) -> None:
+    """The image would be written with the label of this class."""
+    wanted = selection(source=source(CLASSES, PARTS))
+    store = LocalStore(tmp_path)
+    lines, _ = lists_of(wanted, store)
+    data = lines.read_bytes()
+    assert data.count(b",0]\n") == 4
+    lines.write_bytes(data.replace(b",0]\n", b",2]\n", 1))
+
+    with pytest.raises(DataDamagedError, match="it lists an image of a different class"):
+        take_inventory(wanted, store, WORKERS, quiet=True)
+
+
+@pytest.mark.parametrize("source", [Listed, Mixed])
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"line_bytes": 9}, "does not match its entries"),
+        ({"class_index": 1 << 31}, "of a different class|of an unknown class"),
+        ({"class_index": 3}, "of a different class|of an unknown class"),
+    ],
+)
+def test_changed_entries_are_damaged(
+    source: type[Listed], changes: dict[str, int], message: str, tmp_path: Path
+) -> None:
+    wanted = selection(source=source(CLASSES, PARTS))
+    store = LocalStore(tmp_path)
+    _, entries = lists_of(wanted, store)
+    rows = np.fromfile(entries, plan.ENTRY)
+    for name, value in changes.items():
+        rows[name][1] = value
+    rows.tofile(entries)
+
+    with pytest.raises(DataDamagedError, match=message):
+        take_inventory(wanted, store, WORKERS, quiet=True)
+
+
+def test_lists_that_differ_from_their_receipts_are_damaged(tmp_path: Path) -> None:
+    wanted = selection(source=Mixed(CLASSES, PARTS))
+    store = LocalStore(tmp_path)
+    lines, entries = lists_of(wanted, store)
+    lines.write_bytes(lines.read_bytes().replace(b",0]\n", b",2]\n", 1))
+    rows = np.fromfile(entries, plan.ENTRY)
+    rows["class_index"][np.flatnonzero(rows["class_index"] == 0)[0]] = 2
+    rows.tofile(entries)
+
+    with pytest.raises(DataDamagedError, match="by class differ from its receipt"):
+        take_inventory(wanted, store, WORKERS, quiet=True)
+
+
+def test_half_an_entry_is_damage(tmp_path: Path) -> None:
+    task = IndexTask("train", "train", "train.tar")
+    with (
+        tempfile.TemporaryFile() as lines,
+        tempfile.TemporaryFile() as entries,
+        pytest.raises(DataDamagedError, match="the entries of train are incomplete"),
+    ):
+        JoinedLists(lines, entries, 1, ranked=False).append(task, b"", bytes(9))
+
+
+def test_files_of_four_gigabytes_and_more_are_planned(tmp_path: Path) -> None:
+    class Large(Listed):
+        def index(self, task: IndexTask) -> list[Member]:
+            return [member._replace(size=1 << 33) for member in super().index(task)]
+
+    wanted = selection(source=Large(CLASSES, PARTS))
+    store = LocalStore(tmp_path)
+    (split,) = take_inventory(wanted, store, WORKERS, quiet=True).plans
+    assert {
+        m.size for name in split.shard_names for m in parse_members(store.read(plan_name(name)))
+    } == {1 << 33}
+
+
+def shared_plan(wanted: Selection, store: LocalStore) -> tuple[SharedPlan, Inventory]:
+    """Makes a plan as a worker of a cluster does."""
+    stage = index_stage(wanted, store)
+    tasks = wanted.index_tasks()
+    listed = [stage.publish(task, stage.make(task)).content for task in tasks]
+    steps = SharedPlan.of(wanted, store, None)
+    assert steps.stored() is None, "a plan without its note is incomplete"
+    return steps, steps.make(tasks, listed, stage.folder)
+
+
+def test_excluded_images_are_stored_with_a_shared_plan(tmp_path: Path) -> None:
+    """Two of the four images of the class are held out, so three are not all in one split."""
+    keys = [f"{CLASSES.wnids[0]}/{number}.JPEG" for number in (1, 2, 3)]
+    wanted = excluding(*keys, holdout_percent=40.0, any_counts=True)
+    store = LocalStore(tmp_path)
+    steps, made = shared_plan(wanted, store)
+
+    assert {*made.excluded} == {"train", "holdout"}
+    assert steps.stored() == made
+    excluded = [*itertools.chain.from_iterable(m for _, m in made.excluded_members(store))]
+    assert sorted(member.key for member in excluded) == keys
+
+
+def test_a_note_leads_to_no_other_folder(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path)
+    steps, made = shared_plan(selection(), store)
+    note = f"{made.folder}/plan.json"
+    store.write(note, store.read(note).replace(made.folder.encode(), b"../elsewhere"))
+    assert steps.stored() == made
+
+
+def test_a_shared_plan_that_lacks_a_file_is_made_again(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path)
+    steps, made = shared_plan(selection(), store)
+    other = SharedPlan.of(selection(seed=1), store, None)
+    assert other.planner.folder != made.folder
+    store.remove(plan_name(made.shard_names[0], made.folder))
+    assert steps.stored() is None
+
+
+def test_a_job_that_lost_its_lease_completes_no_plan(tmp_path: Path, limits: Limits) -> None:
+    calls = []
+
+    def check() -> None:
+        calls.append(store.names(folder))
+        if len(calls) == 3:
+            raise JobLostError("a newer run has taken over")
+
+    limits(plan_files_at_once=1)
+    wanted = selection()
+    store = LocalStore(tmp_path)
+    stage = index_stage(wanted, store)
+    tasks = wanted.index_tasks()
+    listed = [stage.publish(task, stage.make(task)).content for task in tasks]
+    steps = SharedPlan.of(wanted, store, None)
+    folder = steps.planner.folder
+    with pytest.raises(JobLostError):
+        steps.make(tasks, listed, stage.folder, check)
+    first, second = ("train-00000-of-00002.jsonl", "train-00001-of-00002.jsonl")
+    assert calls == [[], [first], [first, second]]
+    assert steps.stored() is None
+
+
+def test_an_image_is_excluded_by_its_bytes_under_any_name(tmp_path: Path) -> None:
+    """The line with its former name then names an image, although no key is equal."""
+    wnid = CLASSES.wnids[0]
+    task = IndexTask("train", "train", "train.tar")
+    members = tuple(Member(f"{wnid}/{n}.JPEG", "train.tar", 512 * n, 10, 0) for n in range(4))
+    source = plan_model.RandomSource(CLASSES, PARTS, lists=((task, members),))
+    data = plan_model.image_of(members[2])
+    line = f"{wnid}/former name.JPEG"
+    files = {hashlib.sha256(data).hexdigest(): ListedFile(10, line)}
+    excluded = KeyList("list", {line: 1}, "its digest", files=files)
+    wanted = selection(source=source, excluded=excluded)
+    store = LocalStore(tmp_path)
+    inventory = take_inventory(wanted, store, WORKERS, quiet=True)
+
+    assert [*inventory.excluded_members(store)] == [("train", [members[2]])]
+    assert inventory.examples == 3
+
+
+@pytest.mark.parametrize("is_export", [False, True])
+def test_labels_are_compared_with_the_published_ones_unless_amend_may_have_changed_them(
+    is_export: bool, tmp_path: Path
+) -> None:
+    wnids = ("n01440764", "n01751748")  # the first validation image is in the second class
+    task = IndexTask("validation", "validation", "validation.tar")
+    member = Member("ILSVRC2012_val_00000001.JPEG", "validation.tar", 512, 10, 0)
+    parts = (Part("validation.tar", 90, 1),)
+    source = plan_model.RandomSource(
+        ClassList(wnids, wnids), parts, lists=((task, (member,)),), is_export=is_export
+    )
+    wanted = selection(
+        source=source, splits=("validation",), num_shards={}, classes=frozenset({0, 1})
+    )
+    store = LocalStore(tmp_path)
+    if is_export:
+        assert take_inventory(wanted, store, WORKERS, quiet=True).examples == 1
+        return
+    with pytest.raises(SourceError, match="n01751748"):
+        take_inventory(wanted, store, WORKERS, quiet=True)
+
+
+def test_lists_of_a_different_seed_or_holdout_are_not_used(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path / "same")
+    for number, more in enumerate([{}, {"seed": 5}, {"seed": 5, "holdout": 2}]):
+        wanted = selection(any_counts=True, **more)
+        found = take_inventory(wanted, store, WORKERS, quiet=True)
+        new = LocalStore(tmp_path / str(number))
+        assert found == take_inventory(wanted, new, WORKERS, quiet=True)

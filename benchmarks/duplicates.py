@@ -32,10 +32,10 @@ from PIL import Image
 from benchmarks import duplicate_peers, planted
 from benchmarks.planted import photographs
 from imagenet_prep.codec import likeness
-from imagenet_prep.dataset import naming, samples
+from imagenet_prep.dataset import samples, schema
 from imagenet_prep.dataset.manifest import Shard
 from imagenet_prep.dataset.samples import Sample
-from imagenet_prep.matching import hashes, proof, search
+from imagenet_prep.matching import search
 from imagenet_prep.matching.find import equal_bytes
 from imagenet_prep.matching.pictures import columns
 from imagenet_prep.storage import dataset_store
@@ -59,7 +59,7 @@ def look(files: Sequence[bytes]) -> Seen:
     """Returns what the product sees of files."""
     means = np.stack([likeness.means(data) for data in files])
     sides = [min(Image.open(io.BytesIO(data)).size) for data in files]
-    return Seen(means, np.stack([hashes.row(each) for each in means]), np.array(sides))
+    return Seen(means, np.stack([search.row(each) for each in means]), np.array(sides))
 
 
 def plant(path: Path) -> Seen:
@@ -80,7 +80,7 @@ def found(base: Seen, other: Seen) -> np.ndarray:
                 differing ^= mirror
             counts = np.bitwise_count(differing)
             near = (counts[:, 0] <= radii.key) & (counts.sum(axis=1) <= radii.all)
-            near &= hashes.judged(other.rows, hashes.LESS) & ~there
+            near &= search.judged(other.rows, search.LESS) & ~there
             at = np.flatnonzero(near)
             there[at] = proven(
                 *(Seen(*(column[at] for column in each)) for each in (base, other)),
@@ -91,10 +91,10 @@ def found(base: Seen, other: Seen) -> np.ndarray:
 
 def proven(left: Seen, right: Seen, mirrored: bool) -> np.ndarray:
     """Returns which candidates both looks accept."""
-    there = proof.likely(left.rows["small"], right.rows["small"], mirrored)
+    there = search.likely(left.rows["small"], right.rows["small"], mirrored)
     for at in np.flatnonzero(there).tolist():
         side = min(left.sides[at], right.sides[at])
-        there[at] = proof.proven(left.means[at], right.means[at], mirrored, side)
+        there[at] = search.proven(left.means[at], right.means[at], mirrored, side)
     return there
 
 
@@ -106,7 +106,7 @@ def recall(folder: Path, half: str, workers: int, keep: Path | None) -> None:
     every = Seen(*(np.stack(column) for column in zip(*seen, strict=True)))
     if keep:
         np.savez(keep, **every._asdict())
-    judged = hashes.judged(every.rows[:, 0])
+    judged = search.judged(every.rows[:, 0])
     print(f"{len(paths):,} photographs of {half}; {1 - judged.mean():.2%} are not judged")
     base = Seen(*(column[judged, 0] for column in every))
     for number, kind in enumerate(planted.VARIANTS, start=1):
@@ -126,11 +126,11 @@ def tiles_of(path: Path) -> Seen:
         for left in range(0, luma.shape[1] - TILE + 1, step)
     ]
     means = [likeness.means_of_pixels(cut) for cut in cuts]
-    rows = [hashes.row(each) for each in means]
-    keep = [i for i, each in enumerate(rows) if hashes.judged(each, hashes.LESS)]
+    rows = [search.row(each) for each in means]
+    keep = [i for i, each in enumerate(rows) if search.judged(each, search.LESS)]
     return Seen(
         np.array([means[i] for i in keep], np.uint16).reshape(-1, likeness.CELLS, likeness.CELLS),
-        np.array([rows[i] for i in keep], hashes.ROW),
+        np.array([rows[i] for i in keep], search.ROW),
         np.full(len(keep), TILE),
     )
 
@@ -154,7 +154,7 @@ def precision(folder: Path, half: str, workers: int, _: Path | None) -> None:
             for mirror in (None, likeness.mirror()):
                 join = search.Search(whole, right, radii, mirror)
                 for left, others in join.candidates(threads, workers):
-                    strict = hashes.judged(rows[left]) | hashes.judged(rows[others])
+                    strict = search.judged(rows[left]) | search.judged(rows[others])
                     other = (whose[left] != whose[others]) & strict
                     at = left[other], others[other]
                     candidates += len(at[0])
@@ -175,7 +175,7 @@ def speed_of_hashes(folder: Path) -> None:
     for _ in range(5):
         begun = time.process_time()
         for data in stored:
-            hashes.of(data)
+            search.of(data)
         rates.append(len(stored) / (time.process_time() - begun))
     sizes = sum(map(len, stored)) / len(stored)
     print(
@@ -212,7 +212,7 @@ def speed_of_search(num: int, workers: int) -> None:
         del sides
         wanted = _near(stored, pairs)
         for each in stored:  # these pages are no part of the search
-            hashes.forget(each)
+            search.forget(each)
         Path("/proc/self/clear_refs").write_text("5")  # the peak of memory begins anew
         ids = np.arange(num, dtype=np.uint32)
         begun = time.perf_counter()
@@ -259,7 +259,7 @@ def speed_of_proofs() -> None:
         right = np.clip(left + rng.integers(-9 * divisor, 9 * divisor, left.shape), 0, None)
         for said, other in (("equal", right), ("different", np.roll(left, num // 2, axis=0))):
             begun = time.process_time()
-            proof.scores(left, other, False, divisor)
+            search.scores(left, other, False, divisor)
             print(f"{name}, {said} pictures: {(time.process_time() - begun) / num * 1e6:,.0f} us")
 
 
@@ -276,7 +276,7 @@ def speed_of_tables(num: int) -> None:
         shards = []
         for number, start in enumerate(range(0, num, a_shard)):
             text = io.BytesIO()
-            table = samples.Table(text)
+            table = samples.SamplesWriter(text)
             for at in range(start, min(start + a_shard, num)):
                 first = same.get(at, at)
                 digest = digests[32 * first : 32 * first + 32].hex()
@@ -284,7 +284,7 @@ def speed_of_tables(num: int) -> None:
                 key = f"n{at // 1300:08d}/n{at // 1300:08d}_{at}.JPEG"
                 table.append(Sample(key, at // 1300, *image, samples.KEPT, "", *image))
             name = f"train-{number:05d}-of-01152"
-            store.write(naming.samples_name(name), text.getvalue())
+            store.write(schema.samples_name(name), text.getvalue())
             size = min(a_shard, num - start)
             shards.append(Shard(name, size, 1, "", 1, "", table.num_bytes, table.sha256))
         begun = time.perf_counter()

@@ -171,12 +171,12 @@ def prepared(scratch: Path, num_images: int, size: tuple[int, int], kind: str) -
 
 def pictures(root: Path) -> list[Picture]:
     """Returns where each JPEG of the train split lies."""
-    from imagenet_prep.dataset import example, tfrecord
+    from imagenet_prep.dataset import example, record_files
 
     found = []
     for path in sorted(root.glob("train-*")):
         data = path.read_bytes()
-        for record in tfrecord.read_records(io.BytesIO(data), path.name):
+        for record in record_files.read_records(io.BytesIO(data), path.name):
             image = example.decode(record.payload)
             offset = data.index(image.encoded, record.offset)
             found.append(Picture(path.name, offset, len(image.encoded), image.stored_label - 1))

@@ -261,10 +261,10 @@ _TOOLS = {"floor": _floor, "tutorial": _tutorial}
 
 
 def _images(shard: Path) -> Iterator[bytes]:
-    from imagenet_prep.dataset import example, tfrecord
+    from imagenet_prep.dataset import example, record_files
 
     with shard.open("rb") as stream:
-        for record in tfrecord.read_records(stream, shard.name):
+        for record in record_files.read_records(stream, shard.name):
             yield example.decode(record.payload).encoded
 
 

@@ -17,8 +17,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from benchmarks import measure
-from imagenet_prep.dataset import naming
-from imagenet_prep.dataset.manifest import Classes, File, Manifest, Producer, Shard, Split
+from imagenet_prep.dataset import schema
+from imagenet_prep.dataset.manifest import Classes, DatasetFile, Manifest, Producer, Shard, Split
 from imagenet_prep.dataset.samples import HEADER
 
 IMAGES = 1_331_167
@@ -57,7 +57,7 @@ def write_set(root: Path, images: int, shards: int, look: str = "", layout: int 
       look: images of another look have other bytes.
       layout: decides in which shard an image lies.
     """
-    for name in naming.beside("x"):
+    for name in schema.beside("x"):
         (root / name).parent.mkdir(parents=True, exist_ok=True)
     tables: list[list[str]] = [[] for _ in range(shards)]
     for number in range(images):
@@ -67,18 +67,18 @@ def write_set(root: Path, images: int, shards: int, look: str = "", layout: int 
         tables[place].append(f"{key(number)},{number % CLASSES},{image},kept,,{image}\r\n")
     entries = []
     for number, rows in enumerate(tables):
-        name = naming.shard_name("train", number, shards)
+        name = schema.shard_name("train", number, shards)
         table = HEADER + "".join(rows).encode()
-        (root / naming.samples_name(name)).write_bytes(table)
+        (root / schema.samples_name(name)).write_bytes(table)
         size = 100 * len(rows)
-        for path in (root / name, root / naming.index_name(name)):
+        for path in (root / name, root / schema.index_name(name)):
             with open(path, "wb") as file:
                 file.truncate(size)
         entries.append(
             Shard(name, len(rows), size, "0" * 64, size, "0" * 64, len(table), _sha256(table))
         )
     labels = "".join(f"{wnid} thing\n" for wnid in _WNIDS).encode()
-    (root / naming.LABELS).write_bytes(labels)
+    (root / schema.LABELS).write_bytes(labels)
     classes = Classes(CLASSES, _sha256("".join(f"{wnid}\n" for wnid in _WNIDS).encode()), False)
     counts = [len(range(index, images, CLASSES)) for index in range(CLASSES)]
     # The root only says whether two sets are equal: no image is looked at.
@@ -98,18 +98,18 @@ def write_set(root: Path, images: int, shards: int, look: str = "", layout: int 
         splits={"train": split},
         quarantined={},
         repaired={},
-        files=[File(naming.LABELS, len(labels), _sha256(labels))],
+        files=[DatasetFile(schema.LABELS, len(labels), _sha256(labels))],
     )
-    (root / naming.MANIFEST).write_bytes(manifest.dumps())
+    (root / schema.MANIFEST).write_bytes(manifest.dumps())
 
 
 def write_child(parent: Path, root: Path, changes: int) -> None:
     """Writes a set that has other labels in a few tables."""
     subprocess.run(["cp", "-a", parent, root], check=True)
-    content = json.loads((root / naming.MANIFEST).read_bytes())
+    content = json.loads((root / schema.MANIFEST).read_bytes())
     train = content["splits"]["train"]
     for shard in train["shards"][:changes]:
-        path = root / naming.samples_name(shard["name"])
+        path = root / schema.samples_name(shard["name"])
         table = path.read_bytes()
         start = table.index(b"JPEG,") + len(b"JPEG,")
         table = table[:start] + b"9" + table[start + 1 :]
@@ -121,16 +121,16 @@ def write_child(parent: Path, root: Path, changes: int) -> None:
     splits = {"train": Split(**train, shards=shards)}
     kinds = {"producer": Producer, "classes": Classes}
     made = {name: kind(**content[name]) for name, kind in kinds.items()}
-    files = [File(**file) for file in content["files"]]
+    files = [DatasetFile(**file) for file in content["files"]]
     manifest = Manifest(**content | made | {"splits": splits, "files": files})
-    (root / naming.MANIFEST).write_bytes(manifest.dumps())
+    (root / schema.MANIFEST).write_bytes(manifest.dumps())
 
 
 def _diff(a: str, b: str) -> Callable[[Path], object]:
     def ask(at: Path) -> object:
-        from imagenet_prep.diff import Config, diff
+        from imagenet_prep.diff import DiffConfig, diff
 
-        return diff(Config(str(at / a), str(at / b)))
+        return diff(DiffConfig(str(at / a), str(at / b)))
 
     return ask
 

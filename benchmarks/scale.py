@@ -25,14 +25,13 @@ from PIL import Image
 from benchmarks import measure
 from imagenet_prep import engine
 from imagenet_prep.dataset import schema
-from imagenet_prep.dataset.class_list import ClassList
-from imagenet_prep.dataset.editions import FALL11
+from imagenet_prep.dataset.class_list import FALL11, ClassList
 from imagenet_prep.dataset.member import Member
-from imagenet_prep.preparation.config import Config
+from imagenet_prep.preparation.config import PrepareConfig
 from imagenet_prep.preparation.planning import take_inventory
 from imagenet_prep.preparation.selection import Selection, index_stage
 from imagenet_prep.sources import ilsvrc, labels
-from imagenet_prep.sources.source import IndexTask, Part, Stored
+from imagenet_prep.sources.source import IndexTask, SourcePart, StoredSource
 from imagenet_prep.storage.folder import LocalStore
 from imagenet_prep.testing.miniature import Synset, make_devkit
 
@@ -132,7 +131,7 @@ def make_source(folder: Path, row: Row) -> None:
             _write_members(file, names, pictures)
         leaves = [Synset(i + 1, wnid, wnid) for i, wnid in enumerate(wnids)]
         truth = [i % len(leaves) + 1 for i in range(row.validation)]
-        make_devkit(folder / labels.DEVKIT, leaves, [], truth)
+        make_devkit(folder / labels.DEVKIT_NAME, leaves, [], truth)
 
 
 def _make_class_tars(folder: Path, row: Row) -> None:
@@ -192,7 +191,7 @@ def measure_row(row: Row, scratch: Path, workers: int, kind: str) -> Result:
 
 
 @dataclass(frozen=True)
-class Generated(Stored):
+class Generated(StoredSource):
     """A source of images that exist nowhere: only their descriptors are planned."""
 
     images: int = 0
@@ -228,9 +227,9 @@ def generated(images: int) -> Selection:
     num_classes = FALL11.num_classes if images > _MOST_IN_1000_CLASSES else 1000
     wnids = tuple(f"n{number:08d}" for number in range(num_classes))
     num_shards = max(1, min(_MOST_SHARDS, images // _SHARD_IMAGES))
-    config = Config("generated", "out", splits=("train",), train_shards=num_shards)
+    config = PrepareConfig("generated", "out", splits=("train",), train_shards=num_shards)
     return Selection(
-        source=Generated(ClassList(wnids, wnids), (Part("a", 1, 1),), images=images),
+        source=Generated(ClassList(wnids, wnids), (SourcePart("a", 1, 1),), images=images),
         where="generated",
         recipe=config.recipe(),
         annotations=None,

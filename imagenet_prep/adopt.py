@@ -20,12 +20,12 @@ from typing import TYPE_CHECKING
 
 from imagenet_prep.core import errors, program
 from imagenet_prep.core.address import is_remote
-from imagenet_prep.core.canonical import Json
 from imagenet_prep.core.errors import ImagenetPrepError, UsageError, some
-from imagenet_prep.core.flags import Place, WorkerFlags, optional, switch
+from imagenet_prep.core.flags import AddressKind, WorkerFlags, optional, switch
+from imagenet_prep.core.strict_json import Json
 from imagenet_prep.core.terminal import counted, human_bytes
-from imagenet_prep.dataset import naming, schema
-from imagenet_prep.dataset.flag import data_set
+from imagenet_prep.dataset import schema
+from imagenet_prep.dataset.shared_flags import data_set
 
 if TYPE_CHECKING:
     from imagenet_prep.dataset.manifest import Manifest
@@ -42,15 +42,15 @@ _STALE = dict.fromkeys(
 
 
 @dataclass(frozen=True)
-class Config(WorkerFlags):
+class AdoptConfig(WorkerFlags):
     """Settings of one run; see the help of each flag."""
 
     folder: str = data_set(
-        place=Place.FOLDER_OR_BUCKET,
+        place=AddressKind.FOLDER_OR_BUCKET,
         help="folder or s3://bucket/prefix with TFRecord shards, flat or in train/ and validation/",
     )
     out: str | None = optional(
-        place=Place.FOLDER_OR_BUCKET,
+        place=AddressKind.FOLDER_OR_BUCKET,
         help="new dataset; its shards are hard links, or copies if either dataset is on s3://",
     )
     rewrite: bool = switch(help="write new shards to --out, with all fields and correct sizes")
@@ -66,7 +66,7 @@ class Config(WorkerFlags):
             raise ValueError(f"{self.folder}: objects in a bucket cannot be renamed. Add --out")
 
 
-def adopt(config: Config) -> tuple[Json, ImagenetPrepError | None]:
+def adopt(config: AdoptConfig) -> tuple[Json, ImagenetPrepError | None]:
     """Adopts the shards; returns the summary, and an error if the shards were refused."""
     from imagenet_prep.engine import Workers
     from imagenet_prep.preparation import adoption, rewrite
@@ -91,7 +91,7 @@ def adopt(config: Config) -> tuple[Json, ImagenetPrepError | None]:
     if config.dry_run:
         return _previewed(config, source, store)
     if config.out is None:
-        if store.size(naming.MANIFEST) is not None:
+        if store.size(schema.MANIFEST) is not None:
             return _completed(config, store), None
         adoption.finish_renames(store.local)
     shard_files.find(source)  # fails if there is no dataset, before anything is created
@@ -113,7 +113,7 @@ def adopt(config: Config) -> tuple[Json, ImagenetPrepError | None]:
 
 
 def _previewed(
-    config: Config, source: Store, store: Store
+    config: AdoptConfig, source: Store, store: Store
 ) -> tuple[Json, ImagenetPrepError | None]:
     """Checks the shards as a run would; changes nothing."""
     from imagenet_prep.engine import Workers
@@ -128,7 +128,7 @@ def _previewed(
     with scratch.temporary_folder() as place:
         checked = check_existing_set(tfrecords, LocalStore(place), workers, quiet=config.json)
     refusal = _refusal(config, tfrecords, checked)
-    is_new = config.out is not None or store.size(naming.MANIFEST) is None
+    is_new = config.out is not None or store.size(schema.MANIFEST) is None
     try:
         if refusal is None and config.rewrite:
             rewrite.preview(_rewriting(config, tfrecords, checked), store)
@@ -139,12 +139,14 @@ def _previewed(
     return _summary(config, tfrecords, checked, None), refusal
 
 
-def _rewriting(config: Config, tfrecords: TfrecordSet, checked: ExistingSet) -> rewrite.Job:
+def _rewriting(
+    config: AdoptConfig, tfrecords: TfrecordSet, checked: ExistingSet
+) -> rewrite.ResizeJob:
     """Returns the job that writes new shards; `resize --keep-original` runs the same job."""
     from imagenet_prep.engine import Workers
     from imagenet_prep.preparation import rewrite
 
-    return rewrite.Job(
+    return rewrite.ResizeJob(
         found=tfrecords,
         splits=tuple(tfrecords.splits),
         policy=None,
@@ -156,7 +158,7 @@ def _rewriting(config: Config, tfrecords: TfrecordSet, checked: ExistingSet) -> 
     )
 
 
-def _completed(config: Config, store: Store) -> Json:
+def _completed(config: AdoptConfig, store: Store) -> Json:
     """Restores lost files of a finished dataset, and adds tables of samples if there are none."""
     from imagenet_prep.engine import Workers
     from imagenet_prep.preparation import adoption
@@ -180,7 +182,7 @@ def _completed(config: Config, store: Store) -> Json:
 
 
 def _refusal(
-    config: Config, tfrecords: TfrecordSet, checked: ExistingSet
+    config: AdoptConfig, tfrecords: TfrecordSet, checked: ExistingSet
 ) -> ImagenetPrepError | None:
     where = tfrecords.store.where()
     if checked.problems:
@@ -227,7 +229,7 @@ def _findings(tfrecords: TfrecordSet, checked: ExistingSet) -> list[str]:
     history = tfrecords.manifest.settings.amendments if tfrecords.manifest else []
     if history:
         findings.append(
-            f"history: {counted(len(history), 'amendment')} of the input; its {naming.MANIFEST} "
+            f"history: {counted(len(history), 'amendment')} of the input; its {schema.MANIFEST} "
             "describes them, the new one does not"
         )
     findings += [f"counts: {problem}" for problem in checked.count_problems]
@@ -252,7 +254,7 @@ def _findings(tfrecords: TfrecordSet, checked: ExistingSet) -> list[str]:
 
 
 def _summary(
-    config: Config, tfrecords: TfrecordSet, checked: ExistingSet, manifest: Manifest | None
+    config: AdoptConfig, tfrecords: TfrecordSet, checked: ExistingSet, manifest: Manifest | None
 ) -> Json:
     from imagenet_prep.preparation import adoption
 
@@ -274,8 +276,8 @@ def _summary(
     }
 
 
-@program.verb("imagenet_prep.adopt", Config, __doc__)
-def run(config: Config) -> None:
+@program.verb("imagenet_prep.adopt", AdoptConfig, __doc__)
+def run(config: AdoptConfig) -> None:
     summary, refusal = adopt(config)
     print(json.dumps(summary, indent=1) if config.json else _render(summary))
     if refusal is not None:
@@ -304,6 +306,6 @@ def _render(summary: Json) -> str:
     if summary["digest"] is None:
         lines.append("nothing was changed")
     else:
-        manifest = f"{summary['folder'].rstrip('/')}/{naming.MANIFEST}"
+        manifest = f"{summary['folder'].rstrip('/')}/{schema.MANIFEST}"
         lines.append(f"manifest: {manifest} ({summary['digest'][:16]})")
     return "\n".join(lines)

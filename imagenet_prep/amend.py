@@ -17,38 +17,38 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from imagenet_prep.core import program
-from imagenet_prep.core.canonical import Json
 from imagenet_prep.core.errors import UsageError
-from imagenet_prep.core.flags import Place, WorkerFlags, flag, optional, switch
+from imagenet_prep.core.flags import AddressKind, WorkerFlags, flag, optional, switch
+from imagenet_prep.core.strict_json import Json
 from imagenet_prep.core.terminal import counted, human_bytes, printable
 from imagenet_prep.dataset import schema
-from imagenet_prep.dataset.flag import data_set, unknown_keys
+from imagenet_prep.dataset.shared_flags import data_set, read_exclusions, unknown_keys
 
 
 @dataclass(frozen=True)
-class Config(WorkerFlags):
+class AmendConfig(WorkerFlags):
     """Settings of one run; see the help of each flag."""
 
     dataset: str = data_set(
-        place=Place.FOLDER_OR_BUCKET,
+        place=AddressKind.FOLDER_OR_BUCKET,
         help="folder or s3://bucket/prefix with the original dataset",
     )
     out: str = flag(
-        place=Place.FOLDER_OR_BUCKET,
+        place=AddressKind.FOLDER_OR_BUCKET,
         help="new dataset; a folder on the same file system, or a prefix on the same server",
     )
     exclude: str | None = optional(
-        place=Place.FILE,
+        place=AddressKind.FILE,
         help="exclude the images whose keys are in this file, one per line, or the images that "
         "this quarantine.jsonl of a dataset lists as excluded",
     )
     relabel: str | None = optional(
-        place=Place.FILE,
+        place=AddressKind.FILE,
         help="change the class of each image listed in this CSV; its header is key,class",
         metavar="CSV",
     )
     add: str | None = optional(
-        place=Place.FOLDER,
+        place=AddressKind.FOLDER,
         help="add the new images in this folder: train/CLASS/*.jpg, val/CLASS/*.jpg, or "
         "CLASS/*.jpg; images that the dataset has are skipped",
     )
@@ -75,9 +75,8 @@ class Config(WorkerFlags):
             raise ValueError("--splits needs --exclude or --relabel; --add FOLDER names its splits")
 
 
-@program.verb("imagenet_prep.amend", Config, __doc__)
-def run(config: Config) -> None:
-    from imagenet_prep.dataset import exclusions
+@program.verb("imagenet_prep.amend", AmendConfig, __doc__)
+def run(config: AmendConfig) -> None:
     from imagenet_prep.engine import Workers
     from imagenet_prep.preparation import additions, amendment, changes
     from imagenet_prep.storage.dataset_store import open_dataset
@@ -96,21 +95,21 @@ def run(config: Config) -> None:
     allows_unknown = config.allow_unknown
     exclude = relabel = add = None
     if config.exclude:
-        exclude = exclusions.read(config.exclude, allows_unknown=allows_unknown)
+        exclude = read_exclusions(config.exclude, allows_unknown=allows_unknown)
     if config.relabel:
         relabel = changes.read_relabels(config.relabel, classes, allows_unknown=allows_unknown)
     if config.add:
         add = additions.read_additions(config.add, classes, splits)
-    request = changes.Request(exclude, relabel, add, config.splits)
+    request = changes.ChangeRequest(exclude, relabel, add, config.splits)
     workers = Workers(config.workers, config.worker_kind)
-    job = amendment.Job(dataset, request, workers, config.readmit, quiet=config.json)
+    job = amendment.AmendJob(dataset, request, workers, config.readmit, quiet=config.json)
     summary = amendment.preview(job, out) if config.dry_run else amendment.run(job, out)
     print(json.dumps(summary, indent=1) if config.json else _render(summary))
 
 
 def _render(summary: Json) -> str:
     from imagenet_prep.preparation.additions import sentences
-    from imagenet_prep.shards.summary import render
+    from imagenet_prep.shards.commit import render
 
     counts = summary["amended"]
     changed = (

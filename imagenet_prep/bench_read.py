@@ -15,13 +15,13 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from imagenet_prep.core import program
-from imagenet_prep.core.canonical import Json
-from imagenet_prep.core.cores import num_cores
 from imagenet_prep.core.flags import Settings, flag, switch
+from imagenet_prep.core.limits import num_cores
+from imagenet_prep.core.strict_json import Json
 from imagenet_prep.core.terminal import counted
 from imagenet_prep.core.world import World
 from imagenet_prep.dataset import schema
-from imagenet_prep.dataset.flag import data_set
+from imagenet_prep.dataset.shared_flags import data_set
 
 if TYPE_CHECKING:
     from imagenet_prep.read.reader import Reader
@@ -31,7 +31,7 @@ _WARM_UP_STEPS = 5
 
 
 @dataclasses.dataclass(frozen=True)
-class Config(Settings):
+class BenchReadConfig(Settings):
     """Settings of one measurement; see the help of each flag."""
 
     dataset: str = data_set()
@@ -46,8 +46,8 @@ class Config(Settings):
     json: bool = switch(help="print the result as JSON")
 
 
-@program.verb("imagenet_prep.bench_read", Config, __doc__)
-def run(config: Config) -> None:
+@program.verb("imagenet_prep.bench_read", BenchReadConfig, __doc__)
+def run(config: BenchReadConfig) -> None:
     from imagenet_prep.read import make_dataset
     from imagenet_prep.storage.dataset_store import open_dataset
 

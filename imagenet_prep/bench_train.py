@@ -24,26 +24,34 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from imagenet_prep import train
-from imagenet_prep.core import canonical, children, errors, installed, own_file, program
+from imagenet_prep.core import children, errors, imports, program, small_files, strict_json
 from imagenet_prep.core.address import absolute, with_absolute
-from imagenet_prep.core.flags import Place, Settings, after_dashes, flag, optional, switch, words_of
-from imagenet_prep.core.own_file import Kind
+from imagenet_prep.core.flags import (
+    AddressKind,
+    Settings,
+    after_dashes,
+    flag,
+    optional,
+    switch,
+    words_of,
+)
+from imagenet_prep.core.small_files import FileKind
 from imagenet_prep.core.terminal import counted, in_columns, say
 from imagenet_prep.dataset import schema
-from imagenet_prep.dataset.placement import WHOLE
-from imagenet_prep.hosts import process
-from imagenet_prep.hosts.hosts_file import local_first, where_ranks_run
-from imagenet_prep.storage.new_file import complete_file
+from imagenet_prep.dataset.column import WHOLE
+from imagenet_prep.hosts import commands
+from imagenet_prep.hosts.commands import local_first, where_ranks_run
+from imagenet_prep.storage.local_file import complete_file
 from imagenet_prep.trainer.config import TrainConfig
 
 if TYPE_CHECKING:
-    from imagenet_prep.reporting.training import Row
+    from imagenet_prep.reporting.plots import RankFigures
 
 FIGURES = "bench-train.json"
 PICTURE = "bench-train.png"
 _OWN = {
-    FIGURES: Kind("a file of figures of bench-train", b'{\n "command"'),
-    PICTURE: Kind("a PNG", b"\x89PNG"),
+    FIGURES: FileKind("a file of figures of bench-train", b'{\n "command"'),
+    PICTURE: FileKind("a PNG", b"\x89PNG"),
 }
 # The forecast is for the training run of the AWS tutorial.
 _EPOCHS = 90
@@ -85,7 +93,7 @@ _MEASURED_WITH_DATA = ("data_dir", "backend", "device")
 
 
 @dataclasses.dataclass(frozen=True)
-class Config(Settings):
+class BenchTrainConfig(Settings):
     """Settings of one measurement; see the help of each flag."""
 
     num_processes: tuple[str, ...] = flag(
@@ -94,14 +102,14 @@ class Config(Settings):
         metavar="N,N",
     )
     hosts: str | None = optional(
-        place=Place.FILE, help="hosts file, as for launch (default: this machine)"
+        place=AddressKind.FILE, help="hosts file, as for launch (default: this machine)"
     )
     servers: int = flag(0, least=0, help="number of MXNet parameter servers, as for launch")
     price: float | None = optional(above=0, help="hourly price of one host", metavar="DOLLARS")
     steps: int = flag(100, least=_ROWS, help="steps per run")
     out: str = flag(
         "bench-train",
-        place=Place.FOLDER,
+        place=AddressKind.FOLDER,
         help=f"folder for {PICTURE} and {FIGURES}; `report --training` shows {FIGURES}",
     )
     json: bool = switch(help="print the figures as JSON")
@@ -120,27 +128,29 @@ class Config(Settings):
         return tuple(map(int, self.num_processes))
 
 
-class Run(NamedTuple):
+class TimedRun(NamedTuple):
     """Images per second of all ranks after warm-up, and seconds from launch to end of step 1."""
 
     images_per_s: float
     start_up_s: float
 
 
-class Measured(NamedTuple):
+class RankRuns(NamedTuple):
     """The runs with `ranks` ranks: on synthetic images, and on the dataset if there is one."""
 
     ranks: int
-    synthetic: Run
-    real: Run | None = None
+    synthetic: TimedRun
+    real: TimedRun | None = None
 
 
-def figures(measured: Sequence[Measured], slots: Sequence[int], price: float | None) -> list[Row]:
+def figures(
+    measured: Sequence[RankRuns], slots: Sequence[int], price: float | None
+) -> list[RankFigures]:
     """Returns one row per number of ranks, in ascending order.
 
     `slots` has each host's number of slots; `price` is the hourly price of one host in dollars.
     """
-    from imagenet_prep.reporting.training import Row
+    from imagenet_prep.reporting.plots import RankFigures
 
     rows = []
     for ranks, synthetic, real in measured:
@@ -150,7 +160,7 @@ def figures(measured: Sequence[Measured], slots: Sequence[int], price: float | N
         hosts = 1 + sum(used < ranks for used in itertools.accumulate(slots))
         hours = (_EPOCHS * _IMAGES / run.images_per_s + run.start_up_s) / 3600
         rows.append(
-            Row(
+            RankFigures(
                 ranks=ranks,
                 hosts=hosts,
                 images_per_s=run.images_per_s,
@@ -168,7 +178,7 @@ def figures(measured: Sequence[Measured], slots: Sequence[int], price: float | N
     return rows
 
 
-def _kept(run: Run, ranks: int, base: Run, base_ranks: int) -> float:
+def _kept(run: TimedRun, ranks: int, base: TimedRun, base_ranks: int) -> float:
     """Returns the speed per rank of `run`, divided by the speed per rank of `base`."""
     return run.images_per_s / ranks / (base.images_per_s / base_ranks)
 
@@ -205,12 +215,12 @@ def short_run(asked: TrainConfig, steps: int, examples: int | None, log_dir: str
     return ["train", *words_of(short.changed())]
 
 
-def bench(config: Config) -> list[Row]:
+def bench(config: BenchTrainConfig) -> list[RankFigures]:
     """Performs all runs; writes the figures after each number of ranks, and returns them."""
     from imagenet_prep.storage.dataset_store import open_dataset
 
     for name, kind in _OWN.items():
-        own_file.demand_own(Path(config.out).expanduser() / name, kind)
+        small_files.demand_own(Path(config.out).expanduser() / name, kind)
     asked = train.parse(config.command[1:])
     examples = None
     hosts = where_ranks_run(config.hosts, config.ranks[-1])
@@ -227,22 +237,27 @@ def bench(config: Config) -> list[Row]:
     slots = [host.slots for host in hosts]
     out = Path(absolute(config.out))
     out.mkdir(parents=True, exist_ok=True)
-    measured: list[Measured] = []
-    rows: list[Row] = []
+    measured: list[RankRuns] = []
+    rows: list[RankFigures] = []
     for ranks in config.ranks:
         runs = [
             _run(config, asked, ranks, number, hosts[0].address, out / f".run-{uuid.uuid4().hex}")
-            for number in dict.fromkeys((None, examples))
+            for number in ([None] if examples is None else [None, examples])
         ]
-        measured.append(Measured(ranks, *runs))
+        measured.append(RankRuns(ranks, *runs))
         rows = figures(measured, slots, config.price)
         _write(out, config, rows)
     return rows
 
 
 def _run(
-    config: Config, asked: TrainConfig, ranks: int, examples: int | None, leader: str, log_dir: Path
-) -> Run:
+    config: BenchTrainConfig,
+    asked: TrainConfig,
+    ranks: int,
+    examples: int | None,
+    leader: str,
+    log_dir: Path,
+) -> TimedRun:
     from imagenet_prep.trainer.log import LOG
 
     argv = ["launch", "-np", str(ranks)]
@@ -259,18 +274,18 @@ def _run(
             kind = errors.by_exit_code(code)
             raise kind(f"run with {counted(ranks, 'rank')} failed with exit code {code}; see above")
         log = str(log_dir / LOG)
-        ending = process.run(process.command_on(leader, ["cat", log]), timeout_s=_ANSWER_S)
+        ending = commands.run(commands.command_on(leader, ["cat", log]), timeout_s=_ANSWER_S)
         if ending.code:
             raise errors.ImagenetPrepError(f"{leader}: {log} cannot be read: {ending.explained}")
     finally:
-        remove = process.command_on(leader, ["rm", "-rf", str(log_dir)])
-        process.run(remove, timeout_s=_ANSWER_S)
-    rows = [canonical.loads(line) for line in ending.output.splitlines()]
+        remove = commands.command_on(leader, ["rm", "-rf", str(log_dir)])
+        commands.run(remove, timeout_s=_ANSWER_S)
+    rows = [strict_json.loads(line) for line in ending.output.splitlines()]
     first = next(row for row in rows if row["kind"] == "train")
-    return Run(settled(rows), first["time"] - began)
+    return TimedRun(settled(rows), first["time"] - began)
 
 
-def _write(out: Path, config: Config, rows: list[Row]) -> None:
+def _write(out: Path, config: BenchTrainConfig, rows: list[RankFigures]) -> None:
     content: dict[str, object] = {
         "command": config.command,
         "steps": config.steps,
@@ -278,8 +293,8 @@ def _write(out: Path, config: Config, rows: list[Row]) -> None:
         "rows": rows,
     }
     with complete_file(out / FIGURES, _OWN[FIGURES]) as file:
-        file.write(json.dumps(content, indent=1, default=canonical.fields).encode() + b"\n")
-    if not installed.is_there("matplotlib"):
+        file.write(json.dumps(content, indent=1, default=strict_json.fields).encode() + b"\n")
+    if not imports.is_there("matplotlib"):
         (out / PICTURE).unlink(missing_ok=True)  # It shows the figures of an earlier run.
         say(f"no {PICTURE}: Matplotlib is not installed. Run: {errors.install_line('report')}")
         return
@@ -289,14 +304,14 @@ def _write(out: Path, config: Config, rows: list[Row]) -> None:
         plots.save_training(rows, file)
 
 
-@program.verb("imagenet_prep.bench_train", Config, __doc__)
-def run(config: Config) -> None:
+@program.verb("imagenet_prep.bench_train", BenchTrainConfig, __doc__)
+def run(config: BenchTrainConfig) -> None:
     if config.command[:1] != ("train",):
         raise errors.UsageError("expected the train command after --: train --data-dir DIR ...")
     rows = bench(config)
     if config.json:
-        print(json.dumps(rows, indent=1, default=canonical.fields))
+        print(json.dumps(rows, indent=1, default=strict_json.fields))
     else:
-        from imagenet_prep.reporting import training
+        from imagenet_prep.reporting import plots
 
-        print(in_columns([training.HEADER, *training.cells(rows)], 0))
+        print(in_columns([plots.HEADER, *plots.cells(rows)], 0))

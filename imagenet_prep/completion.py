@@ -13,11 +13,11 @@ import itertools
 import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import cast
 
 from imagenet_prep.__main__ import VERBS, module_of
 from imagenet_prep.core import program
-from imagenet_prep.core.flags import EveryVerb, Settings, entries, flag
-from imagenet_prep.core.usage import Entry
+from imagenet_prep.core.flags import EveryVerb, FlagHelp, Settings, entries, flag
 
 # zsh uses the same function through bashcompinit. Bash splits --flag=value into three words.
 _BEGIN = """\
@@ -39,20 +39,28 @@ complete -o bashdefault -o default -F _imagenet_prep imagenet-prep"""
 
 
 @dataclass(frozen=True)
-class Config(Settings):
+class CompletionConfig(Settings):
     """Settings of the command: the shell that will run the script."""
 
     shell: str = flag(choices=("bash", "zsh", "fish"), help="shell", positional=True)
 
 
+def config_of(verb: str) -> type[Settings]:
+    """Returns the class with the flags of a verb, such as BenchReadConfig for bench-read."""
+    class_name = f"{verb.replace('-', '')}config"
+    members = vars(importlib.import_module(module_of(verb)))
+    (config,) = [member for name, member in members.items() if name.lower() == class_name]
+    return cast(type[Settings], config)
+
+
 def script(shell: str) -> str:
     """Returns the script that completes all verbs and their flags in a shell."""
-    configs = {verb: importlib.import_module(module_of(verb)).Config for verb in VERBS}
+    configs = {verb: config_of(verb) for verb in VERBS}
     verbs = {verb: entries(config) + entries(EveryVerb) for verb, config in configs.items()}
     return "\n".join((_fish if shell == "fish" else _bash)(verbs))
 
 
-def _bash(verbs: dict[str, list[Entry]]) -> Iterator[str]:
+def _bash(verbs: dict[str, list[FlagHelp]]) -> Iterator[str]:
     yield _BEGIN
     for verb, flags in verbs.items():
         for each in flags:
@@ -67,7 +75,7 @@ def _bash(verbs: dict[str, list[Entry]]) -> Iterator[str]:
     yield _END
 
 
-def _fish(verbs: dict[str, list[Entry]]) -> Iterator[str]:
+def _fish(verbs: dict[str, list[FlagHelp]]) -> Iterator[str]:
     begin = "complete -c imagenet-prep -n"
     for verb, summary in VERBS.items():
         yield f"{begin} __fish_use_subcommand -f -a {verb} -d {shlex.quote(summary)}"
@@ -84,6 +92,6 @@ def _fish(verbs: dict[str, list[Entry]]) -> Iterator[str]:
             yield f"{seen} {names}{value} -d '{text}'"
 
 
-@program.verb("imagenet_prep.completion", Config, __doc__)
-def run(config: Config) -> None:
+@program.verb("imagenet_prep.completion", CompletionConfig, __doc__)
+def run(config: CompletionConfig) -> None:
     print(script(config.shell))

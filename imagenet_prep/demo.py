@@ -17,20 +17,20 @@ from pathlib import Path
 
 from imagenet_prep.core import children, program
 from imagenet_prep.core.errors import ImagenetPrepError, install_line
-from imagenet_prep.core.flags import Place, Settings, flag, switch
-from imagenet_prep.core.installed import is_there
+from imagenet_prep.core.flags import AddressKind, Settings, flag, switch
+from imagenet_prep.core.imports import is_there
 from imagenet_prep.core.terminal import human_bytes
-from imagenet_prep.dataset import naming
+from imagenet_prep.dataset import schema
 from imagenet_prep.storage.folder import LocalStore
 
 
 @dataclass(frozen=True)
-class Config(Settings):
+class DemoConfig(Settings):
     """Settings of the demo; see the help of each flag."""
 
     folder: str = flag(
         "imagenet-prep-demo",
-        place=Place.FOLDER,
+        place=AddressKind.FOLDER,
         help="folder for archives, dataset and training run",
         positional=True,
     )
@@ -40,8 +40,8 @@ class Config(Settings):
     no_training: bool = switch(help="skip the training of a small network")
 
 
-@program.verb("imagenet_prep.demo", Config, __doc__)
-def run(config: Config) -> None:
+@program.verb("imagenet_prep.demo", DemoConfig, __doc__)
+def run(config: DemoConfig) -> None:
     from imagenet_prep import report, show, verify
     from imagenet_prep.pipelines import prepare
     from imagenet_prep.testing.miniature import make_miniature
@@ -72,14 +72,14 @@ def run(config: Config) -> None:
     show.run([str(shard), "--limit", "5"])
     if not config.no_training:
         train_model(dataset, folder / f"training-{config.images}-{config.short_side}")
-    if not (dataset / naming.REPORT).exists():
+    if not (dataset / schema.REPORT).exists():
         _say(f"6. imagenet-prep report {shlex.quote(str(dataset))}")
         report.run([str(dataset)])
 
     print(
         f"\nCreated: {dataset}: shards, index/ for DALI, dataset.json (the manifest), labels.txt,\n"
         "quarantine.jsonl (all excluded and repaired images, with the reasons).\n"
-        f"Open {dataset / naming.REPORT} in a browser.\n"
+        f"Open {dataset / schema.REPORT} in a browser.\n"
         "\nNext:\n"
         f"  imagenet-prep show {shlex.quote(str(shard))} --image 0 --out image.jpg\n"
         f"  imagenet-prep prepare {shlex.join(command)}   # nothing is left to do\n"

@@ -22,13 +22,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from imagenet_prep.core import program, terminal
-from imagenet_prep.core.canonical import Json
 from imagenet_prep.core.errors import DataDamagedError
-from imagenet_prep.core.flags import Place, Settings, flag, optional, switch
-from imagenet_prep.dataset.flag import without_manifest
+from imagenet_prep.core.flags import AddressKind, Settings, flag, optional, switch
+from imagenet_prep.core.strict_json import Json
+from imagenet_prep.dataset.shared_flags import without_manifest
 
 if TYPE_CHECKING:
-    from imagenet_prep.dataset.difference import Difference
+    from imagenet_prep.dataset.samples import Difference
     from imagenet_prep.storage.dataset_store import Dataset
 
 _COLUMNS = (
@@ -47,17 +47,19 @@ _WORDS = {
 }
 
 
-_dataset = functools.partial(flag, place=Place.ANYWHERE, positional=True, read=without_manifest)
+_dataset = functools.partial(
+    flag, place=AddressKind.ANYWHERE, positional=True, read=without_manifest
+)
 
 
 @dataclass(frozen=True)
-class Config(Settings):
+class DiffConfig(Settings):
     """Settings of one comparison; see the help of each flag."""
 
     a: str = _dataset(metavar="A", help="dataset A: a folder, s3://bucket/prefix or http(s)://...")
     b: str = _dataset(metavar="B", help="dataset B")
     out: str | None = optional(
-        place=Place.FILE,
+        place=AddressKind.FILE,
         help="write all differences to this CSV file, one line per key",
         metavar="CSV",
     )
@@ -68,7 +70,7 @@ class Config(Settings):
     json: bool = switch(help="print the counts as JSON")
 
 
-def diff(config: Config) -> Json:
+def diff(config: DiffConfig) -> Json:
     """Returns the counts and first keys of differences; writes all differences to `config.out`."""
     from imagenet_prep.shards.difference import common_tables, differences, splits_that_differ
     from imagenet_prep.storage import columns
@@ -129,7 +131,7 @@ def diff(config: Config) -> Json:
 
 def _require_roots(dataset: Dataset) -> None:
     """Raises DataDamagedError if the tables of samples do not match the manifest."""
-    from imagenet_prep.shards.samples_root import wrong_roots
+    from imagenet_prep.shards.difference import wrong_roots
 
     wrong = wrong_roots(dataset)
     if wrong:
@@ -139,14 +141,14 @@ def _require_roots(dataset: Dataset) -> None:
 @contextlib.contextmanager
 def _written(out: str | None) -> Iterator[Callable[[Difference], Any]]:
     """Yields a function that writes a difference; the file appears at `out` when complete."""
-    from imagenet_prep.core.own_file import Kind
-    from imagenet_prep.storage.new_file import complete_file
+    from imagenet_prep.core.small_files import FileKind
+    from imagenet_prep.storage.local_file import complete_file
 
     if out is None:
         yield lambda _: None
         return
     path = Path(out).expanduser()
-    with complete_file(path, Kind("a list of differences", _COLUMNS.encode())) as file:
+    with complete_file(path, FileKind("a list of differences", _COLUMNS.encode())) as file:
         text = io.TextIOWrapper(file, "utf-8", newline="")
         lines = csv.writer(text)
         lines.writerow(_COLUMNS.split(","))
@@ -189,8 +191,8 @@ def _text(result: Json) -> Iterator[str]:
         yield f"column {name}: {difference}"
 
 
-@program.verb("imagenet_prep.diff", Config, __doc__)
-def run(config: Config) -> int:
+@program.verb("imagenet_prep.diff", DiffConfig, __doc__)
+def run(config: DiffConfig) -> int:
     result = diff(config)
     if config.json:
         print(json.dumps(result, indent=1, ensure_ascii=False))

@@ -26,12 +26,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from imagenet_prep.core import installed, program, terminal
+from imagenet_prep.core import imports, program, terminal
 from imagenet_prep.core.errors import ImagenetPrepError, install_line
-from imagenet_prep.core.flags import Place, Settings, flag, optional, switch
+from imagenet_prep.core.flags import AddressKind, Settings, flag, optional, switch
 from imagenet_prep.core.terminal import counted, human_bytes
 from imagenet_prep.core.version import version
-from imagenet_prep.dataset import naming
+from imagenet_prep.dataset import schema
 
 # The packages and the purpose of each extra. A bar separates packages of which one is enough.
 EXTRAS = {
@@ -65,25 +65,25 @@ class Check(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Config(Settings):
+class DoctorConfig(Settings):
     """Settings of one run; see the help of each flag."""
 
-    dir: str = flag(".", place=Place.FOLDER, help="folder on the disk to check")
+    dir: str = flag(".", place=AddressKind.FOLDER, help="folder on the disk to check")
     s3: str | None = optional(
-        place=Place.BUCKET,
+        place=AddressKind.BUCKET,
         help="also write, read, list and delete an object of 32 MiB below this prefix",
     )
     json: bool = switch(help="print the checks as JSON")
 
 
-def checks(config: Config) -> Iterator[Check]:
+def checks(config: DoctorConfig) -> Iterator[Check]:
     """Performs all checks of this machine and yields their results."""
     yield _python()
     yield _codec()
     yield _cage()
     yield from _extras()
-    for name, framework in installed.FRAMEWORKS.items():
-        found = installed.version(*framework.packages)
+    for name, framework in imports.FRAMEWORKS.items():
+        found = imports.version(*framework.packages)
         if found:
             yield _framework(name, framework, found)
             yield _horovod(name, framework)
@@ -104,22 +104,22 @@ def checks(config: Config) -> Iterator[Check]:
 def _python() -> Check:
     python = f"{platform.python_version()} at {sys.executable}, {platform.platform()}"
     package = f"imagenet-prep {version()}"
-    if installed.version("imagenet-prep") is None:
+    if imports.version("imagenet-prep") is None:
         package += " (not installed by pip)"
     return Check("Python", "ok", f"{python}; {package}")
 
 
 def _codec() -> Check:
-    from imagenet_prep.codec import libraries
+    from imagenet_prep.codec import planes
 
     try:
-        loaded = libraries.load()
-    except libraries.UnavailableError as error:
+        loaded = planes.load()
+    except planes.CodecUnavailableError as error:
         remedy = "use --codec portable, which is slower and writes different bytes"
         return Check("codec", "wrong", error.why, remedy)
     from PIL import features
 
-    simd = libraries.SIMD[loaded.kernel.planes_best()]
+    simd = planes.INSTRUCTION_SETS[loaded.kernel.planes_best()]
     jpeg = features.version_feature("libjpeg_turbo")
     return Check("codec", "ok", f"compiled C with {simd}, libjpeg-turbo {jpeg}")
 
@@ -137,7 +137,7 @@ def _cage() -> Check:
 
 def _extras() -> Iterator[Check]:
     for extra, (packages, use) in EXTRAS.items():
-        versions = {name: installed.version(*name.split("|")) for name in packages.split()}
+        versions = {name: imports.version(*name.split("|")) for name in packages.split()}
         missing = [name for name, version in versions.items() if version is None]
         if missing:
             found = f"for {use}: no {', '.join(missing).replace('|', ' or ')}"
@@ -146,29 +146,29 @@ def _extras() -> Iterator[Check]:
             yield Check(f"extra {extra}", "ok", ", ".join(filter(None, versions.values())))
 
 
-def _framework(name: str, framework: installed.Framework, found: str) -> Check:
-    if installed.on_cpu_only(name) and installed.gpus():
+def _framework(name: str, framework: imports.Framework, found: str) -> Check:
+    if imports.on_cpu_only(name) and imports.gpus():
         remedy = install_line("gpu") if framework.module == "tensorflow" else framework.remedy
         remedy = f"pip uninstall {found.split()[0]}; {remedy}"
         return Check(framework.title, "wrong", f"{found} does not use the GPUs", remedy)
     return Check(framework.title, "ok", found)
 
 
-def _horovod(name: str, framework: installed.Framework) -> Check:
+def _horovod(name: str, framework: imports.Framework) -> Check:
     title = f"Horovod for {framework.title}"
-    remedy = installed.horovod_remedy(name)
-    problem = installed.problem_of_horovod(name)
+    remedy = imports.horovod_remedy(name)
+    problem = imports.problem_of_horovod(name)
     if problem is not None:
         return Check(title, *problem, remedy)
-    found = installed.version("horovod") or ""
-    if installed.sums_on_cpu() and installed.gpus() and name != "mxnet":
-        found += f" sums on the CPU, but this host has {counted(installed.gpus(), 'GPU')}"
+    found = imports.version("horovod") or ""
+    if imports.sums_on_cpu() and imports.gpus() and name != "mxnet":
+        found += f" sums on the CPU, but this host has {counted(imports.gpus(), 'GPU')}"
         return Check(title, "wrong", found, remedy)
     return Check(title, "ok", found)
 
 
 def _gpus() -> Check:
-    count = installed.gpus()
+    count = imports.gpus()
     listed = list(_DRIVER.glob("gpus/*"))
     if count:
         version = _DRIVER / "version"
@@ -187,8 +187,7 @@ def _judged(name: str, is_ok: bool, found: str, remedy: str) -> Check:
 
 
 def _disk(folder: Path) -> Iterator[Check]:
-    from imagenet_prep.storage.local_file import sync_folder
-    from imagenet_prep.storage.new_file import new_file
+    from imagenet_prep.storage.local_file import new_file, sync_folder
 
     try:
         disk = os.statvfs(folder)
@@ -269,14 +268,14 @@ def _bucket(base: str) -> Check:
 
 def _trial(base: str) -> str | None:
     """Makes each kind of request that a dataset needs; returns the problem, or None."""
-    from imagenet_prep.dataset.manifest import File
+    from imagenet_prep.dataset.manifest import DatasetFile
     from imagenet_prep.storage.bucket import PART_BYTES, BucketStore
     from imagenet_prep.storage.remote import Access
 
-    folder = f"{naming.WORK}/doctor-{uuid.uuid4().hex}"
+    folder = f"{schema.WORK}/doctor-{uuid.uuid4().hex}"
     name = f"{folder}/object"
     data = os.urandom(1 << 10) * (PART_BYTES // (1 << 10) + 1)
-    file = File(name, len(data), hashlib.sha256(data).hexdigest())
+    file = DatasetFile(name, len(data), hashlib.sha256(data).hexdigest())
     # This range is in both parts.
     start = PART_BYTES - 100
     size = 200
@@ -303,8 +302,8 @@ def _trial(base: str) -> str | None:
     return None
 
 
-@program.verb("imagenet_prep.doctor", Config, __doc__)
-def run(config: Config) -> int:
+@program.verb("imagenet_prep.doctor", DoctorConfig, __doc__)
+def run(config: DoctorConfig) -> int:
     done = []
     for check in checks(config):
         done.append(check)

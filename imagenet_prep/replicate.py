@@ -23,32 +23,32 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from imagenet_prep.core import children, errors, program, regular_file, terminal
-from imagenet_prep.core.canonical import Json
+from imagenet_prep.core import children, errors, program, small_files, terminal
 from imagenet_prep.core.errors import ImagenetPrepError, IncompleteError
+from imagenet_prep.core.strict_json import Json
 from imagenet_prep.core.terminal import counted, human_bytes
-from imagenet_prep.dataset import column, naming
-from imagenet_prep.dataset.manifest import File, Manifest, Problem
-from imagenet_prep.dataset.placement import Placement
-from imagenet_prep.distribute.config import Config
-from imagenet_prep.hosts.hosts_file import read_hosts
+from imagenet_prep.dataset import column, schema
+from imagenet_prep.dataset.column import Placement
+from imagenet_prep.dataset.manifest import DatasetFile, FileProblem, Manifest
+from imagenet_prep.distribute.config import ReplicateConfig
+from imagenet_prep.hosts.commands import read_hosts
 
 if TYPE_CHECKING:
     from imagenet_prep.distribute.replica import Replica
     from imagenet_prep.distribute.s3 import Bucket
-    from imagenet_prep.distribute.source import Original
+    from imagenet_prep.distribute.send import Original
     from imagenet_prep.engine import Progress
     from imagenet_prep.storage.dataset_store import Dataset
 
 Answer = TypeVar("Answer")
 
 
-def replicate(config: Config) -> Json:
+def replicate(config: ReplicateConfig) -> Json:
     """Copies or checks the dataset; returns the problems and copied bytes of each replica.
 
     If a host fails, the other hosts continue, and the result of the failed host has an `error`.
     """
-    from imagenet_prep.distribute.source import Original
+    from imagenet_prep.distribute.send import Original
     from imagenet_prep.storage.dataset_store import Dataset, missing_files, require_file
     from imagenet_prep.storage.store import open_readable
 
@@ -70,7 +70,7 @@ def replicate(config: Config) -> Json:
         column_files = itertools.chain.from_iterable(found.files() for found in columns)
         absent = missing_files(dataset.store, [*manifest.files_of(manifest.splits), *column_files])
         for name in sorted(absent):
-            regular_file.refuse_other_kinds(dataset.store.as_folder.path(name))
+            small_files.refuse_other_kinds(dataset.store.as_folder.path(name))
         if absent:
             raise errors.DataDamagedError(
                 f"{dataset.where}: {errors.some(sorted(absent))}: missing or of the wrong size. "
@@ -89,7 +89,7 @@ def replicate(config: Config) -> Json:
     }
 
 
-def _columns(config: Config, dataset: Dataset) -> list[column.Column]:
+def _columns(config: ReplicateConfig, dataset: Dataset) -> list[column.Column]:
     """Returns the columns to copy."""
     from imagenet_prep.storage import columns
 
@@ -112,18 +112,18 @@ def _columns(config: Config, dataset: Dataset) -> list[column.Column]:
     return complete
 
 
-def _to_hosts(config: Config, source: Original, manifest: Manifest) -> list[Json]:
+def _to_hosts(config: ReplicateConfig, source: Original, manifest: Manifest) -> list[Json]:
     from imagenet_prep.distribute import hosts
     from imagenet_prep.distribute.lead import Leader
 
     hosts_file, path = config.hosts_and_path
-    addresses = [host.address for host in read_hosts(naming.expanded(hosts_file))]
+    addresses = [host.address for host in read_hosts(schema.expanded(hosts_file))]
     placements = config.placements(addresses)
     # To save memory, hosts with the same part share a list: it may have 200,000 files.
     columns = [column.loads(data, name, name) for name, data in source.columns.items()]
     lists = {part: part.files(manifest, columns) for part in set(placements.values())}
     files = {address: lists[part] for address, part in placements.items()}
-    request = hosts.Request(config, source.data, placements, source.columns)
+    request = hosts.HostRequest(config, source.data, placements, source.columns)
     answers: Sequence[Json | ImagenetPrepError]
     if config.check or config.dry_run:
         num_files = {address: len(of_host) for address, of_host in files.items()}
@@ -148,24 +148,24 @@ def _to_hosts(config: Config, source: Original, manifest: Manifest) -> list[Json
     ]
 
 
-def _signatures(config: Config, source: Original) -> dict[str, bytes]:
+def _signatures(config: ReplicateConfig, source: Original) -> dict[str, bytes]:
     """Returns the signatures of the manifest and of the columns to copy, by the signed file."""
     from imagenet_prep.storage import columns as columns_module
     from imagenet_prep.storage.store import open_readable
 
     store = open_readable(config.dataset)
-    names = [naming.MANIFEST, *map(column.record_name, source.columns)]
+    names = [schema.MANIFEST, *map(column.record_name, source.columns)]
     found = {name: columns_module.read_signature(store, name) for name in names}
     return {name: signed for name, signed in found.items() if signed is not None}
 
 
 def _sign_on_hosts(
-    config: Config,
+    config: ReplicateConfig,
     addresses: Sequence[str],
     answers: Sequence[Json | ImagenetPrepError],
     source: Original,
 ) -> Sequence[Json | ImagenetPrepError]:
-    from imagenet_prep.hosts.process import command_on, run_all
+    from imagenet_prep.hosts.commands import command_on, run_all
 
     signatures = _signatures(config, source)
     if not signatures:
@@ -185,7 +185,7 @@ def _sign_on_hosts(
     return signed_answers
 
 
-def _pull_words(config: Config, part: Placement, columns: Sequence[str]) -> list[str]:
+def _pull_words(config: ReplicateConfig, part: Placement, columns: Sequence[str]) -> list[str]:
     words = ["replicate", config.dataset, "--to", config.hosts_and_path[1]]
     words += ["--columns", ",".join(columns) or column.NONE]
     words += ["--repair"] if config.repair else []
@@ -198,7 +198,7 @@ def _pull_words(config: Config, part: Placement, columns: Sequence[str]) -> list
     return words
 
 
-def _to_one(config: Config, source: Original) -> Json:
+def _to_one(config: ReplicateConfig, source: Original) -> Json:
     target = _open_target(config, source)
     if config.check:
         problems = [problem for problem, _ in _problems(config, target, target.files)]
@@ -214,7 +214,7 @@ def _to_one(config: Config, source: Original) -> Json:
     return _report(source, target.store.where(), target.files, result)
 
 
-def _open_target(config: Config, source: Original) -> Replica | Bucket:
+def _open_target(config: ReplicateConfig, source: Original) -> Replica | Bucket:
     if config.to.startswith("s3://"):
         from imagenet_prep.distribute.s3 import Bucket
         from imagenet_prep.storage.bucket import BucketStore
@@ -237,13 +237,13 @@ def _open_target(config: Config, source: Original) -> Replica | Bucket:
 
 
 def _problems(
-    config: Config, target: Replica | Bucket, files: Sequence[File]
-) -> list[tuple[Problem, File]]:
+    config: ReplicateConfig, target: Replica | Bucket, files: Sequence[DatasetFile]
+) -> list[tuple[FileProblem, DatasetFile]]:
     problems = _each(config, lambda file: target.problem(file, prove=config.prove), files, "check")
     return [(problem, file) for problem, file in zip(problems, files, strict=True) if problem]
 
 
-def _bring(config: Config, source: Original, target: Replica | Bucket) -> Json:
+def _bring(config: ReplicateConfig, source: Original, target: Replica | Bucket) -> Json:
     from imagenet_prep.storage import columns as columns_module
     from imagenet_prep.storage.store import open_store
 
@@ -271,13 +271,16 @@ def _bring(config: Config, source: Original, target: Replica | Bucket) -> Json:
         target.commit()
     for name, signed in _signatures(config, source).items():
         if signed != columns_module.read_signature(target.store, name):
-            target.store.write(naming.signature_name(name), signed)
+            target.store.write(schema.signature_name(name), signed)
     moved = sum(file.num_bytes for file in lacking)
     return {"mended": [problem for problem, _ in wrong], "moved_bytes": moved}
 
 
 def _each(
-    config: Config, function: Callable[[File], Answer], files: Sequence[File], title: str
+    config: ReplicateConfig,
+    function: Callable[[DatasetFile], Answer],
+    files: Sequence[DatasetFile],
+    title: str,
 ) -> list[Answer]:
     """Calls `function` for all files in parallel and returns the answers; stops at the first error.
 
@@ -297,17 +300,17 @@ def _each(
     return [done.result() for done in running]
 
 
-def _progress(config: Config, title: str, total: int) -> contextlib.closing[Progress]:
+def _progress(config: ReplicateConfig, title: str, total: int) -> contextlib.closing[Progress]:
     from imagenet_prep.engine import Progress
 
     return contextlib.closing(Progress(title, total, 0, quiet=config.json))
 
 
 def _report(
-    source: Original, where: str, files: Sequence[File], result: Json | ImagenetPrepError
+    source: Original, where: str, files: Sequence[DatasetFile], result: Json | ImagenetPrepError
 ) -> Json:
     if isinstance(result, ImagenetPrepError):
-        result = {"error": type(result).__name__, "problems": [Problem(str(result))]}
+        result = {"error": type(result).__name__, "problems": [FileProblem(str(result))]}
     return {
         "where": where,
         "files": len(files) + 1 + len(source.columns),
@@ -318,8 +321,8 @@ def _report(
     }
 
 
-@program.verb("imagenet_prep.replicate", Config, __doc__)
-def run(config: Config) -> None:
+@program.verb("imagenet_prep.replicate", ReplicateConfig, __doc__)
+def run(config: ReplicateConfig) -> None:
     result = replicate(config)
     if config.json:
         print(json.dumps(result, indent=1, default=str))
@@ -329,7 +332,7 @@ def run(config: Config) -> None:
     _judge(config, result["replicas"])
 
 
-def _sentences(config: Config, replica: Json) -> list[str]:
+def _sentences(config: ReplicateConfig, replica: Json) -> list[str]:
     where = replica["where"]
     size = human_bytes(replica["bytes"])
     if config.dry_run and "error" not in replica:
@@ -343,7 +346,7 @@ def _sentences(config: Config, replica: Json) -> list[str]:
     return [f"{where}: complete: {counted(replica['files'], 'file')}, {size}{moved}"]
 
 
-def _judge(config: Config, replicas: Sequence[Json]) -> None:
+def _judge(config: ReplicateConfig, replicas: Sequence[Json]) -> None:
     """Raises an error if a replica failed or, with --check, if a replica has problems."""
     failed = [replica for replica in replicas if "error" in replica]
     if failed:

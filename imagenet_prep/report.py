@@ -19,34 +19,34 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from imagenet_prep.core import own_file, program
+from imagenet_prep.core import program, small_files
 from imagenet_prep.core.address import absolute
 from imagenet_prep.core.errors import DataDamagedError, ManifestError, StoreError, UsageError
-from imagenet_prep.core.flags import Place, Settings, flag, optional, switch
-from imagenet_prep.core.installed import demand
-from imagenet_prep.core.own_file import Kind
+from imagenet_prep.core.flags import AddressKind, Settings, flag, optional, switch
+from imagenet_prep.core.imports import demand
+from imagenet_prep.core.small_files import FileKind
 from imagenet_prep.core.terminal import counted, human_bytes
-from imagenet_prep.dataset import naming
-from imagenet_prep.dataset.flag import data_set, without_manifest
+from imagenet_prep.dataset import schema
 from imagenet_prep.dataset.schema import LEVELS
+from imagenet_prep.dataset.shared_flags import data_set, without_manifest
 
 if TYPE_CHECKING:
-    from imagenet_prep.reporting.disagreements import Disagreements
-    from imagenet_prep.reporting.facts import Facts
+    from imagenet_prep.reporting.facts import DatasetFacts
+    from imagenet_prep.reporting.render import Disagreements
     from imagenet_prep.storage.store import Readable
 
 _COMPARISON = "comparison.html"
-_OWN = Kind("a page", b"<!DOCTYPE html>")
+_OWN = FileKind("a page", b"<!DOCTYPE html>")
 _PACKAGES = ("jinja2", "matplotlib", "skimage")
 
 
 @dataclass(frozen=True)
-class Config(Settings):
+class ReportConfig(Settings):
     """Settings of one report; see the help of each flag."""
 
     dataset: str = data_set()
     other: str | None = optional(
-        place=Place.ANYWHERE,
+        place=AddressKind.ANYWHERE,
         help="second dataset for --compare",
         positional=True,
         metavar="OTHER",
@@ -54,8 +54,8 @@ class Config(Settings):
     )
     compare: bool = switch(help="compare two datasets")
     out: str | None = optional(
-        place=Place.FILE,
-        help=f"file to write (default: SET/{naming.REPORT}; for a remote dataset {naming.REPORT}; "
+        place=AddressKind.FILE,
+        help=f"file to write (default: SET/{schema.REPORT}; for a remote dataset {schema.REPORT}; "
         f"with --compare {_COMPARISON})",
     )
     level: str = flag(
@@ -64,23 +64,23 @@ class Config(Settings):
         help="depth of the check; crc and decode read the complete dataset",
     )
     source: str | None = optional(
-        place=Place.FOLDER_OR_BUCKET,
+        place=AddressKind.FOLDER_OR_BUCKET,
         help="source archives, to show images before resizing (default: the source of prepare)",
     )
     training: str | None = optional(
-        place=Place.FILE,
+        place=AddressKind.FILE,
         help="also show the training speeds in this bench-train.json",
         without=("compare",),
     )
     predictions: str | None = optional(
-        place=Place.FILE,
+        place=AddressKind.FILE,
         help="show mistakes and confused classes from this CSV, written by train --predictions",
         metavar="FILE.csv",
         without=("compare",),
     )
     labels: tuple[str, ...] = flag(
         (),
-        place=Place.FILE,
+        place=AddressKind.FILE,
         help="also compare with these labels: key,class CSV, ReaL's real.json or multi-label JSON",
         without=("compare",),
     )
@@ -93,20 +93,20 @@ class Config(Settings):
             raise ValueError("--compare needs two datasets, and two datasets need --compare")
 
 
-def report(config: Config) -> Path:
+def report(config: ReportConfig) -> Path:
     """Writes the page and returns its path; the page lists the problems of a damaged dataset."""
-    from imagenet_prep.storage.new_file import complete_file
+    from imagenet_prep.storage.local_file import complete_file
     from imagenet_prep.storage.store import open_readable
 
     # The check can take hours, so fail before it.
     demand("report", "the page", *_PACKAGES)
     # The page shows the absolute path.
     store = open_readable(absolute(config.dataset))
-    default = Path(config.dataset if store.as_folder else "", naming.REPORT)
+    default = Path(config.dataset if store.as_folder else "", schema.REPORT)
     if config.other is not None:
         default = Path(_COMPARISON)
     out = Path(config.out or default).expanduser()
-    own_file.demand_own(out, _OWN)
+    small_files.demand_own(out, _OWN)
     if config.other is not None:
         content = _comparison(config, store, open_readable(absolute(config.other)))
     else:
@@ -126,12 +126,12 @@ def _refuse_folder_of_others(folder: Path) -> None:
         )
 
 
-def _page(config: Config, store: Readable) -> str:
+def _page(config: ReportConfig, store: Readable) -> str:
     from imagenet_prep.dataset import predictions
-    from imagenet_prep.reporting import mistakes, page, sample, training
+    from imagenet_prep.reporting import page, plots, render, sample
 
     made_at = datetime.now(UTC)
-    trained = training.load(Path(config.training).expanduser()) if config.training else []
+    trained = plots.load(Path(config.training).expanduser()) if config.training else []
     try:
         facts = _facts(config, config.dataset, store)
     except ManifestError as error:
@@ -143,7 +143,7 @@ def _page(config: Config, store: Readable) -> str:
     if config.predictions is not None:
         path = Path(config.predictions).expanduser()
         said = predictions.read(path, facts.manifest.classes.count)
-        found = mistakes.find(said, facts.words, facts.images_of)
+        found = render.find_mistakes(said, facts.words, facts.images_of)
     disagreements = _disagreements(config, facts) if config.labels else None
     if facts.problems:
         problems = counted(len(facts.problems), "problem")
@@ -161,10 +161,10 @@ def _page(config: Config, store: Readable) -> str:
     )
 
 
-def _disagreements(config: Config, facts: Facts) -> Disagreements | None:
+def _disagreements(config: ReportConfig, facts: DatasetFacts) -> Disagreements | None:
     """Compares the label lists; if a table is damaged, adds a problem and returns None."""
     from imagenet_prep.evaluation.sheet import Sheet
-    from imagenet_prep.reporting import disagreements
+    from imagenet_prep.reporting import render
 
     try:
         sheet = Sheet([config.dataset], config.labels)
@@ -174,10 +174,10 @@ def _disagreements(config: Config, facts: Facts) -> Disagreements | None:
     rows = sheet.sets[config.dataset]
     own = {number: (label,) for number, label in enumerate(rows.class_index.tolist())}
     labels = {"the dataset": own, **sheet.labels[config.dataset]}
-    return disagreements.find(rows.keys, labels, sheet.lists, facts.words, facts.images_of)
+    return render.find_disagreements(rows.keys, labels, sheet.lists, facts.words, facts.images_of)
 
 
-def _comparison(config: Config, store: Readable, other: Readable) -> str:
+def _comparison(config: ReportConfig, store: Readable, other: Readable) -> str:
     from imagenet_prep.reporting import page
     from imagenet_prep.reporting.compare import compare
     from imagenet_prep.shards.difference import differences, splits_that_differ
@@ -193,22 +193,22 @@ def _comparison(config: Config, store: Readable, other: Readable) -> str:
     return page.comparison(found, seed=config.seed, made_at=datetime.now(UTC))
 
 
-def _facts(config: Config, dataset: str, store: Readable) -> Facts:
+def _facts(config: ReportConfig, dataset: str, store: Readable) -> DatasetFacts:
     from imagenet_prep import verify
     from imagenet_prep.reporting import facts
     from imagenet_prep.storage.dataset_store import open_dataset
     from imagenet_prep.storage.store import open_readable
 
     checked = verify.verify(
-        verify.Config(dataset=dataset, level=config.level, workers=config.workers)
+        verify.VerifyConfig(dataset=dataset, level=config.level, workers=config.workers)
     )
     source = open_readable(config.source) if config.source else None
     opened = open_dataset(store, parts=True, check=False)
     return facts.gather(opened, checked["problems"], source)
 
 
-@program.verb("imagenet_prep.report", Config, __doc__)
-def run(config: Config) -> None:
+@program.verb("imagenet_prep.report", ReportConfig, __doc__)
+def run(config: ReportConfig) -> None:
     if not config.out and not config.compare:
         _refuse_folder_of_others(Path(config.dataset).expanduser())
     out = report(config)

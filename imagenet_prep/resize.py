@@ -22,13 +22,13 @@ from dataclasses import dataclass
 from imagenet_prep.codec.policy import CODEC_HELP, CODECS
 from imagenet_prep.core import program, terminal
 from imagenet_prep.core.address import with_absolute
-from imagenet_prep.core.canonical import Json
-from imagenet_prep.core.cores import num_cores
-from imagenet_prep.core.flags import Place, flag, optional, switch
+from imagenet_prep.core.flags import AddressKind, flag, optional, switch
+from imagenet_prep.core.limits import num_cores
+from imagenet_prep.core.strict_json import Json
 from imagenet_prep.core.terminal import counted, human_bytes
 from imagenet_prep.dataset import schema
-from imagenet_prep.dataset.flag import data_set, unknown_keys
-from imagenet_prep.dataset.orientation import KEEP, NEUTRAL, RULES
+from imagenet_prep.dataset.jpeg import KEEP, NEUTRAL, RULES
+from imagenet_prep.dataset.shared_flags import data_set, read_exclusions, unknown_keys
 from imagenet_prep.preparation.config import RunFlags
 
 # The parser of the AWS tutorial's script accepts every unambiguous prefix of these flags.
@@ -49,7 +49,7 @@ _TUTORIAL_FLAGS = (
 
 
 @dataclass(frozen=True)
-class Config(RunFlags):
+class ResizeConfig(RunFlags):
     """Settings of one run; see the help of each flag."""
 
     groups = {  # noqa: RUF012
@@ -57,12 +57,12 @@ class Config(RunFlags):
         "Size": "short_side quality stretch keep_original",
     }
     input_dir: str = data_set(
-        place=Place.FOLDER_OR_BUCKET,
+        place=AddressKind.FOLDER_OR_BUCKET,
         help="folder or s3://bucket/prefix with TFRecord shards, flat or in train/ and validation/",
         names=("-i", "--input-dir"),
     )
     output_dir: str = flag(
-        place=Place.FOLDER_OR_BUCKET,
+        place=AddressKind.FOLDER_OR_BUCKET,
         help="folder or s3://bucket/prefix for the new dataset; a later run can add a split",
         aliases=("-o",),
     )
@@ -109,7 +109,7 @@ class Config(RunFlags):
         "--keep-original, keep)",
     )
     exclude: str | None = optional(
-        place=Place.FILE,
+        place=AddressKind.FILE,
         help="exclude the images whose keys are in this file, one per line, or the images that "
         "this quarantine.jsonl of a dataset lists as excluded",
     )
@@ -146,12 +146,11 @@ class Config(RunFlags):
         return self.workers or min(self.num_preprocess_threads, num_cores())
 
 
-def resize(config: Config) -> Json:
+def resize(config: ResizeConfig) -> Json:
     """Resizes the images and returns the summary."""
     from imagenet_prep.codec.policy import Policy
     from imagenet_prep.codec.transform import require
     from imagenet_prep.core.errors import UsageError
-    from imagenet_prep.dataset import exclusions
     from imagenet_prep.engine import Workers
     from imagenet_prep.preparation import rewrite
     from imagenet_prep.sources import shard_files
@@ -178,8 +177,8 @@ def resize(config: Config) -> Json:
         require(policy)
     exclude = None
     if config.exclude is not None:
-        exclude = exclusions.read(config.exclude, allows_unknown=config.allow_unknown)
-    job = rewrite.Job(
+        exclude = read_exclusions(config.exclude, allows_unknown=config.allow_unknown)
+    job = rewrite.ResizeJob(
         found=tfrecords,
         splits=splits,
         policy=None if config.keep_original else policy,
@@ -206,8 +205,8 @@ def _spelled_out(argv: Sequence[str]) -> list[str]:
     return words
 
 
-@program.verb("imagenet_prep.resize", Config, __doc__, rewrite=_spelled_out)
-def run(config: Config) -> None:
+@program.verb("imagenet_prep.resize", ResizeConfig, __doc__, rewrite=_spelled_out)
+def run(config: ResizeConfig) -> None:
     if config.beam_args:
         config = with_absolute(config, "input_dir", "output_dir")
     if config.num_intra_threads or config.num_inter_threads:
@@ -219,7 +218,7 @@ def run(config: Config) -> None:
 
 
 def _render(summary: Json) -> str:
-    from imagenet_prep.shards.summary import render
+    from imagenet_prep.shards.commit import render
 
     if "workers" in summary:
         lines = [

@@ -16,19 +16,18 @@ from pathlib import Path
 
 from imagenet_prep.core import program
 from imagenet_prep.core.errors import ImagenetPrepError, UsageError
-from imagenet_prep.core.flags import Place, Settings, after_dashes, flag, switch
+from imagenet_prep.core.flags import AddressKind, Settings, after_dashes, flag, switch
 from imagenet_prep.core.terminal import counted
 from imagenet_prep.hosts import host_keys
-from imagenet_prep.hosts.hosts_file import Host, read_hosts
-from imagenet_prep.hosts.process import Ending, command_on, run_all
+from imagenet_prep.hosts.commands import Ending, Host, command_on, read_hosts, run_all
 
 
 @dataclass(frozen=True)
-class Config(Settings):
+class RunOnHostsConfig(Settings):
     """Settings of one run; see the help of each flag."""
 
     hosts: str = flag(
-        place=Place.FILE,
+        place=AddressKind.FILE,
         help="hosts file, with one host per line as ADDRESS slots=N",
         positional=True,
     )
@@ -42,7 +41,7 @@ class Config(Settings):
     command: tuple[str, ...] = after_dashes("the command goes", line=True)
 
 
-def show_keys(config: Config) -> None:
+def show_keys(config: RunOnHostsConfig) -> None:
     """Shows the ssh keys of the hosts, and adds new keys to known_hosts if the user agrees."""
     contacts = host_keys.look(read_hosts(Path(config.hosts)), config.timeout)
     if not contacts:
@@ -89,8 +88,8 @@ def _render(outcomes: Sequence[tuple[Host, Ending]]) -> str:
     return "\n".join(lines)
 
 
-@program.verb("imagenet_prep.run_on_hosts", Config, __doc__)
-def run(config: Config) -> int:
+@program.verb("imagenet_prep.run_on_hosts", RunOnHostsConfig, __doc__)
+def run(config: RunOnHostsConfig) -> int:
     if config.show_keys:
         if config.command:
             raise UsageError("--show-keys runs no command: remove -- and the words after it")

@@ -14,16 +14,16 @@ import json
 from dataclasses import dataclass
 
 from imagenet_prep.core import program
-from imagenet_prep.core.flags import Place, Settings, flag, switch
-from imagenet_prep.dataset.flag import data_set
+from imagenet_prep.core.flags import AddressKind, Settings, flag, switch
+from imagenet_prep.dataset.shared_flags import data_set
 
 
 @dataclass(frozen=True)
-class Config(Settings):
+class ScoreConfig(Settings):
     """Settings of one run; see the help of each flag."""
 
     predictions: str = flag(
-        place=Place.FILE,
+        place=AddressKind.FILE,
         help="CSV with key,class_index,top1,p1,...,top5,p5, as written by train --predictions",
         positional=True,
         metavar="PREDICTIONS.csv",
@@ -31,14 +31,14 @@ class Config(Settings):
     dataset: str = data_set()
     labels: tuple[str, ...] = flag(
         (),
-        place=Place.FILE,
+        place=AddressKind.FILE,
         help="also score against these labels: key,class CSV, ReaL's real.json or multi-label JSON",
     )
     json: bool = switch(help="print the table as JSON")
 
 
-@program.verb("imagenet_prep.score", Config, __doc__)
-def run(config: Config) -> None:
+@program.verb("imagenet_prep.score", ScoreConfig, __doc__)
+def run(config: ScoreConfig) -> None:
     from imagenet_prep.evaluation import score
 
     table = score(config.predictions, config.dataset, labels=config.labels)

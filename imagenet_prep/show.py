@@ -22,19 +22,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
-from imagenet_prep.core import program, regular_file, terminal
+from imagenet_prep.core import program, small_files, terminal
 from imagenet_prep.core.address import is_remote
-from imagenet_prep.core.canonical import Json
 from imagenet_prep.core.errors import DataDamagedError, UsageError, some
-from imagenet_prep.core.flags import Place, Settings, optional, switch
-from imagenet_prep.core.own_file import Kind
-from imagenet_prep.dataset import column, naming, schema
-from imagenet_prep.dataset.flag import data_set
+from imagenet_prep.core.flags import AddressKind, Settings, optional, switch
+from imagenet_prep.core.small_files import FileKind
+from imagenet_prep.core.strict_json import Json
+from imagenet_prep.dataset import column, schema
 from imagenet_prep.dataset.keys import split_and_key, with_split
-from imagenet_prep.storage.new_file import complete_file
+from imagenet_prep.dataset.shared_flags import data_set
+from imagenet_prep.storage.local_file import complete_file
 
 if TYPE_CHECKING:
-    from imagenet_prep.read.catalogue import Catalogue, Entry
+    from imagenet_prep.read.catalogue import Catalogue, CatalogueEntry
     from imagenet_prep.read.receipt import Receipt
     from imagenet_prep.storage.dataset_store import Dataset
 
@@ -46,18 +46,20 @@ _MAY_LACK = {key: schema.ABSENT for key in schema.ALL_KEYS if key != schema.ENCO
 
 
 @dataclass(frozen=True)
-class Config(Settings):
+class ShowConfig(Settings):
     """Settings of one run; see the help of each flag."""
 
     dataset: str = data_set(
-        place=Place.FILE_OR_OBJECT,
+        place=AddressKind.FILE_OR_OBJECT,
         help="dataset, TFRecord file, or the --log-dir of a training run",
     )
     limit: int | None = optional(least=0, help="show at most N records or images")
     image: int | None = optional(
         help="write the image of record number RECORD of a shard to --out", metavar="RECORD"
     )
-    out: str | None = optional(place=Place.FILE, help="file for the image of --image or --key")
+    out: str | None = optional(
+        place=AddressKind.FILE, help="file for the image of --image or --key"
+    )
     keys: bool = switch(
         help="list the keys of the images, one per line, as --exclude reads them",
         without=("image", "key"),
@@ -81,10 +83,12 @@ class Config(Settings):
         without=("step", "key"),
     )
     trained_on: str | None = optional(
-        place=Place.ANYWHERE, help="new location of the run's dataset, if moved", metavar="SET"
+        place=AddressKind.ANYWHERE,
+        help="new location of the run's dataset, if moved",
+        metavar="SET",
     )
     image_file: str | None = optional(
-        place=Place.FILE,
+        place=AddressKind.FILE,
         help="find this file in the dataset or its source; exit with code 1 if it is in neither",
         without=("image", "keys", "key", "class_"),
     )
@@ -112,14 +116,14 @@ class Config(Settings):
 
 def records(shard: str) -> Iterator[Json]:
     """Yields the fields of each record of a shard, with the bytes of the image as "encoded"."""
-    from imagenet_prep.dataset import example, protobuf, tfds_record, tfrecord
+    from imagenet_prep.dataset import example, protobuf, record_files
 
     name = shard.rpartition("/")[2]
     with _opened(shard) as stream:
-        for record in tfrecord.read_records(stream, name):
+        for record in record_files.read_records(stream, name):
             try:
                 # All known schemas are accepted; missing fields are empty or 0.
-                features = tfds_record.renamed(protobuf.parse(record.payload))
+                features = protobuf.renamed(protobuf.parse(record.payload))
                 image = example.with_true_size(example.checked(features, _MAY_LACK))
             except DataDamagedError as error:
                 raise DataDamagedError(
@@ -128,7 +132,7 @@ def records(shard: str) -> Iterator[Json]:
             yield {
                 "record": record.number,
                 "offset": record.offset,
-                "size": len(record.payload) + tfrecord.FRAMING_BYTES,
+                "size": len(record.payload) + record_files.FRAMING_BYTES,
                 **image._asdict(),
                 "boxes": image.boxes._asdict(),
             }
@@ -141,15 +145,15 @@ def _opened(shard: str) -> contextlib.AbstractContextManager[BinaryIO]:
         base, _, name = shard.rpartition("/")
         return open_readable(base).open_file(name)
     try:
-        return open(regular_file.open_to_read(Path(shard).expanduser()), "rb")
+        return open(small_files.open_to_read(Path(shard).expanduser()), "rb")
     except OSError as error:
         raise UsageError(f"{shard}: cannot be opened: {error.strerror}") from error
 
 
-@program.verb("imagenet_prep.show", Config, __doc__)
-def run(config: Config) -> int:
-    log = Path(config.dataset).expanduser() / naming.TRAINING_LOG
-    is_run = log.is_file() and not (log.parent / naming.MANIFEST).exists()
+@program.verb("imagenet_prep.show", ShowConfig, __doc__)
+def run(config: ShowConfig) -> int:
+    log = Path(config.dataset).expanduser() / schema.TRAINING_LOG
+    is_run = log.is_file() and not (log.parent / schema.MANIFEST).exists()
     if is_run or config.check or (config.step, config.trained_on) != (None, None):
         others = (config.image, config.class_, config.image_file, config.splits)
         if config.keys or others != (None, None, None, None):
@@ -174,10 +178,10 @@ def _is_set(place: str) -> bool:
 
     if not is_remote(place):
         return Path(place).expanduser().is_dir()
-    return open_readable(place).size(naming.MANIFEST) is not None
+    return open_readable(place).size(schema.MANIFEST) is not None
 
 
-def _show_run(config: Config, log: Path) -> int:
+def _show_run(config: ShowConfig, log: Path) -> int:
     from imagenet_prep.read import receipt
     from imagenet_prep.read.catalogue import Catalogue
 
@@ -207,7 +211,7 @@ def _show_run(config: Config, log: Path) -> int:
     return 0
 
 
-def _show_uses(config: Config, log: Path, dataset: Dataset, used: Receipt) -> int:
+def _show_uses(config: ShowConfig, log: Path, dataset: Dataset, used: Receipt) -> int:
     """Shows the last checkpoint before an image's first use, and the steps that used the image."""
     from imagenet_prep.read.catalogue import Catalogue
     from imagenet_prep.trainer import checkpoint
@@ -229,7 +233,7 @@ def _show_uses(config: Config, log: Path, dataset: Dataset, used: Receipt) -> in
     return 0
 
 
-def _print_row(config: Config, row: Json) -> None:
+def _print_row(config: ShowConfig, row: Json) -> None:
     if config.json:
         print(json.dumps(row, ensure_ascii=False))
         return
@@ -238,8 +242,8 @@ def _print_row(config: Config, row: Json) -> None:
     print("  ".join(f"{name} {terminal.printable(str(value))}" for name, value in row.items()))
 
 
-def _show_set(config: Config) -> int:
-    from imagenet_prep.shards import summary
+def _show_set(config: ShowConfig) -> int:
+    from imagenet_prep.shards import commit
     from imagenet_prep.storage import columns
     from imagenet_prep.storage.dataset_store import open_dataset
 
@@ -247,7 +251,7 @@ def _show_set(config: Config) -> int:
         raise UsageError(f"{config.dataset} is a dataset: --image and --limit need a single shard")
     dataset = open_dataset(config.dataset, parts=True)
     first_class = dataset.classes.wnids[0]
-    content = summary.of_set(dataset.store.where(naming.MANIFEST), dataset)
+    content = commit.of_set(dataset.store.where(schema.MANIFEST), dataset)
     column_facts: Json = {}
     for name in columns.names(dataset.store):
         column_facts[name] = None
@@ -260,7 +264,7 @@ def _show_set(config: Config) -> int:
         content |= {"first_class": first_class, "columns": column_facts}
         print(json.dumps(content, indent=1))
         return 0
-    print(summary.render_set(dataset.manifest, content, first_class))
+    print(commit.render_set(dataset.manifest, content, first_class))
     for name, of in column_facts.items():
         words = []
         if dataset.store.size(column.begun_name(name)) is not None:
@@ -277,7 +281,7 @@ def _rows(dataset: Dataset, split: str, shard_name: str, record: int) -> Json:
     """Returns dtype, shape and first values of a record's row in each column, by column name."""
     import numpy as np
 
-    from imagenet_prep.read.columns import numbers_of
+    from imagenet_prep.read.feed import numbers_of
     from imagenet_prep.storage import columns
 
     (shard,) = (shard for shard in dataset.shards(split) if shard.name == shard_name)
@@ -292,7 +296,7 @@ def _rows(dataset: Dataset, split: str, shard_name: str, record: int) -> Json:
     return rows
 
 
-def _show_images(config: Config) -> int:
+def _show_images(config: ShowConfig) -> int:
     from imagenet_prep.read.catalogue import Catalogue
     from imagenet_prep.storage.dataset_store import open_dataset
 
@@ -306,7 +310,7 @@ def _show_images(config: Config) -> int:
     catalogue = Catalogue(dataset, config.splits or tuple(splits))
     if config.image_file is not None:
         return _show_file(config, catalogue, Path(config.image_file).expanduser())
-    entries: Iterable[Entry] = catalogue.entries(config.class_)
+    entries: Iterable[CatalogueEntry] = catalogue.entries(config.class_)
     if config.key is not None:
         entries = _found(config, catalogue, config.key)
     for entry in itertools.islice(entries, config.limit):
@@ -332,7 +336,7 @@ def _show_images(config: Config) -> int:
     return 0
 
 
-def _found(config: Config, catalogue: Catalogue, key: str) -> list[Entry]:
+def _found(config: ShowConfig, catalogue: Catalogue, key: str) -> list[CatalogueEntry]:
     entries = catalogue.find({key})
     if entries:
         return entries[key]
@@ -344,11 +348,11 @@ def _found(config: Config, catalogue: Catalogue, key: str) -> list[Entry]:
     )
 
 
-def _show_file(config: Config, catalogue: Catalogue, path: Path) -> int:
+def _show_file(config: ShowConfig, catalogue: Catalogue, path: Path) -> int:
     import hashlib
 
     try:
-        with open(regular_file.open_to_read(path), "rb") as file:
+        with open(small_files.open_to_read(path), "rb") as file:
             sha256 = hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
         raise UsageError(f"{path}: cannot be read: {error.strerror}") from error
@@ -371,7 +375,7 @@ def _show_file(config: Config, catalogue: Catalogue, path: Path) -> int:
     return 0 if is_found else 1
 
 
-def _print(config: Config, row: Json, where: str) -> None:
+def _print(config: ShowConfig, row: Json, where: str) -> None:
     num_bytes = len(row.pop("encoded"))
     if config.json:
         print(json.dumps({**row, "encoded_bytes": num_bytes}, ensure_ascii=False))
@@ -403,5 +407,5 @@ def _write_image(shard: str, number: int, out: Path) -> int:
 
 
 def _write(encoded: bytes, out: Path) -> None:
-    with complete_file(out, Kind("an image of the same format", encoded[:2])) as file:
+    with complete_file(out, FileKind("an image of the same format", encoded[:2])) as file:
         file.write(encoded)

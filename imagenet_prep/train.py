@@ -25,12 +25,11 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, cast
 
-from imagenet_prep.core import flags, installed, program, terminal
+from imagenet_prep.core import flags, imports, program, terminal
 from imagenet_prep.core.errors import UsageError
 from imagenet_prep.core.terminal import counted, human_bytes
 from imagenet_prep.dataset import schema
-from imagenet_prep.trainer.choices import EXPORTED
-from imagenet_prep.trainer.config import TrainConfig as Config
+from imagenet_prep.trainer.config import EXPORTED, TrainConfig
 
 if TYPE_CHECKING:
     from imagenet_prep.core.world import World
@@ -61,13 +60,13 @@ _DECAY = "--lr_decay_mode"
 _DECAYS = {"linear_cosine": "linear-cosine", "cosine_decay_restarts": "cosine-restarts"}
 
 
-def train(config: Config) -> Score | None:
+def train(config: TrainConfig) -> Score | None:
     """Trains a network and returns the score of the last evaluation, if there is one."""
     from imagenet_prep.evaluation.sheet import Sheet
     from imagenet_prep.trainer import loop, recipe
     from imagenet_prep.trainer.comm import launched
 
-    lacking = installed.lacking(needs(config, launched().size))
+    lacking = imports.lacking(needs(config, launched().size))
     if lacking:
         raise UsageError("\n".join(["training cannot start here:", *(f"  {x}" for x in lacking)]))
     _require_compiler(config)
@@ -81,20 +80,20 @@ def train(config: Config) -> Score | None:
     return loop.train(config, readers(config), sheet)
 
 
-def _require_compiler(config: Config) -> None:
+def _require_compiler(config: TrainConfig) -> None:
     """Raises UsageError if --jit needs a C++ compiler, which torch.compile calls on CPUs."""
     compiler = os.environ.get("CXX", "g++")
     needs_compiler = config.jit and config.framework == "pytorch"
-    if needs_compiler and not installed.gpus_of("pytorch") and shutil.which(compiler) is None:
+    if needs_compiler and not imports.gpus_of("pytorch") and shutil.which(compiler) is None:
         raise UsageError(
             f"--jit: torch.compile needs a C++ compiler, but there is no {compiler}. Install "
             "g++, set CXX to your compiler, or omit --jit."
         )
 
 
-def _require_gpu_build(config: Config) -> None:
+def _require_gpu_build(config: TrainConfig) -> None:
     """Raises UsageError if images are to be decoded on a GPU that the framework cannot use."""
-    package = installed.on_cpu_only(config.framework)
+    package = imports.on_cpu_only(config.framework)
     if config.device == "gpu" and package is not None:
         raise UsageError(
             f"--device gpu: {package} cannot use GPUs. Install a build of the framework for GPUs, "
@@ -102,17 +101,12 @@ def _require_gpu_build(config: Config) -> None:
         )
 
 
-def _check_memory(config: Config, world: World) -> None:
+def _check_memory(config: TrainConfig, world: World) -> None:
     """Prints a warning if a batch needs more memory than this host has available."""
     assert config.model is not None
     assert config.image_size is not None
     image_bytes: float = _IMAGE_BYTES.get(config.model.removesuffix("-v1"), 0)
-    if (
-        config.evaluate
-        or world.local_rank
-        or installed.gpus_of(config.framework)
-        or not image_bytes
-    ):
+    if config.evaluate or world.local_rank or imports.gpus_of(config.framework) or not image_bytes:
         return
     image_bytes *= (config.image_size / 224) ** 2
     needed = world.local_size * (_RANK_BYTES + config.batch_size * image_bytes)
@@ -128,17 +122,17 @@ def _check_memory(config: Config, world: World) -> None:
         )
 
 
-def needs(config: Config, ranks: int) -> list[str]:
-    """Returns the packages that a rank needs, as arguments of `core.installed.lacking`."""
+def needs(config: TrainConfig, ranks: int) -> list[str]:
+    """Returns the packages that a rank needs, as arguments of `core.imports.lacking`."""
     needs = [config.framework]
-    if ranks > 1 and config.comm == installed.HOROVOD:
-        needs.append(installed.HOROVOD)
+    if ranks > 1 and config.comm == imports.HOROVOD:
+        needs.append(imports.HOROVOD)
     if not config.synthetic:
         needs.append("dali" if config.device == "gpu" else config.backend)
     return needs
 
 
-def _pinned(config: Config) -> Any:
+def _pinned(config: TrainConfig) -> Any:
     """Returns memory for a batch of images from which a GPU can copy."""
     from imagenet_prep.trainer.pytorch_learner import pinned
 
@@ -146,12 +140,12 @@ def _pinned(config: Config) -> Any:
     return pinned(config.batch_size, config.image_size)
 
 
-def readers(config: Config) -> OpenReader:
+def readers(config: TrainConfig) -> OpenReader:
     """Returns a function that opens a split; `config` is a result of `recipe.settled`."""
     from imagenet_prep.trainer import recipe
 
     def open_reader(split: str, training: bool, world: World, is_set: bool = False) -> BatchReader:
-        from imagenet_prep.evaluation.evaluated_set import opened
+        from imagenet_prep.evaluation.sheet import opened
         from imagenet_prep.read import batch, make_dataset
         from imagenet_prep.read.backend import choose_device
 
@@ -172,7 +166,7 @@ def readers(config: Config) -> OpenReader:
             framework = "numpy"
         out = None
         is_native = config.framework == "pytorch" and backend == "native"
-        if is_native and world.local_rank < installed.gpus_of("pytorch"):
+        if is_native and world.local_rank < imports.gpus_of("pytorch"):
             # Only copies from pinned memory overlap with computation on the GPU.
             out = partial(_pinned, config)
             framework = None
@@ -215,7 +209,7 @@ def _of_sagemaker(argv: Sequence[str], environment: Mapping[str, str]) -> dict[s
     return {}
 
 
-def _exported(config: Config, environment: Mapping[str, str]) -> Config:
+def _exported(config: TrainConfig, environment: Mapping[str, str]) -> TrainConfig:
     """Sets --export to a file in SageMaker's folder, if the framework can export the model."""
     folder = environment.get("SM_MODEL_DIR")
     if folder is None or config.export is not None:
@@ -246,14 +240,14 @@ def parse(
     argv: Sequence[str],
     environment: Mapping[str, str] = os.environ,
     of_run: Mapping[str, Any] = MappingProxyType({}),
-) -> Config:
+) -> TrainConfig:
     """Returns the config of a command line, which may have flags of the AWS tutorial's script.
 
     In a SageMaker container, `environment` has defaults for --data-dir and --export. `of_run` has
     the values of fields that neither the flags nor `environment` set.
     """
     config = flags.parse(
-        Config,
+        TrainConfig,
         _translated(argv),
         verb="train",
         text=__doc__,

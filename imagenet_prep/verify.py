@@ -27,13 +27,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from imagenet_prep.core import monitoring, program
 from imagenet_prep.core.address import is_remote, with_absolute
-from imagenet_prep.core.canonical import Json
-from imagenet_prep.core.cores import num_cores
 from imagenet_prep.core.errors import DataDamagedError, ManifestError, StoreError
-from imagenet_prep.core.flags import Place, WorkerFlags, after_dashes, flag, optional, switch
+from imagenet_prep.core.flags import AddressKind, WorkerFlags, after_dashes, flag, optional, switch
+from imagenet_prep.core.limits import num_cores
+from imagenet_prep.core.strict_json import Json
 from imagenet_prep.core.terminal import counted, printable
-from imagenet_prep.dataset import naming, schema, settings
-from imagenet_prep.dataset.flag import data_set
+from imagenet_prep.dataset import schema, settings
+from imagenet_prep.dataset.shared_flags import data_set
 from imagenet_prep.storage.local_file import CHECK_DISK
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Config(WorkerFlags):
+class VerifyConfig(WorkerFlags):
     """Settings of one check; see the help of each flag."""
 
     dataset: str = data_set()
@@ -61,7 +61,7 @@ class Config(WorkerFlags):
         help="skip reading if no shard has changed since it was verified; bit rot is not found"
     )
     signers: str | None = optional(
-        place=Place.FILE,
+        place=AddressKind.FILE,
         help="require an SSH signature by a key in this file (allowed_signers of ssh-keygen)",
     )
     allow_unsigned: tuple[str, ...] = flag(
@@ -86,7 +86,7 @@ class Config(WorkerFlags):
             )
 
 
-def verify(config: Config) -> Json:
+def verify(config: VerifyConfig) -> Json:
     """Checks a dataset and returns the result, with all problems."""
     from imagenet_prep.storage import columns, dataset_store
     from imagenet_prep.storage.dataset_store import open_dataset
@@ -102,7 +102,7 @@ def verify(config: Config) -> Json:
     untrue = [] if damaged else dataset.contradictions()
     problems += untrue
     excluded = 0
-    if naming.QUARANTINE not in damaged:
+    if schema.QUARANTINE not in damaged:
         try:
             excluded = dataset_store.num_excluded(dataset.store, manifest)
         except ManifestError as error:
@@ -121,7 +121,7 @@ def verify(config: Config) -> Json:
         earlier = _Earlier(folder, names, config.level, manifest.digest)
     content = _Content([], [])
     if earlier is None or earlier.since is None:
-        labels_are_sound = naming.LABELS not in damaged and not untrue
+        labels_are_sound = schema.LABELS not in damaged and not untrue
         content = _check_content(config, dataset, shards, labels_are_sound)
         if config.level != schema.LEVEL_MANIFEST:
             with ThreadPoolExecutor(config.workers or num_cores()) as pool:
@@ -156,7 +156,7 @@ class _Earlier:
     def __init__(self, folder: LocalStore, names: Sequence[str], level: str, digest: str) -> None:
         from imagenet_prep.storage.ledger import Ledger
 
-        self._ledger = Ledger(folder, naming.VERIFIED, len(names), trusts_owner=True)
+        self._ledger = Ledger(folder, schema.VERIFIED, len(names), trusts_owner=True)
         self._facts = {"level": level, "manifest": digest}
         self.since = _unchanged_since(self._ledger, names, level, digest)
         # Get file states before reading, so that a file modified later is read again.
@@ -177,10 +177,10 @@ class _Content(NamedTuple):
 
 
 def _check_content(
-    config: Config, dataset: Dataset, shards: Sequence[Shard], labels_are_sound: bool
+    config: VerifyConfig, dataset: Dataset, shards: Sequence[Shard], labels_are_sound: bool
 ) -> _Content:
     """Checks all shards and, if they are sound, the totals over all of them."""
-    from imagenet_prep.shards.samples_root import wrong_roots
+    from imagenet_prep.shards.difference import wrong_roots
 
     manifest = dataset.manifest
     decodes = config.level == schema.LEVEL_DECODE
@@ -212,7 +212,7 @@ def _unchanged_since(ledger: Ledger, names: Sequence[str], level: str, digest: s
 
 
 def _check_shards(
-    config: Config, expectation: Expectation, shards: Sequence[Shard]
+    config: VerifyConfig, expectation: Expectation, shards: Sequence[Shard]
 ) -> list[Report]:
     from imagenet_prep import engine
     from imagenet_prep.shards.check import Report
@@ -338,8 +338,8 @@ def _check_class_counts(manifest: Manifest, reports: Sequence[Report]) -> list[s
     return problems
 
 
-@program.verb("imagenet_prep.verify", Config, __doc__)
-def run(config: Config) -> None:
+@program.verb("imagenet_prep.verify", VerifyConfig, __doc__)
+def run(config: VerifyConfig) -> None:
     if config.beam_args:
         config = with_absolute(config, "dataset")
     result = verify(config)
@@ -370,14 +370,14 @@ def run(config: Config) -> None:
     _refuse_unsigned(config, result.get("not_signed", []))
 
 
-def _refuse_unsigned(config: Config, parts: Sequence[str]) -> None:
+def _refuse_unsigned(config: VerifyConfig, parts: Sequence[str]) -> None:
     """Raises DataDamagedError if no signature covers some parts, unless the user accepts them."""
     accepted = config.allow_unsigned
     refused = [p for p in parts if p not in accepted and p.partition("/")[0] not in accepted]
     if refused:
         raise DataDamagedError(
             f"{config.dataset}: no signature covers {', '.join(refused)}. Ask the author to sign "
-            f"columns: ssh-keygen -Y sign -n imagenet-prep -f KEY {naming.COLUMNS}/NAME/column.json"
+            f"columns: ssh-keygen -Y sign -n imagenet-prep -f KEY {schema.COLUMNS}/NAME/column.json"
             f". Or accept these parts: --allow-unsigned {','.join(refused)}"
         )
 

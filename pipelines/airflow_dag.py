@@ -446,7 +446,7 @@ def _lineage(params: dict[str, Any], dataset: str | None = None) -> dict[str, An
 
 
 def _manifest(path: Path) -> dict[str, Any]:
-    # The same as `core/regular_file`, since imagenet-prep is not in Airflow's environment.
+    # The same as `core/small_files`, since imagenet-prep is not in Airflow's environment.
     with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
         status = os.fstat(file.fileno())
         is_file = stat.S_ISREG(status.st_mode) and status.st_size <= _MOST_MANIFEST_BYTES

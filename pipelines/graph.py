@@ -23,14 +23,14 @@ from imagenet_prep.core.flags import parse
 from imagenet_prep.engine import Lease, Stage
 from imagenet_prep.engine.transform import Receipts, reported
 from imagenet_prep.engine.workers import Done
-from imagenet_prep.preparation import box_lists
-from imagenet_prep.preparation.config import Config
-from imagenet_prep.preparation.job import Job
+from imagenet_prep.preparation import joined_lists
+from imagenet_prep.preparation.config import PrepareConfig
+from imagenet_prep.preparation.job import PrepareJob
 from imagenet_prep.preparation.output import Output
 from imagenet_prep.preparation.planning import Inventory, SharedPlan
-from imagenet_prep.preparation.provenance import demand_same_source
+from imagenet_prep.preparation.same_source import demand_same_source
 from imagenet_prep.preparation.selection import index_stage
-from imagenet_prep.preparation.tasks import Listed
+from imagenet_prep.preparation.tasks import ListedCounts
 from imagenet_prep.preparation.writing import begin, commit, write_stage, write_tasks
 from imagenet_prep.sources.boxes import BoxTask
 from imagenet_prep.sources.source import IndexTask
@@ -43,7 +43,7 @@ __all__ = ["Archives", "Commit", "Deal", "Index", "Preparation", "Shard"]
 class Preparation:
     """The job, and the store and lease of its dataset. All steps share this picklable object."""
 
-    job: Job
+    job: PrepareJob
     store: Store
     lease: Lease
 
@@ -55,8 +55,8 @@ class Preparation:
         Invalid flags end the process with exit code 2 and a message. Raises ImagenetPrepError if an
         input is missing, unreadable or damaged, or if the output is a different dataset.
         """
-        config = parse(Config, flags, verb="prepare")
-        job = Job.of(config)
+        config = parse(PrepareConfig, flags, verb="prepare")
+        job = PrepareJob.of(config)
         store = open_store(config.out)
         output = Output(store, job.wanted)
         output.left()
@@ -69,15 +69,15 @@ class Preparation:
         return self.job.workers.beam_args
 
     @cached_property
-    def index(self) -> Stage[IndexTask, Listed]:
+    def index(self) -> Stage[IndexTask, ListedCounts]:
         """The stage that lists images."""
         return index_stage(self.job.selection, self.store)
 
     @cached_property
-    def boxes(self) -> tuple[Stage[BoxTask, box_lists.ReadBoxes], box_lists.BoxLookup] | None:
+    def boxes(self) -> tuple[Stage[BoxTask, joined_lists.ReadBoxes], joined_lists.BoxLookup] | None:
         """The stage that reads annotations, and a function that looks up boxes; or None."""
         annotations = self.job.selection.annotations
-        return box_lists.box_stage(annotations, self.store) if annotations else None
+        return joined_lists.box_stage(annotations, self.store) if annotations else None
 
     @cached_property
     def plan(self) -> SharedPlan:

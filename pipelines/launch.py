@@ -19,15 +19,15 @@ from pathlib import Path
 from imagenet_prep.core import program
 from imagenet_prep.core.address import absolute
 from imagenet_prep.core.errors import UsageError
-from imagenet_prep.core.flags import Place, Settings, after_dashes, flag, optional, switch
-from imagenet_prep.core.installed import is_there
+from imagenet_prep.core.flags import AddressKind, Settings, after_dashes, flag, optional, switch
+from imagenet_prep.core.imports import is_there
 from imagenet_prep.core.terminal import counted
-from imagenet_prep.hosts.hosts_file import Host, local_first, where_ranks_run
-from imagenet_prep.launching import detached, fit, mpi, variables
+from imagenet_prep.hosts.commands import Host, local_first, where_ranks_run
+from imagenet_prep.launching import crew, host_checks, rank_command
 from imagenet_prep.launching.crew import Crew
-from imagenet_prep.launching.host import Order
+from imagenet_prep.launching.host import LaunchOrder
+from imagenet_prep.launching.rank_command import RankCommand, of_train, own
 from imagenet_prep.launching.ranks import MARK
-from imagenet_prep.launching.work import Work, of_train, own
 
 HELP = """\
 Check every host, then train on all of them. After --: train and its flags, or python and your
@@ -45,7 +45,7 @@ Examples:
 
 
 @dataclass(frozen=True)
-class Config(Settings):
+class LaunchConfig(Settings):
     """Settings of one launch; see the help of each flag."""
 
     groups = {  # noqa: RUF012
@@ -57,7 +57,7 @@ class Config(Settings):
         least=1, help="number of ranks on all hosts together, one for each GPU", aliases=("-np",)
     )
     hosts: str | None = optional(
-        place=Place.FILE,
+        place=AddressKind.FILE,
         help="the hosts file, one host per line as ADDRESS slots=N, or a list: "
         "server1:4,server2:4; without it, all ranks run on this machine",
         aliases=("-H",),
@@ -93,7 +93,7 @@ class Config(Settings):
         "on several hosts"
     )
     rank_logs: str | None = optional(
-        place=Place.FOLDER,
+        place=AddressKind.FOLDER,
         help="also write the output of each rank to rank-NUMBER.log in this folder on its host",
     )
     env: tuple[str, ...] = flag(
@@ -104,7 +104,7 @@ class Config(Settings):
     )
     stall_timeout: int = flag(
         600,
-        above=variables.STALL_WARNING_S,
+        above=rank_command.STALL_WARNING_S,
         help="end the job after ranks have waited this many seconds for one of them",
         metavar="S",
     )
@@ -124,13 +124,13 @@ class Config(Settings):
         without=("dry_run",),
     )
     status: str | None = optional(
-        place=Place.FOLDER,
+        place=AddressKind.FOLDER,
         help="print whether the detached launch with this folder is running; exits with code 0 if "
         "it is, else with the launch's exit code",
         without=("stop", "num_processes"),
     )
     stop: str | None = optional(
-        place=Place.FOLDER,
+        place=AddressKind.FOLDER,
         help="save a checkpoint and stop the detached launch with this folder; wait for its end",
         without=("num_processes",),
     )
@@ -155,7 +155,7 @@ class Config(Settings):
         return {f"HOROVOD_{key}": str(value) for key, value in values.items() if value is not None}
 
 
-def launch(config: Config, under_way: Callable[[], None] = lambda: None) -> int:
+def launch(config: LaunchConfig, under_way: Callable[[], None] = lambda: None) -> int:
     """Checks the hosts, calls `under_way` and trains; returns the exit code of the launch."""
     assert config.num_processes is not None
     work = _work(config.command, config.num_processes)
@@ -165,7 +165,7 @@ def launch(config: Config, under_way: Callable[[], None] = lambda: None) -> int:
             "dist_device_sync, and 0 otherwise"
         )
     used = _deal(where_ranks_run(config.hosts, config.num_processes), config.num_processes)
-    used, network = fit.check(
+    used, network = host_checks.check(
         used, work, timeout_s=config.check_timeout, interface=config.network_interface
     )
     checked = _Launch(config, used, network, work)
@@ -176,7 +176,7 @@ def launch(config: Config, under_way: Callable[[], None] = lambda: None) -> int:
     return checked.run()
 
 
-def _work(words: Sequence[str], ranks: int) -> Work:
+def _work(words: Sequence[str], ranks: int) -> RankCommand:
     if words[:1] != ("train",):
         return own(words)
     from imagenet_prep import train
@@ -204,10 +204,10 @@ def _deal(hosts: Sequence[Host], ranks: int) -> list[Host]:
 
 @dataclass(frozen=True)
 class _Launch:
-    config: Config
+    config: LaunchConfig
     used: Sequence[Host]
-    network: fit.Network
-    work: Work
+    network: host_checks.RankNetwork
+    work: RankCommand
 
     def show(self) -> None:
         if self.config.mpi:
@@ -230,12 +230,12 @@ class _Launch:
         mark = uuid.uuid4().hex
         crew = Crew(self.used, self.config.grace)
         shared = {MARK: mark, **self.work.variables(), **self.config.horovod()}
-        shared |= variables.of_horovod(self.config.stall_timeout)
+        shared |= rank_command.of_horovod(self.config.stall_timeout)
         logs = self.config.rank_logs and absolute(self.config.rank_logs)
-        order = Order(mark, str(Path.cwd()), list(self.work.argv), shared, [], logs)
+        order = LaunchOrder(mark, str(Path.cwd()), list(self.work.argv), shared, [], logs)
         if self.config.mpi:
             where = self.used, self.network.interfaces, self.network.address_of_first
-            place = variables.of_mpi(*where, self.network.ports[0])
+            place = rank_command.of_mpi(*where, self.network.ports[0])
             passed = self._variables(private=False) | shared | place
             path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
             environment = os.environ | passed | {"PATH": path}
@@ -250,16 +250,16 @@ class _Launch:
             return crew.run(orders)
 
     def _variables(self, *, private: bool) -> dict[str, str]:
-        return variables.travelling(os.environ, self.config.env, private=private)
+        return rank_command.travelling(os.environ, self.config.env, private=private)
 
     def _processes(self) -> list[list[dict[str, str]]]:
         """Returns, for each host, the variables of each rank and then of each server."""
         where = self.used, self.network.interfaces, self.network.address_of_first
         first, second = self.network.ports
-        ranks = variables.of_torchrun(*where, first)
+        ranks = rank_command.of_torchrun(*where, first)
         if not self.config.servers:
             return ranks
-        more, servers = variables.of_servers(*where, second, self.config.servers)
+        more, servers = rank_command.of_servers(*where, second, self.config.servers)
         return [
             [*(rank | of_ranks for rank in of_host), *others]
             for of_host, of_ranks, others in zip(ranks, more, servers, strict=True)
@@ -277,7 +277,7 @@ class _Launch:
             return
         from imagenet_prep.trainer import rendezvous
 
-        place = rendezvous.Place(self.network.address, 0, secrets.token_urlsafe(32))
+        place = rendezvous.RendezvousAddress(self.network.address, 0, secrets.token_urlsafe(32))
         with rendezvous.serving(self.used, place) as place:
             hosts = [
                 rendezvous.environments(self.used, host.address, place, interface)
@@ -294,15 +294,15 @@ class _Launch:
         if not program.exists() and shutil.which("mpirun") is None:
             raise UsageError("no mpirun found. Run `imagenet-prep install-horovod --mpi`.")
         more = shlex.split(self.config.mpi_args)
-        return mpi.mpirun(self.used, self.network, passed, self.work.argv, more)
+        return crew.mpirun(self.used, self.network, passed, self.work.argv, more)
 
 
-@program.verb("imagenet_prep.pipelines.launch", Config, HELP)
-def run(config: Config) -> int:
+@program.verb("imagenet_prep.pipelines.launch", LaunchConfig, HELP)
+def run(config: LaunchConfig) -> int:
     if config.status is not None:
-        return detached.status(Path(config.status).expanduser())
+        return crew.status(Path(config.status).expanduser())
     if config.stop is not None:
-        return detached.stop(Path(config.stop).expanduser())
+        return crew.stop(Path(config.stop).expanduser())
     if not config.detach:
         return launch(config)
     folder = _work(config.command, 1).log_dir or config.rank_logs
@@ -310,4 +310,6 @@ def run(config: Config) -> int:
         raise UsageError(
             "--detach: the script has no --log-dir. Set launch.log's folder with --rank-logs DIR"
         )
-    return detached.start(Path(folder).expanduser(), lambda under_way: launch(config, under_way))
+    return crew.start_detached(
+        Path(folder).expanduser(), lambda under_way: launch(config, under_way)
+    )

@@ -12,11 +12,11 @@ import sys
 
 from imagenet_prep.core import program
 from imagenet_prep.core.address import with_absolute
-from imagenet_prep.core.canonical import Json
 from imagenet_prep.core.errors import StoreError
+from imagenet_prep.core.strict_json import Json
 from imagenet_prep.core.terminal import counted, human_bytes, printable
-from imagenet_prep.dataset.ignored import in_words
-from imagenet_prep.preparation.config import Config
+from imagenet_prep.dataset.formats import ignored_in_words
+from imagenet_prep.preparation.config import PrepareConfig
 
 HELP = """\
 Convert the ILSVRC2012 archives to resized, sharded, verified TFRecords.
@@ -35,16 +35,16 @@ Examples:
   imagenet-prep prepare --source https://mirror.example.edu/ilsvrc --out /data/imagenet-480"""
 
 
-def prepare(config: Config) -> Json:
+def prepare(config: PrepareConfig) -> Json:
     """Runs or resumes the preparation, and returns the summary to print."""
-    from imagenet_prep.preparation.job import Job
+    from imagenet_prep.preparation.job import PrepareJob
     from imagenet_prep.preparation.output import Output
     from imagenet_prep.preparation.planning import remove_unpacked, take_inventory
-    from imagenet_prep.preparation.provenance import demand_same_source
+    from imagenet_prep.preparation.same_source import demand_same_source
     from imagenet_prep.preparation.writing import preview, write
     from imagenet_prep.storage.store import open_store
 
-    job = Job.of(config)
+    job = PrepareJob.of(config)
     if not config.json:
         print(f"source: {job.description}", file=sys.stderr)
     store = open_store(config.out)
@@ -73,8 +73,8 @@ def prepare(config: Config) -> Json:
     return output.end()
 
 
-@program.verb("imagenet_prep.pipelines.prepare", Config, HELP)
-def run(config: Config) -> None:
+@program.verb("imagenet_prep.pipelines.prepare", PrepareConfig, HELP)
+def run(config: PrepareConfig) -> None:
     if config.beam_args:
         config = with_absolute(config, "source", "out")
     summary = prepare(config)
@@ -84,8 +84,8 @@ def run(config: Config) -> None:
 
 
 def _render(summary: Json) -> str:
-    from imagenet_prep.shards.summary import render  # not for --help
-    from imagenet_prep.sources import evidence
+    from imagenet_prep.shards.commit import render  # not for --help
+    from imagenet_prep.sources import labels
 
     if "free_bytes" in summary:
         lines = [
@@ -103,9 +103,9 @@ def _render(summary: Json) -> str:
             f"disk: about {human_bytes(summary['disk_bytes'])} needed, "
             f"{human_bytes(summary['free_bytes'])} free at {summary['disk']}"
         )
-        lines += evidence.lines([evidence.Statement(**of) for of in summary["evidence"]])
+        lines += labels.lines([labels.Statement(**of) for of in summary["evidence"]])
         if summary["ignored"]:
-            lines.append(f"ignored: {printable(in_words(summary['ignored']))}")
+            lines.append(f"ignored: {printable(ignored_in_words(summary['ignored']))}")
         run = f"would run on {summary['workers']}; nothing was written"
         lines.append(
             run if summary["left"] else f"{summary['out']} already has this dataset: nothing to do"

@@ -12,14 +12,22 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from imagenet_prep import train
-from imagenet_prep.core import program, regular_file
-from imagenet_prep.core.canonical import Json
+from imagenet_prep.core import program, small_files
 from imagenet_prep.core.errors import EXIT_DONE, EXIT_INTERRUPTED, ImagenetPrepError, UsageError
-from imagenet_prep.core.flags import Place, Settings, after_dashes, flag, optional, switch, text_of
-from imagenet_prep.launching import work
-from imagenet_prep.launching.work import Work
+from imagenet_prep.core.flags import (
+    AddressKind,
+    Settings,
+    after_dashes,
+    flag,
+    optional,
+    switch,
+    text_of,
+)
+from imagenet_prep.core.strict_json import Json
+from imagenet_prep.launching import rank_command
+from imagenet_prep.launching.rank_command import RankCommand
 from imagenet_prep.pipelines.sagemaker_container import CHANNELS, TOKEN_VARIABLE
-from imagenet_prep.pipelines.sagemaker_job import LOG_GROUP, Log, Service, wait
+from imagenet_prep.pipelines.sagemaker_job import LOG_GROUP, JobLog, Service, wait
 from imagenet_prep.storage.remote import TransientError
 
 HELP = """\
@@ -60,7 +68,7 @@ METRICS = {
 
 
 @dataclass(frozen=True)
-class Config(Settings):
+class SageMakerConfig(Settings):
     """Settings of one job; see the help of each flag."""
 
     groups = {  # noqa: RUF012
@@ -74,7 +82,7 @@ class Config(Settings):
     )
     role: str = flag(help="the IAM role under which the job runs", metavar="ARN")
     output: str = flag(
-        place=Place.BUCKET,
+        place=AddressKind.BUCKET,
         help="s3://bucket/prefix for the model, TensorBoard's files and checkpoints",
         metavar="URL",
     )
@@ -103,7 +111,7 @@ class Config(Settings):
     )
     name: str | None = optional(help="unique name of the job (default: imagenet-prep-DATE-TIME)")
     checkpoints: str | None = optional(
-        place=Place.BUCKET,
+        place=AddressKind.BUCKET,
         help="s3://bucket/prefix for checkpoints. The job resumes from the last checkpoint "
         "there; to continue an ended job, give its prefix (default: OUTPUT/NAME/checkpoints)",
         metavar="URL",
@@ -185,14 +193,16 @@ def hyperparameters(words: Sequence[str], *, has_data: bool) -> dict[str, str]:
     return {name: text_of(value) for name, value in sorted(values.items())}
 
 
-def _words(own: Work) -> list[str]:
+def _words(own: RankCommand) -> list[str]:
     words = ["python", *own.argv[2:]]
     if own.script is not None:
         words[words.index(str(own.script))] = f"{_LOCAL}/input/data/{_CODE}/{own.script.name}"
     return words
 
 
-def request(config: Config, name: str, train: Mapping[str, str], own: Work | None = None) -> Json:
+def request(
+    config: SageMakerConfig, name: str, train: Mapping[str, str], own: RankCommand | None = None
+) -> Json:
     """Returns the CreateTrainingJob request for `train`, or for the user's script `own`."""
     output = config.output.rstrip("/")
     arguments = ["--processes", str(config.processes), *(["--", *_words(own)] if own else [])]
@@ -288,17 +298,17 @@ def upload_script(script: Path, prefix: str) -> None:
 
     code = open_store(prefix)
     for path in files:
-        code.write(path.name, regular_file.read(path))
+        code.write(path.name, small_files.read(path))
 
 
-@program.verb("imagenet_prep.pipelines.sagemaker", Config, HELP)
-def run(config: Config) -> int:
+@program.verb("imagenet_prep.pipelines.sagemaker", SageMakerConfig, HELP)
+def run(config: SageMakerConfig) -> int:
     name = config.name or time.strftime("imagenet-prep-%Y%m%d-%H%M%S", time.gmtime())
     if config.command[:1] == ("train",):
         own = None
         flags = hyperparameters(config.command[1:], has_data=bool(config.data))
     else:
-        own = work.own(config.command)
+        own = rank_command.own(config.command)
         flags = {}
     job = request(config, name, flags, own)
     if config.dry_run:
@@ -314,7 +324,7 @@ def run(config: Config) -> int:
     print(f"{name}: {arn}\ncheckpoints: {job['CheckpointConfig']['S3Uri']}", flush=True)
     try:
         if config.wait or config.follow:
-            wait(service, name, Log(Service("logs"), name) if config.follow else None)
+            wait(service, name, JobLog(Service("logs"), name) if config.follow else None)
     except KeyboardInterrupt:
         print(
             f"{name} is still running. To stop it: aws sagemaker stop-training-job "

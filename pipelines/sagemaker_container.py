@@ -17,17 +17,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from imagenet_prep.core import canonical, children, own_file, program, regular_file, signals
+from imagenet_prep.core import children, program, small_files, strict_json
 from imagenet_prep.core.address import refuse_logins
 from imagenet_prep.core.errors import ImagenetPrepError, UsageError
-from imagenet_prep.core.flags import Place, Settings, after_dashes, flag
-from imagenet_prep.core.installed import is_there
+from imagenet_prep.core.flags import AddressKind, Settings, after_dashes, flag
+from imagenet_prep.core.imports import is_there
 from imagenet_prep.core.terminal import counted
-from imagenet_prep.dataset import naming
-from imagenet_prep.hosts.hosts_file import Host
-from imagenet_prep.launching import variables, work
-from imagenet_prep.launching.fit import differences, understood
+from imagenet_prep.dataset import schema
+from imagenet_prep.hosts.commands import Host
+from imagenet_prep.launching import rank_command
 from imagenet_prep.launching.host import Answer, probe
+from imagenet_prep.launching.host_checks import differences, understood
 from imagenet_prep.launching.ranks import Rank, Ranks
 from imagenet_prep.trainer import rendezvous
 from imagenet_prep.trainer.config import TrainConfig
@@ -60,10 +60,10 @@ _POLL_S = 0.1
 
 
 @dataclass(frozen=True)
-class Config(Settings):
+class SageMakerContainerConfig(Settings):
     """Settings of one container; see the help of each flag."""
 
-    root: str = flag("/opt/ml", place=Place.FOLDER, help="the folder that SageMaker fills")
+    root: str = flag("/opt/ml", place=AddressKind.FOLDER, help="the folder that SageMaker fills")
     processes: int = flag(0, least=0, help="ranks per host; 0: one per GPU, at least one")
     command: tuple[str, ...] = after_dashes("the command of every rank goes")
 
@@ -86,9 +86,9 @@ def read_job(root: Path) -> TrainingJob:
     """Returns the job that the files in `root`/input/config describe."""
     folder = root / "input" / "config"
     try:
-        resources = canonical.loads(regular_file.read(folder / "resourceconfig.json"))
+        resources = strict_json.loads(small_files.read(folder / "resourceconfig.json"))
         path = folder / "hyperparameters.json"
-        hyperparameters = canonical.loads(regular_file.read(path)) if path.exists() else {}
+        hyperparameters = strict_json.loads(small_files.read(path)) if path.exists() else {}
         job = TrainingJob(
             resources["current_host"],
             tuple(resources["hosts"]),
@@ -135,7 +135,7 @@ def _settings(hyperparameters: Mapping[str, str]) -> Iterator[tuple[str, str]]:
             continue
         if value.startswith('"') and value.endswith('"') and len(value) > 1:
             with contextlib.suppress(ValueError):  # from the console, with literal quotes
-                value = str(canonical.loads(value))
+                value = str(strict_json.loads(value))
         yield key, value
 
 
@@ -145,15 +145,15 @@ def data_set(root: Path) -> Path | None:
     If several channels have shards of one dataset, returns a folder of links to all shards.
     """
     channels = [root / "input" / "data" / name for name in CHANNELS]
-    folders = [folder for folder in channels if (folder / naming.MANIFEST).exists()]
+    folders = [folder for folder in channels if (folder / schema.MANIFEST).exists()]
     if len(folders) < 2:
         return folders[0] if folders else None
-    first = regular_file.read(folders[0] / naming.MANIFEST)
+    first = small_files.read(folders[0] / schema.MANIFEST)
     for folder in folders[1:]:
-        if regular_file.read(folder / naming.MANIFEST) != first:
+        if small_files.read(folder / schema.MANIFEST) != first:
             raise UsageError(
                 f"channels {folders[0].name} and {folder.name} have different datasets: their "
-                f"{naming.MANIFEST} files differ. Use one dataset, or its parts, for all channels."
+                f"{schema.MANIFEST} files differ. Use one dataset, or its parts, for all channels."
             )
     joined = root / "input" / "joined"
     for folder in folders:
@@ -165,7 +165,7 @@ def data_set(root: Path) -> Path | None:
     return joined
 
 
-def run_container(config: Config) -> int:
+def run_container(config: SageMakerContainerConfig) -> int:
     """Runs the ranks of this host; returns 0 or raises the error of a rank."""
     root = Path(config.root)
     job = read_job(root)
@@ -182,7 +182,7 @@ def run_container(config: Config) -> int:
     if data is not None:
         environment["SM_CHANNEL_TRAINING"] = str(data)
     if config.command:
-        own = work.own(config.command)
+        own = rank_command.own(config.command)
         settings = _settings(job.hyperparameters)
         command = [*own.argv, *(f"--{key}={value}" for key, value in settings)]
         environment |= own.variables() | {"SM_OUTPUT_DATA_DIR": str(root / "output" / "data")}
@@ -211,10 +211,10 @@ def _meeting(
 ) -> Iterator[list[dict[str, str]]]:
     """Waits for all hosts and checks them; yields the variables of each rank of this host."""
     interface = "lo"
-    place = rendezvous.Place("127.0.0.1", 0, secrets.token_urlsafe(32))
+    place = rendezvous.RendezvousAddress("127.0.0.1", 0, secrets.token_urlsafe(32))
     if len(hosts) > 1:
         interface = job.interface
-        place = rendezvous.Place(_address(job.hosts[0]), _PORT, job.token)
+        place = rendezvous.RendezvousAddress(_address(job.hosts[0]), _PORT, job.token)
     with contextlib.ExitStack() as stack:
         if job.host == job.hosts[0]:
             place = stack.enter_context(rendezvous.serving(hosts, place))
@@ -231,13 +231,13 @@ def _meeting(
             if problems:
                 raise ImagenetPrepError("nothing was started:\n  " + "\n  ".join(problems))
             reached = [interface] * len(hosts)
-            torchrun = variables.of_torchrun(hosts, reached, place.address, _TORCH_PORT)
+            torchrun = rank_command.of_torchrun(hosts, reached, place.address, _TORCH_PORT)
             own = torchrun[job.hosts.index(job.host)]
             of_horovod: list[dict[str, str]] = [{}] * len(own)
             if is_there("horovod"):
                 of_horovod = rendezvous.environments(hosts, job.host, place, interface)
             pairs = zip(own, of_horovod, strict=True)
-            yield [rank | more | variables.of_horovod() for rank, more in pairs]
+            yield [rank | more | rank_command.of_horovod() for rank, more in pairs]
         finally:
             # The first host waits until all hosts have ended, since they need its server.
             waits_for = hosts if job.host == job.hosts[0] else []
@@ -274,7 +274,7 @@ def _run(command: Sequence[str], environments: Sequence[Mapping[str, str]]) -> i
         failed.append(rank)
         ranks.limit(_GRACE_S)
 
-    with signals.handled(lambda *_: ranks.ask()):  # SIGTERM is passed on to the ranks
+    with program.handled(lambda *_: ranks.ask()):  # SIGTERM is passed on to the ranks
         ranks.start(command, environments)
         ranks.wait(note)
     if not failed:
@@ -286,8 +286,8 @@ def _run(command: Sequence[str], environments: Sequence[Mapping[str, str]]) -> i
     raise error
 
 
-@program.verb("imagenet_prep.pipelines.sagemaker_container", Config, HELP)
-def run(config: Config) -> int:
+@program.verb("imagenet_prep.pipelines.sagemaker_container", SageMakerContainerConfig, HELP)
+def run(config: SageMakerContainerConfig) -> int:
     try:
         return run_container(config)
     except ImagenetPrepError as error:
@@ -295,6 +295,6 @@ def run(config: Config) -> int:
         failure = Path(config.root) / "output" / "failure"
         with contextlib.suppress(OSError):
             failure.parent.mkdir(parents=True, exist_ok=True)
-            with own_file.replaced(failure, None) as file:
+            with small_files.replaced(failure, None) as file:
                 file.write(str(error)[:1024].encode(errors="replace"))
         raise

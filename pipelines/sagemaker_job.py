@@ -9,9 +9,9 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from imagenet_prep.core.canonical import Json
 from imagenet_prep.core.errors import ImagenetPrepError, IncompleteError, UsageError, by_exit_code
-from imagenet_prep.core.installed import demand
+from imagenet_prep.core.imports import demand
+from imagenet_prep.core.strict_json import Json
 from imagenet_prep.storage.connection import passes, reason
 from imagenet_prep.storage.remote import RetryBudget, TransientError, with_retries
 
@@ -72,7 +72,7 @@ class Service:
             ) from None
 
 
-class Log:
+class JobLog:
     """The CloudWatch lines of a job's containers."""
 
     def __init__(self, service: Service, job: str) -> None:
@@ -124,7 +124,7 @@ class Log:
 def wait(
     service: Service,
     name: str,
-    log: Log | None = None,
+    log: JobLog | None = None,
     *,
     pause: Callable[[float], object] = time.sleep,
 ) -> None:

@@ -12,13 +12,13 @@ from imagenet_prep import engine
 from imagenet_prep.core import errors
 from imagenet_prep.engine import Lease
 from imagenet_prep.pipelines.graph import Preparation, build
-from imagenet_prep.preparation.job import Job
+from imagenet_prep.preparation.job import PrepareJob
 from imagenet_prep.preparation.output import Output
 from imagenet_prep.preparation.writing import announce_proven, write_tasks
 from imagenet_prep.sources.source import Packed
 
 
-def until_committed(job: Job, output: Output) -> None:
+def until_committed(job: PrepareJob, output: Output) -> None:
     """Runs the graph until the dataset is committed; submits a new job if a job is lost."""
     store, selection = output.store, job.selection
     if store.as_folder is None and isinstance(selection.source, Packed):

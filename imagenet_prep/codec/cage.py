@@ -6,7 +6,7 @@ same image to a child process, which runs the same function (caged.py). A child 
 a limit makes one bad image, and the next image gets a new child.
 
 A child can open no file or socket (core/confinement). It may use LIGHT_BYTES of memory. If that is
-not enough, it gets HEAVY_BYTES, but at most half of the workers do this at a time (core/turns).
+not enough, it gets HEAVY_BYTES, but at most half of the workers do this at a time (core/limits).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from imagenet_prep.core import canonical, children, program, records, turns
+from imagenet_prep.core import children, limits, program, strict_json
 from imagenet_prep.core.errors import BadImageError, ImagenetPrepError
 
 if TYPE_CHECKING:
@@ -120,7 +120,7 @@ def array(data: bytes, dtype: type[np.generic], shape: tuple[int, ...]) -> npt.N
 
 def _parse(kind: type[T], values: Any) -> T:
     try:
-        return records.parse(kind, values)
+        return strict_json.parse(kind, values)
     except ValueError as error:
         raise _wrong_answer(str(error)) from None
 
@@ -143,7 +143,7 @@ class _Allowance:
     def take_turn(self) -> None:
         """Waits for the turn, unless it is taken already."""
         if not self.has_turn:
-            self._stack.enter_context(turns.turn())
+            self._stack.enter_context(limits.turn())
             self.has_turn = True
 
 
@@ -211,7 +211,7 @@ class _Child:
                 f"Find the reason with: {sys.executable} -m imagenet_prep.codec.caged",
             )
         # The size of the child before the first image, and the means of confinement that it lacks.
-        self._base_bytes, self.missing = records.parse(tuple[int, list[str]], ready.values)
+        self._base_bytes, self.missing = strict_json.parse(tuple[int, list[str]], ready.values)
 
     @property
     def exit_code(self) -> int:
@@ -281,7 +281,7 @@ class _Child:
         assert self._process.stdout is not None
         try:
             received, data = read(self._process.stdout)
-            kind, values = records.parse(tuple[str, Any], received)
+            kind, values = strict_json.parse(tuple[str, Any], received)
             return Message(kind, values, data)
         except (EOFError, ValueError):
             self.close()
@@ -290,7 +290,7 @@ class _Child:
 
 def write(pipe: Any, values: Any, data: bytes | memoryview = b"") -> None:
     """Writes JSON values and bytes to an unbuffered pipe, for `read`."""
-    text = canonical.dumps(values)
+    text = strict_json.dumps(values)
     for part in (_LENGTHS.pack(len(text), len(data)) + text, data):
         view = memoryview(part)
         while view:
@@ -302,7 +302,7 @@ def read(pipe: Any) -> tuple[Any, bytes]:
     size, num_bytes = _LENGTHS.unpack(_read_exactly(pipe, _LENGTHS.size))
     if size > _MOST_TEXT_BYTES or num_bytes > _MOST_BYTES:
         raise EOFError
-    values = canonical.loads(_read_exactly(pipe, size))
+    values = strict_json.loads(_read_exactly(pipe, size))
     return values, _read_exactly(pipe, num_bytes)
 
 

@@ -18,9 +18,9 @@ from typing import Any, BinaryIO
 import numpy as np
 from PIL import Image
 
-from imagenet_prep.codec import cage, decoding, likeness, memory, opening, planes, transform
+from imagenet_prep.codec import cage, decoding, likeness, opening, planes, transform
 from imagenet_prep.codec.policy import Policy
-from imagenet_prep.core import confinement, turns
+from imagenet_prep.core import confinement, limits
 from imagenet_prep.core.errors import BadImageError
 from imagenet_prep.dataset import formats
 from imagenet_prep.dataset.member import PreparedImage
@@ -99,7 +99,7 @@ def main() -> None:
     # Pillow warns about unusual metadata and palettes; only the pixels matter.
     warnings.simplefilter("ignore")
     _load_decoders()
-    turns.among_children(lambda: _ask_for_turn(requests, answers))
+    limits.among_children(lambda: _ask_for_turn(requests, answers))
     used_bytes = _used_bytes()
     missing = confinement.confine()
     threading.Thread(target=_end_with_parent, daemon=True).start()
@@ -154,7 +154,7 @@ def _answer(function: str, data: bytes, arguments: Mapping[str, Any]) -> tuple[s
         pass  # until this block ends, the traceback keeps the memory of the image
     except Exception as error:  # noqa: BLE001 - no image may end a run
         return cage.FAILED, f"{type(error).__name__}: {error}"[:1000], b""
-    memory.release()
+    opening.release()
     return cage.NO_MEMORY, None, b""
 
 

@@ -78,7 +78,7 @@ def refuse_translated(data: bytes) -> None:
     raise BadImageError(_CORRUPT, LINE_ENDS)
 
 
-def repaired(data: bytes, frame: jpeg.Frame, complaint: str = "") -> tuple[str | None, bytes]:
+def repaired(data: bytes, frame: jpeg.JpegFrame, complaint: str = "") -> tuple[str | None, bytes]:
     """Returns the reason to repair a JPEG, or None, and its picture without bytes behind it.
 
     `frame` is from `jpeg.refuse_bombs`; `complaint` is simplejpeg's warning. Raises BadImageError
@@ -122,7 +122,7 @@ def _harmful(found: dict[int, str]) -> list[int]:
     return [code for code in found if _reason(code) not in _REPAIRS]
 
 
-def _without_tail(data: bytes, frame: jpeg.Frame) -> Iterator[tuple[bytes, str]]:
+def _without_tail(data: bytes, frame: jpeg.JpegFrame) -> Iterator[tuple[bytes, str]]:
     """Yields a JPEG for each place where its picture may end, and the reason for the repair.
 
     `data` has no end marker.

@@ -1,12 +1,25 @@
-"""Opens images with Pillow or simplejpeg. No other module opens images of sources and datasets.
+"""Opens images with Pillow or simplejpeg, and estimates their memory; no other module opens them.
 
 The size in the header is checked before a decoder allocates memory. Downscaling is requested only
 for JPEG frame types that support it; for others, libjpeg-turbo may write outside the buffer.
+
+Images that need more than cage.LIGHT_BYTES are decoded one at a time (`core/limits`). So a command
+on two cores needs about 1.2 GB: 150 MB for itself, and memory for one light and one heavy image.
+The estimates are peak values of `prepare`, measured with images of 64 MP, which is the limit:
+
+    JPEG        7 bytes per decoded pixel (decoding may downscale): 3 for planes or RGB, and the
+                resized copy. With several scans, also 2 bytes per coefficient
+    WebP, HEIF  12 bytes per pixel: two canvases of libwebp, or planes, RGB, and a copy
+    other       8 bytes per pixel: 4 for Pillow, 3 for RGB, and the current rows
+
+They only decide which images wait. The cage limits the memory for all images that decoder.c does
+not take.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import functools
 import io
 import re
@@ -23,15 +36,61 @@ from PIL.TiffImagePlugin import (
 )
 from PIL.WebPImagePlugin import WebPImageFile
 
-from imagenet_prep.codec import cage, damage, memory, planes
+from imagenet_prep.codec import cage, damage, planes
+from imagenet_prep.core import limits
 from imagenet_prep.core.errors import BadImageError
-from imagenet_prep.dataset import formats, jpeg, orientation
+from imagenet_prep.dataset import formats, jpeg
+from imagenet_prep.dataset.jpeg import JpegFrame
 
 if TYPE_CHECKING:
     import numpy.typing as npt
     from PIL.ImageFile import ImageFile
 
     Pixels = npt.NDArray[np.uint8]
+
+
+# bytes per pixel
+_JPEG = 7
+_LARGE = 12
+_OTHER = 8
+_LARGE_FORMATS = ("WEBP", "AVIF", "HEIF")
+
+
+def of_jpeg(frame: JpegFrame, decoded: int) -> int:
+    """Estimates the memory for decoding a JPEG, downscaled to `decoded` pixels if possible."""
+    pixels = frame.height * frame.width
+    pixels = min(decoded, pixels) if frame.can_be_scaled else pixels
+    return frame.coefficient_bytes + _JPEG * pixels
+
+
+def of_opened(opened: Image.Image, frame: JpegFrame | None) -> int:
+    """Estimates the memory for decoding a file that Pillow has opened."""
+    coefficient_bytes = 0 if frame is None else frame.coefficient_bytes
+    per_pixel = _LARGE if opened.format in _LARGE_FORMATS else _OTHER
+    return coefficient_bytes + per_pixel * opened.width * opened.height
+
+
+@contextlib.contextmanager
+def room(estimate: int) -> Iterator[None]:
+    """Waits until the `with` block may decode an image that needs `estimate` bytes."""
+    if estimate <= cage.LIGHT_BYTES:
+        yield
+        return
+    with limits.turn():
+        try:
+            yield
+        finally:
+            release()
+
+
+def release() -> None:
+    """Gives memory back to the system that this thread needed for a large image."""
+    planes.forget()
+    # glibc keeps hundreds of megabytes that Pillow frees in blocks of 16 MB.
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
+
 
 # Allow only these formats, because some of Pillow's decoders are risky: EPS runs Ghostscript.
 FORMATS = tuple(sorted(name.upper() for name in formats.READ))
@@ -62,7 +121,7 @@ _PILLOW_PARSES = re.compile(
 )
 
 
-def header(data: bytes, max_pixels: int = jpeg.MAX_PIXELS) -> jpeg.Frame | None:
+def header(data: bytes, max_pixels: int = jpeg.MAX_PIXELS) -> jpeg.JpegFrame | None:
     """Returns the header of a JPEG, or None for other formats; BadImageError if it is damaged."""
     if not data:
         raise BadImageError("empty", "zero bytes")
@@ -94,7 +153,7 @@ def header(data: bytes, max_pixels: int = jpeg.MAX_PIXELS) -> jpeg.Frame | None:
     return frame._replace(colorspace=colorspace) if frame else None
 
 
-def _frame(data: bytes, max_pixels: int) -> jpeg.Frame | None:
+def _frame(data: bytes, max_pixels: int) -> jpeg.JpegFrame | None:
     if data.startswith(jpeg.SOI):
         damage.refuse_translated(data)
     frame = jpeg.refuse_bombs(data, max_pixels)
@@ -103,7 +162,7 @@ def _frame(data: bytes, max_pixels: int) -> jpeg.Frame | None:
     return frame
 
 
-def is_refused(data: bytes, frame: jpeg.Frame) -> bool:
+def is_refused(data: bytes, frame: jpeg.JpegFrame) -> bool:
     """Returns whether Pillow or DALI refuses a JPEG because of its header, which libjpeg reads.
 
     Other decoders use libjpeg, and refuse nothing more.
@@ -122,7 +181,7 @@ def is_refused(data: bytes, frame: jpeg.Frame) -> bool:
     return False
 
 
-def require_openable(data: bytes, frame: jpeg.Frame | None = None) -> None:
+def require_openable(data: bytes, frame: jpeg.JpegFrame | None = None) -> None:
     """Raises BadImageError if a usual decoder cannot open a JPEG of a dataset.
 
     Pillow needs an end marker. `verify`, `report` and `duplicates` use this rule.
@@ -137,13 +196,13 @@ def require_openable(data: bytes, frame: jpeg.Frame | None = None) -> None:
         raise BadImageError("undecodable", f"{said}: resize or adopt --rewrite encodes it again")
 
 
-def _refuse_other_size(frame: jpeg.Frame | None, size: tuple[int, int]) -> None:
+def _refuse_other_size(frame: jpeg.JpegFrame | None, size: tuple[int, int]) -> None:
     if frame is None or (frame.width, frame.height) != size:
         raise BadImageError("undecodable", "JPEG header: its markers contradict each other")
 
 
 def decode_jpeg(
-    data: bytes, frame: jpeg.Frame, colorspace: str, *, strict: bool = True, **at_least: int
+    data: bytes, frame: jpeg.JpegFrame, colorspace: str, *, strict: bool = True, **at_least: int
 ) -> Pixels:
     """Returns the pixels [height, width, channels] of a JPEG; ValueError if it is damaged.
 
@@ -166,7 +225,7 @@ def opened(
     smallest: int | None = None,
     damaged: bool = False,
 ) -> Iterator[ImageFile]:
-    """Opens an image with Pillow for a `with` block, after waiting for memory (`memory.room`).
+    """Opens an image with Pillow for a `with` block, after waiting for memory (`room`).
 
     Exceptions in the block become BadImageError, except MemoryError. With `smallest`, a JPEG may be
     downscaled to about this many pixels per side. A JPEG with lost pixels raises BadImageError
@@ -187,7 +246,7 @@ def opened(
             _understand_values(image, data)
             if smallest is not None and frame is not None and frame.can_be_scaled:
                 image.draft("RGB", (smallest, smallest))
-            ours.enter_context(memory.room(memory.of_opened(image, frame)))
+            ours.enter_context(room(of_opened(image, frame)))
             if frame and not damaged and planes.is_available() and not planes.proves(data):
                 _, whole = damage.repaired(data, frame)
                 if whole is not data:
@@ -219,10 +278,10 @@ def _image(data: bytes, only: tuple[str, ...]) -> ImageFile:
     """Opens an image with Pillow; if a known format is damaged, raises the error of its plugin."""
     file = _without_metadata(data) if data.startswith(_PNG) else io.BytesIO(data)
     if data.startswith((b"II*\0", b"MM\0*")):
-        tags = orientation.of_exif(data)
+        tags = jpeg.of_exif(data)
         if tags:
             # Pillow ignores an orientation that is stored with an unusual data type.
-            file = io.BytesIO(orientation.changed(data, tags, tags.turn))
+            file = io.BytesIO(jpeg.changed(data, tags, tags.turn))
     try:
         return Image.open(file, formats=only)
     except UnidentifiedImageError:

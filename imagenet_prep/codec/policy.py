@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from imagenet_prep.dataset.jpeg import MAX_PIXELS
-from imagenet_prep.dataset.orientation import KEEP
+from imagenet_prep.dataset.jpeg import KEEP, MAX_PIXELS
 
 CHECK_DECODE = "decode"
 CHECK_HEADER = "header"
@@ -35,7 +34,7 @@ class Policy:
     max_pixels: int = MAX_PIXELS  # images with more pixels in the header are quarantined
     stretch: bool = False  # stretch every image to a square of `short_side`
     codec: str = PLANES
-    orientation: str = KEEP  # the rule for EXIF orientation, one of `orientation.RULES`
+    orientation: str = KEEP  # the rule for EXIF orientation, one of `jpeg.RULES`
     border: int = 0  # pixels to cut off each side first: ObjectNet's images have a red border of 1
 
     @property

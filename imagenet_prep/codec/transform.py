@@ -15,14 +15,13 @@ from typing import TYPE_CHECKING, Any, get_type_hints
 import numpy as np
 from PIL import Image
 
-from imagenet_prep.codec import cage, damage, memory, opening, planes
+from imagenet_prep.codec import cage, damage, opening, planes
 from imagenet_prep.codec.policy import CHECK_HEADER, PLANES, Policy
-from imagenet_prep.core import canonical
+from imagenet_prep.core import strict_json
 from imagenet_prep.core.errors import BadImageError
-from imagenet_prep.dataset import jpeg, orientation
-from imagenet_prep.dataset.jpeg import Frame
+from imagenet_prep.dataset import jpeg
+from imagenet_prep.dataset.jpeg import APPLY, KEEP, JpegFrame
 from imagenet_prep.dataset.member import DOUBTFUL, ENCODED_ANEW, MAX_IMAGE_BYTES, PreparedImage
-from imagenet_prep.dataset.orientation import APPLY, KEEP
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -42,7 +41,7 @@ _PLANAR = ("YCbCr", "Gray")
 
 
 def require(policy: Policy) -> None:
-    """Raises UnavailableError if this machine cannot run the policy's codec."""
+    """Raises CodecUnavailableError if this machine cannot run the policy's codec."""
     if policy.codec == PLANES:
         planes.require()
 
@@ -58,7 +57,7 @@ def transform(data: bytes, policy: Policy) -> PreparedImage:
     try:
         return _transform(data, policy)
     except cage.OutsideError:
-        return _in_cage("transform", data, policy=canonical.fields(policy))
+        return _in_cage("transform", data, policy=strict_json.fields(policy))
 
 
 def _in_cage(function: str, data: bytes, **arguments: Any) -> PreparedImage:
@@ -83,26 +82,26 @@ class _DeclinedError(Exception):
     """A JPEG is complete, but only Pillow can decode it; str() is the reason for the repair."""
 
 
-def _from_usual_jpeg(data: bytes, header: Frame, policy: Policy) -> PreparedImage:
+def _from_usual_jpeg(data: bytes, header: JpegFrame, policy: Policy) -> PreparedImage:
     """Converts a JPEG to its stored form; raises _DeclinedError if only Pillow can decode it."""
     height, width = policy.resized(header.height, header.width)
     # libjpeg may decode to fewer pixels, but not below four times the target's height and width.
-    with memory.room(memory.of_jpeg(header, 64 * height * width)):
-        tags = None if policy.orientation == KEEP else orientation.of_jpeg(data, header)
-        turn = tags.turn if tags and policy.orientation == APPLY else orientation.UPRIGHT
+    with opening.room(opening.of_jpeg(header, 64 * height * width)):
+        tags = None if policy.orientation == KEEP else jpeg.of_jpeg(data, header)
+        turn = tags.turn if tags and policy.orientation == APPLY else jpeg.UPRIGHT
         made = _from_jpeg(data, header, height, width, policy, turn)
         if tags and made.encoded is data:
-            made = made._replace(encoded=orientation.changed(data, tags))
+            made = made._replace(encoded=jpeg.changed(data, tags))
         return _with_orientation(made, tags, turn)
 
 
 def _from_jpeg(
-    data: bytes, header: Frame, height: int, width: int, policy: Policy, turn: int
+    data: bytes, header: JpegFrame, height: int, width: int, policy: Policy, turn: int
 ) -> PreparedImage:
     """Resizes a JPEG to height x width pixels, then turns it."""
     shrinks = (height, width) != (header.height, header.width)
     repair = None if header.colorspace in _RGB else header.colorspace.lower()
-    if repair is None and not shrinks and turn == orientation.UPRIGHT:
+    if repair is None and not shrinks and turn == jpeg.UPRIGHT:
         repair = _prove(data, header, policy)
         if repair is None and opening.is_refused(data, header):
             repair = damage.HEADER
@@ -110,7 +109,7 @@ def _from_jpeg(
             return PreparedImage(data, height, width, resized=False, repair=None)
     encoded = None
     if policy.codec == PLANES and header.colorspace in _PLANAR:
-        if turn == orientation.UPRIGHT:
+        if turn == jpeg.UPRIGHT:
             ours = planes.allowed_here()
             encoded = ours.shrink(data, height, width, policy.quality, policy.max_pixels)
         else:
@@ -122,24 +121,22 @@ def _from_jpeg(
         pixels, surplus = _decode(data, header, height, width)
         encoded = _encode(pixels, height, width, policy, turn)
         repair = surplus or repair
-    size = orientation.turned_size(height, width, turn)
+    size = jpeg.turned_size(height, width, turn)
     return PreparedImage(encoded, *size, shrinks, repair, (header.height, header.width))
 
 
-def _with_orientation(
-    image: PreparedImage, tags: orientation.Tags | None, turn: int
-) -> PreparedImage:
+def _with_orientation(image: PreparedImage, tags: jpeg.Tags | None, turn: int) -> PreparedImage:
     """Adds to `repair` and `detail` how the EXIF orientation was handled, if there was one."""
     if tags is None:
         return image
     detail = f"EXIF orientation {tags.value}: "
-    if turn != orientation.UPRIGHT:
+    if turn != jpeg.UPRIGHT:
         detail += f"its pixels were turned by it; {ENCODED_ANEW}"
     elif image.source_size is None:
         detail += "the tag was set to 1, and nothing else was changed"
     else:
         detail += f"it was left out, and the pixels lie as they did; {ENCODED_ANEW}"
-    repair = "+".join(filter(None, [image.repair, orientation.REASON]))
+    repair = "+".join(filter(None, [image.repair, jpeg.REASON]))
     if image.repair == DOUBTFUL:
         repair = DOUBTFUL
     return image._replace(repair=repair, detail=detail, turn=turn)
@@ -158,7 +155,7 @@ def _jpeg(pixels: Pixels, quality: int, sampling: str) -> bytes:
     return encoded
 
 
-def _prove(data: bytes, frame: Frame, policy: Policy) -> str | None:
+def _prove(data: bytes, frame: JpegFrame, policy: Policy) -> str | None:
     """Returns None for an undamaged JPEG, or the repair reason; BadImageError if it lost pixels."""
     # Look behind the headers, since an EXIF thumbnail also has an end marker.
     if policy.check == CHECK_HEADER and data.rfind(jpeg.EOI) >= frame.first_scan:
@@ -166,7 +163,7 @@ def _prove(data: bytes, frame: Frame, policy: Policy) -> str | None:
     return read_through(data, frame)
 
 
-def read_through(data: bytes, frame: Frame) -> str | None:
+def read_through(data: bytes, frame: JpegFrame) -> str | None:
     """Reads all of a JPEG; returns the repair reason or None; BadImageError if pixels are lost."""
     # Decoding to grey at 1/8 size reads all entropy-coded data, in half the time.
     if frame.repair or planes.proves(data):
@@ -178,7 +175,7 @@ def read_through(data: bytes, frame: Frame) -> str | None:
     return None
 
 
-def _decode(data: bytes, header: Frame, height: int, width: int) -> tuple[Pixels, str | None]:
+def _decode(data: bytes, header: JpegFrame, height: int, width: int) -> tuple[Pixels, str | None]:
     """Returns RGB pixels [>= height, >= width, 3], and the repair reason or None."""
     # libjpeg's scaling to less than four times the target is up to 3 dB worse than resizing the
     # full image.
@@ -195,7 +192,7 @@ def _decode(data: bytes, header: Frame, height: int, width: int) -> tuple[Pixels
         raise _DeclinedError(repair or damage.HEADER) from None
 
 
-def _from_other(data: bytes, policy: Policy, header: Frame | None) -> PreparedImage:
+def _from_other(data: bytes, policy: Policy, header: JpegFrame | None) -> PreparedImage:
     """Converts an image that Pillow decodes at full size; the result is marked as repaired."""
     with opening.opened(data, policy.max_pixels) as opened:
         pixels = opening.pixels(opened)
@@ -204,15 +201,15 @@ def _from_other(data: bytes, policy: Policy, header: Frame | None) -> PreparedIm
         # orientation of a TIFF.
         exif = _exif(opened.info) if opened.format in _WITH_EXIF else b""
     del opened
-    tags = orientation.of_exif(exif)
+    tags = jpeg.of_exif(exif)
     if header is not None and (header.is_lossless or header.repair):
         name = "lossless"
-        tags = orientation.of_jpeg(data, header)
+        tags = jpeg.of_jpeg(data, header)
         if header.repair:
             name = header.repair if header.colorspace in _RGB else header.colorspace.lower()
     if policy.orientation == KEEP:
         tags = None
-    turn = tags.turn if tags and policy.orientation == APPLY else orientation.UPRIGHT
+    turn = tags.turn if tags and policy.orientation == APPLY else jpeg.UPRIGHT
     before = pixels.shape[:2]
     border = policy.border
     if border:
@@ -222,7 +219,7 @@ def _from_other(data: bytes, policy: Policy, header: Frame | None) -> PreparedIm
     whole = pixels.shape[:2]
     height, width = policy.resized(*whole)
     encoded = _encode(pixels, height, width, policy, turn)
-    size = orientation.turned_size(height, width, turn)
+    size = jpeg.turned_size(height, width, turn)
     made = PreparedImage(encoded, *size, (height, width) != whole, name, before)
     return _with_orientation(made, tags, turn)
 
@@ -240,7 +237,7 @@ def _exif(info: dict[Any, Any]) -> bytes:
 
 
 def _encode(
-    pixels: Pixels, height: int, width: int, policy: Policy, turn: int = orientation.UPRIGHT
+    pixels: Pixels, height: int, width: int, policy: Policy, turn: int = jpeg.UPRIGHT
 ) -> bytes:
     """Resizes pixels to height x width, turns them, and returns them as a 4:2:0 JPEG."""
     if max(height, width) > _MAX_SIDE:
@@ -250,8 +247,8 @@ def _encode(
         # rows first, since Pillow 13 would resize the columns of some portraits first.
         rows = Image.fromarray(pixels).resize((width, len(pixels)), Image.Resampling.BICUBIC)
         pixels = np.asarray(rows.resize((width, height), Image.Resampling.BICUBIC))
-    if turn != orientation.UPRIGHT:
-        pixels = np.ascontiguousarray(orientation.turned(pixels, turn))
+    if turn != jpeg.UPRIGHT:
+        pixels = np.ascontiguousarray(jpeg.turned(pixels, turn))
     return _jpeg(pixels, policy.quality, "420")
 
 
@@ -281,14 +278,14 @@ def is_rgb(encoded: bytes) -> bool:
     return header is not None and header.colorspace in _RGB
 
 
-def _header(encoded: bytes) -> Frame | None:
+def _header(encoded: bytes) -> JpegFrame | None:
     try:
         return opening.header(encoded)
     except cage.OutsideError:
-        return cage.run("header", Frame, encoded)[0]
+        return cage.run("header", JpegFrame, encoded)[0]
 
 
-def _stored(encoded: bytes) -> Frame | None:
+def _stored(encoded: bytes) -> JpegFrame | None:
     header = _header(encoded)
     if header is not None and header.is_lossless:
         raise BadImageError("undecodable", "lossless JPEG, which TensorFlow and DALI do not decode")
@@ -318,9 +315,9 @@ def _prove_stored(
         what = header.colorspace if header else "no JPEG"
         raise BadImageError("wrong_colorspace", f"is {what}, its record says RGB JPEG")
     opening.require_openable(encoded, header)
-    with memory.room(memory.of_jpeg(header, header.height * header.width // 64)):
+    with opening.room(opening.of_jpeg(header, header.height * header.width // 64)):
         read_through(encoded, header)
     if not any_size and (header.height, header.width) != (height, width):
         found = f"{header.width} x {header.height}"
         raise BadImageError("wrong_size", f"is {found}, its record says {width} x {height}")
-    return orientation.of_jpeg(encoded, header) is not None
+    return jpeg.of_jpeg(encoded, header) is not None

@@ -22,7 +22,7 @@ LOGIN = re.compile(r"""://[^/?#\s"',;<>\[]*(?:@|:[0-9]*[^0-9/?#\s"',;<>}])""")
 _ARN = re.compile(r"s3://arn:[^@\s]*")
 
 
-class Place(enum.Enum):
+class AddressKind(enum.Enum):
     """The kinds of paths and addresses that a flag can accept, as described in error messages."""
 
     FOLDER = "a local folder; `imagenet-prep replicate` copies datasets from and to s3://"
@@ -38,9 +38,13 @@ class Place(enum.Enum):
         """Raises ValueError unless `text`, the value of the flag `name`, is of this kind."""
         is_bucket = text.startswith("s3://")
         is_address = "://" in text
-        allowed = not is_address and self is not Place.BUCKET
-        allowed |= is_bucket and self in (Place.BUCKET, Place.FOLDER_OR_BUCKET, Place.OUTPUT)
-        allowed |= self in (Place.ANYWHERE, Place.FILE_OR_OBJECT)
+        allowed = not is_address and self is not AddressKind.BUCKET
+        allowed |= is_bucket and self in (
+            AddressKind.BUCKET,
+            AddressKind.FOLDER_OR_BUCKET,
+            AddressKind.OUTPUT,
+        )
+        allowed |= self in (AddressKind.ANYWHERE, AddressKind.FILE_OR_OBJECT)
         try:
             refuse_login(text)
             if allowed:
@@ -59,7 +63,7 @@ class Place(enum.Enum):
                 f"{name} {text}: there is no such home folder (HOME, /etc/passwd). Write the path "
                 "without ~"
             )
-        if self in (Place.FOLDER, Place.FOLDER_OR_BUCKET):
+        if self in (AddressKind.FOLDER, AddressKind.FOLDER_OR_BUCKET):
             existing = next(filter(os.path.lexists, (path, *path.parents)), path)
             if os.path.lexists(existing) and not existing.is_dir():
                 raise ValueError(

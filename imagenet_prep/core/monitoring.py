@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from imagenet_prep.core import counter, own_file, terminal
-from imagenet_prep.core.canonical import Json
+from imagenet_prep.core import limits, small_files, terminal
 from imagenet_prep.core.errors import ImagenetPrepError, UsageError
 from imagenet_prep.core.flags import EveryVerb, parse_known
-from imagenet_prep.core.own_file import Kind
+from imagenet_prep.core.small_files import FileKind
+from imagenet_prep.core.strict_json import Json
 
 _METRICS = {
     "images": "Finished images of the run, by stage.",
@@ -26,7 +26,7 @@ _METRICS = {
     "exit_code": "Exit code of the run; 0 is success.",
     "end_time_seconds": "Unix time at which the run ended.",
 }
-_OWN = Kind("a metrics file of this program", b"# HELP imagenet_prep_")
+_OWN = FileKind("a metrics file of this program", b"# HELP imagenet_prep_")
 
 
 @dataclass
@@ -49,7 +49,7 @@ def begin(verb: str, words: Sequence[str]) -> list[str]:
     os.environ[terminal.VERB] = verb
     end = words.index("--") if "--" in words else len(words)
     _run = _Run(verb, wants_json="--json" in words[:end])
-    counter.begin()
+    limits.begin()
     config, others = parse_known(EveryVerb, words[:end], verb=verb)
     if config.log_format is not None:
         os.environ[terminal.LOG_FORMAT] = config.log_format
@@ -60,7 +60,7 @@ def begin(verb: str, words: Sequence[str]) -> list[str]:
                 f"--metrics-file {path}: expected a file in an existing folder that you may read "
                 "and write. Create the folder or choose a different file."
             )
-        own_file.demand_own(path, _OWN)
+        small_files.demand_own(path, _OWN)
         _run.metrics_file = path
     return [*others, *words[end:]]
 
@@ -99,7 +99,7 @@ def end(code: int) -> int:
     if path is None:
         return code
     try:
-        with own_file.replaced(path, _OWN) as file:
+        with small_files.replaced(path, _OWN) as file:
             file.write(_metrics(code).encode())
     except (OSError, UsageError) as error:
         reason = getattr(error, "strerror", None) or error
@@ -113,7 +113,7 @@ def _metrics(code: int) -> str:
         "images": _run.images,
         "bytes": _run.bytes,
         "quarantined": {"": _run.quarantined},
-        "retries": {"": counter.retries()},
+        "retries": {"": limits.retries()},
         "seconds": {"": round(time.monotonic() - _run.start, 3)},
         "exit_code": {"": code},
         "end_time_seconds": {"": round(time.time(), 3)},

@@ -1,19 +1,66 @@
-"""Runs a verb as a program: prints its error and ends the process with its exit code."""
+"""Runs a verb as a program: prints its error, handles signals and sets the exit code.
+
+SIGTERM, and SIGHUP from a lost terminal, start a graceful shutdown.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import os
 import signal
+import stat
 import sys
 import traceback
 import types
-from collections.abc import Callable, Sequence
-from typing import NoReturn
+from collections.abc import Callable, Iterator, Sequence
+from types import FrameType
+from typing import Any, NoReturn
 
-from imagenet_prep.core import errors, flags, imports, monitoring, signals, terminal
+from imagenet_prep.core import errors, flags, imports, monitoring, terminal
 from imagenet_prep.core.flags import Config
+
+Handler = Callable[[int, FrameType | None], Any]
+
+
+def handle(handler: Handler, *more: signal.Signals) -> dict[signal.Signals, Any]:
+    """Installs `handler` for SIGTERM, SIGHUP and `more`; returns the previous handlers.
+
+    SIGTERM or SIGHUP stays ignored if it was already ignored, e.g. because of nohup.
+    """
+
+    def hung_up(signum: int, frame: FrameType | None) -> None:
+        _leave_terminal()
+        handler(signum, frame)
+
+    asked: dict[signal.Signals, Handler] = {signal.SIGHUP: hung_up, signal.SIGTERM: handler}
+    heard = {n: act for n, act in asked.items() if signal.getsignal(n) is not signal.SIG_IGN}
+    acts = heard | dict.fromkeys(more, handler)
+    return {number: signal.signal(number, act) for number, act in acts.items()}
+
+
+@contextlib.contextmanager
+def handled(handler: Handler, *more: signal.Signals) -> Iterator[dict[signal.Signals, Any]]:
+    """Installs `handler` as `handle` does, but only for the block; yields the previous handlers."""
+    before = handle(handler, *more)
+    try:
+        yield before
+    finally:
+        for number, previous in before.items():
+            signal.signal(number, previous)
+
+
+def _leave_terminal() -> None:
+    """Redirects the output to /dev/null, because writing to a lost terminal would fail."""
+    with contextlib.suppress(OSError):
+        null = os.open(os.devnull, os.O_WRONLY)
+        for number in (1, 2):
+            with contextlib.suppress(OSError):
+                if stat.S_ISCHR(os.fstat(number).st_mode) and not os.isatty(number):
+                    os.dup2(null, number)
+        os.close(null)
+
 
 _INTERRUPTED = "interrupted. Finished work is kept: run the same command again to resume."
 _LAST_ACTS: list[Callable[[], None]] = []
@@ -84,7 +131,7 @@ def finish(main: Callable[[], int]) -> NoReturn:
     process would wait until Beam's threads have finished their shards. No data is lost, since
     shards are published atomically. SIGTERM and a lost terminal interrupt the command like Ctrl-C.
     """
-    signals.handle(_interrupt, signal.SIGALRM)
+    handle(_interrupt, signal.SIGALRM)
     sys.unraisablehook = _unraisable
     imports.guard()
     terminal.open_closed_streams()
@@ -99,7 +146,7 @@ def finish(main: Callable[[], int]) -> NoReturn:
     finally:
         try:
             # Not SIG_IGN, because Python would report an error for a pending signal.
-            signals.handle(lambda *_: None, signal.SIGINT, signal.SIGALRM)
+            handle(lambda *_: None, signal.SIGINT, signal.SIGALRM)
             code = monitoring.end(_flushed(code))
             for act in _LAST_ACTS:
                 act()

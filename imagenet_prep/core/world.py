@@ -57,7 +57,7 @@ _TORCH = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 _LAUNCHERS = (
     # docs.pytorch.org/docs/stable/elastic/run.html, "Environment Variables"
     _Launcher("torchrun", "agent", *_TORCH, mark="TORCHELASTIC_RUN_ID"),
-    # launching/variables.py; with --mpi, only Open MPI numbers the ranks
+    # launching/rank_command.py; with --mpi, only Open MPI numbers the ranks
     _Launcher("imagenet-prep launch", "processes", *_TORCH, mark="IMAGENET_PREP_LAUNCH"),
     # Horovod's horovod/runner/gloo_run.py, create_slot_env_vars
     _Launcher("Horovod", "processes", "HOROVOD_RANK", "HOROVOD_SIZE", "HOROVOD_LOCAL_RANK",
@@ -234,10 +234,13 @@ def _contains(outer: _Claim, inner: _Claim) -> bool:
     """Returns whether a process of `outer` may have started the processes of `inner`."""
     if outer.kind == "framework":
         return False  # a framework that this process has initialised is never outside
+    # torchrun's agents and mpirun under Slurm may start any number of processes.
     if inner.kind == "agent" or (inner.kind, outer.kind) == ("mpi", "scheduler"):
         return True
     if outer.size < 1:
         return outer.rank < inner.size
+    # With 2 processes outside and 8 inside, each outer process has started 4. With 8 and 8, or 3
+    # and 8, the two launchers contradict each other.
     count, rest = divmod(inner.size, outer.size)
     if rest or count == 1:
         return False

@@ -1,9 +1,18 @@
-"""A column: one array per record of a dataset, such as latents, features or tokens.
+"""Columns of a dataset (one array per record), and its division among nodes (placement).
 
-The arrays of a shard are in one file, columns/NAME/SHARD.npy; row i belongs to record i. For
-each file, column.json has the sha256 of the shard's table of samples. The file is valid in every
-dataset with this table: a replica, a part, or an amended dataset in which the shard is unchanged.
+The arrays of a shard are in one file, columns/NAME/SHARD.npy; row i belongs to record i. For each
+file, column.json has the sha256 of the shard's table of samples. The file is valid in every dataset
+with this table: a replica, a part, or an amended dataset in which the shard is unchanged.
 column.json is written last. Until then, begun.json has the settings, and each file has a receipt.
+
+For the placement, the examples of a split are arranged on a circle, in the order of the shards, and
+the circle is cut into N equal arcs. Node k of N reads the k-th arc and stores every shard that the
+arc touches. So a shard on a border is stored on both nodes. With R copies, a node stores R arcs,
+starting with its own arc. In each epoch, the arcs to read are shifted by a different number of
+examples, but never beyond the stored arcs.
+
+So every example is stored on at least R nodes, and exactly one node reads it in each epoch. Nodes
+only read examples that they store. All nodes read the same number, for any number of shards.
 """
 
 from __future__ import annotations
@@ -11,16 +20,21 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
+import json
 import math
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
+from pathlib import Path
 from typing import Any
 
-from imagenet_prep.core import canonical, records
-from imagenet_prep.core.errors import DataDamagedError
-from imagenet_prep.dataset import naming, schema
-from imagenet_prep.dataset.manifest import File, Shard, render
+from imagenet_prep.core import small_files, strict_json
+from imagenet_prep.core.errors import DataDamagedError, ManifestError, StoreError, UsageError
+from imagenet_prep.core.terminal import counted
+from imagenet_prep.core.world import World
+from imagenet_prep.dataset import schema
+from imagenet_prep.dataset.manifest import DatasetFile, Manifest, Shard, render
 
 VERSION = 1
 # `make_dataset(fields=)` needs this prefix before the name of a column.
@@ -51,7 +65,7 @@ _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _MOST_AXES = 8
 _MOST_ROW_BYTES = 64 << 20
-_MOST_BYTES = 1 << 62
+_MAX_COLUMN_FILE_BYTES = 1 << 62
 _MOST_VIEW = 200
 
 
@@ -67,9 +81,12 @@ class ColumnFile:
     missing: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        if naming.parse_shard_name(self.shard) is None:
+        if schema.parse_shard_name(self.shard) is None:
             raise ValueError(f"{self.shard!r} is not a shard name")
-        if not (0 <= self.rows <= _MOST_BYTES and 0 <= self.num_bytes <= _MOST_BYTES):
+        if not (
+            0 <= self.rows <= _MAX_COLUMN_FILE_BYTES
+            and 0 <= self.num_bytes <= _MAX_COLUMN_FILE_BYTES
+        ):
             raise ValueError("a number of rows or bytes is out of bounds")
         if not all(map(_SHA256.fullmatch, (self.sha256, self.samples_sha256))):
             raise ValueError("a sha256 is not 64 hexadecimal digits")
@@ -116,7 +133,7 @@ class Column:
         if not (self.view and self.view.isprintable() and len(self.view) <= _MOST_VIEW):
             raise ValueError(f"view: expected a line of at most {_MOST_VIEW} characters")
         for split, files in self.splits.items():
-            names = [naming.parse_shard_name(file.shard) for file in files]
+            names = [schema.parse_shard_name(file.shard) for file in files]
             numbers = [name.number for name in names if name and name.split == split]
             if not files or numbers != sorted({*numbers}) or len(numbers) != len(files):
                 raise ValueError(f"splits: the files of {split} are not in the order of shards")
@@ -147,11 +164,11 @@ class Column:
         """Returns the size of a .npy file with this number of rows."""
         return len(self.header(rows)) + rows * self.row_bytes
 
-    def file(self, rows: ColumnFile) -> File:
+    def file(self, rows: ColumnFile) -> DatasetFile:
         """Returns the .npy file of a shard, with its path in the dataset."""
-        return File(file_name(self.name, rows.shard), rows.num_bytes, rows.sha256)
+        return DatasetFile(file_name(self.name, rows.shard), rows.num_bytes, rows.sha256)
 
-    def files(self) -> list[File]:
+    def files(self) -> list[DatasetFile]:
         """Returns all .npy files."""
         return [*map(self.file, itertools.chain.from_iterable(self.splits.values()))]
 
@@ -180,25 +197,25 @@ class Column:
     @property
     def digest(self) -> str:
         """The sha256 that identifies this exact column."""
-        return canonical.digest(self._content())
+        return strict_json.digest(self._content())
 
     def dumps(self) -> bytes:
         """Returns the bytes of column.json or begun.json, with their digest."""
         return render(self._content())
 
     def _content(self) -> dict[str, Any]:
-        splits = {name: list(map(canonical.fields, self.splits[name])) for name in self.splits}
+        splits = {name: list(map(strict_json.fields, self.splits[name])) for name in self.splits}
         return {**dataclasses.asdict(self.begun()), "splits": splits}
 
 
 def loads(data: bytes, where: str, name: str) -> Column:
     """Parses a column.json or begun.json; raises DataDamagedError if it is invalid."""
     with _damage(where):
-        content = canonical.loads(data)
+        content = strict_json.loads(data)
         if not isinstance(content, dict):
             raise ValueError("it is not a JSON object")
         content.pop("digest", None)
-        column = records.parse(Column, content)
+        column = strict_json.parse(Column, content)
         if column.dumps() != data:
             raise ValueError("its digest does not match its content")
         if column.name != name:
@@ -209,7 +226,7 @@ def loads(data: bytes, where: str, name: str) -> Column:
 def loads_receipt(data: bytes, where: str) -> ColumnFile:
     """Parses a receipt; raises DataDamagedError if it is invalid."""
     with _damage(where):
-        return records.loads(ColumnFile, data)
+        return strict_json.parse_record(ColumnFile, data)
 
 
 @contextlib.contextmanager
@@ -246,7 +263,7 @@ def check_new_name(name: str) -> str:
 
 def folder_name(name: str) -> str:
     """Returns the path of a column's folder, relative to the dataset."""
-    return f"{naming.COLUMNS}/{check_name(name)}"
+    return f"{schema.COLUMNS}/{check_name(name)}"
 
 
 def record_name(name: str) -> str:
@@ -267,3 +284,133 @@ def file_name(name: str, shard: str) -> str:
 def receipt_name(name: str, shard: str) -> str:
     """Returns the path of a .npy file's receipt; complete columns have no receipts."""
     return f"{folder_name(name)}/{shard}.json"
+
+
+# Far more nodes than any cluster has; products with this number fit into 64 bits.
+_MOST_NODES = 1 << 20
+_MAX_PLACEMENT_BYTES = 1 << 16
+
+
+@dataclass(frozen=True)
+class Placement:
+    """The part of a dataset that one node stores."""
+
+    node: int = 0  # 0-based number of the node in the hosts file
+    nodes: int = 1
+    copies: int = 1  # least number of nodes that store each example
+
+    def __post_init__(self) -> None:
+        if self.nodes > _MOST_NODES:
+            raise ValueError(f"more than {_MOST_NODES:,} nodes")
+        if not 0 <= self.node < self.nodes:
+            raise ValueError(f"node {self.node}: expected 0 to {self.nodes - 1}")
+        if not 1 <= self.copies <= self.nodes:
+            raise ValueError(f"{self.copies} copies: expected 1 to {self.nodes} (all nodes)")
+
+    def __str__(self) -> str:
+        if self.nodes == 1:
+            return "the complete dataset"
+        return f"part {self.node} of {self.nodes}, copies: {self.copies}"
+
+    def part(self, num_examples: int, turn: int) -> tuple[int, int]:
+        """Returns (first, count) of the examples to read, shifted by `turn` (0 to `most_turn`).
+
+        The range may pass the end of the split; it then continues with example 0.
+        """
+        first, stop = (self._border(self.node + step, num_examples) for step in (0, 1))
+        return first + turn, stop - first
+
+    def most_turn(self, num_examples: int) -> int:
+        """Returns the largest shift for which every node stores all examples that it reads."""
+        return self._border(self.copies - 1, num_examples)
+
+    def held(self, examples_per_shard: Sequence[int]) -> list[int]:
+        """Returns the 0-based numbers of the shards stored on the node, in order."""
+        borders = list(accumulate(examples_per_shard, initial=0))
+        total = borders[-1]
+        first = self._border(self.node, total)
+        stop = self._border(self.node + self.copies, total)
+        # The arc may pass the end of the circle, so compare each shard again one circle later.
+        return [
+            shard
+            for shard, (begin, end) in enumerate(pairwise(borders))
+            if any(begin + turn < stop and first < end + turn for turn in (0, total))
+        ]
+
+    def shards(self, manifest: Manifest, split: str) -> list[Shard]:
+        """Returns the shards of a split that are stored on the node."""
+        shards = manifest.splits[split].shards
+        if self.nodes == 1:
+            return shards
+        return [shards[number] for number in self.held([shard.examples for shard in shards])]
+
+    def files(self, manifest: Manifest, columns: Sequence[Column] = ()) -> list[DatasetFile]:
+        """Returns the node's files except dataset.json; index and table precede their shard."""
+        shards = {split: self.shards(manifest, split) for split in manifest.splits}
+        files = [*manifest.files]
+        for shard in itertools.chain.from_iterable(shards.values()):
+            files += shard.files
+        for column in columns:
+            for split in column.splits:
+                rows, _ = column.of(split, shards.get(split, ()))
+                files += map(column.file, rows)
+        return files
+
+    def check_ranks(self, world: World, data_dir: str) -> None:
+        """Raises UsageError unless these ranks would read each part exactly once."""
+        if self.nodes == 1:
+            return
+        where = f"{data_dir} is {self}"
+        if world.size != self.nodes * world.local_size:
+            raise UsageError(
+                f"{where}: it must be read by {self.nodes} hosts with equal numbers of ranks, but "
+                f"this run has {counted(world.size, 'rank')}, {world.local_size} of them on this "
+                "host. Start ranks on all hosts, or replicate again to the hosts that train."
+            )
+        if world.cross_rank != self.node:
+            raise UsageError(
+                f"{where}, but this host is number {world.cross_rank} of the hosts that train. "
+                "Start the hosts in the order of the hosts file that was used for replicate."
+            )
+
+    def dumps(self, digest: str) -> bytes:
+        """Returns the bytes of placement.json for the dataset with this digest."""
+        content = {"dataset": digest, **vars(self)}
+        return json.dumps(content, indent=1, sort_keys=True).encode() + b"\n"
+
+    def _border(self, number: int, num_examples: int) -> int:
+        return number * num_examples // self.nodes
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Placed(Placement):
+    """The contents of placement.json; `dataset` is the digest of the manifest."""
+
+    dataset: str
+
+
+WHOLE = Placement()
+
+
+def load(root: Path, manifest: Manifest) -> Placement:
+    """Returns the placement stored in the dataset's folder; WHOLE if there is none."""
+    path = root / schema.PLACEMENT
+    try:
+        data = small_files.read(path, _MAX_PLACEMENT_BYTES)
+    except FileNotFoundError:
+        return WHOLE
+    except OSError as error:
+        raise StoreError(f"{path}: cannot be read: {error.strerror}") from error
+    except DataDamagedError as error:
+        raise ManifestError(str(error)) from None
+    advice = "Run the same replicate command again, or remove the folder and replicate again."
+    try:
+        placed = strict_json.parse_record(_Placed, data)
+    except ValueError as error:
+        raise ManifestError(f"{path}: damaged ({error}). {advice}") from None
+    if placed.dataset != manifest.digest:
+        raise ManifestError(
+            f"{path}: belongs to the dataset {placed.dataset[:16]}, but the manifest in this "
+            f"folder is {manifest.digest[:16]}. {advice}"
+        )
+    return Placement(placed.node, placed.nodes, placed.copies)

@@ -1,7 +1,12 @@
 """Serializes examples as tf.train.Example, parses them, and checks them against the schema.
 
-Equal examples have equal bytes: the features map is sorted by key, as in protobuf's deterministic
-serialization. Parts that many examples share are serialized and parsed once. Images are not copied.
+`encode` writes equal bytes for equal examples: the features map is sorted by key, as in protobuf's
+deterministic serialization. Parts that many examples share are serialized and parsed once. Images
+are not copied.
+
+`ShardProblems` collects up to a thousand problems with the records of one shard. A shard of a few
+megabytes may have millions of damaged records, and a damaged record takes ten times as long to
+check as a sound one. A shard with a thousand problems must be fetched again.
 """
 
 from __future__ import annotations
@@ -16,6 +21,28 @@ from imagenet_prep.core.errors import BadImageError, DataDamagedError
 from imagenet_prep.dataset import jpeg, protobuf, schema
 from imagenet_prep.dataset.member import NO_BOXES, Boxes
 from imagenet_prep.dataset.protobuf import FIELD_1, Value, entry_head, key_field, varint
+
+MOST = 1000
+
+
+class GivenUpError(Exception):
+    """A shard has too many problems, so its check stops."""
+
+
+class ShardProblems(list[str]):
+    """The problems with one shard, as texts."""
+
+    def add(self, problem: object) -> None:
+        """Adds a problem; raises GivenUpError if there are MOST problems."""
+        self.append(str(problem))
+        if len(self) == MOST:
+            raise GivenUpError
+
+    def listed(self, shard: str) -> list[str]:
+        """Returns the problems, with a note at the end if the check stopped early."""
+        more = f"{shard}: checking stopped after {MOST:,} problems: there may be more"
+        return [*self, *([more] if len(self) == MOST else [])]
+
 
 NOTHING: Mapping[str, str] = types.MappingProxyType({})
 
@@ -212,7 +239,7 @@ def relabelled(payload: bytes, stored_label: int, wnid: str, text: str) -> bytes
         schema.BBOX_LABEL: (stored_label,) * len(features.get(schema.BBOX_LABEL, ())),
     }
     features |= {key: class_features[key] for key in class_features if key in features}
-    entries = protobuf.entries(features)
+    entries = protobuf.feature_entries(features)
     return FIELD_1 + varint(len(entries)) + entries
 
 
@@ -301,7 +328,7 @@ def _absent(key: str, features: Mapping[str, Value]) -> Value:
 # More items than ImageNet-21K has classes, because the examples of a shard are in random order.
 @functools.lru_cache(maxsize=1 << 15)
 def _class_entries(stored_label: int, wnid: str, text: str) -> bytes:
-    return protobuf.entries(
+    return protobuf.feature_entries(
         {
             schema.CHANNELS: (3,),
             schema.LABEL: (stored_label,),
@@ -313,7 +340,7 @@ def _class_entries(stored_label: int, wnid: str, text: str) -> bytes:
 
 
 def _size_and_box_entries(height: int, width: int, stored_label: int, boxes: Boxes) -> bytes:
-    return protobuf.entries(
+    return protobuf.feature_entries(
         {
             schema.FORMAT: (b"JPEG",),
             schema.HEIGHT: (height,),

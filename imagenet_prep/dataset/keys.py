@@ -1,4 +1,11 @@
-"""Keys, which identify images independently of the source layout, and files that list keys."""
+"""Keys, which identify images independently of the source layout, and files that list keys.
+
+`key_of` returns the key of an image, and `KeyList` has the lines of a file that lists keys.
+
+`ExportKeys` are the keys in an export that readers cannot derive from classes and file names
+(`is_derived`). The label of an image in this list is right, even if its name starts with the WNID
+of a different class. All other images have the keys that images of other programs would have.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +20,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
-from imagenet_prep.core.errors import UsageError, some
+from imagenet_prep.core import strict_json
+from imagenet_prep.core.errors import DataDamagedError, UsageError, some
 from imagenet_prep.core.terminal import counted, say
 from imagenet_prep.dataset import schema
 
@@ -407,3 +415,26 @@ def read_bytes(path: str | os.PathLike[str]) -> bytes:
     if max(map(data.count, _ENDS)) > MOST_LINES:
         raise UsageError(f"{path}: the list of keys has more than {MOST_LINES:,} lines")
     return data
+
+
+# Keys by split and place: the path of an image file, or FILE:NUMBER for a record of a file.
+ExportKeys = Mapping[str, Mapping[str, str]]
+
+
+def is_derived(key: str, split: str, class_id: str, name: str) -> bool:
+    """Returns whether every reader derives `key` from `name`, the path below the class folder."""
+    base = name.rpartition("/")[2]
+    prefixes = {match[0] for match in map(WNID.match, (name, base)) if match}
+    return (
+        key == key_of(split, class_id, below_class(name, class_id))
+        and prefixes <= {class_id}
+        and len(base.encode()) <= MOST_BASE_BYTES
+    )
+
+
+def parse(data: bytes, where: str) -> ExportKeys:
+    """Returns the keys in the file `where`, unchecked; raises DataDamagedError if it is damaged."""
+    try:
+        return strict_json.parse_record(dict[str, dict[str, str]], data)
+    except ValueError as error:
+        raise DataDamagedError(f"{where}: {error}. Export the dataset again.") from None

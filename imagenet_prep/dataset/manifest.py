@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from imagenet_prep.core import canonical, records
-from imagenet_prep.core.canonical import Json
+from imagenet_prep.core import strict_json
 from imagenet_prep.core.errors import ManifestError, UsageError
-from imagenet_prep.dataset import naming, schema
-from imagenet_prep.dataset.settings import Config, Settings, recognised
+from imagenet_prep.core.strict_json import Json
+from imagenet_prep.dataset import schema
+from imagenet_prep.dataset.settings import Config, DatasetSettings, recognised
 
 SCHEMA_VERSION = 1
 # Every record is larger, even with an image of one pixel.
@@ -58,7 +58,7 @@ class Classes:
 
 
 @dataclass(frozen=True)
-class Source:
+class ManifestSource:
     """One archive or folder that the examples came from.
 
     Attributes:
@@ -90,22 +90,22 @@ class Shard:
     samples_sha256: str = ""
 
     @property
-    def files(self) -> tuple[File, ...]:
+    def files(self) -> tuple[DatasetFile, ...]:
         """All files of the shard, with their paths in the dataset; the TFRecord file is last."""
-        shard = File(self.name, self.num_bytes, self.sha256)
+        shard = DatasetFile(self.name, self.num_bytes, self.sha256)
         return (*filter(None, [self.index, self.samples]), shard)
 
     @property
-    def index(self) -> File:
+    def index(self) -> DatasetFile:
         """The DALI index."""
-        return File(naming.index_name(self.name), self.index_bytes, self.index_sha256)
+        return DatasetFile(schema.index_name(self.name), self.index_bytes, self.index_sha256)
 
     @property
-    def samples(self) -> File | None:
+    def samples(self) -> DatasetFile | None:
         """The table of samples, or None if the dataset has none."""
         if not self.samples_sha256:
             return None
-        return File(naming.samples_name(self.name), self.samples_bytes, self.samples_sha256)
+        return DatasetFile(schema.samples_name(self.name), self.samples_bytes, self.samples_sha256)
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,7 @@ class Split:
 
 
 @dataclass(frozen=True)
-class File:
+class DatasetFile:
     """A file of the dataset."""
 
     name: str
@@ -140,7 +140,7 @@ class File:
 
 
 @dataclass(frozen=True)
-class Problem:
+class FileProblem:
     """A damaged or missing file of a replica; running the same command again restores it."""
 
     text: str
@@ -172,17 +172,17 @@ class Manifest:
     label_offset: int  # difference of stored label and class index
     subset: bool  # True if the counts differ from ILSVRC2012's official ones
     classes: Classes
-    sources: list[Source]
+    sources: list[ManifestSource]
     splits: dict[str, Split]
     quarantined: dict[str, int]
     repaired: dict[str, int]
-    files: list[File]
+    files: list[DatasetFile]
     lacks: dict[str, str] = field(default_factory=dict)
     edition: str = ""
     answers: dict[str, list[str]] = field(default_factory=dict)
 
     @cached_property
-    def settings(self) -> Settings:
+    def settings(self) -> DatasetSettings:
         """The settings in `config`; without a verb if a different program wrote them."""
         return recognised(self.config)
 
@@ -225,19 +225,19 @@ class Manifest:
         """The names of the shards of all splits."""
         return [shard.name for shard in self.shards]
 
-    def files_of(self, splits: Iterable[str]) -> list[File]:
+    def files_of(self, splits: Iterable[str]) -> list[DatasetFile]:
         """Returns the small files of the dataset, and all files of the shards in these splits."""
         files = (shard.files for shard in self.shards_of(splits))
         return [*self.files, *itertools.chain.from_iterable(files)]
 
     def dumps(self) -> bytes:
         """Returns the file's bytes, including its own digest."""
-        return render(canonical.fields(self))
+        return render(strict_json.fields(self))
 
     @cached_property
     def digest(self) -> str:
         """The sha256 that identifies this exact dataset."""
-        return canonical.digest(self)
+        return strict_json.digest(self)
 
 
 def demand_samples(manifest: Manifest | None, where: str) -> Manifest:
@@ -255,8 +255,8 @@ def loads(data: bytes, where: str) -> Manifest:
     """Returns the manifest in the bytes of dataset.json; raises ManifestError if it is damaged."""
     advice = "Copy it again from the original dataset, or run prepare again."
     try:
-        content = canonical.loads(data, _MOST_VALUES)
-        canonical.dumps(content)  # Raises ValueError for values that this program cannot write.
+        content = strict_json.loads(data, _MOST_VALUES)
+        strict_json.dumps(content)  # Raises ValueError for values that this program cannot write.
     except (ValueError, RecursionError) as error:
         raise ManifestError(f"{where}: damaged, not JSON ({error}). {advice}") from error
     if not isinstance(content, dict) or "schema_version" not in content:
@@ -268,16 +268,16 @@ def loads(data: bytes, where: str) -> Manifest:
             "newer, upgrade imagenet-prep; if not, the file is damaged."
         )
     stated = content.pop("digest", None)
-    if stated != canonical.digest(content):
+    if stated != strict_json.digest(content):
         raise ManifestError(
-            f"{where}: damaged or edited: its digest is {canonical.digest(content)}, expected "
+            f"{where}: damaged or edited: its digest is {strict_json.digest(content)}, expected "
             f"{stated!r}. {advice}"
         )
     # The digest only covers the values; this comparison also covers the formatting.
     if render(content) != data:
         raise ManifestError(f"{where}: its formatting was changed. {advice}")
     try:
-        manifest = records.parse(Manifest, content, where)
+        manifest = strict_json.parse(Manifest, content, where)
     except ValueError as error:
         raise ManifestError(str(error)) from None
     problem = _numbers_problem(content) or _names_problem(manifest) or _sizes_problem(manifest)
@@ -311,22 +311,22 @@ def _names_problem(manifest: Manifest) -> str | None:
         if name not in schema.SPLITS:
             return f"the split {name!r} is unknown, expected one of {', '.join(schema.SPLITS)}"
         total = len(split.shards)
-        if not 0 < total <= naming.MAX_SHARDS:
-            return f"{total:,} shards of {name}, expected 1 to {naming.MAX_SHARDS:,}"
+        if not 0 < total <= schema.MAX_SHARDS:
+            return f"{total:,} shards of {name}, expected 1 to {schema.MAX_SHARDS:,}"
         for number, shard in enumerate(split.shards):
-            expected = naming.shard_name(name, number, total)
+            expected = schema.shard_name(name, number, total)
             if shard.name != expected:
                 return f"the split {name} has a shard {shard.name!r}, expected {expected}"
     seen = set()
     for file in manifest.files:
-        if not naming.is_small_file(file.name):
+        if not schema.is_small_file(file.name):
             return f"{file.name!r} is not a valid name for a small file"
         if file.name in seen:
             return f"the file {file.name!r} is listed twice"
         seen.add(file.name)
     if not manifest.edition.isprintable():
         return f"the edition {manifest.edition!r} has unprintable characters"
-    return None if naming.LABELS in seen else f"it does not list {naming.LABELS}"
+    return None if schema.LABELS in seen else f"it does not list {schema.LABELS}"
 
 
 def _sizes_problem(manifest: Manifest) -> str | None:
@@ -348,8 +348,8 @@ def _sizes_problem(manifest: Manifest) -> str | None:
 
 def render(content: Json) -> bytes:
     """Returns `content` as the bytes of a JSON file, with the digest of `content` added."""
-    signed = {**content, "digest": canonical.digest(content)}
+    signed = {**content, "digest": strict_json.digest(content)}
     text = json.dumps(
-        signed, indent=1, sort_keys=True, ensure_ascii=False, default=canonical.fields
+        signed, indent=1, sort_keys=True, ensure_ascii=False, default=strict_json.fields
     )
     return text.encode() + b"\n"

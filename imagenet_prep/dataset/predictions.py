@@ -19,14 +19,14 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple, TextIO
 
-from imagenet_prep.core import regular_file
+from imagenet_prep.core import small_files
 from imagenet_prep.core.errors import DataDamagedError, UsageError
-from imagenet_prep.core.own_file import Kind
+from imagenet_prep.core.small_files import FileKind
 
 MOST = 5
 _RANKED = ("top1", "p1", "top2", "p2", "top3", "p3", "top4", "p4", "top5", "p5")
 HEADER = ("key", "class_index", *_RANKED)
-OWN = Kind("a file of predictions", ",".join(HEADER).encode())
+OWN = FileKind("a file of predictions", ",".join(HEADER).encode())
 # Every valid line is shorter: it has a key of a few hundred characters and eleven numbers.
 _MOST_CHARACTERS = 10_000
 _AT_ONCE = 1024
@@ -113,7 +113,7 @@ def write(
 def read(path: Path, num_classes: int | None = None) -> Iterator[Prediction]:
     """Yields the predictions of a file; class indices must be below `num_classes` if given."""
     try:
-        descriptor = regular_file.open_to_read(path)
+        descriptor = small_files.open_to_read(path)
     except OSError as error:
         raise UsageError(f"{path}: cannot be opened: {error.strerror}") from error
     with open(descriptor, encoding="utf-8", newline="") as stream:

@@ -1,21 +1,52 @@
-"""The table of samples of a shard: a CSV file with one line per record, in record order.
+"""The table of samples of a shard: its lines, its Merkle tree, its statistics, its differences.
+
+The table is a CSV file with one line per record, in record order.
 
 The file follows RFC 4180 and is UTF-8. Each sample can be written in only one way, so equal samples
 have equal bytes. All other lines are refused, since a table may come from an untrusted source.
+
+The Merkle tree is that of RFC 6962, section 2.1.
+
+The bins of the statistics are logarithmic, so that the same bins suit side lengths, aspect ratios
+and bytes. The histograms of a dataset are the sums of its shards' histograms.
 """
 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import math
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 from functools import partial
 from json.encoder import encode_basestring as _quoted
 from typing import BinaryIO, NamedTuple
 
 from imagenet_prep.core.errors import DataDamagedError
 from imagenet_prep.dataset.keys import MOST_KEY_BYTES, leads_out
+
+_LEAF = b"\0"
+_NODE = b"\1"
+
+
+def root(leaves: Iterable[bytes]) -> str:
+    """Returns the root hash of the tree over these leaves, in hex; keeps few hashes in memory."""
+    waiting: list[bytes] = []
+    for number, leaf in enumerate(leaves, start=1):
+        tree = hashlib.sha256(_LEAF + leaf).digest()
+        while number % 2 == 0:
+            tree = hashlib.sha256(_NODE + waiting.pop() + tree).digest()
+            number //= 2
+        waiting.append(tree)
+    if not waiting:
+        return hashlib.sha256().hexdigest()
+    tree = waiting.pop()
+    while waiting:
+        tree = hashlib.sha256(_NODE + waiting.pop() + tree).digest()
+    return tree.hex()
+
 
 KEPT = "kept"
 SHRUNK = "shrunk"
@@ -88,7 +119,7 @@ class Sample(NamedTuple):
         return f"{key},{','.join(map(str, others))}\r\n".encode()
 
 
-class Table:
+class SamplesWriter:
     """Writes a table to an open file; `num_bytes` is its size so far."""
 
     def __init__(self, file: BinaryIO) -> None:
@@ -162,7 +193,7 @@ def heads(
 def entry(head: Head) -> bytes:
     """Returns the key, a zero byte and the Merkle leaf of a sample, as one line.
 
-    The leaf equals canonical.dumps([key, class index, sha256]), which takes four times as long.
+    The leaf equals strict_json.dumps([key, class index, sha256]), which takes four times as long.
     Sorting the lines sorts the leaves by key, since keys have no zero bytes.
     """
     class_index, key, image = head
@@ -229,3 +260,107 @@ def _key(plain: bytes | None, quoted: bytes) -> str:
 def read_lines(file: BinaryIO) -> Iterator[bytes]:
     """Yields the lines of a table; truncates lines that are too long, so they become invalid."""
     return iter(partial(file.readline, MOST_LINE_BYTES), b"")
+
+
+# Each bin starts 9 % above the previous bin; eight bins double the value.
+BINS_PER_OCTAVE = 8
+_TOGETHER = 50_000
+
+SHORT_SIDE = "short_side"
+SOURCE_SHORT_SIDE = "source_short_side"
+ASPECT = "aspect"
+SOURCE_ASPECT = "source_aspect"
+BYTES = "bytes"
+SOURCE_BYTES = "source_bytes"
+
+Histograms = dict[str, Counter[int]]
+
+
+@dataclass
+class Measured:
+    """Statistics of some images: histograms (counts by bin), sums, and the class indices."""
+
+    histograms: Histograms = field(default_factory=dict)
+    sums: Counter[str] = field(default_factory=Counter)
+    classes: set[int] = field(default_factory=set)
+    changed: int = 0  # number of images that were not kept unchanged
+
+    def add(self, other: Measured) -> None:
+        """Adds the statistics of more images."""
+        for name, counts in other.histograms.items():
+            self.histograms.setdefault(name, Counter()).update(counts)
+        self.sums.update(other.sums)
+        self.classes |= other.classes
+        self.changed += other.changed
+
+
+def of(samples: Iterable[Sample]) -> Measured:
+    """Returns the statistics of these samples."""
+    import numpy as np
+
+    measured = Measured()
+    remaining = iter(samples)
+    while rows := list(itertools.islice(remaining, _TOGETHER)):
+        columns = [(r[2:5], r[8:11]) for r in rows]
+        array = np.asarray(columns, dtype=np.float64).reshape(-1, 6)
+        num_bytes, width, height, source_bytes, source_width, source_height = array.T
+        values = {
+            SHORT_SIDE: np.minimum(height, width),
+            SOURCE_SHORT_SIDE: np.minimum(source_height, source_width),
+            ASPECT: width / height,
+            SOURCE_ASPECT: source_width / source_height,
+            BYTES: num_bytes,
+            SOURCE_BYTES: source_bytes,
+        }
+        histograms = {}
+        for name, column in values.items():
+            bins = np.floor(BINS_PER_OCTAVE * np.log2(column)).astype(np.int64)
+            histograms[name] = Counter(bins.tolist())
+        sums = Counter({name: float(column.sum()) for name, column in values.items()})
+        changed = sum(row.action != KEPT for row in rows)
+        measured.add(Measured(histograms, sums, {row.class_index for row in rows}, changed))
+    return measured
+
+
+def lower_edge(bin_number: int) -> float:
+    """Returns the smallest value in a bin."""
+    return float(2 ** (bin_number / BINS_PER_OCTAVE))
+
+
+ONLY_IN_A = "only_in_a"
+ONLY_IN_B = "only_in_b"
+OTHER_LABEL = "other_label"
+OTHER_BYTES = "other_bytes"
+OTHER_SIZE = "other_size"
+
+
+class StoredImage(NamedTuple):
+    """An image as stored in a dataset: class, size in pixels, hash, shard and record number."""
+
+    wnid: str
+    width: int
+    height: int
+    sha256: str
+    shard: str
+    record: int
+
+
+class Difference(NamedTuple):
+    """An image that differs between two datasets; `a` or `b` is None if A or B lacks the image."""
+
+    split: str
+    key: str
+    a: StoredImage | None
+    b: StoredImage | None
+
+    @property
+    def kinds(self) -> list[str]:
+        """The ways in which the image differs, e.g. OTHER_LABEL and OTHER_BYTES."""
+        if self.a is None or self.b is None:
+            return [ONLY_IN_B if self.a is None else ONLY_IN_A]
+        differs = {
+            OTHER_LABEL: self.a.wnid != self.b.wnid,
+            OTHER_BYTES: self.a.sha256 != self.b.sha256,
+            OTHER_SIZE: self.a[1:3] != self.b[1:3],
+        }
+        return [kind for kind in differs if differs[kind]]

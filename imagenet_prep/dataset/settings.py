@@ -15,8 +15,8 @@ import contextlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from imagenet_prep.core import canonical, records
-from imagenet_prep.core.canonical import Json
+from imagenet_prep.core import strict_json
+from imagenet_prep.core.strict_json import Json
 from imagenet_prep.dataset import schema
 
 Config = Json
@@ -27,9 +27,9 @@ ADOPT = "adopt"
 AMEND = "amend"
 # Verbs that make all splits in one run.
 _ALL_AT_ONCE = (PREPARE, AMEND)
-# The setting for --exclude of prepare and resize; its value has the fields of `Listed`.
+# The setting for --exclude of prepare and resize; its value has the fields of `ListDigest`.
 EXCLUDED = "excluded"
-# The rule for EXIF orientation, one of `orientation.RULES`. If missing, tags were kept.
+# The rule for EXIF orientation, one of `jpeg.RULES`. If missing, tags were kept.
 ORIENTATION = "orientation"
 # The setting for --holdout-per-class of prepare, which `resize` copies from its input.
 HOLDOUT_PER_CLASS = "holdout_per_class"
@@ -38,7 +38,7 @@ KEEP_ORIGINAL: Config = {"short_side": None, "quality": None, "stretch": False}
 
 
 @dataclass(frozen=True)
-class Listed:
+class ListDigest:
     """A user's list of images: its length, and a digest of its contents."""
 
     images: int
@@ -70,8 +70,8 @@ class Recipe:
     boxes: bool
     border: int = 0  # pixels to cut off each side first
     encoded_from_pixels: str = ""  # the encoder of images that were no JPEGs
-    excluded: Listed | None = None
-    orientation: str = ""  # one of `orientation.RULES`; "" if tags are kept
+    excluded: ListDigest | None = None
+    orientation: str = ""  # one of `jpeg.RULES`; "" if tags are kept
 
     @property
     def held_out_split(self) -> str | None:
@@ -97,8 +97,8 @@ class Recipe:
     def config(self) -> Config:
         """The settings in the form of the manifest."""
         # The JSON round trip makes this equal to a config that is read from a manifest.
-        stored = canonical.loads(canonical.dumps(self))
-        return {name: stored[name] for name in canonical.fields(self)}
+        stored = strict_json.loads(strict_json.dumps(self))
+        return {name: stored[name] for name in strict_json.fields(self)}
 
 
 @dataclass(frozen=True)
@@ -106,16 +106,16 @@ class Amendment:
     """The changes of one run of amend."""
 
     parent: str  # digest of the manifest of the dataset that was changed
-    exclude: Listed | None = None  # excluded keys; the digest is `keys.KeyList.sha256`
+    exclude: ListDigest | None = None  # excluded keys; the digest is `keys.KeyList.sha256`
     # The digest covers the sorted [key, class index] lists, as compact JSON.
-    relabel: Listed | None = None
+    relabel: ListDigest | None = None
     # The digest covers the sorted [split, key, class index, sha256 of its file] lists.
-    add: Listed | None = None
+    add: ListDigest | None = None
     splits: tuple[str, ...] = ()  # the lists are only for these splits; () for all
 
 
 @dataclass(frozen=True)
-class Settings:
+class DatasetSettings:
     """The verb that makes a dataset, and for each split the settings that decide its bytes.
 
     With prepare and amend, all splits have the same settings.
@@ -144,7 +144,7 @@ class Settings:
         return self.verb in _ALL_AT_ONCE
 
     @property
-    def first(self) -> Settings:
+    def first(self) -> DatasetSettings:
         """The settings before the first amendment."""
         return self if self.base is None else recognised(self.base)
 
@@ -161,43 +161,45 @@ class Settings:
     def short_side(self, split: str) -> int | None:
         """Returns the short side to which a split was downscaled; None if unchanged or unknown."""
         with contextlib.suppress(ValueError, KeyError):
-            return records.parse(int, self.first.splits[split]["short_side"])
+            return strict_json.parse(int, self.first.splits[split]["short_side"])
         return None
 
 
-def prepared(recipe: Recipe) -> Settings:
+def prepared(recipe: Recipe) -> DatasetSettings:
     """Returns the settings of a dataset that `prepare` makes."""
-    return Settings(PREPARE, dict.fromkeys(recipe.splits, recipe.config))
+    return DatasetSettings(PREPARE, dict.fromkeys(recipe.splits, recipe.config))
 
 
-def amended(splits: Iterable[str], amendments: Sequence[Amendment], base: Config) -> Settings:
+def amended(
+    splits: Iterable[str], amendments: Sequence[Amendment], base: Config
+) -> DatasetSettings:
     """Returns the settings of a dataset with all its amendments, oldest first."""
     config = {"verb": AMEND, "splits": [*splits], "amendments": amendments, "base": base}
     # The JSON round trip makes this config equal to the one that is read from a manifest.
-    return parse(canonical.loads(canonical.dumps(config)))
+    return parse(strict_json.loads(strict_json.dumps(config)))
 
 
-def parse(config: Config) -> Settings:
+def parse(config: Config) -> DatasetSettings:
     """Returns the settings in a config; raises ValueError if it is invalid."""
     splits = config.get("splits")
     verb = config.get("verb")
     if verb is None:
-        return Settings(PREPARE, dict.fromkeys(records.parse(list[str], splits), config))
+        return DatasetSettings(PREPARE, dict.fromkeys(strict_json.parse(list[str], splits), config))
     if verb == AMEND:
-        return Settings(
+        return DatasetSettings(
             AMEND,
-            dict.fromkeys(records.parse(list[str], splits), config),
-            records.parse(list[Amendment], config.get("amendments")),
-            records.parse(Config, config.get("base")),
+            dict.fromkeys(strict_json.parse(list[str], splits), config),
+            strict_json.parse(list[Amendment], config.get("amendments")),
+            strict_json.parse(Config, config.get("base")),
         )
     if verb not in (RESIZE, ADOPT):
         raise ValueError(f"unknown verb {verb!r}")
-    return Settings(verb, records.parse(dict[str, Config], splits))
+    return DatasetSettings(verb, strict_json.parse(dict[str, Config], splits))
 
 
-def recognised(config: Config) -> Settings:
+def recognised(config: Config) -> DatasetSettings:
     """Like `parse`, but returns settings without a verb and splits if the config is invalid."""
     try:
         return parse(config)
     except ValueError:
-        return Settings("", {})
+        return DatasetSettings("", {})

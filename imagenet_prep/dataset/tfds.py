@@ -10,7 +10,7 @@ import itertools
 import json
 from collections.abc import Container, Mapping, Sequence
 
-from imagenet_prep.core.canonical import Json
+from imagenet_prep.core.strict_json import Json
 from imagenet_prep.dataset import schema
 from imagenet_prep.dataset.manifest import Shard
 

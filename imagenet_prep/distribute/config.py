@@ -7,17 +7,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from imagenet_prep.core.errors import UsageError
-from imagenet_prep.core.flags import Place, Settings, flag, optional, switch
+from imagenet_prep.core.flags import AddressKind, Settings, flag, optional, switch
 from imagenet_prep.dataset import column
-from imagenet_prep.dataset.flag import data_set
-from imagenet_prep.dataset.placement import WHOLE, Placement
+from imagenet_prep.dataset.column import WHOLE, Placement
+from imagenet_prep.dataset.shared_flags import data_set
 
 _HOSTS = "hosts:"
 _PARTITION = {"mode": ("partition",)}
 
 
 @dataclass(frozen=True)
-class Config(Settings):
+class ReplicateConfig(Settings):
     """Settings of one run; see the help of each flag."""
 
     groups = {  # noqa: RUF012
@@ -27,10 +27,10 @@ class Config(Settings):
         "Transfer and result": "bandwidth_limit connections dry_run json",
     }
     dataset: str = data_set(
-        place=Place.FOLDER_OR_BUCKET, help="the dataset in a folder or s3://bucket/prefix"
+        place=AddressKind.FOLDER_OR_BUCKET, help="the dataset in a folder or s3://bucket/prefix"
     )
     to: str = flag(
-        place=Place.FOLDER_OR_BUCKET,
+        place=AddressKind.FOLDER_OR_BUCKET,
         help="a folder, s3://bucket/prefix, or hosts:HOSTSFILE:PATH for the folder PATH on "
         "every host of the file",
         positional=True,
@@ -52,7 +52,7 @@ class Config(Settings):
         help="copy the part of host K of N; K starts at 0", metavar="K/N", only=_PARTITION
     )
     from_parent: str | None = optional(
-        place=Place.FOLDER_OR_BUCKET,
+        place=AddressKind.FOLDER_OR_BUCKET,
         help="replica made before the dataset was amended, at the same path on every host; "
         "unchanged shards are linked or copied from it instead of transferred",
         without=("check", "dry_run"),
@@ -71,7 +71,7 @@ class Config(Settings):
     )
     python: str = flag(
         sys.executable,
-        place=Place.FILE,
+        place=AddressKind.FILE,
         help="path, on each host, of the Python that has imagenet-prep installed",
         metavar="PATH",
     )

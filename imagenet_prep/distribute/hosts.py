@@ -1,15 +1,17 @@
-"""Starts one process per host, which checks a replica or copies a dataset from a bucket."""
+"""Starts one process per host for a replication, and defines the messages between processes."""
 
 from __future__ import annotations
 
 import dataclasses
+import io
+import re
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from imagenet_prep.core import canonical, children, terminal
-from imagenet_prep.core.canonical import Json
+from imagenet_prep.core import children, strict_json, terminal
 from imagenet_prep.core.errors import (
     ImagenetPrepError,
     IncompleteError,
@@ -17,13 +19,101 @@ from imagenet_prep.core.errors import (
     by_exit_code,
     by_name,
 )
-from imagenet_prep.dataset.manifest import Problem
-from imagenet_prep.dataset.placement import Placement
-from imagenet_prep.distribute.config import Config
-from imagenet_prep.distribute.messages import FROM_LOOKING
-from imagenet_prep.hosts.channel import Frame, Process
-from imagenet_prep.hosts.messages import PROTOCOL, BrokenError, Cause, count, sentence
-from imagenet_prep.hosts.process import Ending, command_on, plain, run_all
+from imagenet_prep.core.strict_json import Json
+from imagenet_prep.dataset import column, schema
+from imagenet_prep.dataset.column import Placement
+from imagenet_prep.dataset.manifest import FileProblem
+from imagenet_prep.distribute.config import ReplicateConfig
+from imagenet_prep.hosts.channel import (
+    CHUNK_BYTES,
+    PROTOCOL,
+    BrokenError,
+    Cause,
+    MessageFrame,
+    MessageKind,
+    Messages,
+    Process,
+    count,
+    flag,
+    number,
+    sentence,
+    word,
+)
+from imagenet_prep.hosts.commands import Ending, command_on, plain, run_all
+
+# A manifest of 99,999 shards has 40 MB, and a column.json with as many files has 30 MB.
+_MAX_MANIFEST_BYTES = 512 << 20
+_MAX_COLUMNS = 1000
+
+
+def _name(value: Any) -> str:
+    return schema.check_inside(word(value))
+
+
+def _placement(value: Any) -> Placement:
+    if not isinstance(value, list) or len(value) != 3:
+        raise ValueError("expected three numbers: node, nodes and copies")
+    return Placement(*map(count, value))
+
+
+def _sizes(value: Any) -> dict[str, int]:
+    if not isinstance(value, dict) or len(value) > _MAX_COLUMNS:
+        raise ValueError(f"expected at most {_MAX_COLUMNS:,} columns with their sizes")
+    return {column.check_name(name): count(size) for name, size in value.items()}
+
+
+def _origin(value: Any) -> str:
+    if not isinstance(value, str) or not re.fullmatch(r"origin-[0-9a-f]{32}", value):
+        raise ValueError("expected origin- and 32 hex digits")
+    return value
+
+
+# The body is the manifest, then each column.json. "columns" has the size of each column.json.
+_TO_LOOK = {"protocol": count, "columns": _sizes, "prove": flag, "placement": _placement}
+_TO_STORE = {**_TO_LOOK, "origin": _origin, "parent": word}
+
+_TO_GIVE = dict.fromkeys(("root", "address", "path", "python"), word)
+
+TO_GIVER: Messages = {
+    "give": MessageKind(
+        {**_TO_STORE, **_TO_GIVE, "trusted": flag, "limit": number}, _MAX_MANIFEST_BYTES
+    ),
+}
+TO_RECEIVER: Messages = {
+    "store": MessageKind(_TO_STORE, _MAX_MANIFEST_BYTES),
+    "look": MessageKind(_TO_LOOK, _MAX_MANIFEST_BYTES),
+    "file": MessageKind({"name": _name, "start": count}),
+    "chunk": MessageKind({}, CHUNK_BYTES),
+    "end": MessageKind(),
+    "abandon": MessageKind(),
+}
+_ANSWERS = {"error": MessageKind({"error": word, "message": sentence})}
+_PROGRESS = _ANSWERS | {
+    "lacks": MessageKind({"files": count}),
+    "stored": MessageKind({"name": _name}),
+    "wrong": MessageKind({"name": _name, "message": sentence}),
+    "whole": MessageKind(),
+}
+FROM_STORING: Messages = _PROGRESS | {"lacking": MessageKind({"name": _name, "begun": count})}
+FROM_LOOKING: Messages = _ANSWERS | {
+    "problem": MessageKind({"text": sentence, "is_missing": flag}),
+    "looked": MessageKind({"lacking_bytes": count}),
+}
+FROM_GIVER: Messages = _PROGRESS | {
+    "spoiled": MessageKind({"name": _name}),
+    "lost": MessageKind({"cause": Cause, "why": sentence}),
+}
+
+
+def documents(body: bytes, sizes: Mapping[str, int]) -> tuple[bytes, dict[str, bytes]]:
+    """Returns the manifest in the body of a message, and each column.json by column name."""
+    total = sum(sizes.values())
+    if total > len(body):
+        raise BrokenError(f"the columns have {total:,} bytes, but the body has {len(body):,}")
+    data = io.BytesIO(body)
+    manifest = data.read(len(body) - total)
+    return manifest, {name: data.read(size) for name, size in sizes.items()}
+
 
 # Number of hosts that are checked at the same time, each through its own ssh process.
 _MAX_ASKED = 32
@@ -32,10 +122,10 @@ _MORE_PROBLEMS = 2
 
 
 @dataclass(frozen=True)
-class Request:
+class HostRequest:
     """The leader's request to every host."""
 
-    config: Config
+    config: ReplicateConfig
     data: bytes  # the manifest
     placements: Mapping[str, Placement]  # by address
     columns: Mapping[str, bytes] = field(default_factory=dict)  # each column.json, by column name
@@ -62,7 +152,7 @@ class Request:
         return {"protocol": PROTOCOL, "columns": sizes, "placement": placement}
 
 
-def ask(num_files: Mapping[str, int], request: Request) -> list[Json | ImagenetPrepError]:
+def ask(num_files: Mapping[str, int], request: HostRequest) -> list[Json | ImagenetPrepError]:
     """Checks every replica; returns problems and lacking_bytes of each, or the error of its host.
 
     `num_files` maps each address to the number of files of its replica.
@@ -80,22 +170,22 @@ def ask(num_files: Mapping[str, int], request: Request) -> list[Json | ImagenetP
         return list(pool.map(ask_one, num_files))
 
 
-def _ask(address: str, request: Request, num_files: int) -> Json:
+def _ask(address: str, request: HostRequest, num_files: int) -> Json:
     words = ("imagenet_prep.distribute.receive", request.path)
     config = request.config
     process = Process(address, config.python, words, FROM_LOOKING, config.timeout)
     process.channel.begin("look", request.body, prove=config.prove, **request.fields(address))
     most = num_files + len(request.columns) + _MORE_PROBLEMS
-    problems: list[Problem] = []
+    problems: list[FileProblem] = []
     answers: list[Json] = []
 
-    def take(frame: Frame) -> None:
+    def take(frame: MessageFrame) -> None:
         # If the disk has too little space, the host sends "error" after all problems.
         match frame.kind:
             case "error":
                 raise by_name(frame.fields["error"])(frame.fields["message"])
             case "problem" if len(problems) < most:
-                problems.append(Problem(**frame.fields))
+                problems.append(FileProblem(**frame.fields))
             case "looked" if not answers:
                 answers.append({"problems": problems, **frame.fields})
             case _:
@@ -113,7 +203,7 @@ def _ask(address: str, request: Request, num_files: int) -> Json:
 
 
 def pull(
-    addresses: Sequence[str], request: Request, argv_of: Callable[[Placement], Sequence[str]]
+    addresses: Sequence[str], request: HostRequest, argv_of: Callable[[Placement], Sequence[str]]
 ) -> list[Json | ImagenetPrepError]:
     """Runs imagenet-prep on all hosts at once; returns the result or error of each run.
 
@@ -142,10 +232,10 @@ def result_of(ending: Ending) -> Json | ImagenetPrepError:
     try:
         # The result begins on a new line, since a login shell may print text before it.
         start = ending.output.rfind("\n{\n") + 1
-        replica = canonical.loads(ending.output[start:])["replicas"][0]
+        replica = strict_json.loads(ending.output[start:])["replicas"][0]
         return {
             "moved_bytes": count(replica["moved_bytes"]),
-            "problems": [Problem(sentence(problem)) for problem in replica["problems"]],
+            "problems": [FileProblem(sentence(problem)) for problem in replica["problems"]],
         }
     except (ValueError, LookupError, TypeError) as error:
         return StoreError(f"its answer is invalid: {type(error).__name__}: {error}")

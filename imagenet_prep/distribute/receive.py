@@ -13,16 +13,15 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from imagenet_prep.core import errors, signals
-from imagenet_prep.core.cores import num_cores
+from imagenet_prep.core import errors, program
 from imagenet_prep.core.errors import BusyError, DataDamagedError, ImagenetPrepError, UsageError
-from imagenet_prep.dataset import naming
-from imagenet_prep.dataset.manifest import File, Problem
-from imagenet_prep.dataset.placement import WHOLE
-from imagenet_prep.distribute.messages import TO_RECEIVER, documents
+from imagenet_prep.core.limits import num_cores
+from imagenet_prep.dataset import schema
+from imagenet_prep.dataset.column import WHOLE
+from imagenet_prep.dataset.manifest import DatasetFile, FileProblem
+from imagenet_prep.distribute.hosts import TO_RECEIVER, documents
 from imagenet_prep.distribute.replica import Replica
-from imagenet_prep.hosts.channel import Channel
-from imagenet_prep.hosts.messages import BrokenError, OtherVersionError, sentence
+from imagenet_prep.hosts.channel import BrokenError, Channel, OtherVersionError, sentence
 from imagenet_prep.storage.folder import LocalStore
 
 # After the end of a connection, the previous receiver needs a moment to release the lock.
@@ -82,7 +81,7 @@ def _refuse(channel: Channel, error: ImagenetPrepError) -> int:
 
 def _is_origin(replica: Replica, origin: str) -> bool:
     """Returns whether the folder is the dataset itself, for example on a shared file system."""
-    if replica.store.size(f"{naming.WORK}/{origin}") is None:
+    if replica.store.size(f"{schema.WORK}/{origin}") is None:
         return False
     if replica.placement != WHOLE:
         raise UsageError(
@@ -119,8 +118,8 @@ def _look(replica: Replica, channel: Channel, *, prove: bool) -> None:
 
 
 def _problems(
-    replica: Replica, files: Sequence[File], *, prove: bool
-) -> list[tuple[Problem, File]]:
+    replica: Replica, files: Sequence[DatasetFile], *, prove: bool
+) -> list[tuple[FileProblem, DatasetFile]]:
     readers = min(_MAX_READERS, num_cores())
     with ThreadPoolExecutor(readers) as pool:
         problems = pool.map(lambda file: replica.problem(file, prove=prove), files)
@@ -168,7 +167,7 @@ def _store(replica: Replica, channel: Channel, *, prove: bool, parent: str) -> i
     return errors.EXIT_DONE
 
 
-def _take(replica: Replica, file: File, start: int, channel: Channel) -> None:
+def _take(replica: Replica, file: DatasetFile, start: int, channel: Channel) -> None:
     remaining = file.num_bytes - start
     # If the connection breaks, keep the received bytes: the next connection resumes after them.
     with replica.incoming(file, start, kept=(BrokenError,)) as arriving:
@@ -191,7 +190,7 @@ def _end(signum: int, _frame: object) -> None:
 
 
 if __name__ == "__main__":
-    signals.handle(_end)
+    program.handle(_end)
     silence_s = float(sys.argv[2])
     giver = Channel(0, 1, TO_RECEIVER, silence_s=silence_s)
     giver.begin()

@@ -1,7 +1,10 @@
-"""A replica in a folder: finds missing files, receives files, and writes the manifest last.
+"""A replica in a folder or bucket: its files, and checks that protect other data there.
 
-A file gets its final name only after its sha256 was compared with the manifest. Verified files are
-recorded in `.work/replica-<digest>.jsonl`. A later run reads only new and changed files.
+`Target` is the base class for both places.
+
+`Replica` is a replica in a folder. It finds missing files, receives files, and writes the manifest
+last. A file gets its final name only after its sha256 was compared with the manifest. Verified
+files are recorded in `.work/replica-<digest>.jsonl`. A later run reads only new and changed files.
 """
 
 from __future__ import annotations
@@ -9,21 +12,151 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from imagenet_prep.core import regular_file
+from imagenet_prep.core import small_files, strict_json
 from imagenet_prep.core.errors import ManifestError, StoreError, UsageError
-from imagenet_prep.dataset import column, naming
-from imagenet_prep.dataset.manifest import File, Problem
-from imagenet_prep.dataset.placement import WHOLE, Placement, load
-from imagenet_prep.distribute.target import Target
+from imagenet_prep.dataset import column, manifest, schema
+from imagenet_prep.dataset.column import WHOLE, Column, Placement, load
+from imagenet_prep.dataset.manifest import DatasetFile, FileProblem
+from imagenet_prep.storage import columns as of_store
+from imagenet_prep.storage.dataset_store import Dataset, require_file, stray_files
 from imagenet_prep.storage.fetch import IncomingFile, incoming
 from imagenet_prep.storage.folder import LocalStore
 from imagenet_prep.storage.ledger import Ledger
 from imagenet_prep.storage.local_file import storage_errors
 
-_INCOMING = f"{naming.WORK}/incoming"
+if TYPE_CHECKING:
+    from imagenet_prep.storage.store import Store
+
+
+class Target:
+    """A replica: in a folder (`Replica`) or below a prefix of a bucket (`Bucket`).
+
+    `files` are all files of the replica except the manifest and each column.json. Methods raise
+    IncompleteError or StoreError if the disk or the server fails.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        data: bytes,
+        placement: Placement = WHOLE,
+        columns: Mapping[str, bytes] | None = None,
+    ) -> None:
+        self.store = store
+        require_file(store)
+        self.manifest = manifest.loads(data, schema.MANIFEST)
+        self.placement = placement
+        columns = columns or {}
+        self.columns = [column.loads(columns[name], name, name) for name in columns]
+        self.files = placement.files(self.manifest, self.columns)
+        self.names = {file.name for file in self.files}
+        self._data = data
+        # The content of the files that are published last, in this order.
+        self._last = {column.record_name(name): columns[name] for name in columns}
+        self._last[schema.MANIFEST] = data
+
+    def refuse_others(self) -> None:
+        """Raises UsageError if the target has a different dataset or column, or surplus shards."""
+        theirs = self._read(schema.MANIFEST)
+        ours = self.manifest.digest
+        # The same bytes need not be parsed. Different bytes may still be the same dataset.
+        digest = ours if theirs is None or theirs == self._data else _digest(theirs)
+        if digest != ours:
+            raise UsageError(
+                f"{self.store.where()} has a different dataset (manifest {digest[:16]}, expected "
+                f"{ours[:16]}). Remove it, or choose a different target."
+            )
+        for entry in self.columns:
+            self._refuse_other_column(entry)
+        odd = sorted(stray_files(self.store, [*filter(schema.parse_shard_name, self.names)]))
+        if odd:
+            raise UsageError(
+                f"{self.store.where()} has files that readers would read, but that are not in "
+                f"{self.placement}: {', '.join(odd[:3])}. Remove them or choose a different target."
+            )
+
+    def _refuse_other_column(self, ours: Column) -> None:
+        existing = of_store.find(self.store, ours.name)
+        if self.store.size(column.begun_name(ours.name)) is not None:
+            why = "the column with this name is unfinished"
+        elif existing and existing.differing(ours):
+            why = "a different column has this name"
+        elif existing and existing.splits.keys() - ours.splits.keys():
+            why = "the column with this name has additional splits"
+        else:
+            return
+        raise UsageError(
+            f"{self.store.where(column.folder_name(ours.name))}: {why}. Remove this folder, or "
+            "exclude this column with --columns."
+        )
+
+    def manifest_problem(self) -> FileProblem | None:
+        """Returns the problem of the replica's manifest, or None."""
+        return self._problem(schema.MANIFEST)
+
+    def _problem(self, name: str) -> FileProblem | None:
+        existing = self._read(name)
+        if existing is None:
+            item = "replica" if name == schema.MANIFEST else "column"
+            return FileProblem(f"{name}: missing: the {item} is not finished", is_missing=True)
+        differs = existing != self._last[name]
+        return FileProblem(f"{name}: differs from the source's") if differs else None
+
+    def unfinished(self) -> list[FileProblem]:
+        """Returns the problems of the manifest and of each column.json."""
+        column_problems = [self._problem(name) for name in self._last if name != schema.MANIFEST]
+        return [problem for problem in (self.manifest_problem(), *column_problems) if problem]
+
+    def withdraw(self, lacking: Iterable[DatasetFile]) -> None:
+        """Removes the manifest and each column.json that would list missing files."""
+        folders = {file.name.rpartition("/")[0] for file in lacking}
+        column_names = {column.folder_name(entry.name): entry.name for entry in self.columns}
+        torn = [column_names[folder] for folder in sorted(folders & column_names.keys())]
+        self.store.remove(*map(column.record_name, torn))
+        if folders - column_names.keys() or self.manifest_problem():
+            self._withdraw()
+
+    def _withdraw(self) -> None:
+        self.store.remove(schema.MANIFEST)
+
+    def adopt_files(self, parent: Store, lacking: Iterable[DatasetFile]) -> None:
+        """Links or copies missing files from another replica, without verifying them."""
+        require_file(parent)
+        if parent.size(schema.MANIFEST) is None:
+            raise UsageError(
+                f"--from-parent: {parent.where()} is not a replica: it has no {schema.MANIFEST}. "
+                "Without --from-parent, all files are copied."
+            )
+        columns = [of_store.find(parent, entry.name) for entry in self.columns]
+        in_parent = WHOLE.files(Dataset.at(parent).manifest, [*filter(None, columns)])
+        hashes = {(file.name, file.sha256) for file in in_parent}
+        files = [file for file in lacking if (file.name, file.sha256) in hashes]
+        sizes = parent.sizes(file.name for file in files)
+        complete = [file for file in files if sizes.get(file.name) == file.num_bytes]
+        self.store.adopt_files(parent, complete)
+
+    def commit(self) -> None:
+        """Publishes each column.json and the manifest; the caller has verified every other file."""
+        for name, data in self._last.items():
+            if self._read(name) != data:
+                self.store.write(name, data)
+
+    def _read(self, name: str) -> bytes | None:
+        return self.store.read(name) if self.store.size(name) is not None else None
+
+
+def _digest(data: bytes) -> str:
+    try:
+        return str(strict_json.loads(data)["digest"])
+    except (ValueError, LookupError, TypeError):
+        return "damaged"
+
+
+_INCOMING = f"{schema.WORK}/incoming"
 # These files exist during a run of prepare, resize or adopt, and after it was killed.
-_BEGUN = (f"{naming.WORK}/run.json", f"{naming.WORK}/adopt.json")
+_BEGUN = (f"{schema.WORK}/run.json", f"{schema.WORK}/adopt.json")
 # Disk space for journals, folders and partly used blocks, in addition to the files.
 SPARE_BYTES = 16 << 20
 _DAMAGED = "It was damaged at the source or in transit. Run verify at the source."
@@ -44,7 +177,7 @@ class Replica(Target):
         super().__init__(LocalStore(root), data, placement, columns)
         self._ledger = Ledger(
             self.store,
-            f"{naming.WORK}/replica-{self.manifest.digest[:16]}.jsonl",
+            f"{schema.WORK}/replica-{self.manifest.digest[:16]}.jsonl",
             len(self.files),
             trusts_owner=True,
         )
@@ -54,7 +187,7 @@ class Replica(Target):
 
     def refuse_others(self) -> None:
         """Also raises UsageError for an unfinished run, or a part other than the requested one."""
-        if self.store.size(naming.MANIFEST) is None and self.store.sizes(_BEGUN):
+        if self.store.size(schema.MANIFEST) is None and self.store.sizes(_BEGUN):
             raise UsageError(
                 f"{self.store.where()} has an unfinished run of prepare, resize or adopt. "
                 "Finish it, or choose a different folder."
@@ -67,24 +200,24 @@ class Replica(Target):
                 raise UsageError(f"{problem}. Remove it, or choose a different folder.")
         super().refuse_others()
 
-    def problem(self, file: File, *, prove: bool) -> Problem | None:
+    def problem(self, file: DatasetFile, *, prove: bool) -> FileProblem | None:
         """Returns the problem of a file, or None; if `prove`, reads even files verified before."""
         path = self.store.path(file.name)
         size = self.store.size(file.name)
         if size is None:
-            return Problem(f"{file.name}: missing", is_missing=True)
+            return FileProblem(f"{file.name}: missing", is_missing=True)
         if size != file.num_bytes:
-            return Problem(f"{file.name}: {size:,} bytes, expected {file.num_bytes:,}")
-        with storage_errors("read", path), open(regular_file.open_to_read(path), "rb") as opened:
+            return FileProblem(f"{file.name}: {size:,} bytes, expected {file.num_bytes:,}")
+        with storage_errors("read", path), open(small_files.open_to_read(path), "rb") as opened:
             sha256 = self._ledger.sha256(file.name, opened, again=prove, noted=self._locked)
         if sha256 != file.sha256:
-            return Problem(f"{file.name}: sha256 {sha256}, expected {file.sha256}")
+            return FileProblem(f"{file.name}: sha256 {sha256}, expected {file.sha256}")
         return None
 
     def arriving(self) -> set[str]:
         """Returns the names of partially received files in this folder."""
         names = set(self.store.names(_INCOMING))
-        for folder in (*naming.BESIDE, *(column.folder_name(entry.name) for entry in self.columns)):
+        for folder in (*schema.BESIDE, *(column.folder_name(entry.name) for entry in self.columns)):
             names |= {f"{folder}/{name}" for name in self.store.names(f"{_INCOMING}/{folder}")}
         return names
 
@@ -97,7 +230,7 @@ class Replica(Target):
         note = self._ledger.find(name) or {}
         return name in self._sha256 and note.get("sha256") == self._sha256[name]
 
-    def manifest_problem(self) -> Problem | None:
+    def manifest_problem(self) -> FileProblem | None:
         """Returns the problem of the manifest or of placement.json, or None."""
         problem = super().manifest_problem()
         if problem is not None:
@@ -105,12 +238,12 @@ class Replica(Target):
         try:
             part = load(self.store.root, self.manifest)
         except ManifestError as error:
-            return Problem(str(error))
+            return FileProblem(str(error))
         if part != self.placement:
-            return Problem(f"{naming.PLACEMENT}: {part}, expected {self.placement}")
+            return FileProblem(f"{schema.PLACEMENT}: {part}, expected {self.placement}")
         return None
 
-    def check_space(self, lacking: list[File]) -> None:
+    def check_space(self, lacking: list[DatasetFile]) -> None:
         """Raises StoreError if the missing files do not fit on the disk."""
         # Count damaged files, too: each stays until its replacement is verified.
         needed = sum(file.num_bytes for file in lacking) + SPARE_BYTES
@@ -124,15 +257,15 @@ class Replica(Target):
     def _withdraw(self) -> None:
         # Remove the manifest first: without placement.json, the folder would seem complete.
         super()._withdraw()
-        self.store.remove(naming.PLACEMENT)
+        self.store.remove(schema.PLACEMENT)
         if self.placement != WHOLE:
-            self.store.write(naming.PLACEMENT, self.placement.dumps(self.manifest.digest))
+            self.store.write(schema.PLACEMENT, self.placement.dumps(self.manifest.digest))
 
     def clear(self) -> None:
         """Removes partial files of a killed run; the caller must hold the lock."""
         self.store.remove_tree(_INCOMING)
 
-    def begun(self, lacking: Iterable[File]) -> dict[str, int]:
+    def begun(self, lacking: Iterable[DatasetFile]) -> dict[str, int]:
         """Removes partial files of a killed run, but keeps those of the files in `lacking`.
 
         Returns the size of each remaining partial file, by name. The caller must hold the lock.
@@ -145,7 +278,7 @@ class Replica(Target):
 
     @contextlib.contextmanager
     def incoming(
-        self, file: File, start: int = 0, *, kept: tuple[type[BaseException], ...] = ()
+        self, file: DatasetFile, start: int = 0, *, kept: tuple[type[BaseException], ...] = ()
     ) -> Iterator[IncomingFile]:
         """Yields a file to append bytes to; on exit, verifies, syncs, renames and records it."""
         names = incoming_name(file.name), file.name
@@ -153,7 +286,7 @@ class Replica(Target):
             yield arriving
         self._ledger.add({file.name: arriving.status}, sha256=file.sha256)
 
-    def put(self, file: File, chunks: Callable[[], Iterable[bytes]]) -> None:
+    def put(self, file: DatasetFile, chunks: Callable[[], Iterable[bytes]]) -> None:
         """Writes a file, and verifies it before it gets its final name."""
         with self.incoming(file) as arriving:
             for chunk in chunks():

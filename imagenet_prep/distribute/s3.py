@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 
-from imagenet_prep.dataset.manifest import File, Problem
-from imagenet_prep.distribute.target import Target
+from imagenet_prep.dataset.manifest import DatasetFile, FileProblem
+from imagenet_prep.distribute.replica import Target
 from imagenet_prep.storage.bucket import BucketStore
 from imagenet_prep.storage.remote import as_file
 
@@ -16,11 +16,11 @@ class Bucket(Target):
 
     store: BucketStore
 
-    def problem(self, file: File, *, prove: bool) -> Problem | None:  # noqa: ARG002 - as in Replica
+    def problem(self, file: DatasetFile, *, prove: bool) -> FileProblem | None:  # noqa: ARG002 - as in Replica
         """Returns the problem of an object according to the server's checksums, or None."""
         return self.store.problem(file)
 
-    def check_space(self, lacking: list[File]) -> None:
+    def check_space(self, lacking: list[DatasetFile]) -> None:
         """Does nothing: a bucket has no limit."""
 
     def lock(self) -> contextlib.AbstractContextManager[None]:
@@ -34,6 +34,6 @@ class Bucket(Target):
         """Removes unfinished multipart uploads of this dataset."""
         self.store.abort_uploads(self.names.__contains__)
 
-    def put(self, file: File, chunks: Callable[[], Iterator[bytes]]) -> None:
+    def put(self, file: DatasetFile, chunks: Callable[[], Iterator[bytes]]) -> None:
         """Uploads an object, which the server verifies; each retry calls `chunks` again."""
         self.store.put(file, lambda: as_file(chunks()))

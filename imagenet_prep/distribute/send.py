@@ -1,10 +1,17 @@
-"""The sender: a process that sends one host the files that the host lacks.
+"""The sender of `replicate`: a process that sends one host the files that the host lacks.
 
 The leader starts `python -m imagenet_prep.distribute.send SILENCE_S`, if needed through ssh, and
 the sender ends when the leader ends. A file is forwarded while it is still arriving, so a chain of
 hosts takes hardly longer than a single transfer.
 
 `Hop.run` sends files, while two threads read messages from the receiver and from the leader.
+
+`Pace` is a rate limit in bytes per second that several threads share.
+
+`Original` is the dataset to replicate, in a folder or a bucket: its manifest and the bytes of its
+files.
+
+`Line` has the files that a receiving host lacks, in the order in which they are sent.
 """
 
 from __future__ import annotations
@@ -15,20 +22,216 @@ import os
 import sys
 import threading
 import time
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import IO
 
-from imagenet_prep.core import regular_file
-from imagenet_prep.core.errors import ImagenetPrepError
-from imagenet_prep.dataset.manifest import File
-from imagenet_prep.distribute.line import Line
-from imagenet_prep.distribute.messages import FROM_STORING, TO_GIVER, documents
-from imagenet_prep.distribute.pace import Pace
+from imagenet_prep.core import small_files
+from imagenet_prep.core.address import is_remote
+from imagenet_prep.core.errors import ImagenetPrepError, IncompleteError, StoreError, UsageError
+from imagenet_prep.core.terminal import counted
+from imagenet_prep.dataset import column, schema
+from imagenet_prep.dataset.manifest import DatasetFile
+from imagenet_prep.distribute.hosts import FROM_STORING, TO_GIVER, documents
+from imagenet_prep.distribute.lead import MAX_WRONG
 from imagenet_prep.distribute.replica import Replica, incoming_name
-from imagenet_prep.hosts.channel import Channel, Frame, Process
-from imagenet_prep.hosts.messages import CHUNK_BYTES, PROTOCOL, BrokenError, Cause
+from imagenet_prep.hosts.channel import (
+    CHUNK_BYTES,
+    PROTOCOL,
+    BrokenError,
+    Cause,
+    Channel,
+    MessageFrame,
+    Process,
+)
+from imagenet_prep.storage.fetch import contents
+from imagenet_prep.storage.folder import LocalStore
+from imagenet_prep.storage.ledger import Journal
 from imagenet_prep.storage.local_file import storage_errors
+from imagenet_prep.storage.remote import AbsentError, Access
+from imagenet_prep.storage.store import open_readable
+
+
+class Pace:
+    """Limits the rate to `bytes_per_s`; 0 means no limit."""
+
+    def __init__(self, bytes_per_s: float) -> None:
+        self._bytes_per_s = bytes_per_s
+        self._free_at = 0.0
+        self._lock = threading.Lock()
+
+    def take(self, num_bytes: int) -> None:
+        """Waits until `num_bytes` more may be sent."""
+        if not self._bytes_per_s:
+            return
+        with self._lock:
+            start = max(self._free_at, time.monotonic())
+            self._free_at = start + num_bytes / self._bytes_per_s
+        time.sleep(max(0.0, start - time.monotonic()))
+
+
+class Original:
+    """The dataset to replicate; thread-safe. `data` is its manifest at the start of the run."""
+
+    def __init__(
+        self, base: str, *, connections: int, timeout_s: float, retries: int, bytes_per_s: float
+    ) -> None:
+        """Reads the manifest. `bytes_per_s` limits the total rate; 0 means no limit."""
+        if not is_remote(base):
+            small_files.refuse_other_kinds(Path(base).expanduser() / schema.MANIFEST)
+        self.base = base
+        remedy = "Files that have arrived are kept: run the same command again to resume."
+        access = Access(
+            connections=connections, timeout_s=timeout_s, retries=retries, remedy=remedy
+        )
+        self._store = open_readable(base, access)
+        self._pace = Pace(bytes_per_s)
+        self.columns: dict[str, bytes] = {}  # column.json of each column to copy, by column name
+        try:
+            self.data = self._read(schema.MANIFEST)
+        except AbsentError as error:
+            raise UsageError(
+                f"{error} Without {schema.MANIFEST}, it is not a dataset of imagenet-prep. For "
+                f"TFRecords of a different program, first run imagenet-prep adopt {base}. If train "
+                "and validation are in two buckets, copy one split into the bucket of the other "
+                "before."
+            ) from None
+
+    def chunks(self, file: DatasetFile) -> Iterator[bytes]:
+        """Yields the bytes of a file, as fast as the rate limit allows."""
+        for chunk in contents(self._store, file, "Run verify on the dataset."):
+            self._pace.take(len(chunk))
+            yield chunk
+
+    def check_unchanged(self) -> None:
+        """Raises IncompleteError if the dataset has changed since the run began."""
+        try:
+            last = {column.record_name(name): data for name, data in self.columns.items()}
+            last[schema.MANIFEST] = self.data
+            unchanged = all(self._read(name) == data for name, data in last.items())
+        except AbsentError:
+            unchanged = False
+        if not unchanged:
+            raise IncompleteError(
+                f"{self.base}: the dataset, or a column, has changed since this run started, so "
+                "the copies have no manifest. Run the same command again when the change is "
+                "complete. If it is a new dataset now, choose a different target."
+            )
+
+    def note_replicas(self, places: Sequence[str], digest: str) -> None:
+        """Records the locations of complete replicas of the dataset with this digest."""
+        if "://" in self.base:
+            return
+        when = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
+        journal = Journal(LocalStore(Path(self.base).expanduser()), schema.REPLICAS)
+        digests: dict[str, str] = {}
+        # Ignore errors: only `report` shows this list, and the dataset may be read-only.
+        with contextlib.suppress(OSError, StoreError):
+            for entry in journal.news():
+                match entry:
+                    case {"where": str(where), "digest": str(last)}:
+                        digests[where] = last
+            for place in places:
+                if digests.get(place) != digest:
+                    journal.add({"where": place, "when": when, "digest": digest})
+
+    def _read(self, name: str) -> bytes:
+        self._store.stat(name)  # raises AbsentError, also in a folder
+        return self._store.read(name)
+
+
+class Line:
+    """The files that a receiving host lacks. Not thread-safe: the caller must hold a lock.
+
+    Each file is first *lacking*. It is *offered* when the sending host has or is receiving it,
+    then taken by `next`, and finally *stored* by the receiving host. A shard's index and samples
+    table are sent before the shard, so that they exist when the shard appears.
+    """
+
+    def __init__(self, files: Sequence[DatasetFile]) -> None:
+        self.all_named = False  # whether the receiving host has listed all lacking files
+        self._files = {file.name: file for file in files}
+        # The number of leading bytes that the receiving host has, by name of a lacking file.
+        self._lacking: dict[str, int] = {}
+        self._offered: set[str] = set()
+        self._ready: deque[str] = deque()
+        # Shards that wait until a different file is sent, by the name of that file.
+        self._held: dict[str, str] = {}
+        self._going: set[str] = set()
+        self._wrong: Counter[str] = Counter()
+
+    def lacks(self, name: str, begun: int) -> None:
+        """Notes a missing file, of which the receiving host has the first `begun` bytes."""
+        file = self._files.get(name)
+        if self.all_named or file is None or name in self._lacking:
+            raise BrokenError(f"it unexpectedly reported {name} as missing")
+        if begun > file.num_bytes:
+            raise BrokenError(f"{name}: it has {begun:,} of {file.num_bytes:,} bytes")
+        self._lacking[name] = begun
+
+    def lacks_no_more(self, files: int) -> None:
+        """Notes that the receiving host has listed all missing files; `files` is their number."""
+        if self.all_named or files != len(self._lacking):
+            raise BrokenError(
+                f"it named {len(self._lacking):,} of {counted(files, 'missing file')}"
+            )
+        self.all_named = True
+
+    def offer(self, names: Iterable[str]) -> None:
+        """Notes files that the sender has or is receiving; ignores files that are not lacking."""
+        for name in names:
+            if name in self._lacking and name not in self._offered:
+                self._offered.add(name)
+                self._ready.append(name)
+
+    def next(self) -> tuple[DatasetFile, int] | None:
+        """Takes the next file to send, if any; returns it and the number of bytes to skip."""
+        if not self.all_named:
+            return None
+        while self._ready:
+            name = self._ready.popleft()
+            waits_for = next((part for part in schema.beside(name) if part in self._lacking), None)
+            if waits_for is not None:
+                self._held[waits_for] = name
+                continue
+            shard = self._held.pop(name, None)
+            if shard is not None:
+                self._ready.appendleft(shard)
+            self._offered.discard(name)
+            self._going.add(name)
+            return self._files[name], self._lacking.pop(name)
+        return None
+
+    def put_back(self, name: str) -> None:
+        """Notes that a file vanished before it was sent, so that it can be offered again."""
+        if name in self._going:
+            self._going.remove(name)
+            # Send the file from its start, since the first bytes may be damaged.
+            self._lacking[name] = 0
+
+    def stored(self, name: str) -> None:
+        """Notes that the receiving host has stored and verified a file."""
+        if name not in self._going:
+            raise BrokenError(f"it stored {name}, which was not sent")
+        self._going.remove(name)
+
+    def wrong(self, name: str) -> bool:
+        """Re-offers a file that arrived damaged; returns whether the sender's copy is damaged."""
+        if name not in self._going:
+            raise BrokenError(f"it reported {name} as damaged, which was not sent")
+        self.put_back(name)
+        self.offer([name])
+        self._wrong[name] += 1
+        return self._wrong[name] >= MAX_WRONG
+
+    def finish(self) -> None:
+        """Raises BrokenError if a host lacks files, although it reports that it is complete."""
+        remaining = len(self._lacking) + len(self._going)
+        if not self.all_named or remaining:
+            raise BrokenError(f"it reports success, but lacks {counted(remaining, 'file')}")
+
 
 # Pause between checks for new bytes of an arriving file. Each host of a chain adds this delay.
 _POLL_S = 0.01
@@ -37,7 +240,7 @@ _POLL_S = 0.01
 class Hop:
     """The connection to one receiver, whose answers are forwarded to the leader."""
 
-    def __init__(self, give: Frame, leader: Channel, silence_s: float) -> None:
+    def __init__(self, give: MessageFrame, leader: Channel, silence_s: float) -> None:
         settings = give.fields
         data, columns = documents(give.body, settings["columns"])
         self._replica = Replica(Path(settings["root"]).expanduser(), data, columns=columns)
@@ -98,7 +301,7 @@ class Hop:
             ):  # if the leader has ended, `_follow` ends this process
                 self._leader.write("lost", cause=cause, why=str(broken or ending.why))
 
-    def _message(self, frame: Frame) -> bool:
+    def _message(self, frame: MessageFrame) -> bool:
         """Handles and forwards a message of the receiver; returns whether it is the last."""
         fields = frame.fields
         spoiled = False
@@ -128,10 +331,10 @@ class Hop:
             self._replica.reload()
         self._line.offer(file.name for file in self._replica.files if self._is_valid(file))
 
-    def _is_valid(self, file: File) -> bool:
+    def _is_valid(self, file: DatasetFile) -> bool:
         return self._trusted or self._replica.is_proven(file.name)
 
-    def _next(self) -> tuple[File, int] | None:
+    def _next(self) -> tuple[DatasetFile, int] | None:
         """Offers all files that this host has or is receiving; returns `Line.next()`."""
         with self._news:
             if not self._trusted and self._line.all_named:
@@ -139,7 +342,7 @@ class Hop:
                 self._line.offer(self._replica.arriving())
             return self._line.next()
 
-    def _send(self, file: File, start: int) -> None:
+    def _send(self, file: DatasetFile, start: int) -> None:
         channel = self.receiver.channel
         opened = self._open(file)
         if opened is None:
@@ -165,11 +368,11 @@ class Hop:
         if remaining and not self._trusted:
             self._put_back(file)
 
-    def _errors_of(self, file: File) -> contextlib.AbstractContextManager[None]:
+    def _errors_of(self, file: DatasetFile) -> contextlib.AbstractContextManager[None]:
         """Turns OSError into StoreError, because `run` treats an OSError as a lost connection."""
         return storage_errors("read", self._replica.store.path(file.name))
 
-    def _open(self, file: File) -> IO[bytes] | None:
+    def _open(self, file: DatasetFile) -> IO[bytes] | None:
         """Opens a file that is verified or still arriving; returns None if it has vanished."""
         store = self._replica.store
         with self._errors_of(file):
@@ -179,10 +382,10 @@ class Hop:
                     return os.fdopen(growing, "rb", buffering=0)
             with contextlib.suppress(FileNotFoundError):
                 path = store.path(file.name)
-                return open(regular_file.open_to_read(path), "rb", buffering=0)
+                return open(small_files.open_to_read(path), "rb", buffering=0)
         return None
 
-    def _put_back(self, file: File) -> None:
+    def _put_back(self, file: DatasetFile) -> None:
         with self._news:
             self._line.put_back(file.name)
             if self._is_valid(file):

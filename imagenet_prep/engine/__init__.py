@@ -11,10 +11,8 @@ Images never pass through Beam, so its memory use does not grow with the dataset
 
 from __future__ import annotations
 
-from imagenet_prep.engine.attempts import Followed, Jobs, run
-from imagenet_prep.engine.lease import Lease
-from imagenet_prep.engine.progress import Progress
-from imagenet_prep.engine.stage import Output, Receipt, Result, Stage, published
+from imagenet_prep.engine.attempts import Followed, Jobs, Progress, run
+from imagenet_prep.engine.stage import Lease, Result, Stage, TaskOutput, TaskReceipt, published
 from imagenet_prep.engine.workers import PROCESSES, THREADS, Workers
 
 __all__ = [
@@ -23,11 +21,11 @@ __all__ = [
     "Followed",
     "Jobs",
     "Lease",
-    "Output",
     "Progress",
-    "Receipt",
     "Result",
     "Stage",
+    "TaskOutput",
+    "TaskReceipt",
     "Workers",
     "published",
     "run",

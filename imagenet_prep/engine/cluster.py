@@ -32,7 +32,7 @@ _BUG = re.compile(r"engine\.transform\.BugError: (.*?)(?: \[while running|\Z)", 
 _CAUSE = re.compile(r"^(?:Caused by: )?([\w$.]*(?:Error|Exception)\b.*)$", re.MULTILINE)
 
 
-class Job(Started):
+class ClusterJob(Started):
     """A job that `submit` has started."""
 
     def __init__(self, runner: str, log: Path, cancel: Callable[[], None]) -> None:
@@ -77,7 +77,9 @@ class Job(Started):
         )
 
 
-def submit(args: Sequence[str], build: Callable[[Any], object], *, name: str, log: Path) -> Job:
+def submit(
+    args: Sequence[str], build: Callable[[Any], object], *, name: str, log: Path
+) -> ClusterJob:
     """Starts a job with a unique name. Call this in the main thread: Beam sets a SIGINT handler."""
     logged = _logged_to(log)
     import apache_beam as beam
@@ -87,7 +89,7 @@ def submit(args: Sequence[str], build: Callable[[Any], object], *, name: str, lo
     options = pipeline_options.PipelineOptions([*args, f"--job_name={name}"])
     runner = options.view_as(pipeline_options.StandardOptions).runner
     flink = _Flink.of(options, name)
-    job = Job(runner, log, flink.cancel if flink else lambda: None)
+    job = ClusterJob(runner, log, flink.cancel if flink else lambda: None)
     with logged as ending:
         if flink:
             flink.prepare(options)

@@ -1,22 +1,30 @@
-"""A stage of work on a dataset: its function, its receipts and the failures of its workers."""
+"""A stage of work on a dataset: its function, its receipts, and the lease of its cluster job.
+
+The next run on a dataset takes over the lease. A job can outlive the process that started it. Its
+workers check the lease before each task and before they publish a file, so a job whose launcher was
+killed ends when the next run starts.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import random
 import re
+import socket
 import threading
 import time
 import traceback
 import uuid
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
-from imagenet_prep.core import canonical, errors, records
-from imagenet_prep.core.regular_file import MOST_LIST_BYTES
-from imagenet_prep.dataset import naming
+from imagenet_prep.core import errors, strict_json
+from imagenet_prep.core.small_files import MOST_LIST_BYTES
+from imagenet_prep.dataset import schema
 from imagenet_prep.storage.local_file import removed_on_failure, storage_errors
 from imagenet_prep.storage.remote import Check, unchecked
 from imagenet_prep.storage.store import Store
@@ -24,7 +32,7 @@ from imagenet_prep.storage.store import Store
 # Size of a short failure record: 900 characters of at most 4 bytes, and the class of the error.
 _RESERVE_BYTES = 4096
 # A receipt has nine values for each quarantined or repaired image.
-_MOST_VALUES = 4 * canonical.MOST_VALUES
+_MOST_VALUES = 4 * strict_json.MOST_VALUES
 # `Stage.folder` below `.work`.
 _FOLDER = re.compile(r"[a-z0-9-]+-[0-9a-f]{16}")
 # Receipts in a bucket may be public, so workers get a random name instead of their host's.
@@ -43,7 +51,7 @@ AnyTask = TypeVar("AnyTask", bound=Task)
 AnyContent = TypeVar("AnyContent", covariant=True)
 
 
-class Output(NamedTuple):
+class TaskOutput(NamedTuple):
     """A finished, synced temporary file and its final name, relative to the dataset."""
 
     temporary: Path
@@ -56,7 +64,7 @@ class Result(NamedTuple, Generic[AnyContent]):
     """The result of a task's function: the content of its receipt, and files to publish."""
 
     content: AnyContent
-    outputs: tuple[Output, ...] = ()
+    outputs: tuple[TaskOutput, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -76,15 +84,15 @@ class _Work:
 
 
 @dataclass(frozen=True)
-class Receipt(_Work, Generic[AnyContent]):
+class TaskReceipt(_Work, Generic[AnyContent]):
     """The record of a finished task. It is ignored if one of the `outputs` is missing."""
 
     content: AnyContent
 
     def dumps(self) -> bytes:
         """Returns the bytes of the receipt file."""
-        work = canonical.fields(self)
-        return canonical.dumps(canonical.fields(work.pop("content")) | work)
+        work = strict_json.fields(self)
+        return strict_json.dumps(strict_json.fields(work.pop("content")) | work)
 
 
 @dataclass(frozen=True)
@@ -108,7 +116,7 @@ class Stage(Generic[AnyTask, AnyContent]):
     @property
     def folder(self) -> str:
         """The stage's folder, relative to the dataset."""
-        return f"{naming.WORK}/{self.name}-{self.digest[:16]}"
+        return f"{schema.WORK}/{self.name}-{self.digest[:16]}"
 
     def clear(self) -> None:
         """Removes claims and failures of an earlier run on this machine."""
@@ -119,12 +127,12 @@ class Stage(Generic[AnyTask, AnyContent]):
         local.make_folder(f"{self.folder}/receipts")
         local.write(f"{self.folder}/reserve", bytes(_RESERVE_BYTES))
 
-    def receipts(self, tasks: Iterable[str]) -> dict[str, Receipt[AnyContent]]:
+    def receipts(self, tasks: Iterable[str]) -> dict[str, TaskReceipt[AnyContent]]:
         """Returns the receipts of the finished tasks by name; skips invalid receipts."""
         files = set(self.store.names(f"{self.folder}/receipts"))
         return self._sound([task for task in tasks if f"{task}.json" in files])
 
-    def receipt(self, task: str) -> Receipt[AnyContent] | None:
+    def receipt(self, task: str) -> TaskReceipt[AnyContent] | None:
         """Returns the receipt of one task, or None if it is not finished."""
         exists = self.store.size(self._receipt(task)) is not None
         return self._sound([task]).get(task) if exists else None
@@ -132,10 +140,10 @@ class Stage(Generic[AnyTask, AnyContent]):
     def _receipt(self, task: str) -> str:
         return f"{self.folder}/receipts/{task}.json"
 
-    def _sound(self, tasks: Sequence[str]) -> dict[str, Receipt[AnyContent]]:
+    def _sound(self, tasks: Sequence[str]) -> dict[str, TaskReceipt[AnyContent]]:
         # Receipts may be large: a shard's receipt lists its quarantined and repaired images.
         texts = self.store.read_each(map(self._receipt, tasks), MOST_LIST_BYTES)
-        receipts: dict[str, Receipt[AnyContent]] = {}
+        receipts: dict[str, TaskReceipt[AnyContent]] = {}
         names: list[str] = []
         for task, text in zip(tasks, texts, strict=True):
             receipt = self._parse(text)
@@ -151,18 +159,18 @@ class Stage(Generic[AnyTask, AnyContent]):
             if all(sizes.get(output.name) == output.num_bytes for output in receipt.outputs)
         }
 
-    def _parse(self, text: bytes) -> Receipt[AnyContent] | None:
+    def _parse(self, text: bytes) -> TaskReceipt[AnyContent] | None:
         try:
-            fields = canonical.loads(text, _MOST_VALUES)
-            work = records.parse(_Work, fields, others=True)
+            fields = strict_json.loads(text, _MOST_VALUES)
+            work = strict_json.parse(_Work, fields, others=True)
             rest = {name: fields[name] for name in fields.keys() - vars(work)}
             for output in work.outputs:
-                naming.check_inside(output.name)
-            return Receipt(**vars(work), content=records.parse(self.kind, rest))
+                schema.check_inside(output.name)
+            return TaskReceipt(**vars(work), content=strict_json.parse(self.kind, rest))
         except ValueError:
             return None
 
-    def make(self, task: AnyTask) -> tuple[Receipt[AnyContent], Sequence[Output]]:
+    def make(self, task: AnyTask) -> tuple[TaskReceipt[AnyContent], Sequence[TaskOutput]]:
         """Runs one task; returns its receipt and files. Errors get a note with the task's name."""
         start = time.time()
         with _named(task):
@@ -170,14 +178,14 @@ class Stage(Generic[AnyTask, AnyContent]):
             published = [Published(file.name, file.temporary.stat().st_size) for file in outputs]
         seconds = round(time.time() - start, 3)
         worker = f"{_PROCESS}/{threading.current_thread().name}"
-        return Receipt(published, round(start, 3), seconds, worker, content), outputs
+        return TaskReceipt(published, round(start, 3), seconds, worker, content), outputs
 
     def publish(
         self,
         task: AnyTask,
-        result: tuple[Receipt[AnyContent], Sequence[Output]],
+        result: tuple[TaskReceipt[AnyContent], Sequence[TaskOutput]],
         check: Check = unchecked,
-    ) -> Receipt[AnyContent]:
+    ) -> TaskReceipt[AnyContent]:
         """Publishes the result of `make`; returns the receipt. Calls `check` before every file.
 
         The receipt is published before its files, so every visible file has a receipt.
@@ -206,10 +214,10 @@ class Stage(Generic[AnyTask, AnyContent]):
         # The time in the name makes the first failure sort first.
         name = f"{self.folder}/failed/{time.time_ns():020d}{uuid.uuid4().hex}"
         try:
-            local.write(name, canonical.dumps(Failure(error, message)))
+            local.write(name, strict_json.dumps(Failure(error, message)))
         except (errors.IncompleteError, errors.StoreError):
             # The disk is full or faulty. The reserved file has space for one short record.
-            short = canonical.dumps(Failure(error, message[:900]))
+            short = strict_json.dumps(Failure(error, message[:900]))
             reserve = f"{self.folder}/reserve"
             with os.fdopen(local.open(reserve, os.O_WRONLY), "wb") as file:
                 file.write(short.ljust(_RESERVE_BYTES))
@@ -221,7 +229,7 @@ class Stage(Generic[AnyTask, AnyContent]):
         for name in local.names(f"{self.folder}/failed"):
             path = f"{self.folder}/failed/{name}"
             try:
-                failure = records.loads(Failure, local.read(path))
+                failure = strict_json.parse_record(Failure, local.read(path))
             except ValueError as damage:
                 raise errors.IncompleteError(
                     f"{local.where(path)}: a task has failed, and the record of its error is "
@@ -248,13 +256,13 @@ class Stage(Generic[AnyTask, AnyContent]):
 def published(store: Store, tasks: Collection[str]) -> set[tuple[str, int]]:
     """Returns the names and sizes of the files in the receipts of these tasks, of all stages."""
     found: set[tuple[str, int]] = set()
-    folders = filter(_FOLDER.fullmatch, store.list_folder(naming.WORK) if tasks else ())
-    for folder in (f"{naming.WORK}/{name}/receipts" for name in folders):
+    folders = filter(_FOLDER.fullmatch, store.list_folder(schema.WORK) if tasks else ())
+    for folder in (f"{schema.WORK}/{name}/receipts" for name in folders):
         files = {f"{task}.json" for task in tasks}.intersection(store.names(folder))
         for text in store.read_each([f"{folder}/{file}" for file in files], MOST_LIST_BYTES):
             # A dataset from elsewhere may have anything in its `.work`.
             with contextlib.suppress(ValueError):
-                work = records.parse(_Work, canonical.loads(text, _MOST_VALUES), others=True)
+                work = strict_json.parse(_Work, strict_json.loads(text, _MOST_VALUES), others=True)
                 found.update((output.name, output.num_bytes) for output in work.outputs)
     return found
 
@@ -271,3 +279,110 @@ def _named(task: Task) -> Iterator[None]:
     except Exception as error:
         error.add_note(f"Task: {task.name}")
         raise
+
+
+_JOBS_FOLDER = f"{schema.WORK}/jobs"
+_HELD = "held"
+# A worker that does not see the lease within this time does not share the launcher's folder.
+_SEEN_WITHIN_S = 10.0
+_SEEN_POLL_S = 0.2
+# Maximum number of unfinished tasks of a worker: one being built, one being published, one queued.
+_IN_HAND = 3
+# Not the global generator of `random`, which a pipeline may have seeded.
+_chance = random.Random()
+# Jobs whose leases this process has seen.
+_seen: set[str] = set()
+
+
+@dataclass(frozen=True)
+class Lease:
+    """The lease of the job with the unique name `job`; picklable, for the job's workers."""
+
+    store: Store
+    job: str
+
+    @classmethod
+    def acquire(cls, store: Store) -> Lease:
+        """Ends all earlier jobs on the dataset and returns a new lease."""
+        end_jobs(store)
+        lease = cls(store, uuid.uuid4().hex[:16])
+        store.write(f"{lease._folder}/{_HELD}", b"")
+        return lease
+
+    @property
+    def _folder(self) -> str:
+        return f"{_JOBS_FOLDER}/{self.job}"
+
+    @property
+    def held(self) -> bool:
+        """Whether this job still has the lease."""
+        return self.store.size(f"{self._folder}/{_HELD}") is not None
+
+    def check(self) -> None:
+        """Raises JobLostError if a newer run has taken over the lease."""
+        if not self.held:
+            raise errors.JobLostError(
+                f"{self.store.where()}: a newer run has taken over, so this run has stopped"
+            )
+
+    def arrive(self) -> None:
+        """Waits until this worker sees the lease; raises UsageError after 10 s."""
+        if self.job in _seen:
+            self.check()
+            return
+        end = time.monotonic() + _SEEN_WITHIN_S
+        while not self.held:
+            if time.monotonic() > end:
+                raise errors.UsageError(
+                    f"worker {socket.gethostname()} cannot see {self.store.where(self._folder)}, "
+                    "which the launching machine has just written. Choose an output that all "
+                    "workers share under the same path (NFS, Lustre), or s3://bucket/prefix"
+                )
+            time.sleep(_SEEN_POLL_S)
+        _seen.add(self.job)
+
+    def claimed(
+        self, stage: Stage[Any, Any], tasks: Sequence[AnyTask]
+    ) -> Generator[AnyTask, None, None]:
+        """Claims and yields tasks one by one until the workers of this job have claimed all tasks.
+
+        If a task is already claimed, the worker lists all claims and skips a random number of
+        tasks. If the generator is closed early, it releases the unfinished tasks, so that a retry,
+        such as Spark's, fails with the same error instead of skipping them.
+        """
+        claims = f"{self._folder}/{stage.name}"
+        folder = self.store.as_folder
+        if folder:
+            folder.make_folder(claims)
+        pending = _without(tasks, self.store.names(claims))
+        spread = 1
+        mine: deque[str] = deque(maxlen=_IN_HAND)
+        try:
+            while pending:
+                task = pending.popleft()
+                self.check()
+                if self.store.try_create(f"{claims}/{task.name}"):
+                    mine.append(task.name)
+                    yield task
+                    continue
+                # In a bucket, each attempt costs a request, so list all claims after a failed one.
+                pending = _without(pending, self.store.names(claims))
+                # Workers that collided at this task would collide at the next one, too.
+                spread *= 2
+                if pending:
+                    pending.rotate(-_chance.randrange(min(spread, len(pending))))
+        except GeneratorExit:
+            with contextlib.suppress(errors.ImagenetPrepError):
+                failed = set(mine).difference(stage.receipts(mine))
+                self.store.remove(*(f"{claims}/{name}" for name in failed))
+            raise
+
+
+def _without(tasks: Iterable[AnyTask], names: Iterable[str]) -> deque[AnyTask]:
+    claimed = set(names)
+    return deque(task for task in tasks if task.name not in claimed)
+
+
+def end_jobs(store: Store) -> None:
+    """Ends all jobs on a dataset: the workers stop when they next check the lease."""
+    store.remove_tree(_JOBS_FOLDER)

@@ -13,8 +13,7 @@ import apache_beam as beam
 from apache_beam.metrics import Metrics
 
 from imagenet_prep.core import errors
-from imagenet_prep.engine.lease import Lease
-from imagenet_prep.engine.stage import Receipt, Stage
+from imagenet_prep.engine.stage import Lease, Stage, TaskReceipt
 from imagenet_prep.engine.workers import Done, done
 
 METRICS = "imagenet-prep"
@@ -104,7 +103,7 @@ def reported(lease: Lease) -> Iterator[None]:
         raise BugError("".join(traceback.format_exception(error))) from None
 
 
-def _count(stage: str, receipt: Receipt[Any]) -> None:
+def _count(stage: str, receipt: TaskReceipt[Any]) -> None:
     for field, name in _COUNTED.items():
         if hasattr(receipt.content, field):
             Metrics.counter(METRICS, name).inc(getattr(receipt.content, field))

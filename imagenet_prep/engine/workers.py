@@ -12,9 +12,9 @@ from concurrent import futures
 from dataclasses import dataclass
 from typing import Any, NamedTuple, NoReturn, Self
 
-from imagenet_prep.core import children, counter, errors, installed, program, terminal, turns
-from imagenet_prep.core.cores import num_cores
-from imagenet_prep.engine.stage import AnyTask, Output, Receipt, Stage
+from imagenet_prep.core import children, errors, imports, limits, program, terminal
+from imagenet_prep.core.limits import num_cores
+from imagenet_prep.engine.stage import AnyTask, Stage, TaskOutput, TaskReceipt
 from imagenet_prep.storage.remote import Check, unchecked
 
 THREADS = "threads"
@@ -38,7 +38,7 @@ class Workers:
 
     def __post_init__(self) -> None:
         if self.remote:
-            installed.demand("beam", "options after -- need Apache Beam", "apache_beam")
+            imports.demand("beam", "options after -- need Apache Beam", "apache_beam")
         if self.beam_args and not self.remote:
             raise errors.UsageError(
                 f"{' '.join(self.beam_args)}: the options after -- do not contain a --runner. To "
@@ -82,7 +82,7 @@ class Threads(Started):
     """Worker threads of this process. If the run fails, a hanging thread ends with the process."""
 
     def __init__(self, stage: Stage[AnyTask, Any], tasks: list[AnyTask], count: int) -> None:
-        turns.among_threads(count)
+        limits.among_threads(count)
         pool = futures.ThreadPoolExecutor(count, thread_name_prefix="worker")
         self._workers = [pool.submit(run_worker, stage, tasks) for _ in range(count)]
         pool.shutdown(wait=False)
@@ -106,7 +106,7 @@ class Processes(Started):
         ):
             pickle.dump((stage, tasks, count), work)
             work.flush()
-            shared = [stderr.fileno(), counter.begin()]
+            shared = [stderr.fileno(), limits.begin()]
             argv = children.bound(children.python("-c", _PROGRAM.format(shared)))
             self._processes = [
                 subprocess.Popen(argv, stdin=work, stdout=log, stderr=log, pass_fds=shared)
@@ -132,10 +132,10 @@ class Processes(Started):
 def run_process(shared: tuple[int, int]) -> NoReturn:
     """Entry point of a worker process; reads the pickled work from stdin."""
     terminal.say_on(shared[0])
-    counter.begin(shared[1])
+    limits.begin(shared[1])
     # All workers share the file's position, so use pread. The file is the launching process's own.
     stage, tasks, count = pickle.loads(os.pread(0, os.fstat(0).st_size, 0))  # noqa: S301
-    turns.among_processes(count, 0)
+    limits.among_processes(count, 0)
 
     def work() -> int:
         run_worker(stage, tasks)
@@ -161,7 +161,7 @@ class Done(NamedTuple):
     """A finished task, its receipt, and whether this run has finished it."""
 
     task: Any
-    receipt: Receipt[Any]
+    receipt: TaskReceipt[Any]
     new: bool
 
 
@@ -170,7 +170,7 @@ def done(
 ) -> Iterator[Done]:
     """Runs unfinished tasks; yields all tasks as `Done`; calls `check` before publishing a file."""
 
-    def publish(task: AnyTask, result: tuple[Receipt[Any], Sequence[Output]]) -> Done:
+    def publish(task: AnyTask, result: tuple[TaskReceipt[Any], Sequence[TaskOutput]]) -> Done:
         return Done(task, stage.publish(task, result, check), new=True)
 
     # The result of one task is published while the next task runs.

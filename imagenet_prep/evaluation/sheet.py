@@ -1,22 +1,257 @@
-"""Computes the table of accuracies from datasets, label lists and predictions."""
+"""Computes the table of accuracies from datasets, label lists and predictions.
+
+`Sheet` computes the accuracies of one network. `EvaluatedSet` has the keys and labels of an
+evaluated split, from its samples tables.
+
+`read` reads a label list: a file with the right classes of each image. Three formats are recognized
+by their content: CSV with the header `key,class`; ReaL's JSON ("Are we done with ImageNet?", Beyer
+et al. 2020); and the JSON of the several-label annotations ("Evaluating Machine Accuracy on
+ImageNet", Shankar et al. 2020, version 3 of Vasudevan et al. 2022).
+"""
 
 from __future__ import annotations
 
+import csv
+import hashlib
+import io
 import itertools
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
-from imagenet_prep.core.canonical import Json
-from imagenet_prep.core.errors import UsageError
+from imagenet_prep.core import small_files, strict_json
+from imagenet_prep.core.address import absolute
+from imagenet_prep.core.errors import UsageError, some
+from imagenet_prep.core.strict_json import Json
+from imagenet_prep.core.terminal import counted
+from imagenet_prep.dataset import keys, schema
 from imagenet_prep.dataset import predictions as predictions_file
 from imagenet_prep.dataset.predictions import MOST, five, top
-from imagenet_prep.evaluation import corruptions, label_list
-from imagenet_prep.evaluation.evaluated_set import EvaluatedSet, Integers
+from imagenet_prep.evaluation import table
 from imagenet_prep.evaluation.table import Row, Table
+from imagenet_prep.storage.dataset_store import Dataset, open_dataset
+
+# The sha256 of real.json from github.com/google-research/reassessed-imagenet, and of TensorFlow
+# Datasets' human_accuracy_v3.0.0.json from imagenet2012_multilabel.
+PUBLISHED = {
+    "d83e9bff374c631aae8439eb064c7019acc56e1b3bc3f56b8380c2a710b0220b": "ReaL as published",
+    "d5b2b6111fc9efea16aaebd21bc5a401d16ad18285d3fd99635d8b32ebdb6287": (
+        "several labels 3.0.0 as published"
+    ),
+}
+# published lists have up to 200 MB
+_MOST_BYTES = 256 << 20
+_MOST_VALUES = 1 << 26
+_NUM_VALIDATION = schema.OFFICIAL_NUM_EXAMPLES[schema.VALIDATION]
+
+
+class LabelList(NamedTuple):
+    """The labels in one file.
+
+    `classes` maps each key to its right classes, as WNIDs or class indices. Images without classes
+    are ignored. If `is_ilsvrc`, indices refer to ILSVRC2012's 1,000 classes. If `is_by_class`,
+    accuracy is averaged over classes instead of images.
+    """
+
+    classes: Mapping[str, tuple[str, ...]]
+    form: str = "CSV"
+    is_ilsvrc: bool = False
+    is_by_class: bool = False
+    name: str = ""
+    sha256: str = ""
+
+
+def read(path: str | os.PathLike[str]) -> LabelList:
+    """Reads a label list from a file."""
+    file = Path(path).expanduser()
+    try:
+        data = small_files.read(file, _MOST_BYTES)
+        sha256 = hashlib.sha256(data).hexdigest()
+        if len(data) > small_files.MOST_BYTES and sha256 not in PUBLISHED:
+            raise ValueError(f"over {small_files.MOST_BYTES:,} bytes, and not a published list")
+        most = _MOST_VALUES if sha256 in PUBLISHED else strict_json.MOST_VALUES
+        is_json = data.lstrip()[:1] in (b"[", b"{")
+        labels = _of_json(strict_json.loads(data, most)) if is_json else _of_csv(data)
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{path}: not a label list: byte {error.start:,} is not UTF-8") from None
+    except (ValueError, csv.Error) as error:
+        raise UsageError(
+            f"{path}: not a label list: {error}. Expected CSV (header: key,class), ReaL's "
+            "JSON, or the JSON of the several-label annotations."
+        ) from None
+    unpublished = f"{labels.form}, another file than the published one" if is_json else labels.form
+    return labels._replace(name=file.name, sha256=sha256, form=PUBLISHED.get(sha256, unpublished))
+
+
+def _of_csv(data: bytes) -> LabelList:
+    """Parses a CSV list. Error messages contain the number of a line, but not its text."""
+    classes_of: dict[str, tuple[str, ...]] = {}
+    remaining = strict_json.MOST_VALUES
+    if max(map(data.count, (b"\n", b"\r", b","))) > keys.MOST_LINES:
+        raise ValueError(f"more than {keys.MOST_LINES:,} lines")
+    lines = csv.reader(io.StringIO(data.decode("utf-8-sig"), newline=""), strict=True)
+    if next(lines, None) != ["key", "class"]:
+        raise ValueError("line 1 is not the header")
+    for fields in filter(None, lines):
+        if len(fields) != 2 or not fields[0]:
+            raise ValueError(f"line {lines.line_num:,} does not have a key and its classes")
+        folder, slash, name = fields[0].partition("/")
+        # The key of a validation image is its file name, even if the list adds a class folder.
+        key = keys.key_of(schema.VALIDATION, folder, name) if slash else folder
+        if key in classes_of:
+            raise ValueError(f"line {lines.line_num:,} repeats the key of an earlier line")
+        classes_of[key] = tuple(fields[1].split())
+        remaining -= len(classes_of[key])
+        if remaining < 0:
+            raise ValueError(f"more than {strict_json.MOST_VALUES:,} classes")
+    return LabelList(classes_of)
+
+
+def _of_json(content: Any) -> LabelList:
+    if isinstance(content, list):
+        rows = strict_json.parse(list[list[int]], content)
+        # Row i (from 0) has the labels of image i + 1.
+        if len(rows) != _NUM_VALIDATION:
+            raise ValueError(f"{len(rows):,} lists, expected {_NUM_VALIDATION:,} (one per image)")
+        names = (f"{keys.validation_stem(number)}.JPEG" for number in range(1, len(rows) + 1))
+        classes = (tuple(map(str, row)) for row in rows)
+        return LabelList(dict(zip(names, classes, strict=True)), "ReaL's form", is_ilsvrc=True)
+    annotations = strict_json.parse(dict[str, dict[str, list[str]]], content.get("initial_annots"))
+    out = content.get("problematic_images", [])
+    out = strict_json.parse(dict[str, Any] if isinstance(out, dict) else list[str], out)
+    correct = {key: tuple(image.get("correct", ())) for key, image in annotations.items()}
+    correct |= dict.fromkeys(correct.keys() & out, ())
+    return LabelList(correct, "several labels' form", is_ilsvrc=True, is_by_class=True)
+
+
+Integers = npt.NDArray[np.int64]
+SPLITS = (schema.TEST, schema.VALIDATION, schema.HOLDOUT)  # the first of these is evaluated
+# limits of `_refuse_other_order`
+_LEAST_PAIRS = 20
+_LEAST_CLASSES = 5
+_MANY_CLASSES = 200
+
+
+class EvaluatedSet:
+    """The evaluated split of a dataset, from its manifest, class list and samples tables.
+
+    `keys` are in record order, and `number_of` maps each key to its position. `class_index`
+    [images] are the dataset's labels. `present` has the indices of all classes in the split.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        dataset, split = opened(name)
+        self.manifest, wnids = dataset.manifest, dataset.classes.wnids
+        self.num_classes = len(wnids)
+        # If the name of a class is a number, the number means this class, not a class index.
+        self._index = {str(number): number for number in range(len(wnids))}
+        self._index |= dataset.classes.index
+        heads = list(itertools.chain.from_iterable(dataset.heads(dataset.shards(split))))
+        self.keys = [key for _, key, _ in heads]
+        self.number_of = {key: number for number, key in enumerate(self.keys)}
+        self.class_index = np.array([class_index for class_index, *_ in heads], np.int64)
+        self.present = self.manifest.present(split, wnids)
+
+    @property
+    def pairs(self) -> Integers:
+        """Pairs [labels, 2] of an image number and a correct class for the image."""
+        number = np.arange(len(self.keys))
+        index = self._index
+        pairs = [np.stack([number, self.class_index], 1)]
+        for wnid, right in self.manifest.answers.items():
+            numbers = number[self.class_index == index.get(wnid)]
+            valid = [index[name] for name in right if name in index]
+            pairs += [np.stack([numbers, np.full_like(numbers, n)], 1) for n in valid]
+        return np.concatenate(pairs)
+
+    def labels(self, of: LabelList) -> Mapping[int, tuple[int, ...]]:
+        """Returns the class indices in a label list, by image number in this split."""
+        labels = {}
+        unknown = []
+        for entry, (key, classes) in enumerate(of.classes.items(), start=1):
+            number = self.number_of.get(key)
+            if number is None:
+                continue
+            if self._index.keys() >= set(classes):
+                labels[number] = tuple(sorted({self._index[name] for name in classes}))
+            else:
+                unknown.append(entry)
+        if of.is_ilsvrc and (labels or unknown) and not self.manifest.classes.official:
+            raise UsageError(f"{of.name} is for ILSVRC2012's 1,000 classes, unlike {self.name}")
+        if unknown:
+            raise UsageError(
+                f"{of.name}: entry {some(unknown)}: not a class of {self.name}. Expected WNIDs of "
+                f"its class list, or 0-based indices up to {self.num_classes - 1}. Replace "
+                "ILSVRC2012_IDs, which have a different order, with WNIDs."
+            )
+        if any(map(str.isdecimal, itertools.chain.from_iterable(of.classes.values()))):
+            self._refuse_other_order(of.name, labels)
+        return labels
+
+    def _refuse_other_order(self, name: str, labels: Mapping[int, tuple[int, ...]]) -> None:
+        """Raises UsageError if a list numbers the classes differently, such as by ILSVRC2012_IDs.
+
+        In a refused list, most labels differ from the dataset's, and all images of a class have the
+        same wrong number. Lists that disagree about individual images are accepted.
+        """
+        single = [(number, *classes) for number, classes in labels.items() if len(classes) == 1]
+        number, listed = np.array(single, np.int64).reshape(-1, 2).T
+        own = self.class_index[number]
+        wrong = np.flatnonzero(own != listed)
+        columns = own * self.num_classes + listed, listed, own
+        kinds = [len(np.unique(column)) for column in columns]
+        together, *alone = map(_pairs, columns)
+        moved = kinds[2] >= _LEAST_CLASSES and 2 * together > max(*alone, 2 * _LEAST_PAIRS)
+        one_to_one = min(kinds) == max(kinds) >= _MANY_CLASSES
+        if 2 * len(wrong) > len(own) and (moved or one_to_one):
+            raise UsageError(
+                f"{name}: its classes are numbered in a different order than in {self.name}, as "
+                f"with ILSVRC2012_IDs: {len(wrong):,} of {counted(len(own), 'number')} differ "
+                f"consistently, e.g. {listed[wrong[0]]} for images of class {own[wrong[0]]}. "
+                "Replace the numbers with WNIDs."
+            )
+
+    def order(self, keys: Sequence[str] | None, count: int) -> Integers:
+        """Returns the position of each image's prediction among `count` predictions."""
+        number_of = self.number_of if keys is None else {k: n for n, k in enumerate(keys)}
+        differing = sorted(number_of.keys() ^ self.number_of.keys())
+        if differing or len(number_of) != count or (keys is not None and len(keys) != count):
+            differ = f"; keys that differ: {some(differing)}" if differing else ""
+            raise UsageError(
+                f"{self.name} has {counted(len(self.keys), 'image')}; expected the same number of "
+                f"predictions and keys, got {counted(count, 'prediction')} and "
+                f"{counted(len(number_of), 'key')}{differ}. "
+                "Use the reader's mask to exclude the padding of its last batch."
+            )
+        return np.array([number_of[key] for key in self.keys], np.int64)
+
+
+def opened(name: str) -> tuple[Dataset, str]:
+    """Opens a dataset; returns it and the name of the split to evaluate."""
+    dataset = open_dataset(absolute(name))
+    split = next((split for split in SPLITS if split in dataset.manifest.splits), None)
+    if dataset.manifest.edition == "imagenet-o":
+        raise UsageError(
+            f"{name} is ImageNet-O: its images show none of the classes, so accuracy is undefined. "
+            "Use it to evaluate out-of-distribution detection."
+        )
+    if split is None:
+        raise UsageError(f"{name}: expected one of the splits {', '.join(SPLITS)}")
+    dataset.demand_samples()
+    return dataset, split
+
+
+def _pairs(values: Integers) -> int:
+    counts = np.unique(values, return_counts=True)[1]
+    return int((counts * (counts - 1)).sum()) // 2
+
 
 DATASET = "dataset"
 
@@ -32,7 +267,7 @@ class Sheet:
         self.sets = {name: EvaluatedSet(name) for name in dict.fromkeys(sets)}
         if len({dataset.manifest.classes.digest for dataset in self.sets.values()}) > 1:
             raise UsageError(f"{', '.join(sets)}: their class lists differ. Score them separately.")
-        lists = {listed.name: listed for listed in map(label_list.read, labels)}
+        lists = {listed.name: listed for listed in map(read, labels)}
         if len(lists) < len(labels):
             raise UsageError("two label lists have the same file name. Rename one of them.")
         self.labels: dict[str, dict[str, Any]] = {name: {} for name in self.sets}
@@ -96,7 +331,7 @@ class Sheet:
                 shares = _shares(first, labelled, own, by_class=of in self._by_class)
                 mean = "classes" if of in self._by_class else "images"
                 self._rows.append(Row(name, of, *shares, among, mean, digests[of]))
-        errors = corruptions.errors(dataset.keys, chosen[dataset.num_classes][:, 0] == own)
+        errors = table.errors(dataset.keys, chosen[dataset.num_classes][:, 0] == own)
         if errors:
             self._corruptions[name] = errors
 

@@ -1,5 +1,5 @@
 """Exports the images of a dataset as files for other programs.
 
-`job` runs an export; `examples` reads and verifies the images; `files` writes files. A format
-(`folder`, `tfds`, `webdataset`, `parquet`, `recordio`) only chooses file names and bytes.
+`job` runs an export. `examples` reads and verifies the images, and writes the files. Each format in
+`formats` only chooses file names and bytes. `croissant` describes a dataset as Croissant metadata.
 """

@@ -5,11 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 
-from imagenet_prep.core.canonical import Json
 from imagenet_prep.core.errors import UsageError
-from imagenet_prep.core.own_file import Kind
-from imagenet_prep.dataset import naming
-from imagenet_prep.dataset.manifest import File
+from imagenet_prep.core.small_files import FileKind
+from imagenet_prep.core.strict_json import Json
+from imagenet_prep.dataset import schema
+from imagenet_prep.dataset.manifest import DatasetFile
 from imagenet_prep.storage import dataset_store
 from imagenet_prep.storage.dataset_store import Dataset
 
@@ -36,7 +36,7 @@ _CONTEXT = {
     **{term: f"cr:{term}" for term in _TERMS.split()},
 }
 _CONFORMS = ["http://mlcommons.org/croissant/1.1", "http://mlcommons.org/croissant/RAI/1.0"]
-OWN = Kind("a Croissant file", b'{\n "@context"')
+OWN = FileKind("a Croissant file", b'{\n "@context"')
 # Fields that are generated from the manifest, so the user's file must not contain them.
 _OURS = {"@context", "@type", "conformsTo", "distribution", "recordSet", "version"}
 # Fields that Croissant or conferences require and only the authors of a dataset know.
@@ -68,7 +68,7 @@ def document(dataset: Dataset, name: str, about: Json) -> Json:
     manifest, classes = dataset.manifest, dataset.classes
     of_manifest = hashlib.sha256(dataset.data).hexdigest()
     files = [
-        File(naming.MANIFEST, len(dataset.data), of_manifest),
+        DatasetFile(schema.MANIFEST, len(dataset.data), of_manifest),
         *manifest.files_of(manifest.splits),
     ]
     images = sum(split.examples for split in manifest.splits.values())
@@ -96,7 +96,7 @@ def document(dataset: Dataset, name: str, about: Json) -> Json:
         "version": f"1.0.0+{manifest.digest[:16]}",
         "name": name,
         "description": f"{images:,} images of {len(classes.wnids):,} classes in TFRecord shards. "
-        f"The digest {manifest.digest} of {naming.MANIFEST} identifies the images and labels.",
+        f"The digest {manifest.digest} of {schema.MANIFEST} identifies the images and labels.",
         "isLiveDataset": False,
         "rai:dataPreprocessingProtocol": [f"{producer} with the settings {settings}"],
         "rai:dataCollectionMissingData": f"{quarantined:,} images of the source are quarantined, "
@@ -112,7 +112,7 @@ def document(dataset: Dataset, name: str, about: Json) -> Json:
     }
 
 
-def _object(file: File) -> Json:
+def _object(file: DatasetFile) -> Json:
     formats = {"json": "application/json", "txt": "text/plain", "jsonl": "application/jsonlines"}
     return {
         "@type": "cr:FileObject",

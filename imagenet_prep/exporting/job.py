@@ -11,52 +11,58 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from imagenet_prep import engine
-from imagenet_prep.core import canonical
-from imagenet_prep.core.canonical import Json
+from imagenet_prep.core import strict_json
 from imagenet_prep.core.errors import DataDamagedError, UsageError, some
-from imagenet_prep.core.regular_file import MOST_LIST_BYTES
-from imagenet_prep.dataset import naming
-from imagenet_prep.dataset.export_keys import is_derived
-from imagenet_prep.exporting import files
-from imagenet_prep.exporting.examples import Example, Numbers, Part, Source
-from imagenet_prep.exporting.files import Piece
-from imagenet_prep.exporting.format import Format, Written
-from imagenet_prep.read.choice import Choice
+from imagenet_prep.core.small_files import MOST_LIST_BYTES
+from imagenet_prep.core.strict_json import Json
+from imagenet_prep.dataset import schema
+from imagenet_prep.dataset.keys import is_derived
+from imagenet_prep.exporting import examples
+from imagenet_prep.exporting.examples import (
+    Example,
+    ExportPart,
+    ExportSource,
+    FilePiece,
+    Format,
+    Numbers,
+    Written,
+)
+from imagenet_prep.read.selection import Choice
 from imagenet_prep.storage.local_file import removed_on_failure
 from imagenet_prep.storage.store import Store
 
 
 @dataclass(frozen=True)
-class Work:
+class PartExport:
     """Exports one part in a worker process; picklable."""
 
-    source: Source
+    source: ExportSource
     format: Format
     store: Store
     folder: str  # below `.work`, for the lists of finished parts
-    tree: files.Tree | None  # only for a local folder with one file per image
+    tree: examples.Tree | None  # only for a local folder with one file per image
 
-    def sums(self, part: Part) -> str:
+    def sums(self, part: ExportPart) -> str:
         """Returns the name of the list of a part's files and SHA-256 sums."""
         return f"{self.folder}/sums/{part.name}"
 
-    def __call__(self, part: Part) -> engine.Result[Written]:
+    def __call__(self, part: ExportPart) -> engine.Result[Written]:
         """Writes the files of a part; returns its receipt and the files to publish."""
         keys: dict[str, str] = {}
         pieces = self.format.pieces(part, self._examples(part, keys))
         if self.tree is not None:
             done = self.tree.write(pieces)
         elif self.format.file_an_image:
-            done = files.write_each(self.store.write, pieces)
+            done = examples.write_each(self.store.write, pieces)
         else:
-            done = files.write_few(self.store, pieces)
+            done = examples.write_few(self.store, pieces)
         with removed_on_failure(*(output.temporary for output in done.outputs)):
-            sums = [Piece(self.sums(part), "".join(done.sums).encode())]
-            (listed,) = files.write_few(self.store, sums).outputs
+            sums = [FilePiece(self.sums(part), "".join(done.sums).encode())]
+            (listed,) = examples.write_few(self.store, sums).outputs
         written = Written(len(part.numbers), done.num_bytes, len(done.sums), done.sizes, keys)
         return engine.Result(written, (*done.outputs, listed._replace(settle=done.settle)))
 
-    def _examples(self, part: Part, keys: dict[str, str]) -> Iterator[Example]:
+    def _examples(self, part: ExportPart, keys: dict[str, str]) -> Iterator[Example]:
         """Yields the examples of a part; adds the keys that readers cannot derive to `keys`."""
         for position, example in enumerate(self.source.read(part)):
             place, name = self.format.place_of(part, position, example)
@@ -66,10 +72,10 @@ class Work:
 
 
 @dataclass(frozen=True)
-class Job:
+class ExportJob:
     """One export, with all defaults filled in."""
 
-    source: Source
+    source: ExportSource
     splits: Sequence[str]
     choice: Choice
     to: str  # format name
@@ -79,7 +85,7 @@ class Job:
     workers: engine.Workers
     quiet: bool
 
-    def parts(self) -> list[Part]:
+    def parts(self) -> list[ExportPart]:
         """Returns the parts to write; a split without selected examples has no parts."""
         splits = [self.source.split(split) for split in self.splits]
         chosen: list[Numbers] = [range(len(records)) for records in splits]
@@ -92,7 +98,9 @@ class Job:
                 ends = [records.numbers_of(shard).stop for shard in range(len(records.shards))]
             cuts = [0, *(bisect.bisect_left(numbers, end) for end in ends)]
             groups = [numbers[a:b] for a, b in itertools.pairwise(cuts) if a < b]
-            parts += [Part(records.split, n, len(groups), group) for n, group in enumerate(groups)]
+            parts += [
+                ExportPart(records.split, n, len(groups), group) for n, group in enumerate(groups)
+            ]
         return parts
 
     def digest(self) -> str:
@@ -101,7 +109,7 @@ class Job:
         request = [self.to, dataset, self.splits, self.choice.filters(), self.called]
         rows = self.source.rows_of(self.splits[0]) if self.splits else {}
         columns = [of_column.column.digest for of_column in rows.values()]
-        return canonical.digest([*request, self.format, *columns])
+        return strict_json.digest([*request, self.format, *columns])
 
     def receipt(
         self, written: Mapping[str, Sequence[Written]], beside: int, sums: str, sha256: str
@@ -130,16 +138,16 @@ class Job:
 
     def finished(self) -> Json:
         """Returns the content of export.json; {} if it is missing or invalid."""
-        name = self.called + naming.EXPORT
+        name = self.called + schema.EXPORT
         with contextlib.suppress(ValueError, DataDamagedError):
             if self.store.size(name) is not None:
-                content = canonical.loads(self.store.read(name))
+                content = strict_json.loads(self.store.read(name))
                 return content if isinstance(content, dict) else {}
         return {}
 
     def is_complete(self, done: Json) -> bool:
         """Returns whether a finished export still has all its files and the same total size."""
-        sums = self.called + files.SUMS
+        sums = self.called + examples.SUMS
         if done.get("request") != self.digest() or self.store.size(sums) is None:
             return False
         digest = hashlib.sha256()
@@ -147,14 +155,14 @@ class Job:
         with self.store.open_file(sums) as lines:
             for line in lines:
                 digest.update(line)
-                names.append(files.name_in(line))
+                names.append(examples.name_in(line))
         if digest.hexdigest() != done.get("sha256"):
             return False
         sizes = self.store.sizes(names)
         return len(sizes) == len(names) and sum(sizes.values()) == done.get("listed_bytes")
 
 
-def run(job: Job) -> Json:
+def run(job: ExportJob) -> Json:
     """Exports the parts that are not finished; returns the content of export.json.
 
     A finished export has no receipts in `.work`. If one of its files is missing, all are rewritten.
@@ -163,13 +171,13 @@ def run(job: Job) -> Json:
     store = job.store
     digest = job.digest()
     settled = job.format.settled(job.source, parts)
-    mark = f"{naming.WORK}/{job.called}export"
+    mark = f"{schema.WORK}/{job.called}export"
     _refuse_others(job, mark, digest)
-    parts_folder = f"{naming.WORK}/parts-{digest[:16]}"
+    parts_folder = f"{schema.WORK}/parts-{digest[:16]}"
     tree = None
     if job.format.file_an_image and (folder := store.as_folder):
-        tree = files.Tree(folder, f"{parts_folder}/made")
-    work = Work(job.source, settled, store, parts_folder, tree)
+        tree = examples.Tree(folder, f"{parts_folder}/made")
+    work = PartExport(job.source, settled, store, parts_folder, tree)
     stage = engine.Stage("export", digest, store, work, Written)
     images = sum(len(part.numbers) for part in parts)
     with store.lock():
@@ -178,14 +186,16 @@ def run(job: Job) -> Json:
         if job.is_complete(done):
             _remove_work(store, mark, parts_folder, stage.folder)
             return done
-        store.remove(job.called + naming.EXPORT)
+        store.remove(job.called + schema.EXPORT)
         # Another run with different settings may have written the mark since the check above.
         if store.write_if_absent(mark, digest.encode()) != digest.encode():
             raise _others(store)
         if job.format.file_an_image:
             sums_of = {part.name: work.sums(part) for part in parts}
             finished = stage.receipts(sums_of).items()
-            files.forget_lost(store, tree, {sums_of[name]: r.content.sizes for name, r in finished})
+            examples.forget_lost(
+                store, tree, {sums_of[name]: r.content.sizes for name, r in finished}
+            )
         receipts = engine.run(
             stage, parts, job.workers, title="export", images=images, quiet=job.quiet
         )
@@ -201,16 +211,16 @@ def run(job: Job) -> Json:
             if receipt.content.keys:
                 listed.setdefault(part.split, {}).update(receipt.content.keys)
         if listed:
-            beside[job.called + naming.EXPORT_KEYS] = canonical.dumps(listed)
+            beside[job.called + schema.EXPORT_KEYS] = strict_json.dumps(listed)
         for name, data in beside.items():
             store.write(name, data)
-            line = files.sum_line(name, hashlib.sha256(data).hexdigest())
+            line = examples.sum_line(name, hashlib.sha256(data).hexdigest())
             lines = itertools.chain(lines, [line.encode()])
-        sums = job.called + files.SUMS
-        (output,) = files.write_few(store, (Piece(sums, line) for line in lines)).outputs
+        sums = job.called + examples.SUMS
+        (output,) = examples.write_few(store, (FilePiece(sums, line) for line in lines)).outputs
         store.publish(output.temporary, sums, output.sha256)
         done = job.receipt(written, sum(map(len, beside.values())), sums, str(output.sha256))
-        store.write(job.called + naming.EXPORT, canonical.dumps(done))
+        store.write(job.called + schema.EXPORT, strict_json.dumps(done))
         _remove_work(store, mark, parts_folder, stage.folder)
     return done
 
@@ -225,11 +235,11 @@ def _remove_work(store: Store, mark: str, *folders: str) -> None:
         local.remove_work()
 
 
-def _refuse_others(job: Job, mark: str, digest: str) -> None:
+def _refuse_others(job: ExportJob, mark: str, digest: str) -> None:
     """Raises UsageError if the folder contains anything that is not part of this export."""
     names = job.store.list_folder()
     existing = job.finished().get("request")
-    if naming.WORK in names and job.store.size(mark) is not None:
+    if schema.WORK in names and job.store.size(mark) is not None:
         existing = job.store.read(mark).decode(errors="replace")
     if existing and existing != digest:
         raise _others(job.store)

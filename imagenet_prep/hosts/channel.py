@@ -1,40 +1,133 @@
-"""Processes on other hosts, and messages to and from them through the pipes of ssh.
+"""Starts processes on other hosts, and exchanges messages with them through the pipes of ssh.
 
-A message is a line of JSON, then the bytes it announces. A channel accepts only its `messages` and
-heartbeats; anything else, or silence, raises BrokenError. Output of a login shell before the first
-message is skipped.
+`Process` is a process on a host, and the channel to it.
+
+A message is a line of JSON, then the bytes it announces. A `Channel` accepts only its `messages`
+and heartbeats; anything else, or silence, raises BrokenError. Output of a login shell before the
+first message is skipped.
+
+`checked` validates messages between our processes on different hosts. The other end may be hostile,
+so a message must have an expected kind and exactly its fields.
 """
 
 from __future__ import annotations
 
 import contextlib
+import enum
 import fcntl
+import math
 import os
 import select
 import subprocess
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from imagenet_prep.core import canonical, children
-from imagenet_prep.hosts.messages import (
-    CHUNK_BYTES,
-    MAX_TEXT,
-    BrokenError,
-    Cause,
-    Kind,
-    Messages,
-    checked,
-)
-from imagenet_prep.hosts.process import (
-    SSH_OPTIONS,
-    Ending,
-    Login,
-    Tail,
-    command_on,
-    plain,
-    start,
-)
+from imagenet_prep.core import children, strict_json
+from imagenet_prep.hosts.commands import SSH_OPTIONS, Ending, Login, Tail, command_on, plain, start
+
+# The version of the messages, which must be the same at both ends.
+PROTOCOL = 4
+
+CHUNK_BYTES = 1 << 20
+MAX_TEXT = 4000
+# Larger than any file, and exact in every JSON reader.
+_MAX_COUNT = 1 << 53
+
+
+class Cause(enum.StrEnum):
+    """Why no more messages come from the other end."""
+
+    ENDED = "ended"  # before its last message
+    UNREACHED = "unreached"  # ssh itself failed
+    SILENT = "silent"
+    UNREADABLE = "unreadable"  # it sent an invalid message
+
+
+class BrokenError(Exception):
+    """The other end fell silent or sent an invalid message."""
+
+    def __init__(self, message: str, cause: Cause = Cause.UNREADABLE) -> None:
+        super().__init__(message)
+        self.cause = cause
+
+
+class OtherVersionError(BrokenError):
+    """The other end uses a different protocol version."""
+
+
+class MessageKind(NamedTuple):
+    """One kind of message: a function to validate each field, and the largest size of its body."""
+
+    fields: Mapping[str, Callable[[Any], Any]] = {}
+    max_body_bytes: int = 0
+
+
+Messages = Mapping[str, MessageKind]
+
+
+def count(value: Any) -> int:
+    """Returns an integer of at least 0; raises ValueError for anything else."""
+    if type(value) is not int or not 0 <= value <= _MAX_COUNT:
+        raise ValueError("expected a whole number, 0 or more")
+    return value
+
+
+def number(value: Any) -> float:
+    """Returns a number of at least 0; raises ValueError for anything else."""
+    if type(value) not in (int, float) or not 0 <= value < math.inf:
+        raise ValueError("expected a number, 0 or more")
+    return float(value)
+
+
+def sentence(value: Any) -> str:
+    """Returns text for a user as one plain line; raises ValueError for anything else."""
+    if not isinstance(value, str):
+        raise ValueError("expected a text")
+    return plain(value)[:MAX_TEXT]
+
+
+def word(value: Any) -> str:
+    """Returns text for a program, such as a path; raises ValueError for anything else."""
+    if not isinstance(value, str) or "\0" in value or len(value) > MAX_TEXT:
+        raise ValueError(f"expected a text of at most {MAX_TEXT} characters")
+    return value
+
+
+def flag(value: Any) -> bool:
+    """Returns a bool; raises ValueError for anything else."""
+    if not isinstance(value, bool):
+        raise ValueError("expected true or false")
+    return value
+
+
+def checked(
+    messages: Messages, name: str, size: Any, fields: Any
+) -> tuple[str, int, dict[str, Any]]:
+    """Validates a received message; returns its kind, body size and fields."""
+    if not isinstance(fields, dict):
+        raise ValueError("expected a JSON object of fields")
+    if fields.get("protocol", PROTOCOL) != PROTOCOL:
+        theirs = plain(str(fields["protocol"])[:20])
+        raise OtherVersionError(
+            f"imagenet-prep uses protocol {PROTOCOL} at one end, {theirs} at the other. Install "
+            "the same version on every host."
+        )
+    kind = messages.get(name)
+    if kind is None:
+        raise ValueError("this kind of message is not allowed here")
+    if count(size) > kind.max_body_bytes:
+        raise ValueError(f"it announces {size:,} bytes, expected at most {kind.max_body_bytes:,}")
+    if fields.keys() != kind.fields.keys():
+        raise ValueError(f"expected the fields {sorted(kind.fields)}")
+    values = {}
+    for field, check in kind.fields.items():
+        try:
+            values[field] = check(fields[field])
+        except ValueError as error:
+            raise ValueError(f"{field}: {error}") from None
+    return name, size, values
+
 
 # Seconds to wait for the first message: a login shell and Python start first, perhaps slowly.
 START_S = 120.0
@@ -49,7 +142,7 @@ _MAX_NOISE_BYTES = 1 << 16
 _SHOWN_BYTES = 200
 
 
-class Frame(NamedTuple):
+class MessageFrame(NamedTuple):
     """One message: kind, fields and body."""
 
     kind: str
@@ -67,7 +160,7 @@ class Channel:
         the limit is START_S if that is longer.
         """
         self._reads, self._writes = reads, writes
-        self._messages = {"alive": Kind(), **messages}
+        self._messages = {"alive": MessageKind(), **messages}
         self._silence_s = silence_s
         self._heard = False
         self._lock = threading.Lock()
@@ -98,7 +191,7 @@ class Channel:
 
     def write(self, kind: str, body: bytes | memoryview = b"", **fields: Any) -> None:
         """Sends a complete message; blocks while the other end does not read."""
-        self._put(canonical.dumps([kind, len(body), fields]) + b"\n", body)
+        self._put(strict_json.dumps([kind, len(body), fields]) + b"\n", body)
 
     def _put(self, *parts: bytes | memoryview) -> None:
         with self._lock:
@@ -117,7 +210,7 @@ class Channel:
         with self._lock:
             yield
 
-    def read(self) -> Frame | None:
+    def read(self) -> MessageFrame | None:
         """Returns the next message that is not a heartbeat, or None at the end."""
         while (header := self._header()) is not None:
             kind, size, fields = header
@@ -129,7 +222,7 @@ class Channel:
                 body = bytes(part)
             del self._buffer[:size]
             if kind != "alive":
-                return Frame(kind, fields, body)
+                return MessageFrame(kind, fields, body)
         return None
 
     def _header(self) -> tuple[str, int, dict[str, Any]] | None:
@@ -137,7 +230,7 @@ class Channel:
         while (line := self._line()) is not None:
             content = None
             with contextlib.suppress(ValueError):
-                content = canonical.loads(line)
+                content = strict_json.loads(line)
             match content:
                 case [str(kind), size, fields]:
                     try:
@@ -205,7 +298,7 @@ class Process:
         self._stderr = Tail(self._popen.stderr, hear=hear)
 
     def listen(
-        self, take: Callable[[Frame], bool | None], patience_s: float = _END_S
+        self, take: Callable[[MessageFrame], bool | None], patience_s: float = _END_S
     ) -> tuple[BrokenError | None, Ending]:
         """Passes each message to `take` until `take` returns True, then ends the process.
 

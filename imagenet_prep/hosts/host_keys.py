@@ -15,8 +15,7 @@ from typing import NamedTuple
 
 from imagenet_prep.core.errors import ImagenetPrepError
 from imagenet_prep.core.terminal import in_columns
-from imagenet_prep.hosts.hosts_file import Host
-from imagenet_prep.hosts.process import run
+from imagenet_prep.hosts.commands import Host, run
 
 KNOWN = "known"
 NEW = "new"

@@ -28,23 +28,23 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from imagenet_prep.core import installed, records, regular_file, signals, terminal
+from imagenet_prep.core import imports, program, small_files, strict_json, terminal
 from imagenet_prep.core.errors import ImagenetPrepError
 from imagenet_prep.core.version import program_digest, version
-from imagenet_prep.dataset.placement import WHOLE, Placement
-from imagenet_prep.hosts.channel import Channel, Frame
-from imagenet_prep.hosts.messages import (
+from imagenet_prep.dataset.column import WHOLE, Placement
+from imagenet_prep.hosts.channel import (
     CHUNK_BYTES,
     BrokenError,
     Cause,
-    Kind,
+    Channel,
+    MessageFrame,
+    MessageKind,
     Messages,
     count,
     number,
 )
-from imagenet_prep.hosts.process import Tail
-from imagenet_prep.launching.pipes import Pipes
-from imagenet_prep.launching.ranks import MARK, Rank, Ranks
+from imagenet_prep.hosts.commands import Tail
+from imagenet_prep.launching.ranks import MARK, Pipes, Rank, Ranks
 from imagenet_prep.storage.dataset_store import open_dataset
 
 PACKAGES = (
@@ -81,7 +81,7 @@ def _code(value: Any) -> int:
 
 
 @dataclass(frozen=True)
-class Order:
+class LaunchOrder:
     """The processes that a host must run; `logs` is a folder for copies of their output.
 
     `ranks` has the environment of each rank and each server, or is empty if mpirun starts ranks.
@@ -98,15 +98,15 @@ class Order:
 _SECONDS = {"seconds": number}
 # "ask": ask the ranks to end, and kill them after `seconds`. "limit": kill them after `seconds`.
 TO_HOST: Messages = {
-    "run": Kind({}, _MAX_RUN_BYTES),
-    "ask": Kind(_SECONDS),
-    "limit": Kind(_SECONDS),
+    "run": MessageKind({}, _MAX_RUN_BYTES),
+    "ask": MessageKind(_SECONDS),
+    "limit": MessageKind(_SECONDS),
 }
 FROM_HOST: Messages = {
-    "printed": Kind({}, CHUNK_BYTES),
-    "left": Kind({"rank": count}),
-    "failed": Kind({"rank": _rank, "code": _code}),
-    "done": Kind(),
+    "printed": MessageKind({}, CHUNK_BYTES),
+    "left": MessageKind({"rank": count}),
+    "failed": MessageKind({"rank": _rank, "code": _code}),
+    "done": MessageKind(),
 }
 
 
@@ -152,11 +152,11 @@ def probe(data_dir: str | None, script: str | None = None, *needs: str) -> Answe
     # During development, different programs have the same version.
     versions["imagenet-prep"] = f"{version()} (program {program_digest()[:12]})"
     digest, part, problem = _dataset(data_dir) if data_dir is not None else ("", WHOLE, "")
-    problems = installed.lacking(needs)
+    problems = imports.lacking(needs)
     if problem:
         problems.append(problem)
-    gpus = installed.gpus()
-    on_cpu = installed.on_cpu_only(needs[0]) if needs else None
+    gpus = imports.gpus()
+    on_cpu = imports.on_cpu_only(needs[0]) if needs else None
     if gpus and on_cpu is not None:
         problems.append(
             f"{on_cpu} does not use the {terminal.counted(gpus, 'GPU')} of this host: see "
@@ -165,7 +165,7 @@ def probe(data_dir: str | None, script: str | None = None, *needs: str) -> Answe
     sha256 = ""
     if script is not None:
         try:
-            with open(regular_file.open_to_read(Path(script)), "rb") as file:
+            with open(small_files.open_to_read(Path(script)), "rb") as file:
                 sha256 = hashlib.file_digest(file, "sha256").hexdigest()
         except OSError as error:
             problems.append(f"{script}: {error.strerror}")
@@ -234,7 +234,7 @@ def run(launch: Channel) -> None:
     if first is None:
         return
     try:
-        order = records.loads(Order, first.body)
+        order = strict_json.parse_record(LaunchOrder, first.body)
     except ValueError as error:
         raise BrokenError(f"invalid message 'run': {error}") from None
     with contextlib.suppress(OSError):
@@ -252,14 +252,14 @@ def run(launch: Channel) -> None:
     ranks = Ranks(left)
     obeying = threading.Thread(target=_obey, args=(orders, ranks), daemon=True)
     # `launch` sends a time limit; if it ends, `_obey` sets one.
-    with signals.handled(lambda *_: ranks.ask(), signal.SIGINT):
+    with program.handled(lambda *_: ranks.ask(), signal.SIGINT):
         obeying.start()
         environments = [{**order.shared, **variables} for variables in order.ranks]
         ranks.start(order.command, environments, order.logs)
         ranks.wait(partial(_say_failed, launch), partial(_say, launch, "done"))
 
 
-def _orders(launch: Channel) -> Iterator[Frame]:
+def _orders(launch: Channel) -> Iterator[MessageFrame]:
     while True:
         try:
             order = launch.read()
@@ -274,7 +274,7 @@ def _orders(launch: Channel) -> Iterator[Frame]:
         yield order
 
 
-def _obey(orders: Iterator[Frame], ranks: Ranks) -> None:
+def _obey(orders: Iterator[MessageFrame], ranks: Ranks) -> None:
     for order in orders:
         if order.kind == "ask":
             ranks.ask(order.fields["seconds"])

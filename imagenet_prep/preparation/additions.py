@@ -14,17 +14,17 @@ from enum import IntEnum
 from pathlib import Path
 from typing import NamedTuple
 
-from imagenet_prep.core import canonical
-from imagenet_prep.core.canonical import Json
+from imagenet_prep.core import strict_json
 from imagenet_prep.core.errors import UsageError, some
+from imagenet_prep.core.strict_json import Json
 from imagenet_prep.core.terminal import counted, printable
-from imagenet_prep.dataset import ignored, naming, schema
+from imagenet_prep.dataset import formats, schema
 from imagenet_prep.dataset.class_list import ClassList
 from imagenet_prep.dataset.keys import KeyList
-from imagenet_prep.dataset.manifest import Source
+from imagenet_prep.dataset.manifest import ManifestSource
 from imagenet_prep.dataset.member import OF_INPUT, QUARANTINED, Incident, Member
 from imagenet_prep.dataset.samples import Sample
-from imagenet_prep.dataset.settings import Listed
+from imagenet_prep.dataset.settings import ListDigest
 from imagenet_prep.preparation.tasks import excluded_incident
 from imagenet_prep.sources import folder, layout
 from imagenet_prep.storage import dataset_store
@@ -58,7 +58,7 @@ class Additions:
     """
 
     name: str
-    source: folder.Folder
+    source: folder.FolderSource
     members: Mapping[str, tuple[Member, ...]]
     sha256: Mapping[str, str]
     skipped: Mapping[_Kind, Sequence[str]] = field(default_factory=dict)
@@ -77,13 +77,13 @@ class Additions:
             yield from zip(itertools.repeat(split), members)
 
     @property
-    def summary(self) -> Listed:
+    def summary(self) -> ListDigest:
         """The entry for these images in the manifest."""
         rows = sorted(
             [split, member.key, member.class_index, self.sha256[member.archive]]
             for split, member in self._by_split
         )
-        return Listed(len(rows), canonical.digest(rows))
+        return ListDigest(len(rows), strict_json.digest(rows))
 
     @property
     def counts(self) -> Json:
@@ -98,23 +98,23 @@ class Additions:
             "held_out": len(self.skipped.get(_Kind.HELD_OUT, ())),
             "excluded": len(refused) + len(self.excluded),
             "refused": sorted(refused)[:_MOST_NAMED],
-            "ignored": ignored.together(dict(part.ignored) for part in self.source.parts),
+            "ignored": formats.together(dict(part.ignored) for part in self.source.parts),
         }
 
-    def as_source(self, existing: Sequence[Source]) -> Source:
+    def as_source(self, existing: Sequence[ManifestSource]) -> ManifestSource:
         """Returns the manifest entry of the folder, with a name that no existing source has."""
-        number = 1 + sum(source.name.startswith(naming.ADDED) for source in existing)
+        number = 1 + sum(source.name.startswith(schema.ADDED) for source in existing)
         images = self.all_members
         members = len(images) + len(self.excluded)
         # An image that an existing source includes is not counted twice.
         for line in self.replaced:
             members -= line.action == QUARANTINED or (bool(line.sha256) and not line.is_of_input)
         num_bytes = sum(member.size for member in images)
-        name = f"{naming.ADDED}{number}/{self.name}"
+        name = f"{schema.ADDED}{number}/{self.name}"
         listed: list[str] = []
         if len(images) <= _MOST_LISTED:
             listed = sorted(f"{split}:{member.key}" for split, member in self._by_split)
-        return Source(name, num_bytes, None, members, self.counts["ignored"], listed)
+        return ManifestSource(name, num_bytes, None, members, self.counts["ignored"], listed)
 
 
 def sentences(counts: Json) -> list[str]:
@@ -130,7 +130,7 @@ def sentences(counts: Json) -> list[str]:
             "To add these images, use --readmit"
         )
     if counts["ignored"]:
-        lines.append(f"ignored in the folder: {ignored.in_words(counts['ignored'])}")
+        lines.append(f"ignored in the folder: {formats.ignored_in_words(counts['ignored'])}")
     return [*map(printable, lines)]
 
 
@@ -188,7 +188,7 @@ class _Image(NamedTuple):
     sha256: str
 
 
-class Comparison:
+class AdditionComparison:
     """Compares the images of a folder with those that a dataset has, or has excluded."""
 
     def __init__(self, add: Additions, dataset: Dataset) -> None:

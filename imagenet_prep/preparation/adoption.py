@@ -13,29 +13,28 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from imagenet_prep import engine
-from imagenet_prep.core import canonical
+from imagenet_prep.core import strict_json
 from imagenet_prep.core.errors import DataDamagedError, UsageError, some
 from imagenet_prep.core.terminal import counted
-from imagenet_prep.dataset import naming, tfds
-from imagenet_prep.dataset.manifest import File, Manifest
-from imagenet_prep.dataset.settings import ADOPT, Settings
-from imagenet_prep.preparation import distinct_keys
+from imagenet_prep.dataset import schema, tfds
+from imagenet_prep.dataset.manifest import DatasetFile, Manifest
+from imagenet_prep.dataset.settings import ADOPT, DatasetSettings
+from imagenet_prep.preparation import existing_set
 from imagenet_prep.preparation.existing_set import ExistingSet, check_existing_set
 from imagenet_prep.preparation.output import Draft, Output, incidents_of_input
-from imagenet_prep.preparation.standing import BEGUN, Adoption, Begun, Wanted
+from imagenet_prep.preparation.output_state import BEGUN, Adoption, Begun, WantedDataset
 from imagenet_prep.shards.commit import small_files, split_of, with_root
 from imagenet_prep.sources import shard_files
 from imagenet_prep.sources.shard_files import ShardFile, TfrecordSet
 from imagenet_prep.storage import local_file
 from imagenet_prep.storage.folder import LocalStore, hard_link
-from imagenet_prep.storage.local_file import removed_on_failure, storage_errors
-from imagenet_prep.storage.new_file import LargeFile
+from imagenet_prep.storage.local_file import LargeFile, removed_on_failure, storage_errors
 from imagenet_prep.storage.remote import hashed
 from imagenet_prep.storage.store import Store, damaged_note, read_note
 
 # Version 0.1.0 stored its `Adoption` here.
-_BEGUN_BEFORE = f"{naming.WORK}/adopt.json"
-_SMALL_FILES = (naming.LABELS, naming.QUARANTINE, *naming.TFDS_FILES)
+_BEGUN_BEFORE = f"{schema.WORK}/adopt.json"
+_SMALL_FILES = (schema.LABELS, schema.QUARANTINE, *schema.TFDS_FILES)
 
 
 @dataclass(frozen=True)
@@ -68,7 +67,7 @@ def complete(
     if not is_begun(store, source, checked, in_place=in_place):
         wanted = _wanted(checked)
         begun_here = Begun(wanted.settings.config, wanted.libraries, adoption)
-        store.write(BEGUN, canonical.dumps(begun_here))
+        store.write(BEGUN, strict_json.dumps(begun_here))
     if in_place:
         _rename(store.local, moves(source))
     else:
@@ -78,7 +77,7 @@ def complete(
             for shard, checked_shard in zip(shards, checked.all_shards, strict=True)
         ]
         bring = partial(_bring, source=source.store, store=store)
-        digest = canonical.digest(adoption.shards)
+        digest = strict_json.digest(adoption.shards)
         stage = engine.Stage(ADOPT, digest, store, bring, _Brought)
         engine.run(stage, tasks, workers, quiet=quiet)
     _publish(store, checked, with_index=True)
@@ -96,7 +95,7 @@ def is_begun(store: Store, source: TfrecordSet, checked: ExistingSet, *, in_plac
     elif begun.shards != _shards(checked):
         written = f"everything in {store.where()}"
         if in_place:
-            folders = (f"{folder}/" for folder in naming.BESIDE)
+            folders = (f"{folder}/" for folder in schema.BESIDE)
             written = f"{note} and adopt's files: {', '.join((*folders, *_SMALL_FILES))}"
         raise UsageError(
             f"{store.where()}: a different dataset was adopted here, or the shards were replaced "
@@ -109,7 +108,7 @@ def _shards(checked: ExistingSet) -> list[tuple[str, str]]:
     return [(shard.shard, shard.sha256) for shard in checked.all_shards]
 
 
-def _files(checked: ExistingSet) -> dict[str, File]:
+def _files(checked: ExistingSet) -> dict[str, DatasetFile]:
     files = itertools.chain.from_iterable(shard.entry.files for shard in checked.all_shards)
     return {file.name: file for file in files}
 
@@ -126,12 +125,12 @@ def restore(
             f"the manifest: {some(lost_shards)}. Copy them from the original dataset, then run "
             "the same command again."
         )
-    source = shard_files.find(store, check=naming.LABELS not in lost)
-    if naming.LABELS in lost:
+    source = shard_files.find(store, check=schema.LABELS not in lost)
+    if schema.LABELS in lost:
         # The classes are read from the records. Remove our own TFDS files first, since they would
         # be treated as files that TFDS wrote.
-        lost = [*dict.fromkeys((*lost, *naming.TFDS_FILES))]
-        store.remove(*naming.TFDS_FILES)
+        lost = [*dict.fromkeys((*lost, *schema.TFDS_FILES))]
+        store.remove(*schema.TFDS_FILES)
         source = replace(source, dataset=None)
     # Tables may be lost, so the keys are made from the records, as a previous `adopt` made them.
     checked = check_existing_set(source, store, workers, has_tables=False, quiet=quiet)
@@ -172,7 +171,7 @@ def _add_tables(store: Store, manifest: Manifest, checked: ExistingSet) -> None:
         splits[name] = with_root(store, replace(split, shards=shards))
     finished = replace(manifest, splits=splits)
     store.verify_published(finished.files_of(splits))
-    store.write(naming.MANIFEST, finished.dumps())
+    store.write(schema.MANIFEST, finished.dumps())
 
 
 def _publish(store: Store, checked: ExistingSet, *, with_index: bool) -> None:
@@ -181,18 +180,18 @@ def _publish(store: Store, checked: ExistingSet, *, with_index: bool) -> None:
             store.write(file.name, _content(store, checked, file))
 
 
-def _content(store: Store, checked: ExistingSet, file: File) -> bytes:
+def _content(store: Store, checked: ExistingSet, file: DatasetFile) -> bytes:
     """Returns the content of an index or table that `check_existing_set` wrote."""
     name = f"{checked.tables}/{file.name}"
     new = checked.renamed.get(file.name)
     if new:
-        data, _ = distinct_keys.renamed(store, name, new)
+        data, _ = existing_set.renamed_keys(store, name, new)
     else:
         data = store.read(name, most=file.num_bytes)
     if hashlib.sha256(data).hexdigest() != file.sha256:
         raise DataDamagedError(
             f"{store.where(name)}: has changed since it was written. Remove the dataset's "
-            f"{naming.WORK} folder, then run the same command again."
+            f"{schema.WORK} folder, then run the same command again."
         )
     return data
 
@@ -261,7 +260,7 @@ def _bring(shard: ShardFile, *, source: Store, store: Store) -> engine.Result[_B
                     f"{where}: changed after it was checked: sha256 {file.sha256}, expected "
                     f"{shard.sha256}. Run the same command again."
                 )
-    return engine.Result(_Brought(), (engine.Output(temporary, shard.name, shard.sha256),))
+    return engine.Result(_Brought(), (engine.TaskOutput(temporary, shard.name, shard.sha256),))
 
 
 def _refuse_obstacles(
@@ -272,11 +271,11 @@ def _refuse_obstacles(
     ours = shards | folders if in_place else set()
     strangers = [name for name in _SMALL_FILES if store.size(name) is not None]
     expected = _files(checked)
-    for folder in naming.BESIDE:
+    for folder in schema.BESIDE:
         paths = (f"{folder}/{name}" for name in store.names(folder))
         strangers += (path for path in paths if not _has(store, expected.get(path)))
     strangers += [
-        name for name in store.list_folder() if naming.looks_like_shard(name) and name not in ours
+        name for name in store.list_folder() if schema.looks_like_shard(name) and name not in ours
     ]
     if in_place:
         linked = sorted(name for name in folders if store.local.path(name).is_symlink())
@@ -297,16 +296,16 @@ def _refuse_obstacles(
         )
 
 
-def _has(store: Store, file: File | None) -> bool:
+def _has(store: Store, file: DatasetFile | None) -> bool:
     if file is None or store.size(file.name) != file.num_bytes:
         return False
     data = store.read(file.name, most=file.num_bytes)
     return hashlib.sha256(data).hexdigest() == file.sha256
 
 
-def _wanted(checked: ExistingSet) -> Wanted:
-    return Wanted(
-        Settings(ADOPT, {split: {} for split in checked.shards}),
+def _wanted(checked: ExistingSet) -> WantedDataset:
+    return WantedDataset(
+        DatasetSettings(ADOPT, {split: {} for split in checked.shards}),
         libraries={},
         label_offset=checked.labelling.offset,
         subset=bool(checked.count_problems),
@@ -321,7 +320,7 @@ def _commit(store: Store, source: TfrecordSet, checked: ExistingSet) -> None:
         classes=checked.labelling.classes,
         incidents=incidents_of_input(source),
         lacks=checked.lacks,
-        plan_digest=canonical.digest([shard.sha256 for shard in checked.all_shards]),
+        plan_digest=strict_json.digest([shard.sha256 for shard in checked.all_shards]),
         edition=checked.edition,
         parent=source.manifest,
     )

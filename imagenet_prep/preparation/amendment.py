@@ -2,12 +2,19 @@
 
 Only changed shards are written, and their unchanged records are copied byte for byte. All other
 shards are hard links, or copies made by the bucket's server.
+
+Columns are copied: the column files of unchanged shards are linked. For a changed shard, the rows
+of records with the same key and image are copied. The rows of all other records are missing. A
+column with missing rows is left unfinished, and the script that writes it then computes only the
+missing rows.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections import Counter
+import hashlib
+import itertools
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -16,12 +23,13 @@ from itertools import chain
 from imagenet_prep import engine
 from imagenet_prep.codec.policy import CHECK_DECODE, CHECK_HEADER, CODECS, Policy
 from imagenet_prep.codec.transform import keep, prove_stored, require, transform
-from imagenet_prep.core import canonical, errors, records
-from imagenet_prep.core.canonical import Json
-from imagenet_prep.core.errors import BadImageError, UsageError, some
+from imagenet_prep.core import errors, strict_json
+from imagenet_prep.core.errors import BadImageError, DataDamagedError, UsageError, some
+from imagenet_prep.core.strict_json import Json
 from imagenet_prep.core.terminal import counted
-from imagenet_prep.dataset import naming, samples, schema, settings, tfds
-from imagenet_prep.dataset.column import Column
+from imagenet_prep.dataset import column, samples, schema, settings, tfds
+from imagenet_prep.dataset.column import Column, ColumnFile
+from imagenet_prep.dataset.jpeg import KEEP, RULES
 from imagenet_prep.dataset.manifest import Manifest, Shard, Split
 from imagenet_prep.dataset.member import (
     QUARANTINED,
@@ -30,25 +38,131 @@ from imagenet_prep.dataset.member import (
     Member,
     PreparedImage,
 )
-from imagenet_prep.dataset.orientation import KEEP, RULES
 from imagenet_prep.dataset.samples import Head, Sample
-from imagenet_prep.dataset.settings import ADOPT, AMEND, Amendment, Listed, Settings
-from imagenet_prep.preparation.additions import Additions, Comparison, sentences
-from imagenet_prep.preparation.amended_shard import AmendWork
-from imagenet_prep.preparation.carried import Carrier
-from imagenet_prep.preparation.changes import Request, ShardChange, changes_of, without_images
+from imagenet_prep.dataset.settings import ADOPT, AMEND, Amendment, DatasetSettings, ListDigest
+from imagenet_prep.preparation.additions import AdditionComparison, Additions, sentences
+from imagenet_prep.preparation.changes import (
+    AmendWork,
+    ChangeRequest,
+    ShardChange,
+    changes_of,
+    without_images,
+)
 from imagenet_prep.preparation.output import Draft, Output
+from imagenet_prep.preparation.output_state import WantedDataset
 from imagenet_prep.preparation.selection import refuse_source_as_output
-from imagenet_prep.preparation.standing import Wanted
 from imagenet_prep.preparation.tasks import WriteWork
 from imagenet_prep.shards.commit import emptied
-from imagenet_prep.shards.samples_root import samples_root
+from imagenet_prep.shards.difference import samples_root
 from imagenet_prep.shards.writer import WrittenShard
 from imagenet_prep.sources.shard_files import split_of
 from imagenet_prep.storage import columns, dataset_store
 from imagenet_prep.storage.dataset_store import Dataset, open_dataset, refuse_inside
-from imagenet_prep.storage.remote import Stat
+from imagenet_prep.storage.local_file import new_file, removed_on_failure, storage_errors
+from imagenet_prep.storage.remote import Stat, as_file, hashed
 from imagenet_prep.storage.store import Readable, Store
+
+_FIRST_KEYS = 10
+
+
+class Carrier:
+    """Copies one column of the parent to the store of the amended dataset."""
+
+    def __init__(self, parent: Dataset, store: Store, parent_column: Column) -> None:
+        self._parent = parent
+        self._store = store
+        self._column = parent_column
+        self._linked = 0
+        self._rows = 0
+        self._missing: list[str] = []
+
+    def carry(self, splits: Mapping[str, Split]) -> Json:
+        """Links or copies the column files of these splits; returns counts of files and rows."""
+        name = self._column.name
+        complete = self._column.begun()
+        unfinished: list[ColumnFile] = []
+        for split in self._column.splits:
+            files = self._of_split(split, splits[split])
+            if any(file.missing for file in files):
+                unfinished += files
+            else:
+                complete = complete.with_files(split, files)
+        for file in unfinished:
+            self._store.write(column.receipt_name(name, file.shard), strict_json.dumps(file))
+        if unfinished:
+            self._store.write(column.begun_name(name), self._column.begun().dumps())
+        if complete.splits:
+            self._store.write(column.record_name(name), complete.dumps())
+        return {
+            "linked_files": self._linked,
+            "copied_rows": self._rows,
+            "missing_rows": len(self._missing),
+            "first_missing": self._missing[:_FIRST_KEYS],
+        }
+
+    def _of_split(self, split: str, amended: Split) -> list[ColumnFile]:
+        old = self._parent.manifest.splits[split].shards
+        files = list(zip(self._column.splits[split], old, amended.shards, strict=True))
+        staying = [self._column.file(rows) for rows, _, new in files if rows.is_of(new)]
+        self._store.adopt_files(self._parent.store, staying)
+        self._linked += len(staying)
+        return [
+            rows if rows.is_of(new) else self._of_shard(rows, old, new) for rows, old, new in files
+        ]
+
+    def _of_shard(self, rows: ColumnFile, old: Shard, new: Shard) -> ColumnFile:
+        """Writes the column file of a changed shard; missing rows are zeros."""
+        parent_column = self._column
+        store = self._store
+        digest = hashlib.sha256()
+        before = self._records(self._parent.store, old)
+        after = self._records(store, new)
+        stay = {*before} & {*after}
+        missing = [number for number, record in enumerate(after) if record not in stay]
+        # The common records have the same order in both shards.
+        old_rows = zip(before, self._read(rows), strict=True)
+        kept = (row for record, row in old_rows if record in stay)
+        temporary = store.temporary()
+        header = parent_column.header(len(after))
+        with removed_on_failure(temporary), storage_errors("write", temporary):
+            with new_file(temporary) as file:
+                zeros = bytes(parent_column.row_bytes)
+                written = (next(kept) if record in stay else zeros for record in after)
+                for data in itertools.chain([header], written):
+                    digest.update(data)
+                    file.write(data)
+                # Read the rest: the parent's file is verified when its end is reached.
+                deque(kept, maxlen=0)
+            name = column.file_name(parent_column.name, new.name)
+            sha256 = digest.hexdigest()
+            store.publish(temporary, name, sha256)
+        self._rows += len(after) - len(missing)
+        self._missing += [after[number][1] for number in missing]
+        num_bytes = parent_column.num_bytes(len(after))
+        table = new.samples_sha256
+        return ColumnFile(new.name, len(after), num_bytes, sha256, table, tuple(missing))
+
+    def _records(self, store: Readable, shard: Shard) -> list[tuple[int, str, bytes]]:
+        """Returns (class, key, image) of each record; class is 0 if the column ignores classes."""
+        of_class = self._column.made_from == column.OF_CLASS
+        heads = dataset_store.each_table(partial(samples.heads, images=True), store, [shard])
+        return [(index if of_class else 0, key, image) for index, key, image in next(heads)]
+
+    def _read(self, rows: ColumnFile) -> Iterator[bytes]:
+        """Yields the rows of a column file of the parent; verifies the file after the last row."""
+        parent_column = self._column
+        digest = hashlib.sha256()
+        store = self._parent.store
+        name = parent_column.file(rows).name
+        with store.open_file(name) as opened:
+            file = as_file(hashed(opened, [digest]))
+            head = file.read(len(parent_column.header(rows.rows)))
+            for _ in range(rows.rows):
+                yield file.read(parent_column.row_bytes)
+            file.read()
+        wrong = columns.misfit(parent_column, rows, head, digest.hexdigest(), store.where(name))
+        if wrong:
+            raise DataDamagedError(f"{wrong}.")
 
 
 @dataclass(frozen=True)
@@ -70,7 +184,7 @@ class _ImageSettings:
 
 
 @dataclass(frozen=True)
-class Job:
+class AmendJob:
     """An amend command: the dataset, the requested changes and the workers.
 
     Attributes:
@@ -79,7 +193,7 @@ class Job:
     """
 
     dataset: Dataset
-    request: Request
+    request: ChangeRequest
     workers: engine.Workers
     readmit: bool = False
     quiet: bool = False
@@ -90,7 +204,7 @@ class Job:
         return self.dataset.manifest
 
     @cached_property
-    def made(self) -> Settings:
+    def made(self) -> DatasetSettings:
         """The settings of the dataset; raises ManifestError if a different program wrote them."""
         with self._config_errors():
             return settings.parse(self.manifest.config)
@@ -112,7 +226,7 @@ class Job:
         request = self.request
         if request.add is None:
             return None
-        comparison = Comparison(request.add, self.dataset)
+        comparison = AdditionComparison(request.add, self.dataset)
         splits = request.splits or [*self.manifest.splits]
         return comparison.select(request.exclude, splits, self._is_usable, readmit=self.readmit)
 
@@ -143,7 +257,7 @@ class Job:
         return columns.complete_columns(self.dataset)
 
     @cached_property
-    def wanted(self) -> Wanted:
+    def wanted(self) -> WantedDataset:
         """The dataset to make, whose config lists all amendments since the images were prepared."""
         exclude = self.request.exclude
         relabel = self.request.relabel
@@ -152,13 +266,13 @@ class Job:
         num_relabelled = sum(len(change.relabelled) for change in self.changes)
         step = Amendment(
             self.manifest.digest,
-            Listed(num_excluded, exclude.sha256) if exclude else None,
-            Listed(num_relabelled, relabel.listed.sha256) if relabel else None,
+            ListDigest(num_excluded, exclude.sha256) if exclude else None,
+            ListDigest(num_relabelled, relabel.listed.sha256) if relabel else None,
             add.summary if add else None,
             self.request.narrowing,
         )
         steps = [*self.made.amendments, step]
-        return Wanted(
+        return WantedDataset(
             settings.amended(self.manifest.splits, steps, self.base),
             self.manifest.producer.libraries,
             label_offset=self.manifest.label_offset,
@@ -171,7 +285,7 @@ class Job:
         """Returns the transform that encodes new images like the existing ones of a split."""
         with self._config_errors():
             first = settings.parse(self.base)
-            made = records.parse(_ImageSettings, first.splits.get(split, {}), others=True)
+            made = strict_json.parse(_ImageSettings, first.splits.get(split, {}), others=True)
         codec = self.manifest.producer.libraries.get("codec", "")
         if first.verb == ADOPT or (made.short_side is None and made.quality is None):
             any_colorspace = schema.COLORSPACE in self.manifest.lacks
@@ -198,7 +312,7 @@ class Job:
         try:
             yield
         except ValueError as error:
-            where = self.dataset.store.where(naming.MANIFEST)
+            where = self.dataset.store.where(schema.MANIFEST)
             raise errors.ManifestError(
                 f"{where}: its config is not from imagenet-prep: {error}. Get the dataset again."
             ) from None
@@ -232,13 +346,13 @@ def refuse(dataset: Dataset, out: Store) -> None:
         )
 
 
-def preview(job: Job, store: Store) -> Json:
+def preview(job: AmendJob, store: Store) -> Json:
     """Returns the changes that a run would make."""
     Output(store, job.wanted).older_files(job.manifest.shard_names)
     return {"amended": {**_summary(job), "emptied": {}, "columns": {}}}
 
 
-def run(job: Job, store: Store) -> Json:
+def run(job: AmendJob, store: Store) -> Json:
     """Makes the amended dataset, or finishes an unfinished one, and returns the summary."""
     if job.request.add:
         source = job.request.add.source
@@ -271,7 +385,7 @@ def run(job: Job, store: Store) -> Json:
     }
 
 
-def _summary(job: Job) -> Json:
+def _summary(job: AmendJob) -> Json:
     """Returns the counts of the changes, as printed by --json."""
     changes = job.changes
     counts: Json = {
@@ -307,7 +421,7 @@ def _emptied_classes(parent: Dataset, amended: Dataset) -> dict[str, str]:
     return names
 
 
-def _write(job: Job, output: Output) -> dict[str, Json]:
+def _write(job: AmendJob, output: Output) -> dict[str, Json]:
     """Writes changed shards, links or copies the others, commits; returns row counts by column."""
     store = output.store
     parent = job.dataset.store
@@ -329,13 +443,13 @@ def _stats(parent: Readable) -> dict[str, Stat]:
     """Returns the state of each file of a dataset in a folder; {} for a bucket."""
     stats: dict[str, Stat] = {}
     if parent.as_folder:
-        for folder in ("", *naming.BESIDE):
+        for folder in ("", *schema.BESIDE):
             for name, stat in parent.as_folder.stats(folder).items():
                 stats[f"{folder}/{name}".lstrip("/")] = stat
     return stats
 
 
-def _write_changed(job: Job, output: Output) -> dict[str, WrittenShard]:
+def _write_changed(job: AmendJob, output: Output) -> dict[str, WrittenShard]:
     """Writes the changed shards; returns their receipts by name."""
     add = job.add
     writes = {
@@ -355,13 +469,13 @@ def _write_changed(job: Job, output: Output) -> dict[str, WrittenShard]:
         images=add.source.images if add else None,
         sha256=add.sha256 if add else {},
     )
-    digest = canonical.digest(job.wanted.settings.config)
+    digest = strict_json.digest(job.wanted.settings.config)
     stage = engine.Stage(AMEND, digest, output.store, work, WrittenShard)
     receipts = engine.run(stage, job.changes, job.workers, watch=output.watch, quiet=job.quiet)
     return {receipt.content.shard: receipt.content for receipt in receipts}
 
 
-def _demand_same_parent(job: Job) -> None:
+def _demand_same_parent(job: AmendJob) -> None:
     now = open_dataset(job.dataset.store, check=False).manifest.digest
     if now != job.manifest.digest:
         raise UsageError(
@@ -371,7 +485,7 @@ def _demand_same_parent(job: Job) -> None:
         )
 
 
-def _commit(job: Job, output: Output, written: Mapping[str, WrittenShard]) -> dict[str, Json]:
+def _commit(job: AmendJob, output: Output, written: Mapping[str, WrittenShard]) -> dict[str, Json]:
     """Copies the columns and publishes the manifest; returns row counts by column."""
     parent = job.manifest
     splits = {}
@@ -394,14 +508,14 @@ def _commit(job: Job, output: Output, written: Mapping[str, WrittenShard]) -> di
         incidents=[*_kept_incidents(job, new), *new],
         sources=sources,
         lacks=parent.lacks,
-        plan_digest=canonical.digest([shard.sha256 for shard in shards]),
+        plan_digest=strict_json.digest([shard.sha256 for shard in shards]),
         parent=parent,
     )
     output.commit(draft)
     return row_counts
 
 
-def _kept_incidents(job: Job, new: Sequence[Incident]) -> Iterator[Incident]:
+def _kept_incidents(job: AmendJob, new: Sequence[Incident]) -> Iterator[Incident]:
     """Yields the lines of the parent that the amended dataset keeps."""
     excluded = {(line.split, line.key) for line in new if line.is_excluded}
     class_of: dict[tuple[str, str], int] = {}
@@ -422,7 +536,7 @@ def _kept_incidents(job: Job, new: Sequence[Incident]) -> Iterator[Incident]:
 
 
 @dataclass
-class _Tally:
+class _SampleTally:
     """The fields of a `Split` that are counted from the rows of its tables of samples."""
 
     per_class: Counter[int] = field(default_factory=Counter)
@@ -443,7 +557,7 @@ class _Tally:
 
 def _split_of(store: Store, shards: list[Shard], num_classes: int) -> Split:
     """Returns the manifest's entry of a split, from the tables of its shards."""
-    tally = _Tally()
+    tally = _SampleTally()
     rows = chain.from_iterable(dataset_store.each_table(samples.parse, store, shards))
     # One pass over the tables, which may be large: this consumes all rows, so `tally` is complete.
     root = samples_root(tally.heads(rows), store, shards)

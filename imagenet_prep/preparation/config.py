@@ -9,12 +9,12 @@ from dataclasses import dataclass
 
 from imagenet_prep.codec.policy import CODEC_HELP, CODECS
 from imagenet_prep.core import address
-from imagenet_prep.core.canonical import Json
-from imagenet_prep.core.flags import Place, WorkerFlags, after_dashes, flag, optional, switch
-from imagenet_prep.dataset import naming, schema
-from imagenet_prep.dataset.flag import unknown_keys
-from imagenet_prep.dataset.orientation import RULES
+from imagenet_prep.core.flags import AddressKind, WorkerFlags, after_dashes, flag, optional, switch
+from imagenet_prep.core.strict_json import Json
+from imagenet_prep.dataset import schema
+from imagenet_prep.dataset.jpeg import RULES
 from imagenet_prep.dataset.settings import Recipe
+from imagenet_prep.dataset.shared_flags import unknown_keys
 
 # Source kinds that can be read from a server.
 _ON_SERVERS = ("auto", "ilsvrc", "imagenet21k", "evaluation", "webdataset")
@@ -47,7 +47,7 @@ class RunFlags(WorkerFlags):
 
 
 @dataclass(frozen=True)
-class Config(RunFlags):
+class PrepareConfig(RunFlags):
     """The settings of a prepare command; the help of each flag describes its field."""
 
     groups = {  # noqa: RUF012
@@ -56,7 +56,7 @@ class Config(RunFlags):
         "Size": "short_side quality keep_original",
     }
     source: str = flag(
-        place=Place.ANYWHERE,
+        place=AddressKind.ANYWHERE,
         help="folder with the archives or images; or s3://bucket/prefix or http(s)://... with the "
         "archives of ILSVRC2012, ImageNet-21K or an evaluation set, read directly from there",
         positional=True,
@@ -64,7 +64,7 @@ class Config(RunFlags):
         metavar="SOURCE",
     )
     out: str = flag(
-        place=Place.FOLDER_OR_BUCKET,
+        place=AddressKind.FOLDER_OR_BUCKET,
         help="the dataset to make, a folder or s3://bucket/prefix",
         positional=True,
         aliases=("--out",),
@@ -99,7 +99,7 @@ class Config(RunFlags):
         "validation; for sources without a validation split, such as ImageNet-21K",
     )
     exclude: str | None = optional(
-        place=Place.FILE,
+        place=AddressKind.FILE,
         help="file with keys of images to exclude; one per line (such as "
         "n01440764/n01440764_10026.JPEG), or the quarantine.jsonl of a dataset, whose excluded "
         "images are excluded under any name; the remaining images stay in their shards",
@@ -107,12 +107,12 @@ class Config(RunFlags):
     allow_unknown: bool = unknown_keys()
     train_shards: int | None = optional(
         least=1,
-        most=naming.MAX_SHARDS,
+        most=schema.MAX_SHARDS,
         help="number of train shards (default: 1024, fewer for a subset)",
     )
     validation_shards: int | None = optional(
         least=1,
-        most=naming.MAX_SHARDS,
+        most=schema.MAX_SHARDS,
         help="number of validation shards (default: 128, fewer for a subset)",
     )
     short_side: int = flag(

@@ -1,40 +1,97 @@
-"""Checks an existing set of shards: reads them completely, lists errors and missing features.
+"""Checks an existing set of shards, and gives unique keys to records of other programs.
 
-The check does not change the shards. A wrong CRC, label, key or JPEG is an error. Readers do not
-need every feature: missing words, boxes or image sizes are only listed in the manifest.
+`check_existing_set` reads the shards completely, and lists errors and missing features. It does not
+change the shards. A wrong CRC, label, key or JPEG is an error. Readers do not need every feature:
+missing words, boxes or image sizes are only listed in the manifest.
+
+`numbered` returns unique keys, within a split, for records that a different program wrote. If
+records have equal keys, the first keeps the key. The keys of later records get a number before the
+file extension: dog/3.jpg, dog/3~2.jpg, dog/3~3.jpg. If existing keys contain tildes, new keys get
+one tilde more than the longest run of tildes in existing keys, so no new key exists yet.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
+import io
 import itertools
+import re
 from collections import Counter, defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
 from imagenet_prep import engine
 from imagenet_prep.codec.transform import is_rgb, keep
-from imagenet_prep.core import canonical
+from imagenet_prep.core import strict_json
 from imagenet_prep.core.errors import DataDamagedError
 from imagenet_prep.core.terminal import counted
-from imagenet_prep.dataset import editions, example, keys, naming, schema, tfrecord
+from imagenet_prep.dataset import class_list, example, keys, record_files, samples, schema
 from imagenet_prep.dataset.class_list import ClassList
+from imagenet_prep.dataset.example import GivenUpError, ShardProblems
 from imagenet_prep.dataset.member import Member
-from imagenet_prep.dataset.problems import GivenUpError, Problems
-from imagenet_prep.dataset.samples import KEPT, Sample, Table
-from imagenet_prep.preparation import distinct_keys
+from imagenet_prep.dataset.samples import KEPT, Sample, SamplesWriter
+from imagenet_prep.shards import difference, plan
 from imagenet_prep.shards.commit import num_per_class
 from imagenet_prep.shards.writer import WrittenShard
-from imagenet_prep.sources import tfrecords
-from imagenet_prep.sources.labelling import Labelling, LabelUse, labelling_of
+from imagenet_prep.sources import shard_files
 from imagenet_prep.sources.labels import check_validation
-from imagenet_prep.sources.shard_files import ShardFile, TfrecordSet
-from imagenet_prep.sources.tfrecords import Entry
-from imagenet_prep.storage.local_file import removed_on_failure, storage_errors
-from imagenet_prep.storage.new_file import new_file
+from imagenet_prep.sources.shard_files import (
+    Labelling,
+    LabelUse,
+    RecordContent,
+    ShardFile,
+    TfrecordSet,
+    labelling_of,
+)
+from imagenet_prep.storage import scratch
+from imagenet_prep.storage.local_file import new_file, removed_on_failure, storage_errors
 from imagenet_prep.storage.store import Store
+
+_TILDES = re.compile("~+")
+
+
+def numbered(store: Store, folder: str, tables: Sequence[str]) -> dict[str, dict[int, str]]:
+    """Returns {table: {record number: new key}} for a split; `tables` are in shard order."""
+    longest = 0
+    new_keys = defaultdict[str, dict[int, str]](dict)
+
+    def entries() -> Iterator[bytes]:
+        nonlocal longest
+        for number, name in enumerate(tables):
+            lines = _lines(store, f"{folder}/{name}")
+            for record, (_, key, _) in enumerate(samples.heads(lines, name)):
+                if "~" in key:
+                    longest = max(longest, *map(len, _TILDES.findall(key)))
+                yield b"%b\0%05d%09d\n" % (key.encode(), number, record)
+
+    with scratch.temporary_folder() as place:
+        files = difference.write(place, "keys", entries())
+        for (of_range,) in difference.side_by_side([files]):
+            for key, group in itertools.groupby(of_range, lambda entry: entry.partition(b"\0")[0]):
+                for number, entry in enumerate(itertools.islice(group, 1, None), start=2):
+                    at = entry[len(key) + 1 :]
+                    new = keys.numbered(key.decode(), number, "~" * (longest + 1))
+                    problem = keys.problem(new)
+                    if problem:
+                        raise DataDamagedError(f"{store.where()}: {new[:80]!r}: {problem}")
+                    new_keys[tables[int(at[:5])]][int(at[5:])] = new
+    return dict(new_keys)
+
+
+def renamed_keys(store: Store, table: str, new: Mapping[int, str]) -> tuple[bytes, str]:
+    """Copies a table; `new` maps record numbers to new keys. Returns the copy and its sha256."""
+    file = io.BytesIO()
+    copy = SamplesWriter(file)
+    for record, sample in enumerate(samples.parse(_lines(store, table), table)):
+        copy.append(sample._replace(key=new.get(record, sample.key)))
+    return file.getvalue(), copy.sha256
+
+
+def _lines(store: Store, table: str) -> Iterator[bytes]:
+    return samples.read_lines(io.BytesIO(store.read(table, most=plan.MOST_BYTES)))
+
 
 # Records may lack a key in different ways. The manifest states the first of these that occurs.
 _WORST_FIRST = (schema.ABSENT, schema.WRONG, schema.EMPTY)
@@ -85,8 +142,8 @@ class _Checked(Counts):
 
 def _list_labels(shard: ShardFile, *, store: Store) -> engine.Result[_ListedLabels]:
     """Lists the labels of a shard, from which `settle_labels` finds their meaning."""
-    damage = Problems()
-    uses = tfrecords.label_uses(store, shard, damage)
+    damage = ShardProblems()
+    uses = shard_files.label_uses(store, shard, damage)
     examples = sum(use.examples for use in uses)
     return engine.Result(_ListedLabels(uses, damage.listed(shard.file), examples))
 
@@ -103,13 +160,13 @@ def _check_shard(
     counts = _Checked()
     lines: list[str] = []
     sha256 = hashlib.sha256()
-    problems = Problems()
-    rows = tfrecords.rows_of(store, shard) if has_tables else None
+    problems = ShardProblems()
+    rows = shard_files.rows_of(store, shard) if has_tables else None
 
-    def look(record: tfrecord.Record) -> Sample:
-        entry = tfrecords.entry_of(shard, record)
+    def look(record: record_files.Record) -> Sample:
+        entry = shard_files.entry_of(shard, record)
         counts.examples += 1
-        member = tfrecords.member(shard, record, entry, labelling, rows)
+        member = shard_files.member(shard, record, entry, labelling, rows)
         counts.add(member)
         return _row(record.payload, entry, member, counts)
 
@@ -117,10 +174,10 @@ def _check_shard(
     index_path = out.temporary()
     with removed_on_failure(table_path, index_path), storage_errors("write", table_path):
         with new_file(table_path) as file, contextlib.suppress(GivenUpError):
-            table = Table(file)
-            for record, sample in tfrecords.check(store, shard, look, problems.add, [sha256]):
-                size = len(record.payload) + tfrecord.FRAMING_BYTES
-                lines.append(tfrecord.index_line(record.offset, size))
+            table = SamplesWriter(file)
+            for record, sample in shard_files.check(store, shard, look, problems.add, [sha256]):
+                size = len(record.payload) + record_files.FRAMING_BYTES
+                lines.append(record_files.index_line(record.offset, size))
                 table.append(sample)
         index = "".join(lines).encode()
         with new_file(index_path) as file:
@@ -141,15 +198,15 @@ def _check_shard(
         problems=problems.listed(shard.file),
         **vars(counts),
     )
-    index_name, table_name = naming.beside(shard.name)
+    index_name, table_name = schema.beside(shard.name)
     outputs = (
-        engine.Output(index_path, f"{tables}/{index_name}", checked.index_sha256),
-        engine.Output(table_path, f"{tables}/{table_name}", checked.samples_sha256),
+        engine.TaskOutput(index_path, f"{tables}/{index_name}", checked.index_sha256),
+        engine.TaskOutput(table_path, f"{tables}/{table_name}", checked.samples_sha256),
     )
     return engine.Result(checked, outputs)
 
 
-def _row(payload: bytes, entry: Entry, member: Member, counts: _Checked) -> Sample:
+def _row(payload: bytes, entry: RecordContent, member: Member, counts: _Checked) -> Sample:
     """Counts the keys that a record lacks; returns the record's row for the table of samples."""
     features = entry.features
     image = keep(entry.encoded)
@@ -188,7 +245,7 @@ def settle_labels(
 
     A `known` class list is preferred if it fits.
     """
-    labelling = tfrecords.known_labelling(source, splits)
+    labelling = shard_files.known_labelling(source, splits)
     if labelling is not None:
         return labelling
     shards = [*itertools.chain.from_iterable(source.splits[split] for split in splits)]
@@ -208,7 +265,7 @@ def settle_labels(
 def identity(shards: Sequence[ShardFile]) -> str:
     """Returns a digest that changes if one of these shards is replaced."""
     files = [[s.name, *s.stat[:2], *sorted(s.keys.items())] for s in shards]
-    return canonical.digest(files)
+    return strict_json.digest(files)
 
 
 def check_validation_labels(
@@ -267,14 +324,14 @@ class ExistingSet:
         problems = list[str]()
         for split, counts in self.examples_per_class.items():
             if split != schema.TEST:  # it is not a split of ILSVRC2012 but an evaluation set
-                problems += editions.ILSVRC2012.problems(split, self.labelling.classes, counts)
+                problems += class_list.ILSVRC2012.problems(split, self.labelling.classes, counts)
         return list(dict.fromkeys(problems))
 
     @property
     def edition(self) -> str:
-        """The edition of ImageNet that `editions.recognised` finds; "" if it finds none."""
+        """The edition of ImageNet that `class_list.recognised` finds; "" if it finds none."""
         totals = {split: sum(counts) for split, counts in self.examples_per_class.items()}
-        return editions.recognised(self.labelling.classes, totals)
+        return class_list.recognised(self.labelling.classes, totals)
 
     @property
     def examples_per_class(self) -> dict[str, list[int]]:
@@ -324,8 +381,8 @@ def check_existing_set(
     manifest = source.manifest
     has_tables = has_tables and manifest is not None and manifest.has_samples
     names = manifest.digest if manifest and has_tables else ""
-    digest = canonical.digest([labelling.offset, classes, identity(shards), names])
-    tables = f"{naming.WORK}/tables-{digest[:16]}"
+    digest = strict_json.digest([labelling.offset, classes, identity(shards), names])
+    tables = f"{schema.WORK}/tables-{digest[:16]}"
     work = partial(
         _check_shard,
         store=source.store,
@@ -349,10 +406,10 @@ def check_existing_set(
     renamed: dict[str, dict[int, str]] = {}
     # Keys in tables are final: if two are equal, the commit reports them.
     for shards_of_split in () if has_tables else source.splits.values():
-        shard_of = {naming.samples_name(shard.name): shard.name for shard in shards_of_split}
-        new_keys = distinct_keys.numbered(store, tables, [*shard_of])
+        shard_of = {schema.samples_name(shard.name): shard.name for shard in shards_of_split}
+        new_keys = numbered(store, tables, [*shard_of])
         for table, new in new_keys.items():
-            data, sha256 = distinct_keys.renamed(store, f"{tables}/{table}", new)
+            data, sha256 = renamed_keys(store, f"{tables}/{table}", new)
             shard = by_shard[shard_of[table]]
             by_shard[shard.shard] = replace(shard, samples_bytes=len(data), samples_sha256=sha256)
         renamed |= new_keys

@@ -11,22 +11,21 @@ from imagenet_prep.codec.policy import CHECK_HEADER, CODECS, Policy
 from imagenet_prep.codec.transform import RAW_ENCODING, encode_raw, require, transform
 from imagenet_prep.core import address
 from imagenet_prep.core.errors import UsageError
-from imagenet_prep.dataset import exclusions as exclusion_list
 from imagenet_prep.dataset import schema, settings
-from imagenet_prep.dataset.class_list import ClassList
-from imagenet_prep.dataset.editions import OBJECTNET
+from imagenet_prep.dataset.class_list import OBJECTNET, ClassList
+from imagenet_prep.dataset.jpeg import APPLY, KEEP, NEUTRAL
 from imagenet_prep.dataset.member import PreparedImage
-from imagenet_prep.dataset.orientation import APPLY, KEEP, NEUTRAL
-from imagenet_prep.dataset.settings import Listed, Recipe
+from imagenet_prep.dataset.settings import ListDigest, Recipe
+from imagenet_prep.dataset.shared_flags import read_exclusions
 from imagenet_prep.engine import PROCESSES, Workers
-from imagenet_prep.preparation.config import Config
+from imagenet_prep.preparation.config import PrepareConfig
+from imagenet_prep.preparation.output_state import WantedDataset
 from imagenet_prep.preparation.selection import Selection, exclusions_of, refuse_source_as_output
 from imagenet_prep.preparation.space import Forecast
-from imagenet_prep.preparation.standing import Wanted
 from imagenet_prep.preparation.tasks import PLAN_FOLDER
 from imagenet_prep.sources import boxes, detect, image_table, layout
-from imagenet_prep.sources.folder import Folder
-from imagenet_prep.sources.source import Part, Pixels
+from imagenet_prep.sources.folder import FolderSource
+from imagenet_prep.sources.source import Pixels, SourcePart
 from imagenet_prep.storage import ledger, remote_path
 from imagenet_prep.storage.ledger import SourceLocation
 from imagenet_prep.storage.remote_path import ListingFolder
@@ -39,21 +38,21 @@ _ROTATED = "; images are rotated according to their EXIF orientation (see --orie
 
 
 @dataclass(frozen=True)
-class Job:
+class PrepareJob:
     """A prepare command, completed with facts about the source."""
 
     selection: Selection
     description: str  # a line about the source, for the user
     policy: Policy
     workers: Workers
-    wanted: Wanted
+    wanted: WantedDataset
     expected_md5: dict[str, str]  # of official archives, by name
     proven_md5: dict[str, str]  # of archives that are already verified, by name
     fail_on_bad_image: bool
     quiet: bool
 
     @classmethod
-    def of(cls, config: Config) -> Job:
+    def of(cls, config: PrepareConfig) -> PrepareJob:
         """Returns the job for a command line."""
         recipe = _with_existing_splits(config, config.recipe())
         codec = CODECS[config.codec]
@@ -102,7 +101,7 @@ class Job:
         return Forecast(self.selection, self.transform, resizes, self.workers, out, plans, folder)
 
 
-def _with_existing_splits(config: Config, recipe: Recipe) -> Recipe:
+def _with_existing_splits(config: PrepareConfig, recipe: Recipe) -> Recipe:
     """Drops the split validation if the source contains only folders of classes."""
     if address.is_remote(config.source) or schema.VALIDATION not in recipe.source_splits:
         return recipe
@@ -125,7 +124,7 @@ def _with_existing_splits(config: Config, recipe: Recipe) -> Recipe:
     return replace(recipe, splits=tuple(s for s in recipe.splits if s != schema.VALIDATION))
 
 
-def _select(config: Config, recipe: Recipe) -> tuple[Selection, str]:
+def _select(config: PrepareConfig, recipe: Recipe) -> tuple[Selection, str]:
     """Finds the source; returns the images to use, with the complete recipe, and a description."""
     base = remote_path.lists_folder(config.out)
     lists = None
@@ -155,9 +154,9 @@ def _select(config: Config, recipe: Recipe) -> tuple[Selection, str]:
     exclusions = None
     excluded = None
     if config.exclude is not None:
-        listed = exclusion_list.read(config.exclude, allows_unknown=config.allow_unknown)
+        listed = read_exclusions(config.exclude, allows_unknown=config.allow_unknown)
         exclusions = exclusions_of(listed, recipe)
-        excluded = Listed(exclusions.num_images, listed.sha256)
+        excluded = ListDigest(exclusions.num_images, listed.sha256)
     rule = config.orientation
     if rule is None:
         default = NEUTRAL if source.is_imagenet else APPLY
@@ -187,7 +186,7 @@ def _select(config: Config, recipe: Recipe) -> tuple[Selection, str]:
     return selection, description
 
 
-def _proven_md5(policy: Policy, parts: Sequence[Part]) -> dict[str, str]:
+def _proven_md5(policy: Policy, parts: Sequence[SourcePart]) -> dict[str, str]:
     """Returns, by name, the md5 of the files that `download` verified and that are unchanged."""
     if policy.check == CHECK_HEADER:
         return {}
@@ -196,18 +195,18 @@ def _proven_md5(policy: Policy, parts: Sequence[Part]) -> dict[str, str]:
     return {name: md5 for name, md5 in verified.items() if md5}
 
 
-def _wanted(config: Config, selection: Selection, policy: Policy) -> Wanted:
+def _wanted(config: PrepareConfig, selection: Selection, policy: Policy) -> WantedDataset:
     origin = None
     if not address.is_remote(config.source):
         paths = ((part.name, part.path) for part in selection.parts)
         files = {name: str(path.absolute()) for name, path in paths if isinstance(path, Path)}
         root = Path(config.source).expanduser()
-        if isinstance(selection.source, Folder):
+        if isinstance(selection.source, FolderSource):
             # Keys of a folder that contains only classes are relative to its parent.
             root = selection.source.root
         origin = SourceLocation(str(root.absolute()), files)
     recipe = selection.recipe
-    return Wanted(
+    return WantedDataset(
         settings.prepared(recipe),
         policy.libraries,
         label_offset=recipe.label_offset,

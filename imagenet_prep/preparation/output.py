@@ -15,24 +15,23 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from imagenet_prep import engine
-from imagenet_prep.core import canonical, monitoring
-from imagenet_prep.core.canonical import Json
+from imagenet_prep.core import monitoring, strict_json
 from imagenet_prep.core.errors import (
     DataDamagedError,
     ImagenetPrepError,
     ManifestError,
 )
+from imagenet_prep.core.strict_json import Json
 from imagenet_prep.core.version import version
-from imagenet_prep.dataset import editions, formats, manifest, naming, schema, settings
+from imagenet_prep.dataset import class_list, formats, manifest, schema, settings
 from imagenet_prep.dataset.class_list import ClassList
-from imagenet_prep.dataset.manifest import Manifest, Source, Split
+from imagenet_prep.dataset.manifest import Manifest, ManifestSource, Split
 from imagenet_prep.dataset.member import OF_INPUT, QUARANTINED, Incident
-from imagenet_prep.dataset.settings import Settings
-from imagenet_prep.engine import Receipt, Stage
-from imagenet_prep.preparation import standing
-from imagenet_prep.preparation.standing import Begun, Decision, Noted, Standing, Wanted
-from imagenet_prep.shards.commit import publish, refuse_too_many
-from imagenet_prep.shards.summary import summarise
+from imagenet_prep.dataset.settings import DatasetSettings
+from imagenet_prep.engine import Stage, TaskReceipt
+from imagenet_prep.preparation import output_state
+from imagenet_prep.preparation.output_state import Begun, Decision, Noted, Standing, WantedDataset
+from imagenet_prep.shards.commit import publish, refuse_too_many, summarise
 from imagenet_prep.shards.writer import WrittenShard
 from imagenet_prep.sources.shard_files import TfrecordSet, split_of
 from imagenet_prep.storage import dataset_store
@@ -48,7 +47,7 @@ class Draft:
     splits: dict[str, Split]
     classes: ClassList
     incidents: Sequence[Incident] = ()
-    sources: Sequence[Source] = ()
+    sources: Sequence[ManifestSource] = ()
     lacks: dict[str, str] = field(default_factory=dict)
     plan_digest: str | None = None  # None to compute it from the sources
     edition: str | None = None  # "" for no known edition; None to derive it from the sources
@@ -65,7 +64,7 @@ class Draft:
         """Adds the `kept` splits of the existing manifest, with their incidents and sources."""
         before = (source for source in existing.sources if split_of(source.name) in kept)
 
-        def place(source: Source) -> tuple[int, str]:
+        def place(source: ManifestSource) -> tuple[int, str]:
             return schema.SPLITS.index(split_of(source.name)), source.name
 
         # Lines of an unknown split, and of excluded images of the input, may be in both lists.
@@ -81,14 +80,14 @@ class Draft:
         )
 
     def manifest(
-        self, wanted: Wanted, config: settings.Config, libraries: dict[str, str]
+        self, wanted: WantedDataset, config: settings.Config, libraries: dict[str, str]
     ) -> Manifest:
         """Returns an incomplete manifest of the dataset; `shards.commit.publish` completes it."""
         plan_digest = self.plan_digest
         classes = self.classes
         parent = self.parent
         if plan_digest is None:
-            plan_digest = canonical.digest([[s.name, s.num_bytes, s.md5] for s in self.sources])
+            plan_digest = strict_json.digest([[s.name, s.num_bytes, s.md5] for s in self.sources])
         edition = parent.edition if parent else self.edition
         subset = wanted.subset
         if subset is None:
@@ -97,7 +96,7 @@ class Draft:
             schema_version=manifest.SCHEMA_VERSION,
             producer=manifest.Producer("imagenet-prep", version(), libraries),
             config=config,
-            config_digest=canonical.digest(config),
+            config_digest=strict_json.digest(config),
             plan_digest=plan_digest,
             label_offset=wanted.label_offset,
             subset=subset,
@@ -126,8 +125,8 @@ class Draft:
         for source in self.sources:
             members[split_of(source.name)] += source.members
         totals = {name: members[name] or split.examples for name, split in self.splits.items()}
-        complete = "" if edition == "" else editions.recognised(self.classes, totals)
-        is_it = editions.ILSVRC2012.is_it(self.classes, totals)
+        complete = "" if edition == "" else class_list.recognised(self.classes, totals)
+        is_it = class_list.ILSVRC2012.is_it(self.classes, totals)
         return edition or complete, not complete and not is_it
 
 
@@ -136,7 +135,7 @@ class Output:
 
     seen: Standing  # the content of the output at the last call of `left`
 
-    def __init__(self, store: Store, wanted: Wanted) -> None:
+    def __init__(self, store: Store, wanted: WantedDataset) -> None:
         self.store = store
         self.wanted = wanted
         self._splits = wanted.settings.splits
@@ -166,9 +165,9 @@ class Output:
         existing = decision.made.items()
         kept = {split: config for split, config in existing if split not in decision.replaced}
         content = self._mark(kept, left)
-        if self.store.write_if_absent(standing.BEGUN, content) != content:
+        if self.store.write_if_absent(output_state.BEGUN, content) != content:
             # A bucket keeps an existing claim, by a different run or by ours for other splits.
-            self.store.write(standing.BEGUN, self._mark(self._decide().made, left))
+            self.store.write(output_state.BEGUN, self._mark(self._decide().made, left))
 
     def older_files(self, shards: Sequence[str]) -> list[str]:
         """Returns the files of older plans, which `begin` removes; see `_older` for the error."""
@@ -182,17 +181,17 @@ class Output:
         Raises UsageError if no receipt proves that this program wrote one of them.
         """
         names = stray_files(self.store, shards)
-        older = [name for name in names if naming.split_of(name) not in others]
+        older = [name for name in names if schema.split_of(name) not in others]
         sizes = self.store.sizes(older)
-        written = engine.published(self.store, {*map(naming.shard_of, older)})
+        written = engine.published(self.store, {*map(schema.shard_of, older)})
         unknown = [name for name in older if (name, sizes.get(name)) not in written]
         if unknown:
-            raise standing.not_ours(self.store.where(), self.wanted.settings.verb, unknown)
+            raise output_state.not_ours(self.store.where(), self.wanted.settings.verb, unknown)
         return older
 
     def _decide(self) -> Decision:
-        self.seen = standing.look(self.store, self.wanted)
-        decision = self._decision = standing.decide(self.seen, self.wanted, self.changed)
+        self.seen = output_state.look(self.store, self.wanted)
+        decision = self._decision = output_state.decide(self.seen, self.wanted, self.changed)
         self.is_doubted = decision.is_doubted
         if not decision.left and self.store.as_folder:
             self.store.as_folder.settle()
@@ -200,17 +199,17 @@ class Output:
 
     def _mark(self, made: dict[str, settings.Config], left: Sequence[str]) -> bytes:
         begun = made | {split: self._splits[split] for split in left}
-        config = Settings(self.wanted.settings.verb, begun).config
-        return canonical.dumps(Begun(config, self.wanted.libraries))
+        config = DatasetSettings(self.wanted.settings.verb, begun).config
+        return strict_json.dumps(Begun(config, self.wanted.libraries))
 
     def forget_others(self, stage: Stage[Any, Any]) -> None:
         """Removes receipts that this stage wrote with different settings: they may look valid."""
-        for name in self.store.list_folder(naming.WORK):
+        for name in self.store.list_folder(schema.WORK):
             is_other = name.startswith(f"{stage.name}-") and len(name) == len(stage.name) + 17
-            if is_other and f"{naming.WORK}/{name}" != stage.folder:
-                self.store.remove_tree(f"{naming.WORK}/{name}")
+            if is_other and f"{schema.WORK}/{name}" != stage.folder:
+                self.store.remove_tree(f"{schema.WORK}/{name}")
 
-    def watch(self, receipt: Receipt[Any]) -> None:
+    def watch(self, receipt: TaskReceipt[Any]) -> None:
         """Counts bad images and collects new shards; a callback for `engine.run`."""
         shard = receipt.content
         if isinstance(shard, WrittenShard):
@@ -223,7 +222,7 @@ class Output:
     def commit(self, draft: Draft, *, dropped: str = "") -> None:
         """Publishes a manifest: the splits of `draft`, and the existing splits except `dropped`."""
         wanted = self.wanted
-        seen = standing.look(self.store, self.wanted)
+        seen = output_state.look(self.store, self.wanted)
         existing = seen.committed
         libraries = wanted.libraries
         made = {split: self._splits[split] for split in draft.splits}
@@ -239,7 +238,7 @@ class Output:
                 lacks |= noted[split][1]
             draft = draft.with_kept(existing, kept, listed, lacks)
         if not draft.splits:
-            self.store.remove(naming.MANIFEST, naming.REPLACED)
+            self.store.remove(schema.MANIFEST, schema.REPLACED)
             return
         # A killed run, or a lost worker of a cluster, may have written shards of an older plan.
         shards = itertools.chain.from_iterable(split.shards for split in draft.splits.values())
@@ -248,7 +247,7 @@ class Output:
         self.store.remove(*self._older(names, {dropped, *unfinished}))
         published = publish(
             self.store,
-            draft.manifest(wanted, Settings(wanted.settings.verb, made).config, libraries),
+            draft.manifest(wanted, DatasetSettings(wanted.settings.verb, made).config, libraries),
             incidents=draft.incidents,
             classes=draft.classes,
             name=wanted.name,
@@ -269,7 +268,7 @@ class Output:
                 return kept, listed
         if kept - {*(self._decision.left if self._decision else ())}:
             raise DataDamagedError(
-                f"{self.store.where(naming.QUARANTINE)}: missing or truncated, but needed for the "
+                f"{self.store.where(schema.QUARANTINE)}: missing or truncated, but needed for the "
                 f"images of {', '.join(sorted(kept))}. To write the file again, run the same "
                 f"command for all splits together ({', '.join(existing.splits)})."
             )
@@ -288,7 +287,7 @@ class Output:
         # If the note cannot be written, the next run compares source and dataset instead.
         with contextlib.suppress(ImagenetPrepError):
             noted = Noted(dataset, newest, splits)
-            self.store.write(standing.NOTED, canonical.dumps(noted))
+            self.store.write(output_state.NOTED, strict_json.dumps(noted))
 
     def end(self) -> Json:
         """Records the source location for `report`; returns the summary."""
@@ -296,7 +295,7 @@ class Output:
         monitoring.quarantined(sum(finished.manifest.quarantined.values()))
         if self.wanted.origin is not None:
             note_source(finished.manifest.digest, self.wanted.origin)
-        path = self.store.where(naming.MANIFEST)
+        path = self.store.where(schema.MANIFEST)
         summary = summarise(path, finished, self._new, time.time() - self._start)
         if "unknown_format" in finished.manifest.quarantined:
             with contextlib.suppress(ImagenetPrepError):  # a missing list must not fail the run
@@ -305,7 +304,7 @@ class Output:
                     for line in dataset_store.incidents(self.store)
                     if line.reason == "unknown_format"
                 )
-                summary["unread"] = formats.in_words(details)
+                summary["unread"] = formats.unsupported_in_words(details)
         return summary
 
     def _discard(self, split: str) -> None:
@@ -314,11 +313,11 @@ class Output:
         dataset = self.seen.dataset
         if dataset and split in dataset.manifest.splits:
             self.commit(Draft(splits={}, classes=dataset.classes), dropped=split)
-        store.remove(*(name for name in shard_files(store) if naming.split_of(name) == split))
+        store.remove(*(name for name in shard_files(store) if schema.split_of(name) == split))
         # With its old receipt, a new shard of the same size would look finished.
-        for name in store.list_folder(naming.WORK):
+        for name in store.list_folder(schema.WORK):
             if name.startswith(f"{self.wanted.settings.verb}-{split}-"):
-                store.remove_tree(f"{naming.WORK}/{name}")
+                store.remove_tree(f"{schema.WORK}/{name}")
 
 
 def incidents_of_input(found: TfrecordSet) -> list[Incident]:

@@ -9,7 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import heapq
 import itertools
+import math
+import operator
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -19,9 +22,10 @@ from typing import NamedTuple
 import numpy as np
 
 from imagenet_prep import engine
-from imagenet_prep.core import canonical
+from imagenet_prep.core import strict_json
 from imagenet_prep.core.errors import SourceError, UsageError, some
-from imagenet_prep.dataset import editions, naming
+from imagenet_prep.core.terminal import counted
+from imagenet_prep.dataset import class_list, schema
 from imagenet_prep.dataset.member import (
     NO_BOXES,
     Boxes,
@@ -30,16 +34,15 @@ from imagenet_prep.dataset.member import (
     dump_member,
     parse_members,
 )
-from imagenet_prep.preparation.box_lists import BoxLookup, read_boxes
-from imagenet_prep.preparation.division import Division, Share, divide
-from imagenet_prep.preparation.joined_lists import JoinedLists, joined_lists
+from imagenet_prep.dataset.settings import Recipe
+from imagenet_prep.preparation.joined_lists import BoxLookup, JoinedLists, joined_lists, read_boxes
 from imagenet_prep.preparation.selection import Selection, index_stage
 from imagenet_prep.preparation.space import check_plan
 from imagenet_prep.preparation.tasks import (
     PLAN_FOLDER,
     SHARED_PLANS,
     UNPACKED,
-    Listed,
+    ListedCounts,
     hash_of,
     plan_name,
 )
@@ -51,6 +54,85 @@ from imagenet_prep.sources.source import IndexTask, sorted_by_key
 from imagenet_prep.storage.local_file import storage_errors
 from imagenet_prep.storage.remote import Check, unchecked
 from imagenet_prep.storage.store import Store, read_note
+
+
+class Share(NamedTuple):
+    """The part of a source split that becomes an output split, before images are excluded."""
+
+    split: str
+    num_per_class: Sequence[int]
+    num_shards: int
+
+
+class Division(NamedTuple):
+    """The output splits that are made from a source split."""
+
+    kept: Share
+    held_out: Share | None
+
+    @property
+    def shares(self) -> list[Share]:
+        """All output splits."""
+        return [self.kept] if self.held_out is None else [self.kept, self.held_out]
+
+
+def divide(selection: Selection, split: str, used: Sequence[int]) -> Division:
+    """Returns the division of a source split; `used` is the number of images by class index."""
+
+    def share(name: str, counts: Sequence[int]) -> Share:
+        return Share(name, counts, selection.shards_of(name, sum(counts)))
+
+    new = selection.recipe.held_out_split
+    if split != schema.TRAIN or new is None:
+        return Division(share(split, used), None)
+    held_out = _held_out(selection.recipe, used)
+    kept = list(map(operator.sub, used, held_out))
+    return Division(share(split, kept), share(new, held_out))
+
+
+def _held_out(recipe: Recipe, used: Sequence[int]) -> list[int]:
+    amount = recipe.holdout.partition(" ")[0]
+    flag = f"--holdout {amount}"
+    most = recipe.holdout_per_class
+    if most:
+        flag = f"--holdout-per-class {most}"
+        out = [min(most, count // 2) for count in used]
+    elif amount.endswith("%"):
+        percent = float(amount[:-1])
+        out = [min(max(1, round(count * percent / 100)), max(0, count - 1)) for count in used]
+    else:
+        flag = f"--holdout {int(amount):,}"
+        out = _apportioned(int(amount), used)
+    if not any(out):
+        raise UsageError(f"{flag}: no class has more than one image, so no image can be taken out")
+    return out
+
+
+def _apportioned(number: int, used: Sequence[int]) -> list[int]:
+    """Returns how many of `number` images to take from each class, in proportion to its size.
+
+    The Huntington-Hill method adds one image at a time, so a larger `number` includes all images of
+    a smaller one. A class with two images gives one before any class gives two, and keeps one.
+    """
+    most = sum(max(0, count - 1) for count in used)
+    if number > most:
+        raise UsageError(
+            f"--holdout {number:,}: expected at most {most:,}, since train has "
+            f"{counted(sum(used), 'image')} and must keep one image of each class"
+        )
+    out = [0] * len(used)
+    # The first heap entry is the class with the largest ratio of its size to its held-out images.
+    waiting = [(-math.inf, -count, index) for index, count in enumerate(used) if count > 1]
+    heapq.heapify(waiting)
+    for _ in range(number):
+        _, _, index = heapq.heappop(waiting)
+        out[index] += 1
+        count = used[index]
+        given = out[index]
+        if given < count - 1:
+            heapq.heappush(waiting, (-count * count / (given * (given + 1)), -count, index))
+    return out
+
 
 # From this number of tars or folders, processes list them: threads would share one core.
 _WORTH_PROCESSES_TASKS = 4000
@@ -149,9 +231,9 @@ def remove_unpacked(store: Store, keep: Selection | None = None) -> None:
             store.local.remove_tree(f"{UNPACKED}/{name}")
         return
     store.local.remove_tree(UNPACKED)
-    for name in () if store.as_folder else store.list_folder(naming.WORK):
+    for name in () if store.as_folder else store.list_folder(schema.WORK):
         if name.startswith(SHARED_PLANS):
-            store.remove_tree(f"{naming.WORK}/{name}")
+            store.remove_tree(f"{schema.WORK}/{name}")
 
 
 @dataclass(frozen=True)
@@ -164,7 +246,11 @@ class Planner:
     folder: str
 
     def make(
-        self, tasks: Sequence[IndexTask], listed: Sequence[Listed], lists: str, write: WriteFiles
+        self,
+        tasks: Sequence[IndexTask],
+        listed: Sequence[ListedCounts],
+        lists: str,
+        write: WriteFiles,
     ) -> Inventory:
         """Makes the plan from what the tasks have `listed`; `write` gets the plan files.
 
@@ -175,7 +261,9 @@ class Planner:
         pieces = [*zip(tasks, listed, strict=True)]
         counts = {split: self._count(split, pieces) for split in selection.splits}
         totals = {split: sum(numbers) for split, numbers in counts.items()}
-        edition = editions.recognised(source.classes, totals, [part.name for part in source.parts])
+        edition = class_list.recognised(
+            source.classes, totals, [part.name for part in source.parts]
+        )
         if not edition:
             self._require_all(counts)
         used = {split: self._used(split, numbers) for split, numbers in counts.items()}
@@ -205,7 +293,7 @@ class Planner:
                 plans += self._written(choice, write)
         return Inventory(plans, dict(taken), edition, self.folder, md5, excluded)
 
-    def _count(self, split: str, pieces: Sequence[tuple[IndexTask, Listed]]) -> list[int]:
+    def _count(self, split: str, pieces: Sequence[tuple[IndexTask, ListedCounts]]) -> list[int]:
         listed = [piece.num_per_class for task, piece in pieces if task.split == split]
         return num_per_class(listed, len(self.selection.source.classes.wnids))
 
@@ -356,7 +444,7 @@ class Planner:
                 for shard in range(first, min(first + _FILES_AT_ONCE, share.num_shards)):
                     dealt = rows[shard :: share.num_shards]
                     data = _lines(dealt[choice.is_stored[dealt]], order, lists)
-                    name = naming.shard_name(share.split, shard, share.num_shards)
+                    name = schema.shard_name(share.split, shard, share.num_shards)
                     files.append((plan_name(name, self.folder), data))
                     digest.update(data)
                 write(files)
@@ -399,7 +487,7 @@ def _refuse_empty(share: Share, is_stored: Array) -> None:
     excluded = np.flatnonzero(~is_stored) % share.num_shards
     # Only shards with an excluded image can be empty.
     empty = [
-        naming.shard_name(share.split, shard, share.num_shards)
+        schema.shard_name(share.split, shard, share.num_shards)
         for shard in np.unique(excluded).tolist()
         if not is_stored[shard :: share.num_shards].any()
     ]
@@ -420,7 +508,7 @@ class SharedPlan:
     @classmethod
     def of(cls, selection: Selection, store: Store, lookup: BoxLookup | None) -> SharedPlan:
         """Returns the plan for a selection; different plans have different folders."""
-        digest = canonical.digest(
+        digest = strict_json.digest(
             [
                 selection.index_digest,
                 selection.identity,
@@ -428,13 +516,13 @@ class SharedPlan:
                 selection.any_counts,
             ]
         )
-        folder = f"{naming.WORK}/{SHARED_PLANS}{digest[:16]}"
+        folder = f"{schema.WORK}/{SHARED_PLANS}{digest[:16]}"
         return cls(Planner(selection, lookup, store, folder))
 
     def make(
         self,
         tasks: Sequence[IndexTask],
-        listed: Sequence[Listed],
+        listed: Sequence[ListedCounts],
         lists: str,
         check: Check = unchecked,
     ) -> Inventory:
@@ -449,7 +537,7 @@ class SharedPlan:
 
             inventory = self.planner.make(tasks, listed, lists, write)
         check()
-        store.write(f"{inventory.folder}/{_NOTE}", canonical.dumps(inventory))
+        store.write(f"{inventory.folder}/{_NOTE}", strict_json.dumps(inventory))
         return inventory
 
     def stored(self) -> Inventory | None:

@@ -11,16 +11,16 @@ from itertools import chain
 from imagenet_prep import engine
 from imagenet_prep.codec.policy import Policy
 from imagenet_prep.codec.transform import is_rgb, keep, transform
-from imagenet_prep.core import canonical
-from imagenet_prep.core.canonical import Json
+from imagenet_prep.core import strict_json
 from imagenet_prep.core.errors import BadImageError, UsageError
+from imagenet_prep.core.strict_json import Json
 from imagenet_prep.core.terminal import counted
-from imagenet_prep.dataset import naming, schema
+from imagenet_prep.dataset import schema
 from imagenet_prep.dataset.class_list import ClassList
+from imagenet_prep.dataset.jpeg import KEEP
 from imagenet_prep.dataset.keys import WNID, KeyList
-from imagenet_prep.dataset.manifest import Source, demand_samples
+from imagenet_prep.dataset.manifest import ManifestSource, demand_samples
 from imagenet_prep.dataset.member import REPAIRED, Incident, Member
-from imagenet_prep.dataset.orientation import KEEP
 from imagenet_prep.dataset.samples import Sample
 from imagenet_prep.dataset.settings import (
     EXCLUDED,
@@ -29,19 +29,18 @@ from imagenet_prep.dataset.settings import (
     ORIENTATION,
     RESIZE,
     Config,
-    Settings,
+    DatasetSettings,
 )
 from imagenet_prep.preparation import changes, existing_set
 from imagenet_prep.preparation.output import Draft, Output, incidents_of_input
-from imagenet_prep.preparation.provenance import demand_same_shards
-from imagenet_prep.preparation.standing import Wanted
+from imagenet_prep.preparation.output_state import WantedDataset
+from imagenet_prep.preparation.same_source import demand_same_shards
 from imagenet_prep.preparation.tasks import WriteWork, excluded_record
 from imagenet_prep.shards.commit import num_per_class, split_of
-from imagenet_prep.shards.samples_root import same_key
+from imagenet_prep.shards.difference import same_key
 from imagenet_prep.shards.writer import WrittenShard
-from imagenet_prep.sources import tfrecords
-from imagenet_prep.sources.labelling import Labelling
-from imagenet_prep.sources.shard_files import ShardFile, TfrecordSet
+from imagenet_prep.sources import shard_files
+from imagenet_prep.sources.shard_files import Labelling, ShardFile, TfrecordSet
 from imagenet_prep.storage import dataset_store
 from imagenet_prep.storage.dataset_store import refuse_inside
 from imagenet_prep.storage.ledger import SourceLocation
@@ -71,9 +70,9 @@ class RewriteWork:
             samples = {sample.key: sample for sample in rows if sample.key in excluded}
 
         def images() -> Iterator[tuple[Member, bytes]]:
-            new = self.renamed.get(naming.samples_name(shard.name), {})
+            new = self.renamed.get(schema.samples_name(shard.name), {})
             seen: dict[str, int] = {}
-            records = tfrecords.read(self.store, shard, self.labelling, [md5])
+            records = shard_files.read(self.store, shard, self.labelling, [md5])
             for number, (read, data) in enumerate(records):
                 member = read._replace(key=new.get(number, read.key))
                 first = seen.setdefault(member.key, number)
@@ -90,14 +89,16 @@ class RewriteWork:
                 yield member, data
 
         written, outputs = self.write(shard.name, images())
-        source = Source(shard.file, shard.num_bytes, md5.hexdigest(), counts.num_per_class.total())
+        source = ManifestSource(
+            shard.file, shard.num_bytes, md5.hexdigest(), counts.num_per_class.total()
+        )
         incidents = [*written.incidents, *incidents]
         content = replace(written, incidents=incidents, source=source, **vars(counts))
         return engine.Result(content, outputs)
 
 
 @dataclass(frozen=True)
-class Job:
+class ResizeJob:
     """A resize command, or adopt --rewrite."""
 
     found: TfrecordSet
@@ -119,7 +120,7 @@ class Job:
             return {}
         demand_samples(self.found.manifest, self.found.store.where())
         assert self.found.dataset
-        request = changes.Request(self.exclude, splits=self.splits)
+        request = changes.ChangeRequest(self.exclude, splits=self.splits)
         of_shards = changes.changes_of(request, self.found.dataset, seed=0)
         return {change.name: change.excluded for change in of_shards}
 
@@ -138,7 +139,7 @@ class Job:
         return incidents_of_input(self.found)
 
     @cached_property
-    def wanted(self) -> Wanted:
+    def wanted(self) -> WantedDataset:
         """The dataset to make; the names and sizes of the source files identify the source."""
         byte_settings = KEEP_ORIGINAL
         libraries = {}
@@ -150,10 +151,10 @@ class Job:
         identities: dict[str, str] = {}
         made: dict[str, Config] = {}
         manifest = self.found.manifest
-        labels = "" if manifest else tfrecords.labels(self.found.store)
+        labels = "" if manifest else shard_files.labels(self.found.store)
         for split in self.splits:
             files = self.found.splits[split]
-            source = canonical.digest([[shard.file, shard.num_bytes] for shard in files])
+            source = strict_json.digest([[shard.file, shard.num_bytes] for shard in files])
             made[split] = {**byte_settings, "source": source}
             if manifest and manifest.settings.holdout_split == schema.VALIDATION:
                 made[split][HOLDOUT_PER_CLASS] = True
@@ -161,7 +162,7 @@ class Job:
                 listed = {"images": self.num_excluded(split), "sha256": self.exclude.sha256}
                 made[split][EXCLUDED] = listed
             identity = manifest.digest if manifest else existing_set.identity(files)
-            identities[split] = canonical.digest([identity, labels]) if labels else identity
+            identities[split] = strict_json.digest([identity, labels]) if labels else identity
         # `report` shows source images from this location.
         origin = None
         folder = self.found.store.as_folder
@@ -174,8 +175,8 @@ class Job:
         subset = None
         if manifest and manifest.evaluates:
             subset = manifest.subset or self.exclude is not None
-        return Wanted(
-            Settings(RESIZE, made),
+        return WantedDataset(
+            DatasetSettings(RESIZE, made),
             libraries,
             subset=subset,
             identities=identities,
@@ -185,7 +186,7 @@ class Job:
         )
 
 
-def run(job: Job, store: Store) -> Json:
+def run(job: ResizeJob, store: Store) -> Json:
     """Writes the unfinished splits to a store and returns the summary."""
     output, pending = _output(job, store)
     if pending or output.changed:
@@ -200,7 +201,7 @@ def run(job: Job, store: Store) -> Json:
     return {**summary, "left_in_input": sorted(set(job.found.splits) - set(summary["splits"]))}
 
 
-def preview(job: Job, store: Store) -> Json:
+def preview(job: ResizeJob, store: Store) -> Json:
     """Returns the result of a dry run; raises the errors that a run would raise before it writes.
 
     It reads tables, the first and last shards and, if the input has changed, what `run` compares.
@@ -208,7 +209,7 @@ def preview(job: Job, store: Store) -> Json:
     output, pending = _output(job, store, note=False)
     output.older_files(job.shard_names(pending))
     _ = job.input_incidents
-    labelling = tfrecords.known_labelling(job.found, job.splits)
+    labelling = shard_files.known_labelling(job.found, job.splits)
     labels = "only known after all shards are read, so a run reads them twice"
     if labelling is not None:
         last = len(labelling.classes.wnids) - 1 + labelling.offset
@@ -232,7 +233,7 @@ def preview(job: Job, store: Store) -> Json:
     }
 
 
-def _output(job: Job, store: Store, *, note: bool = True) -> tuple[Output, list[str]]:
+def _output(job: ResizeJob, store: Store, *, note: bool = True) -> tuple[Output, list[str]]:
     """Returns the output and its unfinished splits; raises UsageError if `run` cannot write it."""
     source = job.found.store
     shards = chain.from_iterable(job.found.splits[split] for split in job.splits)
@@ -248,7 +249,7 @@ def _output(job: Job, store: Store, *, note: bool = True) -> tuple[Output, list[
     return output, pending
 
 
-def _labelling(job: Job, store: Store, output: Output, pending: Sequence[str]) -> Labelling:
+def _labelling(job: ResizeJob, store: Store, output: Output, pending: Sequence[str]) -> Labelling:
     existing = output.seen.dataset
     known = None
     if existing and set(existing.manifest.splits) - set(pending):
@@ -272,7 +273,7 @@ def _labelling(job: Job, store: Store, output: Output, pending: Sequence[str]) -
     return labelling
 
 
-def _write(job: Job, store: Store, output: Output, split: str, labelling: Labelling) -> None:
+def _write(job: ResizeJob, store: Store, output: Output, split: str, labelling: Labelling) -> None:
     """Writes and commits the shards of a split."""
     shards = job.found.splits[split]
     stage = _stage(job, store, split, labelling)
@@ -295,7 +296,7 @@ def _write(job: Job, store: Store, output: Output, split: str, labelling: Labell
 
 
 def _stage(
-    job: Job, store: Store, split: str, labelling: Labelling
+    job: ResizeJob, store: Store, split: str, labelling: Labelling
 ) -> engine.Stage[ShardFile, WrittenShard]:
     write = WriteWork(
         store=store,
@@ -322,10 +323,12 @@ def _stage(
     ]
     if job.renamed:
         parts.append(sorted(job.renamed))
-    return engine.Stage(f"{RESIZE}-{split}", canonical.digest(parts), store, work, WrittenShard)
+    return engine.Stage(f"{RESIZE}-{split}", strict_json.digest(parts), store, work, WrittenShard)
 
 
-def _draft(job: Job, split: str, classes: ClassList, written: Sequence[WrittenShard]) -> Draft:
+def _draft(
+    job: ResizeJob, split: str, classes: ClassList, written: Sequence[WrittenShard]
+) -> Draft:
     counts = num_per_class([shard.num_per_class for shard in written], len(classes.wnids))
     not_rgb = any(shard.not_rgb for shard in written)
     incidents = [*chain.from_iterable(shard.incidents for shard in written)]
@@ -341,7 +344,7 @@ def _draft(job: Job, split: str, classes: ClassList, written: Sequence[WrittenSh
     )
 
 
-def _carried(job: Job, split: str, changed: Container[str]) -> Iterator[Incident]:
+def _carried(job: ResizeJob, split: str, changed: Container[str]) -> Iterator[Incident]:
     """Yields the lines of the input that concern a split; `changed` are keys with new lines.
 
     Lines of an unknown split and those of excluded images are in the lines of every split.

@@ -8,17 +8,23 @@ from functools import cached_property
 from pathlib import Path
 
 from imagenet_prep import engine
-from imagenet_prep.core import address, canonical
+from imagenet_prep.core import address, strict_json
 from imagenet_prep.core.errors import UsageError
 from imagenet_prep.core.terminal import counted
-from imagenet_prep.dataset import naming, schema
+from imagenet_prep.dataset import schema
 from imagenet_prep.dataset.keys import KeyList, Lookup
 from imagenet_prep.dataset.settings import Recipe
-from imagenet_prep.preparation.tasks import UNPACKED, IndexWork, Listed
+from imagenet_prep.preparation.tasks import UNPACKED, IndexWork, ListedCounts
 from imagenet_prep.sources import boxes
-from imagenet_prep.sources.folder import Folder
-from imagenet_prep.sources.member_reader import MemberReader
-from imagenet_prep.sources.source import IndexTask, Packed, Part, Source, Stored
+from imagenet_prep.sources.folder import FolderSource
+from imagenet_prep.sources.source import (
+    IndexTask,
+    MemberReader,
+    Packed,
+    Source,
+    SourcePart,
+    StoredSource,
+)
 from imagenet_prep.storage.archive import ArchiveReader
 from imagenet_prep.storage.folder import LocalStore
 from imagenet_prep.storage.store import Store, is_inside, same_place
@@ -59,7 +65,7 @@ class Selection:
         return bool(self.recipe.subset_per_class) or len(self.classes) < all_classes
 
     @cached_property
-    def parts(self) -> tuple[Part, ...]:
+    def parts(self) -> tuple[SourcePart, ...]:
         """The source parts that contain the images and the boxes."""
         parts_of_boxes = self.annotations.parts.values() if self.annotations else ()
         return (*self.source.parts, *parts_of_boxes)
@@ -68,7 +74,7 @@ class Selection:
     def identity(self) -> str:
         """A digest that changes if a file of the source changes."""
         boxes_of = self.annotations.digest if self.annotations else None
-        return canonical.digest([self.source.identity, boxes_of])
+        return strict_json.digest([self.source.identity, boxes_of])
 
     @cached_property
     def index_digest(self) -> str:
@@ -76,7 +82,7 @@ class Selection:
         # Only the selected classes are unpacked, so the unpacked files depend on them.
         chosen = sorted(self.classes) if isinstance(self.source, Packed) else None
         hashed = [self.recipe.seed, self.divides_train]
-        return canonical.digest([*self.source.identity, chosen, hashed, self.listed_anew])
+        return strict_json.digest([*self.source.identity, chosen, hashed, self.listed_anew])
 
     def index_tasks(self) -> list[IndexTask]:
         """Returns the tasks that list the images of the selected classes."""
@@ -87,7 +93,7 @@ class Selection:
 
     def images(self, store: LocalStore) -> MemberReader:
         """Returns a reader for members, either in the source or unpacked in `store`."""
-        if isinstance(self.source, Stored):
+        if isinstance(self.source, StoredSource):
             return self.source.images
         folder = store.path(f"{UNPACKED}/{self.index_digest[:16]}")
         files = {task.name: folder / task.name for task in self.source.tasks}
@@ -127,10 +133,10 @@ def exclusions_of(listed: KeyList, recipe: Recipe) -> Lookup:
 
 def index_stage(
     selection: Selection, store: Store, *, unpack: bool = True
-) -> engine.Stage[IndexTask, Listed]:
+) -> engine.Stage[IndexTask, ListedCounts]:
     """Returns the stage that lists the images and, if `unpack`, unpacks packed images to disk."""
     digest = selection.index_digest
-    folder = f"{naming.WORK}/index-{digest[:16]}"
+    folder = f"{schema.WORK}/index-{digest[:16]}"
     unpacked = f"{UNPACKED}/{digest[:16]}" if unpack else None
     work = IndexWork(
         selection.source,
@@ -141,7 +147,7 @@ def index_stage(
         selection.recipe.seed,
         ranked=selection.divides_train,
     )
-    return engine.Stage("index", digest, store, work, Listed)
+    return engine.Stage("index", digest, store, work, ListedCounts)
 
 
 def refuse_source_as_output(out: str, where: str, source: Source) -> None:
@@ -153,7 +159,7 @@ def refuse_source_as_output(out: str, where: str, source: Source) -> None:
     advice = "The source is never changed. Choose a different folder for the dataset."
     if same_place(*places):
         raise UsageError(f"--out {out} is the source itself. {advice}")
-    if isinstance(source, Folder) and not address.is_remote(out):
+    if isinstance(source, FolderSource) and not address.is_remote(out):
         for folder in source.split_folders:
             if is_inside(places[0], str(folder)):
                 raise UsageError(

@@ -8,10 +8,10 @@ from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass
 
 from imagenet_prep import engine
-from imagenet_prep.core.canonical import Json
 from imagenet_prep.core.errors import BadImageError, StoreError
+from imagenet_prep.core.strict_json import Json
 from imagenet_prep.core.terminal import counted, human_bytes
-from imagenet_prep.dataset import naming, schema
+from imagenet_prep.dataset import schema
 from imagenet_prep.dataset.member import PreparedImage, parse_members
 from imagenet_prep.preparation.selection import Selection, index_stage
 from imagenet_prep.preparation.tasks import PLAN_FOLDER, plan_name
@@ -69,7 +69,7 @@ class Forecast:
                 num_bytes = share * sum(task.num_bytes for task in of_split)
                 before, after = self._mean_bytes(_packed_sample(source, of_split))
                 shards += num_bytes * (after + _RECORD_OVERHEAD_BYTES) / before if before else 0
-            names = filter(naming.looks_like_shard, out.names(""))
+            names = filter(schema.looks_like_shard, out.names(""))
             shards = max(0, shards - sum(out.sizes(names).values()))
         why = ", since images are unpacked first"
         _refuse(self.out, unpacked + _MARGIN * shards, free, why)

@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
-from imagenet_prep.core import turns
-from imagenet_prep.dataset import naming
+from imagenet_prep.core import limits
+from imagenet_prep.dataset import schema
 from imagenet_prep.dataset.class_list import ClassList
 from imagenet_prep.dataset.member import (
     MAX_IMAGE_BYTES,
@@ -23,27 +23,32 @@ from imagenet_prep.dataset.member import (
 )
 from imagenet_prep.dataset.samples import Sample
 from imagenet_prep.dataset.settings import EXCLUDED
-from imagenet_prep.engine import Output, Result
+from imagenet_prep.engine import Result, TaskOutput
 from imagenet_prep.shards import plan, writer
-from imagenet_prep.sources.member_reader import MemberReader
-from imagenet_prep.sources.source import IndexTask, Packed, Source, Stored, sorted_by_key
+from imagenet_prep.sources.source import (
+    IndexTask,
+    MemberReader,
+    Packed,
+    Source,
+    StoredSource,
+    sorted_by_key,
+)
 from imagenet_prep.storage.archive import ArchiveReader, RemoteArchives
-from imagenet_prep.storage.local_file import removed_on_failure, storage_errors
-from imagenet_prep.storage.new_file import new_file
+from imagenet_prep.storage.local_file import new_file, removed_on_failure, storage_errors
 from imagenet_prep.storage.store import Store
 
 # The folder of the plan, which has one file of members per shard.
-PLAN_FOLDER = f"{naming.WORK}/plan"
+PLAN_FOLDER = f"{schema.WORK}/plan"
 # Name prefix of the folders of plans that cluster workers share.
 SHARED_PLANS = "plan-"
 # Images that must be unpacked are stored here until the dataset is committed.
-UNPACKED = f"{naming.WORK}/unpacked"
+UNPACKED = f"{schema.WORK}/unpacked"
 # A source file that needs more memory is unpacked by at most half of the workers at a time.
 _LIGHT_BYTES = 64 << 20
 
 
 @dataclass(frozen=True)
-class Listed:
+class ListedCounts:
     """The number of images in a source piece by class index, and the piece's md5 if known."""
 
     num_per_class: dict[int, int]
@@ -71,7 +76,7 @@ class IndexWork:
     seed: int
     ranked: bool  # whether entries need the hash that chooses the images of a holdout
 
-    def __call__(self, task: IndexTask) -> Result[Listed]:
+    def __call__(self, task: IndexTask) -> Result[ListedCounts]:
         """Lists the images; returns the list, and the file of unpacked images if there is one."""
         outputs = []
         md5: str | None = None
@@ -79,9 +84,9 @@ class IndexWork:
             images = self.store.temporary() if self.unpacked else None
             members = self._unpack(self.source, task, images)
             if images:
-                outputs.append(Output(images, f"{self.unpacked}/{task.name}"))
+                outputs.append(TaskOutput(images, f"{self.unpacked}/{task.name}"))
         else:
-            assert isinstance(self.source, Stored)
+            assert isinstance(self.source, StoredSource)
             members = self.source.index(task)
             md5 = self.source.known_md5(task)
         num_per_class = Counter(member.class_index for member in members)
@@ -94,10 +99,10 @@ class IndexWork:
             with new_file(entries) as file:
                 rows = plan.entries(members, line_bytes, self.seed, ranked=self.ranked)
                 file.write(rows.tobytes())
-        outputs.append(Output(entries, entries_name(self.folder, task)))
+        outputs.append(TaskOutput(entries, entries_name(self.folder, task)))
         # The list is published last: if it exists, its entries and images exist too.
-        outputs.append(Output(temporary, member_list(self.folder, task)))
-        return Result(Listed(num_per_class, md5), tuple(outputs))
+        outputs.append(TaskOutput(temporary, member_list(self.folder, task)))
+        return Result(ListedCounts(num_per_class, md5), tuple(outputs))
 
     def _unpack(self, packed: Packed, task: IndexTask, images: Path | None) -> list[Member]:
         members: list[Member] = []
@@ -108,7 +113,7 @@ class IndexWork:
         # Write one image at a time, since a Parquet file may be larger than memory.
         path = images or Path(os.devnull)
         with (
-            turns.turn() if task.memory > _LIGHT_BYTES else contextlib.nullcontext(),
+            limits.turn() if task.memory > _LIGHT_BYTES else contextlib.nullcontext(),
             removed_on_failure(*filter(None, [images])),
             storage_errors("write", path),
             new_file(images) if images else open(path, "wb") as file,
@@ -188,7 +193,7 @@ class WriteWork:
     fail_on_bad_image: bool  # fail if `transform` raises BadImageError, or quarantine the image
 
     def __call__(
-        self, name: str, images: Iterable[tuple[Member, bytes] | writer.Stored]
+        self, name: str, images: Iterable[tuple[Member, bytes] | writer.StoredRecord]
     ) -> Result[writer.WrittenShard]:
         """Writes the shard; returns its receipt content and files. Iterates over `images` once."""
         shard, index, samples = (self.store.temporary() for _ in range(3))
@@ -207,9 +212,9 @@ class WriteWork:
         return Result(
             content,
             (
-                Output(index, naming.index_name(name), content.index_sha256),
-                Output(samples, naming.samples_name(name), content.samples_sha256),
-                Output(shard, name, content.sha256),
+                TaskOutput(index, schema.index_name(name), content.index_sha256),
+                TaskOutput(samples, schema.samples_name(name), content.samples_sha256),
+                TaskOutput(shard, name, content.sha256),
             ),
         )
 

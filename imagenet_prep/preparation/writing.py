@@ -10,15 +10,15 @@ from pathlib import Path
 
 from imagenet_prep import engine
 from imagenet_prep.codec.policy import CHECK_HEADER
-from imagenet_prep.core import canonical
-from imagenet_prep.core.canonical import Json
+from imagenet_prep.core import strict_json
 from imagenet_prep.core.errors import SourceError, StoreError, some
+from imagenet_prep.core.strict_json import Json
 from imagenet_prep.core.terminal import printable, say
-from imagenet_prep.dataset import ignored, naming
-from imagenet_prep.dataset.manifest import Source
+from imagenet_prep.dataset import formats, schema
+from imagenet_prep.dataset.manifest import ManifestSource
 from imagenet_prep.dataset.member import QUARANTINED, Incident, Member, parse_members
 from imagenet_prep.engine import Stage
-from imagenet_prep.preparation.job import Job
+from imagenet_prep.preparation.job import PrepareJob
 from imagenet_prep.preparation.output import Draft, Output
 from imagenet_prep.preparation.planning import Inventory, take_inventory
 from imagenet_prep.preparation.selection import Selection
@@ -36,11 +36,11 @@ from imagenet_prep.preparation.tasks import (
 from imagenet_prep.shards.commit import emptied, split_of
 from imagenet_prep.shards.plan import MOST_BYTES
 from imagenet_prep.shards.writer import WrittenShard
-from imagenet_prep.sources.evidence import COUNTS, EDITION, Statement
-from imagenet_prep.sources.folder import Folder
+from imagenet_prep.sources.folder import FolderSource
 from imagenet_prep.sources.ilsvrc import Tars
-from imagenet_prep.sources.member_reader import MemberReader
+from imagenet_prep.sources.labels import COUNTS, EDITION, Statement
 from imagenet_prep.sources.scan import read_errors
+from imagenet_prep.sources.source import MemberReader
 from imagenet_prep.storage import scratch
 from imagenet_prep.storage.archive import ArchiveReader, RemoteArchives, open_archives
 from imagenet_prep.storage.folder import LocalStore
@@ -90,7 +90,7 @@ def _refuse_other(actual: Mapping[str, str], expected: Mapping[str, str]) -> Non
             )
 
 
-def write(job: Job, inventory: Inventory, forecast: Forecast, output: Output) -> None:
+def write(job: PrepareJob, inventory: Inventory, forecast: Forecast, output: Output) -> None:
     """Writes the missing shards and commits the dataset."""
     announce_proven(job)
     stage = write_stage(job, inventory, output.store, output.store.local)
@@ -111,7 +111,7 @@ def begin(stage: WriteStage, inventory: Inventory, forecast: Forecast, output: O
     output.forget_others(stage)
 
 
-def write_tasks(job: Job, inventory: Inventory) -> list[HashTask | ShardTask]:
+def write_tasks(job: PrepareJob, inventory: Inventory) -> list[HashTask | ShardTask]:
     """Returns the tasks of the write stage, longest first; --check header skips all HashTasks."""
     shards = [ShardTask(name) for name in inventory.shard_names]
     if job.policy.check == CHECK_HEADER:
@@ -123,7 +123,7 @@ def write_tasks(job: Job, inventory: Inventory) -> list[HashTask | ShardTask]:
     return [*(HashTask(part.name) for part in largest_first), *shards]
 
 
-def announce_proven(job: Job) -> None:
+def announce_proven(job: PrepareJob) -> None:
     """Prints the archives that are already verified; raises SourceError if one is not official."""
     _refuse_other(job.proven_md5, job.expected_md5)
     if job.proven_md5 and not job.quiet:
@@ -135,7 +135,7 @@ def announce_proven(job: Job) -> None:
         )
 
 
-def write_stage(job: Job, inventory: Inventory, store: Store, plans: Store) -> WriteStage:
+def write_stage(job: PrepareJob, inventory: Inventory, store: Store, plans: Store) -> WriteStage:
     """Returns the stage that writes shards from the plan files in `plans` and hashes archives."""
     selection, wanted = job.selection, job.wanted
     classes = selection.source.classes
@@ -148,7 +148,7 @@ def write_stage(job: Job, inventory: Inventory, store: Store, plans: Store) -> W
         open_archives(archives),
         job.expected_md5,
     )
-    digest = canonical.digest(
+    digest = strict_json.digest(
         [
             wanted.settings.config,
             wanted.libraries,
@@ -182,7 +182,7 @@ def _demand_unchanged(selection: Selection) -> None:
             )
 
 
-def _demand_all(job: Job, inventory: Inventory, shards: Collection[WrittenShard]) -> None:
+def _demand_all(job: PrepareJob, inventory: Inventory, shards: Collection[WrittenShard]) -> None:
     selection = job.selection
     incidents = chain.from_iterable(shard.incidents for shard in shards)
     bad = sum(incident.action == QUARANTINED for incident in incidents)
@@ -191,7 +191,7 @@ def _demand_all(job: Job, inventory: Inventory, shards: Collection[WrittenShard]
     listed = planned
     excluded = sum(inventory.excluded.values())
     # A folder is listed when the source is detected and again when it is read.
-    if isinstance(selection.source, Folder) and not selection.is_part:
+    if isinstance(selection.source, FolderSource) and not selection.is_part:
         listed = sum(part.images for part in selection.source.parts) - excluded
     if not stored + bad == planned == listed:
         raise SourceError(
@@ -203,7 +203,7 @@ def _demand_all(job: Job, inventory: Inventory, shards: Collection[WrittenShard]
 
 
 def commit(
-    job: Job, inventory: Inventory, output: Output, contents: Sequence[Content], plans: Store
+    job: PrepareJob, inventory: Inventory, output: Output, contents: Sequence[Content], plans: Store
 ) -> None:
     """Publishes the manifest from the receipts of all tasks; `plans` has the plan files."""
     read = {file.archive: file.md5 for file in contents if isinstance(file, HashedArchive)}
@@ -223,7 +223,7 @@ def commit(
             *_excluded(job, inventory, plans, output.store.local),
         ],
         sources=[
-            Source(
+            ManifestSource(
                 part.name,
                 part.num_bytes,
                 md5.get(part.name),
@@ -232,7 +232,7 @@ def commit(
             )
             for part in job.selection.parts
         ],
-        plan_digest=canonical.digest([split.digest for split in inventory.plans]),
+        plan_digest=strict_json.digest([split.digest for split in inventory.plans]),
         edition=inventory.edition,
         answers=evaluation.answers if evaluation else {},
     )
@@ -240,12 +240,12 @@ def commit(
         lost = emptied(split.num_per_class, draft.splits[split.split].examples_per_class)
         if lost:
             names = printable(some([draft.classes.wnids[index] for index in lost]))
-            say(f"{split.split}: all images of {names} were quarantined, see {naming.QUARANTINE}")
+            say(f"{split.split}: all images of {names} were quarantined, see {schema.QUARANTINE}")
     output.commit(draft)
 
 
 def _excluded(
-    job: Job, inventory: Inventory, plans: Store, unpacked: LocalStore
+    job: PrepareJob, inventory: Inventory, plans: Store, unpacked: LocalStore
 ) -> Iterator[Incident]:
     """Yields the incidents of the excluded images, with the hashes of their files."""
     images = job.selection.images(unpacked)
@@ -269,7 +269,7 @@ def _evidence(selection: Selection, inventory: Inventory) -> Iterator[Statement]
             yield Statement(COUNTS + split.split, "", "; ".join(problems) or "as published")
 
 
-def preview(job: Job, output: Output) -> Json:
+def preview(job: PrepareJob, output: Output) -> Json:
     """Plans and checks a run; writes nothing. If the disk is too small, `refusal` says so."""
     pending = output.left()
     store = output.store
@@ -292,7 +292,7 @@ def preview(job: Job, output: Output) -> Json:
             refusal = refusal or str(error)
         return {
             **forecast.content(inventory.plans),
-            "ignored": ignored.together(dict(part.ignored) for part in job.selection.parts),
+            "ignored": formats.together(dict(part.ignored) for part in job.selection.parts),
             "evidence": [s._asdict() for s in _evidence(job.selection, inventory)],
             "left": pending,
             "refusal": refusal,

@@ -38,7 +38,7 @@ Colours = tuple[float, float, float]  # a number for each of R, G, B
 
 
 @dataclass(frozen=True)
-class Recipe:
+class CropRecipe:
     """The constants of a preprocessing recipe.
 
     Attributes:
@@ -64,7 +64,7 @@ class Recipe:
 RECIPES = {
     # Inception crops (Szegedy et al. 2015), as in torchvision. Evaluation crops 224 pixels from an
     # image with a shorter side of 256. mean and std are the usual ones of ImageNet times 255.
-    "resnet": Recipe(
+    "resnet": CropRecipe(
         mean=(123.675, 116.28, 103.53),
         std=(58.395, 57.12, 57.375),
         keep_aspect=True,
@@ -72,13 +72,13 @@ RECIPES = {
     ),
     # From crop_and_resize_image and cnn_model_function in train_imagenet_resnet_hvd.py (AWS
     # tutorial).
-    "tutorial": Recipe(mean=(121.0, 115.0, 100.0), std=(70.0, 68.0, 71.0), evaluation=0.8),
+    "tutorial": CropRecipe(mean=(121.0, 115.0, 100.0), std=(70.0, 68.0, 71.0), evaluation=0.8),
     # From train_preprocess_fn in the SageMaker guide. mean and std are of CIFAR-10's train split.
-    "cifar10": Recipe(mean=(125.3, 123.0, 113.9), std=(63.0, 62.1, 66.7), padding=4),
+    "cifar10": CropRecipe(mean=(125.3, 123.0, 113.9), std=(63.0, 62.1, 66.7), padding=4),
     # Digits are not shifted or mirrored. mean and std are of MNIST's train split.
-    "mnist": Recipe(mean=(33.3,) * 3, std=(78.6,) * 3, padding=0, mirrors=False),
+    "mnist": CropRecipe(mean=(33.3,) * 3, std=(78.6,) * 3, padding=0, mirrors=False),
     # The crop of center_crop_arr in guided-diffusion, whose training also mirrors images.
-    "adm": Recipe(mean=(127.5,) * 3, std=(127.5,) * 3, padding=0, square=True),
+    "adm": CropRecipe(mean=(127.5,) * 3, std=(127.5,) * 3, padding=0, square=True),
 }
 
 
@@ -97,7 +97,7 @@ class Views:
 
 
 def central_views(
-    recipe: Recipe, heights: npt.NDArray[np.int64], widths: npt.NDArray[np.int64]
+    recipe: CropRecipe, heights: npt.NDArray[np.int64], widths: npt.NDArray[np.int64]
 ) -> Views:
     """Returns central crops without mirroring, for evaluation."""
     sides = (heights, widths)
@@ -109,7 +109,7 @@ def central_views(
 
 
 def random_views(
-    recipe: Recipe,
+    recipe: CropRecipe,
     heights: npt.NDArray[np.int64],
     widths: npt.NDArray[np.int64],
     numbers: npt.NDArray[np.int64],
@@ -167,7 +167,7 @@ def boxes_in(
 
 
 def _crops(
-    recipe: Recipe,
+    recipe: CropRecipe,
     heights: npt.NDArray[np.int64],
     widths: npt.NDArray[np.int64],
     draws: npt.NDArray[np.float64],

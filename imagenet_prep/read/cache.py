@@ -1,8 +1,8 @@
 """A local copy of a remote dataset, fetched shard by shard and shared by the ranks of a node.
 
-Shards and files of columns are fetched in reading order, one shuffle window ahead of the reader.
-Each file is fetched once per node: one rank locks the file's name and fetches the file while the
-other ranks wait. The file gets its final name after its sha256 is verified.
+`NodeCache` fetches shards and files of columns in reading order, one shuffle window ahead of the
+reader. Each file is fetched once per node: one rank locks the file's name and fetches the file
+while the other ranks wait. The file gets its final name after its sha256 is verified.
 
 Other users may have access to the cache folder, and could plant a folder for this dataset in it. So
 the dataset's folder must belong to this user, and a file that already exists in it is read once to
@@ -10,44 +10,197 @@ verify its sha256. A ledger records the verified files for later ranks.
 
 Each rank keeps its current and next shards open under a shared lock. To free space, a rank removes
 only shards that it can lock exclusively, so it never removes a shard that a rank is reading.
+
+A `HeldFile` stays open, and optionally locked, while it is referenced. After a fork, a lock is
+released only when both parent and child have closed the file. So a child closes all locked files of
+its parent immediately, and must not use them.
+
+`BackgroundThreads` is a pool of daemon threads. Python does not wait for them when a script ends.
 """
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
+import logging
 import os
 import stat
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, wait
+from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
+from functools import partial
 from itertools import chain, repeat
 from pathlib import Path
-from typing import Any
+from queue import SimpleQueue
+from typing import Any, ParamSpec, TypeVar
 
+from imagenet_prep.core import small_files
 from imagenet_prep.core.errors import IncompleteError, StoreError, UsageError
-from imagenet_prep.dataset import naming
-from imagenet_prep.dataset.manifest import File, Shard
-from imagenet_prep.read.background import BackgroundThreads
-from imagenet_prep.read.held import HeldFile, only_one
+from imagenet_prep.core.terminal import printable
+from imagenet_prep.dataset import schema
+from imagenet_prep.dataset.manifest import DatasetFile, Shard
 from imagenet_prep.storage import local_file
 from imagenet_prep.storage.dataset_store import Dataset
 from imagenet_prep.storage.fetch import bring
 from imagenet_prep.storage.folder import TEMPORARY, LocalStore
 from imagenet_prep.storage.ledger import NOTES, Ledger
-from imagenet_prep.storage.local_file import storage_errors
+from imagenet_prep.storage.local_file import flock, storage_errors
 from imagenet_prep.storage.remote import RESUME, Access
 from imagenet_prep.storage.store import open_readable
 
-_FOLDERS = (naming.WORK, TEMPORARY, *naming.BESIDE)
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+# A queue of (future for the result, function to call). None ends a thread.
+_Tasks = SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None]
+
+
+class BackgroundThreads(Executor):
+    """Like ThreadPoolExecutor, but with daemon threads; the first task starts all threads.
+
+    At exit, Python waits for the threads of a ThreadPoolExecutor. If one of them were waiting for
+    a server that does not respond, the script would never end.
+    """
+
+    def __init__(self, count: int, name: str) -> None:
+        self._tasks: _Tasks = SimpleQueue()
+        self._to_start = [
+            threading.Thread(target=_work, args=(self._tasks,), name=name, daemon=True)
+            for _ in range(count)
+        ]
+        self._end = weakref.finalize(self, _end, self._tasks, count)
+
+    def submit(self, fn: Callable[_P, _T], /, *args: _P.args, **kwargs: _P.kwargs) -> Future[_T]:
+        """See `Executor.submit`."""
+        with contextlib.suppress(IndexError):
+            while True:
+                self._to_start.pop().start()
+        future: Future[_T] = Future()
+        self._tasks.put((future, partial(fn, *args, **kwargs)))
+        return future
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:  # noqa: ARG002
+        """Ends the threads after their tasks, without waiting for them."""
+        self._end()
+
+
+def _work(tasks: _Tasks) -> None:
+    while (task := tasks.get()) is not None:
+        future, call = task
+        if future.set_running_or_notify_cancel():
+            try:
+                future.set_result(call())
+            except BaseException as error:  # noqa: BLE001 - Future.result() raises it again
+                future.set_exception(error)
+        # While the thread waits for a task, it must not keep the last task's arguments alive.
+        del task, future, call
+
+
+def _end(tasks: _Tasks, count: int) -> None:
+    for _ in range(count):
+        tasks.put(None)
+
+
+_LOCKS = f"{schema.WORK}/locks"
+_REPORT_S = 30.0  # a wait for a lock is reported after this time
+_MOST_HOLDER_BYTES = 1000
+
+
+class HeldFile:
+    """An open file, closed when nothing references it; `lock` is an operation of flock, or 0."""
+
+    def __init__(self, path: Path, lock: int = 0) -> None:
+        # Network file systems only allow exclusive locks on files open for writing.
+        mode = os.O_RDWR if lock & fcntl.LOCK_EX else os.O_RDONLY
+        # Without O_NONBLOCK, opening a named pipe would wait for a writer.
+        self.descriptor = os.open(path, mode | os.O_NONBLOCK | os.O_CLOEXEC)
+        self._closing = weakref.finalize(self, os.close, self.descriptor)
+        small_files.demand_regular(self.descriptor, path)
+        if lock:
+            _locked.add(self)
+            flock(self.descriptor, path, lock)
+
+
+_locked: weakref.WeakSet[HeldFile] = weakref.WeakSet()
+_reported: set[str] = set()  # processes for which this process has reported a wait
+
+
+def _let_go() -> None:
+    for file in list(_locked):
+        if file._closing.detach():
+            os.close(file.descriptor)
+            file.descriptor = -1
+
+
+@contextlib.contextmanager
+def only_one(
+    store: LocalStore, name: str, flags: int = 0, *, purpose: str | None = None
+) -> Iterator[None]:
+    """Holds the lock `name` of a dataset's folder; waits for it unless `flags` is LOCK_NB.
+
+    `purpose` tells processes that wait for the lock what this process does, by default that it
+    uses `name`.
+    """
+    store.make_folder(_LOCKS)
+    path = f"{_LOCKS}/{name.replace('/', '-')}"
+    descriptor = store.open(path, os.O_RDWR | os.O_CREAT)
+    try:
+        try:
+            flock(descriptor, store.path(path), fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if flags & fcntl.LOCK_NB:
+                raise
+            _wait(descriptor)
+        holder = f"pid {os.getpid()} on {os.uname().nodename}, which {purpose or f'uses {name}'}"
+        # The lock is also valid without this text, for example if the disk is full.
+        with contextlib.suppress(OSError):
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, holder.encode(), 0)
+        yield
+    finally:
+        # Closing the file does not release the lock if a process was forked meanwhile.
+        with contextlib.suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
+        os.close(descriptor)
+
+
+def _wait(descriptor: int) -> None:
+    """Waits for a lock. Reports a long wait, because the process that holds it may be stopped."""
+    report = threading.Timer(_REPORT_S, _report_wait, [descriptor])
+    report.daemon = True
+    report.start()
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+    finally:
+        report.cancel()
+        # The caller may close the descriptor only when the timer no longer reads from it.
+        report.join()
+
+
+def _report_wait(descriptor: int) -> None:
+    holder = os.pread(descriptor, _MOST_HOLDER_BYTES, 0).decode(errors="replace")
+    pid = holder.partition(",")[0]
+    # A process that holds several locks is reported once.
+    if pid not in _reported:
+        _reported.add(pid)
+        logging.getLogger(__name__).warning(
+            f"waiting for {printable(holder)}. If that process is stopped, continue it (kill -CONT)"
+            " or end it."
+        )
+
+
+os.register_at_fork(after_in_child=_let_go)
+
+
+_FOLDERS = (schema.WORK, TEMPORARY, *schema.BESIDE)
 _REMEDY = "Check the source (imagenet-prep replicate --check), and restore this file there."
 _THREADS = 8  # per rank; each thread has its own connection
 _TIMEOUT_S = 60.0
 
 
 # Fetched as a unit: a shard with its index, or the file with a column's rows for a shard.
-Item = Shard | File
+Item = Shard | DatasetFile
 
 
 class _Copy:
@@ -78,12 +231,12 @@ class _Copy:
     def _all(self) -> Iterator[Item]:
         """Yields all shards of the dataset, and the column files that are in the folder."""
         yield from self._all_shards
-        for column in self._store.list_folder(naming.COLUMNS):
-            folder = f"{naming.COLUMNS}/{column}"
+        for column in self._store.list_folder(schema.COLUMNS):
+            folder = f"{schema.COLUMNS}/{column}"
             for name, status in self._store.stats(folder).items():
-                yield File(f"{folder}/{name}", status.size, "")
+                yield DatasetFile(f"{folder}/{name}", status.size, "")
 
-    def _bring(self, files: Sequence[File], near: Callable[[], Collection[str]]) -> None:
+    def _bring(self, files: Sequence[DatasetFile], near: Callable[[], Collection[str]]) -> None:
         """Fetches and verifies the missing files. The caller must hold the lock for their name."""
         missing = [file for file in files if not self._is_verified(file)]
         if missing:
@@ -93,7 +246,7 @@ class _Copy:
             status = bring(self._source, file, self._store, _REMEDY, name, reserved=True)
             self._ledger.add({file.name: status}, sha256=file.sha256)
 
-    def _is_verified(self, file: File) -> bool:
+    def _is_verified(self, file: DatasetFile) -> bool:
         """Returns whether a file exists and its sha256 is right, by the ledger or by hashing it."""
         flags = os.O_RDONLY | os.O_NONBLOCK
         with (
@@ -107,7 +260,7 @@ class _Copy:
                 return self._ledger.sha256(file.name, opened) == file.sha256
         return False
 
-    def _make_room(self, files: Sequence[File], near: Callable[[], Collection[str]]) -> None:
+    def _make_room(self, files: Sequence[DatasetFile], near: Callable[[], Collection[str]]) -> None:
         """Removes unused shards to meet the limit, and reserves space with temporary files."""
         # Only one thread per node at a time, since the limit includes the reserved space.
         with only_one(self._store, "room", purpose="frees space in the cache"):
@@ -269,10 +422,10 @@ def _closed(name: str) -> IncompleteError:
     return IncompleteError(f"{name}: not fetched, because the reader was closed")
 
 
-def _together(item: Item) -> tuple[File, ...]:
+def _together(item: Item) -> tuple[DatasetFile, ...]:
     """Returns the files of an item: a shard's index and records, or a column's file."""
     # A sample table is fetched only if keys are needed. It is small, and is never removed.
-    return (item,) if isinstance(item, File) else (item.index, item.files[-1])
+    return (item,) if isinstance(item, DatasetFile) else (item.index, item.files[-1])
 
 
 def _bytes_of(item: Item) -> int:

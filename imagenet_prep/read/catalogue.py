@@ -6,19 +6,19 @@ from collections.abc import Collection, Iterator, Sequence
 from pathlib import PurePosixPath
 from typing import NamedTuple
 
-from imagenet_prep.core.canonical import Json
 from imagenet_prep.core.errors import UsageError
-from imagenet_prep.dataset import naming, schema
+from imagenet_prep.core.strict_json import Json
+from imagenet_prep.dataset import schema
 from imagenet_prep.dataset.example import ImageExample
 from imagenet_prep.dataset.samples import Sample
-from imagenet_prep.read.names import Names
-from imagenet_prep.read.opening import open_records
+from imagenet_prep.read.reader import open_records
+from imagenet_prep.read.selection import Names
 from imagenet_prep.storage.dataset_store import Dataset
 
 _FEW = 4
 
 
-class Entry(NamedTuple):
+class CatalogueEntry(NamedTuple):
     """Split, number, class and key of an image. `number` is the position in the split, from 0."""
 
     split: str
@@ -40,7 +40,7 @@ class Catalogue:
                 "`imagenet-prep show SHARD` lists the records by number."
             )
 
-    def entries(self, of_class: str | None = None) -> Iterator[Entry]:
+    def entries(self, of_class: str | None = None) -> Iterator[CatalogueEntry]:
         """Yields the images of one or all classes in local shards; reads only keys and classes."""
         classes = None if of_class is None else self._dataset.classes.indices([of_class])
         for split, records in self._splits.items():
@@ -51,13 +51,13 @@ class Catalogue:
                         yield entry
             records.close()
 
-    def _entries(self, split: str, shard: int, names: Names) -> Iterator[Entry]:
+    def _entries(self, split: str, shard: int, names: Names) -> Iterator[CatalogueEntry]:
         records = self._splits[split]
         heads = zip(records.numbers_of(shard), names.of(shard), strict=True)
         for number, (class_index, key, _) in heads:
-            yield Entry(split, number, class_index, records.wnids[class_index], key)
+            yield CatalogueEntry(split, number, class_index, records.wnids[class_index], key)
 
-    def having(self, sha256: str) -> Iterator[tuple[Entry, Sample]]:
+    def having(self, sha256: str) -> Iterator[tuple[CatalogueEntry, Sample]]:
         """Yields the images whose stored or source file has this sha256 (as hex digits)."""
         self._dataset.demand_samples()
         for split, records in self._splits.items():
@@ -69,14 +69,17 @@ class Catalogue:
                 for number, sample in zip(records.numbers_of(shard), samples, strict=True):
                     if sha256 in (sample.sha256, sample.source_sha256):
                         wnid = records.wnids[sample.class_index]
-                        yield Entry(split, number, sample.class_index, wnid, sample.key), sample
+                        yield (
+                            CatalogueEntry(split, number, sample.class_index, wnid, sample.key),
+                            sample,
+                        )
 
-    def place(self, entry: Entry) -> tuple[str, int]:
+    def place(self, entry: CatalogueEntry) -> tuple[str, int]:
         """Returns an image's shard, and its record number in this shard."""
         shard, record = self._splits[entry.split].place(entry.number)
         return self._splits[entry.split].shards[shard].name, record
 
-    def sample(self, entry: Entry) -> Sample | None:
+    def sample(self, entry: CatalogueEntry) -> Sample | None:
         """Returns the line of an image in its table of samples; None without tables."""
         records = self._splits[entry.split]
         if not records.manifest.has_samples:
@@ -84,7 +87,7 @@ class Catalogue:
         shard, record = records.place(entry.number)
         return list(Names(records).samples(shard))[record]
 
-    def source(self, entry: Entry) -> str | None:
+    def source(self, entry: CatalogueEntry) -> str | None:
         """Returns the folder that `amend` added with an image, or else the only other source.
 
         None if there are several others, or a large folder, of which the manifest lists no image.
@@ -93,19 +96,19 @@ class Catalogue:
         for source in self._dataset.manifest.sources:
             if f"{entry.split}:{entry.key}" in source.images:
                 return source.name
-            if not (source.images and source.name.startswith(naming.ADDED)):
+            if not (source.images and source.name.startswith(schema.ADDED)):
                 others.append(source.name)
         return others[0] if len(others) == 1 else None
 
-    def find(self, keys: Collection[str]) -> dict[str, list[Entry]]:
+    def find(self, keys: Collection[str]) -> dict[str, list[CatalogueEntry]]:
         """Returns, for each key (CLASS/NAME or NAME), the first matching image of each split."""
-        entries_of: dict[str, list[Entry]] = {}
+        entries_of: dict[str, list[CatalogueEntry]] = {}
         # Searching a table for a few strings takes a tenth of the time of parsing its lines.
         parts = [(key.partition("/")[2] or key).replace('"', '""') for key in keys]
         texts = [part.encode(errors="surrogateescape") for part in parts]
         for split, records in self._splits.items():
             names = Names(records)
-            matches: dict[str, Entry] = {}
+            matches: dict[str, CatalogueEntry] = {}
             for shard in range(len(records.shards)):
                 if len(texts) <= _FEW and not names.mentions(shard, texts):
                     continue
@@ -130,7 +133,7 @@ class Catalogue:
                 near = near or entry.key
         return near
 
-    def read(self, entry: Entry) -> tuple[Json, ImageExample]:
+    def read(self, entry: CatalogueEntry) -> tuple[Json, ImageExample]:
         """Returns the location of an image (shard, record, offset, size), and the image."""
         records = self._splits[entry.split]
         return records.located(entry.number), records.read(entry.number)

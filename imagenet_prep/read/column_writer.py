@@ -14,22 +14,21 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Self, cast
 
 import numpy as np
 
-from imagenet_prep.core import canonical, own_file
-from imagenet_prep.core.canonical import Json
+from imagenet_prep.core import small_files, strict_json
 from imagenet_prep.core.errors import BusyError, DataDamagedError, UsageError
+from imagenet_prep.core.strict_json import Json
 from imagenet_prep.core.world import World, this_process
 from imagenet_prep.dataset import column
 from imagenet_prep.dataset.column import Column, ColumnFile
-from imagenet_prep.read.columns import numbers_of
+from imagenet_prep.read.batch import array_over
+from imagenet_prep.read.cache import only_one
 from imagenet_prep.read.config import Decoding, ReadConfig
-from imagenet_prep.read.dlpack import array_over
-from imagenet_prep.read.held import only_one
-from imagenet_prep.read.opening import open_feed
+from imagenet_prep.read.feed import numbers_of
 from imagenet_prep.read.order import Order
-from imagenet_prep.read.reader import Reader
+from imagenet_prep.read.reader import Reader, open_feed
 from imagenet_prep.storage import columns, local_file
 from imagenet_prep.storage.folder import LocalStore
-from imagenet_prep.storage.new_file import complete_file
+from imagenet_prep.storage.local_file import complete_file
 from imagenet_prep.storage.remote import hashed
 
 if TYPE_CHECKING:
@@ -133,7 +132,7 @@ class ColumnWriter:
                 name,
                 dtype,
                 tuple(shape),
-                canonical.loads(canonical.dumps(about)),
+                strict_json.loads(strict_json.dumps(about)),
                 view or _view_of(feed),
                 column.OF_CLASS if _is_of_class(feed) else column.OF_IMAGE,
             )
@@ -285,7 +284,7 @@ class ColumnWriter:
             size = made.num_bytes(shard.examples)
             table = shard.samples_sha256
             rows = ColumnFile(shard.name, shard.examples, size, digest.hexdigest(), table)
-            store.write(receipt, canonical.dumps(rows))
+            store.write(receipt, strict_json.dumps(rows))
 
     @contextlib.contextmanager
     def _verified(self, number: int, name: str) -> Iterator[BinaryIO]:
@@ -321,7 +320,7 @@ class ColumnWriter:
         with local_file.folder_inside(store.root, self._folder) as folder:
             for partial in store.names(self._folder):
                 if partial.endswith(".partial"):
-                    own_file.remove_killed(folder, partial)
+                    small_files.remove_killed(folder, partial)
 
     def _checked(self, rows: Any, count: int) -> npt.NDArray[Any]:
         """Returns the first `count` rows as bytes, after checking their shape, type and values."""

@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 from typing import Any, get_args
 
 from imagenet_prep.core import address
-from imagenet_prep.core.cores import num_cores
 from imagenet_prep.core.errors import UsageError
+from imagenet_prep.core.limits import num_cores
 from imagenet_prep.core.world import World
-from imagenet_prep.dataset import column, editions, schema
+from imagenet_prep.dataset import class_list, column, schema
 from imagenet_prep.read import batch
-from imagenet_prep.read.augment import RECIPES, Recipe
+from imagenet_prep.read.augment import RECIPES, CropRecipe
 
 _CHOICES: dict[str, Sequence[str]] = {
     "split": schema.SPLITS,
@@ -30,7 +30,7 @@ _LEAST = {"batch_size": 1, "image_size": 1, "views": 1, "num_threads": 0, "shuff
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wanted:
+class WantedExamples:
     """The arguments of `make_dataset` that select examples; the defaults select all."""
 
     classes: Sequence[str | int] | None = None
@@ -93,7 +93,7 @@ class Pass:
 
 
 @dataclass(frozen=True)
-class ReadConfig(Wanted, Decoding, Pass):
+class ReadConfig(WantedExamples, Decoding, Pass):
     """The arguments of `make_dataset`, whose docstring describes them."""
 
     data_dir: str | os.PathLike[str]
@@ -160,9 +160,9 @@ class ReadConfig(Wanted, Decoding, Pass):
         unusual = "" if self.is_antialiased else ", not antialiased"
         return f"evaluation crop{share}, recipe {self.recipe}, {self.image_size} px{unusual}"
 
-    def recipe_for(self, edition: str) -> Recipe:
+    def recipe_for(self, edition: str) -> CropRecipe:
         """Returns the constants of the recipe, with the evaluation crop that an edition needs."""
-        known = editions.named(edition)
+        known = class_list.named(edition)
         if known is None or known.crop is None:
             return self.constants
         return replace(self.constants, evaluation=known.crop)
@@ -208,6 +208,6 @@ class ReadConfig(Wanted, Decoding, Pass):
         return self.colour and self.is_training
 
     @property
-    def constants(self) -> Recipe:
+    def constants(self) -> CropRecipe:
         """The constants of the recipe."""
         return RECIPES[self.recipe]

@@ -11,7 +11,7 @@ import numpy as np
 from nvidia.dali import fn, math, pipeline_def, types
 from nvidia.dali.tensors import TensorCPU, TensorListCPU
 
-from imagenet_prep.read import dlpack
+from imagenet_prep.read import batch
 from imagenet_prep.read.augment import Views
 from imagenet_prep.read.config import ReadConfig
 from imagenet_prep.read.feed import EncodedBatch
@@ -52,14 +52,14 @@ class DaliBackend:
                 "preallocate_height_hint": height,
                 "preallocate_width_hint": width,
             }
-        self._source = _Source()
+        self._source = _ExternalSource()
         self._pipeline = self._new_pipeline(self._source)
         self._pipeline.build()
         # A separate pipeline decodes single images, because an error ends a DALI pipeline.
         self._single: Any = None
         self._image: npt.NDArray[np.uint8] = np.empty(0, np.uint8)
 
-    def _new_pipeline(self, source: _Source) -> Any:
+    def _new_pipeline(self, source: _ExternalSource) -> Any:
         return _show(
             source.next,
             self._config,
@@ -76,7 +76,7 @@ class DaliBackend:
         else:
             # The last epoch was not read to its end, so the pipeline still has some of its batches,
             # and its loop may continue.
-            self._source = _Source()
+            self._source = _ExternalSource()
             self._pipeline = self._new_pipeline(self._source)
         source = self._source
         pipeline = self._pipeline
@@ -105,7 +105,7 @@ class DaliBackend:
         )
 
 
-class _Source:
+class _ExternalSource:
     """Passes the images of one loop to a pipeline."""
 
     def __init__(self) -> None:
@@ -205,7 +205,7 @@ def _to_tensorflow(tensor: Any) -> Any:
     visible = [gpu.name.rpartition(":")[2] for gpu in tf.config.get_visible_devices("GPU")]
     if kind == _CUDA and str(number) in visible:
         # DALI numbers all GPUs, TensorFlow only the visible ones.
-        capsule = dlpack.on_device(tensor, visible.index(str(number)))
+        capsule = batch.on_device(tensor, visible.index(str(number)))
     else:
         capsule = tensor.as_cpu().__dlpack__()
     return tf.experimental.dlpack.from_dlpack(capsule)

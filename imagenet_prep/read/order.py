@@ -4,7 +4,7 @@ All ranks share one order of an epoch's examples. Each step takes the next world
 examples, and rank r reads the r-th part of them. So every example is read exactly once, and all
 ranks have the same number of steps. A run can resume after n examples with any number of ranks.
 
-If the dataset is partitioned among nodes (dataset.placement), each node has an order of the
+If the dataset is partitioned among nodes (dataset.column), each node has an order of the
 examples that it reads in the epoch, and its ranks share this order.
 """
 
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from imagenet_prep.dataset.placement import WHOLE, Placement
+from imagenet_prep.dataset.column import WHOLE, Placement
 
 if TYPE_CHECKING:
     import numpy.typing as npt

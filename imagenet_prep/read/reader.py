@@ -1,32 +1,208 @@
-"""`Reader` yields the batches of one rank, and can resume from a saved state."""
+"""`Reader` yields the batches of one rank, and can resume from a saved state.
+
+`open_reader` opens a dataset. `open_records` opens the records of a split, and `open_feed` creates
+the `Choice`, `Order` and `Feed` of a reader.
+
+`Diagnosis` finds the image that a backend cannot decode, since errors of frameworks do not name it.
+"""
 
 from __future__ import annotations
 
 import copy
+import hashlib
 import os
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any, Generic, cast
 
+from imagenet_prep.codec import decoding
 from imagenet_prep.core.address import absolute
-from imagenet_prep.core.canonical import Json
-from imagenet_prep.core.errors import UsageError
-from imagenet_prep.core.world import require_same_ranks
+from imagenet_prep.core.errors import BadImageError, DataDamagedError, ImagenetPrepError, UsageError
+from imagenet_prep.core.strict_json import Json
+from imagenet_prep.core.terminal import counted
+from imagenet_prep.core.world import require_same_ranks, this_process
+from imagenet_prep.dataset import schema
 from imagenet_prep.dataset.class_list import ClassList
 from imagenet_prep.dataset.example import ImageExample
 from imagenet_prep.dataset.manifest import Manifest
+from imagenet_prep.dataset.schema import OBJECTNET
 from imagenet_prep.read.augment import Colours
-from imagenet_prep.read.backend import Backend, open_backend
+from imagenet_prep.read.backend import (
+    CONVERTERS,
+    Backend,
+    choose_backend,
+    open_backend,
+    refuse_contradictions,
+    say_once,
+)
 from imagenet_prep.read.batch import Array, Batch
-from imagenet_prep.read.choice import Finder
 from imagenet_prep.read.config import ReadConfig
-from imagenet_prep.read.diagnosis import Diagnosis
 from imagenet_prep.read.feed import EncodedBatch, Feed
-from imagenet_prep.read.frameworks import CONVERTERS
-from imagenet_prep.read.opening import open_feed
-from imagenet_prep.read.order import Position, Steps, StepSampler, step_sampler
+from imagenet_prep.read.order import Order, Position, Steps, StepSampler, step_sampler
 from imagenet_prep.read.receipt import STATE_VERSION, packed
+from imagenet_prep.read.records import Records
+from imagenet_prep.read.selection import Choice, Finder
+from imagenet_prep.storage.dataset_store import Dataset, open_dataset
+
+
+class Diagnosis:
+    """Remembers the batches that a backend is decoding; rereads their images if decoding fails."""
+
+    def __init__(
+        self, feed: Feed, decode: Callable[[bytes], None], epoch: int, start: int, steps: int
+    ) -> None:
+        """`decode` is `Backend.decode`; `epoch`, `start`, `steps`: arguments of `Feed.batches`."""
+        self._feed = feed
+        self._decode = decode
+        self._part = epoch, start, steps
+        self._fed: deque[EncodedBatch] = deque()
+        self._error: ImagenetPrepError | None = None
+
+    def batches(self) -> Iterator[EncodedBatch]:
+        """Yields the batches, and remembers them without their images, to save memory."""
+        try:
+            for batch in self._feed.batches(*self._part):
+                self._fed.append(batch._replace(encoded=[]))
+                yield batch
+        except ImagenetPrepError as error:
+            # A framework raises its own error if a Python callback fails, so keep this one.
+            self._error = error
+            raise
+
+    def decoded(self) -> EncodedBatch:
+        """Returns the oldest remembered batch, which the backend has now decoded."""
+        return self._fed.popleft()
+
+    def explain(self, error: Exception) -> None:
+        """Masks the images that cannot be decoded; raises `error` if all can be decoded."""
+        if self._error is not None:
+            raise self._error from None
+        has_skipped = False
+        records = self._feed.records
+        for batch in tuple(self._fed):
+            for number in batch.numbers[batch.mask].tolist():
+                encoded = records.read(number).encoded
+                why = problem(encoded, self._decode, self._feed.config.backend)
+                if why:
+                    self._feed.skip(number, DataDamagedError(f"{records.where(number)}: {why}"))
+                    has_skipped = True
+        if not has_skipped:
+            raise error
+
+
+def problem(encoded: bytes, decode: Callable[[bytes], None], backend: str) -> str | None:
+    """Returns why Pillow or the backend cannot decode a JPEG; None if both can."""
+    try:
+        decoding.pixels(encoded, only_jpeg=True)
+    except BadImageError as error:
+        return f"does not decode: {error}"
+    try:
+        decode(encoded)
+    except Exception as error:  # noqa: BLE001 - each framework has its own errors
+        return (
+            f"backend {backend!r} cannot decode it, but Pillow can: {_reason(error)}. Use "
+            "backend='native' or on_bad_record='skip'"
+        )
+    return None
+
+
+def _reason(error: Exception) -> str:
+    """Returns the line of a framework's error message that states the reason."""
+    lines = str(error).partition("encountered:")[2] or str(error)
+    return next((line.strip() for line in lines.splitlines() if line.strip()), type(error).__name__)
+
+
+def open_feed(config: ReadConfig) -> tuple[Feed, Json]:
+    """Returns the `Feed` of a reader with these settings, and the content of `Reader.choice`."""
+    world = config.world or this_process()
+    config = replace(config, world=world)
+    config = replace(config, backend=choose_backend(config))
+    refuse_contradictions(config)
+    dataset = open_dataset(config.where, parts=True)
+    records = open_records(dataset, config.split, config.cache_dir, config.cache_gb)
+    if config.is_training and records.manifest.edition == OBJECTNET:
+        raise UsageError(
+            f"{config.where}: {OBJECTNET}'s licence allows only evaluation, not training or "
+            "tuning. Pass training=False."
+        )
+    if "images" in config.fields:
+        if config.constants.square:
+            _tell_changed(config, records)
+        _tell_crop(config, records)
+    records.placement.check_ranks(world, config.where)
+    choice = Choice(config, records.dataset.classes)
+    filters = choice.filters()
+    chosen = None
+    if filters:
+        (chosen,) = choice.numbers([records])
+        # With this digest, a rank with a different choice rejects the state of other ranks.
+        filters["numbers"] = hashlib.sha256(chosen.tobytes()).hexdigest()
+    seed = config.seed if config.is_training else None
+    order = Order(records.examples_per_shard, seed, config.window, records.placement, chosen)
+    feed = Feed(records, order, config, choice.class_numbers)
+    if config.is_training and not feed.steps(0).count:
+        raise UsageError(
+            f"{config.split}: {counted(feed.order.num_examples, 'example')}, not enough for one "
+            f"step of {counted(world.size, 'rank')} with batch size {config.batch_size}. Choose a "
+            "smaller batch size."
+        )
+    return feed, filters
+
+
+def _tell_changed(config: ReadConfig, records: Records) -> None:
+    """Warns if `prepare` changed images; raises UsageError if `config.originals` forbids it."""
+    manifest = records.manifest
+    split = manifest.splits[records.split]
+    short_side = manifest.settings.short_side(records.split)
+    advice = "Prepare it with --keep-original, or pass originals=False to accept these images."
+    if config.originals is None and short_side is not None and short_side <= config.image_size:
+        raise UsageError(
+            f"{config.where}: its images were downscaled to a short side of {short_side}, so "
+            f"crops of {config.image_size} pixels differ from crops of the originals. {advice}"
+        )
+    repaired = sum(manifest.repaired.values())
+    if not split.resized and not repaired:
+        return
+    changed = (
+        f"{config.where}: prepare downscaled {split.resized:,} of the "
+        f"{counted(split.examples, 'image')} of {records.split}, and repaired "
+        f"{counted(repaired, 'image')} of the dataset ({', '.join(manifest.repaired) or 'none'})"
+    )
+    if config.originals:
+        raise UsageError(f"{changed}, but originals=True accepts no changed image. {advice}")
+    if config.rank.rank == 0:
+        say_once(f"{changed}. Their crops may differ from crops of the originals.")
+
+
+def _tell_crop(config: ReadConfig, records: Records) -> None:
+    """Logs the evaluation crop if the dataset's edition needs a different one than the recipe."""
+    edition = records.manifest.edition
+    crop = config.recipe_for(edition).evaluation
+    if config.is_training or config.rank.rank != 0 or crop == config.constants.evaluation:
+        return
+    say_once(
+        f"{config.where}: crops are {crop:.1%} of the shorter side, as {edition} needs, instead "
+        f"of {config.constants.evaluation:.1%}"
+    )
+
+
+def open_records(
+    dataset: Dataset,
+    split: str,
+    cache_dir: str | os.PathLike[str] | None = None,
+    cache_gb: float | None = None,
+) -> Records:
+    """Returns the records of a split; a remote dataset is read through the node's cache."""
+    if dataset.store.as_folder is not None:
+        return Records(dataset, split)
+    from imagenet_prep.read.cache import NodeCache
+
+    folder = Path(cache_dir).expanduser() if cache_dir else schema.cache_folder()
+    limit = None if cache_gb is None else round(cache_gb * 1e9)
+    return Records(dataset, split, NodeCache(dataset, folder, limit))
 
 
 class Reader(Generic[Array]):

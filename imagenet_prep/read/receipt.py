@@ -20,11 +20,11 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 import numpy as np
 
-from imagenet_prep.core import canonical, records
+from imagenet_prep.core import strict_json
 from imagenet_prep.core.address import is_remote
 from imagenet_prep.core.errors import DataDamagedError, StoreError, UsageError
 from imagenet_prep.core.terminal import counted
-from imagenet_prep.dataset.placement import Placement
+from imagenet_prep.dataset.column import Placement
 from imagenet_prep.read.order import Order, Steps
 from imagenet_prep.storage.dataset_store import Dataset, open_dataset
 from imagenet_prep.storage.folder import LocalStore
@@ -51,7 +51,7 @@ _NODE_IMAGES = 10_000
 
 
 @dataclass(frozen=True)
-class State:
+class ReceiptState:
     """The content of `Reader.receipt`: a reader's state, and settings that affect the order."""
 
     version: int
@@ -106,7 +106,7 @@ class _Settings(NamedTuple):
 
 
 @dataclass(frozen=True)
-class _Row:
+class _LogRow:
     """A line of the log that was written after `step` steps, at a start or a checkpoint."""
 
     kind: str
@@ -128,7 +128,7 @@ class Segment:
 
     run: int  # number of the start, from 1
     first: int  # number of the first step, from 0
-    state: State  # state of the reader before the first step
+    state: ReceiptState  # state of the reader before the first step
     reached: int = 0  # the log shows that the run has trained all steps before this one
     kept: int = 0  # the weights that the run saved or continued with include the steps before it
 
@@ -165,17 +165,17 @@ def parse(lines: Iterable[bytes], where: str) -> list[Segment]:
             continue
         where_in_log = f"{where}: line {number:,} is damaged"
         try:
-            content = canonical.loads(line)
+            content = strict_json.loads(line)
         except ValueError as error:
             damage = damage or f"{where_in_log} ({error})"
             continue
         try:
-            row = records.parse(_Row, content, others=True)
+            row = strict_json.parse(_LogRow, content, others=True)
             run = segments[-1].run if segments else 0
             is_start = row.kind == "start"
             # At a checkpoint, only the reader's state is logged, without the settings of the run.
             before = {} if is_start or not segments else vars(segments[-1].state)
-            state = records.parse(State, before | row.receipt)
+            state = strict_json.parse(ReceiptState, before | row.receipt)
         except ValueError as error:
             raise DataDamagedError(f"{where_in_log} ({error})") from None
         if damage and not is_start:  # before a start, a power failure may have truncated a line
@@ -216,7 +216,7 @@ def _mark_kept(segments: Sequence[Segment]) -> None:
 def _trained(row: bytes) -> int:
     """Returns 1 + the step number in a training line of the log; 0 if the line is truncated."""
     try:
-        return 1 + records.parse(int, canonical.loads(row).get("step"))
+        return 1 + strict_json.parse(int, strict_json.loads(row).get("step"))
     except (ValueError, AttributeError):  # missing or truncated
         return 0
 

@@ -1,9 +1,16 @@
-"""Random access to the examples of one split. An example is verified before it is returned."""
+"""Random access to the examples of one split, each of which is verified before it is returned.
+
+`Records` reads examples by number. It reads, verifies and parses the records of a batch with one
+call of gather.c (`gather`).
+
+`parse` reads a shard's index, which has the offset and size of each record, and checks it.
+"""
 
 from __future__ import annotations
 
 import bisect
 import contextlib
+import ctypes
 import itertools
 import os
 import threading
@@ -11,18 +18,20 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from imagenet_prep.core import regular_file
-from imagenet_prep.core.canonical import Json
+from imagenet_prep.core import imports, small_files
 from imagenet_prep.core.errors import BadImageError, DataDamagedError, StoreError, UsageError, some
+from imagenet_prep.core.strict_json import Json
 from imagenet_prep.core.terminal import counted
-from imagenet_prep.dataset import example, jpeg, keys, naming, schema, tfrecord
-from imagenet_prep.read.gather import gather
-from imagenet_prep.read.held import HeldFile
-from imagenet_prep.read.index import most_bytes, parse
+from imagenet_prep.dataset import example, jpeg, keys, record_files, schema
+from imagenet_prep.dataset.example import Places
+from imagenet_prep.dataset.jpeg import MAX_PIXELS
+from imagenet_prep.dataset.manifest import Shard
+from imagenet_prep.read.batch import leased
+from imagenet_prep.read.cache import HeldFile
 from imagenet_prep.storage import local_file
 from imagenet_prep.storage.dataset_store import Dataset
 from imagenet_prep.storage.folder import LocalStore
@@ -31,8 +40,80 @@ from imagenet_prep.storage.local_file import storage_errors
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from imagenet_prep.dataset.manifest import File
+    from imagenet_prep.dataset.manifest import DatasetFile
     from imagenet_prep.read.cache import NodeCache
+
+
+# For each record, gather.c writes the fields of `Places`, then height and width of the image.
+_NUM_PLACES = len(Places._fields)
+_NUM_FOUND = _NUM_PLACES + 2
+_LIBRARY = Path(__file__).with_name("_gather.so")
+_POINTER = ctypes.c_void_p
+_TYPES = (ctypes.c_int, ctypes.c_int, *[_POINTER] * 3, ctypes.c_int64, *[_POINTER] * 2)
+
+
+def gather(
+    descriptors: Sequence[int],
+    offsets: npt.NDArray[np.int64],
+    sizes: npt.NDArray[np.int64],
+    free: deque[npt.NDArray[Any]],
+) -> tuple[memoryview, list[tuple[Places, tuple[int, int]] | None]]:
+    """Reads records into memory from `free`, given the file, offset and size of each record.
+
+    Returns the bytes of all records. For each record, it also returns the offsets of its parts and
+    the (height, width) of its JPEG, or None if the record is damaged or not in the format of
+    `prepare`. All are None if gather.c was not compiled or the processor has no CRC32C instruction.
+    """
+    library = imports.find(_LIBRARY, gather=_TYPES)
+    if library is None:
+        return memoryview(b""), [None] * len(descriptors)
+    batch = leased(int(sizes.sum()), free)
+    rows = np.empty((len(descriptors), _NUM_FOUND), np.int64)
+    files = np.array(descriptors, np.int32)
+    arrays = (array.ctypes.data for array in (files, offsets, sizes))
+    done = library.gather(len(files), *arrays, MAX_PIXELS, batch.ctypes.data, rows.ctypes.data)
+    if not done:
+        return memoryview(b""), [None] * len(descriptors)
+    return batch.data, [
+        (Places(*row[:_NUM_PLACES]), (row[-2], row[-1])) if row[0] >= 0 else None
+        for row in rows.tolist()
+    ]
+
+
+# Numbers of 18 digits fit into 63 bits. A line has two numbers, a space and a newline.
+_DIGITS = 18
+_LINE_BYTES = 2 * _DIGITS + 2
+
+
+def most_bytes(shard: Shard) -> int:
+    """Returns how many bytes of an index to read: one more than the longest valid index has."""
+    return min(_LINE_BYTES * shard.examples, shard.index_bytes) + 1
+
+
+def parse(content: bytes, shard: Shard, root: Path) -> npt.NDArray[np.int64]:
+    """Returns [records, 2]: offset and size in bytes of each record; errors name `root`."""
+    path = root / schema.index_name(shard.name)
+    words = content.split()
+    try:
+        # Check for digits, since NumPy also accepts words like "+1" and "1_000".
+        odd = next((w for w in words if not w.isdigit() or len(w) > _DIGITS), None)
+        if odd is not None:
+            raise ValueError(f"{odd[:32]!r} is not a byte offset")
+        numbers = np.array(words, np.int64)
+    except ValueError as error:
+        raise DataDamagedError(f"{path}: cannot be read: {error}") from error
+    index = numbers.reshape(-1, 2) if len(numbers) == 2 * shard.examples else None
+    if index is not None and len(index):
+        stops = index.sum(axis=1)
+        starts = np.concatenate(([0], stops[:-1]))
+        payloads = index[:, 1] - record_files.FRAMING_BYTES
+        possible = ((payloads >= 0) & (payloads <= record_files.MAX_PAYLOAD_BYTES)).all()
+        if possible and (index[:, 0] == starts).all() and stops[-1] == shard.num_bytes:
+            return index
+    raise DataDamagedError(
+        f"{path}: does not match {shard.name}, which has {shard.examples:,} records and "
+        f"{shard.num_bytes:,} bytes. Run imagenet-prep verify {root}"
+    )
 
 
 # Larger records are read one by one, because a damaged index may claim 256 MB for each record.
@@ -92,7 +173,7 @@ class Records:
     def follow(
         self,
         windows: Sequence[Sequence[int]],
-        columns: Sequence[Callable[[int], File]] = (),
+        columns: Sequence[Callable[[int], DatasetFile]] = (),
         *,
         only_columns: bool = False,
     ) -> None:
@@ -162,7 +243,7 @@ class Records:
         missing = self.manifest.lacks
         with self._named(number, f". To list all damage: imagenet-prep verify {self.root}"):
             data = os.pread(file.descriptor, size, offset)
-            image = example.decode(tfrecord.unframe(data, size), missing)
+            image = example.decode(record_files.unframe(data, size), missing)
             # Check size and format here, since TensorFlow and DALI decode any size and format.
             frame = jpeg.refuse_bombs(image.encoded)
             if frame is None:
@@ -186,11 +267,11 @@ class Records:
     def name(self, number: int) -> tuple[int, str]:
         """Returns class index and key of an example without reading its image or checking CRCs."""
         file, offset, size = self._located_one(number)
-        offset += tfrecord.HEAD_BYTES
+        offset += record_files.HEAD_BYTES
         with self._named(number):
             image = example.decode_without_image(
                 lambda start, count: os.pread(file.descriptor, count, offset + start),
-                size - tfrecord.FRAMING_BYTES,
+                size - record_files.FRAMING_BYTES,
                 self.manifest.lacks,
             )
             return self._class_of(image), self.key(image)
@@ -286,7 +367,7 @@ class Records:
     def _index_bytes(self, shard: int) -> bytes:
         name = self.shards[shard].name
         most = most_bytes(self.shards[shard])
-        path = self.root / naming.index_name(name)
+        path = self.root / schema.index_name(name)
         file = self._shard(shard)  # while a shard is open, a cache does not remove its index
         with storage_errors("read", path):
             try:
@@ -303,5 +384,5 @@ class Records:
 
 
 def _head(path: Path, most: int) -> bytes:
-    with open(regular_file.open_to_read(path), "rb") as file:
+    with open(small_files.open_to_read(path), "rb") as file:
         return file.read(most)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from imagenet_prep.read.background import BackgroundThreads
+from imagenet_prep.read.cache import BackgroundThreads
 from imagenet_prep.read.config import ReadConfig
 from imagenet_prep.read.feed import EncodedBatch
 
@@ -19,7 +19,7 @@ from imagenet_prep.read.feed import EncodedBatch
 _EXACT = {"channels": 3, "dct_method": "INTEGER_ACCURATE"}
 
 
-class _Source(NamedTuple):
+class _EpochSource(NamedTuple):
     """The input of one epoch."""
 
     encoded: Iterator[EncodedBatch]
@@ -32,14 +32,14 @@ class TfDataBackend:
 
     def __init__(self, config: ReadConfig) -> None:
         self._config = config
-        self._source: _Source | None = None
+        self._source: _EpochSource | None = None
 
     def batches(self, encoded: Iterator[EncodedBatch], steps: int) -> Iterator[Any]:
         """Yields the images of each step."""
         # One thread waits for TensorFlow, since waiting for it would block Ctrl-C. The other one
         # waits for `encoded`.
         with BackgroundThreads(2, "tfdata") as threads:
-            self._source = source = _Source(encoded, threads, Future())
+            self._source = source = _EpochSource(encoded, threads, Future())
             images = [iter(self._dataset)]
             dropped = weakref.finalize(self, _drop, images, source.end)
             try:
@@ -145,7 +145,7 @@ class TfDataBackend:
         return tf.reshape(rows * tf.constant(scale) + tf.constant(shift), [side, side, 3])
 
 
-def _until_end(source: _Source) -> Iterator[EncodedBatch]:
+def _until_end(source: _EpochSource) -> Iterator[EncodedBatch]:
     """Yields the batches of a source; stops when `source.end` is done, even during a wait."""
     while True:
         given = source.threads.submit(next, source.encoded, None)

@@ -13,7 +13,8 @@ from PIL import Image
 from skimage.metrics import structural_similarity
 
 from imagenet_prep.core.errors import DataDamagedError
-from imagenet_prep.dataset.difference import (
+from imagenet_prep.dataset.example import ImageExample
+from imagenet_prep.dataset.samples import (
     ONLY_IN_A,
     ONLY_IN_B,
     OTHER_BYTES,
@@ -21,9 +22,8 @@ from imagenet_prep.dataset.difference import (
     Difference,
     StoredImage,
 )
-from imagenet_prep.dataset.example import ImageExample
-from imagenet_prep.reporting import pictures, sample
-from imagenet_prep.reporting.facts import Facts, index_of
+from imagenet_prep.reporting import sample
+from imagenet_prep.reporting.facts import DatasetFacts, index_of
 from imagenet_prep.storage.remote import prefetch
 
 # 200 pairs take half a minute, and the error of the median PSNR is below 0.1 dB.
@@ -51,7 +51,7 @@ class Match:
     pictures: tuple[str, str] | None = None  # data URIs, only for the worst matches
 
 
-class Shown(NamedTuple):
+class ShownDifference(NamedTuple):
     """An image that is missing or has a different class, with its picture as a data URI."""
 
     difference: Difference
@@ -62,12 +62,12 @@ class Shown(NamedTuple):
 class Comparison:
     """The differences between two datasets."""
 
-    facts: tuple[Facts, Facts]
+    facts: tuple[DatasetFacts, DatasetFacts]
     counts: Counter[str] = field(default_factory=Counter)  # images by kind
     same: int = 0  # number of images with the same label and bytes in both datasets
     matches: list[Match] = field(default_factory=list)  # images with different bytes, worst first
-    missing: tuple[Sequence[Shown], Sequence[Shown]] = ((), ())
-    relabelled: Sequence[Shown] = ()  # examples of images with different classes
+    missing: tuple[Sequence[ShownDifference], Sequence[ShownDifference]] = ((), ())
+    relabelled: Sequence[ShownDifference] = ()  # examples of images with different classes
 
     def psnr_at(self, percent: float) -> float | None:
         """Returns a percentile of PSNR in dB; None if no match has a PSNR."""
@@ -79,8 +79,10 @@ class Comparison:
         return float(np.percentile([match.ssim for match in self.matches], percent))
 
 
-def compare(one: Facts, other: Facts, differences: Iterable[Difference], seed: int) -> Comparison:
-    """Returns the differences between two datasets; adds unreadable images to `Facts.problems`."""
+def compare(
+    one: DatasetFacts, other: DatasetFacts, differences: Iterable[Difference], seed: int
+) -> Comparison:
+    """Returns the differences between two datasets; adds unreadable images to their problems."""
     chance = random.Random(seed)
     comparison = Comparison((one, other), same=one.examples)
     sizes = {OTHER_BYTES: _PAIRS, ONLY_IN_A: _SHOWN, ONLY_IN_B: _SHOWN, OTHER_LABEL: _SHOWN}
@@ -119,18 +121,18 @@ def _match_all(comparison: Comparison, differences: Sequence[Difference]) -> Non
             match.pictures = _pictures(*pairs[match.key])
 
 
-def _shown(facts: Facts, differences: Sequence[Difference]) -> list[Shown]:
+def _shown(facts: DatasetFacts, differences: Sequence[Difference]) -> list[ShownDifference]:
     images = _images(facts, [difference.a or difference.b for difference in differences])
     shown = []
     for difference in sorted(differences, key=lambda difference: difference[:2]):
         image = images.get(difference.a or difference.b)
-        picture = image and pictures.thumbnail(image.encoded, _SMALL_SIDE, _QUALITY)
-        shown.append(Shown(difference, picture))
+        picture = image and sample.thumbnail(image.encoded, _SMALL_SIDE, _QUALITY)
+        shown.append(ShownDifference(difference, picture))
     return shown
 
 
 def _images(
-    facts: Facts, locations: Sequence[StoredImage | None]
+    facts: DatasetFacts, locations: Sequence[StoredImage | None]
 ) -> dict[StoredImage | None, ImageExample]:
     by_shard: dict[str, list[StoredImage]] = {}
     for location in filter(None, locations):
@@ -140,7 +142,7 @@ def _images(
         shard = locations[0].shard
         lines = index_of(facts, shard, {location.record for location in locations})
         return [
-            sample.read(facts, sample.Record(shard, record, lines.get(record, "")))
+            sample.read(facts, sample.ShownRecord(shard, record, lines.get(record, "")))
             for *_, record in locations
         ]
 
@@ -156,7 +158,7 @@ def _images(
 def _pictures(one: ImageExample, other: ImageExample) -> tuple[str, str]:
     decoded = _at_one_size(one, other)
     assert decoded is not None
-    first, second = (pictures.data_uri(pictures.middle(d, _SIDE, _SIDE), _QUALITY) for d in decoded)
+    first, second = (sample.data_uri(sample.middle(d, _SIDE, _SIDE), _QUALITY) for d in decoded)
     return first, second
 
 
@@ -164,7 +166,7 @@ def _match(key: str, one: ImageExample, other: ImageExample) -> Match | None:
     decoded = _at_one_size(one, other)
     if decoded is None:
         return None
-    first, second = (np.asarray(pictures.middle(picture, _SSIM, _SSIM)) for picture in decoded)
+    first, second = (np.asarray(sample.middle(picture, _SSIM, _SSIM)) for picture in decoded)
     smallest = min(first.shape[:2])
     # SSIM needs at least 7 x 7 pixels.
     ssim = 1.0
@@ -174,16 +176,16 @@ def _match(key: str, one: ImageExample, other: ImageExample) -> Match | None:
         key,
         ((one.width, one.height), (other.width, other.height)),
         (len(one.encoded), len(other.encoded)),
-        pictures.psnr(*decoded),
+        sample.psnr(*decoded),
         ssim,
     )
 
 
 def _at_one_size(one: ImageExample, other: ImageExample) -> tuple[Image.Image, Image.Image] | None:
     """Returns both images at the smaller of their sizes; None if one cannot be decoded."""
-    first = pictures.decode(one.encoded)
-    second = pictures.decode(other.encoded)
+    first = sample.decode(one.encoded)
+    second = sample.decode(other.encoded)
     if first is None or second is None:
         return None
     size = min(first.size, second.size, key=lambda size: size[0] * size[1])
-    return pictures.shrunk(first, size), pictures.shrunk(second, size)
+    return sample.shrunk(first, size), sample.shrunk(second, size)

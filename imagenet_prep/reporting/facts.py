@@ -16,15 +16,15 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
-from imagenet_prep.core import canonical, records
+from imagenet_prep.core import strict_json
 from imagenet_prep.core.errors import DataDamagedError, StoreError
-from imagenet_prep.dataset import measures, naming, schema
+from imagenet_prep.dataset import samples, schema
 from imagenet_prep.dataset.column import Column
 from imagenet_prep.dataset.example import ImageExample
 from imagenet_prep.dataset.manifest import Manifest, Shard
-from imagenet_prep.dataset.measures import Measured
 from imagenet_prep.dataset.member import Incident, Origin
-from imagenet_prep.read.catalogue import Catalogue, Entry
+from imagenet_prep.dataset.samples import Measured
+from imagenet_prep.read.catalogue import Catalogue, CatalogueEntry
 from imagenet_prep.storage import columns
 from imagenet_prep.storage.dataset_store import Dataset
 from imagenet_prep.storage.folder import LocalStore
@@ -56,7 +56,7 @@ _PROOF = "md5 of the sources"
 
 
 @dataclass(frozen=True)
-class Replica:
+class ReplicaNote:
     """A replica of the dataset, and the time when it was verified."""
 
     where: str
@@ -65,7 +65,7 @@ class Replica:
 
 
 @dataclass(frozen=True)
-class Receipt:
+class ReceiptFacts:
     """The fields of a receipt that a page shows; `start_s` is a Unix time."""
 
     start_s: float
@@ -88,7 +88,7 @@ class ColumnState(NamedTuple):
 
 
 @dataclass
-class Facts:
+class DatasetFacts:
     """The facts about a dataset, read from its files but not verified."""
 
     dataset: Dataset
@@ -98,11 +98,11 @@ class Facts:
     columns: list[ColumnState]
     measured: Measured = field(default_factory=Measured)  # all images, from the tables of samples
     num_classes: dict[str, int] = field(default_factory=dict)  # by shard, if it has a table
-    tasks: list[Receipt] = field(default_factory=list)  # one receipt per shard
+    tasks: list[ReceiptFacts] = field(default_factory=list)  # one receipt per shard
     seconds_of: dict[str, float] = field(default_factory=dict)  # sum of all workers, by stage
     source: Readable | None = None  # store of the source, if known
     source_files: dict[str, str] = field(default_factory=dict)  # paths of archives, by name
-    replicas: list[Replica] = field(default_factory=list)  # the last entry for each location
+    replicas: list[ReplicaNote] = field(default_factory=list)  # the last entry for each location
 
     @property
     def store(self) -> Readable:
@@ -161,7 +161,7 @@ class Facts:
 
     def images_of(self, keys: Sequence[str]) -> Iterator[ImageExample | None]:
         """Yields the image of each key, or None; a damaged record becomes a problem."""
-        found: dict[str, tuple[Catalogue, Entry]] = {}
+        found: dict[str, tuple[Catalogue, CatalogueEntry]] = {}
         # Predictions are mostly for validation or holdout. The keys of train take longest to read.
         for split in reversed(schema.SPLITS):
             missing = {*keys} - found.keys()
@@ -198,24 +198,24 @@ class Facts:
         return None
 
 
-def gather(dataset: Dataset, problems: list[str], source: Readable | None = None) -> Facts:
+def gather(dataset: Dataset, problems: list[str], source: Readable | None = None) -> DatasetFacts:
     """Reads the facts of a dataset with a valid manifest; `problems` come from `verify`.
 
     If `source` is None, archives are read at the paths that this user's `prepare` recorded.
     """
     store = dataset.store
-    replicas = _lines(store, naming.REPLICAS, Replica)
-    facts = Facts(
+    replicas = _lines(store, schema.REPLICAS, ReplicaNote)
+    facts = DatasetFacts(
         dataset,
         classes=_classes(dataset),
         incidents=[
             line
-            for line in _lines(store, naming.QUARANTINE, Incident)
+            for line in _lines(store, schema.QUARANTINE, Incident)
             if all(0 <= n < _MAX_COUNT for n in (line.class_index, line.offset, line.size))
         ],
         problems=list(problems),
         columns=[
-            _column(dataset, name) for name in _unless_refused(store.list_folder, naming.COLUMNS)
+            _column(dataset, name) for name in _unless_refused(store.list_folder, schema.COLUMNS)
         ],
         replicas=list({line.where: line for line in replicas}.values()),
     )
@@ -231,9 +231,9 @@ def gather(dataset: Dataset, problems: list[str], source: Readable | None = None
     return facts
 
 
-def index_of(facts: Facts, shard: str, numbers: Container[int]) -> dict[int, str]:
+def index_of(facts: DatasetFacts, shard: str, numbers: Container[int]) -> dict[int, str]:
     """Returns the requested lines of a shard's index, by number; omits missing lines."""
-    name = naming.index_name(shard)
+    name = schema.index_name(shard)
     try:
         lines = io.BytesIO(facts.store.read(name, 0, _MAX_LIST_BYTES))
         return {at: line.decode("ascii") for at, line in enumerate(lines) if at in numbers}
@@ -241,7 +241,7 @@ def index_of(facts: Facts, shard: str, numbers: Container[int]) -> dict[int, str
         raise DataDamagedError(f"{name}: cannot be read: {error}") from error
 
 
-def _read_receipts(facts: Facts) -> None:
+def _read_receipts(facts: DatasetFacts) -> None:
     archives = {source.name for source in facts.manifest.sources}
     stages: defaultdict[str, float] = defaultdict(float)
     # A shard that was written twice has two receipts, of which only one is used.
@@ -264,12 +264,12 @@ def _read_receipts(facts: Facts) -> None:
     facts.seconds_of = dict(stages)
 
 
-def _read_tables(facts: Facts) -> None:
+def _read_tables(facts: DatasetFacts) -> None:
     """Adds the sizes of images from the tables of samples; lists a damaged table as a problem."""
     shards = [shard for shard in facts.shards if shard.samples]
     for shard, rows in zip(shards, facts.dataset.rows(shards), strict=True):
         try:
-            measured = measures.of(rows)
+            measured = samples.of(rows)
         except (DataDamagedError, StoreError) as error:
             facts.problems.append(str(error))
             continue
@@ -290,7 +290,7 @@ def _column(dataset: Dataset, name: str) -> ColumnState:
     return ColumnState(name, column, state)
 
 
-def _makes_sense(receipt: Receipt) -> bool:
+def _makes_sense(receipt: ReceiptFacts) -> bool:
     counts = [receipt.examples]
     for record, _, _, *numbers in receipt.origins:
         counts += [record, *numbers]
@@ -302,15 +302,15 @@ def _makes_sense(receipt: Receipt) -> bool:
     )
 
 
-def _receipts(store: Readable) -> Iterator[tuple[str, Receipt]]:
+def _receipts(store: Readable) -> Iterator[tuple[str, ReceiptFacts]]:
     """Yields the stage's folder name and the content of each valid receipt, ordered by path."""
     read = partial(_bytes, store, most=_MAX_JSON_BYTES)
-    for folder in _unless_refused(store.list_folder, naming.WORK):
-        place = f"{naming.WORK}/{folder}/receipts"
+    for folder in _unless_refused(store.list_folder, schema.WORK):
+        place = f"{schema.WORK}/{folder}/receipts"
         names = [name for name in _unless_refused(store.names, place) if name.endswith(".json")]
         # Parse one receipt at a time, because JSON takes much memory.
         for _, reading in prefetch(read, (f"{place}/{name}" for name in names)):
-            receipt = _parsed(Receipt, reading.result())
+            receipt = _parsed(ReceiptFacts, reading.result())
             if receipt is not None and _makes_sense(receipt):
                 yield folder, receipt
 
@@ -340,7 +340,7 @@ def _lines(store: Readable, name: str, kind: type[Item]) -> Iterator[Item]:
 def _parsed(kind: type[Item], data: bytes) -> Item | None:
     with contextlib.suppress(ValueError):
         if len(data) <= _MAX_JSON_BYTES:
-            return records.parse(kind, canonical.loads(data), others=True)
+            return strict_json.parse(kind, strict_json.loads(data), others=True)
     return None
 
 

@@ -7,14 +7,20 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from imagenet_prep.core.canonical import Json
+from imagenet_prep.core.strict_json import Json
 from imagenet_prep.core.terminal import human_bytes
-from imagenet_prep.dataset import ignored, schema, tfrecord
-from imagenet_prep.reporting import plots, training
-from imagenet_prep.reporting.disagreements import APART, EQUAL, NONE, SHARED, Disagreements
-from imagenet_prep.reporting.facts import Facts
-from imagenet_prep.reporting.mistakes import Mistakes
-from imagenet_prep.reporting.render import render
+from imagenet_prep.dataset import formats, record_files, schema
+from imagenet_prep.reporting import plots
+from imagenet_prep.reporting.facts import DatasetFacts
+from imagenet_prep.reporting.render import (
+    APART,
+    EQUAL,
+    NONE,
+    SHARED,
+    Disagreements,
+    Mistakes,
+    render,
+)
 from imagenet_prep.reporting.sample import ShownIncident, Tile
 
 if TYPE_CHECKING:
@@ -25,7 +31,7 @@ _TIMES = "\N{MULTIPLICATION SIGN}"
 
 
 def report(
-    facts: Facts,
+    facts: DatasetFacts,
     tiles: list[Tile],
     incidents: list[ShownIncident],
     *,
@@ -54,7 +60,7 @@ def report(
         is_subset=manifest.subset and manifest.claims_ilsvrc2012,
         is_read=level != schema.LEVEL_MANIFEST,
         fewer_classes=[(s, n) for s, n in counts.items() if n < manifest.classes.count],
-        ignored=ignored.together(source.ignored for source in manifest.sources),
+        ignored=formats.together(source.ignored for source in manifest.sources),
         tiles=tiles,
         num_classes=len(classes),
         drawn_classes=len({tile.class_index for tile in tiles}),
@@ -64,8 +70,8 @@ def report(
         mistakes=mistakes,
         disagreements=disagreements,
         kinds=(EQUAL, SHARED, APART, NONE),
-        header=training.HEADER,
-        rows=training.cells(trained),
+        header=plots.HEADER,
+        rows=plots.cells(trained),
         level=level,
         guarantee=schema.LEVELS[level],
         settings=_settings(facts),
@@ -102,7 +108,7 @@ def broken(where: str, problem: str, made_at: datetime) -> str:
 
 def _facts_of(tile: Tile) -> Json:
     record, image = tile.record, tile.image
-    offset, _ = tfrecord.index_numbers(record.line)
+    offset, _ = record_files.index_numbers(record.line)
     rows = [
         ("class", f"{image.wnid}, index {tile.class_index}"),
         ("file", image.filename),
@@ -125,7 +131,7 @@ def _facts_of(tile: Tile) -> Json:
     }
 
 
-def _settings(facts: Facts) -> list[tuple[str, str]]:
+def _settings(facts: DatasetFacts) -> list[tuple[str, str]]:
     """Returns (name, value) pairs of the non-empty settings, program, libraries and splits."""
     producer = facts.manifest.producer
     settings = []

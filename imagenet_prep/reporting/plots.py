@@ -1,4 +1,9 @@
-"""Draws plots as SVG, in colours that follow the light or dark theme of the page."""
+"""Draws the plots of a dataset and of `bench-train` as SVG, and reads the figures of the latter.
+
+Each `Plot` has colours that follow the light or dark theme of the page.
+
+`load` reads the figures of `bench-train`, and `cells` formats them as table cells.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +14,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, BinaryIO
 
 import matplotlib as mpl
@@ -16,11 +22,71 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, FuncFormatter, MaxNLocator
 
+from imagenet_prep.core import small_files, strict_json
+from imagenet_prep.core.errors import UsageError
 from imagenet_prep.core.terminal import counted, human_bytes
-from imagenet_prep.dataset import measures, schema
+from imagenet_prep.dataset import samples, schema
 from imagenet_prep.dataset.manifest import Split
-from imagenet_prep.reporting.facts import Facts
-from imagenet_prep.reporting.training import Row
+from imagenet_prep.reporting.facts import DatasetFacts
+from imagenet_prep.storage.local_file import storage_errors
+
+
+@dataclass(frozen=True)
+class RankFigures:
+    """The figures for `ranks` ranks: measured speed, shares of time, forecast for 90 epochs."""
+
+    ranks: int
+    hosts: int
+    images_per_s: float
+    images_per_s_without_input: float
+    efficiency: float
+    input_share: float | None  # None without a dataset
+    communication_share: float
+    start_up_s: float
+    hours: float
+    dollars: float | None  # None without a price
+
+
+_COLUMNS: dict[str, Callable[[RankFigures], str]] = {
+    "ranks": lambda row: f"{row.ranks:,}",
+    "hosts": lambda row: f"{row.hosts:,}",
+    "images/s": lambda row: f"{row.images_per_s:,.1f}",
+    "without input": lambda row: f"{row.images_per_s_without_input:,.1f}",
+    "efficiency": lambda row: f"{row.efficiency:.0%}",
+    "input": lambda row: "-" if row.input_share is None else f"{row.input_share:.0%}",
+    "communication": lambda row: f"{row.communication_share:.0%}",
+    "start-up": lambda row: f"{row.start_up_s:,.1f} s",
+    "90 epochs": lambda row: f"{row.hours:,.1f} h",
+    "dollars": lambda row: "-" if row.dollars is None else f"{row.dollars:,.0f}",
+}
+HEADER = tuple(_COLUMNS)
+# Larger files are refused; a row has 400 bytes.
+_MOST_BYTES = 1 << 20
+
+
+def load(path: Path) -> list[RankFigures]:
+    """Returns the rows of a bench-train.json."""
+    with storage_errors("read", path):
+        content = small_files.read(path, _MOST_BYTES)
+    try:
+        figures = strict_json.parse(dict[str, Any], strict_json.loads(content))
+        rows = strict_json.parse(list[RankFigures], figures.get("rows"))
+        if not rows:
+            raise ValueError("it has no rows")
+        for row in rows:
+            if min(row.ranks, row.images_per_s, row.images_per_s_without_input) <= 0:
+                raise ValueError("a number of ranks or a speed is 0 or negative")
+    except ValueError as error:
+        raise UsageError(
+            f"{path}: not a bench-train.json written by `imagenet-prep bench-train`: {error}"
+        ) from None
+    return rows
+
+
+def cells(rows: Sequence[RankFigures]) -> list[list[str]]:
+    """Returns the table cells of each row, in the order of `HEADER`."""
+    return [[text_of(row) for text_of in _COLUMNS.values()] for row in rows]
+
 
 # Colours that `_plot` replaces with CSS variables of the page.
 _BEFORE = "#010203"
@@ -67,26 +133,26 @@ class Plot:
 _BEFORE_AND_AFTER: tuple[tuple[str, tuple[str, str], str, Callable[[float], str]], ...] = (
     (
         "Short side",
-        (measures.SOURCE_SHORT_SIDE, measures.SHORT_SIDE),
+        (samples.SOURCE_SHORT_SIDE, samples.SHORT_SIDE),
         "pixels, logarithmic",
         "{:,.0f}".format,
     ),
     (
         "Aspect ratio",
-        (measures.SOURCE_ASPECT, measures.ASPECT),
+        (samples.SOURCE_ASPECT, samples.ASPECT),
         "width / height, logarithmic",
         "{:.2g}".format,
     ),
     (
         "Bytes per image",
-        (measures.SOURCE_BYTES, measures.BYTES),
+        (samples.SOURCE_BYTES, samples.BYTES),
         "logarithmic",
         lambda value: human_bytes(value).replace(".0 ", " "),
     ),
 )
 
 
-def of(facts: Facts) -> list[Plot]:
+def of(facts: DatasetFacts) -> list[Plot]:
     """Returns the plots of a dataset; a plot is omitted if its facts are missing."""
     with _settings(_STYLE):
         plots = [
@@ -101,7 +167,7 @@ def of(facts: Facts) -> list[Plot]:
     return [plot for plot in plots if plot is not None]
 
 
-def training(rows: Sequence[Row]) -> Plot:
+def training(rows: Sequence[RankFigures]) -> Plot:
     """Returns the plot of `bench-train`: speed, hours, shares of time, cost by number of ranks."""
     with _settings(_STYLE):
         figure = Figure(figsize=(7.4, 4.8), layout="constrained")
@@ -116,7 +182,7 @@ def training(rows: Sequence[Row]) -> Plot:
         return _plot("Training over ranks", says, figure)
 
 
-def save_training(rows: Sequence[Row], file: BinaryIO) -> None:
+def save_training(rows: Sequence[RankFigures], file: BinaryIO) -> None:
     """Writes the plot of `training` as a PNG."""
     with _settings({}):
         figure = Figure(figsize=(9, 6), layout="constrained")
@@ -133,7 +199,9 @@ def _settings(style: Any) -> Iterator[None]:
         yield
 
 
-def _draw_training(rows: Sequence[Row], figure: Figure, colours: tuple[str, str, str]) -> None:
+def _draw_training(
+    rows: Sequence[RankFigures], figure: Figure, colours: tuple[str, str, str]
+) -> None:
     """Draws panels for speed, hours, shares of time and, if the rows have a price, cost."""
     of = {name: [getattr(row, name) for row in rows] for name in vars(rows[0])}
     ranks, speeds = of["ranks"], of["images_per_s"]
@@ -173,7 +241,7 @@ def _draw_training(rows: Sequence[Row], figure: Figure, colours: tuple[str, str,
         axes.remove()
 
 
-def _examples_per_class(facts: Facts) -> Plot:
+def _examples_per_class(facts: DatasetFacts) -> Plot:
     figure, axes = _axes("classes, largest first")
     says: list[str] = []
     for name, split, colour in _splits(facts):
@@ -190,7 +258,11 @@ def _examples_per_class(facts: Facts) -> Plot:
 
 
 def _before_and_after(
-    facts: Facts, title: str, names: tuple[str, str], label: str, text_of: Callable[[float], str]
+    facts: DatasetFacts,
+    title: str,
+    names: tuple[str, str],
+    label: str,
+    text_of: Callable[[float], str],
 ) -> Plot | None:
     histograms = [facts.measured.histograms.get(name, Counter()) for name in names]
     if not all(histograms):
@@ -202,11 +274,11 @@ def _before_and_after(
     )
     for counts, style in zip(histograms, styles, strict=True):
         bins = range(min(counts), max(counts) + 2)
-        edges = [measures.lower_edge(number) for number in bins]
+        edges = [samples.lower_edge(number) for number in bins]
         axes.stairs([counts[number] for number in bins[:-1]], edges, linewidth=1.6, **style)
     axes.set_xscale("log", base=2)
     numbers = {*itertools.chain.from_iterable(histograms)}
-    axes.set_xlim(measures.lower_edge(min(numbers) - 1), measures.lower_edge(max(numbers) + 2))
+    axes.set_xlim(samples.lower_edge(min(numbers) - 1), samples.lower_edge(max(numbers) + 2))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: text_of(value)))
     axes.yaxis.set_major_formatter(EngFormatter(sep=""))
     _legend(axes)
@@ -217,7 +289,7 @@ def _before_and_after(
     return _plot(title, f"mean {before} before, {after} after", figure)
 
 
-def _bytes_per_shard(facts: Facts) -> Plot:
+def _bytes_per_shard(facts: DatasetFacts) -> Plot:
     figure, axes = _axes(y="shards")
     sizes = {name: [shard.num_bytes for shard in split.shards] for name, split, _ in _splits(facts)}
     every = [*itertools.chain.from_iterable(sizes.values())]
@@ -230,7 +302,7 @@ def _bytes_per_shard(facts: Facts) -> Plot:
     return _plot("Bytes per shard", "; ".join(says), figure)
 
 
-def _classes_per_shard(facts: Facts) -> Plot | None:
+def _classes_per_shard(facts: DatasetFacts) -> Plot | None:
     if not facts.num_classes:
         return None
     figure, axes = _axes("number of classes in a shard", "shards")
@@ -253,7 +325,7 @@ def _classes_per_shard(facts: Facts) -> Plot | None:
     return _plot("Classes per shard", "; ".join(says), figure)
 
 
-def _throughput(facts: Facts) -> Plot | None:
+def _throughput(facts: DatasetFacts) -> Plot | None:
     tasks = [task for task in facts.tasks if task.seconds > 0 and task.examples]
     if not tasks:
         return None
@@ -276,7 +348,7 @@ def _throughput(facts: Facts) -> Plot | None:
     )
 
 
-def _time_by_stage(facts: Facts) -> Plot | None:
+def _time_by_stage(facts: DatasetFacts) -> Plot | None:
     stages = facts.seconds_of
     if not any(stages.values()):
         return None
@@ -292,7 +364,7 @@ def _time_by_stage(facts: Facts) -> Plot | None:
     return _plot("Time by stage", says, figure)
 
 
-def _per_worker(facts: Facts) -> Plot | None:
+def _per_worker(facts: DatasetFacts) -> Plot | None:
     examples = Counter[str]()
     seconds = defaultdict[str, float](float)
     for task in facts.tasks:
@@ -319,7 +391,7 @@ def _time_unit(seconds: float) -> tuple[str, float]:
     return ("minutes", 60.0) if seconds < 3 * 3600 else ("hours", 3600.0)
 
 
-def _splits(facts: Facts) -> Iterator[tuple[str, Split, str]]:
+def _splits(facts: DatasetFacts) -> Iterator[tuple[str, Split, str]]:
     colours = {schema.VALIDATION: _BEFORE, schema.HOLDOUT: _INK}
     for name, split in facts.manifest.splits.items():
         yield name, split, colours.get(name, _AFTER)
@@ -331,7 +403,7 @@ def _range(values: Sequence[int], text_of: Callable[[int], str]) -> str:
     return low if low == high else f"{low} to {high}"
 
 
-def _bars(facts: Facts, axes: Any, values: Mapping[str, Sequence[int]], bins: Any) -> None:
+def _bars(facts: DatasetFacts, axes: Any, values: Mapping[str, Sequence[int]], bins: Any) -> None:
     """Draws the histograms of all splits, with bars next to each other."""
     colours = [colour for name, _, colour in _splits(facts) if name in values]
     axes.hist([*values.values()], bins=bins, color=colours, label=[*values])

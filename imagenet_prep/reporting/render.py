@@ -1,26 +1,44 @@
-"""Renders self-contained HTML pages, in which text from a dataset never becomes markup.
+"""Renders HTML pages, and computes their facts about duplicates, mistakes and label conflicts.
 
-Jinja2 escapes all values. The script reads its data as JSON and only creates text nodes. The
-content security policy allows no requests, and only the script with our hash.
+`render` makes self-contained pages, in which text from a dataset never becomes markup. Jinja2
+escapes all values. The script reads its data as JSON and only creates text nodes. The content
+security policy allows no requests, and only the script with our hash.
+
+`page` renders the page of `imagenet-prep duplicates`, with pictures of each group of duplicates.
+
+`find_mistakes` finds the most confident mistakes of a model, and the classes that it confuses most
+often. The predictions come from `imagenet-prep train --evaluate --predictions FILE`.
+
+`find_disagreements` finds images whose labels differ between label lists; the dataset is one of the
+lists.
 """
 
 from __future__ import annotations
 
 import base64
 import hashlib
+import heapq
+import itertools
 import json
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
 from importlib import resources
-from typing import Any
+from typing import Any, NamedTuple
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from imagenet_prep.core.canonical import Json
+from imagenet_prep.core.strict_json import Json
 from imagenet_prep.core.terminal import counted, human_bytes
 from imagenet_prep.core.version import version
-from imagenet_prep.dataset import ignored
+from imagenet_prep.dataset import formats
+from imagenet_prep.dataset.example import ImageExample
+from imagenet_prep.dataset.predictions import Prediction
+from imagenet_prep.matching.find import Group
+from imagenet_prep.reporting import sample
 
 
 def render(template: str, title: str, made_at: datetime, *, data: Json, **values: Any) -> str:
@@ -37,7 +55,7 @@ def render(template: str, title: str, made_at: datetime, *, data: Json, **values
         "counted": counted,
         "size": human_bytes,
         "percent": lambda share: f"{share:.1%}",
-        "by_extension": ignored.in_words,
+        "by_extension": formats.ignored_in_words,
         "json": partial(json.dumps, ensure_ascii=False),
         "repr": repr,
     }
@@ -57,3 +75,182 @@ def render(template: str, title: str, made_at: datetime, *, data: Json, **values
 
 def _ours(name: str) -> str:
     return (resources.files("imagenet_prep.reporting") / "templates" / name).read_text("utf-8")
+
+
+# These limits keep the page below 20 MB.
+_MOST_GROUPS = 300
+_MOST_GROUP_PICTURES = 6
+_SIDE = 224
+_QUALITY = 70
+
+
+def page(
+    groups: Sequence[Group],
+    read: Callable[[int], bytes],
+    counts: Json,
+    numbers: Sequence[tuple[str, int]],
+    *,
+    made_at: datetime,
+) -> str:
+    """Returns the page as HTML; `counts` is the object that `duplicates --json` prints.
+
+    `numbers` are the numbers that the command prints, with their names.
+    """
+    ordered = sorted(groups, key=lambda group: len({image.wnid for image in group}) < 2)
+    with_pictures = [
+        [(image, _picture(read(image.number))) for image in group[:_MOST_GROUP_PICTURES]]
+        for group in ordered[:_MOST_GROUPS]
+    ]
+    return render(
+        "duplicates.html.jinja",
+        "Duplicates",
+        made_at,
+        data={},
+        counts=counts,
+        numbers=numbers,
+        groups=list(zip(with_pictures, ordered, strict=False)),
+        num_groups=len(groups),
+    )
+
+
+def _picture(data: bytes) -> str:
+    image = sample.decode(data, _SIDE)
+    if image is None:
+        return ""
+    image.thumbnail((_SIDE, _SIDE))
+    return sample.data_uri(image, _QUALITY)
+
+
+_MOST_PAIRS = 30
+_MOST_PICTURES = 48
+
+
+class Mistake(NamedTuple):
+    """A wrong prediction; `share` is its confidence in [0, 1]."""
+
+    key: str
+    label: str
+    taken_for: str
+    share: float
+    picture: str | None
+
+
+class Pair(NamedTuple):
+    """The number and share of the images of `label` that were predicted as `taken_for`."""
+
+    label: str
+    taken_for: str
+    images: int
+    share: float
+
+
+@dataclass
+class Mistakes:
+    """The mistakes of a model."""
+
+    images: int = 0  # number of predictions
+    wrong: int = 0  # number of wrong predictions
+    surest: list[Mistake] = field(default_factory=list)  # the most confident mistakes first
+    pairs: list[Pair] = field(default_factory=list)  # the pairs with the most mistakes first
+
+
+def find_mistakes(
+    predictions: Iterable[Prediction],
+    words: Callable[[int], str],
+    images_of: Callable[[Sequence[str]], Iterable[ImageExample | None]],
+) -> Mistakes:
+    """Returns the mistakes in `predictions`, without keeping all predictions in memory."""
+    mistakes = Mistakes()
+    examples: Counter[int] = Counter()
+    confusions: Counter[tuple[int, int]] = Counter()
+
+    def wrong() -> Iterable[tuple[float, int, Prediction]]:
+        for prediction in predictions:
+            mistakes.images += 1
+            examples[prediction.class_index] += 1
+            mistakes.wrong += prediction.is_wrong
+            if prediction.is_wrong and prediction.classes:
+                confusions[prediction.class_index, prediction.classes[0]] += 1
+                # Mistakes of equal confidence stay in the order of `predictions`.
+                yield prediction.shares[0], -mistakes.images, prediction
+
+    surest = [row[2] for row in heapq.nlargest(_MOST_PICTURES, wrong(), key=lambda row: row[:2])]
+    images = images_of([prediction.key for prediction in surest])
+    for (key, label, classes, shares), image in zip(surest, images, strict=True):
+        picture = image and sample.thumbnail(image.encoded)
+        mistakes.surest.append(Mistake(key, words(label), words(classes[0]), shares[0], picture))
+    worst = sorted(confusions.items(), key=lambda pair: (-pair[1], pair[0]))[:_MOST_PAIRS]
+    for (label, predicted), count in worst:
+        share = count / examples[label]
+        mistakes.pairs.append(Pair(words(label), words(predicted), count, share))
+    return mistakes
+
+
+_MOST_CONFLICTS = 48
+EQUAL = "the same"
+SHARED = "some in common"
+APART = "none in common"
+NONE = "one has none"
+
+
+class ShownConflict(NamedTuple):
+    """An image with conflicting labels: its class names by list, and its picture as a data URI."""
+
+    key: str
+    labels: Mapping[str, Sequence[str]]
+    picture: str | None
+
+
+@dataclass
+class Disagreements:
+    """Disagreements between label lists; `pairs` counts images by pair of lists and by kind."""
+
+    lists: Sequence[Json]
+    images: int = 0  # images that are in two or more lists
+    differ: int = 0  # images for which the lists disagree
+    pairs: dict[tuple[str, str], Counter[str]] = field(default_factory=dict)
+    shown: list[ShownConflict] = field(default_factory=list)  # examples, no common label first
+
+
+def find_disagreements(
+    keys: Sequence[str],
+    labels_of: Mapping[str, Mapping[int, Collection[int]]],
+    lists: Sequence[Json],
+    words: Callable[[int], str],
+    images_of: Callable[[Sequence[str]], Iterable[ImageExample | None]],
+) -> Disagreements:
+    """Returns the disagreements between label lists.
+
+    `labels_of[NAME][i]` has the class indices of the image `keys[i]` according to the list NAME.
+    `words` returns the name of a class. `images_of` yields the image, or None, for each key.
+    """
+    result = Disagreements(lists)
+    result.pairs = {pair: Counter() for pair in itertools.combinations(labels_of, 2)}
+    ranks: list[tuple[int, int, int]] = []
+    for number in range(len(keys)):
+        of_image = {name: {*of[number]} for name, of in labels_of.items() if number in of}
+        pairs = [*itertools.combinations(of_image, 2)]
+        kinds = Counter[str]()
+        for a, b in pairs:
+            kind = _kind(of_image[a], of_image[b])
+            result.pairs[a, b][kind] += 1
+            kinds[kind] += 1
+        result.images += bool(pairs)
+        if len(pairs) > kinds[EQUAL]:
+            ranks.append((-kinds[APART], -kinds[NONE], number))
+    result.differ = len(ranks)
+    numbers = [number for *_, number in heapq.nsmallest(_MOST_CONFLICTS, ranks)]
+    images = images_of([keys[number] for number in numbers])
+    for number, image in zip(numbers, images, strict=True):
+        picture = image and sample.thumbnail(image.encoded)
+        labels = {n: list(map(words, of[number])) for n, of in labels_of.items() if number in of}
+        result.shown.append(ShownConflict(keys[number], labels, picture))
+    return result
+
+
+def _kind(a: Collection[int], b: Collection[int]) -> str:
+    if a == b:
+        return EQUAL
+    if not a or not b:
+        return NONE
+    return APART if {*a}.isdisjoint(b) else SHARED

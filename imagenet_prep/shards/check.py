@@ -12,10 +12,9 @@ from dataclasses import dataclass, field
 from typing import BinaryIO
 
 from imagenet_prep.core.errors import DataDamagedError, StoreError
-from imagenet_prep.dataset import example, jpeg, keys, samples, schema, tfrecord
-from imagenet_prep.dataset.example import ImageExample
-from imagenet_prep.dataset.manifest import File, Shard
-from imagenet_prep.dataset.problems import GivenUpError, Problems
+from imagenet_prep.dataset import example, jpeg, keys, record_files, samples, schema
+from imagenet_prep.dataset.example import GivenUpError, ImageExample, ShardProblems
+from imagenet_prep.dataset.manifest import DatasetFile, Shard
 from imagenet_prep.storage.remote import as_file, hashed
 from imagenet_prep.storage.store import Readable
 
@@ -97,7 +96,7 @@ def check_shard(shard: Shard, expectation: Expectation) -> Report:
 class _Beside:
     """The index or the table of a shard, read line by line because it may not fit in memory."""
 
-    def __init__(self, file: File, opened: BinaryIO) -> None:
+    def __init__(self, file: DatasetFile, opened: BinaryIO) -> None:
         self._file = file
         self._digest = hashlib.sha256()
         self._chunks = hashed(opened, [self._digest], file.num_bytes)
@@ -121,7 +120,7 @@ class _Index(_Beside):
         line = self._lines.readline(_MAX_LINE_BYTES).decode(errors="replace")
         if line and line != expected:
             try:
-                offset, size = tfrecord.index_numbers(line)
+                offset, size = record_files.index_numbers(line)
                 actual = f"line '{offset} {size}'"
             except DataDamagedError as error:
                 actual = str(error)
@@ -131,7 +130,7 @@ class _Index(_Beside):
 class _Rows(_Beside):
     """The table of samples of a shard; its lines are only compared at level "decode"."""
 
-    def __init__(self, file: File, opened: BinaryIO) -> None:
+    def __init__(self, file: DatasetFile, opened: BinaryIO) -> None:
         super().__init__(file, opened)
         self._rows = samples.parse(samples.read_lines(self._lines), "its table")
         self._next = 0
@@ -176,12 +175,12 @@ def _check_records(
     rows: _Rows | None,
 ) -> None:
     """Reads a shard, its index and its table once; stops at broken framing or too many problems."""
-    problems = Problems()
+    problems = ShardProblems()
     records = 0
     damage = ""
     digest = hashlib.sha256()
 
-    def check(record: tfrecord.Record) -> None:
+    def check(record: record_files.Record) -> None:
         if expectation.level == schema.LEVEL_DECODE:
             image, class_index = _check_example(record.payload, expectation, report)
             if class_index is None:
@@ -200,11 +199,11 @@ def _check_records(
     with expectation.store.open_file(shard.name) as opened:
         chunks = hashed(opened, [digest], expectation.most_bytes)
         try:
-            for record, _ in tfrecord.check_records(
+            for record, _ in record_files.check_records(
                 as_file(chunks), shard.name, check, problems.add, after_damage=False
             ):
-                size = len(record.payload) + tfrecord.FRAMING_BYTES
-                index.compare(record.number, tfrecord.index_line(record.offset, size))
+                size = len(record.payload) + record_files.FRAMING_BYTES
+                index.compare(record.number, record_files.index_line(record.offset, size))
                 if records == shard.examples:
                     damage = f"{shard.name}: more than {records:,} records"
                     break

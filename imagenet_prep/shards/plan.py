@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from imagenet_prep.dataset import naming
+from imagenet_prep.dataset import schema
 from imagenet_prep.dataset.member import Member
 
 # Maximum size of a plan file, which is enough for a shard of ten million images.
@@ -59,7 +59,7 @@ class SplitPlan:
     @property
     def shard_names(self) -> list[str]:
         """Names of the shards, in order."""
-        return [naming.shard_name(self.split, i, self.num_shards) for i in range(self.num_shards)]
+        return [schema.shard_name(self.split, i, self.num_shards) for i in range(self.num_shards)]
 
 
 def keyed_hash(seed: int, *parts: str) -> int:
@@ -117,6 +117,8 @@ def first_of_each_class(
     is_used = np.array(numbers, dtype=bool)[class_index[rows[equal]]]
     equal = equal[same_class & is_used]
     if len(equal):
+        # Rows of one tie are adjacent, and all ties are in the order of class and hash already. So
+        # sorting the rows of all ties at once only changes the order within each tie.
         places = np.union1d(equal, equal + 1)
         tied = np.sort(rows[places])
         facts = (class_index[tied].tolist(), hashes_of_rows[tied].tolist(), keys_of(tied), tied)

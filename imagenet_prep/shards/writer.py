@@ -1,7 +1,13 @@
-"""Writes a shard, its index and its table, from images that were read from archives."""
+"""Writes a shard, its index and its table, from images that were read from archives.
+
+`write_shard` writes these files.
+
+`sha256` hashes several images, two at a time to save time: see digests.c.
+"""
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import time
 from collections import Counter
@@ -10,11 +16,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from imagenet_prep.core import counter, records
+from imagenet_prep.core import imports, limits, strict_json
 from imagenet_prep.core.errors import BadImageError, DataDamagedError
 from imagenet_prep.core.terminal import counted
-from imagenet_prep.dataset import example, keys, naming, samples, tfrecord
-from imagenet_prep.dataset.manifest import Shard, Source
+from imagenet_prep.dataset import example, keys, record_files, samples, schema
+from imagenet_prep.dataset.jpeg import turned_boxes
+from imagenet_prep.dataset.manifest import ManifestSource, Shard
 from imagenet_prep.dataset.member import (
     QUARANTINED,
     REPAIRED,
@@ -24,11 +31,27 @@ from imagenet_prep.dataset.member import (
     Origins,
     PreparedImage,
 )
-from imagenet_prep.dataset.orientation import turned_boxes
-from imagenet_prep.dataset.samples import Sample, Table
-from imagenet_prep.shards.digests import sha256
-from imagenet_prep.storage.local_file import removed_on_failure, storage_errors
-from imagenet_prep.storage.new_file import LargeFile, new_file
+from imagenet_prep.dataset.samples import Sample, SamplesWriter
+from imagenet_prep.storage.local_file import LargeFile, new_file, removed_on_failure, storage_errors
+
+_BYTES = 32
+_LIBRARY = Path(__file__).with_name("_digests.so")
+_TYPES = (ctypes.c_int, ctypes.c_int, *[ctypes.c_void_p] * 3)
+
+
+def sha256(pieces: Sequence[bytes]) -> list[str]:
+    """Returns the sha256 of each piece in hex; uses hashlib if the processor is not supported."""
+    library = imports.find(_LIBRARY, sha256=_TYPES)
+    count = len(pieces)
+    if library is not None:
+        digests = ctypes.create_string_buffer(_BYTES * count)
+        data = (ctypes.c_char_p * count)(*pieces)
+        sizes = (ctypes.c_int64 * count)(*map(len, pieces))
+        if library.sha256(count, data, sizes, digests):
+            raw = digests.raw
+            return [raw[at : at + _BYTES].hex() for at in range(0, len(raw), _BYTES)]
+    return [hashlib.sha256(piece).hexdigest() for piece in pieces]
+
 
 # A stored image with its source bytes.
 _Image = tuple[Member, PreparedImage, bytes]
@@ -60,15 +83,15 @@ class WrittenShard:
     num_per_class: Counter[int] = field(default_factory=Counter)
     validation: dict[int, int] = field(default_factory=dict)
     not_rgb: int = 0  # number of images that were kept although they are not RGB
-    source: Source | None = None  # the file that the shard was made from
+    source: ManifestSource | None = None  # the file that the shard was made from
 
     @property
     def entry(self) -> Shard:
         """The manifest entry of the shard."""
-        return records.parse(Shard, vars(self) | {"name": self.shard}, others=True)
+        return strict_json.parse(Shard, vars(self) | {"name": self.shard}, others=True)
 
 
-class Stored(NamedTuple):
+class StoredRecord(NamedTuple):
     """A record of an existing shard: its framed bytes, and its line of the table."""
 
     parts: tuple[bytes, bytes, bytes]
@@ -87,7 +110,7 @@ class _Tally:
 
 def write_shard(
     shard: str,
-    images: Iterable[tuple[Member, bytes] | Stored],
+    images: Iterable[tuple[Member, bytes] | StoredRecord],
     *,
     transform: Callable[[bytes], PreparedImage],
     classes: Sequence[tuple[str, str]],
@@ -108,11 +131,11 @@ def write_shard(
         lines: list[str] = []
         origins = Origins()
         with LargeFile(shard_path) as file, new_file(samples_path) as samples_file:
-            table = Table(samples_file)
+            table = SamplesWriter(samples_file)
             waiting: list[_Image] = []
             waiting_bytes = 0
             for stored in _prepared(shard, images, transform, fail_on_bad_image, tally):
-                if isinstance(stored, Stored):
+                if isinstance(stored, StoredRecord):
                     record = stored.parts
                     table.extend([*_samples(waiting), stored.sample])
                     waiting = []
@@ -127,8 +150,8 @@ def write_shard(
                         table.extend(_samples(waiting))
                         waiting = []
                         waiting_bytes = 0
-                counter.add()
-                lines.append(tfrecord.index_line(file.num_bytes, sum(map(len, record))))
+                limits.add()
+                lines.append(record_files.index_line(file.num_bytes, sum(map(len, record))))
                 for part in record:
                     file.append(part)
             table.extend(_samples(waiting))
@@ -158,16 +181,16 @@ def write_shard(
 
 def _prepared(
     shard: str,
-    images: Iterable[tuple[Member, bytes] | Stored],
+    images: Iterable[tuple[Member, bytes] | StoredRecord],
     transform: Callable[[bytes], PreparedImage],
     fail_on_bad_image: bool,
     tally: _Tally,
-) -> Iterator[_Image | Stored]:
+) -> Iterator[_Image | StoredRecord]:
     """Yields the images to store, and counts them in `tally`."""
-    name = naming.parse_shard_name(shard)
+    name = schema.parse_shard_name(shard)
     split = name.split if name else ""
     for source in images:
-        if isinstance(source, Stored):
+        if isinstance(source, StoredRecord):
             yield source
             continue
         member, data = source
@@ -239,4 +262,4 @@ def _record(
         text=text,
         boxes=turned_boxes(member.boxes, image.turn) if member.boxes.xmin else member.boxes,
     )
-    return tfrecord.frame_parts(example.encode_parts(stored))
+    return record_files.frame_parts(example.encode_parts(stored))

@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import NamedTuple
 from xml.etree import ElementTree as ET
 
-from imagenet_prep.core import canonical
+from imagenet_prep.core import strict_json
 from imagenet_prep.core.errors import SourceError
 from imagenet_prep.dataset import schema
 from imagenet_prep.dataset.keys import WNID
 from imagenet_prep.dataset.member import NO_BOXES, Boxes
-from imagenet_prep.sources import labels, layout, packed, published, source, tar
-from imagenet_prep.sources.evidence import Claim, compare
+from imagenet_prep.sources import containers, labels, layout, published, source
+from imagenet_prep.sources.labels import Claim, compare
 from imagenet_prep.sources.scan import read_errors, scan, subfolders
 from imagenet_prep.storage.remote_path import Location, open_to_read
 
@@ -52,20 +52,20 @@ class BoxTask(NamedTuple):
 
 @dataclass(frozen=True)
 class Annotations:
-    """Annotations found next to a source: one `Part` per split, one task per archive or folder."""
+    """Annotations found next to a source: one part per split, one task per archive or folder."""
 
-    parts: dict[str, source.Part]
+    parts: dict[str, source.SourcePart]
     tasks: tuple[BoxTask, ...]
 
     @property
     def digest(self) -> str:
         """SHA-256 of the names, sizes and stamps of all parts."""
-        return canonical.digest(
+        return strict_json.digest(
             [[part.name, part.num_bytes, part.stamp] for part in self.parts.values()]
         )
 
 
-class Found(NamedTuple):
+class AnnotatedBoxes(NamedTuple):
     """The boxes in the annotations of one task."""
 
     lines: dict[str, bytearray]  # one line per image, by WNID (train) or split
@@ -77,7 +77,7 @@ class Found(NamedTuple):
 @read_errors("")
 def find(root: Location, splits: Sequence[str], *, official: bool) -> Annotations | None:
     """Returns the annotations next to a source, or None; on a server, only archives are found."""
-    parts: dict[str, source.Part] = {}
+    parts: dict[str, source.SourcePart] = {}
     tasks: list[BoxTask] = []
     for split in splits:
         archive = root / ARCHIVES[split]
@@ -99,7 +99,7 @@ def find(root: Location, splits: Sequence[str], *, official: bool) -> Annotation
 
 
 @read_errors("")
-def read(task: BoxTask) -> Found:
+def read(task: BoxTask) -> AnnotatedBoxes:
     """Reads the boxes in an archive or folder; raises SourceError for invalid annotations."""
     lines: dict[str, bytearray] = {}
     named: dict[str, str] = {}  # the WNID of the boxes in each annotation
@@ -117,7 +117,7 @@ def read(task: BoxTask) -> Found:
         if class_folder is not None and match[1] != class_folder:
             raise SourceError(f"{where}: is in the wrong class folder, {class_folder}. {_ADVICE}")
         group = match[1] if task.split == schema.TRAIN else task.split
-        line = canonical.dumps([stem, boxes]) + b"\n"
+        line = strict_json.dumps([stem, boxes]) + b"\n"
         num_bytes += len(line)
         if num_bytes > _MAX_LINES_BYTES:
             raise SourceError(f"{task.path}: has more boxes than ILSVRC2012. {_ADVICE}")
@@ -130,7 +130,7 @@ def read(task: BoxTask) -> Found:
         expected = labels.published_labels_of(named, {*named.values()})
     claims = [Claim("the names of the images", expected), Claim(str(task.path), named)]
     compare("image", claims, _ADVICE)
-    return Found(lines, images, num_boxes, dropped)
+    return AnnotatedBoxes(lines, images, num_boxes, dropped)
 
 
 def parse(lines: bytes, where: str) -> dict[str, Boxes]:
@@ -138,7 +138,7 @@ def parse(lines: bytes, where: str) -> dict[str, Boxes]:
     by_name: dict[str, Boxes] = {}
     for line in io.BytesIO(lines):
         try:
-            stem, sides = canonical.loads(line)
+            stem, sides = strict_json.loads(line)
             boxes = Boxes(*map(tuple, sides))
         except (ValueError, TypeError) as error:
             raise SourceError(
@@ -151,23 +151,23 @@ def parse(lines: bytes, where: str) -> dict[str, Boxes]:
 
 
 def _files(path: Location) -> Iterator[tuple[str, bytes]]:
-    with packed.errors(path, _ADVICE):
+    with containers.errors(path, _ADVICE):
         if isinstance(path, Path) and path.is_dir():
             for file in scan(path):
                 if file.path.endswith(".xml"):
                     with open_to_read(path / file.path) as opened:
                         yield file.path, opened.read(_MAX_XML_BYTES + 1)
         else:
-            with packed.unpacked(path) as stream:
-                allowance = tar.Allowance(_MAX_UNPACKED_BYTES)
+            with containers.unpacked(path) as stream:
+                allowance = containers.Allowance(_MAX_UNPACKED_BYTES)
                 yield from _archived(stream, path.name, allowance, 0)
 
 
 def _archived(
-    stream: io.BufferedIOBase, name: str, allowance: tar.Allowance, depth: int
+    stream: io.BufferedIOBase, name: str, allowance: containers.Allowance, depth: int
 ) -> Iterator[tuple[str, bytes]]:
     """Yields the XML files in a tar and in the compressed tars that it contains."""
-    for member, read_up_to in tar.contents(stream, name, allowance):
+    for member, read_up_to in containers.stream_contents(stream, name, allowance):
         if member.name.endswith(".xml"):
             yield member.name, read_up_to(_MAX_XML_BYTES + 1)
         elif member.name.endswith(_INNER_SUFFIXES):
@@ -175,7 +175,7 @@ def _archived(
                 raise SourceError(f"{name}: {member.name} has {member.size:,} bytes. {_ADVICE}")
             if depth == _MAX_DEPTH:
                 raise SourceError(f"{name}: {member.name} is nested too deeply. {_ADVICE}")
-            with packed.gunzip(io.BytesIO(read_up_to(member.size))) as inner:
+            with containers.gunzip(io.BytesIO(read_up_to(member.size))) as inner:
                 yield from _archived(inner, f"{name}: {member.name}", allowance, depth + 1)
 
 

@@ -12,30 +12,27 @@ from functools import partial
 from itertools import chain
 from pathlib import Path
 
-from imagenet_prep.core import regular_file
+from imagenet_prep.core import small_files
 from imagenet_prep.core.errors import UsageError, some
-from imagenet_prep.core.regular_file import MOST_LIST_BYTES
+from imagenet_prep.core.small_files import MOST_LIST_BYTES
 from imagenet_prep.core.terminal import counted, printable
-from imagenet_prep.dataset import export_keys, naming, schema
-from imagenet_prep.dataset.export_keys import ExportKeys
-from imagenet_prep.dataset.ignored import PHOTOGRAPHS, ending, in_words, is_hidden
+from imagenet_prep.dataset import keys, schema
+from imagenet_prep.dataset.formats import PHOTOGRAPH_EXTENSIONS, ending, ignored_in_words, is_hidden
+from imagenet_prep.dataset.keys import ExportKeys
 from imagenet_prep.sources import (
-    cifar10,
-    class_tars,
+    cifar_mnist,
     evaluation,
     folder,
     ilsvrc,
     image_table,
     layout,
-    mnist,
     parquet,
-    parquet_layout,
     recordio,
     webdataset,
 )
-from imagenet_prep.sources.evidence import CLASSES
+from imagenet_prep.sources.labels import CLASSES
 from imagenet_prep.sources.scan import read_errors, refuse_link_out
-from imagenet_prep.sources.source import Encode, Part, Source
+from imagenet_prep.sources.source import Encode, Source, SourcePart
 from imagenet_prep.storage.remote_path import Location, RemotePath
 
 AUTO = "auto"
@@ -95,7 +92,7 @@ def find(
         )
     finders: dict[str, Callable[[], Source]] = {
         ILSVRC: partial(ilsvrc.find, root, splits),
-        IMAGENET21K: partial(class_tars.find, root, splits),
+        IMAGENET21K: partial(ilsvrc.find_class_tars, root, splits),
         EVALUATION: partial(evaluation.find, root, splits, follow_links=follow_links),
         WEBDATASET: partial(webdataset.find, root, splits),
     }
@@ -105,8 +102,8 @@ def find(
             TABLE: partial(image_table.find, root, splits, follow_links=follow_links),
             PARQUET: partial(parquet.find, root, splits),
             RECORDIO: partial(recordio.find, root, splits),
-            CIFAR10: partial(cifar10.find, root, encode, encoding),
-            MNIST: partial(mnist.find, root, splits, encode, encoding),
+            CIFAR10: partial(cifar_mnist.find_cifar10, root, encode, encoding),
+            MNIST: partial(cifar_mnist.find_mnist, root, splits, encode, encoding),
         }
     if not kinds or kinds[0] not in finders:
         if isinstance(root, Path) and root.is_dir() and layout.has_image(root):
@@ -127,7 +124,7 @@ def find(
         source = dataclasses.replace(source, keys=_export_keys(root))
     if kinds[0] in (PARQUET, RECORDIO):
         source = dataclasses.replace(source, parts=_with_unread(source.parts))
-    if isinstance(root, Path) and any(root.glob(f"*{naming.EXPORT}")):
+    if isinstance(root, Path) and any(root.glob(f"*{schema.EXPORT}")):
         source = dataclasses.replace(source, is_export=True)
     return source, _described(source, kinds, root)
 
@@ -143,16 +140,16 @@ def _described(source: Source, kinds: Sequence[str], root: Location) -> str:
         line += f" from {places[0]}"
     if source.evaluation is not None:
         line += f"; {source.evaluation.edition.name}: all images are in {schema.TEST}"
-    if isinstance(source, webdataset.WebDataset):
+    if isinstance(source, webdataset.WebDatasetSource):
         line += source.remark
-    if kinds[0] == FOLDER and isinstance(source, folder.Folder):
+    if kinds[0] == FOLDER and isinstance(source, folder.FolderSource):
         line += "".join(f"; {remark}" for remark in _remarks(source, root))
     if kinds[1:]:
         line += f"; also found, but not read: {', '.join(kinds[1:])} (see --source-kind)"
     return printable(line)
 
 
-def _with_unread(parts: Sequence[Part]) -> tuple[Part, ...]:
+def _with_unread(parts: Sequence[SourcePart]) -> tuple[SourcePart, ...]:
     """Adds the files of other splits to the ignored files of a source."""
     first, *others = parts
     assert isinstance(first.path, Path)
@@ -165,13 +162,13 @@ def _with_unread(parts: Sequence[Part]) -> tuple[Part, ...]:
 def _export_keys(root: Path) -> ExportKeys:
     """Returns the keys that exports in this folder list; each split is in only one export."""
     listed: dict[str, Mapping[str, str]] = {}
-    for path in root.glob(f"*{naming.EXPORT_KEYS}"):
+    for path in root.glob(f"*{schema.EXPORT_KEYS}"):
         refuse_link_out(path)
-        listed |= export_keys.parse(regular_file.read(path, MOST_LIST_BYTES), str(path))
+        listed |= keys.parse(small_files.read(path, MOST_LIST_BYTES), str(path))
     return listed
 
 
-def _remarks(source: folder.Folder, root: Location) -> Iterator[str]:
+def _remarks(source: folder.FolderSource, root: Location) -> Iterator[str]:
     """Yields remarks that explain how folders with ambiguous names are interpreted."""
     if isinstance(root, Path) and root.resolve() in source.split_folders:
         yield "no train/ or val/ folder, so all images go to the train split"
@@ -202,9 +199,9 @@ def recognised(root: Location) -> list[str]:
     kinds = []
     if any((root / name).is_file() for name in ilsvrc.ARCHIVES.values()):
         kinds.append(ILSVRC)
-    elif root.name != class_tars.WHOLE and evaluation.locate(root):
+    elif root.name != ilsvrc.WHOLE and evaluation.locate(root):
         kinds.append(EVALUATION)
-    elif any(class_tars.locate(root)):
+    elif any(ilsvrc.locate(root)):
         kinds.append(IMAGENET21K)
     tars = {} if kinds else webdataset.locate(root)
     if isinstance(root, RemotePath):
@@ -219,11 +216,11 @@ def recognised(root: Location) -> list[str]:
         splits = layout.split_folders(root)
         is_folder = any(layout.has_image(place, below=True) for place in splits.places)
     contents = {
-        FOLDER: is_folder and not parquet_layout.has_split_folders(root),
+        FOLDER: is_folder and not parquet.has_split_folders(root),
         PARQUET: parquet.is_there(root),
         RECORDIO: recordio.locate(root),
-        CIFAR10: cifar10.locate(root),
-        MNIST: mnist.is_there(root),
+        CIFAR10: cifar_mnist.locate(root),
+        MNIST: cifar_mnist.is_there(root),
         WEBDATASET: tars,
     }
     kinds += [kind for kind, content in contents.items() if content]
@@ -249,7 +246,7 @@ def _nothing(root: Location) -> str:
     if isinstance(root, RemotePath):
         return (
             f"--source {root}: has none of the archives that can be read from a server: "
-            f"{', '.join([*ilsvrc.ARCHIVES.values(), class_tars.WHOLE])}, archives of evaluation "
+            f"{', '.join([*ilsvrc.ARCHIVES.values(), ilsvrc.WHOLE])}, archives of evaluation "
             "datasets, WebDataset tars with their _info.json and, in a bucket, class tars and all "
             "WebDataset tars. Download the source into a folder."
         )
@@ -263,9 +260,9 @@ def _nothing(root: Location) -> str:
     if layout.has_shards(root):
         return f"--source {root}: {layout.use_shards(root)}"
     files = Counter(ending(Path(path).name) for path in layout.files_below(root))
-    unread = {name: files[name] for name in sorted(PHOTOGRAPHS & files.keys())}
+    unread = {name: files[name] for name in sorted(PHOTOGRAPH_EXTENSIONS & files.keys())}
     if unread:
-        return f"--source {root}: holds no supported image, but {in_words(unread)}."
+        return f"--source {root}: holds no supported image, but {ignored_in_words(unread)}."
     lines = "".join(f"\n  {kind:11} {layout}" for kind, layout in LAYOUTS.items())
     return (
         f"supported layouts:{lines}\n"

@@ -10,13 +10,13 @@ from pathlib import Path
 
 from imagenet_prep.core.errors import SourceError, UsageError
 from imagenet_prep.dataset import schema
-from imagenet_prep.dataset.ignored import ending, most_frequent
+from imagenet_prep.dataset.formats import ending, most_frequent
 from imagenet_prep.dataset.keys import CORRUPTIONS, WNID
 from imagenet_prep.dataset.member import MAX_IMAGE_BYTES, Member
-from imagenet_prep.sources import containers, folder, labels, layout, listing, source
-from imagenet_prep.sources.evaluation_layout import (
-    FOLDERS,
+from imagenet_prep.sources import containers, folder, labels, layout, scan, source
+from imagenet_prep.sources.layout import (
     MAPPING,
+    OBJECTNET_FOLDERS,
     Layout,
     edition_called,
     edition_of,
@@ -36,7 +36,7 @@ _FOLDERS_BYTES = 16 << 20  # the names of ImageNet-C's 95,000 folders have 3 MB 
 
 
 @dataclass(frozen=True)
-class Folder(folder.Folder):
+class EvaluationFolder(folder.FolderSource):
     """An evaluation dataset in a folder."""
 
     def index(self, task: IndexTask) -> list[Member]:
@@ -50,7 +50,7 @@ class Folder(folder.Folder):
 
 
 @dataclass(frozen=True)
-class Archives(source.Packed):
+class EvaluationArchives(source.Packed):
     """An evaluation dataset in tars or zips; `archives` has their paths by name."""
 
     archives: dict[str, Location]
@@ -69,7 +69,7 @@ class Archives(source.Packed):
 
 def _member(of: source.Source, path: str, archive: str = "", size: int = 0) -> Member | None:
     assert of.evaluation is not None
-    place = of.evaluation.place(path, path) if listing.is_called_an_image(path) else None
+    place = of.evaluation.place(path, path) if scan.is_called_an_image(path) else None
     if place is None:
         return None
     key = of.key_of(schema.TEST, place[0], path, path, place[1])
@@ -112,7 +112,7 @@ def _is_archive(archive: Location) -> bool:
     try:
         files = (path for path, *_ in islice(containers.contents(archive, lambda _: 0), _LOOKED_AT))
         # Stop at a class tar, because to find the next file would read gigabytes.
-        matches = (p for p in files if p.endswith(".tar") or listing.is_called_an_image(p))
+        matches = (p for p in files if p.endswith(".tar") or scan.is_called_an_image(p))
         first = next(matches, "")
     except SourceError:
         return False  # reading the archive later reports the error
@@ -130,24 +130,26 @@ def _is_set(place: Path) -> bool:
     place = place.resolve()
     try:
         folders = subfolders(place)
-        has_mapping = (place / FOLDERS).is_file()
+        has_mapping = (place / OBJECTNET_FOLDERS).is_file()
     except (OSError, SourceError):
         return False  # the folder may not belong to the source
     if not folders:
         return has_mapping
-    images = filter(listing.is_called_an_image, layout.files_below(place / folders[0]))
+    images = filter(scan.is_called_an_image, layout.files_below(place / folders[0]))
     paths = (f"{_called(place)}/{Path(path).relative_to(place)}" for path in images)
     sample = next(paths, f"{place.name}/{folders[0]}/")
     if has_mapping or edition_of([place.name], folders, sample) is not None:
         return True
     # Numbers are usual names of classes. Only ImageNetV2 has 10 images in each of 1,000 folders.
     return {*folders} == {*map(str, range(1000))} and all(
-        sum(map(listing.is_called_an_image, layout.files_below(place / name))) == 10
+        sum(map(scan.is_called_an_image, layout.files_below(place / name))) == 10
         for name in folders
     )
 
 
-def find(root: Location, splits: Sequence[str], *, follow_links: bool) -> Folder | Archives:
+def find(
+    root: Location, splits: Sequence[str], *, follow_links: bool
+) -> EvaluationFolder | EvaluationArchives:
     """Returns the evaluation dataset; its class list is ILSVRC2012's."""
     places = locate(root) or [root] * root.is_file()
     names = [place.name for place in places]
@@ -169,8 +171,8 @@ def find(root: Location, splits: Sequence[str], *, follow_links: bool) -> Folder
     return _archives({place.name: place for place in places})
 
 
-def _folder(place: Path, inside: Path | None) -> Folder:
-    files = listing.below(place, inside, by_content=False)
+def _folder(place: Path, inside: Path | None) -> EvaluationFolder:
+    files = scan.below(place, inside, by_content=False)
     name = _called(place)
     in_folder = Counter(f"{name}/{path}".rpartition("/")[0] for path, *_ in files.images)
     lists = [path for path in MAPPING if (place / path).is_file()]
@@ -181,10 +183,10 @@ def _folder(place: Path, inside: Path | None) -> Folder:
     part = _with_ignored(part, files.ignored, in_folder, layout)
     task = IndexTask(schema.TEST, schema.TEST, name, archive=place.name)
     arguments = labels.official_classes(), (part,), place.parent, None, inside
-    return Folder(*arguments, is_own=False, evaluation=layout, tasks=(task,))
+    return EvaluationFolder(*arguments, is_own=False, evaluation=layout, tasks=(task,))
 
 
-def _archives(archives: dict[str, Location]) -> Archives:
+def _archives(archives: dict[str, Location]) -> EvaluationArchives:
     num_bytes: Counter[str] = Counter()
     in_folder: dict[str, Counter[str]] = {name: Counter() for name in archives}
     ignored: dict[str, Counter[str]] = {name: Counter() for name in archives}
@@ -195,7 +197,7 @@ def _archives(archives: dict[str, Location]) -> Archives:
         files = containers.contents(archive, lambda path: _MAPPING_BYTES * bool(mapped(path)))
         for path, size, data in files:
             known, kind = in_folder[name], path.rpartition("/")[0]
-            if not listing.is_called_an_image(path):
+            if not scan.is_called_an_image(path):
                 known = ignored[name]
                 kind = ending(path)
                 mapping |= dict.fromkeys(mapped(path), data)
@@ -219,12 +221,14 @@ def _archives(archives: dict[str, Location]) -> Archives:
         for i, name in enumerate(archives)
     )
     classes = labels.official_classes()
-    return Archives(classes, tuple(parts), archives, evaluation=layout, tasks=tuple(tasks))
+    return EvaluationArchives(
+        classes, tuple(parts), archives, evaluation=layout, tasks=tuple(tasks)
+    )
 
 
 def _with_ignored(
-    part: source.Part, ignored: Counter[str], in_folder: Counter[str], layout: Layout
-) -> source.Part:
+    part: source.SourcePart, ignored: Counter[str], in_folder: Counter[str], layout: Layout
+) -> source.SourcePart:
     """Returns `part` with the numbers of ignored files and of ObjectNet images without a class."""
     others = sum(
         number for path, number in in_folder.items() if layout.place(f"{path}/*", path) is None

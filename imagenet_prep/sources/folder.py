@@ -1,8 +1,8 @@
 """Reads datasets with a folder per class, as in torchvision's ImageFolder and on Kaggle.
 
 A split may be in several folders. A validation folder may have no class folders. The labels of its
-images then come from the devkit or a list (see `label_lists`), else from the WNIDs in their names.
-A train folder without class folders needs these WNIDs.
+images then come from the devkit or a list (see `find_label_lists` in `sources.ilsvrc`), else from
+the WNIDs in their names. A train folder without class folders needs these WNIDs.
 """
 
 from __future__ import annotations
@@ -17,20 +17,26 @@ from typing import ClassVar
 
 from imagenet_prep.core.errors import SourceError, UsageError, some
 from imagenet_prep.core.terminal import counted, printable
-from imagenet_prep.dataset import editions, formats, keys, naming, schema
+from imagenet_prep.dataset import class_list, formats, keys, schema
 from imagenet_prep.dataset.class_list import ClassList
-from imagenet_prep.dataset.ignored import ending, in_words, is_hidden, most_frequent
+from imagenet_prep.dataset.formats import ending, ignored_in_words, is_hidden, most_frequent
 from imagenet_prep.dataset.member import MAX_IMAGE_BYTES, Member
-from imagenet_prep.sources import label_lists, labels, layout, lemmas, listing, source
-from imagenet_prep.sources.evidence import CLASSES, LABELS, Claim, Statement, compare
-from imagenet_prep.sources.label_lists import SOLUTION, SYNSET_LABELS
-from imagenet_prep.sources.scan import File, Problems, hidden_files, read_errors, subfolders
+from imagenet_prep.sources import ilsvrc, labels, layout, scan, source
+from imagenet_prep.sources.ilsvrc import SOLUTION, SYNSET_LABELS
+from imagenet_prep.sources.labels import CLASSES, LABELS, Claim, Statement, compare
+from imagenet_prep.sources.scan import (
+    FoundFile,
+    SourceProblems,
+    hidden_files,
+    read_errors,
+    subfolders,
+)
 from imagenet_prep.sources.source import IndexTask
 from imagenet_prep.storage.archive import Range
 from imagenet_prep.storage.remote import is_newer
 from imagenet_prep.storage.remote_path import open_to_read
 
-_DEVKITS = (labels.DEVKIT, labels.DEVKIT.removesuffix(".tar.gz"))
+_DEVKITS = (labels.DEVKIT_NAME, labels.DEVKIT_NAME.removesuffix(".tar.gz"))
 # Kaggle's class list: "WNID words" per class.
 SYNSET_MAPPING = "LOC_synset_mapping.txt"
 _MOST_SHOWN = 100  # characters of a class in a list
@@ -63,7 +69,7 @@ class FileReader:
 
 
 @dataclass(frozen=True)
-class Folder(source.Stored):
+class FolderSource(source.StoredSource):
     """A source with one folder per class, or with a flat validation folder."""
 
     decisive: ClassVar[tuple[str, ...]] = ("validation_class_index", "is_own")
@@ -95,7 +101,7 @@ class Folder(source.Stored):
 
     def index(self, task: IndexTask) -> list[Member]:
         """Returns the images of one folder, sorted by key."""
-        problems = Problems()
+        problems = SourceProblems()
         members: list[Member] = []
         files = self._below(task, problems)
         for file in files.images:
@@ -115,26 +121,26 @@ class Folder(source.Stored):
             )
         return source.sorted_by_key(members, str(self.root))
 
-    def _below(self, task: IndexTask, problems: Problems | None = None) -> listing.Listing:
+    def _below(self, task: IndexTask, problems: SourceProblems | None = None) -> scan.Listing:
         folder = self.root / task.archive
         by_content = self.is_own
-        return listing.below(folder, self.inside, by_content=by_content, problems=problems)
+        return scan.below(folder, self.inside, by_content=by_content, problems=problems)
 
     @property
-    def edition(self) -> editions.Edition | None:
+    def edition(self) -> class_list.Edition | None:
         """The edition that a folder is named after, or ILSVRC2012 if the source is a part of it."""
-        called = (editions.called(part.name, self.classes) for part in self.parts)
+        called = (class_list.called(part.name, self.classes) for part in self.parts)
         return next(filter(None, called), super().edition)
 
     @property
     def if_own(self) -> str:
         """The advice for a source whose edition was recognised, although it is the user's own."""
         for part in self.parts:
-            if editions.called(part.name, self.classes):
+            if class_list.called(part.name, self.classes):
                 return f"If these are your own images: rename the folder {part.name}."
         return super().if_own
 
-    def _member(self, task: IndexTask, file: File) -> Member:
+    def _member(self, task: IndexTask, file: FoundFile) -> Member:
         path = f"{task.archive}/{file.path}"
         where = str(self.root / path)
         index = self._labelled(path) if task.class_index is None else task.class_index
@@ -161,7 +167,7 @@ def find(
     *,
     follow_links: bool = False,
     classes: ClassList | None = None,
-) -> Folder:
+) -> FolderSource:
     """Returns the source of `splits`.
 
     The class list is the first available of: `classes`, the devkit's, Kaggle's, ILSVRC2012's (if it
@@ -174,8 +180,6 @@ def find(
     base = names.base
     folders = names.folders
     _require_splits(root, names, splits)
-    for split in splits:
-        _require_parts(root, base, folders[split])
     listed, truths = _read_lists(names.beside)
     class_lists = [Claim(str(path), dict(enumerate(of.wnids))) for path, of in listed.items()]
     compare("label", class_lists, "Remove the list of the other dataset.", complete=True)
@@ -185,7 +189,9 @@ def find(
     if schema.VALIDATION in splits:
         places = [base / path for path in folders[schema.VALIDATION]]
         near = [*names.beside, *places, *(place.parent for place in places)]
-        truths += [Claim(str(path), of) for path, of in label_lists.find([*dict.fromkeys(near)])]
+        truths += [
+            Claim(str(path), of) for path, of in ilsvrc.find_label_lists([*dict.fromkeys(near)])
+        ]
         index_of = _indices_by_name(places, truths, classes, root)
     else:
         truths = []
@@ -196,7 +202,7 @@ def find(
         is_own=index_of is None and not is_imagenet(classes, chain.from_iterable(folders.values())),
         inside=None if follow_links else root,
     )
-    parts: list[source.Part] = []
+    parts: list[source.SourcePart] = []
     tasks: list[IndexTask] = []
     for split in splits:
         # Unread folders are counted only once.
@@ -214,7 +220,7 @@ def find(
         # A split may have several folders, each with all classes.
         tasks += sorted(split_tasks, key=lambda task: task.class_index or 0)
     search.problems.raise_all(f"--source {root}")
-    return Folder(
+    return FolderSource(
         classes,
         tuple(parts),
         base,
@@ -239,7 +245,7 @@ class _Search:
     classes: ClassList
     is_own: bool
     inside: Path | None
-    problems: Problems = field(default_factory=Problems)
+    problems: SourceProblems = field(default_factory=SourceProblems)
 
     def tasks(
         self, split: str, name: str, paths: Sequence[str], ignored: Counter[str]
@@ -261,7 +267,7 @@ class _Search:
             for index, class_name in _class_folders(folder, self.classes, self.problems).items():
                 archive = f"{path}/{class_name}"
                 # `export` creates empty folders for classes that a split does not have.
-                is_export = (self.root / naming.EXPORT).is_file()
+                is_export = (self.root / schema.EXPORT).is_file()
                 if not is_export or any((self.base / archive).iterdir()):
                     task = f"{split}-{index:05d}{suffix}"
                     tasks.append(IndexTask(task, split, name, index, archive=archive))
@@ -270,15 +276,13 @@ class _Search:
 
     def groups(
         self, tasks: Iterable[IndexTask], first: str, ignored: Counter[str]
-    ) -> Iterator[tuple[str, list[File]]]:
+    ) -> Iterator[tuple[str, list[FoundFile]]]:
         """Yields images class by class, since the names of 13 million files take gigabytes."""
         empty = []
         for task in tasks:
             folder = self.base / task.archive
             before = self.problems.number
-            files = listing.below(
-                folder, self.inside, by_content=self.is_own, problems=self.problems
-            )
+            files = scan.below(folder, self.inside, by_content=self.is_own, problems=self.problems)
             ignored.update(files.ignored)
             if not files.images and self.problems.number == before:
                 empty.append((folder, files))
@@ -304,7 +308,9 @@ class _Labels:
         }
         self._found: dict[str, str] = {}
 
-    def noted(self, groups: Iterable[tuple[str, list[File]]]) -> Iterator[tuple[str, list[File]]]:
+    def noted(
+        self, groups: Iterable[tuple[str, list[FoundFile]]]
+    ) -> Iterator[tuple[str, list[FoundFile]]]:
         """Yields `groups`, and keeps the labels of images that a list may contain."""
         listed = set().union(*(claim.classes for claim in self._lists))
         for name, files in groups:
@@ -317,7 +323,7 @@ class _Labels:
     def compare(self, folder: Path) -> list[Claim]:
         """Raises SourceError if a label differs; returns the published labels unless in a list."""
         published: list[Claim] = []
-        if not (folder.parent / naming.EXPORT).is_file():
+        if not (folder.parent / schema.EXPORT).is_file():
             known = {claim.where for claim in self._lists}
             new = _published(self._found, self._classes)
             published = [claim for claim in new if claim.where not in known]
@@ -346,10 +352,12 @@ def _read_lists(folders: Sequence[Path]) -> tuple[dict[Path, ClassList], list[Cl
 def _require_splits(root: Path, names: layout.Splits, splits: Sequence[str]) -> None:
     missing = [split for split in splits if split not in names.folders]
     if not missing:
+        for split in splits:
+            _require_parts(root, names.base, names.folders[split])
         return
     if schema.TRAIN in names.folders:
         layout.class_folders(names.base / names.folders[schema.TRAIN][0])
-    expected = [", ".join(f"{name}/" for name in layout.FOLDERS[split]) for split in missing]
+    expected = [", ".join(f"{name}/" for name in layout.SPLIT_FOLDERS[split]) for split in missing]
     existing = subfolders(names.top, any_name=True) if names.top.is_dir() else []
     raise UsageError(
         f"--source {root}: no folder for {' and '.join(missing)}; expected one of "
@@ -373,7 +381,7 @@ def _require_parts(root: Path, base: Path, folders: Sequence[str]) -> None:
             for path in layout.files_below(base / folder / name) if is_shared else ():
                 file = path.removeprefix(f"{base / folder}/")
                 first = first_in.setdefault(file.casefold(), folder)
-                if first != folder and listing.is_called_an_image(file):
+                if first != folder and scan.is_called_an_image(file):
                     raise UsageError(
                         printable(
                             f"--source {root}: holds {' and '.join(folders)}. Keep only one of "
@@ -386,7 +394,7 @@ def _require_parts(root: Path, base: Path, folders: Sequence[str]) -> None:
 def is_imagenet(classes: ClassList, folders: Iterable[str]) -> bool:
     """Returns whether the images are from ImageNet, judged by class and folder names."""
     names = {path.rpartition("/")[2] for path in folders}
-    editions_called = (editions.called(name, classes) for name in names)
+    editions_called = (class_list.called(name, classes) for name in names)
     return classes.official or any(editions_called) or all(map(keys.WNID.fullmatch, classes.wnids))
 
 
@@ -395,9 +403,9 @@ def _group(task: IndexTask, first: str) -> str:
     return f"{task.archive}/".removeprefix(f"{first}/").removesuffix("/")
 
 
-def _note_empty(folder: Path, files: listing.Listing, problems: Problems) -> None:
+def _note_empty(folder: Path, files: scan.Listing, problems: SourceProblems) -> None:
     if not files.images:
-        others = f", but {in_words(files.ignored)}" if files.ignored else ""
+        others = f", but {ignored_in_words(files.ignored)}" if files.ignored else ""
         problems.add(f"{folder}: holds no image{others}. Add images to it, or remove the folder.")
 
 
@@ -433,7 +441,7 @@ def _statements(about: str, noun: str, claims: Iterable[Claim]) -> Iterator[Stat
 
 
 def _statements_of_folders(
-    parts: Iterable[source.Part], tasks: Sequence[IndexTask]
+    parts: Iterable[source.SourcePart], tasks: Sequence[IndexTask]
 ) -> Iterator[Statement]:
     for part in parts:
         number = sum(task.part == part.name and task.class_index is not None for task in tasks)
@@ -458,7 +466,7 @@ def _indices_by_name(
     if not lists:
         raise UsageError(
             f"--source {root}: the validation folder has no class folders and its labels are "
-            f"missing. Put {labels.DEVKIT}, {SYNSET_LABELS} or {SOLUTION} there, or create class "
+            f"missing. Put {labels.DEVKIT_NAME}, {SYNSET_LABELS} or {SOLUTION} there, or create "
             "folders."
         )
     compare("image", lists, labels.RIGHT_LABELS)
@@ -487,8 +495,8 @@ def _classes_of(base: Path, folders: dict[str, list[str]]) -> ClassList:
     known = [name for name in names if name in official.index]
     if len(known) == len(names):
         return official
-    if Path(paths[0]).name in editions.WINTER21_P.names:
-        words = lemmas.beside([base, base.parent])
+    if Path(paths[0]).name in class_list.WINTER21_P.names:
+        words = ilsvrc.beside([base, base.parent])
         return labels.classes_called(names, str(where), words)
     # An extra folder must not turn ILSVRC2012 into a dataset of 1001 classes.
     if 2 * len(known) > len(names):
@@ -514,7 +522,7 @@ def _refuse_numbers(folder: Path) -> None:
             )
 
 
-def _class_folders(folder: Path, classes: ClassList, problems: Problems) -> dict[int, str]:
+def _class_folders(folder: Path, classes: ClassList, problems: SourceProblems) -> dict[int, str]:
     names: dict[int, str] = {}
     for name in layout.class_folders(folder, classes):
         index = classes.of_folder(name)
@@ -536,13 +544,13 @@ def _class_folders(folder: Path, classes: ClassList, problems: Problems) -> dict
     return dict(sorted(names.items()))
 
 
-def _loose_files(folder: Path, by_content: bool, problems: Problems) -> Counter[str]:
+def _loose_files(folder: Path, by_content: bool, problems: SourceProblems) -> Counter[str]:
     ignored = Counter[str]()
     for path in folder.iterdir():
         if is_hidden(path.name):
             ignored.update(map(ending, hidden_files(folder, path.name)))
         elif path.is_file():
-            if listing.is_image(path, by_content=by_content):
+            if scan.is_image(path, by_content=by_content):
                 problems.add(
                     f"{path}: is next to the class folders, so it has no class. Move it away, or "
                     "into the folder of its class."

@@ -17,11 +17,11 @@ from typing import NamedTuple
 from imagenet_prep.core.errors import SourceError, UsageError, some
 from imagenet_prep.core.terminal import counted, printable
 from imagenet_prep.dataset import schema
-from imagenet_prep.dataset.ignored import ending, most_frequent
+from imagenet_prep.dataset.formats import ending, most_frequent
 from imagenet_prep.dataset.member import Member
-from imagenet_prep.sources import labels, layout, listing, source
-from imagenet_prep.sources.folder import Folder
-from imagenet_prep.sources.scan import File, Problems, read_errors, subfolders
+from imagenet_prep.sources import labels, layout, scan, source
+from imagenet_prep.sources.folder import FolderSource
+from imagenet_prep.sources.scan import FoundFile, SourceProblems, read_errors, subfolders
 from imagenet_prep.sources.source import IndexTask
 
 # fmt: off
@@ -44,7 +44,7 @@ _MOST_BYTES = 128 << 20
 _MOST_SHOWN = 300
 
 
-class Table(NamedTuple):
+class LabelTable(NamedTuple):
     """A table of labels: its file, its folder relative to the source ("" or "x/"), its split."""
 
     path: Path
@@ -52,18 +52,18 @@ class Table(NamedTuple):
     split: str | None  # None if it lists the images of all splits
 
 
-class Row(NamedTuple):
+class LabelRow(NamedTuple):
     """A line of a table; `split` is None if neither the table nor the line names it."""
 
     where: str  # the file and the number of the line
-    table: Table
+    table: LabelTable
     file: str
     class_name: str
     split: str | None
 
 
 @dataclass(frozen=True)
-class ImageTable(Folder):
+class ImageTable(FolderSource):
     """A folder of images with a table of labels."""
 
     # The split and class index of each image, by path relative to the source.
@@ -71,9 +71,9 @@ class ImageTable(Folder):
 
     def index(self, task: IndexTask) -> list[Member]:
         """Returns the images of one split, sorted by key."""
-        problems = Problems()
+        problems = SourceProblems()
         members: list[Member] = []
-        below = listing.below(self.root / task.archive, self.inside, by_content=True)
+        below = scan.below(self.root / task.archive, self.inside, by_content=True)
         for file in below.images:
             path = task.archive + file.path
             split, index = self.listed.get(path, ("", 0))
@@ -89,9 +89,9 @@ class ImageTable(Folder):
         return source.sorted_by_key(members, str(self.root))
 
 
-def locate(root: Path) -> list[Table]:
+def locate(root: Path) -> list[LabelTable]:
     """Returns the tables of labels in a folder and in its subfolders, judged by their names."""
-    tables: list[Table] = []
+    tables: list[LabelTable] = []
     folders = ["", *subfolders(root, any_name=True)] if root.is_dir() else []
     for folder in folders:
         for path in sorted((root / folder).iterdir()):
@@ -100,11 +100,11 @@ def locate(root: Path) -> list[Table]:
                 continue
             split = layout.split_in_name(match[1] or folder)
             if split in (None, *schema.SOURCE_SPLITS):
-                tables.append(Table(path, f"{folder}/" if folder else "", split))
+                tables.append(LabelTable(path, f"{folder}/" if folder else "", split))
     return tables
 
 
-def is_readable(table: Table) -> bool:
+def is_readable(table: LabelTable) -> bool:
     """Returns whether a table has the columns of files and classes."""
     try:
         _header(table, _lines(table))
@@ -155,7 +155,9 @@ def find(root: Path, splits: Sequence[str], *, follow_links: bool = False) -> Im
     )
 
 
-def labelled(root: Path, inside: Path | None) -> tuple[list[Table], dict[File, Row], Counter[str]]:
+def labelled(
+    root: Path, inside: Path | None
+) -> tuple[list[LabelTable], dict[FoundFile, LabelRow], Counter[str]]:
     """Returns the tables of a source, the line of each image, and the numbers of ignored files.
 
     Raises SourceError for all lines that are invalid, and for images without a line next to listed
@@ -166,16 +168,16 @@ def labelled(root: Path, inside: Path | None) -> tuple[list[Table], dict[File, R
         raise UsageError(f"--source {root}: holds no table of labels, such as labels.csv.")
     # If no table can be read, reading the first one raises the error.
     tables = [table for table in located if is_readable(table)] or located[:1]
-    problems = Problems()
-    below = listing.below(root, inside, by_content=True, problems=problems)
+    problems = SourceProblems()
+    below = scan.below(root, inside, by_content=True, problems=problems)
     ignored = below.ignored
     ignored.subtract(ending(table.path.name) for table in tables)
-    by_name: dict[str, list[File]] = {}
+    by_name: dict[str, list[FoundFile]] = {}
     for image in below.images:
         base = image.path.rpartition("/")[2]
         for name in {base, base.rpartition(".")[0]}:
             by_name.setdefault(name, []).append(image)
-    rows: dict[File, Row] = {}
+    rows: dict[FoundFile, LabelRow] = {}
     for table in tables:
         for row in _rows(table, problems):
             files = _files_of(row, by_name)
@@ -210,7 +212,7 @@ def _top(path: str) -> str:
     return first + slash if slash else ""
 
 
-def _lines(table: Table) -> Iterator[tuple[str, list[str]]]:
+def _lines(table: LabelTable) -> Iterator[tuple[str, list[str]]]:
     """Yields the file and number of each line, and its fields."""
     text = source.read_list(table.path, most=_MOST_BYTES)
     delimiter = max((",", ";", "\t"), key=next(_split(text), "").count)
@@ -233,7 +235,9 @@ def _split(text: str) -> Iterator[str]:
         start = stop
 
 
-def _header(table: Table, lines: Iterator[tuple[str, list[str]]]) -> tuple[list[str], str, str]:
+def _header(
+    table: LabelTable, lines: Iterator[tuple[str, list[str]]]
+) -> tuple[list[str], str, str]:
     """Reads the first of `lines`; returns all columns, and those of the files and classes."""
     _, names = next(lines, ("", []))
     columns = [re.sub(r"[\s-]+", "_", name.strip().casefold()) for name in names]
@@ -248,7 +252,7 @@ def _header(table: Table, lines: Iterator[tuple[str, list[str]]]) -> tuple[list[
     return columns, files[0], classes[0]
 
 
-def _rows(table: Table, problems: Problems) -> Iterator[Row]:
+def _rows(table: LabelTable, problems: SourceProblems) -> Iterator[LabelRow]:
     """Yields the lines of a table; adds invalid lines to `problems`."""
     lines = _lines(table)
     columns, file_column, class_column = _header(table, lines)
@@ -262,7 +266,7 @@ def _rows(table: Table, problems: Problems) -> Iterator[Row]:
         split = layout.split_in_name(called) if called else table.split
         is_complete = file and (class_name or split == schema.TEST)
         if len(values) == len(columns) and is_complete and (split or not called):
-            yield Row(where, table, file, class_name, split)
+            yield LabelRow(where, table, file, class_name, split)
         else:
             problems.add(
                 f"{where}: has {counted(len(values), 'field')}, expected {len(columns)} with an "
@@ -271,15 +275,15 @@ def _rows(table: Table, problems: Problems) -> Iterator[Row]:
             )
 
 
-def _files_of(row: Row, by_name: Mapping[str, list[File]]) -> list[File]:
+def _files_of(row: LabelRow, by_name: Mapping[str, list[FoundFile]]) -> list[FoundFile]:
     """Returns the images that match a line; its name may lack the extension, and first folders.
 
     If several match, those in the folder of the table and in a folder of the split are preferred.
     """
     name = row.file.replace("\\", "/").removeprefix("./")
     folder, slash, base = name.rpartition("/")
-    files: list[File] = []
-    preferred: list[File] = []
+    files: list[FoundFile] = []
+    preferred: list[FoundFile] = []
     for file in by_name.get(base, ()):
         if not f"/{file.path[: file.path.rfind('/') + 1]}".endswith(f"/{folder}{slash}"):
             continue

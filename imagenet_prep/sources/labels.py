@@ -1,31 +1,201 @@
-"""Reads class lists and the labels in the devkit, and detects wrong labels.
+"""Reads class lists and labels, and compares the statements of a source about them.
 
 ILSVRC2012_validation_ground_truth.txt contains ILSVRC2012_IDs. These IDs are NOT positions in the
 sorted WNIDs: meta.mat maps IDs to WNIDs. If the class list is ILSVRC2012's, the validation labels
 are compared with the published ones, which are part of this package.
+
+A source says the same thing in several places: in the names of folders and images, in lists next to
+them, in the metadata of files. If two of these places disagree, one of them is wrong.
+
+The devkit's meta.mat is a MAT-file of version 5. Its claimed sizes are not trusted: a few hundred
+bytes can claim an array of a billion cells.
 """
 
 from __future__ import annotations
 
 import base64
 import dataclasses
+import math
 import struct
 import unicodedata
 import zlib
 from collections import Counter
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
+from typing import Any, NamedTuple
 
 from imagenet_prep.core.errors import SourceError, some
 from imagenet_prep.dataset import keys
 from imagenet_prep.dataset.class_list import ClassList
-from imagenet_prep.sources import mat, published, tar
-from imagenet_prep.sources.evidence import Claim, compare
+from imagenet_prep.sources import containers, published
 from imagenet_prep.storage.remote_path import Location
 
-DEVKIT = published.DEVKIT.name
+CLASSES = "classes"
+LABELS = "labels"
+EDITION = "edition"
+COUNTS = "counts of "
+
+_MOST_SHOWN = 100  # characters of a class, as lists may contain anything
+
+
+class Claim(NamedTuple):
+    """A place in a source, and the class that it names for each label or image."""
+
+    where: str
+    classes: Mapping[Any, str]
+
+
+class Statement(NamedTuple):
+    """A statement for the user: its subject, its place, and its content in words."""
+
+    about: str  # CLASSES, LABELS, EDITION, or COUNTS and a split
+    where: str  # "" for a conclusion from several places
+    says: str
+
+
+def compare(subject: str, claims: Iterable[Claim], advice: str, *, complete: bool = False) -> None:
+    """Raises SourceError if two claims name different classes for the same label or image.
+
+    Args:
+      subject: the kind of the keys of `Claim.classes`, such as "label".
+      claims: the claims to compare.
+      advice: the last sentences of the message.
+      complete: whether each claim must have all keys of the first one, and no other keys.
+    """
+    known: dict[Any, Claim] = {}
+    for claim in claims:
+        keys = claim.classes.keys()
+        compared = keys & known.keys()
+        if complete and known:
+            compared = keys | known.keys()
+        different = [key for key in compared if _class_of(key, known) != claim.classes.get(key)]
+        if different:
+            key = min(different)
+            first = known.get(key) or next(iter(known.values()))
+            raise SourceError(
+                f"{first.where} and {claim.where} disagree: {subject} {key} is "
+                f"{_in_words(first.classes.get(key))} in the first and "
+                f"{_in_words(claim.classes.get(key))} in the second; {len(different):,} of "
+                f"{len(compared):,} differ. {advice}"
+            )
+        for key in keys:
+            known.setdefault(key, claim)
+
+
+def _class_of(key: Any, claims: Mapping[Any, Claim]) -> str | None:
+    claim = claims.get(key)
+    return None if claim is None else claim.classes[key]
+
+
+def _in_words(name: str | None) -> str:
+    return "no class" if name is None else f"class {name[:_MOST_SHOWN]!r}"
+
+
+def lines(statements: Sequence[Statement]) -> list[str]:
+    """Returns a line per subject: the first statement, and the places that say the same."""
+    found = []
+    for about in dict.fromkeys(statement.about for statement in statements):
+        first, *others = (statement for statement in statements if statement.about == about)
+        line = f"{about}: {first.says}"
+        if first.where:
+            line += f" from {first.where}"
+        places = [s.where if s.says == first.says else f"{s.where} ({s.says})" for s in others]
+        if places:
+            line += f", the same as {some(places)}"
+        found.append(line)
+    return found
+
+
+# The devkit's file unpacks to 1.5 MB. Eight bytes can become an object of up to 100 bytes.
+_MAX_MAT_BYTES = 4 << 20
+_MAX_DEPTH = 4
+_MAX_DIMENSIONS = 32
+
+_HEADER_BYTES = 128
+_MATRIX = 14
+_COMPRESSED = 15
+_CELL = 1
+_STRUCT = 2
+_CHAR = 4
+_ANY_NUMBER = range(6, 16)
+_NUMBER = {1: "b", 2: "B", 3: "h", 4: "H", 5: "i", 6: "I", 7: "f", 9: "d", 12: "q", 13: "Q"}
+_TEXT = {1: "ascii", 2: "ascii", 4: "utf-16-le", 16: "utf-8", 17: "utf-16-le", 18: "utf-32-le"}
+
+
+def read(data: bytes) -> dict[str, Any]:
+    """Returns arrays by name, as tuples of numbers, text, lists of cells, or dicts of fields."""
+    if data[126:_HEADER_BYTES] != b"IM":
+        raise ValueError("it is not a MAT-file of version 5")
+    unpacked = bytearray()  # a `bytes` would be copied for each of 500,000 small elements
+    for kind, content in _elements(data[_HEADER_BYTES:]):
+        if kind == _COMPRESSED:
+            room = _MAX_MAT_BYTES - len(unpacked)
+            unpacked += zlib.decompressobj().decompress(content, room + 1)
+        else:
+            unpacked += struct.pack("<II", kind, len(content)) + content
+        if len(unpacked) > _MAX_MAT_BYTES:
+            raise ValueError(f"it unpacks to more than {_MAX_MAT_BYTES:,} bytes")
+    return dict(_array(*element, 0) for element in _elements(bytes(unpacked)))
+
+
+def _elements(data: bytes) -> Iterator[tuple[int, bytes]]:
+    position = 0
+    while position < len(data):
+        kind, size = struct.unpack_from("<II", data, position)
+        head = 8
+        if kind >> 16:  # small element: type and size share four bytes
+            size = kind >> 16
+            kind &= 0xFFFF
+            head = 4
+        content = data[position + head : position + head + size]
+        if len(content) < size:
+            raise ValueError("it ends inside an element")
+        yield kind, content
+        position += head + size
+        if kind != _COMPRESSED:
+            position += -(head + size) % 8
+
+
+def _array(kind: int, content: bytes, depth: int) -> tuple[str, Any]:
+    if kind != _MATRIX:
+        raise ValueError(f"an element of kind {kind}, expected an array")
+    if depth > _MAX_DEPTH:
+        raise ValueError("its arrays are nested too deeply")
+    if not content:
+        return "", ()
+    (_, flags), sides, (_, name), *parts = _elements(content)
+    array = flags[0]
+    fields = [b""]
+    if array == _CHAR:
+        ((kind, text),) = parts
+        return name.decode(), text.decode(_TEXT[kind])
+    if array == _STRUCT:
+        lengths, (_, names), *parts = parts
+        (longest,) = _numbers(*lengths)
+        fields = [names[i : i + longest].partition(b"\0")[0] for i in range(0, len(names), longest)]
+    if array in (_CELL, _STRUCT):
+        values: Any = [_array(*part, depth + 1)[1] for part in parts]
+    elif array in _ANY_NUMBER:
+        (part,) = parts
+        values = _numbers(*part)
+    else:
+        raise ValueError(f"an array of unsupported kind {array}")
+    dimensions = _numbers(*sides)
+    if len(dimensions) > _MAX_DIMENSIONS or math.prod(dimensions) * len(fields) != len(values):
+        raise ValueError(f"an array of {list(dimensions[:4])} has {len(values):,} values")
+    if array == _STRUCT:
+        values = {field.decode(): values[i :: len(fields)] for i, field in enumerate(fields)}
+    return name.decode(), values
+
+
+def _numbers(kind: int, content: bytes) -> tuple[Any, ...]:
+    code = _NUMBER[kind]
+    return struct.unpack(f"<{len(content) // struct.calcsize(code)}{code}", content)
+
+
+DEVKIT_NAME = published.DEVKIT.name
 GROUND_TRUTH = "ILSVRC2012_validation_ground_truth.txt"
 # The devkit has 2.5 MB and unpacks to tens of MB. Two of its files are read.
 _MAX_UNPACKED_BYTES = 256 << 20
@@ -164,7 +334,7 @@ def check_validation(
 
 def read_devkit(path: Location) -> Devkit:
     """Returns the class list and validation labels of a devkit, archived or extracted."""
-    meta, truth = tar.small_files(
+    meta, truth = containers.small_files(
         path,
         ("data/meta.mat", f"data/{GROUND_TRUTH}"),
         max_bytes=_MAX_FILE_BYTES,
@@ -197,13 +367,13 @@ def read_devkit(path: Location) -> Devkit:
     return Devkit(classes, tuple(labels))
 
 
-_ADVICE = f"Use the original {DEVKIT} (md5 {published.DEVKIT.md5})."
+_ADVICE = f"Use the original {DEVKIT_NAME} (md5 {published.DEVKIT.md5})."
 
 
 def _leaf_synsets(path: Location, meta: bytes) -> list[tuple[int, str, str]]:
     """Returns (ILSVRC2012_ID, WNID, words) of the synsets without children."""
     try:
-        synsets = mat.read(meta)["synsets"]
+        synsets = read(meta)["synsets"]
         columns = (synsets[name] for name in ("ILSVRC2012_ID", "num_children", "WNID", "words"))
         rows = [
             (int(number), str(wnid), str(words))

@@ -67,7 +67,7 @@ def check_footer(descriptor: int, path: Path) -> None:
         if length > _MAX_FOOTER_BYTES:
             raise ValueError(f"more than {_MAX_FOOTER_BYTES:,} bytes")
         footer = os.pread(descriptor, length, start)
-        _Reader(footer, _MAX_FOOTER_VALUES).struct(0)
+        _ThriftReader(footer, _MAX_FOOTER_VALUES).struct(0)
     except (ValueError, IndexError) as error:
         raise SourceError(
             f"{path}: its footer of {length:,} bytes is too large or damaged: {error}. Save the "
@@ -125,7 +125,7 @@ def _check_values(fields: dict[int, Any], where: str) -> None:
 
 def _header(descriptor: int, position: int) -> tuple[int, dict[int, Any]]:
     for size in _READ_BYTES:
-        reader = _Reader(os.pread(descriptor, size, position), _MAX_HEADER_VALUES)
+        reader = _ThriftReader(os.pread(descriptor, size, position), _MAX_HEADER_VALUES)
         try:
             fields = reader.struct(0)
         except IndexError:
@@ -134,7 +134,7 @@ def _header(descriptor: int, position: int) -> tuple[int, dict[int, Any]]:
     raise ValueError(f"there is no page header at byte {position:,}")
 
 
-class _Reader:
+class _ThriftReader:
     """Reads Thrift's compact protocol; raises IndexError at the end of the data.
 
     Raises ValueError if there are more than `most_values` fields and list elements.

@@ -1,38 +1,175 @@
-"""Reads Parquet files with columns image {bytes, path} and label, like Hugging Face's imagenet-1k.
+"""Finds and reads Parquet files with images and labels, like Hugging Face's imagenet-1k.
 
-The test split of imagenet-1k is ignored, because it has no labels.
+`ParquetSource` reads columns image {bytes, path} and label. The test split of imagenet-1k is
+ignored, because it has no labels.
+
+`files_of` and `columns_of` find the Parquet files and the columns of a dataset, as the Hugging Face
+Hub names them.
+
+| files | written by |
+|---|---|
+| data/train-00000-of-00294.parquet | `datasets` |
+| data/train-00000-of-00001-2b29be5e9a5d5a0e.parquet | `datasets` before 2.14 |
+| default/train/0000.parquet | the Hub, in its branch refs/convert/parquet |
+| train.parquet, valid_1.parquet | users |
 """
 
 from __future__ import annotations
 
 import os
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from imagenet_prep.core import canonical
+from imagenet_prep.core import strict_json
 from imagenet_prep.core.errors import SourceError, UsageError, some
-from imagenet_prep.core.installed import demand
+from imagenet_prep.core.imports import demand
 from imagenet_prep.core.terminal import counted
 from imagenet_prep.dataset import keys, schema
 from imagenet_prep.dataset.class_list import ClassList
-from imagenet_prep.sources import containers, labels, pages, parquet_layout, source
-from imagenet_prep.sources.evidence import CLASSES, Claim, Statement, compare
-from imagenet_prep.sources.parquet_layout import Columns, columns_of
+from imagenet_prep.sources import containers, labels, layout, pages, source
+from imagenet_prep.sources.labels import CLASSES, Claim, Statement, compare
+from imagenet_prep.sources.scan import subfolders
 from imagenet_prep.sources.source import IndexTask, PackedImage
 from imagenet_prep.storage.local_file import require_disk
 from imagenet_prep.storage.remote_path import open_to_read
 
 if TYPE_CHECKING:
-    from pyarrow import RecordBatch  # type: ignore[import-untyped]
+    from pyarrow import RecordBatch, Schema  # type: ignore[import-untyped]
     from pyarrow.parquet import (  # type: ignore[import-untyped]
         ColumnChunkMetaData,
         ParquetFile,
         RowGroupMetaData,
     )
+
+
+# The Hub converts only the first 5 GB of a dataset, then its folders are named "partial-train".
+_NAME = re.compile(
+    r"(?:partial-)?(?P<split>[A-Za-z]+)(?:-(?P=split))?"
+    r"(?:[-_.](?P<number>\d+)(?:-of-(?P<total>\d+))?(?:-[0-9a-f]+)?)?\.parquet"
+)
+_FOLDERS = ("data", "", "default")
+_LABELS = ("label", "labels", "fine_label", "target", "class", "cls")
+# The types of the columns in an image. Values of other types can take more memory than their pages.
+_IMAGE = {
+    "bytes": ("binary", "large_binary", "binary_view"),
+    "path": ("string", "large_string", "string_view", "null"),
+}
+_SHOWN = 100
+_EXPECTED = "expected image {bytes, path} and label, as in Hugging Face's image datasets"
+
+
+class SplitFile(NamedTuple):
+    """A Parquet file of a split."""
+
+    split: str
+    name: str  # unique, and valid as a file name
+    path: Path
+    number: int
+    total: int | None  # number of files of the split, if known
+
+
+class ParquetColumns(NamedTuple):
+    """The names of the columns that are read."""
+
+    image: str
+    label: str
+
+    @property
+    def leaves(self) -> list[str]:
+        """The columns in the file that have the labels, paths and bytes of the images."""
+        return [self.label, f"{self.image}.path", f"{self.image}.bytes"]
+
+
+def files_of(root: Path) -> list[SplitFile]:
+    """Returns the Parquet files of all splits, sorted by name, from the first folder with any."""
+    below = subfolders(root, any_name=True) if root.is_dir() else []
+    # A configuration of a dataset may have its own folder.
+    names = [*_FOLDERS, *below] if len(below) == 1 else _FOLDERS
+    for name in names:
+        found = _matching(root / name, [""]) or _in_split_folders(root / name)
+        if found:
+            return found
+    return []
+
+
+def has_split_folders(root: Path) -> bool:
+    """Returns whether the Parquet files are in folders named after splits, such as `train`."""
+    return bool(_in_split_folders(root))
+
+
+def _in_split_folders(folder: Path) -> list[SplitFile]:
+    below = subfolders(folder, any_name=True) if folder.is_dir() else []
+    # Class folders are not opened, because they may have millions of files.
+    return _matching(folder, [name for name in below if layout.split_in_name(name)])
+
+
+def _matching(folder: Path, below: Sequence[str]) -> list[SplitFile]:
+    found = []
+    for path in chain.from_iterable((folder / name).glob("*.parquet") for name in below):
+        name = "-".join(path.relative_to(folder).parts)
+        match = _NAME.fullmatch(name)
+        split = layout.split_in_name(match["split"]) if match else None
+        if match and split:
+            total = int(match["total"]) if match["total"] else None
+            found.append(SplitFile(split, name, path, int(match["number"] or 0), total))
+    return sorted(found)
+
+
+def num_absent(files: Sequence[SplitFile]) -> int:
+    """Returns the number of missing files of a split; raises SourceError for mixed datasets."""
+    totals = {file.total for file in files}
+    if len(totals) > 1 or len({file.number for file in files}) < len(files):
+        raise SourceError(
+            f"{files[0].path.parent}: its {files[0].split} files belong to datasets with different "
+            f"numbers of files, or to two datasets: {some([file.name for file in files])}. Keep "
+            "the files of only one dataset."
+        )
+    return (files[0].total or len(files)) - len(files)
+
+
+def columns_of(columns: Schema, where: object) -> ParquetColumns:
+    """Returns the columns of the images and labels; raises SourceError if there are none."""
+    import pyarrow as pa
+
+    index_of = columns.get_field_index
+    # `get_field_index` is -1 for a name that is missing or appears twice.
+    structs = [f for f in columns if pa.types.is_struct(f.type) and index_of(f.name) >= 0]
+    images = [s.name for s in structs if min(map(s.type.get_field_index, _IMAGE)) >= 0]
+    if "image" in images:
+        images = ["image"]
+    label = next((name for name in _LABELS if index_of(name) >= 0), None)
+    if len(images) != 1 or label is None:
+        raise SourceError(
+            f"{where}: has the columns {', '.join(columns.names) or 'none'}; {_EXPECTED}."
+        )
+    kind = columns.field(label).type
+    if not pa.types.is_integer(kind):
+        raise SourceError(
+            f"{where}: the column {label} is of type {kind}, but only integer labels are read. Use "
+            f"dataset.class_encode_column({label!r}) of Hugging Face's datasets, and save it again."
+        )
+    for leaf, types in _IMAGE.items():
+        found = str(columns.field(images[0]).type.field(leaf).type)
+        if found not in types:
+            raise SourceError(
+                f"{where}: the column {images[0]}.{leaf} is of type {found[:_SHOWN]}, expected "
+                f"{types[0]}. Save the dataset with this type."
+            )
+    return ParquetColumns(images[0], label)
+
+
+def split_files(files: Sequence[SplitFile], split: str) -> list[SplitFile]:
+    """Returns the files of a split; a test split is validation if there is no other."""
+    found = [file for file in files if file.split == split]
+    if not found and split == schema.VALIDATION:
+        found = [file for file in files if file.split == schema.TEST]
+    return found
 
 
 _PAGE_BUFFER_BYTES = 1 << 20
@@ -52,10 +189,10 @@ class _File(NamedTuple):
     path: Path
     reader: ParquetFile
     descriptor: int
-    columns: Columns
+    columns: ParquetColumns
 
 
-class _Row(NamedTuple):
+class _ImageRow(NamedTuple):
     """The values of one row; `data` is None if there is no image, or if images are not read."""
 
     number: int
@@ -65,7 +202,7 @@ class _Row(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Parquet(source.Packed):
+class ParquetSource(source.Packed):
     """The Parquet files of a dataset by name, and the number of missing files by split."""
 
     files: dict[str, Path]
@@ -98,7 +235,7 @@ class Parquet(source.Packed):
             problems.append(f"{split} has {existing} of {counted(existing + absent, 'file')}")
         return problems + super().count_problems(split, num_per_class)
 
-    def _image(self, task: IndexTask, row: _Row, *, ours: bool) -> PackedImage:
+    def _image(self, task: IndexTask, row: _ImageRow, *, ours: bool) -> PackedImage:
         where = f"{self.files[task.part]}: row {row.number:,}"
         label = row.label
         if not isinstance(label, int) or not 0 <= label < len(self.classes.wnids):
@@ -134,13 +271,13 @@ class Parquet(source.Packed):
 
 def is_there(root: Path) -> bool:
     """Returns whether a folder contains Parquet files of a split."""
-    return bool(parquet_layout.files_of(root))
+    return bool(files_of(root))
 
 
-def find(root: Path, splits: Sequence[str]) -> Parquet:
+def find(root: Path, splits: Sequence[str]) -> ParquetSource:
     """Returns the source of `splits`; raises UsageError if a split has no files."""
-    all_files = parquet_layout.files_of(root)
-    files_by_split = {split: parquet_layout.split_files(all_files, split) for split in splits}
+    all_files = files_of(root)
+    files_by_split = {split: split_files(all_files, split) for split in splits}
     missing = [split for split in splits if not files_by_split[split]]
     if missing:
         names = [file.name for file in all_files]
@@ -150,7 +287,7 @@ def find(root: Path, splits: Sequence[str]) -> Parquet:
             f"--source {root}: no {' and no '.join(f'{split}-*.parquet' for split in missing)}; "
             f"it holds {some(names) or 'nothing'}. Choose different --splits or a different folder."
         )
-    absent = {split: parquet_layout.num_absent(found) for split, found in files_by_split.items()}
+    absent = {split: num_absent(found) for split, found in files_by_split.items()}
     files: dict[str, Path] = {}
     named: dict[str, list[str]] = {}
     tasks = []
@@ -168,7 +305,9 @@ def find(root: Path, splits: Sequence[str]) -> Parquet:
     classes = _classes(files[next(iter(named), next(iter(files)))])
     parts = tuple(source.file_part(path)._replace(name=name) for name, path in files.items())
     evidence = tuple(_statements(named, orders))
-    return Parquet(classes, parts, files, absent, orders, tasks=tuple(tasks), evidence=evidence)
+    return ParquetSource(
+        classes, parts, files, absent, orders, tasks=tuple(tasks), evidence=evidence
+    )
 
 
 @contextmanager
@@ -205,7 +344,7 @@ def _groups(
         yield group, [chunk for chunk in chunks if chunk.path_in_schema in columns]
 
 
-def _rows(file: _File, columns: Sequence[str]) -> Iterator[_Row]:
+def _rows(file: _File, columns: Sequence[str]) -> Iterator[_ImageRow]:
     """Yields all rows with these columns: all `leaves`, or all except the bytes of the images."""
     for _, chunks in _groups(file, columns):
         for chunk in chunks:
@@ -216,7 +355,7 @@ def _rows(file: _File, columns: Sequence[str]) -> Iterator[_Row]:
         yield _row(file, batch, number)
 
 
-def _row(file: _File, batch: RecordBatch, number: int) -> _Row:
+def _row(file: _File, batch: RecordBatch, number: int) -> _ImageRow:
     image = batch.column(file.columns.image)
     values = {field.name: image.field(field.name)[0] for field in image.type}
     path = values["path"]
@@ -228,7 +367,7 @@ def _row(file: _File, batch: RecordBatch, number: int) -> _Row:
     data = values.get("bytes")
     # The bytes are not copied.
     shown = memoryview(data.as_buffer()) if data is not None and data.is_valid else None
-    return _Row(number, batch.column(file.columns.label)[0].as_py(), path.as_py(), shown)
+    return _ImageRow(number, batch.column(file.columns.label)[0].as_py(), path.as_py(), shown)
 
 
 def _sizes(file: _File) -> tuple[int, int]:
@@ -324,7 +463,7 @@ def _class_names(file: _File) -> list[str]:
     if text is None:
         return []
     try:
-        names = canonical.loads(text)["info"]["features"][file.columns.label].get("names", [])
+        names = strict_json.loads(text)["info"]["features"][file.columns.label].get("names", [])
         return [str(name) for name in names]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise SourceError(

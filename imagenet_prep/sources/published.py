@@ -21,7 +21,7 @@ DEVKIT = Archive("ILSVRC2012_devkit_t12.tar.gz", "fa75699e90414af021442c21a62c3a
 TRAIN_BOXES = Archive("ILSVRC2012_bbox_train_v2.tar.gz", "9271167e2176350e65cfe4e546f14b17")
 VALIDATION_BOXES = Archive("ILSVRC2012_bbox_val_v3.tgz", "f4cd18b5ea29fe6bbea62ec9c20d80f0")
 
-# ReaL labels of the validation images. Their SHA-256 is in evaluation.label_list.
+# ReaL labels of the validation images. Their SHA-256 is in evaluation.sheet.
 REAL = Archive("real.json", "c03b536b209b127cb61430fd1ce950d5", 388_478)
 
 # The md5 is from https://www.cs.toronto.edu/~kriz/cifar.html.

@@ -17,12 +17,12 @@ import numpy as np
 
 from imagenet_prep.core.errors import DataDamagedError, SourceError, UsageError
 from imagenet_prep.core.terminal import counted
-from imagenet_prep.dataset import recordio, schema
+from imagenet_prep.dataset import record_files, schema
 from imagenet_prep.dataset.class_list import ClassList
 from imagenet_prep.dataset.keys import WNID
 from imagenet_prep.dataset.member import Member
 from imagenet_prep.sources import labels, source
-from imagenet_prep.sources.evidence import CLASSES, Claim, Statement, compare
+from imagenet_prep.sources.labels import CLASSES, Claim, Statement, compare
 from imagenet_prep.sources.scan import read_errors, refuse_link_out
 from imagenet_prep.sources.source import IndexTask
 from imagenet_prep.storage.archive import ArchiveReader
@@ -46,7 +46,7 @@ class RecordReader(ArchiveReader):
 
     def read(self, archive: str, offset: int, size: int) -> bytes:
         """Returns the image that is stored in the `size` bytes at `offset`."""
-        return recordio.image(super().read(archive, offset, size))
+        return record_files.image(super().read(archive, offset, size))
 
 
 class ImageList:
@@ -125,7 +125,7 @@ def _row(line: bytes, where: str) -> tuple[int, int, str]:
 
 
 @dataclass(frozen=True)
-class RecordIO(source.Stored):
+class RecordIOSource(source.StoredSource):
     """A source of record files; `files` and `lists` are keyed by the names of the record files."""
 
     files: dict[str, Path]
@@ -142,13 +142,13 @@ class RecordIO(source.Stored):
         with read_errors(path, "Get the file again."), open_to_read(path) as file:
             size = os.fstat(file.fileno()).st_size
             try:
-                records = [*recordio.scan(file, task.start, min(task.stop, size), size)]
+                records = [*record_files.scan(file, task.start, min(task.stop, size), size)]
             except DataDamagedError as error:
                 raise SourceError(f"{path}: {error}. Get the file again.") from error
             members = [self._member(task, record) for record in records]
         return source.sorted_by_key(members, str(path))
 
-    def _member(self, task: IndexTask, record: recordio.ImageRecord) -> Member:
+    def _member(self, task: IndexTask, record: record_files.ImageRecord) -> Member:
         where = f"{self.files[task.part]}: byte {record.offset:,}: image {record.number}"
         try:
             index = _class_index(record.label)
@@ -185,7 +185,7 @@ def locate(root: Path) -> dict[str, list[Path]]:
     return {split: paths for split, paths in found.items() if paths}
 
 
-def find(root: Path, splits: Sequence[str]) -> RecordIO:
+def find(root: Path, splits: Sequence[str]) -> RecordIOSource:
     """Returns the source of `splits`; raises UsageError if a split has no files."""
     found = locate(root)
     missing = [split for split in splits if split not in found]
@@ -214,7 +214,9 @@ def find(root: Path, splits: Sequence[str]) -> RecordIO:
                 tasks.append(IndexTask(f"{name}-{start:015d}", split, name, None, start, end))
     files = {path.name: path for path in paths}
     parts_read = tuple(parts.values())
-    return RecordIO(classes, parts_read, files, lists, tasks=tuple(tasks), evidence=statements)
+    return RecordIOSource(
+        classes, parts_read, files, lists, tasks=tuple(tasks), evidence=statements
+    )
 
 
 def _class_folders(lists: Mapping[Path, ImageList]) -> dict[Path, dict[int, str]]:

@@ -1,4 +1,8 @@
-"""Lists the files below a folder; skips hidden files and refuses links that leave the folder."""
+"""Lists the files and images below a folder; refuses links that leave it.
+
+Hidden files are skipped, and files that are not images are counted by extension. In custom
+datasets, images are also recognised by their content, because phones write JPEGs named .HEIC.
+"""
 
 from __future__ import annotations
 
@@ -8,15 +12,18 @@ import os
 import re
 import shlex
 import stat
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from imagenet_prep.core.errors import SourceError, some
+from imagenet_prep.core.errors import DataDamagedError, SourceError, some
 from imagenet_prep.core.terminal import printable
-from imagenet_prep.dataset.ignored import is_hidden
+from imagenet_prep.dataset import formats
+from imagenet_prep.dataset.formats import ending, is_hidden
 from imagenet_prep.storage.local_file import require_disk
 from imagenet_prep.storage.remote import stamp
+from imagenet_prep.storage.remote_path import open_to_read
 
 _FOLLOW = "To include the images there, add --follow-links; otherwise, remove the link."
 _CHECK = "Check links, permissions and the disk."
@@ -25,7 +32,7 @@ _MOST_KEPT = 50
 _UNDECODED = re.compile("[\ud800-\udfff]")
 
 
-class File(NamedTuple):
+class FoundFile(NamedTuple):
     """A file below a folder: relative path, size, and mtime in ns (the ETag if remote)."""
 
     path: str
@@ -33,7 +40,7 @@ class File(NamedTuple):
     stamp: int | str
 
 
-class Problems:
+class SourceProblems:
     """Counts the problems of a source, and keeps the messages of the first 50."""
 
     def __init__(self) -> None:
@@ -83,16 +90,16 @@ def scan(
     folder: Path,
     inside: Path | None = None,
     hidden: list[str] | None = None,
-    problems: Problems | None = None,
-) -> list[File]:
+    problems: SourceProblems | None = None,
+) -> list[FoundFile]:
     """Returns all files below a folder except hidden ones, sorted by path.
 
     Hidden files are added to `hidden`. Problems are added to `problems`, or raised if it is None.
     Links to files must not leave `inside`, if set. Links to folders are refused: they can be loops.
     """
-    files: list[File] = []
+    files: list[FoundFile] = []
     folders = [""]
-    noted = Problems() if problems is None else problems
+    noted = SourceProblems() if problems is None else problems
     root = None if inside is None else os.path.realpath(inside)
     while folders:
         below = folders.pop()
@@ -121,7 +128,7 @@ def scan(
     return sorted(files)
 
 
-def _file(folder: Path, path: str, entry: os.DirEntry[str], root: str | None) -> File:
+def _file(folder: Path, path: str, entry: os.DirEntry[str], root: str | None) -> FoundFile:
     if entry.is_dir():
         raise SourceError(f"{folder / path}: is a link to a folder. Replace it with the folder.")
     status = entry.stat()
@@ -130,7 +137,7 @@ def _file(folder: Path, path: str, entry: os.DirEntry[str], root: str | None) ->
         raise SourceError(f"{folder / path}: is not a regular file. Remove it.")
     if entry.is_symlink():
         _refuse_out(folder / path, root, _FOLLOW)
-    return File(path, status.st_size, stamp(status))
+    return FoundFile(path, status.st_size, stamp(status))
 
 
 def hidden_files(folder: Path, path: str) -> list[str]:
@@ -173,3 +180,62 @@ def demand_utf8(folder: object, names: Iterable[str]) -> None:
             f"{folder}: the {are} not UTF-8. Rename it, or convert all names with convmv -r "
             f"--notest -t utf-8 -f ENCODING {shlex.quote(str(folder))} (such as -f shift_jis)."
         )
+
+
+_NAMES = (".jpeg", ".jpg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff")
+
+
+class Listing(NamedTuple):
+    """The images of a folder, sorted by path, and the numbers of files that are not read."""
+
+    images: list[FoundFile]
+    ignored: Counter[str]  # files that are not images, by extension
+    unread: Counter[str]  # images that cannot be decoded here, by format
+
+
+def is_called_an_image(name: str) -> bool:
+    """Returns whether a path has an image extension and is not hidden."""
+    return not name.rpartition("/")[2].startswith(".") and name.lower().endswith(_NAMES)
+
+
+def is_image(path: Path, *, by_content: bool) -> bool:
+    """Returns whether a file is an image by its name or, if `by_content`, by its content."""
+    return is_called_an_image(path.name) or (by_content and _photograph(path) is not None)
+
+
+def _photograph(path: Path) -> str | None:
+    """Returns the format of a photograph; raises SourceError if a file cannot be read."""
+    if path.name.startswith("."):
+        return None
+    # `scan` reports files that are not regular.
+    with read_errors(path), contextlib.suppress(DataDamagedError), open_to_read(path) as file:
+        name = formats.name_of(file.read(formats.HEAD_BYTES))
+        return name if name in formats.PHOTOGRAPH_FORMATS else None
+    return None
+
+
+def below(
+    folder: Path, inside: Path | None, *, by_content: bool, problems: SourceProblems | None = None
+) -> Listing:
+    """Lists the images below a folder and counts all other files; see `scan` and `is_image`."""
+    hidden: list[str] = []
+    images = []
+    ignored = Counter[str]()
+    unread = Counter[str]()
+    for file in scan(folder, inside, hidden, problems):
+        # Check the name first: for a million files, building paths takes most of the time.
+        if not is_called_an_image(file.path):
+            try:
+                kind = _photograph(folder / file.path) if by_content else None
+            except SourceError as error:
+                if problems is None:
+                    raise
+                problems.add(error)
+                continue
+            if kind is None:
+                ignored[ending(file.path)] += 1
+                continue
+            unread[kind] += not formats.is_readable(kind)
+        images.append(file)
+    ignored.update(map(ending, hidden))
+    return Listing(images, ignored, +unread)

@@ -1,4 +1,11 @@
-"""Base classes of sources. A source has a class list, files, and images with a key and a class."""
+"""Base classes of sources, and the readers of images in archives.
+
+A `Source` has a class list, files, and images with a key and a class.
+
+`MemberReader` reads images in archives. `TarReader` verifies remote images by their tar headers,
+because a remote archive's list of images may be stored next to a dataset, where others can change
+it.
+"""
 
 from __future__ import annotations
 
@@ -14,22 +21,80 @@ from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from imagenet_prep.core.errors import ImagenetPrepError, SourceError
-from imagenet_prep.dataset import editions, keys, naming
+from imagenet_prep.dataset import class_list, keys, schema
 from imagenet_prep.dataset.class_list import ClassList
-from imagenet_prep.dataset.export_keys import ExportKeys
-from imagenet_prep.dataset.keys import WNID
-from imagenet_prep.dataset.member import Member
-from imagenet_prep.sources.evaluation_layout import OWN_CLASSES, Layout
-from imagenet_prep.sources.evidence import Statement
-from imagenet_prep.sources.member_reader import MemberReader
-from imagenet_prep.sources.scan import File, demand_utf8, read_errors, refuse_link_out
-from imagenet_prep.storage.archive import RangeReader
+from imagenet_prep.dataset.keys import WNID, ExportKeys
+from imagenet_prep.dataset.member import MAX_IMAGE_BYTES, Member
+from imagenet_prep.sources import containers
+from imagenet_prep.sources.labels import Statement
+from imagenet_prep.sources.layout import OWN_CLASSES, Layout
+from imagenet_prep.sources.scan import FoundFile, demand_utf8, read_errors, refuse_link_out
+from imagenet_prep.storage.archive import Range, RangeReader
 from imagenet_prep.storage.remote import stamp
 from imagenet_prep.storage.remote_path import Location, RemotePath, open_to_read
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
+
+
+class MemberReader:
+    """Reads images at their listed byte ranges; picklable."""
+
+    _header_bytes = 0
+
+    def __init__(self, reader: RangeReader) -> None:
+        self._reader = reader
+
+    def will_need(self, members: Iterable[Member]) -> None:
+        """Announces the images that this thread reads next, in order, for prefetching."""
+        self._reader.will_need(map(self._range_of, members))
+
+    def read(self, member: Member) -> bytes:
+        """Returns the bytes of an image; a huge image is truncated to a size the codec refuses."""
+        return self._reader.read(*self._range_of(member))
+
+    def _range_of(self, member: Member) -> Range:
+        start = member.offset - self._header_bytes
+        return member.archive, start, min(member.size, MAX_IMAGE_BYTES + 1) + self._header_bytes
+
+
+class TarReader(MemberReader):
+    """Reads images of tars and verifies the name and size of each against its header."""
+
+    _header_bytes = containers.HEADER_BYTES
+
+    def read(self, member: Member) -> bytes:
+        """Returns the bytes of an image; raises SourceError if its tar header does not match."""
+        data = super().read(member)
+        if not _is_of(member, data[: containers.HEADER_BYTES]):
+            # A long name is stored in separate headers, before the header of the file.
+            size = min(containers.MOST_HEADER_BYTES, member.offset)
+            before = self._reader.read(member.archive, member.offset - size, size)
+            if not _is_of(member, before):
+                raise _wrong(member)
+        return data[containers.HEADER_BYTES :]
+
+    def _range_of(self, member: Member) -> Range:
+        if member.offset < containers.HEADER_BYTES:
+            raise _wrong(member)
+        return super()._range_of(member)
+
+
+def _is_of(member: Member, before: bytes) -> bool:
+    """Returns whether the tar headers before an image have its listed name and size."""
+    file = containers.file_behind(before, member.archive, member.offset)
+    expected = member.filename, member.size
+    return file is not None and (file.name.rpartition("/")[2], file.size) == expected
+
+
+def _wrong(member: Member) -> SourceError:
+    return SourceError(
+        f"{member.archive}: byte {member.offset:,}: expected {member.key} with {member.size:,} "
+        "bytes. The stored list of this archive, in imagenet-prep-lists next to the dataset or in "
+        ".work, is damaged. Run the same command again with --rehash to list the archive again."
+    )
+
 
 Encode = Callable[["npt.NDArray[np.uint8]"], bytes]
 
@@ -38,7 +103,7 @@ _PIECE_BYTES = 1 << 20
 _UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
 
-class Part(NamedTuple):
+class SourcePart(NamedTuple):
     """An archive, file or folder of a source, as listed in the manifest."""
 
     name: str
@@ -81,7 +146,7 @@ class Source(ABC):
     decisive: ClassVar[tuple[str, ...]] = ()
     other_name: ClassVar[str] = "images"  # the dataset's name if it is not ILSVRC2012
     classes: ClassList
-    parts: tuple[Part, ...]
+    parts: tuple[SourcePart, ...]
     # Sorted by class if each task has one class; empty if `index_tasks` lists them later.
     tasks: tuple[IndexTask, ...] = field(default=(), kw_only=True)
     evaluation: Layout | None = field(default=None, kw_only=True)
@@ -137,7 +202,7 @@ class Source(ABC):
             key = self._derived_key(split, class_index, path, where, folder)
             if key in self._listed_keys.get(split, ()):
                 raise SourceError(
-                    f"{where}: its key is {key!r}, but {naming.EXPORT_KEYS} gives this key to a "
+                    f"{where}: its key is {key!r}, but {schema.EXPORT_KEYS} gives this key to a "
                     "different image. Rename the file, or remove the key from the list."
                 )
         problem = keys.problem(key)
@@ -169,11 +234,11 @@ class Source(ABC):
         return [task for task in self.tasks if task.split == split]
 
     @property
-    def edition(self) -> editions.Edition | None:
+    def edition(self) -> class_list.Edition | None:
         """The published edition that this source should match, or None."""
         if self.evaluation is not None:
             return self.evaluation.edition
-        return editions.ILSVRC2012 if self.is_ilsvrc else None
+        return class_list.ILSVRC2012 if self.is_ilsvrc else None
 
     @property
     def if_own(self) -> str:
@@ -187,7 +252,7 @@ class Source(ABC):
         return self.edition.problems(split, self.classes, num_per_class) if self.edition else []
 
 
-class Stored(Source):
+class StoredSource(Source):
     """A source of images that can be read at any position, without unpacking."""
 
     @property
@@ -226,12 +291,12 @@ class Pixels(Packed):
     encoding: str
 
 
-def file_part(path: Location, md5: str | None = None) -> Part:
-    """Returns the `Part` of a file; raises ImagenetPrepError if it cannot be opened."""
+def file_part(path: Location, md5: str | None = None) -> SourcePart:
+    """Returns the part for a file; raises ImagenetPrepError if it cannot be opened."""
     demand_utf8(path.parent, [path.name])
     if isinstance(path, RemotePath):
         stat = path.require_ranges()
-        return Part(path.name, stat.size, stat.validator, md5, path)
+        return SourcePart(path.name, stat.size, stat.validator, md5, path)
     try:
         with open_to_read(path) as file:
             status = os.fstat(file.fileno())
@@ -240,7 +305,7 @@ def file_part(path: Location, md5: str | None = None) -> Part:
             f"{path}: cannot be opened: {error.strerror}. Check the path and the permissions."
         ) from error
     changed = stamp(status)
-    return Part(path.name, status.st_size, changed, md5, path, newest=changed)
+    return SourcePart(path.name, status.st_size, changed, md5, path, newest=changed)
 
 
 def sorted_by_key(members: Iterable[Member], where: str) -> list[Member]:
@@ -280,8 +345,8 @@ def read_list(path: Location, *, lenient: bool = False, most: int = _MAX_LIST_BY
         raise SourceError(f"{path}: is not UTF-8 text: {error}. Get it again.") from error
 
 
-def folder_part(name: str, groups: Iterable[tuple[str, Sequence[File]]]) -> Part:
-    """Returns one `Part` for scanned folders; its stamp is a digest of names, sizes and times."""
+def folder_part(name: str, groups: Iterable[tuple[str, Sequence[FoundFile]]]) -> SourcePart:
+    """Returns one part for scanned folders; its stamp is a digest of names, sizes and times."""
     try:
         name.encode()
     except UnicodeEncodeError as error:
@@ -296,4 +361,4 @@ def folder_part(name: str, groups: Iterable[tuple[str, Sequence[File]]]) -> Part
         num_bytes += sum(file.num_bytes for file in files)
         images += len(files)
         newest = max([newest, *(file.stamp for file in files if isinstance(file.stamp, int))])
-    return Part(name, num_bytes, digest.hexdigest(), images=images, newest=newest)
+    return SourcePart(name, num_bytes, digest.hexdigest(), images=images, newest=newest)

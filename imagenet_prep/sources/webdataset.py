@@ -1,28 +1,181 @@
-"""Reads WebDataset tars in place, such as `timm/imagenet-1k-wds` or those that `export` writes."""
+"""Reads WebDataset tars in place, such as `timm/imagenet-1k-wds` or those that `export` writes.
+
+`WebDatasetSource` is a source of these tars, and `samples` reads the samples in one of them.
+
+Adjacent files form a sample if their paths are equal up to the first dot of the base name. The rest
+of the name is the kind of the file: an image, `cls` (the label), `json` (more about the image), or
+a kind that is not read. The format is described in webdataset's docs and tariterators.py.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import itertools
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
-from imagenet_prep.core import canonical, records
+from imagenet_prep.core import strict_json
 from imagenet_prep.core.errors import SourceError, UsageError, some
 from imagenet_prep.core.terminal import counted
-from imagenet_prep.dataset import editions, keys, schema
+from imagenet_prep.dataset import class_list, keys, schema
 from imagenet_prep.dataset.class_list import MOST_CLASSES, ClassList
-from imagenet_prep.dataset.ignored import is_hidden
-from imagenet_prep.dataset.keys import WNID
+from imagenet_prep.dataset.formats import is_hidden
+from imagenet_prep.dataset.keys import LEADING_WNID, WNID
 from imagenet_prep.dataset.member import Member
-from imagenet_prep.sources import ilsvrc, labels, layout, lemmas, source
-from imagenet_prep.sources.member_reader import MemberReader
-from imagenet_prep.sources.source import IndexTask
-from imagenet_prep.sources.wds_samples import Sample, samples
+from imagenet_prep.sources import containers, ilsvrc, labels, layout, source
+from imagenet_prep.sources.containers import TarMember
+from imagenet_prep.sources.source import IndexTask, MemberReader
 from imagenet_prep.storage.archive import ArchiveReader, Reads, RemoteArchives, open_archives
 from imagenet_prep.storage.remote_path import Entry, Location, RemotePath
+
+_IMAGES = frozenset(
+    {"jpg", "jpeg", "png", "webp", "bmp", "gif", "tif", "tiff", "avif", "heic", "heif"}
+)
+_LABEL = "cls"
+_ABOUT = "json"
+# Fields of the JSON with the number of the class, as in the tars of timm and others.
+_LABEL_FIELDS = ("label", "cls", "class_index")
+# Fields with the name of the class: `export` writes the first, build_wds.py of ImageNet-22k the
+# second.
+_NAME_FIELDS = ("wnid", "class_name")
+# The fields of all samples that `export` writes.
+_OUR_FIELDS = frozenset({"filename", "key", "number", "wnid"})
+_MOST_BYTES = {_LABEL: 1 << 12, _ABOUT: 1 << 20}
+_MOST_VALUES = 1 << 16
+_NUMBER = re.compile(r"[+-]?[0-9]{1,18}")
+_META_FOLDER = re.compile(r"__.*__")  # webdataset ignores such folders
+_AGAIN = "Get the tar again, or write it again"
+
+
+class WdsSample(NamedTuple):
+    """One image and the statements of its sample about label, class and key.
+
+    Attributes:
+      image: the file in the tar.
+      label: number of the class.
+      class_name: name of the class; "" if there is none.
+      filename: original name of the image, with folders; its name in the tar if there is no other.
+      key: the key that `export` has written, or "" for samples of other programs.
+    """
+
+    image: TarMember
+    label: int
+    class_name: str
+    filename: str
+    key: str = ""
+
+    @property
+    def stated_class(self) -> str:
+        """The name of the class, or the WNID at the beginning of the file name, or ""."""
+        prefix = LEADING_WNID.match(self.filename.rpartition("/")[2])
+        if self.class_name or prefix is None:
+            return self.class_name
+        return prefix["wnid"]
+
+
+@dataclass
+class _Files:
+    """The files of a sample that have been read so far."""
+
+    where: str
+    name: str
+    images: list[TarMember] = field(default_factory=list)
+    texts: dict[str, bytes] = field(default_factory=dict)
+
+    def samples(self) -> list[WdsSample]:
+        """Returns the complete sample; [] if it has neither an image nor a label."""
+        about = self._about()
+        labels = self._labels(about)
+        if not self.images and not labels:
+            return []
+        if len(self.images) != 1 or len(labels) != 1:
+            images = " and ".join(repr(image.name) for image in self.images)
+            numbers = " and ".join(map(str, sorted(labels)))
+            raise SourceError(
+                f"{self.where}: expected one image (jpg, jpeg, png, webp ...) and one label "
+                f"({_LABEL}, or {' or '.join(_LABEL_FIELDS)} in {_ABOUT}), found "
+                f"{images or 'no image'} and {numbers or 'no label'}. {_AGAIN}. Files of a sample "
+                "must be next to each other, and have no dots in their name."
+            )
+        (image,) = self.images
+        names = [about[name] for name in _NAME_FIELDS if isinstance(about.get(name), str)]
+        filename = about.get("filename")
+        if not isinstance(filename, str) or not filename:
+            filename = image.name.removeprefix("./")
+        is_ours = about.keys() >= _OUR_FIELDS and isinstance(about["key"], str)
+        key = about["key"] if is_ours else ""
+        return [WdsSample(image, labels.pop(), next(iter(names), ""), filename, key)]
+
+    def _about(self) -> dict[str, Any]:
+        try:
+            about = strict_json.loads(self.texts.get(_ABOUT, b"{}").decode(), _MOST_VALUES)
+        except ValueError as error:
+            raise SourceError(f"{self.where}: {_ABOUT} is not JSON: {error}. {_AGAIN}.") from None
+        return about if isinstance(about, dict) else {}
+
+    def _labels(self, about: dict[str, Any]) -> set[int]:
+        """Returns the different class numbers that the sample states."""
+        values = [about[name] for name in _LABEL_FIELDS if about.get(name) is not None]
+        if _LABEL in self.texts:
+            values.append(self.texts[_LABEL].decode(errors="replace"))
+        numbers: set[int] = set()
+        for value in values:
+            text = str(value).strip()
+            if type(value) not in (int, str) or not _NUMBER.fullmatch(text):
+                raise SourceError(
+                    f"{self.where}: its label is {text[:40]!r}, expected a number. {_AGAIN} with "
+                    "the number of the class."
+                )
+            numbers.add(int(text))
+        return numbers
+
+
+def samples(reader: Reads, archive: str, stop: int) -> Iterator[WdsSample]:
+    """Yields the samples of a tar with `stop` bytes; raises SourceError if one is invalid.
+
+    Reads at increasing offsets.
+    """
+    files = _Files("", "")
+    names: set[bytes] = set()  # hashes, because names can be long
+    for member in containers.members(reader, archive, 0, stop):
+        name, kind = _parts(member.name)
+        if not name:
+            continue
+        if files.name != name:
+            yield from files.samples()
+            files = _Files(f"{archive}: sample {name!r} at byte {member.offset:,}", name)
+            digest = hashlib.blake2b(name.encode(), digest_size=16).digest()
+            if digest in names:
+                raise SourceError(
+                    f"{files.where}: appears twice. Its files must be next to each other, and "
+                    f"names must be unique. {_AGAIN}."
+                )
+            names.add(digest)
+        if kind in _IMAGES:
+            files.images.append(member)
+        elif kind in _MOST_BYTES:
+            most = _MOST_BYTES[kind]
+            if member.size > most or kind in files.texts:
+                raise SourceError(
+                    f"{files.where}: {member.name!r} has {member.size:,} bytes; expected only one "
+                    f"file {kind}, with at most {most:,} bytes. {_AGAIN}."
+                )
+            files.texts[kind] = reader.read(archive, member.offset, member.size)
+    yield from files.samples()
+
+
+def _parts(path: str) -> tuple[str, str]:
+    """Returns the sample and the kind of a file; the sample is "" if the file is not read."""
+    folder, slash, base = path.removeprefix("./").rpartition("/")
+    stem, _, kind = base.partition(".")
+    folders = folder.split("/")
+    if not stem or not kind or any(is_hidden(f) or _META_FOLDER.fullmatch(f) for f in folders):
+        return "", ""
+    return f"{folder}{slash}{stem}", kind.lower()
+
 
 INFO = "_info.json"  # timm's list of the tars of each split
 # Lists with a class per line, or with "WNID words". The last ones are timm's.
@@ -64,7 +217,7 @@ class _Info:
 
 
 @dataclass(frozen=True)
-class WebDataset(ilsvrc.Tars):
+class WebDatasetSource(ilsvrc.Tars):
     """A source of WebDataset tars."""
 
     # Number of samples by split, if it is known.
@@ -77,18 +230,18 @@ class WebDataset(ilsvrc.Tars):
         return MemberReader(self.reader)
 
     @property
-    def edition(self) -> editions.Edition | None:
+    def edition(self) -> class_list.Edition | None:
         """ILSVRC2012, or the edition in the tars of timm that has the same number of WNIDs."""
         if self.is_ilsvrc or not all(map(WNID.fullmatch, self.classes.wnids)):
             return super().edition
-        known = (e for e in editions.OF_TIMM if e.num_classes == len(self.classes.wnids))
+        known = (e for e in class_list.OF_TIMM if e.num_classes == len(self.classes.wnids))
         return next(known, None)
 
     def index(self, task: IndexTask) -> list[Member]:
         """Returns the images of one tar, sorted by key."""
         members: list[Member] = []
 
-        def add(sample: Sample) -> None:
+        def add(sample: WdsSample) -> None:
             members.append(self._sample_member(task, sample))
 
         _read(self.reader, task, add)
@@ -105,7 +258,7 @@ class WebDataset(ilsvrc.Tars):
             problems = [f"{split} has {counted(total, 'image')}, but {INFO} says {expected:,}"]
         return problems
 
-    def _sample_member(self, task: IndexTask, sample: Sample) -> Member:
+    def _sample_member(self, task: IndexTask, sample: WdsSample) -> Member:
         image = sample.image
         where = f"{task.part}: byte {image.offset:,}: {image.name!r}"
         index = _class_index(sample, self.classes, where)
@@ -122,7 +275,7 @@ class WebDataset(ilsvrc.Tars):
         return Member(key, task.part, image.offset, image.size, index)
 
 
-def _class_index(sample: Sample, classes: ClassList, where: str) -> int:
+def _class_index(sample: WdsSample, classes: ClassList, where: str) -> int:
     """Returns the class of a sample; raises SourceError if its statements contradict each other."""
     index = sample.label
     if not 0 <= index < len(classes.wnids):
@@ -150,7 +303,7 @@ def split_of(path: str) -> str | None:
 
 def locate(root: Location) -> dict[str, Location]:
     """Returns the WebDataset tars in a folder and in its folders of splits, by relative path."""
-    folders = ["", *itertools.chain.from_iterable(layout.FOLDERS.values())]
+    folders = ["", *itertools.chain.from_iterable(layout.SPLIT_FOLDERS.values())]
     tars: dict[str, Location] = {}
     for folder in folders:
         place = root / folder if folder else root
@@ -170,7 +323,7 @@ def _is_called_so(name: str) -> bool:
     return is_tar and bool(_NUMBERED.search(stem) or split_of(name))
 
 
-def find(root: Location, splits: Sequence[str]) -> WebDataset:
+def find(root: Location, splits: Sequence[str]) -> WebDatasetSource:
     """Returns the source of `splits`; raises UsageError if a split has no tars."""
     located = locate(root)
     split_of_tar = {name: split_of(name) for name in located}
@@ -195,7 +348,7 @@ def find(root: Location, splits: Sequence[str]) -> WebDataset:
             tasks.append(IndexTask(f"{split}-{number:05d}", split, name, stop=size))
     info = _read_info(root)
     unread = [name for name in located if name not in archives]
-    return WebDataset(
+    return WebDatasetSource(
         _classes(root, archives, tasks, info),
         tuple(parts.values()),
         archives,
@@ -218,9 +371,9 @@ def _read_info(root: Location) -> _Info:
     if not path.is_file():
         return _Info({})
     try:
-        info = records.parse(_Info, canonical.loads(source.read_list(path)), others=True)
+        info = strict_json.parse(_Info, strict_json.loads(source.read_list(path)), others=True)
         splits = {
-            name: records.parse(_InfoSplit, split, name, others=True)
+            name: strict_json.parse(_InfoSplit, split, name, others=True)
             for name, split in info.splits.items()
         }
     except ValueError as error:
@@ -268,7 +421,7 @@ def _classes(
     called = [stated.get(label, "") for label in range(max(stated) + 1)]
     if not all(called):
         called = [*map(str, range(len(called)))]
-    return labels.classes_called(called, str(root), lemmas.beside([root]))
+    return labels.classes_called(called, str(root), ilsvrc.beside([root]))
 
 
 def _stated_classes(
@@ -283,7 +436,7 @@ def _stated_classes(
     reader = open_archives({name: _site(path, hashes=False) for name, path in archives.items()})
     for task in tasks:
 
-        def add(sample: Sample, tar: str = task.part) -> None:
+        def add(sample: WdsSample, tar: str = task.part) -> None:
             name = sample.stated_class or _known_label(sample.filename)
             first = stated.get(sample.label, "") or name
             if name not in ("", first):
@@ -300,7 +453,7 @@ def _stated_classes(
 def _read(
     reader: ArchiveReader | RemoteArchives,
     task: IndexTask,
-    use: Callable[[Sample], None],
+    use: Callable[[WdsSample], None],
     most: int | None = None,
 ) -> None:
     """Calls `use` for `most` samples of a tar, or for all; see `samples`."""
@@ -329,5 +482,5 @@ def list_of(path: Location) -> ClassList:
         names.append(match[1] if match else line)
         if match and match[2]:
             words[match[1]] = match[2]
-    known = lemmas.beside([path.parent])
+    known = ilsvrc.beside([path.parent])
     return labels.classes_called(names, str(path), known | words)

@@ -22,7 +22,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol, Self, TypeVar
 
-from imagenet_prep.core import regular_file
+from imagenet_prep.core import small_files
 from imagenet_prep.core.errors import ImagenetPrepError, SourceError, StoreError
 from imagenet_prep.dataset.member import damaged_list
 from imagenet_prep.storage import local_file
@@ -159,7 +159,7 @@ class ArchiveReader:
             raise damaged_list(f"it names {archive!r}, which is not an archive of the source")
         path = self._archives[archive]
         try:
-            return regular_file.open_to_read(path)
+            return small_files.open_to_read(path)
         except OSError as error:
             raise ImagenetPrepError(
                 f"{path}: cannot be opened: {error.strerror}. Check the path and the permissions."

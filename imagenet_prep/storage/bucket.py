@@ -28,12 +28,12 @@ from typing import Any, BinaryIO, NamedTuple, TypeVar
 
 import crc32c
 
-from imagenet_prep.core.canonical import Json
 from imagenet_prep.core.errors import DataDamagedError, IncompleteError, StoreError, UsageError
-from imagenet_prep.core.regular_file import MOST_BYTES
+from imagenet_prep.core.small_files import MOST_BYTES
+from imagenet_prep.core.strict_json import Json
 from imagenet_prep.core.terminal import counted
-from imagenet_prep.dataset import naming
-from imagenet_prep.dataset.manifest import File, Problem
+from imagenet_prep.dataset import schema
+from imagenet_prep.dataset.manifest import DatasetFile, FileProblem
 from imagenet_prep.storage import scratch
 from imagenet_prep.storage.folder import LocalStore
 from imagenet_prep.storage.local_file import storage_errors
@@ -61,7 +61,7 @@ PART_BYTES = 32 << 20
 SHA256 = "sha256"
 
 
-class UnkeptProblem(Problem):
+class UnkeptProblem(FileProblem):
     """The server does not store the checksums of an object, so a retry would not help."""
 
 
@@ -73,17 +73,21 @@ class StoredObject(NamedTuple):
     crc32c: str | None
     etag: str
 
-    def problem(self, file: File, crc32c: str | None) -> Problem | None:
+    def problem(self, file: DatasetFile, crc32c: str | None) -> FileProblem | None:
         """Returns the difference from the expected file, or None; see `BucketStore.problem`."""
         if self.num_bytes != file.num_bytes:
-            return Problem(f"{file.name}: {self.num_bytes:,} bytes, expected {file.num_bytes:,}")
+            return FileProblem(
+                f"{file.name}: {self.num_bytes:,} bytes, expected {file.num_bytes:,}"
+            )
         if self.sha256 != file.sha256:
-            kind = Problem if self.sha256 else UnkeptProblem
+            kind = FileProblem if self.sha256 else UnkeptProblem
             return kind(f"{file.name}: stored with sha256 {self.sha256}, expected {file.sha256}")
         if self.crc32c is None:
             return UnkeptProblem(f"{file.name}: the server stored no CRC32C (S3 checksum) for it")
         if crc32c not in (None, self.crc32c):
-            return Problem(f"{file.name}: the server's CRC32C is {self.crc32c}, expected {crc32c}")
+            return FileProblem(
+                f"{file.name}: the server's CRC32C is {self.crc32c}, expected {crc32c}"
+            )
         return None
 
 
@@ -96,7 +100,7 @@ class Uploader:
     checksums: bool = True  # whether to send CRC32Cs to the server
 
     def send(
-        self, file: File, opened: BinaryIO, remedy: str, check: Check = unchecked
+        self, file: DatasetFile, opened: BinaryIO, remedy: str, check: Check = unchecked
     ) -> str | None:
         """Uploads the content of `opened`; `remedy` is the advice if its sha256 is wrong.
 
@@ -124,7 +128,7 @@ class Uploader:
             raise
 
     def send_small(
-        self, file: File, data: bytes, check: Check = unchecked, **conditions: str
+        self, file: DatasetFile, data: bytes, check: Check = unchecked, **conditions: str
     ) -> str | None:
         """Uploads a small object in one request, with S3 conditions such as IfNoneMatch."""
         checksum = _base64(crc32c.crc32c(data))
@@ -145,7 +149,7 @@ class Uploader:
             self.call(name, "abort_multipart_upload", UploadId=upload)
 
     def _send_parts(
-        self, file: File, upload: str, parts: Iterable[bytes], remedy: str, check: Check
+        self, file: DatasetFile, upload: str, parts: Iterable[bytes], remedy: str, check: Check
     ) -> str | None:
         sha256 = hashlib.sha256()
         total = 0
@@ -180,7 +184,7 @@ def _base64(checksum: int) -> str:
     return base64.b64encode(checksum.to_bytes(4, "big")).decode()
 
 
-def _demand_sent(file: File, sha256: str, size: int, remedy: str) -> None:
+def _demand_sent(file: DatasetFile, sha256: str, size: int, remedy: str) -> None:
     if (sha256, size) != (file.sha256, file.num_bytes):
         raise DataDamagedError(
             f"{file.name}: {size:,} bytes with sha256 {sha256}, expected {file.num_bytes:,} bytes "
@@ -217,7 +221,7 @@ class BucketStore(RemoteFolder):
         self._reads_back = checks_by_reading()
         self._uploader = Uploader(self._call, self.ended, not self._reads_back)
         # ETags of the objects that this process has read back.
-        self._read: dict[File, str] = {}
+        self._read: dict[DatasetFile, str] = {}
 
     def stat_once(self, name: str) -> Stat:
         return self._s3.stat(name)
@@ -283,7 +287,7 @@ class BucketStore(RemoteFolder):
             with storage_errors("read", temporary):
                 with open(temporary, "rb") as stream:
                     sha256 = sha256 or hashlib.file_digest(stream, "sha256").hexdigest()
-                    file = File(name, stream.seek(0, 2), sha256)
+                    file = DatasetFile(name, stream.seek(0, 2), sha256)
                 self.put(file, lambda: temporary.open("rb"), remedy, check)
         finally:
             temporary.unlink(missing_ok=True)
@@ -291,7 +295,7 @@ class BucketStore(RemoteFolder):
     def adopt_files(
         self,
         source: object,
-        files: Iterable[File],
+        files: Iterable[DatasetFile],
         stats: Mapping[str, Stat] | None = None,  # noqa: ARG002
     ) -> None:
         """Lets the server copy objects of a different prefix, and store a CRC32C of each copy."""
@@ -302,7 +306,7 @@ class BucketStore(RemoteFolder):
             )
         self._map(partial(self._copy_object, source), files)
 
-    def _copy_object(self, source: BucketStore, file: File) -> None:
+    def _copy_object(self, source: BucketStore, file: DatasetFile) -> None:
         problem = source.problem(file)
         if problem is not None:
             raise DataDamagedError(f"{source.base}: {problem.text}. Run verify there.")
@@ -336,7 +340,7 @@ class BucketStore(RemoteFolder):
         token = uuid.uuid4().bytes
         return self.write_if_absent(name, token) == token
 
-    def verify_published(self, files: Iterable[File]) -> None:
+    def verify_published(self, files: Iterable[DatasetFile]) -> None:
         """Raises IncompleteError if the sha256 or CRC32C of an object on the server has changed."""
         wrong = [problem.text for problem in self._map(self.problem, files) if problem]
         if wrong:
@@ -366,7 +370,7 @@ class BucketStore(RemoteFolder):
 
     def try_to_write(self) -> None:
         """Creates and removes an object, so that a missing permission is found early."""
-        file = _file(f"{naming.WORK}/trial", b"")
+        file = _file(f"{schema.WORK}/trial", b"")
         self.put(file, io.BytesIO)
         problem = self.problem(file)
         if isinstance(problem, UnkeptProblem):
@@ -403,7 +407,7 @@ class BucketStore(RemoteFolder):
         checksum = None if "-" in checksum else checksum
         return StoredObject(head["ContentLength"], sha256, checksum, head["ETag"])
 
-    def problem(self, file: File, crc32c: str | None = None) -> Problem | None:
+    def problem(self, file: DatasetFile, crc32c: str | None = None) -> FileProblem | None:
         """Returns an object's difference from the expected size and checksums, or None."""
         try:
             stored = self.stored(file.name)
@@ -411,21 +415,21 @@ class BucketStore(RemoteFolder):
             is_read = self._reads_back and isinstance(problem, UnkeptProblem)
             return self._problem_of_bytes(file, stored.etag) if is_read else problem
         except AbsentError:
-            return Problem(f"{file.name}: missing", is_missing=True)
+            return FileProblem(f"{file.name}: missing", is_missing=True)
 
-    def _problem_of_bytes(self, file: File, etag: str) -> Problem | None:
+    def _problem_of_bytes(self, file: DatasetFile, etag: str) -> FileProblem | None:
         if self._read.get(file) != etag:
             digest = hashlib.sha256()
             for chunk in self.chunks(file.name, Stat(file.num_bytes, etag, ranges=True)):
                 digest.update(chunk)
             sha256 = digest.hexdigest()
             if sha256 != file.sha256:
-                return Problem(f"{file.name}: sha256 {sha256}, expected {file.sha256}")
+                return FileProblem(f"{file.name}: sha256 {sha256}, expected {file.sha256}")
             self._read[file] = etag
         return None
 
     def put(
-        self, file: File, opened: Opened, remedy: str = _DAMAGED, check: Check = unchecked
+        self, file: DatasetFile, opened: Opened, remedy: str = _DAMAGED, check: Check = unchecked
     ) -> None:
         """Uploads an object, with retries until the server has verified it.
 
@@ -452,7 +456,7 @@ class BucketStore(RemoteFolder):
                 return
             self._wait(budget, file, problem)
 
-    def _wait(self, budget: RetryBudget, file: File, problem: Problem) -> None:
+    def _wait(self, budget: RetryBudget, file: DatasetFile, problem: FileProblem) -> None:
         """Waits before an object is sent again; raises StoreError if a retry would not help."""
         # Retry a wrong CRC32C once: some servers compute it wrongly for each multipart upload.
         text = problem.text.removeprefix(f"{file.name}: ")
@@ -480,15 +484,15 @@ class BucketStore(RemoteFolder):
         return with_retries(attempt, self.budget(name))
 
 
-def _file(name: str, data: bytes) -> File:
-    return File(name, len(data), hashlib.sha256(data).hexdigest())
+def _file(name: str, data: bytes) -> DatasetFile:
+    return DatasetFile(name, len(data), hashlib.sha256(data).hexdigest())
 
 
 def _may_be_ours(name: str) -> bool:
     """Returns whether `prepare` or `export` may upload an object of this name in parts."""
     first = name.partition("/")[0]
     return (
-        first in (naming.WORK, *naming.BESIDE, naming.QUARANTINE, naming.COLUMNS)
-        or naming.parse_shard_name(name) is not None
+        first in (schema.WORK, *schema.BESIDE, schema.QUARANTINE, schema.COLUMNS)
+        or schema.parse_shard_name(name) is not None
         or _EXPORTED.fullmatch(name) is not None
     )

@@ -13,10 +13,10 @@ import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from imagenet_prep.core.canonical import Json
 from imagenet_prep.core.errors import DataDamagedError, IncompleteError, UsageError, some
+from imagenet_prep.core.strict_json import Json
 from imagenet_prep.core.terminal import counted, printable, say
-from imagenet_prep.dataset import column, naming
+from imagenet_prep.dataset import column, schema
 from imagenet_prep.dataset.column import Column, ColumnFile
 from imagenet_prep.dataset.manifest import Shard
 from imagenet_prep.storage.dataset_store import Dataset, missing_files
@@ -49,7 +49,7 @@ def remedy(problems: Sequence[str], remedy_of_others: str) -> str:
 
 def names(store: Readable) -> list[str]:
     """Returns the sorted names of all columns, even of incomplete ones; empty for a web server."""
-    return store.list_folder(naming.COLUMNS)
+    return store.list_folder(schema.COLUMNS)
 
 
 def find(store: Readable, name: str, *, begun: bool = False) -> Column | None:
@@ -60,7 +60,7 @@ def find(store: Readable, name: str, *, begun: bool = False) -> Column | None:
     try:
         record = (column.begun_name if begun else column.record_name)(name)
     except ValueError as error:
-        where = store.where(f"{naming.COLUMNS}/{name}")
+        where = store.where(f"{schema.COLUMNS}/{name}")
         raise DataDamagedError(f"{where}: {error}. Remove it.") from None
     if store.size(record) is None:
         return None
@@ -179,12 +179,12 @@ class Survey:
         self.files: list[tuple[Column, ColumnFile]] = []
         self.problems: list[ColumnProblem] = []
         try:
-            files = self._store.names(naming.COLUMNS)
+            files = self._store.names(schema.COLUMNS)
         except DataDamagedError as error:
             self.problems = [ColumnProblem(error)]
             return
         problem = "is not a column folder. Remove it"
-        self.problems = [ColumnProblem(f"{naming.COLUMNS}/{name}: {problem}") for name in files]
+        self.problems = [ColumnProblem(f"{schema.COLUMNS}/{name}: {problem}") for name in files]
         for name in sorted({*names(self._store)}.difference(files)):
             try:
                 self._check(name)
@@ -199,7 +199,7 @@ class Survey:
         if stored is not None:
             self._check_files(stored)
             allowed |= {file.name for file in stored.files()}
-            allowed.add(naming.signature_name(column.record_name(name)))
+            allowed.add(schema.signature_name(column.record_name(name)))
         folder = column.folder_name(name)
         listed = {f"{folder}/{file}" for file in store.list_folder(folder)}
         shards: list[Shard] = []
@@ -305,12 +305,12 @@ NAMESPACE = "imagenet-prep"
 _MOST_SIGNATURE_BYTES = 16 << 10
 _KEYGEN_LIMIT_S = 30
 # Files that commands use. The manifest has their sha256, except that of placement.json.
-_SMALL_FILES = (naming.PLACEMENT, naming.LABELS, naming.QUARANTINE, *naming.TFDS_FILES)
+_SMALL_FILES = (schema.PLACEMENT, schema.LABELS, schema.QUARANTINE, *schema.TFDS_FILES)
 
 
 def read_signature(store: Readable, name: str) -> bytes | None:
     """Returns the signature next to a file, or None if there is none."""
-    signature = naming.signature_name(name)
+    signature = schema.signature_name(name)
     if store.size(signature) is None:
         return None
     return store.read(signature, most=_MOST_SIGNATURE_BYTES)
@@ -323,7 +323,7 @@ def verify_signatures(dataset: Dataset, stored: Mapping[str, Column], signers: s
     DataDamagedError if the manifest has no valid signature, or a column has an invalid one.
     """
     store = dataset.store
-    by = signer(store, naming.MANIFEST, dataset.data, signers)
+    by = signer(store, schema.MANIFEST, dataset.data, signers)
     by_column: dict[str, str] = {}
     unsigned: list[str] = []
     for name in names(store):
@@ -333,7 +333,7 @@ def verify_signatures(dataset: Dataset, stored: Mapping[str, Column], signers: s
             data = stored[name].dumps()
             by_column[name] = signer(store, column.record_name(name), data, signers)
         else:
-            unsigned.append(f"{naming.COLUMNS}/{name}")
+            unsigned.append(f"{schema.COLUMNS}/{name}")
     listed = {file.name for file in dataset.manifest.files}
     unsigned += sorted(store.sizes(name for name in _SMALL_FILES if name not in listed))
     return {"signed_by": by, "columns_signed_by": by_column, "not_signed": unsigned}
@@ -344,7 +344,7 @@ def signer(store: Readable, name: str, data: bytes, signers: str) -> str:
 
     Raises DataDamagedError if no signature is valid, UsageError if OpenSSH cannot check it.
     """
-    signature = naming.signature_name(name)
+    signature = schema.signature_name(name)
     where = store.where(signature)
     path = Path(signers).expanduser().absolute()
     remedy = (
@@ -408,4 +408,4 @@ def _keygen(act: str, words: list[str], data: bytes) -> subprocess.CompletedProc
 if __name__ == "__main__":  # `replicate` runs this on a host: FOLDER NAME SIGNATURE ..., in hex.
     target = LocalStore(Path(sys.argv[1]).expanduser())
     for signed_name, signature_hex in zip(sys.argv[2::2], sys.argv[3::2], strict=True):
-        target.write(naming.signature_name(signed_name), bytes.fromhex(signature_hex))
+        target.write(schema.signature_name(signed_name), bytes.fromhex(signature_hex))

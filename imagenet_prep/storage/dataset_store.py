@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import BinaryIO, TypeVar
 
-from imagenet_prep.core import canonical, regular_file
+from imagenet_prep.core import small_files, strict_json
 from imagenet_prep.core.errors import (
     BusyError,
     DataDamagedError,
@@ -25,11 +25,11 @@ from imagenet_prep.core.errors import (
     StoreError,
     UsageError,
 )
-from imagenet_prep.dataset import claims, class_list, manifest, naming, placement, samples, tfds
+from imagenet_prep.dataset import class_list, column, consistency, manifest, samples, schema, tfds
 from imagenet_prep.dataset.class_list import ClassList
-from imagenet_prep.dataset.manifest import File, Manifest, Shard, demand_samples
+from imagenet_prep.dataset.column import Placement
+from imagenet_prep.dataset.manifest import DatasetFile, Manifest, Shard, demand_samples
 from imagenet_prep.dataset.member import Incident, parse_incident
-from imagenet_prep.dataset.placement import Placement
 from imagenet_prep.dataset.samples import Head, Sample
 from imagenet_prep.storage import local_file
 from imagenet_prep.storage.ledger import find_source
@@ -55,7 +55,7 @@ class Dataset:
     def at(cls, store: Readable) -> Dataset:
         """Returns the finished dataset in a store, without verifying it."""
         require_file(store)
-        return cls(store, _read_manifest(store, naming.MANIFEST))
+        return cls(store, _read_manifest(store, schema.MANIFEST))
 
     @property
     def where(self) -> str:
@@ -65,48 +65,48 @@ class Dataset:
     @cached_property
     def manifest(self) -> Manifest:
         """The manifest, verified by its own digest."""
-        return manifest.loads(self.data, self.store.where(naming.MANIFEST))
+        return manifest.loads(self.data, self.store.where(schema.MANIFEST))
 
     @cached_property
     def placement(self) -> Placement:
         """The part of the dataset in this folder: the part of one node, or the complete dataset."""
         folder = self.store.as_folder
-        return placement.load(folder.root, self.manifest) if folder else placement.WHOLE
+        return column.load(folder.root, self.manifest) if folder else column.WHOLE
 
     @cached_property
     def classes(self) -> ClassList:
         """The class list, verified against the manifest."""
-        for claim in claims.untrue(self.manifest, self.labels):
+        for claim in consistency.untrue(self.manifest, self.labels):
             raise ManifestError(f"{self.where}: {claim}. {_REMEDY}")
         return self.labels
 
     @cached_property
     def labels(self) -> ClassList:
         """The classes in labels.txt, not yet compared with the manifest."""
-        return class_list.parse(self.small_file(naming.LABELS), self.store.where(naming.LABELS))
+        return class_list.parse(self.small_file(schema.LABELS), self.store.where(schema.LABELS))
 
     @cached_property
     def tfds_info(self) -> dict[str, object]:
         """The content of dataset_info.json, with which TensorFlow Datasets finds the shards."""
         shards = {name: split.shards for name, split in self.manifest.splits.items()}
         try:
-            info: dict[str, object] = canonical.loads(self.small_file(naming.TFDS_INFO))
+            info: dict[str, object] = strict_json.loads(self.small_file(schema.TFDS_INFO))
             expected = tfds.dataset_info(tfds.name_of(info), shards, self.manifest.subset)
-            if tfds.lengths(info) == tfds.lengths(canonical.loads(expected)):
+            if tfds.lengths(info) == tfds.lengths(strict_json.loads(expected)):
                 return info
         except (ValueError, LookupError, TypeError):
             pass
         raise ManifestError(
-            f"{self.store.where(naming.TFDS_INFO)}: differs from {naming.MANIFEST}. {_REMEDY}"
+            f"{self.store.where(schema.TFDS_INFO)}: differs from {schema.MANIFEST}. {_REMEDY}"
         )
 
     def contradictions(self) -> list[str]:
         """Returns the contradictions between the manifest and labels.txt or dataset_info.json."""
         problems: list[str] = []
         try:
-            untrue = claims.untrue(self.manifest, self.labels)
+            untrue = consistency.untrue(self.manifest, self.labels)
             problems += (f"{claim}. {_REMEDY}" for claim in untrue)
-            if any(file.name == naming.TFDS_INFO for file in self.manifest.files):
+            if any(file.name == schema.TFDS_INFO for file in self.manifest.files):
                 _ = self.tfds_info
         except DataDamagedError as error:
             problems.append(str(error))
@@ -120,7 +120,7 @@ class Dataset:
             if hashlib.sha256(data).hexdigest() == expected.sha256:
                 return data
         raise ManifestError(
-            f"{self.store.where(name)}: missing, or differs from {naming.MANIFEST}. {_REMEDY}"
+            f"{self.store.where(name)}: missing, or differs from {schema.MANIFEST}. {_REMEDY}"
         )
 
     def missing_files(self) -> list[str]:
@@ -157,7 +157,7 @@ class Dataset:
         return each_table(parse, self.store, shards)
 
 
-def missing_files(store: Readable, files: Collection[File]) -> set[str]:
+def missing_files(store: Readable, files: Collection[DatasetFile]) -> set[str]:
     """Returns the names of the files that are missing or have a different size."""
     sizes = store.sizes(file.name for file in files)
     return {file.name for file in files if sizes.get(file.name) != file.num_bytes}
@@ -166,8 +166,8 @@ def missing_files(store: Readable, files: Collection[File]) -> set[str]:
 def shard_files(store: Readable) -> list[str]:
     """Returns the names of all shards, indexes and tables, and of files that look like shards."""
     names = store.list_folder()
-    shards = [n for n in names if naming.looks_like_shard(n) or naming.parse_shard_name(n)]
-    for folder in naming.BESIDE:
+    shards = [n for n in names if schema.looks_like_shard(n) or schema.parse_shard_name(n)]
+    for folder in schema.BESIDE:
         shards += [f"{folder}/{n}" for n in store.names(folder)]
     return shards
 
@@ -177,13 +177,13 @@ def stray_files(store: Readable, shards: Collection[str]) -> list[str]:
 
     Shards of `test` count only if these are of `test`: no reader takes them for train.
     """
-    known = {*shards, *itertools.chain.from_iterable(map(naming.beside, shards))}
-    splits = {*map(naming.split_of, shards)}
+    known = {*shards, *itertools.chain.from_iterable(map(schema.beside, shards))}
+    splits = {*map(schema.split_of, shards)}
     return [
         name
         for name in shard_files(store)
         if name not in known
-        if naming.split_of(name) in splits or "/" in name or naming.looks_like_shard(name)
+        if schema.split_of(name) in splits or "/" in name or schema.looks_like_shard(name)
     ]
 
 
@@ -206,8 +206,8 @@ def require_file(store: Readable) -> None:
     folder = store.as_folder
     if folder is None:
         return
-    regular_file.refuse_other_kinds(folder.path(naming.MANIFEST))
-    for name in naming.BESIDE:
+    small_files.refuse_other_kinds(folder.path(schema.MANIFEST))
+    for name in schema.BESIDE:
         with storage_errors("look at", folder.path(name)):
             local_file.refuse_other_kinds(folder.root, name)
 
@@ -215,10 +215,10 @@ def require_file(store: Readable) -> None:
 def committed_dataset(store: Readable, names: Collection[str]) -> Dataset | None:
     """Returns the finished dataset in a store, or None; `names` are the store's file names."""
     # If a run was killed while it replaced the manifest, return the previous dataset.
-    if naming.MANIFEST in names:
+    if schema.MANIFEST in names:
         return Dataset.at(store)
     return (
-        Dataset(store, _read_manifest(store, naming.REPLACED)) if naming.REPLACED in names else None
+        Dataset(store, _read_manifest(store, schema.REPLACED)) if schema.REPLACED in names else None
     )
 
 
@@ -243,18 +243,18 @@ def open_dataset(place: str | Readable, *, parts: bool = False, check: bool = Tr
     store = open_readable(place) if isinstance(place, str) else place
     where = store.where()
     require_file(store)
-    if store.size(naming.MANIFEST) is None:
+    if store.size(schema.MANIFEST) is None:
         if store.as_folder is not None and not store.as_folder.root.is_dir():
             raise UsageError(f"{where}: there is no such folder")
         listed = store.list_folder()
         # The folder of a training run has a .work, too.
-        if naming.WORK in listed and naming.TRAINING_LOG not in listed:
+        if schema.WORK in listed and schema.TRAINING_LOG not in listed:
             raise IncompleteError(
-                f"{where}: no {naming.MANIFEST} yet, because a run has not finished. Run the same "
+                f"{where}: no {schema.MANIFEST} yet, because a run has not finished. Run the same "
                 "command again to resume."
             )
         raise UsageError(
-            f"{where}: not a dataset of imagenet-prep (no {naming.MANIFEST}). To make one from "
+            f"{where}: not a dataset of imagenet-prep (no {schema.MANIFEST}). To make one from "
             "images, run imagenet-prep prepare. For TFRecords of a different program, run "
             f"imagenet-prep adopt {where}"
         )
@@ -309,7 +309,7 @@ def table_mentions(store: Readable, shard: Shard, texts: Iterable[bytes]) -> boo
 
 
 def _table_name(shard: Shard) -> str:
-    return naming.samples_name(shard.name)
+    return schema.samples_name(shard.name)
 
 
 def _open_table(store: Readable, shard: Shard) -> Opened:
@@ -353,20 +353,20 @@ def incidents(store: Readable, of: Manifest | None = None) -> Iterator[Incident]
 
     Yields nothing if the manifest lists no such file.
     """
-    listed = {file.sha256 for file in of.files if file.name == naming.QUARANTINE} if of else set()
+    listed = {file.sha256 for file in of.files if file.name == schema.QUARANTINE} if of else set()
     if of and not listed:
         return
     digest = hashlib.sha256()
-    where = store.where(naming.QUARANTINE)
+    where = store.where(schema.QUARANTINE)
     try:
-        if store.size(naming.QUARANTINE) is None:
+        if store.size(schema.QUARANTINE) is None:
             raise ValueError("missing")
-        with store.open_file(naming.QUARANTINE) as opened:
+        with store.open_file(schema.QUARANTINE) as opened:
             file = as_file(hashed(opened, [digest]))
             while line := file.readline(_MOST_LINE_BYTES):
                 yield parse_incident(line)
         if of and digest.hexdigest() not in listed:
-            raise ValueError(f"sha256 {digest.hexdigest()} is not in {naming.MANIFEST}")
+            raise ValueError(f"sha256 {digest.hexdigest()} is not in {schema.MANIFEST}")
     except ValueError as error:
         raise ManifestError(f"{where}: {error}. Copy it from the original dataset.") from None
 

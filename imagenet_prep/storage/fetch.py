@@ -18,7 +18,7 @@ from io import FileIO
 from pathlib import Path
 
 from imagenet_prep.core.errors import DataDamagedError
-from imagenet_prep.dataset.manifest import File
+from imagenet_prep.dataset.manifest import DatasetFile
 from imagenet_prep.storage.folder import TEMPORARY, LocalStore
 from imagenet_prep.storage.local_file import storage_errors
 from imagenet_prep.storage.remote import RetryBudget, Stat
@@ -31,7 +31,7 @@ _SYNC_BYTES = 16 << 20
 @contextlib.contextmanager
 def incoming(
     store: LocalStore,
-    file: File,
+    file: DatasetFile,
     temporary: str,  # name of the incomplete file, which may have only one writer at a time
     where: str,  # name of the file in messages
     remedy: str,  # the advice if its sha256 is wrong
@@ -135,7 +135,7 @@ def fetch(
         os.fdatasync(file.fileno())
 
 
-def contents(source: Readable, file: File, remedy: str) -> Generator[bytes, None, None]:
+def contents(source: Readable, file: DatasetFile, remedy: str) -> Generator[bytes, None, None]:
     """Yields a complete file after checking its size; does not verify its bytes."""
     stat = source.stat(file.name)
     if stat.size != file.num_bytes:
@@ -147,7 +147,7 @@ def contents(source: Readable, file: File, remedy: str) -> Generator[bytes, None
 
 def bring(
     source: Readable,
-    file: File,
+    file: DatasetFile,
     store: LocalStore,
     remedy: str,
     temporary: str = "",  # "" for a new name

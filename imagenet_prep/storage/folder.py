@@ -17,20 +17,19 @@ from collections.abc import Generator, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from imagenet_prep.core import regular_file
+from imagenet_prep.core import small_files
 from imagenet_prep.core.errors import DataDamagedError, StoreError, UsageError
-from imagenet_prep.core.own_file import fsync_folder
-from imagenet_prep.core.regular_file import MOST_BYTES
-from imagenet_prep.dataset import naming
+from imagenet_prep.core.small_files import MOST_BYTES, fsync_folder
+from imagenet_prep.dataset import schema
 from imagenet_prep.storage import local_file
 from imagenet_prep.storage.local_file import (
     ReadableFile,
     folder_inside,
     locked,
+    new_file,
     removed_on_failure,
     storage_errors,
 )
-from imagenet_prep.storage.new_file import new_file
 from imagenet_prep.storage.remote import (
     AbsentError,
     Check,
@@ -42,15 +41,15 @@ from imagenet_prep.storage.remote import (
 )
 
 if TYPE_CHECKING:
-    from imagenet_prep.dataset.manifest import File
+    from imagenet_prep.dataset.manifest import DatasetFile
 
 
-TEMPORARY = f"{naming.WORK}/temporary"
+TEMPORARY = f"{schema.WORK}/temporary"
 # NFS gives a removed file, which a process still has open, a name like this until it is closed.
 _BUSY = ".nfs"
 # For file systems that do not report their size.
 UNKNOWN_BYTES = 1 << 62
-_LOCK = f"{naming.WORK}/lock"
+_LOCK = f"{schema.WORK}/lock"
 # Errors that mean the folder is missing, unreadable, or read-only.
 _NOT_OURS_TO_SYNC = (errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.EROFS)
 
@@ -114,7 +113,7 @@ class LocalStore:
                 return None
         if stat.S_ISREG(status.st_mode):
             return status.st_size
-        if name.partition("/")[0] == naming.COLUMNS:
+        if name.partition("/")[0] == schema.COLUMNS:
             raise local_file.refusal(self.root, name)
         return None
 
@@ -158,7 +157,7 @@ class LocalStore:
                 place: int | Path = path
                 # A link could lead to private files, and their names would be shown.
                 top = folder.partition("/")[0]
-                if top in naming.BESIDE:
+                if top in schema.BESIDE:
                     local_file.refuse_other_kinds(self.root, top)
                 if _is_ours(folder):
                     place = opened.enter_context(local_file.folder_inside(self.root, folder))
@@ -172,7 +171,7 @@ class LocalStore:
         path = self.path(name)
         with self._open_to_read(name) as file:
             if size is None:
-                return regular_file.read_whole(file, path, most)
+                return small_files.read_whole(file, path, most)
             file.seek(offset)
             return file.read(size)
 
@@ -181,7 +180,7 @@ class LocalStore:
         with open(self.open(name, os.O_RDONLY), "rb") as file:
             if not local_file.is_only_ours(os.fstat(file.fileno())):
                 raise local_file.refusal(self.root, name)
-            return regular_file.read_whole(file, self.path(name), most)
+            return small_files.read_whole(file, self.path(name), most)
 
     def _open_to_read(self, name: str) -> BinaryIO:
         path = self.path(name)
@@ -189,7 +188,7 @@ class LocalStore:
             if _is_ours(name):
                 descriptor = self.open(name, os.O_RDONLY)
             else:
-                descriptor = regular_file.open_to_read(path)
+                descriptor = small_files.open_to_read(path)
             return io.BufferedReader(ReadableFile(descriptor, path))
 
     def chunks(
@@ -245,7 +244,7 @@ class LocalStore:
             fsync_folder(place)
 
     def adopt_files(
-        self, source: object, files: Iterable[File], stats: Mapping[str, Stat] | None = None
+        self, source: object, files: Iterable[DatasetFile], stats: Mapping[str, Stat] | None = None
     ) -> None:
         """Makes hard links to files of a different dataset; the links survive a crash."""
         if not isinstance(source, LocalStore):
@@ -255,7 +254,7 @@ class LocalStore:
             )
         called = (source.where(), self.where())
         stats = stats or {}
-        by_folder: dict[str, list[File]] = {}
+        by_folder: dict[str, list[DatasetFile]] = {}
         for file in files:
             by_folder.setdefault(file.name.rpartition("/")[0], []).append(file)
         for folder, folder_files in by_folder.items():
@@ -329,7 +328,7 @@ class LocalStore:
         """Keeps an empty file below `.work` during the block, if this user may create one."""
         path = self.path(name)
         with contextlib.suppress(OSError):
-            self.path(naming.WORK).mkdir(exist_ok=True)
+            self.path(schema.WORK).mkdir(exist_ok=True)
             os.close(local_file.open_inside(self.root, name, os.O_CREAT | os.O_WRONLY))
         try:
             yield
@@ -337,7 +336,7 @@ class LocalStore:
             with contextlib.suppress(OSError):
                 path.unlink()
 
-    def verify_published(self, files: Iterable[File]) -> None:
+    def verify_published(self, files: Iterable[DatasetFile]) -> None:
         """Does nothing: in a folder, published files stay as they are."""
 
     def remove_tree(self, name: str) -> None:
@@ -354,9 +353,9 @@ class LocalStore:
 
     def remove_all(self) -> None:
         """Removes the folder with all its files; the lock is removed last."""
-        for path in (*self.root.iterdir(), *self.path(naming.WORK).iterdir()):
+        for path in (*self.root.iterdir(), *self.path(schema.WORK).iterdir()):
             name = str(path.relative_to(self.root))
-            if name not in (naming.WORK, _LOCK) and not path.name.startswith(_BUSY):
+            if name not in (schema.WORK, _LOCK) and not path.name.startswith(_BUSY):
                 (self.remove_tree if path.is_dir() else self.remove)(name)
         self.remove_work()
         with contextlib.suppress(OSError):  # The next run may have started.
@@ -367,7 +366,7 @@ class LocalStore:
         self.remove_tree(TEMPORARY)
         self.remove(_LOCK)
         with contextlib.suppress(OSError):  # It may have files of the next run.
-            self.path(naming.WORK).rmdir()
+            self.path(schema.WORK).rmdir()
 
     def free_bytes(self) -> int:
         """Returns the free disk space in bytes; see `free_bytes`."""
@@ -387,7 +386,7 @@ class LocalStore:
     def settle(self) -> None:
         """Syncs the names of files that a killed run may have renamed without syncing."""
         # This run treats these files as finished, but a crash could still undo their renaming.
-        for folder in (self.root.parent, self.root, *(self.root / name for name in naming.BESIDE)):
+        for folder in (self.root.parent, self.root, *(self.root / name for name in schema.BESIDE)):
             with storage_errors("sync", folder):
                 try:
                     local_file.sync_folder(folder)
@@ -396,14 +395,14 @@ class LocalStore:
                         raise
 
     def _open_lock(self) -> int:
-        self.make_folder(naming.WORK)
+        self.make_folder(schema.WORK)
         with storage_errors("create", self.path(_LOCK)):
             return self.open(_LOCK, os.O_RDWR | os.O_CREAT)
 
     def _refuse_foreign_work(self) -> None:
         # Accept the owner of the folder, who controls its contents anyway. File systems that change
         # owners (NFS for root, FUSE) show the same owner for both.
-        path = self.root / naming.WORK
+        path = self.root / schema.WORK
         try:
             status = path.lstat()
             above = self.root.stat()
@@ -442,7 +441,7 @@ def _is_file(entry: os.DirEntry[str]) -> bool:
 
 def _is_ours(name: str) -> bool:
     """Returns whether a file is in one of this program's own folders, where links are refused."""
-    return name.partition("/")[0] in (naming.WORK, naming.COLUMNS)
+    return name.partition("/")[0] in (schema.WORK, schema.COLUMNS)
 
 
 # The file systems differ or have no hard links, the file has too many links, or the kernel does not
@@ -466,7 +465,7 @@ def hard_link(
     source, where = called
     try:
         # Keep the file open: the inode number of a deleted file may be reused.
-        opened = open(regular_file.open_to_read(path), "rb")  # noqa: SIM115 - until the end
+        opened = open(small_files.open_to_read(path), "rb")  # noqa: SIM115 - until the end
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
         if stat is not None:
             changed(str(path))

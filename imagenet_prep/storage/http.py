@@ -21,7 +21,7 @@ from urllib.parse import quote, urljoin, urlsplit
 import imagenet_prep
 from imagenet_prep.core.address import public
 from imagenet_prep.core.errors import StoreError, UsageError
-from imagenet_prep.core.regular_file import MOST_BYTES
+from imagenet_prep.core.small_files import MOST_BYTES
 from imagenet_prep.storage import connection
 from imagenet_prep.storage.connection import (
     CONTENT_RANGE,

@@ -22,16 +22,16 @@ from io import BufferedReader
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
-from imagenet_prep.core import canonical, own_file, records, regular_file
-from imagenet_prep.core.canonical import Json
+from imagenet_prep.core import small_files, strict_json
 from imagenet_prep.core.errors import ImagenetPrepError
-from imagenet_prep.dataset import naming
+from imagenet_prep.core.strict_json import Json
+from imagenet_prep.dataset import schema
 from imagenet_prep.storage import local_file
 from imagenet_prep.storage.folder import LocalStore
 from imagenet_prep.storage.local_file import storage_errors
 
 # The ledger of `download` and of the reader's cache.
-NOTES = f"{naming.WORK}/proven.jsonl"
+NOTES = f"{schema.WORK}/proven.jsonl"
 # Longer lines are skipped. This program writes less than 600 bytes per line.
 _MAX_LINE_BYTES = 1 << 16
 _USUAL_LINE_BYTES = 1 << 10
@@ -65,7 +65,7 @@ class Journal:
     status: os.stat_result
 
     def __init__(
-        self, store: LocalStore, name: str, most_bytes: int = regular_file.MOST_BYTES
+        self, store: LocalStore, name: str, most_bytes: int = small_files.MOST_BYTES
     ) -> None:
         # A file of more than `most_bytes` was not written by this program: its lines are skipped.
         self._store, self._name, self._most = store, name, most_bytes
@@ -102,7 +102,7 @@ class Journal:
                     self.num_lines += is_end
                     if is_end and not is_rest and line != b"\n":
                         try:
-                            entry = canonical.loads(line)
+                            entry = strict_json.loads(line)
                         except ValueError:
                             continue
                         yield entry
@@ -224,7 +224,7 @@ def verified_md5(path: Path) -> str | None:
 
 
 def _lines(entries: Iterable[Any]) -> bytes:
-    return b"".join(canonical.dumps(entry) + b"\n" for entry in entries)
+    return b"".join(strict_json.dumps(entry) + b"\n" for entry in entries)
 
 
 _SOURCES_FOLDER = "origins"
@@ -247,12 +247,12 @@ class _SourceNote(SourceLocation):
 
 def note_source(digest: str, origin: SourceLocation) -> None:
     """Records the source of the dataset whose manifest has this digest."""
-    content = canonical.dumps(_SourceNote(origin.root, origin.files, digest))
+    content = strict_json.dumps(_SourceNote(origin.root, origin.files, digest))
     # The note is optional. Some users have no home folder, or one that they cannot write to.
     with contextlib.suppress(OSError, ImagenetPrepError):
         folder = _sources_folder()
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with own_file.replaced(folder / _note_name(digest), None) as file:
+        with small_files.replaced(folder / _note_name(digest), None) as file:
             # Only this user may write the file, whatever the umask.
             os.fchmod(file.fileno(), 0o600)
             file.write(content)
@@ -261,7 +261,7 @@ def note_source(digest: str, origin: SourceLocation) -> None:
 def find_source(digest: str) -> SourceLocation | None:
     """Returns the origin of a dataset; None if there is no note that only this user can write."""
     with contextlib.suppress(OSError, ImagenetPrepError, ValueError):
-        noted = records.loads(
+        noted = strict_json.parse_record(
             _SourceNote,
             LocalStore(_sources_folder()).read_ours(_note_name(digest), _MAX_NOTE_BYTES),
         )
@@ -271,7 +271,7 @@ def find_source(digest: str) -> SourceLocation | None:
 
 
 def _sources_folder() -> Path:
-    return naming.cache_folder() / _SOURCES_FOLDER
+    return schema.cache_folder() / _SOURCES_FOLDER
 
 
 def _note_name(digest: str) -> str:

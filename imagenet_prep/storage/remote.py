@@ -20,7 +20,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, NamedTuple, NoReturn, Self, TypeVar
 
-from imagenet_prep.core import counter, terminal
+from imagenet_prep.core import limits, terminal
 from imagenet_prep.core.errors import DataDamagedError, IncompleteError, StoreError
 
 if TYPE_CHECKING:
@@ -175,7 +175,7 @@ class RetryBudget:
         else:
             of = "" if self.retries == sys.maxsize else f" of {self.retries}"
             if not self.ended.is_set():
-                counter.add(0, retries=1)
+                limits.add(0, retries=1)
                 line = f"{failure}; retry {self.failures}{of} in {delay:.1f} s"
                 _lines.say(line, object=self.where, retry=self.failures, delay_s=round(delay, 1))
             if not self.ended.wait(delay):

@@ -20,7 +20,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-from imagenet_prep.core import address, canonical, records, regular_file
+from imagenet_prep.core import address, small_files, strict_json
 from imagenet_prep.core.errors import ImagenetPrepError, StoreError, UsageError
 from imagenet_prep.storage.remote import AbsentError, Access, RetryBudget, Stat, as_file
 from imagenet_prep.storage.store import Readable, Store, open_readable, open_store
@@ -65,7 +65,7 @@ class ListingFolder:
             folder = self._store.as_folder
             # Accept no file that a different user may have written.
             read = self._store.read if folder is None else folder.read_ours
-            stored = records.loads(_StoredListing, read(name, most=_MAX_LIST_BYTES))
+            stored = strict_json.parse_record(_StoredListing, read(name, most=_MAX_LIST_BYTES))
         except (ImagenetPrepError, OSError, ValueError):
             return None
         if (stored.archive, stored.validator, stored.num_bytes) != (archive, *_identity(stat)):
@@ -90,7 +90,7 @@ class ListingFolder:
                 # A different user may have created the folder, or a link.
                 if not stat_module.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
                     return
-            self._store.write(_list_name(archive, stat, start, stop), canonical.dumps(content))
+            self._store.write(_list_name(archive, stat, start, stop), strict_json.dumps(content))
 
     def keep_md5(self, archive: str, stat: Stat, md5: str) -> None:
         """Adds the md5 of an archive to the list of its files, if there is one."""
@@ -117,7 +117,7 @@ def _identity(stat: Stat) -> tuple[str, int]:
 
 
 def _list_name(archive: str, stat: Stat, start: int, stop: int) -> str:
-    digest = canonical.digest([archive, *_identity(stat)])[:16]
+    digest = strict_json.digest([archive, *_identity(stat)])[:16]
     return f"{digest}/{start}-{stop}.json"
 
 
@@ -258,7 +258,7 @@ Location = Path | RemotePath
 def open_to_read(path: Location) -> BinaryIO:
     """Opens a source file for one sequential read."""
     if isinstance(path, Path):
-        return open(regular_file.open_to_read(path), "rb")
+        return open(small_files.open_to_read(path), "rb")
     return path.open()
 
 

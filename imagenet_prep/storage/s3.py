@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple, NoReturn
 from urllib.parse import parse_qs, urlsplit
 
-from imagenet_prep.core.canonical import Json
 from imagenet_prep.core.errors import StoreError, UsageError
-from imagenet_prep.core.installed import demand
+from imagenet_prep.core.imports import demand
+from imagenet_prep.core.strict_json import Json
 from imagenet_prep.storage import connection
 from imagenet_prep.storage.connection import (
     Connection,

@@ -8,15 +8,15 @@ from collections.abc import Generator, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Protocol, TypeVar
 
-from imagenet_prep.core import records
+from imagenet_prep.core import strict_json
 from imagenet_prep.core.address import is_remote
 from imagenet_prep.core.errors import DataDamagedError
-from imagenet_prep.core.regular_file import MOST_BYTES
+from imagenet_prep.core.small_files import MOST_BYTES
 from imagenet_prep.storage.folder import LocalStore
 from imagenet_prep.storage.remote import DEFAULT_ACCESS, Access, Check, RetryBudget, Stat, unchecked
 
 if TYPE_CHECKING:
-    from imagenet_prep.dataset.manifest import File
+    from imagenet_prep.dataset.manifest import DatasetFile
 
 
 class Readable(Protocol):
@@ -106,7 +106,7 @@ class Store(Readable, Protocol):
         """Makes a synced temporary file visible as `name`; calls `check` before each attempt."""
 
     def adopt_files(
-        self, source: object, files: Iterable[File], stats: Mapping[str, Stat] | None = None
+        self, source: object, files: Iterable[DatasetFile], stats: Mapping[str, Stat] | None = None
     ) -> None:
         """Adds files of a different dataset by hard links, or by copies that the server makes.
 
@@ -127,7 +127,7 @@ class Store(Readable, Protocol):
     def remove(self, *names: str) -> None:
         """Removes files durably; they may be absent."""
 
-    def verify_published(self, files: Iterable[File]) -> None:
+    def verify_published(self, files: Iterable[DatasetFile]) -> None:
         """Raises IncompleteError unless all these files exist as they were published."""
 
     def remove_tree(self, name: str) -> None:
@@ -180,7 +180,7 @@ T = TypeVar("T")
 def read_note(store: Store, name: str, kind: type[T]) -> T:
     """Returns the record of type `kind` from an existing work file."""
     try:
-        return records.loads(kind, store.read(name, most=_MOST_NOTE_BYTES))
+        return strict_json.parse_record(kind, store.read(name, most=_MOST_NOTE_BYTES))
     except ValueError as error:
         raise damaged_note(store, name, str(error)) from None
 

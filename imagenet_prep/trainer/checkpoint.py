@@ -23,9 +23,9 @@ from typing import IO, Any, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from imagenet_prep.core import canonical, records, terminal
-from imagenet_prep.core.canonical import Json
+from imagenet_prep.core import strict_json, terminal
 from imagenet_prep.core.errors import DataDamagedError, IncompleteError, StoreError, UsageError
+from imagenet_prep.core.strict_json import Json
 from imagenet_prep.storage.folder import LocalStore
 
 Arrays = Mapping[str, npt.NDArray[np.generic]]
@@ -212,7 +212,7 @@ def _refuse_sparse(stream: _InPieces) -> None:
 
 
 def _head(path: Path, read: bytes) -> _Head:
-    content = canonical.loads(read)
+    content = strict_json.loads(read)
     version = content.get("version") if isinstance(content, dict) else None
     if isinstance(version, int) and version != _VERSION:
         raise UsageError(
@@ -220,7 +220,7 @@ def _head(path: Path, read: bytes) -> _Head:
             f"{version}, expected {_VERSION}. Nothing was changed. Resume with that version, use "
             "a different --log-dir, or start from scratch with --clear-log."
         )
-    return records.parse(_Head, content)
+    return strict_json.parse(_Head, content)
 
 
 class _InPieces(io.FileIO):

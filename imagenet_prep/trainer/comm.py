@@ -19,9 +19,9 @@ from typing import Any
 
 import numpy as np
 
-from imagenet_prep.core import canonical, installed, program, terminal
-from imagenet_prep.core.cores import num_cores
+from imagenet_prep.core import imports, program, strict_json, terminal
 from imagenet_prep.core.errors import ImagenetPrepError, IncompleteError, UsageError
+from imagenet_prep.core.limits import num_cores
 from imagenet_prep.core.terminal import counted
 from imagenet_prep.core.world import LEFT, World
 
@@ -84,7 +84,7 @@ class Comm:
 
         Horovod would send a pickle, which can run arbitrary code. Use `broadcast` for arrays.
         """
-        data = canonical.dumps(value) if self.world.rank == 0 else b""
+        data = strict_json.dumps(value) if self.world.rank == 0 else b""
         num_bytes = int(self.from_first("object.size", np.array([len(data)], np.int32))[0])
         if not 0 < num_bytes <= _MAX_OBJECT_BYTES:
             raise ImagenetPrepError(
@@ -94,7 +94,7 @@ class Comm:
         room = np.frombuffer(data.ljust(num_bytes, b"\0"), np.uint8)
         received = self.from_first("object.bytes", room).tobytes()
         try:
-            return canonical.loads(received)
+            return strict_json.loads(received)
         except ValueError as error:
             raise ImagenetPrepError(
                 f"the message of rank 0 is not valid JSON: {error}. Run the same version of "
@@ -198,7 +198,7 @@ def meet(framework: str, world: World) -> tuple[Any, World]:
     except ImportError as error:
         raise UsageError(
             f"{world.size} ranks need Horovod, which cannot be loaded: {error}. Run "
-            f"`{installed.horovod_remedy(_NAMES[framework])}` on every host."
+            f"`{imports.horovod_remedy(_NAMES[framework])}` on every host."
         ) from error
     actual = World(hvd.rank(), hvd.size(), hvd.local_rank(), hvd.local_size(), world.launcher)
     if actual.size != world.size:
@@ -207,11 +207,11 @@ def meet(framework: str, world: World) -> tuple[Any, World]:
             "Horovod was built without support for this launcher. Run `imagenet-prep "
             "install-horovod --mpi`, or launch without --mpi."
         )
-    gpus = installed.gpus_of(_NAMES[framework])
+    gpus = imports.gpus_of(_NAMES[framework])
     if gpus and actual.size > 1 and actual.rank == 0 and not hvd.nccl_built():
         terminal.say(
             f"Horovod sums gradients on the CPU, although this host has {counted(gpus, 'GPU')}. "
-            f"Run `{installed.horovod_remedy(_NAMES[framework])}` on every host to use NCCL."
+            f"Run `{imports.horovod_remedy(_NAMES[framework])}` on every host to use NCCL."
         )
     return hvd, actual
 

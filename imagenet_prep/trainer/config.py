@@ -1,25 +1,182 @@
-"""The settings of a training run, and checks for conflicts between them."""
+"""The settings of a training run, their allowed values, and learning rate schedules."""
 
 from __future__ import annotations
 
 import dataclasses
+import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from imagenet_prep.core.flags import Place, Settings, flag, optional, switch
-from imagenet_prep.dataset.flag import data_set
-from imagenet_prep.trainer.choices import (
-    EXPORTED,
-    FRAMEWORKS,
-    GLUON_MODELS,
-    HAS,
-    LEAST_CIFAR,
-    OPTIMIZERS,
-    RECIPES,
-    TORCHVISION,
+from imagenet_prep.core.flags import AddressKind, Settings, flag, optional, switch
+from imagenet_prep.dataset.shared_flags import data_set
+
+# The models for MXNet: ResNets of Gluon's model zoo, and two small networks.
+GLUON_MODELS = (
+    "resnet18",
+    "resnet34",
+    "resnet50-v1",
+    "resnet101-v1",
+    "resnet152-v1",
+    "tiny",
+    "mnist",
 )
-from imagenet_prep.trainer.schedule import KINDS, STEP_EPOCHS, WARMUP_START, numbers
+# The flags of which a framework only supports some values, and these values. The first value of
+# --comm is the framework's default.
+HAS: dict[str, dict[str, tuple[str, ...]]] = {
+    "tensorflow": {"comm": ("horovod",)},
+    "mxnet": {
+        "comm": ("horovod", "dist_sync", "dist_device_sync"),
+        "optimizer": ("sgd",),
+        "precision": ("float32", "float16"),
+        "backend": ("auto", "dali", "native"),
+    },
+    "pytorch": {"comm": ("ddp", "horovod"), "backend": ("auto", "dali", "native")},
+}
+FRAMEWORKS = tuple(HAS)
+# File name suffixes of exported models; "" stands for a folder.
+EXPORTED = {"tensorflow": ("", ".keras"), "mxnet": ("",), "pytorch": (".safetensors",)}
+# The models that safetensors files can hold: torchvision's ResNets, and examples/tiny.py.
+TORCHVISION = ("resnet18", "resnet34", "resnet50", "resnet101", "resnet152", "tiny")
+OPTIMIZERS = ("sgd", "lars", "larc", "adam", "rmsprop")
+# The recipes' model, image size and epochs; `trainer.recipe` has the hyperparameters.
+_IMAGENET = {"model": "resnet50", "image_size": 224, "num_epochs": 90.0, "eval_every": 0.0}
+RECIPES: dict[str, dict[str, Any]] = {
+    "tutorial": _IMAGENET,
+    "v1.5": _IMAGENET,
+    "article": _IMAGENET | {"model": "resnet50-v1"},
+    "cifar10": {"model": "cifar", "image_size": 32, "num_epochs": 100.0, "eval_every": 1.0},
+    "mnist": {"model": "mnist", "image_size": 28, "num_epochs": 2.0, "eval_every": 0.0},
+}
+LEAST_CIFAR = 22  # model cifar would reduce smaller images to nothing
+# The number of blocks in each stage of a ResNet: He et al. 2015, table 1.
+_PLAIN = {"resnet18": (2, 2, 2, 2), "resnet34": (3, 4, 6, 3), "tiny": (1, 1, 1)}
+_BOTTLENECKS = {"resnet50": (3, 4, 6, 3), "resnet101": (3, 4, 23, 3), "resnet152": (3, 8, 36, 3)}
+
+
+def residual_blocks(model: str) -> Iterator[tuple[str, tuple[tuple[int, int, int], ...]]]:
+    """Yields each block's torchvision name, and (filters, size, stride) of its convolutions."""
+    for stage, blocks in enumerate(_PLAIN.get(model) or _BOTTLENECKS[model.removesuffix("-v1")]):
+        for block in range(blocks):
+            name = f"block{stage}" if model == "tiny" else f"layer{stage + 1}.{block}"
+            filters = (16 if model == "tiny" else 64) << stage
+            stride = 2 if stage and not block else 1
+            if model in _PLAIN:
+                yield name, ((filters, 3, stride), (filters, 3, 1))
+            else:
+                first, second = (stride, 1) if model.endswith("-v1") else (1, stride)
+                yield name, ((filters, 1, first), (filters, 3, second), (4 * filters, 1, 1))
+
+
+KINDS = ("poly", "cosine", "cosine-restarts", "linear-cosine", "steps", "plateau")
+
+# The constants of train_imagenet_resnet_hvd.py, on which the tutorial's output depends.
+WARMUP_START = 0.001
+_POLY_END = 1e-5
+_LINEAR_COSINE_PERIODS = 0.47
+_LINEAR_COSINE_FLOOR = 1e-5
+# cosine_decay_restarts in that script: the first decay takes a third of the steps. Each later decay
+# is twice as long as the previous one and starts at a tenth of its first rate.
+_FIRST_DECAY = 0.33
+_RESTART_LONGER = 2.0
+_RESTART_LOWER = 0.1
+STEP_EPOCHS = (30.0, 60.0, 80.0)  # Goyal et al. 2017: the rate drops to a tenth at each
+_STEP_FACTOR = 0.1
+# Keras' ReduceLROnPlateau: after `_PATIENCE` evaluations in a row without improvement, the rate is
+# multiplied by the factor. The loss has improved if it is lower by more than `_LEAST_GAIN`.
+_PATIENCE = 10
+_PLATEAU_FACTOR = 0.1
+_LEAST_GAIN = 1e-4
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """The learning rate of every step: a linear warm-up, then a decay to the last step.
+
+    The warm-up rises from `start` (or `peak`, if `peak` is smaller) to `peak`. The kind "steps"
+    changes the rate at each step in `drops`: to a tenth, or to the next of `rates`. The first of
+    `rates` is the rate before the first drop.
+    """
+
+    kind: str
+    peak: float
+    warmup_steps: int
+    total_steps: int
+    drops: tuple[int, ...] = ()
+    start: float = WARMUP_START
+    rates: tuple[float, ...] = ()
+
+    def __call__(self, step: int) -> float:
+        """Returns the rate of a step, counted from 0, before any reduction by `Plateau`."""
+        if step < self.warmup_steps:
+            start = min(self.start, self.peak)
+            return start + (self.peak - start) * step / self.warmup_steps
+        if self.kind == "plateau":
+            return self.peak
+        if self.kind == "steps":
+            fallen = sum(step >= drop for drop in self.drops)
+            return self.rates[fallen] if self.rates else self.peak * _STEP_FACTOR**fallen
+        decaying = max(1, self.total_steps - self.warmup_steps)
+        done = min(1.0, (step - self.warmup_steps) / decaying)
+        if self.kind == "poly":
+            end = min(_POLY_END, self.peak)
+            return (self.peak - end) * (1 - done) ** 2 + end
+        if self.kind == "cosine":
+            return self.peak * (1 + math.cos(math.pi * done)) / 2
+        if self.kind == "cosine-restarts":
+            return self.peak * _restarting_cosine(done)
+        # Bello et al. 2017, as in tf.train.linear_cosine_decay.
+        swing = (1 + math.cos(2 * math.pi * _LINEAR_COSINE_PERIODS * done)) / 2
+        return self.peak * ((1 - done) * swing + _LINEAR_COSINE_FLOOR)
+
+
+def _restarting_cosine(done: float) -> float:
+    """Returns the factor of tf.train.cosine_decay_restarts (Loshchilov and Hutter 2016)."""
+    begin = 0.0
+    length = _FIRST_DECAY
+    height = 1.0
+    while done >= begin + length:
+        begin = begin + length
+        length = length * _RESTART_LONGER
+        height = height * _RESTART_LOWER
+    return height * (1 + math.cos(math.pi * (done - begin) / length)) / 2
+
+
+@dataclass
+class Plateau:
+    """Lowers the learning rate if the evaluation loss no longer falls.
+
+    Checkpoints store this state, which is the same on all ranks. The schedule's rate is multiplied
+    by `scale`. `waited` is the number of evaluations since the `best` loss or the last reduction.
+    """
+
+    scale: float = 1.0
+    best: float | None = None
+    waited: int = 0
+
+    def see(self, loss: float) -> None:
+        """Updates the state after an evaluation with this loss."""
+        if math.isfinite(loss) and (self.best is None or loss < self.best - _LEAST_GAIN):
+            self.best = loss
+            self.waited = 0
+            return
+        self.waited += 1
+        if self.waited >= _PATIENCE:
+            self.scale = self.scale * _PLATEAU_FACTOR
+            self.waited = 0
+
+
+def numbers(name: str, text: str | None) -> tuple[float, ...]:
+    """Returns the numbers in the value of a comma-separated flag; () for None."""
+    try:
+        values = tuple(float(part) for part in (text or "").split(",") if part)
+    except ValueError:
+        values = (0.0,)
+    if not all(0 < value < math.inf for value in values):
+        raise ValueError(f"{name} {text}: expected positive numbers, separated by commas")
+    return values
+
 
 # Values of `only`, which limits a flag to some frameworks or to one schedule.
 _NOT_MXNET = {"framework": ("tensorflow", "pytorch")}
@@ -41,7 +198,9 @@ class TrainConfig(Settings):
         "Run": "log_dir eval_every checkpoint_every evaluate export",
     }
     data_dir: str | None = data_set(
-        None, place=Place.ANYWHERE, help="the dataset: a folder, or an s3:// or http(s):// URL"
+        None,
+        place=AddressKind.ANYWHERE,
+        help="the dataset: a folder, or an s3:// or http(s):// URL",
     )
     framework: str = flag(
         "tensorflow", choices=FRAMEWORKS, help="training framework; mxnet needs its own environment"
@@ -95,7 +254,7 @@ class TrainConfig(Settings):
     )
     log_dir: str = flag(
         "imagenet_resnet",
-        place=Place.RUN,
+        place=AddressKind.RUN,
         help="folder of the run (checkpoints, log, TensorBoard scalars); the run resumes from it",
     )
     clear_log: bool = switch(
@@ -106,12 +265,12 @@ class TrainConfig(Settings):
         help="accepted and ignored: rank 0 saves all checkpoints, and all ranks resume from them"
     )
     tensorboard_dir: str | None = optional(
-        place=Place.RUN,
+        place=AddressKind.RUN,
         help="folder for TensorBoard scalars (default: LOG_DIR/tensorboard)",
         metavar="DIR",
     )
     mirror: str | None = optional(
-        place=Place.BUCKET,
+        place=AddressKind.BUCKET,
         help="copy log, scalars, checkpoints and exported model to this s3://bucket/prefix in the "
         "background; a new machine resumes from it",
         metavar="URL",
@@ -213,14 +372,14 @@ class TrainConfig(Settings):
     keep: int = flag(3, least=1, help="number of checkpoints to keep")
     evaluate: bool = switch(help="evaluate the last checkpoint and exit", aliases=("--eval",))
     predictions: str | None = optional(
-        place=Place.RUN,
+        place=AddressKind.RUN,
         help="with --evaluate, write the top-5 predictions for each image to this file; "
         "columns: key,class_index,top1,p1,...,top5,p5; `report --predictions` reads it",
         metavar="FILE.csv",
     )
     labels: tuple[str, ...] = flag(
         (),
-        place=Place.FILE,
+        place=AddressKind.FILE,
         help="also score the last evaluation against the labels in this file (CSV with the header "
         "key,class; ReaL's real.json; or annotations with several labels per image); may be given "
         "several times",
@@ -228,7 +387,7 @@ class TrainConfig(Settings):
     )
     also: tuple[str, ...] = flag(
         (),
-        place=Place.ANYWHERE,
+        place=AddressKind.ANYWHERE,
         help="also evaluate on this dataset at the end; its class list must be the same; may be "
         "given several times, e.g. ImageNetV2, ImageNet-A and ImageNet-R",
         metavar="SET",
@@ -239,7 +398,7 @@ class TrainConfig(Settings):
         without=("synthetic", "evaluate", "eval_every"),
     )
     export: str | None = optional(
-        place=Place.RUN,
+        place=AddressKind.RUN,
         help="write the trained model to this path; tensorflow: FILE.keras, or a folder for a "
         "SavedModel; mxnet: a folder for Gluon's two files; pytorch: FILE.safetensors",
         metavar="PATH",
@@ -252,10 +411,11 @@ class TrainConfig(Settings):
         help="train on this share of the images, chosen by key; 0.2 includes all that 0.1 selects",
     )
     keys: str | None = optional(
-        place=Place.FILE, help="train only on images with the keys in this file, one per line"
+        place=AddressKind.FILE, help="train only on images with the keys in this file, one per line"
     )
     exclude: str | None = optional(
-        place=Place.FILE, help="do not train on images with the keys in this file, one per line"
+        place=AddressKind.FILE,
+        help="do not train on images with the keys in this file, one per line",
     )
     classes: tuple[str, ...] | None = optional(
         help="train and evaluate only on these classes; names or class indices, separated by "

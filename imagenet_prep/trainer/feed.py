@@ -8,8 +8,8 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from imagenet_prep.core.canonical import Json
 from imagenet_prep.core.errors import UsageError
+from imagenet_prep.core.strict_json import Json
 from imagenet_prep.core.world import World
 from imagenet_prep.dataset import schema
 from imagenet_prep.dataset.class_list import ClassList

@@ -8,9 +8,8 @@ from typing import Any, Protocol
 
 from imagenet_prep.trainer.comm import Comm
 from imagenet_prep.trainer.feed import Batch
-from imagenet_prep.trainer.interface import Interface
+from imagenet_prep.trainer.interface import SLOT, Interface
 from imagenet_prep.trainer.recipe import Run
-from imagenet_prep.trainer.torchvision import SLOT
 
 
 class Learner(Protocol):

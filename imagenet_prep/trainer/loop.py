@@ -1,4 +1,9 @@
-"""The training loop: steps, log rows, evaluations and checkpoints, with resume."""
+"""The training loop: steps, log rows, evaluations and checkpoints, with resume.
+
+`Training` is the loop of one rank.
+
+`Stop` stops a run on SIGTERM, a lost terminal or Ctrl-C, after the run has saved a checkpoint.
+"""
 
 from __future__ import annotations
 
@@ -7,31 +12,70 @@ import dataclasses
 import math
 import os
 import platform
+import signal
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from imagenet_prep.core import errors, monitoring, records
-from imagenet_prep.core.canonical import Json
+from imagenet_prep.core import errors, monitoring, program, strict_json
 from imagenet_prep.core.errors import ImagenetPrepError, IncompleteError, UsageError
+from imagenet_prep.core.strict_json import Json
 from imagenet_prep.core.terminal import counted
 from imagenet_prep.dataset import schema
 from imagenet_prep.trainer import checkpoint, evaluation, recipe
 from imagenet_prep.trainer.comm import cores, launched, lost_rank
-from imagenet_prep.trainer.config import TrainConfig
-from imagenet_prep.trainer.evaluation import Score
+from imagenet_prep.trainer.config import Plateau, TrainConfig
+from imagenet_prep.trainer.evaluation import Predicted, Score
 from imagenet_prep.trainer.feed import Batch, BatchReader, Evaluated, Inputs, Noise, OpenReader
 from imagenet_prep.trainer.learner import Learner
-from imagenet_prep.trainer.log import Log, Timer
-from imagenet_prep.trainer.predicted import Predicted
+from imagenet_prep.trainer.log import Timer, TrainingLog
 from imagenet_prep.trainer.recipe import Run
 from imagenet_prep.trainer.saved import DIVERGED, Saved
-from imagenet_prep.trainer.schedule import Plateau
-from imagenet_prep.trainer.stop import Stop
 
 if TYPE_CHECKING:
     from imagenet_prep.evaluation.sheet import Sheet
+
+
+_AGAIN = (
+    b"\nimagenet-prep: ending after the next step, which is saved. Ctrl-C again ends at once.\n"
+)
+
+
+@dataclass(eq=False)
+class Stop:
+    """`came` is True if a run was asked to stop; `alone` is True if the run has only one rank."""
+
+    alone: bool
+    came: bool = False
+
+    @contextlib.contextmanager
+    def heard(self) -> Iterator[None]:
+        """Sets `came` on SIGTERM, SIGHUP, SIGINT, SIGUSR1 or SIGUSR2 during a `with` block.
+
+        Slurm sends the signal of `sbatch --signal`, usually SIGUSR1 or SIGUSR2, before a job ends.
+
+        A second signal ends a one-rank run at once. With several ranks, it is ignored: the launcher
+        may be repeating the first signal, and it kills ranks that do not save.
+        """
+
+        def remember(signum: int, frame: FrameType | None) -> None:
+            # Set this first: a second signal may interrupt this handler.
+            first = not self.came
+            self.came = True
+            if not first and self.alone:
+                earlier = before[signal.Signals(signum)]
+                if callable(earlier):
+                    earlier(signum, frame)
+            if first and self.alone and signum == signal.SIGINT:
+                # Not through sys.stderr: Python may be in the middle of a write to it.
+                with contextlib.suppress(OSError):
+                    os.write(2, _AGAIN)
+
+        with program.handled(remember, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2) as before:
+            yield
 
 
 def train(config: TrainConfig, open_reader: OpenReader, sheet: Sheet | None = None) -> Score | None:
@@ -116,7 +160,7 @@ class Training:
         self._step = 0
         self._saved_at = 0.0
         self._saved_step = -1
-        self._log = Log(saved.folder, saved.scalars, speaks=self._leads)
+        self._log = TrainingLog(saved.folder, saved.scalars, speaks=self._leads)
         self._stop = Stop(alone=self._comm.world.size == 1)
 
     def run(self) -> Score | None:
@@ -154,7 +198,7 @@ class Training:
         self._log.say(", ".join(f"{name} {version}" for name, version in versions.items()))
         checkpointed, place = self._on_first(self._restore)
         if checkpointed is not None:
-            self._plan = records.parse(Run, checkpointed["run"], others=True)
+            self._plan = strict_json.parse(Run, checkpointed["run"], others=True)
         plan, schedule = self._plan, self._plan.schedule
         of_run = f" ({plan.global_batch:,} in the evaluated run)" if evaluates else ""
         epochs = plan.epoch(plan.total_steps)

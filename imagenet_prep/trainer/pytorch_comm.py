@@ -32,7 +32,7 @@ _CONNECT_S = 5.0
 _POLL_S = 0.2
 
 
-class _Together(Comm):
+class _ProcessGroup(Comm):
     def _add_up(self, tensor: Any) -> None:
         """Replaces a tensor with its sum over all ranks."""
         raise NotImplementedError
@@ -71,7 +71,7 @@ class _Together(Comm):
         return tensor.numpy()
 
 
-class Distributed(_Together):
+class Distributed(_ProcessGroup):
     """torch.distributed; start ranks with `imagenet-prep launch`, torchrun, mpirun or srun."""
 
     def __init__(self, world: World, device: Any, *, fp16_compression: bool) -> None:
@@ -136,7 +136,7 @@ class Distributed(_Together):
         distributed.destroy_process_group()
 
 
-class Horovod(_Together):
+class PyTorchHorovod(_ProcessGroup):
     """Horovod as `install-horovod` builds it for PyTorch: it sums gradients in CPU memory."""
 
     def __init__(self, world: World, device: Any, *, fp16_compression: bool) -> None:

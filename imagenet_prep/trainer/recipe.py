@@ -8,13 +8,11 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from imagenet_prep.core.canonical import Json
 from imagenet_prep.core.errors import UsageError
+from imagenet_prep.core.strict_json import Json
 from imagenet_prep.core.terminal import counted
 from imagenet_prep.dataset import schema
-from imagenet_prep.trainer.choices import RECIPES
-from imagenet_prep.trainer.config import TrainConfig
-from imagenet_prep.trainer.schedule import STEP_EPOCHS, WARMUP_START, Schedule
+from imagenet_prep.trainer.config import RECIPES, STEP_EPOCHS, WARMUP_START, Schedule, TrainConfig
 
 _TUTORIAL_LARGE = 128  # from this number of GPUs on, the tutorial used LARC
 _LOSS_SCALE = 1024.0

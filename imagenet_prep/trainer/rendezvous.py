@@ -22,7 +22,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from imagenet_prep.core.errors import ImagenetPrepError
-from imagenet_prep.hosts.hosts_file import Host
+from imagenet_prep.hosts.commands import Host
 
 TOKEN = re.compile(r"[A-Za-z0-9_-]{16,128}")
 
@@ -39,7 +39,7 @@ _REFUSED = b"HTTP/1.0 403 Forbidden\r\nContent-Length: 0\r\n\r\n"
 _LENGTH = re.compile(r"[0-9]{1,9}")
 
 
-class Place(NamedTuple):
+class RendezvousAddress(NamedTuple):
     """The rendezvous address of a job; port 0 means any free port."""
 
     address: str
@@ -48,7 +48,7 @@ class Place(NamedTuple):
 
 
 @contextlib.contextmanager
-def serving(hosts: Sequence[Host], place: Place) -> Iterator[Place]:
+def serving(hosts: Sequence[Host], place: RendezvousAddress) -> Iterator[RendezvousAddress]:
     """Runs the server for the ranks of `hosts`; yields its address with the port it listens on."""
     try:
         server = _Server(place, sum(host.slots for host in hosts) + len(hosts))
@@ -71,7 +71,7 @@ def serving(hosts: Sequence[Host], place: Place) -> Iterator[Place]:
 
 
 def environments(
-    hosts: Sequence[Host], own: str, place: Place, interface: str
+    hosts: Sequence[Host], own: str, place: RendezvousAddress, interface: str
 ) -> list[dict[str, str]]:
     """Returns Horovod's and NCCL's environment variables for each rank of the host `own`.
 
@@ -96,7 +96,12 @@ def environments(
 
 
 def exchange(
-    about: str, value: str, hosts: Sequence[Host], own: str, place: Place, limit_s: float
+    about: str,
+    value: str,
+    hosts: Sequence[Host],
+    own: str,
+    place: RendezvousAddress,
+    limit_s: float,
 ) -> dict[str, str]:
     """Stores the `value` of this host; returns the values of all hosts by address.
 
@@ -125,7 +130,7 @@ def exchange(
         time.sleep(_POLL_S)
 
 
-def ask(place: Place, method: str, name: str, body: str = "") -> str | None:
+def ask(place: RendezvousAddress, method: str, name: str, body: str = "") -> str | None:
     """Returns the server's answer, or None if the server has no value with this name."""
     connection = http.client.HTTPConnection(place.address, place.port, timeout=_REQUEST_S)
     try:
@@ -150,7 +155,7 @@ class _Server(socketserver.ThreadingTCPServer):
     daemon_threads = True
     request_queue_size = 1024  # all ranks connect at once
 
-    def __init__(self, place: Place, size: int) -> None:
+    def __init__(self, place: RendezvousAddress, size: int) -> None:
         super().__init__((place.address, place.port), _Handler)
         self._token = place.token.encode()
         self._most_values = _VALUES_EACH * size

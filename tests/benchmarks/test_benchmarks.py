@@ -21,7 +21,7 @@ import pytest
 from benchmarks import codec, download, measure, read, replicate, scale, write
 from benchmarks.delay import delayed
 from imagenet_prep.dataset import schema
-from imagenet_prep.dataset.editions import ILSVRC2012
+from imagenet_prep.dataset.class_list import ILSVRC2012
 from imagenet_prep.sources import ilsvrc, labels
 from tests.kit.command import wait_until
 from tests.kit.http_server import serve
@@ -168,7 +168,7 @@ def test_scale_archives_are_real_tars(tmp_path: Path) -> None:
     assert len(classes) == 1_000
     with tarfile.open(folder / ilsvrc.ARCHIVES[schema.VALIDATION]) as tar:
         assert len(tar.getnames()) == 50
-    assert len(labels.read_devkit(folder / labels.DEVKIT).validation_class_index) == 50
+    assert len(labels.read_devkit(folder / labels.DEVKIT_NAME).validation_class_index) == 50
 
 
 @pytest.mark.long

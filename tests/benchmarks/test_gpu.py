@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks import gpu, gpu_bundle, gpu_checks, gpu_steps, measure
-from imagenet_prep.bench_train import Measured, Run, figures
-from imagenet_prep.core import canonical
+from imagenet_prep.bench_train import RankRuns, TimedRun, figures
+from imagenet_prep.core import strict_json
 from imagenet_prep.testing.miniature import make_miniature
 
 
@@ -37,10 +37,11 @@ def write_log(folder: Path, speeds: list[float]) -> None:
 
 def test_a_figure_is_read_from_what_the_commands_print() -> None:
     measured = [
-        Measured(ranks, Run(1000.0 * ranks, 9.0), Run(900.0 * ranks, 9.0)) for ranks in (1, 2)
+        RankRuns(ranks, TimedRun(1000.0 * ranks, 9.0), TimedRun(900.0 * ranks, 9.0))
+        for ranks in (1, 2)
     ]
     one, both = (
-        json.dumps(figures(runs, [len(runs)], None), default=canonical.fields)
+        json.dumps(figures(runs, [len(runs)], None), default=strict_json.fields)
         for runs in (measured[:1], measured)
     )
     read = json.dumps({"images_per_s": 1234.5, "images_per_cpu_s": 600.2})

@@ -62,12 +62,12 @@ def test_a_benchmark_takes_nothing_that_is_gone(path: Path) -> None:
 
 def test_what_is_gone_is_found() -> None:
     source = (
-        "from imagenet_prep.dataset import naming, nonesuch\n"
-        "def f():\n    from imagenet_prep.dataset.naming import REPORT, GONE\n"
-        "    return naming.REPORT + naming.LOST\n"
+        "from imagenet_prep.dataset import keys, nonesuch\n"
+        "def f():\n    from imagenet_prep.dataset.schema import REPORT, GONE\n"
+        "    return keys.WNID + keys.LOST\n"
     )
     assert list(missing(source)) == [
         "imagenet_prep.dataset.nonesuch",
-        "imagenet_prep.dataset.naming.GONE",
-        "naming.LOST",
+        "imagenet_prep.dataset.schema.GONE",
+        "keys.LOST",
     ]

@@ -16,7 +16,7 @@ def test_tables_of_samples_are_asked(tmp_path: Path) -> None:
 
     assert [result.name for result in results] == list(samples.QUESTIONS)
     assert samples.render(results).count("\n") >= len(results)
-    found = diff.diff(diff.Config(str(tmp_path / "a"), str(tmp_path / "layout")))
+    found = diff.diff(diff.DiffConfig(str(tmp_path / "a"), str(tmp_path / "layout")))
     assert (found["only_in_b"], found["other_bytes"], found["equal"]) == (1, 0, False)
-    found = diff.diff(diff.Config(str(tmp_path / "a"), str(tmp_path / "look")))
+    found = diff.diff(diff.DiffConfig(str(tmp_path / "a"), str(tmp_path / "look")))
     assert found["other_bytes"] == 300

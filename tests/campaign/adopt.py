@@ -6,7 +6,7 @@ import shutil
 import time
 from pathlib import Path
 
-from imagenet_prep.dataset import naming
+from imagenet_prep.dataset import schema
 from tests.campaign.story import Story, hold, hold_whole_or_absent
 from tests.kit import faults
 from tests.kit.dataset import contents
@@ -47,7 +47,7 @@ class Adopt:
                     story.faults.update([fault] * (story.finish(0, 4).code == 4))
                     story.much_room(disk)
                 elif fault == "damaged shard":
-                    self._refuse(story, there, words, finished=(out / naming.MANIFEST).exists())
+                    self._refuse(story, there, words, finished=(out / schema.MANIFEST).exists())
                 else:
                     story.ended_early(words, self.changes, self.seconds)
                 self._hold(there, out)
@@ -72,15 +72,15 @@ class Adopt:
     def _hold(self, there: Path, out: Path) -> None:
         """No shard is lost or changed; beside them is what the set will have, or nothing."""
         found = contents(there)
-        shards = sorted(found[name] for name in found if naming.looks_like_shard(name))
+        shards = sorted(found[name] for name in found if schema.looks_like_shard(name))
         hold(shards == self.shards, f"{there}: {len(shards)} shards, or with other bytes")
         if out != there:
             hold_whole_or_absent(out, self.reference)
             return
-        beside = {name: data for name, data in found.items() if not naming.looks_like_shard(name)}
+        beside = {name: data for name, data in found.items() if not schema.looks_like_shard(name)}
         partial = [name for name, data in beside.items() if self.reference.get(name) != data]
         hold(not partial, f"{there}: other bytes in {partial}")
-        hold(naming.MANIFEST not in found or found == self.reference, "a manifest too early")
+        hold(schema.MANIFEST not in found or found == self.reference, "a manifest too early")
 
 
 def _words(there: Path, out: Path) -> list[str]:

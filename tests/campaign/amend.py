@@ -6,7 +6,7 @@ import shutil
 import time
 from pathlib import Path
 
-from imagenet_prep.dataset import naming
+from imagenet_prep.dataset import schema
 from tests.campaign.prepare import FLAGS
 from tests.campaign.story import Story, hold, hold_whole_or_absent
 from tests.kit import faults
@@ -86,7 +86,7 @@ class Amend:
 
     def _refuse(self, story: Story, parent: Path, out: Path, words: list[str]) -> None:
         """Damages what is read of the parent; an unfinished set must not be finished from it."""
-        finished = (out / naming.MANIFEST).exists()
+        finished = (out / schema.MANIFEST).exists()
         path = story.rng.choice(sorted(parent.glob("samples/*")))
         whole = path.read_bytes()
         # Not in place: the other set may have a link to the file.
@@ -97,7 +97,7 @@ class Amend:
         story.finish(3)
         story.faults["parent damaged"] += 1
         path.write_bytes(whole)
-        hold(finished or not (out / naming.MANIFEST).exists(), "a set from a damaged parent")
+        hold(finished or not (out / schema.MANIFEST).exists(), "a set from a damaged parent")
 
 
 class AmendInS3(Amend):
@@ -134,9 +134,9 @@ class AmendInS3(Amend):
         there = {
             name: data
             for name, data in objects(client, prefix).items()
-            if not name.startswith(naming.WORK)
+            if not name.startswith(schema.WORK)
         }
         wrong = [name for name, data in there.items() if self.reference.get(name) != data]
         hold(not wrong, f"{prefix}: other bytes in {wrong}")
-        if finished or naming.MANIFEST in there:
+        if finished or schema.MANIFEST in there:
             hold(there == self.reference, f"{prefix}: missing: {self.reference.keys() - there}")

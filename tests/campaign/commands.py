@@ -103,11 +103,11 @@ def _shorten(official: dict[str, str]) -> None:
       official: hex of the md5 of each small file that is to be an official archive, by its name.
     """
     from imagenet_prep import download
-    from imagenet_prep.preparation import archives
-    from imagenet_prep.storage import fetch, new_file, remote
+    from imagenet_prep.sources import archive_download
+    from imagenet_prep.storage import fetch, local_file, remote
 
-    archives._MIB = 1 << 16
-    new_file._LARGE_WRITE_BYTES = mmap.PAGESIZE
+    archive_download._MIB = 1 << 16
+    local_file._LARGE_WRITE_BYTES = mmap.PAGESIZE
     fetch._SYNC_BYTES = 1 << 14
     remote._FIRST_DELAY_S = 0.005
     for what, (archive, *more) in list(download.ARCHIVES.items()):

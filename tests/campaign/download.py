@@ -7,7 +7,7 @@ import random
 import time
 from pathlib import Path
 
-from imagenet_prep.dataset import naming
+from imagenet_prep.dataset import schema
 from imagenet_prep.download import ARCHIVES
 from tests.campaign import commands
 from tests.campaign.story import Story, hold
@@ -58,7 +58,7 @@ class Download:
         into = story.folder / "into"
         found = {path.name: path.read_bytes() for path in into.iterdir() if path.is_file()}
         hold(found == files, f"other bytes in {[n for n in files if found.get(n) != files[n]]}")
-        partial = [path.name for path in (into / naming.WORK).glob("*.partial")]
+        partial = [path.name for path in (into / schema.WORK).glob("*.partial")]
         hold(not partial, f"left over: {partial}")
 
     def _disturb(self, story: Story, server: Server, files: dict[str, bytes], lie: str) -> None:
@@ -111,7 +111,7 @@ def _count(story: Story, server: Server) -> None:
 
 def _ranges(story: Story) -> tuple[str, set[int]]:
     """Returns the folder of what is fetched of the large archive, and the ranges it has."""
-    work = story.folder / "into" / naming.WORK
+    work = story.folder / "into" / schema.WORK
     for folder in work.glob(f"fetch-{TRAIN}-*"):
         paths = list((folder / "receipts").glob("*.json"))
         return folder.name, {_start(path) for path in paths}

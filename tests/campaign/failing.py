@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
 
-from imagenet_prep.dataset import naming
+from imagenet_prep.dataset import schema
 from tests.campaign.calls import SHORT
 from tests.campaign.scenes import SCENES, Theatre, hold_finished, hold_visible, theatres
 from tests.campaign.story import ViolationError, hold
@@ -115,7 +115,7 @@ def attempt(theatre: Theatre, case: Case) -> tuple[int, str] | None:
 
 def _is_of_note(theatre: Theatre, case: Case) -> bool:
     """Whether a call syncs the note of the source: without it, the next run compares more."""
-    noted = f"{naming.WORK}/source.json"
+    noted = f"{schema.WORK}/source.json"
     number = theatre.counts(case.scene)[case.call]
     # The last two are those of the note and of its folder.
     return (theatre.scene(case.scene).target / noted).exists() and case.number > number - 2

@@ -214,7 +214,9 @@ class Disk:
                 self._by_inode[entry.inode] = file = File(mtime_ns=entry.mtime_ns)
                 self._give(entry.name, file)
             case Change.WRITTEN | Change.CUT | Change.SYNCED:
-                self._change(self._by_inode[entry.inode], entry)
+                # A temporary file without a name is not created by name, and ends with the power.
+                if entry.inode in self._by_inode:
+                    self._change(self._by_inode[entry.inode], entry)
             case Change.RENAMED:
                 self._rename(entry.name, entry.other)
             case Change.LINKED:

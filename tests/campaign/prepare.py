@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from imagenet_prep.core.errors import BusyError
-from imagenet_prep.dataset import naming
+from imagenet_prep.dataset import schema
 from tests.campaign.story import INTERRUPTED, KILL, Story, hold, hold_whole_or_absent
 from tests.kit import faults
 from tests.kit.command import wait_until
@@ -59,7 +59,7 @@ class Prepare:
             ended = story.undisturbed(self.words(out))
             found = contents(out)
             hold(found == self.reference, f"other bytes: {_differences(found, self.reference)}")
-            left = [path.name for path in (out / naming.WORK / "temporary").glob("*")]
+            left = [path.name for path in (out / schema.WORK / "temporary").glob("*")]
             # A run that finds all finished changes nothing, not even that.
             idle = b"nothing was left" in ended.out
             hold(idle or not left, f"temporary files are left: {left}")
@@ -94,7 +94,7 @@ class Prepare:
             faults.cut(path, story.rng.randrange(0, path.stat().st_size))
         story.faults[f"{what} damaged"] += 1
         shard = path.name.removesuffix(".json")
-        damaged |= {shard, *naming.beside(shard)}
+        damaged |= {shard, *schema.beside(shard)}
 
     def _lose_a_worker(self, story: Story, out: Path, damaged: set[str]) -> None:
         before = self._finished(out)
@@ -136,7 +136,7 @@ class Prepare:
         without = [name for name in shards if name not in after]
         hold(not without, f"shards without a receipt: {without}")
         # What was mended must stay so.
-        damaged -= {name for shard in after for name in (shard, *naming.beside(shard))}
+        damaged -= {name for shard in after for name in (shard, *schema.beside(shard))}
 
 
 class PrepareToS3(Prepare):
@@ -190,10 +190,10 @@ class PrepareToS3(Prepare):
 
     def _hold_objects(self, prefix: str, *, finished: bool) -> None:
         found = objects(self.server.client(), prefix)
-        there = {name: data for name, data in found.items() if not name.startswith(naming.WORK)}
+        there = {name: data for name, data in found.items() if not name.startswith(schema.WORK)}
         wrong = [name for name, data in there.items() if self.reference.get(name) != data]
         hold(not wrong, f"{prefix}: other bytes in {wrong}")
-        if finished or naming.MANIFEST in there:
+        if finished or schema.MANIFEST in there:
             hold(there == self.reference, f"{prefix}: {_differences(there, self.reference)}")
 
 

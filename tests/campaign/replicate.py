@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from imagenet_prep.dataset import naming
+from imagenet_prep.dataset import schema
 from tests.campaign.story import KILL, Story, hold, hold_whole_or_absent
 from tests.kit import faults
 from tests.kit.dataset import contents
@@ -62,7 +62,7 @@ class Replicate:
                 hold_whole_or_absent(copy, reference, *damaged)
             story.undisturbed(words)
             hold(contents(copy) == reference, "the replica is another data set")
-            left = [path for path in (copy / naming.WORK / "incoming").rglob("*") if path.is_file()]
+            left = [path for path in (copy / schema.WORK / "incoming").rglob("*") if path.is_file()]
             hold(not left, f"left over: {left}")
 
     def _to_hosts(self, story: Story, reference: dict[str, bytes]) -> None:
@@ -124,10 +124,10 @@ class ReplicateToS3:
 
     def _hold_objects(self, prefix: str, reference: dict[str, bytes], *, finished: bool) -> None:
         found = objects(self.server.client(), prefix)
-        there = {name: data for name, data in found.items() if not name.startswith(naming.WORK)}
+        there = {name: data for name, data in found.items() if not name.startswith(schema.WORK)}
         wrong = [name for name, data in there.items() if reference.get(name) != data]
         hold(not wrong, f"{prefix}: other bytes in {wrong}")
-        if finished or naming.MANIFEST in there:
+        if finished or schema.MANIFEST in there:
             missing = sorted(reference.keys() - there.keys())
             hold(not missing, f"{prefix}: a manifest without {missing}")
 
@@ -138,7 +138,7 @@ def _words(source: Path | str, to: Path | str) -> list[str]:
 
 def _damage(story: Story, copy: Path) -> str:
     """Removes or cuts a file of the replica; returns its name."""
-    there = [path for path in sorted(copy.rglob("*-of-*")) if naming.WORK not in path.parts]
+    there = [path for path in sorted(copy.rglob("*-of-*")) if schema.WORK not in path.parts]
     if not there:
         return ""
     path = story.rng.choice(there)

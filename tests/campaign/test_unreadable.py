@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from imagenet_prep.dataset import naming
+from imagenet_prep.dataset import schema
 from tests.campaign import unreadable
 from tests.campaign.scenes import theatres
 from tests.campaign.unreadable import COMMANDS, Stage
@@ -54,7 +54,7 @@ def test_a_message_that_blames_the_data_is_found(stage: Stage) -> None:
 
 
 def test_a_shard_that_could_not_be_read_is_not_noted_as_verified(stage: Stage) -> None:
-    notes = stage.set / naming.VERIFIED
+    notes = stage.set / schema.VERIFIED
     codes = Counter[int]()
     for case in unreadable.each_once(stage, "verify --if-changed"):
         notes.unlink(missing_ok=True)

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from imagenet_prep.codec import cage
-from imagenet_prep.core import turns
+from imagenet_prep.core import limits
 
 
 @pytest.fixture(autouse=True)
@@ -29,5 +29,5 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
         taken.append(True)
         yield
 
-    monkeypatch.setattr(turns, "turn", turn)
+    monkeypatch.setattr(limits, "turn", turn)
     return taken

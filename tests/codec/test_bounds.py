@@ -8,7 +8,7 @@ from imagenet_prep.codec import transform as codec
 from imagenet_prep.codec.policy import Policy
 from imagenet_prep.core.errors import BadImageError
 from imagenet_prep.dataset import jpeg, member
-from imagenet_prep.reporting import pictures
+from imagenet_prep.reporting import sample
 from tests.kit.bounds import little_memory
 from tests.kit.hostile import images
 
@@ -47,7 +47,7 @@ def test_verify_and_adopt_refuse_bombs(name: str) -> None:
 @pytest.mark.parametrize("smallest", [None, 52])
 def test_reports_show_no_bombs(name: str, smallest: int | None) -> None:
     with little_memory(128 << 20):
-        assert pictures.decode(BOMBS[name][0], smallest) is None
+        assert sample.decode(BOMBS[name][0], smallest) is None
 
 
 def test_a_file_that_is_too_large_for_an_image_is_left_out() -> None:

@@ -69,7 +69,7 @@ def test_what_an_installation_compiles_makes_the_codecs_bytes(
     monkeypatch.setattr(setup, other, list)
 
     library = build(setup, tmp_path, setup.PLANES)
-    installed.library("codec.libraries", library)
+    installed.library("codec.planes", library)
 
     found = corpus.digest(PLANES, corpus.FEW)
     assert found == corpus.golden(corpus.FEW)[PLANES]

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-def frame_of(data: bytes) -> jpeg.Frame:
+def frame_of(data: bytes) -> jpeg.JpegFrame:
     frame = jpeg.refuse_bombs(data)
     assert frame is not None
     return frame
@@ -141,7 +141,7 @@ def test_the_variable_turns_it_off(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_without_the_library_files_are_read_through_all_the_same(
     installed: Installed, tmp_path: Path
 ) -> None:
-    installed.library("codec.libraries")
+    installed.library("codec.planes")
     data = mutations.sources()["420"]
 
     assert not planes.proves(data)

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from imagenet_prep.codec import memory, opening, planes
+from imagenet_prep.codec import opening, planes
 from imagenet_prep.codec import transform as codec
 from imagenet_prep.codec.policy import PLANES, PORTABLE, Policy
-from imagenet_prep.core import turns
+from imagenet_prep.core import limits
 from imagenet_prep.core.errors import BadImageError
 from imagenet_prep.dataset import jpeg
 from tests.kit.bounds import little_memory
@@ -64,7 +64,7 @@ JPEGS: dict[str, Callable[[], bytes]] = {
 def test_what_pillow_opens_takes_no_more_than_estimated(name: str) -> None:
     data = OTHERS[name]()
     with Image.open(io.BytesIO(data)) as opened:
-        estimate = memory.of_opened(opened, None)
+        estimate = opening.of_opened(opened, None)
     assert estimate <= 12 * SIDE * SIDE
 
     with little_memory(estimate + REST):
@@ -88,19 +88,19 @@ def test_jpegs_take_no_more_than_estimated(
         with little_memory(estimate + REST):
             yield
 
-    monkeypatch.setattr(memory, "room", noted)
+    monkeypatch.setattr(opening, "room", noted)
     codec.transform(data, Policy(short_side, codec=codec_name))
     assert len(estimates) == 1
 
 
 def test_an_ordinary_photograph_waits_for_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(turns, "turn", None)
+    monkeypatch.setattr(limits, "turn", None)
     for frame, decoded in (
-        (jpeg.Frame(375, 500, 0), 375 * 500),
-        (jpeg.Frame(3000, 4000, 0), 12_000_000),
-        (jpeg.Frame(6000, 8000, 0), 64 * 480 * 480),
+        (jpeg.JpegFrame(375, 500, 0), 375 * 500),
+        (jpeg.JpegFrame(3000, 4000, 0), 12_000_000),
+        (jpeg.JpegFrame(6000, 8000, 0), 64 * 480 * 480),
     ):
-        with memory.room(memory.of_jpeg(frame, decoded)):
+        with opening.room(opening.of_jpeg(frame, decoded)):
             pass
 
 

@@ -11,7 +11,7 @@ from PIL import Image
 
 from imagenet_prep.codec.policy import PLANES, PORTABLE, Policy
 from imagenet_prep.codec.transform import prove_stored, transform
-from imagenet_prep.dataset.orientation import APPLY, KEEP, NEUTRAL
+from imagenet_prep.dataset.jpeg import APPLY, KEEP, NEUTRAL
 from tests.kit.photographs import (
     BROKEN,
     HEIGHT,

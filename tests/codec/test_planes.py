@@ -21,7 +21,7 @@ import pytest
 import simplejpeg
 from PIL import Image
 
-from imagenet_prep.codec import libraries, planes
+from imagenet_prep.codec import planes
 from imagenet_prep.codec.policy import PLANES, PORTABLE, Policy
 from imagenet_prep.codec.transform import transform
 from imagenet_prep.core.errors import BadImageError, UsageError
@@ -410,14 +410,14 @@ def unloaded() -> Iterator[None]:
 def test_without_what_the_compiler_makes_it_says_what_to_install(
     installed: Installed, tmp_path: Path
 ) -> None:
-    installed.library("codec.libraries")
+    installed.library("codec.planes")
     with pytest.raises(UsageError, match=r"Install a C compiler.*--codec portable"):
         planes.require()
 
 
 @pytest.mark.usefixtures("unloaded")
 def test_without_pillows_library_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(libraries, "find_spec", lambda _: None)
+    monkeypatch.setattr(planes, "find_spec", lambda _: None)
     with pytest.raises(UsageError, match=r"pip install .* pillow.*--codec portable"):
         planes.require()
 

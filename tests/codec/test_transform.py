@@ -15,8 +15,8 @@ from PIL import Image
 from imagenet_prep.codec.policy import Policy
 from imagenet_prep.codec.transform import prove_stored, transform
 from imagenet_prep.core.errors import BadImageError
+from imagenet_prep.dataset.jpeg import NEUTRAL
 from imagenet_prep.dataset.member import PreparedImage
-from imagenet_prep.dataset.orientation import NEUTRAL
 from imagenet_prep.testing.miniature import TRAIN_ARCHIVE, VALIDATION_ARCHIVE, SourceImage
 from tests.kit.codec import mutations
 from tests.kit.miniature import Miniature

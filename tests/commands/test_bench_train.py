@@ -10,19 +10,19 @@ from typing import Any
 import pytest
 
 from imagenet_prep import bench_train, train
-from imagenet_prep.bench_train import Config, Measured, Run
-from imagenet_prep.core import canonical
+from imagenet_prep.bench_train import BenchTrainConfig, RankRuns, TimedRun
+from imagenet_prep.core import strict_json
 from imagenet_prep.core.errors import UsageError
-from imagenet_prep.reporting import training
+from imagenet_prep.reporting import plots
 from tests.kit import command
 from tests.kit.training import horovod, shades
 
 __all__ = ["horovod", "shades"]
 
 MEASURED = [
-    Measured(1, Run(110.0, 20.0), Run(100.0, 20.0)),
-    Measured(2, Run(200.0, 20.0), Run(180.0, 20.0)),
-    Measured(16, Run(880.0, 30.0), Run(800.0, 36.0)),
+    RankRuns(1, TimedRun(110.0, 20.0), TimedRun(100.0, 20.0)),
+    RankRuns(2, TimedRun(200.0, 20.0), TimedRun(180.0, 20.0)),
+    RankRuns(16, TimedRun(880.0, 30.0), TimedRun(800.0, 36.0)),
 ]
 
 
@@ -40,11 +40,11 @@ def test_figures_are_what_a_rank_keeps_of_its_speed_and_what_an_hour_of_hosts_co
 
 
 def test_without_data_and_price_there_is_no_share_of_input_and_no_cost() -> None:
-    (row,) = bench_train.figures([Measured(4, Run(10.0, 1.0), None)], [4], None)
+    (row,) = bench_train.figures([RankRuns(4, TimedRun(10.0, 1.0), None)], [4], None)
 
     assert row.images_per_s == row.images_per_s_without_input == 10
     assert (row.input_share, row.dollars) == (None, None)
-    assert training.cells([row])[0][5] == training.cells([row])[0][9] == "-"
+    assert plots.cells([row])[0][5] == plots.cells([row])[0][9] == "-"
 
 
 def test_the_first_rows_of_a_run_do_not_count() -> None:
@@ -120,7 +120,7 @@ def test_a_flag_of_a_complete_run_does_not_refuse_the_short_one(given: str) -> N
 @pytest.mark.parametrize("ranks", ["", "0,1", "2,1", "1,1", "1,x", "-1"])
 def test_numbers_of_ranks_have_to_grow(ranks: str) -> None:
     with pytest.raises(ValueError, match=r"-np .*: expected"):
-        Config(tuple(ranks.split(",")))
+        BenchTrainConfig(tuple(ranks.split(",")))
 
 
 def test_runs_by_parameter_servers_are_launched_with_them(
@@ -156,9 +156,9 @@ def test_a_sweep_keeps_its_figures_and_prints_them(
 
     def run(
         _config: Any, _asked: Any, ranks: int, examples: int | None, leader: str, _: Path
-    ) -> Run:
+    ) -> TimedRun:
         asked.append((ranks, examples is None, leader))
-        return Run(100.0 * ranks / (1 if examples is None else 2), 5.0)
+        return TimedRun(100.0 * ranks / (1 if examples is None else 2), 5.0)
 
     monkeypatch.setattr(bench_train, "_run", run)
     out = tmp_path / "bench"
@@ -176,7 +176,7 @@ def test_a_sweep_keeps_its_figures_and_prints_them(
     assert bench_train.run([*flags, "--", "train", "--data-dir", str(shades)]) == 0
 
     assert asked == [(ranks, noise, "leader") for ranks in (1, 4) for noise in (True, False)]
-    rows = training.load(out / bench_train.FIGURES)
+    rows = plots.load(out / bench_train.FIGURES)
     assert [row.hosts for row in rows] == [1, 2]
     assert [row.input_share for row in rows] == [0.5, 0.5]
     assert (out / bench_train.PICTURE).read_bytes().startswith(b"\x89PNG")
@@ -185,7 +185,7 @@ def test_a_sweep_keeps_its_figures_and_prints_them(
     assert printed[0].split()[:2] == ["ranks", "hosts"]
 
     assert bench_train.run([*flags, "--", "train", "--data-dir", str(shades)]) == 0
-    assert len(training.load(out / bench_train.FIGURES)) == 2
+    assert len(plots.load(out / bench_train.FIGURES)) == 2
     assert mine.read_bytes() == b"\x89PNG of another run"
 
 
@@ -197,16 +197,16 @@ def test_a_file_that_is_no_figures_is_refused_by_name(tmp_path: Path, content: s
     path.write_text(content)
 
     with pytest.raises(UsageError, match="figures.json: not a bench-train.json written by"):
-        training.load(path)
+        plots.load(path)
 
 
 def test_a_speed_without_end_is_refused(tmp_path: Path) -> None:
     rows = bench_train.figures(MEASURED, [16], None)
     path = tmp_path / "figures.json"
-    path.write_text(canonical.dumps({"rows": rows}).decode().replace("800.0", "1e999"))
+    path.write_text(strict_json.dumps({"rows": rows}).decode().replace("800.0", "1e999"))
 
     with pytest.raises(UsageError, match="does not fit into 64 bits"):
-        training.load(path)
+        plots.load(path)
 
 
 @pytest.mark.tf
@@ -228,5 +228,5 @@ def test_one_and_two_ranks_are_measured(shades: Path, tmp_path: Path) -> None:
 
     assert result.code == 0, result
     assert [row["ranks"] for row in result.json] == [1, 2]
-    assert [vars(row) for row in training.load(out / bench_train.FIGURES)] == result.json
+    assert [vars(row) for row in plots.load(out / bench_train.FIGURES)] == result.json
     assert sorted(path.name for path in out.iterdir()) == ["bench-train.json", "bench-train.png"]

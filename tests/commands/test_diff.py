@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from imagenet_prep.dataset import manifest, naming
+from imagenet_prep.dataset import manifest, schema
 from imagenet_prep.dataset.example import ImageExample
 from tests.kit import command
 from tests.kit.columns import make_column
@@ -110,7 +110,7 @@ def test_what_differs_is_counted_named_and_listed(one: Path, other: Path, tmp_pa
     assert [row["key"] for row in rows] == sorted(said)
     (three,) = (row for row in rows if row["key"] == key(3))
     shard = other / three["shard_b"]
-    assert naming.parse_shard_name(shard.name)
+    assert schema.parse_shard_name(shard.name)
     result = command.run("show", shard, "--image", three["record_b"], "--out", tmp_path / "3.jpg")
     stored = (tmp_path / "3.jpg").read_bytes()
     assert hashlib.sha256(stored).hexdigest() == three["sha256_b"] != three["sha256_a"]
@@ -126,7 +126,7 @@ def test_no_shard_is_opened(one: Path, other: Path) -> None:
         command.run("diff", one, other)
 
     assert "samples/train-00000-of-00003.csv" in seen
-    assert [name for name in seen | seen_in_other if naming.parse_shard_name(name)] == []
+    assert [name for name in seen | seen_in_other if schema.parse_shard_name(name)] == []
 
 
 def test_people_read_counts_and_first_keys(one: Path, other: Path) -> None:
@@ -144,17 +144,17 @@ def test_labels_are_compared_by_the_ids_of_classes(one: Path, tmp_path: Path) ->
     other = tmp_path / "other"
     shutil.copytree(one, other)
     labels = "".join(f"{wnid(index)} thing\n" for index in range(CLASSES + 1)).encode()
-    (other / naming.LABELS).write_bytes(labels)
-    there = manifest.loads((other / naming.MANIFEST).read_bytes(), "")
+    (other / schema.LABELS).write_bytes(labels)
+    there = manifest.loads((other / schema.MANIFEST).read_bytes(), "")
     ids = "".join(f"{wnid(index)}\n" for index in range(CLASSES + 1)).encode()
     classes = replace(there.classes, count=CLASSES + 1, digest=hashlib.sha256(ids).hexdigest())
-    file = manifest.File(naming.LABELS, len(labels), hashlib.sha256(labels).hexdigest())
+    file = manifest.DatasetFile(schema.LABELS, len(labels), hashlib.sha256(labels).hexdigest())
     splits = {
         name: replace(split, examples_per_class=[*split.examples_per_class, 0])
         for name, split in there.splits.items()
     }
     made = replace(there, classes=classes, files=[file], splits=splits)
-    (other / naming.MANIFEST).write_bytes(made.dumps())
+    (other / schema.MANIFEST).write_bytes(made.dumps())
     result = command.run("diff", one, other, "--json", "--exit-code")
 
     assert result.code == 1
@@ -171,10 +171,10 @@ def test_labels_are_compared_by_the_ids_of_classes(one: Path, tmp_path: Path) ->
 
 def edit(root: Path, change: Callable[[bytes], bytes], number: int = 0) -> None:
     """Changes a table of train, and what the manifest says of it."""
-    there = manifest.loads((root / naming.MANIFEST).read_bytes(), "")
+    there = manifest.loads((root / schema.MANIFEST).read_bytes(), "")
     train = there.splits["train"]
     shard = train.shards[number]
-    path = root / naming.samples_name(shard.name)
+    path = root / schema.samples_name(shard.name)
     data = change(path.read_bytes())
     path.write_bytes(data)
     digest = hashlib.sha256(data).hexdigest()
@@ -182,7 +182,7 @@ def edit(root: Path, change: Callable[[bytes], bytes], number: int = 0) -> None:
     shards[number] = replace(shard, samples_bytes=len(data), samples_sha256=digest)
     train = replace(train, shards=shards, samples_root=digest)
     splits = {**there.splits, "train": train}
-    (root / naming.MANIFEST).write_bytes(replace(there, splits=splits).dumps())
+    (root / schema.MANIFEST).write_bytes(replace(there, splits=splits).dumps())
 
 
 def test_a_split_that_one_set_lacks_is_missing_image_by_image(one: Path, tmp_path: Path) -> None:
@@ -294,12 +294,12 @@ def copied(root: Path, source: Path, number: int, line: int, times: int = 1) -> 
     """Copies a set; one table of train then has a line of its own, or of another table, again."""
     shutil.copytree(source, root)
     other = (root / "samples/train-00001-of-00003.csv").read_bytes().splitlines(keepends=True)
-    there = manifest.loads((root / naming.MANIFEST).read_bytes(), "")
+    there = manifest.loads((root / schema.MANIFEST).read_bytes(), "")
     train = there.splits["train"]
-    own = (root / naming.samples_name(train.shards[number].name)).read_bytes()
+    own = (root / schema.samples_name(train.shards[number].name)).read_bytes()
     row = own.splitlines(keepends=True)[line] if line else other[1]
     edit(root, lambda data: data + row * times, number)
-    there = manifest.loads((root / naming.MANIFEST).read_bytes(), "")
+    there = manifest.loads((root / schema.MANIFEST).read_bytes(), "")
     train = there.splits["train"]
     shards = [*train.shards]
     shards[number] = replace(shards[number], examples=shards[number].examples + times)
@@ -309,16 +309,16 @@ def copied(root: Path, source: Path, number: int, line: int, times: int = 1) -> 
         train, shards=shards, examples=train.examples + times, examples_per_class=counts
     )
     splits = {**there.splits, "train": train}
-    (root / naming.MANIFEST).write_bytes(replace(there, splits=splits).dumps())
+    (root / schema.MANIFEST).write_bytes(replace(there, splits=splits).dumps())
     return root
 
 
 def claim_root_of(root: Path, other: Path) -> None:
     """Lets the manifest of a set name the root of another one's train."""
-    there, honest = (manifest.loads((r / naming.MANIFEST).read_bytes(), "") for r in (root, other))
+    there, honest = (manifest.loads((r / schema.MANIFEST).read_bytes(), "") for r in (root, other))
     train = replace(there.splits["train"], samples_root=honest.splits["train"].samples_root)
     splits = {**there.splits, "train": train}
-    (root / naming.MANIFEST).write_bytes(replace(there, splits=splits).dumps())
+    (root / schema.MANIFEST).write_bytes(replace(there, splits=splits).dumps())
 
 
 @pytest.mark.parametrize("line", [1, 0], ids=["own", "of a table that both have"])

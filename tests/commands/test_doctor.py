@@ -21,13 +21,13 @@ from tests.kit.system import System
 REPOSITORY = Path(__file__).parents[2]
 
 
-def found(config: doctor.Config) -> dict[str, doctor.Check]:
+def found(config: doctor.DoctorConfig) -> dict[str, doctor.Check]:
     return {check.name: check for check in doctor.checks(config)}
 
 
 @pytest.fixture
-def config(tmp_path: Path) -> doctor.Config:
-    return doctor.Config(dir=str(tmp_path))
+def config(tmp_path: Path) -> doctor.DoctorConfig:
+    return doctor.DoctorConfig(dir=str(tmp_path))
 
 
 def test_a_machine_that_works_has_no_wrong_line_and_exit_code_0(tmp_path: Path) -> None:
@@ -42,9 +42,9 @@ def test_a_machine_that_works_has_no_wrong_line_and_exit_code_0(tmp_path: Path) 
 
 
 def test_a_missing_extra_is_not_wrong_and_has_its_command(
-    config: doctor.Config, monkeypatch: pytest.MonkeyPatch
+    config: doctor.DoctorConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("imagenet_prep.core.installed.version", lambda *_: None)
+    monkeypatch.setattr("imagenet_prep.core.imports.version", lambda *_: None)
     checks = found(config)
 
     assert checks["extra parquet"] == doctor.Check(
@@ -73,8 +73,10 @@ def test_the_extras_are_those_of_the_project() -> None:
         )
 
 
-def test_a_codec_that_is_not_compiled_is_wrong(config: doctor.Config, installed: Installed) -> None:
-    installed.library("codec.libraries")
+def test_a_codec_that_is_not_compiled_is_wrong(
+    config: doctor.DoctorConfig, installed: Installed
+) -> None:
+    installed.library("codec.planes")
     check = found(config)["codec"]
 
     assert check.state == "wrong"
@@ -83,7 +85,7 @@ def test_a_codec_that_is_not_compiled_is_wrong(config: doctor.Config, installed:
 
 
 def test_a_kernel_that_cannot_confine_decoders_is_named(
-    config: doctor.Config, monkeypatch: pytest.MonkeyPatch
+    config: doctor.DoctorConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cage, "missing_means", lambda: ["landlock", "seccomp"])
     check = found(config)["decoders of other images"]
@@ -92,7 +94,7 @@ def test_a_kernel_that_cannot_confine_decoders_is_named(
     assert "landlock and seccomp" in check.found
 
 
-def test_a_disk_without_hard_links_is_named(config: doctor.Config, system: System) -> None:
+def test_a_disk_without_hard_links_is_named(config: doctor.DoctorConfig, system: System) -> None:
     system.fails("link", errno.EPERM)
     check = found(config)["hard links"]
 
@@ -100,9 +102,9 @@ def test_a_disk_without_hard_links_is_named(config: doctor.Config, system: Syste
 
 
 def test_a_disk_without_fsync_a_missing_folder_and_low_limits_are_wrong(
-    config: doctor.Config, tmp_path: Path, system: System, monkeypatch: pytest.MonkeyPatch
+    config: doctor.DoctorConfig, tmp_path: Path, system: System, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    absent = found(doctor.Config(dir=str(tmp_path / "absent")))["disk"]
+    absent = found(doctor.DoctorConfig(dir=str(tmp_path / "absent")))["disk"]
     assert (absent.state, absent.found) == (
         "wrong",
         f"{tmp_path / 'absent'}: No such file or directory",
@@ -121,16 +123,16 @@ def test_a_disk_without_fsync_a_missing_folder_and_low_limits_are_wrong(
 
 
 def test_gpus_that_cuda_does_not_show_and_frameworks_without_cuda_are_wrong(
-    config: doctor.Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    config: doctor.DoctorConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "gpus" / "0000:00").mkdir(parents=True)
     monkeypatch.setattr(doctor, "_DRIVER", tmp_path)
-    monkeypatch.setattr("imagenet_prep.core.installed.gpus", lambda: 0)
+    monkeypatch.setattr("imagenet_prep.core.imports.gpus", lambda: 0)
     assert found(config)["GPU"].state == "wrong"
 
-    monkeypatch.setattr("imagenet_prep.core.installed.gpus", lambda: 2)
+    monkeypatch.setattr("imagenet_prep.core.imports.gpus", lambda: 2)
     monkeypatch.setattr(
-        "imagenet_prep.core.installed.version",
+        "imagenet_prep.core.imports.version",
         lambda *names: "torch 2.15.0+cpu" if names == ("torch",) else None,
     )
     (tmp_path / "version").write_text("NVRM version: NVIDIA UNIX Open  595.71.05  Release\nGCC\n")
@@ -149,12 +151,16 @@ def test_gpus_that_cuda_does_not_show_and_frameworks_without_cuda_are_wrong(
     ],
 )
 def test_a_horovod_that_sums_on_the_cpu_beside_gpus_is_wrong(
-    config: doctor.Config, monkeypatch: pytest.MonkeyPatch, version: str, gpus: int, state: str
+    config: doctor.DoctorConfig,
+    monkeypatch: pytest.MonkeyPatch,
+    version: str,
+    gpus: int,
+    state: str,
 ) -> None:
     versions = {("horovod",): version, ("tensorflow-cpu", "tensorflow"): "tensorflow 2.21.0"}
-    monkeypatch.setattr("imagenet_prep.core.installed.gpus", lambda: gpus)
-    monkeypatch.setattr("imagenet_prep.core.installed.version", lambda *names: versions.get(names))
-    monkeypatch.setattr("imagenet_prep.core.installed.problem_of_horovod", lambda _: None)
+    monkeypatch.setattr("imagenet_prep.core.imports.gpus", lambda: gpus)
+    monkeypatch.setattr("imagenet_prep.core.imports.version", lambda *names: versions.get(names))
+    monkeypatch.setattr("imagenet_prep.core.imports.problem_of_horovod", lambda _: None)
     check = found(config)["Horovod for TensorFlow"]
 
     assert check.state == state

@@ -17,7 +17,7 @@ import pytest
 from imagenet_prep import install_horovod
 from imagenet_prep.core.errors import ImagenetPrepError, UsageError, install_line
 from imagenet_prep.core.world import World
-from imagenet_prep.install_horovod import Config
+from imagenet_prep.install_horovod import InstallHorovodConfig
 from imagenet_prep.launching import horovod_source
 from tests.kit import layouts
 from tests.kit.batches import digests
@@ -196,7 +196,7 @@ def installed(
     system.keeps_temporary_files(tmp_path / "scratch")
     (tmp_path / "scratch").mkdir()
 
-    def build(_config: Config, scratch: Path, _log: Path) -> Path:
+    def build(_config: InstallHorovodConfig, scratch: Path, _log: Path) -> Path:
         wheel = scratch / "horovod-1.whl"
         wheel.write_bytes(b"built")
         return wheel
@@ -208,7 +208,7 @@ def installed(
     )
 
     def install(cache: Path) -> Installed:
-        install_horovod.install(Config(cache=str(cache)))
+        install_horovod.install(InstallHorovodConfig(cache=str(cache)))
         assert list((tmp_path / "scratch").iterdir()) == []
         return Installed(wheels[-1], *capsys.readouterr())
 
@@ -325,7 +325,7 @@ def test_a_wheel_is_kept_by_what_its_code_depends_on(packages: dict[str, str]) -
 
     found = {
         framework + more: install_horovod.wheel_key(
-            Config(framework=framework, **({more: True} if more else {}))
+            InstallHorovodConfig(framework=framework, **({more: True} if more else {}))
         )
         for framework, more in (
             ("tensorflow", ""),
@@ -371,21 +371,21 @@ def test_a_host_with_gpus_gets_nccl_or_says_what_is_missing(
 ) -> None:
     packages |= {"tensorflow": "2.21.0", "torch": "2.15.0", "mxnet": "1.9.1"}
     asked = {
-        framework: Config(framework=framework).sums_on_gpus
+        framework: InstallHorovodConfig(framework=framework).sums_on_gpus
         for framework in ("tensorflow", "pytorch", "mxnet")
     }
     assert asked == {"tensorflow": True, "pytorch": True, "mxnet": False}
-    assert not Config(no_nccl=True).sums_on_gpus
+    assert not InstallHorovodConfig(no_nccl=True).sums_on_gpus
 
     remedy = "copy gradients from the GPUs and sum them on the CPU, which is slower"
     with pytest.raises(
         UsageError,
         match=rf"which has 2 GPUs: nvidia-nccl-cu13 or .*{GPU}; or add --no-nccl, .* {remedy}",
     ):
-        install_horovod.wheel_key(Config())
+        install_horovod.wheel_key(InstallHorovodConfig())
     packages["nvidia-nccl-cu13"] = "2.30.7"
-    assert "-nvidia-nccl-cu13-2.30.7-" in install_horovod.wheel_key(Config())
-    assert "nccl" not in install_horovod.wheel_key(Config(no_nccl=True))
+    assert "-nvidia-nccl-cu13-2.30.7-" in install_horovod.wheel_key(InstallHorovodConfig())
+    assert "nccl" not in install_horovod.wheel_key(InstallHorovodConfig(no_nccl=True))
 
     monkeypatch.setenv("CUDA_HOME", str(tmp_path))
     with pytest.raises(UsageError, match=rf"{tmp_path}/bin/nvcc is missing.* add --no-nccl"):
@@ -396,26 +396,26 @@ def test_what_is_missing_is_named(packages: dict[str, str]) -> None:
     with pytest.raises(
         UsageError, match=f"Horovod needs TensorFlow, which is not installed for .*{TF}"
     ):
-        install_horovod.wheel_key(Config())
+        install_horovod.wheel_key(InstallHorovodConfig())
     with pytest.raises(UsageError, match=r"needs MXNet, .* \(docs/mxnet\.md\)"):
-        install_horovod.wheel_key(Config(framework="mxnet"))
+        install_horovod.wheel_key(InstallHorovodConfig(framework="mxnet"))
     with pytest.raises(UsageError, match=r"needs PyTorch, .* pip install 'imagenet-prep\[torch\]'"):
-        install_horovod.wheel_key(Config(framework="pytorch"))
+        install_horovod.wheel_key(InstallHorovodConfig(framework="pytorch"))
     packages["tensorflow"] = "2.21.0"
     with pytest.raises(UsageError, match=f"nvidia-nccl-cu12 is not installed: {GPU}"):
-        install_horovod.wheel_key(Config(nccl=True))
+        install_horovod.wheel_key(InstallHorovodConfig(nccl=True))
     with pytest.raises(
         ValueError, match="--nccl can only be used with --framework tensorflow or pytorch"
     ):
-        Config(framework="mxnet", nccl=True)
+        InstallHorovodConfig(framework="mxnet", nccl=True)
     with pytest.raises(ValueError, match="--no-nccl and --nccl cannot be combined"):
-        Config(nccl=True, no_nccl=True)
+        InstallHorovodConfig(nccl=True, no_nccl=True)
 
 
 def test_a_build_is_for_one_framework_and_with_nccl_only_where_nvcc_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = install_horovod.build_variables(Config(framework="mxnet"), tmp_path)
+    asked = install_horovod.build_variables(InstallHorovodConfig(framework="mxnet"), tmp_path)
     assert {name for name in asked if name.startswith("HOROVOD_")} == {
         "HOROVOD_WITH_MXNET",
         "HOROVOD_WITHOUT_TENSORFLOW",
@@ -448,7 +448,7 @@ def test_the_proof_is_a_program(
     asked: list[list[str]] = []
     monkeypatch.setattr(install_horovod, "_run", lambda argv, *_: asked.append(argv))
 
-    install_horovod.prove(Config(framework=framework), tmp_path / "log")
+    install_horovod.prove(InstallHorovodConfig(framework=framework), tmp_path / "log")
 
     ((*_, program),) = asked
     compile(program, "proof", "exec")

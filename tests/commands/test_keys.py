@@ -12,7 +12,7 @@ import pytest
 
 from imagenet_prep import adopt, amend, diff, duplicates, export, resize, show, verify
 from imagenet_prep.core.errors import DataDamagedError, SourceError
-from imagenet_prep.dataset import example, keys, manifest, naming, tfrecord
+from imagenet_prep.dataset import example, keys, manifest, record_files, schema
 from imagenet_prep.pipelines import prepare
 from tests.kit import command, layouts
 from tests.kit.samples import add_tables
@@ -47,32 +47,32 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def renamed(sound: Path, root: Path, name: str, *, tables: bool = True) -> Path:
     """Returns a copy in which every file fits together, and the first record has this name."""
     shutil.copytree(sound, root)
-    path = root / naming.MANIFEST
+    path = root / schema.MANIFEST
     made = manifest.loads(path.read_bytes(), str(path))
     (shard,) = made.splits["train"].shards
     records = b""
     lines = ""
     start = 0
     with open(root / shard.name, "rb") as file:
-        for record in tfrecord.read_records(file, shard.name):
+        for record in record_files.read_records(file, shard.name):
             image = example.decode(record.payload)
             image = image if record.number else image._replace(filename=name)
-            records += b"".join(tfrecord.frame_parts((example.encode(image), b"", b"")))
-            lines += tfrecord.index_line(start, len(records) - start)
+            records += b"".join(record_files.frame_parts((example.encode(image), b"", b"")))
+            lines += record_files.index_line(start, len(records) - start)
             start = len(records)
     index = lines.encode()
     (root / shard.name).write_bytes(records)
-    (root / naming.index_name(shard.name)).write_bytes(index)
+    (root / schema.index_name(shard.name)).write_bytes(index)
     sums = sha256(records).hexdigest(), sha256(index).hexdigest()
     shard = dataclasses.replace(
         shard, num_bytes=start, sha256=sums[0], index_bytes=len(index), index_sha256=sums[1]
     )
     if not tables:
-        shutil.rmtree(root / naming.SAMPLES)
-        shard = dataclasses.replace(shard, samples_bytes=None, samples_sha256=None)
+        shutil.rmtree(root / schema.SAMPLES)
+        shard = dataclasses.replace(shard, samples_bytes=0, samples_sha256="")
     split = dataclasses.replace(made.splits["train"], shards=[shard], num_bytes=start)
     if not tables:
-        split = dataclasses.replace(split, samples_root=None)
+        split = dataclasses.replace(split, samples_root="")
     path.write_bytes(dataclasses.replace(made, splits={"train": split}).dumps())
     if tables:
         add_tables(root)
@@ -146,7 +146,7 @@ def test_sets_of_others_and_sets_without_tables_are_refused_too(
     for to in FORMATS:
         with pytest.raises(DataDamagedError, match=SAID):
             export.run([str(root), "--to", to, "--out", str(tmp_path / to)])
-    (root / naming.MANIFEST).unlink()
+    (root / schema.MANIFEST).unlink()
     with pytest.raises(DataDamagedError):
         adopt.run([str(root), "--allow-subset"])
     assert SAID in "".join(capsys.readouterr())

@@ -16,10 +16,9 @@ import pytest
 from imagenet_prep import amend, resize
 from imagenet_prep.core.errors import UsageError
 from imagenet_prep.pipelines import prepare
-from imagenet_prep.read.choice import Choice
-from imagenet_prep.read.config import Wanted
-from imagenet_prep.read.names import Names
+from imagenet_prep.read.config import WantedExamples
 from imagenet_prep.read.records import Records
+from imagenet_prep.read.selection import Choice, Names
 from imagenet_prep.storage.dataset_store import open_dataset
 from tests.kit import command, layouts
 from tests.kit.tfrecords import plain
@@ -144,7 +143,7 @@ def read_with(root: Path, splits: Sequence[str], **lists: Path) -> Images:
     """Returns the images that `export` and readers choose."""
     opened = open_dataset(str(root))
     records = [Records(opened, split) for split in splits]
-    chosen = Choice(Wanted(**lists), opened.classes).numbers(records)
+    chosen = Choice(WantedExamples(**lists), opened.classes).numbers(records)
     found = set()
     for of_split, numbers in zip(records, chosen, strict=True):
         every = [key for _, key, _ in Names(of_split)]

@@ -26,7 +26,7 @@ from imagenet_prep import (
     verify,
 )
 from imagenet_prep.core.errors import DataDamagedError
-from imagenet_prep.dataset import naming, predictions
+from imagenet_prep.dataset import predictions, schema
 from imagenet_prep.pipelines import prepare
 from imagenet_prep.read import make_dataset
 from tests.kit import layouts
@@ -81,7 +81,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     flags = ("--splits", "train", "--train-shards", "1", "--json")
     assert prepare.run(["--source", str(source), "--out", str(root), *flags]) == 0
     shutil.copytree(root, root.with_name("set-sound"))
-    (root / naming.MANIFEST).unlink()
+    (root / schema.MANIFEST).unlink()
     root.with_name("set.keys").write_text("cats/a.jpg\n")
     said = f"{','.join(predictions.HEADER)}\ncats/a.jpg,0,0,1,,,,,,,,\n"
     root.with_name("set.csv").write_text(said)
@@ -90,7 +90,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_is_there_is_named(data: Path, tmp_path: Path, kind: str) -> None:
-    path = data / naming.MANIFEST
+    path = data / schema.MANIFEST
     for verb, run in RUNS.items():
         KINDS[kind](path)
         try:

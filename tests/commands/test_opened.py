@@ -14,9 +14,9 @@ import pytest
 
 from imagenet_prep import report
 from imagenet_prep.core.errors import DataDamagedError, UsageError
-from imagenet_prep.dataset import manifest, naming
-from imagenet_prep.dataset.manifest import File, Manifest
-from imagenet_prep.dataset.placement import Placement
+from imagenet_prep.dataset import manifest, schema
+from imagenet_prep.dataset.column import Placement
+from imagenet_prep.dataset.manifest import DatasetFile, Manifest
 from imagenet_prep.read import make_dataset
 from tests.kit import command
 from tests.kit.dataset import all_files, everything
@@ -118,36 +118,36 @@ def exported(out: Path) -> dict[str, bytes]:
 
 def change(root: Path, **fields: Any) -> None:
     """Changes fields of a manifest, and nothing else."""
-    path = root / naming.MANIFEST
+    path = root / schema.MANIFEST
     there = manifest.loads(path.read_bytes(), "")
     path.write_bytes(dataclasses.replace(there, **fields).dumps())
 
 
 def loaded(root: Path) -> Manifest:
-    return manifest.loads((root / naming.MANIFEST).read_bytes(), "")
+    return manifest.loads((root / schema.MANIFEST).read_bytes(), "")
 
 
 def with_file(root: Path, name: str, data: bytes) -> None:
     """Puts a small file there, and names it in the manifest with its sha256."""
     (root / name).write_bytes(data)
     others = [file for file in loaded(root).files if file.name != name]
-    change(root, files=[*others, File(name, len(data), hashlib.sha256(data).hexdigest())])
+    change(root, files=[*others, DatasetFile(name, len(data), hashlib.sha256(data).hexdigest())])
 
 
 def rotate_labels(root: Path) -> None:
-    lines = (root / naming.LABELS).read_bytes().splitlines(keepends=True)
-    with_file(root, naming.LABELS, b"".join(lines[1:] + lines[:1]))
+    lines = (root / schema.LABELS).read_bytes().splitlines(keepends=True)
+    with_file(root, schema.LABELS, b"".join(lines[1:] + lines[:1]))
 
 
 def swap_labels(root: Path) -> None:
-    lines = (root / naming.LABELS).read_bytes().splitlines(keepends=True)
-    (root / naming.LABELS).write_bytes(b"".join([lines[1], lines[0], *lines[2:]]))
+    lines = (root / schema.LABELS).read_bytes().splitlines(keepends=True)
+    (root / schema.LABELS).write_bytes(b"".join([lines[1], lines[0], *lines[2:]]))
 
 
 def rotate_tfds(root: Path) -> None:
-    names = [line.split()[0] for line in (root / naming.LABELS).read_text().splitlines()]
+    names = [line.split()[0] for line in (root / schema.LABELS).read_text().splitlines()]
     text = "".join(f"{name}\n" for name in ["background", *names[1:], names[0]])
-    with_file(root, naming.TFDS_LABELS, text.encode())
+    with_file(root, schema.TFDS_LABELS, text.encode())
 
 
 def call_official(root: Path) -> None:
@@ -191,7 +191,7 @@ def test_what_is_not_true_is_refused_by_every_verb(
             continue
         assert result.code == 3, (name, result)
         assert said in result.err + result.out, (name, result)
-        assert not (tmp_path / "out" / naming.MANIFEST).exists()
+        assert not (tmp_path / "out" / schema.MANIFEST).exists()
         shutil.rmtree(tmp_path / "out", ignore_errors=True)
     for level in ("manifest", "crc"):
         result = command.run("verify", root, "--level", level)
@@ -207,7 +207,7 @@ def test_a_part_of_a_partitioned_set_is_refused_in_one_sentence(
 ) -> None:
     root = tmp_path / "set"
     shutil.copytree(sound, root)
-    (root / naming.PLACEMENT).write_bytes(Placement(0, 2).dumps(loaded(root).digest))
+    (root / schema.PLACEMENT).write_bytes(Placement(0, 2).dumps(loaded(root).digest))
     whole = {*READING, *WRITING} - {"show", "show keys", "verify", "report", "bench-read"}
     for name in sorted(whole):
         result = command.run(*asked((READING | WRITING)[name], str(root), tmp_path))
@@ -223,7 +223,7 @@ def test_opening_reads_no_table_and_no_shard(sound: Path) -> None:
     with serve(files) as server:
         assert command.run("show", server.url).code == 0
         read = {request.path.strip("/") for request in server.requests}
-    assert read == {naming.MANIFEST, naming.LABELS}
+    assert read == {schema.MANIFEST, schema.LABELS}
 
 
 def test_a_web_server_without_a_dataset_says_so() -> None:

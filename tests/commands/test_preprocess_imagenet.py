@@ -14,7 +14,7 @@ from imagenet_prep.core.errors import UsageError
 from imagenet_prep.pipelines import prepare
 from imagenet_prep.reporting import sample
 from imagenet_prep.reporting.facts import gather
-from imagenet_prep.sources import label_lists
+from imagenet_prep.sources import ilsvrc
 from imagenet_prep.storage.dataset_store import open_dataset
 from imagenet_prep.storage.folder import LocalStore
 from tests.kit import command, layouts
@@ -47,13 +47,13 @@ def test_without_a_folder_of_archives_they_are_downloaded(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> None:
-    brought: list[download.Config] = []
+    brought: list[download.DownloadConfig] = []
     monkeypatch.setattr(download, "download", brought.append)
     line = f"--local_scratch_dir={tmp_path} --imagenet_username=ann --imagenet_access_key={KEY}"
 
     assert typed(line) == 0
     archives = str(tmp_path / ".work" / "archives")
-    assert brought == [download.Config(into=archives)]
+    assert brought == [download.DownloadConfig(into=archives)]
     assert brought[0].address == "https://image-net.org/data/ILSVRC/2012"
     assert asked == [["--source", archives, "--out", str(tmp_path), "--keep-original"]]
     out, err = capsys.readouterr()
@@ -114,7 +114,7 @@ def test_the_folder_that_the_tutorials_script_left_becomes_a_set(
     mini: Miniature, tmp_path: Path
 ) -> None:
     raw = layouts.make_folder(mini, tmp_path / "raw_data", truth="synsets", val="validation")
-    (raw / label_lists.SYNSET_LABELS).rename(raw / "synset_labels.txt")
+    (raw / ilsvrc.SYNSET_LABELS).rename(raw / "synset_labels.txt")
     words = (f"--raw_data_dir={raw}", f"--local_scratch_dir={tmp_path}/out", "--allow-subset")
     result = command.run(*words, program=("-m", "imagenet_prep.preprocess_imagenet"))
 

@@ -21,7 +21,7 @@ from PIL import Image
 
 from imagenet_prep import verify
 from imagenet_prep.core.errors import StoreError
-from imagenet_prep.dataset import example, manifest, tfrecord
+from imagenet_prep.dataset import example, manifest, record_files
 from tests.kit import command
 from tests.kit.dataset import SETTINGS, Reference, contents, everything, records, shard_names
 from tests.kit.faults import cut, disk, flip_bit, remount
@@ -48,7 +48,7 @@ def rewritten(out: Path, shard: str, images: list[example.ImageExample]) -> None
     lines = []
     offset = 0
     for frame in frames:
-        lines.append(tfrecord.index_line(offset, len(frame)))
+        lines.append(record_files.index_line(offset, len(frame)))
         offset += len(frame)
     data = b"".join(frames)
     index = "".join(lines).encode()

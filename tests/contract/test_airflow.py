@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from imagenet_prep import download, duplicates, report, resize, verify
-from imagenet_prep.core.address import Place
+from imagenet_prep.core.address import AddressKind
 from imagenet_prep.core.flags import Settings
 from imagenet_prep.distribute import config as replicate
 from imagenet_prep.pipelines import launch
@@ -23,14 +23,14 @@ from imagenet_prep.trainer import config as train
 from tests.kit.command import REPOSITORY
 
 CONFIGS: dict[str, type[Settings]] = {
-    "download": download.Config,
-    "prepare": prepare.Config,
-    "verify": verify.Config,
-    "duplicates": duplicates.Config,
-    "resize": resize.Config,
-    "replicate": replicate.Config,
-    "report": report.Config,
-    "launch": launch.Config,
+    "download": download.DownloadConfig,
+    "prepare": prepare.PrepareConfig,
+    "verify": verify.VerifyConfig,
+    "duplicates": duplicates.DuplicatesConfig,
+    "resize": resize.ResizeConfig,
+    "replicate": replicate.ReplicateConfig,
+    "report": report.ReportConfig,
+    "launch": launch.LaunchConfig,
     "train": train.TrainConfig,
 }
 # Flags that no run may give. Those of prepare and train name folders, for which the DAG has
@@ -65,7 +65,7 @@ PLAIN = {
     "columns",
     "allow_unsigned",
 }
-READ = (Place.FILE, Place.ANYWHERE)
+READ = (AddressKind.FILE, AddressKind.ANYWHERE)
 
 
 class FailError(Exception):

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from imagenet_prep.__main__ import VERBS, module_of
+from imagenet_prep.__main__ import VERBS
+from imagenet_prep.completion import config_of
 from imagenet_prep.core.flags import Flag
 
 # By verb: each flag with a number, its default if it has one, and its interval.
@@ -119,7 +119,7 @@ def interval(flag: Flag) -> str:
 
 def flags_of(verb: str) -> Iterator[tuple[str, Any, Flag]]:
     """Yields the name, the default and the description of each flag."""
-    for field in dataclasses.fields(importlib.import_module(module_of(verb)).Config):
+    for field in dataclasses.fields(config_of(verb)):
         if (flag := field.metadata.get("flag")) is not None:
             yield f"--{field.name.replace('_', '-')}", field.default, flag
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import os
 import re
 import subprocess
@@ -12,7 +11,8 @@ import time
 
 import pytest
 
-from imagenet_prep.__main__ import VERBS, main, module_of
+from imagenet_prep.__main__ import VERBS, main
+from imagenet_prep.completion import config_of
 from imagenet_prep.core import errors, flags, program
 from imagenet_prep.core.version import version
 from tests.kit import command
@@ -91,7 +91,7 @@ def test_help_is_light_and_fits_a_screen(verb: str, monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("verb", sorted(VERBS))
 def test_every_group_names_flags_and_every_flag_has_one_place(verb: str) -> None:
-    config = importlib.import_module(module_of(verb)).Config
+    config = config_of(verb)
     names = [each.name for each in dataclasses.fields(config) if "flag" in each.metadata]
     tables = [vars(each).get("groups", {}) for each in config.__mro__]
     grouped = [name for table in tables for words in table.values() for name in words.split()]
@@ -125,7 +125,7 @@ def test_unknown_flag_is_a_usage_error(verb: str) -> None:
 
 @pytest.mark.parametrize("verb", sorted(VERBS))
 def test_a_mistyped_flag_is_one_line_with_the_right_one(verb: str) -> None:
-    config = importlib.import_module(module_of(verb)).Config
+    config = config_of(verb)
     specs = {each.name: each.metadata.get("flag") for each in dataclasses.fields(config)}
     names = [name for name, spec in specs.items() if spec is not None and not spec.positional]
     if not names:

@@ -23,7 +23,7 @@ WORK = "a folder below .work that this run has emptied; a .work of a different u
 MEMORY = "memory or an inherited descriptor, no file"
 ALLOWED = {
     "imagenet_prep/codec/caged.py": {"main": MEMORY},
-    "imagenet_prep/core/own_file.py": {
+    "imagenet_prep/core/small_files.py": {
         "_create": EXCLUSIVE,
         "replaced": "renames the file that `_create` made, in the opened folder",
     },
@@ -34,7 +34,7 @@ ALLOWED = {
     },
     "imagenet_prep/engine/stage.py": {"fail": NO_LINK, "log": NO_LINK},
     "imagenet_prep/engine/workers.py": {"__init__": f"{MEMORY}; and the log that Stage.log made"},
-    "imagenet_prep/exporting/files.py": {
+    "imagenet_prep/exporting/examples.py": {
         "_write": "thousands of images in the folder of an export; O_NOFOLLOW",
         "show": "LocalStore.rename",
     },
@@ -45,7 +45,7 @@ ALLOWED = {
         "install": PRIVATE,
         "nccl_variables": PRIVATE,
     },
-    "imagenet_prep/launching/detached.py": {"start": NO_LINK},
+    "imagenet_prep/launching/crew.py": {"start_detached": NO_LINK},
     "imagenet_prep/launching/horovod_source.py": {
         "_append": PRIVATE,
         "_mend_keras": PRIVATE,
@@ -53,18 +53,17 @@ ALLOWED = {
         "mend": PRIVATE,
     },
     "imagenet_prep/launching/ranks.py": {"__init__": NO_LINK},
-    "imagenet_prep/matching/pictures.py": {"__init__": PRIVATE},
     "imagenet_prep/preparation/adoption.py": {"_rename": "LocalStore.rename"},
-    "imagenet_prep/preparation/archives.py": {"_fetch": NO_LINK},
-    "imagenet_prep/preparation/pictures.py": {"rows_of": PRIVATE},
+    "imagenet_prep/sources/archive_download.py": {"_fetch": NO_LINK},
+    "imagenet_prep/matching/pictures.py": {"__init__": PRIVATE, "rows_of": PRIVATE},
     "imagenet_prep/preparation/planning.py": {"write": WORK},
     "imagenet_prep/preparation/tasks.py": {"_unpack": "/dev/null"},
-    "imagenet_prep/read/cache.py": {"_make_room": NO_LINK},
-    "imagenet_prep/read/held.py": {
+    "imagenet_prep/read/cache.py": {
         "__init__": "opens an existing shard in the reader's cache only to lock it",
+        "_make_room": NO_LINK,
         "only_one": NO_LINK,
     },
-    "imagenet_prep/shards/runs.py": {"write": WORK},
+    "imagenet_prep/shards/difference.py": {"write": WORK},
     "imagenet_prep/storage/columns.py": {"_identity": EXCLUSIVE},
     "imagenet_prep/storage/fetch.py": {
         "fetch": "a partial file that `archives` has opened",
@@ -79,7 +78,7 @@ ALLOWED = {
         "adopt_files": "the file system's rename, in a folder that was opened without links",
     },
     "imagenet_prep/storage/ledger.py": {"add": NO_LINK},
-    "imagenet_prep/storage/new_file.py": {
+    "imagenet_prep/storage/local_file.py": {
         "__init__": f"shards; {EXCLUSIVE}",
         "new_file": EXCLUSIVE,
     },
@@ -89,8 +88,7 @@ ALLOWED = {
         "write_validation": "the generator of the demo and the tests, in a folder of its caller",
     },
     "imagenet_prep/trainer/checkpoint.py": {"_set_aside": "LocalStore.rename"},
-    "imagenet_prep/trainer/log.py": {"start": NO_LINK},
-    "imagenet_prep/trainer/scalars.py": {"__init__": NO_LINK},
+    "imagenet_prep/trainer/log.py": {"start": NO_LINK, "__init__": NO_LINK},
     "imagenet_prep/trainer/tensorflow_learner.py": {"export": PRIVATE},
     "pipelines/sagemaker_container.py": {
         "data_set": "makes links in SageMaker's container, which has no other user",

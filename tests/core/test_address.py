@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from imagenet_prep.core import address
-from imagenet_prep.core.address import Place, check_base
+from imagenet_prep.core.address import AddressKind, check_base
 from tests.kit.system import System
 
 SECRET = "open-sesame"
@@ -73,14 +73,14 @@ def test_an_access_point_is_not_called_a_password(text: str) -> None:
 def test_a_home_folder_that_does_not_exist_is_named(system: System) -> None:
     for text in ("~nobody17", "~nobody17/x"):
         with pytest.raises(ValueError, match=r"--out ~nobody17.*no such home folder"):
-            Place.FOLDER.check("--out", text)
-    Place.FILE.check("--out", "~/x")
-    Place.FILE.check("--out", "x/~/y")
+            AddressKind.FOLDER.check("--out", text)
+    AddressKind.FILE.check("--out", "~/x")
+    AddressKind.FILE.check("--out", "x/~/y")
     system.has_no_home()
-    for place in (Place.FILE, Place.FOLDER, Place.ANYWHERE, Place.RUN):
+    for place in (AddressKind.FILE, AddressKind.FOLDER, AddressKind.ANYWHERE, AddressKind.RUN):
         with pytest.raises(ValueError, match=r"--out ~/x: there is no such home folder"):
             place.check("--out", "~/x")
-    Place.ANYWHERE.check("--out", "s3://bucket/~x")
+    AddressKind.ANYWHERE.check("--out", "s3://bucket/~x")
 
 
 def test_public_addresses_hold_no_secret() -> None:

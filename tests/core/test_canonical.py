@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from imagenet_prep.core import canonical
+from imagenet_prep.core import strict_json
 from tests.kit.bounds import little_memory
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
@@ -25,7 +25,7 @@ values = st.recursive(
 
 @given(values)
 def test_loading_inverts_dumping(value: object) -> None:
-    assert json.loads(canonical.dumps(value)) == value
+    assert json.loads(strict_json.dumps(value)) == value
 
 
 @given(st.dictionaries(texts, values, max_size=6), st.randoms(use_true_random=False))
@@ -33,30 +33,32 @@ def test_the_order_of_keys_does_not_matter(value: dict[str, object], random: obj
     items = list(value.items())
     random.shuffle(items)
 
-    assert canonical.dumps(dict(items)) == canonical.dumps(value)
-    assert canonical.digest(dict(items)) == canonical.digest(value)
+    assert strict_json.dumps(dict(items)) == strict_json.dumps(value)
+    assert strict_json.digest(dict(items)) == strict_json.digest(value)
 
 
 def test_bytes_are_compact_sorted_utf8() -> None:
-    assert canonical.dumps({"b": [1, 2.5, None], "a": "é"}) == '{"a":"é","b":[1,2.5,null]}'.encode()
+    assert (
+        strict_json.dumps({"b": [1, 2.5, None], "a": "é"}) == '{"a":"é","b":[1,2.5,null]}'.encode()
+    )
 
 
 def test_a_path_that_is_no_utf8_survives() -> None:
     path = os.fsdecode(b"/latin-\xe9/\xff")
-    data = canonical.dumps({"path": path})
+    data = strict_json.dumps({"path": path})
     assert data == rb'{"path":"/latin-\udce9/\udcff"}'
-    assert canonical.loads(data) == {"path": path}
-    assert canonical.digest(path) != canonical.digest("/latin-\\udce9/\\udcff")
+    assert strict_json.loads(data) == {"path": path}
+    assert strict_json.digest(path) != strict_json.digest("/latin-\\udce9/\\udcff")
 
 
 def test_digest_is_the_sha256_of_the_bytes() -> None:
-    assert canonical.digest([1]) == hashlib.sha256(b"[1]").hexdigest()
+    assert strict_json.digest([1]) == hashlib.sha256(b"[1]").hexdigest()
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")], ids=str)
 def test_what_json_cannot_say_is_refused(value: float) -> None:
     with pytest.raises(ValueError):
-        canonical.dumps(value)
+        strict_json.dumps(value)
 
 
 @pytest.mark.parametrize(
@@ -76,7 +78,7 @@ def test_what_json_cannot_say_is_refused(value: float) -> None:
 )
 def test_json_that_cannot_be_read_is_a_value_error(data: bytes) -> None:
     with pytest.raises(ValueError, match="."):
-        canonical.loads(data)
+        strict_json.loads(data)
 
 
 @pytest.mark.parametrize(
@@ -93,7 +95,7 @@ def test_a_text_whose_value_would_take_many_times_its_bytes_is_refused(data: byt
         little_memory(len(data) * 2 + (8 << 20)),
         pytest.raises(ValueError, match=r"more than 4,000,000 values"),
     ):
-        canonical.loads(data)
+        strict_json.loads(data)
 
 
 @pytest.mark.parametrize(("opening", "closing"), [("[", "]"), ('{"a":', "}"), ('[0,{"a":', "}]")])
@@ -101,15 +103,15 @@ def test_every_python_refuses_the_same_depth(opening: str, closing: str) -> None
     """Python 3.14 would parse 20,000 levels, others fewer than 1,000."""
     levels = 100 // len(closing)
     deep = opening * levels + "0" + closing * levels
-    assert canonical.loads(deep) == json.loads(deep)
+    assert strict_json.loads(deep) == json.loads(deep)
     with pytest.raises(ValueError, match="nested too deeply"):
-        canonical.loads(f"[{deep}]")
+        strict_json.loads(f"[{deep}]")
     with pytest.raises(ValueError, match="nested too deeply"):
-        canonical.loads(deep.replace("0", deep))
-    assert len(canonical.loads("[" + "[],{}," * 200 + "0]")) == 401
+        strict_json.loads(deep.replace("0", deep))
+    assert len(strict_json.loads("[" + "[],{}," * 200 + "0]")) == 401
 
 
 def test_a_text_as_large_as_a_manifest_may_be_is_read() -> None:
-    rows = canonical.dumps([{"name": "a", "n": [1, 2, 3]}] * 200_000)
+    rows = strict_json.dumps([{"name": "a", "n": [1, 2, 3]}] * 200_000)
 
-    assert len(canonical.loads(rows)) == 200_000
+    assert len(strict_json.loads(rows)) == 200_000

@@ -29,7 +29,7 @@ class Settings(Shared):
     """One field of each kind."""
 
     folder: str = flags.flag(help="where", positional=True)
-    source: str = flags.flag(help="what", metavar="DIR", place=flags.Place.FOLDER)
+    source: str = flags.flag(help="what", metavar="DIR", place=flags.AddressKind.FOLDER)
     short_side: int = flags.flag(480, least=1, help="at 100 % or less", metavar="PX")
     num_shards: int | None = flags.flag(None, least=1, most=99, help="how many")
     keep_original: bool = flags.flag(False, help="keep")
@@ -316,14 +316,24 @@ def test_words_after_dashes_are_kept_as_they_are() -> None:
 @pytest.mark.parametrize(
     ("place", "right", "wrong"),
     [
-        (flags.Place.FOLDER, ["/data", "a:b"], ["s3://b/p", "https://h/p"]),
-        (flags.Place.BUCKET, ["s3://b", "s3://b/p"], ["/data", "gs://b/p", "s3://", "s3://b?x"]),
-        (flags.Place.FOLDER_OR_BUCKET, ["/data", "s3://b/p"], ["https://h/p", "gs://b/p"]),
-        (flags.Place.OUTPUT, ["/data", __file__, "s3://b/p"], ["https://h/p", "gs://b/p"]),
-        (flags.Place.ANYWHERE, ["/data", "s3://b/p", "https://h/p"], ["gs://b/p", "https://h/p?x"]),
+        (flags.AddressKind.FOLDER, ["/data", "a:b"], ["s3://b/p", "https://h/p"]),
+        (
+            flags.AddressKind.BUCKET,
+            ["s3://b", "s3://b/p"],
+            ["/data", "gs://b/p", "s3://", "s3://b?x"],
+        ),
+        (flags.AddressKind.FOLDER_OR_BUCKET, ["/data", "s3://b/p"], ["https://h/p", "gs://b/p"]),
+        (flags.AddressKind.OUTPUT, ["/data", __file__, "s3://b/p"], ["https://h/p", "gs://b/p"]),
+        (
+            flags.AddressKind.ANYWHERE,
+            ["/data", "s3://b/p", "https://h/p"],
+            ["gs://b/p", "https://h/p?x"],
+        ),
     ],
 )
-def test_a_place_takes_what_it_says(place: flags.Place, right: list[str], wrong: list[str]) -> None:
+def test_a_place_takes_what_it_says(
+    place: flags.AddressKind, right: list[str], wrong: list[str]
+) -> None:
     for text in right:
         place.check("--out", text)
     for text in wrong:

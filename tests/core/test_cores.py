@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from imagenet_prep.core.cores import num_cores
+from imagenet_prep.core.limits import num_cores
 from tests.kit.system import System
 
 
@@ -76,6 +76,6 @@ def test_every_count_of_cores_uses_the_quota() -> None:
     users = [path for path in package.rglob("*.py") if "sched_getaffinity" in path.read_text()]
     counts = [path for path in package.rglob("*.py") if "cpu_count(" in path.read_text()]
 
-    assert [path.name for path in users] == ["cores.py"]
+    assert [path.name for path in users] == ["limits.py"]
     assert counts == []
     assert num_cores() <= len(os.sched_getaffinity(0))

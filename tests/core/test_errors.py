@@ -112,7 +112,7 @@ def test_a_trainer_and_a_reader_name_the_python_that_has_no_tensorflow(
     installed.packages(lambda _: False)
     wanted: Any = SimpleNamespace(backend="tfdata", device="cpu")
     with pytest.raises(errors.UsageError, match="TensorFlow is not installed: use Python 3"):
-        train.train(train.Config(synthetic=True))
+        train.train(train.TrainConfig(synthetic=True))
     with pytest.raises(
         errors.UsageError, match="'tfdata': TensorFlow is not installed: use Python 3"
     ):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from imagenet_prep.core import installed as here
+from imagenet_prep.core import imports as here
 from imagenet_prep.core.errors import UsageError
 from tests.kit.installed import Installed
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from imagenet_prep.core import counter, monitoring, terminal
+from imagenet_prep.core import limits, monitoring, terminal
 from imagenet_prep.core.errors import EXIT_UNREAD, BusyError, IncompleteError, UsageError
 from tests.kit.command import PATIENCE_S, REPOSITORY
 
@@ -155,8 +155,8 @@ def test_metrics_name_stages_and_other_users_may_read_them(
     monitoring.count("write", images=3, num_bytes=50)
     monitoring.count("write", images=4)
     monitoring.quarantined(2)
-    before = counter.retries()
-    counter.add(5, retries=1)
+    before = limits.retries()
+    limits.add(5, retries=1)
 
     assert monitoring.end(3) == 3
     labels = 'run="a run",verb="prepare"'
@@ -219,12 +219,12 @@ def test_a_file_that_appears_during_the_run_is_not_replaced_by_metrics(
 
 
 def test_the_counter_keeps_retries_when_images_are_counted_again() -> None:
-    before = counter.retries()
-    counter.begin()
-    assert counter.add(7, retries=2) == 7
-    counter.begin()
+    before = limits.retries()
+    limits.begin()
+    assert limits.add(7, retries=2) == 7
+    limits.begin()
 
-    assert (counter.add(0), counter.retries()) == (0, before + 2)
+    assert (limits.add(0), limits.retries()) == (0, before + 2)
 
 
 def test_an_error_keeps_its_remedy() -> None:

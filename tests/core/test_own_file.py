@@ -11,22 +11,22 @@ from typing import Any
 
 import pytest
 
-from imagenet_prep.core import own_file
+from imagenet_prep.core import small_files
 from imagenet_prep.core.errors import UsageError
-from imagenet_prep.core.own_file import Kind
+from imagenet_prep.core.small_files import FileKind
 from tests.kit.system import System
 
-PAGE = Kind("a page", b"<html>")
-LIST = Kind("a list", b"key,class")
+PAGE = FileKind("a page", b"<html>")
+LIST = FileKind("a list", b"key,class")
 
 
 @pytest.mark.parametrize("content", [b"", b"key,class\nx", b"key,class"])
 def test_a_file_of_the_same_command_and_an_empty_file_may_be_replaced(
     tmp_path: Path, content: bytes
 ) -> None:
-    own_file.demand_own(tmp_path / "out", LIST)
+    small_files.demand_own(tmp_path / "out", LIST)
     (tmp_path / "out").write_bytes(content)
-    own_file.demand_own(tmp_path / "out", LIST)
+    small_files.demand_own(tmp_path / "out", LIST)
 
 
 @pytest.mark.parametrize("content", [b"# mine\n", b"key", b"Key,class\n", b" key,class"])
@@ -35,11 +35,11 @@ def test_another_file_is_not_replaced_also_behind_a_link(tmp_path: Path, content
     (tmp_path / "link").symlink_to("mine")
     for name in ("mine", "link"):
         with pytest.raises(UsageError, match=f"{name}: is not a list, so it is not replaced"):
-            own_file.demand_own(tmp_path / name, LIST)
-        with pytest.raises(UsageError), own_file.replaced(tmp_path / name, LIST) as file:
+            small_files.demand_own(tmp_path / name, LIST)
+        with pytest.raises(UsageError), small_files.replaced(tmp_path / name, LIST) as file:
             file.write(LIST.beginning)
     assert (tmp_path / "mine").read_bytes() == content
-    own_file.demand_own(tmp_path / "mine", Kind("a list", content[1:], at=1))
+    small_files.demand_own(tmp_path / "mine", FileKind("a list", content[1:], at=1))
 
 
 def test_a_file_that_cannot_be_read_is_not_replaced(tmp_path: Path, system: System) -> None:
@@ -47,8 +47,8 @@ def test_a_file_that_cannot_be_read_is_not_replaced(tmp_path: Path, system: Syst
     system.fails("open", errno.EACCES)
 
     with pytest.raises(UsageError, match="mine: cannot be read: Permission denied"):
-        own_file.demand_own(tmp_path / "mine", LIST)
-    own_file.demand_own(tmp_path / "mine", None)
+        small_files.demand_own(tmp_path / "mine", LIST)
+    small_files.demand_own(tmp_path / "mine", None)
 
 
 def plant(folder: Path, victim: Path) -> None:
@@ -80,7 +80,7 @@ def test_no_file_of_the_user_changes_whatever_is_planted_before_each_system_call
     for call in ("open", "fstat", "fsync", "stat", "scandir", "unlink", "replace"):
         system.instead(call, attacked)
     try:
-        with own_file.replaced(out, PAGE) as file:
+        with small_files.replaced(out, PAGE) as file:
             file.write(b"<html>new")
     except (OSError, UsageError) as error:
         assert str(out) in str(error) or "partial" in str(error)
@@ -95,7 +95,7 @@ def test_a_temporary_file_that_another_user_has_replaced_gets_no_final_name(tmp_
     victim.write_bytes(b"<html>of the user")
     with (
         pytest.raises(OSError, match="different process") as failed,
-        own_file.replaced(out, PAGE) as file,
+        small_files.replaced(out, PAGE) as file,
     ):
         file.write(b"<html>new")
         (partial,) = tmp_path.glob(".page.html.*.partial")
@@ -111,11 +111,11 @@ def test_a_link_with_the_very_name_of_the_temporary_file_is_not_followed(
 ) -> None:
     victim = tmp_path / "victim"
     victim.write_bytes(b"precious")
-    monkeypatch.setattr(own_file.uuid, "uuid4", lambda: uuid.UUID(int=7))
+    monkeypatch.setattr(small_files.uuid, "uuid4", lambda: uuid.UUID(int=7))
     planted = tmp_path / f".page.html.{uuid.UUID(int=7).hex}.partial"
     for target in (victim, tmp_path / "absent"):
         planted.symlink_to(target)
-        with pytest.raises(FileExistsError), own_file.replaced(tmp_path / "page.html", PAGE):
+        with pytest.raises(FileExistsError), small_files.replaced(tmp_path / "page.html", PAGE):
             pass
         planted.unlink()
 
@@ -138,7 +138,7 @@ def test_links_with_the_names_of_temporary_files_stay_and_their_targets_are_not_
         real(descriptor, how)
 
     system.instead("flock", flock)
-    with own_file.replaced(tmp_path / "page.html", PAGE) as file:
+    with small_files.replaced(tmp_path / "page.html", PAGE) as file:
         file.write(b"<html>new")
 
     assert str(victim) not in locked
@@ -154,7 +154,7 @@ def test_the_file_and_its_folder_are_synced(tmp_path: Path, system: System) -> N
         real(descriptor)
 
     system.instead("fsync", fsync)
-    with own_file.replaced(tmp_path / "page.html", PAGE) as file:
+    with small_files.replaced(tmp_path / "page.html", PAGE) as file:
         file.write(b"<html>new")
 
     assert [Path(path).suffix for path in synced] == [".partial", ""]
@@ -168,10 +168,10 @@ def test_a_file_system_that_syncs_no_folders_is_no_failure_and_a_failing_disk_is
     system.fails("fsync", code, after=1)
     page = tmp_path / "page.html"
     if code == errno.EIO:
-        with pytest.raises(OSError, match="Input/output"), own_file.replaced(page, PAGE):
+        with pytest.raises(OSError, match="Input/output"), small_files.replaced(page, PAGE):
             pass
     else:
-        with own_file.replaced(page, PAGE):
+        with small_files.replaced(page, PAGE):
             pass
     assert list(tmp_path.iterdir()) == [page]
 
@@ -184,7 +184,7 @@ def test_a_complete_file_replaces_an_older_one_or_a_link_when_it_is_left(tmp_pat
     (tmp_path / "link").symlink_to(mine)
 
     for name in ("page.html", "link"):
-        with own_file.replaced(tmp_path / name, PAGE) as file:
+        with small_files.replaced(tmp_path / name, PAGE) as file:
             file.write(b"<html>new")
             file.flush()
             assert page.read_bytes() in (b"<html>older", b"<html>new")
@@ -200,11 +200,11 @@ def test_what_fails_or_is_interrupted_leaves_the_older_file_alone(
 ) -> None:
     page = tmp_path / "page.html"
     page.write_bytes(b"<html>older")
-    with pytest.raises(KeyboardInterrupt), own_file.replaced(page, PAGE) as file:
+    with pytest.raises(KeyboardInterrupt), small_files.replaced(page, PAGE) as file:
         file.write(b"<html>new")
         raise KeyboardInterrupt
     system.fails("fsync", errno.ENOSPC)
-    with pytest.raises(OSError), own_file.replaced(page, PAGE) as file:
+    with pytest.raises(OSError), small_files.replaced(page, PAGE) as file:
         file.write(b"<html>new")
 
     assert page.read_bytes() == b"<html>older"
@@ -217,10 +217,10 @@ def test_files_of_killed_runs_are_removed_and_those_in_work_are_not(tmp_path: Pa
     left.write_bytes(b"of a killed run")
     pipe = tmp_path / ".page.html.1.partial"
     os.mkfifo(pipe)
-    with own_file.replaced(page, PAGE) as first:
+    with small_files.replaced(page, PAGE) as first:
         first.write(b"<html>first")
         assert not left.exists()
-        with own_file.replaced(page, PAGE) as second:
+        with small_files.replaced(page, PAGE) as second:
             second.write(b"<html>second")
         assert page.read_bytes() == b"<html>second"
 
@@ -232,12 +232,12 @@ def test_a_file_that_waits_for_its_name_is_not_removed(tmp_path: Path, system: S
     page = tmp_path / "page.html"
 
     def meanwhile() -> None:
-        with own_file.replaced(page, PAGE) as other:
+        with small_files.replaced(page, PAGE) as other:
             other.write(b"<html>other")
         assert page.read_bytes() == b"<html>other"
 
     system.before("replace", meanwhile)
-    with own_file.replaced(page, PAGE) as file:
+    with small_files.replaced(page, PAGE) as file:
         file.write(b"<html>new")
 
     assert [path.read_bytes() for path in tmp_path.iterdir()] == [b"<html>new"]
@@ -253,7 +253,7 @@ def test_a_file_that_another_run_has_just_removed_is_made_again(
         lost[0].unlink()
 
     system.before("flock", another_run_removes_it)
-    with own_file.replaced(tmp_path / "page.html", PAGE) as file:
+    with small_files.replaced(tmp_path / "page.html", PAGE) as file:
         file.write(b"<html>new")
 
     assert len(lost) == 1
@@ -262,7 +262,7 @@ def test_a_file_that_another_run_has_just_removed_is_made_again(
 
 def test_a_disk_that_locks_nothing_takes_files_too(tmp_path: Path, system: System) -> None:
     system.fails("flock", errno.ENOLCK)
-    with own_file.replaced(tmp_path / "page.html", PAGE) as file:
+    with small_files.replaced(tmp_path / "page.html", PAGE) as file:
         file.write(b"<html>new")
 
     assert (tmp_path / "page.html").read_bytes() == b"<html>new"
@@ -274,5 +274,5 @@ def test_no_folder_and_no_pipe_is_replaced(tmp_path: Path, make: object) -> None
     make(tmp_path / "there")
 
     for name, kind in (("there", UsageError), ("no/file", FileNotFoundError)):
-        with pytest.raises(kind), own_file.replaced(tmp_path / name, PAGE):
+        with pytest.raises(kind), small_files.replaced(tmp_path / name, PAGE):
             pass

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from imagenet_prep.core import canonical, records
+from imagenet_prep.core import strict_json
 
 
 class Row(NamedTuple):
@@ -72,11 +72,11 @@ def test_what_is_written_is_read() -> None:
         {"h": [None]},
     )
 
-    assert records.loads(Whole, canonical.dumps(full)) == full
-    assert records.parse(Whole, CONTENT) == WHOLE
-    assert canonical.loads(canonical.dumps(WHOLE)) == CONTENT
+    assert strict_json.parse_record(Whole, strict_json.dumps(full)) == full
+    assert strict_json.parse(Whole, CONTENT) == WHOLE
+    assert strict_json.loads(strict_json.dumps(WHOLE)) == CONTENT
     # Keys are sorted as the texts that they become.
-    assert b'{"10":1,"9":1}' in canonical.dumps(full)
+    assert b'{"10":1,"9":1}' in strict_json.dumps(full)
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,7 @@ def test_what_is_written_is_read() -> None:
 )
 def test_what_does_not_fit_is_named_with_its_place(changes: Any, message: str) -> None:
     with pytest.raises(ValueError) as raised:
-        records.parse(Whole, CONTENT | changes, "file")
+        strict_json.parse(Whole, CONTENT | changes, "file")
 
     assert str(raised.value).startswith("file: ")
     assert message in str(raised.value)
@@ -125,7 +125,7 @@ def test_what_does_not_fit_is_named_with_its_place(changes: Any, message: str) -
 @pytest.mark.parametrize("content", [None, 5, "a", [], {}, {"x": 1}], ids=ascii)
 def test_what_is_no_such_record_is_refused(content: object) -> None:
     with pytest.raises(ValueError):
-        records.parse(Whole, content)
+        strict_json.parse(Whole, content)
 
 
 @pytest.mark.parametrize(
@@ -142,16 +142,16 @@ def test_what_is_no_such_record_is_refused(content: object) -> None:
 )
 def test_nothing_long_or_unprintable_is_repeated(changes: Any) -> None:
     with pytest.raises(ValueError) as raised:
-        records.parse(Whole, CONTENT | changes)
+        strict_json.parse(Whole, CONTENT | changes)
 
     assert len(str(raised.value)) < 300
     assert str(raised.value).isprintable()
 
 
 def test_other_fields_are_left_out_where_that_is_asked_for() -> None:
-    assert records.parse(Whole, CONTENT | {"more": 1}, others=True) == WHOLE
+    assert strict_json.parse(Whole, CONTENT | {"more": 1}, others=True) == WHOLE
     with pytest.raises(ValueError, match="missing fields"):
-        records.parse(Whole, {"more": 1}, others=True)
+        strict_json.parse(Whole, {"more": 1}, others=True)
 
 
 def test_what_is_of_any_type_is_nested_within_bounds() -> None:
@@ -160,7 +160,7 @@ def test_what_is_of_any_type_is_nested_within_bounds() -> None:
         deep = [deep]
 
     with pytest.raises(ValueError, match="rest: .*at most 20 levels of nesting"):
-        records.parse(Whole, CONTENT | {"rest": deep})
+        strict_json.parse(Whole, CONTENT | {"rest": deep})
 
 
 values = st.recursive(
@@ -173,7 +173,7 @@ values = st.recursive(
 @given(st.dictionaries(st.sampled_from([*CONTENT, "one", "rest", "kinds"]), values))
 def test_any_json_is_a_record_or_a_value_error(changes: dict[str, Any]) -> None:
     try:
-        found = records.parse(Whole, CONTENT | changes)
+        found = strict_json.parse(Whole, CONTENT | changes)
     except ValueError:
         return
     assert isinstance(found, Whole)

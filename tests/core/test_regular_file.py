@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from imagenet_prep.core import regular_file
+from imagenet_prep.core import small_files
 from imagenet_prep.core.errors import DataDamagedError
 from tests.kit.system import System
 
@@ -17,25 +17,25 @@ from tests.kit.system import System
 def test_a_small_file_is_read_whole_also_through_a_link(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"content")
     (tmp_path / "link").symlink_to("file")
-    assert regular_file.read(tmp_path / "link", most=7) == b"content"
+    assert small_files.read(tmp_path / "link", most=7) == b"content"
 
 
 def test_a_byte_too_many_is_refused_with_both_numbers(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"content")
     with pytest.raises(DataDamagedError, match="has 7 bytes, expected at most 6"):
-        regular_file.read(tmp_path / "file", most=6)
+        small_files.read(tmp_path / "file", most=6)
 
 
 def test_a_sparse_file_is_refused_before_it_is_read(tmp_path: Path) -> None:
     (tmp_path / "sparse").touch()
     os.truncate(tmp_path / "sparse", 8 << 40)
     with pytest.raises(DataDamagedError, match=re.escape(f"has {8 << 40:,} bytes")):
-        regular_file.read(tmp_path / "sparse")
+        small_files.read(tmp_path / "sparse")
 
 
 def test_a_file_whose_size_the_system_does_not_tell_is_bounded_all_the_same() -> None:
     with pytest.raises(DataDamagedError, match="expected at most 2"):
-        regular_file.read(Path("/proc/self/stat"), most=2)
+        small_files.read(Path("/proc/self/stat"), most=2)
 
 
 def test_pipes_and_devices_are_refused_at_once(tmp_path: Path) -> None:
@@ -44,14 +44,14 @@ def test_pipes_and_devices_are_refused_at_once(tmp_path: Path) -> None:
         with pytest.raises(
             DataDamagedError, match=f"{path}: is a (named pipe|device|socket), not a file"
         ):
-            regular_file.read(path)
+            small_files.read(path)
 
 
 def test_what_is_absent_or_a_folder_is_the_systems_error(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
-        regular_file.read(tmp_path / "absent")
+        small_files.read(tmp_path / "absent")
     with pytest.raises(IsADirectoryError):
-        regular_file.read(tmp_path)
+        small_files.read(tmp_path)
 
 
 @pytest.mark.parametrize("code", [errno.EIO, errno.ESTALE, errno.EACCES, errno.ENOMEM])
@@ -62,4 +62,4 @@ def test_a_link_whose_target_cannot_be_read_is_not_called_broken(
     (tmp_path / "link").symlink_to("file")
     system.fails("stat", code)
 
-    regular_file.refuse_other_kinds(tmp_path / "link")
+    small_files.refuse_other_kinds(tmp_path / "link")

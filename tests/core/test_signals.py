@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 
-from imagenet_prep.core import signals
+from imagenet_prep.core import program
 
 
 def test_a_process_that_was_started_with_a_signal_ignored_goes_on_ignoring_it() -> None:
@@ -13,7 +13,7 @@ def test_a_process_that_was_started_with_a_signal_ignored_goes_on_ignoring_it() 
     try:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         signal.signal(signal.SIGHUP, signal.SIG_DFL)
-        with signals.handled(lambda number, _: came.append(number), signal.SIGUSR1):
+        with program.handled(lambda number, _: came.append(number), signal.SIGUSR1):
             for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
                 signal.raise_signal(number)
         assert signal.getsignal(signal.SIGTERM) == signal.SIG_IGN

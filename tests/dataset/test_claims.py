@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 
-from imagenet_prep.dataset import claims, naming, tfds
-from imagenet_prep.dataset.class_list import ClassList
-from imagenet_prep.dataset.editions import FALL11, IMAGENET_A
-from imagenet_prep.dataset.manifest import Classes, File, Manifest, Producer, Shard, Split
+from imagenet_prep.dataset import consistency, schema, tfds
+from imagenet_prep.dataset.class_list import FALL11, IMAGENET_A, ClassList
+from imagenet_prep.dataset.manifest import Classes, DatasetFile, Manifest, Producer, Shard, Split
 from imagenet_prep.sources.labels import official_classes
 
 OWN = ClassList(("cat", "dog"), ("a cat", "a dog"))
@@ -41,13 +40,13 @@ def made(classes: ClassList, counts: dict[str, list[int]], **more: Any) -> Manif
         files=[],
     )
     there = dataclasses.replace(there, **more)
-    files = claims.tfds_files(there, classes) | {naming.LABELS: classes.render()}
-    listed = [File(n, len(d), hashlib.sha256(d).hexdigest()) for n, d in files.items()]
+    files = consistency.tfds_files(there, classes) | {schema.LABELS: classes.render()}
+    listed = [DatasetFile(n, len(d), hashlib.sha256(d).hexdigest()) for n, d in files.items()]
     return dataclasses.replace(there, files=listed)
 
 
 def said(there: Manifest, classes: ClassList = OWN) -> str:
-    return "; ".join(claims.untrue(there, classes))
+    return "; ".join(consistency.untrue(there, classes))
 
 
 def spread(total: int, num_classes: int = 1000) -> list[int]:
@@ -78,12 +77,12 @@ def test_classes_in_another_order_or_number_are_named() -> None:
 def test_names_of_tensorflow_datasets_are_those_of_the_class_list() -> None:
     there = made(OWN, {"train": [1, 1]})
     for name, data in (
-        (naming.TFDS_LABELS, tfds.label_names(OWN.wnids[::-1], 1)),
-        (naming.TFDS_LABELS, tfds.label_names(OWN.wnids, 0)),
-        (naming.TFDS_FEATURES, tfds.features(2)),
+        (schema.TFDS_LABELS, tfds.label_names(OWN.wnids[::-1], 1)),
+        (schema.TFDS_LABELS, tfds.label_names(OWN.wnids, 0)),
+        (schema.TFDS_FEATURES, tfds.features(2)),
     ):
         files = [file for file in there.files if file.name != name]
-        files.append(File(name, len(data), hashlib.sha256(data).hexdigest()))
+        files.append(DatasetFile(name, len(data), hashlib.sha256(data).hexdigest()))
         assert f"{name}: differs from labels.txt" in said(dataclasses.replace(there, files=files))
 
 

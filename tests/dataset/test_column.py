@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from imagenet_prep.core import canonical
+from imagenet_prep.core import strict_json
 from imagenet_prep.core.errors import DataDamagedError
 from imagenet_prep.dataset import column
 from imagenet_prep.dataset.column import DTYPES, Column, ColumnFile
@@ -42,7 +42,7 @@ def test_what_is_written_is_read_again() -> None:
     assert column.loads(there.dumps(), "x", "latents") == there
     assert column.loads(there.begun().dumps(), "x", "latents") == there.begun()
     rows = replace(there.splits["train"][0], missing=(0, 2))
-    assert column.loads_receipt(canonical.dumps(rows), "x") == rows
+    assert column.loads_receipt(strict_json.dumps(rows), "x") == rows
 
 
 def test_rows_belong_to_a_shard_by_its_table() -> None:
@@ -114,7 +114,7 @@ def refuses(change: dict[str, Any]) -> None:
     """Tries column.json with a change whose digest is right, and a change whose digest is not."""
     content = json.loads(made().dumps()) | change
     del content["digest"]
-    for digest in (canonical.digest(content), "f" * 64):
+    for digest in (strict_json.digest(content), "f" * 64):
         data = json.dumps({**content, "digest": digest}, indent=1, sort_keys=True) + "\n"
         with pytest.raises(DataDamagedError, match=r"x: damaged \("):
             column.loads(data.encode(), "x", "latents")

@@ -6,9 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from imagenet_prep.dataset import editions
-from imagenet_prep.dataset.class_list import ClassList
-from imagenet_prep.dataset.editions import FACE_BLURRED, FALL11, WINTER21, WINTER21_P, Edition
+from imagenet_prep.dataset import class_list
+from imagenet_prep.dataset.class_list import (
+    FACE_BLURRED,
+    FALL11,
+    WINTER21,
+    WINTER21_P,
+    ClassList,
+    Edition,
+)
 from imagenet_prep.sources import folder, labels
 from tests.kit.layouts import write
 
@@ -23,10 +29,10 @@ def spread(total: int, number: int) -> list[int]:
     return [total // number + (i < total % number) for i in range(number)]
 
 
-@pytest.mark.parametrize("edition", [FALL11, WINTER21, WINTER21_P, *editions.OF_TIMM])
+@pytest.mark.parametrize("edition", [FALL11, WINTER21, WINTER21_P, *class_list.OF_TIMM])
 def test_an_edition_is_recognised_by_its_counts(edition: Edition) -> None:
     classes = classes_of(edition.num_classes)
-    assert editions.recognised(classes, edition.examples) == edition.name
+    assert class_list.recognised(classes, edition.examples) == edition.name
     for split, total in edition.examples.items():
         counts = spread(total, edition.num_classes)
         assert edition.problems(split, classes, counts) == []
@@ -34,22 +40,22 @@ def test_an_edition_is_recognised_by_its_counts(edition: Edition) -> None:
         assert edition.problems(split, classes, counts) == [
             f"{split} has {total - 1:,} images, expected {total:,}"
         ]
-        assert editions.recognised(classes, {**edition.examples, split: total - 1}) == ""
-    assert editions.recognised(classes_of(edition.num_classes - 1), edition.examples) == ""
+        assert class_list.recognised(classes, {**edition.examples, split: total - 1}) == ""
+    assert class_list.recognised(classes_of(edition.num_classes - 1), edition.examples) == ""
 
 
 def test_the_blurred_edition_is_not_the_first_and_they_do_not_mix() -> None:
     blurred = {"train": 1_281_066, "validation": 49_997}
-    assert editions.recognised(OFFICIAL, blurred) == FACE_BLURRED.name
+    assert class_list.recognised(OFFICIAL, blurred) == FACE_BLURRED.name
     # Three lost files of validation are no other edition.
     for split, total in blurred.items():
-        assert editions.recognised(OFFICIAL, {split: total}) == ""
+        assert class_list.recognised(OFFICIAL, {split: total}) == ""
         name = {"train": "train_blurred", "validation": "val_blurred"}[split]
-        assert editions.recognised(OFFICIAL, {split: total}, [name]) == FACE_BLURRED.name
-    assert editions.recognised(OFFICIAL, {**blurred, "validation": 50_000}) == ""
-    assert editions.recognised(OFFICIAL, {"train": 1_281_167, "validation": 50_000}) == ""
-    assert editions.recognised(classes_of(1000), blurred) == ""
-    assert editions.recognised(OFFICIAL, {}) == ""
+        assert class_list.recognised(OFFICIAL, {split: total}, [name]) == FACE_BLURRED.name
+    assert class_list.recognised(OFFICIAL, {**blurred, "validation": 50_000}) == ""
+    assert class_list.recognised(OFFICIAL, {"train": 1_281_167, "validation": 50_000}) == ""
+    assert class_list.recognised(classes_of(1000), blurred) == ""
+    assert class_list.recognised(OFFICIAL, {}) == ""
 
 
 def test_the_name_of_a_folder_says_which_counts_it_should_have(tmp_path: Path) -> None:
@@ -79,7 +85,7 @@ def test_the_name_of_a_folder_says_which_counts_it_should_have(tmp_path: Path) -
 
 def test_the_counts_of_timms_tars_are_those_of_their_pages() -> None:
     """huggingface.co/datasets/timm: imagenet-12k-wds, imagenet-22k-wds, imagenet-w21-webp-wds."""
-    assert [(e.num_classes, e.examples) for e in editions.OF_TIMM] == [
+    assert [(e.num_classes, e.examples) for e in class_list.OF_TIMM] == [
         (11_821, {"train": 12_129_687, "validation": 472_840}),
         (21_841, {"train": 13_673_551, "validation": 472_840}),
         (19_167, {"train": 13_151_276}),

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from imagenet_prep.core.errors import DataDamagedError
 from imagenet_prep.dataset import example, protobuf, schema
-from imagenet_prep.dataset.editions import FALL11
+from imagenet_prep.dataset.class_list import FALL11
 from imagenet_prep.dataset.example import Boxes, ImageExample
 
 relative = st.floats(0, 1, width=32)
@@ -396,7 +396,7 @@ def test_a_key_that_an_example_lacks_is_not_added_with_another_class() -> None:
     lacking = {
         key: features[key] for key in features if key not in (schema.TEXT, schema.BBOX_LABEL)
     }
-    entries = protobuf.entries(lacking)
+    entries = protobuf.feature_entries(lacking)
     payload = b"\x0a" + bytes([len(entries) & 127 | 128, len(entries) >> 7]) + entries
     found = protobuf.parse(example.relabelled(payload, 9, "n2", "two"))
     assert found == lacking | {schema.LABEL: (9,), schema.SYNSET: (b"n2",)}

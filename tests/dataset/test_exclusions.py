@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from imagenet_prep.core.errors import UsageError
-from imagenet_prep.dataset import exclusions
 from imagenet_prep.dataset.member import Incident
+from imagenet_prep.dataset.shared_flags import read_exclusions
 
 LINE = Incident("cat/1.jpg", "a", 0, 9, 0, "excluded", "listed", "", "train", "a" * 64)
 OTHER = Incident("cat/2.jpg", "a", 0, 9, 0, "repaired", "png", "", "train")
@@ -23,7 +23,7 @@ def listed(path: Path, *lines: Incident | bytes) -> Path:
 
 def test_only_excluded_images_are_listed_with_their_lines_and_bytes(tmp_path: Path) -> None:
     second = replace(LINE, key="cat/3.jpg", action="input_excluded", source_sha256="b" * 64)
-    found = exclusions.read(listed(tmp_path / "list", OTHER, LINE, OTHER, second))
+    found = read_exclusions(listed(tmp_path / "list", OTHER, LINE, OTHER, second))
 
     assert [*found.keys.values()] == [2, 4]
     assert {sha256: file.num_bytes for sha256, file in found.files.items()} == {
@@ -32,12 +32,12 @@ def test_only_excluded_images_are_listed_with_their_lines_and_bytes(tmp_path: Pa
     }
     assert not found.allows_unknown
     # The digest covers the bytes, since they decide which images are excluded.
-    same_keys = exclusions.read(listed(tmp_path / "list", LINE, replace(LINE, key="cat/3.jpg")))
+    same_keys = read_exclusions(listed(tmp_path / "list", LINE, replace(LINE, key="cat/3.jpg")))
     assert same_keys.sha256 != found.sha256
 
 
 def test_a_list_of_keys_has_no_bytes(tmp_path: Path) -> None:
-    found = exclusions.read(listed(tmp_path / "list", b"{cat/1.jpg\n"), allows_unknown=True)
+    found = read_exclusions(listed(tmp_path / "list", b"{cat/1.jpg\n"), allows_unknown=True)
 
     assert ([*found.keys], found.files, found.allows_unknown) == (["{cat/1.jpg"], {}, True)
 
@@ -46,10 +46,10 @@ def test_a_list_of_keys_has_no_bytes(tmp_path: Path) -> None:
 def test_a_line_of_a_different_file_is_named_by_its_number(tmp_path: Path, line: bytes) -> None:
     path = listed(tmp_path / "list", LINE, line)
     with pytest.raises(UsageError, match="line 2 is not a line of a quarantine.jsonl") as refused:
-        exclusions.read(path)
+        read_exclusions(path)
     assert "secret" not in str(refused.value)
 
 
 def test_a_list_without_an_excluded_image_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no keys"):
-        exclusions.read(listed(tmp_path / "list", OTHER))
+        read_exclusions(listed(tmp_path / "list", OTHER))

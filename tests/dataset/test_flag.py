@@ -3,31 +3,29 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
-from types import ModuleType
 from typing import Any
 
 import pytest
 
-from imagenet_prep import __main__
+from imagenet_prep import __main__, diff
+from imagenet_prep.completion import config_of
 from imagenet_prep.core.errors import UsageError
 from imagenet_prep.core.flags import parse
-from imagenet_prep.dataset.flag import without_manifest
+from imagenet_prep.dataset.shared_flags import without_manifest
 
 # What else a verb demands; "resize" has a name of the tutorial's as well.
-VERBS: dict[str, tuple[str, str, list[str]]] = {
-    "verify": ("imagenet_prep.verify", "dataset", []),
-    "show": ("imagenet_prep.show", "dataset", []),
-    "report": ("imagenet_prep.report", "dataset", []),
-    "export": ("imagenet_prep.export", "dataset", ["--out", "o"]),
-    "replicate": ("imagenet_prep.distribute.config", "dataset", ["--to", "o"]),
-    "adopt": ("imagenet_prep.adopt", "folder", []),
-    "resize": ("imagenet_prep.resize", "input_dir", ["-o", "o"]),
-    "score": ("imagenet_prep.score", "dataset", ["said.csv"]),
-    "bench-read": ("imagenet_prep.bench_read", "dataset", []),
-    "train": ("imagenet_prep.train", "data_dir", []),
+VERBS: dict[str, tuple[str, list[str]]] = {
+    "verify": ("dataset", []),
+    "show": ("dataset", []),
+    "report": ("dataset", []),
+    "export": ("dataset", ["--out", "o"]),
+    "replicate": ("dataset", ["--to", "o"]),
+    "adopt": ("folder", []),
+    "resize": ("input_dir", ["-o", "o"]),
+    "score": ("dataset", ["said.csv"]),
+    "bench-read": ("dataset", []),
+    "train": ("data_dir", []),
     "sagemaker": (
-        "imagenet_prep.pipelines.sagemaker",
         "data",
         ["--image", "i", "--role", "r", "--output", "s3://b/o", "--instance-type", "t"],
     ),
@@ -35,9 +33,8 @@ VERBS: dict[str, tuple[str, str, list[str]]] = {
 
 
 def given(verb: str, *words: str) -> Any:
-    module, field, more = VERBS[verb]
-    config: ModuleType = importlib.import_module(module)
-    made = parse(config.Config, [*more, *words], verb=verb)
+    field, more = VERBS[verb]
+    made = parse(config_of(verb), [*more, *words], verb=verb)
     value = getattr(made, field)
     return value[0] if isinstance(value, tuple) else value
 
@@ -49,7 +46,7 @@ def test_no_verb_has_another_name_for_it() -> None:
     others |= {("replicate", "to"), ("export", "out"), ("completion", "shell")}
     found = set()
     for verb in __main__.VERBS:
-        fields = dataclasses.fields(importlib.import_module(__main__.module_of(verb)).Config)
+        fields = dataclasses.fields(config_of(verb))
         flags = {each.name: each.metadata["flag"] for each in fields if "flag" in each.metadata}
         placed = {name for name, flag in flags.items() if flag.positional}
         found |= {(verb, name) for name in placed if "--data-dir" not in flags[name].aliases}
@@ -73,7 +70,7 @@ def test_the_manifest_stands_for_the_set(verb: str) -> None:
 
 
 def test_the_manifest_stands_for_both_sets_of_diff() -> None:
-    config = importlib.import_module("imagenet_prep.diff").Config
+    config = diff.DiffConfig
     made = parse(config, ["s/dataset.json", "dataset.json"], verb="diff")
 
     assert (made.a, made.b) == ("s", ".")

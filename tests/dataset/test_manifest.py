@@ -10,10 +10,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from imagenet_prep.core import canonical
+from imagenet_prep.core import strict_json
 from imagenet_prep.core.errors import ManifestError
-from imagenet_prep.dataset import manifest, naming, schema
-from imagenet_prep.dataset.manifest import Classes, File, Manifest, Producer, Shard, Source, Split
+from imagenet_prep.dataset import manifest, schema
+from imagenet_prep.dataset.manifest import (
+    Classes,
+    DatasetFile,
+    Manifest,
+    ManifestSource,
+    Producer,
+    Shard,
+    Split,
+)
 from tests.kit.bounds import little_memory
 
 SMALL = Manifest(
@@ -25,7 +33,7 @@ SMALL = Manifest(
     label_offset=1,
     subset=True,
     classes=Classes(2, "d0", False),
-    sources=[Source("ILSVRC2012_img_train.tar", 10_240, None, 3)],
+    sources=[ManifestSource("ILSVRC2012_img_train.tar", 10_240, None, 3)],
     splits={
         "train": Split(
             2, 200, [1, 1], 1, 480, 640, [Shard("train-00000-of-00001", 2, 200, "s", 12, "i")]
@@ -33,14 +41,14 @@ SMALL = Manifest(
     },
     quarantined={"truncated": 1},
     repaired={},
-    files=[File("labels.txt", 20, "f0")],
+    files=[DatasetFile("labels.txt", 20, "f0")],
 )
 
 
 def signed(content: dict[str, Any]) -> bytes:
     """Returns `content` as the file of a program that signs whatever it is given."""
     content.pop("digest", None)
-    whole = {**content, "digest": canonical.digest(content)}
+    whole = {**content, "digest": strict_json.digest(content)}
     return json.dumps(whole, indent=1, sort_keys=True, ensure_ascii=False).encode() + b"\n"
 
 
@@ -73,7 +81,7 @@ def splits(draw: st.DrawFn) -> dict[str, Split]:
     for split in draw(st.sets(st.sampled_from(schema.SPLITS), min_size=1)):
         total = draw(st.integers(1, 3))
         has_samples = draw(st.booleans())
-        shard_names = [naming.shard_name(split, number, total) for number in range(total)]
+        shard_names = [schema.shard_name(split, number, total) for number in range(total)]
         made_of = [draw(shards(name, has_samples)) for name in shard_names]
         per_class = draw(st.lists(counts, max_size=3))
         made[split] = Split(*(draw(counts) for _ in range(2)), per_class, 0, 1, 1, made_of)
@@ -96,11 +104,13 @@ manifests = st.builds(
     label_offset=st.integers(0, 1),
     subset=st.booleans(),
     classes=st.builds(Classes, counts, names, st.booleans()),
-    sources=st.lists(st.builds(Source, names, counts, st.none() | names, counts), max_size=2),
+    sources=st.lists(
+        st.builds(ManifestSource, names, counts, st.none() | names, counts), max_size=2
+    ),
     splits=splits(),
     quarantined=st.dictionaries(names, counts, max_size=2),
     repaired=st.dictionaries(names, counts, max_size=2),
-    files=st.builds(File, st.just(naming.LABELS), counts, names).map(lambda file: [file]),
+    files=st.builds(DatasetFile, st.just(schema.LABELS), counts, names).map(lambda file: [file]),
 )
 
 
@@ -349,14 +359,16 @@ def test_a_split_without_shards_is_refused() -> None:
     ids=lambda name: ascii(name)[:20],
 )
 def test_small_files_have_plain_names_that_nothing_else_has(name: str) -> None:
-    files = [dataclasses.asdict(File(each, 20, "f0")) for each in ("labels.txt", name)]
+    files = [dataclasses.asdict(DatasetFile(each, 20, "f0")) for each in ("labels.txt", name)]
 
     with pytest.raises(ManifestError, match="^here: .* is not a valid name for a small file"):
         manifest.loads(edited(files=files), "here")
 
 
 def test_small_files_come_once_and_the_class_list_is_one_of_them() -> None:
-    labels, other = (dataclasses.asdict(File(n, 20, "f0")) for n in ("labels.txt", "notes.txt"))
+    labels, other = (
+        dataclasses.asdict(DatasetFile(n, 20, "f0")) for n in ("labels.txt", "notes.txt")
+    )
 
     with pytest.raises(ManifestError, match=r"here: the file 'labels\.txt' is listed twice"):
         manifest.loads(edited(files=[labels, labels]), "here")
@@ -423,7 +435,7 @@ def test_numbers_that_only_together_are_too_large_are_refused() -> None:
     """A reader adds up the examples of all shards, and a report the bytes of all splits."""
     content = json.loads(SMALL.dumps())
     shard = content["splits"]["train"]["shards"][0] | {"examples": 2**58, "num_bytes": 2**62}
-    names = [naming.shard_name("train", number, 64) for number in range(64)]
+    names = [schema.shard_name("train", number, 64) for number in range(64)]
     content["splits"]["train"]["shards"] = [shard | {"name": name} for name in names]
     with pytest.raises(ManifestError, match="counts add up to more than 9,223,372,036,854"):
         manifest.loads(signed(content), "dataset.json")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from imagenet_prep.dataset import measures
+from imagenet_prep.dataset import samples
 from tests.kit.limits import Limits
 from tests.kit.samples import kept
 
@@ -23,7 +23,7 @@ def test_histograms_count_each_image_once_at_its_bin(limits: Limits) -> None:
         )
         for number, (height, width) in enumerate(sides)
     ]
-    found = measures.of(iter(rows))
+    found = samples.of(iter(rows))
 
     assert found.histograms == {
         "short_side": {64: 3},
@@ -38,13 +38,13 @@ def test_histograms_count_each_image_once_at_its_bin(limits: Limits) -> None:
 
 
 def test_no_images_have_no_measures() -> None:
-    assert measures.of([]) == measures.Measured()
+    assert samples.of([]) == samples.Measured()
 
 
 @pytest.mark.parametrize("bin_number", [-9, 0, 64, 79])
 def test_a_value_falls_between_the_edges_of_its_bin(bin_number: int) -> None:
-    below = measures.lower_edge(bin_number)
-    above = measures.lower_edge(bin_number + 1)
+    below = samples.lower_edge(bin_number)
+    above = samples.lower_edge(bin_number + 1)
 
-    assert above / below == pytest.approx(2 ** (1 / measures.BINS_PER_OCTAVE))
-    assert measures.lower_edge(79) <= 1000 < measures.lower_edge(80)
+    assert above / below == pytest.approx(2 ** (1 / samples.BINS_PER_OCTAVE))
+    assert samples.lower_edge(79) <= 1000 < samples.lower_edge(80)

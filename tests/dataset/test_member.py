@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from imagenet_prep.core import canonical
+from imagenet_prep.core import strict_json
 from imagenet_prep.core.errors import DataDamagedError
 from imagenet_prep.dataset.member import (
     Boxes,
@@ -39,7 +39,7 @@ def test_lines_are_canonical_json_and_come_back(found: list[Member]) -> None:
     lines = [dump_member(member) for member in found]
 
     assert lines == [
-        canonical.dumps(member if member.boxes.xmin else member[:5]) + b"\n" for member in found
+        strict_json.dumps(member if member.boxes.xmin else member[:5]) + b"\n" for member in found
     ]
     assert parse_members(b"".join(lines)) == found
 

@@ -4,13 +4,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from imagenet_prep.dataset import merkle
+from imagenet_prep.dataset import samples
 from tests.kit.samples import tree_hash
 
 
 @given(st.lists(st.binary(max_size=9), max_size=70))
 def test_the_root_is_the_one_that_the_rfc_defines(leaves: list[bytes]) -> None:
-    assert merkle.root(iter(leaves)) == tree_hash(leaves).hex()
+    assert samples.root(iter(leaves)) == tree_hash(leaves).hex()
 
 
 # The inputs and roots that the tests of Certificate Transparency's own code use.
@@ -29,4 +29,4 @@ _ROOTS = {
 
 @pytest.mark.parametrize("num", _ROOTS)
 def test_roots_of_certificate_transparency(num: int) -> None:
-    assert merkle.root(map(bytes.fromhex, _LEAVES[:num])) == _ROOTS[num]
+    assert samples.root(map(bytes.fromhex, _LEAVES[:num])) == _ROOTS[num]

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from imagenet_prep.dataset import naming
-from imagenet_prep.dataset.naming import ShardName
+from imagenet_prep.dataset import schema
+from imagenet_prep.dataset.schema import ShardName
 
 
 @given(
@@ -15,19 +15,19 @@ from imagenet_prep.dataset.naming import ShardName
 def test_parsing_inverts_naming(split: str, place: tuple[int, int]) -> None:
     expected = ShardName(split, *place)
 
-    assert naming.parse_shard_name(naming.shard_name(*expected)) == expected
+    assert schema.parse_shard_name(schema.shard_name(*expected)) == expected
 
 
 def test_names_are_zero_based_and_five_digits_wide() -> None:
-    assert naming.shard_name("train", 17, 1024) == "train-00017-of-01024"
-    assert naming.shard_name("validation", 0, 128) == "validation-00000-of-00128"
-    assert naming.index_name("train-00017-of-01024") == "index/train-00017-of-01024"
+    assert schema.shard_name("train", 17, 1024) == "train-00017-of-01024"
+    assert schema.shard_name("validation", 0, 128) == "validation-00000-of-00128"
+    assert schema.index_name("train-00017-of-01024") == "index/train-00017-of-01024"
 
 
 @pytest.mark.parametrize(("index", "num_shards"), [(-1, 4), (4, 4), (0, 0), (0, 100_000)], ids=str)
 def test_an_index_outside_its_shards_is_refused(index: int, num_shards: int) -> None:
     with pytest.raises(ValueError, match="at most 99,999 shards"):
-        naming.shard_name("train", index, num_shards)
+        schema.shard_name("train", index, num_shards)
 
 
 @pytest.mark.parametrize(
@@ -45,14 +45,14 @@ def test_an_index_outside_its_shards_is_refused(index: int, num_shards: int) -> 
     ids=repr,
 )
 def test_other_names_are_no_shards(name: str) -> None:
-    assert naming.parse_shard_name(name) is None
+    assert schema.parse_shard_name(name) is None
 
 
 @pytest.mark.parametrize(
     "name", ["train-00000-of-00001", "index/train-00000-of-00001", ".work/x/receipts/t.json", "é"]
 )
 def test_a_name_inside_its_folder_is_taken_as_it_is(name: str) -> None:
-    assert naming.check_inside(name) == name
+    assert schema.check_inside(name) == name
 
 
 @pytest.mark.parametrize(
@@ -76,4 +76,4 @@ def test_a_name_inside_its_folder_is_taken_as_it_is(name: str) -> None:
 )
 def test_a_name_that_leads_outside_is_refused(name: str) -> None:
     with pytest.raises(ValueError, match="the name"):
-        naming.check_inside(name)
+        schema.check_inside(name)

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 from PIL import Image, ImageOps
 
-from imagenet_prep.dataset import jpeg, orientation
+from imagenet_prep.dataset import jpeg
+from imagenet_prep.dataset.jpeg import Tags
 from imagenet_prep.dataset.member import Boxes
-from imagenet_prep.dataset.orientation import Tags
 from tests.kit.photographs import SHORT, exif, photograph, tagged
 
 
 def found(data: bytes) -> Tags | None:
-    return orientation.of_jpeg(data, jpeg.refuse_bombs(data))
+    return jpeg.of_jpeg(data, jpeg.refuse_bombs(data))
 
 
 def as_pillow(data: bytes) -> np.ndarray:
@@ -35,14 +35,14 @@ def test_pixels_and_boxes_turn_as_a_decoder_turns_them_that_obeys_the_tag(
 
     pixels = np.asarray(Image.open(io.BytesIO(plain)).convert("RGB"))
     expected = as_pillow(tagged(plain, value, order))
-    assert np.array_equal(orientation.turned(pixels, value), expected)
-    assert orientation.turned_size(24, 40, value) == expected.shape[:2]
+    assert np.array_equal(jpeg.turned(pixels, value), expected)
+    assert jpeg.turned_size(24, 40, value) == expected.shape[:2]
 
     # A box around some pixels is around the same pixels afterwards.
     marked = np.zeros((24, 40, 3), np.uint8)
     marked[3:12, 5:30] = 255
-    box = orientation.turned_boxes(Boxes((5 / 40,), (30 / 40,), (3 / 24,), (12 / 24,)), value)
-    rows, columns = np.nonzero(orientation.turned(marked, value)[:, :, 0])
+    box = jpeg.turned_boxes(Boxes((5 / 40,), (30 / 40,), (3 / 24,), (12 / 24,)), value)
+    rows, columns = np.nonzero(jpeg.turned(marked, value)[:, :, 0])
     height, width = expected.shape[:2]
     sides = (width, width, height, height)
     assert [round(side[0] * size) for side, size in zip(box, sides, strict=True)] == [
@@ -61,7 +61,7 @@ def test_a_tag_is_set_to_1_in_place(value: int, order: str) -> None:
     assert tags is not None
     assert tags.turn == (value if 2 <= value <= 8 else 1)
 
-    after = orientation.changed(data, tags)
+    after = jpeg.changed(data, tags)
 
     assert len(after) == len(data)
     assert sum(a != b for a, b in zip(after, data, strict=True)) <= 2
@@ -88,7 +88,7 @@ def test_odd_entries_mean_what_pillow_takes_them_for_and_become_sound(
     tags = found(data)
     assert tags is not None
     assert tags.turn == means
-    after = orientation.changed(data, tags)
+    after = jpeg.changed(data, tags)
     assert found(after) is None
     assert Image.open(io.BytesIO(after)).getexif()[0x0112] == 1
 
@@ -139,7 +139,7 @@ def test_the_value_is_read_as_exiftool_reads_it_whatever_its_type(name: str, ord
     tags = found(data)
     assert tags is not None
     assert tags.turn == (6 if name in VALUES else 1)
-    after = orientation.changed(data, tags)
+    after = jpeg.changed(data, tags)
     assert found(after) is None
     assert Image.open(io.BytesIO(after)).getexif()[0x0112] == 1
 
@@ -188,7 +188,7 @@ def test_all_entries_are_found_wherever_they_lie() -> None:
     tags = found(data)
     assert tags is not None
     assert (tags.turn, len(tags.entries)) == (6, 2)
-    assert found(orientation.changed(data, tags)) is None
+    assert found(jpeg.changed(data, tags)) is None
     # A tag between the tables of a file of several scans counts, one inside a scan does not.
     progressive = photograph(24, 40, progressive=True)
     behind = tagged(progressive, 3, "II")
@@ -213,7 +213,7 @@ def test_a_tag_in_every_second_byte_is_looked_at_once_per_entry() -> None:
     entries = (b"\0\0" + b"\x12\x01" * 5) * (num_entries - 1) + turned
     block = Searched(b"II*\0" + struct.pack("<IH", 8, num_entries) + entries)
 
-    tags = orientation.of_exif(block)
+    tags = jpeg.of_exif(block)
     assert tags is not None
     assert (tags.value, len(tags.entries)) == (6, 1)
     assert block.count < num_entries + 10
@@ -227,7 +227,7 @@ def test_an_image_without_a_tag_costs_next_to_nothing() -> None:
     for _ in range(200):
         start = time.perf_counter()
         for _ in range(100):
-            orientation.of_jpeg(data, frame)
+            jpeg.of_jpeg(data, frame)
         times.append((time.perf_counter() - start) / 100)
     assert min(times) < 2e-6
 
@@ -244,4 +244,4 @@ def test_damaged_blocks_are_looked_at_without_an_error() -> None:
             segment = b"\xff\xe1" + struct.pack(">H", len(changed) + 2) + bytes(changed)
             data = plain[:2] + segment + plain[2:]
             if (tags := found(data)) is not None:
-                assert len(orientation.changed(data, tags)) == len(data)
+                assert len(jpeg.changed(data, tags)) == len(data)

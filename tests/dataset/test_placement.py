@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from imagenet_prep.core.errors import ManifestError, StoreError
-from imagenet_prep.dataset import placement as module
+from imagenet_prep.dataset import column as module
+from imagenet_prep.dataset.column import WHOLE, Placement
 from imagenet_prep.dataset.manifest import Manifest
-from imagenet_prep.dataset.placement import WHOLE, Placement
 from imagenet_prep.read.order import Order, Steps
 from tests.kit.replicas import make_dataset
 

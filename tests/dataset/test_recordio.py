@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from imagenet_prep.core.errors import DataDamagedError
-from imagenet_prep.dataset import recordio
-from imagenet_prep.dataset.recordio import ImageRecord
+from imagenet_prep.dataset import record_files
+from imagenet_prep.dataset.record_files import ImageRecord
 from tests.kit.recordio import framed
 
 MAGIC = bytes.fromhex("0a23d7ce")
@@ -20,14 +20,14 @@ IMAGES = st.lists(st.one_of(st.just(MAGIC), st.binary(max_size=9)), max_size=12)
 
 def scan(data: bytes, start: int = 0, stop: int | None = None) -> list[ImageRecord]:
     stop = len(data) if stop is None else stop
-    return list(recordio.scan(io.BytesIO(data), start, stop, len(data)))
+    return list(record_files.scan(io.BytesIO(data), start, stop, len(data)))
 
 
 def test_a_record_is_what_mxnet_writes() -> None:
     # mx.recordio.pack(IRHeader(0, 7.0, 3, 0), b"12345") by MXRecordIO of mxnet 1.9.1.
     head = MAGIC + struct.pack("<I", 24 + 5) + struct.pack("<IfQQ", 0, 7.0, 3, 0)
 
-    assert recordio.frame(3, 7, b"12345") == head + b"12345" + bytes(3)
+    assert record_files.frame(3, 7, b"12345") == head + b"12345" + bytes(3)
 
 
 def test_a_label_may_be_an_array_of_one() -> None:
@@ -39,9 +39,9 @@ def test_a_label_may_be_an_array_of_one() -> None:
 def test_a_magic_number_in_an_image_cuts_the_record() -> None:
     head = struct.pack("<IfQQ", 0, 0.0, 0, 0)
 
-    whole = recordio.frame(0, 0, b"ab" + MAGIC + b"cd")
+    whole = record_files.frame(0, 0, b"ab" + MAGIC + b"cd")
     assert whole == MAGIC + struct.pack("<I", 32) + head + b"ab" + MAGIC + b"cd"
-    cut = recordio.frame(0, 0, b"abcd" + MAGIC + b"efg")
+    cut = record_files.frame(0, 0, b"abcd" + MAGIC + b"efg")
     first = MAGIC + struct.pack("<I", 1 << 29 | 28) + head + b"abcd"
     assert cut == first + MAGIC + struct.pack("<I", 3 << 29 | 3) + b"efg" + b"\0"
 
@@ -62,12 +62,12 @@ def test_every_image_is_found_once_from_any_pieces(
 
     assert [(r.number, r.label) for r in found] == [(n, n % 5) for n in range(len(images))]
     for record, (image, _) in zip(found, images, strict=True):
-        assert recordio.image(file[record.offset :][: record.size]) == image
+        assert record_files.image(file[record.offset :][: record.size]) == image
 
 
 @given(st.data())
 def test_damage_is_named_with_its_byte_or_changes_no_frame(data: st.DataObject) -> None:
-    frames = [recordio.frame(n, n, data.draw(IMAGES)) for n in range(4)]
+    frames = [record_files.frame(n, n, data.draw(IMAGES)) for n in range(4)]
     file = bytearray(b"".join(frames))
     place = data.draw(st.integers(0, len(file) - 1))
     file[place] ^= data.draw(st.integers(1, 255))
@@ -101,7 +101,7 @@ def test_damage_is_named_with_its_byte_or_changes_no_frame(data: st.DataObject) 
     ],
 )
 def test_what_is_wrong_is_said_with_its_byte(spoil: object, says: str) -> None:
-    file = recordio.frame(0, 1, b"") + recordio.frame(1, 1, b"12345")
+    file = record_files.frame(0, 1, b"") + record_files.frame(1, 1, b"12345")
     assert callable(spoil)
 
     with pytest.raises(DataDamagedError, match=says):

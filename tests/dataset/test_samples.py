@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from imagenet_prep.core import canonical
+from imagenet_prep.core import strict_json
 from imagenet_prep.core.errors import DataDamagedError
 from imagenet_prep.dataset import samples
 from imagenet_prep.dataset.samples import Sample
@@ -47,7 +47,7 @@ def test_a_key_that_a_spreadsheet_interprets_is_unchanged(key: str) -> None:
 
 @given(drawn())
 def test_a_leaf_is_written_as_all_our_json_is(row: Sample) -> None:
-    leaf = canonical.dumps([row.key, row.class_index, row.sha256])
+    leaf = strict_json.dumps([row.key, row.class_index, row.sha256])
     assert samples.entry(row.head) == b"%b\0%b\n" % (row.key.encode(), leaf)
 
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from imagenet_prep.core.errors import DataDamagedError
-from imagenet_prep.dataset import tfrecord
+from imagenet_prep.dataset import record_files
 from tests.kit.tfrecords import framed
 
 PAYLOADS = (b"", b"first payload", bytes(range(40)))
@@ -19,18 +19,18 @@ def shard_of(payloads: tuple[bytes, ...]) -> bytes:
 
 
 def payloads_in(data: bytes) -> tuple[bytes, ...]:
-    return tuple(record.payload for record in tfrecord.read_records(io.BytesIO(data), "shard"))
+    return tuple(record.payload for record in record_files.read_records(io.BytesIO(data), "shard"))
 
 
 @given(st.lists(st.binary(max_size=300), max_size=8))
 def test_reading_inverts_framing(payloads: list[bytes]) -> None:
     data = shard_of(tuple(payloads))
-    records = list(tfrecord.read_records(io.BytesIO(data), "shard"))
+    records = list(record_files.read_records(io.BytesIO(data), "shard"))
 
     assert [record.payload for record in records] == payloads
     assert [record.number for record in records] == list(range(len(payloads)))
     for record in records:
-        stop = record.offset + len(record.payload) + tfrecord.FRAMING_BYTES
+        stop = record.offset + len(record.payload) + record_files.FRAMING_BYTES
         assert data[record.offset : stop] == framed(record.payload)
 
 
@@ -39,7 +39,7 @@ def test_masked_crc_is_that_of_tensorflows_own_test() -> None:
     crc = 0x8A9136AA
     expected = (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF
 
-    assert tfrecord.masked_crc(bytes(32)) == expected
+    assert record_files.masked_crc(bytes(32)) == expected
 
 
 def test_a_flipped_bit_anywhere_is_detected() -> None:
@@ -58,7 +58,7 @@ def test_records_before_the_damage_are_still_yielded() -> None:
     found = []
 
     with pytest.raises(DataDamagedError, match="record 2 at byte 45: data CRC"):
-        for record in tfrecord.read_records(io.BytesIO(bytes(damaged)), "shard"):
+        for record in record_files.read_records(io.BytesIO(bytes(damaged)), "shard"):
             found.append(record.payload)  # noqa: PERF401 - what came before the error counts
     assert tuple(found) == PAYLOADS[:2]
 
@@ -77,31 +77,31 @@ def test_truncation_is_detected_everywhere_but_at_a_record_boundary() -> None:
 
 def test_an_impossible_length_is_refused_before_it_is_allocated() -> None:
     length = struct.pack("<Q", 1 << 62)
-    head = length + struct.pack("<I", tfrecord.masked_crc(length))
+    head = length + struct.pack("<I", record_files.masked_crc(length))
 
     with pytest.raises(DataDamagedError, match=r"claims 4,611,686,018,427,387,904 bytes"):
         payloads_in(head + bytes(100))
 
 
 def test_index_line_counts_the_framing() -> None:
-    assert tfrecord.index_line(0, len(framed(b"abc"))) == "0 19\n"
+    assert record_files.index_line(0, len(framed(b"abc"))) == "0 19\n"
 
 
 @pytest.mark.parametrize("size", [-1, 1, 16])
 def test_a_record_of_a_different_size_than_its_index_says_is_refused(size: int) -> None:
     """Its CRCs are right."""
     record = framed(b"abc")
-    assert tfrecord.unframe(record, len(record)) == b"abc"
+    assert record_files.unframe(record, len(record)) == b"abc"
 
     with pytest.raises(DataDamagedError, match=f"has 3 bytes, but its index says {3 + size}"):
-        tfrecord.unframe(record + bytes(16), len(record) + size)
+        record_files.unframe(record + bytes(16), len(record) + size)
 
 
 @pytest.mark.parametrize("line", ["", "1", "1 2 3", "-1 2", "1 x", "1  2", "1 " + "9" * 30])
 def test_a_line_of_an_index_is_two_numbers(line: str) -> None:
-    assert tfrecord.index_numbers("7 19\n") == (7, 19)
+    assert record_files.index_numbers("7 19\n") == (7, 19)
 
     with pytest.raises(DataDamagedError, match="is not two numbers"):
-        tfrecord.index_numbers(f"{line}\n")
+        record_files.index_numbers(f"{line}\n")
     with pytest.raises(DataDamagedError, match="the file ends after 18 of the record's 19 bytes"):
-        tfrecord.unframe(framed(b"abc")[:-1], 19)
+        record_files.unframe(framed(b"abc")[:-1], 19)

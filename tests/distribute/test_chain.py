@@ -16,13 +16,11 @@ from imagenet_prep.core.errors import (
     StoreError,
     UsageError,
 )
-from imagenet_prep.distribute.chain import Chain, Peer, State
-from imagenet_prep.distribute.config import Config
-from imagenet_prep.distribute.hosts import Request
-from imagenet_prep.distribute.messages import FROM_GIVER
-from imagenet_prep.hosts.channel import Frame
-from imagenet_prep.hosts.messages import BrokenError, Cause
-from imagenet_prep.hosts.process import Ending
+from imagenet_prep.distribute.config import ReplicateConfig
+from imagenet_prep.distribute.hosts import FROM_GIVER, HostRequest
+from imagenet_prep.distribute.lead import Chain, HostState, Peer
+from imagenet_prep.hosts.channel import BrokenError, Cause, MessageFrame
+from imagenet_prep.hosts.commands import Ending
 from tests.kit.hostile import peers
 from tests.kit.lengths import examples
 
@@ -62,16 +60,16 @@ class Run:
     def __init__(self, count: int = 3, *, retries: int = 20, alone: bool = False) -> None:
         self.did = Recorder()
         hosts = [Peer(name, FILES, alone=alone) for name in "abcdefgh"[:count]]
-        config = Config(
+        config = ReplicateConfig(
             "/data/set", "hosts:hosts:/copy", python="/usr/bin/python3", retries=retries
         )
-        request = Request(config, b"", placements={})
+        request = HostRequest(config, b"", placements={})
         self.chain = Chain(hosts, request, self.did)
         self.chain.begin()
         self.peers = hosts
 
     def tell(self, peer: Peer, kind: str, **fields: Any) -> None:
-        self.chain.message(peer, Frame(kind, fields))
+        self.chain.message(peer, MessageFrame(kind, fields))
 
     def finish(self, *hosts: Peer) -> None:
         for peer in hosts:
@@ -87,7 +85,7 @@ def test_each_gives_to_the_next_until_all_are_whole() -> None:
     run.finish(*run.peers)
 
     assert run.did.givers == {}
-    assert {peer.state for peer in run.peers} == {State.WHOLE}
+    assert {peer.state for peer in run.peers} == {HostState.WHOLE}
     assert [peer.moved_bytes for peer in run.peers] == [100] * 3
     assert run.did.stored == {"a": 100, "b": 100, "c": 100}
     assert run.chain.is_over(0.0)
@@ -104,16 +102,16 @@ def test_a_host_that_dies_is_bridged_and_comes_back_as_the_last() -> None:
         run.tell(peer, "lacks", files=3)
     run.tell(b, "lost", cause=Cause.UNREACHED, why="No route to host")
 
-    assert b.state is State.LOST
+    assert b.state is HostState.LOST
     assert run.did.givers == {"a": "leader", "c": "a"}
-    assert (c.state, run.did.asked) == (State.COMING, ["b"])
+    assert (c.state, run.did.asked) == (HostState.COMING, ["b"])
     run.chain.probed(b, NO_ROUTE)
     assert run.did.asked == ["b", "b again"]
     run.chain.probed(b, ANSWERS)
     assert run.did.givers["b"] == "c"
     run.finish(c, b)
     assert b.error is None
-    assert a.state is State.LIVE
+    assert a.state is HostState.LIVE
 
 
 def test_lost_hosts_are_waited_for_only_when_nobody_else_is_under_way() -> None:
@@ -166,7 +164,7 @@ def test_a_receiver_that_hangs_is_lost_again_and_again_but_not_for_ever() -> Non
     run = Run(2, retries=5)
     a, b = run.peers
     for number in range(6):
-        assert a.state is State.COMING, number
+        assert a.state is HostState.COMING, number
         run.tell(a, "lacks", files=3)
         run.tell(a, "lost", cause=Cause.SILENT, why="it has sent nothing for 60 s")
         run.chain.probed(a, ANSWERS)
@@ -185,7 +183,7 @@ def test_a_receiver_that_talks_nonsense_to_everybody_is_broken() -> None:
         run.chain.probed(c, ANSWERS)
     assert isinstance(c.error, StoreError)
     assert "its receiver is broken: it sent '[]'" in str(c.error)
-    assert run.peers[1].state is State.COMING
+    assert run.peers[1].state is HostState.COMING
 
 
 def test_a_giver_that_is_broken_is_named_and_passed_over() -> None:
@@ -194,7 +192,7 @@ def test_a_giver_that_is_broken_is_named_and_passed_over() -> None:
     run.chain.giver_broken(c, "it sent nonsense")
     assert run.did.givers["c"] == "a"
     assert run.did.said == ["c: b cannot send to this host (it sent nonsense); another host will"]
-    assert run.peers[1].state is State.COMING
+    assert run.peers[1].state is HostState.COMING
 
 
 def test_the_leaders_own_sender_may_be_killed_as_often_as_a_host_be_lost() -> None:
@@ -202,7 +200,7 @@ def test_the_leaders_own_sender_may_be_killed_as_often_as_a_host_be_lost() -> No
     (a,) = run.peers
     for _ in range(3):
         run.chain.giver_broken(a, "killed")
-    assert a.state is State.COMING
+    assert a.state is HostState.COMING
     run.chain.giver_broken(a, "killed")
     assert isinstance(a.error, IncompleteError)
     assert "failed 4 times; last reason: killed" in str(a.error)
@@ -237,7 +235,7 @@ def test_our_own_receiver_of_before_is_waited_for_another_run_is_not() -> None:
     run.chain.giver_broken(a, "killed")
     for _ in range(4):  # more often than a receiver may fail to answer
         run.tell(a, "error", error="BusyError", message="being written")
-        assert a.state is State.LOST
+        assert a.state is HostState.LOST
         run.chain.probed(a, ANSWERS)
     run.tell(b, "error", error="BusyError", message="being written")
     assert isinstance(b.error, BusyError)
@@ -275,23 +273,23 @@ def test_what_cannot_be_is_not_believed(said: list[tuple[str, dict[str, Any]]]) 
     with pytest.raises(BrokenError):
         run.tell(a, kind, **fields)
     run.chain.giver_broken(a, "it lied")
-    assert a.state is State.COMING
+    assert a.state is HostState.COMING
 
 
 def test_states_change_only_along_their_ways() -> None:
     allowed = {
         (before, after)
-        for before in State
-        for after in State
+        for before in HostState
+        for after in HostState
         if _becomes(Peer("a", state=before), after)
     }
-    over = {State.WHOLE, State.FAILED}
+    over = {HostState.WHOLE, HostState.FAILED}
     assert not [before for before, _ in allowed if before in over]
-    assert [before for before, after in allowed if after is State.WHOLE] == [State.LIVE]
-    assert (State.LOST, State.LIVE) not in allowed
+    assert [before for before, after in allowed if after is HostState.WHOLE] == [HostState.LIVE]
+    assert (HostState.LOST, HostState.LIVE) not in allowed
 
 
-def _becomes(peer: Peer, state: State) -> bool:
+def _becomes(peer: Peer, state: HostState) -> bool:
     try:
         peer.become(state)
     except RuntimeError:
@@ -313,7 +311,7 @@ def test_whatever_givers_say_every_run_ends_and_honest_hosts_get_all(
         if run.chain.is_over(now_s):
             break
         now_s += 1.0
-        for peer in [m for m in run.peers if m.state is State.LOST]:
+        for peer in [m for m in run.peers if m.state is HostState.LOST]:
             run.chain.probed(peer, rng.choice([ANSWERS, NO_ROUTE]))
         working = [m for m in run.peers if m.address in run.did.givers]
         if not working:
@@ -321,17 +319,19 @@ def test_whatever_givers_say_every_run_ends_and_honest_hosts_get_all(
         peer = rng.choice(working)
         if "b" in (peer.address, run.did.givers[peer.address]):
             kind = data.draw(st.sampled_from(sorted(FROM_GIVER.keys() - {"alive", "error"})))
-            said = Frame(kind, data.draw(peers.honest(kind, list(FILES))))
-        elif peer.state is State.COMING:
-            said = Frame("lacks", {"files": 1})
+            said = MessageFrame(kind, data.draw(peers.honest(kind, list(FILES))))
+        elif peer.state is HostState.COMING:
+            said = MessageFrame("lacks", {"files": 1})
         else:
-            said = Frame("stored", {"name": "a"}) if peer.lacking else Frame("whole", {})
+            said = (
+                MessageFrame("stored", {"name": "a"}) if peer.lacking else MessageFrame("whole", {})
+            )
         try:
             run.chain.message(peer, said)
         except BrokenError as error:
             run.chain.giver_broken(peer, str(error))
     assert run.chain.is_over(now_s)
-    assert run.peers[0].state is State.WHOLE
+    assert run.peers[0].state is HostState.WHOLE
     for peer in run.peers:
-        assert peer.state in (State.WHOLE, State.FAILED, State.LOST)
-        assert (peer.state is State.WHOLE) == (peer.error is None)
+        assert peer.state in (HostState.WHOLE, HostState.FAILED, HostState.LOST)
+        assert (peer.state is HostState.WHOLE) == (peer.error is None)

@@ -9,15 +9,13 @@ from typing import Any
 import pytest
 
 from imagenet_prep.core.errors import IncompleteError, StoreError
-from imagenet_prep.dataset.placement import WHOLE
+from imagenet_prep.dataset.column import WHOLE
 from imagenet_prep.distribute import lead
-from imagenet_prep.distribute.chain import Peer, State
-from imagenet_prep.distribute.config import Config
-from imagenet_prep.distribute.hosts import Request
-from imagenet_prep.distribute.lead import Giver, Leader
-from imagenet_prep.hosts.channel import Frame
-from imagenet_prep.hosts.messages import BrokenError, Cause
-from imagenet_prep.hosts.process import Ending
+from imagenet_prep.distribute.config import ReplicateConfig
+from imagenet_prep.distribute.hosts import HostRequest
+from imagenet_prep.distribute.lead import Giver, HostState, Leader, Peer
+from imagenet_prep.hosts.channel import BrokenError, Cause, MessageFrame
+from imagenet_prep.hosts.commands import Ending
 from tests.kit.limits import Limits
 from tests.kit.scripted_process import ScriptedProcess, say
 
@@ -58,8 +56,8 @@ class Led:
         self.moved: list[int] = []
         self.say: Callable[[str], None] = self.said.append
         self._scripts = {address: list(scripts) for address, scripts in given.items()}
-        config = Config(str(root), "hosts:hosts:~/copy", repair=True, retries=1, wait=600)
-        self._request = Request(config, b"the manifest", dict.fromkeys(given, WHOLE))
+        config = ReplicateConfig(str(root), "hosts:hosts:~/copy", repair=True, retries=1, wait=600)
+        self._request = HostRequest(config, b"the manifest", dict.fromkeys(given, WHOLE))
         patch.setattr(lead, "Process", self._start)
         patch.setattr(lead, "run", lambda *_, **__: self.reached)
         Limits(patch)(giver_tick_s=0.01)
@@ -67,9 +65,9 @@ class Led:
     def _start(self, host: str, *_: Any) -> ScriptedProcess:
         """What a giver says follows from whom it is to give to, which it hears first."""
 
-        def answer(kind: str, fields: dict[str, Any]) -> Sequence[Frame | None]:
+        def answer(kind: str, fields: dict[str, Any]) -> Sequence[MessageFrame | None]:
             assert kind == "give"
-            script: list[Frame | None] = self._scripts[fields["address"]].pop(0)
+            script: list[MessageFrame | None] = self._scripts[fields["address"]].pop(0)
             return [*script, None]
 
         self.at_start()
@@ -87,7 +85,7 @@ class Led:
         return list(leader.run())
 
 
-def stored(*names: str) -> list[Frame]:
+def stored(*names: str) -> list[MessageFrame]:
     return [say("stored", name=name) for name in names]
 
 
@@ -97,7 +95,7 @@ def test_each_giver_is_told_whom_it_gives_to_and_from_where(
     led = Led(tmp_path, monkeypatch, one=[WHOLE_AT_ONCE], two=[WHOLE_AT_ONCE])
     members = led.run()
 
-    assert [member.state for member in members] == [State.WHOLE, State.WHOLE]
+    assert [member.state for member in members] == [HostState.WHOLE, HostState.WHOLE]
     given = {peer.heard[0][1]["address"]: (host, peer.heard[0][1]) for host, peer in led.peers}
     host, first = given["one"]
     assert (host, first["root"], first["trusted"]) == ("localhost", str(tmp_path), True)
@@ -136,7 +134,7 @@ def test_every_file_is_counted_once_also_of_a_host_that_comes_back(
     )
     (member,) = led.run()
 
-    assert (member.state, member.losses) == (State.WHOLE, 1)
+    assert (member.state, member.losses) == (HostState.WHOLE, 1)
     assert len(led.moved) == len(SIZES)
     percents = [line for line in led.said if "%" in line]
     assert percents == ["one: 50% of its files are complete", "one: 75% of its files are complete"]
@@ -149,7 +147,7 @@ def test_a_host_that_is_lost_too_often_fails_and_the_others_are_whole(
     led = Led(tmp_path, monkeypatch, one=[lost, lost], two=[WHOLE_AT_ONCE] * 3)
     one, two = led.run()
 
-    assert (one.state, two.state) == (State.FAILED, State.WHOLE)
+    assert (one.state, two.state) == (HostState.FAILED, HostState.WHOLE)
     assert isinstance(one.error, IncompleteError)
     assert "no route" in str(one.error)
 
@@ -183,7 +181,7 @@ def test_a_giver_that_lies_breaks_or_ends_is_replaced_and_counted(
     led = Led(tmp_path, monkeypatch, one=[script, script])
     (member,) = led.run()
 
-    assert member.state is State.FAILED
+    assert member.state is HostState.FAILED
     assert isinstance(member.error, IncompleteError)
     assert "the sender on this machine failed 2 times" in str(member.error)
     assert why in str(member.error)
@@ -211,7 +209,7 @@ def test_a_giver_whose_listener_fails_is_a_failed_giver_and_waited_for_no_more(
     led = Led(tmp_path, monkeypatch, one=[bug, bug], two=[WHOLE_AT_ONCE])
     one, two = led.run()
 
-    assert (one.state, two.state) == (State.FAILED, State.WHOLE)
+    assert (one.state, two.state) == (HostState.FAILED, HostState.WHOLE)
     assert "a bug" in str(one.error)
 
 

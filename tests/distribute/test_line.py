@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from imagenet_prep.dataset.manifest import File
-from imagenet_prep.distribute.line import Line
-from imagenet_prep.hosts.messages import BrokenError
+from imagenet_prep.dataset.manifest import DatasetFile
+from imagenet_prep.distribute.send import Line
+from imagenet_prep.hosts.channel import BrokenError
 
-FILES = [File(name, 100, "0" * 64) for name in ("labels", "index/a", "a", "index/b", "b")]
+FILES = [DatasetFile(name, 100, "0" * 64) for name in ("labels", "index/a", "a", "index/b", "b")]
 
 
 def lacking(*names: str, begun: int = 0) -> Line:
@@ -54,7 +54,7 @@ def test_a_shard_waits_for_its_index() -> None:
 
 
 def test_a_shard_waits_for_its_table_too() -> None:
-    line = Line([*FILES, File("samples/a.csv", 9, "0" * 64)])
+    line = Line([*FILES, DatasetFile("samples/a.csv", 9, "0" * 64)])
     for name in ("a", "samples/a.csv", "index/a"):
         line.lacks(name, 0)
     line.lacks_no_more(3)
@@ -122,7 +122,7 @@ def test_lies_are_broken_peers() -> None:
 
 def test_the_work_is_linear_in_the_files() -> None:
     """20,000 files that arrive one by one: each is looked at a few times, not 20,000 times."""
-    files = [File(f"{number:05}", 1, "0" * 64) for number in range(20_000)]
+    files = [DatasetFile(f"{number:05}", 1, "0" * 64) for number in range(20_000)]
     line = Line(files)
     for file in files:
         line.lacks(file.name, 0)

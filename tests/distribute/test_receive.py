@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from imagenet_prep.distribute import messages
+from imagenet_prep.distribute import hosts
 from imagenet_prep.distribute.receive import serve
 from imagenet_prep.hosts.channel import Channel
 from tests.kit.hostile import peers
@@ -45,7 +45,7 @@ def received(root: Path, said: bytes) -> tuple[int, list[Any]]:
     threads = [threading.Thread(target=say), threading.Thread(target=hear)]
     for thread in threads:
         thread.start()
-    channel = Channel(hears, answers, messages.TO_RECEIVER, silence_s=60.0)
+    channel = Channel(hears, answers, hosts.TO_RECEIVER, silence_s=60.0)
     try:
         code = serve(root, channel)
     finally:

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from imagenet_prep.core.errors import StoreError
-from imagenet_prep.dataset import naming
-from imagenet_prep.dataset.placement import WHOLE, Placement
+from imagenet_prep.dataset import schema
+from imagenet_prep.dataset.column import WHOLE, Placement
 from imagenet_prep.distribute.replica import SPARE_BYTES as SPARE_BYTES
 from imagenet_prep.distribute.replica import Replica, incoming_name
 from tests.kit.dataset import everything
@@ -18,14 +18,14 @@ from tests.kit.system import System
 
 SHARD = "train-00000-of-00002"
 HALF = incoming_name(SHARD)
-OTHER = incoming_name(naming.index_name(SHARD))
+OTHER = incoming_name(schema.index_name(SHARD))
 LEFT = {HALF: b"half", OTHER: b"half"}
 
 
 @pytest.fixture
 def data(tmp_path: Path) -> bytes:
     make_dataset(tmp_path / "set", shards=2, shard_bytes=1000)
-    return (tmp_path / "set" / naming.MANIFEST).read_bytes()
+    return (tmp_path / "set" / schema.MANIFEST).read_bytes()
 
 
 @pytest.fixture
@@ -62,7 +62,7 @@ def test_what_is_about_to_be_mended_has_no_manifest_and_says_which_part_it_is(
     tmp_path: Path, data: bytes, part: Placement, system: System
 ) -> None:
     replica = Replica(tmp_path / "replica", data, part)
-    replica.store.write(naming.PLACEMENT, Placement(0, 2, 1).dumps(replica.manifest.digest))
+    replica.store.write(schema.PLACEMENT, Placement(0, 2, 1).dumps(replica.manifest.digest))
     replica.commit()
     synced = []
 
@@ -73,9 +73,9 @@ def test_what_is_about_to_be_mended_has_no_manifest_and_says_which_part_it_is(
     system.instead("fsync", fsync)
     replica.withdraw(replica.files)
 
-    assert naming.MANIFEST not in synced[0], "it cannot come back"
-    assert naming.PLACEMENT in synced[0]
-    said = {naming.PLACEMENT: part.dumps(replica.manifest.digest)} if part != WHOLE else {}
+    assert schema.MANIFEST not in synced[0], "it cannot come back"
+    assert schema.PLACEMENT in synced[0]
+    said = {schema.PLACEMENT: part.dumps(replica.manifest.digest)} if part != WHOLE else {}
     assert left(replica) == said
 
 

@@ -13,22 +13,21 @@ from typing import Any
 import pytest
 
 from imagenet_prep.core.errors import StoreError
-from imagenet_prep.dataset import naming
-from imagenet_prep.dataset.placement import WHOLE
+from imagenet_prep.dataset import schema
+from imagenet_prep.dataset.column import WHOLE
 from imagenet_prep.distribute import send
 from imagenet_prep.distribute.replica import incoming_name
 from imagenet_prep.distribute.send import Hop
-from imagenet_prep.hosts.channel import Frame
-from imagenet_prep.hosts.messages import BrokenError, Cause
-from imagenet_prep.hosts.process import Ending
+from imagenet_prep.hosts.channel import BrokenError, Cause, MessageFrame
+from imagenet_prep.hosts.commands import Ending
 from tests.kit.replicas import make_dataset
 from tests.kit.scripted_process import ScriptedProcess, say
 
 SHARD = "train-00000-of-00002"
 OTHER = "train-00001-of-00002"
-INDEX = naming.index_name(SHARD)
+INDEX = schema.index_name(SHARD)
 
-Answer = Callable[[str, dict[str, Any]], Sequence[Frame | None]]
+Answer = Callable[[str, dict[str, Any]], Sequence[MessageFrame | None]]
 
 
 @pytest.fixture
@@ -37,7 +36,7 @@ def root(tmp_path: Path) -> Path:
     return tmp_path / "set"
 
 
-def lacking(*names: str) -> list[Frame]:
+def lacking(*names: str) -> list[MessageFrame]:
     """What a neighbour says first: the files that it lacks."""
     lines = [say("lacking", name=name, begun=0) for name in names]
     return [*lines, say("lacks", files=len(names))]
@@ -47,7 +46,7 @@ def storing(names: Sequence[str]) -> Answer:
     """A neighbour that stores each file that has arrived, and is whole when it has these."""
     left = set(names)
 
-    def answer(kind: str, fields: dict[str, Any]) -> Sequence[Frame | None]:
+    def answer(kind: str, fields: dict[str, Any]) -> Sequence[MessageFrame | None]:
         if kind != "end":
             return ()
         left.discard(fields["name"])
@@ -83,7 +82,7 @@ def given(
         "limit": 0.0,
     }
     manifest = (root / "dataset.json").read_bytes()
-    hop = Hop(Frame("give", fields, manifest), leader, 60.0)  # type: ignore[arg-type]
+    hop = Hop(MessageFrame("give", fields, manifest), leader, 60.0)  # type: ignore[arg-type]
     thread = threading.Thread(target=meanwhile)
     thread.start()
     hop.run()
@@ -124,7 +123,7 @@ def test_what_the_neighbour_has_begun_goes_on_at_its_end(
 def test_a_file_that_arrives_wrong_is_sent_again_whole_and_twice_wrong_is_spoiled(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def wrong(kind: str, fields: dict[str, Any]) -> Sequence[Frame | None]:
+    def wrong(kind: str, fields: dict[str, Any]) -> Sequence[MessageFrame | None]:
         return [say("wrong", name=fields["name"], message="sha256")] if kind == "end" else ()
 
     begun = [say("lacking", name=SHARD, begun=990), say("lacks", files=1)]
@@ -143,7 +142,7 @@ def test_a_source_that_is_too_short_ends_its_file_so_that_the_neighbour_names_it
     with open(root / SHARD, "r+b") as file:
         file.truncate(10)
 
-    def wrong(kind: str, fields: dict[str, Any]) -> Sequence[Frame | None]:
+    def wrong(kind: str, fields: dict[str, Any]) -> Sequence[MessageFrame | None]:
         return [say("wrong", name=fields["name"], message="too short")] if kind == "end" else ()
 
     neighbour = ScriptedProcess(lacking(SHARD), wrong)
@@ -164,7 +163,7 @@ def test_a_source_that_is_too_short_ends_its_file_so_that_the_neighbour_names_it
     ],
 )
 def test_a_neighbour_that_lies_is_lost_and_killed(
-    root: Path, monkeypatch: pytest.MonkeyPatch, says: list[Frame], why: str
+    root: Path, monkeypatch: pytest.MonkeyPatch, says: list[MessageFrame], why: str
 ) -> None:
     neighbour = ScriptedProcess(says)
     leader = given(root, monkeypatch, neighbour)
@@ -226,7 +225,7 @@ def test_a_file_that_is_still_arriving_is_passed_on_and_one_that_broke_off_is_ab
     arriving.write_bytes(data[:600])
     abandoned = threading.Event()
 
-    def answer(kind: str, fields: dict[str, Any]) -> Sequence[Frame | None]:
+    def answer(kind: str, fields: dict[str, Any]) -> Sequence[MessageFrame | None]:
         if kind == "abandon":
             abandoned.set()
             return [None]

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from imagenet_prep.core.errors import DataDamagedError, IncompleteError, UsageError
-from imagenet_prep.dataset import naming
-from imagenet_prep.dataset.manifest import File
-from imagenet_prep.distribute.source import Original
+from imagenet_prep.dataset import schema
+from imagenet_prep.dataset.manifest import DatasetFile
+from imagenet_prep.distribute.send import Original
 from tests.kit.replicas import make_dataset
 
 SHARD = "train-00000-of-00002"
@@ -30,12 +30,12 @@ def test_a_manifest_that_is_not_the_one_of_the_beginning_ends_the_run(
     root: Path, tmp_path: Path, change: str
 ) -> None:
     source = opened(root)
-    path = root / naming.MANIFEST
+    path = root / schema.MANIFEST
     source.check_unchanged()
     assert source.data == path.read_bytes()
     if change == "replaced":
         make_dataset(tmp_path / "other", shards=2, shard_bytes=1000, seed=1)
-        path.write_bytes((tmp_path / "other" / naming.MANIFEST).read_bytes())
+        path.write_bytes((tmp_path / "other" / schema.MANIFEST).read_bytes())
     elif change == "damaged":
         path.write_bytes(source.data[:-1])
     else:
@@ -49,12 +49,12 @@ def test_a_manifest_that_is_not_the_one_of_the_beginning_ends_the_run(
 def test_a_file_of_a_different_size_is_not_sent(root: Path) -> None:
     source = opened(root)
     size = (root / SHARD).stat().st_size
-    assert b"".join(source.chunks(File(SHARD, size, ""))) == (root / SHARD).read_bytes()
+    assert b"".join(source.chunks(DatasetFile(SHARD, size, ""))) == (root / SHARD).read_bytes()
     for other in (size - 1, size + 1):
         with pytest.raises(
             DataDamagedError, match=f"{SHARD}: 1,000 bytes, expected {other:,}. Run"
         ):
-            next(source.chunks(File(SHARD, other, "")))
+            next(source.chunks(DatasetFile(SHARD, other, "")))
 
 
 def test_a_folder_without_a_manifest_is_no_dataset(tmp_path: Path) -> None:
@@ -63,7 +63,7 @@ def test_a_folder_without_a_manifest_is_no_dataset(tmp_path: Path) -> None:
 
 
 def test_shards_without_a_manifest_are_adopted_first(root: Path) -> None:
-    (root / naming.MANIFEST).unlink()
+    (root / schema.MANIFEST).unlink()
     with pytest.raises(UsageError) as refused:
         opened(root)
 

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from imagenet_prep.distribute import messages
+from imagenet_prep.distribute import hosts
 from imagenet_prep.hosts import channel
-from imagenet_prep.hosts.messages import (
+from imagenet_prep.hosts.channel import (
     MAX_TEXT,
     PROTOCOL,
     BrokenError,
@@ -29,11 +29,11 @@ from tests.kit.lengths import examples
 from tests.kit.limits import Limits
 
 ENDS = {
-    "TO_GIVER": messages.TO_GIVER,
-    "TO_RECEIVER": messages.TO_RECEIVER,
-    "FROM_STORING": messages.FROM_STORING,
-    "FROM_LOOKING": messages.FROM_LOOKING,
-    "FROM_GIVER": messages.FROM_GIVER,
+    "TO_GIVER": hosts.TO_GIVER,
+    "TO_RECEIVER": hosts.TO_RECEIVER,
+    "FROM_STORING": hosts.FROM_STORING,
+    "FROM_LOOKING": hosts.FROM_LOOKING,
+    "FROM_GIVER": hosts.FROM_GIVER,
 }
 STREAMS = {end: peers.streams(allowed) for end, allowed in ENDS.items()}
 
@@ -62,7 +62,7 @@ class Ends:
 
 
 @contextlib.contextmanager
-def ends(allowed: Messages = messages.FROM_GIVER, *, silence_s: float = 60.0) -> Iterator[Ends]:
+def ends(allowed: Messages = hosts.FROM_GIVER, *, silence_s: float = 60.0) -> Iterator[Ends]:
     made = Ends(allowed, silence_s)
     try:
         yield made
@@ -122,7 +122,7 @@ def test_a_number_of_things_is_a_whole_one_within_bounds(number: object) -> None
 
 
 def test_an_honest_message_comes_whole_with_its_bytes() -> None:
-    with ends(messages.TO_RECEIVER) as made:
+    with ends(hosts.TO_RECEIVER) as made:
         made.say(b'["alive",0,{}]\n["file",0,{"name":"index/a","start":5}]\n["chunk",3,{}]\na\nb')
         made.end()
         assert made.channel.read() == ("file", {"name": "index/a", "start": 5}, b"")
@@ -138,7 +138,7 @@ def test_a_first_message_that_is_no_json_is_no_banner() -> None:
 
 
 def test_a_message_that_breaks_off_is_an_end() -> None:
-    with ends(messages.TO_RECEIVER) as made:
+    with ends(hosts.TO_RECEIVER) as made:
         made.say(b'["chunk",3,{}]\na')
         made.end()
         assert made.channel.read() is None
@@ -211,7 +211,7 @@ def test_signs_of_life_follow_a_first_message_that_nobody_reads_at_first() -> No
 
 
 def test_another_version_is_told_from_nonsense() -> None:
-    with ends(messages.TO_RECEIVER) as made:
+    with ends(hosts.TO_RECEIVER) as made:
         made.say(b'["begin",0,{"protocol":2,"task":"store"}]\n')
         with pytest.raises(OtherVersionError, match="Install the same version on every host"):
             made.channel.read()

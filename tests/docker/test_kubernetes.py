@@ -13,7 +13,7 @@ import yaml
 from docker import rehearse
 from imagenet_prep import train
 from imagenet_prep.core import flags
-from imagenet_prep.hosts.hosts_file import read_hosts
+from imagenet_prep.hosts.commands import read_hosts
 from imagenet_prep.pipelines import launch, prepare
 from tests.kit.command import REPOSITORY
 
@@ -60,7 +60,7 @@ def test_a_manifest_with_a_wrong_field_is_found() -> None:
 
 def test_prepare_has_flags_of_prepare() -> None:
     verb, *words = container("prepare.yaml")["args"]
-    config = flags.parse(prepare.Config, words, verb=verb, text="")
+    config = flags.parse(prepare.PrepareConfig, words, verb=verb, text="")
 
     assert verb == "prepare"
     cores = container("prepare.yaml")["resources"]["requests"]["cpu"]
@@ -89,7 +89,7 @@ def test_launch_starts_one_rank_per_gpu_of_each_pod(tmp_path: Path) -> None:
     manifest = documents("train-launch.yaml")
     (text,) = container("train-launch.yaml")["args"]
     words = words_after(text, "imagenet-prep launch")
-    config = flags.parse(launch.Config, words, verb="launch", text="")
+    config = flags.parse(launch.LaunchConfig, words, verb="launch", text="")
     hosts_file = tmp_path / "hosts"
     hosts_file.write_text(manifest["ConfigMap"]["data"]["hosts"])
     hosts = read_hosts(hosts_file)

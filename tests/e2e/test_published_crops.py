@@ -18,10 +18,10 @@ from PIL import Image
 
 from imagenet_prep.core.errors import UsageError
 from imagenet_prep.core.world import World
-from imagenet_prep.dataset import editions
+from imagenet_prep.dataset import class_list
 from imagenet_prep.evaluation import score
 from imagenet_prep.read import ColumnWriter, Reader, make_dataset
-from imagenet_prep.read import native as native_module
+from imagenet_prep.read import backend as native_module
 from imagenet_prep.sources.labels import published_labels
 from tests.kit import command, evaluation_sets
 from tests.kit.documents import read
@@ -376,7 +376,7 @@ def test_the_page_lists_the_crop_of_each_edition() -> None:
     page = read(Path("docs/evaluation.md"))
     rows = [line.split("|") for line in page.splitlines() if line.startswith("| ")]
     crops = {cells[2].strip(" `"): cells[5].strip() for cells in rows if len(cells) == 7}
-    listed = {each.name: each.crop for each in editions.EVALUATION if each.name != "imagenetv2"}
+    listed = {each.name: each.crop for each in class_list.EVALUATION if each.name != "imagenetv2"}
 
     assert crops.keys() - {"edition"} == listed.keys()
     for name, crop in listed.items():

@@ -75,7 +75,7 @@ def test_another_rate_is_said_in_words_and_begins_anew_when_asked(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # test_photographs trains the real one.
-    monkeypatch.setattr("imagenet_prep.trainer.model.build", network)
+    monkeypatch.setattr("imagenet_prep.trainer.tensorflow_learner.build", network)
 
     def typed(*words: str) -> str:
         where = ("--data-dir", str(dataset), "--log-dir", str(tmp_path / "run"))

@@ -103,7 +103,7 @@ def on_a_cluster(
     """Runs tasks a, b and c; each job finishes so many of those that are left."""
     limits(attempt_pause_s=0.0)
 
-    def run(*made: Job) -> list[engine.Receipt[Made]]:
+    def run(*made: Job) -> list[engine.TaskReceipt[Made]]:
         left = iter(made)
 
         def submit(args: object, build: object, *, name: str, log: Path) -> Fake:
@@ -193,7 +193,7 @@ def test_a_failure_ends_the_run(on_a_cluster: Callable[..., list[dict[str, Any]]
 
 
 def test_a_limit_ends_the_run_once_and_keeps_what_is_done(stage: Stage) -> None:
-    def limit(receipt: engine.Receipt[Made]) -> None:
+    def limit(receipt: engine.TaskReceipt[Made]) -> None:
         if receipt.content.task == "b":
             raise DataDamagedError("too many bad images")
 
@@ -220,7 +220,7 @@ def test_two_tasks_of_a_stage_that_write_one_file_are_a_bug(tmp_path: Path, fini
     def same(task: Task) -> engine.Result[Made]:
         temporary = store.temporary()
         temporary.write_bytes(b"of equal size")
-        return engine.Result(Made(task.name), (engine.Output(temporary, "lists/same"),))
+        return engine.Result(Made(task.name), (engine.TaskOutput(temporary, "lists/same"),))
 
     stage = engine.Stage("write", "0" * 64, store, same, Made)
     tasks = [Task("a"), Task("b")]

@@ -24,7 +24,7 @@ from imagenet_prep.core.errors import (
     UsageError,
 )
 from imagenet_prep.engine import Lease
-from imagenet_prep.engine import lease as lease_module
+from imagenet_prep.engine import stage as lease_module
 from imagenet_prep.engine.workers import done, run_worker
 from imagenet_prep.storage.folder import TEMPORARY, LocalStore
 from imagenet_prep.storage.remote import AbsentError, Check
@@ -72,7 +72,7 @@ class Work:
             raise SourceError("the archive is damaged")
         path = self.store.local.temporary()
         path.write_bytes(b"content")
-        return engine.Result(Made(task.name), (engine.Output(path, f"{task.name}.bin"),))
+        return engine.Result(Made(task.name), (engine.TaskOutput(path, f"{task.name}.bin"),))
 
 
 @pytest.fixture(params=[LocalStore, Elsewhere])

@@ -18,7 +18,7 @@ import pytest
 from imagenet_prep import engine
 from imagenet_prep.core.errors import DataDamagedError, ImagenetPrepError, JobLostError, StoreError
 from imagenet_prep.engine import cluster
-from imagenet_prep.engine.cluster import Job
+from imagenet_prep.engine.cluster import ClusterJob
 from imagenet_prep.storage.folder import LocalStore
 from tests.kit.limits import Limits
 
@@ -49,7 +49,7 @@ BUG = "imagenet_prep.core.errors.StoreError: first\n\nDuring handling\nKeyError:
     ids=["store", "worker", "bug", "lost"],
 )
 def test_a_failure_on_a_worker_keeps_its_class(said: str, kind: type, message: str) -> None:
-    job = Job("Flink", Path("/log"), lambda: None)
+    job = ClusterJob("Flink", Path("/log"), lambda: None)
     step = "" if kind is JobLostError else STEP
     error = job._explained(RuntimeError(f"{HARNESS}\n{said}{step}"))
     assert (type(error), str(error)) == (kind, message)

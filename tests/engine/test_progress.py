@@ -12,8 +12,7 @@ from typing import Any, NamedTuple, cast
 
 import pytest
 
-from imagenet_prep.engine.attempts import Followed
-from imagenet_prep.engine.progress import Progress
+from imagenet_prep.engine.attempts import Followed, Progress
 from tests.kit.limits import Limits
 from tests.kit.system import System
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from imagenet_prep.core.errors import IncompleteError, SourceError
-from imagenet_prep.engine.stage import Output, Result, Stage
+from imagenet_prep.engine.stage import Result, Stage, TaskOutput
 from imagenet_prep.engine.workers import run_worker
 from imagenet_prep.storage.folder import LocalStore
 
@@ -34,7 +34,7 @@ def stage(root: Path, function: Any = None) -> Stage[Task, Made]:
         path = store.temporary()
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(b"content")
-        return Result(Made(task.name), (Output(path, f"{task.name}.bin"),))
+        return Result(Made(task.name), (TaskOutput(path, f"{task.name}.bin"),))
 
     made = Stage("write", "0" * 64, store, function or write, Made)
     made.clear()

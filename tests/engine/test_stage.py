@@ -40,7 +40,7 @@ def stage(tmp_path: Path) -> Stage:
     return engine.Stage("write", "0" * 64, LocalStore(tmp_path / "set"), work, Made)
 
 
-def run(stage: Stage, *names: str) -> list[engine.Receipt[Made]]:
+def run(stage: Stage, *names: str) -> list[engine.TaskReceipt[Made]]:
     workers = engine.Workers(1, engine.THREADS)
     return engine.run(stage, [*map(Task, names)], workers, title="", quiet=True)
 

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import pytest
 
 from imagenet_prep import engine
-from imagenet_prep.core import counter
+from imagenet_prep.core import limits
 from imagenet_prep.core.errors import IncompleteError, SourceError, StoreError, UsageError
 from imagenet_prep.engine.workers import Processes, Threads, Workers, run_worker
 from imagenet_prep.storage import remote
@@ -56,7 +56,7 @@ class Work:
             RetryBudget("s3://b/x", 1, Clock()).wait(TransientError("no data arrived in time"))
         if task.name == "three images":
             for _ in range(3):
-                counter.add()
+                limits.add()
         if task.name == "bug":
             raise AssertionError("nobody foresaw this")
         if task.name == "killed":
@@ -78,7 +78,7 @@ def stage(tmp_path: Path) -> Stage:
     return engine.Stage("write", "0" * 64, LocalStore(tmp_path / "set"), Work(tmp_path), Made)
 
 
-def run(stage: Stage, kind: str, *names: str, num: int = 2) -> list[engine.Receipt[Made]]:
+def run(stage: Stage, kind: str, *names: str, num: int = 2) -> list[engine.TaskReceipt[Made]]:
     workers = Workers(num, kind)
     return engine.run(stage, [*map(Task, names)], workers, title="", quiet=True)
 
@@ -147,7 +147,7 @@ def test_images_of_all_workers_are_counted_before_their_shards_are_finished(
 ) -> None:
     run(stage, kind, "a", "three images")
 
-    assert counter.add(0) == 3
+    assert limits.add(0) == 3
 
 
 def test_nobody_is_left_where_the_run_is_ended(stage: Stage) -> None:

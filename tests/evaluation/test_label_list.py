@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from imagenet_prep.core.errors import DataDamagedError, UsageError
-from imagenet_prep.evaluation import label_list
+from imagenet_prep.evaluation import sheet
 from tests.kit.evaluated import labels_of_validation, write_real
 from tests.kit.limits import Limits
 
@@ -28,7 +28,7 @@ def test_csv_gives_classes_by_key(tmp_path: Path) -> None:
         'n01440764/ILSVRC2012_val_00000293.JPEG,0\r\n\r\n"n1/b,""c"".JPEG",\r\n'
         "fog/3/ILSVRC2012_val_00000001.JPEG,5\r\n",
     )
-    found = label_list.read(path)
+    found = sheet.read(path)
 
     assert dict(found.classes) == {
         "n01440764/a.JPEG": ("n01443537", "17"),
@@ -48,7 +48,7 @@ def test_csv_gives_classes_by_key(tmp_path: Path) -> None:
 
 def test_real_counts_from_the_first_image(tmp_path: Path) -> None:
     rows = write_real(tmp_path / "real.json", labels_of_validation())
-    found = label_list.read(tmp_path / "real.json")
+    found = sheet.read(tmp_path / "real.json")
 
     keys = list(found.classes)
     assert (keys[0], keys[-1], len(keys)) == (
@@ -68,23 +68,23 @@ def test_several_labels_are_those_called_correct(tmp_path: Path) -> None:
         "c.JPEG": {"correct": ["n01440764"]},
     }
     content = {"initial_annots": annotations, "problematic_images": {"c.JPEG": ["x"]}, "more": 1}
-    found = label_list.read(written(tmp_path / "h.json", content))
+    found = sheet.read(written(tmp_path / "h.json", content))
 
     expected = {"a.JPEG": ("n01440764", "n01443537"), "b.JPEG": (), "c.JPEG": ()}
     assert dict(found.classes) == expected
     assert found.is_by_class
     again = content | {"problematic_images": ["c.JPEG"]}
-    assert label_list.read(written(tmp_path / "l.json", again)).classes == expected
+    assert sheet.read(written(tmp_path / "l.json", again)).classes == expected
 
 
 def test_the_published_file_is_known_by_its_sha256_and_another_one_is_said_to_be_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_real(tmp_path / "real.json", labels_of_validation())
-    found = label_list.read(tmp_path / "real.json")
+    found = sheet.read(tmp_path / "real.json")
     assert found.form == "ReaL's form, another file than the published one"
-    monkeypatch.setitem(label_list.PUBLISHED, found.sha256, "ReaL as published")
-    assert label_list.read(tmp_path / "real.json").form == "ReaL as published"
+    monkeypatch.setitem(sheet.PUBLISHED, found.sha256, "ReaL as published")
+    assert sheet.read(tmp_path / "real.json").form == "ReaL as published"
 
 
 @pytest.mark.parametrize(
@@ -119,18 +119,18 @@ def test_what_is_no_list_is_refused_without_showing_it(
     path = tmp_path / "list"
     path.write_bytes(content.encode("utf-8", "surrogateescape"))
     with pytest.raises(UsageError, match=f"list: not a label list: .*{why}"):
-        label_list.read(path)
+        sheet.read(path)
 
 
 def test_only_a_published_list_may_be_large(tmp_path: Path, limits: Limits) -> None:
     limits(small_file_bytes=1000)
     with pytest.raises(UsageError, match="over 1,000 bytes, and not a published list"):
-        label_list.read(written(tmp_path / "own.csv", "key,class\n" + "a,0\n" * 1000))
+        sheet.read(written(tmp_path / "own.csv", "key,class\n" + "a,0\n" * 1000))
 
 
 def test_pipes_and_absent_files_are_refused(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(DataDamagedError, match="a named pipe"):
-        label_list.read(tmp_path / "pipe")
+        sheet.read(tmp_path / "pipe")
     with pytest.raises(UsageError, match="cannot be read: No such file"):
-        label_list.read(tmp_path / "absent")
+        sheet.read(tmp_path / "absent")

@@ -16,7 +16,7 @@ from imagenet_prep.core.errors import ManifestError, UsageError
 from imagenet_prep.dataset import predictions
 from imagenet_prep.dataset.predictions import Prediction
 from imagenet_prep.evaluation import Table, score
-from imagenet_prep.evaluation.corruptions import ALEXNET_ERRORS
+from imagenet_prep.evaluation.table import ALEXNET_ERRORS
 from imagenet_prep.read import make_dataset
 from tests.kit.evaluated import OFFICIAL, VALIDATION, labels_of_validation, write_names, write_real
 from tests.kit.reading import BACKENDS, NEEDS, colours, dali

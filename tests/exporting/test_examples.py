@@ -9,7 +9,7 @@ import pytest
 
 from imagenet_prep.core.errors import DataDamagedError
 from imagenet_prep.dataset import example
-from imagenet_prep.exporting.examples import Part, Source
+from imagenet_prep.exporting.examples import ExportPart, ExportSource
 from tests.kit.samples import add_tables
 from tests.kit.tfrecords import framed, picture, plain, wnid, write_set
 
@@ -25,9 +25,9 @@ def root(tmp_path: Path) -> Path:
 
 
 def exported(root: Path) -> list[tuple[str, int, str]]:
-    source = Source(str(root))
+    source = ExportSource(str(root))
     try:
-        found = source.read(Part("train", 0, 1, range(3)))
+        found = source.read(ExportPart("train", 0, 1, range(3)))
         return [(each.key, each.class_index, each.wnid) for each in found]
     finally:
         source.close()

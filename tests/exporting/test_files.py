@@ -10,10 +10,8 @@ import pytest
 
 from imagenet_prep import engine
 from imagenet_prep.core.errors import StoreError
-from imagenet_prep.exporting.examples import Part
-from imagenet_prep.exporting.files import Piece, Tree
-from imagenet_prep.exporting.format import Written
-from imagenet_prep.exporting.job import Work
+from imagenet_prep.exporting.examples import ExportPart, FilePiece, Tree, Written
+from imagenet_prep.exporting.job import PartExport
 from imagenet_prep.storage.folder import LocalStore
 from tests.kit.system import System
 
@@ -23,11 +21,13 @@ def test_single_files_are_synced_before_the_sums_of_their_part_have_their_name(
 ) -> None:
     store = LocalStore(tmp_path / "out")
     tree = Tree(store, ".work/made")
-    pieces = [Piece(f"train/{name}.JPEG", name.encode(), f"sum of {name}") for name in "abc"]
+    pieces = [FilePiece(f"train/{name}.JPEG", name.encode(), f"sum of {name}") for name in "abc"]
     source = cast("Any", SimpleNamespace(read=lambda _: iter(())))
     form = cast("Any", SimpleNamespace(pieces=lambda *_: iter(pieces), file_an_image=True))
-    stage = engine.Stage("export", "", store, Work(source, form, store, ".work", tree), Written)
-    part = Part("train", 0, 1, range(3))
+    stage = engine.Stage(
+        "export", "", store, PartExport(source, form, store, ".work", tree), Written
+    )
+    part = ExportPart("train", 0, 1, range(3))
     sums = store.path(".work/sums/train-00000")
     there: list[list[str]] = []
 
@@ -57,6 +57,6 @@ def test_no_link_in_the_place_of_an_image_is_followed(tmp_path: Path, planted: s
     tree = Tree(LocalStore(out), ".work/made")
 
     with pytest.raises((StoreError, OSError)):
-        tree.write([Piece("train/a.JPEG", b"new", "its sum")])
+        tree.write([FilePiece("train/a.JPEG", b"new", "its sum")])
     assert (mine / "a.JPEG").read_bytes() == b"mine"
     assert [path.name for path in mine.iterdir()] == ["a.JPEG"]

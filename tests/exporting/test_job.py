@@ -12,10 +12,10 @@ import pytest
 from imagenet_prep.core.errors import UsageError
 from imagenet_prep.engine import Workers
 from imagenet_prep.exporting import job
-from imagenet_prep.exporting.examples import Source
-from imagenet_prep.exporting.webdataset import WebDataset
-from imagenet_prep.read.choice import Choice
-from imagenet_prep.read.config import Wanted
+from imagenet_prep.exporting.examples import ExportSource
+from imagenet_prep.exporting.formats import WebDatasetFormat
+from imagenet_prep.read.config import WantedExamples
+from imagenet_prep.read.selection import Choice
 from imagenet_prep.storage.folder import LocalStore
 from imagenet_prep.storage.store import Store
 from tests.kit.dataset import all_files
@@ -37,24 +37,24 @@ class Taken(LocalStore):
 
 
 @pytest.fixture
-def source(tmp_path: Path) -> Iterator[Source]:
+def source(tmp_path: Path) -> Iterator[ExportSource]:
     images = [picture(number, plain(number)) for number in range(3)]
     write_set(tmp_path / "set", {"train": [images]}, num_classes=3)
     add_tables(tmp_path / "set")
-    with contextlib.closing(Source(str(tmp_path / "set"))) as made:
+    with contextlib.closing(ExportSource(str(tmp_path / "set"))) as made:
         yield made
 
 
-def asked(source: Source, store: Store, called: str = "") -> job.Job:
+def asked(source: ExportSource, store: Store, called: str = "") -> job.ExportJob:
     of_all: dict[str, Any] = {"classes": None, "remap": False, "keys": None, "exclude": None}
     of_all |= {"fraction": 1.0, "fold": (0, 1), "others": False, "choice_seed": 0}
-    choice = Choice(Wanted(**of_all), source.dataset.classes)
-    return job.Job(
+    choice = Choice(WantedExamples(**of_all), source.dataset.classes)
+    return job.ExportJob(
         source,
         ["train"],
         choice,
         "webdataset",
-        WebDataset((("a", "a"),)),
+        WebDatasetFormat((("a", "a"),)),
         store,
         called,
         workers=Workers(1, "threads"),
@@ -64,7 +64,7 @@ def asked(source: Source, store: Store, called: str = "") -> job.Job:
 
 @pytest.mark.parametrize("name", [".work/export", "train-000000.tar"])
 def test_what_comes_into_the_folder_before_the_lock_is_had_is_not_overwritten(
-    tmp_path: Path, source: Source, name: str
+    tmp_path: Path, source: ExportSource, name: str
 ) -> None:
     store = Taken(tmp_path / "out")
     store.files = {name: b"of another run"}
@@ -85,7 +85,7 @@ class Dies(LocalStore):
 
 
 def test_a_finished_export_has_no_work_folder_and_is_recognised(
-    tmp_path: Path, source: Source
+    tmp_path: Path, source: ExportSource
 ) -> None:
     store = Dies(tmp_path / "out")
     store.at = ".work/export"
@@ -104,7 +104,7 @@ def test_a_finished_export_has_no_work_folder_and_is_recognised(
 
 @pytest.mark.parametrize("damaged", ["train-000000.tar", "SHA256SUMS", "export.json"])
 def test_a_finished_export_with_a_lost_or_cut_file_is_written_again(
-    tmp_path: Path, source: Source, damaged: str
+    tmp_path: Path, source: ExportSource, damaged: str
 ) -> None:
     store = LocalStore(tmp_path / "out")
     job.run(asked(source, store))
@@ -124,7 +124,7 @@ def test_a_finished_export_with_a_lost_or_cut_file_is_written_again(
 
 
 def test_an_export_that_shares_its_folder_leaves_the_work_of_others(
-    tmp_path: Path, source: Source
+    tmp_path: Path, source: ExportSource
 ) -> None:
     store = LocalStore(tmp_path / "out")
     store.write(".work/valexport", b"of another run")

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from imagenet_prep.exporting.examples import Example, Part
-from imagenet_prep.exporting.recordio import RecordIO
+from imagenet_prep.exporting.examples import Example, ExportPart
+from imagenet_prep.exporting.formats import RecordIOFormat
 
 
 def test_lines_are_those_of_im2rec() -> None:
     example = Example(4, "n1/a b.JPEG", 17, "n1", b"image", "", {})
-    pieces = [*RecordIO().pieces(Part("train", 0, 1, range(2)), [example, example])]
+    pieces = [*RecordIOFormat().pieces(ExportPart("train", 0, 1, range(2)), [example, example])]
 
     size = len(pieces[2].data)
     assert [(piece.name, piece.data.decode()) for piece in pieces if piece.name != "train.rec"] == [

@@ -17,7 +17,7 @@ import numpy as np
 import tensorflow as tf
 import torch
 
-from imagenet_prep.trainer import recipe, tensorflow_learner, torchvision
+from imagenet_prep.trainer import interface, recipe, tensorflow_learner
 from imagenet_prep.trainer.config import TrainConfig
 from imagenet_prep.trainer.pytorch_learner import PytorchLearner
 from imagenet_prep.trainer.tensorflow_learner import TensorFlowLearner
@@ -38,7 +38,7 @@ def named_as_torch(model: str, size: int, arrays: dict[str, Any]) -> dict[str, A
     if model in ("cifar", "mnist"):
         known = {path.replace(".", "_"): array for path, array in arrays.items()}
     # The names of all networks are made in one way, also of those that torchvision does not have.
-    return torchvision.tensors({"model": torchvision.TINY}, known)
+    return interface.tensors({"model": interface.TINY}, known)
 
 
 def losses(
@@ -77,7 +77,7 @@ def losses(
             learner._forward = lambda *batch, of=forward: [tf.cast(v, kept) for v in of(*batch)]
             given = named_as_torch(model, size, named)
         else:
-            paths = [name for name in learner.names() if not name.startswith(torchvision.SLOT)]
+            paths = [name for name in learner.names() if not name.startswith(interface.SLOT)]
             learner.assign([given[path] for path in paths])
         rng = np.random.default_rng(7)
         rows = []

@@ -17,14 +17,14 @@ import torch
 from torch import nn
 
 from imagenet_prep.train import readers
-from imagenet_prep.trainer import loop, pytorch_model, recipe
+from imagenet_prep.trainer import loop, pytorch_learner, recipe
 from imagenet_prep.trainer.comm import launched
 from imagenet_prep.trainer.config import TrainConfig
 from imagenet_prep.trainer.pytorch_learner import PytorchLearner
 
 
 def network(_name: str, _size: int, num_classes: int) -> Any:
-    """Stands for `pytorch_model.build`."""
+    """Stands for `pytorch_learner.build`."""
     convolution = nn.Conv2d(3, 16, 3, 2)
     pool = nn.AdaptiveAvgPool2d(1)
     return nn.Sequential(convolution, nn.ReLU(), pool, nn.Flatten(), nn.Linear(16, num_classes))
@@ -32,7 +32,7 @@ def network(_name: str, _size: int, num_classes: int) -> Any:
 
 def main(folder: Path, settings: dict[str, Any]) -> None:
     """Trains, and saves the variables of this rank."""
-    pytorch_model.build = network
+    pytorch_learner.build = network
     config = TrainConfig(**settings, framework="pytorch", log_dir=str(folder / "run"))
     world = launched()
     torch.manual_seed(0)

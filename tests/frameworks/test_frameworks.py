@@ -43,13 +43,13 @@ print(max(float((one[name] - other[name]).abs().max()) for name in one))
 
 
 def test_exported_weights_have_torchvisions_logits(python: Path, tf: Any, tmp_path: Path) -> None:
-    from imagenet_prep.trainer import checkpoint, model
+    from imagenet_prep.trainer import checkpoint, tensorflow_learner
 
     rng = np.random.default_rng(5)
     images = rng.normal(size=(3, 64, 64, 3)).astype(np.float32)
     np.save(tmp_path / "images.npy", images.transpose(0, 3, 1, 2))
     for name in ("resnet18", "resnet50", "tiny"):
-        network = model.build(name, 64, 10)
+        network = tensorflow_learner.build(name, 64, 10)
         variables = [*network.trainable_variables, *network.non_trainable_weights]
         for each in variables:
             # As if trained: no batch norm is as it began, and no variance is negative.

@@ -12,7 +12,7 @@ from imagenet_prep.dataset.class_list import ClassList
 from imagenet_prep.dataset.member import Member, parse_members
 from imagenet_prep.preparation.planning import take_inventory
 from imagenet_prep.preparation.tasks import plan_name
-from imagenet_prep.sources.source import IndexTask, Part
+from imagenet_prep.sources.source import IndexTask, SourcePart
 from imagenet_prep.storage.folder import LocalStore
 from tests.kit import command, golden_sets
 from tests.kit.codec import corpus
@@ -41,7 +41,7 @@ def golden_plan(seed: int, num_shards: int) -> list[list[str]]:
     members = tuple(itertools.chain.from_iterable(golden_classes()))
     wnids = tuple(dict.fromkeys(member.key.partition("/")[0] for member in members))
     source = RandomSource(
-        ClassList(wnids, wnids), (Part("train.tar", 1, 1),), lists=((task, members),)
+        ClassList(wnids, wnids), (SourcePart("train.tar", 1, 1),), lists=((task, members),)
     )
     chosen = selection(
         source=source,

@@ -8,20 +8,20 @@ import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from imagenet_prep.dataset import naming
+from imagenet_prep.dataset import schema
 
 SHARD = "train-00000-of-00002"
 # Whatever a verb may open in a data set, and what it notes there.
 NAMES = (
-    naming.MANIFEST,
-    naming.PLACEMENT,
-    naming.LABELS,
-    naming.QUARANTINE,
+    schema.MANIFEST,
+    schema.PLACEMENT,
+    schema.LABELS,
+    schema.QUARANTINE,
     SHARD,
-    naming.index_name(SHARD),
-    naming.VERIFIED,
-    naming.REPLICAS,
-    *(f"{naming.WORK}/{name}" for name in ("lock", "run.json", "adopt.json", "origin.json")),
+    schema.index_name(SHARD),
+    schema.VERIFIED,
+    schema.REPLICAS,
+    *(f"{schema.WORK}/{name}" for name in ("lock", "run.json", "adopt.json", "origin.json")),
 )
 # More than any verb may take, and little enough that a verb that takes it breaks nothing else.
 SPARSE_BYTES = 2 << 30
@@ -59,7 +59,7 @@ def plants(root: Path) -> Iterator[tuple[str, Callable[[], None]]]:
 
 def work_plants(out: Path) -> Iterator[tuple[str, Callable[[], None]]]:
     """Yields the same for each file that a verb has left below `.work`, of many alike for one."""
-    left = [path for path in sorted((out / naming.WORK).rglob("*")) if path.is_file()]
+    left = [path for path in sorted((out / schema.WORK).rglob("*")) if path.is_file()]
     of_folder = {(path.parent, path.suffix): path for path in left}
     for path in of_folder.values():
         for kind in ("sparse", "pipe"):

@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from imagenet_prep.dataset import naming
+from imagenet_prep.dataset import schema
 
 # Below `.work`, of whichever verb; what lies in a stage's folder comes from the stage itself.
 FILES = (
@@ -44,7 +44,7 @@ def plants(out: Path, secrets: Path) -> Iterator[tuple[str, Callable[[], None]]]
       out: the folder; what its `.work` holds now is planted too, one after the other.
       secrets: the arena's root.
     """
-    work = out / naming.WORK
+    work = out / schema.WORK
     there = {str(path.relative_to(work)): path.is_dir() for path in sorted(work.rglob("*"))}
     known = dict.fromkeys(FILES, False) | dict.fromkeys(FOLDERS, True)
     for name, is_folder in {**known, **there}.items():
@@ -54,7 +54,7 @@ def plants(out: Path, secrets: Path) -> Iterator[tuple[str, Callable[[], None]]]
         yield f"{name} -> nothing", _planting(work / name, missing)
     yield ".work -> a folder", _planting(work, secrets / "home")
     yield ".work -> a file", _planting(work, secrets / SECRET_FILE)
-    yield "index -> a folder", _planting(out / naming.INDEX, secrets / "beside")
+    yield "index -> a folder", _planting(out / schema.INDEX, secrets / "beside")
 
 
 def _planting(place: Path, target: Path) -> Callable[[], None]:
@@ -63,14 +63,14 @@ def _planting(place: Path, target: Path) -> Callable[[], None]:
 
 def journals(out: Path) -> Iterator[tuple[str, Callable[[], None]]]:
     """Yields (what is wrong, what writes it) for each JSON file below `.work`."""
-    kept = [path for path in sorted((out / naming.WORK).rglob("*.json*")) if path.is_file()]
+    kept = [path for path in sorted((out / schema.WORK).rglob("*.json*")) if path.is_file()]
     # Receipts of one folder are alike.
     first = {
         (path.parent, path.name if "receipts" not in path.parts else ""): path for path in kept
     }
     for path in first.values():
         data = path.read_bytes()
-        name = path.relative_to(out / naming.WORK)
+        name = path.relative_to(out / schema.WORK)
         # What a receipt says is believed, as the disk is on which it lies; that it says it is not.
         for kind, bad in _spoilt(data, by_key="receipts" not in path.parts):
             yield f"{name}: {kind}", _writing(path, bad)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from imagenet_prep.dataset import naming
+from imagenet_prep.dataset import schema
 
 Row = list[Any]
 
@@ -25,7 +25,7 @@ _CHANGES: dict[str, Callable[[Row], Row]] = {
 
 def plants(out: Path) -> Iterator[tuple[str, Callable[[], None]]]:
     """Yields (what is wrong, what writes it) for the first list below `out`."""
-    path = min((out / naming.WORK).glob("index-*/members/*.jsonl"))
+    path = min((out / schema.WORK).glob("index-*/members/*.jsonl"))
     for kind, change in _CHANGES.items():
         yield kind, _planting(out, path, change)
 

@@ -106,7 +106,7 @@ def ilsvrc(mini: Miniature) -> Iterator[Case]:
         "a stranger of 3 GB": lambda: archives.devkit_with_a_stranger_that_unpacks_to(3 << 30),
         "noise": lambda: os.urandom(10_000),
     }.items():
-        yield f"devkit: {kind}", replaced(labels.DEVKIT, made)
+        yield f"devkit: {kind}", replaced(labels.DEVKIT_NAME, made)
     for kind, annotation in _ANNOTATIONS.items():
         yield f"boxes: {kind}", lambda root, make=annotation: _with_boxes(mini, root, make())
     for kind, made in {

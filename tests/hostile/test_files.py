@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from imagenet_prep.dataset import naming
+from imagenet_prep.dataset import schema
 from tests.hostile import files
 from tests.hostile.readers import READ
 from tests.kit.arena import Arena
@@ -40,9 +40,9 @@ def _run(arena: Arena, sound: Path, verb: str, plant: Callable[[], None]) -> int
     for name in ("set", "sound"):
         shutil.copytree(sound, arena.given / name)
     if verb in WITHOUT_MANIFEST:
-        (arena.given / "set" / naming.MANIFEST).unlink()
-        shutil.rmtree(arena.given / "set" / naming.INDEX)
-        (arena.given / "set" / naming.LABELS).unlink()
+        (arena.given / "set" / schema.MANIFEST).unlink()
+        shutil.rmtree(arena.given / "set" / schema.INDEX)
+        (arena.given / "set" / schema.LABELS).unlink()
     plant()
     return arena.run(*VERBS[verb], **({"call": READ} if verb == "read" else {})).code
 
@@ -67,12 +67,12 @@ def test_whatever_lies_in_place_of_a_file_it_ends_in_a_sentence(
 
 # Which verb reads which file whole.
 READ_WHOLE = [
-    *((verb, naming.MANIFEST) for verb in ("verify", "report", "replicate", "read", "export")),
-    *((verb, naming.MANIFEST) for verb in ("resize", "resize to", "verify if changed")),
-    *((verb, naming.PLACEMENT) for verb in ("verify", "replicate", "read", "export")),
-    *((verb, naming.LABELS) for verb in ("verify", "replicate", "read", "export", "resize")),
-    ("adopt", f"{naming.WORK}/adopt.json"),
-    ("resize to", f"{naming.WORK}/run.json"),
+    *((verb, schema.MANIFEST) for verb in ("verify", "report", "replicate", "read", "export")),
+    *((verb, schema.MANIFEST) for verb in ("resize", "resize to", "verify if changed")),
+    *((verb, schema.PLACEMENT) for verb in ("verify", "replicate", "read", "export")),
+    *((verb, schema.LABELS) for verb in ("verify", "replicate", "read", "export", "resize")),
+    ("adopt", f"{schema.WORK}/adopt.json"),
+    ("resize to", f"{schema.WORK}/run.json"),
 ]
 
 

@@ -25,7 +25,7 @@ from imagenet_prep import export, report, show
 from imagenet_prep.core.errors import DataDamagedError, ImagenetPrepError
 from imagenet_prep.read import receipt
 from imagenet_prep.trainer import checkpoint
-from imagenet_prep.trainer.choices import TORCHVISION, residual_blocks
+from imagenet_prep.trainer.config import TORCHVISION, residual_blocks
 from tests.hostile import readers
 from tests.kit.hostile import fields
 from tests.kit.lengths import long_but
@@ -178,7 +178,7 @@ def model_arrays(model: str, classes: int, framework: str) -> dict[str, Any]:
 def test_a_sound_checkpoint_of_each_network_is_exported(
     trained: Path, tmp_path: Path, model: str
 ) -> None:
-    from imagenet_prep.trainer import torchvision
+    from imagenet_prep.trainer import interface
 
     for framework in ("tensorflow", "pytorch"):
         latest = checkpoint.load_latest(trained / "log")
@@ -192,7 +192,7 @@ def test_a_sound_checkpoint_of_each_network_is_exported(
             words = [str(tmp_path / framework), str(out), "--to", "torch"]
             assert code_of(export.run, words) == 0
         needed = sum(array.size for name, array in arrays.items() if "slot" not in name)
-        assert torchvision.network_of(facts).num_weights == needed
+        assert interface.network_of(facts).num_weights == needed
 
 
 def checkpoints(head: Any, arrays: dict[str, Any], folder: Path, number: int) -> Iterator[str]:

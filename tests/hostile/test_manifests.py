@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 
 from imagenet_prep.core.errors import ManifestError
-from imagenet_prep.dataset import manifest, naming, schema
+from imagenet_prep.dataset import manifest, schema
 from tests.hostile.readers import READ
 from tests.kit.arena import Arena
 from tests.kit.hostile import manifests
@@ -48,7 +48,7 @@ def some(content: manifests.Content, part: int) -> list[tuple[str, bytes]]:
 
 @pytest.fixture(scope="module")
 def content(sound: Path) -> manifests.Content:
-    return json.loads((sound / naming.MANIFEST).read_bytes())
+    return json.loads((sound / schema.MANIFEST).read_bytes())
 
 
 @pytest.mark.parametrize(("verb", "part"), MANY)
@@ -61,7 +61,7 @@ def test_whatever_a_manifest_says_it_stays_in_its_folder(
         shutil.copytree(sound, arena.given / "set")
         if "sound" in words:
             shutil.copytree(sound, arena.given / "sound")
-        (arena.given / "set" / naming.MANIFEST).write_bytes(data)
+        (arena.given / "set" / schema.MANIFEST).write_bytes(data)
         arena.run(*words)
 
     arena.each(some(content, part), attempt)
@@ -73,7 +73,7 @@ def test_whatever_a_manifest_says_reading_stays_in_its_folder(
 ) -> None:
     def attempt(data: bytes) -> None:
         shutil.copytree(sound, arena.given / "set")
-        (arena.given / "set" / naming.MANIFEST).write_bytes(data)
+        (arena.given / "set" / schema.MANIFEST).write_bytes(data)
         arena.run("set", call=READ)
 
     arena.each(some(content, part), attempt)
@@ -90,7 +90,7 @@ def test_whatever_a_served_manifest_says_it_stays_in_the_cache(
     with serve({**hostile, **served}) as server:
 
         def attempt(data: bytes) -> None:
-            server.files[f"/{naming.MANIFEST}"] = data
+            server.files[f"/{schema.MANIFEST}"] = data
             arena.run(server.url, call=READ)
 
         arena.each(some(content, part), attempt)
@@ -105,11 +105,11 @@ def test_a_served_shard_that_is_called_like_the_users_file_does_not_replace_it(
     stated = {"name": name, "num_bytes": len(data), "sha256": manifests.sha256(data)}
     shard = {**content["splits"]["train"]["shards"][0], **stated}
     mended = manifests.put(content, ("splits", "train", "shards"), [shard])
-    served = {"home/.bashrc": data, naming.LABELS: (sound / naming.LABELS).read_bytes()}
+    served = {"home/.bashrc": data, schema.LABELS: (sound / schema.LABELS).read_bytes()}
     with serve(served) as server:
         for place in (name, f"/{name}", "../../../home/.bashrc", "/home/.bashrc"):
             server.files[place] = server.files[f"/{place}"] = data
-        server.files[f"/{naming.MANIFEST}"] = manifests.render(mended)
+        server.files[f"/{schema.MANIFEST}"] = manifests.render(mended)
         assert arena.run(server.url, call=READ).code == 3
 
 
@@ -147,10 +147,10 @@ def test_what_is_accepted_as_a_manifest_names_only_files_of_a_data_set(
     assert set(found.splits) <= set(schema.SPLITS)
     for split, part in found.splits.items():
         for number, shard in enumerate(part.shards):
-            assert shard.name == naming.shard_name(split, number, len(part.shards))
+            assert shard.name == schema.shard_name(split, number, len(part.shards))
             assert 0 <= 16 * shard.examples <= shard.num_bytes < 2**63
     for file in found.files:
-        assert naming.check_inside(file.name) == file.name
+        assert schema.check_inside(file.name) == file.name
         assert "/" not in file.name
-        assert file.name not in (naming.MANIFEST, naming.PLACEMENT, naming.WORK, naming.REPORT)
-        assert not naming.looks_like_shard(file.name)
+        assert file.name not in (schema.MANIFEST, schema.PLACEMENT, schema.WORK, schema.REPORT)
+        assert not schema.looks_like_shard(file.name)

@@ -14,7 +14,7 @@ import pytest
 
 from imagenet_prep import export, replicate, report, show, verify
 from imagenet_prep.core.errors import ImagenetPrepError
-from imagenet_prep.dataset import column, naming
+from imagenet_prep.dataset import column, schema
 from tests.hostile import readers
 from tests.kit import columns as of_columns
 from tests.kit.lengths import long_but
@@ -49,21 +49,21 @@ KINDS: dict[str, Callable[[Path, Path], Any]] = {
     "sparse": sparse,
 }
 FOLDERS = {
-    "index": naming.INDEX,
-    "samples": naming.SAMPLES,
-    "columns": naming.COLUMNS,
+    "index": schema.INDEX,
+    "samples": schema.SAMPLES,
+    "columns": schema.COLUMNS,
 }
 COLUMN = {
-    "a column": f"{naming.COLUMNS}/{of_columns.NAME}",
+    "a column": f"{schema.COLUMNS}/{of_columns.NAME}",
     "column.json": column.record_name(of_columns.NAME),
     "rows of a column": column.file_name(of_columns.NAME, SHARD),
 }
 FILES = {
-    "manifest": naming.MANIFEST,
-    "class list": naming.LABELS,
+    "manifest": schema.MANIFEST,
+    "class list": schema.LABELS,
     "shard": SHARD,
-    "index of a shard": naming.index_name(SHARD),
-    "table of a shard": naming.samples_name(SHARD),
+    "index of a shard": schema.index_name(SHARD),
+    "table of a shard": schema.samples_name(SHARD),
 }
 PARTS = FOLDERS | COLUMN | FILES
 

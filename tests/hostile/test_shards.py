@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from imagenet_prep.dataset import naming
+from imagenet_prep.dataset import schema
 from tests.hostile import shards
 from tests.hostile.readers import READ
 from tests.kit.arena import Arena
@@ -39,18 +39,18 @@ def _put(sound: Path, arena: Arena, name: str, data: bytes, *, stated: bool) -> 
     shutil.copytree(sound, root)
     (root / name).write_bytes(data)
     if not stated:
-        (root / naming.MANIFEST).unlink()
-        shutil.rmtree(root / naming.INDEX)
-        (root / naming.LABELS).unlink()
+        (root / schema.MANIFEST).unlink()
+        shutil.rmtree(root / schema.INDEX)
+        (root / schema.LABELS).unlink()
         return
-    content = json.loads((root / naming.MANIFEST).read_bytes())
-    kind = "index_" if name.startswith(naming.INDEX) else ""
+    content = json.loads((root / schema.MANIFEST).read_bytes())
+    kind = "index_" if name.startswith(schema.INDEX) else ""
     shard = content["splits"]["train"]["shards"][0]
     shard["index_bytes" if kind else "num_bytes"] = len(data)
     shard[f"{kind}sha256"] = manifests.sha256(data)
     split = content["splits"]["train"]
     split["num_bytes"] = sum(one["num_bytes"] for one in split["shards"])
-    (root / naming.MANIFEST).write_bytes(manifests.render(content))
+    (root / schema.MANIFEST).write_bytes(manifests.render(content))
 
 
 # In `make test` each verb meets a different part of the shards, and each shard meets a verb.
@@ -93,7 +93,7 @@ def test_whatever_an_index_holds_it_ends_in_a_sentence(
     }
 
     def attempt(data: bytes) -> None:
-        _put(sound, arena, naming.index_name(SHARD), data, stated=True)
+        _put(sound, arena, schema.index_name(SHARD), data, stated=True)
         arena.run(*words[verb], **({"call": READ} if verb == "read" else {}))
 
     arena.each(indexes.LINES.items(), attempt)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from imagenet_prep.dataset import naming
+from imagenet_prep.dataset import schema
 from tests.kit.arena import Arena
 from tests.kit.hostile import manifests
 
@@ -47,11 +47,11 @@ def test_train_leaves_nothing_in_tmpdir(arena: Arena, sound: Path) -> None:
 
 
 def test_train_refuses_hostile_manifests_as_reading_does(arena: Arena, sound: Path) -> None:
-    content = json.loads((sound / naming.MANIFEST).read_bytes())
+    content = json.loads((sound / schema.MANIFEST).read_bytes())
 
     def attempt(data: bytes) -> None:
         shutil.copytree(sound, arena.given / "set")
-        (arena.given / "set" / naming.MANIFEST).write_bytes(data)
+        (arena.given / "set" / schema.MANIFEST).write_bytes(data)
         arena.run(*WORDS)
 
     cases = [case for case in manifests.hostile(content) if case[0] in CHOSEN]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from imagenet_prep.dataset import naming
+from imagenet_prep.dataset import schema
 from tests.hostile import files, links, lists
 from tests.kit.arena import Arena
 from tests.kit.lengths import long_but
@@ -57,7 +57,7 @@ class Verbs:
             shutil.copytree(self.there[verb], out)
         assert self._arena.run(*self.words[verb]).code == 0
         if verb not in self.there:
-            (out / naming.MANIFEST).unlink()
+            (out / schema.MANIFEST).unlink()
             (out / "train-00000-of-00002").unlink()
         return out
 
@@ -127,7 +127,7 @@ def test_lists_of_images_that_no_source_has(arena: Arena, begun: Begun, memory: 
     words, left = begun("prepare")
     unwritten = memory / "unwritten"
     shutil.copytree(left, unwritten)
-    for path in (*unwritten.glob("*-of-*"), *unwritten.glob(f"{naming.INDEX}/*")):
+    for path in (*unwritten.glob("*-of-*"), *unwritten.glob(f"{schema.INDEX}/*")):
         path.unlink()
     shutil.copytree(left, arena.given / "out")
     _each(arena, words, unwritten, list(lists.plants(arena.given / "out")))

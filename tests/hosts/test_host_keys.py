@@ -12,8 +12,7 @@ import pytest
 
 from imagenet_prep.core.errors import ImagenetPrepError
 from imagenet_prep.hosts import host_keys
-from imagenet_prep.hosts.hosts_file import Host
-from imagenet_prep.hosts.process import Ending
+from imagenet_prep.hosts.commands import Ending, Host
 from tests.kit.command import Finished, started
 from tests.kit.installed import Installed
 

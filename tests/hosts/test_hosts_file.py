@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from imagenet_prep.core.errors import DataDamagedError, UsageError
-from imagenet_prep.hosts.hosts_file import LOCAL, Host, read_hosts, where_ranks_run
-from imagenet_prep.hosts.process import command_on
+from imagenet_prep.hosts.commands import LOCAL, Host, command_on, read_hosts, where_ranks_run
 
 
 def written(folder: Path, text: str) -> Path:

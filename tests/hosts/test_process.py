@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from imagenet_prep.hosts import process
-from imagenet_prep.hosts.process import Ending, Login, run, run_all
+from imagenet_prep.hosts import commands
+from imagenet_prep.hosts.commands import Ending, Login, run, run_all
 
 
 def python(program: str) -> list[str]:
@@ -56,7 +56,7 @@ def test_a_command_has_no_input() -> None:
 
 def test_an_interrupt_ends_all_commands(monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[subprocess.Popen[bytes]] = []
-    begin = process.start
+    begin = commands.start
 
     def start(*words: Any, **options: Any) -> subprocess.Popen[bytes]:
         started.append(begin(*words, **options))
@@ -65,8 +65,8 @@ def test_an_interrupt_ends_all_commands(monkeypatch: pytest.MonkeyPatch) -> None
     def interrupted(*_: object) -> bool:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(process, "start", start)
-    monkeypatch.setattr(process._Running, "has_ended", interrupted)
+    monkeypatch.setattr(commands, "start", start)
+    monkeypatch.setattr(commands._Running, "has_ended", interrupted)
     with pytest.raises(KeyboardInterrupt):
         run_all([["sleep", "600"]] * 2)
     assert [each.returncode for each in started] == [-signal.SIGKILL] * 2
@@ -103,7 +103,7 @@ def fake_ssh(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
     monkeypatch.setenv("COUNT", str(folder / "count"))
-    monkeypatch.setattr(process, "RETRY_S", 0.01)
+    monkeypatch.setattr(commands, "RETRY_S", 0.01)
 
 
 DROPPED = "kex_exchange_identification: Connection closed by remote host"
@@ -147,7 +147,7 @@ def test_only_a_connection_dropped_before_the_login_is_started_again(
 
 
 def test_few_connections_log_in_at_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process, "_LOGIN_S", 1e6)
+    monkeypatch.setattr(commands, "_LOGIN_S", 1e6)
     monkeypatch.setattr(Login, "_free", threading.Semaphore(8))
     logins = [Login(["ssh", "n"]) for _ in range(8)]
     local = [Login(["sh"]) for _ in range(8)]  # they do not wait
@@ -163,12 +163,12 @@ def test_few_connections_log_in_at_the_same_time(monkeypatch: pytest.MonkeyPatch
 
 def test_sshd_accepts_as_many_logins_as_we_make() -> None:
     # MaxStartups of sshd is 10:30:100.
-    assert process._MOST_LOGINS < 10
+    assert commands._MOST_LOGINS < 10
 
 
 def test_the_first_output_ends_a_login(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fake_ssh(tmp_path, monkeypatch, "echo logged in; while [ ! -e $COUNT ]; do sleep 0.01; done")
-    monkeypatch.setattr(process, "_LOGIN_S", 1e6)
+    monkeypatch.setattr(commands, "_LOGIN_S", 1e6)
     monkeypatch.setattr(Login, "_free", threading.Semaphore(1))
     # The second command ends the first one: both are there at the same time.
     endings = run_all([["ssh", "n1", "x"], ["ssh", "n2", "y"], ["touch", str(tmp_path / "count")]])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
-from imagenet_prep.dataset import example, naming, tfrecord
+from imagenet_prep.dataset import example, record_files, schema
 from tests.kit import command
 from tests.kit.shared import made_once
 
@@ -74,14 +74,14 @@ def assert_nothing_half_visible(out: Path, reference: dict[str, bytes]) -> None:
     if "dataset.json" in there:
         assert there.keys() == reference.keys()
     # Whoever sees a shard finds its index and its table.
-    beside = {name for shard in shard_names(there) for name in naming.beside(shard)}
+    beside = {name for shard in shard_names(there) for name in schema.beside(shard)}
     assert sorted(beside & reference.keys() - there.keys()) == []
 
 
 def records(shard: Path) -> list[example.ImageExample]:
     """Returns what each record of a shard holds, CRCs proven."""
     with shard.open("rb") as stream:
-        return [example.decode(r.payload) for r in tfrecord.read_records(stream, shard.name)]
+        return [example.decode(r.payload) for r in record_files.read_records(stream, shard.name)]
 
 
 def split_records(out: Path, split: str) -> list[example.ImageExample]:

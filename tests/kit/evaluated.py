@@ -8,8 +8,8 @@ import random
 from collections.abc import Sequence
 from pathlib import Path
 
-from imagenet_prep.dataset import naming
-from imagenet_prep.dataset.manifest import Classes, File, Manifest, Producer, Shard, Split
+from imagenet_prep.dataset import schema
+from imagenet_prep.dataset.manifest import Classes, DatasetFile, Manifest, Producer, Shard, Split
 from imagenet_prep.dataset.samples import HEADER
 from imagenet_prep.sources.labels import official_classes
 from tests.kit.samples import kept
@@ -46,14 +46,14 @@ def write_names(
     wnids = OFFICIAL if num_classes == 1000 else tuple(map(wnid, range(num_classes)))
     labels = "".join(f"{name} thing\n" for name in wnids).encode()
     digest = _sha256("".join(f"{name}\n" for name in wnids).encode())
-    (root / naming.SAMPLES).mkdir(parents=True)
-    (root / naming.LABELS).write_bytes(labels)
+    (root / schema.SAMPLES).mkdir(parents=True)
+    (root / schema.LABELS).write_bytes(labels)
     half = -(-len(heads) // 2)
     shards = []
     for number, part in enumerate((heads[:half], heads[half:])):
-        name = naming.shard_name(split, number, 2)
+        name = schema.shard_name(split, number, 2)
         table = HEADER + b"".join(kept(*head).line for head in part)
-        (root / naming.samples_name(name)).write_bytes(table)
+        (root / schema.samples_name(name)).write_bytes(table)
         shards.append(Shard(name, len(part), 64 * len(part), "", 1, "", len(table), _sha256(table)))
     counts = [0] * num_classes
     for _, class_index in heads:
@@ -71,11 +71,11 @@ def write_names(
         splits={split: Split(len(heads), 64 * len(heads), counts, 0, 1, 1, shards, "root")},
         quarantined={},
         repaired={},
-        files=[File(naming.LABELS, len(labels), _sha256(labels))],
+        files=[DatasetFile(schema.LABELS, len(labels), _sha256(labels))],
         edition=edition,
         answers=answers or {},
     )
-    (root / naming.MANIFEST).write_bytes(made.dumps())
+    (root / schema.MANIFEST).write_bytes(made.dumps())
     return root
 
 

@@ -62,7 +62,7 @@ def install(monkeypatch: pytest.MonkeyPatch, gpus: int = 1) -> list[Decoded]:
     on_cpu = {"device": "cpu", "preallocate_height_hint": 0, "preallocate_width_hint": 0}
     monkeypatch.setattr(backend, "gpus", lambda: gpus)
     monkeypatch.setattr(backend, "gpus_of", lambda _: gpus)
-    monkeypatch.setattr("imagenet_prep.core.installed.on_cpu_only", lambda _: None)
+    monkeypatch.setattr("imagenet_prep.core.imports.on_cpu_only", lambda _: None)
     monkeypatch.setattr(dali.DaliBackend, "_new_pipeline", new_pipeline)
     return decoded
 

@@ -10,7 +10,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from imagenet_prep.core import canonical
+from imagenet_prep.core import strict_json
 from tests.kit import foreign
 from tests.kit.dataset import SETTINGS, contents
 from tests.kit.miniature import Miniature, miniature_for_tests
@@ -95,7 +95,7 @@ def told(out: Path, producer: dict[str, Any] | None = None) -> dict[str, Any]:
     digest = content.pop("digest")
     if producer is not None:
         content["producer"] = producer
-        digest = canonical.digest(content)
+        digest = strict_json.digest(content)
     return {
         "manifest_digest": digest,
         "producer": content["producer"],

@@ -33,10 +33,10 @@ class Installed:
 
     def no_planes(self) -> None:
         """Lets the codec's compiled part be refused, also if this process has loaded it."""
-        from imagenet_prep.codec.libraries import UnavailableError
+        from imagenet_prep.codec.planes import CodecUnavailableError
 
         def refuse() -> None:
-            raise UnavailableError("no compiler")
+            raise CodecUnavailableError("no compiler")
 
         self._patch.setattr("imagenet_prep.codec.planes.require", refuse)
         self._patch.setattr("imagenet_prep.codec.planes.is_available", lambda: False)

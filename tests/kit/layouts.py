@@ -94,9 +94,9 @@ def make_folder(mini: Miniature, root: Path, *, truth: str, val: str = "val") ->
         else:
             write(root / val / key, data)
     if truth == "devkit":
-        shutil.copy(mini.root / labels.DEVKIT, root)
+        shutil.copy(mini.root / labels.DEVKIT_NAME, root)
     elif truth == "devkit_folder":
-        unpack(mini.root / labels.DEVKIT, root)
+        unpack(mini.root / labels.DEVKIT_NAME, root)
     elif truth == "synsets":
         wnids = official_classes().wnids
         text = "".join(f"{wnids[index]}\n" for index in labels.published_labels())

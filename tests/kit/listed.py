@@ -13,14 +13,14 @@ from imagenet_prep.dataset.member import Member
 from imagenet_prep.dataset.settings import Recipe
 from imagenet_prep.engine import Workers
 from imagenet_prep.preparation.selection import Selection, exclusions_of
-from imagenet_prep.sources.source import IndexTask, Part, Stored
+from imagenet_prep.sources.source import IndexTask, SourcePart, StoredSource
 
 CLASSES = ClassList(("n00000001", "n00000002", "n00000003"), ("one", "two", "three"))
 WORKERS = Workers(1, "threads")
 
 
 @dataclass(frozen=True)
-class Listed(Stored):
+class Listed(StoredSource):
     """A source whose train archive holds so many images of each class."""
 
     counts: tuple[int, ...] = (4, 3, 2)
@@ -79,7 +79,7 @@ def selection(
     elif holdout_per_class:
         recipe = replace(recipe, splits=("train", "validation"))
     given: dict[str, Any] = {
-        "source": Listed(CLASSES, (Part("train.tar", 90, 1),), counts),
+        "source": Listed(CLASSES, (SourcePart("train.tar", 90, 1),), counts),
         "where": "/in",
         "annotations": None,
         "classes": frozenset(range(3)),

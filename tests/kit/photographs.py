@@ -11,7 +11,7 @@ from PIL import Image, ImageDraw, ImageOps
 
 from imagenet_prep.codec.policy import Policy
 from imagenet_prep.codec.transform import transform
-from imagenet_prep.dataset.orientation import APPLY, NEUTRAL
+from imagenet_prep.dataset.jpeg import APPLY, NEUTRAL
 
 SHORT = 3
 _ORIENTATION = 0x0112

@@ -16,7 +16,7 @@ from imagenet_prep.dataset.class_list import ClassList
 from imagenet_prep.dataset.keys import KeyList, ListedFile
 from imagenet_prep.dataset.member import NO_BOXES, Boxes, Member
 from imagenet_prep.preparation.selection import Selection
-from imagenet_prep.sources.source import IndexTask, Part, Stored
+from imagenet_prep.sources.source import IndexTask, SourcePart, StoredSource
 from tests.kit import listed
 
 Hash = Callable[..., int]
@@ -139,7 +139,7 @@ class _Reader:
 
 
 @dataclass(frozen=True)
-class RandomSource(Stored):
+class RandomSource(StoredSource):
     """A source with any lists of images."""
 
     lists: tuple[tuple[IndexTask, tuple[Member, ...]], ...] = ()
@@ -172,7 +172,7 @@ def random_selection(seed: int) -> tuple[Selection, dict[str, dict[str, Boxes]]]
     for split in splits:
         lists += _lists(chance, split, wnids)
     members = [member for _, of_task in lists for member in of_task]
-    parts = {task.part: Part(task.part, 1, 1) for task, _ in lists}
+    parts = {task.part: SourcePart(task.part, 1, 1) for task, _ in lists}
     names = ClassList(wnids, wnids)
     flags: dict[str, Any] = {
         "source": RandomSource(names, tuple(parts.values()), lists=tuple(lists)),

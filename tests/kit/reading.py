@@ -15,7 +15,7 @@ import pytest
 from PIL import Image
 
 from imagenet_prep.core.world import World
-from imagenet_prep.dataset import naming
+from imagenet_prep.dataset import schema
 from imagenet_prep.read import Batch, Reader, make_dataset
 from tests.kit import faults
 from tests.kit.samples import add_tables
@@ -125,7 +125,7 @@ SHARD = "train-00001-of-00005"
 
 
 def offsets(root: Path, shard: str = SHARD) -> list[int]:
-    lines = (root / naming.index_name(shard)).read_text().splitlines()
+    lines = (root / schema.index_name(shard)).read_text().splitlines()
     return [int(line.split()[0]) for line in lines]
 
 

@@ -6,8 +6,8 @@ import hashlib
 import random
 from pathlib import Path
 
-from imagenet_prep.core import canonical
-from imagenet_prep.dataset import naming
+from imagenet_prep.core import strict_json
+from imagenet_prep.dataset import schema
 from imagenet_prep.dataset.class_list import ClassList
 from imagenet_prep.dataset.manifest import (
     SCHEMA_VERSION,
@@ -32,16 +32,16 @@ def make_dataset(
     store = LocalStore(root)
     made = []
     for number in range(shards):
-        name = naming.shard_name("train", number, shards)
+        name = schema.shard_name("train", number, shards)
         data = rng.randbytes(shard_bytes + number)
         index = f"{number} {seed}\n".encode()
         (root / name).write_bytes(data)
-        (root / naming.INDEX).mkdir(exist_ok=True)
-        (root / naming.index_name(name)).write_bytes(index)
+        (root / schema.INDEX).mkdir(exist_ok=True)
+        (root / schema.index_name(name)).write_bytes(index)
         table = f"table {number} {seed}\n".encode() if tables else b""
         if tables:
-            (root / naming.SAMPLES).mkdir(exist_ok=True)
-            (root / naming.samples_name(name)).write_bytes(table)
+            (root / schema.SAMPLES).mkdir(exist_ok=True)
+            (root / schema.samples_name(name)).write_bytes(table)
         made.append(
             Shard(
                 name,
@@ -61,7 +61,7 @@ def make_dataset(
         schema_version=SCHEMA_VERSION,
         producer=Producer("imagenet-prep", "0", {}),
         config={"seed": seed},
-        config_digest=canonical.digest({"seed": seed}),
+        config_digest=strict_json.digest({"seed": seed}),
         plan_digest="",
         label_offset=1,
         subset=True,

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from hypothesis import strategies as st
 
-from imagenet_prep.dataset import example, keys, manifest, naming, tfrecord
+from imagenet_prep.dataset import example, keys, manifest, record_files, schema
 from imagenet_prep.dataset.manifest import Manifest, Shard
 from imagenet_prep.dataset.samples import HEADER, Sample, entry
 
@@ -59,9 +59,9 @@ def tree_hash(leaves: Sequence[bytes]) -> bytes:
 
 def add_tables(root: Path) -> Manifest:
     """Gives a set of ours tables of samples and roots; all images are kept."""
-    path = root / naming.MANIFEST
+    path = root / schema.MANIFEST
     made = manifest.loads(path.read_bytes(), str(path))
-    (root / naming.SAMPLES).mkdir(exist_ok=True)
+    (root / schema.SAMPLES).mkdir(exist_ok=True)
     splits = {}
     for name, split in made.splits.items():
         leaves: dict[bytes, bytes] = {}
@@ -80,7 +80,7 @@ def add_tables(root: Path) -> Manifest:
 def _with_table(root: Path, shard: Shard, offset: int, leaves: dict[bytes, bytes]) -> Shard:
     lines = [HEADER]
     with open(root / shard.name, "rb") as file:
-        for record in tfrecord.read_records(file, shard.name):
+        for record in record_files.read_records(file, shard.name):
             image = example.decode(record.payload)
             digest = hashlib.sha256(image.encoded).hexdigest()
             stored = len(image.encoded), image.width, image.height, digest
@@ -89,19 +89,19 @@ def _with_table(root: Path, shard: Shard, offset: int, leaves: dict[bytes, bytes
             lines.append(row.line)
             leaves[key.encode()] = entry(row.head).split(b"\0")[1][:-1]
     table = b"".join(lines)
-    (root / naming.samples_name(shard.name)).write_bytes(table)
+    (root / schema.samples_name(shard.name)).write_bytes(table)
     digest = hashlib.sha256(table).hexdigest()
     return dataclasses.replace(shard, samples_bytes=len(table), samples_sha256=digest)
 
 
 def write_tables(folder: Path, count: int) -> list[Shard]:
     """Writes tables of one sample each, and returns their shards."""
-    (folder / naming.SAMPLES).mkdir()
+    (folder / schema.SAMPLES).mkdir()
     shards = []
     for number in range(count):
-        name = naming.shard_name("train", number, count)
+        name = schema.shard_name("train", number, count)
         table = HEADER + kept(f"n/{number}").line
-        (folder / naming.samples_name(name)).write_bytes(table)
+        (folder / schema.samples_name(name)).write_bytes(table)
         sha256 = hashlib.sha256(table).hexdigest()
         shards.append(Shard(name, 1, 999, "s", 9, "i", len(table), sha256))
     return shards

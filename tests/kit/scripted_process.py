@@ -6,13 +6,13 @@ import queue
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from imagenet_prep.hosts.channel import Frame, Process
-from imagenet_prep.hosts.process import Ending, Login
+from imagenet_prep.hosts.channel import MessageFrame, Process
+from imagenet_prep.hosts.commands import Ending, Login
 
 
-def say(kind: str, **fields: Any) -> Frame:
+def say(kind: str, **fields: Any) -> MessageFrame:
     """Returns a message."""
-    return Frame(kind, fields, b"")
+    return MessageFrame(kind, fields, b"")
 
 
 class ScriptedProcess(Process):
@@ -27,8 +27,8 @@ class ScriptedProcess(Process):
 
     def __init__(
         self,
-        says: Sequence[Frame | Exception | None],
-        answer: Callable[[str, dict[str, Any]], Sequence[Frame | None]] = lambda *_: (),
+        says: Sequence[MessageFrame | Exception | None],
+        answer: Callable[[str, dict[str, Any]], Sequence[MessageFrame | None]] = lambda *_: (),
         ending: Ending = Ending(0, ""),  # noqa: B008 - it is never changed
     ) -> None:
         self.heard: list[tuple[str, dict[str, Any]]] = []
@@ -39,7 +39,7 @@ class ScriptedProcess(Process):
         self._login = Login(["no-ssh"])
         self._ending = ending
         self._file = ""
-        self._queue: queue.SimpleQueue[Frame | Exception | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[MessageFrame | Exception | None] = queue.SimpleQueue()
         for each in says:
             self._queue.put(each)
 
@@ -55,7 +55,7 @@ class ScriptedProcess(Process):
         for each in self.answer(kind, {"name": self._file} | fields):
             self._queue.put(each)
 
-    def read(self) -> Frame | None:
+    def read(self) -> MessageFrame | None:
         said = self._queue.get()
         if isinstance(said, Exception):
             raise said

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from imagenet_prep.dataset import example, naming, tfrecord
+from imagenet_prep.dataset import example, record_files, schema
 from imagenet_prep.dataset.example import ImageExample
-from imagenet_prep.dataset.manifest import Classes, File, Manifest, Producer, Shard, Split
+from imagenet_prep.dataset.manifest import Classes, DatasetFile, Manifest, Producer, Shard, Split
 
 # Shades a channel, far enough apart for JPEG; three channels name 512 numbers.
 _SHADES = 8
@@ -96,10 +96,10 @@ def write_set(
       num_classes: lines of the class list.
       label_offset: for the manifest.
     """
-    (root / naming.index_name("x")).parent.mkdir(parents=True)
+    (root / schema.index_name("x")).parent.mkdir(parents=True)
     wnids = [wnid(index) for index in range(num_classes)]
     labels = "".join(f"{name} thing\n" for name in wnids).encode()
-    (root / naming.LABELS).write_bytes(labels)
+    (root / schema.LABELS).write_bytes(labels)
     manifest = Manifest(
         schema_version=1,
         producer=Producer("tests", "0", {}),
@@ -116,15 +116,15 @@ def write_set(
         },
         quarantined={},
         repaired={},
-        files=[File(naming.LABELS, len(labels), _sha256(labels))],
+        files=[DatasetFile(schema.LABELS, len(labels), _sha256(labels))],
     )
-    (root / naming.MANIFEST).write_bytes(manifest.dumps())
+    (root / schema.MANIFEST).write_bytes(manifest.dumps())
     return manifest
 
 
 def framed(payload: bytes) -> bytes:
     """Returns a payload as one record."""
-    return b"".join(tfrecord.frame_parts((b"", payload, b"")))
+    return b"".join(record_files.frame_parts((b"", payload, b"")))
 
 
 def _write_split(
@@ -136,14 +136,14 @@ def _write_split(
 ) -> Split:
     written = []
     for number, examples in enumerate(shards):
-        name = naming.shard_name(split, number, len(shards))
+        name = schema.shard_name(split, number, len(shards))
         records = [framed(example.encode(one)) for one in examples]
         data = b"".join(records)
         sizes = [len(record) for record in records]
         starts = np.cumsum([0, *sizes[:-1]]).tolist()
-        index = "".join(map(tfrecord.index_line, starts, sizes)).encode()
+        index = "".join(map(record_files.index_line, starts, sizes)).encode()
         (root / name).write_bytes(data)
-        (root / naming.index_name(name)).write_bytes(index)
+        (root / schema.index_name(name)).write_bytes(index)
         written.append(
             Shard(name, len(examples), len(data), _sha256(data), len(index), _sha256(index))
         )

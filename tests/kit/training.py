@@ -53,7 +53,7 @@ def arguments(settings: dict[str, Any]) -> list[str]:
 
 
 def network(name: str, image_size: int, num_classes: int) -> Any:
-    """Stands for `trainer.model.build`, whose smallest network TensorFlow traces for two seconds.
+    """Stands for `tensorflow_learner.build`, whose smallest network is traced for two seconds.
 
     The loop treats both alike: convolution, batch norm, dense layer. tests/e2e trains the real one.
     """
@@ -71,9 +71,9 @@ def network(name: str, image_size: int, num_classes: int) -> Any:
 @functools.cache
 def built(name: str) -> Any:
     """Returns a network at 64 pixels; its weights are what the last test made of them."""
-    from imagenet_prep.trainer import model
+    from imagenet_prep.trainer import tensorflow_learner
 
-    return model.build(name, 64, 1000)
+    return tensorflow_learner.build(name, 64, 1000)
 
 
 def make_shades(
@@ -130,14 +130,14 @@ def end_at_step(
     patch: pytest.MonkeyPatch, asked: int, signum: signal.Signals = signal.SIGTERM
 ) -> None:
     """Lets a run of this process receive a signal as it logs a step; it must log each."""
-    log_step = log.Log.train
+    log_step = log.TrainingLog.train
 
-    def log_and_end(self: log.Log, step: int, *values: float) -> None:
+    def log_and_end(self: log.TrainingLog, step: int, *values: float) -> None:
         log_step(self, step, *values)
         if step == asked:
             signal.raise_signal(signum)
 
-    patch.setattr(log.Log, "train", log_and_end)
+    patch.setattr(log.TrainingLog, "train", log_and_end)
 
 
 def arrays_of(log_dir: Path) -> dict[str, Any]:

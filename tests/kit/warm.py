@@ -43,7 +43,7 @@ VERBS = (
     "imagenet_prep.reporting.page",
     "imagenet_prep.reporting.compare",
     "imagenet_prep.distribute.replica",
-    "imagenet_prep.distribute.source",
+    "imagenet_prep.distribute.send",
     "imagenet_prep.read",
     "imagenet_prep.codec.transform",
     "imagenet_prep.pipelines.prepare",

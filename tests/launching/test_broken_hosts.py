@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from imagenet_prep.hosts.hosts_file import Host
+from imagenet_prep.hosts.commands import Host
 from imagenet_prep.launching.crew import Crew
-from imagenet_prep.launching.host import Order
+from imagenet_prep.launching.host import LaunchOrder
 from tests.kit.command import PATIENCE_S
 from tests.kit.hostile import peers
 from tests.kit.limits import Limits
@@ -61,7 +61,9 @@ def launched(
     monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
     Limits(monkeypatch)(failed_host_s=0.1)
     command = [sys.executable, "-c", "import time; time.sleep(600)"]
-    orders = [Order("m", str(folder), command, {}, [{"RANK": rank}], None) for rank in ("0", "1")]
+    orders = [
+        LaunchOrder("m", str(folder), command, {}, [{"RANK": rank}], None) for rank in ("0", "1")
+    ]
     begun = time.monotonic()
     code = Crew([Host(first, 1), Host("node1", 1)], 60.0).run(orders)
     assert time.monotonic() - begun < PATIENCE_S

@@ -23,15 +23,14 @@ import pytest
 from imagenet_prep.core.errors import StoreError, UsageError
 from imagenet_prep.core.world import LEFT
 from imagenet_prep.hosts.channel import Channel
-from imagenet_prep.hosts.hosts_file import Host
-from imagenet_prep.launching import crew, host, mpi
+from imagenet_prep.hosts.commands import Host
+from imagenet_prep.launching import crew, host
 from imagenet_prep.launching.crew import Crew
-from imagenet_prep.launching.fit import Network
-from imagenet_prep.launching.host import Order
-from imagenet_prep.launching.pipes import through
-from imagenet_prep.launching.ranks import MARK, Rank, Ranks
-from imagenet_prep.launching.variables import travelling
-from imagenet_prep.trainer.stop import Stop
+from imagenet_prep.launching.host import LaunchOrder
+from imagenet_prep.launching.host_checks import RankNetwork
+from imagenet_prep.launching.rank_command import travelling
+from imagenet_prep.launching.ranks import MARK, Rank, Ranks, through
+from imagenet_prep.trainer.loop import Stop
 from tests.kit.command import REPOSITORY, Running, started, wait_until
 from tests.kit.hostile import peers
 from tests.kit.limits import Limits
@@ -102,15 +101,15 @@ LAUNCHER = """\
 import json, os, sys
 from imagenet_prep.core import program
 from imagenet_prep.hosts.channel import Channel
-from imagenet_prep.hosts.hosts_file import Host
+from imagenet_prep.hosts.commands import Host
 from imagenet_prep.launching.crew import Crew
-from imagenet_prep.launching.host import Order
-from imagenet_prep.launching.variables import travelling
+from imagenet_prep.launching.host import LaunchOrder
+from imagenet_prep.launching.rank_command import travelling
 hosts = [Host("localhost", 1), Host("node1", 1)]
 sent = travelling(os.environ, [], private=True)
 command = json.loads(sys.argv[1])
 orders = [
-    Order("the-mark", os.getcwd(), command, shared, [{"HOROVOD_RANK": str(rank)}], None)
+    LaunchOrder("the-mark", os.getcwd(), command, shared, [{"HOROVOD_RANK": str(rank)}], None)
     for rank, shared in enumerate([{}, sent])
 ]
 program.finish(lambda: Crew(hosts, float(sys.argv[2])).run(orders))
@@ -141,7 +140,7 @@ def launched(folder: Path, *how: str, grace: str = "60", hup: bool = True) -> It
         yield running
 
 
-def said_to_host(order: Order) -> bytes:
+def said_to_host(order: LaunchOrder) -> bytes:
     """Returns the first message of a launch to a host."""
     return peers.line("run", json.dumps(dataclasses.asdict(order)).encode())
 
@@ -305,9 +304,9 @@ def test_only_what_training_reads_travels() -> None:
 
 def test_mpirun_is_told_names_alone_and_our_ssh() -> None:
     hosts = [Host("node1", 2), Host("node2", 1)]
-    network = Network("10.0.0.1", ("eth0", "eth0"), "10.0.0.1", (29500, 29501))
+    network = RankNetwork("10.0.0.1", ("eth0", "eth0"), "10.0.0.1", (29500, 29501))
     more = ["-mca", "btl_base_verbose", "30"]
-    words = mpi.mpirun(hosts, network, {"NCCL_DEBUG": "a value"}, ["python", "train"], more)
+    words = crew.mpirun(hosts, network, {"NCCL_DEBUG": "a value"}, ["python", "train"], more)
 
     assert "a value" not in words
     assert words[words.index("-x") + 1] == "NCCL_DEBUG"
@@ -322,7 +321,7 @@ def test_lines_of_ranks_that_mpirun_starts_stay_whole_and_are_logged(
 ) -> None:
     monkeypatch.setenv("PYTHONUNBUFFERED", "1")  # else Python itself keeps most lines whole
     starter = [sys.executable, "-c", MPIRUN, *through([sys.executable, "-c", SAYS_LONG_LINES])]
-    order = Order("of-this-test", str(tmp_path), [], {}, [], str(tmp_path / "logs"))
+    order = LaunchOrder("of-this-test", str(tmp_path), [], {}, [], str(tmp_path / "logs"))
     code = Crew([Host("localhost", 2)], 60).run([order], starter, os.environ | {MARK: order.mark})
 
     said = capfd.readouterr()
@@ -343,7 +342,7 @@ def test_a_rank_of_mpirun_whose_log_cannot_be_written_is_not_started(
 ) -> None:
     (tmp_path / "logs").write_text("no folder")
     starter = [sys.executable, "-c", MPIRUN, *through([sys.executable, "-c", "print('evil')"])]
-    order = Order("of-that-test", str(tmp_path), [], {}, [], str(tmp_path / "logs"))
+    order = LaunchOrder("of-that-test", str(tmp_path), [], {}, [], str(tmp_path / "logs"))
     code = Crew([Host("localhost", 2)], 60).run([order], starter, os.environ | {MARK: order.mark})
 
     said = capfd.readouterr()
@@ -386,7 +385,7 @@ def test_the_output_of_ranks_goes_through_no_link_and_into_no_pipe(tmp_path: Pat
             Rank([sys.executable, "-c", "print('evil')"], {"RANK": number}, str(logs))
     assert mine.read_text() == "# my own\n"
 
-    order = Order("the-mark", str(tmp_path), ["true"], {}, [{"RANK": "0"}], str(logs))
+    order = LaunchOrder("the-mark", str(tmp_path), ["true"], {}, [{"RANK": "0"}], str(logs))
     argv = [sys.executable, "-P", "-m", "imagenet_prep.launching.host", "run", "60"]
     pipes = {"stdin": subprocess.PIPE, "stderr": subprocess.PIPE}
     with subprocess.Popen(argv, **pipes, text=True) as process:
@@ -444,7 +443,7 @@ def test_a_host_that_is_asked_to_end_leaves_the_grace_to_launch(
 
     monkeypatch.setattr(host, "Ranks", Asked)
     reading, writing = os.pipe()
-    order = Order("the-mark", ".", ["true"], {}, [{"RANK": "0"}], None)
+    order = LaunchOrder("the-mark", ".", ["true"], {}, [{"RANK": "0"}], None)
     with os.fdopen(reading) as orders, os.fdopen(writing, "wb", 0) as launch:
         launch.write(said_to_host(order))
         host.run(Channel(orders.fileno(), os.dup(launch.fileno()), host.TO_HOST, silence_s=60))
@@ -482,7 +481,7 @@ def test_servers_that_no_rank_has_parted_from_end_soon_after_the_ranks(
         "time.sleep(600 * served)"
     )
     roles = [{"RANK": "0"}, {"DMLC_ROLE": "server", "DMLC_SERVER_ID": "0"}]
-    order = Order("the-mark", str(tmp_path), [sys.executable, "-c", code], {}, roles, None)
+    order = LaunchOrder("the-mark", str(tmp_path), [sys.executable, "-c", code], {}, roles, None)
 
     assert Crew([Host("localhost", 1)], 60.0).run([order]) == 0
     assert "died or stalled" not in capsys.readouterr().err

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from imagenet_prep.core.errors import BusyError, UsageError
-from imagenet_prep.launching import detached
+from imagenet_prep.launching import crew
 from tests.kit.command import Finished, Running, run, started, wait_until
 from tests.kit.dataset import contents
 
@@ -26,7 +26,7 @@ PROGRAM = """
 import sys, time
 from pathlib import Path
 from imagenet_prep.core import errors, program
-from imagenet_prep.launching import detached
+from imagenet_prep.launching import crew
 def work(under_way):
     if "unfit" in sys.argv:
         raise errors.UsageError("no host is fit" + ", really" * 2_000)
@@ -38,7 +38,7 @@ def work(under_way):
     except KeyboardInterrupt:
         time.sleep(0.3)
         raise errors.IncompleteError("step 7 is saved \\x1b[31m")
-program.finish(lambda: detached.start(Path(sys.argv[1]), work))
+program.finish(lambda: crew.start_detached(Path(sys.argv[1]), work))
 """
 
 
@@ -206,10 +206,10 @@ def test_the_record_is_written_into_no_file_that_was_planted_for_it(tmp_path: Pa
     mine = tmp_path / ".bashrc"
     mine.write_text("# my own\n")
     (tmp_path / "launch.json").symlink_to(mine)
-    detached.Record("host", 2, 1, "boot", "2026").save(tmp_path)
+    crew.LaunchRecord("host", 2, 1, "boot", "2026").save(tmp_path)
 
     assert mine.read_text() == "# my own\n"
-    found = detached.Record.load(tmp_path)
+    found = crew.LaunchRecord.load(tmp_path)
     assert found is not None
     assert found.pid == 2
 
@@ -242,7 +242,7 @@ def test_flags_that_mean_nothing_together(words: tuple[str, ...], named: str) ->
     assert named in finished.err
 
 
-HERE = detached.Record(os.uname().nodename, 2, 1, "another boot", "2026-01-01T00:00:00Z")
+HERE = crew.LaunchRecord(os.uname().nodename, 2, 1, "another boot", "2026-01-01T00:00:00Z")
 
 
 @pytest.mark.parametrize(
@@ -257,14 +257,14 @@ HERE = detached.Record(os.uname().nodename, 2, 1, "another boot", "2026-01-01T00
 def test_the_state_of_a_launch_is_its_exit_code(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
-    record: detached.Record,
+    record: crew.LaunchRecord,
     code: int,
     said: str,
 ) -> None:
     record.save(tmp_path)
     (tmp_path / "launch.log").write_text("".join(f"line {number}\n" for number in range(20)))
 
-    assert detached.status(tmp_path) == code
+    assert crew.status(tmp_path) == code
     head, *tail = capsys.readouterr().out.splitlines()
     assert said in head
     assert tail == [f"  line {number}" for number in range(10, 20)]
@@ -273,17 +273,17 @@ def test_the_state_of_a_launch_is_its_exit_code(
 def test_a_launch_on_another_host_is_asked_for_there(tmp_path: Path) -> None:
     dataclasses.replace(HERE, host="node-9").save(tmp_path)
 
-    for verb in (detached.status, detached.stop):
+    for verb in (crew.status, crew.stop):
         with pytest.raises(UsageError, match="its launch is on node-9: run the command there"):
             verb(tmp_path)
 
 
 @pytest.mark.parametrize("changed", [{}, {"boot": "another"}, {"start": 1}, {"exit": 0}], ids=str)
 def test_a_process_is_a_launch_only_by_boot_start_and_flag(changed: dict[str, Any]) -> None:
-    def record_of(pid: int) -> detached.Record:
-        start = detached.start_ticks(pid)
+    def record_of(pid: int) -> crew.LaunchRecord:
+        start = crew.start_ticks(pid)
         assert start is not None
-        return detached.Record(os.uname().nodename, pid, start, detached.boot_id(), "2026")
+        return crew.LaunchRecord(os.uname().nodename, pid, start, crew.boot_id(), "2026")
 
     assert not record_of(os.getpid()).runs  # these tests are no launch
     argv = ["sh", "-c", "echo; read line", "launch", "--detach"]
@@ -300,8 +300,8 @@ def test_a_second_launch_of_a_folder_is_refused_before_anything_is_written(
 ) -> None:
     HERE.save(tmp_path)
     before = contents(tmp_path)
-    monkeypatch.setattr(detached.Record, "runs", True)
+    monkeypatch.setattr(crew.LaunchRecord, "runs", True)
 
     with pytest.raises(BusyError, match="a launch is running: pid 2, since 2026"):
-        detached.start(tmp_path, lambda _: 0)
+        crew.start_detached(tmp_path, lambda _: 0)
     assert contents(tmp_path) == before

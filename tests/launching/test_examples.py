@@ -12,8 +12,8 @@ import re
 import pytest
 
 from imagenet_prep.read import Reader
+from imagenet_prep.read.config import ReadConfig
 from tests.kit.command import REPOSITORY
-from tests.kit.reading import asked
 
 EXAMPLES = REPOSITORY / "examples"
 PAGE = (REPOSITORY / "docs" / "own-script.md").read_text("utf-8")
@@ -50,6 +50,6 @@ def test_the_examples_for_pytorch_ask_the_reader_for_what_it_has(name: str) -> N
     (made,) = [c for c in calls if isinstance(c.func, ast.Name) and c.func.id == "make_dataset"]
     chosen = {each.arg: ast.literal_eval(each.value) for each in made.keywords if each.arg}
 
-    assert asked("set", "train", 8, **chosen).backend == "native"
+    assert ReadConfig("set", "train", 8, **chosen).backend == "native"
     used = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
     assert {"state_dict", "load_state_dict"} <= used & set(dir(Reader))

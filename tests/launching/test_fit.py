@@ -8,24 +8,25 @@ from typing import Any
 
 import pytest
 
-from imagenet_prep.core import installed, records
+from imagenet_prep.core import imports, strict_json
 from imagenet_prep.core.errors import ImagenetPrepError, IncompleteError
-from imagenet_prep.hosts.hosts_file import Host
-from imagenet_prep.hosts.process import Ending
-from imagenet_prep.launching import fit, host
-from imagenet_prep.launching.work import Work
+from imagenet_prep.hosts.commands import Ending, Host
+from imagenet_prep.launching import host, host_checks
+from imagenet_prep.launching.rank_command import RankCommand
 
 NODE = Host("node1", 1)
 
 
 def answered(text: str) -> host.Answer | str:
-    return fit.answer_of(NODE, Ending(0, "", text), sys.executable)
+    return host_checks.answer_of(NODE, Ending(0, "", text), sys.executable)
 
 
 def test_what_a_host_tells_of_itself_is_taken() -> None:
     told = json.dumps(vars(host.probe(None)))
 
-    assert answered(f"Welcome to node1\n{told}") == records.loads(host.Answer, told.encode())
+    assert answered(f"Welcome to node1\n{told}") == strict_json.parse_record(
+        host.Answer, told.encode()
+    )
 
 
 @pytest.mark.parametrize(
@@ -62,10 +63,10 @@ def test_hosts_that_may_come_back_are_worth_another_run(
     monkeypatch: pytest.MonkeyPatch, said: list[str], kind: type[ImagenetPrepError]
 ) -> None:
     endings = [Ending(255, f"ssh: {each}") for each in said]
-    monkeypatch.setattr(fit, "run_all", lambda *_, **__: endings)
+    monkeypatch.setattr(host_checks, "run_all", lambda *_, **__: endings)
     hosts = [Host(f"node{number}", 1) for number in range(2)]
     with pytest.raises(ImagenetPrepError, match="2 problems on 2 hosts, nothing was") as caught:
-        fit.check(hosts, Work((), None, None), timeout_s=1.0, interface=None)
+        host_checks.check(hosts, RankCommand((), None, None), timeout_s=1.0, interface=None)
     assert type(caught.value) is kind
 
 
@@ -73,11 +74,11 @@ def test_ranks_of_torchrun_and_mxnets_scheduler_meet_at_two_ports() -> None:
     answer = host.probe(None)
     first, second = answer.ports
 
-    network, problems = fit.network_of([Host("localhost", 1)], [answer], None)
+    network, problems = host_checks.network_of([Host("localhost", 1)], [answer], None)
 
     assert first != second
     assert problems == []
-    assert network == fit.Network("127.0.0.1", ("lo",), "127.0.0.1", (first, second))
+    assert network == host_checks.RankNetwork("127.0.0.1", ("lo",), "127.0.0.1", (first, second))
 
 
 def test_hosts_with_different_programs_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,7 +86,7 @@ def test_hosts_with_different_programs_are_refused(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(host, "program_digest", lambda: "0" * 64)
     second = host.probe(None)
 
-    (problem,) = fit.differences(Host("node1", 1), first, Host("node2", 1), second)
+    (problem,) = host_checks.differences(Host("node1", 1), first, Host("node2", 1), second)
 
     assert "(program 000000000000)" in problem
     assert "install the same version" in problem
@@ -102,9 +103,9 @@ def checked(
     """Checks hosts that answer with these numbers of GPUs; returns them in the order of ranks."""
     answers = {address: vars(host.probe(None)) | {"gpus": gpus[address]} for address in slots}
     endings = [Ending(0, "", json.dumps(answers[address])) for address in slots]
-    monkeypatch.setattr(fit, "run_all", lambda *_, **__: endings)
+    monkeypatch.setattr(host_checks, "run_all", lambda *_, **__: endings)
     hosts = [Host(*pair) for pair in slots.items()]
-    return fit.check(hosts, Work((), None, None), timeout_s=1.0, interface="lo")[0]
+    return host_checks.check(hosts, RankCommand((), None, None), timeout_s=1.0, interface="lo")[0]
 
 
 @pytest.mark.parametrize(
@@ -146,13 +147,13 @@ def test_the_first_line_says_what_the_ranks_run_on(
 def test_a_framework_that_cannot_use_the_gpus_of_its_host_is_a_problem(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(installed, "gpus", lambda: 2)
-    monkeypatch.setattr(installed, "version", lambda *_: "tensorflow-cpu 2.21.0")
+    monkeypatch.setattr(imports, "gpus", lambda: 2)
+    monkeypatch.setattr(imports, "version", lambda *_: "tensorflow-cpu 2.21.0")
     (problem,) = host.probe(None, None, "tensorflow").problems
     assert problem.startswith("tensorflow-cpu 2.21.0 does not use the 2 GPUs of this host")
 
-    monkeypatch.setattr(installed, "version", lambda *_: "tensorflow 2.21.0")
+    monkeypatch.setattr(imports, "version", lambda *_: "tensorflow 2.21.0")
     assert host.probe(None, None, "tensorflow").problems == []
-    monkeypatch.setattr(installed, "gpus", lambda: 0)
-    monkeypatch.setattr(installed, "version", lambda *_: "tensorflow-cpu 2.21.0")
+    monkeypatch.setattr(imports, "gpus", lambda: 0)
+    monkeypatch.setattr(imports, "version", lambda *_: "tensorflow-cpu 2.21.0")
     assert host.probe(None, None, "tensorflow").problems == []

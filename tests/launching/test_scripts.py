@@ -11,7 +11,7 @@ import pytest
 
 from imagenet_prep import train
 from imagenet_prep.core.flags import parse
-from imagenet_prep.hosts.hosts_file import Host, read_hosts
+from imagenet_prep.hosts.commands import Host, read_hosts
 from imagenet_prep.pipelines import launch
 from imagenet_prep.trainer import recipe
 from tests.kit.command import PATIENCE_S, REPOSITORY
@@ -43,12 +43,12 @@ def run(folder: Path, script: str, *words: str, **more: str) -> subprocess.Compl
     )
 
 
-def asked(done: subprocess.CompletedProcess[str]) -> tuple[launch.Config, train.Config]:
+def asked(done: subprocess.CompletedProcess[str]) -> tuple[launch.LaunchConfig, train.TrainConfig]:
     """Returns what the script's words ask `launch` and `train` for."""
     assert done.returncode == 0, done.stderr
     verb, *words = json.loads(done.stdout)
     assert verb == "launch"
-    config = parse(launch.Config, words, verb="launch")
+    config = parse(launch.LaunchConfig, words, verb="launch")
     assert config.command[0] == "train"
     return config, train.parse(config.command[1:], {})
 

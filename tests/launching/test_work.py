@@ -10,9 +10,9 @@ import pytest
 
 from imagenet_prep.core.errors import UsageError
 from imagenet_prep.core.world import World
-from imagenet_prep.hosts.hosts_file import Host
-from imagenet_prep.launching import work
-from imagenet_prep.launching.variables import of_mpi, of_servers, of_torchrun
+from imagenet_prep.hosts.commands import Host
+from imagenet_prep.launching import rank_command
+from imagenet_prep.launching.rank_command import of_mpi, of_servers, of_torchrun
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ids=str,
 )
 def test_a_script_runs_by_our_python_at_its_whole_path(script: Path, before: list[str]) -> None:
-    asked = work.own([*before, "code/my train.py", "--epochs", "3", "--data_dir=../set"])
+    asked = rank_command.own([*before, "code/my train.py", "--epochs", "3", "--data_dir=../set"])
 
     options = before[1:]
     assert asked.argv == (sys.executable, "-P", *options, str(script), *asked.argv[-3:])
@@ -42,17 +42,19 @@ def test_a_script_runs_by_our_python_at_its_whole_path(script: Path, before: lis
 
 
 def test_it_may_import_its_neighbours_and_nothing_from_the_current_folder(script: Path) -> None:
-    asked = work.own(["python", "code/my train.py", "--log-dir", "a", "--log-dir", "b"])
+    asked = rank_command.own(["python", "code/my train.py", "--log-dir", "a", "--log-dir", "b"])
     told = asked.variables({"PYTHONPATH": "/mine"})
 
     assert told["PYTHONPATH"] == f"{script.parent}{os.pathsep}/mine"
     assert told["PYTHONSAFEPATH"] == "1"
     assert asked.log_dir == "b"
-    assert "PYTHONPATH" not in work.of_train(["train"], None, "runs", "horovod", []).variables({})
+    assert "PYTHONPATH" not in rank_command.of_train(
+        ["train"], None, "runs", "horovod", []
+    ).variables({})
 
 
 def test_a_module_is_one_that_is_installed() -> None:
-    asked = work.own(["python", "-m", "my_package.train", "--data-dir", "s3://bucket/set"])
+    asked = rank_command.own(["python", "-m", "my_package.train", "--data-dir", "s3://bucket/set"])
 
     assert asked.argv[1:4] == ("-P", "-m", "my_package.train")
     assert (asked.script, asked.data_dir) == (None, None)
@@ -75,7 +77,7 @@ def test_what_cannot_run_on_every_rank_is_refused(
     script: Path, words: list[str], said: str
 ) -> None:
     with pytest.raises(UsageError, match=said):
-        work.own(words)
+        rank_command.own(words)
 
 
 def test_ranks_have_torchruns_names_and_are_the_world_that_we_read() -> None:

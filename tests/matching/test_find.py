@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from imagenet_prep.dataset.samples import Sample
-from imagenet_prep.matching import hashes
-from imagenet_prep.matching.find import Found
-from imagenet_prep.matching.pictures import Columns, Pictures
+from imagenet_prep.matching import search
+from imagenet_prep.matching.find import DuplicateSearch
+from imagenet_prep.matching.pictures import Pictures, PieceColumns
 from tests.kit.bounds import little_memory
 from tests.kit.codec import mutations
 from tests.kit.hostile import images
@@ -38,7 +38,7 @@ class Piece:
 def planted(files: list[bytes], folder: Path) -> Pictures:
     """Returns pictures whose rows say that all are sound, and have the same means."""
     num = len(files)
-    rows = np.zeros(num, hashes.ROW)
+    rows = np.zeros(num, search.ROW)
     rows["means"] = 12345
     rows["sound"] = 1
     rows["strong"] = 256
@@ -46,7 +46,7 @@ def planted(files: list[bytes], folder: Path) -> Pictures:
     rows.tofile(folder / "rows")
     sides = np.full(num, 64, np.uint32)
     digests = np.random.default_rng(0).integers(0, 256, (num, 32), np.uint8)
-    table = Columns(np.zeros(num, np.uint32), sides, sides, digests)
+    table = PieceColumns(np.zeros(num, np.uint32), sides, sides, digests)
     return Pictures([Piece(files)], [table], [folder / "rows"], folder)
 
 
@@ -63,7 +63,7 @@ def planted(files: list[bytes], folder: Path) -> Pictures:
 def test_planted_rows_of_images_that_cannot_be_decoded_are_named(
     data: bytes, reason: str, tmp_path: Path
 ) -> None:
-    found = Found(planted([data, data + b"x"], tmp_path), across=False, workers=1)
+    found = DuplicateSearch(planted([data, data + b"x"], tmp_path), across=False, workers=1)
 
     with little_memory(96 << 20):
         found.find(lambda _: None)
@@ -78,7 +78,7 @@ def test_the_nearest_of_many_similar_images_is_sought_among_a_bounded_number(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limits: Limits
 ) -> None:
     limits(proof_budget=3, proof_cost=1)
-    found = Found(planted([b"picture"] * 10, tmp_path), across=False, workers=1)
+    found = DuplicateSearch(planted([b"picture"] * 10, tmp_path), across=False, workers=1)
     compared = []
     monkeypatch.setattr(found, "_is_proven", lambda *pair: compared.append(pair))
 
@@ -90,7 +90,7 @@ def test_the_nearest_of_many_similar_images_is_sought_among_a_bounded_number(
 def test_planted_rows_of_different_pictures_join_nothing(tmp_path: Path) -> None:
     sources = mutations.sources()
     files = [sources["420"], sources["444"], sources["420"] + b"behind"]
-    found = Found(planted(files, tmp_path), across=False, workers=1)
+    found = DuplicateSearch(planted(files, tmp_path), across=False, workers=1)
 
     found.find(lambda _: None)
 
@@ -103,14 +103,16 @@ def test_across_two_datasets_only_images_of_the_other_one_are_duplicates(tmp_pat
     data = mutations.sources()["420"]
     files = [data, data + b"x", data + b"y"]
     one = planted(files, tmp_path)
-    table = Columns._make(np.split(column, [2])[0] for column in one.known)
-    other_table = Columns._make(np.split(column, [2])[1] for column in one.known)
-    rows = np.fromfile(tmp_path / "rows", hashes.ROW)
+    table = PieceColumns._make(np.split(column, [2])[0] for column in one.known)
+    other_table = PieceColumns._make(np.split(column, [2])[1] for column in one.known)
+    rows = np.fromfile(tmp_path / "rows", search.ROW)
     for name, part in (("ours", rows[:2]), ("theirs", rows[2:])):
         part.tofile(tmp_path / name)
     pieces = [Piece(files[:2]), Piece(files[2:], other=True)]
     paths = [tmp_path / "ours", tmp_path / "theirs"]
-    found = Found(Pictures(pieces, [table, other_table], paths, tmp_path), across=True, workers=1)
+    found = DuplicateSearch(
+        Pictures(pieces, [table, other_table], paths, tmp_path), across=True, workers=1
+    )
     found.find(lambda _: None)
 
     assert found.nearest(0, [1]) is None

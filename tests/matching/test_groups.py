@@ -14,18 +14,18 @@ import numpy.typing as npt
 from hypothesis import given
 from hypothesis import strategies as st
 
-from imagenet_prep.matching import output
-from imagenet_prep.matching.cover import divide
-from imagenet_prep.matching.groups import (
+from imagenet_prep.matching import find
+from imagenet_prep.matching.find import (
     KINDS,
     NEARLY,
     SAME_BYTES,
     SAME_PIXELS,
-    Member,
+    GroupImage,
     Union,
     contradicts,
     counts,
     crosses,
+    divide,
     rank,
 )
 
@@ -74,8 +74,8 @@ def test_evaluation_is_kept_before_training_and_then_the_smaller_key() -> None:
 
 def member(
     split: str, key: str, wnid: str = "n1", kind: str = NEARLY, *, kept: bool = False, **more: str
-) -> Member:
-    return Member(0, split, key, 3, wnid, kind, 7, kept, **more)
+) -> GroupImage:
+    return GroupImage(0, split, key, 3, wnid, kind, 7, kept, **more)
 
 
 class Graph:
@@ -120,12 +120,12 @@ class Graph:
     def distance(self, one: int, other: int) -> int:
         return self.pairs[frozenset((one, other))]
 
-    def connected(self) -> list[list[Member]]:
+    def connected(self) -> list[list[GroupImage]]:
         union = Union(len(self.splits))
         for pair in self.pairs:
             union.join(*pair)
         return [
-            [Member(n, self.splits[n], f"{n:03d}", n % 3, f"n{n % 3}") for n in group.tolist()]
+            [GroupImage(n, self.splits[n], f"{n:03d}", n % 3, f"n{n % 3}") for n in group.tolist()]
             for group in union.groups()
         ]
 
@@ -217,7 +217,7 @@ def test_each_excluded_image_is_proven_against_a_kept_one(
         members = [each._replace(number=renumbered[each.number]) for each in of]
         random.Random(seed).shuffle(members)
         found += divide(members, cast(Any, again))
-    assert output.pairs(sorted(found, key=lambda group: rank(group[0]))) == output.pairs(
+    assert find.pairs(sorted(found, key=lambda group: rank(group[0]))) == find.pairs(
         sorted(groups, key=lambda group: rank(group[0]))
     )
 
@@ -246,7 +246,7 @@ def test_pairs_are_counted_by_splits_and_kind() -> None:
 
 
 def test_files_are_what_was_promised() -> None:
-    data = output.pairs(GROUPS)
+    data = find.pairs(GROUPS)
     assert data.startswith(
         b"group,split,key,class_index,kind,distance,kept,proven_against,elsewhere\r\n"
     )
@@ -263,5 +263,5 @@ def test_files_are_what_was_promised() -> None:
         "proven_against": "validation:v1",
         "elsewhere": "",
     }
-    assert output.excluded(GROUPS, "train") == ['train:a,"1', "train:a2", "train:a3"]
-    assert output.excluded(GROUPS, "validation") == []
+    assert find.excluded(GROUPS, "train") == ['train:a,"1', "train:a2", "train:a3"]
+    assert find.excluded(GROUPS, "validation") == []

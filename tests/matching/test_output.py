@@ -8,16 +8,16 @@ from pathlib import Path
 import pytest
 
 from imagenet_prep.core.errors import BusyError, IncompleteError
-from imagenet_prep.matching import output
-from imagenet_prep.matching.groups import Group, Member
+from imagenet_prep.matching import find
+from imagenet_prep.matching.find import Group, GroupImage
 from imagenet_prep.storage.folder import LocalStore
 from tests.kit.dataset import all_files
 from tests.kit.system import System
 
 GROUPS: list[Group] = [
     [
-        Member(0, "train", "a/1.jpg", 0, "a", kept=True),
-        Member(1, "train", "a/2.jpg", 0, "a", kept=False),
+        GroupImage(0, "train", "a/1.jpg", 0, "a", kept=True),
+        GroupImage(1, "train", "a/2.jpg", 0, "a", kept=False),
     ]
 ]
 
@@ -31,7 +31,7 @@ def seen(out: Path) -> dict[str, bytes]:
 def out(tmp_path: Path) -> LocalStore:
     """Holds the files of a run over two splits."""
     out = LocalStore(tmp_path / "found")
-    output.publish(out, GROUPS, {"train": ["a/2.jpg"], "validation": ["b/3.jpg"]}, "page")
+    find.publish(out, GROUPS, {"train": ["a/2.jpg"], "validation": ["b/3.jpg"]}, "page")
     (out.root / "mine.txt").write_bytes(b"mine")
     return out
 
@@ -45,8 +45,8 @@ def test_files_of_a_run_with_other_splits_do_not_stay(out: LocalStore) -> None:
         "mine.txt",
     }
 
-    output.publish(out, [], {"train": []}, None)
-    lines = ",".join(output.HEADER).encode() + b"\r\n"
+    find.publish(out, [], {"train": []}, None)
+    lines = ",".join(find.HEADER).encode() + b"\r\n"
     assert seen(out.root) == {"pairs.csv": lines, "exclude-train.txt": b"", "mine.txt": b"mine"}
 
 
@@ -57,7 +57,7 @@ def test_a_full_disk_leaves_the_files_of_the_run_before(
     with monkeypatch.context() as patched:
         System(patched).fails("fsync", errno.ENOSPC)
         with pytest.raises(IncompleteError):
-            output.publish(out, [], {"train": []}, None)
+            find.publish(out, [], {"train": []}, None)
 
     assert seen(out.root) == {n: data for n, data in before.items() if ".work" not in n}
     assert not out.names(".work/temporary")
@@ -66,6 +66,6 @@ def test_a_full_disk_leaves_the_files_of_the_run_before(
 def test_two_runs_do_not_mix_their_files(out: LocalStore) -> None:
     before = seen(out.root)
     with LocalStore(out.root).lock(), pytest.raises(BusyError):
-        output.publish(out, [], {"train": []}, None)
+        find.publish(out, [], {"train": []}, None)
 
     assert seen(out.root) == before

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from PIL import Image, ImageOps
 
 from imagenet_prep.codec import likeness
-from imagenet_prep.matching import hashes, kernels, proof
+from imagenet_prep.matching import search
 from tests.kit.codec import corpus
 from tests.kit.lengths import examples
 
@@ -31,9 +31,9 @@ def means(picture: Image.Image) -> np.ndarray:
 def is_one(one: Image.Image, other: Image.Image, mirrored: bool = AS_IS) -> bool:
     left = means(one)
     right = means(other)
-    small = [hashes.row(each[0])["small"][None] for each in (left, right)]
-    likely = proof.likely(*small, mirrored)
-    proven = proof.proven(left[0], right[0], mirrored, min(*one.size, *other.size))
+    small = [search.row(each[0])["small"][None] for each in (left, right)]
+    likely = search.likely(*small, mirrored)
+    proven = search.proven(left[0], right[0], mirrored, min(*one.size, *other.size))
     assert likely[0] or not proven, "the first look lets through all that is proven"
     return proven
 
@@ -83,7 +83,7 @@ def test_the_fit_says_where_a_crop_lies(pictures: list[Image.Image]) -> None:
     picture = pictures[0].resize((500, 400))
     crop = picture.crop((20, 0, 490, 380))
 
-    (found,) = proof.scores(means(picture), means(crop), AS_IS, likeness.SIXTEENTHS)
+    (found,) = search.scores(means(picture), means(crop), AS_IS, likeness.SIXTEENTHS)
 
     # Half sides: the crop has 470 of 500 columns, and its middle lies 5 to the right.
     assert found[:4] == pytest.approx([470 / 500, 5 / 250, 380 / 400, -10 / 200], abs=0.004)
@@ -96,13 +96,13 @@ def test_flat_pictures_prove_nothing() -> None:
     for right in (flat, other):
         wide = [np.kron(each[0], np.full((2, 2), 16, np.uint16)) for each in (flat, right)]
         for side in (20, 200):
-            assert not proof.proven(*wide, AS_IS, side)
-        found = proof.scores(flat, right, AS_IS, 1)
+            assert not search.proven(*wide, AS_IS, side)
+        found = search.scores(flat, right, AS_IS, 1)
         assert np.isfinite(found).all()
-        assert not proof.likely(flat, right, AS_IS)[0]
+        assert not search.likely(flat, right, AS_IS)[0]
 
 
-@pytest.mark.skipif(kernels.best() == kernels.PLAIN, reason="this processor has plain code alone")
+@pytest.mark.skipif(search.best() == search.PLAIN, reason="this processor has plain code alone")
 @examples(60)
 @given(
     seed=st.integers(0, 2**32),
@@ -120,6 +120,6 @@ def test_vector_code_makes_the_numbers_of_the_plain_code(
     right = np.roll(left, shift, axis=2) + rng.integers(-noise, noise + 1, left.shape)
     right = np.clip(right, 0, 4080)
 
-    plain, vector = (proof.scores(left, right, mirrored, 16, simd) for simd in (0, kernels.best()))
+    plain, vector = (search.scores(left, right, mirrored, 16, simd) for simd in (0, search.best()))
 
     assert plain.tobytes() == vector.tobytes()

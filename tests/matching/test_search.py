@@ -11,14 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from imagenet_prep.codec import likeness
-from imagenet_prep.matching import kernels, search
-from imagenet_prep.matching.hashes import rows_of
-from imagenet_prep.matching.search import Radii, Search, Side
+from imagenet_prep.matching import search
+from imagenet_prep.matching.search import Radii, Search, Side, rows_of
 from tests.kit.lengths import examples
 from tests.kit.limits import Limits
 
 MIRROR = likeness.mirror()
-KINDS = [n for n in (kernels.PLAIN, kernels.AVX2, kernels.AVX512) if n <= kernels.best()]
+KINDS = [n for n in (search.PLAIN, search.AVX2, search.AVX512) if n <= search.best()]
 
 
 def hashes(rng: np.random.Generator, num: int, near: int) -> np.ndarray:
@@ -66,7 +65,7 @@ def test_pairs_are_those_of_comparing_all(simd: int, seed: int, num: int, mirror
     whole = Side(ids, bits)
     window = Side(ids, hashes(rng, num, 30))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kernels, "best", lambda: simd)
+        patch.setattr(search, "best", lambda: simd)
         for left, right in ((whole, whole), (whole, window), (window, whole)):
             for radii in (search.WHOLE_RADII, search.WINDOW_RADII, Radii(15, 40), Radii(3, 3)):
                 found = joined(Search(left, right, radii, mirror), workers=2)
@@ -80,7 +79,7 @@ def test_pairs_that_do_not_fit_into_the_buffer_come_later(
 ) -> None:
     """A thousand equal hashes are half a million pairs; the buffer has room for a thousand."""
     limits(search_room=8)
-    monkeypatch.setattr(kernels, "best", lambda: simd)
+    monkeypatch.setattr(search, "best", lambda: simd)
     num = 1000
     bits = np.full((num, 4), 0x0123456789ABCDEF, np.uint64)
     side = Side(np.arange(num, dtype=np.uint32), bits)

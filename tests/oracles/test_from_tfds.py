@@ -105,15 +105,15 @@ def test_labels_names_and_sizes_are_the_truth(
 
 def _without_odd_files(built: Built, small: Miniature, tmp_path: Path) -> Path:
     """Returns the set without the records that hold no JPEG."""
-    from imagenet_prep.dataset import tfrecord
-    from imagenet_prep.sources.tfrecords import parse
+    from imagenet_prep.dataset import record_files
+    from imagenet_prep.sources.shard_files import parse
 
     odd = {i.key.rpartition("/")[2] for i in small.images if i.kind in ("png", "empty")}
     root = tmp_path / "sound"
     root.mkdir()
     for path in built.root.glob("*.tfrecord-*"):
         with path.open("rb") as stream:
-            payloads = [r.payload for r in tfrecord.read_records(stream, path.name)]
+            payloads = [r.payload for r in record_files.read_records(stream, path.name)]
         kept = [p for p in payloads if parse(p).filename not in odd]
         (root / path.name).write_bytes(b"".join(map(foreign.frame, kept)))
     return root

@@ -11,7 +11,7 @@ from types import ModuleType
 
 import pytest
 
-from imagenet_prep.dataset import example, tfrecord
+from imagenet_prep.dataset import example, record_files
 from imagenet_prep.dataset.member import Member, PreparedImage
 from imagenet_prep.shards import writer
 from tests.kit.command import PATIENCE_S
@@ -61,7 +61,7 @@ def test_shards_that_tensorflow_wrote_are_read(tf: ModuleType, tmp_path: Path) -
             theirs.write(payload)
 
     with open(tmp_path / "theirs", "rb") as stream:
-        assert [r.payload for r in tfrecord.read_records(stream, "theirs")] == payloads
+        assert [r.payload for r in record_files.read_records(stream, "theirs")] == payloads
 
 
 def index_by_dali(shard: Path, index: Path) -> bytes:

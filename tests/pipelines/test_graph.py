@@ -13,10 +13,10 @@ import pytest
 
 from imagenet_prep.core import program
 from imagenet_prep.core.errors import JobLostError
-from imagenet_prep.dataset import naming
+from imagenet_prep.dataset import schema
 from imagenet_prep.engine.workers import Done
 from imagenet_prep.pipelines import prepare as prepare_verb
-from imagenet_prep.pipelines.prepare import Config, prepare
+from imagenet_prep.pipelines.prepare import PrepareConfig, prepare
 from tests.kit import command
 from tests.kit.command import REPOSITORY
 from tests.kit.dataset import contents
@@ -75,7 +75,7 @@ def test_the_graph_makes_the_bytes_of_threads_and_its_steps_can_be_used_elsewher
     there = tmp_path / "there"
     shutil.copytree(made.root, source)
     make_box_archives(made, source)
-    prepare(Config(str(source), str(here), allow_subset=True, holdout="7", json=True))
+    prepare(PrepareConfig(str(source), str(here), allow_subset=True, holdout="7", json=True))
     (line,) = re.findall(r"^    imagenet-prep prepare (.*DirectRunner.*)$", PAGE, re.MULTILINE)
     places = {"/data/ilsvrc2012": str(source), "/data/imagenet-480": str(there)}
     words = [places.get(word, word) for word in shlex.split(line)]
@@ -90,7 +90,7 @@ def test_the_graph_makes_the_bytes_of_threads_and_its_steps_can_be_used_elsewher
     # Somebody else's pipeline does what is left, which is here one shard and the manifest.
     shard = next(there.glob("train-0*"))
     shard.unlink()
-    (there / naming.MANIFEST).unlink()
+    (there / schema.MANIFEST).unlink()
     kept = {path.name: path.stat().st_mtime_ns for path in there.glob("*-of-*")}
     argv = [sys.executable, REPOSITORY / "examples/beam_pipeline.py", *flags, LOCAL]
     told = subprocess.run(

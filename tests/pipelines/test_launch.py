@@ -14,12 +14,12 @@ from pathlib import Path
 import pytest
 
 from imagenet_prep.core.errors import UsageError
-from imagenet_prep.core.installed import version
+from imagenet_prep.core.imports import version
 from imagenet_prep.dataset.manifest import loads
 from imagenet_prep.launching import host
 from imagenet_prep.launching.ranks import MARK
 from imagenet_prep.pipelines import launch as program
-from imagenet_prep.pipelines.launch import Config
+from imagenet_prep.pipelines.launch import LaunchConfig
 from tests.kit import command
 from tests.kit.command import PATIENCE_S, Finished
 
@@ -275,22 +275,22 @@ def test_what_cannot_be_launched_is_refused(
     ("servers", "comm"), [(2, ()), (0, ("--framework", "mxnet", "--comm", "dist_sync"))]
 )
 def test_servers_and_what_needs_them_come_together(servers: int, comm: tuple[str, ...]) -> None:
-    asked = Config(num_processes=2, servers=servers, command=("train", "--synthetic", *comm))
+    asked = LaunchConfig(num_processes=2, servers=servers, command=("train", "--synthetic", *comm))
     with pytest.raises(UsageError, match=f"--servers {servers}: expected 1 or more for"):
         program.launch(asked)
 
 
 def test_the_flags_are_horovods_variables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    config = Config(
+    config = LaunchConfig(
         num_processes=2,
         fusion_threshold_mb=16,
         cycle_time_ms=2.5,
         torus_allreduce=True,
     )
 
-    assert Config(num_processes=2).horovod() == {}
-    assert Config(num_processes=2, fusion_threshold_mb=0).horovod() == {
+    assert LaunchConfig(num_processes=2).horovod() == {}
+    assert LaunchConfig(num_processes=2, fusion_threshold_mb=0).horovod() == {
         "HOROVOD_FUSION_THRESHOLD": "0"
     }
     assert config.horovod() == {

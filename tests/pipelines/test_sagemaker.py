@@ -23,7 +23,7 @@ from imagenet_prep.pipelines import sagemaker, sagemaker_container, sagemaker_jo
 from imagenet_prep.storage.folder import LocalStore
 from imagenet_prep.trainer import rendezvous
 from imagenet_prep.trainer.evaluation import Score
-from imagenet_prep.trainer.log import Log
+from imagenet_prep.trainer.log import TrainingLog
 from tests.kit import command
 
 pytestmark = pytest.mark.sagemaker
@@ -114,7 +114,7 @@ def test_the_request_is_the_golden_one(
 
 
 def test_each_job_has_a_token_of_its_own_that_its_containers_take() -> None:
-    config = sagemaker.Config("image", "role", "s3://bucket/runs", "ml.p4d.24xlarge")
+    config = sagemaker.SageMakerConfig("image", "role", "s3://bucket/runs", "ml.p4d.24xlarge")
     tokens = {
         sagemaker.request(config, "resnet-1", {})["Environment"]["IMAGENET_PREP_JOB_TOKEN"]
         for _ in range(20)
@@ -249,7 +249,7 @@ def test_the_consoles_curves_are_the_rows_of_the_trainers_table(
         names = ("epoch", "images_per_s", "loss", "total_loss", "learning_rate")
         return dict(zip(names, values, strict=True))
 
-    log = Log(tmp_path, tmp_path, speaks=True)
+    log = TrainingLog(tmp_path, tmp_path, speaks=True)
     log.train(2450, row(12.3, 3012.4, 6.907, 8.052, 0.1))
     score = Score(top1=0.75716, top5=0.9291, loss=1.034, examples=50_000)
     log.evaluation(2450, 12.3, "validation", score, 1.6e9)
@@ -395,7 +395,7 @@ def test_each_line_of_a_job_is_shown_once_and_its_last_ones_too(
         ],
     )
     pauses: list[float] = []
-    log = sagemaker_job.Log(logs, "resnet-1")  # type: ignore[arg-type]
+    log = sagemaker_job.JobLog(logs, "resnet-1")  # type: ignore[arg-type]
     sagemaker_job.wait(job, "resnet-1", log, pause=pauses.append)  # type: ignore[arg-type]
 
     said = capsys.readouterr().out.splitlines()
@@ -412,7 +412,7 @@ def test_a_log_that_may_not_be_read_is_said_once_and_the_job_is_followed(
     states = [answer("InProgress", "Training"), answer("Completed", "Completed")]
     job = Cloud(describe_training_job=states)
     logs = Cloud(describe_log_streams=[ImagenetPrepError("logs: AccessDeniedException")])
-    log = sagemaker_job.Log(logs, "resnet-1")  # type: ignore[arg-type]
+    log = sagemaker_job.JobLog(logs, "resnet-1")  # type: ignore[arg-type]
     sagemaker_job.wait(job, "resnet-1", log, pause=lambda _: None)  # type: ignore[arg-type]
 
     shown = capsys.readouterr()

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from imagenet_prep.core.errors import ImagenetPrepError, UsageError
-from imagenet_prep.hosts.hosts_file import Host
+from imagenet_prep.hosts.commands import Host
 from imagenet_prep.launching.host import probe
 from imagenet_prep.pipelines import sagemaker_container
 from imagenet_prep.pipelines.sagemaker_container import train_flags
@@ -281,7 +281,7 @@ def test_a_host_that_asks_late_still_learns_why_nothing_was_started(
         except ImagenetPrepError as error:
             said.append(str(error))
 
-    place = rendezvous.Place("127.0.0.1", port, TOKEN)
+    place = rendezvous.RendezvousAddress("127.0.0.1", port, TOKEN)
 
     def ask(method: str, name: str, body: str = "") -> str | None:
         try:

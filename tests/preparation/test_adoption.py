@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from imagenet_prep.core import canonical
-from imagenet_prep.core.canonical import Json
+from imagenet_prep.core import strict_json
 from imagenet_prep.core.errors import DataDamagedError, IncompleteError, StoreError, UsageError
-from imagenet_prep.dataset import manifest, naming
+from imagenet_prep.core.strict_json import Json
+from imagenet_prep.dataset import manifest, schema
 from imagenet_prep.engine import Workers
 from imagenet_prep.preparation import adoption
 from imagenet_prep.preparation.existing_set import check_existing_set
@@ -54,17 +54,17 @@ def adopt(source: LocalStore, store: LocalStore | None = None) -> None:
 def note(store: LocalStore, adoption: Json, version: str) -> None:
     """Notes an adoption as this version does, or as 0.1.0 did."""
     if version == "0.1.0":
-        store.write(BEGUN_BEFORE, canonical.dumps(adoption))
+        store.write(BEGUN_BEFORE, strict_json.dumps(adoption))
         store.remove(BEGUN)
     else:
         config = {"verb": "adopt", "splits": {"train": {}, "validation": {}}}
         store.write(
-            BEGUN, canonical.dumps({"config": config, "libraries": {}, "adoption": adoption})
+            BEGUN, strict_json.dumps({"config": config, "libraries": {}, "adoption": adoption})
         )
 
 
 def shards_of(root: Path) -> list[str]:
-    return sorted(path.name for path in root.iterdir() if naming.looks_like_shard(path.name))
+    return sorted(path.name for path in root.iterdir() if schema.looks_like_shard(path.name))
 
 
 def test_names_from_1_become_names_from_0_and_no_byte_is_changed(tmp_path: Path) -> None:
@@ -75,7 +75,7 @@ def test_names_from_1_become_names_from_0_and_no_byte_is_changed(tmp_path: Path)
 
     assert shards_of(store.root) == NAMES
     assert {(store.root / name).read_bytes() for name in NAMES} == before
-    made = manifest.loads(store.read(naming.MANIFEST), "here")
+    made = manifest.loads(store.read(schema.MANIFEST), "here")
     assert (made.subset, made.sources, made.splits["train"].examples) == (True, [], 6)
 
 
@@ -106,7 +106,7 @@ def test_another_file_system_is_named_with_what_to_do(tmp_path: Path, system: Sy
         UsageError, match="on the same file system .* copy the shards with --rewrite"
     ):
         adopt(source, LocalStore(tmp_path / "out"))
-    assert not (tmp_path / "out" / naming.MANIFEST).exists()
+    assert not (tmp_path / "out" / schema.MANIFEST).exists()
 
 
 def test_a_link_that_the_system_refuses_otherwise_is_an_error_of_the_store(
@@ -145,7 +145,7 @@ def test_a_shard_that_changes_behind_the_check_is_not_linked(tmp_path: Path) -> 
 
     with pytest.raises(IncompleteError, match=f"{NAMES[0]}: it has changed since this run began"):
         adoption.complete(store, found, seen, THREADS, in_place=False, quiet=True)
-    assert not (store.root / naming.MANIFEST).exists()
+    assert not (store.root / schema.MANIFEST).exists()
 
 
 def test_a_shard_of_the_same_size_and_time_is_checked_again(tmp_path: Path) -> None:
@@ -250,7 +250,7 @@ def test_renames_that_broke_off_are_finished_by_the_next_run(
 
     assert shards_of(store.root) == NAMES
     adopt(store)
-    assert store.read(naming.MANIFEST) == whole.read(naming.MANIFEST)
+    assert store.read(schema.MANIFEST) == whole.read(schema.MANIFEST)
 
 
 @VERSIONS
@@ -318,7 +318,7 @@ def test_another_set_is_not_mixed_into_one_that_was_begun(tmp_path: Path, versio
     adopt(other, out)
 
 
-INDEX = naming.index_name(NAMES[0])
+INDEX = schema.index_name(NAMES[0])
 SHARD = NAMES[0]
 
 
@@ -336,7 +336,7 @@ def restore(store: LocalStore) -> None:
 
 def test_lost_files_are_made_again(finished: LocalStore) -> None:
     before = {name: data for name, data in all_files(finished.root).items() if ".work" not in name}
-    for name in (INDEX, naming.samples_name(SHARD), naming.LABELS):
+    for name in (INDEX, schema.samples_name(SHARD), schema.LABELS):
         (finished.root / name).unlink()
     restore(finished)
 
@@ -363,7 +363,7 @@ def test_a_file_that_is_not_the_one_of_the_manifest_is_not_made(finished: LocalS
     train = there.splits["train"]
     first = replace(train.shards[0], index_sha256="0" * 64)
     splits = {**there.splits, "train": replace(train, shards=[first, *train.shards[1:]])}
-    (finished.root / naming.MANIFEST).write_bytes(replace(there, splits=splits).dumps())
+    (finished.root / schema.MANIFEST).write_bytes(replace(there, splits=splits).dumps())
     (finished.root / INDEX).unlink()
     with pytest.raises(DataDamagedError, match=f"cannot be restored from the shards: {INDEX}"):
         restore(finished)
@@ -392,11 +392,11 @@ def test_tables_are_added_only_if_they_are_what_was_put_there(
     images = [picture(number, plain(number)) for number in range(3)]
     write_set(tmp_path / "set", {"train": [images]}, num_classes=3)
     store = LocalStore(tmp_path / "set")
-    before = store.read(naming.MANIFEST)
+    before = store.read(schema.MANIFEST)
     with monkeypatch.context() as patch:
         patch.setattr(LocalStore, "verify_published", failing(errno.EIO))
         with pytest.raises(OSError, match="Input/output error"):
             restore(store)
-        assert store.read(naming.MANIFEST) == before
+        assert store.read(schema.MANIFEST) == before
     restore(store)
     assert Dataset.at(store).manifest.has_samples

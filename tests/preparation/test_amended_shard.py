@@ -12,11 +12,10 @@ from typing import Any, cast
 import pytest
 
 from imagenet_prep.core.errors import DataDamagedError, StoreError
-from imagenet_prep.dataset import example, naming
+from imagenet_prep.dataset import example, schema
 from imagenet_prep.dataset.manifest import Shard
 from imagenet_prep.preparation.additions import Additions, read_additions
-from imagenet_prep.preparation.amended_shard import AmendWork
-from imagenet_prep.preparation.changes import ShardChange
+from imagenet_prep.preparation.changes import AmendWork, ShardChange
 from imagenet_prep.storage.dataset_store import open_dataset
 from imagenet_prep.storage.folder import LocalStore
 from tests.kit.samples import add_tables
@@ -107,7 +106,7 @@ def test_a_shard_with_more_or_fewer_records_than_its_table_is_refused(
 ) -> None:
     """The manifest names both files, so each has the right sha256."""
     shard = payloads(root)
-    path = root / naming.samples_name(NAME)
+    path = root / schema.samples_name(NAME)
     lines = path.read_bytes().splitlines(keepends=True)
     table = b"".join([*lines, lines[-1].replace(KEYS[-1].encode(), b"n/other.JPEG")][: rows + 1])
     path.write_bytes(table)

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from imagenet_prep.codec.libraries import UnavailableError
+from imagenet_prep.codec.planes import CodecUnavailableError
 from imagenet_prep.core.errors import DataDamagedError, ManifestError, UsageError
-from imagenet_prep.dataset import naming
+from imagenet_prep.dataset import schema
 from imagenet_prep.dataset.class_list import ClassList
 from imagenet_prep.dataset.keys import KeyList
 from imagenet_prep.dataset.manifest import Producer
@@ -21,8 +21,8 @@ from imagenet_prep.dataset.samples import Sample
 from imagenet_prep.engine import Workers
 from imagenet_prep.preparation import amendment
 from imagenet_prep.preparation.additions import read_additions
-from imagenet_prep.preparation.amendment import Job
-from imagenet_prep.preparation.changes import Relabels, Request
+from imagenet_prep.preparation.amendment import AmendJob
+from imagenet_prep.preparation.changes import ChangeRequest, Relabels
 from imagenet_prep.shards import commit
 from imagenet_prep.storage import dataset_store
 from imagenet_prep.storage.dataset_store import Dataset, open_dataset
@@ -57,8 +57,8 @@ def made(
     return open_dataset(LocalStore(root))
 
 
-def job(dataset: Dataset, request: Request = Request()) -> Job:  # noqa: B008
-    return Job(dataset, request, Workers(1, "threads"), quiet=True)
+def job(dataset: Dataset, request: ChangeRequest = ChangeRequest()) -> AmendJob:  # noqa: B008
+    return AmendJob(dataset, request, Workers(1, "threads"), quiet=True)
 
 
 @pytest.mark.parametrize(("split", "other"), [("train", "validation"), ("validation", "train")])
@@ -78,7 +78,7 @@ def test_a_line_is_replaced_only_by_one_about_the_same_image(
         Incident("thing/0.JPEG", "c/0", 0, 9, 0, *repaired),
     ]
     dataset = made(tmp_path / "set", older, split=split)
-    changes = Request(
+    changes = ChangeRequest(
         KeyList("list", {key(0): 1}, ""), Relabels(KeyList("csv", {key(1): 1}, ""), {1: 2})
     )
     amendment.run(job(dataset, changes), LocalStore(tmp_path / "new"))
@@ -100,9 +100,9 @@ def test_an_image_that_version_0_1_0_excluded_is_refused_by_its_key(tmp_path: Pa
     path.write_bytes(plain(7))
     add = read_additions(str(tmp_path / "add"), CLASSES, dataset.manifest.splits)
     with pytest.raises(UsageError, match=r"no new image.*odd\.JPEG.*--readmit"):
-        amendment.run(job(dataset, Request(add=add)), LocalStore(tmp_path / "new"))
+        amendment.run(job(dataset, ChangeRequest(add=add)), LocalStore(tmp_path / "new"))
 
-    readmitted = replace(job(dataset, Request(add=add)), readmit=True)
+    readmitted = replace(job(dataset, ChangeRequest(add=add)), readmit=True)
     amendment.run(readmitted, LocalStore(tmp_path / "new"))
     new = open_dataset(LocalStore(tmp_path / "new"))
     assert [*dataset_store.incidents(new.store, new.manifest)] == []
@@ -159,11 +159,11 @@ def test_without_the_compiled_codec_no_image_can_be_added(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def missing() -> None:
-        raise UnavailableError("no C compiler")
+        raise CodecUnavailableError("no C compiler")
 
     dataset = made(tmp_path / "set", [], short_side=18)
     monkeypatch.setattr("imagenet_prep.codec.planes.require", missing)
-    with pytest.raises(UnavailableError, match="no C compiler"):
+    with pytest.raises(CodecUnavailableError, match="no C compiler"):
         job(dataset).transform_of("train")
 
 
@@ -173,30 +173,30 @@ def test_a_parent_whose_manifest_is_replaced_while_shards_are_linked_is_noticed(
     """The shards are linked as this run has seen them, but to a manifest of another dataset."""
     dataset = made(tmp_path / "set", [], shards=((0, 1), (2,)))
     other = replace(dataset.manifest, plan_digest="0" * 64).dumps()
-    system.before("link", lambda: (tmp_path / "set" / naming.MANIFEST).write_bytes(other))
-    excluding = Request(KeyList("list", {key(0): 1}, ""))
+    system.before("link", lambda: (tmp_path / "set" / schema.MANIFEST).write_bytes(other))
+    excluding = ChangeRequest(KeyList("list", {key(0): 1}, ""))
 
     with pytest.raises(UsageError, match="set: the dataset was replaced while amend read it"):
         amendment.run(job(dataset, excluding), LocalStore(tmp_path / "new"))
-    assert not (tmp_path / "new" / naming.MANIFEST).exists()
+    assert not (tmp_path / "new" / schema.MANIFEST).exists()
 
 
 def test_a_parent_that_loses_bytes_after_the_check_is_noticed(tmp_path: Path) -> None:
     """The other shards are linked as the manifest has them, not only as this run has seen them."""
     dataset = made(tmp_path / "set", [], shards=((0, 1), (2,)))
     amendment.refuse(dataset, LocalStore(tmp_path / "new"))
-    os.truncate(tmp_path / "set" / naming.shard_name("train", 1, 2), 9)
-    excluding = Request(KeyList("list", {key(0): 1}, ""))
+    os.truncate(tmp_path / "set" / schema.shard_name("train", 1, 2), 9)
+    excluding = ChangeRequest(KeyList("list", {key(0): 1}, ""))
 
     with pytest.raises(DataDamagedError, match="train-00001-of-00002: 9 bytes, the manifest says"):
         amendment.run(job(dataset, excluding), LocalStore(tmp_path / "new"))
-    assert not (tmp_path / "new" / naming.MANIFEST).exists()
+    assert not (tmp_path / "new" / schema.MANIFEST).exists()
 
 
 def test_a_parent_that_lacks_bytes_is_refused_before_anything_is_written(tmp_path: Path) -> None:
     dataset = made(tmp_path / "set", [], shards=((0, 1), (2,)))
     amendment.refuse(dataset, LocalStore(tmp_path / "new"))
-    os.truncate(tmp_path / "set" / naming.shard_name("train", 1, 2), 9)
+    os.truncate(tmp_path / "set" / schema.shard_name("train", 1, 2), 9)
 
     with pytest.raises(
         DataDamagedError, match=r"1 file missing .*: train-00001.*Nothing was written"
@@ -214,7 +214,7 @@ def test_a_rotated_image_is_not_counted_as_resized() -> None:
         Sample(f"a/{n}", n % 2, 9, *stored, "0" * 64, "kept", "", 9, *source, "0" * 64)
         for n, (stored, source) in enumerate(sides)
     ]
-    tally = amendment._Tally()
+    tally = amendment._SampleTally()
 
     assert [*tally.heads(rows)] == [row.head for row in rows]
     assert (tally.resized, tally.max_width, tally.max_height) == (2, 40, 43)

@@ -19,12 +19,12 @@ from imagenet_prep.core.errors import (
     StoreError,
     UsageError,
 )
-from imagenet_prep.dataset import example, manifest, naming, tfrecord
+from imagenet_prep.dataset import example, manifest, record_files, schema
 from imagenet_prep.engine import Workers
 from imagenet_prep.preparation import rewrite
 from imagenet_prep.preparation.tasks import WriteWork
-from imagenet_prep.sources import shard_files, tfrecords
-from imagenet_prep.sources.labelling import Labelling
+from imagenet_prep.sources import shard_files
+from imagenet_prep.sources.shard_files import Labelling
 from imagenet_prep.storage import scratch
 from imagenet_prep.storage.bucket import BucketStore
 from imagenet_prep.storage.folder import LocalStore
@@ -74,13 +74,13 @@ def made(store: Store, client: Any) -> dict[str, bytes]:
     if folder := store.as_folder:
         return contents(folder.root)
     found = objects(client, store.where())
-    return {name: data for name, data in found.items() if not name.startswith(naming.WORK)}
+    return {name: data for name, data in found.items() if not name.startswith(schema.WORK)}
 
 
 def resize(source: Store, out: Store, *splits: str, **more: Any) -> dict[str, Any]:
     found = shard_files.find(source)
     options = {"policy": Policy(16, 85), "workers": Workers(1, "threads"), "quiet": True, **more}
-    return rewrite.run(rewrite.Job(found, splits or tuple(found.splits), **options), out)
+    return rewrite.run(rewrite.ResizeJob(found, splits or tuple(found.splits), **options), out)
 
 
 @pytest.mark.parametrize("into", ["folder", "bucket"])
@@ -123,7 +123,7 @@ def test_splits_are_added_to_a_bucket_and_replaced_in_it(
     resize(source, out, "train", policy=Policy(20, 85), force=True)
 
     after = made(out, s3.client())
-    there = manifest.loads(after[naming.MANIFEST], "")
+    there = manifest.loads(after[schema.MANIFEST], "")
     assert list(there.splits) == ["train", "validation"]
     assert after[VALIDATION] == before[VALIDATION]
     assert after[FIRST] != before[FIRST]
@@ -134,7 +134,7 @@ def test_what_reads_a_bucket_can_be_sent_to_other_machines(
 ) -> None:
     source = put(given, f"{prefix}/in")
     found = shard_files.find(source)
-    labelling = tfrecords.known_labelling(found, ["train"])
+    labelling = shard_files.known_labelling(found, ["train"])
     assert isinstance(labelling, Labelling)
     out = LocalStore(tmp_path)
     write = WriteWork(out, keep, labelling.classes, label_offset=1, fail_on_bad_image=True)
@@ -143,7 +143,7 @@ def test_what_reads_a_bucket_can_be_sent_to_other_machines(
     content, outputs = sent(shard)
 
     with outputs[-1].temporary.open("rb") as stream:
-        written = [example.decode(r.payload) for r in tfrecord.read_records(stream, "")]
+        written = [example.decode(r.payload) for r in record_files.read_records(stream, "")]
     assert [image.encoded for image in written] == [plain(number) for number in range(3)]
     assert (content.source.members, sum(content.num_per_class.values())) == (3, 3)
 
@@ -155,7 +155,7 @@ def test_damage_in_a_bucket_is_named(given: Path, prefix: str) -> None:
     source.write(FIRST, whole[:100] + b"?" + whole[101:])
     with pytest.raises(DataDamagedError, match=rf"{FIRST}: record 0 at byte 0: data CRC"):
         resize(source, out)
-    records = list(tfrecord.read_records(io.BytesIO(whole), FIRST))
+    records = list(record_files.read_records(io.BytesIO(whole), FIRST))
     source.write(FIRST, b"".join(framed(each.payload) for each in reversed(records)))
     with pytest.raises(DataDamagedError, match=rf"{FIRST}: sha256 .*, expected "):
         resize(source, out)
@@ -164,14 +164,14 @@ def test_damage_in_a_bucket_is_named(given: Path, prefix: str) -> None:
     found = shard_files.find(source)
     source.write(FIRST, whole)
     with pytest.raises(IncompleteError, match=rf"{FIRST}: it has changed since this run began"):
-        rewrite.run(rewrite.Job(found, **options), out)
+        rewrite.run(rewrite.ResizeJob(found, **options), out)
     found = shard_files.find(source)
     source.remove(FIRST)
     with pytest.raises(StoreError, match=rf"{FIRST}: the server answers 404"):
-        rewrite.run(rewrite.Job(found, **options), out)
+        rewrite.run(rewrite.ResizeJob(found, **options), out)
     with pytest.raises(UsageError, match="is the input"):
-        rewrite.run(rewrite.Job(found, **options), BucketStore(f"{prefix}/in/"))
-    assert naming.MANIFEST not in out.list_folder()
+        rewrite.run(rewrite.ResizeJob(found, **options), BucketStore(f"{prefix}/in/"))
+    assert schema.MANIFEST not in out.list_folder()
 
 
 @pytest.mark.parametrize(
@@ -182,7 +182,7 @@ def test_a_set_is_adopted_from_and_into_buckets_as_between_folders(
 ) -> None:
     def run(folder: Path | str, out: Path | str) -> dict[str, Any]:
         flags = {"allow_subset": True, "rewrite": rewritten, "workers": 1, "json": True}
-        summary, refusal = adopt.adopt(adopt.Config(str(folder), out=str(out), **flags))
+        summary, refusal = adopt.adopt(adopt.AdoptConfig(str(folder), out=str(out), **flags))
         assert refusal is None
         return {name: each for name, each in summary.items() if name != "folder"}
 
@@ -197,7 +197,7 @@ def test_a_set_is_adopted_from_and_into_buckets_as_between_folders(
     assert made(store, s3.client()) == contents(tmp_path / "expected")
     if not rewritten and way == "within":
         # What a run that was killed before its end has left is finished.
-        store.remove(naming.MANIFEST)
+        store.remove(schema.MANIFEST)
         store.remove(FIRST)
         assert run(source, out) == expected
         assert made(store, s3.client()) == contents(tmp_path / "expected")

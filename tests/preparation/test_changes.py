@@ -17,16 +17,16 @@ from imagenet_prep.dataset.keys import KeyList
 from imagenet_prep.dataset.member import Member
 from imagenet_prep.dataset.samples import Sample
 from imagenet_prep.preparation.additions import read_additions
-from imagenet_prep.preparation.amended_shard import AmendWork
 from imagenet_prep.preparation.changes import (
+    AmendWork,
+    ChangeRequest,
     Relabels,
-    Request,
     ShardChange,
     changes_of,
     read_relabels,
 )
 from imagenet_prep.shards import plan
-from imagenet_prep.shards.writer import Stored
+from imagenet_prep.shards.writer import StoredRecord
 from imagenet_prep.storage.dataset_store import open_dataset
 from imagenet_prep.storage.folder import LocalStore
 from tests.kit.samples import add_tables, kept
@@ -41,7 +41,7 @@ class _Work(AmendWork):
 
     def _staying(self, change: ShardChange, left_out: object) -> Any:  # noqa: ARG002
         stay = (each for each in self.samples if each.key not in change.excluded)  # type: ignore[attr-defined]
-        return (Stored((b"", b"", b""), each) for each in stay)
+        return (StoredRecord((b"", b"", b""), each) for each in stay)
 
     def _read(self, member: Member) -> tuple[Member, bytes]:
         return member, b""
@@ -53,7 +53,7 @@ def order(before: Sequence[str], *added: str, left_out: Sequence[str] = ()) -> l
     change = ShardChange(cast("Any", None), frozenset(left_out), {}, members)
     work = _Work([kept(key) for key in before])
     made = work._in_order(change, [])
-    return [each.sample.key if isinstance(each, Stored) else each[0].key for each in made]
+    return [each.sample.key if isinstance(each, StoredRecord) else each[0].key for each in made]
 
 
 def place(key: str) -> tuple[int, str]:
@@ -103,11 +103,11 @@ def test_a_class_is_called_by_its_name_before_its_place(tmp_path: Any) -> None:
 
 def test_a_key_is_named_once() -> None:
     once = KeyList("once", {"a": 1, "b": 2}, "")
-    Request(once, Relabels(KeyList("other", {"c": 2}, ""), {2: 0}))
+    ChangeRequest(once, Relabels(KeyList("other", {"c": 2}, ""), {2: 0}))
     with pytest.raises(UsageError, match="twice: 2 lines with a key that is already on .* line 7"):
-        Request(KeyList("twice", {"a": 1}, "", (7, 9)))
+        ChangeRequest(KeyList("twice", {"a": 1}, "", (7, 9)))
     with pytest.raises(UsageError, match="other: 1 line with a key that is also in once"):
-        Request(once, Relabels(KeyList("other", {"b": 2}, ""), {2: 0}))
+        ChangeRequest(once, Relabels(KeyList("other", {"b": 2}, ""), {2: 0}))
 
 
 def test_a_key_that_train_and_validation_have_is_refused(tmp_path: Path) -> None:
@@ -120,10 +120,13 @@ def test_a_key_that_train_and_validation_have_is_refused(tmp_path: Path) -> None
     in_train, in_both = (f"{wnid(n)}/{wnid(n)}_{n}.JPEG" for n in (1, 2))
 
     one, both = (KeyList("list", {key: 1}, "") for key in (in_train, in_both))
-    [change] = changes_of(Request(one), dataset, 0)
+    [change] = changes_of(ChangeRequest(one), dataset, 0)
     assert (change.name, change.excluded) == ("train-00000-of-00001", {in_train})
     # A class that the image of one split has already is no change there, and is ambiguous too.
-    for request in (Request(both), *(Request(None, Relabels(both, {1: n})) for n in (2, 3))):
+    for request in (
+        ChangeRequest(both),
+        *(ChangeRequest(None, Relabels(both, {1: n})) for n in (2, 3)),
+    ):
         with pytest.raises(
             UsageError, match=f"list: {in_both}: train and validation each have an im"
         ):
@@ -139,8 +142,8 @@ def test_a_key_that_a_split_has_twice_is_refused(tmp_path: Path, shards: list[li
     dataset = open_dataset(LocalStore(tmp_path / "set"), check=False)
     once, twice = (KeyList("list", {f"{wnid(n)}/{wnid(n)}_{n}.JPEG": 1}, "") for n in (0, 1))
 
-    assert len(changes_of(Request(once), dataset, 0)) == 1
-    for request in (Request(twice), Request(None, Relabels(twice, {1: 3}))):
+    assert len(changes_of(ChangeRequest(once), dataset, 0)) == 1
+    for request in (ChangeRequest(twice), ChangeRequest(None, Relabels(twice, {1: 3}))):
         with pytest.raises(DataDamagedError, match="n00001001_1.JPEG"):
             changes_of(request, dataset, 0)
 

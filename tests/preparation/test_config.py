@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from imagenet_prep.dataset.settings import Recipe, parse, prepared
-from imagenet_prep.preparation.config import Config
+from imagenet_prep.preparation.config import PrepareConfig
 
 TRAIN: dict[str, Any] = {"splits": ("train",)}
 ALL = ["train", "validation", "holdout"]
@@ -17,8 +17,8 @@ HELD: dict[str, Any] = {"holdout_per_class": 2}
 SERVER: dict[str, Any] = {"source": "https://host/set"}
 
 
-def config(**given: Any) -> Config:
-    return Config(**{"source": "/in", "out": "/out", **given})
+def config(**given: Any) -> PrepareConfig:
+    return PrepareConfig(**{"source": "/in", "out": "/out", **given})
 
 
 @pytest.mark.parametrize(

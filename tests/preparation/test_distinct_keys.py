@@ -10,8 +10,8 @@ import pytest
 
 from imagenet_prep.core.errors import DataDamagedError
 from imagenet_prep.dataset import keys, samples
-from imagenet_prep.dataset.samples import Table
-from imagenet_prep.preparation import distinct_keys
+from imagenet_prep.dataset.samples import SamplesWriter
+from imagenet_prep.preparation import existing_set
 from imagenet_prep.storage.folder import LocalStore
 from tests.kit.limits import Limits
 from tests.kit.samples import kept
@@ -23,10 +23,10 @@ def keys_of(root: Path, shards: Sequence[Sequence[str]]) -> list[list[str]]:
     names = [f"{number}.csv" for number in range(len(shards))]
     for name, of_shard in zip(names, shards, strict=True):
         file = io.BytesIO()
-        Table(file).extend(map(kept, of_shard))
+        SamplesWriter(file).extend(map(kept, of_shard))
         store.write(f"t/{name}", file.getvalue())
-    new = distinct_keys.numbered(store, "t", names)
-    made = [distinct_keys.renamed(store, f"t/{name}", new.get(name, {}))[0] for name in names]
+    new = existing_set.numbered(store, "t", names)
+    made = [existing_set.renamed_keys(store, f"t/{name}", new.get(name, {}))[0] for name in names]
     return [[row.key for row in samples.parse(io.BytesIO(data), "")] for data in made]
 
 

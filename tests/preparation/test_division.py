@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from imagenet_prep.core.errors import UsageError
-from imagenet_prep.preparation.division import divide
+from imagenet_prep.preparation.planning import divide
 from tests.kit.listed import selection
 
 SHARES = st.floats(0.1, 99.9, allow_nan=False)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from imagenet_prep.core import canonical
+from imagenet_prep.core import strict_json
 from imagenet_prep.core.errors import DataDamagedError
 from imagenet_prep.dataset import schema
 from imagenet_prep.dataset.class_list import ClassList
@@ -237,4 +237,4 @@ def test_the_identity_of_shards_is_their_names_sizes_and_times(tmp_path: Path) -
     [shard, *_] = shard_files.find(LocalStore(write(tmp_path / "set"))).splits["train"]
     noted = [[shard.name, shard.stat.size, shard.stat.validator]]
 
-    assert existing_set.identity([shard]) == canonical.digest(noted)
+    assert existing_set.identity([shard]) == strict_json.digest(noted)

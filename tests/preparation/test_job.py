@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from imagenet_prep.codec.libraries import UnavailableError
+from imagenet_prep.codec.planes import CodecUnavailableError
 from imagenet_prep.core.errors import UsageError
-from imagenet_prep.preparation.config import Config
-from imagenet_prep.preparation.job import Job
-from imagenet_prep.sources.source import Stored
+from imagenet_prep.preparation.config import PrepareConfig
+from imagenet_prep.preparation.job import PrepareJob
+from imagenet_prep.sources.source import StoredSource
 from tests.kit import layouts
 from tests.kit.http_server import serve
 from tests.kit.installed import Installed
@@ -30,9 +30,9 @@ def source(tmp_path: Path) -> Path:
     return tmp_path / "source"
 
 
-def job(source: Path | str, **more: Any) -> Job:
+def job(source: Path | str, **more: Any) -> PrepareJob:
     more = {"out": str(Path(source).parent / "out"), "splits": ("train",), "workers": 1} | more
-    return Job.of(Config(source=str(source), **more))
+    return PrepareJob.of(PrepareConfig(source=str(source), **more))
 
 
 def test_a_machine_that_cannot_run_the_codec_is_refused_before_anything_is_made(
@@ -40,7 +40,7 @@ def test_a_machine_that_cannot_run_the_codec_is_refused_before_anything_is_made(
 ) -> None:
     installed.no_planes()
 
-    with pytest.raises(UnavailableError, match="no compiler"):
+    with pytest.raises(CodecUnavailableError, match="no compiler"):
         job(source)
     assert not (source.parent / "out").exists()
     assert job(source, codec="portable").selection.splits == ("train",)
@@ -60,7 +60,7 @@ def test_archives_on_a_server_are_hashed_while_they_are_listed_unless_headers_su
     with serve(files) as server:
         source = job(server.url, splits=("validation",), **keep).selection.source
         (task,) = source.index_tasks("validation")
-        assert isinstance(source, Stored)
+        assert isinstance(source, StoredSource)
         assert list(source.index(task))
         md5 = hashlib.md5(files[task.part]).hexdigest()
         assert source.known_md5(task) == (md5 if hashed else None)

@@ -20,15 +20,14 @@ from imagenet_prep.core.errors import (
     StoreError,
     UsageError,
 )
-from imagenet_prep.dataset import editions, manifest, naming, settings
-from imagenet_prep.dataset.class_list import ClassList
-from imagenet_prep.dataset.editions import Edition
-from imagenet_prep.dataset.manifest import Manifest, Shard, Source, Split
+from imagenet_prep.dataset import class_list, manifest, schema, settings
+from imagenet_prep.dataset.class_list import ClassList, Edition
+from imagenet_prep.dataset.manifest import Manifest, ManifestSource, Shard, Split
 from imagenet_prep.dataset.member import Incident
-from imagenet_prep.dataset.settings import Settings
+from imagenet_prep.dataset.settings import DatasetSettings
 from imagenet_prep.engine import Stage
 from imagenet_prep.preparation.output import Draft, Output
-from imagenet_prep.preparation.standing import Wanted
+from imagenet_prep.preparation.output_state import WantedDataset
 from imagenet_prep.shards import commit
 from imagenet_prep.shards.commit import publish
 from imagenet_prep.shards.writer import WrittenShard
@@ -46,16 +45,18 @@ LIBRARIES = {"codec": "1"}
 DAMAGE = [b"", b"[]", b"{}", b"[" * 100_000, b"9" * 5000, b'{"config": 5, "libraries": {}}']
 
 
-def resized(*splits: str, size: int = 64, **more: Any) -> Wanted:
-    return Wanted(Settings("resize", {s: {"short_side": size} for s in splits}), LIBRARIES, **more)
+def resized(*splits: str, size: int = 64, **more: Any) -> WantedDataset:
+    return WantedDataset(
+        DatasetSettings("resize", {s: {"short_side": size} for s in splits}), LIBRARIES, **more
+    )
 
 
-def prepared(size: int = 64, **more: Any) -> Wanted:
+def prepared(size: int = 64, **more: Any) -> WantedDataset:
     config = {"splits": [*BOTH], "short_side": size}
-    return Wanted(Settings("prepare", dict.fromkeys(BOTH, config)), LIBRARIES, **more)
+    return WantedDataset(DatasetSettings("prepare", dict.fromkeys(BOTH, config)), LIBRARIES, **more)
 
 
-def make(root: Path, wanted: Wanted, left: list[str] | None = None) -> list[str]:
+def make(root: Path, wanted: WantedDataset, left: list[str] | None = None) -> list[str]:
     """Does what a run does, each split with one shard of one record; returns what was left."""
     store = LocalStore(root)
     output = Output(LocalStore(root), wanted)
@@ -69,14 +70,14 @@ def make(root: Path, wanted: Wanted, left: list[str] | None = None) -> list[str]
                 splits={split: write(store, split)},
                 classes=CLASSES,
                 incidents=[bad],
-                sources=[Source(name(split), 5, None, 2)],
+                sources=[ManifestSource(name(split), 5, None, 2)],
             )
             output.commit(draft)
     return found
 
 
 def name(split: str) -> str:
-    return naming.shard_name(split, 0, 1)
+    return schema.shard_name(split, 0, 1)
 
 
 def write(store: LocalStore, split: str) -> Split:
@@ -84,23 +85,25 @@ def write(store: LocalStore, split: str) -> Split:
     content = split.encode() * 16
     digest = hashlib.sha256(content).hexdigest()
     size = len(content)
-    for file in (name(split), naming.index_name(name(split))):
+    for file in (name(split), schema.index_name(name(split))):
         store.write(file, content)
     return Split(1, size, [1], 0, 1, 1, [Shard(name(split), 1, size, digest, size, digest)])
 
 
 def load(root: Path) -> Manifest:
-    return manifest.loads((root / naming.MANIFEST).read_bytes(), str(root))
+    return manifest.loads((root / schema.MANIFEST).read_bytes(), str(root))
 
 
 def quarantined(root: Path) -> list[str]:
-    return [json.loads(line)["key"] for line in (root / naming.QUARANTINE).read_text().splitlines()]
+    return [json.loads(line)["key"] for line in (root / schema.QUARANTINE).read_text().splitlines()]
 
 
 def test_an_edition_is_recognised_by_the_images_that_sources_count(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(editions, "_OTHERS", (Edition("known", 1, {"train": 2, "validation": 3}),))
+    monkeypatch.setattr(
+        class_list, "_OTHERS", (Edition("known", 1, {"train": 2, "validation": 3}),)
+    )
     make(tmp_path, resized(*BOTH), ["train"])
     known = load(tmp_path)
     assert (known.edition, known.subset) == ("known", False)
@@ -113,11 +116,11 @@ def test_a_source_that_has_no_edition_gets_none_by_its_counts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Who excludes 101 images of train and 3 of validation has no face-blurred edition."""
-    monkeypatch.setattr(editions, "_OTHERS", (Edition("known", 1, {"train": 1}),))
+    monkeypatch.setattr(class_list, "_OTHERS", (Edition("known", 1, {"train": 1}),))
     output = Output(LocalStore(tmp_path), resized("train"))
     output.begin(output.left(), [name("train")])
     split = write(output.store.local, "train")
-    sources = [Source(name("train"), 5, None, 1)]
+    sources = [ManifestSource(name("train"), 5, None, 1)]
     output.commit(Draft(splits={"train": split}, classes=CLASSES, sources=sources, edition=""))
     there = load(tmp_path)
     assert (there.edition, there.subset) == ("", True)
@@ -161,7 +164,7 @@ def test_a_run_that_died_between_two_splits_goes_on_with_the_second(tmp_path: Pa
     assert make(tmp_path, resized(*BOTH)) == ["validation"]
 
 
-@pytest.mark.parametrize("lost", [name("train"), naming.index_name(name("train"))])
+@pytest.mark.parametrize("lost", [name("train"), schema.index_name(name("train"))])
 def test_a_split_whose_file_is_gone_is_left(tmp_path: Path, lost: str) -> None:
     make(tmp_path, resized(*BOTH))
     (tmp_path / lost).unlink()
@@ -178,13 +181,13 @@ def test_other_settings_are_refused(tmp_path: Path, wanted: Any) -> None:
         match="contains a dataset with different settings: short_side is 64 there, 50 here",
     ):
         make(tmp_path, wanted(50))
-    (tmp_path / naming.MANIFEST).unlink()
+    (tmp_path / schema.MANIFEST).unlink()
     with pytest.raises(
         UsageError, match="an unfinished dataset with different settings: short_side is 64 there"
     ):
         make(tmp_path, wanted(50))
 
-    del before[naming.MANIFEST]
+    del before[schema.MANIFEST]
     assert stamps(tmp_path) == before
 
 
@@ -208,8 +211,8 @@ def test_force_leaves_nothing_of_the_split_that_it_replaces(tmp_path: Path) -> N
     store = LocalStore(tmp_path)
     for split in BOTH:
         store.write(f".work/resize-{split}-0/receipts/{name(split)}", b"old")
-    shard = naming.shard_name("train", 2, 3)
-    for file in (shard, *naming.beside(shard), naming.index_name("train-00000-of-00004")):
+    shard = schema.shard_name("train", 2, 3)
+    for file in (shard, *schema.beside(shard), schema.index_name("train-00000-of-00004")):
         store.write(file, b"old")
     make(tmp_path, resized("train", size=50, force=True))
 
@@ -224,7 +227,7 @@ def receipt(store: LocalStore, stage: str, *files: str) -> None:
         store.write(file, b"old")
     outputs = [{"name": file, "num_bytes": 3} for file in files]
     content = {"outputs": outputs, "start_s": 1.0, "seconds": 1.0, "worker": "1"}
-    shard = naming.shard_of(files[0])
+    shard = schema.shard_of(files[0])
     store.write(f".work/{stage}/receipts/{shard}.json", json.dumps(content).encode())
 
 
@@ -242,17 +245,17 @@ def test_shards_of_an_unfinished_split_are_not_mixed_into_another_commit(tmp_pat
 def test_shards_that_come_during_a_run_are_compared_before_the_commit(tmp_path: Path) -> None:
     """A lost worker of a cluster may still publish a shard of an older plan."""
     store = LocalStore(tmp_path)
-    old = naming.shard_name("train", 1, 3)
+    old = schema.shard_name("train", 1, 3)
     output = Output(store, resized(*BOTH))
     with store.lock():
         output.begin(output.left(), [*map(name, BOTH)])
-        receipt(store, f"resize-train-{'0' * 16}", old, *naming.beside(old))
+        receipt(store, f"resize-train-{'0' * 16}", old, *schema.beside(old))
         receipt(store, f"resize-validation-{'0' * 16}", name("validation"))
         draft = Draft(splits={"train": write(store, "train")}, classes=CLASSES)
         output.commit(draft)
-        assert shard_files(store) == [*map(name, BOTH), naming.index_name(name("train"))]
+        assert shard_files(store) == [*map(name, BOTH), schema.index_name(name("train"))]
 
-        store.write(naming.index_name(old), b"not ours")
+        store.write(schema.index_name(old), b"not ours")
         more = Draft(splits={"validation": write(store, "validation")}, classes=CLASSES)
         with pytest.raises(UsageError, match=f"contains index/{old}, which this run of resize"):
             output.commit(more)
@@ -269,18 +272,19 @@ def test_a_commit_lists_names_and_reads_no_data(tmp_path: Path) -> None:
             output.commit(draft)
 
     assert {".", "index"} <= seen  # listed
-    assert not {name("train"), naming.index_name(name("train"))} & seen
+    assert not {name("train"), schema.index_name(name("train"))} & seen
 
 
 @pytest.mark.parametrize("unfinished", [False, True])
 def test_a_prepared_set_gets_no_more_splits(tmp_path: Path, unfinished: bool) -> None:
     """CIFAR-10's splits lie in one archive, so nothing else tells the two runs apart."""
     train, validation = (
-        Wanted(Settings("prepare", {split: {"splits": [split]}}), LIBRARIES) for split in BOTH
+        WantedDataset(DatasetSettings("prepare", {split: {"splits": [split]}}), LIBRARIES)
+        for split in BOTH
     )
     make(tmp_path, train)
     if unfinished:
-        (tmp_path / naming.MANIFEST).unlink()
+        (tmp_path / schema.MANIFEST).unlink()
     with pytest.raises(UsageError, match=r"splits is \['train'\] there, \['validation'\] here"):
         make(tmp_path, validation)
 
@@ -289,7 +293,7 @@ def test_a_prepared_set_gets_no_more_splits(tmp_path: Path, unfinished: bool) ->
 def test_what_another_verb_makes_is_not_touched(tmp_path: Path, unfinished: bool) -> None:
     make(tmp_path, prepared())
     if unfinished:
-        (tmp_path / naming.MANIFEST).unlink()
+        (tmp_path / schema.MANIFEST).unlink()
     with pytest.raises(UsageError, match="a dataset that resize did not make"):
         make(tmp_path, resized(*BOTH, force=True))
 
@@ -308,7 +312,9 @@ def test_files_that_readers_would_take_for_shards_are_refused(
 
 @pytest.mark.parametrize("wanted", [prepared(), resized(*BOTH)])
 @pytest.mark.parametrize("damage", DAMAGE, ids=range(len(DAMAGE)))
-def test_a_damaged_run_json_is_a_sentence(tmp_path: Path, damage: bytes, wanted: Wanted) -> None:
+def test_a_damaged_run_json_is_a_sentence(
+    tmp_path: Path, damage: bytes, wanted: WantedDataset
+) -> None:
     (tmp_path / ".work").mkdir()
     (tmp_path / ".work" / "run.json").write_bytes(damage)
 
@@ -386,14 +392,14 @@ def test_libraries_of_kept_splits_stay_named(tmp_path: Path) -> None:
     assert load(tmp_path).producer.libraries == LIBRARIES
 
 
-def knows(root: Path, wanted: Wanted) -> bool:
+def knows(root: Path, wanted: WantedDataset) -> bool:
     output = Output(LocalStore(root), wanted)
     output.left()
     return not output.is_doubted
 
 
 def test_the_source_of_a_finished_set_is_noted_split_by_split(tmp_path: Path) -> None:
-    def of(split: str, identity: str) -> Wanted:
+    def of(split: str, identity: str) -> WantedDataset:
         return resized(split, identities={split: identity})
 
     make(tmp_path, of("train", "a"))
@@ -495,7 +501,7 @@ def test_the_end_of_a_run_tells_the_report_where_the_source_lies(tmp_path: Path)
 def test_a_lost_list_of_incidents_is_made_again_with_all_splits(tmp_path: Path, cut: int) -> None:
     make(tmp_path, resized(*BOTH))
     before = all_files(tmp_path)
-    path = tmp_path / naming.QUARANTINE
+    path = tmp_path / schema.QUARANTINE
     lines = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(path.read_bytes()[:-2] if cut < 0 else lines[0])
     if not cut:
@@ -516,7 +522,7 @@ def test_the_manifest_stays_until_the_next_one_is_ready(
     seen = []
 
     def looked(store: LocalStore, split: Split) -> Split:
-        seen.append((tmp_path / naming.MANIFEST).exists())
+        seen.append((tmp_path / schema.MANIFEST).exists())
         return with_root(store, split)
 
     monkeypatch.setattr(commit, "with_root", looked)
@@ -540,7 +546,7 @@ def test_manifest_and_small_files_agree_at_every_moment(
         if changes == at:
             raise KeyboardInterrupt
         publish(store, *given)
-        if (store.root / naming.MANIFEST).exists():
+        if (store.root / schema.MANIFEST).exists():
             there = load(store.root)
             for file in there.files:
                 assert store.size(file.name) == file.num_bytes
@@ -557,11 +563,11 @@ def test_manifest_and_small_files_agree_at_every_moment(
                 make(root, resized("validation"))
                 break
             except KeyboardInterrupt:
-                seen.add((root / naming.MANIFEST).exists())
+                seen.add((root / schema.MANIFEST).exists())
         make(root, resized("validation"))
         assert set(load(root).splits) == {*BOTH}
         assert load(root).files == load(whole).files
-        assert not (root / naming.REPLACED).exists()
+        assert not (root / schema.REPLACED).exists()
     assert seen == {True, False}
 
 
@@ -570,28 +576,28 @@ def test_lines_of_bad_images_are_read_one_by_one(tmp_path: Path) -> None:
     there = load(tmp_path)
     store = LocalStore(tmp_path)
     assert [each.key for each in dataset_store.incidents(store, there)] == [*BOTH]
-    path = tmp_path / naming.QUARANTINE
+    path = tmp_path / schema.QUARANTINE
     lines = path.read_bytes()
     for data, manifest_of in ((lines[:-2], there), (lines * 2, there), (b"{}\n", None)):
         path.write_bytes(data)
-        with pytest.raises(ManifestError, match=naming.QUARANTINE):
+        with pytest.raises(ManifestError, match=schema.QUARANTINE):
             [*dataset_store.incidents(store, manifest_of)]
     path.write_bytes(lines * 2)
     assert len([*dataset_store.incidents(store)]) == 4
 
 
-@pytest.mark.parametrize("gone", [naming.MANIFEST, naming.REPLACED])
+@pytest.mark.parametrize("gone", [schema.MANIFEST, schema.REPLACED])
 def test_a_manifest_that_another_run_replaces_is_busy_and_no_failure(
     tmp_path: Path, system: System, gone: str
 ) -> None:
     """Two equal commands: the first commits after the second has listed the folder."""
     make(tmp_path, resized("train"))
-    (tmp_path / naming.MANIFEST).rename(tmp_path / gone)
-    names = LocalStore(tmp_path).list_folder(), LocalStore(tmp_path).list_folder(naming.WORK)
+    (tmp_path / schema.MANIFEST).rename(tmp_path / gone)
+    names = LocalStore(tmp_path).list_folder(), LocalStore(tmp_path).list_folder(schema.WORK)
     listed = {name for folder in names for name in folder}
     (tmp_path / gone).unlink()
     with pytest.raises(BusyError, match=f"{gone}: a different run is replacing it. Wait"):
-        committed_dataset(LocalStore(tmp_path), {gone} & {*listed, f"{naming.WORK}/replaced.json"})
+        committed_dataset(LocalStore(tmp_path), {gone} & {*listed, f"{schema.WORK}/replaced.json"})
     with pytest.raises(BusyError, match="a different run is replacing it"):
         Output(LocalStore(tmp_path), resized("train")).end()
     system.fails("open", errno.EIO)

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from imagenet_prep.core.errors import DataDamagedError, UsageError
-from imagenet_prep.dataset import naming
-from imagenet_prep.dataset.problems import Problems
-from imagenet_prep.preparation import pictures
-from imagenet_prep.preparation.pictures import ShardPiece
+from imagenet_prep.dataset import schema
+from imagenet_prep.dataset.example import ShardProblems
+from imagenet_prep.matching import pictures
+from imagenet_prep.matching.pictures import ShardPiece
 from imagenet_prep.storage.dataset_store import open_dataset
 from imagenet_prep.storage.folder import LocalStore
 from tests.kit.faults import flip_bit
@@ -44,7 +44,7 @@ def path_of(piece: ShardPiece) -> Path:
 
 
 def seen(piece: ShardPiece) -> tuple[list[int], list[str]]:
-    problems = Problems()
+    problems = ShardProblems()
     numbers = [each.number for each in piece.seen(problems)]
     return numbers, problems.listed(NAME)
 
@@ -76,7 +76,7 @@ def test_a_damaged_record_is_named_by_its_number_and_its_place(piece: ShardPiece
 def test_an_index_of_more_or_fewer_lines_than_images_is_damaged(
     piece: ShardPiece, lines: int
 ) -> None:
-    path = path_of(piece).parent / naming.index_name(NAME)
+    path = path_of(piece).parent / schema.index_name(NAME)
     content = path.read_text().splitlines(keepends=True)
     path.write_text("".join([*content, "0 99\n"][:lines]))
     with pytest.raises(DataDamagedError, match=f"{NAME}: {lines} lines, expected 3"):

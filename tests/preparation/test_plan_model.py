@@ -19,7 +19,7 @@ from imagenet_prep.preparation.planning import SharedPlan, take_inventory
 from imagenet_prep.preparation.selection import index_stage
 from imagenet_prep.preparation.tasks import plan_name
 from imagenet_prep.shards import plan
-from imagenet_prep.sources.source import Part
+from imagenet_prep.sources.source import SourcePart
 from imagenet_prep.storage.folder import LocalStore
 from tests.kit import plan_model
 from tests.kit.lengths import long_but
@@ -39,7 +39,7 @@ class Lookup(SimpleNamespace):
 def compare(seed: int, folder: Path, patch: pytest.MonkeyPatch, hash_of: plan_model.Hash) -> str:
     """Compares a plan with the model; returns "", or the start of the message if it is refused."""
     selection, boxes = plan_model.random_selection(seed)
-    parts = {split: Part(f"boxes-{split}", 1, 1) for split in boxes}
+    parts = {split: SourcePart(f"boxes-{split}", 1, 1) for split in boxes}
     lookup = Lookup(parts=parts, boxes=boxes, num_bytes=9) if boxes else None
     patch.setattr(planning, "read_boxes", lambda *_, **__: lookup)
     store = LocalStore(folder / str(seed))

@@ -21,9 +21,8 @@ from imagenet_prep.core.errors import (
     SourceError,
     UsageError,
 )
-from imagenet_prep.dataset import editions
-from imagenet_prep.dataset.class_list import ClassList
-from imagenet_prep.dataset.editions import Edition
+from imagenet_prep.dataset import class_list
+from imagenet_prep.dataset.class_list import ClassList, Edition
 from imagenet_prep.dataset.keys import KeyList, ListedFile
 from imagenet_prep.dataset.member import Member, parse_members
 from imagenet_prep.engine import Workers
@@ -38,14 +37,14 @@ from imagenet_prep.preparation.planning import (
 from imagenet_prep.preparation.selection import Selection, index_stage
 from imagenet_prep.preparation.tasks import PLAN_FOLDER, UNPACKED, plan_name
 from imagenet_prep.shards import plan
-from imagenet_prep.sources import class_tars, parquet, recordio
-from imagenet_prep.sources.source import IndexTask, Part, Source
+from imagenet_prep.sources import ilsvrc, parquet, recordio
+from imagenet_prep.sources.source import IndexTask, Source, SourcePart
 from imagenet_prep.storage.folder import LocalStore
 from tests.kit import layouts, plan_model
 from tests.kit.limits import Limits
 from tests.kit.listed import CLASSES, WORKERS, Listed, Mixed, excluding, selection
 
-PARTS = (Part("train.tar", 90, 1),)
+PARTS = (SourcePart("train.tar", 90, 1),)
 
 
 def keys(store: LocalStore, split: plan.SplitPlan) -> list[str]:
@@ -147,7 +146,7 @@ def test_a_known_edition_is_named_and_needs_no_word(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     known = Edition("ImageNet of three classes", 3, {"train": 8})
-    monkeypatch.setattr(editions, "_OTHERS", (known,))
+    monkeypatch.setattr(class_list, "_OTHERS", (known,))
     some = selection((4, 3, 1), per_class=2, any_counts=True)
     wanted = {"whole": selection((4, 3, 1)), "some": some, "other": selection()}
     found = {
@@ -245,7 +244,7 @@ def test_a_key_of_two_splits_is_not_excluded(tmp_path: Path) -> None:
         """Validation holds images of the same names, as folders of classes may."""
 
     key = f"{CLASSES.wnids[0]}/1.JPEG"
-    parts = (Part("train.tar", 90, 1), Part("validation.tar", 90, 1))
+    parts = (SourcePart("train.tar", 90, 1), SourcePart("validation.tar", 90, 1))
     how: dict[str, Any] = {"splits": ("train", "validation"), "num_shards": {}}
     chosen = excluding(key, source=Both(CLASSES, parts), **how)
     with pytest.raises(
@@ -265,7 +264,7 @@ def test_the_plan_of_an_earlier_run_takes_no_space_of_the_next(tmp_path: Path) -
     store.make_folder(PLAN_FOLDER)
     store.path(f"{PLAN_FOLDER}/train.run-0000").write_bytes(b"left by a full disk")
     with pytest.raises(IncompleteError, match="no space is left"):
-        full = selection(source=Full(CLASSES, (Part("train.tar", 90, 1),)))
+        full = selection(source=Full(CLASSES, (SourcePart("train.tar", 90, 1),)))
         take_inventory(full, store, WORKERS, quiet=True)
     assert not store.names(PLAN_FOLDER)
 
@@ -303,7 +302,7 @@ def of_class_tars(root: Path) -> Source:
     """Returns a folder of a tar for each class."""
     names = {f"n0000000{n}": [f"{n}_{i}.JPEG" for i in range(m)] for n, m in ((1, 5), (2, 2))}
     layouts.make_class_tars(names, root, whole=False)
-    return class_tars.find(root, ["train"])
+    return ilsvrc.find_class_tars(root, ["train"])
 
 
 @pytest.mark.parametrize(
@@ -635,7 +634,7 @@ def test_labels_are_compared_with_the_published_ones_unless_amend_may_have_chang
     wnids = ("n01440764", "n01751748")  # the first validation image is in the second class
     task = IndexTask("validation", "validation", "validation.tar")
     member = Member("ILSVRC2012_val_00000001.JPEG", "validation.tar", 512, 10, 0)
-    parts = (Part("validation.tar", 90, 1),)
+    parts = (SourcePart("validation.tar", 90, 1),)
     source = plan_model.RandomSource(
         ClassList(wnids, wnids), parts, lists=((task, (member,)),), is_export=is_export
     )

@@ -16,8 +16,8 @@ import pytest
 from imagenet_prep import amend, export, resize
 from imagenet_prep.core.errors import DataDamagedError, SourceError, UsageError
 from imagenet_prep.pipelines import prepare
-from imagenet_prep.preparation import provenance, writing
-from imagenet_prep.preparation.config import Config
+from imagenet_prep.preparation import same_source, writing
+from imagenet_prep.preparation.config import PrepareConfig
 from imagenet_prep.shards.writer import WrittenShard
 from imagenet_prep.sources.labels import official_classes
 from imagenet_prep.storage.dataset_store import open_dataset
@@ -44,7 +44,7 @@ def source(tmp_path: Path) -> Path:
 
 
 def made(source: Path, out: Path, **more: Any) -> Any:
-    config = Config(
+    config = PrepareConfig(
         source=str(source), out=str(out), splits=("train",), workers=1, json=True, **more
     )
     return prepare.prepare(config)
@@ -120,13 +120,13 @@ def test_a_source_that_was_only_touched_or_copied_is_compared_once(
     (source / "train/cat/bad.jpg").write_bytes(image(8)[:200])
     made(source, tmp_path / "out", train_shards=2)
     listed = []
-    real = provenance.take_inventory
+    real = same_source.take_inventory
 
     def counted(*args: Any, **more: Any) -> Any:
         listed.append(args)
         return real(*args, **more)
 
-    monkeypatch.setattr(provenance, "take_inventory", counted)
+    monkeypatch.setattr(same_source, "take_inventory", counted)
     made(source, tmp_path / "out", train_shards=2)
     assert listed == []
     os.utime(source / "train/cat/1.jpg")
@@ -202,7 +202,7 @@ def test_a_file_that_vanishes_between_two_listings_is_missed(
     def vanish(*_: Any, **__: Any) -> None:
         (source / "train/cat/1.jpg").unlink()
 
-    monkeypatch.setattr(provenance, "demand_same_source", vanish)
+    monkeypatch.setattr(same_source, "demand_same_source", vanish)
     with pytest.raises(SourceError, match="6 images were in the source.* 5 are stored"):
         made(source, tmp_path / "out")
     assert not (tmp_path / "out/dataset.json").exists()
@@ -230,7 +230,7 @@ def test_an_archive_that_changes_after_the_first_look_is_refused(
 
     def run(out: str) -> Any:
         splits = ("train",)
-        config = Config(
+        config = PrepareConfig(
             str(root), str(tmp_path / out), splits=splits, workers=1, json=True, allow_subset=True
         )
         return prepare.prepare(config)
@@ -239,11 +239,11 @@ def test_an_archive_that_changes_after_the_first_look_is_refused(
         (tmp_path / "link").hardlink_to(path)
 
     with monkeypatch.context() as patched:
-        patched.setattr(provenance, "demand_same_source", change)
+        patched.setattr(same_source, "demand_same_source", change)
         with pytest.raises(SourceError, match=f"{name}: changed while it was read"):
             run("out")
         assert not (tmp_path / "out/dataset.json").exists()
-        patched.setattr(provenance, "demand_same_source", link)
+        patched.setattr(same_source, "demand_same_source", link)
         run("out")
     run("fresh")
     assert contents(tmp_path / "out") == contents(tmp_path / "fresh")
@@ -258,7 +258,7 @@ def test_an_archive_of_the_same_size_is_known_by_its_md5(
 
     def run() -> Any:
         return prepare.prepare(
-            Config(str(root), str(tmp_path / "out"), workers=1, json=True, allow_subset=True)
+            PrepareConfig(str(root), str(tmp_path / "out"), workers=1, json=True, allow_subset=True)
         )
 
     run()
@@ -280,7 +280,7 @@ def test_resize_knows_its_input_by_the_images(source: Path, tmp_path: Path) -> N
 
     def resized(of: str, **more: Any) -> Any:
         return resize.resize(
-            resize.Config(
+            resize.ResizeConfig(
                 input_dir=str(tmp_path / of),
                 output_dir=str(tmp_path / "small"),
                 short_side=16,
@@ -311,7 +311,7 @@ def test_resize_knows_its_input_by_the_images(source: Path, tmp_path: Path) -> N
 def test_shards_of_another_program_are_known_by_their_md5(tmp_path: Path) -> None:
     root = tmp_path / "in"
     foreign.write(root, few_images(), foreign.slim, num_shards={"train": 2, "validation": 1})
-    config = resize.Config(
+    config = resize.ResizeConfig(
         input_dir=str(root),
         output_dir=str(tmp_path / "out"),
         splits=("train", "validation"),
@@ -409,7 +409,7 @@ def test_what_changes_no_image_is_a_change_of_the_source(
 
 
 def resized(of: Path, out: Path, *splits: str, **more: Any) -> Any:
-    config = resize.Config(
+    config = resize.ResizeConfig(
         input_dir=str(of),
         output_dir=str(out),
         splits=splits or ("train",),
@@ -473,7 +473,9 @@ def test_a_changed_mapping_of_objectnet_is_a_change_of_the_source(
     mapping = "mappings/objectnet_to_imagenet_1k.json"
 
     def run(place: Path, out: Path) -> None:
-        config = Config(source=str(place), out=str(out), workers=1, json=True, allow_subset=True)
+        config = PrepareConfig(
+            source=str(place), out=str(out), workers=1, json=True, allow_subset=True
+        )
         prepare.prepare(config)
 
     run(root, out)
@@ -490,7 +492,7 @@ def test_a_changed_mapping_of_objectnet_is_a_change_of_the_source(
 
 
 def run(root: Path, out: Path, *splits: str) -> Any:
-    config = Config(
+    config = PrepareConfig(
         source=str(root),
         out=str(out),
         splits=splits or ("train",),
@@ -513,7 +515,7 @@ def test_the_devkit_next_to_archives_is_not_compared(
         raise AssertionError("the source is listed")
 
     with monkeypatch.context() as patched:
-        patched.setattr(provenance, "take_inventory", fail)
+        patched.setattr(same_source, "take_inventory", fail)
         run(root, tmp_path / "out", "train", "validation")
         os.utime(root / "ILSVRC2012_img_train.tar")
         with pytest.raises(AssertionError, match="the source is listed"):

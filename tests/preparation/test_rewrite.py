@@ -14,7 +14,7 @@ from PIL import Image
 
 from imagenet_prep.codec.policy import Policy
 from imagenet_prep.core.errors import DataDamagedError, ManifestError, UsageError
-from imagenet_prep.dataset import editions, example, manifest, naming, schema, tfrecord
+from imagenet_prep.dataset import class_list, example, manifest, record_files, schema
 from imagenet_prep.dataset.class_list import ClassList
 from imagenet_prep.dataset.example import ImageExample
 from imagenet_prep.dataset.keys import KeyList
@@ -44,20 +44,20 @@ def given(root: Path, *train: ImageExample) -> Path:
     return root
 
 
-def job(root: Path, *splits: str, **more: Any) -> rewrite.Job:
+def job(root: Path, *splits: str, **more: Any) -> rewrite.ResizeJob:
     found = shard_files.find(LocalStore(root))
     options = {"policy": None, "workers": Workers(1, "threads"), "quiet": True, **more}
-    return rewrite.Job(found, splits or tuple(found.splits), **options)
+    return rewrite.ResizeJob(found, splits or tuple(found.splits), **options)
 
 
 def load(root: Path) -> Manifest:
-    return manifest.loads((root / naming.MANIFEST).read_bytes(), str(root))
+    return manifest.loads((root / schema.MANIFEST).read_bytes(), str(root))
 
 
 def images(root: Path, split: str = "train") -> list[ImageExample]:
-    path = root / naming.shard_name(split, 0, 1)
+    path = root / schema.shard_name(split, 0, 1)
     with path.open("rb") as stream:
-        return [example.decode(r.payload) for r in tfrecord.read_records(stream, path.name)]
+        return [example.decode(r.payload) for r in record_files.read_records(stream, path.name)]
 
 
 def test_originals_are_kept_byte_for_byte_and_grey_ones_are_declared(tmp_path: Path) -> None:
@@ -91,7 +91,7 @@ def test_equal_keys_in_a_shard_are_named_before_it_is_written(tmp_path: Path) ->
     root = given(tmp_path / "in", *(picture(number, plain(number)) for number in (0, 1, 0)))
     for path in (*root.glob("*.json"), *root.glob("labels.txt")):
         path.unlink()
-    name = naming.shard_name("train", 0, 1)
+    name = schema.shard_name("train", 0, 1)
     said = f"record 0 of {name} and record 2 of {name}.*adopt"
     with pytest.raises(DataDamagedError, match=said):
         rewrite.run(job(root, "train"), LocalStore(tmp_path / "out"))
@@ -133,7 +133,7 @@ def test_classes_that_are_no_wnids_are_refused_where_those_are_expected(tmp_path
     names = ("cat", "dog", "eel")
     train = (picture(n, plain(n))._replace(wnid=name) for n, name in enumerate(names))
     root = given(tmp_path / "in", *train)
-    for name in (naming.LABELS, naming.MANIFEST):
+    for name in (schema.LABELS, schema.MANIFEST):
         (root / name).unlink()
 
     with pytest.raises(UsageError, match="its classes are not WNIDs but cat, dog, eel"):
@@ -187,7 +187,7 @@ def prepared(root: Path, incidents: Sequence[Incident]) -> Path:
 
 def lines(root: Path) -> dict[str, str]:
     """Returns the action of each line of quarantine.jsonl, by the number in its key."""
-    found = [json.loads(line) for line in (root / naming.QUARANTINE).read_text().splitlines()]
+    found = [json.loads(line) for line in (root / schema.QUARANTINE).read_text().splitlines()]
     actions = {
         line["key"].rpartition("_")[2].removesuffix(".JPEG"): line["action"] for line in found
     }
@@ -219,7 +219,7 @@ def test_what_was_bad_in_the_input_is_listed_with_the_split_it_belongs_to(tmp_pa
     assert contents(store.root) == before
     together = LocalStore(tmp_path / "together")
     rewrite.run(job(root), together)
-    assert contents(together.root)[naming.QUARANTINE] == before[naming.QUARANTINE]
+    assert contents(together.root)[schema.QUARANTINE] == before[schema.QUARANTINE]
 
 
 def test_the_input_of_an_input_is_listed_as_well(tmp_path: Path) -> None:
@@ -256,9 +256,9 @@ def test_a_newer_line_about_an_image_replaces_that_of_the_input(tmp_path: Path) 
 
 def test_a_damaged_list_of_the_input_is_named_before_anything_is_written(tmp_path: Path) -> None:
     root = prepared(tmp_path / "in", OF_TRAIN)
-    (root / naming.QUARANTINE).write_bytes(b"{}\n")
+    (root / schema.QUARANTINE).write_bytes(b"{}\n")
     for verb in (rewrite.preview, rewrite.run):
-        with pytest.raises(ManifestError, match=naming.QUARANTINE):
+        with pytest.raises(ManifestError, match=schema.QUARANTINE):
             verb(job(root), LocalStore(tmp_path / "out"))
         assert not [*(tmp_path / "out").glob("train-*")]
 
@@ -267,8 +267,8 @@ def test_an_edition_with_a_bad_image_stays_this_edition(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Images and quarantined images together are those of the edition."""
-    known = editions.Edition("known", 3, {"test": 3})
-    monkeypatch.setattr(editions, "_OTHERS", (known,))
+    known = class_list.Edition("known", 3, {"test": 3})
+    monkeypatch.setattr(class_list, "_OTHERS", (known,))
     root = tmp_path / "in"
     write_set(root, {"test": [[picture(0, plain(0)), picture(1, plain(1))]]}, num_classes=3)
     draft = replace(add_tables(root), edition="known", subset=False)

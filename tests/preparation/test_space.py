@@ -18,7 +18,7 @@ from imagenet_prep.preparation.planning import take_inventory
 from imagenet_prep.preparation.space import Forecast
 from imagenet_prep.preparation.tasks import PLAN_FOLDER
 from imagenet_prep.shards.plan import SplitPlan
-from imagenet_prep.sources.source import IndexTask, Packed, PackedImage, Part
+from imagenet_prep.sources.source import IndexTask, Packed, PackedImage, SourcePart
 from imagenet_prep.storage.folder import LocalStore
 from tests.kit.listed import CLASSES, selection
 
@@ -71,7 +71,7 @@ class Packs(Packed):
 
     def __init__(self) -> None:
         tasks = (IndexTask("pack", "train", "pack", num_bytes=1_000_000),)
-        super().__init__(CLASSES, (Part("pack", 9, 1),), tasks=tasks)
+        super().__init__(CLASSES, (SourcePart("pack", 9, 1),), tasks=tasks)
 
     def images(self, task: IndexTask) -> Iterator[PackedImage]:
         return (PackedImage(f"{task.name}/{number}", 0, bytes(10_000)) for number in range(100))

@@ -9,22 +9,22 @@ from typing import Any
 import pytest
 
 from imagenet_prep.core.errors import DataDamagedError, UsageError
-from imagenet_prep.dataset import manifest, naming
+from imagenet_prep.dataset import manifest, schema
 from imagenet_prep.dataset.class_list import ClassList
-from imagenet_prep.dataset.manifest import Manifest, Shard, Source, Split
-from imagenet_prep.dataset.settings import Settings
-from imagenet_prep.preparation import standing
+from imagenet_prep.dataset.manifest import Manifest, ManifestSource, Shard, Split
+from imagenet_prep.dataset.settings import DatasetSettings
+from imagenet_prep.preparation import output_state
 from imagenet_prep.preparation.output import Draft, Output
-from imagenet_prep.preparation.standing import Begun, Decision, Standing, Wanted
+from imagenet_prep.preparation.output_state import Begun, Decision, Standing, WantedDataset
 from imagenet_prep.storage.dataset_store import Dataset
 from imagenet_prep.storage.folder import LocalStore
 
 LIBRARIES = {"codec": "1"}
 
 
-def wanted(*splits: str, size: int = 64, **more: Any) -> Wanted:
-    chosen = Settings("resize", {s: {"short_side": size} for s in splits})
-    return Wanted(chosen, more.pop("libraries", LIBRARIES), **more)
+def wanted(*splits: str, size: int = 64, **more: Any) -> WantedDataset:
+    chosen = DatasetSettings("resize", {s: {"short_side": size} for s in splits})
+    return WantedDataset(chosen, more.pop("libraries", LIBRARIES), **more)
 
 
 def committed(*splits: str, size: int = 64, codec: str = "1", bad: int = 0) -> Manifest:
@@ -39,7 +39,7 @@ def committed(*splits: str, size: int = 64, codec: str = "1", bad: int = 0) -> M
         label_offset=1,
         subset=True,
         classes=manifest.Classes(1, digest, official=False),
-        sources=[Source(f"{s}-00000-of-00001", 5, None, 1 + bad) for s in splits[:1]],
+        sources=[ManifestSource(f"{s}-00000-of-00001", 5, None, 1 + bad) for s in splits[:1]],
         splits={
             s: Split(1, 64, [1], 0, 1, 1, [Shard(f"{s}-00000-of-00001", 1, 64, digest, 9, digest)])
             for s in splits
@@ -108,8 +108,8 @@ TRAIN = {"train": {"short_side": 64}}
         "a run that only keeps images goes on with any codec",
     ],
 )
-def test_what_a_run_does(there: Standing, asked: Wanted, expected: Decision) -> None:
-    assert standing.decide(there, asked) == expected
+def test_what_a_run_does(there: Standing, asked: WantedDataset, expected: Decision) -> None:
+    assert output_state.decide(there, asked) == expected
 
 
 @pytest.mark.parametrize("force", [None, False, True])
@@ -121,7 +121,7 @@ def test_a_setting_that_is_none_equals_an_absent_setting(is_stored: bool, force:
     settings = manifest.config if is_stored else {"splits": request.settings.splits}
     settings["splits"]["train"]["border"] = None
 
-    decision = standing.decide(at(committed=manifest), request)
+    decision = output_state.decide(at(committed=manifest), request)
     assert (decision.replaced, decision.left) == ([], [])
 
 
@@ -129,7 +129,7 @@ def test_a_split_without_settings_is_not_finished() -> None:
     manifest = committed("train", "validation")
     del manifest.config["splits"]["validation"]
 
-    decision = standing.decide(at(committed=manifest), wanted("train", "validation"))
+    decision = output_state.decide(at(committed=manifest), wanted("train", "validation"))
     assert decision.left == ["validation"]
 
 
@@ -177,24 +177,26 @@ def test_a_split_without_settings_is_not_finished() -> None:
         ),
     ],
 )
-def test_what_is_refused_is_whole_sentences(there: Standing, asked: Wanted, said: str) -> None:
+def test_what_is_refused_is_whole_sentences(
+    there: Standing, asked: WantedDataset, said: str
+) -> None:
     with pytest.raises(UsageError) as refused:
-        standing.decide(there, asked)
+        output_state.decide(there, asked)
     assert str(refused.value) == said
 
 
 def test_a_finished_set_with_too_many_bad_images_is_damaged() -> None:
     there = at(committed=committed("train", bad=2))
-    assert not standing.decide(there, wanted("train", allowed_bad_images=2)).left
+    assert not output_state.decide(there, wanted("train", allowed_bad_images=2)).left
     with pytest.raises(DataDamagedError, match="2 images are .* and only 1 are allowed"):
-        standing.decide(there, wanted("train", allowed_bad_images=1))
+        output_state.decide(there, wanted("train", allowed_bad_images=1))
 
 
 def test_bad_images_of_another_split_do_not_count() -> None:
     there = at(committed=committed("train", "validation", bad=2))
-    assert not standing.decide(there, wanted("validation", allowed_bad_images=0)).left
+    assert not output_state.decide(there, wanted("validation", allowed_bad_images=0)).left
     with pytest.raises(DataDamagedError, match="2 images are .* and only 0 are allowed"):
-        standing.decide(there, wanted("train", allowed_bad_images=0))
+        output_state.decide(there, wanted("train", allowed_bad_images=0))
 
 
 ASKED = ("list_folder", "names", "size", "sizes", "read", "write_if_absent")
@@ -232,6 +234,6 @@ def run(store: Any) -> int:
 def test_the_place_is_asked_few_questions(tmp_path: Path) -> None:
     store = Counted(tmp_path)
     run(store)
-    (tmp_path / naming.MANIFEST).unlink()
+    (tmp_path / schema.MANIFEST).unlink()
     assert run(store) <= 20, store.calls  # unfinished; two are for the sizes of no file
     assert run(store) <= 7, store.calls  # finished

@@ -12,7 +12,7 @@ import pytest
 
 from imagenet_prep.codec.transform import keep
 from imagenet_prep.core.errors import IncompleteError, SourceError
-from imagenet_prep.dataset import example, tfrecord
+from imagenet_prep.dataset import example, record_files
 from imagenet_prep.dataset.class_list import ClassList
 from imagenet_prep.dataset.member import Member, dump_member
 from imagenet_prep.preparation.tasks import (
@@ -25,8 +25,7 @@ from imagenet_prep.preparation.tasks import (
     plan_name,
 )
 from imagenet_prep.preparation.writing import PrepareWork
-from imagenet_prep.sources.member_reader import MemberReader
-from imagenet_prep.sources.source import IndexTask, Packed, PackedImage
+from imagenet_prep.sources.source import IndexTask, MemberReader, Packed, PackedImage
 from imagenet_prep.storage.archive import ArchiveReader
 from imagenet_prep.storage.folder import TEMPORARY, LocalStore
 from tests.kit.system import System
@@ -57,7 +56,7 @@ def work(store: LocalStore) -> WriteWork:
 
 def records(path: Path) -> list[example.ImageExample]:
     with path.open("rb") as stream:
-        return [example.decode(r.payload) for r in tfrecord.read_records(stream, path.name)]
+        return [example.decode(r.payload) for r in record_files.read_records(stream, path.name)]
 
 
 def test_a_shard_is_written_of_any_images(tmp_path: Path) -> None:

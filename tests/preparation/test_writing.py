@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from imagenet_prep.preparation.config import Config
-from imagenet_prep.preparation.job import Job
+from imagenet_prep.preparation.config import PrepareConfig
+from imagenet_prep.preparation.job import PrepareJob
 from imagenet_prep.preparation.output import Output
 from imagenet_prep.preparation.writing import preview
 from imagenet_prep.storage.folder import LocalStore
@@ -19,8 +19,10 @@ def test_the_plan_is_shown_also_if_the_shards_do_not_fit(tmp_path: Path, system:
     image.parent.mkdir(parents=True)
     image.write_bytes(plain(0))
     source = str(tmp_path / "source")
-    config = Config(source=source, out=str(out), splits=("train",), workers=1, keep_original=True)
-    job = Job.of(config)
+    config = PrepareConfig(
+        source=source, out=str(out), splits=("train",), workers=1, keep_original=True
+    )
+    job = PrepareJob.of(config)
     system.has_free_bytes(1000)
     shown = preview(job, Output(LocalStore(out), job.wanted))
 

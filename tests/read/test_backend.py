@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from imagenet_prep.core import installed as core_installed
+from imagenet_prep.core import imports as core_installed
 from imagenet_prep.core.errors import UsageError
 from imagenet_prep.core.world import World
 from imagenet_prep.read import backend, make_dataset

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from imagenet_prep.core.errors import DataDamagedError
-from imagenet_prep.dataset import jpeg, naming
+from imagenet_prep.dataset import jpeg, schema
 from imagenet_prep.read.records import Records
 from imagenet_prep.storage.dataset_store import open_dataset
 from tests.kit.bounds import little_memory
@@ -24,7 +24,7 @@ def opened(root: Path, *encoded: bytes) -> Records:
 @pytest.mark.parametrize("line", LINES)
 def test_an_index_of_odd_numbers_is_damage(tmp_path: Path, line: str) -> None:
     records = opened(tmp_path / "set", plain(0))
-    path = tmp_path / "set" / naming.index_name("train-00000-of-00001")
+    path = tmp_path / "set" / schema.index_name("train-00000-of-00001")
     path.write_bytes(LINES[line])
 
     with pytest.raises(DataDamagedError, match="train-00000-of-00001") as caught:
@@ -34,7 +34,7 @@ def test_an_index_of_odd_numbers_is_damage(tmp_path: Path, line: str) -> None:
 
 def test_an_index_that_wraps_around_is_damage(tmp_path: Path) -> None:
     records = opened(tmp_path / "set", *map(plain, range(3)))
-    path = tmp_path / "set" / naming.index_name("train-00000-of-00001")
+    path = tmp_path / "set" / schema.index_name("train-00000-of-00001")
     size = (tmp_path / "set" / "train-00000-of-00001").stat().st_size
     most = (1 << 62) - 1
     lines = [(0, most), (most, most), (2 * most, size - 2 * most)]
@@ -49,7 +49,7 @@ def test_an_index_of_records_shorter_than_their_frames_is_damage(
     tmp_path: Path, short: int
 ) -> None:
     records = opened(tmp_path / "set", *map(plain, range(2)))
-    path = tmp_path / "set" / naming.index_name("train-00000-of-00001")
+    path = tmp_path / "set" / schema.index_name("train-00000-of-00001")
     size = (tmp_path / "set" / "train-00000-of-00001").stat().st_size
     path.write_text(f"0 {short}\n{short} {size - short}\n")
 

@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 
-from imagenet_prep.core import canonical, regular_file
+from imagenet_prep.core import small_files, strict_json
 from imagenet_prep.core.errors import (
     DataDamagedError,
     ImagenetPrepError,
@@ -30,12 +30,12 @@ from imagenet_prep.core.errors import (
     UsageError,
 )
 from imagenet_prep.core.world import World
-from imagenet_prep.dataset import naming
-from imagenet_prep.read import held, make_dataset
-from imagenet_prep.read.cache import NodeCache
+from imagenet_prep.dataset import schema
+from imagenet_prep.read import cache as cache_module
+from imagenet_prep.read import make_dataset
+from imagenet_prep.read.cache import HeldFile, NodeCache, only_one
 from imagenet_prep.read.config import ReadConfig
 from imagenet_prep.read.feed import Feed
-from imagenet_prep.read.held import HeldFile, only_one
 from imagenet_prep.read.order import Order
 from imagenet_prep.read.records import Records
 from imagenet_prep.storage.dataset_store import open_dataset
@@ -51,7 +51,7 @@ from tests.kit.system import System
 
 pytestmark = pytest.mark.slow  # servers or processes in each test
 
-SHARDS = [naming.shard_name("train", i, len(TRAIN)) for i in range(len(TRAIN))]
+SHARDS = [schema.shard_name("train", i, len(TRAIN)) for i in range(len(TRAIN))]
 
 
 def files_of(root: Path) -> dict[str, bytes]:
@@ -128,7 +128,7 @@ def shards_in(folder: Path) -> dict[str, Path]:
     return {
         path.name: path
         for path in folder.rglob("train-*")
-        if path.parent.name != "index" and naming.WORK not in path.parts
+        if path.parent.name != "index" and schema.WORK not in path.parts
     }
 
 
@@ -156,7 +156,7 @@ def test_an_index_that_is_removed_as_it_is_opened_is_fetched_again(
     colours: Path, server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     remote = open_feed(server.url, tmp_path).records
-    opened = regular_file.open_to_read
+    opened = small_files.open_to_read
     removed: list[str] = []
 
     def open_to_read(path: Path) -> int:
@@ -165,7 +165,7 @@ def test_an_index_that_is_removed_as_it_is_opened_is_fetched_again(
             path.unlink()
         return opened(path)
 
-    monkeypatch.setattr(regular_file, "open_to_read", open_to_read)
+    monkeypatch.setattr(small_files, "open_to_read", open_to_read)
     assert remote.read(20) == Records(open_dataset(str(colours)), "train").read(20)
     assert removed == [SHARDS[2]]
 
@@ -188,7 +188,7 @@ def test_a_fork_while_a_shard_is_fetched_does_not_keep_its_lock(tmp_path: Path) 
 HOLDS = """
 import signal, sys
 from pathlib import Path
-from imagenet_prep.read.held import only_one
+from imagenet_prep.read.cache import only_one
 from imagenet_prep.storage.folder import LocalStore
 with only_one(LocalStore(Path(sys.argv[1])), sys.argv[2], purpose=sys.argv[3] or None):
     signal.pause()
@@ -212,11 +212,11 @@ def test_a_long_wait_for_a_stopped_process_names_it_once(
     purpose: str,
     said: str,
 ) -> None:
-    monkeypatch.setattr(held, "_reported", set())
+    monkeypatch.setattr(cache_module, "_reported", set())
     limits(lock_report_s=0.01)
     copy = LocalStore(tmp_path)
     got = threading.Event()
-    lock_file = tmp_path / naming.WORK / "locks" / name.replace("/", "-")
+    lock_file = tmp_path / schema.WORK / "locks" / name.replace("/", "-")
 
     def lock() -> None:
         with only_one(copy, name):
@@ -249,7 +249,7 @@ def test_a_short_wait_for_a_lock_is_not_reported(
     system: System,
 ) -> None:
     """The timer ends with the wait, so it cannot read a file that is closed."""
-    monkeypatch.setattr(held, "_reported", set())
+    monkeypatch.setattr(cache_module, "_reported", set())
     copy = LocalStore(tmp_path)
     order = []
     with only_one(copy, "some shard"):
@@ -317,7 +317,7 @@ def test_each_shard_is_fetched_once_for_all_ranks_and_epochs(
 
     steps = feeds[0].steps(0)
     assert [len(found[rank]) for rank in range(3)] == [2 * 4 * steps.count] * 3
-    for name in (*SHARDS, *map(naming.index_name, SHARDS)):
+    for name in (*SHARDS, *map(schema.index_name, SHARDS)):
         assert len([r for r in server.reads(f"/{name}") if r.sent]) == 1, name
 
 
@@ -411,7 +411,7 @@ def test_files_removed_by_hand_are_fetched_again(server: Server, tmp_path: Path)
     # Open, not only there: who has just fetched one is about to open it.
     wait_until(lambda: sum(file.done() for file in cache._files.values()) == len(SHARDS))
     for name in SHARDS:
-        for file in (name, naming.index_name(name)):
+        for file in (name, schema.index_name(name)):
             (feed.records.root / file).unlink()
 
     assert len(list(batches)) == NUM_TRAIN // 4 - 1
@@ -520,7 +520,7 @@ def test_passing_faults_are_waited_for(server: Server, tmp_path: Path, limits: L
     assert {r.fault for r in server.requests} > {""}
 
 
-@pytest.mark.parametrize("name", [SHARDS[2], naming.index_name(SHARDS[2])])
+@pytest.mark.parametrize("name", [SHARDS[2], schema.index_name(SHARDS[2])])
 @pytest.mark.parametrize("skip", [False, True])
 def test_a_damaged_file_at_the_source_is_named_and_never_kept_nor_skipped(
     server: Server, tmp_path: Path, name: str, skip: bool
@@ -554,7 +554,7 @@ def test_no_manifest_is_explained(tmp_path: Path) -> None:
 
 def test_what_a_killed_fetch_left_is_written_over(server: Server, tmp_path: Path) -> None:
     feed = open_feed(server.url, tmp_path)
-    left = feed.records.root / naming.WORK / "temporary"
+    left = feed.records.root / schema.WORK / "temporary"
     left.mkdir(parents=True, exist_ok=True)
     for name in SHARDS:
         (left / name).write_bytes(os.urandom(1 << 20))
@@ -591,7 +591,7 @@ def test_closing_ends_a_wait(server: Server, tmp_path: Path) -> None:
 
 READS = """
 import sys
-from imagenet_prep.read import held, make_dataset
+from imagenet_prep.read import cache, make_dataset
 reader = make_dataset(sys.argv[1], "train", 2, 16, backend=sys.argv[2], cache_dir=sys.argv[3],
                       training=False)
 if sys.argv[4] == "find":
@@ -662,7 +662,7 @@ def test_a_server_cannot_name_a_file_outside_the_cache(server: Server, tmp_path:
     content = json.loads(server.files["/dataset.json"])
     del content["digest"]
     content["splits"]["train"]["shards"][0]["name"] = "../../.bashrc"
-    whole = {**content, "digest": canonical.digest(content)}
+    whole = {**content, "digest": strict_json.digest(content)}
     text = json.dumps(whole, indent=1, sort_keys=True, ensure_ascii=False)
     server.files["/dataset.json"] = text.encode() + b"\n"
 
@@ -680,8 +680,8 @@ def test_no_link_in_the_cache_is_followed(server: Server, tmp_path: Path, plante
     home.mkdir()
     (home / "key").write_bytes(b"secret")
     copy = NodeCache(open_dataset(server.url), folder, None)
-    shutil.rmtree(copy.root / naming.WORK)
-    shutil.rmtree(copy.root / naming.INDEX)
+    shutil.rmtree(copy.root / schema.WORK)
+    shutil.rmtree(copy.root / schema.INDEX)
     (copy.root / planted).parent.mkdir(exist_ok=True)
     (copy.root / planted).symlink_to(home)
     records = Records(open_dataset(server.url), "train", copy)
@@ -821,7 +821,7 @@ def test_a_class_list_without_end_is_not_fetched(server: Server, tmp_path: Path)
     content = json.loads(server.files["/dataset.json"])
     del content["digest"]
     next(f for f in content["files"] if f["name"] == "labels.txt")["num_bytes"] = 10**12
-    whole = {**content, "digest": canonical.digest(content)}
+    whole = {**content, "digest": strict_json.digest(content)}
     text = json.dumps(whole, indent=1, sort_keys=True, ensure_ascii=False)
     server.files["/dataset.json"] = text.encode() + b"\n"
     with pytest.raises(DataDamagedError, match=r"labels.txt: missing, or differs"):

@@ -16,13 +16,13 @@ import pytest
 
 from imagenet_prep.core.errors import DataDamagedError, UsageError
 from imagenet_prep.core.world import World
-from imagenet_prep.dataset import manifest, naming
-from imagenet_prep.dataset.placement import Placement
+from imagenet_prep.dataset import manifest, schema
+from imagenet_prep.dataset.column import Placement
 from imagenet_prep.read import Reader, make_dataset
-from imagenet_prep.read.choice import Choice
 from imagenet_prep.read.config import ReadConfig
 from imagenet_prep.read.order import Order, mix, stream
 from imagenet_prep.read.records import Records
+from imagenet_prep.read.selection import Choice
 from imagenet_prep.storage.dataset_store import open_dataset
 from tests.kit.http_server import serve
 from tests.kit.samples import add_tables
@@ -51,11 +51,11 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def without_tables(root: Path, out: Path) -> Path:
     shutil.copytree(root, out)
-    there = manifest.loads((out / naming.MANIFEST).read_bytes(), "")
+    there = manifest.loads((out / schema.MANIFEST).read_bytes(), "")
     shards = [replace(s, samples_bytes=0, samples_sha256="") for s in there.splits["train"].shards]
     splits = {"train": replace(there.splits["train"], shards=shards, samples_root="")}
-    (out / naming.MANIFEST).write_bytes(replace(there, splits=splits).dumps())
-    shutil.rmtree(out / naming.SAMPLES)
+    (out / schema.MANIFEST).write_bytes(replace(there, splits=splits).dumps())
+    shutil.rmtree(out / schema.SAMPLES)
     return out
 
 
@@ -277,10 +277,10 @@ def test_a_set_without_tables_is_looked_into_record_by_record_and_that_is_said(
 
 def changed(root: Path, name: str, old: bytes, new: bytes) -> None:
     """Changes a table, and the manifest with it: a set that somebody made up."""
-    path = root / naming.samples_name(name)
+    path = root / schema.samples_name(name)
     data = path.read_bytes().replace(old, new, 1)
     path.write_bytes(data)
-    there = manifest.loads((root / naming.MANIFEST).read_bytes(), "")
+    there = manifest.loads((root / schema.MANIFEST).read_bytes(), "")
     shards = [
         replace(s, samples_bytes=len(data), samples_sha256=hashlib.sha256(data).hexdigest())
         if s.name == name
@@ -288,7 +288,7 @@ def changed(root: Path, name: str, old: bytes, new: bytes) -> None:
         for s in there.splits["train"].shards
     ]
     splits = {"train": replace(there.splits["train"], shards=shards)}
-    (root / naming.MANIFEST).write_bytes(replace(there, splits=splits).dumps())
+    (root / schema.MANIFEST).write_bytes(replace(there, splits=splits).dumps())
 
 
 @pytest.mark.parametrize(
@@ -415,7 +415,7 @@ def test_a_table_in_the_cache_that_is_not_the_datasets_is_fetched_again(
     }
     with serve(files) as server:
         expected = read(open_set(server.url, classes=[wnid(3)], training=False))
-        (path,) = kept.glob(f"*/{naming.samples_name('train-00000-of-00003')}")
+        (path,) = kept.glob(f"*/{schema.samples_name('train-00000-of-00003')}")
         sound = path.read_bytes()
         lines = sound.splitlines(keepends=True)
         path.chmod(0o600)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from imagenet_prep.core import canonical
+from imagenet_prep.core import strict_json
 from imagenet_prep.core.errors import (
     BusyError,
     DataDamagedError,
@@ -26,7 +26,7 @@ from imagenet_prep.core.world import World
 from imagenet_prep.dataset import column
 from imagenet_prep.dataset.column import Column, ColumnFile
 from imagenet_prep.read import ColumnWriter, make_dataset
-from imagenet_prep.read.held import only_one
+from imagenet_prep.read.cache import only_one
 from imagenet_prep.storage.folder import LocalStore
 from tests.kit.columns import NAME, NATIVE, SHARD, begin, change, mark, record_of, rows_of, write
 from tests.kit.reading import NUM_TRAIN, NUM_VALIDATION, TRAIN, open_set
@@ -568,7 +568,7 @@ def with_gaps(root: Path, gaps: dict[str, tuple[int, ...]]) -> None:
             np.save(path, values)
             sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
             rows = replace(rows, sha256=sha256, missing=missing)
-        (folder / f"{rows.shard}.json").write_bytes(canonical.dumps(rows))
+        (folder / f"{rows.shard}.json").write_bytes(strict_json.dumps(rows))
     (folder / "column.json").unlink()
     (folder / "begun.json").write_bytes(there.begun().dumps())
 
@@ -620,7 +620,7 @@ def test_a_receipt_of_another_table_counts_for_nothing(copy: Path) -> None:
     with_gaps(copy, {})
     path = copy / column.receipt_name(NAME, SHARD)
     rows: ColumnFile = column.loads_receipt(path.read_bytes(), "")
-    path.write_bytes(canonical.dumps(replace(rows, samples_sha256="0" * 64)))
+    path.write_bytes(strict_json.dumps(replace(rows, samples_sha256="0" * 64)))
     assert write(copy) == TRAIN[1]
 
 

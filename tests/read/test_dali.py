@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from imagenet_prep.core.world import World
-from imagenet_prep.read import dlpack, make_dataset
+from imagenet_prep.read import batch, make_dataset
 from tests.kit import fake_gpu
 
 pytestmark = pytest.mark.dali
@@ -72,13 +72,13 @@ def test_tensorflow_gets_its_own_number_of_the_gpu_or_a_copy(
     numbers: list[int] = []
     gpus = [SimpleNamespace(name=f"/physical_device:GPU:{number}") for number in seen]
     monkeypatch.setattr(tf.config, "get_visible_devices", lambda _: gpus)
-    monkeypatch.setattr(dlpack, "on_device", on_device)
+    monkeypatch.setattr(batch, "on_device", on_device)
     assert _to_tensorflow(Tensor()).numpy().tolist() == [0, 1, 2]
     assert numbers == ([] if expected is None else [expected])
 
 
 def test_the_number_of_a_device_is_written_into_a_capsule() -> None:
     array = np.arange(3.0)
-    capsule = dlpack.on_device(array, 5)
+    capsule = batch.on_device(array, 5)
     assert fake_gpu.address(capsule) == array.ctypes.data
-    assert dlpack._field(capsule, dlpack.ctypes.c_int32, 12).value == 5
+    assert batch._field(capsule, batch.ctypes.c_int32, 12).value == 5

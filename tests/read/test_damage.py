@@ -15,7 +15,7 @@ import pytest
 
 from imagenet_prep.core.errors import DataDamagedError, UsageError
 from imagenet_prep.core.world import World
-from imagenet_prep.dataset import naming
+from imagenet_prep.dataset import schema
 from imagenet_prep.dataset.example import ImageExample
 from imagenet_prep.read import Reader, make_dataset
 from tests.kit import faults
@@ -293,17 +293,17 @@ def test_an_index_that_disagrees_is_named_and_never_skipped(
     damaged: Path, backend: str, damage: Callable[[Path], None], skip: bool
 ) -> None:
     # Without its index nothing says which record is which: there is no one record to skip.
-    damage(damaged / naming.index_name(SHARD))
+    damage(damaged / schema.index_name(SHARD))
 
-    with pytest.raises(DataDamagedError, match=naming.index_name(SHARD)):
+    with pytest.raises(DataDamagedError, match=schema.index_name(SHARD)):
         list(open_set(damaged, backend, on_bad_record="skip" if skip else "raise"))
 
 
 def test_the_index_of_another_shard_is_named(damaged: Path, backend: str) -> None:
-    other = naming.index_name("train-00002-of-00005")
-    shutil.copy(damaged / other, damaged / naming.index_name(SHARD))
+    other = schema.index_name("train-00002-of-00005")
+    shutil.copy(damaged / other, damaged / schema.index_name(SHARD))
 
-    with pytest.raises(DataDamagedError, match=naming.index_name(SHARD)):
+    with pytest.raises(DataDamagedError, match=schema.index_name(SHARD)):
         list(open_set(damaged, backend))
 
 
@@ -313,7 +313,7 @@ def test_shards_that_changed_places_are_damage(tmp_path: Path, backend: str) -> 
     root = tmp_path / "set"
     shards = [[picture(n, plain(0)) for n in (2, 1)], [picture(n, plain(0)) for n in (3, 4)]]
     write_set(root, {"train": shards}, num_classes=5)
-    names = [naming.shard_name("train", n, 2) for n in range(2)]
+    names = [schema.shard_name("train", n, 2) for n in range(2)]
     (root / names[0]).rename(root / "aside")
     (root / names[1]).rename(root / names[0])
     (root / "aside").rename(root / names[1])
@@ -341,7 +341,7 @@ def test_a_label_that_cannot_be_is_damage_in_spite_of_its_crc(
     examples[6] = LABELS[kind](examples[6])
     root = tmp_path / "set"
     write_set(root, {"train": [examples]}, num_classes=50)
-    name = naming.shard_name("train", 0, 1)
+    name = schema.shard_name("train", 0, 1)
 
     with pytest.raises(
         DataDamagedError, match=f"{name}: record 6 at byte .*is not the class of synset"
@@ -368,15 +368,15 @@ def test_sizes_that_are_not_the_pictures_own_are_never_shown_wrongly(
 
 
 def test_a_set_without_a_manifest_is_sent_to_adopt(damaged: Path) -> None:
-    (damaged / naming.MANIFEST).unlink()
-    shutil.rmtree(damaged / naming.WORK, ignore_errors=True)
+    (damaged / schema.MANIFEST).unlink()
+    shutil.rmtree(damaged / schema.WORK, ignore_errors=True)
 
     with pytest.raises(UsageError, match=f"imagenet-prep adopt {re.escape(str(damaged))}"):
         make_dataset(damaged, "train", 4)
 
 
 def test_a_manifest_that_was_edited_is_refused(damaged: Path) -> None:
-    path = damaged / naming.MANIFEST
+    path = damaged / schema.MANIFEST
     content = json.loads(path.read_text())
     path.write_text(json.dumps(content | {"label_offset": 0}))
 
@@ -388,12 +388,12 @@ def test_a_manifest_that_was_edited_is_refused(damaged: Path) -> None:
 def test_a_class_list_that_is_not_the_manifests_is_damage(
     damaged: Path, backend: str, change: str
 ) -> None:
-    path = damaged / naming.LABELS
+    path = damaged / schema.LABELS
     lines = path.read_text().splitlines(keepends=True)
     lines = lines[:-1] if change == "shorter" else [lines[1], lines[0], *lines[2:]]
     path.write_text("".join(lines))
 
-    with pytest.raises(DataDamagedError, match=naming.LABELS):
+    with pytest.raises(DataDamagedError, match=schema.LABELS):
         list(open_set(damaged, backend))
 
 

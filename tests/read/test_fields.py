@@ -136,7 +136,7 @@ def test_padding_says_nothing(rectangles: Path) -> None:
 def test_without_images_nothing_is_decoded(
     rectangles: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delattr("imagenet_prep.read.native.NativeBackend")
+    monkeypatch.delattr("imagenet_prep.read.backend.NativeBackend")
     reader = open_set(rectangles, fields=("key", "mask", "class_index"))
     keys = [key for batch in reader for key in batch["key"].tolist()]
 

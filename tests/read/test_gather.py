@@ -17,11 +17,11 @@ from PIL import Image
 
 from imagenet_prep.core.errors import DataDamagedError
 from imagenet_prep.core.world import World
-from imagenet_prep.dataset import example, tfrecord
+from imagenet_prep.dataset import example, record_files
 from imagenet_prep.dataset.example import ImageExample
 from imagenet_prep.dataset.member import NO_BOXES, Boxes
-from imagenet_prep.read import gather, make_dataset
-from imagenet_prep.read.dlpack import Lease
+from imagenet_prep.read import make_dataset, records
+from imagenet_prep.read.batch import PooledMemory
 from imagenet_prep.read.records import Records
 from imagenet_prep.storage.dataset_store import open_dataset
 from tests.kit.bounds import little_memory
@@ -67,7 +67,7 @@ def found(path: Path, places: Sequence[tuple[int, int]]) -> list[ImageExample | 
     """What is found of these records, with bytes of its own."""
     offsets, sizes = np.array(places, np.int64).T.copy()
     with path.open("rb") as file:
-        data, where = gather.gather([file.fileno()] * len(places), offsets, sizes, deque())
+        data, where = records.gather([file.fileno()] * len(places), offsets, sizes, deque())
     images = [each and example.decode_at(data, each[0]) for each in where]
     return [each and each._replace(encoded=bytes(each.encoded)) for each in images]
 
@@ -123,7 +123,7 @@ def test_dali_holds_the_memory_of_what_it_is_given(dali: Any) -> None:
     from nvidia.dali.tensors import TensorCPU, TensorListCPU
 
     free: deque[Any] = deque()
-    batch = np.asarray(Lease(np.arange(100, dtype=np.uint8), free))
+    batch = np.asarray(PooledMemory(np.arange(100, dtype=np.uint8), free))
     given = TensorListCPU(
         [TensorCPU(batch.data[:10]), TensorCPU(batch.data[10:])], contiguous=False
     )
@@ -190,8 +190,8 @@ def test_a_batch_of_huge_claims_takes_no_memory(tmp_path: Path) -> None:
     records = Records(open_dataset(str(tmp_path / "set")), "train")
     assert None not in records.read_many(range(9))
 
-    records._places[:8, 1] = tfrecord.MAX_PAYLOAD_BYTES  # as an index of a sparse file
-    with little_memory(tfrecord.MAX_PAYLOAD_BYTES):
+    records._places[:8, 1] = record_files.MAX_PAYLOAD_BYTES  # as an index of a sparse file
+    with little_memory(record_files.MAX_PAYLOAD_BYTES):
         *huge, last = records.read_many(range(9))
     assert huge == [None] * 8
     assert last is not None
@@ -200,7 +200,7 @@ def test_a_batch_of_huge_claims_takes_no_memory(tmp_path: Path) -> None:
 @pytest.fixture
 def not_compiled(installed: Installed, tmp_path: Path) -> None:
     """As where there was no compiler."""
-    installed.library("read.gather")
+    installed.library("read.records")
 
 
 def batches(root: Path) -> list[dict[str, Any]]:
@@ -222,7 +222,7 @@ def test_where_it_was_not_compiled_batches_are_the_same(
 def run(tmp_path: Path, shard: Path, places: Sequence[tuple[int, int]], *command: object) -> Any:
     """Returns what the harness finds."""
     index = tmp_path / "index"
-    index.write_text("".join(tfrecord.index_line(*place) for place in places))
+    index.write_text("".join(record_files.index_line(*place) for place in places))
     lines = native.run(*command, shard, index).decode().splitlines()
     return [None if line == "-1" else [int(word) for word in line.split()] for line in lines]
 
@@ -243,7 +243,7 @@ def test_damaged_records_never_lead_out_of_their_memory(tmp_path: Path) -> None:
     places = write(tmp_path / "shard", mutated)
     offsets, sizes = np.array(places, np.int64).T.copy()
     with (tmp_path / "shard").open("rb") as file:
-        _, found = gather.gather([file.fileno()] * len(places), offsets, sizes, deque())
+        _, found = records.gather([file.fileno()] * len(places), offsets, sizes, deque())
     expected = [each and [*each[0], *each[1]] for each in found]
 
     assert run(tmp_path, tmp_path / "shard", places, program) == expected
@@ -260,7 +260,7 @@ def test_arm_finds_the_same(tmp_path: Path) -> None:
     places = write(tmp_path / "shard", payloads)
     offsets, sizes = np.array(places, np.int64).T.copy()
     with (tmp_path / "shard").open("rb") as file:
-        _, expected = gather.gather([file.fileno()] * len(places), offsets, sizes, deque())
+        _, expected = records.gather([file.fileno()] * len(places), offsets, sizes, deque())
 
     assert None not in expected
     assert run(tmp_path, tmp_path / "shard", places, "qemu-aarch64-static", program) == expected

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from imagenet_prep.read.names import _compact
+from imagenet_prep.read.selection import _compact
 
 
 def num_bytes(keys: object) -> int:

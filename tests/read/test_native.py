@@ -18,10 +18,10 @@ from PIL import Image
 from imagenet_prep.codec import planes
 from imagenet_prep.core.errors import BadImageError, UsageError
 from imagenet_prep.core.world import World
-from imagenet_prep.read import Reader, make_dataset, native
+from imagenet_prep.read import Reader, backend, make_dataset
 from imagenet_prep.read.augment import RECIPES, Views
+from imagenet_prep.read.batch import Bfloat16
 from imagenet_prep.read.config import ReadConfig
-from imagenet_prep.read.dlpack import Bfloat16
 from imagenet_prep.read.feed import EncodedBatch
 from tests.kit.codec import corpus
 from tests.kit.command import PATIENCE_S
@@ -38,7 +38,7 @@ def shown(data: bytes, box: list[int], mirrored: bool = False, **more: Any) -> A
     views = (Views(np.array([box], np.int32), np.array([mirrored])),)
     numbers = np.zeros(1, int)
     batch = EncodedBatch([data], np.zeros(1, np.int32), np.ones(1, bool), views, numbers, {})
-    (found,) = native.NativeBackend(wanted(**more)).batches(iter([batch]), 1)
+    (found,) = backend.NativeBackend(wanted(**more)).batches(iter([batch]), 1)
     return found[0].astype(int)
 
 
@@ -130,7 +130,7 @@ def test_without_the_codec_pillow_shows_the_same_and_the_log_says_so_once(
     """The same crops and mirrors; of each image the mean differs by less than a grey level."""
     quick = [batch["images"] for batch in opened(scenes, dtype=dtype, colour=colour)]
     installed.no_planes()
-    native.say_once.cache_clear()
+    backend.say_once.cache_clear()
     with caplog.at_level(logging.WARNING):
         plain = [batch["images"] for batch in opened(scenes, dtype=dtype, colour=colour)]
         opened(scenes)
@@ -213,7 +213,7 @@ def test_an_epoch_that_was_left_writes_no_more_when_memory_is_asked_for_again(
     scenes: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Buffers in turn held images of it instead of the next epoch's."""
-    show = native.NativeBackend._show
+    show = backend.NativeBackend._show
     writing = []
     busy = []
     begun = threading.Event()
@@ -237,7 +237,7 @@ def test_an_epoch_that_was_left_writes_no_more_when_memory_is_asked_for_again(
         return given[-1]
 
     given: list[Any] = []
-    monkeypatch.setattr(native.NativeBackend, "_show", slow)
+    monkeypatch.setattr(backend.NativeBackend, "_show", slow)
     reader = opened(scenes, out=out)
     left = iter(reader)
     next(left)

@@ -12,7 +12,7 @@ import pytest
 
 from imagenet_prep.core.errors import UsageError
 from imagenet_prep.core.world import World
-from imagenet_prep.read import Reader, choice, make_dataset
+from imagenet_prep.read import Reader, make_dataset, selection
 from imagenet_prep.read.order import Order, Steps
 from imagenet_prep.read.records import Records
 from imagenet_prep.storage.dataset_store import open_dataset
@@ -290,9 +290,9 @@ def test_examples_are_found_by_number_and_by_key(
 def test_hashes_that_are_equal_are_told_apart_and_names_cost_little_memory(
     scenes: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(choice, "hash", len, raising=False)
+    monkeypatch.setattr(selection, "hash", len, raising=False)
     records = Records(open_dataset(str(scenes)), "train")
-    finder = choice.Finder(records)
+    finder = selection.Finder(records)
 
     assert [finder.find(records.name(n)[1]) for n in range(NUM_TRAIN)] == [*range(NUM_TRAIN)]
     arrays = [each for each in vars(finder).values() if isinstance(each, np.ndarray)]

@@ -10,7 +10,7 @@ import pytest
 
 from imagenet_prep.core.errors import DataDamagedError, StoreError
 from imagenet_prep.dataset import example
-from imagenet_prep.read.opening import open_records
+from imagenet_prep.read.reader import open_records
 from imagenet_prep.storage.dataset_store import open_dataset
 from imagenet_prep.storage.folder import LocalStore
 from tests.kit.system import System

@@ -13,9 +13,9 @@ import pytest
 
 from imagenet_prep.core.errors import UsageError
 from imagenet_prep.core.world import World
-from imagenet_prep.dataset import naming
+from imagenet_prep.dataset import schema
 from imagenet_prep.dataset.manifest import Manifest
-from imagenet_prep.read import Reader, make_dataset, native
+from imagenet_prep.read import Reader, backend, make_dataset
 from imagenet_prep.read.augment import boxes_in
 from tests.kit.codec.square import pillows
 from tests.kit.dataset import split_records
@@ -44,7 +44,7 @@ def prepared(root: Path, change: Callable[[Manifest], Manifest]) -> Path:
     """Writes a dataset of four images whose manifest was changed."""
     pictures = [picture(number, jpeg(scene_pixels(number))) for number in range(4)]
     manifest = write_set(root, {"train": [pictures]}, num_classes=4)
-    (root / naming.MANIFEST).write_bytes(change(manifest).dumps())
+    (root / schema.MANIFEST).write_bytes(change(manifest).dumps())
     return root
 
 
@@ -57,7 +57,7 @@ def changed(*, resized: int = 0, repaired: int = 0, short_side: int | None = Non
         split = dataclasses.replace(manifest.splits["train"], resized=resized)
         return dataclasses.replace(
             manifest,
-            config={"short_side": short_side},
+            config={"short_side": short_side, "splits": ["train"]},
             splits={"train": split},
             repaired={"grey": repaired} if repaired else {},
         )
@@ -146,7 +146,7 @@ def test_a_larger_square_than_the_codec_makes_is_refused(scenes: Path) -> None:
 def test_images_that_were_changed_are_counted_and_told_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    native.say_once.cache_clear()
+    backend.say_once.cache_clear()
     root = prepared(tmp_path / "set", changed(resized=1, repaired=2, short_side=SIDE + 1))
     with caplog.at_level(logging.WARNING):
         for _ in range(2):

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from imagenet_prep.dataset.example import ImageExample
-from imagenet_prep.reporting import disagreements
-from imagenet_prep.reporting.disagreements import APART, EQUAL, NONE, SHARED
+from imagenet_prep.reporting import render
+from imagenet_prep.reporting.render import APART, EQUAL, NONE, SHARED
 from tests.kit.tfrecords import jpeg, picture
 
 
@@ -25,7 +25,7 @@ def test_images_with_nothing_in_common_come_first() -> None:
         return [None if key == "k3" else image for key in keys]
 
     keys = [f"k{n}" for n in range(6)]
-    found = disagreements.find(keys, said, [], lambda index: f"class {index}", images_of)
+    found = render.find_disagreements(keys, said, [], lambda index: f"class {index}", images_of)
 
     assert found.pairs == {
         ("the data set", "one"): {EQUAL: 2, SHARED: 1, NONE: 1, APART: 1},
@@ -41,5 +41,5 @@ def test_images_with_nothing_in_common_come_first() -> None:
 def test_a_page_shows_some_of_many() -> None:
     said = {"a": dict.fromkeys(range(200), (0,)), "b": dict.fromkeys(range(200), (1,))}
     keys = list(map(str, range(200)))
-    found = disagreements.find(keys, said, [], str, lambda some: [None] * len(some))
+    found = render.find_disagreements(keys, said, [], str, lambda some: [None] * len(some))
     assert (found.differ, len(found.shown)) == (200, 48)

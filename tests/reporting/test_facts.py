@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 from imagenet_prep.core.errors import DataDamagedError
-from imagenet_prep.dataset import naming
+from imagenet_prep.dataset import schema
 from imagenet_prep.dataset.manifest import Manifest
 from imagenet_prep.reporting import facts, sample
-from imagenet_prep.reporting.facts import Facts
+from imagenet_prep.reporting.facts import DatasetFacts
 from imagenet_prep.storage.dataset_store import Dataset
 from imagenet_prep.storage.folder import LocalStore
 from tests.kit.bounds import little_memory
@@ -44,7 +44,7 @@ def plots() -> ModuleType:
     return importlib.import_module("imagenet_prep.reporting.plots")
 
 
-def gathered(small: tuple[Path, Manifest]) -> Facts:
+def gathered(small: tuple[Path, Manifest]) -> DatasetFacts:
     root, made = small
     return facts.gather(Dataset(LocalStore(root), made.dumps()), [])
 
@@ -125,7 +125,7 @@ def test_images_are_measured_by_the_tables(small: tuple[Path, Manifest]) -> None
 
 def test_a_damaged_table_is_a_problem_and_the_others_count(small: tuple[Path, Manifest]) -> None:
     root, made = small
-    (root / naming.samples_name(made.splits["train"].shards[0].name)).write_bytes(b"?")
+    (root / schema.samples_name(made.splits["train"].shards[0].name)).write_bytes(b"?")
     found = gathered(small)
 
     assert found.measured.histograms["bytes"].total() == 2
@@ -139,7 +139,7 @@ def test_json_that_nobody_can_read_is_kept_out(
 ) -> None:
     root, _ = small
     leave(root, content)
-    for name in (naming.REPLICAS, naming.QUARANTINE):
+    for name in (schema.REPLICAS, schema.QUARANTINE):
         (root / name).write_bytes(content)
     found = gathered(small)
 
@@ -150,7 +150,7 @@ def test_lines_about_replicas_are_shown_where_they_are_whole(small: tuple[Path, 
     root, _ = small
     whole = {"where": "host:/data", "when": "2026-01-01", "digest": "0" * 64}
     lines = [{**whole, "when": 5}, {"where": "b"}, {**whole, "where": ["x"]}, [whole], whole, 7]
-    (root / naming.REPLICAS).write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (root / schema.REPLICAS).write_text("".join(json.dumps(line) + "\n" for line in lines))
 
     assert [vars(replica) for replica in gathered(small).replicas] == [whole]
 
@@ -159,8 +159,8 @@ def test_pipes_links_and_huge_files_are_left_alone(small: tuple[Path, Manifest])
     root, _ = small
     os.mkfifo(root / ".work" / "receipts")
     (root.parent / "secret").write_text('{"where": "a", "when": "b", "digest": "c"}')
-    (root / naming.REPLICAS).symlink_to(root.parent / "secret")
-    with open(root / naming.QUARANTINE, "wb") as file:
+    (root / schema.REPLICAS).symlink_to(root.parent / "secret")
+    with open(root / schema.QUARANTINE, "wb") as file:
         os.truncate(file.fileno(), 8 << 30)
 
     with little_memory(256 << 20):
@@ -172,8 +172,8 @@ def test_a_class_list_that_is_another_file_is_not_shown(small: tuple[Path, Manif
     root, _ = small
     assert len(gathered(small).classes) == 4
     (root.parent / "secret").write_text("password = secret\n")
-    (root / naming.LABELS).unlink()
-    (root / naming.LABELS).symlink_to(root.parent / "secret")
+    (root / schema.LABELS).unlink()
+    (root / schema.LABELS).symlink_to(root.parent / "secret")
 
     assert gathered(small).classes == []
 
@@ -187,7 +187,7 @@ def test_an_index_that_is_another_file_is_not_shown(small: tuple[Path, Manifest]
     line = facts.index_of(gathered(small), shard, {0})[0]
 
     with pytest.raises(DataDamagedError, match="index is not two numbers") as caught:
-        sample.read(gathered(small), sample.Record(shard, 0, line))
+        sample.read(gathered(small), sample.ShownRecord(shard, 0, line))
     assert "7f3a" not in str(caught.value)
 
 
@@ -199,7 +199,7 @@ def test_lists_of_short_lines_are_no_longer_in_memory_than_on_the_disk(
     root, made = small
     lines = (line + b"\n") * (8 << 20)
     shard = made.splits["train"].shards[0].name
-    for name in (naming.LABELS, naming.QUARANTINE, naming.index_name(shard)):
+    for name in (schema.LABELS, schema.QUARANTINE, schema.index_name(shard)):
         (root / name).write_bytes(lines)
 
     with little_memory(128 << 20):
@@ -216,7 +216,7 @@ def test_records_as_large_as_no_image_are_not_read_eight_at_once(
     for shard in made.splits["train"].shards:
         os.truncate(root / shard.name, 4 << 30)
         index = "".join(f"{each << 20} {255 << 20}\n" for each in range(shard.examples))
-        (root / naming.index_name(shard.name)).write_text(index)
+        (root / schema.index_name(shard.name)).write_text(index)
     found = gathered(small)
 
     monkeypatch.setattr(sample, "_quota", lambda _: {0: 24})
@@ -232,7 +232,7 @@ def test_of_records_that_cannot_be_shown_a_hundred_are_tried(
     limits(damaged_in_a_sample=2)
     root, made = small
     for shard in made.splits["train"].shards:
-        (root / naming.index_name(shard.name)).write_bytes(b"0 17\n" * shard.examples)
+        (root / schema.index_name(shard.name)).write_bytes(b"0 17\n" * shard.examples)
     found = gathered(small)
 
     assert sample.draw(found, seed=0) == []
@@ -255,7 +255,7 @@ def test_a_quarantined_image_at_an_odd_place_is_kept_out(
     line |= {"class_index": 0, "offset": 0, "size": 5}
     line |= {"split": "train", "source_sha256": "", "sha256": "", "source_bytes": 0}
     root, _ = small
-    (root / naming.QUARANTINE).write_text(
+    (root / schema.QUARANTINE).write_text(
         "\n".join(json.dumps(each) for each in (line, line | {"offset": number}))
     )
 
@@ -266,7 +266,7 @@ def test_a_quarantined_image_at_an_odd_place_is_kept_out(
 def test_an_index_of_odd_numbers_is_damage(small: tuple[Path, Manifest], line: str) -> None:
     root, made = small
     shard = made.splits["train"].shards[0].name
-    (root / naming.index_name(shard)).write_bytes(LINES[line])
+    (root / schema.index_name(shard)).write_bytes(LINES[line])
     found = gathered(small)
 
     with (
@@ -274,7 +274,7 @@ def test_an_index_of_odd_numbers_is_damage(small: tuple[Path, Manifest], line: s
         pytest.raises(DataDamagedError, match=re.escape(shard)) as damage,
     ):
         lines = facts.index_of(found, shard, {0})
-        sample.read(found, sample.Record(shard, 0, lines.get(0, "")))
+        sample.read(found, sample.ShownRecord(shard, 0, lines.get(0, "")))
     assert len(str(damage.value)) < 6000
 
 

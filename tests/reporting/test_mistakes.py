@@ -8,7 +8,7 @@ import numpy as np
 
 from imagenet_prep.dataset.example import ImageExample
 from imagenet_prep.dataset.predictions import Prediction
-from imagenet_prep.reporting import mistakes
+from imagenet_prep.reporting import render
 from tests.kit.tfrecords import jpeg, picture
 
 
@@ -33,7 +33,7 @@ def test_the_surest_mistakes_come_first_and_pairs_by_their_number() -> None:
             asked.append(key)
             yield None if key == "gone" else image
 
-    found = mistakes.find(predictions, lambda index: f"class {index}", images_of)
+    found = render.find_mistakes(predictions, lambda index: f"class {index}", images_of)
 
     assert (found.images, found.wrong) == (10, 4)
     assert [each.key for each in found.surest] == ["b", "c", "gone", "a"] == asked
@@ -49,7 +49,7 @@ def test_the_surest_mistakes_come_first_and_pairs_by_their_number() -> None:
 
 def test_a_page_shows_some_of_many() -> None:
     predictions = (said(f"{n}", n % 200, n % 200 + 1, n / 10_000) for n in range(10_000))
-    found = mistakes.find(predictions, str, lambda keys: [None] * len(keys))
+    found = render.find_mistakes(predictions, str, lambda keys: [None] * len(keys))
 
     assert (len(found.surest), len(found.pairs)) == (48, 30)
     assert found.surest[0].key == "9999"

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from imagenet_prep.reporting import pictures
+from imagenet_prep.reporting import sample
 
 NOISE = Image.fromarray(np.random.default_rng(0).integers(0, 256, (300, 400, 3), np.uint8))
 
@@ -21,7 +21,7 @@ def encoded(image: Image.Image, kind: str = "JPEG") -> bytes:
 
 def test_half_a_picture_is_shown() -> None:
     data = encoded(NOISE)
-    shown = pictures.decode(data[: len(data) // 2])
+    shown = sample.decode(data[: len(data) // 2])
 
     assert shown is not None
     assert shown.size == (400, 300)
@@ -32,20 +32,20 @@ def test_half_a_picture_is_shown() -> None:
     [b"", b"\xff\xd8\xff", b"<svg/>", b"\x89PNG\r\n\x1a\n" + b"\0" * 99, b"BM" + b"\xff" * 60],
 )
 def test_junk_is_no_picture(data: bytes) -> None:
-    assert pictures.decode(data) is None
-    assert pictures.thumbnail(data) is None
+    assert sample.decode(data) is None
+    assert sample.thumbnail(data) is None
 
 
 def test_what_would_fill_the_memory_is_not_decoded() -> None:
     huge = encoded(Image.new("1", (20_000, 20_000)), "PNG")
 
     assert len(huge) < 1_000_000
-    assert pictures.decode(huge) is None
+    assert sample.decode(huge) is None
 
 
 @pytest.mark.parametrize("mode", ["L", "CMYK", "RGB"])
 def test_every_colour_space_becomes_a_small_square(mode: str) -> None:
-    uri = pictures.thumbnail(encoded(NOISE.convert(mode)), 40, 50)
+    uri = sample.thumbnail(encoded(NOISE.convert(mode)), 40, 50)
 
     assert uri is not None
     assert uri.startswith("data:image/webp;base64,")
@@ -53,7 +53,7 @@ def test_every_colour_space_becomes_a_small_square(mode: str) -> None:
 
 
 def test_the_middle_is_cut_out_and_no_more_than_there_is() -> None:
-    assert pictures.middle(NOISE, 100, 1000).size == (100, 300)
+    assert sample.middle(NOISE, 100, 1000).size == (100, 300)
     assert np.array_equal(
-        np.asarray(pictures.middle(NOISE, 2, 2)), np.asarray(NOISE)[149:151, 199:201]
+        np.asarray(sample.middle(NOISE, 2, 2)), np.asarray(NOISE)[149:151, 199:201]
     )

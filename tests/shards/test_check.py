@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from imagenet_prep.core.errors import BadImageError
-from imagenet_prep.dataset import example, naming, schema, tfrecord
+from imagenet_prep.dataset import example, record_files, schema
 from imagenet_prep.dataset.manifest import Shard
 from imagenet_prep.dataset.samples import HEADER, Sample
 from imagenet_prep.dataset.schema import LEVELS
@@ -57,7 +57,7 @@ class Dataset:
     def write(self, name: str, payloads: list[bytes]) -> Shard:
         frames = [framed(payload) for payload in payloads]
         offsets = [sum(map(len, frames[:i])) for i in range(len(frames))]
-        index = "".join(map(tfrecord.index_line, offsets, map(len, frames))).encode()
+        index = "".join(map(record_files.index_line, offsets, map(len, frames))).encode()
         data = b"".join(frames)
         (self.root / name).write_bytes(data)
         (self.root / "index" / name).write_bytes(index)
@@ -306,7 +306,7 @@ def test_the_level_manifest_reads_no_content(
     dataset: Dataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dataset.change(FIRST, flip(100))
-    monkeypatch.setattr(tfrecord, "read_records", lambda *_: pytest.fail("read"))
+    monkeypatch.setattr(record_files, "read_records", lambda *_: pytest.fail("read"))
 
     assert dataset.check(level="manifest").problems == []
 
@@ -359,7 +359,7 @@ def with_table(dataset: Dataset, *rows: Sample) -> None:
     """Gives the first shard a table of these samples, which the manifest names."""
     table = b"".join([HEADER, *(row.line for row in rows)])
     (dataset.root / "samples").mkdir(exist_ok=True)
-    (dataset.root / naming.samples_name(FIRST)).write_bytes(table)
+    (dataset.root / schema.samples_name(FIRST)).write_bytes(table)
     dataset.shards[FIRST] = dataclasses.replace(
         dataset.shards[FIRST],
         samples_bytes=len(table),
@@ -479,7 +479,7 @@ def test_a_size_that_records_lack_is_that_of_the_image(dataset: Dataset, side: s
 @pytest.mark.parametrize("level", PROVING)
 def test_a_changed_table_is_found(dataset: Dataset, level: str) -> None:
     with_table(dataset, *SAMPLES)
-    path = dataset.root / naming.samples_name(FIRST)
+    path = dataset.root / schema.samples_name(FIRST)
     for place in random.Random(0).sample(range(path.stat().st_size), 20):
         sound = path.read_bytes()
         path.write_bytes(sound[:place] + bytes([sound[place] ^ 1]) + sound[place + 1 :])

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from imagenet_prep.core.errors import DataDamagedError, IncompleteError
-from imagenet_prep.dataset import naming
-from imagenet_prep.dataset.manifest import File
+from imagenet_prep.dataset import schema
+from imagenet_prep.dataset.manifest import DatasetFile
 from imagenet_prep.dataset.member import QUARANTINED, Incident
 from imagenet_prep.shards.commit import check_finished, publish, refuse_too_many, split_of
 from imagenet_prep.shards.writer import WrittenShard
@@ -63,22 +63,22 @@ class Refusing(LocalStore):
 
     lost: str
 
-    def verify_published(self, files: Iterable[File]) -> None:
+    def verify_published(self, files: Iterable[DatasetFile]) -> None:
         names = {file.name for file in files}
         assert all(self.size(name) is not None for name in names)
         if self.lost in names:
             raise IncompleteError("1 object changed during this run")
 
 
-@pytest.mark.parametrize("lost", [SHARD, naming.index_name(SHARD), naming.LABELS])
+@pytest.mark.parametrize("lost", [SHARD, schema.index_name(SHARD), schema.LABELS])
 def test_no_manifest_is_published_over_files_that_are_not_those_it_names(
     tmp_path: Path, lost: str
 ) -> None:
     draft = make_dataset(tmp_path / "set", shards=1)
     store = Refusing(tmp_path / "set")
     store.lost = lost
-    store.remove(naming.MANIFEST)
+    store.remove(schema.MANIFEST)
 
     with pytest.raises(IncompleteError, match="1 object changed during this run"):
         publish(store, draft, incidents=[], classes=CLASSES)
-    assert store.size(naming.MANIFEST) is None
+    assert store.size(schema.MANIFEST) is None

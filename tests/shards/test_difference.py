@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from imagenet_prep.dataset import manifest, naming
+from imagenet_prep.dataset import manifest, schema
 from imagenet_prep.shards.difference import common_tables, differences, splits_that_differ
 from imagenet_prep.storage.dataset_store import Dataset, open_dataset
 from imagenet_prep.storage.folder import LocalStore
@@ -39,12 +39,12 @@ def permuted(root: Path, order: list[int]) -> Path:
     other = Path(shutil.copytree(root, root.parent / "other"))
     ids = [wnid(index) for index in order]
     labels = "".join(f"{name} thing\n" for name in ids).encode()
-    (other / naming.LABELS).write_bytes(labels)
-    there = manifest.loads((other / naming.MANIFEST).read_bytes(), "")
+    (other / schema.LABELS).write_bytes(labels)
+    there = manifest.loads((other / schema.MANIFEST).read_bytes(), "")
     digest = hashlib.sha256("".join(f"{name}\n" for name in ids).encode()).hexdigest()
-    file = manifest.File(naming.LABELS, len(labels), hashlib.sha256(labels).hexdigest())
+    file = manifest.DatasetFile(schema.LABELS, len(labels), hashlib.sha256(labels).hexdigest())
     made = replace(there, classes=replace(there.classes, digest=digest), files=[file])
-    (other / naming.MANIFEST).write_bytes(made.dumps())
+    (other / schema.MANIFEST).write_bytes(made.dumps())
     return other
 
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from imagenet_prep.core import compiled
-from imagenet_prep.shards import digests
+from imagenet_prep.core import imports
+from imagenet_prep.shards import writer
 from tests.kit.installed import Installed
 
 
@@ -24,14 +24,14 @@ _sizes = st.sampled_from([0, 1, 54, 55, 56, 63, 64, 65, 119, 120, 127, 128, 129,
 @example([], None)
 def test_each_piece_has_the_digest_that_hashlib_gives(sizes: list[int], chance: object) -> None:
     pieces = [chance.randbytes(size) for size in sizes]  # type: ignore[attr-defined]
-    assert digests.sha256(pieces) == expected(pieces)
+    assert writer.sha256(pieces) == expected(pieces)
 
 
 def test_a_machine_without_the_library_has_the_same_digests(
     tmp_path: Path, installed: Installed
 ) -> None:
-    installed.library("shards.digests")
-    assert digests.sha256([b"a", b"", b"c" * 999]) == expected([b"a", b"", b"c" * 999])
+    installed.library("shards.writer")
+    assert writer.sha256([b"a", b"", b"c" * 999]) == expected([b"a", b"", b"c" * 999])
 
 
 def test_a_processor_that_cannot_hash_two_has_the_same_digests(
@@ -41,5 +41,5 @@ def test_a_processor_that_cannot_hash_two_has_the_same_digests(
         def sha256(self, *_: object) -> int:
             return 0
 
-    monkeypatch.setattr(compiled, "find", lambda *_, **__: Older())
-    assert digests.sha256([b"a", b"b"]) == expected([b"a", b"b"])
+    monkeypatch.setattr(imports, "find", lambda *_, **__: Older())
+    assert writer.sha256([b"a", b"b"]) == expected([b"a", b"b"])

@@ -20,7 +20,7 @@ from imagenet_prep.engine import Workers
 from imagenet_prep.preparation.planning import take_inventory
 from imagenet_prep.preparation.tasks import plan_name
 from imagenet_prep.shards import plan
-from imagenet_prep.sources.source import IndexTask, Part
+from imagenet_prep.sources.source import IndexTask, SourcePart
 from imagenet_prep.storage.folder import LocalStore
 from tests.kit.lengths import examples
 from tests.kit.listed import selection
@@ -45,7 +45,7 @@ def planned(classes: Sequence[Sequence[Member]], num: int, seed: int) -> tuple[C
     members = tuple(itertools.chain.from_iterable(classes))
     wnids = tuple(f"n{index:08d}" for index in range(len(classes)))
     names = ClassList(wnids, wnids)
-    source = RandomSource(names, (Part("a.tar", 1, 1),))
+    source = RandomSource(names, (SourcePart("a.tar", 1, 1),))
     source = replace(source, lists=((IndexTask("train", "train", "a.tar"), members),))
     chosen = selection(
         source=source,

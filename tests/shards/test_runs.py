@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 
 from imagenet_prep.core.errors import DataDamagedError, IncompleteError
-from imagenet_prep.shards import runs
+from imagenet_prep.shards import difference
 from tests.kit.limits import Limits
 
 
 def test_a_full_disk_is_said(tmp_path: Path) -> None:
     (tmp_path / "a.run-0000").symlink_to("/dev/full")
     with pytest.raises(IncompleteError, match="full"):
-        runs.write(tmp_path, "a", iter([b"00000001x\n" * 10_000]))
+        difference.write(tmp_path, "a", iter([b"00000001x\n" * 10_000]))
 
 
 @pytest.mark.parametrize("num", [0, 1, 200, 3000])
@@ -29,9 +29,10 @@ def test_sides_come_sorted_and_no_key_is_cut(num: int, tmp_path: Path, limits: L
         for n in (num, num // 3)
     ]
     sides = [
-        runs.write(tmp_path, name, iter(each)) for name, each in zip("ab", entries, strict=True)
+        difference.write(tmp_path, name, iter(each))
+        for name, each in zip("ab", entries, strict=True)
     ]
-    ranges = list(runs.side_by_side(sides))
+    ranges = list(difference.side_by_side(sides))
 
     for side, each in enumerate(entries):
         assert [line for of_range in ranges for line in of_range[side]] == sorted(each)
@@ -46,8 +47,8 @@ def test_sides_come_sorted_and_no_key_is_cut(num: int, tmp_path: Path, limits: L
 def test_long_entries_make_short_runs_and_ranges(tmp_path: Path, limits: Limits) -> None:
     limits(sorted_run_bytes=1 << 20, few_sorted_runs=10)
     entries = [b"%05d%b\0%d\n" % (n * 7919 % 2000, b"x" * 4096, n) for n in range(2000)]
-    files = runs.write(tmp_path, "a", iter(entries))
-    ranges = list(runs.side_by_side([files]))
+    files = difference.write(tmp_path, "a", iter(entries))
+    ranges = list(difference.side_by_side([files]))
 
     assert max(path.stat().st_size for path in files) < (1 << 20) + 10 * 5000
     assert [line for (of_range,) in ranges for line in of_range] == sorted(entries)
@@ -56,7 +57,7 @@ def test_long_entries_make_short_runs_and_ranges(tmp_path: Path, limits: Limits)
 
 def test_a_key_of_more_entries_than_memory_holds_is_damage(tmp_path: Path, limits: Limits) -> None:
     limits(sorted_run_bytes=1 << 16)
-    sides = [runs.write(tmp_path, n, (b"a\0%08d\n" % i for i in range(20_000))) for n in "ab"]
+    sides = [difference.write(tmp_path, n, (b"a\0%08d\n" % i for i in range(20_000))) for n in "ab"]
 
     with pytest.raises(DataDamagedError, match="thousands of lines"):
-        list(runs.side_by_side(sides))
+        list(difference.side_by_side(sides))

@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from imagenet_prep.core.errors import DataDamagedError
-from imagenet_prep.dataset import naming
+from imagenet_prep.dataset import schema
 from imagenet_prep.dataset.manifest import Split
 from imagenet_prep.dataset.samples import Sample
-from imagenet_prep.shards import samples_root as roots_of
-from imagenet_prep.shards.samples_root import root_of, wrong_roots
+from imagenet_prep.shards import difference as roots_of
+from imagenet_prep.shards.difference import root_of, wrong_roots
 from imagenet_prep.storage import scratch
 from imagenet_prep.storage.dataset_store import Dataset
 from imagenet_prep.storage.folder import LocalStore
@@ -94,7 +94,7 @@ def test_a_root_of_other_samples_is_a_problem_of_its_split(tmp_path: Path) -> No
 
     train = replace(made.splits["train"], samples_root=made.splits["validation"].samples_root)
     changed = replace(made, splits={**made.splits, "train": train})
-    (tmp_path / naming.MANIFEST).write_bytes(changed.dumps())
+    (tmp_path / schema.MANIFEST).write_bytes(changed.dumps())
     (problem,) = wrong_roots(Dataset.at(LocalStore(tmp_path)))
     assert made.splits["train"].samples_root in problem
     assert problem.startswith("train: ")

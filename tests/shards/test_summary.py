@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from imagenet_prep.core.terminal import counted
-from imagenet_prep.dataset import naming
-from imagenet_prep.dataset.manifest import Classes, File, Manifest, Producer, Shard, Split
-from imagenet_prep.shards import summary
+from imagenet_prep.dataset import schema
+from imagenet_prep.dataset.manifest import Classes, DatasetFile, Manifest, Producer, Shard, Split
+from imagenet_prep.shards import commit
 from imagenet_prep.storage.dataset_store import Dataset
 from imagenet_prep.storage.folder import LocalStore
 
@@ -30,14 +30,14 @@ def committed(*, official: bool) -> Dataset:
         splits={"train": Split(1, 900, [1], 0, 5, 5, [shard])},
         quarantined={},
         repaired={},
-        files=[File(naming.LABELS, 16, "2" * 64)],
+        files=[DatasetFile(schema.LABELS, 16, "2" * 64)],
     )
     return Dataset(LocalStore(Path("/nowhere")), manifest.dumps())
 
 
 def test_only_what_has_ilsvrc2012s_classes_is_held_against_its_counts() -> None:
     said, silent = (
-        summary.render(summary.summarise("x", committed(official=official), [], 1.0))
+        commit.render(commit.summarise("x", committed(official=official), [], 1.0))
         for official in (True, False)
     )
 
@@ -47,7 +47,7 @@ def test_only_what_has_ilsvrc2012s_classes_is_held_against_its_counts() -> None:
 
 def test_one_of_a_kind_is_not_several() -> None:
     made = committed(official=False)
-    shown = summary.render_set(made.manifest, summary.of_set("x", made), "n01440764")
+    shown = commit.render_set(made.manifest, commit.of_set("x", made), "n01440764")
 
     assert "train: 1 example in 1 shard, 900 B, 0 resized" in shown
     assert "settings: quality 90, seed 0" in shown

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from imagenet_prep.core import canonical
+from imagenet_prep.core import strict_json
 from imagenet_prep.core.errors import BadImageError, DataDamagedError, IncompleteError, StoreError
-from imagenet_prep.dataset import example, tfrecord
+from imagenet_prep.dataset import example, record_files
 from imagenet_prep.dataset.member import Boxes, Incident, Member, PreparedImage
 from imagenet_prep.shards import writer
 from tests.kit.system import System
@@ -63,7 +63,7 @@ def write(folder: Path, **changes: Any) -> writer.WrittenShard:
 
 def examples_in(path: Path) -> list[example.ImageExample]:
     with open(path, "rb") as stream:
-        return [example.decode(r.payload) for r in tfrecord.read_records(stream, "shard")]
+        return [example.decode(r.payload) for r in record_files.read_records(stream, "shard")]
 
 
 def test_records_come_in_the_order_of_the_members(tmp_path: Path) -> None:
@@ -85,7 +85,7 @@ def test_records_come_in_the_order_of_the_members(tmp_path: Path) -> None:
 
 
 def test_the_receipt_is_the_truth_about_all_files(tmp_path: Path) -> None:
-    receipt = canonical.fields(write(tmp_path))
+    receipt = strict_json.fields(write(tmp_path))
     shard, index, table = ((tmp_path / n).read_bytes() for n in ("shard", "index", "samples"))
     lengths = [len(read(member)) for member in MEMBERS]
 
@@ -117,7 +117,7 @@ def test_the_index_leads_to_every_record(tmp_path: Path) -> None:
     stops = []
     for line, member in zip(lines, MEMBERS, strict=True):
         offset, size = map(int, line.split())
-        (record,) = tfrecord.read_records(io.BytesIO(shard[offset : offset + size]), "piece")
+        (record,) = record_files.read_records(io.BytesIO(shard[offset : offset + size]), "piece")
         assert example.decode(record.payload).filename == member.filename
         stops.append(offset + size)
 
@@ -270,7 +270,7 @@ def test_boxes_turn_with_their_image_and_names_keep_folders_below_the_class(
     image = PreparedImage(b"jpeg", repair="orientation", detail="turned", turn=6, **size)
     receipt = write(tmp_path, members=[member], transform=lambda _: image)
 
-    (record,) = tfrecord.read_records(io.BytesIO((tmp_path / "shard").read_bytes()), "shard")
+    (record,) = record_files.read_records(io.BytesIO((tmp_path / "shard").read_bytes()), "shard")
     made = example.decode(record.payload)
     assert made.filename == "2021/a.jpg"
     # A quarter clockwise: what was at the bottom is on the left.

@@ -13,13 +13,12 @@ import pytest
 from imagenet_prep.core.errors import IncompleteError, SourceError, UsageError
 from imagenet_prep.sources import (
     boxes,
-    cifar10,
+    cifar_mnist,
+    containers,
+    ilsvrc,
     image_table,
-    label_lists,
     labels,
-    packed,
     parquet,
-    tar,
 )
 from imagenet_prep.sources.boxes import BoxTask
 from tests.kit import layouts
@@ -33,8 +32,8 @@ GIGABYTE = 1 << 30
 WNID = "n01440764"
 
 
-def members(data: bytes) -> list[tar.TarMember]:
-    return list(tar.members(archives.Bytes(data), "a.tar", 0, len(data)))
+def members(data: bytes) -> list[containers.TarMember]:
+    return list(containers.members(archives.Bytes(data), "a.tar", 0, len(data)))
 
 
 def test_the_tars_of_these_tests_are_tars() -> None:
@@ -74,7 +73,7 @@ def test_odd_numbers_in_a_tar_end_in_a_sentence(data: bytes) -> None:
 def test_a_devkit_that_unpacks_to_gigabytes_is_refused(
     tmp_path: Path, make: Callable[[int], bytes]
 ) -> None:
-    path = tmp_path / labels.DEVKIT
+    path = tmp_path / labels.DEVKIT_NAME
     path.write_bytes(make(288 << 20))
     assert path.stat().st_size < 2 << 20
 
@@ -118,7 +117,7 @@ def test_a_mat_file_that_claims_more_than_it_holds_is_refused(
 
 
 def test_a_ground_truth_of_many_digits_is_refused(tmp_path: Path, miniature: Miniature) -> None:
-    layouts.unpack(miniature.root / labels.DEVKIT, tmp_path)
+    layouts.unpack(miniature.root / labels.DEVKIT_NAME, tmp_path)
     path = tmp_path / "ILSVRC2012_devkit_t12"
     (path / "data" / labels.GROUND_TRUTH).write_bytes(archives.MANY_DIGITS + b"\n")
 
@@ -127,10 +126,10 @@ def test_a_ground_truth_of_many_digits_is_refused(tmp_path: Path, miniature: Min
     assert len(str(caught.value)) < 500
 
 
-def cifar(tmp_path: Path, data: bytes) -> cifar10.Cifar10:
+def cifar(tmp_path: Path, data: bytes) -> cifar_mnist.Cifar10:
     root = layouts.make_cifar10(tmp_path, num=10)
-    (root / cifar10.FOLDER / "data_batch_1").write_bytes(data)
-    return cifar10.find(root, lambda pixels: bytes(pixels.tobytes()), "raw")
+    (root / cifar_mnist.FOLDER / "data_batch_1").write_bytes(data)
+    return cifar_mnist.find_cifar10(root, lambda pixels: bytes(pixels.tobytes()), "raw")
 
 
 HOSTILE_PICKLES = pickles.SMALL | {
@@ -155,14 +154,14 @@ def test_a_pickle_gets_no_more_memory_than_it_has_bytes(tmp_path: Path, name: st
 
 
 def test_a_cifar_archive_that_unpacks_to_gigabytes_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / cifar10.ARCHIVE
+    path = tmp_path / cifar_mnist.ARCHIVE
     path.write_bytes(archives.devkit_with_a_stranger_that_unpacks_to(544 << 20))
 
     with little_memory(128 << 20), pytest.raises(SourceError, match="unpacks to more than 536,8"):
-        cifar10.find(tmp_path, lambda pixels: bytes(pixels.tobytes()), "raw")
+        cifar_mnist.find_cifar10(tmp_path, lambda pixels: bytes(pixels.tobytes()), "raw")
 
 
-def read_boxes(tmp_path: Path, packed: bytes) -> boxes.Found:
+def read_boxes(tmp_path: Path, packed: bytes) -> boxes.AnnotatedBoxes:
     path = tmp_path / boxes.ARCHIVES["train"]
     path.write_bytes(packed)
     return boxes.read(BoxTask("train", "train", path))
@@ -233,11 +232,11 @@ def test_a_list_of_boxes_that_was_damaged_is_a_sentence() -> None:
     ids=["wide", "lines", "large"],
 )
 def test_a_solution_of_giant_fields_is_refused(tmp_path: Path, text: str) -> None:
-    path = tmp_path / label_lists.SOLUTION
+    path = tmp_path / ilsvrc.SOLUTION
     path.write_text(text)
 
-    with little_memory(), pytest.raises(SourceError, match=label_lists.SOLUTION) as caught:
-        list(label_lists.find([tmp_path]))
+    with little_memory(), pytest.raises(SourceError, match=ilsvrc.SOLUTION) as caught:
+        list(ilsvrc.find_label_lists([tmp_path]))
     assert len(str(caught.value)) < 500
 
 
@@ -289,10 +288,13 @@ def test_a_lack_of_memory_names_the_file(tmp_path: Path, monkeypatch: pytest.Mon
         raise MemoryError
 
     source = cifar(tmp_path, b"x")
-    monkeypatch.setattr("imagenet_prep.sources.pickles.loads", fail)
+    monkeypatch.setattr("imagenet_prep.sources.cifar_mnist.loads", fail)
     with pytest.raises(IncompleteError, match="data_batch_1: cannot be read: out of memory"):
         list(source.images(source.index_tasks("train")[0]))
     for lack in (MemoryError(), zlib.error("Error -4 while decompressing data")):
         reason = r"a\.gz: cannot be read: out of memory"
-        with pytest.raises(IncompleteError, match=reason), packed.errors(Path("a.gz"), "Again."):
+        with (
+            pytest.raises(IncompleteError, match=reason),
+            containers.errors(Path("a.gz"), "Again."),
+        ):
             raise lack

@@ -7,7 +7,7 @@ import pytest
 from imagenet_prep.core.errors import SourceError
 from imagenet_prep.dataset.member import Boxes
 from imagenet_prep.sources import boxes
-from imagenet_prep.sources.boxes import BoxTask, Found
+from imagenet_prep.sources.boxes import AnnotatedBoxes, BoxTask
 from tests.kit.layouts import voc_xml, write, write_tgz
 from tests.kit.limits import Limits
 
@@ -15,13 +15,13 @@ WNID = "n01440764"
 STEM = f"{WNID}_10"
 
 
-def read_one(tmp_path: Path, xml: bytes, name: str = f"{WNID}/{STEM}.xml") -> Found:
+def read_one(tmp_path: Path, xml: bytes, name: str = f"{WNID}/{STEM}.xml") -> AnnotatedBoxes:
     path = tmp_path / boxes.ARCHIVES["train"]
     write_tgz(path, {name: xml})
     return boxes.read(BoxTask("train", "train", path))
 
 
-def only(found: Found) -> Boxes:
+def only(found: AnnotatedBoxes) -> Boxes:
     return boxes.parse(bytes(found.lines[WNID]), "here")[STEM]
 
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from imagenet_prep.core.errors import SourceError, UsageError
-from imagenet_prep.sources import cifar10
-from imagenet_prep.sources.cifar10 import Cifar10
+from imagenet_prep.sources import cifar_mnist
+from imagenet_prep.sources.cifar_mnist import Cifar10
 from tests.kit import layouts
 
 
@@ -21,7 +21,7 @@ def raw(pixels: Any) -> bytes:
 
 
 def find(root: Path) -> Cifar10:
-    return cifar10.find(root, raw, "raw")
+    return cifar_mnist.find_cifar10(root, raw, "raw")
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def root(tmp_path: Path) -> Path:
 
 
 def batch(root: Path, name: str = "data_batch_1") -> Path:
-    return root / cifar10.FOLDER / name
+    return root / cifar_mnist.FOLDER / name
 
 
 def test_pixels_labels_and_names_are_the_batchs(root: Path) -> None:
@@ -141,10 +141,10 @@ def test_a_batch_that_is_cut_off_anywhere_is_refused(root: Path) -> None:
 
 
 def test_a_truncated_archive_is_refused(root: Path, tmp_path: Path) -> None:
-    path = tmp_path / "packed" / cifar10.ARCHIVE
+    path = tmp_path / "packed" / cifar_mnist.ARCHIVE
     path.parent.mkdir()
     with tarfile.open(path, "w:gz") as archive:
-        archive.add(root / cifar10.FOLDER, cifar10.FOLDER)
+        archive.add(root / cifar_mnist.FOLDER, cifar_mnist.FOLDER)
     path.write_bytes(path.read_bytes()[:2000])
     with pytest.raises(SourceError, match=r"cannot be read: .*Download cifar-10-python"):
         find(path.parent)
@@ -173,10 +173,10 @@ def test_the_published_counts_have_no_problem(root: Path) -> None:
 
 
 def test_an_archive_has_the_published_md5_to_hold(root: Path, tmp_path: Path) -> None:
-    path = tmp_path / "packed" / cifar10.ARCHIVE
+    path = tmp_path / "packed" / cifar_mnist.ARCHIVE
     path.parent.mkdir()
     with tarfile.open(path, "w:gz") as archive:
-        archive.add(root / cifar10.FOLDER, cifar10.FOLDER)
+        archive.add(root / cifar_mnist.FOLDER, cifar_mnist.FOLDER)
     (part,) = find(path.parent).parts
 
-    assert (part.name, part.md5) == (cifar10.ARCHIVE, "c58f30108f718f92721af3b95e74349a")
+    assert (part.name, part.md5) == (cifar_mnist.ARCHIVE, "c58f30108f718f92721af3b95e74349a")

@@ -13,8 +13,8 @@ import pytest
 
 from imagenet_prep.core.errors import SourceError, UsageError
 from imagenet_prep.dataset.member import Member
-from imagenet_prep.sources import class_tars, detect, labels
-from imagenet_prep.sources.class_tars import ClassTars
+from imagenet_prep.sources import detect, ilsvrc, labels
+from imagenet_prep.sources.ilsvrc import ClassTars
 from tests.kit.layouts import make_class_tars, write
 from tests.kit.system import System
 
@@ -33,7 +33,7 @@ def test_both_layouts_have_the_same_classes_keys_and_bytes(tmp_path: Path) -> No
     read = []
     for whole in (True, False):
         root = make_class_tars(CLASSES, tmp_path / str(whole), whole=whole)
-        source = class_tars.find(root, ["train"])
+        source = ilsvrc.find_class_tars(root, ["train"])
         assert source.classes.wnids == tuple(sorted(CLASSES))
         found = members(source)
         data = [source.reader.read(m.archive, m.offset, m.size) for m in found]
@@ -52,10 +52,10 @@ def test_the_archive_or_the_folder_may_be_named_itself(tmp_path: Path) -> None:
     whole = tmp_path / "fall11_whole.tar"
     folder = tmp_path / "b" / "winter21_whole"
 
-    assert [*class_tars.locate(whole)] == [*class_tars.locate(tmp_path)] == [whole]
-    assert [*class_tars.locate(folder)] == [*class_tars.locate(tmp_path / "b")] == [folder]
+    assert [*ilsvrc.locate(whole)] == [*ilsvrc.locate(tmp_path)] == [whole]
+    assert [*ilsvrc.locate(folder)] == [*ilsvrc.locate(tmp_path / "b")] == [folder]
     archives = {
-        root: {m.archive for m in members(class_tars.find(root, ["train"]))}
+        root: {m.archive for m in members(ilsvrc.find_class_tars(root, ["train"]))}
         for root in (folder, tmp_path / "b")
     }
     assert all((root / name).is_file() for root, names in archives.items() for name in names)
@@ -77,7 +77,7 @@ def test_words_come_from_the_list_beside_the_tars(tmp_path: Path, lists: dict[st
     root = make_class_tars(CLASSES, tmp_path, whole=False)
     for name, text in lists.items():
         write(root / name, text.encode())
-    classes = class_tars.find(root, ["train"]).classes
+    classes = ilsvrc.find_class_tars(root, ["train"]).classes
     words = dict(zip(classes.wnids, classes.words, strict=True))
 
     assert (words["n00015388"], words["n02084071"]) == ("animal, fauna", "dog")
@@ -86,7 +86,7 @@ def test_words_come_from_the_list_beside_the_tars(tmp_path: Path, lists: dict[st
 
 def test_classes_of_ilsvrc2012_keep_their_labels(tmp_path: Path) -> None:
     root = make_class_tars({"n01443537": ["n01443537_1.JPEG"]}, tmp_path, whole=False)
-    source = class_tars.find(root, ["train"])
+    source = ilsvrc.find_class_tars(root, ["train"])
 
     assert source.classes == labels.official_classes()
     assert [member.class_index for member in members(source)] == [1]
@@ -95,12 +95,14 @@ def test_classes_of_ilsvrc2012_keep_their_labels(tmp_path: Path) -> None:
 def test_validation_is_not_there_and_the_message_says_how_to_make_it(tmp_path: Path) -> None:
     root = make_class_tars(CLASSES, tmp_path, whole=True)
     with pytest.raises(UsageError, match=r"no validation split.*--holdout-per-class N"):
-        class_tars.find(root, ["train", "validation"])
+        ilsvrc.find_class_tars(root, ["train", "validation"])
 
 
 def test_counts_are_those_of_the_edition_that_the_name_says(tmp_path: Path) -> None:
-    whole = class_tars.find(make_class_tars(CLASSES, tmp_path / "a", whole=True), ["train"])
-    folder = class_tars.find(make_class_tars(CLASSES, tmp_path / "b", whole=False), ["train"])
+    whole = ilsvrc.find_class_tars(make_class_tars(CLASSES, tmp_path / "a", whole=True), ["train"])
+    folder = ilsvrc.find_class_tars(
+        make_class_tars(CLASSES, tmp_path / "b", whole=False), ["train"]
+    )
 
     assert whole.count_problems("train", [3, 3, 3]) == [
         "the class list has 3 classes, but ImageNet-21K fall11 has 21,841"
@@ -140,7 +142,7 @@ def test_a_class_tar_that_was_tampered_with(
     root = make_class_tars(CLASSES, tmp_path, whole=False)
     (root / "winter21_whole" / "n02084071.tar").write_bytes(_tar(*inner))
     with pytest.raises(SourceError, match=said):
-        members(class_tars.find(root, ["train"]))
+        members(ilsvrc.find_class_tars(root, ["train"]))
 
 
 @pytest.mark.parametrize(
@@ -156,7 +158,7 @@ def test_a_class_tar_that_was_tampered_with(
 def test_a_tar_of_tars_that_is_none(tmp_path: Path, outer: bytes, said: str) -> None:
     (tmp_path / "fall11_whole.tar").write_bytes(outer)
     with pytest.raises(SourceError, match=said):
-        class_tars.find(tmp_path, ["train"])
+        ilsvrc.find_class_tars(tmp_path, ["train"])
 
 
 def test_of_two_editions_side_by_side_one_is_to_be_named(tmp_path: Path) -> None:
@@ -164,8 +166,8 @@ def test_of_two_editions_side_by_side_one_is_to_be_named(tmp_path: Path) -> None
     whole = make_class_tars(CLASSES, tmp_path, whole=True) / "fall11_whole.tar"
     assert detect.recognised(tmp_path) == ["imagenet21k"]
     with pytest.raises(UsageError, match=r"fall11_whole\.tar and winter21_whole\. Set --source to"):
-        class_tars.find(tmp_path, ["train"])
-    found = [class_tars.find(place, ["train"]).parts[0].name for place in (winter, whole)]
+        ilsvrc.find_class_tars(tmp_path, ["train"])
+    found = [ilsvrc.find_class_tars(place, ["train"]).parts[0].name for place in (winter, whole)]
     assert found == ["winter21_whole", "fall11_whole.tar"]
 
 
@@ -182,10 +184,10 @@ def test_what_lies_among_the_tars_and_is_none_is_refused(tmp_path: Path) -> None
     folder = root / "winter21_whole"
     os.mkfifo(folder / "n03000000.tar")
     with pytest.raises(SourceError, match=r"n03000000\.tar: is not a regular file"):
-        class_tars.find(root, ["train"])
+        ilsvrc.find_class_tars(root, ["train"])
     (folder / "n03000000.tar").rename(folder / "n3.tar")
     with pytest.raises(SourceError, match=r"n3\.tar: is next to class tars"):
-        class_tars.find(root, ["train"])
+        ilsvrc.find_class_tars(root, ["train"])
 
 
 def test_more_tars_than_a_process_may_have_open(
@@ -201,7 +203,7 @@ def test_more_tars_than_a_process_may_have_open(
         with monkeypatch.context() as patch:
             # As where the hard limit is no higher; a real one could not be raised again.
             System(patch).fails("setrlimit", errno.EPERM)
-            source = class_tars.find(root, ["train"])
+            source = ilsvrc.find_class_tars(root, ["train"])
             found = members(source)
             reader = source.reader
             for member in found * 2:

@@ -17,18 +17,16 @@ from imagenet_prep.dataset.class_list import ClassList
 from imagenet_prep.dataset.member import Member
 from imagenet_prep.sources import (
     boxes,
-    class_tars,
     containers,
     detect,
     folder,
+    ilsvrc,
     layout,
-    packed,
     parquet,
     recordio,
     scan,
     shard_files,
     source,
-    tar,
 )
 from imagenet_prep.sources.source import IndexTask
 from imagenet_prep.storage.folder import LocalStore
@@ -60,7 +58,7 @@ READS: dict[str, Callable[[Path], object]] = {
     "a list": lambda root: source.read_list(root / NAME),
     "a Parquet file": lambda root: list(of_parquet(root)),
     "a list of records": lambda root: recordio.ImageList(root / NAME),
-    "a packed file": lambda root: tar.small_files(
+    "a packed file": lambda root: containers.small_files(
         root / NAME, ["a"], max_bytes=1, max_unpacked_bytes=1, advice=""
     ),
     "an archive": lambda root: list(containers.contents(root / NAME, len)),
@@ -79,7 +77,7 @@ def test_a_disk_that_fails_is_named_and_the_data_is_not_called_damaged(
     write_parquet(tmp_path / NAME, [row(1, n, os.urandom(1000)) for n in range(50)], ())
     for module in (folder, source, parquet, recordio, containers):
         monkeypatch.setattr(module, "open_to_read", Failing)
-    monkeypatch.setattr(packed, "open_to_read", lambda path: io.BufferedReader(Failing(path)))
+    monkeypatch.setattr(containers, "open_to_read", lambda path: io.BufferedReader(Failing(path)))
 
     with pytest.raises(StoreError, match=rf"{NAME}: cannot be read: Input/output error.*the disk"):
         READS[what](tmp_path)
@@ -91,10 +89,10 @@ def test_a_disk_that_fails_while_a_folder_is_listed_is_named(
     (tmp_path / "n01440764.tar").write_bytes(b"")
     system.fails("stat", errno.EIO)
     with pytest.raises(StoreError, match=r"n01440764\.tar: cannot be read: Input/output error"):
-        class_tars._class_files(tmp_path)
+        ilsvrc._class_files(tmp_path)
     for call in ("listdir", "scandir"):  # pathlib lists by scandir from Python 3.14 on
         system.fails(call, errno.EIO)
-    for list_folder in (class_tars._class_files, lambda folder: scan.scan(folder, folder)):
+    for list_folder in (ilsvrc._class_files, lambda folder: scan.scan(folder, folder)):
         with pytest.raises(StoreError, match=f"{tmp_path}: cannot be read: Input/output error"):
             list_folder(tmp_path)
 
@@ -122,7 +120,7 @@ ENTRIES: dict[str, Callable[[Path], object]] = {
 def of_records(root: Path) -> list[Member]:
     classes = ClassList(("cat",), ("cat",))
     task = IndexTask("train", "train", "train.rec", stop=100)
-    return recordio.RecordIO(classes, (), {"train.rec": root / "train.rec"}, {}).index(task)
+    return recordio.RecordIOSource(classes, (), {"train.rec": root / "train.rec"}, {}).index(task)
 
 
 @pytest.mark.parametrize("call", ["stat", "lstat", "listdir", "scandir", "open"])

@@ -16,10 +16,10 @@ from pathlib import Path
 import pytest
 
 from imagenet_prep.core.errors import SourceError, UsageError
-from imagenet_prep.dataset import editions, schema
+from imagenet_prep.dataset import class_list, schema
 from imagenet_prep.dataset.keys import CORRUPTIONS
 from imagenet_prep.sources import detect, shard_files
-from imagenet_prep.sources.source import Packed, Source, Stored
+from imagenet_prep.sources.source import Packed, Source, StoredSource
 from imagenet_prep.storage.folder import LocalStore
 from imagenet_prep.storage.remote_path import Location, RemotePath, Site
 from tests.kit import evaluation_sets
@@ -53,7 +53,7 @@ def images(source: Source) -> dict[str, tuple[int, bytes]]:
         if isinstance(source, Packed):
             every |= {key: (index, data) for key, index, data in source.images(task)}
             continue
-        assert isinstance(source, Stored)
+        assert isinstance(source, StoredSource)
         for member in source.index(task):
             every[member.key] = member.class_index, source.images.read(member)
     return every
@@ -192,14 +192,14 @@ def test_classes_tell_a_set_that_has_lost_its_name(
 ) -> None:
     wnids = sorted(WNIDS[5:205])
     digest = hashlib.sha256("".join(f"{wnid}\n" for wnid in wnids).encode()).hexdigest()
-    known = dataclasses.replace(editions.IMAGENET_R, digest=digest)
-    monkeypatch.setattr(editions, "EVALUATION", (known,))
+    known = dataclasses.replace(class_list.IMAGENET_R, digest=digest)
+    monkeypatch.setattr(class_list, "EVALUATION", (known,))
     root = put(by_wnid("mine", dict.fromkeys(wnids, 1)).files, tmp_path / "r", "", "folder")
     assert found(root).edition == known
     # ILSVRC2012's own images of the same classes are for training.
     made = by_wnid("mine", dict.fromkeys(wnids, 1), "n00000000_{}.JPEG")
     root = put(made.files, tmp_path / "train", "", "folder")
-    assert found(root / "mine", [schema.TRAIN]).edition == editions.ILSVRC2012
+    assert found(root / "mine", [schema.TRAIN]).edition == class_list.ILSVRC2012
 
 
 @pytest.mark.parametrize("container", CONTAINERS)
@@ -443,7 +443,7 @@ def test_another_split_than_test_is_refused(tmp_path: Path) -> None:
 
     with pytest.raises(UsageError, match="an evaluation dataset, which only has the split test"):
         found(root, [schema.TRAIN])
-    assert found(root, [schema.TEST]).edition == editions.IMAGENET_A
+    assert found(root, [schema.TEST]).edition == class_list.IMAGENET_A
 
 
 def test_no_other_source_has_a_split_test(tmp_path: Path) -> None:

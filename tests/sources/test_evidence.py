@@ -17,8 +17,8 @@ from imagenet_prep.core.errors import ImagenetPrepError
 from imagenet_prep.dataset.class_list import ClassList
 from imagenet_prep.pipelines import prepare
 from imagenet_prep.sources import detect, folder, labels
-from imagenet_prep.sources.evidence import Claim, Statement, compare, lines
-from imagenet_prep.sources.source import Packed, Source, Stored
+from imagenet_prep.sources.labels import Claim, Statement, compare, lines
+from imagenet_prep.sources.source import Packed, Source, StoredSource
 from tests.kit import evaluation_sets, foreign
 from tests.kit.evaluation_sets import image
 from tests.kit.layouts import write, write_parquet, write_recordio
@@ -588,7 +588,7 @@ def classes_of(source: Source) -> dict[str, str]:
         members: Iterable[Any] = ()
         if isinstance(source, Packed):
             members = source.images(task)
-        elif isinstance(source, Stored):
+        elif isinstance(source, StoredSource):
             members = source.index(task)
         for member in members:
             found[member.key.rpartition("/")[2]] = source.classes.wnids[member.class_index]
@@ -626,9 +626,9 @@ def test_a_devkit_and_a_mapping_of_other_classes_are_both_named(tmp_path: Path) 
     paths = [*train(WNIDS[:2]), *in_folders({1: WNIDS[0]})]
     tree(paths, mapping=mapping(WNIDS[:2]))(tmp_path)
     leaves = [Synset(i + 1, wnid, "words") for i, wnid in enumerate((WNIDS[0], WNIDS[2]))]
-    make_devkit(tmp_path / labels.DEVKIT, leaves, [], [1])
+    make_devkit(tmp_path / labels.DEVKIT_NAME, leaves, [], [1])
 
-    expected = rf"{labels.DEVKIT} and .*{folder.SYNSET_MAPPING} disagree: label 1 is class "
+    expected = rf"{labels.DEVKIT_NAME} and .*{folder.SYNSET_MAPPING} disagree: label 1 is class "
     with pytest.raises(ImagenetPrepError, match=expected) as caught:
         folder.find(tmp_path, ["train", "validation"])
     assert caught.value.exit_code == 3

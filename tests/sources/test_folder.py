@@ -9,8 +9,8 @@ import pytest
 
 from imagenet_prep.core.errors import SourceError, UsageError
 from imagenet_prep.dataset.member import Member
-from imagenet_prep.sources import folder, label_lists, labels
-from imagenet_prep.sources.folder import Folder
+from imagenet_prep.sources import folder, ilsvrc, labels
+from imagenet_prep.sources.folder import FolderSource
 from tests.kit.layouts import write
 from tests.kit.system import System
 from tests.kit.trees import made
@@ -22,7 +22,7 @@ VALIDATION = "ILSVRC2012_val_00000001.JPEG"
 TRUTH = ("n01751748", "n09193705", "n02105855")
 
 
-def members(source: Folder, split: str) -> list[Member]:
+def members(source: FolderSource, split: str) -> list[Member]:
     return [member for task in source.index_tasks(split) for member in source.index(task)]
 
 
@@ -34,7 +34,7 @@ def root(tmp_path: Path) -> Path:
             write(tmp_path / "train" / wnid / f"{wnid}_{number}.JPEG", b"%d" % number)
     for number in (1, 2, 3):
         write(tmp_path / "val" / f"ILSVRC2012_val_{number:08d}.JPEG", b"val")
-    write(tmp_path / label_lists.SYNSET_LABELS, "".join(f"{wnid}\n" for wnid in TRUTH).encode())
+    write(tmp_path / ilsvrc.SYNSET_LABELS, "".join(f"{wnid}\n" for wnid in TRUTH).encode())
     return tmp_path
 
 
@@ -149,7 +149,7 @@ def test_an_image_named_after_another_class_is_named(root: Path) -> None:
 
 
 def test_a_flat_validation_folder_needs_labels(root: Path) -> None:
-    (root / label_lists.SYNSET_LABELS).unlink()
+    (root / ilsvrc.SYNSET_LABELS).unlink()
     for path in (root / "val").iterdir():
         path.rename(path.with_name(path.name.replace("ILSVRC2012_val_", "image")))
     with pytest.raises(UsageError, match=r"no class folders and its labels are missing\. Put"):
@@ -166,22 +166,22 @@ def test_a_validation_image_beyond_the_labels_is_named(root: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        (label_lists.SYNSET_LABELS, b"n99999999\n", r"and ILSVRC2012's published labels"),
-        (label_lists.SYNSET_LABELS, b"n0\xe9", r"is not UTF-8 text"),
-        (label_lists.SOLUTION, b"a,b\n", r"expected the columns ImageId,PredictionString"),
-        (label_lists.SOLUTION, b"", r"expected the columns ImageId,PredictionString"),
+        (ilsvrc.SYNSET_LABELS, b"n99999999\n", r"and ILSVRC2012's published labels"),
+        (ilsvrc.SYNSET_LABELS, b"n0\xe9", r"is not UTF-8 text"),
+        (ilsvrc.SOLUTION, b"a,b\n", r"expected the columns ImageId,PredictionString"),
+        (ilsvrc.SOLUTION, b"", r"expected the columns ImageId,PredictionString"),
         (
-            label_lists.SYNSET_LABELS,
+            ilsvrc.SYNSET_LABELS,
             "n01440764\n".encode("utf-16"),
             r"is UTF-16, .* iconv -f UTF-16",
         ),
         (
-            label_lists.SOLUTION,
+            ilsvrc.SOLUTION,
             f"ImageId,PredictionString\nx,{FIRST} 1\nx,{FIRST} 1\n".encode(),
             r"entry 2: .* appears twice",
         ),
         (
-            label_lists.SOLUTION,
+            ilsvrc.SOLUTION,
             b"ImageId,PredictionString\nx\n",
             r"x: '' is not in the class list of",
         ),
@@ -196,7 +196,7 @@ def test_a_validation_image_beyond_the_labels_is_named(root: Path) -> None:
     ids=str,
 )
 def test_a_damaged_list_is_refused(root: Path, name: str, content: bytes, message: str) -> None:
-    (root / label_lists.SYNSET_LABELS).unlink()
+    (root / ilsvrc.SYNSET_LABELS).unlink()
     write(root / name, content)
     with pytest.raises(SourceError, match=message):
         folder.find(root, ["train", "validation"])

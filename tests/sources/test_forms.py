@@ -19,9 +19,9 @@ import pytest
 
 from imagenet_prep.core.errors import ImagenetPrepError
 from imagenet_prep.sources import detect, ilsvrc
-from imagenet_prep.sources.label_lists import SOLUTION, SYNSET_LABELS, TINY
-from imagenet_prep.sources.parquet_layout import files_of
-from imagenet_prep.sources.source import Packed, Source, Stored
+from imagenet_prep.sources.ilsvrc import SOLUTION, SYNSET_LABELS, TINY
+from imagenet_prep.sources.parquet import files_of
+from imagenet_prep.sources.source import Packed, Source, StoredSource
 from tests.kit.layouts import (
     make_cifar10,
     make_class_tars,
@@ -86,7 +86,7 @@ def _keys(source: Source, splits: tuple[str, ...]) -> dict[str, str]:
             if isinstance(source, Packed):
                 images = [(image.key, image.class_index) for image in source.images(task)]
             else:
-                assert isinstance(source, Stored)
+                assert isinstance(source, StoredSource)
                 images = [(member.key, member.class_index) for member in source.index(task)]
             for key, index in images:
                 wnid = source.classes.wnids[index]

@@ -13,8 +13,7 @@ import pytest
 
 from imagenet_prep.core.errors import SourceError, UsageError
 from imagenet_prep.dataset import schema
-from imagenet_prep.dataset.class_list import ClassList
-from imagenet_prep.dataset.editions import ILSVRC2012
+from imagenet_prep.dataset.class_list import ILSVRC2012, ClassList
 from imagenet_prep.dataset.member import Member
 from imagenet_prep.sources import ilsvrc, labels
 from imagenet_prep.storage.archive import ArchiveReader
@@ -50,7 +49,7 @@ def edited(mini: Miniature, tmp_path: Path) -> Callable[..., Path]:
     """Returns a function that copies the miniature with one archive passed through an edit."""
 
     def make(archive: str, edit: Callable[..., Iterable[Pair]], *, inner: bool = False) -> Path:
-        for name in (TRAIN, VALIDATION, labels.DEVKIT):
+        for name in (TRAIN, VALIDATION, labels.DEVKIT_NAME):
             if name != archive:
                 (tmp_path / name).symlink_to(mini.root / name)
         rewrite = edit_train_tar if inner else rewrite_tar
@@ -275,7 +274,7 @@ def test_a_validation_member_of_another_name_is_named(
 
 @pytest.mark.parametrize("archive", [TRAIN, VALIDATION])
 def test_a_truncated_archive_is_refused(mini: Miniature, tmp_path: Path, archive: str) -> None:
-    for name in (TRAIN, VALIDATION, labels.DEVKIT):
+    for name in (TRAIN, VALIDATION, labels.DEVKIT_NAME):
         data = (mini.root / name).read_bytes()
         (tmp_path / name).write_bytes(data[: len(data) // 2] if name == archive else data)
 

@@ -43,7 +43,7 @@ def pack(path: Path, files: dict[str, bytes], mode: str = "w:gz") -> Path:
 
 @pytest.fixture(scope="module")
 def devkit(miniature: Miniature) -> Path:
-    return miniature.root / labels.DEVKIT
+    return miniature.root / labels.DEVKIT_NAME
 
 
 def test_the_official_list_is_ilsvrc2012s(official: ClassList) -> None:
@@ -283,7 +283,7 @@ def test_a_devkit_with_wrong_parts_is_refused(
     ids=["empty", "login-page", "cut-gzip", "gzipped-text", "noise", "xz-noise", "bz2-noise"],
 )
 def test_what_is_no_devkit_is_refused(tmp_path: Path, data: bytes) -> None:
-    path = tmp_path / labels.DEVKIT
+    path = tmp_path / labels.DEVKIT_NAME
     path.write_bytes(data)
 
     with pytest.raises(SourceError, match=ORIGINAL) as caught:

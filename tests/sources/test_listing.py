@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from imagenet_prep.core.errors import SourceError
-from imagenet_prep.dataset import formats, ignored
-from imagenet_prep.sources import layout, listing
-from imagenet_prep.sources.scan import Problems
+from imagenet_prep.dataset import formats
+from imagenet_prep.sources import layout, scan
+from imagenet_prep.sources.scan import SourceProblems
 from tests.kit.installed import Installed
 from tests.kit.layouts import write
 from tests.kit.system import System
@@ -76,18 +76,18 @@ def test_what_reads_heic_is_named_unless_it_is_there(there: bool, installed: Ins
     ],
 )
 def test_files_are_counted_by_ending(path: str, counted_as: str) -> None:
-    assert ignored.ending(path) == counted_as
+    assert formats.ending(path) == counted_as
 
 
 def test_many_endings_are_counted_together() -> None:
-    counts = ignored.most_frequent({f".{number}": number for number in range(1, 31)})
+    counts = formats.most_frequent({f".{number}": number for number in range(1, 31)})
     assert len(counts) == 21
     assert next(iter(counts)) == ".30"
     assert sum(counts.values()) == sum(range(1, 31))
-    assert ignored.in_words({".nef": 1, ".cr3": 1}) == (
+    assert formats.ignored_in_words({".nef": 1, ".cr3": 1}) == (
         "2 files: 1 .cr3, 1 .nef (photographs in .cr3, .nef are not read: convert them to JPEG)"
     )
-    assert ignored.in_words({".mov": 1, ".txt": 1200}) == "1,201 files: 1,200 .txt, 1 .mov"
+    assert formats.ignored_in_words({".mov": 1, ".txt": 1200}) == "1,201 files: 1,200 .txt, 1 .mov"
 
 
 def test_the_content_decides_where_it_is_asked(tmp_path: Path) -> None:
@@ -102,12 +102,12 @@ def test_the_content_decides_where_it_is_asked(tmp_path: Path) -> None:
         ".a.jpg": JPEG,
     }.items():
         write(tmp_path / name, data)
-    by_content = listing.below(tmp_path, tmp_path, by_content=True)
+    by_content = scan.below(tmp_path, tmp_path, by_content=True)
     photographs = ["a.jpg", "b.HEIC", "c", "d.heic", "d.jxl"]
     assert [file.path for file in by_content.images] == photographs
     assert by_content.ignored == Counter({".nef": 1, ".hidden/": 1, "hidden .jpg": 1})
     assert by_content.unread - Counter(HEIC=1) == Counter({"JPEG XL": 1})
-    by_name = listing.below(tmp_path, tmp_path, by_content=False)
+    by_name = scan.below(tmp_path, tmp_path, by_content=False)
     assert [file.path for file in by_name.images] == ["a.jpg"]
     assert by_name.ignored.total() == 7
 
@@ -144,13 +144,13 @@ def test_a_file_that_cannot_be_read_is_an_error_and_not_a_file_of_another_kind(
         return real(path, *args, **more)
 
     system.instead("open", refused)
-    problems = Problems() if is_collected else None
+    problems = SourceProblems() if is_collected else None
     with pytest.raises(SourceError, match=rf"{name}: cannot be read: Permission denied\."):
-        files = listing.below(tmp_path, None, by_content=True, problems=problems)
-        assert not files.ignored[ignored.ending(name)]
+        files = scan.below(tmp_path, None, by_content=True, problems=problems)
+        assert not files.ignored[formats.ending(name)]
         assert problems is not None
         problems.raise_all(tmp_path)
-    listing.below(tmp_path, None, by_content=False)  # files of ImageNet are known by their names
+    scan.below(tmp_path, None, by_content=False)  # files of ImageNet are known by their names
 
 
 @pytest.mark.parametrize("name", ["noext", "x.heic", "1.jpg"])
@@ -164,4 +164,4 @@ def test_links_to_nothing_and_sockets_are_errors_whatever_their_names(
         opened.bind(str(tmp_path / "sockets" / name))
     for folder, says in (("links", "No such file or directory"), ("sockets", "is not a regular")):
         with pytest.raises(SourceError, match=f"{name}: .*{says}"):
-            listing.below(tmp_path / folder, tmp_path, by_content=True)
+            scan.below(tmp_path / folder, tmp_path, by_content=True)

@@ -10,7 +10,7 @@ import pytest
 import scipy.io
 import scipy.sparse
 
-from imagenet_prep.sources import mat
+from imagenet_prep.sources import labels
 
 
 def written(compressed: bool, **arrays: object) -> bytes:
@@ -31,7 +31,7 @@ def test_all_kinds_of_arrays_are_what_they_were(compressed: bool) -> None:
         rows=np.array([(1, "a"), (2, "bc")], [("id", object), ("name", object)]),
     )
 
-    assert mat.read(data) == {
+    assert labels.read(data) == {
         "n": (0, 4, 8, 1, 5, 9, 2, 6, 10, 3, 7, 11),
         "words": "tench, Tinca tinca; crêpe, 猫",
         "empty": "",
@@ -46,19 +46,19 @@ def test_numbers_of_every_kind_keep_their_values(kind: str) -> None:
     limits = np.finfo(kind) if kind[0] == "f" else np.iinfo(kind)
     values = np.array([limits.min, 0, 1, limits.max], kind)
 
-    assert mat.read(written(False, x=values)) == {"x": tuple(values.tolist())}
+    assert labels.read(written(False, x=values)) == {"x": tuple(values.tolist())}
 
 
 def test_other_arrays_and_other_files_are_refused() -> None:
     with pytest.raises(ValueError, match="too many values to unpack"):
-        mat.read(written(False, x=np.array([1 + 2j])))
+        labels.read(written(False, x=np.array([1 + 2j])))
     with pytest.raises(ValueError, match="unsupported kind"):
-        mat.read(written(False, x=scipy.sparse.csc_array(np.eye(2))))
+        labels.read(written(False, x=scipy.sparse.csc_array(np.eye(2))))
     sound = written(False, x=np.arange(9.0))
     for cut in (8, 64):
         with pytest.raises(ValueError, match="it ends inside an element"):
-            mat.read(sound[:-cut])
+            labels.read(sound[:-cut])
     with pytest.raises(ValueError, match="an element of kind 9, expected an array"):
-        mat.read(sound[:128] + struct.pack("<II", 9, 8) + bytes(8))
+        labels.read(sound[:128] + struct.pack("<II", 9, 8) + bytes(8))
     with pytest.raises(ValueError, match="not a MAT-file of version 5"):
-        mat.read(b"MATLAB 7.3 MAT-file".ljust(512))
+        labels.read(b"MATLAB 7.3 MAT-file".ljust(512))

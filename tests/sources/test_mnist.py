@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from imagenet_prep.core.errors import SourceError, UsageError
-from imagenet_prep.sources import mnist
-from imagenet_prep.sources.mnist import Mnist
+from imagenet_prep.sources import cifar_mnist
+from imagenet_prep.sources.cifar_mnist import Mnist
 from imagenet_prep.sources.source import PackedImage
 from tests.kit import layouts
 
@@ -26,7 +26,7 @@ def raw(pixels: Any) -> bytes:
 
 
 def find(root: Path, splits: tuple[str, ...] = BOTH) -> Mnist:
-    return mnist.find(root, splits, raw, "raw")
+    return cifar_mnist.find_mnist(root, splits, raw, "raw")
 
 
 def train(root: Path) -> list[PackedImage]:
@@ -71,8 +71,8 @@ def test_what_is_missing_is_named(root: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=rf"has no {LABELS}, compressed or not"):
         find(root)
     find(root, ("validation",))
-    assert mnist.is_there(root)
-    assert not mnist.is_there(tmp_path / "absent")
+    assert cifar_mnist.is_there(root)
+    assert not cifar_mnist.is_there(tmp_path / "absent")
 
 
 def test_the_published_counts_have_no_problem(root: Path) -> None:
@@ -164,10 +164,10 @@ def test_uncompressed_files_of_fashion_mnist_are_named(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     md5s = {hashlib.md5(path.read_bytes()).hexdigest() for path in root.iterdir()}
-    monkeypatch.setattr(mnist, "_FASHION_MD5S", md5s)
+    monkeypatch.setattr(cifar_mnist, "_FASHION_MD5S", md5s)
     assert find(root).name == "fashion_mnist"
     packed = layouts.make_mnist(root / "packed")
     assert find(packed).name == "fashion_mnist"
     assert [image.key.partition("/")[0] for image in train(root)[:2]] == ["T-shirt_top", "Trouser"]
-    monkeypatch.setattr(mnist, "_FASHION_MD5S", {*sorted(md5s)[:3]})
+    monkeypatch.setattr(cifar_mnist, "_FASHION_MD5S", {*sorted(md5s)[:3]})
     assert find(root).name == "mnist"

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from imagenet_prep.core import canonical
+from imagenet_prep.core import strict_json
 from imagenet_prep.core.errors import SourceError, StoreError, UsageError
 from imagenet_prep.dataset import schema
 from imagenet_prep.dataset.member import Member
-from imagenet_prep.sources import boxes, class_tars, detect, ilsvrc, tar
-from imagenet_prep.sources.source import Stored
+from imagenet_prep.sources import boxes, containers, detect, ilsvrc
+from imagenet_prep.sources.source import StoredSource
 from imagenet_prep.storage import remote_path
 from imagenet_prep.storage.remote_path import ListingFolder, RemotePath, Site
 from tests.kit.http_server import serve
@@ -29,13 +29,13 @@ CLASSES: Mapping[str, list[str]] = {
 }
 
 
-def found(root: Path | RemotePath, *splits: str) -> Stored:
+def found(root: Path | RemotePath, *splits: str) -> StoredSource:
     source, _ = detect.find(root, splits, "auto", encode=bytes, encoding="")
-    assert isinstance(source, Stored)
+    assert isinstance(source, StoredSource)
     return source
 
 
-def facts(source: Stored, *splits: str) -> list[Any]:
+def facts(source: StoredSource, *splits: str) -> list[Any]:
     """Returns all that a data set gets from a source, and the bytes of its images."""
     tasks = [task for split in splits for task in source.index_tasks(split)]
     members = [member for task in tasks for member in source.index(task)]
@@ -43,7 +43,7 @@ def facts(source: Stored, *splits: str) -> list[Any]:
     return [source.classes, source.name, parts, tasks, members, read(source, members)]
 
 
-def read(source: Stored, members: list[Member]) -> list[bytes]:
+def read(source: StoredSource, members: list[Member]) -> list[bytes]:
     images = source.images
     images.will_need(members)
     return [images.read(member) for member in members]
@@ -74,12 +74,12 @@ def test_class_tars_are_the_same_from_a_server(tmp_path: Path, *, whole: bool) -
 
 def test_one_tar_of_class_tars_is_named_itself(tmp_path: Path) -> None:
     root = make_class_tars(CLASSES, tmp_path, whole=True)
-    files = {"sub/fall11_whole.tar": (root / class_tars.WHOLE).read_bytes()}
+    files = {"sub/fall11_whole.tar": (root / ilsvrc.WHOLE).read_bytes()}
     with serve(files) as server:
         place = remote_path.locate(f"{server.url}/sub/fall11_whole.tar", None, hashes=True)
         remote = facts(found(place, "train"), "train")
 
-    assert remote == facts(found(root / class_tars.WHOLE, "train"), "train")
+    assert remote == facts(found(root / ilsvrc.WHOLE, "train"), "train")
 
 
 def test_a_folder_of_class_tars_needs_a_bucket() -> None:
@@ -145,7 +145,7 @@ def claim_a_byte_less(files: list[list[Any]]) -> None:
 FORGERIES: dict[str, Change] = {
     "names rotated": rotate,
     "a byte less": claim_a_byte_less,
-    "moved": lambda files: files[0].__setitem__(1, files[0][1] - tar.HEADER_BYTES),
+    "moved": lambda files: files[0].__setitem__(1, files[0][1] - containers.HEADER_BYTES),
     "one left out": lambda files: files.pop(1),
     "the last left out": lambda files: files.pop(),
     "all left out": lambda files: files.clear(),
@@ -155,9 +155,9 @@ FORGERIES: dict[str, Change] = {
 
 def forge(folder: Path, change: Change) -> None:
     for path in folder.rglob("*.json"):
-        content = canonical.loads(path.read_bytes())
+        content = strict_json.loads(path.read_bytes())
         change(content["files"])
-        path.write_bytes(canonical.dumps(content))
+        path.write_bytes(strict_json.dumps(content))
 
 
 @pytest.mark.parametrize("change", FORGERIES.values(), ids=FORGERIES.keys())
@@ -219,7 +219,7 @@ def test_a_list_of_class_tars_says_where_their_headers_are_and_nothing_more(
 ) -> None:
     root = make_class_tars(CLASSES, tmp_path / "source", whole=True)
     lists = ListingFolder(str(tmp_path / "lists"))
-    with serve({class_tars.WHOLE: (root / class_tars.WHOLE).read_bytes()}) as server:
+    with serve({ilsvrc.WHOLE: (root / ilsvrc.WHOLE).read_bytes()}) as server:
         path = RemotePath(Site(server.url, lists))
         first = found(path, "train").index_tasks("train")
         forge(tmp_path / "lists", rotate)

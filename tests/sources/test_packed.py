@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from imagenet_prep.sources import packed
+from imagenet_prep.sources import containers
 from tests.kit.hostile import archives
 
 
@@ -25,14 +25,14 @@ def test_what_is_packed_is_read_and_what_is_not_too(
 ) -> None:
     (tmp_path / "file").write_bytes(pack(b"content" * 1000))
 
-    with packed.unpacked(tmp_path / "file") as stream:
+    with containers.unpacked(tmp_path / "file") as stream:
         assert stream.read() == b"content" * 1000
 
 
 def test_several_packed_files_are_one_and_a_tapes_padding_is_none(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(gzip.compress(b"a") + gzip.compress(b"b") + bytes(10_240))
 
-    with packed.unpacked(tmp_path / "file") as stream:
+    with containers.unpacked(tmp_path / "file") as stream:
         assert stream.read() == b"ab"
 
 
@@ -45,7 +45,7 @@ def test_gigabytes_of_zeros_behind_it_are_not_read(
     os.truncate(tmp_path / "file", 8 << 30)
 
     with (
-        packed.unpacked(tmp_path / "file") as stream,
+        containers.unpacked(tmp_path / "file") as stream,
         pytest.raises(OSError, match=r"it ends with more than 1,048,576 zero bytes"),
     ):
         stream.read()
@@ -57,12 +57,12 @@ def test_xz_gets_no_more_memory_than_xz_takes_at_its_best(tmp_path: Path) -> Non
     (tmp_path / "best").write_bytes(data + bytes(4) + data + bytes(8))
     (tmp_path / "gigabyte").write_bytes(archives.xz_with_dictionary(b"content", 36))
 
-    with packed.unpacked(tmp_path / "best") as stream:
+    with containers.unpacked(tmp_path / "best") as stream:
         assert stream.read() == b"content" * 2000
         assert stream.read(1) == b""
     with (
-        packed.unpacked(tmp_path / "gigabyte") as stream,
-        pytest.raises(packed.UNPACKING_ERRORS, match=r"exceeded \(xz levels up to -9 can be"),
+        containers.unpacked(tmp_path / "gigabyte") as stream,
+        pytest.raises(containers.UNPACKING_ERRORS, match=r"exceeded \(xz levels up to -9 can be"),
     ):
         stream.read()
 
@@ -75,7 +75,7 @@ def test_xz_that_is_damaged_is_an_error(damage: Callable[[bytes], bytes], tmp_pa
     (tmp_path / "file").write_bytes(damage(data))
 
     with (
-        packed.unpacked(tmp_path / "file") as stream,
-        pytest.raises(packed.UNPACKING_ERRORS),
+        containers.unpacked(tmp_path / "file") as stream,
+        pytest.raises(containers.UNPACKING_ERRORS),
     ):
         stream.read()

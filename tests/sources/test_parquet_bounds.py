@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from imagenet_prep.core import turns
+from imagenet_prep.core import limits
 from imagenet_prep.core.errors import IncompleteError, SourceError
 from imagenet_prep.engine import Result
-from imagenet_prep.preparation.tasks import IndexWork, Listed
+from imagenet_prep.preparation.tasks import IndexWork, ListedCounts
 from imagenet_prep.sources import containers, parquet
 from imagenet_prep.storage.folder import LocalStore
 from tests.kit.hostile import parquet as hostile
@@ -128,13 +128,15 @@ def rows_of(images: list[bytes], label: Callable[[int], int] = lambda n: n % 2) 
     ]
 
 
-def unpacked(tmp_path: Path) -> tuple[Result[Listed], list[bytes], int]:
+def unpacked(tmp_path: Path) -> tuple[Result[ListedCounts], list[bytes], int]:
     """Unpacks a source as `prepare` does; returns the result, the images and the file's size."""
     source = parquet.find(tmp_path, ["train"])
     store = LocalStore(tmp_path / "out")
-    work = IndexWork(source, store, ".work/index", ".work/unpacked", frozenset({0, 1}))
+    work = IndexWork(
+        source, store, ".work/index", ".work/unpacked", frozenset({0, 1}), 0, ranked=False
+    )
     result = work(source.tasks[0])
-    file, members = (output.temporary for output in result.outputs)
+    file, _, members = (output.temporary for output in result.outputs)
     data = file.read_bytes()
     ranges = [json.loads(line) for line in members.read_text().splitlines()]
     by_key = sorted((r[0], data[r[2] : r[2] + r[3]]) for r in ranges)
@@ -353,7 +355,7 @@ def test_only_a_file_that_needs_much_memory_is_unpacked_in_a_turn(
         yield
         taken.append(None)
 
-    monkeypatch.setattr(turns, "turn", turn)
+    monkeypatch.setattr(limits, "turn", turn)
     write_parquet(tmp_path / NAME, rows_of([bytes(size)], lambda _: 0), ["cat", "dog"])
 
     assert unpacked(tmp_path)[1] == [bytes(size)]

@@ -12,7 +12,7 @@ import pytest
 from imagenet_prep.core.errors import ImagenetPrepError
 from imagenet_prep.sources import boxes, detect
 from imagenet_prep.sources.boxes import BoxTask
-from imagenet_prep.sources.source import IndexTask, Packed, Source, Stored
+from imagenet_prep.sources.source import IndexTask, Packed, Source, StoredSource
 from tests.kit import layouts
 from tests.kit.miniature import Miniature
 
@@ -52,7 +52,7 @@ def read(source: Source, tasks: list[IndexTask]) -> None:
         if isinstance(source, Packed):
             list(source.images(task))
         else:
-            assert isinstance(source, Stored)
+            assert isinstance(source, StoredSource)
             for member in source.index(task):
                 source.reader.read(member.archive, member.offset, member.size)
 
@@ -105,7 +105,7 @@ def test_an_image_that_becomes_a_pipe_once_it_is_listed_is_not_waited_for(
     tmp_path: Path, miniature: Miniature
 ) -> None:
     source = find(layouts.make_folder(miniature, tmp_path, truth="devkit"))
-    assert isinstance(source, Stored)
+    assert isinstance(source, StoredSource)
     member = source.index(tasks_of(source)[0])[0]
     become_a_pipe(tmp_path / member.archive)
 

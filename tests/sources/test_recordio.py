@@ -18,7 +18,7 @@ ROWS = [(2, f"{SHARK}/{SHARK}_1.JPEG", b"shark"), (0, f"{FISH}/{FISH}_2.JPEG", b
 MAGIC = bytes.fromhex("0a23d7ce")
 
 
-def members(source: recordio.RecordIO, split: str = "train") -> list[Member]:
+def members(source: recordio.RecordIOSource, split: str = "train") -> list[Member]:
     return [member for task in source.index_tasks(split) for member in source.index(task)]
 
 

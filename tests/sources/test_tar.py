@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from imagenet_prep.core.errors import SourceError
-from imagenet_prep.sources import tar
+from imagenet_prep.sources import containers
 from imagenet_prep.storage.archive import ArchiveReader
 
 BLOCK = tarfile.BLOCKSIZE
@@ -89,14 +89,16 @@ class InMemory(ArchiveReader):
 
 
 def found_in(data: bytes, start: int = 0, stop: int | None = None) -> list[tuple]:
-    found = tar.members(InMemory(data), "some.tar", start, len(data) if stop is None else stop)
+    found = containers.members(
+        InMemory(data), "some.tar", start, len(data) if stop is None else stop
+    )
     # A loop that does not advance must fail a test instead of hanging it.
     return [tuple(member) for member in itertools.islice(found, 1000)]
 
 
 def found_in_file(path: Path, stop: int) -> list[tuple]:
     reader = ArchiveReader({"some.tar": path})
-    return [tuple(member) for member in tar.members(reader, "some.tar", 0, stop)]
+    return [tuple(member) for member in containers.members(reader, "some.tar", 0, stop)]
 
 
 def expected_in(data: bytes) -> list[tuple]:
@@ -394,4 +396,4 @@ def test_what_is_shorter_than_a_header_is_refused(data: bytes) -> None:
 
 @pytest.mark.parametrize("data", [b"", b"\xff" * 256, bytes(range(256)), bytes(256)])
 def test_bytes_are_summed_as_by_sum(data: bytes) -> None:
-    assert tar._sum(data) == sum(data)
+    assert containers._sum(data) == sum(data)

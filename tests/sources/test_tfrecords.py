@@ -14,13 +14,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from imagenet_prep.core.errors import DataDamagedError, SourceError, UsageError
-from imagenet_prep.dataset import example, naming, tfrecord
+from imagenet_prep.dataset import example, record_files, schema
 from imagenet_prep.dataset.class_list import ClassList
-from imagenet_prep.dataset.problems import Problems
+from imagenet_prep.dataset.example import ShardProblems
 from imagenet_prep.dataset.samples import HEADER, Sample
-from imagenet_prep.sources import shard_files, tfrecords
-from imagenet_prep.sources.labelling import Labelling, LabelUse, labelling_of
+from imagenet_prep.sources import shard_files
 from imagenet_prep.sources.labels import official_classes
+from imagenet_prep.sources.shard_files import Labelling, LabelUse, labelling_of
 from imagenet_prep.storage import dataset_store
 from imagenet_prep.storage.folder import LocalStore
 from tests.kit import foreign
@@ -37,9 +37,9 @@ IMAGES = [
 
 
 def entries(
-    store: LocalStore, shard: shard_files.ShardFile, on_damage: tfrecords.OnDamage | None = None
-) -> Iterator[tuple[tfrecord.Record, tfrecords.Entry]]:
-    return tfrecords.check(store, shard, lambda r: tfrecords.parse(r.payload), on_damage)
+    store: LocalStore, shard: shard_files.ShardFile, on_damage: shard_files.OnDamage | None = None
+) -> Iterator[tuple[record_files.Record, shard_files.RecordContent]]:
+    return shard_files.check(store, shard, lambda r: shard_files.parse(r.payload), on_damage)
 
 
 def make(root: Path, *names: str) -> Path:
@@ -152,7 +152,7 @@ def test_members_are_where_the_shard_says(
 ) -> None:
     shard = written(tmp_path, writer, offset=offset)
     data = (tmp_path / shard.path).read_bytes()
-    found = list(tfrecords.read(LocalStore(tmp_path), shard, Labelling(OFFICIAL, offset)))
+    found = list(shard_files.read(LocalStore(tmp_path), shard, Labelling(OFFICIAL, offset)))
 
     assert {member.key for member, _ in found} == {image.key for image in IMAGES}
     by_key = {image.key: image for image in IMAGES}
@@ -184,7 +184,7 @@ def test_an_image_behind_a_text_that_is_nearly_the_same_costs_no_search_for_each
     payload = Counting(b"a" * 40_000 + encoded)
     Counting.looks = 0
 
-    assert tfrecords.find_image(payload, encoded) == 40_000
+    assert shard_files.find_image(payload, encoded) == 40_000
     assert Counting.looks <= 3
 
 
@@ -196,15 +196,15 @@ def test_an_image_is_found_behind_something_that_begins_like_it(
     encoded = first + b"image" + more
     payload = before + first * times + encoded + b"more keys"
 
-    assert tfrecords.find_image(payload, encoded) == payload.find(encoded)
-    assert tfrecords.find_image(b"", b"") == 0
+    assert shard_files.find_image(payload, encoded) == payload.find(encoded)
+    assert shard_files.find_image(b"", b"") == 0
 
 
 @pytest.mark.parametrize("offset", [0, 1])
 def test_a_few_shards_of_ilsvrc2012_tell_what_labels_mean(tmp_path: Path, offset: int) -> None:
     written(tmp_path, foreign.slim, offset=offset)
 
-    labelling = tfrecords.known_labelling(shard_files.find(LocalStore(tmp_path)), ["train"])
+    labelling = shard_files.known_labelling(shard_files.find(LocalStore(tmp_path)), ["train"])
 
     assert labelling == Labelling(OFFICIAL, offset)
 
@@ -212,7 +212,7 @@ def test_a_few_shards_of_ilsvrc2012_tell_what_labels_mean(tmp_path: Path, offset
 def test_classes_counted_otherwise_need_the_whole_set(tmp_path: Path) -> None:
     written(tmp_path, foreign.slim, own_classes=True)
 
-    assert tfrecords.known_labelling(shard_files.find(LocalStore(tmp_path)), ["train"]) is None
+    assert shard_files.known_labelling(shard_files.find(LocalStore(tmp_path)), ["train"]) is None
 
 
 def test_a_sorted_set_whose_first_class_is_ilsvrc2012s_first_is_not_taken_for_it(
@@ -225,13 +225,13 @@ def test_a_sorted_set_whose_first_class_is_ilsvrc2012s_first_is_not_taken_for_it
         record = foreign.frame(foreign.encode(foreign.tpu(image, number)))
         (tmp_path / f"train-{number:05d}-of-00004").write_bytes(record)
     found = shard_files.find(LocalStore(tmp_path))
-    damage = Problems()
+    damage = ShardProblems()
     uses = [
-        use for s in found.splits["train"] for use in tfrecords.label_uses(found.store, s, damage)
+        use for s in found.splits["train"] for use in shard_files.label_uses(found.store, s, damage)
     ]
 
     assert not damage
-    assert tfrecords.known_labelling(found, ["train"]) is None
+    assert shard_files.known_labelling(found, ["train"]) is None
     assert labelling_of(uses).classes.wnids == tuple(wnids)
     assert labelling_of(uses).offset == 0
 
@@ -303,7 +303,7 @@ def test_every_damaged_record_is_reported_and_the_others_read(tmp_path: Path) ->
 @given(st.binary(max_size=300))
 def test_any_bytes_are_an_entry_or_damage(payload: bytes) -> None:
     try:
-        entry = tfrecords.parse(payload)
+        entry = shard_files.parse(payload)
     except DataDamagedError:
         return
     assert isinstance(entry.encoded, bytes)
@@ -320,21 +320,21 @@ def ours(root: Path, change: Callable[[list[Sample]], list[Sample]] = list) -> P
     [shard] = made.splits["train"].shards
     rows = change([*dataset_store.sample_rows(LocalStore(root), shard)])
     table = b"".join([HEADER, *(row.line for row in rows)])
-    (root / naming.samples_name(SHARD)).write_bytes(table)
+    (root / schema.samples_name(SHARD)).write_bytes(table)
     digest = hashlib.sha256(table).hexdigest()
     shard = replace(shard, samples_bytes=len(table), samples_sha256=digest)
     split = replace(made.splits["train"], shards=[shard])
-    (root / naming.MANIFEST).write_bytes(replace(made, splits={"train": split}).dumps())
+    (root / schema.MANIFEST).write_bytes(replace(made, splits={"train": split}).dumps())
     return root
 
 
 def read(root: Path) -> list[str]:
     """Returns the keys of the images of the dataset."""
     found = shard_files.find(LocalStore(root))
-    labelling = tfrecords.known_labelling(found, ["train"])
+    labelling = shard_files.known_labelling(found, ["train"])
     assert labelling
     [shard] = found.splits["train"]
-    return [each.key for each, _ in tfrecords.read(found.store, shard, labelling)]
+    return [each.key for each, _ in shard_files.read(found.store, shard, labelling)]
 
 
 def test_images_of_a_dataset_of_ours_have_the_keys_of_its_table(tmp_path: Path) -> None:

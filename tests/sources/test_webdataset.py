@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 
 from imagenet_prep.core.errors import SourceError, UsageError
-from imagenet_prep.dataset import editions
+from imagenet_prep.dataset import class_list
 from imagenet_prep.dataset.class_list import ClassList
 from imagenet_prep.dataset.member import Member
 from imagenet_prep.sources import detect, labels, webdataset
-from imagenet_prep.sources.webdataset import WebDataset
+from imagenet_prep.sources.webdataset import WebDatasetSource
 from imagenet_prep.storage.remote_path import RemotePath, Site
 from tests.kit.http_server import serve
 from tests.kit.layouts import write
@@ -63,9 +63,9 @@ def timm(name: str, label: int) -> Files:
     return sample(name, label, about)
 
 
-def found(root: Path | RemotePath, *splits: str) -> WebDataset:
+def found(root: Path | RemotePath, *splits: str) -> WebDatasetSource:
     source, _ = detect.find(root, splits or ["train"], "auto", encode=bytes, encoding="")
-    assert isinstance(source, WebDataset)
+    assert isinstance(source, WebDatasetSource)
     return source
 
 
@@ -73,11 +73,11 @@ def line(root: Path, *splits: str) -> str:
     return detect.find(root, splits or ["train"], "auto", encode=bytes, encoding="")[1]
 
 
-def members(source: WebDataset, split: str = "train") -> list[Member]:
+def members(source: WebDatasetSource, split: str = "train") -> list[Member]:
     return [member for task in source.index_tasks(split) for member in source.index(task)]
 
 
-def labelled(source: WebDataset, split: str = "train") -> dict[str, int]:
+def labelled(source: WebDatasetSource, split: str = "train") -> dict[str, int]:
     return {member.key: member.class_index for member in members(source, split)}
 
 
@@ -151,9 +151,9 @@ def test_labels_of_a_subset_take_the_wnids_that_the_samples_name(tmp_path: Path)
     assert source.count_problems("train", [1, 1, 1]) == []
 
 
-@pytest.mark.parametrize("edition", editions.OF_TIMM)
+@pytest.mark.parametrize("edition", class_list.OF_TIMM)
 def test_tars_with_the_classes_of_an_edition_must_have_its_counts(
-    tmp_path: Path, edition: editions.Edition
+    tmp_path: Path, edition: class_list.Edition
 ) -> None:
     ids = tuple(f"n{number:08d}" for number in range(edition.num_classes))
     source = found(wds(tmp_path, sample("a", 0)))
@@ -403,7 +403,7 @@ def test_a_list_of_tars_that_is_damaged_is_refused(tmp_path: Path, content: byte
     refused(tmp_path, r"_info\.json: .*Get it again")
 
 
-def facts(source: WebDataset, *splits: str) -> list[Any]:
+def facts(source: WebDatasetSource, *splits: str) -> list[Any]:
     tasks = [task for split in splits for task in source.index_tasks(split)]
     listed = [member for task in tasks for member in source.index(task)]
     images = source.images

@@ -17,7 +17,7 @@ from imagenet_prep.core.errors import (
     StoreError,
     UsageError,
 )
-from imagenet_prep.dataset.manifest import File
+from imagenet_prep.dataset.manifest import DatasetFile
 from imagenet_prep.storage import scratch
 from imagenet_prep.storage.bucket import BucketStore
 from imagenet_prep.storage.folder import LocalStore
@@ -146,7 +146,7 @@ def test_a_file_in_parts_is_whole_and_proven(s3: S3Server, store: BucketStore) -
     temporary.write_bytes(DATA)
     store.publish(temporary, "train-00000-of-00001", SHA256)
 
-    file = File("train-00000-of-00001", len(DATA), SHA256)
+    file = DatasetFile("train-00000-of-00001", len(DATA), SHA256)
     assert not temporary.exists()
     assert store.problem(file) is None
     store.verify_published([file])
@@ -243,7 +243,7 @@ def test_what_one_has_taken_nobody_else_has(store: BucketStore) -> None:
 
 def test_what_is_missing_or_foreign_is_not_confirmed(store: BucketStore) -> None:
     store.write("labels.txt", b"some")
-    wrong = [File("labels.txt", 4, "0" * 64), File("absent", 1, "0" * 64)]
+    wrong = [DatasetFile("labels.txt", 4, "0" * 64), DatasetFile("absent", 1, "0" * 64)]
     with pytest.raises(IncompleteError) as caught:
         store.verify_published(wrong)
 
@@ -310,7 +310,10 @@ def test_the_server_copies_objects_of_another_prefix(
     """Nothing is fetched: only what is larger than one request may copy comes through here."""
 
     there = BucketStore(f"{store.base}-there")
-    files = [File("train-00000-of-00001", len(DATA), SHA256), File("index/a", 3, _sha256(b"one"))]
+    files = [
+        DatasetFile("train-00000-of-00001", len(DATA), SHA256),
+        DatasetFile("index/a", 3, _sha256(b"one")),
+    ]
     for file, data in zip(files, (DATA, b"one"), strict=True):
         there.put(file, lambda data=data: io.BytesIO(data))  # type: ignore[misc]
     with monkeypatch.context() as patch:
@@ -404,7 +407,7 @@ def test_objects_are_read_back_where_the_server_keeps_no_checksums(
     monkeypatch.setenv(CHECK_BY_READING, "1")
     reads = BucketStore(store.base)
     data = DATA[:size]
-    file = File("labels.txt", size, _sha256(DATA[:size]))
+    file = DatasetFile("labels.txt", size, _sha256(DATA[:size]))
     assert reads.write_if_absent(".work/run.json", b"mine") == b"mine"
     reads.write(file.name, data)
     asked: list[str] = []

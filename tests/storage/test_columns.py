@@ -16,7 +16,7 @@ from imagenet_prep.core.errors import DataDamagedError, IncompleteError, UsageEr
 from imagenet_prep.dataset import column
 from imagenet_prep.storage import columns
 from imagenet_prep.storage.dataset_store import open_dataset
-from imagenet_prep.verify import Config, verify
+from imagenet_prep.verify import VerifyConfig, verify
 from tests.kit.columns import NAME, SHARD, begin, change, record_of, rows_of, write
 from tests.kit.faults import flip_bit
 from tests.kit.reading import colours
@@ -34,7 +34,7 @@ def marked(colours: Path, tmp_path: Path) -> Path:
 
 
 def checked(root: Path, level: str = "crc", **more: Any) -> Any:
-    return verify(Config(str(root), level=level, workers=1, json=True, **more))
+    return verify(VerifyConfig(str(root), level=level, workers=1, json=True, **more))
 
 
 @pytest.mark.parametrize("level", ["manifest", "crc"])

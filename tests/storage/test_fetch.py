@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from imagenet_prep.core.errors import DataDamagedError, StoreError
-from imagenet_prep.dataset.manifest import File
+from imagenet_prep.dataset.manifest import DatasetFile
 from imagenet_prep.storage.fetch import Hasher, contents, fetch
 from imagenet_prep.storage.folder import LocalStore
 from imagenet_prep.storage.remote import Access, RemoteFolder, RetryBudget, Stat, TransientError
@@ -159,7 +159,7 @@ def test_a_remote_file_of_a_different_size_than_it_must_have_is_not_read(
     """It would be a part of the file, or fill the memory."""
     (tmp_path / "x").write_bytes(DATA)
     remote = LocalStore(tmp_path)
-    right = File("x", len(DATA), "")
+    right = DatasetFile("x", len(DATA), "")
     assert b"".join(contents(remote, right, "")) == DATA
 
     monkeypatch.setattr(type(remote), "chunks", None)
@@ -167,4 +167,4 @@ def test_a_remote_file_of_a_different_size_than_it_must_have_is_not_read(
         with pytest.raises(
             DataDamagedError, match=rf"x: 300,000 bytes, expected {size:,}\. Get it"
         ):
-            next(contents(remote, File("x", size, ""), "Get it again."))
+            next(contents(remote, DatasetFile("x", size, ""), "Get it again."))

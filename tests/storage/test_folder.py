@@ -21,8 +21,8 @@ from imagenet_prep.core.errors import (
     StoreError,
     UsageError,
 )
-from imagenet_prep.dataset import naming
-from imagenet_prep.dataset.manifest import File
+from imagenet_prep.dataset import schema
+from imagenet_prep.dataset.manifest import DatasetFile
 from imagenet_prep.storage.folder import TEMPORARY, LocalStore
 from imagenet_prep.storage.remote import Stat
 from tests.kit.bounds import little_memory
@@ -215,7 +215,7 @@ def test_temporary_names_differ_and_lie_where_a_rename_can_reach(store: LocalSto
 
     assert len(paths) == 100
     assert not any(path.exists() for path in paths)
-    assert folder.is_relative_to(store.path(naming.WORK))
+    assert folder.is_relative_to(store.path(schema.WORK))
     assert folder.stat().st_dev == store.root.stat().st_dev
 
 
@@ -324,19 +324,19 @@ def test_a_second_lock_of_one_process_is_refused_and_names_the_owner(store: Loca
         LocalStore(store.root).lock(),
     ):
         pytest.fail("the lock was given twice")
-    store.write(f"{naming.WORK}/lock", b"a longer line than that of this run " * 9)
+    store.write(f"{schema.WORK}/lock", b"a longer line than that of this run " * 9)
     with store.lock():  # free again
         owner = f"pid {os.getpid()} on {os.uname().nodename}\n"
-        assert store.read(f"{naming.WORK}/lock") == owner.encode()
+        assert store.read(f"{schema.WORK}/lock") == owner.encode()
 
 
 @pytest.mark.parametrize(("content", "shown"), [("x" * 300, "x" * 200), ("\x1b[2J", "unknown")])
 def test_little_is_shown_of_the_lock_of_another_program(
     store: LocalStore, content: str, shown: str
 ) -> None:
-    store.write(f"{naming.WORK}/lock", content.encode())
+    store.write(f"{schema.WORK}/lock", content.encode())
     with (
-        open(store.path(f"{naming.WORK}/lock"), "rb") as other,
+        open(store.path(f"{schema.WORK}/lock"), "rb") as other,
         pytest.raises(BusyError, match=rf"by a different run \({shown}\)"),
     ):
         fcntl.flock(other, fcntl.LOCK_EX)
@@ -364,7 +364,7 @@ def test_a_lock_held_by_another_process_is_refused_until_that_dies(store: LocalS
         other.kill()
         other.wait()
         with store.lock():
-            assert store.read(f"{naming.WORK}/lock").startswith(f"pid {os.getpid()} ".encode())
+            assert store.read(f"{schema.WORK}/lock").startswith(f"pid {os.getpid()} ".encode())
 
 
 def test_the_lock_is_freed_when_the_run_fails(store: LocalStore) -> None:
@@ -396,7 +396,7 @@ def test_a_lock_that_was_removed_before_it_was_had_is_taken_anew(
     """Its holder removes the folder at its end, just when the next one has opened the file."""
     system.before("flock", LocalStore(store.root).remove_all)
     with store.lock():
-        assert store.read(f"{naming.WORK}/lock").startswith(b"pid ")
+        assert store.read(f"{schema.WORK}/lock").startswith(b"pid ")
         with pytest.raises(BusyError), LocalStore(store.root).lock():
             pytest.fail("the lock was given twice")
 
@@ -409,10 +409,10 @@ def test_whoever_removes_all_leaves_what_the_next_run_has_begun(
     def at_last(unlink: Callable[..., None], name: str, *, dir_fd: int | None = None) -> None:
         unlink(name, dir_fd=dir_fd)
         if name == "lock":
-            following.write(f"{naming.WORK}/plan/a", b"")
+            following.write(f"{schema.WORK}/plan/a", b"")
 
     with store.lock():
-        store.write(f"{naming.WORK}/plan/old", b"")
+        store.write(f"{schema.WORK}/plan/old", b"")
         store.write("file", b"")
         system.instead("unlink", at_last)
         store.remove_all()
@@ -422,7 +422,7 @@ def test_whoever_removes_all_leaves_what_the_next_run_has_begun(
 
 def test_removing_all_leaves_nothing(store: LocalStore) -> None:
     with store.lock():
-        store.write(f"{naming.WORK}/plan/a", b"")
+        store.write(f"{schema.WORK}/plan/a", b"")
         store.remove_all()
 
     assert not store.root.exists()
@@ -577,7 +577,7 @@ def test_a_folder_of_a_dataset_that_is_a_link_is_not_listed(
 
 
 def test_a_pipe_among_the_work_files_is_not_waited_for(store: LocalStore) -> None:
-    store.make_folder(naming.WORK)
+    store.make_folder(schema.WORK)
     os.mkfifo(store.path(".work/run.json"))
 
     with pytest.raises(StoreError, match=LINK):
@@ -589,7 +589,7 @@ def test_a_work_folder_of_another_user_is_read_and_never_written(store: LocalSto
     if os.geteuid():
         pytest.skip("only root can give a folder to another user")
     store.write(".work/origin.json", b"{}")
-    os.chown(store.path(naming.WORK), 12345, -1)
+    os.chown(store.path(schema.WORK), 12345, -1)
     asked: list[Callable[[], object]] = [
         lambda: store.write("file", b""),
         lambda: store.lock().__enter__(),
@@ -630,19 +630,19 @@ def test_a_mark_is_never_made_through_a_link(store: LocalStore, tmp_path: Path) 
 
 
 @pytest.fixture
-def two_files(tmp_path: Path) -> tuple[LocalStore, list[File]]:
+def two_files(tmp_path: Path) -> tuple[LocalStore, list[DatasetFile]]:
     """A folder with a file, and one in a folder of it."""
     root = tmp_path / "there"
     (root / "index").mkdir(parents=True)
     files = []
     for name, data in (("a", b"one"), ("index/b", b"three")):
         (root / name).write_bytes(data)
-        files.append(File(name, len(data), hashlib.sha256(data).hexdigest()))
+        files.append(DatasetFile(name, len(data), hashlib.sha256(data).hexdigest()))
     return LocalStore(root), files
 
 
 def test_files_of_another_folder_are_taken_over_as_links(
-    two_files: tuple[LocalStore, list[File]], tmp_path: Path
+    two_files: tuple[LocalStore, list[DatasetFile]], tmp_path: Path
 ) -> None:
     there, files = two_files
     here = LocalStore(tmp_path / "here")
@@ -660,7 +660,7 @@ def test_files_of_another_folder_are_taken_over_as_links(
 
 
 def test_links_and_the_files_that_they_name_are_on_the_disk_when_they_are_taken_over(
-    two_files: tuple[LocalStore, list[File]], tmp_path: Path, system: System
+    two_files: tuple[LocalStore, list[DatasetFile]], tmp_path: Path, system: System
 ) -> None:
     """Another program may have copied a file there a moment ago, and not have synced it."""
     there, files = two_files
@@ -683,7 +683,7 @@ def test_links_and_the_files_that_they_name_are_on_the_disk_when_they_are_taken_
 
 
 def test_symbolic_links_are_followed_and_not_linked(
-    two_files: tuple[LocalStore, list[File]], tmp_path: Path
+    two_files: tuple[LocalStore, list[DatasetFile]], tmp_path: Path
 ) -> None:
     there, files = two_files
     for file in files:
@@ -701,7 +701,7 @@ def test_symbolic_links_are_followed_and_not_linked(
 
 @pytest.mark.parametrize("damage", ["missing", "replaced", "replaced meanwhile"])
 def test_a_file_that_has_changed_since_it_was_seen_is_not_taken_over(
-    two_files: tuple[LocalStore, list[File]],
+    two_files: tuple[LocalStore, list[DatasetFile]],
     tmp_path: Path,
     system: System,
     damage: str,
@@ -783,7 +783,7 @@ def test_a_new_link_is_no_change_of_a_file(store: LocalStore, tmp_path: Path, ch
 
 @pytest.mark.parametrize("damage", ["missing", "cut", "folder"])
 def test_a_file_that_is_another_one_is_not_taken_over(
-    two_files: tuple[LocalStore, list[File]], tmp_path: Path, damage: str
+    two_files: tuple[LocalStore, list[DatasetFile]], tmp_path: Path, damage: str
 ) -> None:
     there, files = two_files
     there.path("a").unlink()
@@ -798,7 +798,7 @@ def test_a_file_that_is_another_one_is_not_taken_over(
 
 @pytest.mark.parametrize("code", [errno.EXDEV, errno.EPERM])
 def test_a_system_without_links_is_explained(
-    two_files: tuple[LocalStore, list[File]],
+    two_files: tuple[LocalStore, list[DatasetFile]],
     tmp_path: Path,
     system: System,
     code: int,

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from imagenet_prep.core.errors import IncompleteError, StoreError
-from imagenet_prep.dataset.manifest import File
+from imagenet_prep.dataset.manifest import DatasetFile
 from imagenet_prep.storage import fetch
 from imagenet_prep.storage.folder import LocalStore
 from tests.kit.dataset import all_files
@@ -21,7 +21,7 @@ from tests.kit.system import System
 
 PARTS = [bytes([number]) * 1000 for number in range(10)]
 WHOLE = b"".join(PARTS)
-FILE = File("train-00000-of-00001", len(WHOLE), hashlib.sha256(WHOLE).hexdigest())
+FILE = DatasetFile("train-00000-of-00001", len(WHOLE), hashlib.sha256(WHOLE).hexdigest())
 GROWING = ".work/incoming/train-00000-of-00001"
 
 
@@ -34,7 +34,7 @@ class BrokenOffError(Exception):
     """What sends the file is gone."""
 
 
-def arrive(store: LocalStore, parts: list[bytes], file: File = FILE, start: int = 0) -> None:
+def arrive(store: LocalStore, parts: list[bytes], file: DatasetFile = FILE, start: int = 0) -> None:
     with fetch.incoming(
         store, file, GROWING, file.name, "Get it again.", start=start, kept=(BrokenOffError,)
     ) as arriving:
@@ -97,7 +97,7 @@ def test_a_file_is_synced_by_the_descriptor_that_wrote_it(
 
 
 def test_a_longer_beginning_that_is_not_gone_on_with_leaves_no_tail(store: LocalStore) -> None:
-    longer = File("longer", 20_000, "")
+    longer = DatasetFile("longer", 20_000, "")
     with pytest.raises(BrokenOffError):
         arrive(store, [WHOLE, WHOLE[:-1]], longer)
     arrive(store, PARTS)

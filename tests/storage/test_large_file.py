@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from imagenet_prep.storage.new_file import LargeFile
+from imagenet_prep.storage.local_file import LargeFile
 from tests.kit.system import System
 
 WRITE = 4 << 20  # what a LargeFile writes at once

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from imagenet_prep.core import canonical
+from imagenet_prep.core import strict_json
 from imagenet_prep.core.errors import StoreError
 from imagenet_prep.distribute.replica import Replica
 from imagenet_prep.storage import ledger, local_file
@@ -81,7 +81,7 @@ def test_the_work_is_linear_in_the_lines(tmp_path: Path, monkeypatch: pytest.Mon
         parsed += len(line)
         return json.loads(line)
 
-    monkeypatch.setattr(ledger.canonical, "loads", counting)
+    monkeypatch.setattr(ledger.strict_json, "loads", counting)
     ours = Journal(LocalStore(tmp_path), NAME)
     theirs = Journal(LocalStore(tmp_path), NAME)
     for number in range(2000):
@@ -181,7 +181,7 @@ def test_a_ledger_of_an_earlier_version_is_replaced_whatever_its_size(folder: Lo
     with open(folder.path(NAME), "wb") as file:
         for _ in range(5_000):
             file.writelines(
-                canonical.dumps({"name": name, "mtime_ns": status.st_mtime_ns}) + b"\n"
+                strict_json.dumps({"name": name, "mtime_ns": status.st_mtime_ns}) + b"\n"
                 for name, status in files.items()
             )
     ledger = Ledger(folder, NAME, len(files))

@@ -13,13 +13,12 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from imagenet_prep.dataset.manifest import File
-from imagenet_prep.read.held import HeldFile, only_one
+from imagenet_prep.dataset.manifest import DatasetFile
+from imagenet_prep.read.cache import HeldFile, only_one
 from imagenet_prep.storage import local_file
 from imagenet_prep.storage.dataset_store import stray_files
 from imagenet_prep.storage.folder import UNKNOWN_BYTES, LocalStore
-from imagenet_prep.storage.local_file import NoLocksError, try_lock
-from imagenet_prep.storage.new_file import FolderSync, complete_file, sync
+from imagenet_prep.storage.local_file import FolderSync, NoLocksError, complete_file, sync, try_lock
 from tests.kit.system import System
 
 # What file systems without an operation answer.
@@ -48,7 +47,7 @@ def write_all(root: Path) -> None:
     store.write(".work/a", b"2")
     store.rename(".work/a", ".work/b")
     other = LocalStore(root / "other")
-    other.adopt_files(store, [File("index/x", 1, "")])
+    other.adopt_files(store, [DatasetFile("index/x", 1, "")])
     store.remove(".work/b")
     store.make_folder(".work/tree/below")
     store.remove_tree(".work/tree")
@@ -156,7 +155,7 @@ def test_a_file_system_without_syncfs_syncs_each_file(
     (tmp_path / "below").mkdir()
     (tmp_path / "below" / "x").write_bytes(b"x")
     synced: list[Path] = []
-    monkeypatch.setattr("imagenet_prep.storage.new_file.sync", synced.append)
+    monkeypatch.setattr("imagenet_prep.storage.local_file.sync", synced.append)
 
     class Library:
         def syncfs(self, _descriptor: int) -> int:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from imagenet_prep.core.errors import IncompleteError, StoreError
-from imagenet_prep.storage.new_file import FolderSync, complete_file, new_file, sync
+from imagenet_prep.storage.local_file import FolderSync, complete_file, new_file, sync
 from tests.kit.system import System
 
 

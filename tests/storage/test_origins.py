@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from imagenet_prep.core.errors import UsageError
-from imagenet_prep.dataset import naming
+from imagenet_prep.dataset import schema
 from imagenet_prep.storage.ledger import SourceLocation, find_source, note_source
 from tests.kit.system import System
 
@@ -20,7 +20,7 @@ ORIGIN = SourceLocation("/in", {"a.tar": "/elsewhere/a.tar"})
 @pytest.fixture
 def noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The file of a note."""
-    monkeypatch.setenv(naming.CACHE, str(tmp_path / "cache"))
+    monkeypatch.setenv(schema.CACHE, str(tmp_path / "cache"))
     before = os.umask(0)
     try:
         note_source(DIGEST, ORIGIN)
@@ -78,7 +78,7 @@ def test_where_nothing_can_be_noted_nothing_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").write_bytes(b"")
-    monkeypatch.setenv(naming.CACHE, str(tmp_path / "file"))
+    monkeypatch.setenv(schema.CACHE, str(tmp_path / "file"))
     note_source(DIGEST, ORIGIN)
 
     assert find_source(DIGEST) is None
@@ -97,10 +97,10 @@ def test_the_cache_folder_of_a_user_without_a_home_folder(
 ) -> None:
     system.has_no_home()
     with pytest.raises(UsageError, match=r"no home folder.* Set HOME, or IMAGENET_PREP_CACHE"):
-        naming.cache_folder()
-    monkeypatch.setenv(naming.CACHE, str(tmp_path))
-    assert naming.cache_folder() == tmp_path
-    monkeypatch.delenv(naming.CACHE)
+        schema.cache_folder()
+    monkeypatch.setenv(schema.CACHE, str(tmp_path))
+    assert schema.cache_folder() == tmp_path
+    monkeypatch.delenv(schema.CACHE)
     monkeypatch.setenv("HOME", "/home/any")
-    assert naming.cache_folder() == Path("/home/any/.cache/imagenet-prep")
-    assert naming.expanded("~/wheels") == Path("/home/any/wheels")
+    assert schema.cache_folder() == Path("/home/any/.cache/imagenet-prep")
+    assert schema.expanded("~/wheels") == Path("/home/any/wheels")

@@ -8,7 +8,7 @@ import os
 import pytest
 
 from imagenet_prep.core.errors import DataDamagedError, IncompleteError
-from imagenet_prep.dataset.manifest import File
+from imagenet_prep.dataset.manifest import DatasetFile
 from imagenet_prep.storage.bucket import BucketStore
 from imagenet_prep.storage.fetch import contents
 from imagenet_prep.storage.http import WebFolder
@@ -19,7 +19,7 @@ from tests.kit.s3_proxy import proxied
 from tests.kit.s3_server import BUCKET, S3Server
 
 DATA = os.urandom(3_000_000)
-FILE = File("x", len(DATA), hashlib.sha256(DATA).hexdigest())
+FILE = DatasetFile("x", len(DATA), hashlib.sha256(DATA).hexdigest())
 POOLS = ("ETag", "Last-Modified")
 
 

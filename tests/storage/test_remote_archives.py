@@ -308,7 +308,7 @@ FILES = [("x", 0, 10), ("y", 10, 90)]
 
 def damaged(**changes: object) -> bytes:
     content = {"archive": "s3://b/a", "validator": '"etag"', "num_bytes": 100, "md5": MD5}
-    return remote_path.canonical.dumps({**content, "files": FILES, **changes})
+    return remote_path.strict_json.dumps({**content, "files": FILES, **changes})
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import pytest
 
 from imagenet_prep import export, replicate, verify
 from imagenet_prep.core.errors import DataDamagedError, ImagenetPrepError, UsageError
-from imagenet_prep.dataset import column, naming
+from imagenet_prep.dataset import column, schema
 from imagenet_prep.storage import columns
 from imagenet_prep.storage.dataset_store import open_dataset
 from tests.kit.columns import make_column
@@ -33,9 +33,9 @@ def key(folder: Path, name: str) -> Path:
 
 
 def sign(
-    secret: Path, dataset: Path, namespace: str = "imagenet-prep", name: str = naming.MANIFEST
+    secret: Path, dataset: Path, namespace: str = "imagenet-prep", name: str = schema.MANIFEST
 ) -> None:
-    (dataset / naming.signature_name(name)).unlink(missing_ok=True)
+    (dataset / schema.signature_name(name)).unlink(missing_ok=True)
     words = ["ssh-keygen", "-q", "-Y", "sign", "-n", namespace, "-f", secret]
     subprocess.run([*words, dataset / name], check=True, stderr=subprocess.DEVNULL)
 
@@ -62,7 +62,7 @@ def place(signed: Path, tmp_path: Path) -> Path:
 
 def signer(place: Path) -> str:
     dataset = open_dataset(str(place / "set"))
-    return columns.signer(dataset.store, naming.MANIFEST, dataset.data, str(place / "signers"))
+    return columns.signer(dataset.store, schema.MANIFEST, dataset.data, str(place / "signers"))
 
 
 def run_verify(place: Path, *more: str, dataset: str = "set") -> int:
@@ -97,18 +97,18 @@ def test_the_signer_is_named_also_of_a_replica(
 
 
 def test_a_signature_that_came_later_is_carried_to_a_finished_replica(place: Path) -> None:
-    (place / "set" / naming.SIGNATURE).unlink()
+    (place / "set" / schema.SIGNATURE).unlink()
     words = [str(place / "set"), "--to", str(place / "replica"), "--json"]
     assert replicate.run(words) == 0
     sign(place / "good", place / "set")
     assert replicate.run(words) == 0
 
-    ours = (place / "set" / naming.SIGNATURE).read_bytes()
-    assert (place / "replica" / naming.SIGNATURE).read_bytes() == ours
+    ours = (place / "set" / schema.SIGNATURE).read_bytes()
+    assert (place / "replica" / schema.SIGNATURE).read_bytes() == ours
 
 
 def test_an_unsigned_dataset_is_refused_with_the_command(place: Path) -> None:
-    (place / "set" / naming.SIGNATURE).unlink()
+    (place / "set" / schema.SIGNATURE).unlink()
     with pytest.raises(DataDamagedError, match="not signed.*ssh-keygen -Y sign -n imagenet-prep"):
         signer(place)
 
@@ -121,15 +121,15 @@ def test_what_the_author_has_not_signed_is_refused(place: Path, fault: str) -> N
     elif fault == "other purpose":
         sign(place / "good", dataset, "git")
     elif fault == "other bytes":
-        manifest = dataset / naming.MANIFEST
+        manifest = dataset / schema.MANIFEST
         whole = manifest.read_bytes()
         manifest.write_bytes(whole + b"\n")
         sign(place / "good", dataset)
         manifest.write_bytes(whole)
     else:
-        text = (dataset / naming.SIGNATURE).read_text()
+        text = (dataset / schema.SIGNATURE).read_text()
         made = "" if fault == "empty" else text.replace("A", "B")
-        (dataset / naming.SIGNATURE).write_text(made)
+        (dataset / schema.SIGNATURE).write_text(made)
 
     with pytest.raises(DataDamagedError, match="not a valid signature"):
         signer(place)
@@ -186,7 +186,7 @@ def test_a_later_signature_of_a_column_is_copied(with_column: Path) -> None:
     sign(with_column / "good", with_column / "set", name=RECORD)
     assert replicate.run(words) == 0
 
-    name = naming.signature_name(RECORD)
+    name = schema.signature_name(RECORD)
     ours = (with_column / "set" / name).read_bytes()
     assert (with_column / "replica" / name).read_bytes() == ours
 
@@ -208,8 +208,8 @@ def test_a_column_that_the_author_has_not_signed_is_refused(
         other = column.record_name("other")
         make_column(dataset, "other")
         sign(with_column / "good", dataset, name=other)
-        (dataset / naming.signature_name(RECORD)).write_bytes(
-            (dataset / naming.signature_name(other)).read_bytes()
+        (dataset / schema.signature_name(RECORD)).write_bytes(
+            (dataset / schema.signature_name(other)).read_bytes()
         )
 
     assert run_verify(with_column, "--allow-unsigned", "columns") == 3
@@ -259,7 +259,7 @@ def test_a_signed_column_of_a_different_dataset_is_refused(
 
 
 def test_notes_of_earlier_runs_are_not_covered(place: Path) -> None:
-    work = place / "set" / naming.WORK
+    work = place / "set" / schema.WORK
     work.mkdir(exist_ok=True)
     (work / "note").write_text("not signed")
 
@@ -310,10 +310,10 @@ def test_a_file_of_other_readers_that_the_manifest_lacks_is_not_covered(
     place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """TensorFlow Datasets finds the shards by this file."""
-    (place / "set" / naming.TFDS_INFO).write_text("{}")
+    (place / "set" / schema.TFDS_INFO).write_text("{}")
 
     assert run_verify(place) == 3
-    assert f"no signature covers {naming.TFDS_INFO}" in capsys.readouterr().err
+    assert f"no signature covers {schema.TFDS_INFO}" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -341,7 +341,7 @@ def test_a_key_that_no_line_allows_for_this_purpose_is_refused(place: Path) -> N
 
 
 def test_a_signature_without_end_is_not_read(place: Path) -> None:
-    (place / "set" / naming.SIGNATURE).write_bytes(b"A" * (1 << 20))
+    (place / "set" / schema.SIGNATURE).write_bytes(b"A" * (1 << 20))
     with pytest.raises(DataDamagedError):
         signer(place)
 
@@ -354,7 +354,7 @@ def test_signers_that_are_missing_are_a_usage_error(place: Path) -> None:
 
 def test_a_signature_of_more_than_16_kb_is_not_read(place: Path) -> None:
     """OpenSSH ignores blanks behind a signature."""
-    path = place / "set" / naming.SIGNATURE
+    path = place / "set" / schema.SIGNATURE
     whole = path.read_bytes()
     path.write_bytes(whole + b"\n" * ((16 << 10) - len(whole)))
     assert signer(place) == "lab@example.org"

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from imagenet_prep.core.errors import DataDamagedError, StoreError
-from imagenet_prep.dataset import naming, samples
+from imagenet_prep.dataset import samples, schema
 from imagenet_prep.dataset.manifest import Shard
 from imagenet_prep.dataset.samples import HEADER
 from imagenet_prep.storage import dataset_store
@@ -26,7 +26,7 @@ SHARD = Shard(NAME, 3, 999, "s", 9, "i", len(TABLE), hashlib.sha256(TABLE).hexdi
 @pytest.fixture
 def store(tmp_path: Path) -> LocalStore:
     store = LocalStore(tmp_path)
-    store.write(naming.samples_name(NAME), TABLE)
+    store.write(schema.samples_name(NAME), TABLE)
     return store
 
 
@@ -38,7 +38,7 @@ def test_a_table_is_read_in_the_order_of_the_records(store: LocalStore) -> None:
     "data", [TABLE[:-1], TABLE + ROWS[0].line, TABLE.replace(b"n/2", b"n/4"), HEADER, b""]
 )
 def test_another_table_is_refused(data: bytes, store: LocalStore) -> None:
-    store.write(naming.samples_name(NAME), data)
+    store.write(schema.samples_name(NAME), data)
     with pytest.raises(DataDamagedError, match="train-00000-of-00001.csv"):
         list(dataset_store.sample_rows(store, SHARD))
 
@@ -81,8 +81,8 @@ def test_a_table_that_is_too_large_to_wait_in_memory_is_opened_when_it_is_used(
 def test_a_damaged_table_is_its_own_affair(tmp_path: Path) -> None:
     shards = write_tables(tmp_path, 4)
     store = LocalStore(tmp_path)
-    (tmp_path / naming.samples_name(shards[1].name)).unlink()
-    store.write(naming.samples_name(shards[2].name), HEADER)
+    (tmp_path / schema.samples_name(shards[1].name)).unlink()
+    store.write(schema.samples_name(shards[2].name), HEADER)
     found: list[object] = []
     for rows in dataset_store.each_table(samples.parse, store, shards):
         try:

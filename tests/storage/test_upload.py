@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from imagenet_prep.core.errors import DataDamagedError, IncompleteError
-from imagenet_prep.dataset.manifest import File
+from imagenet_prep.dataset.manifest import DatasetFile
 from imagenet_prep.storage.bucket import Uploader
 from tests.kit.limits import Limits
 
@@ -29,10 +29,10 @@ def test_a_run_that_ends_begins_no_object_of_several_parts(limits: Limits) -> No
     ended.set()
 
     with pytest.raises(IncompleteError, match="x: not uploaded, because the run is ending"):
-        Uploader(refused, ended).send(File("x", 10, SHA256), io.BytesIO(DATA), "")
+        Uploader(refused, ended).send(DatasetFile("x", 10, SHA256), io.BytesIO(DATA), "")
 
 
-@pytest.mark.parametrize("file", [File("x", 10, "0" * 64), File("x", 9, SHA256)])
-def test_other_bytes_than_the_manifest_names_are_not_sent(file: File) -> None:
+@pytest.mark.parametrize("file", [DatasetFile("x", 10, "0" * 64), DatasetFile("x", 9, SHA256)])
+def test_other_bytes_than_the_manifest_names_are_not_sent(file: DatasetFile) -> None:
     with pytest.raises(DataDamagedError, match="x: .*Run verify there"):
         Uploader(refused, threading.Event()).send(file, io.BytesIO(DATA), "Run verify there.")

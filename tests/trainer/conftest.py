@@ -17,7 +17,7 @@ __all__ = ["horovod", "shades"]
 @pytest.fixture
 def small_network(tf: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Lets TensorFlow train a network that is traced in half a second, whatever its name."""
-    monkeypatch.setattr("imagenet_prep.trainer.model.build", network)
+    monkeypatch.setattr("imagenet_prep.trainer.tensorflow_learner.build", network)
 
 
 @pytest.fixture

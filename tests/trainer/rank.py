@@ -18,7 +18,7 @@ from imagenet_prep.core.errors import IncompleteError
 from imagenet_prep.evaluation.sheet import Sheet
 from imagenet_prep.train import readers
 from imagenet_prep.trainer import comm as comms
-from imagenet_prep.trainer import loop, model, recipe
+from imagenet_prep.trainer import loop, recipe, tensorflow_learner
 from imagenet_prep.trainer.config import TrainConfig
 from imagenet_prep.trainer.tensorflow_learner import TensorFlowLearner
 from tests.kit.command import REPOSITORY
@@ -81,7 +81,7 @@ def main(folder: Path, settings: dict[str, Any], *, dies: bool) -> None:
     # As in the process of the tests.
     tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
     tf.config.threading.set_intra_op_parallelism_threads(1)
-    model.build = network
+    tensorflow_learner.build = network
     # A thread of Horovod polls all the time where there is a timeline.
     timeline = os.environ.pop("HOROVOD_TIMELINE", None)
     levers = [timeline, os.environ.get("HOROVOD_FUSION_THRESHOLD")]

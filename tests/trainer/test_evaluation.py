@@ -21,7 +21,7 @@ from imagenet_prep.trainer import checkpoint, feed, loop
 from imagenet_prep.trainer import evaluation as trainer_evaluation
 from imagenet_prep.trainer.comm import Comm
 from imagenet_prep.trainer.config import TrainConfig
-from imagenet_prep.trainer.predicted import Predicted
+from imagenet_prep.trainer.evaluation import Predicted
 from tests.kit.evaluated import write_names
 from tests.kit.installed import Installed
 from tests.kit.numpy_learner import NumpyLearner

@@ -216,13 +216,13 @@ def test_a_signal_saves_and_the_same_command_goes_on(
 def test_a_second_ctrl_c_ends_at_once(
     train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    log_step = log.Log.train
+    log_step = log.TrainingLog.train
 
-    def log_and_interrupt(self: log.Log, step: int, *values: float) -> None:
+    def log_and_interrupt(self: log.TrainingLog, step: int, *values: float) -> None:
         log_step(self, step, *values)
         signal.raise_signal(signal.SIGINT)
 
-    monkeypatch.setattr(log.Log, "train", log_and_interrupt)
+    monkeypatch.setattr(log.TrainingLog, "train", log_and_interrupt)
     with pytest.raises(KeyboardInterrupt):
         train(tmp_path / "run", display_every=1)
 

@@ -27,7 +27,7 @@ from imagenet_prep.core.errors import (
 from imagenet_prep.core.world import World
 from imagenet_prep.read import make_dataset
 from imagenet_prep.storage.folder import LocalStore
-from imagenet_prep.trainer import checkpoint, loop, recipe, torchvision
+from imagenet_prep.trainer import checkpoint, interface, loop, recipe
 from imagenet_prep.trainer.config import TrainConfig
 from imagenet_prep.trainer.interface import Interface
 from tests.kit import command
@@ -125,7 +125,7 @@ def test_a_checkpoint_with_a_malformed_interface_is_not_exported(
 
     train(tmp_path / "run", num_epochs=1.0, checkpoint_every=5)
     edited(tmp_path / "run", damage)
-    assert torchvision.last(tmp_path / "run").step == 5
+    assert interface.last(tmp_path / "run").step == 5
     assert "checkpoint-00000008.npz: set aside as" in capsys.readouterr().err
 
 
@@ -579,7 +579,7 @@ def test_a_missing_compiler_is_reported_before_data_is_read(
 ) -> None:
     monkeypatch.setenv("CXX", "no-such-compiler")
     config = TrainConfig(data_dir=str(tmp_path / "no"), framework="pytorch", jit=True)
-    monkeypatch.setattr(verb.installed, "lacking", lambda _: [])
+    monkeypatch.setattr(verb.imports, "lacking", lambda _: [])
     with pytest.raises(UsageError, match="there is no no-such-compiler"):
         verb.train(config)
 
@@ -614,12 +614,12 @@ def test_a_batch_that_does_not_fit_into_memory_is_reported(
     meminfo = tmp_path / "meminfo"
     meminfo.write_text("MemTotal:  20000000 kB\nMemAvailable:    7540000 kB\nSwapFree: 1 kB\n")
     monkeypatch.setattr(verb, "_MEMINFO", meminfo)
-    monkeypatch.setattr(verb.installed, "gpus", lambda: 0)
+    monkeypatch.setattr(verb.imports, "gpus", lambda: 0)
     config = recipe.settled(TrainConfig(**{"synthetic": True} | given))
     verb._check_memory(config, world)
     told = capsys.readouterr().err
     assert re.search(said, told) if said else told == ""
-    monkeypatch.setattr(verb.installed, "gpus_of", lambda _: 1)
+    monkeypatch.setattr(verb.imports, "gpus_of", lambda _: 1)
     verb._check_memory(config, world)
     assert capsys.readouterr().err == ""
 
@@ -631,9 +631,9 @@ def test_a_batch_that_does_not_fit_into_memory_is_reported(
 def test_a_framework_for_cpus_gets_no_images_on_a_gpu(
     framework: str, package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(verb.installed, "lacking", lambda _: [])
-    monkeypatch.setattr(verb.installed, "gpus", lambda: 1)
-    monkeypatch.setattr(verb.installed, "version", lambda *_: package)
+    monkeypatch.setattr(verb.imports, "lacking", lambda _: [])
+    monkeypatch.setattr(verb.imports, "gpus", lambda: 1)
+    monkeypatch.setattr(verb.imports, "version", lambda *_: package)
     options = {"data_dir": str(tmp_path / "no"), "framework": framework, "device": "gpu"}
     with pytest.raises(UsageError, match=f"--device gpu: {package.split()[0]}.* --device cpu"):
         verb.train(TrainConfig(**options))

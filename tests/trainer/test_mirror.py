@@ -14,7 +14,7 @@ import pytest
 from imagenet_prep.core.errors import IncompleteError, StoreError, UsageError
 from imagenet_prep.storage import bucket
 from imagenet_prep.storage.s3 import CHECK_BY_READING
-from imagenet_prep.trainer import checkpoint, mirror
+from imagenet_prep.trainer import checkpoint, saved
 from imagenet_prep.trainer.config import TrainConfig
 from tests.kit.command import wait_until
 from tests.kit.limits import Limits
@@ -124,7 +124,7 @@ def test_only_what_a_run_writes_is_mirrored_and_through_no_link(
     for place in links:
         (log / place).symlink_to(private / "id_rsa")
     (log / "model" / "variables").symlink_to(private)
-    copy = mirror.Mirror(prefix, log, log / "tensorboard", log / "model")
+    copy = saved.Mirror(prefix, log, log / "tensorboard", log / "model")
     copy.fetch()
     copy.flush()
 
@@ -141,7 +141,7 @@ def test_a_mirror_catches_up_while_training_goes_on(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     (tmp_path / "train.jsonl").write_text("{}\n")
-    copy = mirror.Mirror(prefix, tmp_path, tmp_path / "tensorboard", None)
+    copy = saved.Mirror(prefix, tmp_path, tmp_path / "tensorboard", None)
     copy.fetch()
     proxy.down = True
     copy.flush()
@@ -165,7 +165,7 @@ def test_a_file_larger_than_memory_is_sent_by_parts_and_only_as_long_as_it_was(
     log = tmp_path / "train.jsonl"
     log.write_bytes(b"0123456789abcdef" * (bucket.PART_BYTES // 4))
     whole = log.read_bytes()
-    copy = mirror.Mirror(prefix, tmp_path, tmp_path / "tensorboard", None)
+    copy = saved.Mirror(prefix, tmp_path, tmp_path / "tensorboard", None)
     put = copy._store.put
 
     def put_while_it_grows(*arguments: Any) -> None:
@@ -246,13 +246,13 @@ def test_a_mirror_that_went_further_is_never_overwritten(
 def test_a_bug_in_the_background_is_no_mirror_that_has_all(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(_: mirror.Mirror) -> None:
+    def fail(_: saved.Mirror) -> None:
         raise KeyError("nobody foresaw this")
 
     (tmp_path / "train.jsonl").write_bytes(b"{}")
-    copy = mirror.Mirror("s3://bucket/run", tmp_path, tmp_path / "tensorboard", None)
+    copy = saved.Mirror("s3://bucket/run", tmp_path, tmp_path / "tensorboard", None)
     assert copy.close()
-    monkeypatch.setattr(mirror.Mirror, "_upload", fail)
+    monkeypatch.setattr(saved.Mirror, "_upload", fail)
     copy.flush()
     copy._thread.join()
 

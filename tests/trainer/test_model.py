@@ -28,9 +28,9 @@ SHORT = ("resnet18", "resnet50", "resnet50-v1")
 
 
 def build(name: str, size: int, classes: int) -> Any:
-    from imagenet_prep.trainer import model
+    from imagenet_prep.trainer import tensorflow_learner
 
-    return model.build(name, size, classes)
+    return tensorflow_learner.build(name, size, classes)
 
 
 def layers(network: Any, kind: str) -> list[Any]:
@@ -197,7 +197,7 @@ def test_small_nets_take_images_of_any_size(tf: Any, name: str, size: int) -> No
 
 
 def test_the_net_of_cifar_is_the_guides(tf: Any) -> None:
-    from imagenet_prep.trainer.model import dropout_seeds
+    from imagenet_prep.trainer.tensorflow_learner import dropout_seeds
 
     network = build("cifar", 32, 10)
 

@@ -16,7 +16,7 @@ ETA = 0.02
 
 
 def made(kind: str, variables: list[Any], *, nesterov: bool = False) -> Any:
-    from imagenet_prep.trainer.optimizer import Optimizer
+    from imagenet_prep.trainer.tensorflow_learner import Optimizer
 
     plan = SimpleNamespace(
         optimizer=kind,

@@ -15,9 +15,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from imagenet_prep.core.errors import ImagenetPrepError
-from imagenet_prep.hosts.hosts_file import Host
+from imagenet_prep.hosts.commands import Host
 from imagenet_prep.trainer import rendezvous
-from imagenet_prep.trainer.rendezvous import Place
+from imagenet_prep.trainer.rendezvous import RendezvousAddress
 from tests.kit.command import PATIENCE_S
 from tests.kit.limits import Limits
 from tests.kit.training import horovod
@@ -44,14 +44,14 @@ STRANGE = [
 
 
 @pytest.fixture
-def place(limits: Limits) -> Iterator[Place]:
+def place(limits: Limits) -> Iterator[RendezvousAddress]:
     """A meeting point that endures eight strangers and one for each of two ranks and hosts."""
     limits(strangers=8, rendezvous_poll_s=0.02)
-    with rendezvous.serving(HOSTS, Place("127.0.0.1", 0, TOKEN)) as found:
+    with rendezvous.serving(HOSTS, RendezvousAddress("127.0.0.1", 0, TOKEN)) as found:
         yield found
 
 
-def say(place: Place, words: bytes) -> bytes:
+def say(place: RendezvousAddress, words: bytes) -> bytes:
     """Returns the whole answer to some bytes."""
     with (
         socket.create_connection((place.address, place.port), timeout=PATIENCE_S) as stranger,
@@ -69,7 +69,7 @@ def say(place: Place, words: bytes) -> bytes:
 
 
 @contextlib.contextmanager
-def crowd(place: Place) -> Iterator[list[socket.socket]]:
+def crowd(place: RendezvousAddress) -> Iterator[list[socket.socket]]:
     """Speaks to the meeting point without an end, and holds many connections open."""
     ended = threading.Event()
 
@@ -94,7 +94,7 @@ def crowd(place: Place) -> Iterator[list[socket.socket]]:
             thread.join()
 
 
-def meet(place: Place) -> list[dict[str, str]]:
+def meet(place: RendezvousAddress) -> list[dict[str, str]]:
     """Lets all hosts tell each other who they are."""
     with ThreadPoolExecutor() as pool:
         told = [
@@ -112,7 +112,7 @@ def meet(place: Place) -> list[dict[str, str]]:
         return [each.result() for each in told]
 
 
-def test_hosts_meet_whatever_strangers_say(place: Place) -> None:
+def test_hosts_meet_whatever_strangers_say(place: RendezvousAddress) -> None:
     expected = {host.address: f"I am {host.address}" for host in HOSTS}
     with crowd(place) as held:
         assert meet(place) == [expected, expected]
@@ -124,7 +124,9 @@ def test_hosts_meet_whatever_strangers_say(place: Place) -> None:
 
 
 @pytest.mark.parametrize("words", STRANGE, ids=range(len(STRANGE)))
-def test_a_stranger_is_told_nothing_and_changes_nothing(place: Place, words: bytes) -> None:
+def test_a_stranger_is_told_nothing_and_changes_nothing(
+    place: RendezvousAddress, words: bytes
+) -> None:
     rendezvous.ask(place, "PUT", "facts/algo-1", "a secret")
 
     assert say(place, words) in (b"", b"HTTP/1.0 403 Forbidden\r\nContent-Length: 0\r\n\r\n") or (
@@ -134,7 +136,7 @@ def test_a_stranger_is_told_nothing_and_changes_nothing(place: Place, words: byt
     assert rendezvous.ask(place, "GET", "facts/algo-2") is None
 
 
-def test_a_host_of_another_job_is_told_so(place: Place) -> None:
+def test_a_host_of_another_job_is_told_so(place: RendezvousAddress) -> None:
     with pytest.raises(ImagenetPrepError, match="refuses this host's token") as caught:
         rendezvous.exchange(
             "facts", "-", HOSTS, "algo-1", place._replace(token=WRONG), limit_s=PATIENCE_S
@@ -145,13 +147,13 @@ def test_a_host_of_another_job_is_told_so(place: Place) -> None:
 
 
 @pytest.mark.parametrize("length", ["", "-1", "x", "1" * 5000, str((1 << 20) + 1)])
-def test_what_a_job_may_leave_is_bounded_in_size(place: Place, length: str) -> None:
+def test_what_a_job_may_leave_is_bounded_in_size(place: RendezvousAddress, length: str) -> None:
     line = f"PUT /{TOKEN}:1/facts/algo-1 HTTP/1.0\r\nContent-Length: {length}\r\n\r\n-"
 
     assert say(place, line.encode()).startswith(b"HTTP/1.0 413 ")
 
 
-def test_what_a_job_may_leave_is_bounded_in_number(place: Place) -> None:
+def test_what_a_job_may_leave_is_bounded_in_number(place: RendezvousAddress) -> None:
     kept = [rendezvous.ask(place, "PUT", f"facts/{number}", "-") for number in range(80)]
 
     # Two ranks and two hosts, sixteen values each.
@@ -159,7 +161,7 @@ def test_what_a_job_may_leave_is_bounded_in_number(place: Place) -> None:
     assert rendezvous.ask(place, "PUT", "facts/0", "anew") is not None
 
 
-def test_a_value_that_was_cut_is_not_kept(place: Place) -> None:
+def test_a_value_that_was_cut_is_not_kept(place: RendezvousAddress) -> None:
     say(place, f"PUT /{TOKEN}:1/facts/algo-1 HTTP/1.0\r\nContent-Length: 9\r\n\r\nabc".encode())
 
     assert rendezvous.ask(place, "GET", "facts/algo-1") is None
@@ -170,7 +172,7 @@ def test_a_value_that_was_cut_is_not_kept(place: Place) -> None:
 @pytest.mark.tf
 @pytest.mark.horovod
 @pytest.mark.usefixtures("tf", "horovod")
-def test_real_ranks_meet_by_the_token_whatever_strangers_say(place: Place) -> None:
+def test_real_ranks_meet_by_the_token_whatever_strangers_say(place: RendezvousAddress) -> None:
     program = """\
 import tensorflow as tf
 import horovod.tensorflow as hvd

@@ -6,8 +6,8 @@ import math
 import struct
 from pathlib import Path
 
-from imagenet_prep.dataset.tfrecord import read_records
-from imagenet_prep.trainer.scalars import EVENTS, Scalars
+from imagenet_prep.dataset.record_files import read_records
+from imagenet_prep.trainer.log import EVENTS, Scalars
 
 
 def test_each_write_is_a_record_that_is_in_the_file_at_once(tmp_path: Path) -> None:

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from imagenet_prep.trainer import recipe
-from imagenet_prep.trainer.config import TrainConfig
-from imagenet_prep.trainer.schedule import KINDS, Plateau, Schedule
+from imagenet_prep.trainer.config import KINDS, Plateau, Schedule, TrainConfig
 from tests.kit.limits import Limits
 
 IMAGENET = 1_281_167

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from imagenet_prep.core.errors import UsageError
-from imagenet_prep.trainer import checkpoint, torchvision
+from imagenet_prep.trainer import checkpoint, interface
 from imagenet_prep.trainer.config import TrainConfig
 from imagenet_prep.trainer.interface import Interface
 from imagenet_prep.trainer.saved import Saved
@@ -92,7 +92,7 @@ def test_all_layers_of_a_network_have_the_names_of_torchvision(tf: Any, tmp_path
         network = built(name)
         variables = (*network.trainable_variables, *network.non_trainable_weights)
         arrays = {each.path: each.numpy() for each in variables}
-        found = torchvision.tensors({"model": name}, arrays)
+        found = interface.tensors({"model": name}, arrays)
         assert len(found) == tensors_of_it
         trained = [v.size for k, v in found.items() if "running" not in k and "num_b" not in k]
         assert sum(trained) == weights
@@ -153,7 +153,7 @@ def test_a_run_exports_over_its_own_weights_and_over_no_other_file(tmp_path: Pat
     file = tmp_path / "tiny.safetensors"
     config = {"framework": "pytorch", "synthetic": True, "log_dir": str(tmp_path / "run")}
     run = Saved(TrainConfig(**config, export=str(file), model="tiny"), INTERFACE)
-    torchvision.write(file, {"a": np.zeros(1, np.float32)}, {})
+    interface.write(file, {"a": np.zeros(1, np.float32)}, {})
     run.refuse_another_run(lambda _: None)  # type: ignore[arg-type,return-value]
     file.write_text("mine")
     with pytest.raises(UsageError, match="is not a file of safetensors, so it is not replaced"):

@@ -59,7 +59,7 @@ def trained(tf: Any, shades: Path, tmp_path_factory: pytest.TempPathFactory) -> 
 
     run = tmp_path_factory.mktemp("trained") / "run"
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(io.StringIO()) as out:
-        patch.setattr("imagenet_prep.trainer.model.build", network)
+        patch.setattr("imagenet_prep.trainer.tensorflow_learner.build", network)
         verb(TrainConfig(**flags(shades, run, **SETTINGS)))
     (run / "printed").write_text(out.getvalue())
     return run

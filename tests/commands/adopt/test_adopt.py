@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from imagenet_prep.dataset import example, naming, schema, tfrecord
+from imagenet_prep.dataset import example, record_files, schema
 from imagenet_prep.preparation import adoption
 from imagenet_prep.sources.labels import official_classes
 from imagenet_prep.storage.folder import LocalStore
@@ -106,7 +106,7 @@ def test_a_set_becomes_a_data_set_where_it_lies(
     assert proven.code == 0, proven
     made = contents(source.root)
     assert {name: made[name] for name in NAMES} == before
-    beside = {each for name in NAMES for each in naming.beside(name)}
+    beside = {each for name in NAMES for each in schema.beside(name)}
     assert set(made) == {*NAMES, *beside} | SMALL_FILES
     folders = sorted(path.name for path in source.root.iterdir() if path.is_dir())
     assert folders == [".work", "index", "samples"]
@@ -119,8 +119,8 @@ def test_a_set_becomes_a_data_set_where_it_lies(
         lines = [tuple(map(int, line.split())) for line in index.splitlines()]
         stream = io.BytesIO(made[name])
         assert lines == [
-            (r.offset, len(r.payload) + tfrecord.FRAMING_BYTES)
-            for r in tfrecord.read_records(stream, name)
+            (r.offset, len(r.payload) + record_files.FRAMING_BYTES)
+            for r in record_files.read_records(stream, name)
         ]
 
 
@@ -158,7 +158,7 @@ def test_rewritten_records_are_the_truth_and_images_untouched(
 
 def whole_records(path: Path) -> list[example.ImageExample]:
     with path.open("rb") as stream:
-        return [example.decode(r.payload) for r in tfrecord.read_records(stream, path.name)]
+        return [example.decode(r.payload) for r in record_files.read_records(stream, path.name)]
 
 
 def test_linked_shards_take_no_space_and_leave_the_set_alone(
@@ -227,7 +227,7 @@ def test_all_damage_is_named_and_nothing_is_changed(copy: Callable[[str], Foreig
     expected = []
     for name in ("train-00002-of-00006", "train-00005-of-00006"):
         with (source / name).open("rb") as stream:
-            places = [(r.number, r.offset) for r in tfrecord.read_records(stream, name)]
+            places = [(r.number, r.offset) for r in record_files.read_records(stream, name)]
         for number, offset in (places[3], places[7]):
             flip_bit(source / name, offset + 400)
             expected.append(f"{name}: record {number} at byte {offset:,}: data CRC")
@@ -523,8 +523,8 @@ def test_links_that_a_killed_run_has_left_do_not_change_the_shards(
     root = tmp_path / "in"
     out = tmp_path / "out"
     shutil.copytree(foreign_set("slim").root, root)
-    shards = [path for path in root.rglob("*") if naming.looks_like_shard(path.name)]
-    temporary = out / naming.WORK / "temporary"
+    shards = [path for path in root.rglob("*") if schema.looks_like_shard(path.name)]
+    temporary = out / schema.WORK / "temporary"
     temporary.mkdir(parents=True)
     for number, path in enumerate(shards):
         (temporary / str(number)).hardlink_to(path)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from imagenet_prep.adopt import Config, adopt
+from imagenet_prep.adopt import AdoptConfig, adopt
 from imagenet_prep.core.errors import DataDamagedError, StoreError
 from imagenet_prep.sources import shard_files
 from tests.kit.dataset import everything
@@ -65,7 +65,7 @@ def test_moves_that_adopt_would_not_make_are_refused(root: Path, renames: Any, n
     before = everything(root.parent)
 
     with pytest.raises(DataDamagedError, match=rf"{name}: .*nothing was changed.*its \.work"):
-        adopt(Config(str(root), allow_subset=True, json=True))
+        adopt(AdoptConfig(str(root), allow_subset=True, json=True))
     assert everything(root.parent) == before
 
 
@@ -78,14 +78,14 @@ def test_notes_that_adopt_does_not_write_are_refused(root: Path, begun: Any) -> 
     plant(root, begun)
 
     with pytest.raises(DataDamagedError, match=r"adopt\.json: "):
-        adopt(Config(str(root), allow_subset=True, json=True))
+        adopt(AdoptConfig(str(root), allow_subset=True, json=True))
 
 
 def test_a_move_to_a_shard_that_the_notes_do_not_name_is_refused(root: Path) -> None:
     plant(root, {"renames": [["train-00001-of-00001", SHARD]], "shards": []})
 
     with pytest.raises(DataDamagedError, match="adopt would never rename"):
-        adopt(Config(str(root), allow_subset=True, json=True))
+        adopt(AdoptConfig(str(root), allow_subset=True, json=True))
     assert (root / "train-00001-of-00001").exists()
 
 
@@ -98,7 +98,7 @@ def test_shards_behind_a_planted_link_are_not_moved(root: Path, tmp_path: Path) 
     plant(root, {"renames": [["train/train-00001-of-00001", SHARD]], "shards": FAR})
 
     with pytest.raises(StoreError, match="is a link or of the wrong kind"):
-        adopt(Config(str(root), allow_subset=True, json=True))
+        adopt(AdoptConfig(str(root), allow_subset=True, json=True))
     assert (tmp_path / "other" / "train-00001-of-00001").read_bytes() == b"ours"
     assert sorted(path.name for path in root.iterdir()) == [".work", "authorized_keys", "train"]
 

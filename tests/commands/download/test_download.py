@@ -110,8 +110,10 @@ def test_json_is_one_document_for_machines(tmp_path: Path) -> None:
     ],
 )
 def test_each_set_has_an_address_of_its_own(what: str, address: str) -> None:
-    assert download.Config(into="x", what=(what,)).address == address
-    assert download.Config(into="x", what=(what,), base_url="s3://b/c").address == "s3://b/c"
+    assert download.DownloadConfig(into="x", what=(what,)).address == address
+    assert (
+        download.DownloadConfig(into="x", what=(what,), base_url="s3://b/c").address == "s3://b/c"
+    )
 
 
 def test_the_list_of_real_is_proven_and_another_one_is_refused(

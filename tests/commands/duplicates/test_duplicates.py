@@ -18,9 +18,8 @@ import pytest
 from PIL import Image, ImageOps
 
 from imagenet_prep import duplicates
-from imagenet_prep.dataset import manifest, naming
-from imagenet_prep.matching import hashes, proof
-from imagenet_prep.preparation import pictures
+from imagenet_prep.dataset import manifest, schema
+from imagenet_prep.matching import pictures, search
 from imagenet_prep.storage.bucket import BucketStore
 from tests.kit import command
 from tests.kit.codec import corpus
@@ -192,9 +191,9 @@ def test_without_jinja2_no_page_is_promised(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    for module in ("reporting.duplicates", "reporting.render"):
+    for module in ("reporting.render",):
         monkeypatch.delitem(sys.modules, f"imagenet_prep.{module}", raising=False)
-    monkeypatch.delattr("imagenet_prep.reporting.duplicates", raising=False)
+    monkeypatch.delattr("imagenet_prep.reporting.render", raising=False)
     monkeypatch.setitem(sys.modules, "jinja2", None)
 
     assert duplicates.run([str(prepared), "--out", str(tmp_path)]) == 0
@@ -446,7 +445,7 @@ def test_a_second_run_hashes_only_what_is_new(copied: Path, tmp_path: Path) -> N
     assert command.run("duplicates", copied, "--out", tmp_path / "one").code == 0
     kept = sorted((copied / pictures.FOLDER).glob("*.rows"))
     assert len(kept) == 6
-    assert sum(path.stat().st_size for path in kept) == 16 * hashes.ROW.itemsize
+    assert sum(path.stat().st_size for path in kept) == 16 * search.ROW.itemsize
     before = {path: path.stat().st_mtime_ns for path in kept}
     kept[0].unlink()
 
@@ -508,7 +507,7 @@ def test_look_alikes_cost_each_a_bounded_number_of_proofs(
     limits: Limits,
 ) -> None:
     proofs = []
-    monkeypatch.setattr(proof, "proven", lambda *each: proofs.append(each))
+    monkeypatch.setattr(search, "proven", lambda *each: proofs.append(each))
     limits(proof_budget=3, proof_cost=1, proofs_at_once=4)
     words = ["--source", str(look_alikes(tmp_path / "source", 40)), "--splits", "train", "--json"]
 
@@ -539,8 +538,8 @@ def test_all_copies_of_one_picture_are_found_however_many(
     limits: Limits,
 ) -> None:
     proofs = []
-    proven = proof.proven
-    monkeypatch.setattr(proof, "proven", lambda *each: proofs.append(each) or proven(*each))
+    proven = search.proven
+    monkeypatch.setattr(search, "proven", lambda *each: proofs.append(each) or proven(*each))
     limits(proof_budget=1, proof_cost=1, proofs_at_once=16)
     picture = Image.open(io.BytesIO(corpus.photographs(1)[0])).convert("RGB")
     for number in range(60):
@@ -579,7 +578,7 @@ def test_a_damaged_record_is_named_and_the_others_are_judged(
 
 
 def test_a_set_without_tables_names_adopt(copied: Path, tmp_path: Path) -> None:
-    path = copied / naming.MANIFEST
+    path = copied / schema.MANIFEST
     whole = manifest.loads(path.read_bytes(), "it")
     splits = {
         name: replace(
@@ -600,8 +599,8 @@ def test_a_set_without_tables_names_adopt(copied: Path, tmp_path: Path) -> None:
 def test_hashes_of_a_set_that_may_not_be_written_lie_beside_the_result(
     copied: Path, tmp_path: Path
 ) -> None:
-    shutil.rmtree(copied / naming.WORK)
-    (copied / naming.WORK).symlink_to(tmp_path)  # whoever wrote the set: nothing is written there
+    shutil.rmtree(copied / schema.WORK)
+    (copied / schema.WORK).symlink_to(tmp_path)  # whoever wrote the set: nothing is written there
 
     result = command.run("duplicates", copied, "--out", tmp_path / "out")
 
@@ -615,7 +614,7 @@ def test_a_set_in_a_bucket_has_the_same_pairs(
 ) -> None:
     bucket = BucketStore(prefix)
     for path in prepared.rglob("*"):
-        if path.is_file() and naming.WORK not in path.parts:
+        if path.is_file() and schema.WORK not in path.parts:
             bucket.write(str(path.relative_to(prepared)), path.read_bytes())
     assert command.run("duplicates", prepared, "--out", tmp_path / "folder").code == 0
 

@@ -13,8 +13,8 @@ import pytest
 
 from imagenet_prep import export
 from imagenet_prep.core.errors import DataDamagedError, UsageError
-from imagenet_prep.dataset import recordio, tfrecord
-from imagenet_prep.exporting import files as exported_files
+from imagenet_prep.dataset import record_files
+from imagenet_prep.exporting import examples as exported_files
 from imagenet_prep.pipelines import prepare
 from imagenet_prep.read.records import Records
 from imagenet_prep.sources.labels import official_classes, published_labels
@@ -42,7 +42,7 @@ def test_every_example_is_there_with_its_label_and_its_place(
     for number in range(len(records)):
         image = records.read(number)
         label = image.stored_label - 1
-        framed.append(recordio.frame(number, label, image.encoded))
+        framed.append(record_files.frame(number, label, image.encoded))
         assert index[number] == f"{number}\t{offset}"
         assert names[number] == f"{number}\t{label}.000000\t{image.wnid}/{image.filename}"
         offset += len(framed[-1])
@@ -99,7 +99,7 @@ def test_an_image_that_is_not_the_one_of_its_table_is_refused(
     shutil.copytree(prepared, data)
     shard = data / "train-00000-of-00003"
     with shard.open("rb") as stream:
-        found = list(tfrecord.read_records(stream, shard.name))
+        found = list(record_files.read_records(stream, shard.name))
     last = bytearray(found[-1].payload)
     at = last.rindex(b"\xff\xd9")
     last[at - 5] ^= 1

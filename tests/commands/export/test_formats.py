@@ -20,10 +20,9 @@ from PIL import Image
 
 from imagenet_prep import adopt, export
 from imagenet_prep.core.errors import UsageError
-from imagenet_prep.dataset import naming
+from imagenet_prep.dataset import schema
 from imagenet_prep.dataset.example import ImageExample
-from imagenet_prep.exporting.folder import FOLDERS, Folder
-from imagenet_prep.exporting.webdataset import sample_key
+from imagenet_prep.exporting.formats import FOLDERS, ImageFolderFormat, sample_key
 from imagenet_prep.pipelines import prepare
 from imagenet_prep.sources.labels import official_classes
 from tests.commands.export.conftest import roots, truth
@@ -142,8 +141,8 @@ def test_labels_txt_names_each_class_as_dinov2_reads_it(
     [("", "n00000001,n00000001"), ('6" nail, spike', 'n00000001,"6"" nail"')],
 )
 def test_a_class_has_one_name_in_labels_txt(words: str, line: str) -> None:
-    made = Folder(("n00000001",), f"n00000001 {words}\n").beside({})
-    assert made[naming.LABELS] == f"{line}\n".encode()
+    made = ImageFolderFormat(("n00000001",), f"n00000001 {words}\n").beside({})
+    assert made[schema.LABELS] == f"{line}\n".encode()
 
 
 def test_a_class_without_images_is_refused_with_what_would_come_of_it(

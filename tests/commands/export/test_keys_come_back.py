@@ -334,7 +334,7 @@ def test_adopt_keeps_what_a_dataset_carries(tmp_path: Path) -> None:
     for number, how in enumerate(([], ["--rewrite"])):
         out = tmp_path / f"adopted-{number}"
         summary, refusal = adopt.adopt(
-            adopt.Config(str(tmp_path / "set"), str(out), rewrite=bool(how), allow_subset=True)
+            adopt.AdoptConfig(str(tmp_path / "set"), str(out), rewrite=bool(how), allow_subset=True)
         )
         assert refusal is None
         assert any("history: 1 amendment of the input" in each for each in summary["findings"])

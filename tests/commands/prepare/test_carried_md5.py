@@ -15,8 +15,8 @@ import pytest
 import imagenet_prep.pipelines.prepare
 from imagenet_prep import download
 from imagenet_prep.core.errors import SourceError
-from imagenet_prep.preparation.config import Config
-from imagenet_prep.preparation.job import Job
+from imagenet_prep.preparation.config import PrepareConfig
+from imagenet_prep.preparation.job import PrepareJob
 from imagenet_prep.storage.ledger import NOTES, verified_md5
 from tests.kit import command
 from tests.kit.dataset import SETTINGS, Reference, contents, receipts
@@ -127,14 +127,14 @@ def test_a_truncated_archive_is_found_although_its_md5_was_noted(
 
 
 def with_job(
-    monkeypatch: pytest.MonkeyPatch, change: Callable[[Job], Job]
+    monkeypatch: pytest.MonkeyPatch, change: Callable[[PrepareJob], PrepareJob]
 ) -> Callable[[Path, Path], object]:
     """Returns what prepares as the command does, after the job was changed."""
-    resolve = Job.of
-    monkeypatch.setattr(Job, "of", lambda config: change(resolve(config)))
+    resolve = PrepareJob.of
+    monkeypatch.setattr(PrepareJob, "of", lambda config: change(resolve(config)))
     more = {"train_shards": 8, "validation_shards": 3, "short_side": 64, "allow_subset": True}
     return lambda source, out: imagenet_prep.pipelines.prepare.prepare(
-        Config(str(source), str(out), json=True, **more)
+        PrepareConfig(str(source), str(out), json=True, **more)
     )
 
 
@@ -153,7 +153,7 @@ def test_a_carried_md5_is_compared_with_the_official_one(
 def test_an_archive_that_is_touched_while_it_is_read_is_not_believed(
     reference: Reference, downloaded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def touching(job: Job) -> Job:
+    def touching(job: PrepareJob) -> PrepareJob:
         if not out.exists():
             touch(downloaded / TRAIN)
         return job

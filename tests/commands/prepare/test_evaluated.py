@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from imagenet_prep.evaluation import score
-from imagenet_prep.evaluation.evaluated_set import EvaluatedSet
+from imagenet_prep.evaluation.sheet import EvaluatedSet
 from imagenet_prep.pipelines import prepare
 from tests.kit import evaluation_sets
 from tests.kit.evaluation_sets import Made

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from imagenet_prep import report
-from imagenet_prep.core import canonical
+from imagenet_prep.core import strict_json
 from tests.kit import command, layouts
 from tests.kit.dataset import contents, split_records, stamps
 from tests.kit.photographs import photograph
@@ -103,15 +103,15 @@ def test_a_set_whose_holdout_had_no_regard_to_classes_is_left_alone(
     out = shutil.copytree(held, tmp_path / "out")
     content = manifest(out)
     content["config"]["holdout"] = 20
-    content["config_digest"] = canonical.digest(content["config"])
-    content["digest"] = canonical.digest({k: v for k, v in content.items() if k != "digest"})
+    content["config_digest"] = strict_json.digest(content["config"])
+    content["digest"] = strict_json.digest({k: v for k, v in content.items() if k != "digest"})
     if finished:
         (out / "dataset.json").write_text(json.dumps(content, indent=1, sort_keys=True) + "\n")
         assert command.run("verify", out).code == 0
     else:
         (out / "dataset.json").unlink()
         begun = {"config": content["config"], "libraries": content["producer"]["libraries"]}
-        (out / ".work/run.json").write_bytes(canonical.dumps(begun))
+        (out / ".work/run.json").write_bytes(strict_json.dumps(begun))
     before = stamps(out)
     refused = prepare(cifar, out, "--holdout", "20", "--train-shards", "3")
     assert refused.code == 2, refused

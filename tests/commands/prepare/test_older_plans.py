@@ -11,9 +11,9 @@ import pytest
 
 from imagenet_prep import verify
 from imagenet_prep.core.errors import UsageError
-from imagenet_prep.dataset import naming, schema
+from imagenet_prep.dataset import schema
 from imagenet_prep.pipelines.prepare import prepare
-from imagenet_prep.preparation.config import Config
+from imagenet_prep.preparation.config import PrepareConfig
 from imagenet_prep.storage.dataset_store import shard_files
 from imagenet_prep.storage.folder import LocalStore
 from imagenet_prep.storage.store import open_store
@@ -49,18 +49,18 @@ def shrink(root: Path, keep: int) -> None:
 
 def run(source: Path, out: Path | str, *beam: str, **flags: object) -> dict[str, object]:
     flags = {"splits": ("train",), "workers": 1, **flags}
-    config = Config(source=str(source), out=str(out), json=True, beam_args=beam, **flags)
+    config = PrepareConfig(source=str(source), out=str(out), json=True, beam_args=beam, **flags)
     return prepare(config)
 
 
 def kill(out: Path, *lost: str) -> None:
     """Leaves a folder as a run leaves it that is killed before it writes these files."""
-    for name in (naming.MANIFEST, *lost):
+    for name in (schema.MANIFEST, *lost):
         (out / name).unlink()
 
 
 def is_sound(out: Path | str) -> bool:
-    return verify.verify(verify.Config(dataset=str(out), json=True))["problems"] == []
+    return verify.verify(verify.VerifyConfig(dataset=str(out), json=True))["problems"] == []
 
 
 @pytest.mark.parametrize("num", [3, 4, 5, 9, 13])
@@ -192,13 +192,13 @@ def test_a_bucket_has_only_the_files_of_the_last_plan(tmp_path: Path, prefix: st
     images = source(tmp_path / "source", 8)
     store = open_store(prefix)
     run(images, prefix)
-    store.remove(naming.MANIFEST, "train-00000-of-00002")
+    store.remove(schema.MANIFEST, "train-00000-of-00002")
     shrink(images, 3)
     run(images, prefix)
     assert is_sound(prefix)
     assert all("of-00001" in name for name in shard_files(store))
 
-    store.remove(naming.MANIFEST)
+    store.remove(schema.MANIFEST)
     store.write("train-00003-of-00005", b"precious")
     with pytest.raises(UsageError, match="already contains train-00003-of-00005, which this run"):
         run(images, prefix)

@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 
 from imagenet_prep import preprocess_imagenet, resize
-from imagenet_prep.core import canonical
+from imagenet_prep.core import strict_json
 from imagenet_prep.core.errors import DataDamagedError, StoreError
-from imagenet_prep.dataset import naming
+from imagenet_prep.dataset import schema
 from imagenet_prep.pipelines.prepare import prepare
-from imagenet_prep.preparation.config import Config as Prepare
-from imagenet_prep.replicate import Config as Replicate
+from imagenet_prep.preparation.config import PrepareConfig as Prepare
+from imagenet_prep.replicate import ReplicateConfig as Replicate
 from imagenet_prep.replicate import replicate
 from imagenet_prep.storage.folder import LocalStore
-from imagenet_prep.verify import Config as Verify
+from imagenet_prep.verify import VerifyConfig as Verify
 from imagenet_prep.verify import verify
 from tests.kit import command
 from tests.kit.dataset import everything
@@ -47,11 +47,11 @@ def planted(home: Path) -> Path:
 
 def sign(root: Path, change: Callable[[dict[str, Any]], None]) -> None:
     """Changes a manifest and signs it, as whoever makes a set can."""
-    path = root / naming.MANIFEST
+    path = root / schema.MANIFEST
     content = json.loads(path.read_bytes())
     del content["digest"]
     change(content)
-    whole = {**content, "digest": canonical.digest(content)}
+    whole = {**content, "digest": strict_json.digest(content)}
     path.write_bytes(
         json.dumps(whole, indent=1, sort_keys=True, ensure_ascii=False).encode() + b"\n"
     )
@@ -110,7 +110,7 @@ def test_prepare_follows_no_link_in_a_planted_work_folder(
     mini: Miniature, home: Path, name: str
 ) -> None:
     out = home / "data" / "out"
-    link = out / naming.WORK / name
+    link = out / schema.WORK / name
     link.parent.mkdir(parents=True)
     link.symlink_to(home / (".ssh" if name in ("", "temporary", "plan") else ".bashrc"))
     before = unchanged(home, out)
@@ -123,7 +123,7 @@ def test_prepare_follows_no_link_in_a_planted_work_folder(
 def test_archives_are_not_downloaded_behind_a_link(mini: Miniature, home: Path) -> None:
     out = home / "data" / "out"
     out.mkdir()
-    (out / naming.WORK).symlink_to(home / ".ssh")
+    (out / schema.WORK).symlink_to(home / ".ssh")
     before = unchanged(home, out)
 
     with pytest.raises(StoreError, match="is a link or of the wrong kind"):
@@ -138,9 +138,9 @@ def test_notes_of_no_run_are_refused_in_a_sentence(
     mini: Miniature, home: Path, planted: Path, begun: bytes
 ) -> None:
     out = home / "data" / "out"
-    (out / naming.WORK).mkdir(parents=True)
-    (out / naming.WORK / "run.json").write_bytes(begun)
-    of_resize = resize.Config(str(planted), str(out), json=True)
+    (out / schema.WORK).mkdir(parents=True)
+    (out / schema.WORK / "run.json").write_bytes(begun)
+    of_resize = resize.ResizeConfig(str(planted), str(out), json=True)
 
     with pytest.raises(DataDamagedError, match=r"run\.json: .*remove its \.work"):
         prepare(Prepare(str(mini.root), str(out), workers=1, **SETTINGS))
@@ -149,20 +149,20 @@ def test_notes_of_no_run_are_refused_in_a_sentence(
 
 
 def test_a_planted_proof_is_replaced_and_not_written_through(home: Path, planted: Path) -> None:
-    (planted / naming.WORK).mkdir(exist_ok=True)
-    (planted / naming.VERIFIED).symlink_to(home / ".bashrc")
+    (planted / schema.WORK).mkdir(exist_ok=True)
+    (planted / schema.VERIFIED).symlink_to(home / ".bashrc")
     before = unchanged(home, planted)
     config = Verify(str(planted), level="manifest", if_changed=True, json=True)
 
     assert not verify(config)["problems"]
-    assert not (planted / naming.VERIFIED).is_symlink()
+    assert not (planted / schema.VERIFIED).is_symlink()
     assert verify(config)["unchanged_since"]
     assert unchanged(home, planted) == before
 
 
 def test_verify_keeps_no_proof_behind_a_link(home: Path, planted: Path) -> None:
-    LocalStore(planted).remove_tree(naming.WORK)
-    (planted / naming.WORK).symlink_to(home / ".ssh")
+    LocalStore(planted).remove_tree(schema.WORK)
+    (planted / schema.WORK).symlink_to(home / ".ssh")
     before = unchanged(home, planted)
     config = Verify(str(planted), level="manifest", if_changed=True, json=True)
 
@@ -172,8 +172,8 @@ def test_verify_keeps_no_proof_behind_a_link(home: Path, planted: Path) -> None:
 
 @pytest.mark.parametrize("name", ["", "replicas.jsonl"])
 def test_replicate_notes_nothing_behind_a_link(home: Path, planted: Path, name: str) -> None:
-    LocalStore(planted).remove_tree(naming.WORK)
-    link = planted / naming.WORK / name
+    LocalStore(planted).remove_tree(schema.WORK)
+    link = planted / schema.WORK / name
     link.parent.mkdir(exist_ok=True)
     link.symlink_to(home / (".bashrc" if name else ".ssh"))
     before = unchanged(home, home / "data")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from imagenet_prep.core import canonical
+from imagenet_prep.core import strict_json
 from tests.kit import command
 from tests.kit.dataset import SETTINGS, Reference, contents
 from tests.kit.http_server import SeededFaults, Server, serve
@@ -98,11 +98,11 @@ def test_after_a_forged_list_rehash_finishes_the_same_set(
     with serve(archives(reference.source)) as server:
         assert prepare(server, tmp_path / "first").code == 0
         for path in (tmp_path / "imagenet-prep-lists").rglob("*.json"):
-            content = canonical.loads(path.read_bytes())
+            content = strict_json.loads(path.read_bytes())
             names = [name for name, _, _ in content["files"]]
             for file, name in zip(content["files"], names[1:] + names[:1], strict=True):
                 file[0] = name
-            path.write_bytes(canonical.dumps(content))
+            path.write_bytes(strict_json.dumps(content))
         forged = prepare(server, tmp_path / "second")
         mended = prepare(server, tmp_path / "second", "--rehash")
 

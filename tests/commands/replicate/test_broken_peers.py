@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from imagenet_prep.distribute.hosts import result_of
-from imagenet_prep.hosts.process import Ending
+from imagenet_prep.hosts.commands import Ending
 from tests.kit.fake_hosts import Hosts
 from tests.kit.hostile import peers
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from imagenet_prep.dataset import column, naming
-from imagenet_prep.dataset.placement import Placement
+from imagenet_prep.dataset import column, schema
+from imagenet_prep.dataset.column import Placement
 from imagenet_prep.storage.dataset_store import open_dataset
 from tests.kit import command, faults
 from tests.kit.columns import make_column
@@ -36,7 +36,7 @@ def replicate(*arguments: str | Path) -> command.Finished:
 
 
 def columns_in(there: dict[str, bytes]) -> dict[str, bytes]:
-    return {name: data for name, data in there.items() if name.startswith(naming.COLUMNS)}
+    return {name: data for name, data in there.items() if name.startswith(schema.COLUMNS)}
 
 
 def test_all_columns_come_along(dataset: Path, tmp_path: Path) -> None:
@@ -212,7 +212,7 @@ def test_a_part_has_the_files_of_its_shards(dataset: Path, tmp_path: Path) -> No
         name: contents(dataset)[name] for name in sorted(expected)
     }
     assert replicate(dataset, "--to", part, *flags, "--check").code == 0
-    assert (part / naming.PLACEMENT).exists()
+    assert (part / schema.PLACEMENT).exists()
 
 
 @pytest.mark.slow

@@ -11,9 +11,9 @@ import pytest
 
 from imagenet_prep import replicate as verb
 from imagenet_prep.core.errors import IncompleteError
-from imagenet_prep.dataset import naming
-from imagenet_prep.dataset.manifest import File
-from imagenet_prep.distribute.source import Original
+from imagenet_prep.dataset import schema
+from imagenet_prep.dataset.manifest import DatasetFile
+from imagenet_prep.distribute.send import Original
 from imagenet_prep.reporting import facts
 from imagenet_prep.storage.dataset_store import open_dataset
 from imagenet_prep.storage.folder import LocalStore
@@ -86,7 +86,7 @@ def test_a_repair_that_dies_leaves_no_manifest_over_what_is_damaged(
     mending: set[int] = set()
     while contents(copy) != sound:
         shutil.rmtree(copy)
-        LocalStore(copy).make_folder(naming.INDEX)
+        LocalStore(copy).make_folder(schema.INDEX)
         for name, data in damaged.items():
             (copy / name).write_bytes(data)
         left = command.run(
@@ -182,9 +182,9 @@ def test_a_dataset_that_is_replaced_while_it_is_replicated_gets_no_manifest(
     make_dataset(tmp_path / "other", seed=1)
     chunks = Original.chunks
 
-    def replacing(source: Original, file: File) -> Iterator[bytes]:
+    def replacing(source: Original, file: DatasetFile) -> Iterator[bytes]:
         yield from chunks(source, file)
-        shutil.copy(tmp_path / "other" / naming.MANIFEST, dataset / naming.MANIFEST)
+        shutil.copy(tmp_path / "other" / schema.MANIFEST, dataset / schema.MANIFEST)
 
     monkeypatch.setattr(Original, "chunks", replacing)
     with pytest.raises(
@@ -192,7 +192,7 @@ def test_a_dataset_that_is_replaced_while_it_is_replicated_gets_no_manifest(
     ):
         verb.run([str(dataset), "--to", str(tmp_path / "copy")])
     assert (tmp_path / "copy" / SHARD).exists()
-    assert not (tmp_path / "copy" / naming.MANIFEST).exists()
+    assert not (tmp_path / "copy" / schema.MANIFEST).exists()
 
 
 @pytest.mark.parametrize(

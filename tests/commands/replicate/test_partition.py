@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from imagenet_prep.dataset import naming
-from imagenet_prep.dataset.placement import Placement
+from imagenet_prep.dataset import schema
+from imagenet_prep.dataset.column import Placement
 from imagenet_prep.storage.dataset_store import open_dataset
 from tests.kit import command, faults
 from tests.kit.dataset import contents, shard_names
@@ -22,9 +22,9 @@ PARTITION = ("--mode", "partition")
 def part(dataset: Path, placement: Placement) -> dict[str, bytes]:
     """Returns every byte that a host with a part must hold."""
     manifest = open_dataset(str(dataset)).manifest
-    names = {naming.MANIFEST, *(file.name for file in placement.files(manifest))}
+    names = {schema.MANIFEST, *(file.name for file in placement.files(manifest))}
     expected = {name: data for name, data in contents(dataset).items() if name in names}
-    return {**expected, naming.PLACEMENT: placement.dumps(manifest.digest)}
+    return {**expected, schema.PLACEMENT: placement.dumps(manifest.digest)}
 
 
 def assert_parts(hosts: Hosts, dataset: Path, copies: int, *but: str) -> None:
@@ -60,7 +60,7 @@ def test_every_host_gets_its_own_part_and_damage_of_it_is_mended(
     replica = hosts.replica("10.0.0.2")
     (name, *_) = sorted(shard_names(contents(replica)))
     faults.rot(replica, name, 100)
-    (hosts.replica("node-3") / naming.PLACEMENT).unlink()
+    (hosts.replica("node-3") / schema.PLACEMENT).unlink()
     checked = hosts.run(dataset, *flags, "--check")
     assert checked.code == 3
     assert f"10.0.0.2:~/set: {name}: sha256 " in checked.out

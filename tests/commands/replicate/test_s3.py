@@ -140,7 +140,9 @@ def test_many_faults_leave_every_object_exact(
             back = str(tmp_path / f"back-{number}")
             for dataset, to in ((str(tmp_path / "set"), there), (there, back)):
                 replicate_module.replicate(
-                    replicate_module.Config(dataset, to, connections=16, retries=50, json=True)
+                    replicate_module.ReplicateConfig(
+                        dataset, to, connections=16, retries=50, json=True
+                    )
                 )
             assert contents(Path(back)) == reference
     print(f"{proxy.done} in {number} rounds")

@@ -10,9 +10,9 @@ from typing import NamedTuple
 import pytest
 
 from imagenet_prep import report as report_verb
-from imagenet_prep.bench_train import FIGURES, Measured, Run, figures
-from imagenet_prep.core import canonical
-from imagenet_prep.dataset import naming
+from imagenet_prep.bench_train import FIGURES, RankRuns, TimedRun, figures
+from imagenet_prep.core import strict_json
+from imagenet_prep.dataset import schema
 from tests.kit import command
 from tests.kit.command import REPOSITORY
 from tests.kit.shared import made_once
@@ -54,9 +54,9 @@ def small(shared_cache: Path) -> Demo:
 @pytest.fixture(scope="session")
 def training(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Figures as `bench-train` leaves them, of 1 and of 8 ranks."""
-    measured = [Measured(ranks, Run(90.0 * ranks, 9.0), None) for ranks in (1, 8)]
+    measured = [RankRuns(ranks, TimedRun(90.0 * ranks, 9.0), None) for ranks in (1, 8)]
     path = tmp_path_factory.mktemp("training") / FIGURES
-    path.write_bytes(canonical.dumps({"rows": figures(measured, [8], 24.5)}))
+    path.write_bytes(strict_json.dumps({"rows": figures(measured, [8], 24.5)}))
     return path
 
 
@@ -69,7 +69,7 @@ def copy(small: Demo, tmp_path: Path) -> Path:
 @pytest.fixture
 def sourceless(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Nothing is compared with a source that the test does not name: most of a page's work."""
-    monkeypatch.setenv(naming.CACHE, str(tmp_path / "of-another-user"))
+    monkeypatch.setenv(schema.CACHE, str(tmp_path / "of-another-user"))
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
 from imagenet_prep import report
-from imagenet_prep.dataset import naming
+from imagenet_prep.dataset import schema
 from imagenet_prep.dataset.member import Incident
 from imagenet_prep.reporting import facts, sample
 from imagenet_prep.storage.dataset_store import open_dataset
@@ -73,7 +73,7 @@ def damaged(small: Demo, shared_cache: Path) -> Path:
         (folder / "set" / "labels.txt").unlink()
         with pytest.MonkeyPatch.context() as patch:
             without_plots(patch)
-            patch.setenv(naming.CACHE, str(folder / "of-another-user"))
+            patch.setenv(schema.CACHE, str(folder / "of-another-user"))
             assert report.run([str(folder / "set"), "--out", str(folder / REPORT)]) == 0
 
     return made_once(shared_cache / "damaged-page", make) / REPORT
@@ -235,7 +235,7 @@ def test_no_text_of_a_data_set_becomes_markup(
         for tile in sample.draw(known, 0)[:3]
     ]
     known.classes = [(EVIL, EVIL) for _ in known.classes]
-    known.replicas = [facts.Replica(EVIL, EVIL, EVIL)]
+    known.replicas = [facts.ReplicaNote(EVIL, EVIL, EVIL)]
     line = Incident(EVIL, EVIL, 1, 1, 0, EVIL, EVIL, EVIL)
     incident = sample.ShownIncident(line, EVIL, EVIL, None)
     path = tmp_path / "evil.html"

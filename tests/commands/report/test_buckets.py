@@ -10,11 +10,11 @@ import pytest
 from imagenet_prep import report
 from imagenet_prep.codec.policy import Policy
 from imagenet_prep.core.errors import IncompleteError, StoreError, UsageError
-from imagenet_prep.dataset import naming
+from imagenet_prep.dataset import schema
 from imagenet_prep.engine import Workers
 from imagenet_prep.preparation import rewrite
 from imagenet_prep.reporting import facts, sample
-from imagenet_prep.reporting.facts import Facts
+from imagenet_prep.reporting.facts import DatasetFacts
 from imagenet_prep.sources import shard_files
 from imagenet_prep.storage.bucket import BucketStore
 from imagenet_prep.storage.dataset_store import open_dataset
@@ -33,7 +33,7 @@ def both(prefix: str, tmp_path: Path) -> tuple[LocalStore, BucketStore]:
     pictures = [picture(number, scene(number)) for number in range(8)]
     write_set(tmp_path / "in", {"train": [pictures[:3], pictures[3:]]}, num_classes=8)
     found = shard_files.find(LocalStore(tmp_path / "in"))
-    job = rewrite.Job(found, ("train",), Policy(32, 85), Workers(1, "threads"), quiet=True)
+    job = rewrite.ResizeJob(found, ("train",), Policy(32, 85), Workers(1, "threads"), quiet=True)
     rewrite.run(job, LocalStore(tmp_path / "out"))
     bucket = BucketStore(prefix)
     for path in tmp_path.rglob("*"):
@@ -42,7 +42,7 @@ def both(prefix: str, tmp_path: Path) -> tuple[LocalStore, BucketStore]:
     return LocalStore(tmp_path), bucket
 
 
-def gathered(store: Store, source: Store | None) -> Facts:
+def gathered(store: Store, source: Store | None) -> DatasetFacts:
     return facts.gather(open_dataset(store), [], source)
 
 
@@ -61,7 +61,7 @@ def test_facts_and_pictures_of_a_bucket_are_those_of_a_folder(
     assert tiles == sample.draw(here, seed=1)
     assert all(tile.before for tile in tiles)
     assert (there.problems, here.problems) == ([], [])
-    there.store.remove(naming.index_name("train-00000-of-00002"))
+    there.store.remove(schema.index_name("train-00000-of-00002"))
     sample.draw(there, seed=1)
     assert any("index/train-00000-of-00002: cannot be read" in each for each in there.problems)
 
@@ -75,10 +75,10 @@ def test_a_data_set_does_not_say_where_its_source_lies(
     bucket = both[1].where()
     store = LocalStore(folder / "out") if at == "folder" else BucketStore(f"{bucket}/out")
     for root in (str(folder / "in"), f"{bucket}/in"):
-        store.write(f"{naming.WORK}/origin.json", json.dumps({"root": root, "files": {}}).encode())
+        store.write(f"{schema.WORK}/origin.json", json.dumps({"root": root, "files": {}}).encode())
         assert any(tile.before for tile in sample.draw(gathered(store, None), seed=1))
         with monkeypatch.context() as patch:
-            patch.setenv(naming.CACHE, str(tmp_path / "of-another-user"))
+            patch.setenv(schema.CACHE, str(tmp_path / "of-another-user"))
             assert not any(tile.before for tile in sample.draw(gathered(store, None), seed=1))
 
 
@@ -91,9 +91,9 @@ def test_the_page_of_a_bucket_lies_where_it_is_asked_for_or_here(
     address = f"{both[1].where()}/out"
     before = BucketStore(address).everything()
     monkeypatch.chdir(tmp_path)
-    out = report.report(report.Config(address))
+    out = report.report(report.ReportConfig(address))
 
-    assert out == Path(naming.REPORT)
+    assert out == Path(schema.REPORT)
     page = out.read_text("utf-8")
     assert "<h1>out</h1>" in page
     assert f"make_dataset(&#39;{address}&#39;, &#39;train&#39;" in page
@@ -110,9 +110,9 @@ def test_a_bucket_that_cannot_be_read_is_explained(
     address = f"{both[1].where()}/out"
     limits(retry_pause_s=0.0)
     with pytest.raises(UsageError, match=r"nothing: not a dataset of imagenet-prep"):
-        report.report(report.Config(f"{address}/nothing"))
+        report.report(report.ReportConfig(f"{address}/nothing"))
     with pytest.raises(StoreError, match="the server answers 404"):
-        report.report(report.Config("s3://nobody/out"))
+        report.report(report.ReportConfig("s3://nobody/out"))
     with proxied(s3.url, seed=0, faults=0, rate=0) as proxy:
         monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.url)
         found = gathered(BucketStore(address, Access(retries=2)), None)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from imagenet_prep.reporting import facts, pictures
+from imagenet_prep.reporting import facts, sample
 from imagenet_prep.shards.difference import differences, splits_that_differ
 from imagenet_prep.storage.dataset_store import open_dataset
 from tests.commands.report.conftest import Demo
@@ -109,5 +109,5 @@ def test_psnr_is_that_of_the_textbook() -> None:
     one = Image.fromarray(np.full((8, 8, 3), 100, np.uint8))
     other = Image.fromarray(np.full((8, 8, 3), 110, np.uint8))
 
-    assert pictures.psnr(one, other) == pytest.approx(20 * math.log10(255 / 10))
-    assert pictures.psnr(one, one) is None
+    assert sample.psnr(one, other) == pytest.approx(20 * math.log10(255 / 10))
+    assert sample.psnr(one, one) is None

@@ -296,7 +296,7 @@ def test_a_report_of_what_prepare_and_resize_made_changes_no_dataset(
     plain = contents(out)
 
     for folder in (out, shrunk):
-        report.report(report.Config(str(folder)))
+        report.report(report.ReportConfig(str(folder)))
         page = (folder / "report.html").read_text("utf-8")
         assert verdict(page).startswith("Not read")
         assert any(tile["before"] for tile in data(page)["tiles"])

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from imagenet_prep.dataset import example, naming
+from imagenet_prep.dataset import example, schema
 from imagenet_prep.sources.labels import official_classes
 from tests.commands.resize.conftest import BOTH, Resized
 from tests.kit import command, foreign
@@ -110,7 +110,7 @@ def test_the_result_is_a_whole_data_set(resized: Resized) -> None:
     }
 
     assert shard_names(resized.contents) == shards
-    beside = {each for name in shards for each in naming.beside(name)}
+    beside = {each for name in shards for each in schema.beside(name)}
     assert set(resized.contents) == shards | beside | SMALL_FILES
     assert list(manifest["splits"]) == ["train", "validation"]
     assert [source["name"] for source in manifest["sources"]] == sorted(shards)

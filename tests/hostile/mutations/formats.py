@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from imagenet_prep.core.errors import DataDamagedError
-from imagenet_prep.dataset import tfrecord
+from imagenet_prep.dataset import record_files
 from tests.kit.tfrecords import framed
 
 # Texts of lines, and texts of JSON.
@@ -125,7 +125,7 @@ def _packed(inner: str) -> Container:
 def _records(data: bytes) -> list[Part]:
     return [
         Part("", "example", record.payload)
-        for record in tfrecord.read_records(io.BytesIO(data), "")
+        for record in record_files.read_records(io.BytesIO(data), "")
     ]
 
 

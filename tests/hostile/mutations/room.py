@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from imagenet_prep.dataset import naming
+from imagenet_prep.dataset import schema
 from imagenet_prep.storage import remote_path
 from tests.hostile.mutations import changes, formats, scenes
 from tests.hostile.mutations.scenes import SCENES, Stage, Verb
@@ -52,7 +52,7 @@ _STATED = (
 _READ_BYTES = 64 << 20
 # Folders of this program's own notes, where no link is followed. Elsewhere a link is a way to keep
 # a file on another disk, and may be read as long as nothing else than its kind is shown.
-_OURS = {naming.WORK, remote_path.LISTS_FOLDER, "log"}
+_OURS = {schema.WORK, remote_path.LISTS_FOLDER, "log"}
 
 
 class Combination(NamedTuple):
@@ -288,9 +288,9 @@ def _receive(path: Path) -> str:
 
 def _state(path: Path) -> str:
     """Has the manifest state a file as it is now, where that is a small one; says so."""
-    beside = path.parent.name if path.parent.name in naming.BESIDE else ""
+    beside = path.parent.name if path.parent.name in schema.BESIDE else ""
     root = path.parent.parent if beside else path.parent
-    place = root / naming.MANIFEST
+    place = root / schema.MANIFEST
     if path.is_symlink() or not path.is_file() or not place.is_file() or place.is_symlink():
         return ""
     with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError, RecursionError):
@@ -299,13 +299,13 @@ def _state(path: Path) -> str:
         # A shard of 8 GB may take as long as 8 GB take.
         small = size < _READ_BYTES
         digest = manifests.sha256(path.read_bytes()) if small else "0" * 64
-        if beside or naming.looks_like_shard(path.name):
+        if beside or schema.looks_like_shard(path.name):
             if not small:
                 return ""
             for split in content["splits"].values():
                 for shard in split["shards"]:
                     if shard["name"] == path.name.removesuffix(".csv"):
-                        if beside == naming.SAMPLES:
+                        if beside == schema.SAMPLES:
                             more = path.read_bytes().count(b"\n") - 1 - shard["examples"]
                             shard["examples"] += more
                             shard["num_bytes"] += max(0, more) << 10

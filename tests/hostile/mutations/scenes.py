@@ -18,9 +18,9 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image
 
-from imagenet_prep.dataset import naming, predictions
-from imagenet_prep.launching import detached
-from imagenet_prep.sources.evaluation_layout import MAPPING
+from imagenet_prep.dataset import predictions, schema
+from imagenet_prep.launching import crew
+from imagenet_prep.sources.layout import MAPPING
 from tests.kit import evaluation_sets, foreign, layouts
 from tests.kit.arena import Arena
 from tests.kit.hostile import archives
@@ -117,7 +117,7 @@ def _set(stage: Stage) -> None:
         "".join(f"{image.key}\n" for image in stage.mini.images if image.kind == "plain")
         or stage.mini.images[0].key
     )
-    table = (given / "out" / naming.samples_name(SHARD)).read_text().splitlines()
+    table = (given / "out" / schema.samples_name(SHARD)).read_text().splitlines()
     left, relabelled = (line.split(",")[0] for line in table[1:3])
     (given / "left.txt").write_text(f"{left}\n")
     (given / "relabels.csv").write_text(f"key,class\n{relabelled},0\n")
@@ -250,9 +250,9 @@ def _replica(stage: Stage) -> None:
     partition = ("--mode", "partition", "--part", "0/2")
     stage.run("replicate", "sound", "--to", "part", "--connections", "1", *partition)
     stage.run("replicate", "sound", "--to", "out", "--connections", "1")
-    (given / "out" / naming.MANIFEST).unlink()
+    (given / "out" / schema.MANIFEST).unlink()
     shard = given / "out" / SHARD
-    incoming = given / "out" / naming.WORK / "incoming"
+    incoming = given / "out" / schema.WORK / "incoming"
     incoming.mkdir(exist_ok=True)
     (incoming / SHARD).write_bytes(shard.read_bytes()[:700])
     shard.unlink()
@@ -294,7 +294,7 @@ def _unfinished(stage: Stage) -> None:
     _ilsvrc(stage)
     stage.run(*_PREPARE)
     out = stage.arena.given / "out"
-    (out / naming.MANIFEST).unlink()
+    (out / schema.MANIFEST).unlink()
     (out / SHARD).unlink()
 
 
@@ -334,7 +334,7 @@ def _from_foreign(*words: str) -> Callable[[Stage], None]:
         _foreign("slim")(stage)
         stage.run(*words)
         out = stage.arena.given / ("out" if "out" in words else "foreign")
-        (out / naming.MANIFEST).unlink()
+        (out / schema.MANIFEST).unlink()
         if "out" in words:
             next(iter(sorted(out.glob("train-*")))).unlink()
 
@@ -525,9 +525,11 @@ def _log(stage: Stage) -> None:
     make_shades(given / "set")
     stage.run("set", "log", "1", call="tests.hostile.readers:train")
     # As of a process that has ended: no test may be told to end another.
-    record = detached.Record(socket.gethostname(), 2**22 - 3, 5, "another", "2026-01-01T00:00:00Z")
+    record = crew.LaunchRecord(
+        socket.gethostname(), 2**22 - 3, 5, "another", "2026-01-01T00:00:00Z"
+    )
     record.save(given / "log")
-    (given / "log" / detached.LOG).write_text("step 1\nstep 2\n" * 20)
+    (given / "log" / crew.LOG).write_text("step 1\nstep 2\n" * 20)
 
 
 def _hosts(stage: Stage) -> None:

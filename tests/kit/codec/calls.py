@@ -7,14 +7,14 @@ from collections.abc import Callable
 from imagenet_prep.codec import decoding, likeness, transform
 from imagenet_prep.codec.policy import PORTABLE, Policy
 from imagenet_prep.core.errors import BadImageError
-from imagenet_prep.matching import hashes
-from imagenet_prep.read import diagnosis, native
-from imagenet_prep.reporting import pictures
+from imagenet_prep.matching import search
+from imagenet_prep.read import backend, reader
+from imagenet_prep.reporting import sample
 
 
 def shown(data: bytes) -> object:
     """Returns what a report shows of an image."""
-    image = pictures.decode(data, 52)
+    image = sample.decode(data, 52)
     if image is None:
         raise BadImageError("undecodable", "no picture")
     return image
@@ -22,7 +22,7 @@ def shown(data: bytes) -> object:
 
 def diagnosed(data: bytes) -> None:
     """Raises what a reader says of an image that its framework declines."""
-    if problem := diagnosis.problem(data, lambda _: None, "native"):
+    if problem := reader.problem(data, lambda _: None, "native"):
         raise BadImageError("undecodable", problem)
 
 
@@ -33,11 +33,11 @@ CALLS: dict[str, Callable[[bytes], object]] = {
     "prepare, border": lambda data: transform.transform(data, Policy(32, border=2)),
     "adopt": transform.keep,
     "verify": lambda data: transform.prove_stored(data, 1, 1, any_size=True, any_colorspace=True),
-    "hash": hashes.of,
+    "hash": search.of,
     "proof": likeness.means,
     "equal pixels": decoding.digest,
     "report": shown,
-    "reader": lambda data: native.cropped(data, [0, 0, 8, 8]),
+    "reader": lambda data: backend.cropped(data, [0, 0, 8, 8]),
     "diagnosis": diagnosed,
 }
 # Those of them that take nothing but JPEGs.

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from imagenet_prep.codec import libraries
+from imagenet_prep.codec import planes
 from tests.kit.codec import mutations
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def encoded(
 
     `sampling` has the horizontal and the vertical factor of each component.
     """
-    library = libraries.load().libjpeg
+    library = planes.load().libjpeg
     height, width, components = pixels.shape
     errors, info = (ctypes.create_string_buffer(size) for size in (168, 520))
     set_int = ctypes.c_int.from_buffer

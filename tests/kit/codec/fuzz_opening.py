@@ -27,11 +27,11 @@ from typing import Any
 import numpy as np
 import simplejpeg
 
-from imagenet_prep.codec import decoding, libraries, likeness, transform
+from imagenet_prep.codec import decoding, likeness, planes, transform
 from imagenet_prep.codec.policy import PORTABLE, Policy
 from imagenet_prep.core.errors import BadImageError
-from imagenet_prep.read import native
-from imagenet_prep.reporting import pictures
+from imagenet_prep.read import backend
+from imagenet_prep.reporting import sample
 from tests.kit.codec import frames, mutations
 from tests.kit.codec.native import SANITIZED, link
 from tests.kit.command import REPOSITORY
@@ -62,8 +62,8 @@ CALLS: dict[str, Callable[[bytes], object]] = {
     "verify": lambda data: transform.prove_stored(data, 1, 1, any_size=True, any_colorspace=True),
     "means": likeness.means,
     "digest": decoding.digest,
-    "reader": lambda data: native.cropped(data, [3, 3, 30, 30]),
-    "report": lambda data: pictures.decode(data, 5),
+    "reader": lambda data: backend.cropped(data, [3, 3, 30, 30]),
+    "report": lambda data: sample.decode(data, 5),
 }
 
 
@@ -118,7 +118,7 @@ def guarded(decode: Callable[..., Any], data: bytes, colorspace: str, **options:
 
 def run(library: Path, seed: int, count: int, place: Path) -> Counter[str]:
     """Runs a batch in this process; the number of the file that is looked at is at `place`."""
-    libraries._LIBRARY = library
+    planes._LIBRARY = library
     decode = simplejpeg.decode_jpeg
     simplejpeg.decode_jpeg = functools.partial(guarded, decode)
     taken: Counter[str] = Counter()

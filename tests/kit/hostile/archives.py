@@ -166,7 +166,7 @@ def _mat_body(kind: int, count: int, rest: bytes) -> bytes:
 
 
 class Bytes:
-    """Reads byte ranges of one archive in memory, as `sources.tar` asks for them."""
+    """Reads byte ranges of one archive in memory, as `sources.containers` asks for them."""
 
     def __init__(self, data: bytes) -> None:
         self._file = io.BytesIO(data)

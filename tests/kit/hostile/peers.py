@@ -14,7 +14,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from imagenet_prep.hosts.messages import PROTOCOL, Messages
+from imagenet_prep.hosts.channel import PROTOCOL, Messages
 
 DEEP = b"[" * 20_000 + b"]" * 20_000
 

@@ -1,0 +1,255 @@
+"""Selects examples of a split by class, key, fraction or fold; finds examples by key.
+
+`Choice` selects examples, and `Finder` finds them by key.
+
+`Names` and `TableColumns` read the keys and classes of examples without reading their images.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import logging
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from imagenet_prep.core import strict_json
+from imagenet_prep.core.errors import UsageError
+from imagenet_prep.dataset import schema, shared_flags
+from imagenet_prep.dataset.keys import Lookup, read_list
+from imagenet_prep.dataset.samples import Head, Sample
+from imagenet_prep.read.config import WantedExamples
+from imagenet_prep.read.order import mix, stream
+from imagenet_prep.storage import dataset_store
+from imagenet_prep.storage.folder import LocalStore
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from imagenet_prep.dataset.class_list import ClassList
+    from imagenet_prep.read.records import Records
+
+
+class Names:
+    """Reads class indices and keys from the sample tables; without tables, from the records."""
+
+    def __init__(self, records: Records) -> None:
+        self._records = records
+        self._store = LocalStore(records.root)
+        if records.manifest.has_samples:
+            if records.cache is not None:
+                records.cache.bring_samples(records.shards)
+        else:
+            logging.getLogger(__name__).warning(
+                f"{records.dataset.where} has no tables of samples, so the key of each image is "
+                "read from its record, which is slower. imagenet-prep adopt adds tables and "
+                "leaves the images unchanged."
+            )
+
+    def of(self, shard: int, *, sides: bool = False) -> Iterable[Head]:
+        """Yields the `Head` of each example of a shard; the image is b"" unless `sides` is set."""
+        records = self._records
+        if not records.manifest.has_samples:
+            return ((*records.name(number), b"") for number in records.numbers_of(shard))
+        return dataset_store.sample_heads(
+            self._store, records.shards[shard], len(records.wnids), images=sides
+        )
+
+    def __iter__(self) -> Iterator[Head]:
+        return itertools.chain.from_iterable(map(self.of, range(len(self._records.shards))))
+
+    def mentions(self, shard: int, texts: Iterable[bytes]) -> bool:
+        """Returns False if the table of a shard contains none of the strings in `texts`."""
+        records = self._records
+        has_samples = records.manifest.has_samples
+        return not has_samples or dataset_store.table_mentions(
+            self._store, records.shards[shard], texts
+        )
+
+    def samples(self, shard: int) -> Iterator[Sample]:
+        """Yields the lines of a shard's table; verifies the table after the last line."""
+        return dataset_store.sample_rows(
+            self._store, self._records.shards[shard], len(self._records.wnids)
+        )
+
+    def at(self, number: int) -> tuple[int, str]:
+        """Returns class index and key of one example."""
+        shard, record = self._records.place(number)
+        if not self._records.manifest.has_samples:
+            return self._records.name(number)
+        # Read the table to its end, which verifies it.
+        return list(self.of(shard))[record][:2]
+
+
+class TableColumns:
+    """Columns of the sample tables; needs 4 bytes of memory per example, or 34 with keys."""
+
+    def __init__(self, records: Records, fields: Collection[str]) -> None:
+        self._records = records
+        self._names = Names(records)
+        self._fields = fields
+        self._has_sides = not {"width", "height"}.isdisjoint(fields)
+        self._keys: dict[int, npt.NDArray[np.bytes_] | list[bytes]] = {}
+        self.classes = np.zeros(len(records), np.int32)
+        self.sides = np.zeros((2, len(records)) if self._has_sides else (2, 0), np.int32)
+        self._is_read = np.zeros(len(records.shards), bool)
+
+    def read(self, numbers: Sequence[int]) -> None:
+        """Reads the tables that contain these examples; skips tables that were read before."""
+        if self._is_read.all():
+            return
+        for shard in np.unique(self._records.shards_of(numbers)).tolist():
+            if not self._is_read[shard]:
+                self._read(shard)
+
+    def _read(self, shard: int) -> None:
+        numbers = self._records.numbers_of(shard)
+        part = slice(numbers.start, numbers.stop)
+        classes, keys, images = zip(*self._names.of(shard, sides=self._has_sides), strict=True)
+        self.classes[part] = classes
+        if "key" in self._fields:
+            self._keys[shard] = _compact([key.encode() for key in keys])
+        if self._has_sides:
+            self.sides[:, part] = np.array([i.split(b",")[1:3] for i in images], np.int64).T
+        self._is_read[shard] = True
+
+    def keys(self, numbers: npt.NDArray[np.int64]) -> list[str]:
+        """Returns the keys of examples, after `read` has read their tables."""
+        places = map(self._records.place, numbers.tolist())
+        return [self._keys[shard][record].decode() for shard, record in places]
+
+
+def _compact(keys: list[bytes]) -> npt.NDArray[np.bytes_] | list[bytes]:
+    """Returns keys as an array, unless a few long keys would make it much larger."""
+    # In an array, each key takes as many bytes as the longest one.
+    num_bytes = max(map(len, keys)) * len(keys)
+    return np.array(keys) if num_bytes <= 2 * sum(map(len, keys)) else keys
+
+
+# numbers of independent random streams
+_FRACTION = 1
+_FOLD = 2
+_BLOCK = 1 << 14  # names in memory at a time
+
+
+class Choice:
+    """Selects the examples that match all filters (`WantedExamples`) of a reader."""
+
+    def __init__(self, wanted: WantedExamples, classes: ClassList) -> None:
+        self._wanted = wanted
+        self._classes = classes.indices(() if wanted.classes is None else wanted.classes)
+        self._keys = self._excluded = None
+        if wanted.keys is not None:
+            listed = read_list(wanted.keys)
+            self._keys = replace(listed, allows_unknown=wanted.allow_unknown)
+        if wanted.exclude is not None:
+            self._excluded = shared_flags.read_exclusions(
+                wanted.exclude, allows_unknown=wanted.allow_unknown
+            )
+        self._num_classes = len(classes.wnids)
+
+    @property
+    def class_numbers(self) -> Sequence[int]:
+        """Maps a class index in batches to the number of the class in the class list."""
+        return self._classes if self._wanted.remap else range(self._num_classes)
+
+    def filters(self) -> dict[str, Any]:
+        """Returns the filters as JSON, with digests in place of lists; {} without filters."""
+        wanted = self._wanted
+        fraction = wanted.fraction if wanted.fraction < 1 else None
+        fold = [*wanted.fold] if wanted.fold[1] > 1 else None
+        filters = {
+            "classes": strict_json.digest(self._classes) if self._classes else None,
+            "remap": wanted.remap or None,
+            "keys": None if self._keys is None else self._keys.sha256,
+            "exclude": None if self._excluded is None else self._excluded.sha256,
+            "fraction": fraction,
+            "choice_seed": wanted.choice_seed if fraction or fold else None,
+            "fold": fold,
+            "others": wanted.others or None,
+        }
+        return {name: value for name, value in filters.items() if value is not None}
+
+    def numbers(self, splits: Sequence[Records]) -> list[npt.NDArray[np.int64]]:
+        """Returns the sorted numbers of the chosen examples of each split."""
+        where = f"{' and '.join(records.split for records in splits)} of {splits[0].dataset.where}"
+        names = [records.split for records in splits]
+        all_splits = splits[0].manifest.splits
+        lookups = [
+            Lookup(listed, all_splits, names)
+            for listed in (self._keys, self._excluded)
+            if listed is not None
+        ]
+        chosen = [np.flatnonzero(self._chosen(records, lookups)) for records in splits]
+        for lookup in lookups:
+            lookup.check(where)
+        if not any(map(len, chosen)):
+            raise UsageError(f"{where}: the filters match no example. Relax or remove them.")
+        return chosen
+
+    def _chosen(self, records: Records, lookups: Sequence[Lookup]) -> npt.NDArray[np.bool_]:
+        where = f"{records.split} of {records.dataset.where}"
+        records.dataset.require_complete()
+        needs_keys = self.filters().keys() - {"classes", "remap"}
+        if needs_keys and schema.FILENAME in records.manifest.lacks:
+            raise UsageError(
+                f"{where}: its records have no file names, so examples can only be chosen by class"
+            )
+        heads = iter(Names(records))
+        parts = []
+        while block := list(itertools.islice(heads, _BLOCK)):
+            parts.append(self._among(records.split, block, lookups))
+        return np.concatenate(parts)
+
+    def _among(
+        self, split: str, heads: Sequence[Head], lookups: Sequence[Lookup]
+    ) -> npt.NDArray[np.bool_]:
+        chosen = np.ones(len(heads), bool)
+        if self._classes:
+            chosen &= np.isin([class_index for class_index, _, _ in heads], self._classes)
+        keys = [key for _, key, _ in heads]
+        for lookup in lookups:
+            is_listed = np.array(lookup.lines(split, keys)) > 0
+            chosen &= is_listed != (lookup.listed is self._excluded)
+        part, parts = self._wanted.fold
+        if self._wanted.fraction < 1 or parts > 1:
+            hashed = np.fromiter(map(_hash, keys), np.uint64, len(keys))
+            uniform = mix(hashed ^ stream(self._wanted.choice_seed, _FRACTION))
+            chosen &= (uniform >> np.uint64(11)) * 2.0**-53 < self._wanted.fraction
+            dealt = mix(hashed ^ stream(self._wanted.choice_seed, _FOLD))
+            chosen &= (dealt % np.uint64(parts) == part) != self._wanted.others
+        return chosen
+
+
+class Finder:
+    """Finds examples by key, with a sorted table of hashes that takes 16 bytes per example."""
+
+    def __init__(self, records: Records) -> None:
+        self._wnids = records.wnids
+        self._names = Names(records)
+        # Keys are stored with or without their class folder, so hash them without it. Python's
+        # hash is fast. It is salted per process, so a dataset cannot provoke collisions.
+        keys = (key.removeprefix(f"{self._wnids[index]}/") for index, key, _ in self._names)
+        hashed = np.fromiter(map(hash, keys), np.int64, len(records))
+        self._numbers = np.argsort(hashed, kind="stable")
+        self._hashed = hashed[self._numbers]
+
+    def find(self, key: str) -> int:
+        """See `Reader.find`."""
+        for hashed in map(hash, (key, key.partition("/")[2])):
+            first = np.searchsorted(self._hashed, np.int64(hashed), "left")
+            end = np.searchsorted(self._hashed, np.int64(hashed), "right")
+            for number in map(int, self._numbers[first:end]):
+                class_index, stored = self._names.at(number)
+                folder = f"{self._wnids[class_index]}/"
+                name = stored.removeprefix(folder)
+                if key in (name, folder + name):
+                    return number
+        raise KeyError(key)
+
+
+def _hash(key: str) -> int:
+    return int.from_bytes(hashlib.blake2b(key.encode(), digest_size=8).digest(), "little")

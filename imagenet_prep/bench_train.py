@@ -220,7 +220,7 @@ def bench(config: BenchTrainConfig) -> list[RankFigures]:
     from imagenet_prep.storage.dataset_store import open_dataset
 
     for name, kind in _OWN.items():
-        small_files.demand_own(Path(config.out).expanduser() / name, kind)
+        small_files.require_own(Path(config.out).expanduser() / name, kind)
     asked = train.parse(config.command[1:])
     examples = None
     hosts = where_ranks_run(config.hosts, config.ranks[-1])

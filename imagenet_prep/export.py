@@ -240,7 +240,7 @@ def export_croissant(config: ExportConfig) -> Json:
 
     out = Path(config.out).expanduser()
     about: Json = {}
-    small_files.demand_own(out, croissant.OWN)
+    small_files.require_own(out, croissant.OWN)
     if config.about is not None:
         if is_inside(config.out, str(Path(config.about).expanduser())):
             raise UsageError(f"--about {config.about}: is also --out, which would replace it")

@@ -140,7 +140,7 @@ def _to_hosts(config: ReplicateConfig, source: Original, manifest: Manifest) -> 
                 peer.error or {"moved_bytes": peer.moved_bytes, "losses": peer.losses}
                 for peer in leader.run()
             ]
-        source.check_unchanged()
+        source.require_unchanged()
         answers = _sign_on_hosts(config, addresses, answers, source)
     return [
         _report(source, f"{address}:{path}", files[address], answer)
@@ -256,7 +256,7 @@ def _bring(config: ReplicateConfig, source: Original, target: Replica | Bucket) 
         target.adopt_files(open_store(config.from_parent), lacking)
         wrong = _problems(config, target, lacking)
         lacking = [file for _, file in wrong]
-    target.check_space(lacking)
+    target.require_space(lacking)
     if lacking_at_first:
         target.withdraw(lacking_at_first)
         kept = len(target.files) - len(lacking)
@@ -267,7 +267,7 @@ def _bring(config: ReplicateConfig, source: Original, target: Replica | Bucket) 
         _each(config, lambda file: put(file, partial(source.chunks, file)), lacking, "replicate")
         target.clear()
     if lacking_at_first or target.unfinished():
-        source.check_unchanged()
+        source.require_unchanged()
         target.commit()
     for name, signed in _signatures(config, source).items():
         if signed != columns_module.read_signature(target.store, name):

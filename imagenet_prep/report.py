@@ -23,7 +23,7 @@ from imagenet_prep.core import program, small_files
 from imagenet_prep.core.address import absolute
 from imagenet_prep.core.errors import DataDamagedError, ManifestError, StoreError, UsageError
 from imagenet_prep.core.flags import AddressKind, Settings, flag, optional, switch
-from imagenet_prep.core.imports import demand
+from imagenet_prep.core.imports import require_modules
 from imagenet_prep.core.small_files import FileKind
 from imagenet_prep.core.terminal import counted, human_bytes
 from imagenet_prep.dataset import schema
@@ -99,14 +99,14 @@ def report(config: ReportConfig) -> Path:
     from imagenet_prep.storage.store import open_readable
 
     # The check can take hours, so fail before it.
-    demand("report", "the page", *_PACKAGES)
+    require_modules("report", "the page", *_PACKAGES)
     # The page shows the absolute path.
     store = open_readable(absolute(config.dataset))
     default = Path(config.dataset if store.as_folder else "", schema.REPORT)
     if config.other is not None:
         default = Path(_COMPARISON)
     out = Path(config.out or default).expanduser()
-    small_files.demand_own(out, _OWN)
+    small_files.require_own(out, _OWN)
     if config.other is not None:
         content = _comparison(config, store, open_readable(absolute(config.other)))
     else:

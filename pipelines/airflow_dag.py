@@ -260,7 +260,7 @@ def replicate(params: dict[str, Any]) -> dict[str, Any]:
         raise AirflowSkipException("replicate_to is empty: no replica was requested")
     kind, _, rest = params["replicate_to"].partition(":")
     if kind == "hosts":
-        _demand_allowed("replicate_to", rest.partition(":")[0])
+        _require_allowed("replicate_to", rest.partition(":")[0])
     run("replicate", _used(params), *_flags(to=params["replicate_to"]))
     return {**_lineage(params), "to": params["replicate_to"]}
 
@@ -288,7 +288,7 @@ def train(params: dict[str, Any]) -> dict[str, Any]:
         raise AirflowSkipException("train_ranks is 0: no training was requested")
     more = _allowed("train_flags", params["train_flags"] or [])
     if hosts is not None:
-        _demand_allowed("train_hosts", hosts)
+        _require_allowed("train_hosts", hosts)
     command = ["train", *_flags(data_dir=_used(params), log_dir=params["log_dir"]), *more]
     if ranks > 1 or hosts is not None:
         command = ["launch", *_flags(num_processes=ranks, hosts=hosts), "--", *command]
@@ -415,12 +415,12 @@ def _allowed(parameter: str, words: Sequence[str]) -> list[str]:
         if not is_switch and not equals:
             value = next(rest, "")
         if name in files:
-            _demand_allowed(parameter, value, *value.split(","))
+            _require_allowed(parameter, value, *value.split(","))
         flags.append(f"--{name}" if is_switch else f"--{name}={value}")
     return flags
 
 
-def _demand_allowed(parameter: str, *files: str) -> None:
+def _require_allowed(parameter: str, *files: str) -> None:
     """Raises AirflowFailException if a file is not in the administrator's folder."""
     folder = os.environ.get(_FILES)
     for file in files:

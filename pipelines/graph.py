@@ -28,7 +28,7 @@ from imagenet_prep.preparation.config import PrepareConfig
 from imagenet_prep.preparation.job import PrepareJob
 from imagenet_prep.preparation.output import Output
 from imagenet_prep.preparation.planning import Inventory, SharedPlan
-from imagenet_prep.preparation.same_source import demand_same_source
+from imagenet_prep.preparation.same_source import require_same_source
 from imagenet_prep.preparation.selection import index_stage
 from imagenet_prep.preparation.tasks import ListedCounts
 from imagenet_prep.preparation.writing import begin, commit, write_stage, write_tasks
@@ -60,7 +60,7 @@ class Preparation:
         store = open_store(config.out)
         output = Output(store, job.wanted)
         output.left()
-        demand_same_source(job, output)
+        require_same_source(job, output)
         return cls(job, store, Lease.acquire(store))
 
     @property

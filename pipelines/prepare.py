@@ -40,7 +40,7 @@ def prepare(config: PrepareConfig) -> Json:
     from imagenet_prep.preparation.job import PrepareJob
     from imagenet_prep.preparation.output import Output
     from imagenet_prep.preparation.planning import remove_unpacked, take_inventory
-    from imagenet_prep.preparation.same_source import demand_same_source
+    from imagenet_prep.preparation.same_source import require_same_source
     from imagenet_prep.preparation.writing import preview, write
     from imagenet_prep.storage.store import open_store
 
@@ -51,7 +51,7 @@ def prepare(config: PrepareConfig) -> Json:
     images, workers = job.selection, job.workers
     output = Output(store, job.wanted)
     incomplete = output.left()
-    demand_same_source(job, output, note=not config.dry_run)
+    require_same_source(job, output, note=not config.dry_run)
     if config.dry_run:
         return preview(job, output)
     if incomplete:
@@ -59,7 +59,7 @@ def prepare(config: PrepareConfig) -> Json:
             output.left()
             forecast = job.forecast(store, plans=store.local)
             remove_unpacked(store, keep=images)
-            forecast.check_unpacking()
+            forecast.require_space_to_unpack()
             if workers.remote:
                 # Beam takes seconds to import, and prints irrelevant warnings.
                 logging.getLogger().addHandler(logging.NullHandler())

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from imagenet_prep.core.errors import ImagenetPrepError, IncompleteError, UsageError, by_exit_code
-from imagenet_prep.core.imports import demand
+from imagenet_prep.core.imports import require_modules
 from imagenet_prep.core.strict_json import Json
 from imagenet_prep.storage.connection import passes, reason
 from imagenet_prep.storage.remote import RetryBudget, TransientError, with_retries
@@ -31,7 +31,7 @@ class Service:
     """One of Amazon's services, with credentials from boto3's standard chain."""
 
     def __init__(self, name: str) -> None:
-        demand("s3", name, "boto3")
+        require_modules("s3", name, "boto3")
         import boto3
         import botocore.exceptions
 

@@ -84,7 +84,7 @@ def repaired(data: bytes, frame: jpeg.JpegFrame, complaint: str = "") -> tuple[s
     `frame` is from `jpeg.refuse_bombs`; `complaint` is simplejpeg's warning. Raises BadImageError
     if pixels are lost.
     """
-    cage.demand()
+    cage.require_cage()
     if not planes.is_available():
         is_short = "Premature end of JPEG file" in complaint
         raise BadImageError(_TRUNCATED if is_short else _CORRUPT, complaint)

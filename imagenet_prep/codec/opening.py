@@ -134,7 +134,7 @@ def header(data: bytes, max_pixels: int = jpeg.MAX_PIXELS) -> jpeg.JpegFrame | N
             height, width, components = found
             _refuse_other_size(frame, (width, height))
             return frame._replace(colorspace=_COLORSPACES[components])
-    cage.demand()
+    cage.require_cage()
     import simplejpeg
 
     try:
@@ -171,7 +171,7 @@ def is_refused(data: bytes, frame: jpeg.JpegFrame) -> bool:
         return True
     if not _PILLOW_PARSES.search(data, 0, frame.first_scan):
         return False
-    cage.demand()
+    cage.require_cage()
     try:
         Image.open(io.BytesIO(data), formats=("JPEG",))
     except MemoryError:
@@ -208,7 +208,7 @@ def decode_jpeg(
 
     If the frame type supports downscaling, `at_least` (min_height, ...) is passed to simplejpeg.
     """
-    cage.demand()
+    cage.require_cage()
     import simplejpeg
 
     size = at_least if frame.can_be_scaled else {}
@@ -231,7 +231,7 @@ def opened(
     downscaled to about this many pixels per side. A JPEG with lost pixels raises BadImageError
     unless `damaged` is set.
     """
-    cage.demand()
+    cage.require_cage()
     try:
         with contextlib.ExitStack() as ours:
             frame = _frame(data, max_pixels)

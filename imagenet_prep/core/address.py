@@ -48,7 +48,7 @@ class AddressKind(enum.Enum):
         try:
             refuse_login(text)
             if allowed:
-                check_base(text)
+                require_base(text)
         except ValueError as error:
             raise ValueError(f"{name}: {error}") from None
         if not allowed:
@@ -71,7 +71,7 @@ class AddressKind(enum.Enum):
                 )
 
 
-def check_base(base: str) -> None:
+def require_base(base: str) -> None:
     """Raises ValueError if an address has an unknown scheme, a login, ? or #, or lacks a host.
 
     An s3:// address must also be that of a bucket, without empty parts.

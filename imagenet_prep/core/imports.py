@@ -222,7 +222,7 @@ def is_there(module: str) -> bool:
         return False  # The parent package is missing.
 
 
-def demand(extra: str, user: str, *modules: str) -> None:
+def require_modules(extra: str, user: str, *modules: str) -> None:
     """Raises UsageError if a module that `user` needs is missing; `extra` installs it."""
     missing = [module for module in modules if not is_there(module)]
     if missing:

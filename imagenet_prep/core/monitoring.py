@@ -60,7 +60,7 @@ def begin(verb: str, words: Sequence[str]) -> list[str]:
                 f"--metrics-file {path}: expected a file in an existing folder that you may read "
                 "and write. Create the folder or choose a different file."
             )
-        small_files.demand_own(path, _OWN)
+        small_files.require_own(path, _OWN)
         _run.metrics_file = path
     return [*others, *words[end:]]
 

@@ -37,14 +37,14 @@ def open_to_read(path: Path) -> int:
     # Without O_NONBLOCK, opening a pipe waits for its writer.
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
-        demand_regular(descriptor, path)
+        require_regular(descriptor, path)
     except BaseException:
         os.close(descriptor)
         raise
     return descriptor
 
 
-def demand_regular(descriptor: int, path: Path) -> None:
+def require_regular(descriptor: int, path: Path) -> None:
     """Raises DataDamagedError if an open file is a pipe, a socket or a device."""
     mode = os.fstat(descriptor).st_mode
     if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
@@ -111,7 +111,7 @@ class FileKind(NamedTuple):
     at: int = 0
 
 
-def demand_own(path: Path, kind: FileKind | None) -> None:
+def require_own(path: Path, kind: FileKind | None) -> None:
     """Raises UsageError if the running command must not write a file at `path`.
 
     It may create a file, and replace an empty file or one of its own kind. `kind` is None only for
@@ -140,10 +140,10 @@ def demand_own(path: Path, kind: FileKind | None) -> None:
 def replaced(path: Path, kind: FileKind | None) -> Iterator[BinaryIO]:
     """Yields a new file that replaces `path` on exit, synced; until then, an existing file stays.
 
-    A link at `path` is replaced, not followed. Raises UsageError like `demand_own`, and OSError if
+    A link at `path` is replaced, not followed. Raises UsageError like `require_own`, and OSError if
     the system refuses.
     """
-    demand_own(path, kind)
+    require_own(path, kind)
     folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         _remove_killed(folder, path.name)
@@ -154,7 +154,7 @@ def replaced(path: Path, kind: FileKind | None) -> Iterator[BinaryIO]:
                 yield file
                 file.flush()
                 os.fsync(file.fileno())
-                _demand_same(folder, partial, file, path)
+                _require_same(folder, partial, file, path)
                 os.replace(partial, path.name, src_dir_fd=folder, dst_dir_fd=folder)
             except BaseException:
                 with contextlib.suppress(OSError):
@@ -189,7 +189,7 @@ def _create(folder: int, name: str) -> tuple[str, BinaryIO]:
         os.close(descriptor)
 
 
-def _demand_same(folder: int, partial: str, file: BinaryIO, path: Path) -> None:
+def _require_same(folder: int, partial: str, file: BinaryIO, path: Path) -> None:
     """Raises OSError if a different user has put another file in place of the temporary one."""
     found = os.stat(partial, dir_fd=folder, follow_symlinks=False)
     if not os.path.samestat(found, os.fstat(file.fileno())):

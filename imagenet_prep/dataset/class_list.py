@@ -45,7 +45,7 @@ class ClassList:
     words: tuple[str, ...]
 
     def __post_init__(self) -> None:
-        demand_short(itertools.chain(self.wnids, self.words), "the source")
+        require_short(itertools.chain(self.wnids, self.words), "the source")
 
     @cached_property
     def index(self) -> dict[str, int]:
@@ -148,11 +148,11 @@ def parse(data: bytes, where: str) -> ClassList:
         raise DataDamagedError(f"{where}: not UTF-8 ({error}). {advice}") from None
     wnids = tuple(wnid for wnid, *_ in rows)
     words = tuple(words for *_, words in rows)
-    demand_short(itertools.chain(wnids, words), where)
+    require_short(itertools.chain(wnids, words), where)
     return ClassList(wnids, words)
 
 
-def demand_short(texts: Iterable[str], where: str) -> None:
+def require_short(texts: Iterable[str], where: str) -> None:
     """Raises DataDamagedError if a class id or its words are too long or have a line break."""
     for text in texts:
         if len(text) > MOST_CHARACTERS or not {"\n", "\r"}.isdisjoint(text):

@@ -121,7 +121,7 @@ class Column:
             raise ValueError(
                 f"column_version {self.column_version}, expected {VERSION}: upgrade imagenet-prep"
             )
-        check_name(self.name)
+        require_name(self.name)
         if self.dtype not in DTYPES:
             raise ValueError(f"dtype: expected one of {', '.join(DTYPES)}")
         if len(self.shape) > _MOST_AXES or not all(0 < side < 1 << 31 for side in self.shape):
@@ -240,7 +240,7 @@ def _damage(where: str) -> Iterator[None]:
         ) from None
 
 
-def check_name(name: str) -> str:
+def require_name(name: str) -> str:
     """Returns the name of a column unchanged; raises ValueError if it is invalid."""
     if _NAME.fullmatch(name) is None:
         raise ValueError(
@@ -250,9 +250,9 @@ def check_name(name: str) -> str:
     return name
 
 
-def check_new_name(name: str) -> str:
+def require_new_name(name: str) -> str:
     """Returns the name of a new column unchanged; raises ValueError if exports could not use it."""
-    first = check_name(name).partition(".")[0].lower()
+    first = require_name(name).partition(".")[0].lower()
     if first in RESERVED or first.startswith("__"):
         raise ValueError(
             f"flags and exports use {first} themselves. Choose a different name, for example "
@@ -263,7 +263,7 @@ def check_new_name(name: str) -> str:
 
 def folder_name(name: str) -> str:
     """Returns the path of a column's folder, relative to the dataset."""
-    return f"{schema.COLUMNS}/{check_name(name)}"
+    return f"{schema.COLUMNS}/{require_name(name)}"
 
 
 def record_name(name: str) -> str:
@@ -356,7 +356,7 @@ class Placement:
                 files += map(column.file, rows)
         return files
 
-    def check_ranks(self, world: World, data_dir: str) -> None:
+    def require_whole_ranks(self, world: World, data_dir: str) -> None:
         """Raises UsageError unless these ranks would read each part exactly once."""
         if self.nodes == 1:
             return

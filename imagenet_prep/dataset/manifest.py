@@ -240,7 +240,7 @@ class Manifest:
         return strict_json.digest(self)
 
 
-def demand_samples(manifest: Manifest | None, where: str) -> Manifest:
+def require_samples(manifest: Manifest | None, where: str) -> Manifest:
     """Returns the manifest unchanged; raises UsageError if the dataset has no tables of samples."""
     if manifest is None or not manifest.has_samples:
         raise UsageError(

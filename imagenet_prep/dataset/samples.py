@@ -159,7 +159,7 @@ def parse(lines: Iterable[bytes], where: str, num_classes: float = math.inf) -> 
     for number, line in _numbered(lines, where):
         try:
             sample = _sample(line)
-            _demand_class(sample.class_index, num_classes)
+            _require_class(sample.class_index, num_classes)
         except ValueError as error:
             raise _damaged(where, number, error) from None
         yield sample
@@ -182,7 +182,7 @@ def heads(
             plain, quoted, digits, image = match.groups()
             class_index = int(digits)
             if class_index >= num_classes:
-                _demand_class(class_index, num_classes)
+                _require_class(class_index, num_classes)
             # Almost no key is quoted, and avoiding the call saves a tenth of the time.
             key = plain.decode() if quoted is None and len(plain) < 256 else _key(plain, quoted)
         except ValueError as error:
@@ -207,7 +207,7 @@ def _numbered(lines: Iterable[bytes], where: str) -> Iterator[tuple[int, bytes]]
     return enumerate(lines, start=2)
 
 
-def _demand_class(class_index: int, num_classes: float) -> None:
+def _require_class(class_index: int, num_classes: float) -> None:
     if class_index >= num_classes:
         raise ValueError(f"has class {class_index:,}, but there are only {num_classes:,} classes")
 

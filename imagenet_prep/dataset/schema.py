@@ -229,7 +229,7 @@ def split_of(name: str) -> str:
     return shard.split if shard else ""
 
 
-def check_inside(name: str) -> str:
+def require_relative_name(name: str) -> str:
     """Returns a relative name unchanged; raises ValueError if it could leave its folder.
 
     Names from manifests, receipts and peers become paths and object keys, so every store and cache

@@ -47,7 +47,7 @@ _MAX_COLUMNS = 1000
 
 
 def _name(value: Any) -> str:
-    return schema.check_inside(word(value))
+    return schema.require_relative_name(word(value))
 
 
 def _placement(value: Any) -> Placement:
@@ -59,7 +59,7 @@ def _placement(value: Any) -> Placement:
 def _sizes(value: Any) -> dict[str, int]:
     if not isinstance(value, dict) or len(value) > _MAX_COLUMNS:
         raise ValueError(f"expected at most {_MAX_COLUMNS:,} columns with their sizes")
-    return {column.check_name(name): count(size) for name, size in value.items()}
+    return {column.require_name(name): count(size) for name, size in value.items()}
 
 
 def _origin(value: Any) -> str:

@@ -114,7 +114,7 @@ def _look(replica: Replica, channel: Channel, *, prove: bool) -> None:
     lacking = [file for _, file in wrong]
     channel.write("looked", lacking_bytes=sum(file.num_bytes for file in lacking))
     if not prove:
-        replica.check_space(lacking)
+        replica.require_space(lacking)
 
 
 def _problems(
@@ -135,7 +135,7 @@ def _store(replica: Replica, channel: Channel, *, prove: bool, parent: str) -> i
         wrong = _problems(replica, lacks, prove=False)
     lacking = {file.name: file for _, file in wrong}
     begun = replica.begun(lacking.values())
-    replica.check_space(list(lacking.values()))
+    replica.require_space(list(lacking.values()))
     finished = not lacking and not replica.unfinished()
     if not finished:
         replica.withdraw(lacking.values())

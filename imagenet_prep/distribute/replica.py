@@ -243,7 +243,7 @@ class Replica(Target):
             return FileProblem(f"{schema.PLACEMENT}: {part}, expected {self.placement}")
         return None
 
-    def check_space(self, lacking: list[DatasetFile]) -> None:
+    def require_space(self, lacking: list[DatasetFile]) -> None:
         """Raises StoreError if the missing files do not fit on the disk."""
         # Count damaged files, too: each stays until its replacement is verified.
         needed = sum(file.num_bytes for file in lacking) + SPARE_BYTES

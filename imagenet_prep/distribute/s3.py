@@ -20,7 +20,7 @@ class Bucket(Target):
         """Returns the problem of an object according to the server's checksums, or None."""
         return self.store.problem(file)
 
-    def check_space(self, lacking: list[DatasetFile]) -> None:
+    def require_space(self, lacking: list[DatasetFile]) -> None:
         """Does nothing: a bucket has no limit."""
 
     def lock(self) -> contextlib.AbstractContextManager[None]:

@@ -105,7 +105,7 @@ class Original:
             self._pace.take(len(chunk))
             yield chunk
 
-    def check_unchanged(self) -> None:
+    def require_unchanged(self) -> None:
         """Raises IncompleteError if the dataset has changed since the run began."""
         try:
             last = {column.record_name(name): data for name, data in self.columns.items()}

@@ -143,7 +143,7 @@ def _job_server(runner: Any, options: Any, ending: contextlib.ExitStack) -> None
 
     endpoint = options.view_as(pipeline_options.PortableOptions).job_endpoint
     if endpoint:
-        _demand_answer(endpoint)
+        _require_answer(endpoint)
         return
     kind = type(runner).__name__
     if kind == "PortableRunner":
@@ -156,7 +156,7 @@ def _job_server(runner: Any, options: Any, ending: contextlib.ExitStack) -> None
         return
     master = options.view_as(pipeline_options.SparkRunnerOptions).spark_master_url
     if master.startswith("spark://"):
-        _demand_spark(master)
+        _require_spark(master)
     launcher = options.view_as(pipeline_options.JobServerOptions).job_server_java_launcher
     if shutil.which(launcher) is None:
         raise errors.ImagenetPrepError(
@@ -196,7 +196,7 @@ def _explaining(server: Any, kind: str) -> Any:
     return server
 
 
-def _demand_answer(endpoint: str) -> None:
+def _require_answer(endpoint: str) -> None:
     import grpc
     from apache_beam.portability.api import beam_job_api_pb2, beam_job_api_pb2_grpc
 
@@ -213,7 +213,7 @@ def _demand_answer(endpoint: str) -> None:
         ) from error
 
 
-def _demand_spark(url: str) -> None:
+def _require_spark(url: str) -> None:
     refused = []
     for address in url.removeprefix("spark://").split(","):
         host, _, port = address.rpartition(":")

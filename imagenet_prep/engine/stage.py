@@ -165,7 +165,7 @@ class Stage(Generic[AnyTask, AnyContent]):
             work = strict_json.parse(_Work, fields, others=True)
             rest = {name: fields[name] for name in fields.keys() - vars(work)}
             for output in work.outputs:
-                schema.check_inside(output.name)
+                schema.require_relative_name(output.name)
             return TaskReceipt(**vars(work), content=strict_json.parse(self.kind, rest))
         except ValueError:
             return None

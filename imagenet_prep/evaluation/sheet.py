@@ -244,7 +244,7 @@ def opened(name: str) -> tuple[Dataset, str]:
         )
     if split is None:
         raise UsageError(f"{name}: expected one of the splits {', '.join(SPLITS)}")
-    dataset.demand_samples()
+    dataset.require_samples()
     return dataset, split
 
 

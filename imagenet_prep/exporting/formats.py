@@ -34,7 +34,7 @@ import numpy.typing as npt
 
 from imagenet_prep.core import strict_json
 from imagenet_prep.core.errors import DataDamagedError, UsageError, some
-from imagenet_prep.core.imports import demand
+from imagenet_prep.core.imports import require_modules
 from imagenet_prep.core.strict_json import Json
 from imagenet_prep.dataset import keys, protobuf, record_files, schema, tfds
 from imagenet_prep.dataset.column import Column
@@ -234,7 +234,7 @@ def _file(path: str) -> str:
 def _is_found(path: str) -> bool:
     """Returns whether ImageFolder and `prepare` find a file with this name."""
     with contextlib.suppress(ValueError):
-        return not any(map(is_hidden, schema.check_inside(path).split("/")))
+        return not any(map(is_hidden, schema.require_relative_name(path).split("/")))
     return False
 
 
@@ -250,7 +250,7 @@ class ParquetFormat(Format):
 
     def settled(self, source: ExportSource, parts: Sequence[ExportPart]) -> ParquetFormat:  # noqa: ARG002
         """Raises UsageError if pyarrow is not installed."""
-        demand("parquet", "--to parquet", "pyarrow")
+        require_modules("parquet", "--to parquet", "pyarrow")
         return self
 
     def pieces(self, part: ExportPart, examples: Iterable[Example]) -> Iterator[FilePiece]:

@@ -204,7 +204,7 @@ def of_set(dataset: Dataset, splits: Sequence[str], *, other: bool = False) -> l
         if split not in dataset.manifest.splits:
             splits = ", ".join(dataset.manifest.splits)
             raise UsageError(f"{dataset.where}: has no split {split!r}, only {splits}")
-    dataset.demand_samples()
+    dataset.require_samples()
     pieces: list[AnyPiece] = []
     for split in splits:
         pieces += [

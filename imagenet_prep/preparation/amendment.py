@@ -337,7 +337,7 @@ def refuse(dataset: Dataset, out: Store) -> None:
             "locations."
         )
     refuse_inside(out.where(), dataset)
-    dataset.demand_samples()
+    dataset.require_samples()
     lost = dataset.missing_files()
     if lost:
         raise errors.DataDamagedError(
@@ -433,9 +433,9 @@ def _write(job: AmendJob, output: Output) -> dict[str, Json]:
         store.adopt_files(parent, [*chain.from_iterable(unchanged)], stats)
     except errors.IncompleteError:
         # A replaced parent is the likely cause, and its message is clearer.
-        _demand_same_parent(job)
+        _require_same_parent(job)
         raise
-    _demand_same_parent(job)
+    _require_same_parent(job)
     return _commit(job, output, written)
 
 
@@ -475,7 +475,7 @@ def _write_changed(job: AmendJob, output: Output) -> dict[str, WrittenShard]:
     return {receipt.content.shard: receipt.content for receipt in receipts}
 
 
-def _demand_same_parent(job: AmendJob) -> None:
+def _require_same_parent(job: AmendJob) -> None:
     now = open_dataset(job.dataset.store, check=False).manifest.digest
     if now != job.manifest.digest:
         raise UsageError(

@@ -127,7 +127,7 @@ def joined_lists(
     store: Store, folder: str, tasks: Sequence[IndexTask], num_classes: int, *, ranked: bool
 ) -> Iterator[JoinedLists]:
     """Yields the lists of these tasks in a stage's `folder`; raises DataDamagedError."""
-    # Not in TMPDIR: the disk of the dataset has the space that `check_plan` found.
+    # Not in TMPDIR: the disk of the dataset has the space that `require_space_for_plan` found.
     place = store.temporary().parent
     with (
         storage_errors("write", place),

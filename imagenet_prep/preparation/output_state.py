@@ -16,7 +16,7 @@ from imagenet_prep.dataset import schema, settings, tfds
 from imagenet_prep.dataset.manifest import Manifest
 from imagenet_prep.dataset.member import DOUBTFUL
 from imagenet_prep.dataset.settings import DatasetSettings
-from imagenet_prep.shards.commit import check_finished
+from imagenet_prep.shards.commit import require_few_bad_images
 from imagenet_prep.sources.shard_files import split_of
 from imagenet_prep.storage.dataset_store import Dataset, committed_dataset, missing_files
 from imagenet_prep.storage.ledger import SourceLocation
@@ -188,7 +188,7 @@ def decide(
             read = sum(file.members for file in manifest.sources if split_of(file.name) in splits)
             bad = read - sum(manifest.splits[split].examples for split in splits)
         bad += manifest.repaired.get(DOUBTFUL, 0)
-        check_finished(standing.where, bad, wanted.allowed_bad_images)
+        require_few_bad_images(standing.where, bad, wanted.allowed_bad_images)
     noted = standing.noted.splits.items()
     is_doubted = any(wanted.identities.get(split, was) != was for split, (was, _) in noted)
     return Decision(made, replaced, left, is_doubted)

@@ -37,7 +37,7 @@ from imagenet_prep.dataset.member import (
 from imagenet_prep.dataset.settings import Recipe
 from imagenet_prep.preparation.joined_lists import BoxLookup, JoinedLists, joined_lists, read_boxes
 from imagenet_prep.preparation.selection import Selection, index_stage
-from imagenet_prep.preparation.space import check_plan
+from imagenet_prep.preparation.space import require_space_for_plan
 from imagenet_prep.preparation.tasks import (
     PLAN_FOLDER,
     SHARED_PLANS,
@@ -205,7 +205,9 @@ def take_inventory(
     listed = [receipt.content for receipt in receipts]
     del receipts  # they need 40 MB for ImageNet-21K
     # The lists are copied into one file, and then into plan files.
-    check_plan(out, sum(sum(piece.num_per_class.values()) for piece in listed), 2 * num_bytes)
+    require_space_for_plan(
+        out, sum(sum(piece.num_per_class.values()) for piece in listed), 2 * num_bytes
+    )
 
     def write(files: Sequence[tuple[str, bytes]]) -> None:
         for name, data in files:

@@ -19,7 +19,7 @@ from imagenet_prep.dataset import schema
 from imagenet_prep.dataset.class_list import ClassList
 from imagenet_prep.dataset.jpeg import KEEP
 from imagenet_prep.dataset.keys import WNID, KeyList
-from imagenet_prep.dataset.manifest import ManifestSource, demand_samples
+from imagenet_prep.dataset.manifest import ManifestSource, require_samples
 from imagenet_prep.dataset.member import REPAIRED, Incident, Member
 from imagenet_prep.dataset.samples import Sample
 from imagenet_prep.dataset.settings import (
@@ -34,7 +34,7 @@ from imagenet_prep.dataset.settings import (
 from imagenet_prep.preparation import changes, existing_set
 from imagenet_prep.preparation.output import Draft, Output, incidents_of_input
 from imagenet_prep.preparation.output_state import WantedDataset
-from imagenet_prep.preparation.same_source import demand_same_shards
+from imagenet_prep.preparation.same_source import require_same_shards
 from imagenet_prep.preparation.tasks import WriteWork, excluded_record
 from imagenet_prep.shards.commit import num_per_class, split_of
 from imagenet_prep.shards.difference import same_key
@@ -118,7 +118,7 @@ class ResizeJob:
         """The keys of excluded images, by shard."""
         if self.exclude is None:
             return {}
-        demand_samples(self.found.manifest, self.found.store.where())
+        require_samples(self.found.manifest, self.found.store.where())
         assert self.found.dataset
         request = changes.ChangeRequest(self.exclude, splits=self.splits)
         of_shards = changes.changes_of(request, self.found.dataset, seed=0)
@@ -245,7 +245,7 @@ def _output(job: ResizeJob, store: Store, *, note: bool = True) -> tuple[Output,
     output = Output(store, job.wanted)
     pending = output.left()
     finished = [split for split in job.splits if split not in pending]
-    demand_same_shards(job.found, finished, job.excluded, output, note=note, quiet=job.quiet)
+    require_same_shards(job.found, finished, job.excluded, output, note=note, quiet=job.quiet)
     return output, pending
 
 

@@ -56,7 +56,7 @@ _Facts = tuple[str, int, int]
 _Differs = Callable[[Any, Sample | None], bool]
 
 
-def demand_same_source(job: PrepareJob, output: Output, *, note: bool = True) -> None:
+def require_same_source(job: PrepareJob, output: Output, *, note: bool = True) -> None:
     """Raises UsageError with the differences if the source of `prepare` has changed.
 
     If the source has not changed and `note` is set, a note is written, so that the next run skips
@@ -89,7 +89,7 @@ def demand_same_source(job: PrepareJob, output: Output, *, note: bool = True) ->
     _settle(output, changes, advice, note=note)
 
 
-def demand_same_shards(
+def require_same_shards(
     source: TfrecordSet,
     splits: Iterable[str],
     excluded: Mapping[str, frozenset[str]],

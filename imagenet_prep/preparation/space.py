@@ -29,7 +29,7 @@ _PLENTY = 2
 _RECORD_OVERHEAD_BYTES = 480
 
 
-def check_plan(out: Store, images: int, needed: float) -> None:
+def require_space_for_plan(out: Store, images: int, needed: float) -> None:
     """Checks that the disk has the bytes that a plan of these images needs."""
     why = f" to assign {counted(images, 'image')} to shards"
     _refuse(out, needed, out.local.free_bytes(), why, "or use a larger disk")
@@ -47,7 +47,7 @@ class Forecast:
     plans: Store
     folder: str = PLAN_FOLDER
 
-    def check_unpacking(self) -> None:
+    def require_space_to_unpack(self) -> None:
         """Checks that unpacked images and shards together fit on the disk."""
         source, out = self.selection.source, self.out
         if not isinstance(source, Packed):
@@ -62,7 +62,7 @@ class Forecast:
         if not pending or free > (1 + _PLENTY) * share * sum(task.num_bytes for task in tasks):
             return
         shards = 0.0
-        # For a bucket, few shards are on this disk at a time. `check_shards` counts them.
+        # For a bucket, few shards are on this disk at a time; `require_space_for_shards` counts.
         if out.as_folder:
             for split in self.selection.splits:
                 of_split = [task for task in tasks if task.split == split]
@@ -74,7 +74,9 @@ class Forecast:
         why = ", since images are unpacked first"
         _refuse(self.out, unpacked + _MARGIN * shards, free, why)
 
-    def check_shards(self, plans: Sequence[SplitPlan], finished: Container[str]) -> None:
+    def require_space_for_shards(
+        self, plans: Sequence[SplitPlan], finished: Container[str]
+    ) -> None:
         """Checks that the unfinished shards fit on the disk."""
         free = self.out.local.free_bytes()
         overhead = _RECORD_OVERHEAD_BYTES * sum(split.examples for split in plans)

@@ -106,7 +106,7 @@ def write(job: PrepareJob, inventory: Inventory, forecast: Forecast, output: Out
 
 def begin(stage: WriteStage, inventory: Inventory, forecast: Forecast, output: Output) -> None:
     """Claims the output for this run if the missing shards fit on the disk."""
-    forecast.check_shards(inventory.plans, stage.receipts(inventory.shard_names))
+    forecast.require_space_for_shards(inventory.plans, stage.receipts(inventory.shard_names))
     output.begin([split.split for split in inventory.plans], inventory.shard_names)
     output.forget_others(stage)
 
@@ -161,7 +161,7 @@ def write_stage(job: PrepareJob, inventory: Inventory, store: Store, plans: Stor
     return Stage("write", digest, store, work, WrittenShard | HashedArchive)
 
 
-def _demand_unchanged(selection: Selection) -> None:
+def _require_unchanged(selection: Selection) -> None:
     """Raises SourceError if an archive has changed; files in folders are checked when read."""
     parts = {part.path: part.newest for part in selection.parts}
     source = selection.source
@@ -182,7 +182,7 @@ def _demand_unchanged(selection: Selection) -> None:
             )
 
 
-def _demand_all(job: PrepareJob, inventory: Inventory, shards: Collection[WrittenShard]) -> None:
+def _require_all(job: PrepareJob, inventory: Inventory, shards: Collection[WrittenShard]) -> None:
     selection = job.selection
     incidents = chain.from_iterable(shard.incidents for shard in shards)
     bad = sum(incident.action == QUARANTINED for incident in incidents)
@@ -209,8 +209,8 @@ def commit(
     read = {file.archive: file.md5 for file in contents if isinstance(file, HashedArchive)}
     md5 = {**job.proven_md5, **inventory.md5, **read}
     shards = {shard.shard: shard for shard in contents if isinstance(shard, WrittenShard)}
-    _demand_all(job, inventory, shards.values())
-    _demand_unchanged(job.selection)
+    _require_all(job, inventory, shards.values())
+    _require_unchanged(job.selection)
     evaluation = job.selection.source.evaluation
     draft = Draft(
         splits={
@@ -279,7 +279,7 @@ def preview(job: PrepareJob, output: Output) -> Json:
         forecast = job.forecast(store, plans)
         try:
             if pending:
-                forecast.check_unpacking()
+                forecast.require_space_to_unpack()
         except StoreError as error:
             refusal = str(error)
         inventory = take_inventory(job.selection, plans, job.workers, quiet=True, unpack=False)
@@ -287,7 +287,9 @@ def preview(job: PrepareJob, output: Output) -> Json:
             if pending:
                 output.older_files(inventory.shard_names)
                 stage = write_stage(job, inventory, store, plans)
-                forecast.check_shards(inventory.plans, stage.receipts(inventory.shard_names))
+                forecast.require_space_for_shards(
+                    inventory.plans, stage.receipts(inventory.shard_names)
+                )
         except StoreError as error:
             refusal = refusal or str(error)
         return {

@@ -116,7 +116,7 @@ class HeldFile:
         # Without O_NONBLOCK, opening a named pipe would wait for a writer.
         self.descriptor = os.open(path, mode | os.O_NONBLOCK | os.O_CLOEXEC)
         self._closing = weakref.finalize(self, os.close, self.descriptor)
-        small_files.demand_regular(self.descriptor, path)
+        small_files.require_regular(self.descriptor, path)
         if lock:
             _locked.add(self)
             flock(self.descriptor, path, lock)

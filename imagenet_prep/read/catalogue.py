@@ -59,7 +59,7 @@ class Catalogue:
 
     def having(self, sha256: str) -> Iterator[tuple[CatalogueEntry, Sample]]:
         """Yields the images whose stored or source file has this sha256 (as hex digits)."""
-        self._dataset.demand_samples()
+        self._dataset.require_samples()
         for split, records in self._splits.items():
             names = Names(records)
             for shard in records.placement.held(records.examples_per_shard):

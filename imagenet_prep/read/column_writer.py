@@ -125,7 +125,7 @@ class ColumnWriter:
         self._finite = finite
         self._records = feed.records
         self._records.dataset.require_complete()
-        self._records.dataset.demand_samples()
+        self._records.dataset.require_samples()
         self._store = LocalStore(self._records.root)
         try:
             self.column = Column(
@@ -136,7 +136,7 @@ class ColumnWriter:
                 view or _view_of(feed),
                 column.OF_CLASS if _is_of_class(feed) else column.OF_IMAGE,
             )
-            column.check_new_name(name)
+            column.require_new_name(name)
             column.loads(self.column.dumps(), "", name)
         except (ValueError, TypeError, DataDamagedError) as error:
             raise UsageError(f"column {name!r}: {error}") from None

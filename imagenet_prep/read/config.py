@@ -122,7 +122,7 @@ class ReadConfig(WantedExamples, Decoding, Pass):
             raise UsageError(f"views={self.views}: evaluation has one view, the central crop")
         if self.is_remote:
             try:
-                address.check_base(self.where)
+                address.require_base(self.where)
             except ValueError as error:
                 raise UsageError(f"data_dir: {error}") from None
         elif self.cache_dir is not None or self.cache_gb is not None:

@@ -54,7 +54,7 @@ class ColumnRows:
         dataset = records.dataset
         self.column = columns.open_column(dataset, name, records.split)
         if config is not None:
-            _demand_view(self.column, config, config.view(records.manifest.edition))
+            _require_view(self.column, config, config.view(records.manifest.edition))
         files, _ = self.column.of(records.split, dataset.shards(records.split))
         self._records = records
         self._store = LocalStore(records.root)
@@ -131,7 +131,7 @@ class ColumnRows:
         return file, start
 
 
-def _demand_view(made: Column, config: ReadConfig, view: str | None) -> None:
+def _require_view(made: Column, config: ReadConfig, view: str | None) -> None:
     """Raises UsageError if the column's rows are not valid for the images of the batches."""
     if "images" not in config.fields or made.view == ANY_VIEW:
         return

@@ -132,7 +132,7 @@ def open_feed(config: ReadConfig) -> tuple[Feed, Json]:
         if config.constants.square:
             _tell_changed(config, records)
         _tell_crop(config, records)
-    records.placement.check_ranks(world, config.where)
+    records.placement.require_whole_ranks(world, config.where)
     choice = Choice(config, records.dataset.classes)
     filters = choice.filters()
     chosen = None

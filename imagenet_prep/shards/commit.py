@@ -2,7 +2,7 @@
 
 `publish` writes the small files, and then the manifest.
 
-`refuse_too_many` and `check_finished` limit the number of quarantined images.
+`refuse_too_many` and `require_few_bad_images` limit the number of quarantined images.
 
 `of_set` and `summarise` return summaries of a dataset and of a run as JSON; `render_set` and
 `render` return them as text.
@@ -303,7 +303,7 @@ def refuse_too_many(bad: Sequence[Incident], limit: int | None) -> None:
         )
 
 
-def check_finished(where: str, bad: int, allowed: int | None) -> None:
+def require_few_bad_images(where: str, bad: int, allowed: int | None) -> None:
     """Raises DataDamagedError if a finished dataset has more bad images than the run allows."""
     if allowed is not None and bad > allowed:
         raise DataDamagedError(

@@ -201,7 +201,7 @@ _MOST_KEYS = 1 << 20
 def splits_that_differ(a: Dataset, b: Dataset) -> list[str]:
     """Returns the splits with different images or labels, according to the manifests."""
     for side in (a, b):
-        side.demand_samples()
+        side.require_samples()
     stated = [
         {name: (split.samples_root, split.examples) for name, split in side.manifest.splits.items()}
         for side in (a, b)

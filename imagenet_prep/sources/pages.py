@@ -53,7 +53,7 @@ _LISTS = (9, 10)
 _STRUCT = 12
 
 
-def check_footer(descriptor: int, path: Path) -> None:
+def require_sound_footer(descriptor: int, path: Path) -> None:
     """Raises SourceError if the footer has more row groups and columns than fit in memory."""
     size = os.fstat(descriptor).st_size
     tail = os.pread(descriptor, _TAIL_BYTES, max(0, size - _TAIL_BYTES))

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from imagenet_prep.core import strict_json
 from imagenet_prep.core.errors import SourceError, UsageError, some
-from imagenet_prep.core.imports import demand
+from imagenet_prep.core.imports import require_modules
 from imagenet_prep.core.terminal import counted
 from imagenet_prep.dataset import keys, schema
 from imagenet_prep.dataset.class_list import ClassList
@@ -313,7 +313,7 @@ def find(root: Path, splits: Sequence[str]) -> ParquetSource:
 @contextmanager
 def _opened(path: Path) -> Iterator[_File]:
     """Opens a file; raises SourceError if it lacks the expected columns, or is damaged."""
-    demand("parquet", str(path), "pyarrow")
+    require_modules("parquet", str(path), "pyarrow")
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -323,7 +323,7 @@ def _opened(path: Path) -> Iterator[_File]:
         # Without memory mapping and read-ahead, memory is limited to a page or two.
         reading = {"buffer_size": _PAGE_BUFFER_BYTES, "pre_buffer": False}
         with open_to_read(path) as opened:
-            pages.check_footer(opened.fileno(), path)
+            pages.require_sound_footer(opened.fileno(), path)
             with pq.ParquetFile(opened, **reading) as reader:
                 columns = columns_of(reader.schema_arrow, path)
                 yield _File(path, reader, opened.fileno(), columns)

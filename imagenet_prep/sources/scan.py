@@ -114,7 +114,7 @@ def scan(
                             hidden += hidden_files(folder, path)
                         continue
                     try:
-                        demand_utf8(folder, [entry.name])
+                        require_utf8(folder, [entry.name])
                         if entry.is_dir(follow_symlinks=False):
                             folders.append(f"{path}/")
                         else:
@@ -165,11 +165,11 @@ def subfolders(folder: Path, *, any_name: bool = False) -> list[str]:
     with read_errors(folder), os.scandir(folder) as entries:
         names = sorted(e.name for e in entries if e.is_dir() and not is_hidden(e.name))
     if not any_name:
-        demand_utf8(folder, names)
+        require_utf8(folder, names)
     return names
 
 
-def demand_utf8(folder: object, names: Iterable[str]) -> None:
+def require_utf8(folder: object, names: Iterable[str]) -> None:
     """Raises SourceError if names of files or folders are not UTF-8."""
     odd = [
         str(os.fsencode(name)) for name in names if not name.isascii() and _UNDECODED.search(name)

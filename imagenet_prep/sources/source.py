@@ -28,7 +28,7 @@ from imagenet_prep.dataset.member import MAX_IMAGE_BYTES, Member
 from imagenet_prep.sources import containers
 from imagenet_prep.sources.labels import Statement
 from imagenet_prep.sources.layout import OWN_CLASSES, Layout
-from imagenet_prep.sources.scan import FoundFile, demand_utf8, read_errors, refuse_link_out
+from imagenet_prep.sources.scan import FoundFile, read_errors, refuse_link_out, require_utf8
 from imagenet_prep.storage.archive import Range, RangeReader
 from imagenet_prep.storage.remote import stamp
 from imagenet_prep.storage.remote_path import Location, RemotePath, open_to_read
@@ -293,7 +293,7 @@ class Pixels(Packed):
 
 def file_part(path: Location, md5: str | None = None) -> SourcePart:
     """Returns the part for a file; raises ImagenetPrepError if it cannot be opened."""
-    demand_utf8(path.parent, [path.name])
+    require_utf8(path.parent, [path.name])
     if isinstance(path, RemotePath):
         stat = path.require_ranges()
         return SourcePart(path.name, stat.size, stat.validator, md5, path)

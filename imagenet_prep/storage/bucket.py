@@ -110,7 +110,7 @@ class Uploader:
         parts = iter(functools.partial(opened.read, PART_BYTES), b"")
         first = next(parts, b"")
         if file.num_bytes <= PART_BYTES:
-            _demand_sent(file, hashlib.sha256(first).hexdigest(), len(first), remedy)
+            _require_sent(file, hashlib.sha256(first).hexdigest(), len(first), remedy)
             return self.send_small(file, first, check)
         if self.ended.is_set():
             raise IncompleteError(f"{file.name}: not uploaded, because the run is ending.")
@@ -163,7 +163,7 @@ class Uploader:
             entry = {"PartNumber": number, **self._checksums(ChecksumCRC32C=checksum)}
             answer = self.call(file.name, "upload_part", UploadId=upload, Body=part, **entry)
             listed.append({**entry, "ETag": answer["ETag"]})
-        _demand_sent(file, sha256.hexdigest(), size, remedy)
+        _require_sent(file, sha256.hexdigest(), size, remedy)
         checksum = _base64(total)
         answer = self.call(
             file.name,
@@ -184,7 +184,7 @@ def _base64(checksum: int) -> str:
     return base64.b64encode(checksum.to_bytes(4, "big")).decode()
 
 
-def _demand_sent(file: DatasetFile, sha256: str, size: int, remedy: str) -> None:
+def _require_sent(file: DatasetFile, sha256: str, size: int, remedy: str) -> None:
     if (sha256, size) != (file.sha256, file.num_bytes):
         raise DataDamagedError(
             f"{file.name}: {size:,} bytes with sha256 {sha256}, expected {file.num_bytes:,} bytes "

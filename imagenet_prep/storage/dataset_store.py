@@ -28,7 +28,7 @@ from imagenet_prep.core.errors import (
 from imagenet_prep.dataset import class_list, column, consistency, manifest, samples, schema, tfds
 from imagenet_prep.dataset.class_list import ClassList
 from imagenet_prep.dataset.column import Placement
-from imagenet_prep.dataset.manifest import DatasetFile, Manifest, Shard, demand_samples
+from imagenet_prep.dataset.manifest import DatasetFile, Manifest, Shard, require_samples
 from imagenet_prep.dataset.member import Incident, parse_incident
 from imagenet_prep.dataset.samples import Head, Sample
 from imagenet_prep.storage import local_file
@@ -141,9 +141,9 @@ class Dataset:
                 "Use a copy that has all its shards."
             )
 
-    def demand_samples(self) -> None:
+    def require_samples(self) -> None:
         """Raises UsageError if the dataset has no samples tables."""
-        demand_samples(self.manifest, self.where)
+        require_samples(self.manifest, self.where)
 
     def heads(self, shards: Iterable[Shard], *, images: bool = False) -> Iterator[Iterator[Head]]:
         """Yields first columns of each shard's samples; see `samples.heads` and `tables.each`."""

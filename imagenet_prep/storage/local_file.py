@@ -119,7 +119,7 @@ _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 def require_inside(name: str) -> str:
     """Returns a relative name; raises DataDamagedError if it leads outside of the dataset."""
     try:
-        return schema.check_inside(name)
+        return schema.require_relative_name(name)
     except ValueError as error:
         raise DataDamagedError(
             f"{error}. Nothing was read or written there. The name comes from a manifest, receipt "
@@ -129,14 +129,14 @@ def require_inside(name: str) -> str:
 
 def open_inside(root: Path, name: str, flags: int) -> int:
     """Opens a file; only `root` may be a link. The caller closes the returned descriptor."""
-    folder, _, file = schema.check_inside(name).rpartition("/")
+    folder, _, file = schema.require_relative_name(name).rpartition("/")
     with folder_inside(root, folder) as place, _links_refused(root, name):
         return os.open(file, flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644, dir_fd=place)
 
 
 def stat_inside(root: Path, name: str) -> os.stat_result:
     """Returns the stat result of a file or folder below `root`."""
-    folder, _, file = schema.check_inside(name).rpartition("/")
+    folder, _, file = schema.require_relative_name(name).rpartition("/")
     with folder_inside(root, folder) as place:
         status = os.stat(file, dir_fd=place, follow_symlinks=False)
     if stat.S_ISLNK(status.st_mode):
@@ -154,7 +154,7 @@ def refuse_other_kinds(root: Path, folder: str) -> None:
 @contextlib.contextmanager
 def folder_inside(root: Path, name: str = "", *, make: bool = False) -> Iterator[int]:
     """Yields a `dir_fd` for a folder below `root`; raises like `open_inside`."""
-    parts = schema.check_inside(name).split("/") if name else []
+    parts = schema.require_relative_name(name).split("/") if name else []
     if make:
         _make_durably(root)
     place = os.open(root, _FOLDER)

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, NoReturn
 from urllib.parse import parse_qs, urlsplit
 
 from imagenet_prep.core.errors import StoreError, UsageError
-from imagenet_prep.core.imports import demand
+from imagenet_prep.core.imports import require_modules
 from imagenet_prep.core.strict_json import Json
 from imagenet_prep.storage import connection
 from imagenet_prep.storage.connection import (
@@ -119,7 +119,7 @@ class S3:
     """
 
     def __init__(self, base: str, connections: int, timeout_s: float) -> None:
-        demand("s3", "s3://", "botocore")
+        require_modules("s3", "s3://", "botocore")
         import botocore.config
         import botocore.exceptions
         import botocore.httpsession

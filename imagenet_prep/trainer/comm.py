@@ -176,7 +176,7 @@ def cores(world: World) -> int:
     return max(1, num_cores() // world.local_size)
 
 
-def check_gpus(local_rank: int, gpus: int) -> None:
+def require_gpus(local_rank: int, gpus: int) -> None:
     """Raises an error if this host has GPUs, but none for this rank."""
     if 0 < gpus <= local_rank:
         raise ImagenetPrepError(

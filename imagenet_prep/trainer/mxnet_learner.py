@@ -25,7 +25,7 @@ from imagenet_prep.core.world import World
 from imagenet_prep.dataset import schema
 from imagenet_prep.storage.local_file import complete_file, storage_errors, sync
 from imagenet_prep.trainer import recipe
-from imagenet_prep.trainer.comm import Comm, check_gpus, launched, meet, waiting
+from imagenet_prep.trainer.comm import Comm, launched, meet, require_gpus, waiting
 from imagenet_prep.trainer.config import TrainConfig
 from imagenet_prep.trainer.feed import Batch
 from imagenet_prep.trainer.interface import Interface
@@ -160,7 +160,7 @@ class MxnetLearner(Learner):
         self.versions = {"MXNet": mx.__version__} | self.comm.versions
         gpus = mx.context.num_gpus()
         local_rank = self.comm.world.local_rank
-        check_gpus(local_rank, gpus)
+        require_gpus(local_rank, gpus)
         self.fast_half = gpus > 0
         self._context = mx.gpu(local_rank) if gpus else mx.cpu()
         if recipe.precision(config, fast_half=self.fast_half) == "float16":

@@ -24,7 +24,7 @@ from torch import nn
 from torch.nn import functional
 
 from imagenet_prep.dataset.schema import NO_CLASS
-from imagenet_prep.trainer.comm import Comm, check_gpus, cores, launched
+from imagenet_prep.trainer.comm import Comm, cores, launched, require_gpus
 from imagenet_prep.trainer.config import TrainConfig, residual_blocks
 from imagenet_prep.trainer.feed import Batch
 from imagenet_prep.trainer.interface import Interface, notes, tensors, write
@@ -257,7 +257,7 @@ class PytorchLearner(Learner):
         world = launched()
         self.comm = Comm()
         gpus = torch.cuda.device_count()
-        check_gpus(world.local_rank, gpus)
+        require_gpus(world.local_rank, gpus)
         self._device = torch.device("cuda", world.local_rank) if gpus else torch.device("cpu")
         self._copies: Any = None
         self.fast_half = False

@@ -330,10 +330,10 @@ class Saved:
         """
         if self._config.predictions is not None:
             path = Path(self._config.predictions).expanduser()
-            small_files.demand_own(path, predictions.OWN)
+            small_files.require_own(path, predictions.OWN)
         if self.export is not None:
             is_torch = self.export.suffix in EXPORTED["pytorch"]
-            small_files.demand_own(self.export, interface.OWN if is_torch else _KERAS)
+            small_files.require_own(self.export, interface.OWN if is_torch else _KERAS)
         if self._config.clear_log:
             return
 

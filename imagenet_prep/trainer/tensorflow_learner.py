@@ -26,7 +26,7 @@ from imagenet_prep.dataset import schema
 from imagenet_prep.storage.folder import LocalStore
 from imagenet_prep.storage.local_file import complete_file, storage_errors, sync
 from imagenet_prep.trainer import recipe
-from imagenet_prep.trainer.comm import Comm, Horovod, check_gpus, cores, launched
+from imagenet_prep.trainer.comm import Comm, Horovod, cores, launched, require_gpus
 from imagenet_prep.trainer.config import TrainConfig, residual_blocks
 from imagenet_prep.trainer.feed import Batch
 from imagenet_prep.trainer.interface import Interface
@@ -258,7 +258,7 @@ class TensorFlowLearner(Learner):
         self.fast_half = any(d.get("compute_capability", (0, 0)) >= _FAST_HALF for d in details)
         self._precision = recipe.precision(config, fast_half=self.fast_half)
         if gpus:
-            check_gpus(world.local_rank, len(gpus))
+            require_gpus(world.local_rank, len(gpus))
             tf.config.set_visible_devices(own_gpu, "GPU")
             tf.config.experimental.set_memory_growth(own_gpu[0], True)
         elif world.local_size > 1:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from imagenet_prep.core import address
-from imagenet_prep.core.address import AddressKind, check_base
+from imagenet_prep.core.address import AddressKind, require_base
 from tests.kit.system import System
 
 SECRET = "open-sesame"
@@ -28,7 +28,7 @@ SECRET = "open-sesame"
 )
 def test_an_address_with_a_secret_is_refused_without_repeating_it(base: str) -> None:
     with pytest.raises(ValueError) as caught:
-        check_base(base)
+        require_base(base)
 
     assert SECRET not in str(caught.value)
 
@@ -38,7 +38,7 @@ def test_an_address_with_a_secret_is_refused_without_repeating_it(base: str) -> 
     ["/data", "data", "~/x", "https://host/a%20b/", "https://host:8443/a@2x", "s3://bucket/a@b"],
 )
 def test_good_addresses_pass(base: str) -> None:
-    check_base(base)
+    require_base(base)
 
     assert address.is_remote(base) == ("://" in base)
 
@@ -49,8 +49,8 @@ def test_good_addresses_pass(base: str) -> None:
 )
 def test_empty_parts_of_a_key_are_refused(base: str) -> None:
     with pytest.raises(ValueError, match=r"contains //: write a single slash"):
-        check_base(base)
-    check_base(base.replace("s3://", "https://"))
+        require_base(base)
+    require_base(base.replace("s3://", "https://"))
 
 
 @pytest.mark.parametrize(
@@ -63,11 +63,11 @@ def test_empty_parts_of_a_key_are_refused(base: str) -> None:
     ],
 )
 def test_an_access_point_is_not_called_a_password(text: str) -> None:
-    for check in (check_base, address.refuse_login):
+    for check in (require_base, address.refuse_login):
         with pytest.raises(ValueError, match=r"an ARN is not a bucket: use the alias"):
             check(text)
     with pytest.raises(ValueError, match="user name or password"):
-        check_base(f"{text}:open-sesame@host/x")
+        require_base(f"{text}:open-sesame@host/x")
 
 
 def test_a_home_folder_that_does_not_exist_is_named(system: System) -> None:

@@ -82,10 +82,10 @@ def test_every_missing_module_of_an_extra_is_named_with_the_line_that_installs_i
 ) -> None:
     for module in ("jinja2", "skimage"):
         monkeypatch.setitem(sys.modules, module, None)
-    here.demand("parquet", "--to parquet", "json")
+    here.require_modules("parquet", "--to parquet", "json")
 
     with pytest.raises(UsageError) as refused:
-        here.demand("report", "the page", "jinja2", "json", "skimage")
+        here.require_modules("report", "the page", "jinja2", "json", "skimage")
     assert str(refused.value) == (
         "the page needs jinja2, skimage (not installed). Run: pip install 'imagenet-prep[report]'"
     )

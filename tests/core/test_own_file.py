@@ -24,9 +24,9 @@ LIST = FileKind("a list", b"key,class")
 def test_a_file_of_the_same_command_and_an_empty_file_may_be_replaced(
     tmp_path: Path, content: bytes
 ) -> None:
-    small_files.demand_own(tmp_path / "out", LIST)
+    small_files.require_own(tmp_path / "out", LIST)
     (tmp_path / "out").write_bytes(content)
-    small_files.demand_own(tmp_path / "out", LIST)
+    small_files.require_own(tmp_path / "out", LIST)
 
 
 @pytest.mark.parametrize("content", [b"# mine\n", b"key", b"Key,class\n", b" key,class"])
@@ -35,11 +35,11 @@ def test_another_file_is_not_replaced_also_behind_a_link(tmp_path: Path, content
     (tmp_path / "link").symlink_to("mine")
     for name in ("mine", "link"):
         with pytest.raises(UsageError, match=f"{name}: is not a list, so it is not replaced"):
-            small_files.demand_own(tmp_path / name, LIST)
+            small_files.require_own(tmp_path / name, LIST)
         with pytest.raises(UsageError), small_files.replaced(tmp_path / name, LIST) as file:
             file.write(LIST.beginning)
     assert (tmp_path / "mine").read_bytes() == content
-    small_files.demand_own(tmp_path / "mine", FileKind("a list", content[1:], at=1))
+    small_files.require_own(tmp_path / "mine", FileKind("a list", content[1:], at=1))
 
 
 def test_a_file_that_cannot_be_read_is_not_replaced(tmp_path: Path, system: System) -> None:
@@ -47,8 +47,8 @@ def test_a_file_that_cannot_be_read_is_not_replaced(tmp_path: Path, system: Syst
     system.fails("open", errno.EACCES)
 
     with pytest.raises(UsageError, match="mine: cannot be read: Permission denied"):
-        small_files.demand_own(tmp_path / "mine", LIST)
-    small_files.demand_own(tmp_path / "mine", None)
+        small_files.require_own(tmp_path / "mine", LIST)
+    small_files.require_own(tmp_path / "mine", None)
 
 
 def plant(folder: Path, victim: Path) -> None:

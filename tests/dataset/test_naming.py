@@ -52,7 +52,7 @@ def test_other_names_are_no_shards(name: str) -> None:
     "name", ["train-00000-of-00001", "index/train-00000-of-00001", ".work/x/receipts/t.json", "é"]
 )
 def test_a_name_inside_its_folder_is_taken_as_it_is(name: str) -> None:
-    assert schema.check_inside(name) == name
+    assert schema.require_relative_name(name) == name
 
 
 @pytest.mark.parametrize(
@@ -76,4 +76,4 @@ def test_a_name_inside_its_folder_is_taken_as_it_is(name: str) -> None:
 )
 def test_a_name_that_leads_outside_is_refused(name: str) -> None:
     with pytest.raises(ValueError, match="the name"):
-        schema.check_inside(name)
+        schema.require_relative_name(name)

@@ -84,10 +84,10 @@ def test_files_that_do_not_fit_are_refused_before_one_is_moved(
 ) -> None:
     needed = sum(file.num_bytes for file in replica.files) + SPARE_BYTES
     system.has_free_bytes(needed)
-    replica.check_space(replica.files)
+    replica.require_space(replica.files)
     system.has_free_bytes(needed - 1)
     with pytest.raises(
         StoreError, match=f"{needed:,} bytes are needed, {needed - 1:,} are free. Nothing was"
     ):
-        replica.check_space(replica.files)
-    replica.check_space([])
+        replica.require_space(replica.files)
+    replica.require_space([])

@@ -31,7 +31,7 @@ def test_a_manifest_that_is_not_the_one_of_the_beginning_ends_the_run(
 ) -> None:
     source = opened(root)
     path = root / schema.MANIFEST
-    source.check_unchanged()
+    source.require_unchanged()
     assert source.data == path.read_bytes()
     if change == "replaced":
         make_dataset(tmp_path / "other", shards=2, shard_bytes=1000, seed=1)
@@ -43,7 +43,7 @@ def test_a_manifest_that_is_not_the_one_of_the_beginning_ends_the_run(
     with pytest.raises(
         IncompleteError, match="has changed since this run started, so the copies have no"
     ):
-        source.check_unchanged()
+        source.require_unchanged()
 
 
 def test_a_file_of_a_different_size_is_not_sent(root: Path) -> None:

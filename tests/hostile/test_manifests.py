@@ -150,7 +150,7 @@ def test_what_is_accepted_as_a_manifest_names_only_files_of_a_data_set(
             assert shard.name == schema.shard_name(split, number, len(part.shards))
             assert 0 <= 16 * shard.examples <= shard.num_bytes < 2**63
     for file in found.files:
-        assert schema.check_inside(file.name) == file.name
+        assert schema.require_relative_name(file.name) == file.name
         assert "/" not in file.name
         assert file.name not in (schema.MANIFEST, schema.PLACEMENT, schema.WORK, schema.REPORT)
         assert not schema.looks_like_shard(file.name)

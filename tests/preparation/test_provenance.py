@@ -202,7 +202,7 @@ def test_a_file_that_vanishes_between_two_listings_is_missed(
     def vanish(*_: Any, **__: Any) -> None:
         (source / "train/cat/1.jpg").unlink()
 
-    monkeypatch.setattr(same_source, "demand_same_source", vanish)
+    monkeypatch.setattr(same_source, "require_same_source", vanish)
     with pytest.raises(SourceError, match="6 images were in the source.* 5 are stored"):
         made(source, tmp_path / "out")
     assert not (tmp_path / "out/dataset.json").exists()
@@ -239,11 +239,11 @@ def test_an_archive_that_changes_after_the_first_look_is_refused(
         (tmp_path / "link").hardlink_to(path)
 
     with monkeypatch.context() as patched:
-        patched.setattr(same_source, "demand_same_source", change)
+        patched.setattr(same_source, "require_same_source", change)
         with pytest.raises(SourceError, match=f"{name}: changed while it was read"):
             run("out")
         assert not (tmp_path / "out/dataset.json").exists()
-        patched.setattr(same_source, "demand_same_source", link)
+        patched.setattr(same_source, "require_same_source", link)
         run("out")
     run("fresh")
     assert contents(tmp_path / "out") == contents(tmp_path / "fresh")

@@ -60,10 +60,10 @@ def test_shards_that_are_still_to_be_written_must_fit(
     disk.free = free
     forecast = forecast_of(disk, disk)
     if fits:
-        forecast.check_shards([PLAN], finished)
+        forecast.require_space_for_shards([PLAN], finished)
     else:
         with pytest.raises(StoreError, match="are needed"):
-            forecast.check_shards([PLAN], finished)
+            forecast.require_space_for_shards([PLAN], finished)
 
 
 class Packs(Packed):
@@ -104,7 +104,7 @@ def test_unpacked_images_and_shards_must_fit_together(
     )
     too_small = pytest.raises(StoreError, match="are needed, since images are unpacked first")
     with contextlib.nullcontext() if fits else too_small:
-        forecast.check_unpacking()
+        forecast.require_space_to_unpack()
     assert len(sampled) == (0 if free > 3_000_000 else 64)
 
 
@@ -116,7 +116,7 @@ def test_with_plenty_of_room_no_image_is_sampled(tmp_path: Path, free: int, samp
     forecast = replace(forecast_of(disk, disk), resizes=True)
     read = pytest.raises(AssertionError, match="no image is read")
     with read if samples else contextlib.nullcontext():
-        forecast.check_shards([PLAN], set())
+        forecast.require_space_for_shards([PLAN], set())
 
 
 def test_a_bucket_in_which_all_shards_are_there_needs_no_room(tmp_path: Path) -> None:
@@ -127,7 +127,7 @@ def test_a_bucket_in_which_all_shards_are_there_needs_no_room(tmp_path: Path) ->
         as_folder = None
         local = disk
 
-    forecast_of(Bucket(tmp_path), disk).check_shards([PLAN], NAMES)
+    forecast_of(Bucket(tmp_path), disk).require_space_for_shards([PLAN], NAMES)
 
 
 @pytest.mark.parametrize(("free", "fits"), [(1_206_000, True), (1_205_000, False)])
@@ -146,15 +146,15 @@ def test_shards_on_their_way_to_a_bucket_must_fit_here(
 
     forecast = forecast_of(Bucket(tmp_path), disk)
     if fits:
-        forecast.check_shards([PLAN], finished)
+        forecast.require_space_for_shards([PLAN], finished)
     else:
         with pytest.raises(
             StoreError, match="are needed on this machine while shards are uploaded, .* TMPDIR"
         ):
-            forecast.check_shards([PLAN], finished)
+            forecast.require_space_for_shards([PLAN], finished)
     # Workers on other machines have disks of their own.
     remote = cast("Any", SimpleNamespace(remote=True, count=1))
-    replace(forecast, workers=remote).check_shards([PLAN], finished)
+    replace(forecast, workers=remote).require_space_for_shards([PLAN], finished)
 
 
 def test_a_plan_that_does_not_fit_is_refused_before_it_is_written(tmp_path: Path) -> None:

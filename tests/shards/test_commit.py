@@ -9,7 +9,7 @@ from imagenet_prep.core.errors import DataDamagedError, IncompleteError
 from imagenet_prep.dataset import schema
 from imagenet_prep.dataset.manifest import DatasetFile
 from imagenet_prep.dataset.member import QUARANTINED, Incident
-from imagenet_prep.shards.commit import check_finished, publish, refuse_too_many, split_of
+from imagenet_prep.shards.commit import publish, refuse_too_many, require_few_bad_images, split_of
 from imagenet_prep.shards.writer import WrittenShard
 from imagenet_prep.storage.folder import LocalStore
 from tests.kit.replicas import CLASSES, make_dataset
@@ -47,7 +47,7 @@ def test_as_many_bad_images_as_allowed_are_left_out_and_no_more(allowed: int) ->
     bad = receipt(0).incidents * 3
     for most in (allowed, None):
         refuse_too_many(bad[:allowed], most)
-        check_finished("/out", allowed, most)
+        require_few_bad_images("/out", allowed, most)
     refuse_too_many(bad, None)
 
     with pytest.raises(DataDamagedError, match=f"{allowed + 1} bad images, more than --max-bad"):
@@ -55,7 +55,7 @@ def test_as_many_bad_images_as_allowed_are_left_out_and_no_more(allowed: int) ->
     with pytest.raises(
         DataDamagedError, match=f"{allowed + 1} images are quarantined or doubtful, and only"
     ):
-        check_finished("/out", allowed + 1, allowed)
+        require_few_bad_images("/out", allowed + 1, allowed)
 
 
 class Refusing(LocalStore):

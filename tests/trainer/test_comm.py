@@ -13,7 +13,7 @@ import pytest
 
 from imagenet_prep.core.errors import ImagenetPrepError, IncompleteError
 from imagenet_prep.core.world import LEFT, World
-from imagenet_prep.trainer.comm import Comm, Horovod, check_gpus, lost_rank
+from imagenet_prep.trainer.comm import Comm, Horovod, lost_rank, require_gpus
 from tests.kit.limits import Limits
 
 pytestmark = [pytest.mark.tf, pytest.mark.usefixtures("tf")]
@@ -132,7 +132,7 @@ def test_only_the_loss_of_another_rank_is_told_to_the_launcher(
 
 
 def test_each_local_rank_has_a_gpu_of_its_own_or_there_is_none() -> None:
-    check_gpus(local_rank=7, gpus=8)
-    check_gpus(local_rank=1, gpus=0)
+    require_gpus(local_rank=7, gpus=8)
+    require_gpus(local_rank=1, gpus=0)
     with pytest.raises(ImagenetPrepError, match=r"local rank 8 has no GPU.*8 GPUs.*slots=8"):
-        check_gpus(local_rank=8, gpus=8)
+        require_gpus(local_rank=8, gpus=8)

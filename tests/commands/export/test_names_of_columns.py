@@ -52,7 +52,7 @@ def test_no_new_column_has_such_a_name(dataset: Path, name: str) -> None:
 
 @pytest.mark.parametrize("name", ["labels", "images", "soft-label", "my_none", "_key"])
 def test_similar_names_are_allowed(name: str) -> None:
-    assert column.check_new_name(name) == name
+    assert column.require_new_name(name) == name
 
 
 @pytest.mark.parametrize("name", ["all", "none"])

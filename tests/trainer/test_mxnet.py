@@ -14,7 +14,7 @@ import pytest
 
 from imagenet_prep.core.errors import UsageError
 from imagenet_prep.core.world import World
-from imagenet_prep.trainer import checkpoint, mxnet_learner
+from imagenet_prep.trainer import checkpoint, mxnet_comm
 from tests.kit.batches import digests
 from tests.kit.command import PATIENCE_S, PROGRAM, REPOSITORY, Finished, started
 from tests.kit.layouts import make_mnist, mnist_digits
@@ -347,7 +347,7 @@ def test_ranks_that_horovod_does_not_know_of_do_not_train_alone(
     sys.modules["horovod"].mxnet = fake  # type: ignore[attr-defined]
 
     with pytest.raises(UsageError, match="the launcher started 2 ranks, but Horovod found 1"):
-        mxnet_learner.Ring(World(1, 2))
+        mxnet_comm.Ring(World(1, 2))
 
 
 def test_servers_that_nobody_has_started_are_missed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -355,7 +355,7 @@ def test_servers_that_nobody_has_started_are_missed(monkeypatch: pytest.MonkeyPa
     with pytest.raises(
         UsageError, match="--comm dist_sync needs parameter servers. Start them with"
     ):
-        mxnet_learner.Servers(World(), "dist_sync")
+        mxnet_comm.Servers(World(), "dist_sync")
 
 
 class Store:
@@ -376,7 +376,7 @@ def test_servers_are_given_arrays_and_no_optimizer(monkeypatch: pytest.MonkeyPat
     fake.nd = SimpleNamespace(zeros=np.zeros, array=np.array, waitall=lambda: None)
     monkeypatch.setitem(sys.modules, "mxnet", fake)
     monkeypatch.setenv("DMLC_PS_ROOT_URI", "127.0.0.1")
-    servers = mxnet_learner.Servers(World(), "dist_sync")
+    servers = mxnet_comm.Servers(World(), "dist_sync")
     arrays = [np.ones(3, np.float32)]
     servers.add_up(arrays, "gradient")
     servers.broadcast(arrays, "weights")

@@ -270,8 +270,7 @@ def _expectation(dataset: Dataset, level: str, checks_labels: bool) -> Expectati
     from imagenet_prep.shards.check import Expectation
 
     manifest = dataset.manifest
-    splits = manifest.splits.values()
-    shards = [*itertools.chain.from_iterable(split.shards for split in splits)]
+    shards = manifest.shards
     return Expectation(
         store=dataset.store,
         level=level,

@@ -160,8 +160,7 @@ def _other_classes(
 
 
 def _is_listed(store: Store, manifest: Manifest) -> bool:
-    shards = itertools.chain.from_iterable(split.shards for split in manifest.splits.values())
-    files = [*manifest.files, *filter(None, (shard.samples for shard in shards))]
+    files = [*manifest.files, *filter(None, (shard.samples for shard in manifest.shards))]
     return manifest.has_samples and not missing_files(store, files)
 
 

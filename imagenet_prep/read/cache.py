@@ -211,10 +211,9 @@ class _Copy:
         self.ended = threading.Event()  # once set, failed fetches are not retried
         access = Access(connections=_THREADS, timeout_s=_TIMEOUT_S, remedy=RESUME, ended=self.ended)
         self._source = open_readable(dataset.where, access)
-        splits = dataset.manifest.splits.values()
         self.root = folder / dataset.manifest.digest[:16]
         self._store = LocalStore(self.root)
-        self._all_shards = [*chain.from_iterable(split.shards for split in splits)]
+        self._all_shards = dataset.manifest.shards
         _take_folder(self._store)
         num_files = sum(len(shard.files) for shard in self._all_shards)
         self._ledger = Ledger(self._store, NOTES, 4 * num_files)  # columns add files

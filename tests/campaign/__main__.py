@@ -1,4 +1,11 @@
-"""Runs rounds of faults, prints a line a round and a table; exit code 1: something did not hold."""
+"""Runs rows of the table with random faults, and prints a table of totals.
+
+python -m tests.campaign --rounds 600 --seed 1        random rows and random faults
+python -m tests.campaign --rounds 20 prepare resize   only these commands
+python -m tests.campaign --fault "failing call" --all every call of every command, once each
+
+Exit code 1: a promise was broken. The line of a violation names the row and the case.
+"""
 
 from __future__ import annotations
 
@@ -7,299 +14,223 @@ import contextlib
 import os
 import queue
 import random
+import signal
 import sys
 import tempfile
-import threading
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
 
-from tests.campaign.adopt import Adopt
-from tests.campaign.amend import Amend, AmendInS3
-from tests.campaign.changing import VERBS, Changing, cases
-from tests.campaign.download import Download
-from tests.campaign.duplicates import Duplicates
-from tests.campaign.export import Export
-from tests.campaign.prepare import Prepare, PrepareToS3
-from tests.campaign.replicate import Replicate, ReplicateToS3
-from tests.campaign.resize import Resize
-from tests.campaign.story import Story
-from tests.kit import foreign, warm
-from tests.kit.arena import Arena
-from tests.kit.miniature import Miniature, miniature_for_tests
-from tests.kit.s3_server import BUCKET, S3Server, serve_s3
+from tests.campaign import calls
+from tests.campaign.attempts import Attempt, Kind
+from tests.campaign.failing import FailingCall
+from tests.campaign.losing import LostFile
+from tests.campaign.meeting import SecondCommand
+from tests.campaign.power import PowerLost, PowerLostLater
+from tests.campaign.rounds import Rooms, Several
+from tests.campaign.scenes import Theatre
+from tests.campaign.signals import Signal
+from tests.campaign.table import ROWS, Fault, Row
+from tests.campaign.unreadable import Unreadable
 from tests.kit.shared import in_memory
 
-# How often a round is of each kind. A round of most kinds takes a second and makes three to eight
-# faults; one of s3 takes some seconds, and one of train twenty.
-WEIGHTS = {
-    "prepare": 30,
-    "download": 20,
-    "replicate": 40,
-    "adopt": 29,
-    "amend": 25,
-    "resize": 28,
-    "export": 25,
-    "duplicates": 12,
-    "s3": 5,
-    "amend-s3": 4,
-    "train": 4,
-    # A source changes between two runs.
-    "changing-prepare": 25,
-    "changing-resize": 15,
-    "changing-amend": 12,
-    "changing-adopt": 8,
-    "changing-export": 12,
-    "changing-replicate": 8,
-    "changing-duplicates": 1,
-}
-
-_CHANGING = tuple(f"changing-{verb}" for verb in VERBS)
-
-# The process that carries out the commands of a kind, where it is not that of most.
-_WARM = {"s3": "s3", "amend-s3": "s3", "train": "train"}
+Attempts = Callable[["Runner", Row], Iterable[Attempt]]
 
 
-class Kind(Protocol):
-    """What a round can be about."""
+class Runner:
+    """Tries one case at a time; its folders and processes are made when they are needed."""
 
-    name: str
-
-    def round(self, story: Story) -> None:
-        """Carries out one; raises AssertionError where something does not hold."""
-
-
-@dataclass
-class Total:
-    """All rounds of one kind."""
-
-    rounds: int = 0
-    runs: int = 0
-    seconds: float = 0.0
-    cpu_s: float = 0.0
-    faults: Counter[str] = field(default_factory=Counter)
-    violations: list[str] = field(default_factory=list)
-
-
-class Place:
-    """Where one round at a time is carried out: an arena, a warm process, what kinds know."""
-
-    def __init__(self, folder: Path, mini: Miniature, server: Callable[[], S3Server]) -> None:
-        self._folder, self._mini, self._server = folder, mini, server
-        self._beside = folder.with_name(f"{folder.name}-sources")
-        self._beside.mkdir()
+    def __init__(self, folder: Path, library: Path) -> None:
         self._closing = contextlib.ExitStack()
-        self._warm: dict[str, warm.Warm] = {}
-        self._arena = Arena(folder, self._process("verbs"))
-        self._kinds: dict[str, list[Kind]] = {}
+        self._rooms: Rooms | None = None
+        self.theatre = Theatre(folder, library)
+        self._closing.callback(self.theatre.close)
+        several = Several(self._room)
+        self._kinds: dict[Fault, Kind] = {
+            Fault.KILLED: Signal(signal.SIGKILL),
+            Fault.TERMINATED: Signal(signal.SIGTERM),
+            Fault.INTERRUPTED: Signal(signal.SIGINT),
+            Fault.SHORT_CALL: FailingCall("EINTR", calls.SHORT),
+            Fault.FAILING_CALL: FailingCall("EIO"),
+            Fault.FULL_DISK: FailingCall("ENOSPC", "EDQUOT"),
+            Fault.POWER_LOST: PowerLost(),
+            Fault.POWER_LOST_LATER: PowerLostLater(),
+            Fault.FILE_LOST: LostFile(is_truncated=False),
+            Fault.FILE_TRUNCATED: LostFile(is_truncated=True),
+            Fault.SECOND_COMMAND: SecondCommand(),
+            Fault.UNREADABLE: Unreadable(),
+            Fault.SOURCE_CHANGED: several,
+            Fault.SEVERAL: several,
+        }
 
     def close(self) -> None:
         self._closing.close()
 
-    def round(self, kind: str, rng: random.Random) -> Story:
-        """Carries out a round; what does not hold is its story's `violation`."""
-        of_kind = self._kinds_of(kind)
-        story = self._story(kind, rng)
-        before = self._arena.look()
+    def sample(self, row: Row, rng: random.Random) -> Attempt:
+        """Tries a random case of a row."""
+        return self.attempt(row, self._kinds[row.promise.fault].sample(self.theatre, row, rng))
+
+    def every(self, row: Row) -> Iterator[Attempt]:
+        """Tries all cases of a row."""
+        for case in self._kinds[row.promise.fault].every(self.theatre, row):
+            yield self.attempt(row, case)
+
+    def attempt(self, row: Row, case: str) -> Attempt:
+        """Tries a case; an error in the campaign itself is a violation, too."""
         try:
-            rng.choice(of_kind).round(story)
-            story.hold_outside(before)
-        except Exception as error:  # an error in the campaign is one of its rounds', too
+            return self._kinds[row.promise.fault].attempt(self.theatre, row, case)
+        except Exception as error:
             unforeseen = "" if isinstance(error, AssertionError) else traceback.format_exc()
-            story.violation = f"{error}\n{unforeseen}".strip()
-            story.warm.left(0)
-        return story
+            self.theatre.story.end()
+            again = f"--row {str(row)!r} --case {case!r}"
+            return Attempt(violation=f"{again}: {error}\n{unforeseen}".strip())
 
-    def _process(self, which: str) -> warm.Warm:
-        if which not in self._warm:
-            modules = list(warm.VERBS)
-            if which in ("s3", "another"):
-                modules += ["boto3", "imagenet_prep.storage.bucket"]
-            if which == "train":
-                modules = ["imagenet_prep.train", "imagenet_prep.trainer.loop", "tensorflow"]
-            self._warm[which] = self._closing.enter_context(warm.Warm(modules))
-        return self._warm[which]
-
-    def _story(self, kind: str, rng: random.Random) -> Story:
-        self._arena.clear()
-        return Story(self._arena, self._process(_WARM.get(kind, "verbs")), rng)
-
-    def _kinds_of(self, kind: str) -> list[Kind]:
-        if kind not in self._kinds:
-
-            def story() -> Story:
-                return self._story(kind, random.Random(0))
-
-            source = self._mini.root
-            if kind == "prepare":
-                self._kinds[kind] = [Prepare(story(), source)]
-            elif kind == "adopt":
-                self._kinds[kind] = [Adopt(story(), self._foreign("aws", first=1))]
-            elif kind == "resize":
-                self._kinds[kind] = [Resize(story(), self._foreign("slim"))]
-            elif kind == "export":
-                self._kinds[kind] = [Export(story(), source, self._beside)]
-            elif kind == "duplicates":
-                self._kinds[kind] = [Duplicates(story(), self._made("duplicates"))]
-            elif kind == "download":
-                self._kinds[kind] = [Download(story())]
-            elif kind == "replicate":
-                self._kinds[kind] = [Replicate(story())]
-            elif kind == "amend":
-                self._kinds[kind] = [Amend(story(), source, self._made("amend"))]
-            elif kind == "amend-s3":
-                there = self._made(f"amend-{self._folder.name}")
-                self._kinds[kind] = [AmendInS3(story(), source, there, self._server())]
-            elif kind in _CHANGING:
-                verb = kind.removeprefix("changing-")
-                of_verb = cases(verb, self._mini, story().undisturbed, self._made(kind))
-                self._kinds[kind] = [Changing(kind, of_verb)]
-            elif kind == "s3":
-                server = self._server()
-                to_s3 = PrepareToS3(story(), source, server, lambda: self._process("another"))
-                self._kinds[kind] = [to_s3, ReplicateToS3(story(), server)]
-            else:
-                from tests.campaign.train import Train
-
-                self._kinds[kind] = [Train(story(), _shades(self._folder.parent))]
-        return self._kinds[kind]
-
-    def _made(self, name: str) -> Path:
-        folder = self._beside / name
-        folder.mkdir()
-        return folder
-
-    def _foreign(self, writer: str, **how: int) -> Path:
-        """Returns shards as another program writes them; read-only."""
-        folder = self._beside / writer
-        shards = {"train": 5, "validation": 2}
-        images = foreign.images(self._mini)
-        foreign.write(folder, images, getattr(foreign, writer), num_shards=shards, **how)
-        return folder
-
-
-def _shades(folder: Path) -> Path:
-    from tests.kit.training import make_shades
-
-    return make_shades(folder / f"shades-{threading.get_ident()}")
+    def _room(self) -> Rooms:
+        if self._rooms is None:
+            self._rooms = Rooms()
+            self._closing.callback(self._rooms.close)
+        return self._rooms
 
 
 @contextlib.contextmanager
-def _server_when_asked(folder: Path) -> Iterator[Callable[[], S3Server]]:
-    """Yields what starts a server at its first call, for all."""
-    lock = threading.Lock()
-    started = []
+def runners(number: int) -> Iterator[queue.SimpleQueue[Runner]]:
+    """Yields runners, in memory if there is enough."""
     with contextlib.ExitStack() as closing:
+        folder = closing.enter_context(tempfile.TemporaryDirectory(dir=in_memory()))
+        # The library compares paths as the system names them, without links.
+        root = Path(folder).resolve()
+        library = calls.build(root)
+        free: queue.SimpleQueue[Runner] = queue.SimpleQueue()
+        for job in range(number):
+            (root / f"job-{job}").mkdir()
+            runner = Runner(root / f"job-{job}", library)
+            closing.callback(runner.close)
+            free.put(runner)
+        yield free
 
-        def get() -> S3Server:
-            with lock:
-                if not started:
-                    folder.mkdir()
-                    started.append(closing.enter_context(serve_s3(folder)))
-                    started[0].client().create_bucket(Bucket=BUCKET)
-                return started[0]
 
-        yield get
+@dataclass
+class Total:
+    """All attempts at one row."""
+
+    attempts: int = 0
+    codes: Counter[int] = field(default_factory=Counter)
+    faults: Counter[str] = field(default_factory=Counter)
+    violations: list[str] = field(default_factory=list)
+
+    def add(self, attempt: Attempt) -> None:
+        self.attempts += 1
+        self.codes.update(attempt.codes)
+        self.faults += attempt.faults
+        if attempt.violation:
+            self.violations.append(attempt.violation)
+            print(f"VIOLATION {attempt.violation}", flush=True)
 
 
-def run(seed: int, numbers: Sequence[int], kinds: Sequence[str], jobs: int) -> dict[str, Total]:
-    """Carries out rounds, and prints a line for each; returns what happened, by kind.
+def try_all(rows: Sequence[Row], jobs: int) -> dict[str, Total]:
+    """Tries all cases of some rows."""
 
-    Args:
-      seed, numbers: what makes each round random; equal ones are the same round again, as far as
-        the system's scheduling lets them be.
-      kinds: of `WEIGHTS`.
-      jobs: rounds at a time.
-    """
-    totals = {kind: Total() for kind in kinds}
-    printing = threading.Lock()
-    with contextlib.ExitStack() as closing:
-        folder = Path(closing.enter_context(tempfile.TemporaryDirectory(dir=in_memory())))
-        mini = miniature_for_tests(folder, num_train=32, num_validation=8, size=(64, 48))
-        server = closing.enter_context(_server_when_asked(folder / "s3"))
-        places: queue.SimpleQueue[Place] = queue.SimpleQueue()
-        for job in range(jobs):
-            (folder / f"job-{job}").mkdir()
-            place = Place(folder / f"job-{job}", mini, server)
-            closing.callback(place.close)
-            places.put(place)
+    def attempts(runner: Runner, row: Row) -> Iterable[Attempt]:
+        return runner.every(row)
 
-        def one(number: int) -> None:
-            rng = random.Random(f"{seed} {number}")
-            kind = rng.choices(kinds, [WEIGHTS[kind] for kind in kinds])[0]
-            place = places.get()
-            began = time.monotonic()
+    return _run([(row, attempts) for row in rows], jobs)
+
+
+def try_random(rows: Sequence[Row], numbers: range, seed: int, jobs: int) -> dict[str, Total]:
+    """Tries a random row with a random case for each number; equal numbers are equal attempts."""
+    work = []
+    for number in numbers:
+        rng = random.Random(f"{seed} {number}")
+        # Each kind of fault is equally likely, though one has more commands than another.
+        fault = rng.choice(sorted({row.promise.fault.value for row in rows}))
+        row = rng.choice([row for row in rows if row.promise.fault.value == fault])
+        work.append((row, lambda runner, row, rng=rng: [runner.sample(row, rng)]))
+    return _run(work, jobs)
+
+
+def try_case(row: Row, case: str) -> dict[str, Total]:
+    """Tries one case of a row."""
+    return _run([(row, lambda runner, row: [runner.attempt(row, case)])], 1)
+
+
+def _run(work: Sequence[tuple[Row, Attempts]], jobs: int) -> dict[str, Total]:
+    totals: dict[str, Total] = {}
+    with runners(jobs) as free, ThreadPoolExecutor(jobs) as pool:
+
+        def one(row: Row, attempts: Attempts) -> None:
+            runner = free.get()
             try:
-                story = place.round(kind, rng)
+                for attempt in attempts(runner, row):
+                    totals.setdefault(str(row), Total()).add(attempt)
             finally:
-                places.put(place)
-            with printing:
-                _add(totals[kind], story, number, time.monotonic() - began)
-                shown = ", ".join(f"{count} {what}" for what, count in story.faults.items())
-                print(f"round {number:5d} {kind:19s} {story.runs:3d} runs: {shown}", flush=True)
-                if story.violation:
-                    again = f"--seed {seed} --first {number} --rounds 1 --only {','.join(kinds)}"
-                    print(f"VIOLATION ({again}): {story.violation}", flush=True)
+                free.put(runner)
 
-        with ThreadPoolExecutor(jobs) as pool:
-            for finished in [pool.submit(one, number) for number in numbers]:
-                finished.result()
+        for finished in [pool.submit(one, *each) for each in work]:
+            finished.result()
     return totals
 
 
-def _add(total: Total, story: Story, number: int, seconds: float) -> None:
-    total.rounds += 1
-    total.runs += story.runs
-    total.seconds += seconds
-    total.cpu_s += story.cpu_s
-    total.faults += story.faults
-    if story.violation:
-        total.violations.append(f"round {number}: {story.violation.splitlines()[0][:200]}")
+def summary(totals: dict[str, Total]) -> str:
+    """Returns a line for each row, and one for all."""
+    lines = [f"{'row':60s} {'attempts':>8s} {'faults':>7s} {'violations':>11s}  exit codes"]
+    all_rows = Total()
+    for name in sorted(totals):
+        total = totals[name]
+        lines.append(_line(name, total))
+        all_rows.attempts += total.attempts
+        all_rows.codes += total.codes
+        all_rows.faults += total.faults
+        all_rows.violations += total.violations
+    return "\n".join([*lines, _line("all", all_rows)])
 
 
-def table(totals: dict[str, Total]) -> str:
-    """Returns a line a kind and one for all."""
-    lines = [f"{'kind':19s} {'rounds':>7s} {'faults':>7s} {'runs':>7s} {'violations':>11s}"]
-    for kind, total in totals.items():
-        lines.append(
-            f"{kind:19s} {total.rounds:7d} {total.faults.total():7d} {total.runs:7d} "
-            f"{len(total.violations):11d}   {total.seconds:,.0f} s, CPU {total.cpu_s:,.0f} s"
-        )
-        lines += [f"    {count:6d} {what}" for what, count in sorted(total.faults.items())]
-    rounds, faults, runs, wrong = (
-        sum(each(total) for total in totals.values())
-        for each in (
-            lambda t: t.rounds,
-            lambda t: t.faults.total(),
-            lambda t: t.runs,
-            lambda t: len(t.violations),
-        )
-    )
-    lines.append(f"{'all':19s} {rounds:7d} {faults:7d} {runs:7d} {wrong:11d}")
-    return "\n".join(lines)
+def _line(name: str, total: Total) -> str:
+    codes = ", ".join(f"{code}: {number}" for code, number in sorted(total.codes.items()))
+    faults = total.faults.total()
+    return f"{name:60s} {total.attempts:8d} {faults:7d} {len(total.violations):11d}  {codes}"
 
 
-def main() -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """Reads the flags; returns the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m tests.campaign", description=__doc__)
-    parser.add_argument("--rounds", type=int, default=100, help="a handful of faults each")
+    faults = [fault.value for fault in Fault]
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.campaign",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("verbs", nargs="*", metavar="VERB", help="commands; all if none is named")
+    parser.add_argument("--fault", choices=faults, action="append", help="only this; repeatable")
+    parser.add_argument("--rounds", type=int, default=100, help="number of random attempts")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--first", type=int, default=0, help="number of the first round")
-    parser.add_argument("--only", default=",".join(WEIGHTS), help="kinds, separated by commas")
+    parser.add_argument("--first", type=int, default=0, help="number of the first attempt")
+    parser.add_argument("--all", action="store_true", help="all cases of the rows, none at random")
+    parser.add_argument("--row", help="only this row, as it is printed")
+    parser.add_argument("--case", help="with --row: only this case")
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)))
-    flags = parser.parse_args()
-    kinds = flags.only.split(",")
-    if unknown := set(kinds) - set(WEIGHTS):
-        parser.error(f"--only {','.join(sorted(unknown))}: expected some of {', '.join(WEIGHTS)}")
-    began = time.monotonic()
-    totals = run(flags.seed, range(flags.first, flags.first + flags.rounds), kinds, flags.jobs)
-    print(table(totals))
-    print(f"seed {flags.seed}, {time.monotonic() - began:,.0f} s")
+    flags = parser.parse_args(argv)
+    rows = [
+        row
+        for row in ROWS
+        if (not flags.verbs or row.verb in flags.verbs)
+        and (not flags.fault or row.promise.fault.value in flags.fault)
+        and (not flags.row or str(row) == flags.row)
+    ]
+    if not rows:
+        parser.error("no row of the table has this command and this fault")
+    start = time.monotonic()
+    if flags.case:
+        totals = try_case(rows[0], flags.case)
+    elif flags.all:
+        totals = try_all(rows, flags.jobs)
+    else:
+        numbers = range(flags.first, flags.first + flags.rounds)
+        totals = try_random(rows, numbers, flags.seed, flags.jobs)
+    print(summary(totals))
+    print(f"seed {flags.seed}, {time.monotonic() - start:,.0f} s")
     return int(any(total.violations for total in totals.values()))
 
 

@@ -18,8 +18,6 @@ _ELSEWHERE_CHANCE = 0.4
 class Adopt:
     """Rounds of `adopt`, in place and with --out."""
 
-    name = "adopt"
-
     def __init__(self, story: Story, source: Path) -> None:
         """Adopts undisturbed; keeps the bytes of the shards and of the data set."""
         self.source = source

@@ -21,8 +21,6 @@ _FAULTS = ("signal",) * 6 + ("full disk",) * 2 + ("lost file",) * 2 + ("damaged 
 class Amend:
     """Rounds of `amend` from folder to folder."""
 
-    name = "amend"
-
     def __init__(self, story: Story, source: Path, folder: Path) -> None:
         """Makes the set, what is to change in it, and what undisturbed runs make of it.
 
@@ -102,8 +100,6 @@ class Amend:
 
 class AmendInS3(Amend):
     """Rounds of `amend` within a bucket whose server is behind a proxy with faults."""
-
-    name = "amend-s3"
 
     def __init__(self, story: Story, source: Path, folder: Path, server: S3Server) -> None:
         """As for folders; puts the set into the bucket."""

@@ -75,9 +75,9 @@ class Case:
 class Changing:
     """Rounds of one verb over sources that change."""
 
-    def __init__(self, name: str, cases: Sequence[Case]) -> None:
-        """Takes the cases; their products are made as they are needed."""
-        self.name, self._cases = name, cases
+    def __init__(self, cases: Sequence[Case]) -> None:
+        """Takes the cases; their outputs are made when they are needed."""
+        self._cases = cases
 
     def round(self, story: Story) -> None:
         """Disturbs one command, and changes its source, until nothing happens any more."""

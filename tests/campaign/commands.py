@@ -19,6 +19,7 @@ TOLD = "CAMPAIGN"
 
 # What changes a file system, as Python's audit events call it.
 _CHANGES = {"os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.link", "os.truncate"}
+_MANIFEST = "dataset.json"
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 
 
@@ -52,12 +53,14 @@ def _count_changes(told: dict[str, Any]) -> None:
     signum = told.get("signum", signal.SIGKILL)
     error = told.get("errno", 0)
     times = told.get("times", 0)
-    count = failed = 0
+    count = 0
+    failed = 0
+    manifest = 0
     lock = threading.Lock()
     noting = False
 
     def look(event: str, arguments: tuple[Any, ...]) -> None:
-        nonlocal count, failed
+        nonlocal count, failed, manifest
         if noting or not (event in _CHANGES or (event == "open" and _writes(arguments))):
             return
         with lock:
@@ -65,6 +68,8 @@ def _count_changes(told: dict[str, Any]) -> None:
             due = count == at
             fails = error and at <= count < at + times and _is_below(told["below"], arguments[0])
             failed += bool(fails)
+            if any(str(each).endswith(_MANIFEST) for each in arguments[:2]):
+                manifest = count
         if fails:
             raise OSError(error, os.strerror(error), arguments[0])
         if due and not error:
@@ -78,7 +83,7 @@ def _count_changes(told: dict[str, Any]) -> None:
         noting = True
         if "calls" in told:
             calls.disarm(told["calls"])
-        Path(told["note"]).write_text(f"{count} {failed}")
+        Path(told["note"]).write_text(f"{count} {failed} {manifest}")
         end(code)
 
     os._exit = ending  # type: ignore[assignment]

@@ -1,4 +1,4 @@
-"""One theatre for all tests of a worker process."""
+"""One runner for all tests of a worker process."""
 
 from __future__ import annotations
 
@@ -6,11 +6,18 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.campaign.scenes import Theatre, theatres
+from tests.campaign.__main__ import Runner, runners
+from tests.campaign.scenes import Theatre
 
 
 @pytest.fixture(scope="session")
-def theatre() -> Iterator[Theatre]:
-    """Scenes in memory, and a process that runs them; every scene begins in the same way."""
-    with theatres(1) as free:
+def runner() -> Iterator[Runner]:
+    """The runner of this worker process, in memory."""
+    with runners(1) as free:
         yield free.get()
+
+
+@pytest.fixture(scope="session")
+def theatre(runner: Runner) -> Theatre:
+    """The scenes of the runner; each attempt starts with an empty disk."""
+    return runner.theatre

@@ -26,8 +26,6 @@ _STALLS = 2
 class Download:
     """Rounds of `download`."""
 
-    name = "download"
-
     def __init__(self, story: Story) -> None:
         """Measures an undisturbed run."""
         files = _files(0)

@@ -23,8 +23,6 @@ _PAGE = "duplicates.html"
 class Duplicates:
     """Rounds of `duplicates` over a set that keeps its hashes below `.work`."""
 
-    name = "duplicates"
-
     def __init__(self, story: Story, folder: Path) -> None:
         """Makes a set with planted duplicates and searches it undisturbed; keeps what is found."""
         self._set = folder / "duplicates"

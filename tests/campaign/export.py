@@ -18,8 +18,6 @@ Files = dict[str, bytes]
 class Export:
     """Rounds of `export` into a folder."""
 
-    name = "export"
-
     def __init__(self, story: Story, source: Path, folder: Path) -> None:
         """Makes a set and exports it undisturbed in each format; keeps the bytes of the files."""
         self.root = folder / "export"

@@ -1,35 +1,25 @@
-"""Makes every call fail that a verb makes of the system, one in each run.
+"""Makes one call that a command makes of the system fail.
 
-python -m tests.campaign.failing
-
-A run of a small scene has some hundreds of calls that write, sync, name or read files. Each of them
-fails in a run of its own, with each error that the system may give. Whatever fails, the run may not
-say that all is well while something is wrong, nor leave a file under its final name with other
-bytes; and the same command then does what is left. Exit code 1: something did not hold.
+A run of a small scene has some hundreds of calls that write, sync, name or read files. Whatever
+fails, the command must not succeed with a wrong output, nor give a file with other bytes its name.
 """
 
 from __future__ import annotations
 
-import argparse
-import itertools
-import os
 import random
-import sys
-import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
-from functools import partial
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from imagenet_prep.dataset import schema
+from tests.campaign.attempts import Attempt, finish, hold_left, hold_message, hold_next
 from tests.campaign.calls import SHORT
-from tests.campaign.scenes import SCENES, Theatre, hold_finished, hold_visible, theatres
-from tests.campaign.story import ViolationError, hold
+from tests.campaign.scenes import Theatre, hold_finished
+from tests.campaign.story import hold
+from tests.campaign.table import Row
 
-# What each call may end with. A disk that is full stays full; a disk that fails may fail once.
 _WRITING = ("EIO", "ENOSPC", "EDQUOT")
+# The errors of each call.
 ERRORS = {
     "write": (*_WRITING, "EINTR", SHORT),
     "pwrite": (*_WRITING, "EINTR", SHORT),
@@ -49,183 +39,82 @@ ERRORS = {
     "stat": ("EIO",),
     "list": ("EIO",),
 }
-ALL = ("EIO", SHORT, "ENOSPC", "EINTR", "EDQUOT")
-_STAYS = ("ENOSPC",)
-# No failure at all: whoever calls goes on where it was.
+_SYNCS = ("fsync", "fdatasync", "syncfs")
+# A full disk stays full. A broken disk may fail once.
+_STAYS = "ENOSPC"
 _HARMLESS = ("EINTR", SHORT)
-# Work that waits for other threads may look more often at what they do in a run than in another.
-_MOST = 5000
 
 
 class Case(NamedTuple):
-    """The call that fails in one run: the `number`-th of its kind."""
+    """The call that fails: the `number`-th of its kind."""
 
-    scene: str
     call: str
-    error: str
     number: int
+    error: str
 
-    @property
-    def is_lost_sync(self) -> bool:
-        """Whether bytes or names that somebody wanted to be safe may not be so."""
-        return self.call in ("fsync", "fdatasync", "syncfs") and self.error not in _HARMLESS
+    @classmethod
+    def parse(cls, text: str) -> Case:
+        call, number, error = text.split()
+        return cls(call, int(number), error)
 
     def __str__(self) -> str:
-        return f"--only {self.scene!r} --call {self.call} --error {self.error} --at {self.number}"
+        return f"{self.call} {self.number} {self.error}"
 
 
-@dataclass
-class Total:
-    """What became of all runs of one scene."""
+class FailingCall:
+    """Fails one call with one of some errors; a case is "write 3 EIO"."""
 
-    runs: Counter[tuple[str, str]] = field(default_factory=Counter)
-    codes: Counter[int] = field(default_factory=Counter)
-    violations: list[str] = field(default_factory=list)
+    def __init__(self, *errors: str) -> None:
+        self._errors = errors
 
+    def sample(self, theatre: Theatre, row: Row, rng: random.Random) -> str:
+        counts = self._counts(theatre, row)
+        call = rng.choice(sorted(counts))
+        error = rng.choice([each for each in self._errors if each in ERRORS[call]])
+        return str(Case(call, rng.randint(1, counts[call]), error))
 
-def attempt(theatre: Theatre, case: Case) -> tuple[int, str] | None:
-    """Carries out a case; returns the exit code and what does not hold; None: nothing failed."""
-    scene = theatre.scene(case.scene)
-    theatre.reset(scene)
-    theatre.start(scene, fail=(case.call, case.number, case.error, case.error in _STAYS))
-    code = -1
-    try:
-        ended = theatre.story.finish(0, 1, 3, 4)
-        code = ended.code
+    def every(self, theatre: Theatre, row: Row) -> Iterable[str]:
+        for call, count in self._counts(theatre, row).items():
+            for error in self._errors:
+                if error in ERRORS[call]:
+                    for number in range(1, count + 1):
+                        yield str(Case(call, number, error))
+
+    def attempt(self, theatre: Theatre, row: Row, case: str) -> Attempt:
+        scene = theatre.scene(row.command)
+        failure = Case.parse(case)
+        theatre.reset(scene)
+        theatre.start(scene, fail=(*failure, failure.error == _STAYS))
+        ended = finish(theatre.story, row)
         if not theatre.noted()["failed"]:
-            return None
-        said = ended.err.decode(errors="replace").strip().splitlines()
-        if code == 0:
-            hold_finished(scene)
-            told = not case.is_lost_sync or _is_of_note(theatre, case)
-            hold(told, "what a sync could not write was not told")
+            # Threads that wait for each other make more calls in one run than in another.
+            return Attempt([ended.code])
+        if ended.code:
+            hold(failure.error not in _HARMLESS, f"exit code {ended.code}: {ended.err[-500:]!r}")
+            hold_message(ended)
+            hold_left(scene, row)
         else:
-            hold(case.error not in _HARMLESS, f"exit code {code}: {said}")
-            sentence = said[-1] if said else ""
-            is_one = sentence.startswith("imagenet-prep: ") and len(sentence.split()) > 5
-            hold(is_one, f"exit code {code} without a sentence: {said}")
-            hold_visible(scene)
-            theatre.story.undisturbed(scene.words, **scene.told)
             hold_finished(scene)
-        theatre.hold_sources(scene)
-    except ViolationError as violation:
-        return code, str(violation)
-    return code, ""
+            is_told = failure.error in _HARMLESS or failure.call not in _SYNCS
+            is_told = is_told or _is_of_note(theatre, row, failure)
+            hold(is_told, "a failed sync was not reported")
+        hold_next(theatre, scene, row)
+        return Attempt([ended.code], Counter([f"{failure.call}: {failure.error}"]))
+
+    def _counts(self, theatre: Theatre, row: Row) -> dict[str, int]:
+        """Returns the number of calls of each kind that can end with one of the errors."""
+        counts = theatre.counts(row.command)
+        return {
+            call: count
+            for call, count in counts.items()
+            if count and not set(ERRORS[call]).isdisjoint(self._errors)
+        }
 
 
-def _is_of_note(theatre: Theatre, case: Case) -> bool:
+def _is_of_note(theatre: Theatre, row: Row, failure: Case) -> bool:
     """Whether a call syncs the note of the source: without it, the next run compares more."""
     noted = f"{schema.WORK}/source.json"
-    number = theatre.counts(case.scene)[case.call]
+    number = theatre.counts(row.command)[failure.call]
     # The last two are those of the note and of its folder.
-    return (theatre.scene(case.scene).target / noted).exists() and case.number > number - 2
-
-
-def run(cases: Sequence[Iterable[Case]], jobs: int) -> dict[str, Total]:
-    """Carries out cases, and prints what does not hold; returns what happened, by scene.
-
-    Args:
-      cases: each row ends early at the first case whose call is never made.
-      jobs: rows at a time.
-    """
-    totals = {name: Total() for name in SCENES}
-
-    def one(row: Iterable[Case]) -> list[tuple[Case, tuple[int, str]]]:
-        theatre = free.get()
-        found = []
-        try:
-            for case in row:
-                if (outcome := attempt(theatre, case)) is None:
-                    break
-                found.append((case, outcome))
-                if outcome[1]:
-                    print(f"VIOLATION ({case}): {outcome[1]}", flush=True)
-        finally:
-            free.put(theatre)
-        if found:
-            last = found[-1][0]
-            print(f"{last.scene}: {last.call}, {last.error}: {len(found)} runs", flush=True)
-        return found
-
-    with theatres(jobs) as free, ThreadPoolExecutor(jobs) as pool:
-        for row in [pool.submit(one, row) for row in cases]:
-            for case, (code, violation) in row.result():
-                total = totals[case.scene]
-                total.runs[case.call, case.error] += 1
-                total.codes[code] += 1
-                if violation:
-                    total.violations.append(f"{case}: {violation}")
-    return totals
-
-
-def every(
-    names: Iterable[str], kinds: Iterable[str], errors: Iterable[str] = ALL
-) -> list[Iterable[Case]]:
-    """Returns all cases of some scenes, calls and errors: a row for each, EIO first."""
-    return [
-        map(partial(Case, name, call, error), range(1, _MOST))
-        for error in errors
-        for name, call in itertools.product(names, kinds)
-        if error in ERRORS[call]
-    ]
-
-
-def sample(theatre: Theatre, name: str, number: int, seed: int) -> list[Case]:
-    """Returns some cases of a scene, of as many different calls as it makes."""
-    counts = {call: count for call, count in theatre.counts(name).items() if count}
-    rng = random.Random(f"{seed} {name}")
-    some = itertools.islice(itertools.cycle(rng.sample(sorted(counts), len(counts))), number)
-    return [Case(name, c, rng.choice(ERRORS[c]), rng.randint(1, counts[c])) for c in some]
-
-
-def table(totals: dict[str, Total]) -> str:
-    """Returns a line a scene with how many calls of each kind have failed, and one for all."""
-    kinds = [kind for kind in ERRORS if any(k == kind for t in totals.values() for k, _ in t.runs)]
-    lines = [f"{'scene':12s}" + "".join(f"{kind:>10s}" for kind in (*kinds, "all", "wrong"))]
-    sums: Counter[str] = Counter()
-    for name, total in totals.items():
-        if not total.runs:
-            continue
-        by_kind: Counter[str] = Counter()
-        for (kind, _), number in total.runs.items():
-            by_kind[kind] += number
-        by_kind.update(all=total.runs.total(), wrong=len(total.violations))
-        sums += by_kind
-        lines.append(f"{name:12s}" + _row(by_kind, kinds) + f"   exits {dict(total.codes)}")
-    lines.append(f"{'all':12s}" + _row(sums, kinds))
-    errors: Counter[str] = Counter()
-    for total in totals.values():
-        for (_, error), number in total.runs.items():
-            errors[error] += number
-    lines.append(", ".join(f"{error} {number:,}" for error, number in sorted(errors.items())))
-    return "\n".join(lines)
-
-
-def _row(counts: Counter[str], kinds: Sequence[str]) -> str:
-    return "".join(f"{counts[kind]:10,d}" for kind in (*kinds, "all", "wrong"))
-
-
-def main() -> int:
-    """Reads the flags; returns the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m tests.campaign.failing", description=__doc__)
-    parser.add_argument("--only", default=",".join(SCENES), help="scenes, separated by commas")
-    parser.add_argument("--call", default=",".join(ERRORS), help="calls, separated by commas")
-    parser.add_argument("--error", default=",".join(ALL), help="errors, separated by commas")
-    parser.add_argument("--at", type=int, default=0, help="this call alone, counted from 1")
-    parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)))
-    flags = parser.parse_args()
-    began = time.monotonic()
-    rows = every(*(each.split(",") for each in (flags.only, flags.call, flags.error)))
-    if flags.at:
-        rows = [
-            [case for case in itertools.islice(row, flags.at) if case.number == flags.at]
-            for row in rows
-        ]
-    totals = run(rows, flags.jobs)
-    print(table(totals))
-    print(f"{time.monotonic() - began:,.0f} s")
-    return int(any(total.violations for total in totals.values()))
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    is_last = failure.number > number - 2
+    return (theatre.scene(row.command).target / noted).exists() and is_last

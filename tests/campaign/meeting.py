@@ -1,108 +1,64 @@
-"""Stops a command at a call, lets a second one run to its end, and lets the first go on.
+"""Pauses a command at a call, lets a second one run to its end, and continues the first one.
 
-python -m tests.campaign.meeting --rounds 200 --seed 1
-
-Whichever of the two ends with exit code 0 has left the product that an undisturbed run leaves, at
-that moment; and so do both, run once more. Exit code 1: something did not hold.
+If one of the two ends with exit code 0, the output is complete at that moment.
 """
 
 from __future__ import annotations
 
-import argparse
 import random
 import signal
-import sys
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable
 
+from tests.campaign.attempts import Attempt, hold_left, hold_message, hold_next, hold_tidy
 from tests.campaign.calls import STOP
-from tests.campaign.losing import NAMES
-from tests.campaign.scenes import Scene, Theatre, hold_finished, theatres
-from tests.campaign.story import ViolationError, hold
+from tests.campaign.scenes import Theatre
+from tests.campaign.table import Row
 from tests.kit.command import warm_process
-from tests.kit.warm import Ended
 
-# `download` needs no second run: its server and its archives are those of `failing`.
-NAMES = tuple(name for name in NAMES if name != "download")
-# What a command may be stopped before.
+# The calls before which a command is paused.
 _CALLS = ("write", "fsync", "rename", "link", "unlink", "create", "mkdir", "open")
 
 
-def meet(theatre: Theatre, name: str, call: str, number: int) -> str:
-    """Carries out one round; returns what does not hold, or ""."""
-    scene = theatre.scene(name)
-    theatre.reset(scene)
-    theatre.start(scene, fail=(call, number, STOP, False))
-    first = theatre.story.warm
-    other = warm_process()
-    try:
-        is_stopped = first.stopped()
-        theatre.story.start_beside(other, scene.words, **scene.told)
-        _hold(scene, theatre.story.finish_beside(other, 0, 1, 2, 4, 75))
-        if is_stopped:
-            first.send(signal.SIGCONT)
-        _hold(scene, theatre.story.finish(0, 1, 2, 4, 75))
+class SecondCommand:
+    """Pauses the first command before the n-th call of a kind; a case is "rename 3"."""
+
+    def sample(self, theatre: Theatre, row: Row, rng: random.Random) -> str:
+        counts = self._counts(theatre, row)
+        call = rng.choice(sorted(counts))
+        return f"{call} {rng.randint(1, counts[call])}"
+
+    def every(self, theatre: Theatre, row: Row) -> Iterable[str]:
+        for call, count in self._counts(theatre, row).items():
+            for number in range(1, count + 1):
+                yield f"{call} {number}"
+
+    def attempt(self, theatre: Theatre, row: Row, case: str) -> Attempt:
+        scene = theatre.scene(row.command)
+        story = theatre.story
+        call, number = case.split()
+        theatre.reset(scene)
+        theatre.start(scene, fail=(call, int(number), STOP, False))
+        is_paused = story.warm.stopped()
+        second = warm_process()
+        story.start_beside(second, scene.words, **scene.told)
+        ended = [story.finish_beside(second, 0, *row.promise.codes)]
+        if not ended[0].code:
+            hold_left(scene, row)
+        if is_paused:
+            story.warm.send(signal.SIGCONT)
+        ended.append(story.finish(0, *row.promise.codes))
+        if not ended[1].code:
+            hold_left(scene, row)
+        for each in ended:
+            if each.code:
+                hold_message(each)
+        # The second of these finds nothing to do.
         for _ in range(2):
-            theatre.story.undisturbed(scene.words, **scene.told)
-            hold_finished(scene)
-        theatre.hold_sources(scene)
-        hold(not [*scene.target.rglob("*.partial")], "a temporary file is left")
-        hold(not [*scene.target.glob(".work/temporary/*")], "a temporary file is left")
-    except ViolationError as violation:
-        first.send(signal.SIGKILL)
-        if first.running:
-            first.finish()
-        return f"--only {name!r} --call {call} --at {number}: {violation}"
-    return ""
+            hold_next(theatre, scene, row)
+            hold_tidy(story, scene)
+        return Attempt([each.code for each in ended], Counter(["second command"] * is_paused))
 
-
-def _hold(scene: Scene, ended: Ended) -> None:
-    if ended.code == 0:
-        hold_finished(scene)
-    else:
-        hold(b"imagenet-prep: " in ended.err, f"exit code {ended.code} without a sentence")
-
-
-def sample(theatre: Theatre, name: str, number: int, seed: int) -> list[tuple[str, int]]:
-    """Returns some calls of a scene, of as many kinds as it makes."""
-    rng = random.Random(f"{seed} {name}")
-    counts = {call: count for call, count in theatre.counts(name).items() if count}
-    calls = [call for call in _CALLS if call in counts]
-    chosen = [rng.choice(calls) for _ in range(number)]
-    return [(call, rng.randint(1, counts[call])) for call in chosen]
-
-
-def run(names: Sequence[str], rounds: int, seed: int) -> list[str]:
-    """Carries out rounds, the same number of each scene; returns what does not hold."""
-    violations = []
-    with theatres(1) as free:
-        theatre = free.get()
-        for name in names:
-            for call, number in sample(theatre, name, max(1, rounds // len(names)), seed):
-                if violation := meet(theatre, name, call, number):
-                    violations.append(violation)
-                    print(f"VIOLATION: {violation}", flush=True)
-            print(f"{name}: done", flush=True)
-    return violations
-
-
-def main() -> int:
-    """Reads the flags; returns the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m tests.campaign.meeting", description=__doc__)
-    parser.add_argument("--only", default=",".join(NAMES), help="scenes, separated by commas")
-    parser.add_argument("--rounds", type=int, default=100)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--call", choices=_CALLS, help="with --at: this call alone")
-    parser.add_argument("--at", type=int, default=1)
-    flags = parser.parse_args()
-    names = flags.only.split(",")
-    if flags.call is None:
-        violations = run(names, flags.rounds, flags.seed)
-    else:
-        with theatres(1) as free:
-            violations = [each for each in [meet(free.get(), *names, flags.call, flags.at)] if each]
-    print("\n".join([*violations, f"{len(violations)} violations"]))
-    return int(bool(violations))
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    def _counts(self, theatre: Theatre, row: Row) -> dict[str, int]:
+        counts = theatre.counts(row.command)
+        return {call: counts[call] for call in _CALLS if counts.get(call)}

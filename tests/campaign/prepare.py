@@ -29,7 +29,6 @@ _WORKERS_CHANCE = 0.05
 class Prepare:
     """Rounds of `prepare` into a folder."""
 
-    name = "prepare"
     stages = ("write",)
 
     def __init__(self, story: Story, source: Path) -> None:
@@ -141,8 +140,6 @@ class Prepare:
 
 class PrepareToS3(Prepare):
     """Rounds of `prepare` into a bucket: its server is behind a proxy with faults."""
-
-    name = "s3"
 
     def __init__(
         self, story: Story, source: Path, server: S3Server, another: Callable[[], Warm]

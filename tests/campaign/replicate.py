@@ -15,14 +15,10 @@ from tests.kit.s3_proxy import proxied
 from tests.kit.s3_server import BUCKET, S3Server, objects
 
 _FAULTS = ("signal",) * 4 + ("full disk",) + ("file",) * 2
-# A chain of four hosts takes seconds: one round in so many.
-HOSTS_CHANCE = 0.08
 
 
 class Replicate:
-    """Rounds of `replicate` to a folder, and now and then to hosts."""
-
-    name = "replicate"
+    """Rounds of `replicate` to a folder."""
 
     def __init__(self, story: Story) -> None:
         """Measures an undisturbed run."""
@@ -36,10 +32,7 @@ class Replicate:
         """Replicates a data set of its own, in spite of all."""
         make_dataset(story.folder / "set", seed=story.rng.getrandbits(16))
         reference = contents(story.folder / "set")
-        if story.rng.random() < HOSTS_CHANCE:
-            self._to_hosts(story, reference)
-        else:
-            self._to_folder(story, reference)
+        self._to_folder(story, reference)
         hold(contents(story.folder / "set") == reference, "the source has changed")
 
     def _to_folder(self, story: Story, reference: dict[str, bytes]) -> None:
@@ -64,6 +57,17 @@ class Replicate:
             hold(contents(copy) == reference, "the replica is another data set")
             left = [path for path in (copy / schema.WORK / "incoming").rglob("*") if path.is_file()]
             hold(not left, f"left over: {left}")
+
+
+class ReplicateToHosts(Replicate):
+    """Rounds of `replicate` along a chain of hosts."""
+
+    def round(self, story: Story) -> None:
+        """Kills the command or hosts of a chain, until all hosts have the dataset."""
+        make_dataset(story.folder / "set", seed=story.rng.getrandbits(16))
+        reference = contents(story.folder / "set")
+        self._to_hosts(story, reference)
+        hold(contents(story.folder / "set") == reference, "the source has changed")
 
     def _to_hosts(self, story: Story, reference: dict[str, bytes]) -> None:
         hosts = make_hosts(story.folder)
@@ -91,8 +95,6 @@ class Replicate:
 
 class ReplicateToS3:
     """Rounds of `replicate` to a bucket behind a proxy with faults, and back to a folder."""
-
-    name = "s3"
 
     def __init__(self, story: Story, server: S3Server) -> None:
         self.server = server

@@ -16,7 +16,6 @@ _ADDING_CHANCE = 0.5
 class Resize(Prepare):
     """Rounds of `resize` into a folder; what may happen is what may happen to `prepare`."""
 
-    name = "resize"
     stages = ("resize-train", "resize-validation")
 
     def __init__(self, story: Story, source: Path) -> None:

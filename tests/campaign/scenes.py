@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import json
-import queue
 import random
 import shutil
-import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -20,15 +18,16 @@ from typing import Any
 
 from tests.campaign import calls, commands
 from tests.campaign.calls import Entry
+from tests.campaign.lost_power import Disk
 from tests.campaign.story import KILL, Story, hold
 from tests.kit import faults, foreign, warm
 from tests.kit.amended import make_changes
 from tests.kit.arena import Arena
+from tests.kit.columns import make_column
 from tests.kit.dataset import all_files, contents
 from tests.kit.http_server import serve
 from tests.kit.miniature import miniature_for_tests
 from tests.kit.replicas import make_dataset
-from tests.kit.shared import in_memory
 
 _SHARDS = ("--train-shards", "2", "--validation-shards", "1")
 _PREPARE = (*_SHARDS, "--short-side", "32", "--allow-subset", "--workers", "1")
@@ -56,6 +55,14 @@ class Scene:
     before: dict[str, bytes] = field(default_factory=dict)
     after: dict[str, bytes] = field(default_factory=dict)
     sources: dict[str, bytes] = field(default_factory=dict)
+    source: Path = Path()
+    changes: int = 0
+    manifest_change: int = 0
+
+    def has_manifest(self) -> bool:
+        """Returns whether the target has the manifest of a complete run."""
+        path = self.target / "dataset.json"
+        return path.exists() and path.read_bytes() == self.after["dataset.json"]
 
 
 class Theatre:
@@ -75,6 +82,8 @@ class Theatre:
         self.note = folder / "calls.json"
         self.story = Story(self._arena, self._warm, random.Random(0))
         self._scenes: dict[str, Scene] = {}
+        self._counts: dict[tuple[str, str], dict[str, int]] = {}
+        self._records: dict[str, tuple[Disk, list[Entry]]] = {}
 
     def close(self) -> None:
         self.closing.close()
@@ -88,14 +97,20 @@ class Theatre:
     def _make(self, name: str) -> Scene:
         shutil.rmtree(self.disk, ignore_errors=True)
         self.disk.mkdir()
-        scene = (SCENES | PRODUCTS)[name](self)
+        if name in READERS:
+            scene = _reader(self, name)
+        else:
+            scene = (SCENES | PRODUCTS)[name](self)
+        scene.source = scene.begin
         scene.begin = self.begins / name.replace(" ", "-")
         scene.sources = self._sources(scene.target)
         scene.before = seen(scene.target)
         shutil.copytree(self.disk, scene.begin)
         self.story.undisturbed(scene.words, **scene.told)
+        scene.changes = self.story.changes()
+        scene.manifest_change = self.story.manifest_change()
         scene.after = seen(scene.target)
-        hold(scene.after != scene.before, f"{name}: nothing was done")
+        hold(name in READERS or scene.after != scene.before, f"{name}: nothing was done")
         self.hold_sources(scene)
         return scene
 
@@ -116,6 +131,16 @@ class Theatre:
         shutil.rmtree(self.disk, ignore_errors=True)
         shutil.copytree(scene.begin, self.disk)
 
+    def reset_finished(self, scene: Scene) -> None:
+        """Lays out how a scene ends."""
+        finished = scene.begin.with_name(f"{scene.begin.name}-finished")
+        if not finished.exists():
+            self.reset(scene)
+            self.story.undisturbed(scene.words, **scene.told)
+            shutil.copytree(self.disk, finished)
+        shutil.rmtree(self.disk)
+        shutil.copytree(finished, self.disk)
+
     def start(self, scene: Scene, **what: object) -> None:
         """Starts the scene's command, with the library told `what`, see `calls.arm`."""
         told = {"folder": str(self.given), "note": str(self.note), **what}
@@ -129,40 +154,35 @@ class Theatre:
         self.story.undisturbed(scene.words, calls=library, **scene.told, **told)
         return list(calls.entries(path))
 
+    def recorded(self, name: str) -> tuple[Disk, list[Entry]]:
+        """Returns a disk as a scene finds it, and all changes of an undisturbed run there."""
+        if name not in self._records:
+            scene = self.scene(name)
+            self.reset(scene)
+            disk = Disk(self.disk)
+            self._records[name] = (disk, self.record(scene))
+        disk, record = self._records[name]
+        return disk.copy(), record
+
     def hold_sources(self, scene: Scene) -> None:
         """Holds what lies beside the target against how it was."""
         hold(self._sources(scene.target) == scene.sources, "the source has changed")
 
-    def counts(self, name: str) -> dict[str, int]:
+    def counts(self, name: str, **what: object) -> dict[str, int]:
         """Returns how many calls of each kind an undisturbed run of a scene makes."""
-        scene = self.scene(name)
-        self.reset(scene)
-        self.start(scene)
-        self.story.finish(0)
-        counts: dict[str, int] = self.noted()["counts"]
-        return counts
+        key = (name, repr(what))
+        if key not in self._counts:
+            scene = self.scene(name)
+            self.reset(scene)
+            self.start(scene, **what)
+            self.story.finish(0)
+            self._counts[key] = self.noted()["counts"]
+        return self._counts[key]
 
     def noted(self) -> dict[str, Any]:
         """Returns what the library counted in the last command."""
         found: dict[str, Any] = json.loads(self.note.read_bytes())
         return found
-
-
-@contextlib.contextmanager
-def theatres(number: int) -> Iterator[queue.SimpleQueue[Theatre]]:
-    """Yields as many theatres, in memory where there is room."""
-    with contextlib.ExitStack() as closing:
-        folder = closing.enter_context(tempfile.TemporaryDirectory(dir=in_memory()))
-        # The library knows paths as the system does, without links.
-        root = Path(folder).resolve()
-        library = calls.build(root)
-        free: queue.SimpleQueue[Theatre] = queue.SimpleQueue()
-        for each in range(number):
-            (root / f"theatre-{each}").mkdir()
-            theatre = Theatre(root / f"theatre-{each}", library)
-            closing.callback(theatre.close)
-            free.put(theatre)
-        yield free
 
 
 def seen(target: Path) -> dict[str, bytes]:
@@ -296,6 +316,23 @@ def _resize(theatre: Theatre, splits: str) -> Scene:
     return Scene([*words, "--workers", "1"], root, out)
 
 
+def _add_split(theatre: Theatre) -> Scene:
+    """Makes `resize` of a second split into a finished dataset of the first one."""
+    scene = _resize(theatre, "train")
+    theatre.story.undisturbed(scene.words)
+    scene.words[scene.words.index("train")] = "validation"
+    return scene
+
+
+def _replace(theatre: Theatre) -> Scene:
+    """Makes `resize --force` with other settings, over a finished dataset."""
+    scene = _resize(theatre, "train")
+    theatre.story.undisturbed(scene.words)
+    scene.words[scene.words.index("24")] = "20"
+    scene.words.append("--force")
+    return scene
+
+
 def _rewrite(theatre: Theatre) -> Scene:
     """Makes `adopt --rewrite`."""
     scene = _adopt_links(theatre)
@@ -346,19 +383,40 @@ def _report(theatre: Theatre) -> Scene:
     return Scene(["report", str(root), "--out", str(found / "page.html")], root, found)
 
 
+def _reader(theatre: Theatre, name: str) -> Scene:
+    """Makes a command that reads a dataset with a column, and perhaps its replica."""
+    root = dataset(theatre)
+    make_column(root)
+    copy = theatre.disk / "copy"
+    theatre.story.undisturbed(["replicate", str(root), "--to", str(copy)])
+    words = [word.format(set=root, copy=copy) for word in READERS[name].split()]
+    return Scene(words, root, theatre.disk / "out")
+
+
 SCENES: dict[str, Callable[[Theatre], Scene]] = {
     "prepare": _prepare,
-    "resume": _resume,
+    "prepare, resumed": _resume,
     "download": _download,
     "replicate": _replicate,
-    "repair": _repair,
+    "replicate --repair": _repair,
     "adopt": _adopt,
     "adopt --out": _adopt_links,
     "resize": partial(_resize, splits="train"),
+    "resize, second split": _add_split,
+    "resize --force": _replace,
     "amend": _amend,
     "export --to folder": partial(_export, to="folder"),
     "export --to webdataset": partial(_export, to="webdataset"),
     "duplicates": _duplicates,
+}
+# Commands that only read. `{set}` has a column; `{copy}` is its replica.
+READERS = {
+    "verify": "verify {set} --workers 1",
+    "verify --level decode": "verify {set} --level decode --workers 1",
+    "verify --level manifest": "verify {set} --level manifest --workers 1",
+    "verify --if-changed": "verify {set} --if-changed --workers 1",
+    "replicate --check": "replicate {set} --to {copy} --check",
+    "show --keys": "show {set} --keys",
 }
 # More that verbs make, of which only losses and meetings are tried.
 PRODUCTS: dict[str, Callable[[Theatre], Scene]] = {

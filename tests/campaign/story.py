@@ -53,7 +53,7 @@ class Story:
       faults: that happened, by kind.
       runs: commands that were started.
       cpu_s: processor time of theirs.
-      violation: what did not hold; "" for nothing.
+      codes: exit codes that a command may have besides 0; () if each call of `finish` names all.
       ended: the last command that has ended.
     """
 
@@ -63,7 +63,7 @@ class Story:
     faults: Counter[str] = field(default_factory=Counter)
     runs: int = 0
     cpu_s: float = 0.0
-    violation: str = ""
+    codes: tuple[int, ...] = ()
     ended: Ended | None = None
 
     @property
@@ -100,8 +100,15 @@ class Story:
         left = warm.left(PATIENCE_S)
         hold(not left, f"left running: {left}; {said}")
         hold(b"Traceback" not in ended.err, f"a traceback: {said}")
-        hold(ended.code in codes, f"exit code {ended.code}, expected {codes}: {said}")
+        expected = [code for code in codes if not (code and self.codes) or code in self.codes]
+        hold(ended.code in expected, f"exit code {ended.code}, expected {expected}: {said}")
         return ended
+
+    def end(self) -> None:
+        """Ends a command that still runs after a violation."""
+        self.warm.send(KILL)
+        if self.warm.running:
+            self.warm.finish()
 
     def undisturbed(self, words: Sequence[str | Path], **told: object) -> Ended:
         """Runs a command that nothing happens to."""
@@ -162,6 +169,10 @@ class Story:
     def changes(self) -> int:
         """Returns the changes of files that the last command has made; it was not killed."""
         return int((self.folder / "changes").read_text().split()[0])
+
+    def manifest_change(self) -> int:
+        """Returns the number of the change that gave the manifest its name; 0 if none did."""
+        return int((self.folder / "changes").read_text().split()[2])
 
     def hold_outside(self, before: Look) -> None:
         """Holds everything beside the given folder against how it was."""

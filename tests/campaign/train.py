@@ -27,8 +27,6 @@ _OF_OTHERS = {"KERAS_HOME": "keras", "MPLCONFIGDIR": "matplotlib"}
 class Train:
     """Rounds of `train`, two epochs of eight steps with a checkpoint after every second."""
 
-    name = "train"
-
     def __init__(self, story: Story, data: Path) -> None:
         """Trains undisturbed; keeps the weights."""
         self.data = data

@@ -74,10 +74,9 @@ class Runner:
         """Tries a random case of a row."""
         return self.attempt(row, self._kinds[row.promise.fault].sample(self.theatre, row, rng))
 
-    def every(self, row: Row) -> Iterator[Attempt]:
-        """Tries all cases of a row."""
-        for case in self._kinds[row.promise.fault].every(self.theatre, row):
-            yield self.attempt(row, case)
+    def cases(self, row: Row) -> Iterable[str]:
+        """Returns all cases of a row."""
+        return self._kinds[row.promise.fault].every(self.theatre, row)
 
     def attempt(self, row: Row, case: str) -> Attempt:
         """Tries a case; an error in the campaign itself is a violation, too."""
@@ -135,7 +134,7 @@ def try_all(rows: Sequence[Row], jobs: int) -> dict[str, Total]:
     """Tries all cases of some rows."""
 
     def attempts(runner: Runner, row: Row) -> Iterable[Attempt]:
-        return runner.every(row)
+        return (runner.attempt(row, case) for case in runner.cases(row))
 
     return _run([(row, attempts) for row in rows], jobs)
 

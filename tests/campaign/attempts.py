@@ -32,13 +32,13 @@ class Attempt:
 class Kind(Protocol):
     """A kind of fault. A case is a text that repeats an attempt."""
 
-    def sample(self, theatre: Theatre, row: Row, rng: random.Random) -> str:
+    def sample(self, theatre: Theatre, row: Row, rng: random.Random, /) -> str:
         """Returns a random case."""
 
-    def every(self, theatre: Theatre, row: Row) -> Iterable[str]:
+    def every(self, theatre: Theatre, row: Row, /) -> Iterable[str]:
         """Returns all cases."""
 
-    def attempt(self, theatre: Theatre, row: Row, case: str) -> Attempt:
+    def attempt(self, theatre: Theatre, row: Row, case: str, /) -> Attempt:
         """Tries a case; raises ViolationError if a promise is broken."""
 
 

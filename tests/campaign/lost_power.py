@@ -14,7 +14,7 @@ import hashlib
 import os
 import random
 import shutil
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -306,30 +306,6 @@ def last_states(disk: Disk, rng: random.Random) -> Iterator[State]:
         if (digest := state.digest()) not in seen:
             seen.add(digest)
             yield state
-
-
-def states(
-    disk: Disk, record: Sequence[Entry], rng: random.Random, moments: Container[int]
-) -> Iterator[tuple[int, State]]:
-    """Yields different states that a crash at some moments may leave, each with its moment.
-
-    Args:
-      disk: as it was when the run began.
-      record: what the run did in it; the last moment is that after all of it.
-      rng: decides which names, which pages and which beginnings.
-      moments: numbers of changes after which it crashes.
-    """
-    seen = set[str]()
-    for moment in range(len(record) + 1):
-        is_over = moment == len(record)
-        for state in last_states(disk, rng) if moment in moments else ():
-            # What is the end of a run must be whole, so the same state before it counts apart.
-            digest = state.digest()
-            if is_over or digest not in seen:
-                seen.add(digest)
-                yield moment, state
-        if not is_over:
-            disk.goes_on(record[moment])
 
 
 def _move(name: str, other: str, files: dict[str, File], folders: list[str]) -> None:

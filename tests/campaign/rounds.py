@@ -42,14 +42,14 @@ class Several:
     def __init__(self, rooms: Callable[[], Rooms]) -> None:
         self._rooms = rooms
 
-    def sample(self, theatre: Theatre, row: Row, rng: random.Random) -> str:
+    def sample(self, _theatre: Theatre, _row: Row, rng: random.Random) -> str:
         return str(rng.getrandbits(32))
 
-    def every(self, theatre: Theatre, row: Row) -> Iterable[str]:
+    def every(self, _theatre: Theatre, _row: Row) -> Iterable[str]:
         """Returns only two seeds: rounds have no end."""
         return map(str, range(2))
 
-    def attempt(self, theatre: Theatre, row: Row, case: str) -> Attempt:
+    def attempt(self, _theatre: Theatre, row: Row, case: str) -> Attempt:
         story = self._rooms().round(row, random.Random(case))
         return Attempt([], story.faults)
 
@@ -63,7 +63,8 @@ class Rooms:
         self._folder = Path(self._closing.enter_context(temporary))
         (self._folder / "arena").mkdir()
         (self._folder / "sources").mkdir()
-        self._mini = miniature_for_tests(self._folder, num_train=32, num_validation=8, size=(64, 48))
+        counts = {"num_train": 32, "num_validation": 8}
+        self._mini = miniature_for_tests(self._folder, **counts, size=(64, 48))
         self._warm: dict[str, warm.Warm] = {}
         self._arena = Arena(self._folder / "arena", self._process("verbs"))
         self._subjects: dict[tuple[str, Fault, Place], Subject] = {}

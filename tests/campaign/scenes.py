@@ -83,7 +83,7 @@ class Theatre:
         self.story = Story(self._arena, self._warm, random.Random(0))
         self._scenes: dict[str, Scene] = {}
         self._counts: dict[tuple[str, str], dict[str, int]] = {}
-        self._records: dict[str, tuple[Disk, list[Entry]]] = {}
+        self.recordings: dict[str, tuple[Disk, list[Entry]]] = {}
 
     def close(self) -> None:
         self.closing.close()
@@ -97,10 +97,8 @@ class Theatre:
     def _make(self, name: str) -> Scene:
         shutil.rmtree(self.disk, ignore_errors=True)
         self.disk.mkdir()
-        if name in READERS:
-            scene = _reader(self, name)
-        else:
-            scene = (SCENES | PRODUCTS)[name](self)
+        make = partial(_reader, name=name) if name in READERS else (SCENES | PRODUCTS)[name]
+        scene = make(self)
         scene.source = scene.begin
         scene.begin = self.begins / name.replace(" ", "-")
         scene.sources = self._sources(scene.target)
@@ -156,12 +154,12 @@ class Theatre:
 
     def recorded(self, name: str) -> tuple[Disk, list[Entry]]:
         """Returns a disk as a scene finds it, and all changes of an undisturbed run there."""
-        if name not in self._records:
+        if name not in self.recordings:
             scene = self.scene(name)
             self.reset(scene)
             disk = Disk(self.disk)
-            self._records[name] = (disk, self.record(scene))
-        disk, record = self._records[name]
+            self.recordings[name] = (disk, self.record(scene))
+        disk, record = self.recordings[name]
         return disk.copy(), record
 
     def hold_sources(self, scene: Scene) -> None:

@@ -145,7 +145,8 @@ DATASETS = (
     "resize --force",
     "amend",
 )
-EXPORTS = tuple(f"export --to {to}" for to in ("folder", "tfds", "webdataset", "parquet", "recordio"))
+FORMATS = ("folder", "tfds", "webdataset", "parquet", "recordio")
+EXPORTS = tuple(f"export --to {name}" for name in FORMATS)
 OTHERS = ("replicate --repair", "download", *EXPORTS, "duplicates", "diff", "report")
 WRITERS = (*DATASETS, *OTHERS)
 # Each kind of output once. The first two have a manifest after each split, so that the rows

@@ -232,33 +232,6 @@ DAMAGES: dict[str, tuple[Callable[[bytes], bytes], str]] = {
 }
 
 
-@pytest.mark.parametrize("damage", DAMAGES)
-def test_a_damaged_table_is_named_with_its_line(one: Path, tmp_path: Path, damage: str) -> None:
-    root = tmp_path / "set"
-    shutil.copytree(one, root)
-    change, said = DAMAGES[damage]
-    edit(root, change)
-    result = command.run("diff", one, root, "--out", tmp_path / "out.csv")
-
-    assert (result.code, result.out) == (3, ""), result
-    assert f"{root}/samples/train-00000-of-00003.csv" in result.err
-    assert said in result.err
-    assert list(tmp_path.iterdir()) == [root]
-
-
-def test_a_table_that_is_not_the_manifests_is_refused(
-    one: Path, other: Path, tmp_path: Path
-) -> None:
-    root = tmp_path / "set"
-    shutil.copytree(one, root)
-    path = root / "samples/train-00001-of-00003.csv"
-    path.write_bytes(path.read_bytes().replace(b"image_1.", b"image_2."))
-    result = command.run("diff", root, other)
-
-    assert result.code == 3
-    assert f"{path}: sha256" in result.err
-
-
 def test_what_cannot_be_compared_is_refused(one: Path, tmp_path: Path) -> None:
     plain_set = tmp_path / "plain"
     write_set(plain_set, {"train": [[example(1)]]}, num_classes=CLASSES)
@@ -290,49 +263,12 @@ def test_roots_that_differ_where_nothing_does_are_damage(one: Path, tmp_path: Pa
         assert "train: the root of its tables of samples is " in proven.out + proven.err
 
 
-def copied(root: Path, source: Path, number: int, line: int, times: int = 1) -> Path:
-    """Copies a set; one table of train then has a line of its own, or of another table, again."""
-    shutil.copytree(source, root)
-    other = (root / "samples/train-00001-of-00003.csv").read_bytes().splitlines(keepends=True)
-    there = manifest.loads((root / schema.MANIFEST).read_bytes(), "")
-    train = there.splits["train"]
-    own = (root / schema.samples_name(train.shards[number].name)).read_bytes()
-    row = own.splitlines(keepends=True)[line] if line else other[1]
-    edit(root, lambda data: data + row * times, number)
-    there = manifest.loads((root / schema.MANIFEST).read_bytes(), "")
-    train = there.splits["train"]
-    shards = [*train.shards]
-    shards[number] = replace(shards[number], examples=shards[number].examples + times)
-    counts = [*train.examples_per_class]
-    counts[int(row.split(b",")[1])] += times
-    train = replace(
-        train, shards=shards, examples=train.examples + times, examples_per_class=counts
-    )
-    splits = {**there.splits, "train": train}
-    (root / schema.MANIFEST).write_bytes(replace(there, splits=splits).dumps())
-    return root
-
-
 def claim_root_of(root: Path, other: Path) -> None:
     """Lets the manifest of a set name the root of another one's train."""
     there, honest = (manifest.loads((r / schema.MANIFEST).read_bytes(), "") for r in (root, other))
     train = replace(there.splits["train"], samples_root=honest.splits["train"].samples_root)
     splits = {**there.splits, "train": train}
     (root / schema.MANIFEST).write_bytes(replace(there, splits=splits).dumps())
-
-
-@pytest.mark.parametrize("line", [1, 0], ids=["own", "of a table that both have"])
-@pytest.mark.parametrize("claims", [False, True])
-def test_a_key_that_is_there_twice_is_damage_though_it_differs_in_nothing(
-    one: Path, tmp_path: Path, line: int, claims: bool
-) -> None:
-    root = copied(tmp_path / "set", one, 0, line, times=3)
-    if claims:
-        claim_root_of(root, one)
-    for sides in ((one, root), (root, one)):
-        result = command.run("diff", *sides)
-        assert (result.code, result.out) == (3, ""), result
-        assert "has the same key as a different line of train" in result.err
 
 
 def test_a_root_that_is_only_claimed_is_computed_by_prove(one: Path, tmp_path: Path) -> None:

@@ -23,8 +23,8 @@ from imagenet_prep.storage import dataset_store
 from imagenet_prep.storage.dataset_store import open_dataset
 from imagenet_prep.storage.store import Store
 from tests.kit import amended, columns, command, foreign
-from tests.kit.dataset import Reference, everything, records
-from tests.kit.faults import cut, flip_bit
+from tests.kit.dataset import Reference, records
+from tests.kit.faults import cut
 from tests.kit.foreign_sets import ForeignSet, foreign_set, mini, stored
 
 __all__ = ["foreign_set", "mini", "stored"]
@@ -107,25 +107,6 @@ def test_half_a_request_is_refused(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_damaged_shard_is_shown_up_to_the_damage(reference: Reference, prepared: Path) -> None:
-    offsets = [int(text) for text in reference.contents[f"index/{NAME}"].split()[::2]]
-    flip_bit(prepared / NAME, offsets[5] + 500)
-    result = command.run("show", prepared / NAME)
-
-    assert result.code == 3
-    assert len(result.out.splitlines()) == 5
-    assert f"{NAME}: record 5 at byte {offsets[5]:,}: data CRC" in result.err
-
-
-def test_a_cut_shard_names_the_record_it_ends_in(reference: Reference, prepared: Path) -> None:
-    offsets = [int(text) for text in reference.contents[f"index/{NAME}"].split()[::2]]
-    cut(prepared / NAME, offsets[4] + 20)
-    result = command.run("show", prepared / NAME)
-
-    assert result.code == 3
-    assert f"{NAME}: record 4 at byte {offsets[4]:,}: " in result.err
-
-
 @pytest.mark.parametrize("what", ["missing", "a folder"])
 def test_what_cannot_be_opened_is_named(tmp_path: Path, what: str) -> None:
     path = tmp_path / "train-00000-of-00001"
@@ -135,15 +116,6 @@ def test_what_cannot_be_opened_is_named(tmp_path: Path, what: str) -> None:
 
     assert (result.code, result.out) == (2, "")
     assert str(path) in result.err
-
-
-def test_a_file_that_is_no_shard_is_damaged_data(tmp_path: Path) -> None:
-    path = tmp_path / "train-00000-of-00001"
-    path.write_text("no TFRecord " * 100)
-    result = command.run("show", path)
-
-    assert (result.code, result.out) == (3, "")
-    assert "record 0 at byte 0" in result.err
 
 
 def test_a_place_that_cannot_be_written_is_named(reference: Reference, tmp_path: Path) -> None:
@@ -337,14 +309,6 @@ def test_tables_are_read_once_for_many_keys(
 
     assert found == {key: [entry] for key, entry in every.items()}
     assert sorted(read) == sorted({*read})
-
-
-def test_show_changes_nothing(reference: Reference) -> None:
-    before = everything(reference.out)
-    command.run("show", reference.out / NAME)
-    command.run("show", reference.out, "--keys")
-
-    assert everything(reference.out) == before
 
 
 def test_an_image_file_is_found_as_it_is_stored_and_as_its_source_was(

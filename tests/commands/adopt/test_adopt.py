@@ -2,28 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
 import io
 import json
-import random
 import shutil
-import signal
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from imagenet_prep.dataset import example, record_files, schema
-from imagenet_prep.preparation import adoption
 from imagenet_prep.sources.labels import official_classes
-from imagenet_prep.storage.folder import LocalStore
 from tests.kit import command, foreign
 from tests.kit.dataset import SMALL_FILES, Reference, contents, everything
-from tests.kit.faults import DYING, flip_bit
 from tests.kit.foreign_sets import NUM_SHARDS, ForeignSet
-from tests.kit.lengths import long_but
 
 IN_PLACE = ("slim", "slim-own-classes", "slim-from-0", "tpu-in-folders", "aws-from-1", "flowers")
 LACKS = {
@@ -222,27 +213,6 @@ def test_counts_are_held_against_the_official_ones(copy: Callable[[str], Foreign
     assert contents(source) == before
 
 
-def test_all_damage_is_named_and_nothing_is_changed(copy: Callable[[str], ForeignSet]) -> None:
-    source = copy("aws-from-1").root
-    expected = []
-    for name in ("train-00002-of-00006", "train-00005-of-00006"):
-        with (source / name).open("rb") as stream:
-            places = [(r.number, r.offset) for r in record_files.read_records(stream, name)]
-        for number, offset in (places[3], places[7]):
-            flip_bit(source / name, offset + 400)
-            expected.append(f"{name}: record {number} at byte {offset:,}: data CRC")
-    before = contents(source)
-    result = adopt(source)
-    as_json = adopt(source, "--json")
-
-    assert result.code == as_json.code == 3
-    for damage in expected:
-        assert damage in result.out
-        assert any(problem.startswith(damage) for problem in as_json.json["problems"])
-    assert len(as_json.json["problems"]) == 4
-    assert contents(source) == before
-
-
 def test_an_image_that_is_no_jpeg_is_refused(stored: list[foreign.Image], tmp_path: Path) -> None:
     def odd(image: foreign.Image, label: int) -> dict[str, foreign.Value]:
         return foreign.slim(image._replace(data=b"\x89PNG\r\n\x1a\n" + image.data), label)
@@ -252,15 +222,6 @@ def test_an_image_that_is_no_jpeg_is_refused(stored: list[foreign.Image], tmp_pa
 
     assert result.code == 3
     assert "validation-00000-of-00001: record 0 at byte 0: unknown_format" in result.err
-
-
-def test_the_same_shard_twice_is_found(copy: Callable[[str], ForeignSet]) -> None:
-    source = copy("slim").root
-    shutil.copy(source / NAMES[1], source / NAMES[4])
-    result = adopt(source)
-
-    assert result.code == 3
-    assert f"{NAMES[4]}: has the same bytes as {NAMES[1]}" in result.err
 
 
 @pytest.mark.parametrize(
@@ -333,54 +294,6 @@ def test_two_sets_do_not_meet_in_one_folder(
     assert contents(out) == before
 
 
-def test_a_finished_set_is_left_alone(copy: Callable[[str], ForeignSet]) -> None:
-    source = copy("aws-from-1").root
-    assert adopt(source).code == 0
-    before = everything(source)
-    result = adopt(source)
-
-    assert result.code == 0
-    assert "nothing to do" in result.out
-    assert adopt(source, "--dry-run").code == 0
-    assert everything(source) == before
-
-
-@pytest.mark.parametrize("keeps_notes", [True, False])
-def test_lost_files_of_a_finished_set_are_made_again_and_a_lost_shard_is_refused(
-    copy: Callable[[str], ForeignSet], keeps_notes: bool
-) -> None:
-    source = copy("aws-from-1").root
-    assert adopt(source).code == 0
-    before = contents(source)
-    if not keeps_notes:
-        shutil.rmtree(source / ".work")
-    index, table = (sorted((source / folder).iterdir())[1] for folder in ("index", "samples"))
-    small = [source / name for name in before if "-of-" not in name and name != "dataset.json"]
-    assert len(small) == 5
-    for path in (index, table, *small):
-        path.unlink()
-    result = adopt(source)
-    assert result.code == 0, result
-    assert "7 lost files restored" in result.out
-    assert contents(source) == before
-
-    for path in (index, table, *small):
-        path.write_bytes(before[str(path.relative_to(source))][:-1])
-    assert adopt(source).code == 0
-    assert contents(source) == before
-
-    shard = min(source.glob("train-*"))
-    for cut in (True, False):
-        shard.write_bytes(before[shard.name][:-1]) if cut else shard.unlink()
-        index.unlink(missing_ok=True)
-        result = adopt(source)
-        assert result.code == 3, result
-        assert f"manifest: {shard.name}. Copy them from the original" in result.err
-    shard.write_bytes(before[shard.name])
-    assert adopt(source).code == 0
-    assert contents(source) == before
-
-
 def test_what_cannot_be_made_from_the_shards_is_named(reference: Reference, tmp_path: Path) -> None:
     there = Path(shutil.copytree(reference.out, tmp_path / "set"))
     (there / "index" / "train-00001-of-00008").unlink()
@@ -390,24 +303,6 @@ def test_what_cannot_be_made_from_the_shards_is_named(reference: Reference, tmp_
     assert result.code == 3, result
     assert "from the shards: quarantine.jsonl. Run imagenet-prep verify" in result.err
     assert (there / "index" / "train-00001-of-00008").exists()
-
-
-@pytest.mark.parametrize("level", ["crc", "decode"])
-def test_verify_finds_every_damaged_bit_of_an_adopted_set(
-    copy: Callable[[str], ForeignSet], level: str
-) -> None:
-    source = copy("aws-from-1").root
-    assert adopt(source).code == 0
-    rng = random.Random(level)
-    for _ in range(6):
-        path = source / rng.choice(NAMES)
-        position = rng.randrange(path.stat().st_size)
-        flip_bit(path, position)
-        result = command.run("verify", source, "--level", level)
-        flip_bit(path, position)
-        assert result.code == 3, (path.name, position)
-        assert path.name in result.out
-    assert command.run("verify", source, "--level", level).code == 0
 
 
 def test_what_is_not_declared_is_still_a_problem(copy: Callable[[str], ForeignSet]) -> None:
@@ -426,64 +321,6 @@ def test_flags_that_cannot_be_meant_are_refused(tmp_path: Path) -> None:
         assert (result.code, result.out) == (2, ""), flags
 
 
-def test_workers_and_runs_do_not_show(
-    foreign_set: Callable[[str], ForeignSet], tmp_path: Path
-) -> None:
-    processes = ("--workers", "2", "--worker-kind", "processes")
-    for how, more in (((), ("--workers", "2")), (("--rewrite",), processes)):
-        made = []
-        for number, flags in enumerate((("--workers", "1"), more)):
-            out = tmp_path / f"{number}{''.join(how)}"
-            result = adopt(foreign_set("tpu-in-folders").root, "--out", out, *how, *flags)
-            assert result.code == 0, result
-            made.append(contents(out))
-        assert made[0] == made[1]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("layout", "every"),
-    long_but([("aws-from-1", 14)], [("aws-from-1", 14), ("aws-from-1", 3), ("tpu-in-folders", 3)]),
-)
-def test_a_run_that_dies_between_any_two_steps_is_finished_by_the_next(
-    foreign_set: Callable[[str], ForeignSet], tmp_path: Path, layout: str, every: int
-) -> None:
-    """Each run is let some changes further than the last one; all shards stay all the time."""
-    source = foreign_set(layout).root
-    whole = tmp_path / "whole"
-    shutil.copytree(source, whole)
-    assert adopt(whole).code == 0
-    expected = payloads(source)
-    for steps in range(0, 70, every):
-        root = tmp_path / f"after-{steps}"
-        shutil.copytree(source, root)
-        arguments = ("adopt", root, "--allow-subset", "--workers", "1")
-        for more in (0, 1):  # and the run that resumes dies, too
-            died = command.run(str(steps + more), *arguments, program=DYING)
-            assert died.code in (9, 0), died
-            left = sorted(hashlib.sha256(data).digest() for data in payloads(root).values())
-            assert left == sorted(hashlib.sha256(data).digest() for data in expected.values())
-        result = command.run(*arguments)
-        assert result.code == 0, result
-        assert contents(root) == contents(whole)
-        shutil.rmtree(root)
-
-
-def test_a_shard_that_a_crash_has_left_with_both_names_loses_the_old_one(tmp_path: Path) -> None:
-    name = "train-00000-of-00001"
-    begun = {"renames": [[f"train/{name}", name]], "shards": [[name, "0" * 64]]}
-    for folder in ("train", ".work"):
-        (tmp_path / folder).mkdir()
-    (tmp_path / ".work" / "adopt.json").write_text(json.dumps(begun))
-    (tmp_path / "train" / name).write_bytes(b"records")
-    # The rename is on the disk of the one folder, and its end not yet on that of the other.
-    (tmp_path / name).hardlink_to(tmp_path / "train" / name)
-    adoption.finish_renames(LocalStore(tmp_path))
-
-    assert (tmp_path / name).read_bytes() == b"records"
-    assert not (tmp_path / "train").exists()
-
-
 def test_a_shard_that_the_disk_cannot_read_once_is_no_damaged_one_for_ever(
     copy: Callable[[str], ForeignSet],
 ) -> None:
@@ -494,41 +331,3 @@ def test_a_shard_that_the_disk_cannot_read_once_is_no_damaged_one_for_ever(
     assert failed.code == 1, failed
     assert "cannot be read: Input/output error. Check the disk" in failed.err
     assert result.code == 0, result
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kills", long_but([1], [1, 12]))
-def test_a_killed_rewrite_is_finished_by_the_next_run(
-    foreign_set: Callable[[str], ForeignSet], tmp_path: Path, kills: int
-) -> None:
-    source = foreign_set("tfds").root
-    whole = tmp_path / "whole"
-    out = tmp_path / "out"
-    assert adopt(source, "--rewrite", "--out", whole).code == 0
-    rng = random.Random(1)
-    for _ in range(kills):
-        arguments = ("adopt", source, "--rewrite", "--out", out, "--allow-subset")
-        with command.started(*arguments) as run:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                run.process.wait(rng.uniform(0, 1.5))
-            run.send(signal.SIGKILL)
-            run.process.wait()
-    assert adopt(source, "--rewrite", "--out", out).code == 0
-    assert contents(out) == contents(whole)
-
-
-def test_links_that_a_killed_run_has_left_do_not_change_the_shards(
-    foreign_set: Callable[[str], ForeignSet], tmp_path: Path
-) -> None:
-    root = tmp_path / "in"
-    out = tmp_path / "out"
-    shutil.copytree(foreign_set("slim").root, root)
-    shards = [path for path in root.rglob("*") if schema.looks_like_shard(path.name)]
-    temporary = out / schema.WORK / "temporary"
-    temporary.mkdir(parents=True)
-    for number, path in enumerate(shards):
-        (temporary / str(number)).hardlink_to(path)
-
-    result = adopt(root, "--out", out)
-    assert result.code == 0, result
-    assert list(temporary.iterdir()) == []

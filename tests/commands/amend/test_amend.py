@@ -318,53 +318,6 @@ def test_a_class_may_become_empty_and_that_is_said(reference: Reference, tmp_pat
     assert command.run("verify", tmp_path / "new", "--level", "decode").code == 0
 
 
-@pytest.mark.parametrize("what", ["shard", "table", "labels", "manifest", "missing", "untouched"])
-def test_a_damaged_parent_is_refused(
-    prepared: Path, changes: Changes, tmp_path: Path, what: str
-) -> None:
-    (shard,) = shards_of(prepared, changes.excluded[0])
-    others = {path.name for path in prepared.glob("train-*")} - {shard}
-    if what == "shard":
-        flip_bit(prepared / shard, 2000)
-    elif what == "table":
-        flip_bit(prepared / "samples" / f"{shard}.csv", 200)
-    elif what == "labels":
-        flip_bit(prepared / "labels.txt", 3)
-    elif what == "manifest":
-        flip_bit(prepared / "dataset.json", 100)
-    elif what == "missing":
-        (prepared / "index" / shard).unlink()
-    else:
-        cut(prepared / min(others), 100)
-    before = everything(prepared)
-    refused = amend(prepared, tmp_path / "new", "--exclude", changes.exclude)
-    assert (refused.code, refused.err.count("\n")) == (3, 1), refused
-    assert not (tmp_path / "new" / "dataset.json").exists()
-    assert {**everything(prepared), "": ()} == {**before, "": ()}
-
-
-def test_a_run_that_was_ended_goes_on(
-    reference: Reference, changes: Changes, tmp_path: Path
-) -> None:
-    whole = made(reference.out, tmp_path / "whole", *changes.flags)
-    out = tmp_path / "new"
-    made(reference.out, out, *changes.flags)
-    (shard, *_) = sorted(shards_of(out, changes.added[0]))
-    for lost in ("dataset.json", "labels.txt", shard, "train-00007-of-00008", "index/" + shard):
-        (out / lost).unlink()
-    (out / "train-00006-of-00008").unlink()
-    (out / "train-00006-of-00008").write_bytes(b"another file")
-    for more in ((), ("--dry-run",)):
-        refused = amend(reference.out, out, "--exclude", changes.exclude, *more)
-        assert refused.code == 2, refused
-        assert "an unfinished dataset with different settings" in refused.err
-    assert made(reference.out, out, *changes.flags) == whole
-    seen = stamps(out)
-    again = amend(reference.out, out, *changes.flags)
-    assert "nothing was left to do" in again.out
-    assert stamps(out) == seen
-
-
 def test_a_set_cannot_be_made_in_the_one_that_is_changed(
     reference: Reference, changes: Changes, tmp_path: Path
 ) -> None:

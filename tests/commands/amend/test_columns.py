@@ -160,21 +160,6 @@ def test_changes_after_changes_equal_columns_made_afterwards(
     assert_as_made_afterwards(out)
 
 
-def test_a_killed_amend_goes_on(parent: Path, changes: Changes, tmp_path: Path) -> None:
-    new = tmp_path / "new"
-    steps = 300
-    codes: set[int] = set()
-    while not (new / "dataset.json").exists():
-        left = command.run(
-            str(steps), "amend", parent, "--out", new, *changes.flags, program=faults.DYING
-        )
-        assert left.code in (0, 9), left
-        codes.add(left.code)
-        steps += 60
-    assert codes == {0, 9} or codes == {0}
-    assert_as_made_afterwards(new)
-
-
 def test_an_unfinished_column_is_named_and_left_behind(
     parent: Path, changes: Changes, tmp_path: Path
 ) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -12,9 +11,8 @@ from pathlib import Path
 import pytest
 
 from imagenet_prep import download
-from imagenet_prep.core.errors import BusyError, SourceError, StoreError, UsageError
+from imagenet_prep.core.errors import SourceError, StoreError, UsageError
 from imagenet_prep.sources import published
-from imagenet_prep.storage.folder import LocalStore
 from imagenet_prep.storage.ledger import Identity
 from tests.commands.download.conftest import (
     DEVKIT,
@@ -68,18 +66,6 @@ def test_no_planted_link_is_written_through(tmp_path: Path, planted: str) -> Non
         download.run(arguments(into, source, "--allow-other"))
     assert archives(home) == {"key": b"secret"}
     assert TRAIN not in archives(into)
-
-
-def test_a_second_run_asks_the_server_nothing(tmp_path: Path) -> None:
-    with serve(FILES) as server:
-        flags = arguments(tmp_path, server.url, "--allow-other")
-        assert download.run(flags) == 0
-        asked = len(server.requests)
-        before = everything(tmp_path)
-        assert download.run([*flags, "--json"]) == 0
-
-    assert len(server.requests) == asked
-    assert everything(tmp_path) == before
 
 
 def test_json_is_one_document_for_machines(tmp_path: Path) -> None:
@@ -334,19 +320,6 @@ def test_what_is_there_of_a_file_needs_no_room_again(tmp_path: Path, system: Sys
 
     assert archives(tmp_path) == {TRAIN: FILES[TRAIN]}
     assert sum(r.fault == "" for r in server.reads(f"/{TRAIN}")) == 9
-
-
-def test_two_runs_at_once_do_not_mix(tmp_path: Path) -> None:
-    with serve(FILES) as server:
-        flags = arguments(tmp_path, server.url, "--allow-other")
-        with LocalStore(tmp_path).lock():
-            result = command.run("download", *flags)
-            with pytest.raises(BusyError):
-                download.run(flags)
-
-    assert (result.code, result.out) == (BusyError.exit_code, "")
-    assert f"pid {os.getpid()}" in result.err
-    assert archives(tmp_path) == {}
 
 
 def test_an_empty_archive_on_the_server_is_named(tmp_path: Path) -> None:

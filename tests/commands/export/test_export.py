@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -12,7 +10,7 @@ from typing import Any
 import pytest
 
 from imagenet_prep import export
-from imagenet_prep.core.errors import DataDamagedError, UsageError
+from imagenet_prep.core.errors import UsageError
 from imagenet_prep.dataset import record_files
 from imagenet_prep.exporting import examples as exported_files
 from imagenet_prep.pipelines import prepare
@@ -21,9 +19,8 @@ from imagenet_prep.sources.labels import official_classes, published_labels
 from imagenet_prep.storage.dataset_store import open_dataset
 from imagenet_prep.storage.folder import LocalStore
 from tests.commands.export.conftest import FLAGS, exported
-from tests.kit import command, faults, foreign, layouts
+from tests.kit import layouts
 from tests.kit.dataset import all_files, contents, shard_names
-from tests.kit.faults import flip_bit
 from tests.kit.miniature import Miniature
 from tests.kit.s3_server import BUCKET, key_of, objects, uploads
 
@@ -69,47 +66,6 @@ def test_prepare_makes_the_same_shards_from_what_was_exported(
     assert shards(contents(out)) == shards(contents(prepared))
 
 
-def test_a_damaged_record_stops_the_export_and_another_run_of_the_sound_set_ends_it(
-    prepared: Path, tmp_path: Path
-) -> None:
-    data = tmp_path / "data"
-    out = tmp_path / "out"
-    shutil.copytree(prepared, data)
-    shard = data / "train-00002-of-00003"
-    whole = shard.read_bytes()
-    flip_bit(shard, shard.stat().st_size - 20)
-    words = [str(data), "--to", "tfds", "--out", str(out), "--split", "train", "--workers", "1"]
-
-    with pytest.raises(DataDamagedError, match="train-00002-of-00003: record"):
-        export.run(words)
-    assert len(list(out.rglob("*.tfrecord-*"))) == 2
-    assert not list(out.rglob("dataset_info.json"))
-    shard.write_bytes(whole)
-    assert export.run(words) == 0
-
-    assert len(list(out.rglob("*.tfrecord-*"))) == 3
-    assert list(out.rglob("dataset_info.json"))
-
-
-def test_an_image_that_is_not_the_one_of_its_table_is_refused(
-    prepared: Path, tmp_path: Path
-) -> None:
-    """Its CRCs fit: another program has written the record anew."""
-    data = tmp_path / "data"
-    shutil.copytree(prepared, data)
-    shard = data / "train-00000-of-00003"
-    with shard.open("rb") as stream:
-        found = list(record_files.read_records(stream, shard.name))
-    last = bytearray(found[-1].payload)
-    at = last.rindex(b"\xff\xd9")
-    last[at - 5] ^= 1
-    framed = b"".join(foreign.frame(each.payload) for each in found[:-1])
-    shard.write_bytes(framed + foreign.frame(bytes(last)))
-
-    with pytest.raises(DataDamagedError, match="differs from the table of samples"):
-        export.run([str(data), "--to", "webdataset", "--out", str(tmp_path / "out")])
-
-
 def test_two_splits_lie_side_by_side_under_names_of_their_own(
     prepared: Path, tmp_path: Path
 ) -> None:
@@ -119,29 +75,6 @@ def test_two_splits_lie_side_by_side_under_names_of_their_own(
     seen = {path.name for path in tmp_path.iterdir() if not path.name.startswith(".")}
     endings = ("rec", "idx", "lst", "SHA256SUMS", "export.json")
     assert seen == {f"{name}.{ending}" for name in ("one", "two") for ending in endings}
-
-
-def test_the_same_command_again_changes_nothing_and_mends_what_is_gone(
-    official: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for to, lost in {"folder": "train/*/*.JPEG", "webdataset": "train-000001.tar"}.items():
-        out = tmp_path / to
-        words = [str(official), "--to", to, "--out", str(out), "--split", "train"]
-        words += ["--allow-empty-class"] * (to == "folder")
-        assert export.run(words) == 0
-        before = all_files(out)
-        said = capsys.readouterr().out
-        assert export.run(words) == 0
-        assert capsys.readouterr().out == said
-        first, second, *_ = sorted(out.glob(lost)) * 2
-        first.unlink()
-        assert export.run(words) == 0
-        os.truncate(second, second.stat().st_size - 1)
-        assert export.run(words) == 0
-        capsys.readouterr()
-
-        after = all_files(out)
-        assert after == before
 
 
 def test_a_place_that_holds_something_else_is_refused(
@@ -184,36 +117,6 @@ def test_classes_keys_and_exclude_choose_as_readers_do(
     keys.write_text("nobody/knows.JPEG\n")
     with pytest.raises(UsageError, match="no such key in train and validation"):
         export.run([str(official), "--to", to, "--out", str(tmp_path / "x"), "--keys", str(keys)])
-
-
-def test_worker_processes_write_the_bytes_that_threads_write(
-    prepared: Path, tmp_path: Path
-) -> None:
-    for kind in ("threads", "processes"):
-        words = ("--to", "tfds", "--out", tmp_path / kind, "--worker-kind", kind, "--workers", "2")
-        assert command.run("export", prepared, *words).code == 0
-
-    made = [all_files(tmp_path / kind) for kind in ("threads", "processes")]
-    assert made[0] == made[1]
-
-
-@pytest.mark.root
-def test_a_full_disk_ends_it_with_exit_code_4_and_leaves_no_image_cut(
-    prepared: Path, tmp_path: Path
-) -> None:
-    words = ("export", prepared, "--to", "folder", "--workers", "1", "--out")
-    assert command.run(*words, tmp_path / "whole").code == 0
-    whole = all_files(tmp_path / "whole")
-    disk = tmp_path / "disk"
-    with faults.disk(disk, "size=160k"):
-        assert command.run(*words, disk / "out").code == 4
-        assert not (disk / "out" / "train").exists()
-        faults.remount(disk, "size=64m")
-        assert command.run(*words, disk / "out").code == 0
-        found = all_files(disk / "out")
-
-    seen = {name for name in whole if ".work" not in Path(name).parts}
-    assert {name: found[name] for name in seen} == {name: whole[name] for name in seen}
 
 
 def test_the_summary_names_the_data_set(

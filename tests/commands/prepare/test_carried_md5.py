@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 import os
@@ -116,16 +115,6 @@ def test_what_was_touched_is_read_and_the_set_is_the_same(
     assert contents(tmp_path / "out") == reference.contents
 
 
-def test_a_truncated_archive_is_found_although_its_md5_was_noted(
-    downloaded: Path, tmp_path: Path
-) -> None:
-    os.truncate(downloaded / TRAIN, (downloaded / TRAIN).stat().st_size // 2)
-    result = prepare(downloaded, tmp_path / "out")
-
-    assert (result.code, result.out) == (3, "")
-    assert TRAIN in result.err
-
-
 def with_job(
     monkeypatch: pytest.MonkeyPatch, change: Callable[[PrepareJob], PrepareJob]
 ) -> Callable[[Path, Path], object]:
@@ -136,18 +125,6 @@ def with_job(
     return lambda source, out: imagenet_prep.pipelines.prepare.prepare(
         PrepareConfig(str(source), str(out), json=True, **more)
     )
-
-
-def test_a_carried_md5_is_compared_with_the_official_one(
-    downloaded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run = with_job(
-        monkeypatch, lambda job: dataclasses.replace(job, expected_md5={TRAIN: "0" * 32})
-    )
-
-    with pytest.raises(SourceError, match=rf"{TRAIN}: md5 \w+, expected 000.*--allow-subset"):
-        run(downloaded, tmp_path / "out")
-    assert contents(tmp_path / "out") == {}
 
 
 def test_an_archive_that_is_touched_while_it_is_read_is_not_believed(

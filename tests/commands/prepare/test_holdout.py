@@ -137,15 +137,6 @@ def test_classes_that_the_holdout_lacks_are_named(tmp_path: Path) -> None:
     assert "missing_classes" not in shown["splits"]["train"]
 
 
-def test_a_lost_shard_of_it_is_made_again(cifar: Path, held: Path, tmp_path: Path) -> None:
-    out = shutil.copytree(held, tmp_path / "out")
-    (out / "holdout-00000-of-00001").unlink()
-    assert "holdout-00000-of-00001: missing" in command.run("verify", out).out
-    assert prepare(cifar, out, "--holdout", "20", "--train-shards", "3").code == 0
-
-    assert contents(out) == contents(held)
-
-
 @pytest.mark.usefixtures("unplotted")
 def test_every_verb_takes_the_third_split(held: Path, tmp_path: Path) -> None:
     places = {name: tmp_path / name for name in ("resized", "adopted", "replica")}

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import json
-import random
 import re
 import shutil
 import signal
-import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -85,49 +83,6 @@ def in_the_middle(many: Miniature, out: Path, kind: str) -> Iterator[command.Run
     raise AssertionError("no run could be caught in the middle")
 
 
-# In short: the run that is killed and started again.
-@pytest.mark.long
-@pytest.mark.parametrize("kind", KINDS)
-# How many, and how many of them at least between the first shard and the last.
-@pytest.mark.parametrize(("num_kills", "num_inside"), [(2, 1), (16, 5)])
-def test_a_run_killed_at_random_moments_ends_with_the_same_bytes(
-    many: Miniature, kind: str, whole: Whole, tmp_path: Path, num_kills: int, num_inside: int
-) -> None:
-    rng = random.Random(f"kills of {kind}")
-    kills = in_the_middle = number = 0
-    out = tmp_path / "out-0"
-    while kills < num_kills or in_the_middle < num_inside:
-        number += 1
-        assert number < 100, f"only {kills} kills, {in_the_middle} of them in the middle"
-        before = stamps(out)
-        done = len(receipts(out))
-        with command.started(*prepare(many.root, out, kind)) as run:
-            if number % 2:
-                wait_for_receipt(out, done, run)
-                delay = rng.uniform(0, whole.writing_s)
-            else:
-                delay = rng.uniform(0, whole.seconds)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                run.process.wait(delay)
-            code = run.kill()
-            command.wait_until(lambda r=run: not r.workers(), "the workers of a killed run end")
-
-        assert code in (0, -signal.SIGKILL)
-        assert_nothing_half_visible(out, whole.contents)
-        after = stamps(out)
-        assert {name: after[name] for name in shard_names(before)} == {
-            name: before[name] for name in shard_names(before)
-        }
-        if code == 0:
-            assert contents(out) == whole.contents
-            out = tmp_path / f"out-{number}"
-            continue
-        kills += 1
-        in_the_middle += 0 < len(shard_names(after)) < NUM_SHARDS
-
-    assert_completed(many.root, out, whole)
-
-
 @pytest.mark.parametrize("kind", long_but(["processes"], KINDS))
 def test_a_run_killed_and_started_again_at_once_does_what_is_left(
     many: Miniature, kind: str, whole: Whole, tmp_path: Path
@@ -170,63 +125,6 @@ def test_workers_end_with_their_launcher_even_where_nobody_reaps_it(
 
 
 @pytest.mark.parametrize("kind", long_but(["threads"], KINDS))
-@pytest.mark.parametrize(
-    "signum", long_but([signal.SIGINT], [signal.SIGINT, signal.SIGTERM]), ids=lambda s: s.name
-)
-def test_an_interrupted_run_says_so_and_resumes(
-    many: Miniature, kind: str, whole: Whole, tmp_path: Path, signum: signal.Signals
-) -> None:
-    out = tmp_path / "out"
-    with in_the_middle(many, out, kind) as run:
-        before = stamps(out)
-        run.send(signum)
-        run.send(signal.SIGCONT)
-        run.send(signal.SIGCONT, run.workers())
-        result = run.finish()
-        command.wait_until(lambda: not run.workers(), "the workers end")
-
-    assert (result.code, result.out) == (130, "")
-    assert "interrupted" in result.err
-    assert "resume" in result.err
-    assert "Traceback" not in result.err
-    assert_nothing_half_visible(out, whole.contents)
-
-    assert_completed(many.root, out, whole)
-    after = stamps(out)
-    assert {name: after[name] for name in shard_names(before)} == {
-        name: before[name] for name in shard_names(before)
-    }
-
-
-# In short: the interrupted run above.
-@pytest.mark.long
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("interrupts", [1, 12])
-def test_a_run_interrupted_at_random_moments_never_looks_like_a_bug(
-    many: Miniature, kind: str, whole: Whole, tmp_path: Path, interrupts: int
-) -> None:
-    rng = random.Random(f"interrupts of {kind}")
-    out = tmp_path / "out-0"
-    for number in range(1, interrupts + 1):
-        with command.started(*prepare(many.root, out, kind)) as run:
-            # Before the lock is there Python itself is still starting.
-            command.wait_until(lambda o=out, r=run: holds_lock(o, r) or r.ended, "the lock")
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                run.process.wait(rng.uniform(0, whole.seconds))
-            run.send(signal.SIGINT if number % 2 else signal.SIGTERM)
-            result = run.finish()
-            command.wait_until(lambda r=run: not r.workers(), "the workers end")
-
-        assert result.code in (0, 130), result
-        assert "Traceback" not in result.err, result.err
-        assert_nothing_half_visible(out, whole.contents)
-        if result.code == 0:
-            out = tmp_path / f"out-{number}"
-
-    assert_completed(many.root, out, whole)
-
-
-@pytest.mark.parametrize("kind", long_but(["threads"], KINDS))
 def test_an_impatient_second_ctrl_c_is_no_bug(many: Miniature, kind: str, tmp_path: Path) -> None:
     with in_the_middle(many, tmp_path / "out", kind) as run:
         run.send(signal.SIGCONT)
@@ -263,14 +161,3 @@ def test_a_lost_worker_process_ends_the_run_and_the_next_one_completes_it(
         assert "Traceback" not in result.err
 
     assert_completed(many.root, out, whole)
-
-
-def wait_for_receipt(out: Path, done: int, run: command.Running) -> None:
-    """Returns when a receipt more than `done` is there, or the run has ended."""
-    command.wait_until(lambda: len(receipts(out)) > done or run.ended, "another receipt")
-
-
-def holds_lock(out: Path, run: command.Running) -> bool:
-    with contextlib.suppress(FileNotFoundError):
-        return f"pid {run.pid} " in (out / ".work" / "lock").read_text()
-    return False

@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from pathlib import Path
 
 import pytest
 
-from imagenet_prep.storage.folder import LocalStore
 from tests.kit import command
 from tests.kit.dataset import (
     SETTINGS,
     Reference,
-    assert_nothing_half_visible,
     contents,
     everything,
     shard_names,
     stamps,
 )
-from tests.kit.faults import cut
 
 
 def arguments(source: Path, out: Path, *more: str) -> list[str]:
@@ -36,82 +32,11 @@ def unfinished(reference: Reference, tmp_path: Path) -> Path:
     return out
 
 
-def test_a_second_run_changes_nothing_and_says_so(reference: Reference, prepared: Path) -> None:
-    before = everything(prepared)
-    result = command.run(*arguments(reference.source, prepared))
-
-    assert (result.code, result.complaints) == (0, "")
-    assert "nothing was left" in result.out
-    assert everything(prepared) == before
-
-
 def test_a_second_run_in_json_counts_no_work(reference: Reference, prepared: Path) -> None:
     result = command.run(*arguments(reference.source, prepared, "--json"))
 
     assert (result.code, result.complaints) == (0, "")
     assert (result.json["written_examples"], result.json["written_bytes"]) == (0, 0)
-
-
-def test_other_workers_are_no_other_settings(reference: Reference, prepared: Path) -> None:
-    before = everything(prepared)
-    result = command.run(*arguments(reference.source, prepared, "--workers", "7"))
-
-    assert result.code == 0, result
-    assert everything(prepared) == before
-
-
-@pytest.mark.parametrize(
-    "lost",
-    [
-        "train-00003-of-00008",
-        "validation-00000-of-00003",
-        "index/train-00005-of-00008",
-        "samples/train-00006-of-00008.csv",
-        "labels.txt",
-        "quarantine.jsonl",
-        "features.json",
-        "dataset_info.json",
-        "image-class-label.labels.txt",
-        "dataset.json",
-    ],
-)
-def test_a_deleted_file_alone_is_made_again(
-    reference: Reference, prepared: Path, lost: str
-) -> None:
-    before = stamps(prepared)
-    (prepared / lost).unlink()
-    result = command.run(*arguments(reference.source, prepared))
-
-    after = stamps(prepared)
-    assert (result.code, result.complaints) == (0, "")
-    assert contents(prepared) == reference.contents
-    others = {name for name in shard_names(before) if name not in lost}
-    assert len(others) in (10, 11)
-    assert {name for name in others if after[name] != before[name]} == set()
-
-
-def test_a_shortened_shard_is_made_again(reference: Reference, prepared: Path) -> None:
-    before = stamps(prepared)
-    cut(prepared / "train-00002-of-00008", 1000)
-    result = command.run(*arguments(reference.source, prepared))
-
-    after = stamps(prepared)
-    assert result.code == 0, result
-    assert contents(prepared) == reference.contents
-    changed = {name for name in shard_names(before) if after[name] != before[name]}
-    assert changed == {"train-00002-of-00008"}
-
-
-def test_without_the_work_folder_a_finished_set_is_still_finished(
-    reference: Reference, prepared: Path
-) -> None:
-    shutil.rmtree(prepared / ".work")
-    result = command.run(*arguments(reference.source, prepared))
-
-    assert result.code == 0, result
-    assert "nothing was left" in result.out
-    assert contents(prepared) == reference.contents
-    assert [path.name for path in (prepared / ".work").glob("*.json")] == ["source.json"]
 
 
 def test_without_the_work_folder_a_lost_shard_can_still_be_made_again(
@@ -212,16 +137,6 @@ def test_other_archives_over_a_finished_set_are_refused(
     assert everything(prepared) == before
 
 
-def test_unfinished_work_is_finished_by_the_same_command(
-    reference: Reference, unfinished: Path
-) -> None:
-    assert_nothing_half_visible(unfinished, reference.contents)
-    result = command.run(*arguments(reference.source, unfinished))
-
-    assert result.code == 0, result
-    assert contents(unfinished) == reference.contents
-
-
 @pytest.mark.parametrize("stray", ["train-foo", "validation", "train.tfrecord", "valid/"])
 def test_a_new_data_set_is_not_put_beside_what_readers_would_take_for_it(
     reference: Reference, tmp_path: Path, stray: str
@@ -237,56 +152,6 @@ def test_a_new_data_set_is_not_put_beside_what_readers_would_take_for_it(
     assert (result.code, result.out) == (2, "")
     assert stray.rstrip("/") in result.err
     assert {path.name for path in out.iterdir()} <= {stray.rstrip("/"), ".work"}
-
-
-def test_unrelated_files_in_the_folder_are_left_alone(reference: Reference, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    out.mkdir()
-    (out / "NOTES").write_text("mine")
-    result = command.run(*arguments(reference.source, out))
-
-    assert result.code == 0, result
-    assert contents(out) == reference.contents | {"NOTES": b"mine"}
-
-
-def test_a_second_run_at_the_same_time_is_refused_and_names_the_first(
-    reference: Reference, tmp_path: Path
-) -> None:
-    out = tmp_path / "out"
-    with LocalStore(out).lock():
-        second = command.run(*arguments(reference.source, out))
-    result = command.run(*arguments(reference.source, out))
-
-    assert (second.code, second.out) == (75, "")
-    assert f"pid {os.getpid()} " in second.err
-    assert result.code == 0, result
-    assert contents(out) == reference.contents
-
-
-def test_a_lock_left_by_a_killed_run_holds_nobody_up(reference: Reference, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    lock = out / ".work" / "lock"
-    with command.started(*arguments(reference.source, out)) as first:
-        command.wait_until(lambda: lock.exists() and lock.read_text(), "the first run's lock")
-        first.kill()
-    result = command.run(*arguments(reference.source, out))
-
-    assert result.code == 0, result
-    assert contents(out) == reference.contents
-
-
-# In short: the second run at the same time, which is refused.
-@pytest.mark.long
-def test_two_runs_at_once_on_two_outputs_do_not_meet(reference: Reference, tmp_path: Path) -> None:
-    outs = [tmp_path / "a", tmp_path / "b"]
-    with (
-        command.started(*arguments(reference.source, outs[0])) as one,
-        command.started(*arguments(reference.source, outs[1])) as two,
-    ):
-        results = [one.finish(), two.finish()]
-
-    assert [result.code for result in results] == [0, 0], results
-    assert [contents(out) == reference.contents for out in outs] == [True, True]
 
 
 @pytest.mark.parametrize("flags", [("--on-bad-image", "fail"), ("--max-bad", "0")], ids=" ".join)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import re
-import signal
 import socket
 import tempfile
 from pathlib import Path
@@ -19,7 +17,6 @@ from imagenet_prep.storage.s3 import CHECK_BY_READING, S3
 from imagenet_prep.storage.store import open_store
 from tests.kit import command
 from tests.kit.dataset import SETTINGS, Reference, contents
-from tests.kit.lengths import long_but
 from tests.kit.miniature import Miniature, miniature_for_tests
 from tests.kit.s3_proxy import proxied
 from tests.kit.s3_server import (
@@ -35,12 +32,6 @@ pytestmark = pytest.mark.slow  # a server takes three seconds to start
 
 MANY = ("--train-shards", "24", "--validation-shards", "4", "--short-side", "64")
 MANY += ("--allow-subset", "--workers", "2")
-
-
-@pytest.fixture(scope="module")
-def whole(many: Miniature, shared_cache: Path) -> dict[str, bytes]:
-    """`many` prepared into a folder with `MANY`."""
-    return Reference.prepared(many.root, shared_cache / "many-reference", *MANY).contents
 
 
 class Machine:
@@ -95,12 +86,6 @@ def dataset(s3: S3Server, prefix: str) -> dict[str, bytes]:
     return {name: data for name, data in there.items() if not name.startswith(".work/")}
 
 
-def receipts(s3: S3Server, prefix: str) -> int:
-    listed = s3.client().list_objects_v2(Bucket=BUCKET, Prefix=f"{prefix}/.work/")
-    keys = [each["Key"] for each in listed.get("Contents", ())]
-    return sum("/receipts/train" in key or "/receipts/validation" in key for key in keys)
-
-
 @pytest.fixture(scope="module")
 def finished(
     s3: S3Server, reference: Reference, tmp_path_factory: pytest.TempPathFactory
@@ -112,22 +97,6 @@ def finished(
         result = run.finish()
     assert result.code == 0, result
     return result, arguments, machine.tmp
-
-
-@pytest.fixture
-def copied(
-    s3: S3Server, finished: tuple[command.Finished, bytes, Path], request: pytest.FixtureRequest
-) -> str:
-    """Returns the prefix of a copy of the dataset `same`, the work folder included."""
-    client = s3.client()
-    prefix = re.sub(r"\W", "-", request.node.name)
-    for entry in client.list_objects_v2(Bucket=BUCKET, Prefix="same/")["Contents"]:
-        client.copy_object(
-            Bucket=BUCKET,
-            Key=f"{prefix}/{entry['Key'].removeprefix('same/')}",
-            CopySource={"Bucket": BUCKET, "Key": entry["Key"]},
-        )
-    return prefix
 
 
 def test_a_bucket_gets_the_bytes_that_a_folder_gets(
@@ -152,79 +121,6 @@ def test_a_bucket_gets_the_bytes_that_a_folder_gets(
     for secret in (SECRET_KEY, ACCESS_KEY):
         assert secret not in result.out + result.err
         assert secret.encode() not in arguments + there
-
-
-@pytest.mark.usefixtures("finished")
-def test_a_second_run_on_another_machine_finds_nothing_to_do(
-    s3: S3Server, reference: Reference, tmp_path: Path
-) -> None:
-    client = s3.client()
-    before = client.list_objects_v2(Bucket=BUCKET, Prefix="same/")["Contents"]
-    other = Machine(s3, tmp_path / "other")
-    result = other.prepare(reference.source, "same", *SETTINGS, "--json")
-
-    assert result.code == 0, result
-    assert result.json["written_examples"] == 0
-    after = client.list_objects_v2(Bucket=BUCKET, Prefix="same/")["Contents"]
-    assert [(e["Key"], e["LastModified"]) for e in after] == [
-        (e["Key"], e["LastModified"]) for e in before
-    ]
-    assert other.files == []
-
-
-@pytest.mark.parametrize(
-    ("attempts", "kind"),
-    long_but(
-        [(2, "threads")],
-        [(2, "threads"), (2, "processes"), (6, "processes"), (6, "threads")],
-    ),
-)
-def test_a_killed_run_is_resumed_by_another_machine(
-    s3: S3Server, many: Miniature, whole: dict[str, bytes], kind: str, attempts: int, tmp_path: Path
-) -> None:
-    prefix = f"killed-{attempts}-{kind}"
-    flags = (*MANY, "--worker-kind", kind)
-    for attempt in range(attempts):
-        machine = Machine(s3, tmp_path / str(attempt % 2))
-        done = receipts(s3, prefix)
-        with machine.started(many.root, prefix, *flags) as run:
-            command.wait_until(
-                lambda r=run, d=done: r.ended or receipts(s3, prefix) >= d + 2, "progress"
-            )
-            run.send(signal.SIGINT if attempt == 1 else signal.SIGKILL)
-            run.process.wait(command.PATIENCE_S)
-            command.wait_until(lambda r=run: not r.workers(), "its workers end")
-        there = dataset(s3, prefix)
-        assert {name: data for name, data in there.items() if whole[name] != data} == {}
-        shards = [name for name in there if name.startswith(("train", "valid"))]
-        assert [name for name in shards if f"index/{name}" not in there] == []
-        if "dataset.json" in there:
-            assert there == whole
-    # The first machine finishes the work of both, and sweeps its own disk.
-    machine = Machine(s3, tmp_path / "0")
-    result = machine.prepare(many.root, prefix, *flags)
-
-    assert result.code == 0, result
-    assert dataset(s3, prefix) == whole
-    assert uploads(s3.client(), prefix) == []
-    assert machine.files == []
-
-
-def test_faults_of_the_network_and_the_server_change_nothing(
-    s3: S3Server, reference: Reference, machine: Machine
-) -> None:
-    # As a run leaves it that was killed.
-    dead = machine.tmp / f"imagenet-prep-{os.getuid()}" / "on-the-way" / "dead"
-    dead.mkdir(parents=True)
-    (dead / "shard").write_bytes(b"half")
-    with proxied(s3.url, seed=2, faults=120, rate=0.4) as proxy:
-        result = machine.prepare(reference.source, "faults", *SETTINGS, AWS_ENDPOINT_URL=proxy.url)
-
-    assert result.code == 0, result
-    assert proxy.done.total() > 40, proxy.done
-    assert dataset(s3, "faults") == reference.contents
-    assert uploads(s3.client(), "faults") == []
-    assert list(machine.tmp.iterdir()) == [], "the files of the killed run are removed too"
 
 
 @pytest.mark.usefixtures("finished")
@@ -287,21 +183,6 @@ def test_a_beam_job_from_bucket_to_bucket_makes_the_same_and_threads_go_on_from_
     assert list(machine.tmp.iterdir()) == []
 
 
-def test_two_runs_on_two_machines_leave_one_data_set(
-    s3: S3Server, reference: Reference, tmp_path: Path
-) -> None:
-    machines = [Machine(s3, tmp_path / name) for name in ("one", "other")]
-    with (
-        machines[0].started(reference.source, "two", *SETTINGS) as one,
-        machines[1].started(reference.source, "two", *SETTINGS) as other,
-    ):
-        results = [one.finish(), other.finish()]
-
-    assert [result.code for result in results] == [0, 0], results
-    assert dataset(s3, "two") == reference.contents
-    assert uploads(s3.client(), "two") == []
-
-
 def test_of_two_runs_with_different_settings_one_is_refused(
     s3: S3Server, reference: Reference, tmp_path: Path
 ) -> None:
@@ -349,26 +230,6 @@ def test_other_settings_are_refused(s3: S3Server, reference: Reference, machine:
     assert set(objects(s3.client(), "taken")) == {"train-of-somebody"}
 
 
-def test_a_deleted_shard_is_made_again_and_a_foreign_one_is_named(
-    s3: S3Server, reference: Reference, machine: Machine, copied: str
-) -> None:
-    client = s3.client()
-    foreign = f"{copied}/train-00001-of-00008"
-    deleted = f"{copied}/train-00002-of-00008"
-    size = len(reference.contents["train-00001-of-00008"])
-    client.put_object(Bucket=BUCKET, Key=foreign, Body=b"x" * size)
-    client.delete_object(Bucket=BUCKET, Key=deleted)
-    named = machine.prepare(reference.source, copied, *SETTINGS)
-    assert named.code == 4, named
-    assert "train-00001-of-00008: stored with sha256 None" in named.err
-
-    client.delete_object(Bucket=BUCKET, Key=foreign)
-    mended = machine.prepare(reference.source, copied, *SETTINGS, "--json")
-    assert mended.code == 0, mended
-    assert 0 < mended.json["written_examples"] < 20
-    assert dataset(s3, copied) == reference.contents
-
-
 def test_a_missing_bucket_and_a_wrong_secret_are_told_at_once(
     s3: S3Server, reference: Reference, machine: Machine
 ) -> None:
@@ -385,25 +246,6 @@ def test_a_missing_bucket_and_a_wrong_secret_are_told_at_once(
     assert machine.files == []
 
 
-def test_too_many_bad_images_stop_the_run_and_leave_no_manifest(
-    s3: S3Server, reference: Reference, machine: Machine
-) -> None:
-    client = s3.client()
-    # Uploads that a dead run has begun are removed, and no others.
-    ours = "bad/train-00000-of-00008"
-    others = "bad/notes.txt"
-    for key in (ours, others):
-        client.create_multipart_upload(Bucket=BUCKET, Key=key)
-    stopped = machine.prepare(reference.source, "bad", *SETTINGS, "--max-bad", "0")
-    assert stopped.code == 3, stopped
-    assert "more than --max-bad 0" in stopped.err
-    assert "dataset.json" not in dataset(s3, "bad")
-
-    assert machine.prepare(reference.source, "bad", *SETTINGS).code == 0
-    assert dataset(s3, "bad") == reference.contents
-    assert uploads(client, "bad") == [others]
-
-
 def test_a_dry_run_says_what_goes_where_and_writes_nothing(
     s3: S3Server, reference: Reference, machine: Machine
 ) -> None:
@@ -414,32 +256,6 @@ def test_a_dry_run_says_what_goes_where_and_writes_nothing(
     assert f" free at {machine.tmp}/imagenet-prep-" in result.out
     assert objects(s3.client(), "dry") == {}
     assert list(machine.tmp.iterdir()) == []
-
-
-def test_archives_in_a_bucket_are_read_where_they_lie(
-    s3: S3Server, reference: Reference, machine: Machine
-) -> None:
-    """From S3 to S3, through 503s and cuts: the same bytes; no archive is on the disk."""
-    client = s3.client()
-    for path in reference.source.glob("ILSVRC2012*"):
-        client.put_object(Bucket=BUCKET, Key=f"raw/{path.name}", Body=path.read_bytes())
-    with proxied(s3.url, seed=3, faults=12, rate=0.1) as proxy:
-        result = machine.run(
-            "prepare",
-            "--source",
-            f"s3://{BUCKET}/raw",
-            "--out",
-            f"s3://{BUCKET}/made/one",
-            *SETTINGS,
-            AWS_ENDPOINT_URL=proxy.url,
-        )
-
-    assert result.code == 0, result
-    assert proxy.left == 0
-    assert dataset(s3, "made/one") == reference.contents
-    assert machine.files == []
-    there = {name.partition("/")[0] for name in objects(client, "made")}
-    assert there == {"one", "imagenet-prep-lists"}
 
 
 def test_ranges_are_read_by_headers_that_are_signed_once(
@@ -503,31 +319,3 @@ def test_a_proxy_and_temporary_credentials_are_taken_as_boto3_takes_them(
     assert S3(f"s3://{BUCKET}/ranges", 4, 60)._sign("x", 0).proxied
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     assert not S3(f"s3://{BUCKET}/ranges", 4, 60)._sign("x", 0).proxied
-
-
-def test_verify_and_show_read_a_bucket(
-    s3: S3Server, reference: Reference, machine: Machine, copied: str
-) -> None:
-    there = f"s3://{BUCKET}/{copied}"
-    shard = "train-00003-of-00008"
-    for level in ("manifest", "decode"):
-        sound = machine.run("verify", there, "--level", level)
-        assert sound.code == 0, sound
-    shown = machine.run("show", f"{there}/{shard}", "--json", "--limit", "3")
-    local = machine.run("show", reference.out / shard, "--json", "--limit", "3")
-    assert shown.code == 0, shown
-    assert shown.out == local.out
-
-    damaged = bytearray(reference.contents[shard])
-    damaged[len(damaged) // 2] ^= 1
-    client = s3.client()
-    client.put_object(Bucket=BUCKET, Key=f"{copied}/{shard}", Body=bytes(damaged))
-    client.put_object(Bucket=BUCKET, Key=f"{copied}/train-more", Body=b"x")
-    client.delete_object(Bucket=BUCKET, Key=f"{copied}/index/train-00001-of-00008")
-    found = machine.run("verify", there)
-    assert found.code == 3, found
-    assert f"{shard}: record " in found.out
-    assert "train-more: not in the manifest" in found.out
-    assert "index/train-00001-of-00008: missing" in found.out
-    assert machine.run("verify", f"{there}/nothing").code == 2
-    assert list(machine.tmp.iterdir()) == []

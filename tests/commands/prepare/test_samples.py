@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests.kit import command
-from tests.kit.dataset import SETTINGS, Reference, records, shard_names
+from tests.kit.dataset import Reference, records, shard_names
 from tests.kit.miniature import Miniature
 
 TOOL = Path(__file__).parents[2] / "oracles" / "samples_root.py"
@@ -84,28 +84,6 @@ def test_that_program_fails_at_every_changed_key_label_or_digest(
             assert tool(tmp_path).returncode == 1
         path.write_bytes(sound)
     assert tool(tmp_path).returncode == 0
-
-
-def test_roots_know_nothing_of_shards(reference: Reference, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    other = ("--train-shards", "3", "--validation-shards", "1", "--seed", "7", *SETTINGS[4:])
-    made = command.run("prepare", "--source", reference.source, "--out", out, *other)
-    assert made.code == 0, made
-    assert roots(out) == roots(reference.out)
-
-
-def test_a_table_that_is_gone_is_made_again(reference: Reference, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    shutil.copytree(reference.out, out)
-    table = out / "samples" / "train-00002-of-00008.csv"
-    table.unlink()
-    damaged = command.run("verify", out)
-    assert damaged.code == 3
-    assert f"samples/{table.name}: missing" in damaged.out
-
-    again = command.run("prepare", "--source", reference.source, "--out", out, *SETTINGS)
-    assert again.code == 0, again
-    assert table.read_bytes() == reference.contents[f"samples/{table.name}"]
 
 
 def test_a_set_that_resize_makes_of_another_has_tables_too(

@@ -8,7 +8,6 @@ import random
 import shutil
 import tarfile
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +24,6 @@ from tests.kit.dataset import (
     receipts,
     split_records,
 )
-from tests.kit.lengths import long_but
 from tests.kit.miniature import Miniature, rewrite_tar
 
 OFFICIAL = labels.official_classes()
@@ -417,47 +415,3 @@ def test_a_dry_run_unpacks_nothing(parquet: Path, tmp_path: Path) -> None:
     assert result.json["estimated_bytes"] == shards + result.json["unpacked_bytes"]
     assert list(scratch.iterdir()) == []
     assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("kind", "moments"),
-    long_but(
-        [("threads", (1,))],
-        [
-            ("threads", (1,)),
-            ("threads", (0, 2)),
-            ("processes", (1, 3)),
-            ("threads", (0, 1, 2, 3)),
-            ("processes", (0, 1, 2, 3)),
-        ],
-    ),
-)
-def test_killed_at_any_moment_a_run_from_parquet_goes_on(
-    reference: Reference, parquet: Path, tmp_path: Path, kind: str, moments: tuple[int, ...]
-) -> None:
-    out = tmp_path / "out"
-    arguments = ("prepare", "--source", parquet, "--out", out, *SETTINGS)
-    flags = ("--workers", "2", "--worker-kind", kind)
-    complete = shards(reference.out)
-    steps: list[Callable[[], bool]] = [
-        lambda: len(receipts(out, "index")) >= 1,
-        lambda: len(receipts(out, "index")) >= 4,
-        lambda: len(receipts(out)) >= 2,
-        lambda: len(receipts(out)) >= 6,
-    ]
-    for reached in (steps[moment] for moment in moments):
-        with command.started(*arguments, *flags) as running:
-            command.wait_until(lambda r=running, at=reached: at() or r.ended, "a step, or the end")
-            running.kill()
-            command.wait_until(lambda: not running.workers(), "its workers are gone")
-        there = shards(out)
-        assert {name: complete.get(name) for name in there} == there
-        if (out / "dataset.json").is_file():
-            break
-    # In threads, which start faster than processes.
-    result = command.run(*arguments, "--workers", "2")
-
-    assert result.code == 0, result
-    assert shards(out) == complete
-    assert not (out / ".work" / "unpacked").exists()

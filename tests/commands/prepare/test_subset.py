@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.kit import command
-from tests.kit.dataset import SETTINGS, Reference, contents, everything, shard_names, split_records
+from tests.kit.dataset import SETTINGS, Reference, contents, shard_names, split_records
 from tests.kit.miniature import Miniature
 
 SPLITS = ("train", "validation")
@@ -18,33 +18,6 @@ PLAIN = ("--short-side", "64", "--train-shards", "2", "--validation-shards", "2"
 
 def manifest(out: Path) -> dict:
     return json.loads((out / "dataset.json").read_bytes())
-
-
-def test_a_dry_run_writes_nothing_at_all(reference: Reference, tmp_path: Path) -> None:
-    scratch = tmp_path / "scratch"
-    scratch.mkdir()
-    before = everything(reference.source)
-    places = ("--source", reference.source, "--out", tmp_path / "parent" / "out")
-    result = command.run(
-        *("prepare", *places, *SETTINGS, "--dry-run"), env={"TMPDIR": str(scratch)}, cwd=tmp_path
-    )
-
-    assert (result.code, result.complaints) == (0, "")
-    assert "nothing was written" in result.out
-    assert [path.name for path in tmp_path.iterdir()] == ["scratch"]
-    assert list(scratch.iterdir()) == []
-    assert everything(reference.source) == before
-
-
-def test_a_dry_run_over_a_finished_set_leaves_it_alone(
-    reference: Reference, prepared: Path
-) -> None:
-    before = everything(prepared)
-    places = ("--source", reference.source, "--out", prepared)
-    result = command.run("prepare", *places, *SETTINGS, "--dry-run")
-
-    assert (result.code, result.complaints) == (0, "")
-    assert everything(prepared) == before
 
 
 @pytest.mark.parametrize("more", [(), ("--keep-original",)], ids=["resized", "original"])
@@ -97,18 +70,6 @@ def test_subset_per_class_takes_that_many_of_each(
     assert manifest(out)["subset"] is True
 
 
-def test_a_larger_subset_holds_the_smaller_one(mini: Miniature, tmp_path: Path) -> None:
-    names = []
-    for limit in ("2", "4"):
-        out = tmp_path / limit
-        places = ("--source", mini.root, "--out", out)
-        result = command.run("prepare", *places, *PLAIN, "--subset-per-class", limit)
-        assert result.code == 0, result
-        names.append({r.filename for r in split_records(out, "train")})
-
-    assert names[0] < names[1]
-
-
 @pytest.mark.parametrize("chosen", ["3", "1,4", "6"])
 def test_labels_of_a_subset_of_classes_do_not_shift(
     mini: Miniature, tmp_path: Path, chosen: str
@@ -141,16 +102,6 @@ def test_labels_of_a_subset_of_classes_do_not_shift(
     assert manifest(out)["classes"]["count"] == len(mini.classes)
     assert len((out / "labels.txt").read_text().splitlines()) == len(mini.classes)
     assert command.run("verify", out, "--level", "decode").code == 0
-
-
-def test_a_single_wnid_is_a_subset_too(mini: Miniature, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    wnid = mini.classes[-1][0]
-    places = ("--source", mini.root, "--out", out)
-    result = command.run("prepare", *places, *PLAIN, "--subset-classes", wnid)
-
-    assert result.code == 0, result
-    assert {r.wnid for split in SPLITS for r in split_records(out, split)} == {wnid}
 
 
 def test_label_offset_zero_stores_class_indices(mini: Miniature, tmp_path: Path) -> None:

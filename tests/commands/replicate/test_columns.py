@@ -71,32 +71,6 @@ def test_a_column_that_is_made_later_comes_without_withdrawing_the_dataset(
     assert {name: stamps(copy)[name] for name in before} == before
 
 
-def test_a_killed_copy_has_no_column_json_before_its_files(dataset: Path, tmp_path: Path) -> None:
-    copy = tmp_path / "copy"
-    steps = 0
-    seen: set[bool] = set()
-    assert replicate(dataset, "--to", copy, "--columns", "none").code == 0
-    plain = contents(copy)
-    complete = contents(dataset)
-    while contents(copy) != complete:
-        shutil.rmtree(copy)
-        for name, data in plain.items():
-            (copy / name).parent.mkdir(parents=True, exist_ok=True)
-            (copy / name).write_bytes(data)
-        left = command.run(str(steps), "replicate", dataset, "--to", copy, program=faults.DYING)
-        assert left.code in (0, 9), left
-        there = contents(copy)
-        assert there["dataset.json"] == plain["dataset.json"], "the dataset stays readable"
-        for name in ("latents", "tokens"):
-            folder = column.folder_name(name)
-            of_column = {name: data for name, data in complete.items() if name.startswith(folder)}
-            if column.record_name(name) in there:
-                assert of_column.items() <= there.items()
-            seen.add(column.record_name(name) in there)
-        steps += 9
-    assert seen == {True, False}
-
-
 def test_a_damaged_file_of_a_column_is_found_and_repaired(dataset: Path, tmp_path: Path) -> None:
     copy = tmp_path / "copy"
     assert replicate(dataset, "--to", copy).code == 0

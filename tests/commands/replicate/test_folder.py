@@ -16,9 +16,8 @@ from imagenet_prep.dataset.manifest import DatasetFile
 from imagenet_prep.distribute.send import Original
 from imagenet_prep.reporting import facts
 from imagenet_prep.storage.dataset_store import open_dataset
-from imagenet_prep.storage.folder import LocalStore
 from tests.kit import command, faults
-from tests.kit.dataset import assert_nothing_half_visible, contents, everything, stamps
+from tests.kit.dataset import contents
 from tests.kit.replicas import make_dataset
 
 SHARD = "train-00002-of-00006"
@@ -32,84 +31,6 @@ def replicate(*arguments: str | Path) -> command.Finished:
 def copy(dataset: Path, tmp_path: Path) -> Path:
     assert replicate(dataset, "--to", tmp_path / "copy").code == 0
     return tmp_path / "copy"
-
-
-def test_a_replica_is_the_data_set_byte_for_byte(dataset: Path, copy: Path) -> None:
-    assert contents(copy) == contents(dataset)
-    assert replicate(dataset, "--to", copy, "--check").code == 0
-
-
-def test_a_second_run_moves_nothing(dataset: Path, copy: Path) -> None:
-    before = stamps(copy)
-    again = replicate(dataset, "--to", copy, "--json")
-
-    assert again.json["replicas"][0]["moved_bytes"] == 0
-    assert stamps(copy) == before
-
-
-def test_only_the_file_that_is_missing_moves(dataset: Path, copy: Path) -> None:
-    before = stamps(copy)
-    (copy / SHARD).unlink()
-    again = replicate(dataset, "--to", copy, "--json")
-
-    assert again.json["replicas"][0]["moved_bytes"] == 40_002
-    after = stamps(copy)
-    changed = {name for name in after if after[name] != before[name]}
-    assert changed == {SHARD, "dataset.json"}
-    assert contents(copy) == contents(dataset)
-
-
-def test_a_flipped_bit_is_found_by_check_and_mended_by_repair(dataset: Path, copy: Path) -> None:
-    faults.rot(copy, SHARD, 20_000)
-    before = everything(copy)
-    checked = replicate(dataset, "--to", copy, "--check")
-
-    assert checked.code == 3
-    assert f"{copy}: {SHARD}: sha256 " in checked.out
-    assert "--repair" in checked.err
-    assert everything(copy) == before
-    mended = replicate(dataset, "--to", copy, "--repair", "--json")
-    assert (mended.code, mended.json["replicas"][0]["moved_bytes"]) == (0, 40_002)
-    assert contents(copy) == contents(dataset)
-
-
-def test_a_repair_that_dies_leaves_no_manifest_over_what_is_damaged(
-    dataset: Path, copy: Path
-) -> None:
-    """Each run is let one change further than the last one."""
-    flipped = SHARD, "train-00004-of-00006"
-    for name in flipped:
-        faults.flip_bit(copy / name, 20_000)
-    damaged = contents(copy)
-    sound = contents(dataset)
-    steps = 0
-    mending: set[int] = set()
-    while contents(copy) != sound:
-        shutil.rmtree(copy)
-        LocalStore(copy).make_folder(schema.INDEX)
-        for name, data in damaged.items():
-            (copy / name).write_bytes(data)
-        left = command.run(
-            str(steps), "replicate", dataset, "--to", copy, "--repair", program=faults.DYING
-        )
-        assert left.code in (0, 9), left
-        if (there := contents(copy)) != damaged:
-            assert "dataset.json" not in there or there == sound
-            mending.add(sum(there[name] == sound[name] for name in flipped))
-        steps += 1
-    assert mending == {0, 1, 2}
-
-
-def test_files_that_another_program_copied_are_proven_and_kept(
-    dataset: Path, tmp_path: Path
-) -> None:
-    copy = Path(shutil.copytree(dataset, tmp_path / "copy"))
-    (copy / "dataset.json").unlink()
-    faults.flip_bit(copy / SHARD, 0)
-    result = replicate(dataset, "--to", copy, "--json")
-
-    assert result.json["replicas"][0]["moved_bytes"] == 40_002
-    assert contents(copy) == contents(dataset)
 
 
 def test_a_dry_run_tells_bytes_and_time_and_writes_nothing(dataset: Path, tmp_path: Path) -> None:
@@ -159,20 +80,6 @@ def test_another_data_set_is_never_replaced(dataset: Path, copy: Path, tmp_path:
     assert refused.code == 2
     assert "has a different dataset" in refused.err
     assert contents(copy) == contents(dataset)
-
-
-def test_a_damaged_source_ends_with_its_shard_named_and_no_manifest(
-    dataset: Path, tmp_path: Path
-) -> None:
-    reference = contents(dataset)
-    faults.flip_bit(dataset / SHARD, 7)
-    result = replicate(dataset, "--to", tmp_path / "copy")
-
-    assert result.code == 3
-    assert f"{SHARD}: sha256 " in result.err
-    assert "Run verify" in result.err
-    assert_nothing_half_visible(tmp_path / "copy", reference)
-    assert not (tmp_path / "copy" / "dataset.json").exists()
 
 
 def test_a_dataset_that_is_replaced_while_it_is_replicated_gets_no_manifest(

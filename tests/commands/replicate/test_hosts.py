@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import random
 import signal
 from pathlib import Path
 
@@ -20,16 +19,6 @@ from tests.kit.replicas import make_dataset
 from tests.kit.training import make_shades
 
 SHARD = "train-00002-of-00006"
-
-
-def test_every_host_gets_every_byte(hosts: Hosts, dataset: Path) -> None:
-    result = hosts.run(dataset, "--json")
-
-    assert result.code == 0, result
-    hosts.assert_whole(dataset)
-    moved = [replica["moved_bytes"] for replica in result.json["replicas"]]
-    assert moved == [result.json["replicas"][0]["bytes"]] * 4
-    assert hosts.run(dataset, "--check").code == 0
 
 
 def test_a_second_run_moves_only_what_a_host_lacks_and_a_repair_what_is_damaged(
@@ -274,61 +263,3 @@ def fill(folder: Path) -> Path:
         while True:
             filler.write(bytes(1 << 12))
     return folder / "filler"
-
-
-def wait_for_bytes(replica: Path, dataset: Path, rng: random.Random, run: command.Running) -> None:
-    """Returns at any moment of a replication, whatever the speed of this machine.
-
-    That is when a replica has some number of bytes, what is arriving included.
-    """
-    wanted = rng.randrange(sum(map(len, contents(dataset).values())))
-
-    def there() -> int:
-        found = 0
-        for path in replica.rglob("*"):
-            with contextlib.suppress(FileNotFoundError):
-                found += path.stat().st_size if path.is_file() else 0
-        return found
-
-    command.wait_until(lambda: there() >= wanted or run.ended, "bytes arrive")
-
-
-# In short: the leader that is killed in test_network.
-@pytest.mark.long
-@pytest.mark.parametrize("seed", range(10))
-def test_a_leader_killed_at_any_moment_leaves_nothing_behind(
-    hosts: Hosts, large: Path, seed: int
-) -> None:
-    rng = random.Random(seed)
-    with hosts.started(large, "--bandwidth-limit", "4") as running:
-        wait_for_bytes(hosts.replica(rng.choice(hosts.addresses)), large, rng, running)
-        running.kill()
-        command.wait_until(lambda: not running.workers(), "what it started on the hosts ends")
-    for address in hosts.addresses:
-        assert_nothing_half_visible(hosts.replica(address), contents(large))
-    result = hosts.run(large)
-    assert result.code == 0, result
-    hosts.assert_whole(large)
-
-
-# In short: the host that comes back.
-@pytest.mark.long
-@pytest.mark.parametrize("seed", range(10))
-def test_a_host_killed_at_any_moment_is_whole_in_the_end(
-    hosts: Hosts, large: Path, seed: int
-) -> None:
-    rng = random.Random(seed)
-    victim = rng.choice(hosts.addresses)
-    with hosts.started(large, "--bandwidth-limit", "4", "--json") as running:
-        wait_for_bytes(hosts.replica(rng.choice(hosts.addresses)), large, rng, running)
-        hosts.down(victim)
-        if rng.random() < 0.5:
-            others = [address for address in hosts.addresses if address != victim]
-            wait_for_bytes(hosts.replica(rng.choice(others)), large, rng, running)
-        for address in hosts.addresses:
-            assert_nothing_half_visible(hosts.replica(address), contents(large))
-        hosts.up(victim)
-        result = running.finish()
-    assert result.code == 0, result
-    hosts.assert_whole(large)
-    assert json.loads(result.out)["replicas"][0]["files"] == len(contents(large))

@@ -71,20 +71,6 @@ def test_every_host_gets_its_own_part_and_damage_of_it_is_mended(
     assert_parts(hosts, dataset, copies)
 
 
-# In short: the part above, and test_hosts' host that comes back.
-@pytest.mark.long
-def test_a_host_that_is_killed_gets_the_rest_of_its_part(hosts: Hosts, large: Path) -> None:
-    with hosts.started(large, *PARTITION, "--bandwidth-limit", "1") as running:
-        replica = hosts.replica("10.0.0.2")
-        command.wait_until(lambda: list(replica.glob("train-*")), "a shard arrives")
-        hosts.down("10.0.0.2")
-        hosts.up("10.0.0.2")
-        result = running.finish()
-
-    assert result.code == 0, result
-    assert_parts(hosts, large, 1)
-
-
 def test_a_folder_with_another_part_is_refused_untouched(
     hosts: Hosts, dataset: Path, tmp_path: Path
 ) -> None:

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import re
-import signal
 from pathlib import Path
 
 import pytest
 
-from imagenet_prep import replicate as replicate_module
 from imagenet_prep.storage import bucket as module
 from imagenet_prep.storage.s3 import CHECK_BY_READING
 from tests.kit import command
 from tests.kit.dataset import contents
 from tests.kit.fake_hosts import Hosts
-from tests.kit.lengths import long_but
-from tests.kit.limits import Limits
 from tests.kit.replicas import make_dataset
 from tests.kit.s3_proxy import proxied
-from tests.kit.s3_server import BUCKET, SECRET_KEY, S3Server, objects, uploads
+from tests.kit.s3_server import BUCKET, S3Server, objects, uploads
 
 pytestmark = pytest.mark.slow  # a server takes three seconds to start
 
@@ -36,49 +31,6 @@ def replicate(s3: S3Server, *arguments: str | Path) -> command.Finished:
     return command.run("replicate", *arguments, env=s3.environment)
 
 
-def test_a_bucket_gets_the_data_set_and_gives_it_back(
-    s3: S3Server, dataset: Path, tmp_path: Path
-) -> None:
-    there = f"s3://{BUCKET}/back"
-    sent = replicate(s3, dataset, "--to", there)
-    assert sent.code == 0, sent
-    client = s3.client()
-    assert objects(client, "back") == contents(dataset)
-    assert uploads(client, "back") == []
-    head = client.head_object(
-        Bucket=BUCKET, Key="back/train-00000-of-00002", ChecksumMode="ENABLED"
-    )
-    assert len(head["ChecksumCRC32C"]) == 8
-    assert head["ChecksumType"] == "FULL_OBJECT"
-    assert len(head["Metadata"]["sha256"]) == 64
-
-    assert replicate(s3, dataset, "--to", there, "--check").code == 0
-    (tmp_path / "copy").mkdir()
-    got = replicate(s3, there, "--to", tmp_path / "copy")
-    assert got.code == 0, got
-    assert contents(tmp_path / "copy") == contents(dataset)
-    assert SECRET_KEY not in sent.out + sent.err + got.out + got.err
-    for path in (tmp_path / "copy").rglob("*"):
-        assert path.is_dir() or SECRET_KEY.encode() not in path.read_bytes()
-
-
-def test_only_what_is_wrong_or_missing_is_sent_again(s3: S3Server, tmp_path: Path) -> None:
-    make_dataset(tmp_path / "set")
-    there = f"s3://{BUCKET}/mended-copy"
-    assert replicate(s3, tmp_path / "set", "--to", there).code == 0
-    client = s3.client()
-    client.put_object(Bucket=BUCKET, Key="mended-copy/train-00001-of-00006", Body=b"x" * 40_001)
-    client.delete_object(Bucket=BUCKET, Key="mended-copy/labels.txt")
-
-    checked = replicate(s3, tmp_path / "set", "--to", there, "--check")
-    assert checked.code == 3
-    assert "labels.txt: missing" in checked.out
-    assert "train-00001-of-00006: stored with sha256 None" in checked.out
-    mended = replicate(s3, tmp_path / "set", "--to", there, "--json")
-    assert mended.json["replicas"][0]["moved_bytes"] == 40_001 + 16
-    assert objects(client, "mended-copy") == contents(tmp_path / "set")
-
-
 def test_unfinished_uploads_of_a_killed_run_are_removed(s3: S3Server, tmp_path: Path) -> None:
     make_dataset(tmp_path / "set")
     client = s3.client()
@@ -89,68 +41,6 @@ def test_unfinished_uploads_of_a_killed_run_are_removed(s3: S3Server, tmp_path: 
 
     assert replicate(s3, tmp_path / "set", "--to", f"s3://{BUCKET}/left").code == 0
     assert uploads(client, "left") == [others]
-
-
-def test_a_prefix_that_holds_something_else_is_refused(s3: S3Server, tmp_path: Path) -> None:
-    make_dataset(tmp_path / "one")
-    make_dataset(tmp_path / "other", seed=1)
-    there = f"s3://{BUCKET}/taken-copy"
-    assert replicate(s3, tmp_path / "one", "--to", there).code == 0
-    refused = replicate(s3, tmp_path / "other", "--to", there)
-
-    digests = [
-        json.loads((tmp_path / name / "dataset.json").read_bytes())["digest"][:16]
-        for name in ("one", "other")
-    ]
-    assert refused.code == 2, refused
-    assert "has a different dataset (manifest {}, expected {})".format(*digests) in refused.err
-
-
-def test_a_damaged_shard_never_gets_its_name(s3: S3Server, tmp_path: Path) -> None:
-    damaged = tmp_path / "set"
-    make_dataset(damaged, shards=2, shard_bytes=module.PART_BYTES + 1000)
-    with (damaged / "train-00001-of-00002").open("r+b") as shard:
-        shard.seek(module.PART_BYTES + 5)
-        shard.write(b"wrong")
-    result = replicate(s3, damaged, "--to", f"s3://{BUCKET}/damaged")
-
-    assert result.code == 3, result
-    assert "train-00001-of-00002: " in result.err
-    client = s3.client()
-    there = objects(client, "damaged")
-    assert "train-00001-of-00002" not in there
-    assert "dataset.json" not in there
-    assert uploads(client, "damaged") == []
-
-
-@pytest.mark.parametrize("faults", long_but([12], [12, 500]))
-def test_many_faults_leave_every_object_exact(
-    s3: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, faults: int, limits: Limits
-) -> None:
-    limits(upload_part_bytes=5 << 20)  # the least that S3 takes
-    make_dataset(tmp_path / "set", shards=1 if faults == 12 else 8, shard_bytes=5_400_000)
-    reference = contents(tmp_path / "set")
-    with proxied(s3.url, seed=1, faults=faults, rate=0.5) as proxy:
-        for name, value in {**s3.environment, "AWS_ENDPOINT_URL": proxy.url}.items():
-            monkeypatch.setenv(name, value)
-        number = 0
-        while proxy.left:
-            number += 1
-            there = f"s3://{BUCKET}/{faults}-faults-{number}"
-            back = str(tmp_path / f"back-{number}")
-            for dataset, to in ((str(tmp_path / "set"), there), (there, back)):
-                replicate_module.replicate(
-                    replicate_module.ReplicateConfig(
-                        dataset, to, connections=16, retries=50, json=True
-                    )
-                )
-            assert contents(Path(back)) == reference
-    print(f"{proxy.done} in {number} rounds")
-    assert sum(proxy.done.values()) == faults
-    client = s3.client()
-    for each in range(1, number + 1):
-        assert objects(client, f"{faults}-faults-{each}") == reference
-        assert uploads(client, f"{faults}-faults-{each}") == []
 
 
 def test_a_server_without_checksums_ends_the_run_at_its_first_objects(
@@ -207,24 +97,3 @@ def test_every_host_pulls_its_own(s3: S3Server, hosts: Hosts, tmp_path: Path) ->
     hosts.up("node-3")
     assert command.run("replicate", there, "--to", hosts.to, env=environment).code == 0
     hosts.assert_whole(tmp_path / "set")
-
-
-@pytest.mark.parametrize("attempts", long_but([1], [1, 2]))
-def test_a_killed_upload_is_resumed_and_leaves_nothing(
-    s3: S3Server, dataset: Path, attempts: int
-) -> None:
-    there = f"s3://{BUCKET}/killed-{attempts}"
-    client = s3.client()
-    for attempt in range(attempts):
-        flags = ("--to", there, "--bandwidth-limit", "20")
-        with command.started("replicate", dataset, *flags, env=s3.environment) as running:
-            command.wait_until(
-                lambda: running.ended or uploads(client, f"killed-{attempts}") != [],
-                "parts are sent",
-            )
-            running.send(signal.SIGINT if attempt else signal.SIGKILL)
-            running.process.wait(command.PATIENCE_S)
-        assert "dataset.json" not in objects(client, f"killed-{attempts}")
-    assert replicate(s3, dataset, "--to", there).code == 0
-    assert objects(client, f"killed-{attempts}") == contents(dataset)
-    assert uploads(client, f"killed-{attempts}") == []

@@ -211,3 +211,26 @@ def test_contents_do_not_depend_on_where_the_set_lies(
 
     assert result.code == 0, result
     assert contents(weird_tmp_path / "out") == resized.contents
+
+
+def test_a_bad_image_is_left_out_and_listed(stored: list[foreign.Image], tmp_path: Path) -> None:
+    victim = next(image for image in stored if image.split == "train")
+
+    def cut_short(image: foreign.Image, label: int) -> dict[str, foreign.Value]:
+        data = image.data[: len(image.data) // 2] if image is victim else image.data
+        return foreign.slim(image._replace(data=data), label)
+
+    foreign.write(tmp_path / "in", stored, cut_short, num_shards=NUM_SHARDS)
+    places = ("-i", tmp_path / "in", "-o", tmp_path / "out", *BOTH)
+    failed = command.run("resize", *places, "--on-bad-image", "fail")
+    limited = command.run("resize", *places, "--max-bad", "0")
+    result = command.run("resize", *places)
+    after = command.run("resize", *places, "--max-bad", "0")
+
+    for refused in (failed, limited, after):
+        assert refused.code == 3, refused
+    assert victim.key in failed.err
+    assert result.code == 0, result
+    made = contents(tmp_path / "out")
+    assert victim.key.encode() in made["quarantine.jsonl"]
+    assert command.run("verify", tmp_path / "out", "--level", "decode").code == 0

@@ -246,7 +246,8 @@ def _refuse_others(job: ExportJob, mark: str, digest: str) -> None:
     others = [name for name in names if name.startswith(job.called) and not name.startswith(".")]
     if others and not existing:
         raise UsageError(
-            f"{job.store.where()} contains unrelated files: {some(others)}. Choose an empty folder."
+            f"{job.store.where()} contains unrelated files: {some(others)}. If they are files of an"
+            f" export, its {job.called}{schema.EXPORT} is missing. Choose an empty folder."
         )
 
 

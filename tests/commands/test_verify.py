@@ -354,3 +354,15 @@ def test_a_verb_writes_its_images_bytes_and_quarantine_for_prometheus(
     assert f'imagenet_prep_quarantined{{run="set",verb="verify"}} {bad}' in lines
     (read,) = [line.split()[-1] for line in lines if line.startswith("imagenet_prep_bytes")]
     assert int(read) > sum(path.stat().st_size for path in prepared.glob("*-of-*"))
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize(
+    "name", ["train-00008-of-00009", "train-00000-of-00008.bak", "validation", "index/train-x"]
+)
+def test_a_file_too_many_is_named_at_every_level(prepared: Path, level: str, name: str) -> None:
+    (prepared / name).write_bytes(b"")
+    result = command.run("verify", prepared, "--level", level)
+
+    assert result.code == 3
+    assert [line.partition(":")[0] for line in result.out.splitlines()] == [name]

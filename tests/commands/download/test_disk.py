@@ -14,6 +14,7 @@ from tests.kit.http_server import serve
 ONE = {TRAIN: FILES[TRAIN]}
 TRAIN_ONLY = ("--what", "train", "--allow-other")
 
+
 @pytest.mark.root
 def test_a_disk_that_is_too_small_is_refused_before_anything_is_fetched(tmp_path: Path) -> None:
     with disk(tmp_path / "disk", "size=4m"), serve(ONE) as server:

@@ -10,8 +10,76 @@ import shutil
 import tarfile
 from pathlib import Path
 
+import pytest
+
 from tests.kit import command
 from tests.kit.dataset import SETTINGS, Reference, contents, shard_names
+from tests.kit.lengths import long_but
+
+FEW = [
+    ("--workers", "5", "--worker-kind", "threads"),
+    ("--workers", "2", "--worker-kind", "processes"),
+    ("--on-bad-image", "quarantine", "--max-bad", "1000"),
+]
+MORE = [
+    ("--workers", "1"),
+    ("--workers", "1", "--worker-kind", "processes"),
+    ("--workers", "3", "--worker-kind", "processes"),
+]
+
+
+@pytest.mark.parametrize(
+    "flags", [*FEW, *(pytest.param(each, marks=pytest.mark.long) for each in MORE)], ids=" ".join
+)
+def test_how_the_work_is_done_does_not_show(
+    reference: Reference, tmp_path: Path, flags: tuple[str, ...]
+) -> None:
+    out = tmp_path / "out"
+    result = command.run("prepare", "--source", reference.source, "--out", out, *SETTINGS, *flags)
+
+    assert result.code == 0, result
+    assert contents(out) == reference.contents
+
+
+def test_where_the_archives_lie_and_where_the_command_runs_does_not_show(
+    reference: Reference, source: Path, tmp_path: Path
+) -> None:
+    result = command.run("prepare", "--source", "source", "--out", "here", *SETTINGS, cwd=tmp_path)
+
+    assert result.code == 0, result
+    assert contents(tmp_path / "here") == reference.contents
+
+
+def test_linked_archives_are_as_good_as_copies(reference: Reference, tmp_path: Path) -> None:
+    links = tmp_path / "links"
+    links.mkdir()
+    for path in reference.source.glob("ILSVRC2012*"):
+        (links / path.name).symlink_to(path)
+    result = command.run("prepare", "--source", links, "--out", tmp_path / "out", *SETTINGS)
+
+    assert result.code == 0, result
+    assert contents(tmp_path / "out") == reference.contents
+
+
+@pytest.mark.parametrize("kind", long_but(["processes"], ["threads", "processes"]))
+def test_python_m_pipelines_prepare_is_the_same_program(
+    reference: Reference, tmp_path: Path, kind: str
+) -> None:
+    arguments = ("--source", reference.source, "--out", tmp_path / "out", *SETTINGS)
+    result = command.run(
+        *arguments, "--workers", "2", "--worker-kind", kind, program=("-m", "pipelines.prepare")
+    )
+
+    assert result.code == 0, result
+    assert contents(tmp_path / "out") == reference.contents
+
+
+def test_pythons_hash_seed_does_not_show(reference: Reference, tmp_path: Path) -> None:
+    arguments = ("--source", reference.source, "--out", tmp_path / "out", *SETTINGS)
+    result = command.run("prepare", *arguments, env={"PYTHONHASHSEED": "1"})
+
+    assert result.code == 0, result
+    assert contents(tmp_path / "out") == reference.contents
 
 
 def test_the_order_of_members_in_the_archives_does_not_show_in_the_shards(

@@ -1,4 +1,4 @@
-"""Faults over the commands that write: `table` has the promises, `python -m tests.campaign` runs it.
+"""Faults over all commands that write: `table` has the promises, and these commands try them.
 
 python -m tests.campaign --rounds 600 --seed 1        random rows and random faults
 python -m tests.campaign --rounds 20 prepare resize   only these commands

@@ -13,6 +13,7 @@ import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +72,9 @@ class Theatre:
     def __init__(self, folder: Path, library: Path) -> None:
         """Starts the process, and the server that `download` fetches from; to be closed."""
         self.closing = contextlib.ExitStack()
-        modules = (*warm.VERBS, "tests.campaign.commands")
+        # Each page of a report would import Matplotlib.
+        plots = ("imagenet_prep.reporting.plots",) if find_spec("matplotlib") else ()
+        modules = (*warm.VERBS, *plots, "tests.campaign.commands")
         preload = {"LD_PRELOAD": str(library)}
         self._warm = self.closing.enter_context(warm.Warm(modules, env=preload))
         self._arena = Arena(folder, self._warm)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 
 import pytest
 
 from imagenet_prep.dataset import schema
-from tests.campaign.__main__ import Runner, summary, try_all, try_random
+from tests.campaign.__main__ import Runner, Total, summary, try_all, try_random
+from tests.campaign.attempts import Attempt
 from tests.campaign.lost_power import Disk
+from tests.campaign.scenes import PRODUCTS, READERS, SCENES
 from tests.campaign.table import ROWS, Fault, Place, Row
 
 SEED = 67
@@ -141,27 +144,25 @@ def test_unreadable_shard_is_not_noted_as_verified(runner: Runner) -> None:
     theatre = runner.theatre
     unreadable = row("verify --if-changed", Fault.UNREADABLE)
     codes: list[int] = []
-    for case in runner.cases(unreadable):
-        if case.startswith("read ") and case.endswith(" EIO"):
-            codes += runner.attempt(unreadable, case).codes
-            scene = theatre.scene("verify --if-changed")
-            assert codes[-1] == 0 or not (scene.source / schema.VERIFIED).exists()
+    cases = [case for case in runner.cases(unreadable) if case.endswith(" EIO")]
+    for case in [case for case in cases if case.startswith("read ")][::2]:
+        codes += runner.attempt(unreadable, case).codes
+        scene = theatre.scene("verify --if-changed")
+        assert codes[-1] == 0 or not (scene.source / schema.VERIFIED).exists()
 
-    assert codes.count(1) > 10
+    assert codes.count(1) > 5
 
 
-def test_every_failed_read_of_verify_blames_nothing(runner: Runner) -> None:
+def test_failed_reads_of_verify_blame_nothing(runner: Runner) -> None:
     unreadable = row("verify", Fault.UNREADABLE)
-    attempts = [
-        runner.attempt(unreadable, case)
-        for case in runner.cases(unreadable)
-        if case.endswith(" EIO")
-    ]
+    cases = [case for case in runner.cases(unreadable) if case.endswith(" EIO")]
+    # Every third, because there are more than a hundred.
+    attempts = [runner.attempt(unreadable, case) for case in cases[::3]]
 
     assert [each.violation for each in attempts if each.violation] == []
     # Nearly all calls are needed.
     codes = [code for each in attempts for code in each.codes]
-    assert codes.count(1) > 50 > codes.count(0)
+    assert codes.count(1) > len(codes) / 2
 
 
 def test_interrupted_creation_of_sparse_file_continues(runner: Runner) -> None:
@@ -170,12 +171,17 @@ def test_interrupted_creation_of_sparse_file_continues(runner: Runner) -> None:
     assert (attempt.violation, attempt.codes) == ("", [0])
 
 
-def test_attempts_with_equal_numbers_are_equal() -> None:
-    rows = [row("diff", Fault.KILLED), row("report", Fault.INTERRUPTED)]
-    first = try_random(rows, range(3), seed=1, jobs=1)
-    second = try_random(rows, range(3), seed=1, jobs=1)
+def test_summary_counts_attempts_and_violations() -> None:
+    total = Total()
+    total.add(Attempt([0, 4], Counter(["killed"])))
+    total.add(Attempt([4], violation="other bytes"))
+    lines = summary({"diff, killed": total}).splitlines()
 
-    assert {name: total.attempts for name, total in first.items()} == {
-        name: total.attempts for name, total in second.items()
-    }
-    assert summary(first) == summary(second)
+    assert lines[1].split() == ["diff,", "killed", "2", "1", "1", "0:", "1,", "4:", "2"]
+    assert lines[-1].split()[1:4] == ["2", "1", "1"]
+
+
+def test_every_command_of_a_scene_is_in_the_table() -> None:
+    commands = {row.command for row in ROWS if row.promise.place == Place.FOLDER}
+
+    assert {*SCENES, *PRODUCTS, *READERS} <= commands

@@ -13,7 +13,7 @@ import pytest
 from imagenet_prep.dataset import example, record_files, schema
 from imagenet_prep.sources.labels import official_classes
 from tests.kit import command, foreign
-from tests.kit.dataset import SMALL_FILES, Reference, contents, everything
+from tests.kit.dataset import SMALL_FILES, contents, everything
 from tests.kit.foreign_sets import NUM_SHARDS, ForeignSet
 
 IN_PLACE = ("slim", "slim-own-classes", "slim-from-0", "tpu-in-folders", "aws-from-1", "flowers")
@@ -211,108 +211,6 @@ def test_counts_are_held_against_the_official_ones(copy: Callable[[str], Foreign
     assert "train has 118 images, expected 1,281,167" in result.err
     assert "--allow-subset" in result.err
     assert contents(source) == before
-
-
-def test_an_image_that_is_no_jpeg_is_refused(stored: list[foreign.Image], tmp_path: Path) -> None:
-    def odd(image: foreign.Image, label: int) -> dict[str, foreign.Value]:
-        return foreign.slim(image._replace(data=b"\x89PNG\r\n\x1a\n" + image.data), label)
-
-    foreign.write(tmp_path / "in", stored, odd, num_shards={"validation": 1})
-    result = adopt(tmp_path / "in")
-
-    assert result.code == 3
-    assert "validation-00000-of-00001: record 0 at byte 0: unknown_format" in result.err
-
-
-@pytest.mark.parametrize(
-    "name",
-    ["labels.txt", "features.json", "index/train-00000-of-00006", "index/more", "train.txt"],
-)
-def test_files_in_the_way_are_never_replaced(copy: Callable[[str], ForeignSet], name: str) -> None:
-    source = copy("aws-from-1").root
-    (source / name).parent.mkdir(exist_ok=True)
-    (source / name).write_bytes(b"precious")
-    before = contents(source)
-    result = adopt(source)
-
-    assert result.code == 2
-    assert name in result.err
-    assert contents(source) == before
-
-
-def test_an_index_that_is_right_already_is_welcome(
-    copy: Callable[[str], ForeignSet], tmp_path: Path
-) -> None:
-    source = copy("slim").root
-    linked = tmp_path / "linked"
-    assert adopt(source, "--out", linked).code == 0
-    shutil.copytree(linked / "index", source / "index")
-    result = adopt(source)
-
-    assert result.code == 0, result
-    assert command.run("verify", source).code == 0
-
-
-def test_a_folder_with_other_files_is_not_dissolved(copy: Callable[[str], ForeignSet]) -> None:
-    source = copy("tpu-in-folders").root
-    (source / "train" / "README").write_bytes(b"precious")
-    result = adopt(source)
-
-    assert result.code == 2
-    assert "train/README" in result.err
-    assert (source / "train" / NAMES[0]).is_file()
-
-
-def test_shards_of_another_folder_are_not_moved_out_of_it(
-    copy: Callable[[str], ForeignSet], tmp_path: Path
-) -> None:
-    """A link that leads there would make `adopt` empty that folder."""
-    source = copy("tpu-in-folders")
-    (source.root / "train").rename(tmp_path / "other")
-    (source.root / "train").symlink_to(tmp_path / "other")
-    before = everything(tmp_path / "other")
-    for more in ((), ("--dry-run",)):
-        result = adopt(source.root, *more)
-
-        assert result.code == 2, result
-        assert "train is a symbolic link, and adopt does not move shards out of" in result.err
-    assert everything(tmp_path / "other") == before
-    assert adopt(source.root, "--out", tmp_path / "out").code == 0
-
-
-def test_two_sets_do_not_meet_in_one_folder(
-    foreign_set: Callable[[str], ForeignSet], tmp_path: Path
-) -> None:
-    out = tmp_path / "out"
-    assert adopt(foreign_set("slim").root, "--rewrite", "--out", out).code == 0
-    before = contents(out)
-    for flags in ((), ("--rewrite",)):
-        result = adopt(foreign_set("aws-from-1").root, "--out", out, *flags)
-        assert result.code == 2, result
-        dry = adopt(foreign_set("aws-from-1").root, "--out", out, *flags, "--dry-run")
-        assert (dry.code, dry.err) == (2, result.err)
-    assert contents(out) == before
-
-
-def test_what_cannot_be_made_from_the_shards_is_named(reference: Reference, tmp_path: Path) -> None:
-    there = Path(shutil.copytree(reference.out, tmp_path / "set"))
-    (there / "index" / "train-00001-of-00008").unlink()
-    (there / "quarantine.jsonl").unlink()
-    result = adopt(there)
-
-    assert result.code == 3, result
-    assert "from the shards: quarantine.jsonl. Run imagenet-prep verify" in result.err
-    assert (there / "index" / "train-00001-of-00008").exists()
-
-
-def test_what_is_not_declared_is_still_a_problem(copy: Callable[[str], ForeignSet]) -> None:
-    """Sizes of an AWS set are known to be untrue; its labels are not."""
-    source = copy("aws-from-1").root
-    assert adopt(source).code == 0
-    labels = (source / "labels.txt").read_text().splitlines()
-    (source / "labels.txt").write_text("\n".join(reversed(labels)) + "\n")
-
-    assert command.run("verify", source, "--level", "decode").code == 3
 
 
 def test_flags_that_cannot_be_meant_are_refused(tmp_path: Path) -> None:

@@ -11,7 +11,6 @@ import pytest
 from imagenet_prep.dataset import manifest
 from tests.kit import command
 from tests.kit.dataset import Reference, contents
-from tests.kit.faults import flip_bit
 
 
 @pytest.fixture
@@ -65,12 +64,3 @@ def test_adopt_adds_them_and_changes_nothing_else(reference: Reference, old: Pat
     assert again.code == 0, again
     assert "nothing to do" in again.out
     assert contents(old) == after
-
-
-def test_a_damaged_set_gets_none(old: Path) -> None:
-    flip_bit(old / "train-00001-of-00008", 5000)
-    before = contents(old)
-    result = command.run("adopt", old)
-    assert result.code == 3, result
-    assert "train-00001-of-00008" in result.complaints
-    assert contents(old) == before

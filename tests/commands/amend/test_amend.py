@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
-from PIL import Image
 
 from imagenet_prep import amend as amend_verb
 from imagenet_prep.core.errors import UsageError
@@ -28,7 +26,7 @@ from tests.kit.dataset import (
     stamps,
 )
 from tests.kit.fake_hosts import make_hosts
-from tests.kit.faults import cut, flip_bit
+from tests.kit.faults import flip_bit
 
 
 @pytest.fixture(scope="module")
@@ -197,116 +195,6 @@ def write(path: Path, text: str) -> Path:
     return path
 
 
-def test_lists_that_name_what_is_not_there_are_refused(
-    reference: Reference, changes: Changes, tmp_path: Path
-) -> None:
-    known, other = changes.excluded
-    lists = {
-        ("exclude", f"{known}\nnobody\n\nn0/nobody.jpg\n"): "lines 2, 4: no such key in ",
-        (
-            "exclude",
-            f"{known}\n{other}\n{known}\n",
-        ): "1 line with a key that is already on an earlier line",
-        ("relabel", f"key,class\n{known},0\nnobody,1\n"): "line 3: no such key in ",
-        ("relabel", f"key,class\n{known},n00000000\n"): "1 line with a class that is not among",
-        ("relabel", f"key,class\n{known},8\n"): "1 line with a class that is not among",
-        ("relabel", f"key,class\n{known},-1\n"): "1 line with a class that is not among",
-        ("relabel", f"key,class\n{known},0\n{known},1\n"): "1 line with a key that is already",
-        ("relabel", f"{known},0\n"): "line 1: expected the header key,class",
-        ("relabel", f"key,class\n{known}\n"): "line 2: expected two fields: key,class",
-        ("relabel", "key,class\n"): "no key after the header",
-        ("relabel", 'key,class\n"a,1\n'): "line 2: ",
-    }
-    for (flag, text), said in lists.items():
-        listed = write(tmp_path / "list", text)
-        refused = amend(reference.out, tmp_path / "new", f"--{flag}", listed)
-        assert (refused.code, refused.err.count("\n")) == (2, 1), refused
-        assert said in refused.err
-        assert known not in refused.err
-    both = write(tmp_path / "both", f"key,class\n{known},0\n")
-    flags = ("--exclude", changes.exclude, "--relabel", both)
-    refused = amend(reference.out, tmp_path / "new", *flags)
-    assert refused.code == 2
-    assert "1 line with a key that" in refused.err
-    assert not (tmp_path / "new").exists()
-
-
-def test_images_that_cannot_come_in_are_refused(
-    reference: Reference, changes: Changes, tmp_path: Path
-) -> None:
-    made(reference.out, tmp_path / "first", "--add", changes.add)
-    again = amend(tmp_path / "first", tmp_path / "new", "--add", changes.add)
-    assert again.code == 2
-    assert "no new image, so nothing was written. folder: 0 new images, 3 known" in again.err
-    other = Path(shutil.copytree(changes.add, tmp_path / "various")) / "train"
-    (other / changes.added[1]).write_bytes((other / changes.added[0]).read_bytes())
-    refused = amend(tmp_path / "first", tmp_path / "new", "--add", other.parent)
-    expected = "1 image with a key that the dataset has with different bytes; the first is "
-    assert (refused.code, expected + changes.added[1] in refused.err) == (2, True), refused
-    stranger = tmp_path / "stranger" / "train" / "n00000007"
-    stranger.mkdir(parents=True)
-    (stranger / "a.jpg").write_bytes((changes.add / "train" / changes.added[0]).read_bytes())
-    refused = amend(reference.out, tmp_path / "new", "--add", tmp_path / "stranger")
-    assert (refused.code, "1 of its classes are not in the dataset" in refused.err) == (2, True)
-    (tmp_path / "empty" / "n01440764").mkdir(parents=True)
-    shutil.copytree(stranger.parent, tmp_path / "unread" / "train")
-    for name in ("valid", "test"):
-        shutil.copytree(stranger, tmp_path / "unread" / name / "n01440764")
-    for folder, said in (
-        (tmp_path / "no", "no such folder"),
-        (tmp_path / "empty", "no images found"),
-        (tmp_path, f"Use one of them as source: {tmp_path}/stranger"),
-        (tmp_path / "unread", "the images in test/ would not be read"),
-    ):
-        refused = amend(reference.out, tmp_path / "new", "--add", folder)
-        assert (refused.code, said in refused.err) == (2, True), refused
-    assert not (tmp_path / "new").exists()
-
-
-def test_an_image_that_cannot_be_used_is_listed(
-    reference: Reference, changes: Changes, tmp_path: Path
-) -> None:
-    shutil.copytree(changes.add, tmp_path / "add")
-    cut(tmp_path / "add" / "train" / changes.added[0], 300)
-    found = made(reference.out, tmp_path / "new", "--add", tmp_path / "add")
-    bad = [json.loads(line) for line in found["quarantine.jsonl"].splitlines()]
-    assert [line["action"] for line in bad if line["key"] == changes.added[0]] == ["quarantined"]
-    assert changes.added[0] not in rows(tmp_path / "new")
-    assert set(changes.added[1:]) <= set(rows(tmp_path / "new"))
-
-
-def test_a_dataset_of_original_bytes_takes_only_undamaged_rgb_images(
-    reference: Reference, changes: Changes, tmp_path: Path
-) -> None:
-    kept = tmp_path / "kept"
-    words = "-i", reference.out, "-o", kept, "--splits", "train,validation", "--keep-original"
-    assert command.run("resize", *words).code == 0
-    add = tmp_path / "add"
-    shutil.copytree(changes.add, add)
-    truncated = add / "train" / changes.added[0]
-    cut(truncated, truncated.stat().st_size - 20)
-    grey = add / "train" / changes.added[1]
-    with Image.open(grey) as image:
-        image.convert("L").save(grey, "JPEG")
-
-    found = made(kept, tmp_path / "new", "--add", add)
-
-    bad = [json.loads(line) for line in found["quarantine.jsonl"].splitlines()]
-    reasons = {line["key"]: line["reason"] for line in bad if line["key"] in changes.added}
-    expected = {changes.added[0]: "truncated", changes.added[1]: "wrong_colorspace"}
-    assert reasons == expected
-    assert {*changes.added} & rows(tmp_path / "new").keys() == {changes.added[2]}
-
-
-def test_a_shard_must_keep_an_image(reference: Reference, tmp_path: Path) -> None:
-    shard = "train-00002-of-00008"
-    lines = (reference.out / "samples" / f"{shard}.csv").read_text().splitlines()[1:]
-    every = write(tmp_path / "every", "".join(f"{line.partition(',')[0]}\n" for line in lines))
-    refused = amend(reference.out, tmp_path / "new", "--exclude", every)
-    assert (refused.code, f"leaves no image in {shard}," in refused.err) == (2, True)
-    assert not (tmp_path / "new").exists()
-
-
 def test_a_class_may_become_empty_and_that_is_said(reference: Reference, tmp_path: Path) -> None:
     name = (reference.out / "labels.txt").read_text().split()[0]
     of_class = [key for key, row in rows(reference.out, "train").items() if row[1] == "0"]
@@ -316,21 +204,6 @@ def test_a_class_may_become_empty_and_that_is_said(reference: Reference, tmp_pat
     assert f"\ntrain: no image of {name} remains\n" in result.out
     assert (tmp_path / "new" / "labels.txt").read_bytes() == reference.contents["labels.txt"]
     assert command.run("verify", tmp_path / "new", "--level", "decode").code == 0
-
-
-def test_a_set_cannot_be_made_in_the_one_that_is_changed(
-    reference: Reference, changes: Changes, tmp_path: Path
-) -> None:
-    before = everything(reference.out)
-    (tmp_path / "link").symlink_to(reference.out)
-    for out in (reference.out, reference.out / "new", tmp_path / "link", tmp_path / "link" / "new"):
-        refused = amend(reference.out, out, "--exclude", changes.exclude)
-        assert (refused.code, " is inside " in refused.err) == (2, True)
-    refused = command.run("amend", reference.out, "--out", "s3://b/c", "--exclude", changes.exclude)
-    assert (refused.code, "must be on the same storage" in refused.err) == (2, True)
-    inside = amend(reference.out, changes.add / "train" / "new", "--add", changes.add)
-    assert (inside.code, "among the images of the source" in inside.err) == (2, True)
-    assert {**everything(reference.out), "": ()} == {**before, "": ()}
 
 
 def test_a_parent_that_is_replaced_while_it_is_linked_is_noticed(
@@ -355,31 +228,6 @@ def test_a_parent_that_is_replaced_while_it_is_linked_is_noticed(
         amend_verb.run([str(parent), "--exclude", str(changes.exclude), "--out", str(out)])
     assert linked
     assert not (out / "dataset.json").exists()
-
-
-def test_links_that_the_system_refuses_are_explained(
-    reference: Reference, changes: Changes, tmp_path: Path
-) -> None:
-    code = "import errno, os\nfrom imagenet_prep.__main__ import main\n"
-    code += "def link(*_, **__): raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))\n"
-    code += "os.link = link\nmain()"
-    flags = ("amend", reference.out, "--exclude", changes.exclude, "--out", tmp_path / "new")
-    refused = command.run(*flags, program=("-c", code))
-    assert refused.code == 2, refused
-    assert f"cannot create a hard link to {reference.out}" in refused.err
-    assert not os.path.exists(tmp_path / "new" / "dataset.json")
-
-
-def test_a_dry_run_writes_nothing(reference: Reference, changes: Changes, tmp_path: Path) -> None:
-    looked = amend(reference.out, tmp_path / "new", *changes.flags, "--dry-run", "--json")
-    assert looked.code == 0, looked
-    found = looked.json["amended"]
-    assert (found["excluded"], found["relabelled"], found["added"]) == (2, 1, 3)
-    assert 2 <= found["shards"] <= 6
-    assert not (tmp_path / "new").exists()
-    real = amend(reference.out, tmp_path / "new", *changes.flags, "--json").json["amended"]
-    assert (real["add"].pop("stored"), real["add"].pop("quarantined")) == (3, 0)
-    assert real == found
 
 
 def test_the_history_is_shown(reference: Reference, changes: Changes, tmp_path: Path) -> None:

@@ -13,7 +13,6 @@ import pytest
 from imagenet_prep import download
 from imagenet_prep.core.errors import SourceError, StoreError, UsageError
 from imagenet_prep.sources import published
-from imagenet_prep.storage.ledger import Identity
 from tests.commands.download.conftest import (
     DEVKIT,
     FILES,
@@ -27,7 +26,6 @@ from tests.kit import command
 from tests.kit.dataset import everything
 from tests.kit.http_server import serve
 from tests.kit.limits import Limits
-from tests.kit.system import System
 
 Official = Callable[..., None]
 
@@ -142,64 +140,6 @@ def test_official_archives_need_no_permission(
     assert "NOT" not in capsys.readouterr().out
 
 
-def test_another_size_is_refused_before_it_is_fetched(tmp_path: Path) -> None:
-    with serve(FILES) as server:
-        result = command.run("download", *arguments(tmp_path, server.url))
-
-    assert (result.code, result.out) == (3, "")
-    assert f"{server.url}/{TRAIN}: {len(FILES[TRAIN]):,} bytes" in result.err
-    assert "147,897,477,120" in result.err
-    assert "--allow-other" in result.err
-    assert archives(tmp_path) == {}
-    assert server.reads(f"/{TRAIN}") == []
-
-
-def test_a_wrong_md5_gets_no_name_and_is_fetched_anew(tmp_path: Path, official: Official) -> None:
-    official()
-    flipped = bytearray(FILES[TRAIN])
-    flipped[5 * MIB] ^= 1
-    with serve(FILES | {TRAIN: bytes(flipped)}, etags=False) as server:
-        flags = arguments(tmp_path, server.url, "--what", "train")
-        with pytest.raises(SourceError) as caught:
-            download.run(flags)
-        assert archives(tmp_path) == {}
-        server.files[f"/{TRAIN}"] = FILES[TRAIN]
-        assert download.run(flags) == 0
-
-    assert re.search(
-        r"md5 [0-9a-f]{32}, but the official archive has [0-9a-f]{32}", str(caught.value)
-    )
-    assert "run the same command again" in str(caught.value)
-    assert archives(tmp_path) == {TRAIN: FILES[TRAIN]}
-    assert len(server.reads(f"/{TRAIN}")) == 2 * 9
-
-
-def test_a_repacked_archive_is_not_fetched_again_once_it_is_allowed(
-    tmp_path: Path, official: Official
-) -> None:
-    official()
-    repacked = FILES[TRAIN][::-1]
-    with serve({TRAIN: repacked}) as server:
-        flags = arguments(tmp_path, server.url, "--what", "train")
-        with pytest.raises(SourceError):
-            download.run(flags)
-        fetched = len(server.reads(f"/{TRAIN}"))
-        assert download.run([*flags, "--allow-other"]) == 0
-
-    assert archives(tmp_path) == {TRAIN: repacked}
-    assert len(server.reads(f"/{TRAIN}")) == fetched
-
-
-def test_what_was_allowed_once_is_refused_without_the_flag(tmp_path: Path) -> None:
-    with serve(FILES) as server:
-        flags = arguments(tmp_path, server.url, "--what", "devkit")
-        assert download.run([*flags, "--allow-other"]) == 0
-        with pytest.raises(SourceError, match="the official archive has"):
-            download.run(flags)
-
-    assert archives(tmp_path) == {DEVKIT: FILES[DEVKIT]}
-
-
 def test_archives_that_came_by_another_way_are_proven_without_a_server(
     tmp_path: Path, official: Official, capsys: pytest.CaptureFixture[str], limits: Limits
 ) -> None:
@@ -223,48 +163,6 @@ def test_archives_that_came_by_another_way_are_proven_without_a_server(
     (tmp_path / VALIDATION).write_bytes(bytes(touched))
     with pytest.raises(SourceError, match=rf"{VALIDATION}: md5 .*remove it"):
         download.run(flags)
-
-
-@pytest.mark.parametrize(
-    "line", [{}, {"num_bytes": len(FILES[DEVKIT]), "md5": 5}, {"md5": "0" * 32}]
-)
-def test_a_line_of_the_ledger_that_is_not_ours_proves_nothing(
-    tmp_path: Path, official: Official, line: dict[str, object]
-) -> None:
-    official()
-    (tmp_path / DEVKIT).write_bytes(FILES[DEVKIT])
-    identity = Identity.of((tmp_path / DEVKIT).stat())._asdict()
-    planted = {"name": DEVKIT, **identity, "num_bytes": 1, **line}
-    (tmp_path / ".work").mkdir()
-    (tmp_path / ".work" / "proven.jsonl").write_text(json.dumps(planted) + "\n")
-
-    assert download.run(arguments(tmp_path, "http://127.0.0.1:9", "--what", "devkit")) == 0
-
-
-def test_an_unfinished_file_of_another_tool_is_left_alone_and_named(
-    tmp_path: Path, official: Official
-) -> None:
-    official()
-    half = FILES[TRAIN][: 3 * MIB]
-    (tmp_path / TRAIN).write_bytes(half)
-    with serve(FILES) as server:
-        for more in ([], ["--allow-other"]):
-            with pytest.raises(SourceError, match=r"3,145,728 bytes, expected 8,400,953"):
-                download.run(arguments(tmp_path, server.url, *more))
-
-    assert archives(tmp_path) == {TRAIN: half}
-
-
-def test_a_folder_is_a_source_too(tmp_path: Path) -> None:
-    source = tmp_path / "it's a source 100% — é"
-    source.mkdir()
-    for name, data in FILES.items():
-        (source / name).write_bytes(data)
-    into = tmp_path / "a" / "b"
-    result = command.run("download", *arguments(into, source, "--allow-other"))
-
-    assert result.code == 0, result
-    assert archives(into) == FILES
 
 
 def test_a_folder_without_the_archive_is_named(tmp_path: Path) -> None:
@@ -298,39 +196,6 @@ def test_a_dry_run_asks_and_writes_nothing(tmp_path: Path) -> None:
         flags = arguments(into, server.url, "--allow-other", "--dry-run", "--json")
         archives = command.run("download", *flags).json["archives"]
     assert [archive["name"] for archive in archives if archive["there"]] == [TRAIN]
-
-
-def test_a_disk_that_is_too_small_is_refused_first(tmp_path: Path, system: System) -> None:
-    system.has_free_bytes(1_000_000)
-    said = pytest.raises(StoreError, match=r"10.5 MB left to download, but only 1.0 MB are free")
-    with serve(FILES) as server, said:
-        download.run(arguments(tmp_path, server.url, "--allow-other"))
-
-    assert server.reads(f"/{TRAIN}") == []
-
-
-def test_what_is_there_of_a_file_needs_no_room_again(tmp_path: Path, system: System) -> None:
-    with serve(FILES, plan=lambda _n, _p, first, _l: "404" if first == 5 * MIB else "") as server:
-        flags = arguments(tmp_path, server.url, "--allow-other", "--what", "train")
-        with pytest.raises(StoreError):
-            download.run([*flags, "--connections", "1"])
-        server.plan = lambda *_: ""
-        system.has_free_bytes(4 * MIB)
-        assert download.run(flags) == 0
-
-    assert archives(tmp_path) == {TRAIN: FILES[TRAIN]}
-    assert sum(r.fault == "" for r in server.reads(f"/{TRAIN}")) == 9
-
-
-def test_an_empty_archive_on_the_server_is_named(tmp_path: Path) -> None:
-    source = tmp_path / "source"
-    source.mkdir()
-    (source / DEVKIT).touch()
-    flags = arguments(tmp_path / "into", source, "--what", "devkit", "--allow-other")
-    result = command.run("download", *flags)
-
-    assert (result.code, result.out) == (1, "")
-    assert f"{DEVKIT}: the file is empty" in result.err
 
 
 @pytest.mark.parametrize(

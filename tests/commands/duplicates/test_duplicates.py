@@ -20,11 +20,13 @@ from PIL import Image, ImageOps
 from imagenet_prep import duplicates
 from imagenet_prep.dataset import manifest, schema
 from imagenet_prep.matching import pictures, search
+from imagenet_prep.storage.bucket import BucketStore
 from tests.kit import command
 from tests.kit.codec import corpus
 from tests.kit.dataset import all_files, everything, receipts
 from tests.kit.faults import flip_bit
 from tests.kit.limits import Limits
+from tests.kit.s3_server import S3Server
 
 WNIDS = ("n00000001", "n00000002", "n00000003")
 # What is planted: split, class, name, and of which photograph and how.
@@ -425,6 +427,36 @@ def test_the_page_the_text_and_the_json_agree(
     assert f"G{sentence[1:]}<" in page
 
 
+def test_the_same_for_any_workers(prepared: Path, tmp_path: Path) -> None:
+    outs = []
+    for number, flags in enumerate(
+        (["--workers", "1"], ["--workers", "2", "--worker-kind", "processes"])
+    ):
+        shutil.rmtree(prepared / pictures.FOLDER, ignore_errors=True)
+        out = tmp_path / str(number)
+        assert command.run("duplicates", prepared, "--out", out, *flags).code == 0
+        files = all_files(out)
+        seen = files.keys() - {"duplicates.html", ".work/lock"}
+        outs.append({name: files[name] for name in seen})
+    assert outs[0] == outs[1]
+
+
+def test_a_second_run_hashes_only_what_is_new(copied: Path, tmp_path: Path) -> None:
+    assert command.run("duplicates", copied, "--out", tmp_path / "one").code == 0
+    kept = sorted((copied / pictures.FOLDER).glob("*.rows"))
+    assert len(kept) == 6
+    assert sum(path.stat().st_size for path in kept) == 16 * search.ROW.itemsize
+    before = {path: path.stat().st_mtime_ns for path in kept}
+    kept[0].unlink()
+
+    assert command.run("duplicates", copied, "--out", tmp_path / "two").code == 0
+
+    after = {path: path.stat().st_mtime_ns for path in kept}
+    assert after[kept[0]] != before[kept[0]]
+    assert {p: after[p] for p in kept[1:]} == {p: before[p] for p in kept[1:]}
+    assert (tmp_path / "one/pairs.csv").read_bytes() == (tmp_path / "two/pairs.csv").read_bytes()
+
+
 def test_rows_that_somebody_else_wrote_hide_nothing_but_themselves(
     copied: Path, tmp_path: Path
 ) -> None:
@@ -575,6 +607,26 @@ def test_hashes_of_a_set_that_may_not_be_written_lie_beside_the_result(
     assert result.code == 0, result
     assert len(list((tmp_path / "out" / pictures.FOLDER).glob("*.rows"))) == 6
     assert found(tmp_path / "out") == EXPECTED
+
+
+def test_a_set_in_a_bucket_has_the_same_pairs(
+    prepared: Path, tmp_path: Path, prefix: str, s3: S3Server
+) -> None:
+    bucket = BucketStore(prefix)
+    for path in prepared.rglob("*"):
+        if path.is_file() and schema.WORK not in path.parts:
+            bucket.write(str(path.relative_to(prepared)), path.read_bytes())
+    assert command.run("duplicates", prepared, "--out", tmp_path / "folder").code == 0
+
+    for name in ("one", "two"):  # hashes are kept in the bucket
+        result = command.run("duplicates", prefix, "--out", tmp_path / name, env=s3.environment)
+        assert result.code == 0, result
+
+    same = (tmp_path / "folder" / "pairs.csv").read_bytes()
+    assert (tmp_path / "one" / "pairs.csv").read_bytes() == same
+    assert (tmp_path / "two" / "pairs.csv").read_bytes() == same
+    kept = [name for name in bucket.names(pictures.FOLDER) if name.endswith(".rows")]
+    assert len(kept) == 6
 
 
 def test_a_source_without_one_sound_image_has_no_pair(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import hashlib
 import json
 import random
 from collections.abc import Callable, Sequence
@@ -13,7 +12,7 @@ from typing import NamedTuple
 import pytest
 
 from imagenet_prep import adopt, amend, export, verify
-from imagenet_prep.core.errors import DataDamagedError, SourceError, UsageError
+from imagenet_prep.core.errors import DataDamagedError, SourceError
 from imagenet_prep.pipelines import prepare
 from imagenet_prep.sources.labels import official_classes
 from tests.kit import layouts
@@ -203,77 +202,10 @@ def keys_of(exported: Path, *more: object) -> dict[str, str]:
     return {key: label for (_, key), (label, _) in table(out).items()}
 
 
-def test_an_export_lists_only_keys_that_differ_from_the_names(exported: Path) -> None:
-    listed = json.loads((exported / "export_keys.json").read_bytes())
-    files = {"train/cat/2.gif.jpg": "cat/2.gif", "train/dog/cat/3.jpg": "cat/3.jpg"}
-    assert listed == {"train": files}
-    assert keys_of(exported) == {
-        "cat/1.jpg": "0",
-        "cat/2.gif": "0",
-        "cat/3.jpg": "1",
-        "dog/3.jpg": "1",
-    }
-
-
-def test_files_decide_about_images_and_the_list_only_names_them(exported: Path) -> None:
-    layouts.write(exported / "train/dog/cat/3.jpg", plain(7))
-    (exported / "train/cat/2.gif.jpg").rename(exported / "train/cat/renamed.jpg")
-    layouts.write(exported / "train/dog/new.jpg", plain(8))
-
-    names = {"cat/1.jpg": "0", "cat/renamed.jpg": "0", "cat/3.jpg": "1", "dog/3.jpg": "1"}
-    assert keys_of(exported) == names | {"dog/new.jpg": "1"}
-    rows = table(exported.parent / "back")
-    assert rows["train", "cat/3.jpg"][1] == hashlib.sha256(plain(7)).hexdigest()
-
-
-def test_a_new_file_does_not_take_a_listed_key(exported: Path) -> None:
-    layouts.write(exported / "train/cat/3.jpg", plain(9))
-    with pytest.raises(SourceError, match=r"cat/3\.jpg: its key .* to a different image"):
-        keys_of(exported)
-
-
-def test_keys_of_one_split_do_not_name_images_of_the_other(exported: Path) -> None:
-    for name in ("cat/3.jpg", "dog/cat/3.jpg"):
-        layouts.write(exported / "val" / name, plain(len(name)))
-    found = keys_of(exported, "--splits", "train,validation")
-    assert found.keys() >= {"cat/3.jpg", "dog/cat/3.jpg"}
-
-
-@pytest.mark.parametrize(
-    ("content", "said"),
-    [
-        ("{", "export_keys.json"),
-        ("[]", "expected an object"),
-        ('{"train":{"train/cat/1.jpg":1}}', "expected text"),
-        ('{"train":{"train/cat/1.jpg":"../1.jpg"}}', "a part that is empty"),
-        ('{"train":{"train/cat/1.jpg":"a\\n1.jpg"}}', "control character"),
-        ('{"train":{"train/cat/1.jpg":"dog/3.jpg"}}', "to a different image"),
-    ],
-)
-def test_a_damaged_list_of_keys_is_refused(exported: Path, content: str, said: str) -> None:
-    (exported / "export_keys.json").write_text(content)
-    with pytest.raises(DataDamagedError, match=said):
-        keys_of(exported)
-
-
-def test_two_images_do_not_share_a_listed_key(exported: Path) -> None:
-    files = {"train/cat/1.jpg": "x/1.jpg", "train/dog/3.jpg": "x/1.jpg"}
-    (exported / "export_keys.json").write_text(json.dumps({"train": files}))
-    with pytest.raises(DataDamagedError, match="x/1.jpg"):
-        keys_of(exported)
-
-
 def test_a_list_of_keys_that_is_a_link_out_of_the_source_is_not_read(exported: Path) -> None:
     (exported / "export_keys.json").rename(exported.parent / "private")
     (exported / "export_keys.json").symlink_to(exported.parent / "private")
     with pytest.raises(SourceError, match="is a link that leads out of the source"):
-        keys_of(exported)
-
-
-def test_a_changed_list_of_keys_is_a_changed_source(exported: Path) -> None:
-    keys_of(exported)
-    (exported / "export_keys.json").write_text("{}")
-    with pytest.raises(UsageError, match=r"cat/3\.jpg"):
         keys_of(exported)
 
 
@@ -297,27 +229,6 @@ def test_an_image_in_the_folder_of_a_different_wnid_is_refused_unless_it_is_list
     (out / f"train/{fish}/{fish}_1.JPEG").rename(out / f"train/{shark}/{fish}_1.JPEG")
     with pytest.raises(SourceError, match=f"is in class {shark}, but its name starts with {fish}"):
         run(prepare.run, out, tmp_path / "other", *options)
-
-
-def test_recordio_with_a_prefix_brings_keys_back(exported: Path, tmp_path: Path) -> None:
-    words = "--to", "recordio", "--split", "train", "--out", tmp_path / "rec/train_480"
-    run(export.run, tmp_path / "set", *words)
-    assert keys_of(tmp_path / "rec") == {
-        "cat/1.jpg": "0",
-        "cat/2.gif": "0",
-        "cat/3.jpg": "1",
-        "dog/3.jpg": "1",
-    }
-
-
-@pytest.mark.parametrize("to", ["recordio", "parquet", "folder"])
-def test_a_class_without_images_keeps_its_label(
-    exported: Path, tmp_path: Path, to: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    more = ["--allow-empty-class"] if to == "folder" else []
-    chosen = "--classes", "dog", "--out", tmp_path / "dogs"
-    run(export.run, tmp_path / "set", "--to", to, *chosen, *more)
-    assert keys_of(tmp_path / "dogs") == {"cat/3.jpg": "1", "dog/3.jpg": "1"}
 
 
 def test_adopt_keeps_what_a_dataset_carries(tmp_path: Path) -> None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-import os
-import shutil
 from collections import Counter
 from pathlib import Path
 
@@ -187,123 +185,6 @@ def test_excluded_photographs_have_lines(photos: Path, tmp_path: Path) -> None:
         "source_sha256": hashlib.sha256(FILES["cats/2021/IMG_1.jpg"]).hexdigest(),
     }
     assert "\nexcluded: 1\n" in made.out
-
-
-def test_imagenets_folders_are_read_by_name_and_their_keys_stay(
-    tmp_path: Path,
-) -> None:
-    root = tmp_path / "train"
-    for number, wnid in enumerate(("n01440764", "n01443537")):
-        (root / wnid / "more").mkdir(parents=True)
-        (root / wnid / "more" / f"{wnid}_1.JPEG").write_bytes(photograph(60, 80, number))
-        (root / wnid / f"{wnid}_2.HEIC").write_bytes(photograph(60, 80, number))
-    made = prepare(root, tmp_path / "out", "--allow-subset")
-    assert made.code == 0, made
-    assert "\nignored: 2 files: 2 .heic " in made.out
-    found = {record.filename for record in split_records(tmp_path / "out", "train")}
-    assert found == {"n01440764_1.JPEG", "n01443537_1.JPEG"}
-
-
-def test_a_folder_above_the_classes_is_named(photos: Path, tmp_path: Path) -> None:
-    made = prepare(photos.parent, tmp_path / "out")
-    assert made.code == 2
-    assert f"Use one of them as source: {photos}." in made.err
-
-
-def test_a_photograph_beside_the_classes_has_no_class(photos: Path, tmp_path: Path) -> None:
-    (photos / "IMG_9").write_bytes(photograph(60, 80))
-    made = prepare(photos, tmp_path / "out")
-    assert made.code == 3
-    assert (
-        "IMG_9: is next to the class folders, so it has no class. Move it away, or into" in made.err
-    )
-
-
-def test_all_problems_of_a_source_come_in_one_message(photos: Path, tmp_path: Path) -> None:
-    (photos / "IMG_9").write_bytes(photograph(60, 80))
-    (photos / "cats" / "a\nb.jpg").symlink_to("/etc/hostname")
-    (photos / "cats" / "gone.jpg").symlink_to("nowhere")
-    (photos / "cats" / "more").symlink_to("2021")
-    (photos / "dogs" / os.fsdecode(b"\xff.jpg")).write_bytes(b"")
-    (photos / "birds").mkdir()
-    (photos / "fish").mkdir()
-    made = prepare(photos, tmp_path / "out")
-    assert made.code == 3
-    *problems, last = made.err.splitlines()
-    said = f"--source {photos}: 7 problems. Fix them and run the same command again."
-    assert last == f"imagenet-prep: {said}"
-    parts = (
-        "IMG_9: is next to",
-        "a\\x0ab.jpg: is a link",
-        "gone.jpg: cannot be",
-        "more: is a link",
-    )
-    for part in (*parts, "is not UTF-8", "birds: holds no image.", "fish: holds no image."):
-        assert sum(part in line for line in problems) == 1, part
-
-
-def test_all_empty_classes_are_named_and_names_are_one_line(photos: Path, tmp_path: Path) -> None:
-    for name in ("birds", "fish"):
-        (photos / name).mkdir()
-    made = prepare(photos, tmp_path / "out")
-    assert made.code == 3
-    assert [line.count(": holds no image.") for line in made.err.splitlines()[-3:]] == [1, 1, 0]
-    (photos / "birds" / "a\nb.jpg").write_bytes(photograph(60, 80))
-    (photos / "fish" / "1.jpg").write_bytes(photograph(60, 80))
-    made = prepare(photos, tmp_path / "out")
-    assert made.code == 3
-    assert (
-        "birds/a\\x0ab.jpg: its name 'birds/a\\nb.jpg' is empty or contains a control" in made.err
-    )
-
-
-def test_one_class_is_enough_and_one_without_sound_images_is_named(tmp_path: Path) -> None:
-    (tmp_path / "in" / "cats").mkdir(parents=True)
-    (tmp_path / "in" / "cats" / "1.jpg").write_bytes(photograph(60, 80))
-    assert prepare(tmp_path / "in", tmp_path / "out").code == 0
-    amended = tmp_path / "amended"
-    (tmp_path / "in" / "cats" / "1.jpg").rename(tmp_path / "in" / "cats" / "2.jpg")
-    flags = ("--add", tmp_path / "in", "--out", amended)
-    made = command.run("amend", tmp_path / "out", *flags)
-    assert made.code == 0, made
-    assert len(split_records(amended, "train")) == 2
-    (tmp_path / "in" / "dogs").mkdir()
-    (tmp_path / "in" / "dogs" / "1.jpg").write_bytes(b"text")
-    made = prepare(tmp_path / "in", tmp_path / "other", "--splits", "train")
-    assert made.code == 0
-    assert "train: all images of dogs were quarantined, see quarantine.jsonl\n" in made.err
-
-
-def test_a_test_split_is_read_as_validation_or_counted(tmp_path: Path) -> None:
-    root = tmp_path / "in"
-    for number, split in enumerate(("Training", "Testing")):
-        for name in ("cats", "dogs"):
-            (root / split / name).mkdir(parents=True)
-            (root / split / name / "1.jpg").write_bytes(photograph(60, 80, number))
-    made = prepare(root, tmp_path / "two", "--json")
-    assert {s: each["examples"] for s, each in made.json["splits"].items()} == {
-        "train": 2,
-        "validation": 2,
-    }
-    assert made.json["ignored"] == {}
-    shutil.copytree(root / "Testing", root / "Validation")
-    assert prepare(root, tmp_path / "three", "--json").json["ignored"] == {"Testing/": 2}
-    again = prepare(root, tmp_path / "three")
-    assert "; Testing/ is not read: 2 images" in again.err
-    assert "ignored: 2 files: 2 Testing/" in again.out
-    refused = prepare(root / "Testing", tmp_path / "no", "--validation-shards", "2")
-    assert refused.code == 2
-
-
-def test_a_class_of_unreadable_photographs_says_so(photos: Path, tmp_path: Path) -> None:
-    (photos / "birds").mkdir()
-    (photos / "birds" / "1.heic").write_bytes(JXL)
-    made = prepare(photos, tmp_path / "out")
-    assert made.code == 2
-    assert (
-        "birds: holds only photographs in unsupported formats: 1 JPEG XL. To read them, convert to "
-        "JPEG or PNG; or remove the folder."
-    ) in made.err
 
 
 @pytest.mark.extras

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import random
 import shutil
 import tarfile
 from collections import Counter
@@ -21,7 +20,6 @@ from tests.kit.dataset import (
     SETTINGS,
     Reference,
     contents,
-    receipts,
     split_records,
 )
 from tests.kit.miniature import Miniature, rewrite_tar
@@ -98,25 +96,6 @@ def official(mini: Miniature, tmp_path_factory: pytest.TempPathFactory) -> dict[
     return shards(out)
 
 
-@pytest.mark.parametrize("truth", ["devkit", "devkit_folder"])
-def test_folders_with_a_devkit_give_the_shards_of_the_archives(
-    reference: Reference, mini: Miniature, tmp_path: Path, truth: str
-) -> None:
-    root = layouts.make_folder(mini, tmp_path / "in", truth=truth)
-
-    assert prepared(root, tmp_path / "out") == shards(reference.out)
-
-
-def test_kaggles_layout_gives_the_shards_of_the_archives(
-    reference: Reference, mini: Miniature, tmp_path: Path
-) -> None:
-    root = layouts.make_kaggle(mini, tmp_path / "in", mini.classes)
-
-    assert prepared(root, tmp_path / "out") == shards(reference.out)
-    # The folder that holds ILSVRC/ and ILSVRC itself are the same source.
-    assert prepared(root / "ILSVRC", tmp_path / "inner") == shards(reference.out)
-
-
 def test_recordio_gives_the_shards_of_the_archives(
     reference: Reference, mini: Miniature, tmp_path: Path
 ) -> None:
@@ -132,59 +111,6 @@ def test_parquet_gives_the_shards_of_the_archives(
     root = layouts.make_parquet(mini, tmp_path / "in", wnids, wnids)
 
     assert prepared(root, tmp_path / "out") == shards(reference.out)
-
-
-@pytest.mark.parametrize("truth", ["folders", "synsets", "csv"])
-def test_folders_without_a_class_list_have_ilsvrc2012s(
-    official: dict[str, bytes], mini: Miniature, tmp_path: Path, truth: str
-) -> None:
-    root = layouts.make_folder(mini, tmp_path / "in", truth=truth, val="validation")
-
-    assert prepared(root, tmp_path / "out") == official
-    manifest = json.loads((tmp_path / "out" / "dataset.json").read_text())
-    assert manifest["classes"]["official"] is True
-
-
-def test_parts_of_a_split_give_the_shards_of_one_folder(
-    official: dict[str, bytes], mini: Miniature, tmp_path: Path
-) -> None:
-    """Every class has images in two parts, which two tasks list."""
-    root = layouts.make_folder(mini, tmp_path / "in", truth="folders")
-    for split in ("train", "val"):
-        for number, path in enumerate(sorted((root / split).glob("*/*"))):
-            layouts.write(
-                root / f"{split}.X{number % 2 + 1}" / path.relative_to(root / split),
-                path.read_bytes(),
-            )
-        shutil.rmtree(root / split)
-
-    assert prepared(root, tmp_path / "out", "--worker-kind", "processes") == official
-
-
-def test_images_with_wnids_in_their_names_give_the_shards_of_the_archives(
-    official: dict[str, bytes], mini: Miniature, tmp_path: Path
-) -> None:
-    names = layouts.published_names(mini)
-    wnid_of = {names.get(image.key, image.key): image.wnid for image in mini.images}
-    for split, key, data in layouts.renamed(layouts.images(mini), names):
-        stem, dot, suffix = key.rpartition("/")[2].rpartition(".")
-        layouts.write(tmp_path / "in" / split / f"{stem}_{wnid_of[key]}{dot}{suffix}", data)
-
-    assert prepared(tmp_path / "in", tmp_path / "out") == official
-
-
-def test_a_repacked_train_archive_and_a_list_give_the_shards_of_the_archives(
-    official: dict[str, bytes], mini: Miniature, tmp_path: Path
-) -> None:
-    root = layouts.make_folder(mini, tmp_path / "in", truth="synsets")
-    names = layouts.published_names(mini)
-    images: dict[str, dict[str, bytes]] = {"train": {}, "validation": {}}
-    for split, key, data in layouts.renamed(layouts.images(mini), names):
-        images[split][key] = data
-    (root / "ILSVRC2012_img_train.tar").write_bytes(layouts.tar(images["train"]))
-    (root / "ILSVRC2012_img_val.tar").write_bytes(layouts.tar(images["validation"]))
-
-    assert prepared(root, tmp_path / "out") == official
 
 
 def test_kaggle_and_parquet_with_all_classes_give_the_shards_of_the_archives(
@@ -253,19 +179,6 @@ def test_no_boxes_leaves_them_out(
     result = prepare(source, out)
     assert result.code == 2
     assert "boxes is False there, True here" in result.err
-
-
-def test_the_order_of_directories_does_not_show(
-    reference: Reference, mini: Miniature, tmp_path: Path
-) -> None:
-    """A file system lists in the order of creation or of hashes; sorted by us, none shows."""
-    made = layouts.make_folder(mini, tmp_path / "made", truth="devkit")
-    files = [path for path in made.rglob("*") if path.is_file()]
-    random.Random(4).shuffle(files)
-    for path in files:
-        layouts.write(tmp_path / "in" / path.relative_to(made), path.read_bytes())
-
-    assert prepared(tmp_path / "in", tmp_path / "out") == shards(reference.out)
 
 
 def test_what_is_no_image_is_left_alone_and_links_are_followed_if_asked_for(
@@ -386,32 +299,3 @@ def test_a_finished_set_keeps_no_unpacked_images_and_needs_none(
 
     assert prepared(parquet, out) == first
     assert not (out / ".work" / "unpacked").exists()
-
-
-def test_a_subset_of_classes_is_that_of_the_archives_and_unpacks_no_other(
-    mini: Miniature, parquet: Path, tmp_path: Path
-) -> None:
-    flags = ("--subset-classes", "2", "--train-shards", "2", "--validation-shards", "1")
-    expected = prepared(mini.root, tmp_path / "out1", *flags)
-
-    assert prepared(parquet, tmp_path / "out2", *flags) == expected
-    unpacked = 0
-    for path in receipts(tmp_path / "out2", "index"):
-        outputs = json.loads(path.read_text())["outputs"]
-        unpacked += sum(o["num_bytes"] for o in outputs if "/unpacked/" in o["name"])
-    chosen = {wnid for wnid, _ in mini.classes[:2]}
-    assert unpacked == sum(image.num_bytes for image in mini.images if image.wnid in chosen)
-
-
-def test_a_dry_run_unpacks_nothing(parquet: Path, tmp_path: Path) -> None:
-    scratch = tmp_path / "scratch"
-    scratch.mkdir()
-    arguments = ("prepare", "--source", parquet, "--out", tmp_path / "out", *SETTINGS)
-    result = command.run(*arguments, "--dry-run", "--json", env={"TMPDIR": str(scratch)})
-
-    assert result.code == 0, result
-    assert result.json["unpacked_bytes"] > 0
-    shards = sum(split["estimated_bytes"] for split in result.json["splits"].values())
-    assert result.json["estimated_bytes"] == shards + result.json["unpacked_bytes"]
-    assert list(scratch.iterdir()) == []
-    assert not (tmp_path / "out").exists()

@@ -17,7 +17,6 @@ from imagenet_prep.distribute.send import Original
 from imagenet_prep.reporting import facts
 from imagenet_prep.storage.dataset_store import open_dataset
 from tests.kit import command, faults
-from tests.kit.dataset import contents
 from tests.kit.replicas import make_dataset
 
 SHARD = "train-00002-of-00006"
@@ -31,55 +30,6 @@ def replicate(*arguments: str | Path) -> command.Finished:
 def copy(dataset: Path, tmp_path: Path) -> Path:
     assert replicate(dataset, "--to", tmp_path / "copy").code == 0
     return tmp_path / "copy"
-
-
-def test_a_dry_run_tells_bytes_and_time_and_writes_nothing(dataset: Path, tmp_path: Path) -> None:
-    told = replicate(dataset, "--to", tmp_path / "new", "--dry-run", "--bandwidth-limit", "0.1")
-
-    assert (told.code, told.complaints) == (0, "")
-    assert re.search(r"(24\d\.\d kB) of \1 to copy: 2 s at 0\.0008 Gbit/s", told.out), told
-    assert not (tmp_path / "new").exists()
-
-
-def test_an_unfinished_replica_is_told_from_a_damaged_one(dataset: Path, copy: Path) -> None:
-    (copy / "dataset.json").unlink()
-    (copy / SHARD).unlink()
-    checked = replicate(dataset, "--to", copy, "--check")
-
-    assert checked.code == 4
-    assert f"{SHARD}: missing" in checked.out
-    assert "incomplete" in checked.err
-
-
-@pytest.mark.parametrize(
-    ("name", "said"),
-    [
-        ("train-00000-of-00009", "files that readers would read"),
-        ("index/train-00000-of-00009", "files that readers would read"),
-        (".work/run.json", "unfinished run of prepare"),
-    ],
-)
-def test_a_folder_with_something_else_is_refused_untouched(
-    dataset: Path, tmp_path: Path, name: str, said: str
-) -> None:
-    path = tmp_path / "taken" / name
-    path.parent.mkdir(parents=True)
-    path.write_text("mine")
-    refused = replicate(dataset, "--to", tmp_path / "taken")
-
-    assert refused.code == 2, refused
-    assert said in refused.err
-    assert path.read_text() == "mine"
-    assert not (tmp_path / "taken" / "labels.txt").exists()
-
-
-def test_another_data_set_is_never_replaced(dataset: Path, copy: Path, tmp_path: Path) -> None:
-    make_dataset(tmp_path / "other", seed=1)
-    refused = replicate(tmp_path / "other", "--to", copy)
-
-    assert refused.code == 2
-    assert "has a different dataset" in refused.err
-    assert contents(copy) == contents(dataset)
 
 
 def test_a_dataset_that_is_replaced_while_it_is_replicated_gets_no_manifest(

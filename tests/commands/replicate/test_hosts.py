@@ -2,53 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
-import signal
 from pathlib import Path
 
-import pytest
-
-from imagenet_prep.core.errors import BusyError
 from tests.kit import command, faults
 from tests.kit.columns import make_column
-from tests.kit.dataset import assert_nothing_half_visible, contents
+from tests.kit.dataset import contents
 from tests.kit.fake_hosts import Hosts
-from tests.kit.replicas import make_dataset
 from tests.kit.training import make_shades
 
 SHARD = "train-00002-of-00006"
-
-
-def test_a_second_run_moves_only_what_a_host_lacks_and_a_repair_what_is_damaged(
-    hosts: Hosts, dataset: Path
-) -> None:
-    hosts.only("10.0.0.2", "node-3")
-    assert hosts.run(dataset).code == 0
-    (hosts.replica("node-3") / SHARD).unlink()
-    faults.rot(hosts.replica("10.0.0.2"), SHARD, 100)
-    planned = hosts.run(dataset, "--dry-run", "--json")
-    assert [replica["lacking_bytes"] for replica in planned.json["replicas"]] == [0, 40_002]
-
-    # A host does not pass on what rotted on its disk.
-    again = hosts.run(dataset)
-    assert again.code == 0, again
-    assert f"{SHARD} is damaged on 10.0.0.2; another host will send the file" in again.err
-    hosts.assert_whole(dataset, "10.0.0.2")
-
-    checked = hosts.run(dataset, "--check")
-    assert checked.code == 3
-    assert f"10.0.0.2:~/set: {SHARD}: sha256 " in checked.out
-    assert "1 of 2 replicas damaged" in checked.err
-    mended = hosts.run(dataset, "--repair", "--json")
-    assert [replica["moved_bytes"] for replica in mended.json["replicas"]] == [40_002, 0]
-    hosts.assert_whole(dataset)
-
-    (hosts.replica("node-3") / SHARD).unlink()
-    last = hosts.run(dataset, "--json")
-    assert [replica["moved_bytes"] for replica in last.json["replicas"]] == [0, 40_002]
-    hosts.assert_whole(dataset)
 
 
 def test_every_host_gets_the_signatures_of_the_manifest_and_the_columns(
@@ -66,64 +29,6 @@ def test_every_host_gets_the_signatures_of_the_manifest_and_the_columns(
     for address in hosts.addresses:
         for name in names:
             assert (hosts.replica(address) / name).read_bytes() == (signed / name).read_bytes()
-
-
-def test_a_host_that_is_down_does_not_stop_the_others(hosts: Hosts, dataset: Path) -> None:
-    hosts.only("10.0.0.1", "10.0.0.2", "node-3")
-    hosts.down("10.0.0.2")
-    result = hosts.run(dataset, "--wait", "0")
-
-    assert result.code == 4, result
-    assert "10.0.0.2:~/set: ssh: connect to host 10.0.0.2: No route to host." in result.out
-    assert "Run the same command again when the host is back." in result.out
-    assert "1 of 3 replicas failed" in result.err
-    hosts.assert_whole(dataset, "10.0.0.2")
-    noted = (dataset / ".work" / "replicas.jsonl").read_text().splitlines()
-    assert [json.loads(line)["where"] for line in noted] == [
-        f"{address}:~/set" for address in hosts.addresses if address != "10.0.0.2"
-    ]
-    hosts.up("10.0.0.2")
-    assert hosts.run(dataset).code == 0
-    again = (dataset / ".work" / "replicas.jsonl").read_text().splitlines()
-    assert again[:2] == noted
-    assert [json.loads(line)["where"] for line in again[2:]] == ["10.0.0.2:~/set"]
-
-
-def test_a_host_that_comes_back_keeps_what_it_had(hosts: Hosts, large: Path) -> None:
-    hosts.only("10.0.0.1", "10.0.0.2", "node-3")
-    with hosts.started(large, "--bandwidth-limit", "4", "--json") as running:
-        replica = hosts.replica("10.0.0.2")
-        command.wait_until(lambda: len(list(replica.glob("train-*"))) >= 3, "shards arrive")
-        hosts.down("10.0.0.2")
-        kept = {p.name: p.stat().st_ino for p in replica.glob("train-*")}
-        last = hosts.replica("node-3") / "dataset.json"
-        command.wait_until(last.exists, "the others go on")
-        hosts.up("10.0.0.2")
-        result = running.finish()
-
-    assert result.code == 0, result
-    hosts.assert_whole(large)
-    assert {p.name: p.stat().st_ino for p in replica.glob("train-*") if p.name in kept} == kept
-
-
-def test_a_shard_that_had_begun_to_arrive_is_gone_on_with(hosts: Hosts, dataset: Path) -> None:
-    hosts.only("10.0.0.2", "node-3")
-    for address in hosts.addresses:
-        incoming = hosts.replica(address) / ".work" / "incoming"
-        incoming.mkdir(parents=True)
-        (incoming / SHARD).write_bytes((dataset / SHARD).read_bytes()[:30_000])
-        (incoming / "train-00000-of-00006").write_bytes(bytes(99_999))
-    faults.flip_bit(hosts.replica("node-3") / ".work" / "incoming" / SHARD, 100)
-    result = hosts.run(dataset)
-
-    assert result.code == 0, result
-    (again,) = [line for line in result.err.splitlines() if f"{SHARD}: sha256 " in line]
-    assert again.startswith("imagenet-prep: node-3")
-    assert "The file will be sent again." in again
-    hosts.assert_whole(dataset)
-    for address in hosts.addresses:
-        incoming = hosts.replica(address) / ".work" / "incoming"
-        assert [path for path in incoming.rglob("*") if path.is_file()] == []
 
 
 def test_the_leader_may_be_in_the_hosts_file_and_its_set_is_left_alone(
@@ -144,82 +49,12 @@ def test_the_leader_may_be_in_the_hosts_file_and_its_set_is_left_alone(
     assert list((folder / ".work").glob("origin-*")) == []
 
 
-def test_what_ssh_refuses_is_not_tried_for_ever(hosts: Hosts, dataset: Path) -> None:
-    hosts.only("10.0.0.2", "node-3", "ubuntu@node-4")
-    changed = (
-        "@ WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED! @\nHost key verification failed.\n"
-    )
-    hosts.down("10.0.0.2", changed)
-    hosts.down("node-3", "{}: Permission denied (publickey).\n")
-    result = hosts.run(dataset, "--wait", "60")
-
-    assert result.code == 1, result
-    for address, said in (
-        ("10.0.0.2", "the host's key has changed"),
-        ("node-3", "Permission denied (publickey)"),
-    ):
-        (line,) = [line for line in result.out.splitlines() if line.startswith(f"{address}:~/set")]
-        assert said in line
-        assert "known_hosts" in line
-    hosts.assert_whole(dataset, "10.0.0.2", "node-3")
-
-
 def test_a_python_without_the_package_is_named(hosts: Hosts, dataset: Path) -> None:
     hosts.only("node-3")
     result = hosts.run(dataset, "--check", "--python", "/nowhere/python3")
 
     assert result.code == 1
     assert "/nowhere/python3" in result.out
-
-
-def test_a_wrong_file_at_one_target_is_refused_there_alone(hosts: Hosts, dataset: Path) -> None:
-    hosts.only("10.0.0.1", "10.0.0.2")
-    stranger = hosts.replica("10.0.0.1") / "train-00000-of-00009"
-    stranger.parent.mkdir()
-    stranger.write_text("mine")
-    result = hosts.run(dataset)
-
-    assert result.code == 2, result
-    assert "10.0.0.1:~/set: " in result.out
-    assert "files that readers would read" in result.out
-    assert stranger.read_text() == "mine"
-    hosts.assert_whole(dataset, "10.0.0.1")
-
-
-def test_two_runs_at_once_do_not_mix(hosts: Hosts, large: Path) -> None:
-    hosts.only("10.0.0.1", "node-3")
-    with hosts.started(large, "--bandwidth-limit", "0.05") as first:
-        busy = hosts.replica("node-3") / ".work" / "lock"
-        command.wait_until(busy.exists, "the last host is being written to")
-        second = hosts.run(large)
-        assert second.code == BusyError.exit_code, second
-        assert "is being written by a different run" in second.out
-        first.send(signal.SIGINT)
-        assert first.finish().code == 130
-    assert hosts.run(large).code == 0
-    hosts.assert_whole(large)
-
-
-def test_a_source_that_changes_is_told_and_no_mixture_is_whole(
-    hosts: Hosts, tmp_path: Path
-) -> None:
-    hosts.only("10.0.0.1", "10.0.0.2")
-    source = tmp_path / "changing"
-    make_dataset(source, shards=8, shard_bytes=500_000)
-    before = contents(source)
-    make_dataset(tmp_path / "next", shards=8, shard_bytes=500_000, seed=1)
-    with hosts.started(source, "--bandwidth-limit", "4") as running:
-        arrived = hosts.replica("10.0.0.1")
-        command.wait_until(lambda: len(list(arrived.glob("train-*"))) >= 2, "shards arrive")
-        for name, data in contents(tmp_path / "next").items():
-            (source / f"{name}.new").write_bytes(data)
-            (source / f"{name}.new").rename(source / name)
-        result = running.finish()
-
-    assert result.code in (3, 4), result
-    assert "changed" in result.err or "arrives damaged every time" in result.out
-    for address in hosts.addresses:
-        assert_nothing_half_visible(hosts.replica(address), before)
 
 
 def test_a_pipe_in_place_of_a_shard_at_the_source_is_refused_at_once(
@@ -235,31 +70,3 @@ def test_a_pipe_in_place_of_a_shard_at_the_source_is_refused_at_once(
     assert f"{SHARD}: is a named pipe" in result.err
     assert "times" not in result.out
     assert "Traceback" not in result.out + result.err
-
-
-@pytest.mark.root
-def test_a_full_disk_on_one_host_leaves_the_others_whole(hosts: Hosts, large: Path) -> None:
-    hosts.only("10.0.0.1", "10.0.0.2")
-    disk = hosts.root / "10.0.0.2"
-    with faults.disk(disk, "size=24m"):
-        with hosts.started(large, "--bandwidth-limit", "4") as running:
-            replica = hosts.replica("10.0.0.2")
-            command.wait_until(lambda: len(list(replica.glob("train-*"))) >= 1, "shards arrive")
-            filler = fill(disk)
-            result = running.finish()
-        assert result.code == 4, result
-        assert "No space left on device" in result.out
-        assert "run the same command again" in result.out
-        hosts.assert_whole(large, "10.0.0.2")
-        assert_nothing_half_visible(replica, contents(large))
-        filler.unlink()
-        assert hosts.run(large).code == 0
-        hosts.assert_whole(large)
-
-
-def fill(folder: Path) -> Path:
-    """Fills a file system to the last byte, with one file."""
-    with open(folder / "filler", "wb", buffering=0) as filler, contextlib.suppress(OSError):
-        while True:
-            filler.write(bytes(1 << 12))
-    return folder / "filler"

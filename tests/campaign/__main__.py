@@ -31,8 +31,9 @@ from tests.campaign.failing import FailingCall
 from tests.campaign.losing import LostFile
 from tests.campaign.meeting import SecondCommand
 from tests.campaign.power import PowerLost, PowerLostLater
-from tests.campaign.rounds import Rooms, Several
+from tests.campaign.rounds import Rooms, Round
 from tests.campaign.scenes import Theatre
+from tests.campaign.several import SeveralFaults
 from tests.campaign.signals import Signal
 from tests.campaign.table import ROWS, Fault, Row
 from tests.campaign.unreadable import Unreadable
@@ -49,7 +50,7 @@ class Runner:
         self._rooms: Rooms | None = None
         self.theatre = Theatre(folder, library)
         self._closing.callback(self.theatre.close)
-        several = Several(self._room)
+        in_rooms = Round(self._room)
         self._kinds: dict[Fault, Kind] = {
             Fault.KILLED: Signal(signal.SIGKILL),
             Fault.TERMINATED: Signal(signal.SIGTERM),
@@ -63,8 +64,9 @@ class Runner:
             Fault.FILE_TRUNCATED: LostFile(is_truncated=True),
             Fault.SECOND_COMMAND: SecondCommand(),
             Fault.UNREADABLE: Unreadable(),
-            Fault.SOURCE_CHANGED: several,
-            Fault.SEVERAL: several,
+            Fault.SOURCE_CHANGED: in_rooms,
+            Fault.SEVERAL_IN_ROUNDS: in_rooms,
+            Fault.SEVERAL: SeveralFaults(),
         }
 
     def close(self) -> None:

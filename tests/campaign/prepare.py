@@ -29,12 +29,9 @@ _WORKERS_CHANCE = 0.05
 class Prepare:
     """Rounds of `prepare` into a folder."""
 
-    stages = ("write",)
-
     def __init__(self, story: Story, source: Path) -> None:
         """Makes what undisturbed runs make; keeps their bytes, not the folder."""
         self.source = source
-        self.earlier: dict[str, bytes] | None = None
         began = time.monotonic()
         story.undisturbed(self.words(story.folder / "out"))
         self.seconds = time.monotonic() - began
@@ -48,7 +45,6 @@ class Prepare:
         """Disturbs one data set until it is finished in spite of all, several times."""
         with story.disk() as disk:
             out = disk / "out"
-            self.begin(story, out)
             damaged: set[str] = set()
             for _ in range(story.rng.randint(3, 8)):
                 if story.rng.random() < _WORKERS_CHANCE:
@@ -62,9 +58,6 @@ class Prepare:
             # A run that finds all finished changes nothing, not even that.
             idle = b"nothing was left" in ended.out
             hold(idle or not left, f"temporary files are left: {left}")
-
-    def begin(self, story: Story, out: Path) -> None:
-        """Makes what is there before a round; nothing."""
 
     def _disturb(self, story: Story, out: Path, fault: str, damaged: set[str]) -> None:
         if fault in ("shard", "receipt"):
@@ -82,7 +75,7 @@ class Prepare:
 
     def _damage(self, story: Story, out: Path, what: str, damaged: set[str]) -> None:
         """Removes or cuts a shard, or its receipt; adds the names that may be other now."""
-        found = self._receipts(out) if what == "receipt" else sorted(out.glob("*-of-*"))
+        found = receipts(out) if what == "receipt" else sorted(out.glob("*-of-*"))
         found = [path for path in found if "-of-" in path.name]
         if not found:
             return
@@ -112,7 +105,7 @@ class Prepare:
         """Returns (inode, time) of each shard that is whole and has its receipt."""
         if not out.is_dir():
             return {}
-        noted = {path.name.removesuffix(".json"): path for path in self._receipts(out)}
+        noted = {path.name.removesuffix(".json"): path for path in receipts(out)}
         found = {}
         for name, stamp in stamps(out).items():
             if name in noted and (out / name).stat().st_size == len(self.reference[name]):
@@ -123,11 +116,8 @@ class Prepare:
                 found[name] = stamp
         return found
 
-    def _receipts(self, out: Path) -> list[Path]:
-        return [path for stage in self.stages for path in receipts(out, stage)]
-
     def _hold(self, out: Path, before: dict[str, tuple[int, int]], damaged: set[str]) -> None:
-        hold_whole_or_absent(out, self.reference, *damaged, before=self.earlier)
+        hold_whole_or_absent(out, self.reference, *damaged)
         after = self._finished(out)
         lost = [name for name in before if after.get(name) != before[name]]
         hold(not lost, f"finished shards were made again, or lost: {lost}")

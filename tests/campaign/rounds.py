@@ -9,20 +9,16 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Protocol
 
-from tests.campaign.adopt import Adopt
-from tests.campaign.amend import Amend, AmendInS3
+from tests.campaign.amend import AmendInS3
 from tests.campaign.attempts import Attempt
 from tests.campaign.changing import Changing, cases
 from tests.campaign.download import Download
-from tests.campaign.duplicates import Duplicates
-from tests.campaign.export import Export
 from tests.campaign.prepare import Prepare, PrepareToS3
 from tests.campaign.replicate import Replicate, ReplicateToHosts, ReplicateToS3
-from tests.campaign.resize import Resize
 from tests.campaign.scenes import Theatre
 from tests.campaign.story import Story
 from tests.campaign.table import Fault, Place, Row
-from tests.kit import foreign, warm
+from tests.kit import warm
 from tests.kit.arena import Arena
 from tests.kit.miniature import miniature_for_tests
 from tests.kit.s3_server import BUCKET, S3Server, serve_s3
@@ -36,7 +32,7 @@ class Subject(Protocol):
         """Carries out a round; raises ViolationError if a promise is broken."""
 
 
-class Several:
+class Round:
     """A round of several faults; the case is its seed."""
 
     def __init__(self, rooms: Callable[[], Rooms]) -> None:
@@ -140,13 +136,8 @@ class Rooms:
         source = self._mini.root
         made: dict[str, Callable[[], Subject]] = {
             "prepare": lambda: Prepare(story, source),
-            "adopt": lambda: Adopt(story, self._foreign("aws", first=1)),
-            "resize": lambda: Resize(story, self._foreign("slim")),
-            "export": lambda: Export(story, source, self._made("exported")),
-            "duplicates": lambda: Duplicates(story, self._made("searched")),
             "download": lambda: Download(story),
             "replicate": lambda: Replicate(story),
-            "amend": lambda: Amend(story, source, self._made("amended")),
             "train": lambda: _train(story, self._folder),
         }
         return made[verb]()
@@ -154,14 +145,6 @@ class Rooms:
     def _made(self, name: str) -> Path:
         folder = self._folder / "sources" / name
         folder.mkdir()
-        return folder
-
-    def _foreign(self, writer: str, **how: int) -> Path:
-        """Returns shards as another program writes them; read-only."""
-        folder = self._folder / "sources" / writer
-        shards = {"train": 5, "validation": 2}
-        images = foreign.images(self._mini)
-        foreign.write(folder, images, getattr(foreign, writer), num_shards=shards, **how)
         return folder
 
 

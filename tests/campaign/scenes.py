@@ -10,7 +10,7 @@ import contextlib
 import json
 import random
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from functools import partial
 from importlib.util import find_spec
@@ -197,20 +197,22 @@ def seen(target: Path) -> dict[str, bytes]:
     return found
 
 
-def hold_visible(scene: Scene) -> None:
-    """Holds what can be seen in an unfinished run: old files, or whole new ones, and a manifest
-    only beside everything that it names."""
+def hold_visible(scene: Scene, but: Collection[str] = ()) -> None:
+    """Checks an unfinished output: old files or complete new ones, and a manifest only with all
+    files that it names; those of `but` may be missing."""
     found = seen(scene.target)
     wrong = sorted(n for n in found if found[n] not in (scene.before.get(n), scene.after.get(n)))
     hold(not wrong, f"other bytes in {wrong}")
     if "dataset.json" in found and found != scene.before:
-        hold_finished(scene, found)
+        hold_finished(scene, found, but)
 
 
-def hold_finished(scene: Scene, found: dict[str, bytes] | None = None) -> None:
-    """Holds what a whole run leaves: the bytes of an undisturbed one."""
+def hold_finished(
+    scene: Scene, found: dict[str, bytes] | None = None, but: Collection[str] = ()
+) -> None:
+    """Checks a complete output: the bytes of an undisturbed run."""
     found = seen(scene.target) if found is None else found
-    names = found.keys() | scene.after.keys()
+    names = (found.keys() | scene.after.keys()).difference(but)
     wrong = sorted(name for name in names if found.get(name) != scene.after.get(name))
     hold(not wrong, f"other bytes, or missing: {wrong}")
 

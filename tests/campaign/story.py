@@ -201,31 +201,19 @@ class Story:
         faults.remount(place, "size=256m")
 
 
-def hold_whole_or_absent(
-    there: Path,
-    reference: dict[str, bytes],
-    *but: str,
-    before: dict[str, bytes] | None = None,
-) -> None:
-    """Whatever has a final name is whole, and a manifest is there only with everything else.
+def hold_whole_or_absent(there: Path, reference: dict[str, bytes], *but: str) -> None:
+    """Checks that each final name has its complete file, and that a manifest is there last.
 
     Args:
-      there: a data set, finished or not.
+      there: a dataset, finished or not.
       reference: bytes of a finished one, by name.
       *but: names that were damaged on purpose since.
-      before: bytes of the finished one that was there before, where it becomes another.
     """
     found = contents(there) if there.is_dir() else {}
     strange = sorted(set(found) - set(reference))
     hold(not strange, f"{there}: {strange}")
-    whole = [reference] if before is None else [before, reference]
-    partial = [
-        name
-        for name, data in found.items()
-        if name not in but and data not in [each.get(name) for each in whole]
-    ]
+    partial = [name for name in found if name not in but and found[name] != reference[name]]
     hold(not partial, f"{there}: other bytes in {partial}")
-    for each in whole:
-        if found.get("dataset.json") == each["dataset.json"]:
-            missing = sorted(set(each) - set(found) - set(but))
-            hold(not missing, f"{there}: a manifest without {missing}")
+    if "dataset.json" in found:
+        missing = sorted(set(reference) - set(found) - set(but))
+        hold(not missing, f"{there}: a manifest without {missing}")

@@ -44,6 +44,8 @@ class Fault(enum.Enum):
     SOURCE_CHANGED = "source changed"
     # Several of these faults, one after the other, then one undisturbed run.
     SEVERAL = "several faults"
+    # The same, also with lost receipts, lost workers, and faults of servers, networks and hosts.
+    SEVERAL_IN_ROUNDS = "rounds of faults"
 
 
 class Place(enum.Enum):
@@ -302,13 +304,20 @@ PROMISES = (
     ),
     Promise(
         Fault.SEVERAL,
-        (*CHANGING, "download", "train"),
+        ("adopt", "adopt --out", "amend", "resize", "resize, second split", *EXPORTS, "duplicates"),
         codes=(FAILED, DAMAGED, INCOMPLETE, STOPPED, KILLED),
         left=Left.OLD_OR_NEW,
         next=Next.COMPLETES,
     ),
     Promise(
-        Fault.SEVERAL,
+        Fault.SEVERAL_IN_ROUNDS,
+        ("prepare", "download", "replicate", "train"),
+        codes=(FAILED, DAMAGED, INCOMPLETE, STOPPED, KILLED),
+        left=Left.OLD_OR_NEW,
+        next=Next.COMPLETES,
+    ),
+    Promise(
+        Fault.SEVERAL_IN_ROUNDS,
         ("prepare", "replicate", "amend"),
         codes=(FAILED, INCOMPLETE, BUSY, STOPPED, KILLED),
         left=Left.OLD_OR_NEW,
@@ -316,7 +325,7 @@ PROMISES = (
         place=Place.BUCKET,
     ),
     Promise(
-        Fault.SEVERAL,
+        Fault.SEVERAL_IN_ROUNDS,
         ("replicate",),
         codes=(INCOMPLETE, KILLED),
         left=Left.OLD_OR_NEW,

@@ -33,25 +33,6 @@ def test_a_half_written_file_or_an_early_manifest_is_a_violation(tmp_path: Path)
     hold_whole_or_absent(tmp_path / "set", reference)
 
 
-def test_what_was_there_before_may_stay_while_another_set_is_made(tmp_path: Path) -> None:
-    for number, seed in enumerate((0, 0, 1)):
-        make_dataset(tmp_path / f"set-{number}", shards=2 + number, seed=seed)
-    before, reference, stranger = (contents(tmp_path / f"set-{number}") for number in range(3))
-    there = tmp_path / "set-0"
-    # Names differ: what replaces a set keeps those of its shards.
-    grown = {**before, **reference}
-
-    hold_whole_or_absent(there, grown, before=before)
-    (there / "labels.txt").write_bytes(reference["labels.txt"])
-    hold_whole_or_absent(there, grown, before=before)
-    (there / "train-00000-of-00002").write_bytes(stranger["train-00000-of-00004"])
-    with pytest.raises(ViolationError, match="other bytes in"):
-        hold_whole_or_absent(there, grown, before=before)
-    (there / "train-00000-of-00002").unlink()
-    with pytest.raises(ViolationError, match="a manifest without"):
-        hold_whole_or_absent(there, grown, before=before)
-
-
 def test_changes_of_files_fail_where_they_are_told_to_and_nowhere_else(tmp_path: Path) -> None:
     make_dataset(tmp_path / "set")
     warm = command.warm_process()

@@ -15,8 +15,6 @@ from tests.campaign.scenes import PRODUCTS, READERS, SCENES
 from tests.campaign.table import ROWS, Fault, Place, Row
 
 SEED = 67
-# Tried in `make test-long`: they take many seconds, or need TensorFlow.
-LONG = ("train", "duplicates", "export")
 
 
 def row(command: str, fault: Fault) -> Row:
@@ -25,12 +23,11 @@ def row(command: str, fault: Fault) -> Row:
 
 
 def is_long(row: Row) -> bool:
-    """Whether a row is a long round of faults."""
+    """Whether a row takes many seconds, or needs TensorFlow."""
     if row.promise.fault == Fault.SOURCE_CHANGED:
         return row.verb != "prepare"
-    return row.promise.fault == Fault.SEVERAL and (
-        row.verb in LONG or row.promise.place != Place.FOLDER
-    )
+    is_far = row.promise.place != Place.FOLDER
+    return row.promise.fault == Fault.SEVERAL_IN_ROUNDS and (is_far or row.verb == "train")
 
 
 @pytest.mark.slow

@@ -333,11 +333,9 @@ def cases(verb: str, mini: Miniature, run: sources.Run, scratch: Path) -> list[C
     elif verb == "duplicates":
         found += [Case(f"duplicates {name}", each, _duplicates) for name, each in datasets.items()]
     else:
-        found += [
-            Case(f"export {name} to {to}", source, partial(_export, to=to))
-            for name, source in datasets.items()
-            for to in _FORMATS
-        ]
+        for name, source in datasets.items():
+            for to in _FORMATS:
+                found.append(Case(f"export {name} to {to}", source, partial(_export, to=to)))
     return found
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import random
 import signal
-from collections import Counter
 from collections.abc import Iterable
 
 from tests.campaign.attempts import Attempt, hold_left, hold_message, hold_next, hold_tidy
@@ -57,7 +56,10 @@ class SecondCommand:
         for _ in range(2):
             hold_next(theatre, scene, row)
             hold_tidy(story, scene)
-        return Attempt([each.code for each in ended], Counter(["second command"] * is_paused))
+        attempt = Attempt([each.code for each in ended])
+        if is_paused:
+            attempt.faults["second command"] += 1
+        return attempt
 
     def _counts(self, theatre: Theatre, row: Row) -> dict[str, int]:
         counts = theatre.counts(row.command)

@@ -67,7 +67,8 @@ class Prepare:
             story.little_room(out.parent, sum(map(len, self.reference.values())))
             story.start(self.words(out), blind=True)
             ended = story.finish(0, 4)
-            story.faults.update(["full disk"] * (ended.code == 4))
+            if ended.code == 4:
+                story.faults["full disk"] += 1
             story.much_room(out.parent)
         else:
             story.ended_early(self.words(out), self.changes, self.seconds)
@@ -124,8 +125,9 @@ class Prepare:
         shards = [path.name for path in out.glob("*-of-*") if path.name not in damaged]
         without = [name for name in shards if name not in after]
         hold(not without, f"shards without a receipt: {without}")
-        # What was mended must stay so.
-        damaged -= {name for shard in after for name in (shard, *schema.beside(shard))}
+        # A repaired file must stay complete.
+        for shard in after:
+            damaged -= {shard, *schema.beside(shard)}
 
 
 class PrepareToS3(Prepare):

@@ -48,7 +48,8 @@ class Replicate:
                 if fault == "full disk":
                     story.little_room(disk, sum(map(len, reference.values())))
                     story.start(words, blind=True)
-                    story.faults.update([fault] * (story.finish(0, 4).code == 4))
+                    if story.finish(0, 4).code == 4:
+                        story.faults[fault] += 1
                     story.much_room(disk)
                 else:
                     story.ended_early(words, self.changes, self.seconds)

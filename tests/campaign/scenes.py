@@ -117,9 +117,10 @@ class Theatre:
 
     def _sources(self, target: Path) -> dict[str, bytes]:
         beside = (path for path in self.disk.iterdir() if path != target)
-        return {
-            f"{path.name}/{name}": data for path in beside for name, data in contents(path).items()
-        }
+        found = {}
+        for path in beside:
+            found.update({f"{path.name}/{name}": data for name, data in contents(path).items()})
+        return found
 
     def remove(self, output: Path) -> None:
         """Removes an output, which may be a file, a folder or absent."""
@@ -358,7 +359,9 @@ def _export(theatre: Theatre, to: str) -> Scene:
     root = dataset(theatre)
     out = theatre.disk / "out"
     words = ["export", str(root), "--to", to, "--out", str(out), "--workers", "1"]
-    return Scene(words + ["--allow-empty-class"] * (to == "folder"), root, out)
+    if to == "folder":
+        words.append("--allow-empty-class")
+    return Scene(words, root, out)
 
 
 def _duplicates(theatre: Theatre) -> Scene:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import signal
-from collections import Counter
 from collections.abc import Iterable
 
 from tests.campaign.attempts import Attempt, finish, hold_left, hold_next, hold_tidy
@@ -36,8 +35,10 @@ class Signal:
         hold_next(theatre, scene, row)
         if row.promise.moment == Moment.BEFORE:
             hold_tidy(theatre.story, scene)
-        happened = bool(ended.code) and is_in_time
-        return Attempt([ended.code], Counter([self._signum.name] * happened))
+        attempt = Attempt([ended.code])
+        if ended.code and is_in_time:
+            attempt.faults[self._signum.name] += 1
+        return attempt
 
     def _moments(self, theatre: Theatre, row: Row) -> range:
         scene = theatre.scene(row.command)

@@ -265,12 +265,12 @@ class Shards(Source):
     """TFRecords that another program wrote."""
 
     def lay(self, images: Images, place: Path) -> None:
-        stored = [
-            foreign.Image(split, f"{name}/{file}", name, name, data, _WIDTH, _HEIGHT)
-            for path, data in sorted(images.items())
-            for split, name, file in [path.split("/")]
-            if split in _SHARDS
-        ]
+        stored = []
+        for path, data in sorted(images.items()):
+            split, name, file = path.split("/")
+            if split in _SHARDS:
+                key = f"{name}/{file}"
+                stored.append(foreign.Image(split, key, name, name, data, _WIDTH, _HEIGHT))
         write = foreign.flowers
         foreign.write(place / "set", stored, write, num_shards=_SHARDS, own_classes=True)
         _write_added(images, place)

@@ -334,4 +334,12 @@ PROMISES = (
     ),
 )
 
-ROWS = tuple(Row(command, promise) for promise in PROMISES for command in promise.commands)
+
+def _rows() -> list[Row]:
+    rows = []
+    for promise in PROMISES:
+        rows += [Row(command, promise) for command in promise.commands]
+    return rows
+
+
+ROWS = tuple(_rows())

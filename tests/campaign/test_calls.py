@@ -92,7 +92,7 @@ def make_calls(library: Path, tmp_path: Path, **what: object) -> tuple[dict, dic
     return json.loads(done.stdout), json.loads((tmp_path / "note").read_bytes())
 
 
-def test_calls_below_the_folder_are_counted_and_others_not(library: Path, tmp_path: Path) -> None:
+def test_only_calls_below_the_folder_are_counted(library: Path, tmp_path: Path) -> None:
     found, noted = make_calls(library, tmp_path)
 
     assert found == _UNDISTURBED
@@ -102,9 +102,7 @@ def test_calls_below_the_folder_are_counted_and_others_not(library: Path, tmp_pa
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_call_of_that_number_fails_and_no_other(
-    library: Path, tmp_path: Path, kind: str
-) -> None:
+def test_only_the_named_call_fails(library: Path, tmp_path: Path, kind: str) -> None:
     found, noted = make_calls(library, tmp_path, fail=(kind, 1, "EDQUOT", False))
 
     follow = {
@@ -120,7 +118,7 @@ def test_the_call_of_that_number_fails_and_no_other(
     assert noted["failed"] == 1
 
 
-def test_a_later_call_is_left_alone_until_its_turn(library: Path, tmp_path: Path) -> None:
+def test_earlier_calls_succeed(library: Path, tmp_path: Path) -> None:
     found, noted = make_calls(library, tmp_path, fail=("fsync", 2, "EIO", False))
 
     assert found == _UNDISTURBED
@@ -128,7 +126,7 @@ def test_a_later_call_is_left_alone_until_its_turn(library: Path, tmp_path: Path
 
 
 @pytest.mark.parametrize("kind", ["write", "pwrite", "read", "pread"])
-def test_what_is_short_moves_half_of_its_bytes(library: Path, tmp_path: Path, kind: str) -> None:
+def test_short_call_moves_half_of_its_bytes(library: Path, tmp_path: Path, kind: str) -> None:
     found, noted = make_calls(library, tmp_path, fail=(kind, 1, SHORT, False))
 
     half = {"write": 4, "pwrite": 2, "read": "abcd", "pread": "56"}
@@ -136,7 +134,7 @@ def test_what_is_short_moves_half_of_its_bytes(library: Path, tmp_path: Path, ki
     assert noted["failed"] == 1
 
 
-def test_python_tries_again_what_was_interrupted(library: Path, tmp_path: Path) -> None:
+def test_python_repeats_interrupted_calls(library: Path, tmp_path: Path) -> None:
     found, noted = make_calls(library, tmp_path, fail=("write", 1, "EINTR", False))
 
     assert found == _UNDISTURBED
@@ -144,7 +142,7 @@ def test_python_tries_again_what_was_interrupted(library: Path, tmp_path: Path) 
     assert noted["counts"]["write"] == 2
 
 
-def test_all_changes_are_recorded_in_their_order(library: Path, tmp_path: Path) -> None:
+def test_changes_are_recorded_in_order(library: Path, tmp_path: Path) -> None:
     make_calls(library, tmp_path, record=str(tmp_path / "record"))
     found = list(calls.entries(tmp_path / "record"))
 

@@ -15,7 +15,7 @@ from tests.kit import command
 from tests.kit.arena import Arena
 
 
-def test_a_product_of_a_source_that_is_gone_is_found(tmp_path: Path) -> None:
+def test_output_of_old_source_is_a_violation(tmp_path: Path) -> None:
     def words(place: Path, out: Path) -> list[str]:
         # As if the command did not see any change.
         first = place.with_name("first")
@@ -35,7 +35,7 @@ def test_a_product_of_a_source_that_is_gone_is_found(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", Folders.kinds)
-def test_changes_are_what_they_are_called(kind: str) -> None:
+def test_each_change_does_what_its_name_says(kind: str) -> None:
     images = Folders().images()
     changes = Changes(images, own_names=False)
     changes.apply(kind, 0)
@@ -52,9 +52,7 @@ def test_changes_are_what_they_are_called(kind: str) -> None:
 
 @pytest.mark.parametrize("how", ["in place", "replaced", "swapped"])
 @pytest.mark.parametrize("keep_times", [False, True])
-def test_a_changed_source_takes_the_place_of_the_old_one(
-    tmp_path: Path, how: str, *, keep_times: bool
-) -> None:
+def test_changed_source_replaces_the_old_one(tmp_path: Path, how: str, *, keep_times: bool) -> None:
     place = tmp_path / "place"
     new = tmp_path / "new"
     for folder, files in ((place, "abc"), (new, "abd")):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from pathlib import Path
 
@@ -25,6 +26,11 @@ def disk_after(tmp_path: Path, *changes: tuple[Change, str, str, bytes]) -> list
     return found
 
 
+def contents_of(states: list[dict[str, bytes]]) -> set[bytes]:
+    """Returns the contents that the file has in any of the states."""
+    return set(itertools.chain.from_iterable(state.values() for state in states))
+
+
 CREATED = (Change.CREATED, "new", "", b"")
 WRITTEN = (Change.WRITTEN, "", "", b"x" * 5000)
 SYNCED = (Change.SYNCED, "", "", b"")
@@ -32,28 +38,28 @@ NAMED = (Change.RENAMED, "new", "file", b"")
 FOLDER_SYNCED = (Change.FOLDER_SYNCED, "", "", b"")
 
 
-def test_a_file_that_was_synced_and_named_durably_is_there_in_every_state(tmp_path: Path) -> None:
+def test_synced_file_with_synced_name_always_exists(tmp_path: Path) -> None:
     found = disk_after(tmp_path, CREATED, WRITTEN, SYNCED, NAMED, FOLDER_SYNCED)
 
     assert found == [{"file": b"x" * 5000}]
 
 
-def test_a_name_that_no_sync_of_its_folder_has_covered_may_be_gone(tmp_path: Path) -> None:
+def test_unsynced_name_may_be_lost(tmp_path: Path) -> None:
     found = disk_after(tmp_path, CREATED, WRITTEN, SYNCED, FOLDER_SYNCED, NAMED)
     names = {tuple(sorted(state)) for state in found}
 
     assert names == {("new",), ("file",), ("file", "new")}
-    assert {data for state in found for data in state.values()} == {b"x" * 5000}
+    assert contents_of(found) == {b"x" * 5000}
 
 
-def test_bytes_that_no_sync_has_covered_may_be_gone_or_zeros(tmp_path: Path) -> None:
+def test_unsynced_bytes_may_be_lost_or_zeros(tmp_path: Path) -> None:
     found = disk_after(tmp_path, CREATED, WRITTEN, NAMED, FOLDER_SYNCED)
     contents = {state["file"] for state in found}
 
     assert {b"", bytes(5000), b"x" * 5000} < contents
 
 
-def test_what_lay_in_a_folder_that_is_gone_is_gone(tmp_path: Path) -> None:
+def test_files_of_a_lost_folder_are_lost(tmp_path: Path) -> None:
     made = (Change.FOLDER_MADE, "inner", "", b"")
     within = (Change.CREATED, "inner/new", "", b"")
     found = disk_after(tmp_path, made, within, SYNCED, (Change.FOLDER_SYNCED, "inner", "", b""))
@@ -61,7 +67,7 @@ def test_what_lay_in_a_folder_that_is_gone_is_gone(tmp_path: Path) -> None:
     assert found == [{}, {"new": b""}]
 
 
-def test_a_folder_that_is_renamed_takes_all_that_is_in_it_along(tmp_path: Path) -> None:
+def test_renamed_folder_keeps_its_contents(tmp_path: Path) -> None:
     made = (Change.FOLDER_MADE, "inner", "", b"")
     within = (Change.CREATED, "inner/new", "", b"")
     renamed = (Change.RENAMED, "inner", "outer", b"")
@@ -72,4 +78,4 @@ def test_a_folder_that_is_renamed_takes_all_that_is_in_it_along(tmp_path: Path) 
     assert moved == synced * 2  # below either name
     lost = disk_after(tmp_path, made, within, WRITTEN, renamed, FOLDER_SYNCED)
     assert {} in lost
-    assert {data for state in lost for data in state.values()} >= {b"", bytes(5000)}
+    assert contents_of(lost) >= {b"", bytes(5000)}

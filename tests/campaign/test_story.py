@@ -16,7 +16,7 @@ from tests.kit.replicas import make_dataset
 from tests.kit.warm import Warm
 
 
-def test_a_half_written_file_or_an_early_manifest_is_a_violation(tmp_path: Path) -> None:
+def test_partial_file_or_early_manifest_is_a_violation(tmp_path: Path) -> None:
     make_dataset(tmp_path / "set")
     reference = contents(tmp_path / "set")
     hold_whole_or_absent(tmp_path / "set", reference)
@@ -33,7 +33,7 @@ def test_a_half_written_file_or_an_early_manifest_is_a_violation(tmp_path: Path)
     hold_whole_or_absent(tmp_path / "set", reference)
 
 
-def test_changes_of_files_fail_where_they_are_told_to_and_nowhere_else(tmp_path: Path) -> None:
+def test_only_the_chosen_change_fails(tmp_path: Path) -> None:
     make_dataset(tmp_path / "set")
     warm = command.warm_process()
     arena = Arena(tmp_path / "arena", warm)
@@ -51,7 +51,7 @@ def test_changes_of_files_fail_where_they_are_told_to_and_nowhere_else(tmp_path:
     assert contents(story.folder / "copy") == contents(tmp_path / "set")
 
 
-def test_a_process_that_is_left_and_a_changed_home_are_violations(tmp_path: Path) -> None:
+def test_leftover_process_and_changed_home_are_violations(tmp_path: Path) -> None:
     with Warm(()) as warm:
         arena = Arena(tmp_path, warm)
         arena.clear()

@@ -146,7 +146,7 @@ def try_random(rows: Sequence[Row], numbers: range, seed: int, jobs: int) -> dic
     work = []
     for number in numbers:
         rng = random.Random(f"{seed} {number}")
-        # Each kind of fault is equally likely, though one has more commands than another.
+        # Each kind of fault is equally likely, although some have more commands.
         fault = rng.choice(sorted({row.promise.fault.value for row in rows}))
         row = rng.choice([row for row in rows if row.promise.fault.value == fault])
         work.append((row, lambda runner, row, rng=rng: [runner.sample(row, rng)]))

@@ -1,4 +1,4 @@
-"""The library of calls.c: compiled here, told in a fork what to do, its record read afterwards."""
+"""Compiles the library of calls.c, arms it in a forked process, and reads its record."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _ENTRY = struct.Struct("=iiiiqqq")
 
 
 class Change(enum.IntEnum):
-    """What was done to a file or folder; the order is that of `enum change` in calls.c."""
+    """A change of a file or folder, in the order of `enum change` in calls.c."""
 
     WRITTEN = 0
     CUT = 1
@@ -60,13 +60,13 @@ class Entry(NamedTuple):
     """One line of the record, in the order in which the changes were made.
 
     Attributes:
-      change: what was done.
-      inode: of the file; 0 where only names were changed.
-      offset: where bytes were written; the new size of a file that was cut.
+      change: the kind of change.
+      inode: of the file; 0 if only names were changed.
+      offset: of the written bytes; the new size of a truncated file.
       mtime_ns: of the file after it.
-      name: the path that was changed, "" where an open file was.
-      other: the new path of what was renamed or linked.
-      data: what was written.
+      name: the changed path, "" if it was an open file.
+      other: the new path of a renamed or linked file.
+      data: the written bytes.
     """
 
     change: Change
@@ -79,7 +79,7 @@ class Entry(NamedTuple):
 
 
 def build(folder: Path) -> Path:
-    """Compiles the library into a folder; skips the test where there is no compiler."""
+    """Compiles the library into a folder; skips the test if there is no compiler."""
     # Not for those who only arm it, in a process that is to be quick.
     import pytest
 
@@ -97,7 +97,7 @@ def build(folder: Path) -> Path:
 
 
 def arm(told: dict[str, Any]) -> None:
-    """Tells the preloaded library what to do in this process, which was forked just now.
+    """Arms the preloaded library in this process, which was just forked.
 
     Args:
       told: `folder` below which calls count; `note`, where `disarm` leaves what it counted;
@@ -106,7 +106,7 @@ def arm(told: dict[str, Any]) -> None:
     """
     library = ctypes.CDLL(None)
     if path := told.get("record"):
-        # Opened before anything counts; nobody closes it.
+        # Opened before anything counts, and never closed.
         library.calls_record(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600))
     kind, number, error, goes_on = told.get("fail", (KINDS[0], 0, "EIO", False))
     code = {SHORT: -1, STOP: -2}.get(error) or getattr(errno, error)
@@ -115,7 +115,7 @@ def arm(told: dict[str, Any]) -> None:
 
 
 def disarm(told: dict[str, Any]) -> None:
-    """Ends what `arm` began, and notes how many calls were made, and made to fail."""
+    """Disarms the library, and notes the number of calls and of failed calls."""
     library = ctypes.CDLL(None)
     library.calls_count.restype = library.calls_disarm.restype = ctypes.c_long
     failed = library.calls_disarm()
@@ -124,7 +124,7 @@ def disarm(told: dict[str, Any]) -> None:
 
 
 def entries(record: Path) -> Iterator[Entry]:
-    """Yields what was recorded."""
+    """Yields the recorded changes."""
     data = record.read_bytes()
     position = 0
     while position < len(data):

@@ -1,6 +1,6 @@
 """Sources that change between two runs of one command, or while it runs.
 
-Exit code 0 means that the product is what an undisturbed run makes of the source as it is at that
+Exit code 0 means that the output is the one that an undisturbed run makes of the source at that
 moment. A product of the source as it was is refused with exit code 2, and stays as it is.
 """
 
@@ -51,7 +51,7 @@ class Case:
 
     Attributes:
       name: of both.
-      source: what changes.
+      source: the source that changes.
       words: the command, from the place of the source and that of the product.
       ways: how changes may be made; not "in place" if the product has links to the source.
       known: outcomes, by digest of the source.
@@ -93,7 +93,7 @@ class _Round:
         source = case.source
         self.changes = Changes(source.images(), source.own_names)
         source.lay(self.changes.images, self.place)
-        # What undisturbed runs make of each source that this round has had.
+        # The outputs of undisturbed runs for each source that this round has had.
         self.outcomes: dict[str, Outcome] = {}
         self.states = {sources.digest(self.changes.images)}
         self.steps: list[str] = []
@@ -126,7 +126,7 @@ class _Round:
             if ended.code in (0, 2, 3):
                 self._hold(ended)
             elif self.rng.random() > _LOOK_CHANCE and not self._is_known():
-                # To make what an undisturbed run would make takes as long as the run.
+                # An undisturbed run for comparison takes as long as the run.
                 self.mixed = True
             self._hold_visible()
 
@@ -195,7 +195,7 @@ class _Round:
         return sources.digest(seen(self.place)) in self.case.known
 
     def expected(self) -> Outcome:
-        """Returns what an undisturbed run makes of the source as it is now."""
+        """Returns the outcome of an undisturbed run with the source as it is now."""
         case, story = self.case, self.story
         key = sources.digest(seen(self.place))
         if key not in case.known:
@@ -243,15 +243,15 @@ class _Round:
                 self.steps.append("removed")
 
     def _force(self) -> None:
-        """Follows what a refusal says."""
+        """Follows the advice of a refusal."""
         if self.rng.random() < 0.5:
             return
         self.story.undisturbed([*self.words, "--force"])
         self.steps.append("--force")
-        hold(seen(self.out) == self.expected().files, "--force makes another product")
+        hold(seen(self.out) == self.expected().files, "--force makes a different output")
 
     def _hold_visible(self) -> None:
-        """What can be seen is a file of some undisturbed run; a manifest names what is there."""
+        """Each visible file is one of an undisturbed run; a manifest names only existing files."""
         found = seen(self.out)
         if not self.mixed:
             self.expected()
@@ -284,7 +284,7 @@ class _Round:
         hold(ended.code == 0, f"verify --level {level}: {said}")
 
     def _end(self, ended: Ended) -> None:
-        """Holds the product and what is left, after a run that nothing happened to."""
+        """Checks the output and the temporary files after an undisturbed run."""
         now = self.expected()
         if ended.code == 2 and not self.out.exists():
             return
@@ -296,7 +296,7 @@ class _Round:
         elif ended.code == 2 and now.code == 0:
             there = self.story.folder / "another"
             self.story.undisturbed(self.case.words(self.place, there))
-            hold(seen(there) == now.files, "another folder gets another product")
+            hold(seen(there) == now.files, "a different folder gets a different output")
 
 
 def cases(verb: str, mini: Miniature, run: sources.Run, scratch: Path) -> list[Case]:

@@ -1,4 +1,4 @@
-"""The program with a fault inside, as a warm process starts it; what it is told is in TOLD."""
+"""The program with a fault inside, as a warm process starts it; its settings are in TOLD."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from tests.campaign import calls
 
 TOLD = "CAMPAIGN"
 
-# What changes a file system, as Python's audit events call it.
+# Changes of a file system, as Python's audit events call them.
 _CHANGES = {"os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.link", "os.truncate"}
 _MANIFEST = "dataset.json"
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 
 
 def main() -> None:
-    """Sets up what the environment tells, then runs the verb in sys.argv; never returns."""
+    """Reads the settings of the environment, then runs the verb in sys.argv; never returns."""
     told = json.loads(os.environ[TOLD])
     if told.get("small"):
         _shorten(told.get("official", {}))
@@ -33,7 +33,7 @@ def main() -> None:
 
         LocalStore.free_bytes = lambda _: 1 << 50  # type: ignore[method-assign]
     if told.get("careless"):
-        # What the campaigns must find: a program that syncs nothing.
+        # A program that syncs nothing, which the campaign must find.
         os.fsync = os.fdatasync = lambda _: None  # type: ignore[assignment]
     _count_changes(told)
     if "calls" in told:
@@ -47,7 +47,7 @@ def _count_changes(told: dict[str, Any]) -> None:
     """Does something at the n-th change of a file, and notes how many there were.
 
     A signal is sent to this process before the change; or it and some that follow fail, as on a
-    disk that is full or broken, so that what is published fails together with what is made.
+    disk that is full or broken, so that files that are published and made fail together.
     """
     at = told.get("at", 0)
     signum = told.get("signum", signal.SIGKILL)

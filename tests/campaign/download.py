@@ -1,4 +1,4 @@
-"""Faults over `download`: a server that cuts, lies and changes its mind; ends of the run itself."""
+"""Faults over `download`: a server that truncates, lies and changes its files; killed runs."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Download:
             for _ in range(story.rng.randint(2, 6)):
                 what = story.rng.choice(("signal", "signal", "signal", "changed", "flip"))
                 if what == "changed" and not (story.folder / "into" / TRAIN).exists():
-                    # The server has another file of that name now; nothing of both may be mixed.
+                    # The server now has a different file of that name; the two must not be mixed.
                     version += 1
                     files = _files(version)
                     server.files.update({f"/{name}": data for name, data in files.items()})
@@ -65,11 +65,11 @@ class Download:
         if lie:
             server.plan = SeededFaults(story.rng.getrandbits(32), 1, rate=0.2, kinds=(lie,))
             story.start(_words(story, server), **_told(files))
-            # Wrong bytes show at the end only; then nothing of them may be kept. A lie may also
-            # have gone to a request of a killed run: what is visible is looked at below.
+            # Wrong bytes are only found at the end, and then none of them may be kept. A lie may
+            # also have gone to a request of a killed run: visible files are checked below.
             ended = story.finish(0, 3)
             lied = any(request.fault for request in server.requests)
-            hold(lied or ended.code == 0, "exit code 3, and nobody lied")
+            hold(lied or ended.code == 0, "exit code 3, although the server did not lie")
         else:
             server.plan = _plan(story, story.rng.randint(0, 8))
             story.ended_early(_words(story, server), self.changes, self.seconds, **_told(files))
@@ -108,7 +108,7 @@ def _count(story: Story, server: Server) -> None:
 
 
 def _ranges(story: Story) -> tuple[str, set[int]]:
-    """Returns the folder of what is fetched of the large archive, and the ranges it has."""
+    """Returns the folder with the fetched ranges of the large archive, and the ranges."""
     work = story.folder / "into" / schema.WORK
     for folder in work.glob(f"fetch-{TRAIN}-*"):
         paths = list((folder / "receipts").glob("*.json"))

@@ -87,7 +87,7 @@ class FailingCall:
         theatre.start(scene, fail=(*failure, failure.error == _STAYS))
         ended = finish(theatre.story, row)
         if not theatre.noted()["failed"]:
-            # Threads that wait for each other make more calls in one run than in another.
+            # Threads that wait for each other do not always make the same number of calls.
             return Attempt([ended.code])
         if ended.code:
             hold(failure.error not in _HARMLESS, f"exit code {ended.code}: {ended.err[-500:]!r}")

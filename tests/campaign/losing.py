@@ -36,7 +36,7 @@ class LostFile:
         theatre.reset_finished(scene)
         path = scene.target / case
         data = path.read_bytes()
-        # Not truncated in place: another name of the file may be part of the source.
+        # Not truncated in place: a second name of the file may be part of the source.
         path.unlink()
         if self._is_truncated:
             path.write_bytes(data[:-1])

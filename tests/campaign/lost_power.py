@@ -1,9 +1,9 @@
-"""What a disk may hold after the power was lost at some moment of a recorded run.
+"""The states of a disk after a loss of power at some moment of a recorded run.
 
-Only what was synced before that moment is sure: bytes by a sync of their file, names by a sync of
-their folder. Of the rest any part may be there, or none: some pages of what was written, zeros in
+Only synced data is sure: bytes by a sync of their file, names by a sync of their folder. Of
+the rest, any part may exist, or none: some pages of the written data, zeros in
 place of the others, and any of the names that were given, changed or taken away. That is less than
-ext4 or XFS promise, and what the standard does.
+ext4 or XFS promise, and as much as the standard does.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _PAGE_BYTES = 4096
 
 
 class Data(enum.Enum):
-    """What is there of bytes that no sync has covered."""
+    """The state of unsynced bytes."""
 
     ALL = "all bytes"
     NOTHING = "no bytes"
@@ -35,7 +35,7 @@ class Data(enum.Enum):
 
 
 class Names(enum.Enum):
-    """What is there of changes of names that no sync of a folder has covered."""
+    """The state of unsynced changes of names."""
 
     ALL = "all names"
     NONE = "no names"
@@ -43,7 +43,7 @@ class Names(enum.Enum):
     SOME = "some names"
 
 
-# Of each moment: what is likely after a crash, and then what only the standard allows.
+# For each moment: likely states after a crash, and then those that only the standard allows.
 VARIANTS = (
     (Names.NONE, Data.NOTHING),
     (Names.ALL, Data.NOTHING),
@@ -63,7 +63,7 @@ class File:
 
     Attributes:
       synced: its bytes at the last sync.
-      since: what was written since, as (offset, bytes), or (new size, None) for a cut.
+      since: the later writes, as (offset, bytes), or (new size, None) for a cut.
       mtime_ns: of its last change; it may be there without the bytes.
     """
 
@@ -72,7 +72,7 @@ class File:
     mtime_ns: int = 0
 
     def content(self, data: Data, rng: random.Random) -> bytes:
-        """Returns what the disk may hold of it."""
+        """Returns its content on the disk."""
         changes = self.since
         if data == Data.NOTHING:
             changes = []
@@ -93,7 +93,7 @@ class File:
                 page = part[start : start + _PAGE_BYTES]
                 at = slice(offset + start, offset + start + len(page))
                 if data == Data.ZEROS or (data == Data.PAGES and rng.random() < 0.5):
-                    # What a page held before stays, beyond the old end that is zeros.
+                    # The page keeps its old content; beyond the old end, it has zeros.
                     continue
                 found[at] = page
         return bytes(found)
@@ -108,7 +108,7 @@ class NameChange:
       target: the file; None for a folder.
       is_given: or taken away.
       folders: a sync of one of them makes it sure.
-      only_with: what must be there if this is: a file that is renamed never has no name at all.
+      only_with: the change that must be kept with this one: a renamed file always has a name.
       is_sure: whether it was synced.
       before: the earlier path of a folder that is renamed; "" for others.
     """
@@ -122,7 +122,7 @@ class NameChange:
     before: str = ""
 
     def apply(self, root: str, files: dict[str, File], folders: list[str]) -> None:
-        """Makes the change; what was in a folder that is not there is not there either."""
+        """Makes the change; a missing folder has no files."""
         above = os.path.dirname(self.name)
         if self.before:
             if self.before in folders and (above == root or above in folders):
@@ -145,7 +145,7 @@ class NameChange:
 
 
 class State(NamedTuple):
-    """What a disk may hold.
+    """A state of a disk.
 
     Attributes:
       files: by path; a file may have several names.
@@ -160,7 +160,7 @@ class State(NamedTuple):
     story: str
 
     def digest(self) -> str:
-        """Returns what is equal for equal states."""
+        """Returns the digest of the state."""
         whole = hashlib.sha256(repr(sorted(self.folders)).encode())
         for name, file in sorted(self.files.items()):
             # Digests are compared in this process only, and those of contents are its dearest part.
@@ -185,10 +185,10 @@ class State(NamedTuple):
 
 
 class Disk:
-    """What is sure and what is not, moment by moment."""
+    """The synced and unsynced state, moment by moment."""
 
     def __init__(self, root: Path) -> None:
-        """Takes what lies in a folder now for what is sure."""
+        """Treats the current content of a folder as synced."""
         self._root = str(root)
         self._files: dict[str, File] = {}
         self._folders: list[str] = []
@@ -236,9 +236,9 @@ class Disk:
                     change.is_sure = True
 
     def as_it_is(self, root: Path) -> None:
-        """Lays out what the system shows now, and takes the new files there for its own.
+        """Writes the files that the system shows now, and continues with them.
 
-        What was not synced is still not: a run was killed, and the machine goes on.
+        Unsynced data stays unsynced: a run was killed, and the machine continues.
         """
         now = self.state(Names.ALL, Data.ALL, random.Random(0))
         now.lay_out(root)

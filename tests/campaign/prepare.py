@@ -30,7 +30,7 @@ class Prepare:
     """Rounds of `prepare` into a folder."""
 
     def __init__(self, story: Story, source: Path) -> None:
-        """Makes what undisturbed runs make; keeps their bytes, not the folder."""
+        """Prepares once, undisturbed; keeps the bytes, not the folder."""
         self.source = source
         began = time.monotonic()
         story.undisturbed(self.words(story.folder / "out"))
@@ -142,7 +142,7 @@ class PrepareToS3(Prepare):
           story: of the undisturbed run.
           source: the archives.
           server: of the bucket.
-          another: returns a process that forks commands beside those of a story.
+          another: returns a second process that forks commands.
         """
         super().__init__(story, source)
         self.server, self.another = server, another

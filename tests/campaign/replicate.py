@@ -55,7 +55,7 @@ class Replicate:
                     story.ended_early(words, self.changes, self.seconds)
                 hold_whole_or_absent(copy, reference, *damaged)
             story.undisturbed(words)
-            hold(contents(copy) == reference, "the replica is another data set")
+            hold(contents(copy) == reference, "the replica is a different dataset")
             left = [path for path in (copy / schema.WORK / "incoming").rglob("*") if path.is_file()]
             hold(not left, f"left over: {left}")
 
@@ -84,7 +84,7 @@ class ReplicateToHosts(Replicate):
         story.undisturbed(words, env=hosts.environment)
         for address in hosts.addresses:
             found = contents(hosts.replica(address))
-            hold(found == reference, f"{address} has another data set")
+            hold(found == reference, f"{address} has a different dataset")
 
     def _hit(self, story: Story, hosts: Hosts) -> None:
         if story.rng.random() < 0.4:

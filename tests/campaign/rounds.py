@@ -26,7 +26,7 @@ from tests.kit.shared import in_memory
 
 
 class Subject(Protocol):
-    """What a round can be about: one command, in one place."""
+    """The subject of a round: one command, in one place."""
 
     def round(self, story: Story) -> None:
         """Carries out a round; raises ViolationError if a promise is broken."""
@@ -51,7 +51,7 @@ class Round:
 
 
 class Rooms:
-    """Where rounds are carried out: an arena, warm processes, the subjects that were made."""
+    """The place of rounds: an arena, warm processes, and the subjects that exist."""
 
     def __init__(self) -> None:
         self._closing = contextlib.ExitStack()

@@ -1,4 +1,4 @@
-"""Small runs of each verb that writes: where each begins, its command, what it must leave.
+"""Small runs of each command: the disk before, the command, and the disk after it.
 
 The means that go through every call of a run, or through every moment of it, run a scene hundreds
 of times. So it is as small as it can be with all that its verb does.
@@ -41,12 +41,12 @@ class Scene:
 
     Attributes:
       words: the command.
-      begin: what lies on the disk when it begins; copied for each run.
+      begin: the disk before the run; copied for each run.
       target: the folder that the command fills.
       told: to the command, as `commands` reads it.
       before: bytes of all files of `target` at the beginning, but for `.work`.
       after: the same at the end of an undisturbed run.
-      sources: bytes of all files beside `target`.
+      sources: bytes of all files outside `target`.
     """
 
     words: list[str]
@@ -92,7 +92,7 @@ class Theatre:
         self.closing.close()
 
     def scene(self, name: str) -> Scene:
-        """Returns a scene of `SCENES` or `PRODUCTS`, with what an undisturbed run leaves of it."""
+        """Returns a scene of `SCENES` or `PRODUCTS`, with the files of an undisturbed run."""
         if name not in self._scenes:
             self._scenes[name] = self._make(name)
         return self._scenes[name]
@@ -116,9 +116,9 @@ class Theatre:
         return scene
 
     def _sources(self, target: Path) -> dict[str, bytes]:
-        beside = (path for path in self.disk.iterdir() if path != target)
+        others = (path for path in self.disk.iterdir() if path != target)
         found = {}
-        for path in beside:
+        for path in others:
             found.update({f"{path.name}/{name}": data for name, data in contents(path).items()})
         return found
 
@@ -144,7 +144,7 @@ class Theatre:
         shutil.copytree(finished, self.disk)
 
     def start(self, scene: Scene, **what: object) -> None:
-        """Starts the scene's command, with the library told `what`, see `calls.arm`."""
+        """Starts the scene's command; `what` arms the library, see `calls.arm`."""
         told = {"folder": str(self.given), "note": str(self.note), **what}
         self.story.start(scene.words, calls=told, **scene.told)
 
@@ -167,7 +167,7 @@ class Theatre:
         return disk.copy(), record
 
     def hold_sources(self, scene: Scene) -> None:
-        """Holds what lies beside the target against how it was."""
+        """Checks that all files outside the target are unchanged."""
         hold(self._sources(scene.target) == scene.sources, "the source has changed")
 
     def counts(self, name: str, **what: object) -> dict[str, int]:
@@ -182,14 +182,14 @@ class Theatre:
         return self._counts[key]
 
     def noted(self) -> dict[str, Any]:
-        """Returns what the library counted in the last command."""
+        """Returns the counts of the library for the last command."""
         found: dict[str, Any] = json.loads(self.note.read_bytes())
         return found
 
 
 def seen(target: Path) -> dict[str, bytes]:
-    """Returns what a user sees of a product; a complete page counts as equal to any other."""
-    # Some formats lie in folders of a name and a version, each with its own notes.
+    """Returns the visible files of an output; all complete pages are equal."""
+    # Some formats use folders with a name and a version, each with its own notes.
     found = {n: data for n, data in all_files(target).items() if ".work" not in Path(n).parts}
     found = {name: data for name, data in found.items() if not name.endswith(".partial")}
     for name, data in found.items():
@@ -231,7 +231,7 @@ def _prepare(theatre: Theatre) -> Scene:
 
 
 def _resume(theatre: Theatre) -> Scene:
-    """Makes the same, where a run was killed after half of its changes."""
+    """Makes the same after a run that was killed after half of its changes."""
     scene = _prepare(theatre)
     theatre.story.undisturbed(scene.words)
     half = theatre.story.changes() // 2
@@ -285,7 +285,7 @@ def _foreign(theatre: Theatre, folder: str) -> Path:
 
 
 def _adopt(theatre: Theatre) -> Scene:
-    """Makes `adopt` of a set where it lies: in folders of its own, with names that count from 1."""
+    """Makes `adopt` in place: in folders per split, with names that count from 1."""
     root = _foreign(theatre, "set")
     return Scene(["adopt", str(root), "--allow-subset", "--workers", "1"], root, root)
 
@@ -345,7 +345,7 @@ def _rewrite(theatre: Theatre) -> Scene:
 
 
 def _amend(theatre: Theatre) -> Scene:
-    """Makes `amend` of a set that has one image less, and one with another class."""
+    """Makes `amend` that removes one image, and changes the class of another one."""
     root = dataset(theatre)
     out = theatre.disk / "out"
     changes = make_changes(root, theatre.disk / "changes")

@@ -75,7 +75,7 @@ def _damage(theatre: Theatre, scene: Scene, words: list[str]) -> None:
         return
     path = story.rng.choice(shards)
     data = path.read_bytes()
-    # Not in place: another name of the file may be part of the output.
+    # Not in place: a second name of the file may be part of the output.
     path.unlink()
     path.write_bytes(data)
     faults.flip_bit(path, story.rng.randrange(len(data)))

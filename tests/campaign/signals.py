@@ -28,7 +28,7 @@ class Signal:
         theatre.reset(scene)
         theatre.story.start(scene.words, at=int(case), signum=int(self._signum), **scene.told)
         ended = finish(theatre.story, row)
-        # Threads change files in another order in each run, so the manifest may come later.
+        # Threads change files in a different order in each run, so the manifest may come later.
         is_in_time = row.promise.moment != Moment.AFTER or scene.has_manifest()
         if is_in_time:
             hold_left(scene, row)

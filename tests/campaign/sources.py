@@ -63,7 +63,7 @@ class Changes:
         Args:
           kind: the way; "back" makes them those of the beginning.
           choice: of images; the same images, kind and choice give the same images, so that other
-            rounds know what an undisturbed run makes of them.
+            rounds know the outputs of undisturbed runs.
         """
         self._rng = random.Random(f"{digest(self.images)} {kind} {choice}")
         now = dict(self.images)
@@ -262,7 +262,7 @@ class Parquet(Archives):
 
 
 class Shards(Source):
-    """TFRecords that another program wrote."""
+    """TFRecords of a different program."""
 
     def lay(self, images: Images, place: Path) -> None:
         stored = []
@@ -327,7 +327,7 @@ class Prepared(Dataset):
 
 
 class Amended(Dataset):
-    """A dataset of `amend`, whose parent stays the same: another class may leave its size."""
+    """A dataset of `amend`, whose parent stays the same: a changed class may keep the size."""
 
     kinds = ("moved", "added", "removed", "back", "touched")
 
@@ -361,7 +361,7 @@ class Amended(Dataset):
 
 
 class Adopted(Dataset):
-    """A dataset of `adopt`: shards of another program, all of them sound."""
+    """A dataset of `adopt`: shards of a different program, all of them sound."""
 
     kinds = tuple(kind for kind in Source.kinds if kind != "damaged")
 

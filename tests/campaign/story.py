@@ -44,10 +44,10 @@ def hold(condition: object, what: str) -> None:
 
 @dataclass
 class Story:
-    """What one round has done so far.
+    """The progress of one round.
 
     Attributes:
-      arena: folders for what is written, beside a home that nobody may touch.
+      arena: folders for the output, next to a home that must stay unchanged.
       warm: forks the commands.
       rng: decides everything that is random.
       faults: that happened, by kind.
@@ -75,7 +75,7 @@ class Story:
         self.start_beside(self.warm, words, note=str(self.folder / "changes"), **told)
 
     def start_beside(self, warm: Warm, words: Sequence[str | Path], **told: object) -> None:
-        """Starts a command by another process, beside the one that runs."""
+        """Starts a command by a second process, during the first one."""
         self.runs += 1
         env = told.pop("env", {})
         assert isinstance(env, dict)
@@ -88,11 +88,11 @@ class Story:
         warm.start(*words, env=env, cwd=self.folder, call=CALL)
 
     def finish(self, *codes: int) -> Ended:
-        """Waits for the end, and holds it against what must always be true of one."""
+        """Waits for the end, and checks the rules that hold for every command."""
         return self.finish_beside(self.warm, *codes)
 
     def finish_beside(self, warm: Warm, *codes: int) -> Ended:
-        """The same for a command of another process."""
+        """The same for a command of a second process."""
         self.ended = ended = warm.finish(PATIENCE_S)
         self.cpu_s += ended.cpu_s
         said = (ended.out[-500:] + ended.err[-2500:]).decode(errors="replace")
@@ -154,7 +154,7 @@ class Story:
         error = self.rng.choice((errno.EIO, errno.ENOSPC, errno.EDQUOT))
         how = {"at": self.place(changes), "times": self.rng.randint(1, 4), "errno": error}
         self.start(words, **how, below=str(self.folder), **told)
-        # What it can do without may fail; then it has done all the rest.
+        # The failed change may have been optional; then the run has done all the rest.
         self.finish(0, 1, 4, *refusals)
         failed = int((self.folder / "changes").read_text().split()[1])
         self.faults["failing change"] += bool(failed)
@@ -175,10 +175,10 @@ class Story:
         return int((self.folder / "changes").read_text().split()[2])
 
     def hold_outside(self, before: Look) -> None:
-        """Holds everything beside the given folder against how it was."""
+        """Checks that everything outside the given folder is unchanged."""
         after = self.arena.look()
         changed = sorted(k for k in before | after if before.get(k) != after.get(k))
-        hold(not changed, f"changed beside the given folders: {changed}")
+        hold(not changed, f"changed outside the given folders: {changed}")
 
     @contextmanager
     def disk(self) -> Iterator[Path]:

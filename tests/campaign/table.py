@@ -1,4 +1,4 @@
-"""The promises of all commands that write: a fault, the exit code, what is left, the next run.
+"""The promises of all commands that write: fault, exit code, remaining files, next run.
 
 A row reads like this: "If `prepare` is killed before its manifest is written, it ends with -9.
 Each visible file is an old or a complete new one. The same command then completes the output."
@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 
 class Fault(enum.Enum):
-    """What happens to a command."""
+    """The event that disturbs a command."""
 
     KILLED = "killed"
     TERMINATED = "terminated"
@@ -49,7 +49,7 @@ class Fault(enum.Enum):
 
 
 class Place(enum.Enum):
-    """Where the output is written."""
+    """The place of the output."""
 
     FOLDER = "folder"
     # Behind a network that resets, delays and truncates requests, with HTTP errors.
@@ -92,7 +92,7 @@ class Promise(NamedTuple):
     """One promise for several commands.
 
     Attributes:
-      fault, moment, place: what happens, when, and where the output is written.
+      fault, moment, place: the fault, its time, and the place of the output.
       commands: the commands that keep the promise.
       codes: all exit codes but 0; a negative one is a signal.
       left: the state of the output after the fault.

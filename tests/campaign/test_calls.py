@@ -16,7 +16,7 @@ from tests.campaign.calls import KINDS, SHORT, Change
 from tests.kit.command import environment
 from tests.kit.shared import made_once
 
-# Makes one call of each kind, and prints what came of each: a number, a text or an errno.
+# Makes one call of each kind, and prints each result: a number, a text or an errno.
 _CALLS = """
 import ctypes, json, os, sys
 from tests.campaign import calls
@@ -81,7 +81,7 @@ def library(shared_cache: Path) -> Path:
 
 
 def make_calls(library: Path, tmp_path: Path, **what: object) -> tuple[dict, dict]:
-    """Makes each call once in a new process; returns what came of each, and what was counted."""
+    """Makes each call once in a new process; returns the results and the counts."""
     folder = tmp_path / "folder"
     folder.mkdir()
     told = {"folder": str(folder), "note": str(tmp_path / "note"), **what}

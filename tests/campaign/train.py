@@ -20,7 +20,7 @@ KEEP = 3
 # Each of them starts two interpreters with TensorFlow.
 TWO_RANKS_CHANCE = 0.1
 _STOPPED = 4
-# Where Keras and matplotlib leave settings of their own; else it is the home.
+# Folders for the settings of Keras and Matplotlib; by default, they use the home.
 _OF_OTHERS = {"KERAS_HOME": "keras", "MPLCONFIGDIR": "matplotlib"}
 
 
@@ -93,7 +93,7 @@ class Train:
         for step in steps:
             name = checkpoint.name(step)
             try:
-                hold(checkpoint.load(log / name).step == step, f"{name} is of another step")
+                hold(checkpoint.load(log / name).step == step, f"{name} is of a different step")
             except DataDamagedError as error:
                 hold(name == damaged, f"half visible: {error}")
         if damaged:

@@ -19,8 +19,6 @@ _SIZES = {TRAIN: 20 * (1 << 16) + 4321, DEVKIT: 3000}
 _FLAGS = ("--what", "train,devkit", "--part-size", "1", "--connections", "4")
 _PATIENT = ("--retries", "200", "--timeout", "1")
 _KINDS = ("cut", "429", "503", "wrong range", "no range", "reset", "short")
-# A second each, so few of them.
-_STALLS = 2
 
 
 class Download:

@@ -213,6 +213,17 @@ def test_counts_are_held_against_the_official_ones(copy: Callable[[str], Foreign
     assert contents(source) == before
 
 
+def test_an_image_that_is_no_jpeg_is_refused(stored: list[foreign.Image], tmp_path: Path) -> None:
+    def odd(image: foreign.Image, label: int) -> dict[str, foreign.Value]:
+        return foreign.slim(image._replace(data=b"\x89PNG\r\n\x1a\n" + image.data), label)
+
+    foreign.write(tmp_path / "in", stored, odd, num_shards={"validation": 1})
+    result = adopt(tmp_path / "in")
+
+    assert result.code == 3
+    assert "validation-00000-of-00001: record 0 at byte 0: unknown_format" in result.err
+
+
 def test_flags_that_cannot_be_meant_are_refused(tmp_path: Path) -> None:
     for flags in (("--rewrite",), ("--workers", "-1"), ("--out", tmp_path), ("--no-such",)):
         result = command.run("adopt", tmp_path, *flags)

@@ -195,6 +195,38 @@ def write(path: Path, text: str) -> Path:
     return path
 
 
+def test_images_that_cannot_come_in_are_refused(
+    reference: Reference, changes: Changes, tmp_path: Path
+) -> None:
+    made(reference.out, tmp_path / "first", "--add", changes.add)
+    again = amend(tmp_path / "first", tmp_path / "new", "--add", changes.add)
+    assert again.code == 2
+    assert "no new image, so nothing was written. folder: 0 new images, 3 known" in again.err
+    other = Path(shutil.copytree(changes.add, tmp_path / "various")) / "train"
+    (other / changes.added[1]).write_bytes((other / changes.added[0]).read_bytes())
+    refused = amend(tmp_path / "first", tmp_path / "new", "--add", other.parent)
+    expected = "1 image with a key that the dataset has with different bytes; the first is "
+    assert (refused.code, expected + changes.added[1] in refused.err) == (2, True), refused
+    stranger = tmp_path / "stranger" / "train" / "n00000007"
+    stranger.mkdir(parents=True)
+    (stranger / "a.jpg").write_bytes((changes.add / "train" / changes.added[0]).read_bytes())
+    refused = amend(reference.out, tmp_path / "new", "--add", tmp_path / "stranger")
+    assert (refused.code, "1 of its classes are not in the dataset" in refused.err) == (2, True)
+    (tmp_path / "empty" / "n01440764").mkdir(parents=True)
+    shutil.copytree(stranger.parent, tmp_path / "unread" / "train")
+    for name in ("valid", "test"):
+        shutil.copytree(stranger, tmp_path / "unread" / name / "n01440764")
+    for folder, said in (
+        (tmp_path / "no", "no such folder"),
+        (tmp_path / "empty", "no images found"),
+        (tmp_path, f"Use one of them as source: {tmp_path}/stranger"),
+        (tmp_path / "unread", "the images in test/ would not be read"),
+    ):
+        refused = amend(reference.out, tmp_path / "new", "--add", folder)
+        assert (refused.code, said in refused.err) == (2, True), refused
+    assert not (tmp_path / "new").exists()
+
+
 def test_a_class_may_become_empty_and_that_is_said(reference: Reference, tmp_path: Path) -> None:
     name = (reference.out / "labels.txt").read_text().split()[0]
     of_class = [key for key, row in rows(reference.out, "train").items() if row[1] == "0"]

@@ -19,7 +19,7 @@ from imagenet_prep.sources.labels import official_classes, published_labels
 from imagenet_prep.storage.dataset_store import open_dataset
 from imagenet_prep.storage.folder import LocalStore
 from tests.commands.export.conftest import FLAGS, exported
-from tests.kit import layouts
+from tests.kit import command, layouts
 from tests.kit.dataset import all_files, contents, shard_names
 from tests.kit.miniature import Miniature
 from tests.kit.s3_server import BUCKET, key_of, objects, uploads
@@ -117,6 +117,17 @@ def test_classes_keys_and_exclude_choose_as_readers_do(
     keys.write_text("nobody/knows.JPEG\n")
     with pytest.raises(UsageError, match="no such key in train and validation"):
         export.run([str(official), "--to", to, "--out", str(tmp_path / "x"), "--keys", str(keys)])
+
+
+def test_worker_processes_write_the_bytes_that_threads_write(
+    prepared: Path, tmp_path: Path
+) -> None:
+    for kind in ("threads", "processes"):
+        words = ("--to", "tfds", "--out", tmp_path / kind, "--worker-kind", kind, "--workers", "2")
+        assert command.run("export", prepared, *words).code == 0
+
+    made = [all_files(tmp_path / kind) for kind in ("threads", "processes")]
+    assert made[0] == made[1]
 
 
 def test_the_summary_names_the_data_set(

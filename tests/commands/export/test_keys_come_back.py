@@ -202,6 +202,23 @@ def keys_of(exported: Path, *more: object) -> dict[str, str]:
     return {key: label for (_, key), (label, _) in table(out).items()}
 
 
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("{", "export_keys.json"),
+        ("[]", "expected an object"),
+        ('{"train":{"train/cat/1.jpg":1}}', "expected text"),
+        ('{"train":{"train/cat/1.jpg":"../1.jpg"}}', "a part that is empty"),
+        ('{"train":{"train/cat/1.jpg":"a\\n1.jpg"}}', "control character"),
+        ('{"train":{"train/cat/1.jpg":"dog/3.jpg"}}', "to a different image"),
+    ],
+)
+def test_a_damaged_list_of_keys_is_refused(exported: Path, content: str, said: str) -> None:
+    (exported / "export_keys.json").write_text(content)
+    with pytest.raises(DataDamagedError, match=said):
+        keys_of(exported)
+
+
 def test_a_list_of_keys_that_is_a_link_out_of_the_source_is_not_read(exported: Path) -> None:
     (exported / "export_keys.json").rename(exported.parent / "private")
     (exported / "export_keys.json").symlink_to(exported.parent / "private")
@@ -229,6 +246,27 @@ def test_an_image_in_the_folder_of_a_different_wnid_is_refused_unless_it_is_list
     (out / f"train/{fish}/{fish}_1.JPEG").rename(out / f"train/{shark}/{fish}_1.JPEG")
     with pytest.raises(SourceError, match=f"is in class {shark}, but its name starts with {fish}"):
         run(prepare.run, out, tmp_path / "other", *options)
+
+
+def test_recordio_with_a_prefix_brings_keys_back(exported: Path, tmp_path: Path) -> None:
+    words = "--to", "recordio", "--split", "train", "--out", tmp_path / "rec/train_480"
+    run(export.run, tmp_path / "set", *words)
+    assert keys_of(tmp_path / "rec") == {
+        "cat/1.jpg": "0",
+        "cat/2.gif": "0",
+        "cat/3.jpg": "1",
+        "dog/3.jpg": "1",
+    }
+
+
+@pytest.mark.parametrize("to", ["recordio", "parquet", "folder"])
+def test_a_class_without_images_keeps_its_label(
+    exported: Path, tmp_path: Path, to: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    more = ["--allow-empty-class"] if to == "folder" else []
+    chosen = "--classes", "dog", "--out", tmp_path / "dogs"
+    run(export.run, tmp_path / "set", "--to", to, *chosen, *more)
+    assert keys_of(tmp_path / "dogs") == {"cat/3.jpg": "1", "dog/3.jpg": "1"}
 
 
 def test_adopt_keeps_what_a_dataset_carries(tmp_path: Path) -> None:

@@ -49,6 +49,26 @@ def test_the_leader_may_be_in_the_hosts_file_and_its_set_is_left_alone(
     assert list((folder / ".work").glob("origin-*")) == []
 
 
+def test_what_ssh_refuses_is_not_tried_for_ever(hosts: Hosts, dataset: Path) -> None:
+    hosts.only("10.0.0.2", "node-3", "ubuntu@node-4")
+    changed = (
+        "@ WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED! @\nHost key verification failed.\n"
+    )
+    hosts.down("10.0.0.2", changed)
+    hosts.down("node-3", "{}: Permission denied (publickey).\n")
+    result = hosts.run(dataset, "--wait", "60")
+
+    assert result.code == 1, result
+    for address, said in (
+        ("10.0.0.2", "the host's key has changed"),
+        ("node-3", "Permission denied (publickey)"),
+    ):
+        (line,) = [line for line in result.out.splitlines() if line.startswith(f"{address}:~/set")]
+        assert said in line
+        assert "known_hosts" in line
+    hosts.assert_whole(dataset, "10.0.0.2", "node-3")
+
+
 def test_a_python_without_the_package_is_named(hosts: Hosts, dataset: Path) -> None:
     hosts.only("node-3")
     result = hosts.run(dataset, "--check", "--python", "/nowhere/python3")

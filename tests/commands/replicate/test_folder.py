@@ -32,6 +32,14 @@ def copy(dataset: Path, tmp_path: Path) -> Path:
     return tmp_path / "copy"
 
 
+def test_a_dry_run_tells_bytes_and_time_and_writes_nothing(dataset: Path, tmp_path: Path) -> None:
+    told = replicate(dataset, "--to", tmp_path / "new", "--dry-run", "--bandwidth-limit", "0.1")
+
+    assert (told.code, told.complaints) == (0, "")
+    assert re.search(r"(24\d\.\d kB) of \1 to copy: 2 s at 0\.0008 Gbit/s", told.out), told
+    assert not (tmp_path / "new").exists()
+
+
 def test_a_dataset_that_is_replaced_while_it_is_replicated_gets_no_manifest(
     dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,11 +7,42 @@ from pathlib import Path
 
 from tests.kit import command, faults
 from tests.kit.columns import make_column
-from tests.kit.dataset import contents
+from tests.kit.dataset import assert_nothing_half_visible, contents
 from tests.kit.fake_hosts import Hosts
+from tests.kit.replicas import make_dataset
 from tests.kit.training import make_shades
 
 SHARD = "train-00002-of-00006"
+
+
+def test_a_second_run_moves_only_what_a_host_lacks_and_a_repair_what_is_damaged(
+    hosts: Hosts, dataset: Path
+) -> None:
+    hosts.only("10.0.0.2", "node-3")
+    assert hosts.run(dataset).code == 0
+    (hosts.replica("node-3") / SHARD).unlink()
+    faults.rot(hosts.replica("10.0.0.2"), SHARD, 100)
+    planned = hosts.run(dataset, "--dry-run", "--json")
+    assert [replica["lacking_bytes"] for replica in planned.json["replicas"]] == [0, 40_002]
+
+    # A host does not pass on what rotted on its disk.
+    again = hosts.run(dataset)
+    assert again.code == 0, again
+    assert f"{SHARD} is damaged on 10.0.0.2; another host will send the file" in again.err
+    hosts.assert_whole(dataset, "10.0.0.2")
+
+    checked = hosts.run(dataset, "--check")
+    assert checked.code == 3
+    assert f"10.0.0.2:~/set: {SHARD}: sha256 " in checked.out
+    assert "1 of 2 replicas damaged" in checked.err
+    mended = hosts.run(dataset, "--repair", "--json")
+    assert [replica["moved_bytes"] for replica in mended.json["replicas"]] == [40_002, 0]
+    hosts.assert_whole(dataset)
+
+    (hosts.replica("node-3") / SHARD).unlink()
+    last = hosts.run(dataset, "--json")
+    assert [replica["moved_bytes"] for replica in last.json["replicas"]] == [0, 40_002]
+    hosts.assert_whole(dataset)
 
 
 def test_every_host_gets_the_signatures_of_the_manifest_and_the_columns(
@@ -75,6 +106,28 @@ def test_a_python_without_the_package_is_named(hosts: Hosts, dataset: Path) -> N
 
     assert result.code == 1
     assert "/nowhere/python3" in result.out
+
+
+def test_a_source_that_changes_is_told_and_no_mixture_is_whole(
+    hosts: Hosts, tmp_path: Path
+) -> None:
+    hosts.only("10.0.0.1", "10.0.0.2")
+    source = tmp_path / "changing"
+    make_dataset(source, shards=8, shard_bytes=500_000)
+    before = contents(source)
+    make_dataset(tmp_path / "next", shards=8, shard_bytes=500_000, seed=1)
+    with hosts.started(source, "--bandwidth-limit", "4") as running:
+        arrived = hosts.replica("10.0.0.1")
+        command.wait_until(lambda: len(list(arrived.glob("train-*"))) >= 2, "shards arrive")
+        for name, data in contents(tmp_path / "next").items():
+            (source / f"{name}.new").write_bytes(data)
+            (source / f"{name}.new").rename(source / name)
+        result = running.finish()
+
+    assert result.code in (3, 4), result
+    assert "changed" in result.err or "arrives damaged every time" in result.out
+    for address in hosts.addresses:
+        assert_nothing_half_visible(hosts.replica(address), before)
 
 
 def test_a_pipe_in_place_of_a_shard_at_the_source_is_refused_at_once(

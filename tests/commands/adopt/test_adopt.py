@@ -224,6 +224,42 @@ def test_an_image_that_is_no_jpeg_is_refused(stored: list[foreign.Image], tmp_pa
     assert "validation-00000-of-00001: record 0 at byte 0: unknown_format" in result.err
 
 
+@pytest.mark.parametrize("keeps_notes", [True, False])
+def test_lost_files_of_a_finished_set_are_made_again_and_a_lost_shard_is_refused(
+    copy: Callable[[str], ForeignSet], keeps_notes: bool
+) -> None:
+    source = copy("aws-from-1").root
+    assert adopt(source).code == 0
+    before = contents(source)
+    if not keeps_notes:
+        shutil.rmtree(source / ".work")
+    index, table = (sorted((source / folder).iterdir())[1] for folder in ("index", "samples"))
+    small = [source / name for name in before if "-of-" not in name and name != "dataset.json"]
+    assert len(small) == 5
+    for path in (index, table, *small):
+        path.unlink()
+    result = adopt(source)
+    assert result.code == 0, result
+    assert "7 lost files restored" in result.out
+    assert contents(source) == before
+
+    for path in (index, table, *small):
+        path.write_bytes(before[str(path.relative_to(source))][:-1])
+    assert adopt(source).code == 0
+    assert contents(source) == before
+
+    shard = min(source.glob("train-*"))
+    for cut in (True, False):
+        shard.write_bytes(before[shard.name][:-1]) if cut else shard.unlink()
+        index.unlink(missing_ok=True)
+        result = adopt(source)
+        assert result.code == 3, result
+        assert f"manifest: {shard.name}. Copy them from the original" in result.err
+    shard.write_bytes(before[shard.name])
+    assert adopt(source).code == 0
+    assert contents(source) == before
+
+
 def test_flags_that_cannot_be_meant_are_refused(tmp_path: Path) -> None:
     for flags in (("--rewrite",), ("--workers", "-1"), ("--out", tmp_path), ("--no-such",)):
         result = command.run("adopt", tmp_path, *flags)

@@ -115,6 +115,16 @@ def test_what_was_touched_is_read_and_the_set_is_the_same(
     assert contents(tmp_path / "out") == reference.contents
 
 
+def test_a_truncated_archive_is_found_although_its_md5_was_noted(
+    downloaded: Path, tmp_path: Path
+) -> None:
+    os.truncate(downloaded / TRAIN, (downloaded / TRAIN).stat().st_size // 2)
+    result = prepare(downloaded, tmp_path / "out")
+
+    assert (result.code, result.out) == (3, "")
+    assert TRAIN in result.err
+
+
 def with_job(
     monkeypatch: pytest.MonkeyPatch, change: Callable[[PrepareJob], PrepareJob]
 ) -> Callable[[Path, Path], object]:

@@ -187,6 +187,21 @@ def test_excluded_photographs_have_lines(photos: Path, tmp_path: Path) -> None:
     assert "\nexcluded: 1\n" in made.out
 
 
+def test_imagenets_folders_are_read_by_name_and_their_keys_stay(
+    tmp_path: Path,
+) -> None:
+    root = tmp_path / "train"
+    for number, wnid in enumerate(("n01440764", "n01443537")):
+        (root / wnid / "more").mkdir(parents=True)
+        (root / wnid / "more" / f"{wnid}_1.JPEG").write_bytes(photograph(60, 80, number))
+        (root / wnid / f"{wnid}_2.HEIC").write_bytes(photograph(60, 80, number))
+    made = prepare(root, tmp_path / "out", "--allow-subset")
+    assert made.code == 0, made
+    assert "\nignored: 2 files: 2 .heic " in made.out
+    found = {record.filename for record in split_records(tmp_path / "out", "train")}
+    assert found == {"n01440764_1.JPEG", "n01443537_1.JPEG"}
+
+
 @pytest.mark.extras
 @pytest.mark.usefixtures("unplotted")
 def test_the_report_shows_what_was_ignored_and_left_out(photos: Path, tmp_path: Path) -> None:

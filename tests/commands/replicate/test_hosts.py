@@ -15,6 +15,16 @@ from tests.kit.training import make_shades
 SHARD = "train-00002-of-00006"
 
 
+def test_every_host_gets_every_byte(hosts: Hosts, dataset: Path) -> None:
+    result = hosts.run(dataset, "--json")
+
+    assert result.code == 0, result
+    hosts.assert_whole(dataset)
+    moved = [replica["moved_bytes"] for replica in result.json["replicas"]]
+    assert moved == [result.json["replicas"][0]["bytes"]] * 4
+    assert hosts.run(dataset, "--check").code == 0
+
+
 def test_a_second_run_moves_only_what_a_host_lacks_and_a_repair_what_is_damaged(
     hosts: Hosts, dataset: Path
 ) -> None:

@@ -14,7 +14,7 @@ from tests.kit.dataset import contents
 from tests.kit.fake_hosts import Hosts
 from tests.kit.replicas import make_dataset
 from tests.kit.s3_proxy import proxied
-from tests.kit.s3_server import BUCKET, S3Server, objects, uploads
+from tests.kit.s3_server import BUCKET, SECRET_KEY, S3Server, objects, uploads
 
 pytestmark = pytest.mark.slow  # a server takes three seconds to start
 
@@ -29,6 +29,32 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def replicate(s3: S3Server, *arguments: str | Path) -> command.Finished:
     return command.run("replicate", *arguments, env=s3.environment)
+
+
+def test_a_bucket_gets_the_data_set_and_gives_it_back(
+    s3: S3Server, dataset: Path, tmp_path: Path
+) -> None:
+    there = f"s3://{BUCKET}/back"
+    sent = replicate(s3, dataset, "--to", there)
+    assert sent.code == 0, sent
+    client = s3.client()
+    assert objects(client, "back") == contents(dataset)
+    assert uploads(client, "back") == []
+    head = client.head_object(
+        Bucket=BUCKET, Key="back/train-00000-of-00002", ChecksumMode="ENABLED"
+    )
+    assert len(head["ChecksumCRC32C"]) == 8
+    assert head["ChecksumType"] == "FULL_OBJECT"
+    assert len(head["Metadata"]["sha256"]) == 64
+
+    assert replicate(s3, dataset, "--to", there, "--check").code == 0
+    (tmp_path / "copy").mkdir()
+    got = replicate(s3, there, "--to", tmp_path / "copy")
+    assert got.code == 0, got
+    assert contents(tmp_path / "copy") == contents(dataset)
+    assert SECRET_KEY not in sent.out + sent.err + got.out + got.err
+    for path in (tmp_path / "copy").rglob("*"):
+        assert path.is_dir() or SECRET_KEY.encode() not in path.read_bytes()
 
 
 def test_unfinished_uploads_of_a_killed_run_are_removed(s3: S3Server, tmp_path: Path) -> None:

@@ -1,0 +1,62 @@
+"""Damaged input: the right exit code, and shard, record and byte named."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.commands.resize.conftest import BOTH
+from tests.kit import command, foreign
+from tests.kit.foreign_sets import NUM_SHARDS, ForeignSet
+
+VERBS = ("resize", "adopt")
+
+
+@pytest.fixture
+def source(foreign_set: Callable[[str], ForeignSet], tmp_path: Path) -> Path:
+    """A copy to be damaged."""
+    return Path(shutil.copytree(foreign_set("slim").root, tmp_path / "in"))
+
+
+def run(verb: str, source: Path, out: Path) -> command.Finished:
+    if verb == "resize":
+        return command.run("resize", "-i", source, "-o", out, *BOTH)
+    return command.run("adopt", source, "--out", out, "--allow-subset")
+
+
+@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"image/classes/label": [1]}, "keys that no known program writes: image/classes/label"),
+        ({"image/class/label": None}, "keys missing: image/class/label"),
+        ({"image/encoded": None}, "keys missing: image/encoded"),
+        ({"image/class/label": [b"1"]}, "image/class/label is not one integer"),
+        ({"image/class/label": [1, 2]}, "image/class/label is not one integer"),
+        ({"image/filename": [b""]}, "image/filename is empty"),
+        ({"image/filename": [b"\xff.JPEG"]}, "image/filename is not UTF-8"),
+        ({"image/object/bbox/xmin": [0.5] * 7}, "bounding box lists differ"),
+    ],
+    ids=str,
+)
+def test_records_of_no_known_writer_are_refused(
+    verb: str,
+    stored: list[foreign.Image],
+    tmp_path: Path,
+    change: dict[str, foreign.Value | None],
+    says: str,
+) -> None:
+    def odd(image: foreign.Image, label: int) -> dict[str, foreign.Value]:
+        features = foreign.slim(image, label) | change
+        return {key: values for key, values in features.items() if values is not None}
+
+    foreign.write(tmp_path / "in", stored, odd, num_shards=NUM_SHARDS)
+    result = run(verb, tmp_path / "in", tmp_path / "out")
+
+    assert result.code == 3, result
+    assert re.search(rf"\S+-of-0000\d: record \d+ at byte [\d,]+: .*{re.escape(says)}", result.err)
+    assert "Traceback" not in result.err

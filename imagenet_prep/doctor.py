@@ -259,8 +259,14 @@ def _bucket(base: str) -> Check:
     if problem is None:
         tried = "an object of two parts was uploaded, read by range, listed and deleted"
         return Check("S3", "ok", f"{base}: {tried}; {how}")
+    if by_reading:
+        return Check("S3", "wrong", problem)
     os.environ[CHECK_BY_READING] = "1"
-    if by_reading or _trial(base) is not None:
+    try:
+        remaining_problem = _trial(base)
+    finally:
+        del os.environ[CHECK_BY_READING]
+    if remaining_problem is not None:
         return Check("S3", "wrong", problem)
     found = f"{base}: the server does not verify CRC32Cs, but objects can be read back and compared"
     return Check("S3", "wrong", found, f"export {CHECK_BY_READING}=1")

@@ -31,6 +31,9 @@ def handle(handler: Handler, *more: signal.Signals) -> dict[signal.Signals, Any]
     """
 
     def hung_up(signum: int, frame: FrameType | None) -> None:
+        # Linux sends SIGHUP to the leader of a session and to its foreground group, so the second
+        # one may come while the program cleans up after the first.
+        signal.signal(signal.SIGHUP, lambda *_: None)
         _leave_terminal()
         handler(signum, frame)
 

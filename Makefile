@@ -13,7 +13,7 @@ PYTEST_ARGS ?=
 RUNNERS ?= flink $(if $(findstring spark,$(PYTEST_ARGS)),spark)
 QUICK := not (slow or tf or dali or horovod or mxnet or browser)
 # The packages that `make quick` tests. These tests need no extra, and take a minute on two cores.
-ROOMS := core dataset evaluation hosts preparation shards storage
+TEST_PACKAGES := core dataset evaluation hosts preparation shards storage
 
 # .venv is updated only if one of these files changes. The layers quick, demo and test share one .venv.
 KEY := $(shell cat .ci/main.lock .ci/install .ci/layer.py pyproject.toml setup.py imagenet_prep/*/*.[ch] | sha256sum | cut -c1-16)
@@ -32,6 +32,7 @@ RECIPE := imagenet_prep/install_horovod.py imagenet_prep/launching/horovod_keras
 HOROVOD := $(VENV)/.installed-horovod-$(shell cat $(RECIPE) | sha256sum | cut -c1-16)-$(KEY)
 AIRFLOW := $(VENV)/airflow/.installed-$(shell sha256sum < .ci/airflow.lock | cut -c1-16)
 MXNET := $(VENV)/mxnet/.installed-$(shell cat docker/mxnet.lock $(RECIPE) | sha256sum | cut -c1-16)
+PYTORCH := $(VENV)/pytorch/.installed-$(shell cat .ci/main.lock .ci/without_cuda.py | sha256sum | cut -c1-16)
 LOADERS := $(VENV)/loaders/.installed-$(shell sha256sum < .ci/main.lock | cut -c1-16)
 LOADERS_HOROVOD := $(VENV)/loaders/.horovod-$(shell cat .ci/main.lock $(RECIPE) | sha256sum | cut -c1-16)
 TRAINERS := $(VENV)/trainers/.installed-$(shell sha256sum < .ci/trainers.lock | cut -c1-16)
@@ -51,7 +52,7 @@ GPU_PYTHON ?=
 GPU_KEY := $(GPU)/.installed-$(shell cat docker/prep.lock docker/train.lock pyproject.toml setup.py | sha256sum | cut -c1-16)
 GPU_ARGS ?=
 
-.PHONY: help demo docs release gpu test test-long mutants newest oldest quick lint types imports format locks images-rehearsal picture debian jars flink-up flink-down spark-up spark-down clean
+.PHONY: help demo docs release gpu test test-long mutants newest oldest quick lint types imports format locks images-rehearsal picture debian debian-long jars flink-up flink-down spark-up spark-down clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 18
@@ -66,17 +67,27 @@ docs: $(DOCS) ## build the site of the documents: build/docs/index.html
 # After the layers are installed, only Horovod's target writes to .venv.
 test: ## run all linters and tests; PYTEST_ARGS="-m flink" selects tests
 	@$(MAKE) -j4 $(TEST) debian $(AIRFLOW) $(DOCS) $(BIN)/actionlint
-	@$(MAKE) -j4 $(HOROVOD) $(MXNET) types jars lint imports
+	@$(MAKE) -j4 $(HOROVOD) $(MXNET) $(PYTORCH) types jars lint imports
 	@$(BIN)/python -m pytest $(PYTEST_ARGS)
 
 # The long tests need an emulator and ARM's libc and libjpeg (to run the codec for ARM), Slurm (to run batch jobs),
 # debootstrap and a release (to install on an empty Debian), and the images of Fashion-MNIST.
-test-long: LONG = qemu-aarch64-static:qemu-user-static /usr/aarch64-linux-gnu/lib/ld-linux-aarch64.so.1:libc6-arm64-cross \
+test-long debian-long: LONG = qemu-aarch64-static:qemu-user-static /usr/aarch64-linux-gnu/lib/ld-linux-aarch64.so.1:libc6-arm64-cross \
   slurmctld:slurm-wlm munged:munge debootstrap:debootstrap \
   /usr/share/datasets/fashion-mnist:dataset-fashion-mnist
 test-long: RUNNERS = flink spark
-test-long: debian jars $(TEST) $(RELEASE) $(MPI_HOROVOD) $(MPICH) $(HOROVOD) $(AIRFLOW) $(MXNET) $(LOADERS_HOROVOD) $(TRAINERS) $(ARM) ## run long tests: kills, faults, flipped bits
-	@$(BIN)/python -m pytest -m "long or hypothesis" $(PYTEST_ARGS)
+# PART selects some folders of tests, so that a part ends within 80 minutes on two cores.
+PARTS := codec faults frameworks commands others
+PART_codec := codec oracles
+PART_faults := campaign hostile
+PART_frameworks := benchmarks e2e frameworks site trainer trainers
+PART_commands := commands
+PART_others := $(sort $(filter-out $(foreach part,$(filter-out others,$(PARTS)),$(PART_$(part))) kit,$(notdir $(patsubst %/,%,$(wildcard tests/*/)))))
+PART ?=
+debian-long: debian ## install the programs that long tests use, as root on Debian
+test-long: IN_PART = $(if $(PART),$(or $(PART_$(PART):%=tests/%),$(error There is no part $(PART): choose one of $(PARTS))))
+test-long: debian jars $(TEST) $(RELEASE) $(MPI_HOROVOD) $(MPICH) $(HOROVOD) $(AIRFLOW) $(MXNET) $(LOADERS_HOROVOD) $(TRAINERS) $(ARM) ## run long tests: kills, faults, flipped bits; PART=codec runs a part
+	@$(BIN)/python -m pytest -m "long or hypothesis" $(IN_PART) $(PYTEST_ARGS)
 
 # Lines that changed since the commit BASE are mutated. MUTANTS_ARGS limits the tests that are run.
 mutants: BASE = $(shell git rev-parse --verify --quiet origin/main > /dev/null && echo origin/main || echo main)
@@ -115,7 +126,7 @@ oldest: | $(BIN)/uv ## run the quick tests with the oldest packages that pyproje
 	@$(VENV)/oldest/bin/python -m pytest -m "$(QUICK) and not beam" $(PYTEST_ARGS)
 
 quick: lint ## run lint and the tests that need no framework: 90 seconds with the installation, 45 MB
-	@$(BIN)/python -m pytest -n "$$(nproc)" -m "$(QUICK) and not extras" $(ROOMS:%=tests/%) $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest -n "$$(nproc)" -m "$(QUICK) and not extras" $(TEST_PACKAGES:%=tests/%) $(PYTEST_ARGS)
 
 # A git hook sets FILES to the staged files.
 lint: FILES = .
@@ -237,6 +248,17 @@ $(MXNET): $(TEST) | debian
 	  $(VENV)/mxnet/bin/python -m pip install --quiet --no-deps --no-build-isolation -e . && \
 	  $(VENV)/mxnet/bin/imagenet-prep install-horovod --framework mxnet >&2 && touch $@ || \
 	  { rm -rf $(VENV)/mxnet; echo 'Continuing without MXNet: its tests will be skipped; the reason is above.' >&2; }
+
+# The tests of our PyTorch trainer need only PyTorch and torchvision, without NVIDIA's libraries (3 GB); all else is in .venv.
+# The packages with = are installed without those that the lock says they need.
+$(PYTORCH): $(TEST)
+	@echo "Installing PyTorch of .ci/main.lock into $(VENV)/pytorch (once; 1.2 GB, half a minute)" >&2
+	@$(BIN)/python -m venv --clear $(VENV)/pytorch && \
+	  site=$$($(VENV)/pytorch/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))') && \
+	  $(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > "$$site/shared.pth" && \
+	  .ci/install $(VENV)/pytorch/bin/python .ci/main.lock =torch =torchvision =nvidia-cuda-runtime =sympy =mpmath =filelock && \
+	  $(BIN)/python .ci/without_cuda.py "$$site" && touch $@ || \
+	  { rm -rf $(VENV)/pytorch; echo 'Continuing without PyTorch: its tests will be skipped; the reason is above.' >&2; }
 
 # PyPI's PyTorch for x86 includes CUDA and needs it even without a GPU. triton (1 GB) is excluded.
 $(LOADERS): $(TEST)

@@ -2,9 +2,10 @@
 
 Usage: .ci/layer.py LOCK NAME...
 
-A NAME is an extra or a dependency group of pyproject.toml, or `project` for what the package itself
-needs. The lock says below each package which others need it; so a package of a layer that the lock
-lacks is an error of pip, and nothing is installed without a hash.
+A NAME is an extra or a dependency group of pyproject.toml, or `project` for the requirements of
+the package itself, or `=PACKAGE` for one package of the lock without its own requirements. The lock
+lists below each package which others need it. If the lock lacks a package of a layer, pip fails, so
+nothing is installed without a hash.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ def named(requirement: str) -> str:
 
 
 def roots(pyproject: str, layers: list[str]) -> set[str]:
-    """Returns the packages that the layers name; an extra may name others of our own."""
+    """Returns the packages that the layers name; an extra may name other extras of this project."""
     parsed = tomllib.loads(pyproject)
     project = parsed["project"]
     groups = {
@@ -46,12 +47,12 @@ def roots(pyproject: str, layers: list[str]) -> set[str]:
     return found
 
 
-def layer(lock: str, wanted: set[str]) -> str:
-    """Returns the entries of these packages, and of all that they need."""
+def layer(lock: str, wanted: set[str], single: set[str]) -> str:
+    """Returns the entries of the wanted packages and of all that they need, and single entries."""
     entries = {
         named(each): each for each in re.split(r"^(?=[a-z0-9])", lock, flags=re.MULTILINE)[1:]
     }
-    if missing := sorted(wanted - entries.keys()):
+    if missing := sorted((wanted | single) - entries.keys()):
         sys.exit(f"the lock has no {', '.join(missing)}: run `make locks`")
     needed_by = {
         name: {
@@ -64,10 +65,13 @@ def layer(lock: str, wanted: set[str]) -> str:
     while wanted - kept:
         kept |= wanted
         wanted = {name for name, parents in needed_by.items() if parents & kept}
+    kept |= single
     return "".join(f"{entry}\n" for name, entry in entries.items() if name in kept)
 
 
 if __name__ == "__main__":
     here = Path(__file__).resolve().parents[1]
-    kept = roots((here / "pyproject.toml").read_text("utf-8"), sys.argv[2:])
-    sys.stdout.write(layer(Path(sys.argv[1]).read_text("utf-8"), kept))
+    single = {each.removeprefix("=") for each in sys.argv[2:] if each.startswith("=")}
+    layers = [each for each in sys.argv[2:] if not each.startswith("=")]
+    kept = roots((here / "pyproject.toml").read_text("utf-8"), layers)
+    sys.stdout.write(layer(Path(sys.argv[1]).read_text("utf-8"), kept, single))

@@ -1,1 +1,1 @@
-"""Measurements, side by side in one run; README.md holds how to run them and the last tables."""
+"""Measurements, side by side in one run; README.md has the commands and the last tables."""

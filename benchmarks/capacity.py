@@ -1,34 +1,34 @@
-"""The capacity model of docs/sizing.md: how long a preparation takes, and what it costs.
+"""The capacity model of docs/sizing.md: the time and the cost of a preparation.
 
 python -m benchmarks.capacity      # prints the tables of docs/sizing.md
 
-Images a second are what the workers have time for, or what the slowest of reading and writing
-lets through. A worker has one core. Its time an image is that of benchmarks/README.md#write, where
-two of them ran side by side; tests hold the model against that table. Beyond two it is linear,
-which nobody has measured: images share nothing but the disk, and each worker has its own shard.
+The slowest of the workers, of reading and of writing decides on the images per second. A worker has
+one core. Its time per image is that of benchmarks/README.md#write, measured with two workers side
+by side; tests compare the model with that table. Beyond two workers the model is linear, which is
+not measured: workers share only the disk, and each has its own shard.
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-# The measured corpus, and ILSVRC2012: archives of 147.9 and 6.7 GB. Time is taken to grow
-# with an image's bytes, since most of it is entropy coding.
+# The measured corpus, and ILSVRC2012: archives of 147.9 and 6.7 GB. Time is assumed to grow with an
+# image's bytes, because most of it is entropy coding.
 CORPUS_BYTES = 83e3
 IMAGENET = 1_281_167 + 50_000
 IMAGENET_BYTES = 154.6e9 / IMAGENET
 BILLION = 1_000_000_000
-# Measured for 1,281,167 members, by CPU time of all processes: listing them, dealing them out.
+# Measured for 1,281,167 members, by CPU time of all processes: listing and planning.
 PLAN_S = 59.3 / 1_281_167
 # The CPUs of one machine plan; those of other machines wait.
 PLANNING_CPUS = 64
-# An assumption, in US dollars: a core of a general-purpose machine on demand, which clouds sell as
-# two virtual CPUs.
+# An assumption in US dollars: an on-demand core of a general-purpose machine, sold as two virtual
+# CPUs.
 DOLLARS_A_CPU_HOUR = 0.10
 
 
 class Job(NamedTuple):
-    """What one image costs.
+    """The cost of one image.
 
     Attributes:
       name: in the tables.
@@ -50,7 +50,7 @@ PROVE = Job("pass, decoded", "P ours, 2 threads", 2 / 3746, 2, 1.0)
 COPY = Job("pass, header", "P ours, 2 processes, header", 2 / 11246, 1, 1.0)
 JOBS = (RESIZE, PROVE, COPY)
 
-# MB/s of payload: what links carry after headers, what disks do in long reads.
+# MB/s of payload: of links without headers, and of disks in long reads.
 MEDIA = {
     "1 Gbit/s": 118,
     "a hard disk": 180,
@@ -69,7 +69,7 @@ def images_s(
     write_bytes_s: float = float("inf"),
     image_bytes: float = IMAGENET_BYTES,
 ) -> float:
-    """Returns images a second: of the workers, of reading or of writing, whichever is least."""
+    """Returns images per second: of the workers, of reading or of writing, whichever is least."""
     return min(
         cpus / (job.worker_s * image_bytes / CORPUS_BYTES),
         read_bytes_s / (job.reads * image_bytes),
@@ -78,7 +78,7 @@ def images_s(
 
 
 def hours(job: Job, images: float, cpus: int, **bars: float) -> float:
-    """Returns how long a preparation takes; of many cpus, one machine's plan."""
+    """Returns the hours of a preparation; planning uses the CPUs of one machine."""
     plan_s = PLAN_S / min(cpus, PLANNING_CPUS)
     return images * (plan_s + 1 / images_s(job, cpus, **bars)) / 3600
 
@@ -104,7 +104,7 @@ def tables() -> str:
     heads = ("limit of the medium", "MB/s", *(f"ImageNet, {job.name}" for job in JOBS))
     rows += ["", f"| {' | '.join(heads)} | 10^9, {RESIZE.name} |", f"|---{'|---:' * 5}|"]
     for medium, mb_s in MEDIA.items():
-        # One medium carries what is read and what is written.
+        # One medium carries reads and writes.
         cells = [
             _said(count * (job.reads + job.kept) * IMAGENET_BYTES / (mb_s * 1e6) / 3600)
             for job, count in (*((job, IMAGENET) for job in JOBS), (RESIZE, BILLION))

@@ -1,6 +1,6 @@
-"""One core, one image after the other: what the codec costs, and what is left of the picture.
+"""One core, one image after the other: the cost of the codec, and its image quality.
 
-A second table holds our own decoder and encoder against libjpeg.
+A second table compares our decoder and encoder with libjpeg.
 
 python -m benchmarks.codec
 """
@@ -32,7 +32,7 @@ from imagenet_prep.codec.transform import prove_stored, transform
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    # (source bytes, the same image shrunk beforehand) -> stored bytes
+    # (source bytes, the same image downscaled beforehand) -> stored bytes
     Method = Callable[[bytes, NDArray[np.uint8]], bytes]
 
 FLOOR = "floor: simplejpeg decode + encode, no resize"
@@ -42,13 +42,13 @@ DECODE = "ours: pass-through, --check decode"
 HEADER = "ours: pass-through, --check header"
 PASS_THROUGH = (DECODE, HEADER)
 QUALITY = 90
-# Images of a turn: short, so that a slow moment hits all rows; not one, since a worker's code and
+# Images per turn. Few, so that a slow moment affects all rows; not one, because a worker's code and
 # tables are in the caches, and the rows share libraries unequally.
 TURN = 16
 
 
 def methods(short_side: int) -> dict[str, Method]:
-    """Returns what is measured, by the name of its row."""
+    """Returns the measured methods by the name of their row."""
 
     def floor(data: bytes, shrunk: NDArray[np.uint8]) -> bytes:
         simplejpeg.decode_jpeg(data, "RGB")
@@ -82,7 +82,7 @@ def methods(short_side: int) -> dict[str, Method]:
 
 
 def reference(data: bytes, short_side: int) -> NDArray[np.float32]:
-    """Returns the image shrunk by a Lanczos filter in floating point, never rounded."""
+    """Returns the image downscaled by a Lanczos filter in floating point, without rounding."""
     pixels = simplejpeg.decode_jpeg(data, "RGB").astype(np.float32)
     height, width = Policy(short_side).resized(*pixels.shape[:2])
     planes = [
@@ -96,7 +96,7 @@ def reference(data: bytes, short_side: int) -> NDArray[np.float32]:
 
 
 def psnr(encoded: bytes, expected: NDArray[np.float32]) -> float:
-    """Returns how near the stored pixels are, in dB."""
+    """Returns the PSNR of the stored pixels in dB."""
     error = simplejpeg.decode_jpeg(encoded, "RGB").astype(np.float64) - expected
     return 10 * math.log10(255**2 / float(np.mean(error**2)))
 
@@ -104,7 +104,7 @@ def psnr(encoded: bytes, expected: NDArray[np.float32]) -> float:
 def measure_codec(
     images: Sequence[bytes], short_side: int, rounds: int
 ) -> dict[str, dict[str, Any]]:
-    """Returns by row: mean CPU ms an image of every round, mean PSNR, mean stored bytes."""
+    """Returns for each row the mean CPU ms per image and round, mean PSNR, mean stored bytes."""
     cv2.setNumThreads(1)
     rows = methods(short_side)
     references = [reference(data, short_side) for data in images]
@@ -126,7 +126,7 @@ def measure_codec(
             turn = (number + place // TURN) % len(names)
             for name in names[turn:] + names[:turn]:
                 method = rows[name]
-                # CPU time of all threads: neighbours on a shared machine do not count.
+                # CPU time of all threads, which other users of the machine do not change.
                 start = time.process_time_ns()
                 for image in range(place, min(place + TURN, len(images))):
                     method(images[image], shrunk[image])
@@ -138,10 +138,10 @@ def measure_codec(
 
 
 def decoding() -> dict[str, Callable[[bytes], object]]:
-    """Returns what our C and libjpeg are measured with, by the name of its row.
+    """Returns the operations that our C and libjpeg are measured with, by the name of their row.
 
-    A look of one pixel, which weighs neighbours, needs all planes and does next to nothing with
-    them. One of a quarter of the sides makes decoding halve them.
+    A crop of one pixel, which weighs neighbours, needs all planes and costs next to nothing itself.
+    A crop of a quarter of the sides lets the decoder halve them.
     """
     pixels = np.empty((224, 224, 3), np.uint8)
 
@@ -167,12 +167,12 @@ def decoding() -> dict[str, Callable[[bytes], object]]:
 
 @contextmanager
 def thread_of(jpeg: str) -> Iterator[ThreadPoolExecutor]:
-    """Gives a thread whose images are decoded and encoded by our "own" C or by "libjpeg"."""
+    """Returns a thread that decodes and encodes by our "own" C or by "libjpeg"."""
     before = os.environ.get(planes.JPEG_VARIABLE)
     os.environ[planes.JPEG_VARIABLE] = jpeg
     with ThreadPoolExecutor(1) as thread:
         try:
-            # A thread chooses with its first image, and keeps to it.
+            # A thread chooses with its first image and keeps its choice.
             thread.submit(planes.workspace).result()
         finally:
             del os.environ[planes.JPEG_VARIABLE]
@@ -182,7 +182,7 @@ def thread_of(jpeg: str) -> Iterator[ThreadPoolExecutor]:
 
 
 def measure_decoding(images: Sequence[bytes], rounds: int) -> dict[str, dict[str, list[float]]]:
-    """Returns by row and decoder: mean CPU ms an image of every round."""
+    """Returns for each row and decoder the mean CPU ms per image of every round."""
 
     def work(method: Callable[[bytes], object], some: Iterable[bytes]) -> None:
         for data in some:

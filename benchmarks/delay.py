@@ -1,7 +1,7 @@
-"""A relay on loopback that lets every request arrive later, as at a server far away.
+"""A relay on loopback that delays every request, as a distant server does.
 
-What it measures shares the processors with it, so it is to cost little: answers go from socket to
-socket inside the kernel.
+It shares the processors with the measured program, so it should cost little: answers go from socket
+to socket inside the kernel.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _CHUNK_BYTES = 1 << 20
 def delayed(url: str, seconds: float) -> Iterator[str]:
     """Yields an address before the server at `url`: each request arrives `seconds` later.
 
-    So does each chunk of what is sent with a request: it is a way to read, not to write.
+    Each chunk of a request's body is delayed too, so the relay is for reading, not for writing.
     """
     parts = urlsplit(url)
 

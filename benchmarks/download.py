@@ -1,11 +1,11 @@
-"""Fetching an archive over loopback: ours beside curl, and from S3 beside s5cmd and aws.
+"""Downloads of an archive over loopback: ours and curl, and from S3 ours, s5cmd and aws.
 
 python -m benchmarks.download
 python -m benchmarks.download --s3 --s5cmd /path/to/s5cmd
 
-The web server is a process of its own and answers by sendfile; curl's figure shows that it
-is not what holds anybody up. Ours hashes and syncs what it fetched, so the row to compare
-with is curl followed by md5sum and sync.
+The web server is a separate process that answers by sendfile; curl's speed shows that it is not the
+bottleneck. Our download also hashes and syncs, so it is compared with curl followed by md5sum and
+sync.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Files(http.server.BaseHTTPRequestHandler):
                 self.send_header("Content-Range", f"bytes {first}-{last}/{size}")
             self.send_header("Content-Length", str(last + 1 - first))
             self.end_headers()
-            # A client that has seen enough hangs up.
+            # A client that has read enough closes its connection.
             with contextlib.suppress(BrokenPipeError, ConnectionResetError):
                 self.connection.sendfile(file, first, last + 1 - first)
 
@@ -86,7 +86,7 @@ def serve(folder: Path) -> None:
 
 
 def make_archive(folder: Path, megabytes: int) -> Path:
-    """Writes an archive of random bytes, which no layer can shrink."""
+    """Writes an archive of random bytes, which cannot be compressed."""
     path = folder / ARCHIVE
     with open(path, "wb") as file:
         file.writelines(os.urandom(_BLOCK_BYTES) for _ in range(megabytes))
@@ -96,7 +96,7 @@ def make_archive(folder: Path, megabytes: int) -> Path:
 
 
 class Bench:
-    """Rows that each fetch the same archive into an empty folder and time it."""
+    """Rows that each download the same archive into an empty folder and time it."""
 
     def __init__(self, archive: Path, scratch: Path) -> None:
         self.archive = archive
@@ -113,7 +113,7 @@ class Bench:
         }
 
     def s3_rows(self, environment: Mapping[str, str], s5cmd: str | None) -> dict[str, Row]:
-        """Returns the rows against an S3 server, for the tools that are here."""
+        """Returns the rows against an S3 server, for the installed tools."""
         os.environ.update(environment)
         rows = {S3_OURS: self._ours(f"s3://{BUCKET}", 8)}
         proven = f"md5sum {ARCHIVE} && sync {ARCHIVE}"
@@ -134,8 +134,8 @@ class Bench:
         return lambda: self._timed(lambda into: [*program, *flags, "--into", into])
 
     def _timed(self, argv: Callable[[str], list[str]]) -> float:
-        """Returns MB/s; what arrived is held against the archive."""
-        # What the row before has left to write is not this row's burden.
+        """Returns MB/s; the downloaded file is compared with the archive."""
+        # The unwritten bytes of the previous row must not slow this row down.
         os.sync()
         with tempfile.TemporaryDirectory(dir=self.scratch) as into:
             run = measure.run(argv(into), sample=False)
@@ -146,7 +146,7 @@ class Bench:
 
 
 def render(results: dict[str, list[float]]) -> str:
-    """Returns the table: MB/s, and the ratio to each row that does the same work."""
+    """Returns the table: MB/s, and the ratio to each row with the same work."""
     medians = {name: measure.median(rates) for name, rates in results.items()}
     rows = []
     for name, rate in medians.items():
@@ -157,7 +157,7 @@ def render(results: dict[str, list[float]]) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Measures and prints, or serves for a run that measures."""
+    """Measures and prints, or serves for a measuring run."""
     parser = argparse.ArgumentParser(
         description=__doc__,
         prog="python -m benchmarks.download",

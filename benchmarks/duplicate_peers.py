@@ -1,6 +1,6 @@
-"""Our `duplicates` beside fastdup and imagededup: time, memory, recall, precision of one folder.
+"""Our `duplicates`, fastdup and imagededup: time, memory, recall and precision for one folder.
 
-Imports the standard library only: the peers run in an environment of their own.
+Imports only the standard library, because the peers run in a separate environment.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from typing import NamedTuple
 from benchmarks import measure
 
 OURS = "imagenet-prep"
-# The folder has so many files: photographs, and so many variants of each.
+# The numbers of photographs in the folder, and of variants of each.
 NUM_FILES = 20_000
 VARIANTS_EACH = 5
 CLASSES = 20
-# Columns of the table, and the kinds of variants that count for them.
+# Columns of the table, and the kinds of variants that belong to them.
 COLUMNS = {
     "re-encoded": ("re-encoded, q50", "re-encoded, q75", "re-encoded, q95, 4:4:4"),
     "resized": ("resized, 0.5", "resized, 0.7", "resized, 1.5", "resized, 2"),
@@ -38,7 +38,7 @@ Pair = tuple[str, str]
 
 
 class Row(NamedTuple):
-    """What a program cost, and the pairs of files that it told."""
+    """The cost of a program, and the pairs of files that it reported."""
 
     run: measure.Run
     pairs: set[Pair]
@@ -124,7 +124,7 @@ def _peer(name: str, folder: Path, venv: Path | None) -> Row:
     return Row(run, {(one, other) for one, other in json.loads(out.read_text())})
 
 
-# From here on: what runs in the peers' environment.
+# The rest of this file runs in the peers' environment.
 
 
 def _imagededup(method: str) -> Callable[[Path, Path], Iterator[Pair]]:
@@ -142,13 +142,13 @@ def _fastdup(folder: Path, scratch: Path) -> Iterator[Pair]:
     import fastdup
 
     program = fastdup.create(str(scratch), str(folder))
-    # As many neighbours as a photograph has variants, and some more.
+    # A few more neighbours than the variants of a photograph.
     program.run(nearest_neighbors_k=10, print_summary=False)
     table = program.similarity()
     yield from zip(table["filename_from"], table["filename_to"], strict=True)
 
 
-# Each with its own default threshold: a similarity of 0.9, and 10 of 64 bits.
+# Each program's default threshold: a similarity of 0.9, and 10 of 64 bits.
 TOOLS: dict[str, Callable[[Path, Path], Iterator[Pair]]] = {
     "fastdup": _fastdup,
     **{
@@ -159,7 +159,7 @@ TOOLS: dict[str, Callable[[Path, Path], Iterator[Pair]]] = {
 
 
 def main() -> None:
-    """Writes the pairs that a peer finds in a folder, each once, by the names of files."""
+    """Writes each pair that a peer finds in a folder once, by file names."""
     name, folder, out = sys.argv[1:]
     scratch = Path(out).with_name("scratch")
     found = TOOLS[name](Path(folder), scratch)

@@ -1,4 +1,4 @@
-"""How well and how fast duplicates are found: planted variants of real photographs.
+"""Recall, precision and speed of finding duplicates: planted variants of real photographs.
 
 python -m benchmarks.duplicates recall --photographs DIR     # by kind of variant
 python -m benchmarks.duplicates precision --photographs DIR  # false proofs
@@ -8,14 +8,15 @@ python -m benchmarks.duplicates search --num 14200000        # all joins
 python -m benchmarks.duplicates proofs                       # the first look, and the proof
 python -m benchmarks.duplicates exact                        # equal rows of tables
 
-DIR holds photographs in folders, each a source; a photograph is in one half only, by the sha256 of
-its file. Thresholds were fixed on `--half tune`; the document shows `--half report`, run once.
+DIR holds photographs in folders, one per source; the sha256 of a file decides on its half.
+Thresholds were fixed on `--half tune`; the document has the figures of `--half report`, run once.
 """
 
 from __future__ import annotations
 
 import argparse
 import io
+import itertools
 import resource
 import statistics
 import tempfile
@@ -41,14 +42,14 @@ from imagenet_prep.matching.pictures import columns
 from imagenet_prep.storage import dataset_store
 from imagenet_prep.storage.folder import LocalStore
 
-# Pixels of the tiles of the test of precision, and between two of a photograph.
+# Sizes in pixels of the tiles of the precision test, and of the steps between tiles.
 TILE = 128
 STEP = 36
 LARGE_STEP = 120
 
 
 class Seen(NamedTuple):
-    """Pictures as the product sees them: their means, and the rows that it keeps of them."""
+    """Images as the product stores them: their means, and their rows."""
 
     means: np.ndarray
     rows: np.ndarray
@@ -56,20 +57,20 @@ class Seen(NamedTuple):
 
 
 def look(files: Sequence[bytes]) -> Seen:
-    """Returns what the product sees of files."""
+    """Returns the means and rows of files."""
     means = np.stack([likeness.means(data) for data in files])
     sides = [min(Image.open(io.BytesIO(data)).size) for data in files]
     return Seen(means, np.stack([search.row(each) for each in means]), np.array(sides))
 
 
 def plant(path: Path) -> Seen:
-    """Returns a photograph as a set would store it, and its variants."""
+    """Returns a photograph as a dataset would store it, and its variants."""
     stored = planted.stored(path)
     return look([stored, *(planted.variant(path, stored, kind) for kind in planted.VARIANTS)])
 
 
 def found(base: Seen, other: Seen) -> np.ndarray:
-    """Returns which pairs of pictures the product would find: candidates that are proven."""
+    """Returns the pairs of images that the product would find: candidates that are proven."""
     there = np.zeros(len(base.rows), bool)
     forms = [("whole", "whole", search.WHOLE_RADII)]
     forms += [("whole", "window", search.WINDOW_RADII), ("window", "whole", search.WINDOW_RADII)]
@@ -90,7 +91,7 @@ def found(base: Seen, other: Seen) -> np.ndarray:
 
 
 def proven(left: Seen, right: Seen, mirrored: bool) -> np.ndarray:
-    """Returns which candidates both looks accept."""
+    """Returns the candidates that both comparisons accept."""
     there = search.likely(left.rows["small"], right.rows["small"], mirrored)
     for at in np.flatnonzero(there).tolist():
         side = min(left.sides[at], right.sides[at])
@@ -116,14 +117,13 @@ def recall(folder: Path, half: str, workers: int, keep: Path | None) -> None:
 
 
 def tiles_of(path: Path) -> Seen:
-    """Returns tiles of a photograph; they overlap, but only those of two photographs count."""
+    """Returns overlapping tiles of a photograph; only pairs from two photographs are counted."""
     with Image.open(path) as opened:
         luma = np.asarray(opened.convert("L"))
     step = STEP if max(luma.shape) < 1000 else LARGE_STEP
+    corners = itertools.product(*(range(0, side - TILE + 1, step) for side in luma.shape))
     cuts = [
-        np.ascontiguousarray(luma[top : top + TILE, left : left + TILE])
-        for top in range(0, luma.shape[0] - TILE + 1, step)
-        for left in range(0, luma.shape[1] - TILE + 1, step)
+        np.ascontiguousarray(luma[top : top + TILE, left : left + TILE]) for top, left in corners
     ]
     means = [likeness.means_of_pixels(cut) for cut in cuts]
     rows = [search.row(each) for each in means]
@@ -136,7 +136,7 @@ def tiles_of(path: Path) -> Seen:
 
 
 def precision(folder: Path, half: str, workers: int, _: Path | None) -> None:
-    """Prints how many pairs of tiles of different photographs are taken for one picture."""
+    """Prints the number of tile pairs of different photographs that are called duplicates."""
     paths = list(photographs(folder, half))
     with futures.ProcessPoolExecutor(workers) as pool:
         tiles = list(pool.map(tiles_of, paths, chunksize=8))
@@ -168,7 +168,7 @@ def precision(folder: Path, half: str, workers: int, _: Path | None) -> None:
 
 
 def speed_of_hashes(folder: Path) -> None:
-    """Prints images/s of one core, decoding included, of photographs as sets store them."""
+    """Prints images/s of one core, including decoding, for photographs as datasets store them."""
     paths = list(photographs(folder, "both"))[:1000]
     stored = [planted.stored(path) for path in paths]
     rates = []
@@ -211,9 +211,9 @@ def speed_of_search(num: int, workers: int) -> None:
             each.flush()
         del sides
         wanted = _near(stored, pairs)
-        for each in stored:  # these pages are no part of the search
+        for each in stored:  # these pages are not part of the search
             search.forget(each)
-        Path("/proc/self/clear_refs").write_text("5")  # the peak of memory begins anew
+        Path("/proc/self/clear_refs").write_text("5")  # the peak of memory starts again
         ids = np.arange(num, dtype=np.uint32)
         begun = time.perf_counter()
         cpu = time.process_time()
@@ -238,7 +238,7 @@ def speed_of_search(num: int, workers: int) -> None:
 
 
 def _near(stored: Sequence[np.ndarray], pairs: np.ndarray) -> set[tuple[int, int]]:
-    """Returns the planted pairs that are as near as candidates have to be."""
+    """Returns the planted pairs that are near enough to be candidates."""
     found = set()
     for left, right in pairs.tolist():
         for bits, (key, whole) in zip(
@@ -251,7 +251,7 @@ def _near(stored: Sequence[np.ndarray], pairs: np.ndarray) -> set[tuple[int, int
 
 
 def speed_of_proofs() -> None:
-    """Prints microseconds of one core for the first look at a candidate, and for the proof."""
+    """Prints microseconds of one core for the first comparison of a candidate, and its proof."""
     rng = np.random.default_rng(1)
     num = 4000
     for side, divisor, name in ((32, 1, "first look"), (64, 16, "proof")):
@@ -264,7 +264,7 @@ def speed_of_proofs() -> None:
 
 
 def speed_of_tables(num: int) -> None:
-    """Prints time of reading tables of so many rows and finding equal bytes, with planted ones."""
+    """Prints the time of reading tables with `num` rows and finding planted equal bytes."""
     a_shard = 1_155
     planted = 5_000
     with tempfile.TemporaryDirectory() as folder:

@@ -1,14 +1,14 @@
-"""What a step costs by ring allreduce and by parameter servers, between hosts with slow links.
+"""The cost of a step by ring allreduce and by parameter servers, between hosts with slow links.
 
 sudo python -m benchmarks.exchange
 
-Hosts are network namespaces; tc shapes their links, each way. Horovod's ring runs over Gloo, the
-servers are MXNet's (kvstore dist_sync), each on a host of its own. Only the exchange of gradients
-is run. What a step computes meanwhile is taken from AWS's article, in units of S / B: the bytes
-of all gradients over the bandwidth of a link.
+Hosts are network namespaces; tc shapes their links, each way. Horovod's ring runs over Gloo. The
+servers are MXNet's (kvstore dist_sync), each on a separate host. Only the exchange of gradients is
+run. The time of the computation is taken from AWS's article, in units of S / B: the bytes of all
+gradients over the bandwidth of a link.
 
-The namespaces live in others that only this process and its children see: however it ends, the
-kernel removes them with their links and shapes.
+The namespaces belong to this process and its children, so the kernel removes them with their links
+and shapes when it ends, for any reason.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ EACH = "N servers"
 TWICE = "2N servers"
 WORKERS = (1, 2, 4, 8)
 
-# AWS's article: ResNet-50 on 64 GPUs of 8 hosts, 256 images a GPU. What its step takes beside the
-# exchange by a ring, in units of S / B.
+# AWS's article: ResNet-50 on 64 GPUs of 8 hosts, 256 images per GPU. The time of its step without
+# the exchange by a ring, in units of S / B.
 ARTICLE_IMAGES_S = 45_000
 _ARTICLE_GPUS = 64
 _ARTICLE_S_B = 4 * scaling.WEIGHTS / scaling.NETWORK_BYTES_S
@@ -50,17 +50,17 @@ _CLONE_NEWNS = 0x00020000
 _CLONE_NEWNET = 0x40000000
 _SWITCH = "switch"
 _SWITCH_ADDRESS = "10.77.0.254"
-# A namespace of its own has all ports free.
+# All ports of a separate namespace are free.
 _SCHEDULER_PORT = 9000
 # MXNet spreads tensors of more weights than this over all servers.
 _BIG_TENSOR = 1_000_000
-_OURS = Path("/run")  # where `network` mounts a file system that only we see: names and logs
+_OURS = Path("/run")  # a private file system, mounted by `network`: names and logs
 _LOOK_EVERY_S = 0.1
 _TICKS_A_SECOND = os.sysconf("SC_CLK_TCK")
 
 
 class Row(NamedTuple):
-    """One way to exchange gradients; no servers: a ring."""
+    """One way to exchange gradients; a ring if there are no servers."""
 
     method: str
     workers: int
@@ -71,18 +71,18 @@ class Row(NamedTuple):
         return f"{self.method}, {self.workers} worker{'s' if self.workers > 1 else ''}"
 
     def model(self) -> float:
-        """Returns the paper model's time of an exchange, in units of S / B."""
+        """Returns the model's time of an exchange, in units of S / B."""
         if not self.servers:
             return scaling.ring_s(self.workers, 1.0, 1.0, 0.0)
         return scaling.servers_s(self.workers, self.servers, 1.0, 1.0)
 
 
 class Result(NamedTuple):
-    """What a run measured.
+    """A measured run.
 
     Attributes:
       exchange_s: of each step, from the first worker's start to the last one's end.
-      cpu: share of all cores that its processes used meanwhile.
+      cpu: share of all cores that its processes used.
     """
 
     exchange_s: list[float]
@@ -90,7 +90,7 @@ class Result(NamedTuple):
 
 
 def rows() -> list[Row]:
-    """Returns what is measured; N servers of 1 worker are its 1 server."""
+    """Returns the measured rows; N servers of 1 worker are the same as its 1 server."""
     return [
         *(Row(RING, workers, 0) for workers in WORKERS),
         *(Row(ONE, workers, 1) for workers in WORKERS),
@@ -100,24 +100,24 @@ def rows() -> list[Row]:
 
 
 def efficiency(exchange: float) -> float:
-    """Returns the share of a step that is not exchange; in units of S / B, nothing hidden."""
+    """Returns the share of a step without the exchange, in units of S / B, without overlap."""
     return COMPUTE / (COMPUTE + exchange)
 
 
 def images_s(workers: int, exchange: float) -> float:
-    """Returns the article's images/s of hosts with 8 GPUs, if an exchange takes so many S / B."""
+    """Returns the article's images/s of hosts with 8 GPUs; `exchange` in units of S / B."""
     images = workers * scaling.GPUS_A_HOST * scaling.LOCAL_BATCH
     return images / ((COMPUTE + exchange) * _ARTICLE_S_B)
 
 
 @dataclass(frozen=True)
 class Bench:
-    """Runs rows on hosts that `network` has made.
+    """Runs rows on the hosts of `network`.
 
     Attributes:
       python: of the environment with MXNet and Horovod.
       width: of the model, see `exchange_host.shapes`.
-      steps: exchanges that are measured.
+      steps: number of measured exchanges.
     """
 
     python: Path
@@ -128,14 +128,14 @@ class Bench:
         """Runs one row to its end.
 
         Raises:
-          RuntimeError: a process failed; the message holds the end of its stderr.
+          RuntimeError: a process failed; the message has the end of its stderr.
         """
         with ExitStack() as stack:
             crew = Crew(self.python, stack)
             names = self._with_servers(crew, row) if row.servers else self._in_a_ring(crew, row)
             samples = crew.wait(names)
             times = [crew.told(name) for name in names]
-        # Of each step, when every worker began and ended.
+        # The start and end of every worker in each step.
         steps = [tuple(zip(*step, strict=True)) for step in zip(*times, strict=True)]
         first = min(steps[0][0])
         last = max(steps[-1][1])
@@ -168,7 +168,7 @@ class Bench:
             "DMLC_PS_ROOT_PORT": _SCHEDULER_PORT,
             "DMLC_NUM_WORKER": row.workers,
             "DMLC_NUM_SERVER": row.servers,
-            # The same tensors are spread, whatever the width.
+            # The same tensors are divided between servers for every width.
             "MXNET_KVSTORE_BIGARRAY_BOUND": _BIG_TENSOR * self.width**2 // 64**2,
         }
         there = {"DMLC_NODE_HOST": _SWITCH_ADDRESS, "DMLC_INTERFACE": "bridge"}
@@ -184,14 +184,14 @@ class Bench:
 
 
 class Crew:
-    """The processes of one run, one a host; all are killed when the stack is left."""
+    """The processes of one run, one per host; all are killed when the stack is left."""
 
     def __init__(self, python: Path, stack: ExitStack) -> None:
         self._python, self._stack = python, stack
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
 
     def start(self, host: str, *words: object, **environment: object) -> None:
-        """Starts `exchange_host` with these words on a host."""
+        """Starts `exchange_host` with these arguments on a host."""
         own = {"OMP_NUM_THREADS": 1, "PYTHONDONTWRITEBYTECODE": 1, **environment}
         program = children.python(exchange_host.__file__, program=str(self._python))
         inside = ["ip", "netns", "exec", host, *program, *map(str, words)]
@@ -208,7 +208,7 @@ class Crew:
         self._processes[host] = process
 
     def first_line(self, host: str) -> str:
-        """Returns the first line that a process prints, once it is there."""
+        """Returns the first line that a process prints; waits for it."""
         while not (said := (_OURS / f"{host}.out").read_text()).endswith("\n"):
             self._check()
             time.sleep(_LOOK_EVERY_S)
@@ -219,7 +219,7 @@ class Crew:
         return json.loads((_OURS / f"{host}.out").read_text().splitlines()[-1])
 
     def wait(self, hosts: Sequence[str]) -> list[tuple[float, float]]:
-        """Returns (time.monotonic(), CPU seconds of all) over time, when these have ended."""
+        """Returns samples of (time.monotonic(), CPU seconds of all) until these have ended."""
         samples = []
         while not all(self._processes[host].poll() == 0 for host in hosts):
             self._check()
@@ -236,7 +236,7 @@ class Crew:
 
 
 def cpu_seconds(pid: int) -> float:
-    """Returns the CPU time of all threads of a process; 0 when it is gone."""
+    """Returns the CPU time of all threads of a process; 0 if it has ended."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -245,7 +245,7 @@ def cpu_seconds(pid: int) -> float:
 
 
 def share(samples: Sequence[tuple[float, float]]) -> float:
-    """Returns which part of all cores was used between the first sample and the last."""
+    """Returns the share of all cores that was used between the first and the last sample."""
     if len(samples) < 2:
         return 0.0
     (start, before), (stop, after) = samples[0], samples[-1]
@@ -258,10 +258,10 @@ def address(number: int) -> str:
 
 
 def network(hosts: int, mbit: float) -> None:
-    """Leaves this machine's network for one of its own, with so many hosts on a bridge.
+    """Moves this process to a separate network with this number of hosts on a bridge.
 
     Raises:
-      SystemExit: the kernel, or the container, does not let us.
+      SystemExit: the kernel or the container does not allow it.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.unshare(_CLONE_NEWNS | _CLONE_NEWNET):
@@ -289,7 +289,7 @@ def in_units(results: Mapping[Row, Sequence[Result]], s_b: float) -> dict[Row, f
 
 
 def render(results: Mapping[Row, Sequence[Result]], s_b: float) -> str:
-    """Returns the table, and what it says of the article; `s_b` are the seconds of S / B."""
+    """Returns the table, and its comparison with the article; `s_b` are the seconds of S / B."""
     lines = []
     cpu = {row: max(result.cpu for result in found) for row, found in results.items()}
     found = in_units(results, s_b)
@@ -323,12 +323,12 @@ def render(results: Mapping[Row, Sequence[Result]], s_b: float) -> str:
 
 
 def plot(found: Mapping[Row, float], path: Path) -> None:
-    """Draws images/s as columns and efficiency as lines, as the article's figure 1, into a PNG.
+    """Draws images/s as columns and efficiency as lines, like figure 1 of the article, into a PNG.
 
-    The lines are measured; the dashes are the paper model.
+    The lines are measured; the dashes are the model.
 
     Args:
-      found: what an exchange took, in units of S / B.
+      found: time of an exchange, in units of S / B.
       path: of the PNG.
     """
     from matplotlib.figure import Figure
@@ -363,7 +363,7 @@ def plot(found: Mapping[Row, float], path: Path) -> None:
 
 
 def settings(argv: Sequence[str] | None) -> tuple[argparse.Namespace, dict[str, Row]]:
-    """Returns the command line, and the rows that it chooses by name; ends where one is missing."""
+    """Returns the flags, and the rows that they select; ends if a requirement is missing."""
     parser = argparse.ArgumentParser(
         description=__doc__,
         prog="python -m benchmarks.exchange",

@@ -1,10 +1,10 @@
-"""What a host of `benchmarks.exchange` runs, in the environment with MXNet and Horovod.
+"""The program of a host of `benchmarks.exchange`, in the environment with MXNet and Horovod.
 
 python benchmarks/exchange_host.py rendezvous WORKERS
 python benchmarks/exchange_host.py (scheduler | server)
 python benchmarks/exchange_host.py (ring | worker) WIDTH STEPS
 
-Imports the standard library only, until it runs.
+Imports only the standard library before it starts.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-# Halves of whole numbers are exact: every sum can be held against what it must be.
+# Halves of integers are exact, so every sum can be compared with its expected value.
 LEARNING_RATE = 0.5
 
 # How to exchange gradients for weights, how to wait for all workers, this worker's rank, and
@@ -29,7 +29,7 @@ def shapes(width: int) -> list[tuple[int, ...]]:
 
     Args:
       width: channels of the first layer. 64 is ResNet-50: 25,557,032 weights in 161 tensors. Half
-        of it has a quarter of the weights in as many tensors.
+        of it has a quarter of the weights in the same number of tensors.
     """
 
     def convolution(inputs: int, outputs: int, side: int) -> list[tuple[int, ...]]:
@@ -55,7 +55,7 @@ def num_bytes(width: int) -> int:
 
 
 def rendezvous(workers: int) -> None:
-    """Tells Horovod's workers who they are; prints its port, and ends when it is killed."""
+    """Tells Horovod's workers their ranks; prints its port, and ends when it is killed."""
     from horovod.runner.common.util.hosts import get_host_assignments, parse_hosts
     from horovod.runner.http.http_server import RendezvousServer
 
@@ -69,14 +69,14 @@ def rendezvous(workers: int) -> None:
 
 
 def ring() -> Way:
-    """Returns how Horovod does it: the sum of the gradients to all, who then update."""
+    """Returns Horovod's exchange: all get the sum of the gradients and then update."""
     import horovod.mxnet as hvd
     import mxnet as mx
 
     hvd.init()
 
     def exchange(gradients: list[Any], weights: list[Any]) -> None:
-        for key in reversed(range(len(weights))):  # as a backward pass hands them over
+        for key in reversed(range(len(weights))):  # in the order of a backward pass
             hvd.allreduce_(gradients[key], average=False, name=str(key), priority=-key)
         for gradient, weight in zip(gradients, weights, strict=True):
             weight -= LEARNING_RATE * gradient
@@ -88,7 +88,7 @@ def ring() -> Way:
 
 
 def servers(weights: list[Any]) -> Way:
-    """Returns how MXNet's parameter servers do it: gradients there, new weights back."""
+    """Returns the exchange of MXNet's parameter servers: they get gradients and return weights."""
     import mxnet as mx
 
     store = mx.kv.create("dist_sync")
@@ -105,7 +105,7 @@ def servers(weights: list[Any]) -> Way:
 
 
 def work(method: str, width: int, steps: int) -> None:
-    """Exchanges gradients `steps` times, after once more to warm up, and prints when each was."""
+    """Exchanges gradients `steps` times after one to warm up, and prints the time of each."""
     import mxnet as mx
 
     sizes = shapes(width)
@@ -126,7 +126,7 @@ def work(method: str, width: int, steps: int) -> None:
         if not (weight.asnumpy() == -LEARNING_RATE * total).all():
             raise SystemExit(f"Rank {rank}: weights {key} are not the sum of all gradients.")
     print(json.dumps(times[1:]), flush=True)
-    meet()  # nobody leaves while others need it
+    meet()  # all stay while others need them
 
 
 def main(role: str, *numbers: str) -> None:

@@ -1,10 +1,9 @@
-"""How fast `export` writes folders and TFDS's files, beside a plain copy of the same bytes.
+"""The speed of `export` for folders and TFDS's files, compared with a plain copy of equal bytes.
 
 python -m benchmarks.export
 
-In turns on the same disk: two processes copy the shards, two write as many files of the same sizes
-as there are images, and `export` writes what it writes, by two workers. All end when the disk has
-the bytes.
+In turns on the same disk: two processes copy the shards, two write one file per image with the
+images' sizes, and `export` runs with two workers. All end when the bytes are on the disk.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ _WORKERS = 2
 
 
 def write_images(root: Path, images: int, num_bytes: int) -> None:
-    """Writes folders of JPEGs of a size; all but their pixels is noise in comments."""
+    """Writes folders of JPEGs of one size, most of which is noise in comments."""
     noise = os.urandom(num_bytes + images)
     for number in range(images):
         wnid = f"n{number % 100:08d}"
@@ -81,7 +80,7 @@ def _timed(out: Path, work: Callable[[], object]) -> float:
 
 
 def run(images: int, num_bytes: int, rounds: int, at: Path) -> dict[str, list[float]]:
-    """Returns the seconds of each kind, a number a round."""
+    """Returns the seconds of each kind, one number per round."""
     write_images(at / "source", images, num_bytes)
     program = [sys.executable, "-m", "imagenet_prep"]
     dataset = at / "set"
@@ -114,7 +113,7 @@ def run(images: int, num_bytes: int, rounds: int, at: Path) -> dict[str, list[fl
 
 
 def render(seconds: dict[str, list[float]], images: int, num_bytes: int) -> str:
-    """Returns a table: medians, and the speed as a share of what each is compared with."""
+    """Returns a table: medians, and the speed relative to the compared row."""
     rows = []
     for name, times in seconds.items():
         beside = seconds["files" if name in ("files", "folder") else "copy"]

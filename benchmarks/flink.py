@@ -1,4 +1,4 @@
-"""The same images prepared by this machine's workers, and by two TaskManagers of Flink on it.
+"""The same images prepared by workers of this machine, and by two TaskManagers of Flink on it.
 
 python -m benchmarks.flink
 python -m benchmarks.flink --s3
@@ -25,9 +25,9 @@ from tests.kit.flink import Flink
 
 HERE = "this machine, 2 threads"
 CLUSTER = "Flink, 2 TaskManagers"
-# At least so much of the local engine's rate, and of the rate with archives here.
+# The required share of the local engine's rate, and of the rate with local archives.
 BAR = 0.8
-# Between two TaskManagers, all into a bucket; the archives lie here, or in the bucket too.
+# Between two TaskManagers, all into a bucket; the archives are local, or in the bucket too.
 TO_S3 = "local archives, into S3"
 S3 = "archives in S3, into S3"
 S3_AGAIN = "archives in S3, into S3, second dataset"
@@ -51,14 +51,14 @@ class Result:
 
     @property
     def rate(self) -> float:
-        """Images a second while shards are written."""
+        """Images per second while shards are written."""
         return self.images / self.shards_s
 
 
 def measure_one(source: Path, out: Path, shards: int, short_side: int, *more: str) -> Result:
     """Prepares once and removes the result."""
     flags: list[str | int] = ["--short-side", short_side, "--train-shards", shards]
-    # The archive's md5 is one long task, which would hide how shards are dealt out.
+    # The archive's md5 is one long task, which would hide how shards are distributed.
     flags += ["--allow-subset", "--check", "header", "--workers", 2, "--worker-kind", "threads"]
     try:
         run = measure.run(measure.prepare_argv(source, out, *flags, *more), sample=False)
@@ -94,7 +94,7 @@ class ByS3:
 
     Attributes:
       images: written.
-      clock_s: of the whole run, by its own clock.
+      clock_s: of the complete run, by its own clock.
       cpu_s: of the workers, which read, decode and write; not of Flink, the server or the relay.
     """
 
@@ -119,12 +119,12 @@ def measure_s3(
 
 
 def _sets(s3: write.OnS3) -> Store:
-    """Returns where the sets go, beside the archives."""
+    """Returns the locations of the datasets, next to the archives."""
     return open_store(s3.address.rpartition("/")[0] + "/sets")
 
 
 def _of_workers(cluster: Flink) -> dict[int, float]:
-    """Returns the CPU seconds of each worker. They live for ten seconds after their job."""
+    """Returns the CPU seconds of each worker. They stay for ten seconds after their job."""
     return {pid: _cpu_seconds(pid) for pid in cluster.workers()}
 
 
@@ -153,7 +153,7 @@ def compare_s3(
 
     again = partial(measure_s3, cluster, s3, s3.address, shards, short_side)
     here = partial(measure_s3, cluster, s3, source, shards, short_side)
-    # In every round, a first set has been made before, whose lists are there.
+    # Every round starts with an existing dataset and its lists.
     return measure.interleave({TO_S3: here, S3: first, S3_AGAIN: again}, rounds, watch)
 
 

@@ -1,10 +1,10 @@
-"""What only a GPU can show: nvJPEG, ResNet-50, NCCL. `make gpu` runs it and keeps the table.
+"""Measurements that need a GPU: nvJPEG, ResNet-50, NCCL. `make gpu` runs it and keeps the table.
 
 python -m benchmarks.gpu               # all steps; writes benchmarks/gpu.md
 python -m benchmarks.gpu --dry-run     # all steps that need no GPU, with small inputs
 
-Each step is a process with a time limit. A step that fails, or whose packages are not installed, is
-a row that says so, and the next step runs.
+Each step is a process with a time limit. A step that fails, or lacks packages, gets a row with the
+reason, and the next step runs.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ _EMPTY = """\
 
 
 def attempt(step: Step, log: Path, left_s: float = float("inf")) -> tuple[bool, str]:
-    """Runs a step unless something is missing; returns whether it failed, and its figure.
+    """Runs a step if no requirement is missing; returns whether it failed, and its figure.
 
-    `log` gets all that it prints.
+    `log` gets all of its output.
     """
     missing = [need for need in step.needs if not THERE[need]()]
     if missing:
@@ -93,7 +93,7 @@ def attempt(step: Step, log: Path, left_s: float = float("inf")) -> tuple[bool, 
 
 
 def _tail(text: str) -> str:
-    """Returns the last line of the output of a step, as a cell of a table has it."""
+    """Returns the last line of the output of a step, as a table cell."""
     line = (text.strip().splitlines() or [""])[-1]
     return re.sub(r"[|\s]+", " ", f": {line}"[:400]) if line else ""
 

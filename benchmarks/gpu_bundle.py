@@ -1,10 +1,10 @@
-"""Packs what a machine with one GPU, PyTorch and no network lacks for `make gpu`.
+"""Packs what `make gpu` lacks on a machine with one GPU and PyTorch but without a network.
 
 python -m benchmarks.gpu_bundle build/gpu-bundle --python 3.12 --capability 90
 
-The folder gets site.txz (kept if it is there), compiled.tar, which is the C of this checkout, and
-run.sh. Copy it to the same checkout on that machine, and type there: bash build/gpu-bundle/run.sh.
-Needs pip with its index, and `strip` of binutils; takes 5 minutes.
+The folder gets site.txz (kept if it exists), compiled.tar, which is the C of this checkout, and
+run.sh. Copy it to the same checkout on that machine, and run: bash build/gpu-bundle/run.sh. Needs
+pip with its index, and `strip` of binutils; takes 5 minutes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pathlib import Path
 
 from benchmarks import measure
 
-# DALI for CUDA 13 and what it imports, then what our reader needs and PyTorch does not bring.
+# DALI for CUDA 13 and its imports, and the requirements of our reader that PyTorch lacks.
 PACKAGES = ["nvidia-dali-cuda130==2.4.*", "nvidia-nvimgcodec-cu13==0.9.*", "nvidia-nvjpeg==13.*"]
 PACKAGES += ["optree", "astunparse", "gast", "crc32c", "simplejpeg"]
 _GLIBC = ("_2_28", "_2_27", "_2_17", "2014", "1")
@@ -36,7 +36,7 @@ _NEEDLESS = (
     "nvimgcodec/nvimgcodec_impl*",
     *(f"nvimgcodec/extensions/lib{name}*" for name in ("[!jn]", "nv[!j]", "nvjpeg2k")),
 )
-# The largest. Others may not be stripped: auditwheel moved their headers.
+# The largest. Others must not be stripped, because auditwheel moved their headers.
 _STRIPPED = (
     "dali/libdali_[ok]*.so",
     "dali/libdali.so",
@@ -60,7 +60,7 @@ PYTHONPATH="$site${PYTHONPATH:+:$PYTHONPATH}" exec python3 -m benchmarks.gpu "$@
 
 
 def download(folder: Path, python: str, packages: Sequence[str]) -> None:
-    """Unpacks the wheels of packages for another Python on x86-64."""
+    """Unpacks the wheels of packages for a different Python on x86-64."""
     wheels = folder.with_name("wheels")
     which = ["--no-deps", "--only-binary=:all:", "--implementation=cp", "--python-version", python]
     which += [f"--platform=manylinux{libc}_x86_64" for libc in _GLIBC]
@@ -71,7 +71,7 @@ def download(folder: Path, python: str, packages: Sequence[str]) -> None:
 
 
 def trim(folder: Path, python: str, capability: int) -> None:
-    """Removes what another Python, another GPU, or nobody at run time needs."""
+    """Removes files for other versions of Python, for other GPUs, or only for building."""
     nvidia = folder / "nvidia"
     for path in itertools.chain.from_iterable(map(nvidia.glob, _NEEDLESS)):
         shutil.rmtree(path) if path.is_dir() else path.unlink()
@@ -87,10 +87,10 @@ def trim(folder: Path, python: str, capability: int) -> None:
 
 
 def foreign_code(library: mmap.mmap | bytes, capability: int) -> Iterator[tuple[int, int]]:
-    """Yields offset and length of machine code that no GPU of this compute capability runs.
+    """Yields offset and length of machine code for other compute capabilities than this one.
 
-    A section of fat binaries holds containers, and these one entry for each kind of GPU. The driver
-    chooses by an entry's header, which stays, and never looks at the code of the others.
+    A section of fat binaries contains containers with one entry for each kind of GPU. The driver
+    chooses by the headers of entries, which stay, and never reads the code of the others.
     """
     for name, first, size in _sections(library):
         if b"fatbin" not in name:

@@ -1,4 +1,4 @@
-"""The checks of `make gpu` that are no verb: each runs as a process and prints one line.
+"""The checks of `make gpu` that are not verbs: each runs as a process and prints one line.
 
 python -m benchmarks.gpu_checks versions
 python -m benchmarks.gpu_checks compare SET --device gpu
@@ -32,15 +32,15 @@ from benchmarks import measure
 
 PROGRAM = (sys.executable, "-P", "-m", "imagenet_prep")
 WORKERS = (1, 2, 4, 8, 16)
-# Grey levels by which DALI's decoders may differ on average over an image, and by which the native
-# reader may differ from DALI: it resizes Y, Cb and Cr, before they become R, G and B.
+# The allowed mean difference of an image in grey levels between DALI's decoders, and between DALI
+# and the native reader, which resizes Y, Cb and Cr before their conversion to R, G and B.
 _BOUND = 1.0
 _NATIVE_BOUND = 1.5
-# Grey levels in one unit of a normalised pixel, about.
+# Grey levels in one unit of a normalised pixel, approximately.
 _DEVIATION = 58.0
 _BATCHES = 8
 _CHECKPOINT_S = 150
-# What DALI computes in other ways on a GPU: options of `make_dataset`, by the name of the case.
+# Options of `make_dataset` for which DALI computes differently on a GPU, by the name of the case.
 CASES: dict[str, dict[str, Any]] = {
     "plain": {"image_size": 224},
     "colour": {"colour": True},
@@ -79,7 +79,7 @@ def dataset(folder: Path, images: int, copies: int) -> tuple[Path, Path]:
 
 
 def _repeat(archive: Path, copies: int) -> None:
-    """Puts each image of a train archive into it under `copies` names."""
+    """Adds each image of a train archive to it under `copies` names."""
     partial = archive.with_suffix(".partial")
     with tarfile.open(archive) as classes, tarfile.open(partial, "w") as repeated:
         for each in classes:
@@ -102,7 +102,7 @@ def _repeat(archive: Path, copies: int) -> None:
 
 
 def versions() -> str:
-    """Returns the machine and the versions of the installed packages that matter here."""
+    """Returns the machine and the versions of the relevant installed packages."""
     from PIL import features
 
     found = [f"libjpeg-turbo {features.version('libjpeg_turbo')}"]
@@ -115,7 +115,7 @@ def versions() -> str:
 
 
 def compare(data: Path, device: str) -> Iterator[tuple[bool, str]]:
-    """Yields whether a case of `CASES` is right, and its figures in words.
+    """Yields whether a case of `CASES` is right, and its figures.
 
     DALI on the CPU is compared with DALI on `device`, whose tensors PyTorch takes by DLPack if it
     is installed, and with the native reader. Labels and their order must be equal.
@@ -135,7 +135,7 @@ def compare(data: Path, device: str) -> Iterator[tuple[bool, str]]:
 def _batches(
     data: Path, backend: str, device: str, case: dict[str, Any], *, by_dlpack: bool = False
 ) -> list[tuple[Any, Any]]:
-    """Returns images and labels of some batches; all are held before the first is looked at."""
+    """Returns images and labels of some batches; all are kept until the first is examined."""
     import numpy as np
 
     from imagenet_prep.core.world import World
@@ -160,7 +160,7 @@ def _batches(
 def _farthest(
     expected: list[tuple[Any, Any]], found: list[tuple[Any, Any]], case: dict[str, Any]
 ) -> float:
-    """Returns the mean distance in grey levels of the image for which it is the largest."""
+    """Returns the largest mean difference of an image in grey levels."""
     import numpy as np
 
     unit = 1.0 if "dtype" not in case else _DEVIATION
@@ -174,7 +174,7 @@ def _farthest(
 
 
 def resume(folder: Path, ranks: str, command: Sequence[str]) -> str:
-    """Kills a training after its first checkpoint, trains on; returns where it was resumed."""
+    """Kills a training after its first checkpoint; returns the step where it resumed."""
     argv = [*PROGRAM, "launch", "-np", ranks, "--", *command, "--log-dir", str(folder)]
     _kill(argv, folder, "checkpoint-*")
     subprocess.run(argv, check=True, stdout=sys.stderr)
@@ -187,7 +187,7 @@ def resume(folder: Path, ranks: str, command: Sequence[str]) -> str:
 
 
 def example(data: Path, folder: Path, ranks: str, batch: str) -> str:
-    """Kills examples/with_pytorch.py, runs it again; returns where it resumed, and its last row."""
+    """Kills examples/with_pytorch.py; returns the step where it resumed, and its last row."""
     import torch
 
     out = folder / "example.pt"
@@ -205,7 +205,7 @@ def example(data: Path, folder: Path, ranks: str, batch: str) -> str:
 
 
 def _kill(argv: Sequence[str], folder: Path, pattern: str) -> None:
-    """Starts a program, and kills it with all its processes once it has written a checkpoint."""
+    """Starts a program, and kills it with all its processes after its first checkpoint."""
     process = subprocess.Popen(argv, start_new_session=True, stdout=sys.stderr)
     try:
         deadline = time.monotonic() + _CHECKPOINT_S
@@ -221,7 +221,7 @@ def _kill(argv: Sequence[str], folder: Path, pattern: str) -> None:
 
 
 def prepare(source: Path, folder: Path) -> str:
-    """Returns how many images a second 1 to 16 workers prepare, as far as there are cores."""
+    """Returns the images per second of 1 to 16 workers of prepare, up to the number of cores."""
     total = {}
     shards = {}
     cores = len(os.sched_getaffinity(0))

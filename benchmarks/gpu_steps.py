@@ -1,4 +1,4 @@
-"""The steps of `make gpu`: their commands, what they need, and their figures in words."""
+"""The steps of `make gpu`: their commands, their requirements, and their figures."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ if hvd.rank() == 0:
 
 
 class Step(NamedTuple):
-    """One thing to be shown.
+    """One measurement or demonstration.
 
     Attributes:
-      name: what it shows.
-      command: what is run.
+      name: the subject.
+      command: to run.
       needs: names in `THERE`.
-      figure: the cell of the table, from what the command printed.
-      limit_s: when it is ended.
+      figure: makes the cell of the table from the output.
+      limit_s: maximum duration.
     """
 
     name: str
@@ -52,14 +52,14 @@ class Step(NamedTuple):
 
 
 class Size(NamedTuple):
-    """How much work the steps do.
+    """The amount of work of the steps.
 
     Attributes:
-      images, copies: different photographs of the dataset, and how often each is in it.
+      images, copies: different photographs of the dataset, and the number of copies of each.
       seconds: of each reading.
       steps: of each training.
       network: flags of train.
-      needs: what trains it in this size.
+      needs: requirements of training in this size.
     """
 
     images: int
@@ -141,7 +141,7 @@ def _settled(log_dir: Path) -> tuple[float, float]:
 
 
 def pytorch(data: Path, num_gpus: int, size: Size, out: Path) -> dict[str, Step]:
-    """Returns the steps of `train --framework pytorch`, by a short name each."""
+    """Returns the steps of `train --framework pytorch`, by a short name for each."""
     noise = out / "noise"
     count = ("--num-batches", str(size.steps), "--display-every", str(size.steps // 15))
 

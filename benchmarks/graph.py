@@ -36,13 +36,13 @@ class Sleep(NamedTuple):
 
 @dataclass(frozen=True)
 class Slept:
-    """Who has done it."""
+    """The worker of a task."""
 
     pid: int
 
 
 def sleep(_: Sleep) -> engine.Result[Slept]:
-    """Works for a while, by the clock of the CPU: a worker that is held takes longer."""
+    """Works for a while, measured in CPU time, so a stopped worker takes longer."""
     end = time.thread_time() + _TASK_S
     while time.thread_time() < end:
         pass
@@ -50,15 +50,15 @@ def sleep(_: Sleep) -> engine.Result[Slept]:
 
 
 def execute(task: Sleep, stage: Stage[Sleep, Slept]) -> None:
-    """What a plain Map does with a task."""
+    """The work of a plain Map on a task."""
     stage.publish(task, stage.make(task))
 
 
 def slow(made: Flink, out: Path, tasks: int, *, claims: bool) -> tuple[float, list[int]]:
-    """Does so many tasks while one worker gets a quarter of its time.
+    """Runs this number of tasks while one worker gets a quarter of its time.
 
     Returns:
-      The seconds, and how many tasks each worker has done, most first.
+      The seconds, and the number of tasks of each worker, largest first.
     """
     import apache_beam as beam
 
@@ -96,9 +96,9 @@ def slow(made: Flink, out: Path, tasks: int, *, claims: bool) -> tuple[float, li
 
 
 def hold(made: Flink, ended: threading.Event) -> None:
-    """Stops one of two workers for three quarters of the time, once both are there.
+    """Stops one of two workers for three quarters of the time, once both have started.
 
-    It stays slow when the other one has ended.
+    It stays slow after the other one has ended.
     """
     pids: list[int] = []
     while len(pids) < runners.NUM_MEMBERS and not ended.wait(0.05):
@@ -117,7 +117,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, prog="python -m benchmarks.graph")
     parser.add_argument("--tasks", type=int, default=100, help="(default: %(default)s)")
     args = parser.parse_args(argv)
-    # So that nothing of the cluster stays.
+    # So that nothing of the cluster is left.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))
     lack = Flink.lacking()
     if lack:

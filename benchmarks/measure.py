@@ -1,6 +1,6 @@
-"""What the benchmarks share: a corpus, processes measured with all their children, tables.
+"""Shared parts of the benchmarks: a corpus, measured process trees, and tables.
 
-Imports the standard library only: the peers' workers run it in an environment of their own.
+Imports only the standard library, because the peers' workers run it in a separate environment.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ ROOT = Path(__file__).resolve().parents[1]
 SCRATCH = ROOT / "build" / "bench"
 TRAIN_ARCHIVE = "ILSVRC2012_img_train.tar"
 
-# Peak memory, whatever the size of the data set.
+# Peak memory, for every size of the dataset.
 MEMORY_BAR_MB = 400
 MEMORY_BAR_MB_A_WORKER = 150
 
@@ -60,13 +60,13 @@ class Sample(NamedTuple):
 
 @dataclass
 class Run:
-    """What a process and its children cost.
+    """The cost of a process and its children.
 
     Attributes:
       start_s: time.time() at the start.
       wall_s, cpu_s: interpreter start and imports included.
       samples: memory over time.
-      stdout: all of it.
+      stdout: the complete output.
     """
 
     start_s: float
@@ -128,14 +128,14 @@ def run(
 
     Args:
       argv: the program.
-      sample: its memory, too.
+      sample: also measure its memory.
       environment: variables besides this process's.
 
     Raises:
-      RuntimeError: it failed; the message holds the end of its stderr.
+      RuntimeError: it failed; the message has the end of its stderr.
     """
-    # The peers are installed, and so have their bytecode. Ours is kept by its first run, unless
-    # this variable of a developer's machine forbids it.
+    # Installed peers have their bytecode. Ours is written by the first run, unless this variable of
+    # a developer's machine prevents it.
     variables = {**os.environ, **environment}
     variables.pop("PYTHONDONTWRITEBYTECODE", None)
     before = _cpu_of_children()
@@ -176,10 +176,10 @@ def prepare_argv(source: Path | str, out: Path | str, *flags: str | int) -> list
 
 
 def phases(out: Path, started_s: float, wall_s: float) -> dict[str, tuple[float, float]]:
-    """Returns (start, stop) of what a finished prepare did, from the traces it left.
+    """Returns (start, stop) of the phases of a finished prepare, from its files.
 
-    Receipts carry their start and duration, the plan's files and the manifest their date. What
-    lies between two of them is the launching of worker processes, mostly.
+    Receipts have their start and duration, the plan's files and the manifest their date. The time
+    between two phases is mostly the start of worker processes.
     """
     work = out / ".work"
     index, write = (_span(work, stage) for stage in ("index", "write"))
@@ -197,7 +197,7 @@ def phases(out: Path, started_s: float, wall_s: float) -> dict[str, tuple[float,
 
 
 def side_by_side(tool: str, work: Callable[..., None], parts: Sequence[Sequence[Any]]) -> None:
-    """Does work(*part) in a forked process for each part; RuntimeError says that one failed."""
+    """Runs work(*part) in a forked process for each part; RuntimeError means that one failed."""
     fork = multiprocessing.get_context("fork")
     processes = [fork.Process(target=work, args=tuple(part)) for part in parts]
     for process in processes:
@@ -211,7 +211,7 @@ def side_by_side(tool: str, work: Callable[..., None], parts: Sequence[Sequence[
 def interleave(
     rows: Mapping[str, Callable[[], T]], rounds: int, watch: Callable[[str, T], None]
 ) -> dict[str, list[T]]:
-    """Returns each row's results; every round does all rows, from another one on each time."""
+    """Returns each row's results; every round runs all rows, with a different one first."""
     results: dict[str, list[T]] = {name: [] for name in rows}
     names = list(rows)
     for number in range(rounds):
@@ -241,11 +241,11 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def machine() -> str:
-    """Returns where and when, in one line; a busy machine shows in its load."""
+    """Returns location and time in one line; the load reveals a busy machine."""
     cpu = Path("/proc/cpuinfo").read_text()
     models = re.findall(r"model name\s*: (.*)", cpu)
     model = models[0] if models else platform.machine()
-    # Which reader is the fastest depends on them.
+    # The fastest reader depends on them.
     vectors = [name for name in VECTORS if re.search(rf"\b{name}\b", cpu)]
     model += f" ({', '.join(vectors)})" if vectors else ""
     load = os.getloadavg()[0]
@@ -255,7 +255,7 @@ def machine() -> str:
 
 
 def finish(title: str, text: str, raw: Any, path: Path | None) -> None:
-    """Prints a benchmark's result and keeps the raw figures where asked."""
+    """Prints a benchmark's result and writes the raw figures if requested."""
     where = machine()
     print(f"{title} ({where})\n\n{text}")
     if path is not None:
@@ -264,7 +264,7 @@ def finish(title: str, text: str, raw: Any, path: Path | None) -> None:
 
 
 def need(**package_of: str) -> None:
-    """Ends the benchmark with one sentence where programs are missing.
+    """Ends the benchmark with a message if programs are missing.
 
     Args:
       **package_of: Debian's package of each program, by the program's name.
@@ -307,12 +307,12 @@ def _watch(root: int, done: threading.Event, samples: list[Sample]) -> None:
 
 
 def tree(root: int) -> set[int]:
-    """Returns the process, its session and all that descends from them."""
+    """Returns the process, its session and all descendants."""
     parents = {}
     found = {root}
     for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
-            # pid (name) state parent group session ...; the name may hold anything.
+            # pid (name) state parent group session ...; the name may contain any characters.
             fields = (entry / "stat").read_text().rpartition(")")[2].split()
             parents[int(entry.name)] = int(fields[1])
             if int(fields[3]) == root:
@@ -323,7 +323,7 @@ def tree(root: int) -> set[int]:
 
 
 def _rollup(pid: int) -> tuple[int, int]:
-    """Returns (PSS, RSS) in bytes; zeros where the process is gone."""
+    """Returns (PSS, RSS) in bytes; zeros if the process has ended."""
     sizes = {"Pss:": 0, "Rss:": 0}
     with contextlib.suppress(OSError):
         for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]:

@@ -29,18 +29,18 @@ def photographs(folder: Path, half: str) -> Iterator[Path]:
 
 
 def stored(path: Path) -> bytes:
-    """Returns a photograph as a set would store it."""
+    """Returns a photograph as a dataset would store it."""
     return transform(path.read_bytes(), Policy(SHORT_SIDE)).encoded
 
 
 def variant(path: Path, photograph: bytes, kind: str) -> bytes:
-    """Returns a variant of a stored photograph; equal ones for equal names."""
+    """Returns a variant of a stored photograph; equal variants for equal names."""
     picture = Image.open(io.BytesIO(photograph)).convert("RGB")
     return VARIANTS[kind](picture, random.Random(f"{path.name} {kind}"))
 
 
 def jpeg(picture: Picture, quality: int = 90, subsampling: int = 2) -> bytes:
-    """Returns a file of a picture."""
+    """Returns the JPEG of an image."""
     buffer = io.BytesIO()
     more = {} if picture.mode == "L" else {"subsampling": subsampling}
     picture.save(buffer, "JPEG", quality=quality, **more)
@@ -48,7 +48,7 @@ def jpeg(picture: Picture, quality: int = 90, subsampling: int = 2) -> bytes:
 
 
 def cropped(picture: Picture, left: float, top: float, right: float, bottom: float) -> Picture:
-    """Returns a picture without these shares of its sides."""
+    """Returns an image without these shares of its sides."""
     width, height = picture.size
     return picture.crop(
         (
@@ -61,7 +61,7 @@ def cropped(picture: Picture, left: float, top: float, right: float, bottom: flo
 
 
 def resized(scale: float, quality: int = 90) -> Variant:
-    """Returns a variant of another size."""
+    """Returns a variant of a different size."""
 
     def make(picture: Picture, rng: random.Random) -> bytes:
         size = (round(picture.width * scale), round(picture.height * scale))
@@ -71,7 +71,7 @@ def resized(scale: float, quality: int = 90) -> Variant:
 
 
 def crop(most: float, *, mirrored: bool = False, every: bool = False) -> Variant:
-    """Returns a variant that lacks up to so much of each side, or exactly so much of `every`."""
+    """Returns a variant without up to this share of each side, or exactly that if `every`."""
 
     def make(picture: Picture, rng: random.Random) -> bytes:
         shares = [most if every else rng.uniform(0, most) for _ in range(4)]
@@ -81,7 +81,7 @@ def crop(most: float, *, mirrored: bool = False, every: bool = False) -> Variant
 
 
 def lettered(picture: Picture, rng: random.Random) -> bytes:
-    """Returns a picture with letters over it."""
+    """Returns an image with letters over it."""
     picture = picture.copy()
     draw = ImageDraw.Draw(picture, "RGBA")
     width, height = picture.size
@@ -92,12 +92,12 @@ def lettered(picture: Picture, rng: random.Random) -> bytes:
 
 
 def curved(gamma: float) -> Variant:
-    """Returns a variant with another gamma."""
+    """Returns a variant with a different gamma."""
     table = [round(255 * (i / 255) ** gamma) for i in range(256)] * 3
     return lambda picture, _: jpeg(picture.point(table))
 
 
-# The first are promised, the others are what the document says is not.
+# The first ones are promised; the document lists the others as not found.
 VARIANTS: dict[str, Variant] = {
     "re-encoded, q50": lambda picture, _: jpeg(picture, 50),
     "re-encoded, q75": lambda picture, _: jpeg(picture, 75),

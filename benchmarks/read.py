@@ -1,4 +1,4 @@
-"""From shards to batches of training: our readers, bare tf.data and DALI, Pillow, the peers.
+"""From shards to training batches: our readers, bare tf.data and DALI, Pillow, and the peers.
 
 python -m benchmarks.read --peers-venv /tmp/peers-venv
 """
@@ -29,7 +29,7 @@ NUM_SHARDS = 16
 BATCH = 128
 SIDE = 224
 THREADS = 2
-# One before the clock, for pools, caches and buffers.
+# One batch before the clock starts, for pools, caches and buffers.
 WARM_UP = 1
 MEAN = (123.675, 116.28, 103.53)
 STD = (58.395, 57.12, 57.375)
@@ -49,7 +49,7 @@ PEERS = ("MDS, Pillow", "WebDataset, Pillow", "LitData, Pillow", "FFCV")
 
 
 class Picture(NamedTuple):
-    """Where a JPEG lies within a shard."""
+    """The location of a JPEG within a shard."""
 
     shard: str
     offset: int
@@ -59,14 +59,14 @@ class Picture(NamedTuple):
 
 @dataclass(frozen=True)
 class Job:
-    """What one process does; travels as JSON.
+    """The work of one process; travels as JSON.
 
     Attributes:
       tool: a key of TOOLS.
-      root: folder of the prepared set.
-      pictures: of the train split; nobody but us has to find them.
-      own: folder with the same pictures as the tool itself writes them, if it does.
-      epochs: that are measured.
+      root: folder of the prepared dataset.
+      pictures: of the train split; only our reader has to find them itself.
+      own: folder with the same images in the tool's own format, if it has one.
+      epochs: number of measured epochs.
     """
 
     tool: str
@@ -76,16 +76,18 @@ class Job:
     epochs: int
 
 
-# At least so much of the other's speed.
+# The required speed relative to the other.
 BARS = ((OURS_TF, PLAIN, 1.0), (OURS_TF, PLAIN_ROWS, 1.0), (OURS_DALI, BARE, 1.0))
-# So much of the images a CPU second that the best of the others makes.
+# The required images per CPU second relative to the best of the others.
 NATIVE_BAR = 1.25
 NATIVE_OTHERS = (PLAIN, PLAIN_ROWS, OURS_TF, BARE)
-# Of a native reader, without the batches that it and the trainer hold: as many float32 images.
+# Of a native reader, without the batches that it and the trainer hold: the same number of float32
+# images.
 NATIVE_MB = 200
 NATIVE_BATCHES = 4
 
-# A tool's start-up returns what reads one epoch and tells how many images each batch held.
+# The start function of a tool returns a function that reads one epoch and yields the number of
+# images in each batch.
 Epoch = Callable[[], Iterable[int]]
 Tool = Callable[[Job], Epoch]
 
@@ -95,7 +97,7 @@ class Result:
     """One row of one round.
 
     Attributes:
-      images: read in the epochs that were measured.
+      images: read in the measured epochs.
       seconds: of these epochs.
       cpu_s: of the process and its children in these epochs.
       pss_mb: peak in each of them.
@@ -108,7 +110,7 @@ class Result:
 
 
 class Bench:
-    """The rows over one prepared set."""
+    """The rows over one prepared dataset."""
 
     def __init__(self, kind: str, root: Path, epochs: int, peers_venv: Path | None) -> None:
         self.kind = kind
@@ -118,7 +120,7 @@ class Bench:
         self.pictures = pictures(root)
 
     def rows(self) -> dict[str, Callable[[], Result]]:
-        """Returns what is measured, by the name of its row."""
+        """Returns the measured rows by name."""
         tools: dict[str, Path | None] = dict.fromkeys(
             (
                 NATIVE,
@@ -158,7 +160,7 @@ class Bench:
 
 
 def prepared(scratch: Path, num_images: int, size: tuple[int, int], kind: str) -> Path:
-    """Returns a prepared set, made on the first call."""
+    """Returns a prepared dataset, made on the first call."""
     final = scratch / f"set-{num_images}-{size[0]}x{size[1]}-{kind.partition(' ')[0]}"
     if not final.is_dir():
         source = measure.corpus(scratch, num_images, size)
@@ -170,7 +172,7 @@ def prepared(scratch: Path, num_images: int, size: tuple[int, int], kind: str) -
 
 
 def pictures(root: Path) -> list[Picture]:
-    """Returns where each JPEG of the train split lies."""
+    """Returns the location of each JPEG of the train split."""
     from imagenet_prep.dataset import example, record_files
 
     found = []
@@ -184,7 +186,7 @@ def pictures(root: Path) -> list[Picture]:
 
 
 def render(results: dict[str, list[Result]]) -> str:
-    """Returns the table and what became of the design's bars."""
+    """Returns the table and the results of the design's requirements."""
     rows = []
     bars = []
     for name, rounds in results.items():
@@ -233,7 +235,7 @@ def render(results: dict[str, list[Result]]) -> str:
 
 
 def _native_bars(kind: str, results: dict[str, list[Result]]) -> list[tuple[str, ...]]:
-    """Returns what became of the native reader's bars: its speed, and its memory."""
+    """Returns the results of the native reader's requirements: its speed and its memory."""
     mine = results.get(f"{kind}: {NATIVE}")
     if not mine:
         return []
@@ -271,7 +273,7 @@ def _native_bars(kind: str, results: dict[str, list[Result]]) -> list[tuple[str,
 
 
 def _ratio(rounds: Sequence[Result], others: Sequence[Result]) -> float:
-    """Returns the median over rounds of how much faster the first is."""
+    """Returns the median over rounds of the first row's speed relative to the second."""
     return measure.median(
         [
             (r.images / r.seconds) / (o.images / o.seconds)
@@ -284,11 +286,11 @@ def _verdict(good: bool) -> str:
     return "met" if good else "MISSED"
 
 
-# From here on: what runs in processes of its own, for the peers in an environment of their own.
+# The rest runs in separate processes, for the peers in a separate environment.
 
 
 def work(job: Job) -> list[dict[str, float]]:
-    """Returns images, CPU time, start and stop of each epoch that is measured."""
+    """Returns images, CPU time, start and stop of each measured epoch."""
     epoch = TOOLS[job.tool](job)
     done = []
     for _ in range(WARM_UP + job.epochs):
@@ -324,10 +326,10 @@ def _ours(job: Job, backend: str, framework: str) -> Epoch:
 
 
 def _plain(job: Job, *, by_rows: bool) -> Epoch:
-    """What a careful user writes with tf.data; records and crops are shuffled by its own dice.
+    """A carefully written tf.data pipeline with its own random shuffle and crops.
 
-    by_rows: normalise a row of pixels at a time, as ours does: broadcasting over three channels is
-    what everyone writes and costs more than decoding.
+    by_rows: normalise one row of pixels at a time, as ours does. The usual broadcasting over three
+    channels costs more than decoding.
     """
     import tensorflow as tf
 
@@ -381,7 +383,7 @@ def _plain(job: Job, *, by_rows: bool) -> Epoch:
 
 
 def _bare(job: Job) -> Epoch:
-    """What a careful user writes with DALI, on its own TFRecord reader."""
+    """A carefully written DALI pipeline on DALI's TFRecord reader."""
     from nvidia.dali import fn, pipeline_def, tfrecord, types
 
     shards = sorted(str(path) for path in Path(job.root).glob("train-*"))
@@ -448,7 +450,7 @@ def _crop(width: int, height: int) -> tuple[int, int, int, int]:
 
 
 def _show_with_pillow(data: bytes) -> Any:
-    """Returns what torchvision's transforms make: Inception crop, flip, normalised float32."""
+    """Returns the result of torchvision's transforms: Inception crop, flip, normalised float32."""
     import numpy as np
     from PIL import Image
 
@@ -479,7 +481,7 @@ def _show_with_torchcodec(data: bytes) -> Any:
 def _batches(
     encoded: Iterable[bytes], show: Callable[[bytes], Any] = _show_with_pillow
 ) -> Iterator[int]:
-    """Decodes in threads, a few batches ahead, and stacks; `show` lets go of Python's lock."""
+    """Decodes in threads, a few batches ahead, and stacks; `show` releases Python's lock."""
     import numpy as np
 
     waiting: list[Any] = []
@@ -497,7 +499,7 @@ def _batches(
 
 
 def _by_offset(job: Job, show: Callable[[bytes], Any]) -> Epoch:
-    """Reads by offset, in a full permutation: as torchvision's ImageFolder, without its files."""
+    """Reads by offset in a random permutation, like ImageFolder without its files."""
     shards = {p.shard: os.open(f"{job.root}/{p.shard}", os.O_RDONLY) for p in job.pictures}
 
     def epoch() -> Iterator[int]:
@@ -510,7 +512,7 @@ def _by_offset(job: Job, show: Callable[[bytes], Any]) -> Epoch:
 def _torchcodec(job: Job) -> Epoch:
     import torch
 
-    # Our threads take whole images, so each of torch's operators stays in the one that calls it.
+    # Each thread processes complete images, so torch must not use further threads.
     torch.set_num_threads(1)
     return _by_offset(job, _show_with_torchcodec)
 
@@ -523,7 +525,7 @@ def _originals(job: Job) -> Iterator[tuple[bytes, int]]:
 
 
 def _own(job: Job, write: Callable[[str], None]) -> str:
-    """Returns the folder of the tool's own files, written on the first call and never by half."""
+    """Returns the folder of the tool's own files, written completely on the first call."""
     if not Path(job.own).is_dir():
         partial_ = f"{job.own}.partial"
         shutil.rmtree(partial_, ignore_errors=True)
@@ -546,7 +548,7 @@ def _mds(job: Job) -> Epoch:
 
 
 def _webdataset(job: Job) -> Epoch:
-    # It runs without torch, which MDS needs, at a sixth of the memory.
+    # Works without torch, which MDS needs, with a sixth of the memory.
     sys.modules["torch"] = None  # type: ignore[assignment]
     import webdataset
 
@@ -565,7 +567,7 @@ def _litdata(job: Job) -> Epoch:
     from litdata.streaming import Cache, StreamingDataset
 
     def write(folder: str) -> None:
-        # What `optimize` calls in its processes, with the size of chunks that its examples have.
+        # The function that `optimize` calls in its processes, with the chunk size of its examples.
         cache = Cache(folder, chunk_bytes="64MB")
         for number, (image, class_index) in enumerate(_originals(job)):
             cache[number] = {"image": image, "label": class_index}
@@ -577,7 +579,7 @@ def _litdata(job: Job) -> Epoch:
 
 
 def _ffcv(job: Job) -> Epoch:
-    """Its own decoder, in numba's threads: the whole picture, by libjpeg-turbo's fast DCT."""
+    """FFCV's decoder, in numba's threads: the complete image, by libjpeg-turbo's fast DCT."""
     import numpy as np
     from ffcv.fields import IntField, RGBImageField
     from ffcv.fields.basics import IntDecoder
@@ -588,7 +590,7 @@ def _ffcv(job: Job) -> Epoch:
     from PIL import Image
 
     class Kept(RGBImageField):  # type: ignore[misc]
-        """A picture whose JPEG is stored as it comes; FFCV's own field encodes pixels again."""
+        """An image in a JPEG that is stored unchanged; FFCV's own field encodes pixels again."""
 
         def encode(self, destination: Any, encoded: bytes, malloc: Callable[[int], Any]) -> None:
             with Image.open(io.BytesIO(encoded)) as image:
@@ -643,7 +645,7 @@ TOOLS: dict[str, Tool] = {
 def _work_from(path: Path) -> None:
     fields = json.loads(path.read_text())
     fields["pictures"] = [Picture(*picture) for picture in fields["pictures"]]
-    # Frameworks print: only ours is the answer.
+    # Frameworks print too; only the last line is the answer.
     answer = os.dup(1)
     os.dup2(2, 1)
     with os.fdopen(answer, "w") as file:
@@ -651,7 +653,7 @@ def _work_from(path: Path) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Measures and prints, or does one job for a run that measures."""
+    """Measures and prints, or runs one job for a measuring run."""
     parser = argparse.ArgumentParser(description=__doc__, prog="python -m benchmarks.read")
     parser.add_argument("--images", type=int, default=3000)
     parser.add_argument("--size", type=int, nargs=2, default=(500, 375), metavar=("W", "H"))

@@ -1,11 +1,11 @@
-"""A data set to many hosts, beside rsync; to and from S3, beside s5cmd, aws and boto3.
+"""A dataset to many hosts, compared with rsync; to and from S3, with s5cmd, aws and boto3.
 
 sudo python -m benchmarks.replicate
 python -m benchmarks.replicate --s3 --s5cmd /path/to/s5cmd
 
-Hosts are network namespaces with an sshd, a disk and a name each; tc shapes their links, each
-way. "x ideal" is the time over size / bandwidth. The bytes are random: nothing compresses
-them, like JPEGs.
+Hosts are network namespaces with an sshd, a disk and a name each; tc shapes their links, each way.
+"x ideal" is the time over size / bandwidth. The bytes are random, because JPEGs cannot be
+compressed either.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ OURS_KILLED = "ours, one member killed half-way"
 DOWN_S3 = "down: {}"
 UP_S3 = "up: {}"
 
-# What boto3 does when nothing is set.
+# boto3 without settings.
 _BOTO3 = """
 import os, sys
 from concurrent.futures import ThreadPoolExecutor
@@ -57,7 +57,7 @@ Row = Callable[[], float]
 
 
 class Nodes:
-    """One data set on the leader, and ways to bring it to the members; figures are seconds."""
+    """One dataset on the leader, and ways to send it to the members; figures are seconds."""
 
     def __init__(self, hosts: Cluster, megabytes: int) -> None:
         self.hosts = hosts
@@ -120,7 +120,7 @@ class Nodes:
 
 
 class Bucket:
-    """One data set here and in a bucket; figures are MB/s, proof and sync included."""
+    """One local dataset and one in a bucket; figures are MB/s, including checksums and sync."""
 
     def __init__(self, folder: Path, megabytes: int, environment: dict[str, str]) -> None:
         self.folder, self.environment = folder, environment
@@ -131,7 +131,7 @@ class Bucket:
         )
 
     def rows(self, s5cmd: str | None) -> dict[str, Row]:
-        """Returns the rows; the peers' downloads are proven by sha256sum, as ours are."""
+        """Returns the rows; the peers' downloads are verified by sha256sum, as ours are."""
         replicate = f"{sys.executable} -m imagenet_prep replicate"
         boto3 = f"{sys.executable} -c '{_BOTO3}'"
         here = self.source
@@ -196,7 +196,7 @@ def _assert_same(source: Path, copy: Path) -> None:
 
 
 def render_nodes(results: dict[str, list[float]], ideal_s: float) -> str:
-    """Returns the table: seconds, and how many times size / bandwidth."""
+    """Returns the table: seconds, and the ratio to size / bandwidth."""
     rows = []
     for name, seconds in results.items():
         middle = measure.median(seconds)

@@ -38,7 +38,7 @@ class Result:
     Attributes:
       images: written.
       clock_s: by the program's own clock, without imports.
-      wall_s: the whole process.
+      wall_s: the complete process.
       cpu_s: of all processes.
       pss_mb: peak.
       bytes_out: written, without work files; 0 for the floor.
@@ -53,7 +53,7 @@ class Result:
 
 
 class Bench:
-    """The rows over one set of shards."""
+    """The rows over one dataset of shards."""
 
     def __init__(self, source: Path, scratch: Path, short_side: int) -> None:
         self.source = source
@@ -61,7 +61,7 @@ class Bench:
         self.short_side = short_side
 
     def rows(self) -> dict[str, Callable[[], Result]]:
-        """Returns what is measured, by the name of its row."""
+        """Returns the measured rows by name."""
         return {
             FLOOR: partial(self._job, "floor", WORKERS),
             OURS: partial(self._ours, WORKERS),
@@ -88,7 +88,7 @@ class Bench:
         return self._result(run, images, seconds)
 
     def _empty(self) -> Path:
-        """Returns an absent folder, with the input in the page cache and nothing left to write."""
+        """Returns a new folder path, with the input in the page cache and no unwritten bytes."""
         out = self.scratch / "out"
         shutil.rmtree(out, ignore_errors=True)
         os.sync()
@@ -109,7 +109,7 @@ class Bench:
 
 
 def corpus(scratch: Path, images: int, size: tuple[int, int]) -> Path:
-    """Returns a set of shards with the original images, made on the first call."""
+    """Returns a dataset of shards with the original images, made on the first call."""
     final = scratch / f"shards-{images}-{size[0]}x{size[1]}"
     if not final.is_dir():
         archives = measure.corpus(scratch, images, size)
@@ -121,7 +121,7 @@ def corpus(scratch: Path, images: int, size: tuple[int, int]) -> Path:
 
 
 def render(results: dict[str, list[Result]]) -> str:
-    """Returns the table: speed, and how it stands to the floor and to the tutorial's loop."""
+    """Returns the table: speed, and its ratio to the floor and to the tutorial's loop."""
     rows = []
     for name, rounds in results.items():
         rows.append(
@@ -156,11 +156,11 @@ def _ratio(rounds: Sequence[Result], others: Sequence[Result] | None) -> str:
     return f"{measure.median([o.clock_s / r.clock_s for r, o in pairs]):.2f}"
 
 
-# From here on: what runs in processes of its own.
+# The rest runs in separate processes.
 
 
 def work(tool: str, source: Path, out: Path, short_side: int, workers: int) -> tuple[int, float]:
-    """Does a job with forked workers; returns images and seconds, start-up not counted."""
+    """Runs a job with forked workers; returns images and seconds without the start."""
     import multiprocessing
 
     context = multiprocessing.get_context("fork" if tool == "floor" else "spawn")
@@ -187,7 +187,7 @@ def work(tool: str, source: Path, out: Path, short_side: int, workers: int) -> t
 
 
 def _floor(shards, _out, short_side, ready, start, counts) -> None:
-    """Decode and encode, nothing written; encodes pictures of the right size made beforehand."""
+    """Decodes and encodes without writing; encodes images that were resized beforehand."""
     import cv2
     import numpy as np
     import simplejpeg
@@ -213,7 +213,7 @@ def _floor(shards, _out, short_side, ready, start, counts) -> None:
 
 
 def _tutorial(shards, out, short_side, ready, start, counts) -> None:
-    """The tutorial's resizer in today's TensorFlow: decode, bilinear, encode, one image a step."""
+    """The tutorial's resizer in today's TensorFlow: decode, bilinear, encode, image by image."""
     import tensorflow as tf
 
     tf.config.threading.set_intra_op_parallelism_threads(2)
@@ -273,7 +273,7 @@ def _shards(source: Path) -> list[Path]:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Measures and prints, or does one job for a run that measures."""
+    """Measures and prints, or runs one job for a measuring run."""
     parser = argparse.ArgumentParser(description=__doc__, prog="python -m benchmarks.resize")
     parser.add_argument("--images", type=int, default=6000)
     parser.add_argument("--size", type=int, nargs=2, default=(500, 375), metavar=("W", "H"))

@@ -1,4 +1,4 @@
-"""The tables of samples of 1.33 million images: two sets compared, keys looked up.
+"""The tables of samples of 1.33 million images: comparing two datasets, looking up keys.
 
 python -m benchmarks.samples
 """
@@ -29,12 +29,12 @@ _WNIDS = [f"n{1_440_764 + index:08d}" for index in range(CLASSES)]
 
 @dataclass(frozen=True)
 class Result:
-    """What one question took, in a process of its own.
+    """The cost of one question, in a separate process.
 
     Attributes:
       name: for the table.
       seconds: of the question, without the start of Python and of our modules.
-      rss_mb: the most memory that the process had, all included.
+      rss_mb: peak memory of the process.
     """
 
     name: str
@@ -48,14 +48,14 @@ def key(number: int) -> str:
     return f"{wnid}/{wnid}_{number}.JPEG"
 
 
-def write_set(root: Path, images: int, shards: int, look: str = "", layout: int = 0) -> None:
-    """Writes a set that has tables, a manifest and a class list, and no image.
+def write_dataset(root: Path, images: int, shards: int, look: str = "", layout: int = 0) -> None:
+    """Writes a dataset with tables, a manifest and a class list, but without images.
 
     Args:
       root: folder to make.
-      images, shards: how many.
-      look: images of another look have other bytes.
-      layout: decides in which shard an image lies.
+      images, shards: their numbers.
+      look: images of a different look have different bytes.
+      layout: decides on the shard of an image.
     """
     for name in schema.beside("x"):
         (root / name).parent.mkdir(parents=True, exist_ok=True)
@@ -81,7 +81,7 @@ def write_set(root: Path, images: int, shards: int, look: str = "", layout: int 
     (root / schema.LABELS).write_bytes(labels)
     classes = Classes(CLASSES, _sha256("".join(f"{wnid}\n" for wnid in _WNIDS).encode()), False)
     counts = [len(range(index, images, CLASSES)) for index in range(CLASSES)]
-    # The root only says whether two sets are equal: no image is looked at.
+    # The root only says whether two datasets are equal, so no image is needed.
     split = Split(
         images, 100 * images, counts, 0, 360, 480, entries, _sha256(f"{look} {images}".encode())
     )
@@ -104,7 +104,7 @@ def write_set(root: Path, images: int, shards: int, look: str = "", layout: int 
 
 
 def write_child(parent: Path, root: Path, changes: int) -> None:
-    """Writes a set that has other labels in a few tables."""
+    """Writes a dataset with different labels in a few tables."""
     subprocess.run(["cp", "-a", parent, root], check=True)
     content = json.loads((root / schema.MANIFEST).read_bytes())
     train = content["splits"]["train"]
@@ -162,12 +162,12 @@ QUESTIONS: dict[str, Callable[[Path], object]] = {
 
 
 def run(images: int, shards: int, at: Path) -> list[Result]:
-    """Writes the sets and asks all questions, each in a process of its own."""
-    write_set(at / "a", images, shards)
+    """Writes the datasets and measures all questions, each in a separate process."""
+    write_dataset(at / "a", images, shards)
     write_child(at / "a", at / "child", min(10, shards))
-    write_set(at / "layout", images + 1, shards // 2 + 1, layout=1)
-    # Another root, although all that both have is equal.
-    write_set(at / "look", images, shards, look="other", layout=1)
+    write_dataset(at / "layout", images + 1, shards // 2 + 1, layout=1)
+    # A different root, although all common rows are equal.
+    write_dataset(at / "look", images, shards, look="other", layout=1)
     (at / "ten").write_text("".join(f"{key(number)}\n" for number in range(10)))
     (at / "all").write_text("".join(f"{key(number)}\n" for number in range(images)))
     results = []
@@ -179,7 +179,7 @@ def run(images: int, shards: int, at: Path) -> list[Result]:
 
 
 def ask(name: str, at: Path) -> Result:
-    """Asks one question in this process."""
+    """Answers one question in this process."""
     import imagenet_prep.diff
     import imagenet_prep.read
     import imagenet_prep.shards.difference  # noqa: F401 - loaded before the clock starts
@@ -187,7 +187,7 @@ def ask(name: str, at: Path) -> Result:
     start = time.perf_counter()
     QUESTIONS[name](at)
     seconds = time.perf_counter() - start
-    # Of this program alone: ru_maxrss begins with the memory of the process that started it.
+    # Of this program only, because ru_maxrss starts with the memory of the parent process.
     status = Path("/proc/self/status").read_text()
     peak_kb = next(line.split()[1] for line in status.splitlines() if line.startswith("VmHWM:"))
     return Result(name, seconds, int(peak_kb) / 1000)

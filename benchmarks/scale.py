@@ -1,4 +1,4 @@
-"""As many images as ImageNet has, of a few hundred bytes each: what does not shrink with them.
+"""The number of images of ImageNet with a few hundred bytes each: costs that do not depend on size.
 
 python -m benchmarks.scale
 python -m benchmarks.scale --descriptors 1331167 14197122    # only the plan, of generated lists
@@ -53,10 +53,10 @@ class Row:
 
     Attributes:
       name: for the table.
-      train, validation: images; validation needs a class list that is not ILSVRC2012's, whose
-        labels are not ours to ship.
+      train, validation: images; validation needs a class list other than ILSVRC2012's, because we
+        may not distribute its labels.
       train_shards: at most `train`.
-      class_tars: in so many tars of classes, as ImageNet-21K; 0 for ILSVRC2012's archives.
+      class_tars: number of class tars, as in ImageNet-21K; 0 for ILSVRC2012's archives.
     """
 
     name: str
@@ -68,12 +68,12 @@ class Row:
 
 @dataclass
 class Result:
-    """What preparing one source cost.
+    """The cost of preparing one source.
 
     Attributes:
       images: written.
-      wall_s, cpu_s: of the whole process.
-      pss_mb, rss_mb: peaks; rss_mb counts what processes share once for each.
+      wall_s, cpu_s: of the complete process.
+      pss_mb, rss_mb: peaks; rss_mb counts shared memory once for each process.
       seconds, pss_mb_of: of the phases, one after the other.
       bytes_in, bytes_out: archives; shards, indexes and small files.
     """
@@ -90,12 +90,12 @@ class Result:
 
 
 def class_counts(total: int, num_classes: int = 1000) -> list[int]:
-    """Returns the images of each class: most have as many as the fullest, as in ILSVRC2012."""
+    """Returns the images of each class: most classes have the maximum, as in ILSVRC2012."""
     low, high = schema.OFFICIAL_CLASS_RANGE[schema.TRAIN]
     full = num_classes * high
     if total != NUM_TRAIN:
         return [total // num_classes + (i < total % num_classes) for i in range(num_classes)]
-    # 105 classes share what is missing; one of them has the fewest.
+    # 105 classes share the missing images; one of them has the fewest.
     missing = full - total - (high - low)
     poor = [missing // 104 + (i < missing % 104) for i in range(104)]
     short = [high - low, *poor]
@@ -105,7 +105,7 @@ def class_counts(total: int, num_classes: int = 1000) -> list[int]:
 
 
 def make_source(folder: Path, row: Row) -> None:
-    """Writes the archives: real JPEGs in real tars, and a devkit where validation is asked for."""
+    """Writes the archives: real JPEGs in real tars, and a devkit if validation is requested."""
     folder.mkdir(parents=True)
     if row.class_tars:
         _make_class_tars(folder, row)
@@ -135,7 +135,7 @@ def make_source(folder: Path, row: Row) -> None:
 
 
 def _make_class_tars(folder: Path, row: Row) -> None:
-    """Writes two tars, under as many names as there are classes: 14 GB would take minutes."""
+    """Writes two tars and links the other classes to them, because 14 GB would take minutes."""
     pictures = [_picture(number) for number in range(_NUM_PICTURES)]
     few, more = divmod(row.train, row.class_tars)
     for index in range(row.class_tars):
@@ -192,13 +192,13 @@ def measure_row(row: Row, scratch: Path, workers: int, kind: str) -> Result:
 
 @dataclass(frozen=True)
 class Generated(StoredSource):
-    """A source of images that exist nowhere: only their descriptors are planned."""
+    """A source of images that do not exist: only their descriptors are planned."""
 
     images: int = 0
 
     @property
     def reader(self) -> Any:
-        """Nothing is read."""
+        """Fails, because nothing is read."""
         raise NotImplementedError
 
     def index_tasks(self, split: str) -> list[IndexTask]:
@@ -218,7 +218,7 @@ class Generated(StoredSource):
         ]
 
     def count_problems(self, *_: object) -> list[str]:
-        """Any number of images will do."""
+        """Returns none, because any number of images is allowed."""
         return []
 
 
@@ -258,13 +258,13 @@ def _plan(images: int, folder: Path, sender: Any) -> None:
 def plan_row(images: int, scratch: Path) -> tuple[str, ...]:
     """Returns the row of a plan: descriptors, seconds, CPU seconds, peak resident MB.
 
-    The lists exist; reading their receipts is included.
+    The lists exist; the time includes reading their receipts.
     """
     context = multiprocessing.get_context("spawn")
     receiver, sender = context.Pipe(duplex=False)
     with tempfile.TemporaryDirectory(dir=scratch) as place:
         folder = Path(place)
-        # The engine's workers do not find this module, since they ignore the current folder.
+        # The engine's workers ignore the current folder, so they do not find this module.
         listing = [context.Process(target=_list, args=(images, folder, n)) for n in range(_LISTERS)]
         for process in listing:
             process.start()
@@ -379,7 +379,7 @@ def _picture(number: int) -> bytes:
 
 
 def _write_members(file: IO[bytes], names: Sequence[str], pictures: Sequence[bytes]) -> None:
-    """Writes a whole tar; tarfile would take a minute for 1.28 million members."""
+    """Writes a complete tar; tarfile would take a minute for 1.28 million members."""
     contents = [data.ljust(_padded(len(data)), b"\0") for data in pictures]
     for place, name in enumerate(names):
         which = place % len(pictures)

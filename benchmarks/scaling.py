@@ -1,7 +1,7 @@
-"""The paper model of docs/scaling.md: a step of ResNet-50 on hosts with 8 GPUs each.
+"""The model of docs/scaling.md: a step of ResNet-50 on hosts with 8 GPUs each.
 
 python -m benchmarks.scaling             # prints the tables of docs/scaling.md
-python -m benchmarks.scaling --price 12  # what 90 epochs cost where a host of 8 GPUs costs $12
+python -m benchmarks.scaling --price 12  # the cost of 90 epochs if a host of 8 GPUs costs $12
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ LOCAL_BATCH = 256
 GPUS_A_HOST = 8
 # The tutorial's 4 GPUs without input: 3,012 images/s.
 COMPUTE_S = LOCAL_BATCH / (3_012 / 4)
-# p3.16xlarge: 25 Gbit/s between hosts; NVLink rings within one, as NCCL's all_reduce_perf has it.
+# p3.16xlarge: 25 Gbit/s between hosts; NVLink rings within one, measured by NCCL's all_reduce_perf.
 NETWORK_BYTES_S = 25e9 / 8
 NVLINK_BYTES_S = 25e9
 LATENCY_S = 50e-6  # a message over TCP between two hosts of one placement group
@@ -42,11 +42,11 @@ PRINTED = {
 }
 EPOCHS = 90
 IMAGES = 1_281_167
-# Dollars an hour, on demand, in us-east-1: the tutorial's p3.16xlarge, which AWS has withdrawn; and
-# for a server a c5.18xlarge, which has its 25 Gbit/s and no GPU.
+# On-demand dollars per hour in us-east-1: the tutorial's p3.16xlarge, which AWS has withdrawn; and
+# for a server a c5.18xlarge, which has 25 Gbit/s too but no GPU.
 PRICE = 24.48
 SERVER_PRICE = 3.06
-# AWS's article on MXNet with Horovod: what is left of 64 GPUs' speed with parameter servers.
+# AWS's article on MXNet with Horovod: the remaining share of 64 GPUs' speed with parameter servers.
 ARTICLE = {64: 0.38}
 
 
@@ -65,26 +65,27 @@ def reduction_s(gpus: int, bytes_a_weight: int) -> float:
 
 
 def images_s(gpus: int, bytes_a_weight: int, hidden: float = 0.0) -> float:
-    """Returns images a second; `hidden` is the share of the reduction behind the backward pass."""
+    """Returns images per second; `hidden` is the overlap of reduction and backward pass."""
     return gpus * LOCAL_BATCH / (COMPUTE_S + (1 - hidden) * reduction_s(gpus, bytes_a_weight))
 
 
 def share(speed: float, gpus: int) -> str:
-    """Returns which part of the speed of so many GPUs alone this is, in images a second."""
+    """Returns images per second as a share of the speed of these GPUs without communication."""
     return f"{speed:,.0f}, {speed * COMPUTE_S / LOCAL_BATCH / gpus:.0%}"
 
 
 def servers_s(hosts: int, servers: int, num_bytes: float, bytes_s: float) -> float:
     """Returns the seconds in which all hosts push to parameter servers, then pull from them.
 
-    Each server holds its share of the weights on a host of its own. Either its link is the
-    slowest, which carries this share once for each host, or that of a host, which carries all.
+    Each server has its share of the weights and a separate host. The slowest link is either that of
+    a server, which carries this share once for each host, or that of a host, which carries all
+    weights.
     """
     return 2 * max(1.0, hosts / servers) * num_bytes / bytes_s
 
 
 def efficiency(gpus: int, exchange_s: float) -> float:
-    """Returns what is left of the GPUs' speed: float32, the ring within a host, nothing hidden."""
+    """Returns the remaining share of the speed: float32, the ring within a host, no overlap."""
     return COMPUTE_S / (COMPUTE_S + reduction_s(min(gpus, GPUS_A_HOST), 4) + exchange_s)
 
 
@@ -96,9 +97,9 @@ def exchanges_s(hosts: int) -> list[float]:
 
 
 def server_table() -> list[str]:
-    """Returns the rows of the second table: a ring, and two servers a host, one, and one for all.
+    """Returns the rows of the second table: a ring, and two servers per host, one, and one for all.
 
-    Two servers a host do not help: the link of each host carries all gradients anyway.
+    Two servers per host do not help, because the link of each host carries all gradients anyway.
     """
     rows = []
     for gpus in (8, 16, 32, 64):
@@ -121,7 +122,7 @@ def hours(gpus: int, exchange_s: float) -> float:
 
 
 def dollar_table(price: float = PRICE, server_price: float = SERVER_PRICE) -> list[str]:
-    """Returns the rows of the third table: what 90 epochs cost by a ring, and by servers."""
+    """Returns the rows of the third table: the cost of 90 epochs by a ring, and by servers."""
     rows = []
     for gpus in (8, 16, 32, 64):
         hosts = gpus // GPUS_A_HOST

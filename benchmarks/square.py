@@ -23,7 +23,7 @@ BILINEAR = "bilinear crop (resnet)"
 
 
 def run(scratch: Path, images: int, side: int, rounds: int) -> dict[str, list[float]]:
-    """Returns the images that a CPU second reads, decodes and crops, by row and round."""
+    """Returns the images that are read, decoded and cropped per CPU second, by row and round."""
     source = measure.corpus(scratch, images, (500, 375))
     out = scratch / f"square-{images}"
     flags = ("--allow-subset", "--short-side", SHORT_SIDE)
@@ -31,7 +31,7 @@ def run(scratch: Path, images: int, side: int, rounds: int) -> dict[str, list[fl
         measure.run(measure.prepare_argv(source, out, *flags), sample=False)
     rows = {OURS: {"recipe": "adm"}, PILLOW: {"recipe": "adm"}, BILINEAR: {"antialias": True}}
     readers = {name: _opened(out, side, **how) for name, how in rows.items()}
-    # What a machine without a compiler does.
+    # The path of a machine without a compiler.
     readers[PILLOW]._backend._has_planes = False  # type: ignore[attr-defined]
     for reader in readers.values():
         next(iter(reader))

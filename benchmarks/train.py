@@ -3,8 +3,8 @@
 python -m benchmarks.train                          # tiny, on the CPU
 python -m benchmarks.train --model resnet50 --batch-size 16 --image-size 128 --steps 20
 
-Rows are interleaved, a round after the other; figures are medians of the rounds. One and two
-ranks have one core per rank, so that a second rank only adds communication.
+Rows alternate within each round; figures are medians of the rounds. One and two ranks have one core
+per rank, so a second rank only adds communication.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def dataset(folder: Path, images: int) -> Path:
 
 
 def speed(settings: argparse.Namespace, row: str, data: Path | None) -> float:
-    """Returns images a second of one run, once it has settled."""
+    """Returns images per second of one run after its warm-up."""
     ranks = 2 if row == TWO_RANKS else 1
     batch = ranks * settings.batch_size
     images = _IMAGENET
@@ -95,7 +95,7 @@ def speed(settings: argparse.Namespace, row: str, data: Path | None) -> float:
 
 
 def shares(speeds: dict[str, float]) -> dict[str, float]:
-    """Returns what of a step is waiting: for input, and for the other rank."""
+    """Returns the shares of a step that are spent waiting for input, and for the other rank."""
     found = {"input": max(0.0, 1 - speeds[REAL] / speeds[SYNTHETIC])}
     if TWO_RANKS in speeds:
         found["communication"] = max(0.0, 1 - speeds[TWO_RANKS] / (2 * speeds[ONE_CORE]))

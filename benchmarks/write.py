@@ -31,13 +31,13 @@ if TYPE_CHECKING:
     from tests.kit.s3_server import S3Server
 
 QUALITY = 90
-# As many for both workers, and small enough to be several a worker.
+# Equal numbers for both workers, and small enough for several shards per worker.
 NUM_SHARDS = 32
-# With ImageNet's 1.28 million in 1,024 shards: what a shard costs beside its images is a request
-# or two of S3, which must not weigh six times as much here.
+# ImageNet has 1.28 million images in 1,024 shards. The extra cost of a shard is one or two requests
+# of S3, which must not weigh six times as much here.
 IMAGES_A_SHARD = 1200
-# P has so many times the images of R, which takes as much longer with each: what a run takes
-# whatever its size should not decide P.
+# P has this many times the images of R, so that both rows take equally long, and fixed costs do not
+# decide on P.
 PASSED_TIMES = 4
 _FLOOR_ARRAYS = 64
 
@@ -47,17 +47,17 @@ COLD_P = "P floor: cp + fsync, cold"
 OURS_R = "R ours, 2 threads"
 OURS_R1 = "R ours, 1 worker"
 OURS_R_CARRIED = "R ours, 2 threads, md5 from download"
-# From SeaweedFS, with so many seconds more for each request; the second time, lists are kept. One
-# worker each, so that the server has the other core: elsewhere it has a machine of its own.
+# From SeaweedFS, with this additional delay of each request; the second run has kept lists. One
+# worker each, so that the server has the other core, as it has a separate machine elsewhere.
 LATENCY_S = 0.005
 OURS_R_S3 = "R ours, 1 worker, from S3"
 OURS_R_S3_AGAIN = "R ours, 1 worker, from S3, second set"
 OURS_R_TO_S3 = "R ours, 1 worker, to S3"
-# What these are held against: with shards of IMAGES_A_SHARD, as they have.
+# These are compared with these, with shards of IMAGES_A_SHARD, like theirs.
 OURS_R1_HERE = "R ours, 1 worker, large shards"
 OURS_P = "P ours, 2 threads, header"
 OURS_P_COLD = "P ours, 2 threads, header, cold"
-# What `--worker-kind auto` takes for inputs as large as ImageNet.
+# The choice of `--worker-kind auto` for inputs as large as ImageNet.
 OURS_P_LARGE = "P ours, 2 processes, header"
 PEERS_R = ("R MDS x2", "R WebDataset x2")
 WEBDATASET_P = "P WebDataset x2"
@@ -65,11 +65,11 @@ WEBDATASET_P = "P WebDataset x2"
 
 @dataclass(frozen=True)
 class Job:
-    """What a program other than ours is told; travels as JSON.
+    """The job of a program other than ours; travels as JSON.
 
     Attributes:
       tool: a key of TOOLS.
-      archive, members: the source; nobody but us has to find the members.
+      archive, members: the source; only our program has to find the members.
       out: folder, absent or empty.
       short_side: pixels; None keeps the bytes.
       workers: processes.
@@ -83,8 +83,8 @@ class Job:
     workers: int
 
 
-# A tool's start-up, off the clock, returns what one worker does with its part, and what the
-# launcher does when all are done.
+# The start function of a tool, which is not timed, returns a function for the part of a worker, and
+# one that the launcher calls at the end.
 Part = Callable[[int, Sequence[Member]], None]
 Tool = Callable[[Job], tuple[Part, Callable[[], None]]]
 
@@ -95,15 +95,15 @@ class Result:
 
     Attributes:
       images: written.
-      clock_s: by its own clock, without imports; ours as its summary says.
-      wall_s: the whole process.
+      clock_s: by its own clock, without imports; ours from its summary.
+      wall_s: the complete process.
       shards_s: from the first shard's start to the last one's end, with the md5 of the archive if
         it is a task among them; ours only.
-      sync_s: what the system still had to write afterwards.
+      sync_s: the time to write the remaining bytes afterwards.
       cpu_s: of all processes.
-      pss_mb, rss_mb: peaks; rss_mb counts what processes share once for each.
+      pss_mb, rss_mb: peaks; rss_mb counts shared memory once for each process.
       bytes_out: written, without work files.
-      phases: seconds of what prepare did one after the other; ours only.
+      phases: seconds of the phases of prepare; ours only.
     """
 
     images: int
@@ -124,7 +124,7 @@ class OnS3(NamedTuple):
     Attributes:
       server: answers at once.
       address: of the archives.
-      environment: for a program whose requests take `LATENCY_S` longer.
+      environment: for a program with requests that take `LATENCY_S` longer.
     """
 
     server: S3Server
@@ -133,7 +133,7 @@ class OnS3(NamedTuple):
 
 
 class Bench:
-    """The rows over one corpus, which `corpus` returns once a row is measured."""
+    """The rows over one corpus, which `corpus` returns before the first measured row."""
 
     def __init__(
         self,
@@ -163,7 +163,7 @@ class Bench:
         return measure.members(self.archive)
 
     def resized(self, s3: OnS3 | None = None) -> dict[str, Callable[[], Result]]:
-        """Returns the rows of R, which resizes, by their names."""
+        """Returns the rows of R, which resizes, by name."""
         rows: dict[str, Callable[[], Result]] = {
             FLOOR_R: partial(self._job, "floor", True),
             "R floor, 1 process": partial(self._job, "floor", True, workers=1),
@@ -187,7 +187,7 @@ class Bench:
         return rows
 
     def passed(self) -> dict[str, Callable[[], Result]]:
-        """Returns the rows of P, which keeps the bytes, by their names."""
+        """Returns the rows of P, which keeps the bytes, by name."""
         rows: dict[str, Callable[[], Result]] = {
             FLOOR_P: self._copy,
             OURS_P: partial(self.ours, False, 2, "threads", "header"),
@@ -216,7 +216,7 @@ class Bench:
         s3: OnS3 | None = None,
         again: bool = False,
     ) -> Result:
-        """Prepares once: to `short_side` or as the bytes are, by so many workers of a kind."""
+        """Prepares once: to `short_side` or with unchanged bytes, with these workers."""
         out = self._empty(cold)
         if not again:
             shutil.rmtree(out.with_name("imagenet-prep-lists"), ignore_errors=True)
@@ -255,7 +255,7 @@ class Bench:
         return max(1, round(len(self.members) / IMAGES_A_SHARD))
 
     def _to_bucket(self, server: S3Server) -> Result:
-        """Prepares into a bucket; nobody counts the CPU time of its server."""
+        """Prepares into a bucket; the CPU time of its server is not counted."""
         self._empty()
         bucket = f"b{time.time_ns()}"
         server.client().create_bucket(Bucket=bucket)
@@ -294,7 +294,7 @@ class Bench:
         return self._result(run, len(self.members), run.wall_s, _sync())
 
     def _note_md5(self) -> None:
-        """Notes the archive's md5 as `download` does, so that prepare need not read it for that."""
+        """Records the archive's md5 like `download`, which saves prepare from reading it."""
         from imagenet_prep.storage.folder import LocalStore
         from imagenet_prep.storage.ledger import MOST_ARCHIVES, NOTES, Ledger, verified_md5
 
@@ -306,7 +306,7 @@ class Bench:
             raise RuntimeError(f"{self.archive}: its md5 could not be noted beside it")
 
     def _empty(self, cold: bool = False) -> Path:
-        """Returns an absent folder for the output, with nothing left to write from before."""
+        """Returns a new folder path for the output; earlier output is on the disk."""
         out = self.scratch / "out"
         shutil.rmtree(out, ignore_errors=True)
         os.sync()
@@ -341,7 +341,7 @@ class Bench:
 
 
 def render(results: dict[str, list[Result]]) -> str:
-    """Returns the table and what became of the design's bars."""
+    """Returns the table and the results of the design's requirements."""
     rows = []
     for name, rounds in results.items():
         floor = results.get(FLOOR_R if name.startswith("R") else FLOOR_P)
@@ -414,7 +414,7 @@ def _bars(results: dict[str, list[Result]]) -> str:
 
 
 def _ratio(rounds: Sequence[Result], others: Sequence[Result], *, alone: bool = False) -> float:
-    """Returns the median over rounds of how much faster the first is, or only its shards are."""
+    """Returns the median over rounds of the speed, or of its shards', relative to the second."""
 
     def seconds(result: Result) -> float:
         return result.shards_s if alone and result.shards_s else result.clock_s
@@ -432,11 +432,11 @@ def _sync() -> float:
     return time.perf_counter() - start
 
 
-# From here on: what runs in processes of its own, for the peers in an environment of their own.
+# The rest runs in separate processes, for the peers in a separate environment.
 
 
 def work(job: Job) -> float:
-    """Does a job with forked workers and returns its seconds; start-up is not counted."""
+    """Runs a job with forked workers and returns its seconds without the start."""
     part, finish = TOOLS[job.tool](job)
     parts = [(i, job.members[i :: job.workers]) for i in range(job.workers)]
     start = time.perf_counter()
@@ -455,7 +455,7 @@ def _reader(archive: str) -> Callable[[Member], bytes]:
 
 
 def _floor(job: Job) -> tuple[Part, Callable[[], None]]:
-    """Decode and encode, nothing written; encodes pictures of the right size made beforehand."""
+    """Decodes and encodes without writing; encodes images that were resized beforehand."""
     import cv2
     import numpy as np
     import simplejpeg
@@ -479,7 +479,7 @@ def _floor(job: Job) -> tuple[Part, Callable[[], None]]:
 
 
 def _codec(job: Job) -> tuple[Part, Callable[[], None]]:
-    """Our codec and nothing around it; what `prepare` could reach if all the rest were free."""
+    """Only our codec: the speed of `prepare` if everything else cost nothing."""
     from imagenet_prep.codec.policy import Policy
     from imagenet_prep.codec.transform import transform
 
@@ -494,7 +494,7 @@ def _codec(job: Job) -> tuple[Part, Callable[[], None]]:
 
 
 def _pillow(job: Job) -> Callable[[bytes], bytes]:
-    """Returns what users of the peers' writers do before they write."""
+    """Returns the usual preprocessing of the peers' users before they write."""
     short_side = job.short_side
     if short_side is None:
         return lambda data: data
@@ -530,7 +530,7 @@ def _mds(job: Job) -> tuple[Part, Callable[[], None]]:
 
 
 def _webdataset(job: Job) -> tuple[Part, Callable[[], None]]:
-    # It runs without torch, which MDS needs, at a sixth of the memory.
+    # Works without torch, which MDS needs, with a sixth of the memory.
     sys.modules["torch"] = None  # type: ignore[assignment]
     from webdataset import ShardWriter
 
@@ -578,7 +578,7 @@ def _work_from(path: Path) -> None:
 
 
 def add_sizes(parser: argparse.ArgumentParser) -> None:
-    """Adds the flags that `benches` looks at, and how often all is done."""
+    """Adds the flags that `benches` reads, and the number of rounds."""
     help_ = f"of R; P has {PASSED_TIMES} times as many"
     parser.add_argument("--images", type=int, default=6000, help=help_)
     parser.add_argument("--size", type=int, nargs=2, default=(500, 375), metavar=("W", "H"))
@@ -588,7 +588,7 @@ def add_sizes(parser: argparse.ArgumentParser) -> None:
 
 
 def benches(args: argparse.Namespace, peers_venv: Path | None) -> tuple[Bench, Bench]:
-    """Returns those of R and of P."""
+    """Returns the benches of R and of P."""
     width, height = args.size
     r, p = (
         Bench(
@@ -608,7 +608,7 @@ def watch(name: str, result: Result) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Measures and prints, or does one job for a run that measures."""
+    """Measures and prints, or runs one job for a measuring run."""
     parser = argparse.ArgumentParser(description=__doc__, prog="python -m benchmarks.write")
     add_sizes(parser)
     parser.add_argument("--only", default="", metavar="REGEX", help="rows whose name it matches")

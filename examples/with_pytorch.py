@@ -128,7 +128,8 @@ if flags.labels is not None:
     parts: list[dict[str, np.ndarray]] = [{}] * distributed.get_world_size()
     distributed.gather_object(said, parts if rank == 0 else None)
     if rank == 0:
-        said = {key: scores for part in parts for key, scores in part.items()}
+        for part in parts:
+            said |= part
         table = score(np.stack([*said.values()]), flags.data_dir, labels=flags.labels, keys=[*said])
         print(table)
 distributed.destroy_process_group()

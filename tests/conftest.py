@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import compileall
-import contextlib
 import functools
 import gc
-import importlib
 import itertools
 import os
 import re
@@ -23,15 +21,13 @@ import pytest
 from hypothesis.configuration import set_hypothesis_home_dir
 
 import tests.kit.start.sitecustomize  # noqa: F401 - as in the processes that tests start
+from tests.kit import messages
 from tests.kit.browser import chromium, open_page  # noqa: F401 - one browser for all rooms
 from tests.kit.command import REPOSITORY
-from tests.kit.cpu import Meter
 from tests.kit.installed import installed  # noqa: F401 - for all rooms
 from tests.kit.lengths import FULL, FULL_EXAMPLES, HYPOTHESIS, SHORT
 from tests.kit.limits import limits  # noqa: F401 - for all rooms
 from tests.kit.system import system  # noqa: F401 - for all rooms
-
-pytest_plugins = ["tests.kit.same_order"]
 
 # Rooms of tests that run whole commands; the tests of other rooms call functions.
 _COMMANDS = ("benchmarks", "campaign", "commands", "golden", "hostile", "oracles", "site")
@@ -52,7 +48,7 @@ set_hypothesis_home_dir(REPOSITORY / "build" / "hypothesis")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Chooses how many examples Hypothesis tries, measures processor time, compiles modules.
+    """Sets the number of Hypothesis examples and compiles the modules.
 
     `make test-long` selects Hypothesis's tests by its own mark and has all examples of each;
     `make test` has a quarter or a tenth. Commands import our bytecode, and write none.
@@ -70,37 +66,27 @@ def pytest_configure(config: pytest.Config) -> None:
             suppress_health_check=[hypothesis.HealthCheck.too_slow],
         )
     settings.load_profile(FULL if HYPOTHESIS in config.option.markexpr else SHORT)
-    config.pluginmanager.register(Meter(_room))
     if not hasattr(config, "workerinput"):
         for folder in ("imagenet_prep", "pipelines", "tests/kit"):
             compileall.compile_dir(REPOSITORY / folder, quiet=1)
 
 
-def pytest_collection(session: pytest.Session) -> None:
-    """Collects with less work: rewritten tests are kept, and nothing looks for garbage.
-
-    Rewritten assertions cost as much as all else of a cold collection. Each worker begins with the
-    files of its own, so that it finds the others rewritten.
-    """
+def pytest_collection() -> None:
+    """Keeps rewritten assertions for the next run, and collects no garbage."""
     sys.dont_write_bytecode = False
     gc.disable()
-    config = session.config
-    if config.args_source is pytest.Config.ArgsSource.TESTPATHS and hasattr(config, "workerinput"):
-        begin = int(config.workerinput["workerid"].removeprefix("gw"))
-        files = sorted(REPOSITORY.glob("tests/**/test_*.py"))
-        for path in files[begin :: config.workerinput["workercount"]]:
-            # The collection imports it again, and reports why it cannot.
-            with contextlib.suppress(Exception, pytest.skip.Exception):
-                importlib.import_module(
-                    ".".join(path.relative_to(REPOSITORY).with_suffix("").parts)
-                )
 
 
 def pytest_collection_finish() -> None:
-    """Ends what `pytest_collection` began; tests and modules never become garbage."""
+    """Undoes `pytest_collection`; tests and modules never become garbage."""
     sys.dont_write_bytecode = bool(os.environ.get("PYTHONDONTWRITEBYTECODE"))
     gc.freeze()
     gc.enable()
+
+
+def pytest_make_parametrize_id(val: object) -> str | None:
+    """Names a case by the key of its message, not by the pattern."""
+    return messages.key_of(val) if isinstance(val, re.Pattern) else None
 
 
 def pytest_xdist_auto_num_workers() -> int:
@@ -112,7 +98,7 @@ def pytest_xdist_auto_num_workers() -> int:
 def pytest_collection_modifyitems(
     config: pytest.Config, items: list[pytest.Item]
 ) -> Generator[None]:
-    """Marks tests of whole commands as slow; leaves out the `long` ones unless `-m` names them.
+    """Marks tests of whole commands as slow; excludes the `long` ones unless `-m` names them.
 
     Once they are in random order, each worker is given some rooms of minutes to begin with: their
     servers are started once, and no test of a minute is left for the end. One worker has all tests
@@ -212,7 +198,7 @@ def shared_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def weird_tmp_path(tmp_path: Path) -> Path:
+def unusual_tmp_path(tmp_path: Path) -> Path:
     """A folder as users have them: blanks, quotes, a dollar, a percent sign, other scripts."""
     path = tmp_path / 'it\'s a "data set" $HOME 100% — 数据 é'
     path.mkdir()
@@ -266,7 +252,7 @@ def tf() -> ModuleType:
 
 @pytest.fixture(scope="session")
 def mxnet_python() -> Path:
-    """The interpreter of MXNet's environment, beside ours."""
+    """The interpreter of MXNet's environment, next to ours."""
     python = Path(sys.prefix) / "mxnet" / "bin" / "python"
     if not python.exists():
         pytest.skip("MXNet is not installed; make test installs it into .venv/mxnet")

@@ -1,7 +1,8 @@
 """Builds the documents as a site: `build.py SITE`. A dead link, anchor or name of the API fails it.
 
-The documents are written for the forge, where links are relative to their place in the repository.
-Here they are put into one folder, with their links rewritten, and Sphinx makes pages of them.
+The documents are written for the forge, with links that are relative to their place in the
+repository. This script copies them into one folder, rewrites their links, and lets Sphinx make
+pages of them.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ from urllib.parse import unquote
 from sphinx.cmd.build import main as sphinx
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-# The groups of pages, after the front page. Sphinx refuses a page that is in none.
+# The groups of pages after the front page. Sphinx refuses a page if it has no group.
 NAVIGATION = "\n" + Path(__file__).with_name("navigation.md").read_text("utf-8")
-# Documents that lie elsewhere, and their pages.
+# Documents in other folders, and their pages.
 ELSEWHERE = {
     "README.md": "index.md",
     "CHANGELOG.md": "changelog.md",
@@ -30,16 +31,16 @@ ELSEWHERE = {
     "benchmarks/README.md": "benchmarks.md",
     "benchmarks/gpu.md": "benchmarks-gpu.md",
 }
-# Files of examples/ that have a page, to which links lead.
+# Files of examples/ that have a page to which links lead.
 LANGUAGES = {".py": "python", ".sbatch": "bash"}
 API = "docs/api.md"
 SUMMARY = (
     "Turns the ILSVRC2012 archives, or any folder of photographs, into verified TFRecord shards, "
     "copies them to training nodes or S3, and feeds TensorFlow, PyTorch, DALI, JAX or MXNet."
 )
-# What axe, or a reader, finds in pages of Sphinx and of its theme, and what is there instead.
+# Faults that axe or a reader found in pages of Sphinx and of its theme, with their replacements.
 MENDED = (
-    # Who scrolls with the keys has to get there first.
+    # Readers who scroll by keyboard have to reach the element first.
     (r"<pre>", r'<pre tabindex="0">'),
     (r'<div class="table-wrapper', r'<div tabindex="0" class="table-wrapper'),
     (r'<th class="head"><p></p></th>', r"<td></td>"),
@@ -52,7 +53,7 @@ MENDED = (
     (r"(</strong>(?:</a>)?(?: \([^)\n]*\))?) -- ", "\\1: "),
     (r"<dd>(<em class=.sig-param.*)</dd>", r"<div>\1</div>"),
 )
-# A block of code, or else a link; its text may have brackets, and go over lines.
+# A block of code, or otherwise a link; its text may contain brackets and line breaks.
 _CODE_OR_LINK = re.compile(
     r"^ *(?P<fence>`{3,}|~{3,}).*?^ *(?P=fence)"
     r"|(?P<image>!?)\[(?P<text>(?:[^\[\]]|\[[^\]]*\])*)\]\((?P<target>[^)\s]+)\)",
@@ -75,13 +76,13 @@ def pages() -> Iterator[tuple[str, str]]:
 
 
 def _linked(document: str) -> str:
-    """Returns a document with its links as the site has them; blocks of code stay as they are."""
+    """Returns a document with the site's links; blocks of code do not change."""
     text = (REPOSITORY / document).read_text("utf-8")
     return _CODE_OR_LINK.sub(lambda found: _link(found, document), text)
 
 
 def _link(link: re.Match[str], document: str) -> str:
-    """Returns a link to a page; what has none here keeps its text alone, if it exists."""
+    """Returns a link to a page; if the target has no page here, only its text."""
     if link["fence"]:
         return link[0]
     text = link["text"]
@@ -105,7 +106,7 @@ def _link(link: re.Match[str], document: str) -> str:
 
 
 def _index(made: dict[str, str]) -> str:
-    """Returns llms.txt (llmstxt.org): the titles of the pages, as the navigation has them."""
+    """Returns llms.txt (llmstxt.org): the titles of the pages, in the order of the navigation."""
     lines = [f"# imagenet-prep\n\n> {SUMMARY}\n\n## Pages\n"]
     for name in re.findall(r"^(?:.*<)?([\w-]+)>?$", NAVIGATION, re.MULTILINE):
         title = re.search(r"^# (.+)$", made[f"{name}.md"], re.MULTILINE)
@@ -115,7 +116,7 @@ def _index(made: dict[str, str]) -> str:
 
 
 def _command_line() -> str:
-    """Returns the page of all verbs: what each prints at --help-all."""
+    """Returns the page of all verbs with their output of --help-all."""
     sys.path.insert(0, str(REPOSITORY))
     from imagenet_prep.__main__ import VERBS
 
@@ -125,7 +126,7 @@ def _command_line() -> str:
 
 
 def _help(*verb: str) -> str:
-    # One of the defaults is the Python that runs: no reader has ours.
+    # One of the defaults is the Python that runs this, which no reader has.
     code = "import sys; sys.executable = 'python3'; from imagenet_prep.__main__ import main; main()"
     command = [sys.executable, "-c", code, *verb, "--help-all" if verb else "--help"]
     environment = {**os.environ, "COLUMNS": "88"}
@@ -155,7 +156,7 @@ def build(site: Path) -> int:
         for found, instead in MENDED:
             text = re.sub(found, instead, text)
         path.write_text(text, "utf-8")
-    # For programs that read: the pages as markdown, and a list of them.
+    # For programs: the pages as markdown, and a list of them.
     for name, text in made.items():
         (site / name).parent.mkdir(parents=True, exist_ok=True)
         (site / name).write_text(text, "utf-8")

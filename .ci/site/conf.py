@@ -1,4 +1,4 @@
-"""What Sphinx makes of the pages that build.py has put together."""
+"""The settings with which Sphinx builds the pages of build.py."""
 
 import sys
 from pathlib import Path
@@ -13,7 +13,7 @@ html_title = f"imagenet-prep {version}"
 language = "en"
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton"]
 html_theme = "furo"
-# Behind the red name of the entry that a link leads to, #333300 leaves too little contrast.
+# Behind the red name of a linked entry, #333300 leaves too little contrast.
 html_theme_options = {"dark_css_variables": {"color-highlight-on-target": "#1a1a00"}}
 html_show_copyright = html_show_sphinx = html_copy_source = False
 html_static_path = ["site.css"]
@@ -25,11 +25,11 @@ highlight_language = "text"
 
 myst_heading_anchors = 6  # the anchors of forges
 
-smartquotes = False  # --flag stays as it was written
+smartquotes = False  # --flag is not changed to a dash
 default_role = "literal"  # docstrings set code in single backticks, as the documents do
 napoleon_numpy_docstring = False
 napoleon_use_ivar = True
-autodoc_preserve_defaults = True  # os.environ, not what is in it while the site is built
+autodoc_preserve_defaults = True  # os.environ, without its content during the build
 autodoc_member_order = "bysource"
 autodoc_mock_imports = ["apache_beam"]  # not in the environment of the site
 maximum_signature_line_length = 80
@@ -39,7 +39,7 @@ nitpick_ignore_regex = [("py:(class|exc)", r".*")]
 
 
 def setup(app):
-    """Leaves out what Python says of a named tuple's fields: docstrings of classes say more."""
+    """Omits Python's docstrings of a named tuple's fields: docstrings of classes say more."""
     app.connect(
         "autodoc-skip-member",
         lambda _app, _what, _name, value, skip, _options: (

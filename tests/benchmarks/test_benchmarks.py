@@ -1,4 +1,4 @@
-"""The benchmarks: their models, and tiny runs in `make test-long`. No time is asserted."""
+"""The benchmarks: their models, and small runs in `make test-long`. No time is asserted."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ PHASES = {"start-up", "index", "plan", "launch", "shards", "commit", "end"}
 SMALL = ["--size", "96", "72", "--short-side", "48"]
 
 
-def test_members_are_what_the_archive_holds(tmp_path: Path) -> None:
+def test_members_match_the_archives_content(tmp_path: Path) -> None:
     root = measure.corpus(tmp_path, 20, (96, 72))
     archive = root / measure.TRAIN_ARCHIVE
     members = measure.members(archive)
@@ -45,7 +45,7 @@ def test_members_are_what_the_archive_holds(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == [root.name]
 
 
-def test_memory_is_that_of_all_processes_of_the_tree() -> None:
+def test_memory_includes_all_processes_of_the_tree() -> None:
     code = "import subprocess; subprocess.run(['cat'], start_new_session=True)"
     with subprocess.Popen(
         [sys.executable, "-c", code], stdin=subprocess.PIPE, start_new_session=True
@@ -61,7 +61,7 @@ def test_memory_is_that_of_all_processes_of_the_tree() -> None:
 
 
 @pytest.mark.parametrize(("bench", "program"), [(replicate, "rsync"), (download, "curl")])
-def test_a_missing_program_is_said_in_a_sentence(
+def test_missing_programs_are_named(
     bench: ModuleType, program: str, tmp_path: Path, installed: Installed
 ) -> None:
     installed.programs(lambda name: None if name == program else f"/usr/bin/{name}")
@@ -79,14 +79,15 @@ def test_codec_measures_every_row(tmp_path: Path, capsys: pytest.CaptureFixture[
 
     decoding, results = results["decoding"], results["codec"]
     assert list(decoding) == list(codec.decoding())
-    assert all(len(ms) == 2 for by_decoder in decoding.values() for ms in by_decoder.values())
+    for by_decoder in decoding.values():
+        assert {len(ms) for ms in by_decoder.values()} == {2}
     assert list(results) == list(codec.methods(48))
     for name, result in results.items():
         assert f"| {name} " in printed
         assert len(result["ms"]) == 2
         assert (result["psnr_db"] is None) == (name in codec.PASS_THROUGH)
         assert result["psnr_db"] is None or 25 < result["psnr_db"] < 60
-    # Nothing is nearer to the reference than the reference itself, encoded.
+    # The reference itself, encoded, is the nearest to it.
     best = max(result["psnr_db"] or 0 for result in results.values())
     assert results[codec.FLOOR]["psnr_db"] == pytest.approx(best, abs=0.3)
 
@@ -121,7 +122,7 @@ def test_write_measures_floors_and_ours(tmp_path: Path, capsys: pytest.CaptureFi
 
 
 def _peers_venv(package: str) -> Path:
-    """Returns the peers' environment; skips where it is not, or lacks the package."""
+    """Returns the peers' environment; skips if it is missing or lacks the package."""
     venv = Path(os.environ.get("PEERS_VENV", "/tmp/peers-venv"))
     python = venv / "bin" / "python"
     found = (
@@ -196,7 +197,7 @@ def test_scale_plans_generated_images(tmp_path: Path, capsys: pytest.CaptureFixt
 
 @pytest.mark.long
 @pytest.mark.skipif(not shutil.which("curl"), reason="no curl here")
-def test_download_measures_ours_beside_curl(
+def test_download_measures_ours_and_curl(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     raw = tmp_path / "raw.json"
@@ -212,7 +213,7 @@ def test_download_measures_ours_beside_curl(
 
 
 @pytest.mark.long
-def test_replicate_measures_ours_beside_boto3(
+def test_replicate_measures_ours_and_boto3(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], installed: Installed
 ) -> None:
     pytest.importorskip("boto3")
@@ -258,7 +259,7 @@ def test_read_measures_ours_and_the_bare_frameworks(
     assert len(results) == 5
     for name, (result,) in results.items():
         assert f"| {name} " in printed
-        # Two epochs of the two batches that 320 images fill.
+        # Two epochs of the two batches that 320 images make.
         assert result["images"] == 2 * 2 * read.BATCH
         assert result["cpu_s"] > 0
         assert len(result["pss_mb"]) == 2

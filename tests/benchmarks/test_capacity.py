@@ -1,4 +1,4 @@
-"""The capacity model: what the guide prints, and what was measured on one machine."""
+"""The capacity model equals the guide's tables and the speeds measured on one machine."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.kit.command import REPOSITORY
 
 
 def measured() -> dict[str, list[str]]:
-    """Returns the cells of benchmarks/README.md's rows of `write`, by name."""
+    """Returns the cells of the rows of `write` in benchmarks/README.md, by name."""
     text = (REPOSITORY / "benchmarks" / "README.md").read_text("utf-8")
     section = text[text.index("\n## write") : text.index("\n## scale")]
     rows = [line.split("|")[1:-1] for line in section.splitlines() if line.startswith("| ")]
@@ -20,18 +20,18 @@ def speed(name: str, column: int = 0) -> float:
     return float(measured()[name][column].replace(",", ""))
 
 
-def test_the_guide_holds_the_tables_that_the_model_prints() -> None:
+def test_the_guide_contains_the_models_tables() -> None:
     document = (REPOSITORY / "docs" / "sizing.md").read_text("utf-8")
 
     assert capacity.tables() in document
 
 
 @pytest.mark.parametrize("job", capacity.JOBS, ids=lambda job: job.name)
-def test_times_are_those_of_the_benchmark(job: capacity.Job) -> None:
+def test_job_times_equal_the_measured_ones(job: capacity.Job) -> None:
     assert 2 / job.worker_s == pytest.approx(speed(job.row, 2))
 
 
-def test_the_model_meets_what_one_machine_was_measured_to_do() -> None:
+def test_the_model_predicts_one_machines_measured_speed() -> None:
     corpus = {"image_bytes": capacity.CORPUS_BYTES}
     one, two = (capacity.images_s(capacity.RESIZE, cpus, **corpus) for cpus in (1, 2))
 
@@ -41,7 +41,7 @@ def test_the_model_meets_what_one_machine_was_measured_to_do() -> None:
     assert prove == pytest.approx(speed("P ours, 2 threads"), rel=0.10)
 
 
-def test_the_slowest_medium_bounds_and_more_cpus_never_hurt() -> None:
+def test_the_slowest_medium_bounds_the_speed() -> None:
     free = capacity.images_s(capacity.RESIZE, 64)
     read = capacity.images_s(capacity.RESIZE, 64, read_bytes_s=100e6)
     write = capacity.images_s(capacity.COPY, 64, write_bytes_s=100e6)

@@ -1,4 +1,4 @@
-"""Tiny runs of the benchmark of duplicates, so that it cannot rot. No time is asserted."""
+"""Small runs of the benchmark of duplicates, so that it keeps working. No time is asserted."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_planted_variants_are_found(photographs: Path, capsys: pytest.CaptureFix
         assert f"| {kind} | 1.0000 | 0 of 4 missed |" in found
 
 
-def test_planted_variants_are_found_beside_the_peers(
+def test_peers_find_planted_variants_too(
     photographs: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     duplicate_peers.compare(sorted(photographs.iterdir()), None, workers=1)
@@ -45,6 +45,6 @@ def test_planted_variants_are_found_beside_the_peers(
     assert int(row[-2]) >= 4
 
 
-def test_joins_and_tables_find_all_that_is_planted(capsys: pytest.CaptureFixture[str]) -> None:
+def test_joins_and_tables_find_all_planted_pairs(capsys: pytest.CaptureFixture[str]) -> None:
     assert "candidates; 0 of " in said(capsys, "search", "--num", "50000")
     assert "all planted and no other: True" in said(capsys, "exact", "--num", "20000")

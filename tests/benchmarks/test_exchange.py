@@ -1,4 +1,4 @@
-"""Ring against parameter servers: the paper model, the table and the plot, and a tiny run."""
+"""Ring against parameter servers: the model, the table and the plot, and a small run."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ BOTH = ["ring, 2 workers", "1 server, 2 workers"]
         (TWICE, lambda n: 2 * n, lambda _: 2),
     ],
 )
-def test_every_row_is_held_against_the_paper_model(
+def test_every_row_has_the_models_prediction(
     method: str, servers: Callable[[int], int], expected: Callable[[int], float]
 ) -> None:
     mine = [row for row in exchange.rows() if row.method == method]
@@ -54,7 +54,7 @@ def test_every_row_is_held_against_the_paper_model(
         ({"only": "nothing"}, "no row matches, of ring, 1 worker, ring, 2 workers"),
     ],
 )
-def test_what_is_missing_is_said_in_a_sentence(
+def test_missing_requirements_are_named(
     wrong: dict[str, Any],
     said: str,
     system: System,
@@ -73,7 +73,7 @@ def test_what_is_missing_is_said_in_a_sentence(
 
 @pytest.fixture
 def networks() -> None:
-    """Skips where this machine cannot have the benchmark's network."""
+    """Skips if this machine cannot have the benchmark's network."""
     if os.geteuid():
         pytest.skip("namespaces need root")
     if missing := [name for name in ("ip", "tc", "unshare") if shutil.which(name) is None]:
@@ -84,7 +84,7 @@ def networks() -> None:
 
 
 def started(python: Path, *flags: str | Path) -> subprocess.Popen[str]:
-    """Starts a run of the table's rows of two workers, in both ways."""
+    """Starts the table's rows of two workers, in both ways."""
     only = f"^({'|'.join(BOTH)})$"
     program = [sys.executable, "-m", "benchmarks.exchange", "--python", python, "--only", only]
     return subprocess.Popen(
@@ -107,7 +107,7 @@ def stand_in(folder: Path, script: str) -> Path:
 @pytest.mark.root
 @pytest.mark.usefixtures("networks")
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_nothing_is_left_however_it_ends(tmp_path: Path, signum: signal.Signals) -> None:
+def test_signals_leave_no_process_and_no_network(tmp_path: Path, signum: signal.Signals) -> None:
     pids = tmp_path / "pids"
     seen = tmp_path / "seen"
     python = stand_in(tmp_path, f"ip netns >> {seen}; echo $$ >> {pids}; echo 1; exec sleep 10000")
@@ -130,7 +130,7 @@ def test_nothing_is_left_however_it_ends(tmp_path: Path, signum: signal.Signals)
 @pytest.mark.long
 @pytest.mark.root
 @pytest.mark.usefixtures("networks")
-def test_a_process_that_fails_ends_the_run_with_its_words(tmp_path: Path) -> None:
+def test_a_failing_process_ends_the_run(tmp_path: Path) -> None:
     python = stand_in(tmp_path, "echo no such module >&2; exit 3")
     with started(python) as run:
         _, stderr = run.communicate(timeout=PATIENCE_S)
@@ -143,7 +143,7 @@ def test_a_process_that_fails_ends_the_run_with_its_words(tmp_path: Path) -> Non
 @pytest.mark.root
 @pytest.mark.mxnet
 @pytest.mark.usefixtures("networks")
-def test_two_workers_exchange_by_a_ring_and_through_a_server(tmp_path: Path) -> None:
+def test_two_workers_exchange_by_ring_and_by_server(tmp_path: Path) -> None:
     if not MXNET.exists():
         pytest.skip(f"{MXNET} is not there")
     raw = tmp_path / "raw.json"

@@ -1,4 +1,4 @@
-"""The benchmark of `export`, at a size that says nothing of speed."""
+"""The benchmark of `export`, at a size too small to measure speed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from benchmarks import export
 
 
 @pytest.mark.long
-def test_all_kinds_are_timed_beside_each_other(tmp_path: Path) -> None:
+def test_all_export_formats_are_timed(tmp_path: Path) -> None:
     seconds = export.run(100, 4_000, 1, tmp_path)
 
     assert list(seconds) == ["copy", "tfds", "files", "folder", "webdataset", "parquet"]

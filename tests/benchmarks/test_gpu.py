@@ -1,4 +1,4 @@
-"""`make gpu` where there is no GPU: its steps, what they need, the page, and the bundle."""
+"""`make gpu` on a machine without a GPU: its steps and their needs, the page, and the bundle."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def write_log(folder: Path, speeds: list[float]) -> None:
     (folder / "train.jsonl").write_text(text, "utf-8")
 
 
-def test_a_figure_is_read_from_what_the_commands_print() -> None:
+def test_figures_are_parsed_from_the_commands_output() -> None:
     measured = [
         RankRuns(ranks, TimedRun(1000.0 * ranks, 9.0), TimedRun(900.0 * ranks, 9.0))
         for ranks in (1, 2)
@@ -68,7 +68,7 @@ def test_a_figure_is_read_from_what_the_commands_print() -> None:
         assert found[name].command[found[name].command.index("-np") + 1] == "1,2"
 
 
-def test_the_speed_of_pytorch_is_that_of_its_log_next_to_noise(tmp_path: Path) -> None:
+def test_pytorchs_speed_is_compared_with_noise(tmp_path: Path) -> None:
     steps = gpu_steps.pytorch(Path("set"), 1, gpu_steps.FULL, tmp_path)
     write_log(tmp_path / "native", [1.0, 2.0, 3.0, 90.0, 95.0, 99.0])
 
@@ -78,11 +78,11 @@ def test_the_speed_of_pytorch_is_that_of_its_log_next_to_noise(tmp_path: Path) -
     assert steps["native"].figure("") == "95 images/s, 95.0% of the speed on noise; loss 1.500"
 
 
-def test_steps_know_what_they_need_and_a_step_without_it_is_not_run(
+def test_steps_are_skipped_if_a_requirement_is_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     steps = all_steps(0)
-    assert {need for step in steps for need in step.needs} == set(gpu_steps.THERE)
+    assert set().union(*(step.needs for step in steps)) == set(gpu_steps.THERE)
     for name in gpu_steps.THERE:
         monkeypatch.setitem(gpu_steps.THERE, name, lambda: False)
     found = [gpu.attempt(step, tmp_path / "log") for step in steps if step.needs]
@@ -90,7 +90,7 @@ def test_steps_know_what_they_need_and_a_step_without_it_is_not_run(
     assert all(not failed and figure.startswith("not run: no ") for failed, figure in found)
 
 
-def test_without_a_gpu_the_network_is_small_and_what_needs_a_gpu_says_so() -> None:
+def test_steps_without_a_gpu_use_small_networks() -> None:
     full = {step.name: step for step in all_steps(1)}
     small = {step.name: step for step in all_steps(0, gpu_steps.SMALL)}
     rehearsed = {name for name, step in small.items() if _is_for_cpu(step)}
@@ -108,7 +108,7 @@ def test_without_a_gpu_the_network_is_small_and_what_needs_a_gpu_says_so() -> No
     assert not any(_is_for_cpu(step) for step in full.values() if "resnet50" in step.command)
 
 
-def test_a_step_that_fails_is_a_row_with_its_last_line(tmp_path: Path) -> None:
+def test_a_failed_step_reports_the_last_line(tmp_path: Path) -> None:
     log = tmp_path / "log"
     failing = python("print('before'); raise SystemExit('a | b')")
     hangs = python("import time; print('begun', flush=True); time.sleep(600)", limit_s=0.5)
@@ -126,13 +126,13 @@ def test_a_step_that_fails_is_a_row_with_its_last_line(tmp_path: Path) -> None:
     assert gpu.page([("x", "failed")]).endswith("| x | failed |\n")
 
 
-def test_the_page_is_what_the_program_writes() -> None:
+def test_the_page_has_a_row_for_each_step() -> None:
     written = gpu.PAGE.read_text("utf-8")
 
     assert written == gpu.page([]) or all(f"\n| {step.name} | " in written for step in all_steps(1))
 
 
-def test_a_dry_run_says_what_is_missing_and_runs_the_rest_and_leaves_the_page_alone(
+def test_a_dry_run_does_not_write_the_page(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(gpu_steps.THERE, "gpu", lambda: False)
@@ -175,7 +175,7 @@ def test_the_page_is_written_after_each_step(
     assert page.read_text("utf-8") == gpu.page([("a", "done"), ("b", "done")])
 
 
-def test_photographs_are_in_the_set_of_the_check_several_times(
+def test_the_checks_dataset_repeats_photographs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def corpus(folder: Path, images: int, _: tuple[int, int]) -> Path:
@@ -199,7 +199,7 @@ def test_photographs_are_in_the_set_of_the_check_several_times(
     }
 
 
-def test_a_bundle_has_the_machine_code_of_one_kind_of_gpu() -> None:
+def test_a_bundle_has_code_for_one_gpu_architecture() -> None:
     def entry(kind: int, target: int, code: bytes) -> bytes:
         return struct.pack("<HHIQIIHHI", kind, 0, 32, len(code), 0, 0, 0, 0, target) + code
 
@@ -231,7 +231,7 @@ def test_a_bundle_has_the_machine_code_of_one_kind_of_gpu() -> None:
 
 @pytest.mark.long
 @pytest.mark.dali
-def test_a_dry_run_passes_on_a_host_without_a_gpu(
+def test_a_dry_run_passes_without_a_gpu(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("nvidia.dali", reason="DALI is not installed")

@@ -1,4 +1,4 @@
-"""Benchmarks run in `make test-long` only; here, all that they take from the product is there."""
+"""All names that benchmarks import from the product exist; they only run in `make test-long`."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from tests.kit.command import REPOSITORY
 
 
 def missing(source: str) -> Iterator[str]:
-    """Yields what a program takes from our packages, by import or attribute, and is not there."""
+    """Yields the names of our packages that a program imports or reads, if they do not exist."""
     modules: dict[str, list[ModuleType]] = {}
-    others = set()  # variables and foreign modules may have the name of one of ours
+    others = set()  # variables and foreign modules may share a name with one of ours
     nodes = list(ast.walk(ast.parse(source)))
     for node in nodes:
         if isinstance(node, ast.ImportFrom) and _ours(node.module or ""):
@@ -56,11 +56,11 @@ def _module(name: str) -> ModuleType | None:
 @pytest.mark.parametrize(
     "path", sorted((REPOSITORY / "benchmarks").glob("*.py")), ids=lambda path: path.stem
 )
-def test_a_benchmark_takes_nothing_that_is_gone(path: Path) -> None:
+def test_benchmarks_import_only_existing_names(path: Path) -> None:
     assert list(missing(path.read_text("utf-8"))) == []
 
 
-def test_what_is_gone_is_found() -> None:
+def test_missing_names_are_found() -> None:
     source = (
         "from imagenet_prep.dataset import keys, nonesuch\n"
         "def f():\n    from imagenet_prep.dataset.schema import REPORT, GONE\n"

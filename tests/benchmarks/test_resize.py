@@ -1,4 +1,4 @@
-"""A tiny run of the resize benchmark, so that it cannot rot. No time is asserted."""
+"""A small run of the resize benchmark, so that it keeps working. No time is asserted."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from benchmarks import resize
 
 @pytest.mark.tf
 @pytest.mark.long
-def test_resize_runs_and_every_row_does_all_the_work(
+def test_every_row_of_resize_makes_all_images(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,

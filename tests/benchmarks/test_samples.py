@@ -1,4 +1,4 @@
-"""A tiny run of the benchmark of tables, so that it cannot rot. No time is asserted."""
+"""A small run of the benchmark of tables, so that it keeps working. No time is asserted."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from imagenet_prep import diff
 
 
 @pytest.mark.long
-def test_tables_of_samples_are_asked(tmp_path: Path) -> None:
+def test_questions_about_tables_of_samples_are_timed(tmp_path: Path) -> None:
     results = samples.run(300, 4, tmp_path)
 
     assert [result.name for result in results] == list(samples.QUESTIONS)

@@ -1,4 +1,4 @@
-"""A tiny run of the benchmark of square crops, so that it cannot rot. No time is asserted."""
+"""A small run of the benchmark of square crops, so that it keeps working. No time is asserted."""
 
 from __future__ import annotations
 
@@ -14,5 +14,5 @@ def test_all_rows_are_measured(tmp_path: Path) -> None:
     rates = square.run(tmp_path, 80, 64, 2)
 
     assert list(rates) == [square.OURS, square.PILLOW, square.BILINEAR]
-    assert all(rate > 0 for each in rates.values() for rate in each)
+    assert min(map(min, rates.values())) > 0
     assert square.render(rates).count("\n") == len(rates) + 1

@@ -1,4 +1,4 @@
-"""The training benchmark: what its shares mean, and that it runs."""
+"""The training benchmark: the meaning of its shares, and a small run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from benchmarks import scaling, train
 from tests.kit.command import REPOSITORY
 
 
-def test_shares_are_what_is_lost_to_waiting() -> None:
+def test_shares_measure_the_time_lost_to_waiting() -> None:
     speeds = {train.SYNTHETIC: 100.0, train.REAL: 80.0, train.ONE_CORE: 60.0, train.TWO_RANKS: 90.0}
 
     assert train.shares(speeds) == pytest.approx({"input": 0.2, "communication": 0.25})
@@ -33,7 +33,7 @@ def test_a_tiny_benchmark_runs(tf: Any, tmp_path: Path, capfd: pytest.CaptureFix
     assert 0 <= result["shares"]["input"] < 1
 
 
-def test_the_paper_model_is_what_the_documents_print_and_near_the_tutorial() -> None:
+def test_the_documents_print_the_scaling_models_figures() -> None:
     document = (REPOSITORY / "docs" / "scaling.md").read_text("utf-8")
 
     rows = scaling.table() + scaling.server_table() + scaling.dollar_table()
@@ -47,7 +47,7 @@ def test_the_paper_model_is_what_the_documents_print_and_near_the_tutorial() -> 
         assert any(figure in row for row in rows)
 
 
-def test_a_ring_among_one_costs_nothing_and_two_send_all_data_once_each_way() -> None:
+def test_ring_exchanges_cost_nothing_for_one_worker() -> None:
     assert scaling.ring_s(1, 1e9, 1e9, 1.0) == 0
     assert scaling.ring_s(2, 1e9, 1e9, 0.5) == pytest.approx(2 * (0.5 + 0.5))
 
@@ -69,7 +69,7 @@ def test_the_tables_have_headers_and_help(capsys: pytest.CaptureFixture[str]) ->
     assert "a ring against parameter servers" in capsys.readouterr().out
 
 
-def test_one_parameter_server_costs_what_the_article_printed_and_n_as_much_as_a_long_ring() -> None:
+def test_one_server_costs_the_articles_printed_time() -> None:
     exchange = scaling.servers_s(8, 1, 4.0 * scaling.WEIGHTS, scaling.NETWORK_BYTES_S)
 
     assert scaling.efficiency(64, exchange) == pytest.approx(scaling.ARTICLE[64], abs=0.015)

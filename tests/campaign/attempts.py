@@ -55,7 +55,7 @@ def hold_next(theatre: Theatre, scene: Scene, row: Row) -> None:
     if row.promise.next != Next.COMPLETES:
         return
     story = theatre.story
-    story.undisturbed(scene.words, **scene.told)
+    story.undisturbed(scene.words, **scene.settings)
     hold_finished(scene)
     theatre.hold_sources(scene)
 

@@ -96,31 +96,31 @@ def build(folder: Path) -> Path:
     return library
 
 
-def arm(told: dict[str, Any]) -> None:
+def arm(settings: dict[str, Any]) -> None:
     """Arms the preloaded library in this process, which was just forked.
 
     Args:
-      told: `folder` below which calls count; `note`, where `disarm` leaves what it counted;
+      settings: `folder` below which calls count; `note`, where `disarm` leaves what it counted;
         `fail`, as (kind, number, error, whether all later calls of that kind fail, too); and
         `record`, the file to which all changes are appended.
     """
     library = ctypes.CDLL(None)
-    if path := told.get("record"):
+    if path := settings.get("record"):
         # Opened before anything counts, and never closed.
         library.calls_record(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600))
-    kind, number, error, goes_on = told.get("fail", (KINDS[0], 0, "EIO", False))
+    kind, number, error, goes_on = settings.get("fail", (KINDS[0], 0, "EIO", False))
     code = {SHORT: -1, STOP: -2}.get(error) or getattr(errno, error)
-    folder = os.fsencode(told["folder"])
+    folder = os.fsencode(settings["folder"])
     library.calls_arm(folder, KINDS.index(kind), ctypes.c_long(number), code, int(goes_on))
 
 
-def disarm(told: dict[str, Any]) -> None:
+def disarm(settings: dict[str, Any]) -> None:
     """Disarms the library, and notes the number of calls and of failed calls."""
     library = ctypes.CDLL(None)
     library.calls_count.restype = library.calls_disarm.restype = ctypes.c_long
     failed = library.calls_disarm()
     counts = {kind: library.calls_count(number) for number, kind in enumerate(KINDS)}
-    Path(told["note"]).write_text(json.dumps({"failed": failed, "counts": counts}))
+    Path(settings["note"]).write_text(json.dumps({"failed": failed, "counts": counts}))
 
 
 def entries(record: Path) -> Iterator[Entry]:

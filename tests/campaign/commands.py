@@ -1,4 +1,4 @@
-"""The program with a fault inside, as a warm process starts it; its settings are in TOLD."""
+"""The program with a fault inside, as a warm process starts it; its settings are in SETTINGS."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any
 
 from tests.campaign import calls
 
-TOLD = "CAMPAIGN"
+SETTINGS = "CAMPAIGN"
 
 # Changes of a file system, as Python's audit events call them.
 _CHANGES = {"os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.link", "os.truncate"}
@@ -25,34 +25,34 @@ _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 
 def main() -> None:
     """Reads the settings of the environment, then runs the verb in sys.argv; never returns."""
-    told = json.loads(os.environ[TOLD])
-    if told.get("small"):
-        _shorten(told.get("official", {}))
-    if told.get("blind"):
+    settings = json.loads(os.environ[SETTINGS])
+    if settings.get("small"):
+        _shorten(settings.get("official", {}))
+    if settings.get("blind"):
         from imagenet_prep.storage.folder import LocalStore
 
         LocalStore.free_bytes = lambda _: 1 << 50  # type: ignore[method-assign]
-    if told.get("careless"):
+    if settings.get("careless"):
         # A program that syncs nothing, which the campaign must find.
         os.fsync = os.fdatasync = lambda _: None  # type: ignore[assignment]
-    _count_changes(told)
-    if "calls" in told:
-        calls.arm(told["calls"])
+    _count_changes(settings)
+    if "calls" in settings:
+        calls.arm(settings["calls"])
     from imagenet_prep.__main__ import main as program
 
     program()
 
 
-def _count_changes(told: dict[str, Any]) -> None:
+def _count_changes(settings: dict[str, Any]) -> None:
     """Does something at the n-th change of a file, and notes how many there were.
 
     A signal is sent to this process before the change; or it and some that follow fail, as on a
     disk that is full or broken, so that files that are published and made fail together.
     """
-    at = told.get("at", 0)
-    signum = told.get("signum", signal.SIGKILL)
-    error = told.get("errno", 0)
-    times = told.get("times", 0)
+    at = settings.get("at", 0)
+    signum = settings.get("signum", signal.SIGKILL)
+    error = settings.get("errno", 0)
+    times = settings.get("times", 0)
     count = 0
     failed = 0
     manifest = 0
@@ -66,7 +66,9 @@ def _count_changes(told: dict[str, Any]) -> None:
         with lock:
             count += 1
             due = count == at
-            fails = error and at <= count < at + times and _is_below(told["below"], arguments[0])
+            fails = (
+                error and at <= count < at + times and _is_below(settings["below"], arguments[0])
+            )
             failed += bool(fails)
             if any(str(each).endswith(_MANIFEST) for each in arguments[:2]):
                 manifest = count
@@ -81,9 +83,9 @@ def _count_changes(told: dict[str, Any]) -> None:
     def ending(code: int) -> None:
         nonlocal noting
         noting = True
-        if "calls" in told:
-            calls.disarm(told["calls"])
-        Path(told["note"]).write_text(f"{count} {failed} {manifest}")
+        if "calls" in settings:
+            calls.disarm(settings["calls"])
+        Path(settings["note"]).write_text(f"{count} {failed} {manifest}")
         end(code)
 
     os._exit = ending  # type: ignore[assignment]
@@ -131,4 +133,4 @@ def leave_a_process() -> None:
     command = [sys.executable, "-c", code]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, env={}, start_new_session=True)
     assert process.stdout is not None
-    process.stdout.readline()  # a process that has just begun may still have no command line
+    process.stdout.readline()  # a process that has just started may still have no command line

@@ -40,7 +40,7 @@ class LostFile:
         path.unlink()
         if self._is_truncated:
             path.write_bytes(data[:-1])
-        theatre.story.start(scene.words, **scene.told)
+        theatre.story.start(scene.words, **scene.settings)
         ended = finish(theatre.story, row)
         if ended.code:
             hold(path.name in hold_message(ended), f"{path.name} is not named: {ended.err!r}")

@@ -40,7 +40,7 @@ class SecondCommand:
         theatre.start(scene, fail=(call, int(number), STOP, False))
         is_paused = story.warm.stopped()
         second = warm_process()
-        story.start_beside(second, scene.words, **scene.told)
+        story.start_beside(second, scene.words, **scene.settings)
         ended = [story.finish_beside(second, 0, *row.promise.codes)]
         if not ended[0].code:
             hold_left(scene, row)

@@ -42,7 +42,7 @@ class Prepare:
         return ["prepare", "--source", str(self.source), "--out", str(out), *FLAGS, *more]
 
     def round(self, story: Story) -> None:
-        """Disturbs one data set until it is finished in spite of all, several times."""
+        """Disturbs the preparation of one dataset until it is finished, several times."""
         with story.disk() as disk:
             out = disk / "out"
             damaged: set[str] = set()

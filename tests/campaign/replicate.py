@@ -29,7 +29,7 @@ class Replicate:
         self.changes = story.changes()
 
     def round(self, story: Story) -> None:
-        """Replicates a data set of its own, in spite of all."""
+        """Replicates its own dataset in spite of every fault."""
         make_dataset(story.folder / "set", seed=story.rng.getrandbits(16))
         reference = contents(story.folder / "set")
         self._to_folder(story, reference)
@@ -109,18 +109,18 @@ class ReplicateToS3:
         seed = story.rng.getrandbits(32)
         with proxied(self.server.url, seed=seed, faults=20, rate=0.1) as proxy:
             env = {**self.server.environment, "AWS_ENDPOINT_URL": proxy.url}
-            told = {"env": env, "small": True}
+            settings = {"env": env, "small": True}
             words = _words(story.folder / "set", there)
             for _ in range(story.rng.randint(1, 3)):
-                story.ended_early(words, self.plain.changes, 1 + self.plain.seconds, **told)
+                story.ended_early(words, self.plain.changes, 1 + self.plain.seconds, **settings)
                 self._hold_objects(prefix, reference, finished=False)
-            story.undisturbed(words, **told)
+            story.undisturbed(words, **settings)
             self._hold_objects(prefix, reference, finished=True)
             words = _words(there, story.folder / "back")
             for _ in range(story.rng.randint(1, 3)):
-                story.ended_early(words, self.plain.changes, 1 + self.plain.seconds, **told)
+                story.ended_early(words, self.plain.changes, 1 + self.plain.seconds, **settings)
                 hold_whole_or_absent(story.folder / "back", reference)
-            story.undisturbed(words, **told)
+            story.undisturbed(words, **settings)
             hold(contents(story.folder / "back") == reference, "other bytes came back")
         for kind, count in proxy.done.items():
             story.faults[f"network: {kind}"] += count

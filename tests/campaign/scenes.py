@@ -37,13 +37,13 @@ _ARCHIVES = {"ILSVRC2012_img_train.tar": 3 * (1 << 16) + 4321, "ILSVRC2012_devki
 
 @dataclass
 class Scene:
-    """A run that can be begun again and again.
+    """A run that can be repeated.
 
     Attributes:
       words: the command.
       begin: the disk before the run; copied for each run.
       target: the folder that the command fills.
-      told: to the command, as `commands` reads it.
+      settings: of the command; see `commands`.
       before: bytes of all files of `target` at the beginning, but for `.work`.
       after: the same at the end of an undisturbed run.
       sources: bytes of all files outside `target`.
@@ -52,7 +52,7 @@ class Scene:
     words: list[str]
     begin: Path
     target: Path
-    told: dict[str, Any] = field(default_factory=lambda: {"small": True})
+    settings: dict[str, Any] = field(default_factory=lambda: {"small": True})
     before: dict[str, bytes] = field(default_factory=dict)
     after: dict[str, bytes] = field(default_factory=dict)
     sources: dict[str, bytes] = field(default_factory=dict)
@@ -107,7 +107,7 @@ class Theatre:
         scene.sources = self._sources(scene.target)
         scene.before = seen(scene.target)
         shutil.copytree(self.disk, scene.begin)
-        self.story.undisturbed(scene.words, **scene.told)
+        self.story.undisturbed(scene.words, **scene.settings)
         scene.changes = self.story.changes()
         scene.manifest_change = self.story.manifest_change()
         scene.after = seen(scene.target)
@@ -138,22 +138,22 @@ class Theatre:
         finished = scene.begin.with_name(f"{scene.begin.name}-finished")
         if not finished.exists():
             self.reset(scene)
-            self.story.undisturbed(scene.words, **scene.told)
+            self.story.undisturbed(scene.words, **scene.settings)
             shutil.copytree(self.disk, finished)
         shutil.rmtree(self.disk)
         shutil.copytree(finished, self.disk)
 
     def start(self, scene: Scene, **what: object) -> None:
         """Starts the scene's command; `what` arms the library, see `calls.arm`."""
-        told = {"folder": str(self.given), "note": str(self.note), **what}
-        self.story.start(scene.words, calls=told, **scene.told)
+        settings = {"folder": str(self.given), "note": str(self.note), **what}
+        self.story.start(scene.words, calls=settings, **scene.settings)
 
-    def record(self, scene: Scene, **told: object) -> list[Entry]:
+    def record(self, scene: Scene, **settings: object) -> list[Entry]:
         """Runs the scene's command; returns all changes that it made on the disk."""
         path = self.note.with_name("record")
         path.unlink(missing_ok=True)
         library = {"folder": str(self.disk), "note": str(self.note), "record": str(path)}
-        self.story.undisturbed(scene.words, calls=library, **scene.told, **told)
+        self.story.undisturbed(scene.words, calls=library, **scene.settings, **settings)
         return list(calls.entries(path))
 
     def recorded(self, name: str) -> tuple[Disk, list[Entry]]:

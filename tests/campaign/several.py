@@ -45,7 +45,7 @@ class SeveralFaults:
             elif fault == "damaged source":
                 _damage(theatre, scene, words)
             else:
-                story.ended_early(words, scene.changes, _SECONDS, **scene.told)
+                story.ended_early(words, scene.changes, _SECONDS, **scene.settings)
             hold_visible(scene, but=lost)
             theatre.hold_sources(scene)
         hold_next(theatre, scene, row)
@@ -79,7 +79,7 @@ def _damage(theatre: Theatre, scene: Scene, words: list[str]) -> None:
     path.unlink()
     path.write_bytes(data)
     faults.flip_bit(path, story.rng.randrange(len(data)))
-    story.start(words, **scene.told)
+    story.start(words, **scene.settings)
     story.faults["source damaged"] += story.finish(0, DAMAGED).code == DAMAGED
     path.unlink()
     path.write_bytes(data)

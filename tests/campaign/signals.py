@@ -26,7 +26,7 @@ class Signal:
     def attempt(self, theatre: Theatre, row: Row, case: str) -> Attempt:
         scene = theatre.scene(row.command)
         theatre.reset(scene)
-        theatre.story.start(scene.words, at=int(case), signum=int(self._signum), **scene.told)
+        theatre.story.start(scene.words, at=int(case), signum=int(self._signum), **scene.settings)
         ended = finish(theatre.story, row)
         # Threads change files in a different order in each run, so the manifest may come later.
         is_in_time = row.promise.moment != Moment.AFTER or scene.has_manifest()

@@ -70,21 +70,21 @@ class Story:
     def folder(self) -> Path:
         return self.arena.given
 
-    def start(self, words: Sequence[str | Path], **told: object) -> None:
+    def start(self, words: Sequence[str | Path], **settings: object) -> None:
         """Starts a command; keywords are those that `commands` reads, and `env`."""
-        self.start_beside(self.warm, words, note=str(self.folder / "changes"), **told)
+        self.start_beside(self.warm, words, note=str(self.folder / "changes"), **settings)
 
-    def start_beside(self, warm: Warm, words: Sequence[str | Path], **told: object) -> None:
+    def start_beside(self, warm: Warm, words: Sequence[str | Path], **settings: object) -> None:
         """Starts a command by a second process, during the first one."""
         self.runs += 1
-        env = told.pop("env", {})
+        env = settings.pop("env", {})
         assert isinstance(env, dict)
-        told.setdefault("note", str(self.folder / "changes-beside"))
+        settings.setdefault("note", str(self.folder / "changes-beside"))
         tmp = self.folder / "tmp"
         tmp.mkdir(exist_ok=True)
         home = {"HOME": str(self.arena.root / "home"), "TMPDIR": str(tmp)}
         cache = {"IMAGENET_PREP_CACHE": str(self.folder / "cache")}
-        env = {**home, **cache, **env, commands.TOLD: json.dumps(told)}
+        env = {**home, **cache, **env, commands.SETTINGS: json.dumps(settings)}
         warm.start(*words, env=env, cwd=self.folder, call=CALL)
 
     def finish(self, *codes: int) -> Ended:
@@ -110,9 +110,9 @@ class Story:
         if self.warm.running:
             self.warm.finish()
 
-    def undisturbed(self, words: Sequence[str | Path], **told: object) -> Ended:
+    def undisturbed(self, words: Sequence[str | Path], **settings: object) -> Ended:
         """Runs a command that nothing happens to."""
-        self.start(words, **told)
+        self.start(words, **settings)
         return self.finish(0)
 
     def ended_early(
@@ -121,7 +121,7 @@ class Story:
         changes: int,
         seconds: float,
         refusals: Sequence[int] = (),
-        **told: object,
+        **settings: object,
     ) -> bool:
         """Runs a command that is ended by a signal, or meets a broken disk; returns whether it did.
 
@@ -130,15 +130,15 @@ class Story:
           changes: of files that a whole run makes.
           seconds: that a whole run takes.
           refusals: exit codes that it may end with, too.
-          **told: as for `start`.
+          **settings: as for `start`.
         """
         if self.rng.random() < _FAILING_CHANCE:
-            return self._meets_a_broken_disk(words, changes, refusals, **told)
+            return self._meets_a_broken_disk(words, changes, refusals, **settings)
         signum = self.rng.choice((KILL, KILL, TERM, INT))
         if signum != KILL or self.rng.random() < _BY_PLACE_CHANCE:
-            self.start(words, at=self.place(changes), signum=int(signum), **told)
+            self.start(words, at=self.place(changes), signum=int(signum), **settings)
         else:
-            self.start(words, **told)
+            self.start(words, **settings)
             if not self.warm.ended(self.rng.uniform(0, seconds)):
                 self.warm.send(KILL)
         ended = self.finish(0, INTERRUPTED, -KILL, *refusals)
@@ -148,12 +148,12 @@ class Story:
         return True
 
     def _meets_a_broken_disk(
-        self, words: Sequence[str | Path], changes: int, refusals: Sequence[int], **told: object
+        self, words: Sequence[str | Path], changes: int, refusals: Sequence[int], **settings: object
     ) -> bool:
         """Runs a command some of whose changes of files fail; returns whether one did."""
         error = self.rng.choice((errno.EIO, errno.ENOSPC, errno.EDQUOT))
         how = {"at": self.place(changes), "times": self.rng.randint(1, 4), "errno": error}
-        self.start(words, **how, below=str(self.folder), **told)
+        self.start(words, **how, below=str(self.folder), **settings)
         # The failed change may have been optional; then the run has done all the rest.
         self.finish(0, 1, 4, *refusals)
         failed = int((self.folder / "changes").read_text().split()[1])

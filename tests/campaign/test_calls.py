@@ -20,8 +20,8 @@ from tests.kit.shared import made_once
 _CALLS = """
 import ctypes, json, os, sys
 from tests.campaign import calls
-told = json.loads(sys.argv[1])
-folder, outside = told["folder"], sys.argv[2]
+settings = json.loads(sys.argv[1])
+folder, outside = settings["folder"], sys.argv[2]
 made = {
     "open": lambda: bool(closed(os.open("file", os.O_RDWR))),
     "create": lambda: bool(closed(os.open("created", os.O_RDWR | os.O_CREAT))),
@@ -50,7 +50,7 @@ def closed(descriptor):
     return descriptor
 os.chdir(folder)
 file = os.open("file", os.O_RDWR | os.O_CREAT)
-calls.arm(told)
+calls.arm(settings)
 found = {}
 for kind, make in made.items():
     try:
@@ -59,7 +59,7 @@ for kind, make in made.items():
         found[kind] = -error.errno
 with open(outside, "w") as other:  # counts nowhere
     other.write("outside")
-calls.disarm(told)
+calls.disarm(settings)
 print(json.dumps(found))
 """
 _UNDISTURBED = dict.fromkeys(KINDS) | {
@@ -84,8 +84,8 @@ def make_calls(library: Path, tmp_path: Path, **what: object) -> tuple[dict, dic
     """Makes each call once in a new process; returns the results and the counts."""
     folder = tmp_path / "folder"
     folder.mkdir()
-    told = {"folder": str(folder), "note": str(tmp_path / "note"), **what}
-    command = [sys.executable, "-c", _CALLS, json.dumps(told), str(tmp_path / "outside")]
+    settings = {"folder": str(folder), "note": str(tmp_path / "note"), **what}
+    command = [sys.executable, "-c", _CALLS, json.dumps(settings), str(tmp_path / "outside")]
     env = environment(LD_PRELOAD=str(library))
     done = subprocess.run(command, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

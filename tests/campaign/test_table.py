@@ -178,7 +178,7 @@ def test_summary_counts_attempts_and_violations() -> None:
     assert lines[-1].split()[1:4] == ["2", "1", "1"]
 
 
-def test_every_command_of_a_scene_is_in_the_table() -> None:
+def test_each_command_of_a_scene_has_a_row() -> None:
     commands = {row.command for row in ROWS if row.promise.place == Place.FOLDER}
 
     assert {*SCENES, *PRODUCTS, *READERS} <= commands

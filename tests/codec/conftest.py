@@ -21,7 +21,7 @@ def inside(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def taken(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """Returns a list with an entry for each turn that is taken from now on."""
+    """Returns a list that gets an entry for each turn taken from now on."""
     taken = []
 
     @contextlib.contextmanager

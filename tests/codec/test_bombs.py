@@ -8,16 +8,16 @@ import pytest
 
 from imagenet_prep.codec import cage
 from imagenet_prep.dataset import formats
-from tests.kit.bounds import little_memory
+from tests.kit.bounds import limited_memory
 from tests.kit.codec import costs
 from tests.kit.codec.calls import CALLS
 from tests.kit.hostile import bombs, mutated
-from tests.kit.lengths import long_but
+from tests.kit.lengths import long_except
 
-# The kernel counts whole seconds, and each try may need a new process.
+# The kernel counts complete seconds, and each try may need a new process.
 SLACK_S = 4
 MOST_BYTES = 1 << 30
-# An image of 64 MP that decoder.c takes is decoded in this process.
+# An image of 64 MP that decoder.c accepts is decoded in this process.
 OWN_BYTES = 700 << 20
 PICTURES_PER_SEED = 400
 # Only JPEGs are decoded differently by each call. `report` also decodes truncated images.
@@ -37,7 +37,7 @@ def child() -> None:
 
 def _cost(call: str, data: bytes, what: str) -> costs.Cost:
     """Returns the cost of a call, which must be within the limits."""
-    with little_memory(OWN_BYTES):
+    with limited_memory(OWN_BYTES):
         cost = costs.cost(CALLS[call], data)
     where = f"{what}, {call}: {cost}"
     assert cost.own_s < cage.MOST_CPU_S + SLACK_S, where
@@ -47,23 +47,23 @@ def _cost(call: str, data: bytes, what: str) -> costs.Cost:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", long_but(bombs.SMALLEST, bombs.BOMBS))
-def test_a_bomb_is_stored_or_refused_within_the_limits(name: str) -> None:
-    """By every call that decodes an image; and no more memory is needed in this process."""
+@pytest.mark.parametrize("name", long_except(bombs.SMALLEST, bombs.BOMBS))
+def test_bomb_is_stored_or_refused_within_the_limits(name: str) -> None:
+    """By every call that decodes an image, with no more memory in this process."""
     data = bombs.BOMBS[name]()
     has_all_calls = name in bombs.SMALLEST or name.startswith("JPEG")
     for call in CALLS if has_all_calls else DIFFERENT_CALLS:
         _cost(call, data, name)
 
 
-def test_there_are_bombs_of_every_format_that_is_read() -> None:
+def test_every_readable_format_has_bombs() -> None:
     assert formats.READ | {formats.HEIC} <= bombs.TABLES.keys()
     assert len(bombs.BOMBS) > 500
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", long_but(range(1), range(50)))
-def test_a_damaged_image_is_stored_or_refused_within_the_limits(seed: int) -> None:
+@pytest.mark.parametrize("seed", long_except(range(1), range(50)))
+def test_damaged_image_is_stored_or_refused_within_limits(seed: int) -> None:
     """20,000 images in `make test-long`."""
     ends: Counter[str] = Counter()
     for changes, data in mutated.mutated(seed, PICTURES_PER_SEED):

@@ -1,4 +1,4 @@
-"""setup.py: the library of the planes codec is compiled, by whatever compiler there is."""
+"""setup.py: the library of the planes codec is compiled with any available compiler."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from imagenet_prep.codec import planes
 from imagenet_prep.codec.policy import PLANES
 from tests.kit.codec import corpus, native
 from tests.kit.installed import Installed
-from tests.kit.lengths import long_but
+from tests.kit.lengths import long_except
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def build(setup: ModuleType, folder: Path, *extensions: Extension) -> Path:
 
 @pytest.fixture
 def unloaded() -> Iterator[None]:
-    """Threads that begin now load anew."""
+    """Threads that start now load the library again."""
     planes.require.cache_clear()
     planes._threads.__dict__.clear()
     yield
@@ -53,9 +53,9 @@ def unloaded() -> Iterator[None]:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("unloaded")
-# The library of this checkout, which all other tests use, is what "system" makes.
-@pytest.mark.parametrize("compiler", long_but(["zig"], ["system", "zig"]))
-def test_what_an_installation_compiles_makes_the_codecs_bytes(
+# "system" gives the library of this checkout, which all other tests use.
+@pytest.mark.parametrize("compiler", long_except(["zig"], ["system", "zig"]))
+def test_installed_library_gives_the_bytes_of_the_codec(
     setup: ModuleType,
     compiler: str,
     tmp_path: Path,
@@ -77,7 +77,7 @@ def test_what_an_installation_compiles_makes_the_codecs_bytes(
 
 
 @pytest.mark.slow
-def test_a_compiler_that_fails_is_followed_by_the_next(
+def test_next_compiler_is_used_after_a_failure(
     setup: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if reason := native.missing(("cc",)):
@@ -90,7 +90,7 @@ def test_a_compiler_that_fails_is_followed_by_the_next(
     assert (tmp_path / "imagenet_prep" / "shards" / "_digests.so").exists()
 
 
-def test_without_a_compiler_the_rest_is_installed(
+def test_installation_succeeds_if_no_compiler_is_found(
     setup: ModuleType,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -105,7 +105,7 @@ def test_without_a_compiler_the_rest_is_installed(
     assert "no C compiler found, and no ziglang from PyPI" in caplog.text
 
 
-def test_ziglang_is_asked_for_only_where_there_is_no_compiler(
+def test_ziglang_is_required_only_if_compilers_are_missing(
     setup: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["setup.py"])

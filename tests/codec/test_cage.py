@@ -32,6 +32,7 @@ from tests.kit.codec import corpus, costs, frames
 from tests.kit.codec.calls import CALLS
 from tests.kit.hostile import images
 from tests.kit.hostile.bombs import bmp, gif
+from tests.kit.messages import says
 
 _POLICY = Policy(32)
 SOF0 = 0xC0
@@ -71,7 +72,9 @@ def _result(call: Callable[[bytes], object], data: bytes) -> object:
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_results_are_the_same_inside(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_results_are_the_same_inside_and_outside(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     call = CALLS[name]
     outside = {file: _result(call, data) for file, data in FILES.items()}
     monkeypatch.setattr(cage, "_is_inside", True)
@@ -81,7 +84,9 @@ def test_results_are_the_same_inside(name: str, monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_only_our_decoder_decodes_outside(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_our_decoder_decodes_outside_the_cage(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Pillow, simplejpeg and libjpeg would decode here, in the process of the user."""
     used = []
 
@@ -109,7 +114,7 @@ def test_only_our_decoder_decodes_outside(name: str, monkeypatch: pytest.MonkeyP
     assert used == []
 
 
-def test_our_decoder_takes_only_sequential_jpegs() -> None:
+def test_our_decoder_only_accepts_sequential_jpegs() -> None:
     """Of all JPEGs of these tests, and no other format."""
     ours = planes.workspace(jpeg=planes.ONLY_OWN)
     markers = set()
@@ -123,7 +128,7 @@ def test_our_decoder_takes_only_sequential_jpegs() -> None:
 
 
 @pytest.mark.parametrize("width", [4_000_000, 64_000_000])
-def test_too_much_memory_makes_one_bad_image(width: int) -> None:
+def test_excessive_memory_makes_one_bad_image(width: int) -> None:
     with pytest.raises(BadImageError) as caught:
         transform.transform(bmp.delta(width), _POLICY)
 
@@ -132,19 +137,19 @@ def test_too_much_memory_makes_one_bad_image(width: int) -> None:
 
 
 @pytest.mark.slow  # it uses the processor up to the limit
-def test_too_much_time_makes_one_bad_image(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_excessive_time_makes_one_bad_image(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cage, "MOST_CPU_S", 1)
 
     with pytest.raises(BadImageError) as caught:
         transform.transform(gif.comment_of_blocks(30_000_000), _POLICY)
 
     assert caught.value.reason == cage.TOO_EXPENSIVE
-    assert "1 s of processor time" in caught.value.detail
+    assert says("needs-more-s-processor-time", "1").search(caught.value.detail)
     assert transform.transform(PNG, _POLICY).repair == "png"
 
 
 def test_all_tries_of_an_image_share_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A child that has used 100 s gets 10 s more; the second try gets what the first one left."""
+    """A child that has used 100 s gets 10 s more; the second try gets the rest of the first."""
     times = itertools.count(100.25, 0.5)
     limit = cage._Child._limit_cpu
     given = []
@@ -165,7 +170,7 @@ def test_all_tries_of_an_image_share_its_time(monkeypatch: pytest.MonkeyPatch) -
     assert limits == [111, 111]
 
 
-def test_a_small_image_gets_little_memory() -> None:
+def test_small_image_gets_little_memory() -> None:
     decoding.pixels(PNG)
     child = cage._idle[-1]
     limits = resource.prlimit(child._process.pid, resource.RLIMIT_AS)
@@ -174,7 +179,7 @@ def test_a_small_image_gets_little_memory() -> None:
     assert limits[1] - child._base_bytes == cage.HEAVY_BYTES
 
 
-def test_a_dead_child_is_replaced() -> None:
+def test_dead_child_is_replaced() -> None:
     decoding.pixels(PNG)
     (child,) = cage._idle[-1:]
     os.kill(child._process.pid, signal.SIGKILL)
@@ -183,7 +188,7 @@ def test_a_dead_child_is_replaced() -> None:
     assert child not in cage._idle
 
 
-def test_a_decoder_that_always_dies_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_decoder_that_always_dies_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     write = cage._Child._write
 
     def dies(child: cage._Child, values: object, data: bytes) -> None:
@@ -200,13 +205,13 @@ def test_a_decoder_that_always_dies_is_named(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(cage._Child, "_write", dies)
     monkeypatch.setattr(cage._Child, "_limit_cpu", limited)
 
-    with pytest.raises(BadImageError, match="exit code -11") as caught:
+    with pytest.raises(BadImageError, match=says("decoder-ended-exit-code", "-11")) as caught:
         decoding.pixels(PNG)
     assert caught.value.reason == cage.DECODER_DIED
     assert given == [cage.MOST_CPU_S] * 2
 
 
-def test_an_image_that_needs_much_memory_waits_for_its_turn(
+def test_image_that_needs_much_memory_takes_a_turn(
     taken: list[bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     png = _encoded(np.zeros((2000, 2000, 3), np.uint8), "PNG")
@@ -238,7 +243,7 @@ _WRONG_PIXELS = [
         (decoding.pixels, cage.Message(cage.BAD, [1, 2, 3], b"")),
     ],
 )
-def test_a_wrong_message_of_a_child_is_a_bad_image(
+def test_wrong_message_of_child_is_a_bad_image(
     call: Callable[[bytes], object], message: cage.Message, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cage._Child, "ask", lambda *_, **__: message)
@@ -258,8 +263,8 @@ def test_threads_get_their_own_results() -> None:
     assert all(np.array_equal(a, b) for a, b in zip(found, pictures * 3, strict=True))
 
 
-def test_the_heaviest_image_is_decoded_within_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And its memory is free afterwards."""
+def test_heaviest_image_is_decoded_within_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its memory is free afterwards."""
     monkeypatch.setattr(cage, "_idle", [])
 
     transform.transform(images.heavy_webp(), _POLICY)
@@ -272,7 +277,7 @@ def test_the_heaviest_image_is_decoded_within_the_limit(monkeypatch: pytest.Monk
     assert now < 150_000
 
 
-def test_a_large_image_is_decoded_only_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_image_is_decoded_only_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """The child requests the turn before it decodes, because it knows the size."""
     ask = cage._Child.ask
     asked = []
@@ -289,7 +294,7 @@ def test_a_large_image_is_decoded_only_once(monkeypatch: pytest.MonkeyPatch) -> 
     assert asked == ["transform"] * 2
 
 
-def test_a_forked_process_starts_its_own_children() -> None:
+def test_forked_process_starts_its_own_children() -> None:
     decoding.pixels(PNG)
     process = os.fork()
     if not process:
@@ -305,14 +310,14 @@ def test_a_forked_process_starts_its_own_children() -> None:
     assert decoding.pixels(PNG).shape[2] == 3
 
 
-def test_the_repair_of_a_jpeg_is_decided_in_the_cage() -> None:
+def test_jpeg_repair_is_decided_in_the_cage() -> None:
     frame = jpeg.refuse_bombs(_JPEG)
     assert frame is not None
     with pytest.raises(cage.OutsideError):
         damage.repaired(_JPEG, frame)
 
 
-def test_a_child_ends_while_it_decodes_if_its_parent_is_killed(tmp_path: Path) -> None:
+def test_decoding_child_ends_if_its_parent_is_killed(tmp_path: Path) -> None:
     path = tmp_path / "comment.gif"
     path.write_bytes(gif.comment_of_blocks(30_000_000))
     code = textwrap.dedent(
@@ -349,7 +354,7 @@ def test_a_child_ends_while_it_decodes_if_its_parent_is_killed(tmp_path: Path) -
     os.close(child)
 
 
-def test_a_child_sees_no_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_child_sees_no_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
     monkeypatch.setattr(cage, "_idle", [])
 
@@ -361,7 +366,7 @@ def test_a_child_sees_no_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
     child.close()
 
 
-def test_a_child_is_confined(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_child_is_confined(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cage, "_idle", [])
 
     missing = cage.missing_means()
@@ -375,7 +380,7 @@ def test_a_child_is_confined(monkeypatch: pytest.MonkeyPatch) -> None:
     assert ("Seccomp:\t2\n" in status) == ("seccomp" not in missing)
 
 
-def test_a_confined_process_has_no_rights(tmp_path: Path) -> None:
+def test_confined_process_has_no_rights(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("private")
     code = textwrap.dedent(
         """
@@ -466,7 +471,7 @@ def test_each_means_forbids_without_the_other(unused: str, attempt: str, tmp_pat
     assert done.stdout == "forbidden\n"
 
 
-def test_a_confined_process_writes_no_byte_to_an_open_file(tmp_path: Path) -> None:
+def test_confined_process_writes_no_byte_to_open_files(tmp_path: Path) -> None:
     code = textwrap.dedent(
         """
         import os, signal, sys

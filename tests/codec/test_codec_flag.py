@@ -1,4 +1,4 @@
-"""--codec: what it says in the manifest, what is refused, and what is said where it is missing."""
+"""--codec: its value in the manifest, refused values, and the message if the library is missing."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.kit import command
+from tests.kit.messages import says
 from tests.kit.miniature import Miniature, miniature_for_tests
 
 MISSING = "--codec planes: "
@@ -34,21 +35,21 @@ def codec_of(out: Path) -> dict[str, str]:
     return libraries
 
 
-def test_the_manifest_names_the_codec_and_another_is_refused(
-    mini: Miniature, tmp_path: Path
-) -> None:
+def test_manifest_names_the_codec_and_refuses_others(mini: Miniature, tmp_path: Path) -> None:
     out = tmp_path / "out"
     assert prepare(mini, out, "--codec", "portable").code == 0
     assert codec_of(out) == {"codec": "portable-1"}
 
-    # Finished, in part gone, and begun by another run.
+    # Finished, partly removed, and started by a different run.
     for gone in (None, "train-00001-of-00002", "dataset.json"):
         if gone:
             (out / gone).unlink()
         refused = prepare(mini, out)
         assert refused.code == 2
         assert len(refused.complaints.splitlines()) == 1
-        assert "was started with codec portable-1, but this run uses planes-1" in refused.complaints
+        assert says("started-codec-run-uses", ..., "portable-1", "planes-1").search(
+            refused.complaints
+        )
 
     assert prepare(mini, out, "--codec", "portable").code == 0
     assert command.run("verify", out).code == 0
@@ -60,10 +61,10 @@ def test_the_manifest_names_the_codec_and_another_is_refused(
     assert first == second
 
 
-def test_without_the_library_a_run_says_what_to_do_and_portable_runs(
+def test_missing_library_is_refused_and_portable_works(
     mini: Miniature, repository: Path, tmp_path: Path
 ) -> None:
-    """As on a machine without a compiler: the package is there, its library is not."""
+    """As on a machine without a compiler: the package is installed, but not its library."""
     tree = tmp_path / "tree"
     for package in ("imagenet_prep", "pipelines"):
         ignored = shutil.ignore_patterns("*.so", "__pycache__")
@@ -74,8 +75,8 @@ def test_without_the_library_a_run_says_what_to_do_and_portable_runs(
     assert refused.code == 2
     assert len(refused.complaints.splitlines()) == 1
     assert MISSING in refused.complaints
-    assert "Install a C compiler" in refused.complaints
-    assert "--codec portable" in refused.complaints
+    assert says("cannot-loaded-compiled-when-imagenet-prep").search(refused.complaints)
+    assert says("codec-planes-use-codec-portable").search(refused.complaints)
     assert not out.exists()
 
     made = prepare(mini, out, "--codec", "portable", PYTHONPATH=str(tree))
@@ -83,7 +84,7 @@ def test_without_the_library_a_run_says_what_to_do_and_portable_runs(
     assert codec_of(out) == {"codec": "portable-1"}
 
 
-def test_resize_adds_no_split_of_another_codec(mini: Miniature, tmp_path: Path) -> None:
+def test_resize_adds_no_split_of_a_different_codec(mini: Miniature, tmp_path: Path) -> None:
     whole = tmp_path / "whole"
     out = tmp_path / "out"
     assert prepare(mini, whole).code == 0
@@ -93,7 +94,7 @@ def test_resize_adds_no_split_of_another_codec(mini: Miniature, tmp_path: Path) 
 
     refused = command.run(*resize[:-2], "-s", "train,validation")
     assert refused.code == 2
-    assert "was started with codec portable-1, but this run uses planes-1" in refused.complaints
+    assert says("started-codec-run-uses", ..., "portable-1", "planes-1").search(refused.complaints)
 
     assert command.run(*resize, "-s", "train,validation").code == 0
     forced = command.run(*resize[:-2], "-s", "train,validation", "--force")

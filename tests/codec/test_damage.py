@@ -1,8 +1,9 @@
-"""Warnings of libjpeg: which of them cost pixels, and that everything agrees about such files."""
+"""Warnings of libjpeg: those that cost pixels, and equal verdicts of all calls about such files."""
 
 from __future__ import annotations
 
 import io
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 import pytest
@@ -11,19 +12,29 @@ from PIL import Image
 from imagenet_prep.codec import damage, likeness, opening, planes, transform
 from imagenet_prep.codec.policy import PLANES, PORTABLE, Policy
 from imagenet_prep.core.errors import BadImageError
-from tests.kit.bounds import little_memory
+from imagenet_prep.dataset.jpeg import JpegFrame, refuse_bombs
+from tests.kit.bounds import limited_memory
 from tests.kit.codec import frames, mutations, warned
 from tests.kit.codec.calls import CALLS
 from tests.kit.hostile import bombs
 from tests.kit.hostile.bombs import jpeg
 from tests.kit.installed import Installed
 
-HARMLESS = [(name, data) for name, files in warned.harmless().items() for data in files]
-HARMFUL = [(name, data) for name, files in warned.harmful().items() for data in files]
+
+def cases(files: Mapping[str, Iterable[bytes]]) -> list[tuple[str, bytes]]:
+    """Returns each file with its name."""
+    found: list[tuple[str, bytes]] = []
+    for name, contents in files.items():
+        found += [(name, data) for data in contents]
+    return found
 
 
-def ids(cases: list[tuple[str, bytes]]) -> list[str]:
-    return [f"{name.removeprefix('JWRN_')}-{number}" for number, (name, _) in enumerate(cases)]
+HARMLESS = cases(warned.harmless())
+HARMFUL = cases(warned.harmful())
+
+
+def ids(named: list[tuple[str, bytes]]) -> list[str]:
+    return [f"{name.removeprefix('JWRN_')}-{number}" for number, (name, _) in enumerate(named)]
 
 
 # Calls that decode all of a file, and show no part of a bad one.
@@ -40,16 +51,16 @@ def names(data: bytes) -> list[str]:
 
 
 @pytest.mark.parametrize("make", [jpeg.zeros_in_scan, jpeg.zeros_without_end])
-def test_megabytes_of_zeros_behind_a_picture_take_little_memory(make: bombs.Make) -> None:
-    """The search for their start once remembered each of them, in 115 bytes."""
+def test_trailing_megabytes_of_zeros_take_little_memory(make: bombs.Make) -> None:
+    """The search for their start once stored each of them, in 115 bytes."""
     data = make(3_000_000)
-    with little_memory(100 << 20):
+    with limited_memory(100 << 20):
         made = transform.transform(data, Policy(None))
     assert made.repair in (damage.SURPLUS, damage.NO_END)
     assert len(made.encoded) < 10_000
 
 
-def test_the_table_has_every_warning_and_a_file_for_each_that_can_be_made() -> None:
+def test_table_lists_every_warning_with_a_file() -> None:
     for name, data in HARMLESS + HARMFUL:
         assert names(data)[0] == name
     made = {name for name, _ in HARMLESS + HARMFUL}
@@ -61,7 +72,7 @@ def test_the_table_has_every_warning_and_a_file_for_each_that_can_be_made() -> N
 @pytest.mark.parametrize("codec", [PLANES, PORTABLE])
 @pytest.mark.parametrize("short_side", [None, 48])
 @pytest.mark.parametrize(("name", "data"), HARMLESS, ids=ids(HARMLESS))
-def test_a_file_with_all_its_pixels_is_stored_repaired(
+def test_file_with_all_its_pixels_is_stored_repaired(
     name: str, data: bytes, short_side: int | None, codec: str
 ) -> None:
     made = transform.transform(data, Policy(short_side, codec=codec))
@@ -74,7 +85,7 @@ def test_a_file_with_all_its_pixels_is_stored_repaired(
 
 
 @pytest.mark.parametrize(("name", "data"), HARMLESS, ids=ids(HARMLESS))
-def test_all_agree_that_a_file_has_all_its_pixels(name: str, data: bytes) -> None:
+def test_all_calls_accept_files_with_all_pixels(name: str, data: bytes) -> None:
     assert np.array_equal(pixels_of(data), pixels_of(warned.plain())), name
     for call in CALLS.values():
         call(data)
@@ -83,7 +94,7 @@ def test_all_agree_that_a_file_has_all_its_pixels(name: str, data: bytes) -> Non
 
 
 @pytest.mark.parametrize(("name", "data"), HARMFUL, ids=ids(HARMFUL))
-def test_all_agree_that_a_file_has_lost_pixels(name: str, data: bytes) -> None:
+def test_all_calls_refuse_files_with_lost_pixels(name: str, data: bytes) -> None:
     reason = "truncated" if name == "JWRN_JPEG_EOF" else "corrupt"
     for call in sorted(JUDGES):
         with pytest.raises(BadImageError) as caught:
@@ -92,7 +103,7 @@ def test_all_agree_that_a_file_has_lost_pixels(name: str, data: bytes) -> None:
 
 
 @pytest.mark.parametrize("name", warned.harmful())
-def test_a_harmless_warning_hides_no_harmful_one(name: str) -> None:
+def test_harmless_warning_hides_no_harmful_one(name: str) -> None:
     for data in warned.harmful()[name]:
         at = data.index(b"\xff\xdb")
         with pytest.raises(BadImageError) as caught:
@@ -100,7 +111,7 @@ def test_a_harmless_warning_hides_no_harmful_one(name: str) -> None:
         assert "Corrupt JPEG data: 4 extraneous bytes" not in caught.value.detail
 
 
-def test_bytes_left_over_in_a_scan_do_not_hide_that_the_rest_is_missing() -> None:
+def test_surplus_bytes_in_a_scan_hide_no_truncation() -> None:
     restarts = warned.plain(restart_marker_blocks=4)
     at = restarts.index(b"\xff\xd1")
     for junk in (40 * b"surplus", bytes(40)):
@@ -141,7 +152,7 @@ def test_sampling_factors_without_a_name_are_decoded(kind: str, progressive: boo
         assert abs(pixels_of(made.encoded) - pixels_of(data)).mean() < 3
 
 
-def test_a_turned_photograph_with_an_odd_header_is_turned() -> None:
+def test_turned_photograph_with_an_odd_header_is_turned() -> None:
     exif = Image.Exif()
     exif[0x0112] = 6
     for data in (warned.plain(exif=exif), warned.plain(exif=exif, subsampling="4:4:4")):
@@ -152,7 +163,7 @@ def test_a_turned_photograph_with_an_odd_header_is_turned() -> None:
         assert (made.height, made.width, made.repair) == (160, 120, "surplus_data+orientation")
 
 
-def test_without_pillows_libjpeg_the_first_warning_decides(installed: Installed) -> None:
+def test_first_warning_decides_if_pillow_lacks_libjpeg(installed: Installed) -> None:
     installed.no_planes()
     policy = Policy(None, codec=PORTABLE)
     for name, data in HARMFUL + HARMLESS:
@@ -162,8 +173,8 @@ def test_without_pillows_libjpeg_the_first_warning_decides(installed: Installed)
     assert transform.transform(warned.plain(), policy).repair is None
 
 
-def test_16_bit_images_are_hashed_as_they_are_stored() -> None:
-    """Pillow alone would make all of them white."""
+def test_hashes_of_16_bit_images_use_stored_pixels() -> None:
+    """Pillow would make all of them white."""
     wide = mutations.photograph()[:, :, 0].astype(np.uint16) * 257
     buffer = io.BytesIO()
     Image.fromarray(wide).save(buffer, "PNG")
@@ -172,3 +183,46 @@ def test_16_bit_images_are_hashed_as_they_are_stored() -> None:
     assert np.array_equal(shown[:, :, 0], wide >> 8)
     expected = likeness.means_of_pixels((wide >> 8).astype(np.uint8))
     assert np.array_equal(likeness.means(buffer.getvalue()), expected)
+
+
+# What jerror.h of libjpeg-turbo names as a warning, and codes of errors, notes and newer versions.
+REPAIRED = {114: "header", 116: "surplus_data", 119: "header", 122: "header", 127: "header"}
+LOST = {120: "truncated"}
+
+
+@pytest.mark.parametrize("code", [*range(105, 131), 199, 254])
+def test_only_warnings_in_the_table_are_harmless(
+    code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = warned.plain()
+    frame = header_of(data)
+    monkeypatch.setattr(planes.Workspace, "warnings", lambda *_: ({code: "a warning"}, ""))
+    if code in REPAIRED:
+        assert damage.repaired(data, frame) == (REPAIRED[code], data)
+        return
+    with pytest.raises(BadImageError) as caught:
+        damage.repaired(data, frame)
+    assert caught.value.reason == LOST.get(code, "corrupt")
+
+
+def test_the_first_of_several_warnings_names_the_repair(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = warned.plain()
+    frame = header_of(data)
+    for codes, repair in (([114, 116], "header"), ([116, 114], "surplus_data"), ([], None)):
+        found = dict.fromkeys(codes, "a warning")
+        monkeypatch.setattr(planes.Workspace, "warnings", lambda *_, found=found: ({**found}, ""))
+        assert damage.repaired(data, frame) == (repair, data)
+    assert damage.repaired(data, frame, "simplejpeg's warning") == ("header", data)
+
+
+def test_missing_scans_alone_are_no_damage(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = warned.plain()
+    frame = header_of(data)
+    monkeypatch.setattr(planes.Workspace, "warnings", lambda *_: ({255: "less detail"}, ""))
+    assert damage.repaired(data, frame) == (None, data)
+
+
+def header_of(data: bytes) -> JpegFrame:
+    frame = refuse_bombs(data)
+    assert frame is not None
+    return frame

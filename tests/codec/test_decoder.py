@@ -1,4 +1,4 @@
-"""decoder.c makes the planes of libjpeg, or declines: what it takes is sound, whatever is asked."""
+"""decoder.c: it gives the planes of libjpeg, or declines; accepted files are sound."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from imagenet_prep.core.errors import BadImageError
 from imagenet_prep.dataset import jpeg
 from tests.kit.codec import corpus, fuzz, mutations, native, variety
 from tests.kit.installed import Installed
-from tests.kit.lengths import long_but
+from tests.kit.lengths import long_except
 
 pytestmark = pytest.mark.skipif(
     platform.machine() == "aarch64", reason="libjpeg decodes everything on ARM"
@@ -37,9 +37,9 @@ def sanitized(folder: Path) -> Path:
         pytest.skip(f"no sanitizers here: {error}")
 
 
-@pytest.mark.parametrize("count", long_but([30], [30, 6_000]))
-def test_planes_are_those_of_libjpeg(tmp_path: Path, count: int) -> None:
-    """Whole, halved and in windows, by plain C, SSE2 and AVX2."""
+@pytest.mark.parametrize("count", long_except([30], [30, 6_000]))
+def test_planes_equal_those_of_libjpeg(tmp_path: Path, count: int) -> None:
+    """Complete, halved and in windows, by plain C, SSE2 and AVX2."""
     program = sanitized(tmp_path)
     made = [*corpus.files().values(), *variety.files(count)]
     files = native.write(tmp_path / "corpus", [native.Job(data, 1, 1) for data in made])
@@ -50,14 +50,12 @@ def test_planes_are_those_of_libjpeg(tmp_path: Path, count: int) -> None:
     assert num_files == len(made)
     assert taken > 0.9 * num_files  # the others are progressive or CMYK
     assert sound_but_declined < 0.05 * num_files * 3
-    assert num_planes > 3 * 5 * taken  # kinds of vector code; whole, halved, windows
+    assert num_planes > 3 * 5 * taken  # kinds of vector code; complete, halved, windows
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("count", long_but([1_000], [1_000, 300_000]))
-def test_damage_and_odd_coefficients_touch_nothing_and_are_taken_only_if_sound(
-    tmp_path: Path, count: int
-) -> None:
+@pytest.mark.parametrize("count", long_except([1_000], [1_000, 300_000]))
+def test_damaged_files_are_accepted_only_if_sound(tmp_path: Path, count: int) -> None:
     program = sanitized(tmp_path)
     files = native.write(tmp_path / "corpus", fuzz.sources(0))
 
@@ -69,8 +67,8 @@ def test_damage_and_odd_coefficients_touch_nothing_and_are_taken_only_if_sound(
     assert num_planes > taken
 
 
-@pytest.mark.parametrize("seed", long_but(range(2), range(40)))
-def test_a_file_is_proven_only_if_libjpeg_says_nothing(seed: int) -> None:
+@pytest.mark.parametrize("seed", long_except(range(2), range(40)))
+def test_file_is_verified_only_if_libjpeg_is_silent(seed: int) -> None:
     proven = 0
     for _, data in mutations.mutated(3000 + seed, 250):
         if planes.proves(data):
@@ -79,9 +77,9 @@ def test_a_file_is_proven_only_if_libjpeg_says_nothing(seed: int) -> None:
     assert proven > 10
 
 
-@pytest.mark.parametrize("seed", long_but(range(2), range(40)))
-def test_windows_of_damaged_files_have_the_verdict_and_pixels_of_libjpeg(seed: int) -> None:
-    """Damage below a window is not looked at, by neither."""
+@pytest.mark.parametrize("seed", long_except(range(2), range(40)))
+def test_windows_of_damaged_files_equal_those_of_libjpeg(seed: int) -> None:
+    """Both ignore damage below a window."""
     loaded = planes.require()
     decoders = [planes.Workspace(loaded, "best", name) for name in ("own", "libjpeg")]
     look = planes.Look(20, 30, planes.BYTES, planes.LINEAR)
@@ -98,7 +96,7 @@ def test_windows_of_damaged_files_have_the_verdict_and_pixels_of_libjpeg(seed: i
     assert done > 100
 
 
-def test_a_proof_asks_libjpeg_only_where_ours_declines(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_libjpeg_only_verifies_files_that_ours_declines(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
 
     def decode(data: bytes, *_: object, **__: object) -> None:
@@ -113,7 +111,7 @@ def test_a_proof_asks_libjpeg_only_where_ours_declines(monkeypatch: pytest.Monke
 
 @pytest.fixture
 def unloaded() -> Iterator[None]:
-    """Nothing is loaded yet, and nothing of the test stays loaded."""
+    """Nothing is loaded before the test, and nothing of the test stays loaded."""
 
     def forget() -> None:
         planes.require.cache_clear()
@@ -126,7 +124,7 @@ def unloaded() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("unloaded")
-def test_the_variable_turns_it_off(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_environment_variable_turns_our_decoder_off(monkeypatch: pytest.MonkeyPatch) -> None:
     data = mutations.sources()["420"]
     made = planes.workspace().shrink(data, 50, 60, 90, 1 << 20)
     assert planes.proves(data)
@@ -138,9 +136,7 @@ def test_the_variable_turns_it_off(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("unloaded")
-def test_without_the_library_files_are_read_through_all_the_same(
-    installed: Installed, tmp_path: Path
-) -> None:
+def test_files_are_verified_if_the_library_is_missing(installed: Installed, tmp_path: Path) -> None:
     installed.library("codec.planes")
     data = mutations.sources()["420"]
 

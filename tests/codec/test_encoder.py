@@ -1,4 +1,4 @@
-"""encoder.c makes the files of libjpeg, byte for byte."""
+"""encoder.c: it writes the files of libjpeg, byte for byte."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import simplejpeg
 
 from imagenet_prep.codec import planes
 from tests.kit.codec import corpus, native, variety
-from tests.kit.lengths import long_but
+from tests.kit.lengths import long_except
 
 pytestmark = pytest.mark.skipif(
     platform.machine() == "aarch64", reason="libjpeg encodes everything on ARM"
@@ -19,9 +19,9 @@ pytestmark = pytest.mark.skipif(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("count", long_but([40], [40, 100_000]))
-def test_random_planes_become_the_files_of_libjpeg(tmp_path: Path, count: int) -> None:
-    """By plain C and AVX2, at all qualities, into buffers with no byte more than they need."""
+@pytest.mark.parametrize("count", long_except([40], [40, 100_000]))
+def test_random_planes_give_the_files_of_libjpeg(tmp_path: Path, count: int) -> None:
+    """By plain C and AVX2, at all qualities, into buffers of exactly the needed size."""
     if reason := native.missing(native.SANITIZED):
         pytest.skip(reason)
     try:
@@ -34,14 +34,14 @@ def test_random_planes_become_the_files_of_libjpeg(tmp_path: Path, count: int) -
     assert equal in (count, 2 * count)  # AVX2 may be missing
 
 
-@pytest.mark.parametrize("count", long_but([100], [100, 3_000]))
+@pytest.mark.parametrize("count", long_except([100], [100, 3_000]))
 @pytest.mark.parametrize("simd", ["best", "plain"])
-def test_photographs_become_the_files_of_libjpeg(simd: str, count: int) -> None:
+def test_photographs_give_the_files_of_libjpeg(simd: str, count: int) -> None:
     loaded = planes.require()
     workspaces = [planes.Workspace(loaded, simd, name) for name in ("own", "libjpeg")]
     made = 0
     for number, data in enumerate([*corpus.files().values(), *variety.files(count, seed=32)]):
-        # A quality is learnt from its first picture, so it has to come up twice.
+        # A quality is learnt from its first image, so it must appear twice.
         job = (data, 1 + 53 * number % 97, 1 + 31 * number % 131, 1 + number // 2 % 100, 1 << 24)
         own, libjpeg = (workspace.shrink(*job) for workspace in workspaces)
         assert own == libjpeg
@@ -49,13 +49,13 @@ def test_photographs_become_the_files_of_libjpeg(simd: str, count: int) -> None:
     assert made > 0.9 * count
 
 
-def test_planes_larger_than_the_room_that_is_expected_fit() -> None:
-    """Noise at the highest quality takes three bytes a pixel, where half of one is expected."""
+def test_file_larger_than_the_expected_size_is_written() -> None:
+    """Noise at the highest quality takes three bytes per pixel; half a byte is expected."""
     noise = np.random.default_rng(0).integers(0, 2, (600, 900, 3), np.uint8) * 255
     data = simplejpeg.encode_jpeg(noise, 100, "RGB", "444")
     loaded = planes.require()
     own, libjpeg = (planes.Workspace(loaded, "best", name) for name in ("own", "libjpeg"))
-    own.shrink(data, 9, 9, 100, 1 << 24)  # from which it learns
+    own.shrink(data, 9, 9, 100, 1 << 24)  # it learns from this one
 
     made = own.shrink(data, 600, 900, 100, 1 << 24)
 

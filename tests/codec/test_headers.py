@@ -1,4 +1,4 @@
-"""JPEGs whose header some decoder refuses are encoded again: every shape of metadata segments."""
+"""JPEGs with a header that some decoder refuses are encoded again: all shapes of metadata."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from imagenet_prep.codec.transform import keep, prove_stored, transform
 from imagenet_prep.core.errors import BadImageError
 from tests.kit import decoders
 from tests.kit.codec import mutations
+from tests.kit.messages import says
 
 SIZE = (40, 30)
 RESOLUTION = 0x011A
@@ -55,7 +56,7 @@ def directory(order: str, entries: list[tuple[int, int, int, bytes]]) -> bytes:
 
 
 def headers() -> Iterator[tuple[str, bytes]]:
-    """Yields (name, bytes to insert behind SOI): metadata of all kinds, lengths and contents."""
+    """Yields (name, bytes to insert after SOI): metadata of all kinds, lengths and contents."""
     names = {
         0: (b"", b"JFIF", b"JFIF\0", b"JFXX\0", b"AVI1"),
         1: (b"", b"Exif\0\0", b"Exif\0\0II*\0", b"http://ns.adobe.com/xap/1.0/\0"),
@@ -84,7 +85,7 @@ def headers() -> Iterator[tuple[str, bytes]]:
 
 
 def directories() -> Iterator[tuple[str, bytes]]:
-    """Yields (name, segment) with EXIF or a list of several pictures (MPF)."""
+    """Yields (name, segment) with EXIF or a list of several images (MPF)."""
     unit = (UNIT, 3, 1, b"\0\2\0\2")
     values = (b"", b"7", b"72", bytes(7) + b"\1", b"\xff" * 8, bytes(16))
     for order in ("II", "MM"):
@@ -142,7 +143,7 @@ def kept(jfif: bool) -> Iterator[tuple[str, bytes, bool]]:
 
 
 @pytest.mark.parametrize("jfif", [True, False])
-def test_pillow_opens_whatever_is_kept(jfif: bool) -> None:
+def test_pillow_opens_each_kept_file(jfif: bool) -> None:
     count = 0
     repaired = 0
     for name, data, is_kept in kept(jfif):
@@ -159,14 +160,14 @@ def test_pillow_opens_whatever_is_kept(jfif: bool) -> None:
 
 
 @pytest.mark.dali
-def test_dali_opens_whatever_is_kept() -> None:
+def test_dali_opens_each_kept_file() -> None:
     decode = decoders.dali()
     rng = random.Random(3)
     for name, data, is_kept in kept(jfif=True):
         is_metadata = name.startswith(("EXIF", "MPF", "8BIM"))
         if is_kept and (rng.random() < 0.02 if is_metadata else rng.random() < 0.2):
             assert decode(data).shape == (30, 40, 3), name
-    # What DALI alone refuses
+    # Segments that only DALI refuses
     data = plain()
     for inserted in (b"\xff\xd0", b"\xff\xe1\0\0", b"\xff\xe1\0\1"):
         made = transform(data[:2] + inserted + data[2:], Policy(None))
@@ -191,9 +192,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("name", REFUSED)
 @pytest.mark.parametrize("check", ["decode", "header"])
-def test_a_refused_header_is_repaired_by_every_verb_and_reported_by_verify(
-    name: str, check: str
-) -> None:
+def test_refused_header_is_repaired_and_verify_reports_it(name: str, check: str) -> None:
     data = plain()
     body = data[data.index(b"\xff\xdb") :]
     refused = data[:2] + REFUSED[name] + body
@@ -202,19 +201,19 @@ def test_a_refused_header_is_repaired_by_every_verb_and_reported_by_verify(
     assert (made.repair, made.height, made.width) == ("header", 30, 40)
     assert np.abs(decoded(made.encoded) - decoded(data[:2] + body)).mean() < 9
     assert keep(refused).repair == "header"
-    assert transform(refused, Policy(20)).repair is None  # encoded anyway
+    assert transform(refused, Policy(20)).repair is None  # encoded in any case
     assert prove_stored(made.encoded, 30, 40) is False
-    with pytest.raises(BadImageError, match="Pillow or DALI cannot open it"):
+    with pytest.raises(BadImageError, match=says("pillow-dali-cannot-open-because")):
         prove_stored(refused, 30, 40)
-    with pytest.raises(BadImageError, match="resize or adopt --rewrite"):
+    with pytest.raises(BadImageError, match=says("resize-adopt-rewrite-encodes-again")):
         opening.require_openable(refused)
 
 
-def test_a_stored_jpeg_without_an_end_marker_is_reported() -> None:
+def test_stored_jpeg_without_an_end_marker_is_reported() -> None:
     data = plain()
     thumbnail = segment(0xE1, b"with an end marker \xff\xd9")
     for changed in (data[:-2], data[:2] + thumbnail + data[2:-2]):
-        with pytest.raises(BadImageError, match="no end-of-image marker"):
+        with pytest.raises(BadImageError, match=says("no-end-of-image-marker-behind-scan")):
             prove_stored(changed, 30, 40)
 
 

@@ -1,4 +1,4 @@
-"""AVIF and HEIC: the pixels and the orientation that other programs show."""
+"""AVIF and HEIC: pixels and orientation are those of other programs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from imagenet_prep.codec import opening, transform
 from imagenet_prep.codec.policy import Policy
 from imagenet_prep.core.errors import BadImageError
 from imagenet_prep.dataset import formats
-from tests.kit.bounds import little_memory
+from tests.kit.bounds import limited_memory
 from tests.kit.hostile.bombs.heif import heif
 
 
@@ -36,7 +36,7 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 
 def shades(mode: str = "RGB") -> Image.Image:
-    """Returns 96 x 64 pixels, no two corners of which are alike."""
+    """Returns 96 x 64 pixels with four different corners."""
     rows = np.linspace(0, 160, 64)[:, None, None] + np.linspace(0, 60, 96)[None, :, None]
     pixels = (rows + np.array([0, 30, 15])).astype(np.uint8)
     return Image.fromarray(pixels).convert(mode)
@@ -55,7 +55,7 @@ def made(data: bytes, **policy: Any) -> tuple[np.ndarray[Any, Any], Any]:
 
 
 def kinds(kind: str) -> dict[str, tuple[bytes, Image.Image]]:
-    """Returns files, and the picture that each shows."""
+    """Returns files, each with its expected image."""
     clear = shades()
     clear.putalpha(Image.linear_gradient("L").resize(clear.size))
     white = Image.new("RGBA", clear.size, "white")
@@ -69,7 +69,7 @@ def kinds(kind: str) -> dict[str, tuple[bytes, Image.Image]]:
     }
 
 
-def test_pictures_are_those_that_were_saved(kind: str) -> None:
+def test_decoded_pixels_equal_the_saved_image(kind: str) -> None:
     for name, (data, picture) in kinds(kind).items():
         pixels, prepared = made(data)
         assert prepared.repair == kind.lower(), name
@@ -77,8 +77,8 @@ def test_pictures_are_those_that_were_saved(kind: str) -> None:
 
 
 @pytest.mark.parametrize("value", range(1, 9))
-def test_a_photograph_is_turned_once(kind: str, value: int) -> None:
-    """By the boxes irot and imir, whatever EXIF beside them says."""
+def test_photograph_is_turned_once(kind: str, value: int) -> None:
+    """By the boxes irot and imir, whatever the EXIF says."""
     exif = Image.Exif()
     exif[0x0112] = value
     expected = saved(shades(), "PNG", exif=exif.tobytes())
@@ -90,7 +90,7 @@ def test_a_photograph_is_turned_once(kind: str, value: int) -> None:
 
 
 @pytest.mark.extras
-def test_heic_of_ten_bits_and_of_premultiplied_alpha_is_read(pillow_heif: ModuleType) -> None:
+def test_heic_with_ten_bits_or_premultiplied_alpha_works(pillow_heif: ModuleType) -> None:
     deep = np.asarray(shades()).astype(np.uint16) << 8
     alpha = np.concatenate([np.asarray(shades()), np.full((64, 96, 1), 255, np.uint8)], 2)
     for mode, pixels in (("RGB;16", deep), ("RGBa", alpha)):
@@ -109,10 +109,10 @@ def mutated(files: list[bytes], seed: int) -> Iterator[bytes]:
         yield bytes(data[: rng.randrange(len(data))] if rng.random() < 0.1 else data)
 
 
-def test_damaged_files_are_named_and_take_little_memory(kind: str) -> None:
+def test_damaged_files_are_refused_with_little_memory(kind: str) -> None:
     files = [data for data, _ in kinds(kind).values()]
     refused = 0
-    with little_memory(128 << 20):
+    with limited_memory(128 << 20):
         for data in itertools.islice(mutated(files, 5), 300):
             try:
                 transform.transform(data, Policy(32))
@@ -121,7 +121,7 @@ def test_damaged_files_are_named_and_take_little_memory(kind: str) -> None:
     assert 50 < refused < 300
 
 
-def test_without_the_extra_heic_is_named_with_what_reads_it(
+def test_heic_without_the_extra_names_the_package(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(formats, "is_readable", lambda name: name == "AVIF")

@@ -1,4 +1,4 @@
-"""Means of cells and hashes: what they are, and equal numbers of all vector code."""
+"""Means of cells and hashes: their definition, and equal numbers of all vector code."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ KINDS = [name for name, number in planes.SIMD.items() if number in (0, BEST)]
 
 
 def expected_means(luma: np.ndarray) -> np.ndarray:
-    """Returns the means by the definition, with Python's whole numbers."""
+    """Returns the means by the definition, with Python's integers."""
     height, width = luma.shape
     shares = []
     for size in (height, width):
@@ -53,7 +53,7 @@ def expected_bits(cells: np.ndarray) -> tuple[list[int], np.ndarray]:
 @pytest.mark.parametrize("simd", KINDS)
 @examples(40)
 @given(seed=st.integers(0, 2**32), width=st.integers(1, 400), height=st.integers(1, 300))
-def test_means_are_those_of_the_definition(simd: str, seed: int, width: int, height: int) -> None:
+def test_means_follow_the_definition(simd: str, seed: int, width: int, height: int) -> None:
     luma = np.random.default_rng(seed).integers(0, 256, (height, width)).astype(np.uint8)
     assert likeness.means_of_pixels(luma, simd).tolist() == expected_means(luma).tolist()
 
@@ -66,7 +66,7 @@ def test_means_of_the_largest_values_fit() -> None:
 @pytest.mark.parametrize("simd", KINDS)
 @examples(40)
 @given(seed=st.integers(0, 2**32), most=st.sampled_from([1, 40, 4080]))
-def test_hashes_are_those_of_the_definition(simd: str, seed: int, most: int) -> None:
+def test_hashes_follow_the_definition(simd: str, seed: int, most: int) -> None:
     cells = np.random.default_rng(seed).integers(0, most + 1, (CELLS, CELLS)).astype(np.uint16)
 
     found = likeness.hashes(cells, simd)
@@ -83,7 +83,7 @@ def test_hashes_are_those_of_the_definition(simd: str, seed: int, most: int) -> 
     assert found["rough"][0] == int((np.abs(9 * cells[1:-1, 1:-1].astype(int) - nine) >= 144).sum())
 
 
-def test_the_hash_of_a_mirrored_picture_differs_in_the_bits_of_the_mirror() -> None:
+def test_hash_of_a_mirrored_image_differs_by_constant() -> None:
     rng = np.random.default_rng(1)
     cells = rng.integers(0, 4081, (CELLS, CELLS)).astype(np.uint16)
     one = likeness.hashes(cells)
@@ -92,8 +92,8 @@ def test_the_hash_of_a_mirrored_picture_differs_in_the_bits_of_the_mirror() -> N
         assert (a ^ b).tolist() == likeness.mirror().tolist()
 
 
-def test_hashes_stay_what_they_were() -> None:
-    """Rows that were kept by another version, or another processor, are compared with ours."""
+def test_hashes_never_change_between_versions() -> None:
+    """Stored rows of a different version, or of a different processor, are compared with ours."""
     places = np.arange(CELLS * CELLS, dtype=np.int64)
     cells = (places * places % 4079).reshape(CELLS, CELLS).astype(np.uint16)
     found = likeness.hashes(cells)
@@ -103,13 +103,13 @@ def test_hashes_stay_what_they_were() -> None:
 
 
 @pytest.mark.parametrize("simd", KINDS)
-def test_a_jpeg_is_decoded_whole(simd: str) -> None:
+def test_jpeg_is_decoded_completely(simd: str) -> None:
     for data in corpus.photographs(4):
         luma = simplejpeg.decode_jpeg(data, "GRAY")[:, :, 0]
         assert likeness.means(data, simd).tolist() == expected_means(luma).tolist()
 
 
-def test_what_our_decoder_declines_has_the_same_means(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_file_declined_by_our_decoder_has_equal_means(monkeypatch: pytest.MonkeyPatch) -> None:
     data = corpus.photographs(1)[0]
     ours = likeness.means(data)
     monkeypatch.setenv(planes.JPEG_VARIABLE, "libjpeg")
@@ -124,7 +124,7 @@ def test_what_our_decoder_declines_has_the_same_means(monkeypatch: pytest.Monkey
     ("kind", "mode"),
     [("JPEG", "CMYK"), ("PNG", "RGB"), ("PNG", "RGBA"), ("GIF", "P"), ("PNG", "L")],
 )
-def test_files_of_other_kinds_have_nearly_the_same_means(kind: str, mode: str) -> None:
+def test_other_file_formats_have_nearly_equal_means(kind: str, mode: str) -> None:
     data = corpus.photographs(1)[0]
     picture = Image.open(io.BytesIO(data))
     buffer = io.BytesIO()
@@ -134,18 +134,18 @@ def test_files_of_other_kinds_have_nearly_the_same_means(kind: str, mode: str) -
 
 
 @pytest.mark.parametrize("data", [b"", b"\xff\xd8\xff\xe0 nothing", b"GIF89a"])
-def test_what_is_no_image_is_refused(data: bytes) -> None:
+def test_file_that_is_no_image_is_refused(data: bytes) -> None:
     with pytest.raises(BadImageError):
         likeness.means(data)
 
 
-def test_a_truncated_jpeg_is_refused() -> None:
+def test_truncated_jpeg_is_refused() -> None:
     data = corpus.photographs(1)[0]
     with pytest.raises(BadImageError):
         likeness.means(data[: len(data) // 2])
 
 
-def test_a_picture_of_one_pixel_has_means() -> None:
+def test_image_of_one_pixel_has_means() -> None:
     buffer = io.BytesIO()
     ImageOps.grayscale(Image.new("RGB", (1, 1), (90, 90, 90))).save(buffer, "JPEG")
     assert set(likeness.means(buffer.getvalue()).ravel().tolist()) == {90 * 16}

@@ -1,4 +1,4 @@
-"""What images take while they are decoded, and who waits for whom."""
+"""Memory during decoding, and turns for images that need much of it."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from imagenet_prep.codec.policy import PLANES, PORTABLE, Policy
 from imagenet_prep.core import limits
 from imagenet_prep.core.errors import BadImageError
 from imagenet_prep.dataset import jpeg
-from tests.kit.bounds import little_memory
+from tests.kit.bounds import limited_memory
 from tests.kit.limits import Limits
 
 SIDE = 2000
-# Of the libraries themselves, and for rows and strips on their way.
+# Of the libraries themselves, and for rows and strips in transit.
 REST = 24 << 20
 
 
@@ -61,13 +61,13 @@ JPEGS: dict[str, Callable[[], bytes]] = {
 
 
 @pytest.mark.parametrize("name", OTHERS)
-def test_what_pillow_opens_takes_no_more_than_estimated(name: str) -> None:
+def test_images_opened_by_pillow_stay_within_the_estimate(name: str) -> None:
     data = OTHERS[name]()
     with Image.open(io.BytesIO(data)) as opened:
         estimate = opening.of_opened(opened, None)
     assert estimate <= 12 * SIDE * SIDE
 
-    with little_memory(estimate + REST):
+    with limited_memory(estimate + REST):
         prepared = codec.transform(data, Policy(64))
     assert (prepared.height, prepared.width) == (64, 64)
 
@@ -75,7 +75,7 @@ def test_what_pillow_opens_takes_no_more_than_estimated(name: str) -> None:
 @pytest.mark.parametrize("codec_name", [PLANES, PORTABLE])
 @pytest.mark.parametrize("short_side", [None, 64])
 @pytest.mark.parametrize("name", JPEGS)
-def test_jpegs_take_no_more_than_estimated(
+def test_jpegs_stay_within_the_estimate(
     name: str, short_side: int | None, codec_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data = JPEGS[name]()
@@ -85,7 +85,7 @@ def test_jpegs_take_no_more_than_estimated(
     @contextlib.contextmanager
     def noted(estimate: int) -> Iterator[None]:
         estimates.append(estimate)
-        with little_memory(estimate + REST):
+        with limited_memory(estimate + REST):
             yield
 
     monkeypatch.setattr(opening, "room", noted)
@@ -93,7 +93,7 @@ def test_jpegs_take_no_more_than_estimated(
     assert len(estimates) == 1
 
 
-def test_an_ordinary_photograph_waits_for_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ordinary_photograph_takes_no_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "turn", None)
     for frame, decoded in (
         (jpeg.JpegFrame(375, 500, 0), 375 * 500),
@@ -105,7 +105,7 @@ def test_an_ordinary_photograph_waits_for_nobody(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize("name", ["webp", "progressive jpeg"])
-def test_what_is_heavy_waits_for_its_turn_and_leaves_nothing(
+def test_heavy_image_takes_a_turn_and_frees_memory(
     name: str, taken: list[bool], limits: Limits
 ) -> None:
     data = (OTHERS | JPEGS)[name]()
@@ -119,7 +119,7 @@ def test_what_is_heavy_waits_for_its_turn_and_leaves_nothing(
 
 @pytest.mark.parametrize("mode", ["RGB", "RGBA"])
 @pytest.mark.parametrize("options", [{}, {"lossless": True}, {"save_all": True}])
-def test_a_webp_is_the_picture_that_pillow_makes_of_it(mode: str, options: dict[str, Any]) -> None:
+def test_webp_equals_the_image_of_pillow(mode: str, options: dict[str, Any]) -> None:
     rng = np.random.default_rng(1)
     shape = (60, 80, len(mode))
     first, second = (Image.fromarray(rng.integers(0, 256, shape, np.uint8)) for _ in range(2))
@@ -136,7 +136,7 @@ def test_a_webp_is_the_picture_that_pillow_makes_of_it(mode: str, options: dict[
         assert np.array_equal(opening.pixels(again), expected)
 
 
-def test_a_damaged_webp_is_undecodable() -> None:
+def test_damaged_webp_is_undecodable() -> None:
     data = saved("RGB", "WEBP", lossless=True, method=0)
     with pytest.raises(BadImageError) as caught:
         codec.transform(data[:40] + bytes(len(data) - 40), Policy(64))
@@ -145,7 +145,7 @@ def test_a_damaged_webp_is_undecodable() -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("format_name", ["JPEG", "PNG", "WEBP"])
-def test_a_photograph_of_60_megapixels_is_taken(format_name: str) -> None:
+def test_photograph_of_60_megapixels_is_accepted(format_name: str) -> None:
     buffer = io.BytesIO()
     Image.new("RGB", (9500, 6300), "teal").save(buffer, format_name)
 

@@ -1,25 +1,28 @@
-"""Images from strangers: known formats only, sizes from the header, nothing scaled by guess."""
+"""Untrusted images: known formats only, sizes from the header, no scaled decoding on a guess."""
 
 from __future__ import annotations
 
 import functools
 import hashlib
 import io
+import struct
+import zlib
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import simplejpeg
-from PIL import Image
+from PIL import AvifImagePlugin, Image
 
-from imagenet_prep.codec import decoding, likeness, transform
+from imagenet_prep.codec import decoding, likeness, opening, planes, transform
 from imagenet_prep.codec.policy import PLANES, PORTABLE, Policy
 from imagenet_prep.core.errors import BadImageError
 from imagenet_prep.dataset import jpeg
 from tests.kit.codec import frames, mutations
 from tests.kit.codec.calls import CALLS
 from tests.kit.hostile import images
+from tests.kit.messages import says
 
 LOSSLESS = {"rgb": 3, "grey": 1}  # components
 _lossless_jpeg = functools.cache(images.lossless_jpeg)
@@ -42,7 +45,7 @@ FOREIGN = {
 
 @pytest.fixture
 def ghostscript(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A `gs` on PATH that notes that it was started; returns the note."""
+    """A `gs` on PATH that records its start; returns the record."""
     note = tmp_path / "started"
     program = tmp_path / "gs"
     program.write_text(f'#!/bin/sh\necho "$@" >> {note}\n')
@@ -52,9 +55,7 @@ def ghostscript(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize("call", CALLS)
-def test_formats_that_are_not_listed_are_refused_and_start_nothing(
-    call: str, ghostscript: Path
-) -> None:
+def test_unlisted_formats_are_refused_and_start_no_program(call: str, ghostscript: Path) -> None:
     for name, make in FOREIGN.items():
         with pytest.raises(BadImageError) as caught:
             CALLS[call](make())
@@ -66,7 +67,7 @@ def test_formats_that_are_not_listed_are_refused_and_start_nothing(
 @pytest.mark.parametrize("short_side", [None, 32])
 @pytest.mark.parametrize("check", ["decode", "header"])
 @pytest.mark.parametrize("kind", LOSSLESS)
-def test_a_lossless_jpeg_is_decoded_at_full_size_and_stored_encoded(
+def test_lossless_jpeg_is_decoded_completely_and_encoded(
     kind: str, check: str, short_side: int | None, codec: str
 ) -> None:
     policy = Policy(short_side, check=check, codec=codec)
@@ -81,7 +82,7 @@ def test_a_lossless_jpeg_is_decoded_at_full_size_and_stored_encoded(
     assert abs(got - np.asarray(truth)).mean() < 40  # noise, at 4:2:0
 
 
-def test_a_lossless_jpeg_is_turned_as_its_exif_says() -> None:
+def test_lossless_jpeg_is_turned_by_its_exif() -> None:
     pixels = np.zeros((40, 60, 3), np.uint8)
     pixels[:, :10] = 255
     exif = Image.Exif()
@@ -100,11 +101,11 @@ def test_a_lossless_jpeg_is_turned_as_its_exif_says() -> None:
 
 @pytest.mark.parametrize("look", ["hash", "proof", "equal pixels", "report", "reader"])
 @pytest.mark.parametrize("kind", LOSSLESS)
-def test_whoever_shows_a_lossless_jpeg_decodes_it_at_full_size(kind: str, look: str) -> None:
+def test_all_calls_decode_a_lossless_jpeg_completely(kind: str, look: str) -> None:
     assert CALLS[look](_lossless_jpeg(420, LOSSLESS[kind])) is not None
 
 
-def test_a_lossless_jpeg_has_the_means_of_its_pixels() -> None:
+def test_lossless_jpeg_has_the_means_of_its_pixels() -> None:
     pixels = np.asarray(Image.fromarray(mutations.photograph()).convert("L"))
     found = likeness.means(frames.lossless(pixels[:, :, None]))
     assert np.array_equal(found, likeness.means_of_pixels(pixels))
@@ -112,14 +113,14 @@ def test_a_lossless_jpeg_has_the_means_of_its_pixels() -> None:
 
 @pytest.mark.parametrize("look", ["adopt", "verify"])
 @pytest.mark.parametrize("kind", LOSSLESS)
-def test_a_set_holds_no_lossless_jpeg(kind: str, look: str) -> None:
+def test_lossless_jpeg_is_refused_in_a_dataset(kind: str, look: str) -> None:
     """TensorFlow and DALI do not decode it."""
     with pytest.raises(BadImageError, match="undecodable: lossless"):
         CALLS[look](_lossless_jpeg(420, LOSSLESS[kind]))
 
 
 def doubtful() -> dict[str, bytes]:
-    """Returns files that are not surely of a frame type that can be scaled."""
+    """Returns files that may have a frame type without scaled decoding."""
     found = {}
     for name, data in frames.files().items():
         try:
@@ -131,11 +132,11 @@ def doubtful() -> dict[str, bytes]:
     return found
 
 
-def test_only_baseline_extended_and_progressive_frames_are_asked_for_a_smaller_size(
+def test_only_frames_that_scale_are_decoded_smaller(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Any other one may be written at full size into the memory of the smaller one."""
-    # An error raised here would make a bad image. So these calls are noted.
+    """Any other frame may be written at full size into the memory of the smaller one."""
+    # An error raised here would make a bad image. So these calls are recorded.
     asked: list[str] = []
     decode = simplejpeg.decode_jpeg
 
@@ -178,7 +179,7 @@ def test_arithmetic_coding_changes_no_pixel(codec: str) -> None:
 
 
 @pytest.mark.parametrize("marker", [0xC5, 0xC6, 0xC7, 0xCB, 0xCD, 0xCE, 0xCF])
-def test_kinds_that_no_decoder_reads_are_named(marker: int) -> None:
+def test_frame_types_that_no_decoder_reads_are_named(marker: int) -> None:
     data = frames.with_marker(mutations.sources()["420"], marker)
     for call in ("prepare", "prepare, headers", "adopt", "verify", "hash", "reader"):
         with pytest.raises(BadImageError, match=f"undecodable.*SOF{marker - 0xC0}, 8 bits"):
@@ -188,7 +189,7 @@ def test_kinds_that_no_decoder_reads_are_named(marker: int) -> None:
 @pytest.mark.parametrize("bits", [12, 16])
 def test_samples_of_more_than_8_bits_are_named(bits: int) -> None:
     data = frames.lossless(np.zeros((8, 8, 1), np.uint16), bits=bits)
-    with pytest.raises(BadImageError, match=f"SOF3, {bits} bits per sample"):
+    with pytest.raises(BadImageError, match=says("bits-per-sample-no-decoder", "SOF3", bits)):
         transform.transform(data, Policy(None, check="header"))
 
 
@@ -201,7 +202,52 @@ def test_several_frames_are_named() -> None:
             transform.transform(data, Policy(None))
 
 
-def test_the_digest_of_pixels_is_that_of_all_of_them() -> None:
+def test_digest_of_pixels_includes_all_of_them() -> None:
     data = saved("PNG")
     size, digest = decoding.digest(data)
     assert (size, digest) == ((160, 120), hashlib.sha256(mutations.photograph()).digest())
+
+
+@pytest.mark.parametrize("side", ["width", "height"])
+@pytest.mark.parametrize("decoder", ["decoder.c", "simplejpeg", "Pillow"])
+def test_header_that_parsers_read_differently_is_refused(
+    side: str, decoder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The size that was checked must be the size for which the decoder allocates memory."""
+    read = jpeg.refuse_bombs
+
+    def misread(data: bytes, *most: int) -> jpeg.JpegFrame | None:
+        frame = read(data, *most)
+        assert frame is not None
+        return frame._replace(**{side: getattr(frame, side) + 1})
+
+    data = mutations.sources()["420"]
+    assert opening.header(data) is not None
+    monkeypatch.setattr(jpeg, "refuse_bombs", misread)
+    if decoder == "simplejpeg":
+        monkeypatch.setattr(planes, "opened", lambda _: None)
+    with pytest.raises(BadImageError) as caught:
+        if decoder == "Pillow":
+            with opening.opened(data):
+                pass
+        else:
+            opening.header(data)
+    assert caught.value.reason == "undecodable"
+
+
+def test_large_texts_of_a_png_are_removed() -> None:
+    random = np.random.default_rng(0).bytes(1 << 20).hex().encode()
+    text = b"Raw profile type exif\0\0" + zlib.compress(random)
+    chunk = struct.pack(">I", len(text)) + b"zTXt" + text
+    chunk += struct.pack(">I", zlib.crc32(b"zTXt" + text))
+    data = saved("PNG")
+    end_of_header = 33
+    data = data[:end_of_header] + chunk + data[end_of_header:]
+
+    with opening.opened(data) as image:
+        assert image.info.keys().isdisjoint({"Raw profile type exif", "exif"})
+        assert np.array_equal(opening.pixels(image), mutations.photograph())
+
+
+def test_an_avif_is_decoded_by_one_thread() -> None:
+    assert AvifImagePlugin.DEFAULT_MAX_THREADS == 1

@@ -1,4 +1,4 @@
-"""What the codec makes of images with an EXIF orientation, under each rule."""
+"""Images with an EXIF orientation, prepared under each rule."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from PIL import Image
 from imagenet_prep.codec.policy import PLANES, PORTABLE, Policy
 from imagenet_prep.codec.transform import prove_stored, transform
 from imagenet_prep.dataset.jpeg import APPLY, KEEP, NEUTRAL
+from tests.kit.messages import says
 from tests.kit.photographs import (
     BROKEN,
     HEIGHT,
@@ -28,7 +29,7 @@ from tests.kit.photographs import (
 @pytest.mark.parametrize("codec", [PLANES, PORTABLE])
 @pytest.mark.parametrize("short_side", [None, 48])
 @pytest.mark.parametrize("rule", [APPLY, NEUTRAL])
-def test_all_decoders_show_the_same_afterwards(
+def test_all_decoders_agree_on_the_orientation_afterwards(
     rule: str, short_side: int | None, codec: str
 ) -> None:
     policy = Policy(short_side, codec=codec, orientation=rule)
@@ -38,7 +39,7 @@ def test_all_decoders_show_the_same_afterwards(
         assert np.array_equal(first, other), name
         assert first.shape == (image.height, image.width, 3), name
         assert not prove_stored(image.encoded, image.height, image.width)
-        # And it is what the rule says.
+        # And it follows the rule.
         before = shown(data, obeys=rule == APPLY and name not in BROKEN)
         if short_side:
             size = (image.width, image.height)
@@ -48,17 +49,17 @@ def test_all_decoders_show_the_same_afterwards(
 
 
 @pytest.mark.parametrize("rule", [APPLY, NEUTRAL])
-def test_an_image_whose_tag_is_1_passes_byte_for_byte(rule: str) -> None:
+def test_image_with_tag_1_passes_byte_for_byte(rule: str) -> None:
     policy = Policy(None, orientation=rule)
     for data in (photograph(HEIGHT, WIDTH), sources()["1 II"], sources()["1 MM"]):
         image = transform(data, policy)
         assert image.encoded is data
         assert image.repair is None
-        # What is shrunk has the bytes that it has without a rule.
+        # A downscaled image has the same bytes with and without a rule.
         assert transform(data, Policy(48, orientation=rule)) == transform(data, Policy(48))
 
 
-def test_neutral_changes_two_bytes_and_apply_turns() -> None:
+def test_neutral_changes_the_tag_and_apply_turns() -> None:
     data = sources()["6 MM"]
     kept = transform(data, Policy(None, orientation=KEEP))
     assert (kept.encoded, kept.repair, kept.turn) == (data, None, 1)
@@ -79,12 +80,12 @@ def test_neutral_changes_two_bytes_and_apply_turns() -> None:
     assert (turned.height, turned.width, turned.turn) == (80, 48, 6)
     assert (turned.repair, turned.resized) == ("orientation", True)
     assert turned.source_size == (HEIGHT, WIDTH)
-    assert "turned by it" in turned.detail
+    assert says("pixels-turned").search(turned.detail)
     small = transform(data, Policy(None, orientation=APPLY))
     assert (small.height, small.width, small.resized) == (WIDTH, HEIGHT, False)
 
 
-def test_what_is_no_rgb_jpeg_is_turned_too() -> None:
+def test_other_formats_are_turned() -> None:
     buffer = io.BytesIO()
     pixels(HEIGHT, WIDTH).convert("L").save(buffer, "JPEG")
     image = transform(tagged(buffer.getvalue(), 6), Policy(None, orientation=APPLY))
@@ -115,7 +116,7 @@ def test_what_is_no_rgb_jpeg_is_turned_too() -> None:
     ("kind", "form", "value"),
     [(1, "B", 6), (2, "2s", b"6"), (3, "H", 6), (6, "b", 6), (7, "B", 6), (9, "i", 6)],
 )
-def test_a_tiff_is_turned_whatever_the_type_of_its_tag(kind: int, form: str, value: object) -> None:
+def test_tiff_is_turned_by_tags_of_any_type(kind: int, form: str, value: object) -> None:
     """Pillow obeys some types only."""
     buffer = io.BytesIO()
     plain = pixels(HEIGHT, WIDTH)
@@ -130,7 +131,7 @@ def test_a_tiff_is_turned_whatever_the_type_of_its_tag(kind: int, form: str, val
     assert np.abs(shown(image.encoded, obeys=False) - expected).mean() < 6
 
 
-def test_verify_sees_a_tag_that_is_not_1() -> None:
+def test_verify_reports_a_tag_other_than_1() -> None:
     data = sources()["3 II"]
     assert prove_stored(data, HEIGHT, WIDTH)
     assert not prove_stored(sources()["1 II"], HEIGHT, WIDTH)

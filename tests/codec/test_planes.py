@@ -1,4 +1,4 @@
-"""The planes codec: the same bytes everywhere, as good as through RGB, windows for readers."""
+"""The planes codec: the same bytes everywhere, the quality of RGB, windows for readers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ from imagenet_prep.core.errors import BadImageError, UsageError
 from tests.kit import command
 from tests.kit.codec import corpus, mutations
 from tests.kit.installed import Installed
-from tests.kit.lengths import long_but
+from tests.kit.lengths import long_except
+from tests.kit.messages import says
 
 MAX_PIXELS = 10_000_000
 MAX_LOSS_DB = 0.3
@@ -55,16 +56,16 @@ def lanczos(pixels: np.ndarray, height: int, width: int) -> np.ndarray:
     return np.asarray(image)
 
 
-few_but_all = pytest.mark.parametrize("count", long_but([corpus.FEW], [corpus.FEW, corpus.ALL]))
+few_but_all = pytest.mark.parametrize("count", long_except([corpus.FEW], [corpus.FEW, corpus.ALL]))
 
 
 @few_but_all
-def test_a_codecs_name_stands_for_these_bytes(count: int) -> None:
+def test_name_of_a_codec_stands_for_its_bytes(count: int) -> None:
     assert corpus.digests(count) == corpus.golden(count)
 
 
 def digests_of_a_process(count: int, *before: object, **env: str) -> dict[str, str]:
-    """Returns the digests of a Python of its own, which takes the settings when it loads."""
+    """Returns the digests of a separate Python, which uses the settings when it loads."""
     code = (
         "import json; from tests.kit.codec import corpus;"
         f"print(json.dumps(corpus.digests({count})))"
@@ -83,7 +84,7 @@ def digests_of_a_process(count: int, *before: object, **env: str) -> dict[str, s
 @few_but_all
 @pytest.mark.parametrize(
     "settings",
-    long_but(
+    long_except(
         ["JSIMD_FORCENONE=1 OPENCV_IPP=disabled"],
         [
             "JSIMD_FORCESSE2=1 OPENCV_IPP=sse42",
@@ -92,14 +93,14 @@ def digests_of_a_process(count: int, *before: object, **env: str) -> dict[str, s
         ],
     ),
 )
-def test_what_libraries_make_of_the_processor_decides_no_byte(settings: str, count: int) -> None:
+def test_processor_settings_of_libraries_change_no_byte(settings: str, count: int) -> None:
     env = dict(setting.split("=") for setting in settings.split())
     assert digests_of_a_process(count, **env) == corpus.golden(count)
 
 
 @pytest.mark.long
-def test_an_old_processor_makes_the_same_bytes() -> None:
-    """Of all there is: NumPy, Pillow and simplejpeg choose their code by the processor, too."""
+def test_old_processor_gives_the_same_bytes() -> None:
+    """Of all libraries: NumPy, Pillow and simplejpeg also choose their code by the processor."""
     emulator = shutil.which("qemu-x86_64-static")
     if platform.machine() != "x86_64" or emulator is None:
         pytest.skip("no x86-64 or no qemu-x86_64-static here")
@@ -108,7 +109,7 @@ def test_an_old_processor_makes_the_same_bytes() -> None:
 
 
 @few_but_all
-def test_every_kernel_makes_the_same_bytes(count: int) -> None:
+def test_every_kernel_gives_the_same_bytes(count: int) -> None:
     assert {"best", "plain"} < set(supported())
     jobs = [(data, (256, 341)) for data in corpus.photographs(count)]
     sizes = ((1, 1), (31, 45), (64, 64), (130, 7))
@@ -123,19 +124,19 @@ def _planes_digest(count: int) -> str:
 
 
 @few_but_all
-def test_threads_and_processes_make_the_same_bytes(count: int) -> None:
+def test_threads_and_processes_give_the_same_bytes(count: int) -> None:
     expected = {corpus.golden(count)[PLANES]}
     assert {_planes_digest(count)} == expected
     with ThreadPoolExecutor(6) as threads:
         assert set(threads.map(_planes_digest, [count] * 6)) == expected
-    # A fork takes a workspace along that its parent goes on using.
+    # A fork inherits a workspace that its parent continues to use.
     with multiprocessing.get_context("fork").Pool(2) as pool:
         assert set(pool.map(_planes_digest, [count] * 2)) == expected
     assert {_planes_digest(count)} == expected
 
 
-def test_no_image_leaves_anything_to_the_next() -> None:
-    """libjpeg keeps tables: one that lacks its own must not be decoded by its neighbour's."""
+def test_no_image_affects_the_next() -> None:
+    """libjpeg keeps tables: an image without its own must not use those of the last one."""
     whole = corpus.files()["96x128 420"]
     at = whole.index(b"\xff\xc4")
     size = int.from_bytes(whole[at + 2 : at + 4], "big") + 2
@@ -149,7 +150,7 @@ def test_no_image_leaves_anything_to_the_next() -> None:
 
 @pytest.mark.parametrize("sampling", [*corpus.SAMPLINGS, "progressive", "restarts", "grey"])
 @pytest.mark.parametrize("side", [60, 150, 233])
-def test_each_kind_is_as_near_to_lanczos_as_through_rgb(sampling: str, side: int) -> None:
+def test_each_sampling_is_as_accurate_as_through_rgb(sampling: str, side: int) -> None:
     differences = []
     for height, width in ((300, 400), (401, 299)):
         pixels = corpus.photograph(height, width)
@@ -173,7 +174,7 @@ def test_each_kind_is_as_near_to_lanczos_as_through_rgb(sampling: str, side: int
 
 
 @pytest.mark.parametrize("sampling", corpus.SAMPLINGS)
-def test_sizes_are_exact_however_odd(sampling: str) -> None:
+def test_odd_sizes_are_exact(sampling: str) -> None:
     for height, width in corpus.SIZES:
         data = corpus.files()[f"{height}x{width} {sampling}"]
         for target in ((1, 1), (1, 9), (17, 1), (15, 16), (33, 31)):
@@ -182,8 +183,8 @@ def test_sizes_are_exact_however_odd(sampling: str) -> None:
             assert simplejpeg.decode_jpeg(made).shape == (*target, 3)
 
 
-def test_a_picture_is_neither_shifted_nor_are_its_colours() -> None:
-    """Chroma lies in the middle of its pixels: a red cross in the very middle stays there."""
+def test_neither_luma_nor_chroma_is_shifted() -> None:
+    """Chroma is in the middle of its pixels: a red cross in the very middle stays there."""
     source = np.zeros((201, 301, 3), np.uint8)
     source[95:106] = source[:, 145:156] = (255, 0, 0)
     for sampling, side in itertools.product(corpus.SAMPLINGS, (50, 67, 101, 150)):
@@ -195,7 +196,7 @@ def test_a_picture_is_neither_shifted_nor_are_its_colours() -> None:
             assert abs(middle - (len(line) - 1) / 2) < 0.3, (sampling, side)
 
 
-def test_flat_pictures_stay_flat() -> None:
+def test_flat_images_stay_flat() -> None:
     for shade, (height, width) in itertools.product((0, 1, 128, 254, 255), corpus.SIZES):
         pixels = np.full((height, width, 3), shade, np.uint8)
         data = simplejpeg.encode_jpeg(pixels, 100, "RGB", "420")
@@ -204,9 +205,9 @@ def test_flat_pictures_stay_flat() -> None:
         assert np.unique(found).tolist() == [shade]
 
 
-@pytest.mark.parametrize("seed", long_but(range(2), range(40)))
-def test_damage_has_the_same_verdict_under_both_names(seed: int) -> None:
-    """What libjpeg says anything of goes the portable way."""
+@pytest.mark.parametrize("seed", long_except(range(2), range(40)))
+def test_damage_gets_the_same_verdict_from_both_codecs(seed: int) -> None:
+    """Files with any warning of libjpeg are decoded the portable way."""
 
     def verdict(data: bytes, codec: str) -> object:
         try:
@@ -218,8 +219,8 @@ def test_damage_has_the_same_verdict_under_both_names(seed: int) -> None:
         assert verdict(data, PLANES) == verdict(data, PORTABLE), how
 
 
-def test_the_error_for_short_memory_has_the_number_that_we_know() -> None:
-    """An image that memory was too short for must not go the portable way: other bytes."""
+def test_error_for_short_memory_has_its_known_number() -> None:
+    """An image that failed for lack of memory must not be decoded the portable way: other bytes."""
     manager = ctypes.create_string_buffer(168)
     planes.require().libjpeg.jpeg_std_error(manager)
     table = ctypes.c_void_p.from_buffer(manager, 136).value
@@ -229,7 +230,7 @@ def test_the_error_for_short_memory_has_the_number_that_we_know() -> None:
     assert text.startswith(b"Insufficient memory")
 
 
-def test_short_memory_is_no_verdict() -> None:
+def test_lack_of_memory_is_no_verdict() -> None:
     data = simplejpeg.encode_jpeg(corpus.photograph(300, 400), 90, "RGB", "444")
     code = (
         "import resource, sys; from imagenet_prep.codec import planes\n"
@@ -244,8 +245,8 @@ def test_short_memory_is_no_verdict() -> None:
     assert done.stdout.startswith(b"short:"), done.stderr
 
 
-@pytest.mark.parametrize("count", long_but([3_000], [3_000, 100_000]))
-def test_no_image_leaves_memory_behind(count: int) -> None:
+@pytest.mark.parametrize("count", long_except([3_000], [3_000, 100_000]))
+def test_images_leak_no_memory(count: int) -> None:
     code = (
         "import sys; from itertools import cycle, islice\n"
         "from imagenet_prep.codec import cage, planes\n"
@@ -275,7 +276,7 @@ def test_other_formats_are_declined() -> None:
         assert corpus.decoded(data, 10, 10) is None
 
 
-def test_sizes_that_no_jpeg_has_are_declined() -> None:
+def test_impossible_sizes_are_declined() -> None:
     data = corpus.files()["96x128 420"]
     for height, width in ((0, 5), (5, 0), (-1, 5), (5, 65_501), (2**31 - 1, 1)):
         assert planes.workspace().shrink(data, height, width, 90, MAX_PIXELS) is None
@@ -293,7 +294,7 @@ WINDOWS = [
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "float32", "float16", "bfloat16"])
-def test_every_kernel_makes_the_same_pixels(dtype: str) -> None:
+def test_every_kernel_gives_the_same_pixels(dtype: str) -> None:
     values = planes.Values(dtype, (123.675, 116.28, 103.53), (58.395, 57.12, 57.375))
     shape = (37, 45, 3)  # no multiple of any vector
     for name, first, mirrored in itertools.product(
@@ -317,14 +318,14 @@ def test_every_kernel_makes_the_same_pixels(dtype: str) -> None:
 
 
 @pytest.mark.parametrize("first", [False, True])
-def test_many_images_in_one_call_are_those_of_a_call_each(first: bool) -> None:
+def test_batch_call_equals_single_calls(first: bool) -> None:
     sound = [corpus.files()[name] for name in ("96x128 420", "96x128 444")]
     encoded = [sound[0], sound[1][:300], memoryview(bytearray(sound[1])), sound[1], sound[0]]
     windows = np.array([[7, 31, 60, 90]] * 4 + [[7, 31, 60, 98]], np.int32)
     mirrored = np.array([False, False, True, False, True])
     values = planes.Values("float32", (123.675, 116.28, 103.53), (58.395, 57.12, 57.375))
     look = planes.Look(37, 45, values, planes.LINEAR, channels_first=first)
-    # Every second image of an array, as a view of several is.
+    # Every second image of an array, as in an array of several views.
     pixels = np.zeros((5, 2, 37 * 45 * 3), np.float32)
 
     done = look.decode_many(look.jobs(encoded, windows, mirrored, pixels[:, 1]))
@@ -338,8 +339,8 @@ def test_many_images_in_one_call_are_those_of_a_call_each(first: bool) -> None:
 
 
 @pytest.mark.parametrize("sampling", [*corpus.SAMPLINGS, "progressive", "grey", "restarts"])
-def test_a_window_has_the_very_samples_of_the_whole(sampling: str) -> None:
-    """libjpeg leaves out columns of blocks: what is left lies where it belongs, at any edge."""
+def test_window_has_the_samples_of_the_complete_image(sampling: str) -> None:
+    """libjpeg skips columns of blocks: the rest stays at its position, at any edge."""
     pixels = corpus.photograph(93, 117)
     buffer = io.BytesIO()
     image = Image.fromarray(pixels).convert("L" if sampling == "grey" else "RGB")
@@ -356,7 +357,7 @@ def test_a_window_has_the_very_samples_of_the_whole(sampling: str) -> None:
         width = min(width, 117 - left)
         found = corpus.decoded(buffer.getvalue(), 70, width, (20, left, 70, width))
         assert found is not None
-        # Around the edge of a window, chroma is enlarged from what lies inside.
+        # Around the edge of a window, chroma is enlarged from its inside.
         inside = slice(8 if left else 0, width - 8 if left + width < 117 else width)
         expected = whole[20:90, left : left + width]
         assert np.array_equal(found[8:-8, inside], expected[8:-8, inside]), (left, width)
@@ -364,7 +365,7 @@ def test_a_window_has_the_very_samples_of_the_whole(sampling: str) -> None:
 
 @pytest.mark.parametrize("window", WINDOWS, ids=str)
 @pytest.mark.parametrize("sampling", [*corpus.SAMPLINGS, "progressive"])
-def test_a_window_is_what_cropping_the_picture_gives(
+def test_window_equals_a_crop_of_the_image(
     window: tuple[int, int, int, int], sampling: str
 ) -> None:
     pixels = corpus.photograph(300, 400)
@@ -384,7 +385,7 @@ def test_a_window_is_what_cropping_the_picture_gives(
         assert psnr(np.asarray(image), found) > (33 if min(height, width) > 3 else 25), size
 
 
-def test_a_grey_picture_is_decoded_to_three_equal_channels() -> None:
+def test_grey_image_is_decoded_to_three_equal_channels() -> None:
     found = corpus.decoded(mutations.sources()["grey"], 50, 60)
 
     assert found is not None
@@ -394,43 +395,45 @@ def test_a_grey_picture_is_decoded_to_three_equal_channels() -> None:
 @pytest.mark.parametrize(
     "window", [(-1, 0, 5, 5), (0, -1, 5, 5), (0, 0, 0, 5), (92, 0, 5, 5), (0, 124, 5, 5)]
 )
-def test_a_window_that_leaves_the_picture_is_declined(window: tuple[int, int, int, int]) -> None:
+def test_window_that_leaves_the_image_is_declined(window: tuple[int, int, int, int]) -> None:
     assert corpus.decoded(corpus.files()["96x128 420"], 8, 8, window) is None
 
 
 @pytest.fixture
 def unloaded() -> Iterator[None]:
-    """Nothing is loaded yet, and nothing of the test stays loaded."""
+    """Nothing is loaded before the test, and nothing of the test stays loaded."""
     planes.require.cache_clear()
     yield
     planes.require.cache_clear()
 
 
 @pytest.mark.usefixtures("unloaded")
-def test_without_what_the_compiler_makes_it_says_what_to_install(
+def test_missing_library_names_the_compiler_to_install(
     installed: Installed, tmp_path: Path
 ) -> None:
     installed.library("codec.planes")
-    with pytest.raises(UsageError, match=r"Install a C compiler.*--codec portable"):
+    with pytest.raises(
+        UsageError, match=says("codec-planes-use-codec-portable", "Install a C compiler")
+    ):
         planes.require()
 
 
 @pytest.mark.usefixtures("unloaded")
-def test_without_pillows_library_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_pillow_names_the_package_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(planes, "find_spec", lambda _: None)
-    with pytest.raises(UsageError, match=r"pip install .* pillow.*--codec portable"):
+    with pytest.raises(UsageError, match=says("codec-planes-use-codec-portable", "pip install")):
         planes.require()
 
 
 @pytest.mark.usefixtures("unloaded")
-def test_a_libjpeg_that_makes_other_bytes_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_libjpeg_with_different_bytes_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(planes, "_PROOF", hashlib.sha256(b"others").hexdigest())
-    with pytest.raises(UsageError, match="does not produce the expected bytes"):
+    with pytest.raises(UsageError, match=says("not-produce-expected-bytes")):
         planes.require()
 
 
 @pytest.mark.usefixtures("unloaded")
-def test_a_libjpeg_that_leaves_out_other_columns_is_refused(
+def test_libjpeg_that_skips_wrong_columns_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     whole = planes.Look.decode
@@ -441,17 +444,15 @@ def test_a_libjpeg_that_leaves_out_other_columns_is_refused(
             look, data, (window[0], window[1] // 2, *window[2:]), pixels, within=within
         ),
     )
-    with pytest.raises(UsageError, match="skips the wrong columns"):
+    with pytest.raises(UsageError, match=says("skips-wrong-columns-image")):
         planes.require()
 
 
 @pytest.mark.usefixtures("unloaded")
 @pytest.mark.parametrize("version", ["2.1.5", None])
-def test_an_old_libjpeg_turbo_is_refused(
-    monkeypatch: pytest.MonkeyPatch, version: str | None
-) -> None:
+def test_old_libjpeg_turbo_is_refused(monkeypatch: pytest.MonkeyPatch, version: str | None) -> None:
     from PIL import features
 
     monkeypatch.setattr(features, "version_feature", lambda _: version)
-    with pytest.raises(UsageError, match="expected 3.0 or newer"):
+    with pytest.raises(UsageError, match=says("libjpeg-turbo-expected-3.0-newer")):
         planes.require()

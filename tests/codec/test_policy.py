@@ -1,3 +1,5 @@
+"""The size of stored images under a policy."""
+
 from __future__ import annotations
 
 from fractions import Fraction
@@ -25,9 +27,7 @@ def test_sides_are_scaled_exactly_and_rounded(height: int, width: int, short_sid
 
 
 @given(sides, sides, st.integers(1, 5000))
-def test_no_image_is_enlarged_and_the_short_side_is_hit(
-    height: int, width: int, short_side: int
-) -> None:
+def test_short_side_is_exact_and_never_enlarged(height: int, width: int, short_side: int) -> None:
     found = Policy(short_side).resized(height, width)
 
     assert min(found) == min(height, width, short_side)
@@ -37,12 +37,12 @@ def test_no_image_is_enlarged_and_the_short_side_is_hit(
 
 
 @pytest.mark.parametrize("short", [533, 552, 556, 586])
-def test_the_short_side_stays_480_where_float32_products_gave_479(short: int) -> None:
+def test_short_side_stays_480_despite_float32_rounding(short: int) -> None:
     assert min(Policy(480).resized(short, 800)) == 480
     assert min(Policy(480).resized(800, short)) == 480
 
 
-def test_no_short_side_of_imagenet_misses_480() -> None:
+def test_every_short_side_of_imagenet_becomes_480() -> None:
     wrong = [
         short
         for short in range(480, 6431)
@@ -54,21 +54,21 @@ def test_no_short_side_of_imagenet_misses_480() -> None:
 
 
 @pytest.mark.parametrize("short_side", [479, 480, 481, 5000])
-def test_an_image_that_fits_keeps_its_size(short_side: int) -> None:
+def test_image_that_fits_keeps_its_size(short_side: int) -> None:
     assert Policy(short_side).resized(375, 500) == (375, 500)
     assert Policy(short_side).resized(short_side, 10_000) == (short_side, 10_000)
 
 
 @given(sides, sides)
-def test_without_a_short_side_every_size_is_kept(height: int, width: int) -> None:
+def test_policy_without_a_short_side_keeps_sizes(height: int, width: int) -> None:
     assert Policy(None).resized(height, width) == (height, width)
 
 
-def test_the_defaults_are_those_of_the_design() -> None:
+def test_default_policy_is_documented_one() -> None:
     assert Policy() == Policy(short_side=480, quality=90, check="decode", max_pixels=64_000_000)
 
 
-def test_only_kept_originals_with_trusted_headers_are_mere_copies() -> None:
+def test_only_kept_originals_with_trusted_headers_are_copied() -> None:
     assert Policy(short_side=None, check="header").only_copies
     assert not Policy(short_side=None, check="decode").only_copies
     assert not Policy(short_side=256, check="header").only_copies

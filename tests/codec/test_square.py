@@ -1,7 +1,9 @@
-"""The square crop of generators: the bytes of Pillow, by each kind of vector code and decoder."""
+"""The square crop of generators: the bytes of Pillow, with each kind of vector code and decoder."""
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import hashlib
 import io
 from typing import Any
@@ -15,7 +17,7 @@ from imagenet_prep.codec import planes
 from imagenet_prep.core.errors import UsageError
 from tests.kit.codec import corpus
 from tests.kit.codec.square import pillows
-from tests.kit.lengths import long_but
+from tests.kit.lengths import long_except
 
 # Of the crops of eight photographs, as Pillow 12.3 makes them on x86-64.
 PINNED = "b62122070736c1707e9e32f9864d1fb3"
@@ -62,8 +64,8 @@ def made(rng: np.random.Generator) -> bytes:
     return file.getvalue()
 
 
-@pytest.mark.parametrize("count", long_but([30], [30, 1_000]))
-def test_random_files_become_the_bytes_of_pillow(count: int) -> None:
+@pytest.mark.parametrize("count", long_except([30], [30, 1_000]))
+def test_random_files_give_the_bytes_of_pillow(count: int) -> None:
     rng = np.random.default_rng(count)
     every = workspaces()
     declined = 0
@@ -72,7 +74,7 @@ def test_random_files_become_the_bytes_of_pillow(count: int) -> None:
         side = int(rng.choice([1, 7, 64, 97, 256]))
         with Image.open(io.BytesIO(data)) as image:
             if max(image.size) > 40 * min(image.size):
-                continue  # the pixels of Pillow's own would not fit
+                continue  # the pixels of Pillow's result would not fit
         expected = pillows(data, side)
         for workspace in every:
             found = ours(data, side, within=workspace)
@@ -88,7 +90,7 @@ def test_random_files_become_the_bytes_of_pillow(count: int) -> None:
     "size", [(7, 620), (3, 343), (5, 501), (5, 500), (12, 1_200), (343, 3)], ids=str
 )
 @pytest.mark.parametrize("side", [1, 2, 3, 9, 40])
-def test_very_high_images_are_resized_down_before_across(size: tuple[int, int], side: int) -> None:
+def test_very_high_images_are_resized_vertically_first(size: tuple[int, int], side: int) -> None:
     """Pillow does so if an image is more than 100 times as high as wide, and becomes lower."""
     width, height = size
     rng = np.random.default_rng(side)
@@ -104,8 +106,8 @@ def test_very_high_images_are_resized_down_before_across(size: tuple[int, int], 
 
 
 @pytest.mark.parametrize("size", [(40, 96), (96, 30), (80, 96)], ids=str)
-def test_a_window_of_which_one_side_changes_is_resized(size: tuple[int, int]) -> None:
-    """Only one side of the result is that of the window."""
+def test_window_with_one_unchanged_side_is_resized(size: tuple[int, int]) -> None:
+    """Only one side of the result equals that of the window."""
     (data,) = corpus.photographs(1)
     with Image.open(io.BytesIO(data)) as image:
         part = image.convert("RGB").crop((30, 20, 30 + 96, 20 + 80))
@@ -118,8 +120,8 @@ def test_a_window_of_which_one_side_changes_is_resized(size: tuple[int, int]) ->
     assert np.abs(found.astype(int) - expected).mean() < 2
 
 
-@pytest.mark.parametrize("count", long_but([40], [40, 1_000]))
-def test_a_window_that_is_not_resized_has_the_pixels_of_pillow(count: int) -> None:
+@pytest.mark.parametrize("count", long_except([40], [40, 1_000]))
+def test_window_of_unchanged_size_has_pillows_pixels(count: int) -> None:
     rng = np.random.default_rng(count)
     every = workspaces()
     declined = 0
@@ -147,7 +149,7 @@ def test_a_window_that_is_not_resized_has_the_pixels_of_pillow(count: int) -> No
 
 
 @pytest.mark.parametrize("side", [1, 40, 256])
-def test_files_of_the_corpus_become_the_bytes_of_pillow_or_are_declined(side: int) -> None:
+def test_corpus_files_give_pillows_bytes_or_are_declined(side: int) -> None:
     declined = set()
     for name, data in corpus.files().items():
         with Image.open(io.BytesIO(data)) as image:
@@ -160,8 +162,8 @@ def test_files_of_the_corpus_become_the_bytes_of_pillow_or_are_declined(side: in
     assert len(declined) < len(corpus.files()) / 2
 
 
-def test_the_bytes_are_pinned() -> None:
-    """Of Pillow too, so that a new version with other bytes is seen."""
+def test_bytes_are_pinned() -> None:
+    """Those of Pillow as well, so that a new version with different bytes is noticed."""
     digest = {"ours": hashlib.sha256(), "pillow": hashlib.sha256()}
     for data in corpus.photographs(8):
         for side in (256, 512):
@@ -174,7 +176,7 @@ def test_the_bytes_are_pinned() -> None:
     }
 
 
-def test_channels_come_first_if_asked() -> None:
+def test_channels_come_first_if_requested() -> None:
     (data,) = corpus.photographs(1)
     look = planes.Look(64, 64, planes.BYTES, planes.SQUARE, channels_first=True)
     height, width, _, _ = simplejpeg.decode_jpeg_header(data)
@@ -185,7 +187,7 @@ def test_channels_come_first_if_asked() -> None:
 
 
 @pytest.mark.parametrize("change", [(0, 0, 1, 0), (0, 0, 0, -1), (1, 0, -1, 0), (0, 0, 0, 70_000)])
-def test_a_window_that_is_not_the_complete_image_is_declined(change: tuple[int, ...]) -> None:
+def test_partial_window_is_declined(change: tuple[int, ...]) -> None:
     (data,) = corpus.photographs(1)
     height, width, _, _ = simplejpeg.decode_jpeg_header(data)
     window = np.add((0, 0, height, width), change).tolist()
@@ -194,8 +196,8 @@ def test_a_window_that_is_not_the_complete_image_is_declined(change: tuple[int, 
     assert not look.decode(data, window, np.zeros((8, 8, 3), np.uint8))
 
 
-def test_an_extremely_long_image_takes_little_memory() -> None:
-    """Only what reaches the square is made: all of it would be 24 GB."""
+def test_extremely_long_image_takes_little_memory() -> None:
+    """Only pixels that reach the square are made: all of them would be 24 GB."""
     file = io.BytesIO()
     Image.new("RGB", (65_500, 8), (200, 30, 90)).save(file, "JPEG")
 
@@ -203,3 +205,55 @@ def test_an_extremely_long_image_takes_little_memory() -> None:
 
     assert found is not None
     assert np.ptp(found.reshape(-1, 3), axis=0).max() == 0
+
+
+# At 3/4 of its size, the longer side has 106.5, 103.5 or 121.5 pixels: 106, 104 or 122.
+@pytest.mark.parametrize("size", [(142, 128), (128, 142), (138, 128), (128, 138), (162, 128)])
+def test_half_pixels_are_rounded_to_even_numbers(size: tuple[int, int]) -> None:
+    rng = np.random.default_rng(size)
+    pixels = rng.integers(0, 256, (size[1], size[0], 3), np.uint8)
+    data = simplejpeg.encode_jpeg(pixels, 90, "RGB", "444")
+
+    assert np.array_equal(ours(data, 96), pillows(data, 96))
+
+
+class Allocated(ctypes.Structure):
+    """`struct mallinfo2` of glibc."""
+
+    _fields_ = tuple(
+        (name, ctypes.c_size_t)
+        for name in (
+            "arena",
+            "ordblks",
+            "smblks",
+            "hblks",
+            "hblkhd",
+            "usmblks",
+            "fsmblks",
+            "uordblks",
+            "fordblks",
+            "keepcost",
+        )
+    )
+
+
+def test_a_workspace_frees_all_its_memory() -> None:
+    library = ctypes.CDLL(None)
+    if not hasattr(library, "mallinfo2"):
+        pytest.skip("only glibc counts allocated bytes")
+    library.mallinfo2.restype = Allocated
+    data = simplejpeg.encode_jpeg(np.zeros((300, 400, 3), np.uint8), 90, "RGB", "420")
+
+    def used() -> int:
+        for _ in range(20):
+            assert (
+                ours(data, 97, within=planes.Workspace(planes.require(), "plain", "own"))
+                is not None
+            )
+        gc.collect()
+        found = library.mallinfo2()
+        return int(found.uordblks + found.hblkhd)
+
+    used()
+    first = used()
+    assert used() - first < 40_000

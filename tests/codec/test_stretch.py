@@ -1,4 +1,4 @@
-"""--stretch: squares whatever the aspect; and JPEGs that are kept as they are."""
+"""--stretch: squares whatever the aspect; and JPEGs that are kept unchanged."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from imagenet_prep.core.errors import BadImageError
 
 
 def waves(height: int, width: int) -> np.ndarray:
-    """Returns smooth pixels, so that resampling has something to be right about."""
+    """Returns smooth pixels, so that errors of resampling are visible."""
     y, x = np.mgrid[0:height, 0:width]
     red = 127 + 100 * np.sin(4 * np.pi * x / width)
     green = 127 + 100 * np.cos(4 * np.pi * y / height)
@@ -33,7 +33,7 @@ def jpeg(pixels: np.ndarray, mode: str = "RGB") -> bytes:
     ("height", "width"),
     [(300, 400), (400, 300), (64, 2000), (2000, 64), (40, 50), (1, 1), (96, 97)],
 )
-def test_stretched_images_are_lanczos_but_for_noise(height: int, width: int) -> None:
+def test_stretched_images_are_close_to_lanczos(height: int, width: int) -> None:
     pixels = waves(height, width)
     image = transform(jpeg(pixels), Policy(96, 98, stretch=True))
 
@@ -46,23 +46,23 @@ def test_stretched_images_are_lanczos_but_for_noise(height: int, width: int) -> 
     assert psnr > 32
 
 
-def test_a_square_of_the_right_size_passes_byte_for_byte() -> None:
+def test_square_of_right_size_passes_byte_for_byte() -> None:
     data = jpeg(waves(96, 96))
 
     assert transform(data, Policy(96, 50, stretch=True)).encoded is data
 
 
 def test_noise_does_not_alias_along_the_longer_axis() -> None:
-    """Each axis has its own factor: 4000 columns must all count in the 64 that are left."""
+    """Each axis has its own factor: all 4000 columns must contribute to the remaining 64."""
     noise = np.random.default_rng(0).integers(0, 256, (64, 4000, 1), np.uint8).repeat(3, axis=2)
     image = transform(jpeg(noise), Policy(64, 98, stretch=True))
 
     spread = simplejpeg.decode_jpeg(image.encoded, "GRAY")[..., 0].astype(float).std()
-    assert spread < 20  # a mean of 62 columns has 74 / sqrt(62) = 9; one column alone has 74
+    assert spread < 20  # a mean of 62 columns has 74 / sqrt(62) = 9; a single column has 74
 
 
 @pytest.mark.parametrize("mode", ["RGB", "L", "CMYK"])
-def test_a_kept_jpeg_is_the_same_bytes_with_its_true_size(mode: str) -> None:
+def test_kept_jpeg_has_unchanged_bytes_and_true_size(mode: str) -> None:
     data = jpeg(waves(30, 50), mode)
     image = keep(data)
 
@@ -72,12 +72,12 @@ def test_a_kept_jpeg_is_the_same_bytes_with_its_true_size(mode: str) -> None:
 
 
 @pytest.mark.parametrize("data", [b"", b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff\xe0\x00"])
-def test_what_is_no_jpeg_is_not_kept(data: bytes) -> None:
+def test_file_that_is_no_jpeg_is_not_kept(data: bytes) -> None:
     with pytest.raises(BadImageError):
         keep(data)
 
 
-def test_only_what_is_declared_is_forgiven() -> None:
+def test_only_declared_exceptions_are_accepted() -> None:
     grey = jpeg(waves(30, 50), "L")
 
     prove_stored(grey, 30, 50, any_colorspace=True)

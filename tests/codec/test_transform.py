@@ -1,3 +1,5 @@
+"""Preparing an image: kept if it is a sound RGB JPEG, otherwise repaired or refused."""
+
 from __future__ import annotations
 
 import dataclasses
@@ -19,6 +21,7 @@ from imagenet_prep.dataset.jpeg import NEUTRAL
 from imagenet_prep.dataset.member import PreparedImage
 from imagenet_prep.testing.miniature import TRAIN_ARCHIVE, VALIDATION_ARCHIVE, SourceImage
 from tests.kit.codec import mutations
+from tests.kit.messages import says
 from tests.kit.miniature import Miniature
 
 KEEP = Policy(short_side=None)
@@ -91,7 +94,7 @@ def refusal(data: bytes, policy: Policy = KEEP) -> str:
     ],
     ids=["default", "256", "64", "keep", "keep-header", "64-header"],
 )
-def test_every_image_meets_the_fate_of_the_truth(
+def test_every_image_has_the_fate_of_the_truth(
     images: dict[str, tuple[SourceImage, bytes]], policy: Policy
 ) -> None:
     fates = {}
@@ -134,7 +137,7 @@ def test_every_encoding_of_rgb_passes_byte_for_byte(kind: str) -> None:
     assert transform(data, Policy(None, check="header")).encoded == data
 
 
-def test_a_jpeg_in_rgb_instead_of_ycbcr_passes() -> None:
+def test_jpeg_in_rgb_instead_of_ycbcr_passes() -> None:
     data = saved(gradient(), keep_rgb=True)
 
     assert simplejpeg.decode_jpeg_header(data)[2] == "RGB"
@@ -144,7 +147,7 @@ def test_a_jpeg_in_rgb_instead_of_ycbcr_passes() -> None:
 @pytest.mark.parametrize(
     ("kind", "reason"), [("png", "png"), ("cmyk", "cmyk"), ("grey", "gray")], ids=str
 )
-def test_repairs_say_what_the_image_was(
+def test_repairs_name_the_original_kind(
     of_kind: Callable[[str], bytes], kind: str, reason: str
 ) -> None:
     image = transform(of_kind(kind), KEEP)
@@ -158,13 +161,13 @@ def test_repairs_say_what_the_image_was(
     ("kind", "reason"), [("empty", "empty"), ("truncated", "truncated")], ids=str
 )
 @pytest.mark.parametrize("policy", [KEEP, Policy(64)], ids=["keep", "shrink"])
-def test_bad_images_say_why(
+def test_bad_images_name_their_reason(
     of_kind: Callable[[str], bytes], kind: str, reason: str, policy: Policy
 ) -> None:
     assert refusal(of_kind(kind), policy) == reason
 
 
-def test_a_repaired_grey_image_keeps_its_pixels(of_kind: Callable[[str], bytes]) -> None:
+def test_repaired_grey_image_keeps_its_pixels(of_kind: Callable[[str], bytes]) -> None:
     data = of_kind("grey")
     found = decoded(transform(data, KEEP).encoded)
     grey = np.asarray(Image.open(io.BytesIO(data)))
@@ -173,10 +176,10 @@ def test_a_repaired_grey_image_keeps_its_pixels(of_kind: Callable[[str], bytes])
 
 
 @pytest.mark.parametrize("policy", [KEEP, Policy(64)], ids=["keep", "shrink"])
-def test_cmyk_colours_are_those_that_pillow_sees(
+def test_cmyk_colours_equal_those_of_pillow(
     of_kind: Callable[[str], bytes], policy: Policy
 ) -> None:
-    # Adobe writes CMYK inverted; whoever overlooks that stores negatives.
+    # Adobe writes inverted CMYK; ignoring it would store negatives.
     data = of_kind("cmyk")
     image = transform(data, policy)
     expected = Image.open(io.BytesIO(data)).convert("RGB")
@@ -185,7 +188,7 @@ def test_cmyk_colours_are_those_that_pillow_sees(
     assert mean_difference(decoded(image.encoded), np.asarray(expected)) < 6
 
 
-def test_cmyk_primaries_come_out_right() -> None:
+def test_cmyk_primaries_become_right_rgb() -> None:
     stripes = np.zeros((32, 96, 4), np.uint8)
     for place in range(3):  # cyan, magenta, yellow
         stripes[:, 32 * place : 32 * place + 32, place] = 255
@@ -234,7 +237,7 @@ OPAQUE = {
 
 
 @pytest.mark.parametrize("kind", OPAQUE)
-def test_other_formats_become_rgb_jpegs_of_the_same_pixels(kind: str) -> None:
+def test_other_formats_become_rgb_jpegs_of_equal_pixels(kind: str) -> None:
     image = transform(OPAQUE[kind], KEEP)
     palette = kind in ("png-palette", "gif")
     expected = gradient().quantize(256).convert("RGB") if palette else gradient()
@@ -246,7 +249,7 @@ def test_other_formats_become_rgb_jpegs_of_the_same_pixels(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", OPAQUE)
-def test_other_formats_are_shrunk_like_jpegs(kind: str) -> None:
+def test_other_formats_are_downscaled_like_jpegs(kind: str) -> None:
     image = transform(OPAQUE[kind], Policy(30))
 
     assert (image.height, image.width, image.resized) == (30, 40, True)
@@ -254,8 +257,8 @@ def test_other_formats_are_shrunk_like_jpegs(kind: str) -> None:
 
 
 @pytest.mark.parametrize("size", [(102, 701), (17, 900), (375, 500), (500, 375)])
-def test_rows_are_shrunk_before_columns_whatever_pillow_prefers(size: tuple[int, int]) -> None:
-    """Pillow 13 begins with the columns of some portraits, which are other bytes then."""
+def test_rows_are_downscaled_before_columns(size: tuple[int, int]) -> None:
+    """Pillow 13 starts with the columns of some portrait images, which changes bytes."""
     pixels = np.random.default_rng(sum(size)).integers(0, 256, (*size[::-1], 3), dtype=np.uint8)
     policy = Policy(16)
     height, width = policy.resized(*pixels.shape[:2])
@@ -267,7 +270,7 @@ def test_rows_are_shrunk_before_columns_whatever_pillow_prefers(size: tuple[int,
     assert made.encoded == simplejpeg.encode_jpeg(expected, policy.quality, "RGB", "420")
 
 
-def test_16_bit_grey_is_scaled_and_not_clipped() -> None:
+def test_grey_of_16_bits_is_scaled_not_clipped() -> None:
     found = decoded(transform(grey_16(), KEEP).encoded)
 
     assert mean_difference(found[:, :, 0], np.tile(np.linspace(0, 255, 80), (60, 1))) < 3
@@ -277,9 +280,9 @@ def test_16_bit_grey_is_scaled_and_not_clipped() -> None:
 
 
 @pytest.mark.parametrize("mode", ["RGBA", "LA", "palette"])
-def test_transparency_lies_over_white(mode: str) -> None:
+def test_transparency_is_blended_with_white(mode: str) -> None:
     pixels = np.zeros((32, 64, 4), np.uint8)
-    pixels[:, :32, 3] = 255  # black on the left, nothing on the right
+    pixels[:, :32, 3] = 255  # black on the left, transparent on the right
     image = Image.fromarray(pixels, "RGBA")
     if mode == "palette":
         data = saved(image.quantize(4), "PNG")
@@ -291,7 +294,7 @@ def test_transparency_lies_over_white(mode: str) -> None:
     assert found[:, 40:].mean() > 245
 
 
-def test_a_gif_with_a_transparent_colour_lies_over_white() -> None:
+def test_gif_with_a_transparent_colour_becomes_white() -> None:
     image = Image.new("P", (32, 32), 1)
     image.putpalette([255, 0, 0, 0, 0, 0])
     found = decoded(transform(saved(image, "GIF", transparency=1), KEEP).encoded)
@@ -299,7 +302,7 @@ def test_a_gif_with_a_transparent_colour_lies_over_white() -> None:
     assert found.mean() > 245
 
 
-def test_the_first_frame_of_an_animation_is_taken() -> None:
+def test_first_frame_of_an_animation_is_used() -> None:
     frames = [Image.new("L", (32, 32), shade) for shade in (250, 5)]
     data = saved(frames[0], "GIF", save_all=True, append_images=frames[1:])
 
@@ -320,7 +323,7 @@ def test_bits_become_black_and_white() -> None:
     [{"progressive": True}, {"subsampling": "4:4:4"}, {"subsampling": "4:2:2"}, {"keep_rgb": True}],
     ids=["progressive", "444", "422", "rgb"],
 )
-def test_what_is_shrunk_is_stored_as_420_whatever_it_was(options: dict[str, object]) -> None:
+def test_downscaled_image_is_stored_as_420(options: dict[str, object]) -> None:
     image = transform(saved(gradient(240, 320), quality=95, **options), Policy(60))
     expected = gradient(240, 320).resize((80, 60), Image.Resampling.BOX)
 
@@ -330,21 +333,21 @@ def test_what_is_shrunk_is_stored_as_420_whatever_it_was(options: dict[str, obje
 
 
 @pytest.mark.parametrize("factor", [1.01, 1.5, 2, 3, 4, 8, 16])
-def test_resized_says_that_pixels_were_resampled_even_by_the_decoder(factor: float) -> None:
-    # At a factor of 2, 4, 8 libjpeg's scaled decoding gives the wanted size at once.
+def test_resized_includes_scaling_by_the_decoder(factor: float) -> None:
+    # At a factor of 2, 4 or 8, libjpeg's scaled decoding directly gives the final size.
     image = transform(saved(gradient(round(60 * factor), round(80 * factor))), Policy(60))
 
     assert (image.height, image.width, image.resized) == (60, 80, True)
 
 
-def test_quality_decides_the_bytes_of_what_is_encoded() -> None:
+def test_quality_changes_the_bytes_of_encoded_images() -> None:
     data = mutations.sources()["444"]
     sizes = [len(transform(data, Policy(60, quality=q)).encoded) for q in (10, 50, 90, 100)]
 
     assert sizes == sorted(set(sizes))
 
 
-def test_orientation_is_not_applied_unless_it_is_asked_for(of_kind: Callable[[str], bytes]) -> None:
+def test_orientation_is_applied_only_if_requested(of_kind: Callable[[str], bytes]) -> None:
     data = of_kind("exif_rotated")
     height, width = simplejpeg.decode_jpeg_header(data)[:2]
     image = transform(data, Policy(64))
@@ -355,7 +358,7 @@ def test_orientation_is_not_applied_unless_it_is_asked_for(of_kind: Callable[[st
 
 
 def with_size(jpeg: bytes, height: int, width: int) -> bytes:
-    """Returns a JPEG whose frame header claims another size."""
+    """Returns a JPEG with a frame header that claims a different size."""
     start = jpeg.index(b"\xff\xc0") + 5
     return jpeg[:start] + struct.pack(">HH", height, width) + jpeg[start + 4 :]
 
@@ -390,7 +393,7 @@ def gif_claiming(height: int, width: int) -> bytes:
     ],
     ids=["jpeg-4-gp", "jpeg-64-mp", "png-64-mp", "png-144-mp", "png-4-gp", "png-max", "gif-4-gp"],
 )
-def test_a_pixel_bomb_is_refused_undecoded(
+def test_pixel_bomb_is_refused_without_decoding(
     monkeypatch: pytest.MonkeyPatch, data: bytes, policy: Policy
 ) -> None:
     def fail(*args: object, **options: object) -> None:
@@ -402,7 +405,7 @@ def test_a_pixel_bomb_is_refused_undecoded(
     assert refusal(data, policy) == "too_many_pixels"
 
 
-def test_the_bound_on_pixels_is_the_policys() -> None:
+def test_bound_on_pixels_is_that_of_the_policy() -> None:
     data = saved(gradient(60, 80))
 
     assert transform(data, Policy(None, max_pixels=4800)).encoded == data
@@ -440,14 +443,14 @@ def test_the_bound_on_pixels_is_the_policys() -> None:
         "cut-tiff",
     ],
 )
-def test_what_is_no_image_is_refused_with_a_reason(data: bytes, reason: str) -> None:
+def test_file_that_is_no_image_is_refused(data: bytes, reason: str) -> None:
     assert refusal(data, KEEP) == reason
     assert refusal(data, Policy(16)) == reason
     assert refusal(data, Policy(None, check="header")) == reason
 
 
 @pytest.mark.parametrize("size", [(2, 66_000), (66_000, 2)], ids=["high", "wide"])
-def test_an_image_longer_than_a_jpeg_can_be_is_refused(size: tuple[int, int]) -> None:
+def test_image_longer_than_the_jpeg_limit_is_refused(size: tuple[int, int]) -> None:
     data = saved(Image.new("RGB", size), "PNG")
 
     assert refusal(data, KEEP) in ("undecodable", "too_many_pixels")
@@ -456,7 +459,7 @@ def test_an_image_longer_than_a_jpeg_can_be_is_refused(size: tuple[int, int]) ->
 @pytest.mark.parametrize(
     "shape", [(480, 40_000), (1200, 32_000), (33_000, 500), (3, 65_000)], ids=str
 )
-def test_very_long_images_are_shrunk(shape: tuple[int, int]) -> None:
+def test_very_long_images_are_downscaled(shape: tuple[int, int]) -> None:
     height, width = shape
     policy = Policy(min(400, height - 1))
     image = transform(saved(Image.new("RGB", (width, height), "red")), policy)
@@ -465,19 +468,19 @@ def test_very_long_images_are_shrunk(shape: tuple[int, int]) -> None:
     assert decoded(image.encoded).shape == (image.height, image.width, 3)
 
 
-# By how much is left: nothing of the magic, of the header, of the pixels, of the end.
+# By the size of the rest: none of the magic, of the header, of the pixels, of the end.
 CUT = {"unknown_format", "undecodable", "corrupt", "truncated"}
 
 
 def with_thumbnail(jpeg: bytes) -> bytes:
-    """Returns `jpeg` with a whole JPEG of its own inside its EXIF, as cameras write it."""
+    """Returns `jpeg` with a complete JPEG inside its EXIF, as cameras write it."""
     thumbnail = saved(gradient(12, 16))
     exif = b"Exif\0\0II*\0\x08\0\0\0\0\0\0\0\0\0" + thumbnail
     return jpeg[:2] + b"\xff\xe1" + struct.pack(">H", len(exif) + 2) + exif + jpeg[2:]
 
 
 @pytest.mark.parametrize("check", ["decode", "header"])
-def test_a_sound_image_with_a_thumbnail_passes(check: str) -> None:
+def test_sound_image_with_a_thumbnail_passes(check: str) -> None:
     data = with_thumbnail(saved(gradient()))
 
     assert transform(data, Policy(None, check=check)).encoded == data
@@ -485,7 +488,7 @@ def test_a_sound_image_with_a_thumbnail_passes(check: str) -> None:
 
 @pytest.mark.parametrize("check", ["decode", "header"])
 @pytest.mark.parametrize("progressive", [False, True], ids=["baseline", "progressive"])
-def test_truncation_anywhere_is_caught_despite_a_thumbnail(check: str, progressive: bool) -> None:
+def test_truncation_is_noticed_despite_a_thumbnail(check: str, progressive: bool) -> None:
     data = with_thumbnail(saved(gradient(), progressive=progressive))
 
     for length in range(1, len(data) - 2):
@@ -494,10 +497,10 @@ def test_truncation_anywhere_is_caught_despite_a_thumbnail(check: str, progressi
 
 
 @pytest.mark.parametrize("kind", sorted(mutations.sources()))
-def test_truncation_anywhere_is_caught_when_an_image_is_encoded_anew(kind: str) -> None:
+def test_truncation_is_noticed_when_an_image_is_encoded(kind: str) -> None:
     data = mutations.sources()[kind]
 
-    # The last two bytes are the end marker, without which the picture is still complete.
+    # The last two bytes are the end marker, without which the image is still complete.
     for length in [*range(1, len(data) - 2, 41), *range(len(data) - 30, len(data) - 2)]:
         assert refusal(data[:length], Policy(60)) in CUT, length
 
@@ -508,13 +511,13 @@ def test_truncation_anywhere_is_caught_when_an_image_is_encoded_anew(kind: str) 
     [b"\0", bytes(1000), b"\xff\xda in a comment", b"\xff\xd8\xff\xe0", b"\n", b"\xff\xd9" * 3],
     ids=["zero", "padding", "start-of-scan", "start-of-image", "line-end", "ends"],
 )
-def test_bytes_behind_the_end_marker_are_allowed(tail: bytes, check: str) -> None:
+def test_bytes_after_the_end_marker_are_allowed(tail: bytes, check: str) -> None:
     data = saved(gradient()) + tail
 
     assert transform(data, Policy(None, check=check)).encoded == data
 
 
-def test_an_image_with_bytes_left_over_in_its_scan_is_repaired() -> None:
+def test_image_with_surplus_bytes_in_scan_is_repaired() -> None:
     data = saved(gradient())
     stuffed = data[:-2] + bytes(64) + data[-2:]
     image = transform(stuffed, KEEP)
@@ -523,12 +526,12 @@ def test_an_image_with_bytes_left_over_in_its_scan_is_repaired() -> None:
     assert mean_difference(decoded(image.encoded), np.asarray(gradient())) < 4
 
 
-def test_a_stored_image_is_proven_by_its_pixels() -> None:
+def test_stored_image_is_verified_by_its_pixels() -> None:
     data = saved(gradient())
 
     prove_stored(data, 60, 80)
     for height, width in ((80, 60), (60, 81), (0, 0)):
-        with pytest.raises(BadImageError, match=f"is 80 x 60, its record says {width} x {height}"):
+        with pytest.raises(BadImageError, match=says("record-says-x", "80 x 60", width, height)):
             prove_stored(data, height, width)
     with pytest.raises(BadImageError, match="truncated"):
         prove_stored(data[:-200], 60, 80)
@@ -536,10 +539,10 @@ def test_a_stored_image_is_proven_by_its_pixels() -> None:
         prove_stored(b"", 60, 80)
 
 
-def test_a_machine_without_memory_makes_no_image_a_bad_one(
+def test_lack_of_memory_makes_no_bad_image(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The image would be left out of the dataset, and the exit code would be 0."""
+    """The image would be excluded from the dataset, and the exit code would be 0."""
 
     def fail(*_: object, **__: object) -> None:
         raise MemoryError

@@ -1,4 +1,4 @@
-"""Samples that are not simply 8 bits: each picture stays the same picture, or is refused."""
+"""Samples with more than 8 bits or other meanings: images keep their values, or are refused."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from PIL import Image
 from imagenet_prep.codec import opening, transform
 from imagenet_prep.codec.policy import Policy
 from imagenet_prep.core.errors import BadImageError
-from tests.kit.bounds import little_memory
+from tests.kit.bounds import limited_memory
 
 RAMP = np.tile(np.arange(0, 256, 17), (4, 1))
 NO_RANGE = (
@@ -41,7 +41,7 @@ def refusal(data: bytes) -> str:
 
 
 def tiff(rows: np.ndarray, order: str = "II", **tags: int) -> bytes:
-    """Returns a TIFF of one strip, whose samples are as they are in memory."""
+    """Returns a TIFF of one strip, with samples as they are in memory."""
     sign = "<" if order == "II" else ">"
     content = rows.astype(rows.dtype.newbyteorder(sign)).tobytes()
     entries = {256: rows.shape[1], 257: len(rows), BITS: 8 * rows.dtype.itemsize, COMPRESSION: 1}
@@ -61,7 +61,7 @@ def chunk(kind: bytes, content: bytes) -> bytes:
 
 
 def png(bits: int, rows: np.ndarray, *, before: bytes = b"", behind: bytes = b"") -> bytes:
-    """Returns a PNG of samples [height, width] grey or [height, width, 3], with chunks around."""
+    """Returns a PNG of samples [height, width] grey or [height, width, 3], with extra chunks."""
     height, width = rows.shape[:2]
     every = (rows[..., None] >> np.arange(bits - 1, -1, -1) & 1).reshape(height, -1)
     lines = b"".join(b"\0" + np.packbits(line.astype(np.uint8)).tobytes() for line in every)
@@ -73,9 +73,7 @@ def png(bits: int, rows: np.ndarray, *, before: bytes = b"", behind: bytes = b""
 
 @pytest.mark.parametrize("compression", ["raw", "tiff_lzw"])
 @pytest.mark.parametrize("photometric", [0, 1], ids=["white is 0", "black is 0"])
-def test_a_tiff_of_16_bits_is_scaled_and_inverted_as_it_says(
-    photometric: int, compression: str
-) -> None:
+def test_tiff_of_16_bits_is_scaled_and_inverted(photometric: int, compression: str) -> None:
     buffer = io.BytesIO()
     wide = Image.fromarray((RAMP * 257).astype(np.uint16))
     wide.save(buffer, "TIFF", compression=compression, tiffinfo={PHOTOMETRIC: photometric})
@@ -84,7 +82,7 @@ def test_a_tiff_of_16_bits_is_scaled_and_inverted_as_it_says(
 
 
 @pytest.mark.parametrize("photometric", [0, 1])
-def test_a_tiff_of_12_bits_is_not_black(photometric: int) -> None:
+def test_tiff_of_12_bits_is_not_black(photometric: int) -> None:
     samples = RAMP[0] * 4095 // 255
     packed = np.packbits((samples[:, None] >> np.arange(11, -1, -1) & 1).astype(np.uint8).ravel())
     data = tiff(np.tile(packed, (4, 1)), t256=16, t258=12, t262=photometric)
@@ -108,7 +106,7 @@ def test_a_tiff_of_12_bits_is_not_black(photometric: int) -> None:
         ("f2", FLOATING),
     ],
 )
-def test_values_of_no_agreed_range_are_refused(
+def test_values_without_an_agreed_range_are_refused(
     kind: str, of: int, photometric: int, order: str
 ) -> None:
     said = refusal(tiff(RAMP.astype(kind), order, t262=photometric, t339=of))
@@ -121,7 +119,7 @@ def test_values_of_no_agreed_range_are_refused(
 
 
 @pytest.mark.parametrize("bits", [1, 8, 16])
-def test_the_transparent_grey_of_a_png_is_that_of_its_depth(bits: int) -> None:
+def test_transparent_grey_of_a_png_has_its_depth(bits: int) -> None:
     most = (1 << bits) - 1
     samples = np.tile([0, most // 3, most // 2, most], (4, 1))
     for key in {0, most // 3, most}:
@@ -131,7 +129,7 @@ def test_the_transparent_grey_of_a_png_is_that_of_its_depth(bits: int) -> None:
         assert abs(found - expected).max() <= 1, key
 
 
-def test_a_transparent_colour_is_exact_or_refused() -> None:
+def test_transparent_colour_is_exact_or_refused() -> None:
     samples = np.zeros((4, 8, 3), int)
     samples[:, 4:] = 3
     transparency = chunk(b"tRNS", struct.pack(">HHH", 3, 3, 3))
@@ -139,7 +137,7 @@ def test_a_transparent_colour_is_exact_or_refused() -> None:
     assert refusal(png(16, samples, before=transparency)).startswith("unsupported: its transparent")
 
 
-def test_transparency_of_every_mode_is_over_white() -> None:
+def test_transparency_of_every_mode_becomes_white() -> None:
     for mode in ("LA", "La", "PA", "RGBA", "RGBa"):
         assert np.asarray(opening.rgb(Image.new(mode, (2, 2)))).min() == 255, mode
     for mode in ("1", "L", "P", "RGB", "HSV", "I;16", "I;16B"):
@@ -158,7 +156,7 @@ METADATA = {
 
 
 @pytest.mark.parametrize("name", METADATA)
-def test_no_metadata_of_a_png_costs_its_pixels(name: str) -> None:
+def test_metadata_of_a_png_never_affects_its_pixels(name: str) -> None:
     for place in ("before", "behind"):
         around: dict[str, Any] = {place: METADATA[name]}
         assert np.array_equal(shown(png(8, RAMP, **around))[:, :, 0], RAMP)
@@ -167,14 +165,14 @@ def test_no_metadata_of_a_png_costs_its_pixels(name: str) -> None:
 def test_metadata_of_a_png_is_not_decompressed() -> None:
     bombs = chunk(b"zTXt", b"a\0\0" + zlib.compress(bytes(64 << 20)))
     exif = b"Raw profile type exif\0\0" + zlib.compress(bytes(32 << 20))
-    with little_memory(16 << 20):
+    with limited_memory(16 << 20):
         shown(png(8, RAMP, before=8 * bombs))
         assert "too large" in refusal(png(8, RAMP, before=chunk(b"zTXt", exif)))
 
 
 @pytest.mark.parametrize("name", ["exif", "APP1"])
 @pytest.mark.parametrize("kind", ["tEXt", "zTXt", "iTXt"])
-def test_a_png_is_turned_by_exif_in_a_text(kind: str, name: str) -> None:
+def test_png_is_turned_by_exif_in_a_text(kind: str, name: str) -> None:
     exif = Image.Exif()
     exif[0x0112] = 6
     block = exif.tobytes().hex()
@@ -189,7 +187,7 @@ def test_a_png_is_turned_by_exif_in_a_text(kind: str, name: str) -> None:
 
 
 @pytest.mark.parametrize(("num_bytes", "side"), [(65_000, 16), (66_000, 4)])
-def test_exif_in_a_text_of_more_than_64_kb_is_not_read(num_bytes: int, side: int) -> None:
+def test_exif_text_above_64_kb_is_ignored(num_bytes: int, side: int) -> None:
     exif = Image.Exif()
     exif[0x0112] = 6
     block = exif.tobytes().hex()
@@ -201,7 +199,7 @@ def test_exif_in_a_text_of_more_than_64_kb_is_not_read(num_bytes: int, side: int
 
 
 @pytest.mark.parametrize("kind", [b"tEXt", b"zTXt", b"iTXt"])
-def test_a_text_that_only_looks_like_exif_turns_nothing(kind: bytes) -> None:
+def test_text_similar_to_exif_turns_no_image(kind: bytes) -> None:
     for head in (b"exif", b"Raw profile type exif"):
         content = head + b"\0\0\0\0\0" + zlib.compress(b"no\n hex\n\n II*\0")
         made = transform.transform(png(8, RAMP, before=chunk(kind, content)), Policy(None))
@@ -221,5 +219,19 @@ def test_a_text_that_only_looks_like_exif_turns_nothing(kind: bytes) -> None:
         }.items()
     ],
 )
-def test_a_broken_file_of_a_known_format_is_not_of_an_unknown_one(name: str, data: bytes) -> None:
+def test_broken_file_of_a_known_format_is_undecodable(name: str, data: bytes) -> None:
     assert refusal(data).startswith("undecodable: "), name
+
+
+@pytest.mark.parametrize("order", ["II", "MM"])
+def test_tiff_with_orientation_of_unusual_type_is_turned(order: str) -> None:
+    """Pillow ignores an orientation that is text."""
+    rows = np.repeat(np.arange(0, 160, 40, dtype=np.uint8)[:, None], 16, axis=1)
+    sign = "<" if order == "II" else ">"
+    entry = struct.pack(f"{sign}HHLL", 274, 4, 1, 6)
+    text = struct.pack(f"{sign}HHL4s", 274, 2, 2, b"6")
+    data = tiff(rows, order, t274=6)
+    assert data.count(entry) == 1
+    made = transform.transform(data.replace(entry, text), Policy(None, orientation="apply"))
+
+    assert (made.width, made.height) == (4, 16)

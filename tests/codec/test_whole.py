@@ -1,4 +1,4 @@
-"""Which damaged JPEGs still have all their pixels: compared with the pixels before the damage."""
+"""Damaged JPEGs with all their pixels: compared with the pixels before the damage."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from imagenet_prep.core.errors import BadImageError
 from imagenet_prep.dataset import jpeg
 from imagenet_prep.dataset.formats import LINE_ENDS
 from tests.kit.codec import frames, mutations
-from tests.kit.lengths import long_but
+from tests.kit.lengths import long_except
+from tests.kit.messages import says
 
 EOI = b"\xff\xd9"
 TEXT = b"Hello world, this text follows the picture.\n" * 20
@@ -58,7 +59,7 @@ def pixels_of(data: bytes) -> np.ndarray:
 
 
 def judged(data: bytes) -> tuple[str | None, bytes]:
-    """Returns the reason and the picture of `damage`, or the reason of the quarantine and b""."""
+    """Returns the reason and the image of `damage`, or the reason of the quarantine and b""."""
     try:
         frame = jpeg.refuse_bombs(data)
         if frame is None:
@@ -78,7 +79,7 @@ def reason(data: bytes) -> str | None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("tail", [b"", bytes(3000), VIDEO, b"\xff\0" * 2000], ids=len)
-def test_a_cut_picture_is_never_called_complete(kind: str, tail: bytes) -> None:
+def test_truncated_image_is_never_called_complete(kind: str, tail: bytes) -> None:
     data = kinds()[kind]
     expected = pixels_of(data)
     step = 23 if tail else 1
@@ -93,13 +94,13 @@ def test_a_cut_picture_is_never_called_complete(kind: str, tail: bytes) -> None:
             complete += 1
 
     several_scans = kind.startswith("progressive")
-    # In a file of several scans, every decoder looks for more of them in the video.
+    # In a file of several scans, every decoder searches the video for more scans.
     assert complete or (several_scans and tail is VIDEO)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_picture_that_is_filled_up_behind_its_cut_is_never_called_complete(kind: str) -> None:
-    """A download that was interrupted leaves zeros; here also with an end marker."""
+def test_truncated_and_padded_image_is_never_called_complete(kind: str) -> None:
+    """An interrupted download leaves zeros; here also with an end marker."""
     data = kinds()[kind]
     expected = pixels_of(data)
     for cut in range(data.index(b"\xff\xda"), len(data) - len(EOI), 7):
@@ -109,8 +110,8 @@ def test_a_picture_that_is_filled_up_behind_its_cut_is_never_called_complete(kin
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_text_behind_a_cut_picture_leaves_a_doubt(kind: str) -> None:
-    """The first bytes of the text may stand in place of the last ones of the picture."""
+def test_text_after_a_truncated_image_leaves_a_doubt(kind: str) -> None:
+    """The first bytes of the text may replace the last ones of the image."""
     data = kinds()[kind]
     expected = pixels_of(data)
     last = len(data) - len(EOI)
@@ -121,7 +122,7 @@ def test_text_behind_a_cut_picture_leaves_a_doubt(kind: str) -> None:
     assert found in ("no_end_marker", "doubtful_end")
 
 
-def test_text_in_place_of_the_end_marker_is_almost_always_a_repair() -> None:
+def test_text_instead_of_end_marker_is_mostly_repaired() -> None:
     found: Counter[str | None] = Counter()
     for seed in range(200):
         image = Image.fromarray(np.roll(mutations.photograph((61, 43)), seed, axis=(0, 1)))
@@ -133,13 +134,13 @@ def test_text_in_place_of_the_end_marker_is_almost_always_a_repair() -> None:
 
 
 @pytest.mark.parametrize("kind", sorted(mutations.sources()))
-def test_without_its_end_marker_a_picture_is_repaired(kind: str) -> None:
+def test_image_without_its_end_marker_is_repaired(kind: str) -> None:
     data = mutations.sources()[kind]
     for policy in (Policy(None), Policy(None, check="header"), Policy(60)):
         for tail in (b"", bytes(5000), data):
             if tail is data and (kind == "progressive" or policy.check == "header"):
-                # Every decoder reads the second file's frame as one of the first, or there is an
-                # end marker.
+                # Every decoder reads the second file's frame as one of the first, or finds an end
+                # marker.
                 continue
             made = transform(data[: -len(EOI)] + tail, policy)
             assert made.repair == "no_end_marker"
@@ -150,7 +151,7 @@ def test_without_its_end_marker_a_picture_is_repaired(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", sorted(mutations.sources()))
-def test_fill_before_the_end_marker_quarantines_nothing(kind: str) -> None:
+def test_fill_before_the_end_marker_quarantines_no_image(kind: str) -> None:
     data = mutations.sources()[kind]
     sound = reason(data)
     for fill in FILLS:
@@ -161,8 +162,8 @@ def test_fill_before_the_end_marker_quarantines_nothing(kind: str) -> None:
             assert reason(padded[: -len(EOI)]) == "no_end_marker", (fill, count)
 
 
-@pytest.mark.parametrize("seed", long_but(range(3), range(20)))
-def test_fill_before_each_marker_of_a_scan_quarantines_nothing(seed: int) -> None:
+@pytest.mark.parametrize("seed", long_except(range(3), range(20)))
+def test_fill_before_a_scans_markers_quarantines_no_image(seed: int) -> None:
     rng = random.Random(seed)
     for kind in ("restarts", "progressive", "progressive restarts"):
         data = kinds()[kind]
@@ -194,7 +195,7 @@ def damaged(data: bytes, rng: random.Random) -> Iterator[bytes]:
 
 
 @pytest.mark.parametrize("progressive", [False, True])
-def test_one_damaged_byte_is_hardly_ever_called_a_repair(progressive: bool) -> None:
+def test_one_damaged_byte_is_rarely_called_a_repair(progressive: bool) -> None:
     found: Counter[str | None] = Counter()
     for seed in range(80):
         rng = random.Random(seed)
@@ -209,7 +210,7 @@ def test_one_damaged_byte_is_hardly_ever_called_a_repair(progressive: bool) -> N
     assert found.total() - found[None] - found["corrupt"] - found["truncated"] <= noticed // 20
 
 
-def test_a_byte_inserted_into_a_table_is_damage() -> None:
+def test_byte_inserted_into_a_table_is_damage() -> None:
     data = kinds()["baseline"]
     for marker in (0xDB, 0xC4):
         for at in range(data.index(bytes((0xFF, marker))) + 6, data.index(b"\xff\xc0"), 9):
@@ -229,12 +230,12 @@ def test_translated_line_ends_are_named(progressive: bool) -> None:
             with pytest.raises(BadImageError) as caught:
                 transform(changed, policy)
             assert (caught.value.reason, caught.value.detail) == ("corrupt", LINE_ENDS)
-        with pytest.raises(BadImageError, match="line ends were translated"):
+        with pytest.raises(BadImageError, match=says("line-ends-translated-git-ftp")):
             opening.header(changed)
 
 
-def test_line_ends_of_undamaged_files_are_left_alone() -> None:
-    """Among them a file whose only LFs are those of a text with CR LF."""
+def test_line_ends_of_undamaged_files_are_kept() -> None:
+    """One of these files only has LFs in a text with CR LF."""
     notes = b"\xff\xfe" + (2 + 60).to_bytes(2, "big") + 10 * b"note\r\n"
     flat = encoded(Image.new("RGB", (16, 16), "gray"), quality=100, optimize=True)
     assert b"\n" not in flat
@@ -249,22 +250,22 @@ def test_line_ends_of_undamaged_files_are_left_alone() -> None:
         assert reason(data) is None, seed
 
 
-def test_a_png_with_translated_line_ends_is_named() -> None:
+def test_png_with_translated_line_ends_is_named() -> None:
     buffer = io.BytesIO()
     Image.new("RGB", (8, 8)).save(buffer, "PNG")
     data = buffer.getvalue()
     for changed in (data.replace(b"\n", b"\r\n"), data.replace(b"\r\n", b"\n")):
-        with pytest.raises(BadImageError, match="is a PNG whose line ends were translated"):
+        with pytest.raises(BadImageError, match=says("png-whose", "line ends were translated")):
             transform(changed, Policy(None))
 
 
-def test_arithmetic_codes_without_an_end_marker_are_not_called_complete() -> None:
+def test_arithmetic_code_without_end_marker_is_truncated() -> None:
     data = frames.arithmetic(mutations.photograph((61, 43)))
     assert reason(data) is None
     assert reason(data[:-2]) == "truncated"
 
 
-def test_fewer_scans_than_components_are_not_called_complete() -> None:
+def test_missing_scans_are_not_called_complete() -> None:
     """A sequential file with a scan for each component, of which the last one is lost."""
     data = frames.encoded(mutations.photograph((61, 43)), progressive=True)
     scans = [at for at in range(len(data) - 1) if data[at : at + 2] == b"\xff\xda"]
@@ -272,7 +273,7 @@ def test_fewer_scans_than_components_are_not_called_complete() -> None:
         assert judged(data[:scan])[1] == b""
 
 
-def test_a_doubt_is_the_only_reason_of_a_turned_picture() -> None:
+def test_doubt_is_the_only_reason_of_turned_images() -> None:
     exif = Image.Exif()
     exif[0x0112] = 6
     for seed in range(40):
@@ -285,8 +286,8 @@ def test_a_doubt_is_the_only_reason_of_a_turned_picture() -> None:
     raise AssertionError("none of 40 pictures ends with a byte of text")
 
 
-def test_fewer_scans_with_an_end_marker_are_only_less_detailed() -> None:
-    """No decoder calls such files damaged. Of files with a tail, they are called incomplete."""
+def test_fewer_scans_with_end_marker_are_less_detailed() -> None:
+    """No decoder calls such files damaged. With trailing bytes they are called incomplete."""
     sampling = ((4, 2), (1, 1), (1, 1))
     pixels = mutations.photograph((61, 43))
     data = frames.encoded(pixels, sampling=sampling, progressive=True)
@@ -296,7 +297,7 @@ def test_fewer_scans_with_an_end_marker_are_only_less_detailed() -> None:
     assert reason(data[:last] + bytes(100) + EOI) == "corrupt"
 
 
-def test_fill_behind_a_last_byte_that_looks_like_fill_quarantines_nothing() -> None:
+def test_last_byte_similar_to_fill_quarantines_no_image() -> None:
     """A scan may end with 0xFF and its stuffed zero."""
     count = 0
     for seed in range(1500):

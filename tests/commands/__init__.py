@@ -1,1 +1,1 @@
-"""The commands as processes: exit codes, both streams, files; kills, faults and full disks."""
+"""The commands as processes: exit codes, output, files, signals, faults and full disks."""

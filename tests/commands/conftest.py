@@ -1,4 +1,4 @@
-"""Archives small enough to prepare in a second, and a data set made from them."""
+"""Archives small enough to prepare in a second, and a dataset made from them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def mini(shared_cache: Path) -> Miniature:
 
 @pytest.fixture(scope="session")
 def many(shared_cache: Path) -> Miniature:
-    """300 + 60 images: enough for 28 shards, so that kills land between them; read-only."""
+    """300 + 60 images: enough for 28 shards, so that a signal comes between two; read-only."""
     return miniature_for_tests(shared_cache, num_train=300, num_validation=60, size=(160, 120))
 
 
@@ -34,7 +34,7 @@ def reference(mini: Miniature, shared_cache: Path) -> Reference:
 
 @pytest.fixture
 def prepared(reference: Reference, tmp_path: Path) -> Path:
-    """A copy of the reference, work folder and time stamps included, to be damaged."""
+    """A copy of the reference with its work folder and time stamps, to be damaged."""
     return Path(shutil.copytree(reference.out, tmp_path / "prepared"))
 
 

@@ -12,7 +12,7 @@ from tests.kit.batches import digests
 
 
 def main(data: str, *, alone: bool) -> None:
-    """Prints what the rank has added up and read; alone, it adds up nothing."""
+    """Prints the sum over ranks and the images read; a single rank adds nothing up."""
     world = World(1, 2)
     total = None
     if not alone:

@@ -1,4 +1,4 @@
-"""Options for Beam after `--`, in each verb that takes them."""
+"""Options for Beam after `--`, in each verb that accepts them."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import pytest
 from imagenet_prep.core import program
 from tests.commands.conftest import SETTINGS
 from tests.kit.dataset import Reference
+from tests.kit.messages import says
 
 
 def words_of(verb: str, reference: Reference, out: Path) -> Sequence[str]:
@@ -25,7 +26,7 @@ def words_of(verb: str, reference: Reference, out: Path) -> Sequence[str]:
 
 @pytest.mark.beam
 @pytest.mark.parametrize(
-    ("options", "expected", "says"),
+    ("options", "expected", "sentence"),
     [
         (["--runner=PortableRunner"], 2, "--runner=PortableRunner needs --job_endpoint=HOST:PORT"),
         (
@@ -47,20 +48,20 @@ def words_of(verb: str, reference: Reference, out: Path) -> Sequence[str]:
         (["--runner=DataflowRunner"], 2, "Beam refuses the options after --"),
     ],
 )
-def test_wrong_options_lose_no_workers(
+def test_wrong_beam_options_are_refused_without_lost_workers(
     reference: Reference,
     capsys: pytest.CaptureFixture[str],
     options: list[str],
     expected: int,
-    says: str,
+    sentence: str,
 ) -> None:
     verify = import_module("imagenet_prep.verify")
     code = program.outcome(lambda: verify.run([str(reference.out), "--", *options]))
     said = capsys.readouterr().err
 
     assert code == expected, said
-    assert re.search(says, said)
-    assert "were lost" not in said
+    assert re.search(sentence, said)
+    assert not says("workers-lost").search(said)
 
 
 @pytest.mark.beam
@@ -72,7 +73,7 @@ def test_wrong_options_lose_no_workers(
         ("imagenet_prep.verify", "SparkRunner", "--job_endpoint", "job server"),
     ],
 )
-def test_a_cluster_that_is_not_there_is_one_line(
+def test_unreachable_cluster_is_reported_in_one_line(
     tmp_path: Path,
     reference: Reference,
     capsys: pytest.CaptureFixture[str],

@@ -22,7 +22,7 @@ SHORT = ("--seconds", "0.2", "--batch-size", "8", "--image-size", "16")
         pytest.param("dali", marks=[pytest.mark.long, pytest.mark.dali]),
     ],
 )
-def test_rates_fit_each_other(scenes: Path, backend: str) -> None:
+def test_rates_of_bench_read_are_consistent(scenes: Path, backend: str) -> None:
     result = command.run("bench-read", str(scenes), *SHORT, "--backend", backend, "--json")
 
     assert result.code == 0, result
@@ -34,7 +34,7 @@ def test_rates_fit_each_other(scenes: Path, backend: str) -> None:
     assert (found["backend"], found["device"]) == (backend, "cpu")
 
 
-def test_a_person_reads_the_rates_in_two_lines(scenes: Path) -> None:
+def test_text_output_has_the_rates_in_two_lines(scenes: Path) -> None:
     result = command.run("bench-read", str(scenes), *SHORT)
 
     assert result.code == 0, result
@@ -52,7 +52,7 @@ def test_a_person_reads_the_rates_in_two_lines(scenes: Path) -> None:
         (("nowhere", "--backend", "ffcv"), 2, "--backend ffcv: expected one of"),
     ],
 )
-def test_what_cannot_be_measured_is_refused(
+def test_invalid_measurements_are_refused(
     tmp_path: Path, arguments: tuple[str, ...], code: int, said: str
 ) -> None:
     result = command.run("bench-read", str(tmp_path / arguments[0]), *arguments[1:])

@@ -1,8 +1,9 @@
-"""`bench-train`: what its figures mean, which runs it starts, and one sweep over real ranks."""
+"""`bench-train`: its figures, its runs, and one sweep over real ranks."""
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ MEASURED = [
 ]
 
 
-def test_figures_are_what_a_rank_keeps_of_its_speed_and_what_an_hour_of_hosts_costs() -> None:
+def test_figures_give_efficiency_shares_hours_and_cost() -> None:
     first, second, last = bench_train.figures(MEASURED, [8, 8, 8], 24.5)
 
     assert (first.efficiency, first.communication_share) == (1, 0)
@@ -39,7 +40,7 @@ def test_figures_are_what_a_rank_keeps_of_its_speed_and_what_an_hour_of_hosts_co
     assert last.dollars == pytest.approx(2 * 24.5 * last.hours)
 
 
-def test_without_data_and_price_there_is_no_share_of_input_and_no_cost() -> None:
+def test_figures_without_data_or_price_have_gaps() -> None:
     (row,) = bench_train.figures([RankRuns(4, TimedRun(10.0, 1.0), None)], [4], None)
 
     assert row.images_per_s == row.images_per_s_without_input == 10
@@ -47,7 +48,7 @@ def test_without_data_and_price_there_is_no_share_of_input_and_no_cost() -> None
     assert plots.cells([row])[0][5] == plots.cells([row])[0][9] == "-"
 
 
-def test_the_first_rows_of_a_run_do_not_count() -> None:
+def test_first_rows_of_a_run_are_ignored() -> None:
     speeds = (1.0, 2.0, 3.0, 10.0, 12.0, 11.0)
     rows = [{"kind": "start"}, *({"kind": "train", "images_per_s": speed} for speed in speeds)]
 
@@ -55,7 +56,7 @@ def test_the_first_rows_of_a_run_do_not_count() -> None:
     assert bench_train.settled(rows[:3]) == 1.5
 
 
-def test_both_runs_have_the_steps_asked_for_and_what_the_user_asked_for() -> None:
+def test_both_runs_have_requested_steps_and_settings() -> None:
     chosen = ["--data-dir", "/data", "--fraction", "0.1", "--keys", "some", "--device", "gpu"]
     asked = train.parse([*chosen, "--batch-size", "64", "--jit", "--eval-every", "1"])
     for examples in (1000, None):
@@ -68,11 +69,11 @@ def test_both_runs_have_the_steps_asked_for_and_what_the_user_asked_for() -> Non
         assert (told.batch_size, told.jit, told.log_dir) == (64, True, "/runs/1")
         assert told.device == ("gpu" if examples else "auto")
         assert (told.eval_every, told.no_evaluation) == (0, examples is not None)
-        # So many examples are counted: all of them.
+        # All examples are counted, so a fraction must not apply.
         assert (told.fraction, told.keys) == (1.0, None)
 
 
-def test_a_flag_that_is_not_measured_is_off() -> None:
+def test_unmeasured_flags_are_off() -> None:
     """A new flag of train is in the short runs only if bench-train names it."""
     asked = train.parse(["--data-dir", "/data"])
     for field in dataclasses.fields(asked):
@@ -110,7 +111,7 @@ def test_a_flag_that_is_not_measured_is_off() -> None:
         "--mirror s3://b/run --export model",
     ],
 )
-def test_a_flag_of_a_complete_run_does_not_refuse_the_short_one(given: str) -> None:
+def test_short_runs_drop_flags_of_complete_runs(given: str) -> None:
     asked = train.parse(["--data-dir", "/data", *given.split()])
     for examples in (1000, None):
         told = train.parse(bench_train.short_run(asked, 30, examples, "/runs/1")[1:])
@@ -118,12 +119,12 @@ def test_a_flag_of_a_complete_run_does_not_refuse_the_short_one(given: str) -> N
 
 
 @pytest.mark.parametrize("ranks", ["", "0,1", "2,1", "1,1", "1,x", "-1"])
-def test_numbers_of_ranks_have_to_grow(ranks: str) -> None:
+def test_numbers_of_ranks_must_increase(ranks: str) -> None:
     with pytest.raises(ValueError, match=r"-np .*: expected"):
         BenchTrainConfig(tuple(ranks.split(",")))
 
 
-def test_runs_by_parameter_servers_are_launched_with_them(
+def test_parameter_servers_are_passed_to_launch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     launched: list[str] = []
@@ -142,12 +143,12 @@ def test_runs_by_parameter_servers_are_launched_with_them(
     assert "--comm=dist_sync" in launched
 
 
-def test_what_is_not_a_training_is_refused() -> None:
+def test_command_other_than_train_is_refused() -> None:
     with pytest.raises(UsageError, match="expected the train command after --: train"):
         bench_train.run(["-np", "1", "--", "verify", "/data"])
 
 
-def test_a_sweep_keeps_its_figures_and_prints_them(
+def test_sweep_stores_and_prints_its_figures(
     shades: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     hosts = tmp_path / "hosts"
@@ -175,7 +176,7 @@ def test_a_sweep_keeps_its_figures_and_prints_them(
     (out / bench_train.PICTURE).symlink_to(mine)
     assert bench_train.run([*flags, "--", "train", "--data-dir", str(shades)]) == 0
 
-    assert asked == [(ranks, noise, "leader") for ranks in (1, 4) for noise in (True, False)]
+    assert asked == [*itertools.product((1, 4), (True, False), ("leader",))]
     rows = plots.load(out / bench_train.FIGURES)
     assert [row.hosts for row in rows] == [1, 2]
     assert [row.input_share for row in rows] == [0.5, 0.5]
@@ -192,7 +193,7 @@ def test_a_sweep_keeps_its_figures_and_prints_them(
 @pytest.mark.parametrize(
     "content", ["", "{}", '{"rows": []}', '{"rows": [{"ranks": 1}]}', "[1e999]"]
 )
-def test_a_file_that_is_no_figures_is_refused_by_name(tmp_path: Path, content: str) -> None:
+def test_invalid_figures_file_is_refused_by_name(tmp_path: Path, content: str) -> None:
     path = tmp_path / "figures.json"
     path.write_text(content)
 
@@ -200,7 +201,7 @@ def test_a_file_that_is_no_figures_is_refused_by_name(tmp_path: Path, content: s
         plots.load(path)
 
 
-def test_a_speed_without_end_is_refused(tmp_path: Path) -> None:
+def test_infinite_speed_is_refused(tmp_path: Path) -> None:
     rows = bench_train.figures(MEASURED, [16], None)
     path = tmp_path / "figures.json"
     path.write_text(strict_json.dumps({"rows": rows}).decode().replace("800.0", "1e999"))

@@ -1,4 +1,4 @@
-"""The completion of shells; Bash itself answers."""
+"""The completion of shells, tested with Bash itself."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_zsh_loads_the_same_function() -> None:
     assert completion.script("zsh") == completion.script("bash")
 
 
-def test_fish_has_each_verb_and_each_flag_with_its_help() -> None:
+def test_fish_has_all_verbs_and_flags_with_help() -> None:
     lines = completion.script("fish").splitlines()
     begin = "complete -c imagenet-prep -n '__fish_seen_subcommand_from"
 
@@ -68,7 +68,7 @@ def test_fish_has_each_verb_and_each_flag_with_its_help() -> None:
     assert f"{begin} launch' -l num-processes -o np -r -d " in "\n".join(lines)
 
 
-def test_another_shell_is_a_usage_error() -> None:
+def test_unsupported_shell_is_a_usage_error() -> None:
     refused = command.run("completion", "ksh")
 
     assert refused.code == 2

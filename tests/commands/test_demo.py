@@ -1,4 +1,4 @@
-"""`demo`: from nothing to a verified data set, and the next commands to type."""
+"""`demo` makes a verified dataset and prints the next commands."""
 
 from __future__ import annotations
 
@@ -15,24 +15,25 @@ from imagenet_prep.core.errors import ImagenetPrepError, StoreError
 from tests.kit import command
 from tests.kit.dataset import everything
 from tests.kit.installed import Installed
+from tests.kit.messages import says
 
 SMALL = ("--images", "40", "--short-side", "96", "--no-training")
 
 
-def test_an_interrupted_demo_starts_over_and_the_commands_at_its_end_work_as_printed(
-    weird_tmp_path: Path,
+def test_interrupted_demo_restarts_and_prints_working_commands(
+    unusual_tmp_path: Path,
 ) -> None:
-    """Without a folder it makes one in the current folder; a second time it changes nothing."""
-    folder = weird_tmp_path / "imagenet-prep-demo"
+    """Without a folder, demo makes one in the current folder. A second run changes nothing."""
+    folder = unusual_tmp_path / "imagenet-prep-demo"
     partial = folder / "archives.partial"
     dataset = folder / "dataset-40-96"
-    with command.started("demo", *SMALL, cwd=weird_tmp_path) as run:
+    with command.started("demo", *SMALL, cwd=unusual_tmp_path) as run:
         command.wait_until(lambda: partial.is_dir() or run.ended, "the archives are being made")
         run.kill()
-    first = command.run("demo", *SMALL, cwd=weird_tmp_path)
+    first = command.run("demo", *SMALL, cwd=unusual_tmp_path)
 
     assert (first.code, first.complaints) == (0, "")
-    assert [path.name for path in weird_tmp_path.iterdir()] == [folder.name]
+    assert [path.name for path in unusual_tmp_path.iterdir()] == [folder.name]
     assert not partial.exists()
     assert (dataset / "dataset.json").is_file()
     steps = ["1. ", "2. imagenet-prep prepare ", "3. imagenet-prep verify ", "4. "]
@@ -41,20 +42,20 @@ def test_an_interrupted_demo_starts_over_and_the_commands_at_its_end_work_as_pri
     assert "sound: " in first.out
     lines = first.out.partition("\nNext:\n")[2].splitlines()
 
-    before = everything(weird_tmp_path)
-    second = command.run("demo", *SMALL, cwd=weird_tmp_path)
+    before = everything(unusual_tmp_path)
+    second = command.run("demo", *SMALL, cwd=unusual_tmp_path)
     assert (second.code, second.complaints) == (0, "")
-    assert "nothing was left" in second.out
-    assert everything(weird_tmp_path) == before
+    assert says("run-nothing-left").search(second.out)
+    assert everything(unusual_tmp_path) == before
     assert command.run("verify", dataset, "--level", "decode").code == 0
 
     commands = [shlex.split(line, comments=True) for line in lines]
     assert len(commands) == 3
     for words in commands[:2]:  # the third needs the real archives
         assert words[0] == "imagenet-prep"
-        again = command.run(*words[1:], cwd=weird_tmp_path)
+        again = command.run(*words[1:], cwd=unusual_tmp_path)
         assert (again.code, again.complaints) == (0, "")
-    assert (weird_tmp_path / "image.jpg").read_bytes().startswith(b"\xff\xd8\xff")
+    assert (unusual_tmp_path / "image.jpg").read_bytes().startswith(b"\xff\xd8\xff")
 
 
 @pytest.mark.parametrize("flags", [("--images", "5"), ("--images", "many"), ("--short-side", "0")])
@@ -67,7 +68,7 @@ def test_impossible_demos_are_refused(tmp_path: Path, flags: tuple[str, ...]) ->
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_what_the_demo_trains_with_is_a_command_of_ours(
+def test_demo_prints_a_valid_train_command(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
@@ -85,7 +86,7 @@ def test_what_the_demo_trains_with_is_a_command_of_ours(
     monkeypatch.setattr(subprocess, "run", run)
     demo.train_model(tmp_path / "a set", tmp_path / "run")
     printed = shlex.split(capfd.readouterr().out)[2:]
-    with pytest.raises(ImagenetPrepError, match=r"exit code 7:\na reason"):
+    with pytest.raises(ImagenetPrepError, match=says("training-failed-exit-code", "7", "a reason")):
         demo.train_model(tmp_path / "a set", tmp_path / "run")
 
     assert started[0][-len(printed) :] == printed
@@ -98,7 +99,7 @@ def test_what_the_demo_trains_with_is_a_command_of_ours(
     mine.write_text("my own")
     (tmp_path / "run" / "stderr.txt").unlink()
     (tmp_path / "run" / "stderr.txt").symlink_to(mine)
-    with pytest.raises(StoreError, match=r"stderr\.txt: the file, .* is a link"):
+    with pytest.raises(StoreError, match=says("file-folder-above-link-wrong", "stderr.txt")):
         demo.train_model(tmp_path / "a set", tmp_path / "run")
     assert mine.read_text() == "my own"
     assert config.batch_size * ranks == 32
@@ -107,12 +108,12 @@ def test_what_the_demo_trains_with_is_a_command_of_ours(
 @pytest.mark.long
 @pytest.mark.tf
 @pytest.mark.slow
-def test_the_demo_ends_with_a_network_that_has_learnt(tf: ModuleType, tmp_path: Path) -> None:
+def test_demo_trains_a_network_to_90_percent(tf: ModuleType, tmp_path: Path) -> None:
     result = command.run("demo", "here", cwd=tmp_path)
 
     assert (result.code, result.complaints) == (0, "")
     trained = result.out.partition("\n5. imagenet-prep ")[2].partition("\nMade: ")[0]
-    # Behind the rank's name, where there are two.
+    # The text after the rank's name, if there are two ranks.
     lines = [line.rpartition("<stdout>:")[2].split() for line in trained.splitlines()]
     evaluation = lines[[line[:2] for line in lines].index(["step", "epoch"]) + 1]
     assert float(evaluation[2]) > 90, trained

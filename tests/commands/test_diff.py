@@ -1,4 +1,4 @@
-"""`diff`: two sets compared image by image, by their tables alone."""
+"""`diff` compares two datasets image by image, and reads only their tables."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ from tests.kit import command
 from tests.kit.columns import make_column
 from tests.kit.dataset import all_files, everything
 from tests.kit.http_server import serve
+from tests.kit.messages import says
 from tests.kit.opened import opened
 from tests.kit.samples import add_tables
-from tests.kit.tfrecords import picture, plain, wnid, write_set
+from tests.kit.tfrecords import picture, plain, wnid, write_dataset
 
 CLASSES = 5
 
@@ -37,7 +38,7 @@ def written(
     root: Path, shards: list[list[ImageExample]], num_classes: int = CLASSES, **more: Any
 ) -> Path:
     splits = {"train": shards, "validation": [[example(900), example(901)]], **more}
-    write_set(root, splits, num_classes=num_classes)
+    write_dataset(root, splits, num_classes=num_classes)
     add_tables(root)
     return root
 
@@ -51,12 +52,12 @@ def one(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same but for five images, in two shards and another order; read-only."""
+    """The same dataset with five changed images, in two shards and a different order; read-only."""
     images = {number: example(number) for number in range(30)}
     del images[7]
     images[40] = example(40)
-    images[3] = example(3, look=4)  # another size
-    images[10] = example(10, look=10 + 35)  # the same size
+    images[3] = example(3, look=4)  # different size
+    images[10] = example(10, look=10 + 35)  # same size
     del images[12]
     images[41] = example(41, class_index=2)
     order = sorted(images.values(), key=lambda image: image.filename)[::-1]
@@ -66,7 +67,7 @@ def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_equal_images_are_equal_in_any_layout(one: Path, tmp_path: Path) -> None:
     images = [example(number) for number in range(30)][::-1]
     again = written(tmp_path / "again", [images[:4], images[4:]])
-    shutil.rmtree(again / "samples")  # the roots say it
+    shutil.rmtree(again / "samples")  # the roots are enough
     result = command.run("diff", one, again, "--exit-code")
 
     assert (result.code, result.complaints) == (0, "")
@@ -83,7 +84,7 @@ def test_equal_images_are_equal_in_any_layout(one: Path, tmp_path: Path) -> None
 KINDS = ("only_in_a", "only_in_b", "other_label", "other_bytes", "other_size")
 
 
-def test_what_differs_is_counted_named_and_listed(one: Path, other: Path, tmp_path: Path) -> None:
+def test_differences_are_counted_named_and_listed(one: Path, other: Path, tmp_path: Path) -> None:
     before = everything(one), everything(other)
     out = tmp_path / "differences.csv"
     result = command.run("diff", one, other, "--json", "--out", out)
@@ -121,7 +122,7 @@ def key(number: int) -> str:
     return f"{wnid(number % CLASSES)}/image_{number}.JPEG"
 
 
-def test_no_shard_is_opened(one: Path, other: Path) -> None:
+def test_diff_opens_no_shard(one: Path, other: Path) -> None:
     with opened(one) as seen, opened(other) as seen_in_other:
         command.run("diff", one, other)
 
@@ -129,7 +130,7 @@ def test_no_shard_is_opened(one: Path, other: Path) -> None:
     assert [name for name in seen | seen_in_other if schema.parse_shard_name(name)] == []
 
 
-def test_people_read_counts_and_first_keys(one: Path, other: Path) -> None:
+def test_text_output_has_counts_and_first_keys(one: Path, other: Path) -> None:
     result = command.run("diff", one, other, "--exit-code")
 
     assert (result.code, result.err) == (1, "")
@@ -139,8 +140,8 @@ def test_people_read_counts_and_first_keys(one: Path, other: Path) -> None:
     assert "validation: equal according to the hashes" in result.out
 
 
-def test_labels_are_compared_by_the_ids_of_classes(one: Path, tmp_path: Path) -> None:
-    """With another class list, the same class has another index."""
+def test_labels_are_compared_by_class_ids(one: Path, tmp_path: Path) -> None:
+    """If the class list differs, the same class has a different index."""
     other = tmp_path / "other"
     shutil.copytree(one, other)
     labels = "".join(f"{wnid(index)} thing\n" for index in range(CLASSES + 1)).encode()
@@ -170,7 +171,7 @@ def test_labels_are_compared_by_the_ids_of_classes(one: Path, tmp_path: Path) ->
 
 
 def edit(root: Path, change: Callable[[bytes], bytes], number: int = 0) -> None:
-    """Changes a table of train, and what the manifest says of it."""
+    """Changes a table of train, and its entry in the manifest."""
     there = manifest.loads((root / schema.MANIFEST).read_bytes(), "")
     train = there.splits["train"]
     shard = train.shards[number]
@@ -185,7 +186,7 @@ def edit(root: Path, change: Callable[[bytes], bytes], number: int = 0) -> None:
     (root / schema.MANIFEST).write_bytes(replace(there, splits=splits).dumps())
 
 
-def test_a_split_that_one_set_lacks_is_missing_image_by_image(one: Path, tmp_path: Path) -> None:
+def test_split_missing_in_one_dataset_is_listed(one: Path, tmp_path: Path) -> None:
     images = [example(number) for number in range(30)]
     held = written(tmp_path / "held", [images], holdout=[[example(50), example(51)]])
     found = command.run("diff", one, held, "--json").json
@@ -195,7 +196,7 @@ def test_a_split_that_one_set_lacks_is_missing_image_by_image(one: Path, tmp_pat
     assert found["splits"]["holdout"]["first_keys"]["only_in_b"] == [key(50), key(51)]
 
 
-def test_tables_that_both_have_are_not_read(one: Path, tmp_path: Path) -> None:
+def test_tables_of_equal_shards_are_not_read(one: Path, tmp_path: Path) -> None:
     child = tmp_path / "child"
     shutil.copytree(one, child)
     edit(child, lambda data: data.replace(b"image_1.JPEG,1,", b"image_1.JPEG,3,"), number=1)
@@ -209,7 +210,7 @@ def test_tables_that_both_have_are_not_read(one: Path, tmp_path: Path) -> None:
     assert (found.code, found.json["other_label"]) == (0, 1)
 
 
-def test_sets_on_a_web_server_are_compared(one: Path, other: Path) -> None:
+def test_datasets_on_a_web_server_are_compared(one: Path, other: Path) -> None:
     expected = command.run("diff", one, other, "--json").json
     with serve(all_files(other)) as server:
         found = command.run("diff", one, server.url, "--json")
@@ -232,9 +233,9 @@ DAMAGES: dict[str, tuple[Callable[[bytes], bytes], str]] = {
 }
 
 
-def test_what_cannot_be_compared_is_refused(one: Path, tmp_path: Path) -> None:
+def test_invalid_datasets_are_refused(one: Path, tmp_path: Path) -> None:
     plain_set = tmp_path / "plain"
-    write_set(plain_set, {"train": [[example(1)]]}, num_classes=CLASSES)
+    write_dataset(plain_set, {"train": [[example(1)]]}, num_classes=CLASSES)
     (tmp_path / "empty").mkdir()
     for root, said in (
         (plain_set, "has no tables of samples"),
@@ -249,29 +250,31 @@ def test_what_cannot_be_compared_is_refused(one: Path, tmp_path: Path) -> None:
     assert str(out) in result.err
 
 
-def test_roots_that_differ_where_nothing_does_are_damage(one: Path, tmp_path: Path) -> None:
+def test_different_roots_of_equal_images_are_damage(one: Path, tmp_path: Path) -> None:
     root = tmp_path / "set"
     shutil.copytree(one, root)
     edit(root, lambda data: data)
     result = command.run("diff", one, root)
 
     assert result.code == 3
-    assert "the samples_root of train differs, but its images are equal" in result.err
+    assert says("samples_root-differs-images-equal-one", ..., ..., "train").search(result.err)
     for words in (("diff", root, root, "--prove"), ("verify", root, "--level", "crc")):
         proven = command.run(*words)
         assert proven.code == 3, proven
-        assert "train: the root of its tables of samples is " in proven.out + proven.err
+        assert says("root-tables-samples-expected-manifest", "train").search(
+            proven.out + proven.err
+        )
 
 
 def claim_root_of(root: Path, other: Path) -> None:
-    """Lets the manifest of a set name the root of another one's train."""
+    """Writes the root of a different dataset's train into a manifest."""
     there, honest = (manifest.loads((r / schema.MANIFEST).read_bytes(), "") for r in (root, other))
     train = replace(there.splits["train"], samples_root=honest.splits["train"].samples_root)
     splits = {**there.splits, "train": train}
     (root / schema.MANIFEST).write_bytes(replace(there, splits=splits).dumps())
 
 
-def test_a_root_that_is_only_claimed_is_computed_by_prove(one: Path, tmp_path: Path) -> None:
+def test_prove_computes_roots_instead_of_trusting_them(one: Path, tmp_path: Path) -> None:
     root = tmp_path / "set"
     shutil.copytree(one, root)
     edit(root, lambda data: data.replace(b"image_0.JPEG,0,", b"image_0.JPEG,4,"))
@@ -285,7 +288,7 @@ def test_a_root_that_is_only_claimed_is_computed_by_prove(one: Path, tmp_path: P
 
     result = command.run("diff", one, root, "--prove")
     assert (result.code, result.out) == (3, "")
-    assert f"{root}: train: the root of its tables of samples is" in result.err
+    assert says("root-tables-samples-expected-manifest", f"{root}: train").search(result.err)
 
 
 def test_prove_reads_all_tables(one: Path, other: Path, tmp_path: Path) -> None:
@@ -305,14 +308,11 @@ def test_tables_that_were_not_compared_are_counted(one: Path, tmp_path: Path) ->
     shutil.copytree(one, child)
     edit(child, lambda data: data.replace(b"image_1.JPEG,1,", b"image_1.JPEG,3,"), number=1)
     result = command.run("diff", one, child)
-    assert (
-        "  equal according to both manifests: 2 tables of samples. To read them, use --prove"
-        in result.out
-    )
+    assert says("equal-according-both-manifests-samples", "2 tables").search(result.out)
     assert command.run("diff", one, child, "--json").json["splits"]["train"]["trusted_tables"] == 2
 
 
-def test_columns_that_differ_are_named(one: Path, tmp_path: Path) -> None:
+def test_different_columns_are_named(one: Path, tmp_path: Path) -> None:
     a, b = (Path(shutil.copytree(one, tmp_path / name)) for name in "ab")
     for name in ("same", "rows", "settings", "one"):
         make_column(a, name)

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import errno
+import os
+import resource
+import shutil
+import stat
 import tomllib
+from collections.abc import Callable
 from email.message import Message
 from pathlib import Path
 
@@ -11,6 +16,7 @@ import pytest
 
 from imagenet_prep import doctor
 from imagenet_prep.codec import cage
+from imagenet_prep.storage.bucket import BucketStore
 from imagenet_prep.storage.s3 import CHECK_BY_READING
 from tests.kit import command
 from tests.kit.installed import Installed
@@ -30,7 +36,7 @@ def config(tmp_path: Path) -> doctor.DoctorConfig:
     return doctor.DoctorConfig(dir=str(tmp_path))
 
 
-def test_a_machine_that_works_has_no_wrong_line_and_exit_code_0(tmp_path: Path) -> None:
+def test_working_machine_gives_exit_code_0(tmp_path: Path) -> None:
     finished = command.run("doctor", "--dir", tmp_path)
     shown = command.run("doctor", "--dir", tmp_path, "--json").json
 
@@ -41,7 +47,7 @@ def test_a_machine_that_works_has_no_wrong_line_and_exit_code_0(tmp_path: Path) 
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_missing_extra_is_not_wrong_and_has_its_command(
+def test_missing_extra_is_no_error_but_explained(
     config: doctor.DoctorConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("imagenet_prep.core.imports.version", lambda *_: None)
@@ -57,7 +63,7 @@ def test_a_missing_extra_is_not_wrong_and_has_its_command(
     assert "wrong" not in {check.state for check in checks.values()}
 
 
-def test_the_extras_are_those_of_the_project() -> None:
+def test_extras_of_doctor_match_the_project() -> None:
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text("utf-8"))["project"]
     extras = project["optional-dependencies"]
 
@@ -73,7 +79,7 @@ def test_the_extras_are_those_of_the_project() -> None:
         )
 
 
-def test_a_codec_that_is_not_compiled_is_wrong(
+def test_codec_without_compiled_code_is_wrong(
     config: doctor.DoctorConfig, installed: Installed
 ) -> None:
     installed.library("codec.planes")
@@ -84,7 +90,7 @@ def test_a_codec_that_is_not_compiled_is_wrong(
     assert "--codec portable" in check.remedy
 
 
-def test_a_kernel_that_cannot_confine_decoders_is_named(
+def test_kernel_without_confinement_is_named(
     config: doctor.DoctorConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cage, "missing_means", lambda: ["landlock", "seccomp"])
@@ -94,14 +100,14 @@ def test_a_kernel_that_cannot_confine_decoders_is_named(
     assert "landlock and seccomp" in check.found
 
 
-def test_a_disk_without_hard_links_is_named(config: doctor.DoctorConfig, system: System) -> None:
+def test_disk_without_hard_links_is_named(config: doctor.DoctorConfig, system: System) -> None:
     system.fails("link", errno.EPERM)
     check = found(config)["hard links"]
 
     assert (check.state, "Operation not permitted" in check.found) == ("missing", True)
 
 
-def test_a_disk_without_fsync_a_missing_folder_and_low_limits_are_wrong(
+def test_missing_fsync_folder_and_limits_are_wrong(
     config: doctor.DoctorConfig, tmp_path: Path, system: System, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     absent = found(doctor.DoctorConfig(dir=str(tmp_path / "absent")))["disk"]
@@ -122,7 +128,122 @@ def test_a_disk_without_fsync_a_missing_folder_and_low_limits_are_wrong(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_gpus_that_cuda_does_not_show_and_frameworks_without_cuda_are_wrong(
+BLOCK = 4096
+GIB = 1 << 30
+SHARED = 64 << 20
+
+
+def disk_with(
+    system: System, folder: Path, free: int, *, blocks: int, inodes: int = 0, free_inodes: int = 0
+) -> None:
+    """Replaces the sizes of one disk; half of it is reserved for root."""
+    fake = os.statvfs_result(
+        (
+            BLOCK,
+            BLOCK,
+            blocks,
+            2 * free // BLOCK,
+            free // BLOCK,
+            inodes,
+            inodes,
+            free_inodes,
+            0,
+            255,
+        )
+    )
+
+    def sizes(real: Callable[..., os.statvfs_result], path: Path) -> os.statvfs_result:
+        return fake if Path(path) == folder else real(path)
+
+    system.instead("statvfs", sizes)
+
+
+@pytest.mark.parametrize(
+    ("free", "blocks", "inodes", "free_inodes", "state"),
+    [
+        (GIB, GIB, 50_000, 10_000, "ok"),
+        (GIB - BLOCK, GIB, 50_000, 10_000, "wrong"),  # twice as much is free for root
+        (GIB, GIB, 50_000, 9_999, "wrong"),
+        (GIB, GIB, 0, 0, "ok"),  # Btrfs, which makes inodes on demand
+        (0, 0, 0, 0, "ok"),  # a file system without a size, such as a mounted bucket
+    ],
+)
+def test_free_bytes_and_inodes_decide_about_the_disk(
+    config: doctor.DoctorConfig,
+    tmp_path: Path,
+    system: System,
+    free: int,
+    blocks: int,
+    inodes: int,
+    free_inodes: int,
+    state: str,
+) -> None:
+    disk_with(system, tmp_path, free, blocks=blocks, inodes=inodes, free_inodes=free_inodes)
+
+    assert found(config)["disk"].state == state
+
+
+@pytest.mark.parametrize(
+    ("hard", "state"),
+    [(4095, "wrong"), (4096, "ok"), (resource.RLIM_INFINITY, "ok")],
+)
+def test_the_hard_limit_of_open_files_decides(
+    config: doctor.DoctorConfig, system: System, hard: int, state: str
+) -> None:
+    system.instead("getrlimit", lambda _real, _kind: (1024, hard))
+
+    assert found(config)["open files"].state == state
+
+
+@pytest.mark.parametrize(
+    ("free", "is_writable", "state"),
+    [(SHARED, True, "ok"), (SHARED - BLOCK, True, "wrong"), (SHARED, False, "wrong")],
+)
+def test_free_bytes_and_permission_decide_about_shared_memory(
+    config: doctor.DoctorConfig,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    system: System,
+    free: int,
+    is_writable: bool,
+    state: str,
+) -> None:
+    shared = tmp_path / "shm"
+    shared.mkdir()
+    monkeypatch.setattr(doctor, "_SHARED", shared)
+    disk_with(system, shared, free, blocks=GIB)
+    system.instead(
+        "access",
+        lambda real, path, mode: is_writable if path == shared else real(path, mode),
+    )
+
+    assert found(config)["/dev/shm"].state == state
+
+
+def test_disk_whose_hard_links_are_copies_is_named(
+    config: doctor.DoctorConfig, system: System
+) -> None:
+    system.instead("link", lambda _real, path, link: shutil.copyfile(path, link))
+
+    assert found(config)["hard links"].state == "missing"
+
+
+def test_a_disk_that_cannot_sync_folders_is_wrong(
+    config: doctor.DoctorConfig, system: System
+) -> None:
+    def synced(real: Callable[..., None], descriptor: int) -> None:
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        real(descriptor)
+
+    system.instead("fsync", synced)
+    checks = found(config)
+
+    assert "fsync" not in checks
+    assert checks["disk"].state == "wrong"
+
+
+def test_gpus_are_wrong_if_cuda_cannot_use_them(
     config: doctor.DoctorConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "gpus" / "0000:00").mkdir(parents=True)
@@ -146,11 +267,11 @@ def test_gpus_that_cuda_does_not_show_and_frameworks_without_cuda_are_wrong(
     [
         ("horovod 0.28.1+patch01234567", 2, "wrong"),
         ("horovod 0.28.1+patch01234567.nccl", 2, "ok"),
-        ("horovod 0.28.1", 2, "ok"),  # a build of somebody else: its variant is unknown
+        ("horovod 0.28.1", 2, "ok"),  # a build of unknown variant
         ("horovod 0.28.1+patch01234567", 0, "ok"),
     ],
 )
-def test_a_horovod_that_sums_on_the_cpu_beside_gpus_is_wrong(
+def test_horovod_without_nccl_is_wrong_if_gpus_exist(
     config: doctor.DoctorConfig,
     monkeypatch: pytest.MonkeyPatch,
     version: str,
@@ -170,7 +291,7 @@ def test_a_horovod_that_sums_on_the_cpu_beside_gpus_is_wrong(
 
 
 @pytest.mark.extras
-def test_a_bucket_is_tried_and_left_as_it_was(s3: S3Server, tmp_path: Path) -> None:
+def test_bucket_is_tested_and_unchanged(s3: S3Server, tmp_path: Path) -> None:
     with proxied(s3.url, seed=1, faults=0, rate=0.0) as proxy:
         settings = {**s3.environment, "AWS_ENDPOINT_URL": proxy.url}
         words = ("doctor", "--dir", tmp_path, "--json", "--s3")
@@ -190,6 +311,21 @@ def test_a_bucket_is_tried_and_left_as_it_was(s3: S3Server, tmp_path: Path) -> N
     assert last[3]["found"].endswith("objects are read back and compared")
     assert unkept.err == "imagenet-prep: 1 check wrong: S3\n"
     assert objects(s3.client(), "tried") == {}
+
+
+@pytest.mark.extras
+@pytest.mark.parametrize(
+    ("call", "answer"), [("read", b"other bytes"), ("names", ["object", "other"]), ("names", [])]
+)
+def test_bucket_that_answers_with_different_contents_is_wrong(
+    prefix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, answer: object
+) -> None:
+    monkeypatch.setattr(BucketStore, call, lambda *_: answer)
+    check = found(doctor.DoctorConfig(dir=str(tmp_path), s3=prefix))["S3"]
+
+    assert check.state == "wrong"
+    assert prefix in check.found
+    assert CHECK_BY_READING not in os.environ
 
 
 def refused(method: str, path: str, headers: Message) -> str:
@@ -216,7 +352,7 @@ def refused(method: str, path: str, headers: Message) -> str:
         ("PUT", (507, ""), "507. Free some space"),
     ],
 )
-def test_each_kind_of_request_that_a_dataset_needs_is_tried(
+def test_doctor_tests_all_requests_that_datasets_need(
     s3: S3Server, tmp_path: Path, kind: str, answer: tuple[int, str], says: str
 ) -> None:
     with proxied(s3.url, seed=1, faults=0, rate=0.0) as proxy:
@@ -230,9 +366,7 @@ def test_each_kind_of_request_that_a_dataset_needs_is_tried(
 
 
 @pytest.mark.extras
-def test_a_server_that_refuses_checksums_of_parts_gets_the_remedy(
-    s3: S3Server, tmp_path: Path
-) -> None:
+def test_refused_part_checksums_give_the_remedy(s3: S3Server, tmp_path: Path) -> None:
     def refuse(method: str, path: str, headers: Message) -> tuple[int, str] | None:
         has_checksum = any("checksum" in name.lower() for name in headers)
         is_end = refused(method, path, headers) == "complete"

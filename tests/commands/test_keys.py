@@ -1,4 +1,4 @@
-"""Keys that lead out of a folder: every verb that reads them refuses the dataset."""
+"""Keys that lead out of a folder: all verbs that read them refuse the dataset."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def renamed(sound: Path, root: Path, name: str, *, tables: bool = True) -> Path:
-    """Returns a copy in which every file fits together, and the first record has this name."""
+    """Returns a consistent copy of a dataset whose first record has this name."""
     shutil.copytree(sound, root)
     path = root / schema.MANIFEST
     made = manifest.loads(path.read_bytes(), str(path))
@@ -79,7 +79,7 @@ def renamed(sound: Path, root: Path, name: str, *, tables: bool = True) -> Path:
     return root
 
 
-def test_keys_that_show_writes_to_a_file_are_read_back(sound: Path, tmp_path: Path) -> None:
+def test_keys_printed_by_show_are_read_back(sound: Path, tmp_path: Path) -> None:
     odd = ("\x85", "\u061c", "\u200e", "\u2028", "\u202a", "\u202f", "\u2066", "\xa0", "\\u200e")
     name = "".join(f"a{each}" for each in odd) + "\xa0"
     root = renamed(sound, tmp_path / "set", name)
@@ -95,7 +95,7 @@ def test_keys_that_show_writes_to_a_file_are_read_back(sound: Path, tmp_path: Pa
 
 @pytest.fixture(params=NAMES)
 def planted(request: pytest.FixtureRequest, sound: Path, tmp_path: Path) -> Iterator[Path]:
-    """A dataset whose first image has a key that leads out; nothing may appear next to it."""
+    """A dataset with a key that leads out; no file may appear next to the dataset."""
     home = tmp_path / "a" / "b"
     home.mkdir(parents=True)
     yield renamed(sound, home / "set", request.param)
@@ -104,7 +104,7 @@ def planted(request: pytest.FixtureRequest, sound: Path, tmp_path: Path) -> Iter
     assert "x" not in found
 
 
-def test_verify_finds_the_key_wherever_it_reads_tables(
+def test_verify_finds_the_key_at_all_table_levels(
     planted: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for level in ("crc", "decode"):
@@ -114,13 +114,13 @@ def test_verify_finds_the_key_wherever_it_reads_tables(
 
 
 @pytest.mark.parametrize("to", FORMATS)
-def test_no_format_is_written(planted: Path, to: str) -> None:
+def test_export_refuses_the_key_in_all_formats(planted: Path, to: str) -> None:
     out = planted.with_name("out")
     with pytest.raises(DataDamagedError, match=SAID):
         export.run([str(planted), "--to", to, "--out", str(out)])
 
 
-def test_no_verb_that_makes_a_dataset_takes_the_key(planted: Path, sound: Path) -> None:
+def test_verbs_that_make_datasets_refuse_the_key(planted: Path, sound: Path) -> None:
     out = str(planted.with_name("out"))
     home = planted.parent
     (home / "keys").write_text("dogs/a.jpg\n")
@@ -136,7 +136,7 @@ def test_no_verb_that_makes_a_dataset_takes_the_key(planted: Path, sound: Path) 
 
 
 @pytest.mark.parametrize("name", ["../x.jpg", "a//x.jpg", "a/."])
-def test_sets_of_others_and_sets_without_tables_are_refused_too(
+def test_foreign_datasets_with_the_key_are_refused(
     sound: Path, tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     root = renamed(sound, tmp_path / "set", name, tables=False)
@@ -155,9 +155,7 @@ def test_sets_of_others_and_sets_without_tables_are_refused_too(
 
 
 @pytest.mark.parametrize("name", ["a\\..\\b.jpg", "a\\\\b.jpg", "a\\.jpg\\..\\b.jpg"])
-def test_backslashes_that_lead_out_elsewhere_are_refused_in_a_source(
-    sound: Path, tmp_path: Path, name: str
-) -> None:
+def test_backslashes_that_lead_out_are_refused(sound: Path, tmp_path: Path, name: str) -> None:
     for number, path in enumerate(("cats/a.jpg", "dogs/b.jpg", f"cats/{name}")):
         layouts.write(tmp_path / "train" / path, plain(number))
     words = ["--source", str(tmp_path / "train"), "--out", str(tmp_path / "out")]

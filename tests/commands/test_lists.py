@@ -1,4 +1,4 @@
-"""Lists of keys: each verb that takes one means the same images by a line, or refuses the list."""
+"""Lists of keys: all verbs choose the same images for a line, or refuse the list."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import json
 import random
 import re
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +22,7 @@ from imagenet_prep.read.records import Records
 from imagenet_prep.read.selection import Choice, Names
 from imagenet_prep.storage.dataset_store import open_dataset
 from tests.kit import command, layouts
+from tests.kit.messages import says
 from tests.kit.tfrecords import plain
 
 Image = tuple[str, str]  # split and key
@@ -55,7 +57,10 @@ KEPT = {"train": "zebra/kept.jpg", "validation": "zebra/kept.jpg"}  # so that no
 
 
 def all_images(splits: Iterable[str] = BOTH) -> Images:
-    return {(split, key) for split in splits for key in (*IMAGES[split], KEPT[split])}
+    found: Images = set()
+    for split in splits:
+        found |= {(split, key) for key in (*IMAGES[split], KEPT[split])}
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -96,7 +101,7 @@ def stored(root: Path) -> Images:
 
 
 def meant(lines: Sequence[str], images: Images, chosen: Sequence[str]) -> Images | None:
-    """Returns the images of chosen splits that lines name; None if the list must be refused."""
+    """Returns the listed images of chosen splits; None if the list must be refused."""
     splits = {split for split, _ in images}
     named: Images = set()
     for line in lines:
@@ -118,7 +123,9 @@ def meant(lines: Sequence[str], images: Images, chosen: Sequence[str]) -> Images
 
 def random_list(rng: random.Random) -> list[str]:
     """Returns lines that name images in each way, sometimes with a mistake."""
-    candidates = [(split, key) for split in BOTH for key in IMAGES[split]]
+    candidates = []
+    for split in BOTH:
+        candidates += [(split, key) for key in IMAGES[split]]
     lines = []
     for split, key in rng.sample(candidates, rng.randint(1, 6)):
         is_in_both = all(key in IMAGES[each] for each in BOTH)
@@ -151,72 +158,100 @@ def read_with(root: Path, splits: Sequence[str], **lists: Path) -> Images:
     return found
 
 
+@dataclass(frozen=True)
+class ListSource:
+    """A list of keys for some splits, and the verbs that read it.
+
+    Attributes:
+        source, dataset: of all images.
+        lines: of the list.
+        splits: the splits to which the list applies.
+        folder: for the list and the outputs.
+    """
+
+    source: Path
+    dataset: Path
+    lines: Sequence[str]
+    splits: Sequence[str]
+    folder: Path
+
+    @property
+    def path(self) -> Path:
+        path = self.folder / "list"
+        path.write_bytes("".join(f"{line}\n" for line in self.lines).encode())
+        return path
+
+    @property
+    def flags(self) -> tuple[str, str]:
+        return "--splits", ",".join(self.splits)
+
+    def resized(self) -> Images:
+        out = self.folder / "resized"
+        flags = ("--keep-original", "--exclude", self.path, *self.flags)
+        made(resize, "-i", self.dataset, "-o", out, *flags)
+        return stored(out)
+
+    def amended(self) -> Images:
+        out = self.folder / "amended"
+        made(amend, self.dataset, "--out", out, "--exclude", self.path, *self.flags)
+        return stored(out)
+
+    def relabelled(self) -> Images:
+        """Returns the images that keep their class."""
+        out = self.folder / "relabelled"
+        table = self.folder / "csv"
+        with open(table, "w", encoding="utf-8", newline="") as file:
+            rows = [(line, "zebra") for line in self.lines]
+            csv.writer(file).writerows([("key", "class"), *rows])
+        made(amend, self.dataset, "--out", out, "--relabel", table, *self.flags)
+        changes = json.loads((out / "dataset.json").read_text())["config"]["amendments"][0]
+        wanted = meant(self.lines, stored(self.dataset), self.splits)
+        assert changes["relabel"]["images"] == len(wanted or ())
+        return stored(out) - of_class(out, "zebra")
+
+    def prepared(self) -> Images:
+        out = self.folder / "prepared"
+        made(prepare, "--source", self.source, "--out", out, "--exclude", self.path)
+        return stored(out)
+
+    def unread(self) -> Images:
+        return read_with(self.dataset, self.splits, exclude=self.path)
+
+
 @pytest.mark.parametrize("seed", range(24))
-def test_every_verb_means_the_same_images_by_a_list(
+def test_all_verbs_choose_same_images_for_a_list(
     seed: int, source: Path, dataset: Path, tmp_path: Path
 ) -> None:
     rng = random.Random(seed)
     lines = random_list(rng)
     chosen = rng.choice((BOTH, BOTH, ("train",), ("validation",)))
-    listed = tmp_path / "list"
-    listed.write_bytes("".join(f"{line}\n" for line in lines).encode())
+    listed = ListSource(source, dataset, lines, chosen, tmp_path)
     every = stored(dataset)
-    wanted = meant(lines, every, chosen)
-
-    out = tmp_path / "out"
-    splits = ("--splits", ",".join(chosen))
-    changed = ("--exclude", listed, *splits)
-
-    def resized() -> Images:
-        made(resize, "-i", dataset, "-o", out / "resized", "--keep-original", *changed)
-        return stored(out / "resized")
-
-    def amended() -> Images:
-        made(amend, dataset, "--out", out / "amended", *changed)
-        return stored(out / "amended")
-
-    def relabelled() -> Images:
-        with open(tmp_path / "csv", "w", encoding="utf-8", newline="") as file:
-            csv.writer(file).writerows([("key", "class"), *((line, "zebra") for line in lines)])
-        flags = ("--relabel", tmp_path / "csv", *splits)
-        made(amend, dataset, "--out", out / "relabelled", *flags)
-        changes = json.loads((out / "relabelled" / "dataset.json").read_text())
-        assert changes["config"]["amendments"][0]["relabel"]["images"] == len(wanted or ())
-        return stored(out / "relabelled") - of_class(out / "relabelled", "zebra")
-
-    def prepared() -> Images:
-        made(prepare, "--source", source, "--out", out / "prepared", "--exclude", listed)
-        return stored(out / "prepared")
-
-    def unread() -> Images:
-        return read_with(dataset, chosen, exclude=listed)
-
     in_chosen = {image for image in every if image[0] in chosen}
-    results: dict[str, tuple[Callable[[], Images], Images | None]] = {
-        "resize": (resized, None if wanted is None else in_chosen - wanted),
-        "amend": (amended, None if wanted is None else every - wanted),
-        "relabel": (
-            relabelled,
-            None if wanted is None else every - wanted - of_class(dataset, "zebra"),
-        ),
-    }
-    if chosen == BOTH:
-        results["prepare"] = (prepared, None if wanted is None else every - wanted)
     # A reader does not read other splits, so a plain key must be in those that it reads.
-    in_view = {image for image in every if image[0] in chosen} | {
-        (split, "") for split in BOTH if split not in chosen
-    }
+    in_view = in_chosen | {(split, "") for split in BOTH if split not in chosen}
+    wanted = meant(lines, every, chosen)
     read = meant(lines, in_view, chosen)
-    results["reader"] = (unread, None if read is None else in_chosen - read)
-    for name, (run, expected) in results.items():
-        is_amended = name in ("resize", "amend", "relabel")
-        if expected is None or (is_amended and named_twice(lines)):
-            with pytest.raises(UsageError, match="list|csv"):
-                run()
-            continue
-        assert run() == expected, name
+
+    is_refused = wanted is None or named_twice(lines)
+    of_amend = None if is_refused else wanted
+    check(listed.resized, in_chosen, of_amend)
+    check(listed.amended, every, of_amend)
+    check(listed.relabelled, every - of_class(dataset, "zebra"), of_amend)
+    if chosen == BOTH:
+        check(listed.prepared, every, wanted)
+    check(listed.unread, in_chosen, read)
     if read:
-        assert read_with(dataset, chosen, keys=listed) == read
+        assert read_with(dataset, chosen, keys=listed.path) == read
+
+
+def check(run: Callable[[], Images], images: Images, removed: Images | None) -> None:
+    """Checks that a verb removes the listed images from images, or refuses the list."""
+    if removed is None:
+        with pytest.raises(UsageError, match="list|csv"):
+            run()
+    else:
+        assert run() == images - removed, run.__name__
 
 
 def of_class(root: Path, wnid: str) -> Images:
@@ -231,9 +266,7 @@ def of_class(root: Path, wnid: str) -> Images:
     return found
 
 
-def test_a_held_out_image_is_named_by_both_parts_of_its_source_split(
-    source: Path, tmp_path: Path
-) -> None:
+def test_held_out_image_can_be_listed_under_train(source: Path, tmp_path: Path) -> None:
     flags = ("--source", source, "--holdout", "30%")
     made(prepare, *flags, "--out", tmp_path / "all")
     every = stored(tmp_path / "all")
@@ -254,7 +287,7 @@ def test_a_held_out_image_is_named_by_both_parts_of_its_source_split(
         assert excluded == {"images": 1, "sha256": digest}
 
 
-def test_each_excluded_image_is_counted_once(source: Path, tmp_path: Path) -> None:
+def test_excluded_image_is_counted_once(source: Path, tmp_path: Path) -> None:
     lines = ("train:cat/3.jpg", "cat/3.jpg", "holdout:cat/3.jpg", "validation:cat/6.jpg")
     (tmp_path / "list").write_text("".join(f"{line}\n" for line in lines))
     flags = ("--holdout", "30%", "--exclude", tmp_path / "list")
@@ -270,7 +303,7 @@ def test_each_excluded_image_is_counted_once(source: Path, tmp_path: Path) -> No
 def test_amend_refuses_two_lines_for_one_image(
     lines: tuple[str, str], dataset: Path, tmp_path: Path
 ) -> None:
-    """They could give it two classes."""
+    """The lines could give it two classes."""
     (tmp_path / "csv").write_text(f"key,class\n{lines[0]},cat\n{lines[1]},dog\n")
     (tmp_path / "list").write_text(f"{lines[0]}\n{lines[1]}\n")
     for flag, name in (("--relabel", "csv"), ("--exclude", "list")):
@@ -283,13 +316,15 @@ def test_amend_refuses_two_lines_for_one_image(
         made(amend, dataset, *flags, "--out", tmp_path / "out")
 
 
-def test_the_error_says_how_to_name_one_of_two_images(dataset: Path, tmp_path: Path) -> None:
+def test_error_explains_how_to_list_ambiguous_images(dataset: Path, tmp_path: Path) -> None:
     (tmp_path / "list").write_text("cat/2.jpg\n")
     flags = ("--exclude", tmp_path / "list", "--out", tmp_path / "out")
     refused = command.run("amend", dataset, *flags)
 
     assert refused.code == 2
-    assert "Write train:cat/2.jpg or validation:cat/2.jpg, or choose one split with" in refused.err
+    assert says(
+        "each-image-key-write-choose", ..., ..., ..., "train:cat/2.jpg or validation:cat/2.jpg"
+    ).search(refused.err)
     for line, more in (("train:cat/2.jpg", ()), ("cat/2.jpg", ("--splits", "train"))):
         (tmp_path / "list").write_text(f"{line}\n")
         out = tmp_path / line.replace("/", "-")
@@ -299,12 +334,12 @@ def test_the_error_says_how_to_name_one_of_two_images(dataset: Path, tmp_path: P
         assert stored(dataset) - stored(out) == {("train", "cat/2.jpg")}
     exported = command.run("export", dataset, *flags, "--to", "parquet")
     assert exported.code == 2
-    assert "choose one split with --splits" in exported.err
+    assert says("each-image-key-write-choose").search(exported.err)
     flags = ("--exclude", tmp_path / "list", "--out", tmp_path / "out", "--splits", "validation")
     assert command.run("export", dataset, *flags, "--to", "parquet").code == 0
 
 
-def test_splits_of_an_amendment_distinguish_it(dataset: Path, tmp_path: Path) -> None:
+def test_amendments_of_different_splits_are_different(dataset: Path, tmp_path: Path) -> None:
     (tmp_path / "list").write_text("cat/2.jpg\n")
     flags = ("--exclude", tmp_path / "list", "--out", tmp_path / "out")
     made(amend, dataset, *flags, "--splits", "train")
@@ -319,7 +354,7 @@ def test_splits_of_an_amendment_distinguish_it(dataset: Path, tmp_path: Path) ->
     made(amend, dataset, *flags[:2], "--out", tmp_path / "same")
     (tmp_path / "list").write_text("train:cat/2.jpg\nvalidation:cat/2.jpg\n")
     made(amend, dataset, *flags[:2], "--out", tmp_path / "one", "--splits", "train")
-    with pytest.raises(UsageError, match="Choose a different folder"):
+    with pytest.raises(UsageError, match=says("choose-different-folder")):
         made(amend, dataset, *flags[:2], "--out", tmp_path / "one", "--splits", "validation")
     for more, said in (
         (("--splits", "holdout"), "--splits holdout: .* has only train, validation"),
@@ -329,19 +364,19 @@ def test_splits_of_an_amendment_distinguish_it(dataset: Path, tmp_path: Path) ->
             made(amend, dataset, *flags, *more)
 
 
-def test_an_unknown_key_with_a_blank_is_refused_with_the_reason(
-    dataset: Path, tmp_path: Path
-) -> None:
+def test_unknown_key_with_a_blank_is_explained(dataset: Path, tmp_path: Path) -> None:
     for line in ("dog/4.jpg ", " dog/4.jpg", "dog/4.jpg\t", "train: dog/4.jpg"):
         (tmp_path / "list").write_text(f"cat/3.jpg\n{line}\n")
         with pytest.raises(UsageError) as refused:
             made(amend, dataset, "--exclude", tmp_path / "list", "--out", tmp_path / "out")
-        assert "list: line 2: no such key in train and validation of " in str(refused.value)
+        assert says("no-such-key-write-one", "list", "line", "2", "train and validation of").search(
+            str(refused.value)
+        )
         said = "A blank at the start or end of a line is part of the key."
         assert said in str(refused.value)
 
 
-def test_all_keys_that_show_writes_are_read_back(dataset: Path, tmp_path: Path) -> None:
+def test_keys_printed_by_show_are_read_back(dataset: Path, tmp_path: Path) -> None:
     for split in BOTH:
         keys = command.run("show", dataset, "--keys", "--splits", split).out
         (tmp_path / "keys").write_bytes(keys.encode())

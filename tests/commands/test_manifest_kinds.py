@@ -1,4 +1,4 @@
-"""Something that is not a file in place of dataset.json: exit code 3, and a sentence names it."""
+"""If dataset.json is not a file, the exit code is 3 and a sentence names its kind."""
 
 from __future__ import annotations
 
@@ -30,13 +30,16 @@ from imagenet_prep.dataset import predictions, schema
 from imagenet_prep.pipelines import prepare
 from imagenet_prep.read import make_dataset
 from tests.kit import layouts
+from tests.kit.messages import says
 from tests.kit.tfrecords import plain
 
 
 def _socket(path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as made:
         folder = os.open(path.parent, os.O_RDONLY)
-        made.bind(f"/proc/self/fd/{folder}/{path.name}")  # its path may have 107 bytes at most
+        made.bind(
+            f"/proc/self/fd/{folder}/{path.name}"
+        )  # a socket's path may have at most 107 bytes
         os.close(folder)
 
 
@@ -73,7 +76,7 @@ RUNS: dict[str, Callable[[str, str], object]] = {
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A dataset whose manifest is missing; with its source and a sound copy next to it."""
+    """A dataset without its manifest, next to its source and a valid copy."""
     root = tmp_path_factory.mktemp("sets") / "set"
     source = root.with_name("set-source")
     for number, name in enumerate(("cats/a", "dogs/b")):
@@ -89,7 +92,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_is_there_is_named(data: Path, tmp_path: Path, kind: str) -> None:
+def test_kind_of_invalid_manifest_is_named(data: Path, tmp_path: Path, kind: str) -> None:
     path = data / schema.MANIFEST
     for verb, run in RUNS.items():
         KINDS[kind](path)
@@ -98,6 +101,6 @@ def test_what_is_there_is_named(data: Path, tmp_path: Path, kind: str) -> None:
                 run(str(data), str(tmp_path / verb))
         finally:
             path.rmdir() if kind == "a folder" else path.unlink()
-        assert f"{path}: is {kind}, not a file." in str(refused.value), verb
+        assert says("not-file-remove-get-file", path, kind).search(str(refused.value)), verb
         assert refused.value.exit_code == 3
         assert not list(tmp_path.rglob("train-*"))

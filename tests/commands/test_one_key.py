@@ -1,4 +1,4 @@
-"""An image has one key, the one in its table, whatever verb reads or writes it."""
+"""An image has one key, that of its table, in all verbs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from tests.kit import command, foreign
 from tests.kit.amended import rows
 from tests.kit.dataset import everything, records
-from tests.kit.foreign_sets import few_images
+from tests.kit.foreign_datasets import few_images
 from tests.kit.photographs import photograph
 
 SPLITS = ("--splits", "train,validation")
@@ -54,9 +54,7 @@ def relabelled(parent: Path) -> Path:
     return parent.parent / "relabelled"
 
 
-def test_a_relabelled_image_keeps_its_key_when_it_is_resized(
-    relabelled: Path, tmp_path: Path
-) -> None:
+def test_relabelled_image_keeps_its_key_when_resized(relabelled: Path, tmp_path: Path) -> None:
     ok("resize", "-i", relabelled, "-o", tmp_path / "out", "--short-side", "16", *SPLITS)
     before = rows(relabelled, "train")
     after = rows(tmp_path / "out", "train")
@@ -68,9 +66,7 @@ def test_a_relabelled_image_keeps_its_key_when_it_is_resized(
 
 
 @pytest.mark.parametrize("key", ["cat/3.jpg", "dog/3.jpg"])
-def test_resize_leaves_out_the_images_that_the_list_names(
-    relabelled: Path, tmp_path: Path, key: str
-) -> None:
+def test_resize_excludes_the_listed_images(relabelled: Path, tmp_path: Path, key: str) -> None:
     listed = write(tmp_path / "list.txt", f"{key}\n")
     small = ("--short-side", "16", *SPLITS)
     ok("resize", "-i", relabelled, "-o", tmp_path / "out", "--exclude", listed, *small)
@@ -100,9 +96,7 @@ def test_exports_of_relabelled_images_are_read_back(
     ok("verify", tmp_path / "new", "--level", "decode")
 
 
-def test_lines_of_the_other_split_stay_in_the_list_of_bad_images(
-    parent: Path, tmp_path: Path
-) -> None:
+def test_quarantine_lines_of_other_splits_stay(parent: Path, tmp_path: Path) -> None:
     listed = write(tmp_path / "list.txt", "cat/1.jpg\n")
     ok("amend", parent, "--exclude", listed, "--out", tmp_path / "out")
     lines = [*map(json.loads, (tmp_path / "out/quarantine.jsonl").read_text().splitlines())]
@@ -121,7 +115,7 @@ def test_lines_of_the_other_split_stay_in_the_list_of_bad_images(
     assert actions == ["excluded", "quarantined"]
 
 
-def test_added_folders_need_not_hold_all_classes(parent: Path, tmp_path: Path) -> None:
+def test_added_folders_may_lack_classes(parent: Path, tmp_path: Path) -> None:
     for split, name in (("train", "cat"), ("val", "dog")):
         folder = tmp_path / "add" / split / name
         folder.mkdir(parents=True)
@@ -135,7 +129,7 @@ def test_added_folders_need_not_hold_all_classes(parent: Path, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("rewrite", [False, True])
-def test_records_of_another_program_get_keys_of_their_own(tmp_path: Path, *, rewrite: bool) -> None:
+def test_foreign_records_with_equal_names_get_unique_keys(tmp_path: Path, *, rewrite: bool) -> None:
     images = [image for image in few_images() if image.split == "train"]
     twice = [image._replace(key=images[0].key, wnid=images[0].wnid) for image in images[:3]]
     foreign.write(tmp_path / "in", [*twice, *images[3:]], foreign.slim, num_shards={"train": 2})
@@ -160,7 +154,7 @@ def test_records_of_another_program_get_keys_of_their_own(tmp_path: Path, *, rew
         assert "imagenet-prep adopt" in refused.err
 
 
-def test_folders_of_classes_alone_have_no_validation(tmp_path: Path) -> None:
+def test_class_folders_have_no_validation_split(tmp_path: Path) -> None:
     photos(tmp_path / "src", "cat dog", 2, 0)
     given = ("prepare", "--source", tmp_path / "src", "--out", tmp_path / "out")
     for words in (("--splits", "validation"), ("--validation-shards", "1")):

@@ -1,4 +1,4 @@
-"""Every verb opens a dataset in the same way: from the same addresses, with the same refusals."""
+"""All verbs open a dataset in the same way: from the same addresses, with the same refusals."""
 
 from __future__ import annotations
 
@@ -21,12 +21,13 @@ from imagenet_prep.read import make_dataset
 from tests.kit import command
 from tests.kit.dataset import all_files, everything
 from tests.kit.http_server import serve
-from tests.kit.lengths import long_but
+from tests.kit.lengths import long_except
+from tests.kit.messages import says
 from tests.kit.samples import add_tables
-from tests.kit.tfrecords import picture, plain, wnid, write_set
+from tests.kit.tfrecords import picture, plain, wnid, write_dataset
 
 CLASSES = 6
-# The words of each verb that only reads; {set} is the dataset, {out} a path that is not there yet.
+# The words of each verb that only reads; {set} is the dataset, {out} an unused path.
 READING: dict[str, tuple[str, ...]] = {
     "show": ("show", "{set}"),
     "show keys": ("show", "{set}", "--keys"),
@@ -63,7 +64,7 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
         picture(n % CLASSES, plain(n))._replace(filename=f"image_{n}.JPEG") for n in range(72)
     ]
     splits = {"train": [images[:32], images[32:64]], "validation": [images[64:]]}
-    write_set(root, splits, num_classes=CLASSES)
+    write_dataset(root, splits, num_classes=CLASSES)
     add_tables(root)
     return root
 
@@ -82,7 +83,7 @@ def asked(words: tuple[str, ...], dataset: str, folder: Path) -> list[str]:
 
 
 def ran(words: list[str]) -> command.Finished:
-    """Runs a command; a report in this process, whose pages have no plots."""
+    """Runs a command; `report` runs in this process, without plots."""
     if words[0] == "report":
         return command.Finished(report.run(words[1:]), "", "")
     return command.run(*words)
@@ -91,7 +92,7 @@ def ran(words: list[str]) -> command.Finished:
 @pytest.mark.usefixtures("unplotted")
 @pytest.mark.parametrize("verb", READING)
 @pytest.mark.parametrize("pool", ["", "ETag"])
-def test_verbs_that_only_read_take_a_web_server(
+def test_reading_verbs_accept_a_web_server(
     sound: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: str, pool: str
 ) -> None:
     monkeypatch.setenv("IMAGENET_PREP_CACHE", str(tmp_path / "cache"))
@@ -105,7 +106,7 @@ def test_verbs_that_only_read_take_a_web_server(
     here = ran(asked(READING[verb], str(sound), tmp_path))
     assert here.code == 0, here
     if verb == "verify":
-        assert "not checked: files outside the manifest" in there.out
+        assert says("not-checked-files-outside-manifest").search(there.out)
         there_out = "".join(line for line in there.out.splitlines(True) if "not che" not in line)
         assert there_out == here.out
     else:
@@ -117,7 +118,7 @@ def exported(out: Path) -> dict[str, bytes]:
 
 
 def change(root: Path, **fields: Any) -> None:
-    """Changes fields of a manifest, and nothing else."""
+    """Changes only the given fields of a manifest."""
     path = root / schema.MANIFEST
     there = manifest.loads(path.read_bytes(), "")
     path.write_bytes(dataclasses.replace(there, **fields).dumps())
@@ -128,7 +129,7 @@ def loaded(root: Path) -> Manifest:
 
 
 def with_file(root: Path, name: str, data: bytes) -> None:
-    """Puts a small file there, and names it in the manifest with its sha256."""
+    """Adds a small file, and its sha256 to the manifest."""
     (root / name).write_bytes(data)
     others = [file for file in loaded(root).files if file.name != name]
     change(root, files=[*others, DatasetFile(name, len(data), hashlib.sha256(data).hexdigest())])
@@ -165,15 +166,15 @@ UNTRUE: dict[str, tuple[Callable[[Path], None], str]] = {
 
 EVERY = (*READING, *WRITING)
 FIRST, *OTHERS = UNTRUE
-# The first is refused by every verb; each of the others by one that reads and one that writes.
+# All verbs refuse the first; one reading and one writing verb refuse each of the others.
 SOME = [(FIRST, EVERY), *zip(OTHERS, zip(READING, WRITING, strict=False), strict=True)]
 
 
 @pytest.mark.usefixtures("unplotted")
 @pytest.mark.parametrize(
-    ("untrue", "verbs"), long_but(SOME, [*SOME, *((each, EVERY) for each in OTHERS)])
+    ("untrue", "verbs"), long_except(SOME, [*SOME, *((each, EVERY) for each in OTHERS)])
 )
-def test_what_is_not_true_is_refused_by_every_verb(
+def test_false_claims_are_refused_by_all_verbs(
     sound: Path, tmp_path: Path, untrue: str, verbs: tuple[str, ...]
 ) -> None:
     root = tmp_path / "set"
@@ -184,7 +185,7 @@ def test_what_is_not_true_is_refused_by_every_verb(
     for name in verbs:
         words = (READING | WRITING)[name]
         result = ran(asked(words, str(root), tmp_path))
-        if name == "report":  # it shows what is wrong
+        if name == "report":  # report shows the problem
             assert result.code == 0, result
             assert said in html.unescape((tmp_path / "out").read_text())
             (tmp_path / "out").unlink()
@@ -202,9 +203,7 @@ def test_what_is_not_true_is_refused_by_every_verb(
     assert everything(root) == before
 
 
-def test_a_part_of_a_partitioned_set_is_refused_in_one_sentence(
-    sound: Path, tmp_path: Path
-) -> None:
+def test_part_of_a_partitioned_dataset_is_refused(sound: Path, tmp_path: Path) -> None:
     root = tmp_path / "set"
     shutil.copytree(sound, root)
     (root / schema.PLACEMENT).write_bytes(Placement(0, 2).dumps(loaded(root).digest))
@@ -212,7 +211,7 @@ def test_a_part_of_a_partitioned_set_is_refused_in_one_sentence(
     for name in sorted(whole):
         result = command.run(*asked((READING | WRITING)[name], str(root), tmp_path))
         assert result.code == 2, (name, result)
-        assert f"{root} is part 0 of 2, copies: 1, but this command needs the complete dataset" in (
+        assert says("command-needs-complete-dataset-use", root, "part 0 of 2, copies: 1").search(
             result.err
         ), name
         shutil.rmtree(tmp_path / "out", ignore_errors=True)
@@ -226,11 +225,11 @@ def test_opening_reads_no_table_and_no_shard(sound: Path) -> None:
     assert read == {schema.MANIFEST, schema.LABELS}
 
 
-def test_a_web_server_without_a_dataset_says_so() -> None:
+def test_web_server_without_a_dataset_is_explained() -> None:
     with serve({"index.txt": b"x"}) as server:
         for verb in ("verify", "report", "export"):
             result = command.run(verb, server.url, *(["--out", "o"] if verb == "export" else []))
             assert result.code == 2, result
-            assert "not a dataset of imagenet-prep (no dataset.json)" in result.err
+            assert says("not-dataset-imagenet-prep-no-make", ..., "dataset.json").search(result.err)
         with pytest.raises(UsageError, match=r"no dataset\.json"):
             make_dataset(server.url, "train", 4)

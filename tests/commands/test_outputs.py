@@ -1,4 +1,4 @@
-"""A file that a command does not write is not replaced, whichever flag names it."""
+"""A command never replaces a file of a different kind, for any flag."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from imagenet_prep.core.errors import UsageError
 from imagenet_prep.pipelines import prepare
 from tests.kit import command, layouts
 from tests.kit.dataset import all_files
+from tests.kit.messages import says
 from tests.kit.tfrecords import plain
 
 
@@ -23,7 +24,7 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("sound")
     source = folder / "source"
     out = folder / "set"
-    # Different images in each test process, which all note the sources of datasets in one place.
+    # All test processes share the notes on sources of datasets, so their images must differ.
     first = zlib.crc32(os.fsencode(folder)) % 200
     for number, name in enumerate(("cats/a", "dogs/b"), first):
         layouts.write(source / f"{name}.jpg", plain(number))
@@ -42,13 +43,13 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ],
     ids=["diff", "report", "show"],
 )
-def test_another_file_stays_and_its_own_is_replaced(
+def test_foreign_file_is_kept_and_old_output_replaced(
     sound: Path, tmp_path: Path, run: Callable[[Path, Path], int]
 ) -> None:
     mine = tmp_path / ".bashrc"
     out = tmp_path / "out"
     mine.write_text("# mine\n")
-    with pytest.raises(UsageError, match=r"bashrc: is not .*, so it is not replaced"):
+    with pytest.raises(UsageError, match=says("not-not-replaced-choose-different", "bashrc")):
         run(sound, mine)
     assert mine.read_text() == "# mine\n"
 
@@ -81,9 +82,7 @@ VERBS = ("prepare", "resize", "amend", "adopt", "rewrite", "export", "replicate"
 
 
 @pytest.mark.parametrize("verb", [*VERBS, "duplicates", "download"])
-def test_an_output_that_cannot_be_a_folder_is_wrong_usage(
-    sound: Path, tmp_path: Path, verb: str
-) -> None:
+def test_output_that_cannot_be_a_folder_is_refused(sound: Path, tmp_path: Path, verb: str) -> None:
     file, loop, broken = (tmp_path / name for name in ("file", "loop", "broken"))
     file.write_text("mine")
     loop.symlink_to(loop)
@@ -98,16 +97,14 @@ def test_an_output_that_cannot_be_a_folder_is_wrong_usage(
     ):
         result = command.run(*written(verb, sound, out))
         assert result.code == 2, result
-        assert f"{named} is a file or a broken link, expected a folder" in result.err
+        assert says("file-broken-link-expected-folder", ..., ..., named).search(result.err)
     assert {path.name for path in tmp_path.iterdir()} == {"file", "loop", "broken"}
     assert file.read_text() == "mine"
 
 
 @pytest.mark.parametrize("verb", VERBS[1:])
-def test_nothing_is_written_into_the_input_or_among_its_photographs(
-    sound: Path, tmp_path: Path, verb: str
-) -> None:
-    """With a folder `new` there, the photographs would have a class more."""
+def test_output_inside_the_input_is_refused(sound: Path, tmp_path: Path, verb: str) -> None:
+    """A folder `new` in the source would become a class."""
     source = sound.parent / "source"
     before = all_files(sound), all_files(source)
     (tmp_path / "link").symlink_to(sound)
@@ -123,6 +120,6 @@ def test_nothing_is_written_into_the_input_or_among_its_photographs(
     ):
         result = command.run(*written(verb, sound, out))
         assert result.code == 2, result
-        assert "Choose" in result.err or "remove --out" in result.err
+        assert "Choose" in result.err or says("out-source-adopt-place-remove").search(result.err)
     assert (all_files(sound), all_files(source)) == before
     assert command.run(*written(verb, sound, sound.parent / f"next-{verb}")).code == 0

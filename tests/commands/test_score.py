@@ -1,4 +1,4 @@
-"""`imagenet-prep score`: the table of a file of predictions, without a framework."""
+"""`imagenet-prep score` makes the table of a file of predictions, without a framework."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ from imagenet_prep.dataset import predictions
 from imagenet_prep.dataset.predictions import Prediction
 from tests.kit.command import PATIENCE_S
 from tests.kit.evaluated import OFFICIAL, VALIDATION, write_names
+from tests.kit.messages import says
 
 
 @pytest.fixture
 def given(tmp_path: Path) -> dict[str, Path]:
-    """A set of six images, what a network says of them, and two lists."""
+    """A dataset of six images, predictions of a network, and two lists."""
     heads = [(VALIDATION[n], 100 * n) for n in range(6)]
     stream = io.StringIO()
     said = [
@@ -59,7 +60,7 @@ def test_json_has_a_row_for_each_list(
     assert table["lists"][0]["first"][0] == VALIDATION[6]
 
 
-def test_text_is_one_table_and_names_what_it_counts_by(
+def test_text_is_one_table_with_its_label_lists(
     given: dict[str, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     both = f"{given['real.json']},{given['own.csv']}"
@@ -70,10 +71,10 @@ def test_text_is_one_table_and_names_what_it_counts_by(
     assert lines[2].split()[2:] == ["5", "5", "of", "1,000", "all", "1,000", "60.00%", "80.00%"]
     (real,) = (line for line in lines if line.startswith("real.json: "))
     assert "ReaL's form, another file than the published one, 50,000 keys, sha256 " in real
-    assert "49,994 keys without an image: ILSVRC2012_val_00000007.JPEG, " in real
+    assert says("without-image", "49,994 keys", "ILSVRC2012_val_00000007.JPEG,").search(real)
 
 
-def test_it_needs_no_framework_and_refuses_in_one_line(given: dict[str, Path]) -> None:
+def test_score_needs_no_framework_even_for_refusals(given: dict[str, Path]) -> None:
     given["own.csv"].write_text("key,class\nx,5\n")
     program = (
         "import sys; sys.modules.update(dict.fromkeys(['tensorflow', 'mxnet', 'torch', 'PIL']));"
@@ -89,13 +90,15 @@ def test_it_needs_no_framework_and_refuses_in_one_line(given: dict[str, Path]) -
     assert (done.returncode, done.stderr) == (0, "")
     refused = run("--labels", given["own.csv"])
     assert (refused.returncode, refused.stdout) == (2, "")
-    assert refused.stderr.startswith("imagenet-prep: own.csv: none of its ")
+    assert says("none-keys-see-keys-use", "imagenet-prep: own.csv").match(refused.stderr)
 
 
-def test_predictions_of_another_set_are_refused(given: dict[str, Path], tmp_path: Path) -> None:
+def test_predictions_of_a_different_dataset_are_refused(
+    given: dict[str, Path], tmp_path: Path
+) -> None:
     other = write_names(tmp_path / "other", [(VALIDATION[n], 0) for n in range(5)])
     with pytest.raises(
         UsageError,
-        match="has 5 images; expected the same number of predictions and keys, got 6 predictions",
+        match=says("expected-same-number-predictions-keys", ..., "5 images", "6 predictions"),
     ):
         score_verb.run([str(given["said.csv"]), str(other)])

@@ -1,4 +1,4 @@
-"""No message repeats a file that is not what its flag takes: it may hold a password."""
+"""No message repeats the content of a wrong file: it may be a password."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("verb", RUNS)
-def test_no_message_repeats_the_content(
+def test_messages_never_repeat_the_content(
     data: Path, tmp_path: Path, verb: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "file"

@@ -1,4 +1,4 @@
-"""`show`: one shard, looked into with nothing but the shard; and images of a data set."""
+"""`show` prints one shard without other files, and images of a dataset."""
 
 from __future__ import annotations
 
@@ -25,14 +25,15 @@ from imagenet_prep.storage.store import Store
 from tests.kit import amended, columns, command, foreign
 from tests.kit.dataset import Reference, records
 from tests.kit.faults import cut
-from tests.kit.foreign_sets import ForeignSet, foreign_set, mini, stored
+from tests.kit.foreign_datasets import ForeignDataset, foreign_dataset, mini, stored
 
-__all__ = ["foreign_set", "mini", "stored"]
+__all__ = ["foreign_dataset", "mini", "stored"]
+
 
 NAME = "train-00003-of-00008"
 
 
-def test_a_row_a_record_with_its_label_size_and_name(reference: Reference) -> None:
+def test_each_record_has_a_row_with_label(reference: Reference) -> None:
     result = command.run("show", reference.out / NAME)
 
     images = records(reference.out / NAME)
@@ -47,7 +48,7 @@ def test_a_row_a_record_with_its_label_size_and_name(reference: Reference) -> No
         assert row.endswith(image.text)
 
 
-def test_json_is_one_object_a_line(reference: Reference) -> None:
+def test_json_has_one_object_per_line(reference: Reference) -> None:
     result = command.run("show", reference.out / NAME, "--json", "--limit", "4")
 
     images = records(reference.out / NAME)[:4]
@@ -67,7 +68,7 @@ def test_json_is_one_object_a_line(reference: Reference) -> None:
 
 
 @pytest.mark.parametrize("number", [0, 7, -1], ids=["first", "middle", "last"])
-def test_an_image_is_written_as_it_is_stored(
+def test_image_is_written_with_its_stored_bytes(
     reference: Reference, tmp_path: Path, number: int
 ) -> None:
     images = records(reference.out / NAME)
@@ -82,7 +83,7 @@ def test_an_image_is_written_as_it_is_stored(
 
 
 @pytest.mark.parametrize("number", ["9999", "-1"])
-def test_a_record_that_is_not_there_is_refused_with_those_that_are(
+def test_missing_record_is_refused_with_valid_numbers(
     reference: Reference, tmp_path: Path, number: str
 ) -> None:
     last = len(records(reference.out / NAME)) - 1
@@ -98,7 +99,7 @@ def test_a_record_that_is_not_there_is_refused_with_those_that_are(
 @pytest.mark.parametrize(
     "flags", [("--image", "1"), ("--out", "x.jpg"), ("--image", "one", "--out", "x.jpg")]
 )
-def test_half_a_request_is_refused(
+def test_incomplete_request_is_refused(
     reference: Reference, tmp_path: Path, flags: tuple[str, ...]
 ) -> None:
     result = command.run("show", reference.out / NAME, *flags, cwd=tmp_path)
@@ -108,7 +109,7 @@ def test_half_a_request_is_refused(
 
 
 @pytest.mark.parametrize("what", ["missing", "a folder"])
-def test_what_cannot_be_opened_is_named(tmp_path: Path, what: str) -> None:
+def test_path_that_cannot_be_opened_is_named(tmp_path: Path, what: str) -> None:
     path = tmp_path / "train-00000-of-00001"
     if what == "a folder":
         path.mkdir()
@@ -118,7 +119,7 @@ def test_what_cannot_be_opened_is_named(tmp_path: Path, what: str) -> None:
     assert str(path) in result.err
 
 
-def test_a_place_that_cannot_be_written_is_named(reference: Reference, tmp_path: Path) -> None:
+def test_unwritable_output_is_named(reference: Reference, tmp_path: Path) -> None:
     out = tmp_path / "no" / "folder.jpg"
     result = command.run("show", reference.out / NAME, "--image", "0", "--out", out)
 
@@ -126,8 +127,8 @@ def test_a_place_that_cannot_be_written_is_named(reference: Reference, tmp_path:
     assert str(out) in result.err
 
 
-def test_a_reader_that_has_seen_enough_ends_it_quietly(prepared: Path) -> None:
-    """`show | head -1`, with more output than a pipe holds."""
+def test_show_ends_quietly_if_its_pipe_closes(prepared: Path) -> None:
+    """As with `show | head -1`, for more output than a pipe can hold."""
     shard = prepared / NAME
     shard.write_bytes(shard.read_bytes() * 60)
     process = subprocess.Popen(
@@ -147,7 +148,7 @@ def test_a_reader_that_has_seen_enough_ends_it_quietly(prepared: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["", "/dataset.json"])
-def test_a_set_is_shown_as_a_whole(reference: Reference, name: str) -> None:
+def test_dataset_is_summarised(reference: Reference, name: str) -> None:
     result = command.run("show", f"{reference.out}{name}")
 
     manifest = json.loads(reference.contents["dataset.json"])
@@ -169,7 +170,7 @@ def test_a_set_is_shown_as_a_whole(reference: Reference, name: str) -> None:
     assert f"from: {first['name']}: " in result.out
 
 
-def test_a_set_is_shown_as_json(reference: Reference) -> None:
+def test_dataset_is_summarised_as_json(reference: Reference) -> None:
     result = command.run("show", "--json", "--data-dir", reference.out)
 
     manifest = json.loads(reference.contents["dataset.json"])
@@ -180,7 +181,7 @@ def test_a_set_is_shown_as_json(reference: Reference) -> None:
     assert shown["splits"]["train"]["examples"] == manifest["splits"]["train"]["examples"]
 
 
-def test_what_is_for_a_shard_is_refused_of_a_set(reference: Reference, tmp_path: Path) -> None:
+def test_flags_for_a_shard_are_refused_for_datasets(reference: Reference, tmp_path: Path) -> None:
     for flags in (("--limit", "3"), ("--image", "1", "--out", tmp_path / "1.jpg")):
         result = command.run("show", reference.out, *flags)
         assert (result.code, result.out) == (2, "")
@@ -189,13 +190,13 @@ def test_what_is_for_a_shard_is_refused_of_a_set(reference: Reference, tmp_path:
 
 def keys_of(out: Path, split: str) -> list[str]:
     """Returns the keys of a split, in the order of its records."""
-    pictures = [image for name in sorted(out.glob(f"{split}-*")) for image in records(name)]
+    pictures = [*itertools.chain.from_iterable(map(records, sorted(out.glob(f"{split}-*"))))]
     if split == "validation":
         return [image.filename for image in pictures]
     return [f"{image.wnid}/{image.filename}" for image in pictures]
 
 
-def test_the_keys_of_a_set_are_a_list_for_other_verbs(reference: Reference, tmp_path: Path) -> None:
+def test_keys_are_printed_as_a_list_for_verbs(reference: Reference, tmp_path: Path) -> None:
     whole = command.run("show", reference.out, "--keys")
     train = command.run("show", reference.out, "--keys", "--splits", "train", "--limit", "7")
     as_json = command.run("show", reference.out, "--keys", "--json", "--splits", "validation")
@@ -215,7 +216,7 @@ def test_the_keys_of_a_set_are_a_list_for_other_verbs(reference: Reference, tmp_
 
 
 @pytest.mark.parametrize("form", ["CLASS/NAME", "NAME"])
-def test_one_image_of_a_set_is_shown_and_written(
+def test_one_image_is_shown_and_written(
     reference: Reference, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str
 ) -> None:
     monkeypatch.setenv("IMAGENET_PREP_CACHE", str(tmp_path / "kept"))
@@ -238,7 +239,7 @@ def test_one_image_of_a_set_is_shown_and_written(
     assert (row["split"], row["encoded_bytes"]) == ("train", len(image.encoded))
 
 
-def test_the_images_of_a_class_are_shown_by_name_and_by_index(reference: Reference) -> None:
+def test_class_is_shown_by_name_and_index(reference: Reference) -> None:
     wnids = [line.split()[0] for line in (reference.out / "labels.txt").read_text().splitlines()]
     by_name = command.run("show", reference.out, "--class", wnids[2], "--limit", "20")
     by_index = command.run("show", reference.out, "--class", "2", "--limit", "20")
@@ -267,7 +268,7 @@ def test_the_images_of_a_class_are_shown_by_name_and_by_index(reference: Referen
         (("--keys", "--out", "x.jpg"), "--out needs --image or --key"),
     ],
 )
-def test_what_a_set_has_not_is_refused(
+def test_absent_keys_classes_and_splits_are_refused(
     reference: Reference,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -281,7 +282,7 @@ def test_what_a_set_has_not_is_refused(
     assert said in result.err
 
 
-def test_a_set_without_names_says_so(prepared: Path) -> None:
+def test_dataset_without_names_is_explained(prepared: Path) -> None:
     nameless = open_dataset(str(prepared))
     object.__setattr__(nameless.manifest, "lacks", {"image/filename": "absent"})
     with pytest.raises(
@@ -311,9 +312,7 @@ def test_tables_are_read_once_for_many_keys(
     assert sorted(read) == sorted({*read})
 
 
-def test_an_image_file_is_found_as_it_is_stored_and_as_its_source_was(
-    reference: Reference, tmp_path: Path
-) -> None:
+def test_image_file_is_found_by_either_hash(reference: Reference, tmp_path: Path) -> None:
     image = records(reference.out / NAME)[4]
     stored = tmp_path / "stored.jpg"
     stored.write_bytes(image.encoded)
@@ -335,9 +334,7 @@ def test_an_image_file_is_found_as_it_is_stored_and_as_its_source_was(
     assert "equal to the source; stored as " in result.out or "byte for byte" in result.out
 
 
-def test_an_image_file_that_is_not_in_the_set_is_exit_code_1(
-    reference: Reference, tmp_path: Path
-) -> None:
+def test_image_file_outside_the_dataset_gives_code_1(reference: Reference, tmp_path: Path) -> None:
     path = tmp_path / "other.jpg"
     path.write_bytes(b"other")
     result = command.run("show", reference.out, "--image-file", path)
@@ -350,11 +347,11 @@ def test_an_image_file_that_is_not_in_the_set_is_exit_code_1(
 
 
 @pytest.mark.parametrize("layout", ["slim", "tpu-in-folders", "aws-from-1", "flowers", "tfds"])
-def test_a_shard_of_another_program_is_shown_with_true_sizes(
-    foreign_set: Callable[[str], ForeignSet], tmp_path: Path, layout: str
+def test_foreign_shard_is_shown_with_correct_sizes(
+    foreign_dataset: Callable[[str], ForeignDataset], tmp_path: Path, layout: str
 ) -> None:
-    """`adopt` leaves the bytes of a shard as they are, so they are shown before and after it."""
-    there = foreign_set(layout)
+    """`adopt` keeps the bytes of a shard, so `show` prints the same before and after it."""
+    there = foreign_dataset(layout)
     shard = min(there.root.rglob("*train*-of-*"))
     number = len(there.placed["train"][0]) - 1
     image = there.placed["train"][0][-1]
@@ -365,16 +362,14 @@ def test_a_shard_of_another_program_is_shown_with_true_sizes(
     assert (listed.code, listed.err, written.code, written.err) == (0, "", 0, "")
     *_, row = map(json.loads, listed.out.splitlines())
     width, height = foreign.look(out.read_bytes())[0]
-    # AWS's program has resized the image, and its record says the size before that.
+    # AWS's program has resized the image, and its record has the earlier size.
     assert (out.read_bytes() == image.data) == (layout != "aws-from-1")
     assert (row["record"], row["width"], row["height"]) == (number, width, height)
     assert row["filename"] == image.filename
     assert f"{width}x{height}" in written.out
 
 
-def test_columns_of_a_dataset_and_of_a_record_are_shown(
-    reference: Reference, tmp_path: Path
-) -> None:
+def test_columns_of_dataset_and_record_are_shown(reference: Reference, tmp_path: Path) -> None:
     root = Path(shutil.copytree(reference.out, tmp_path / "set"))
     columns.make_column(root, "latents", shape=(3, 4))
     columns.make_column(root, "half")
@@ -398,7 +393,7 @@ def test_columns_of_a_dataset_and_of_a_record_are_shown(
     assert f"  latents: float32 [3, 4]: {rows[2, 0, 0]:.6g}, " in text.out
     assert text.out.endswith(", ...\n")
 
-    # A file that is cut, and a record that claims anything.
+    # A truncated file, and a record with a false claim.
     cut(root / f"columns/latents/{shard.name}.npy", 200)
     refused = command.run("show", root, "--key", key)
     assert refused.code == 3

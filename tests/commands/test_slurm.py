@@ -1,4 +1,4 @@
-"""The batch files of docs/slurm.md, run by Slurm: one machine is its controller and its node."""
+"""Slurm runs the batch files of docs/slurm.md; this machine is its controller and its node."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.kit.command import PATIENCE_S, REPOSITORY, wait_until
+from tests.kit.messages import says
 from tests.kit.photographs import photograph
 from tests.kit.training import NUM_VALIDATION, horovod, rows, shades
 
@@ -44,7 +45,7 @@ SlurmdParameters=config_overrides
 NodeName={host} NodeAddr=127.0.0.1 CPUs=4
 PartitionName=all Nodes=ALL Default=YES State=UP
 """
-# Says which of the images it reads, and who it is by Slurm's variables alone.
+# Prints the number of images that it reads, and its rank by Slurm's variables.
 READS = """\
 import os, sys
 from imagenet_prep.core.world import World
@@ -59,7 +60,7 @@ if "RANK" in os.environ:
 
 
 class Slurm:
-    """A cluster of this machine alone."""
+    """A cluster that only has this machine."""
 
     def __init__(self, folder: Path) -> None:
         path = f"{Path(sys.executable).parent}:{os.environ['PATH']}:/usr/sbin"
@@ -67,7 +68,7 @@ class Slurm:
         self.folder = folder
 
     def run(self, *words: object) -> str:
-        """Returns what a command of Slurm's prints, which must end well."""
+        """Returns the output of a command of Slurm, which must succeed."""
         done = subprocess.run(
             list(map(str, words)),
             env=self.environment,
@@ -84,7 +85,7 @@ class Slurm:
         return file.read_text() if file.exists() else ""
 
     def batch(self, name: str, *words: object, tasks: int = 1, wait: bool = True) -> str:
-        """Submits one of the batch files for one node; returns what the job has printed."""
+        """Submits one of the batch files for one node; returns the output of the job."""
         options = ("--nodes=1", f"--ntasks-per-node={tasks}", "--gpus-per-node=0")
         options += ("--cpus-per-task=1", "--output=said", *(["--wait"] if wait else []))
         (self.folder / "said").unlink(missing_ok=True)
@@ -94,7 +95,7 @@ class Slurm:
 
 @pytest.fixture(scope="module")
 def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
-    """Slurm with its keeper of keys, munge, as Debian has them."""
+    """Slurm with its key service munge, as in Debian."""
     path = f"{os.environ['PATH']}:/usr/sbin"
     if missing := [each for each in PROGRAMS if shutil.which(each, path=path) is None]:
         pytest.skip(f"{', '.join(missing)}: not installed. On Debian: slurm-wlm munge")
@@ -130,9 +131,7 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
         yield cluster
 
 
-def test_tasks_of_srun_know_each_other_and_share_the_images(
-    slurm: Slurm, shades: Path, tmp_path: Path
-) -> None:
+def test_srun_tasks_get_ranks_and_share_images(slurm: Slurm, shades: Path, tmp_path: Path) -> None:
     (tmp_path / "reads.py").write_text(READS)
     of_srun = slurm.run("srun", "-n", "3", "python", tmp_path / "reads.py", shades)
     of_batch = slurm.batch("pytorch", tmp_path / "reads.py", shades, tasks=2)
@@ -146,7 +145,7 @@ def test_tasks_of_srun_know_each_other_and_share_the_images(
     assert seen[0] == seen[1] > 0
 
 
-def test_a_set_is_prepared_and_brought_to_the_disk_of_a_node(slurm: Slurm, tmp_path: Path) -> None:
+def test_batch_files_prepare_and_replicate_to_a_node(slurm: Slurm, tmp_path: Path) -> None:
     for number in range(20):
         folder = tmp_path / "photographs" / ("cats", "dogs")[number % 2]
         folder.mkdir(parents=True, exist_ok=True)
@@ -160,7 +159,7 @@ def test_a_set_is_prepared_and_brought_to_the_disk_of_a_node(slurm: Slurm, tmp_p
 @pytest.mark.tf
 @pytest.mark.horovod
 @pytest.mark.usefixtures("horovod")
-def test_a_training_saves_when_slurm_ends_it_and_the_same_line_goes_on(
+def test_training_saves_if_slurm_ends_it_and_resumes(
     slurm: Slurm, shades: Path, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
@@ -169,9 +168,9 @@ def test_a_training_saves_when_slurm_ends_it_and_the_same_line_goes_on(
     slurm.batch(*line, "--num-epochs", "4000", tasks=2, wait=False)
     log = run / "train.jsonl"
     wait_until(lambda: log.exists() and '"step": 5,' in log.read_text(), "five steps")
-    # As Slurm does two minutes before the time of a job is over.
+    # Slurm sends this signal two minutes before the end of a job's time.
     slurm.run("scancel", "--signal=TERM", "--batch", "--name=train")
-    wait_until(lambda: "Run the same command again to resume" in slurm.log(), "it is saved")
+    wait_until(lambda: says("asked-stop-step-saved-run").search(slurm.log()), "it is saved")
     wait_until(lambda: not slurm.run("squeue", "--noheader").strip(), "the job has ended")
 
     said = slurm.batch(*line, "--num-epochs", "4000", "--evaluate", tasks=2)

@@ -1,4 +1,4 @@
-"""Odd folder names, terminals, and environments that are not ours to choose."""
+"""Unusual folder names, terminals and environments."""
 
 from __future__ import annotations
 
@@ -23,17 +23,18 @@ from imagenet_prep.storage.ledger import find_source
 from tests.kit import command
 from tests.kit.dataset import SETTINGS, Reference, contents
 from tests.kit.http_server import serve
-from tests.kit.lengths import long_but
+from tests.kit.lengths import long_except
+from tests.kit.messages import says
 from tests.kit.tfrecords import plain
 
 
-@pytest.mark.parametrize("kind", long_but(["processes"], ["threads", "processes"]))
-def test_odd_folder_names_are_no_obstacle(
-    reference: Reference, weird_tmp_path: Path, kind: str
+@pytest.mark.parametrize("kind", long_except(["processes"], ["threads", "processes"]))
+def test_odd_folder_names_are_supported(
+    reference: Reference, unusual_tmp_path: Path, kind: str
 ) -> None:
-    source = weird_tmp_path / "the \\ archives; *"
+    source = unusual_tmp_path / "the \\ archives; *"
     shutil.copytree(reference.source, source)
-    out = weird_tmp_path / "-o\tut"
+    out = unusual_tmp_path / "-o\tut"
     flags = ("--workers", "2", "--worker-kind", kind)
     result = command.run("prepare", "--source", source, "--out", out, *SETTINGS, *flags)
 
@@ -44,7 +45,7 @@ def test_odd_folder_names_are_no_obstacle(
     assert (verified.code, verified.complaints) == (0, "")
 
 
-def test_a_folder_name_that_is_no_utf8_is_no_obstacle(reference: Reference, tmp_path: Path) -> None:
+def test_folder_names_outside_utf8_are_supported(reference: Reference, tmp_path: Path) -> None:
     out = Path(os.fsdecode(os.fsencode(tmp_path) + b"/latin-\xe9"))
     result = command.run("prepare", "--source", reference.source, "--out", out, *SETTINGS)
 
@@ -52,11 +53,11 @@ def test_a_folder_name_that_is_no_utf8_is_no_obstacle(reference: Reference, tmp_
     assert contents(out) == reference.contents
 
 
-@pytest.mark.parametrize("language", long_but(["C"], ["C", "POSIX", "de_DE.UTF-8"]))
-def test_the_locale_does_not_show(
-    reference: Reference, weird_tmp_path: Path, language: str
+@pytest.mark.parametrize("language", long_except(["C"], ["C", "POSIX", "de_DE.UTF-8"]))
+def test_locale_does_not_change_bytes(
+    reference: Reference, unusual_tmp_path: Path, language: str
 ) -> None:
-    out = weird_tmp_path / "out"
+    out = unusual_tmp_path / "out"
     env = {"LANG": language, "LC_ALL": language}
     arguments = ("--source", reference.source, "--out", out, *SETTINGS)
     result = command.run("prepare", *arguments, env=env)
@@ -65,8 +66,8 @@ def test_the_locale_does_not_show(
     assert contents(out) == reference.contents
 
 
-def test_a_source_in_a_folder_whose_name_is_no_utf8(tmp_path: Path) -> None:
-    """Its path is in notes and in records of failures; its own name would be in the manifest."""
+def test_source_folder_may_have_name_outside_utf8(tmp_path: Path) -> None:
+    """Notes and records of failures contain its path; the manifest would contain its own name."""
     odd = Path(os.fsdecode(os.fsencode(tmp_path) + b"/latin-\xe9"))
     for split in ("train", "val"):
         for number, name in enumerate(("cat/1.jpg", "dog/2.jpg")):
@@ -99,14 +100,14 @@ def test_a_source_in_a_folder_whose_name_is_no_utf8(tmp_path: Path) -> None:
     (tmp_path / "ascii/train").rename(odd)
     refused = command.run("prepare", odd, tmp_path / "y")
     assert refused.code == 3, refused
-    assert r"the name of its folder, b'latin-\xe9', is not UTF-8. Rename" in refused.err
+    assert says("source-name-folder-not-utf-8", "b'latin-\\xe9'").search(refused.err)
     assert not (tmp_path / "y").exists()
 
 
 ASCII = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
 
 
-def test_no_command_reads_or_writes_names_in_the_encoding_of_a_locale(tmp_path: Path) -> None:
+def test_names_are_never_coded_in_the_locales_encoding(tmp_path: Path) -> None:
     """In Latin-1, the class café would be called cafÃ©; in ASCII, its name would be no text."""
     write = tmp_path / "source" / "café" / "ü.jpg"
     write.parent.mkdir(parents=True)
@@ -128,14 +129,14 @@ def test_no_command_reads_or_writes_names_in_the_encoding_of_a_locale(tmp_path: 
     ):
         result = command.run(*words, env=ASCII)
         assert (result.code, result.out) == (2, ""), result
-        assert "read file names as ascii" in result.err
-        assert "Set PYTHONUTF8=1" in result.err
+        assert says("locale-makes-python-read-file", "ascii").search(result.err)
+        assert says("locale-makes-python-read-file").search(result.err)
         assert not new.exists()
     assert command.run("prepare", "--help", env=ASCII).code == 0
 
 
-def test_a_closed_stdout_does_not_undo_the_work(reference: Reference, tmp_path: Path) -> None:
-    """`prepare | true`: the summary has no reader, the data set is there all the same."""
+def test_dataset_is_complete_if_stdout_is_closed(reference: Reference, tmp_path: Path) -> None:
+    """As with `prepare | true`: no one reads the summary, but the dataset is complete."""
     out = tmp_path / "out"
     code = (
         "import os, sys\n"
@@ -151,7 +152,7 @@ def test_a_closed_stdout_does_not_undo_the_work(reference: Reference, tmp_path: 
     assert contents(out) == reference.contents
 
 
-def test_a_closed_stderr_is_no_obstacle(reference: Reference) -> None:
+def test_closed_stderr_is_supported(reference: Reference) -> None:
     code = (
         "import os, sys\n"
         "os.close(2)\n"
@@ -161,7 +162,7 @@ def test_a_closed_stderr_is_no_obstacle(reference: Reference) -> None:
     assert result.code == 0, result
 
 
-def test_a_full_stdout_is_a_failure_not_a_bug(reference: Reference) -> None:
+def test_no_traceback_is_printed_if_stdout_is_full(reference: Reference) -> None:
     code = (
         "import os\n"
         "os.dup2(os.open('/dev/full', os.O_WRONLY), 1)\n"
@@ -176,15 +177,15 @@ def test_a_full_stdout_is_a_failure_not_a_bug(reference: Reference) -> None:
 
 @pytest.fixture
 def terminal() -> Iterator[tuple[IO[bytes], IO[bytes]]]:
-    """Both ends of a terminal of 24 lines by 100 columns: ours, and the command's."""
+    """Both ends of a terminal of 24 lines by 100 columns: the test's, and the command's."""
     first, second = pty.openpty()
     fcntl.ioctl(second, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 100, 0, 0))
-    # Files, since a test may close them: a number that is closed twice may be that of another file.
+    # File objects, since a test may close them: the number of a closed file may be reused.
     with open(first, "rb", 0) as ours, open(second, "wb", 0) as theirs:
         yield ours, theirs
 
 
-def test_on_a_terminal_there_is_a_bar_and_the_summary_is_still_clean(
+def test_terminal_gets_a_bar_and_summary_stays_clean(
     reference: Reference, tmp_path: Path, terminal: tuple[IO[bytes], IO[bytes]]
 ) -> None:
     ours, theirs = terminal
@@ -216,7 +217,7 @@ def test_on_a_terminal_there_is_a_bar_and_the_summary_is_still_clean(
     assert contents(out) == reference.contents
 
 
-def test_json_shows_no_bar_even_on_a_terminal(
+def test_json_output_has_no_bar_on_a_terminal(
     reference: Reference, tmp_path: Path, terminal: tuple[IO[bytes], IO[bytes]]
 ) -> None:
     ours, theirs = terminal
@@ -229,10 +230,8 @@ def test_json_shows_no_bar_even_on_a_terminal(
     assert ours.read(1) is None
 
 
-def test_a_user_without_a_name_or_a_home_folder_prepares_and_reports(
-    reference: Reference, tmp_path: Path
-) -> None:
-    """As in a container with a random user ID; the run ended with 70 after the dataset existed."""
+def test_user_without_name_and_home_can_prepare(reference: Reference, tmp_path: Path) -> None:
+    """Some containers run with a random user ID that has neither."""
     apart = ("unshare", "--user", "--map-user=12345", "--map-group=12345")
     tried = subprocess.run([*apart, "true"], capture_output=True, text=True)
     if tried.returncode:

@@ -1,4 +1,4 @@
-"""What cannot be meant is refused with exit code 2, before anything is read or written."""
+"""Invalid requests are refused with exit code 2, before anything is read or written."""
 
 from __future__ import annotations
 
@@ -68,9 +68,7 @@ def test_impossible_flags_are_refused(
 
 
 @pytest.mark.parametrize("split", ["train", "validation"])
-def test_more_shards_than_images_are_refused(
-    reference: Reference, tmp_path: Path, split: str
-) -> None:
+def test_too_many_shards_are_refused(reference: Reference, tmp_path: Path, split: str) -> None:
     out = tmp_path / "out"
     places = ("--source", reference.source, "--out", out, "--allow-subset")
     result = command.run("prepare", *places, f"--{split}-shards", "121")
@@ -81,10 +79,8 @@ def test_more_shards_than_images_are_refused(
     assert shard_names(contents(out)) == set()
 
 
-def test_after_a_refused_shard_count_the_right_one_works(
-    reference: Reference, tmp_path: Path
-) -> None:
-    """A run that wrote nothing must not hold its output for settings that cannot work."""
+def test_corrected_shard_count_works_after_a_refusal(reference: Reference, tmp_path: Path) -> None:
+    """A run that wrote nothing must not reserve its output for its invalid settings."""
     out = tmp_path / "out"
     places = ("--source", reference.source, "--out", out, "--allow-subset")
     refused = command.run("prepare", *places, "--train-shards", "121")
@@ -115,14 +111,14 @@ def test_source_and_out_are_required(tmp_path: Path, missing: str) -> None:
         ("copyclust", "copyclust was replaced. Run: imagenet-prep replicate SET hosts:HOSTS:PATH"),
     ],
 )
-def test_an_unknown_verb_is_answered_in_one_line(typed: str, answer: str) -> None:
+def test_unknown_verb_is_answered_in_one_line(typed: str, answer: str) -> None:
     result = command.run(typed, "hosts", "ls")
 
     assert (result.code, result.out, result.err) == (2, "", f"imagenet-prep: {answer}\n")
 
 
 @pytest.mark.parametrize("spelling", ["--version", "-V", "version"])
-def test_the_version_is_printed(spelling: str) -> None:
+def test_version_is_printed(spelling: str) -> None:
     result = command.run(spelling)
 
     assert (result.code, result.complaints) == (0, "")
@@ -143,7 +139,7 @@ def test_source_and_target_may_be_words(mini: Miniature, tmp_path: Path) -> None
     assert (named_twice.code, "--out is already given" in named_twice.err) == (2, True)
 
 
-def test_no_verb_at_all_prints_the_usage() -> None:
+def test_missing_verb_prints_the_usage() -> None:
     result = command.run()
 
     assert result.code == 2
@@ -151,7 +147,7 @@ def test_no_verb_at_all_prints_the_usage() -> None:
 
 
 @pytest.mark.parametrize("word", ["--help", "-h", "--help-all", "help"])
-def test_help_goes_to_stdout(word: str) -> None:
+def test_help_is_printed_on_stdout(word: str) -> None:
     result = command.run(word)
 
     assert (result.code, result.complaints) == (0, "")

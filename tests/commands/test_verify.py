@@ -1,4 +1,4 @@
-"""`verify`: sound is sound, and whatever is changed is found and named."""
+"""`verify` accepts valid datasets, and finds and names all changes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ LEVELS = ("manifest", "crc", "decode")
 
 
 def record_at(reference: Reference, shard: str, position: int) -> str:
-    """Returns how verify must call the record that byte `position` of a shard belongs to."""
+    """Returns verify's name for the record that contains byte `position` of a shard."""
     index = reference.contents[f"index/{shard}"].decode().split()
     offsets = [int(text) for text in index[::2]]
     number = bisect.bisect_right(offsets, position) - 1
@@ -38,9 +38,9 @@ def record_at(reference: Reference, shard: str, position: int) -> str:
 
 
 def rewritten(out: Path, shard: str, images: list[example.ImageExample]) -> None:
-    """Forges a shard: new records with right CRCs, right index, right digests in the manifest.
+    """Forges a shard: new records with valid CRCs and index, and matching digests in the manifest.
 
-    Its split says nothing of tables, which would tell.
+    The manifest of its split lists no tables, which would show the difference.
     """
     frames = [framed(example.encode(image)) for image in images]
     lines = []
@@ -77,7 +77,7 @@ def rewritten(out: Path, shard: str, images: list[example.ImageExample]) -> None
 
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("flags", [(), ("--workers", "1")], ids=" ".join)
-def test_a_sound_data_set_is_called_sound(
+def test_valid_dataset_is_reported_as_sound(
     reference: Reference, level: str, flags: tuple[str, ...]
 ) -> None:
     before = everything(reference.out)
@@ -90,7 +90,7 @@ def test_a_sound_data_set_is_called_sound(
     assert everything(reference.out) == before
 
 
-def test_level_manifest_names_what_it_has_not_read(prepared: Path) -> None:
+def test_level_manifest_lists_the_unread_files(prepared: Path) -> None:
     flip_bit(prepared / "train-00001-of-00008", 5000)
     result = command.run("verify", prepared, "--level", "manifest")
 
@@ -102,7 +102,7 @@ def test_level_manifest_names_what_it_has_not_read(prepared: Path) -> None:
 
 
 @pytest.mark.parametrize("level", LEVELS)
-def test_json_says_the_same_to_machines(reference: Reference, level: str) -> None:
+def test_json_has_the_same_result(reference: Reference, level: str) -> None:
     result = command.run("verify", reference.out, "--level", level, "--json")
 
     stated = json.loads(reference.contents["dataset.json"])
@@ -126,10 +126,10 @@ def test_json_says_the_same_to_machines(reference: Reference, level: str) -> Non
 
 
 @pytest.mark.parametrize("trial", range(6))
-def test_a_flipped_bit_in_each_file_is_found_and_its_place_named(
+def test_flipped_bit_in_any_file_is_located(
     reference: Reference, prepared: Path, trial: int
 ) -> None:
-    """Six times one bit in each of 38 files: every one of 228 positions is reported."""
+    """One bit in each of 38 files, six times: all 228 positions are reported."""
     rng = random.Random(f"bits {trial}")
     expected = []
     for name, data in reference.contents.items():
@@ -149,7 +149,7 @@ def test_a_flipped_bit_in_each_file_is_found_and_its_place_named(
 
 
 @pytest.mark.parametrize("level", LEVELS)
-def test_a_flipped_bit_in_the_manifest_is_found(
+def test_flipped_bit_in_the_manifest_is_found(
     reference: Reference, prepared: Path, level: str
 ) -> None:
     rng = random.Random(f"manifest {level}")
@@ -166,7 +166,7 @@ def test_a_flipped_bit_in_the_manifest_is_found(
         assert "Traceback" not in result.err
 
 
-def test_a_record_moved_to_another_class_is_caught_by_the_class_counts(prepared: Path) -> None:
+def test_record_of_a_wrong_class_changes_the_counts(prepared: Path) -> None:
     name = "train-00001-of-00008"
     images = records(prepared / name)
     one = images[3]
@@ -181,7 +181,7 @@ def test_a_record_moved_to_another_class_is_caught_by_the_class_counts(prepared:
     assert f"train: class {other.stored_label - 1} has " in result.out
 
 
-def test_an_unfinished_data_set_is_incomplete_and_says_how_to_go_on(prepared: Path) -> None:
+def test_unfinished_dataset_is_reported_as_incomplete(prepared: Path) -> None:
     (prepared / "dataset.json").unlink()
     result = command.run("verify", prepared)
 
@@ -190,7 +190,7 @@ def test_an_unfinished_data_set_is_incomplete_and_says_how_to_go_on(prepared: Pa
 
 
 @pytest.mark.parametrize("what", ["empty folder", "no folder", "a file"])
-def test_what_is_no_data_set_is_a_mistake_of_usage(tmp_path: Path, what: str) -> None:
+def test_path_without_a_dataset_is_a_usage_error(tmp_path: Path, what: str) -> None:
     path = tmp_path / "it"
     if what == "empty folder":
         path.mkdir()
@@ -217,9 +217,7 @@ def test_impossible_requests_are_refused(prepared: Path, flags: tuple[str, ...])
 
 
 @pytest.mark.root
-def test_a_data_set_on_a_read_only_disk_can_be_verified(
-    reference: Reference, tmp_path: Path
-) -> None:
+def test_dataset_on_a_read_only_disk_is_verified(reference: Reference, tmp_path: Path) -> None:
     with disk(tmp_path / "disk", "size=64m"):
         out = shutil.copytree(reference.out, tmp_path / "disk" / "out")
         remount(tmp_path / "disk", "ro")
@@ -229,7 +227,7 @@ def test_a_data_set_on_a_read_only_disk_can_be_verified(
             assert (result.code, result.complaints) == (0, "")
 
 
-def test_a_shard_that_cannot_be_read_is_listed_and_nothing_is_said_about_its_bytes(
+def test_unreadable_shard_is_listed_but_not_called_damaged(
     prepared: Path, system: System, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shard = "train-00001-of-00008"
@@ -251,7 +249,7 @@ def test_a_shard_that_cannot_be_read_is_listed_and_nothing_is_said_about_its_byt
         assert not flags or json.loads(out)["problems"] == []
 
 
-def test_what_verify_advises_mends_the_data_set(reference: Reference, prepared: Path) -> None:
+def test_advice_of_verify_repairs_the_dataset(reference: Reference, prepared: Path) -> None:
     name = "train-00004-of-00008"
     flip_bit(prepared / name, 4321)
     found = command.run("verify", prepared)
@@ -265,7 +263,7 @@ def test_what_verify_advises_mends_the_data_set(reference: Reference, prepared: 
     assert contents(prepared) == reference.contents
 
 
-def test_what_was_proven_and_not_touched_is_not_read_again(prepared: Path) -> None:
+def test_files_are_not_read_again_if_unchanged(prepared: Path) -> None:
     def verify(*flags: str) -> Any:
         result = command.run("verify", prepared, "--if-changed", "--json", *flags)
         assert result.code == 0, result
@@ -275,11 +273,11 @@ def test_what_was_proven_and_not_touched_is_not_read_again(prepared: Path) -> No
     proven = verify()
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", proven)
     assert verify("--level", "manifest") == proven
-    # It was proven less than that.
+    # The earlier result has a lower level.
     assert verify("--level", "decode") is None
     assert verify() is not None
 
-    # Another file with the same bytes must be read, though its times say that it is old.
+    # A different file with the same bytes must be read, even if its times are old.
     shard = prepared / "train-00000-of-00008"
     stat = shard.stat()
     shutil.copy2(shard, prepared / "copy")
@@ -290,7 +288,7 @@ def test_what_was_proven_and_not_touched_is_not_read_again(prepared: Path) -> No
 
 
 @pytest.mark.parametrize("level", LEVELS[1:])
-def test_what_was_touched_since_it_was_proven_is_read_again(prepared: Path, level: str) -> None:
+def test_files_are_read_again_if_touched(prepared: Path, level: str) -> None:
     check = ("verify", prepared, "--if-changed", "--level", level)
     assert command.run(*check).code == 0
     shard = prepared / "train-00001-of-00008"
@@ -305,7 +303,7 @@ def test_what_was_touched_since_it_was_proven_is_read_again(prepared: Path, leve
 
 
 @pytest.mark.parametrize("content", [b"", b"[]", b'{"level": "all"}', None])
-def test_a_proof_of_a_foreign_hand_proves_nothing(prepared: Path, content: bytes | None) -> None:
+def test_foreign_verification_result_is_ignored(prepared: Path, content: bytes | None) -> None:
     proof = prepared / ".work" / "verified.jsonl"
     if content is None:
         proof.mkdir(parents=True)
@@ -318,7 +316,7 @@ def test_a_proof_of_a_foreign_hand_proves_nothing(prepared: Path, content: bytes
     assert "not modified since" not in result.out
 
 
-def test_a_missing_shard_or_one_too_many_is_seen_though_nothing_is_read(prepared: Path) -> None:
+def test_missing_and_additional_shards_are_found_without_reading(prepared: Path) -> None:
     assert command.run("verify", prepared, "--if-changed").code == 0
     name = "train-00000-of-00008"
     stranger = prepared / "train-00008-of-00008"
@@ -339,9 +337,7 @@ def test_a_missing_shard_or_one_too_many_is_seen_though_nothing_is_read(prepared
     assert command.run("verify", prepared, "--if-changed").code == 0
 
 
-def test_a_verb_writes_its_images_bytes_and_quarantine_for_prometheus(
-    prepared: Path, tmp_path: Path
-) -> None:
+def test_metrics_file_has_images_bytes_and_quarantine(prepared: Path, tmp_path: Path) -> None:
     file = tmp_path / "set.prom"
     done = command.run("verify", prepared, "--log-format=json", "--metrics-file", file)
     manifest = json.loads((prepared / "dataset.json").read_text())
@@ -360,7 +356,7 @@ def test_a_verb_writes_its_images_bytes_and_quarantine_for_prometheus(
 @pytest.mark.parametrize(
     "name", ["train-00008-of-00009", "train-00000-of-00008.bak", "validation", "index/train-x"]
 )
-def test_a_file_too_many_is_named_at_every_level(prepared: Path, level: str, name: str) -> None:
+def test_additional_file_is_named_at_all_levels(prepared: Path, level: str, name: str) -> None:
     (prepared / name).write_bytes(b"")
     result = command.run("verify", prepared, "--level", level)
 

@@ -1,4 +1,4 @@
-"""The DAG for Airflow passes no flag that nobody has allowed, and no file from elsewhere."""
+"""The DAG for Airflow passes only allowed flags, and only files of the administrator's folder."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from imagenet_prep.pipelines import launch
 from imagenet_prep.preparation import config as prepare
 from imagenet_prep.trainer import config as train
 from tests.kit.command import REPOSITORY
+from tests.kit.messages import says
 
 CONFIGS: dict[str, type[Settings]] = {
     "download": download.DownloadConfig,
@@ -33,7 +34,7 @@ CONFIGS: dict[str, type[Settings]] = {
     "launch": launch.LaunchConfig,
     "train": train.TrainConfig,
 }
-# Flags that no run may give. Those of prepare and train name folders, for which the DAG has
+# Flags that no run may set. Those of prepare and train name folders, for which the DAG has
 # parameters, or files that the command writes.
 REFUSED = {
     "download": "connections dry_run json part_size retries timeout what",
@@ -51,7 +52,7 @@ REFUSED = {
     "torus_allreduce",
     "train": "export mirror predictions tensorboard_dir",
 }
-# Texts that are no path, though their flags have neither choices nor a place.
+# Texts that are not paths, although their flags have neither choices nor a type of path.
 PLAIN = {
     "holdout",
     "subset_classes",
@@ -69,11 +70,11 @@ READ = (AddressKind.FILE, AddressKind.ANYWHERE)
 
 
 class FailError(Exception):
-    """Stands for Airflow's exceptions."""
+    """Replaces Airflow's exceptions."""
 
 
 class Dag:
-    """The DAG file, loaded without Airflow: its tasks note the commands that they would run."""
+    """The DAG file, loaded without Airflow: its tasks record their commands."""
 
     def __init__(self) -> None:
         def task(**_: Any) -> Callable[[Any], Any]:
@@ -125,7 +126,7 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def passed_by_the_dag(dag: Dag) -> dict[str, set[str]]:
-    """Returns the fields that the DAG itself gives to each verb."""
+    """Returns the fields that the DAG itself passes to each verb."""
     full = {
         "download_from": "/mirror",
         "allow_subset": True,
@@ -153,7 +154,7 @@ def passed_by_the_dag(dag: Dag) -> dict[str, set[str]]:
 
 
 def kind_of(name: str, spec: Any, hint: Any) -> int | None:
-    """Returns the place of a flag in the DAG's table; None if it may not stand there."""
+    """Returns the column of a flag in the DAG's table; None if it is not allowed."""
     kinds = [kind for kind in typing.get_args(hint) or (hint,) if kind is not type(None)]
     if bool in kinds:
         return 0
@@ -185,7 +186,7 @@ def test_every_flag_is_allowed_or_refused(
     hints = typing.get_type_hints(config)
     kinds = {name: kind_of(name, spec, hints[name]) for name, spec in fields.items()}
     assert {name for name in allowed if name not in given[kinds[name] or 0]} == set()
-    # Paths that the DAG does not pass itself are read from the administrator's folder, or refused.
+    # Paths that the DAG does not set are read from the administrator's folder, or refused.
     paths = {name for name, spec in fields.items() if spec.place is not None}
     assert paths <= given[2] | own | refused
 
@@ -230,7 +231,7 @@ HOSTILE = [
 
 @pytest.mark.parametrize("words", HOSTILE)
 @pytest.mark.parametrize("task", ["prepare", "train"])
-def test_a_flag_that_nobody_allows_is_refused(dag: Dag, files: Path, task: str, words: str) -> None:
+def test_unlisted_flags_are_refused(dag: Dag, files: Path, task: str, words: str) -> None:
     given = [word.replace("FILE", str(files / "x")) for word in words.split(" ")]
     if words.startswith(" "):
         given = [words]
@@ -263,9 +264,7 @@ ELSEWHERE = [
 
 
 @pytest.mark.parametrize("file", ELSEWHERE)
-def test_a_file_from_elsewhere_is_refused_however_it_is_written(
-    dag: Dag, files: Path, file: str
-) -> None:
+def test_files_outside_the_folder_are_refused(dag: Dag, files: Path, file: str) -> None:
     there = file.replace("FILES", str(files))
     for task, flags in {
         "prepare": ["exclude"],
@@ -274,24 +273,32 @@ def test_a_file_from_elsewhere_is_refused_however_it_is_written(
         for flag in flags:
             for words in ([f"--{flag}={there}"], [f"--{flag}", there]):
                 for before in ([], [f"--{flag}={files}/x"], ["--seed", "3"]):
-                    with pytest.raises(FailError, match=": not in the folder that IMAGENET"):
+                    with pytest.raises(
+                        FailError, match=says("not-folder-names-worker-put", ..., ..., "IMAGENET")
+                    ):
                         dag.run(task, **{f"{task}_flags": [*before, *words]})
-                    with pytest.raises(FailError, match=": not in the folder that IMAGENET"):
+                    with pytest.raises(
+                        FailError, match=says("not-folder-names-worker-put", ..., ..., "IMAGENET")
+                    ):
                         dag.run(task, **{f"{task}_flags": [*words, *before]})
     for params in ({"train_hosts": there or "x"}, {"replicate_to": f"hosts:{there}:/x"}):
         if "://" not in there and "," not in there:
-            with pytest.raises(FailError, match=": not in the folder that IMAGENET"):
+            with pytest.raises(
+                FailError, match=says("not-folder-names-worker-put", ..., ..., "IMAGENET")
+            ):
                 dag.run("train" if "train_hosts" in params else "replicate", **params)
 
 
 def test_without_the_folder_no_file_may_be_named(dag: Dag, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("IMAGENET_PREP_AIRFLOW_FILES", raising=False)
     for file in ("/data/keys", "/", "keys"):
-        with pytest.raises(FailError, match=r"on the worker \(not set\)"):
+        with pytest.raises(
+            FailError, match=says("not-folder-names-worker-put", ..., ..., ..., "not set")
+        ):
             dag.run("train", train_flags=[f"--keys={file}"])
 
 
-def test_what_is_allowed_reaches_the_command_with_one_word_for_each_flag(
+def test_allowed_flags_reach_the_command(
     dag: Dag, files: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     words = ["--labels", f"{files}/a,{files}/b", "--also=", "--num_epochs", "3", "--lr", "-0.1"]

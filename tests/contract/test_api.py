@@ -18,6 +18,7 @@ from imagenet_prep.evaluation import score
 from imagenet_prep.read import Batch, Reader, World, batch, make_dataset
 from imagenet_prep.read.augment import RECIPES
 from tests.kit.documents import read, tracked
+from tests.kit.messages import says
 from tests.kit.reading import scenes
 
 __all__ = ["scenes"]
@@ -26,7 +27,9 @@ PUBLIC = {
     name: importlib.import_module(name).__all__
     for name in ("imagenet_prep.read", "imagenet_prep.evaluation", "imagenet_prep.errors")
 }
-NAMES = [f"{module}.{name}" for module, names in PUBLIC.items() for name in names]
+NAMES: list[str] = []
+for _module, _names in PUBLIC.items():
+    NAMES += [f"{_module}.{_name}" for _name in _names]
 # In a script, a block of code or the cell of a notebook.
 _IMPORT = re.compile(r"from (imagenet_prep[\w.]*) import ([\w, ]+)")
 _PLACE = "/data/imagenet-480"
@@ -60,7 +63,7 @@ def test_the_page_lists_every_public_name() -> None:
     }
 
 
-def test_documents_and_examples_import_public_names_alone() -> None:
+def test_documents_and_examples_import_only_public_names() -> None:
     public_names = listed()
     private = []
     seen = set()
@@ -114,8 +117,8 @@ DEFAULTS = {
 }
 
 
-def test_the_arguments_of_make_dataset_and_their_defaults_stay() -> None:
-    """They are the fields of `ReadConfig`; all but four are given by name only."""
+def test_make_dataset_keeps_its_arguments_and_defaults() -> None:
+    """They are the fields of `ReadConfig`; all but four are keyword-only."""
     signature = inspect.signature(make_dataset)
     parameters = signature.parameters.values()
 
@@ -130,8 +133,8 @@ def test_the_arguments_of_make_dataset_and_their_defaults_stay() -> None:
     }
 
 
-def test_make_dataset_gives_its_arguments_to_the_reader(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="batch_size=0: expected at least 1"):
+def test_make_dataset_passes_its_arguments_to_the_reader(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=says("expected-least", "batch_size", "0", "1")):
         make_dataset(tmp_path, "train", 0)
     with pytest.raises(UsageError, match="layout='HWC'"):
         make_dataset(str(tmp_path), "train", batch_size=1, layout="HWC")  # type: ignore[arg-type]
@@ -139,7 +142,7 @@ def test_make_dataset_gives_its_arguments_to_the_reader(tmp_path: Path) -> None:
         make_dataset(tmp_path, "train", 1, no_such_argument=1)  # type: ignore[call-arg]
 
 
-def test_words_for_types_are_those_that_are_understood() -> None:
+def test_literal_types_list_the_accepted_values() -> None:
     assert typing.get_args(batch.RecipeName) == tuple(RECIPES)
     assert tuple(Batch.__annotations__) == batch.FIELDS
 
@@ -155,8 +158,8 @@ def test_every_argument_is_explained(function: Any) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_public_name_says_what_it_is(name: str) -> None:
-    """Python makes up the docstrings of dataclasses that have none: Row(set: str, ...)."""
+def test_every_public_name_has_a_docstring(name: str) -> None:
+    """Python generates docstrings for dataclasses without one: Row(set: str, ...)."""
     text = inspect.getdoc(public(name)) or ""
 
     assert re.match(r"[A-Z].*\.$", text.splitlines()[0]), text

@@ -1,4 +1,4 @@
-"""No import circle, and none up: counted in the source, imports for types and in functions too."""
+"""Imports have no circle and only point down, including those for types and in functions."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ Graph = dict[str, set[str]]
 
 
 def graph_of(root: Path, package: str) -> Graph:
-    """Returns which modules of a package each of them imports, wherever it says so."""
-    paths = {
-        ".".join(path.relative_to(root).with_suffix("").parts).removesuffix(".__init__"): path
-        # Through the link to pipelines/, too.
-        for folder, _, names in os.walk(root / package, followlinks=True)
-        for path in (Path(folder, name) for name in sorted(names))
-        if path.suffix == ".py"
-    }
+    """Returns the modules that each module of a package imports, anywhere in its source."""
+    paths = {}
+    # This includes the link to pipelines/.
+    for folder, _, names in os.walk(root / package, followlinks=True):
+        for path in (Path(folder, name) for name in sorted(names)):
+            if path.suffix == ".py":
+                parts = path.relative_to(root).with_suffix("").parts
+                paths[".".join(parts).removesuffix(".__init__")] = path
     return {module: _imported(path, paths.keys()) - {module} for module, path in paths.items()}
 
 
@@ -43,7 +43,9 @@ def _imported(path: Path, modules: object) -> set[str]:
 
 
 def circle_in(graph: Graph) -> list[str]:
-    """Returns modules each of which imports the next, the last the first; empty without any."""
+    """Returns modules, each of which imports the next, and the last the first; empty if there are
+    none.
+    """
     try:
         list(graphlib.TopologicalSorter(graph).static_order())
     except graphlib.CycleError as error:
@@ -57,55 +59,52 @@ def room_of(module: str) -> str:
 
 
 def rooms_of(graph: Graph) -> Graph:
-    """Returns which rooms each room imports."""
+    """Returns the packages that each package imports."""
     rooms: Graph = {}
     for module, imported in graph.items():
-        # `import imagenet_prep` asks for the version, which is nobody's room.
+        # `import imagenet_prep` reads the version, which belongs to no package.
         others = {room_of(other) for other in imported - {"imagenet_prep"}}
         rooms.setdefault(room_of(module), set()).update(others - {room_of(module)})
     return rooms
 
 
 def floors_of(repository: Path) -> dict[str, int]:
-    """Returns how high each room lies, from the contract: 0 is the ground."""
+    """Returns the height of each package in the layers of the contract: 0 is the lowest."""
     contracts = tomllib.loads((repository / "pyproject.toml").read_text())
     layers = next(c for c in contracts["tool"]["importlinter"]["contracts"] if c["id"] == "floors")
-    return {
-        f"imagenet_prep.{room}": number
-        for number, layer in enumerate(reversed(layers["layers"]))
-        for room in re.findall(r"\w+", layer)
-    }
+    floors = {}
+    for number, layer in enumerate(reversed(layers["layers"])):
+        floors |= {f"imagenet_prep.{package}": number for package in re.findall(r"\w+", layer)}
+    return floors
 
 
 @pytest.fixture(scope="module")
 def graph(repository: Path) -> Graph:
-    """Every import of ours."""
+    """Every import of the product."""
     return graph_of(repository, "imagenet_prep")
 
 
-def test_no_module_imports_itself_by_way_of_others(graph: Graph) -> None:
+def test_modules_have_no_import_circle(graph: Graph) -> None:
     assert len(graph) > 100
     assert circle_in(graph) == []
 
 
-def test_no_room_imports_itself_by_way_of_others(graph: Graph) -> None:
+def test_packages_have_no_import_circle(graph: Graph) -> None:
     assert circle_in(rooms_of(graph)) == []
 
 
-def test_every_import_goes_down(graph: Graph, repository: Path) -> None:
+def test_every_import_points_to_a_lower_layer(graph: Graph, repository: Path) -> None:
     floors = floors_of(repository)
     rooms = rooms_of(graph)
-    up = [
-        f"{room} -> {other}"
-        for room, others in rooms.items()
-        for other in others
-        if room != "imagenet_prep" and floors[other] >= floors[room]
-    ]
+    up = []
+    for room, others in rooms.items():
+        if room != "imagenet_prep":
+            up += [f"{room} -> {other}" for other in others if floors[other] >= floors[room]]
 
     assert up == []
 
 
-def test_at_the_root_lie_verbs_only_and_each_is_a_program(repository: Path) -> None:
+def test_root_modules_are_verbs_and_programs(repository: Path) -> None:
     verbs = {verb.replace("-", "_") for verb in VERBS}
     for path in sorted((repository / "imagenet_prep").glob("[a-z]*.py")):
         assert path.stem in verbs, f"{path.name} is no verb"
@@ -123,7 +122,7 @@ def test_at_the_root_lie_verbs_only_and_each_is_a_program(repository: Path) -> N
         "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from house.cellar import Wine",
     ],
 )
-def test_a_circle_is_found_however_it_is_written(tmp_path: Path, line: str) -> None:
+def test_circles_are_found_in_every_import_form(tmp_path: Path, line: str) -> None:
     house = tmp_path / "house"
     house.mkdir()
     (house / "__init__.py").touch()

@@ -1,4 +1,4 @@
-"""No verb and no library takes settings or code from the current folder, which may be anybody's."""
+"""No verb and no library reads settings or code from the current folder, which may be untrusted."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ import pytest
 from tests.kit import command
 from tests.kit.command import REPOSITORY
 from tests.kit.imported import imports
-from tests.kit.lengths import long_but
+from tests.kit.lengths import long_except
 from tests.kit.opened import opened
 from tests.kit.samples import add_tables
-from tests.kit.tfrecords import picture, plain, write_set
+from tests.kit.tfrecords import picture, plain, write_dataset
 
-# What libraries read, or once read, where they are started; and what Python and tools look for.
+# Files that libraries read, or once read, from the current folder, and files that Python and other
+# programs look for.
 SETTINGS = (
     "matplotlibrc",
     "keras.json",
@@ -54,13 +55,13 @@ SETTINGS = (
     "latex",
     "ssh",
 )
-# Environments of their own have these.
+# Separate environments have these.
 ELSEWHERE = {"airflow", "horovod", "mxnet"}
 
 
 @functools.cache
 def imported() -> frozenset[str]:
-    """Returns the names of all modules that are imported anywhere in our source."""
+    """Returns the names of all modules that our source imports."""
     found = set()
     for package in ("imagenet_prep", "pipelines"):
         for path in (REPOSITORY / package).rglob("*.py"):
@@ -74,7 +75,7 @@ def imported() -> frozenset[str]:
 
 @pytest.fixture
 def planted(tmp_path: Path) -> Path:
-    """A folder with all of it, and with a module for each name that we import."""
+    """A folder with all of these files, and with a module for each imported name."""
     root = tmp_path / "planted"
     modules = {name.partition(".")[0] for name in imported()} - {"imagenet_prep"}
     modules |= {"sitecustomize", "usercustomize"}
@@ -94,12 +95,12 @@ def sound(tmp_path: Path) -> Path:
         for number in range(6)
     ]
     splits = {"train": [images[:2], images[2:4]], "validation": [images[4:]]}
-    write_set(root, splits, num_classes=2)
+    write_dataset(root, splits, num_classes=2)
     add_tables(root)
     return root
 
 
-def test_the_watch_sees_what_is_opened(planted: Path) -> None:
+def test_opened_files_and_folders_are_recorded(planted: Path) -> None:
     with opened(planted) as seen:
         (planted / ".aws" / "config").read_bytes()
         os.listdir(planted)
@@ -108,11 +109,11 @@ def test_the_watch_sees_what_is_opened(planted: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("trains", long_but([False], [False, True]))
-def test_neither_train_nor_any_library_opens_anything_of_the_current_folder(
+@pytest.mark.parametrize("trains", long_except([False], [False, True]))
+def test_train_and_libraries_ignore_the_current_folder(
     planted: Path, sound: Path, tmp_path: Path, trains: bool
 ) -> None:
-    """Train imports TensorFlow, which loads kernels; it is imported once, and the others after."""
+    """TensorFlow loads kernels, so train imports it once, and the other libraries afterwards."""
     names = {name for name in imported() if name.partition(".")[0] not in ELSEWHERE}
     train: tuple[str | Path, ...] = ()
     if trains and importlib.util.find_spec("tensorflow"):
@@ -151,7 +152,7 @@ def test_neither_train_nor_any_library_opens_anything_of_the_current_folder(
         "print(len(sys.modules))\n"
     )
     with opened(planted) as seen:
-        # Without what our tests hide from Keras.
+        # Without the modules that our tests hide from Keras.
         ended = command.run(
             *(" ".join(sorted(names)), *train),
             program=("-P", "-c", program),
@@ -160,19 +161,17 @@ def test_neither_train_nor_any_library_opens_anything_of_the_current_folder(
         )
 
     assert ended.code == 0, ended
-    # The table of the training comes on the same stream.
+    # The training table is printed to the same stream.
     assert any(line.isdigit() and int(line) > 1000 for line in ended.out.splitlines()), ended
     assert (tmp_path / "log").exists() or not train
     assert seen == set()
 
 
 @pytest.mark.slow
-def test_report_opens_nothing_of_the_current_folder(
-    planted: Path, sound: Path, tmp_path: Path
-) -> None:
-    """It imports Matplotlib, which looks there."""
+def test_report_ignores_the_current_folder(planted: Path, sound: Path, tmp_path: Path) -> None:
+    """Matplotlib, which report imports, looks there."""
     with opened(planted) as seen:
-        # Started anew, as users do it: imports are a part of it.
+        # In a new process, as for users, because imports are part of it.
         ended = command.run(
             "report",
             sound,
@@ -187,9 +186,7 @@ def test_report_opens_nothing_of_the_current_folder(
     assert seen == set()
 
 
-def test_no_verb_at_work_opens_anything_of_the_current_folder(
-    planted: Path, sound: Path, tmp_path: Path
-) -> None:
+def test_verbs_ignore_the_current_folder(planted: Path, sound: Path, tmp_path: Path) -> None:
     foreign = tmp_path / "foreign"
     foreign.mkdir()
     for path in sound.glob("*-of-*"):

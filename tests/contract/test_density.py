@@ -1,4 +1,4 @@
-"""The product and its benchmarks have one statement per line, short functions and short files.
+"""Product, benchmarks and tests have one statement per line, short functions and short files.
 
 Assignments of unrelated things, walruses and nested comprehensions save lines, but no reading time.
 """
@@ -77,7 +77,7 @@ def long_bodies(text: str, most: int = MOST_BODY_LINES) -> Iterator[str]:
                 yield f"{node.name}: {lines} lines"
 
 
-@pytest.mark.parametrize("folders", [("imagenet_prep", "pipelines"), ("benchmarks",)])
+@pytest.mark.parametrize("folders", [("imagenet_prep", "pipelines"), ("benchmarks",), ("tests",)])
 def test_code_is_not_folded(folders: tuple[str, ...]) -> None:
     texts = modules(*folders).values()
     thousands = sum(text.count("\n") for text in texts) / 1000
@@ -88,7 +88,7 @@ def test_code_is_not_folded(folders: tuple[str, ...]) -> None:
 
 def test_files_and_functions_are_short() -> None:
     excess = []
-    for path, text in modules("imagenet_prep", "pipelines", "benchmarks").items():
+    for path, text in modules("imagenet_prep", "pipelines", "benchmarks", "tests").items():
         if text.count("\n") > MOST_LINES:
             excess.append(f"{path}: {text.count(chr(10))} lines")
         excess += [f"{path}: {function}" for function in long_bodies(text)]

@@ -1,7 +1,8 @@
-"""The documents: links lead somewhere, commands exist, no machine's own set-up leaks in."""
+"""The documents: links and commands work, and no setting of a particular machine is in them."""
 
 from __future__ import annotations
 
+import itertools
 import re
 import tomllib
 from pathlib import Path
@@ -20,12 +21,12 @@ _HEADING = re.compile(r"^#{1,6}\s+(.+?)\s*#*$", re.MULTILINE)
 _HOST = re.compile(r"\b(?:[a-z0-9-]+\.)+(?:com|dev|io|net|org)\b")
 _CODE = re.compile(r"^(?:`{3,}).*?\n(.*?)^`{3,}|`([^`\n]+)`", re.MULTILINE | re.DOTALL)
 
-# A host with one of these among its labels serves packages. Where packages come from is a
-# setting of each machine, never of this repository.
+# A host with one of these labels serves packages. The source of packages is a setting of each
+# machine, never of this repository.
 _REGISTRY_LABELS = re.compile(
     r"(^|[.-])(crates|deb|maven\d*|mirrors?|npmjs|proxy|py-?pi|pythonhosted|registry|repo1?)([.-]|$)"
 )
-# What `pip install` is told of ours: the clone or the package's name, and extras in brackets.
+# Our arguments of `pip install`: the clone or the package's name, and extras in brackets.
 _INSTALLED = re.compile(
     r"pip install (?:-\S+ )*['\"]?(imagenet-prep|\.)(?:\[([^\]]+)\])?(?=['\"`\s])"
 )
@@ -63,7 +64,7 @@ def test_relative_links_lead_somewhere(document: Path) -> None:
         if not (REPOSITORY / path).exists():
             broken.append(f"{link}: no such file")
         elif anchor.startswith("imagenet_prep.") and path == Path("docs/api.md"):
-            continue  # an entry of the API, which the site has: tests/site
+            continue  # an entry of the API in the site: tests/site
         elif anchor and path.suffix == ".md" and anchor not in anchors(path):
             broken.append(f"{link}: no such heading")
 
@@ -81,7 +82,7 @@ def test_make_targets_exist(document: Path) -> None:
     assert named - targets == set()
 
 
-def test_every_make_target_is_in_its_help() -> None:
+def test_every_make_target_is_in_the_help() -> None:
     makefile = read(Path("Makefile"))
     (phony,) = re.findall(r"^\.PHONY: (.+)$", makefile, re.MULTILINE)
 
@@ -103,11 +104,11 @@ def test_no_package_registry_is_named() -> None:
     assert named == []
 
 
-def test_install_lines_name_what_can_be_installed() -> None:
-    """No index has this package: documents install a clone, and one place says how.
+def test_documented_pip_commands_work_without_an_index() -> None:
+    """No index has this package: documents install a clone, and one place explains how.
 
-    README's line and those of messages name an extra for an environment where the package is
-    installed. Then pip asks no index for it.
+    README's line and those of messages name an extra for an environment that has the package. Then
+    pip does not look for it in an index.
     """
     extras = set(tomllib.loads(read(Path("pyproject.toml")))["project"]["optional-dependencies"])
     wrong = []
@@ -147,32 +148,32 @@ def test_every_page_is_in_the_index() -> None:
     }
 
 
-def test_every_page_is_in_one_group_of_the_site() -> None:
+def test_every_page_is_in_one_site_group() -> None:
     blocks = re.findall(r":caption: .+\n\n([^`]+)", read(Path(".ci/site/navigation.md")))
-    named = [line.split("<")[-1].rstrip(">") for block in blocks for line in block.splitlines()]
+    lines = itertools.chain.from_iterable(block.splitlines() for block in blocks)
+    named = [line.split("<")[-1].rstrip(">") for line in lines]
     pages = {path.stem for path in GUIDE if path.parts[0] == "docs"}
 
     assert sorted(named) == sorted(set(named))
     assert pages - set(named) == set()
 
 
-def test_pages_that_code_names_exist() -> None:
-    named = {
-        (str(path), page)
-        for path in tracked(".py", ".yaml", ".toml", ".jinja")
-        for page in re.findall(r"\bdocs/[\w-]+\.md\b", read(path))
-    }
+def test_pages_named_in_code_exist() -> None:
+    missing = []
+    for path in tracked(".py", ".yaml", ".toml", ".jinja"):
+        pages = re.findall(r"\bdocs/[\w-]+\.md\b", read(path))
+        missing += [(str(path), page) for page in pages if not (REPOSITORY / page).exists()]
 
-    assert sorted((path, page) for path, page in named if not (REPOSITORY / page).exists()) == []
+    assert missing == []
 
 
 def _stands(place: str) -> bool:
-    """Tells whether a path exists; words in capitals, as in VERB.py, stand for any name."""
+    """Returns whether a path exists; words in capitals, as in VERB.py, match any name."""
     return any(REPOSITORY.glob(re.sub(r"(?<![a-z])[A-Z]{4,}(?![a-z])", "*", place)))
 
 
-def test_paths_that_the_documents_name_exist() -> None:
-    """Those of CONTRIBUTING's table, and the modules that the architecture names as ROOM/MODULE."""
+def test_paths_named_in_documents_exist() -> None:
+    """Those of CONTRIBUTING's table, and the architecture's modules in the form PACKAGE/MODULE."""
     tops = r"(?:imagenet_prep|pipelines|tests|docker|benchmarks|docs|\.ci)"
     places = set(re.findall(rf"`({tops}/[\w./-]*)`", read(Path("CONTRIBUTING.md"))))
     rooms = "|".join(
@@ -185,7 +186,7 @@ def test_paths_that_the_documents_name_exist() -> None:
     assert sorted(place for place in places if not _stands(place)) == []
 
 
-def test_the_documents_that_stand_for_rooms_name_all_of_them() -> None:
+def test_contributing_and_architecture_name_all_packages() -> None:
     folders = (path.parent for path in (REPOSITORY / "imagenet_prep").glob("*/__init__.py"))
     rooms = {folder.name for folder in folders if not folder.is_symlink()}
     table = read(Path("CONTRIBUTING.md"))

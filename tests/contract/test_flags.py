@@ -10,7 +10,7 @@ from imagenet_prep.__main__ import VERBS
 from imagenet_prep.completion import config_of
 from imagenet_prep.core.flags import Flag
 
-# By verb: each flag with a number, its default if it has one, and its interval.
+# By verb: each numeric flag, its default if it has one, and its interval.
 NUMBERS = """\
 demo
   --images 400 in [40, )
@@ -112,8 +112,12 @@ bench-train
 
 def interval(flag: Flag) -> str:
     """Returns the interval of allowed numbers; [ and ] include a bound, ( and ) exclude it."""
-    low = f"({'' if flag.above is None else flag.above}" if flag.least is None else f"[{flag.least}"
-    high = f"{'' if flag.below is None else flag.below})" if flag.most is None else f"{flag.most}]"
+    low = "(" if flag.above is None else f"({flag.above}"
+    if flag.least is not None:
+        low = f"[{flag.least}"
+    high = ")" if flag.below is None else f"{flag.below})"
+    if flag.most is not None:
+        high = f"{flag.most}]"
     return f"{low}, {high}"
 
 
@@ -126,8 +130,12 @@ def flags_of(verb: str) -> Iterator[tuple[str, Any, Flag]]:
 
 def by_verb(describe: Callable[[str], Iterable[str]]) -> list[str]:
     """Returns the lines that describe the flags of each verb, below its name."""
-    lines = {verb: [*describe(verb)] for verb in VERBS}
-    return [line for verb, of_verb in lines.items() if of_verb for line in (verb, *of_verb)]
+    lines: list[str] = []
+    for verb in VERBS:
+        flags = [*describe(verb)]
+        if flags:
+            lines += [verb, *flags]
+    return lines
 
 
 def numbers(verb: str) -> Iterator[str]:
@@ -138,7 +146,7 @@ def numbers(verb: str) -> Iterator[str]:
             yield f"  {name}{default} in {interval(flag)}"
 
 
-def test_the_numbers_that_flags_accept_stay() -> None:
+def test_flags_keep_their_defaults_and_intervals() -> None:
     assert by_verb(numbers) == NUMBERS.splitlines()
 
 

@@ -1,8 +1,9 @@
-"""The command line before any work: help is instant, complete, and usage errors say so."""
+"""The command line before any work: help is fast and complete, and usage errors are explained."""
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import os
 import re
 import subprocess
@@ -48,7 +49,7 @@ def run(*argv: str, options: tuple[str, ...] = ()) -> subprocess.CompletedProces
 
 
 def imported(importtime: str) -> set[str]:
-    """Returns the top-level modules in what `python -X importtime` wrote."""
+    """Returns the top-level modules in the output of `python -X importtime`."""
     names = re.findall(r"^import time: +\d+ \| +\d+ \| +([\w.]+)$", importtime, re.MULTILINE)
     return {name.partition(".")[0] for name in names}
 
@@ -71,7 +72,7 @@ def test_help_is_light_and_fits_a_screen(verb: str, monkeypatch: pytest.MonkeyPa
     shown = run(verb, "--help", options=("-X", "importtime"))
     seconds = time.perf_counter() - start
 
-    # The aim is 0.3 s on a free core; a shared one must not fail the suite.
+    # The target is 0.3 s on a free core; a busy core must not fail the tests.
     print(f"imagenet-prep {verb} --help: {seconds:.2f} s")
     assert shown.returncode == 0, shown.stderr
     assert len(shown.stdout.splitlines()) <= 45
@@ -90,11 +91,12 @@ def test_help_is_light_and_fits_a_screen(verb: str, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("verb", sorted(VERBS))
-def test_every_group_names_flags_and_every_flag_has_one_place(verb: str) -> None:
+def test_every_flag_is_in_one_group(verb: str) -> None:
     config = config_of(verb)
     names = [each.name for each in dataclasses.fields(config) if "flag" in each.metadata]
     tables = [vars(each).get("groups", {}) for each in config.__mro__]
-    grouped = [name for table in tables for words in table.values() for name in words.split()]
+    groups = itertools.chain.from_iterable(table.values() for table in tables)
+    grouped = " ".join(groups).split()
 
     assert set(grouped) <= set(names)
     assert len(grouped) == len(set(grouped))
@@ -124,7 +126,7 @@ def test_unknown_flag_is_a_usage_error(verb: str) -> None:
 
 
 @pytest.mark.parametrize("verb", sorted(VERBS))
-def test_a_mistyped_flag_is_one_line_with_the_right_one(verb: str) -> None:
+def test_mistyped_flags_are_corrected_in_one_line(verb: str) -> None:
     config = config_of(verb)
     specs = {each.name: each.metadata.get("flag") for each in dataclasses.fields(config)}
     names = [name for name, spec in specs.items() if spec is not None and not spec.positional]
@@ -164,10 +166,10 @@ def test_version_is_the_package_version() -> None:
     ("verb", "before", "expected"),
     [("prepare", {}, "1"), ("prepare", {"OPENBLAS_NUM_THREADS": "4"}, "4"), ("train", {}, None)],
 )
-def test_numpy_starts_no_threads_where_nobody_uses_them(
+def test_verbs_that_decode_disable_numpys_threads(
     monkeypatch: pytest.MonkeyPatch, verb: str, before: dict[str, str], expected: str | None
 ) -> None:
-    """The variable is read when NumPy is imported, which a verb's module does later."""
+    """NumPy reads the variable when a verb's module imports it, which happens later."""
     seen = []
     monkeypatch.setattr(os, "environ", before)
     monkeypatch.setattr(sys, "argv", ["imagenet-prep", verb])
@@ -182,8 +184,8 @@ def test_numpy_starts_no_threads_where_nobody_uses_them(
 
 @pytest.mark.parametrize("words", [("--help",), ("--version",), ("prepare", "--help")])
 @pytest.mark.parametrize("buffered", [True, False], ids=["at-the-end", "at-once"])
-def test_a_reader_that_leaves_early_is_no_error(words: tuple[str, ...], buffered: bool) -> None:
-    """As `imagenet-prep --help | head -1` has it."""
+def test_help_succeeds_if_its_output_pipe_is_closed(words: tuple[str, ...], buffered: bool) -> None:
+    """As in `imagenet-prep --help | head -1`."""
     read, write = os.pipe()
     os.close(read)
     argv = [sys.executable, *(() if buffered else ("-u",)), "-m", "imagenet_prep", *words]

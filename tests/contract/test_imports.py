@@ -1,4 +1,4 @@
-"""Who may import whom (pyproject.toml, [tool.importlinter]), and that the guard bites."""
+"""Import rules (pyproject.toml, [tool.importlinter]), and proof that they catch violations."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ class Violation(NamedTuple):
     """A module that breaks one contract.
 
     Attributes:
-      module: file that is added to a copy of the house.
-      line: its one statement.
+      module: file that is added to a copy of the packages.
+      line: its only statement.
       contract: name of the contract that must be reported as broken.
     """
 
@@ -132,7 +132,7 @@ VIOLATIONS = {
     ),
 }
 
-# What today's rooms and those to come are allowed: the guard must let it through.
+# Allowed imports of existing and future packages, which the rules must accept.
 ALLOWED = {
     "imagenet_prep/storage/s3.py": "import botocore.session",
     "imagenet_prep/read/tfdata.py": "import tensorflow\nimport imagenet_prep.dataset.schema",
@@ -146,7 +146,7 @@ ALLOWED = {
 
 
 def lint(folder: Path) -> tuple[int, str]:
-    """Returns the exit code of `lint-imports` for the packages in a folder, and its text."""
+    """Returns the exit code of `lint-imports` for the packages in a folder, and its output."""
     call = "from importlinter.cli import lint_imports_command; lint_imports_command()"
     done = subprocess.run(
         [sys.executable, "-P", "-c", call, "--no-cache"],
@@ -176,19 +176,19 @@ def add(folder: Path, module: str, lines: str) -> None:
 
 
 def module_of(name: str) -> str:
-    """Returns the file of a violation; each intruder has a name of its own."""
+    """Returns the file of a violation; each has a different name."""
     return VIOLATIONS[name].module.replace("intruder", name.replace("-", "_"))
 
 
 @pytest.fixture(scope="module")
 def broken(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """What is said of each broken contract, for a copy with all violations at once."""
+    """The report of each broken contract, for a copy with all violations at once."""
     house = copied(repository, tmp_path_factory.mktemp("broken"))
     for name, violation in VIOLATIONS.items():
         add(house, module_of(name), violation.line)
     code, text = lint(house)
     assert code == 1, text
-    # Each contract's name is the title of a part; its line of dashes comes between the two.
+    # Each contract's name is the title of a part; its line of dashes separates the two.
     names = {each.contract for each in VIOLATIONS.values()}
     title = re.compile(f"({'|'.join(map(re.escape, sorted(names)))}) -[- ]*- ")
     _, *parts = title.split(text.partition("Broken contracts")[2])
@@ -209,8 +209,8 @@ def test_a_violation_is_named(broken: dict[str, str], name: str) -> None:
     assert said in broken[VIOLATIONS[name].contract]
 
 
-def test_what_is_allowed_passes(repository: Path, tmp_path: Path) -> None:
-    """So that what the other test sees broken was broken by its violations."""
+def test_allowed_imports_pass(repository: Path, tmp_path: Path) -> None:
+    """So only the violations of the other test break its contracts."""
     house = copied(repository, tmp_path)
     for module, lines in ALLOWED.items():
         add(house, module, lines)

@@ -1,4 +1,4 @@
-"""The layers of .ci/main.lock: each has all that it needs, and no more than that."""
+"""The layers of .ci/main.lock: each has all requirements of its packages, and no more."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.kit.command import PATIENCE_S, REPOSITORY
 from tests.kit.documents import read, tracked
 
 MAKEFILE = (REPOSITORY / "Makefile").read_text("utf-8")
-# As the Makefile names them, but without the compiler, which depends on the machine.
+# As the Makefile names them, without the compiler, which is used if the machine has none.
 LAYERS = [
     *(
         line.replace("$(COMPILER) ", "")
@@ -43,14 +43,14 @@ def names(text: str) -> set[str]:
 
 
 @pytest.mark.parametrize("layers", LAYERS)
-def test_a_layer_has_what_its_packages_need(layers: str) -> None:
+def test_layers_contain_the_requirements_of_their_packages(layers: str) -> None:
     found = names(printed(layers).stdout)
     lacks = []
     for name in found:
         try:
             needs = map(Requirement, requires(name) or ())
         except PackageNotFoundError:
-            continue  # of another environment
+            continue  # of a different environment
         lacks += [
             f"{name} needs {each}"
             for each in needs
@@ -63,7 +63,7 @@ def test_a_layer_has_what_its_packages_need(layers: str) -> None:
     assert lacks == []
 
 
-def test_the_extra_for_heic_refuses_versions_with_known_flaws() -> None:
+def test_the_heif_extra_excludes_vulnerable_versions() -> None:
     project = tomllib.loads(read(Path("pyproject.toml")))["project"]
     (heif,) = map(Requirement, project["optional-dependencies"]["heif"])
 
@@ -76,7 +76,7 @@ LOCKS = [path for path in tracked(".lock") if "[" not in path.name]
 
 
 @pytest.mark.parametrize("lock", LOCKS, ids=str)
-def test_every_package_of_a_lock_has_its_hashes(lock: Path) -> None:
+def test_every_locked_package_has_hashes(lock: Path) -> None:
     entries = re.split(r"\n(?=[\w-])", read(lock))
     packages = [each for each in entries if not each.startswith(("#", "-"))]
 
@@ -90,7 +90,7 @@ def test_every_package_of_a_lock_has_its_hashes(lock: Path) -> None:
     assert without == []
 
 
-def test_every_package_of_a_layer_has_its_hashes() -> None:
+def test_every_package_of_a_layer_has_hashes() -> None:
     text = printed("project build quick").stdout
     entries = [each for each in re.split(r"\n(?=\w)", text) if "==" in each]
 
@@ -98,7 +98,7 @@ def test_every_package_of_a_layer_has_its_hashes() -> None:
     assert [each for each in entries if "--hash=sha256:" not in each] == []
 
 
-def test_the_quick_layer_has_no_framework_and_is_a_sixth_of_the_tests() -> None:
+def test_the_quick_layer_is_small_without_frameworks() -> None:
     quick, everything = (
         names(printed(each).stdout) for each in ("project build quick", "all test")
     )
@@ -136,14 +136,24 @@ def test_pip_installs_if_uv_cannot(tmp_path: Path, uv_code: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("layers", "lock", "says"),
+    ("layers", "lock", "sentence"),
     [
         ("quik", ".ci/main.lock", "quik is no extra or group"),
         ("quick", "docker/mxnet.lock", "the lock has no hypothesis, .*: run `make locks`"),
     ],
 )
-def test_what_is_not_there_is_named(layers: str, lock: str, says: str) -> None:
+def test_unknown_layers_and_missing_packages_are_named(
+    layers: str, lock: str, sentence: str
+) -> None:
     done = printed(layers, lock)
 
     assert (done.returncode, done.stdout) == (1, "")
-    assert re.search(says, done.stderr)
+    assert re.search(sentence, done.stderr)
+
+
+def test_single_package_comes_without_its_requirements() -> None:
+    assert names(printed("=torch =sympy").stdout) == {"torch", "sympy"}
+    assert names(printed("installer =torch").stdout) == {"uv", "torch"}
+    absent = printed("=no-such-package")
+    assert (absent.returncode, absent.stdout) == (1, "")
+    assert "no-such-package" in absent.stderr

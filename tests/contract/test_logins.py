@@ -1,4 +1,4 @@
-"""No verb takes an address with a password in it, shows it, or passes it on."""
+"""No verb accepts, prints or passes on an address that contains a password."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pytest
 from imagenet_prep.core.address import LOGIN, refuse_login
 from imagenet_prep.core.errors import UsageError
 from tests.kit.command import REPOSITORY
+from tests.kit.messages import says
 
 SECRET = "open-sesame-7f3a"
 ADDRESSES = [
@@ -49,10 +50,10 @@ COMMANDS = [
 
 @pytest.mark.parametrize("address", ADDRESSES, ids=["https", "s3", "slash"])
 @pytest.mark.parametrize(("verb", "words"), COMMANDS, ids=[f"{v} {w}" for v, w in COMMANDS])
-def test_a_password_is_refused_before_it_is_shown(
+def test_addresses_with_passwords_are_refused_without_printing_them(
     capsys: pytest.CaptureFixture[str], verb: str, words: str, address: str
 ) -> None:
-    with pytest.raises(UsageError, match="the address contains a user name or password") as caught:
+    with pytest.raises(UsageError, match=says("address-contains-user-name-password")) as caught:
         importlib.import_module(verb).run(words.replace("URL", address).split())
 
     out, err = capsys.readouterr()
@@ -76,7 +77,7 @@ def test_other_words_pass(word: str) -> None:
     refuse_login(word)
 
 
-def test_the_dag_refuses_what_the_commands_refuse() -> None:
+def test_the_dag_uses_the_commands_login_pattern() -> None:
     dag = (REPOSITORY / "pipelines" / "airflow_dag.py").read_text("utf-8")
 
     assert f'r"""{LOGIN.pattern}"""' in dag

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tests.kit.command import REPOSITORY
 
-# Classes whose name stands for two things for a reason: Beam shows the names of the stages.
+# These class names have two meanings for a reason: Beam shows the names of the stages.
 SHARED = {"Shard"}
 MOST_WORDS = 40
 WORD = re.compile(
@@ -49,7 +49,7 @@ def test_no_two_classes_share_a_name() -> None:
     assert shared == SHARED
 
 
-def test_each_word_of_the_glossary_names_a_class_or_module() -> None:
+def test_glossary_words_name_classes_or_modules() -> None:
     rows = WORD.findall((REPOSITORY / "docs" / "architecture.md").read_text("utf-8"))
     known = {*modules(), *(f"{module}.{name}" for module, name in classes())}
     packages = {module.rpartition(".")[0] for module in modules()}
@@ -58,7 +58,7 @@ def test_each_word_of_the_glossary_names_a_class_or_module() -> None:
     assert [word for word, _, name in rows if name not in known | packages] == []
 
 
-def test_each_module_that_contributing_names_exists() -> None:
+def test_modules_named_in_contributing_exist() -> None:
     page = (REPOSITORY / "CONTRIBUTING.md").read_text("utf-8")
     named = []
     for package, names in re.findall(r"`imagenet_prep/(\w+)/`: ([^|]+)\|", page):
@@ -70,12 +70,12 @@ def test_each_module_that_contributing_names_exists() -> None:
 
 def test_no_word_is_explained_twice() -> None:
     rows = WORD.findall((REPOSITORY / "docs" / "architecture.md").read_text("utf-8"))
-    words = [word for row in rows for word in row[0].split(", ")]
+    words = ", ".join(row[0] for row in rows).split(", ")
 
     assert len(words) == len(set(words))
 
 
-def test_the_list_of_modules_is_that_of_their_docstrings() -> None:
+def test_the_module_list_equals_the_docstrings() -> None:
     from tests.kit import module_list
 
     page = Path(module_list.PAGE).read_text("utf-8")

@@ -1,4 +1,4 @@
-"""One module opens images: what another one opened would lack its formats, bounds and turns."""
+"""One module opens images, so that its formats, limits and rotations apply everywhere."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 OPENS = "imagenet_prep/codec/opening.py"
-# They open pictures of their own: photographs of installed packages, for the demo; and one of each
-# format, so that its decoder is loaded before the process is confined.
+# These open their own images: photographs of installed packages, for the demo; and one image of
+# each format, which loads its decoder before the process is confined.
 EXCEPTIONS = {"imagenet_prep/testing/photographs.py", "imagenet_prep/codec/caged.py"}
 FORBIDDEN = {
     "PIL.Image.open",
@@ -18,11 +18,11 @@ FORBIDDEN = {
     "simplejpeg.decode_jpeg",
     "simplejpeg.decode_jpeg_header",
 }
-METHODS = {"draft"}  # whatever it is called on
+METHODS = {"draft"}  # for any object
 
 
 def openings(source: str) -> set[str]:
-    """Returns the names in a module, as they are imported, that open images."""
+    """Returns the imported names in a module that open images."""
     tree = ast.parse(source)
     names: dict[str, str] = {}
     found = set()
@@ -74,11 +74,11 @@ def test_no_other_module_opens_images(repository: Path) -> None:
         "image.draft('RGB', (1, 1))",
     ],
 )
-def test_the_search_sees_each_way_to_write_it(source: str) -> None:
+def test_every_form_of_opening_is_found(source: str) -> None:
     assert openings(source)
 
 
-def test_the_search_leaves_others_alone() -> None:
+def test_unrelated_calls_are_not_found() -> None:
     assert not openings(
         "import simplejpeg\nfrom PIL import Image\nfrom imagenet_prep.codec import opening\n"
         "open(x)\nImage.new('L', (1, 1))\nsimplejpeg.encode_jpeg(x)\nopening.decode_jpeg(x)"

@@ -1,4 +1,4 @@
-"""The documents' pictures are of today's program: `make picture` renews them."""
+"""The documents' pictures are from the current program: `make picture` renews them."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from imagenet_prep.codec.policy import PLANES
 from tests.kit.command import REPOSITORY
 
 DOCS = REPOSITORY / "docs"
-# What each shows of the program, as its maker wrote it into the file. A plot of a benchmark shows
-# what was measured; the drawing of the DAG has a test beside that of its maker.
+# Facts about the program that its maker wrote into each picture. The plot of a benchmark shows
+# measurements; a test next to its maker covers the drawing of the DAG.
 FACTS = {
     "report.png": {
         "program": f"imagenet-prep {imagenet_prep.__version__}",
@@ -33,10 +33,10 @@ def test_every_picture_is_known_and_shown() -> None:
     assert pictures == FACTS.keys() == {*shown}
 
 
-def test_the_picture_of_the_report_is_of_this_program() -> None:
+def test_the_reports_picture_is_from_this_program() -> None:
     with Image.open(DOCS / "report.png") as picture:
         told = {name: picture.info.get(name) for name in FACTS["report.png"]}
 
-    # The commit of the picture's program does not matter.
+    # The commit of the picture's program is not compared.
     told["program"] = (told["program"] or "").partition("+")[0]
     assert told == FACTS["report.png"], "make picture"

@@ -26,7 +26,7 @@ TEXT = {
 }
 
 
-def test_every_sentence_has_a_row_in_the_order_of_the_documents() -> None:
+def test_every_sentence_has_a_row_in_document_order() -> None:
     expected = [(each.document, each.head) for each in promises.all_sentences()]
     found = [(row.document, row.head) for row in TABLE]
 
@@ -36,7 +36,7 @@ def test_every_sentence_has_a_row_in_the_order_of_the_documents() -> None:
     assert len({*found}) == len(found)
 
 
-def test_every_row_has_an_existing_test_or_a_reason() -> None:
+def test_every_row_has_a_test_or_reason() -> None:
     faults = []
     for row in TABLE:
         faults += [f"{row.head}: {fault}" for fault in promises.faults(row)]
@@ -143,7 +143,7 @@ def words(text: str) -> list[str]:
     return [word for word in text.split() if word != "|"]
 
 
-def test_a_changed_sentence_keeps_its_tests_until_it_is_checked() -> None:
+def test_changed_sentences_keep_their_tests_until_checked() -> None:
     old = sentences("A link is refused if it leads out.", "Nothing is lost.", "Gone.")
     rows = promises.renewed(old, [])
     assert {row.evidence for row in rows} == {("?",)}
@@ -173,7 +173,7 @@ MERGED = """\
 """
 
 
-def test_a_table_with_conflicts_of_a_merge_is_renewed() -> None:
+def test_tables_with_merge_conflicts_are_renewed() -> None:
     (sentence,) = sentences("Nothing is lost.")
     other = TEST.replace("few", "many")
     text = MERGED.format(head=sentence.head, test=TEST, other=other)
@@ -182,7 +182,7 @@ def test_a_table_with_conflicts_of_a_merge_is_renewed() -> None:
     assert rows == [Row("SECURITY.md", sentence.head, (TEST, other))]
 
 
-def test_a_sentence_is_known_by_all_of_its_words() -> None:
+def test_sentences_are_identified_by_all_words() -> None:
     long = "word " * 40
     first, second = sentences(f"{long}a.", f"{long}b.")
 
@@ -234,7 +234,7 @@ def a_thousand(number: int) -> str:
     return "a thousand" if number == 1000 else thousands(number)
 
 
-# Words of a document, a constant of the program, and its form in place of {}.
+# Words of a document, a constant of the program, and its format in place of {}.
 FIGURES: list[tuple[str, str, Callable[[Any], str]]] = [
     ("xz may use {}", "sources.containers._MOST_XZ_BYTES", megabytes),
     ("the file list of a zip may have {}", "sources.containers._MOST_LIST_BYTES", megabytes),
@@ -274,15 +274,15 @@ COUNTS = [
     (
         "`codec/planes.c`: {} damaged files",
         "codec/test_native.py",
-        r"long_but\(\[400\], \[400, (.+)\]",
+        r"long_except\(\[400\], \[400, (.+)\]",
     ),
     (
         "`codec/decoder.c`: {} files",
         "codec/test_decoder.py",
-        r"long_but\(\[1_000\], \[1_000, (.+)\]",
+        r"long_except\(\[1_000\], \[1_000, (.+)\]",
     ),
-    ("{} random planes", "codec/test_encoder.py", r"long_but\(\[40\], \[40, (.+)\]"),
-    ("libjpeg's bytes ({} in `make test`)", "codec/test_encoder.py", r"long_but\(\[(40)\]"),
+    ("{} random planes", "codec/test_encoder.py", r"long_except\(\[40\], \[40, (.+)\]"),
+    ("libjpeg's bytes ({} in `make test`)", "codec/test_encoder.py", r"long_except\(\[(40)\]"),
     ("fuzz_opening`; {} in `make test`)", "codec/test_fuzz_opening.py", r"or \[\(1, (.+)\)\]"),
     ("`read/gather.c`: {} mutated records", "read/test_gather.py", r"for at in range\((\d+)\)"),
     ("and at most {} seconds of CPU", "kit/arena.py", r"MOST_CPU_S = (.+)\.0"),
@@ -293,7 +293,7 @@ COUNTS = [
 @pytest.mark.parametrize(
     ("words", "constant", "form"), FIGURES, ids=[" ".join(row[:2]) for row in FIGURES]
 )
-def test_figures_are_those_of_the_code(
+def test_documented_figures_equal_the_codes_constants(
     words: str, constant: str, form: Callable[[Any], str]
 ) -> None:
     module, _, name = constant.rpartition(".")
@@ -303,14 +303,14 @@ def test_figures_are_those_of_the_code(
 
 
 @pytest.mark.parametrize(("words", "file", "line"), COUNTS)
-def test_counts_are_those_of_the_tests(words: str, file: str, line: str) -> None:
+def test_documented_counts_equal_those_in_tests(words: str, file: str, line: str) -> None:
     found = re.search(line, (REPOSITORY / "tests" / file).read_text("utf-8"))
 
     assert found is not None
     assert words.format(f"{int(found[1]):,}") in TEXT["SECURITY.md"]
 
 
-def test_the_numbers_of_images_are_those_of_the_code() -> None:
+def test_documented_numbers_of_images_equal_the_codes() -> None:
     text = TEXT["docs/guarantees.md"]
     train, validation = (schema.OFFICIAL_NUM_EXAMPLES[each] for each in ("train", "validation"))
     fewest, most = schema.OFFICIAL_CLASS_RANGE["train"]

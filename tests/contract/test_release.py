@@ -1,4 +1,4 @@
-"""A release: one package, for every Python of a kind of machine, and the same bytes twice."""
+"""A release: one wheel for every Python of a machine type, and identical bytes in two builds."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.kit.release import release, released
 
 
 def run(*argv: str | Path, cwd: Path, **env: str) -> str:
-    """Returns what a program printed; it must end well."""
+    """Returns the output of a program, which must succeed."""
     done = subprocess.run(
         argv, cwd=cwd, env=os.environ | env, capture_output=True, text=True, timeout=PATIENCE_S
     )
@@ -25,7 +25,7 @@ def run(*argv: str | Path, cwd: Path, **env: str) -> str:
     return done.stdout
 
 
-def test_somebodys_own_folder_called_pipelines_is_not_ours(tmp_path: Path) -> None:
+def test_a_users_folder_called_pipelines_is_not_imported(tmp_path: Path) -> None:
     (tmp_path / "pipelines").mkdir()
     (tmp_path / "pipelines" / "__init__.py").write_text("raise SystemExit('theirs')\n")
 
@@ -35,8 +35,8 @@ def test_somebodys_own_folder_called_pipelines_is_not_ours(tmp_path: Path) -> No
 
 
 @pytest.mark.slow
-def test_a_wheel_holds_one_package_and_its_libraries(repository: Path, tmp_path: Path) -> None:
-    # A copy: setuptools keeps what it builds beside the source.
+def test_a_wheel_contains_one_package_and_its_libraries(repository: Path, tmp_path: Path) -> None:
+    # A copy, because setuptools keeps built files next to the source.
     listed = run(
         "git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", cwd=repository
     )
@@ -49,7 +49,7 @@ def test_a_wheel_holds_one_package_and_its_libraries(repository: Path, tmp_path:
             else:
                 (source / name).write_bytes((repository / name).read_bytes())
 
-    # Pip calls the same function. To compile takes seconds, and tests of setup.py do it.
+    # Pip calls the same function. Compilation takes seconds, and the tests of setup.py cover it.
     build = "import sys; sys.path.insert(0, ''); import setup; setup.build_wheel(sys.argv[1])"
     touch = 'while [ "$1" != -o ]; do shift; done; touch "$2"'
     compiler = shlex.join(["sh", "-c", touch, "cc"])
@@ -70,7 +70,7 @@ def test_a_wheel_holds_one_package_and_its_libraries(repository: Path, tmp_path:
 
 
 @pytest.mark.long
-def test_a_commit_is_released_as_the_same_bytes_twice(shared_cache: Path, tmp_path: Path) -> None:
+def test_two_releases_of_a_commit_are_identical(shared_cache: Path, tmp_path: Path) -> None:
     digests = [
         {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in dist.iterdir()}
         for dist in (released(shared_cache), release(tmp_path / "again"))

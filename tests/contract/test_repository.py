@@ -1,7 +1,8 @@
-"""What a stranger finds in the repository: workflows, forms, hooks and how to cite it."""
+"""Files for contributors: workflows, forms, hooks and the citation."""
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import shlex
@@ -28,7 +29,7 @@ def parsed(path: Path) -> dict[str, Any]:
 
 
 def beside_python(program: str, advice: str) -> Path:
-    """Returns a program of the environment of the tests; skips where it is not there."""
+    """Returns a program of the tests' environment; skips if it is missing."""
     path = Path(sys.executable).with_name(program)
     if not path.exists():
         pytest.skip(f"no {program} beside this Python: {advice}")
@@ -44,41 +45,37 @@ def run(*argv: str | Path, cwd: Path = REPOSITORY, **env: str) -> subprocess.Com
 def step(name: str) -> str:
     """Returns the script of a step of the release."""
     jobs = parsed(GITHUB / "workflows" / "release.yml")["jobs"].values()
-    (found,) = [
-        each["run"] for job in jobs for each in job.get("steps", ()) if each.get("name") == name
-    ]
+    steps = itertools.chain.from_iterable(job.get("steps", ()) for job in jobs)
+    (found,) = [each["run"] for each in steps if each.get("name") == name]
     return str(found)
 
 
-def test_actionlint_finds_nothing() -> None:
+def test_actionlint_accepts_the_workflows() -> None:
     actionlint = beside_python("actionlint", "make .venv/bin/actionlint; it needs Go")
     done = run(actionlint, "-shellcheck=", "-pyflakes=", *WORKFLOWS)
 
     assert (done.returncode, done.stdout + done.stderr) == (0, "")
 
 
-def test_zizmor_finds_nothing() -> None:
+def test_zizmor_accepts_the_workflows() -> None:
     zizmor = beside_python("zizmor", "pip install zizmor")
     done = run(zizmor, "--offline", "--persona=pedantic", "--no-progress", "--quiet", GITHUB)
 
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_actions_are_pinned_by_commits_whose_versions_stand_beside_them() -> None:
-    """A tag can be moved to other code; and nobody can read a commit."""
-    used = [
-        line.strip(" -")
-        for path in WORKFLOWS
-        for line in path.read_text("utf-8").splitlines()
-        if line.strip(" -").startswith("uses:") and "uses: ./" not in line
-    ]
+def test_actions_are_pinned_by_commit_and_version_comment() -> None:
+    """A tag can be moved to different code, and a commit hash tells a reader nothing."""
+    lines = "\n".join(path.read_text("utf-8") for path in WORKFLOWS).splitlines()
+    steps = [line.strip(" -") for line in lines if "uses: ./" not in line]
+    used = [step for step in steps if step.startswith("uses:")]
     pinned = r"uses: [\w.-]+/[\w./-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+"
 
     assert len(used) > 5
     assert [line for line in used if not re.fullmatch(pinned, line)] == []
 
 
-def test_a_job_may_do_what_it_needs_and_nothing_else() -> None:
+def test_jobs_have_minimal_permissions() -> None:
     writes = {}
     for path in WORKFLOWS:
         workflow = parsed(path)
@@ -94,7 +91,7 @@ def test_a_job_may_do_what_it_needs_and_nothing_else() -> None:
 
 
 @pytest.mark.parametrize(
-    ("tag", "changelog", "says"),
+    ("tag", "changelog", "sentence"),
     [
         ("v1.2.3", "## 1.2.3, 2027-01-31", None),
         ("v1.2.4", "## 1.2.4, 2027-01-31", "The tag is v1.2.4"),
@@ -103,8 +100,8 @@ def test_a_job_may_do_what_it_needs_and_nothing_else() -> None:
         ("v1.2.3", "## 1x2.3, 2027-01-31", "has no part '## 1.2.3, DATE'"),
     ],
 )
-def test_a_tag_that_is_not_the_version_is_no_release(
-    tag: str, changelog: str, says: str | None, tmp_path: Path
+def test_tags_that_differ_from_the_version_are_refused(
+    tag: str, changelog: str, sentence: str | None, tmp_path: Path
 ) -> None:
     (tmp_path / "imagenet_prep").mkdir()
     (tmp_path / "imagenet_prep" / "__init__.py").write_text('"""Ours."""\n__version__ = "1.2.3"\n')
@@ -113,12 +110,12 @@ def test_a_tag_that_is_not_the_version_is_no_release(
     script = step("The tag is the version")
     done = run("bash", "-eo", "pipefail", "-c", script, cwd=tmp_path, GITHUB_REF_NAME=tag)
 
-    assert done.returncode == (says is not None)
-    assert (says or "") in done.stdout
+    assert done.returncode == (sentence is not None)
+    assert (sentence or "") in done.stdout
 
 
-def test_the_version_of_the_package_is_read_by_the_release(repository: Path) -> None:
-    """The step finds the line of our own file: only the changelog may stop it."""
+def test_the_release_finds_the_packages_version(repository: Path) -> None:
+    """The step finds the version in our own file, so only the changelog may stop it."""
     done = run(
         "bash",
         "-eo",
@@ -132,7 +129,7 @@ def test_the_version_of_the_package_is_read_by_the_release(repository: Path) -> 
     assert "The tag is" not in done.stdout
 
 
-def test_two_builds_with_other_bytes_are_no_release(tmp_path: Path) -> None:
+def test_two_builds_with_different_bytes_are_no_release(tmp_path: Path) -> None:
     builds = [tmp_path / f"dist-ubuntu-{each}" for each in ("22.04", "24.04")]
     for folder in builds:
         folder.mkdir()
@@ -151,7 +148,7 @@ def test_two_builds_with_other_bytes_are_no_release(tmp_path: Path) -> None:
     assert "b.tar.gz" in more.stdout
 
 
-def test_the_check_runs_the_one_check_on_every_python_and_machine() -> None:
+def test_ci_runs_on_every_python_and_machine() -> None:
     job = parsed(GITHUB / "workflows" / "check.yml")["jobs"]["check"]
 
     assert job["strategy"]["matrix"] == {
@@ -162,7 +159,7 @@ def test_the_check_runs_the_one_check_on_every_python_and_machine() -> None:
 
 
 def test_the_classifiers_name_the_pythons_of_the_check() -> None:
-    """Nothing else keeps them true: a Python that the check no longer runs is no claim."""
+    """Nothing else keeps the classifiers true: they may only name a Python that the check runs."""
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text("utf-8"))["project"]
     claimed = [
         each.rpartition(" ")[2]
@@ -179,10 +176,10 @@ def test_the_classifiers_name_the_pythons_of_the_check() -> None:
     ("python", "target"),
     [("3 11 x86_64", "test"), ("3 11 aarch64", "newest"), ("3 14 x86_64", "newest"), ("", "test")],
 )
-def test_the_one_check_is_whole_where_the_lock_fits(
+def test_ci_runs_all_tests_if_the_lock_fits(
     python: str, target: str, repository: Path, tmp_path: Path
 ) -> None:
-    """Without any Python, `make test` is what says so."""
+    """Without any Python, `make test` prints the reason."""
     for name, prints in (("python3.11", f"echo '{python}'"), ("make", 'echo "make $*"')):
         (tmp_path / name).write_text(f"#!/bin/sh\n{prints}\n")
         (tmp_path / name).chmod(0o755)
@@ -193,7 +190,7 @@ def test_the_one_check_is_whole_where_the_lock_fits(
 
 
 @pytest.mark.parametrize("name", ["bug.yml", "wish.yml"])
-def test_a_form_has_what_the_host_demands(name: str) -> None:
+def test_issue_forms_have_the_required_fields(name: str) -> None:
     form = parsed(GITHUB / "ISSUE_TEMPLATE" / name)
     fields = [each for each in form["body"] if each["type"] != "markdown"]
 
@@ -203,21 +200,21 @@ def test_a_form_has_what_the_host_demands(name: str) -> None:
     assert {each["type"] for each in fields} <= {"textarea", "input", "dropdown", "checkboxes"}
 
 
-def test_the_form_of_a_bug_knows_the_exit_codes() -> None:
+def test_the_bug_form_lists_the_exit_codes() -> None:
     form = parsed(GITHUB / "ISSUE_TEMPLATE" / "bug.yml")
     (options,) = [
         each["attributes"]["options"] for each in form["body"] if each.get("id") == "exit-code"
     ]
     page = (REPOSITORY / "docs" / "exit-codes.md").read_text("utf-8")
     documented = re.findall(r"^\| (\d+) \| ", page, re.MULTILINE)
-    interrupted = {"130"}  # a wish of the user, no bug
+    interrupted = {"130"}  # requested by the user, not a bug
 
     assert set(documented) - interrupted == {
         each.partition(":")[0] for each in options if each[0].isdigit()
     }
 
 
-def test_the_hook_checks_only_the_staged_files_by_the_rules_of_the_makefile(
+def test_the_hook_lints_only_staged_files(
     tmp_path: Path,
 ) -> None:
     (hook,) = parsed(REPOSITORY / ".pre-commit-config.yaml")["repos"][0]["hooks"]
@@ -225,9 +222,9 @@ def test_the_hook_checks_only_the_staged_files_by_the_rules_of_the_makefile(
     (tmp_path / "bin" / "ruff").write_text('#!/bin/sh\necho "$@"\n')
     (tmp_path / "bin" / "ruff").chmod(0o755)
     for installer in ("pip", "uv"):
-        (tmp_path / "bin" / installer).touch()  # else make creates the environment
+        (tmp_path / "bin" / installer).touch()  # otherwise make creates the environment
     venv = f"VENV={tmp_path}"
-    # Below another make, it would print the folder that it enters.
+    # A make below a make would print its folder.
     quiet = ("make", "--no-print-directory", "--eval")
     key = run(*quiet, "key: ; @echo $(LIGHT)", venv, "key").stdout.strip()
     Path(key).touch()
@@ -241,7 +238,7 @@ def test_the_hook_checks_only_the_staged_files_by_the_rules_of_the_makefile(
     assert all(line.endswith(" --force-exclude a/b.py c.py") for line in done.stdout.splitlines())
 
 
-def test_a_citation_names_the_version_and_its_day() -> None:
+def test_the_citation_names_version_and_release_date() -> None:
     cited = parsed(REPOSITORY / "CITATION.cff")
     changelog = (REPOSITORY / "CHANGELOG.md").read_text("utf-8")
     (version, day), *older = re.findall(r"^## (\S+), (.+)$", changelog, re.MULTILINE)
@@ -249,3 +246,11 @@ def test_a_citation_names_the_version_and_its_day() -> None:
     assert cited["version"] == imagenet_prep.__version__ == version
     assert str(cited.get("date-released", "not published yet")) == day
     assert [each for each in older if not re.fullmatch(r"\d{4}-\d\d-\d\d", each[1])] == []
+
+
+def test_each_part_of_long_tests_runs_nightly() -> None:
+    makefile = (REPOSITORY / "Makefile").read_text("utf-8")
+    (parts,) = re.findall(r"^PARTS := (.+)$", makefile, re.MULTILINE)
+    jobs = parsed(GITHUB / "workflows" / "nightly.yml")["jobs"]
+
+    assert jobs["long"]["strategy"]["matrix"]["part"] == parts.split()

@@ -1,4 +1,4 @@
-"""What tests hide from Keras is hidden from nothing else."""
+"""Modules that tests hide from Keras are hidden only from Keras."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tests.kit import command, layouts
 
-# Keras with JAX below it, which needs SciPy; Keras itself goes on without.
+# Keras with JAX below it, which needs SciPy; Keras itself works even if SciPy is missing.
 KERAS = b"""\
 try:
     import scipy
@@ -18,7 +18,7 @@ import jax
 """
 
 
-def test_what_keras_imports_still_finds_what_is_hidden_from_keras(tmp_path: Path) -> None:
+def test_modules_hidden_from_keras_stay_importable_elsewhere(tmp_path: Path) -> None:
     for name, text in {"keras/src": KERAS, "jax": b"import scipy\n", "scipy": b""}.items():
         layouts.write(tmp_path / name / "__init__.py", text)
     layouts.write(tmp_path / "keras" / "__init__.py", b"from keras.src import hidden\n")

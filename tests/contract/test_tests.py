@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import ast
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.kit.command import PATIENCE_S, REPOSITORY
+from tests.kit.command import REPOSITORY
 from tests.kit.imported import imports
-from tests.kit.lengths import long_but
 
 TESTS = REPOSITORY / "tests"
 # Every room may use this one.
@@ -44,7 +40,7 @@ def _imported(source: str) -> set[str]:
     return {name for name in found if name.split(".")[0] in ("tests", "")}
 
 
-def test_no_file_of_the_tests_imports_a_test_or_another_room() -> None:
+def test_tests_import_no_tests_and_no_other_room() -> None:
     refused = [
         f"{path.relative_to(REPOSITORY)} imports {module}"
         for path in sorted(TESTS.rglob("*.py"))
@@ -55,7 +51,7 @@ def test_no_file_of_the_tests_imports_a_test_or_another_room() -> None:
     assert refused == []
 
 
-def test_only_the_kit_replaces_calls_of_the_system_and_what_is_installed() -> None:
+def test_only_the_kit_replaces_system_calls_and_installations() -> None:
     """Its `system` and `installed` do, in words that say what goes wrong."""
     modules = r"os|fcntl|resource|shutil|tempfile|importlib\.util|Path"
     replaced = re.compile(rf"""setattr\(\s*["']?({modules})\b(?!, "environ")""")
@@ -85,31 +81,5 @@ def test_only_the_kit_replaces_calls_of_the_system_and_what_is_installed() -> No
         ("def f():\n    from tests.golden import regenerate", "shards/test_plan.py", True),
     ],
 )
-def test_an_import_is_refused_where_it_ties_two_tests(line: str, path: str, refused: bool) -> None:
+def test_imports_that_tie_two_tests_are_refused(line: str, path: str, refused: bool) -> None:
     assert any(_refused(module, Path(path)) for module in _imported(line)) == refused
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("values", "code"), long_but([("set", 1)], [("set", 1), ("sorted", 0)]))
-def test_a_run_fails_if_the_tests_of_a_file_have_a_different_order_in_each_process(
-    values: str, code: int, tmp_path: Path
-) -> None:
-    (tmp_path / "test_a.py").write_text(
-        f"import pytest\n\n@pytest.mark.parametrize('x', {values}('abcdefghijklmnop'))\n"
-        "def test_x(x): pass\n"
-    )
-    plugins = [f"-p{name}" for name in ("xdist", "pytest_randomly", "tests.kit.same_order")]
-    argv = [sys.executable, "-m", "pytest", "-q", "-n", "2", *plugins, "."]
-    env = os.environ | {
-        "PYTHONPATH": str(REPOSITORY),
-        "PYTHONHASHSEED": "random",
-        "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
-    }
-
-    done = subprocess.run(
-        argv, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=PATIENCE_S
-    )
-
-    assert done.returncode == code, done.stdout + done.stderr
-    assert ("FAILED test_a.py: its tests have a different order" in done.stdout) == bool(code)
-    assert "16 passed" in done.stdout

@@ -1,4 +1,4 @@
-"""What type checkers say of the public API: examples and documents pass, mistakes do not."""
+"""Type checkers accept the examples and documents, and report mistakes in the public API."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ import pytest
 
 from tests.kit.command import PATIENCE_S, REPOSITORY
 from tests.kit.documents import read, tracked
-from tests.kit.lengths import long_but
+from tests.kit.lengths import long_except
 
 _BLOCK = re.compile(r"^ *```python\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
 
-# A line is refused where its comment says so.
+# A line is refused if its comment says so.
 WRONG = """\
 import numpy as np
 
@@ -70,9 +70,9 @@ Checker = Callable[[Path], list[Said]]
 
 @pytest.fixture(scope="module")
 def code(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with what is checked, and with NumPy alone beside our package.
+    """A folder with the checked files and only NumPy next to our package.
 
-    Other frameworks are not part of what is checked: where they are not installed, they are Any.
+    Other frameworks are not checked: if they are not installed, they are Any.
     """
     folder = tmp_path_factory.mktemp("typed")
     packages = folder / "venv/lib/python3.11/site-packages"
@@ -94,7 +94,7 @@ def code(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def mypy(folder: Path) -> list[Said]:
-    """Returns the errors of mypy as it is where nothing is configured."""
+    """Returns the errors of mypy if nothing is configured."""
     (folder / "mypy.ini").write_text(
         "[mypy]\n"
         "python_version = 3.11\n"
@@ -145,7 +145,7 @@ def pyright(folder: Path) -> list[Said]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("checker", long_but([mypy], [mypy, pyright]))
+@pytest.mark.parametrize("checker", long_except([mypy], [mypy, pyright]))
 def test_examples_and_documents_pass_and_mistakes_do_not(checker: Checker, code: Path) -> None:
     said = checker(code)
 

@@ -1,4 +1,4 @@
-"""Only a few functions write files by themselves; all others use `own_file` or a store.
+"""Only a few functions write files themselves; all others use `own_file` or a store.
 
 `core/own_file.py` writes small files at paths that a user names. `storage/folder.py` writes the
 files of a dataset. Each other function is in the table below, with the reason why no link of a
@@ -139,9 +139,18 @@ def writes(call: ast.Call, flags: set[str]) -> bool:
         has_mode = any(map(is_mode, values)) and not is_in_memory
         return has_mode or bool(named & (TO_WRITE | flags))
     of_module = function.value.id if isinstance(getattr(function, "value", None), ast.Name) else ""
-    if name == "replace":  # also a method of text, with two arguments, and of dataclasses
+    if name == "replace":  # also a method of str, with two arguments, and of dataclasses
         return of_module == "os" or (isinstance(function, ast.Attribute) and len(values) == 1)
     return name in ALWAYS or (name in ("copy", "move") and of_module == "shutil")
+
+
+def open_flags(function: ast.FunctionDef) -> set[str]:
+    """Returns the variables of a function that have flags to open a file for writing."""
+    names = set()
+    for node in ast.walk(function):
+        if isinstance(node, ast.Assign) and names_in(node.value) & TO_WRITE:
+            names |= {target.id for target in node.targets if isinstance(target, ast.Name)}
+    return names
 
 
 def writing_functions(source: str) -> set[str]:
@@ -153,13 +162,7 @@ def writing_functions(source: str) -> set[str]:
             inside = function
             if isinstance(child, ast.FunctionDef):
                 inside = child.name
-                flags = {
-                    target.id
-                    for each in ast.walk(child)
-                    if isinstance(each, ast.Assign) and names_in(each.value) & TO_WRITE
-                    for target in each.targets
-                    if isinstance(target, ast.Name)
-                }
+                flags = open_flags(child)
             if isinstance(child, ast.Call) and writes(child, flags):
                 found.add(inside)
             visit(child, inside, flags)

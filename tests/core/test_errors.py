@@ -1,3 +1,5 @@
+"""Error classes, their exit codes, and install commands if packages are missing."""
+
 from __future__ import annotations
 
 import pickle
@@ -13,6 +15,7 @@ from imagenet_prep.core import errors
 from imagenet_prep.read import backend
 from tests.kit.command import REPOSITORY
 from tests.kit.installed import Installed
+from tests.kit.messages import says
 
 EXIT_CODES = {
     "ImagenetPrepError": 1,
@@ -34,26 +37,26 @@ def all_classes() -> dict[str, type[errors.ImagenetPrepError]]:
     return {cls.__name__: cls for cls in found if cls.__module__ == errors.__name__}
 
 
-def test_every_class_ends_with_the_exit_code_of_the_table() -> None:
+def test_every_class_has_its_documented_exit_code() -> None:
     assert {name: cls.exit_code for name, cls in all_classes().items()} == EXIT_CODES
 
 
-def test_the_tree_in_the_documentation_lists_every_class_with_its_exit_code() -> None:
+def test_documented_tree_lists_every_class_with_its_code() -> None:
     rows = [line.strip("│├└─ ").split() for line in errors.__doc__.splitlines()]
     stated = {row[0]: row[1] for row in rows if len(row) > 1 and row[0] in EXIT_CODES}
 
     assert set(stated) == set(EXIT_CODES)
     for name, code in stated.items():
-        if code.isdigit():  # else it says what it is for and has its parent's
+        if code.isdigit():  # else it says its purpose and has its parent's
             assert int(code) == EXIT_CODES[name]
 
 
 @pytest.mark.parametrize("name", EXIT_CODES)
-def test_a_class_is_found_by_its_name(name: str) -> None:
+def test_class_is_found_by_its_name(name: str) -> None:
     assert errors.by_name(name) is all_classes()[name]
 
 
-def test_too_little_memory_is_no_bug_whoever_tells_of_it() -> None:
+def test_every_lack_of_memory_is_an_incomplete_error() -> None:
     group = ExceptionGroup("two", [ValueError("x"), MemoryError()])
     loader = ImportError("libx.so: failed to map segment from shared object")
     for error in (MemoryError(), RuntimeError("can't start new thread"), loader, group):
@@ -63,11 +66,11 @@ def test_too_little_memory_is_no_bug_whoever_tells_of_it() -> None:
 
 
 @pytest.mark.parametrize("name", ["KeyError", "", "BadImageError"], ids=repr)
-def test_a_foreign_name_is_the_general_error(name: str) -> None:
+def test_foreign_name_is_the_general_error(name: str) -> None:
     assert errors.by_name(name) is errors.ImagenetPrepError
 
 
-def test_a_bad_image_says_its_reason_and_detail() -> None:
+def test_bad_image_has_its_reason_and_detail() -> None:
     error = errors.BadImageError("truncated", "no end marker")
 
     assert (error.reason, error.detail) == ("truncated", "no end marker")
@@ -76,44 +79,45 @@ def test_a_bad_image_says_its_reason_and_detail() -> None:
 
 
 @pytest.mark.parametrize("name", EXIT_CODES)
-def test_errors_survive_the_way_from_a_worker_process(name: str) -> None:
+def test_errors_survive_pickling(name: str) -> None:
     error = pickle.loads(pickle.dumps(all_classes()[name]("what happened")))
 
     assert (type(error), str(error)) == (all_classes()[name], "what happened")
 
 
-def test_a_python_without_tensorflow_is_named_instead_of_a_line_that_fails(
+def test_install_line_names_a_python_with_tensorflow(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    here = "{}.{}".format(*sys.version_info)
     monkeypatch.setattr(errors, "_TENSORFLOW_ENDS", (3, sys.version_info[1] + 1))
     assert errors.install_line("tf") == "pip install 'imagenet-prep[tf]'"
     monkeypatch.setattr(errors, "_TENSORFLOW_ENDS", sys.version_info[:2])
     for extra in ("tf", "gpu"):
         said = errors.install_line(extra)
-        assert said.startswith("use Python 3."), said
-        assert f"Python {here} has no TensorFlow" in said
+        assert says("use-python-3-older-since", ..., *sys.version_info[:2]).match(said), said
     assert errors.install_line("dali") == "pip install 'imagenet-prep[dali]'"
 
 
-def test_the_extras_of_tensorflow_end_with_the_python_that_messages_name() -> None:
+def test_extras_of_tensorflow_end_at_the_named_python() -> None:
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text("utf-8"))["project"]
     end = "{}.{}".format(*errors._TENSORFLOW_ENDS)
-    wanted = [each for extra in ("tf", "gpu") for each in project["optional-dependencies"][extra]]
+    extras = project["optional-dependencies"]
+    wanted = [*extras["tf"], *extras["gpu"]]
     of_tensorflow = [each for each in wanted if each.startswith(("tensorflow", "keras"))]
     assert len(of_tensorflow) == 4
     assert all(each.endswith(f"; python_version < '{end}'") for each in of_tensorflow)
 
 
-def test_a_trainer_and_a_reader_name_the_python_that_has_no_tensorflow(
+def test_trainer_and_reader_name_a_python_with_tensorflow(
     installed: Installed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(errors, "_TENSORFLOW_ENDS", sys.version_info[:2])
     installed.packages(lambda _: False)
     wanted: Any = SimpleNamespace(backend="tfdata", device="cpu")
-    with pytest.raises(errors.UsageError, match="TensorFlow is not installed: use Python 3"):
+    with pytest.raises(
+        errors.UsageError, match=says("not-installed-2", "TensorFlow", "use Python 3")
+    ):
         train.train(train.TrainConfig(synthetic=True))
     with pytest.raises(
-        errors.UsageError, match="'tfdata': TensorFlow is not installed: use Python 3"
+        errors.UsageError, match=says("not-installed-2", "'tfdata': TensorFlow", "use Python 3")
     ):
         backend.choose_backend(wanted)

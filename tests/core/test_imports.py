@@ -1,7 +1,8 @@
-"""What is imported elsewhere: from the root of the file system, for as long as it takes."""
+"""Imports of libraries without their side effects, and the names of missing packages."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -11,11 +12,14 @@ from pathlib import Path
 import pytest
 
 from imagenet_prep.core import imports
+from imagenet_prep.core import imports as here
+from imagenet_prep.core.errors import UsageError
 from tests.kit.command import PATIENCE_S, REPOSITORY
+from tests.kit.installed import Installed
 
 
 def said(cwd: Path, program: str, *words: str, **env: str) -> str:
-    """Returns what a program prints that runs there."""
+    """Returns the output of a program that runs in this folder."""
     done = subprocess.run(
         [sys.executable, "-P", "-c", program, *words],
         cwd=cwd,
@@ -29,7 +33,7 @@ def said(cwd: Path, program: str, *words: str, **env: str) -> str:
 
 
 @pytest.mark.extras
-def test_a_pipe_called_matplotlibrc_is_not_waited_for(tmp_path: Path) -> None:
+def test_pipe_called_matplotlibrc_is_not_read(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "matplotlibrc")
     program = (
         "import os\nfrom imagenet_prep.core import imports\nimports.guard()\nimports.guard()\n"
@@ -40,7 +44,7 @@ def test_a_pipe_called_matplotlibrc_is_not_waited_for(tmp_path: Path) -> None:
 
 
 @pytest.mark.extras
-def test_a_folder_that_is_gone_is_no_hindrance(tmp_path: Path) -> None:
+def test_removed_current_folder_does_not_matter(tmp_path: Path) -> None:
     program = (
         "import os\nfrom imagenet_prep.core import imports\nimports.guard()\n"
         "os.mkdir('gone')\nos.chdir('gone')\nos.rmdir('../gone')\n"
@@ -50,7 +54,7 @@ def test_a_folder_that_is_gone_is_no_hindrance(tmp_path: Path) -> None:
     assert said(tmp_path, program)
 
 
-def test_a_library_that_talks_as_it_is_imported_is_heard_only_where_it_fails(
+def test_messages_during_an_import_only_appear_on_failure(
     tmp_path: Path,
 ) -> None:
     package = tmp_path / "libraries" / "tensorflow"
@@ -96,7 +100,7 @@ def test_a_library_that_talks_as_it_is_imported_is_heard_only_where_it_fails(
     assert (done.returncode, done.stderr) == (-9, b"F0000 no AVX here\n")
 
 
-def test_no_garbage_is_looked_for_while_a_library_is_imported(tmp_path: Path) -> None:
+def test_garbage_collection_is_off_during_an_import(tmp_path: Path) -> None:
     (tmp_path / "matplotlib.py").write_text("import gc\nprint(gc.isenabled())\n")
     program = (
         "import gc, sys\nsys.path.insert(0, sys.argv[1])\nfrom imagenet_prep.core import imports\n"
@@ -108,7 +112,7 @@ def test_no_garbage_is_looked_for_while_a_library_is_imported(tmp_path: Path) ->
 
 
 @pytest.mark.extras
-def test_settings_of_the_user_change_no_plot(tmp_path: Path) -> None:
+def test_matplotlib_settings_of_the_user_change_no_plot(tmp_path: Path) -> None:
     (tmp_path / "matplotlibrc").write_text("text.usetex: True\nfont.size: 30\n")
     program = (
         "from imagenet_prep.reporting import plots\nimport matplotlib as mpl\n"
@@ -122,9 +126,87 @@ def test_settings_of_the_user_change_no_plot(tmp_path: Path) -> None:
     assert found == "False 9.0\n30.0 30.0\n"
 
 
-def test_xla_is_told_where_cuda_is_but_for_users_who_say_so() -> None:
+def test_xla_gets_cuda_folder_if_it_is_unset() -> None:
     mine = "--xla_gpu_cuda_data_dir=/mine --xla_dump_to="
 
     assert imports.xla_flags(mine) == mine
     assert re.fullmatch(r"--xla_gpu_cuda_data_dir=/[^ ]+", imports.xla_flags(""))
     assert re.fullmatch(r"--x=1 --xla_gpu_cuda_data_dir=/[^ ]+", imports.xla_flags("--x=1"))
+
+
+@pytest.fixture
+def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of packages, the only one on the path."""
+    monkeypatch.setattr("sys.path", [str(tmp_path)])
+    return tmp_path
+
+
+def add(folder: Path, name: str, version: str) -> None:
+    about = folder / f"{name.replace('-', '_')}-{version}.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+
+
+def build(folder: Path, **built: str) -> None:
+    add(folder, "horovod", "0.28.1")
+    (folder / "horovod").mkdir()
+    (folder / "horovod" / "metadata.json").write_text(json.dumps({**built, "dummy": "none"}))
+
+
+def test_all_missing_packages_are_named_at_once(packages: Path, installed: Installed) -> None:
+    installed.packages(lambda _: False)
+    dali = "pip install 'imagenet-prep[dali]', or 'imagenet-prep[dali-cuda13]' for CUDA 13"
+
+    assert here.lacking(["pytorch", "horovod", "dali"]) == [
+        "PyTorch is not installed: pip install 'imagenet-prep[torch]'",
+        "Horovod is not installed: run `imagenet-prep install-horovod --framework pytorch`",
+        f"DALI is not installed: {dali}",
+    ]
+
+
+def test_pytorch_is_recommended_if_it_is_installed(installed: Installed) -> None:
+    installed.packages(lambda name: name == "torch")
+
+    (said,) = here.lacking(["tensorflow", "native"])
+    assert said.endswith(", or add --framework pytorch")
+    assert here.lacking(["tfdata"]) == [said.removesuffix(", or add --framework pytorch")]
+
+
+@pytest.mark.parametrize(
+    ("built", "problem"),
+    [
+        ({"tensorflow": "2.21.0"}, "Horovod is not built for PyTorch"),
+        ({"pytorch": "2.14.0"}, "Horovod is built for PyTorch 2.14.0, but 2.15.0 is installed"),
+        ({"pytorch": "2.15.0+cu130"}, None),
+    ],
+)
+def test_horovod_must_be_built_for_the_installed_framework(
+    packages: Path, built: dict[str, str], problem: str | None
+) -> None:
+    add(packages, "torch", "2.15.0")
+    build(packages, **built)
+
+    assert (here.problem_of_horovod("pytorch") or ("", None))[1] == problem
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "null", "1", '{"pytorch": [1]}'])
+def test_damaged_horovod_is_named(packages: Path, text: str) -> None:
+    add(packages, "torch", "2.15.0")
+    build(packages)
+    (packages / "horovod" / "metadata.json").write_text(text)
+
+    assert "Horovod is" in str(here.problem_of_horovod("pytorch"))
+
+
+def test_missing_modules_of_an_extra_name_its_command(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for module in ("jinja2", "skimage"):
+        monkeypatch.setitem(sys.modules, module, None)
+    here.require_modules("parquet", "--to parquet", "json")
+
+    with pytest.raises(UsageError) as refused:
+        here.require_modules("report", "the page", "jinja2", "json", "skimage")
+    assert str(refused.value) == (
+        "the page needs jinja2, skimage (not installed). Run: pip install 'imagenet-prep[report]'"
+    )

@@ -15,8 +15,9 @@ import pytest
 from imagenet_prep.core import limits, monitoring, terminal
 from imagenet_prep.core.errors import EXIT_UNREAD, BusyError, IncompleteError, UsageError
 from tests.kit.command import PATIENCE_S, REPOSITORY
+from tests.kit.messages import says
 
-# A verb whose words say how it ends.
+# A verb; its arguments determine how it ends.
 VERB = """
 import sys, time
 from pathlib import Path
@@ -103,7 +104,7 @@ def test_each_line_of_stderr_is_an_object(tmp_path: Path, spelled: list[str]) ->
         ("bug", 70, "KeyError", "Traceback (most recent call last):\n", None),
     ],
 )
-def test_an_error_is_an_object_on_stdout_and_in_the_log(
+def test_error_is_an_object_on_stdout_and_logged(
     tmp_path: Path, words: str, code: int, kind: str, message: str, remedy: str | None
 ) -> None:
     done = ended(tmp_path, "--log-format", "json", "--json", words)
@@ -117,14 +118,14 @@ def test_an_error_is_an_object_on_stdout_and_in_the_log(
     assert logged["level"] == "error"
 
 
-def test_an_error_after_the_result_leaves_stdout_as_it_is(tmp_path: Path) -> None:
+def test_error_after_the_result_leaves_stdout_unchanged(tmp_path: Path) -> None:
     done = ended(tmp_path, "prints", "busy", "--json")
 
     assert (done.returncode, done.stdout) == (75, "a result\n")
     assert done.stderr == "imagenet-prep: another run is there.\n"
 
 
-def test_retries_are_warnings_with_fields_and_are_counted(tmp_path: Path) -> None:
+def test_retries_are_counted_and_logged_as_warnings(tmp_path: Path) -> None:
     done = ended(tmp_path, "retries", "--log-format=json", "--metrics-file", "it.prom")
     first, second, last = records(done.stderr)
 
@@ -138,14 +139,14 @@ def test_retries_are_warnings_with_fields_and_are_counted(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(("word", "code"), [("done", 0), ("head", EXIT_UNREAD), ("bug", 70)])
-def test_metrics_are_written_however_a_run_ends(tmp_path: Path, word: str, code: int) -> None:
+def test_metrics_are_written_at_any_end_of_runs(tmp_path: Path, word: str, code: int) -> None:
     assert ended(tmp_path, word, "--metrics-file=it.prom").returncode == code
 
     assert values(tmp_path / "it.prom")['imagenet_prep_exit_code{run="it",verb="a-verb"}'] == code
     assert {path.name for path in tmp_path.iterdir()} - {"__pycache__"} == {"a_verb.py", "it.prom"}
 
 
-def test_metrics_name_stages_and_other_users_may_read_them(
+def test_metrics_name_stages_and_are_readable_by_everyone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(terminal.VERB, "")
@@ -169,7 +170,7 @@ def test_metrics_name_stages_and_other_users_may_read_them(
     monitoring.begin("prepare", [])  # The next test has no file.
 
 
-def test_a_metrics_file_that_cannot_be_written_is_a_failure(
+def test_unwritable_metrics_file_is_a_failure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv(terminal.VERB, "")
@@ -177,9 +178,9 @@ def test_a_metrics_file_that_cannot_be_written_is_a_failure(
     (tmp_path / "it.prom").mkdir()
 
     assert [monitoring.end(code) for code in (0, 3)] == [1, 3]
-    assert "it.prom: cannot be written" in capsys.readouterr().err
+    assert says("metrics-file-cannot-written", "it.prom").search(capsys.readouterr().err)
     assert [path.name for path in tmp_path.iterdir()] == ["it.prom"]
-    with pytest.raises(UsageError, match="expected a file"):
+    with pytest.raises(UsageError, match=says("metrics-file-expected-file-existing-folder")):
         monitoring.begin("verify", ["--metrics-file", str(tmp_path / "it.prom")])
     monitoring.begin("verify", [])
 
@@ -204,7 +205,7 @@ def test_metrics_replace_only_metrics_and_follow_no_link(tmp_path: Path) -> None
     assert values(tmp_path / "it.prom")
 
 
-def test_a_file_that_appears_during_the_run_is_not_replaced_by_metrics(
+def test_file_made_during_the_run_is_not_replaced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv(terminal.VERB, "")
@@ -218,7 +219,7 @@ def test_a_file_that_appears_during_the_run_is_not_replaced_by_metrics(
     monitoring.begin("verify", [])
 
 
-def test_the_counter_keeps_retries_when_images_are_counted_again() -> None:
+def test_counter_keeps_retries_when_images_are_counted_again() -> None:
     before = limits.retries()
     limits.begin()
     assert limits.add(7, retries=2) == 7
@@ -227,7 +228,43 @@ def test_the_counter_keeps_retries_when_images_are_counted_again() -> None:
     assert (limits.add(0), limits.retries()) == (0, before + 2)
 
 
-def test_an_error_keeps_its_remedy() -> None:
-    assert IncompleteError("x").remedy.startswith("Run the same command again")
+def test_error_keeps_its_remedy() -> None:
+    assert says("run-same-command-again-finished").match(IncompleteError("x").remedy)
     assert IncompleteError("x", "Call us.").remedy == "Call us."
     assert str(IncompleteError("x", "Call us.")) == "x"
+
+
+def test_words_after_two_dashes_are_no_flags(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(terminal.VERB, "")
+    for words, printed in ((["--", "script", "--json"], False), (["--json", "--"], True)):
+        monitoring.begin("launch", words)
+        monitoring.failed(ValueError("x"), 1, "x")
+        assert bool(capsys.readouterr().out) is printed
+    monitoring.begin("verify", [])
+
+
+def test_process_leaves_metrics_to_its_continuing_child(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(terminal.VERB, "")
+    path = tmp_path / "it.prom"
+    monitoring.begin("launch", ["--metrics-file", str(path)])
+    monitoring.leave_to_child()
+
+    assert monitoring.end(0) == 0
+    assert not path.exists()
+
+
+def test_metrics_file_may_be_in_the_home_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(terminal.VERB, "")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    monitoring.begin("verify", ["--metrics-file", "~/it.prom"])
+
+    assert monitoring.end(0) == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["it.prom"]
+    monitoring.begin("verify", [])

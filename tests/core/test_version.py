@@ -1,4 +1,4 @@
-"""The version names the commit, and the digest of a program changes with each module."""
+"""The version contains the commit, and the digest of a program changes with each module."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 @pytest.fixture
 def clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Returns a folder with a package of two modules, of which the version is asked."""
+    """Returns a folder with a package of two modules, as the program's own package."""
     package = tmp_path / "imagenet_prep"
     (package / "core").mkdir(parents=True)
     (package / "core" / "a.py").write_text("A = 1\n")
@@ -30,14 +30,14 @@ def clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_a_branch_names_its_commit(clone: Path) -> None:
+def test_branch_gives_its_commit(clone: Path) -> None:
     (clone / ".git" / "HEAD").write_text("ref: refs/heads/main\n")
     (clone / ".git" / "refs" / "heads" / "main").write_text(f"{COMMIT}\n")
 
     assert version.version() == f"{imagenet_prep.__version__}+g012345678"
 
 
-def test_a_packed_branch_names_its_commit(clone: Path) -> None:
+def test_packed_branch_gives_its_commit(clone: Path) -> None:
     (clone / ".git" / "HEAD").write_text("ref: refs/heads/main\n")
     other = COMMIT[::-1]
     packed = f"# pack-refs\n{other} refs/heads/mai\n{COMMIT} refs/heads/main\n"
@@ -46,13 +46,13 @@ def test_a_packed_branch_names_its_commit(clone: Path) -> None:
     assert version.version().endswith("+g012345678")
 
 
-def test_a_detached_head_is_a_commit(clone: Path) -> None:
+def test_detached_head_is_a_commit(clone: Path) -> None:
     (clone / ".git" / "HEAD").write_text(f"{COMMIT}\n")
 
     assert version.version().endswith("+g012345678")
 
 
-def test_a_wheel_names_the_commit_of_its_build(clone: Path) -> None:
+def test_wheel_names_the_commit_of_its_build(clone: Path) -> None:
     (clone / ".git" / "HEAD").write_text(f"{COMMIT[::-1]}\n")
     (clone / "imagenet_prep" / "COMMIT").write_text(f"{COMMIT}\n")
 
@@ -60,14 +60,14 @@ def test_a_wheel_names_the_commit_of_its_build(clone: Path) -> None:
 
 
 @pytest.mark.parametrize("head", ["", "ref: refs/heads/none\n", "no commit\n", COMMIT[:-1]])
-def test_an_unknown_commit_is_omitted(clone: Path, head: str) -> None:
+def test_unknown_commit_is_omitted(clone: Path, head: str) -> None:
     (clone / ".git" / "HEAD").write_text(head)
 
     assert version.version() == imagenet_prep.__version__
 
 
 @pytest.mark.parametrize("module", ["imagenet_prep/core/a.py", "pipelines/b.py"])
-def test_a_changed_module_changes_the_digest(clone: Path, module: str) -> None:
+def test_changed_module_changes_the_digest(clone: Path, module: str) -> None:
     before = version.program_digest()
     assert version.program_digest() == before
 
@@ -76,7 +76,7 @@ def test_a_changed_module_changes_the_digest(clone: Path, module: str) -> None:
     assert version.program_digest() != before
 
 
-def test_a_wheel_and_a_clone_of_one_commit_have_one_digest(clone: Path) -> None:
+def test_wheel_and_clone_of_a_commit_share_digests(clone: Path) -> None:
     before = version.program_digest()
 
     package = clone / "imagenet_prep"

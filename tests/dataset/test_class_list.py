@@ -1,12 +1,17 @@
+"""Class lists: parsing, bounds, and finding of classes by name."""
+
 from __future__ import annotations
+
+import re
 
 import pytest
 
 from imagenet_prep.core.errors import DataDamagedError, UsageError
 from imagenet_prep.dataset import class_list
 from imagenet_prep.dataset.class_list import ClassList
-from tests.kit.bounds import little_memory
+from tests.kit.bounds import limited_memory
 from tests.kit.limits import Limits
+from tests.kit.messages import says
 
 
 def test_each_line_is_a_class_and_its_words() -> None:
@@ -16,24 +21,26 @@ def test_each_line_is_a_class_and_its_words() -> None:
     assert class_list.parse(b"", "labels.txt") == ClassList((), ())
 
 
-def test_what_is_no_class_list_is_named(limits: Limits) -> None:
+def test_invalid_class_list_is_named(limits: Limits) -> None:
     with pytest.raises(DataDamagedError, match=r"set/labels\.txt: not UTF-8"):
         class_list.parse(b"n01 \xff\n", "set/labels.txt")
     limits(class_list_lines=3)
-    with pytest.raises(DataDamagedError, match=r"set/labels\.txt: 4 classes, expected at most 3"):
+    with pytest.raises(
+        DataDamagedError, match=says("classes-expected-most", "set/labels.txt", "4", "3")
+    ):
         class_list.parse(b"\n" * 4, "set/labels.txt")
 
 
 @pytest.mark.parametrize("end", [b"\n", b"\r", b"\r\n"])
-def test_more_lines_than_there_are_classes_are_refused_and_not_kept(end: bytes) -> None:
+def test_excess_lines_are_refused_with_little_memory(end: bytes) -> None:
     data = end * (class_list.MOST_CLASSES + 1)
 
-    with little_memory(64 << 20), pytest.raises(DataDamagedError, match="labels.txt: "):
+    with limited_memory(64 << 20), pytest.raises(DataDamagedError, match="labels.txt: "):
         class_list.parse(data, "labels.txt")
 
 
 @pytest.mark.parametrize("separator", ["\x0b", "\x1e", "\u2028"])
-def test_what_ends_a_line_of_text_alone_ends_no_class(separator: str) -> None:
+def test_unicode_line_separators_end_no_class(separator: str) -> None:
     data = f"n01 a{separator}b\nn02 c\n".encode()
 
     found = class_list.parse(data, "labels.txt")
@@ -41,10 +48,11 @@ def test_what_ends_a_line_of_text_alone_ends_no_class(separator: str) -> None:
 
 
 @pytest.mark.parametrize("line", ["a" * 5000, "n01 " + "a" * 5000], ids=["id", "words"])
-def test_a_class_that_no_message_has_room_for_is_refused(line: str) -> None:
-    """One of 100 MB was in each of a shard's problems, and verify took 4.4 GB."""
+def test_overlong_class_is_refused(line: str) -> None:
+    """A class of 100 MB was repeated in each problem of a shard, and verify took 4.4 GB."""
     with pytest.raises(
-        DataDamagedError, match=r"'a{60}'\.\.\. has 5,000 characters, expected at most 4,0"
+        DataDamagedError,
+        match=says("class-characters-expected-most-no", ..., "a" * 60, "5,000", re.compile("4,0")),
     ):
         class_list.parse(f"{line}\n".encode(), "labels.txt")
 
@@ -70,7 +78,7 @@ CRANES = ClassList(
         ("bu\N{COMBINING DIAERESIS}ffel_-_größe_№1", 4),
     ],
 )
-def test_a_class_is_found_by_everything_that_it_is_called(asked: str | int, found: int) -> None:
+def test_class_is_found_by_all_its_names(asked: str | int, found: int) -> None:
     assert CRANES.indices([asked]) == [found]
 
 
@@ -84,13 +92,13 @@ def test_a_class_is_found_by_everything_that_it_is_called(asked: str | int, foun
         ("٣", "not in the class list"),
     ],
 )
-def test_a_class_that_is_unknown_or_several_is_refused(asked: str, said: str) -> None:
+def test_unknown_or_ambiguous_class_is_refused(asked: str, said: str) -> None:
     with pytest.raises(UsageError, match=said.replace("?", r"\?")):
         CRANES.indices([0, asked])
 
 
-def test_a_name_in_digits_is_read_as_a_number() -> None:
-    """A class list of digits has both meanings: the name counts first."""
+def test_name_in_digits_is_read_as_a_number() -> None:
+    """A class list of digits has both meanings: the name takes precedence."""
     digits = ClassList(("2", "1", "0"), ("two", "one", "zero"))
     assert digits.indices(["2"]) == [0]
     assert digits.indices(["zero", 1]) == [1, 2]

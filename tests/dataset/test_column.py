@@ -1,4 +1,4 @@
-"""column.json: what is written is read again, and hostile values are refused."""
+"""column.json: written values are read back, and hostile values are refused."""
 
 import io
 import json
@@ -37,7 +37,7 @@ def test_numpy_opens_a_file_with_our_header(dtype: str, shape: tuple[int, ...]) 
     assert not array.flags.f_contiguous or array.ndim < 2
 
 
-def test_what_is_written_is_read_again() -> None:
+def test_written_column_is_read_back() -> None:
     there = made()
     assert column.loads(there.dumps(), "x", "latents") == there
     assert column.loads(there.begun().dumps(), "x", "latents") == there.begun()
@@ -76,7 +76,7 @@ def test_rows_belong_to_a_shard_by_its_table() -> None:
         ("more", 1),
     ],
 )
-def test_refuses_hostile_settings(field: str, value: object) -> None:
+def test_hostile_settings_are_refused(field: str, value: object) -> None:
     refuses({field: value})
 
 
@@ -94,24 +94,24 @@ def test_refuses_hostile_settings(field: str, value: object) -> None:
         ("missing", [0]),
     ],
 )
-def test_refuses_hostile_files(field: str, value: object) -> None:
+def test_hostile_files_are_refused(field: str, value: object) -> None:
     content = json.loads(made().dumps())
     refuses({"splits": {"train": [{**content["splits"]["train"][0], field: value}]}})
 
 
-def test_a_row_has_at_most_64_mb() -> None:
+def test_row_has_at_most_64_mb() -> None:
     assert Column("latents", "float16", (32, 1 << 20)).row_bytes == 64 << 20
     with pytest.raises(ValueError, match="a row has more than 67,108,864 bytes"):
         Column("latents", "float16", (32, (1 << 20) + 1))
 
 
-def test_refuses_the_same_shard_twice() -> None:
+def test_duplicate_shard_is_refused() -> None:
     content = json.loads(made().dumps())
     refuses({"splits": {"train": content["splits"]["train"] * 2}})
 
 
 def refuses(change: dict[str, Any]) -> None:
-    """Tries column.json with a change whose digest is right, and a change whose digest is not."""
+    """Tries column.json with a change, both with the right and with a wrong digest."""
     content = json.loads(made().dumps()) | change
     del content["digest"]
     for digest in (strict_json.digest(content), "f" * 64):
@@ -121,19 +121,160 @@ def refuses(change: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("data", [b"", b"[]", b"{}", b"\xff", b"[" * 5000, b'{"digest": 1}'])
-def test_refuses_what_is_no_column(data: bytes) -> None:
+def test_invalid_column_is_refused(data: bytes) -> None:
     with pytest.raises(DataDamagedError):
         column.loads(data, "x", "latents")
     with pytest.raises(DataDamagedError):
         column.loads_receipt(data, "x")
 
 
-def test_refuses_the_column_of_another_folder() -> None:
+def test_column_of_a_different_folder_is_refused() -> None:
     with pytest.raises(DataDamagedError, match="expected features"):
         column.loads(made().dumps(), "x", "features")
 
 
 @pytest.mark.parametrize("missing", [(3,), (-1,), (1, 0), (1, 1)])
-def test_refuses_missing_rows_that_cannot_be(missing: tuple[int, ...]) -> None:
+def test_impossible_missing_rows_are_refused(missing: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match="missing rows"):
         replace(made().splits["train"][0], missing=missing)
+
+
+@pytest.mark.parametrize(
+    "shard",
+    [
+        replace(SHARD, name="train-00001-of-00002"),
+        replace(SHARD, examples=4),
+        replace(SHARD, samples_sha256="e" * 64),
+    ],
+)
+def test_rows_match_a_shard_by_three_facts(shard: Shard) -> None:
+    rows = made().splits["train"][0]
+    assert rows.is_of(SHARD)
+    assert not rows.is_of(shard)
+
+
+@pytest.mark.parametrize(
+    ("shape", "is_sound"),
+    [
+        ((), True),
+        ((1,) * 8, True),
+        ((1,) * 9, False),
+        ((0,), False),
+        ((2, 0), False),
+        ((-1, -1), False),
+        ((64 << 20,), True),
+        (((64 << 20) + 1,), False),
+        ((0, 1 << 31), False),
+    ],
+)
+def test_shapes_have_up_to_eight_sides(shape: tuple[int, ...], is_sound: bool) -> None:
+    if is_sound:
+        assert Column("c", "uint8", shape).shape == shape
+    else:
+        with pytest.raises(ValueError, match="shape"):
+            Column("c", "uint8", shape)
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        ("name", "others"),
+        ("dtype", "float32"),
+        ("shape", (4, 3)),
+        ("about", {"network": "other"}),
+        ("view", "a crop"),
+        ("made_from", column.OF_CLASS),
+    ],
+)
+def test_each_setting_of_a_column_can_differ(setting: str, value: Any) -> None:
+    other = replace(made().begun(), **{setting: value})
+    assert made().differing(other) == [setting]
+    assert made().differing(made().begun()) == []
+
+
+@pytest.mark.parametrize("view", ["x" * 201, "", "a\tb"])
+def test_views_are_one_short_line(view: str) -> None:
+    assert Column("c", "uint8", (1,), view="x" * 200).view == "x" * 200
+    with pytest.raises(ValueError, match="view"):
+        Column("c", "uint8", (1,), view=view)
+
+
+@pytest.mark.parametrize(
+    ("name", "is_allowed"),
+    [
+        ("a", True),
+        ("a" * 100, True),
+        ("a" * 101, False),
+        ("1.5-x_y", True),
+        ("-a", False),
+        (".a", False),
+        ("a/b", False),
+        ("a\n", False),
+        ("", False),
+    ],
+)
+def test_names_of_columns_fit_into_paths(name: str, is_allowed: bool) -> None:
+    if is_allowed:
+        assert column.require_name(name) == name
+        assert column.folder_name(name).endswith(f"/{name}")
+    else:
+        with pytest.raises(ValueError, match="name"):
+            column.require_name(name)
+
+
+@pytest.mark.parametrize(
+    "name", ["all", "none", "key", "Key", "split", "image.mine", "jpg", "cls", "__key__", "__x"]
+)
+def test_new_columns_have_no_names_of_exports(name: str) -> None:
+    assert column.require_name(name) == name
+    with pytest.raises(ValueError, match="name"):
+        column.require_new_name(name)
+    assert column.require_new_name(f"my_{name}") == f"my_{name}"
+
+
+def test_files_of_columns_are_in_shard_order() -> None:
+    there = made()
+    first = there.splits["train"][0]
+    second = replace(first, shard="train-00001-of-00002")
+    assert there.with_files("train", [first, second]).files() == [
+        there.file(first),
+        there.file(second),
+    ]
+    for files in ([second, first], [first, first], []):
+        with pytest.raises(ValueError, match="splits"):
+            there.with_files("train", files)
+    with pytest.raises(ValueError, match="splits"):
+        there.with_files("train", [replace(first, missing=(0,))])
+    with pytest.raises(ValueError, match="splits"):
+        there.with_files("train", [replace(first, num_bytes=first.num_bytes + 1)])
+
+
+def test_paths_of_columns() -> None:
+    assert column.record_name("c") == "columns/c/column.json"
+    assert column.begun_name("c") == "columns/c/begun.json"
+    assert column.file_name("c", "s") == "columns/c/s.npy"
+    assert column.receipt_name("c", "s") == "columns/c/s.json"
+
+
+TYPES = {
+    "bool": ("|b1", 1),
+    "int8": ("|i1", 1),
+    "int16": ("<i2", 2),
+    "int32": ("<i4", 4),
+    "int64": ("<i8", 8),
+    "uint8": ("|u1", 1),
+    "uint16": ("<u2", 2),
+    "uint32": ("<u4", 4),
+    "uint64": ("<u8", 8),
+    "float16": ("<f2", 2),
+    "float32": ("<f4", 4),
+    "float64": ("<f8", 8),
+    "bfloat16": ("<u2", 2),
+}
+
+
+def test_each_type_has_its_code_and_size() -> None:
+    assert {name: tuple(DTYPES[name][:2]) for name in DTYPES} == TYPES
+    for name, (code, size) in TYPES.items():
+        assert Column("c", name, (3,)).descr == code
+        assert Column("c", name, (3,)).row_bytes == 3 * size

@@ -30,7 +30,7 @@ def spread(total: int, number: int) -> list[int]:
 
 
 @pytest.mark.parametrize("edition", [FALL11, WINTER21, WINTER21_P, *class_list.OF_TIMM])
-def test_an_edition_is_recognised_by_its_counts(edition: Edition) -> None:
+def test_edition_is_recognised_by_its_counts(edition: Edition) -> None:
     classes = classes_of(edition.num_classes)
     assert class_list.recognised(classes, edition.examples) == edition.name
     for split, total in edition.examples.items():
@@ -44,10 +44,10 @@ def test_an_edition_is_recognised_by_its_counts(edition: Edition) -> None:
     assert class_list.recognised(classes_of(edition.num_classes - 1), edition.examples) == ""
 
 
-def test_the_blurred_edition_is_not_the_first_and_they_do_not_mix() -> None:
+def test_blurred_edition_is_distinguished_from_the_original() -> None:
     blurred = {"train": 1_281_066, "validation": 49_997}
     assert class_list.recognised(OFFICIAL, blurred) == FACE_BLURRED.name
-    # Three lost files of validation are no other edition.
+    # Three missing validation files make no different edition.
     for split, total in blurred.items():
         assert class_list.recognised(OFFICIAL, {split: total}) == ""
         name = {"train": "train_blurred", "validation": "val_blurred"}[split]
@@ -58,7 +58,7 @@ def test_the_blurred_edition_is_not_the_first_and_they_do_not_mix() -> None:
     assert class_list.recognised(OFFICIAL, {}) == ""
 
 
-def test_the_name_of_a_folder_says_which_counts_it_should_have(tmp_path: Path) -> None:
+def test_folder_name_determines_the_expected_counts(tmp_path: Path) -> None:
     for split in ("train_blurred", "val_blurred"):
         write(tmp_path / split / "n01440764" / "n01440764_1.jpg", b"1")
     for split in ("imagenet21k_train", "imagenet21k_val", "imagenet21k_small_classes"):
@@ -71,7 +71,7 @@ def test_the_name_of_a_folder_says_which_counts_it_should_have(tmp_path: Path) -
     assert blurred.count_problems("train", [1] + [0] * 999)[0] == (
         "train has 1 image, expected 1,281,066"
     )
-    # With another validation folder, it is still the blurred edition that is there in part.
+    # With a different validation folder, the source is still a part of the blurred edition.
     (tmp_path / "val_blurred").rename(tmp_path / "val")
     mixed = folder.find(tmp_path, ["train", "validation"])
     assert mixed.count_problems("validation", [50] * 1000) == [
@@ -83,7 +83,7 @@ def test_the_name_of_a_folder_says_which_counts_it_should_have(tmp_path: Path) -
     ]
 
 
-def test_the_counts_of_timms_tars_are_those_of_their_pages() -> None:
+def test_counts_of_timm_tars_match_their_pages() -> None:
     """huggingface.co/datasets/timm: imagenet-12k-wds, imagenet-22k-wds, imagenet-w21-webp-wds."""
     assert [(e.num_classes, e.examples) for e in class_list.OF_TIMM] == [
         (11_821, {"train": 12_129_687, "validation": 472_840}),

@@ -1,8 +1,11 @@
+"""Examples: encoding, decoding, damage, and the limit of problems per shard."""
+
 from __future__ import annotations
 
 import struct
 import tracemalloc
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 from hypothesis import example as instance
@@ -12,7 +15,8 @@ from hypothesis import strategies as st
 from imagenet_prep.core.errors import DataDamagedError
 from imagenet_prep.dataset import example, protobuf, schema
 from imagenet_prep.dataset.class_list import FALL11
-from imagenet_prep.dataset.example import Boxes, ImageExample
+from imagenet_prep.dataset.example import MOST, Boxes, GivenUpError, ImageExample, ShardProblems
+from tests.kit.messages import says
 
 relative = st.floats(0, 1, width=32)
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
@@ -59,7 +63,7 @@ def message(features: dict[str, bytes]) -> bytes:
 
 
 def parts(image: ImageExample) -> dict[str, bytes]:
-    """Returns the encoded Feature of each key, by the means of this file only."""
+    """Returns the encoded Feature of each key, only with functions of this file."""
     count = len(image.boxes.xmin)
     packed = {
         schema.HEIGHT: [image.height],
@@ -98,7 +102,7 @@ def float_list(*values: float) -> bytes:
     return field(2, field(1, struct.pack(f"<{len(values)}f", *values)) if values else b"")
 
 
-def test_the_helpers_of_this_file_agree_with_the_encoder() -> None:
+def test_helpers_agree_with_the_encoder() -> None:
     # encode() sorts by key as protobuf's deterministic serialization does.
     assert message(dict(sorted(parts(BOXED).items()))) == example.encode(BOXED)
 
@@ -110,7 +114,7 @@ def test_decoding_inverts_encoding(image: ImageExample) -> None:
     assert example.decode(example.encode(image)) == image
 
 
-def test_all_fifteen_keys_are_always_there() -> None:
+def test_all_fifteen_keys_are_always_present() -> None:
     features = protobuf.parse(example.encode(SOUND))
 
     assert sorted(features) == list(schema.ALL_KEYS)
@@ -118,7 +122,7 @@ def test_all_fifteen_keys_are_always_there() -> None:
     assert [features[key] for key in schema.FLOAT_KEYS] == [(), (), (), ()]
 
 
-def test_each_box_carries_the_label_of_the_image() -> None:
+def test_each_box_has_the_label_of_the_image() -> None:
     image = SOUND._replace(stored_label=7, boxes=Boxes((0, 0.5), (1, 1), (0, 0.5), (1, 1)))
 
     assert protobuf.parse(example.encode(image))[schema.BBOX_LABEL] == (7, 7)
@@ -140,7 +144,7 @@ def test_unpacked_numbers_are_accepted() -> None:
     assert example.decode(message(unpacked)) == BOXED
 
 
-def test_a_list_may_mix_packed_and_unpacked_numbers() -> None:
+def test_list_may_mix_packed_and_unpacked_numbers() -> None:
     image = SOUND._replace(boxes=Boxes((0, 0.5), (1, 1), (0, 0), (1, 1)))
     floats = b"\x0d" + struct.pack("<f", 0) + field(1, struct.pack("<f", 0.5))
     ints = b"\x08\x01" + field(1, b"\x01")
@@ -153,7 +157,7 @@ def test_a_list_may_mix_packed_and_unpacked_numbers() -> None:
 
 
 @pytest.mark.parametrize("key", schema.ALL_KEYS)
-def test_a_missing_key_is_named(key: str) -> None:
+def test_missing_key_is_named(key: str) -> None:
     features = parts(SOUND)
     del features[key]
 
@@ -161,8 +165,8 @@ def test_a_missing_key_is_named(key: str) -> None:
         example.decode(message(features))
 
 
-def test_a_key_outside_the_schema_is_named() -> None:
-    with pytest.raises(DataDamagedError, match="keys outside the schema: image/colour"):
+def test_key_outside_the_schema_is_named() -> None:
+    with pytest.raises(DataDamagedError, match=says("keys-outside-schema", "image/colour")):
         example.decode(message(parts(SOUND) | {"image/colour": int64s(1)}))
 
 
@@ -179,15 +183,14 @@ WRONG_TYPE = {
 }
 
 
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        pytest.param(key, value, id=f"{key}-{kind}")
-        for key, values in sorted(WRONG_TYPE.items())
-        for kind, value in values.items()
-    ],
-)
-def test_a_value_of_another_type_is_refused(key: str, value: bytes) -> None:
+def values_of_wrong_types() -> Iterator[Any]:
+    for key, values in sorted(WRONG_TYPE.items()):
+        for kind, value in values.items():
+            yield pytest.param(key, value, id=f"{key}-{kind}")
+
+
+@pytest.mark.parametrize(("key", "value"), [*values_of_wrong_types()])
+def test_value_of_a_wrong_type_is_refused(key: str, value: bytes) -> None:
     with pytest.raises(DataDamagedError, match=key):
         example.decode(message(parts(BOXED) | {key: value}))
 
@@ -202,8 +205,8 @@ def test_a_value_of_another_type_is_refused(key: str, value: bytes) -> None:
         (schema.COLORSPACE, field(1, field(1, b"GRAY")), "image/colorspace is b'GRAY'"),
         (schema.CHANNELS, int64s(1), "image/channels is 1, expected 3"),
         (schema.TEXT, field(1, field(1, b"\xff")), "image/class/text is not UTF-8"),
-        (schema.BBOX_XMIN, float_list(0.5, 0.5), "bounding box lists differ in length"),
-        (schema.BBOX_LABEL, int64s(), "bounding box lists differ in length"),
+        (schema.BBOX_XMIN, float_list(0.5, 0.5), says("bounding-box-lists-differ-length")),
+        (schema.BBOX_LABEL, int64s(), says("bounding-box-lists-differ-length")),
     ],
     ids=[
         "no-height",
@@ -223,8 +226,8 @@ def test_values_that_break_the_schema_are_refused(key: str, value: bytes, compla
 
 
 @pytest.mark.parametrize("payload", [b"\x28\x01", b"\x0a\x02\x28\x01"], ids=["top", "features"])
-def test_fields_that_no_example_has_are_refused(payload: bytes) -> None:
-    with pytest.raises(DataDamagedError, match="not a tf.train.Example: unexpected fields"):
+def test_unexpected_fields_are_refused(payload: bytes) -> None:
+    with pytest.raises(DataDamagedError, match=says("not-tf.train.example-unexpected-fields")):
         protobuf.parse(payload)
 
 
@@ -239,13 +242,13 @@ def test_every_truncation_is_refused() -> None:
 @given(st.binary(max_size=200))
 @instance(b"\x0a\xff\xff\xff\xff\xff\xff\xff\xff\xff\x7f")
 @instance(b"\x80" * 11)
-def test_garbage_is_damage_and_nothing_else(payload: bytes) -> None:
+def test_garbage_is_always_damage(payload: bytes) -> None:
     with pytest.raises(DataDamagedError):
         example.decode(payload)
 
 
 @given(st.data())
-def test_a_mutated_example_is_read_or_is_damage_and_nothing_else(data: st.DataObject) -> None:
+def test_mutated_example_is_read_or_damage(data: st.DataObject) -> None:
     payload = bytearray(example.encode(BOXED))
     for _ in range(data.draw(st.integers(1, 4))):
         payload[data.draw(st.integers(0, len(payload) - 1))] = data.draw(st.integers(0, 255))
@@ -265,14 +268,12 @@ def outcome(read: Callable[[bytes], object], payload: bytes) -> str:
 
 
 def in_one_go(payload: bytes) -> ImageExample:
-    """Decodes as for an example whose entries have another order than `encode` gives them."""
+    """Decodes as if the entries were in a different order than that of `encode`."""
     return example.checked(protobuf.parse(payload), {})
 
 
 @given(image_examples, st.data())
-def test_what_encode_wrote_reads_as_if_another_had_written_it(
-    image: ImageExample, data: st.DataObject
-) -> None:
+def test_fast_path_equals_the_general_parser(image: ImageExample, data: st.DataObject) -> None:
     payload = bytearray(example.encode(image))
     for _ in range(data.draw(st.integers(0, 2))):
         payload[data.draw(st.integers(0, len(payload) - 1))] = data.draw(st.integers(0, 255))
@@ -282,7 +283,7 @@ def test_what_encode_wrote_reads_as_if_another_had_written_it(
 
 @pytest.mark.parametrize("num_bytes", [0, 127, 128, 16_000, 17_000, 2_100_000])
 @pytest.mark.parametrize("image", [SOUND, BOXED], ids=["without boxes", "with boxes"])
-def test_what_recurs_is_parsed_once(
+def test_recurring_entries_are_parsed_once(
     image: ImageExample, num_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     example.decode(example.encode(image))
@@ -293,7 +294,7 @@ def test_what_recurs_is_parsed_once(
     assert example.decode(memoryview(payload)) == other
 
 
-def test_of_records_with_thousands_of_boxes_nothing_is_kept_in_memory() -> None:
+def test_records_with_thousands_of_boxes_are_not_cached() -> None:
     sides = [(0.25,) * 3000] * 4
     tracemalloc.start()
     try:
@@ -307,7 +308,7 @@ def test_of_records_with_thousands_of_boxes_nothing_is_kept_in_memory() -> None:
 
 
 @pytest.mark.parametrize("key", [schema.LABEL, schema.HEIGHT, schema.ENCODED])
-def test_of_an_entry_that_is_there_twice_the_last_counts(key: str) -> None:
+def test_last_of_two_equal_entries_is_used(key: str) -> None:
     other = parts(SOUND._replace(encoded=b"other", height=1, stored_label=2))
     payload = field(1, example.encode(SOUND)[3:] + message({key: other[key]})[2:])
 
@@ -319,7 +320,7 @@ BOX_KEYS = [*schema.FLOAT_KEYS, schema.BBOX_LABEL]
 
 
 @pytest.mark.parametrize("keys", [*([key] for key in ABSENT), BOX_KEYS], ids=str)
-def test_a_declared_absence_reads_as_nothing(keys: list[str]) -> None:
+def test_declared_absence_reads_as_empty(keys: list[str]) -> None:
     payload = message({key: value for key, value in parts(BOXED).items() if key not in keys})
     found = example.decode(payload, dict.fromkeys(keys, schema.ABSENT))
 
@@ -332,13 +333,13 @@ def test_a_declared_absence_reads_as_nothing(keys: list[str]) -> None:
         example.decode(payload)
 
 
-def test_box_labels_may_be_absent_beside_boxes() -> None:
+def test_box_labels_may_be_absent_with_boxes() -> None:
     payload = message({k: v for k, v in parts(BOXED).items() if k != schema.BBOX_LABEL})
 
     assert example.decode(payload, {schema.BBOX_LABEL: schema.ABSENT}).boxes == BOXED.boxes
 
 
-def test_a_constant_is_forgiven_where_it_is_declared_untrue_and_nowhere_else() -> None:
+def test_wrong_constant_is_accepted_only_if_declared() -> None:
     payload = message(parts(SOUND) | {schema.COLORSPACE: field(1, field(1, b"Gray"))})
 
     assert example.decode(payload, {schema.COLORSPACE: schema.WRONG}) == SOUND
@@ -347,7 +348,7 @@ def test_a_constant_is_forgiven_where_it_is_declared_untrue_and_nowhere_else() -
 
 
 @pytest.mark.parametrize("num_bytes", [10, 3500, 3990, 5000, 300_000])
-def test_an_example_is_read_without_its_image(num_bytes: int) -> None:
+def test_example_is_read_without_its_image(num_bytes: int) -> None:
     boxes = Boxes((0.25,) * 40, (0.5,) * 40, (0.25,) * 40, (0.5,) * 40)
     whole = ImageExample(bytes(num_bytes), 3, 4, "a.JPEG", 5, "n00000001", "words", boxes)
     payload = example.encode(whole)
@@ -365,7 +366,7 @@ def test_an_example_is_read_without_its_image(num_bytes: int) -> None:
 
 
 @pytest.mark.parametrize("entry_bytes", [4500, 10**6, 2**40])
-def test_an_image_that_leaves_its_record_is_damage(entry_bytes: int) -> None:
+def test_image_that_leaves_its_record_is_damage(entry_bytes: int) -> None:
     entry = b"\x0a" + varint(entry_bytes) + field(1, schema.ENCODED.encode())
     payload = field(1, entry + bytes(4200))
 
@@ -378,20 +379,20 @@ def test_an_image_that_leaves_its_record_is_damage(entry_bytes: int) -> None:
             example.decode_without_image(part, size)
 
 
-def test_what_the_classes_of_imagenet_21k_have_in_common_is_kept() -> None:
-    # In a shard they come in no order: with room for fewer, most images would miss.
+def test_cache_has_room_for_all_imagenet_21k_classes() -> None:
+    # In a shard, classes are in no order: with room for fewer, most images would miss.
     assert (example._class_entries.cache_info().maxsize or 0) >= FALL11.num_classes
 
 
 @given(image_examples, st.integers(0, 2**40), texts, texts)
-def test_an_example_of_another_class_is_as_if_it_had_been_written_so(
+def test_relabelled_example_equals_one_written_so(
     before: ImageExample, label: int, wnid: str, text: str
 ) -> None:
     after = before._replace(stored_label=label, wnid=wnid, text=text)
     assert example.relabelled(example.encode(before), label, wnid, text) == example.encode(after)
 
 
-def test_a_key_that_an_example_lacks_is_not_added_with_another_class() -> None:
+def test_relabelling_adds_no_missing_key() -> None:
     features = protobuf.parse(example.encode(ImageExample(b"jpeg", 4, 3, "a.JPEG", 7, "n1", "one")))
     lacking = {
         key: features[key] for key in features if key not in (schema.TEXT, schema.BBOX_LABEL)
@@ -400,3 +401,18 @@ def test_a_key_that_an_example_lacks_is_not_added_with_another_class() -> None:
     payload = b"\x0a" + bytes([len(entries) & 127 | 128, len(entries) >> 7]) + entries
     found = protobuf.parse(example.relabelled(payload, 9, "n2", "two"))
     assert found == lacking | {schema.LABEL: (9,), schema.SYNSET: (b"n2",)}
+
+
+def test_shard_is_abandoned_after_its_thousandth_problem() -> None:
+    problems = ShardProblems()
+    for number in range(MOST - 1):
+        problems.add(f"record {number}")
+    assert len(problems.listed("a")) == len(problems) == MOST - 1
+
+    with pytest.raises(GivenUpError):
+        problems.add(ValueError("the last"))
+
+    assert problems.listed("a")[-2:] == [
+        "the last",
+        "a: checking stopped after 1,000 problems: there may be more",
+    ]

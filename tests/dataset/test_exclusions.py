@@ -10,6 +10,7 @@ import pytest
 from imagenet_prep.core.errors import UsageError
 from imagenet_prep.dataset.member import Incident
 from imagenet_prep.dataset.shared_flags import read_exclusions
+from tests.kit.messages import says
 
 LINE = Incident("cat/1.jpg", "a", 0, 9, 0, "excluded", "listed", "", "train", "a" * 64)
 OTHER = Incident("cat/2.jpg", "a", 0, 9, 0, "repaired", "png", "", "train")
@@ -21,7 +22,7 @@ def listed(path: Path, *lines: Incident | bytes) -> Path:
     return path
 
 
-def test_only_excluded_images_are_listed_with_their_lines_and_bytes(tmp_path: Path) -> None:
+def test_only_excluded_images_are_listed(tmp_path: Path) -> None:
     second = replace(LINE, key="cat/3.jpg", action="input_excluded", source_sha256="b" * 64)
     found = read_exclusions(listed(tmp_path / "list", OTHER, LINE, OTHER, second))
 
@@ -36,20 +37,20 @@ def test_only_excluded_images_are_listed_with_their_lines_and_bytes(tmp_path: Pa
     assert same_keys.sha256 != found.sha256
 
 
-def test_a_list_of_keys_has_no_bytes(tmp_path: Path) -> None:
+def test_list_of_keys_has_no_bytes(tmp_path: Path) -> None:
     found = read_exclusions(listed(tmp_path / "list", b"{cat/1.jpg\n"), allows_unknown=True)
 
     assert ([*found.keys], found.files, found.allows_unknown) == (["{cat/1.jpg"], {}, True)
 
 
 @pytest.mark.parametrize("line", [b'{"key":"secret"}\n', b"secret\n", b"\xff\n", b"\n"])
-def test_a_line_of_a_different_file_is_named_by_its_number(tmp_path: Path, line: bytes) -> None:
+def test_line_of_a_different_file_is_named(tmp_path: Path, line: bytes) -> None:
     path = listed(tmp_path / "list", LINE, line)
-    with pytest.raises(UsageError, match="line 2 is not a line of a quarantine.jsonl") as refused:
+    with pytest.raises(UsageError, match=says("line-not-line", ..., "2", "quarantine")) as refused:
         read_exclusions(path)
     assert "secret" not in str(refused.value)
 
 
-def test_a_list_without_an_excluded_image_is_refused(tmp_path: Path) -> None:
+def test_list_without_an_excluded_image_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no keys"):
         read_exclusions(listed(tmp_path / "list", OTHER))

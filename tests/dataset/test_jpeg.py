@@ -1,3 +1,5 @@
+"""JPEG headers: bombs are refused if they have too many pixels or scans."""
+
 from __future__ import annotations
 
 import io
@@ -46,11 +48,11 @@ def reason(data: bytes, **options: int) -> str:
     ],
     ids=range(15),
 )
-def test_what_cameras_and_programs_write_passes(data: bytes) -> None:
+def test_files_of_cameras_and_programs_pass(data: bytes) -> None:
     jpeg.refuse_bombs(data)
 
 
-def test_these_bombs_are_what_a_decoder_takes_for_images() -> None:
+def test_decoders_accept_these_bombs() -> None:
     many = jpeg.MAX_SCANS + 1
     for data in (images.progressive_jpeg(many), images.many_scans_without_interleaving(many)):
         assert simplejpeg.decode_jpeg(data, "RGB", strict=False).shape == (64, 64, 3)
@@ -68,12 +70,12 @@ def test_these_bombs_are_what_a_decoder_takes_for_images() -> None:
     ],
     ids=["one-too-many", "many", "not-interleaved", "garbage", "end-in-comment", "comments"],
 )
-def test_too_many_scans_are_refused(data: bytes) -> None:
+def test_excessive_scans_are_refused(data: bytes) -> None:
     assert reason(data) == "too_many_scans"
 
 
 @pytest.mark.parametrize("progressive", [False, True])
-def test_a_header_that_claims_too_many_pixels_is_refused(progressive: bool) -> None:
+def test_header_that_claims_too_many_pixels_is_refused(progressive: bool) -> None:
     assert reason(images.jpeg_that_claims(progressive=progressive)) == "too_many_pixels"
     assert reason(saved(progressive=progressive), max_pixels=64 * 48 - 1) == "too_many_pixels"
     jpeg.refuse_bombs(saved(progressive=progressive), max_pixels=64 * 48)

@@ -1,4 +1,4 @@
-"""What images are called, and lists of such keys."""
+"""Keys of images, and lists of keys."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from imagenet_prep.core.errors import UsageError
 from imagenet_prep.dataset import keys
 from imagenet_prep.dataset.keys import key_of, read_list
 from tests.kit.limits import Limits
+from tests.kit.messages import says
 
 
-def test_only_validation_images_of_ilsvrc2012_have_keys_without_a_class() -> None:
+def test_only_ilsvrc2012_validation_keys_have_no_class() -> None:
     name = "ILSVRC2012_val_00000001.JPEG"
 
     assert key_of("validation", "n01440764", name) == name
@@ -53,11 +54,11 @@ def test_dots_within_a_name_are_no_problem(key: str) -> None:
         "\\\\host\\a",
     ],
 )
-def test_a_key_that_leads_out_of_its_folder_is_a_problem(key: str) -> None:
-    assert "has a part that is empty, . or .." in str(keys.problem(key))
+def test_key_that_leads_outside_is_a_problem(key: str) -> None:
+    assert says("name-part-empty").search(str(keys.problem(key)))
 
 
-def test_order_blank_lines_and_line_ends_do_not_matter(tmp_path: Path) -> None:
+def test_order_blank_lines_and_line_ends_are_ignored(tmp_path: Path) -> None:
     one = tmp_path / "one"
     other = tmp_path / "other"
     one.write_text("b/2 x.JPEG\na/1\n")
@@ -69,7 +70,7 @@ def test_order_blank_lines_and_line_ends_do_not_matter(tmp_path: Path) -> None:
     assert found.sha256 == hashlib.sha256(b"a/1\nb/2 x.JPEG\n").hexdigest()
 
 
-def test_a_pipe_with_a_writer_is_a_list_and_one_without_is_not_waited_for(tmp_path: Path) -> None:
+def test_pipe_is_read_only_if_a_writer_exists(tmp_path: Path) -> None:
     reading, writing = os.pipe()
     with open(reading, "rb"), open(writing, "wb") as writer:
         writer.write(b"a/1\nb/2\n")
@@ -77,19 +78,19 @@ def test_a_pipe_with_a_writer_is_a_list_and_one_without_is_not_waited_for(tmp_pa
         assert set(read_list(f"/dev/fd/{reading}").keys) == {"a/1", "b/2"}
 
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(UsageError, match="no keys, expected one per line"):
+    with pytest.raises(UsageError, match=says("no-keys-expected-one-per")):
         read_list(tmp_path / "pipe")
 
 
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (b"\n \n", "no keys, expected one per line"),
+        (b"\n \n", says("no-keys-expected-one-per")),
         (b"a/\xff\n", "not UTF-8"),
-        (None, "cannot be read: No such"),
+        (None, says("cannot-read", ..., ..., "No such")),
     ],
 )
-def test_what_is_no_list_is_refused(tmp_path: Path, content: bytes | None, said: str) -> None:
+def test_invalid_list_is_refused(tmp_path: Path, content: bytes | None, said: str) -> None:
     path = tmp_path / "keys"
     if content is not None:
         path.write_bytes(content)
@@ -97,53 +98,53 @@ def test_what_is_no_list_is_refused(tmp_path: Path, content: bytes | None, said:
         read_list(path)
 
 
-def test_a_list_without_end_is_refused(limits: Limits) -> None:
+def test_endless_list_is_refused(limits: Limits) -> None:
     limits(key_list_bytes=1 << 16)
-    with pytest.raises(UsageError, match="/dev/zero: the list of keys has more than 65,536 bytes"):
+    with pytest.raises(UsageError, match=says("list-keys-more-bytes", "/dev/zero", "65,536")):
         read_list("/dev/zero")
 
 
 @pytest.mark.parametrize("end", ["\n", "\r"])
-def test_a_list_of_too_many_lines_is_refused(end: str, tmp_path: Path, limits: Limits) -> None:
+def test_list_of_too_many_lines_is_refused(end: str, tmp_path: Path, limits: Limits) -> None:
     limits(key_list_lines=5)
     (tmp_path / "keys").write_text(f"a/1{end}" * 6)
-    with pytest.raises(UsageError, match="keys: the list of keys has more than 5 lines"):
+    with pytest.raises(UsageError, match=says("list-keys-more-lines", "keys", "5")):
         read_list(tmp_path / "keys")
 
 
-def test_no_message_repeats_a_line_of_what_is_no_list(tmp_path: Path) -> None:
+def test_message_never_repeats_a_line(tmp_path: Path) -> None:
     path = tmp_path / "airflow.cfg"
     path.write_text("[core]\na/1\n\nsql_alchemy_conn = postgresql://u:hunter2@db/airflow\n")
     found = read_list(path)
     with pytest.raises(
-        UsageError, match=r"airflow\.cfg: lines 1, 4: no such key in x\. "
+        UsageError, match=says("no-such-key-write-one", "airflow.cfg", "lines", "1, 4", "x")
     ) as refused:
         found.refuse_unknown(found.keys.keys() - {"a/1"}, "x")
     assert "hunter2" not in str(refused.value)
     path.write_bytes(b"hunter2\nhunter3\xff\n")
-    with pytest.raises(UsageError, match="not UTF-8 at byte 15$") as refused:
+    with pytest.raises(UsageError, match=says("list-keys-not-utf-8-byte", ..., "15")) as refused:
         read_list(path)
     assert "hunter" not in str(refused.value)
 
 
 @pytest.mark.parametrize("key", ["n/a\nb", "n/\x1b[2J", "n/\x7f", "\0", "", "n/" + "ü" * 2048])
-def test_a_key_that_a_line_of_a_table_cannot_hold_is_named_a_problem(key: str) -> None:
+def test_unprintable_or_overlong_key_is_a_problem(key: str) -> None:
     found = keys.problem(key)
     assert found is not None
     assert found.isprintable()
 
 
-def test_any_other_key_is_none() -> None:
+def test_other_keys_have_no_problem() -> None:
     assert not any(map(keys.problem, ["a", 'n/"x", é.jpg', "n/" + "x" * 4094]))
 
 
 @settings(max_examples=300)
 @given(st.text("~01a./", max_size=12))
-def test_the_number_of_a_key_is_what_a_regular_expression_finds(key: str) -> None:
+def test_key_number_is_removed_like_by_regular_expression(key: str) -> None:
     assert keys.without_number(key) == re.sub(r"~+[0-9]+(?=(?:\.[^./]*)?$)", "", key)
 
 
-def test_a_key_of_tildes_takes_linear_time() -> None:
+def test_key_of_tildes_takes_linear_time() -> None:
     """With a regular expression, this key would take hours."""
     tildes = "~" * 1_000_000
 

@@ -1,4 +1,4 @@
-"""The lines that lists of images are made of."""
+"""Lines of lists of images."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from imagenet_prep.dataset.member import (
     parse_incident,
     parse_members,
 )
+from tests.kit.messages import says
 
 text = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 number = st.integers(0, 2**63 - 1)
@@ -35,7 +36,7 @@ members = st.builds(
 
 
 @given(st.lists(members, max_size=5))
-def test_lines_are_canonical_json_and_come_back(found: list[Member]) -> None:
+def test_lines_are_canonical_json_and_are_read_back(found: list[Member]) -> None:
     lines = [dump_member(member) for member in found]
 
     assert lines == [
@@ -64,13 +65,13 @@ def test_lines_are_canonical_json_and_come_back(found: list[Member]) -> None:
         b'["\\ud800","b",1,2,3]\n',
     ],
 )
-def test_a_damaged_list_is_said(damage: bytes) -> None:
-    with pytest.raises(DataDamagedError, match=r"in \.work is damaged"):
+def test_damaged_list_is_reported(damage: bytes) -> None:
+    with pytest.raises(DataDamagedError, match=says("list-images-work-damaged-remove")):
         parse_members(b'["a","b",1,2,3]\n' + damage)
 
 
 @pytest.mark.parametrize("num", [1, 7, 8, 15, 16, 17, 100, 1251])
-def test_the_named_images_are_few_and_lie_evenly_over_the_shard(num: int) -> None:
+def test_recorded_origins_are_few_and_evenly_spaced(num: int) -> None:
     origins = Origins()
     for number in range(num):
         origins.add(
@@ -106,15 +107,15 @@ VALIDATION_KEY = "ILSVRC2012_val_00000001.JPEG"
         ("cat/1.jpg", "train", True),
     ],
 )
-def test_a_line_tells_the_split_unless_the_key_does(key: str, split: str, is_written: bool) -> None:
+def test_line_contains_the_split_if_keys_lack_it(key: str, split: str, is_written: bool) -> None:
     incident = Incident(key, "a", 0, 9, 0, "repaired", "png", "was a PNG", split)
 
     assert (b'"split"' in incident.line) == is_written
     assert parse_incident(incident.line) == incident
 
 
-def test_a_line_of_version_0_1_0_is_written_again_unchanged() -> None:
-    """Its split is unknown, unless the key tells it."""
+def test_line_of_version_0_1_0_is_unchanged() -> None:
+    """Its split is unknown, unless it follows from the key."""
     for key, split in ((TRAIN_KEY, "train"), (VALIDATION_KEY, "validation"), ("cat/1.jpg", "")):
         line = Incident(key, "a", 0, 9, 0, "repaired", "png", "was a PNG").line
         assert b"split" not in line
@@ -122,7 +123,7 @@ def test_a_line_of_version_0_1_0_is_written_again_unchanged() -> None:
         assert parse_incident(line).line == line
 
 
-def test_an_excluded_image_has_the_sizes_of_its_source_and_of_its_record() -> None:
+def test_excluded_image_has_sizes_of_source_and_record() -> None:
     facts = ("cat/1.jpg", "train-00000-of-00001", 0, 9, 0)
     for action in ("excluded", "input_excluded"):
         source = Incident(*facts, action, "listed", "", "train", "a" * 64)
@@ -131,3 +132,22 @@ def test_an_excluded_image_has_the_sizes_of_its_source_and_of_its_record() -> No
         assert source.sizes == {"a" * 64: 9}
         assert stored.sizes == {"a" * 64: 70, "b" * 64: 9}
     assert not Incident(*facts, "quarantined", "empty", "").is_excluded
+
+
+@pytest.mark.parametrize(
+    ("action", "reason", "is_bad", "is_excluded", "is_of_input"),
+    [
+        ("quarantined", "truncated", True, False, False),
+        ("repaired", "cmyk", False, False, False),
+        ("repaired", "doubtful_end", True, False, False),
+        ("excluded", "listed", False, True, False),
+        ("input_quarantined", "truncated", False, False, True),
+        ("input_repaired", "cmyk", False, False, True),
+        ("input_excluded", "listed", False, True, True),
+    ],
+)
+def test_actions_decide_which_images_are_bad(
+    action: str, reason: str, is_bad: bool, is_excluded: bool, is_of_input: bool
+) -> None:
+    line = Incident("a", "a.tar", 0, 9, 0, action, reason, "detail", "train")
+    assert (line.is_bad, line.is_excluded, line.is_of_input) == (is_bad, is_excluded, is_of_input)

@@ -1,3 +1,5 @@
+"""EXIF orientation: finding the tag, turning pixels and boxes, setting the tag to 1."""
+
 from __future__ import annotations
 
 import io
@@ -25,9 +27,7 @@ def as_pillow(data: bytes) -> np.ndarray:
 
 @pytest.mark.parametrize("order", ["II", "MM"])
 @pytest.mark.parametrize("value", range(2, 9))
-def test_pixels_and_boxes_turn_as_a_decoder_turns_them_that_obeys_the_tag(
-    value: int, order: str
-) -> None:
+def test_pixels_and_boxes_turn_as_in_a_decoder(value: int, order: str) -> None:
     plain = photograph(24, 40)
     tags = found(tagged(plain, value, order))
     assert tags is not None
@@ -55,7 +55,7 @@ def test_pixels_and_boxes_turn_as_a_decoder_turns_them_that_obeys_the_tag(
 
 @pytest.mark.parametrize("order", ["II", "MM"])
 @pytest.mark.parametrize("value", [0, 2, 6, 8, 9, 65_535])
-def test_a_tag_is_set_to_1_in_place(value: int, order: str) -> None:
+def test_tag_is_set_to_1_in_place(value: int, order: str) -> None:
     data = tagged(photograph(24, 40), value, order)
     tags = found(data)
     assert tags is not None
@@ -81,7 +81,7 @@ def test_a_tag_is_set_to_1_in_place(value: int, order: str) -> None:
         (99, 1, 6, 1),  # no type
     ],
 )
-def test_odd_entries_mean_what_pillow_takes_them_for_and_become_sound(
+def test_odd_entries_are_read_as_by_pillow(
     kind: int, count: int, value: int, means: int, order: str
 ) -> None:
     data = tagged(photograph(24, 40), value, order, kind=kind, count=count)
@@ -120,10 +120,14 @@ NO_VALUES = {
 
 
 def of_type(order: str, kind: int, form: str, values: tuple[object, ...]) -> bytes:
-    """Returns a photograph whose orientation has this type; what is long is behind the entries."""
+    """Returns a photograph with an orientation of this type; long values are after the entries."""
     sign = "<" if order == "II" else ">"
     content = struct.pack(sign + form, *values)
-    count = len(content) if kind == 2 else 2 if form == "2i" and kind == 9 else 1
+    count = 1
+    if kind == 2:
+        count = len(content)
+    elif form == "2i" and kind == 9:
+        count = 2
     place = content.ljust(4, b"\0") if len(content) <= 4 else struct.pack(f"{sign}I", 26)
     entry = struct.pack(f"{sign}HHI", 0x0112, kind, count) + place
     head = order.encode() + struct.pack(f"{sign}HIH", 42, 8, 1)
@@ -134,7 +138,7 @@ def of_type(order: str, kind: int, form: str, values: tuple[object, ...]) -> byt
 
 @pytest.mark.parametrize("order", ["II", "MM"])
 @pytest.mark.parametrize("name", VALUES | NO_VALUES)
-def test_the_value_is_read_as_exiftool_reads_it_whatever_its_type(name: str, order: str) -> None:
+def test_tag_of_any_type_is_read_like_exiftool(name: str, order: str) -> None:
     data = of_type(order, *(VALUES | NO_VALUES)[name])
     tags = found(data)
     assert tags is not None
@@ -144,7 +148,7 @@ def test_the_value_is_read_as_exiftool_reads_it_whatever_its_type(name: str, ord
     assert Image.open(io.BytesIO(after)).getexif()[0x0112] == 1
 
 
-def test_a_value_behind_the_end_of_its_block_is_none() -> None:
+def test_value_beyond_the_end_of_blocks_is_ignored() -> None:
     for kind, form in ((5, "2I"), (12, "d"), (2, "9s")):
         data = of_type("II", kind, form, (b"6",) if kind == 2 else (6, 1)[: len(form)])
         place = data.index(b"Exif") + 24
@@ -153,12 +157,12 @@ def test_a_value_behind_the_end_of_its_block_is_none() -> None:
         assert tags.turn == 1
 
 
-def test_nothing_is_found_where_nothing_is() -> None:
+def test_bytes_outside_of_entries_are_no_tag() -> None:
     plain = photograph(24, 40)
     assert found(plain) is None
     assert found(tagged(plain, 1, "II")) is None
     assert found(tagged(plain, 1, "MM")) is None
-    # The bytes of a tag that lie in no entry, in no directory or behind its end.
+    # The bytes of a tag outside of any entry, outside of any directory or after its end.
     for block in (
         b"Exif\0\0",
         b"Exif\0\0II*\0",
@@ -172,9 +176,9 @@ def test_nothing_is_found_where_nothing_is() -> None:
         assert found(plain[:2] + segment + plain[2:]) is None, block
 
 
-def test_all_entries_are_found_wherever_they_lie() -> None:
+def test_all_entries_are_found_in_all_blocks() -> None:
     plain = photograph(24, 40)
-    # XMP and a comment before it, fill bytes, another block, a directory that ends too soon.
+    # XMP and a comment before it, fill bytes, a second block, and a truncated directory.
     xmp = b"http://ns.adobe.com/xap/1.0/\0<x/>"
     block = exif(6, "MM")
     pieces = [
@@ -189,7 +193,7 @@ def test_all_entries_are_found_wherever_they_lie() -> None:
     assert tags is not None
     assert (tags.turn, len(tags.entries)) == (6, 2)
     assert found(jpeg.changed(data, tags)) is None
-    # A tag between the tables of a file of several scans counts, one inside a scan does not.
+    # A tag between the tables of a file of several scans is used, one inside a scan is not.
     progressive = photograph(24, 40, progressive=True)
     behind = tagged(progressive, 3, "II")
     assert found(behind) is not None
@@ -197,7 +201,7 @@ def test_all_entries_are_found_wherever_they_lie() -> None:
 
 
 class Searched(bytes):
-    """Bytes that count how often they are searched."""
+    """Bytes that count searches."""
 
     count = 0
 
@@ -206,7 +210,7 @@ class Searched(bytes):
         return super().find(*arguments)
 
 
-def test_a_tag_in_every_second_byte_is_looked_at_once_per_entry() -> None:
+def test_each_entry_is_searched_once_for_tags() -> None:
     """A JPEG of 128 MB with such tags took a process 9 s."""
     num_entries = 3_000
     turned = struct.pack("<HHIHH", 0x0112, 3, 1, 6, 0)
@@ -220,7 +224,7 @@ def test_a_tag_in_every_second_byte_is_looked_at_once_per_entry() -> None:
 
 
 @pytest.mark.slow
-def test_an_image_without_a_tag_costs_next_to_nothing() -> None:
+def test_search_without_a_tag_costs_almost_nothing() -> None:
     data = photograph(375, 500)
     frame = jpeg.refuse_bombs(data)
     times = []
@@ -232,7 +236,7 @@ def test_an_image_without_a_tag_costs_next_to_nothing() -> None:
     assert min(times) < 2e-6
 
 
-def test_damaged_blocks_are_looked_at_without_an_error() -> None:
+def test_damaged_blocks_cause_no_error() -> None:
     rng = np.random.default_rng(0)
     plain = photograph(24, 40)
     for order in ("II", "MM"):

@@ -1,8 +1,9 @@
-"""Which node holds what, and that its ranks read nothing else."""
+"""Placement of shards on nodes: ranks only read shards of their own node."""
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import os
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from imagenet_prep.dataset import column as module
 from imagenet_prep.dataset.column import WHOLE, Placement
 from imagenet_prep.dataset.manifest import Manifest
 from imagenet_prep.read.order import Order, Steps
+from tests.kit.messages import says
 from tests.kit.replicas import make_dataset
 
 shards = st.lists(st.integers(1, 40), min_size=1, max_size=24)
@@ -32,7 +34,7 @@ def orders(counts: list[int], nodes: int, copies: int, seed: int | None, window:
 
 
 @given(shards, nodes_and_copies, seeds, st.integers(0, 30), st.integers(0, 5))
-def test_nodes_read_every_example_once_and_only_what_they_hold(
+def test_nodes_read_every_example_once_from_their_shards(
     counts: list[int], cluster: tuple[int, int], seed: int | None, window: int, epoch: int
 ) -> None:
     shard_of = np.repeat(np.arange(len(counts)), counts)
@@ -43,23 +45,21 @@ def test_nodes_read_every_example_once_and_only_what_they_hold(
         parts.append(numbers.tolist())
 
         assert set(shard_of[numbers]) <= set(held)
-        assert sorted(shard for each in order.windows(epoch) for shard in each) == held
+        assert sorted(itertools.chain.from_iterable(order.windows(epoch))) == held
         assert numbers.tolist() == order.epoch(epoch).tolist()
-    assert sorted(number for part in parts for number in part) == list(range(sum(counts)))
+    assert sorted(itertools.chain.from_iterable(parts)) == list(range(sum(counts)))
     assert max(map(len, parts)) - min(map(len, parts)) <= 1
 
 
 @given(shards, nodes_and_copies)
-def test_every_shard_lies_on_as_many_nodes_as_there_are_copies(
-    counts: list[int], cluster: tuple[int, int]
-) -> None:
+def test_every_shard_is_on_enough_nodes(counts: list[int], cluster: tuple[int, int]) -> None:
     nodes, copies = cluster
     held = [Placement(node, nodes, copies).held(counts) for node in range(nodes)]
     share = copies * sum(counts) / nodes
 
     for shard, count in enumerate(counts):
         assert sum(shard in each for each in held) >= copies, count
-    # Beyond its share a node has what is left of the shards on its two borders.
+    # Beyond its share, a node has the rest of the shards on its two borders.
     assert all(sum(counts[s] for s in each) <= share + 2 * max(counts) for each in held)
     assert WHOLE.held(counts) == list(range(len(counts)))
 
@@ -74,7 +74,7 @@ def test_every_shard_lies_on_as_many_nodes_as_there_are_copies(
     st.integers(1, 4),
     st.integers(1, 12),
 )
-def test_ranks_make_equal_steps_and_go_on_as_other_ranks_of_the_same_nodes(
+def test_ranks_take_equal_steps_and_resume_as_others(
     counts: list[int],
     cluster: tuple[int, int],
     ranks: int,
@@ -112,19 +112,19 @@ def test_ranks_make_equal_steps_and_go_on_as_other_ranks_of_the_same_nodes(
     )
 
 
-def test_one_node_reads_what_it_reads_without_a_placement() -> None:
+def test_one_node_reads_as_without_a_placement() -> None:
     counts = (4, 5, 3)
 
     assert Order(counts, 42, 0, WHOLE).epoch(0).tolist() == Order(counts, 42).epoch(0).tolist()
 
 
-def test_a_partitioned_order_is_the_same_for_ever() -> None:
+def test_partitioned_order_never_changes_between_versions() -> None:
     parts = [order.epoch(1).tolist() for order in orders([4, 5, 3], 3, 2, 42)]
 
     assert parts == [[4, 2, 1, 3], [5, 8, 6, 7], [10, 11, 9, 0]]
 
 
-def test_imagenet_on_300_nodes_is_level() -> None:
+def test_imagenet_on_300_nodes_is_balanced() -> None:
     counts = [1251 + (n < 1_281_167 % 1024) for n in range(1024)]
     held = [len(Placement(node, 300).held(counts)) for node in range(300)]
     read = {len(order.epoch(0)) for order in orders(counts, 300, 1, 0)[::50]}
@@ -134,7 +134,7 @@ def test_imagenet_on_300_nodes_is_level() -> None:
 
 
 @pytest.mark.parametrize(("nodes", "copies", "stays"), [(4, 1, 1.0), (4, 2, 0.67), (4, 4, 0.25)])
-def test_more_copies_bring_examples_to_other_nodes(nodes: int, copies: int, stays: float) -> None:
+def test_more_copies_move_examples_between_nodes(nodes: int, copies: int, stays: float) -> None:
     counts = [100] * 64
     found = []
     for epoch in range(40):
@@ -152,7 +152,7 @@ def manifest(tmp_path_factory: pytest.TempPathFactory) -> Manifest:
     return make_dataset(tmp_path_factory.mktemp("manifest") / "set")
 
 
-def test_a_placement_is_read_as_it_was_written(manifest: Manifest, tmp_path: Path) -> None:
+def test_placement_is_read_back(manifest: Manifest, tmp_path: Path) -> None:
     there = Placement(2, 4, 3)
     assert module.load(tmp_path, manifest) == WHOLE
     (tmp_path / "placement.json").write_bytes(there.dumps(manifest.digest))
@@ -161,7 +161,7 @@ def test_a_placement_is_read_as_it_was_written(manifest: Manifest, tmp_path: Pat
     assert [shard.name[:11] for shard in there.shards(manifest, "train")] == [
         f"train-0000{n}" for n in (0, 3, 4, 5)
     ]
-    with pytest.raises(ManifestError, match="belongs to the dataset"):
+    with pytest.raises(ManifestError, match=says("belongs-dataset-manifest-folder")):
         module.load(tmp_path, dataclasses.replace(manifest, subset=False))
 
 
@@ -181,16 +181,14 @@ def test_a_placement_is_read_as_it_was_written(manifest: Manifest, tmp_path: Pat
         b'{"dataset": "x", "node": 1%b, "nodes": 2%b, "copies": 1}' % (b"0" * 30, b"0" * 30),
     ],
 )
-def test_a_damaged_placement_is_no_placement(
-    data: bytes, manifest: Manifest, tmp_path: Path
-) -> None:
+def test_damaged_placement_is_refused(data: bytes, manifest: Manifest, tmp_path: Path) -> None:
     (tmp_path / "placement.json").write_bytes(data)
 
     with pytest.raises(ManifestError, match="damaged"):
         module.load(tmp_path, manifest)
 
 
-def test_what_lies_in_place_of_a_placement_is_named(manifest: Manifest, tmp_path: Path) -> None:
+def test_pipe_or_folder_as_placement_is_named(manifest: Manifest, tmp_path: Path) -> None:
     path = tmp_path / "placement.json"
     os.mkfifo(path)
     with pytest.raises(ManifestError, match=r"placement\.json: is a named pipe"):
@@ -202,5 +200,5 @@ def test_what_lies_in_place_of_a_placement_is_named(manifest: Manifest, tmp_path
         module.load(tmp_path, manifest)
     path.unlink()
     path.mkdir()
-    with pytest.raises(StoreError, match=r"placement\.json: cannot be read: Is a directory"):
+    with pytest.raises(StoreError, match=says("cannot-read-2", "placement.json", "Is a directory")):
         module.load(tmp_path, manifest)

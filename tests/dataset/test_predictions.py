@@ -1,4 +1,4 @@
-"""The file of what a network says of each image."""
+"""The file of a network's predictions for each image."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import pytest
 from imagenet_prep.core.errors import DataDamagedError, UsageError
 from imagenet_prep.dataset import predictions
 from imagenet_prep.dataset.predictions import Prediction
+from tests.kit.messages import says
 
 HEADER = "key,class_index,top1,p1,top2,p2,top3,p3,top4,p4,top5,p5\n"
 SAID = [
@@ -26,7 +27,7 @@ def written() -> str:
     return stream.getvalue()
 
 
-def test_what_is_written_is_read(tmp_path: Path) -> None:
+def test_written_predictions_are_read_back(tmp_path: Path) -> None:
     path = tmp_path / "said.csv"
     path.write_text(written(), encoding="utf-8")
 
@@ -55,7 +56,7 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
         "a" * 20_000,
     ],
 )
-def test_a_line_that_nobody_wrote_is_named(tmp_path: Path, line: str) -> None:
+def test_invalid_line_is_named(tmp_path: Path, line: str) -> None:
     path = tmp_path / "said.csv"
     path.write_text(f"{HEADER}{line}\n")
     with pytest.raises(
@@ -65,17 +66,17 @@ def test_a_line_that_nobody_wrote_is_named(tmp_path: Path, line: str) -> None:
 
 
 @pytest.mark.parametrize("content", ["", "a,b\n", "\0\xff"])
-def test_another_file_is_no_file_of_predictions(tmp_path: Path, content: str) -> None:
+def test_foreign_file_is_refused(tmp_path: Path, content: str) -> None:
     path = tmp_path / "said.csv"
     path.write_bytes(content.encode("latin-1"))
     with pytest.raises((UsageError, DataDamagedError)):
         list(predictions.read(path))
-    with pytest.raises(UsageError, match="cannot be opened"):
+    with pytest.raises(UsageError, match=says("cannot-opened")):
         list(predictions.read(tmp_path / "absent"))
 
 
 @pytest.mark.parametrize("among", [None, range(500, 1000)])
-def test_of_very_many_equal_scores_the_first_classes_come_first(among: range | None) -> None:
+def test_first_classes_win_among_many_equal_scores(among: range | None) -> None:
     """Below 17 numbers, every sort of NumPy keeps equal ones in their order."""
     scores = np.zeros((2, 1000), np.float32)
     scores[:, 700] = 1
@@ -83,7 +84,7 @@ def test_of_very_many_equal_scores_the_first_classes_come_first(among: range | N
     assert predictions.top(scores, among).tolist() == [[700, *first]] * 2
 
 
-def test_the_classes_ahead_of_a_label_are_those_that_top_names_first() -> None:
+def test_ahead_of_a_label_matches_top() -> None:
     scores = np.random.default_rng(0).integers(0, 3, (200, 9)).astype(np.float32)
     labels = np.arange(200) % 9
     first = predictions.top(scores)
@@ -91,3 +92,98 @@ def test_the_classes_ahead_of_a_label_are_those_that_top_names_first() -> None:
     for row, label, ahead in zip(first, labels, predictions.ahead_of(labels, scores), strict=True):
         assert label not in row[:ahead]
         assert ahead >= 5 or row[ahead] == label
+
+
+@pytest.mark.parametrize("num_images", [1023, 1024, 1025, 3000])
+def test_scores_are_ranked_image_by_image(num_images: int) -> None:
+    """They are sorted in parts of 1,024."""
+    scores = np.random.default_rng(3).random((num_images, 7))
+    for among in (None, [0, 2, 6]):
+        highest = predictions.top(scores, among)
+        numbers = range(7) if among is None else among
+        assert highest.tolist() == [
+            sorted(numbers, key=lambda n: -row[n])[:5] for row in scores.tolist()
+        ]
+
+
+def test_finite_scores_and_padded_ranks() -> None:
+    scores = np.array([[1, 2], [np.nan, 1], [1, np.inf], [0, -np.inf], [0, 0]])
+    assert predictions.are_finite(scores).tolist() == [True, False, False, False, True]
+    assert predictions.five([[1], [], [5, 4, 3, 2, 1]]).tolist() == [
+        [1, -1, -1, -1, -1],
+        [-1] * 5,
+        [5, 4, 3, 2, 1],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("classes", "is_wrong"), [((3, 1), False), ((1, 3), True), ((), True), ((3,), False)]
+)
+def test_the_first_class_decides_a_prediction(classes: tuple[int, ...], is_wrong: bool) -> None:
+    assert Prediction("a", 3, classes, ()).is_wrong is is_wrong
+
+
+def fields(text: str, **changed: str) -> str:
+    names = dict(zip(predictions.HEADER, text.split(","), strict=True)) | changed
+    return ",".join(names.values())
+
+
+LINE = "a,3,3,0.5,1,0.25,,,,,,"
+
+
+@pytest.mark.parametrize(
+    ("changed", "is_sound"),
+    [
+        ({}, True),
+        ({"p1": "1"}, True),
+        ({"p1": "0"}, True),
+        ({"p1": "1.01"}, False),
+        ({"p1": "-0.1"}, False),
+        ({"p1": "nan"}, False),
+        ({"p1": "x"}, False),
+        ({"p1": ""}, False),
+        ({"key": ""}, False),
+        ({"class_index": "9"}, True),
+        ({"class_index": "10"}, False),
+        ({"class_index": "-1"}, False),
+        ({"class_index": ""}, False),
+        ({"top2": "10"}, False),
+        ({"top2": "x"}, False),
+        ({"key": '"a'}, False),
+        ({"key": '"a"b'}, False),
+        ({"p5": ",7"}, False),
+    ],
+)
+def test_each_field_of_a_prediction(
+    tmp_path: Path, changed: dict[str, str], is_sound: bool
+) -> None:
+    path = tmp_path / "file.csv"
+    path.write_text(f"{','.join(predictions.HEADER)}\n{fields(LINE, **changed)}\n")
+    if is_sound:
+        assert len([*predictions.read(path, 10)]) == 1
+    else:
+        with pytest.raises(DataDamagedError) as refused:
+            [*predictions.read(path, 10)]
+        assert str(path) in str(refused.value)
+
+
+@pytest.mark.parametrize(("length", "is_sound"), [(10_000, True), (10_001, False)])
+def test_long_lines_are_refused(tmp_path: Path, length: int, is_sound: bool) -> None:
+    path = tmp_path / "file.csv"
+    line = "a" * (length - len(LINE)) + LINE + "\n"
+    path.write_text(f"{','.join(predictions.HEADER)}\n{line[-length:]}")
+    if is_sound:
+        assert len([*predictions.read(path)]) == 1
+    else:
+        with pytest.raises(DataDamagedError):
+            [*predictions.read(path)]
+
+
+def test_additional_columns_are_written_and_not_read(tmp_path: Path) -> None:
+    path = tmp_path / "file.csv"
+    rows = [Prediction("a", 3, (3, 1), (0.5, 0.25)), Prediction("b", 1, (), ())]
+    with open(path, "w") as stream:
+        predictions.write(stream, rows, {"mine": {"a": "x,y"}})
+    assert path.read_text().splitlines()[0].endswith(",p5,mine")
+    assert path.read_text().splitlines()[1].endswith(',"x,y"')
+    assert [*predictions.read(path, 4)] == rows

@@ -1,3 +1,5 @@
+"""RecordIO: frames, and scanning from any byte."""
+
 from __future__ import annotations
 
 import io
@@ -11,10 +13,11 @@ from hypothesis import strategies as st
 from imagenet_prep.core.errors import DataDamagedError
 from imagenet_prep.dataset import record_files
 from imagenet_prep.dataset.record_files import ImageRecord
+from tests.kit.messages import says
 from tests.kit.recordio import framed
 
 MAGIC = bytes.fromhex("0a23d7ce")
-# Images that hold the magic number in all places, and more often than chance would have it.
+# Images with the magic number in all places, and more often than by chance.
 IMAGES = st.lists(st.one_of(st.just(MAGIC), st.binary(max_size=9)), max_size=12).map(b"".join)
 
 
@@ -23,20 +26,20 @@ def scan(data: bytes, start: int = 0, stop: int | None = None) -> list[ImageReco
     return list(record_files.scan(io.BytesIO(data), start, stop, len(data)))
 
 
-def test_a_record_is_what_mxnet_writes() -> None:
+def test_record_equals_that_of_mxnet() -> None:
     # mx.recordio.pack(IRHeader(0, 7.0, 3, 0), b"12345") by MXRecordIO of mxnet 1.9.1.
     head = MAGIC + struct.pack("<I", 24 + 5) + struct.pack("<IfQQ", 0, 7.0, 3, 0)
 
     assert record_files.frame(3, 7, b"12345") == head + b"12345" + bytes(3)
 
 
-def test_a_label_may_be_an_array_of_one() -> None:
+def test_label_may_be_an_array_of_one() -> None:
     head = MAGIC + struct.pack("<I", 28 + 4) + struct.pack("<IfQQf", 1, 0.0, 3, 0, 7.0)
 
     assert framed(3, 7, b"1234", as_array=True) == head + b"1234"
 
 
-def test_a_magic_number_in_an_image_cuts_the_record() -> None:
+def test_magic_number_in_an_image_splits_the_record() -> None:
     head = struct.pack("<IfQQ", 0, 0.0, 0, 0)
 
     whole = record_files.frame(0, 0, b"ab" + MAGIC + b"cd")
@@ -58,7 +61,9 @@ def test_every_image_is_found_once_from_any_pieces(
     inner = st.lists(st.integers(0, len(file)), max_size=5)
     cuts = sorted({0, len(file), *data.draw(inner)})
 
-    found = [record for piece in pairwise(cuts) for record in scan(file, *piece)]
+    found = []
+    for start, stop in pairwise(cuts):
+        found += scan(file, start, stop)
 
     assert [(r.number, r.label) for r in found] == [(n, n % 5) for n in range(len(images))]
     for record, (image, _) in zip(found, images, strict=True):
@@ -66,7 +71,7 @@ def test_every_image_is_found_once_from_any_pieces(
 
 
 @given(st.data())
-def test_damage_is_named_with_its_byte_or_changes_no_frame(data: st.DataObject) -> None:
+def test_damage_is_named_or_changes_no_frame(data: st.DataObject) -> None:
     frames = [record_files.frame(n, n, data.draw(IMAGES)) for n in range(4)]
     file = bytearray(b"".join(frames))
     place = data.draw(st.integers(0, len(file) - 1))
@@ -81,28 +86,31 @@ def test_damage_is_named_with_its_byte_or_changes_no_frame(data: st.DataObject) 
 
 
 @pytest.mark.parametrize(
-    ("spoil", "says"),
+    ("spoil", "sentence"),
     [
-        (lambda f: f[:-9], "byte 32: a record of 29 bytes, but the file ends at byte 63"),
-        (lambda f: f[:36], "byte 32: the file ends inside the frame of a record"),
-        (lambda f: f[:32] + b"JUNK" + f[36:], "byte 32: 4a 55 4e 4b .* expected the frame"),
+        (lambda f: f[:-9], says("byte-record-bytes-file-ends", "32", "29", "63")),
+        (lambda f: f[:36], says("byte-file-ends-inside-frame", "32")),
+        (
+            lambda f: f[:32] + b"JUNK" + f[36:],
+            says("byte-expected-frame-record", "32", "4a 55 4e 4b"),
+        ),
         (lambda f: b"\x0a" * 4 + f[4:], "byte 0: 0a 0a 0a 0a"),
-        (lambda f: f[:7] + b"\x60" + f[8:], "byte 0: the beginning of this record"),
+        (lambda f: f[:7] + b"\x60" + f[8:], says("byte-beginning-record-missing", "0")),
         (
             lambda f: f[:7] + b"\x20" + f[8:],
-            "byte 32: a new record begins before the record at byte 0",
+            says("byte-new-record-begins-before", "32", "0"),
         ),
         (
             lambda f: f[:4] + b"\x19\0\0\x20" + f[8:],
-            "byte 0: a part has size 25, not a multiple of",
+            says("byte-part-size-not-multiple", "0", "25"),
         ),
-        (lambda f: f[:8] + b"\x09" + f[9:], "byte 8: 9 labels do not fit in 24 bytes"),
-        (lambda _: MAGIC + struct.pack("<I", 4) + b"1234", "too few for MXNet's header"),
+        (lambda f: f[:8] + b"\x09" + f[9:], says("byte-labels-not-fit-bytes", "8", "9", "24")),
+        (lambda _: MAGIC + struct.pack("<I", 4) + b"1234", says("byte-bytes-too-few-mxnet")),
     ],
 )
-def test_what_is_wrong_is_said_with_its_byte(spoil: object, says: str) -> None:
+def test_damage_is_named_with_its_byte(spoil: object, sentence: str) -> None:
     file = record_files.frame(0, 1, b"") + record_files.frame(1, 1, b"12345")
     assert callable(spoil)
 
-    with pytest.raises(DataDamagedError, match=says):
+    with pytest.raises(DataDamagedError, match=sentence):
         scan(spoil(file))

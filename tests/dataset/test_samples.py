@@ -1,3 +1,5 @@
+"""Tables of samples: their lines, histograms and Merkle roots."""
+
 from __future__ import annotations
 
 import csv
@@ -11,8 +13,9 @@ from hypothesis import strategies as st
 from imagenet_prep.core import strict_json
 from imagenet_prep.core.errors import DataDamagedError
 from imagenet_prep.dataset import samples
-from imagenet_prep.dataset.samples import Sample
-from tests.kit.samples import kept
+from imagenet_prep.dataset.samples import Difference, Sample, StoredImage
+from tests.kit.limits import Limits
+from tests.kit.samples import kept, tree_hash
 from tests.kit.samples import samples as drawn
 
 ROW = kept("n01440764/n01440764_1.JPEG", 7)
@@ -27,7 +30,7 @@ def parsed(data: bytes) -> list[Sample]:
 
 
 @given(st.lists(drawn(), max_size=4))
-def test_a_table_is_what_pythons_csv_writes_and_reads(rows: list[Sample]) -> None:
+def test_table_equals_that_of_pythons_csv(rows: list[Sample]) -> None:
     text = io.StringIO(newline="")
     csv.writer(text).writerows([samples.COLUMNS.split(","), *rows])
 
@@ -38,7 +41,7 @@ def test_a_table_is_what_pythons_csv_writes_and_reads(rows: list[Sample]) -> Non
 
 
 @pytest.mark.parametrize("key", ["=1+1/a.jpg", "+1", "-1", "@a", "'a", "\t=1", 'a"b,c'])
-def test_a_key_that_a_spreadsheet_interprets_is_unchanged(key: str) -> None:
+def test_key_that_a_spreadsheet_interprets_is_unchanged(key: str) -> None:
     text = table(ROW._replace(key=key)).decode()
     _, read = csv.reader(io.StringIO(text, newline=""), strict=True)
 
@@ -46,13 +49,13 @@ def test_a_key_that_a_spreadsheet_interprets_is_unchanged(key: str) -> None:
 
 
 @given(drawn())
-def test_a_leaf_is_written_as_all_our_json_is(row: Sample) -> None:
+def test_leaf_is_canonical_json(row: Sample) -> None:
     leaf = strict_json.dumps([row.key, row.class_index, row.sha256])
     assert samples.entry(row.head) == b"%b\0%b\n" % (row.key.encode(), leaf)
 
 
 @given(st.lists(drawn(), max_size=4))
-def test_heads_are_read_from_lines_as_they_are_made_of_samples(rows: list[Sample]) -> None:
+def test_heads_of_lines_equal_those_of_samples(rows: list[Sample]) -> None:
     lines = list(samples.read_lines(io.BytesIO(table(*rows))))
     assert list(samples.heads(lines, "table", images=True)) == [row.head for row in rows]
     without = [(row.class_index, row.key, b"") for row in rows]
@@ -60,7 +63,7 @@ def test_heads_are_read_from_lines_as_they_are_made_of_samples(rows: list[Sample
 
 
 @pytest.mark.parametrize("read", [samples.parse, samples.heads])
-def test_lines_of_other_tables_and_classes_that_are_not_there_are_refused(read: Any) -> None:
+def test_foreign_lines_and_missing_classes_are_refused(read: Any) -> None:
     for line, said in (
         (b"no row\r\n", "is not a line"),
         (ROW.line, "has class 7, but there are only 7"),
@@ -70,7 +73,7 @@ def test_lines_of_other_tables_and_classes_that_are_not_there_are_refused(read: 
 
 
 @given(st.binary(max_size=200))
-def test_whatever_is_accepted_is_written_so_again(noise: bytes) -> None:
+def test_accepted_table_is_written_back_unchanged(noise: bytes) -> None:
     line = ROW.line
     for data in (noise, line[: len(noise)] + noise, line.replace(b"7", noise, 1)):
         try:
@@ -118,7 +121,7 @@ LINE = ROW.line
         b"x" * 100_000 + LINE[26:],
     ],
 )
-def test_a_line_that_is_not_ours_is_refused_and_not_shown(line: bytes) -> None:
+def test_foreign_line_is_refused_without_showing_it(line: bytes) -> None:
     with pytest.raises(DataDamagedError) as error:
         parsed(table(ROW) + (line or b"\0"))
     assert str(error.value).startswith("table: line 3 ")
@@ -128,11 +131,103 @@ def test_a_line_that_is_not_ours_is_refused_and_not_shown(line: bytes) -> None:
 @pytest.mark.parametrize(
     "data", [b"", b"key\r\n", samples.HEADER[:-2], samples.HEADER[:-2] + b"\n"]
 )
-def test_another_header_is_refused(data: bytes) -> None:
+def test_different_header_is_refused(data: bytes) -> None:
     with pytest.raises(DataDamagedError, match="line 1"):
         parsed(data + LINE)
 
 
-def test_the_longest_key_is_read_back_also_where_each_byte_of_it_is_doubled() -> None:
+def test_longest_key_is_read_back_with_doubled_quotes() -> None:
     row = ROW._replace(key='"' * 4096)
     assert parsed(table(row)) == [row]
+
+
+def test_histograms_count_each_image_once_at_its_bin(limits: Limits) -> None:
+    limits(measures_at_once=2)
+    sides = [(256, 512), (512, 256), (256, 256)]
+    rows = [
+        kept("n/1", number % 2)._replace(
+            height=height,
+            width=width,
+            num_bytes=1000,
+            source_height=1024,
+            source_width=2048,
+            source_bytes=2000,
+        )
+        for number, (height, width) in enumerate(sides)
+    ]
+    found = samples.of(iter(rows))
+
+    assert found.histograms == {
+        "short_side": {64: 3},
+        "source_short_side": {80: 3},
+        "aspect": {-8: 1, 0: 1, 8: 1},
+        "source_aspect": {8: 3},
+        "bytes": {79: 3},
+        "source_bytes": {87: 3},
+    }
+    assert found.sums["bytes"] == 3000
+    assert found.classes == {0, 1}
+
+
+def test_empty_table_has_no_measures() -> None:
+    assert samples.of([]) == samples.Measured()
+
+
+@pytest.mark.parametrize("bin_number", [-9, 0, 64, 79])
+def test_value_is_between_the_edges_of_its_bin(bin_number: int) -> None:
+    below = samples.lower_edge(bin_number)
+    above = samples.lower_edge(bin_number + 1)
+
+    assert above / below == pytest.approx(2 ** (1 / samples.BINS_PER_OCTAVE))
+    assert samples.lower_edge(79) <= 1000 < samples.lower_edge(80)
+
+
+@given(st.lists(st.binary(max_size=9), max_size=70))
+def test_root_equals_that_of_the_rfc(leaves: list[bytes]) -> None:
+    assert samples.root(iter(leaves)) == tree_hash(leaves).hex()
+
+
+# The inputs and roots in the tests of Certificate Transparency's own code.
+_LEAVES = ["", "00", "10", "2021", "3031", "40414243", "5051525354555657"]
+_ROOTS = {
+    0: "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855",
+    1: "6e340b9cffb37a989ca544e6bb780a2c78901d3fb33738768511a30617afa01d",
+    2: "fac54203e7cc696cf0dfcb42c92a1d9dbaf70ad9e621f4bd8d98662f00e3c125",
+    3: "aeb6bcfe274b70a14fb067a5e5578264db0fa9b51af5e0ba159158f329e06e77",
+    4: "d37ee418976dd95753c1c73862b9398fa2a2cf9b4ff0fdfe8b30cd95209614b7",
+    5: "4e3bbb1f7b478dcfe71fb631631519a3bca12c9aefca1612bfce4c13a86264d4",
+    6: "76e67dadbcdf1e10e1b74ddc608abd2f98dfb16fbce75277b5232a127f2087ef",
+    7: "ddb89be403809e325750d3d263cd78929c2942b7942a34b77e122c9594a74c8c",
+}
+
+
+@pytest.mark.parametrize("num", _ROOTS)
+def test_root_equals_those_of_certificate_transparency(num: int) -> None:
+    assert samples.root(map(bytes.fromhex, _LEAVES[:num])) == _ROOTS[num]
+
+
+STORED = StoredImage("n1", 20, 30, "aa", "train-00000-of-00001", 4)
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "kinds"),
+    [
+        (STORED, None, ["only_in_a"]),
+        (None, STORED, ["only_in_b"]),
+        (STORED, STORED, []),
+        (STORED, STORED._replace(wnid="n2"), ["other_label"]),
+        (STORED, STORED._replace(sha256="bb"), ["other_bytes"]),
+        (STORED, STORED._replace(width=21), ["other_size"]),
+        (STORED, STORED._replace(height=31), ["other_size"]),
+        (STORED, STORED._replace(shard="x", record=5), []),
+        (
+            STORED,
+            StoredImage("n2", 1, 1, "b", "x", 0),
+            ["other_label", "other_bytes", "other_size"],
+        ),
+    ],
+)
+def test_images_differ_in_these_ways(
+    a: StoredImage | None, b: StoredImage | None, kinds: list[str]
+) -> None:
+    assert Difference("train", "key", a, b).kinds == kinds

@@ -1,3 +1,5 @@
+"""TFRecord frames: CRCs, truncation and index lines."""
+
 from __future__ import annotations
 
 import io
@@ -9,6 +11,7 @@ from hypothesis import strategies as st
 
 from imagenet_prep.core.errors import DataDamagedError
 from imagenet_prep.dataset import record_files
+from tests.kit.messages import says
 from tests.kit.tfrecords import framed
 
 PAYLOADS = (b"", b"first payload", bytes(range(40)))
@@ -42,28 +45,28 @@ def test_masked_crc_is_that_of_tensorflows_own_test() -> None:
     assert record_files.masked_crc(bytes(32)) == expected
 
 
-def test_a_flipped_bit_anywhere_is_detected() -> None:
+def test_flipped_bit_anywhere_is_detected() -> None:
     sound = shard_of(PAYLOADS)
 
     for bit in range(8 * len(sound)):
         damaged = bytearray(sound)
         damaged[bit // 8] ^= 1 << bit % 8
-        with pytest.raises(DataDamagedError, match=r"shard: record \d+ at byte \d+"):
+        with pytest.raises(DataDamagedError, match=says("record-byte", "shard")):
             payloads_in(bytes(damaged))
 
 
-def test_records_before_the_damage_are_still_yielded() -> None:
+def test_records_before_the_damage_are_yielded() -> None:
     damaged = bytearray(shard_of(PAYLOADS))
     damaged[-1] ^= 0x80
     found = []
 
-    with pytest.raises(DataDamagedError, match="record 2 at byte 45: data CRC"):
+    with pytest.raises(DataDamagedError, match=says("record-byte-3", ..., "2", "45", "data CRC")):
         for record in record_files.read_records(io.BytesIO(bytes(damaged)), "shard"):
-            found.append(record.payload)  # noqa: PERF401 - what came before the error counts
+            found.append(record.payload)  # noqa: PERF401 - records before the error count
     assert tuple(found) == PAYLOADS[:2]
 
 
-def test_truncation_is_detected_everywhere_but_at_a_record_boundary() -> None:
+def test_truncation_is_detected_except_at_record_boundaries() -> None:
     sound = shard_of(PAYLOADS)
     boundaries = {len(shard_of(PAYLOADS[:count])): count for count in range(len(PAYLOADS) + 1)}
 
@@ -75,7 +78,7 @@ def test_truncation_is_detected_everywhere_but_at_a_record_boundary() -> None:
                 payloads_in(sound[:length])
 
 
-def test_an_impossible_length_is_refused_before_it_is_allocated() -> None:
+def test_impossible_length_is_refused_before_allocation() -> None:
     length = struct.pack("<Q", 1 << 62)
     head = length + struct.pack("<I", record_files.masked_crc(length))
 
@@ -83,25 +86,25 @@ def test_an_impossible_length_is_refused_before_it_is_allocated() -> None:
         payloads_in(head + bytes(100))
 
 
-def test_index_line_counts_the_framing() -> None:
+def test_index_line_includes_the_framing() -> None:
     assert record_files.index_line(0, len(framed(b"abc"))) == "0 19\n"
 
 
 @pytest.mark.parametrize("size", [-1, 1, 16])
-def test_a_record_of_a_different_size_than_its_index_says_is_refused(size: int) -> None:
+def test_record_size_must_match_its_index(size: int) -> None:
     """Its CRCs are right."""
     record = framed(b"abc")
     assert record_files.unframe(record, len(record)) == b"abc"
 
-    with pytest.raises(DataDamagedError, match=f"has 3 bytes, but its index says {3 + size}"):
+    with pytest.raises(DataDamagedError, match=says("bytes-index-says", "3", 3 + size)):
         record_files.unframe(record + bytes(16), len(record) + size)
 
 
 @pytest.mark.parametrize("line", ["", "1", "1 2 3", "-1 2", "1 x", "1  2", "1 " + "9" * 30])
-def test_a_line_of_an_index_is_two_numbers(line: str) -> None:
+def test_line_of_an_index_is_two_numbers(line: str) -> None:
     assert record_files.index_numbers("7 19\n") == (7, 19)
 
-    with pytest.raises(DataDamagedError, match="is not two numbers"):
+    with pytest.raises(DataDamagedError, match=says("line-index-not-two-numbers")):
         record_files.index_numbers(f"{line}\n")
-    with pytest.raises(DataDamagedError, match="the file ends after 18 of the record's 19 bytes"):
+    with pytest.raises(DataDamagedError, match=says("file-ends-after-record-s", "18", "19")):
         record_files.unframe(framed(b"abc")[:-1], 19)

@@ -1,7 +1,8 @@
-"""The leader carries out what its chain decides: who is started, heard, counted and ended."""
+"""The leader carries out the decisions of its chain: it starts, hears, counts and ends senders."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from imagenet_prep.distribute.lead import Giver, HostState, Leader, Peer
 from imagenet_prep.hosts.channel import BrokenError, Cause, MessageFrame
 from imagenet_prep.hosts.commands import Ending
 from tests.kit.limits import Limits
+from tests.kit.messages import says
 from tests.kit.scripted_process import ScriptedProcess, say
 
 SIZES = {"index/train-0": 10, "train-0": 900, "index/train-1": 10, "train-1": 900}
@@ -24,7 +26,7 @@ WHOLE_AT_ONCE = [say("lacks", files=0), say("whole")]
 
 
 @pytest.mark.parametrize("order", [("stop", "started"), ("started", "stop")], ids=str)
-def test_a_giver_that_is_stopped_has_no_process_whichever_comes_first(
+def test_stopped_senders_have_no_process_in_any_order(
     order: tuple[str, ...],
 ) -> None:
     giver = Giver()
@@ -37,15 +39,15 @@ def test_a_giver_that_is_stopped_has_no_process_whichever_comes_first(
 
 
 class Led:
-    """One replication to hosts whose givers are `ScriptedProcess`s.
+    """A replication to hosts with `ScriptedProcess`es as senders.
 
     Attributes:
-      peers: in the order in which they were started, with the host that each ran on.
-      said: sentences.
-      moved: bytes that were counted, a number for each file.
-      say: called with each of them.
-      at_start: called before each giver is started.
-      reached: how a look at a lost host ends.
+      peers: in the order in which they were started, with the host of each.
+      said: messages.
+      moved: counted bytes, one number for each file.
+      say: called with each message.
+      at_start: called before each sender is started.
+      reached: the result of probing a lost host.
     """
 
     def __init__(self, root: Path, patch: pytest.MonkeyPatch, **given: Sequence[list[Any]]) -> None:
@@ -63,7 +65,7 @@ class Led:
         Limits(patch)(giver_tick_s=0.01)
 
     def _start(self, host: str, *_: Any) -> ScriptedProcess:
-        """What a giver says follows from whom it is to give to, which it hears first."""
+        """The script of a sender depends on its receiver, which its first message names."""
 
         def answer(kind: str, fields: dict[str, Any]) -> Sequence[MessageFrame | None]:
             assert kind == "give"
@@ -89,7 +91,7 @@ def stored(*names: str) -> list[MessageFrame]:
     return [say("stored", name=name) for name in names]
 
 
-def test_each_giver_is_told_whom_it_gives_to_and_from_where(
+def test_each_sender_gets_its_receiver_and_source(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     led = Led(tmp_path, monkeypatch, one=[WHOLE_AT_ONCE], two=[WHOLE_AT_ONCE])
@@ -100,13 +102,13 @@ def test_each_giver_is_told_whom_it_gives_to_and_from_where(
     host, first = given["one"]
     assert (host, first["root"], first["trusted"]) == ("localhost", str(tmp_path), True)
     host, second = given["two"]
-    # Only what lies in the data set's own folder needs no proof.
+    # Only files in the dataset's own folder need no checksum.
     assert (host, second["root"], second["trusted"]) == ("one", "~/copy", False)
     assert first["origin"] == second["origin"]
     assert all(peer.killed for _, peer in led.peers)
 
 
-def test_the_mark_of_the_data_sets_folder_is_there_only_while_it_runs(
+def test_the_origin_mark_exists_only_while_replicating(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     led = Led(tmp_path, monkeypatch, one=[WHOLE_AT_ONCE])
@@ -119,7 +121,7 @@ def test_the_mark_of_the_data_sets_folder_is_there_only_while_it_runs(
     assert list((tmp_path / ".work").iterdir()) == []
 
 
-def test_every_file_is_counted_once_also_of_a_host_that_comes_back(
+def test_files_of_rejoining_hosts_are_counted_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lost = say("lost", cause=Cause.UNREACHED, why="no route")
@@ -128,7 +130,7 @@ def test_every_file_is_counted_once_also_of_a_host_that_comes_back(
         monkeypatch,
         one=[
             [say("lacks", files=3), *stored("train-0"), lost],
-            # Its index is proven there; the file before was damaged, and comes again.
+            # Its index is verified there; the file before was damaged, and is sent again.
             [say("lacks", files=3), *stored("train-0", "index/train-1", "train-1"), say("whole")],
         ],
     )
@@ -140,7 +142,7 @@ def test_every_file_is_counted_once_also_of_a_host_that_comes_back(
     assert percents == ["one: 50% of its files are complete", "one: 75% of its files are complete"]
 
 
-def test_a_host_that_is_lost_too_often_fails_and_the_others_are_whole(
+def test_hosts_lost_too_often_fail_without_the_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lost = [say("lacks", files=1), say("lost", cause=Cause.UNREACHED, why="no route")]
@@ -152,7 +154,7 @@ def test_a_host_that_is_lost_too_often_fails_and_the_others_are_whole(
     assert "no route" in str(one.error)
 
 
-def test_a_host_that_ssh_refuses_for_good_is_not_waited_for(
+def test_permanently_refused_hosts_are_not_awaited(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lost = [say("lost", cause=Cause.UNREACHED, why="Permission denied")]
@@ -166,16 +168,16 @@ def test_a_host_that_ssh_refuses_for_good_is_not_waited_for(
 @pytest.mark.parametrize(
     ("script", "why"),
     [
-        ([say("stored", name="train-0")], "it sent 'stored' about a host"),
-        ([say("lacks", files=5)], "it lacks 5 files of 4"),
-        ([say("lacks", files=1), say("whole")], "it reports success, but lacks 1 file"),
+        ([say("stored", name="train-0")], says("sent-about-host-state", "'stored'")),
+        ([say("lacks", files=5)], says("lacks", "5 files", "4")),
+        ([say("lacks", files=1), say("whole")], says("reports-success-lacks", "1 file")),
         ([say("lacks", files=1), BrokenError("it sent 'x'")], "it sent 'x'"),
         ([say("lacks", files=1), OSError(5, "Input/output error")], "Input/output error"),
         ([say("lacks", files=1)], "its last words"),
         ([say("lost", cause="no cause at all")], "why"),
     ],
 )
-def test_a_giver_that_lies_breaks_or_ends_is_replaced_and_counted(
+def test_lying_broken_or_ended_senders_are_replaced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: list[Any], why: str
 ) -> None:
     led = Led(tmp_path, monkeypatch, one=[script, script])
@@ -183,12 +185,12 @@ def test_a_giver_that_lies_breaks_or_ends_is_replaced_and_counted(
 
     assert member.state is HostState.FAILED
     assert isinstance(member.error, IncompleteError)
-    assert "the sender on this machine failed 2 times" in str(member.error)
-    assert why in str(member.error)
+    assert says("sender-machine-failed-times-last", "2").search(str(member.error))
+    assert re.search(why, str(member.error))
     assert len(led.peers) == 2
 
 
-def test_a_process_that_cannot_be_started_is_a_failed_giver(
+def test_processes_that_cannot_start_are_failed_senders(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     led = Led(tmp_path, monkeypatch, one=[])
@@ -199,10 +201,10 @@ def test_a_process_that_cannot_be_started_is_a_failed_giver(
     led.at_start = refuse
     (member,) = led.run()
 
-    assert "it cannot be started: " in str(member.error)
+    assert says("cannot-started").search(str(member.error))
 
 
-def test_a_giver_whose_listener_fails_is_a_failed_giver_and_waited_for_no_more(
+def test_senders_with_a_failing_listener_fail(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bug = [RuntimeError("a bug")]
@@ -213,9 +215,7 @@ def test_a_giver_whose_listener_fails_is_a_failed_giver_and_waited_for_no_more(
     assert "a bug" in str(one.error)
 
 
-def test_an_error_of_who_listens_is_not_blamed_on_a_host(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_errors_of_the_caller_are_raised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     led = Led(tmp_path, monkeypatch, one=[WHOLE_AT_ONCE])
 
     def say(_: str) -> None:

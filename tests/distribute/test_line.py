@@ -1,4 +1,6 @@
-"""What goes to a neighbour next: an index before its shard, nothing twice, and no lie believed."""
+"""The queue for a neighbour: an index before its shard, no file twice, and no false report
+believed.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,7 @@ def taken(line: Line) -> list[str]:
     return names
 
 
-def test_nothing_goes_before_all_that_is_lacking_is_named() -> None:
+def test_no_file_is_sent_before_all_are_requested() -> None:
     line = Line(FILES)
     line.lacks("a", 0)
     line.offer(["a"])
@@ -36,7 +38,7 @@ def test_nothing_goes_before_all_that_is_lacking_is_named() -> None:
     assert taken(line) == ["a"]
 
 
-def test_what_is_here_goes_in_the_order_in_which_it_came_and_nothing_else() -> None:
+def test_requested_files_are_sent_in_order_of_arrival() -> None:
     line = lacking("a", "b", "labels")
     line.offer(["b", "strange", "index/a"])
     line.offer(["labels", "b"])
@@ -45,7 +47,7 @@ def test_what_is_here_goes_in_the_order_in_which_it_came_and_nothing_else() -> N
     assert line.next() is None
 
 
-def test_a_shard_waits_for_its_index() -> None:
+def test_shards_are_sent_after_their_index() -> None:
     line = lacking("index/a", "a", "b")
     line.offer(["a", "b"])
     assert taken(line) == ["b"]
@@ -53,7 +55,7 @@ def test_a_shard_waits_for_its_index() -> None:
     assert taken(line) == ["index/a", "a"]
 
 
-def test_a_shard_waits_for_its_table_too() -> None:
+def test_shards_are_sent_after_their_table() -> None:
     line = Line([*FILES, DatasetFile("samples/a.csv", 9, "0" * 64)])
     for name in ("a", "samples/a.csv", "index/a"):
         line.lacks(name, 0)
@@ -64,7 +66,7 @@ def test_a_shard_waits_for_its_table_too() -> None:
     assert taken(line) == ["samples/a.csv", "a"]
 
 
-def test_a_shard_waits_again_where_its_index_broke_off() -> None:
+def test_an_aborted_index_delays_its_shard_again() -> None:
     line = lacking("index/a", "a")
     line.offer(["a", "index/a"])
     following = line.next()
@@ -76,7 +78,7 @@ def test_a_shard_waits_again_where_its_index_broke_off() -> None:
     assert taken(line) == ["index/a", "a"]
 
 
-def test_a_beginning_is_gone_on_with_once() -> None:
+def test_a_partial_file_is_continued_only_once() -> None:
     line = lacking("a", begun=40)
     line.offer(["a"])
     following = line.next()
@@ -89,7 +91,7 @@ def test_a_beginning_is_gone_on_with_once() -> None:
     assert line.wrong("a") is True
 
 
-def test_it_is_whole_when_all_is_stored() -> None:
+def test_a_host_is_complete_if_all_is_stored() -> None:
     line = lacking("a", "labels")
     line.offer(["a", "labels"])
     taken(line)
@@ -100,7 +102,7 @@ def test_it_is_whole_when_all_is_stored() -> None:
     line.finish()
 
 
-def test_lies_are_broken_peers() -> None:
+def test_contradictory_reports_are_broken_peers() -> None:
     line = Line(FILES)
     line.lacks("a", 0)
     for lie in (
@@ -121,7 +123,7 @@ def test_lies_are_broken_peers() -> None:
 
 
 def test_the_work_is_linear_in_the_files() -> None:
-    """20,000 files that arrive one by one: each is looked at a few times, not 20,000 times."""
+    """20,000 files arrive one by one: each is examined a few times, not 20,000 times."""
     files = [DatasetFile(f"{number:05}", 1, "0" * 64) for number in range(20_000)]
     line = Line(files)
     for file in files:

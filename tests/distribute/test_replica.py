@@ -1,4 +1,4 @@
-"""What a replica in a folder removes, and what it goes on with."""
+"""The files that a replica in a folder removes, and those from which it resumes."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from imagenet_prep.dataset.column import WHOLE, Placement
 from imagenet_prep.distribute.replica import SPARE_BYTES as SPARE_BYTES
 from imagenet_prep.distribute.replica import Replica, incoming_name
 from tests.kit.dataset import everything
+from tests.kit.messages import says
 from tests.kit.replicas import make_dataset
 from tests.kit.system import System
 
@@ -30,7 +31,7 @@ def data(tmp_path: Path) -> bytes:
 
 @pytest.fixture
 def replica(tmp_path: Path, data: bytes) -> Replica:
-    """A replica that a killed run has left."""
+    """A replica after a killed run."""
     found = Replica(tmp_path / "replica", data)
     for name, content in LEFT.items():
         path = found.store.path(name)
@@ -44,13 +45,13 @@ def left(replica: Replica) -> dict[str, bytes]:
     return {str(path.relative_to(replica.store.root)): path.read_bytes() for path in paths}
 
 
-def test_nothing_stays_of_a_killed_run(replica: Replica) -> None:
+def test_clear_removes_the_files_of_killed_runs(replica: Replica) -> None:
     replica.clear()
 
     assert left(replica) == {}
 
 
-def test_only_beginnings_of_what_is_lacking_stay_of_a_killed_run(replica: Replica) -> None:
+def test_only_needed_partial_files_of_killed_runs_stay(replica: Replica) -> None:
     (lacking,) = (file for file in replica.files if file.name == SHARD)
 
     assert replica.begun([lacking]) == {SHARD: 4}
@@ -58,7 +59,7 @@ def test_only_beginnings_of_what_is_lacking_stay_of_a_killed_run(replica: Replic
 
 
 @pytest.mark.parametrize("part", [WHOLE, Placement(1, 2, 1)])
-def test_what_is_about_to_be_mended_has_no_manifest_and_says_which_part_it_is(
+def test_a_replica_under_repair_has_no_manifest(
     tmp_path: Path, data: bytes, part: Placement, system: System
 ) -> None:
     replica = Replica(tmp_path / "replica", data, part)
@@ -79,15 +80,14 @@ def test_what_is_about_to_be_mended_has_no_manifest_and_says_which_part_it_is(
     assert left(replica) == said
 
 
-def test_files_that_do_not_fit_are_refused_before_one_is_moved(
-    replica: Replica, system: System
-) -> None:
+def test_too_little_space_is_reported_before_any_transfer(replica: Replica, system: System) -> None:
     needed = sum(file.num_bytes for file in replica.files) + SPARE_BYTES
     system.has_free_bytes(needed)
     replica.require_space(replica.files)
     system.has_free_bytes(needed - 1)
     with pytest.raises(
-        StoreError, match=f"{needed:,} bytes are needed, {needed - 1:,} are free. Nothing was"
+        StoreError,
+        match=says("bytes-needed-free-nothing-copied", ..., f"{needed:,}", f"{needed - 1:,}"),
     ):
         replica.require_space(replica.files)
     replica.require_space([])

@@ -1,4 +1,4 @@
-"""The dataset that is replicated: replaced meanwhile, no manifest is put next to its copies."""
+"""The dataset that is replicated. If it is replaced, its copies get no manifest."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from imagenet_prep.core.errors import DataDamagedError, IncompleteError, UsageEr
 from imagenet_prep.dataset import schema
 from imagenet_prep.dataset.manifest import DatasetFile
 from imagenet_prep.distribute.send import Original
+from tests.kit.messages import says
 from tests.kit.replicas import make_dataset
 
 SHARD = "train-00000-of-00002"
@@ -26,9 +27,7 @@ def opened(root: Path) -> Original:
 
 
 @pytest.mark.parametrize("change", ["replaced", "damaged", "removed"])
-def test_a_manifest_that_is_not_the_one_of_the_beginning_ends_the_run(
-    root: Path, tmp_path: Path, change: str
-) -> None:
+def test_a_changed_manifest_ends_the_run(root: Path, tmp_path: Path, change: str) -> None:
     source = opened(root)
     path = root / schema.MANIFEST
     source.require_unchanged()
@@ -40,25 +39,25 @@ def test_a_manifest_that_is_not_the_one_of_the_beginning_ends_the_run(
         path.write_bytes(source.data[:-1])
     else:
         path.unlink()
-    with pytest.raises(
-        IncompleteError, match="has changed since this run started, so the copies have no"
-    ):
+    with pytest.raises(IncompleteError, match=says("dataset-column-changed-since-run")):
         source.require_unchanged()
 
 
-def test_a_file_of_a_different_size_is_not_sent(root: Path) -> None:
+def test_files_of_different_sizes_are_not_sent(root: Path) -> None:
     source = opened(root)
     size = (root / SHARD).stat().st_size
     assert b"".join(source.chunks(DatasetFile(SHARD, size, ""))) == (root / SHARD).read_bytes()
     for other in (size - 1, size + 1):
         with pytest.raises(
-            DataDamagedError, match=f"{SHARD}: 1,000 bytes, expected {other:,}. Run"
+            DataDamagedError, match=says("bytes-expected-3", SHARD, "1,000", f"{other:,}", "Run")
         ):
             next(source.chunks(DatasetFile(SHARD, other, "")))
 
 
 def test_a_folder_without_a_manifest_is_no_dataset(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"Without dataset\.json, it is not a dataset"):
+    with pytest.raises(
+        UsageError, match=says("without-not-dataset-imagenet-prep-tfrecords", ..., "dataset.json")
+    ):
         opened(tmp_path)
 
 
@@ -67,5 +66,7 @@ def test_shards_without_a_manifest_are_adopted_first(root: Path) -> None:
     with pytest.raises(UsageError) as refused:
         opened(root)
 
-    assert f"first run imagenet-prep adopt {root}" in str(refused.value)
-    assert "in two buckets" in str(refused.value)
+    assert says("without-not-dataset-imagenet-prep-tfrecords", ..., ..., root).search(
+        str(refused.value)
+    )
+    assert says("without-not-dataset-imagenet-prep-tfrecords").search(str(refused.value))

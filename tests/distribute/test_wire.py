@@ -1,4 +1,4 @@
-"""Channels: only whole messages that the other end may send come out of them, whatever goes in."""
+"""Channels deliver only complete messages that the other end may send, for any input."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ from imagenet_prep.hosts.channel import (
 from tests.kit.hostile import peers
 from tests.kit.lengths import examples
 from tests.kit.limits import Limits
+from tests.kit.messages import says
 
 ENDS = {
     "TO_GIVER": hosts.TO_GIVER,
@@ -39,7 +40,7 @@ STREAMS = {end: peers.streams(allowed) for end, allowed in ENDS.items()}
 
 
 class Ends:
-    """A channel, and what is at the other ends of its pipes."""
+    """A channel, and the other ends of its pipes."""
 
     def __init__(self, allowed: Messages, silence_s: float) -> None:
         reads, self._says = os.pipe()
@@ -71,7 +72,7 @@ def ends(allowed: Messages = hosts.FROM_GIVER, *, silence_s: float = 60.0) -> It
 
 
 @pytest.mark.parametrize("header", peers.HEADERS, ids=lambda header: header[:60].decode())
-def test_what_has_done_harm_once_is_refused_or_within_bounds(header: bytes) -> None:
+def test_hostile_headers_are_refused_or_bounded(header: bytes) -> None:
     for allowed in ENDS.values():
         with ends(allowed) as made:
             made.say(header + b"\n")
@@ -84,7 +85,7 @@ def test_what_has_done_harm_once_is_refused_or_within_bounds(header: bytes) -> N
 @pytest.mark.parametrize("end", ENDS)
 @given(data=st.data())
 @examples(60)
-def test_any_stream_is_messages_then_an_end_or_a_broken_peer(end: str, data: st.DataObject) -> None:
+def test_any_stream_gives_messages_or_a_broken_peer(end: str, data: st.DataObject) -> None:
     allowed = ENDS[end]
     with ends(allowed) as made:
         made.say(data.draw(STREAMS[end])[:60_000])
@@ -116,12 +117,12 @@ def test_every_field_is_checked() -> None:
 
 
 @pytest.mark.parametrize("number", [*peers.NUMBERS, float("inf"), float("nan")])
-def test_a_number_of_things_is_a_whole_one_within_bounds(number: object) -> None:
+def test_counts_are_integers_within_bounds(number: object) -> None:
     with pytest.raises(ValueError):
         count(number)
 
 
-def test_an_honest_message_comes_whole_with_its_bytes() -> None:
+def test_valid_messages_arrive_with_their_bytes() -> None:
     with ends(hosts.TO_RECEIVER) as made:
         made.say(b'["alive",0,{}]\n["file",0,{"name":"index/a","start":5}]\n["chunk",3,{}]\na\nb')
         made.end()
@@ -130,35 +131,35 @@ def test_an_honest_message_comes_whole_with_its_bytes() -> None:
         assert made.channel.read() is None
 
 
-def test_a_first_message_that_is_no_json_is_no_banner() -> None:
+def test_invalid_first_messages_are_not_a_banner() -> None:
     with ends() as made:
         made.say(b'["lacks",0,{"files":Infinity}]\n')
-        with pytest.raises(BrokenError, match="it sent .*Infinity"):
+        with pytest.raises(BrokenError, match=says("sent", "Infinity")):
             made.channel.read()
 
 
-def test_a_message_that_breaks_off_is_an_end() -> None:
+def test_truncated_messages_end_the_stream() -> None:
     with ends(hosts.TO_RECEIVER) as made:
         made.say(b'["chunk",3,{}]\na')
         made.end()
         assert made.channel.read() is None
 
 
-def test_a_login_banner_is_passed_over_and_kept_for_messages() -> None:
+def test_login_banners_are_skipped_and_reported_in_errors() -> None:
     with ends() as made:
-        # Its last line has no end: `begin` ends it.
+        # Its last line has no end; `begin` ends it.
         made.say(peers.GREETING + b"\n" + peers.line("lacks", files=3))
         frame = made.channel.read()
         assert frame is not None
         assert frame.fields == {"files": 3}
         assert made.channel.noise == "3 updates; $ "
         made.say(b"Bye.\n")
-        with pytest.raises(BrokenError, match="Bye.*not a valid message"):
+        with pytest.raises(BrokenError, match=says("sent-not-valid-message", "Bye")):
             made.channel.read()
 
 
 @pytest.mark.parametrize("noise", [b"x" * 79 + b"\n", b"x"])
-def test_a_peer_that_never_says_a_message_is_given_up_at_bounded_memory(noise: bytes) -> None:
+def test_peers_without_messages_are_given_up_early(noise: bytes) -> None:
     with ends() as made:
         sent = 0
 
@@ -170,9 +171,9 @@ def test_a_peer_that_never_says_a_message_is_given_up_at_bounded_memory(noise: b
 
         flooding = threading.Thread(target=flood)
         flooding.start()
-        with pytest.raises(BrokenError, match="not a valid message"):
+        with pytest.raises(BrokenError, match=says("sent-not-valid-message")):
             made.channel.read()
-        # What was read of it, and what the pipe holds, is no more than that.
+        # The bytes read and those in the pipe are no more than that.
         assert len(made.channel._buffer) < 4 << 20
         os.close(made.channel._reads)
         made._open.discard(made.channel._reads)
@@ -180,28 +181,28 @@ def test_a_peer_that_never_says_a_message_is_given_up_at_bounded_memory(noise: b
         assert sent < 64 << 20
 
 
-def test_silence_breaks_it_at_once_where_no_time_is_given(
+def test_silence_ends_a_channel_after_its_limit(
     limits: Limits,
 ) -> None:
     limits(host_start_s=0.0)
     with ends(silence_s=0.0) as made:
-        with pytest.raises(BrokenError, match="it has sent nothing for 0 s") as raised:
+        with pytest.raises(BrokenError, match=says("sent-nothing-s", "0")) as raised:
             made.channel.read()
         assert raised.value.cause is Cause.SILENT
 
 
-def test_the_first_word_has_more_time_than_the_next() -> None:
+def test_the_first_message_has_more_time() -> None:
     with ends(silence_s=0.0) as made:
         made.say(peers.line("alive"))
-        with pytest.raises(BrokenError, match="it has sent nothing for 0 s"):
+        with pytest.raises(BrokenError, match=says("sent-nothing-s", "0")):
             made.channel.read()
 
 
-def test_signs_of_life_follow_a_first_message_that_nobody_reads_at_first() -> None:
+def test_heartbeats_follow_an_unread_first_message() -> None:
     body = b"m" * (8 << 20)
     with ends(silence_s=0.01) as made:
         made.channel.begin("give", body, protocol=PROTOCOL)
-        # `begin` has returned, although no pipe holds so much.
+        # `begin` has returned, although no pipe has room for so many bytes.
         heard = b""
         while heard.count(b"alive") < 2:
             heard += os.read(made.hears, 1 << 20)
@@ -210,14 +211,34 @@ def test_signs_of_life_follow_a_first_message_that_nobody_reads_at_first() -> No
         assert heard.endswith(b'["alive",0,{}]\n')
 
 
-def test_another_version_is_told_from_nonsense() -> None:
+def test_different_versions_are_distinguished_from_invalid_messages() -> None:
     with ends(hosts.TO_RECEIVER) as made:
         made.say(b'["begin",0,{"protocol":2,"task":"store"}]\n')
-        with pytest.raises(OtherVersionError, match="Install the same version on every host"):
+        with pytest.raises(OtherVersionError, match=says("imagenet-prep-uses-protocol-one-end")):
             made.channel.read()
 
 
-def test_texts_for_people_hold_nothing_that_a_terminal_obeys() -> None:
+def test_texts_contain_no_control_characters() -> None:
     text = sentence("a\x1b[2Jb\nc\u202ed" + "x" * 9999)
     assert text.startswith("a?[2Jb c?d")
     assert len(text) == MAX_TEXT
+
+
+@pytest.mark.parametrize(
+    ("body", "sizes", "manifest"),
+    [
+        (b"manifest", {}, b"manifest"),
+        (b"manifestonetwo", {"a": 3, "b": 3}, b"manifest"),
+        (b"onetwo", {"a": 3, "b": 3}, b""),
+    ],
+)
+def test_body_has_the_manifest_then_each_column(
+    body: bytes, sizes: dict[str, int], manifest: bytes
+) -> None:
+    columns = {"a": b"one", "b": b"two"} if sizes else {}
+    assert hosts.documents(body, sizes) == (manifest, columns)
+
+
+def test_columns_longer_than_their_body_are_refused() -> None:
+    with pytest.raises(channel.BrokenError):
+        hosts.documents(b"onetwo", {"a": 3, "b": 4})

@@ -1,1 +1,1 @@
-"""Mirrors the house: see the package of the same name."""
+"""Tests of the images and manifests in docker/."""

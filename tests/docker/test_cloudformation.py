@@ -1,4 +1,4 @@
-"""The template of docs/ec2.md: who gets in, what stays, and that its parts name each other.
+"""The template of docs/ec2.md: access, deletion, and references between its resources.
 
 cfn-lint is run by hand, since it is large: cfn-lint -t docker/cloudformation.yaml
 """
@@ -15,7 +15,7 @@ from tests.kit.command import REPOSITORY
 
 
 class _Loader(yaml.SafeLoader):
-    """Reads `!Ref X` and its like as {"Ref": X}."""
+    """Reads `!Ref X` and similar tags as {"Ref": X}."""
 
 
 def _intrinsic(loader: Any, name: str, node: Any) -> dict[str, Any]:
@@ -30,7 +30,7 @@ PARAMETERS, RESOURCES = TEMPLATE["Parameters"], TEMPLATE["Resources"]
 HOST = RESOURCES["Host"]["Properties"]["LaunchTemplateData"]
 
 
-def test_every_name_that_is_referred_to_is_there() -> None:
+def test_references_of_the_template_exist() -> None:
     named = set()
 
     def look(value: Any) -> None:
@@ -51,7 +51,7 @@ def test_every_name_that_is_referred_to_is_there() -> None:
     assert {*PARAMETERS, *RESOURCES} - named == {"Fleet", "FromMembers", "ToMembers", "Efa"}
 
 
-def test_members_reach_each_other_and_nobody_else_gets_in_but_by_ssh() -> None:
+def test_only_members_and_ssh_reach_a_member() -> None:
     (ssh,) = RESOURCES["Members"]["Properties"]["SecurityGroupIngress"]
     members = RESOURCES["FromMembers"]["Properties"]
     kinds = [resource["Type"] for resource in RESOURCES.values()]
@@ -74,12 +74,12 @@ def test_members_reach_each_other_and_nobody_else_gets_in_but_by_ssh() -> None:
         ("203.0.113.7", False),
     ],
 )
-def test_ssh_from_everywhere_cannot_be_asked_for(network: str, allowed: bool) -> None:
+def test_template_refuses_ssh_from_all_addresses(network: str, allowed: bool) -> None:
     assert "Default" not in PARAMETERS["SshFrom"]
     assert bool(re.fullmatch(PARAMETERS["SshFrom"]["AllowedPattern"], network)) == allowed
 
 
-def test_the_guide_gives_every_parameter_without_a_default_and_no_other_name() -> None:
+def test_guide_gives_exactly_the_parameters_without_default() -> None:
     page = (REPOSITORY / "docs" / "ec2.md").read_text("utf-8")
     command = page[page.index("aws cloudformation deploy") : page.index("describe-stacks")]
     given = set(re.findall(r"\b([A-Z]\w+)=", command))
@@ -87,8 +87,8 @@ def test_the_guide_gives_every_parameter_without_a_default_and_no_other_name() -
     assert given == {name for name, each in PARAMETERS.items() if "Default" not in each}
 
 
-def test_the_aws_commands_of_the_guides_are_in_the_api() -> None:
-    """Each command of `aws` is an operation with these flags, by botocore's definition."""
+def test_aws_commands_of_guides_exist_in_the_api() -> None:
+    """Compares the flags of each `aws` command with botocore's definition of the operation."""
     botocore = pytest.importorskip("botocore")
     session = pytest.importorskip("botocore.session").get_session()
     pages = ("ec2.md", "sagemaker.md")

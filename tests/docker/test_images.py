@@ -1,4 +1,4 @@
-"""The images: linted, pinned, of what the repository has. `make images-rehearsal` builds them."""
+"""The images: linted, pinned, built from existing files. `make images-rehearsal` builds them."""
 
 from __future__ import annotations
 
@@ -33,10 +33,12 @@ def pinned(lock: str) -> dict[str, str]:
 
 
 def wanted(*extras: str) -> list[Requirement]:
-    """Returns what pyproject.toml asks for, with extras."""
+    """Returns the requirements of pyproject.toml, with extras."""
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text("utf-8"))["project"]
-    optional = [line for extra in extras for line in project["optional-dependencies"][extra]]
-    return [Requirement(line) for line in (*project["dependencies"], *optional)]
+    lines = [*project["dependencies"]]
+    for extra in extras:
+        lines += project["optional-dependencies"][extra]
+    return [*map(Requirement, lines)]
 
 
 def test_hadolint_finds_nothing() -> None:
@@ -49,14 +51,12 @@ def test_hadolint_finds_nothing() -> None:
     assert (done.returncode, done.stdout + done.stderr) == (0, "")
 
 
-def test_every_file_that_is_copied_exists_and_is_let_in() -> None:
+def test_copied_files_exist_and_are_not_ignored() -> None:
     let_in = (REPOSITORY / ".dockerignore").read_text("utf-8").split()
-    copied = [
-        source
-        for instruction, arguments in STEPS
-        if instruction == "COPY" and "--from=" not in arguments
-        for source in arguments.split()[:-1]
-    ]
+    copied: list[str] = []
+    for instruction, arguments in STEPS:
+        if instruction == "COPY" and "--from=" not in arguments:
+            copied += arguments.split()[:-1]
 
     assert copied
     assert [source for source in copied if not (REPOSITORY / source).exists()] == []
@@ -67,9 +67,7 @@ def test_every_file_that_is_copied_exists_and_is_let_in() -> None:
     ("lock", "extras"),
     [("docker/prep.lock", ("s3", "report")), ("docker/train.lock", ("gpu", "s3"))],
 )
-def test_a_lock_holds_what_the_project_asks_for_in_the_versions_of_the_tests(
-    lock: str, extras: tuple[str, ...]
-) -> None:
+def test_image_locks_have_the_tested_versions(lock: str, extras: tuple[str, ...]) -> None:
     versions = pinned(lock)
     tested = pinned(".ci/main.lock")
 
@@ -79,7 +77,7 @@ def test_a_lock_holds_what_the_project_asks_for_in_the_versions_of_the_tests(
     assert {n: v for n, v in versions.items() if tested.get(n, v) != v} == {}
 
 
-def test_beam_and_cuda_are_one_version_in_base_and_lock() -> None:
+def test_base_images_have_beam_and_cuda_of_locks() -> None:
     sdk = next(base for base in rehearse.bases(DOCKERFILE, "beam") if base.startswith("apache/"))
     cuda = next(base for base in rehearse.bases(DOCKERFILE, "train") if base.startswith("nvidia/"))
 
@@ -88,7 +86,7 @@ def test_beam_and_cuda_are_one_version_in_base_and_lock() -> None:
     assert cuda.partition(":")[2].split(".")[:2] == runtime.split(".")[:2]
 
 
-def test_horovod_is_the_version_that_install_horovod_builds() -> None:
+def test_image_has_horovod_version_of_install_horovod() -> None:
     from imagenet_prep import install_horovod
 
     assert pinned("imagenet_prep/horovod.lock") == {"horovod": install_horovod.VERSION}
@@ -99,7 +97,7 @@ def test_horovod_is_the_version_that_install_horovod_builds() -> None:
         assert needs.items() <= pinned(lock).items()
 
 
-def test_the_recipe_of_horovod_needs_no_more_of_the_package_than_is_copied(tmp_path: Path) -> None:
+def test_install_horovod_runs_with_the_copied_files(tmp_path: Path) -> None:
     copied = [arguments.split() for _, arguments in STEPS if " /recipe/" in arguments]
     for *sources, target in copied:
         for source in map(REPOSITORY.joinpath, sources):
@@ -108,7 +106,7 @@ def test_the_recipe_of_horovod_needs_no_more_of_the_package_than_is_copied(tmp_p
                 shutil.copytree(source, to)
             else:
                 layouts.write(to / source.name, source.read_bytes())
-    # -I: nothing of the checkout; its -E ignores PYTHONPATH.
+    # -I: the checkout is not on the path; -I implies -E, which ignores PYTHONPATH.
     program = f"import sys; sys.path[0:0] = [{str(tmp_path)!r}]\n"
     program += "from imagenet_prep import install_horovod\ninstall_horovod.run(['--help'])"
     done = subprocess.run(
@@ -120,7 +118,7 @@ def test_the_recipe_of_horovod_needs_no_more_of_the_package_than_is_copied(tmp_p
     assert (tmp_path / "imagenet_prep" / "horovod.lock").exists()
 
 
-def test_locks_hold_what_the_groups_ask_for() -> None:
+def test_locks_satisfy_all_dependency_groups() -> None:
     text = (REPOSITORY / "pyproject.toml").read_text("utf-8")
     groups = tomllib.loads(text)["dependency-groups"]
     locks = {
@@ -138,7 +136,7 @@ def test_locks_hold_what_the_groups_ask_for() -> None:
         },
     }
 
-    assert groups.keys() - locks.keys() == {"newest"}  # which no lock is for
+    assert groups.keys() - locks.keys() == {"newest"}  # it has no lock
     for group, lock in locks.items():
         versions = pinned(lock)
         for requirement in map(Requirement, groups[group]):
@@ -146,18 +144,15 @@ def test_locks_hold_what_the_groups_ask_for() -> None:
             assert version in requirement.specifier, f"{requirement} in {lock}: run make locks"
 
 
-def test_every_debian_package_has_that_name() -> None:
+def test_debian_packages_of_images_exist() -> None:
     release = Path("/etc/os-release")
     if not release.exists() or "VERSION_CODENAME=bookworm" not in release.read_text("utf-8"):
         pytest.skip("only Debian 12 knows its packages")
-    asked = [
-        word
-        for _, arguments in STEPS
-        for command in re.findall(r"apt-get install ([^&]+)", arguments)
-        for word in command.split()
-        if not word.startswith("--")
-    ]
-    assert "openssh-server" in asked
+    packages: set[str] = set()
+    for _, arguments in STEPS:
+        for command in re.findall(r"apt-get install ([^&]+)", arguments):
+            packages |= {word for word in command.split() if not word.startswith("--")}
+    assert "openssh-server" in packages
     known = subprocess.run(
         ["apt-cache", "pkgnames"], capture_output=True, text=True, timeout=PATIENCE_S
     )
@@ -165,10 +160,10 @@ def test_every_debian_package_has_that_name() -> None:
     if "openssh-server" not in names:
         pytest.skip("apt has no lists here: apt-get update")
 
-    assert sorted(set(asked) - names) == []
+    assert sorted(packages - names) == []
 
 
-def test_a_package_that_is_left_out_is_left_out() -> None:
+def test_without_removes_only_the_given_package() -> None:
     shortened = rehearse.without(DOCKERFILE, "openssh-client")
 
     assert "openssh-client" in DOCKERFILE
@@ -178,7 +173,7 @@ def test_a_package_that_is_left_out_is_left_out() -> None:
         rehearse.without(DOCKERFILE, "nonesuch")
 
 
-def test_what_is_mounted_from_a_stage_is_copied_instead() -> None:
+def test_unmounted_copies_files_instead_of_mounts() -> None:
     text = rehearse.unmounted(DOCKERFILE)
 
     assert "--mount" in DOCKERFILE
@@ -199,7 +194,7 @@ def compose() -> dict[str, Any]:
     return loaded
 
 
-def test_the_rehearsal_cluster_names_only_services_and_volumes_that_it_has() -> None:
+def test_compose_file_has_all_referenced_services_and_volumes() -> None:
     file = compose()
     services = file["services"]
     for name, service in services.items():
@@ -210,13 +205,13 @@ def test_the_rehearsal_cluster_names_only_services_and_volumes_that_it_has() -> 
             source = volume.partition(":")[0]
             inside = REPOSITORY / "docker" / source
             assert source in file["volumes"] or inside.exists(), f"{name}: {volume}"
-    # A pool's workers talk to the TaskManager of their own network, and see what it sees.
+    # The workers of a pool use the TaskManager's network, and must see the same files.
     for number in (1, 2):
         pool = services[f"pool-{number}"]
         assert pool["network_mode"] == f"service:taskmanager-{number}"
 
 
-def test_the_rehearsal_cluster_runs_the_beam_of_the_lock() -> None:
+def test_compose_file_runs_locked_beam_version() -> None:
     image = compose()["services"]["jobserver"]["image"]
 
     assert image.endswith(f":{pinned('docker/prep.lock')['apache-beam']}")

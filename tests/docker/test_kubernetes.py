@@ -44,13 +44,13 @@ def words_after(text: str, start: str) -> list[str]:
 
 @pytest.mark.parametrize("version", ["1.33", "1.37"])
 @pytest.mark.parametrize("name", NAMES)
-def test_a_manifest_has_the_schema_of_kubernetes(name: str, version: str) -> None:
+def test_manifest_has_the_schema_of_kubernetes(name: str, version: str) -> None:
     kubernetes = pytest.importorskip("kubernetes_validate")
     for document in documents(name).values():
         kubernetes.validate(document, version, strict=True)
 
 
-def test_a_manifest_with_a_wrong_field_is_found() -> None:
+def test_wrong_field_of_a_manifest_is_found() -> None:
     kubernetes = pytest.importorskip("kubernetes_validate")
     job = documents("prepare.yaml")["Job"]
     job["spec"]["podFailurePolicies"] = job["spec"].pop("podFailurePolicy")
@@ -58,7 +58,7 @@ def test_a_manifest_with_a_wrong_field_is_found() -> None:
         kubernetes.validate(job, "1.37", strict=True)
 
 
-def test_prepare_has_flags_of_prepare() -> None:
+def test_prepare_manifest_has_valid_flags() -> None:
     verb, *words = container("prepare.yaml")["args"]
     config = flags.parse(prepare.PrepareConfig, words, verb=verb, text="")
 
@@ -68,7 +68,7 @@ def test_prepare_has_flags_of_prepare() -> None:
     assert config.source == "/data/ilsvrc2012"
 
 
-def test_torchrun_starts_one_rank_per_gpu_of_each_pod() -> None:
+def test_torchrun_manifest_starts_one_rank_per_gpu() -> None:
     job = documents("train-torchrun.yaml")["Job"]
     (text,) = container("train-torchrun.yaml")["args"]
     options = dict(re.findall(r"--(nnodes|nproc-per-node|node-rank|master-addr)=(\S+)", text))
@@ -85,7 +85,7 @@ def test_torchrun_starts_one_rank_per_gpu_of_each_pod() -> None:
     assert config.framework == "pytorch"
 
 
-def test_launch_starts_one_rank_per_gpu_of_each_pod(tmp_path: Path) -> None:
+def test_launch_manifest_starts_one_rank_per_gpu(tmp_path: Path) -> None:
     manifest = documents("train-launch.yaml")
     (text,) = container("train-launch.yaml")["args"]
     words = words_after(text, "imagenet-prep launch")
@@ -105,7 +105,7 @@ def test_launch_starts_one_rank_per_gpu_of_each_pod(tmp_path: Path) -> None:
     assert config.hosts == "/etc/imagenet-prep/hosts"
 
 
-def test_exit_codes_that_need_a_person_end_a_job() -> None:
+def test_jobs_end_if_exit_code_needs_a_person() -> None:
     for name in NAMES:
         (rule,) = documents(name)["Job"]["spec"]["podFailurePolicy"]["rules"]
         assert rule["action"] == "FailJob"
@@ -113,7 +113,7 @@ def test_exit_codes_that_need_a_person_end_a_job() -> None:
         assert {4, 75}.isdisjoint(rule["onExitCodes"]["values"])
 
 
-def test_images_are_targets_of_the_dockerfile_or_explained() -> None:
+def test_images_of_manifests_are_built_or_explained() -> None:
     targets = set(re.findall(r"^FROM \S+ AS (\S+)$", rehearse.DOCKERFILE.read_text(), re.MULTILINE))
     for name in NAMES:
         target = container(name)["image"].partition(":")[2]
@@ -121,7 +121,7 @@ def test_images_are_targets_of_the_dockerfile_or_explained() -> None:
         assert name in PAGE
 
 
-def test_the_page_has_the_names_of_the_secret() -> None:
+def test_documentation_has_the_secret_names_of_manifest() -> None:
     spec = documents("train-launch.yaml")["Job"]["spec"]["template"]["spec"]
     (keys,) = [volume["secret"] for volume in spec["volumes"] if "secret" in volume]
     sshd = (REPOSITORY / "docker" / "node" / "sshd_config").read_text()

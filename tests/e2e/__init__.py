@@ -1,1 +1,1 @@
-"""Walks of people who use the program for the first time: the README, its pages, nothing else."""
+"""Complete workflows of new users, with the commands of the README and its pages."""

@@ -1,4 +1,4 @@
-"""120 files as a folder of photographs has them: telephones, downloads, years of habits."""
+"""120 files as in a typical folder of photographs: phones, downloads, old habits."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.kit.photographs import exif, photograph, pixels
 
 JXL = b"\0\0\0\x0cJXL \r\n\x87\n" + bytes(200)
 CLASSES = ("cats", "dogs", "Häuser am See")
-# Files that are no photographs by their content, which nothing reads.
+# Files that are no photographs by their content. No command reads them.
 NO_IMAGES = {
     ".DS_Store": b"\0\0\0\1Bud1",
     "cats/.DS_Store": b"\0\0\0\1Bud1",
@@ -54,7 +54,7 @@ def files() -> dict[str, bytes]:
         "dogs/IMG_0008.HEIC": photograph(60, 80, 6),
         "dogs/a.avif": _saved("AVIF", seed=6),
         "Häuser am See/Ferien 2021/Kätzchen vor dem Haus.JPG": photograph(60, 80, 7),
-        # One camera counts from 1 each year.
+        # A camera that restarts its numbers each year.
         "cats/2020/IMG_0001.jpg": photograph(60, 80, 8),
         "cats/2021/IMG_0001.jpg": photograph(60, 80, 9),
         "cats/IMG_0001.jpg": photograph(60, 80, 10),

@@ -1,4 +1,4 @@
-"""The Python of the documents, executed as it stands there, except for paths and small numbers.
+"""Python code of the documents, executed unchanged, except for paths and small numbers.
 
 `Torch` is a double of PyTorch in NumPy; tests/frameworks executes the same blocks with PyTorch.
 """
@@ -31,7 +31,7 @@ __all__ = ["colours", "dali", "scenes"]
 
 SET = "/data/imagenet-480"
 STEPS = NUM_TRAIN // 8
-# Another backend would import its framework here.
+# A different backend would import its framework here.
 SMALL = '=8, backend="native"'
 
 
@@ -54,10 +54,10 @@ class Tensor(np.ndarray):
 
 
 class Encoder:
-    """Stands for an autoencoder: the means of 8 x 8 pixels of R, G, B, and their mean.
+    """Replaces an autoencoder: returns the means of 8 x 8 pixels of R, G and B, and their mean.
 
     Attributes:
-      given: the images of each call.
+        given: the images of each call.
     """
 
     def __init__(self) -> None:
@@ -96,7 +96,7 @@ def copy(scenes: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(scenes, tmp_path / "set"))
 
 
-def test_the_latents_of_the_page_are_those_of_images_and_their_mirrors(
+def test_documented_latents_match_images_and_their_mirrors(
     copy: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     encoder = Encoder()
@@ -127,7 +127,7 @@ def test_the_latents_of_the_page_are_those_of_images_and_their_mirrors(
         np.testing.assert_allclose(row[0], expected, atol=1e-3)
         np.testing.assert_allclose(row[1], mirrored, atol=1e-3)
 
-    # The reading side: the next block, with the variables of this one.
+    # The next block reads the column; it uses the variables of this block.
     names = blocks.run(
         "columns.md: Read", {"=256,": "=16,", "image_size=16": "image_size=256"}, **names
     )
@@ -136,7 +136,7 @@ def test_the_latents_of_the_page_are_those_of_images_and_their_mirrors(
 
 
 def check_latents_of_views(root: Path) -> None:
-    """The rows that `mirrored` chooses are those of the images next to them."""
+    """The rows that `mirrored` selects are those of the images next to them."""
     reader: Any = make_dataset(
         root,
         "train",
@@ -158,7 +158,7 @@ def check_latents_of_views(root: Path) -> None:
     assert seen == {True, False}
 
 
-def test_the_tokens_of_the_page_are_those_of_their_keys(
+def test_documented_tokens_match_their_keys(
     copy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     keys = [f"{record.wnid}/{record.filename}" for record in split_records(copy, "train")]
@@ -175,7 +175,7 @@ def test_the_tokens_of_the_page_are_those_of_their_keys(
             assert np.array_equal(row, np.full((5, 77), number))
 
 
-def test_the_readme_reads_each_example_once_per_epoch(colours: Path) -> None:
+def test_readme_loop_reads_each_example_once_per_epoch(colours: Path) -> None:
     given: list[Any] = []
     states: list[Any] = []
     names = blocks.run(
@@ -214,8 +214,8 @@ def test_the_page_of_types_reads_bytes(colours: Path) -> None:
     assert {*np.asarray(names["labels"]).tolist()} <= {*range(NUM_TRAIN)}
 
 
-def test_a_network_is_scored_by_its_labels_and_the_lists(colours: Path, tmp_path: Path) -> None:
-    """It is right about every image but one, which the list calls by another class."""
+def test_documented_scores_match_predictions_of_network(colours: Path, tmp_path: Path) -> None:
+    """One prediction is wrong by the labels. The list gives its image the predicted class."""
     reader: Any = make_dataset(
         colours,
         "validation",
@@ -240,20 +240,20 @@ def test_a_network_is_scored_by_its_labels_and_the_lists(colours: Path, tmp_path
     assert [row.top1 for row in rows] == [1, pytest.approx(1 - 1 / NUM_VALIDATION)]
 
 
-def test_the_crop_of_generators_has_the_bytes_of_pillow(scenes: Path) -> None:
+def test_documented_generator_crop_has_pillows_bytes(scenes: Path) -> None:
     numbers = {"/data/imagenet": str(scenes), '", 256': '", 8'}
     reader: Any = blocks.run(
         "reading.md: The crop of image generators", numbers, make_dataset=make_dataset
     )["reader"]
     encoded = [record.encoded for record in split_records(scenes, "train")]
-    # The class names the example in this set.
+    # In this dataset, the class identifies the example.
     for batch in reader:
         for image, number in zip(batch["images"], batch["class_index"].tolist(), strict=True):
             expected = pillows(encoded[number], 256)
             assert np.array_equal(image, expected) or np.array_equal(image, expected[:, ::-1])
 
 
-def test_a_custom_loop_logs_which_images_each_step_saw(colours: Path, tmp_path: Path) -> None:
+def test_documented_log_lists_images_of_each_step(colours: Path, tmp_path: Path) -> None:
     reader: Reader = make_dataset(
         colours, "train", 8, backend="native", world=World(), fields=("number",)
     )
@@ -281,7 +281,7 @@ def test_a_custom_loop_logs_which_images_each_step_saw(colours: Path, tmp_path: 
         assert [number for _, number in receipt.step(step)] == seen[step]
 
 
-def test_examples_are_passed_to_other_writers_with_labels_from_0(colours: Path) -> None:
+def test_documented_writers_get_labels_from_0(colours: Path) -> None:
     reader: Reader = make_dataset(colours, "train", 8, backend="native", world=World())
     written: list[Any] = []
     blocks.run(
@@ -298,18 +298,16 @@ def test_keras_gets_labels_from_0(colours: Path, tf: Any) -> None:
     numbers = {"/data/imagenet-480": str(colours), "batch(256)": "batch(10)"}
     train = blocks.run("trainers.md: Keras", numbers, tf=tf)["train"]
 
-    found = [
-        (image, int(label))
-        for images, labels in train
-        for image, label in zip(images, labels, strict=True)
-    ]
+    found: list[tuple[Any, int]] = []
+    for images, labels in train:
+        found += zip(images, map(int, labels), strict=True)
     assert sorted(label for _, label in found) == [*range(NUM_TRAIN)]
     for image, label in found:
         np.testing.assert_allclose(np.asarray(image).mean(axis=(0, 1)), colour(label), atol=4)
 
 
 @pytest.mark.dali
-def test_dalis_own_reader_gets_labels_from_0(colours: Path, dali: Any) -> None:
+def test_dali_reader_gets_labels_from_0(colours: Path, dali: Any) -> None:
     from nvidia.dali import fn, pipeline_def
     from nvidia.dali import tfrecord as tfrec
 

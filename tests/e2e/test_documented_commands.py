@@ -1,4 +1,4 @@
-"""Commands of the documents, run as they are typed there, in a folder that stands for /data.
+"""Commands of the documents, run unchanged in a folder that replaces /data.
 
 The archives are those of the miniature, so `prepare` and `adopt` also get --allow-subset.
 """
@@ -18,9 +18,9 @@ import pytest
 from imagenet_prep.dataset import predictions
 from imagenet_prep.dataset.predictions import Prediction
 from imagenet_prep.read import make_dataset
-from tests.kit import blocks, command, evaluation_sets
+from tests.kit import blocks, command, evaluation_datasets
 from tests.kit.dataset import split_records
-from tests.kit.evaluation_sets import put
+from tests.kit.evaluation_datasets import put
 from tests.kit.miniature import Miniature, miniature_for_tests
 
 pytestmark = pytest.mark.slow
@@ -29,7 +29,7 @@ Found = command.Finished
 
 
 class Machine:
-    """A folder with data/ for /data and home/ for ~, in which commands are typed."""
+    """Runs commands in a folder with data/ for /data and home/ for ~."""
 
     def __init__(self, root: Path, source: Miniature) -> None:
         self.root, self.source = root, source
@@ -38,7 +38,7 @@ class Machine:
         shutil.copytree(source.root, self.data / "ilsvrc2012")
 
     def typed(self, name: str, *numbers: int) -> list[Found]:
-        """Runs lines of a block, counted from 1; by default all. Each must succeed."""
+        """Runs lines of a block, counted from 1; all by default. Each must succeed."""
         lines = blocks.block(name).text.strip().splitlines()
         chosen = [lines[number - 1] for number in numbers] if numbers else lines
         return [self.run(line) for line in chosen]
@@ -61,7 +61,7 @@ class Machine:
 
 @pytest.fixture(scope="module")
 def machine(shared_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Machine:
-    """With /data/imagenet-480 and /data/imagenet-256, made as the pages say."""
+    """A machine with /data/imagenet-480 and /data/imagenet-256, made by the documented commands."""
     made = Machine(tmp_path_factory.mktemp("machine"), miniature_for_tests(shared_cache))
     made.typed("$ prepare.md: Prepare a dataset", 2)
     resize = blocks.block("$ existing.md: Resize").text.replace("imagenet-480", "imagenet-256")
@@ -75,25 +75,25 @@ def manifest(root: Path) -> Any:
 
 def labels(root: Path, *splits: str) -> dict[str, int]:
     """Returns the class index of each image, by the name of its file."""
-    return {
-        record.filename.rpartition("/")[2]: record.stored_label - 1
-        for split in splits or manifest(root)["splits"]
-        for record in split_records(root, split)
-    }
+    found = {}
+    for split in splits or manifest(root)["splits"]:
+        for record in split_records(root, split):
+            found[record.filename.rpartition("/")[2]] = record.stored_label - 1
+    return found
 
 
 def expected(source: Miniature, *splits: str) -> dict[str, int]:
-    """Returns what `labels` has to return for the archives."""
-    return {
-        key.rpartition("/")[2]: image.class_index
-        for split in splits or ("train", "validation")
-        for key, image in source.of(split).items()
-        if image.fate != "quarantined"
-    }
+    """Returns the expected result of `labels` for the archives."""
+    found = {}
+    for split in splits or ("train", "validation"):
+        for key, image in source.of(split).items():
+            if image.fate != "quarantined":
+                found[key.rpartition("/")[2]] = image.class_index
+    return found
 
 
-def test_the_readme_makes_verifies_and_reports_a_dataset(machine: Machine, tmp_path: Path) -> None:
-    """Its lines for hosts and for a network are tested elsewhere."""
+def test_readme_commands_prepare_verify_and_report(machine: Machine, tmp_path: Path) -> None:
+    """Other tests run its lines for hosts and for a network."""
     fresh = Machine(tmp_path / "machine", machine.source)
     made, checked, reported = fresh.typed("$ README.md: imagenet-prep", 1, 2, 6)
 
@@ -105,7 +105,7 @@ def test_the_readme_makes_verifies_and_reports_a_dataset(machine: Machine, tmp_p
     assert "train" in made.out
 
 
-def test_prepare_is_planned_made_and_shown(machine: Machine, tmp_path: Path) -> None:
+def test_prepare_page_plans_prepares_and_shows(machine: Machine, tmp_path: Path) -> None:
     fresh = Machine(tmp_path / "machine", machine.source)
     (planned,) = fresh.typed("$ prepare.md: Prepare a dataset", 1)
     assert "nothing was written" in planned.out
@@ -129,7 +129,7 @@ def test_prepare_is_planned_made_and_shown(machine: Machine, tmp_path: Path) -> 
     assert all(expected(machine.source, "train")[name] == 0 for name in shown_names)
 
 
-def test_resize_keeps_every_example(machine: Machine) -> None:
+def test_resize_page_keeps_all_examples(machine: Machine) -> None:
     assert labels(machine.dataset("imagenet-256")) == expected(machine.source)
     sides = [
         min(record.width, record.height)
@@ -138,7 +138,7 @@ def test_resize_keeps_every_example(machine: Machine) -> None:
     assert max(sides) <= 64
 
 
-def test_amend_excludes_and_relabels_what_the_lists_name(machine: Machine) -> None:
+def test_amend_page_excludes_and_relabels_listed_images(machine: Machine) -> None:
     first, second, *_ = labels(machine.dataset("imagenet-480"), "validation")
     for name, text in (("bad.txt", f"{first}\n"), ("labels.csv", f"key,class\n{second},0\n")):
         (machine.root / name).write_text(text)
@@ -150,7 +150,7 @@ def test_amend_excludes_and_relabels_what_the_lists_name(machine: Machine) -> No
     assert labels(machine.dataset("imagenet-480-v2")) == before | {second: 0}
 
 
-def test_diff_and_show_find_what_differs_and_what_is_there(machine: Machine) -> None:
+def test_diff_page_finds_changed_and_stored_images(machine: Machine) -> None:
     record = next(iter(split_records(machine.dataset("imagenet-480"), "train")))
     (machine.root / "photo.jpg").write_bytes(record.encoded)
     name = "$ diff.md: Compare two datasets, or find a photograph in one"
@@ -167,7 +167,7 @@ def test_diff_and_show_find_what_differs_and_what_is_there(machine: Machine) -> 
     assert record.filename in found.out
 
 
-def test_duplicates_finds_the_images_of_a_copy(machine: Machine) -> None:
+def test_duplicates_page_finds_images_of_a_copy(machine: Machine) -> None:
     for old, new in (("imagenet-480", "mine"),):
         shutil.copytree(machine.dataset(old), machine.dataset(new))
     name = "$ duplicates.md: Find duplicates and contamination"
@@ -182,7 +182,7 @@ def test_duplicates_finds_the_images_of_a_copy(machine: Machine) -> None:
 
 
 @pytest.mark.extras
-def test_exports_hold_every_image_of_the_dataset(machine: Machine) -> None:
+def test_exports_have_all_images_of_the_dataset(machine: Machine) -> None:
     import pyarrow.parquet
 
     machine.typed("$ export.md: Export to other formats")
@@ -193,7 +193,7 @@ def test_exports_hold_every_image_of_the_dataset(machine: Machine) -> None:
     assert sum(rows) == count
     assert list((machine.root / "home" / "tensorflow_datasets").rglob("*.tfrecord-*"))
     assert list((machine.data / "tars").rglob("*.tar"))
-    # Its own page reads the RecordIO files that this one writes.
+    # The page on MXNet reads the RecordIO files of this export.
     shutil.move(machine.data / "mxnet", machine.data / "rec")
     again = Machine(machine.root / "again", machine.source)
     shutil.copytree(machine.data / "rec", again.data / "rec")
@@ -203,7 +203,7 @@ def test_exports_hold_every_image_of_the_dataset(machine: Machine) -> None:
     )
 
 
-def test_adopt_takes_shards_as_they_are(machine: Machine) -> None:
+def test_adopt_page_keeps_shards_unchanged(machine: Machine) -> None:
     (machine.root / "DIR").mkdir()
     for shard in ("train-00000-of-00001", "validation-00000-of-00001"):
         shutil.copy(machine.dataset("imagenet-480") / shard, machine.root / "DIR")
@@ -214,10 +214,10 @@ def test_adopt_takes_shards_as_they_are(machine: Machine) -> None:
     assert labels(machine.root / "DIR") == expected(machine.source)
 
 
-def test_evaluation_sets_get_the_labels_of_ilsvrc2012(machine: Machine) -> None:
-    v2 = evaluation_sets.v2(range(3), each=2)
+def test_evaluation_page_gives_labels_of_ilsvrc2012(machine: Machine) -> None:
+    v2 = evaluation_datasets.v2(range(3), each=2)
     put(v2.files, machine.root, "imagenetv2-matched-frequency", "tar.gz")
-    c = evaluation_sets.corrupted([("fog", 5)], range(3), each=2, side=224)
+    c = evaluation_datasets.corrupted([("fog", 5)], range(3), each=2, side=224)
     put(c.files, machine.root / "imagenet-c", "imagenet-c", "folder")
     machine.typed("$ evaluation.md: One command each", 1, 2)
 
@@ -227,7 +227,7 @@ def test_evaluation_sets_get_the_labels_of_ilsvrc2012(machine: Machine) -> None:
         assert found == {key.rpartition("/")[2]: index for key, index in made.class_of.items()}
 
 
-def test_score_counts_the_right_predictions_in_a_file(machine: Machine) -> None:
+def test_score_page_counts_correct_predictions(machine: Machine) -> None:
     root = machine.dataset("imagenet-480")
     reader: Any = make_dataset(
         root, "validation", 1, backend="native", fields=("key", "class_index")

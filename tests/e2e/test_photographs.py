@@ -1,4 +1,4 @@
-"""Somebody with a folder of own photographs: a set, a reader, a network, in a few commands."""
+"""A user with a folder of photographs: a dataset, a reader and a network in a few commands."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ from imagenet_prep.read import make_dataset
 from tests.e2e import photographs
 from tests.kit import command
 from tests.kit.dataset import split_records
+from tests.kit.messages import says
 
 pytestmark = pytest.mark.slow
 
-# The commands of the page, as they stand there.
+# The commands of the page, unchanged.
 PAGE = (command.REPOSITORY / "docs/photographs.md").read_text("utf-8")
 COMMANDS = [
     shlex.split(line, comments=True)[1:]
@@ -28,7 +29,7 @@ COMMANDS = [
 
 
 class Walk(NamedTuple):
-    """Where everything lies, which files there were, and what `prepare` said."""
+    """The folder, its files, and the output of `prepare`."""
 
     home: Path
     files: dict[str, bytes]
@@ -41,14 +42,14 @@ class Walk(NamedTuple):
 
 @pytest.fixture(scope="module")
 def walk(tmp_path_factory: pytest.TempPathFactory) -> Walk:
-    """The first command: the set, with a tenth held out."""
+    """The first command: makes the dataset, with a holdout of one tenth."""
     home = tmp_path_factory.mktemp("home of somebody")
     files = photographs.make(home / "photographs")
     return Walk(home, files, typed(home, "prepare"))
 
 
 def typed(home: Path, verb: str, *flags: str) -> command.Finished:
-    """Runs the page's first command of a verb with these flags, and returns what it left."""
+    """Runs the page's first command of a verb with these flags; returns its result."""
     return command.run(*words_of(verb, *flags), cwd=home, env={"CUDA_VISIBLE_DEVICES": ""})
 
 
@@ -63,7 +64,7 @@ def key_of(name: str) -> str:
     return f"{wnid.replace(' ', '_')}/{rest}"
 
 
-def test_every_file_is_in_the_set_in_the_quarantine_or_counted(walk: Walk) -> None:
+def test_photographs_are_stored_quarantined_or_counted(walk: Walk) -> None:
     assert walk.said.code == 0, walk.said
     assert len(walk.files) == 120
 
@@ -71,24 +72,23 @@ def test_every_file_is_in_the_set_in_the_quarantine_or_counted(walk: Walk) -> No
     lines = [json.loads(line) for line in (walk.out / "quarantine.jsonl").read_bytes().splitlines()]
     left_out = {line["key"] for line in lines if line["action"] == "quarantined"}
     ignored = sum(sum(source.get("ignored", {}).values()) for source in manifest["sources"])
-    keys = [
-        f"{record.wnid}/{record.filename}"
-        for split in manifest["splits"]
-        for record in split_records(walk.out, split)
-    ]
+    keys: list[str] = []
+    for split in manifest["splits"]:
+        records = split_records(walk.out, split)
+        keys += [f"{record.wnid}/{record.filename}" for record in records]
     assert left_out == {key_of(name) for name in photographs.UNUSABLE}
     assert ignored == len(photographs.NO_IMAGES)
     assert len(set(keys)) == len(keys), "equal names are different photographs"
     photographed = walk.files.keys() - photographs.NO_IMAGES.keys()
     assert set(keys) | left_out == {key_of(name) for name in photographed}
     assert len(keys) + len(left_out) + ignored == len(walk.files)
-    # A tenth of each of three classes, 114 together, is held out; of these, some may be unusable.
+    # A tenth of each of three classes, 114 together, is held out; some of these may be unusable.
     held_out = manifest["splits"]["holdout"]["examples_per_class"]
     assert all(held_out)
     assert 10 - len(left_out) <= sum(held_out) <= 12
 
 
-def test_nothing_is_said_of_imagenet_to_whom_it_does_not_concern(walk: Walk) -> None:
+def test_photographs_get_no_message_about_imagenet(walk: Walk) -> None:
     shown = typed(walk.home, "show")
     page = command.run("report", "set", cwd=walk.home)
 
@@ -99,24 +99,21 @@ def test_nothing_is_said_of_imagenet_to_whom_it_does_not_concern(walk: Walk) -> 
     assert "as a subset" not in html
 
 
-def test_the_set_is_sound_and_its_photographs_lie_upright(walk: Walk) -> None:
+def test_photographs_are_stored_upright(walk: Walk) -> None:
     checked = typed(walk.home, "verify")
 
     assert checked.code == 0, checked
     assert checked.out.startswith("sound: ")
     assert "EXIF orientation" not in checked.out
-    sizes = {
-        record.filename: (record.width, record.height)
-        for split in ("train", "holdout")
-        for record in split_records(walk.out, split)
-    }
+    records = [*split_records(walk.out, "train"), *split_records(walk.out, "holdout")]
+    sizes = {record.filename: (record.width, record.height) for record in records}
     for value in range(1, 9):
         upright = (80, 60) if value < 5 else (60, 80)
         assert sizes[f"turned {value}.jpg"] == upright
     assert min(sizes["large.jpg"]) == 480
 
 
-def test_a_reader_gives_each_photograph_once(walk: Walk) -> None:
+def test_reader_returns_each_photograph_once(walk: Walk) -> None:
     manifest = json.loads((walk.out / "dataset.json").read_bytes())
     reader: Any = make_dataset(walk.out, "train", 8, 32, training=False, backend="native")
 
@@ -126,10 +123,10 @@ def test_a_reader_gives_each_photograph_once(walk: Walk) -> None:
 
 @pytest.mark.tf
 @pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # of Keras
-def test_a_network_trains_is_judged_by_what_was_held_out_and_shows_its_mistakes(
+def test_documented_network_trains_and_scores_the_holdout(
     walk: Walk, tf: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    # Here, where TensorFlow is imported already.
+    # In this process, since it has imported TensorFlow already.
     monkeypatch.chdir(walk.home)
     trained = train.run(words_of("train")[1:])
     assert "holdout" in capsys.readouterr().out
@@ -140,7 +137,7 @@ def test_a_network_trains_is_judged_by_what_was_held_out_and_shows_its_mistakes(
         "export", "run", "--format", "torch", "--out", "run/tiny.safetensors", cwd=walk.home
     )
     assert weights.code == 0, weights
-    assert "Tiny(3, image_size=64)  # from examples/tiny.py" in weights.out
+    assert says("tiny-image_size-examples-tiny.py", "3", "64").search(weights.out)
     assert (walk.home / "run" / "tiny.safetensors").stat().st_size > 300_000
     assert (walk.home / "run" / "model.keras").stat().st_size > 1000
     rows = [json.loads(line) for line in (walk.home / "run/train.jsonl").read_text().splitlines()]
@@ -167,7 +164,7 @@ def test_a_network_trains_is_judged_by_what_was_held_out_and_shows_its_mistakes(
     assert "mistake" in (walk.out / "report.html").read_text("utf-8").lower()
 
 
-def test_the_page_needs_six_commands() -> None:
+def test_photographs_page_needs_six_commands() -> None:
     assert [words[0] for words in COMMANDS] == [
         "prepare",
         "show",

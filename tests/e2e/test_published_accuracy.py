@@ -1,4 +1,4 @@
-"""Real images: the network of Horovod's MNIST example learns Fashion-MNIST, on one and two ranks.
+"""Horovod's MNIST example network learns Fashion-MNIST, on one and two ranks.
 
 Debian's package dataset-fashion-mnist has the 70,000 images. Its authors' list of results has 0.876
 to 0.925 for networks of two convolutions (baselines on github.com/zalandoresearch/fashion-mnist).
@@ -47,7 +47,7 @@ def fashion(shared_cache: Path) -> Path:
         "pytorch",
     ],
 )
-def test_fashion_mnist_is_learned_to_the_published_accuracy(
+def test_network_learns_fashion_mnist_to_published_accuracy(
     framework: str, ranks: int, fashion: Path, tmp_path: Path
 ) -> None:
     folder = {"mxnet": Path(sys.prefix) / "mxnet", "pytorch": Path(sys.prefix) / "loaders"}

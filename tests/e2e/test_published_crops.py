@@ -1,12 +1,13 @@
-"""Evaluation sets are shown as in the programs of their authors, whose transforms are written here.
+"""Crops of evaluation sets are those of their authors' programs, which are repeated here.
 
-A network of templates compares the means of 8 x 8 blocks. All of its scores come from the reader,
-or from Pillow and NumPy alone; both must find the same classes, and so the same error rates.
+A network of templates compares the means of 8 x 8 blocks. Its scores for our reader and for Pillow
+with NumPy must give the same classes, and so the same error rates.
 """
 
 from __future__ import annotations
 
 import io
+import itertools
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -23,9 +24,10 @@ from imagenet_prep.evaluation import score
 from imagenet_prep.read import ColumnWriter, Reader, make_dataset
 from imagenet_prep.read import backend as native_module
 from imagenet_prep.sources.labels import published_labels
-from tests.kit import command, evaluation_sets
+from tests.kit import command, evaluation_datasets
 from tests.kit.documents import read
-from tests.kit.evaluation_sets import OBJECTS, WNIDS, put
+from tests.kit.evaluation_datasets import OBJECTS, WNIDS, put
+from tests.kit.messages import says
 from tests.kit.reading import backend, dali
 
 __all__ = ["backend", "dali"]
@@ -40,12 +42,12 @@ BLOCKS = 8
 
 
 def pattern(class_index: int) -> Any:
-    """Returns the colours [8, 8, 3] of a class, of which one image has more and another less."""
+    """Returns the colours [8, 8, 3] of a class; its images have them in different strengths."""
     return np.random.default_rng(class_index).integers(0, 256, (BLOCKS, BLOCKS, 3))
 
 
 def photograph(class_index: int, number: int, width: int, height: int) -> Image.Image:
-    """Returns a picture of a class, mixed with another one; all of them differ."""
+    """Returns a picture of a class, mixed with a different class; all pictures differ."""
     rng = np.random.default_rng([class_index, number])
     other = int(rng.choice([index for index in CLASSES if index != class_index]))
     share = rng.uniform(0.35, 0.65)
@@ -99,7 +101,7 @@ def of_imagenet_c(image: Image.Image) -> Image.Image:
 
 
 def of_objectnet(image: Image.Image) -> Image.Image:
-    """As objectnet_pytorch_dataloader.py, which cuts two pixels off, and model/."""
+    """The transform of objectnet_pytorch_dataloader.py, which cuts two pixels off, and model/."""
     return central(resized(image.crop((2, 2, image.width - 2, image.height - 2)), 224))
 
 
@@ -187,7 +189,7 @@ def pixels_of(corrupted: Mapping[str, bytes]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("recipe", ["resnet", "tutorial", "cifar10", "mnist", "adm"])
-def test_imagenet_c_reaches_the_network_as_it_is_stored(
+def test_imagenet_c_pixels_reach_the_network_unchanged(
     imagenet_c: Path, corrupted: dict[str, bytes], recipe: Any
 ) -> None:
     stored_pixels = pixels_of(corrupted)
@@ -197,10 +199,10 @@ def test_imagenet_c_reaches_the_network_as_it_is_stored(
     assert all(np.array_equal(found[key], stored_pixels[key]) for key in found)
 
 
-def test_all_backends_show_the_complete_images_of_imagenet_c(
+def test_all_backends_return_complete_images_of_imagenet_c(
     imagenet_c: Path, corrupted: dict[str, bytes], backend: Any
 ) -> None:
-    """Their decoders are those of libjpeg too."""
+    """Their decoders use libjpeg too."""
     stored_pixels = pixels_of(corrupted)
     found = shown(imagenet_c, dtype="uint8", backend=backend)
 
@@ -210,7 +212,7 @@ def test_all_backends_show_the_complete_images_of_imagenet_c(
 
 
 @pytest.mark.parametrize("size", [160, 288])
-def test_imagenet_c_is_resized_as_a_whole_for_other_sizes(
+def test_imagenet_c_is_resized_uncropped_for_other_sizes(
     imagenet_c: Path, corrupted: dict[str, bytes], size: int
 ) -> None:
     found = shown(imagenet_c, size, dtype="uint8")
@@ -219,7 +221,7 @@ def test_imagenet_c_is_resized_as_a_whole_for_other_sizes(
         assert np.abs(found[key].astype(int) - np.asarray(image)).mean() < 1.0
 
 
-def test_imagenet_c_that_was_downscaled_is_shown_as_a_whole(
+def test_downscaled_imagenet_c_is_returned_uncropped(
     corrupted: dict[str, bytes], tmp_path: Path
 ) -> None:
     small = prepared(tmp_path, corrupted, "imagenet-c", "--short-side", "112")
@@ -229,7 +231,7 @@ def test_imagenet_c_that_was_downscaled_is_shown_as_a_whole(
         assert np.abs(found[key].astype(int) - np.asarray(image)).mean() < 8
 
 
-def test_error_rates_on_imagenet_c_are_those_of_its_authors_program(
+def test_imagenet_c_error_rates_match_authors_program(
     imagenet_c: Path, corrupted: dict[str, bytes]
 ) -> None:
     expected = expected_scores(corrupted, of_imagenet_c)
@@ -241,13 +243,12 @@ def test_error_rates_on_imagenet_c_are_those_of_its_authors_program(
         np.testing.assert_allclose(scores[key_of_c(path)], row, rtol=1e-4)
     by_authors = error_rates(expected)
     by_recipe = error_rates(other)
-    measured = {
-        (corruption, int(severity)): rate
-        for corruption, rates in table.corruptions[str(imagenet_c)]["corruptions"].items()
-        for severity, rate in rates["errors"].items()
-    }
+    measured = {}
+    for corruption, rates in table.corruptions[str(imagenet_c)]["corruptions"].items():
+        for severity, rate in rates["errors"].items():
+            measured[corruption, int(severity)] = rate
     assert measured == pytest.approx(by_authors, abs=1e-12)
-    # The rates tell crops apart.
+    # The error rates differ between crops.
     assert 0.1 < np.mean([*by_authors.values()]) < 0.7
     assert by_authors != by_recipe
 
@@ -261,8 +262,8 @@ def error_rates(scores: Mapping[str, Any]) -> dict[tuple[str, int], float]:
     return {group: float(np.mean(each)) for group, each in wrong.items()}
 
 
-def test_predictions_on_objectnet_are_those_of_its_authors_program(tmp_path: Path) -> None:
-    made = evaluation_sets.objectnet().files
+def test_objectnet_predictions_match_authors_program(tmp_path: Path) -> None:
+    made = evaluation_datasets.objectnet().files
     files = {}
     for path in [path for path in made if path.endswith(".png")]:
         del made[path]
@@ -284,7 +285,7 @@ def test_predictions_on_objectnet_are_those_of_its_authors_program(tmp_path: Pat
     found = {key: int(row.argmax()) for key, row in scores.items()}
     assert found == {key: int(row.argmax()) for key, row in expected.items()}
     assert found != {key: int(row.argmax()) for key, row in expected_scores(files, of_most).items()}
-    # Not only the classes: the pixels too, if the authors cut one pixel off, as `prepare` does.
+    # The pixels are also equal if the authors cut one pixel off, as `prepare` does.
     off = []
     for key, found_image in shown(root, dtype="uint8").items():
         with Image.open(io.BytesIO(files[key])) as image:
@@ -300,15 +301,12 @@ def test_predictions_on_objectnet_are_those_of_its_authors_program(tmp_path: Pat
     assert 0.2 < rate < 1
 
 
-def test_predictions_on_imagenet_r_are_those_of_its_authors_program(tmp_path: Path) -> None:
+def test_imagenet_r_predictions_match_authors_program(tmp_path: Path) -> None:
     """Resize(256) and CenterCrop(224), as for ImageNet-A, -O and ImageNetV2."""
-    files = {
-        f"imagenet-r/{WNIDS[class_index]}/art_{number}.jpg": stored(
-            photograph(class_index, number, 290 + 9 * number, 400 - 13 * number)
-        )
-        for class_index in CLASSES
-        for number in range(10)
-    }
+    files = {}
+    for class_index, number in itertools.product(CLASSES, range(10)):
+        image = photograph(class_index, number, 290 + 9 * number, 400 - 13 * number)
+        files[f"imagenet-r/{WNIDS[class_index]}/art_{number}.jpg"] = stored(image)
     root = prepared(tmp_path, files, "imagenet-r")
     expected = expected_scores(files, of_most)
     scores, table = scored(root)
@@ -321,22 +319,30 @@ def test_predictions_on_imagenet_r_are_those_of_its_authors_program(tmp_path: Pa
     )
 
 
-def test_a_reader_says_which_crop_it_shows(
+def test_reader_warns_once_about_a_different_crop(
     imagenet_c: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Once, and only on the first rank."""
+    """Only the first rank warns."""
     native_module.say_once.cache_clear()
     with caplog.at_level(logging.WARNING):
         open_test(imagenet_c, world=World(1, 2))
-        assert not any("crops are" in each for each in caplog.messages)
+        assert not any(
+            says("crops-shorter-side-needs-instead").search(each) for each in caplog.messages
+        )
         for recipe in ("mnist", "resnet", "resnet"):
             open_test(imagenet_c, recipe=recipe)
 
-    (line,) = [each for each in caplog.messages if "imagenet-c" in each and "crops are" in each]
-    assert "crops are 100.0% of the shorter side, as imagenet-c needs, instead of 87.5%" in line
+    (line,) = [
+        each
+        for each in caplog.messages
+        if "imagenet-c" in each and says("crops-shorter-side-needs-instead").search(each)
+    ]
+    assert says("crops-shorter-side-needs-instead", ..., "100.0%", "imagenet-c", "87.5%").search(
+        line
+    )
 
 
-def test_the_view_of_a_column_names_the_crop(imagenet_c: Path) -> None:
+def test_view_of_column_includes_the_crop(imagenet_c: Path) -> None:
     shown_as = {"backend": "native", "dtype": "uint8"}
     with ColumnWriter(
         imagenet_c, "test", "means", (3,), "float32", batch_size=8, reader=shown_as, world=World()
@@ -349,12 +355,14 @@ def test_the_view_of_a_column_names_the_crop(imagenet_c: Path) -> None:
     for batch in batches:
         means = batch["images"].mean(axis=(1, 2), dtype=np.float32)
         assert np.array_equal(means[batch["mask"]], batch["column:means"][batch["mask"]])
-    with pytest.raises(UsageError, match=r"made from this view: evaluation crop of 100\.0%"):
+    with pytest.raises(
+        UsageError, match=says("column-made-view-reader-s", ..., "evaluation crop of 100.0%")
+    ):
         open_test(imagenet_c, recipe="mnist", fields=("images", "column:means"))
 
 
-def test_the_state_of_a_reader_does_not_depend_on_the_crop(imagenet_c: Path) -> None:
-    """So that readers go on with the states of earlier versions."""
+def test_reader_state_does_not_depend_on_crop(imagenet_c: Path) -> None:
+    """Readers must resume from states of earlier versions."""
     reader = open_test(imagenet_c)
     next(iter(reader))
     state = reader.state()
@@ -372,7 +380,7 @@ def test_the_state_of_a_reader_does_not_depend_on_the_crop(imagenet_c: Path) -> 
     }
 
 
-def test_the_page_lists_the_crop_of_each_edition() -> None:
+def test_documentation_lists_the_crop_of_each_edition() -> None:
     page = read(Path("docs/evaluation.md"))
     rows = [line.split("|") for line in page.splitlines() if line.startswith("| ")]
     crops = {cells[2].strip(" `"): cells[5].strip() for cells in rows if len(cells) == 7}

@@ -1,1 +1,0 @@
-"""Mirrors the house: see the package of the same name."""

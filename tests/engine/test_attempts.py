@@ -1,4 +1,4 @@
-"""What comes after a job that was lost, and how receipts are followed; no process, no Beam."""
+"""Attempts after a lost job, and collection of receipts; without processes and Beam."""
 
 from __future__ import annotations
 
@@ -22,11 +22,12 @@ from imagenet_prep.engine.workers import Started
 from imagenet_prep.storage.folder import LocalStore
 from imagenet_prep.storage.remote import AbsentError
 from tests.kit.limits import Limits
+from tests.kit.messages import says
 
 
 @dataclass(frozen=True)
 class Made:
-    """What the receipt of a task says."""
+    """The content of a receipt."""
 
     task: str
 
@@ -48,7 +49,7 @@ def stage(tmp_path: Path) -> Stage:
 
 
 class Fake(Started):
-    """Workers in whose stead the test does things, one at each wait."""
+    """Workers that are replaced by actions of the test, one at each wait."""
 
     def __init__(self, acts: list[Callable[[], None]]) -> None:
         self._acts: Iterator[Callable[[], None]] = iter(acts)
@@ -60,7 +61,7 @@ class Fake(Started):
         return act is not None
 
 
-def test_receipts_are_collected_while_workers_work_and_when_they_end(
+def test_receipts_are_collected_during_and_after_the_work(
     stage: Stage,
 ) -> None:
     seen: list[int] = []
@@ -79,7 +80,7 @@ def test_receipts_are_collected_while_workers_work_and_when_they_end(
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), DataDamagedError("the limit")])
-def test_workers_are_told_to_stop_where_the_run_is_ended(
+def test_workers_are_stopped_when_the_run_ends(
     stage: Stage, monkeypatch: pytest.MonkeyPatch, error: BaseException
 ) -> None:
     def fail(*_: object) -> bool:
@@ -91,7 +92,7 @@ def test_workers_are_told_to_stop_where_the_run_is_ended(
     assert stage.stopped
 
 
-# What a job does with its stage, and the error that it ends with.
+# The number of tasks that a job finishes, and the error that ends it.
 Job = tuple[int, Exception | None]
 LOST = JobLostError("Flink: a TaskManager is gone")
 
@@ -100,7 +101,7 @@ LOST = JobLostError("Flink: a TaskManager is gone")
 def on_a_cluster(
     stage: Stage, monkeypatch: pytest.MonkeyPatch, limits: Limits
 ) -> Callable[..., list[dict[str, Any]]]:
-    """Runs tasks a, b and c; each job finishes so many of those that are left."""
+    """Runs tasks a, b and c; each job finishes this number of the remaining ones."""
     limits(attempt_pause_s=0.0)
 
     def run(*made: Job) -> list[engine.TaskReceipt[Made]]:
@@ -140,11 +141,11 @@ def on_a_cluster(
         [(2, None), (1, None)],
         [(1, LOST), (0, LOST), (1, None), (0, None), (1, None)],
         [(0, LOST), (0, LOST), (3, None)],
-        # What a lost job has finished counts.
+        # Tasks finished by a lost job count.
         [(3, LOST), (0, None)],
     ],
 )
-def test_jobs_go_on_as_long_as_they_get_on(
+def test_lost_jobs_are_retried_while_they_make_progress(
     on_a_cluster: Callable[..., list[dict[str, Any]]], jobs: list[Job]
 ) -> None:
     assert [receipt.content.task for receipt in on_a_cluster(*jobs)] == ["a", "b", "c"]
@@ -152,11 +153,13 @@ def test_jobs_go_on_as_long_as_they_get_on(
 
 @pytest.mark.beam
 @pytest.mark.parametrize("first", [(1, None), (0, LOST)])
-def test_three_jobs_that_come_to_nothing_are_the_end(
+def test_three_jobs_without_progress_end_the_run(
     on_a_cluster: Callable[..., list[dict[str, Any]]], stage: Stage, first: Job
 ) -> None:
     jobs = [first, *[(0, JobLostError("Flink: no slots"))] * (3 if first[0] else 2)]
-    with pytest.raises(IncompleteError, match=r"lost 3 times.*no slots"):
+    with pytest.raises(
+        IncompleteError, match=says("workers-lost-times-row-finished", ..., "3", "no slots")
+    ):
         on_a_cluster(*jobs)
     done = len(stage.receipts("abc"))
     assert done == first[0]
@@ -169,7 +172,7 @@ def test_three_jobs_that_come_to_nothing_are_the_end(
 @pytest.mark.parametrize(
     "error", [LOST, AbsentError("a receipt is gone: 404"), SourceError("the archive is damaged")]
 )
-def test_a_run_ends_where_another_has_begun_and_leaves_that_one_alone(
+def test_run_replaced_by_newer_run_does_not_interfere(
     stage: Stage, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     """Two launchers of one bucket took the lease from each other until all was done."""
@@ -187,33 +190,33 @@ def test_a_run_ends_where_another_has_begun_and_leaves_that_one_alone(
 
 
 @pytest.mark.beam
-def test_a_failure_ends_the_run(on_a_cluster: Callable[..., list[dict[str, Any]]]) -> None:
+def test_failure_ends_the_run(on_a_cluster: Callable[..., list[dict[str, Any]]]) -> None:
     with pytest.raises(SourceError, match="^the archive is damaged$"):
         on_a_cluster((1, SourceError("the archive is damaged")))
 
 
-def test_a_limit_ends_the_run_once_and_keeps_what_is_done(stage: Stage) -> None:
+def test_limit_ends_the_run_and_keeps_finished_tasks(stage: Stage) -> None:
     def limit(receipt: engine.TaskReceipt[Made]) -> None:
         if receipt.content.task == "b":
             raise DataDamagedError("too many bad images")
 
     workers = engine.Workers(1, engine.THREADS)
-    for _ in range(2):  # the receipt that is too much is met again
+    for _ in range(2):  # the receipt that exceeds the limit is read again
         with pytest.raises(DataDamagedError, match="too many bad images"):
             tasks = [Task("a"), Task("b")]
             engine.run(stage, tasks, workers, title="", watch=limit, quiet=True)
     assert set(stage.receipts("ab")) == {"a", "b"}
 
 
-def test_two_tasks_of_a_stage_with_one_name_are_a_bug(stage: Stage) -> None:
+def test_two_tasks_with_one_name_are_a_bug(stage: Stage) -> None:
     tasks = [Task("a"), Task("b"), Task("a")]
-    with pytest.raises(RuntimeError, match="two tasks of the stage write have the same name"):
+    with pytest.raises(RuntimeError, match=says("two-tasks-stage-same-name", "write")):
         engine.run(stage, tasks, engine.Workers(1), quiet=True)
     assert not stage.receipts(["a", "b"])
 
 
 @pytest.mark.parametrize("finished", [0, 1, 2])
-def test_two_tasks_of_a_stage_that_write_one_file_are_a_bug(tmp_path: Path, finished: int) -> None:
+def test_two_tasks_writing_one_file_are_a_bug(tmp_path: Path, finished: int) -> None:
     """The second would replace the result of the first, in this run or in two runs."""
     store = LocalStore(tmp_path / "set")
 
@@ -226,5 +229,7 @@ def test_two_tasks_of_a_stage_that_write_one_file_are_a_bug(tmp_path: Path, fini
     tasks = [Task("a"), Task("b")]
     for task in tasks[:finished]:
         stage.publish(task, stage.make(task))
-    with pytest.raises(RuntimeError, match=r"has written a file of another task: \['lists/same'\]"):
+    with pytest.raises(
+        RuntimeError, match=says("written-file-another-task", ..., "['lists/same']")
+    ):
         engine.run(stage, tasks, engine.Workers(1), quiet=True)

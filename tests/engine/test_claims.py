@@ -1,4 +1,4 @@
-"""Who does which task, and what counts as done: in a folder, and in a store that is none."""
+"""Claims of tasks, receipts and leases: in a folder, and in a store that is no folder."""
 
 from __future__ import annotations
 
@@ -29,10 +29,11 @@ from imagenet_prep.engine.workers import done, run_worker
 from imagenet_prep.storage.folder import TEMPORARY, LocalStore
 from imagenet_prep.storage.remote import AbsentError, Check
 from tests.kit.limits import Limits
+from tests.kit.messages import says
 
 
 class Elsewhere(LocalStore):
-    """A store that is no folder, as a bucket is none; it is reached by whole files alone."""
+    """A store that is no folder, as a bucket; it only has operations on complete files."""
 
     @property
     def local(self) -> LocalStore:
@@ -51,7 +52,7 @@ class Elsewhere(LocalStore):
 
 @dataclass(frozen=True)
 class Made:
-    """What the receipt of a task says."""
+    """The content of a receipt."""
 
     task: str
 
@@ -84,7 +85,7 @@ def stage(request: pytest.FixtureRequest, tmp_path: Path) -> Stage:
 TASKS = [Task("a"), Task("b"), Task("c")]
 
 
-def test_each_task_is_done_and_what_is_claimed_is_left_alone(
+def test_task_is_done_only_if_it_is_unclaimed(
     stage: Stage,
 ) -> None:
     stage.clear()
@@ -96,20 +97,20 @@ def test_each_task_is_done_and_what_is_claimed_is_left_alone(
         "c.bin",
     ]
 
-    # The next run knows nothing of that claim.
+    # The next run ignores this claim.
     stage.clear()
     run_worker(stage, [Task("b")])
     assert set(stage.receipts("abc")) == {"a", "b", "c"}
 
 
-def test_of_a_cluster_too_each_task_is_done_once(stage: Stage) -> None:
+def test_each_task_is_done_once_on_a_cluster(stage: Stage) -> None:
     held = Lease.acquire(stage.store)
     one = held.claimed(stage, TASKS)
     assert next(one).name == "a"
     assert [each.task.name for each in done(stage, held.claimed(stage, TASKS))] == ["b", "c"]
     assert list(one) == []
 
-    # Another job does what is left, and is told of the rest.
+    # A second job does the remaining tasks, and gets the results of the others.
     after = done(stage, Lease.acquire(stage.store).claimed(stage, TASKS))
     assert [(each.task.name, each.new) for each in after if not each.new] == [
         ("b", False),
@@ -118,8 +119,8 @@ def test_of_a_cluster_too_each_task_is_done_once(stage: Stage) -> None:
     assert set(stage.receipts("abc")) == {"a", "b", "c"}
 
 
-def test_a_runner_that_tries_a_failed_task_again_is_told_of_the_failure_again(stage: Stage) -> None:
-    """Spark does: a job that left the task alone the second time ended as if all were well."""
+def test_retried_task_reports_its_failure_again(stage: Stage) -> None:
+    """Spark retries tasks: a job that skipped the task the second time ended successfully."""
     held = Lease.acquire(stage.store)
     for _ in range(2):
         with (
@@ -127,11 +128,11 @@ def test_a_runner_that_tries_a_failed_task_again_is_told_of_the_failure_again(st
             contextlib.closing(held.claimed(stage, [Task("a"), Task("bad"), Task("c")])) as mine,
         ):
             list(done(stage, mine))
-    # What was finished before the failure stays claimed.
+    # Tasks finished before the failure stay claimed.
     assert [task.name for task in held.claimed(stage, TASKS)] == ["b", "c"]
 
 
-def test_two_workers_part_instead_of_listing_claims_for_each_task(
+def test_two_workers_diverge_instead_of_listing_claims(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They took turns, and each listed all claims before each of its tasks."""
@@ -155,12 +156,14 @@ def test_two_workers_part_instead_of_listing_claims_for_each_task(
                 left.remove(worker)
             else:
                 claimed.append(task)
-    assert sorted(claimed) == tasks, "each once"
-    assert {*claimed[:2]} == {*tasks[:2]}, "what takes longest is begun first"
+    assert sorted(claimed) == tasks, "a task was claimed twice, or never"
+    assert {*claimed[:2]} == {*tasks[:2]}, (
+        "the first tasks are the largest, but were not started first"
+    )
     assert len(looks) < 30
 
 
-def test_a_receipt_counts_only_beside_its_files_at_their_sizes(
+def test_receipt_counts_only_with_its_complete_files(
     stage: Stage,
 ) -> None:
     stage.clear()
@@ -170,17 +173,17 @@ def test_a_receipt_counts_only_beside_its_files_at_their_sizes(
     assert set(stage.receipts("abc")) == {"c"}
 
 
-def test_workers_take_nothing_more_after_a_failure(stage: Stage) -> None:
+def test_workers_take_no_tasks_after_a_failure(stage: Stage) -> None:
     stage.clear()
     run_worker(stage, [Task("a"), Task("bad"), Task("b"), Task("c")])
-    # While one is sent elsewhere the next may be at work.
+    # While one is uploaded, the next may be in work.
     assert "a" in stage.receipts("abc")
     assert "c" not in stage.receipts("abc")
     with pytest.raises(SourceError, match="^the archive is damaged$"):
         stage.raise_failure()
 
 
-def test_a_store_that_refuses_what_was_made_is_a_failure(
+def test_failed_publication_is_a_failure_of_the_task(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: object) -> None:
@@ -214,10 +217,10 @@ class Failing:
 
 
 @pytest.mark.parametrize("failed", ["a", "b"])
-def test_where_publishing_and_the_next_task_fail_both_are_told(
+def test_failures_of_publishing_and_next_task_are_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failed: str
 ) -> None:
-    """Only the second was: a disk that fails looked like a damaged archive."""
+    """Only the second was reported: a failing disk looked like a damaged archive."""
     work = Failing({"c": SourceError("c is damaged")})
     stage = engine.Stage("write", "0" * 64, LocalStore(tmp_path), work, Made)
     publish = type(stage).publish
@@ -233,7 +236,7 @@ def test_where_publishing_and_the_next_task_fail_both_are_told(
         list(done(stage, TASKS))
 
 
-def test_a_bug_is_told_as_one_beside_a_disk_that_fails(
+def test_bug_is_reported_together_with_a_failing_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stage = engine.Stage(
@@ -258,9 +261,7 @@ def test_a_bug_is_told_as_one_beside_a_disk_that_fails(
 @pytest.mark.parametrize(
     ("code", "kind"), [(errno.EIO, StoreError), (errno.EDQUOT, IncompleteError)]
 )
-def test_what_the_system_refuses_a_task_is_no_bug(
-    tmp_path: Path, code: int, kind: type[Exception]
-) -> None:
+def test_system_error_of_a_task_is_no_bug(tmp_path: Path, code: int, kind: type[Exception]) -> None:
     refused = OSError(code, os.strerror(code), "/data/file")
     stage = engine.Stage("write", "0" * 64, LocalStore(tmp_path), Failing({"a": refused}), Made)
     stage.clear()
@@ -270,7 +271,7 @@ def test_what_the_system_refuses_a_task_is_no_bug(
         stage.raise_failure()
 
 
-def test_of_several_failures_the_first_is_raised(stage: Stage) -> None:
+def test_first_of_several_failures_is_raised(stage: Stage) -> None:
     stage.clear()
     for number in range(20):
         stage.note(SourceError(f"number {number}"))
@@ -279,7 +280,7 @@ def test_of_several_failures_the_first_is_raised(stage: Stage) -> None:
         stage.raise_failure()
 
 
-def test_a_failure_that_cannot_be_noted_is_raised_all_the_same(
+def test_failure_that_cannot_be_stored_is_raised(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stage.clear()
@@ -290,7 +291,7 @@ def test_a_failure_that_cannot_be_noted_is_raised_all_the_same(
     monkeypatch.setattr(LocalStore, "write", fail)
     run_worker(stage, [Task("bad")])
     with pytest.raises(SourceError, match="the archive is damaged"):
-        stage.raise_failure()  # its note has a place that was made beforehand
+        stage.raise_failure()  # its record has a file that was created beforehand
     for folder in ("failed", "claims"):
         stage.store.local.remove_tree(f"{stage.folder}/{folder}")
         stage.store.local.make_folder(f"{stage.folder}/{folder}")
@@ -299,10 +300,10 @@ def test_a_failure_that_cannot_be_noted_is_raised_all_the_same(
 
 
 @pytest.mark.beam
-def test_a_claim_in_vain_because_the_lease_was_lost_says_so(
+def test_failed_claim_after_a_lost_lease_names_it(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It ended as a file that is not there: the next run had removed the claims."""
+    """The error was a missing file, because the next run had removed the claims."""
     from imagenet_prep.engine.transform import reported
 
     old = Lease.acquire(stage.store)
@@ -315,42 +316,44 @@ def test_a_claim_in_vain_because_the_lease_was_lost_says_so(
         return take(store, name)
 
     monkeypatch.setattr(type(stage.store), "try_create", late)
-    with pytest.raises(JobLostError, match="a newer run has taken over"), reported(old):
+    with pytest.raises(JobLostError, match=says("newer-run-taken-over-run-2")), reported(old):
         list(old.claimed(stage, TASKS))
 
 
-def test_workers_that_outlive_their_job_stop(stage: Stage, limits: Limits) -> None:
+def test_workers_stop_after_their_job_is_replaced(stage: Stage, limits: Limits) -> None:
     old = Lease.acquire(stage.store)
     work = done(stage, old.claimed(stage, TASKS), old.check)
     next(work)
     new = Lease.acquire(stage.store)
     assert new.held
-    with pytest.raises(JobLostError, match="a newer run has taken over"):
+    with pytest.raises(JobLostError, match=says("newer-run-taken-over-run-2")):
         list(work)
     assert "c" not in stage.receipts("abc")
 
     limits(lease_s=0.0)
-    with pytest.raises(UsageError, match=rf"cannot see .*/jobs/{old.job}.*share"):
+    with pytest.raises(
+        UsageError, match=says("worker-cannot-see-launching-machine", ..., f"/jobs/{old.job}")
+    ):
         old.arrive()
 
 
-def test_a_worker_publishes_nothing_after_another_run_has_begun(stage: Stage) -> None:
-    """It had made its file under its lease, and the next run did not know of that."""
+def test_replaced_worker_publishes_no_file(stage: Stage) -> None:
+    """It had made its file under its lease, and the next run did not know of it."""
     old = Lease.acquire(stage.store)
 
-    def made_as_another_run_begins(task: Task) -> engine.Result[Made]:
+    def made_after_a_new_run_starts(task: Task) -> engine.Result[Made]:
         made = stage.function(task)
         Lease.acquire(stage.store)
         return made
 
-    late = replace(stage, function=made_as_another_run_begins)
-    with pytest.raises(JobLostError, match="a newer run has taken over"):
+    late = replace(stage, function=made_after_a_new_run_starts)
+    with pytest.raises(JobLostError, match=says("newer-run-taken-over-run-2")):
         list(done(late, old.claimed(late, TASKS), old.check))
     assert stage.receipts("abc") == {}
     assert not [name for name in stage.store.list_folder() if name.endswith("bin")]
 
 
-def test_a_worker_publishes_no_second_file_after_another_run_has_begun(
+def test_replaced_worker_publishes_no_further_file(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     old = Lease.acquire(stage.store)
@@ -363,23 +366,23 @@ def test_a_worker_publishes_no_second_file_after_another_run_has_begun(
             Lease.acquire(store)
 
     monkeypatch.setattr(type(stage.store), "write", taken_over)
-    with pytest.raises(JobLostError, match="a newer run has taken over"):
+    with pytest.raises(JobLostError, match=says("newer-run-taken-over-run-2")):
         publish(TASKS[0], stage.make(TASKS[0]), old.check)
     assert not [name for name in stage.store.list_folder() if name.endswith("bin")]
 
 
-def test_a_worker_that_has_seen_its_lease_knows_that_it_is_gone(
+def test_worker_recognises_the_loss_of_its_lease(
     stage: Stage,
 ) -> None:
-    """It neither waits for it nor blames the folder, which it shares."""
+    """It neither waits for the lease nor blames the folder, which it shares."""
     old = Lease.acquire(stage.store)
     old.arrive()
     Lease.acquire(stage.store)
-    with pytest.raises(JobLostError, match="a newer run has taken over"):
+    with pytest.raises(JobLostError, match=says("newer-run-taken-over-run-2")):
         old.arrive()
 
 
-def test_a_run_on_this_machine_ends_the_job_of_a_killed_one(
+def test_local_run_ends_the_job_of_killed_runs(
     stage: Stage,
 ) -> None:
     old = Lease.acquire(stage.store)
@@ -388,7 +391,7 @@ def test_a_run_on_this_machine_ends_the_job_of_a_killed_one(
 
 
 @pytest.mark.beam
-def test_a_failure_on_a_cluster_names_the_host_only_where_its_users_alone_read(
+def test_cluster_failure_names_the_host_only_in_folders(
     stage: Stage,
 ) -> None:
     from imagenet_prep.engine.transform import BugError, reported
@@ -396,7 +399,7 @@ def test_a_failure_on_a_cluster_names_the_host_only_where_its_users_alone_read(
     held = Lease.acquire(stage.store)
     with pytest.raises(StoreError) as caught, reported(held):
         raise AbsentError("there is none.") from BadImageError("empty", "zero bytes")
-    assert type(caught.value) is StoreError, "a class that the launcher knows"
+    assert type(caught.value) is StoreError, "the launcher does not know this class"
     assert "zero bytes" not in "".join(traceback.format_exception(caught.value))
     named = str(caught.value) == f"there is none. (on worker {socket.gethostname()})"
     assert named == (stage.store.as_folder is not None)

@@ -1,4 +1,4 @@
-"""What a runner says of a failure becomes one error with its class; who is silent is named."""
+"""Failures of Beam's runners become one error with its class; silent servers are named."""
 
 from __future__ import annotations
 
@@ -21,12 +21,13 @@ from imagenet_prep.engine import cluster
 from imagenet_prep.engine.cluster import ClusterJob
 from imagenet_prep.storage.folder import LocalStore
 from tests.kit.limits import Limits
+from tests.kit.messages import says
 
 HARNESS = "java.lang.RuntimeException: Error received from SDK harness: Traceback (most recent"
 STEP = " [while running 'Shard/Images/Do-ptransform-57']\n\n\tat org.apache.beam.Java(Java.java)"
 
 
-# It may name an error of ours that was handled before.
+# It may name an earlier, handled error of this program.
 BUG = "imagenet_prep.core.errors.StoreError: first\n\nDuring handling\nKeyError: 'x'"
 
 
@@ -48,7 +49,7 @@ BUG = "imagenet_prep.core.errors.StoreError: first\n\nDuring handling\nKeyError:
     ],
     ids=["store", "worker", "bug", "lost"],
 )
-def test_a_failure_on_a_worker_keeps_its_class(said: str, kind: type, message: str) -> None:
+def test_failure_on_a_worker_keeps_its_class(said: str, kind: type, message: str) -> None:
     job = ClusterJob("Flink", Path("/log"), lambda: None)
     step = "" if kind is JobLostError else STEP
     error = job._explained(RuntimeError(f"{HARNESS}\n{said}{step}"))
@@ -56,7 +57,7 @@ def test_a_failure_on_a_worker_keeps_its_class(said: str, kind: type, message: s
 
 
 def refusal(log: Path, *args: str) -> str:
-    """Returns what is said of Beam's options, before a pipeline is made."""
+    """Returns the refusal of Beam's options, before a pipeline is made."""
 
     def build(_: object) -> None:
         raise AssertionError("the job was made before it was known who answers")
@@ -77,10 +78,10 @@ def refused_endpoint(endpoint: str, log: Path) -> str:
     ("endpoint", "reason"),
     [("127.0.0.1:1", "UNAVAILABLE: .*Connection refused"), ("localhost:port", "UNAVAILABLE: .*")],
 )
-def test_an_endpoint_at_which_nobody_listens_is_named_at_once(
+def test_endpoint_without_a_server_is_named_at_once(
     endpoint: str, reason: str, tmp_path: Path
 ) -> None:
-    """Beam alone waits for five minutes."""
+    """Beam itself waits for five minutes."""
     said = refused_endpoint(endpoint, tmp_path / "log")
     assert re.fullmatch(
         rf"the job server does not answer at {endpoint} \({reason}\)\. Check .*", said
@@ -88,19 +89,17 @@ def test_an_endpoint_at_which_nobody_listens_is_named_at_once(
 
 
 @pytest.mark.beam
-def test_an_endpoint_that_accepts_and_says_nothing_is_given_up(
-    limits: Limits, tmp_path: Path
-) -> None:
+def test_silent_endpoint_is_given_up(limits: Limits, tmp_path: Path) -> None:
     limits(cluster_answer_s=0.2)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         endpoint = f"127.0.0.1:{silent.getsockname()[1]}"
         said = refused_endpoint(endpoint, tmp_path / "log")
-    assert f"the job server does not answer at {endpoint} (DEADLINE_EXCEEDED" in said
+    assert says("job-server-not-answer-check", endpoint, "DEADLINE_EXCEEDED").search(said)
 
 
 @pytest.mark.beam
-def test_an_endpoint_of_another_service_is_named(tmp_path: Path) -> None:
-    """The pool of workers listens beside the job server, and is easily taken for it."""
+def test_endpoint_of_a_different_service_is_named(tmp_path: Path) -> None:
+    """The pool of workers listens next to the job server, and is easily confused with it."""
     import grpc
 
     server = grpc.server(futures.ThreadPoolExecutor(1))
@@ -110,24 +109,24 @@ def test_an_endpoint_of_another_service_is_named(tmp_path: Path) -> None:
         said = refused_endpoint(endpoint, tmp_path / "log")
     finally:
         server.stop(0)
-    assert f"the job server does not answer at {endpoint} (UNIMPLEMENTED" in said
+    assert says("job-server-not-answer-check", endpoint, "UNIMPLEMENTED").search(said)
 
 
 @pytest.mark.beam
 @pytest.mark.parametrize("runner", ["FlinkRunner", "SparkRunner"])
-def test_a_client_without_java_is_told_so(
+def test_missing_java_is_named(
     runner: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     said = refusal(tmp_path / "log", f"--runner={runner}")
-    assert said.startswith("no 'java' on this machine, but Beam's job server needs Java.")
+    assert says("no-machine-beam-s-job", "'java'").match(said)
 
 
 @contextlib.contextmanager
 def flink(slots: int, *names: str) -> Iterator[tuple[str, list[str]]]:
-    """Yields the address of a JobManager that answers as Flink does, and what it was asked.
+    """Yields the address of a simulated JobManager of Flink, and the list of its requests.
 
-    Jobs with these names are running there.
+    Jobs with these names are running on it.
     """
     jobs = [{"jid": f"id-of-{name}", "name": name} for name in names]
     answers = {"/v1/overview": {"slots-total": slots}, "/v1/jobs/overview": {"jobs": jobs}}
@@ -145,7 +144,7 @@ def flink(slots: int, *names: str) -> Iterator[tuple[str, list[str]]]:
         do_PATCH = do_GET  # noqa: N815 - the server asks for this name
 
         def log_message(self, *_: object) -> None:
-            """Says nothing."""
+            """Logs nothing."""
 
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         serving = threading.Thread(target=server.serve_forever)
@@ -161,12 +160,12 @@ def flink(slots: int, *names: str) -> Iterator[tuple[str, list[str]]]:
 def test_flink_without_a_task_manager_is_named(tmp_path: Path) -> None:
     with flink(0) as (address, _):
         said = refusal(tmp_path / "log", "--runner=FlinkRunner", f"--flink_master={address}")
-    assert said.startswith(f"Flink at http://{address} has no TaskManager.")
+    assert says("flink-no-taskmanager-start-one", f"http://{address}").match(said)
 
 
 @pytest.mark.beam
 @pytest.mark.parametrize(("asked_for", "given"), [([], 5), (["--parallelism=2"], 2)])
-def test_a_job_takes_all_slots_and_is_cancelled_by_its_name_if_it_cannot_run(
+def test_failed_job_is_cancelled_after_taking_all_slots(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, asked_for: list[str], given: int
 ) -> None:
     from apache_beam.options.pipeline_options import FlinkRunnerOptions
@@ -222,7 +221,7 @@ def unforeseen(task: Task) -> engine.Result[Made]:
     ],
     ids=["damage", "bug"],
 )
-def test_an_error_on_a_worker_of_a_real_runner_keeps_its_class(
+def test_error_on_a_real_runner_keeps_its_class(
     work: Callable[[Task], engine.Result[Made]], kind: type[Exception], message: str, tmp_path: Path
 ) -> None:
     """Beam's own runner wraps it in the same words as Flink and Spark."""
@@ -236,8 +235,8 @@ def test_an_error_on_a_worker_of_a_real_runner_keeps_its_class(
 
 @pytest.mark.beam
 @pytest.mark.parametrize("masters", ["127.0.0.1:1", "127.0.0.1:1,[::1]:1", "localhost:port", "it"])
-def test_a_spark_master_that_is_not_there_is_named_at_once(masters: str, tmp_path: Path) -> None:
-    """Spark alone looks for it for a minute, in each of three jobs."""
+def test_missing_spark_master_is_named_at_once(masters: str, tmp_path: Path) -> None:
+    """Spark itself looks for it for a minute, in each of three jobs."""
     url = f"spark://{masters}"
     said = refusal(tmp_path / "log", "--runner=SparkRunner", f"--spark_master_url={url}")
-    assert said.startswith(f"Spark does not answer at {url} (")
+    assert says("spark-not-answer-check-cluster", url).match(said)

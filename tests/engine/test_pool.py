@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 from tests.kit import command
+from tests.kit.messages import says
 
 POOL = ("-m", "imagenet_prep.engine.pool")
-# Stands for Beam's boot program: says what it was started with, and stays.
+# Stands for Beam's boot program: records its arguments and environment, and waits.
 BOOT = """\
 #!{python}
 import json, os, shutil, sys, time
@@ -28,7 +29,7 @@ time.sleep(600)
 
 
 def listeners(port: int) -> list[str]:
-    """Returns the addresses, as the kernel writes them, at which something listens."""
+    """Returns the addresses of listening sockets, as the kernel writes them."""
     found = []
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         for line in Path(table).read_text().splitlines()[1:]:
@@ -39,7 +40,7 @@ def listeners(port: int) -> list[str]:
 
 
 @pytest.mark.beam
-def test_a_pool_is_on_loopback_alone_and_ends_what_it_started(tmp_path: Path) -> None:
+def test_pool_only_listens_on_loopback_and_ends_workers(tmp_path: Path) -> None:
     import grpc
     from apache_beam.portability.api import beam_fn_api_pb2 as messages
     from apache_beam.portability.api import beam_fn_api_pb2_grpc as api
@@ -57,14 +58,14 @@ def test_a_pool_is_on_loopback_alone_and_ends_what_it_started(tmp_path: Path) ->
         try:
             assert pool.stdout is not None
             port = int(pool.stdout.readline().rpartition(":")[2])
-            # 127.0.0.1, or as IPv6 has it.
+            # 127.0.0.1, or its form in IPv6.
             assert [address[-8:] for address in listeners(port)] == ["0100007F"]
             with grpc.insecure_channel(f"localhost:{port}") as channel:
                 request = messages.StartWorkerRequest(worker_id="one")
                 answer = api.BeamFnExternalWorkerPoolStub(channel).StartWorker(request)
             assert answer.error == ""
             command.wait_until(told.exists, "the worker starts")
-            # Another TaskManager has a worker of that name, and stops it.
+            # A different TaskManager has a worker of that name, and stops it.
             alone = [("grpc.use_local_subchannel_pool", 1)]
             with grpc.insecure_channel(f"localhost:{port}", options=alone) as channel:
                 other = api.BeamFnExternalWorkerPoolStub(channel)
@@ -88,11 +89,13 @@ def test_a_pool_is_on_loopback_alone_and_ends_what_it_started(tmp_path: Path) ->
 
 
 @pytest.mark.beam
-def test_a_port_that_is_taken_is_named() -> None:
+def test_used_port_is_named() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         with command.started("--port", port, program=POOL) as running:
             finished = running.finish()
 
     assert finished.code == 1
-    assert finished.err.splitlines()[-1].startswith(f"imagenet-prep: 127.0.0.1:{port}: ")
+    assert says("imagenet-prep-choose-different-port", f"127.0.0.1:{port}:").match(
+        finished.err.splitlines()[-1]
+    )

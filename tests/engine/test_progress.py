@@ -1,4 +1,4 @@
-"""What a run says of its progress: images where they are known, and what is left."""
+"""Progress of a run: images if their number is known, and the remaining work."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ def clock(monkeypatch: pytest.MonkeyPatch, limits: Limits) -> list[float]:
     return now
 
 
-def test_images_are_counted_within_shards_and_what_is_left_is_printed(
+def test_progress_counts_images_and_prints_the_rest(
     clock: list[float], capsys: pytest.CaptureFixture[str]
 ) -> None:
     shown = Progress("write", 40, 10, images=40_000, images_done=10_000)
     assert capsys.readouterr().err == "write: resuming: 10 of 40 shards already finished\n"
     clock[0] = 1.9
     shown.tick(50)
-    assert capsys.readouterr().err == "", "an estimate would be wrong"
+    assert capsys.readouterr().err == "", "an estimate was printed too early"
     clock[0] = 2.0
     shown.tick(50)
     assert capsys.readouterr().err == (
@@ -41,7 +41,7 @@ def test_images_are_counted_within_shards_and_what_is_left_is_printed(
     )
     clock[0] = 5.9
     shown.tick(100)
-    assert capsys.readouterr().err == "", "it is too early for another line"
+    assert capsys.readouterr().err == "", "a line was printed too early"
     clock[0] = 60.0
     shown.add(5_000, 1_000)
     shown.tick(2_000)
@@ -77,7 +77,7 @@ def test_hashed_archives_are_not_counted_as_shards(capsys: pytest.CaptureFixture
     assert capsys.readouterr().err == "write: resuming: 1 of 2 shards already finished\n"
 
 
-def test_without_images_tasks_are_counted(
+def test_tasks_are_counted_if_images_are_unknown(
     clock: list[float], capsys: pytest.CaptureFixture[str]
 ) -> None:
     shown = Progress("index", 3, 1)
@@ -93,7 +93,7 @@ def test_without_images_tasks_are_counted(
     )
 
 
-def test_a_bar_has_one_rate_with_its_name_and_moves_within_a_shard(
+def test_progress_bar_moves_within_a_shard(
     clock: list[float], monkeypatch: pytest.MonkeyPatch, system: System
 ) -> None:
     terminal = io.StringIO()
@@ -113,7 +113,9 @@ def test_a_bar_has_one_rate_with_its_name_and_moves_within_a_shard(
     shown.close()
 
 
-def test_a_quiet_run_says_nothing(clock: list[float], capsys: pytest.CaptureFixture[str]) -> None:
+def test_quiet_run_prints_no_progress(
+    clock: list[float], capsys: pytest.CaptureFixture[str]
+) -> None:
     shown = Progress("write", 2, 0, images=2, quiet=True)
     clock[0] = 100.0
     shown.add(1, 1)

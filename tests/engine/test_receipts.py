@@ -1,3 +1,5 @@
+"""Receipts and stored failures of tasks."""
+
 from __future__ import annotations
 
 import json
@@ -14,11 +16,12 @@ from imagenet_prep.core.errors import IncompleteError, SourceError
 from imagenet_prep.engine.stage import Result, Stage, TaskOutput
 from imagenet_prep.engine.workers import run_worker
 from imagenet_prep.storage.folder import LocalStore
+from tests.kit.messages import says
 
 
 @dataclass(frozen=True)
 class Made:
-    """What the receipt of a task says."""
+    """The content of a receipt."""
 
     task: str
 
@@ -41,7 +44,7 @@ def stage(root: Path, function: Any = None) -> Stage[Task, Made]:
     return made
 
 
-def test_a_receipt_tells_workers_apart_and_not_where_they_ran(tmp_path: Path) -> None:
+def test_receipt_distinguishes_workers_without_naming_their_host(tmp_path: Path) -> None:
     work = stage(tmp_path)
     work.publish(Task("one"), work.make(Task("one")))
     work.publish(Task("two"), work.make(Task("two")))
@@ -75,7 +78,7 @@ def test_a_receipt_tells_workers_apart_and_not_where_they_ran(tmp_path: Path) ->
         b'{"outputs": [{"name": "one.bin", "num_bytes": 1e999}]}',
     ],
 )
-def test_a_damaged_receipt_is_a_task_to_be_done(tmp_path: Path, damage: bytes) -> None:
+def test_task_with_a_damaged_receipt_is_repeated(tmp_path: Path, damage: bytes) -> None:
     work = stage(tmp_path)
     work.publish(Task("one"), work.make(Task("one")))
     assert work.receipts(["one"])
@@ -85,7 +88,7 @@ def test_a_damaged_receipt_is_a_task_to_be_done(tmp_path: Path, damage: bytes) -
     assert work.receipts(["one"]) == {}
 
 
-def test_a_failure_is_raised_again_and_a_damaged_note_of_one_is_a_sentence(tmp_path: Path) -> None:
+def test_failure_is_raised_and_damaged_record_named(tmp_path: Path) -> None:
     def fail(_: Task) -> Result[Made]:
         raise SourceError("the archive is damaged")
 
@@ -97,5 +100,7 @@ def test_a_failure_is_raised_again_and_a_damaged_note_of_one_is_a_sentence(tmp_p
     (note,) = tmp_path.rglob("failed/*")
     for damage in (b"", b"[" * 100_000, b"[]", json.dumps({"task": "one"}).encode()):
         note.write_bytes(damage)
-        with pytest.raises(IncompleteError, match=r"failed/\w+: a task has failed"):
+        with pytest.raises(
+            IncompleteError, match=says("task-failed-record-error-damaged", "failed/")
+        ):
             work.raise_failure()

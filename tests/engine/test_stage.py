@@ -1,8 +1,9 @@
-"""What workers leave for each other in `.work`, and what somebody else may have left there."""
+"""Files of a stage in `.work`: shared by workers, and possibly planted by other users."""
 
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,11 +14,12 @@ import pytest
 from imagenet_prep import engine
 from imagenet_prep.core.errors import DataDamagedError, IncompleteError, StoreError, UsageError
 from imagenet_prep.storage.folder import LocalStore
+from tests.kit.messages import says
 
 
 @dataclass(frozen=True)
 class Made:
-    """What the receipt of a task says."""
+    """The content of a receipt."""
 
     task: str
 
@@ -62,7 +64,7 @@ def run(stage: Stage, *names: str) -> list[engine.TaskReceipt[Made]]:
     ],
     ids=lambda receipt: ascii(receipt)[:60],
 )
-def test_a_receipt_of_no_run_is_none(stage: Stage, receipt: bytes) -> None:
+def test_invalid_receipt_is_ignored(stage: Stage, receipt: bytes) -> None:
     stage.store.write("file", b"secret")
     (stage.store.local.root.parent / "key").write_bytes(b"secret")
     stage.store.write(f"{stage.folder}/receipts/a.json", receipt)
@@ -71,7 +73,7 @@ def test_a_receipt_of_no_run_is_none(stage: Stage, receipt: bytes) -> None:
     assert run(stage, "a")[0].content.task == "a"
 
 
-def test_the_receipt_of_a_shard_that_lists_very_many_images_is_read(stage: Stage) -> None:
+def test_very_large_receipt_is_read(stage: Stage) -> None:
     (receipt,) = run(stage, "a")
     long = dataclasses.replace(receipt, content=Made("a" * (65 << 20)))
     stage.store.write(f"{stage.folder}/receipts/a.json", long.dumps())
@@ -81,8 +83,8 @@ def test_the_receipt_of_a_shard_that_lists_very_many_images_is_read(stage: Stage
     assert len(found.content.task) == 65 << 20
 
 
-def test_a_task_whose_name_leads_outside_is_not_done(stage: Stage) -> None:
-    with pytest.raises(DataDamagedError, match="a part that is empty, . or .."):
+def test_task_with_an_outside_name_is_refused(stage: Stage) -> None:
+    with pytest.raises(DataDamagedError, match=says("name-part-empty-2")):
         run(stage, "../../../key")
 
     names = {path.name for path in stage.store.local.root.parent.rglob("*key*")}
@@ -91,7 +93,9 @@ def test_a_task_whose_name_leads_outside_is_not_done(stage: Stage) -> None:
 
 @pytest.mark.parametrize("planted", ["", "/receipts", "/claims", "/failed"])
 @pytest.mark.parametrize("name", ["good", "bad"])
-def test_no_planted_link_is_followed(stage: Stage, tmp_path: Path, planted: str, name: str) -> None:
+def test_planted_links_are_not_followed(
+    stage: Stage, tmp_path: Path, planted: str, name: str
+) -> None:
     home = tmp_path / "home"
     home.mkdir()
     (home / "key").write_bytes(b"secret")
@@ -99,12 +103,12 @@ def test_no_planted_link_is_followed(stage: Stage, tmp_path: Path, planted: str,
     link.parent.mkdir(parents=True)
     link.symlink_to(home)
 
-    with pytest.raises(StoreError, match="is a link or of the wrong kind"):
+    with pytest.raises(StoreError, match=says("file-folder-above-link-wrong")):
         run(stage, name)
     assert {path.name: path.read_bytes() for path in home.iterdir()} == {"key": b"secret"}
 
 
-def test_a_planted_link_for_what_is_reserved_is_replaced(stage: Stage, tmp_path: Path) -> None:
+def test_planted_link_of_reserved_space_is_replaced(stage: Stage, tmp_path: Path) -> None:
     (tmp_path / "key").write_bytes(b"secret")
     link = stage.store.local.root / stage.folder / "reserve"
     link.parent.mkdir(parents=True)
@@ -115,16 +119,16 @@ def test_a_planted_link_for_what_is_reserved_is_replaced(stage: Stage, tmp_path:
     assert (tmp_path / "key").read_bytes() == b"secret"
 
 
-def test_a_log_is_no_planted_link(stage: Stage, tmp_path: Path) -> None:
+def test_log_is_not_opened_through_a_link(stage: Stage, tmp_path: Path) -> None:
     (tmp_path / "key").write_bytes(b"secret")
     assert stage.log("processes").read_bytes() == b""
     (stage.store.local.root / stage.folder / "runner.log").symlink_to(tmp_path / "key")
 
-    with pytest.raises(StoreError, match="is a link or of the wrong kind"):
+    with pytest.raises(StoreError, match=says("file-folder-above-link-wrong")):
         stage.log("runner")
 
 
-def test_a_failure_is_told_in_what_was_reserved_where_the_disk_is_full(
+def test_failure_is_stored_even_if_disk_is_full(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stage.clear()
@@ -145,9 +149,7 @@ def test_a_failure_is_told_in_what_was_reserved_where_the_disk_is_full(
 
 
 @pytest.mark.parametrize("content", [{}, {"task": 5}, {"task": "a", "shard": "b"}], ids=str)
-def test_a_receipt_that_lacks_what_its_readers_need_is_none(
-    stage: Stage, content: dict[str, Any]
-) -> None:
+def test_receipt_without_required_fields_is_ignored(stage: Stage, content: dict[str, Any]) -> None:
     whole = {"outputs": [], "start_s": 1.0, "seconds": 0.5, "worker": "w"}
     stage.store.write(f"{stage.folder}/receipts/a.json", json.dumps(whole | content).encode())
 
@@ -156,9 +158,71 @@ def test_a_receipt_that_lacks_what_its_readers_need_is_none(
     assert stage.receipts(["a"]).keys() == {"a"}
 
 
-def test_a_worker_without_memory_ends_the_run_with_a_sentence(stage: Stage) -> None:
+def test_worker_without_memory_ends_the_run(stage: Stage) -> None:
     stage.clear()
     stage.note(MemoryError())
 
-    with pytest.raises(IncompleteError, match="out of memory.* use fewer --workers"):
+    with pytest.raises(IncompleteError, match=says("out-memory-finished-work-kept")):
         stage.raise_failure()
+
+
+@dataclass(frozen=True)
+class OfShard:
+    """The content of a receipt that names its shard, as that of a writer does."""
+
+    shard: str
+
+
+@pytest.mark.parametrize(("shard", "is_sound"), [("a", True), ("b", False)])
+def test_receipts_of_other_shards_count_for_nothing(
+    tmp_path: Path, shard: str, is_sound: bool
+) -> None:
+    """A receipt that was copied to a different name would replace the images of a shard."""
+    there = engine.Stage(
+        "write",
+        "0" * 64,
+        LocalStore(tmp_path / "set"),
+        lambda _: engine.Result(OfShard("a")),
+        OfShard,
+    )
+    receipt = engine.TaskReceipt([], 1.0, 1.0, "1", OfShard(shard))
+    there.store.write(f"{there.folder}/receipts/a.json", receipt.dumps())
+    assert ([*there.receipts(["a"])] == ["a"]) is is_sound
+    assert (there.receipt("a") is not None) is is_sound
+    assert there.receipt("b") is None
+
+
+def test_files_are_settled_and_published_after_their_receipt(tmp_path: Path) -> None:
+    """Without its receipt, a visible file would belong to no run."""
+    events: list[str] = []
+    store = LocalStore(tmp_path / "set")
+    store.make_folder("")
+    temporary = tmp_path / "temporary"
+    temporary.write_bytes(b"content")
+    digest = hashlib.sha256(b"content").hexdigest()
+
+    def settled() -> None:
+        events.append("settled")
+        assert not (tmp_path / "set/file").exists()
+
+    def make(task: Task) -> engine.Result[Made]:
+        output = engine.TaskOutput(temporary, "file", digest, settled)
+        return engine.Result(Made(task.name), (output,))
+
+    there = engine.Stage("write", "0" * 64, store, make, Made)
+
+    def check() -> None:
+        receipts = there.store.list_folder(f"{there.folder}/receipts")
+        events.append(f"check {len(receipts)}")
+
+    made = there.make(Task("a"))
+    assert there.receipts(["a"]) == {}
+    there.publish(Task("a"), made, check)
+    assert events[:2] == ["check 0", "settled"]
+    assert {*events[2:]} <= {"check 1"}
+    assert (tmp_path / "set/file").read_bytes() == b"content"
+    (receipt,) = there.receipts(["a"]).values()
+    assert [(each.name, each.num_bytes) for each in receipt.outputs] == [("file", 7)]
+    (tmp_path / "set/file").write_bytes(b"other size")
+    assert there.receipts(["a"]) == {}
+    assert there.receipt("a") is None

@@ -1,4 +1,4 @@
-"""Workers of this machine: threads and processes, what ends them and what they leave."""
+"""Workers of this machine: threads and processes, their ends and their results."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from imagenet_prep.storage.remote import RetryBudget, TransientError
 from tests.kit.clock import Clock
 from tests.kit.command import PATIENCE_S, REPOSITORY, wait_until
 from tests.kit.installed import Installed
+from tests.kit.messages import says
 
 KINDS = (engine.THREADS, engine.PROCESSES)
 
@@ -34,7 +35,7 @@ class Task(NamedTuple):
 
 @dataclass(frozen=True)
 class Made:
-    """What the receipt of a task says."""
+    """The content of a receipt."""
 
     pid: int
     task: str
@@ -45,7 +46,7 @@ Stage = engine.Stage[Task, Made]
 
 @dataclass(frozen=True)
 class Work:
-    """Says who did it; what the task's name asks for happens."""
+    """Records its process; acts as the name of the task requests."""
 
     root: Path
 
@@ -84,7 +85,7 @@ def run(stage: Stage, kind: str, *names: str, num: int = 2) -> list[engine.TaskR
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_receipts_come_in_the_order_of_tasks(stage: Stage, kind: str) -> None:
+def test_receipts_are_in_the_order_of_tasks(stage: Stage, kind: str) -> None:
     names = [str(number) for number in range(20)]
     receipts = run(stage, kind, *names)
 
@@ -96,7 +97,7 @@ def test_receipts_come_in_the_order_of_tasks(stage: Stage, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_failure_keeps_its_class_and_a_bug_its_traceback(stage: Stage, kind: str) -> None:
+def test_failure_keeps_its_class_and_bug_its_traceback(stage: Stage, kind: str) -> None:
     with pytest.raises(SourceError, match="^the archive is damaged$"):
         run(stage, kind, "bad", "good")
     with pytest.raises(RuntimeError, match=r"(?s)nobody foresaw this.*Task: bug"):
@@ -104,7 +105,7 @@ def test_a_failure_keeps_its_class_and_a_bug_its_traceback(stage: Stage, kind: s
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_worker_that_cannot_go_on_says_why(stage: Stage, kind: str) -> None:
+def test_failed_worker_stores_its_error(stage: Stage, kind: str) -> None:
     stage.clear()
     claims = stage.store.local.path(f"{stage.folder}/claims")
     claims.rmdir()
@@ -114,15 +115,15 @@ def test_a_worker_that_cannot_go_on_says_why(stage: Stage, kind: str) -> None:
     with start(stage, [Task("a"), Task("b")], count) as workers:
         while workers.wait(PATIENCE_S):
             pass
-    with pytest.raises(StoreError, match="is a link or of the wrong kind"):
+    with pytest.raises(StoreError, match=says("file-folder-above-link-wrong")):
         stage.raise_failure()
 
 
-def test_a_worker_that_dies_ends_the_run_and_what_is_done_stays(
+def test_dead_worker_ends_the_run_with_results_kept(
     stage: Stage,
 ) -> None:
     with pytest.raises(
-        IncompleteError, match=r"a worker process was killed, .* 1 of 2 tasks are not finished"
+        IncompleteError, match=says("worker-process-killed-perhaps-because", ..., "1", "2")
     ):
         run(stage, engine.PROCESSES, "a", "killed")
 
@@ -134,7 +135,7 @@ def test_a_worker_that_dies_ends_the_run_and_what_is_done_stays(
 def test_messages_of_workers_reach_the_user(
     stage: Stage, kind: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The stderr of a worker process is a log that nobody reads while the run goes on."""
+    """The stderr of a worker process is a log that is not read during the run."""
     monkeypatch.setattr(remote, "_lines", remote._Lines())
     run(stage, kind, "a", "retries")
 
@@ -142,15 +143,13 @@ def test_messages_of_workers_reach_the_user(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_images_of_all_workers_are_counted_before_their_shards_are_finished(
-    stage: Stage, kind: str
-) -> None:
+def test_images_are_counted_before_their_shard_is_finished(stage: Stage, kind: str) -> None:
     run(stage, kind, "a", "three images")
 
     assert limits.add(0) == 3
 
 
-def test_nobody_is_left_where_the_run_is_ended(stage: Stage) -> None:
+def test_interrupted_run_ends_all_its_processes(stage: Stage) -> None:
     stage.clear()
     with (
         pytest.raises(KeyboardInterrupt),
@@ -161,7 +160,7 @@ def test_nobody_is_left_where_the_run_is_ended(stage: Stage) -> None:
     assert [process.returncode for process in workers._processes] == [-signal.SIGKILL] * 2
 
 
-def test_threads_that_are_stuck_hold_up_nobody(stage: Stage, tmp_path: Path) -> None:
+def test_stuck_threads_do_not_delay_the_end(stage: Stage, tmp_path: Path) -> None:
     release = threading.Event()
 
     class Waits(Work):
@@ -175,7 +174,7 @@ def test_threads_that_are_stuck_hold_up_nobody(stage: Stage, tmp_path: Path) -> 
         assert workers.wait(0)
     assert stage.receipts(["a", "b", "c"]) == {}
 
-    # Told to stop, they finish what they have and take nothing more.
+    # After the stop, they finish their current task and take no other.
     stage.fail("", "the run was stopped")
     release.set()
     assert not workers.wait(PATIENCE_S)
@@ -183,18 +182,18 @@ def test_threads_that_are_stuck_hold_up_nobody(stage: Stage, tmp_path: Path) -> 
 
 
 @pytest.mark.beam
-def test_options_of_beam_want_a_runner() -> None:
+def test_beam_options_require_a_runner() -> None:
     assert Workers(beam_args=("--runner", "SparkRunner", "--parallelism=4")).remote
     with pytest.raises(
-        UsageError, match=r"--parallelism=4: the options after -- do not contain a --runner"
+        UsageError, match=says("options-after-not-contain-runner", "--parallelism=4")
     ) as raised:
         Workers(beam_args=("--parallelism=4",))
-    assert "on this machine, add --runner=DirectRunner" in str(raised.value)
+    assert says("options-after-not-contain-runner").search(str(raised.value))
     assert Workers(beam_args=("--parallelism=4", "--runner=DirectRunner")).remote
 
 
-def test_a_verb_that_is_run_as_a_module_has_worker_processes(stage: Stage, tmp_path: Path) -> None:
-    """Its classes are those of the module's own name there, so the workers find them."""
+def test_verb_run_as_a_module_has_worker_processes(stage: Stage, tmp_path: Path) -> None:
+    """Its classes belong to the module's own name there, so the workers find them."""
     program = tmp_path / "program.py"
     program.write_text(
         "from dataclasses import dataclass\n"
@@ -233,7 +232,7 @@ def test_a_verb_that_is_run_as_a_module_has_worker_processes(stage: Stage, tmp_p
     assert (ended.returncode, ended.stdout) == (0, "2\n"), ended.stderr
 
 
-def test_a_task_is_done_by_one_worker_alone(stage: Stage, tmp_path: Path) -> None:
+def test_each_task_is_done_by_one_worker(stage: Stage, tmp_path: Path) -> None:
     done: list[str] = []
 
     class Counts(Work):
@@ -252,7 +251,7 @@ def test_a_task_is_done_by_one_worker_alone(stage: Stage, tmp_path: Path) -> Non
     assert sorted(done) == sorted(task.name for task in tasks)
 
 
-def test_a_cluster_without_beam_names_the_line_that_installs_it(
+def test_missing_beam_is_named_with_the_install_command(
     installed: Installed,
 ) -> None:
     installed.packages(lambda _: False)

@@ -1,4 +1,4 @@
-"""Lists of labels: three forms, told apart by content; what is none is refused in a sentence."""
+"""Lists of labels: three formats, recognised by content; anything else is refused."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from imagenet_prep.core.errors import DataDamagedError, UsageError
 from imagenet_prep.evaluation import sheet
 from tests.kit.evaluated import labels_of_validation, write_real
 from tests.kit.limits import Limits
+from tests.kit.messages import says
 
 
 def written(path: Path, content: Any) -> Path:
@@ -32,7 +33,7 @@ def test_csv_gives_classes_by_key(tmp_path: Path) -> None:
 
     assert dict(found.classes) == {
         "n01440764/a.JPEG": ("n01443537", "17"),
-        # As its key is, whatever folder it lies in.
+        # Compared with the key only, whatever its folder.
         "ILSVRC2012_val_00000293.JPEG": ("0",),
         'n1/b,"c".JPEG': (),
         "fog/3/ILSVRC2012_val_00000001.JPEG": ("5",),
@@ -77,7 +78,7 @@ def test_several_labels_are_those_called_correct(tmp_path: Path) -> None:
     assert sheet.read(written(tmp_path / "l.json", again)).classes == expected
 
 
-def test_the_published_file_is_known_by_its_sha256_and_another_one_is_said_to_be_one(
+def test_published_lists_are_recognised_by_sha256(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_real(tmp_path / "real.json", labels_of_validation())
@@ -113,7 +114,7 @@ def test_the_published_file_is_known_by_its_sha256_and_another_one_is_said_to_be
         ("[" + "[]," * 600_000 + "[]]", "values or [0-9,]+ lists"),
     ],
 )
-def test_what_is_no_list_is_refused_without_showing_it(
+def test_malformed_lists_are_refused_without_printing_them(
     tmp_path: Path, content: str, why: str
 ) -> None:
     path = tmp_path / "list"
@@ -124,13 +125,13 @@ def test_what_is_no_list_is_refused_without_showing_it(
 
 def test_only_a_published_list_may_be_large(tmp_path: Path, limits: Limits) -> None:
     limits(small_file_bytes=1000)
-    with pytest.raises(UsageError, match="over 1,000 bytes, and not a published list"):
+    with pytest.raises(UsageError, match=says("over-bytes-not-published-list", "1,000")):
         sheet.read(written(tmp_path / "own.csv", "key,class\n" + "a,0\n" * 1000))
 
 
 def test_pipes_and_absent_files_are_refused(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(DataDamagedError, match="a named pipe"):
+    with pytest.raises(DataDamagedError, match=says("named-pipe")):
         sheet.read(tmp_path / "pipe")
-    with pytest.raises(UsageError, match="cannot be read: No such file"):
+    with pytest.raises(UsageError, match=says("cannot-read-2", ..., "No such file")):
         sheet.read(tmp_path / "absent")

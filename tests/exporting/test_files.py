@@ -1,4 +1,4 @@
-"""Files of an export are on the disk before the receipt of their part says so."""
+"""Files of an export are on the disk before the receipt of their part."""
 
 from __future__ import annotations
 
@@ -16,9 +16,7 @@ from imagenet_prep.storage.folder import LocalStore
 from tests.kit.system import System
 
 
-def test_single_files_are_synced_before_the_sums_of_their_part_have_their_name(
-    tmp_path: Path, system: System
-) -> None:
+def test_files_are_synced_before_their_receipt(tmp_path: Path, system: System) -> None:
     store = LocalStore(tmp_path / "out")
     tree = Tree(store, ".work/made")
     pieces = [FilePiece(f"train/{name}.JPEG", name.encode(), f"sum of {name}") for name in "abc"]
@@ -46,7 +44,7 @@ def test_single_files_are_synced_before_the_sums_of_their_part_have_their_name(
 
 
 @pytest.mark.parametrize("planted", ["train/a.JPEG", "train", ".work/made", ".work"])
-def test_no_link_in_the_place_of_an_image_is_followed(tmp_path: Path, planted: str) -> None:
+def test_links_in_place_of_images_are_refused(tmp_path: Path, planted: str) -> None:
     mine = tmp_path / "mine"
     out = tmp_path / "out"
     inside = planted if planted.startswith(".work") else f".work/made/{planted}"

@@ -1,8 +1,10 @@
-"""An export writes nothing into a folder that another run has taken meanwhile."""
+"""An export does not write into a folder that a different run has taken in the meantime."""
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import hashlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,12 +21,13 @@ from imagenet_prep.read.selection import Choice
 from imagenet_prep.storage.folder import LocalStore
 from imagenet_prep.storage.store import Store
 from tests.kit.dataset import all_files
+from tests.kit.messages import says
 from tests.kit.samples import add_tables
-from tests.kit.tfrecords import picture, plain, write_set
+from tests.kit.tfrecords import picture, plain, write_dataset
 
 
 class Taken(LocalStore):
-    """A folder into which something is put while a run waits for its lock."""
+    """A folder that gets a file while a run waits for its lock."""
 
     files: dict[str, bytes]
 
@@ -39,7 +42,7 @@ class Taken(LocalStore):
 @pytest.fixture
 def source(tmp_path: Path) -> Iterator[ExportSource]:
     images = [picture(number, plain(number)) for number in range(3)]
-    write_set(tmp_path / "set", {"train": [images]}, num_classes=3)
+    write_dataset(tmp_path / "set", {"train": [images]}, num_classes=3)
     add_tables(tmp_path / "set")
     with contextlib.closing(ExportSource(str(tmp_path / "set"))) as made:
         yield made
@@ -63,7 +66,7 @@ def asked(source: ExportSource, store: Store, called: str = "") -> job.ExportJob
 
 
 @pytest.mark.parametrize("name", [".work/export", "train-000000.tar"])
-def test_what_comes_into_the_folder_before_the_lock_is_had_is_not_overwritten(
+def test_files_added_before_the_lock_are_not_overwritten(
     tmp_path: Path, source: ExportSource, name: str
 ) -> None:
     store = Taken(tmp_path / "out")
@@ -74,7 +77,7 @@ def test_what_comes_into_the_folder_before_the_lock_is_had_is_not_overwritten(
 
 
 class Dies(LocalStore):
-    """A folder in which a run is killed when it removes the file `at`."""
+    """A folder in which a run is killed if it removes the file `at`."""
 
     at = ""
 
@@ -84,9 +87,7 @@ class Dies(LocalStore):
         super().remove(*names)
 
 
-def test_a_finished_export_has_no_work_folder_and_is_recognised(
-    tmp_path: Path, source: ExportSource
-) -> None:
+def test_finished_exports_have_no_work_folder(tmp_path: Path, source: ExportSource) -> None:
     store = Dies(tmp_path / "out")
     store.at = ".work/export"
     with pytest.raises(KeyboardInterrupt):
@@ -103,7 +104,7 @@ def test_a_finished_export_has_no_work_folder_and_is_recognised(
 
 
 @pytest.mark.parametrize("damaged", ["train-000000.tar", "SHA256SUMS", "export.json"])
-def test_a_finished_export_with_a_lost_or_cut_file_is_written_again(
+def test_missing_or_truncated_files_are_exported_again(
     tmp_path: Path, source: ExportSource, damaged: str
 ) -> None:
     store = LocalStore(tmp_path / "out")
@@ -112,7 +113,7 @@ def test_a_finished_export_with_a_lost_or_cut_file_is_written_again(
     path = store.root / damaged
     if damaged == "export.json":
         path.unlink()
-        with pytest.raises(UsageError, match="contains unrelated files"):
+        with pytest.raises(UsageError, match=says("contains-unrelated-files-choose-empty")):
             job.run(asked(source, store))
         return
     for content in (whole[damaged][:-1], None):
@@ -123,11 +124,71 @@ def test_a_finished_export_with_a_lost_or_cut_file_is_written_again(
         assert all_files(store.root) == whole
 
 
-def test_an_export_that_shares_its_folder_leaves_the_work_of_others(
-    tmp_path: Path, source: ExportSource
-) -> None:
+def test_exports_keep_other_exports_work_folders(tmp_path: Path, source: ExportSource) -> None:
     store = LocalStore(tmp_path / "out")
     store.write(".work/valexport", b"of another run")
     job.run(asked(source, store, "train"))
 
     assert {name for name in all_files(store.root) if ".work" in name} == {".work/valexport"}
+
+
+def test_settings_that_change_files_make_a_different_export(
+    tmp_path: Path, source: ExportSource
+) -> None:
+    first = asked(source, LocalStore(tmp_path / "out"))
+    write_dataset(tmp_path / "other", {"train": [[picture(1, plain(1))]]}, num_classes=3)
+    add_tables(tmp_path / "other")
+    half = WantedExamples(fraction=0.5)
+    changes: dict[str, Any] = {
+        "splits": [],
+        "choice": Choice(half, source.dataset.classes),
+        "to": "folder",
+        "format": WebDatasetFormat((("a", "b"),)),
+        "called": "train",
+    }
+    with contextlib.closing(ExportSource(str(tmp_path / "other"))) as other:
+        changes["source"] = other
+        for name, value in changes.items():
+            assert dataclasses.replace(first, **{name: value}).digest() != first.digest(), name
+    same = {"workers": Workers(2, "threads"), "quiet": False, "store": LocalStore(tmp_path / "b")}
+    for name, value in same.items():
+        assert dataclasses.replace(first, **{name: value}).digest() == first.digest(), name
+
+
+@pytest.mark.parametrize("field", ["request", "sha256", "listed_bytes"])
+def test_export_is_complete_if_its_receipt_matches(
+    tmp_path: Path, source: ExportSource, field: str
+) -> None:
+    of_job = asked(source, LocalStore(tmp_path / "out"))
+    done = job.run(of_job)
+
+    assert of_job.is_complete(done)
+    assert of_job.finished() == done
+    assert not of_job.is_complete({})
+    assert not of_job.is_complete({**done, field: 0})
+    assert not of_job.is_complete({name: value for name, value in done.items() if name != field})
+
+
+def test_the_receipt_counts_examples_files_and_bytes(tmp_path: Path, source: ExportSource) -> None:
+    store = LocalStore(tmp_path / "out")
+    done = job.run(asked(source, store))
+
+    files = all_files(store.root)
+    counts = {"examples": 3, "files": 1, "bytes": len(files["train-000000.tar"])}
+    assert done["splits"] == {"train": counts}
+    assert {name: done[name] for name in counts} == counts
+    listed = [line.split(maxsplit=1) for line in files["SHA256SUMS"].decode().splitlines()]
+    assert done["listed_bytes"] == sum(len(files[name.lstrip("*")]) for _, name in listed)
+    assert done["sha256"] == hashlib.sha256(files["SHA256SUMS"]).hexdigest()
+    for digest, name in listed:
+        assert digest == hashlib.sha256(files[name.lstrip("*")]).hexdigest()
+
+
+@pytest.mark.parametrize("content", [b"", b"[]", b"not JSON", b"1"])
+def test_damaged_receipt_belongs_to_no_finished_export(
+    tmp_path: Path, source: ExportSource, content: bytes
+) -> None:
+    store = LocalStore(tmp_path / "out")
+    store.write("export.json", content)
+
+    assert asked(source, store).finished() == {}

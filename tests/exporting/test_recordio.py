@@ -6,7 +6,7 @@ from imagenet_prep.exporting.examples import Example, ExportPart
 from imagenet_prep.exporting.formats import RecordIOFormat
 
 
-def test_lines_are_those_of_im2rec() -> None:
+def test_lists_have_the_lines_of_im2rec() -> None:
     example = Example(4, "n1/a b.JPEG", 17, "n1", b"image", "", {})
     pieces = [*RecordIOFormat().pieces(ExportPart("train", 0, 1, range(2)), [example, example])]
 

@@ -1,9 +1,9 @@
-"""Steps of TensorFlow's learner and of PyTorch's from the same weights, as JSON.
+"""Prints losses of TensorFlow's learner and of PyTorch's from the same weights, as JSON.
 
-`python agree.py TYPE STEPS MODEL OPTIMIZER RATE ...` prints, for each three words, the losses of
-both. In float32, rounding errors grow from step to step where batch norms follow each other: one of
-them in the weights of a ResNet-50 changes PyTorch's own tenth loss by 2e-3. So deep networks are
-compared in float64, in which both compute all but the loss.
+`python agree.py TYPE STEPS MODEL OPTIMIZER RATE ...` prints the losses of both for each three
+arguments. In float32, rounding errors grow from step to step in a series of batch norms: one such
+error in the weights of a ResNet-50 changes PyTorch's own tenth loss by 2e-3. Deep networks are
+therefore compared in float64, in which both compute everything except the loss.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ LAST_GAMMA = 0.2
 
 
 def named_as_torch(model: str, size: int, arrays: dict[str, Any]) -> dict[str, Any]:
-    """Returns the variables of TensorFlow's network by the names of PyTorch's."""
+    """Returns the variables of TensorFlow's network by PyTorch's names."""
     for path, array in arrays.items():
         if path == "hidden/kernel":  # flattened with the channels last
             side = {("cifar", 32): 2, ("mnist", 28): 4}[model, size]
@@ -37,14 +37,14 @@ def named_as_torch(model: str, size: int, arrays: dict[str, Any]) -> dict[str, A
     known = dict(arrays)
     if model in ("cifar", "mnist"):
         known = {path.replace(".", "_"): array for path, array in arrays.items()}
-    # The names of all networks are made in one way, also of those that torchvision does not have.
+    # All networks are named by one rule, including those that torchvision does not have.
     return interface.tensors({"model": interface.TINY}, known)
 
 
 def losses(
     kept: str, steps: int, model: str, optimizer: str, rate: float
 ) -> list[list[list[float]]]:
-    """Returns loss and total loss of each step, of TensorFlow and then of PyTorch."""
+    """Returns loss and total loss of each step, first of TensorFlow and then of PyTorch."""
     size = {"cifar": 32, "mnist": 28}.get(model, 64)
     dtype = np.dtype(kept).type
     tensorflow_learner._POLICIES["float32"] = kept
@@ -69,7 +69,8 @@ def losses(
         if not given:
             named = dict(zip(learner.names(), learner.values(), strict=True))
             for name, array in named.items():
-                # Else each residual block begins as its shortcut, and its other layers do nothing.
+                # Otherwise each residual block starts as its shortcut, and its other layers have no
+                # effect.
                 if name.endswith("gamma") and not array.any():
                     array += LAST_GAMMA
             learner.assign(list(named.values()))
@@ -87,7 +88,7 @@ def losses(
             mask = np.arange(BATCH) < BATCH - step % 2
             batch = {
                 "images": (noise + labels[:, None, None, None].astype("f") / 4).astype(dtype),
-                # As a reader gives it: masked images have no class.
+                # As in a batch of the reader: masked images have no class.
                 "class_index": np.where(mask, labels, -1).astype(np.int32),
                 "mask": mask,
             }
@@ -98,7 +99,7 @@ def losses(
 
 
 def silence(learner: Any) -> None:
-    """Lets dropouts leave nothing out: the frameworks draw other numbers."""
+    """Disables dropout, because the frameworks draw different random numbers."""
     if isinstance(learner, PytorchLearner):
         for module in learner._network.modules():
             if type(module).__name__ == "Dropout":

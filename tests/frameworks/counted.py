@@ -1,4 +1,4 @@
-"""Says which images this rank reads in an epoch: `python counted.py HOW SET OUT [STRATEGY]`.
+"""Writes which images this rank reads in an epoch: `python counted.py HOW SET OUT [STRATEGY]`.
 
 HOW is reader or loader (of the launcher that starts this program), spawn (which this program does),
 lightning-reader or lightning-loader (with Lightning's STRATEGY), or prepared-reader or
@@ -7,6 +7,7 @@ prepared-loader (of Accelerate). Each rank writes OUT/RANK.json.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import sys
@@ -43,7 +44,7 @@ def numbers(batch: Any) -> list[int]:
 
 
 def read(batches: Any) -> list[int]:
-    return [number for batch in batches for number in numbers(batch)]
+    return [*itertools.chain.from_iterable(map(numbers, batches))]
 
 
 def write(rank: int, seen: dict[str, list[int]]) -> None:

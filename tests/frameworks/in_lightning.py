@@ -1,6 +1,6 @@
-"""Lightning's sanity check and limits over a reader: what each validation sees.
+"""Counts the images of each validation, with Lightning's sanity check and limits.
 
-python in_lightning.py SET: prints the number of images of each validation, and of a loop after it.
+`python in_lightning.py SET` prints the number of images of each validation, and of a loop after it.
 """
 
 import json
@@ -46,7 +46,7 @@ class Counting(lightning.LightningModule):
 
 
 class Tensors:
-    """A reader whose arrays are tensors, as a user's script would wrap it."""
+    """A reader with tensors as arrays, as a user's script would wrap it."""
 
     def __init__(self, reader):
         self.reader = reader
@@ -60,7 +60,7 @@ class Tensors:
 
 
 def reader(split):
-    """Returns one process's reader."""
+    """Returns the reader of a single process."""
     settings = {"world": World(), "framework": "dlpack"}
     return make_dataset(sys.argv[1], split, 4, 16, backend="native", **settings)
 

@@ -1,7 +1,7 @@
-"""Runs examples/with_keras.py with a metric that adds up labels and weights of what it is given.
+"""Runs examples/with_keras.py with a metric that sums the labels and weights of its inputs.
 
-The last line is JSON: of each epoch's validation the images and the sum of their labels, and what
-these are if each image comes once.
+The last line is JSON: for the validation of each epoch, the number of images and the sum of their
+labels; and the expected values if each image comes once.
 """
 
 import json
@@ -25,11 +25,13 @@ class Sum(keras.metrics.Metric):
         return self.sum + 0.0
 
 
-train, validation"""
+"""
+FIRST = "\ntrain = reader("
 EXPECTED = 'weighted_metrics=["accuracy"'
 source = Path(program).read_text("utf-8")
 assert EXPECTED in source
-source = source.replace("\ntrain, validation", METRICS, 1)
+assert FIRST in source
+source = source.replace(FIRST, METRICS + FIRST, 1)
 source = source.replace(EXPECTED, f'{EXPECTED}, Sum("images", True), Sum("labels", False)')
 sys.argv = sys.argv[1:]
 ran = {"__name__": "__main__"}

@@ -1,6 +1,6 @@
 """DataLoaders of PyTorch and of torchdata over one reader, with all numbers of workers.
 
-python loaders.py SET: asserts, and says what it looked at.
+`python loaders.py SET` asserts, and prints the cases that it checked.
 """
 
 import itertools
@@ -31,7 +31,7 @@ def loader(kind, reader, sampler, workers, method=None, **more):
 
 
 def same(found, expected):
-    """Whether batches of tensors are those of arrays."""
+    """Returns whether batches of tensors equal batches of arrays."""
     assert all(isinstance(value, torch.Tensor) for value in found.values())
     return found.keys() == expected.keys() and all(
         (found[name].numpy() == expected[name]).all() for name in found
@@ -39,19 +39,19 @@ def same(found, expected):
 
 
 def whole_epochs(expected):
-    """Yields what was looked at: every kind and number of workers, epoch after epoch."""
+    """Checks complete epochs with every kind and number of workers; yields the cases."""
     reader = opened()
     for kind, (workers, method, persistent) in itertools.product(
         (DataLoader, StatefulDataLoader),
         [(0, None, False), (1, "fork", True), (2, "fork", False), (3, "fork", True)],
     ):
-        next(iter(reader))  # its own threads have begun, so that forks lack them
+        next(iter(reader))  # its own threads have started, so that forks lack them
         yield one_kind(expected, reader, kind, workers, method, persistent)
     yield one_kind(expected, reader, DataLoader, 2, "spawn", True)
 
 
 def one_kind(expected, reader, kind, workers, method, persistent):
-    """Returns what was looked at."""
+    """Checks one kind of loader; returns the case."""
     sampler = opened().sampler()
     steps = loader(kind, reader, sampler, workers, method, persistent_workers=persistent)
     assert len(steps) == STEPS
@@ -62,7 +62,7 @@ def one_kind(expected, reader, kind, workers, method, persistent):
 
 
 def resumed(expected):
-    """Yields what was looked at: StatefulDataLoader goes on after some steps."""
+    """Checks that StatefulDataLoader resumes after some steps; yields the cases."""
     everything = list(itertools.chain(*expected))
     for workers, done in itertools.product((0, 1, 2, 3), (0, 2, STEPS)):
         first = loader(StatefulDataLoader, opened(), opened().sampler(), workers)
@@ -72,14 +72,14 @@ def resumed(expected):
         del steps, first
         again = loader(StatefulDataLoader, opened(), opened().sampler(), workers)
         again.load_state_dict(state)
-        after = [batch for _ in range(EPOCHS) for batch in again]
+        after = [*itertools.chain.from_iterable([*again] for _ in range(EPOCHS))]
         assert len(before + after) >= len(everything)
         assert all(map(same, before + after, everything)), (workers, done)
         yield ["resumed", workers, done]
 
 
 def without_copies():
-    """Yields what was looked at: types that travel by DLPack."""
+    """Checks the types that DLPack shares; yields the cases."""
     for dtype, expected in (("bfloat16", torch.bfloat16), ("float32", torch.float32)):
         batch = next(iter(opened(framework="dlpack", dtype=dtype, layout="NCHW")))
         images = torch.from_dlpack(batch["images"])
@@ -88,7 +88,7 @@ def without_copies():
 
 
 def main():
-    """Prints what was looked at."""
+    """Prints the checked cases."""
     reader = opened()
     expected = [list(reader) for _ in range(EPOCHS)]
     assert [len(each) for each in expected] == [STEPS] * EPOCHS

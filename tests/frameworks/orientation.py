@@ -1,7 +1,7 @@
-"""What decoders that obey EXIF orientation show, and those that do not.
+"""Decodes images with decoders that obey EXIF orientation, and with decoders that do not.
 
-python orientation.py FOLDER: decodes FOLDER/*.jpg, compares them with FOLDER/*.npy, and says which
-decoders it had.
+`python orientation.py FOLDER` decodes FOLDER/*.jpg, compares them with FOLDER/*.npy, and prints the
+names of the available decoders.
 """
 
 import importlib
@@ -24,7 +24,7 @@ def decoders():
 
 
 def of_cv2(cv2):
-    """OpenCV obeys the tag unless it is told not to."""
+    """OpenCV obeys the tag by default."""
     ignore = cv2.IMREAD_COLOR | cv2.IMREAD_IGNORE_ORIENTATION
     return {
         f"cv2 {flag}": lambda path, flag=flag: cv2.imread(str(path), flag)[:, :, ::-1]
@@ -33,7 +33,7 @@ def of_cv2(cv2):
 
 
 def of_torchvision(_):
-    """torchvision obeys it where it is told to."""
+    """torchvision obeys the tag if an argument requests it."""
     from torchvision.io import ImageReadMode, decode_image, read_file
 
     def decode(path, obeys):
@@ -47,7 +47,7 @@ def of_torchvision(_):
 
 
 def of_torchcodec(_):
-    """TorchCodec obeys it; its decoder of photographs needs no FFmpeg, as that of films does."""
+    """TorchCodec obeys the tag. Its image decoder does not need FFmpeg, unlike that of videos."""
     from torchcodec.decoders import decode_jpeg
 
     return {"torchcodec": lambda path: decode_jpeg(path.read_bytes()).permute(1, 2, 0).numpy()}

@@ -1,7 +1,7 @@
 """One rank of PyTorch for tests: `launch ... -- python pytorch_rank.py FOLDER SETTINGS`.
 
-It trains a network without batch norms and dropouts, in which ranks and one process are equal, and
-saves its variables. Each rank begins with weights of its own.
+It trains a network without batch norms and dropout, so ranks and one process give equal results,
+and saves its variables. Each rank starts with different weights.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from imagenet_prep.trainer.pytorch_learner import PytorchLearner
 
 
 def network(_name: str, _size: int, num_classes: int) -> Any:
-    """Stands for `pytorch_learner.build`."""
+    """Replaces `pytorch_learner.build`."""
     convolution = nn.Conv2d(3, 16, 3, 2)
     pool = nn.AdaptiveAvgPool2d(1)
     return nn.Sequential(convolution, nn.ReLU(), pool, nn.Flatten(), nn.Linear(16, num_classes))

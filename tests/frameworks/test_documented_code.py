@@ -19,7 +19,7 @@ __all__ = ["scenes"]
 
 pytestmark = pytest.mark.long
 
-# An encoder that keeps the range of the images that it was given.
+# An encoder that keeps the value range of its input.
 ENCODER = """\
 import json, numpy, torch
 
@@ -54,7 +54,7 @@ for split_view in (False, True):
         seen += int(real.sum())
 print(json.dumps([encode.range.tolist(), column.column.view, apart, seen, list(chosen.shape)]))
 """
-# Ends the loop of the page, and compares its images with those in memory of NumPy.
+# Ends the loop of the page, and compares its images with those in NumPy's memory.
 SAME = """
     seen.append(images.clone())
 others = make_dataset(
@@ -65,7 +65,7 @@ print(len(same), all(same), float(torch.stack(seen).std()))
 """
 
 
-def test_latents_with_pytorch_are_those_of_the_images(
+def test_the_documented_latents_match_their_images(
     python: Path, scenes: Path, tmp_path: Path
 ) -> None:
     root = shutil.copytree(scenes, tmp_path / "set")
@@ -93,10 +93,10 @@ def test_latents_with_pytorch_are_those_of_the_images(
     assert shape == [16, 4, 32, 32]
 
 
-def test_images_in_memory_of_pytorch_are_those_of_the_reader(
+def test_documented_pinned_images_equal_the_readers(
     python: Path, scenes: Path, tmp_path: Path
 ) -> None:
-    """On the CPU; make gpu runs such a loop on a GPU."""
+    """On the CPU; `make gpu` runs such a loop on a GPU."""
     page = blocks.small(
         blocks.block("reading.md: Backends").text,
         {

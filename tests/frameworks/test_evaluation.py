@@ -1,4 +1,4 @@
-"""The validation loops for PyTorch of the documents and reports, with PyTorch itself."""
+"""PyTorch's validation loops of documents and reports, executed with PyTorch itself."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def blocks_of_report(colours: Path, folder: Path) -> list[str]:
 
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 @pytest.mark.parametrize("document", ["page", "report"])
-def test_top1_of_the_loops_for_pytorch_is_exact_on_any_number_of_ranks(
+def test_documented_loops_measure_exact_top1_on_any_ranks(
     python: Path, colours: Path, tmp_path: Path, unplotted: None, document: str, ranks: int
 ) -> None:
     is_page = document == "page"
@@ -60,9 +60,7 @@ def test_top1_of_the_loops_for_pytorch_is_exact_on_any_number_of_ranks(
     }
 
 
-def test_lightnings_sanity_check_and_limits_do_not_shorten_a_later_validation(
-    python: Path, colours: Path
-) -> None:
+def test_lightnings_limits_do_not_shorten_later_validations(python: Path, colours: Path) -> None:
     found = json.loads(ended(python, PROGRAMS / "in_lightning.py", colours))
 
     complete = [[True, 8], [False, NUM_VALIDATION], [False, NUM_VALIDATION]]

@@ -1,6 +1,6 @@
 """docs/pytorch.md with PyTorch, torchdata, JAX and Keras themselves, in their own environment.
 
-tests/read/test_sampler.py is the short form, with a double of the DataLoader.
+tests/read/test_sampler.py is the short version, with a double of the DataLoader.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ PROGRAMS = Path(__file__).parent
 PAGE = REPOSITORY / "docs/pytorch.md"
 # The user's model, which the page does not define.
 NETWORK = "torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten(), torch.nn.Linear(3, 4)"
-# Prints by how much the weights of two checkpoints differ at most.
+# Prints the greatest difference between the weights of two checkpoints.
 WEIGHTS_APART = """\
 import sys, torch
 one, other = (torch.load(name)["model"] for name in sys.argv[1:])
@@ -52,7 +52,7 @@ def test_exported_weights_have_torchvisions_logits(python: Path, tf: Any, tmp_pa
         network = tensorflow_learner.build(name, 64, 10)
         variables = [*network.trainable_variables, *network.non_trainable_weights]
         for each in variables:
-            # As if trained: no batch norm is as it began, and no variance is negative.
+            # As after training: no batch norm has its initial values, and no variance is negative.
             around = 1.0 if each.path.endswith(("gamma", "variance")) else 0.0
             if len(each.shape) == 1:
                 each.assign(around + rng.uniform(-0.3, 0.3, each.shape))
@@ -84,7 +84,7 @@ def rows(text: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in text.splitlines() if line.startswith("{")]
 
 
-def test_dataloaders_read_and_resume_with_any_number_of_workers(python: Path, scenes: Path) -> None:
+def test_dataloaders_resume_with_any_number_of_workers(python: Path, scenes: Path) -> None:
     looked = json.loads(ended(python, PROGRAMS / "loaders.py", scenes))
 
     assert ["StatefulDataLoader", 3, "fork", True] in looked
@@ -97,7 +97,7 @@ def test_dataloaders_read_and_resume_with_any_number_of_workers(python: Path, sc
     ("ranks", "loader", "workers"),
     [(1, "plain", 2), (1, "stateful", 2), (2, "reader", 0), (2, "plain", 2), (2, "horovod", 0)],
 )
-def test_killed_in_mid_epoch_nothing_is_repeated_or_lost(
+def test_killed_ranks_resume_without_repeating_or_losing_images(
     python: Path, colours: Path, tmp_path: Path, ranks: int, loader: str, workers: int
 ) -> None:
     checkpoint = tmp_path / "checkpoint.pt"
@@ -113,7 +113,7 @@ def test_killed_in_mid_epoch_nothing_is_repeated_or_lost(
         assert running.kill() != 0
     (told,) = rows(ended(python, *words, "0"))
 
-    # The steps after that were trained on, and then forgotten with the process.
+    # The steps after the checkpoint were trained, and lost with the process.
     assert told["resumed_after"] == 6
     step = 2 * ranks
     for epoch, seen in enumerate(told["seen"]):
@@ -121,9 +121,7 @@ def test_killed_in_mid_epoch_nothing_is_repeated_or_lost(
         assert seen == order[: len(order) // step * step]
 
 
-def test_the_example_for_pytorch_goes_on_where_it_was_ended(
-    python: Path, shades: Path, tmp_path: Path
-) -> None:
+def test_the_pytorch_example_resumes(python: Path, shades: Path, tmp_path: Path) -> None:
     program = (
         *torchrun(2),
         EXAMPLES / "with_pytorch.py",
@@ -139,22 +137,22 @@ def test_the_example_for_pytorch_goes_on_where_it_was_ended(
     own.write_text(f"key,class\n{wnid(3)}/{wnid(3)}_67.JPEG,0 1 2 3\n")
     lines, table = re.split("(?m)^(?=set )", ended(python, *program, "3", "--labels", own))
     more = rows(lines)
-    # Of both ranks together, as the last epoch counts.
+    # Of both ranks together, as in the count of the last epoch.
     shares = [line.split()[1:3] + line.split()[-2:] for line in table.splitlines()[1:3]]
     top1 = f"{more[-1]['top1']:.2%}"
     assert shares == [["dataset", "22", top1, "100.00%"], ["own.csv", "1", "100.00%", "100.00%"]]
     assert [row["epoch"] for row in more] == [1, 2]
     assert [row["images"] for row in more] == [NUM_VALIDATION] * 2
     assert more[-1]["top1"] > 0.8
-    # A run that has ended already prints the same table, and no row.
+    # If a run has already ended, it prints the same table without rows.
     assert ended(python, *program, "3", "--labels", own) == table
 
 
 @pytest.mark.parametrize("name", ["with_pytorch.py", "with_jax.py"])
-def test_a_kill_before_the_row_of_an_epoch_does_not_lose_it(
+def test_a_kill_does_not_lose_an_epochs_row(
     python: Path, shades: Path, tmp_path: Path, name: str
 ) -> None:
-    """The checkpoint after the last step of the epoch would be of the next one."""
+    """The checkpoint after the last step of the epoch would belong to the next epoch."""
     killed = (EXAMPLES / name).read_text("utf-8").replace("json.dumps(row", "os._exit(9) or (row")
     (tmp_path / name).write_text(f"import os\n{killed}")
     launch = torchrun(1) if name == "with_pytorch.py" else ()
@@ -167,13 +165,13 @@ def test_a_kill_before_the_row_of_an_epoch_does_not_lose_it(
     assert [row["epoch"] for row in rows(ended(python, *launch, EXAMPLES / name, *words))] == [0]
 
 
-def test_the_example_for_horovod_ends_with_the_same_weights_after_a_kill(
+def test_a_killed_horovod_example_ends_with_equal_weights(
     python: Path, shades: Path, tmp_path: Path
 ) -> None:
     program = (*launched(python, 2), EXAMPLES / "pytorch_horovod.py", "--data-dir", shades)
     program += ("--image-size", "32", "--batch-size", "4", "--save-every", "3", "--out")
     both = [tmp_path / "whole.pt", tmp_path / "killed.pt"]
-    # As torchrun does: two ranks with a thread for each core take turns at waiting.
+    # Like torchrun: two ranks with a thread for each core would block each other.
     one = {"OMP_NUM_THREADS": "1"}
     whole = rows(ended(python, *program, both[0], **one))
     words = ("-W", "ignore", *map(str, program))
@@ -190,10 +188,8 @@ def test_the_example_for_horovod_ends_with_the_same_weights_after_a_kill(
     assert told == pytest.approx(0, abs=1e-4)
 
 
-def test_the_example_for_jax_goes_on_in_mid_epoch(
-    python: Path, shades: Path, tmp_path: Path
-) -> None:
-    """On four devices, as JAX makes them of one processor."""
+def test_the_jax_example_resumes_in_mid_epoch(python: Path, shades: Path, tmp_path: Path) -> None:
+    """On four devices, which JAX makes of one processor."""
     program = (EXAMPLES / "with_jax.py", "--data-dir", shades, "--image-size", "32")
     program += ("--batch-size", "8", "--save-every", "5", "--epochs", "3", "--out")
     four = {"XLA_FLAGS": "--xla_force_host_platform_device_count=4"}
@@ -216,10 +212,10 @@ def test_the_example_for_jax_goes_on_in_mid_epoch(
 
 
 @pytest.mark.parametrize("below", ["jax", "tensorflow", "torch"])
-def test_the_example_for_keras_counts_each_image_once_in_each_epoch(
+def test_the_keras_example_validates_each_image_once(
     python: Path, shades: Path, tmp_path: Path, below: str
 ) -> None:
-    """TensorFlow is in our environment, and not in the other one."""
+    """TensorFlow is in our environment, and not in the frameworks'."""
     interpreter = Path(sys.executable) if below == "tensorflow" else python
     program = (EXAMPLES / "with_keras.py", "--data-dir", shades, "--image-size", "32")
     program += ("--batch-size", "4", "--out", tmp_path / "model.keras")
@@ -231,7 +227,7 @@ def test_the_example_for_keras_counts_each_image_once_in_each_epoch(
     assert np.isfinite(sums["losses"]).all()
     assert [row["epoch"] for row in found] == [0, 1, 2]
     assert found[-1]["top1"] > 0.8
-    # A share of the images that there are, not of those and the padding.
+    # A fraction of the images, without the padding.
     assert all((row["top1"] * NUM_VALIDATION) % 1 == pytest.approx(0, abs=1e-4) for row in found)
     with command.started(
         *map(str, program[1:]),
@@ -244,8 +240,8 @@ def test_the_example_for_keras_counts_each_image_once_in_each_epoch(
     assert "needs one process" in refused.err
 
 
-def test_the_code_of_the_page_runs(python: Path, shades: Path, tmp_path: Path) -> None:
-    """All of it, top to bottom, in one process, on a small set and with small numbers."""
+def test_the_pages_code_runs(python: Path, shades: Path, tmp_path: Path) -> None:
+    """The complete code runs in one process, with a small dataset and small numbers."""
     root = shutil.copytree(shades, tmp_path / "set")
     blocks = re.findall(r"^```python\n(.*?)^```", PAGE.read_text("utf-8"), re.DOTALL | re.MULTILINE)
     code = "\n".join(blocks)
@@ -258,7 +254,7 @@ def test_the_code_of_the_page_runs(python: Path, shades: Path, tmp_path: Path) -
     for old, new in small.items():
         assert old in code
         code = code.replace(old, new)
-    # What is spawned or forked must not run it again.
+    # Processes that are spawned or forked must not run it again.
     code = f"import torch\nmodel = torch.nn.Sequential({NETWORK})\n{code}"
     body = "\n".join(f"    {line}" for line in code.splitlines())
     program = tmp_path / "page.py"
@@ -270,12 +266,12 @@ def test_the_code_of_the_page_runs(python: Path, shades: Path, tmp_path: Path) -
 
     assert len(blocks) == 4
     assert int(validated) == NUM_VALIDATION
-    # Two epochs of whole steps twice, and one of all examples.
+    # Two epochs of complete steps twice, and one epoch of all examples.
     assert int(seen) == 2 * 2 * steps * 8 + NUM_TRAIN
 
 
 @pytest.mark.long
-def test_decoders_that_obey_the_tag_show_what_all_others_show(python: Path, tmp_path: Path) -> None:
+def test_orientation_tags_do_not_change_decoded_pixels(python: Path, tmp_path: Path) -> None:
     for number, data in enumerate(stored()):
         (tmp_path / f"{number}.jpg").write_bytes(data)
         np.save(tmp_path / f"{number}.npy", shown(data, obeys=False).astype(np.uint8))

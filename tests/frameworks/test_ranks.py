@@ -1,6 +1,7 @@
-"""All ranks read each image once, or none reads anything, under the launchers themselves.
+"""Under each launcher itself, all ranks read each image once, or the reader refuses to start.
 
-tests/read/test_launchers.py is the short form, with the variables of these and of other launchers.
+tests/read/test_launchers.py is the short version, with the variables of these and of other
+launchers.
 """
 
 from __future__ import annotations
@@ -8,7 +9,6 @@ from __future__ import annotations
 import json
 import re
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -20,6 +20,8 @@ import pytest
 from tests.frameworks.programs import ended, torchrun
 from tests.kit import command
 from tests.kit.command import PATIENCE_S, REPOSITORY
+from tests.kit.messages import says
+from tests.kit.ports import free_ports
 from tests.kit.reading import NUM_TRAIN, NUM_VALIDATION, colours
 from tests.kit.training import shades
 
@@ -32,7 +34,7 @@ PAGE = REPOSITORY / "docs/lightning.md"
 RANKS = 2
 BATCH = 3
 STEP = RANKS * BATCH
-# Both MPIs ask for this.
+# Both MPIs require this.
 AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 MPI = {
     "Open MPI": ("mpi", ("mpirun", "--oversubscribe"), "OMPI_COMM_WORLD_RANK"),
@@ -50,8 +52,8 @@ def mpiexec(name: str) -> tuple[str, ...]:
 
 
 def free_port() -> str:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return str(server.getsockname()[1])
+    (port,) = free_ports(1)
+    return str(port)
 
 
 def run(words: tuple[str, ...], **env: str) -> subprocess.CompletedProcess[str]:
@@ -67,7 +69,7 @@ def run(words: tuple[str, ...], **env: str) -> subprocess.CompletedProcess[str]:
 
 
 def check(out: Path) -> None:
-    """Asserts what all ranks together have read."""
+    """Asserts that all ranks together have read the expected images."""
     files = sorted(out.glob("*.json"))
     ranks = [json.loads(file.read_text()) for file in files]
     assert len(ranks) == RANKS
@@ -127,7 +129,7 @@ def test_lightning(
 
 @pytest.mark.parametrize("how", ["lightning-reader", "lightning-loader"])
 @pytest.mark.parametrize("strategy", ["ddp_spawn", "ddp_fork"])
-def test_lightning_with_processes_of_its_own(
+def test_lightning_with_spawned_or_forked_processes(
     python: Path, colours: Path, tmp_path: Path, strategy: str, how: str
 ) -> None:
     ended(python, PROGRAM, how, colours, tmp_path, strategy)
@@ -136,14 +138,16 @@ def test_lightning_with_processes_of_its_own(
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "ddp_fork"])
-def test_readers_of_before_lightning_starts_its_ranks_are_refused(
+def test_readers_made_before_lightnings_ranks_are_refused(
     python: Path, colours: Path, tmp_path: Path, strategy: str
 ) -> None:
     done = run((python, PROGRAM, "lightning-early", colours, tmp_path, strategy))
 
     assert done.returncode
     assert "UsageError: this " in done.stderr
-    assert "train_dataloader" in done.stderr or "has connected the ranks" in done.stderr
+    assert "train_dataloader" in done.stderr or says("correct-unset-variables-pass-world").search(
+        done.stderr
+    )
     assert not list(tmp_path.glob("*.json"))
 
 
@@ -184,7 +188,7 @@ def test_train(python: Path, shades: Path, tmp_path: Path, name: str) -> None:
 
 
 def waiting_rank(shades: Path, log: Path, rank: int, size: int, port: str) -> dict[str, Any]:
-    """Returns what starts one rank of several."""
+    """Returns the command that starts one rank of several."""
     words = ("-m", "imagenet_prep", "train", "--framework", "pytorch", "--data-dir", shades)
     words += ("--log-dir", log, "--model", "tiny", "--image-size", "32", "--batch-size", "4")
     words += ("--backend", "native", "--num-epochs", "1")
@@ -194,7 +198,7 @@ def waiting_rank(shades: Path, log: Path, rank: int, size: int, port: str) -> di
 
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "Ctrl-C"])
-def test_a_rank_that_waits_for_others_names_them_and_ends_when_asked(
+def test_waiting_ranks_name_missing_ones_and_obey_signals(
     python: Path, shades: Path, tmp_path: Path, number: signal.Signals, rank: int
 ) -> None:
     port = free_port()
@@ -207,7 +211,7 @@ def test_a_rank_that_waits_for_others_names_them_and_ends_when_asked(
         one.send(number)
         assert one.finish().code == 130
 
-    assert "interrupted. Finished work is kept" in log.read_text()
+    assert says("interrupted-finished-work-kept-run").search(log.read_text())
 
 
 def test_a_late_rank_is_waited_for(python: Path, shades: Path, tmp_path: Path) -> None:
@@ -224,10 +228,10 @@ def test_a_late_rank_is_waited_for(python: Path, shades: Path, tmp_path: Path) -
             assert other.finish().code == 0
         assert one.finish().code == 0
 
-    assert f"waiting for rank 1 of 2 at 127.0.0.1:{port}" in log.read_text()
+    assert says("waiting", "rank 1", "2", "127.0.0.1", port).search(log.read_text())
 
 
-# Prints which images the steps of the page's programs get; each image has a class of its own.
+# Prints which images the steps of the page's programs receive. Each image has a different class.
 SAYS = """
 import json
 def says(split, batch):
@@ -237,7 +241,7 @@ def says(split, batch):
 
 
 @pytest.mark.parametrize("number", [0, 1], ids=["Lightning", "Accelerate"])
-def test_the_programs_of_the_page_read_each_image_once_per_epoch(
+def test_documented_programs_read_each_image_once(
     python: Path, colours: Path, tmp_path: Path, number: int
 ) -> None:
     blocks = re.findall(r"^```python\n(.*?)^```", PAGE.read_text("utf-8"), re.DOTALL | re.MULTILINE)

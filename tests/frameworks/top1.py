@@ -1,7 +1,7 @@
-"""Runs a document's validation loop for networks whose top-1 is known.
+"""Runs a document's validation loop for networks of known top-1.
 
-python top1.py SET CODE: runs the code of the file CODE, with this name for the dataset, and prints
-one line with the counts and top-1 of each network. It may be started by torchrun.
+`python top1.py SET CODE` runs the code of the file CODE with this dataset, and prints one line with
+the counts and top-1 of each network. torchrun may start it.
 """
 
 import json
@@ -13,7 +13,7 @@ from torch import distributed, nn
 
 
 class Constant(nn.Module):
-    """Says one class of every image."""
+    """Predicts one class for every image."""
 
     def __init__(self, answer):
         super().__init__()
@@ -29,7 +29,7 @@ class Constant(nn.Module):
 
 
 class ByColour(Constant):
-    """Says the class that the colour of an image names."""
+    """Predicts the class that the colour of an image encodes."""
 
     def forward(self, images):
         """Returns logits [batch, 512]."""

@@ -1,10 +1,10 @@
-"""Ranks of PyTorch that note which examples they trained on, in a checkpoint; may be killed.
+"""Ranks of PyTorch that record the examples of their steps in a checkpoint; may be killed.
 
 torchrun --nproc-per-node N train.py SET CHECKPOINT LOADER WORKERS HOLD
 
 LOADER is "reader", "plain" (torch's DataLoader), "stateful" (torchdata's) or "horovod": the reader,
-and ranks that communicate by Horovod. After HOLD steps all ranks wait to be killed; 0 never waits.
-Every third step is saved: others are trained on again.
+and ranks that communicate by Horovod. After HOLD steps, all ranks wait to be killed; 0 never waits.
+Only every third step is saved, so the steps after it are trained again.
 """
 
 import json
@@ -27,7 +27,7 @@ checkpoint = Path(name)
 
 
 def gathered(numbers):
-    """Returns the numbers of all ranks, rank by rank."""
+    """Returns the numbers of all ranks, in the order of ranks."""
     everyone = [torch.empty_like(numbers) for _ in range(distributed.get_world_size())]
     distributed.all_gather(everyone, numbers)
     return torch.cat(everyone)

@@ -1,1 +1,1 @@
-"""Expected values kept as files; README.md says who decides on them."""
+"""Expected values in files; README.md says how they may change."""

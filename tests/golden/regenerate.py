@@ -1,4 +1,4 @@
-"""Writes the golden files anew: `python -m tests.golden.regenerate`, then read the diff."""
+"""Writes the golden files: `python -m tests.golden.regenerate`, then read the diff."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from imagenet_prep.preparation.planning import take_inventory
 from imagenet_prep.preparation.tasks import plan_name
 from imagenet_prep.sources.source import IndexTask, SourcePart
 from imagenet_prep.storage.folder import LocalStore
-from tests.kit import command, golden_sets
+from tests.kit import command, golden_datasets
 from tests.kit.codec import corpus
 from tests.kit.listed import WORKERS, selection
 from tests.kit.plan_model import RandomSource
@@ -57,28 +57,28 @@ def golden_plan(seed: int, num_shards: int) -> list[list[str]]:
 
 
 def content() -> dict[str, Any]:
-    """Returns what the file of the plan holds."""
+    """Returns the content of the plan's file."""
     return {"seed": 42, "num_shards": 5, "shards": golden_plan(42, 5)}
 
 
 def golden_codecs() -> dict[str, dict[str, str]]:
-    """Returns what the file of the codecs' digests holds, by the number of photographs."""
+    """Returns the content of the codecs' file, by the number of photographs."""
     return {str(count): corpus.digests(count) for count in (corpus.FEW, corpus.ALL)}
 
 
 def digests_of_sets() -> dict[str, Any]:
-    """Returns what the file of the sets' digests holds."""
+    """Returns the content of the datasets' file."""
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
-        mini = golden_sets.miniature(folder)
-        shards = golden_sets.shards(folder / "shards", mini)
-        for name, words in golden_sets.commands(folder, mini.root, shards).items():
+        mini = golden_datasets.miniature(folder)
+        shards = golden_datasets.shards(folder / "shards", mini)
+        for name, words in golden_datasets.commands(folder, mini.root, shards).items():
             if (result := command.run(*words)).code:
                 raise SystemExit(f"{name}: {result}")
-        return {name: golden_sets.told(folder / name) for name in golden_sets.SETS}
+        return {name: golden_datasets.golden_facts(folder / name) for name in golden_datasets.SETS}
 
 
 if __name__ == "__main__":
     PLAN.write_text(json.dumps(content(), indent=1) + "\n")
     corpus.GOLDEN.write_text(json.dumps(golden_codecs(), indent=1) + "\n")
-    golden_sets.DIGESTS.write_text(json.dumps(digests_of_sets(), indent=1) + "\n")
+    golden_datasets.DIGESTS.write_text(json.dumps(digests_of_sets(), indent=1) + "\n")

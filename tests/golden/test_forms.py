@@ -1,7 +1,7 @@
-"""Sets that an earlier version has made, file by file: they stay readable for ever.
+"""Datasets of an earlier version, file by file: they stay readable for ever.
 
-A file of `forms/` holds the files of one set, as text or in base64. None is ever made anew: what
-later versions write in another form gets a file of its own, beside these.
+A file of `forms/` contains the files of one dataset, as text or in base64. None is ever renewed: if
+a later version writes a different form, a new file is added.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import base64
 import csv
 import hashlib
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ Row = dict[str, str]
 
 
 def laid_out(form: Path, folder: Path) -> dict[str, Any]:
-    """Writes the files of a set; returns its manifest."""
+    """Writes the files of a dataset; returns its manifest."""
     files: dict[str, Any] = json.loads(form.read_text("utf-8"))
     for name, content in files.items():
         path = folder / name
@@ -38,7 +39,7 @@ def laid_out(form: Path, folder: Path) -> dict[str, Any]:
 
 
 def rows(folder: Path, split: str) -> list[Row]:
-    """Returns the lines of a split's tables of samples, by a reader of CSV that is not ours."""
+    """Returns the lines of a split's tables of samples, read by Python's CSV reader."""
     found: list[Row] = []
     for path in sorted((folder / "samples").glob(f"{split}-*.csv")):
         with path.open(newline="") as file:
@@ -46,12 +47,12 @@ def rows(folder: Path, split: str) -> list[Row]:
     return found
 
 
-def test_there_is_a_form_of_each_kind() -> None:
+def test_forms_of_all_kinds_exist() -> None:
     assert {path.stem for path in FORMS} >= {"prepared", "amended", "adopted"}
 
 
 @pytest.mark.parametrize("form", FORMS, ids=lambda path: path.stem)
-def test_a_set_of_an_earlier_version_is_proven(form: Path, tmp_path: Path) -> None:
+def test_dataset_of_earlier_version_is_verified(form: Path, tmp_path: Path) -> None:
     manifest = laid_out(form, tmp_path / "set")
 
     proven = command.run("verify", tmp_path / "set", "--level", "decode", "--json")
@@ -62,7 +63,7 @@ def test_a_set_of_an_earlier_version_is_proven(form: Path, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("form", FORMS, ids=lambda path: path.stem)
-def test_readers_give_each_of_its_images(form: Path, tmp_path: Path) -> None:
+def test_reader_returns_all_images_of_earlier_version(form: Path, tmp_path: Path) -> None:
     manifest = laid_out(form, tmp_path)
     fields = ("images", "key", "class_index")
     for split in manifest["splits"]:
@@ -82,7 +83,7 @@ def test_readers_give_each_of_its_images(form: Path, tmp_path: Path) -> None:
         numbers = [reader.find(row["key"]) for row in table]
         stored = [hashlib.sha256(reader.example(each).encoded).hexdigest() for each in numbers]
         reader.close()
-        seen.pop("", None)  # what fills the last batch
+        seen.pop("", None)  # padding of the last batch
 
         assert numbers == list(range(len(table)))
         assert seen == {row["key"]: int(row["class_index"]) for row in table}
@@ -90,7 +91,7 @@ def test_readers_give_each_of_its_images(form: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("form", FORMS, ids=lambda path: path.stem)
-def test_other_verbs_take_it(form: Path, tmp_path: Path) -> None:
+def test_other_verbs_accept_dataset_of_earlier_version(form: Path, tmp_path: Path) -> None:
     manifest = laid_out(form, tmp_path / "set")
     split = next(iter(manifest["splits"]))
     gone = rows(tmp_path / "set", split)[0]
@@ -112,14 +113,23 @@ def test_other_verbs_take_it(form: Path, tmp_path: Path) -> None:
     assert {row["key"] for row in rows(tmp_path / "less", split)} == left
 
 
-def test_a_reader_goes_on_from_a_state_of_an_earlier_version(tmp_path: Path) -> None:
+def keys_of_epoch(reader: Iterable[Any]) -> list[str]:
+    """Reads an epoch; returns its keys."""
+    keys: list[str] = []
+    for batch in reader:
+        keys += map(str, batch["key"])
+    return keys
+
+
+def test_reader_resumes_from_state_of_earlier_version(tmp_path: Path) -> None:
     golden = json.loads((FOLDER / "reader_state.json").read_text())
     laid_out(FOLDER / "forms" / "prepared.json", tmp_path)
     options: dict[str, Any] = {"backend": "native", "fields": ("key",), **golden["options"]}
 
     reader = make_dataset(str(tmp_path), "train", image_size=16, **options)
     reader.restore(golden["state"])
-    rest, following = ([str(key) for batch in reader for key in batch["key"]] for _ in range(2))
+    rest = keys_of_epoch(reader)
+    following = keys_of_epoch(reader)
     reader.close()
 
     assert (rest, following) == (golden["rest"], golden["next epoch"])

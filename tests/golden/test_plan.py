@@ -1,4 +1,4 @@
-"""The plan of a seed stays what it was: other code, or other Python, deals no image elsewhere."""
+"""The plan of a seed never changes, even if the code or Python changes."""
 
 from __future__ import annotations
 
@@ -7,5 +7,5 @@ import json
 from tests.golden import regenerate
 
 
-def test_seed_42_gives_the_plan_it_always_gave() -> None:
+def test_seed_42_gives_the_golden_plan() -> None:
     assert regenerate.content() == json.loads(regenerate.PLAN.read_text())

@@ -1,4 +1,4 @@
-"""An arena per worker; a small sound data set to make hostile ones of."""
+"""An arena per worker, and a small valid dataset from which hostile ones are made."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.kit import command
 from tests.kit.arena import Arena
 from tests.kit.miniature import Miniature, miniature_for_tests
 from tests.kit.shared import in_memory
-from tests.kit.tfrecords import picture, plain, wnid, write_set
+from tests.kit.tfrecords import picture, plain, wnid, write_dataset
 from tests.kit.warm import Warm
 
 
@@ -24,7 +24,7 @@ def warm() -> Warm:
 
 @pytest.fixture(scope="session")
 def memory() -> Iterator[Path]:
-    """A folder for what is written again and again; all of it on one file system."""
+    """A folder for repeated writes; all of it is on one file system."""
     with tempfile.TemporaryDirectory(dir=in_memory()) as folder:
         yield Path(folder)
 
@@ -37,21 +37,21 @@ def arena_of_worker(warm: Warm, memory: Path) -> Arena:
 
 @pytest.fixture
 def arena(arena_of_worker: Arena) -> Arena:
-    """An arena whose given folder is empty."""
+    """An arena with an empty given folder."""
     arena_of_worker.clear()
     return arena_of_worker
 
 
 @pytest.fixture(scope="session")
 def sound(memory: Path) -> Path:
-    """A data set of two classes, four images of train in two shards and two of validation."""
+    """A dataset of two classes, four images of train in two shards and two of validation."""
     root = memory / "sound" / "set"
     images = [
         picture(number % 2, plain(number))._replace(filename=f"{wnid(number % 2)}_{number}.JPEG")
         for number in range(6)
     ]
     splits = {"train": [images[:2], images[2:4]], "validation": [images[4:]]}
-    write_set(root, splits, num_classes=2)
+    write_dataset(root, splits, num_classes=2)
     return root
 
 

@@ -1,4 +1,4 @@
-"""Things that are no files, or much too large ones, where files of a data set belong."""
+"""Puts pipes, sockets, folders and huge files in place of a dataset's files."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from imagenet_prep.dataset import schema
 
 SHARD = "train-00000-of-00002"
-# Whatever a verb may open in a data set, and what it notes there.
+# The files of a dataset that verbs open, and those that they write there.
 NAMES = (
     schema.MANIFEST,
     schema.PLACEMENT,
@@ -23,12 +23,12 @@ NAMES = (
     schema.REPLICAS,
     *(f"{schema.WORK}/{name}" for name in ("lock", "run.json", "adopt.json", "origin.json")),
 )
-# More than any verb may take, and little enough that a verb that takes it breaks nothing else.
+# More than any verb may read, but small enough that a verb that reads it does no harm.
 SPARSE_BYTES = 2 << 30
 
 
 def _socket(path: Path) -> None:
-    # The name of a socket has 108 bytes at most.
+    # The name of a socket has at most 108 bytes.
     here = os.open(path.parent, os.O_RDONLY)
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(f"/proc/self/fd/{here}/{path.name}")
@@ -51,14 +51,14 @@ KINDS: dict[str, Callable[[Path], None]] = {
 
 
 def plants(root: Path) -> Iterator[tuple[str, Callable[[], None]]]:
-    """Yields (what is planted, what plants it) for a data set that will be at `root`."""
+    """Yields (kind, function that plants it) for each file of a dataset that will be at `root`."""
     for name in NAMES:
         for kind in KINDS:
             yield f"{name}: {kind}", _planting(root / name, kind)
 
 
 def work_plants(out: Path) -> Iterator[tuple[str, Callable[[], None]]]:
-    """Yields the same for each file that a verb has left below `.work`, of many alike for one."""
+    """Yields the same for the files that a verb left below `.work`, one of each kind."""
     left = [path for path in sorted((out / schema.WORK).rglob("*")) if path.is_file()]
     of_folder = {(path.parent, path.suffix): path for path in left}
     for path in of_folder.values():
@@ -67,7 +67,7 @@ def work_plants(out: Path) -> Iterator[tuple[str, Callable[[], None]]]:
 
 
 def plant(path: Path, kind: str) -> None:
-    """Puts something of a kind where something else may be."""
+    """Replaces a path by something of a kind."""
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.is_dir():
         shutil.rmtree(path)

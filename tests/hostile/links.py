@@ -1,4 +1,4 @@
-"""Links planted where the program keeps its own files, each to something of the user's."""
+"""Plants links to the user's files in place of the program's own files."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from imagenet_prep.dataset import schema
 
-# Below `.work`, of whichever verb; what lies in a stage's folder comes from the stage itself.
+# Files below `.work` of any verb; the files of a stage are found in its folder.
 FILES = (
     "lock",
     "run.json",
@@ -29,7 +29,7 @@ SECRET_FOLDER = "home/.ssh"
 
 
 def plant(place: Path, target: Path) -> None:
-    """Puts a link where something else may be."""
+    """Replaces a path by a link."""
     if place.is_dir() and not place.is_symlink():
         shutil.rmtree(place)
     place.unlink(missing_ok=True)
@@ -38,11 +38,11 @@ def plant(place: Path, target: Path) -> None:
 
 
 def plants(out: Path, secrets: Path) -> Iterator[tuple[str, Callable[[], None]]]:
-    """Yields (what is planted, what plants it) for a folder that a verb has left, or will fill.
+    """Yields (description, function that plants it) for a folder that a verb has left or will fill.
 
     Args:
-      out: the folder; what its `.work` holds now is planted too, one after the other.
-      secrets: the arena's root.
+        out: the folder; the current files of its `.work` are replaced too, one after the other.
+        secrets: the arena's root.
     """
     work = out / schema.WORK
     there = {str(path.relative_to(work)): path.is_dir() for path in sorted(work.rglob("*"))}
@@ -62,7 +62,7 @@ def _planting(place: Path, target: Path) -> Callable[[], None]:
 
 
 def journals(out: Path) -> Iterator[tuple[str, Callable[[], None]]]:
-    """Yields (what is wrong, what writes it) for each JSON file below `.work`."""
+    """Yields (description, function that writes it) for each JSON file below `.work`."""
     kept = [path for path in sorted((out / schema.WORK).rglob("*.json*")) if path.is_file()]
     # Receipts of one folder are alike.
     first = {
@@ -71,7 +71,7 @@ def journals(out: Path) -> Iterator[tuple[str, Callable[[], None]]]:
     for path in first.values():
         data = path.read_bytes()
         name = path.relative_to(out / schema.WORK)
-        # What a receipt says is believed, as the disk is on which it lies; that it says it is not.
+        # The content of receipts is trusted, like the disk that stores them; their form is not.
         for kind, bad in _spoilt(data, by_key="receipts" not in path.parts):
             yield f"{name}: {kind}", _writing(path, bad)
 

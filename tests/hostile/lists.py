@@ -1,4 +1,4 @@
-"""Lists of images that no source has: each with a receipt that says that it is finished."""
+"""Plants lists of images that no source has, each with the receipt of a finished task."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _CHANGES: dict[str, Callable[[Row], Row]] = {
 
 
 def plants(out: Path) -> Iterator[tuple[str, Callable[[], None]]]:
-    """Yields (what is wrong, what writes it) for the first list below `out`."""
+    """Yields (description, function that writes it) for the first list below `out`."""
     path = min((out / schema.WORK).glob("index-*/members/*.jsonl"))
     for kind, change in _CHANGES.items():
         yield kind, _planting(out, path, change)

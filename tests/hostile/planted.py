@@ -1,4 +1,4 @@
-"""A program with all the flaws that the generator of mutations is there to see."""
+"""A program with all the flaws that the generator of mutations must detect."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from imagenet_prep.core.errors import ImagenetPrepError
 
 
 def read() -> None:
-    """Reads the file that it is told as nobody should; never returns."""
+    """Reads a file in a harmful way; never returns."""
     program.finish(lambda: _read(Path(sys.argv[2]), Path(sys.argv[3])))
 
 

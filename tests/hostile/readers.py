@@ -1,4 +1,4 @@
-"""Reads a data set as a trainer does, as a command with an exit code."""
+"""Reads a dataset like a trainer, as a command with an exit code."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _read(place: str) -> int:
 
 
 def read_keys() -> None:
-    """Chooses the examples of a list of keys, as a trainer does; never returns."""
+    """Chooses the examples of a list of keys, like a trainer; never returns."""
     program.finish(lambda: _read_keys(*sys.argv[1:3]))
 
 
@@ -41,7 +41,7 @@ def train() -> None:
 
 
 def _train(data: str, log_dir: str, epochs: str) -> int:
-    """Does what `train` does, but for the framework, which takes seconds to import."""
+    """Does the work of `train` without a framework, which takes seconds to import."""
     from imagenet_prep.trainer import loop
     from imagenet_prep.trainer.config import TrainConfig
     from tests.kit.numpy_learner import NumpyLearner

@@ -1,4 +1,4 @@
-"""Shards and indexes that mean harm: lengths that lie, records that are no records, odd text."""
+"""Hostile shards and indexes: wrong lengths, invalid records, odd text."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ TEXTS = {kind: manifests.NAMES[kind] for kind in ("parents", "absolute", "escape
 
 
 def hostile() -> Iterator[tuple[str, bytes]]:
-    """Yields (what is wrong, bytes) of shards of one or two records."""
+    """Yields (description, bytes) of shards of one or two records."""
     sound = picture(0, plain(0))
     for kind, text in TEXTS.items():
         for field in ("filename", "wnid", "text"):

@@ -1,4 +1,4 @@
-"""Folders that `prepare` is given as a source, each with one thing in it that means harm."""
+"""Sources of `prepare`, each with one hostile file or name."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ BOXES = "ILSVRC2012_bbox_train_v2.tar.gz"
 Write = Callable[[Path], object]
 Case = tuple[str, Write]
 
-# Names of members, files and rows: what would be written, if names became paths.
+# Names of members, files and rows that would be written outside, if they became paths.
 NAMES = {
     "parent": "../../beside/key.pem",
     "absolute": "/home/x.JPEG",
@@ -52,7 +52,7 @@ def _ilsvrc(mini: Miniature, root: Path) -> Path:
 
 
 def ilsvrc(mini: Miniature) -> Iterator[Case]:
-    """Yields archives of ILSVRC2012 with one thing wrong."""
+    """Yields archives of ILSVRC2012 with one hostile member."""
 
     def edited(edit: Callable[[tarfile.TarInfo, bytes], Any], of: str = TRAIN) -> Write:
         def write(root: Path) -> None:
@@ -102,16 +102,16 @@ def ilsvrc(mini: Miniature) -> Iterator[Case]:
         yield f"train: {kind}", replaced(TRAIN, made)
         yield f"validation: {kind}", replaced(VALIDATION, made)
     for kind, made in {
-        "3 GB": lambda: archives.devkit_that_unpacks_to(3 << 30),
-        "a stranger of 3 GB": lambda: archives.devkit_with_a_stranger_that_unpacks_to(3 << 30),
+        "3 GB": lambda: archives.devkit_of_zeros(3 << 30),
+        "a stranger of 3 GB": lambda: archives.devkit_with_extra_zeros(3 << 30),
         "noise": lambda: os.urandom(10_000),
     }.items():
         yield f"devkit: {kind}", replaced(labels.DEVKIT_NAME, made)
     for kind, annotation in _ANNOTATIONS.items():
         yield f"boxes: {kind}", lambda root, make=annotation: _with_boxes(mini, root, make())
     for kind, made in {
-        "in boxes": lambda: archives.boxes_in_boxes(40, b"x"),
-        "3 GB": lambda: archives.boxes_that_unpack_to(3 << 30),
+        "in boxes": lambda: archives.nested_box_archives(40, b"x"),
+        "3 GB": lambda: archives.box_archives_of_zeros(3 << 30),
     }.items():
         yield f"boxes: {kind}", replaced(BOXES, made)
 
@@ -135,9 +135,7 @@ def _with_boxes(mini: Miniature, root: Path, annotation: bytes) -> None:
 def cifar10(_: Miniature) -> Iterator[Case]:
     """Yields CIFAR-10's folder with one pickle replaced."""
     large = {
-        "one text 100,000 times": lambda: pickles.same_text_encoded_again_and_again(
-            100_000, 100_000
-        ),
+        "one text 100,000 times": lambda: pickles.repeated_encodings_of_a_text(100_000, 100_000),
         "50,000,000 dicts": lambda: pickles.many_empty_dicts(50_000_000),
         "nested": lambda: pickles.nested_tuples(1_000_000),
         "a hash without end": pickles.key_with_shared_parts,
@@ -189,7 +187,7 @@ def _mnist_with(name: str, made: Callable[[], bytes]) -> Write:
 
 
 def folder(mini: Miniature) -> Iterator[Case]:
-    """Yields folders of images, with lists and names that mean harm."""
+    """Yields folders of images, with hostile lists and names."""
 
     def made(spoil: Callable[[Path], object], truth: str = "folders") -> Write:
         def write(root: Path) -> None:
@@ -246,7 +244,7 @@ def folder(mini: Miniature) -> Iterator[Case]:
 
 
 def parquet(mini: Miniature) -> Iterator[Case]:
-    """Yields Parquet files whose rows or bytes mean harm."""
+    """Yields Parquet files with hostile rows or bytes."""
     wnids = [wnid for wnid, _ in mini.classes]
 
     def made(spoil: Callable[[list[dict[str, Any]]], object]) -> Write:
@@ -291,7 +289,7 @@ def parquet(mini: Miniature) -> Iterator[Case]:
 
 
 def recordio(mini: Miniature) -> Iterator[Case]:
-    """Yields files of records whose labels, lists or bytes mean harm."""
+    """Yields files of records with hostile labels, lists or bytes."""
 
     def changed(name: str, change: Callable[[bytes], bytes]) -> Write:
         def write(root: Path) -> None:
@@ -300,7 +298,7 @@ def recordio(mini: Miniature) -> Iterator[Case]:
 
         return write
 
-    # Of the first record: the frame, then how many labels, label, number.
+    # In the first record: the frame, the number of labels, the label, the number.
     for kind, (place, value) in {
         "kind of part": (7, b"\xff"),
         "a record of 500 MB": (4, b"\xff\xff\xff\x1f"),
@@ -347,7 +345,7 @@ KINDS = {
 def _first(
     edit: Callable[[tarfile.TarInfo, bytes], Any],
 ) -> Callable[[tarfile.TarInfo, bytes], Any]:
-    """Returns an edit of the first member alone."""
+    """Returns an edit that only changes the first member."""
     done = []
 
     def once(info: tarfile.TarInfo, data: bytes) -> Any:

@@ -1,9 +1,10 @@
-"""The images of other projects' test suites: each is stored as Pillow shows it, or named."""
+"""Images of other projects' test suites are stored as Pillow shows them, or are named."""
 
 from __future__ import annotations
 
 import contextlib
 import io
+import itertools
 import json
 import re
 import shutil
@@ -25,12 +26,13 @@ from imagenet_prep.dataset import samples
 from imagenet_prep.read import make_dataset
 from tests.kit import command, dataset
 from tests.kit.decoders import Decode, dali, libjpeg, native, opencv, pillow, tfdata, torchcodec
+from tests.kit.messages import says
 
 PILLOW = "pillow==12.3.0"
 SOURCES = ("libjpeg-turbo", "libpng1.6", "tiff", "libwebp", "giflib", "exiv2")
-# Most files of a source package are no images; these are, or are called so.
+# Most files of a source package are no images; files with these endings are, or claim to be.
 ENDINGS = {".avif", ".bmp", ".gif", ".heic", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp"}
-# Sound images that are refused on purpose, with a sentence.
+# Valid images that are refused on purpose, with a sentence.
 ON_PURPOSE = {"unsupported", "too_many_pixels"}
 
 pytestmark = [pytest.mark.long, pytest.mark.filterwarnings("ignore")]
@@ -43,7 +45,7 @@ BOUNDS = dict.fromkeys(("tf.data", "DALI", "Pillow", "OpenCV", "TorchCodec"), 0.
 
 @pytest.fixture(scope="module")
 def apt(tmp_path_factory: pytest.TempPathFactory) -> list[object]:
-    """apt-get with lists of its own, of packages and of their sources; skips without apt-get."""
+    """apt-get with its own lists of packages and sources; skips without apt-get."""
     folder = tmp_path_factory.mktemp("apt")
     places = folder / "places"
     places.mkdir()
@@ -82,7 +84,7 @@ def fetched(folder: Path, apt: list[object]) -> list[Path]:
 
 @pytest.fixture(scope="module")
 def collection(tmp_path_factory: pytest.TempPathFactory, apt: list[object]) -> Path:
-    """A folder of images for each package; Pillow also reads HEIC from then on."""
+    """A folder of images for each package; the fixture also lets Pillow read HEIC."""
     pytest.importorskip("pillow_heif").register_heif_opener()
     archives = fetched(tmp_path_factory.mktemp("sources"), apt)
     if len(archives) < 2:
@@ -152,7 +154,7 @@ def stored(out: Path) -> dict[str, bytes]:
 def as_pillow_shows_it(data: bytes) -> Image.Image:
     image = Image.open(io.BytesIO(data), formats=(*opening.FORMATS, "HEIF"))
     image.load()
-    if "exif" in image.info or "Raw profile type exif" in image.info:
+    if "exif" in image.info or says("raw-profile-type-exif").search(image.info):
         image = ImageOps.exif_transpose(image)
     if image.mode.startswith("I;16"):
         key = image.info.pop("transparency", None)
@@ -168,13 +170,13 @@ def on_white(image: Image.Image) -> Image.Image:
     return Image.alpha_composite(ground, image.convert("RGBA")).convert("RGB")
 
 
-def test_every_file_is_stored_or_named(collection: Path, prepared: Path) -> None:
+def test_all_files_are_stored_or_named(collection: Path, prepared: Path) -> None:
     files = {str(path.relative_to(collection)) for path in collection.rglob("*") if path.is_file()}
     assert stored(prepared).keys() | incidents(prepared).keys() == files
     assert not stored(prepared).keys() & incidents(prepared).keys()
 
 
-def test_every_stored_image_is_what_pillow_shows(
+def test_stored_images_look_like_pillows(
     collection: Path, prepared: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("MAX_TEXT_CHUNK", "MAX_TEXT_MEMORY"):
@@ -201,9 +203,7 @@ def test_every_stored_image_is_what_pillow_shows(
 
 @pytest.mark.tf
 @pytest.mark.dali
-def test_all_decoders_agree_on_every_stored_image(
-    prepared: Path, decoders: dict[str, Decode]
-) -> None:
+def test_all_decoders_agree_on_stored_images(prepared: Path, decoders: dict[str, Decode]) -> None:
     images = stored(prepared)
     refused = []
     largest = dict.fromkeys(BOUNDS, (0.0, ""))
@@ -225,7 +225,7 @@ def test_all_decoders_agree_on_every_stored_image(
 
 @pytest.mark.tf
 @pytest.mark.dali
-def test_readers_of_all_backends_read_every_stored_image(prepared: Path) -> None:
+def test_all_backends_read_the_stored_images(prepared: Path) -> None:
     keys = stored(prepared).keys()
     for backend in ("native", "tfdata", "dali"):
         reader = make_dataset(
@@ -239,12 +239,11 @@ def test_readers_of_all_backends_read_every_stored_image(prepared: Path) -> None
             world=World(),
             fields=("images", "key"),
         )
-        assert {str(key) for batch in reader for key in batch["key"]} == keys
+        found = itertools.chain.from_iterable(batch["key"] for batch in reader)
+        assert {*map(str, found)} == keys
 
 
-def test_no_decoder_decodes_an_image_that_is_called_undecodable(
-    collection: Path, prepared: Path
-) -> None:
+def test_undecodable_images_are_refused_by_all_decoders(collection: Path, prepared: Path) -> None:
     taken = []
     for key, line in incidents(prepared).items():
         assert line["detail"], key

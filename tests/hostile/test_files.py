@@ -1,7 +1,8 @@
-"""Pipes, devices and sparse files in place of a data set's files, before every verb."""
+"""Pipes, devices and sparse files in place of a dataset's files, for all verbs."""
 
 from __future__ import annotations
 
+import itertools
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +13,7 @@ from imagenet_prep.dataset import schema
 from tests.hostile import files
 from tests.hostile.readers import READ
 from tests.kit.arena import Arena
-from tests.kit.lengths import long_but
+from tests.kit.lengths import long_except
 
 ONE = ("--workers", "1")
 VERBS: dict[str, tuple[str, ...]] = {
@@ -30,9 +31,9 @@ VERBS: dict[str, tuple[str, ...]] = {
     "adopt again": ("adopt", "set", "--rewrite", "--out", "out", "--allow-subset", *ONE),
     "duplicates": ("duplicates", "set", "--out", "found", *ONE),
 }
-# They refuse a folder that has a manifest.
+# These verbs refuse a folder that has a manifest.
 WITHOUT_MANIFEST = ("adopt", "adopt again")
-# In `make test` each verb meets a different part of the files, and each file meets a verb.
+# In `make test` each verb gets a different part of the files, and each file is used by one verb.
 PARTS = len(VERBS)
 
 
@@ -49,23 +50,23 @@ def _run(arena: Arena, sound: Path, verb: str, plant: Callable[[], None]) -> int
 
 @pytest.mark.parametrize(
     ("verb", "part"),
-    long_but(
+    long_except(
         [(verb, number % PARTS) for number, verb in enumerate(VERBS)],
-        [(verb, part) for verb in VERBS for part in range(PARTS)],
+        [*itertools.product(VERBS, range(PARTS))],
     ),
 )
-def test_whatever_lies_in_place_of_a_file_it_ends_in_a_sentence(
+def test_wrong_kind_of_file_ends_in_a_sentence(
     arena: Arena, sound: Path, verb: str, part: int
 ) -> None:
     plants = list(files.plants(arena.given / "set"))
-    # The kinds of neighbouring files differ, so that a part holds all kinds and all files.
+    # The kinds of neighbouring files differ, so that a part has all kinds and all files.
     chosen = [
         each for at, each in enumerate(plants) if (at + at // len(files.KINDS)) % PARTS == part
     ]
     arena.each(chosen, lambda plant: _run(arena, sound, verb, plant))
 
 
-# Which verb reads which file whole.
+# The verbs that read a file as one piece.
 READ_WHOLE = [
     *((verb, schema.MANIFEST) for verb in ("verify", "report", "replicate", "read", "export")),
     *((verb, schema.MANIFEST) for verb in ("resize", "resize to", "verify if changed")),
@@ -77,11 +78,9 @@ READ_WHOLE = [
 
 
 @pytest.mark.parametrize(("verb", "name"), READ_WHOLE)
-def test_a_file_of_gigabytes_of_nothing_is_not_read(
-    arena: Arena, sound: Path, verb: str, name: str
-) -> None:
+def test_huge_sparse_file_is_not_read(arena: Arena, sound: Path, verb: str, name: str) -> None:
     path = arena.given / "set" / name
     assert _run(arena, sound, verb, lambda: files.plant(path, "sparse")) == 3
     arena.clear()
-    # What is no file of theirs does not disturb those that only look for such a file.
+    # A pipe must not block verbs that only look for such a file.
     _run(arena, sound, verb, lambda: files.plant(path, "pipe"))

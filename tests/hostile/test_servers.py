@@ -1,4 +1,4 @@
-"""Servers of bad will, before `download`: no answer becomes a path, an escape or much memory."""
+"""Hostile servers for `download`: no answer becomes a path, an escape or much memory."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from tests.kit.arena import Arena
 
-# Answers as they go over the wire, whatever was asked.
+# Answers as raw bytes, for any request.
 ANSWERS: dict[str, bytes] = {
     "1 EB": b"HTTP/1.1 206 Partial Content\r\nContent-Length: 512\r\n"
     b"Content-Range: bytes 0-511/1152921504606846976\r\n\r\n" + b"x" * 512,
@@ -68,7 +68,7 @@ def answering(data: bytes) -> Iterator[str]:
             thread.join()
 
 
-def test_whatever_a_server_answers_download_ends_in_a_sentence(arena: Arena) -> None:
+def test_hostile_answer_of_a_server_ends_in_sentence(arena: Arena) -> None:
     def attempt(data: bytes) -> None:
         with answering(data) as url:
             words = ("download", "--into", "into", "--base-url", url, "--what", "devkit")

@@ -1,7 +1,8 @@
-"""Shards and index files of bad will, before every verb that reads them."""
+"""Hostile shards and index files, for all verbs that read them."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
 from pathlib import Path
@@ -13,11 +14,11 @@ from tests.hostile import shards
 from tests.hostile.readers import READ
 from tests.kit.arena import Arena
 from tests.kit.hostile import indexes, manifests
-from tests.kit.lengths import long_but
+from tests.kit.lengths import long_except
 
 SHARD = "train-00000-of-00002"
 ONE = ("--workers", "1")
-# What each verb is told of a folder `set` in which a shard means harm.
+# The arguments of each verb for a folder `set` with a hostile shard.
 VERBS: dict[str, tuple[str, ...]] = {
     "show": ("show", f"set/{SHARD}"),
     "show json": ("show", f"set/{SHARD}", "--json", "--limit", "3"),
@@ -29,12 +30,12 @@ VERBS: dict[str, tuple[str, ...]] = {
     "adopt": ("adopt", "set", "--allow-subset", *ONE),
     "adopt again": ("adopt", "set", "--rewrite", "--out", "out", "--allow-subset", *ONE),
 }
-# They refuse a folder that has a manifest, or take its word for things.
+# These verbs refuse a folder with a manifest, or trust it.
 WITHOUT_MANIFEST = ("resize", "resize flowers", "adopt", "adopt again")
 
 
 def _put(sound: Path, arena: Arena, name: str, data: bytes, *, stated: bool) -> None:
-    """Puts a shard or an index into a copy of the sound set, whose manifest then says so."""
+    """Puts a shard or an index into a copy of the valid dataset; states it in the manifest."""
     root = arena.given / "set"
     shutil.copytree(sound, root)
     (root / name).write_bytes(data)
@@ -53,20 +54,18 @@ def _put(sound: Path, arena: Arena, name: str, data: bytes, *, stated: bool) -> 
     (root / schema.MANIFEST).write_bytes(manifests.render(content))
 
 
-# In `make test` each verb meets a different part of the shards, and each shard meets a verb.
+# In `make test` each verb gets a different part of the shards, and each shard is used by one verb.
 PARTS = len(VERBS)
 
 
 @pytest.mark.parametrize(
     ("verb", "part"),
-    long_but(
+    long_except(
         [(verb, number % PARTS) for number, verb in enumerate(VERBS)],
-        [(verb, part) for verb in VERBS for part in range(PARTS)],
+        [*itertools.product(VERBS, range(PARTS))],
     ),
 )
-def test_whatever_a_shard_holds_it_ends_in_a_sentence(
-    arena: Arena, sound: Path, verb: str, part: int
-) -> None:
+def test_hostile_shard_ends_in_a_sentence(arena: Arena, sound: Path, verb: str, part: int) -> None:
     def attempt(data: bytes) -> None:
         _put(sound, arena, SHARD, data, stated=verb not in WITHOUT_MANIFEST)
         arena.run(*VERBS[verb])
@@ -74,7 +73,7 @@ def test_whatever_a_shard_holds_it_ends_in_a_sentence(
     arena.each(list(shards.hostile())[part::PARTS], attempt)
 
 
-def test_whatever_a_shard_holds_reading_ends_in_a_sentence(arena: Arena, sound: Path) -> None:
+def test_reading_a_hostile_shard_ends_in_a_sentence(arena: Arena, sound: Path) -> None:
     def attempt(data: bytes) -> None:
         _put(sound, arena, SHARD, data, stated=True)
         arena.run("set", call=READ)
@@ -83,9 +82,7 @@ def test_whatever_a_shard_holds_reading_ends_in_a_sentence(arena: Arena, sound: 
 
 
 @pytest.mark.parametrize("verb", ["verify", "replicate", "read"])
-def test_whatever_an_index_holds_it_ends_in_a_sentence(
-    arena: Arena, sound: Path, verb: str
-) -> None:
+def test_hostile_index_ends_in_a_sentence(arena: Arena, sound: Path, verb: str) -> None:
     words = {
         "verify": ("verify", "set", *ONE),
         "replicate": ("replicate", "set", "--to", "copy"),

@@ -1,7 +1,8 @@
-"""Sources of bad will, of every kind, before `prepare`; and addresses before `download`."""
+"""Hostile sources of all kinds for `prepare`, and hostile addresses for `download`."""
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import time
@@ -15,7 +16,7 @@ from tests.kit import command
 from tests.kit.arena import Arena
 from tests.kit.codec import mutations
 from tests.kit.hostile import bombs, images
-from tests.kit.lengths import long_but
+from tests.kit.lengths import long_except
 from tests.kit.miniature import Miniature
 from tests.kit.runners import children_of
 
@@ -34,18 +35,18 @@ FLAGS = (
 
 SOUND = mutations.sources()["420"]
 
-# In `make test` each kind of source meets an eighth of what may be wrong with it.
+# In `make test` each kind of source gets an eighth of its hostile cases.
 PARTS = 8
 
 
 @pytest.mark.parametrize(
     ("kind", "part"),
-    long_but(
+    long_except(
         [(kind, number % PARTS) for number, kind in enumerate(sources.KINDS)],
-        [(kind, part) for kind in sources.KINDS for part in range(PARTS)],
+        [*itertools.product(sources.KINDS, range(PARTS))],
     ),
 )
-def test_whatever_a_source_holds_it_ends_in_a_sentence(
+def test_hostile_source_ends_in_a_sentence(
     arena: Arena, tiny: Miniature, kind: str, part: int
 ) -> None:
     def attempt(write: Write) -> None:
@@ -85,7 +86,7 @@ def memory_of(pid: int) -> int:
     """Returns the memory of a process and its descendants in bytes; shared pages count once."""
     try:
         text = Path(f"/proc/{pid}/smaps_rollup").read_text()
-    except OSError:  # it has ended
+    except OSError:  # the process has ended
         return 0
     found = re.search(r"^Pss: +(\d+) kB", text, re.MULTILINE)
     own = int(found[1]) << 10 if found else 0
@@ -94,7 +95,7 @@ def memory_of(pid: int) -> int:
 
 @pytest.mark.slow  # eight seconds of decoding
 @pytest.mark.parametrize("kind", ["threads", "processes"])
-def test_all_processes_of_two_workers_together_use_little_memory(tmp_path: Path, kind: str) -> None:
+def test_processes_of_two_workers_use_little_memory(tmp_path: Path, kind: str) -> None:
     """Two of these images at the same time would need 1.7 GB."""
     folder = tmp_path / "source" / "train" / "n01440764"
     folder.mkdir(parents=True)
@@ -117,9 +118,7 @@ def test_all_processes_of_two_workers_together_use_little_memory(tmp_path: Path,
 
 
 @pytest.mark.slow
-def test_every_verb_that_decodes_a_source_withstands_its_images(
-    arena: Arena, tmp_path: Path
-) -> None:
+def test_verbs_that_decode_sources_withstand_hostile_images(arena: Arena, tmp_path: Path) -> None:
     """Each small bomb is stored or quarantined, and no other program is started for the EPS."""
     started = tmp_path / "started"
     folder = arena.given / "source" / "train" / "n01440764"

@@ -1,4 +1,4 @@
-"""What `train` is given to read or to resume from: refused before a framework is imported."""
+"""`train` refuses hostile datasets and checkpoints before it imports a framework."""
 
 from __future__ import annotations
 
@@ -31,22 +31,22 @@ WORDS = (
     "--backend",
     "tfdata",
 )
-# Reading is held against all of them elsewhere; this is about who asks for it.
+# Other tests read all hostile manifests; this test is about the verb.
 CHOSEN = ("file: parent", "shard: parents", "split: escape", "deep config", "deep lists", "null")
 
 
 def test_train_leaves_nothing_in_tmpdir(arena: Arena, sound: Path) -> None:
-    """TensorFlow's AutoGraph would write the code that it translates there."""
+    """Otherwise TensorFlow's AutoGraph would write the translated code there."""
 
     def attempt(_: object) -> None:
         shutil.copytree(sound, arena.given / "set")
-        home = str(arena.given / "keras")  # where Keras writes its settings
+        home = str(arena.given / "keras")  # the folder of Keras's settings
         assert arena.run(*WORDS, env={"KERAS_HOME": home}).code == 0
 
     arena.each([("a sound set", None)], attempt)
 
 
-def test_train_refuses_hostile_manifests_as_reading_does(arena: Arena, sound: Path) -> None:
+def test_train_refuses_hostile_manifests_like_reading(arena: Arena, sound: Path) -> None:
     content = json.loads((sound / schema.MANIFEST).read_bytes())
 
     def attempt(data: bytes) -> None:
@@ -60,7 +60,7 @@ def test_train_refuses_hostile_manifests_as_reading_does(arena: Arena, sound: Pa
 
 
 def test_train_resumes_from_no_pickle_and_no_link(arena: Arena, sound: Path) -> None:
-    """NumPy would load a pickle from a .npz, if it were asked to; a name may be a link."""
+    """NumPy loads a pickle from a .npz if this is allowed; a name may be a link."""
     pickle = b"cos\nsystem\n(S'touch ../../home/owned'\ntR."
     secret = arena.root / "home" / ".ssh" / "id_ed25519"
 

@@ -1,7 +1,8 @@
-"""What others have put below `.work`: links to the user's files, and notes that nobody wrote."""
+"""Planted files below `.work`: links to the user's files, and false notes."""
 
 from __future__ import annotations
 
+import itertools
 import shutil
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 from imagenet_prep.dataset import schema
 from tests.hostile import files, links, lists
 from tests.kit.arena import Arena
-from tests.kit.lengths import long_but
+from tests.kit.lengths import long_except
 from tests.kit.miniature import Miniature
 
 Plant = Callable[[], None]
@@ -20,7 +21,7 @@ Begun = Callable[[str], tuple[tuple[str, ...], Path]]
 
 @pytest.fixture(scope="session")
 def foreign(sound: Path, memory: Path) -> Path:
-    """Shards without index, manifest and class list, as others leave them."""
+    """Shards of other programs, without index, manifest and class list."""
     root = memory / "foreign" / "set"
     root.mkdir(parents=True)
     for path in sound.glob("*-of-*"):
@@ -29,7 +30,7 @@ def foreign(sound: Path, memory: Path) -> Path:
 
 
 class Verbs:
-    """Each verb as it is run on `given/out`, whole or again after it was ended early."""
+    """Runs each verb on `given/out`, from the start or after an interrupted run."""
 
     def __init__(self, arena: Arena, sound: Path, foreign: Path, tiny: Miniature) -> None:
         self._arena = arena
@@ -47,11 +48,11 @@ class Verbs:
             "replicate from": ("replicate", "out", "--to", "copy", "--connections", "1"),
             "verify": ("verify", "out", "--if-changed", *one),
         }
-        # What lies there before.
+        # The files before the run.
         self.there = {"adopt": foreign, "replicate from": sound, "verify": sound}
 
     def begin(self, verb: str) -> Path:
-        """Leaves `out` as the verb does when it is killed just before the end."""
+        """Leaves `out` in the state of a verb that is killed just before the end."""
         out = self._arena.given / "out"
         if verb in self.there:
             shutil.copytree(self.there[verb], out)
@@ -63,17 +64,17 @@ class Verbs:
 
 
 @pytest.fixture(scope="session")
-def begun(
+def interrupted(
     arena_of_worker: Arena, sound: Path, foreign: Path, tiny: Miniature, memory: Path
 ) -> Begun:
-    """Returns what a verb is told, and a read-only copy of what it left; each made once."""
+    """Returns the arguments of a verb, and a read-only copy of its output; each made once."""
     verbs = Verbs(arena_of_worker, sound, foreign, tiny)
     made: dict[str, Path] = {}
 
     def get(verb: str) -> tuple[tuple[str, ...], Path]:
         if verb not in made:
             arena_of_worker.clear()
-            kept = memory / "begun" / verb.replace(" ", "-")
+            kept = memory / "interrupted" / verb.replace(" ", "-")
             shutil.copytree(verbs.begin(verb), kept)
             arena_of_worker.clear()
             made[verb] = kept
@@ -94,37 +95,37 @@ NAMES = (
 )
 
 
-# In `make test` each verb meets a different part of the plants, and each plant meets a verb.
+# In `make test` each verb gets a different part of the plants, and each plant one verb.
 PARTS = len(NAMES)
 MANY = pytest.mark.parametrize(
     ("verb", "part"),
-    long_but(
+    long_except(
         [(verb, number % PARTS) for number, verb in enumerate(NAMES)],
-        [(verb, part) for verb in NAMES for part in range(PARTS)],
+        [*itertools.product(NAMES, range(PARTS))],
     ),
 )
 
 
 @MANY
 def test_links_in_the_work_folder_lead_nowhere(
-    arena: Arena, begun: Begun, verb: str, part: int
+    arena: Arena, interrupted: Begun, verb: str, part: int
 ) -> None:
-    words, left = begun(verb)
+    words, left = interrupted(verb)
     shutil.copytree(left, arena.given / "out")
     _each(arena, words, left, list(links.plants(arena.given / "out", arena.root))[part::PARTS])
 
 
 @MANY
-def test_notes_in_the_work_folder_that_nobody_wrote(
-    arena: Arena, begun: Begun, verb: str, part: int
+def test_false_notes_in_the_work_folder_are_harmless(
+    arena: Arena, interrupted: Begun, verb: str, part: int
 ) -> None:
-    words, left = begun(verb)
+    words, left = interrupted(verb)
     shutil.copytree(left, arena.given / "out")
     _each(arena, words, left, list(links.journals(arena.given / "out"))[part::PARTS])
 
 
-def test_lists_of_images_that_no_source_has(arena: Arena, begun: Begun, memory: Path) -> None:
-    words, left = begun("prepare")
+def test_false_lists_of_images_are_harmless(arena: Arena, interrupted: Begun, memory: Path) -> None:
+    words, left = interrupted("prepare")
     unwritten = memory / "unwritten"
     shutil.copytree(left, unwritten)
     for path in (*unwritten.glob("*-of-*"), *unwritten.glob(f"{schema.INDEX}/*")):
@@ -134,10 +135,10 @@ def test_lists_of_images_that_no_source_has(arena: Arena, begun: Begun, memory: 
 
 
 @MANY
-def test_what_is_no_file_in_the_work_folder_is_not_read(
-    arena: Arena, begun: Begun, verb: str, part: int
+def test_wrong_kinds_of_work_files_are_not_read(
+    arena: Arena, interrupted: Begun, verb: str, part: int
 ) -> None:
-    words, left = begun(verb)
+    words, left = interrupted(verb)
     shutil.copytree(left, arena.given / "out")
     _each(arena, words, left, list(files.work_plants(arena.given / "out"))[part::PARTS])
 

@@ -1,4 +1,4 @@
-"""First contact: keys are shown and added when that is said, and never replaced."""
+"""Host keys are shown, added only with --yes, and never replaced."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ from imagenet_prep.hosts import host_keys
 from imagenet_prep.hosts.commands import Ending, Host
 from tests.kit.command import Finished, started
 from tests.kit.installed import Installed
+from tests.kit.messages import says
 
 if shutil.which("ssh-keygen") is None:
     pytest.skip("ssh-keygen is not installed", allow_module_level=True)
 
-# Settings as `ssh -G` prints them, and hosts that show their keys from a file.
+# Settings as `ssh -G` prints them, and hosts with their keys in a file.
 _SSH = """\
 #!/bin/sh
 shift 2
@@ -40,7 +41,7 @@ exit 0
 
 
 def make_key(home: Path, host: str, kind: str = "ed25519") -> str:
-    """Gives a host a key; returns its fingerprint as ssh-keygen shows it."""
+    """Gives a host a key; returns its fingerprint as ssh-keygen prints it."""
     path = home / f"{host}-{kind}-{os.urandom(4).hex()}"
     subprocess.run(["ssh-keygen", "-q", "-t", kind, "-N", "", "-f", str(path)], check=True)
     public = Path(f"{path}.pub").read_text().split()[:2]
@@ -54,7 +55,7 @@ def make_key(home: Path, host: str, kind: str = "ed25519") -> str:
 
 @pytest.fixture
 def home(tmp_path: Path) -> Path:
-    """A home with such programs in `bin`."""
+    """A home with these programs in `bin`."""
     (tmp_path / "bin").mkdir()
     for name, text in (("ssh", _SSH), ("ssh-keyscan", _KEYSCAN)):
         (tmp_path / "bin" / name).write_text(text)
@@ -71,17 +72,17 @@ def show(home: Path, hosts: str, *words: str, hashed: str = "no") -> Finished:
 
 
 @pytest.mark.parametrize("hashed", ["no", "yes"])
-def test_new_keys_are_added_once_and_known_from_then_on(home: Path, hashed: str) -> None:
+def test_new_keys_are_added_once_and_then_known(home: Path, hashed: str) -> None:
     fingerprint = make_key(home, "node1")
     make_key(home, "node1", "ecdsa")
     make_key(home, "node2")
-    (home / "known").write_text("other ssh-ed25519 AAAA")  # without an end of line
+    (home / "known").write_text("other ssh-ed25519 AAAA")  # without a newline at the end
 
     hosts = "localhost slots=8\nnode1 slots=8\nme@node2 slots=8\n"
     unsaid = show(home, hosts)
     assert unsaid.code == 1
     assert f"node1     new    ssh-ed25519 {fingerprint}\n" in unsaid.out
-    assert "node1: not added" in unsaid.err
+    assert says("not-added", "node1").search(unsaid.err)
     assert (home / "known").read_text() == "other ssh-ed25519 AAAA"
 
     added = show(home, hosts, "--yes", hashed=hashed)
@@ -97,7 +98,7 @@ def test_new_keys_are_added_once_and_known_from_then_on(home: Path, hashed: str)
     assert (home / "known").read_text().splitlines() == lines
 
 
-def test_a_key_that_has_changed_is_named_and_never_replaced(home: Path) -> None:
+def test_changed_keys_are_reported_and_never_replaced(home: Path) -> None:
     for host in ("node1", "node2"):
         make_key(home, host)
     assert show(home, "node1\nnode2\n", "--yes").code == 0
@@ -110,14 +111,14 @@ def test_a_key_that_has_changed_is_named_and_never_replaced(home: Path) -> None:
 
     assert finished.code == 1
     assert "node1  CHANGED" in finished.out
-    assert "node1: its key differs from the key in" in finished.err
+    assert says("key-differs-key-system-s", "node1").search(finished.err)
     assert "node2" not in finished.err
     after = (home / "known").read_text()
     assert after.startswith(before)
     assert after.removeprefix(before).startswith("node3 ssh-ed25519 ")
 
 
-def test_a_host_that_now_shows_another_kind_of_key_has_changed(home: Path) -> None:
+def test_a_different_type_of_key_is_a_change(home: Path) -> None:
     make_key(home, "node1", "ecdsa")
     assert show(home, "node1\n", "--yes").code == 0
     (home / "node1.keys").unlink()
@@ -141,11 +142,11 @@ ECDSA = ("ecdsa-sha2-nistp256", "RERERA==")
 
 
 class Ssh:
-    """Stands for the three programs: what they print is written down.
+    """Replaces the three programs with recorded outputs.
 
     Attributes:
       settings: of `ssh -G`, by name.
-      shown: keys that the host shows.
+      shown: keys of the host.
       known: lines of known_hosts that `ssh-keygen -F` finds, by file.
       asked: every command.
     """
@@ -204,7 +205,7 @@ def look() -> host_keys.Contact:
         ([], [ED], host_keys.SILENT, None),
     ],
 )
-def test_a_host_is_known_by_a_key_and_changed_by_one_that_is_not(
+def test_known_keys_decide_whether_a_host_changed(
     programs: Ssh, shown: list[Any], known: list[Any], state: str, key: Any
 ) -> None:
     programs.shown = shown
@@ -215,20 +216,20 @@ def test_a_host_is_known_by_a_key_and_changed_by_one_that_is_not(
     assert (found.state, found.key) == (state, key)
 
 
-def test_a_key_that_the_machines_own_list_has_is_known(programs: Ssh) -> None:
+def test_keys_in_the_global_list_are_known(programs: Ssh) -> None:
     programs.knows(ED, "global")
 
     assert look().state == host_keys.KNOWN
 
 
-def test_a_key_that_was_revoked_is_never_known(programs: Ssh) -> None:
+def test_revoked_keys_are_never_known(programs: Ssh) -> None:
     programs.knows(ED)
     programs.knows(ED, mark="@revoked ")
 
     assert look().state == host_keys.CHANGED
 
 
-def test_a_key_of_an_authority_is_no_key_of_a_host(programs: Ssh) -> None:
+def test_keys_of_authorities_are_not_host_keys(programs: Ssh) -> None:
     programs.knows(ED, mark="@cert-authority ")
 
     assert look().state == host_keys.NEW
@@ -242,7 +243,7 @@ def test_a_key_of_an_authority_is_no_key_of_a_host(programs: Ssh) -> None:
         ({"hostkeyalias": "gateway", "port": "2222"}, "gateway"),
     ],
 )
-def test_a_host_is_looked_for_by_the_name_that_ssh_looks_for(
+def test_hosts_are_looked_up_by_sshs_name(
     programs: Ssh, settings: dict[str, str], name: str
 ) -> None:
     programs.settings |= settings
@@ -256,29 +257,29 @@ def test_a_host_is_looked_for_by_the_name_that_ssh_looks_for(
 @pytest.mark.parametrize(
     "settings", [{"proxyjump": "bastion"}, {"proxycommand": "nc %h %p"}], ids=str
 )
-def test_a_host_behind_another_is_not_asked_for_its_key(
-    programs: Ssh, settings: dict[str, str]
-) -> None:
+def test_hosts_behind_a_proxy_are_not_scanned(programs: Ssh, settings: dict[str, str]) -> None:
     programs.settings |= settings
 
     assert look().state == host_keys.SILENT
     assert [argv[0] for argv in programs.asked] == ["ssh"]
 
 
-def test_what_is_no_key_is_not_taken_for_one(programs: Ssh) -> None:
+def test_malformed_keys_are_ignored(programs: Ssh) -> None:
     programs.shown = [("ssh-ed25519", "not base64"), ("ssh-dss", "QUFBQQ=="), ("#", "comment")]
 
     assert look().state == host_keys.SILENT
 
 
-def test_a_program_that_is_missing_is_named(installed: Installed) -> None:
+def test_missing_ssh_programs_are_named(installed: Installed) -> None:
     installed.programs(lambda name: None if name == "ssh-keyscan" else f"/usr/bin/{name}")
 
-    with pytest.raises(ImagenetPrepError, match="ssh-keyscan is not installed"):
+    with pytest.raises(
+        ImagenetPrepError, match=says("not-installed-install-openssh-s", "ssh-keyscan")
+    ):
         host_keys.look([Host("node1", 8)], 2.0)
 
 
-def test_keys_are_added_behind_what_is_there_for_this_user_alone(tmp_path: Path) -> None:
+def test_keys_are_appended_to_a_private_file(tmp_path: Path) -> None:
     file = tmp_path / "ssh" / "known"
     new = host_keys.Contact("node1", host_keys.NEW, host_keys.Key(*ED), name="node1", file=file)
     host_keys.add([new])
@@ -289,8 +290,8 @@ def test_keys_are_added_behind_what_is_there_for_this_user_alone(tmp_path: Path)
     assert file.read_text().splitlines()[1:] == ["[node1]:2222 ssh-ed25519 QUFBQQ=="]
 
 
-def test_a_list_of_keys_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+def test_unwritable_lists_of_keys_are_named(tmp_path: Path) -> None:
     contact = host_keys.Contact("node1", host_keys.NEW, host_keys.Key(*ED), file=tmp_path)
 
-    with pytest.raises(ImagenetPrepError, match=f"{tmp_path}: Is a directory: no key was added"):
+    with pytest.raises(ImagenetPrepError, match=says("no-key-added", tmp_path, "Is a directory")):
         host_keys.add([contact])

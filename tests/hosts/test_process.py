@@ -1,4 +1,4 @@
-"""Commands on hosts: their output is bounded, and none outlives what asked for it."""
+"""Commands on hosts have bounded output, and none outlives its caller."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def python(program: str) -> list[str]:
     return [sys.executable, "-c", program]
 
 
-def test_what_all_said_comes_in_their_order_with_their_codes() -> None:
+def test_results_come_in_the_order_of_commands() -> None:
     program = "import sys; print('out', {0}); print('err', {0}, file=sys.stderr); sys.exit({0})"
     endings = run_all([python(program.format(number)) for number in (3, 0)])
 
@@ -36,13 +36,13 @@ def test_the_end_of_an_endless_output_is_kept() -> None:
     assert err.said.endswith("xend")
 
 
-def test_standard_error_may_come_between_the_other_lines() -> None:
+def test_standard_error_may_be_merged_into_the_output() -> None:
     (ending,) = run_all([["sh", "-c", "echo one; echo two >&2; echo three"]], together=True)
 
     assert ending[:3] == (0, "", "one\ntwo\nthree")
 
 
-def test_what_cannot_be_started_and_what_does_not_end_have_no_code() -> None:
+def test_unstarted_and_unfinished_commands_have_no_code() -> None:
     missing = run(["no-such-program"])
     late = run(["sleep", "600"], timeout_s=0.1)
 
@@ -72,7 +72,7 @@ def test_an_interrupt_ends_all_commands(monkeypatch: pytest.MonkeyPatch) -> None
     assert [each.returncode for each in started] == [-signal.SIGKILL] * 2
 
 
-def test_the_last_words_of_a_host_are_one_plain_line() -> None:
+def test_the_reason_is_one_line_without_escapes() -> None:
     assert Ending(1, "first\n\x1b[31mlast.\n").why == "?[31mlast"
     assert Ending(1, "", "This account is not available.").why == "This account is not available"
     assert Ending(255, "Host key verification failed.\nlost connection").is_final
@@ -89,9 +89,14 @@ def test_the_last_words_of_a_host_are_one_plain_line() -> None:
         (Ending(-9, ""), True),
         (Ending(137, "Killed"), True),
         (Ending(1, "cannot write"), False),
+        (Ending(0, ""), False),
+        (Ending(136, ""), False),
+        (Ending(138, ""), False),
+        (Ending(254, "x"), False),
+        (Ending(255, "x: Host key verification failed."), False),
     ],
 )
-def test_only_a_failure_that_may_pass_is_a_lost_host(ending: Ending, is_lost: bool) -> None:
+def test_only_temporary_failures_are_lost_hosts(ending: Ending, is_lost: bool) -> None:
     assert ending.is_lost == is_lost
 
 
@@ -123,7 +128,7 @@ DROPPED = "kex_exchange_identification: Connection closed by remote host"
         (DROPPED, 1, 1),
     ],
 )
-def test_only_a_connection_dropped_before_the_login_is_started_again(
+def test_only_connections_dropped_before_login_are_retried(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     message: str,
@@ -150,7 +155,7 @@ def test_few_connections_log_in_at_the_same_time(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(commands, "_LOGIN_S", 1e6)
     monkeypatch.setattr(Login, "_free", threading.Semaphore(8))
     logins = [Login(["ssh", "n"]) for _ in range(8)]
-    local = [Login(["sh"]) for _ in range(8)]  # they do not wait
+    local = [Login(["sh"]) for _ in range(8)]  # do not wait
     assert not Login._free.acquire(blocking=False)
     for _ in range(2):
         logins[0].end()
@@ -170,7 +175,7 @@ def test_the_first_output_ends_a_login(tmp_path: Path, monkeypatch: pytest.Monke
     fake_ssh(tmp_path, monkeypatch, "echo logged in; while [ ! -e $COUNT ]; do sleep 0.01; done")
     monkeypatch.setattr(commands, "_LOGIN_S", 1e6)
     monkeypatch.setattr(Login, "_free", threading.Semaphore(1))
-    # The second command ends the first one: both are there at the same time.
+    # The second command ends the first one, so both exist at the same time.
     endings = run_all([["ssh", "n1", "x"], ["ssh", "n2", "y"], ["touch", str(tmp_path / "count")]])
 
     assert [ending.code for ending in endings] == [0, 0, 0]

@@ -1,4 +1,4 @@
-"""Our ssh command with the real ssh and sshd, an odd ssh_config, and a busy sshd."""
+"""Our ssh command with the real ssh and sshd, an unusual ssh_config, and a busy sshd."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.kit.replicas import make_dataset
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]
 
-# Each of them, alone or with the others, breaks a channel that does not turn it off.
+# Each setting, separately or combined, breaks a channel that does not turn it off.
 _ODD = """
 RequestTTY force
 RemoteCommand echo hello
@@ -34,7 +34,7 @@ def add_settings(net: Cluster, text: str) -> None:
 
 
 @pytest.mark.parametrize("odd", [_ODD, _ODD_SINCE_8_7, "UseKeychain yes\n"])
-def test_an_odd_ssh_config_breaks_nothing(tmp_path: Path, odd: str) -> None:
+def test_unusual_ssh_configs_do_not_break_channels(tmp_path: Path, odd: str) -> None:
     with cluster(tmp_path, 2) as net:
         make_dataset(net.leader.disk / "set", shards=2)
         (net.leader.disk / "hosts").write_text(f"{net.members[0].address} slots=1\n")
@@ -44,14 +44,14 @@ def test_an_odd_ssh_config_breaks_nothing(tmp_path: Path, odd: str) -> None:
         copied = net.run("replicate", net.mount / "set", "--to", f"hosts:{hosts}:{net.mount}/set")
 
         assert ran[0] == 0, ran
-        # A terminal would expand the tab, and add a carriage return.
+        # A terminal would expand the tab and add a carriage return.
         assert ran[1].endswith("a\tb\n"), ran
         assert copied[0] == 0, copied
         assert (net.members[0].disk / "set" / "dataset.json").exists()
 
 
-def test_many_hosts_behind_one_sshd_are_all_reached(tmp_path: Path) -> None:
-    # The default of sshd: above 10 logins at the same time, it refuses some.
+def test_40_hosts_behind_one_sshd_are_reached(tmp_path: Path) -> None:
+    # sshd's default: above 10 simultaneous logins, it refuses some.
     with cluster(tmp_path, 2, max_startups="10:30:100") as net:
         names = [f"n{number}" for number in range(40)]
         address = net.members[0].address
@@ -62,8 +62,8 @@ def test_many_hosts_behind_one_sshd_are_all_reached(tmp_path: Path) -> None:
     assert [code for code, _ in results] == [0, 0], results
 
 
-def test_a_connection_that_sshd_drops_is_made_again(tmp_path: Path) -> None:
-    # While one login takes place, sshd refuses all others.
+def test_connections_dropped_by_sshd_are_retried(tmp_path: Path) -> None:
+    # During one login, sshd refuses all others.
     with cluster(tmp_path, 2, max_startups="1") as net:
         address = net.members[0].address
         add_settings(net, f"Host n*\n HostName {address}\n HostKeyAlias {address}\n")

@@ -1,1 +1,1 @@
-"""What several tests share: the miniature ILSVRC2012, servers, faults."""
+"""Helpers that several test packages share: the miniature ILSVRC2012, servers, faults."""

@@ -1,4 +1,4 @@
-"""Changes of a data set for `amend`, made from what its tables say."""
+"""Changes of a dataset for `amend`, chosen from its tables."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.kit.tfrecords import plain
 
 
 class Changes(NamedTuple):
-    """Files for --exclude, --relabel and --add, and what they say.
+    """Files for --exclude, --relabel and --add, and their content.
 
     Attributes:
       exclude, relabel, add: the files, and the folder.
@@ -31,12 +31,13 @@ class Changes(NamedTuple):
     @property
     def flags(self) -> tuple[str, ...]:
         """All of them on a command line."""
-        pairs = {"--exclude": self.exclude, "--relabel": self.relabel, "--add": self.add}
-        return tuple(str(each) for pair in pairs.items() for each in pair)
+        exclude = ("--exclude", str(self.exclude))
+        relabel = ("--relabel", str(self.relabel))
+        return (*exclude, *relabel, "--add", str(self.add))
 
 
 def make_changes(out: Path, folder: Path) -> Changes:
-    """Writes changes of a set into a folder that is made here."""
+    """Writes changes of a dataset into a new folder."""
     folder.mkdir()
     names = [line.split()[0] for line in (out / "labels.txt").read_text().splitlines()]
     train, validation = (list(rows(out, split).values()) for split in ("train", "validation"))
@@ -56,7 +57,7 @@ def make_changes(out: Path, folder: Path) -> Changes:
 
 
 def rows(out: Path, split: str = "") -> dict[str, list[str]]:
-    """Returns the lines of the tables of a set by key, shard by shard."""
+    """Returns the lines of the tables of a dataset by key, shard by shard."""
     found: dict[str, list[str]] = {}
     for path in sorted((out / "samples").glob(f"{split}*.csv")):
         with path.open(newline="", encoding="utf-8") as file:
@@ -65,6 +66,6 @@ def rows(out: Path, split: str = "") -> dict[str, list[str]]:
 
 
 def shards_of(out: Path, *keys: str) -> set[str]:
-    """Returns the shards that hold these images, as the tables say."""
+    """Returns the shards that have these images in their tables."""
     tables = {path.stem: path.read_text() for path in (out / "samples").glob("*.csv")}
-    return {name for name, text in tables.items() for key in keys if f"\n{key}," in text}
+    return {name for name, text in tables.items() if any(f"\n{key}," in text for key in keys)}

@@ -1,7 +1,7 @@
-"""Where hostile inputs meet the verbs: beside a home with secrets, watched from outside.
+"""Runs verbs on hostile inputs, next to a home with secrets, and watches everything outside.
 
-Whatever a command is given, it must end by itself with one of the exit codes that the help names,
-say so in words, within bounds of memory and time, and change nothing but the folders it was given.
+For any input, a command must end by itself with one of the documented exit codes, print a message,
+stay within bounds of memory and time, and only change the folders that it was given.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from tests.kit.command import PATIENCE_S
 from tests.kit.warm import Ended, Warm
 
 PEAK_BYTES = 1_000_000_000
-# What is hostile costs seconds. Of a processor: this machine may have other work.
+# Hostile inputs may take seconds of processor time, because this machine may have other work.
 MOST_CPU_S = 20.0
 EXIT_CODES = (0, 1, 2, 3, 4)
 SHOWN = 12
 
 Case = TypeVar("Case")
 
-# What a terminal obeys: all control characters but those that move on in the text.
+# Characters that a terminal obeys: all control characters except white space.
 _OBEYED = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]|\xc2[\x80-\x9f]")
 
-# In every file of the user's: whoever shows it has read one.
+# In every file of the user, so that an output reveals that a command has read one.
 CANARY = b"canary-7f3a9c51"
 
 
 def private_picture() -> bytes:
-    """Returns a small JPEG that would pass into a data set byte for byte."""
+    """Returns a small JPEG that would pass into a dataset byte for byte."""
     buffer = io.BytesIO()
     Image.new("RGB", (24, 20), (7, 203, 91)).save(buffer, "JPEG", comment=CANARY)
     return buffer.getvalue()
@@ -62,13 +62,13 @@ Look = dict[str, tuple[int, int, int, str]]
 
 
 class Arena:
-    """A folder with secrets, and one for what commands are given.
+    """A folder with secrets, and one for the input of commands.
 
     Attributes:
       root: of all; `home` and `beside` are below it.
       given: the folder whose contents a command may change.
       warm: forks the commands.
-      patience_s: how long what a command leaves running has to end.
+      patience_s: time within which the processes that a command leaves must end.
     """
 
     patience_s = PATIENCE_S
@@ -86,8 +86,8 @@ class Arena:
         return self.given
 
     def run(self, *arguments: str | Path, env: dict[str, str] | None = None, **how: Any) -> Ended:
-        """Runs a command that is given something hostile, and proves that nothing came of it."""
-        shutil.rmtree(self.root / "tmp", ignore_errors=True)  # of a case that failed
+        """Runs a command on a hostile input, and checks that it did no harm."""
+        shutil.rmtree(self.root / "tmp", ignore_errors=True)  # of a failed case
         (self.root / "tmp").mkdir()
         before = self.look()
         home = {"HOME": str(self.root / "home"), "TMPDIR": str(self.root / "tmp")}
@@ -118,14 +118,14 @@ class Arena:
         return ended
 
     def finish(self) -> Ended:
-        """Waits for the end of the command that was started."""
+        """Waits for the end of the started command."""
         return self.warm.finish(PATIENCE_S)
 
     def each(self, cases: Iterable[tuple[str, Case]], attempt: Callable[[Case], object]) -> None:
-        """Makes an attempt with each case, in an empty folder; raises all that failed at the end.
+        """Makes an attempt with each case, in an empty folder; raises all failures at the end.
 
         Args:
-          cases: what is hostile about each, in words, and it.
+          cases: a description of each case, and its input.
           attempt: prepares the given folder and runs a command.
         """
         failed = []
@@ -139,7 +139,7 @@ class Arena:
         assert not failed, f"{len(failed)} cases, of which the first are:\n{shown}"
 
     def look(self) -> Look:
-        """Returns what everything outside the given folder is like."""
+        """Returns the state of everything outside the given folder."""
         found: Look = {}
         for folder in (self.root, self.root / "home", self.root / "beside"):
             walk = [folder] if folder == self.root else [folder, *sorted(folder.rglob("*"))]

@@ -1,4 +1,4 @@
-"""Which bytes a rank reads, in any environment that has the package."""
+"""Digests of the bytes that a rank reads, in any environment with the package."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from imagenet_prep.read import make_dataset
 
 
 def digests(data: str, world: World) -> dict[str, str]:
-    """Returns a hash of what a rank reads in two epochs of training and one of evaluation."""
+    """Returns a hash of all batches of a rank in two epochs of training and one of evaluation."""
     found = {}
     for split, dtype, epochs in (("train", "float16", 2), ("validation", "float32", 1)):
         reader = make_dataset(

@@ -66,7 +66,7 @@ def blocks(page: Path) -> list[Block]:
     """Returns the blocks of a page, in its order."""
     text = read(page)
     found = [(match.start(), match[1], match[2]) for match in _FENCE.finditer(text)]
-    # A fence may contain indented lines, which are not blocks of their own.
+    # A fence may contain indented lines, which are not separate blocks.
     outside = _FENCE.sub(lambda match: re.sub(r"[^\n]", "`", match[0]), text)
     found += [(match.start(), "", match[0]) for match in _INDENTED.finditer(outside)]
     headings = [(match.start(), match[1]) for match in _HEADING.finditer(outside)]
@@ -94,7 +94,7 @@ def block(name: str) -> Block:
 
 
 def small(code: str, numbers: Mapping[str, str]) -> str:
-    """Returns code with other paths and numbers; each of the old ones must be in it."""
+    """Returns code with different paths and numbers; each of the old ones must be in it."""
     for old, new in numbers.items():
         assert old in code, old
         code = code.replace(old, new)
@@ -102,6 +102,6 @@ def small(code: str, numbers: Mapping[str, str]) -> str:
 
 
 def run(name: str, numbers: Mapping[str, str], **names: Any) -> dict[str, Any]:
-    """Executes the Python block with a name; returns its variables, `names` among them."""
+    """Executes the Python block with a name; returns its variables, which include `names`."""
     exec(compile(small(block(name).text, numbers), name, "exec"), names)
     return names

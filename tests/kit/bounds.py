@@ -1,4 +1,4 @@
-"""Holds code to a bound of memory, without taking what it is not to take."""
+"""Limits the memory of this process, for code that must not use more."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ ROOM_BYTES = 512 << 20
 
 
 @contextlib.contextmanager
-def little_memory(room_bytes: int = ROOM_BYTES) -> Iterator[None]:
-    """Lets this process map `room_bytes` more than it has; whoever wants more gets MemoryError."""
+def limited_memory(room_bytes: int = ROOM_BYTES) -> Iterator[None]:
+    """Lets this process map `room_bytes` more than now; a request for more gets MemoryError."""
     before = resource.getrlimit(resource.RLIMIT_AS)
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     limit = pages * resource.getpagesize() + room_bytes

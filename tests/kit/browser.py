@@ -1,4 +1,4 @@
-"""A headless Chromium that may ask nobody for anything, and axe, which looks at pages for everyone.
+"""A headless Chromium without a network, and axe, which checks the accessibility of pages.
 
 The conftest of all tests has the fixtures: Playwright starts once in a process.
 """
@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
-COLOURS = ("color-contrast", "link-in-text-block")  # axe's rules about them, but AAA's
+COLOURS = ("color-contrast", "link-in-text-block")  # axe's rules about them, except AAA's
 OVERFLOW = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
 _CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
 
 
 class Complaints(list[str]):
-    """What a page asked of a network, printed to its console, or broke on."""
+    """Network requests, console messages and errors of a page."""
 
 
 OpenPage = Callable[..., tuple[Any, Complaints]]
@@ -26,7 +26,7 @@ OpenPage = Callable[..., tuple[Any, Complaints]]
 
 @pytest.fixture(scope="session")
 def chromium() -> Iterator[Any]:
-    """A headless Chromium; skips where there is none."""
+    """A headless Chromium; skips if there is none."""
     api = pytest.importorskip("playwright.sync_api", reason="needs playwright")
     path = next(filter(None, map(shutil.which, _CHROMIUM)), None)
     if path is None:
@@ -41,8 +41,7 @@ def chromium() -> Iterator[Any]:
 def open_page(chromium: Any) -> Iterator[OpenPage]:
     """Opens a page as users do; returns it and its growing complaints.
 
-    A file is opened offline and may load nothing but itself, or `within`: what the addresses of
-    all that the page may load begin with.
+    A file is opened offline and may only load itself, or addresses that start with `within`.
     """
     contexts = []
 
@@ -73,18 +72,19 @@ def open_page(chromium: Any) -> Iterator[OpenPage]:
 
 
 def violations(shown: Any, *rules: str, within: str | None = None) -> list[str]:
-    """Returns what axe finds wrong by some of its rules, or by all that it has turned on.
+    """Returns the violations of some of axe's rules, or of all that are on by default.
 
     Args:
       shown: the page.
-      *rules: of axe; none: all that it has turned on.
-      within: where it looks, a CSS selector; None: everywhere.
+      *rules: of axe; none: all that are on by default.
+      within: a CSS selector of the checked part; None: the complete page.
     """
     axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="needs axe").Axe()
     options = {"resultTypes": ["violations"]} | ({"runOnly": list(rules)} if rules else {})
     found = axe.run(shown, context=within, options=options).response["violations"]
-    return [
-        f"{rule['id']}: {node['target']} {node.get('failureSummary')}"
-        for rule in found
-        for node in rule["nodes"]
-    ]
+    lines = []
+    for rule in found:
+        lines += [
+            f"{rule['id']}: {node['target']} {node.get('failureSummary')}" for node in rule["nodes"]
+        ]
+    return lines

@@ -1,4 +1,4 @@
-"""Stands for the event that waiting code waits for, without a clock."""
+"""Replaces the event of waiting code, without a clock."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import threading
 
 
 class Clock(threading.Event):
-    """Notes how long it was to wait, and does not."""
+    """Records the time that it should wait, and returns at once."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,7 +1,7 @@
 """Hosts on one machine: a network namespace each, with its own sshd, disk, name and shaped link.
 
-Needs root, and ip, tc, unshare, nsenter and sshd. Everything lives in namespaces of its own
-and is gone afterwards.
+Needs root, and ip, tc, unshare, nsenter and sshd. Everything is in separate namespaces and
+disappears with them.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ class Node:
 
     Attributes:
       address: of its link.
-      disk: what it sees at the cluster's `mount`, as seen from here.
-      settings: what it sees at /etc/ssh.
+      disk: its folder at the cluster's `mount`, as a path of this process.
+      settings: its folder /etc/ssh.
     """
 
     name: str
@@ -66,7 +66,7 @@ class Node:
     sshd: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Boots it."""
+        """Boots the host."""
         script = (
             f"mount --make-rprivate / && hostname {self.port} && "
             f"mount --bind {self.settings} /etc/ssh && mount --bind {self.disk} {self.mount} && "
@@ -90,7 +90,7 @@ class Node:
         return [int(pid) for pid in shown.stdout.split()]
 
     def crash(self) -> None:
-        """Kills every process on it, at once; its disk stays."""
+        """Kills every process on the host at once; its disk stays."""
         while pids := self.pids():
             for pid in pids:
                 with contextlib.suppress(ProcessLookupError):
@@ -101,11 +101,11 @@ class Node:
         (self.settings / "log").unlink(missing_ok=True)
 
     def link(self, state: str) -> None:
-        """Pulls its cable ("down"), or plugs it in ("up")."""
+        """Disconnects the network cable ("down"), or connects it ("up")."""
         _run("ip", "-n", self.switch, "link", "set", self.port, state)
 
     def popen(self, argv: Sequence[str | Path], **how: object) -> subprocess.Popen[bytes]:
-        """Starts a command on it."""
+        """Starts a command on the host."""
         assert self.sshd is not None
         inside = ["nsenter", f"--target={self.sshd.pid}", "--mount", "--uts", "--net", "--"]
         return subprocess.Popen(  # type: ignore[call-overload,no-any-return]
@@ -119,11 +119,11 @@ class Node:
 
 @dataclass
 class Cluster:
-    """Hosts that reach each other by ssh; the first leads.
+    """Hosts that reach each other by ssh; the first one leads.
 
     Attributes:
       nodes: all of them.
-      mount: where each has its own disk.
+      mount: path of each host's disk.
     """
 
     nodes: list[Node]
@@ -146,7 +146,7 @@ class Cluster:
         return self.leader.popen(argv, stdout=stdout, stderr=stderr)
 
     def run(self, *words: str | Path) -> tuple[int, str]:
-        """Runs a verb on the leader; returns its exit code and all that it printed."""
+        """Runs a verb on the leader; returns its exit code and its output."""
         argv = [sys.executable, "-P", "-m", "imagenet_prep", *words]
         process = self.leader.popen(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
         out, _ = process.communicate(timeout=PATIENCE_S)
@@ -157,13 +157,13 @@ class Cluster:
 def cluster(
     folder: Path, count: int, *, rate: str = "", max_startups: str = "100"
 ) -> Iterator[Cluster]:
-    """Yields running hosts; skips the test where this machine cannot have them.
+    """Yields running hosts; skips the test if this machine cannot have them.
 
     Args:
       folder: for disks and keys.
-      count: hosts.
-      rate: of every link, each way, as tc writes it, e.g. "80mbit".
-      max_startups: the logins at the same time that each sshd accepts.
+      count: number of hosts.
+      rate: of every link, each way, in tc's notation, e.g. "80mbit".
+      max_startups: the number of simultaneous logins that each sshd accepts.
     """
     if os.geteuid():
         pytest.skip("namespaces need root")
@@ -216,19 +216,19 @@ def _node(folder: Path, prefix: str, switch: str, number: int, mount: Path) -> N
 
 
 def make_bridge(switch: str) -> None:
-    """Adds the bridge that `plug` wants to a namespace."""
+    """Adds the bridge that `plug` needs to a namespace."""
     _run("ip", "-n", switch, "link", "add", "bridge", "type", "bridge")
     _run("ip", "-n", switch, "link", "set", "bridge", "up")
 
 
 def plug(name: str, address: str, switch: str, port: str, rate: str) -> None:
-    """Makes a namespace whose eth0 ends at a port of the bridge in the namespace `switch`.
+    """Makes a namespace with an eth0 that ends at a port of the bridge in the namespace `switch`.
 
     Args:
-      name: of the namespace; it must not be there yet.
+      name: of the namespace, which must not exist yet.
       address: of eth0, in a network of 254 hosts.
-      switch, port: the port is made, too.
-      rate: of the link, each way, as tc writes it; "" for as fast as it goes.
+      switch, port: the port is created.
+      rate: of the link, each way, in tc's notation; "" for no limit.
     """
     _run("ip", "netns", "add", name)
     peer = ["peer", "name", "eth0", "netns", name]
@@ -245,7 +245,7 @@ def plug(name: str, address: str, switch: str, port: str, rate: str) -> None:
 
 
 def _introduce(folder: Path, nodes: list[Node], max_startups: str) -> None:
-    """Gives every host its key, and what it needs to know the others."""
+    """Gives every host its key, and the keys of the other hosts."""
     known = []
     for node in nodes:
         new_host_key(node)
@@ -264,7 +264,7 @@ def _introduce(folder: Path, nodes: list[Node], max_startups: str) -> None:
 
 
 def new_host_key(node: Node) -> None:
-    """Makes a host another one, by its key."""
+    """Gives a host a new key, like a different host at its address."""
     for name in ("host", "host.pub"):
         (node.settings / name).unlink(missing_ok=True)
     _run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(node.settings / "host"))

@@ -2,7 +2,7 @@
 
     python -m tests.kit.column_kills DATASET RANKS KILLS SEED
 
-The dataset has no column before, and none after. It prints the number of kills.
+The dataset has no column before, and none after. The program prints the number of kills.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _LATE = 0.9
 
 
 def start(root: Path, rank: int, ranks: int) -> int:
-    """Starts a rank in a process of its own; returns its number."""
+    """Starts a rank in a separate process; returns its number."""
     if child := os.fork():
         return child
     code = 1
@@ -42,13 +42,13 @@ def contents(root: Path) -> dict[str, bytes]:
 
 
 def demand(fulfilled: bool, said: str) -> None:
-    """Ends the program with a message, unless a condition holds."""
+    """Ends the program with a message if a condition does not hold."""
     if not fulfilled:
         sys.exit(said)
 
 
 def run(root: Path, ranks: int, kills: int, seed: int) -> int:
-    """Writes columns, each with several kills, until there were enough; returns their number."""
+    """Writes columns, each with several kills, up to the given kills; returns their number."""
     drawn = random.Random(seed)
     killed = 0
     began = time.monotonic()

@@ -1,4 +1,4 @@
-"""Columns for tests: by the writer, with rows that say to which record they belong, or at once."""
+"""Columns for tests: written by the writer with rows that name their record, or directly."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def rows_of(batch: Any) -> Any:
 
 
 def write(root: Path, split: str = "train", **more: Any) -> int:
-    """Writes the column; returns the number of records whose rows were computed."""
+    """Writes the column; returns the number of records with computed rows."""
     computed = 0
     with begin(root, split, **more) as writer:
         for batch in writer:
@@ -76,7 +76,7 @@ def make_column(
 def make_column_of_images(
     root: Path, name: str = "sums", *, made_from: str = column.OF_IMAGE
 ) -> Column:
-    """Writes a column of 8 bytes of each image's sha256, and perhaps its class."""
+    """Writes a column of 8 bytes of each image's sha256, and optionally its class."""
     made = Column(name, "uint8", (9,), made_from=made_from)
 
     def of_shard(shard: Shard) -> np.ndarray:
@@ -87,7 +87,7 @@ def make_column_of_images(
 
 
 def complete_column_of_images(root: Path, made: Column) -> list[str]:
-    """Completes such a column by its writer; returns the keys whose rows were computed."""
+    """Completes this column by its writer; returns the keys of the computed rows."""
     computed = []
     for split in ("train", "validation"):
         table = [*amended.rows(root, split).values()]

@@ -1,4 +1,4 @@
-"""Commands as users run them: processes with two streams, an exit code and a family of children."""
+"""Commands as users run them: processes with two streams, an exit code and child processes."""
 
 from __future__ import annotations
 
@@ -26,25 +26,25 @@ if TYPE_CHECKING:
 REPOSITORY = Path(__file__).resolve().parents[2]
 PROGRAM = ("-P", "-m", "imagenet_prep")
 
-# A bound, not a measure: on a busy machine everything is slow, and what hangs hangs forever.
+# A limit, not a measurement: a busy machine is slow, and a hanging process never ends.
 PATIENCE_S = 600.0
-# Half the CPU time of Beam's job server, which lives for one job: few classes are worth the time to
-# optimize them, or to prove again that a compiler has made them.
+# Half the CPU time of Beam's job server, which serves one job: most classes are not worth
+# optimizing, and the compiler's classes need no second verification.
 SHORT_LIVED_JAVA = (
     "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
     " -XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
 )
-# Ranks ask each other what there is to reduce after each of these many milliseconds, by default
-# every one: on two cores that costs more than their work.
+# Ranks ask each other for pending reductions at this interval in milliseconds. The default of one
+# costs more than their work on two cores.
 RARE_CYCLES = {"HOROVOD_CYCLE_TIME": "50"}
 _MARK = "IMAGENET_PREP_TEST_RUN"
-# Variables that an interpreter or a library reads once, before a verb begins.
+# Variables that an interpreter or a library reads only once, before a verb starts.
 _AT_IMPORT = re.compile("PYTHON|LANG|LC_|LD_|TZ|OMP_|OPENBLAS_|OPENCV_|MALLOC_")
 _forking = threading.Lock()
 
 
 class Finished(NamedTuple):
-    """What a command left: exit code (negative: the signal that killed it), stdout, stderr."""
+    """The result of a command: exit code (negative: the signal that killed it), stdout, stderr."""
 
     code: int
     out: str
@@ -52,19 +52,19 @@ class Finished(NamedTuple):
 
     @property
     def complaints(self) -> str:
-        """Stderr but for what the source was taken for, and how far a slow machine has got."""
+        """Stderr without the detected source and the progress of a slow machine."""
         shown = r"(?:(?:tasks?|images?), .* left.*|\w+ already finished)"
         progress = rf"^\w+: (?:resuming: )?[\d,]+ of [\d,]+ {shown}\n"
         return re.sub(progress, "", re.sub(r"\Asource: .*\n", "", self.err), flags=re.MULTILINE)
 
     @property
     def json(self) -> Any:
-        """The one JSON document that is the whole of stdout."""
+        """The JSON document on stdout, which has nothing else."""
         return json.loads(self.out)
 
 
 class Running:
-    """A command that was started; made and ended by `started`."""
+    """A started command; made and ended by `started`."""
 
     def __init__(self, process: subprocess.Popen[bytes], mark: str, out: Any, err: Any) -> None:
         self.process = process
@@ -80,7 +80,7 @@ class Running:
         return self.process.poll() is not None
 
     def workers(self) -> list[int]:
-        """Returns the living processes that descend from the command, whoever their parent is."""
+        """Returns the living descendants of the command, also if their parent has changed."""
         return [pid for pid in _marked(self._mark) if pid != self.pid]
 
     def send(self, signum: signal.Signals, pids: Sequence[int] | None = None) -> None:
@@ -91,12 +91,12 @@ class Running:
                 os.kill(pid, signum)
 
     def kill(self) -> int:
-        """Kills the command, never its workers, and returns the exit code."""
+        """Kills the command, but not its workers, and returns the exit code."""
         self.send(signal.SIGKILL)
         return self.process.wait(PATIENCE_S)
 
     def finish(self, timeout: float = PATIENCE_S) -> Finished:
-        """Waits for the command's end; AssertionError with what it said if it hangs."""
+        """Waits for the command's end; AssertionError with its output if it hangs."""
         try:
             code = self.process.wait(timeout)
         except subprocess.TimeoutExpired:
@@ -107,14 +107,16 @@ class Running:
 
     def _text(self, file: IO[bytes]) -> str:
         file.seek(0)
-        return file.read().decode(errors="surrogateescape")  # as Python calls such files
+        return file.read().decode(
+            errors="surrogateescape"
+        )  # as Python decodes the names of such files
 
 
 def environment(**more: str) -> dict[str, str]:
-    """Returns what a command sees: ours alone, so that no developer's setting decides a test."""
+    """Returns the environment of a command, without a developer's settings."""
     names = ("PATH", "HOME", "TMPDIR", "IMAGENET_PREP_CACHE")
     kept = {name: os.environ[name] for name in names if name in os.environ}
-    # Compiled files of the checkout are nobody's result.
+    # Compiled files of the checkout belong to no result.
     path = os.pathsep.join(map(str, (REPOSITORY / "tests" / "kit" / "start", REPOSITORY)))
     ours = {"LANG": "C.UTF-8", "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"}
     return kept | ours | {"JDK_JAVA_OPTIONS": SHORT_LIVED_JAVA} | RARE_CYCLES | more
@@ -129,15 +131,15 @@ def started(
     env: dict[str, str] | None = None,
     stderr: int | None = None,
 ) -> Iterator[Running]:
-    """Yields the running command; ends it and whatever it started, by pid.
+    """Yields the running command; ends it and its descendants by pid.
 
     Args:
       *arguments: verb and flags.
-      cwd: where it runs; by default far from the repository.
-      program: what Python is to run.
-      python: the interpreter, where it is another one.
+      cwd: its current folder; by default not the repository.
+      program: arguments of Python.
+      python: the interpreter, if it is a different one.
       env: added to the environment.
-      stderr: a descriptor, where it is not to be collected.
+      stderr: a descriptor, if it is not to be collected.
     """
     mark = uuid.uuid4().hex
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
@@ -160,9 +162,9 @@ def started(
 def run(*arguments: str | Path, timeout: float = PATIENCE_S, **how: Any) -> Finished:
     """Runs a command to its end; keywords are those of `started`.
 
-    It is forked from a process that has imported the verbs, and so is the code of `-c`, unless
-    something hangs on its start: another program or interpreter, worker processes, a variable that
-    Python or a library reads when it is imported. So is a command beside another one of this test.
+    It is forked from a process that has imported the verbs, as is the code of `-c`, unless its
+    start matters: a different program or interpreter, worker processes, a variable that Python or a
+    library reads at import. A command next to a running one of the same test is not forked either.
     """
     is_code = how.get("program", ())[:1] == ("-c",)
     starts = how.keys() - {"env", "cwd", *(["program"] if is_code else ())}
@@ -184,11 +186,11 @@ def _forked(*arguments: str | Path, timeout: float, **how: Any) -> Finished:
         ended = warm.run(*arguments, timeout=timeout, **how)
         warm.left(0.0)
     except BaseException:
-        # A test's time is over, or Ctrl-C: what is answered next would be of another command.
+        # After a timeout or Ctrl-C, the next answer would belong to a different command.
         _started.cache_clear()
         warm.close()
         raise
-    # As Python calls files whose names are no text.
+    # As Python decodes names of files that are not text.
     out, err = (each.decode(errors="surrogateescape") for each in (ended.out, ended.err))
     assert not ended.hung, f"still running after {timeout} s\n{err}"
     return Finished(ended.code, out, err)
@@ -196,7 +198,7 @@ def _forked(*arguments: str | Path, timeout: float, **how: Any) -> Finished:
 
 def warm_process() -> Warm:
     """Returns the process that forks the commands of this test process, one at a time."""
-    if _started().running:  # A test has failed before the end of its command.
+    if _started().running:  # a test failed before the end of its command
         _started().close()
         _started.cache_clear()
     return _started()
@@ -206,7 +208,7 @@ def warm_process() -> Warm:
 def _started() -> Warm:
     from tests.kit.warm import VERBS, Warm
 
-    # Each page of a report would import Matplotlib.
+    # Otherwise each page of a report would import Matplotlib.
     plots = ("imagenet_prep.reporting.plots",) if importlib.util.find_spec("matplotlib") else ()
     made = Warm((*VERBS, *plots))
     atexit.register(made.close)
@@ -216,7 +218,7 @@ def _started() -> Warm:
 def wait_until(condition: Callable[[], Any], what: str, timeout: float = PATIENCE_S) -> None:
     """Returns as soon as `condition()` is true; AssertionError after `timeout` seconds.
 
-    A condition that costs much is asked less often: what it waits for needs the processor.
+    An expensive condition is checked less often, because the awaited work needs the processor.
     """
     end = time.monotonic() + timeout
     asked = time.thread_time()
@@ -234,7 +236,7 @@ def _marked(mark: bytes) -> list[int]:
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():
             continue
-        with contextlib.suppress(OSError):  # it has just ended, or is not ours to look at
+        with contextlib.suppress(OSError):  # it has just ended, or is not readable for us
             state = (entry / "stat").read_text(errors="replace").rpartition(")")[2].split()[0]
             if state != "Z" and mark in (entry / "environ").read_bytes().split(b"\0"):
                 found.append(int(entry.name))
@@ -250,7 +252,7 @@ def threads(pid: int) -> list[Path]:
 
 
 def _wait_channels(pids: Sequence[int]) -> str:
-    """Says where each thread of a hanging family sleeps."""
+    """Returns the kernel function in which each thread of a hanging process tree sleeps."""
     lines = []
     for pid in pids:
         for thread in threads(pid):

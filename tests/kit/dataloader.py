@@ -1,9 +1,9 @@
-"""The part of torch.utils.data.DataLoader that touches a map-style data set, without PyTorch.
+"""The part of torch.utils.data.DataLoader that uses a map-style dataset, without PyTorch.
 
-As there (torch/utils/data/dataloader.py, `_MultiProcessingDataLoaderIter`): the sampler is asked
-in this process, `prefetch` indices a worker ahead; worker i gets every n-th index by a queue of its
-own and answers with dataset[index]; batches are yielded in the sampler's order. The tests of
-tests/frameworks show the same with PyTorch itself.
+As in torch/utils/data/dataloader.py (`_MultiProcessingDataLoaderIter`), this process reads the
+sampler, `prefetch` indices ahead for each worker. Worker i gets every n-th index by its own queue
+and answers with dataset[index]. Batches are yielded in the sampler's order. tests/frameworks tests
+the same with PyTorch itself.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from concurrent.futures import ProcessPoolExecutor
 from typing import Any
 
 PREFETCH = 2
-# A worker that died is an error of the test, not a hang.
+# A dead worker is an error of the test, not a hang.
 _PATIENCE_S = 300
 
 
 def in_new_process(function: Callable[..., None], *args: Any) -> None:
     """Calls a function that forks, without the threads of other tests in its process.
 
-    Workers hung that were forked next to DALI's pipelines.
+    Workers have hung if they were forked next to DALI's pipelines.
     """
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
         pool.submit(function, *args).result(_PATIENCE_S)

@@ -1,7 +1,8 @@
-"""Looks at a prepared data set from outside: names, bytes, time stamps, records."""
+"""Inspects a prepared dataset from outside: names, bytes, time stamps, records."""
 
 from __future__ import annotations
 
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -9,7 +10,7 @@ from imagenet_prep.dataset import example, record_files, schema
 from tests.kit import command
 from tests.kit.shared import made_once
 
-# Small and quick, and still several shards of every split.
+# Small and fast, but several shards in every split.
 SETTINGS = (
     "--train-shards",
     "8",
@@ -30,12 +31,12 @@ SMALL_FILES = {
 
 
 def contents(out: Path) -> dict[str, bytes]:
-    """Returns every file but the work folder's by its relative name: what must be reproducible."""
+    """Returns every file except the work folder's by its relative name: the reproducible part."""
     return {name: (out / name).read_bytes() for name in _names(out) if not name.startswith(".work")}
 
 
 def stamps(out: Path) -> dict[str, tuple[int, int]]:
-    """Returns (inode, modification time) of every file but the work folder's."""
+    """Returns (inode, modification time) of every file except the work folder's."""
     return {
         name: ((out / name).stat().st_ino, (out / name).stat().st_mtime_ns)
         for name in _names(out)
@@ -56,37 +57,37 @@ def everything(folder: Path) -> dict[str, tuple[int, int, int]]:
 
 
 def shard_names(names: object) -> set[str]:
-    """Returns those of `names` that readers would take for shards."""
+    """Returns those of `names` that readers would treat as shards."""
     assert isinstance(names, dict)
     return {name for name in names if name.startswith(("train", "valid", "holdout"))}
 
 
 def receipts(out: Path, stage: str = "write") -> list[Path]:
-    """Returns the receipts that a run has published so far."""
+    """Returns the receipts that a run has published."""
     return sorted(out.glob(f".work/{stage}-*/receipts/*.json"))
 
 
-def assert_nothing_half_visible(out: Path, reference: dict[str, bytes]) -> None:
-    """Whatever can be seen in an unfinished data set is whole: the reference's bytes."""
+def assert_visible_files_are_complete(out: Path, reference: dict[str, bytes]) -> None:
+    """Asserts that each visible file of an unfinished dataset equals the reference's."""
     there = contents(out) if out.is_dir() else {}
     assert sorted(set(there) - set(reference)) == []
     assert [name for name in there if there[name] != reference[name]] == []
     if "dataset.json" in there:
         assert there.keys() == reference.keys()
-    # Whoever sees a shard finds its index and its table.
-    beside = {name for shard in shard_names(there) for name in schema.beside(shard)}
-    assert sorted(beside & reference.keys() - there.keys()) == []
+    # A visible shard has its index and its table.
+    companions = set(chain.from_iterable(map(schema.beside, shard_names(there))))
+    assert sorted(companions & reference.keys() - there.keys()) == []
 
 
 def records(shard: Path) -> list[example.ImageExample]:
-    """Returns what each record of a shard holds, CRCs proven."""
+    """Returns the payload of each record of a shard, after its CRCs are verified."""
     with shard.open("rb") as stream:
         return [example.decode(r.payload) for r in record_files.read_records(stream, shard.name)]
 
 
 def split_records(out: Path, split: str) -> list[example.ImageExample]:
     """Returns the records of all shards of a split."""
-    return [record for shard in sorted(out.glob(f"{split}-*")) for record in records(shard)]
+    return [*chain.from_iterable(map(records, sorted(out.glob(f"{split}-*"))))]
 
 
 def _names(out: Path) -> list[str]:
@@ -99,7 +100,7 @@ def all_files(root: Path) -> dict[str, bytes]:
 
 
 class Reference(NamedTuple):
-    """A data set that nobody changes, and the bytes of its files."""
+    """A dataset that no test changes, and the bytes of its files."""
 
     out: Path
     contents: dict[str, bytes]
@@ -107,7 +108,7 @@ class Reference(NamedTuple):
 
     @classmethod
     def prepared(cls, source: Path, folder: Path, *settings: str) -> Reference:
-        """Returns what this machine makes of a source, which only the first worker prepares."""
+        """Returns this machine's dataset of a source, which only the first worker prepares."""
 
         def make(folder: Path) -> None:
             result = command.run("prepare", "--source", source, "--out", folder / "out", *settings)

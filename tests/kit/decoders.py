@@ -21,7 +21,7 @@ Decode = Callable[[bytes], Any]
 
 
 def native(data: bytes) -> Any:
-    """Returns the pixels of the native backend: those of Pillow if the codec declines the file."""
+    """Returns the pixels of the native backend, or Pillow's if the codec declines the file."""
     from PIL import Image
 
     from imagenet_prep.codec import planes
@@ -108,7 +108,7 @@ def libjpeg(root: Path) -> Decode:
 
 @contextlib.contextmanager
 def torchcodec(python: Path) -> Iterator[Decode]:
-    """Gives the decoder of TorchCodec in a process of that interpreter."""
+    """Yields the decoder of TorchCodec in a process of that interpreter."""
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
     with subprocess.Popen([python, "-P", __file__], **pipes) as process:
 

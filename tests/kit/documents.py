@@ -1,4 +1,4 @@
-"""The files of the repository, as git knows them, for tests of what they say."""
+"""The files of the repository that git lists, for tests of their content."""
 
 from __future__ import annotations
 
@@ -34,5 +34,5 @@ def tracked(*suffixes: str) -> list[Path]:
 
 
 def read(path: Path) -> str:
-    """Returns the text of a file, whose path is relative to the root."""
+    """Returns the text of a file; its path is relative to the root."""
     return (REPOSITORY / path).read_text("utf-8")

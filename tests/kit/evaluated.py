@@ -1,4 +1,4 @@
-"""Sets of which only the names are there, with tables of samples; and lists of labels for them."""
+"""Datasets that only have names, with tables of samples; and lists of labels for them."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ def write_names(
     edition: str = "",
     answers: dict[str, list[str]] | None = None,
 ) -> Path:
-    """Writes manifest, class list and tables; of shards, which nobody reads, only the names.
+    """Writes manifest, class list and tables; shards only have names, because no test reads them.
 
     Args:
       root: folder to create.
-      heads: key and class index of each image, dealt out to two shards.
+      heads: key and class index of each image, divided between two shards.
       num_classes: 1,000 are ILSVRC2012's.
       split, edition, answers: of the manifest.
     """
@@ -88,7 +88,7 @@ def write_real(
 
     Args:
       path: of the file.
-      labels: of the images in the data set; most have it among others.
+      labels: of the images in the dataset; most have it among others.
       random_labels: all labels are random instead.
     """
     rng = random.Random(1)

@@ -1,4 +1,4 @@
-"""A GPU that is not there: DALI decodes on the CPU, and its tensors say they are on a GPU."""
+"""A simulated GPU: DALI decodes on the CPU, and its tensors claim to be on a GPU."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from imagenet_prep.read import backend
 
 
 class Images:
-    """A tensor of DALI in memory of the CPU, as if it were on a GPU."""
+    """A tensor of DALI in the CPU's memory that claims to be on a GPU."""
 
     def __init__(self, tensor: Any, gpu: int) -> None:
         self._tensor = tensor
@@ -35,7 +35,7 @@ class Decoded(NamedTuple):
 
 
 def install(monkeypatch: pytest.MonkeyPatch, gpus: int = 1) -> list[Decoded]:
-    """Lets each rank find so many GPUs; returns the list of all batches that they decode."""
+    """Lets each rank find this number of GPUs; returns the list of all batches that they decode."""
     from imagenet_prep.read import dali
 
     decoded: list[Decoded] = []
@@ -68,7 +68,7 @@ def install(monkeypatch: pytest.MonkeyPatch, gpus: int = 1) -> list[Decoded]:
 
 
 def address(capsule: Any) -> int:
-    """Returns where the memory of a DLPack capsule begins."""
+    """Returns the memory address of a DLPack capsule."""
     pointer = ctypes.pythonapi.PyCapsule_GetPointer
     pointer.restype = ctypes.c_void_p
     pointer.argtypes = [ctypes.py_object, ctypes.c_char_p]

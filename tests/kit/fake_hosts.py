@@ -1,4 +1,4 @@
-"""Hosts that are folders: an `ssh` of our own runs their commands here, each in its own home."""
+"""Hosts that are folders: a replaced `ssh` runs their commands here, each in its own home."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 from tests.kit import command
 from tests.kit.dataset import contents
 
-# What ssh does to a command, without the network: words, exit codes, streams, complaints.
+# The effects of ssh on a command, without the network: arguments, exit codes, streams, messages.
 _SSH = """\
 #!/bin/bash
 while [ "$1" != -- ]; do shift; done
@@ -38,7 +38,7 @@ class Hosts:
     """Hosts as folders.
 
     Attributes:
-      root: a folder a host, by address.
+      root: a folder per host, by address.
       file: the hosts file.
       addresses: of the hosts file, in its order.
     """
@@ -59,33 +59,33 @@ class Hosts:
         }
 
     def replica(self, address: str) -> Path:
-        """Returns a host's folder of the data set."""
+        """Returns a host's folder of the dataset."""
         return self.root / address / "set"
 
     def only(self, *addresses: str) -> None:
-        """Leaves just these hosts in the hosts file: each costs two processes per run."""
+        """Keeps only these hosts in the hosts file, because each costs two processes per run."""
         self.addresses = list(addresses)
         self.file.write_text("".join(f"{address} slots=8\n" for address in addresses))
 
     def have(self, dataset: Path) -> None:
-        """Gives every host the complete dataset, as an earlier run would."""
+        """Gives every host the complete dataset, like an earlier run."""
         for address in self.addresses:
             shutil.copytree(dataset, self.replica(address), ignore=shutil.ignore_patterns(".work"))
 
     def down(self, address: str, complaint: str = NO_ROUTE) -> None:
-        """Makes a host unreachable, and kills what runs there."""
+        """Makes a host unreachable, and kills its processes."""
         (self.root / f"{address}.down").write_text(complaint.format(address))
         self.kill(address)
 
     def instead(self, address: str, script: str) -> None:
-        """Has a host's shell run this first; `$command` is what it was to run."""
+        """Makes a host's shell run this first; `$command` is the original command."""
         (self.root / address / "instead").write_text(script)
 
     def up(self, address: str) -> None:
         (self.root / f"{address}.down").unlink()
 
     def kill(self, address: str) -> int:
-        """Kills every process of a host; returns how many there were."""
+        """Kills every process of a host; returns their number."""
         killed = 0
         home = f"HOME={self.root / address}".encode()
         for process in Path("/proc").iterdir():
@@ -106,11 +106,11 @@ class Hosts:
     def started(
         self, dataset: Path, *flags: str
     ) -> contextlib.AbstractContextManager[command.Running]:
-        """Begins to replicate to all hosts."""
+        """Starts a replication to all hosts."""
         return command.started("replicate", dataset, "--to", self.to, *flags, env=self.environment)
 
     def assert_whole(self, dataset: Path, *but: str) -> None:
-        """Every host but `but` has the data set, byte for byte."""
+        """Asserts that every host except `but` has the dataset, byte for byte."""
         reference = contents(dataset)
         for address in set(self.addresses) - set(but):
             assert contents(self.replica(address)) == reference, address

@@ -1,4 +1,4 @@
-"""What goes wrong on real machines: flipped bits, cut files, small and read-only disks."""
+"""Faults of real machines: flipped bits, truncated files, small and read-only disks."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def flip_bit(path: Path, position: int, bit: int = 0) -> None:
         file.write(bytes([byte ^ 1 << bit]))
 
 
-def rot(replica: Path, name: str, position: int) -> None:
-    """Inverts one bit as a disk does: neither the file's times nor its notes tell."""
+def corrupt_silently(replica: Path, name: str, position: int) -> None:
+    """Inverts one bit as a disk does: the file's times and notes do not change."""
     (notes,) = replica.glob(".work/replica-*.jsonl")
     ledger = Ledger(LocalStore(replica), str(notes.relative_to(replica)), 10_000)
     note = ledger.find(name)
@@ -35,7 +35,7 @@ def rot(replica: Path, name: str, position: int) -> None:
 
 
 def cut(path: Path, num_bytes: int) -> None:
-    """Shortens a file as an aborted download does."""
+    """Truncates a file as an aborted download does."""
     os.truncate(path, num_bytes)
 
 
@@ -43,7 +43,7 @@ def cut(path: Path, num_bytes: int) -> None:
 def disk(folder: Path, options: str) -> Iterator[None]:
     """Mounts a file system in memory on `folder`, e.g. "size=64k,nr_inodes=20".
 
-    Skips the test where this user or this container may not mount.
+    Skips the test if this user or this container may not mount.
     """
     folder.mkdir(parents=True, exist_ok=True)
     command = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)]
@@ -61,7 +61,7 @@ def remount(folder: Path, options: str) -> None:
     subprocess.run(["mount", "-o", f"remount,{options}", str(folder)], check=True)
 
 
-# Runs a command that dies at the n-th change of a name; the number comes before the verb.
+# Runs a command that dies at its n-th rename; the number precedes the verb.
 DYING = (
     "-c",
     """
@@ -87,7 +87,7 @@ main()
 
 
 def failing(code: int, *, after: int = 0) -> object:
-    """Returns a function that fails with this error, once it was called `after` times."""
+    """Returns a function that fails with this error after it was called `after` times."""
     calls = itertools.count(-after)
 
     def fail(*args: object, **kwargs: object) -> None:

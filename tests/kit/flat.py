@@ -1,6 +1,6 @@
-"""Pictures of one colour, which tells their class: whoever has pixels knows the right label.
+"""Images of one colour, which encodes their class, so their pixels prove the label.
 
-Programs in other environments import this too: nothing but NumPy and Pillow, nothing of ours.
+Programs in other environments import this too, so it only imports NumPy and Pillow.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 from PIL import Image
 
 CLASSES = 1000
-# Ten levels a channel, so far from each other that neither JPEG nor resizing confuses two.
+# Ten levels per channel, far enough apart that JPEG and resizing cannot confuse them.
 _LOWEST = 20
 _STEP = 24
 _LEVELS = 10
@@ -30,7 +30,7 @@ def class_of(image: Any) -> int:
     """Returns the class of one image; [height, width, 3], 0 ... 255.
 
     Raises:
-      ValueError: its colour is that of no class.
+      ValueError: no class has this colour.
     """
     mean = np.asarray(image, np.float64).reshape(-1, 3).mean(axis=0)
     levels = (mean - _LOWEST) / _STEP
@@ -41,7 +41,7 @@ def class_of(image: Any) -> int:
 
 
 def jpeg(class_index: int, side: int) -> bytes:
-    """Returns a square picture of a class."""
+    """Returns a square image of a class."""
     buffer = io.BytesIO()
     image = Image.new("RGB", (side, side), colour(class_index))
     image.save(buffer, "JPEG", quality=95, subsampling=0)
@@ -49,7 +49,7 @@ def jpeg(class_index: int, side: int) -> bytes:
 
 
 def write(root: Path, wnids: list[str], *, side: int = 64, in_train: int = 2) -> None:
-    """Writes train/ and val/ with a folder for each class, and one picture a class in val/."""
+    """Writes train/ and val/ with a folder for each class, and one image per class in val/."""
     for class_index, wnid in enumerate(wnids):
         data = jpeg(class_index, side)
         for split, count in (("train", in_train), ("val", 1)):

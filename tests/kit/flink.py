@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from tests.kit import runners
+from tests.kit.ports import free_ports
 from tests.kit.runners import JARS, NUM_MEMBERS, Cluster
 
-# What Flink's own start scripts add for Java 17.
+# The settings of Flink's own start scripts for Java 17.
 OPENS = runners.opens(
     "java.lang",
     "java.lang.invoke",
@@ -42,7 +43,7 @@ _MEMORY = {
     "taskmanager.memory.managed.size": "64m",
     "taskmanager.memory.network.min": "64m",
     "taskmanager.memory.network.max": "64m",
-    # Of several shuffles at a time each would want 16 MB.
+    # Each of several simultaneous shuffles would need 16 MB.
     "taskmanager.network.sort-shuffle.min-buffers": 64,
     "taskmanager.memory.jvm-metaspace.size": "256m",
     "taskmanager.memory.jvm-overhead.min": "64m",
@@ -69,17 +70,17 @@ class Flink(Cluster):
             "rest.address": "127.0.0.1",
             "rest.bind-address": "127.0.0.1",
             "rest.port": self._page,
-            "blob.server.port": runners.free_ports(1)[0],
+            "blob.server.port": free_ports(1)[0],
             "io.tmp.dirs": str(folder / "tmp"),
             "parallelism.default": NUM_MEMBERS,
             # A dead TaskManager is noticed by its broken connection; this is for a frozen one.
             "heartbeat.interval": 1000,
             "heartbeat.timeout": 10_000,
             "heartbeat.rpc-failure-threshold": 1,
-            # A thread of Beam's that has no memory left would leave a job that waits for ever.
+            # If a thread of Beam's ran out of memory, its job would wait for ever.
             "cluster.uncaught-exception-handling": "FAIL",
-            # Beam keeps a job's workers from step to step only if Flink's own class loader has
-            # loaded its runner, not the one that each job gets for the jar that it brings.
+            # Beam keeps a job's workers between steps only if Flink's own class loader has loaded
+            # its runner, instead of the loader for the jar of each job.
             "classloader.resolve-order": "parent-first",
         }
         (folder / "config.yaml").write_text(json.dumps(settings | _MEMORY))
@@ -90,7 +91,7 @@ class Flink(Cluster):
         return {job["jid"]: job["state"] for job in self._get("/v1/jobs/overview")["jobs"]}
 
     def slots(self) -> int:
-        """Returns the slots of the TaskManagers that are there."""
+        """Returns the slots of the connected TaskManagers."""
         return int(self._get("/v1/overview")["slots-total"])
 
     def _leader(self) -> subprocess.Popen[bytes]:
@@ -110,7 +111,7 @@ class Flink(Cluster):
         return [f"--flink_master={self.url}"]
 
     def _of_flink(self, heap: str, main: str) -> subprocess.Popen[bytes]:
-        # Flink's own jars come first: Beam's has an older Flink in it.
+        # Flink's own jars come first, because Beam's jar has an older Flink in it.
         jars = f"{JARS}/flink/*:{self.job_server()}"
         flags = [*OPENS, f"-Dlog4j.configurationFile={self._folder / 'log4j.properties'}"]
         return self._java(heap, jars, flags, main, "--configDir", str(self._folder))

@@ -1,7 +1,7 @@
-"""TFRecord sets as other programs write them, from their documented schemas.
+"""TFRecord datasets of other programs, encoded from their documented schemas.
 
-Encodes protobuf on its own, in whatever order the keys come: what reads these sets must not
-depend on how this program writes.
+Encodes protobuf itself, with keys in any order: readers of these datasets must not depend on the
+order of this program.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ SPLITS = ("train", "validation")
 
 
 class Image(NamedTuple):
-    """One image as a foreign writer stores it, and the truth about it.
+    """One image in the form of a foreign writer, and its true content.
 
     Attributes:
       key: "n01440764/n01440764_10026.JPEG" or "ILSVRC2012_val_00000001.JPEG".
-      data: JPEG bytes; what was PNG or CMYK was converted, grey was not.
+      data: JPEG bytes; PNG and CMYK were converted, grey was not.
       width, height: pixels of `data`.
     """
 
@@ -107,7 +107,7 @@ def tpu(image: Image, label: int) -> dict[str, Value]:
 
 
 def aws(image: Image, label: int) -> dict[str, Value]:
-    """The AWS tutorial's resizer: shrunk pixels, sizes from before, empty text, no box labels."""
+    """The AWS tutorial's resizer: downscaled pixels, old sizes, empty text, no box labels."""
     stored = _as_jpeg(image.data, short_side=100)
     features = slim(image._replace(data=stored), label)
     del features["image/object/bbox/label"]
@@ -127,7 +127,7 @@ def tfds(image: Image, label: int) -> dict[str, Value]:
 
 
 def flowers(image: Image, label: int) -> dict[str, Value]:
-    """tensorflow/models slim, build_image_data.py: any folder-per-class data set."""
+    """tensorflow/models slim, build_image_data.py: any folder-per-class dataset."""
     features = tpu(image, label)
     del features["image/class/synset"]
     return features | {"image/class/text": [image.words.partition(",")[0].encode()]}
@@ -148,17 +148,17 @@ def write(
     below: bool = False,
     prefix: str = "",
 ) -> dict[str, list[list[Image]]]:
-    """Writes a set and returns which images lie in which shard, in order, by split.
+    """Writes a dataset and returns the images of each shard, in order, by split.
 
     Args:
-      folder: created.
+      folder: to create.
       stored: the images.
       writer: one of the functions above.
-      num_shards: by split; a split that is not named is not written.
+      num_shards: by split; a split without a number is not written.
       first: number of the first shard in its name.
       offset: label - class index.
-      own_classes: labels are places in the sorted classes of `stored`, not in the official list.
-      below: shards lie in train/ and validation/.
+      own_classes: labels are indices of the sorted classes of `stored`, not of the official list.
+      below: shards are in train/ and validation/.
       prefix: "imagenet2012" names the shards as TFDS does.
     """
     wnids = sorted({image.wnid for image in stored}) if own_classes else official_classes().wnids
@@ -167,7 +167,7 @@ def write(
     for split, total in num_shards.items():
         mine = [image for image in stored if image.split == split]
         random.Random(0).shuffle(mine)
-        size = -(-len(mine) // total)  # every shard is full but the last
+        size = -(-len(mine) // total)  # every shard except the last is full
         placed[split] = [mine[i * size : (i + 1) * size] for i in range(total)]
         into = folder / split if below else folder
         into.mkdir(parents=True, exist_ok=True)
@@ -187,7 +187,7 @@ def encode(features: Mapping[str, Value]) -> bytes:
             content = _field(1, struct.pack(f"<{len(values)}f", *values)) if values else b""
             feature = _field(2, content)
         elif (values and isinstance(values[0], int)) or key.endswith("bbox/label"):
-            # Unpacked, as proto2 writers did.
+            # Unpacked, like proto2 writers.
             feature = _field(3, b"".join(b"\x08" + _varint(value) for value in values))
         else:
             feature = _field(1, b"".join(_field(1, value) for value in values))
@@ -227,7 +227,7 @@ def look(data: bytes) -> tuple[tuple[int, int], str]:
 
 def _opened(data: bytes) -> Pillow.Image:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # one of the odd kinds has broken EXIF
+        warnings.simplefilter("ignore")  # one of the odd images has broken EXIF
         return Pillow.open(io.BytesIO(data))
 
 

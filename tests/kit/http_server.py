@@ -1,6 +1,6 @@
-"""A web server on loopback that serves bytes by range and misbehaves as it is told.
+"""A web server on loopback that serves bytes by range and can misbehave.
 
-It records every request, so that a test can prove what was fetched, and what was not.
+It records every request, so that a test can check which ranges were downloaded.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from typing import Any
 
 LOGIN_PAGE = b"<!DOCTYPE html><html><body><form action=login>Log in</form></body></html>"
 
-# What a network and a tired server do; a client that tries again gets its bytes.
+# Faults of a network or an overloaded server; a client that retries gets its bytes.
 PASSING = ("cut", "stall", "429", "503", "wrong range", "no range", "reset", "short")
 _RANGE = re.compile(r"bytes=(\d+)-(\d+)")
 
 
 @dataclass
 class Request:
-    """What a client asked for, and what became of it.
+    """A request of a client, and its result.
 
     Attributes:
       path: of the file, without the query.
-      first, last: bytes asked for; -1 where no range was.
-      fault: what was done instead of a good answer; "" for nothing.
-      sent: body bytes that left.
+      first, last: requested bytes; -1 without a range.
+      fault: done instead of a good answer; "" for none.
+      sent: body bytes that were sent.
       headers: as received.
     """
 
@@ -45,7 +45,7 @@ class Request:
     headers: Mapping[str, str]
 
 
-# Decides what happens to the n-th request (from 0) for a path and range; "" is a good answer.
+# Decides on the fault of the n-th request (from 0) for a path and range; "" is a good answer.
 Plan = Callable[[int, str, int, int], str]
 
 
@@ -56,8 +56,8 @@ def no_faults(_number: int, _path: str, _first: int, _last: int) -> str:
 class SeededFaults:
     """Gives `count` requests a fault drawn from `kinds`, each request with the chance `rate`.
 
-    A request for a file's first bytes, by which a client looks at it, is spared; so is a range
-    that had five faults, or its client would back off for minutes.
+    Requests for the first bytes of a file, by which a client inspects it, get none. A range that
+    had five faults gets no more, because its client would back off for minutes.
     """
 
     def __init__(
@@ -85,19 +85,19 @@ class Server:
     """A running server; made by `serve`.
 
     Attributes:
-      url: where it is, without a slash at the end.
+      url: its address, without a slash at the end.
       files: bytes by path; may be changed while it runs.
-      plan: which request goes wrong, and how.
-      stall_s: how long a stalled body keeps silent.
+      plan: the faults of requests.
+      stall_s: how long a stalled body stays silent.
       retry_after: value of that header in a 429.
-      ranges: whether it can send parts of a file at all.
-      etags: whether it names contents.
+      ranges: whether it supports ranges.
+      etags: whether it sends ETags.
       pool: "ETag" or "Last-Modified": this header is different in each answer, as from the servers
         of a pool.
-      authorized: whether the headers of a request let it pass; answered by 401 if not.
+      authorized: whether the headers of a request are accepted; answered by 401 if not.
       headers: additional headers of the answers with files.
-      redirect: sends on to this address instead of answering; "{path}" is replaced.
-      requests: all that came, in order.
+      redirect: redirects to this address instead of answering; "{path}" is replaced.
+      requests: all requests, in order.
       connections: accepted so far.
     """
 
@@ -124,7 +124,7 @@ class Server:
         return self.plan(number, path, first, last)
 
     def reads(self, path: str) -> list[Request]:
-        """Returns the requests for a file's bytes; the look at its head is none."""
+        """Returns the requests for a file's bytes, without the inspection of its head."""
         return [r for r in self.requests if r.path == path and not (r.first == 0 and r.last == 511)]
 
 
@@ -135,7 +135,7 @@ def serve(files: Mapping[str, bytes], **settings: object) -> Iterator[Server]:
     host, port = web.server_address[:2]
     contents = {f"/{name}": data for name, data in files.items()}
     server = Server(f"http://{host}:{port}", contents, **settings)  # type: ignore[arg-type]
-    web.told = server  # type: ignore[attr-defined]
+    web.owner = server  # type: ignore[attr-defined]
     thread = threading.Thread(target=web.serve_forever, args=(0.01,), daemon=True)
     thread.start()
     try:
@@ -148,15 +148,15 @@ def serve(files: Mapping[str, bytes], **settings: object) -> Iterator[Server]:
 
 class _Web(http.server.ThreadingHTTPServer):
     daemon_threads = True
-    # Five, the default, would make many connections at once wait a second for each other.
+    # With the default of five, many simultaneous connections would wait a second for each other.
     request_queue_size = 128
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        self.told.connections += 1  # type: ignore[attr-defined]
+        self.owner.connections += 1  # type: ignore[attr-defined]
         super().process_request(request, client_address)
 
     def handle_error(self, *_: object) -> None:
-        pass  # a client was killed, or has seen enough
+        pass  # a client was killed, or has read enough
 
 
 class _Handler(http.server.BaseHTTPRequestHandler):
@@ -169,28 +169,28 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         self.do_GET()
 
     def do_GET(self) -> None:
-        told: Server = self.server.told  # type: ignore[attr-defined]
+        owner: Server = self.server.owner  # type: ignore[attr-defined]
         path = self.path.partition("?")[0]
         match = _RANGE.fullmatch(self.headers.get("Range", ""))
         first, last = (int(match[1]), int(match[2])) if match else (-1, -1)
-        fault = told.next_fault(path, first, last)
-        # Before the answer: whoever has one finds its request here.
+        fault = owner.next_fault(path, first, last)
+        # Recorded before the answer, so that a client with an answer finds its request here.
         request = Request(path, first, last, fault, 0, dict(self.headers))
-        told.requests.append(request)
+        owner.requests.append(request)
         try:
-            request.sent = self._answer(told, path, first, last, fault)
+            request.sent = self._answer(owner, path, first, last, fault)
         except OSError:
-            self.close_connection = True  # the client went away
+            self.close_connection = True  # the client closed the connection
 
-    def _answer(self, told: Server, path: str, first: int, last: int, fault: str) -> int:
-        if told.redirect:
-            self._head(302, 0, Location=told.redirect.format(path=path))
+    def _answer(self, owner: Server, path: str, first: int, last: int, fault: str) -> int:
+        if owner.redirect:
+            self._head(302, 0, Location=owner.redirect.format(path=path))
             return 0
-        if not told.authorized(self.headers):
+        if not owner.authorized(self.headers):
             self._head(401, 0)
             return 0
         if fault.isdigit():
-            more = {"Retry-After": told.retry_after} if fault == "429" else {}
+            more = {"Retry-After": owner.retry_after} if fault == "429" else {}
             self._head(int(fault), 0, **more)
             return 0
         if fault == "login":
@@ -199,27 +199,27 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         if fault == "reset":
             self.close_connection = True
             return 0
-        if path not in told.files:
+        if path not in owner.files:
             self._head(404, 0)
             return 0
-        data = told.files[path]
-        headers = {"Content-Type": "application/x-tar", **told.headers}
-        if told.etags:
+        data = owner.files[path]
+        headers = {"Content-Type": "application/x-tar", **owner.headers}
+        if owner.etags:
             headers["ETag"] = etag = f'"{hashlib.md5(data).hexdigest()}"'
             if first >= 0 and self.headers.get("If-Range", etag) != etag:
                 first = -1
-        if told.pool:
-            turn = len(told.requests)
+        if owner.pool:
+            turn = len(owner.requests)
             date = email.utils.formatdate(1e9 + turn, usegmt=True)
             headers.pop("ETag", None)
-            headers[told.pool] = date if told.pool == "Last-Modified" else f'"{turn}"'
-            # No condition holds for another server of the pool.
+            headers[owner.pool] = date if owner.pool == "Last-Modified" else f'"{turn}"'
+            # For a different server of the pool, no condition holds.
             if first >= 0 and "If-Range" in self.headers:
                 first = -1
-        whole = first < 0 or not told.ranges or fault == "no range"
+        whole = first < 0 or not owner.ranges or fault == "no range"
         body = data if whole else data[first : last + 1]
         if fault == "flip" and body:
-            # What neither lengths nor TCP's checksum show.
+            # A fault that neither lengths nor TCP's checksum reveal.
             body = bytes([body[0] ^ 1]) + body[1:]
         if not whole:
             shift = 7 if fault == "wrong range" else 0
@@ -227,13 +227,13 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             headers["Content-Range"] = f"bytes {first + shift}-{stop + shift}/{len(data)}"
         self._head(200 if whole else 206, len(body), **headers)
         if fault == "short":
-            # Fewer bytes than the range asked for, and than the header promised.
+            # Fewer bytes than requested, and than the header promised.
             self.close_connection = True
             return self._send(body[: len(body) // 3])
         if fault in ("cut", "stall"):
             sent = self._send(body[: len(body) // 2])
             if fault == "stall":
-                time.sleep(told.stall_s)
+                time.sleep(owner.stall_s)
             self.close_connection = True
             return sent
         return self._send(body)

@@ -1,6 +1,6 @@
 """Packages, programs and compiled parts that our code finds on this machine, or does not.
 
-Only this module changes them. The fixture `installed` puts them back after each test.
+Only this module changes them. The fixture `installed` restores them after each test.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class Installed:
         self._patch = patch
 
     def packages(self, is_there: Callable[[str], bool]) -> None:
-        """Lets a package be found if `is_there` says so of its name; none is imported."""
+        """Lets a package be found if `is_there` accepts its name; none is imported."""
         self._patch.setattr(importlib.util, "find_spec", lambda name: is_there(name) or None)
 
     def programs(self, path_of: Callable[[str], str | None]) -> None:
@@ -28,11 +28,11 @@ class Installed:
         self._patch.setattr(shutil, "which", lambda name, **_: path_of(name))
 
     def library(self, module: str, path: Path = Path("/nowhere.so")) -> None:
-        """Lets the compiled part of a module of ours be another file, or absent."""
+        """Replaces the compiled part of a module of ours, or removes it."""
         self._patch.setattr(f"imagenet_prep.{module}._LIBRARY", path)
 
     def no_planes(self) -> None:
-        """Lets the codec's compiled part be refused, also if this process has loaded it."""
+        """Makes the codec's compiled part unusable, also if this process has loaded it."""
         from imagenet_prep.codec.planes import CodecUnavailableError
 
         def refuse() -> None:

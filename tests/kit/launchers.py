@@ -38,12 +38,12 @@ def places(hosts: Sequence[int]) -> list[Place]:
 
 @dataclass(frozen=True)
 class Launcher:
-    """A launcher; `name` is the one in train.jsonl, `source` says how we know its variables."""
+    """A launcher; `name` is the one in train.jsonl, `source` is the origin of its variables."""
 
     name: str
     source: str
     variables: Callable[[Place], dict[str, object]]
-    # Whether a process learns which of its host's processes it is, and how many there are.
+    # Whether a process learns its number among the processes of its host, and their number.
     knows_host: bool = True
     # Whether each host has one process.
     one_each: bool = False
@@ -53,7 +53,7 @@ class Launcher:
 
 
 def family(prefix: str) -> Callable[[Place], dict[str, object]]:
-    """Returns the variables of the many launchers whose names differ only in their beginnings."""
+    """Returns the variables of the many launchers with names that differ only in their prefixes."""
 
     def variables(at: Place) -> dict[str, object]:
         return {
@@ -196,7 +196,7 @@ def kubeflow_trainer(at: Place) -> dict[str, object]:
 
 
 def torchrun_below_mpirun(at: Place) -> dict[str, object]:
-    """One torchrun per host, which numbers the hosts as they come: here, from the last."""
+    """One torchrun per host, which numbers the hosts by arrival: here, from the last."""
     outer = Place(len(at.hosts) - 1 - at.host, [1] * len(at.hosts), at.host, 0)
     return open_mpi(outer) | torchrun(at)
 

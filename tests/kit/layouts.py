@@ -1,4 +1,4 @@
-"""The miniature ILSVRC2012 in the other layouts that images come in: same images, same labels."""
+"""The miniature ILSVRC2012 in the other layouts of its images, with the same labels."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def make_folder(mini: Miniature, root: Path, *, truth: str, val: str = "val") ->
     Args:
       mini: the images.
       root: created.
-      truth: where validation labels are: "folders", "devkit", "devkit_folder", "synsets", "csv".
+      truth: the place of validation labels: "folders", "devkit", "devkit_folder", "synsets", "csv".
         Without a devkit, the class list is ILSVRC2012's, and names are from `published_names`.
       val: name of the validation folder.
     """
@@ -107,11 +107,11 @@ def make_folder(mini: Miniature, root: Path, *, truth: str, val: str = "val") ->
 
 
 def make_class_tars(classes: Mapping[str, Sequence[str]], root: Path, *, whole: bool) -> Path:
-    """Writes ImageNet-21K's archives: a tar a class, in fall11_whole.tar or winter21_whole/.
+    """Writes ImageNet-21K's archives: a tar per class, in fall11_whole.tar or winter21_whole/.
 
     Args:
       classes: names of images by WNID.
-      root: created.
+      root: folder to create.
       whole: one tar of all of them, or a folder of them.
     """
     root.mkdir(parents=True, exist_ok=True)
@@ -148,7 +148,7 @@ def tar(files: Mapping[str, bytes]) -> bytes:
 
 
 def make_kaggle(mini: Miniature, root: Path, classes: Sequence[tuple[str, str]]) -> Path:
-    """Writes what Kaggle's imagenet-object-localization-challenge unpacks to."""
+    """Writes the unpacked files of Kaggle's imagenet-object-localization-challenge."""
     data_folder = root / "ILSVRC" / "Data" / "CLS-LOC"
     names = published_names(mini) if len(classes) == len(official_classes().wnids) else {}
     for split, key, data in renamed(images(mini), names):
@@ -161,7 +161,7 @@ def make_kaggle(mini: Miniature, root: Path, classes: Sequence[tuple[str, str]])
 
 
 def solution(mini: Miniature, names: Mapping[str, str]) -> bytes:
-    """Returns LOC_val_solution.csv, in no order, as Kaggle's is; `names` are new keys."""
+    """Returns LOC_val_solution.csv, unordered like Kaggle's; `names` are new keys."""
     rows = [
         f"{names.get(key, key).removesuffix('.JPEG')},{image.wnid} 1 2 30 40 \n"
         for key, image in mini.of("validation").items()
@@ -188,7 +188,7 @@ PARQUET_NAME = "train-00000-of-00001.parquet"
 
 
 def parquet_row(index: int, number: int, data: bytes = b"JPEG") -> dict[str, Any]:
-    """Returns a row of Hugging Face's files, whose path names the official class."""
+    """Returns a row of Hugging Face's files, with a path that names the official class."""
     wnid = official_classes().wnids[index]
     path = f"{wnid}_{number}_{wnid}.JPEG"
     return {"image": {"bytes": data, "path": path}, "label": index}
@@ -259,7 +259,7 @@ def make_recordio(mini: Miniature, root: Path, *, lists: bool = True) -> Path:
 def write_recordio(
     path: Path, rows: Sequence[tuple[int, str, bytes]], *, lists: bool = True
 ) -> None:
-    """Writes one file, and its list beside it; labels are numbers and arrays by turns."""
+    """Writes one file, and its list next to it; labels are alternately numbers and arrays."""
     frames = [
         framed(number, index, data, as_array=bool(number % 2))
         for number, (index, _, data) in enumerate(rows)
@@ -285,7 +285,7 @@ CIFAR_NAMES = (
 
 
 def cifar_batch(num: int, seed: int) -> dict[str, Any]:
-    """Returns a batch of smooth pictures: data [num, 3072] uint8 in planes, labels, filenames."""
+    """Returns a batch of smooth images: data [num, 3072] uint8 in planes, labels, filenames."""
     rng = np.random.default_rng(seed)
     coarse = rng.integers(0, 256, (num, 3, 5, 5))
     y, x = np.meshgrid(np.linspace(0, 3.999, 32), np.linspace(0, 3.999, 32), indexing="ij")
@@ -306,7 +306,7 @@ def cifar_batch(num: int, seed: int) -> dict[str, Any]:
 
 
 def make_cifar10(root: Path, *, num: int = 20) -> Path:
-    """Writes cifar-10-batches-py with `num` images a batch; Python 2's pickle protocol."""
+    """Writes cifar-10-batches-py with `num` images per batch; Python 2's pickle protocol."""
     folder = root / "cifar-10-batches-py"
     folder.mkdir(parents=True)
     batches = [f"data_batch_{i}" for i in range(1, 6)] + ["test_batch"]
@@ -319,7 +319,7 @@ def make_cifar10(root: Path, *, num: int = 20) -> Path:
 
 
 def mnist_digits(num: int, seed: int) -> tuple[Any, list[int]]:
-    """Returns drawn digits, at different places: [num, 28, 28] uint8, labels.
+    """Returns drawn digits at different positions: [num, 28, 28] uint8, labels.
 
     Mean and deviation are those of MNIST, 33.3 and 78.6.
     """
@@ -357,7 +357,7 @@ def make_mnist(root: Path, *, num: int = 40, packed: bool = True) -> Path:
 def voc_xml(
     width: int, height: int, boxes: Sequence[tuple[int, int, int, int]], wnid: str
 ) -> bytes:
-    """Returns an annotation as ILSVRC2012 has it; boxes are (xmin, ymin, xmax, ymax) in pixels."""
+    """Returns an annotation in ILSVRC2012's form; boxes are (xmin, ymin, xmax, ymax) in pixels."""
     objects = "".join(
         f"\t<object>\n\t\t<name>{wnid}</name>\n\t\t<pose>Unspecified</pose>\n"
         "\t\t<truncated>0</truncated>\n\t\t<difficult>0</difficult>\n\t\t<bndbox>\n"
@@ -375,7 +375,7 @@ def voc_xml(
 
 
 def annotations(mini: Miniature) -> dict[str, dict[str, bytes]]:
-    """Returns XML by "WNID/stem.xml" of every other train image, and by "val/stem.xml" of all."""
+    """Returns XML by "WNID/stem.xml" of every second train image, and by "val/stem.xml" of all."""
     found: dict[str, dict[str, bytes]] = {"train": {}, "validation": {}}
     for number, image in enumerate(sorted(mini.images, key=lambda image: image.key)):
         stem = image.key.rpartition("/")[2].rpartition(".")[0]
@@ -389,7 +389,7 @@ def annotations(mini: Miniature) -> dict[str, dict[str, bytes]]:
 
 
 def make_box_archives(mini: Miniature, root: Path) -> None:
-    """Writes the two annotation archives beside a source."""
+    """Writes the two annotation archives next to a source."""
     found = annotations(mini)
     write_tgz(root / "ILSVRC2012_bbox_train_v2.tar.gz", found["train"])
     write_tgz(root / "ILSVRC2012_bbox_val_v3.tgz", found["validation"])

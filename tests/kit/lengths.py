@@ -1,4 +1,4 @@
-"""Campaigns in two lengths: a few cases in `make test`, the others in `make test-long`."""
+"""Tests of two lengths: a few cases in `make test`, the others in `make test-long`."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from hypothesis import settings
 SHORT = "short"
 FULL = "full"
 HYPOTHESIS = "hypothesis"
-# Of each of Hypothesis's tests in `make test-long`, unless it asks for more or fewer.
+# For each of Hypothesis's tests in `make test-long`, if it does not set a different number.
 FULL_EXAMPLES = 100
 
 
 def examples(full: int) -> settings:
-    """Returns the settings of a test that has other than `FULL_EXAMPLES` examples.
+    """Returns the settings of a test with a different number of examples than `FULL_EXAMPLES`.
 
-    `make test` tries a tenth of them, `make test-long` all.
+    `make test` runs a tenth of them, `make test-long` all.
     """
     is_full = settings.get_current_profile_name() == FULL
     return settings(max_examples=full if is_full else max(3, full // 10))
 
 
-def long_but(short: Iterable[Any], cases: Iterable[Any]) -> list[Any]:
-    """Returns cases for `parametrize`, all but those of `short` marked as `long`.
+def long_except(short: Iterable[Any], cases: Iterable[Any]) -> list[Any]:
+    """Returns cases for `parametrize`; all except those of `short` are marked as `long`.
 
     Args:
       short: the cases that `make test` runs, each one of `cases`.
-      cases: values, or tuples of values where there is more than one parameter.
+      cases: values, or tuples of values if there are several parameters.
     """
     run = list(short)
     return [case if case in run else _long(case) for case in cases]

@@ -1,6 +1,6 @@
 """Limits of the product that tests lower, to reach them with little data or in little time.
 
-This table is the only place that knows where they are.
+Only this table names their modules.
 """
 
 from __future__ import annotations

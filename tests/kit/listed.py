@@ -1,7 +1,8 @@
-"""A source that is a list of images, and what may be chosen of it."""
+"""A source that is a list of images, and selections from it."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -20,8 +21,8 @@ WORKERS = Workers(1, "threads")
 
 
 @dataclass(frozen=True)
-class Listed(StoredSource):
-    """A source whose train archive holds so many images of each class."""
+class ListSource(StoredSource):
+    """A source with this number of images of each class in its train archive."""
 
     counts: tuple[int, ...] = (4, 3, 2)
 
@@ -79,7 +80,7 @@ def selection(
     elif holdout_per_class:
         recipe = replace(recipe, splits=("train", "validation"))
     given: dict[str, Any] = {
-        "source": Listed(CLASSES, (SourcePart("train.tar", 90, 1),), counts),
+        "source": ListSource(CLASSES, (SourcePart("train.tar", 90, 1),), counts),
         "where": "/in",
         "annotations": None,
         "classes": frozenset(range(3)),
@@ -94,12 +95,14 @@ def excluding(*names: str, **more: Any) -> Selection:
     return selection(excluded=KeyList("list", lines, "its digest"), **more)
 
 
-class Mixed(Listed):
+class MixedListSource(ListSource):
     """The same images, in one list of all classes."""
 
     def index_tasks(self, split: str) -> list[IndexTask]:
         return [IndexTask(split, split, f"{split}.tar")]
 
     def index(self, task: IndexTask) -> list[Member]:
-        lists = [super(Mixed, self).index(each) for each in super().index_tasks(task.split)]
-        return [member for of_class in lists[::-1] for member in of_class]
+        lists = [
+            super(MixedListSource, self).index(each) for each in super().index_tasks(task.split)
+        ]
+        return [*itertools.chain.from_iterable(lists[::-1])]

@@ -1,4 +1,4 @@
-"""The miniature ILSVRC2012 for tests: built once and shared, and ways to break its archives."""
+"""The miniature ILSVRC2012 for tests: built once and shared, and ways to damage its archives."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def miniature_for_tests(cache_dir: Path, **kwargs: Any) -> Miniature:
       cache_dir: shared by the processes, e.g. the parent of a pytest-xdist worker's base temp.
       **kwargs: keyword arguments of `make_miniature`.
     """
-    code = inspect.getsource(miniature)  # an edited generator never meets archives of the old one
+    code = inspect.getsource(miniature)  # archives of an older generator are not used
     digest = hashlib.sha256(json.dumps([kwargs, code], sort_keys=True).encode()).hexdigest()[:16]
 
     def make(folder: Path) -> None:
@@ -69,8 +69,8 @@ def miniature_for_tests(cache_dir: Path, **kwargs: Any) -> Miniature:
 def rewrite_tar(src: Path, dst: Path, edit: Edit) -> None:
     """Writes to `dst` the plain tar `src` with every member passed through `edit`.
 
-    `edit` gets its own copy of the TarInfo and b"" for a member that is no regular file; a regular
-    file's size is set from the bytes it returns. `dst` may be `src`.
+    `edit` gets a copy of the TarInfo, and b"" for a member that is not a regular file. The size of
+    a regular file is set from the returned bytes. `dst` may be `src`.
     """
     aside = dst.with_name(dst.name + ".rewriting")
     with src.open("rb") as source, aside.open("wb") as target:
@@ -79,10 +79,10 @@ def rewrite_tar(src: Path, dst: Path, edit: Edit) -> None:
 
 
 def edit_train_tar(src: Path, dst: Path, edit: Edit) -> None:
-    """Like `rewrite_tar` for the train archive: `edit` sees the images inside its inner tars.
+    """Like `rewrite_tar` for the train archive: `edit` gets the images inside its inner tars.
 
-    The class is the part of the image's name before "_". To drop, add or damage whole inner tars,
-    call `rewrite_tar`, whose `edit` gets an inner tar's bytes.
+    The class is the part of the image's name before "_". To drop, add or damage complete inner
+    tars, call `rewrite_tar`, whose `edit` gets an inner tar's bytes.
     """
 
     def edit_inner(info: tarfile.TarInfo, data: bytes) -> Iterable[tuple[tarfile.TarInfo, bytes]]:

@@ -1,4 +1,4 @@
-"""A learner by NumPy alone: what the loop does with a run costs no seconds of a framework."""
+"""A learner that only uses NumPy, so tests of the loop need no slow framework."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class NumpyLearner:
     """One linear layer and its momentum; see `trainer.learner.Learner`."""
 
     fast_half = False
-    versions = {"NumPy": np.__version__}  # noqa: RUF012 - nobody changes it
+    versions = {"NumPy": np.__version__}  # noqa: RUF012 - never changed
 
     def __init__(self, config: TrainConfig) -> None:
         self.comm = Comm()
@@ -63,7 +63,7 @@ class NumpyLearner:
     ) -> tuple[Any, Any]:
         rows = _rows(batch["images"])
         labels = np.asarray(batch["class_index"])
-        with np.errstate(all="ignore"):  # the loop shall see a loss that is no number
+        with np.errstate(all="ignore"):  # so that the loop gets a nonfinite loss
             logits = rows @ self._weights
             shares = np.exp(logits - logits.max(1, keepdims=True))
             shares /= shares.sum(1, keepdims=True)

@@ -1,4 +1,4 @@
-"""Which files of a folder somebody opens, Python or not: the kernel says so (inotify)."""
+"""Lists the files of a folder that any process opens, reported by the kernel (inotify)."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _EVENT = struct.Struct("iIII")
 def opened(root: Path) -> Iterator[set[str]]:
     """Yields the set to which the end of the block adds the paths below `root` that were opened.
 
-    Folders are named when they are listed; the name of `root` itself is ".".
+    Folders are named if they are listed; the name of `root` itself is ".".
     """
     libc = ctypes.CDLL(None, use_errno=True)
     watching = libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
     assert watching >= 0, os.strerror(ctypes.get_errno())
     try:
-        # Found before any is watched: looking for them opens them.
+        # Folders are listed before any is watched, because listing opens them.
         folders = [root, *(path for path in root.rglob("*") if path.is_dir())]
         watched = {
             libc.inotify_add_watch(watching, os.fsencode(path), _OPENED): path for path in folders
@@ -40,7 +40,7 @@ def opened(root: Path) -> Iterator[set[str]]:
 
 
 def _parsed(events: bytes) -> Iterator[tuple[int, str]]:
-    """Yields (number of the folder, name in it), the name "" for the folder itself."""
+    """Yields (number of the folder, name in it); the name "" is the folder itself."""
     while events:
         number, mask, _, length = _EVENT.unpack_from(events)
         assert not mask & 0x4000, "more was opened than the kernel keeps"  # IN_Q_OVERFLOW

@@ -1,8 +1,9 @@
-"""Photographs as cameras and telephones leave them: EXIF blocks, formats, odd names."""
+"""Photographs as cameras and telephones write them: EXIF blocks, formats, odd names."""
 
 from __future__ import annotations
 
 import io
+import itertools
 import struct
 import warnings
 
@@ -18,7 +19,7 @@ _ORIENTATION = 0x0112
 
 
 def pixels(height: int, width: int, seed: int = 0) -> Image.Image:
-    """Returns a picture that looks other in each of the eight orientations."""
+    """Returns an image that looks different in each of the eight orientations."""
     rows, columns = np.mgrid[0:height, 0:width]
     channels = (columns * 200 / max(width - 1, 1), rows * 200 / max(height - 1, 1), rows * 0 + 90)
     image = Image.fromarray(np.stack(channels, axis=2).astype(np.uint8))
@@ -44,7 +45,7 @@ def photograph(height: int, width: int, seed: int = 0, **options: object) -> byt
 def exif(
     value: int, order: str = "II", *, kind: int = SHORT, count: int = 1, entries: int = 1
 ) -> bytes:
-    """Returns an EXIF block whose last entry is the orientation; those before it mean nothing."""
+    """Returns an EXIF block with the orientation as its last entry; the others have no meaning."""
     sign = "<" if order == "II" else ">"
     size = {1: "B3x", 4: "L"}.get(kind, "H2x")
     body = b"".join(
@@ -67,7 +68,7 @@ BROKEN = {"broken": exif(6, "MM", kind=2), "cut": exif(6, "II")[:-14], "zero": e
 
 
 def shown(data: bytes, *, obeys: bool) -> np.ndarray:
-    """Returns pixels as a decoder shows them that obeys the tag, or that does not."""
+    """Returns the pixels of a decoder that obeys the tag, or of one that does not."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of damaged EXIF
         image = Image.open(io.BytesIO(data))
@@ -79,7 +80,9 @@ def shown(data: bytes, *, obeys: bool) -> np.ndarray:
 def sources() -> dict[str, bytes]:
     """Returns a photograph with each orientation in both byte orders, and with broken EXIF."""
     plain = photograph(HEIGHT, WIDTH)
-    found = {f"{v} {order}": tagged(plain, v, order) for v in range(1, 9) for order in ("II", "MM")}
+    found = {}
+    for orientation, order in itertools.product(range(1, 9), ("II", "MM")):
+        found[f"{orientation} {order}"] = tagged(plain, orientation, order)
     for name, block in BROKEN.items():
         size = (len(block) + 2).to_bytes(2, "big")
         found[name] = plain[:2] + b"\xff\xe1" + size + block + plain[2:]
@@ -87,6 +90,8 @@ def sources() -> dict[str, bytes]:
 
 
 def stored() -> list[bytes]:
-    """Returns every image with a tag as it is stored under each rule, kept or shrunk."""
-    policies = [Policy(side, orientation=rule) for rule in (APPLY, NEUTRAL) for side in (None, 48)]
-    return [transform(data, policy).encoded for data in sources().values() for policy in policies]
+    """Returns every image with a tag as it is stored under each rule, kept or downscaled."""
+    rules = itertools.product((APPLY, NEUTRAL), (None, 48))
+    policies = [Policy(side, orientation=rule) for rule, side in rules]
+    choices = itertools.product(sources().values(), policies)
+    return [transform(data, policy).encoded for data, policy in choices]

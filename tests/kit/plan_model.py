@@ -6,6 +6,7 @@ The model follows docs/data-format.md and docs/prepare.md. It only uses the prod
 from __future__ import annotations
 
 import hashlib
+import itertools
 import random
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -48,7 +49,9 @@ def model(
     seed = selection.recipe.seed
     for split in selection.splits:
         tasks = selection.source.index_tasks(split)
-        part_of = {m: task.part for task in tasks for m in selection.source.index(task)}
+        part_of = {}
+        for task in tasks:
+            part_of |= dict.fromkeys(selection.source.index(task), task.part)
         chosen: list[list[Member]] = []
         for index in range(len(selection.source.classes.wnids)):
             members = [m for m in part_of if m.class_index == index and index in selection.classes]
@@ -64,7 +67,7 @@ def model(
                 outputs[new].append([m for m in members if m in ranked[:number]])
                 outputs[split].append([m for m in members if m not in ranked[:number]])
         for name, classes in outputs.items():
-            dealt = [member for members in classes for member in members]
+            dealt = [*itertools.chain.from_iterable(classes)]
             number = selection.shards_of(name, len(dealt))
             shards[name] = []
             for shard in range(number):
@@ -171,7 +174,7 @@ def random_selection(seed: int) -> tuple[Selection, dict[str, dict[str, Boxes]]]
     lists: list[tuple[IndexTask, tuple[Member, ...]]] = []
     for split in splits:
         lists += _lists(chance, split, wnids)
-    members = [member for _, of_task in lists for member in of_task]
+    members = [*itertools.chain.from_iterable(of_task for _, of_task in lists)]
     parts = {task.part: SourcePart(task.part, 1, 1) for task, _ in lists}
     names = ClassList(wnids, wnids)
     flags: dict[str, Any] = {

@@ -205,7 +205,7 @@ def tests_of(path: str) -> frozenset[str]:
 
 
 def faults(row: Row) -> Iterator[str]:
-    """Yields what is wrong with the evidence of a row."""
+    """Yields the faults in the evidence of a row."""
     reasons = [line for line in row.evidence if "::" not in line]
     reason, _, module = "".join(reasons).partition(": ")
     if UNCHECKED in reasons:

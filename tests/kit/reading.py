@@ -1,4 +1,4 @@
-"""Data sets whose pictures show which example they are, and all backends that read them."""
+"""Datasets with images that encode their example, and all backends that read them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from imagenet_prep.dataset import schema
 from imagenet_prep.read import Batch, Reader, make_dataset
 from tests.kit import faults
 from tests.kit.samples import add_tables
-from tests.kit.tfrecords import numbers_of, picture, plain, scene, write_set
+from tests.kit.tfrecords import numbers_of, picture, plain, scene, write_dataset
 
 # Shards of unequal length; the last step of nearly every world is not full.
 TRAIN = (11, 9, 10, 12, 8)
@@ -31,13 +31,13 @@ BACKENDS = [
     pytest.param("dali", marks=pytest.mark.dali),
     "native",
 ]
-# What a backend needs to be installed, as the name of a fixture.
+# The fixture that skips if a backend's requirements are not installed.
 NEEDS = {"tfdata": "tf", "dali": "dali"}
 
 
 @pytest.fixture(scope="session")
 def dali() -> ModuleType:
-    """NVIDIA DALI, where it is installed."""
+    """NVIDIA DALI, if it is installed."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of its own dependencies
         return pytest.importorskip("nvidia.dali", reason="NVIDIA DALI is not installed")
@@ -48,12 +48,12 @@ def on_backends(
 ) -> pytest.MarkDecorator:
     """Parametrises a test over all backends and cases: a graph of TensorFlow takes 0.2 s.
 
-    For what is decided before a backend gets the images: the order, ranks, states, records.
+    For decisions before a backend gets the images: the order, ranks, states, records.
 
     Args:
       names: arguments of the test, besides `backend`.
       few: the cases in which `make test` tries tfdata and DALI; all others are long.
-      cases: values, or tuples of values where there is more than one name.
+      cases: values, or tuples of values if there are several names.
       native: the cases in which it tries the native backend; by default all.
     """
     every = list(cases)
@@ -79,13 +79,13 @@ def backend(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="session")
 def colours(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """50 + 21 pictures of one colour each, which names the example's class; read-only."""
+    """50 + 21 images of one colour each, which encodes the example's class; read-only."""
     return _written(tmp_path_factory.mktemp("colours") / "set", plain)
 
 
 @pytest.fixture(scope="session")
 def scenes(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """50 + 21 pictures that differ in every place; the class names the example; read-only."""
+    """50 + 21 images that differ everywhere; the class encodes the example; read-only."""
     return _written(tmp_path_factory.mktemp("scenes") / "set", scene)
 
 
@@ -98,23 +98,28 @@ def _written(root: Path, encode: Callable[[int], bytes]) -> Path:
             shards.append([picture(n, encode(n)) for n in range(number, number + count)])
             number += count
         splits[split] = shards
-    write_set(root, splits, num_classes=number)
+    write_dataset(root, splits, num_classes=number)
     add_tables(root)
     return root
 
 
-def open_set(root: Path, split: str, batch: int, backend: str, **more: Any) -> Reader:
+def reader_of(root: Path, split: str, batch: int, backend: str, **more: Any) -> Reader:
     settings: dict[str, Any] = {"framework": "numpy", "dtype": "uint8", "world": World()}
     return make_dataset(root, split, batch, 16, backend=backend, **settings | more)
 
 
 def seen(batch: Batch) -> list[int]:
-    """Returns the examples of a batch by the colours shown, which must agree with its labels."""
+    """Returns the examples of a batch by their colours, which must agree with its labels."""
     mask = batch["mask"]
     numbers = numbers_of(batch["images"][mask])
     assert batch["class_index"][mask].tolist() == numbers
     assert (batch["class_index"][~mask] == -1).all()
     return numbers
+
+
+def seen_in(batches: Iterable[Batch]) -> list[int]:
+    """Returns the examples of batches, in their order."""
+    return [*itertools.chain.from_iterable(map(seen, batches))]
 
 
 def same(a: Batch, b: Batch) -> bool:
@@ -137,7 +142,7 @@ def flip(record: int, byte: int) -> Callable[[Path], None]:
 
 
 def jpeg(mode: str, size: tuple[int, int] = (50, 40), **how: Any) -> bytes:
-    """A smooth picture."""
+    """Returns a smooth image."""
     x, y = np.meshgrid(np.linspace(0, 200, size[0]), np.linspace(20, 230, size[1]))
     picture = Image.fromarray(np.stack([x, y, 255 - x], axis=2).astype(np.uint8)).convert(mode)
     out = io.BytesIO()

@@ -1,4 +1,4 @@
-"""Records of RecordIO as other programs write them."""
+"""Records of RecordIO in the form of other programs."""
 
 from __future__ import annotations
 

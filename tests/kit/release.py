@@ -1,4 +1,4 @@
-"""What `make release` makes of the last commit."""
+"""Runs `make release` on the last commit."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.kit.shared import made_once
 
 
 def release(folder: Path) -> Path:
-    """Releases a clone, in a folder that is made; returns its dist/."""
+    """Releases a clone in a new folder; returns its dist/."""
     python = Path(sys.prefix) / "release" / "bin" / "python"
     if not python.exists():
         pytest.skip("nothing to make a release with: make release installs it")

@@ -1,4 +1,4 @@
-"""Data sets of random bytes with true digests: what replicating needs of one, made at once."""
+"""Datasets of random bytes with correct digests, made instantly, for tests of replication."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CLASSES = ClassList(("n00000001",), ("thing",))
 def make_dataset(
     root: Path, *, shards: int = 6, shard_bytes: int = 40_000, seed: int = 0, tables: bool = False
 ) -> Manifest:
-    """Writes a committed dataset; its shards, and its tables if it has any, are only bytes."""
+    """Writes a committed dataset; its shards, and its tables if it has any, are random bytes."""
     rng = random.Random(seed)
     root.mkdir(parents=True)
     store = LocalStore(root)

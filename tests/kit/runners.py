@@ -1,7 +1,7 @@
-"""A cluster of processes on loopback, of Flink or Spark, with a pool of Beam workers beside it.
+"""A cluster of processes on loopback, of Flink or Spark, with a pool of Beam workers next to it.
 
-The tests start it for themselves. For people, `make flink-up` leaves one running in build/flink
-and `make flink-down` ends it; `make spark-up` and `make spark-down` likewise.
+Tests start a cluster of their own. For developers, `make flink-up` leaves one running in
+build/flink and `make flink-down` ends it; `make spark-up` and `make spark-down` likewise.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from typing import Any, ClassVar, Self
 import pytest
 
 from tests.kit import command
+from tests.kit.ports import free_ports
 
 # The Makefile puts the jars of Flink, and Beam's job servers, here.
 JARS = Path.home() / ".cache/imagenet-prep/jars"
@@ -37,7 +38,7 @@ class Cluster(abc.ABC):
     Attributes:
       NAME: of the runner.
       CANCELLED: the state of a job that was cancelled.
-      url: where it says how it is.
+      url: address of its status.
       members: the processes that offer slots, one each.
     """
 
@@ -51,13 +52,13 @@ class Cluster(abc.ABC):
         *,
         short_lived: bool = False,
     ) -> None:
-        """Prepares its settings; `start` starts.
+        """Prepares its settings; `start` starts it.
 
         Args:
           folder: for settings and logs.
-          environment: variables that workers see besides, e.g. credentials.
-          short_lived: compile once and not again: cheaper for a JVM that lives for a minute, slower
-            for one that works for long.
+          environment: additional variables of workers, e.g. credentials.
+          short_lived: compile only once: cheaper for a JVM that runs for a minute, slower for one
+            that works for long.
         """
         self._folder = folder
         self._environment = environment or {}
@@ -76,7 +77,7 @@ class Cluster(abc.ABC):
 
     @abc.abstractmethod
     def slots(self) -> int:
-        """Returns the slots of the members that are there."""
+        """Returns the number of slots of the connected members."""
 
     @abc.abstractmethod
     def _leader(self) -> subprocess.Popen[bytes]:
@@ -111,7 +112,7 @@ class Cluster(abc.ABC):
     @classmethod
     @contextlib.contextmanager
     def running(cls, *args: Any, **how: Any) -> Iterator[Self]:
-        """Yields a cluster; skips where Java or the jars lack. Arguments as for the class."""
+        """Yields a cluster; skips if Java or the jars are missing. Arguments as for the class."""
         if lack := cls.lacking():
             pytest.skip(lack)
         made = cls(*args, **how)
@@ -122,7 +123,7 @@ class Cluster(abc.ABC):
             made.stop()
 
     def start(self) -> None:
-        """Starts all processes and returns when every member has a slot to offer."""
+        """Starts all processes and returns when every member offers a slot."""
         self._others.append(self._leader())
         environment = command.environment(**self._environment)
         argv = [sys.executable, "-P", "-m", "imagenet_prep.engine.pool", f"--port={self._pool}"]
@@ -131,24 +132,24 @@ class Cluster(abc.ABC):
         command.wait_until(self._ready, f"{self.NAME} answers; see {self._folder}/*.log")
 
     def complete(self) -> None:
-        """Starts a member for each that has died, and waits until all its slots are there."""
+        """Starts members if some have died, and waits until all slots are available."""
         alive = [each for each in self.members if each.poll() is None]
         self.members = alive + [self._member() for _ in range(NUM_MEMBERS - len(alive))]
         command.wait_until(self._ready, f"{self.NAME} has all its slots")
 
     def kill_member(self) -> None:
-        """Kills one, with what it has started, as where a host is lost."""
+        """Kills a member and its descendants, as if a host were lost."""
         pid = self.members[0].pid
         _signal([*children_of(pid), pid], signal.SIGKILL)
 
     def options(self) -> list[str]:
-        """Returns what goes after `--` on the command line."""
+        """Returns the arguments after `--` on the command line."""
         jar = f"--{self.NAME.lower()}_job_server_jar={self.job_server()}"
         return [*self._options(), jar, *self._of_any_run()]
 
     @contextlib.contextmanager
     def served(self) -> Iterator[list[str]]:
-        """Yields options that name a job server which runs already, until this is left."""
+        """Yields options that name a job server which keeps running until the block ends."""
         (port,) = free_ports(1)
         ports = ("--job-port", str(port), "--artifact-port", "0", "--expansion-port", "0")
         artifacts = ("--artifacts-dir", str(self._folder / "tmp"))
@@ -170,7 +171,7 @@ class Cluster(abc.ABC):
 
     @contextlib.contextmanager
     def stopped_workers(self) -> Iterator[None]:
-        """Holds the worker processes of running jobs where they are."""
+        """Stops the worker processes of running jobs."""
         pids = self.workers()
         _signal(pids, signal.SIGSTOP)
         try:
@@ -194,7 +195,7 @@ class Cluster(abc.ABC):
         return [process.pid for process in [*self._others, *self.members]]
 
     def stop(self) -> None:
-        """Ends everything that was started, and what that started, by pid."""
+        """Ends all started processes and their descendants, by pid."""
         processes = [*self.members, *self._others]
         for process in processes:
             _signal([*children_of(process.pid), process.pid], signal.SIGKILL)
@@ -209,7 +210,7 @@ class Cluster(abc.ABC):
         with contextlib.suppress(OSError):
             if _listens(self._pool) and self.slots() == NUM_MEMBERS:
                 return True
-        time.sleep(0.1)  # it has work of its own
+        time.sleep(0.1)  # it has jobs
         return False
 
     def _get(self, path: str) -> Any:
@@ -243,7 +244,7 @@ class Cluster(abc.ABC):
 
 
 def _listens(port: int) -> bool:
-    """Returns whether somebody takes connections at a port of this machine."""
+    """Returns whether a process accepts connections at a port of this machine."""
     with (
         contextlib.suppress(OSError),
         socket.create_connection(("127.0.0.1", port), timeout=command.PATIENCE_S),
@@ -253,30 +254,21 @@ def _listens(port: int) -> bool:
 
 
 def options_of_any_run(name: str, pool: int) -> list[str]:
-    """Returns the options of a runner whose workers come from the pool at a port."""
+    """Returns the options of a runner with workers of the pool at a port."""
     return [
         f"--runner={name}Runner",
         "--environment_type=EXTERNAL",
         f"--environment_config=127.0.0.1:{pool}",
-        # From one step to the next.
+        # Between two steps.
         "--environment_cache_millis=10000",
-        # Beam asks pip for a list of all packages, for the logs of its containers.
+        # Beam runs pip for a list of all packages, for the logs of its containers.
         "--experiments=disable_logging_submission_environment",
     ]
 
 
 def opens(*packages: str) -> list[str]:
-    """Returns the flags that let Java 17 look into its own packages."""
+    """Returns the flags that give access to Java 17's own packages."""
     return [f"--add-opens=java.base/{package}=ALL-UNNAMED" for package in packages]
-
-
-def free_ports(count: int) -> list[int]:
-    """Returns ports at which nobody listens."""
-    with contextlib.ExitStack() as held:
-        probes = [held.enter_context(socket.socket()) for _ in range(count)]
-        for probe in probes:
-            probe.bind(("127.0.0.1", 0))
-        return [probe.getsockname()[1] for probe in probes]
 
 
 def children_of(pid: int) -> list[int]:
@@ -323,7 +315,7 @@ def _up(kind: type[Cluster], folder: Path) -> int:
 
 
 def _down(folder: Path) -> int:
-    """Ends it; a pid that has become another program's is left alone."""
+    """Ends the cluster, except pids that belong to a different program by now."""
     for line in (folder / "pids").read_text().split() if (folder / "pids").exists() else []:
         with contextlib.suppress(OSError):
             if os.path.samefile(f"/proc/{line}/cwd", folder):

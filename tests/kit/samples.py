@@ -1,4 +1,4 @@
-"""Samples made up for tests."""
+"""Invented samples for tests."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def sha256(of: object) -> str:
 
 
 def kept(key: str, class_index: int = 0) -> Sample:
-    """Returns the sample of an image that was kept as it was."""
+    """Returns the sample of an unchanged image."""
     image = (len(key) + 100, 8, 9, sha256(key))
     return Sample(key, class_index, *image, "kept", "", *image)
 
@@ -46,7 +46,7 @@ def samples(draw: st.DrawFn) -> Sample:
 
 
 def tree_hash(leaves: Sequence[bytes]) -> bytes:
-    """RFC 6962, section 2.1, word by word."""
+    """Computes RFC 6962, section 2.1, word by word."""
     if not leaves:
         return hashlib.sha256(b"").digest()
     if len(leaves) == 1:
@@ -58,7 +58,7 @@ def tree_hash(leaves: Sequence[bytes]) -> bytes:
 
 
 def add_tables(root: Path) -> Manifest:
-    """Gives a set of ours tables of samples and roots; all images are kept."""
+    """Gives a dataset tables of samples and roots; all images are kept."""
     path = root / schema.MANIFEST
     made = manifest.loads(path.read_bytes(), str(path))
     (root / schema.SAMPLES).mkdir(exist_ok=True)

@@ -1,4 +1,4 @@
-"""An HTTP server whose answers are written down before it is asked."""
+"""An HTTP server with prepared answers."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ def asked(start: int, stop: int, **more: str) -> dict[str, str]:
     return {"Host": "here", "Range": f"bytes={start}-{stop - 1}", **more}
 
 
-class Scripted:
-    """A server that says what it is told, one answer a request.
+class ScriptedServer:
+    """A server that sends one prepared answer per request.
 
     Attributes:
-      answers: still to come; b"" closes the connection instead.
+      answers: remaining ones; b"" closes the connection instead.
       ending: closes the connection behind each answer.
       connections: accepted so far.
-      requests: heads of what was asked.
+      requests: heads of the requests.
     """
 
     def __init__(self, answers: Sequence[bytes], tls: ssl.SSLContext | None) -> None:
@@ -62,8 +62,8 @@ class Scripted:
 
 
 @contextlib.contextmanager
-def scripted(*answers: bytes, tls: ssl.SSLContext | None = None) -> Iterator[Scripted]:
-    server = Scripted(answers, tls)
+def scripted(*answers: bytes, tls: ssl.SSLContext | None = None) -> Iterator[ScriptedServer]:
+    server = ScriptedServer(answers, tls)
     thread = threading.Thread(target=server.serve, daemon=True)
     thread.start()
     try:

@@ -1,4 +1,4 @@
-"""A process on another host that is none: what it says is written down, what it hears is kept."""
+"""A double of a process on a different host: its messages are prepared, its input is recorded."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ def say(kind: str, **fields: Any) -> MessageFrame:
 
 
 class ScriptedProcess(Process):
-    """Stands for a process and for the channel to it.
+    """Replaces a process and the channel to it.
 
     Attributes:
-      heard: (kind, fields) of what was sent to it, in order, but chunks.
-      chunks: the bodies of chunks, by the name of the file that they are of.
+      heard: (kind, fields) of the messages that it received, in order, without chunks.
+      chunks: the bodies of chunks, by the name of their file.
       killed: whether it was killed.
-      answer: called with each message that it hears; returns what it says then. None ends it.
+      answer: called with each received message; returns its answers. None ends it.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""What all workers of a test run share: made by the first that wants it, while others wait."""
+"""Things that all workers of a test run share: the first one makes them, and the others wait."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from pathlib import Path
 
 
 def made_once(folder: Path, make: Callable[[Path], object]) -> Path:
-    """Returns a folder that `make` has filled, in this process or in another; read-only.
+    """Returns a folder that `make` has filled, in this process or a different one; read-only.
 
     Args:
       folder: to be filled, below the `shared_cache` of a run. It is never moved.
-      make: fills it. What a killed or failed one has left is thrown away.
+      make: fills it. The files of a killed or failed call are removed.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     whole = folder.with_name(f"{folder.name}.whole")
@@ -29,7 +29,7 @@ def made_once(folder: Path, make: Callable[[Path], object]) -> Path:
 
 
 def in_memory() -> str | None:
-    """Returns a folder in memory, where there is one: hundreds of commands sync their files."""
+    """Returns a folder in memory if there is one, because commands sync hundreds of files."""
     folder = Path("/dev/shm")
     if not folder.is_dir() or os.statvfs(folder).f_flag & os.ST_NOEXEC:
         return None

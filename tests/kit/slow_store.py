@@ -1,4 +1,4 @@
-"""A folder that is as slow as a server: quick alone for whoever asks for many files at once."""
+"""A folder that is as slow as a server, except for a client that opens many files at once."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from tests.kit.command import PATIENCE_S
 
 
 class SlowStore(LocalStore):
-    """Opens files once so many are asked for at the same time.
+    """Opens files only after `together` of them are requested at the same time.
 
     Attributes:
-      asked: the names of the files that were asked for.
+      asked: the names of the requested files.
     """
 
     def __init__(self, root: Path, together: int) -> None:

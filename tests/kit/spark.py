@@ -10,7 +10,7 @@ from typing import Any
 from tests.kit import runners
 from tests.kit.runners import Cluster
 
-# What Spark's own start scripts add for Java 17, as far as its master and workers need it.
+# The settings of Spark's own start scripts for Java 17 that its master and workers need.
 _OPENS = runners.opens("java.lang", "java.lang.invoke", "java.nio", "java.util", "sun.nio.ch")
 _EXECUTOR_MEMORY = "480m"
 
@@ -19,13 +19,13 @@ class Spark(Cluster):
     """Its members are Spark's workers; each of them has one executor for each job."""
 
     NAME = "Spark"
-    # The master knows only that the driver has ended.
+    # The master only knows that the driver has ended.
     CANCELLED = "FINISHED"
 
     def __init__(self, folder: Path, *args: Any, **how: Any) -> None:
         """Makes a folder like that of Spark's own distribution; arguments as for `Cluster`."""
         super().__init__(folder, *args, **how)
-        # The job server's jar has Spark in it; workers start executors with what lies in `jars`.
+        # The job server's jar contains Spark; workers start executors with the files in `jars`.
         (folder / "jars").mkdir(exist_ok=True)
         (folder / "jars/job-server.jar").unlink(missing_ok=True)
         (folder / "jars/job-server.jar").symlink_to(self.job_server())
@@ -37,7 +37,7 @@ class Spark(Cluster):
         return {each["id"]: each["state"] for each in state["activeapps"] + state["completedapps"]}
 
     def slots(self) -> int:
-        """Returns the cores of the workers that are there."""
+        """Returns the cores of the connected workers."""
         return int(self._get("/json/")["cores"])
 
     def _leader(self) -> subprocess.Popen[bytes]:
@@ -58,7 +58,7 @@ class Spark(Cluster):
     def _options(self) -> list[str]:
         return [
             f"--spark_master_url={self._master}",
-            # The executors have the job server's jar: it need not be sent to them.
+            # The executors have the job server's jar, so it need not be sent to them.
             f"--files_to_stage={self._folder / 'nothing.jar'}",
             *(f"--job_server_jvm_properties={each}" for each in self._properties()),
         ]

@@ -1,6 +1,6 @@
-"""Calls of the operating system that fail, are noted, or meet a change just before them.
+"""Calls of the operating system that fail, are recorded, or follow a sudden change.
 
-Only this module replaces them. The fixture `system` puts them back after each test.
+Only this module replaces them. The fixture `system` restores them after each test.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _ELSEWHERE: dict[str, ModuleType] = {
 
 
 class System:
-    """The operating system as this process sees it."""
+    """The operating system as seen by this process."""
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self._patch = patch
@@ -53,7 +53,7 @@ class System:
         self.instead(call, perhaps)
 
     def before(self, call: str, action: Callable[[], object]) -> None:
-        """Does something once: just before this call is made the next time."""
+        """Does something once, just before the next call of this name."""
         left = [action]
 
         def late(real: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -68,7 +68,7 @@ class System:
         noted: list[str] = []
 
         def note(name: str, real: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-            # A renamed file is noted by its new name, a linked file by its old one.
+            # A renamed file is listed by its new name, a linked file by its old one.
             folder = _path_of(kwargs.get("dst_dir_fd" if name == "replace" else "dir_fd", ""))
             path = folder / _path_of(args[1 if name == "replace" else 0])
             noted.append(f"{name} {os.path.relpath(path, below.resolve())}")
@@ -116,5 +116,5 @@ def _path_of(named: int | str | os.PathLike[str] | None) -> Path:
 
 @pytest.fixture
 def system(monkeypatch: pytest.MonkeyPatch) -> System:
-    """The operating system, for a test that lets a call of it fail."""
+    """The operating system, for a test in which a call of it fails."""
     return System(monkeypatch)

@@ -1,9 +1,10 @@
-"""Data sets written record by record: pictures that tell their number, and any fault one likes."""
+"""Datasets written record by record: images that encode their number, and arbitrary faults."""
 
 from __future__ import annotations
 
 import hashlib
 import io
+import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
@@ -16,20 +17,20 @@ from imagenet_prep.dataset import example, record_files, schema
 from imagenet_prep.dataset.example import ImageExample
 from imagenet_prep.dataset.manifest import Classes, DatasetFile, Manifest, Producer, Shard, Split
 
-# Shades a channel, far enough apart for JPEG; three channels name 512 numbers.
+# Shades per channel, far enough apart for JPEG; three channels encode 512 numbers.
 _SHADES = 8
 
 
 def colour(number: int) -> tuple[int, int, int]:
-    """Returns the colour that names a number from 0 to 511."""
+    """Returns the colour that encodes a number from 0 to 511."""
     red, green, blue = (number // _SHADES**place % _SHADES * 32 + 16 for place in range(3))
     return red, green, blue
 
 
 def numbers_of(images: Any) -> list[int]:
-    """Returns the numbers named by plain uint8 images [batch, height, width, 3].
+    """Returns the numbers that plain uint8 images [batch, height, width, 3] encode.
 
-    AssertionError where an image is not of one colour.
+    AssertionError if an image has more than one colour.
     """
     pixels = np.asarray(images).astype(np.int64)
     assert np.ptp(pixels, axis=(1, 2)).max(initial=0) <= 4
@@ -46,14 +47,14 @@ def jpeg(pixels: Any, quality: int = 95) -> bytes:
 
 
 def plain(number: int) -> bytes:
-    """Returns a JPEG of the colour that names a number; sizes vary with it."""
+    """Returns a JPEG of the colour that encodes a number; sizes vary with it."""
     height = 24 + number % 5 * 8
     width = 24 + number % 7 * 4
     return jpeg(np.broadcast_to(np.array(colour(number)), (height, width, 3)))
 
 
 def scene(number: int) -> bytes:
-    """Returns a JPEG in which every place looks different, smooth as photographs are."""
+    """Returns a JPEG that looks different everywhere, and as smooth as a photograph."""
     rng = np.random.default_rng(number)
     height = 96 + number % 5 * 16
     width = 96 + number % 7 * 12
@@ -63,13 +64,13 @@ def scene(number: int) -> bytes:
 
 
 def wnid(class_index: int) -> str:
-    """Returns the WNID of a class of these sets."""
+    """Returns the WNID of a class of these datasets."""
     return f"n{class_index + 1_000:08d}"
 
 
 def picture(number: int, encoded: bytes, label_offset: int = 1) -> ImageExample:
-    """Returns the example whose class index is its number."""
-    # Only the size is asked: an image may claim more pixels than Pillow would open.
+    """Returns the example with its number as class index."""
+    # Only the size is read, because an image may claim more pixels than Pillow would open.
     limit = Image.MAX_IMAGE_PIXELS
     Image.MAX_IMAGE_PIXELS = None
     try:
@@ -81,18 +82,18 @@ def picture(number: int, encoded: bytes, label_offset: int = 1) -> ImageExample:
     return ImageExample(encoded, height, width, name, number + label_offset, wnid(number), "thing")
 
 
-def write_set(
+def write_dataset(
     root: Path,
     splits: Mapping[str, Sequence[Sequence[ImageExample]]],
     *,
     num_classes: int,
     label_offset: int = 1,
 ) -> Manifest:
-    """Writes shards, indexes, class list and manifest as they are described.
+    """Writes shards, indexes, class list and manifest according to a description.
 
     Args:
       root: folder to create.
-      splits: examples of each shard of each split; nothing about them is checked.
+      splits: examples of each shard of each split, which are not checked.
       num_classes: lines of the class list.
       label_offset: for the manifest.
     """
@@ -147,11 +148,11 @@ def _write_split(
         written.append(
             Shard(name, len(examples), len(data), _sha256(data), len(index), _sha256(index))
         )
-    everything = [one for examples in shards for one in examples]
+    everything = [*itertools.chain.from_iterable(shards)]
     counts = [0] * num_classes
     for one in everything:
         index = one.stored_label - label_offset
-        # A label without a class counts all the same: a manifest never contradicts itself.
+        # A label counts even if it has no class: a manifest never contradicts itself.
         counts[index if 0 <= index < num_classes else 0] += 1
     return Split(
         examples=len(everything),

@@ -1,4 +1,4 @@
-"""The table of docs/trainers.md, from which the tests know what each program has to deliver.
+"""The table of docs/trainers.md, from which tests read the expected labels of each program.
 
 `python -m tests.kit.trainers` writes it into the page, and tests/contract compares.
 """
@@ -12,7 +12,7 @@ from tests.kit.command import REPOSITORY
 
 PAGE = REPOSITORY / "docs" / "trainers.md"
 
-# What a program takes.
+# The label that a program expects.
 SET = "the dataset"
 FROM_0 = "`--label-offset 0`"
 FOLDER, TFDS, WEBDATASET, PARQUET = (
@@ -21,10 +21,10 @@ FOLDER, TFDS, WEBDATASET, PARQUET = (
 # The label that reaches the loss, minus the class index.
 INDEX = 0
 STORED = 1
-# Shards that a program asks for by name.
+# Shards that a program requires by name.
 ANY = "any"
 FIXED = "1024, 128"
-# How a row was proven.
+# The kind of test behind a row.
 LONG = "`make test-long`"
 QUICK = "`make test`"
 CHECKOUT = "with a checkout"
@@ -39,12 +39,12 @@ class Client:
     Attributes:
       name: the program; also, up to the first comma, the heading of its recipe.
       version: with which it was run.
-      takes: what it is given.
+      takes: its input.
       classes: outputs of its network.
       label: minus the class index, as it reaches the loss if the recipe is followed.
       shards: numbers of train and validation that it hard-codes.
-      proof: who has seen it.
-      package: in the lock of its environment, where a test runs it: (lock, name).
+      proof: the kind of test.
+      package: in the lock of its environment, if a test runs it: (lock, name).
     """
 
     name: str
@@ -58,7 +58,7 @@ class Client:
 
     @property
     def anchor(self) -> str:
-        """The heading of its recipe, as links name it."""
+        """The heading of its recipe, in the form of a link."""
         heading = self.name.partition(",")[0].lower()
         return re.sub(r"[^\w\- ]", "", heading).replace(" ", "-")
 
@@ -171,7 +171,7 @@ def table() -> str:
 
 
 def written(page: str) -> str:
-    """Returns a page with this table in the place of its own."""
+    """Returns a page with its table replaced by this one."""
     return re.sub(r"^\| program \|.*\n(\|.*\n)*", lambda _: table(), page, flags=re.MULTILINE)
 
 

@@ -1,4 +1,4 @@
-"""A data set of four colours that anything learns, and what runs on it leave behind."""
+"""A dataset of four colours that every network can learn, and the files of runs on it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from imagenet_prep.trainer import checkpoint, log
 from tests.kit.command import wait_until
 from tests.kit.samples import add_tables
 from tests.kit.shared import made_once
-from tests.kit.tfrecords import jpeg, wnid, write_set
+from tests.kit.tfrecords import jpeg, wnid, write_dataset
 
 CLASSES = 4
 NUM_TRAIN = 67
@@ -45,7 +45,7 @@ def flags(data: Path, log_dir: Path, **more: Any) -> dict[str, Any]:
 
 
 def arguments(settings: dict[str, Any]) -> list[str]:
-    """Returns settings as the command line has them."""
+    """Returns settings as arguments of the command line."""
     words = []
     for name, value in settings.items():
         words += [f"--{name.replace('_', '-')}"] + ([] if value is True else [str(value)])
@@ -53,7 +53,7 @@ def arguments(settings: dict[str, Any]) -> list[str]:
 
 
 def network(name: str, image_size: int, num_classes: int) -> Any:
-    """Stands for `tensorflow_learner.build`, whose smallest network is traced for two seconds.
+    """Replaces `tensorflow_learner.build`, whose smallest network is traced for two seconds.
 
     The loop treats both alike: convolution, batch norm, dense layer. tests/e2e trains the real one.
     """
@@ -70,7 +70,7 @@ def network(name: str, image_size: int, num_classes: int) -> Any:
 
 @functools.cache
 def built(name: str) -> Any:
-    """Returns a network at 64 pixels; its weights are what the last test made of them."""
+    """Returns a network at 64 pixels, with the weights that the last test left."""
     from imagenet_prep.trainer import tensorflow_learner
 
     return tensorflow_learner.build(name, 64, 1000)
@@ -82,9 +82,9 @@ def make_shades(
     classes: Sequence[int] = range(CLASSES),
     held: Sequence[int] | None = None,
 ) -> Path:
-    """Writes 67 + 22 noisy pictures of four colours, in shards of unequal length.
+    """Writes 67 + 22 noisy images of four colours, in shards of unequal length.
 
-    The 22 are of the split `other`, and of the classes `held`. All others are of the `classes`, of
+    The 22 are of the split `other` and of the classes `held`. All others are of the `classes`, of
     four.
     """
     colours = [(200, 40, 40), (40, 200, 40), (40, 40, 200), (128, 128, 128)]
@@ -102,7 +102,7 @@ def make_shades(
         return [[example(n) for n in range(*pair)] for pair in itertools.pairwise(ends)]
 
     splits = {"train": split((30, 37), 0), other: split((12, 10), NUM_TRAIN)}
-    write_set(root, splits, num_classes=CLASSES)
+    write_dataset(root, splits, num_classes=CLASSES)
     add_tables(root)
     return root
 
@@ -115,7 +115,7 @@ def shades(shared_cache: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def horovod() -> None:
-    """Horovod for TensorFlow, where it is installed; neither is imported."""
+    """Horovod for TensorFlow, if it is installed; neither is imported."""
     if importlib.util.find_spec("horovod") is None:
         pytest.skip("Horovod is not installed: run `imagenet-prep install-horovod`")
 
@@ -129,7 +129,7 @@ def rows(log_dir: Path, kind: str) -> list[dict[str, Any]]:
 def end_at_step(
     patch: pytest.MonkeyPatch, asked: int, signum: signal.Signals = signal.SIGTERM
 ) -> None:
-    """Lets a run of this process receive a signal as it logs a step; it must log each."""
+    """Sends a signal to a run of this process as it logs a step; it must log each step."""
     log_step = log.TrainingLog.train
 
     def log_and_end(self: log.TrainingLog, step: int, *values: float) -> None:
@@ -141,7 +141,7 @@ def end_at_step(
 
 
 def arrays_of(log_dir: Path) -> dict[str, Any]:
-    """Returns what the last checkpoint of a run holds."""
+    """Returns the content of the last checkpoint of a run."""
     found = checkpoint.load_latest(log_dir)
     assert found is not None
     return dict(found.arrays)
@@ -163,7 +163,7 @@ def running_ranks(running: Any) -> dict[int, int]:
         except OSError:
             continue
         rank = [line.partition(b"=")[2] for line in environment if line.startswith(b"HOROVOD_RANK")]
-        # The environment alone is also that of what a rank starts.
+        # The processes that a rank starts have the same environment.
         if rank and b"imagenet_prep" in words:
             found[int(rank[0])] = pid
     return found

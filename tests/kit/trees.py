@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 from tests.kit.layouts import write
@@ -10,7 +11,7 @@ JPEG = b"\xff\xd8\xff\xe0"
 
 
 def made(root: Path, files: str) -> Path:
-    """Writes a file for each word; `{a,b}` stands for several names of a folder, or of a file."""
+    """Writes a file for each word; `{a,b}` gives several names of a folder or of a file."""
     for word in files.split():
         for path in _spelt(word):
             write(root / path, JPEG if path.endswith((".jpg", ".JPEG", "IMG")) else b"text")
@@ -22,4 +23,5 @@ def _spelt(word: str) -> list[str]:
     if not brace:
         return [word]
     choices, _, after = rest.partition("}")
-    return [path for each in choices.split(",") for path in _spelt(f"{before}{each}{after}")]
+    words = [f"{before}{each}{after}" for each in choices.split(",")]
+    return [*itertools.chain.from_iterable(map(_spelt, words))]

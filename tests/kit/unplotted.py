@@ -1,4 +1,4 @@
-"""Pages of reports without plots, whose drawing takes two of a page's three seconds."""
+"""Pages of reports without plots, which take two of a page's three seconds."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 
 
 def without_plots(patch: pytest.MonkeyPatch) -> None:
-    """Leaves the plots out of the pages of this process."""
+    """Omits the plots from the pages of this process."""
     patch.setattr("imagenet_prep.reporting.plots.of", lambda *_: [])
 
 

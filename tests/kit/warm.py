@@ -27,7 +27,7 @@ from typing import Any, NamedTuple, Self
 from tests.kit.command import PATIENCE_S, REPOSITORY, environment, threads
 
 # All modules that verbs import at work, except Beam, TensorFlow and Arrow. Arrow starts
-# a thread: a process that is forked next to one may wait for a lock that nobody holds any more.
+# a thread: a process that is forked next to one may wait for a lock that no thread holds.
 VERBS = (
     "imagenet_prep.adopt",
     "imagenet_prep.amend",
@@ -82,7 +82,7 @@ class Ended(NamedTuple):
 
 
 class Warm:
-    """Forks one command at a time; to be closed. Safe to use beside threads.
+    """Forks one command at a time; close it after use. It may be used from several threads.
 
     Attributes:
       pid: of the command.
@@ -155,7 +155,7 @@ class Warm:
           map_bytes: memory that each of its processes may map; 0: any size.
           cpu_s: processor time after which the kernel ends it; 0: never.
         """
-        told = {
+        order = {
             "argv": ["-c" if code else "imagenet-prep", *map(str, arguments)],
             "env": environment(**(env or {})),
             "cwd": str(cwd or tempfile.gettempdir()),
@@ -166,7 +166,7 @@ class Warm:
             "cpu_s": cpu_s,
             "folder": self._folder.name,
         }
-        self.pid = self._ask(told)["pid"]
+        self.pid = self._ask(order)["pid"]
         with contextlib.suppress(ProcessLookupError):  # it has ended already
             self._running = os.pidfd_open(self.pid)
         return self.pid
@@ -183,7 +183,7 @@ class Warm:
 
     @property
     def running(self) -> bool:
-        """Whether there is a command whose end nobody has waited for."""
+        """Whether the end of a command is still to be waited for."""
         return self._running >= 0
 
     def stopped(self, seconds: float = PATIENCE_S) -> bool:
@@ -198,12 +198,12 @@ class Warm:
         """Waits for the command's end; kills it where that takes too long."""
         if hung := not self.ended(timeout):
             self.send(signal.SIGKILL)
-        told = self._hear()
+        order = self._hear()
         if self._running >= 0:
             os.close(self._running)
             self._running = -1
         out, err = (Path(self._folder.name, name).read_bytes() for name in ("out", "err"))
-        return Ended(told["code"], out, err, told["peak_bytes"], hung, told["cpu_s"])
+        return Ended(order["code"], out, err, order["peak_bytes"], hung, order["cpu_s"])
 
     def run(self, *arguments: str | Path, timeout: float = PATIENCE_S, **how: Any) -> Ended:
         """Runs a command to its end; keywords are those of `start`."""
@@ -265,20 +265,20 @@ def _command_line(pid: int) -> str:
 
 
 def _serve(modules: Sequence[str]) -> None:
-    """Imports, then forks what is asked for, until nobody asks any more."""
+    """Imports the modules, then forks a process for each order until standard input ends."""
     libc = ctypes.CDLL(None)
     libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     libc.prctl(_PR_SET_CHILD_SUBREAPER, 1)
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what an import prints is no answer
+    os.dup2(2, 1)  # output of an import is no answer
     for module in modules:
         importlib.import_module(module)
     others = len(os.listdir("/proc/self/task")) - 1
     assert not others or "tensorflow" in modules, f"an import has started {others} threads"
     print(json.dumps({"ready": True}), file=answers, flush=True)
     for line in sys.stdin:
-        told = json.loads(line)
-        if "left" in told:
+        order = json.loads(line)
+        if "left" in order:
             _reap()
             print(json.dumps({"pids": children(os.getpid())}), file=answers, flush=True)
             continue
@@ -286,14 +286,14 @@ def _serve(modules: Sequence[str]) -> None:
         if not pid:
             libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
             os.close(answers.fileno())
-            _become(told)
+            _become(order)
         print(json.dumps({"pid": pid}), file=answers, flush=True)
         _, status, used = os.wait4(pid, 0)
         code = os.waitstatus_to_exitcode(status)
         cpu_s = used.ru_utime + used.ru_stime
         answer = {"code": code, "peak_bytes": used.ru_maxrss * 1024, "cpu_s": cpu_s}
         print(json.dumps(answer), file=answers, flush=True)
-    # Nobody is left to be told of them.
+    # There is no one left to report them to.
     for pid in children(os.getpid()):
         os.kill(pid, signal.SIGKILL)
     os._exit(0)  # to take all modules apart takes seconds
@@ -305,35 +305,35 @@ def _reap() -> None:
             pass
 
 
-def _become(told: Mapping[str, Any]) -> None:
+def _become(order: Mapping[str, Any]) -> None:
     """Turns a forked child into the command; never returns."""
     os.setsid()
     for descriptor, name, flags in (
         (0, os.devnull, os.O_RDONLY),
-        (1, f"{told['folder']}/out", os.O_WRONLY | os.O_CREAT | os.O_TRUNC),
-        (2, f"{told['folder']}/err", os.O_WRONLY | os.O_CREAT | os.O_TRUNC),
+        (1, f"{order['folder']}/out", os.O_WRONLY | os.O_CREAT | os.O_TRUNC),
+        (2, f"{order['folder']}/err", os.O_WRONLY | os.O_CREAT | os.O_TRUNC),
     ):
         opened = os.open(name, flags, 0o600)
         os.dup2(opened, descriptor)
         os.close(opened)
     try:
         os.environ.clear()
-        os.environ.update(told["env"])
+        os.environ.update(order["env"])
         tempfile.tempdir = None
-        os.chdir(told["cwd"])
-        sys.argv = told["argv"]
+        os.chdir(order["cwd"])
+        sys.argv = order["argv"]
         # Python ignores SIGXFSZ: writing more is an error, EFBIG.
         for limit, name in (
             (resource.RLIMIT_FSIZE, "file_bytes"),
             (resource.RLIMIT_AS, "map_bytes"),
             (resource.RLIMIT_CPU, "cpu_s"),
         ):
-            if told[name]:
-                resource.setrlimit(limit, (told[name],) * 2)
-        if told["code"]:
-            exec(told["code"], {"__name__": "__main__"})
+            if order[name]:
+                resource.setrlimit(limit, (order[name],) * 2)
+        if order["code"]:
+            exec(order["code"], {"__name__": "__main__"})
         else:
-            module, _, function = told["call"].partition(":")
+            module, _, function = order["call"].partition(":")
             getattr(importlib.import_module(module), function)()
     except SystemExit as ending:
         sys.stdout.flush()

@@ -1,4 +1,4 @@
-"""A launch, one of whose hosts is broken or hostile: it is given up, and no rank is left."""
+"""A launch with a broken or hostile host is given up, and no rank is left."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ from imagenet_prep.launching.host import LaunchOrder
 from tests.kit.command import PATIENCE_S
 from tests.kit.hostile import peers
 from tests.kit.limits import Limits
+from tests.kit.messages import says
 
-# Each of these must be refused, whatever else a host may say.
+# Each of these must be refused, regardless of the host's other messages.
 WRONG = {
     "garbage": b"\x00\xff no message\n",
     "another-end": peers.line("whole"),
@@ -38,8 +39,8 @@ WRONG = {
 LONG_LINE = "exec head -c 10000000 /dev/zero | tr '\\0' x"
 
 
-# Stands for a sound host, since Python starts for longer than a test takes: it is told to run its
-# rank, and then to end it.
+# Replaces a sound host, because Python takes too long to start: reads the order to run its rank,
+# and then the order to end it.
 DONE = peers.program(peers.line("done"), then="exit 0")
 SOUND = peers.program(peers.line("alive"), then=f"read -r run; read -r end\n{DONE}")
 
@@ -47,12 +48,12 @@ SOUND = peers.program(peers.line("alive"), then=f"read -r run; read -r end\n{DON
 def launched(
     folder: Path, monkeypatch: pytest.MonkeyPatch, script: str, first: str = "node0"
 ) -> int:
-    """Returns the exit code of a launch of two ranks; ssh to the second host is a script.
+    """Returns the exit code of a launch of two ranks, in which ssh to the second host is a script.
 
     Args:
-      folder: where the ranks run.
+      folder: the current folder of the ranks.
       monkeypatch: sets the path.
-      script: stands for ssh to the second host.
+      script: replaces ssh to the second host.
       first: the other host, "node0" or "localhost".
     """
     ssh = folder / "ssh"
@@ -70,26 +71,26 @@ def launched(
     return code
 
 
-@pytest.mark.parametrize("says", WRONG.values(), ids=WRONG)
-def test_a_host_that_says_what_no_host_may_is_given_up(
+@pytest.mark.parametrize("sentence", WRONG.values(), ids=WRONG)
+def test_hosts_that_break_the_protocol_are_given_up(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-    says: bytes,
+    sentence: bytes,
 ) -> None:
-    said = peers.GREETING + b"\n" + peers.line("alive") + says
-    first = "localhost" if says == WRONG["garbage"] else "node0"
+    said = peers.GREETING + b"\n" + peers.line("alive") + sentence
+    first = "localhost" if sentence == WRONG["garbage"] else "node0"
     code = launched(tmp_path, monkeypatch, peers.program(said), first)
     err = capsys.readouterr().err
 
     assert code in (1, 9)
-    assert "imagenet-prep: node1: the process that runs its ranks was ended: it s" in err
+    assert says("process-runs-ranks", "imagenet-prep: node1", "was ended: it s").search(err)
     assert "\x1b" not in err
     assert "Traceback" not in err
 
 
 @pytest.mark.parametrize("first", [b"", peers.line("alive")], ids=["at-first", "later"])
-def test_a_line_without_an_end_is_given_up_at_its_bound(
+def test_hosts_that_send_endless_lines_are_given_up(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -98,27 +99,27 @@ def test_a_line_without_an_end_is_given_up_at_its_bound(
     code = launched(tmp_path, monkeypatch, peers.program(first, then=LONG_LINE), "localhost")
 
     assert code == 1
-    assert "it sent 'xxxxx" in (err := capsys.readouterr().err)
+    assert says("sent", "'xxxxx").search(err := capsys.readouterr().err)
     assert len(err) < 1000
 
 
-def test_a_host_that_falls_silent_is_given_up(
+def test_silent_hosts_are_given_up(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     limits: Limits,
 ) -> None:
-    # Python starts on this machine within the time of the first message, which is longer.
+    # Python starts on this machine within the limit of the first message, which is longer.
     limits(silent_host_s=5.0)
     hangs = peers.program(peers.line("alive"), then="exec sleep 1000")
 
     assert launched(tmp_path, monkeypatch, hangs, "localhost") == 4
-    assert "node1: the process that runs its ranks was ended: it has sent nothing for 5 s" in (
+    assert says("process-runs-ranks", "node1", "was ended: it has sent nothing for 5 s").search(
         capsys.readouterr().err
     )
 
 
-def test_what_ranks_print_comes_whole_however_it_ends(
+def test_the_output_of_ranks_is_passed_on_completely(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     printed = [b"one\n", "\u00e9\n".encode(), b"\xff\n", b'["done",0,{}]\n', b"no end"]
@@ -130,7 +131,7 @@ def test_what_ranks_print_comes_whole_however_it_ends(
 
 
 @pytest.mark.parametrize("drops", [1, 2])
-def test_a_connection_dropped_before_the_login_is_made_once_more(
+def test_connections_dropped_before_login_are_retried_once(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -145,6 +146,6 @@ def test_a_connection_dropped_before_the_login_is_made_once_more(
     err = capsys.readouterr().err
 
     assert count.read_text() == "x\nx\n"
-    # The second drop is told, and the launch may be repeated.
+    # The second drop is reported, and the launch may be repeated.
     assert code == (0 if drops == 1 else 4), err
-    assert ("node1: the process that runs its ranks ended" in err) == (drops == 2)
+    assert (bool(says("process-runs-ranks", "node1", "ended").search(err))) == (drops == 2)

@@ -1,6 +1,6 @@
-"""Ranks of a launch, here and through ssh: what others see of them, and what is left of them.
+"""Ranks of a launch, here and through ssh: their output, their exit codes, and their end.
 
-The ranks are small programs: what is proven does not depend on what they compute.
+The ranks are small programs, because these rules do not depend on their computation.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ pytestmark = pytest.mark.slow  # servers or processes in each test
 
 SECRET = "hunter2-of-this-test"
 
-# Reaches this machine by another name, without our environment, and writes down what it was told.
+# Reaches this machine by a different name and without our environment, and records its input.
 SSH = f"""\
 #!/bin/sh
 printf '%s\\n' "$*" >> "$(dirname "$0")/ssh-argv"
@@ -49,7 +49,7 @@ exec env -i PATH=/usr/bin:/bin PYTHONPATH={REPOSITORY} \\
   sh -c "$3"
 """
 
-# A rank: its environment to a file, then it waits; asked to end it saves, which takes a while.
+# A rank: writes its environment and waits. After a signal it saves, which takes a while.
 RANK = """\
 import json, os, signal, subprocess, sys, time
 def save(*_):
@@ -73,7 +73,7 @@ while True:
     signal.pause()
 """
 
-# Says 40 lines of more than mpirun takes at once, and as many on its error output.
+# Prints 40 lines that are longer than mpirun's buffer, and as many to its error output.
 SAYS_LONG_LINES = f"""\
 import os, sys
 rank = os.environ["OMPI_COMM_WORLD_RANK"]
@@ -161,19 +161,19 @@ def command_lines(running: Running) -> list[bytes]:
     return lines
 
 
-def test_no_command_line_shows_a_secret_and_a_launch_under_nohup_ends_when_asked(
+def test_command_lines_contain_no_secret_and_nohup_works(
     tmp_path: Path,
 ) -> None:
     with launched(tmp_path, hup=False) as running:
         while not (tmp_path / "rank-0").exists() or not (tmp_path / "rank-1").exists():
             assert not running.ended, running.finish()
             assert not any(SECRET.encode() in line for line in command_lines(running))
-            time.sleep(0.05)  # to look at all processes costs as much
-        assert len(command_lines(running)) >= 5  # two that run a rank, two ranks, ourselves
+            time.sleep(0.05)  # listing all processes costs as much
+        assert len(command_lines(running)) >= 5  # two host processes, two ranks, and the launch
         assert not any(SECRET.encode() in line for line in command_lines(running))
         status = Path(f"/proc/{running.pid}/status").read_text()
         ignored = int(status.partition("SigIgn:\t")[2].split()[0], 16)
-        # What is ignored cannot end it, whenever it comes; the first bit is SIGHUP.
+        # An ignored signal cannot end it at any time. The first bit is SIGHUP.
         assert ignored & 1
         assert not ignored >> (signal.SIGTERM - 1) & 1
         running.send(signal.SIGTERM)
@@ -199,9 +199,7 @@ def test_no_command_line_shows_a_secret_and_a_launch_under_nohup_ends_when_asked
 
 # SIGTERM: above.
 @pytest.mark.parametrize("signum", [signal.SIGHUP, signal.SIGINT], ids=str)
-def test_asked_to_end_all_ranks_save_and_nothing_is_left(
-    tmp_path: Path, signum: signal.Signals
-) -> None:
+def test_a_signal_lets_all_ranks_save_and_end(tmp_path: Path, signum: signal.Signals) -> None:
     with launched(tmp_path) as running:
         both_run(tmp_path, running)
         running.send(signum)
@@ -215,7 +213,7 @@ def test_asked_to_end_all_ranks_save_and_nothing_is_left(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["", "deaf"])
-def test_nothing_is_left_of_a_launch_that_was_killed(tmp_path: Path, how: str) -> None:
+def test_nothing_is_left_if_a_launch_is_killed(tmp_path: Path, how: str) -> None:
     with launched(tmp_path, how) as running:
         both_run(tmp_path, running)
         running.kill()
@@ -224,7 +222,7 @@ def test_nothing_is_left_of_a_launch_that_was_killed(tmp_path: Path, how: str) -
     assert (tmp_path / "saved-1").exists() == (not how)
 
 
-def test_ranks_that_do_not_end_are_killed_after_their_grace(tmp_path: Path) -> None:
+def test_ranks_are_killed_after_the_grace_period(tmp_path: Path) -> None:
     with launched(tmp_path, "deaf", grace="0.5") as running:
         both_run(tmp_path, running)
         running.send(signal.SIGTERM)
@@ -236,7 +234,7 @@ def test_ranks_that_do_not_end_are_killed_after_their_grace(tmp_path: Path) -> N
 
 
 @pytest.mark.slow
-def test_ranks_die_with_the_process_that_runs_them(tmp_path: Path) -> None:
+def test_ranks_die_with_their_host_process(tmp_path: Path) -> None:
     with launched(tmp_path, grace="1") as running:
         both_run(tmp_path, running)
         for pid in running.workers():
@@ -257,7 +255,7 @@ def test_ranks_die_with_the_process_that_runs_them(tmp_path: Path) -> None:
     assert "the process that runs its ranks ended with code" in finished.err
 
 
-def test_a_rank_that_fails_ends_the_others_and_gives_its_exit_code(tmp_path: Path) -> None:
+def test_a_failing_rank_ends_all_with_its_code(tmp_path: Path) -> None:
     with launched(tmp_path, "fails", grace="0.5") as running:
         finished = running.finish()
         wait_until(lambda: not running.workers(), "nothing is left")
@@ -267,13 +265,13 @@ def test_a_rank_that_fails_ends_the_others_and_gives_its_exit_code(tmp_path: Pat
     assert "HOROVOD_RANK" not in finished.err
 
 
-def test_the_first_that_failed_by_itself_is_to_blame() -> None:
+def test_the_first_unkilled_failure_decides_the_exit_code() -> None:
     assert crew.exit_code([(1, True), (137, False), (3, False)]) == 137
     assert crew.exit_code([(1, True)]) == 1
     assert crew.exit_code([]) == 0
 
 
-def test_only_what_training_reads_travels() -> None:
+def test_only_variables_for_training_are_sent() -> None:
     ours = {
         "PATH": "/bin",
         "NCCL_DEBUG": "INFO",
@@ -302,7 +300,7 @@ def test_only_what_training_reads_travels() -> None:
         travelling(environment, ["OTHER"], private=True)
 
 
-def test_mpirun_is_told_names_alone_and_our_ssh() -> None:
+def test_mpirun_gets_only_names_and_our_ssh() -> None:
     hosts = [Host("node1", 2), Host("node2", 1)]
     network = RankNetwork("10.0.0.1", ("eth0", "eth0"), "10.0.0.1", (29500, 29501))
     more = ["-mca", "btl_base_verbose", "30"]
@@ -316,10 +314,10 @@ def test_mpirun_is_told_names_alone_and_our_ssh() -> None:
     assert words[-2 - len(through([])) - len(more) :] == [*more, *through(["python", "train"])]
 
 
-def test_lines_of_ranks_that_mpirun_starts_stay_whole_and_are_logged(
+def test_mpiruns_ranks_keep_complete_lines_of_output(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("PYTHONUNBUFFERED", "1")  # else Python itself keeps most lines whole
+    monkeypatch.setenv("PYTHONUNBUFFERED", "1")  # otherwise Python writes most lines in one piece
     starter = [sys.executable, "-c", MPIRUN, *through([sys.executable, "-c", SAYS_LONG_LINES])]
     order = LaunchOrder("of-this-test", str(tmp_path), [], {}, [], str(tmp_path / "logs"))
     code = Crew([Host("localhost", 2)], 60).run([order], starter, os.environ | {MARK: order.mark})
@@ -328,7 +326,7 @@ def test_lines_of_ranks_that_mpirun_starts_stay_whole_and_are_logged(
     assert Counter(said.out.splitlines()) == {number * 9000: 40 for number in "01"}
     errors = Counter(said.err.splitlines())
     assert [errors[f"[{number}] {number * 9000}"] for number in "01"] == [40, 40]
-    # Rank 1 has been left, so that rank 0 has died first.
+    # Rank 1 reported a lost rank, so rank 0 died first.
     assert said.err.endswith("imagenet-prep: died or stalled: rank 0 on localhost\n")
     assert LEFT not in said.err
     assert code == 7
@@ -337,7 +335,7 @@ def test_lines_of_ranks_that_mpirun_starts_stay_whole_and_are_logged(
         assert Counter(log.splitlines()) == {number * 9000: 80}
 
 
-def test_a_rank_of_mpirun_whose_log_cannot_be_written_is_not_started(
+def test_mpiruns_ranks_start_only_if_logs_are_writable(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "logs").write_text("no folder")
@@ -350,13 +348,13 @@ def test_a_rank_of_mpirun_whose_log_cannot_be_written_is_not_started(
     assert "a rank gets no pipes: cannot write" in said.err
 
 
-def test_the_exit_code_of_mpirun_is_that_of_the_launch() -> None:
+def test_launch_returns_the_exit_code_of_mpirun() -> None:
     for code in (0, 7):
         starter = [sys.executable, "-c", f"raise SystemExit({code})"]
         assert Crew([], 1).run([], starter) == code
 
 
-def test_a_rank_that_lost_another_is_known_by_its_line_and_not_by_its_words(
+def test_only_the_exact_line_marks_a_lost_rank(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     says = (
@@ -373,7 +371,7 @@ def test_a_rank_that_lost_another_is_known_by_its_line_and_not_by_its_words(
     assert f"[0] {LEFT}" not in capfd.readouterr().err
 
 
-def test_the_output_of_ranks_goes_through_no_link_and_into_no_pipe(tmp_path: Path) -> None:
+def test_logs_of_ranks_refuse_links_and_pipes(tmp_path: Path) -> None:
     mine = tmp_path / ".bashrc"
     logs = tmp_path / "logs"
     mine.write_text("# my own\n")
@@ -389,7 +387,7 @@ def test_the_output_of_ranks_goes_through_no_link_and_into_no_pipe(tmp_path: Pat
     argv = [sys.executable, "-P", "-m", "imagenet_prep.launching.host", "run", "60"]
     pipes = {"stdin": subprocess.PIPE, "stderr": subprocess.PIPE}
     with subprocess.Popen(argv, **pipes, text=True) as process:
-        # The end of its orders would be the end of `launch`.
+        # The end of its input would mean the end of `launch`.
         print(said_to_host(order).decode(), file=process.stdin, end="", flush=True)
         assert process.stderr is not None
         said = process.stderr.read()
@@ -398,7 +396,7 @@ def test_the_output_of_ranks_goes_through_no_link_and_into_no_pipe(tmp_path: Pat
     assert said.startswith(f"imagenet-prep: {logs / 'rank-0.log'}: the file, or a folder")
 
 
-def test_a_server_is_not_asked_to_end_and_is_killed_after_the_grace(tmp_path: Path) -> None:
+def test_servers_get_no_signal_before_the_grace_period(tmp_path: Path) -> None:
     code = (
         "import os, signal, sys, time; path = os.path.join(sys.argv[1], os.environ['DMLC_ROLE']);"
         "deaf = signal.getsignal(signal.SIGTERM) == signal.SIG_IGN;"
@@ -410,7 +408,7 @@ def test_a_server_is_not_asked_to_end_and_is_killed_after_the_grace(tmp_path: Pa
     ranks.start([sys.executable, "-c", code, str(tmp_path)], roles)
     names = {"worker", "server"}
     wait_until(lambda: {path.name for path in tmp_path.iterdir()} == names, "both run")
-    # Where all processes get SIGTERM from elsewhere, servers go on: ranks need them to save.
+    # Servers ignore a SIGTERM from elsewhere, because ranks need them to save.
     assert {name: (tmp_path / name).read_text() for name in names} == {
         "worker": "False",
         "server": "True",
@@ -420,13 +418,13 @@ def test_a_server_is_not_asked_to_end_and_is_killed_after_the_grace(tmp_path: Pa
     done: list[int] = []
     ranks.wait(lambda rank: failed.append((rank.name, rank.code())), lambda: done.append(1))
 
-    # Who is killed here has not failed.
+    # A rank that the launch kills has not failed.
     assert failed == [("rank 0", 128 + signal.SIGTERM)]
     assert done == [1]
     assert [rank.name for rank in ranks._ranks] == ["rank 0", "server 1"]
 
 
-def test_a_host_that_is_asked_to_end_leaves_the_grace_to_launch(
+def test_a_signalled_host_leaves_killing_to_launch(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     asked: list[float] = []
@@ -436,7 +434,7 @@ def test_a_host_that_is_asked_to_end_leaves_the_grace_to_launch(
             asked.append(grace_s)
 
         def start(self, *_: object) -> None:
-            """Starts none."""
+            """Starts no process."""
 
         def wait(self, *_: object) -> None:
             signal.raise_signal(signal.SIGTERM)
@@ -451,8 +449,8 @@ def test_a_host_that_is_asked_to_end_leaves_the_grace_to_launch(
 
 
 @pytest.mark.parametrize("alone", [True, False])
-def test_a_second_wish_to_end_ends_one_process_at_once_and_none_of_several(alone: bool) -> None:
-    """Whoever ends all processes asks a rank, and its host, which asks the rank too."""
+def test_a_second_signal_ends_only_a_single_process(alone: bool) -> None:
+    """A signal to all processes reaches a rank twice: directly, and through its host."""
 
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
@@ -471,10 +469,10 @@ def test_a_second_wish_to_end_ends_one_process_at_once_and_none_of_several(alone
         signal.signal(signal.SIGTERM, before)
 
 
-def test_servers_that_no_rank_has_parted_from_end_soon_after_the_ranks(
+def test_unused_servers_end_soon_after_the_ranks(
     tmp_path: Path, limits: Limits, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A script that asks no server for anything leaves them waiting for ever."""
+    """If a script sends no request to its servers, they would wait for ever."""
     limits(failed_host_s=0.1)
     code = (
         "import os, sys, time; served = os.environ.get('DMLC_ROLE') == 'server';"
@@ -495,12 +493,44 @@ def test_servers_that_no_rank_has_parted_from_end_soon_after_the_ranks(
         (40, "rank 0: ended by signal 40 (Real-time signal 6); its last line: last"),
     ],
 )
-def test_a_rank_that_a_signal_ended_names_it_and_the_likely_cause(
-    signum: int, expected: str
-) -> None:
+def test_ranks_ended_by_signals_name_the_likely_cause(signum: int, expected: str) -> None:
     code = f"import os, sys; print('last', file=sys.stderr); os.kill(os.getpid(), {int(signum)})"
     rank = Rank([sys.executable, "-c", code], {"HOROVOD_RANK": "0"})
     assert rank.code() == 128 + signum
 
     assert rank.reason().startswith(expected)
     assert rank.reason().endswith("; its last line: last")
+
+
+@pytest.mark.parametrize(
+    ("hosts", "interfaces", "expected"),
+    [
+        (["localhost"], ("lo",), {}),
+        (["node1"], ("eth0",), {"plm_rsh_num_concurrent": "1", "btl_tcp_if_include": "eth0"}),
+        (
+            ["localhost", "node1"],
+            ("eth0", "ib0"),
+            {"plm_rsh_num_concurrent": "2"},  # mpirun takes one name for all hosts
+        ),
+    ],
+)
+def test_mpirun_uses_ssh_only_for_remote_hosts(
+    hosts: list[str], interfaces: tuple[str, ...], expected: dict[str, str]
+) -> None:
+    network = RankNetwork("10.0.0.1", interfaces, "10.0.0.1", (29500, 29501))
+    words = crew.mpirun([Host(each, 2) for each in hosts], network, {"B": "", "A": ""}, ["x"])
+
+    names = ("plm_rsh_num_concurrent", "btl_tcp_if_include")
+    found = {words[at - 1]: word for at, word in enumerate(words) if words[at - 1] in names}
+    assert found == expected
+    assert ("plm_rsh_agent" in words) == bool(expected)
+    assert ("plm_rsh_no_tree_spawn" in words) == bool(expected)
+    assert words[words.index("-np") + 1] == str(2 * len(hosts))
+    assert [words[at + 1] for at, word in enumerate(words) if word == "-x"] == ["A", "B"]
+
+
+def test_host_starts_nothing_if_its_launch_ends_early() -> None:
+    reads, writes = os.pipe()
+    os.close(writes)
+    null = os.open(os.devnull, os.O_WRONLY)
+    host.run(Channel(reads, null, host.TO_HOST, silence_s=60))

@@ -1,4 +1,4 @@
-"""A launch without a terminal: whose process it is, whether it runs, how it ends."""
+"""Launches without a terminal: identity, status and end of their processes."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from imagenet_prep.launching import crew
 from tests.kit.command import Finished, Running, run, started, wait_until
 from tests.kit.dataset import contents
 
-# As `launch --detach` does it, around work that waits until it is asked to end, then takes a
-# while to save, or that fails at once.
+# Like `launch --detach`: the work waits for a signal and then takes a while to save, or it fails at
+# once.
 PROGRAM = """
 import sys, time
 from pathlib import Path
@@ -50,7 +50,7 @@ def detach(folder: Path, *words: str) -> Iterator[Running]:
 
 @pytest.fixture
 def launched(tmp_path: Path) -> Iterator[Running]:
-    """One that is under way, with its records in `tmp_path`."""
+    """A running launch with its records in `tmp_path`."""
     for running in detach(tmp_path):
         assert running.finish().code == 0
         yield running
@@ -64,9 +64,7 @@ def pid_in(folder: Path) -> int:
     return int(json.loads((folder / "launch.json").read_text())["pid"])
 
 
-def test_it_outlives_who_started_it_in_a_session_of_its_own(
-    tmp_path: Path, launched: Running
-) -> None:
+def test_a_detached_launch_outlives_the_starting_command(tmp_path: Path, launched: Running) -> None:
     pid = pid_in(tmp_path)
 
     assert launched.workers() == [pid]
@@ -82,9 +80,7 @@ def test_it_outlives_who_started_it_in_a_session_of_its_own(
         assert f"a launch is running: pid {pid}" in again.err
 
 
-def test_stop_waits_for_its_end_and_status_has_its_exit_code(
-    tmp_path: Path, launched: Running
-) -> None:
+def test_stop_waits_and_status_returns_the_exit_code(tmp_path: Path, launched: Running) -> None:
     stopped = run("launch", "--stop", tmp_path)
 
     assert stopped.code == 0, stopped
@@ -96,7 +92,7 @@ def test_stop_waits_for_its_end_and_status_has_its_exit_code(
     assert (again.code, again.out) == (0, f"not running: {tmp_path}\n")
 
 
-def test_one_that_was_killed_is_said_to_be(tmp_path: Path, launched: Running) -> None:
+def test_status_reports_a_killed_launch(tmp_path: Path, launched: Running) -> None:
     launched.send(signal.SIGKILL, [pid_in(tmp_path)])
     wait_until(lambda: not launched.workers(), "it is killed")
     told = status(tmp_path)
@@ -105,7 +101,7 @@ def test_one_that_was_killed_is_said_to_be(tmp_path: Path, launched: Running) ->
     assert told.out.startswith("ended without a report")
 
 
-def test_a_number_that_is_another_process_now_is_never_signalled(tmp_path: Path) -> None:
+def test_a_reused_pid_is_never_signalled(tmp_path: Path) -> None:
     code = "print(flush=True); import time; time.sleep(600)"
     argv = [sys.executable, "-c", code, "--detach"]
     with subprocess.Popen(argv, stdout=subprocess.PIPE) as stranger:
@@ -121,9 +117,7 @@ def test_a_number_that_is_another_process_now_is_never_signalled(tmp_path: Path)
     assert stopped.out == f"not running: {tmp_path}\n"
 
 
-def test_another_launch_of_this_user_is_not_ended_by_a_record_that_names_it(
-    tmp_path: Path, launched: Running
-) -> None:
+def test_planted_records_do_not_stop_a_launch(tmp_path: Path, launched: Running) -> None:
     record = (tmp_path / "launch.json").read_bytes()
     for planted in ("without a log", "with a log", "with a link"):
         folder = tmp_path / planted
@@ -140,7 +134,7 @@ def test_another_launch_of_this_user_is_not_ended_by_a_record_that_names_it(
 
 
 @pytest.mark.root
-def test_a_record_of_another_user_ends_nothing(tmp_path: Path, launched: Running) -> None:
+def test_records_of_other_users_are_ignored(tmp_path: Path, launched: Running) -> None:
     os.chown(tmp_path / "launch.json", 1001, 1001)
     stopped = run("launch", "--stop", tmp_path)
 
@@ -151,7 +145,7 @@ def test_a_record_of_another_user_ends_nothing(tmp_path: Path, launched: Running
 RECORD = {"host": os.uname().nodename, "pid": 2, "start": 1, "boot": "b", "since": "2026"}
 
 
-def test_a_record_that_is_none_is_a_sentence(tmp_path: Path) -> None:
+def test_malformed_records_are_reported(tmp_path: Path) -> None:
     deep: Any = 1
     for _ in range(900):
         deep = [deep]
@@ -175,9 +169,7 @@ def test_a_record_that_is_none_is_a_sentence(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["launch.json", "launch.log"])
 @pytest.mark.parametrize("kind", ["a pipe", "a link"])
-def test_a_pipe_is_not_waited_for_and_a_link_not_followed(
-    tmp_path: Path, name: str, kind: str
-) -> None:
+def test_records_that_are_pipes_or_links_are_ignored(tmp_path: Path, name: str, kind: str) -> None:
     folder = tmp_path / "log"
     mine = tmp_path / ".bashrc"
     folder.mkdir()
@@ -202,7 +194,7 @@ def test_a_pipe_is_not_waited_for_and_a_link_not_followed(
     assert mine.read_text() == "# my own\n"
 
 
-def test_the_record_is_written_into_no_file_that_was_planted_for_it(tmp_path: Path) -> None:
+def test_a_record_is_not_written_through_links(tmp_path: Path) -> None:
     mine = tmp_path / ".bashrc"
     mine.write_text("# my own\n")
     (tmp_path / "launch.json").symlink_to(mine)
@@ -214,7 +206,7 @@ def test_the_record_is_written_into_no_file_that_was_planted_for_it(tmp_path: Pa
     assert found.pid == 2
 
 
-def test_what_is_wrong_is_said_before_it_leaves(tmp_path: Path) -> None:
+def test_problems_are_reported_before_the_launch_detaches(tmp_path: Path) -> None:
     for running in detach(tmp_path, "unfit"):
         finished = running.finish()
 
@@ -235,7 +227,7 @@ def test_what_is_wrong_is_said_before_it_leaves(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_flags_that_mean_nothing_together(words: tuple[str, ...], named: str) -> None:
+def test_contradictory_flags_are_refused(words: tuple[str, ...], named: str) -> None:
     finished = run("launch", *words)
 
     assert finished.code == 2
@@ -254,7 +246,7 @@ HERE = crew.LaunchRecord(os.uname().nodename, 2, 1, "another boot", "2026-01-01T
     ],
     ids=str,
 )
-def test_the_state_of_a_launch_is_its_exit_code(
+def test_status_returns_an_exit_code_per_state(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     record: crew.LaunchRecord,
@@ -270,7 +262,7 @@ def test_the_state_of_a_launch_is_its_exit_code(
     assert tail == [f"  line {number}" for number in range(10, 20)]
 
 
-def test_a_launch_on_another_host_is_asked_for_there(tmp_path: Path) -> None:
+def test_launches_on_other_hosts_are_refused(tmp_path: Path) -> None:
     dataclasses.replace(HERE, host="node-9").save(tmp_path)
 
     for verb in (crew.status, crew.stop):
@@ -279,7 +271,7 @@ def test_a_launch_on_another_host_is_asked_for_there(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("changed", [{}, {"boot": "another"}, {"start": 1}, {"exit": 0}], ids=str)
-def test_a_process_is_a_launch_only_by_boot_start_and_flag(changed: dict[str, Any]) -> None:
+def test_launches_are_identified_by_boot_start_and_flag(changed: dict[str, Any]) -> None:
     def record_of(pid: int) -> crew.LaunchRecord:
         start = crew.start_ticks(pid)
         assert start is not None
@@ -295,7 +287,7 @@ def test_a_process_is_a_launch_only_by_boot_start_and_flag(changed: dict[str, An
         assert dataclasses.replace(record_of(launch.pid), **changed).runs == (not changed)
 
 
-def test_a_second_launch_of_a_folder_is_refused_before_anything_is_written(
+def test_second_launches_in_a_folder_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     HERE.save(tmp_path)

@@ -1,9 +1,11 @@
-"""What a host tells of itself is checked before anything of it is used."""
+"""The answer of a host about itself is checked before it is used."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -21,7 +23,7 @@ def answered(text: str) -> host.Answer | str:
     return host_checks.answer_of(NODE, Ending(0, "", text), sys.executable)
 
 
-def test_what_a_host_tells_of_itself_is_taken() -> None:
+def test_answers_of_hosts_are_parsed() -> None:
     told = json.dumps(vars(host.probe(None)))
 
     assert answered(f"Welcome to node1\n{told}") == strict_json.parse_record(
@@ -45,7 +47,7 @@ def test_what_a_host_tells_of_itself_is_taken() -> None:
         ("reached", 1),
     ],
 )
-def test_an_answer_of_another_form_is_said(key: str, value: Any) -> None:
+def test_answers_with_wrong_types_are_reported(key: str, value: Any) -> None:
     said = answered(json.dumps({**vars(host.probe(None)), key: value}))
 
     assert isinstance(said, str)
@@ -59,7 +61,7 @@ def test_an_answer_of_another_form_is_said(key: str, value: Any) -> None:
         (["No route to host", "Permission denied (publickey)."], ImagenetPrepError),
     ],
 )
-def test_hosts_that_may_come_back_are_worth_another_run(
+def test_only_temporary_ssh_errors_suggest_a_rerun(
     monkeypatch: pytest.MonkeyPatch, said: list[str], kind: type[ImagenetPrepError]
 ) -> None:
     endings = [Ending(255, f"ssh: {each}") for each in said]
@@ -70,7 +72,7 @@ def test_hosts_that_may_come_back_are_worth_another_run(
     assert type(caught.value) is kind
 
 
-def test_ranks_of_torchrun_and_mxnets_scheduler_meet_at_two_ports() -> None:
+def test_torchruns_ranks_and_mxnets_scheduler_get_separate_ports() -> None:
     answer = host.probe(None)
     first, second = answer.ports
 
@@ -93,7 +95,7 @@ def test_hosts_with_different_programs_are_refused(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize("text", ["", "null", "[]", "{}", "1", "[" * 100_000, "1" * 5_000, "NaN"])
-def test_what_is_no_answer_is_said(text: str) -> None:
+def test_malformed_answers_are_reported(text: str) -> None:
     assert isinstance(answered(text), str)
 
 
@@ -116,7 +118,7 @@ def checked(
         ({"localhost": 8, "node1": 1}, "node1: 1 GPU for 2 ranks: write slots=1"),
     ],
 )
-def test_a_host_with_fewer_gpus_than_ranks_is_refused(
+def test_hosts_with_too_few_gpus_are_refused(
     monkeypatch: pytest.MonkeyPatch, gpus: dict[str, int], expected: str
 ) -> None:
     with pytest.raises(ImagenetPrepError) as caught:
@@ -133,7 +135,7 @@ def test_a_host_with_fewer_gpus_than_ranks_is_refused(
         ({"localhost": 0, "node1": 0}, "CPUs: no GPU was found"),
     ],
 )
-def test_the_first_line_says_what_the_ranks_run_on(
+def test_the_first_line_names_the_devices_of_ranks(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     gpus: dict[str, int],
@@ -144,7 +146,7 @@ def test_the_first_line_says_what_the_ranks_run_on(
     assert capsys.readouterr().out == f"2 hosts checked, 4 ranks on {devices}\n"
 
 
-def test_a_framework_that_cannot_use_the_gpus_of_its_host_is_a_problem(
+def test_frameworks_that_ignore_the_hosts_gpus_are_reported(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(imports, "gpus", lambda: 2)
@@ -157,3 +159,205 @@ def test_a_framework_that_cannot_use_the_gpus_of_its_host_is_a_problem(
     monkeypatch.setattr(imports, "gpus", lambda: 0)
     monkeypatch.setattr(imports, "version", lambda *_: "tensorflow-cpu 2.21.0")
     assert host.probe(None, None, "tensorflow").problems == []
+
+
+# Each host has a network interface of its own name, at which ssh reaches it.
+HERE = Host("localhost", 2)
+NODE1 = Host("node1", 2)
+NODE2 = Host("node2", 2)
+PORTS = {HERE: (1009, 1010), NODE1: (1001, 1002), NODE2: (1003, 1004)}
+INTERFACES = {
+    HERE: {"lo": "127.0.0.1", "eth0": "10.0.0.9"},
+    NODE1: {"lo": "127.0.0.1", "eth0": "192.168.0.1", "ib0": "10.0.0.1"},
+    NODE2: {"lo": "127.0.0.1", "eno1": "10.0.0.2", "eth0": "192.168.0.2"},
+}
+REACHED = {HERE: "", NODE1: "10.0.0.1", NODE2: "10.0.0.2"}
+OF_HOST = {HERE: "eth0", NODE1: "ib0", NODE2: "eno1"}
+
+
+@pytest.fixture
+def network(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gives this machine the interfaces of HERE; it uses eth0 for all other hosts."""
+    monkeypatch.setattr(host, "interfaces", lambda: INTERFACES[HERE])
+    monkeypatch.setattr(host_checks, "_source", lambda _address: "10.0.0.9")
+
+
+def answer(of: Host, **more: Any) -> host.Answer:
+    of = of._replace(slots=2)
+    facts: dict[str, Any] = {
+        "interfaces": INTERFACES[of],
+        "reached": REACHED[of],
+        "address": "",
+        "ports": PORTS[of],
+    }
+    return dataclasses.replace(host.probe(None), **facts | more)
+
+
+@pytest.mark.parametrize("hosts", [(HERE, NODE1, NODE2), (NODE1, NODE2, HERE), (NODE2, NODE1)])
+def test_each_host_uses_the_interface_that_ssh_reached(
+    network: None, hosts: tuple[Host, ...]
+) -> None:
+    first = hosts[0]
+    found = host_checks.network_of(hosts, [answer(each) for each in hosts], None)
+
+    interfaces = tuple(OF_HOST[each] for each in hosts)
+    address = INTERFACES[first][OF_HOST[first]]
+    assert found == (host_checks.RankNetwork("10.0.0.9", interfaces, address, PORTS[first]), [])
+
+
+def test_a_given_interface_is_used_on_every_host(network: None) -> None:
+    hosts = (NODE1, NODE2)
+    found = host_checks.network_of(hosts, [answer(each) for each in hosts], "eth0")
+
+    expected = host_checks.RankNetwork("10.0.0.9", ("eth0", "eth0"), "192.168.0.1", PORTS[NODE1])
+    assert found == (expected, [])
+
+
+@pytest.mark.parametrize(
+    ("hosts", "interface", "lacking"),
+    [
+        ((HERE, NODE1), "ib0", ["localhost"]),
+        ((NODE1, NODE2), "eno1", ["node1"]),
+        ((HERE, NODE1, NODE2), "wlan0", ["localhost", "node1", "node2"]),
+        ((NODE1,), "ib0", ["this machine"]),  # which has no rank, but starts them
+    ],
+)
+def test_missing_interface_is_a_problem_of_its_hosts(
+    network: None, hosts: tuple[Host, ...], interface: str, lacking: list[str]
+) -> None:
+    found, problems = host_checks.network_of(hosts, [answer(each) for each in hosts], interface)
+
+    assert found is None
+    assert [problem.startswith(name) for problem, name in zip(problems, lacking, strict=True)] == [
+        True
+    ] * len(lacking)
+    assert all(interface in problem for problem in problems)
+
+
+def test_address_that_no_interface_has_is_a_problem(network: None) -> None:
+    found, problems = host_checks.network_of([NODE1], [answer(NODE1, reached="10.9.9.9")], None)
+
+    assert found is None
+    assert [problem.partition(":")[0] for problem in problems] == ["node1"]
+
+
+@pytest.mark.parametrize(("reached", "address"), [("", "127.0.1.1"), ("127.0.0.1", "10.0.0.1")])
+def test_host_with_a_loopback_address_is_this_machine(
+    network: None, reached: str, address: str
+) -> None:
+    found, problems = host_checks.network_of(
+        [NODE1], [answer(NODE1, reached=reached, address=address)], None
+    )
+
+    assert found == host_checks.RankNetwork("127.0.0.1", ("lo",), "127.0.0.1", PORTS[NODE1])
+    assert problems == []
+
+
+WHOLE = (0, 1, 1)
+
+
+def orders(
+    monkeypatch: pytest.MonkeyPatch, hosts: Sequence[Host], **facts: Sequence[Any]
+) -> tuple[list[Host], host_checks.RankNetwork]:
+    """Checks hosts whose answers have these facts, one for each host."""
+    endings = []
+    for number, each in enumerate(hosts):
+        own = {name: values[number] for name, values in facts.items()}
+        endings.append(Ending(0, "", json.dumps(vars(answer(each, **own)))))
+    monkeypatch.setattr(host_checks, "run_all", lambda *_, **__: endings)
+    return host_checks.check(hosts, RankCommand((), None, None), timeout_s=1.0, interface=None)
+
+
+@pytest.mark.parametrize(
+    ("parts", "expected"),
+    [
+        ((WHOLE, WHOLE, WHOLE), [HERE, NODE1, NODE2]),
+        (((0, 3, 2), (1, 3, 2), (2, 3, 2)), [NODE1, NODE2, HERE]),
+    ],
+)
+def test_this_machine_has_first_ranks_unless_partitioned(
+    network: None,
+    monkeypatch: pytest.MonkeyPatch,
+    parts: Sequence[tuple[int, int, int]],
+    expected: list[Host],
+) -> None:
+    hosts = [NODE1, NODE2, HERE]
+    found, made = orders(monkeypatch, hosts, part=parts, dataset=["0" * 64] * 3)
+
+    first = expected[0]
+    assert found == expected
+    assert made.interfaces == tuple(OF_HOST[each] for each in expected)
+    assert made.ports == PORTS[first]
+    assert made.address_of_first == INTERFACES[first][OF_HOST[first]]
+
+
+@pytest.mark.parametrize(
+    ("parts", "wrong"),
+    [
+        (((1, 3, 1), (0, 3, 1), (2, 3, 1)), ["node1", "node2"]),
+        (((0, 3, 2), (1, 3, 2), (2, 3, 1)), ["localhost"]),
+        (((0, 3, 1), WHOLE, (2, 3, 1)), ["node2"]),
+        (((0, 4, 1), (1, 4, 1), (2, 4, 1)), ["node1", "node2", "localhost"]),
+    ],
+)
+def test_host_with_a_different_part_is_a_problem(
+    network: None,
+    monkeypatch: pytest.MonkeyPatch,
+    parts: Sequence[tuple[int, int, int]],
+    wrong: list[str],
+) -> None:
+    with pytest.raises(ImagenetPrepError) as caught:
+        orders(monkeypatch, [NODE1, NODE2, HERE], part=parts, dataset=["0" * 64] * 3)
+
+    _, *problems = str(caught.value).splitlines()
+    assert [problem.strip().partition(":")[0] for problem in problems] == wrong
+
+
+def test_partitioned_dataset_needs_equal_ranks_per_host(
+    network: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts = ((0, 2, 1), (1, 2, 1))
+    with pytest.raises(ImagenetPrepError):
+        orders(monkeypatch, [NODE1, HERE._replace(slots=1)], part=parts, dataset=["0" * 64] * 2)
+
+
+@pytest.mark.parametrize("field", ["dataset", "script"])
+@pytest.mark.parametrize(
+    ("first", "second", "differ"),
+    [("a" * 64, "a" * 64, 0), ("a" * 64, "b" * 64, 1), ("", "b" * 64, 0), ("a" * 64, "", 0)],
+)
+def test_hosts_that_have_a_file_must_agree(
+    field: str, first: str, second: str, differ: int
+) -> None:
+    one = answer(NODE1, **{field: first})
+    other = answer(NODE2, **{field: second})
+
+    problems = host_checks.differences(NODE1, one, NODE2, other)
+    assert [problem.partition(":")[0] for problem in problems] == ["node2"] * differ
+
+
+@pytest.mark.parametrize("version", ["2.0", "none"])
+def test_every_package_must_have_the_same_version(version: str) -> None:
+    for package in (*host.PACKAGES, "python"):
+        one = answer(NODE1)
+        other = answer(NODE2, versions=one.versions | {package: version})
+        expected = int(one.versions[package] != version)
+        assert len(host_checks.differences(NODE1, one, NODE2, other)) == expected
+
+
+@pytest.mark.parametrize(
+    ("of", "code", "has_program"), [(NODE1, 255, False), (HERE, 255, True), (NODE1, 1, True)]
+)
+def test_only_failed_ssh_is_a_failure_of_ssh(of: Host, code: int, has_program: bool) -> None:
+    said = host_checks.answer_of(of, Ending(code, "it failed"), "/opt/the-python")
+
+    assert isinstance(said, str)
+    assert ("/opt/the-python" in said) == has_program
+    assert "it failed" in said
+
+
+def test_host_without_an_answer_in_time_is_named() -> None:
+    said = host_checks.answer_of(NODE1, Ending(None, "no answer", seconds=1.0), "python")
+
+    assert isinstance(said, str)
+    assert f"ssh {NODE1.address} true" in said

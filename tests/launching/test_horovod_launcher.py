@@ -24,7 +24,7 @@ OF_MPI = {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"}
         ({"WORLD_SIZE": "2"}, 2),  # incomplete, but Horovod knows the ranks
     ],
 )
-def test_horovod_that_knows_its_ranks_is_accepted(
+def test_a_horovod_with_all_ranks_is_accepted(
     monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], size: int
 ) -> None:
     for name, value in variables.items():
@@ -41,7 +41,7 @@ def test_horovod_that_knows_its_ranks_is_accepted(
         ({"WORLD_SIZE": "2"}, 1, "found 1 rank, but this process is one of several"),
     ],
 )
-def test_horovod_that_misses_ranks_is_refused(
+def test_a_horovod_with_missing_ranks_is_refused(
     monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], size: int, expected: str
 ) -> None:
     for name, value in variables.items():

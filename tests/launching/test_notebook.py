@@ -1,4 +1,4 @@
-"""The notebooks of examples/: Jupyter opens them, without outputs, and their cells run in order."""
+"""The notebooks of examples/ are valid, have no outputs, and their cells run in order."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ CODE = code_of(opened("demo.ipynb"))
 
 
 @pytest.mark.parametrize("name", ["demo.ipynb", "cifar10.ipynb"])
-def test_it_is_a_notebook_without_outputs(name: str) -> None:
+def test_notebooks_are_valid_and_have_no_outputs(name: str) -> None:
     notebook = opened(name)
     code = code_of(notebook)
     assert (notebook["nbformat"], notebook["nbformat_minor"]) == (4, 5)
@@ -45,19 +45,19 @@ def test_it_is_a_notebook_without_outputs(name: str) -> None:
 
 
 def without_imports(argv: list[str], **how: Any) -> subprocess.CompletedProcess[str]:
-    """Runs a verb without a second of imports."""
+    """Runs a verb in this process, which saves a second of imports."""
     assert argv[:4] == [sys.executable, "-P", "-m", "imagenet_prep"]
     assert how == {"check": False, "capture_output": True, "text": True}
     done = command.run(*argv[4:])
     return subprocess.CompletedProcess(argv, done.code, done.out, done.err)
 
 
-# In short: dataset and request, without the two ranks.
+# The short version only makes dataset and request, without the two ranks.
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "trains", [False, pytest.param(True, marks=[pytest.mark.long, pytest.mark.horovod])]
 )
-def test_cifar10_is_prepared_trained_on_by_two_ranks_and_asked_for_at_sagemaker(
+def test_cifar10_is_prepared_trained_and_requested_at_sagemaker(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trains: bool, request: pytest.FixtureRequest
 ) -> None:
     if trains:
@@ -79,7 +79,7 @@ def test_cifar10_is_prepared_trained_on_by_two_ranks_and_asked_for_at_sagemaker(
         assert (kernel["ranks"], kernel["last"]["examples"]) == (2, 20)
 
 
-def test_the_request_names_the_image_for_jobs_and_an_instance_that_exists() -> None:
+def test_the_request_names_a_documented_image_and_instance() -> None:
     text = "".join("".join(cell["source"]) for cell in code_of(opened("cifar10.ipynb")))
     (image,) = re.findall(r"imagenet-prep:(\w+)", text)
     (instance,) = re.findall(r'"--instance-type": "ml\.([\w.]+)"', text)
@@ -92,10 +92,10 @@ def test_the_request_names_the_image_for_jobs_and_an_instance_that_exists() -> N
 
 
 @pytest.mark.slow
-def test_its_cells_go_from_archives_to_a_picture(
+def test_cells_go_from_archives_to_a_plot(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """In an environment that has the package, nothing is installed."""
+    """The cells install nothing, because the environment has the package."""
     for package in ("skimage", "sklearn", "jinja2", "matplotlib"):
         pytest.importorskip(package)
     monkeypatch.setenv("DEMO_FOLDER", str(tmp_path / "demo"))
@@ -116,7 +116,7 @@ def test_its_cells_go_from_archives_to_a_picture(
 
 
 def first_cell(folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
-    """Runs the cell that installs where nothing is installed; returns its commands."""
+    """Runs the installing cell as if the package were missing; returns its commands."""
     typed: list[list[str]] = []
     monkeypatch.chdir(folder)
     Installed(monkeypatch).packages(lambda _: False)
@@ -125,7 +125,7 @@ def first_cell(folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[list[str]]
     return typed
 
 
-def test_it_installs_the_wheel_beside_it_or_the_clone_around_it(
+def test_the_first_cell_installs_a_wheel_or_clone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     examples = tmp_path / "clone" / "examples"
@@ -139,7 +139,7 @@ def test_it_installs_the_wheel_beside_it_or_the_clone_around_it(
     assert first_cell(examples, monkeypatch) == [[*pip, f"{wheel}[demo,report]"]]
 
 
-def test_without_either_it_says_what_to_upload(
+def test_the_first_cell_requests_a_missing_wheel(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "empty").mkdir()
@@ -148,7 +148,7 @@ def test_without_either_it_says_what_to_upload(
         first_cell(tmp_path / "empty", monkeypatch)
 
 
-def test_another_pillow_than_the_one_that_is_loaded_asks_for_a_restart(
+def test_a_replaced_pillow_requires_a_restart(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "pyproject.toml").touch()

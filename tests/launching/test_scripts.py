@@ -1,4 +1,4 @@
-"""The two scripts of examples/: a number or none, as the scripts of the tutorial had it."""
+"""The two scripts of examples/ take a number of GPUs or none, like the tutorial's scripts."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ print(json.dumps(sys.argv[1:]))
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A folder with an `imagenet-prep` that says with which words it was called."""
+    """A folder with an `imagenet-prep` that records its arguments."""
     program = tmp_path / "bin" / "imagenet-prep"
     program.parent.mkdir()
     program.write_text(_SAYS_ITS_WORDS)
@@ -44,7 +44,7 @@ def run(folder: Path, script: str, *words: str, **more: str) -> subprocess.Compl
 
 
 def asked(done: subprocess.CompletedProcess[str]) -> tuple[launch.LaunchConfig, train.TrainConfig]:
-    """Returns what the script's words ask `launch` and `train` for."""
+    """Returns the settings of `launch` and `train` in the script's command line."""
     assert done.returncode == 0, done.stderr
     verb, *words = json.loads(done.stdout)
     assert verb == "launch"
@@ -53,14 +53,14 @@ def asked(done: subprocess.CompletedProcess[str]) -> tuple[launch.LaunchConfig, 
     return config, train.parse(config.command[1:], {})
 
 
-def test_all_eight_gpus_of_this_machine_train(folder: Path) -> None:
+def test_without_a_number_all_eight_gpus_train(folder: Path) -> None:
     launched, trained = asked(run(folder, "train.sh"))
 
     assert (launched.num_processes, launched.hosts) == (8, None)
     assert (trained.data_dir, trained.recipe) == ("/data/imagenet-480", "tutorial")
 
 
-def test_a_hosts_file_and_another_data_set_are_used(folder: Path) -> None:
+def test_a_hosts_file_and_data_dir_are_used(folder: Path) -> None:
     (folder / "hosts").write_text("localhost slots=2\n")
     done = run(folder, "train.sh", "2", "--num-epochs", "1", "--lr", "0.5", DATA_DIR="/my set")
     launched, trained = asked(done)
@@ -70,7 +70,7 @@ def test_a_hosts_file_and_another_data_set_are_used(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("with_hosts", [True, False])
-def test_random_images_need_no_data_set(folder: Path, with_hosts: bool) -> None:
+def test_random_images_need_no_dataset(folder: Path, with_hosts: bool) -> None:
     if with_hosts:
         (folder / "hosts").write_text("localhost slots=4\n")
     launched, trained = asked(run(folder, "train_synthetic.sh", "4"))
@@ -80,7 +80,7 @@ def test_random_images_need_no_data_set(folder: Path, with_hosts: bool) -> None:
 
 
 @pytest.mark.parametrize("ranks", [8, 32])
-def test_random_images_are_the_tutorials_run(folder: Path, ranks: int) -> None:
+def test_random_images_use_the_tutorials_settings(folder: Path, ranks: int) -> None:
     words = [] if ranks == 8 else [str(ranks)]
     launched, trained = asked(run(folder, "train_synthetic.sh", *words))
     plan = recipe.resolve(trained, ranks, 1_281_167, 1000)
@@ -94,7 +94,7 @@ def test_random_images_are_the_tutorials_run(folder: Path, ranks: int) -> None:
 
 
 @pytest.mark.parametrize("script", ["train.sh", "train_synthetic.sh"])
-def test_flags_may_stand_without_a_number(folder: Path, script: str) -> None:
+def test_flags_work_without_a_number(folder: Path, script: str) -> None:
     (folder / "hosts").write_bytes((REPOSITORY / "examples" / "hosts").read_bytes())
     launched, trained = asked(run(folder, script, "--num-batches", "20"))
 

@@ -1,4 +1,4 @@
-"""Rows say which pictures may be one; what they claim of an image is believed by its bytes only."""
+"""Rows propose duplicates, but only the bytes of an image decide."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from imagenet_prep.dataset.samples import Sample
 from imagenet_prep.matching import search
 from imagenet_prep.matching.find import DuplicateSearch
 from imagenet_prep.matching.pictures import Pictures, PieceColumns
-from tests.kit.bounds import little_memory
+from tests.kit.bounds import limited_memory
 from tests.kit.codec import mutations
 from tests.kit.hostile import images
 from tests.kit.limits import Limits
@@ -21,7 +21,7 @@ from tests.kit.limits import Limits
 
 @dataclass(frozen=True)
 class Piece:
-    """Pictures in memory."""
+    """Images in memory."""
 
     files: list[bytes]
     split: str = "train"
@@ -36,7 +36,7 @@ class Piece:
 
 
 def planted(files: list[bytes], folder: Path) -> Pictures:
-    """Returns pictures whose rows say that all are sound, and have the same means."""
+    """Returns images with rows that call all of them sound, with equal means."""
     num = len(files)
     rows = np.zeros(num, search.ROW)
     rows["means"] = 12345
@@ -60,12 +60,12 @@ def planted(files: list[bytes], folder: Path) -> Pictures:
     ],
     ids=["png", "gif", "garbage", "eps"],
 )
-def test_planted_rows_of_images_that_cannot_be_decoded_are_named(
+def test_undecodable_images_with_planted_rows_are_named(
     data: bytes, reason: str, tmp_path: Path
 ) -> None:
     found = DuplicateSearch(planted([data, data + b"x"], tmp_path), across=False, workers=1)
 
-    with little_memory(96 << 20):
+    with limited_memory(96 << 20):
         found.find(lambda _: None)
 
     where = "set/train-00000-of-00001: record"
@@ -74,7 +74,7 @@ def test_planted_rows_of_images_that_cannot_be_decoded_are_named(
     assert not found.by_sight.joined().any() or found.by_sight.joined().tolist() == [0, 1]
 
 
-def test_the_nearest_of_many_similar_images_is_sought_among_a_bounded_number(
+def test_nearest_compares_a_bounded_number_of_images(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limits: Limits
 ) -> None:
     limits(proof_budget=3, proof_cost=1)
@@ -87,7 +87,7 @@ def test_the_nearest_of_many_similar_images_is_sought_among_a_bounded_number(
     assert found.crowded.tolist() == [True] + [False] * 9
 
 
-def test_planted_rows_of_different_pictures_join_nothing(tmp_path: Path) -> None:
+def test_planted_rows_of_different_images_are_not_joined(tmp_path: Path) -> None:
     sources = mutations.sources()
     files = [sources["420"], sources["444"], sources["420"] + b"behind"]
     found = DuplicateSearch(planted(files, tmp_path), across=False, workers=1)
@@ -99,7 +99,7 @@ def test_planted_rows_of_different_pictures_join_nothing(tmp_path: Path) -> None
     assert found.by_pixels.joined().tolist() == [0, 1, 0]
 
 
-def test_across_two_datasets_only_images_of_the_other_one_are_duplicates(tmp_path: Path) -> None:
+def test_across_datasets_duplicates_are_in_different_datasets(tmp_path: Path) -> None:
     data = mutations.sources()["420"]
     files = [data, data + b"x", data + b"y"]
     one = planted(files, tmp_path)

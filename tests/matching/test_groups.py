@@ -1,4 +1,4 @@
-"""Groups, who is kept, and the files that say so."""
+"""Groups of duplicates, the choice of the kept image, and the files of the result."""
 
 from __future__ import annotations
 
@@ -34,7 +34,9 @@ from imagenet_prep.matching.find import (
     num=st.integers(1, 40),
     pairs=st.lists(st.tuples(st.integers(0, 39), st.integers(0, 39)), max_size=60),
 )
-def test_groups_are_what_pairs_connect(num: int, pairs: list[tuple[int, int]]) -> None:
+def test_groups_are_the_connected_components_of_pairs(
+    num: int, pairs: list[tuple[int, int]]
+) -> None:
     pairs = [(a % num, b % num) for a, b in pairs]
     union = Union(num)
     group = list(range(num))
@@ -47,7 +49,7 @@ def test_groups_are_what_pairs_connect(num: int, pairs: list[tuple[int, int]]) -
     assert union.joined().tolist() == [min(expected[group[i]]) for i in range(num)]
 
 
-def test_the_groups_do_not_depend_on_the_order_of_pairs() -> None:
+def test_groups_do_not_depend_on_the_pairs_order() -> None:
     rng = np.random.default_rng(1)
     pairs = rng.integers(0, 200, (150, 2)).tolist()
     found = []
@@ -60,7 +62,7 @@ def test_the_groups_do_not_depend_on_the_order_of_pairs() -> None:
     assert found[0] == found[1] == found[2]
 
 
-def test_evaluation_is_kept_before_training_and_then_the_smaller_key() -> None:
+def test_evaluation_splits_and_smaller_keys_are_kept_first() -> None:
     members = [
         member("against:train", "z"),
         member("validation", "b"),
@@ -131,7 +133,7 @@ class Graph:
 
 
 class Renumbered:
-    """The same pairs, whose images have other numbers."""
+    """The same pairs with different image numbers."""
 
     def __init__(self, graph: Graph, number_of: dict[int, int]) -> None:
         self.graph = graph
@@ -150,18 +152,23 @@ class Renumbered:
         return self.graph.distances(self.old[number], old)
 
 
+def groups_of(graph: Graph) -> list[Any]:
+    divided = (divide(connected, cast(Any, graph)) for connected in graph.connected())
+    return [*itertools.chain.from_iterable(divided)]
+
+
 @given(
     seed=st.integers(0, 1 << 30),
     num=st.integers(2, 30),
     share=st.sampled_from((0.03, 0.1, 0.3, 0.9)),
     across=st.booleans(),
 )
-def test_each_excluded_image_is_proven_against_a_kept_one(
+def test_excluded_images_are_duplicates_of_kept_ones(
     seed: int, num: int, share: float, across: bool
 ) -> None:
     graph = Graph(seed, num, share, across=across)
-    groups = [group for of in graph.connected() for group in divide(of, cast(Any, graph))]
-    rows = {row.line: row for group in groups for row in group}
+    groups = groups_of(graph)
+    rows = {row.line: row for row in itertools.chain.from_iterable(groups)}
     number_of = {row.line: row.number for row in rows.values()}
     assert len(rows) == sum(map(len, groups)), "an image is in one group"
     excluded = {row.number for row in rows.values() if not row.kept}
@@ -179,13 +186,13 @@ def test_each_excluded_image_is_proven_against_a_kept_one(
                 graph.distance(row.number, other),
             )
             if row.kept:
-                # Its duplicates are excluded, or of the other dataset.
+                # Its duplicates are excluded, or belong to the other dataset.
                 assert row.proven_against == row.elsewhere
                 assert other in excluded
             else:
                 assert other == first.number
                 assert rank(first) < rank(row)
-                # Of the most preferred split with a kept duplicate, it is the nearest one.
+                # It is the nearest kept duplicate of the most preferred split.
                 pairs = [
                     (rank(rows[line])[:2], graph.distance(row.number, number), line)
                     for line, number in number_of.items()
@@ -207,7 +214,17 @@ def test_each_excluded_image_is_proven_against_a_kept_one(
     against = [number for number in excluded if graph.splits[number].startswith("against:")]
     assert not against
 
-    # Another order, and other numbers, change nothing.
+
+@given(
+    seed=st.integers(0, 1 << 30),
+    num=st.integers(2, 30),
+    share=st.sampled_from((0.03, 0.1, 0.3, 0.9)),
+    across=st.booleans(),
+)
+def test_groups_do_not_depend_on_order_and_numbers(
+    seed: int, num: int, share: float, across: bool
+) -> None:
+    graph = Graph(seed, num, share, across=across)
     numbers = list(range(num))
     random.Random(seed).shuffle(numbers)
     renumbered = dict(enumerate(numbers))
@@ -217,8 +234,9 @@ def test_each_excluded_image_is_proven_against_a_kept_one(
         members = [each._replace(number=renumbered[each.number]) for each in of]
         random.Random(seed).shuffle(members)
         found += divide(members, cast(Any, again))
+
     assert find.pairs(sorted(found, key=lambda group: rank(group[0]))) == find.pairs(
-        sorted(groups, key=lambda group: rank(group[0]))
+        sorted(groups_of(graph), key=lambda group: rank(group[0]))
     )
 
 
@@ -245,7 +263,7 @@ def test_pairs_are_counted_by_splits_and_kind() -> None:
     assert [(contradicts(each), crosses(each)) for each in GROUPS] == [(True, True), (False, False)]
 
 
-def test_files_are_what_was_promised() -> None:
+def test_files_have_the_documented_content() -> None:
     data = find.pairs(GROUPS)
     assert data.startswith(
         b"group,split,key,class_index,kind,distance,kept,proven_against,elsewhere\r\n"

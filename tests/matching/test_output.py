@@ -1,4 +1,4 @@
-"""The files of a search: those of one run, complete, or those of the run before."""
+"""The files of a search belong to one complete run: this one, or the previous one."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ GROUPS: list[Group] = [
 
 
 def seen(out: Path) -> dict[str, bytes]:
-    """Returns the files that a user sees."""
+    """Returns the visible files."""
     return {name: data for name, data in all_files(out).items() if ".work" not in name}
 
 
 @pytest.fixture
 def out(tmp_path: Path) -> LocalStore:
-    """Holds the files of a run over two splits."""
+    """Contains the files of a run over two splits."""
     out = LocalStore(tmp_path / "found")
     find.publish(out, GROUPS, {"train": ["a/2.jpg"], "validation": ["b/3.jpg"]}, "page")
     (out.root / "mine.txt").write_bytes(b"mine")
     return out
 
 
-def test_files_of_a_run_with_other_splits_do_not_stay(out: LocalStore) -> None:
+def test_files_of_previously_searched_splits_are_removed(out: LocalStore) -> None:
     assert seen(out.root).keys() == {
         "pairs.csv",
         "exclude-train.txt",
@@ -50,7 +50,7 @@ def test_files_of_a_run_with_other_splits_do_not_stay(out: LocalStore) -> None:
     assert seen(out.root) == {"pairs.csv": lines, "exclude-train.txt": b"", "mine.txt": b"mine"}
 
 
-def test_a_full_disk_leaves_the_files_of_the_run_before(
+def test_a_full_disk_keeps_the_previous_files(
     out: LocalStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = all_files(out.root)
@@ -63,7 +63,7 @@ def test_a_full_disk_leaves_the_files_of_the_run_before(
     assert not out.names(".work/temporary")
 
 
-def test_two_runs_do_not_mix_their_files(out: LocalStore) -> None:
+def test_a_locked_folder_is_not_written(out: LocalStore) -> None:
     before = seen(out.root)
     with LocalStore(out.root).lock(), pytest.raises(BusyError):
         find.publish(out, [], {"train": []}, None)

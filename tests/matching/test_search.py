@@ -1,4 +1,4 @@
-"""The join finds exactly the pairs that comparing all hashes finds."""
+"""The search finds exactly the pairs that a comparison of all hashes finds."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ KINDS = [n for n in (search.PLAIN, search.AVX2, search.AVX512) if n <= search.be
 
 
 def hashes(rng: np.random.Generator, num: int, near: int) -> np.ndarray:
-    """Returns hashes of which many differ in few bits, also mirrored."""
+    """Returns hashes, many of which differ in few bits, also mirrored."""
     found = rng.integers(0, 2**64, (num, 4), dtype=np.uint64)
     for at in range(1, num, 2):
         other = found[rng.integers(0, at)].copy()
@@ -57,7 +57,9 @@ def joined(job: Search, workers: int) -> list[tuple[int, int]]:
 @pytest.mark.parametrize("simd", KINDS)
 @examples(12)
 @given(seed=st.integers(0, 2**32), num=st.integers(0, 120), mirrored=st.booleans())
-def test_pairs_are_those_of_comparing_all(simd: int, seed: int, num: int, mirrored: bool) -> None:
+def test_the_search_finds_exactly_all_close_pairs(
+    simd: int, seed: int, num: int, mirrored: bool
+) -> None:
     rng = np.random.default_rng(seed)
     bits = hashes(rng, num, 30)
     mirror = MIRROR if mirrored else None
@@ -74,10 +76,10 @@ def test_pairs_are_those_of_comparing_all(simd: int, seed: int, num: int, mirror
 
 
 @pytest.mark.parametrize("simd", KINDS)
-def test_pairs_that_do_not_fit_into_the_buffer_come_later(
+def test_pairs_beyond_the_buffer_are_not_lost(
     simd: int, monkeypatch: pytest.MonkeyPatch, limits: Limits
 ) -> None:
-    """A thousand equal hashes are half a million pairs; the buffer has room for a thousand."""
+    """A thousand equal hashes make half a million pairs; the buffer has room for a thousand."""
     limits(search_room=8)
     monkeypatch.setattr(search, "best", lambda: simd)
     num = 1000
@@ -89,7 +91,7 @@ def test_pairs_that_do_not_fit_into_the_buffer_come_later(
     assert len(found) == len(set(found)) == num * (num - 1) // 2
 
 
-def test_rows_of_a_file_are_those_of_the_array(tmp_path: Path) -> None:
+def test_rows_read_from_files_equal_the_arrays(tmp_path: Path) -> None:
     array = np.arange(400, dtype=np.uint64).reshape(100, 4)
     array.tofile(tmp_path / "bits")
     stored = np.memmap(tmp_path / "bits", np.uint64, "r", shape=array.shape)

@@ -3,6 +3,7 @@
     python -m tests.mutants --base main
     python -m tests.mutants --sample 150 --seed 1 --json found.json imagenet_prep/storage
     python -m tests.mutants --again found.json tests/storage/test_folder.py
+    python -m tests.mutants --sample 200 --accepted tests/mutants/accepted.jsonl imagenet_prep
 
 They are made in copies of the checkout, so that commands that tests start meet them, too.
 """
@@ -17,11 +18,13 @@ import re
 import subprocess
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from pathlib import Path
 
+from tests.mutants import accepted
+from tests.mutants.accepted import Entry
 from tests.mutants.changes import KINDS, Mutant, mutants
-from tests.mutants.covered import PACKAGES, MapError, make_map
+from tests.mutants.covered import PACKAGES, Map, MapError, make_map
 from tests.mutants.executed import ROOT
 from tests.mutants.trials import KILLED, OUTCOMES, Trial, Trials
 
@@ -117,8 +120,7 @@ def _written(path: Path, trials: Iterable[Trial]) -> None:
     path.write_text(json.dumps(made, indent=1) + "\n")
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Returns 0 if a test notices every mutant, 1 if not, 2 if none could be tried."""
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m tests.mutants",
         description=__doc__,
@@ -132,6 +134,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--again", type=Path, metavar="FILE", help="only what no test noticed in this earlier FILE"
     )
+    parser.add_argument(
+        "--accepted",
+        type=Path,
+        metavar="FILE",
+        help="exit with 0 if this list has all mutants that no test notices; print the others",
+    )
     parser.add_argument("--at-a-time", type=int, default=len(os.sched_getaffinity(0)), metavar="N")
     parser.add_argument(
         "paths",
@@ -140,9 +148,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         help="modules to change, or folders of them (default: the changed lines);"
         " other paths are tests to choose from, as for pytest (default: all)",
     )
-    options = parser.parse_args(argv)
-    modules = [each for each in options.paths if each.split("/")[0] in PACKAGES]
-    tests = [each for each in options.paths if each not in modules]
+    return parser
+
+
+def _chosen(
+    parser: argparse.ArgumentParser, options: argparse.Namespace, modules: Sequence[str]
+) -> tuple[list[Job], list[str]]:
+    """Returns the mutants to try, and the modules whose lines the map needs."""
     if options.again:
         jobs = _again(parser, options.again)
     elif modules:
@@ -153,7 +165,57 @@ def main(argv: Sequence[str] | None = None) -> int:
     jobs = [job for job in jobs if job[1].kind in (options.kind or KINDS)]
     if options.sample is not None and options.sample < len(jobs):
         jobs = sorted(random.Random(options.seed).sample(jobs, options.sample))
-    where = ", ".join(modules) or f"what differs from {options.base}"
+    return jobs, traced
+
+
+def _tried(found: Map, jobs: Sequence[Job], options: argparse.Namespace) -> list[Trial]:
+    """Tries the mutants; prints those that no test notices."""
+    done: list[Trial] = []
+
+    def on_trial(trial: Trial) -> None:
+        done.append(trial)
+        if trial.outcome != KILLED:
+            print(trial, flush=True)
+        if options.json:
+            _written(options.json, done)
+
+    Trials(found, options.at_a_time).run(jobs, on_trial)
+    return done
+
+
+def _code(done: Sequence[Trial], options: argparse.Namespace, known: Container[Entry]) -> int:
+    """Returns 1 if no test notices a mutant outside the list; prints these mutants."""
+    unnoticed = [
+        accepted.entry(each.module, (ROOT / each.module).read_bytes(), each.mutant)
+        for each in done
+        if each.outcome != KILLED
+    ]
+    unknown = [each for each in unnoticed if each not in known]
+    if options.accepted and unknown:
+        print(
+            f"{options.accepted} does not have these. Write a test, or add the line and a reason:"
+        )
+        for each in unknown:
+            print(accepted.line_of(each))
+    return 1 if unknown else 0
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Returns 0 if a test notices every mutant, 1 if not, 2 if none could be tried.
+
+    With `--accepted`, it returns 0 if all mutants that no test notices are in that list.
+    """
+    parser = _parser()
+    options = parser.parse_args(argv)
+    try:
+        known = accepted.read(options.accepted) if options.accepted else {}
+    except (OSError, accepted.AcceptedError) as error:
+        print(f"No mutant was tried: {error}", file=sys.stderr)
+        return 2
+    modules = [each for each in options.paths if each.split("/")[0] in PACKAGES]
+    tests = [each for each in options.paths if each not in modules]
+    jobs, traced = _chosen(parser, options, modules)
+    where = ", ".join(modules) or f"the difference from {options.base}"
     print(f"{len(jobs)} mutants of {options.again or where}", flush=True)
     if not jobs:
         return 0
@@ -169,20 +231,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(f"{len(found.seconds)} tests passed and execute {found.lines} lines", flush=True)
     for name in sorted(found.failed):
         print(f"failed without a mutant, so it is not run: {name}", flush=True)
-    done: list[Trial] = []
-
-    def on_trial(trial: Trial) -> None:
-        done.append(trial)
-        if trial.outcome != KILLED:
-            print(trial, flush=True)
-        if options.json:
-            _written(options.json, done)
-
-    Trials(found, options.at_a_time).run(jobs, on_trial)
+    done = _tried(found, jobs, options)
     print(table(done))
     killed = sum(each.outcome == KILLED for each in done)
     print(f"{killed} of {len(jobs)} mutants were noticed")
-    return 0 if killed == len(jobs) else 1
+    return _code(done, options, known)
 
 
 if __name__ == "__main__":

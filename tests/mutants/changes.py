@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Collection, Iterator
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 _TURNED: dict[type[ast.AST], str] = {
@@ -44,9 +45,27 @@ CALL = "removed call"
 COMPARISON = "comparison"
 CONDITION = "condition"
 LOGIC = "and, or, not"
+CLAUSE = "dropped clause"
+BODY = "dropped body"
+ARGUMENTS = "swapped arguments"
 ARITHMETIC = "arithmetic"
 CONSTANT = "constant"
-KINDS = (RAISE, CALL, COMPARISON, CONDITION, LOGIC, ARITHMETIC, CONSTANT)
+KINDS = (
+    RAISE,
+    CALL,
+    COMPARISON,
+    CONDITION,
+    LOGIC,
+    CLAUSE,
+    BODY,
+    ARGUMENTS,
+    ARITHMETIC,
+    CONSTANT,
+)
+# Only arguments with a name are swapped, since these could be confused. For swapped arguments, the
+# first two functions return the same, and the others fail at once.
+_NAMED = (ast.Name, ast.Attribute, ast.Subscript)
+_NEVER_SWAPPED = {"max", "min", "isinstance", "issubclass"}
 
 
 class Mutant(NamedTuple):
@@ -82,7 +101,9 @@ def mutants(source: bytes, lines: Collection[int]) -> list[Mutant]:
 def _mistakes(tree: ast.AST, text_of: Callable[[Any], str]) -> Iterator[tuple[str, Any, str]]:
     """Yields the kind of each mistake, the node and its new text.
 
-    Calls whose result nobody takes and `raise` are removed, the rest is turned round or raised.
+    Calls with an unused result, `raise`, the blocks of `if` and `else`, and the operands of `and`
+    and `or` are removed. Neighbouring arguments are swapped, operators and conditions are inverted,
+    numbers are increased.
     """
     for statement in _statements(tree):
         match statement:
@@ -93,6 +114,8 @@ def _mistakes(tree: ast.AST, text_of: Callable[[Any], str]) -> Iterator[tuple[st
                 yield CALL, statement, "pass"
             case ast.If(test=test) | ast.While(test=test) if not isinstance(test, _TURNED_ITSELF):
                 yield CONDITION, test, f"not ({text_of(test)})"
+        for block in _blocks(statement):
+            yield BODY, block, "pass"
         for node in _computed(statement):
             match node:
                 case (
@@ -104,7 +127,14 @@ def _mistakes(tree: ast.AST, text_of: Callable[[Any], str]) -> Iterator[tuple[st
                     yield kind, node, turned
                 case ast.BoolOp(op=operator, values=values):
                     words = f" {_TURNED[type(operator)]} "
-                    yield LOGIC, node, words.join(f"({text_of(value)})" for value in values)
+                    operands = [f"({text_of(value)})" for value in values]
+                    yield LOGIC, node, words.join(operands)
+                    word = " and " if isinstance(operator, ast.And) else " or "
+                    for number in range(len(operands)):
+                        yield CLAUSE, node, word.join(operands[:number] + operands[number + 1 :])
+                case ast.Call():
+                    for text in _swapped(node, text_of):
+                        yield ARGUMENTS, node, text
                 case ast.UnaryOp(op=ast.Not(), operand=operand):
                     yield LOGIC, node, f"({text_of(operand)})"
                 case ast.IfExp(test=test) if not isinstance(test, _TURNED_ITSELF):
@@ -113,6 +143,33 @@ def _mistakes(tree: ast.AST, text_of: Callable[[Any], str]) -> Iterator[tuple[st
                     yield CONSTANT, node, str(not value)
                 case ast.Constant(value=int() | float() as value):
                     yield CONSTANT, node, str(value + 1)
+
+
+def _blocks(statement: ast.stmt) -> Iterator[ast.Pass]:
+    """Yields the place of each block of an `if` whose removal is no other mistake."""
+    if not isinstance(statement, ast.If):
+        return
+    for block in (statement.body, statement.orelse):
+        match block:
+            case [] | [ast.Raise() | ast.Pass() | ast.If() | ast.Expr(value=ast.Call())]:
+                continue
+        place = ast.copy_location(ast.Pass(), block[0])
+        place.end_lineno = block[-1].end_lineno
+        place.end_col_offset = block[-1].end_col_offset
+        yield place
+
+
+def _swapped(call: ast.Call, text_of: Callable[[Any], str]) -> Iterator[str]:
+    """Yields a call with two neighbouring positional arguments swapped, for each such pair."""
+    if isinstance(call.func, ast.Name) and call.func.id in _NEVER_SWAPPED:
+        return
+    arguments = [text_of(each) for each in (*call.args, *call.keywords)]
+    for number, (first, second) in enumerate(pairwise(call.args)):
+        have_names = isinstance(first, _NAMED) and isinstance(second, _NAMED)
+        if have_names and arguments[number] != arguments[number + 1]:
+            swapped = arguments.copy()
+            swapped[number : number + 2] = arguments[number + 1], arguments[number]
+            yield f"{text_of(call.func)}({', '.join(swapped)})"
 
 
 def _statements(tree: ast.AST) -> Iterator[ast.stmt]:

@@ -14,9 +14,9 @@ import pytest
 
 from tests.kit.command import PATIENCE_S
 from tests.mutants import __main__ as program
-from tests.mutants import changes, executed
+from tests.mutants import accepted, changes, executed
 from tests.mutants.covered import MOST_TESTS, Map
-from tests.mutants.trials import KILLED, Trial
+from tests.mutants.trials import KILLED, SURVIVED, UNSEEN, Trial
 
 
 @pytest.mark.parametrize(
@@ -29,7 +29,39 @@ from tests.mutants.trials import KILLED, Trial
         ("x = a is None", ["x = (a) is not (None)"]),
         ("x = a < b < c", []),
         ("x = n - 1", ["x = (n) + (1)", "x = n - 2"]),
-        ("x = é and b", ["x = (é) or (b)"]),
+        ("x = é and b", ["x = (é) or (b)", "x = (é)", "x = (b)"]),
+        (
+            "x = a or b or c",
+            ["x = (a) and (b) and (c)", "x = (b) or (c)", "x = (a) or (c)", "x = (a) or (b)"],
+        ),
+        ("x = f(é, b, c=d)", ["x = f(b, é, c=d)"]),
+        ("x = f(a, b, c, **d)", ["x = f(b, a, c, **d)", "x = f(a, c, b, **d)"]),
+        ("x = f(a.b, c[d])", ["x = f(c[d], a.b)"]),
+        ("x = f(a, g(), b)", []),
+        ("x = isinstance(a, b)", []),
+        ("x = f(*a, b, b)", []),
+        ("x = min(a, b)", []),
+        (
+            "if a == b:\n    c = d\n    e = d",
+            ["if (a) != (b):\n    c = d\n    e = d", "if a == b:\n    pass"],
+        ),
+        (
+            "if not a:\n    f()\nelse:\n    return",
+            [
+                "if (a):\n    f()\nelse:\n    return",
+                "if not a:\n    pass\nelse:\n    return",
+                "if not a:\n    f()\nelse:\n    pass",
+            ],
+        ),
+        (
+            "if not a:\n    f()\nelif not b:\n    raise c",
+            [
+                "if (a):\n    f()\nelif not b:\n    raise c",
+                "if not a:\n    pass\nelif not b:\n    raise c",
+                "if not a:\n    f()\nelif (b):\n    raise c",
+                "if not a:\n    f()\nelif not b:\n    pass",
+            ],
+        ),
         ("x = not a", ["x = (a)"]),
         ("x = True", ["x = False"]),
         ("x = a if b else c", ["x = a if not (b) else c"]),
@@ -79,7 +111,7 @@ def test_lines_that_were_added_are_found_by_module() -> None:
     assert program.changed(diff) == {"imagenet_prep/a.py": {3, 4}}
 
 
-def test_a_line_has_the_tests_that_passed_the_quickest_first(tmp_path: Path) -> None:
+def test_quickest_tests_of_a_line_come_first(tmp_path: Path) -> None:
     (tmp_path / "7.seconds").write_text('["slow",9,true]\n["quick",1,true]\n["fails",1,false]\n')
     lines = [f'["{test}","a.py",3]' for test in ("slow", "quick", "fails")]
     lines += ['["slow","a.py",4]', '["","a.py",1]', '["quick","a']
@@ -166,7 +198,7 @@ def run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.slow
-def test_mistakes_that_no_test_notices_are_printed_and_the_checkout_stays_as_it_is(
+def test_unnoticed_mistakes_are_printed_and_checkout_stays_unchanged(
     tmp_path: Path,
 ) -> None:
     """Also if workers of xdist collect tests in different orders, and a test fails by itself."""
@@ -235,7 +267,7 @@ def test_without_a_map_no_mutant_is_judged(tests: str, reason: str, tmp_path: Pa
     assert "no test executes it" not in done.stdout
 
 
-def test_a_sample_is_the_same_for_the_same_seed_and_takes_only_the_kinds_asked_for(
+def test_sample_depends_only_on_seed_and_kinds(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     tried: list[list[program.Job]] = []
@@ -262,7 +294,7 @@ def test_a_sample_is_the_same_for_the_same_seed_and_takes_only_the_kinds_asked_f
     assert "| removed raise | 20 | 20 | 0 | 0 | 100.0% |" in capsys.readouterr().out
 
 
-def test_of_many_tests_half_execute_the_fewest_lines_and_others_are_of_all_functions(
+def test_half_of_many_tests_execute_the_fewest_lines(
     tmp_path: Path,
 ) -> None:
     module = "imagenet_prep/storage/folder.py"
@@ -290,7 +322,102 @@ def test_a_commit_that_is_not_there_is_named(capsys: pytest.CaptureFixture[str])
     assert "nowhere" in capsys.readouterr().err
 
 
-def test_lines_that_a_killed_process_has_cut_are_left_out(tmp_path: Path) -> None:
+def test_lines_cut_by_a_killed_process_are_ignored(tmp_path: Path) -> None:
     (tmp_path / "1.lines").write_text('["a","b",1]\n["a","b')
 
     assert list(executed.written(tmp_path, "lines")) == [["a", "b", 1]]
+
+
+METHOD = b"""\
+class Total:
+    def of(self, numbers):
+        note(numbers)
+        return sum(numbers)
+
+def total(numbers):
+    note(numbers)
+"""
+
+
+def entries(source: bytes) -> list[accepted.Entry]:
+    made = changes.mutants(source, range(1, source.count(b"\n") + 1))
+    return [accepted.entry("imagenet_prep/sums.py", source, mutant) for mutant in made]
+
+
+def test_an_entry_stays_valid_if_its_line_moves() -> None:
+    first, second = entries(METHOD)
+
+    assert first == accepted.Entry(
+        "imagenet_prep/sums.py",
+        "Total.of",
+        "note(numbers)",
+        "removed call",
+        "note(numbers)",
+        "pass",
+    )
+    assert second == first._replace(function="total")
+    assert entries(b"import sums\n\n" + METHOD.replace(b"        note", b"\n        note")) == [
+        first,
+        second,
+    ]
+    assert set(entries(METHOD.replace(b"note(numbers)", b"note(all)"))).isdisjoint([first, second])
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "",
+        "[]",
+        "{}",
+        "not JSON",
+        accepted.line_of(entries(METHOD)[0]),  # without a reason
+        '{"module": "m", "reason": "r"}',
+    ],
+)
+def test_list_with_an_invalid_line_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], line: str
+) -> None:
+    path = tmp_path / "accepted.jsonl"
+    path.write_text(f"{line}\n")
+
+    assert program.main(["--accepted", str(path), "imagenet_prep/verify.py"]) == 2
+    assert f"{path}:1" in capsys.readouterr().err
+    assert program.main(["--accepted", str(tmp_path / "none"), "imagenet_prep/verify.py"]) == 2
+
+
+def test_only_unlisted_survivors_are_failures(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    class Tried:
+        def __init__(self, *_: object) -> None: ...
+
+        def run(self, jobs: list[program.Job], on_trial: Callable[[Trial], None]) -> None:
+            for number, (module, mutant) in enumerate(jobs):
+                outcome = (KILLED, SURVIVED, UNSEEN)[number % 3]
+                on_trial(Trial(module, mutant, outcome, 1, ""))
+
+    monkeypatch.setattr(program, "make_map", lambda *_: Map(Path("nowhere")))
+    monkeypatch.setattr(program, "Trials", Tried)
+    path = tmp_path / "accepted.jsonl"
+    path.write_text("")
+    words = ["--sample", "9", "--accepted", str(path), "imagenet_prep/verify.py"]
+    assert program.main(words) == 1
+    printed = [line for line in capsys.readouterr().out.splitlines() if line.startswith("{")]
+    assert len(printed) == 6
+
+    listed = [line.replace('"reason": ""', '"reason": "no effect"') for line in printed]
+    path.write_text("".join(f"{line}\n" for line in listed))
+    assert program.main(words) == 0
+    path.write_text("".join(f"{line}\n" for line in listed[1:]))
+    assert program.main(words) == 1
+    assert [each for each in capsys.readouterr().out.splitlines() if each.startswith("{")] == [
+        printed[0]
+    ]
+
+
+def test_each_accepted_mutant_is_still_in_the_code() -> None:
+    listed = accepted.read(Path(accepted.__file__).with_name("accepted.jsonl"))
+    for named in listed:
+        source = (executed.ROOT / named.module).read_bytes()
+        made = changes.mutants(source, range(1, source.count(b"\n") + 2))
+        assert named in [accepted.entry(named.module, source, each) for each in made]

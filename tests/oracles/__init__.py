@@ -1,1 +1,1 @@
-"""Our bytes against those of the programs that will read them."""
+"""Compares our bytes with those of the programs that will read them."""

@@ -15,19 +15,19 @@ from tests.kit.miniature import Miniature, miniature_for_tests
 
 @pytest.fixture(scope="session")
 def small(shared_cache: Path) -> Miniature:
-    """A miniature with every odd file, small enough to be prepared in a second."""
+    """A miniature with all odd files that can be prepared in a second."""
     return miniature_for_tests(shared_cache, num_train=44, num_validation=20, size=(160, 120))
 
 
 @pytest.fixture(scope="session")
 def prepared(small: Miniature, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The data set that `prepare` makes of `small`."""
+    """The dataset that `prepare` makes of `small`."""
     return _prepared(small, tmp_path_factory.mktemp("prepared") / "set")
 
 
 @pytest.fixture(scope="session")
 def from_0(small: Miniature, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same with `--label-offset 0`."""
+    """The same dataset with `--label-offset 0`."""
     return _prepared(small, tmp_path_factory.mktemp("from_0") / "set", "--label-offset", "0")
 
 

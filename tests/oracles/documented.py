@@ -8,7 +8,9 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import io
+import itertools
 import random
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +28,7 @@ USAGE = 2
 DAMAGED = 3
 # The EXIF orientation of all photographs that have one: a quarter turn.
 _TURNED = 6
-# The mean difference of two pictures that are the same, but for JPEG and the way of resizing.
+# The mean difference of two equal pictures after JPEG and different ways of resizing.
 _NEAR = 15
 Flags = Mapping[str, Any]
 
@@ -54,11 +56,11 @@ class Album:
     """A folder of photographs.
 
     Attributes:
-      root: where it is.
-      classes: names of the class folders, sorted.
-      has_splits: whether it holds train/ and val/, or the class folders of train alone.
-      photographs: by split.
-      ignored: files of each split that are no images.
+        root: its path.
+        classes: names of the class folders, sorted.
+        has_splits: whether it has train/ and val/, or only the class folders of train.
+        photographs: by split.
+        ignored: files of each split that are no images.
     """
 
     root: Path
@@ -77,7 +79,7 @@ _FOLDERS = {"train": "train", "validation": "val"}
 
 
 def picture(rng: random.Random, kind: str) -> bytes:
-    """Returns a file of a kind, with a picture of its own."""
+    """Returns a file of a kind, with a unique picture."""
     width = rng.randint(24, 72)
     height = rng.randint(24, 72)
     small = np.array([rng.randrange(256) for _ in range(48)], np.uint8).reshape(4, 4, 3)
@@ -96,10 +98,10 @@ def write_album(root: Path, seed: int, *, has_splits: bool, shares_names: bool =
     """Writes a folder of photographs of all kinds.
 
     Args:
-      root: the folder, made here.
-      seed: decides all of it.
-      has_splits: write train/ and val/, or class folders alone.
-      shares_names: some images of different classes or splits have the same file name.
+        root: the folder, made here.
+        seed: decides all of it.
+        has_splits: write train/ and val/, or only class folders.
+        shares_names: some images of different classes or splits have the same file name.
     """
     rng = random.Random(seed)
     # The last class has no image in validation.
@@ -114,7 +116,7 @@ def write_album(root: Path, seed: int, *, has_splits: bool, shares_names: bool =
             for number in range(count):
                 kind = _kind(split, index, number)
                 data = picture(rng, kind)
-                # Names that have a blank, another script, two dots, or a folder below the class.
+                # Names with a blank, a non-Latin script, two dots, or a folder below the class.
                 stem = ("a b", "é猫", "x.y", f"deep/er/{number}", str(number))[min(number, 4)]
                 stem = stem if number < 4 else f"n{number}"
                 if not shares_names or (split == "validation" and number):
@@ -151,13 +153,13 @@ def in_order(photographs: Iterable[Photograph], seed: int, *words: str) -> list[
 
 
 class Made(NamedTuple):
-    """What a run must make.
+    """The expected result of a run.
 
     Attributes:
-      code: the exit code; nothing else counts unless it is 0.
-      shards: by split, the photographs of each shard in the order of the records.
-      excluded: photographs that --exclude leaves out.
-      bad: those that cannot be used.
+        code: the exit code; if it is not 0, the other fields are not used.
+        shards: by split, the photographs of each shard in the order of the records.
+        excluded: photographs that --exclude skips.
+        bad: those that cannot be used.
     """
 
     code: int
@@ -167,7 +169,7 @@ class Made(NamedTuple):
 
 
 def expected(album: Album, flags: Flags) -> Made:
-    """Returns what `prepare` makes of an album, by the documents."""
+    """Returns the dataset that `prepare` must make of an album, by the documents."""
     if _contradict(album, flags):
         return Made(USAGE)
     seed = flags.get("seed", 0)
@@ -183,31 +185,26 @@ def expected(album: Album, flags: Flags) -> Made:
         whole = chosen["train"]
         if per_class:
             name = "validation"
-            taken = {
-                each.key
-                for c in whole
-                for each in in_order(c, seed, "holdout")[: min(per_class, len(c) // 2)]
-            }
+            numbers = [min(per_class, len(of_class) // 2) for of_class in whole]
         else:
             name = "holdout"
             asked = flags.get("holdout", "0")
             numbers = _held_out(asked, [len(of_class) for of_class in whole])
             if asked not in ("0", "0%") and not any(numbers):
                 return Made(USAGE)
-            taken = {
-                each.key
-                for number, of_class in zip(numbers, whole, strict=True)
-                for each in in_order(of_class, seed, "holdout")[:number]
-            }
+        taken: set[str] = set()
+        for number, of_class in zip(numbers, whole, strict=True):
+            taken |= {each.key for each in in_order(of_class, seed, "holdout")[:number]}
         if taken:
             parts["train"] = [[each for each in c if each.key not in taken] for c in whole]
             parts[name] = [[each for each in c if each.key in taken] for c in whole]
         elif per_class:
             return Made(USAGE)
     listed = {*flags.get("exclude", ())}
-    for key in listed:
-        if sum(key == each.key for s in chosen.values() for c in s for each in c) != 1:
-            return Made(USAGE)
+    classes = itertools.chain.from_iterable(chosen.values())
+    counts = Counter(each.key for each in itertools.chain.from_iterable(classes))
+    if any(counts[key] != 1 for key in listed):
+        return Made(USAGE)
     return _dealt(parts, flags, seed, listed)
 
 
@@ -247,7 +244,7 @@ def _chosen(album: Album, photographs: Sequence[Photograph], flags: Flags) -> li
 
 
 def _held_out(holdout: str, counts: Sequence[int]) -> list[int]:
-    """Returns the number of images that are held out of each class; all 0 if that cannot be."""
+    """Returns the number of held-out images of each class; all 0 if this is impossible."""
     if holdout.endswith("%"):
         share = float(holdout[:-1]) / 100
         return [min(max(1, round(n * share)), n - 1) if share and n else 0 for n in counts]
@@ -256,7 +253,7 @@ def _held_out(holdout: str, counts: Sequence[int]) -> list[int]:
         open_ = [i for i, n in enumerate(counts) if taken[i] < n - 1]
         if not open_:
             return [0] * len(counts)
-        # The share of a class, by the geometric mean of what it has and would have.
+        # The share of a class is the geometric mean of its current and next count.
         first = max(
             open_,
             key=lambda i: (
@@ -275,8 +272,8 @@ def _dealt(parts: Mapping[str, Any], flags: Flags, seed: int, listed: set[str]) 
     bad = []
     code = DONE
     for split, classes in parts.items():
-        sequence = [each for of_class in classes for each in of_class]
-        # So few images make one shard, unless a flag says more.
+        sequence = [*itertools.chain.from_iterable(classes)]
+        # So few images make one shard, unless a flag requests more.
         number = flags.get(f"{split}-shards", 1)
         if number > len(sequence):
             return Made(USAGE)
@@ -299,7 +296,7 @@ def _dealt(parts: Mapping[str, Any], flags: Flags, seed: int, listed: set[str]) 
 
 
 def action(photograph: Photograph, flags: Flags) -> tuple[str, str, bytes]:
-    """Returns what becomes of an image: the action, its reason, and its bytes if these are known.
+    """Returns the action for an image, its reason, and its bytes if these are known.
 
     The reason of a grey image is not in the documents: it is "grey" here.
     """
@@ -317,7 +314,7 @@ def action(photograph: Photograph, flags: Flags) -> tuple[str, str, bytes]:
 
 
 def hold_image(photograph: Photograph, stored: Stored, flags: Flags) -> None:
-    """Raises AssertionError unless a record holds what the documents say of this photograph."""
+    """Raises AssertionError unless a record matches the documents for this photograph."""
     did, reason, data = action(photograph, flags)
     row = stored.row
     assert row["action"] == did, (row, did)
@@ -366,7 +363,7 @@ def _size(data: bytes) -> tuple[int, int]:
 
 
 def run(verb: Callable[[Sequence[str]], int], words: Sequence[str]) -> tuple[int, str]:
-    """Returns the exit code of a command in this process, and what it prints."""
+    """Runs a command in this process; returns its exit code and output."""
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
         try:

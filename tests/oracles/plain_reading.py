@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import hashlib
+import itertools
 import json
 import struct
 from collections.abc import Iterator, Mapping, Sequence
@@ -169,7 +170,7 @@ def dataset(out: Path) -> dict[str, list[list[Stored]]]:
         assert shards == [f"{split}-{number:05d}-of-{total:05d}" for number in range(total)]
         names |= {*shards}
         found[split] = [stored(out, shard, manifest["label_offset"]) for shard in shards]
-        records = [record for shard in found[split] for record in shard]
+        records = [*itertools.chain.from_iterable(found[split])]
         assert said["examples"] == len(records)
         classes = range(manifest["classes"]["count"])
         counts = [sum(record.class_index == each for record in records) for each in classes]

@@ -1,6 +1,7 @@
-"""python samples_root.py DATASET: proves the roots of a set from its CSV files, without our code.
+"""Verifies the roots of a dataset from its CSV files, without our code.
 
-Prints a root for each split; ends with 1 where one is not what dataset.json says.
+Usage: python samples_root.py DATASET. Prints a root for each split; ends with 1 if a root differs
+from dataset.json.
 """
 
 import csv
@@ -19,7 +20,7 @@ def tree(leaves):
 
 
 def leaves(folder, shards):
-    """One of each row: [key, class index, sha256] as compact JSON, by the bytes of the key."""
+    """One leaf per row: [key, class index, sha256] as compact JSON, by the bytes of the key."""
     found = []
     for shard in shards:
         path = Path(folder, "samples", f"{shard['name']}.csv")

@@ -17,7 +17,7 @@ from tests.kit.miniature import Miniature
 pytestmark = pytest.mark.tf
 
 
-def test_tensorflow_reads_every_box_with_its_images_label(
+def test_tensorflow_reads_all_boxes_with_their_labels(
     tf: ModuleType, small: Miniature, tmp_path: Path
 ) -> None:
     from imagenet_prep.pipelines import prepare
@@ -44,7 +44,7 @@ def test_tensorflow_reads_every_box_with_its_images_label(
         assert set(labels) == {parsed["image/class/label"].numpy()}
         assert boxes.shape == (len(labels), 4)
         np.testing.assert_allclose(boxes[0, 2:], [80 / 120, 90 / 160], rtol=1e-6)
-        # It refuses boxes that are not ordered or not in [0, 1].
+        # TensorFlow refuses boxes that are not ordered or not in [0, 1].
         image = tf.io.decode_jpeg(parsed["image/encoded"], channels=3)
         begin, size, _ = tf.image.sample_distorted_bounding_box(tf.shape(image), boxes[None])
         assert (begin + size <= tf.shape(image))[:2].numpy().all()

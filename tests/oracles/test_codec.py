@@ -1,4 +1,4 @@
-"""TensorFlow decodes what the codec stores, also where the source was damaged."""
+"""TensorFlow decodes all images of the codec, even if the source was damaged."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.tf, pytest.mark.slow]
 
 
 @pytest.mark.parametrize("policy", [Policy(None), Policy(64)], ids=["keep", "shrink"])
-def test_every_stored_image_is_decoded(tf: ModuleType, policy: Policy) -> None:
+def test_tensorflow_decodes_images_from_damaged_sources(tf: ModuleType, policy: Policy) -> None:
     decoded = 0
     for how, data in mutations.mutated(99, 600):
         try:
@@ -28,7 +28,7 @@ def test_every_stored_image_is_decoded(tf: ModuleType, policy: Policy) -> None:
 
 
 @pytest.mark.parametrize("kind", sorted(mutations.sources()))
-def test_every_kind_of_source_is_decoded(tf: ModuleType, kind: str) -> None:
+def test_tensorflow_decodes_images_of_all_source_kinds(tf: ModuleType, kind: str) -> None:
     image = transform(mutations.sources()[kind], Policy(None))
 
     assert tuple(tf.io.decode_jpeg(image.encoded).shape) == (120, 160, 3)

@@ -1,4 +1,4 @@
-"""Accuracies against programs written from the papers, with nothing of ours in them."""
+"""Compares accuracies with programs that were written from the papers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from imagenet_prep.evaluation import score
 from tests.kit.evaluated import OFFICIAL, VALIDATION, labels_of_validation, write_names, write_real
-from tests.kit.lengths import long_but
+from tests.kit.lengths import long_except
 
 # Twelve digits.
 _CLOSE = 1e-12
@@ -30,7 +30,7 @@ def validation(tmp_path_factory: pytest.TempPathFactory, labels: list[int]) -> P
 
 @pytest.fixture(scope="module")
 def said(labels: list[int]) -> list[list[int]]:
-    """Five classes for each image; of two thirds the first is the label."""
+    """Five classes for each image; for two thirds of them, the first is the label."""
     rng = random.Random(3)
     rows = [rng.sample(range(1000), 5) for _ in labels]
     for row, label in zip(rows, labels, strict=True):
@@ -39,11 +39,14 @@ def said(labels: list[int]) -> list[list[int]]:
     return rows
 
 
-@pytest.mark.parametrize("random_labels", long_but([True], [False, True]))
-def test_real_accuracy_is_that_of_its_paper(
+@pytest.mark.parametrize("random_labels", long_except([True], [False, True]))
+def test_real_accuracy_follows_its_paper(
     validation: Path, labels: list[int], said: list[list[int]], tmp_path: Path, random_labels: bool
 ) -> None:
-    """ "Are we done with ImageNet?": right is a prediction among the labels; none do not count."""
+    """A prediction is right if it is among the labels (Are we done with ImageNet?).
+
+    Images without labels are not counted.
+    """
     path = tmp_path / "real.json"
     write_real(path, labels, random_labels=random_labels)
     real = json.loads(path.read_text())
@@ -60,10 +63,10 @@ def test_real_accuracy_is_that_of_its_paper(
     assert abs(row.top5 - sum(in_five) / len(in_five)) < _CLOSE
 
 
-def test_the_accuracy_of_several_labels_is_that_of_its_paper(
+def test_multilabel_accuracy_follows_its_paper(
     validation: Path, labels: list[int], said: list[list[int]], tmp_path: Path
 ) -> None:
-    """ "Evaluating Machine Accuracy on ImageNet": means of classes, without problematic images."""
+    """Means of classes, without problematic images (Evaluating Machine Accuracy on ImageNet)."""
     rng = random.Random(4)
     chosen = rng.sample(range(50_000), 20_000)
     problematic = rng.sample(chosen, 1_243)

@@ -1,4 +1,4 @@
-"""Our bytes of an example against protobuf's deterministic serialization in TensorFlow."""
+"""Compares the bytes of an example with protobuf's deterministic serialization in TensorFlow."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def float32(tf: ModuleType, image: ImageExample) -> ImageExample:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_bytes_are_those_of_the_deterministic_serialization(tf: ModuleType, seed: int) -> None:
+def test_example_has_bytes_of_deterministic_serialization(tf: ModuleType, seed: int) -> None:
     rng = random.Random(seed)
     for _ in range(200):
         image = random_image(rng)
@@ -55,7 +55,7 @@ def test_bytes_are_those_of_the_deterministic_serialization(tf: ModuleType, seed
         assert example.decode(expected) == float32(tf, image)
 
 
-def test_an_encoding_in_any_order_of_keys_is_decoded(tf: ModuleType) -> None:
+def test_example_with_any_order_of_keys_is_decoded(tf: ModuleType) -> None:
     rng = random.Random(5)
     for _ in range(50):
         image = random_image(rng)
@@ -65,12 +65,12 @@ def test_an_encoding_in_any_order_of_keys_is_decoded(tf: ModuleType) -> None:
         ]
         rng.shuffle(parts)
 
-        # Messages that follow each other are merged: that is protobuf's rule.
+        # protobuf merges messages that follow each other.
         assert example.decode(b"".join(parts)) == float32(tf, image)
 
 
-def test_what_we_read_from_damaged_bytes_is_what_tensorflow_reads(tf: ModuleType) -> None:
-    """We may refuse more than protobuf does, but never see something else."""
+def test_damaged_example_is_refused_or_read_like_tensorflow(tf: ModuleType) -> None:
+    """The parser may refuse more than protobuf does, but must never return different values."""
     image = ImageExample(b"abc", 3, 4, "f", 5, "n", "t", Boxes((0.5,), (1,), (0,), (1,)))
     sound = example.encode(image)
     rng = random.Random(6)

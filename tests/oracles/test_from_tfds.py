@@ -1,4 +1,4 @@
-"""What the real TensorFlow Datasets package builds from the archives, resized and adopted."""
+"""Resizes and adopts a dataset that the real TensorFlow Datasets built from the archives."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from tests.kit import command, foreign
 from tests.kit.dataset import split_records
 from tests.kit.miniature import Miniature
 
-# What TFDS writes changes only with its version; `tests.kit.foreign` writes the same form for the
+# The output of TFDS only changes with its version; `tests.kit.foreign` writes the same form for the
 # other tests of adopt and resize.
 pytestmark = [pytest.mark.long, pytest.mark.tf]
 
-# In a process of its own: it warns, logs and opens sockets as it likes. One module that it
-# imports is missing from some installations; the standard library has the same.
+# In a separate process, since it warns, logs and opens sockets. One module that it imports is
+# missing from some installations; the standard library has the same.
 _BUILD = """
 import importlib.resources.abc, importlib.util, json, socket, sys
 if not importlib.util.find_spec("importlib_resources"):
@@ -45,7 +45,7 @@ print(json.dumps({"folder": str(builder.data_dir), "labels": labels}))
 
 
 class Built(NamedTuple):
-    """A set that TFDS built, and its labels from 0 by file name, as TFDS reads them."""
+    """A dataset that TFDS built, and its labels from 0 by file name, as TFDS reads them."""
 
     root: Path
     labels: dict[str, int]
@@ -66,7 +66,7 @@ def built(small: Miniature, tmp_path_factory: pytest.TempPathFactory) -> Built:
 
 
 @pytest.mark.parametrize("verb", ["resize", "adopt"])
-def test_labels_names_and_sizes_are_the_truth(
+def test_tfds_dataset_keeps_labels_names_and_sizes(
     small: Miniature, built: Built, tmp_path: Path, verb: str
 ) -> None:
     out = tmp_path / "out"
@@ -75,7 +75,7 @@ def test_labels_names_and_sizes_are_the_truth(
         kept = {image.key for image in small.images if image.fate != "quarantined"}
         side = 72
     else:
-        # Images are not touched there; what is no JPEG would be refused.
+        # `adopt` keeps the bytes, so it would refuse images that are no JPEG.
         sound = _without_odd_files(built, small, tmp_path)
         arguments = ("adopt", sound, "--rewrite", "--out", out, "--allow-subset")
         kept = {i.key for i in small.images if i.kind not in ("png", "empty")}
@@ -104,7 +104,7 @@ def test_labels_names_and_sizes_are_the_truth(
 
 
 def _without_odd_files(built: Built, small: Miniature, tmp_path: Path) -> Path:
-    """Returns the set without the records that hold no JPEG."""
+    """Returns the dataset without the records whose image is no JPEG."""
     from imagenet_prep.dataset import record_files
     from imagenet_prep.sources.shard_files import parse
 
@@ -119,9 +119,7 @@ def _without_odd_files(built: Built, small: Miniature, tmp_path: Path) -> Path:
     return root
 
 
-def test_adopt_names_the_records_that_hold_no_jpeg(
-    small: Miniature, built: Built, tmp_path: Path
-) -> None:
+def test_adopt_names_records_without_a_jpeg(small: Miniature, built: Built, tmp_path: Path) -> None:
     arguments = ("--rewrite", "--out", tmp_path / "out", "--allow-subset", "--json")
     result = command.run("adopt", built.root, *arguments)
 

@@ -1,4 +1,4 @@
-"""After apply and neutral, TensorFlow and DALI show what Pillow shows, whether it obeys or not."""
+"""After apply and neutral, TensorFlow and DALI show Pillow's pixels, with and without EXIF."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.mark.tf
-def test_tensorflow_agrees(tf: ModuleType) -> None:
+def test_oriented_images_look_the_same_in_tensorflow(tf: ModuleType) -> None:
     for data in stored():
         pixels = tf.io.decode_jpeg(data, dct_method="INTEGER_ACCURATE").numpy()
         assert np.abs(shown(data, obeys=False) - pixels).mean() <= 1
@@ -25,7 +25,7 @@ def test_tensorflow_agrees(tf: ModuleType) -> None:
 
 @pytest.mark.dali
 @pytest.mark.parametrize("obeys", [True, False])
-def test_dali_agrees(dali: ModuleType, obeys: bool) -> None:
+def test_oriented_images_look_the_same_in_dali(dali: ModuleType, obeys: bool) -> None:
     images = stored()
 
     @dali.pipeline_def(batch_size=len(images), num_threads=1, device_id=None)

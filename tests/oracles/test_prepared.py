@@ -1,4 +1,4 @@
-"""Every record of a prepared miniature, read as the data set's consumers read it."""
+"""Reads all records of a prepared miniature with the parsers of other programs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SPLITS = {"train": 4, "validation": 3}
 
 
 def slim_features(tf: ModuleType) -> dict[str, Any]:
-    """The parser of inception/slim and NVIDIA, and the keys they write but do not parse."""
+    """The parser of inception/slim and NVIDIA, and the keys that they write but do not parse."""
     strings = ("encoded", "format", "colorspace", "filename", "class/synset", "class/text")
     numbers = ("height", "width", "channels", "class/label")
     fixed = {f"image/{name}": tf.io.FixedLenFeature([], tf.string) for name in strings}
@@ -49,7 +49,7 @@ def key_of(split: str, parsed: dict[str, Any]) -> str:
     return name if split == "validation" else f"{name.split('_')[0]}/{name}"
 
 
-def test_shards_have_the_names_that_consumers_expect(prepared: Path) -> None:
+def test_shards_have_the_names_that_readers_expect(prepared: Path) -> None:
     names = sorted(p.name for p in prepared.iterdir() if p.name.startswith(("train", "valid")))
 
     assert names == [f"train-0000{i}-of-00004" for i in range(4)] + [
@@ -59,7 +59,7 @@ def test_shards_have_the_names_that_consumers_expect(prepared: Path) -> None:
 
 
 @pytest.mark.parametrize("split", SPLITS)
-def test_every_usable_image_is_there_once(
+def test_usable_images_are_stored_exactly_once(
     small: Miniature, records: dict[str, list[Any]], split: str
 ) -> None:
     expected = sorted(k for k, i in small.of(split).items() if i.fate != "quarantined")
@@ -68,7 +68,7 @@ def test_every_usable_image_is_there_once(
 
 
 @pytest.mark.parametrize("split", SPLITS)
-def test_every_record_has_the_fifteen_keys_and_no_other(
+def test_records_have_exactly_the_fifteen_keys(
     tf: ModuleType, records: dict[str, list[Any]], split: str
 ) -> None:
     expected = set(slim_features(tf))
@@ -79,7 +79,7 @@ def test_every_record_has_the_fifteen_keys_and_no_other(
 
 
 @pytest.mark.parametrize("split", SPLITS)
-def test_values_are_the_truth_of_the_miniature(
+def test_record_values_match_the_miniature(
     tf: ModuleType, small: Miniature, records: dict[str, list[Any]], split: str
 ) -> None:
     truth = small.of(split)
@@ -116,13 +116,13 @@ def test_shards_are_balanced_and_mixed(
             int(tf.io.parse_single_example(payload, label)["image/class/label"])
             for payload in tf.data.TFRecordDataset([str(path)])
         ]
-        # Quarantined images leave their shard shorter.
+        # Quarantined images make their shard shorter.
         assert planned - 3 <= len(labels) <= planned + 1
         assert labels != sorted(labels)
         assert max(Counter(labels).values()) <= len(small.of("train")) / 8 / 2
 
 
-def test_labels_txt_turns_a_stored_label_into_its_class(
+def test_labels_txt_maps_stored_labels_to_classes(
     small: Miniature, prepared: Path, records: dict[str, list[Any]]
 ) -> None:
     lines = (prepared / "labels.txt").read_text("utf-8").splitlines()

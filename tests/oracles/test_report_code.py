@@ -1,4 +1,4 @@
-"""The code that a report gives to copy, run as it stands: labels become class indices."""
+"""Runs the code of a report unchanged: labels become class indices."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ __all__ = ["dali", "unplotted"]
 pytestmark = [
     pytest.mark.tf,
     pytest.mark.dali,
-    # TensorFlow Datasets' own dependencies, none of our calls.
+    # These come from TensorFlow Datasets' dependencies, not from our calls.
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
 ]
 
 
 class Tensor:
-    """What the report's code for PyTorch uses of a tensor."""
+    """The methods of a tensor that the report's code for PyTorch uses."""
 
     def __init__(self, array: Any) -> None:
         self.array = np.from_dlpack(array)
@@ -40,14 +40,14 @@ class Tensor:
 
 @pytest.fixture(params=["prepared", "from_0"])
 def code(request: pytest.FixtureRequest, unplotted: None, tmp_path: Path) -> list[str]:
-    """The blocks of code of the report of a set with labels from 1, and of one from 0."""
+    """The code blocks of two reports: of a dataset with labels from 1, and of one from 0."""
     page = tmp_path / "report.html"
     assert report.run([str(request.getfixturevalue(request.param)), "--out", str(page)]) == 0
     blocks = re.findall(r'<pre id="code-\d+">(.*?)</pre>', page.read_text(), re.DOTALL)
     return [html.unescape(block) for block in blocks]
 
 
-def test_labels_become_class_indices(
+def test_report_code_turns_labels_into_class_indices(
     tf: ModuleType,
     dali: ModuleType,
     small: Miniature,
@@ -57,7 +57,7 @@ def test_labels_become_class_indices(
     from nvidia.dali import pipeline_def
 
     own, of_torch, top1, tfds, of_dali = code
-    # Its own environment has PyTorch; DLPack is the same.
+    # The loaders' environment has PyTorch; DLPack is the same.
     monkeypatch.setitem(sys.modules, "torch", types.SimpleNamespace(from_dlpack=Tensor))  # type: ignore[arg-type]
     labels: dict[str, Any] = {"labels_seen": []}
     few = of_torch.replace("batch_size=256", "batch_size=6")
@@ -65,7 +65,7 @@ def test_labels_become_class_indices(
     assert labels["images"].array.shape[1:] == (3, 224, 224)
     of_train = {image.class_index for image in small.of("train").values()}
     assert set(labels["labels_seen"]) == of_train
-    # Each keeps what it has seen: (class index, name of the file, or the image).
+    # Each block stores (class index, file name or image) in `seen`.
     seen: dict[str, Any] = {"seen": []}
     exec(f"{tfds}\n    seen.append((class_index, example['image']['filename']))", seen)
     truth = {key.rpartition("/")[2]: image for key, image in small.of("train").items()}

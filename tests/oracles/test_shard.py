@@ -1,4 +1,4 @@
-"""Shards and indices against those that TensorFlow and DALI write themselves."""
+"""Compares shards and indices with those that TensorFlow and DALI write."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CLASSES = (("n01440764", "tench, Tinca tinca"), ("n01443537", "goldfish, Carassi
 
 
 def write_shard(folder: Path) -> list[example.ImageExample]:
-    """Writes folder/shard and folder/index; returns what they hold."""
+    """Writes folder/shard and folder/index; returns their examples."""
     members = [Member(f"{CLASSES[i % 2][0]}/é_{i}.JPEG", "a", 0, 1, i % 2) for i in range(7)]
     images = {m.key: os.urandom(1 + 977 * i) for i, m in enumerate(members)}
     writer.write_shard(
@@ -44,7 +44,7 @@ def write_shard(folder: Path) -> list[example.ImageExample]:
 
 
 @pytest.mark.tf
-def test_a_shard_is_the_file_that_tensorflow_writes(tf: ModuleType, tmp_path: Path) -> None:
+def test_shard_equals_the_file_of_tensorflow(tf: ModuleType, tmp_path: Path) -> None:
     images = write_shard(tmp_path)
     with tf.io.TFRecordWriter(str(tmp_path / "theirs")) as theirs:
         for image in images:
@@ -54,7 +54,7 @@ def test_a_shard_is_the_file_that_tensorflow_writes(tf: ModuleType, tmp_path: Pa
 
 
 @pytest.mark.tf
-def test_shards_that_tensorflow_wrote_are_read(tf: ModuleType, tmp_path: Path) -> None:
+def test_shards_of_tensorflow_are_read(tf: ModuleType, tmp_path: Path) -> None:
     payloads = [os.urandom(size) for size in (0, 1, 100, 70_000)]
     with tf.io.TFRecordWriter(str(tmp_path / "theirs")) as theirs:
         for payload in payloads:
@@ -69,8 +69,8 @@ def index_by_dali(shard: Path, index: Path) -> bytes:
     script = Path(sysconfig.get_path("scripts")) / "tfrecord2idx"
     if not script.is_file():
         pytest.skip("DALI's tfrecord2idx is not installed")
-    # The script looks for tensorflow_io and does without; an empty package saves importing
-    # TensorFlow before that.
+    # The script also works without tensorflow_io. An empty package prevents an earlier import of
+    # TensorFlow.
     hidden = index.parent / "hidden"
     hidden.mkdir(exist_ok=True)
     (hidden / "tensorflow.py").write_text("raise ImportError")
@@ -81,15 +81,13 @@ def index_by_dali(shard: Path, index: Path) -> bytes:
     return index.read_bytes()
 
 
-def test_an_index_is_the_one_that_dali_writes(tmp_path: Path) -> None:
+def test_index_equals_the_file_of_dali(tmp_path: Path) -> None:
     write_shard(tmp_path)
 
     assert (tmp_path / "index").read_bytes() == index_by_dali(tmp_path / "shard", tmp_path / "idx")
 
 
-def test_all_indices_of_a_prepared_set_are_those_that_dali_writes(
-    prepared: Path, tmp_path: Path
-) -> None:
+def test_prepared_dataset_has_the_indices_of_dali(prepared: Path, tmp_path: Path) -> None:
     shards = sorted(path.name for path in prepared.iterdir() if "-of-" in path.name)
 
     assert len(shards) == 7

@@ -1,4 +1,4 @@
-"""TensorFlow Datasets opens what we wrote, without code of ours and without a network."""
+"""TensorFlow Datasets opens our datasets without our code and without a network."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.kit.miniature import Miniature
 
 pytestmark = [
     pytest.mark.tf,
-    # Its own dependencies (etils, importlib_resources, ...), none of our calls.
+    # These come from its dependencies (etils, importlib_resources, ...), not from our calls.
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
 ]
 
@@ -52,7 +52,7 @@ def committed(prepared: Path) -> manifest.Manifest:
     return manifest.loads((prepared / "dataset.json").read_bytes(), "dataset.json")
 
 
-def test_splits_are_those_of_the_manifest(builder: Any, committed: manifest.Manifest) -> None:
+def test_tfds_splits_match_the_manifest(builder: Any, committed: manifest.Manifest) -> None:
     splits = builder.info.splits
 
     assert set(splits) == set(SPLITS)
@@ -64,7 +64,7 @@ def test_splits_are_those_of_the_manifest(builder: Any, committed: manifest.Mani
 
 
 @pytest.mark.parametrize("split", SPLITS)
-def test_all_examples_come_with_their_labels_and_pixels(
+def test_tfds_returns_all_examples_with_labels_and_pixels(
     tf: ModuleType, builder: Any, small: Miniature, split: str
 ) -> None:
     truth = small.of(split)
@@ -85,10 +85,10 @@ def test_all_examples_come_with_their_labels_and_pixels(
     assert sorted(found) == sorted(k for k, i in truth.items() if i.fate != "quarantined")
 
 
-def test_the_code_of_the_page_gets_labels_from_0(
+def test_documented_tfds_code_gets_labels_from_0(
     tfds: Any, prepared: Path, small: Miniature
 ) -> None:
-    """Of docs/trainers.md, which leaves the last example behind."""
+    """The code of docs/trainers.md, with variables for its last example."""
     numbers = {"/data/imagenet-480": str(prepared), 'label"].names[0]': 'label"].names'}
     numbers["for example in builder"] = "for last, example in enumerate(builder"
     numbers['split="train"):'] = 'split="train")):'
@@ -103,7 +103,7 @@ def test_the_code_of_the_page_gets_labels_from_0(
 
 
 @pytest.mark.parametrize("offset", [1, 0])
-def test_names_of_labels_say_what_is_stored(
+def test_tfds_label_names_match_stored_labels(
     request: pytest.FixtureRequest, tfds: Any, offset: int
 ) -> None:
     out = request.getfixturevalue("prepared" if offset else "from_0")
@@ -115,7 +115,7 @@ def test_names_of_labels_say_what_is_stored(
     assert label.str2int(wnids[0]) == offset
 
 
-def test_a_set_is_loaded_by_a_name_that_is_none_of_tfds(
+def test_dataset_name_is_unused_in_tfds(
     tfds: Any, prepared: Path, committed: manifest.Manifest, tmp_path: Path
 ) -> None:
     name = json.loads((prepared / "dataset_info.json").read_text())["name"]
@@ -128,22 +128,20 @@ def test_a_set_is_loaded_by_a_name_that_is_none_of_tfds(
     assert [each for each in theirs if each.endswith(("_prep", "_prep_subset"))] == []
     assert info.name == name == "imagenet2012_prep_subset"
     assert found.cardinality() == committed.splits["validation"].examples
-    # A folder that bears TFDS's own name is opened where its version is said, too.
+    # If a folder has the name of a TFDS dataset, it is opened if the version is given.
     (tmp_path / "imagenet2012").mkdir()
     (tmp_path / "imagenet2012" / "1.0.0").symlink_to(prepared)
     assert tfds.builder("imagenet2012:1.0.0", data_dir=tmp_path).info.splits.keys() == {*SPLITS}
 
 
-def test_part_of_a_split_can_be_asked_for(builder: Any, committed: manifest.Manifest) -> None:
+def test_tfds_reads_part_of_a_split(builder: Any, committed: manifest.Manifest) -> None:
     total = committed.splits["train"].examples
     half = builder.as_dataset(split="train[:50%]")
 
     assert len(list(half)) == round(total / 2)
 
 
-def test_pixels_are_decoded_as_tensorflow_decodes_the_stored_bytes(
-    tf: ModuleType, builder: Any, prepared: Path
-) -> None:
+def test_tfds_decodes_pixels_like_tensorflow(tf: ModuleType, builder: Any, prepared: Path) -> None:
     features = {"image/encoded": tf.io.FixedLenFeature([], tf.string)}
     names = sorted(str(path) for path in prepared.glob("validation-*"))
     expected = [
@@ -160,7 +158,7 @@ def test_pixels_are_decoded_as_tensorflow_decodes_the_stored_bytes(
     assert sorted(found) == sorted(expected)
 
 
-def test_the_two_files_are_stable_text(prepared: Path) -> None:
+def test_tfds_files_are_stable_text(prepared: Path) -> None:
     for name in ("features.json", "dataset_info.json"):
         data = (prepared / name).read_bytes()
         assert json.dumps(json.loads(data), indent=1, sort_keys=True).encode() + b"\n" == data

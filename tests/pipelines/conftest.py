@@ -1,4 +1,4 @@
-"""Fixtures of the rooms that these programs use."""
+"""Fixtures of the packages that the pipelines use."""
 
 from tests.kit.training import horovod, shades
 

@@ -1,4 +1,4 @@
-"""Prepare as one graph of Beam, on Beam's own runner: the same bytes, and steps for others."""
+"""Prepare as one Beam graph on Beam's own runner: the same bytes, and steps for other pipelines."""
 
 from __future__ import annotations
 
@@ -21,18 +21,17 @@ from tests.kit import command
 from tests.kit.command import REPOSITORY
 from tests.kit.dataset import contents
 from tests.kit.layouts import make_box_archives
+from tests.kit.messages import says
 from tests.kit.miniature import miniature_for_tests
 
 PAGE = (REPOSITORY / "docs" / "cluster.md").read_text("utf-8")
-# Beam's DirectRunner would try to download another program first.
+# Beam's DirectRunner would first try to download another program.
 LOCAL = "--runner=apache_beam.runners.portability.fn_api_runner.FnApiRunner"
 
 
 @pytest.mark.beam
-def test_what_a_runner_has_dropped_is_missed_before_images_are_dealt(
-    shared_cache: Path, tmp_path: Path
-) -> None:
-    """Who tries a lost worker's turn again finds its tasks claimed, and does none of them."""
+def test_graph_refuses_to_plan_if_runner_lost_tasks(shared_cache: Path, tmp_path: Path) -> None:
+    """A worker that retries a lost turn finds its tasks claimed, and does none of them."""
     from imagenet_prep.pipelines import graph
 
     made = miniature_for_tests(shared_cache, num_train=60, num_validation=20, size=(100, 75))
@@ -48,25 +47,25 @@ def test_what_a_runner_has_dropped_is_missed_before_images_are_dealt(
     read = [Done(task, {}, True) for task in selection.annotations.tasks]
 
     for images, boxes in ((listed[1:], read), (listed, read[1:])):
-        with pytest.raises(JobLostError, match="1 of . tasks are not finished"):
+        with pytest.raises(JobLostError, match=says("tasks-not-finished", "1")):
             graph.deal(None, ours, images, boxes)
     assert ours.plan.stored() is None
     assert graph.deal(None, ours, listed, read) == ours.plan.stored()
 
 
 @pytest.mark.beam
-def test_the_page_finds_every_step_of_the_graph() -> None:
+def test_documentation_lists_all_steps_of_the_graph() -> None:
     from imagenet_prep.pipelines import graph
 
     section = PAGE.partition("## Beam on this machine")[2].partition("\n## ")[0]
     cells = re.findall(r"^\| \w+ \| ([A-Z][\w, ]+) \|", section, re.MULTILINE)
     ours = {each.__name__ for each in graph._Step.__subclasses__()}
-    assert {name for cell in cells for name in cell.split(", ")} == ours
+    assert {*", ".join(cells).split(", ")} == ours
 
 
 @pytest.mark.beam
 @pytest.mark.slow
-def test_the_graph_makes_the_bytes_of_threads_and_its_steps_can_be_used_elsewhere(
+def test_graph_writes_same_bytes_and_exports_its_steps(
     shared_cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     made = miniature_for_tests(shared_cache, num_train=60, num_validation=20, size=(100, 75))
@@ -87,7 +86,7 @@ def test_the_graph_makes_the_bytes_of_threads_and_its_steps_can_be_used_elsewher
     assert contents(there) == contents(here)
     assert not (there / ".work/jobs").exists()
 
-    # Somebody else's pipeline does what is left, which is here one shard and the manifest.
+    # A custom pipeline does the rest: one shard and the manifest.
     shard = next(there.glob("train-0*"))
     shard.unlink()
     (there / schema.MANIFEST).unlink()

@@ -1,9 +1,10 @@
-"""Launching: every host is asked first, and all that is wrong is said at once."""
+"""Launch checks all hosts first, and reports all problems at the same time."""
 
 from __future__ import annotations
 
 import dataclasses
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -22,11 +23,12 @@ from imagenet_prep.pipelines import launch as program
 from imagenet_prep.pipelines.launch import LaunchConfig
 from tests.kit import command
 from tests.kit.command import PATIENCE_S, Finished
+from tests.kit.messages import says
 
 pytestmark = pytest.mark.slow  # servers or processes in each test
 
-# ssh that reaches hosts of this machine: one is down, one hangs, one lacks the program, one
-# has another data set, some have a part of it.
+# An ssh that reaches hosts of this machine. One is down, one hangs, one lacks the program, one has
+# a different dataset, and some have a part of it.
 SSH = """\
 #!/bin/sh
 while [ "$1" != -- ]; do shift; done
@@ -44,7 +46,7 @@ esac
 
 @pytest.fixture
 def cluster(tmp_path: Path, shades: Path) -> Path:
-    """A folder with the data set `set`, another one `other`, and such an ssh in `bin`."""
+    """A folder with the dataset `set`, a different dataset `other`, and the ssh in `bin`."""
     (tmp_path / "bin").mkdir()
     ssh = tmp_path / "bin" / "ssh"
     ssh.write_text(SSH)
@@ -72,18 +74,16 @@ def launch(cluster: Path, hosts: str, ranks: int, *words: str) -> Finished:
 @pytest.mark.parametrize(
     ("hosts", "named"),
     [
-        ("localhost slots=1\nnode1 slot=8\n", "line 2: expected slots=N after the address"),
-        ("", "no hosts. Write one per line"),
-        ("localhost slots=1\nnode1 slots=2\n", "the hosts have only 3 slots"),
+        ("localhost slots=1\nnode1 slot=8\n", says("expected-slots-n-after-address", "line 2")),
+        ("", says("no-hosts-write-one-per")),
+        ("localhost slots=1\nnode1 slots=2\n", says("np-hosts-only-add-hosts", ..., "3 slots")),
     ],
 )
-def test_a_hosts_file_that_cannot_be_is_a_usage_error(
-    cluster: Path, hosts: str, named: str
-) -> None:
+def test_invalid_hosts_file_is_a_usage_error(cluster: Path, hosts: str, named: str) -> None:
     finished = launch(cluster, hosts, 4)
 
     assert finished.code == 2
-    assert named in finished.err
+    assert re.search(named, finished.err)
 
 
 @pytest.mark.parametrize(
@@ -91,36 +91,40 @@ def test_a_hosts_file_that_cannot_be_is_a_usage_error(
     [
         ("down", 4, "ssh failed: ssh: connect to host down port 22: Connection refused"),
         ("unknown", 1, "ssh failed: Host key verification failed."),
-        ("bare", 1, "(No module named pipelines). Install it at the same path on every host."),
+        (
+            "bare",
+            1,
+            says("version-imagenet-prep-not-installed-install", ..., "No module named pipelines"),
+        ),
         (
             "other",
             1,
-            "these are different datasets. Copy the dataset again from one host to the other.",
+            says("manifest-different-datasets-copy-dataset"),
         ),
     ],
 )
-def test_a_host_that_is_not_fit_is_named_before_anything_starts(
+def test_launch_names_unfit_host_before_it_starts_ranks(
     cluster: Path, address: str, code: int, named: str
 ) -> None:
     finished = launch(cluster, f"localhost slots=1\n{address} slots=1\n", 2)
 
     assert finished.code == code
-    assert "nothing was started" in finished.err
+    assert says("nothing-started-2").search(finished.err)
     assert f"  {address}: " in finished.err
-    assert named in finished.err
+    assert re.search(named, finished.err)
     assert finished.out == ""
 
 
 @pytest.mark.skipif(version("mxnet") is not None, reason="MXNet is installed here")
-def test_all_that_is_missing_on_all_hosts_is_named_at_once(cluster: Path) -> None:
+def test_launch_reports_missing_programs_of_all_hosts(cluster: Path) -> None:
     hosts = "localhost slots=1\ndown slots=1\n"
     options = ("-np", "2", "--hosts", "hosts", "--dry-run", "--", "train", "--framework", "mxnet")
     finished = run(cluster, hosts, *options, "--data-dir", str(cluster / "absent"))
 
     assert finished.code == 1
-    assert (
-        "localhost: MXNet is not installed: create its environment (docs/mxnet.md)" in finished.err
-    )
+    assert says(
+        "not-installed-2", "localhost: MXNet", "create its environment (docs/mxnet.md)"
+    ).search(finished.err)
     assert (
         "localhost: Horovod is not built for MXNet: run `imagenet-prep" in finished.err
         or (
@@ -133,7 +137,7 @@ def test_all_that_is_missing_on_all_hosts_is_named_at_once(cluster: Path) -> Non
     assert "down: ssh failed" in finished.err
 
 
-def test_a_host_that_does_not_answer_in_time_is_named(cluster: Path) -> None:
+def test_launch_names_host_that_does_not_answer(cluster: Path) -> None:
     hosts = "localhost slots=1\nhangs slots=1\n"
     options = ("-np", "2", "--hosts", "hosts", "--check-timeout", "2", "--dry-run")
     finished = run(cluster, hosts, *options, "--", "train", "--synthetic")
@@ -144,7 +148,7 @@ def test_a_host_that_does_not_answer_in_time_is_named(cluster: Path) -> None:
 
 @pytest.fixture
 def parts(cluster: Path) -> Path:
-    """The same with the hosts part0 and part1, which share the data set."""
+    """The same cluster with the hosts part0 and part1, which share the dataset."""
     for node in (0, 1):
         flags = ("--to", cluster / f"part{node}", "--mode", "partition", f"--part={node}/2")
         assert command.run("replicate", cluster / "set", *flags).code == 0
@@ -157,39 +161,48 @@ def parts(cluster: Path) -> Path:
         (
             "part1 slots=1\npart0 slots=1\n",
             2,
-            "part1: has part 1 of 2, copies: 1, expected part 0",
+            says(
+                "expected-train-hosts-last-replicate", "part1", "part 1 of 2, copies: 1", "part 0"
+            ),
         ),
         (
             "part0 slots=1\npart1 slots=1\n",
             1,
-            "part0: has part 0 of 2, copies: 1, expected the complete dataset",
+            says(
+                "expected-train-hosts-last-replicate",
+                "part0",
+                "part 0 of 2, copies: 1",
+                "the complete dataset",
+            ),
         ),
         (
             "part0 slots=1\nlocalhost slots=1\n",
             2,
-            "localhost: has the complete dataset, expected part 1",
+            says(
+                "expected-train-hosts-last-replicate", "localhost", "the complete dataset", "part 1"
+            ),
         ),
-        ("part0 slots=2\npart1 slots=2\n", 3, "give all hosts the same number of ranks"),
+        ("part0 slots=2\npart1 slots=2\n", 3, says("dataset-partitioned-give-hosts-same")),
     ],
 )
-def test_parts_that_would_not_be_read_once_each_are_named(
+def test_launch_refuses_parts_not_read_exactly_once(
     parts: Path, hosts: str, ranks: int, named: str
 ) -> None:
     finished = launch(parts, hosts, ranks)
 
     assert finished.code == 1, finished
-    assert named in finished.err
+    assert re.search(named, finished.err)
 
 
 @pytest.mark.horovod
-def test_hosts_with_their_parts_in_order_are_fit(parts: Path, horovod: None) -> None:
+def test_launch_accepts_hosts_with_parts_in_order(parts: Path, horovod: None) -> None:
     finished = launch(parts, "part0 slots=2\npart1 slots=2\n", 4)
 
     assert finished.code == 0, finished
     assert finished.out.startswith("2 hosts checked, 4 ranks")
 
 
-def test_a_shard_that_is_cut_on_one_host_is_named(cluster: Path) -> None:
+def test_launch_names_truncated_shard_of_a_host(cluster: Path) -> None:
     shard = next((cluster / "set").glob("train-*"))
     os.truncate(shard, shard.stat().st_size - 1)
     finished = launch(cluster, "localhost slots=2\n", 2)
@@ -199,7 +212,7 @@ def test_a_shard_that_is_cut_on_one_host_is_named(cluster: Path) -> None:
 
 
 @pytest.mark.horovod
-def test_a_dry_run_prints_the_command_of_all_hosts(cluster: Path, horovod: None) -> None:
+def test_dry_run_prints_the_command_of_each_host(cluster: Path, horovod: None) -> None:
     hosts = "localhost slots=8 # this one\nnode1 slots=8\nnode2 slots=8\n"
     finished = launch(cluster, hosts, 12, "--network-interface", "lo")
 
@@ -218,7 +231,7 @@ def test_a_dry_run_prints_the_command_of_all_hosts(cluster: Path, horovod: None)
 @pytest.mark.parametrize(
     ("hosts", "ranks", "expected"),
     [
-        # As the tutorial's hosts file has it.
+        # The order of the tutorial's hosts file.
         ("node1 slots=2\nnode2 slots=2\nlocalhost slots=2\n", 2, ["localhost, ranks 0 to 1"]),
         (
             "node1 slots=2\nnode2 slots=2\nlocalhost slots=2\n",
@@ -228,7 +241,7 @@ def test_a_dry_run_prints_the_command_of_all_hosts(cluster: Path, horovod: None)
         ("down slots=2\n127.0.0.1 slots=2\n", 2, ["127.0.0.1, ranks 0 to 1"]),
     ],
 )
-def test_the_slots_of_this_machine_are_used_first(
+def test_launch_uses_slots_of_this_machine_first(
     cluster: Path, horovod: None, hosts: str, ranks: int, expected: list[str]
 ) -> None:
     finished = launch(cluster, hosts, ranks, "--network-interface", "lo")
@@ -238,7 +251,7 @@ def test_the_slots_of_this_machine_are_used_first(
 
 
 @pytest.mark.horovod
-def test_parts_of_a_dataset_keep_the_order_of_the_hosts_file(parts: Path, horovod: None) -> None:
+def test_launch_keeps_host_order_for_partitioned_dataset(parts: Path, horovod: None) -> None:
     shutil.rmtree(parts / "set")
     (parts / "part1").rename(parts / "set")
     finished = launch(parts, "part0 slots=1\nlocalhost slots=1\n", 2)
@@ -251,36 +264,36 @@ def test_parts_of_a_dataset_keep_the_order_of_the_hosts_file(parts: Path, horovo
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--", "prepare"), "-- train --data-dir DIR ..., or for your script: -- python SCRIPT.py"),
-        (("--mpi-args=-v", "--", "train", "--synthetic"), "--mpi-args needs --mpi"),
+        (("--", "prepare"), says("expected-command-ranks-after-such")),
+        (("--mpi-args=-v", "--", "train", "--synthetic"), says("mpi-args-needs-mpi")),
         (
             ("--servers", "1", "--mpi", "--", "train", "--synthetic"),
-            "--servers cannot be combined with --mpi",
+            says("servers-cannot-combined-mpi-flags"),
         ),
         (("--fusion-threshold-mb", "-1", "--", "train"), "--fusion-threshold-mb -1: expected"),
-        (("--detach", "--", "script.py"), "Set launch.log's folder with --rank-logs DIR"),
+        (("--detach", "--", "script.py"), says("detach-script-no-log-dir-set")),
     ],
 )
-def test_what_cannot_be_launched_is_refused(
-    cluster: Path, words: tuple[str, ...], said: str
-) -> None:
+def test_launch_refuses_invalid_commands(cluster: Path, words: tuple[str, ...], said: str) -> None:
     (cluster / "script.py").touch()
     finished = run(cluster, "localhost\n", "-np", "1", *words)
 
     assert finished.code == 2
-    assert said in finished.err
+    assert re.search(said, finished.err)
 
 
 @pytest.mark.parametrize(
     ("servers", "comm"), [(2, ()), (0, ("--framework", "mxnet", "--comm", "dist_sync"))]
 )
-def test_servers_and_what_needs_them_come_together(servers: int, comm: tuple[str, ...]) -> None:
+def test_servers_and_distributed_comm_require_each_other(
+    servers: int, comm: tuple[str, ...]
+) -> None:
     asked = LaunchConfig(num_processes=2, servers=servers, command=("train", "--synthetic", *comm))
-    with pytest.raises(UsageError, match=f"--servers {servers}: expected 1 or more for"):
+    with pytest.raises(UsageError, match=says("servers-expected-1-more-train", servers)):
         program.launch(asked)
 
 
-def test_the_flags_are_horovods_variables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flags_become_horovod_variables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     config = LaunchConfig(
         num_processes=2,
@@ -318,15 +331,13 @@ if "--fail" in sys.argv:
 """
 
 
-def test_an_own_script_runs_on_every_rank_and_one_death_ends_all(cluster: Path) -> None:
+def test_launch_runs_script_and_ends_if_rank_fails(cluster: Path) -> None:
     run_own_script(cluster)
 
 
 @pytest.mark.long
-def test_mpirun_starts_an_own_script_for_launch(
-    cluster: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # Next to our Python, Horovod's tests would take it for one that Horovod was built with.
+def test_mpirun_starts_a_custom_script(cluster: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Next to our Python, Horovod's tests would treat it as the one that Horovod was built with.
     path = f"{Path(sys.prefix) / 'mpi' / 'bin'}{os.pathsep}{os.environ['PATH']}"
     monkeypatch.setenv("PATH", path)
     if shutil.which("mpirun") is None:
@@ -335,7 +346,7 @@ def test_mpirun_starts_an_own_script_for_launch(
 
 
 def run_own_script(cluster: Path, *how: str) -> None:
-    """Launches a script on two ranks, once to its end, and once so that rank 1 fails."""
+    """Launches a script on two ranks: once to the end, once with a failure of rank 1."""
     (cluster / "code").mkdir()
     (cluster / "code" / "my_train.py").write_text(SCRIPT)
     (cluster / "code" / "neighbour.py").write_text("NAME = 'beside it'")
@@ -356,7 +367,7 @@ def run_own_script(cluster: Path, *how: str) -> None:
     assert failed.code == 7, failed
 
 
-def test_an_own_script_and_its_data_are_held_against_each_other(cluster: Path) -> None:
+def test_launch_compares_script_and_data_of_hosts(cluster: Path) -> None:
     for folder in ("set", "other"):
         (cluster / folder / "my_train.py").write_text(f"# {folder}")
     (cluster / "hosts").write_text("localhost slots=1\nother slots=1\n")
@@ -368,17 +379,17 @@ def test_an_own_script_and_its_data_are_held_against_each_other(cluster: Path) -
     )  # fmt: skip
 
     assert finished.code == 1
-    assert "these are different datasets" in finished.err
+    assert says("manifest-different-datasets-copy-dataset").search(finished.err)
     assert "other: its script differs from the one on localhost" in finished.err
 
 
-def test_one_command_runs_on_every_host_and_a_table_tells(cluster: Path) -> None:
+def test_run_on_hosts_reports_exit_codes_and_output(cluster: Path) -> None:
     hosts = "localhost slots=8\nnode1 slots=8\ndown slots=8\n"
     words = ("hosts", "--", "sh", "-c", "echo one; echo two words")
     finished = run(cluster, hosts, *words, verb="run-on-hosts")
 
     assert finished.code == 1
-    assert "failed on 1 of 3 hosts: down" in finished.err
+    assert says("failed-2", "1", "3 hosts", "down").search(finished.err)
     lines = finished.out.splitlines()
     assert [line.split()[:2] for line in lines if not line.startswith(" ")] == [
         ["host", "exit"],
@@ -391,9 +402,7 @@ def test_one_command_runs_on_every_host_and_a_table_tells(cluster: Path) -> None
 
 
 @pytest.mark.parametrize("dashes", [(), ("--",)])
-def test_a_command_in_one_quoted_word_is_a_line_for_a_shell(
-    cluster: Path, dashes: tuple[str, ...]
-) -> None:
+def test_run_on_hosts_passes_quoted_line_to_shell(cluster: Path, dashes: tuple[str, ...]) -> None:
     words = ("hosts", *dashes, "echo one && echo 'two  words' | tr w W")
     finished = run(cluster, "localhost\nnode1\n", *words, verb="run-on-hosts")
 
@@ -401,7 +410,7 @@ def test_a_command_in_one_quoted_word_is_a_line_for_a_shell(
     assert [finished.out.count(said) for said in ("one\n", "tWo  Words\n")] == [2, 2]
 
 
-def test_only_the_ranks_of_one_launch_are_ended() -> None:
+def test_end_kills_only_ranks_of_the_launch() -> None:
     def sleeper(**environment: str) -> subprocess.Popen[bytes]:
         code = "print(flush=True); import time; time.sleep(3600)"
         variables = {**os.environ, **environment}
@@ -417,7 +426,7 @@ def test_only_the_ranks_of_one_launch_are_ended() -> None:
     launcher = sleeper(**{MARK: mark})
     stranger = sleeper(**{MARK: mark + "0", "HOROVOD_RANK": "0"})
     try:
-        # The rank stays a zombie until it is waited for, and a zombie has no environment.
+        # The rank stays a zombie until its parent waits for it. A zombie has no environment.
         host.end(mark, PATIENCE_S)
         assert rank.wait(PATIENCE_S) == -15
         assert launcher.poll() is None
@@ -426,3 +435,18 @@ def test_only_the_ranks_of_one_launch_are_ended() -> None:
         for process in (rank, launcher, stranger):
             process.kill()
             process.communicate()
+
+
+@pytest.mark.parametrize(
+    ("ranks", "said"), [("1", "localhost, rank 0: "), ("3", "localhost, ranks 0 to 2: ")]
+)
+def test_dry_run_numbers_the_ranks_of_one_machine(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], ranks: str, said: str
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("")
+    assert program.run(["-np", ranks, "--dry-run", "--", "python", str(script)]) == 0
+
+    line = capsys.readouterr().out.splitlines()[-1]
+    assert line.startswith(said)
+    assert line.endswith(str(script))

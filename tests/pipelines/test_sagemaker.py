@@ -1,4 +1,4 @@
-"""What is asked of SageMaker, and what its answers become."""
+"""Requests to SageMaker, and how its answers are reported."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ from imagenet_prep.trainer import rendezvous
 from imagenet_prep.trainer.evaluation import Score
 from imagenet_prep.trainer.log import TrainingLog
 from tests.kit import command
+from tests.kit.messages import says
 
 pytestmark = pytest.mark.sagemaker
 
@@ -62,9 +63,9 @@ TRAIN = ("--", "train", "--recipe", "tutorial", "-b", "128", "--jit", "--lr", "0
 
 @pytest.fixture
 def stubber(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """Answers in SageMaker's place; botocore holds requests against the service's own model."""
+    """Answers in place of SageMaker; botocore compares requests with the service's own model."""
     stub = pytest.importorskip("botocore.stub")
-    # It keeps the credentials that it first saw, for all tests of this process.
+    # boto3 keeps the first credentials for all tests of this process.
     monkeypatch.setattr("boto3.DEFAULT_SESSION", None)
     for name in ("ACCESS_KEY_ID", "SECRET_ACCESS_KEY", "DEFAULT_REGION"):
         monkeypatch.setenv(f"AWS_{name}", "eu-west-1")
@@ -94,7 +95,7 @@ def answer(status: str, secondary: str, *states: tuple[str, str], **more: Any) -
     }
 
 
-def test_the_request_is_the_golden_one(
+def test_request_matches_golden_file(
     stubber: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     golden = json.loads(GOLDEN.read_text())
@@ -113,7 +114,7 @@ def test_the_request_is_the_golden_one(
     assert json.loads(capsys.readouterr().out) == golden
 
 
-def test_each_job_has_a_token_of_its_own_that_its_containers_take() -> None:
+def test_each_job_has_its_own_valid_token() -> None:
     config = sagemaker.SageMakerConfig("image", "role", "s3://bucket/runs", "ml.p4d.24xlarge")
     tokens = {
         sagemaker.request(config, "resnet-1", {})["Environment"]["IMAGENET_PREP_JOB_TOKEN"]
@@ -153,39 +154,49 @@ def test_a_file_system_is_mounted_read_only() -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--", "prepare"), "-- python SCRIPT.py"),
-        (("--data", "train=s3://b/set,evil=s3://b/set", "--", "train"), "--data evil: expected "),
+        (("--", "prepare"), says("expected-command-ranks-after-such")),
+        (
+            ("--data", "train=s3://b/set,evil=s3://b/set", "--", "train"),
+            says("data-expected-before-each", "evil"),
+        ),
         (
             ("--data", "eval=s3://b/set,test=s3://b/set", "--", "train"),
-            "expected the channel",
+            says("data-expected-channel-train-no"),
         ),
-        (("--data", "/data/set", "--", "train"), "--data /data/set: expected s3://"),
-        (("--data", "efs:fs-01234567:/set", "--", "train"), "needs --subnets"),
-        (("--", "train"), "give either --data-dir or --synthetic"),
-        (("--data", "s3://b/set", "--", "train", "--synthetic"), "give either --data"),
+        (
+            ("--data", "/data/set", "--", "train"),
+            says("data-expected-s3-bucket-prefix", "/data/set"),
+        ),
+        (
+            ("--data", "efs:fs-01234567:/set", "--", "train"),
+            says("data-needs-subnets-security-groups"),
+        ),
+        (("--", "train"), says("give-either-data-dir-synthetic")),
+        (
+            ("--data", "s3://b/set", "--", "train", "--synthetic"),
+            says("give-either-data-dir-synthetic"),
+        ),
         (
             ("--", "train", "--synthetic", "--log-dir", "x"),
-            "--log-dir: SageMaker has its own folder",
+            says("sagemaker-own-folder-copies-output", "log-dir"),
         ),
         (
             ("--", "train", "--synthetic", "--btch-size", "9"),
-            "--btch-size: train has no such flag. Did you mean --batch-size?",
+            says("no-such-flag", "--btch-size", "train", "Did you mean --batch-size?"),
         ),
-        (("--tags", "team", "--", "train", "--synthetic"), "--tags team: expected KEY=VALUE"),
+        (("--tags", "team", "--", "train", "--synthetic"), says("tags-expected-key-value", "team")),
     ],
 )
-def test_what_cannot_be_is_refused_before_it_costs_anything(
+def test_sagemaker_refuses_invalid_arguments_before_submission(
     words: tuple[str, ...], said: str
 ) -> None:
     refused = command.run("sagemaker", *JOB, "--dry-run", *words)
 
     assert refused.code == 2, refused
-    assert said in refused.err
+    assert re.search(said, refused.err)
 
 
-def test_a_job_is_followed_to_its_end_and_each_state_said_once(
-    stubber: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_wait_prints_each_job_state_once(stubber: Any, capsys: pytest.CaptureFixture[str]) -> None:
     started = ("Starting", "Launching instances")
     training = ("Training", "Image pulled")
     stubber.add_response("describe_training_job", answer("InProgress", "Starting", started))
@@ -207,14 +218,14 @@ def test_a_job_is_followed_to_its_end_and_each_state_said_once(
     ("status", "secondary", "reason", "error", "said"),
     [
         ("Failed", "Failed", "AlgorithmError: rank 0: x is\ncut, exit code: 3", DataDamagedError,
-         r"resnet-1: AlgorithmError: rank 0: x is cut, exit code: 3\. The output of each rank"),
+         says("output-each-rank-cloudwatch-log", "resnet-1", "rank 0: x is cut, exit code: 3")),
         ("Failed", "Failed", "AlgorithmError: , exit code: 2", UsageError, "exit code: 2"),
         ("Failed", "Failed", "CapacityError: no ml.p4d", ImagenetPrepError, "CapacityError"),
         ("Stopped", "MaxRuntimeExceeded", "", IncompleteError,
          "MaxRuntimeExceeded.*--checkpoints s3://bucket/runs/resnet-1/checkpoints"),
     ],
 )  # fmt: skip
-def test_how_a_job_failed_is_one_line_and_our_exit_code(
+def test_failed_job_gives_one_line_and_exit_code(
     stubber: Any, status: str, secondary: str, reason: str, error: type[Exception], said: str
 ) -> None:
     more = {"FailureReason": reason} if reason else {}
@@ -225,7 +236,7 @@ def test_how_a_job_failed_is_one_line_and_our_exit_code(
     assert type(caught.value) is error
 
 
-def test_what_sagemaker_refuses_is_said_in_its_words(stubber: Any) -> None:
+def test_sagemaker_error_is_reported_in_its_words(stubber: Any) -> None:
     limit = "The account-level service limit is 0 Instances"
     stubber.add_client_error("create_training_job", "ResourceLimitExceeded", limit, 400)
 
@@ -233,7 +244,7 @@ def test_what_sagemaker_refuses_is_said_in_its_words(stubber: Any) -> None:
         sagemaker.run([*JOB, *SPOT, *TRAIN])
 
 
-def test_without_a_region_nothing_is_submitted() -> None:
+def test_nothing_is_submitted_without_a_region() -> None:
     pytest.importorskip("boto3")
     environment = {"AWS_EC2_METADATA_DISABLED": "true", "HOME": "/nonexistent"}
     refused = command.run("sagemaker", *JOB, *TRAIN, "--synthetic", env=environment)
@@ -242,7 +253,7 @@ def test_without_a_region_nothing_is_submitted() -> None:
     assert "You must specify a region" in refused.err
 
 
-def test_the_consoles_curves_are_the_rows_of_the_trainers_table(
+def test_metrics_match_rows_of_the_training_log(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def row(*values: float) -> dict[str, float]:
@@ -271,7 +282,7 @@ def test_the_consoles_curves_are_the_rows_of_the_trainers_table(
     }
 
 
-def test_the_words_of_the_tutorials_script_become_hyperparameters() -> None:
+def test_script_arguments_become_hyperparameters() -> None:
     words = ["--fp16", "--use_larc", "--lr_decay_mode", "linear_cosine", "--device", "gpu"]
 
     assert sagemaker.hyperparameters(words, has_data=True) == {
@@ -292,7 +303,7 @@ def test_the_words_of_the_tutorials_script_become_hyperparameters() -> None:
         "--fraction 0.1 --lr 1e-05 --seed 7 --keys=-list",
     ],
 )
-def test_flags_reach_the_container_as_they_were_given(given: str) -> None:
+def test_flags_reach_the_container_unchanged(given: str) -> None:
     sent = sagemaker.hyperparameters(given.split(), has_data=True)
     received = sagemaker_container.train_flags(sent)
 
@@ -300,7 +311,7 @@ def test_flags_reach_the_container_as_they_were_given(given: str) -> None:
     assert told == asked
 
 
-def test_each_channel_of_the_guide_is_a_channel() -> None:
+def test_channels_of_the_guide_exist() -> None:
     data = "train=s3://b/set/train,validation=s3://b/set/validation,eval=s3://b/set/eval"
     shown = command.run("sagemaker", *JOB, "--data", data, "--dry-run", "--", "train")
 
@@ -312,7 +323,7 @@ def test_each_channel_of_the_guide_is_a_channel() -> None:
 
 
 class Cloud:
-    """A service with a script of answers by operation; what was asked is kept."""
+    """A service with scripted answers by operation; it records the requests."""
 
     def __init__(self, **answers: list[Any]) -> None:
         self.answers = answers
@@ -329,7 +340,7 @@ class Cloud:
         return self.call(operation, **arguments)
 
 
-def test_an_own_script_is_sent_with_its_neighbours_and_run_from_there(
+def test_custom_script_is_uploaded_with_neighbours_and_started(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("my_train.py", "nets.py", "notes.txt"):
@@ -359,7 +370,7 @@ def test_an_own_script_is_sent_with_its_neighbours_and_run_from_there(
 
     for number in range(101):
         (tmp_path / f"{number}.py").touch()
-    with pytest.raises(UsageError, match=r"has 103 Python files, .*to a separate folder"):
+    with pytest.raises(UsageError, match=says("python-files-would-sent-move", ..., "103")):
         sagemaker.run([*JOB, "--", "python", script])
 
 
@@ -367,7 +378,7 @@ def lines(end: str, *messages: str) -> dict[str, Any]:
     return {"events": [{"message": each} for each in messages], "nextForwardToken": end}
 
 
-def test_each_line_of_a_job_is_shown_once_and_its_last_ones_too(
+def test_follow_prints_all_log_lines_once(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     job = Cloud(
@@ -400,13 +411,13 @@ def test_each_line_of_a_job_is_shown_once_and_its_last_ones_too(
 
     said = capsys.readouterr().out.splitlines()
     assert said[:3] == ["[algo-1] a", "[algo-1] b", "[algo-2] of the second"]
-    assert said[3].startswith("resnet-1 has ended")
+    assert says("ended-s-billed-each-instance", "resnet-1").match(said[3])
     assert len(pauses) == 3
     tokens = [asked.get("nextToken") for name, asked in logs.asked if name == "get_log_events"]
     assert tokens == [None, "1", "2", "2", None, "9"]
 
 
-def test_a_log_that_may_not_be_read_is_said_once_and_the_job_is_followed(
+def test_job_is_followed_if_log_access_is_denied(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     states = [answer("InProgress", "Training"), answer("Completed", "Completed")]
@@ -417,10 +428,10 @@ def test_a_log_that_may_not_be_read_is_said_once_and_the_job_is_followed(
 
     shown = capsys.readouterr()
     assert shown.err == "logs: AccessDeniedException. The log is no longer followed.\n"
-    assert shown.out.startswith("resnet-1 has ended")
+    assert says("ended-s-billed-each-instance", "resnet-1").match(shown.out)
 
 
-def test_ctrl_c_leaves_the_job_running_and_says_so(
+def test_ctrl_c_keeps_the_job_running(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cloud = Cloud(
@@ -431,13 +442,13 @@ def test_ctrl_c_leaves_the_job_running_and_says_so(
 
     assert sagemaker.run([*JOB, "--follow", *TRAIN, "--synthetic"]) == errors.EXIT_INTERRUPTED
     said = capsys.readouterr().err
-    assert said.startswith(
-        "resnet-1 is still running. To stop it: aws sagemaker stop-training-job "
+    assert says("still-running-stop-aws-sagemaker", "resnet-1").match(said)
+    assert says("still-running-stop-aws-sagemaker", ..., ..., "/aws/sagemaker/TrainingJobs").search(
+        said
     )
-    assert "aws logs tail /aws/sagemaker/TrainingJobs --follow" in said
 
 
-def test_no_file_from_elsewhere_is_sent_with_a_script(tmp_path: Path) -> None:
+def test_upload_refuses_links_to_files_outside_folder(tmp_path: Path) -> None:
     code = tmp_path / "code"
     mine = tmp_path / "credentials"
     code.mkdir()
@@ -445,5 +456,5 @@ def test_no_file_from_elsewhere_is_sent_with_a_script(tmp_path: Path) -> None:
     (code / "train.py").touch()
     (code / "inner.py").symlink_to("train.py")
     (code / "helper.py").symlink_to(mine)
-    with pytest.raises(UsageError, match=rf"helper\.py is a link to {mine}, which would be sent"):
+    with pytest.raises(UsageError, match=says("link-would-sent-replace-link", "helper.py", mine)):
         sagemaker.upload_script(code / "train.py", "s3://bucket/code")

@@ -1,4 +1,4 @@
-"""The job's container, rehearsed: SageMaker's folder and files, real ranks, no SageMaker."""
+"""The job's container without SageMaker: the same folders and files, and real ranks."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ from imagenet_prep.trainer import checkpoint, rendezvous
 from tests.kit import command
 from tests.kit.cluster import Cluster, cluster
 from tests.kit.command import PATIENCE_S, RARE_CYCLES, wait_until
+from tests.kit.messages import says
 from tests.kit.s3_server import S3Server
 from tests.kit.training import NUM_VALIDATION, flags, horovod, rows, running_ranks, shades, wait_for
 
@@ -45,7 +46,7 @@ def needs_ranks(test: Any) -> Any:
 def write_layout(
     root: Path, data: Path, hosts: list[str], host: str, interface: str, **more: Any
 ) -> None:
-    """Writes what SageMaker lays down for one container of a job."""
+    """Writes the files that SageMaker provides for one container of a job."""
     config = root / "input" / "config"
     config.mkdir(parents=True)
     resources = {"current_host": host, "hosts": hosts, "network_interface_name": interface}
@@ -53,7 +54,7 @@ def write_layout(
     settings = flags(data, root, batch_size=4, **more)
     for name in ("data_dir", "log_dir"):
         del settings[name]
-    # As the SDK has it: every value a string, strings in quotes of their own.
+    # As the SDK writes them: all values are strings, and strings have quotes inside.
     texts = {name: json.dumps(value) for name, value in settings.items()}
     (config / "hyperparameters.json").write_text(json.dumps(texts))
     (root / "input" / "data").mkdir(parents=True)
@@ -65,7 +66,7 @@ def start(root: Path, **how: Any) -> Any:
 
 
 def ended(root: Path, **how: Any) -> command.Finished:
-    """Runs it to its end where no rank is followed."""
+    """Runs the container's program to its end; no rank is followed."""
     return command.run("sagemaker-container", "--root", root, "--processes", "2", **how)
 
 
@@ -74,15 +75,15 @@ def running_steps(root: Path, step: int) -> Any:
     return lambda: log.exists() and f'"step": {step},' in log.read_text()
 
 
-def test_hyperparameters_are_flags_whoever_wrote_them() -> None:
+def test_hyperparameters_become_flags_in_any_spelling() -> None:
     written = {"batch_size": "256", "jit": "True", "no-evaluation": "false", "recipe": '"tutorial"'}
 
     assert train_flags(written) == ["--batch-size=256", "--jit", "--recipe=tutorial"]
-    with pytest.raises(UsageError, match="hyperparameter jit: '3', expected true or false"):
+    with pytest.raises(UsageError, match=says("hyperparameter-expected-true-false", "jit", "'3'")):
         train_flags({"jit": "3"})
 
 
-def test_the_guides_names_are_taken_and_what_its_sdk_adds_is_left_out(
+def test_container_accepts_hyperparameters_of_guide_and_sdk(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     guide = {"epochs": "15", "learning-rate": "0.001", "batch-size": "256", "momentum": "0.9"}
@@ -90,11 +91,11 @@ def test_the_guides_names_are_taken_and_what_its_sdk_adds_is_left_out(
 
     found = parse(["--synthetic", *train_flags({**guide, **sdk})])
     assert (found.batch_size, found.num_epochs, found.lr, found.momentum) == (256, 15, 0.001, 0.9)
-    assert "hyperparameter model_dir: not needed" in capsys.readouterr().out
+    assert says("hyperparameter-not-needed-ignored", "model_dir").search(capsys.readouterr().out)
 
 
 def make_channels(root: Path, shades: Path) -> list[Path]:
-    """Writes three channels that share the set `shades`, and its manifest in each."""
+    """Writes three channels that share the dataset `shades`, with its manifest in each."""
     folders = [root / "input" / "data" / name for name in ("train", "validation", "eval")]
     for folder in folders:
         shutil.copytree(shades, folder)
@@ -105,7 +106,7 @@ def make_channels(root: Path, shades: Path) -> list[Path]:
     return folders
 
 
-def test_channels_that_share_a_set_are_joined(tmp_path: Path, shades: Path) -> None:
+def test_channels_of_one_dataset_are_joined(tmp_path: Path, shades: Path) -> None:
     assert sagemaker_container.data_set(tmp_path) is None
     train, validation, _ = make_channels(tmp_path, shades)
     joined = sagemaker_container.data_set(tmp_path)
@@ -116,11 +117,13 @@ def test_channels_that_share_a_set_are_joined(tmp_path: Path, shades: Path) -> N
     assert probe(str(joined)).problems == []
     manifest = validation / "dataset.json"
     manifest.write_bytes(manifest.read_bytes() + b" ")
-    with pytest.raises(UsageError, match="channels train and validation have different datasets"):
+    with pytest.raises(
+        UsageError, match=says("channels-different-datasets-their-files", "train", "validation")
+    ):
         sagemaker_container.data_set(tmp_path)
 
 
-def test_one_channel_is_the_set_itself(tmp_path: Path, shades: Path) -> None:
+def test_single_channel_is_used_as_dataset(tmp_path: Path, shades: Path) -> None:
     (tmp_path / "input" / "data").mkdir(parents=True)
     folder = tmp_path / "input" / "data" / "train"
     folder.symlink_to(shades)
@@ -138,7 +141,7 @@ print(json.dumps([sys.argv[1:], neighbour.NAME, World.from_environment().size, f
 """
 
 
-def test_an_own_script_runs_with_the_jobs_hyperparameters(tmp_path: Path) -> None:
+def test_custom_script_gets_the_hyperparameters(tmp_path: Path) -> None:
     write_layout(tmp_path, tmp_path, ["algo-1"], "algo-1", "eth0")
     (tmp_path / "input" / "data" / "training").rename(tmp_path / "input" / "data" / "train")
     given = {"epochs": "3", "sagemaker_program": '"x.py"', "optimizer": '"adam"'}
@@ -158,7 +161,7 @@ def test_an_own_script_runs_with_the_jobs_hyperparameters(tmp_path: Path) -> Non
     assert facts["SM_OUTPUT_DATA_DIR"] == str(tmp_path / "output" / "data")
 
 
-def test_outside_sagemaker_it_says_what_is_missing(tmp_path: Path) -> None:
+def test_container_names_missing_files_outside_sagemaker(tmp_path: Path) -> None:
     finished = ended(tmp_path)
 
     assert finished.code == 2
@@ -167,9 +170,7 @@ def test_outside_sagemaker_it_says_what_is_missing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("token", "said"), [("", "not set"), ("too-short", "invalid")])
-def test_hosts_without_a_token_of_their_job_do_not_meet(
-    tmp_path: Path, token: str, said: str
-) -> None:
+def test_hosts_without_valid_token_refuse_to_start(tmp_path: Path, token: str, said: str) -> None:
     write_layout(tmp_path, tmp_path, list(HOSTS), "algo-1", "lo", no_evaluation=True)
     environment = {sagemaker_container.TOKEN_VARIABLE: token}
     finished = ended(tmp_path, env=environment)
@@ -180,15 +181,15 @@ def test_hosts_without_a_token_of_their_job_do_not_meet(
 
 
 @pytest.mark.parametrize("told", ["", "[", "[]", "1", '{"versions": 1}', '{"versions": [1]}'])
-def test_a_host_that_tells_nonsense_is_named(told: str) -> None:
-    with pytest.raises(ImagenetPrepError, match="algo-2: its answer is invalid"):
+def test_invalid_answer_of_a_host_is_named(told: str) -> None:
+    with pytest.raises(ImagenetPrepError, match=says("answer-invalid-3", "algo-2")):
         sagemaker_container._facts(Host("algo-2", 1), told)
 
 
-# In short: the two hosts below.
+# A faster test of the same: the two hosts below.
 @needs_ranks
 @pytest.mark.long
-def test_one_host_trains_and_leaves_what_sagemaker_takes(shades: Path, tmp_path: Path) -> None:
+def test_one_host_trains_and_writes_model_for_sagemaker(shades: Path, tmp_path: Path) -> None:
     write_layout(tmp_path, shades, ["algo-1"], "algo-1", "eth0")
     with start(tmp_path) as running:
         finished = running.finish(PATIENCE_S)
@@ -204,19 +205,19 @@ def test_one_host_trains_and_leaves_what_sagemaker_takes(shades: Path, tmp_path:
 
 
 @needs_ranks
-def test_a_flag_that_is_wrong_is_the_jobs_failure(shades: Path, tmp_path: Path) -> None:
+def test_unknown_hyperparameter_is_written_as_failure(shades: Path, tmp_path: Path) -> None:
     write_layout(tmp_path, shades, ["algo-1"], "algo-1", "eth0", btch_size=8)
     finished = ended(tmp_path)
 
     assert finished.code == 2
-    assert "--btch-size: train has no such flag" in finished.err
+    assert says("no-such-flag", "--btch-size", "train").search(finished.err)
     failure = (tmp_path / "output" / "failure").read_text()
-    assert "--btch-size: train has no such flag" in failure
+    assert says("no-such-flag", "--btch-size", "train").search(failure)
 
 
 @needs_ranks
 @pytest.mark.long
-def test_a_killed_rank_is_the_jobs_failure(shades: Path, tmp_path: Path) -> None:
+def test_killed_rank_is_written_as_failure(shades: Path, tmp_path: Path) -> None:
     write_layout(tmp_path, shades, ["algo-1"], "algo-1", "eth0", num_epochs=4000.0)
     with start(tmp_path) as running:
         wait_for(running_steps(tmp_path, 4), running)
@@ -226,16 +227,18 @@ def test_a_killed_rank_is_the_jobs_failure(shades: Path, tmp_path: Path) -> None
 
     assert finished.code == 128 + signal.SIGKILL, finished.err
     failure = (tmp_path / "output" / "failure").read_text()
-    assert failure.startswith("rank 1: ended by signal 9 (Killed), which the kernel also sends")
-    assert "; its last line: " in failure
+    assert says("ended-signal", "rank 1", "9", "Killed), which the kernel also sends").match(
+        failure
+    )
+    assert says("last-line").search(failure)
     assert "[0] imagenet-prep: another rank died" in finished.err
 
 
-# In short: test_mirror's spot instance, and test_crew's launch that is asked to end.
+# Faster tests of the same: test_mirror's spot instance, and test_crew's launch that gets a signal.
 @needs_ranks
 @pytest.mark.long
 @pytest.mark.parametrize("is_kept", [False, True], ids=["mirror", "folder"])
-def test_a_spot_interruption_is_survived_with_the_checkpoints_or_with_the_mirror(
+def test_training_resumes_after_a_spot_interruption(
     shades: Path, tmp_path: Path, s3: S3Server, prefix: str, is_kept: bool
 ) -> None:
     more = {"num_epochs": 4000.0, "display_every": 1, "mirror": prefix}
@@ -249,19 +252,19 @@ def test_a_spot_interruption_is_survived_with_the_checkpoints_or_with_the_mirror
             finished = running.finish(PATIENCE_S)
             assert running.workers() == []
         assert finished.code == 4, finished.err
-        assert "is saved in" in (root / "output" / "failure").read_text()
-        assert f"resumed after step {saved[-1]:,}" in finished.out or part == 1
+        assert says("asked-stop-step-saved-run").search((root / "output" / "failure").read_text())
+        assert says("resumed-after-step", f"{saved[-1]:,}").search(finished.out) or part == 1
         saved.append(checkpoint.steps(root / "checkpoints")[-1])
-        # SageMaker brings the folder back where the job asks for it.
+        # SageMaker restores the folder if the job requests it.
         if not is_kept:
             shutil.rmtree(root / "checkpoints")
     assert saved == sorted(set(saved))
 
 
-def test_a_host_that_asks_late_still_learns_why_nothing_was_started(
+def test_late_host_learns_why_nothing_was_started(
     monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
-    # Bound and not listening: the port is nobody else's, and the first host may listen there.
+    # The socket is bound but does not listen: only the first host can use the port.
     held = socket.socket()
     request.addfinalizer(held.close)
     held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -293,7 +296,7 @@ def test_a_host_that_asks_late_still_learns_why_nothing_was_started(
     first.start()
     another = json.dumps({**vars(own), "dataset": "another"})
     wait_until(lambda: ask("PUT", "facts/algo-2", another) is not None, "the first host listens")
-    # The first host knows all now, and has made up its mind.
+    # The first host has all facts now, and has decided.
     wait_until(lambda: ask("GET", "end/algo-1") is not None, "the first host ends")
     assert '"one"' in (ask("GET", "facts/algo-1") or "")
     assert ask("PUT", "end/algo-2", "-") is not None
@@ -308,8 +311,8 @@ def net(tmp_path: Path) -> Iterator[Cluster]:
         names = [f"{n.address} {h}\n" for n, h in zip(made.nodes, HOSTS, strict=True)]
         for node in made.nodes:
             known = node.disk / "hosts"
-            # As in SageMaker's containers: the job's names are known, and one's own leads
-            # nowhere.
+            # As in SageMaker's containers: the names of the job are known, and a host cannot reach
+            # itself by its own name.
             known.write_text(f"127.0.0.1 localhost {node.port}\n" + "".join(names))
             bind = ["mount", "--bind", known, "/etc/hosts"]
             assert node.popen(bind).wait(PATIENCE_S) == 0
@@ -329,7 +332,7 @@ def end_all(net: Cluster, logs: Path, *words: str) -> list[int]:
     return [process.wait(PATIENCE_S) for process in started]
 
 
-# Rank 0 tells its number to rank 1 at the address that both are given.
+# Rank 0 sends its number to rank 1 at the address that both received.
 MEETS = """\
 import os, socket, time
 from imagenet_prep.core.world import World
@@ -351,7 +354,7 @@ while rank:
 
 @pytest.mark.slow
 @pytest.mark.root
-def test_two_hosts_meet_without_ssh_and_refuse_to_train_on_different_sets(
+def test_two_hosts_start_only_with_the_same_dataset(
     net: Cluster, shades: Path, tmp_path: Path
 ) -> None:
     for node, host in zip(net.nodes, HOSTS, strict=True):
@@ -364,7 +367,7 @@ def test_two_hosts_meet_without_ssh_and_refuse_to_train_on_different_sets(
     assert codes == [0, 0], said
     assert "rank 1 of 2 hears 0\n" in said[1]
 
-    # Again, with another dataset on the second host.
+    # Again, but the second host has a different dataset.
     other = net.nodes[1].disk / "other"
     shutil.copytree(shades, other)
     manifest = json.loads((other / "dataset.json").read_text())
@@ -378,11 +381,11 @@ def test_two_hosts_meet_without_ssh_and_refuse_to_train_on_different_sets(
         assert failure.startswith("nothing was started:\n  algo-2: "), host
 
 
-# In short: the hosts above, and the two ranks of tests/trainer.
+# Faster tests of the same: the hosts above, and the two ranks of tests/trainer.
 @needs_ranks
 @pytest.mark.long
 @pytest.mark.root
-def test_two_hosts_train_and_the_first_one_saves(
+def test_only_first_of_two_hosts_saves_checkpoints(
     net: Cluster, shades: Path, tmp_path: Path
 ) -> None:
     for node, host in zip(net.nodes, HOSTS, strict=True):
@@ -392,7 +395,7 @@ def test_two_hosts_train_and_the_first_one_saves(
 
     said = (tmp_path / "algo-1").read_text()
     assert codes == [0, 0], said + (tmp_path / "algo-2").read_text()
-    assert "2 ranks x 4 images = 8 per step" in said
+    assert says("x-per-step-per-epoch", "2 ranks", "4 images", "8").search(said)
     first, second = (node.disk / "ml" / "checkpoints" for node in net.nodes)
     assert rows(first, "evaluation")[-1]["examples"] == NUM_VALIDATION
     assert checkpoint.steps(first) == [10, 16]

@@ -1,4 +1,4 @@
-"""The progress of a job on a cluster: which receipts are looked for, one stage after the other."""
+"""The progress of a job on a cluster counts receipts, one stage after the other."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 
 
 class Stage:
-    """Stands for a stage that is followed: each look finds one more receipt."""
+    """Replaces a stage that is followed: each look finds one more receipt."""
 
     def __init__(self, *tasks: str) -> None:
         self.left = [*tasks]
@@ -21,7 +21,7 @@ class Stage:
 
 
 @pytest.mark.beam
-def test_progress_goes_from_stage_to_stage_and_waits_for_the_plan(
+def test_progress_counts_stages_in_order_after_the_plan(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     from imagenet_prep.pipelines import submit
@@ -41,7 +41,7 @@ def test_progress_goes_from_stage_to_stage_and_waits_for_the_plan(
 
 
 @pytest.mark.beam
-def test_progress_that_is_ended_early_removes_its_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_bar_is_removed_if_closed_early(monkeypatch: pytest.MonkeyPatch) -> None:
     from imagenet_prep.pipelines import submit
 
     index = Stage("a", "b")

@@ -1,4 +1,4 @@
-"""A found set becomes a data set: what is renamed, linked or refused, also after a kill."""
+"""Adoption: foreign shards are renamed or linked as a dataset, or refused; also after a kill."""
 
 from __future__ import annotations
 
@@ -25,9 +25,10 @@ from imagenet_prep.storage.folder import LocalStore
 from tests.kit import faults, foreign
 from tests.kit.dataset import all_files
 from tests.kit.faults import failing
-from tests.kit.foreign_sets import few_images
+from tests.kit.foreign_datasets import few_images
+from tests.kit.messages import says
 from tests.kit.system import System
-from tests.kit.tfrecords import picture, plain, write_set
+from tests.kit.tfrecords import picture, plain, write_dataset
 
 VERSIONS = pytest.mark.parametrize("version", ["0.1.0", "this"])
 THREADS = Workers(1, "threads")
@@ -37,14 +38,14 @@ BEGUN_BEFORE = ".work/adopt.json"
 
 
 def write(root: Path, **how: Any) -> LocalStore:
-    """Writes three shards as slim does, named from 00000 on unless `how` says else."""
+    """Writes three shards as slim does, named from 00000 on unless `how` says otherwise."""
     shards = {"train": 2, "validation": 1}
     foreign.write(root, few_images(), foreign.slim, num_shards=shards, **how)
     return LocalStore(root)
 
 
 def adopt(source: LocalStore, store: LocalStore | None = None) -> None:
-    """Adopts what lies in `source`, where it is or into another store."""
+    """Adopts the shards in `source`, in place or into a different store."""
     found = shard_files.find(source)
     into = store or source
     seen = check_existing_set(found, into, THREADS, quiet=True)
@@ -52,7 +53,7 @@ def adopt(source: LocalStore, store: LocalStore | None = None) -> None:
 
 
 def note(store: LocalStore, adoption: Json, version: str) -> None:
-    """Notes an adoption as this version does, or as 0.1.0 did."""
+    """Records an adoption as this version does, or as 0.1.0 did."""
     if version == "0.1.0":
         store.write(BEGUN_BEFORE, strict_json.dumps(adoption))
         store.remove(BEGUN)
@@ -67,7 +68,7 @@ def shards_of(root: Path) -> list[str]:
     return sorted(path.name for path in root.iterdir() if schema.looks_like_shard(path.name))
 
 
-def test_names_from_1_become_names_from_0_and_no_byte_is_changed(tmp_path: Path) -> None:
+def test_shards_are_renumbered_from_0_without_changing_bytes(tmp_path: Path) -> None:
     store = write(tmp_path / "set", first=1)
     before = {data for name, data in all_files(store.root).items()}
     assert adoption.moves(shard_files.find(store))[0] == ("train-00001-of-00002", NAMES[0])
@@ -79,7 +80,7 @@ def test_names_from_1_become_names_from_0_and_no_byte_is_changed(tmp_path: Path)
     assert (made.subset, made.sources, made.splits["train"].examples) == (True, [], 6)
 
 
-def test_shards_below_come_up_and_their_folders_go(tmp_path: Path) -> None:
+def test_shards_in_subfolders_are_moved_up(tmp_path: Path) -> None:
     store = write(tmp_path / "set", below=True)
     adopt(store)
 
@@ -87,7 +88,7 @@ def test_shards_below_come_up_and_their_folders_go(tmp_path: Path) -> None:
     assert not (store.root / "train").exists()
 
 
-def test_elsewhere_it_is_links_and_the_source_stays_as_it_was(tmp_path: Path) -> None:
+def test_adoption_into_other_folder_keeps_the_source(tmp_path: Path) -> None:
     source = write(tmp_path / "set", first=1)
     before = all_files(source.root)
     adopt(source, LocalStore(tmp_path / "out"))
@@ -98,20 +99,21 @@ def test_elsewhere_it_is_links_and_the_source_stays_as_it_was(tmp_path: Path) ->
     assert link.samefile(original)
 
 
-def test_another_file_system_is_named_with_what_to_do(tmp_path: Path, system: System) -> None:
+def test_different_file_system_is_refused_with_advice(tmp_path: Path, system: System) -> None:
     source = write(tmp_path / "set")
     system.fails("link", errno.EXDEV)
 
     with pytest.raises(
-        UsageError, match="on the same file system .* copy the shards with --rewrite"
+        UsageError,
+        match=says(
+            "cannot-create-hard-link-choose", ..., ..., ..., "copy the shards with --rewrite"
+        ),
     ):
         adopt(source, LocalStore(tmp_path / "out"))
     assert not (tmp_path / "out" / schema.MANIFEST).exists()
 
 
-def test_a_link_that_the_system_refuses_otherwise_is_an_error_of_the_store(
-    tmp_path: Path, system: System
-) -> None:
+def test_failed_link_is_a_store_error(tmp_path: Path, system: System) -> None:
     source = write(tmp_path / "set")
     system.fails("link", errno.EIO)
 
@@ -120,7 +122,7 @@ def test_a_link_that_the_system_refuses_otherwise_is_an_error_of_the_store(
 
 
 @pytest.mark.parametrize("relative", [False, True])
-def test_a_shard_that_is_a_symbolic_link_is_linked_itself(tmp_path: Path, relative: bool) -> None:
+def test_target_of_a_linked_shard_is_linked(tmp_path: Path, relative: bool) -> None:
     write(tmp_path / "real")
     source = tmp_path / "set"
     source.mkdir()
@@ -133,7 +135,7 @@ def test_a_shard_that_is_a_symbolic_link_is_linked_itself(tmp_path: Path, relati
         assert (tmp_path / "out" / name).samefile(tmp_path / "real" / name)
 
 
-def test_a_shard_that_changes_behind_the_check_is_not_linked(tmp_path: Path) -> None:
+def test_shard_changed_after_the_check_is_not_linked(tmp_path: Path) -> None:
     source = write(tmp_path / "set")
     store = LocalStore(tmp_path / "out")
     found = shard_files.find(source)
@@ -143,12 +145,12 @@ def test_a_shard_that_changes_behind_the_check_is_not_linked(tmp_path: Path) -> 
     shard.unlink()
     shard.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
 
-    with pytest.raises(IncompleteError, match=f"{NAMES[0]}: it has changed since this run began"):
+    with pytest.raises(IncompleteError, match=says("changed-since-run-began-run", NAMES[0])):
         adoption.complete(store, found, seen, THREADS, in_place=False, quiet=True)
     assert not (store.root / schema.MANIFEST).exists()
 
 
-def test_a_shard_of_the_same_size_and_time_is_checked_again(tmp_path: Path) -> None:
+def test_shard_of_equal_size_and_time_is_rechecked(tmp_path: Path) -> None:
     source = write(tmp_path / "set")
     store = LocalStore(tmp_path / "out")
     seen = check_existing_set(shard_files.find(source), store, THREADS, quiet=True)
@@ -157,7 +159,7 @@ def test_a_shard_of_the_same_size_and_time_is_checked_again(tmp_path: Path) -> N
     before = shard.stat()
     data = bytearray(shard.read_bytes())
     data[100] ^= 1
-    # The clock of a file system goes on by milliseconds.
+    # The clock of a file system advances in steps of milliseconds.
     while shard.stat().st_ctime_ns <= before.st_ctime_ns:
         shard.write_bytes(data)
         os.utime(shard, ns=(before.st_atime_ns, before.st_mtime_ns))
@@ -166,7 +168,7 @@ def test_a_shard_of_the_same_size_and_time_is_checked_again(tmp_path: Path) -> N
     assert len(seen.problems) == 1
 
 
-def test_a_shard_that_changes_behind_the_check_is_not_copied(
+def test_shard_changed_after_the_check_is_not_copied(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = write(tmp_path / "set")
@@ -177,14 +179,12 @@ def test_a_shard_that_changes_behind_the_check_is_not_copied(
     data = bytearray(shard.read_bytes())
     data[100] ^= 1
     shard.write_bytes(data)
-    # As on a disk that does not tell when a file has changed.
+    # As on a disk that does not report changed files.
     found = shard_files.find(source)
-    # What is not a folder is copied, and proven by the way.
+    # Files of other stores are copied, and verified during the copy.
     monkeypatch.setattr(LocalStore, "as_folder", None)
 
-    with pytest.raises(
-        DataDamagedError, match="changed after it was checked: sha256 .*Run the same command again"
-    ):
+    with pytest.raises(DataDamagedError, match=says("changed-after-checked-sha256-expected")):
         adoption.complete(store, found, seen, THREADS, in_place=False, quiet=True)
     assert not (tmp_path / "out" / NAMES[0]).exists()
 
@@ -200,7 +200,7 @@ def test_a_shard_that_changes_behind_the_check_is_not_copied(
         ("train/notes.txt", b"mine\n"),
     ],
 )
-def test_no_file_is_replaced_and_none_is_left_where_readers_look(
+def test_conflicting_file_is_named_and_files_are_kept(
     tmp_path: Path, name: str, content: bytes
 ) -> None:
     store = write(tmp_path / "set", below=True)
@@ -208,7 +208,7 @@ def test_no_file_is_replaced_and_none_is_left_where_readers_look(
     (store.root / name).write_bytes(content)
     before = all_files(store.root)
 
-    with pytest.raises(UsageError, match=f"these files are in the way: {name}"):
+    with pytest.raises(UsageError, match=says("files-way-adopt-not-replace", ..., name)):
         adopt(store)
     after = {name: d for name, d in all_files(store.root).items() if not name.startswith(".work")}
     assert after == before
@@ -226,7 +226,7 @@ def test_shards_of_a_linked_folder_are_not_moved(tmp_path: Path) -> None:
 
 @VERSIONS
 @pytest.mark.parametrize("after", [0, 1, 2])
-def test_renames_that_broke_off_are_finished_by_the_next_run(
+def test_interrupted_renames_are_finished_by_the_next_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: int, version: str
 ) -> None:
     whole = write(tmp_path / "whole", first=1)
@@ -254,7 +254,7 @@ def test_renames_that_broke_off_are_finished_by_the_next_run(
 
 
 @VERSIONS
-def test_a_name_that_a_crash_has_left_twice_is_left_once(tmp_path: Path, version: str) -> None:
+def test_duplicate_name_after_a_crash_is_removed(tmp_path: Path, version: str) -> None:
     store = write(tmp_path / "set", below=True)
     (store.root / NAMES[2]).hardlink_to(store.root / "validation" / NAMES[2])
     begun = {"renames": [[f"validation/{NAMES[2]}", NAMES[2]]], "shards": [[NAMES[2], "sha"]]}
@@ -265,7 +265,7 @@ def test_a_name_that_a_crash_has_left_twice_is_left_once(tmp_path: Path, version
     assert not (store.root / "validation").exists()
 
 
-def test_where_nothing_was_begun_nothing_is_finished(tmp_path: Path) -> None:
+def test_finish_renames_without_a_record_changes_nothing(tmp_path: Path) -> None:
     store = write(tmp_path / "set", first=1)
     before = all_files(store.root)
     adoption.finish_renames(store)
@@ -277,17 +277,17 @@ def test_where_nothing_was_begun_nothing_is_finished(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "match"),
     [
-        ({"renames": [["../outside", NAMES[0]]]}, "would never rename"),
-        ({"renames": [["train-00001-of-00002", "../outside"]]}, "would never rename"),
-        ({"renames": [[".bashrc", NAMES[0]]]}, "would never rename"),
-        ({"renames": [[NAMES[0], "train-00009-of-00010"]]}, "would never rename"),
+        ({"renames": [["../outside", NAMES[0]]]}, says("adopt-would-never-rename")),
+        ({"renames": [["train-00001-of-00002", "../outside"]]}, says("adopt-would-never-rename")),
+        ({"renames": [[".bashrc", NAMES[0]]]}, says("adopt-would-never-rename")),
+        ({"renames": [[NAMES[0], "train-00009-of-00010"]]}, says("adopt-would-never-rename")),
         ({"renames": [["a"]]}, "renames"),
         ({"shards": [[1, 2]]}, "shards"),
         ({"shards": None}, "shards"),
     ],
     ids=str,
 )
-def test_notes_of_what_adopt_never_does_are_damage_and_move_nothing(
+def test_forged_records_are_damage_and_move_nothing(
     tmp_path: Path, change: dict[str, Any], match: str, version: str
 ) -> None:
     (tmp_path / "outside").write_text("mine")
@@ -302,7 +302,7 @@ def test_notes_of_what_adopt_never_does_are_damage_and_move_nothing(
 
 
 @VERSIONS
-def test_another_set_is_not_mixed_into_one_that_was_begun(tmp_path: Path, version: str) -> None:
+def test_second_dataset_is_not_mixed_into_unfinished_one(tmp_path: Path, version: str) -> None:
     out = LocalStore(tmp_path / "out")
     adopt(write(tmp_path / "one"), out)
     note(out, json.loads(out.read(BEGUN))["adoption"], version)
@@ -310,7 +310,7 @@ def test_another_set_is_not_mixed_into_one_that_was_begun(tmp_path: Path, versio
     name = other.root / NAMES[0]
     name.write_bytes((other.root / NAMES[0]).read_bytes() * 2)
 
-    with pytest.raises(UsageError, match="a different dataset was adopted here") as refused:
+    with pytest.raises(UsageError, match=says("different-dataset-adopted-here-shards")) as refused:
         adopt(other, out)
     # The remedy works.
     assert f"remove everything in {out.root}" in str(refused.value)
@@ -334,7 +334,7 @@ def restore(store: LocalStore) -> None:
     adoption.restore(store, dataset.manifest, dataset.missing_files(), THREADS, quiet=True)
 
 
-def test_lost_files_are_made_again(finished: LocalStore) -> None:
+def test_lost_files_are_restored(finished: LocalStore) -> None:
     before = {name: data for name, data in all_files(finished.root).items() if ".work" not in name}
     for name in (INDEX, schema.samples_name(SHARD), schema.LABELS):
         (finished.root / name).unlink()
@@ -344,33 +344,40 @@ def test_lost_files_are_made_again(finished: LocalStore) -> None:
     assert after == before
 
 
-def test_nothing_is_made_of_lost_or_damaged_shards(finished: LocalStore) -> None:
+def test_damaged_shards_restore_no_files(finished: LocalStore) -> None:
     data = finished.read(SHARD)
     (finished.root / INDEX).unlink()
     faults.flip_bit(finished.root / SHARD, len(data) - 2)
-    with pytest.raises(DataDamagedError, match=f"1 problem: {SHARD}: record .*Nothing was changed"):
+    with pytest.raises(
+        DataDamagedError,
+        match=says("nothing-changed-run-imagenet-prep-verify", "1 problem", SHARD, "record"),
+    ):
         restore(finished)
     assert not (finished.root / INDEX).exists()
     faults.cut(finished.root / SHARD, len(data) - 1)
-    with pytest.raises(DataDamagedError, match=f"in the manifest: {SHARD}.*Copy them"):
+    with pytest.raises(
+        DataDamagedError, match=says("missing-different-size-manifest-copy", ..., ..., SHARD)
+    ):
         restore(finished)
     assert not (finished.root / INDEX).exists()
 
 
-def test_a_file_that_is_not_the_one_of_the_manifest_is_not_made(finished: LocalStore) -> None:
-    """The dataset of another program may have an index in another form."""
+def test_file_that_contradicts_the_manifest_is_not_restored(finished: LocalStore) -> None:
+    """The dataset of a different program may have an index in a different form."""
     there = Dataset.at(finished).manifest
     train = there.splits["train"]
     first = replace(train.shards[0], index_sha256="0" * 64)
     splits = {**there.splits, "train": replace(train, shards=[first, *train.shards[1:]])}
     (finished.root / schema.MANIFEST).write_bytes(replace(there, splits=splits).dumps())
     (finished.root / INDEX).unlink()
-    with pytest.raises(DataDamagedError, match=f"cannot be restored from the shards: {INDEX}"):
+    with pytest.raises(
+        DataDamagedError, match=says("missing-different-size-manifest-cannot", ..., ..., INDEX)
+    ):
         restore(finished)
     assert not (finished.root / INDEX).exists()
 
 
-def test_a_file_below_work_that_has_changed_since_the_check_is_not_published(
+def test_changed_work_file_is_not_published(
     finished: LocalStore,
 ) -> None:
     (finished.root / INDEX).unlink()
@@ -379,18 +386,16 @@ def test_a_file_below_work_that_has_changed_since_the_check_is_not_published(
     (finished.root / INDEX).unlink()
     [made] = (finished.root / ".work").glob(f"tables-*/{INDEX}")
     made.write_bytes(b"1" * len(sound))
-    with pytest.raises(
-        DataDamagedError, match=f"{INDEX}: has changed since it was written. Remove"
-    ):
+    with pytest.raises(DataDamagedError, match=says("changed-since-written-remove-dataset", INDEX)):
         restore(finished)
     assert not (finished.root / INDEX).exists()
 
 
-def test_tables_are_added_only_if_they_are_what_was_put_there(
+def test_tables_are_added_only_if_they_are_verified(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     images = [picture(number, plain(number)) for number in range(3)]
-    write_set(tmp_path / "set", {"train": [images]}, num_classes=3)
+    write_dataset(tmp_path / "set", {"train": [images]}, num_classes=3)
     store = LocalStore(tmp_path / "set")
     before = store.read(schema.MANIFEST)
     with monkeypatch.context() as patch:

@@ -1,4 +1,4 @@
-"""A shard of an amended dataset: its parent's bytes and records are those that the parent names."""
+"""Shards of amended datasets: the parent's bytes and records must match its manifest."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ from imagenet_prep.preparation.additions import Additions, read_additions
 from imagenet_prep.preparation.changes import AmendWork, ShardChange
 from imagenet_prep.storage.dataset_store import open_dataset
 from imagenet_prep.storage.folder import LocalStore
+from tests.kit.messages import says
 from tests.kit.samples import add_tables
-from tests.kit.tfrecords import framed, picture, plain, wnid, write_set
+from tests.kit.tfrecords import framed, picture, plain, wnid, write_dataset
 
 NAME = "train-00000-of-00001"
 CLASSES = 3
@@ -30,7 +31,7 @@ KEYS = [f"{wnid(number)}/{wnid(number)}_{number}.JPEG" for number in range(CLASS
 def root(tmp_path: Path) -> Path:
     """A dataset of one shard with three images."""
     images = [picture(number, plain(number)) for number in range(CLASSES)]
-    write_set(tmp_path / "set", {"train": [images]}, num_classes=CLASSES)
+    write_dataset(tmp_path / "set", {"train": [images]}, num_classes=CLASSES)
     add_tables(tmp_path / "set")
     return tmp_path / "set"
 
@@ -57,7 +58,7 @@ def amended(
 
 
 def payloads(root: Path, changes: Mapping[int, Any] = MappingProxyType({})) -> Shard:
-    """Writes the shard again with some fields changed; returns its new description."""
+    """Writes the shard again with some changed fields; returns its new description."""
     [shard] = open_dataset(LocalStore(root)).manifest.splits["train"].shards
     images = [picture(number, plain(number)) for number in range(CLASSES)]
     images = [image._replace(**changes.get(n, {})) for n, image in enumerate(images)]
@@ -69,13 +70,13 @@ def payloads(root: Path, changes: Mapping[int, Any] = MappingProxyType({})) -> S
 @pytest.mark.parametrize(
     "change", [{"excluded": frozenset(KEYS[:1])}, {"relabelled": {KEYS[0]: 2}}]
 )
-def test_a_shard_with_other_bytes_than_its_manifest_names_is_refused(
-    root: Path, change: Any
-) -> None:
-    """Its records have the right CRCs: another program, or another version, wrote it."""
+def test_shard_that_contradicts_its_manifest_is_refused(root: Path, change: Any) -> None:
+    """Its records have the right CRCs: a different program or version wrote it."""
     payloads(root, {1: {"text": "other"}})
 
-    with pytest.raises(DataDamagedError, match=f"{NAME}: 3 records, sha256 .*imagenet-prep verify"):
+    with pytest.raises(
+        DataDamagedError, match=says("records-sha256-manifest-lists-records", NAME, "3")
+    ):
         amended(root, **change)
     assert not (root.parent / "new").exists()
 
@@ -88,22 +89,18 @@ def test_a_shard_with_other_bytes_than_its_manifest_names_is_refused(
     [{"encoded": plain(5), "height": 24, "width": 44}, {"stored_label": 2, "wnid": wnid(1)}],
     ids=["image", "label"],
 )
-def test_a_record_that_contradicts_its_row_is_neither_excluded_nor_relabelled(
-    root: Path, change: Any, stored: Any
-) -> None:
+def test_record_that_contradicts_its_row_is_refused(root: Path, change: Any, stored: Any) -> None:
     shard = payloads(root, {0: stored})
 
-    with pytest.raises(DataDamagedError, match=r"record 0: .* table of samples"):
+    with pytest.raises(DataDamagedError, match=says("label-image-differs-row-table", "record 0")):
         amended(root, shard, **change)
-    # A record that stays passes byte for byte.
+    # An unchanged record passes byte for byte.
     [first, *_] = amended(root, shard, relabelled={KEYS[1]: 2})
     assert first.sample.key == KEYS[0]
 
 
 @pytest.mark.parametrize("rows", [2, 4])
-def test_a_shard_with_more_or_fewer_records_than_its_table_is_refused(
-    root: Path, rows: int
-) -> None:
+def test_wrong_number_of_records_is_refused(root: Path, rows: int) -> None:
     """The manifest names both files, so each has the right sha256."""
     shard = payloads(root)
     path = root / schema.samples_name(NAME)
@@ -119,9 +116,7 @@ def test_a_shard_with_more_or_fewer_records_than_its_table_is_refused(
         amended(root, shard, excluded=frozenset(KEYS[:1]))
 
 
-def test_an_image_of_add_that_changes_after_it_was_listed_is_refused(
-    root: Path, tmp_path: Path
-) -> None:
+def test_added_image_changed_after_listing_is_refused(root: Path, tmp_path: Path) -> None:
     path = tmp_path / "add" / "train" / wnid(0) / "new.JPEG"
     path.parent.mkdir(parents=True)
     path.write_bytes(plain(7))
@@ -130,13 +125,13 @@ def test_an_image_of_add_that_changes_after_it_was_listed_is_refused(
     new = {"add": add, "added": add.members["train"]}
 
     assert [each for each in amended(root, **new) if each[1] == plain(7)]
-    # Whatever the system says of the file: its bytes are those that the manifest will name.
+    # Whatever the system reports about the file, its bytes must be those of the new manifest.
     other = replace(add, sha256=dict.fromkeys(add.sha256, "0" * 64))
-    with pytest.raises(DataDamagedError, match=r"new\.JPEG: has changed since it was listed"):
+    with pytest.raises(DataDamagedError, match=says("changed-since-listed-run-same", "new.JPEG")):
         amended(root, **{**new, "add": other})
 
 
-def test_a_shard_that_cannot_be_read_is_named(root: Path) -> None:
+def test_unreadable_shard_is_named(root: Path) -> None:
     (root / NAME).unlink()
     with pytest.raises(StoreError, match=f"cannot read .*{NAME}: No such file"):
         amended(root)

@@ -1,4 +1,4 @@
-"""An amended dataset: what its quarantine.jsonl lists, and how new images are made."""
+"""Amended datasets: the lines of quarantine.jsonl, and the processing of new images."""
 
 from __future__ import annotations
 
@@ -27,9 +27,10 @@ from imagenet_prep.shards import commit
 from imagenet_prep.storage import dataset_store
 from imagenet_prep.storage.dataset_store import Dataset, open_dataset
 from imagenet_prep.storage.folder import LocalStore
+from tests.kit.messages import says
 from tests.kit.samples import add_tables
 from tests.kit.system import System
-from tests.kit.tfrecords import picture, plain, wnid, write_set
+from tests.kit.tfrecords import picture, plain, wnid, write_dataset
 
 CLASSES = ClassList(tuple(map(wnid, range(3))), ("thing",) * 3)
 
@@ -47,10 +48,10 @@ def made(
     split: str = "train",
     **config: Any,
 ) -> Dataset:
-    """Commits a dataset with one image of each of three classes, and what was bad about it."""
+    """Commits a dataset with one image of each of three classes, and these incidents."""
     images = [[picture(number, plain(number)) for number in shard] for shard in shards]
     other = picture(0, plain(5))._replace(filename=f"{wnid(0)}_5.JPEG")
-    write_set(root, {"train": [[other]]} | {split: images}, num_classes=3)
+    write_dataset(root, {"train": [[other]]} | {split: images}, num_classes=3)
     producer = Producer("tests", "0", {"codec": codec})
     draft = replace(add_tables(root), config={"splits": ["train"], **config}, producer=producer)
     commit.publish(LocalStore(root), draft, incidents=incidents, classes=CLASSES)
@@ -62,9 +63,7 @@ def job(dataset: Dataset, request: ChangeRequest = ChangeRequest()) -> AmendJob:
 
 
 @pytest.mark.parametrize(("split", "other"), [("train", "validation"), ("validation", "train")])
-def test_a_line_is_replaced_only_by_one_about_the_same_image(
-    tmp_path: Path, split: str, other: str
-) -> None:
+def test_line_is_only_replaced_for_the_same_image(tmp_path: Path, split: str, other: str) -> None:
     """Only the line of a stored image that is excluded disappears, or gets its new class."""
     repaired = ("repaired", "png", "was a PNG")
     truncated = ("quarantined", "truncated", "ends early")
@@ -91,8 +90,8 @@ def test_a_line_is_replaced_only_by_one_about_the_same_image(
     assert kept == {*older[1:3], replace(older[3], class_index=2), *older[4:]}
 
 
-def test_an_image_that_version_0_1_0_excluded_is_refused_by_its_key(tmp_path: Path) -> None:
-    """Its line tells neither the split nor the bytes."""
+def test_image_excluded_by_0_1_0_keeps_key(tmp_path: Path) -> None:
+    """Its line has neither split nor bytes, so a new image with this key is refused."""
     line = Incident(f"{wnid(0)}/odd.JPEG", "a/0", 0, 9, 0, "excluded", "listed", "on request")
     dataset = made(tmp_path / "set", [line])
     path = tmp_path / "add" / "train" / line.key
@@ -119,7 +118,7 @@ def test_an_image_that_version_0_1_0_excluded_is_refused_by_its_key(tmp_path: Pa
         ({"verb": "resize", "splits": {"train": {"short_side": 18}}}, 24),
     ],
 )
-def test_new_images_are_made_as_the_others_of_the_split_were(
+def test_new_images_are_processed_as_the_split(
     tmp_path: Path, config: dict[str, Any], height: int
 ) -> None:
     image = job(made(tmp_path / "set", [], **config)).transform_of("train")(plain(3))
@@ -144,18 +143,20 @@ def test_new_images_are_made_as_the_others_of_the_split_were(
     ],
     ids=str,
 )
-def test_settings_that_no_run_has_are_refused(tmp_path: Path, config: dict[str, Any]) -> None:
-    with pytest.raises(ManifestError, match="its config is not from imagenet-prep"):
+def test_impossible_settings_are_refused(tmp_path: Path, config: dict[str, Any]) -> None:
+    with pytest.raises(ManifestError, match=says("config-not-imagenet-prep-get-dataset")):
         job(made(tmp_path / "set", [], **{"short_side": 18, **config})).transform_of("train")
 
 
-def test_images_of_a_codec_that_is_gone_cannot_be_added(tmp_path: Path) -> None:
+def test_images_of_a_removed_codec_cannot_be_added(tmp_path: Path) -> None:
     dataset = made(tmp_path / "set", [], codec="planes-0", short_side=18)
-    with pytest.raises(UsageError, match="encoded with the codec planes-0"):
+    with pytest.raises(
+        UsageError, match=says("images-encoded-codec-version-lacks", ..., "planes-0")
+    ):
         job(dataset).transform_of("train")
 
 
-def test_without_the_compiled_codec_no_image_can_be_added(
+def test_no_image_is_added_if_codec_is_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def missing() -> None:
@@ -167,48 +168,51 @@ def test_without_the_compiled_codec_no_image_can_be_added(
         job(dataset).transform_of("train")
 
 
-def test_a_parent_whose_manifest_is_replaced_while_shards_are_linked_is_noticed(
-    tmp_path: Path, system: System
-) -> None:
-    """The shards are linked as this run has seen them, but to a manifest of another dataset."""
+def test_manifest_replaced_while_linking_shards_is_noticed(tmp_path: Path, system: System) -> None:
+    """The shards are linked as this run has seen them, but to a manifest of a different dataset."""
     dataset = made(tmp_path / "set", [], shards=((0, 1), (2,)))
     other = replace(dataset.manifest, plan_digest="0" * 64).dumps()
     system.before("link", lambda: (tmp_path / "set" / schema.MANIFEST).write_bytes(other))
     excluding = ChangeRequest(KeyList("list", {key(0): 1}, ""))
 
-    with pytest.raises(UsageError, match="set: the dataset was replaced while amend read it"):
+    with pytest.raises(UsageError, match=says("dataset-replaced-while-amend-read", "set")):
         amendment.run(job(dataset, excluding), LocalStore(tmp_path / "new"))
     assert not (tmp_path / "new" / schema.MANIFEST).exists()
 
 
-def test_a_parent_that_loses_bytes_after_the_check_is_noticed(tmp_path: Path) -> None:
-    """The other shards are linked as the manifest has them, not only as this run has seen them."""
+def test_parent_truncated_after_the_check_is_noticed(tmp_path: Path) -> None:
+    """The other shards are compared with the manifest, not only with their state in this run."""
     dataset = made(tmp_path / "set", [], shards=((0, 1), (2,)))
     amendment.refuse(dataset, LocalStore(tmp_path / "new"))
     os.truncate(tmp_path / "set" / schema.shard_name("train", 1, 2), 9)
     excluding = ChangeRequest(KeyList("list", {key(0): 1}, ""))
 
-    with pytest.raises(DataDamagedError, match="train-00001-of-00002: 9 bytes, the manifest says"):
+    with pytest.raises(
+        DataDamagedError, match=says("bytes-manifest-says-run-verify", "train-00001-of-00002", "9")
+    ):
         amendment.run(job(dataset, excluding), LocalStore(tmp_path / "new"))
     assert not (tmp_path / "new" / schema.MANIFEST).exists()
 
 
-def test_a_parent_that_lacks_bytes_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+def test_truncated_parent_is_refused_before_writing(tmp_path: Path) -> None:
     dataset = made(tmp_path / "set", [], shards=((0, 1), (2,)))
     amendment.refuse(dataset, LocalStore(tmp_path / "new"))
     os.truncate(tmp_path / "set" / schema.shard_name("train", 1, 2), 9)
 
     with pytest.raises(
-        DataDamagedError, match=r"1 file missing .*: train-00001.*Nothing was written"
+        DataDamagedError,
+        match=says("missing-different-size-manifest-nothing", ..., "1 file", "train-00001"),
     ):
         amendment.refuse(dataset, LocalStore(tmp_path / "new"))
-    with pytest.raises(UsageError, match="/set/new is inside .*/set, which belongs to the input"):
+    with pytest.raises(
+        UsageError, match=says("inside-belongs-input-never-changes", "/set/new", "/set")
+    ):
         amendment.refuse(dataset, LocalStore(tmp_path / "set" / "new"))
     assert not (tmp_path / "new").exists()
 
 
-def test_a_rotated_image_is_not_counted_as_resized() -> None:
-    """Rotation swaps the sides; only other sides mean that pixels were resampled."""
+def test_rotated_image_is_not_counted_as_resized() -> None:
+    """Rotation swaps the sides; only different lengths mean that pixels were resampled."""
     sides = [((40, 30), (40, 30)), ((30, 40), (40, 30)), ((20, 15), (40, 30)), ((16, 43), (43, 43))]
     rows = [
         Sample(f"a/{n}", n % 2, 9, *stored, "0" * 64, "kept", "", 9, *source, "0" * 64)

@@ -1,4 +1,4 @@
-"""Sets that lie in a bucket: the same results as from a folder, and every fault named."""
+"""Datasets in a bucket: the same results as from a folder, and every fault is named."""
 
 from __future__ import annotations
 
@@ -30,8 +30,9 @@ from imagenet_prep.storage.bucket import BucketStore
 from imagenet_prep.storage.folder import LocalStore
 from imagenet_prep.storage.store import Store, open_store
 from tests.kit.dataset import contents
+from tests.kit.messages import says
 from tests.kit.s3_server import S3Server, objects
-from tests.kit.tfrecords import framed, picture, plain, write_set
+from tests.kit.tfrecords import framed, picture, plain, write_dataset
 
 pytestmark = pytest.mark.slow  # a server takes three seconds to start
 
@@ -45,7 +46,7 @@ def given(tmp_path: Path) -> Path:
     """Two shards each of train and validation, with a manifest."""
     pictures = [picture(number, plain(number)) for number in range(8)]
     splits = {"train": [pictures[:3], pictures[3:]], "validation": [pictures[6:], pictures[:6]]}
-    write_set(tmp_path / "in", splits, num_classes=8)
+    write_dataset(tmp_path / "in", splits, num_classes=8)
     return tmp_path / "in"
 
 
@@ -59,7 +60,7 @@ def put(folder: Path, address: str) -> BucketStore:
 
 
 def strip(root: Path) -> Path:
-    """Leaves a set as other programs write it: nothing but shards, and in a folder of its split."""
+    """Reduces a dataset to the form of other programs: only shards, in a folder per split."""
     for path in root.rglob("*"):
         if path.is_file() and (path.parent != root or "-of-" not in path.name):
             path.unlink()
@@ -70,7 +71,7 @@ def strip(root: Path) -> Path:
 
 
 def made(store: Store, client: Any) -> dict[str, bytes]:
-    """Returns the data set in a store but for its work."""
+    """Returns the dataset in a store without its work folder."""
     if folder := store.as_folder:
         return contents(folder.root)
     found = objects(client, store.where())
@@ -84,7 +85,7 @@ def resize(source: Store, out: Store, *splits: str, **more: Any) -> dict[str, An
 
 
 @pytest.mark.parametrize("into", ["folder", "bucket"])
-def test_a_set_is_resized_from_a_bucket_as_from_a_folder(
+def test_resize_from_a_bucket_equals_resize_from_folder(
     given: Path, prefix: str, s3: S3Server, tmp_path: Path, into: str
 ) -> None:
     expected = LocalStore(tmp_path / "expected")
@@ -103,10 +104,8 @@ def test_a_set_is_resized_from_a_bucket_as_from_a_folder(
     assert not [path for path in scratch.process_folder().rglob("*") if path.is_file()]
 
 
-def test_splits_are_added_to_a_bucket_and_replaced_in_it(
-    given: Path, prefix: str, s3: S3Server
-) -> None:
-    """A run for another split that broke off in its second shard goes on; --force begins anew."""
+def test_splits_are_added_and_replaced_in_a_bucket(given: Path, prefix: str, s3: S3Server) -> None:
+    """A run for a second split that failed in its second shard resumes; --force starts again."""
     source = put(given, f"{prefix}/in")
     out = BucketStore(f"{prefix}/out")
     resize(source, out, "train")
@@ -129,9 +128,7 @@ def test_splits_are_added_to_a_bucket_and_replaced_in_it(
     assert after[FIRST] != before[FIRST]
 
 
-def test_what_reads_a_bucket_can_be_sent_to_other_machines(
-    given: Path, prefix: str, tmp_path: Path
-) -> None:
+def test_work_that_reads_a_bucket_can_be_pickled(given: Path, prefix: str, tmp_path: Path) -> None:
     source = put(given, f"{prefix}/in")
     found = shard_files.find(source)
     labelling = shard_files.known_labelling(found, ["train"])
@@ -153,23 +150,23 @@ def test_damage_in_a_bucket_is_named(given: Path, prefix: str) -> None:
     out = BucketStore(f"{prefix}/out")
     whole = source.read(FIRST)
     source.write(FIRST, whole[:100] + b"?" + whole[101:])
-    with pytest.raises(DataDamagedError, match=rf"{FIRST}: record 0 at byte 0: data CRC"):
+    with pytest.raises(DataDamagedError, match=says("record-byte-3", FIRST, "0", "0", "data CRC")):
         resize(source, out)
     records = list(record_files.read_records(io.BytesIO(whole), FIRST))
     source.write(FIRST, b"".join(framed(each.payload) for each in reversed(records)))
-    with pytest.raises(DataDamagedError, match=rf"{FIRST}: sha256 .*, expected "):
+    with pytest.raises(DataDamagedError, match=says("sha256-expected", FIRST)):
         resize(source, out)
     options = {"splits": ("train", "validation"), "policy": Policy(16, 85), "quiet": True}
     options["workers"] = Workers(1, "threads")
     found = shard_files.find(source)
     source.write(FIRST, whole)
-    with pytest.raises(IncompleteError, match=rf"{FIRST}: it has changed since this run began"):
+    with pytest.raises(IncompleteError, match=says("changed-since-run-began-address", FIRST)):
         rewrite.run(rewrite.ResizeJob(found, **options), out)
     found = shard_files.find(source)
     source.remove(FIRST)
     with pytest.raises(StoreError, match=rf"{FIRST}: the server answers 404"):
         rewrite.run(rewrite.ResizeJob(found, **options), out)
-    with pytest.raises(UsageError, match="is the input"):
+    with pytest.raises(UsageError, match=says("input-choose-different-folder-result")):
         rewrite.run(rewrite.ResizeJob(found, **options), BucketStore(f"{prefix}/in/"))
     assert schema.MANIFEST not in out.list_folder()
 
@@ -177,7 +174,7 @@ def test_damage_in_a_bucket_is_named(given: Path, prefix: str) -> None:
 @pytest.mark.parametrize(
     ("way", "rewritten"), [("from", False), ("to", False), ("within", False), ("within", True)]
 )
-def test_a_set_is_adopted_from_and_into_buckets_as_between_folders(
+def test_adoption_with_buckets_equals_adoption_with_folders(
     given: Path, prefix: str, s3: S3Server, tmp_path: Path, way: str, rewritten: bool
 ) -> None:
     def run(folder: Path | str, out: Path | str) -> dict[str, Any]:
@@ -196,14 +193,14 @@ def test_a_set_is_adopted_from_and_into_buckets_as_between_folders(
     store = open_store(str(out))
     assert made(store, s3.client()) == contents(tmp_path / "expected")
     if not rewritten and way == "within":
-        # What a run that was killed before its end has left is finished.
+        # The remains of a run that was killed before its end are completed.
         store.remove(schema.MANIFEST)
         store.remove(FIRST)
         assert run(source, out) == expected
         assert made(store, s3.client()) == contents(tmp_path / "expected")
 
 
-def test_a_set_that_cannot_be_had_is_explained(
+def test_inaccessible_dataset_is_explained(
     given: Path, prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     put(strip(given), f"{prefix}/in")
@@ -216,8 +213,8 @@ def test_a_set_that_cannot_be_had_is_explained(
     assert "nobody/in/: the server answers 404" in str(complaint("s3://nobody/in"))
     empty = complaint(f"{prefix}/empty")
     assert isinstance(empty, UsageError)
-    assert "no TFRecord shards here; found nothing" in str(empty)
+    assert says("no-tfrecord-shards-here-found", ..., "nothing").search(str(empty))
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
     refused = complaint(f"{prefix}/in")
-    assert "the server answers 403" in str(refused)
+    assert says("server-answers", "403").search(str(refused))
     assert "AWS_" in str(refused)

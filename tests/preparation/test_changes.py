@@ -1,4 +1,4 @@
-"""Where new images come to lie: what `amend` decides from keys alone."""
+"""Changes of `amend` that follow from keys only: places of new images, and refusals."""
 
 from __future__ import annotations
 
@@ -29,12 +29,13 @@ from imagenet_prep.shards import plan
 from imagenet_prep.shards.writer import StoredRecord
 from imagenet_prep.storage.dataset_store import open_dataset
 from imagenet_prep.storage.folder import LocalStore
+from tests.kit.messages import says
 from tests.kit.samples import add_tables, kept
-from tests.kit.tfrecords import picture, plain, wnid, write_set
+from tests.kit.tfrecords import picture, plain, wnid, write_dataset
 
 
 class _Work(AmendWork):
-    """Work whose records are given, and whose new images are their names."""
+    """Work with given records, and with names instead of new images."""
 
     def __init__(self, samples: Sequence[Sample]) -> None:
         self.__dict__.update(samples=samples, seed=0, images=object())
@@ -60,12 +61,12 @@ def place(key: str) -> tuple[int, str]:
     return plan.keyed_hash(0, "order", key), key
 
 
-def test_new_images_come_where_the_plan_puts_them() -> None:
+def test_new_images_are_placed_by_the_plan() -> None:
     keys = [f"n1/{number}" for number in range(40)]
     assert order(sorted(keys[:30], key=place), *keys[30:]) == sorted(keys, key=place)
 
 
-def test_the_order_of_additions_does_not_matter_whatever_the_order_of_the_others_is() -> None:
+def test_order_of_additions_does_not_matter() -> None:
     rng = random.Random(0)
     for _ in range(20):
         others = [f"n1/{rng.random()}" for _ in range(6)]
@@ -79,7 +80,7 @@ def test_the_order_of_additions_does_not_matter_whatever_the_order_of_the_others
         assert found == {tuple(order(others, *new))}
 
 
-def test_leaving_out_and_adding_in_either_order_is_the_same_in_a_set_of_prepare() -> None:
+def test_excluding_and_adding_commute_for_prepared_datasets() -> None:
     keys = sorted((f"n1/{number}" for number in range(20)), key=place)
     added = [f"n2/{number}" for number in range(5)]
     first = order(order(keys, *added), left_out=keys[3:9])
@@ -87,7 +88,7 @@ def test_leaving_out_and_adding_in_either_order_is_the_same_in_a_set_of_prepare(
     assert first == order(keys, *added, left_out=keys[3:9])
 
 
-def test_a_class_is_called_by_its_name_before_its_place(tmp_path: Any) -> None:
+def test_class_is_found_by_name_before_its_index(tmp_path: Any) -> None:
     classes = ClassList(("0", "10", "2"), ("zero", "ten", "two"))
     listed = tmp_path / "list"
     listed.write_bytes(b'\xef\xbb\xbfkey,class\r\n"n1/a,b",2\r\n n1/c ,1\r\n\r\nn1/d,0\r\n')
@@ -95,26 +96,28 @@ def test_a_class_is_called_by_its_name_before_its_place(tmp_path: Any) -> None:
     assert found.class_of == {2: 2, 3: 1, 5: 0}
     # A blank is part of a key, as it may be part of a file name.
     assert found.listed.keys == {"n1/a,b": 2, " n1/c ": 3, "n1/d": 5}
-    # The digest is that of what the list says.
+    # The digest only depends on the content of the list.
     other = tmp_path / "other"
     other.write_text('key,class\nn1/d,0\n n1/c ,10\n"n1/a,b",2\n')
     assert read_relabels(str(other), classes).listed.sha256 == found.listed.sha256
 
 
-def test_a_key_is_named_once() -> None:
+def test_key_is_listed_only_once() -> None:
     once = KeyList("once", {"a": 1, "b": 2}, "")
     ChangeRequest(once, Relabels(KeyList("other", {"c": 2}, ""), {2: 0}))
-    with pytest.raises(UsageError, match="twice: 2 lines with a key that is already on .* line 7"):
+    with pytest.raises(
+        UsageError, match=says("first-line", "twice", "2 lines", "a key that is already on", "7")
+    ):
         ChangeRequest(KeyList("twice", {"a": 1}, "", (7, 9)))
     with pytest.raises(UsageError, match="other: 1 line with a key that is also in once"):
         ChangeRequest(once, Relabels(KeyList("other", {"b": 2}, ""), {2: 0}))
 
 
-def test_a_key_that_train_and_validation_have_is_refused(tmp_path: Path) -> None:
-    """Folders of classes may hold files of the same names, and only one image may be meant."""
+def test_key_in_train_and_validation_is_refused(tmp_path: Path) -> None:
+    """Folders of classes may have files of the same names, and only one image may be meant."""
     images = [picture(number, plain(number)) for number in range(4)]
     splits = {"train": [images[:3]], "validation": [images[2:]]}
-    write_set(tmp_path / "set", splits, num_classes=4)
+    write_dataset(tmp_path / "set", splits, num_classes=4)
     add_tables(tmp_path / "set")
     dataset = open_dataset(LocalStore(tmp_path / "set"))
     in_train, in_both = (f"{wnid(n)}/{wnid(n)}_{n}.JPEG" for n in (1, 2))
@@ -122,7 +125,7 @@ def test_a_key_that_train_and_validation_have_is_refused(tmp_path: Path) -> None
     one, both = (KeyList("list", {key: 1}, "") for key in (in_train, in_both))
     [change] = changes_of(ChangeRequest(one), dataset, 0)
     assert (change.name, change.excluded) == ("train-00000-of-00001", {in_train})
-    # A class that the image of one split has already is no change there, and is ambiguous too.
+    # If the image of one split already has the class, this is no change there, but still ambiguous.
     for request in (
         ChangeRequest(both),
         *(ChangeRequest(None, Relabels(both, {1: n})) for n in (2, 3)),
@@ -134,10 +137,10 @@ def test_a_key_that_train_and_validation_have_is_refused(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("shards", [[[0, 1, 1]], [[0, 1], [2, 1]]])
-def test_a_key_that_a_split_has_twice_is_refused(tmp_path: Path, shards: list[list[int]]) -> None:
-    """Nothing says which of the two is meant."""
+def test_duplicate_key_in_a_split_is_refused(tmp_path: Path, shards: list[list[int]]) -> None:
+    """The list does not say which of the two images is meant."""
     images = [[picture(number, plain(number)) for number in of_shard] for of_shard in shards]
-    write_set(tmp_path / "set", {"train": images}, num_classes=4)
+    write_dataset(tmp_path / "set", {"train": images}, num_classes=4)
     add_tables(tmp_path / "set")
     dataset = open_dataset(LocalStore(tmp_path / "set"), check=False)
     once, twice = (KeyList("list", {f"{wnid(n)}/{wnid(n)}_{n}.JPEG": 1}, "") for n in (0, 1))
@@ -160,9 +163,7 @@ def test_a_key_that_a_split_has_twice_is_refused(tmp_path: Path, shards: list[li
         (b"key,class\na,00\n", "1 line with a class that is not among the dataset's 2"),
     ],
 )
-def test_a_list_of_classes_that_says_nothing_is_refused(
-    tmp_path: Path, data: bytes, complaint: str
-) -> None:
+def test_invalid_list_of_classes_is_refused(tmp_path: Path, data: bytes, complaint: str) -> None:
     (tmp_path / "list").write_bytes(data)
     with pytest.raises(UsageError, match=f"list: {complaint}"):
         read_relabels(str(tmp_path / "list"), ClassList(("a", "b"), ("one", "two")))
@@ -171,13 +172,13 @@ def test_a_list_of_classes_that_says_nothing_is_refused(
 @pytest.mark.parametrize(
     ("path", "complaint"),
     [
-        ("val/a/1.JPEG", "has the split validation, which"),
+        ("val/a/1.JPEG", says("add-split-dataset-lacks", ..., "validation")),
         ("train/c/1", "1 of its cl"),
-        ("1.JPEG", "no images found. Expected"),
-        ("../other/train/a/1.JPEG", "no such folder"),
+        ("1.JPEG", says("add-no-images-found-expected")),
+        ("../other/train/a/1.JPEG", says("no-such-folder-3")),
     ],
 )
-def test_additions_to_no_split_or_class_of_the_dataset_are_refused(
+def test_additions_without_a_valid_class_are_refused(
     tmp_path: Path, path: str, complaint: str
 ) -> None:
     given = tmp_path / "given"

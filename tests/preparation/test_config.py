@@ -1,4 +1,4 @@
-"""The settings of `prepare`: flags that contradict each other are refused."""
+"""Settings of `prepare`: flags that contradict each other are refused."""
 
 from __future__ import annotations
 
@@ -56,11 +56,11 @@ def test_flags_that_contradict_each_other_are_refused(given: dict[str, Any], sai
         {**SERVER, "source_kind": "imagenet21k"},
     ],
 )
-def test_flags_that_agree_are_taken(given: dict[str, Any]) -> None:
+def test_consistent_flags_are_accepted(given: dict[str, Any]) -> None:
     assert config(**given)
 
 
-def test_the_manifest_has_the_settings_in_the_order_of_their_fields() -> None:
+def test_manifest_lists_settings_in_field_order() -> None:
     """A message about different settings lists them in this order."""
     stored = config(holdout="10%", exclude="list", no_boxes=True).recipe().config
     assert stored == {
@@ -97,7 +97,7 @@ def test_the_manifest_has_the_settings_in_the_order_of_their_fields() -> None:
         ({"seed": -5, "label_offset": 0, "check": "header"}, {"seed": -5, "label_offset": 0}),
     ],
 )
-def test_flags_make_the_recipe(given: dict[str, Any], stored: dict[str, Any]) -> None:
+def test_flags_determine_the_recipe(given: dict[str, Any], stored: dict[str, Any]) -> None:
     plain = config().recipe().config
     made = config(**given).recipe().config
     assert {name: made[name] for name in stored} == stored
@@ -117,7 +117,7 @@ def test_flags_make_the_recipe(given: dict[str, Any], stored: dict[str, Any]) ->
         ({"splits": ("test",)}, ("test",), None),
     ],
 )
-def test_the_split_that_is_taken_out_of_train_is_not_read(
+def test_split_made_from_train_is_not_read(
     given: dict[str, Any], source: tuple[str, ...], new: str | None
 ) -> None:
     recipe = config(**given).recipe()
@@ -131,3 +131,72 @@ def test_the_split_that_is_taken_out_of_train_is_not_read(
         split: "train" if split in ("holdout", new) else split for split in recipe.splits
     }
     assert all(made.short_side(split) == 480 for split in made.splits)
+
+
+@pytest.mark.parametrize(
+    ("name", "least", "most"),
+    [
+        ("max_bad", 0, None),
+        ("holdout_per_class", 0, None),
+        ("train_shards", 1, 99_999),
+        ("validation_shards", 1, 99_999),
+        ("short_side", 1, None),
+        ("quality", 1, 100),
+        ("seed", -(2**63), 2**63 - 1),
+        ("label_offset", 0, 1),
+        ("subset_per_class", 1, None),
+    ],
+)
+def test_each_number_has_bounds(name: str, least: int, most: int | None) -> None:
+    assert config(**{name: least})
+    if most is not None:
+        assert config(**{name: most})
+    for value in (least - 1, None if most is None else most + 1):
+        if value is not None:
+            with pytest.raises(ValueError) as refused:
+                config(**{name: value})
+            assert f"--{name.replace('_', '-')}" in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "allowed"),
+    [
+        ({}, None),
+        ({"max_bad": 3}, 3),
+        ({"on_bad_image": "fail"}, 0),
+        ({"on_bad_image": "fail", "max_bad": 3}, 0),
+    ],
+)
+def test_bad_images_are_allowed_on_request(given: dict[str, Any], allowed: int | None) -> None:
+    assert config(**given).allowed_bad_images == allowed
+
+
+@pytest.mark.parametrize(
+    ("amount", "stored"),
+    [
+        ("0", ""),
+        ("0%", ""),
+        ("5", "5 by class"),
+        ("10%", "10% by class"),
+        ("0.5%", "0.5% by class"),
+    ],
+)
+def test_a_holdout_adds_its_split(amount: str, stored: str) -> None:
+    recipe = config(holdout=amount).recipe()
+    assert recipe.holdout == stored
+    assert ("holdout" in recipe.splits) is bool(stored)
+
+
+def test_a_source_with_a_holdout_needs_no_flag() -> None:
+    assert config(splits=("train", "holdout")).recipe().splits == ("train", "holdout")
+    with pytest.raises(ValueError) as refused:
+        config(splits=("train", "holdout"), holdout="5")
+    assert "--holdout" in str(refused.value)
+
+
+@pytest.mark.parametrize("kind", ["folder", "table", "parquet", "recordio", "cifar10", "mnist"])
+def test_some_sources_are_read_only_from_folders(kind: str) -> None:
+    assert config(source_kind=kind)
+    with pytest.raises(ValueError) as refused:
+        config(source_kind=kind, **SERVER)
+    assert "--source" in str(refused.value)

@@ -1,8 +1,9 @@
-"""Equal keys of records that another program wrote get numbers."""
+"""Equal keys in records of other programs get numbers."""
 
 from __future__ import annotations
 
 import io
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -46,7 +47,7 @@ def keys_of(root: Path, shards: Sequence[Sequence[str]]) -> list[list[str]]:
         ([["a/b.c/x", "a/b.c/x", 'a/"', 'a/"']], [["a/b.c/x", "a/b.c/x~2", 'a/"', 'a/"~2']]),
     ],
 )
-def test_the_first_keeps_its_key_and_no_number_makes_another_key(
+def test_duplicate_keys_get_unique_numbers(
     tmp_path: Path,
     limits: Limits,
     before: list[list[str]],
@@ -56,17 +57,17 @@ def test_the_first_keeps_its_key_and_no_number_makes_another_key(
     limits(sorted_run_entries=entries)
     found = keys_of(tmp_path, before)
     assert found == after
-    every = [key for of_shard in found for key in of_shard]
+    every = [*itertools.chain.from_iterable(found)]
     assert len({*every}) == len(every)
 
 
-def test_what_a_number_adds_is_recognised() -> None:
+def test_number_of_a_key_can_be_removed() -> None:
     for key in ("dog/3.jpg", "dog/deep.er/3", "a/x~2"):
         assert keys.without_number(keys.numbered(key, 12, "~~")) == key
     assert keys.without_number("dog/3.jpg") == "dog/3.jpg"
 
 
-def test_a_key_that_becomes_too_long_is_named(tmp_path: Path) -> None:
+def test_key_that_becomes_too_long_is_named(tmp_path: Path) -> None:
     key = f"a/{'x' * 4094}"
     with pytest.raises(DataDamagedError, match=r"'a/xx.*its name has 4,098 bytes"):
         keys_of(tmp_path, [[key, key]])

@@ -1,4 +1,4 @@
-"""The job of `prepare`: what a command line asks for, before anything is made."""
+"""The job of `prepare`, made from a command line before anything is written."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from tests.kit import layouts
 from tests.kit.http_server import serve
 from tests.kit.installed import Installed
 from tests.kit.layouts import make_class_tars
+from tests.kit.messages import says
 from tests.kit.miniature import Miniature
 from tests.kit.tfrecords import plain
 
@@ -35,9 +36,7 @@ def job(source: Path | str, **more: Any) -> PrepareJob:
     return PrepareJob.of(PrepareConfig(source=str(source), **more))
 
 
-def test_a_machine_that_cannot_run_the_codec_is_refused_before_anything_is_made(
-    source: Path, installed: Installed
-) -> None:
+def test_machine_without_the_codec_is_refused_first(source: Path, installed: Installed) -> None:
     installed.no_planes()
 
     with pytest.raises(CodecUnavailableError, match="no compiler"):
@@ -46,13 +45,13 @@ def test_a_machine_that_cannot_run_the_codec_is_refused_before_anything_is_made(
     assert job(source, codec="portable").selection.splits == ("train",)
 
 
-def test_only_lists_of_a_server_are_made_again_by_rehash(source: Path) -> None:
+def test_rehash_only_affects_listings_of_a_server(source: Path) -> None:
     """Those of a folder are compared with its files."""
     assert job(source, rehash=True).selection == job(source).selection
 
 
 @pytest.mark.parametrize(("check", "hashed"), [("decode", True), ("header", False)])
-def test_archives_on_a_server_are_hashed_while_they_are_listed_unless_headers_suffice(
+def test_archives_on_a_server_are_hashed_while_listing(
     miniature: Miniature, tmp_path: Path, check: str, *, hashed: bool
 ) -> None:
     files = {path.name: path.read_bytes() for path in miniature.root.glob("ILSVRC2012*")}
@@ -66,9 +65,7 @@ def test_archives_on_a_server_are_hashed_while_they_are_listed_unless_headers_su
         assert source.known_md5(task) == (md5 if hashed else None)
 
 
-def test_only_a_source_on_this_machine_has_a_location_for_the_report(
-    source: Path, tmp_path: Path
-) -> None:
+def test_only_a_local_source_has_a_stored_location(source: Path, tmp_path: Path) -> None:
     assert (origin := job(source).wanted.origin) is not None
     assert origin.root == str(source)
     make_class_tars({"n00000001": ["n00000001_1.JPEG"]}, tmp_path, whole=True)
@@ -92,7 +89,7 @@ def test_only_a_source_on_this_machine_has_a_location_for_the_report(
         (("a", "b", "c"), (), ("a", "b", "c")),
     ],
 )
-def test_the_name_of_a_class_wins_over_a_number_of_classes(
+def test_name_of_a_class_precedes_class_numbers(
     tmp_path: Path, classes: tuple[str, ...], asked: tuple[str, ...], chosen: tuple[str, ...]
 ) -> None:
     for number, name in enumerate(classes):
@@ -103,6 +100,6 @@ def test_the_name_of_a_class_wins_over_a_number_of_classes(
 
 
 @pytest.mark.parametrize("asked", ["0", "00"])
-def test_no_class_at_all_is_refused(source: Path, asked: str) -> None:
-    with pytest.raises(UsageError, match=f"--subset-classes {asked}: expected at least 1"):
+def test_empty_selection_of_classes_is_refused(source: Path, asked: str) -> None:
+    with pytest.raises(UsageError, match=says("subset-classes-expected-least-1-class", asked)):
         job(source, subset_classes=(asked,))

@@ -1,8 +1,9 @@
-"""The plans of random sources are those of a model in plain Python, also if hashes are equal."""
+"""Plans of random sources equal those of a model in plain Python, also with equal hashes."""
 
 from __future__ import annotations
 
 import hashlib
+import itertools
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +23,7 @@ from imagenet_prep.shards import plan
 from imagenet_prep.sources.source import SourcePart
 from imagenet_prep.storage.folder import LocalStore
 from tests.kit import plan_model
-from tests.kit.lengths import long_but
+from tests.kit.lengths import long_except
 from tests.kit.limits import Limits
 
 WORKERS = Workers(1, "threads")
@@ -54,7 +55,7 @@ def compare(seed: int, folder: Path, patch: pytest.MonkeyPatch, hash_of: plan_mo
         shards = expected.shards[split.split]
         data = [store.read(plan_name(name)) for name in split.shard_names]
         assert [parse_members(lines) for lines in data] == shards
-        members = [member for shard in shards for member in shard]
+        members = [*itertools.chain.from_iterable(shards)]
         counts = Counter(member.class_index for member in members)
         assert split.num_per_class == tuple(counts[i] for i in range(len(split.num_per_class)))
         assert split.source_bytes == sum(member.size for member in members)
@@ -78,8 +79,8 @@ def compare(seed: int, folder: Path, patch: pytest.MonkeyPatch, hash_of: plan_mo
     return ""
 
 
-@pytest.mark.parametrize("part", long_but(range(4), range(40)))
-def test_the_plan_of_a_random_source_is_that_of_the_model(
+@pytest.mark.parametrize("part", long_except(range(4), range(40)))
+def test_plan_of_random_sources_equals_the_model(
     part: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seeds = range(25 * part, 25 * part + 25)

@@ -1,4 +1,4 @@
-"""Sets written anew, in this process: images kept byte for byte, splits added, sizes made less."""
+"""Rewritten datasets, in this process: kept bytes, added splits, and smaller images."""
 
 from __future__ import annotations
 
@@ -27,8 +27,9 @@ from imagenet_prep.sources import shard_files
 from imagenet_prep.storage.dataset_store import open_dataset
 from imagenet_prep.storage.folder import LocalStore
 from tests.kit.dataset import contents, stamps
+from tests.kit.messages import says
 from tests.kit.samples import add_tables
-from tests.kit.tfrecords import picture, plain, wnid, write_set
+from tests.kit.tfrecords import picture, plain, wnid, write_dataset
 
 
 def grey(number: int) -> bytes:
@@ -38,9 +39,9 @@ def grey(number: int) -> bytes:
 
 
 def given(root: Path, *train: ImageExample) -> Path:
-    """Writes a set of one shard of train, and one of validation with two RGB images."""
+    """Writes a dataset of one shard of train, and one of validation with two RGB images."""
     validation = [picture(number, plain(number)) for number in (0, 1)]
-    write_set(root, {"train": [train], "validation": [validation]}, num_classes=3)
+    write_dataset(root, {"train": [train], "validation": [validation]}, num_classes=3)
     return root
 
 
@@ -60,7 +61,7 @@ def images(root: Path, split: str = "train") -> list[ImageExample]:
         return [example.decode(r.payload) for r in record_files.read_records(stream, path.name)]
 
 
-def test_originals_are_kept_byte_for_byte_and_grey_ones_are_declared(tmp_path: Path) -> None:
+def test_originals_keep_bytes_and_declare_grey_images(tmp_path: Path) -> None:
     root = given(tmp_path / "in", picture(2, grey(2)), picture(0, plain(0)))
     rewrite.run(job(root, "validation"), LocalStore(tmp_path / "out"))
     assert load(tmp_path / "out").lacks == {}
@@ -73,7 +74,7 @@ def test_originals_are_kept_byte_for_byte_and_grey_ones_are_declared(tmp_path: P
     assert [source.members for source in made.sources] == [2, 2]
 
 
-def test_a_bad_image_is_left_out_of_originals_or_stops_them(tmp_path: Path) -> None:
+def test_bad_original_is_excluded_or_ends_the_run(tmp_path: Path) -> None:
     png = io.BytesIO()
     Image.new("RGB", (40, 30)).save(png, "PNG")
     root = given(tmp_path / "in", picture(0, plain(0)), picture(1, png.getvalue()))
@@ -87,7 +88,7 @@ def test_a_bad_image_is_left_out_of_originals_or_stops_them(tmp_path: Path) -> N
     assert made.lacks == {}
 
 
-def test_equal_keys_in_a_shard_are_named_before_it_is_written(tmp_path: Path) -> None:
+def test_duplicate_keys_in_a_shard_are_named_first(tmp_path: Path) -> None:
     root = given(tmp_path / "in", *(picture(number, plain(number)) for number in (0, 1, 0)))
     for path in (*root.glob("*.json"), *root.glob("labels.txt")):
         path.unlink()
@@ -98,7 +99,7 @@ def test_equal_keys_in_a_shard_are_named_before_it_is_written(tmp_path: Path) ->
     assert not [*(tmp_path / "out").glob("train-*")]
 
 
-def test_images_are_shrunk_and_a_second_run_finds_nothing_to_do(tmp_path: Path) -> None:
+def test_second_run_of_resize_finds_nothing_to_do(tmp_path: Path) -> None:
     root = given(tmp_path / "in", *(picture(number, plain(number)) for number in (2, 0)))
     small = job(root, "train", policy=Policy(16, 85))
     summary = rewrite.run(small, LocalStore(tmp_path / "out"))
@@ -111,32 +112,37 @@ def test_images_are_shrunk_and_a_second_run_finds_nothing_to_do(tmp_path: Path) 
     assert stamps(tmp_path / "out") == before
 
 
-def test_the_result_does_not_go_where_the_input_is(tmp_path: Path) -> None:
+def test_input_is_refused_as_the_output(tmp_path: Path) -> None:
     root = given(tmp_path / "in", picture(0, plain(0)))
     (tmp_path / "link").symlink_to(root)
-    with pytest.raises(UsageError, match="is the input"):
+    with pytest.raises(UsageError, match=says("input-choose-different-folder-result")):
         rewrite.run(job(root), LocalStore(tmp_path / "link"))
 
 
-def test_classes_of_another_set_are_not_added(tmp_path: Path) -> None:
+def test_classes_of_a_different_dataset_are_not_added(tmp_path: Path) -> None:
     root = given(tmp_path / "in", picture(0, plain(0)))
     rewrite.run(job(root, "train"), LocalStore(tmp_path / "out"))
     validation = [picture(number, plain(number)) for number in (0, 1)]
-    write_set(tmp_path / "other", {"validation": [validation]}, num_classes=2)
+    write_dataset(tmp_path / "other", {"validation": [validation]}, num_classes=2)
     before = stamps(tmp_path / "out")
-    with pytest.raises(UsageError, match="its 2 classes differ from the 3 classes of the dataset"):
+    with pytest.raises(
+        UsageError,
+        match=says("differ-dataset-choose-different-folder", ..., "2 classes", "3 classes"),
+    ):
         rewrite.run(job(tmp_path / "other"), LocalStore(tmp_path / "out"))
     assert stamps(tmp_path / "out") == before
 
 
-def test_classes_that_are_no_wnids_are_refused_where_those_are_expected(tmp_path: Path) -> None:
+def test_classes_without_wnids_are_refused_if_required(tmp_path: Path) -> None:
     names = ("cat", "dog", "eel")
     train = (picture(n, plain(n))._replace(wnid=name) for n, name in enumerate(names))
     root = given(tmp_path / "in", *train)
     for name in (schema.LABELS, schema.MANIFEST):
         (root / name).unlink()
 
-    with pytest.raises(UsageError, match="its classes are not WNIDs but cat, dog, eel"):
+    with pytest.raises(
+        UsageError, match=says("classes-not-wnids-intended-remove", ..., "cat, dog, eel")
+    ):
         rewrite.run(job(root, "train", wnids_only=True), LocalStore(tmp_path / "out"))
 
 
@@ -173,12 +179,12 @@ OF_VALIDATION = [
         "a" * 64,
     ),
 ]
-# A line of version 0.1.0, which does not tell the split.
+# A line of version 0.1.0, which does not contain the split.
 OF_ONE = Incident("thing/image_6.JPEG", "images.tar", 0, 9, 2, "quarantined", "corrupt", "bad code")
 
 
 def prepared(root: Path, incidents: Sequence[Incident]) -> Path:
-    """Writes the set of `given` with these lines in its quarantine.jsonl."""
+    """Writes the dataset of `given` with these lines in its quarantine.jsonl."""
     given(root, picture(0, plain(0)), picture(2, plain(2)))
     classes = ClassList(tuple(map(wnid, range(3))), ("thing",) * 3)
     commit.publish(LocalStore(root), add_tables(root), incidents=incidents, classes=classes)
@@ -195,7 +201,7 @@ def lines(root: Path) -> dict[str, str]:
     return actions
 
 
-def test_what_was_bad_in_the_input_is_listed_with_the_split_it_belongs_to(tmp_path: Path) -> None:
+def test_quarantine_lines_of_the_input_follow_their_split(tmp_path: Path) -> None:
     """A run per split, as in the tutorial. A line of unknown split is listed once.
 
     Excluded images are listed in every case, since an image may return in a different split.
@@ -222,7 +228,7 @@ def test_what_was_bad_in_the_input_is_listed_with_the_split_it_belongs_to(tmp_pa
     assert contents(together.root)[schema.QUARANTINE] == before[schema.QUARANTINE]
 
 
-def test_the_input_of_an_input_is_listed_as_well(tmp_path: Path) -> None:
+def test_quarantine_lines_of_earlier_inputs_are_kept(tmp_path: Path) -> None:
     root = prepared(tmp_path / "in", [*OF_TRAIN, *OF_VALIDATION, OF_ONE])
     rewrite.run(job(root), LocalStore(tmp_path / "once"))
     rewrite.run(job(tmp_path / "once", "validation"), LocalStore(tmp_path / "twice"))
@@ -231,7 +237,7 @@ def test_the_input_of_an_input_is_listed_as_well(tmp_path: Path) -> None:
     assert lines(tmp_path / "twice") == kept
 
 
-def test_a_split_that_is_replaced_loses_the_lines_of_its_old_input(tmp_path: Path) -> None:
+def test_replaced_split_loses_lines_of_its_input(tmp_path: Path) -> None:
     old = prepared(tmp_path / "old", [*OF_TRAIN, *OF_VALIDATION])
     out = LocalStore(tmp_path / "out")
     rewrite.run(job(old), out)
@@ -245,7 +251,7 @@ def test_a_split_that_is_replaced_loses_the_lines_of_its_old_input(tmp_path: Pat
     assert load(out.root).quarantined == {"truncated": 2}
 
 
-def test_a_newer_line_about_an_image_replaces_that_of_the_input(tmp_path: Path) -> None:
+def test_newer_quarantine_line_replaces_that_of_the_input(tmp_path: Path) -> None:
     root = prepared(tmp_path / "in", OF_TRAIN)
     excluded = job(root, "train", exclude=KeyList("list", {key(2): 1}, ""))
     rewrite.run(excluded, LocalStore(tmp_path / "out"))
@@ -254,7 +260,7 @@ def test_a_newer_line_about_an_image_replaces_that_of_the_input(tmp_path: Path) 
     assert load(tmp_path / "out").repaired == {}
 
 
-def test_a_damaged_list_of_the_input_is_named_before_anything_is_written(tmp_path: Path) -> None:
+def test_damaged_quarantine_list_is_named_before_writing(tmp_path: Path) -> None:
     root = prepared(tmp_path / "in", OF_TRAIN)
     (root / schema.QUARANTINE).write_bytes(b"{}\n")
     for verb in (rewrite.preview, rewrite.run):
@@ -263,14 +269,14 @@ def test_a_damaged_list_of_the_input_is_named_before_anything_is_written(tmp_pat
         assert not [*(tmp_path / "out").glob("train-*")]
 
 
-def test_an_edition_with_a_bad_image_stays_this_edition(
+def test_edition_with_a_quarantined_image_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Images and quarantined images together are those of the edition."""
     known = class_list.Edition("known", 3, {"test": 3})
     monkeypatch.setattr(class_list, "_OTHERS", (known,))
     root = tmp_path / "in"
-    write_set(root, {"test": [[picture(0, plain(0)), picture(1, plain(1))]]}, num_classes=3)
+    write_dataset(root, {"test": [[picture(0, plain(0)), picture(1, plain(1))]]}, num_classes=3)
     draft = replace(add_tables(root), edition="known", subset=False)
     classes = ClassList(tuple(map(wnid, range(3))), ("thing",) * 3)
     commit.publish(LocalStore(root), draft, incidents=[OF_ONE], classes=classes)

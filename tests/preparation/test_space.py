@@ -1,4 +1,4 @@
-"""Whether shards fit is told before one is written."""
+"""Forecasts of disk space: a lack is reported before any shard is written."""
 
 from __future__ import annotations
 
@@ -21,14 +21,15 @@ from imagenet_prep.shards.plan import SplitPlan
 from imagenet_prep.sources.source import IndexTask, Packed, PackedImage, SourcePart
 from imagenet_prep.storage.folder import LocalStore
 from tests.kit.listed import CLASSES, selection
+from tests.kit.messages import says
 
-# 2 shards of 50 images of 10 kB each, and 480 bytes a record beside them.
+# 2 shards of 50 images of 10 kB each, and 480 bytes per record in addition.
 PLAN = SplitPlan("train", 2, (100,), 1_000_000, "")
 NAMES = set(PLAN.shard_names)
 
 
 class Disk(LocalStore):
-    """A folder on a disk with so much room."""
+    """A folder on a disk with this amount of free space."""
 
     free = 0
 
@@ -37,7 +38,7 @@ class Disk(LocalStore):
 
 
 def forecast_of(out: LocalStore, plans: LocalStore, workers: int = 1) -> Forecast:
-    """Of shards whose images keep their sizes, so that none is read."""
+    """Returns a forecast for shards if images keep their sizes, so that none is read."""
     threads = Workers(workers, "threads")
     return Forecast(selection(), keep, resizes=False, workers=threads, out=out, plans=plans)
 
@@ -45,7 +46,7 @@ def forecast_of(out: LocalStore, plans: LocalStore, workers: int = 1) -> Forecas
 @pytest.mark.parametrize(
     ("free", "finished", "fits"),
     [
-        (2_100_000, set(), True),  # plenty: nothing is foretold
+        (2_100_000, set(), True),  # plenty: no forecast is made
         (1_300_000, set(), True),
         (1_200_000, {"md5-train.tar"}, False),
         (700_000, {PLAN.shard_names[0]}, True),
@@ -53,7 +54,7 @@ def forecast_of(out: LocalStore, plans: LocalStore, workers: int = 1) -> Forecas
         (0, NAMES, True),
     ],
 )
-def test_shards_that_are_still_to_be_written_must_fit(
+def test_unfinished_shards_must_fit(
     tmp_path: Path, free: int, finished: set[str], fits: bool
 ) -> None:
     disk = Disk(tmp_path)
@@ -62,7 +63,7 @@ def test_shards_that_are_still_to_be_written_must_fit(
     if fits:
         forecast.require_space_for_shards([PLAN], finished)
     else:
-        with pytest.raises(StoreError, match="are needed"):
+        with pytest.raises(StoreError, match=says("about-needed-only-free-free")):
             forecast.require_space_for_shards([PLAN], finished)
 
 
@@ -109,8 +110,8 @@ def test_unpacked_images_and_shards_must_fit_together(
 
 
 @pytest.mark.parametrize(("free", "samples"), [(2_096_000, True), (2_096_001, False)])
-def test_with_plenty_of_room_no_image_is_sampled(tmp_path: Path, free: int, samples: bool) -> None:
-    """Twice the images and what records add to them is plenty, even if images are resized."""
+def test_no_image_is_sampled_if_space_is_plenty(tmp_path: Path, free: int, samples: bool) -> None:
+    """Twice the images and the overhead of records is plenty, even if images are resized."""
     disk = Disk(tmp_path)
     disk.free = free
     forecast = replace(forecast_of(disk, disk), resizes=True)
@@ -119,7 +120,7 @@ def test_with_plenty_of_room_no_image_is_sampled(tmp_path: Path, free: int, samp
         forecast.require_space_for_shards([PLAN], set())
 
 
-def test_a_bucket_in_which_all_shards_are_there_needs_no_room(tmp_path: Path) -> None:
+def test_complete_bucket_needs_no_space(tmp_path: Path) -> None:
     disk = Disk(tmp_path / "disk")
     disk.root.mkdir()
 
@@ -132,10 +133,10 @@ def test_a_bucket_in_which_all_shards_are_there_needs_no_room(tmp_path: Path) ->
 
 @pytest.mark.parametrize(("free", "fits"), [(1_206_000, True), (1_205_000, False)])
 @pytest.mark.parametrize("finished", [set(), {PLAN.shard_names[0]}])
-def test_shards_on_their_way_to_a_bucket_must_fit_here(
+def test_shards_being_uploaded_must_fit_locally(
     tmp_path: Path, free: int, finished: set[str], fits: bool
 ) -> None:
-    """A worker sends one shard while it makes the next."""
+    """A worker uploads one shard while it makes the next."""
     disk = Disk(tmp_path / "disk")
     disk.root.mkdir()
     disk.free = free
@@ -152,12 +153,12 @@ def test_shards_on_their_way_to_a_bucket_must_fit_here(
             StoreError, match="are needed on this machine while shards are uploaded, .* TMPDIR"
         ):
             forecast.require_space_for_shards([PLAN], finished)
-    # Workers on other machines have disks of their own.
+    # Workers on other machines have their own disks.
     remote = cast("Any", SimpleNamespace(remote=True, count=1))
     replace(forecast, workers=remote).require_space_for_shards([PLAN], finished)
 
 
-def test_a_plan_that_does_not_fit_is_refused_before_it_is_written(tmp_path: Path) -> None:
+def test_plan_that_does_not_fit_is_refused_first(tmp_path: Path) -> None:
     disk = Disk(tmp_path)
     # A line of 41 bytes and its entry of 28, both in joined lists and in a plan file.
     disk.free = 9 * 2 * (40 + 28)
@@ -168,7 +169,7 @@ def test_a_plan_that_does_not_fit_is_refused_before_it_is_written(tmp_path: Path
     assert take_inventory(selection(), disk, Workers(1, "threads"), quiet=True).plans
 
 
-def test_a_forecast_says_what_a_run_would_take(tmp_path: Path) -> None:
+def test_forecast_contains_disk_space_and_workers(tmp_path: Path) -> None:
     disk = Disk(tmp_path)
     told = forecast_of(disk, disk, 3).content([PLAN])
 

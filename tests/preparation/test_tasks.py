@@ -1,4 +1,4 @@
-"""One shard from images that come from anywhere, and the md5 of an archive."""
+"""Tasks of `prepare`: shards from any images, and the md5 of archives."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ from imagenet_prep.preparation.writing import PrepareWork
 from imagenet_prep.sources.source import IndexTask, MemberReader, Packed, PackedImage
 from imagenet_prep.storage.archive import ArchiveReader
 from imagenet_prep.storage.folder import TEMPORARY, LocalStore
+from tests.kit.messages import says
 from tests.kit.system import System
 from tests.kit.tfrecords import plain
 
@@ -36,7 +37,7 @@ CLASSES = ClassList(("n00000001", "n00000002"), ("thing", "other"))
 
 
 class Archive:
-    """Images end to end, and what was asked of them."""
+    """Consecutive images; records the announced ranges."""
 
     def __init__(self, *images: bytes) -> None:
         self.data = b"".join(images)
@@ -59,7 +60,7 @@ def records(path: Path) -> list[example.ImageExample]:
         return [example.decode(r.payload) for r in record_files.read_records(stream, path.name)]
 
 
-def test_a_shard_is_written_of_any_images(tmp_path: Path) -> None:
+def test_shard_is_written_from_any_images(tmp_path: Path) -> None:
     images = [(Member(f"{SHARD}-{number}", "", 0, 1, number), plain(number)) for number in (1, 0)]
 
     content, outputs = work(LocalStore(tmp_path))(SHARD, images)
@@ -74,7 +75,7 @@ def test_a_shard_is_written_of_any_images(tmp_path: Path) -> None:
     ]
 
 
-def test_planned_images_come_and_are_announced_in_the_plans_order(tmp_path: Path) -> None:
+def test_planned_images_are_announced_in_plan_order(tmp_path: Path) -> None:
     store = LocalStore(tmp_path)
     archive = Archive(plain(1), plain(2))
     sizes = len(plain(1)), len(plain(2))
@@ -89,16 +90,20 @@ def test_planned_images_come_and_are_announced_in_the_plans_order(tmp_path: Path
 
 
 @pytest.mark.parametrize("expected", [None, "right", "wrong"])
-def test_an_archive_is_proven_between_shards(tmp_path: Path, expected: str | None) -> None:
+def test_archive_is_verified_between_shards(tmp_path: Path, expected: str | None) -> None:
     (tmp_path / "a.tar").write_bytes(b"x" * 10_000_000)
     md5 = hashlib.md5(b"x" * 10_000_000).hexdigest()
-    demanded = {} if expected is None else {"a.tar": md5 if expected == "right" else "0" * 32}
+    demanded = {}
+    if expected is not None:
+        demanded["a.tar"] = md5 if expected == "right" else "0" * 32
     store = LocalStore(tmp_path)
     archives = ArchiveReader({"a.tar": tmp_path / "a.tar"})
     do = PrepareWork(work(store), MemberReader(Archive()), store, PLAN_FOLDER, archives, demanded)
 
     if expected == "wrong":
-        with pytest.raises(SourceError, match=rf"a\.tar: md5 {md5}, expected 000"):
+        with pytest.raises(
+            SourceError, match=says("md5-expected-archive-damaged-download", "a.tar", md5, "000")
+        ):
             do(HashTask("a.tar"))
     else:
         assert do(HashTask("a.tar")) == (HashedArchive("a.tar", 10_000_000, md5), ())
@@ -110,9 +115,7 @@ class Pack(Packed):
 
 
 @pytest.mark.parametrize("number", [0, 1, 2], ids=["images", "list", "entries"])
-def test_where_the_disk_is_full_nothing_that_was_unpacked_stays(
-    tmp_path: Path, system: System, number: int
-) -> None:
+def test_full_disk_leaves_no_unpacked_files(tmp_path: Path, system: System, number: int) -> None:
     store = LocalStore(tmp_path)
     store.make_folder(TEMPORARY)
     index = IndexWork(Pack(CLASSES, ()), store, "list", "unpacked", frozenset({0}), 0, ranked=False)

@@ -1,4 +1,4 @@
-"""What a dry run shows."""
+"""The output of a dry run."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from imagenet_prep.preparation.job import PrepareJob
 from imagenet_prep.preparation.output import Output
 from imagenet_prep.preparation.writing import preview
 from imagenet_prep.storage.folder import LocalStore
+from tests.kit.messages import says
 from tests.kit.system import System
 from tests.kit.tfrecords import plain
 
 
-def test_the_plan_is_shown_also_if_the_shards_do_not_fit(tmp_path: Path, system: System) -> None:
+def test_plan_is_shown_even_if_space_is_lacking(tmp_path: Path, system: System) -> None:
     image = tmp_path / "source" / "train" / "cat" / "0.jpg"
     out = tmp_path / "out"
     image.parent.mkdir(parents=True)
@@ -27,4 +28,4 @@ def test_the_plan_is_shown_also_if_the_shards_do_not_fit(tmp_path: Path, system:
     shown = preview(job, Output(LocalStore(out), job.wanted))
 
     assert shown["splits"]["train"]["examples"] == 1
-    assert "are needed, but only " in shown["refusal"]
+    assert says("about-needed-only-free-free").search(shown["refusal"])

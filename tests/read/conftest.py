@@ -1,4 +1,4 @@
-"""All backends, and data sets whose pictures tell which example they are."""
+"""Fixtures for tests of readers: all backends, and datasets with identifiable images."""
 
 from __future__ import annotations
 
@@ -14,5 +14,5 @@ __all__ = ["backend", "colours", "dali", "scenes"]
 
 @pytest.fixture
 def damaged(colours: Path, tmp_path: Path) -> Path:
-    """A copy of `colours`, to be damaged or to have alone."""
+    """A copy of `colours` that a test may change."""
     return Path(shutil.copytree(colours, tmp_path / "set"))

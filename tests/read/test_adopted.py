@@ -1,7 +1,8 @@
-"""Sets that others wrote and `adopt` took over can be trained on: true sizes, right classes."""
+"""Datasets of other writers, adopted by `adopt`: training reads true sizes and right classes."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,22 +14,22 @@ from imagenet_prep.read.order import Order
 from imagenet_prep.read.records import Records
 from imagenet_prep.storage.dataset_store import open_dataset
 from tests.kit import command, foreign
-from tests.kit.foreign_sets import ForeignSet, foreign_set, mini, stored
+from tests.kit.foreign_datasets import ForeignDataset, foreign_dataset, mini, stored
 
-__all__ = ["foreign_set", "mini", "stored"]
+__all__ = ["foreign_dataset", "mini", "stored"]
 
 
 @pytest.mark.parametrize("layout", ["slim", "tpu-in-folders", "aws-from-1", "flowers"])
-def test_an_adopted_set_reads_with_true_sizes_and_classes(
-    foreign_set: Callable[[str], ForeignSet], tmp_path: Path, layout: str
+def test_adopted_dataset_gives_true_sizes_and_classes(
+    foreign_dataset: Callable[[str], ForeignDataset], tmp_path: Path, layout: str
 ) -> None:
-    there = foreign_set(layout)
+    there = foreign_dataset(layout)
     root = tmp_path / "set"
     argv = ("adopt", str(there.root), "--out", str(root), "--allow-subset")
     adopted = command.run(*argv)
     assert adopted.code == 0, adopted
     records = Records(open_dataset(str(root)), "train")
-    truth = [image for shard in there.placed["train"] for image in shard]
+    truth = [*itertools.chain.from_iterable(there.placed["train"])]
 
     assert len(records) == len(truth)
     for number, expected in enumerate(truth):

@@ -1,4 +1,4 @@
-"""Views without pixels: what is drawn, from what, and within which bounds."""
+"""Views without pixels: crops, mirroring and colours, and their bounds."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def changed(matrix: Any, pixels: Any) -> Any:
     return pixels @ matrix[:, :3].T + matrix[:, 3:6] @ pixels.mean(0) + matrix[:, 6]
 
 
-def test_colours_are_a_pure_function_of_seed_epoch_and_example() -> None:
+def test_colours_depend_only_on_seed_epoch_and_example() -> None:
     numbers = np.arange(50)
     shown = drawn("tutorial", numbers)
     assert shown.colours is not None
@@ -31,19 +31,20 @@ def test_colours_are_a_pure_function_of_seed_epoch_and_example() -> None:
     for other in ({"epoch": 1}, {"seed": 2}):
         colours = drawn("tutorial", numbers, **other).colours
         assert np.all(np.abs(colours - shown.colours).max((1, 2)) > 1e-4)
-    # Crops are those of a run without colours.
+    # Crops are the same in a run without colours.
     assert drawn("tutorial", numbers, colour=False).colours is None
     assert np.array_equal(drawn("tutorial", numbers, colour=False).boxes, shown.boxes)
 
 
-def test_a_matrix_is_brightness_then_hue_and_saturation_in_yiq_then_contrast() -> None:
+def test_colour_matrix_equals_the_documented_sequence_of_steps() -> None:
     colours = drawn("tutorial", np.arange(2000)).colours
     assert colours is not None
     yiq = np.array([[0.299, 0.587, 0.114], [0.596, -0.274, -0.322], [0.211, -0.523, 0.312]])
     pixels = np.random.default_rng(0).uniform(0, 255, (40, 3))
     figures = []
     for matrix in colours.astype(np.float64):
-        # What each step was is read from what the whole does to certain pixels.
+        # The parameters of each step are derived from the effect of the complete matrix on chosen
+        # pixels.
         brightness = matrix[:, 6]
         assert np.ptp(brightness) < 1e-6
         contrast = np.ptp(changed(matrix, np.array([[0.0] * 3, [100.0] * 3]))[:, 0]) / 100
@@ -66,7 +67,7 @@ def test_a_matrix_is_brightness_then_hue_and_saturation_in_yiq_then_contrast() -
     np.testing.assert_allclose(most, [0.3, 0.13, 1.4, 1.4], atol=2e-3)
 
 
-def test_padding_moves_the_whole_picture_by_each_number_of_pixels_as_often() -> None:
+def test_padding_offsets_are_uniformly_distributed() -> None:
     views = drawn("cifar10", np.arange(9000), colour=False)
 
     assert np.all(views.boxes[:, 2:] == 32)

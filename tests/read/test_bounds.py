@@ -1,4 +1,4 @@
-"""Records and indexes that claim too much are damage, before any decoder or memory is asked."""
+"""Records and indexes with excessive sizes are damage, before decoding or allocation."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from imagenet_prep.core.errors import DataDamagedError
 from imagenet_prep.dataset import jpeg, schema
 from imagenet_prep.read.records import Records
 from imagenet_prep.storage.dataset_store import open_dataset
-from tests.kit.bounds import little_memory
+from tests.kit.bounds import limited_memory
 from tests.kit.hostile import images
 from tests.kit.hostile.indexes import LINES
-from tests.kit.tfrecords import picture, plain, write_set
+from tests.kit.tfrecords import picture, plain, write_dataset
 
 
 def opened(root: Path, *encoded: bytes) -> Records:
-    write_set(root, {"train": [[picture(n, e) for n, e in enumerate(encoded)]]}, num_classes=4)
+    write_dataset(root, {"train": [[picture(n, e) for n, e in enumerate(encoded)]]}, num_classes=4)
     return Records(open_dataset(str(root)), "train")
 
 
 @pytest.mark.parametrize("line", LINES)
-def test_an_index_of_odd_numbers_is_damage(tmp_path: Path, line: str) -> None:
+def test_index_of_odd_numbers_is_damage(tmp_path: Path, line: str) -> None:
     records = opened(tmp_path / "set", plain(0))
     path = tmp_path / "set" / schema.index_name("train-00000-of-00001")
     path.write_bytes(LINES[line])
@@ -32,7 +32,7 @@ def test_an_index_of_odd_numbers_is_damage(tmp_path: Path, line: str) -> None:
     assert len(str(caught.value)) < 500
 
 
-def test_an_index_that_wraps_around_is_damage(tmp_path: Path) -> None:
+def test_index_with_integer_overflow_is_damage(tmp_path: Path) -> None:
     records = opened(tmp_path / "set", *map(plain, range(3)))
     path = tmp_path / "set" / schema.index_name("train-00000-of-00001")
     size = (tmp_path / "set" / "train-00000-of-00001").stat().st_size
@@ -45,9 +45,7 @@ def test_an_index_that_wraps_around_is_damage(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("short", [0, 5, 15])
-def test_an_index_of_records_shorter_than_their_frames_is_damage(
-    tmp_path: Path, short: int
-) -> None:
+def test_index_of_records_shorter_than_frames_is_damage(tmp_path: Path, short: int) -> None:
     records = opened(tmp_path / "set", *map(plain, range(2)))
     path = tmp_path / "set" / schema.index_name("train-00000-of-00001")
     size = (tmp_path / "set" / "train-00000-of-00001").stat().st_size
@@ -66,9 +64,9 @@ def test_an_index_of_records_shorter_than_their_frames_is_damage(
     ],
     ids=["pixels", "scans"],
 )
-def test_bombs_are_not_handed_to_a_decoder(tmp_path: Path, encoded: bytes, reason: str) -> None:
+def test_image_bombs_do_not_reach_a_decoder(tmp_path: Path, encoded: bytes, reason: str) -> None:
     records = opened(tmp_path / "set", plain(0), encoded)
 
     assert records.read(0).encoded == plain(0)
-    with little_memory(128 << 20), pytest.raises(DataDamagedError, match=f"record 1.*{reason}"):
+    with limited_memory(128 << 20), pytest.raises(DataDamagedError, match=f"record 1.*{reason}"):
         records.read(1)

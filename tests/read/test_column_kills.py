@@ -1,4 +1,4 @@
-"""Ranks that write a column are killed at random moments: what is finished is always right."""
+"""Ranks that write a column are killed at random moments: finished files are always right."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.kit.command import PATIENCE_S
         pytest.param(3, 500, marks=pytest.mark.long),
     ],
 )
-def test_a_column_whose_ranks_are_killed_equals_an_undisturbed_one(
+def test_column_of_killed_ranks_equals_an_undisturbed_one(
     damaged: Path, ranks: int, kills: int
 ) -> None:
     seed = ranks * 1000 + kills

@@ -1,4 +1,4 @@
-"""DALI on a GPU that is faked: which GPU a rank takes, and how long the memory of a batch stays."""
+"""DALI on a simulated GPU: the GPU of a rank, and the lifetime of a batch's memory."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.dali
 
 @pytest.mark.parametrize("split", ["train", "validation"])
 @pytest.mark.parametrize("recipe", ["resnet", "cifar10"])
-def test_a_rank_decodes_on_the_gpu_of_its_local_rank(
+def test_rank_decodes_on_gpu_of_its_local_rank(
     dali: Any, colours: Path, split: str, recipe: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     decoded = fake_gpu.install(monkeypatch, gpus=4)
@@ -33,7 +33,7 @@ def test_a_rank_decodes_on_the_gpu_of_its_local_rank(
     assert reader.decoder == {"backend": "dali", "device": "gpu"}
 
 
-def test_memory_of_a_batch_stays_until_the_next_but_one(
+def test_memory_of_a_batch_stays_for_two_steps(
     dali: Any, colours: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The GPU may read the images of a step after Python has released them."""
@@ -52,10 +52,10 @@ def test_memory_of_a_batch_stays_until_the_next_but_one(
 
 @pytest.mark.tf
 @pytest.mark.parametrize(("seen", "expected"), [([3], 0), ([1, 3], 1), ([], None), ([0], None)])
-def test_tensorflow_gets_its_own_number_of_the_gpu_or_a_copy(
+def test_tensorflow_gets_its_gpu_number_or_a_copy(
     dali: Any, tf: Any, seen: list[int], expected: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A rank that shows TensorFlow only GPU 3 has it as GPU 0: another number is an error."""
+    """A rank that shows TensorFlow only GPU 3 has it as GPU 0; a different number is an error."""
     from imagenet_prep.read.dali import _to_tensorflow
 
     class Tensor:
@@ -77,7 +77,7 @@ def test_tensorflow_gets_its_own_number_of_the_gpu_or_a_copy(
     assert numbers == ([] if expected is None else [expected])
 
 
-def test_the_number_of_a_device_is_written_into_a_capsule() -> None:
+def test_device_number_is_written_into_a_capsule() -> None:
     array = np.arange(3.0)
     capsule = batch.on_device(array, 5)
     assert fake_gpu.address(capsule) == array.ctypes.data

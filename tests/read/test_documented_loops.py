@@ -1,4 +1,4 @@
-"""The loops over readers in the documents, run as they stand; each must give the right number."""
+"""Loops over readers in the documents, run unchanged: each must give the right accuracy."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ def constant(images: Any) -> Any:
 
 
 def by_colour(images: Any) -> Any:
-    """Predicts the class of a picture of one colour; see `tests.kit.tfrecords.plain`."""
+    """Predicts the class of an image of one colour; see `tests.kit.tfrecords.plain`."""
     mean = np.array([123.675, 116.28, 103.53])
     std = np.array([58.395, 57.12, 57.375])
     pixels = np.rint(images * std + mean).clip(0, 255).astype(np.uint8)
-    # The grey of padding names no class.
+    # The grey of padding is the colour of no class.
     is_named = [not (image == GREY).all() for image in pixels]
     predicted = np.zeros(len(images), int)
     predicted[is_named] = numbers_of(pixels[is_named])
@@ -78,7 +78,7 @@ def test_top1_of_a_page_is_exact(colours: Path, page: str, predict: Any, expecte
         assert steps == [*[8] * (NUM_TRAIN // 8), 1, *[8] * (NUM_TRAIN // 8), 2]
 
 
-def test_the_sums_of_a_page_over_ranks_are_those_of_one_process(colours: Path) -> None:
+def test_documented_sums_over_ranks_equal_one_process(colours: Path) -> None:
     code = block_with("docs/reading.md", LOOPS["docs/reading.md"])
     right = seen = 0
     for rank in range(3):

@@ -1,4 +1,4 @@
-"""Evaluation as people write it: without the mask, with a look at a batch first, or ended early."""
+"""Evaluation loops of users: without the mask, after a look at a batch, or ended early."""
 
 from __future__ import annotations
 
@@ -21,8 +21,9 @@ from tests.kit.reading import (
     NUM_VALIDATION,
     flip,
     on_backends,
-    open_set,
+    reader_of,
     seen,
+    seen_in,
 )
 
 ALL = list(range(NUM_TRAIN, NUM_TRAIN + NUM_VALIDATION))
@@ -31,7 +32,7 @@ STEPS = -(-NUM_VALIDATION // BATCH)
 
 
 def opened(root: Path, backend: str = "native", **more: Any) -> Reader:
-    return open_set(root, "validation", BATCH, backend, **more)
+    return reader_of(root, "validation", BATCH, backend, **more)
 
 
 # Each way to read an evaluation: the options of make_dataset.
@@ -67,24 +68,26 @@ def test_padding_has_no_class(
     assert padding > 0
 
 
-def test_a_skipped_record_has_no_class(damaged: Path, backend: str) -> None:
+def test_skipped_record_has_no_class(damaged: Path, backend: str) -> None:
     flip(4, 200)(damaged)
-    reader = open_set(damaged, "train", BATCH, backend, on_bad_record="skip")
-    unmasked = [int(n) for batch in reader for n in batch["class_index"][~batch["mask"]]]
+    reader = reader_of(damaged, "train", BATCH, backend, on_bad_record="skip")
+    unmasked: list[int] = []
+    for batch in reader:
+        unmasked += batch["class_index"][~batch["mask"]].tolist()
 
     assert len(reader.skipped) == 1
     assert unmasked == [-1]
 
 
-def test_batches_for_a_loader_have_no_class_for_padding(colours: Path) -> None:
+def test_batches_for_a_loader_have_unlabelled_padding(colours: Path) -> None:
     reader = opened(colours)
     *_, last = dataloader.batches(reader, reader.sampler(), 0)
 
     assert last["class_index"].tolist() == [ALL[-1], -1, -1, -1]
 
 
-def test_no_constant_prediction_gains_from_padding(colours: Path) -> None:
-    """A network that always says class 0 was right for every image of padding."""
+def test_constant_prediction_gains_nothing_from_padding(colours: Path) -> None:
+    """A network that always predicts class 0 was right for every image of padding."""
     labels = np.concatenate([batch["class_index"] for batch in opened(colours)])
 
     assert len(labels) == STEPS * BATCH
@@ -92,7 +95,7 @@ def test_no_constant_prediction_gains_from_padding(colours: Path) -> None:
         assert (labels == predicted).sum() == (predicted in ALL)
 
 
-def test_fields_in_order_unpack_from_the_values_of_a_batch(colours: Path) -> None:
+def test_values_of_a_batch_follow_the_fields(colours: Path) -> None:
     """`for images, labels in reader` would give the names of the fields."""
     reader = opened(colours, fields=("images", "class_index"))
     for images, labels in map(dict.values, reader):  # type: ignore[arg-type]
@@ -101,20 +104,20 @@ def test_fields_in_order_unpack_from_the_values_of_a_batch(colours: Path) -> Non
 
 
 @on_backends(["looked"], [2], range(1, STEPS))
-def test_a_look_at_some_batches_does_not_shorten_the_next_evaluation(
+def test_partial_loop_does_not_shorten_the_next_evaluation(
     colours: Path, backend: str, looked: int
 ) -> None:
     reader = opened(colours, backend)
-    first = [n for batch in itertools.islice(reader, looked) for n in seen(batch)]
-    whole = [[n for batch in reader for n in seen(batch)] for _ in range(2)]
+    first = seen_in(itertools.islice(reader, looked))
+    whole = [seen_in(reader) for _ in range(2)]
 
     assert first == ALL[: looked * BATCH]
     assert whole == [ALL, ALL]
     next(iter(reader))
-    assert [n for batch in reader for n in seen(batch)] == ALL
+    assert seen_in(reader) == ALL
 
 
-def test_two_loops_at_once_see_their_own_images(colours: Path, backend: str) -> None:
+def test_two_simultaneous_loops_get_their_own_images(colours: Path, backend: str) -> None:
     """DALI showed the images of one loop with the labels of the other, then failed."""
     reader = opened(colours, backend)
     first = []
@@ -129,20 +132,20 @@ def test_two_loops_at_once_see_their_own_images(colours: Path, backend: str) -> 
         first += seen(batch)
 
     assert first == second == ALL
-    assert [n for batch in reader for n in seen(batch)] == ALL
+    assert seen_in(reader) == ALL
 
 
-def test_training_resumes_in_the_middle_of_an_epoch_as_before(colours: Path) -> None:
-    reader = open_set(colours, "train", 10, "native")
-    first = [n for batch in itertools.islice(reader, 2) for n in seen(batch)]
-    rest = [n for batch in reader for n in seen(batch)]
+def test_training_resumes_in_the_middle_of_an_epoch(colours: Path) -> None:
+    reader = reader_of(colours, "train", 10, "native")
+    first = seen_in(itertools.islice(reader, 2))
+    rest = seen_in(reader)
 
     assert (len(first), len(rest)) == (20, 30)
     assert sorted(first + rest) == list(range(NUM_TRAIN))
 
 
 class Model:
-    """What an evaluation reader must do: where its next loop starts, and what a state says."""
+    """A model of an evaluation reader: the start of its next loop, and its state."""
 
     def __init__(self) -> None:
         self.start = 0  # of the next loop, in examples
@@ -167,20 +170,20 @@ def actions(rng: random.Random, count: int) -> Iterator[tuple[str, int]]:
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_any_sequence_of_loops_looks_restores_and_copies(colours: Path, seed: int) -> None:
+def test_reader_matches_its_model_for_random_actions(colours: Path, seed: int) -> None:
     rng = random.Random(seed)
     reader = opened(colours)
     model = Model()
     for name, number in actions(rng, 12):
         if name in ("loop", "look"):
             steps = STEPS if name == "loop" else number + 1
-            found = [n for batch in itertools.islice(reader, steps) for n in seen(batch)]
+            found = seen_in(itertools.islice(reader, steps))
             assert found == model.loop(steps), (name, number)
         elif name == "restore":
             reader.restore(reader.state() | {"examples_read": number * BATCH})
             model.restore(number * BATCH)
         elif name == "own state":
-            # As a trainer that resumes: the state of the middle of a loop counts.
+            # As a trainer that resumes: the state of the middle of a loop is used.
             reader.load_state_dict(reader.state_dict())
             model.restore(model.read)
         elif name == "copy":
@@ -192,8 +195,8 @@ def test_any_sequence_of_loops_looks_restores_and_copies(colours: Path, seed: in
         assert reader.state()["examples_read"] == model.read, (name, number)
 
 
-def test_a_sampler_agrees_with_its_reader(colours: Path) -> None:
-    """After a look, and after the rest of a restored evaluation, each loop is complete."""
+def test_sampler_agrees_with_its_reader(colours: Path) -> None:
+    """After a partial loop, and after the rest of a restored evaluation, each loop is complete."""
     reader = opened(colours)
     state = reader.state() | {"examples_read": 2 * BATCH}
     sampler = reader.sampler()
@@ -201,12 +204,12 @@ def test_a_sampler_agrees_with_its_reader(colours: Path) -> None:
     reader.restore(state)
     for steps in (1, STEPS, 2, STEPS):
         positions = list(itertools.islice(sampler, steps))
-        found = [n for position in positions for n in seen(reader[position])]
-        assert found == [n for batch in itertools.islice(reader, steps) for n in seen(batch)]
+        found = seen_in(reader[position] for position in positions)
+        assert found == seen_in(itertools.islice(reader, steps))
 
 
-def test_a_sampler_of_training_starts_a_restored_rest_again(colours: Path) -> None:
-    sampler = open_set(colours, "train", 10, "native").sampler()
+def test_sampler_of_training_repeats_a_restored_rest(colours: Path) -> None:
+    sampler = reader_of(colours, "train", 10, "native").sampler()
     sampler.load_state_dict(sampler.state_dict() | {"examples_read": 20})
 
     assert next(iter(sampler)) == (0, 20, 0)
@@ -214,7 +217,7 @@ def test_a_sampler_of_training_starts_a_restored_rest_again(colours: Path) -> No
     assert [place.examples_read for place in sampler] == [0, 10, 20, 30, 40]
 
 
-def test_a_column_continues_after_a_loop_that_ended_early(damaged: Path) -> None:
+def test_column_continues_after_a_loop_ended_early(damaged: Path) -> None:
     """Its rows are written in order, so the next loop must not start again."""
     with ColumnWriter(damaged, "validation", "number", (), "int64", batch_size=BATCH) as writer:
         for batch in itertools.islice(writer, 2):
@@ -225,6 +228,7 @@ def test_a_column_continues_after_a_loop_that_ended_early(damaged: Path) -> None
     assert writer.is_complete
     reader = opened(damaged, fields=("number", "column:number"))
     rows = [(batch["number"].tolist(), batch["column:number"].tolist()) for batch in reader]
-    assert [n for numbers, _ in rows for n in numbers if n >= 0] == list(range(NUM_VALIDATION))
+    read = itertools.chain.from_iterable(numbers for numbers, _ in rows)
+    assert [number for number in read if number >= 0] == list(range(NUM_VALIDATION))
     for numbers, values in rows:
         assert values == [max(n, 0) for n in numbers]

@@ -1,4 +1,4 @@
-"""Who is in a batch: keys, numbers, sizes and boxes; and several views of each image."""
+"""Fields of a batch: keys, numbers, sizes and boxes; and several views of each image."""
 
 from __future__ import annotations
 
@@ -16,15 +16,16 @@ from imagenet_prep.read import Reader, make_dataset
 from imagenet_prep.read.augment import RECIPES, Views, boxes_in, random_views
 from imagenet_prep.read.batch import FIELDS
 from imagenet_prep.read.feed import MOST_BOXES
+from tests.kit.messages import says
 from tests.kit.reading import NUM_TRAIN
-from tests.kit.tfrecords import jpeg, picture, wnid, write_set
+from tests.kit.tfrecords import jpeg, picture, wnid, write_dataset
 
 SIDE = 64
 COUNT = 16
 
 
 def boxed(number: int) -> Any:
-    """Returns an example with a white rectangle on black, where its first box is."""
+    """Returns an example with a white rectangle on black at its first box."""
     height = 100 + 10 * (number % 3)
     width = 90 + 20 * (number % 4)
     top = 10 + 3 * number % 40
@@ -36,7 +37,7 @@ def boxed(number: int) -> Any:
     boxes = Boxes(
         (left / width, 0.0), (right / width, 1.0), (top / height, 0.0), (bottom / height, 1.0)
     )
-    # Every third example has a second box, the whole image; some have none.
+    # Every third example has a second box, the complete image; some have none.
     few = {0: boxes, 1: Boxes(*(side[:1] for side in boxes)), 2: Boxes((), (), (), ())}[number % 3]
     return picture(number, jpeg(pixels, 100))._replace(boxes=few)
 
@@ -46,20 +47,20 @@ def rectangles(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """16 + 1 examples with boxes; read-only."""
     root = tmp_path_factory.mktemp("boxes") / "set"
     made = [boxed(number) for number in range(COUNT)]
-    # A record has another place than its class.
+    # The position of a record differs from its class.
     train = [made[:7][::-1], made[7:]]
-    write_set(root, {"train": train, "validation": [[made[0]]]}, num_classes=COUNT)
+    write_dataset(root, {"train": train, "validation": [[made[0]]]}, num_classes=COUNT)
     return root
 
 
-def open_set(root: Path, backend: str = "native", split: str = "train", **more: Any) -> Reader:
+def reader_of(root: Path, backend: str = "native", split: str = "train", **more: Any) -> Reader:
     settings: dict[str, Any] = {"framework": "numpy", "dtype": "uint8", "world": World(), "seed": 3}
     settings |= {"batch_size": 4, "image_size": SIDE, "fields": FIELDS}
     return make_dataset(root, split, backend=backend, **settings | more)
 
 
 def seen(image: Any) -> Any:
-    """Returns left, top, right, bottom of what is white in [side, side, 3] pixels."""
+    """Returns left, top, right, bottom of the white part of [side, side, 3] pixels."""
     bright = image.astype(int).mean(axis=2) > 127
     places = [np.flatnonzero(bright.any(axis=axis)) for axis in (0, 1)]
     if not all(map(len, places)):
@@ -68,8 +69,8 @@ def seen(image: Any) -> Any:
     return np.array([x[0], y[0], x[-1] + 1, y[-1] + 1])
 
 
-def test_a_batch_says_who_is_in_it_and_shows_each_twice(rectangles: Path, backend: str) -> None:
-    reader = open_set(rectangles, backend, views=2)
+def test_batch_identifies_examples_and_shows_two_views(rectangles: Path, backend: str) -> None:
+    reader = reader_of(rectangles, backend, views=2)
     numbers = []
     mirrored = []
     for batch in reader:
@@ -86,7 +87,7 @@ def test_a_batch_says_who_is_in_it_and_shows_each_twice(rectangles: Path, backen
                 assert found.min(initial=0) == 0
                 assert found.max(initial=0) <= SIDE
                 if example.boxes.xmin:
-                    # A pixel of the picture is up to seven of a small crop's; edges are blurred.
+                    # A pixel of the image is up to seven of a small crop's; edges are blurred.
                     off = np.abs(found[0] - seen(batch["images"][i, view]))
                     assert off.max() <= 3, (number, view)
                 assert not found[len(example.boxes.xmin) :].any()
@@ -98,17 +99,14 @@ def test_a_batch_says_who_is_in_it_and_shows_each_twice(rectangles: Path, backen
     assert len(np.unique(mirrored)) == 2
 
 
-def test_the_first_view_is_that_of_one_view_and_none_depends_on_the_batch(
-    scenes: Path, backend: str
-) -> None:
+def test_first_view_equals_a_reader_with_one_view(scenes: Path, backend: str) -> None:
     def by_number(**more: Any) -> dict[int, Any]:
         settings = {"fields": ("number", "images"), "colour": True, "batch_size": 5}
-        batches = list(open_set(scenes, backend, **settings | more))
-        return {
-            int(number): image
-            for batch in batches
-            for number, image in zip(batch["number"], batch["images"], strict=True)
-        }
+        batches = list(reader_of(scenes, backend, **settings | more))
+        images: dict[int, Any] = {}
+        for batch in batches:
+            images |= zip(batch["number"].tolist(), batch["images"], strict=True)
+        return images
 
     one = by_number()
     three = by_number(views=3, batch_size=2)
@@ -120,8 +118,8 @@ def test_the_first_view_is_that_of_one_view_and_none_depends_on_the_batch(
         assert not np.array_equal(three[number][2], three[number][1])
 
 
-def test_padding_says_nothing(rectangles: Path) -> None:
-    reader = open_set(rectangles, split="validation")
+def test_padding_has_empty_fields(rectangles: Path) -> None:
+    reader = reader_of(rectangles, split="validation")
     (batch,) = reader
 
     assert batch["mask"].tolist() == [True, False, False, False]
@@ -133,12 +131,12 @@ def test_padding_says_nothing(rectangles: Path) -> None:
     assert not batch["boxes"][1:].any()
 
 
-def test_without_images_nothing_is_decoded(
+def test_nothing_is_decoded_if_images_are_not_requested(
     rectangles: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delattr("imagenet_prep.read.backend.NativeBackend")
-    reader = open_set(rectangles, fields=("key", "mask", "class_index"))
-    keys = [key for batch in reader for key in batch["key"].tolist()]
+    reader = reader_of(rectangles, fields=("key", "mask", "class_index"))
+    keys = np.concatenate([batch["key"] for batch in reader]).tolist()
 
     assert len(set(keys)) == COUNT
     assert reader.epoch == 1
@@ -147,8 +145,8 @@ def test_without_images_nothing_is_decoded(
 @pytest.mark.tf
 def test_tensorflow_gets_tensors_of_every_field(rectangles: Path, tf: Any) -> None:
     for backend in ("native", "tfdata"):
-        arrays = next(iter(open_set(rectangles, backend)))
-        tensors = next(iter(open_set(rectangles, backend, framework="tensorflow")))
+        arrays = next(iter(reader_of(rectangles, backend)))
+        tensors = next(iter(reader_of(rectangles, backend, framework="tensorflow")))
 
         assert all(isinstance(value, tf.Tensor) for value in tensors.values())
         assert tensors["key"].dtype == tf.string
@@ -167,7 +165,7 @@ def test_boxes_follow_the_crop_and_its_mirroring() -> None:
     assert found[1].tolist() == [[0, 0, 50, 50], [20, 10, 40, 30], [0] * 4, [0] * 4]
 
 
-def test_views_are_pure_functions_of_their_number() -> None:
+def test_views_depend_only_on_their_number() -> None:
     sizes = (np.full(3, 100), np.full(3, 120), np.arange(3))
     drawn = [random_views(RECIPES["resnet"], *sizes, 5, 1, view=view) for view in (0, 1, 2, 1)]
 
@@ -176,26 +174,28 @@ def test_views_are_pure_functions_of_their_number() -> None:
     assert len({views.boxes.tobytes() for views in drawn}) == 3
 
 
-def test_more_boxes_than_a_batch_has_room_for_are_said_with_their_example(tmp_path: Path) -> None:
-    """One image of a million boxes once took gigabytes of each batch."""
+def test_more_boxes_than_the_limit_name_their_example(tmp_path: Path) -> None:
+    """One image with a million boxes once took gigabytes of each batch."""
     pictures = [boxed(number) for number in range(4)]
     many = (0.25,) * (MOST_BOXES + 1)
     pictures[2] = pictures[2]._replace(boxes=Boxes(many, many, many, many))
-    write_set(tmp_path / "set", {"train": [pictures]}, num_classes=COUNT)
+    write_dataset(tmp_path / "set", {"train": [pictures]}, num_classes=COUNT)
 
-    with pytest.raises(UsageError, match=r"example 2 has 5,001 boxes, .* at most 5,000 per image"):
-        list(open_set(tmp_path / "set"))
-    assert len(list(open_set(tmp_path / "set", fields=("images",)))) == 1
+    with pytest.raises(
+        UsageError, match=says("example-boxes-batch-holds-most", "2", "5,001", "5,000")
+    ):
+        list(reader_of(tmp_path / "set"))
+    assert len(list(reader_of(tmp_path / "set", fields=("images",)))) == 1
 
 
-def test_an_image_that_only_a_later_view_cannot_show_is_named(
+def test_image_that_fails_in_later_view_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = [boxed(number) for number in range(4)]
-    # The end of the image lacks; of two views, only the second shows it.
+    # The end of the image is missing; of two views, only the second shows it.
     odd = whole[2]._replace(encoded=whole[2].encoded[: len(whole[2].encoded) * 9 // 10])
-    write_set(tmp_path / "set", {"train": [[*whole[:2], odd, whole[3]]]}, num_classes=COUNT)
-    reader = open_set(tmp_path / "set", views=2, on_bad_record="skip")
+    write_dataset(tmp_path / "set", {"train": [[*whole[:2], odd, whole[3]]]}, num_classes=COUNT)
+    reader = reader_of(tmp_path / "set", views=2, on_bad_record="skip")
     for seed in range(99):
         monkeypatch.setattr(reader._feed, "config", replace(reader._feed.config, seed=seed))
         (batch,) = reader.encoded_batches()
@@ -207,19 +207,19 @@ def test_an_image_that_only_a_later_view_cannot_show_is_named(
 
     assert shown["mask"].tolist() == [number != 2 for number in batch.numbers.tolist()]
     (said,) = reader.skipped
-    assert "record 2 at byte" in said
-    assert "does not decode" in said
+    assert says("record-byte", ..., "2").search(said)
+    assert says("not-decode").search(said)
 
 
 @pytest.mark.parametrize(
     ("asked", "said"),
     [
-        ({"fields": ("images", "name")}, "fields=.*'name'.*: expected some of 'images', "),
-        ({"fields": ()}, r"fields=\(\): expected some of"),
-        ({"views": 0}, "views=0: expected at least 1"),
-        ({"views": 2, "split": "validation"}, "views=2: evaluation has one"),
+        ({"fields": ("images", "name")}, says("fields-expected-some-name", "'name'", "'images'")),
+        ({"fields": ()}, says("fields-expected-some-name", "()")),
+        ({"views": 0}, says("expected-least", "views", "0", "1")),
+        ({"views": 2, "split": "validation"}, says("views-evaluation-one-view-central", "2")),
     ],
 )
-def test_what_no_batch_has_is_refused(rectangles: Path, asked: dict[str, Any], said: str) -> None:
+def test_unknown_field_is_refused(rectangles: Path, asked: dict[str, Any], said: str) -> None:
     with pytest.raises(UsageError, match=said):
-        open_set(rectangles, **asked)
+        reader_of(rectangles, **asked)

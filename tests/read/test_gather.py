@@ -1,4 +1,4 @@
-"""A batch's records, read in one call: what is found there is what `read` returns, bit by bit."""
+"""Records of a batch, read in one call: the result equals that of `read`, bit by bit."""
 
 from __future__ import annotations
 
@@ -24,17 +24,18 @@ from imagenet_prep.read import make_dataset, records
 from imagenet_prep.read.batch import PooledMemory
 from imagenet_prep.read.records import Records
 from imagenet_prep.storage.dataset_store import open_dataset
-from tests.kit.bounds import little_memory
+from tests.kit.bounds import limited_memory
 from tests.kit.codec import native
 from tests.kit.installed import Installed
-from tests.kit.tfrecords import framed, picture, plain, write_set
+from tests.kit.messages import says
+from tests.kit.tfrecords import framed, picture, plain, write_dataset
 
 HARNESS = Path(__file__).with_name("harness.c")
 JPEG = plain(7)
 
 
 def stored(number: int, encoded: bytes) -> ImageExample:
-    """An example that says it is a picture, whatever it holds."""
+    """An example that is declared as an image, whatever its bytes are."""
     return picture(number, JPEG)._replace(encoded=encoded)
 
 
@@ -45,7 +46,7 @@ def progressive() -> bytes:
 
 
 def claiming(height: int, width: int) -> bytes:
-    """A JPEG whose header says that it is so large."""
+    """A JPEG with this size in its header."""
     at = JPEG.index(b"\xff\xc0") + 5
     return JPEG[:at] + height.to_bytes(2, "big") + width.to_bytes(2, "big") + JPEG[at + 4 :]
 
@@ -64,7 +65,7 @@ def write(path: Path, payloads: Sequence[bytes]) -> list[tuple[int, int]]:
 
 
 def found(path: Path, places: Sequence[tuple[int, int]]) -> list[ImageExample | None]:
-    """What is found of these records, with bytes of its own."""
+    """Returns the examples found at these places, with copies of their bytes."""
     offsets, sizes = np.array(places, np.int64).T.copy()
     with path.open("rb") as file:
         data, where = records.gather([file.fileno()] * len(places), offsets, sizes, deque())
@@ -72,7 +73,7 @@ def found(path: Path, places: Sequence[tuple[int, int]]) -> list[ImageExample | 
     return [each and each._replace(encoded=bytes(each.encoded)) for each in images]
 
 
-def test_every_record_of_every_length_is_found_as_it_was_written(tmp_path: Path) -> None:
+def test_records_of_every_length_are_read_unchanged(tmp_path: Path) -> None:
     boxes = Boxes((0.125,), (0.5,), (0.25,), (0.75,))
     wanted = [
         stored(n, JPEG + bytes(n))._replace(boxes=boxes if n % 2 else NO_BOXES) for n in range(60)
@@ -86,7 +87,7 @@ def test_every_record_of_every_length_is_found_as_it_was_written(tmp_path: Path)
 @pytest.mark.parametrize(
     "encoded", [progressive(), claiming(9000, 9000), crowded(), b"no JPEG", b""]
 )
-def test_what_has_to_be_looked_at_longer_is_left_to_read(tmp_path: Path, encoded: bytes) -> None:
+def test_unusual_images_are_left_to_read(tmp_path: Path, encoded: bytes) -> None:
     places = write(
         tmp_path / "shard", [example.encode(stored(1, each)) for each in (encoded, JPEG)]
     )
@@ -97,9 +98,9 @@ def test_what_has_to_be_looked_at_longer_is_left_to_read(tmp_path: Path, encoded
     assert second is not None
 
 
-def test_memory_is_used_again_once_no_image_of_its_batch_is_left(tmp_path: Path) -> None:
+def test_memory_is_reused_if_no_image_remains(tmp_path: Path) -> None:
     pictures = [picture(number, plain(number)) for number in range(6)]
-    write_set(tmp_path / "set", {"train": [pictures]}, num_classes=6)
+    write_dataset(tmp_path / "set", {"train": [pictures]}, num_classes=6)
     records = Records(open_dataset(str(tmp_path / "set")), "train")
 
     def address(image: ImageExample | None) -> int:
@@ -111,7 +112,7 @@ def test_memory_is_used_again_once_no_image_of_its_batch_is_left(tmp_path: Path)
     alone = first[2]
     kept = address(first[0])
     del first
-    assert address(records.read_many([0])[0]) != kept  # one image of the batch is still there
+    assert address(records.read_many([0])[0]) != kept  # one image of the batch still exists
     assert alone == pictures[3]
     del alone
     assert address(records.read_many([5])[0]) == kept
@@ -119,7 +120,7 @@ def test_memory_is_used_again_once_no_image_of_its_batch_is_left(tmp_path: Path)
 
 
 @pytest.mark.dali
-def test_dali_holds_the_memory_of_what_it_is_given(dali: Any) -> None:
+def test_dali_keeps_the_memory_of_its_input(dali: Any) -> None:
     from nvidia.dali.tensors import TensorCPU, TensorListCPU
 
     free: deque[Any] = deque()
@@ -135,7 +136,7 @@ def test_dali_holds_the_memory_of_what_it_is_given(dali: Any) -> None:
     assert len(free) == 1
 
 
-def test_no_flipped_bit_is_overlooked(tmp_path: Path) -> None:
+def test_every_flipped_bit_is_noticed(tmp_path: Path) -> None:
     (place,) = write(tmp_path / "shard", [example.encode(stored(1, JPEG[:400]))])
     record = (tmp_path / "shard").read_bytes()
     flipped = [
@@ -149,14 +150,14 @@ def test_no_flipped_bit_is_overlooked(tmp_path: Path) -> None:
     assert found(tmp_path / "shard", many) == [None] * len(flipped)
 
 
-def test_a_record_that_is_cut_or_has_no_size_is_not_found(tmp_path: Path) -> None:
+def test_truncated_or_empty_record_is_not_found(tmp_path: Path) -> None:
     ((_, size),) = write(tmp_path / "shard", [example.encode(picture(1, JPEG))])
 
     assert found(tmp_path / "shard", [(1, size), (0, 15), (0, 0), (size + 9, 40)]) == [None] * 4
 
 
 @given(data=st.data())
-def test_with_right_crcs_nothing_is_found_that_the_parser_refuses(
+def test_records_refused_by_the_parser_are_not_found(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
     payload = bytearray(example.encode(stored(1, JPEG[:180])))
@@ -172,26 +173,28 @@ def test_with_right_crcs_nothing_is_found_that_the_parser_refuses(
         assert image == example.decode(bytes(payload))
 
 
-def test_damage_is_left_to_read_which_names_it(tmp_path: Path) -> None:
+def test_damage_is_left_to_read_and_named(tmp_path: Path) -> None:
     wrong = picture(2, JPEG)._replace(wnid="n00000001")
-    write_set(tmp_path / "set", {"train": [[picture(0, JPEG), wrong]]}, num_classes=3)
+    write_dataset(tmp_path / "set", {"train": [[picture(0, JPEG), wrong]]}, num_classes=3)
     records = Records(open_dataset(str(tmp_path / "set")), "train")
 
     first, second = records.read_many([0, 1])
 
     assert first is not None
     assert second is None
-    with pytest.raises(DataDamagedError, match="is not the class of synset"):
+    with pytest.raises(DataDamagedError, match=says("label-not-class-synset")):
         records.read(1)
 
 
-def test_a_batch_of_huge_claims_takes_no_memory(tmp_path: Path) -> None:
-    write_set(tmp_path / "set", {"train": [[picture(n, JPEG) for n in range(9)]]}, num_classes=9)
+def test_batch_of_huge_sizes_takes_no_memory(tmp_path: Path) -> None:
+    write_dataset(
+        tmp_path / "set", {"train": [[picture(n, JPEG) for n in range(9)]]}, num_classes=9
+    )
     records = Records(open_dataset(str(tmp_path / "set")), "train")
     assert None not in records.read_many(range(9))
 
     records._places[:8, 1] = record_files.MAX_PAYLOAD_BYTES  # as an index of a sparse file
-    with little_memory(record_files.MAX_PAYLOAD_BYTES):
+    with limited_memory(record_files.MAX_PAYLOAD_BYTES):
         *huge, last = records.read_many(range(9))
     assert huge == [None] * 8
     assert last is not None
@@ -199,7 +202,7 @@ def test_a_batch_of_huge_claims_takes_no_memory(tmp_path: Path) -> None:
 
 @pytest.fixture
 def not_compiled(installed: Installed, tmp_path: Path) -> None:
-    """As where there was no compiler."""
+    """Acts as if no compiler were available."""
     installed.library("read.records")
 
 
@@ -208,7 +211,7 @@ def batches(root: Path) -> list[dict[str, Any]]:
     return list(make_dataset(root, "train", 5, 16, **options))
 
 
-def test_where_it_was_not_compiled_batches_are_the_same(
+def test_batches_are_the_same_if_not_compiled(
     colours: Path, request: pytest.FixtureRequest
 ) -> None:
     expected = batches(colours)
@@ -220,7 +223,7 @@ def test_where_it_was_not_compiled_batches_are_the_same(
 
 
 def run(tmp_path: Path, shard: Path, places: Sequence[tuple[int, int]], *command: object) -> Any:
-    """Returns what the harness finds."""
+    """Returns the output of the harness."""
     index = tmp_path / "index"
     index.write_text("".join(record_files.index_line(*place) for place in places))
     lines = native.run(*command, shard, index).decode().splitlines()
@@ -250,7 +253,7 @@ def test_damaged_records_never_lead_out_of_their_memory(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_arm_finds_the_same(tmp_path: Path) -> None:
+def test_arm_gives_the_same_result(tmp_path: Path) -> None:
     arm = native.zig("aarch64-linux-musl")
     for needed in (arm, ("qemu-aarch64-static",)):
         if reason := native.missing(needed):

@@ -1,4 +1,4 @@
-"""Class indices of prepared sets, held against the miniature's truth table."""
+"""Class indices of prepared datasets, compared with the miniature's truth table."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def source(shared_cache: Path) -> Miniature:
 def prepared(
     request: pytest.FixtureRequest, source: Miniature, tmp_path_factory: pytest.TempPathFactory
 ) -> Path:
-    """The data set that `prepare` makes with a label offset."""
+    """The dataset that `prepare` makes with a label offset."""
     from imagenet_prep.pipelines import prepare
 
     out = tmp_path_factory.mktemp("prepared") / "set"
@@ -42,7 +42,7 @@ def prepared(
 
 
 @on_backends(["split"], ["validation"], schema.SOURCE_SPLITS)
-def test_every_picture_has_the_class_index_of_the_truth(
+def test_every_image_has_its_true_class_index(
     source: Miniature, prepared: Path, backend: str, split: str
 ) -> None:
     truth = {key.rpartition("/")[2]: image for key, image in source.of(split).items()}
@@ -50,7 +50,9 @@ def test_every_picture_has_the_class_index_of_the_truth(
     reader = make_dataset(
         prepared, split, 7, 32, training=False, backend=backend, framework="numpy", world=World()
     )
-    found = [int(index) for batch in reader for index in batch["class_index"][batch["mask"]]]
+    found: list[int] = []
+    for batch in reader:
+        found += batch["class_index"][batch["mask"]].tolist()
 
     assert found == expected
     assert reader.num_examples == len(expected)

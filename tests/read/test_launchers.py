@@ -1,7 +1,7 @@
-"""All ranks of a run read each image once, under each launcher, or none reads anything.
+"""All ranks of a run read each image once, under each launcher, or nothing is read.
 
-Here, one process plays all ranks, with the variables of each launcher. tests/frameworks/test_ranks
-starts the launchers, PyTorch, Lightning and Accelerate themselves.
+Here, one process acts as all ranks, with the variables of each launcher.
+tests/frameworks/test_ranks starts the launchers, PyTorch, Lightning and Accelerate themselves.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from imagenet_prep.trainer.comm import launched
 from imagenet_prep.trainer.config import TrainConfig
 from tests.kit import columns, dataloader
 from tests.kit.launchers import LAUNCHERS, forget_launchers, places
+from tests.kit.messages import says
 from tests.kit.reading import NUM_TRAIN, NUM_VALIDATION
 
 HOSTS = [2, 2]
@@ -40,7 +41,7 @@ def opened(root: Path, split: str) -> Reader:
 
 
 def shown(batches: Any) -> list[int]:
-    """Returns the examples of batches; each example has a class of its own."""
+    """Returns the examples of batches; each example has its own class."""
     found: list[int] = []
     for batch in batches:
         found += batch["class_index"][batch["mask"]].tolist()
@@ -57,7 +58,7 @@ def by_dataloader(root: Path, split: str) -> list[int]:
 
 
 def by_train(root: Path, split: str) -> list[int]:
-    """As the readers of `train` are opened."""
+    """Opens readers like `train`."""
     how: dict[str, Any] = {"model": "tiny", "image_size": 16, "batch_size": BATCH}
     config = TrainConfig(data_dir=str(root), framework="pytorch", backend="native", **how)
     open_reader = readers(recipe.settled(config))
@@ -98,12 +99,12 @@ def test_ranks_read_each_image_once(
     ],
     ids=str,
 )
-def test_without_an_agreed_rank_nothing_is_read(
+def test_nothing_is_read_without_an_agreed_rank(
     colours: Path, monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], way: str
 ) -> None:
     for variable, value in variables.items():
         monkeypatch.setenv(variable, value)
-    with pytest.raises(ImagenetPrepError, match="unknown or contradictory") as caught:
+    with pytest.raises(ImagenetPrepError, match=says("process-one-several-rank-their")) as caught:
         WAYS[way](colours, "train")
 
     assert caught.value.exit_code == (1 if way == "train" else 2)
@@ -116,7 +117,7 @@ def connect(monkeypatch: pytest.MonkeyPatch, rank: int, size: int) -> None:
     monkeypatch.setitem(sys.modules, "torch.distributed", SimpleNamespace(**made))
 
 
-def test_processes_that_only_pytorch_knows_share_the_images(
+def test_processes_connected_only_by_pytorch_share_the_images(
     colours: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     evaluated: list[int] = []
@@ -127,7 +128,7 @@ def test_processes_that_only_pytorch_knows_share_the_images(
     assert sorted(evaluated) == list(range(NUM_TRAIN, NUM_TRAIN + NUM_VALIDATION))
 
 
-def test_a_reader_of_before_the_ranks_were_connected_is_refused(
+def test_reader_opened_before_connecting_ranks_is_refused(
     colours: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     early = opened(colours, "train")
@@ -135,7 +136,9 @@ def test_a_reader_of_before_the_ranks_were_connected_is_refused(
     position = next(iter(sampler))
     connect(monkeypatch, 0, 2)
 
-    refused = pytest.raises(UsageError, match="opened as rank 0 of 1, but torch.distributed has")
+    refused = pytest.raises(
+        UsageError, match=says("reader-opened-rank-open-readers", "0", "1", "distributed has")
+    )
     with refused:
         next(iter(early))
     with refused:
@@ -169,10 +172,10 @@ def test_ranks_write_each_row_of_a_column_once(
 
 
 class DistributedSampler:
-    """Stands for that of PyTorch, which is not installed here."""
+    """Stands for the DistributedSampler of PyTorch, which is not installed here."""
 
 
-def test_a_sampler_is_known_as_distributed_where_pytorch_is(
+def test_sampler_is_a_distributedsampler_if_pytorch_is_loaded(
     colours: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reader = opened(colours, "train")
@@ -188,6 +191,6 @@ def test_a_sampler_is_known_as_distributed_where_pytorch_is(
     assert list(sampler) == [(0, n, 0) for n in range(0, NUM_TRAIN - BATCH + 1, BATCH)]
 
 
-def test_lightning_takes_a_reader_for_an_iterable(colours: Path) -> None:
-    """It asks an object with a sampler for its batch sampler, as it asks a DataLoader."""
+def test_lightning_treats_a_reader_as_an_iterable(colours: Path) -> None:
+    """Lightning looks for a batch sampler in an object with a sampler, as in a DataLoader."""
     assert opened(colours, "train").batch_sampler is None

@@ -1,4 +1,4 @@
-"""The backend without a framework: odd images, the plain way, and what it hands to others."""
+"""The native backend: odd images, fallback to Pillow, and user memory for batches."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ from imagenet_prep.read.feed import EncodedBatch
 from tests.kit.codec import corpus
 from tests.kit.command import PATIENCE_S
 from tests.kit.installed import Installed
+from tests.kit.messages import says
 from tests.kit.reading import ODD
 
 
@@ -51,7 +52,7 @@ def pillows(data: bytes, box: list[int]) -> Any:
 
 @pytest.mark.parametrize("hidden", [False, True], ids=["planes", "plain"])
 @pytest.mark.parametrize("kind", list(ODD))
-def test_odd_images_show_what_pillow_shows(installed: Installed, kind: str, hidden: bool) -> None:
+def test_odd_images_look_as_in_pillow(installed: Installed, kind: str, hidden: bool) -> None:
     if hidden:
         installed.no_planes()
     with Image.open(io.BytesIO(ODD[kind])) as image:
@@ -66,7 +67,7 @@ def test_odd_images_show_what_pillow_shows(installed: Installed, kind: str, hidd
 
 
 @pytest.mark.parametrize(("sampling", "columns"), [("411", 40), ("420", 4), ("422", 3)])
-def test_chroma_that_libjpeg_repeats_is_not_interpolated(sampling: str, columns: int) -> None:
+def test_chroma_repeated_by_libjpeg_is_not_interpolated(sampling: str, columns: int) -> None:
     noise = np.random.default_rng(5).integers(0, 256, (30, columns, 3), np.uint8)
     data = simplejpeg.encode_jpeg(noise, 90, "RGB", sampling)
     box = [0, 0, 30, columns]
@@ -74,7 +75,7 @@ def test_chroma_that_libjpeg_repeats_is_not_interpolated(sampling: str, columns:
     assert np.abs(shown(data, box) - pillows(data, box)).mean() < 1
 
 
-def test_the_plain_way_interpolates_as_the_codec_does(installed: Installed) -> None:
+def test_fallback_interpolates_like_the_codec(installed: Installed) -> None:
     box = [3, 5, 30, 41]
     quick = shown(ODD["4:4:4"], box, antialias=False)
     installed.no_planes()
@@ -82,12 +83,12 @@ def test_the_plain_way_interpolates_as_the_codec_does(installed: Installed) -> N
     assert np.abs(shown(ODD["4:4:4"], box, antialias=False) - quick).mean() < 0.7
 
 
-def test_a_damaged_image_is_an_error() -> None:
+def test_damaged_image_is_an_error() -> None:
     with pytest.raises(BadImageError, match="starts with b'no JPEG'"):
         shown(b"no JPEG", [0, 0, 4, 4])
 
 
-def test_every_sound_file_of_the_codecs_corpus_is_shown() -> None:
+def test_every_sound_file_of_the_corpus_is_decoded() -> None:
     for name, data in corpus.files().items():
         with Image.open(io.BytesIO(data)) as image:
             box = [0, 0, image.height, image.width]
@@ -95,7 +96,7 @@ def test_every_sound_file_of_the_codecs_corpus_is_shown() -> None:
 
 
 @pytest.mark.tf
-def test_bfloat16_is_rounded_to_the_nearest_and_travels_by_dlpack(tf: Any) -> None:
+def test_bfloat16_is_rounded_to_the_nearest_for_dlpack(tf: Any) -> None:
     recipe = RECIPES["resnet"]
     values, full = (
         planes.Values(dtype, recipe.mean, recipe.std).table for dtype in ("bfloat16", "float32")
@@ -107,7 +108,7 @@ def test_bfloat16_is_rounded_to_the_nearest_and_travels_by_dlpack(tf: Any) -> No
     assert np.array_equal(tf.cast(full, tf.bfloat16).numpy(), found.numpy())
 
 
-def test_the_device_of_a_tensor_is_this_machines_memory() -> None:
+def test_tensor_is_on_the_cpu_device() -> None:
     tensor = Bfloat16(np.zeros((2, 3), np.uint16))
 
     assert (tensor.shape, tensor.__dlpack_device__()) == ((2, 3), (1, 0))
@@ -120,14 +121,14 @@ def opened(root: Path, **more: Any) -> Reader:
 
 @pytest.mark.parametrize("dtype", ["uint8", "float32", "float16"])
 @pytest.mark.parametrize("colour", [False, True])
-def test_without_the_codec_pillow_shows_the_same_and_the_log_says_so_once(
+def test_fallback_to_pillow_matches_and_is_logged_once(
     installed: Installed,
     caplog: pytest.LogCaptureFixture,
     scenes: Path,
     dtype: str,
     colour: bool,
 ) -> None:
-    """The same crops and mirrors; of each image the mean differs by less than a grey level."""
+    """The same crops and mirroring; the mean of each image differs by less than a grey level."""
     quick = [batch["images"] for batch in opened(scenes, dtype=dtype, colour=colour)]
     installed.no_planes()
     backend.say_once.cache_clear()
@@ -145,9 +146,9 @@ def test_without_the_codec_pillow_shows_the_same_and_the_log_says_so_once(
     ]
 
 
-def test_the_memory_of_a_batch_is_used_again_when_nothing_of_it_is_left(scenes: Path) -> None:
+def test_memory_of_a_batch_is_reused_if_released(scenes: Path) -> None:
     reader = opened(scenes)
-    kept = [batch["images"][1:, :, ::2] for batch in reader]  # views hold their batch
+    kept = [batch["images"][1:, :, ::2] for batch in reader]  # views keep their batch
     copies = [images.copy() for images in kept]
     places = {images.ctypes.data for images in kept}
     rest = [batch["images"] for batch in reader]
@@ -160,7 +161,7 @@ def test_the_memory_of_a_batch_is_used_again_when_nothing_of_it_is_left(scenes: 
 
 
 class Tensor:
-    """Another library's array, which NumPy knows by DLPack alone."""
+    """An array of a different library, which NumPy only supports through DLPack."""
 
     def __init__(self, array: Any) -> None:
         self.array = array
@@ -174,7 +175,7 @@ class Tensor:
 
 @pytest.mark.parametrize("wrap", [lambda array: array, Tensor], ids=["NumPy", "DLPack"])
 @pytest.mark.parametrize("layout", ["NHWC", "NCHW"])
-def test_batches_are_written_into_the_users_memory(
+def test_batches_are_written_into_user_memory(
     scenes: Path, layout: str, wrap: Callable[[Any], Any]
 ) -> None:
     shape = (4, 24, 24, 3) if layout == "NHWC" else (4, 3, 24, 24)
@@ -193,14 +194,14 @@ def test_batches_are_written_into_the_users_memory(
         assert np.array_equal(memory, images)
 
 
-def test_a_broken_package_of_dali_does_not_stop_a_reader_that_does_not_use_it(
+def test_broken_dali_does_not_affect_other_backends(
     scenes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Looking for DALI imports `nvidia`, and whatever this raised ended the reader."""
+    """Looking for DALI imports `nvidia`, and any error of this import ended the reader."""
     broken = tmp_path / "nvidia"
     broken.mkdir()
     (broken / "__init__.py").write_text("raise OSError('no driver')")
-    for name in ("nvidia", "nvidia.dali"):  # another test may have imported DALI
+    for name in ("nvidia", "nvidia.dali"):  # a different test may have imported DALI
         monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.syspath_prepend(tmp_path)
 
@@ -209,10 +210,10 @@ def test_a_broken_package_of_dali_does_not_stop_a_reader_that_does_not_use_it(
         opened(scenes, backend="dali")
 
 
-def test_an_epoch_that_was_left_writes_no_more_when_memory_is_asked_for_again(
+def test_abandoned_epoch_stops_writing_into_reused_memory(
     scenes: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Buffers in turn held images of it instead of the next epoch's."""
+    """Buffers used in turn contained its images instead of the next epoch's."""
     show = backend.NativeBackend._show
     writing = []
     busy = []
@@ -278,27 +279,27 @@ def test_bfloat16_is_written_into_memory_of_that_type(scenes: Path) -> None:
             ),
             "not aligned: expected contiguous, aligned float32",
         ),
-        (np.broadcast_to(np.float32(0), (4, 24, 24, 3)), "it is read-only"),
-        ([1.0, 2.0], r"returned no usable memory \(memoryview"),
+        (np.broadcast_to(np.float32(0), (4, 24, 24, 3)), says("read-only")),
+        ([1.0, 2.0], says("out-returned-no-usable-memory", "memoryview")),
     ],
 )
-def test_memory_that_does_not_fit_is_named(scenes: Path, memory: Any, words: str) -> None:
+def test_unsuitable_memory_is_refused(scenes: Path, memory: Any, words: str) -> None:
     with pytest.raises(UsageError, match=words):
         next(iter(opened(scenes, out=lambda: memory)))
 
 
-def test_no_framework_is_chosen_for_memory_of_the_users(scenes: Path) -> None:
-    with pytest.raises(UsageError, match="remove framework="):
+def test_framework_is_refused_with_user_memory(scenes: Path) -> None:
+    with pytest.raises(UsageError, match=says("out-determines-type-arrays-batches")):
         opened(scenes, out=bytearray, framework="numpy")
 
 
-def test_memory_for_images_that_nobody_asked_for_is_refused(scenes: Path) -> None:
-    with pytest.raises(UsageError, match="but fields= has no 'images'"):
+def test_memory_without_the_field_images_is_refused(scenes: Path) -> None:
+    with pytest.raises(UsageError, match=says("out-provides-memory-images-fields")):
         opened(scenes, out=bytearray, fields=("key",))
 
 
 @pytest.mark.parametrize("other", ["tfdata", "dali"])
-def test_the_other_backends_take_no_memory(installed: Installed, scenes: Path, other: str) -> None:
+def test_other_backends_refuse_user_memory(installed: Installed, scenes: Path, other: str) -> None:
     installed.packages(lambda _: True)
-    with pytest.raises(UsageError, match=f"needs backend='native', but the backend is '{other}'"):
+    with pytest.raises(UsageError, match=says("out-needs-backend-native-backend", f"'{other}'")):
         opened(scenes, out=bytearray, backend=other)

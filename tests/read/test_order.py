@@ -1,5 +1,8 @@
+"""The order of examples, and their division into steps and ranks."""
+
 from __future__ import annotations
 
+import itertools
 from itertools import pairwise
 
 import numpy as np
@@ -25,12 +28,12 @@ def splitmix64(state: int) -> int:
 
 
 def read(order: list[int], steps: Steps) -> tuple[list[list[int]], list[list[int]]]:
-    """Returns what every rank reads of an epoch's order, and what every step does."""
+    """Returns the numbers that each rank reads of an epoch's order, and those of each step."""
     by_rank: list[list[int]] = [[] for _ in range(steps.world_size)]
     by_step = []
     for step in range(steps.count):
         mine = [[order[p] for p in steps.positions(step, rank)] for rank in range(steps.world_size)]
-        by_step.append([number for numbers in mine for number in numbers])
+        by_step.append([*itertools.chain.from_iterable(mine)])
         for rank, numbers in enumerate(mine):
             by_rank[rank] += numbers
     return by_rank, by_step
@@ -56,8 +59,8 @@ def test_mix_agrees_with_integers_of_any_size(values: list[int]) -> None:
     assert mixed.tolist() == [splitmix64(value) for value in values]
 
 
-def test_an_order_is_the_same_for_ever() -> None:
-    # States that were saved go on only in the order in which they were saved.
+def test_order_never_changes_between_versions() -> None:
+    # A saved state only resumes correctly in the order in which it was saved.
     orders = [Order((4, 5, 3), seed=42).epoch(epoch).tolist() for epoch in (0, 1)]
 
     assert orders[0] == [6, 11, 10, 5, 1, 0, 8, 2, 9, 7, 3, 4]
@@ -67,7 +70,7 @@ def test_an_order_is_the_same_for_ever() -> None:
 
 
 @given(st.integers(0, M64), st.integers(0, 99))
-def test_an_order_sorts_examples_by_hashes_that_anyone_can_compute(seed: int, epoch: int) -> None:
+def test_order_sorts_examples_by_documented_hashes(seed: int, epoch: int) -> None:
     key = splitmix64(splitmix64(splitmix64(seed) ^ epoch) ^ 1)
     expected = sorted(range(12), key=lambda number: splitmix64(number ^ key))
 
@@ -75,7 +78,7 @@ def test_an_order_sorts_examples_by_hashes_that_anyone_can_compute(seed: int, ep
 
 
 @given(st.integers(-(1 << 63), M64 - 1), st.integers(0, 1000), st.integers(1, 5))
-def test_streams_of_a_seed_do_not_meet(seed: int, epoch: int, part: int) -> None:
+def test_streams_of_a_seed_are_different(seed: int, epoch: int, part: int) -> None:
     here = stream(seed, epoch, part)
 
     assert here == stream(seed, epoch, part)
@@ -88,7 +91,7 @@ def test_streams_of_a_seed_do_not_meet(seed: int, epoch: int, part: int) -> None
 
 
 @given(shards, st.none() | st.integers(0, M64), st.integers(0, 30), st.integers(0, 5))
-def test_an_epoch_holds_every_example_once(
+def test_epoch_contains_every_example_once(
     counts: list[int], seed: int | None, window: int, epoch: int
 ) -> None:
     order = Order(tuple(counts), seed, window)
@@ -100,7 +103,7 @@ def test_an_epoch_holds_every_example_once(
 
 
 @given(shards, st.integers(0, M64), st.integers(1, 30), st.integers(0, 5))
-def test_a_window_reads_its_shards_before_the_next_ones(
+def test_window_reads_its_shards_before_the_next_ones(
     counts: list[int], seed: int, window: int, epoch: int
 ) -> None:
     shard_of = np.repeat(np.arange(len(counts)), counts)
@@ -108,14 +111,14 @@ def test_a_window_reads_its_shards_before_the_next_ones(
     first = {shard: seen.index(shard) for shard in seen}
     last = {shard: len(seen) - 1 - seen[::-1].index(shard) for shard in seen}
 
-    # At any place no more shards are begun and unfinished than a window holds.
+    # At any place, the number of started and unfinished shards is at most a window's.
     for place in range(len(seen)):
         begun = [s for s in first if first[s] <= place <= last[s]]
         assert len(begun) <= window or window >= len(counts)
 
 
 @given(shards, worlds, batches, st.booleans(), st.data())
-def test_every_example_comes_once_over_all_ranks_and_steps_are_equal(
+def test_ranks_read_every_example_once_in_equal_steps(
     counts: list[int], world: int, batch: int, drop_tail: bool, data: st.DataObject
 ) -> None:
     order = Order(tuple(counts), 3).epoch(0).tolist()
@@ -125,8 +128,8 @@ def test_every_example_comes_once_over_all_ranks_and_steps_are_equal(
     left = order[start:]
     taken = left[: len(left) - steps.dropped]
 
-    assert [number for numbers in by_step for number in numbers] == taken
-    assert sorted(number for numbers in by_rank for number in numbers) == sorted(taken)
+    assert [*itertools.chain.from_iterable(by_step)] == taken
+    assert sorted(itertools.chain.from_iterable(by_rank)) == sorted(taken)
     assert 0 <= steps.dropped < steps.global_batch
     if drop_tail:
         assert all(len(numbers) == batch * steps.count for numbers in by_rank)
@@ -140,7 +143,7 @@ def test_every_example_comes_once_over_all_ranks_and_steps_are_equal(
 
 
 @given(shards, st.lists(st.tuples(worlds, batches, st.integers(0, 5)), max_size=4), st.booleans())
-def test_a_run_may_go_on_with_other_ranks_again_and_again(
+def test_run_may_resume_repeatedly_with_other_ranks(
     counts: list[int], parts: list[tuple[int, int, int]], drop_tail: bool
 ) -> None:
     order = Order(tuple(counts), 9, 4).epoch(2).tolist()
@@ -150,16 +153,16 @@ def test_a_run_may_go_on_with_other_ranks_again_and_again(
         steps = Steps(start, len(order), world, batch, drop_tail)
         done = min(wanted, steps.count)
         _, by_step = read(order, steps)
-        seen += [number for numbers in by_step[:done] for number in numbers]
+        seen += itertools.chain.from_iterable(by_step[:done])
         start = steps.after(done)
     rest = Steps(start, len(order), 1, 1, drop_tail=False)
-    seen += [number for numbers in read(order, rest)[1] for number in numbers]
+    seen += itertools.chain.from_iterable(read(order, rest)[1])
 
     assert seen == order
 
 
 @given(shards, worlds, batches, st.booleans(), st.integers(0, 5))
-def test_the_same_ranks_go_on_as_if_they_had_not_stopped(
+def test_resumed_run_equals_an_uninterrupted_one(
     counts: list[int], world: int, batch: int, drop_tail: bool, done: int
 ) -> None:
     order = list(range(sum(counts)))
@@ -175,17 +178,16 @@ def test_50000_validation_images_are_padded_to_equal_steps() -> None:
     counted = {}
     for world in (1, 7, 8, 24, 32, 256):
         steps = Steps(0, 50_000, world, 256, drop_tail=False)
-        counted[world] = sum(
-            len(steps.positions(step, rank)) for step in range(steps.count) for rank in range(world)
-        )
+        places = itertools.product(range(steps.count), range(world))
+        counted[world] = sum(len(steps.positions(step, rank)) for step, rank in places)
 
     assert set(counted.values()) == {50_000}
     assert Steps(0, 50_000, 256, 256, drop_tail=False).count == 1
-    # The last ranks have nothing left to count and still make the step.
+    # The last ranks have no examples left and still take part in the step.
     assert len(Steps(0, 50_000, 256, 256, drop_tail=False).positions(0, 255)) == 0
 
 
-def test_the_tail_of_training_is_another_one_each_epoch() -> None:
+def test_dropped_tail_differs_in_each_epoch() -> None:
     order = Order((100,) * 10, 0)
     steps = Steps(0, 1000, 7, 16, drop_tail=True)
     tails = [set(order.epoch(epoch)[-steps.dropped :].tolist()) for epoch in range(3)]
@@ -194,8 +196,8 @@ def test_the_tail_of_training_is_another_one_each_epoch() -> None:
     assert all(len(a & b) < 30 for a, b in pairwise(tails))  # 11 are expected
 
 
-# How well orders are mixed: 64 shards of 320 examples of 100 classes, each shard a fair sample of
-# all classes, as shards/plan deals them out.
+# Quality of mixing: 64 shards of 320 examples of 100 classes. Each shard is a fair sample of all
+# classes, as shards/plan distributes them.
 SHARDS = 64
 PER_SHARD = 320
 CLASSES = 100
@@ -211,7 +213,7 @@ def order_of(window: int, epoch: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("window", [0, 8, 16])
-def test_consecutive_epochs_are_as_far_apart_as_permutations(window: int) -> None:
+def test_consecutive_epochs_are_independent_permutations(window: int) -> None:
     for epoch in range(4):
         before = np.argsort(order_of(window, epoch))
         after = np.argsort(order_of(window, epoch + 1))
@@ -225,7 +227,7 @@ def test_consecutive_epochs_are_as_far_apart_as_permutations(window: int) -> Non
 
 
 @pytest.mark.parametrize("window", [0, 8, 16])
-def test_batches_hold_as_many_classes_as_those_of_a_permutation(window: int) -> None:
+def test_batches_have_the_classes_of_a_random_permutation(window: int) -> None:
     batch = 64
     rng = np.random.default_rng(0)
 
@@ -241,7 +243,7 @@ def test_batches_hold_as_many_classes_as_those_of_a_permutation(window: int) -> 
     assert max(found) < expected * 1.05
 
 
-def test_without_a_window_shards_do_not_show_in_the_order() -> None:
+def test_order_without_a_window_hides_the_shards() -> None:
     shard_of = np.repeat(np.arange(SHARDS), PER_SHARD)
     same = (np.diff(shard_of[order_of(0, 0)]) == 0).mean()
 

@@ -1,4 +1,4 @@
-"""Nodes that hold parts of a set: each example once over all of them, from their own disks."""
+"""Nodes with parts of a dataset: each example once over all nodes, from their own disks."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ from imagenet_prep.core.world import World
 from imagenet_prep.read import Reader, make_dataset
 from imagenet_prep.read.receipt import KEPT, Receipt, Use, parse
 from tests.kit import command
+from tests.kit.messages import says
 from tests.kit.reading import NUM_TRAIN, NUM_VALIDATION, TRAIN, on_backends
 from tests.kit.tfrecords import numbers_of
 
 NODES = 3
 COPIES = (1, 2)
-# Ranks of a node, images of a batch, copies of a shard. In short, each number of ranks with each
-# number of copies in training or in evaluation.
+# Ranks of a node, images of a batch, copies of a shard. The short run has each number of ranks with
+# each number of copies, in training or in evaluation.
 TRAINED = list(itertools.product([(1, 4), (2, 3), (4, 4)], COPIES))
 EVALUATED = list(itertools.product([(1, 4), (2, 3), (2, 8), (8, 8)], COPIES))
 
@@ -70,14 +71,15 @@ def test_training_reads_every_example_once_in_equal_steps(
     readers = open_all(nodes(copies), "train", ranks, batch, backend=backend)
     for _ in range(2):
         by_rank = [[seen(b) for b in reader] for reader in readers]
-        flat = [number for batches in by_rank for numbers in batches for number in numbers]
+        steps = [*itertools.chain.from_iterable(by_rank)]
+        flat = [*itertools.chain.from_iterable(steps)]
 
         assert {len(batches) for batches in by_rank} == {NUM_TRAIN // (NODES * ranks * batch)}
-        assert {len(numbers) for batches in by_rank for numbers in batches} <= {batch}
+        assert {*map(len, steps)} <= {batch}
         assert len(set(flat)) == len(flat) == NUM_TRAIN - readers[0].dropped_per_epoch
 
 
-# With (2, 8) and more ranks some have no image.
+# With (2, 8) and more ranks, some have no image.
 @on_backends(["sizes", "copies"], [((1, 4), 2)], EVALUATED, [((1, 4), 2), ((2, 3), 1), ((2, 8), 2)])
 def test_evaluation_counts_every_example_exactly_once(
     nodes: Nodes, backend: str, copies: int, sizes: tuple[int, int]
@@ -85,13 +87,13 @@ def test_evaluation_counts_every_example_exactly_once(
     ranks, batch = sizes
     readers = open_all(nodes(copies), "validation", ranks, batch, backend=backend)
     by_rank = [list(reader) for reader in readers]
-    counted = [number for batches in by_rank for b in batches for number in seen(b)]
+    counted = [*itertools.chain.from_iterable(map(seen, itertools.chain.from_iterable(by_rank)))]
 
     assert len({len(batches) for batches in by_rank}) == 1
     assert sorted(counted) == list(range(NUM_TRAIN, NUM_TRAIN + NUM_VALIDATION))
 
 
-def test_other_ranks_of_the_same_nodes_go_on_where_a_run_stopped(nodes: Nodes) -> None:
+def test_different_ranks_of_the_same_nodes_resume(nodes: Nodes) -> None:
     before = open_all(nodes(2), "train", 1, 5)
     first = [seen(next(iter(reader))) for reader in before]
     states = {json.dumps(reader.state()) for reader in before}
@@ -99,17 +101,17 @@ def test_other_ranks_of_the_same_nodes_go_on_where_a_run_stopped(nodes: Nodes) -
     after = open_all(nodes(2), "train", 2, 2)
     for reader in after:
         reader.restore(json.loads(states.copy().pop()))
-    rest = [seen(b) for reader in after for b in reader]
-    flat = [number for numbers in [*first, *rest] for number in numbers]
+    rest = [*map(seen, itertools.chain.from_iterable(after))]
+    flat = [*itertools.chain(*first, *rest)]
 
     assert len(set(flat)) == len(flat) == 15 + (NUM_TRAIN - 15) // 12 * 12
 
 
-def test_a_state_of_another_partition_is_refused(nodes: Nodes, colours: Path) -> None:
+def test_state_of_a_different_partition_is_refused(nodes: Nodes, colours: Path) -> None:
     whole = open_one(colours, "train", World(), 4).state()
     one, two = (open_all(nodes(copies), "train", 1, 4)[0] for copies in COPIES)
     for reader, state in ((one, whole), (one, two.state()), (two, one.state())):
-        with pytest.raises(UsageError, match="the state has (nodes|copies)"):
+        with pytest.raises(UsageError, match=says("state-reader-use-same-dataset")):
             reader.restore(state)
 
 
@@ -118,45 +120,75 @@ def test_a_state_of_another_partition_is_refused(nodes: Nodes, colours: Path) ->
     [
         (
             World(),
-            "it must be read by 3 hosts with equal numbers of ranks, but this run has 1 rank",
+            says("must-read-hosts-equal-numbers", ..., "3", "1 rank"),
         ),
-        (World(0, 6, 0, 3), "this run has 6 ranks, 3 of them on this host"),
-        (World(0, 3, 0, 1), "this host is number 0 of the hosts that train"),
-        (World(5, 6, 1, 2), "this host is number 2 of the hosts that train"),
+        (World(0, 6, 0, 3), says("must-read-hosts-equal-numbers", ..., ..., "6 ranks", "3")),
+        (World(0, 3, 0, 1), says("host-number-hosts-train-start", ..., "0")),
+        (World(5, 6, 1, 2), says("host-number-hosts-train-start", ..., "2")),
     ],
 )
-def test_ranks_of_other_hosts_are_told_so(nodes: Nodes, world: World, said: str) -> None:
+def test_wrong_number_of_hosts_is_refused(nodes: Nodes, world: World, said: str) -> None:
     with pytest.raises(UsageError, match=said):
         open_one(nodes(1)[1], "train", world, 4)
 
 
-def test_one_host_measures_and_proves_its_part(nodes: Nodes) -> None:
+def test_one_host_measures_and_verifies_its_part(nodes: Nodes) -> None:
     flags = ("--seconds", "0.1", "--batch-size", "2", "--image-size", "16", "--json")
     flags += ("--backend", "native")
     measured = command.run("bench-read", nodes(1)[1], *flags)
     verified = command.run("verify", nodes(1)[1], "--level", "decode")
 
     assert (measured.code, verified.code) == (0, 0), (measured, verified)
-    assert "(part 1 of 3, copies: 1)" in verified.out
+    assert says("part-copies", 1, 3, 1).search(verified.out)
 
 
 @pytest.mark.parametrize("copies", COPIES)
-def test_the_receipt_lists_what_the_ranks_of_all_nodes_have_read(nodes: Nodes, copies: int) -> None:
+def test_receipt_lists_the_examples_of_all_nodes(nodes: Nodes, copies: int) -> None:
     readers = open_all(nodes(copies), "train", 2, 3)
     start = {"kind": "start", "step": 0, "receipt": readers[0].receipt()}
-    read = [[seen(batch) for _ in range(2) for batch in reader] for reader in readers]
+    read = [[*map(seen, itertools.chain(reader, reader))] for reader in readers]
     steps = len(read[0])
     saved = {"kind": "saved", "step": steps, "receipt": readers[0].state()}
     receipt = Receipt(parse([json.dumps(row).encode() for row in (start, saved)], "log"), TRAIN)
 
     for step in range(steps):
-        assert list(receipt.step(step)) == [
-            (Use(step, step * 2 // steps, 1, rank, KEPT), number)
-            for rank, batches in enumerate(read)
-            for number in batches[step]
-        ]
+        expected = []
+        for rank, batches in enumerate(read):
+            use = Use(step, step * 2 // steps, 1, rank, KEPT)
+            expected += [(use, number) for number in batches[step]]
+        assert list(receipt.step(step)) == expected
     assert receipt.faults() == (steps * 18, [])
     uses = list(receipt.uses(7))
     assert [use.rank for use in uses] == [
         next(rank for rank, batches in enumerate(read) if 7 in batches[use.step]) for use in uses
     ]
+
+
+@pytest.mark.parametrize("copies", COPIES)
+@pytest.mark.parametrize(("ranks", "batch"), [(1, 4), (2, 3)])
+def test_receipts_of_resumed_epochs_name_their_images(
+    nodes: Nodes, copies: int, ranks: int, batch: int
+) -> None:
+    """The position in an epoch counts the images of all nodes."""
+    first = open_all(nodes(copies), "train", ranks, batch)
+    rows = [{"kind": "start", "step": 0, "receipt": first[0].receipt()}]
+    read = [[seen(next(iter(reader)))] for reader in first]
+    rows.append({"kind": "saved", "step": 1, "receipt": first[0].state()})
+    resumed = open_all(nodes(copies), "train", ranks, batch)
+    for reader in resumed:
+        reader.restore(first[0].state())
+    rows.append({"kind": "start", "step": 1, "receipt": resumed[0].receipt()})
+    for batches, reader in zip(read, resumed, strict=True):
+        batches += (seen(each) for each in [*reader, *reader])
+    steps = len(read[0])
+    rows.append({"kind": "saved", "step": steps, "receipt": resumed[0].state()})
+    receipt = Receipt(parse([json.dumps(row).encode() for row in rows], "log"), TRAIN)
+
+    for step in range(steps):
+        found = [(use.rank, number) for use, number in receipt.step(step)]
+        assert found == [
+            (rank, number) for rank, batches in enumerate(read) for number in batches[step]
+        ]
+        for rank, number in found:
+            assert (step, rank) in [(use.step, use.rank) for use in receipt.uses(number)]
+    assert receipt.faults()[1] == []

@@ -1,4 +1,4 @@
-"""What batches show, held against Pillow, against NumPy and against the other backend."""
+"""Pixels of batches, compared with Pillow, NumPy and the other backends."""
 
 from __future__ import annotations
 
@@ -19,40 +19,37 @@ from imagenet_prep.read import Reader, make_dataset
 from imagenet_prep.read.augment import RECIPES
 from imagenet_prep.read.config import ReadConfig
 from tests.kit.dataset import split_records
-from tests.kit.lengths import long_but
+from tests.kit.lengths import long_except
 from tests.kit.reading import NUM_TRAIN, ODD, on_backends
-from tests.kit.tfrecords import jpeg, picture, scene, write_set
+from tests.kit.tfrecords import jpeg, picture, scene, write_dataset
 
-# Grey levels: decoders that crop see less around the edge of the crop than Pillow does, and
-# weights of the filters are rounded in other places. The native one resizes chroma before it makes
-# colours, and rounds between the two axes.
+# Grey levels: decoders that crop see less around the edge of the crop than Pillow does, and weights
+# of the filters are rounded in other places. The native one resizes chroma before it makes colours,
+# and rounds between the two axes.
 MEAN = {"tfdata": 0.5, "dali": 0.5, "native": 1.0}
 INSIDE = {"tfdata": 4, "dali": 4, "native": 8}
 EDGE = 4  # pixels
-# Options of which none may change an augmentation.
+# Options that must not change an augmentation.
 MANY = {"world": World(0, 2), "batch_size": 3, "num_threads": 3}
 
 
-def open_set(root: Path, split: str, backend: str, **more: Any) -> Reader:
+def reader_of(root: Path, split: str, backend: str, **more: Any) -> Reader:
     settings: dict[str, Any] = {"framework": "numpy", "dtype": "uint8", "world": World()}
     settings |= {"batch_size": 5, "image_size": 64}
     return make_dataset(root, split, backend=backend, **settings | more)
 
 
 def by_example(reader: Reader) -> dict[int, Any]:
-    """Returns the images of an epoch by class index, which names the example in these sets."""
-    return {
-        int(index): image
-        for batch in reader
-        for index, image, there in zip(
-            batch["class_index"], batch["images"], batch["mask"], strict=True
-        )
-        if there
-    }
+    """Returns the images of an epoch by class index, which is unique in these datasets."""
+    images: dict[int, Any] = {}
+    for batch in reader:
+        mask = batch["mask"]
+        images |= zip(batch["class_index"][mask].tolist(), batch["images"][mask], strict=True)
+    return images
 
 
 def evaluated(root: Path, share: float, *, keep_aspect: bool, size: int) -> Any:
-    """Returns what Pillow makes of the validation split: crop, then an antialiased filter."""
+    """Returns the validation split as Pillow makes it: crop, then an antialiased filter."""
     images = []
     for record in split_records(root, schema.VALIDATION):
         with Image.open(io.BytesIO(record.encoded)) as image:
@@ -68,7 +65,7 @@ def evaluated(root: Path, share: float, *, keep_aspect: bool, size: int) -> Any:
 
 
 def assert_close(found: Any, expected: Any, backend: str) -> None:
-    """uint8 images [N, height, width, 3] are the same but for rounding."""
+    """Compares uint8 images [N, height, width, 3], with room for rounding."""
     assert found.shape == expected.shape
     difference = np.abs(found.astype(int) - expected.astype(int))
     inside = difference[:, EDGE:-EDGE, EDGE:-EDGE]
@@ -78,22 +75,22 @@ def assert_close(found: Any, expected: Any, backend: str) -> None:
 
 
 @on_backends(["size"], [40, 150], [40, 64, 150])
-def test_evaluation_shows_what_pillow_shows(scenes: Path, backend: str, size: int) -> None:
-    reader = open_set(scenes, "validation", backend, image_size=size)
+def test_evaluation_images_equal_those_of_pillow(scenes: Path, backend: str, size: int) -> None:
+    reader = reader_of(scenes, "validation", backend, image_size=size)
     found = np.stack(list(by_example(reader).values()))
 
     assert_close(found, evaluated(scenes, 224 / 256, keep_aspect=True, size=size), backend)
 
 
-def test_evaluation_of_the_tutorial_squashes_the_middle(scenes: Path, backend: str) -> None:
-    reader = open_set(scenes, "validation", backend, recipe="tutorial")
+def test_tutorial_evaluation_squashes_the_centre(scenes: Path, backend: str) -> None:
+    reader = reader_of(scenes, "validation", backend, recipe="tutorial")
     found = np.stack(list(by_example(reader).values()))
 
     assert_close(found, evaluated(scenes, 0.8, keep_aspect=False, size=64), backend)
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_images_are_filtered_in_evaluation_and_where_training_has_its_view(recipe: str) -> None:
+def test_evaluation_and_fixed_training_views_are_antialiased(recipe: str) -> None:
     evaluation, training = (
         ReadConfig("set", "train", 8, recipe=recipe, training=training)
         for training in (False, True)
@@ -115,13 +112,13 @@ HOW = (
 
 # The tutorial's crops are drawn as those of resnet.
 @pytest.mark.parametrize(
-    "how", long_but([how for how in HOW if how != {"recipe": "tutorial"}], HOW), ids=str
+    "how", long_except([how for how in HOW if how != {"recipe": "tutorial"}], HOW), ids=str
 )
 def test_all_backends_show_the_same_training_crops(
     scenes: Path, tf: Any, dali: Any, how: dict[str, Any]
 ) -> None:
     names = ("tfdata", "dali", "native")
-    readers = [open_set(scenes, "train", name, seed=6, **how) for name in names]
+    readers = [reader_of(scenes, "train", name, seed=6, **how) for name in names]
     for _ in range(2):
         first, *others = (by_example(reader) for reader in readers)
 
@@ -131,23 +128,23 @@ def test_all_backends_show_the_same_training_crops(
             assert_close(np.stack(list(first.values())), np.stack(list(other.values())), name)
 
 
-def test_all_backends_show_the_same_of_odd_images(tmp_path: Path, tf: Any, dali: Any) -> None:
-    """As a set holds them, where what decoders decline was repaired: CMYK is RGB there."""
+def test_all_backends_show_odd_images_equally(tmp_path: Path, tf: Any, dali: Any) -> None:
+    """As a dataset contains them, after repair for decoders: CMYK has become RGB."""
     whole = Policy(short_side=None)
     images = {kind: transform(data, whole).encoded for kind, data in ODD.items()}
     pictures = [picture(n, encoded) for n, encoded in enumerate(images.values())]
     splits = {"train": [pictures], "validation": [pictures]}
-    write_set(tmp_path / "set", splits, num_classes=len(pictures))
+    write_dataset(tmp_path / "set", splits, num_classes=len(pictures))
     for split in splits:
         found, *others = (
-            by_example(open_set(tmp_path / "set", split, name, seed=6, batch_size=3))
+            by_example(reader_of(tmp_path / "set", split, name, seed=6, batch_size=3))
             for name in ("native", "tfdata", "dali")
         )
         for other, expected in zip(("tfdata", "dali"), others, strict=True):
             assert found.keys() == expected.keys()
             for number, kind in enumerate(images):
                 off = np.abs(found[number].astype(int) - expected[number].astype(int))
-                # The view of it is a single pixel, and DALI's decoder sees nothing beside that.
+                # Its view is a single pixel, and DALI's decoder sees no neighbour of it.
                 alone = (other, kind) == ("dali", "one row")
                 assert off.mean() < (3.0 if alone else MEAN["native"]), (split, other, kind)
 
@@ -164,11 +161,11 @@ def test_all_backends_show_the_same_of_odd_images(tmp_path: Path, tf: Any, dali:
         MANY,
     ],
 )
-def test_an_augmentation_depends_on_seed_epoch_and_example_alone(
+def test_augmentation_only_depends_on_seed_epoch_and_example(
     scenes: Path, backend: str, other: dict[str, Any]
 ) -> None:
-    plain = open_set(scenes, "train", backend, seed=6, colour=True)
-    varied = open_set(scenes, "train", backend, seed=6, colour=True, **other)
+    plain = reader_of(scenes, "train", backend, seed=6, colour=True)
+    varied = reader_of(scenes, "train", backend, seed=6, colour=True, **other)
     for _ in range(2):
         expected = by_example(plain)
         found = by_example(varied)
@@ -178,9 +175,9 @@ def test_an_augmentation_depends_on_seed_epoch_and_example_alone(
         assert [n for n in found if not np.array_equal(found[n], expected[n])] == []
 
 
-def test_colours_are_those_of_the_views_on_the_same_crops(scenes: Path, backend: str) -> None:
+def test_colours_are_applied_to_the_same_crops(scenes: Path, backend: str) -> None:
     plain, coloured = (
-        open_set(scenes, "train", backend, seed=6, colour=colour) for colour in (False, True)
+        reader_of(scenes, "train", backend, seed=6, colour=colour) for colour in (False, True)
     )
     colours = {}
     for batch in coloured.encoded_batches():
@@ -195,20 +192,20 @@ def test_colours_are_those_of_the_views_on_the_same_crops(scenes: Path, backend:
         of_pixel, of_mean, offset = np.split(colours[number], [3, 6], axis=1)
         mean = pixels.mean((0, 1))
         expected = pixels @ of_pixel.T + of_mean @ mean + offset[:, 0]
-        # The plain crop was rounded, and colours draw its errors apart.
+        # The plain crop was rounded, and colours enlarge its errors.
         np.testing.assert_allclose(found[number], np.clip(expected, 0, 255), atol=2.5)
-    evaluation = open_set(scenes, "validation", backend, colour=True)
+    evaluation = reader_of(scenes, "validation", backend, colour=True)
     assert all(batch.views[0].colours is None for batch in evaluation.encoded_batches())
 
 
-def test_padding_shows_the_whole_picture_moved_over_black(tmp_path: Path, backend: str) -> None:
+def test_padding_moves_the_complete_image_over_black(tmp_path: Path, backend: str) -> None:
     pictures = {}
     for number in range(16):
         small = np.random.default_rng(number).integers(60, 256, (4, 4, 3), np.uint8)
         pixels = np.asarray(Image.fromarray(small).resize((32, 32), Image.Resampling.BICUBIC))
         pictures[number] = picture(number, jpeg(pixels))
-    write_set(tmp_path / "set", {"train": [list(pictures.values())]}, num_classes=16)
-    reader = open_set(
+    write_dataset(tmp_path / "set", {"train": [list(pictures.values())]}, num_classes=16)
+    reader = reader_of(
         tmp_path / "set", "train", backend, seed=6, recipe="cifar10", image_size=32, batch_size=4
     )
     views = {}
@@ -229,11 +226,11 @@ def test_padding_shows_the_whole_picture_moved_over_black(tmp_path: Path, backen
         assert np.abs(found[number].astype(int) - expected.astype(int)).max() <= INSIDE[backend]
 
 
-def test_each_epoch_and_each_seed_shows_something_else(scenes: Path, backend: str) -> None:
-    reader = open_set(scenes, "train", backend, seed=6)
+def test_each_epoch_and_seed_gives_different_images(scenes: Path, backend: str) -> None:
+    reader = reader_of(scenes, "train", backend, seed=6)
     first = by_example(reader)
     second = by_example(reader)
-    other = by_example(open_set(scenes, "train", backend, seed=7))
+    other = by_example(reader_of(scenes, "train", backend, seed=7))
 
     for numbers in (second, other):
         assert [n for n in first if np.array_equal(first[n], numbers[n])] == []
@@ -245,11 +242,9 @@ def normalised(pixels: Any, recipe: str) -> Any:
 
 
 @on_backends(["recipe"], ["tutorial"], ON_ALL_BACKENDS)
-def test_floats_are_the_pixels_less_the_mean_over_the_deviation(
-    scenes: Path, backend: str, recipe: str
-) -> None:
+def test_floats_are_normalised_pixels(scenes: Path, backend: str, recipe: str) -> None:
     pixels, floats = (
-        by_example(open_set(scenes, "validation", backend, dtype=dtype, recipe=recipe))
+        by_example(reader_of(scenes, "validation", backend, dtype=dtype, recipe=recipe))
         for dtype in ("uint8", "float32")
     )
     for number, image in floats.items():
@@ -258,7 +253,7 @@ def test_floats_are_the_pixels_less_the_mean_over_the_deviation(
         assert np.abs(image - normalised(pixels[number], recipe)).max() < 0.51 / 57
 
 
-def test_constants_are_those_that_everyone_uses() -> None:
+def test_normalisation_constants_are_the_usual_ones() -> None:
     resnet, tutorial = RECIPES["resnet"], RECIPES["tutorial"]
 
     assert np.array(resnet.mean) / 255 == pytest.approx([0.485, 0.456, 0.406])
@@ -275,14 +270,14 @@ def test_constants_are_those_that_everyone_uses() -> None:
         pytest.param("native", "bfloat16", marks=pytest.mark.tf),  # its types for NumPy
     ],
 )
-def test_short_floats_are_the_long_ones_rounded(
+def test_short_floats_are_the_rounded_long_ones(
     request: pytest.FixtureRequest, scenes: Path, name: str, dtype: str
 ) -> None:
     needed = {("tfdata", "bfloat16"): "tf", ("dali", "float16"): "dali"}.get((name, dtype))
     if needed is not None:
         request.getfixturevalue(needed)
     short, full = (
-        by_example(open_set(scenes, "train", name, dtype=kind)) for kind in (dtype, "float32")
+        by_example(reader_of(scenes, "train", name, dtype=kind)) for kind in (dtype, "float32")
     )
     for number, image in short.items():
         assert image.dtype.name == dtype
@@ -297,7 +292,7 @@ def test_short_floats_are_the_long_ones_rounded(
 )
 def test_channels_may_come_first(scenes: Path, backend: str, split: str, dtype: str) -> None:
     last, first = (
-        by_example(open_set(scenes, split, backend, dtype=dtype, layout=layout))
+        by_example(reader_of(scenes, split, backend, dtype=dtype, layout=layout))
         for layout in ("NHWC", "NCHW")
     )
     for number, image in first.items():
@@ -309,8 +304,8 @@ def test_channels_may_come_first(scenes: Path, backend: str, split: str, dtype: 
 def test_tensorflow_gets_tensors_of_the_same_values(
     scenes: Path, backend: str, tf: Any, dtype: str
 ) -> None:
-    arrays = list(open_set(scenes, "validation", backend, dtype=dtype))
-    tensors = list(open_set(scenes, "validation", backend, dtype=dtype, framework="tensorflow"))
+    arrays = list(reader_of(scenes, "validation", backend, dtype=dtype))
+    tensors = list(reader_of(scenes, "validation", backend, dtype=dtype, framework="tensorflow"))
 
     assert len(tensors) == len(arrays)
     for expected, batch in zip(arrays, tensors, strict=True):
@@ -324,7 +319,7 @@ def test_tensorflow_gets_tensors_of_the_same_values(
 
 @pytest.mark.dali
 @pytest.mark.parametrize("framework", ["dlpack", "numpy", "tensorflow"])
-def test_a_batch_stays_what_it_was_while_later_ones_are_read(
+def test_batch_is_unchanged_by_reading_later_ones(
     scenes: Path, request: pytest.FixtureRequest, dali: Any, framework: str
 ) -> None:
     if framework == "tensorflow":
@@ -335,7 +330,7 @@ def test_a_batch_stays_what_it_was_while_later_ones_are_read(
             return value.numpy()
         return np.from_dlpack(value) if framework == "dlpack" else value
 
-    reader = open_set(scenes, "train", "dali", framework=framework)
+    reader = reader_of(scenes, "train", "dali", framework=framework)
     kept = []
     copies = []
     for _ in range(2):
@@ -344,8 +339,8 @@ def test_a_batch_stays_what_it_was_while_later_ones_are_read(
             copies.append({name: np.array(array(value)) for name, value in batch.items()})
     assert len(kept) == 20
 
-    again = open_set(scenes, "train", "dali")
-    fresh = [batch for _ in range(2) for batch in again]
+    again = reader_of(scenes, "train", "dali")
+    fresh = [*itertools.chain(again, again)]
     for batch, copied, expected in zip(kept, copies, fresh, strict=True):
         for name, value in batch.items():
             assert np.array_equal(array(value), copied[name])
@@ -357,7 +352,7 @@ def test_a_batch_stays_what_it_was_while_later_ones_are_read(
     [("resnet", True), ("cifar10", False)],
     itertools.product(["resnet", "cifar10"], [True, False]),
 )
-def test_an_exif_orientation_decides_nothing(
+def test_exif_orientation_is_ignored(
     tmp_path: Path, backend: str, recipe: str, training: bool
 ) -> None:
     """Crops are chosen on the frame as it is stored, and no decoder turns it first."""
@@ -369,10 +364,10 @@ def test_an_exif_orientation_decides_nothing(
         with Image.open(io.BytesIO(scene(number))) as image:
             image.resize((96, 160)).save(stream, "JPEG", quality=95, exif=exif.tobytes())
         examples.append(picture(number, stream.getvalue()))
-    write_set(tmp_path / "set", {"train": [examples]}, num_classes=9)
+    write_dataset(tmp_path / "set", {"train": [examples]}, num_classes=9)
     settings: dict[str, Any] = {"batch_size": 3, "recipe": recipe, "training": training}
-    found = by_example(open_set(tmp_path / "set", "train", backend, **settings))
-    expected = by_example(open_set(tmp_path / "set", "train", "native", **settings))
+    found = by_example(reader_of(tmp_path / "set", "train", backend, **settings))
+    expected = by_example(reader_of(tmp_path / "set", "train", "native", **settings))
 
     assert found.keys() == expected.keys() == set(range(9))
     for number, image in found.items():

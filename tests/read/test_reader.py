@@ -1,4 +1,4 @@
-"""Each example once, in the order of read.order, and on from anywhere; all backends."""
+"""Readers: each example once, in the order of read.order, resumable anywhere; all backends."""
 
 from __future__ import annotations
 
@@ -16,8 +16,18 @@ from imagenet_prep.read import Reader, make_dataset, selection
 from imagenet_prep.read.order import Order, Steps
 from imagenet_prep.read.records import Records
 from imagenet_prep.storage.dataset_store import open_dataset
-from tests.kit.reading import NUM_TRAIN, NUM_VALIDATION, TRAIN, on_backends, open_set, same, seen
-from tests.kit.tfrecords import picture, plain, wnid, write_set
+from tests.kit.messages import says
+from tests.kit.reading import (
+    NUM_TRAIN,
+    NUM_VALIDATION,
+    TRAIN,
+    on_backends,
+    reader_of,
+    same,
+    seen,
+    seen_in,
+)
+from tests.kit.tfrecords import picture, plain, wnid, write_dataset
 
 WORLDS = [(1, 8), (2, 5), (3, 4), (7, 3)]
 EMPTY_RANKS = (4, 8)  # the last has none of 21 images
@@ -28,7 +38,7 @@ def test_training_reads_every_example_once_in_equal_steps(
     colours: Path, backend: str, world: int, batch: int
 ) -> None:
     readers = [
-        open_set(colours, "train", batch, backend, world=World(rank, world), seed=5)
+        reader_of(colours, "train", batch, backend, world=World(rank, world), seed=5)
         for rank in range(world)
     ]
     for epoch in range(2):
@@ -41,7 +51,7 @@ def test_training_reads_every_example_once_in_equal_steps(
             [[order[p] for p in steps.positions(step, rank)] for step in range(steps.count)]
             for rank in range(world)
         ]
-        flat = [n for batches in by_rank for numbers in batches for n in numbers]
+        flat = [*itertools.chain.from_iterable(itertools.chain.from_iterable(by_rank))]
         assert len(set(flat)) == len(flat) == NUM_TRAIN - readers[0].dropped_per_epoch
         assert {len(reader) for reader in readers} == {steps.count}
 
@@ -59,11 +69,11 @@ def test_evaluation_counts_every_example_exactly_once(
     lengths = set()
     padded = 0
     for rank in range(world):
-        reader = open_set(colours, "validation", batch, backend, world=World(rank, world))
+        reader = reader_of(colours, "validation", batch, backend, world=World(rank, world))
         batches = list(reader)
         lengths.add(len(batches))
         padded += sum(int((~b["mask"]).sum()) for b in batches)
-        counted += [n for b in batches for n in seen(b)]
+        counted += seen_in(batches)
         assert all(b["images"].shape == (batch, 16, 16, 3) for b in batches)
 
     assert lengths == {-(-NUM_VALIDATION // (world * batch))}
@@ -71,26 +81,24 @@ def test_evaluation_counts_every_example_exactly_once(
     assert padded == lengths.pop() * world * batch - NUM_VALIDATION
 
 
-def test_a_window_of_shards_is_read_in_the_order_of_core_partition(
-    colours: Path, backend: str
-) -> None:
-    reader = open_set(colours, "train", 5, backend, seed=2, shuffle_window=2)
+def test_shuffle_window_follows_its_documented_order(colours: Path, backend: str) -> None:
+    reader = reader_of(colours, "train", 5, backend, seed=2, shuffle_window=2)
     order = Order(TRAIN, 2, 2).epoch(0).tolist()
 
-    assert [n for batch in reader for n in seen(batch)] == order
+    assert seen_in(reader) == order
 
 
 def test_evaluation_keeps_the_order_of_the_records(colours: Path, backend: str) -> None:
-    reader = open_set(colours, "train", 8, backend, training=False)
-    numbers = [n for batch in reader for n in seen(batch)]
+    reader = reader_of(colours, "train", 8, backend, training=False)
+    numbers = seen_in(reader)
 
     assert numbers == list(range(NUM_TRAIN))
     assert reader.dropped_per_epoch == 0
 
 
-def test_going_on_anywhere_equals_never_having_stopped(scenes: Path, backend: str) -> None:
+def test_resumed_reader_equals_an_uninterrupted_one(scenes: Path, backend: str) -> None:
     def reader() -> Reader:
-        return open_set(scenes, "train", 7, backend, world=World(1, 2), seed=3)
+        return reader_of(scenes, "train", 7, backend, world=World(1, 2), seed=3)
 
     whole = reader()
     states = [whole.state()]
@@ -112,31 +120,29 @@ def test_going_on_anywhere_equals_never_having_stopped(scenes: Path, backend: st
         assert all(map(same, rest, batches[done:]))
 
 
-def test_the_state_names_the_edition_of_the_data_set(damaged: Path) -> None:
-    reader = open_set(damaged, "train", 10, "native")
+def test_state_names_the_edition_of_the_dataset(damaged: Path) -> None:
+    reader = reader_of(damaged, "train", 10, "native")
     assert "edition" not in reader.state()
     object.__setattr__(reader.manifest, "edition", "ImageNet-21K")
 
     assert reader.state()["edition"] == "ImageNet-21K"
 
 
-def test_a_state_taken_before_the_last_step_is_trained_on_counts_it_as_read(
-    colours: Path, backend: str
-) -> None:
-    reader = open_set(colours, "train", 10, backend)
+def test_state_counts_the_last_yielded_step_as_read(colours: Path, backend: str) -> None:
+    reader = reader_of(colours, "train", 10, backend)
     steps = iter(reader)
     first = seen(next(steps))
     state = reader.state()
     second = seen(next(steps))
-    other = open_set(colours, "train", 10, backend)
+    other = reader_of(colours, "train", 10, backend)
     other.restore(state)
 
     assert state["examples_read"] == 10
     assert seen(next(iter(other))) == second != first
 
 
-def test_iterating_anew_goes_on_in_the_middle_of_an_epoch(colours: Path, backend: str) -> None:
-    reader = open_set(colours, "train", 10, backend)
+def test_second_loop_continues_an_unfinished_epoch(colours: Path, backend: str) -> None:
+    reader = reader_of(colours, "train", 10, backend)
     first = [seen(batch) for batch in itertools.islice(reader, 2)]
     rest = [seen(batch) for batch in reader]
 
@@ -145,25 +151,25 @@ def test_iterating_anew_goes_on_in_the_middle_of_an_epoch(colours: Path, backend
 
 
 @on_backends(["world", "batch"], [(1, 6)], [(1, 6), (3, 5), (5, 2)])
-def test_another_number_of_ranks_reads_the_rest_of_the_epoch(
+def test_different_number_of_ranks_reads_the_epochs_rest(
     colours: Path, backend: str, world: int, batch: int
 ) -> None:
     before: list[int] = []
     states = []
     for rank in range(2):
-        reader = open_set(colours, "train", 4, backend, world=World(rank, 2), seed=8)
-        before += [n for b in itertools.islice(reader, 2) for n in seen(b)]
+        reader = reader_of(colours, "train", 4, backend, world=World(rank, 2), seed=8)
+        before += seen_in(itertools.islice(reader, 2))
         states.append(reader.state())
     assert states[0] == states[1]
 
     after: list[int] = []
     for rank in range(world):
-        reader = open_set(colours, "train", batch, backend, world=World(rank, world), seed=8)
+        reader = reader_of(colours, "train", batch, backend, world=World(rank, world), seed=8)
         reader.restore(states[0])
         expected = reader.steps_left
         batches = list(reader)
         assert len(batches) == expected == (NUM_TRAIN - 16) // (world * batch)
-        after += [n for b in batches for n in seen(b)]
+        after += seen_in(batches)
     tail = (NUM_TRAIN - 16) % (world * batch)
 
     assert len(before + after) == len(set(before + after)) == NUM_TRAIN - tail
@@ -171,9 +177,9 @@ def test_another_number_of_ranks_reads_the_rest_of_the_epoch(
     assert set(before + after) == set(order[: NUM_TRAIN - tail])
 
 
-def test_where_less_than_a_step_is_left_the_epoch_is_the_next_one(colours: Path) -> None:
-    """Who loops while reader.epoch < epochs trained on an epoch too many."""
-    reader = open_set(colours, "train", 12, "native")
+def test_next_epoch_starts_if_less_than_step_remains(colours: Path) -> None:
+    """A loop over `reader.epoch < epochs` trained an epoch too many."""
+    reader = reader_of(colours, "train", 12, "native")
     reader.restore(reader.state() | {"examples_read": 40})
 
     assert (reader.epoch, reader.steps_left) == (1, 4)
@@ -181,14 +187,14 @@ def test_where_less_than_a_step_is_left_the_epoch_is_the_next_one(colours: Path)
     assert reader.epoch == 2
 
 
-def test_the_rest_of_an_evaluation_is_counted_exactly(colours: Path, backend: str) -> None:
-    reader = open_set(colours, "validation", 4, backend)
-    before = [n for batch in itertools.islice(reader, 2) for n in seen(batch)]
+def test_rest_of_an_evaluation_is_counted_exactly(colours: Path, backend: str) -> None:
+    reader = reader_of(colours, "validation", 4, backend)
+    before = seen_in(itertools.islice(reader, 2))
     after: list[int] = []
     for rank in range(3):
-        other = open_set(colours, "validation", 3, backend, world=World(rank, 3))
+        other = reader_of(colours, "validation", 3, backend, world=World(rank, 3))
         other.restore(reader.state())
-        after += [n for batch in other for n in seen(batch)]
+        after += seen_in(other)
 
     assert sorted(before + after) == list(range(NUM_TRAIN, NUM_TRAIN + NUM_VALIDATION))
 
@@ -198,68 +204,64 @@ def test_the_rest_of_an_evaluation_is_counted_exactly(colours: Path, backend: st
     [{"seed": 1}, {"split": "validation"}],
     ids=["seed", "split"],
 )
-def test_the_state_of_another_order_is_refused(
+def test_state_of_a_different_order_is_refused(
     colours: Path, backend: str, other: dict[str, Any]
 ) -> None:
-    state = open_set(colours, "train", 4, backend).state()
-    reader = open_set(colours, **{"split": "train"} | other, batch=4, backend=backend)
+    state = reader_of(colours, "train", 4, backend).state()
+    reader = reader_of(colours, **{"split": "train"} | other, batch=4, backend=backend)
 
-    with pytest.raises(UsageError, match="the state has"):
+    with pytest.raises(UsageError, match=says("state-reader-use-same-dataset")):
         reader.restore(state)
     assert (reader.epoch, reader.state()["examples_read"]) == (0, 0)
 
 
-def test_the_state_of_another_version_of_the_program_says_which_to_use(
-    colours: Path, backend: str
-) -> None:
-    reader = open_set(colours, "train", 4, backend)
+def test_state_of_a_different_version_names_that_version(colours: Path, backend: str) -> None:
+    reader = reader_of(colours, "train", 4, backend)
     state = reader.state()
 
-    with pytest.raises(UsageError, match=r"supports 1\. The version of imagenet-prep that"):
+    with pytest.raises(UsageError, match=says("state-version-reader-supports-version", ..., "1")):
         reader.restore(state | {"version": 2, "dataset": "f" * 64})
 
 
-def test_the_state_of_another_data_set_is_refused(
-    colours: Path, scenes: Path, backend: str
-) -> None:
-    state = open_set(colours, "train", 4, backend).state()
+def test_state_of_a_different_dataset_is_refused(colours: Path, scenes: Path, backend: str) -> None:
+    state = reader_of(colours, "train", 4, backend).state()
 
     with pytest.raises(UsageError, match="dataset"):
-        open_set(scenes, "train", 4, backend).restore(state)
+        reader_of(scenes, "train", 4, backend).restore(state)
 
 
 def test_all_backends_read_the_same_at_every_step(colours: Path, tf: Any, dali: Any) -> None:
     numbers = []
     states = []
     for name in ("tfdata", "dali", "native"):
-        reader = open_set(colours, "train", 6, name, world=World(2, 3), seed=4)
-        numbers.append([seen(batch) for _ in range(2) for batch in reader])
+        reader = reader_of(colours, "train", 6, name, world=World(2, 3), seed=4)
+        numbers.append([*map(seen, itertools.chain(reader, reader))])
         states.append(reader.state())
         if name != "native":
-            with pytest.raises(UsageError, match="choose backend='native'"):
+            with pytest.raises(UsageError, match=says("backend-cannot-run-workers-dataloader")):
                 reader.sampler()
 
     assert numbers[0] == numbers[1] == numbers[2]
     assert states[0] == states[1] == states[2]
 
 
-def test_a_state_is_understood_by_the_other_backends(colours: Path, tf: Any, dali: Any) -> None:
+def test_state_can_be_restored_by_other_backends(colours: Path, tf: Any, dali: Any) -> None:
     state = None
     found = []
     for name, batch, most in (("tfdata", 6, 3), ("native", 5, 2), ("dali", 4, 9)):
-        reader = open_set(colours, "train", batch, name, seed=4)
+        reader = reader_of(colours, "train", batch, name, seed=4)
         if state is not None:
             reader.restore(state)
-        found += [n for batch in itertools.islice(reader, most) for n in seen(batch)]
+        found += seen_in(itertools.islice(reader, most))
         state = reader.state()
 
     assert found == Order(TRAIN, 4).epoch(0).tolist()[: 18 + 10 + 20]
 
 
-def test_who_counts_steps_gets_every_epoch_whole(colours: Path, backend: str) -> None:
-    reader = open_set(colours, "train", 8, backend, seed=3)
+def test_loop_that_counts_steps_gets_complete_epochs(colours: Path, backend: str) -> None:
+    reader = reader_of(colours, "train", 8, backend, seed=3)
     counted = [[seen(batch) for batch in itertools.islice(reader, len(reader))] for _ in range(2)]
-    iterated = open_set(colours, "train", 8, backend, seed=3)
+    iterated = reader_of(colours, "train", 8, backend, seed=3)
 
     assert counted == [[seen(batch) for batch in iterated] for _ in range(2)]
     assert reader.epoch == 2
@@ -287,7 +289,7 @@ def test_examples_are_found_by_number_and_by_key(
         reader.example(last + 1)
 
 
-def test_hashes_that_are_equal_are_told_apart_and_names_cost_little_memory(
+def test_hash_collisions_are_resolved_with_little_memory(
     scenes: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(selection, "hash", len, raising=False)
@@ -300,14 +302,14 @@ def test_hashes_that_are_equal_are_told_apart_and_names_cost_little_memory(
     assert all(each.base is None for each in arrays)
 
 
-def test_validation_images_are_found_with_and_without_their_class(
+def test_validation_images_are_found_without_their_class(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("IMAGENET_PREP_CACHE", str(tmp_path / "kept"))
     name = "ILSVRC2012_val_00000002.JPEG"
     two = [picture(number, plain(number)) for number in range(2)]
     two[1] = two[1]._replace(filename=name)
-    write_set(tmp_path / "set", {"validation": [two]}, num_classes=2)
+    write_dataset(tmp_path / "set", {"validation": [two]}, num_classes=2)
     reader = make_dataset(tmp_path / "set", "validation", 1, backend="native", world=World())
 
     assert reader.find(name) == reader.find(f"{wnid(1)}/{name}") == 1
@@ -315,7 +317,7 @@ def test_validation_images_are_found_with_and_without_their_class(
         reader.find(f"{wnid(0)}/{name}")
 
 
-def test_pytorchs_names_for_the_state_are_the_same(scenes: Path) -> None:
+def test_pytorch_state_methods_are_aliases(scenes: Path) -> None:
     first, second = (
         make_dataset(scenes, "train", 4, backend="native", world=World()) for _ in range(2)
     )

@@ -1,9 +1,12 @@
-"""The receipt of training, compared with what readers have really read."""
+"""The receipt of training, compared with the images that readers really read."""
 
 from __future__ import annotations
 
+import base64
 import itertools
 import json
+import tracemalloc
+import zlib
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -17,7 +20,8 @@ from imagenet_prep.core.world import World
 from imagenet_prep.read import Reader
 from imagenet_prep.read.order import Order
 from imagenet_prep.read.receipt import DISCARDED, KEPT, UNSAVED, Receipt, Use, parse
-from tests.kit.reading import NUM_TRAIN, TRAIN, open_set, seen
+from tests.kit.messages import says
+from tests.kit.reading import NUM_TRAIN, TRAIN, reader_of, seen
 
 Images = dict[tuple[int, int], list[tuple[int, int]]]
 
@@ -25,8 +29,7 @@ Images = dict[tuple[int, int], list[tuple[int, int]]]
 class Run:
     """A training loop that reads images, logs as the guide says, and trains nothing.
 
-    Attributes:
-      images: (rank, number) of each image that was read, by start and step.
+    `images` has (rank, number) of each image that was read, by start and step.
     """
 
     def __init__(self, data: Path, **more: Any) -> None:
@@ -49,7 +52,7 @@ class Run:
     ) -> None:
         """Trains from the checkpoint after `start` steps to the step before `end`."""
         readers = [
-            open_set(
+            reader_of(
                 self._data, "train", batch, "native", world=World(rank, ranks), **self._more | more
             )
             for rank in range(ranks)
@@ -84,7 +87,7 @@ def _endless(reader: Reader) -> Iterator[Any]:
 
 
 def read_by(run: Run) -> Images:
-    """Returns what the receipt says of all steps."""
+    """Returns the images of all steps according to the receipt."""
     found: Images = defaultdict(list)
     for step in range(max(step for _, step in run.images) + 2):
         for use, number in run.receipt.step(step):
@@ -93,9 +96,9 @@ def read_by(run: Run) -> Images:
     return found
 
 
-def test_each_step_has_the_images_that_were_read_over_resumes_and_ranks(colours: Path) -> None:
+def test_each_step_lists_images_over_resumes_and_ranks(colours: Path) -> None:
     run = Run(colours)
-    run.train(0, [6, 10], 13)  # 6 steps an epoch; killed after step 12
+    run.train(0, [6, 10], 13)  # 6 steps per epoch; killed after step 12
     run.train(10, [14], 16, ranks=3, batch=3)
     run.train(6, [8, 20], 22, ranks=1, batch=7)  # checkpoints 10 and 14 were damaged
 
@@ -115,14 +118,13 @@ def test_each_step_has_the_images_that_were_read_over_resumes_and_ranks(colours:
     "more",
     [
         {"shuffle_window": 2},
+        {"training": False},
         {"fraction": 0.7},
         {"classes": [0, 3, 17, *range(20, 45)]},
         {"seed": 9},
     ],
 )
-def test_windows_and_chosen_examples_are_those_that_were_read(
-    colours: Path, more: dict[str, Any]
-) -> None:
+def test_windows_and_chosen_examples_are_reproduced(colours: Path, more: dict[str, Any]) -> None:
     run = Run(colours, **more)
     run.train(0, [4], 5, ranks=2, batch=3)
     run.train(4, [12], 12, ranks=1, batch=5)
@@ -131,7 +133,7 @@ def test_windows_and_chosen_examples_are_those_that_were_read(
     assert run.receipt.faults()[1] == []
 
 
-def test_the_steps_of_an_image_are_those_that_list_it(colours: Path) -> None:
+def test_steps_of_an_image_match_their_lists(colours: Path) -> None:
     run = Run(colours, shuffle_window=2)
     run.train(0, [6], 9)
     run.train(6, [20], 20, ranks=1)
@@ -150,7 +152,7 @@ def test_the_steps_of_an_image_are_those_that_list_it(colours: Path) -> None:
         assert list(again) == uses
 
 
-def test_a_reader_that_is_not_restored_repeats_images(colours: Path) -> None:
+def test_reader_without_restore_repeats_images(colours: Path) -> None:
     run = Run(colours)
     run.train(0, [4], 4)
     run.train(4, [8], 8, state=None)
@@ -160,7 +162,7 @@ def test_a_reader_that_is_not_restored_repeats_images(colours: Path) -> None:
     assert faults == ["steps 4 to 7: epoch 0 used 32 images again"]
 
 
-def test_a_reader_that_is_restored_too_far_leaves_images_out(colours: Path) -> None:
+def test_reader_restored_too_far_skips_images(colours: Path) -> None:
     run = Run(colours)
     run.train(0, [2], 2)
     run.train(2, [4], 4, state=run.states[2] | {"examples_read": 32})
@@ -175,21 +177,21 @@ def test_a_reader_that_is_restored_too_far_leaves_images_out(colours: Path) -> N
     )
 
 
-def test_another_seed_within_an_epoch_repeats_and_leaves_out(colours: Path) -> None:
+def test_changed_seed_within_an_epoch_is_reported(colours: Path) -> None:
     run = Run(colours)
     run.train(0, [3], 3)
     run.train(3, [12], 12, seed=6, state={**run.states[3], "seed": 6})
-    seen_before = {number for step in range(3) for _, number in run.images[1, step]}
-    again = [
-        number for step in (3, 4, 5) for _, number in run.images[2, step] if number in seen_before
-    ]
+    before = itertools.chain(*(run.images[1, step] for step in range(3)))
+    seen_before = {number for _, number in before}
+    after = itertools.chain(*(run.images[2, step] for step in (3, 4, 5)))
+    again = [number for _, number in after if number in seen_before]
     _, faults = run.receipt.faults()
 
     assert faults[0].endswith(f": epoch 0 used {len(again)} images again")
-    assert faults[1].startswith("before step 3: ")
+    assert says("before-step-epoch-did-not", "3").match(faults[1])
 
 
-def test_a_loop_that_reads_more_than_a_batch_a_step_is_noticed(colours: Path) -> None:
+def test_loop_that_reads_extra_batches_is_reported(colours: Path) -> None:
     run = Run(colours)
     run.train(0, [2], 2)
     run.log(kind="saved", step=3, receipt=run.states[2] | {"examples_read": 32})
@@ -198,7 +200,7 @@ def test_a_loop_that_reads_more_than_a_batch_a_step_is_noticed(colours: Path) ->
     assert run.receipt.faults() == (32, ["before step 3: epoch 0 did not use 8 images"])
 
 
-def test_a_cut_line_before_a_start_is_skipped_and_any_other_is_named(colours: Path) -> None:
+def test_truncated_line_before_a_start_is_skipped(colours: Path) -> None:
     run = Run(colours)
     run.train(0, [2, 4], 5)
     cut = [line for line in run.lines if b"saved" in line][1]
@@ -215,32 +217,32 @@ def test_a_cut_line_before_a_start_is_skipped_and_any_other_is_named(colours: Pa
         parse(run.lines, "log")
 
 
-def test_numbers_that_no_run_has_are_refused(colours: Path) -> None:
+def test_impossible_numbers_are_refused(colours: Path) -> None:
     run = Run(colours)
     run.train(0, [2], 2)
     start = json.loads(run.lines[0])
     saved = b'{"kind": "saved", "step": 9, "receipt": {}}'
     for change in ({"batch_size": 0}, {"nodes": 4}, {"version": 2}, {"epoch": -1}, {"seed": "5"}):
         start["receipt"] |= change
-        with pytest.raises(DataDamagedError, match="line 1 is damaged"):
+        with pytest.raises(DataDamagedError, match=says("line-damaged", ..., "1")):
             parse([json.dumps(start).encode(), saved], "log")
         start = json.loads(run.lines[0])
     start["receipt"]["batch_size"] = NUM_TRAIN + 1
-    with pytest.raises(DataDamagedError, match="does not fit"):
+    with pytest.raises(DataDamagedError, match=says("log-run-reader-s-state")):
         Receipt(parse([json.dumps(start).encode(), saved], "log"), TRAIN).faults()
 
 
-def test_a_damaged_list_of_chosen_examples_is_refused(colours: Path) -> None:
-    reader = open_set(colours, "train", 4, "native", fraction=0.7)
+def test_damaged_list_of_chosen_examples_is_refused(colours: Path) -> None:
+    reader = reader_of(colours, "train", 4, "native", fraction=0.7)
     receipt = reader.receipt()
     for chosen in ("", "AAAA", receipt["chosen"][:8], "é"):
         line = json.dumps({"kind": "start", "step": 0, "receipt": receipt | {"chosen": chosen}})
-        with pytest.raises(DataDamagedError, match="chosen examples"):
+        with pytest.raises(DataDamagedError, match=says("log-run-list-chosen-examples")):
             Receipt(parse([line.encode()], "log"), TRAIN)
 
 
-def test_a_log_without_a_receipt_or_of_two_datasets_is_refused(colours: Path) -> None:
-    with pytest.raises(UsageError, match="no line contains the reader"):
+def test_log_without_receipt_or_with_several_is_refused(colours: Path) -> None:
+    with pytest.raises(UsageError, match=says("no-line-contains-reader-s")):
         parse([b'{"kind": "start", "resumed_at": 0}\n'], "log")
     run = Run(colours)
     run.train(0, [2], 2)
@@ -249,11 +251,11 @@ def test_a_log_without_a_receipt_or_of_two_datasets_is_refused(colours: Path) ->
         line.replace(b'"train",', b'"holdout",', 1) if b"start" in line and n else line
         for n, line in enumerate(run.lines)
     ]
-    with pytest.raises(UsageError, match="several datasets or splits"):
+    with pytest.raises(UsageError, match=says("run-read-several-datasets-splits")):
         parse(run.lines, "log")
 
 
-def test_a_position_is_the_place_in_the_sorted_order() -> None:
+def test_position_is_the_place_in_the_order() -> None:
     for window, seed in itertools.product((0, 2), (None, 7)):
         order = Order(TRAIN, seed, window, chosen=np.arange(0, NUM_TRAIN, 3))
         numbers = order.epoch(4).tolist()
@@ -261,8 +263,8 @@ def test_a_position_is_the_place_in_the_sorted_order() -> None:
         assert found == [numbers.index(n) if n in numbers else None for n in range(NUM_TRAIN)]
 
 
-def test_the_state_of_a_sampler_goes_into_the_log(colours: Path) -> None:
-    reader = open_set(colours, "train", 5, "native", seed=5)
+def test_state_of_a_sampler_may_be_logged(colours: Path) -> None:
+    reader = reader_of(colours, "train", 5, "native", seed=5)
     sampler = reader.sampler()
     positions = list(itertools.islice(sampler, 3))
     start = {"kind": "start", "step": 0, "receipt": reader.receipt() | sampler.state_dict(0)}
@@ -272,3 +274,113 @@ def test_the_state_of_a_sampler_goes_into_the_log(colours: Path) -> None:
     for step, position in enumerate(positions):
         assert [number for _, number in receipt.step(step)] == seen(reader[position])
     assert receipt.faults() == (15, [])
+
+
+def test_discarded_uses_do_not_end_the_search(colours: Path) -> None:
+    """`unseen` needs the first use in the final weights, not the first use."""
+    run = Run(colours)
+    run.train(0, [], 3)
+    run.train(0, [2, 4, 6, 8], 8, ranks=1)
+    receipt = run.receipt
+    later = 0
+    for number in range(NUM_TRAIN):
+        uses = list(receipt.uses(number))
+        kept = min((use.step for use in uses if use.weights == KEPT), default=8)
+        later += any(use.weights == DISCARDED and use.step + 2 < kept for use in uses)
+        assert receipt.unseen(number)[0] == max(first for first in range(0, 9, 2) if first <= kept)
+    assert later
+
+
+@pytest.mark.parametrize("epoch", [1, 2, 3])
+def test_skipped_first_epochs_are_a_fault(colours: Path, epoch: int) -> None:
+    state = reader_of(colours, "train", 4, "native", seed=5, world=World(0, 2)).state()
+    run = Run(colours)
+    run.train(0, [2], 2, state=state | {"epoch": epoch})
+    used, faults = run.receipt.faults()
+    assert used == 16
+    assert len(faults) == 1
+    last = f"to {epoch - 1} " if epoch > 1 else ""
+    assert last in faults[0]
+
+
+def test_lists_of_chosen_examples_are_not_expanded(colours: Path) -> None:
+    """A few kilobytes in a log could fill the memory."""
+    receipt = reader_of(colours, "train", 4, "native", fraction=0.7).receipt()
+    bomb = base64.b64encode(zlib.compress(bytes(32 << 20))).decode()
+    row = {"kind": "start", "step": 0, "receipt": receipt | {"chosen": bomb}}
+    segments = parse([json.dumps(row).encode()], "log")
+    tracemalloc.start()
+    try:
+        with pytest.raises(DataDamagedError):
+            Receipt(segments, TRAIN)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 4 << 20
+
+
+@pytest.mark.parametrize(
+    ("change", "is_sound"),
+    [
+        ({}, True),
+        ({"window": -1}, False),
+        ({"epoch": -1}, False),
+        ({"examples_read": -1}, False),
+        ({"nodes": 0}, False),
+        ({"copies": 0}, False),
+        ({"copies": 2}, False),
+        ({"ranks": 0}, False),
+        ({"ranks": (1 << 20) + 1}, False),
+        ({"ranks": 1 << 20}, True),
+        ({"batch_size": 0}, False),
+        ({"batch_size": (1 << 20) + 1}, False),
+        ({"batch_size": 1 << 20}, True),
+        ({"ranks": 3, "nodes": 2, "copies": 1}, False),
+        ({"ranks": 4, "nodes": 2, "copies": 2}, True),
+        ({"ranks": 4, "nodes": 2, "copies": 3}, False),
+        ({"ranks": 4097, "nodes": 4097}, False),
+        ({"ranks": 4096, "nodes": 4096}, True),
+        ({"version": 2}, False),
+    ],
+)
+def test_each_number_of_a_state_has_a_range(
+    colours: Path, change: dict[str, int], is_sound: bool
+) -> None:
+    receipt = reader_of(colours, "train", 4, "native").receipt() | change
+    row = {"kind": "start", "step": 0, "receipt": receipt}
+    if is_sound:
+        assert len(parse([json.dumps(row).encode()], "log")) == 1
+    else:
+        with pytest.raises(DataDamagedError):
+            parse([json.dumps(row).encode()], "log")
+
+
+def test_logs_of_too_many_nodes_are_refused(colours: Path) -> None:
+    receipt = reader_of(colours, "train", 4, "native").receipt()
+    for nodes in (NUM_TRAIN, NUM_TRAIN + 1):
+        numbers = {"nodes": nodes, "ranks": nodes, "batch_size": 1}
+        row = {"kind": "start", "step": 0, "receipt": receipt | numbers}
+        segments = parse([json.dumps(row).encode()], "log")
+        if nodes <= NUM_TRAIN:
+            assert Receipt(segments, [1] * NUM_TRAIN).faults() == (0, [])
+        else:
+            with pytest.raises(DataDamagedError):
+                Receipt(segments, [1] * NUM_TRAIN)
+
+
+def test_training_lines_after_the_last_checkpoint_count(colours: Path) -> None:
+    run = Run(colours)
+    run.train(0, [3], 5)
+    assert [each.reached for each in parse(run.lines, "log")] == [3, 5]
+    run.lines[-1] = run.lines[-1][:-9] + b"\n"
+    assert [each.reached for each in parse(run.lines, "log")] == [3, 3]
+    run.lines.pop()
+    assert [each.reached for each in parse(run.lines, "log")] == [3, 4]
+    run.log(kind="train", step=4, epoch=0.5)
+    run.train(3, [6], 6)
+    assert [(each.run, each.first, each.reached) for each in parse(run.lines, "log")] == [
+        (1, 0, 3),
+        (1, 3, 5),
+        (2, 3, 6),
+        (2, 6, 6),
+    ]

@@ -1,4 +1,4 @@
-"""The name of an example is read without its image, and damage is named all the same."""
+"""Names of examples are read without their images, and damage is named."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from imagenet_prep.dataset import example
 from imagenet_prep.read.reader import open_records
 from imagenet_prep.storage.dataset_store import open_dataset
 from imagenet_prep.storage.folder import LocalStore
+from tests.kit.messages import says
 from tests.kit.system import System
-from tests.kit.tfrecords import framed, picture, plain, wnid, write_set
+from tests.kit.tfrecords import framed, picture, plain, wnid, write_dataset
 
 NAME = "train-00000-of-00001"
 IMAGES = [picture(number, plain(number)) for number in range(3)]
@@ -22,11 +23,11 @@ IMAGES = [picture(number, plain(number)) for number in range(3)]
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    write_set(tmp_path / "set", {"train": [IMAGES]}, num_classes=3)
+    write_dataset(tmp_path / "set", {"train": [IMAGES]}, num_classes=3)
     return tmp_path / "set"
 
 
-def test_a_record_that_holds_no_example_of_a_class_has_no_name(root: Path) -> None:
+def test_record_without_a_valid_example_has_no_name(root: Path) -> None:
     payloads = [example.encode(image) for image in IMAGES]
     payloads[1] = bytes(len(payloads[1]))
     payloads[2] = example.encode(IMAGES[2]._replace(stored_label=9))
@@ -35,14 +36,14 @@ def test_a_record_that_holds_no_example_of_a_class_has_no_name(root: Path) -> No
     with contextlib.closing(open_records(open_dataset(LocalStore(root)), "train")) as records:
         assert records.name(0) == (0, f"{wnid(0)}/{IMAGES[0].filename}")
         for number in (1, 2):
-            with pytest.raises(DataDamagedError, match=f"{NAME}.*record {number} at byte"):
+            with pytest.raises(DataDamagedError, match=says("record-byte", NAME, number)):
                 records.name(number)
 
 
-def test_a_disk_that_fails_is_not_called_damage(root: Path, system: System) -> None:
+def test_failing_disk_is_not_called_damage(root: Path, system: System) -> None:
     with contextlib.closing(open_records(open_dataset(LocalStore(root)), "train")) as records:
         records.name(0)
         system.fails("pread", errno.EIO)
         for read in (records.name, records.read):
-            with pytest.raises(StoreError, match=f"{NAME}.*record 1 .*cannot be read: Input/"):
+            with pytest.raises(StoreError, match=says("cannot-read", NAME, "record 1", "Input/")):
                 read(1)

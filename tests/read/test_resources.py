@@ -1,4 +1,4 @@
-"""Epochs and readers come and go; threads, descriptors and memory do not add up."""
+"""Threads, descriptors and memory stay bounded over epochs and readers."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from imagenet_prep.read import Reader, make_dataset
 from imagenet_prep.read.feed import EncodedBatch
 from imagenet_prep.read.records import Records
 from tests.kit.command import PATIENCE_S, environment, wait_until
-from tests.kit.lengths import long_but
+from tests.kit.lengths import long_except
 
 
-def open_set(root: Path, backend: str, **more: Any) -> Reader:
+def reader_of(root: Path, backend: str, **more: Any) -> Reader:
     settings: dict[str, Any] = {"framework": "numpy", "dtype": "uint8", "num_threads": 2}
     return make_dataset(root, "train", 5, 16, backend=backend, world=World(), **settings | more)
 
 
 def descriptors(root: Path) -> list[str]:
-    """Returns the files of a data set that this process holds open."""
+    """Returns the open files of a dataset in this process."""
     found = []
     for entry in Path("/proc/self/fd").iterdir():
         try:
@@ -43,10 +43,8 @@ def threads() -> int:
     return len(list(Path("/proc/self/task").iterdir()))
 
 
-def test_a_shard_is_held_open_once_however_many_epochs_are_read(
-    damaged: Path, backend: str
-) -> None:
-    with_reader = open_set(damaged, backend)
+def test_shard_is_opened_once_over_all_epochs(damaged: Path, backend: str) -> None:
+    with_reader = reader_of(damaged, backend)
     for _ in range(3):
         assert len(list(with_reader)) == 10
         assert len(descriptors(damaged)) == 5
@@ -56,16 +54,16 @@ def test_a_shard_is_held_open_once_however_many_epochs_are_read(
 
 
 @pytest.mark.tf
-def test_no_thread_tunes_a_pipeline_whose_end_would_wait_for_it(tf: Any, damaged: Path) -> None:
-    reader = open_set(damaged, "tfdata")
+def test_tensorflow_autotuning_is_off(tf: Any, damaged: Path) -> None:
+    reader = reader_of(damaged, "tfdata")
     options = reader._backend._dataset.options()  # type: ignore[attr-defined]
 
     assert options.autotune.enabled is False
     reader.close()
 
 
-def test_a_closed_reader_may_go_on(damaged: Path, backend: str) -> None:
-    reader = open_set(damaged, backend)
+def test_closed_reader_can_be_read_again(damaged: Path, backend: str) -> None:
+    reader = reader_of(damaged, backend)
     next(iter(reader))
     reader.close()
 
@@ -74,9 +72,9 @@ def test_a_closed_reader_may_go_on(damaged: Path, backend: str) -> None:
     assert descriptors(damaged) == []
 
 
-def test_readers_that_are_dropped_leave_no_descriptors(damaged: Path, backend: str) -> None:
+def test_dropped_readers_leave_no_descriptors(damaged: Path, backend: str) -> None:
     for done in (0, 1, 5):
-        reader = open_set(damaged, backend)
+        reader = reader_of(damaged, backend)
         assert len(list(itertools.islice(reader, done))) == done
     del reader
     gc.collect()
@@ -84,12 +82,12 @@ def test_readers_that_are_dropped_leave_no_descriptors(damaged: Path, backend: s
     wait_until(lambda: not descriptors(damaged), "a thread finishes its last batch")
 
 
-def test_an_epoch_that_was_left_ends_without_waiting_for_its_thread(
+def test_abandoned_epoch_ends_without_waiting_for_its_thread(
     damaged: Path, backend: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # The garbage collector ends it in whichever thread it runs, under whichever lock that holds;
-    # a thread that was just starting once waited there for itself.
-    reader = open_set(damaged, backend)
+    # The garbage collector ends it in any thread and under any lock of this thread. A thread that
+    # was just starting once deadlocked there.
+    reader = reader_of(damaged, backend)
     left = reader.encoded_batches()
     read_many = Records.read_many
     in_second_batch = threading.Event()
@@ -109,25 +107,25 @@ def test_an_epoch_that_was_left_ends_without_waiting_for_its_thread(
     ending = threading.Thread(target=left.close)
     try:
         ending.start()
-        ending.join(PATIENCE_S / 2)  # less than what the thread waits for
+        ending.join(PATIENCE_S / 2)  # less than the thread's own wait
         assert not ending.is_alive()
     finally:
         may_read.set()
     reader.close()
-    # What was not begun is not read any more.
+    # Batches that were not started are no longer read.
     assert len(asked) == 2
     assert descriptors(damaged) == []
 
 
 def held() -> int:
-    """Returns how many batches of encoded images somebody in this process still refers to."""
+    """Returns the number of batches of encoded images that are still referenced in this process."""
     gc.collect()
     return sum(type(thing) is EncodedBatch for thing in gc.get_objects())
 
 
-def test_epochs_that_are_over_hold_no_images(colours: Path, backend: str) -> None:
+def test_finished_epochs_keep_no_images(colours: Path, backend: str) -> None:
     before = held()
-    reader = open_set(colours, backend)
+    reader = reader_of(colours, backend)
     for wanted, steps in ((99, 10), (99, 10), (3, 3), (99, 7), (99, 10)):
         assert len(list(itertools.islice(reader, wanted))) == steps
 
@@ -136,12 +134,10 @@ def test_epochs_that_are_over_hold_no_images(colours: Path, backend: str) -> Non
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("times", long_but([3], [3, 30]))
-def test_threads_and_memory_stay_bounded_over_epochs_and_readers(
-    colours: Path, backend: str, times: int
-) -> None:
-    # Thread pools of a framework may grow to their size and are not given back: what counts is that
-    # the growth ends.
+@pytest.mark.parametrize("times", long_except([3], [3, 30]))
+def test_threads_and_memory_stay_bounded(colours: Path, backend: str, times: int) -> None:
+    # Thread pools of a framework may grow to their size and are not given back: the growth must
+    # end.
     def epochs(count: int) -> None:
         settings: dict[str, Any] = {"framework": "numpy", "num_threads": 2, "seed": 1}
         reader = make_dataset(colours, "train", 5, 96, backend=backend, world=World(), **settings)
@@ -165,7 +161,7 @@ def test_threads_and_memory_stay_bounded_over_epochs_and_readers(
         seen.append(look())
     (first_threads, first_mb), (last_threads, last_mb) = seen[0], seen[-1]
 
-    # Between the looks lie eight readers of two threads, if not more.
+    # Between the two measurements there are at least eight readers of two threads.
     assert last_threads < first_threads + 16
     assert last_mb <= first_mb + 60, seen
 
@@ -183,7 +179,7 @@ def test_importing_the_readers_loads_no_framework() -> None:
 
 
 def test_opening_a_reader_reads_no_record(damaged: Path, backend: str) -> None:
-    reader = open_set(damaged, backend)
+    reader = reader_of(damaged, backend)
 
     assert (len(reader), reader.num_examples, reader.num_classes) == (10, 50, 71)
     assert descriptors(damaged) == []

@@ -1,4 +1,4 @@
-"""What a DataLoader of PyTorch asks of a reader: each step by one of its workers, and a state."""
+"""Readers in a DataLoader of PyTorch: each step by one of its workers, and a state."""
 
 from __future__ import annotations
 
@@ -19,21 +19,30 @@ from imagenet_prep.read import Reader
 from imagenet_prep.read.order import Order
 from tests.kit import dataloader
 from tests.kit.http_server import serve
-from tests.kit.reading import NUM_TRAIN, NUM_VALIDATION, SHARD, TRAIN, flip, open_set, same, seen
+from tests.kit.messages import says
+from tests.kit.reading import (
+    NUM_TRAIN,
+    NUM_VALIDATION,
+    SHARD,
+    TRAIN,
+    flip,
+    reader_of,
+    same,
+    seen,
+    seen_in,
+)
 
 
 def opened(root: Path, batch: int = 4, split: str = "train", **more: Any) -> Reader:
-    return open_set(root, split, batch, "native", **more)
+    return reader_of(root, split, batch, "native", **more)
 
 
 @pytest.mark.parametrize(("workers", "method"), [(0, ""), (1, "spawn"), (2, "forkserver")])
-def test_workers_make_the_batches_that_the_reader_makes(
-    scenes: Path, workers: int, method: str
-) -> None:
+def test_workers_give_the_batches_of_the_reader(scenes: Path, workers: int, method: str) -> None:
     compare(scenes, workers, method)
 
 
-def test_forked_workers_make_the_batches_that_the_reader_makes(scenes: Path) -> None:
+def test_forked_workers_give_the_batches_of_the_reader(scenes: Path) -> None:
     dataloader.in_new_process(compare, scenes, 3, "fork")
 
 
@@ -45,7 +54,7 @@ def compare(scenes: Path, workers: int, method: str) -> None:
         "fields": ("images", "mask", "key"),
     }
     reader, alone = (opened(scenes, 7, **how) for _ in range(2))
-    next(iter(reader))  # its threads are begun, which a fork does not have
+    next(iter(reader))  # a fork does not have the threads of this reader
     sampler = opened(scenes, 7, **how).sampler()
     for _ in range(2):
         expected = list(alone)
@@ -56,19 +65,19 @@ def compare(scenes: Path, workers: int, method: str) -> None:
     assert sampler.epoch == 2
 
 
-def test_evaluation_by_workers_of_all_ranks_counts_every_example_once(colours: Path) -> None:
+def test_evaluation_by_workers_counts_every_example_once(colours: Path) -> None:
     counted: list[int] = []
     for rank in range(3):
         reader = opened(colours, 4, "validation", world=World(rank, 3))
         found = list(dataloader.batches(reader, reader.sampler(), 0))
-        counted += [n for batch in found for n in seen(batch)]
+        counted += seen_in(found)
 
         assert len(found) == 2
 
     assert sorted(counted) == list(range(NUM_TRAIN, NUM_TRAIN + NUM_VALIDATION))
 
 
-def test_a_state_says_what_was_trained_on_and_not_what_workers_have_ahead(colours: Path) -> None:
+def test_state_excludes_steps_prefetched_by_workers(colours: Path) -> None:
     before: list[int] = []
     reader = opened(colours, 3, seed=6)
     sampler = reader.sampler()
@@ -83,17 +92,17 @@ def test_a_state_says_what_was_trained_on_and_not_what_workers_have_ahead(colour
         other = opened(colours, 4, seed=6, world=World(rank, 2))
         going_on = other.sampler()
         going_on.load_state_dict(state)
-        after += [n for position in going_on for n in seen(other[position])]
+        after += seen_in(other[position] for position in going_on)
 
     assert (state["examples_read"], ahead) == (27, 27 + 3 * 2 * dataloader.PREFETCH)
     assert sorted(before + after) == sorted(Order(TRAIN, 6).epoch(0).tolist()[: 27 + 16])
 
 
-def test_an_epoch_that_was_left_is_begun_again_and_a_whole_one_is_not(colours: Path) -> None:
+def test_only_an_abandoned_epoch_is_started_again(colours: Path) -> None:
     sampler = opened(colours, 10).sampler()
     assert list(itertools.islice(sampler, 3)) == [(0, 0, 0), (0, 10, 0), (0, 20, 0)]
     assert sampler.state_dict()["examples_read"] == 30
-    # Who counts steps never asks for one more.
+    # A loop that counts steps never requests one more.
     assert len(list(itertools.islice(sampler, 5))) == 5
     assert (sampler.epoch, sampler.state_dict()["examples_read"]) == (1, 0)
 
@@ -102,18 +111,18 @@ def test_an_epoch_that_was_left_is_begun_again_and_a_whole_one_is_not(colours: P
     assert sampler.state_dict(2)["epoch"] == 1
 
 
-def test_where_less_than_a_step_is_left_the_next_epoch_begins(colours: Path) -> None:
+def test_next_epoch_starts_if_less_than_step_remains(colours: Path) -> None:
     reader = opened(colours, 12)
     sampler = reader.sampler()
     sampler.load_state_dict(reader.state() | {"examples_read": 40})
 
     assert sampler.epoch == 1
     assert next(iter(sampler)) == (1, 0, 0)
-    with pytest.raises(UsageError, match="the state has seed 1, but this reader has 0"):
+    with pytest.raises(UsageError, match=says("state-reader-use-same-dataset", "seed", "1", "0")):
         sampler.load_state_dict(reader.state() | {"seed": 1})
 
 
-def test_a_sampler_begins_where_its_reader_is(colours: Path) -> None:
+def test_sampler_starts_at_the_position_of_its_reader(colours: Path) -> None:
     reader = opened(colours, 10)
     next(iter(reader))
 
@@ -142,25 +151,25 @@ def test_a_sampler_begins_where_its_reader_is(colours: Path) -> None:
     ],
     ids=str,
 )
-def test_a_position_that_is_none_is_a_usage_error(colours: Path, odd: Any) -> None:
-    with pytest.raises(UsageError, match=r"sampler=reader.sampler\(\), which yields positions"):
+def test_invalid_position_is_a_usage_error(colours: Path, odd: Any) -> None:
+    with pytest.raises(UsageError, match=says("reader-dataloader-over-reader-needs")):
         opened(colours, 4)[odd]
 
 
-def test_a_pickled_reader_is_opened_anew_at_its_position(scenes: Path) -> None:
+def test_pickled_reader_is_reopened_at_its_position(scenes: Path) -> None:
     reader = opened(scenes, 4, seed=9, world=World(1, 2))
     next(iter(reader))
     before = threading.active_count()
     again = pickle.loads(pickle.dumps(reader))
     third = copy.copy(reader)
 
-    assert threading.active_count() == before  # begun only when they are read
+    assert threading.active_count() == before  # started only when they are read
     assert again.state() == third.state() == reader.state()
     assert all(map(same, list(again), list(reader)))
 
 
-def test_a_forked_reader_has_threads_of_its_own(colours: Path) -> None:
-    """Those of the process that opened it are not there, and it waited for them."""
+def test_forked_reader_has_its_own_threads(colours: Path) -> None:
+    """The fork has no threads of the original process, and waited for them."""
     dataloader.in_new_process(fork, colours)
 
 
@@ -171,7 +180,7 @@ def fork(colours: Path) -> None:
 
     def work() -> None:
         reader.close()
-        numbers = [n for batch in reader for n in seen(batch)]
+        numbers = seen_in(reader)
         there.send((numbers, reader.find(reader.example(49).filename), reader.epoch))
 
     process = multiprocessing.get_context("fork").Process(target=work, daemon=True)
@@ -181,12 +190,12 @@ def fork(colours: Path) -> None:
     found = here.recv()
     process.join()
 
-    expected = [n for batch in reader for n in seen(batch)]
+    expected = seen_in(reader)
     assert found == (expected, 49, 1)
     assert len(seen(first) + expected) == 48
 
 
-def test_workers_read_a_remote_set_through_one_cache(colours: Path, tmp_path: Path) -> None:
+def test_workers_read_a_remote_dataset_through_one_cache(colours: Path, tmp_path: Path) -> None:
     files = (path for path in colours.rglob("*") if path.is_file())
     content = {str(path.relative_to(colours)): path.read_bytes() for path in files}
     how: dict[str, Any] = {"batch": 5, "seed": 2, "shuffle_window": 2}
@@ -203,7 +212,7 @@ def test_workers_read_a_remote_set_through_one_cache(colours: Path, tmp_path: Pa
 def test_damage_in_a_worker_is_named_or_masked(damaged: Path) -> None:
     flip(3, 200)(damaged)
     reader = opened(damaged)
-    with pytest.raises(DataDamagedError, match=f"{SHARD}: record 3 at byte"):
+    with pytest.raises(DataDamagedError, match=says("record-byte", SHARD, "3")):
         list(dataloader.batches(reader, reader.sampler(), 1))
     reader = opened(damaged, 5, on_bad_record="skip")
     masks = [batch["mask"] for batch in dataloader.batches(reader, reader.sampler(), 0)]
@@ -213,14 +222,14 @@ def test_damage_in_a_worker_is_named_or_masked(damaged: Path) -> None:
     assert len(reader.skipped) == 1
 
 
-def test_what_a_dataloader_needs_is_said(colours: Path) -> None:
-    with pytest.raises(UsageError, match="batch_size=None and sampler=reader.sampler()"):
+def test_wrong_use_in_a_dataloader_is_refused(colours: Path) -> None:
+    with pytest.raises(UsageError, match=says("reader-dataloader-over-reader-needs")):
         opened(colours)[0]  # type: ignore[index]
     with pytest.raises(UsageError, match="pin_memory=True"):
         opened(colours, framework=None, out=lambda: np.empty(0)).sampler()
 
 
-def test_running_workers_follow_the_window_of_a_loaded_state(colours: Path) -> None:
+def test_running_workers_follow_the_loaded_window(colours: Path) -> None:
     """Persistent workers have the window with which their reader was opened."""
     state = opened(colours, 5, seed=2, shuffle_window=2).state()
     state |= {"epoch": 1, "examples_read": 10}

@@ -20,8 +20,9 @@ from imagenet_prep.read.augment import boxes_in
 from tests.kit.codec.square import pillows
 from tests.kit.dataset import split_records
 from tests.kit.installed import Installed
+from tests.kit.messages import says
 from tests.kit.reading import NUM_TRAIN, ODD
-from tests.kit.tfrecords import jpeg, picture, write_set
+from tests.kit.tfrecords import jpeg, picture, write_dataset
 
 SIDE = 24
 
@@ -32,18 +33,18 @@ def open_square(root: Path, split: str = "train", **more: Any) -> Reader:
 
 
 def by_number(reader: Reader) -> dict[int, Any]:
-    return {
-        int(number): image
-        for batch in reader
-        for number, image in zip(batch["number"], batch["images"], strict=True)
-        if number >= 0
-    }
+    images: dict[int, Any] = {}
+    for batch in reader:
+        is_example = batch["number"] >= 0
+        numbers = batch["number"][is_example].tolist()
+        images |= zip(numbers, batch["images"][is_example], strict=True)
+    return images
 
 
 def prepared(root: Path, change: Callable[[Manifest], Manifest]) -> Path:
-    """Writes a dataset of four images whose manifest was changed."""
+    """Writes a dataset of four images with a changed manifest."""
     pictures = [picture(number, jpeg(scene_pixels(number))) for number in range(4)]
-    manifest = write_set(root, {"train": [pictures]}, num_classes=4)
+    manifest = write_dataset(root, {"train": [pictures]}, num_classes=4)
     (root / schema.MANIFEST).write_bytes(change(manifest).dumps())
     return root
 
@@ -66,7 +67,7 @@ def changed(*, resized: int = 0, repaired: int = 0, short_side: int | None = Non
 
 
 @pytest.mark.parametrize("hidden", [False, True], ids=["planes", "pillow"])
-def test_batches_are_the_bytes_of_pillow_mirrored_by_seed_epoch_and_example(
+def test_batches_are_pillows_bytes_with_mirroring(
     installed: Installed, scenes: Path, hidden: bool
 ) -> None:
     if hidden:
@@ -92,10 +93,10 @@ def test_batches_are_the_bytes_of_pillow_mirrored_by_seed_epoch_and_example(
     assert any(sides[0][number] != sides[1][number] for number in sides[0].keys() & sides[1].keys())
 
 
-def test_evaluation_mirrors_nothing_and_odd_files_go_through_pillow(tmp_path: Path) -> None:
+def test_evaluation_never_mirrors_and_odd_files_use_pillow(tmp_path: Path) -> None:
     odd = list(ODD.values())
     pictures = [picture(number, data) for number, data in enumerate(odd)]
-    write_set(tmp_path / "set", {"validation": [pictures]}, num_classes=len(odd))
+    write_dataset(tmp_path / "set", {"validation": [pictures]}, num_classes=len(odd))
     found = by_number(open_square(tmp_path / "set", "validation", fields=("images", "number")))
 
     assert len(found) == len(odd)
@@ -103,10 +104,10 @@ def test_evaluation_mirrors_nothing_and_odd_files_go_through_pillow(tmp_path: Pa
         assert np.array_equal(image, pillows(odd[number], SIDE)), list(ODD)[number]
 
 
-def test_pillow_is_not_asked_for_more_pixels_than_there_is_memory(tmp_path: Path) -> None:
-    """A file of 10 kB, whose chroma libjpeg repeats, would be enlarged to 400 million pixels."""
+def test_pillow_never_enlarges_beyond_the_memory(tmp_path: Path) -> None:
+    """A file of 10 kB with repeated chroma would be enlarged to 400 million pixels."""
     data = jpeg(np.full((30_000, 1, 3), (20, 90, 200), np.uint8))
-    write_set(tmp_path / "set", {"validation": [[picture(0, data)]]}, num_classes=1)
+    write_dataset(tmp_path / "set", {"validation": [[picture(0, data)]]}, num_classes=1)
     reader = make_dataset(tmp_path / "set", "validation", 1, 2_000, recipe="adm", world=World())
     (batch,) = reader
 
@@ -128,22 +129,25 @@ def test_pillow_is_not_asked_for_more_pixels_than_there_is_memory(tmp_path: Path
         ("antialias", False),
     ],
 )
-def test_what_cannot_promise_the_bytes_is_refused(
+def test_option_that_changes_bytes_is_refused(
     monkeypatch: pytest.MonkeyPatch, scenes: Path, name: str, value: Any
 ) -> None:
     monkeypatch.setattr("imagenet_prep.read.backend.lacking", lambda _: [])
     with pytest.raises(
-        UsageError, match=rf"recipe='adm' produces .* only with {name}=.*; got {value!r}"
+        UsageError,
+        match=says("recipe-produces-same-bytes-pillow", "'adm'", name, ..., f"{value!r}"),
     ):
         open_square(scenes, **{name: value})
 
 
-def test_a_larger_square_than_the_codec_makes_is_refused(scenes: Path) -> None:
-    with pytest.raises(UsageError, match="image_size=8193: expected at most 8192"):
+def test_square_beyond_the_codec_limit_is_refused(scenes: Path) -> None:
+    with pytest.raises(
+        UsageError, match=says("recipe-image_size-expected-most", ..., "8193", "8192")
+    ):
         make_dataset(scenes, "train", 4, 8193, recipe="adm", world=World())
 
 
-def test_images_that_were_changed_are_counted_and_told_once(
+def test_changed_images_are_counted_and_reported_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     backend.say_once.cache_clear()
@@ -154,11 +158,15 @@ def test_images_that_were_changed_are_counted_and_told_once(
         open_square(root, fields=("class_index",))
 
     (record,) = caplog.records
-    assert "prepare downscaled 1 of the 4 images of train, and repaired" in record.message
-    assert "repaired 2 images of the dataset (grey)" in record.message
+    assert says("prepare-downscaled-repaired-dataset", ..., "1", "4 images", "train").search(
+        record.message
+    )
+    assert says(
+        "prepare-downscaled-repaired-dataset", ..., ..., ..., ..., "2 images", "grey"
+    ).search(record.message)
 
 
-def test_a_dataset_of_the_sources_images_says_nothing(
+def test_unchanged_dataset_is_opened_without_a_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     root = prepared(tmp_path / "set", changed())
@@ -169,27 +177,28 @@ def test_a_dataset_of_the_sources_images_says_nothing(
 
 
 @pytest.mark.parametrize("short_side", [SIDE, SIDE - 1])
-def test_images_downscaled_to_the_crop_are_refused_unless_asked_for(
-    tmp_path: Path, short_side: int
-) -> None:
+def test_images_downscaled_to_the_crop_are_refused(tmp_path: Path, short_side: int) -> None:
     root = prepared(tmp_path / "set", changed(resized=1, short_side=short_side))
-    with pytest.raises(UsageError, match=rf"short side of {short_side}, .*--keep-original"):
+    with pytest.raises(
+        UsageError,
+        match=says("images-downscaled-short-side-crops", ..., short_side, ..., "--keep-original"),
+    ):
         open_square(root)
 
     assert len(list(open_square(root, originals=False))) == 1
 
 
 @pytest.mark.parametrize("how", [{"resized": 1}, {"repaired": 1}])
-def test_originals_refuses_a_dataset_with_any_changed_image(
+def test_originals_refuses_a_dataset_with_changed_images(
     tmp_path: Path, how: dict[str, int]
 ) -> None:
     root = prepared(tmp_path / "set", changed(**how))
 
-    with pytest.raises(UsageError, match="originals=True accepts no changed image"):
+    with pytest.raises(UsageError, match=says("originals-true-accepts-no-changed")):
         open_square(root, originals=True)
 
 
-def test_boxes_follow_the_middle_square_and_its_mirroring(scenes: Path) -> None:
+def test_boxes_follow_the_central_square_and_its_mirroring(scenes: Path) -> None:
     reader = open_square(scenes)
     views = next(iter(reader.encoded_batches())).views[0]
     views = dataclasses.replace(

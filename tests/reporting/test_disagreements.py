@@ -1,4 +1,4 @@
-"""Where lists of labels disagree: how often, and the worst as pictures."""
+"""Disagreements between lists of labels: their number, and the worst as images."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from imagenet_prep.reporting.render import APART, EQUAL, NONE, SHARED
 from tests.kit.tfrecords import jpeg, picture
 
 
-def test_images_with_nothing_in_common_come_first() -> None:
+def test_images_without_a_common_label_come_first() -> None:
     said = {
         "the data set": {n: (n,) for n in range(6)},
-        # The same, one more, none, another one; of 4 it says nothing.
+        # An equal label, one more, none, and a different one; image 4 has no entry.
         "one": {0: (0,), 1: (1, 7), 2: (), 3: (8,), 5: (5,)},
         "two": {0: (0,), 1: (1,), 3: (8, 3), 5: (9,)},
     }
@@ -38,7 +38,7 @@ def test_images_with_nothing_in_common_come_first() -> None:
     assert [each.picture is None for each in found.shown] == [False, True, False, False]
 
 
-def test_a_page_shows_some_of_many() -> None:
+def test_a_page_shows_at_most_48_images() -> None:
     said = {"a": dict.fromkeys(range(200), (0,)), "b": dict.fromkeys(range(200), (1,))}
     keys = list(map(str, range(200)))
     found = render.find_disagreements(keys, said, [], str, lambda some: [None] * len(some))

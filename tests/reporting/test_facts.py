@@ -1,4 +1,4 @@
-"""What others left in a data set's folder is shown, or kept out: it never ends a report."""
+"""Foreign files in a dataset's folder are shown or ignored, and never end a report."""
 
 from __future__ import annotations
 
@@ -20,27 +20,28 @@ from imagenet_prep.reporting import facts, sample
 from imagenet_prep.reporting.facts import DatasetFacts
 from imagenet_prep.storage.dataset_store import Dataset
 from imagenet_prep.storage.folder import LocalStore
-from tests.kit.bounds import little_memory
+from tests.kit.bounds import limited_memory
 from tests.kit.hostile.indexes import LINES
-from tests.kit.lengths import long_but
+from tests.kit.lengths import long_except
 from tests.kit.limits import Limits
+from tests.kit.messages import says
 from tests.kit.samples import add_tables
 from tests.kit.system import System
-from tests.kit.tfrecords import picture, plain, write_set
+from tests.kit.tfrecords import picture, plain, write_dataset
 
 
 @pytest.fixture
 def small(tmp_path: Path) -> tuple[Path, Manifest]:
     root = tmp_path / "set"
     examples = [picture(number, plain(number)) for number in range(4)]
-    write_set(root, {"train": [examples[:2], examples[2:]]}, num_classes=4)
+    write_dataset(root, {"train": [examples[:2], examples[2:]]}, num_classes=4)
     (root / ".work").mkdir()
     return root, add_tables(root)
 
 
 @pytest.fixture
 def plots() -> ModuleType:
-    """The plots, whose matplotlib is imported where they are drawn alone."""
+    """The plots; matplotlib is only imported to draw them."""
     return importlib.import_module("imagenet_prep.reporting.plots")
 
 
@@ -102,7 +103,7 @@ def test_a_receipt_is_shown(small: tuple[Path, Manifest], plots: ModuleType) -> 
     ],
     ids=range(16),
 )
-def test_a_receipt_that_makes_no_sense_is_kept_out(
+def test_malformed_receipts_are_excluded(
     small: tuple[Path, Manifest], changes: dict[str, Any]
 ) -> None:
     root, made = small
@@ -123,7 +124,7 @@ def test_images_are_measured_by_the_tables(small: tuple[Path, Manifest]) -> None
     assert found.problems == []
 
 
-def test_a_damaged_table_is_a_problem_and_the_others_count(small: tuple[Path, Manifest]) -> None:
+def test_damaged_tables_are_problems_and_others_count(small: tuple[Path, Manifest]) -> None:
     root, made = small
     (root / schema.samples_name(made.splits["train"].shards[0].name)).write_bytes(b"?")
     found = gathered(small)
@@ -134,9 +135,7 @@ def test_a_damaged_table_is_a_problem_and_the_others_count(small: tuple[Path, Ma
 
 
 @pytest.mark.parametrize("content", [b"[" * 100_000, b"9" * 5000, b"\xff", b"", b"NaN", b"[]"])
-def test_json_that_nobody_can_read_is_kept_out(
-    small: tuple[Path, Manifest], content: bytes
-) -> None:
+def test_unreadable_json_is_excluded(small: tuple[Path, Manifest], content: bytes) -> None:
     root, _ = small
     leave(root, content)
     for name in (schema.REPLICAS, schema.QUARANTINE):
@@ -146,7 +145,7 @@ def test_json_that_nobody_can_read_is_kept_out(
     assert (found.tasks, found.replicas, found.incidents, found.source) == ([], [], [], None)
 
 
-def test_lines_about_replicas_are_shown_where_they_are_whole(small: tuple[Path, Manifest]) -> None:
+def test_lines_about_replicas_are_used_if_complete(small: tuple[Path, Manifest]) -> None:
     root, _ = small
     whole = {"where": "host:/data", "when": "2026-01-01", "digest": "0" * 64}
     lines = [{**whole, "when": 5}, {"where": "b"}, {**whole, "where": ["x"]}, [whole], whole, 7]
@@ -155,7 +154,7 @@ def test_lines_about_replicas_are_shown_where_they_are_whole(small: tuple[Path, 
     assert [vars(replica) for replica in gathered(small).replicas] == [whole]
 
 
-def test_pipes_links_and_huge_files_are_left_alone(small: tuple[Path, Manifest]) -> None:
+def test_pipes_links_and_huge_files_are_not_read(small: tuple[Path, Manifest]) -> None:
     root, _ = small
     os.mkfifo(root / ".work" / "receipts")
     (root.parent / "secret").write_text('{"where": "a", "when": "b", "digest": "c"}')
@@ -163,12 +162,12 @@ def test_pipes_links_and_huge_files_are_left_alone(small: tuple[Path, Manifest])
     with open(root / schema.QUARANTINE, "wb") as file:
         os.truncate(file.fileno(), 8 << 30)
 
-    with little_memory(256 << 20):
+    with limited_memory(256 << 20):
         found = gathered(small)
     assert (found.replicas, found.incidents, found.source) == ([], [], None)
 
 
-def test_a_class_list_that_is_another_file_is_not_shown(small: tuple[Path, Manifest]) -> None:
+def test_symlinked_class_lists_are_not_read(small: tuple[Path, Manifest]) -> None:
     root, _ = small
     assert len(gathered(small).classes) == 4
     (root.parent / "secret").write_text("password = secret\n")
@@ -178,7 +177,7 @@ def test_a_class_list_that_is_another_file_is_not_shown(small: tuple[Path, Manif
     assert gathered(small).classes == []
 
 
-def test_an_index_that_is_another_file_is_not_shown(small: tuple[Path, Manifest]) -> None:
+def test_symlinked_indexes_are_not_printed(small: tuple[Path, Manifest]) -> None:
     root, made = small
     shard = made.splits["train"].shards[0].name
     (root.parent / "secret").write_text("password-7f3a\n" * made.splits["train"].shards[0].examples)
@@ -186,29 +185,27 @@ def test_an_index_that_is_another_file_is_not_shown(small: tuple[Path, Manifest]
     (root / "index" / shard).symlink_to(root.parent / "secret")
     line = facts.index_of(gathered(small), shard, {0})[0]
 
-    with pytest.raises(DataDamagedError, match="index is not two numbers") as caught:
+    with pytest.raises(DataDamagedError, match=says("line-index-not-two-numbers")) as caught:
         sample.read(gathered(small), sample.ShownRecord(shard, 0, line))
     assert "7f3a" not in str(caught.value)
 
 
-@pytest.mark.parametrize("line", long_but([b"", b"{}"], [b"", b"ab", b"{}"]))
-def test_lists_of_short_lines_are_no_longer_in_memory_than_on_the_disk(
-    small: tuple[Path, Manifest], line: bytes
-) -> None:
-    """64 MB of them took 4 GB and two minutes."""
+@pytest.mark.parametrize("line", long_except([b"", b"{}"], [b"", b"ab", b"{}"]))
+def test_lists_of_short_lines_take_little_memory(small: tuple[Path, Manifest], line: bytes) -> None:
+    """64 MB of such lines took 4 GB and two minutes."""
     root, made = small
     lines = (line + b"\n") * (8 << 20)
     shard = made.splits["train"].shards[0].name
     for name in (schema.LABELS, schema.QUARANTINE, schema.index_name(shard)):
         (root / name).write_bytes(lines)
 
-    with little_memory(128 << 20):
+    with limited_memory(128 << 20):
         found = gathered(small)
         assert (found.incidents, found.classes) == ([], [])
         assert facts.index_of(found, shard, {0}) == {0: line.decode() + "\n"}
 
 
-def test_records_as_large_as_no_image_are_not_read_eight_at_once(
+def test_records_with_huge_claimed_sizes_are_not_read(
     small: tuple[Path, Manifest], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Indexes that claimed 255 MB in sparse shards of 4 GB took 1.8 GB and two minutes."""
@@ -220,12 +217,12 @@ def test_records_as_large_as_no_image_are_not_read_eight_at_once(
     found = gathered(small)
 
     monkeypatch.setattr(sample, "_quota", lambda _: {0: 24})
-    with little_memory(256 << 20):
+    with limited_memory(256 << 20):
         assert sample.draw(found, seed=0) == []
-    assert "has 267,386,880 bytes, expected at most 25,165,824" in found.problems[0]
+    assert says("bytes-expected-most", "267,386,880", "25,165,824").search(found.problems[0])
 
 
-def test_of_records_that_cannot_be_shown_a_hundred_are_tried(
+def test_the_number_of_damaged_records_read_is_bounded(
     small: tuple[Path, Manifest], monkeypatch: pytest.MonkeyPatch, limits: Limits
 ) -> None:
     monkeypatch.setattr(sample, "_quota", lambda _: {0: 24})
@@ -239,16 +236,14 @@ def test_of_records_that_cannot_be_shown_a_hundred_are_tried(
     assert len(found.problems) == 2
 
 
-def test_receipts_that_may_not_be_listed_are_none(
-    small: tuple[Path, Manifest], system: System
-) -> None:
+def test_unlistable_receipts_are_ignored(small: tuple[Path, Manifest], system: System) -> None:
     system.fails("scandir", errno.EACCES)
 
     assert gathered(small).tasks == []
 
 
 @pytest.mark.parametrize("number", [-1, 1 << 63, True, 1.5])
-def test_a_quarantined_image_at_an_odd_place_is_kept_out(
+def test_quarantined_images_with_invalid_offsets_are_excluded(
     small: tuple[Path, Manifest], number: object
 ) -> None:
     line: dict[str, object] = dict.fromkeys(("key", "archive", "action", "reason", "detail"), "x")
@@ -263,14 +258,14 @@ def test_a_quarantined_image_at_an_odd_place_is_kept_out(
 
 
 @pytest.mark.parametrize("line", LINES)
-def test_an_index_of_odd_numbers_is_damage(small: tuple[Path, Manifest], line: str) -> None:
+def test_an_index_of_invalid_numbers_is_damage(small: tuple[Path, Manifest], line: str) -> None:
     root, made = small
     shard = made.splits["train"].shards[0].name
     (root / schema.index_name(shard)).write_bytes(LINES[line])
     found = gathered(small)
 
     with (
-        little_memory(256 << 20),
+        limited_memory(256 << 20),
         pytest.raises(DataDamagedError, match=re.escape(shard)) as damage,
     ):
         lines = facts.index_of(found, shard, {0})
@@ -298,9 +293,7 @@ def test_the_largest_and_smallest_figures_are_plotted(
     assert len(plots.of(found)) == 9
 
 
-def test_one_value_is_said_once_and_every_axis_of_numbers_has_whole_ones(
-    small: tuple[Path, Manifest], plots: ModuleType
-) -> None:
+def test_axes_of_counts_have_integer_ticks(small: tuple[Path, Manifest], plots: ModuleType) -> None:
     said = {plot.title: plot for plot in plots.of(gathered(small))}
 
     per_class = said["Examples per class"]
@@ -308,11 +301,13 @@ def test_one_value_is_said_once_and_every_axis_of_numbers_has_whole_ones(
     assert ticks
     assert all(tick.isdigit() for tick in ticks), ticks
     assert not re.search(r"\b([\w.]+(?: \w+)?) to \1\b", "".join(p.says for p in said.values()))
-    # A bar of its own for each split, as wide as the others.
+    # A separate bar for each split, of equal width.
     assert said["Bytes per shard"].svg.count("<path") > 2
 
 
-def test_a_dollar_in_a_name_is_a_dollar(small: tuple[Path, Manifest], plots: ModuleType) -> None:
+def test_dollars_in_names_are_not_mathematics(
+    small: tuple[Path, Manifest], plots: ModuleType
+) -> None:
     split = small[1].splits["train"]
     name = r"$\frac{a}{$ $\undefined$ <script>"
     found = gathered(small)
@@ -327,7 +322,7 @@ def test_images_are_found_by_key_in_validation_first(tmp_path: Path) -> None:
     validation = [picture(0, plain(10)), picture(1, plain(11))]
     train = [picture(0, plain(20)), picture(2, plain(22))]
     root = tmp_path / "set"
-    write_set(root, {"train": [train], "validation": [validation]}, num_classes=3)
+    write_dataset(root, {"train": [train], "validation": [validation]}, num_classes=3)
     found = gathered((root, add_tables(root)))
     keys = [train[1].filename, "none", train[0].filename, validation[1].filename]
 
@@ -338,7 +333,7 @@ def test_images_are_found_by_key_in_validation_first(tmp_path: Path) -> None:
     assert found.problems == []
 
 
-def test_a_damaged_image_is_a_problem_and_not_shown(small: tuple[Path, Manifest]) -> None:
+def test_damaged_images_are_problems_and_not_drawn(small: tuple[Path, Manifest]) -> None:
     root, made = small
     shard = root / made.splits["train"].shards[0].name
     data = bytearray(shard.read_bytes())
@@ -362,7 +357,7 @@ def test_a_damaged_image_is_a_problem_and_not_shown(small: tuple[Path, Manifest]
         (("class 7", ""), "class 7"),
     ],
 )
-def test_a_class_is_called_by_its_wnid_and_words(
+def test_classes_are_named_by_wnid_and_words(
     small: tuple[Path, Manifest], name: tuple[str, str], words: str
 ) -> None:
     found = gathered(small)

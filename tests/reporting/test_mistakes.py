@@ -1,4 +1,4 @@
-"""Where a network is wrong: the surest mistakes, and the pairs of classes with the most of them."""
+"""Mistakes of a network: the most confident ones, and the most frequent pairs of classes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def said(key: str, label: int, taken_for: int, share: float) -> Prediction:
     return Prediction(key, label, (taken_for, 99), (share, 1 - share))
 
 
-def test_the_surest_mistakes_come_first_and_pairs_by_their_number() -> None:
+def test_the_most_confident_mistakes_come_first() -> None:
     predictions = [
         said("right", 0, 0, 0.99),
         said("a", 0, 1, 0.5),
@@ -47,7 +47,7 @@ def test_the_surest_mistakes_come_first_and_pairs_by_their_number() -> None:
     ]
 
 
-def test_a_page_shows_some_of_many() -> None:
+def test_a_page_shows_at_most_48_mistakes() -> None:
     predictions = (said(f"{n}", n % 200, n % 200 + 1, n / 10_000) for n in range(10_000))
     found = render.find_mistakes(predictions, str, lambda keys: [None] * len(keys))
 

@@ -1,4 +1,4 @@
-"""Small pictures of whatever there is: half files, junk, images too large to decode."""
+"""Thumbnails of any input: truncated files, junk, and images that are too large to decode."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def encoded(image: Image.Image, kind: str = "JPEG") -> bytes:
     return buffer.getvalue()
 
 
-def test_half_a_picture_is_shown() -> None:
+def test_half_an_image_is_decoded() -> None:
     data = encoded(NOISE)
     shown = sample.decode(data[: len(data) // 2])
 
@@ -31,12 +31,12 @@ def test_half_a_picture_is_shown() -> None:
     "data",
     [b"", b"\xff\xd8\xff", b"<svg/>", b"\x89PNG\r\n\x1a\n" + b"\0" * 99, b"BM" + b"\xff" * 60],
 )
-def test_junk_is_no_picture(data: bytes) -> None:
+def test_junk_is_not_decoded(data: bytes) -> None:
     assert sample.decode(data) is None
     assert sample.thumbnail(data) is None
 
 
-def test_what_would_fill_the_memory_is_not_decoded() -> None:
+def test_images_larger_than_memory_are_not_decoded() -> None:
     huge = encoded(Image.new("1", (20_000, 20_000)), "PNG")
 
     assert len(huge) < 1_000_000
@@ -52,7 +52,7 @@ def test_every_colour_space_becomes_a_small_square(mode: str) -> None:
     assert len(uri) < 4000
 
 
-def test_the_middle_is_cut_out_and_no_more_than_there_is() -> None:
+def test_the_middle_is_cropped_within_the_image() -> None:
     assert sample.middle(NOISE, 100, 1000).size == (100, 300)
     assert np.array_equal(
         np.asarray(sample.middle(NOISE, 2, 2)), np.asarray(NOISE)[149:151, 199:201]

@@ -1,3 +1,5 @@
+"""The commit of a dataset: counts of classes, bad images, and published files."""
+
 from __future__ import annotations
 
 from collections.abc import Iterable
@@ -12,6 +14,7 @@ from imagenet_prep.dataset.member import QUARANTINED, Incident
 from imagenet_prep.shards.commit import publish, refuse_too_many, require_few_bad_images, split_of
 from imagenet_prep.shards.writer import WrittenShard
 from imagenet_prep.storage.folder import LocalStore
+from tests.kit.messages import says
 from tests.kit.replicas import CLASSES, make_dataset
 
 SHARD = "train-00000-of-00001"
@@ -31,35 +34,35 @@ def receipt(class_index: int) -> WrittenShard:
     )
 
 
-def test_an_image_that_was_left_out_is_not_counted() -> None:
+def test_quarantined_image_is_not_counted() -> None:
     assert split_of([receipt(0)], [3, 4]).examples_per_class == [2, 4]
     assert split_of([receipt(1)], [3, 4]).examples_per_class == [3, 3]
 
 
 @pytest.mark.parametrize("class_index", [-1, 2, 1 << 60])
-def test_a_receipt_of_a_class_that_is_none_is_damage(class_index: int) -> None:
-    with pytest.raises(DataDamagedError, match=f"{SHARD}: its receipt in .work quarantines"):
+def test_receipt_with_an_impossible_class_is_damage(class_index: int) -> None:
+    with pytest.raises(DataDamagedError, match=says("receipt-work-quarantines-image-class", SHARD)):
         split_of([receipt(class_index)], [3, 4])
 
 
 @pytest.mark.parametrize("allowed", [0, 2])
-def test_as_many_bad_images_as_allowed_are_left_out_and_no_more(allowed: int) -> None:
+def test_bad_images_above_the_limit_are_refused(allowed: int) -> None:
     bad = receipt(0).incidents * 3
     for most in (allowed, None):
         refuse_too_many(bad[:allowed], most)
         require_few_bad_images("/out", allowed, most)
     refuse_too_many(bad, None)
 
-    with pytest.raises(DataDamagedError, match=f"{allowed + 1} bad images, more than --max-bad"):
+    with pytest.raises(DataDamagedError, match=says("bad-images-more-max-bad-last", allowed + 1)):
         refuse_too_many(bad[: allowed + 1], allowed)
     with pytest.raises(
-        DataDamagedError, match=f"{allowed + 1} images are quarantined or doubtful, and only"
+        DataDamagedError, match=says("finished-images-quarantined-doubtful-only", ..., allowed + 1)
     ):
         require_few_bad_images("/out", allowed + 1, allowed)
 
 
 class Refusing(LocalStore):
-    """A store that has other files than those that were put there."""
+    """A store with other files than those that were published."""
 
     lost: str
 
@@ -71,9 +74,7 @@ class Refusing(LocalStore):
 
 
 @pytest.mark.parametrize("lost", [SHARD, schema.index_name(SHARD), schema.LABELS])
-def test_no_manifest_is_published_over_files_that_are_not_those_it_names(
-    tmp_path: Path, lost: str
-) -> None:
+def test_manifest_is_only_published_over_its_own_files(tmp_path: Path, lost: str) -> None:
     draft = make_dataset(tmp_path / "set", shards=1)
     store = Refusing(tmp_path / "set")
     store.lost = lost

@@ -1,8 +1,9 @@
-"""The difference of two datasets whose class lists have a different order."""
+"""The difference of two datasets if their class lists have a different order."""
 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +15,7 @@ from imagenet_prep.shards.difference import common_tables, differences, splits_t
 from imagenet_prep.storage.dataset_store import Dataset, open_dataset
 from imagenet_prep.storage.folder import LocalStore
 from tests.kit.samples import add_tables
-from tests.kit.tfrecords import picture, plain, wnid, write_set
+from tests.kit.tfrecords import picture, plain, wnid, write_dataset
 
 CLASSES = 5
 
@@ -29,13 +30,13 @@ def root(tmp_path: Path) -> Path:
         ]
         for first in (0, CLASSES)
     ]
-    write_set(tmp_path / "set", {"train": shards}, num_classes=CLASSES)
+    write_dataset(tmp_path / "set", {"train": shards}, num_classes=CLASSES)
     add_tables(tmp_path / "set")
     return tmp_path / "set"
 
 
 def permuted(root: Path, order: list[int]) -> Path:
-    """Returns a copy whose lines of labels.txt have a different order."""
+    """Returns a copy with the lines of labels.txt in a different order."""
     other = Path(shutil.copytree(root, root.parent / "other"))
     ids = [wnid(index) for index in order]
     labels = "".join(f"{name} thing\n" for name in ids).encode()
@@ -52,7 +53,7 @@ def opened(*roots: Path) -> tuple[Dataset, ...]:
     return tuple(open_dataset(LocalStore(each)) for each in roots)
 
 
-def test_equal_tables_below_a_permuted_class_list_are_different_labels(root: Path) -> None:
+def test_equal_tables_with_permuted_classes_differ_in_labels(root: Path) -> None:
     a, b = opened(root, permuted(root, [0, 3, 2, 1, 4]))
 
     assert splits_that_differ(a, a) == []
@@ -61,4 +62,4 @@ def test_equal_tables_below_a_permuted_class_list_are_different_labels(root: Pat
     assert common_tables(a, b, "train") == frozenset()
     found = list(differences(a, b, ["train"]))
     assert {each.key for each in found} == {f"{wnid(n % 5)}/{n}.JPEG" for n in (1, 3, 6, 8)}
-    assert {kind for each in found for kind in each.kinds} == {"other_label"}
+    assert {*itertools.chain(*(each.kinds for each in found))} == {"other_label"}

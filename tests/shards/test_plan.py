@@ -67,7 +67,7 @@ seeds = st.integers(-(2**63), 2**63 - 1)
 
 @examples(50)
 @given(splits, num_shards, seeds)
-def test_each_image_is_in_one_shard_and_classes_are_spread_evenly(
+def test_plan_has_each_image_once_with_balanced_classes(
     classes: Classes, num: int, seed: int
 ) -> None:
     shards, _ = planned(classes, num, seed)
@@ -83,7 +83,7 @@ def test_each_image_is_in_one_shard_and_classes_are_spread_evenly(
 
 @examples(30)
 @given(splits, num_shards, seeds, st.randoms(use_true_random=False))
-def test_a_plan_depends_only_on_keys(
+def test_plan_depends_only_on_keys(
     classes: Classes, num: int, seed: int, chance: random.Random
 ) -> None:
     expected, digest = planned(classes, num, seed)
@@ -98,14 +98,14 @@ def test_a_plan_depends_only_on_keys(
     ]
 
 
-def test_another_seed_is_another_plan() -> None:
+def test_different_seed_gives_a_different_plan() -> None:
     classes = classes_of([50, 50])
     plans = [planned(classes, 4, seed)[1] for seed in (-1, 0, 1, 2, 42, 2**63 - 1)]
 
     assert len(set(plans)) == len(plans)
 
 
-def test_an_additional_image_changes_the_order_of_no_others() -> None:
+def test_additional_image_keeps_the_order_of_others() -> None:
     (before,), _ = planned(classes_of([50]), 1, 0)
     (after,), _ = planned(classes_of([51]), 1, 0)
 
@@ -115,14 +115,14 @@ def test_an_additional_image_changes_the_order_of_no_others() -> None:
 def test_records_follow_neither_the_key_nor_the_class() -> None:
     (shard,), _ = planned(classes_of([100] * 4), 1, 0)
 
-    # In random order neighbours are of one class in 1 of 4 cases.
+    # In random order, neighbours are of one class in 1 of 4 cases.
     same = sum(a.class_index == b.class_index for a, b in itertools.pairwise(shard))
     assert 60 < same < 140
     keys = [member.key for member in shard]
     assert keys != sorted(keys)
 
 
-def test_hash_parts_are_kept_apart() -> None:
+def test_parts_of_a_hash_are_separated() -> None:
     assert plan.keyed_hash(0, "ab", "c") != plan.keyed_hash(0, "a", "bc")
     assert 0 <= plan.keyed_hash(-1, "a") < 2**64
     assert plan.hashes(3, ["x", "y"], "order").tolist() == [
@@ -132,7 +132,7 @@ def test_hash_parts_are_kept_apart() -> None:
 
 
 @pytest.mark.parametrize("ranked", [False, True])
-def test_an_image_has_few_bytes_in_memory(ranked: bool) -> None:
+def test_image_takes_few_bytes_in_memory(ranked: bool) -> None:
     members = classes_of([3, 2])[1]
     entries = plan.entries(members, [50, 60], 7, ranked=ranked)
 
@@ -147,7 +147,7 @@ def test_an_image_has_few_bytes_in_memory(ranked: bool) -> None:
         assert entries["rank"].tolist() == ranks
 
 
-def test_keys_are_only_read_for_equal_hashes_of_a_used_class() -> None:
+def test_keys_are_read_only_if_hashes_are_equal() -> None:
     def keys_of(rows: np.ndarray) -> list[str]:
         asked.append(rows.tolist())
         return [f"key {9 - row}" for row in rows]
@@ -166,7 +166,7 @@ def test_keys_are_only_read_for_equal_hashes_of_a_used_class() -> None:
     [{"key": "n00000000/x.JPEG"}, {"archive": "b.tar"}, {"offset": 1}, {"size": 1}],
     ids=lambda change: next(iter(change)),
 )
-def test_the_digest_of_a_plan_covers_every_member(change: dict[str, object]) -> None:
+def test_digest_of_a_plan_covers_every_member(change: dict[str, object]) -> None:
     classes = classes_of([5, 8])
     _, before = planned(classes, 4, 7)
     classes[0][2] = classes[0][2]._replace(**change)  # type: ignore[arg-type]
@@ -174,7 +174,7 @@ def test_the_digest_of_a_plan_covers_every_member(change: dict[str, object]) -> 
     assert planned(classes, 4, 7)[1] != before
 
 
-def test_the_digest_depends_on_seed_and_shards() -> None:
+def test_digest_depends_on_seed_and_shards() -> None:
     digests = [planned(classes_of([5, 8]), *how)[1] for how in ((4, 7), (4, 8), (5, 7))]
     assert len({*digests}) == 3
 

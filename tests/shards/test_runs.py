@@ -1,7 +1,8 @@
-"""Lines sorted through files: any number of runs gives what one sort gives."""
+"""External sorting of lines: any number of runs gives the result of one sort."""
 
 from __future__ import annotations
 
+import itertools
 import random
 from pathlib import Path
 
@@ -10,19 +11,20 @@ import pytest
 from imagenet_prep.core.errors import DataDamagedError, IncompleteError
 from imagenet_prep.shards import difference
 from tests.kit.limits import Limits
+from tests.kit.messages import says
 
 
-def test_a_full_disk_is_said(tmp_path: Path) -> None:
+def test_full_disk_is_incomplete(tmp_path: Path) -> None:
     (tmp_path / "a.run-0000").symlink_to("/dev/full")
     with pytest.raises(IncompleteError, match="full"):
         difference.write(tmp_path, "a", iter([b"00000001x\n" * 10_000]))
 
 
 @pytest.mark.parametrize("num", [0, 1, 200, 3000])
-def test_sides_come_sorted_and_no_key_is_cut(num: int, tmp_path: Path, limits: Limits) -> None:
+def test_ranges_are_sorted_and_split_no_key(num: int, tmp_path: Path, limits: Limits) -> None:
     limits(sorted_run_entries=100, sorted_run_keys=7)
     chance = random.Random(num)
-    # Keys that are the beginning of others, and several entries of a key.
+    # Keys that are prefixes of others, and several entries of a key.
     keys = ["a" * chance.randrange(1, 9) + chance.choice("b é\U0001f600") for _ in range(50)]
     entries = [
         [f"{chance.choice(keys)}\0{chance.randrange(10**6)}\n".encode() for _ in range(n)]
@@ -35,10 +37,11 @@ def test_sides_come_sorted_and_no_key_is_cut(num: int, tmp_path: Path, limits: L
     ranges = list(difference.side_by_side(sides))
 
     for side, each in enumerate(entries):
-        assert [line for of_range in ranges for line in of_range[side]] == sorted(each)
+        lines = itertools.chain.from_iterable(of_range[side] for of_range in ranges)
+        assert [*lines] == sorted(each)
     seen: set[bytes] = set()
     for of_range in ranges:
-        here = {line.partition(b"\0")[0] for side in of_range for line in side}
+        here = {line.partition(b"\0")[0] for line in itertools.chain(*of_range)}
         assert not here & seen
         seen |= here
     assert len(ranges) > num // 200
@@ -51,13 +54,13 @@ def test_long_entries_make_short_runs_and_ranges(tmp_path: Path, limits: Limits)
     ranges = list(difference.side_by_side([files]))
 
     assert max(path.stat().st_size for path in files) < (1 << 20) + 10 * 5000
-    assert [line for (of_range,) in ranges for line in of_range] == sorted(entries)
+    assert [*itertools.chain.from_iterable(lines for (lines,) in ranges)] == sorted(entries)
     assert max(sum(map(len, of_range)) for (of_range,) in ranges) < 2 << 20
 
 
-def test_a_key_of_more_entries_than_memory_holds_is_damage(tmp_path: Path, limits: Limits) -> None:
+def test_key_with_too_many_entries_is_damage(tmp_path: Path, limits: Limits) -> None:
     limits(sorted_run_bytes=1 << 16)
     sides = [difference.write(tmp_path, n, (b"a\0%08d\n" % i for i in range(20_000))) for n in "ab"]
 
-    with pytest.raises(DataDamagedError, match="thousands of lines"):
+    with pytest.raises(DataDamagedError, match=says("tables-samples-damaged-thousands-lines")):
         list(difference.side_by_side(sides))

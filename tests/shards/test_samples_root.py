@@ -1,3 +1,5 @@
+"""The Merkle root of a split, computed from its tables of samples."""
+
 from __future__ import annotations
 
 import hashlib
@@ -21,9 +23,10 @@ from imagenet_prep.storage.dataset_store import Dataset
 from imagenet_prep.storage.folder import LocalStore
 from imagenet_prep.storage.remote import PREFETCHED
 from tests.kit.limits import Limits
+from tests.kit.messages import says
 from tests.kit.samples import add_tables, kept, samples, tree_hash, write_tables
 from tests.kit.slow_store import SlowStore
-from tests.kit.tfrecords import picture, plain, write_set
+from tests.kit.tfrecords import picture, plain, write_dataset
 
 
 def samples_root(rows: list[Sample]) -> str:
@@ -38,14 +41,14 @@ def expected(rows: list[Sample]) -> str:
 
 
 @given(rows=st.lists(samples(), unique_by=lambda row: row.key, max_size=9))
-def test_the_root_is_that_of_the_samples_in_the_order_of_their_keys(
+def test_root_follows_the_samples_sorted_by_key(
     rows: list[Sample],
 ) -> None:
     assert samples_root(rows) == expected(rows)
 
 
 @pytest.mark.parametrize("num", [0, 1, 4, 5, 500])
-def test_no_order_and_no_number_of_runs_changes_it_and_nothing_stays(
+def test_root_is_independent_of_order_and_runs(
     num: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limits: Limits
 ) -> None:
     monkeypatch.setattr(scratch, "process_folder", lambda: tmp_path)
@@ -59,7 +62,7 @@ def test_no_order_and_no_number_of_runs_changes_it_and_nothing_stays(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_whatever_changes_an_image_or_its_label_changes_the_root() -> None:
+def test_changed_image_or_label_changes_the_root() -> None:
     rows = [kept(f"n/{number}", number % 3) for number in range(9)]
     other = hashlib.sha256(b"other").hexdigest()
     changed = [
@@ -70,25 +73,27 @@ def test_whatever_changes_an_image_or_its_label_changes_the_root() -> None:
     assert len(set(roots)) == 5
 
 
-def test_the_tables_of_a_slow_store_are_read_ahead(tmp_path: Path) -> None:
+def test_tables_of_a_slow_store_are_prefetched(tmp_path: Path) -> None:
     shards = write_tables(tmp_path, PREFETCHED)
     split = Split(PREFETCHED, 0, [], 0, 0, 0, shards)
     rows = [kept(f"n/{number}") for number in range(PREFETCHED)]
     assert root_of(SlowStore(tmp_path, PREFETCHED), split) == samples_root(rows)
 
 
-def test_two_records_of_one_key_are_refused_and_both_are_named(tmp_path: Path) -> None:
+def test_two_records_of_a_key_are_named(tmp_path: Path) -> None:
     shards = write_tables(tmp_path, 3)
     split = Split(5, 0, [], 0, 0, 0, [*shards, shards[0], shards[0]])
     name = shards[0].name
-    says = f"two records have the same key 'n/0': record 0 of {name} and record 0 of {name}. Every"
-    with pytest.raises(DataDamagedError, match=says):
+    sentence = (
+        f"two records have the same key 'n/0': record 0 of {name} and record 0 of {name}. Every"
+    )
+    with pytest.raises(DataDamagedError, match=sentence):
         root_of(LocalStore(tmp_path), split)
 
 
-def test_a_root_of_other_samples_is_a_problem_of_its_split(tmp_path: Path) -> None:
+def test_wrong_root_is_a_problem_of_its_split(tmp_path: Path) -> None:
     images = [picture(number % 2, plain(number)) for number in range(4)]
-    write_set(tmp_path, {"train": [images[:2]], "validation": [images[2:]]}, num_classes=2)
+    write_dataset(tmp_path, {"train": [images[:2]], "validation": [images[2:]]}, num_classes=2)
     made = add_tables(tmp_path)
     assert wrong_roots(Dataset.at(LocalStore(tmp_path))) == []
 
@@ -98,4 +103,6 @@ def test_a_root_of_other_samples_is_a_problem_of_its_split(tmp_path: Path) -> No
     (problem,) = wrong_roots(Dataset.at(LocalStore(tmp_path)))
     assert made.splits["train"].samples_root in problem
     assert problem.startswith("train: ")
-    assert f"expected {train.samples_root} as in the manifest" in problem
+    assert says("root-tables-samples-expected-manifest", ..., ..., train.samples_root).search(
+        problem
+    )

@@ -1,3 +1,5 @@
+"""Writing of a shard: records, index, table and receipt, or no file if it fails."""
+
 from __future__ import annotations
 
 import csv
@@ -14,6 +16,7 @@ from imagenet_prep.core.errors import BadImageError, DataDamagedError, Incomplet
 from imagenet_prep.dataset import example, record_files
 from imagenet_prep.dataset.member import Boxes, Incident, Member, PreparedImage
 from imagenet_prep.shards import writer
+from tests.kit.messages import says
 from tests.kit.system import System
 
 CLASSES = (("n01440764", "tench, Tinca tinca"), ("n01443537", "goldfish"))
@@ -34,7 +37,7 @@ def transform(data: bytes) -> PreparedImage:
 
 
 def bad(*numbers: int) -> Any:
-    """Returns a transform that refuses the images whose key ends with one of `numbers`."""
+    """Returns a transform that refuses an image if its key ends with one of `numbers`."""
 
     def refuse(data: bytes) -> PreparedImage:
         if any(data.endswith(b"%d.JPEG" % number) for number in numbers):
@@ -66,7 +69,7 @@ def examples_in(path: Path) -> list[example.ImageExample]:
         return [example.decode(r.payload) for r in record_files.read_records(stream, "shard")]
 
 
-def test_records_come_in_the_order_of_the_members(tmp_path: Path) -> None:
+def test_records_are_in_the_order_of_the_members(tmp_path: Path) -> None:
     write(tmp_path)
     expected = [
         example.ImageExample(
@@ -84,7 +87,7 @@ def test_records_come_in_the_order_of_the_members(tmp_path: Path) -> None:
     assert examples_in(tmp_path / "shard") == expected
 
 
-def test_the_receipt_is_the_truth_about_all_files(tmp_path: Path) -> None:
+def test_receipt_is_true_of_all_files(tmp_path: Path) -> None:
     receipt = strict_json.fields(write(tmp_path))
     shard, index, table = ((tmp_path / n).read_bytes() for n in ("shard", "index", "samples"))
     lengths = [len(read(member)) for member in MEMBERS]
@@ -110,7 +113,7 @@ def test_the_receipt_is_the_truth_about_all_files(tmp_path: Path) -> None:
     }
 
 
-def test_the_index_leads_to_every_record(tmp_path: Path) -> None:
+def test_index_leads_to_every_record(tmp_path: Path) -> None:
     write(tmp_path)
     shard = (tmp_path / "shard").read_bytes()
     lines = (tmp_path / "index").read_text().splitlines()
@@ -124,7 +127,7 @@ def test_the_index_leads_to_every_record(tmp_path: Path) -> None:
     assert stops[-1] == len(shard)
 
 
-def test_the_same_members_give_the_same_bytes(tmp_path: Path) -> None:
+def test_equal_members_give_equal_bytes(tmp_path: Path) -> None:
     (tmp_path / "again").mkdir()
 
     assert write(tmp_path) == write(tmp_path / "again")
@@ -142,7 +145,7 @@ def sha256(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def test_the_table_has_a_line_for_each_record_in_their_order(tmp_path: Path) -> None:
+def test_table_has_one_line_per_record_in_order(tmp_path: Path) -> None:
     write(tmp_path, transform=bad(2))
     for member, row in zip((MEMBERS[0], MEMBERS[2]), rows(tmp_path), strict=True):
         data = read(member)
@@ -163,7 +166,7 @@ def test_the_table_has_a_line_for_each_record_in_their_order(tmp_path: Path) -> 
         }
 
 
-def test_the_table_says_what_was_done_to_an_image(tmp_path: Path) -> None:
+def test_table_contains_the_action_of_each_image(tmp_path: Path) -> None:
     def some(data: bytes) -> PreparedImage:
         if data.endswith(b"_1.JPEG"):
             return PreparedImage(data, 3, 4, resized=False, repair=None)
@@ -187,7 +190,7 @@ def test_labels_are_class_indices_plus_the_offset(tmp_path: Path, offset: int) -
     assert labels == [member.class_index + offset for member in MEMBERS]
 
 
-def test_a_bad_image_is_left_out_and_listed(tmp_path: Path) -> None:
+def test_bad_image_is_excluded_and_listed(tmp_path: Path) -> None:
     receipt = write(tmp_path, transform=bad(2))
 
     assert receipt.examples == 2
@@ -202,44 +205,49 @@ def test_a_bad_image_is_left_out_and_listed(tmp_path: Path) -> None:
     ]
 
 
-def test_a_repaired_image_is_stored_and_listed(tmp_path: Path) -> None:
+def test_repaired_image_is_stored_and_listed(tmp_path: Path) -> None:
     receipt = write(tmp_path, transform=lambda data: transform(data)._replace(repair="cmyk"))
 
     assert receipt.examples == 3
     assert [(i.action, i.reason) for i in receipt.incidents] == [("repaired", "cmyk")] * 3
 
 
-def test_a_bad_image_fails_the_shard_where_that_is_asked_for(tmp_path: Path) -> None:
+def test_bad_image_fails_the_shard_if_requested(tmp_path: Path) -> None:
     with pytest.raises(
         DataDamagedError,
-        match=rf"{SHARD}: n01443537/n01443537_2\.JPEG \(train\.tar byte 2,048, 20 bytes\) is "
-        r"truncated: ends early\. To skip such images and list them, run without",
+        match=says(
+            "byte-bytes-skip-such-images",
+            SHARD,
+            "n01443537/n01443537_2.JPEG",
+            "train.tar",
+            "2,048",
+            "20",
+            "truncated: ends early",
+        ),
     ):
         write(tmp_path, transform=bad(2), fail_on_bad_image=True)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_shard_without_one_good_image_is_an_error(tmp_path: Path) -> None:
+def test_shard_is_refused_if_no_image_is_good(tmp_path: Path) -> None:
     with pytest.raises(
         DataDamagedError,
-        match=rf"{SHARD}: none of its 3 images can be used; the first is n01440",
+        match=says("none-used-first-check-source", SHARD, "3 images", "n01440"),
     ):
         write(tmp_path, transform=bad(1, 2, 3))
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_full_disk_leaves_nothing_behind(tmp_path: Path, system: System) -> None:
+def test_full_disk_leaves_no_files(tmp_path: Path, system: System) -> None:
     system.fails("write", errno.ENOSPC)
 
-    with pytest.raises(IncompleteError, match="run the same command again to resume"):
+    with pytest.raises(IncompleteError, match=says("cannot-finished-shards-kept-free")):
         write(tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("number", [0, 1, 2], ids=["table", "shard", "index"])
-def test_no_file_is_finished_before_the_disk_holds_it(
-    tmp_path: Path, system: System, number: int
-) -> None:
+def test_no_file_is_finished_before_its_sync(tmp_path: Path, system: System, number: int) -> None:
     system.fails("fsync", errno.EIO, after=number)
 
     with pytest.raises(StoreError, match="cannot write .*Input/output error"):
@@ -250,7 +258,7 @@ def test_no_file_is_finished_before_the_disk_holds_it(
 @pytest.mark.parametrize(
     "error", [KeyError("a bug"), KeyboardInterrupt()], ids=["bug", "interrupt"]
 )
-def test_whatever_happens_nothing_half_written_stays(tmp_path: Path, error: BaseException) -> None:
+def test_interrupted_write_leaves_no_files(tmp_path: Path, error: BaseException) -> None:
     def fail(data: bytes) -> PreparedImage:
         if data.endswith(b"3.JPEG"):
             raise error
@@ -261,7 +269,7 @@ def test_whatever_happens_nothing_half_written_stays(tmp_path: Path, error: Base
     assert list(tmp_path.iterdir()) == []
 
 
-def test_boxes_turn_with_their_image_and_names_keep_folders_below_the_class(
+def test_boxes_turn_and_names_keep_their_folders(
     tmp_path: Path,
 ) -> None:
     boxes = Boxes((0.25,), (0.5,), (0.125,), (0.25,))
@@ -273,6 +281,6 @@ def test_boxes_turn_with_their_image_and_names_keep_folders_below_the_class(
     (record,) = record_files.read_records(io.BytesIO((tmp_path / "shard").read_bytes()), "shard")
     made = example.decode(record.payload)
     assert made.filename == "2021/a.jpg"
-    # A quarter clockwise: what was at the bottom is on the left.
+    # A quarter clockwise: the bottom moves to the left.
     assert made.boxes == Boxes((0.75,), (0.875,), (0.25,), (0.5,))
     assert [line.detail for line in receipt.incidents] == ["turned"]

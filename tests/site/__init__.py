@@ -1,1 +1,1 @@
-"""The documents as a site: what `make docs` builds, and what it refuses."""
+"""The documents as a site: the output of `make docs`, and the mistakes that it refuses."""

@@ -1,4 +1,4 @@
-"""The site as `make docs` builds it, in the environment that it has of its own."""
+"""The site as `make docs` builds it, in its own environment."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def build() -> Build:
 
 @pytest.fixture(scope="session")
 def site(build: Build, shared_cache: Path) -> Path:
-    """The folder of the site, built once a run; read-only."""
+    """The folder of the site, built once per run; read-only."""
 
     def make(folder: Path) -> None:
         built = build(REPOSITORY, folder / "docs")

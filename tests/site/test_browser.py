@@ -1,4 +1,4 @@
-"""The site in a real browser: quiet, searchable, on a phone, in both schemes, for everyone."""
+"""The site in a real browser: search, a narrow screen, both colour schemes, accessibility."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PAGES = ("index.html", "prepare.html", "api.html", SEARCH)
 
 class _Quiet(http.server.SimpleHTTPRequestHandler):
     def log_message(self, *_: object) -> None:
-        """Says nothing."""
+        """Logs nothing."""
 
 
 @pytest.fixture(scope="module")
@@ -35,14 +35,14 @@ def address(site: Path) -> Iterator[str]:
 
 
 def darken(shown: Any) -> None:
-    """Shows a page in the dark scheme, at once: its colours would change little by little."""
+    """Shows a page in the dark scheme without a slow change of its colours."""
     shown.add_style_tag(content="* { transition: none !important }")
     shown.emulate_media(color_scheme="dark")
 
 
 @pytest.mark.parametrize("width", [390, 1200])
 @pytest.mark.parametrize("page", PAGES)
-def test_axe_finds_nothing_wrong_and_nothing_sticks_out(
+def test_axe_finds_no_problem_and_pages_fit(
     address: str, open_page: OpenPage, page: str, width: int
 ) -> None:
     shown, complaints = open_page(address + page, width, within=address)
@@ -51,13 +51,13 @@ def test_axe_finds_nothing_wrong_and_nothing_sticks_out(
 
     assert violations(shown) == []
     assert shown.evaluate(OVERFLOW) <= 0
-    # Another scheme has other colours and nothing else.
+    # The dark scheme only changes colours.
     darken(shown)
     assert violations(shown, *COLOURS) == []
     assert complaints == []
 
 
-def test_the_search_box_finds_a_function_by_its_name(address: str, open_page: OpenPage) -> None:
+def test_search_box_finds_function_by_name(address: str, open_page: OpenPage) -> None:
     shown, complaints = open_page(address + "train.html", within=address)
     shown.get_by_role("searchbox").or_(shown.get_by_label("Search")).first.fill("make_dataset")
     shown.keyboard.press("Enter")
@@ -70,14 +70,14 @@ def test_the_search_box_finds_a_function_by_its_name(address: str, open_page: Op
     entry = shown.locator("[id='imagenet_prep.read.make_dataset']")
     assert entry.is_visible()
     assert "batch_size" in entry.text_content()
-    # The entry that a link leads to is marked.
+    # The target of a link is highlighted.
     assert violations(shown, *COLOURS) == []
     darken(shown)
     assert violations(shown, *COLOURS) == []
     assert complaints == []
 
 
-def test_the_site_is_read_and_searched_from_a_folder(site: Path, open_page: OpenPage) -> None:
+def test_site_can_be_searched_from_a_folder(site: Path, open_page: OpenPage) -> None:
     shown, complaints = open_page(site / "index.html", within=site.as_uri())
     shown.get_by_role("link", name="Prepare a data set").first.click()
     shown.wait_for_url("**/prepare.html")

@@ -1,4 +1,4 @@
-"""The build is strict, and what it has built is whole and stands alone."""
+"""The build is strict, and its pages are complete and load no other host's files."""
 
 from __future__ import annotations
 
@@ -18,9 +18,7 @@ _LOADED = re.compile(
 _STYLED = re.compile(r"url\(\s*['\"]?([^'\")]+)|@import\s+['\"]([^'\"]+)")
 
 
-def test_what_is_dead_and_a_page_that_nobody_finds_fail_the_build(
-    build: Build, tmp_path: Path
-) -> None:
+def test_build_fails_for_dead_links_and_unlisted_pages(build: Build, tmp_path: Path) -> None:
     clone = tmp_path / "clone"
     shutil.copytree(REPOSITORY / ".ci" / "site", clone / ".ci" / "site")
     lost = "lost.md"
@@ -60,7 +58,7 @@ def test_what_is_dead_and_a_page_that_nobody_finds_fail_the_build(
     assert built.stderr.count("WARNING") == 7, built.stderr
 
 
-def test_every_document_is_a_page_and_in_the_navigation(site: Path) -> None:
+def test_all_documents_are_pages_in_the_navigation(site: Path) -> None:
     front = (site / "index.html").read_text("utf-8")
     navigation = front.partition('<div class="sidebar-tree">')[2].partition("</aside>")[0]
     linked = set(re.findall(r'href="([\w-]+)\.html"', navigation))
@@ -71,7 +69,7 @@ def test_every_document_is_a_page_and_in_the_navigation(site: Path) -> None:
     assert {name for name in linked if not (site / f"{name}.html").is_file()} == set()
 
 
-def test_programs_find_every_page_as_markdown(site: Path) -> None:
+def test_llms_txt_lists_all_pages_as_markdown(site: Path) -> None:
     index = (site / "llms.txt").read_text("utf-8")
     found = re.findall(r"^- \[(.+)\]\((.+)\)$", index, re.MULTILINE)
 
@@ -90,7 +88,7 @@ def test_the_front_page_is_the_readme(site: Path) -> None:
     assert 'src="_images/report.png"' in front
 
 
-def test_blocks_of_code_are_as_they_were_written(site: Path) -> None:
+def test_code_blocks_are_rendered_unchanged(site: Path) -> None:
     text = re.sub(r"<[^>]+>", "", (site / "pytorch.html").read_text("utf-8"))
     page = (REPOSITORY / "docs" / "pytorch.md").read_text("utf-8")
     blocks = re.findall(r"^```\w*\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
@@ -100,14 +98,14 @@ def test_blocks_of_code_are_as_they_were_written(site: Path) -> None:
     assert [each for each in blocks if each not in unescaped.replace("&#39;", "'")] == []
 
 
-def test_the_command_line_is_what_every_verb_says(site: Path) -> None:
+def test_command_line_page_has_help_of_all_verbs(site: Path) -> None:
     page = (site / "command-line.html").read_text("utf-8")
 
     assert re.findall(r"<h2>([\w-]+)<a", page) == list(VERBS)
     assert page.count("usage: imagenet-prep") == len(VERBS) + 1
 
 
-def test_nothing_is_loaded_from_elsewhere_and_all_that_is_loaded_is_there(site: Path) -> None:
+def test_pages_load_only_existing_local_files(site: Path) -> None:
     wrong = []
     for path in [*site.rglob("*.html"), *site.rglob("*.css")]:
         found = (_LOADED if path.suffix == ".html" else _STYLED).findall(path.read_text("utf-8"))
@@ -120,15 +118,15 @@ def test_nothing_is_loaded_from_elsewhere_and_all_that_is_loaded_is_there(site: 
     assert wrong == []
 
 
-def test_no_page_knows_who_built_it(site: Path) -> None:
-    """The value of a default may be all of the environment, or this machine's Python."""
+def test_pages_contain_no_secret_or_build_path(site: Path) -> None:
+    """The default of a parameter may contain the environment, or the path of Python here."""
     builder = (SECRET, str(REPOSITORY))
     pages = {path: path.read_text("utf-8") for path in site.rglob("*.html")}
 
     assert [path for path, text in pages.items() if any(each in text for each in builder)] == []
 
 
-def test_code_that_a_page_links_to_is_a_page(site: Path) -> None:
+def test_linked_code_is_a_page(site: Path) -> None:
     linked = re.findall(r'href="(examples/[^"]+)"', (site / "own-script.html").read_text("utf-8"))
 
     assert "examples/single.py.html" in linked

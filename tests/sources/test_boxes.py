@@ -1,3 +1,5 @@
+"""Bounding boxes: annotations of ILSVRC2012 and Kaggle, refused if they are invalid."""
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -10,6 +12,7 @@ from imagenet_prep.sources import boxes
 from imagenet_prep.sources.boxes import AnnotatedBoxes, BoxTask
 from tests.kit.layouts import voc_xml, write, write_tgz
 from tests.kit.limits import Limits
+from tests.kit.messages import says
 
 WNID = "n01440764"
 STEM = f"{WNID}_10"
@@ -32,16 +35,16 @@ def test_boxes_are_relative_to_the_annotated_size(tmp_path: Path) -> None:
     assert (found.images, found.boxes, found.dropped) == (1, 2, 0)
 
 
-def test_boxes_outside_the_image_are_cut_off_or_dropped(tmp_path: Path) -> None:
+def test_boxes_outside_the_image_are_clipped_or_dropped(tmp_path: Path) -> None:
     corners = [(-10, 50, 250, 200), (200, 0, 300, 50), (10, 10, 10, 20), (150, 75, 50, 25)]
     found = read_one(tmp_path, voc_xml(200, 100, corners, WNID))
 
-    # The second lies outside, the third has no width, the fourth has its corners swapped.
+    # The second is outside, the third has no width, the fourth has its corners swapped.
     assert only(found) == Boxes((0.0, 0.25), (1.0, 0.75), (0.5, 0.25), (1.0, 0.75))
     assert (found.boxes, found.dropped) == (2, 2)
 
 
-def test_an_annotation_without_objects_has_no_boxes(tmp_path: Path) -> None:
+def test_annotation_without_objects_has_no_boxes(tmp_path: Path) -> None:
     found = read_one(tmp_path, voc_xml(200, 100, [], WNID))
 
     assert only(found) == Boxes((), (), (), ())
@@ -50,7 +53,7 @@ def test_an_annotation_without_objects_has_no_boxes(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "name", [f"Annotation/{WNID}/{STEM}.xml", f"./{WNID}/{STEM}.xml", f"{STEM}.xml"]
 )
-def test_folders_in_the_archive_do_not_matter(tmp_path: Path, name: str) -> None:
+def test_folders_in_the_archive_are_ignored(tmp_path: Path, name: str) -> None:
     assert only(read_one(tmp_path, voc_xml(2, 2, [(0, 0, 1, 1)], WNID), name)).xmax == (0.5,)
 
 
@@ -64,7 +67,7 @@ def test_packed_tars_in_the_archive_are_read(tmp_path: Path) -> None:
 
 
 def packed_in(name: str, data: bytes, depth: int, folder: Path) -> bytes:
-    """Returns a file in a packed tar, in a packed tar."""
+    """Returns a file in nested packed tars."""
     for number in range(depth):
         write_tgz(folder / f"{number}.tar.gz", {name: data})
         name = "n.tar.gz"
@@ -76,7 +79,7 @@ def packed_in(name: str, data: bytes, depth: int, folder: Path) -> bytes:
     ("depth", "most", "complaint"),
     [(2, 1 << 20, ""), (3, 1 << 20, "is nested too deeply"), (2, 10, "n.tar.gz has ")],
 )
-def test_packed_tars_that_would_fill_the_memory_are_refused(
+def test_large_or_deeply_nested_packed_tars_are_refused(
     tmp_path: Path, limits: Limits, depth: int, most: int, complaint: str
 ) -> None:
     limits(boxes_inner_bytes=most)
@@ -117,20 +120,20 @@ FILE = b'<!DOCTYPE b [<!ENTITY f SYSTEM "file:///etc/passwd">]><annotation>&f;</
     ],
     ids=range(14),
 )
-def test_what_is_no_annotation_is_refused_and_named(
+def test_invalid_annotation_is_refused_with_its_name(
     tmp_path: Path, xml: bytes, message: str
 ) -> None:
     with pytest.raises(SourceError, match=rf"{STEM}\.xml: .*{message}.*--no-boxes"):
         read_one(tmp_path, xml)
 
 
-def test_a_file_named_otherwise_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(SourceError, match=r"cat\.xml: is not named like a train image"):
+def test_annotation_with_an_unexpected_name_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SourceError, match=says("not-named-like-image", "cat.xml", "train")):
         read_one(tmp_path, voc_xml(2, 2, [], WNID), "cat.xml")
 
 
 @pytest.mark.parametrize("keep", [0, 10, 0.5, -4])
-def test_a_truncated_archive_is_refused(tmp_path: Path, keep: float) -> None:
+def test_truncated_archive_is_refused(tmp_path: Path, keep: float) -> None:
     path = tmp_path / boxes.ARCHIVES["validation"]
     files = {
         f"val/ILSVRC2012_val_{n:08d}.xml": voc_xml(9, 9, [(n, 0, 9, 9)], WNID) for n in range(9)
@@ -147,11 +150,11 @@ def test_two_annotations_of_one_image_are_refused(tmp_path: Path) -> None:
     xml = voc_xml(2, 2, [], WNID)
     write_tgz(path, {f"a/{STEM}.xml": xml, f"b/{STEM}.xml": xml})
     found = boxes.read(BoxTask("train", "train", path))
-    with pytest.raises(SourceError, match=rf"{STEM}\.xml appears twice"):
+    with pytest.raises(SourceError, match=says("xml-appears-twice", ..., STEM)):
         boxes.parse(bytes(found.lines[WNID]), "here")
 
 
-def test_kaggles_folders_are_one_task_a_class(tmp_path: Path) -> None:
+def test_kaggle_folders_are_one_task_per_class(tmp_path: Path) -> None:
     folder = tmp_path / "ILSVRC" / "Annotations" / "CLS-LOC"
     (tmp_path / "ILSVRC" / "Data" / "CLS-LOC").mkdir(parents=True)
     xml = voc_xml(2, 2, [(0, 0, 1, 1)], WNID)
@@ -174,13 +177,13 @@ def test_kaggles_folders_are_one_task_a_class(tmp_path: Path) -> None:
     ]
 
 
-def test_an_annotation_in_the_folder_of_another_class_is_named(tmp_path: Path) -> None:
+def test_annotation_in_a_wrong_class_folder_is_refused(tmp_path: Path) -> None:
     write(tmp_path / "n01443537" / f"{STEM}.xml", voc_xml(2, 2, [], WNID))
-    with pytest.raises(SourceError, match=r"is in the wrong class folder, n01443537"):
+    with pytest.raises(SourceError, match=says("wrong-class-folder", ..., "n01443537")):
         boxes.read(BoxTask("train-n01443537", "train", tmp_path / "n01443537"))
 
 
-def test_without_annotations_there_are_none(tmp_path: Path) -> None:
+def test_source_without_annotations_has_no_boxes(tmp_path: Path) -> None:
     assert boxes.find(tmp_path, ["train"], official=True) is None
 
 
@@ -204,9 +207,12 @@ def test_boxes_of_a_different_class_are_refused(
         write(task.path / f"{name}.xml", voc_xml(9, 9, [(1, 1, 5, 5)], of_image))
     assert boxes.read(task).images == len(right)
 
-    # ILSVRC2012 has words instead of the WNIDs of many dogs, which say nothing here.
+    # For many dogs, ILSVRC2012 has words instead of WNIDs. They are ignored here.
     write(task.path / f"{stem}.xml", voc_xml(9, 9, [(1, 1, 5, 5)], "Scottish_deerhound"))
     assert boxes.read(task).images == len(right)
     write(task.path / f"{stem}.xml", voc_xml(9, 9, [(1, 1, 5, 5)], wnid))
-    with pytest.raises(SourceError, match=rf"disagree: image {stem} is class .* '{wnid}' in the"):
+    with pytest.raises(
+        SourceError,
+        match=says("disagree-first-second-differ", ..., ..., "image", stem, "class", f"'{wnid}'"),
+    ):
         boxes.read(task)

@@ -1,3 +1,5 @@
+"""Detection of the kind of a source, and the message if there is none."""
+
 from __future__ import annotations
 
 import errno
@@ -12,6 +14,7 @@ import pytest
 from imagenet_prep.core.errors import ImagenetPrepError, UsageError
 from imagenet_prep.sources import detect
 from tests.kit.layouts import make_cifar10, make_class_tars, make_mnist, write, write_parquet
+from tests.kit.messages import says
 from tests.kit.system import System
 
 
@@ -19,7 +22,7 @@ def find(root: Path, kind: str = "auto") -> str:
     return detect.find(root, ["train"], kind, encode=bytes, encoding="none")[1]
 
 
-def test_a_folder_of_nothing_known_lists_what_is_known_and_then_what_it_holds(
+def test_unrecognised_folder_is_refused_with_layouts_and_contents(
     tmp_path: Path,
 ) -> None:
     write(tmp_path / "notes.txt", b"")
@@ -36,22 +39,27 @@ def test_a_folder_of_nothing_known_lists_what_is_known_and_then_what_it_holds(
     assert lines[1:] == [f"  {kind:11} {layout}" for kind, layout in detect.LAYOUTS.items()]
 
 
-def test_a_folder_of_raw_photographs_alone_is_refused_with_their_ending(tmp_path: Path) -> None:
+def test_folder_of_raw_photographs_is_refused_with_extension(tmp_path: Path) -> None:
     write(tmp_path / "cat" / "1.CR2", b"")
     write(tmp_path / "cat" / "notes.txt", b"")
     with pytest.raises(
-        UsageError, match=r"supported image, but 1 file: 1 \.cr2 \(.* convert them to JPEG\)"
+        UsageError,
+        match=says("photographs-not-read-convert-them", on="supported image, but 1 file: 1 .cr2 "),
     ):
         find(tmp_path)
 
 
-def test_what_is_no_folder_is_said_without_a_list_of_layouts(tmp_path: Path) -> None:
+def test_missing_folder_is_refused_without_listing_layouts(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(UsageError, match=r"absent: no such folder\.$"):
+    with pytest.raises(UsageError, match=says("source-no-such-folder", "absent")):
         find(tmp_path / "absent")
     with pytest.raises(
         UsageError,
-        match=r"file: is a file that .* Set --source to the folder that contains it, or .*$",
+        match=says(
+            "source-file-cannot-read-directly",
+            "file",
+            "Set --source to the folder that contains it, or",
+        ),
     ):
         find(tmp_path / "file")
 
@@ -70,7 +78,7 @@ def test_each_kind_is_recognised(tmp_path: Path) -> None:
     assert detect.recognised(tmp_path / "cifar" / "cifar-10-batches-py") == ["cifar10"]
 
 
-def test_where_two_kinds_lie_together_the_other_one_is_named(tmp_path: Path) -> None:
+def test_second_kind_in_a_folder_is_reported(tmp_path: Path) -> None:
     write(tmp_path / "train" / "cat" / "1.jpg", b"")
     make_cifar10(tmp_path, num=1)
 
@@ -84,7 +92,7 @@ def test_where_two_kinds_lie_together_the_other_one_is_named(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("kind", detect.LAYOUTS)
-def test_a_kind_that_is_asked_for_and_not_there_is_a_usage_error(tmp_path: Path, kind: str) -> None:
+def test_requested_but_missing_kind_is_a_usage_error(tmp_path: Path, kind: str) -> None:
     with pytest.raises(UsageError):
         find(tmp_path, kind)
 
@@ -115,10 +123,10 @@ SOURCES: dict[str, Callable[[Path], object]] = {
 @pytest.mark.parametrize("code", [errno.EACCES, errno.ENOENT])
 @pytest.mark.parametrize("call", ["listdir", "scandir", "stat"])
 @pytest.mark.parametrize("source", SOURCES)
-def test_a_folder_that_cannot_be_read_or_vanishes_is_named(
+def test_unreadable_or_vanished_folder_is_named(
     source: str, call: str, code: int, tmp_path: Path
 ) -> None:
-    """Each call of the system fails once, as it would for another user, or after a removal."""
+    """Each system call fails once, as it would for a different user or after a removal."""
     SOURCES[source](tmp_path)
     for failing in range(100):
         made = itertools.count()

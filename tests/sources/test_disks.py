@@ -1,4 +1,4 @@
-"""A disk that fails is no damage of the data: whoever fetches it again gets the same error."""
+"""Sources: an error of the disk is not reported as damaged data."""
 
 from __future__ import annotations
 
@@ -33,6 +33,7 @@ from imagenet_prep.storage.folder import LocalStore
 from tests.kit.layouts import PARQUET_NAME as NAME
 from tests.kit.layouts import parquet_row as row
 from tests.kit.layouts import write, write_parquet
+from tests.kit.messages import says
 from tests.kit.system import System
 
 
@@ -41,7 +42,7 @@ def fail(*_: object, **__: object) -> NoReturn:
 
 
 class Failing(io.FileIO):
-    """A file whose beginning can be read, as a disk with a bad sector gives it."""
+    """A file with a readable start, as on a disk with a bad sector."""
 
     def read(self, size: int | None = -1) -> bytes:
         return super().read(size) if self.tell() > 10_000 else fail()
@@ -71,7 +72,7 @@ def of_parquet(root: Path) -> Any:
 
 
 @pytest.mark.parametrize("what", READS)
-def test_a_disk_that_fails_is_named_and_the_data_is_not_called_damaged(
+def test_failing_disk_is_not_called_damaged_data(
     what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_parquet(tmp_path / NAME, [row(1, n, os.urandom(1000)) for n in range(50)], ())
@@ -79,21 +80,21 @@ def test_a_disk_that_fails_is_named_and_the_data_is_not_called_damaged(
         monkeypatch.setattr(module, "open_to_read", Failing)
     monkeypatch.setattr(containers, "open_to_read", lambda path: io.BufferedReader(Failing(path)))
 
-    with pytest.raises(StoreError, match=rf"{NAME}: cannot be read: Input/output error.*the disk"):
+    with pytest.raises(StoreError, match=says("cannot-read-2", NAME, "Input/output error")):
         READS[what](tmp_path)
 
 
-def test_a_disk_that_fails_while_a_folder_is_listed_is_named(
-    tmp_path: Path, system: System
-) -> None:
+def test_failing_disk_is_named_while_listing_a_folder(tmp_path: Path, system: System) -> None:
     (tmp_path / "n01440764.tar").write_bytes(b"")
     system.fails("stat", errno.EIO)
-    with pytest.raises(StoreError, match=r"n01440764\.tar: cannot be read: Input/output error"):
+    with pytest.raises(
+        StoreError, match=says("cannot-read-2", "n01440764.tar", "Input/output error")
+    ):
         ilsvrc._class_files(tmp_path)
     for call in ("listdir", "scandir"):  # pathlib lists by scandir from Python 3.14 on
         system.fails(call, errno.EIO)
     for list_folder in (ilsvrc._class_files, lambda folder: scan.scan(folder, folder)):
-        with pytest.raises(StoreError, match=f"{tmp_path}: cannot be read: Input/output error"):
+        with pytest.raises(StoreError, match=says("cannot-read-2", tmp_path, "Input/output error")):
             list_folder(tmp_path)
 
 
@@ -126,7 +127,7 @@ def of_records(root: Path) -> list[Member]:
 @pytest.mark.parametrize("call", ["stat", "lstat", "listdir", "scandir", "open"])
 @pytest.mark.parametrize("code", [errno.EACCES, errno.ENOENT])
 @pytest.mark.parametrize("entry", ENTRIES)
-def test_a_failing_call_of_the_system_is_an_error_of_this_program(
+def test_failing_system_call_gives_our_own_error(
     entry: str, code: int, call: str, tmp_path: Path, system: System
 ) -> None:
     for name in ("train/cat/a.jpg", "train/Annotations/a.xml", "train.rec", "train.tar"):

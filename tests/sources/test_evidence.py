@@ -1,10 +1,12 @@
-"""What sources say about their classes, labels and edition, in a table; a contradiction ends a run.
+"""Statements of sources about classes, labels and edition: a contradiction ends the run.
 
-Each row is a source, and the class of each image, or the message that the run ends with.
+Each row of the tables is a source with the expected class of each image, or with the expected
+message.
 """
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -14,14 +16,13 @@ import pytest
 
 from imagenet_prep import adopt
 from imagenet_prep.core.errors import ImagenetPrepError
-from imagenet_prep.dataset.class_list import ClassList
 from imagenet_prep.pipelines import prepare
 from imagenet_prep.sources import detect, folder, labels
-from imagenet_prep.sources.labels import Claim, Statement, compare, lines
 from imagenet_prep.sources.source import Packed, Source, StoredSource
-from tests.kit import evaluation_sets, foreign
-from tests.kit.evaluation_sets import image
+from tests.kit import evaluation_datasets, foreign
+from tests.kit.evaluation_datasets import image
 from tests.kit.layouts import write, write_parquet, write_recordio
+from tests.kit.messages import says
 from tests.kit.miniature import Synset, make_devkit
 
 OFFICIAL = labels.official_classes()
@@ -34,7 +35,7 @@ Classes = Mapping[str, str]  # the class of an image by its base name
 
 
 class Row(NamedTuple):
-    """A source, and what is found: classes by image, or a regular expression for the message."""
+    """A source with its classes by image, or with a regular expression for the message."""
 
     name: str
     make: Make
@@ -46,25 +47,25 @@ def val(number: int) -> str:
     return f"ILSVRC2012_val_{number:08d}.JPEG"
 
 
-def right(numbers: Iterable[int] = TEN) -> dict[int, str]:
+def published_by_number(numbers: Iterable[int] = TEN) -> dict[int, str]:
     """Returns the published WNIDs of validation images by number."""
     return {number: PUBLISHED[number - 1] for number in numbers}
 
 
 def rotated(numbers: Iterable[int] = TEN) -> dict[int, str]:
     """Returns the same WNIDs, each with the next image."""
-    of = right(numbers)
+    of = published_by_number(numbers)
     wnids = [*of.values()]
     return dict(zip(of, wnids[1:] + wnids[:1], strict=True))
 
 
 def shifted(by: int, numbers: Iterable[int] = TEN) -> dict[int, str]:
     """Returns the classes that are `by` places behind the published ones."""
-    return {n: WNIDS[(WNIDS.index(w) + by) % 1000] for n, w in right(numbers).items()}
+    return {n: WNIDS[(WNIDS.index(w) + by) % 1000] for n, w in published_by_number(numbers).items()}
 
 
 def with_one_wrong(numbers: Sequence[int]) -> dict[int, str]:
-    of = right(numbers)
+    of = published_by_number(numbers)
     last = numbers[-1]
     return of | {last: next(wnid for wnid in of.values() if wnid != of[last])}
 
@@ -119,14 +120,14 @@ def mapping(wnids: Iterable[str]) -> str:
     return "".join(f"{wnid} words\n" for wnid in sorted(set(wnids)))
 
 
-def disagree(first: str, second: str, number: int, says: str, other: str) -> str:
-    """Returns the message that names two places, an image and both of its classes."""
+def disagree(first: str, second: str, number: int, sentence: str, other: str) -> str:
+    """Returns a pattern for the message that names two places, an image and both of its classes."""
     stem = val(number).removesuffix(".JPEG")
-    return rf"{first} and .*{second} disagree: image {stem} is class '{says}' in .*'{other}' in"
+    return rf"{first} and .*{second} disagree: image {stem} is class '{sentence}' in .*'{other}' in"
 
 
 PUB = "ILSVRC2012's published labels"
-TRUE = right()
+TRUE = published_by_number()
 ALL = train(TRUE.values())
 VALIDATION = [
     Row("right folders", tree(ALL + in_folders(TRUE)), named(TRUE)),
@@ -179,7 +180,7 @@ VALIDATION = [
     Row(
         "flat, the last images",
         tree(ALL + flat([7, 49_999, 50_000])),
-        named(right([7, 49_999, 50_000])),
+        named(published_by_number([7, 49_999, 50_000])),
     ),
     Row("flat, right list", tree(ALL + flat(), solution=solution(TRUE)), named(TRUE)),
     Row("flat, right synsets", tree(ALL + flat(), synsets=synsets(PUBLISHED)), named(TRUE)),
@@ -271,7 +272,8 @@ VALIDATION = [
 
 
 def numbered(numbers: Iterable[int], each: int = 1, width: int = 0, top: str = "") -> list[str]:
-    return [f"{top}{n:0{width}d}/{n}-{i}.jpg" for n in numbers for i in range(each)]
+    places = itertools.product(numbers, range(each))
+    return [f"{top}{n:0{width}d}/{n}-{i}.jpg" for n, i in places]
 
 
 def own(paths: Iterable[str]) -> Classes:
@@ -295,7 +297,7 @@ NAMES = (
     "winter21_whole",
     "fall11_whole",
 )
-FEW = [f"{wnid}/{i}.jpg" for wnid in WNIDS[:3] for i in range(2)]
+FEW = [f"{wnid}/{i}.jpg" for wnid, i in itertools.product(WNIDS[:3], range(2))]
 EDITIONS = [
     *(
         Row(
@@ -335,7 +337,7 @@ EDITIONS = [
     ),
     Row(
         "ImageNet-C",
-        lambda root: put(root, evaluation_sets.corrupted([("fog", 2)], range(2), each=1).files),
+        lambda root: put(root, evaluation_datasets.corrupted([("fog", 2)], range(2), each=1).files),
         {val(labels.published_labels().index(1) + 1): WNIDS[1]},
         "test",
     ),
@@ -356,7 +358,7 @@ def put(root: Path, files: Mapping[str, bytes]) -> None:
 def parquet(**files: tuple[Sequence[str], Sequence[int]]) -> Make:
     """Returns a function that writes Parquet files: names of classes and labels by file name.
 
-    Image `i` of a file is named after its true class, so that a swapped label is seen.
+    Image `i` of a file is named after its true class, so that a swapped label is noticed.
     """
 
     def make(root: Path) -> None:
@@ -491,7 +493,7 @@ CLASS_LISTS = [
     Row(
         "Parquet, validation images with right labels",
         rows([val(1), val(2)], [0, 1], sorted(PUBLISHED[:2])),
-        named(right([1, 2])),
+        named(published_by_number([1, 2])),
         "train",
     ),
 ]
@@ -575,7 +577,7 @@ CLASSES_OF_RECORDS = [
 TABLE = [*VALIDATION, *EDITIONS, *CLASS_LISTS, *CLASSES_OF_RECORDS]
 
 
-def test_the_table_has_rows_enough() -> None:
+def test_table_has_sixty_rows_with_unique_names() -> None:
     assert len(TABLE) >= 60
     assert len({row.name for row in TABLE}) == len(TABLE)
 
@@ -584,7 +586,7 @@ def classes_of(source: Source) -> dict[str, str]:
     """Returns the class of each image by its base name, as a run would store it."""
     found: dict[str, str] = {}
     splits = dict.fromkeys(task.split for task in source.tasks)
-    for task in (task for split in splits for task in source.index_tasks(split)):
+    for task in itertools.chain.from_iterable(map(source.index_tasks, splits)):
         members: Iterable[Any] = ()
         if isinstance(source, Packed):
             members = source.images(task)
@@ -622,7 +624,7 @@ def test_statements_agree_or_the_run_ends(
     assert {name: of_image.get(name) for name in row.expected} == row.expected
 
 
-def test_a_devkit_and_a_mapping_of_other_classes_are_both_named(tmp_path: Path) -> None:
+def test_devkit_and_contradicting_mapping_are_both_named(tmp_path: Path) -> None:
     paths = [*train(WNIDS[:2]), *in_folders({1: WNIDS[0]})]
     tree(paths, mapping=mapping(WNIDS[:2]))(tmp_path)
     leaves = [Synset(i + 1, wnid, "words") for i, wnid in enumerate((WNIDS[0], WNIDS[2]))]
@@ -634,7 +636,7 @@ def test_a_devkit_and_a_mapping_of_other_classes_are_both_named(tmp_path: Path) 
     assert caught.value.exit_code == 3
 
 
-def test_a_dry_run_shows_the_statements_and_the_conclusion(
+def test_dry_run_shows_the_statements_and_the_conclusion(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     tree(ALL + in_folders(TRUE), solution=solution(TRUE))(tmp_path / "in")
@@ -650,55 +652,13 @@ def test_a_dry_run_shows_the_statements_and_the_conclusion(
     ]
 
 
-def test_claims_are_compared_by_all_keys_that_they_share() -> None:
-    first = Claim("a", {0: "cat", 1: "dog"})
-    second = Claim("b", {1: "dog", 2: "eel"})
-
-    compare("label", [first, second, Claim("c", {0: "cat", 2: "eel"})], "Advice.")
-    compare("label", [first], "Advice.", complete=True)
-    compare("label", [first, first], "Advice.", complete=True)
-    with pytest.raises(ImagenetPrepError) as caught:
-        compare("label", [first, second, Claim("c", {0: "cat", 2: "owl", 3: "ox"})], "Advice.")
-    assert str(caught.value) == (
-        "b and c disagree: label 2 is class 'eel' in the first and class 'owl' in the second; "
-        "1 of 2 differ. Advice."
-    )
-    with pytest.raises(
-        ImagenetPrepError, match=r"label 0 is class 'cat' .* no class .* 2 of 3 diff"
-    ):
-        compare("label", [first, second], "Advice.", complete=True)
-
-
-def test_statements_of_one_subject_are_one_line() -> None:
-    said = [
-        Statement("classes", "synset.txt", "3 classes"),
-        Statement("classes", "train.lst", "3 classes"),
-        Statement("classes", "val.lst", "2 classes"),
-        Statement("edition", "", "none"),
-    ]
-    assert lines(said) == [
-        "classes: 3 classes from synset.txt, the same as train.lst, val.lst (2 classes)",
-        "edition: none",
-    ]
-
-
-def test_the_class_list_of_ilsvrc2012_is_known_by_its_words() -> None:
-    assert labels.classes_called(WORDS, "here") == OFFICIAL
-    assert labels.classes_called(WORDS[::-1], "here") != OFFICIAL
-    assert labels.classes_called(WORDS[:-1], "here") != OFFICIAL
-    others = [f"other {i}" for i in range(21)]
-    assert labels.classes_called([*others[:20], *WORDS[20:]], "here") == OFFICIAL
-    assert labels.classes_called([*others, *WORDS[21:]], "here") != OFFICIAL
-    assert isinstance(labels.classes_called(["a", "b"], "here"), ClassList)
-
-
 @pytest.fixture(scope="module")
 def jpeg() -> bytes:
-    return evaluation_sets.image("records")
+    return evaluation_datasets.image("records")
 
 
 def records(folder_of: Path, writer: foreign.Writer, of: Mapping[str, str], jpeg: bytes) -> None:
-    """Writes TFRecords of another program: the class of each image by its base name."""
+    """Writes TFRecords as a foreign program does: the class of each image by its base name."""
     stored = [foreign.Image("train", f"{c}/{n}", c, c, jpeg, 8, 8) for n, c in of.items()]
     offset = 0 if writer is foreign.tfds else 1
     foreign.write(
@@ -707,7 +667,7 @@ def records(folder_of: Path, writer: foreign.Writer, of: Mapping[str, str], jpeg
 
 
 @pytest.mark.parametrize("allowed", [[], ["--allow-subset"]])
-def test_records_of_own_classes_are_no_part_of_ilsvrc2012(
+def test_records_with_user_classes_are_not_ilsvrc2012(
     allowed: list[str], jpeg: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     records(tmp_path / "set", foreign.flowers, {"1.jpg": "cat", "2.jpg": "dog"}, jpeg)
@@ -716,17 +676,15 @@ def test_records_of_own_classes_are_no_part_of_ilsvrc2012(
     assert "counts" not in capsys.readouterr().out
 
 
-def test_records_of_wnids_are_a_part_of_ilsvrc2012(jpeg: bytes, tmp_path: Path) -> None:
+def test_records_with_wnids_are_a_part_of_ilsvrc2012(jpeg: bytes, tmp_path: Path) -> None:
     names = {f"{wnid}_1.JPEG": wnid for wnid in WNIDS[:2]}
     records(tmp_path / "set", foreign.tpu, names, jpeg)
 
-    with pytest.raises(ImagenetPrepError, match=r"incomplete ILSVRC2012: .*--allow-subset"):
+    with pytest.raises(ImagenetPrepError, match=says("incomplete-ilsvrc2012-get-missing-images")):
         adopt.run([str(tmp_path / "set")])
 
 
-def test_a_list_of_labels_that_contradicts_the_records_is_named(
-    jpeg: bytes, tmp_path: Path
-) -> None:
+def test_label_list_that_contradicts_the_records_is_named(jpeg: bytes, tmp_path: Path) -> None:
     names = {f"{wnid}_1.JPEG": wnid for wnid in WNIDS[:2]}
     records(tmp_path / "set", foreign.tfds, names, jpeg)
     write(tmp_path / "set" / "label.labels.txt", f"{WNIDS[1]}\n{WNIDS[0]}\n".encode())

@@ -1,9 +1,13 @@
+"""The archives of ILSVRC2012 as a source: members, labels and counts."""
+
 from __future__ import annotations
 
 import copy
 import hashlib
+import itertools
 import pickle
 import random
+import re
 import tarfile
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -17,6 +21,7 @@ from imagenet_prep.dataset.class_list import ILSVRC2012, ClassList
 from imagenet_prep.dataset.member import Member
 from imagenet_prep.sources import ilsvrc, labels
 from imagenet_prep.storage.archive import ArchiveReader
+from tests.kit.messages import says
 from tests.kit.miniature import (
     Miniature,
     edit_train_tar,
@@ -35,7 +40,7 @@ def mini(shared_cache: Path) -> Miniature:
 
 def indexed(folder: Path, split: str) -> list[Member]:
     source = ilsvrc.find(folder, [split])
-    return [member for task in source.index_tasks(split) for member in source.index(task)]
+    return [*itertools.chain.from_iterable(map(source.index, source.index_tasks(split)))]
 
 
 def renamed(info: tarfile.TarInfo, name: str) -> tarfile.TarInfo:
@@ -46,7 +51,7 @@ def renamed(info: tarfile.TarInfo, name: str) -> tarfile.TarInfo:
 
 @pytest.fixture
 def edited(mini: Miniature, tmp_path: Path) -> Callable[..., Path]:
-    """Returns a function that copies the miniature with one archive passed through an edit."""
+    """Returns a function that copies the miniature with one edited archive."""
 
     def make(archive: str, edit: Callable[..., Iterable[Pair]], *, inner: bool = False) -> Path:
         for name in (TRAIN, VALIDATION, labels.DEVKIT_NAME):
@@ -60,7 +65,7 @@ def edited(mini: Miniature, tmp_path: Path) -> Callable[..., Path]:
 
 
 @pytest.mark.parametrize("split", schema.SOURCE_SPLITS)
-def test_members_are_the_truth_of_the_miniature(mini: Miniature, split: str) -> None:
+def test_members_equal_the_truth_of_the_miniature(mini: Miniature, split: str) -> None:
     members = indexed(mini.root, split)
     truth = mini.of(split)
     reader = ArchiveReader({name: mini.root / name for name in (TRAIN, VALIDATION)})
@@ -74,9 +79,7 @@ def test_members_are_the_truth_of_the_miniature(mini: Miniature, split: str) -> 
 
 
 @pytest.mark.parametrize("split", schema.SOURCE_SPLITS)
-def test_members_come_sorted_by_key_whatever_their_order_in_the_tar(
-    mini: Miniature, split: str
-) -> None:
+def test_members_are_sorted_by_key_not_tar_order(mini: Miniature, split: str) -> None:
     keys = [member.key for member in indexed(mini.root, split)]
 
     assert keys == sorted(keys)
@@ -89,7 +92,7 @@ def test_filename_is_the_base_name_of_the_key(mini: Miniature) -> None:
         assert (member.filename, name.startswith(f"{wnid}_")) == (name, True)
 
 
-def test_one_task_a_class_and_one_for_validation(mini: Miniature) -> None:
+def test_one_task_per_class_and_one_for_validation(mini: Miniature) -> None:
     source = ilsvrc.find(mini.root, schema.SOURCE_SPLITS)
     train = source.index_tasks("train")
     validation = source.index_tasks("validation")
@@ -100,7 +103,7 @@ def test_one_task_a_class_and_one_for_validation(mini: Miniature) -> None:
     assert len({task.name for task in [*train, *validation]}) == 5
 
 
-def test_the_outer_tar_is_listed_once_and_its_list_goes_along(
+def test_outer_tar_is_listed_once_and_pickled(
     mini: Miniature, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = ilsvrc.find(mini.root, ["train"])
@@ -111,29 +114,33 @@ def test_the_outer_tar_is_listed_once_and_its_list_goes_along(
     assert pickle.loads(pickle.dumps(source)).index_tasks("train") == tasks
 
 
-def test_a_folder_that_is_not_there_says_what_it_should_hold(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=rf"no such folder\. Put {TRAIN} there"):
+def test_missing_folder_is_refused_with_expected_contents(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=says("source-no-such-folder-put", ..., TRAIN)):
         ilsvrc.find(tmp_path / "nowhere", ["train"])
 
 
-def test_missing_archives_are_named_beside_what_is_there(tmp_path: Path) -> None:
+def test_missing_archives_are_named_with_those_found(tmp_path: Path) -> None:
     (tmp_path / "ILSVRC2012_img_train.tar.part").touch()
     (tmp_path / "notes.txt").touch()
 
     with pytest.raises(
         UsageError,
-        match=rf"{TRAIN} and {VALIDATION} not found; found "
-        r"ILSVRC2012_img_train\.tar\.part, notes\.txt\. Get the archives from image-net\.org",
+        match=says(
+            "source-not-found-get-archives",
+            ...,
+            f"{TRAIN} and {VALIDATION}",
+            "; found ILSVRC2012_img_train.tar.part, notes.txt",
+        ),
     ):
         ilsvrc.find(tmp_path, schema.SOURCE_SPLITS)
 
 
-def test_an_empty_folder_holds_nothing(tmp_path: Path) -> None:
+def test_empty_folder_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="not found; found nothing"):
         ilsvrc.find(tmp_path, ["train"])
 
 
-def test_validation_has_the_published_labels_without_a_devkit(
+def test_validation_without_devkit_has_the_published_labels(
     mini: Miniature, tmp_path: Path
 ) -> None:
     (tmp_path / VALIDATION).symlink_to(mini.root / VALIDATION)
@@ -143,7 +150,7 @@ def test_validation_has_the_published_labels_without_a_devkit(
     assert [m.class_index for m in indexed(tmp_path, "validation")] == [*published[:16]]
 
 
-def test_train_alone_does_without_the_devkit(mini: Miniature, tmp_path: Path) -> None:
+def test_train_does_not_need_the_devkit(mini: Miniature, tmp_path: Path) -> None:
     (tmp_path / TRAIN).symlink_to(mini.root / TRAIN)
     members = indexed(tmp_path, "train")
     official = labels.official_classes()
@@ -153,7 +160,7 @@ def test_train_alone_does_without_the_devkit(mini: Miniature, tmp_path: Path) ->
     assert {m.class_index for m in members} == {official.index[w] for w, _ in mini.classes}
 
 
-def test_an_archive_in_folders_has_the_same_keys(
+def test_archive_with_folders_gives_the_same_keys(
     mini: Miniature, edited: Callable[..., Path]
 ) -> None:
     folder = edited(VALIDATION, lambda i, d: [(renamed(i, f"./val/{i.name}"), d)])
@@ -161,46 +168,49 @@ def test_an_archive_in_folders_has_the_same_keys(
     assert [m.key for m in indexed(folder, "validation")] == sorted(mini.of("validation"))
 
 
-def test_a_key_that_comes_twice_is_named_with_both_places(edited: Callable[..., Path]) -> None:
+def test_duplicate_key_is_named_with_both_offsets(edited: Callable[..., Path]) -> None:
     folder = edited(TRAIN, lambda info, data: [(info, data), (info, data)], inner=True)
 
     with pytest.raises(
-        SourceError, match=r"'n\d{8}/n.*' appears twice, at bytes [\d,]+ and [\d,]+"
+        SourceError,
+        match=says("appears-twice-remove-one", ..., re.compile(r"n\d{8}/n"), "at bytes"),
     ):
         indexed(folder, "train")
 
 
-def test_the_same_name_in_two_folders_is_the_same_key(edited: Callable[..., Path]) -> None:
+def test_same_name_in_two_folders_is_a_duplicate(edited: Callable[..., Path]) -> None:
     folder = edited(VALIDATION, lambda i, d: [(i, d), (renamed(i, f"again/{i.name}"), d)])
 
-    with pytest.raises(SourceError, match="appears twice"):
+    with pytest.raises(SourceError, match=says("appears-twice-remove-one")):
         indexed(folder, "validation")
 
 
-def test_a_class_that_comes_twice_is_named(mini: Miniature, edited: Callable[..., Path]) -> None:
+def test_duplicate_class_is_named(mini: Miniature, edited: Callable[..., Path]) -> None:
     first = mini.classes[0][0]
     folder = edited(TRAIN, lambda i, d: [(i, d)] * (2 if i.name == f"{first}.tar" else 1))
 
-    with pytest.raises(SourceError, match=f"{TRAIN}: holds {first} twice"):
+    with pytest.raises(SourceError, match=says("holds-twice-download-again", TRAIN, first)):
         indexed(folder, "train")
 
 
-def test_a_class_without_images_is_named(mini: Miniature, edited: Callable[..., Path]) -> None:
+def test_class_without_images_is_named(mini: Miniature, edited: Callable[..., Path]) -> None:
     second = mini.classes[1][0]
     folder = edited(
         TRAIN, lambda i, d: [] if i.name.startswith(f"{second}_") else [(i, d)], inner=True
     )
 
-    with pytest.raises(SourceError, match=f"{second} holds no image"):
+    with pytest.raises(SourceError, match=says("byte-holds-no-image-archive", ..., ..., second)):
         indexed(folder, "train")
 
 
-def test_a_validation_archive_without_images_is_refused(edited: Callable[..., Path]) -> None:
-    with pytest.raises(SourceError, match="validation holds no image"):
+def test_validation_archive_without_images_is_refused(edited: Callable[..., Path]) -> None:
+    with pytest.raises(
+        SourceError, match=says("byte-holds-no-image-archive", ..., ..., "validation")
+    ):
         indexed(edited(VALIDATION, lambda *_: []), "validation")
 
 
-def test_a_member_named_after_another_class_is_named(
+def test_member_named_after_a_different_class_is_refused(
     mini: Miniature, edited: Callable[..., Path]
 ) -> None:
     first, second = (wnid for wnid, _ in mini.classes[:2])
@@ -210,46 +220,48 @@ def test_a_member_named_after_another_class_is_named(
 
     with pytest.raises(
         SourceError,
-        match=rf"'{second}_\d+\.JPEG': is in class {first}, but its name starts with {second}",
+        match=says("class-name-one-them-wrong", ".JPEG'", first, "starts", second),
     ):
         indexed(folder, "train")
 
 
-def test_a_class_outside_the_list_is_named(mini: Miniature, edited: Callable[..., Path]) -> None:
+def test_class_outside_the_list_is_named(mini: Miniature, edited: Callable[..., Path]) -> None:
     first = f"{mini.classes[0][0]}.tar"
     folder = edited(
         TRAIN, lambda i, d: [(renamed(i, "n99999999.tar") if i.name == first else i, d)]
     )
 
-    with pytest.raises(SourceError, match=r"class 'n99999999' is not in the class list of 4 cl"):
+    with pytest.raises(
+        SourceError, match=says("byte-class-not-class-list", ..., ..., "'n99999999'", "4 cl")
+    ):
         indexed(folder, "train")
 
 
 @pytest.mark.parametrize("name", ["readme.txt", "n02123045", "n02123045.tar.gz", "tar/x"], ids=str)
-def test_a_member_of_train_that_is_no_class_is_named(
-    edited: Callable[..., Path], name: str
-) -> None:
+def test_train_member_that_is_no_class_is_named(edited: Callable[..., Path], name: str) -> None:
     folder = edited(TRAIN, lambda i, d: [(renamed(i, name), d)])
 
-    with pytest.raises(SourceError, match=rf"byte 512: member '{name}', expected <WNID>\.tar"):
+    with pytest.raises(
+        SourceError, match=says("byte-member-expected-wnid-tar", ..., "512", f"'{name}'")
+    ):
         indexed(folder, "train")
 
 
-def test_the_validation_archive_is_not_taken_for_train(mini: Miniature, tmp_path: Path) -> None:
+def test_validation_archive_is_not_accepted_as_train(mini: Miniature, tmp_path: Path) -> None:
     (tmp_path / TRAIN).symlink_to(mini.root / VALIDATION)
 
-    with pytest.raises(SourceError, match="This is not the train archive of ILSVRC2012"):
+    with pytest.raises(SourceError, match=says("expected-wnid-tar-images-wnid")):
         indexed(tmp_path, "train")
 
 
 @pytest.mark.parametrize("number", [0, 17, 99_999_999])
-def test_a_validation_image_without_label_is_named(
-    edited: Callable[..., Path], number: int
-) -> None:
+def test_validation_image_without_label_is_named(edited: Callable[..., Path], number: int) -> None:
     name = f"ILSVRC2012_val_{number:08d}.JPEG"
     folder = edited(VALIDATION, lambda i, d: [(renamed(i, name), d)])
 
-    with pytest.raises(SourceError, match=rf"'{name}': the devkit has labels for images 1 to 16"):
+    with pytest.raises(
+        SourceError, match=says("devkit-labels-images-1-archive", f"'{name}'", "16")
+    ):
         indexed(folder, "validation")
 
 
@@ -263,17 +275,19 @@ def test_a_validation_image_without_label_is_named(
     ],
     ids=str,
 )
-def test_a_validation_member_of_another_name_is_named(
+def test_validation_member_with_unexpected_name_is_named(
     edited: Callable[..., Path], name: str
 ) -> None:
     folder = edited(VALIDATION, lambda i, d: [(renamed(i, name), d)])
 
-    with pytest.raises(SourceError, match=rf"'{name}': expected the name ILSVRC2012_val_<8"):
+    with pytest.raises(
+        SourceError, match=says("expected-name-ilsvrc2012_val-8-digits", f"'{name}'")
+    ):
         indexed(folder, "validation")
 
 
 @pytest.mark.parametrize("archive", [TRAIN, VALIDATION])
-def test_a_truncated_archive_is_refused(mini: Miniature, tmp_path: Path, archive: str) -> None:
+def test_truncated_archive_is_refused(mini: Miniature, tmp_path: Path, archive: str) -> None:
     for name in (TRAIN, VALIDATION, labels.DEVKIT_NAME):
         data = (mini.root / name).read_bytes()
         (tmp_path / name).write_bytes(data[: len(data) // 2] if name == archive else data)
@@ -302,14 +316,12 @@ def train_counts() -> list[int]:
     return counts
 
 
-def test_the_official_counts_have_no_problem(official: ClassList, train_counts: list[int]) -> None:
+def test_official_counts_have_no_problem(official: ClassList, train_counts: list[int]) -> None:
     assert ILSVRC2012.problems("train", official, train_counts) == []
     assert ILSVRC2012.problems("validation", official, [50] * 1000) == []
 
 
-def test_one_missing_image_of_train_is_a_problem(
-    official: ClassList, train_counts: list[int]
-) -> None:
+def test_one_missing_train_image_is_a_problem(official: ClassList, train_counts: list[int]) -> None:
     train_counts[train_counts.index(1300)] -= 1
 
     assert ILSVRC2012.problems("train", official, train_counts) == [
@@ -317,7 +329,7 @@ def test_one_missing_image_of_train_is_a_problem(
     ]
 
 
-def test_a_moved_image_of_validation_is_a_problem(official: ClassList) -> None:
+def test_moved_validation_image_is_a_problem(official: ClassList) -> None:
     counts = [50] * 1000
     counts[3] -= 1
     counts[7] += 1
@@ -328,7 +340,7 @@ def test_a_moved_image_of_validation_is_a_problem(official: ClassList) -> None:
     ]
 
 
-def test_a_class_beyond_the_official_range_is_a_problem(
+def test_class_beyond_the_official_range_is_a_problem(
     official: ClassList, train_counts: list[int]
 ) -> None:
     low = train_counts.index(732)
@@ -343,7 +355,7 @@ def test_a_class_beyond_the_official_range_is_a_problem(
     )
 
 
-def test_missing_classes_are_counted_and_the_first_are_named(
+def test_missing_classes_are_counted_and_first_ones_named(
     official: ClassList, train_counts: list[int]
 ) -> None:
     counts = [0] * 10 + train_counts[10:]
@@ -354,7 +366,7 @@ def test_missing_classes_are_counted_and_the_first_are_named(
     ]
 
 
-def test_another_class_list_is_itself_the_problem() -> None:
+def test_different_class_list_is_a_problem() -> None:
     classes = ClassList(("n00000001",), ("one",))
 
     assert ILSVRC2012.problems("train", classes, [5]) == [
@@ -362,26 +374,26 @@ def test_another_class_list_is_itself_the_problem() -> None:
     ]
 
 
-def test_counts_of_the_miniature_are_its_truth(mini: Miniature) -> None:
+def test_counts_of_the_miniature_are_right(mini: Miniature) -> None:
     found = Counter(member.class_index for member in indexed(mini.root, "train"))
 
     assert found == Counter(image.class_index for image in mini.of("train").values())
 
 
 @pytest.mark.parametrize("folder", ["", "test/"])
-def test_images_of_the_test_archive_are_of_one_class(tmp_path: Path, folder: str) -> None:
+def test_images_share_one_unlabelled_class(tmp_path: Path, folder: str) -> None:
     name = ilsvrc.ARCHIVES["test"]
     with tarfile.open(tmp_path / name, "w") as archive:
         archive.addfile(tarfile.TarInfo(f"{folder}ILSVRC2012_test_00000002.JPEG"))
     source = ilsvrc.find(tmp_path, ["test"])
 
-    assert [member.key for task in source.index_tasks("test") for member in source.index(task)] == [
-        "unlabelled/ILSVRC2012_test_00000002.JPEG"
-    ]
+    (task,) = source.index_tasks("test")
+    (member,) = source.index(task)
+    assert member.key == "unlabelled/ILSVRC2012_test_00000002.JPEG"
     assert source.count_problems("test", [1]) == ["test has 1 image, expected 100,000"]
     assert source.count_problems("test", [100_000]) == []
     with pytest.raises(UsageError, match=r"ILSVRC2012_img_train\.tar not found"):
         ilsvrc.find(tmp_path, ["train", "test"])
     (tmp_path / TRAIN).touch()
-    with pytest.raises(UsageError, match=r"the test images have no labels.*--splits test"):
+    with pytest.raises(UsageError, match=says("splits-test-images-no-labels")):
         ilsvrc.find(tmp_path, ["train", "test"])

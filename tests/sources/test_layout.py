@@ -1,4 +1,4 @@
-"""What the folders of a source are: splits, classes, or refused by name; never silently lost."""
+"""Folders of a source: splits, classes, or refused by name; never silently ignored."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from imagenet_prep.core.errors import UsageError
 from imagenet_prep.dataset import keys
 from imagenet_prep.sources import detect, layout
 from tests.kit.layouts import write
+from tests.kit.messages import says
 from tests.kit.trees import JPEG, made
 
 BOTH = ("train", "validation")
@@ -84,13 +85,13 @@ def test_splits_in_any_spelling_have_the_same_labels(
         ("train/images", "test/images"),
     ],
 )
-def test_a_test_split_is_read_as_validation_where_there_is_no_other(
-    tmp_path: Path, train: str, test: str
-) -> None:
+def test_split_is_validation_if_there_is_none(tmp_path: Path, train: str, test: str) -> None:
     root = made(tmp_path, f"{train}/{{cat,dog}}/1.jpg {test}/{{cat,dog}}/1.jpg")
     counts, line = read(root, BOTH)
     assert counts == {"train": PETS, "validation": PETS}
-    assert f"; {test.partition('/')[0]}/ is read as validation, since there is no val" in line
+    assert says(
+        "read-since-no-validation-folder", f"; {test.partition('/')[0]}", "validation"
+    ).search(line)
 
 
 READ = {
@@ -170,17 +171,19 @@ READ = {
 
 
 @pytest.mark.parametrize("files", READ, ids=lambda files: files[:70])
-def test_labels_are_those_of_the_owner(tmp_path: Path, files: str) -> None:
+def test_labels_follow_the_folders_of_the_user(tmp_path: Path, files: str) -> None:
     counts, described = READ[files]
     found, line = read(made(tmp_path / "in", files), [*counts])
     assert found == counts
     for part in described:
         assert part in line
-    assert ("not read" in line) == ("not read" in "".join(described))
+    assert (bool(says("not-read").search(line))) == (
+        bool(says("not-read").search("".join(described)))
+    )
 
 
 REFUSED = {
-    # files: parts of the sentence
+    # files: parts of the message
     "train/{1,2}.jpg": "train: holds images and no class folders",
     "train/{1,2}.jpg val/{cat,dog}/1.jpg": "train: holds images and no class folders",
     "{train,test}/{1,2}.jpg": "train: holds images and no class folders",
@@ -229,7 +232,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("files", REFUSED, ids=lambda files: files[:70])
-def test_folders_that_are_no_classes_are_refused_by_name(tmp_path: Path, files: str) -> None:
+def test_folders_that_are_no_classes_are_named(tmp_path: Path, files: str) -> None:
     root = made(tmp_path / "in", files)
     splits = BOTH if layout.named_splits(root).folders else ["train"]
     with pytest.raises(UsageError) as refused:
@@ -239,13 +242,13 @@ def test_folders_that_are_no_classes_are_refused_by_name(tmp_path: Path, files: 
         assert part.format(root=root) in (str(refused.value) if part.endswith(":") else last)
 
 
-def test_a_flat_train_does_not_lend_its_classes_to_validation(tmp_path: Path) -> None:
+def test_flat_train_gives_no_classes_to_validation(tmp_path: Path) -> None:
     root = made(tmp_path, "train/1.jpg val/{cat,dog}/1.jpg")
-    with pytest.raises(UsageError, match="train: holds images and no class folders"):
+    with pytest.raises(UsageError, match=says("holds-no-class-folders", "train", "images and")):
         read(root, ["validation"])
 
 
-def test_splits_behind_links_and_with_one_link_back_are_understood(tmp_path: Path) -> None:
+def test_linked_splits_and_a_circular_link_are_read(tmp_path: Path) -> None:
     root = made(tmp_path / "in", "all/{t,v}/{cat,dog}/1.jpg")
     (root / "Training").symlink_to("all/t")
     (root / "Validation").symlink_to("all/v")
@@ -261,12 +264,12 @@ def test_images_directly_next_to_the_splits_are_counted(tmp_path: Path) -> None:
     assert [dict(part.ignored) for part in source.parts] == [{".jpg": 2}, {}]
 
 
-def test_a_folder_next_to_the_splits_may_have_any_name(tmp_path: Path) -> None:
+def test_folder_next_to_splits_may_have_any_name(tmp_path: Path) -> None:
     root = made(tmp_path, "{train,val}/{cat,dog}/1.jpg")
     write(root / os.fsdecode(b"\xe9t\xe9") / "1.jpg", JPEG)
     counts, line = read(root, BOTH)
     assert counts == {"train": PETS, "validation": PETS}
-    assert "not read: 1 image" in line
+    assert says("not-read", ..., "1 image").search(line)
     line.encode()
 
 
@@ -283,7 +286,7 @@ def test_a_folder_next_to_the_splits_may_have_any_name(tmp_path: Path) -> None:
         ("", None),
     ],
 )
-def test_a_word_for_a_split_is_a_complete_word(name: str, split: str | None) -> None:
+def test_split_word_must_be_a_complete_word(name: str, split: str | None) -> None:
     assert layout.split_in_name(name) == split
 
 
@@ -300,7 +303,7 @@ def folders_of(names: str) -> list[str]:
 
 
 @pytest.mark.parametrize(("files", "train", "validation", "why"), examples("train"))
-def test_the_table_of_splits_holds(
+def test_documented_table_of_splits_is_true(
     tmp_path: Path, files: str, train: str, validation: str, why: str
 ) -> None:
     root = made(tmp_path / "in", files)
@@ -314,7 +317,9 @@ def test_the_table_of_splits_holds(
 
 
 @pytest.mark.parametrize(("files", "classes", "why"), examples("classes"))
-def test_the_table_of_classes_holds(tmp_path: Path, files: str, classes: str, why: str) -> None:
+def test_documented_table_of_classes_is_true(
+    tmp_path: Path, files: str, classes: str, why: str
+) -> None:
     root = made(tmp_path / "in", files)
     if classes == "refused":
         with pytest.raises(UsageError):
@@ -325,6 +330,6 @@ def test_the_table_of_classes_holds(tmp_path: Path, files: str, classes: str, wh
 
 
 @pytest.mark.parametrize("module", [layout, keys], ids=lambda module: module.__name__)
-def test_the_examples_in_docstrings_hold(module: ModuleType) -> None:
+def test_docstring_examples_are_true(module: ModuleType) -> None:
     failed, tried = doctest.testmod(module)
     assert (failed, tried > 0) == (0, True)

@@ -1,6 +1,6 @@
-"""A list next to the images may be a link within its folder, but not out of it.
+"""Lists next to the images may be links within their folder, but not out of it.
 
-The list is perhaps a private file, whose lines an error would show.
+The target may be a private file, and an error would show its lines.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ import pytest
 from imagenet_prep.core.errors import SourceError
 from imagenet_prep.sources import detect
 from imagenet_prep.sources.source import Source
-from tests.kit import evaluation_sets, layouts
+from tests.kit import evaluation_datasets, layouts
+from tests.kit.messages import says
 from tests.kit.miniature import Miniature
 
 SPLITS = ["train", "validation"]
@@ -42,7 +43,7 @@ def image_table(_: Miniature, root: Path) -> None:
 
 
 def objectnet(_: Miniature, root: Path) -> None:
-    evaluation_sets.put(evaluation_sets.objectnet().files, root, "objectnet", "folder")
+    evaluation_datasets.put(evaluation_datasets.objectnet().files, root, "objectnet", "folder")
 
 
 # The name of a list, and a source that has it.
@@ -70,7 +71,7 @@ def find(root: Path, name: str) -> Source:
 
 
 @pytest.mark.parametrize("name", LISTS)
-def test_a_list_is_not_read_through_a_link_out_of_its_folder(
+def test_list_linked_to_outside_its_folder_is_refused(
     miniature: Miniature, tmp_path: Path, name: str
 ) -> None:
     root = tmp_path / "source"
@@ -83,5 +84,5 @@ def test_a_list_is_not_read_through_a_link_out_of_its_folder(
     shutil.copy(path, tmp_path / "private")
     path.unlink()
     path.symlink_to(tmp_path / "private")
-    with pytest.raises(SourceError, match=f"{path.name}: is a link that leads out of the source"):
+    with pytest.raises(SourceError, match=says("link-leads-out-source", path.name)):
         find(root, name)

@@ -1,7 +1,10 @@
+"""MNIST and Fashion-MNIST as a source."""
+
 from __future__ import annotations
 
 import gzip
 import hashlib
+import itertools
 import struct
 from pathlib import Path
 from typing import Any
@@ -14,6 +17,7 @@ from imagenet_prep.sources import cifar_mnist
 from imagenet_prep.sources.cifar_mnist import Mnist
 from imagenet_prep.sources.source import PackedImage
 from tests.kit import layouts
+from tests.kit.messages import says
 
 BOTH = ("train", "validation")
 IMAGES = "train-images-idx3-ubyte"
@@ -21,7 +25,7 @@ LABELS = "train-labels-idx1-ubyte"
 
 
 def raw(pixels: Any) -> bytes:
-    """The encoding of these tests: none, so that pixels can be compared."""
+    """Encodes pixels unchanged, so that tests can compare them."""
     return bytes(pixels.tobytes())
 
 
@@ -31,7 +35,7 @@ def find(root: Path, splits: tuple[str, ...] = BOTH) -> Mnist:
 
 def train(root: Path) -> list[PackedImage]:
     source = find(root, ("train",))
-    return [image for task in source.index_tasks("train") for image in source.images(task)]
+    return [*itertools.chain.from_iterable(map(source.images, source.index_tasks("train")))]
 
 
 @pytest.fixture
@@ -39,7 +43,7 @@ def root(tmp_path: Path) -> Path:
     return layouts.make_mnist(tmp_path, packed=False)
 
 
-def test_pixels_labels_and_names_are_the_files(root: Path) -> None:
+def test_images_have_pixels_labels_and_names_of_files(root: Path) -> None:
     pixels, digits = layouts.mnist_digits(40, 0)
     images = train(root)
 
@@ -56,7 +60,7 @@ def test_pixels_labels_and_names_are_the_files(root: Path) -> None:
     ]
 
 
-def test_packed_files_hold_the_same(root: Path, tmp_path: Path) -> None:
+def test_packed_files_give_the_same_images(root: Path, tmp_path: Path) -> None:
     packed = layouts.make_mnist(tmp_path / "packed")
 
     assert train(packed) == train(root)
@@ -66,19 +70,19 @@ def test_packed_files_hold_the_same(root: Path, tmp_path: Path) -> None:
     ]
 
 
-def test_what_is_missing_is_named(root: Path, tmp_path: Path) -> None:
+def test_missing_file_is_named(root: Path, tmp_path: Path) -> None:
     (root / LABELS).unlink()
-    with pytest.raises(UsageError, match=rf"has no {LABELS}, compressed or not"):
+    with pytest.raises(UsageError, match=says("source-no-compressed-not", ..., LABELS)):
         find(root)
     find(root, ("validation",))
     assert cifar_mnist.is_there(root)
     assert not cifar_mnist.is_there(tmp_path / "absent")
 
 
-def test_the_published_counts_have_no_problem(root: Path) -> None:
+def test_published_counts_have_no_problem(root: Path) -> None:
     source = find(root)
 
-    # MNIST's classes differ in size, and Fashion-MNIST's do not.
+    # Classes differ in size in MNIST, but not in Fashion-MNIST.
     assert source.count_problems("train", [5_923, 6_077] * 5) == []
     assert source.count_problems("validation", [1_000] * 9 + [999]) == [
         "validation has 9,999 images, expected 10,000"
@@ -105,16 +109,16 @@ DAMAGED = {
 
 
 @pytest.mark.parametrize("kind", DAMAGED)
-def test_what_is_no_mnist_is_refused(root: Path, kind: str) -> None:
-    name, content, says = DAMAGED[kind]
+def test_invalid_file_is_refused(root: Path, kind: str) -> None:
+    name, content, sentence = DAMAGED[kind]
     (root / name).write_bytes(content)
 
-    with pytest.raises(SourceError, match=says) as caught:
+    with pytest.raises(SourceError, match=sentence) as caught:
         train(root)
     assert name in str(caught.value)
 
 
-def test_a_gzip_that_is_cut_off_or_damaged_anywhere_is_refused(tmp_path: Path) -> None:
+def test_truncated_or_damaged_gzip_is_refused(tmp_path: Path) -> None:
     path = layouts.make_mnist(tmp_path) / f"{IMAGES}.gz"
     whole = path.read_bytes()
     wrong_checksum = whole[:-8] + bytes(4) + whole[-4:]
@@ -124,7 +128,7 @@ def test_a_gzip_that_is_cut_off_or_damaged_anywhere_is_refused(tmp_path: Path) -
             train(tmp_path)
 
 
-def test_what_unpacks_to_more_than_it_announces_is_not_unpacked(tmp_path: Path) -> None:
+def test_file_larger_than_its_header_is_not_unpacked(tmp_path: Path) -> None:
     path = layouts.make_mnist(tmp_path) / f"{IMAGES}.gz"
     path.write_bytes(gzip.compress(HEADER + bytes(50 << 20), 1))
 
@@ -136,13 +140,13 @@ DEBIAN = Path("/usr/share/datasets/fashion-mnist")
 
 
 @pytest.mark.skipif(not DEBIAN.is_dir(), reason="needs Debian's package dataset-fashion-mnist")
-def test_fashion_mnist_of_debian_is_named(tmp_path: Path) -> None:
+def test_fashion_mnist_of_debian_is_recognised(tmp_path: Path) -> None:
     source = find(DEBIAN)
     assert (source.name, source.edition.name) == ("fashion_mnist", "Fashion-MNIST")
     assert source.classes.wnids[:2] == ("T-shirt_top", "Trouser")
     assert source.classes.words[0::9] == ("T-shirt/top", "Ankle boot")
     (task,) = source.index_tasks("validation")
-    # The published test set begins with an ankle boot and a pullover.
+    # The published test images start with an ankle boot and a pullover.
     images = source.images(task)
     assert [next(images).key for _ in range(2)] == [
         "Ankle_boot/t10k_00000.jpg",
@@ -160,7 +164,7 @@ def test_fashion_mnist_of_debian_is_named(tmp_path: Path) -> None:
     assert find(tmp_path, ("validation",)).name == "fashion_mnist"
 
 
-def test_uncompressed_files_of_fashion_mnist_are_named(
+def test_uncompressed_fashion_mnist_is_recognised(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     md5s = {hashlib.md5(path.read_bytes()).hexdigest() for path in root.iterdir()}

@@ -1,8 +1,9 @@
-"""Archives on a server are found and listed as in a folder, and what cannot be read is refused."""
+"""Archives on a server are found and listed as in a folder; unreadable ones are refused."""
 
 from __future__ import annotations
 
 import io
+import itertools
 import tarfile
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -21,6 +22,7 @@ from imagenet_prep.storage import remote_path
 from imagenet_prep.storage.remote_path import ListingFolder, RemotePath, Site
 from tests.kit.http_server import serve
 from tests.kit.layouts import make_box_archives, make_class_tars
+from tests.kit.messages import says
 from tests.kit.miniature import Miniature
 
 CLASSES: Mapping[str, list[str]] = {
@@ -36,9 +38,9 @@ def found(root: Path | RemotePath, *splits: str) -> StoredSource:
 
 
 def facts(source: StoredSource, *splits: str) -> list[Any]:
-    """Returns all that a data set gets from a source, and the bytes of its images."""
-    tasks = [task for split in splits for task in source.index_tasks(split)]
-    members = [member for task in tasks for member in source.index(task)]
+    """Returns all facts that a dataset gets from a source, and the bytes of its images."""
+    tasks = [*itertools.chain.from_iterable(map(source.index_tasks, splits))]
+    members = [*itertools.chain.from_iterable(map(source.index, tasks))]
     parts = [(part.name, part.num_bytes, part.md5, part.path is None) for part in source.parts]
     return [source.classes, source.name, parts, tasks, members, read(source, members)]
 
@@ -54,7 +56,7 @@ def test_ilsvrc2012_is_the_same_from_a_server(miniature: Miniature, tmp_path: Pa
     local = facts(ilsvrc.find(miniature.root, splits), *splits)
     files = {path.name: path.read_bytes() for path in miniature.root.glob("ILSVRC2012*")}
     with serve(files) as server:
-        for _ in range(2):  # read, and as it was kept
+        for _ in range(2):  # first from the server, then from the stored listing
             site = Site(server.url, ListingFolder(str(tmp_path)))
             assert facts(found(RemotePath(site), *splits), *splits) == local
 
@@ -72,7 +74,7 @@ def test_class_tars_are_the_same_from_a_server(tmp_path: Path, *, whole: bool) -
     assert (local.known_md5(task), remote.known_md5(task) is None) == (None, whole)
 
 
-def test_one_tar_of_class_tars_is_named_itself(tmp_path: Path) -> None:
+def test_tar_of_class_tars_may_be_the_source(tmp_path: Path) -> None:
     root = make_class_tars(CLASSES, tmp_path, whole=True)
     files = {"sub/fall11_whole.tar": (root / ilsvrc.WHOLE).read_bytes()}
     with serve(files) as server:
@@ -82,16 +84,18 @@ def test_one_tar_of_class_tars_is_named_itself(tmp_path: Path) -> None:
     assert remote == facts(found(root / ilsvrc.WHOLE, "train"), "train")
 
 
-def test_a_folder_of_class_tars_needs_a_bucket() -> None:
-    told = pytest.raises(UsageError, match="in a bucket, class tars")
+def test_folder_of_class_tars_needs_a_bucket() -> None:
+    told = pytest.raises(UsageError, match=says("source-none-archives-read-server"))
     with serve({"n00000001.tar": b""}) as server, told:
         found(RemotePath(Site(server.url)), "train")
 
 
-def test_what_is_missing_is_named(miniature: Miniature) -> None:
+def test_missing_archive_is_named(miniature: Miniature) -> None:
     name = ilsvrc.ARCHIVES["train"]
     files = {name: (miniature.root / name).read_bytes()}
-    told = pytest.raises(UsageError, match=r"ILSVRC2012_img_val\.tar not found\. Get")
+    told = pytest.raises(
+        UsageError, match=says("source-not-found-get-archives", ..., "ILSVRC2012_img_val.tar")
+    )
     with serve(files) as server, told:
         found(RemotePath(Site(server.url)), *schema.SOURCE_SPLITS)
 
@@ -101,14 +105,14 @@ def test_what_is_missing_is_named(miniature: Miniature) -> None:
     [
         (
             {"ranges": False},
-            r"\(no Range\)\. Copy the archives to a disk first: imagenet-prep",
+            says("server-copy-archives-disk-first", ..., "(no Range)"),
         ),
-        ({"etags": False}, "neither ETag nor date"),
-        ({"plan": lambda *_: "403"}, "the server answers 403: not allowed"),
-        ({"plan": lambda *_: "login"}, "sends a web page instead of the archive"),
+        ({"etags": False}, says("sends-neither-etag-nor-date")),
+        ({"plan": lambda *_: "403"}, says("server-answers-not-allowed", ..., "403")),
+        ({"plan": lambda *_: "login"}, says("server-sends-web-page-instead")),
     ],
 )
-def test_a_server_that_does_not_fit_is_refused(
+def test_unsuitable_server_is_refused(
     miniature: Miniature, settings: dict[str, Any], said: str
 ) -> None:
     files = {path.name: path.read_bytes() for path in miniature.root.glob("ILSVRC2012*")}
@@ -161,10 +165,8 @@ def forge(folder: Path, change: Change) -> None:
 
 
 @pytest.mark.parametrize("change", FORGERIES.values(), ids=FORGERIES.keys())
-def test_a_forged_list_relabels_no_image_and_leaves_none_out(
-    tmp_path: Path, change: Change
-) -> None:
-    """The names in it were believed, also with --rehash."""
+def test_forged_listing_neither_relabels_nor_drops_images(tmp_path: Path, change: Change) -> None:
+    """Its names were trusted, even with --rehash."""
     root = make_class_tars(
         {wnid: [*names, f"{wnid}_9.JPEG"] for wnid, names in CLASSES.items()},
         tmp_path / "source",
@@ -190,7 +192,7 @@ LONG = "x" * 90 + "/"
 
 
 @pytest.mark.parametrize("format", [tarfile.GNU_FORMAT, tarfile.PAX_FORMAT, tarfile.USTAR_FORMAT])
-def test_an_image_is_proven_by_the_headers_of_its_long_name(tmp_path: Path, format: int) -> None:
+def test_headers_of_long_names_verify_an_image(tmp_path: Path, format: int) -> None:
     names = [f"{LONG}n00000001_{number}{'y' * 80}.JPEG" for number in range(3)]
     inner = tar_of({name: name.encode() for name in names}, format)
     (tmp_path / "fall11_whole.tar").write_bytes(tar_of({"n00000001.tar": inner}, format))
@@ -214,7 +216,7 @@ def tar_of(files: Mapping[str, bytes], format: int) -> bytes:
     return buffer.getvalue()
 
 
-def test_a_list_of_class_tars_says_where_their_headers_are_and_nothing_more(
+def test_listing_of_class_tars_only_has_header_offsets(
     tmp_path: Path,
 ) -> None:
     root = make_class_tars(CLASSES, tmp_path / "source", whole=True)

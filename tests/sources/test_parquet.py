@@ -1,5 +1,8 @@
+"""Parquet files as a source: classes, labels and damage."""
+
 from __future__ import annotations
 
+import itertools
 import subprocess
 import sys
 from pathlib import Path
@@ -13,19 +16,18 @@ from imagenet_prep.sources.source import PackedImage
 from tests.kit.layouts import PARQUET_NAME as NAME
 from tests.kit.layouts import parquet_row as row
 from tests.kit.layouts import write_parquet
+from tests.kit.messages import says
 
 OFFICIAL = labels.official_classes()
 
 
 def images(root: Path, split: str = "train") -> list[PackedImage]:
     source = parquet.find(root, [split])
-    return [image for task in source.index_tasks(split) for image in source.images(task)]
+    return [*itertools.chain.from_iterable(map(source.images, source.index_tasks(split)))]
 
 
 @pytest.mark.parametrize("names", [OFFICIAL.words, ()], ids=["words", "no metadata"])
-def test_wnids_in_paths_that_fit_the_labels_prove_the_official_list(
-    tmp_path: Path, names: tuple[str, ...]
-) -> None:
+def test_wnids_in_paths_identify_the_official_list(tmp_path: Path, names: tuple[str, ...]) -> None:
     write_parquet(tmp_path / "data" / NAME, [row(999, 1), row(0, 2)], names)
 
     assert parquet.find(tmp_path, ["train"]).classes == OFFICIAL
@@ -35,7 +37,7 @@ def test_wnids_in_paths_that_fit_the_labels_prove_the_official_list(
     ]
 
 
-def test_other_data_sets_have_the_names_of_their_schema(tmp_path: Path) -> None:
+def test_classes_have_the_names_of_the_schema(tmp_path: Path) -> None:
     rows = [
         {"image": {"bytes": b"a", "path": "x/1.png"}, "label": 1},
         {"image": {"bytes": b"b", "path": None}, "label": 0},
@@ -51,40 +53,42 @@ def test_other_data_sets_have_the_names_of_their_schema(tmp_path: Path) -> None:
     assert source.count_problems("train", [1, 1]) == []
 
 
-def test_without_names_anywhere_there_are_no_classes(tmp_path: Path) -> None:
+def test_missing_class_names_are_a_usage_error(tmp_path: Path) -> None:
     write_parquet(tmp_path / NAME, [{"image": {"bytes": b"a", "path": "1.png"}, "label": 1}], [])
-    with pytest.raises(UsageError, match=r"has no class names in"):
+    with pytest.raises(UsageError, match=says("no-class-names-schema-s")):
         parquet.find(tmp_path, ["train"])
 
 
-def test_a_label_that_contradicts_the_path_is_named(tmp_path: Path) -> None:
+def test_label_that_contradicts_the_path_is_named(tmp_path: Path) -> None:
     rows = [row(1, 1), row(2, 2), {**row(3, 3), "label": 4}]
     write_parquet(tmp_path / NAME, rows, OFFICIAL.words)
     third, fourth = OFFICIAL.wnids[3:5]
-    with pytest.raises(SourceError, match=rf"row 2: label 4 is {fourth}, but .* names {third}"):
+    with pytest.raises(
+        SourceError, match=says("label-path-names-file-damaged", "row 2", "4", fourth, ..., third)
+    ):
         images(tmp_path)
 
 
 @pytest.mark.parametrize("label", [-1, 1000, None])
-def test_a_label_without_a_class_is_named(tmp_path: Path, label: int | None) -> None:
+def test_label_without_a_class_is_named(tmp_path: Path, label: int | None) -> None:
     rows = [row(1, 1), row(2, 2), {**row(3, 3), "label": label}]
     write_parquet(tmp_path / NAME, rows, OFFICIAL.words)
-    with pytest.raises(SourceError, match=rf"row 2: label {label}, expected 0 to 999"):
+    with pytest.raises(SourceError, match=says("label-expected-0", "row 2", label, "999")):
         images(tmp_path)
 
 
 @pytest.mark.parametrize("image", [None, {"bytes": None, "path": "/home/me/n1.JPEG"}])
-def test_a_row_without_image_bytes_is_named(tmp_path: Path, image: Any) -> None:
+def test_row_without_image_bytes_is_named(tmp_path: Path, image: Any) -> None:
     write_parquet(tmp_path / NAME, [row(1, 1), row(2, 2), {"image": image, "label": 3}], ())
-    with pytest.raises(SourceError, match=r"row 2: holds no image bytes"):
+    with pytest.raises(SourceError, match=says("holds-no-image-bytes-only", "row 2")):
         images(tmp_path)
 
 
-def test_a_truncated_file_is_refused_before_anything_is_unpacked(tmp_path: Path) -> None:
+def test_truncated_file_is_refused_before_unpacking(tmp_path: Path) -> None:
     path = tmp_path / NAME
     write_parquet(path, [row(1, 1)], ())
     path.write_bytes(path.read_bytes()[:-9])
-    with pytest.raises(SourceError, match=rf"{NAME}: cannot be read as Parquet.*download it again"):
+    with pytest.raises(SourceError, match=says("cannot-read-parquet-damaged-download", NAME)):
         parquet.find(tmp_path, ["train"])
 
 
@@ -99,7 +103,7 @@ def test_damage_in_a_page_is_refused(tmp_path: Path) -> None:
         list(source.images(source.index_tasks("train")[0]))
 
 
-def test_other_columns_are_named(tmp_path: Path) -> None:
+def test_unexpected_columns_are_named(tmp_path: Path) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -116,31 +120,37 @@ def test_damaged_metadata_is_refused(tmp_path: Path) -> None:
     table = pq.read_table(tmp_path / NAME).replace_schema_metadata({"huggingface": "{"})
     assert isinstance(table, pa.Table)
     pq.write_table(table, tmp_path / NAME)
-    with pytest.raises(SourceError, match=r"metadata 'huggingface' is invalid"):
+    with pytest.raises(SourceError, match=says("schema-s-metadata-huggingface-invalid")):
         parquet.find(tmp_path, ["train"])
 
 
-def test_missing_files_of_a_split_are_a_problem_of_its_counts(tmp_path: Path) -> None:
+def test_missing_files_of_a_split_are_a_problem(tmp_path: Path) -> None:
     write_parquet(tmp_path / "train-00001-of-00003.parquet", [row(1, 1)], ())
     source = parquet.find(tmp_path, ["train"])
 
     assert source.count_problems("train", [0, 1] + [0] * 998)[0] == "train has 1 of 3 files"
 
 
-def test_files_of_two_data_sets_are_not_mixed(tmp_path: Path) -> None:
+def test_files_of_two_datasets_are_not_mixed(tmp_path: Path) -> None:
     for count in (1, 2):
         write_parquet(tmp_path / f"train-00000-of-{count:05d}.parquet", [row(1, 1)], ())
-    with pytest.raises(SourceError, match=r"train files belong to datasets .*-of-00001.*-of-00002"):
+    with pytest.raises(
+        SourceError,
+        match=says("files-belong-datasets-different-numbers", ..., "train", "-of-00001"),
+    ):
         parquet.find(tmp_path, ["train"])
 
 
-def test_a_missing_split_says_what_is_there(tmp_path: Path) -> None:
+def test_missing_split_is_refused_with_the_files_found(tmp_path: Path) -> None:
     write_parquet(tmp_path / NAME, [row(1, 1)], ())
-    with pytest.raises(UsageError, match=rf"no validation-\*\.parquet; it holds {NAME}"):
+    with pytest.raises(
+        UsageError,
+        match=says("source-no-holds-choose-different", ..., "validation-*.parquet", NAME),
+    ):
         parquet.find(tmp_path, ["train", "validation"])
 
 
-def test_the_test_split_is_left_alone(tmp_path: Path) -> None:
+def test_split_is_not_read(tmp_path: Path) -> None:
     write_parquet(tmp_path / NAME, [row(1, 1)], ())
     (tmp_path / "test-00000-of-00001.parquet").write_bytes(b"not read")
 
@@ -148,14 +158,14 @@ def test_the_test_split_is_left_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_memory_does_not_grow_with_the_number_of_row_groups(tmp_path: Path) -> None:
-    """700 images of 100 kB are 70 MB; the process that walks them takes 60 MB for Arrow alone."""
+def test_memory_does_not_grow_with_the_row_groups(tmp_path: Path) -> None:
+    """700 images of 100 kB are 70 MB; Arrow itself takes 60 MB in the process that reads them."""
     import random
 
     rng = random.Random(1)
     rows = [row(n % 1000, n, rng.randbytes(100_000)) for n in range(700)]
     write_parquet(tmp_path / NAME, rows, (), group=35)
-    # getrusage would count the parent's memory from before the exec.
+    # getrusage would include the parent's memory before the exec.
     code = (
         "import re, sys\n"
         "from pathlib import Path\n"
@@ -198,7 +208,7 @@ def test_pages_of_all_writers_are_read(tmp_path: Path, how: dict[str, Any]) -> N
     assert [image.data for image in source.images(source.tasks[0])] == pictures
 
 
-def test_without_pyarrow_the_file_and_the_line_that_installs_it_are_named(
+def test_missing_pyarrow_is_named_with_the_install_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_parquet(tmp_path / "data" / NAME, [row(999, 1)], OFFICIAL.words)

@@ -1,4 +1,4 @@
-"""Parquet files that unpack to much more than they have are read with bounded memory."""
+"""Parquet files that unpack to much more than their size are read with bounded memory."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ print(json.dumps(found))
 
 
 class Outcome(NamedTuple):
-    """The rows that were read from a file, its error, and the peak of the memory for it."""
+    """The rows of a file, its error, and the peak of memory while it was read."""
 
     rows: int
     error: str
@@ -108,7 +108,7 @@ REASONS = {
 }
 
 
-def test_hostile_files_end_with_their_reasons_and_take_little_memory(tmp_path: Path) -> None:
+def test_hostile_files_are_refused_with_little_memory(tmp_path: Path) -> None:
     found = outcomes(tmp_path)
     for name, outcome in found.items():
         if name in REASONS:
@@ -144,7 +144,7 @@ def unpacked(tmp_path: Path) -> tuple[Result[ListedCounts], list[bytes], int]:
 
 
 @pytest.mark.parametrize("options", [{}, {"use_dictionary": False}], ids=["dictionary", "plain"])
-def test_an_image_of_many_rows_is_stored_once(tmp_path: Path, options: dict[str, Any]) -> None:
+def test_image_of_many_rows_is_stored_once(tmp_path: Path, options: dict[str, Any]) -> None:
     images = [b"a" * 1000, b"b" * 2000, b"a" * 1000, b"a" * 1000, b"", b"b" * 2000]
     write_parquet(tmp_path / NAME, rows_of(images, lambda _: 0), ["cat", "dog"], **options)
 
@@ -154,9 +154,7 @@ def test_an_image_of_many_rows_is_stored_once(tmp_path: Path, options: dict[str,
     assert result.content.num_per_class == {0: 6}
 
 
-def test_the_unpacked_bytes_of_a_file_are_bounded_by_its_size(
-    tmp_path: Path, limits: Limits
-) -> None:
+def test_unpacked_bytes_are_bounded_by_the_file_size(tmp_path: Path, limits: Limits) -> None:
     limits(zip_allowance_bytes=50_000)
     write_parquet(tmp_path / NAME, rows_of([b"a" * 20_000] * 9), ["cat", "dog"])
     (task,) = parquet.find(tmp_path, ["train"]).tasks
@@ -172,7 +170,7 @@ def test_the_unpacked_bytes_of_a_file_are_bounded_by_its_size(
         allowance.take(1, "a")
 
 
-def test_a_file_with_large_groups_takes_a_turn(tmp_path: Path) -> None:
+def test_file_with_large_groups_takes_a_turn(tmp_path: Path) -> None:
     """Four copies of 20 MB are more than a light task may take; four of 200 kB are not."""
     for size, is_heavy in ((20 << 20, True), (200_000, False)):
         write_parquet(tmp_path / str(size) / NAME, rows_of([bytes(size)]), ["cat", "dog"])
@@ -181,7 +179,7 @@ def test_a_file_with_large_groups_takes_a_turn(tmp_path: Path) -> None:
         assert (task.memory > 64 << 20) == is_heavy
 
 
-def test_a_row_group_and_the_rows_must_fit_in_memory(tmp_path: Path, limits: Limits) -> None:
+def test_row_group_and_rows_must_fit_in_memory(tmp_path: Path, limits: Limits) -> None:
     write_parquet(tmp_path / NAME, rows_of([bytes(5000)] * 20), ["cat", "dog"], group=10)
     memory = parquet.find(tmp_path, ["train"]).tasks[0].memory
     limits(parquet_bytes=memory)
@@ -216,7 +214,7 @@ def test_encodings_that_repeat_values_are_refused(
 
 
 def with_type(file: Path, **types: Any) -> None:
-    """Writes a file whose image has fields of these types, and no value."""
+    """Writes a file with an image that has fields of these types, and no value."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -228,7 +226,7 @@ def with_type(file: Path, **types: Any) -> None:
     pq.write_table(table.replace_schema_metadata(metadata), file)
 
 
-def test_only_types_whose_values_are_in_their_pages_are_read(tmp_path: Path) -> None:
+def test_only_types_stored_in_their_pages_are_read(tmp_path: Path) -> None:
     import pyarrow as pa
 
     repeated = pa.dictionary(pa.int32(), pa.binary())
@@ -253,8 +251,8 @@ def test_only_types_whose_values_are_in_their_pages_are_read(tmp_path: Path) -> 
         assert parquet.find(tmp_path / name, ["train"]).tasks
 
 
-def test_other_fields_of_an_image_are_not_unpacked(tmp_path: Path) -> None:
-    """The nested list has a page with an encoding that would be refused if it were read."""
+def test_unused_fields_of_an_image_are_not_unpacked(tmp_path: Path) -> None:
+    """The nested list has a page with an encoding that would be refused on reading."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -274,7 +272,7 @@ def test_other_fields_of_an_image_are_not_unpacked(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("twice", ["label", "image"])
-def test_a_column_that_appears_twice_is_refused(tmp_path: Path, twice: str) -> None:
+def test_duplicate_column_is_refused(tmp_path: Path, twice: str) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -285,7 +283,7 @@ def test_a_column_that_appears_twice_is_refused(tmp_path: Path, twice: str) -> N
         parquet.find(tmp_path, ["train"])
 
 
-def test_a_lack_of_memory_is_never_called_damage(
+def test_lack_of_memory_is_never_called_damage(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import pyarrow as pa
@@ -310,7 +308,7 @@ def test_a_lack_of_memory_is_never_called_damage(
 
 
 @pytest.mark.slow
-def test_under_any_limit_of_memory_a_sound_file_is_read_or_named(tmp_path: Path) -> None:
+def test_memory_limit_never_damages_a_sound_file(tmp_path: Path) -> None:
     images = [bytes([number]) * (1 << 20) for number in range(8)]
     write_parquet(tmp_path / NAME, rows_of(images), ["cat", "dog"], use_dictionary=False)
     code = (
@@ -345,7 +343,7 @@ def test_under_any_limit_of_memory_a_sound_file_is_read_or_named(tmp_path: Path)
 
 
 @pytest.mark.parametrize(("size", "turns_taken"), [(20 << 20, 1), (1 << 20, 0)])
-def test_only_a_file_that_needs_much_memory_is_unpacked_in_a_turn(
+def test_only_a_large_file_is_unpacked_in_turn(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int, turns_taken: int
 ) -> None:
     taken: list[None] = []

@@ -1,7 +1,8 @@
-"""A pipe in place of a file of a source is refused: to read it would wait for its writer."""
+"""Pipes in place of files of a source are refused: a read would wait for their writer."""
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
 from collections.abc import Callable
@@ -58,7 +59,7 @@ def read(source: Source, tasks: list[IndexTask]) -> None:
 
 
 def tasks_of(source: Source) -> list[IndexTask]:
-    return [task for split in SPLITS for task in source.index_tasks(split)]
+    return [*itertools.chain.from_iterable(map(source.index_tasks, SPLITS))]
 
 
 def become_a_pipe(path: Path) -> None:
@@ -74,9 +75,9 @@ def root(request: pytest.FixtureRequest, tmp_path: Path, miniature: Miniature) -
     return root
 
 
-def test_a_pipe_in_place_of_any_file_is_not_waited_for(root: Path) -> None:
+def test_pipe_in_place_of_a_file_is_refused(root: Path) -> None:
     files = sorted(path for path in root.rglob("*") if path.is_file())
-    # One of each folder and kind.
+    # One file per folder and kind.
     some = {(path.parent, path.suffix, path.name[:5]): path for path in files}
     assert some
     for path in some.values():
@@ -91,7 +92,7 @@ def test_a_pipe_in_place_of_any_file_is_not_waited_for(root: Path) -> None:
         path.write_bytes(data)
 
 
-def test_a_file_that_becomes_a_pipe_once_it_is_listed_is_not_waited_for(root: Path) -> None:
+def test_file_that_becomes_a_pipe_is_refused(root: Path) -> None:
     source = find(root)
     for path in root.rglob("*"):
         if path.is_file():
@@ -101,9 +102,7 @@ def test_a_file_that_becomes_a_pipe_once_it_is_listed_is_not_waited_for(root: Pa
             read(source, source.index_tasks(split))
 
 
-def test_an_image_that_becomes_a_pipe_once_it_is_listed_is_not_waited_for(
-    tmp_path: Path, miniature: Miniature
-) -> None:
+def test_image_that_becomes_a_pipe_is_refused(tmp_path: Path, miniature: Miniature) -> None:
     source = find(layouts.make_folder(miniature, tmp_path, truth="devkit"))
     assert isinstance(source, StoredSource)
     member = source.index(tasks_of(source)[0])[0]
@@ -113,7 +112,7 @@ def test_an_image_that_becomes_a_pipe_once_it_is_listed_is_not_waited_for(
         source.reader.read(member.archive, member.offset, member.size)
 
 
-def test_annotations_that_become_a_pipe_once_they_are_found_are_not_waited_for(
+def test_annotations_that_become_a_pipe_are_refused(
     tmp_path: Path,
 ) -> None:
     path = tmp_path / boxes.ARCHIVES["train"]

@@ -1,5 +1,8 @@
+"""RecordIO files as a source: classes from lists, keys and damage."""
+
 from __future__ import annotations
 
+import itertools
 import pickle
 from pathlib import Path
 
@@ -8,9 +11,10 @@ import pytest
 from imagenet_prep.core.errors import SourceError, UsageError
 from imagenet_prep.dataset.member import Member
 from imagenet_prep.sources import labels, recordio
-from tests.kit.bounds import little_memory
+from tests.kit.bounds import limited_memory
 from tests.kit.layouts import write, write_recordio
 from tests.kit.limits import Limits
+from tests.kit.messages import says
 
 OFFICIAL = labels.official_classes()
 FISH, SHARK = OFFICIAL.wnids[0], OFFICIAL.wnids[2]
@@ -19,10 +23,10 @@ MAGIC = bytes.fromhex("0a23d7ce")
 
 
 def members(source: recordio.RecordIOSource, split: str = "train") -> list[Member]:
-    return [member for task in source.index_tasks(split) for member in source.index(task)]
+    return [*itertools.chain.from_iterable(map(source.index, source.index_tasks(split)))]
 
 
-def test_paths_that_fit_the_labels_prove_the_official_list(tmp_path: Path) -> None:
+def test_paths_that_match_the_labels_identify_ilsvrc2012(tmp_path: Path) -> None:
     write_recordio(tmp_path / "train.rec", ROWS)
 
     source = pickle.loads(pickle.dumps(recordio.find(tmp_path, ["train"])))
@@ -33,7 +37,7 @@ def test_paths_that_fit_the_labels_prove_the_official_list(tmp_path: Path) -> No
     assert [part.name for part in source.parts] == ["train.rec", "train.lst"]
 
 
-def test_pieces_of_a_file_hold_every_image_once(tmp_path: Path, limits: Limits) -> None:
+def test_pieces_of_a_file_contain_every_image_once(tmp_path: Path, limits: Limits) -> None:
     limits(recordio_piece_bytes=100)
     rows = [(n % 2 * 2, f"{(FISH, SHARK)[n % 2]}/{n}.JPEG", bytes([n]) * n) for n in range(30)]
     write_recordio(tmp_path / "train.rec", rows)
@@ -45,17 +49,17 @@ def test_pieces_of_a_file_hold_every_image_once(tmp_path: Path, limits: Limits) 
 
 
 @pytest.mark.parametrize("name", ["synset.txt", "train.lst"])
-def test_a_list_that_is_a_link_out_of_the_source_is_not_read(tmp_path: Path, name: str) -> None:
+def test_linked_list_outside_the_source_is_refused(tmp_path: Path, name: str) -> None:
     write_recordio(tmp_path / "source" / "train.rec", ROWS, lists=name == "train.lst")
     (tmp_path / "source" / name).unlink(missing_ok=True)
     write(tmp_path / "id_rsa", b"-----BEGIN private\nkey\n")
     (tmp_path / "source" / name).symlink_to(tmp_path / "id_rsa")
 
-    with pytest.raises(SourceError, match=f"{name}: is a link that leads out of the source"):
+    with pytest.raises(SourceError, match=says("link-leads-out-source", name)):
         recordio.find(tmp_path / "source", ["train"])
 
 
-def test_an_image_that_holds_the_magic_number_is_read_whole(tmp_path: Path) -> None:
+def test_image_containing_the_magic_number_is_read_completely(tmp_path: Path) -> None:
     image = b"abcd" + MAGIC * 2 + b"efgh" + MAGIC + b"i"
     write_recordio(tmp_path / "train.rec", [(0, f"{FISH}/1.JPEG", image)])
 
@@ -67,7 +71,7 @@ def test_an_image_that_holds_the_magic_number_is_read_whole(tmp_path: Path) -> N
     assert pickle.loads(pickle.dumps(source.reader)).read(*member[1:4]) == image
 
 
-def test_own_classes_keep_their_labels_and_have_the_names_of_their_folders(tmp_path: Path) -> None:
+def test_user_classes_keep_labels_and_folder_names(tmp_path: Path) -> None:
     write_recordio(tmp_path / "train.rec", [(1, "cat/1.jpg", b"a"), (0, "a dog/2.jpg", b"b")])
 
     source = recordio.find(tmp_path, ["train"])
@@ -84,7 +88,7 @@ def test_own_classes_keep_their_labels_and_have_the_names_of_their_folders(tmp_p
         (["train/cat/1.jpg", "train/dog/2.jpg", "train/dog/1.jpg"], ["cat", "dog"]),
     ],
 )
-def test_folders_below_that_of_the_class_are_a_part_of_the_key(
+def test_folders_below_the_class_are_part_of_keys(
     tmp_path: Path, paths: list[str], names: list[str]
 ) -> None:
     write_recordio(
@@ -98,7 +102,7 @@ def test_folders_below_that_of_the_class_are_a_part_of_the_key(
     assert {m.key for m in members(source)} == {path.removeprefix("train/") for path in paths}
 
 
-def test_without_a_list_the_number_is_the_name(tmp_path: Path) -> None:
+def test_image_number_is_the_key_if_unlisted(tmp_path: Path) -> None:
     write(tmp_path / "synset.txt", b"n1 a fish\nn2 a shark, a large one\n")
     write_recordio(tmp_path / "train_480.rec", [(1, "", b"a")], lists=False)
 
@@ -109,67 +113,70 @@ def test_without_a_list_the_number_is_the_name(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("lists", "says"),
+    ("lists", "sentence"),
     [
-        ("0\t0\tb/1.jpg\n0\t0\tb/2.jpg\n", "number 0 appears twice"),
-        ("0\t0\ta/1.jpg\n1\t0\tb/2.jpg\n", "line 2: label 0 is 'b', but 'a' in an earlier line"),
-        ("0\t0.5\ta/1.jpg\n", "line 1: .*label 0.5, expected an integer"),
+        ("0\t0\tb/1.jpg\n0\t0\tb/2.jpg\n", says("image-number-appears-twice-get", ..., "0")),
+        ("0\t0\ta/1.jpg\n1\t0\tb/2.jpg\n", says("earlier-line", "line 2: label 0 is 'b'", "'a'")),
+        ("0\t0.5\ta/1.jpg\n", says("label-expected-integer-0", "0.5", on="line 1: ")),
         ("0\tnan\ta/1.jpg\n", "line 1: .*label nan"),
-        ("0 0 a/1.jpg\n", "line 1: expected number, label and path"),
-        ("-1\t0\ta/1.jpg\n", "'-1' is not an image number"),
-        ("7\t0\ta/1.jpg\n", "image 0: its .lst file has no such image"),
+        ("0 0 a/1.jpg\n", says("expected-number-label-path-separated", "line 1")),
+        ("-1\t0\ta/1.jpg\n", says("not-image-number", "'-1'")),
+        ("7\t0\ta/1.jpg\n", says("lst-file-no-such-image", "image 0")),
     ],
 )
-def test_a_damaged_list_is_named(tmp_path: Path, lists: str, says: str) -> None:
+def test_damaged_list_is_named(tmp_path: Path, lists: str, sentence: str) -> None:
     write_recordio(tmp_path / "train.rec", [(0, "", b"a")], lists=False)
     write(tmp_path / "train.lst", lists.encode())
 
-    with pytest.raises(SourceError, match=says):
+    with pytest.raises(SourceError, match=sentence):
         members(recordio.find(tmp_path, ["train"]))
 
 
-def test_a_label_without_a_class_and_a_damaged_record_are_named_with_their_byte(
+def test_bad_label_and_damaged_record_name_their_byte(
     tmp_path: Path,
 ) -> None:
     write(tmp_path / "synset.txt", b"n1 fish\n")
     write_recordio(tmp_path / "train.rec", [(0, "", b"a"), (1, "", b"b")], lists=False)
     with pytest.raises(
-        SourceError, match=r"train\.rec: byte 72: image 1: label 1, expected 0 to 0"
+        SourceError, match=says("label-expected-0", "train.rec: byte 72: image 1", "1", "0")
     ):
         members(recordio.find(tmp_path, ["train"]))
 
     data = (tmp_path / "train.rec").read_bytes()
     write(tmp_path / "train.rec", data[:36] + b"?" + data[37:])
-    with pytest.raises(SourceError, match=r"train\.rec: byte 36: .* Get the file again"):
+    with pytest.raises(SourceError, match=says("get-file-again-2", "train.rec", "byte 36:")):
         members(recordio.find(tmp_path, ["train"]))
 
 
-def test_what_is_missing_is_said(tmp_path: Path) -> None:
+def test_missing_files_are_named(tmp_path: Path) -> None:
     write_recordio(tmp_path / "train.rec", [(0, "1.jpg", b"a")])
 
     with pytest.raises(UsageError, match=r"no val\*\.rec"):
         recordio.find(tmp_path, ["train", "validation"])
-    with pytest.raises(UsageError, match=r"the class names are missing.* synset\.txt"):
+    with pytest.raises(UsageError, match=says("source-class-names-missing-put", ..., "synset.txt")):
         recordio.find(tmp_path, ["train"])
 
 
-def test_a_list_of_gigabytes_is_not_read_into_memory(tmp_path: Path) -> None:
+def test_list_of_gigabytes_is_not_read_into_memory(tmp_path: Path) -> None:
     write_recordio(tmp_path / "train.rec", ROWS)
     with open(tmp_path / "train.lst", "rb+") as file:
         file.truncate(4 << 30)
 
-    with little_memory(64 << 20), pytest.raises(SourceError, match=r"train\.lst: line 3: expected"):
+    with (
+        limited_memory(64 << 20),
+        pytest.raises(SourceError, match=r"train\.lst: line 3: expected"),
+    ):
         recordio.find(tmp_path, ["train"])
 
 
-def test_a_list_of_too_many_images_is_refused(tmp_path: Path, limits: Limits) -> None:
+def test_list_of_too_many_images_is_refused(tmp_path: Path, limits: Limits) -> None:
     write_recordio(tmp_path / "train.rec", ROWS)
     limits(recordio_images=1)
-    with pytest.raises(SourceError, match=r"train\.lst: line 2: expected at most 1 image"):
+    with pytest.raises(SourceError, match=says("expected-most", "train.lst: line 2", "1 image")):
         recordio.find(tmp_path, ["train"])
 
 
-def test_a_list_that_changes_while_it_is_used_is_named(tmp_path: Path) -> None:
+def test_list_that_changes_after_opening_is_named(tmp_path: Path) -> None:
     write_recordio(tmp_path / "train.rec", ROWS)
     source = recordio.find(tmp_path, ["train"])
     (tmp_path / "train.lst").write_bytes(b"0\n")
@@ -177,7 +184,7 @@ def test_a_list_that_changes_while_it_is_used_is_named(tmp_path: Path) -> None:
         members(source)
 
 
-def test_a_list_of_a_different_run_is_refused_with_both_labels(tmp_path: Path) -> None:
+def test_list_of_a_different_run_is_refused(tmp_path: Path) -> None:
     rows = [(0, "cat/1.jpg", b"a"), (1, "dog/2.jpg", b"b")]
     write_recordio(tmp_path / "train.rec", rows)
     write(tmp_path / "train.lst", b"0\t1\tdog/2.jpg\n1\t0\tcat/1.jpg\n")
@@ -185,14 +192,12 @@ def test_a_list_of_a_different_run_is_refused_with_both_labels(tmp_path: Path) -
     with pytest.raises(SourceError) as refused:
         members(recordio.find(tmp_path, ["train"]))
     said = str(refused.value)
-    assert "image 0: label 0 (cat), but its .lst file says label 1 and 'dog/2.jpg'" in said
+    assert says("label-lst-file-says-label", "image 0", "0", "cat", "1", "'dog/2.jpg'").search(said)
     assert said.count("train.rec") == 1
 
 
 @pytest.mark.parametrize("is_reversed", [False, True])
-def test_a_list_of_one_class_is_read_like_the_other_lists(
-    tmp_path: Path, is_reversed: bool
-) -> None:
+def test_list_with_one_class_is_read_like_others(tmp_path: Path, is_reversed: bool) -> None:
     train = [(0, "cat/deep/1.jpg", b"a"), (1, "dog/deep/2.jpg", b"b"), (1, "dog/3.jpg", b"c")]
     validation = [(1, "dog/deep/4.jpg", b"d"), (1, "dog/deep/5.jpg", b"e")]
     files = ("val", "train") if is_reversed else ("train", "val")
@@ -203,7 +208,7 @@ def test_a_list_of_one_class_is_read_like_the_other_lists(
     assert source.classes.wnids == ("cat", "dog")
 
 
-def test_lists_below_different_folders_are_named_after_the_last_folder(tmp_path: Path) -> None:
+def test_classes_are_named_after_the_last_folder(tmp_path: Path) -> None:
     write_recordio(tmp_path / "train.rec", [(0, "train/cat/1.jpg", b"a")])
     write_recordio(tmp_path / "val.rec", [(1, "val/dog/1.jpg", b"b"), (0, "val/cat/1.jpg", b"c")])
 
@@ -211,8 +216,11 @@ def test_lists_below_different_folders_are_named_after_the_last_folder(tmp_path:
     assert source.classes.wnids == ("cat", "dog")
 
 
-def test_lists_that_disagree_are_refused(tmp_path: Path) -> None:
+def test_contradicting_lists_are_refused(tmp_path: Path) -> None:
     for name, of_label in (("train", "cat"), ("val", "dog")):
         write_recordio(tmp_path / f"{name}.rec", [(0, f"{of_label}/1.jpg", b"a")])
-    with pytest.raises(SourceError, match=r"train\.lst and .*val\.lst disagree: label 0 is"):
+    with pytest.raises(
+        SourceError,
+        match=says("disagree-first-second-differ", "train.lst", "val.lst", "label", "0"),
+    ):
         recordio.find(tmp_path, ["train", "validation"])

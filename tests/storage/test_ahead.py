@@ -1,3 +1,5 @@
+"""Prefetching of answers: concurrent, bounded and in order."""
+
 from __future__ import annotations
 
 import itertools
@@ -7,7 +9,7 @@ from imagenet_prep.storage.remote import PREFETCHED, prefetch
 from tests.kit.command import PATIENCE_S
 
 
-def test_as_many_answers_as_it_says_are_under_way_at_once_and_come_in_order() -> None:
+def test_answers_are_prefetched_concurrently_and_returned_in_order() -> None:
     together = threading.Barrier(PREFETCHED)
 
     def answer(item: int) -> int:
@@ -18,19 +20,19 @@ def test_as_many_answers_as_it_says_are_under_way_at_once_and_come_in_order() ->
     assert found == [(item, -item) for item in range(2 * PREFETCHED)]
 
 
-def test_no_more_are_asked_for_than_it_says() -> None:
+def test_prefetch_never_exceeds_its_limit() -> None:
     numbers = itertools.count()
     each = prefetch(str, numbers)
     assert [next(each)[0] for _ in range(3)] == [0, 1, 2]
     assert next(numbers) == PREFETCHED + 2
 
 
-def test_an_error_belongs_to_its_item_alone() -> None:
+def test_error_only_affects_its_own_item() -> None:
     found = [reading.exception() is None for _, reading in prefetch(int, ["1", "one", "2"])]
     assert found == [True, False, True]
 
 
-def test_whoever_has_seen_enough_waits_for_no_answer() -> None:
+def test_closed_prefetch_does_not_wait_for_answers() -> None:
     never = threading.Event()
 
     def answer(item: int) -> None:

@@ -1,4 +1,4 @@
-"""`verify` and columns: complete, incomplete, damaged, foreign, and files too many."""
+"""`verify` and columns: complete, incomplete, damaged, foreign, and surplus files."""
 
 from __future__ import annotations
 
@@ -12,13 +12,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from imagenet_prep.core import strict_json
 from imagenet_prep.core.errors import DataDamagedError, IncompleteError, UsageError
 from imagenet_prep.dataset import column
 from imagenet_prep.storage import columns
 from imagenet_prep.storage.dataset_store import open_dataset
 from imagenet_prep.verify import VerifyConfig, verify
-from tests.kit.columns import NAME, SHARD, begin, change, record_of, rows_of, write
+from tests.kit.columns import NAME, SHARD, begin, change, mark, record_of, rows_of, write
 from tests.kit.faults import flip_bit
+from tests.kit.messages import says
 from tests.kit.reading import colours
 
 __all__ = ["colours"]
@@ -38,14 +40,14 @@ def checked(root: Path, level: str = "crc", **more: Any) -> Any:
 
 
 @pytest.mark.parametrize("level", ["manifest", "crc"])
-def test_a_complete_column_is_sound(marked: Path, level: str) -> None:
+def test_complete_column_is_sound(marked: Path, level: str) -> None:
     result = checked(marked, level)
     assert result["problems"] == []
     assert result["columns"] == [NAME]
     assert result["incomplete_columns"] == {}
 
 
-def test_a_column_that_is_not_complete_is_named(marked: Path) -> None:
+def test_incomplete_column_is_named(marked: Path) -> None:
     shutil.rmtree(marked / FOLDER)
     with begin(marked) as writer:
         for batch in writer:
@@ -59,7 +61,7 @@ def test_a_column_that_is_not_complete_is_named(marked: Path) -> None:
     assert result["incomplete_columns"] == {NAME: 3}
 
 
-def test_a_second_split_that_is_being_written_is_no_damage(marked: Path) -> None:
+def test_second_split_being_written_is_no_damage(marked: Path) -> None:
     with pytest.raises(KeyboardInterrupt), begin(marked, "validation", batch_size=1) as writer:
         for batch in writer:
             writer.write(rows_of(batch))
@@ -72,7 +74,7 @@ def test_a_second_split_that_is_being_written_is_no_damage(marked: Path) -> None
     made, left = columns.complete_columns(open_dataset(str(marked)))
     assert [[*each.splits] for each in made] == [["train"]]
     assert left == [NAME]
-    with pytest.raises(IncompleteError, match="not complete yet"):
+    with pytest.raises(IncompleteError, match=says("column-not-complete-yet-rerun")):
         columns.open_column(open_dataset(str(marked)), NAME, "validation")
     write(marked, "validation")
     assert checked(marked)["columns"] == [NAME]
@@ -80,15 +82,15 @@ def test_a_second_split_that_is_being_written_is_no_damage(marked: Path) -> None
 
 @pytest.mark.parametrize("name", [".DS_Store", "a b"])
 @pytest.mark.parametrize("make", [Path.touch, Path.mkdir])
-def test_what_cannot_be_a_column_is_damage_for_every_verb(
+def test_invalid_column_name_is_damage_for_every_verb(
     marked: Path, name: str, make: Callable[[Path], None]
 ) -> None:
     make(marked / "columns" / name)
     dataset = open_dataset(str(marked))
     for verb in (columns.complete_columns, lambda each: columns.differences(each, each)):
-        with pytest.raises(DataDamagedError, match="a column name has"):
+        with pytest.raises(DataDamagedError, match=says("column-name-up-100-letters")):
             verb(dataset)
-    with pytest.raises(UsageError, match="a column name has"):
+    with pytest.raises(UsageError, match=says("column-name-up-100-letters")):
         columns.complete_columns(dataset, ["a b"])
 
 
@@ -162,7 +164,7 @@ def odd_name(root: Path) -> None:
         (odd_name, "columns/.hidden: a column name has", True),
     ],
 )
-def test_what_is_wrong_with_a_column_is_named(
+def test_damaged_or_foreign_column_is_named(
     marked: Path, spoil: Callable[[Path], None], said: str, seen_by_sizes: bool
 ) -> None:
     spoil(marked)
@@ -171,13 +173,79 @@ def test_what_is_wrong_with_a_column_is_named(
         assert bool(problems) == (seen_by_sizes or level == "crc")
         assert not problems or said in problems[0]
         assert columns.remedy([*problems, "labels.txt: missing"], "Copy.").startswith("Copy.")
-        assert not problems or columns.remedy(problems, "Copy.").startswith("Repair each column")
+        assert not problems or says("repair-each-column-remove-folder").match(
+            columns.remedy(problems, "Copy.")
+        )
 
 
-def test_a_change_after_a_verification_is_noticed(marked: Path) -> None:
+def test_change_after_a_verification_is_noticed(marked: Path) -> None:
     checked(marked, if_changed=True)
     assert checked(marked, if_changed=True)["unchanged_since"]
     flipped(marked)
     result = checked(marked, if_changed=True)
     assert result["unchanged_since"] is None
     assert len(result["problems"]) == 1
+
+
+def test_receipts_belong_to_the_shard_of_their_name(marked: Path) -> None:
+    """A receipt that was copied to a different name would mark rows of other images as finished."""
+    store = open_dataset(str(marked)).store
+    rows = record_of(marked).splits["train"]
+    path = marked / column.receipt_name(NAME, SHARD)
+    assert columns.receipt(store, NAME, SHARD) is None
+    for each in rows:
+        path.write_bytes(strict_json.dumps(each))
+        if each.shard == SHARD:
+            assert columns.receipt(store, NAME, SHARD) == each
+        else:
+            with pytest.raises(DataDamagedError) as refused:
+                columns.receipt(store, NAME, SHARD)
+            assert str(path) in str(refused.value)
+
+
+def test_differences_of_columns_are_named(marked: Path, tmp_path: Path) -> None:
+    other = Path(shutil.copytree(marked, tmp_path / "other"))
+    a = open_dataset(str(marked))
+    b = open_dataset(str(other))
+    assert columns.differences(a, b) == {}
+    there = record_of(other)
+    files = there.splits["train"]
+    change(other, there.with_files("train", [replace(files[0], sha256="e" * 64), *files[1:]]))
+    assert [*columns.differences(a, b)] == [NAME]
+    assert " 1 file;" in columns.differences(a, b)[NAME]
+    change(other, replace(there, about={"made": "otherwise"}))
+    assert "about" in columns.differences(a, b)[NAME]
+    shutil.rmtree(other / "columns")
+    assert columns.differences(a, b)[NAME].endswith("A")
+    assert columns.differences(b, a)[NAME].endswith("B")
+
+
+def test_rows_of_single_records_are_read(marked: Path) -> None:
+    dataset = open_dataset(str(marked))
+    stored = record_of(marked)
+    number = 0
+    for shard in dataset.shards("train"):
+        for record in range(shard.examples):
+            data = columns.row(dataset, stored, "train", shard, record)
+            assert np.frombuffer(data or b"", "<i4").tolist() == mark(number)
+            number += 1
+    (shard,) = dataset.shards("validation")[:1]
+    assert columns.row(dataset, stored, "validation", shard, 0) is None
+    cut(marked)
+    with pytest.raises(DataDamagedError):
+        columns.row(dataset, stored, "train", dataset.shards("train")[1], 0)
+
+
+def test_incomplete_columns_count_their_finished_files(marked: Path) -> None:
+    there = record_of(marked)
+    folder = marked / FOLDER
+    (folder / "column.json").unlink()
+    (folder / "begun.json").write_bytes(there.begun().dumps())
+    for number, rows in enumerate(there.splits["train"]):
+        missing = (0,) if number == 1 else ()
+        receipt = replace(rows, missing=missing)
+        (marked / column.receipt_name(NAME, rows.shard)).write_bytes(strict_json.dumps(receipt))
+    survey = columns.Survey(open_dataset(str(marked)))
+    assert survey.incomplete == {NAME: 4}
+    assert survey.complete == {}
+    assert survey.problems == []

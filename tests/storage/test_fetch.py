@@ -1,4 +1,4 @@
-"""A retry budget without a clock, ranges at their place, and a hash that follows them."""
+"""Fetching of byte ranges: retries, positions in the file, and the hash."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from imagenet_prep.storage.fetch import Hasher, contents, fetch
 from imagenet_prep.storage.folder import LocalStore
 from imagenet_prep.storage.remote import Access, RemoteFolder, RetryBudget, Stat, TransientError
 from tests.kit.clock import Clock
+from tests.kit.messages import says
 from tests.kit.system import System
 
 DATA = os.urandom(300_000)
@@ -50,7 +51,9 @@ class Unreliable(RemoteFolder):
 
 
 @pytest.mark.parametrize(("start", "stop"), [(0, 300_000), (1, 2), (100_000, 299_999)])
-def test_a_range_lands_at_its_place_and_is_continued(tmp_path: Path, start: int, stop: int) -> None:
+def test_range_is_written_at_its_position_and_continued(
+    tmp_path: Path, start: int, stop: int
+) -> None:
     path = tmp_path / "file"
     path.write_bytes(bytes(len(DATA)))
     remote = Unreliable(3, 7_000)
@@ -60,7 +63,7 @@ def test_a_range_lands_at_its_place_and_is_continued(tmp_path: Path, start: int,
     assert remote.read_bytes == stop - start
 
 
-def test_without_ranges_a_read_begins_again(tmp_path: Path) -> None:
+def test_read_without_ranges_starts_from_the_beginning(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(bytes(len(DATA)))
     remote = Unreliable(2, 1_000)
@@ -72,7 +75,7 @@ def test_without_ranges_a_read_begins_again(tmp_path: Path) -> None:
 
 
 class Uneven(Unreliable):
-    """Sends other chunks at each attempt, as TCP does: 101 bytes each, then longer ones."""
+    """Sends different chunks at each attempt, as TCP does: 101 bytes each, then longer ones."""
 
     def read_once(self, name: str, offset: int, size: int, stat: Stat) -> Iterator[bytes]:  # noqa: ARG002
         self.read_bytes += size
@@ -82,21 +85,21 @@ class Uneven(Unreliable):
             for start in range(offset, offset + self.step, 101):
                 yield DATA[start : start + 101]
             raise TransientError("broken off")
-        # One ends within the bytes that were there, one straddles their end, two are new.
+        # One ends within the known bytes, one straddles their end, two are new.
         for start, stop in itertools.pairwise((0, 40, 1_500, 4_500, size)):
             yield DATA[offset + start : offset + stop]
 
 
 @pytest.mark.parametrize("failures", [1, 2])
-def test_what_was_there_is_passed_over_however_it_comes_again(failures: int) -> None:
+def test_known_bytes_are_skipped_in_any_chunks(failures: int) -> None:
     remote = Uneven(failures, 1_000)
     stat = remote.stat("x")._replace(ranges=False)
 
     assert b"".join(remote.chunks("x", stat)) == DATA
 
 
-def test_a_range_is_on_the_disk_when_it_is_fetched(tmp_path: Path, system: System) -> None:
-    """Its receipt is written next: no crash may leave that over bytes that are not there."""
+def test_range_is_synced_before_fetch_returns(tmp_path: Path, system: System) -> None:
+    """Its receipt is written next: after a crash, a receipt must not describe missing bytes."""
     path = tmp_path / "file"
     path.write_bytes(bytes(len(DATA)))
     remote = Unreliable(0, 0)
@@ -110,7 +113,7 @@ def test_a_range_is_on_the_disk_when_it_is_fetched(tmp_path: Path, system: Syste
         fetch(remote, "x", remote.stat("x"), 0, 1_000, path, RetryBudget("x", 0, Clock()))
 
 
-def test_the_hash_follows_ranges_in_any_order(tmp_path: Path) -> None:
+def test_hash_accepts_ranges_in_any_order(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(bytes(len(DATA)))
     hasher = Hasher(path, finished=False)
@@ -125,14 +128,14 @@ def test_the_hash_follows_ranges_in_any_order(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("size", [0, 1, 300_000])
-def test_the_hash_of_a_finished_file_needs_no_ranges(tmp_path: Path, size: int) -> None:
+def test_hash_of_a_finished_file_needs_no_ranges(tmp_path: Path, size: int) -> None:
     path = tmp_path / "file"
     path.write_bytes(DATA[:size])
 
     assert Hasher(path).hexdigest() == hashlib.md5(DATA[:size]).hexdigest()
 
 
-def test_a_file_that_shrinks_under_the_hash_is_named(tmp_path: Path) -> None:
+def test_file_that_shrinks_during_hashing_is_named(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(DATA)
     hasher = Hasher(path, finished=False)
@@ -143,7 +146,7 @@ def test_a_file_that_shrinks_under_the_hash_is_named(tmp_path: Path) -> None:
         hasher.hexdigest()
 
 
-def test_a_folder_is_read_by_the_same_loop(tmp_path: Path) -> None:
+def test_local_folder_is_fetched_like_a_server(tmp_path: Path) -> None:
     (tmp_path / "source").write_bytes(DATA)
     remote = LocalStore(tmp_path)
     path = tmp_path / "file"
@@ -153,7 +156,7 @@ def test_a_folder_is_read_by_the_same_loop(tmp_path: Path) -> None:
     assert path.read_bytes() == DATA
 
 
-def test_a_remote_file_of_a_different_size_than_it_must_have_is_not_read(
+def test_remote_file_of_unexpected_size_is_not_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It would be a part of the file, or fill the memory."""
@@ -165,6 +168,6 @@ def test_a_remote_file_of_a_different_size_than_it_must_have_is_not_read(
     monkeypatch.setattr(type(remote), "chunks", None)
     for size in (len(DATA) - 1, len(DATA) + 1):
         with pytest.raises(
-            DataDamagedError, match=rf"x: 300,000 bytes, expected {size:,}\. Get it"
+            DataDamagedError, match=says("bytes-expected-3", "x", "300,000", f"{size:,}", "Get it")
         ):
             next(contents(remote, DatasetFile("x", size, ""), "Get it again."))

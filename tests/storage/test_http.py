@@ -1,4 +1,4 @@
-"""A dataset on a web server, of which nothing larger than expected is read into memory."""
+"""Datasets on a web server: no file larger than expected is read into memory."""
 
 from __future__ import annotations
 
@@ -13,18 +13,21 @@ from imagenet_prep.storage.http import WebFolder
 from imagenet_prep.storage.remote import Access
 from imagenet_prep.storage.store import open_readable
 from tests.kit.http_server import serve
+from tests.kit.messages import says
 
 
-def test_a_small_file_that_is_larger_than_any_of_ours_is_not_read() -> None:
+def test_small_file_above_its_limit_is_not_read() -> None:
     with serve({"labels.txt": b"labels.txt"}) as server:
         store = open_readable(server.url)
         assert store.read("labels.txt", most=10) == b"labels.txt"
         assert store.read("labels.txt", 2, 99, most=3) == b"bels.txt"
-        with pytest.raises(DataDamagedError, match=r"labels\.txt: has more than 9 bytes"):
+        with pytest.raises(
+            DataDamagedError, match=says("more-bytes-program-did-not", "labels.txt", "9")
+        ):
             store.read("labels.txt", most=9)
 
 
-def test_a_copy_for_another_process_has_the_same_limits() -> None:
+def test_pickled_web_folder_keeps_its_limits() -> None:
     access = Access(
         connections=3, timeout_s=4.0, retries=0, remedy="Wait.", ended=threading.Event()
     )

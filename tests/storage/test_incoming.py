@@ -1,4 +1,4 @@
-"""A file that arrives on a disk that fails: nothing gets its name that the disk does not hold."""
+"""Files that arrive on a failing disk: only a file that the disk has stored is published."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from imagenet_prep.storage import fetch
 from imagenet_prep.storage.folder import LocalStore
 from tests.kit.dataset import all_files
 from tests.kit.limits import Limits
+from tests.kit.messages import says
 from tests.kit.system import System
 
 PARTS = [bytes([number]) * 1000 for number in range(10)]
@@ -31,7 +32,7 @@ def store(tmp_path: Path) -> LocalStore:
 
 
 class BrokenOffError(Exception):
-    """What sends the file is gone."""
+    """The sender is gone."""
 
 
 def arrive(store: LocalStore, parts: list[bytes], file: DatasetFile = FILE, start: int = 0) -> None:
@@ -48,7 +49,7 @@ def arrive(store: LocalStore, parts: list[bytes], file: DatasetFile = FILE, star
 @pytest.mark.parametrize(
     ("code", "kind"), [(errno.EIO, StoreError), (errno.EDQUOT, IncompleteError)]
 )
-def test_no_file_is_published_that_a_sync_in_the_background_could_not_write(
+def test_file_with_a_failed_background_sync_is_unpublished(
     store: LocalStore,
     monkeypatch: pytest.MonkeyPatch,
     failed: int,
@@ -59,7 +60,7 @@ def test_no_file_is_published_that_a_sync_in_the_background_could_not_write(
 ) -> None:
     limits(unsynced_bytes=1000)
     system.fails("fdatasync", code, after=failed, times=1)
-    # Each part begins a sync, and waits for the one before.
+    # Each part starts a sync, and waits for the one before.
     monkeypatch.setattr(Future, "done", lambda _: True)
 
     with pytest.raises(kind, match="cannot write"):
@@ -67,7 +68,7 @@ def test_no_file_is_published_that_a_sync_in_the_background_could_not_write(
     assert all_files(store.root) == {}
 
 
-def test_no_file_is_published_whose_last_sync_fails(store: LocalStore, system: System) -> None:
+def test_file_with_a_failed_last_sync_is_unpublished(store: LocalStore, system: System) -> None:
     store.make_folder(".work/incoming")
     system.fails("fsync", errno.EIO)
 
@@ -76,16 +77,14 @@ def test_no_file_is_published_whose_last_sync_fails(store: LocalStore, system: S
     assert all_files(store.root) == {}
 
 
-def test_a_file_is_synced_by_the_descriptor_that_wrote_it(
-    store: LocalStore, system: System
-) -> None:
+def test_file_is_synced_by_the_descriptor_that_wrote(store: LocalStore, system: System) -> None:
     store.make_folder(".work/incoming")
     synced = []
 
     def fsync(sync: Callable[[int], None], descriptor: int) -> None:
         if not os.path.isdir(f"/proc/self/fd/{descriptor}"):
             with open(f"/proc/self/fdinfo/{descriptor}") as info:
-                # Whoever has written has a position at the end of the file.
+                # The descriptor that wrote has its position at the end of the file.
                 synced.append(int(info.readline().split()[1]))
         sync(descriptor)
 
@@ -96,7 +95,7 @@ def test_a_file_is_synced_by_the_descriptor_that_wrote_it(
     assert store.read(FILE.name) == WHOLE
 
 
-def test_a_longer_beginning_that_is_not_gone_on_with_leaves_no_tail(store: LocalStore) -> None:
+def test_replaced_longer_beginning_leaves_no_tail(store: LocalStore) -> None:
     longer = DatasetFile("longer", 20_000, "")
     with pytest.raises(BrokenOffError):
         arrive(store, [WHOLE, WHOLE[:-1]], longer)
@@ -105,7 +104,7 @@ def test_a_longer_beginning_that_is_not_gone_on_with_leaves_no_tail(store: Local
     assert all_files(store.root) == {FILE.name: WHOLE}
 
 
-def test_what_broke_off_is_gone_on_with_where_the_disk_holds_it(store: LocalStore) -> None:
+def test_interrupted_file_is_continued_if_it_is_synced(store: LocalStore) -> None:
     with pytest.raises(BrokenOffError):
         arrive(store, PARTS[:4])
     assert all_files(store.root) == {GROWING: WHOLE[:4000]}
@@ -114,9 +113,7 @@ def test_what_broke_off_is_gone_on_with_where_the_disk_holds_it(store: LocalStor
     assert all_files(store.root) == {FILE.name: WHOLE}
 
 
-def test_a_beginning_that_the_disk_could_not_write_is_not_gone_on_with(
-    store: LocalStore, system: System
-) -> None:
+def test_beginning_with_a_failed_sync_is_not_continued(store: LocalStore, system: System) -> None:
     store.make_folder(".work/incoming")
     system.fails("fsync", errno.EIO)
 
@@ -125,15 +122,13 @@ def test_a_beginning_that_the_disk_could_not_write_is_not_gone_on_with(
     assert all_files(store.root) == {}
 
 
-def test_another_file_leaves_nothing_behind(store: LocalStore) -> None:
-    with pytest.raises(Exception, match="sha256 .* arrived"):
+def test_file_with_a_wrong_hash_leaves_no_files(store: LocalStore) -> None:
+    with pytest.raises(Exception, match=says("sha256-arrived-expected")):
         arrive(store, [WHOLE[:-1] + b"x"])
     assert all_files(store.root) == {}
 
 
-def test_an_error_of_the_disk_is_not_hidden_where_nothing_can_be_removed_either(
-    store: LocalStore, system: System
-) -> None:
+def test_failed_cleanup_does_not_hide_the_disk_error(store: LocalStore, system: System) -> None:
     store.make_folder(".work/incoming")
     system.fails("fsync", errno.EIO)
     system.fails("unlink", errno.EROFS)

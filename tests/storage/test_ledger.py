@@ -1,4 +1,4 @@
-"""Notes of verified files: followed by other processes, bounded, valid for that very file."""
+"""Ledgers of verified files: followed by other processes, bounded, valid for one file state."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.kit.replicas import make_dataset
 NAME = ".work/notes.jsonl"
 
 
-def test_what_one_adds_the_other_reads_once(tmp_path: Path) -> None:
+def test_added_line_is_read_once_by_other_processes(tmp_path: Path) -> None:
     ours = Journal(LocalStore(tmp_path), NAME)
     theirs = Journal(LocalStore(tmp_path), NAME)
     assert list(theirs.news()) == []
@@ -35,7 +35,7 @@ def test_what_one_adds_the_other_reads_once(tmp_path: Path) -> None:
     assert (tmp_path / NAME).read_bytes() == b'{"name":"a"}\n{"name":"b"}\n{"name":"c"}\n'
 
 
-def test_a_line_that_is_being_written_is_read_when_it_is_whole(tmp_path: Path) -> None:
+def test_partial_line_is_read_when_it_is_complete(tmp_path: Path) -> None:
     theirs = Journal(LocalStore(tmp_path), "notes")
     with open(tmp_path / "notes", "wb", buffering=0) as file:
         file.write(b'{"na')
@@ -54,7 +54,7 @@ LONG = b'{"name":"%s"}' % (b"x" * 70_000)
     "bad",
     [b'{"na', b"\xff\xfe", b"", DEEP, b"9" * 5000, b"x" * 300_000, LONG, b"NaN", b'{"a":\x00}'],
 )
-def test_a_damaged_line_hides_no_later_one(tmp_path: Path, bad: bytes) -> None:
+def test_damaged_line_hides_no_later_one(tmp_path: Path, bad: bytes) -> None:
     (tmp_path / NAME).parent.mkdir()
     (tmp_path / NAME).write_bytes(b'{"name":"a"}\n' + bad)
     ours = Journal(LocalStore(tmp_path), NAME)
@@ -62,7 +62,7 @@ def test_a_damaged_line_hides_no_later_one(tmp_path: Path, bad: bytes) -> None:
     assert list(ours.news()) == [{"name": "a"}, {"name": "b"}]
 
 
-def test_another_file_in_its_place_is_read_from_its_start(tmp_path: Path) -> None:
+def test_replaced_journal_is_read_from_its_start(tmp_path: Path) -> None:
     ours = Journal(LocalStore(tmp_path), NAME)
     ours.add({"name": "a"})
     list(ours.news())
@@ -72,8 +72,8 @@ def test_another_file_in_its_place_is_read_from_its_start(tmp_path: Path) -> Non
     assert list(ours.news()) == [{"name": "b"}, {"name": "c"}]
 
 
-def test_the_work_is_linear_in_the_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Followed after each of 2,000 lines: each is read once, and no byte of it twice."""
+def test_work_is_linear_in_the_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Read after each of 2,000 lines: each line is read once, and no byte twice."""
     parsed = 0
 
     def counting(line: bytes) -> Any:
@@ -90,7 +90,7 @@ def test_the_work_is_linear_in_the_lines(tmp_path: Path, monkeypatch: pytest.Mon
     assert parsed == (tmp_path / NAME).stat().st_size
 
 
-def test_links_and_what_never_ends_are_not_read(tmp_path: Path) -> None:
+def test_links_and_pipes_are_not_read(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").write_text('{"name":"a"}\n')
     (tmp_path / "notes").symlink_to("elsewhere")
     ours = Journal(LocalStore(tmp_path), "notes")
@@ -104,7 +104,7 @@ def test_links_and_what_never_ends_are_not_read(tmp_path: Path) -> None:
         list(Journal(LocalStore(tmp_path), "pipe").news())
 
 
-def test_a_journal_that_claims_gigabytes_is_skipped(tmp_path: Path) -> None:
+def test_journal_that_claims_gigabytes_is_skipped(tmp_path: Path) -> None:
     ours = Journal(LocalStore(tmp_path), "notes")
     ours.add({"name": "a"})
     assert list(ours.news()) == [{"name": "a"}]
@@ -130,7 +130,7 @@ def lines(folder: LocalStore) -> int:
     return len(folder.path(NAME).read_bytes().splitlines())
 
 
-def test_a_ledger_grows_no_further_however_often_files_are_noted(folder: LocalStore) -> None:
+def test_ledger_stays_bounded_over_repeated_entries(folder: LocalStore) -> None:
     files = statuses(folder)
     for night in range(30):
         ledger = Ledger(folder, NAME, len(files))
@@ -144,7 +144,7 @@ def test_a_ledger_grows_no_further_however_often_files_are_noted(folder: LocalSt
     ]
 
 
-def test_a_ledger_is_read_that_has_as_many_notes_as_one_may_have(folder: LocalStore) -> None:
+def test_ledger_with_the_most_entries_is_read(folder: LocalStore) -> None:
     files = statuses(folder)
     for night in range(8):
         Ledger(folder, NAME, len(files)).add(files, night=str(night) * 870)
@@ -153,7 +153,7 @@ def test_a_ledger_is_read_that_has_as_many_notes_as_one_may_have(folder: LocalSt
     assert all(map(Ledger(folder, NAME, len(files)).find, files))
 
 
-def test_a_ledger_that_another_process_rewrites_is_followed(folder: LocalStore) -> None:
+def test_ledger_rewritten_by_other_process_is_followed(folder: LocalStore) -> None:
     files = statuses(folder)
     ours = Ledger(folder, NAME, len(files))
     theirs = Ledger(folder, NAME, len(files))
@@ -164,7 +164,7 @@ def test_a_ledger_that_another_process_rewrites_is_followed(folder: LocalStore) 
             assert (theirs.find(name) or {}).get("round") == round_
 
 
-def test_a_rewritten_ledger_keeps_the_notes_of_others(folder: LocalStore) -> None:
+def test_rewritten_ledger_keeps_the_entries_of_others(folder: LocalStore) -> None:
     files = statuses(folder)
     ours = Ledger(folder, NAME, len(files))
     theirs = Ledger(folder, NAME, len(files))
@@ -175,7 +175,7 @@ def test_a_rewritten_ledger_keeps_the_notes_of_others(folder: LocalStore) -> Non
     assert (Ledger(folder, NAME, len(files)).find("file-0") or {}).get("by") == "them"
 
 
-def test_a_ledger_of_an_earlier_version_is_replaced_whatever_its_size(folder: LocalStore) -> None:
+def test_ledger_of_an_earlier_version_is_replaced(folder: LocalStore) -> None:
     files = statuses(folder)
     folder.make_folder(".work")
     with open(folder.path(NAME), "wb") as file:
@@ -191,7 +191,7 @@ def test_a_ledger_of_an_earlier_version_is_replaced_whatever_its_size(folder: Lo
     assert all(Ledger(folder, NAME, len(files)).find(name) for name in files)
 
 
-def test_threads_may_note_at_the_same_time(folder: LocalStore) -> None:
+def test_threads_may_add_entries_simultaneously(folder: LocalStore) -> None:
     files = statuses(folder)
     ledger = Ledger(folder, NAME, len(files))
     with ThreadPoolExecutor(8) as pool:
@@ -200,13 +200,14 @@ def test_threads_may_note_at_the_same_time(folder: LocalStore) -> None:
 
 
 @pytest.mark.parametrize("is_owner", [False, True])
-def test_the_owner_of_a_folder_is_trusted_where_that_is_asked_for(
+def test_folder_owner_is_trusted_only_if_requested(
     folder: LocalStore, monkeypatch: pytest.MonkeyPatch, is_owner: bool
 ) -> None:
     files = statuses(folder)
     Ledger(folder, NAME, len(files)).add(files)
     status = folder.root.stat()
-    monkeypatch.setattr(local_file, "is_only_ours", lambda _: False)  # as if of another user
+    # as if the file belonged to a different user
+    monkeypatch.setattr(local_file, "is_only_ours", lambda _: False)
     assert status.st_uid == folder.path(NAME).stat().st_uid
     ledger = Ledger(folder, NAME, len(files), trusts_owner=is_owner)
     assert all(bool(ledger.find(name)) == is_owner for name in files)
@@ -215,7 +216,7 @@ def test_the_owner_of_a_folder_is_trusted_where_that_is_asked_for(
     assert not any(map(ledger.find, files))
 
 
-def test_a_link_in_the_place_of_a_ledger_is_replaced_and_not_followed(folder: LocalStore) -> None:
+def test_link_in_place_of_a_ledger_is_replaced(folder: LocalStore) -> None:
     files = statuses(folder)
     folder.make_folder(".work")
     elsewhere = folder.path("file-0")
@@ -226,7 +227,7 @@ def test_a_link_in_the_place_of_a_ledger_is_replaced_and_not_followed(folder: Lo
     assert not folder.path(NAME).is_symlink()
 
 
-def test_a_replica_believes_only_whole_notes_of_its_own_files(tmp_path: Path) -> None:
+def test_replica_trusts_only_complete_entries_of_its_files(tmp_path: Path) -> None:
     dataset = make_dataset(tmp_path / "set")
     data = (tmp_path / "set" / "dataset.json").read_bytes()
     first, second, third = dataset.splits["train"].shards[:3]

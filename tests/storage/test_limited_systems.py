@@ -1,4 +1,4 @@
-"""File systems without locks, without syncs of folders, without a size, and with busy files."""
+"""File systems without locks, syncs of folders or a known size, and with busy files."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from imagenet_prep.storage.folder import UNKNOWN_BYTES, LocalStore
 from imagenet_prep.storage.local_file import FolderSync, NoLocksError, complete_file, sync, try_lock
 from tests.kit.system import System
 
-# What file systems without an operation answer.
+# Errors of file systems for an unsupported operation.
 REFUSALS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
 
 
@@ -69,14 +69,14 @@ def test_folders_that_cannot_be_synced_are_tolerated(
     assert len(refused) > 10
 
 
-def test_a_disk_that_fails_to_sync_a_folder_is_not(tmp_path: Path, system: System) -> None:
+def test_disk_error_while_syncing_a_folder_is_raised(tmp_path: Path, system: System) -> None:
     refuse_for_folders(system, errno.EIO)
     with pytest.raises(OSError, match="Input/output error"):
         local_file.sync_folder(tmp_path)
 
 
 @pytest.mark.parametrize("code", [*REFUSALS, errno.ENOLCK])
-def test_without_locks_the_message_names_the_remedy(
+def test_missing_locks_are_refused_with_the_remedy(
     tmp_path: Path, system: System, code: int
 ) -> None:
     path = tmp_path / "file"
@@ -97,7 +97,7 @@ def test_without_locks_the_message_names_the_remedy(
         made.write(b"y")
 
 
-def test_a_lock_of_another_process_is_no_lack_of_locks(tmp_path: Path) -> None:
+def test_lock_of_other_process_is_no_missing_feature(tmp_path: Path) -> None:
     first, second = (os.open(tmp_path, os.O_RDONLY) for _ in range(2))
     try:
         assert try_lock(first, tmp_path)
@@ -117,7 +117,7 @@ class _Usage(NamedTuple):
     ("usage", "expected"),
     [((0, 0, 0), UNKNOWN_BYTES), ((100, 100, 0), 0), ((100, 0, 100), 100)],
 )
-def test_no_blocks_at_all_are_an_unknown_size(
+def test_file_system_without_blocks_has_unknown_size(
     tmp_path: Path, system: System, usage: tuple[int, int, int], expected: int
 ) -> None:
     system.instead("disk_usage", lambda _real, _path: _Usage(*usage))
@@ -125,7 +125,7 @@ def test_no_blocks_at_all_are_an_unknown_size(
     assert LocalStore(tmp_path / "new").free_bytes() == expected
 
 
-def test_files_that_nfs_keeps_for_a_process_are_left_alone(tmp_path: Path, system: System) -> None:
+def test_files_that_nfs_keeps_are_ignored(tmp_path: Path, system: System) -> None:
     store = LocalStore(tmp_path / "set")
     for name in (".work/temporary/.nfs0001", ".work/temporary/x", "index/.nfs0002"):
         path = store.root / name
@@ -149,7 +149,7 @@ def test_files_that_nfs_keeps_for_a_process_are_left_alone(tmp_path: Path, syste
     assert (store.root / ".nfs0003").exists()
 
 
-def test_a_file_system_without_syncfs_syncs_each_file(
+def test_files_are_synced_individually_if_syncfs_is_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "below").mkdir()

@@ -1,10 +1,9 @@
-"""Ranges over connections that are kept open: what is taken for an answer, and what is not."""
+"""Ranges over kept connections: accepted and refused answers."""
 
 from __future__ import annotations
 
 import contextlib
 import random
-import re
 import shutil
 import socket
 import ssl
@@ -18,13 +17,14 @@ from imagenet_prep.storage.connection import Ranges, size_of_range
 from imagenet_prep.storage.remote import TransientError
 from tests.kit.command import PATIENCE_S
 from tests.kit.http_server import serve
+from tests.kit.messages import says
 from tests.kit.scripted import asked, said, scripted
 
 DATA = bytes(range(256)) * 400
 
 
 def read(ranges: Ranges, url: str, start: int, stop: int) -> bytes | None:
-    """Returns the bytes of a range, None where it has to be asked for in another way."""
+    """Returns the bytes of a range, or None if it needs a different kind of request."""
     answer = ranges.get(url, asked(start, stop))
     if answer is None:
         return None
@@ -48,7 +48,7 @@ def test_many_ranges_need_one_connection(ranges: Ranges) -> None:
     assert {request.headers["Host"] for request in server.requests} == {"here"}
 
 
-def test_each_thread_has_a_connection_while_it_reads(ranges: Ranges) -> None:
+def test_each_thread_has_its_connection_while_reading(ranges: Ranges) -> None:
     wrong: list[object] = []
 
     def work(url: str, seed: int) -> None:
@@ -70,7 +70,7 @@ def test_each_thread_has_a_connection_while_it_reads(ranges: Ranges) -> None:
     assert wrong == []
 
 
-def test_a_connection_with_bytes_left_is_not_used_again(ranges: Ranges) -> None:
+def test_connection_with_unread_bytes_is_not_reused(ranges: Ranges) -> None:
     with serve({"x": DATA}) as server:
         answer = ranges.get(f"{server.url}/x", asked(0, 50_000))
         assert answer is not None
@@ -80,7 +80,7 @@ def test_a_connection_with_bytes_left_is_not_used_again(ranges: Ranges) -> None:
     assert server.connections == 2
 
 
-def test_a_connection_that_the_server_closed_meanwhile_is_replaced(ranges: Ranges) -> None:
+def test_connection_closed_by_the_server_is_replaced(ranges: Ranges) -> None:
     last = said(b"six", "Connection: close")
     with scripted(said(b"one"), b"", said(b"two"), last, said(b"new")) as server:
         for expected in (b"one", b"two", b"six", b"new"):
@@ -111,7 +111,7 @@ def test_a_connection_that_the_server_closed_meanwhile_is_replaced(ranges: Range
     ],
     ids=range(12),
 )
-def test_whatever_is_no_plain_answer_is_left_to_others(ranges: Ranges, answer: bytes) -> None:
+def test_unexpected_answer_is_left_to_other_code(ranges: Ranges, answer: bytes) -> None:
     with scripted(answer, said(b"abc")) as server:
         assert ranges.get(server.url, asked(0, 3)) is None
         good = ranges.get(server.url, asked(0, 3))
@@ -119,11 +119,11 @@ def test_whatever_is_no_plain_answer_is_left_to_others(ranges: Ranges, answer: b
         with good:
             assert good.read(3) == b"abc"
 
-    assert server.connections == 2, "nothing that is left of a bad answer is read as a good one"
+    assert server.connections == 2, "remains of a bad answer were read as a good one"
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_of_a_damaged_answer_no_byte_is_invented(ranges: Ranges, seed: int) -> None:
+def test_damaged_answer_gives_no_invented_byte(ranges: Ranges, seed: int) -> None:
     rng = random.Random(seed)
     body = bytes(range(1, 256))
     taken = 0
@@ -147,7 +147,7 @@ def test_of_a_damaged_answer_no_byte_is_invented(ranges: Ranges, seed: int) -> N
     assert 10 < taken < 90
 
 
-def test_a_header_that_would_be_two_is_not_sent(ranges: Ranges) -> None:
+def test_value_with_a_line_break_is_not_sent(ranges: Ranges) -> None:
     with scripted(said(b"abc")) as server:
         for etag in ('"a"\r\nX-Other: b', '"\u00fc"', "\0"):
             assert ranges.get(server.url, asked(0, 3, **{"If-Match": etag})) is None
@@ -156,7 +156,7 @@ def test_a_header_that_would_be_two_is_not_sent(ranges: Ranges) -> None:
 
 
 @pytest.mark.parametrize("fault", ["short", "cut"])
-def test_a_body_that_breaks_off_is_shorter(ranges: Ranges, fault: str) -> None:
+def test_interrupted_body_is_shorter(ranges: Ranges, fault: str) -> None:
     with serve({"x": DATA}, plan=lambda *_: fault) as server:
         data = read(ranges, f"{server.url}/x", 1000, 90_000)
         assert data is not None
@@ -164,26 +164,26 @@ def test_a_body_that_breaks_off_is_shorter(ranges: Ranges, fault: str) -> None:
         assert DATA[1000:].startswith(data)
 
 
-def test_a_server_that_does_not_answer_is_unavailable(ranges: Ranges) -> None:
+def test_server_without_an_answer_is_unavailable(ranges: Ranges) -> None:
     with scripted(b"", b"") as server, pytest.raises(TransientError, match="reset"):
         ranges.get(server.url, asked(0, 3))
-    assert len(server.requests) == 1, "a new connection is not replaced"
+    assert len(server.requests) == 1, "a new connection was replaced"
     with pytest.raises(TransientError, match="refused"):
         ranges.get(server.url, asked(0, 3))
     with (
         socket.create_server(("127.0.0.1", 0)) as silent,
-        pytest.raises(TransientError, match="no data arrived in time"),
+        pytest.raises(TransientError, match=says("no-data-arrived-time")),
     ):
         port = silent.getsockname()[1]
         Ranges(0.01, "no such file").get(f"http://127.0.0.1:{port}/x", asked(0, 3))
 
 
-def test_a_body_that_stops_coming_is_unavailable_and_its_connection_is_not_used_again() -> None:
+def test_stalled_body_is_unavailable_and_closes_its_connection() -> None:
     ranges = Ranges(0.05, "no such file")
     with scripted(said(DATA)[:-9000], said(b"abc")) as server:
         answer = ranges.get(server.url, asked(0, len(DATA)))
         assert answer is not None
-        with pytest.raises(TransientError, match="no data arrived in time"), answer:
+        with pytest.raises(TransientError, match=says("no-data-arrived-time")), answer:
             answer.read(len(DATA))
         assert server.connections == 1
         again = ranges.get(server.url, asked(0, 3))
@@ -193,8 +193,8 @@ def test_a_body_that_stops_coming_is_unavailable_and_its_connection_is_not_used_
     assert server.connections == 2
 
 
-def test_a_server_is_trusted_by_the_authorities_and_its_name(tmp_path: Path) -> None:
-    """Where it is not, the caller asks in its own way, and explains."""
+def test_server_certificate_and_name_are_checked(tmp_path: Path) -> None:
+    """If it is not trusted, the caller sends its own request, and explains."""
     if not (openssl := shutil.which("openssl")):
         pytest.skip("no openssl, which makes the certificate")
     key, certificate, other = (tmp_path / name for name in ("key", "certificate", "other"))
@@ -227,7 +227,7 @@ def test_a_server_is_trusted_by_the_authorities_and_its_name(tmp_path: Path) -> 
         ("bytes 10-19/100", None, 10),
         ("bytes 10-14/15", None, 5),  # the file ends earlier
         ("bytes 10-14/15", 15, None),
-        ("bytes 10-14/100", None, None),  # the file goes on
+        ("bytes 10-14/100", None, None),  # the file continues
         ("bytes 10-19/101", 100, None),
         ("bytes 9-18/100", None, None),
         ("bytes 9-18/100", 100, None),
@@ -247,5 +247,5 @@ def test_only_the_requested_range_is_accepted(
     if size is not None:
         assert size_of_range(sent, 10, 10, total) == size
         return
-    with pytest.raises(TransientError, match=f"the server sends '{re.escape(sent)}', expected 'b"):
+    with pytest.raises(TransientError, match=says("server-sends-expected", f"'{sent}'", "'b")):
         size_of_range(sent, 10, 10, total)

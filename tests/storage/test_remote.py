@@ -1,4 +1,4 @@
-"""Remote files: what a server says of them, byte ranges, and secrets that stay secret."""
+"""Remote files: size and identity, byte ranges, and secrets that stay secret."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ from imagenet_prep.storage.http import WebFolder
 from imagenet_prep.storage.remote import Access, ChangedError, Stat, TransientError
 from tests.kit.command import PATIENCE_S
 from tests.kit.http_server import serve
-from tests.kit.lengths import long_but
+from tests.kit.lengths import long_except
+from tests.kit.messages import says
 from tests.kit.scripted import scripted
 from tests.kit.system import System
 
@@ -49,7 +50,7 @@ def retry_after(header: str) -> float:
     return error.value.retry_after_s
 
 
-def test_a_web_server_tells_size_and_content_and_sends_ranges() -> None:
+def test_web_server_gives_size_identity_and_ranges() -> None:
     with serve({"x": DATA}) as server:
         source = open_here(server.url + "/")
         stat = source.stat_once("x")
@@ -63,7 +64,7 @@ def test_a_web_server_tells_size_and_content_and_sends_ranges() -> None:
     assert source.where("x") == f"{server.url}/x"
 
 
-def test_an_empty_file_has_not_changed() -> None:
+def test_empty_file_has_not_changed() -> None:
     """It has no first byte, so many servers refuse every range of it."""
     said = b"HTTP/1.1 416 Range Not Satisfiable\r\nContent-Range: bytes */0\r\nContent-Length: 0"
     with scripted(said + b"\r\n\r\n") as server:
@@ -80,10 +81,12 @@ def test_bytes_arrive_as_they_are_stored() -> None:
 
 
 @pytest.mark.parametrize("coding", ["gzip", " GZIP", "br", "x-gzip", "aws-chunked,zstd"])
-def test_a_file_that_is_compressed_in_transit_is_not_called_damaged(coding: str) -> None:
+def test_file_compressed_in_transit_is_not_called_damaged(coding: str) -> None:
     with serve({"dataset.json": DATA}, headers={"Content-Encoding": coding}) as server:
         source = open_here(f"{server.url}")
-        with pytest.raises(StoreError, match="sends it compressed .* may be sound"):
+        with pytest.raises(
+            StoreError, match=says("server-proxy-sends-compressed-content-encoding")
+        ):
             source.stat_once("dataset.json")
 
 
@@ -98,7 +101,7 @@ def test_a_file_that_is_compressed_in_transit_is_not_called_damaged(coding: str)
         ("x.tgz", "gzip"),
     ],
 )
-def test_a_label_on_the_stored_bytes_is_not_compression(name: str, coding: str) -> None:
+def test_encoding_of_the_stored_bytes_is_no_compression(name: str, coding: str) -> None:
     with serve({name: DATA}, headers={"Content-Encoding": coding}) as server:
         source = open_here(server.url)
         stat = source.stat_once(name)
@@ -115,7 +118,7 @@ def test_names_are_quoted(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("fault", ["cut", "stall", "short", "reset", "wrong range", "no range"])
-def test_a_body_that_is_not_the_range_asked_for_is_never_taken_for_it(fault: str) -> None:
+def test_body_that_differs_from_its_range_is_refused(fault: str) -> None:
     with serve({"x": DATA}, stall_s=0.0) as server:
         source = open_here(server.url)
         stat = source.stat_once("x")
@@ -129,7 +132,7 @@ def test_a_body_that_is_not_the_range_asked_for_is_never_taken_for_it(fault: str
     assert len(got) < 9000
 
 
-def test_a_file_of_a_folder_that_cannot_be_read_is_named(tmp_path: Path, system: System) -> None:
+def test_unreadable_file_of_a_folder_is_named(tmp_path: Path, system: System) -> None:
     (tmp_path / "x").write_bytes(DATA)
     source = LocalStore(tmp_path)
     stat = source.stat("x")
@@ -139,8 +142,8 @@ def test_a_file_of_a_folder_that_cannot_be_read_is_named(tmp_path: Path, system:
         b"".join(source.chunks("x", stat, 0, 1))
 
 
-def test_trouble_of_the_server_passes_and_a_refusal_does_not() -> None:
-    """A request that met trouble is made again; RFC 9110 says which status is trouble."""
+def test_server_errors_are_retried_and_refusals_are_not() -> None:
+    """A request with a temporary error is sent again; RFC 9110 defines these statuses."""
     status = ""
     with serve({"x": DATA}, plan=lambda *_: status) as server:
         for status in ("408", "425", "429", "500", "502", "503", "504"):
@@ -163,11 +166,11 @@ BEYOND = "Sun, 01 Jan 99999 00:00:00 GMT"
 
 
 @pytest.mark.parametrize("value", ["soon", "", "-5", "1e9", PAST, BEYOND])
-def test_a_retry_after_that_means_nothing_is_none(value: str) -> None:
+def test_invalid_retry_after_is_ignored(value: str) -> None:
     assert retry_after(value) == 0.0
 
 
-def test_a_changed_file_is_noticed_by_its_tag_or_size() -> None:
+def test_changed_file_is_noticed_by_tag_or_size() -> None:
     with serve({"x": DATA}) as server:
         source = open_here(server.url)
         stat = source.stat_once("x")
@@ -183,7 +186,7 @@ def test_a_changed_file_is_noticed_by_its_tag_or_size() -> None:
             read(source, 100, 100, stat)
 
 
-def test_a_changed_file_in_a_folder_is_noticed(tmp_path: Path) -> None:
+def test_changed_file_in_a_folder_is_noticed(tmp_path: Path) -> None:
     (tmp_path / "x").write_bytes(DATA)
     source = LocalStore(tmp_path)
     stat = source.stat("x")
@@ -193,23 +196,23 @@ def test_a_changed_file_in_a_folder_is_noticed(tmp_path: Path) -> None:
         b"".join(source.chunks("x", stat, 0, 200))
 
 
-def test_a_file_that_is_truncated_while_it_is_read_has_changed(tmp_path: Path) -> None:
+def test_file_truncated_during_reading_has_changed(tmp_path: Path) -> None:
     data = bytes(3 << 20)
     (tmp_path / "x").write_bytes(data)
     source = LocalStore(tmp_path)
     chunks = source.chunks("x", source.stat("x"))
     next(chunks)
     os.truncate(tmp_path / "x", 1 << 20)
-    with pytest.raises(ChangedError, match="has changed since this run began"):
+    with pytest.raises(ChangedError, match=says("changed-since-run-began-run")):
         list(chunks)
 
 
-def test_a_missing_file_in_a_folder_is_named(tmp_path: Path) -> None:
+def test_missing_file_in_a_folder_is_named(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="x: No such file or directory"):
         LocalStore(tmp_path).stat("x")
 
 
-def test_a_token_is_sent_to_its_host_only(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_token_is_sent_to_its_host_only(monkeypatch: pytest.MonkeyPatch) -> None:
     def authorized(headers: Mapping[str, str]) -> bool:
         return headers.get("Authorization") == f"Bearer {SECRET}"
 
@@ -220,7 +223,7 @@ def test_a_token_is_sent_to_its_host_only(monkeypatch: pytest.MonkeyPatch) -> No
         server.redirect = other.url.replace("127.0.0.1", "localhost") + "{path}"
         assert open_here(server.url).stat_once("x").size == len(DATA)
 
-        # Another port of the same host is another server.
+        # A different port of the same host is a different server.
         server.redirect = other.url + "{path}"
         assert open_here(server.url).stat_once("x").size == len(DATA)
         assert open_here(other.url).stat_once("x").size == len(DATA)
@@ -249,7 +252,7 @@ def test_a_token_is_sent_to_its_host_only(monkeypatch: pytest.MonkeyPatch) -> No
         ("", "https://mirror.edu/x", None),
     ],
 )
-def test_a_token_belongs_to_one_host_and_port(
+def test_token_belongs_to_one_host_and_port(
     monkeypatch: pytest.MonkeyPatch, value: str, base: str, expected: str | None
 ) -> None:
     monkeypatch.setenv(http.TOKEN_VARIABLE, value)
@@ -272,11 +275,11 @@ def test_a_token_belongs_to_one_host_and_port(
         f"host={SECRET}?",
     ],
 )
-def test_a_token_for_any_host_is_refused_and_not_repeated(
+def test_token_for_any_host_is_refused_and_hidden(
     monkeypatch: pytest.MonkeyPatch, value: str
 ) -> None:
     monkeypatch.setenv(http.TOKEN_VARIABLE, value)
-    with pytest.raises(UsageError, match="expected HOST=TOKEN") as caught:
+    with pytest.raises(UsageError, match=says("expected-host-token-host-port")) as caught:
         open_here("https://mirror.edu/x")
 
     assert SECRET not in str(caught.value)
@@ -291,22 +294,24 @@ def test_a_token_for_any_host_is_refused_and_not_repeated(
         ("127.0.0.1.example.com:80", "http://127.0.0.1.example.com/x"),
     ],
 )
-def test_a_token_is_never_sent_in_clear_text(
+def test_token_is_never_sent_in_clear_text(
     monkeypatch: pytest.MonkeyPatch, value: str, base: str
 ) -> None:
     monkeypatch.setenv(http.TOKEN_VARIABLE, f"{value}={SECRET}")
-    with pytest.raises(UsageError, match="would send unencrypted. Use https://") as caught:
+    with pytest.raises(UsageError, match=says("token-http-would-send-unencrypted")) as caught:
         open_here(base)
 
     assert SECRET not in str(caught.value)
 
 
-def test_a_token_for_loopback_is_not_given_to_a_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_token_for_loopback_is_not_given_to_proxies(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(http.TOKEN_VARIABLE, f"127.0.0.1:8000={SECRET}")
     monkeypatch.setenv("http_proxy", "http://gate.example.com:3128")
     monkeypatch.setenv("no_proxy", "")
     monkeypatch.setenv("NO_PROXY", "")
-    with pytest.raises(UsageError, match="Set NO_PROXY=127.0.0.1"):
+    with pytest.raises(
+        UsageError, match=says("token-would-sent-proxy-http_proxy", ..., ..., "127")
+    ):
         open_here("http://127.0.0.1:8000")
 
 
@@ -314,7 +319,7 @@ def test_cookies_stay_with_their_host(tmp_path: Path, monkeypatch: pytest.Monkey
     cookies = tmp_path / "cookies.txt"
     lines = [
         f"127.0.0.1\tFALSE\t/\tFALSE\t0\tsession\t{SECRET}",
-        # For https alone.
+        # For https only.
         f"127.0.0.1\tFALSE\t/\tTRUE\t0\tsecure\t{SECRET}",
     ]
     cookies.write_text("# Netscape HTTP Cookie File\n" + "\n".join(lines) + "\n")
@@ -343,11 +348,11 @@ def test_netrc_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("https://A.edu:443", "https://a.edu/y", True, True),
         ("http://a.edu/x", "https://a.edu/x", True, True),
         ("http://127.0.0.1:8000/x", "http://127.0.0.1:8000/y", True, False),
-        # In clear text, as typed or as a mirror sends on.
+        # In clear text, as typed or after a redirect by a mirror.
         ("http://a.edu/x", "http://a.edu/x", False, False),
         ("https://a.edu/x", "http://a.edu/x", False, False),
         ("https://a.edu/x", "http://127.0.0.1.edu/x", False, False),
-        # Another server, for which there is a password too.
+        # A different server, with its own password.
         ("https://b.edu/x", "https://a.edu/x", False, True),
         ("https://a.edu/x", "https://b.edu/x", False, False),
         ("https://a.edu/x", "https://a.edu:8443/x", False, True),
@@ -355,7 +360,7 @@ def test_netrc_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("https://a.edu/x", "https://ann:other@b.edu/x", False, False),
     ],
 )
-def test_passwords_and_cookies_go_to_their_server_alone_and_not_in_clear_text(
+def test_credentials_only_go_to_their_server_over_https(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     base: str,
@@ -380,7 +385,7 @@ def test_passwords_and_cookies_go_to_their_server_alone_and_not_in_clear_text(
     assert ("Cookie" in request.headers) == cookie
 
 
-def test_a_redirect_of_a_mirror_gets_no_password(
+def test_redirect_of_a_mirror_gets_no_password(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     netrc = tmp_path / "netrc"
@@ -397,7 +402,7 @@ def test_a_redirect_of_a_mirror_gets_no_password(
     assert "Authorization" not in other.requests[-1].headers
 
 
-def test_a_cookie_that_a_server_sets_is_not_kept() -> None:
+def test_cookie_set_by_a_server_is_not_kept() -> None:
     answer = ANSWER.replace(b"Retry-After: 3", b"Set-Cookie: seen=1; Path=/")
     with scripted(answer, answer) as server:
         source = open_here(server.url.removesuffix("/x"))
@@ -408,7 +413,7 @@ def test_a_cookie_that_a_server_sets_is_not_kept() -> None:
     assert b"Cookie" not in server.requests[1]
 
 
-def test_the_body_of_a_redirect_is_not_read() -> None:
+def test_body_of_a_redirect_is_not_read() -> None:
     """It may be endless, and requests would keep it."""
     answer = b"HTTP/1.1 302 Found\r\nLocation: /y\r\nContent-Length: 999999999999\r\n\r\n"
     with scripted(answer + bytes(100), ANSWER) as server:
@@ -417,10 +422,10 @@ def test_the_body_of_a_redirect_is_not_read() -> None:
     assert server.connections == 2
 
 
-def test_redirects_end() -> None:
+def test_redirects_are_limited() -> None:
     with (
         serve({"x": DATA}) as server,
-        pytest.raises(StoreError, match="more than 10 redirects"),
+        pytest.raises(StoreError, match=says("more-redirects-use-different-mirror", ..., "10")),
     ):
         server.redirect = "{path}x"
         open_here(server.url).stat_once("x")
@@ -428,7 +433,7 @@ def test_redirects_end() -> None:
     assert 1 < len(server.requests) < 20
 
 
-def test_cookies_come_from_a_browsers_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cookies_come_from_a_browser_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cookies = tmp_path / "cookies.txt"
     line = f"127.0.0.1\tFALSE\t/\tFALSE\t0\tsession\t{SECRET}"
     cookies.write_text(f"# Netscape HTTP Cookie File\n{line}\n")
@@ -437,13 +442,13 @@ def test_cookies_come_from_a_browsers_file(tmp_path: Path, monkeypatch: pytest.M
         assert open_here(server.url).stat_once("x").size == len(DATA)
 
 
-def test_a_file_that_holds_no_cookies_is_named_and_not_quoted(
+def test_file_without_cookies_is_named_and_not_quoted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cookies = tmp_path / "cookies.txt"
     cookies.write_text(f"# Netscape HTTP Cookie File\n{SECRET}\n")
     monkeypatch.setenv(http.COOKIES_VARIABLE, str(cookies))
-    with pytest.raises(UsageError, match="not a Netscape cookie file") as caught:
+    with pytest.raises(UsageError, match=says("not-netscape-cookie-file-export")) as caught:
         open_here("http://127.0.0.1")
     assert SECRET not in str(caught.value)
 
@@ -461,7 +466,7 @@ STATUSES = (b"206", b"200", b"301", b"302", b"416", b"429", b"503", b"100", b"00
 
 
 def mutated(rng: random.Random) -> bytes:
-    """Returns an answer that some broken or hostile server might give."""
+    """Returns an answer as a broken or hostile server might send it."""
     answer = bytearray(ANSWER.replace(b"206", rng.choice(STATUSES), 1))
     for _ in range(rng.randrange(4)):
         at = rng.randrange(len(answer) - 400)
@@ -479,8 +484,8 @@ def mutated(rng: random.Random) -> bytes:
     return bytes(answer[: rng.choice([len(answer)] * 3 + [rng.randrange(len(answer))])])
 
 
-@pytest.mark.parametrize("seed", long_but([0], range(4)))
-def test_whatever_a_server_says_ends_in_an_error_of_ours_or_a_sound_answer(seed: int) -> None:
+@pytest.mark.parametrize("seed", long_except([0], range(4)))
+def test_random_answers_give_sound_data_or_our_error(seed: int) -> None:
     rng = random.Random(seed)
     stat = Stat(600, '"a"', True)
     with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -528,9 +533,7 @@ def _wrapped(error: OSError) -> requests.ConnectionError:
     ],
     ids=str,
 )
-def test_only_a_failed_connection_that_may_come_back_is_tried_again(
-    error: OSError, lasts: str
-) -> None:
+def test_only_temporary_connection_failures_are_retried(error: OSError, lasts: str) -> None:
     found = failure("s3://b/x", _wrapped(error), "AWS_CA_BUNDLE")
 
     assert isinstance(found, StoreError if lasts else TransientError)

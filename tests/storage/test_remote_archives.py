@@ -1,4 +1,4 @@
-"""Archives on a server: ranges ahead of their reader, one pass, lists that are kept."""
+"""Archives on a server: ranges ahead of their reader, one pass, stored listings."""
 
 from __future__ import annotations
 
@@ -22,19 +22,20 @@ from imagenet_prep.storage.remote import Access, RemoteFolder, Stat, TransientEr
 from imagenet_prep.storage.remote_path import ArchiveListing, Entry, ListingFolder, RemotePath, Site
 from tests.kit.command import PATIENCE_S
 from tests.kit.limits import Limits
+from tests.kit.messages import says
 
 DATA = random.Random(5).randbytes(900_000)
 KIB = 1 << 10
 
 
 class Fake(RemoteFolder):
-    """A server of one file, which notes requests and fails as it is told.
+    """A server of one file, which records requests and fails on request.
 
     Attributes:
       asked: (offset, size) of each request.
       most: requests that were answered at the same time.
-      together: a request is answered once so many have come.
-      faults: what becomes of the next requests.
+      together: requests are answered as soon as this number has arrived.
+      faults: outcomes of the next requests.
     """
 
     remedy = ""
@@ -110,7 +111,7 @@ def archives(lists: ListingFolder | None = None) -> RemoteArchives:
 
 
 def far_apart(number: int, size: int = KIB) -> list[Range]:
-    """Returns ranges that no request brings together, in another order than they lie."""
+    """Returns ranges too far apart to be merged, in a different order than in the file."""
     step = size + archive_module.NEAR_BYTES + 1
     ranges = [("a", start, size) for start in range(0, len(DATA) - size, step)][:number]
     assert len(ranges) == number
@@ -124,7 +125,7 @@ def read_all(reader: RemoteArchives, ranges: list[Range]) -> None:
         assert reader.read(archive, offset, size) == DATA[offset : offset + size]
 
 
-def test_requests_are_in_flight_before_anything_is_read(fake: Fake) -> None:
+def test_requests_are_in_flight_before_the_first_read(fake: Fake) -> None:
     fake.together = 12
     ranges = far_apart(12)
     read_all(archives(), ranges)
@@ -133,7 +134,7 @@ def test_requests_are_in_flight_before_anything_is_read(fake: Fake) -> None:
     assert fake.most == 12
 
 
-def test_neighbours_are_one_request_and_all_bytes_arrive_in_any_order(fake: Fake) -> None:
+def test_neighbouring_ranges_are_merged_into_few_requests(fake: Fake) -> None:
     rng = random.Random(2)
     starts = sorted(rng.sample(range(len(DATA) - 4000), 200))
     ranges = [("a", start, rng.randrange(4000)) for start in starts]
@@ -160,12 +161,12 @@ def test_requests_are_bounded_in_number_and_bytes(fake: Fake, limits: Limits) ->
         assert len(fake.asked) <= number + 2
 
 
-def test_a_range_that_is_larger_than_all_bounds_is_read(fake: Fake, limits: Limits) -> None:
+def test_range_larger_than_all_bounds_is_read(fake: Fake, limits: Limits) -> None:
     limits(bytes_in_flight=10)
     read_all(archives(), [("a", 500_000, 7000), ("a", 0, 3), ("a", 8, 0), ("a", 0, 800_000)])
 
 
-def test_what_was_not_announced_is_read_too(fake: Fake) -> None:
+def test_range_that_was_not_announced_is_read(fake: Fake) -> None:
     reader = archives()
     reader.will_need([("a", 0, 10)])
 
@@ -173,7 +174,7 @@ def test_what_was_not_announced_is_read_too(fake: Fake) -> None:
     assert reader.size("a") == len(DATA)
 
 
-def test_each_thread_reads_ahead_for_itself(fake: Fake) -> None:
+def test_each_thread_reads_its_own_ranges_ahead(fake: Fake) -> None:
     reader = archives()
     errors: list[BaseException] = []
 
@@ -193,22 +194,25 @@ def test_each_thread_reads_ahead_for_itself(fake: Fake) -> None:
 
 
 @pytest.mark.parametrize("fault", [cut, slow_down])
-def test_what_passes_is_tried_again_from_where_it_broke(fake: Fake, fault: Any) -> None:
+def test_temporary_fault_is_retried_from_its_position(fake: Fake, fault: Any) -> None:
     fake.faults = [fault]
     read_all(archives(), [("a", 1000, 600)])
 
     assert fake.asked == [(1000, 600), (1300, 300) if fault is cut else (1000, 600)]
 
 
-@pytest.mark.parametrize(("fault", "said"), [(refuse, "403"), (too_much, "server sent 604 bytes")])
-def test_what_does_not_pass_ends_the_run(fake: Fake, fault: Any, said: str) -> None:
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [(refuse, "403"), (too_much, says("server-sent-bytes-use-different", ..., "604"))],
+)
+def test_permanent_fault_ends_the_run(fake: Fake, fault: Any, said: str) -> None:
     fake.faults = [fault]
     with pytest.raises(StoreError, match=said):
         read_all(archives(), [("a", 1000, 600)])
     assert len(fake.asked) == 1
 
 
-def test_an_archive_that_was_replaced_is_refused_by_every_copy_of_the_reader(
+def test_replaced_archive_is_refused_by_all_reader_copies(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "a").write_bytes(DATA)
@@ -220,12 +224,12 @@ def test_an_archive_that_was_replaced_is_refused_by_every_copy_of_the_reader(
 
     (tmp_path / "a").write_bytes(DATA[1:])
     for each in (reader, copy):
-        with pytest.raises(IncompleteError, match="a: it has changed since this run began"):
+        with pytest.raises(IncompleteError, match=says("changed-since-run-began-run", "a")):
             each.read("a", 5, 5)
 
 
 def halves(reader: Reads) -> list[Entry]:
-    """A lister for DATA: reads two headers that lie far from each other."""
+    """A lister for DATA: reads two distant headers."""
     return [(reader.read("a", at, 16).hex(), at + 16, 9) for at in (32_990, 700_000)]
 
 
@@ -233,8 +237,8 @@ EXPECTED = [(DATA[at : at + 16].hex(), at + 16, 9) for at in (32_990, 700_000)]
 MD5 = hashlib.md5(DATA).hexdigest()
 
 
-def test_one_pass_gives_files_and_md5_and_reads_each_byte_once(fake: Fake, limits: Limits) -> None:
-    limits(request_bytes=33_000)  # a header lies on both sides
+def test_one_pass_gives_files_and_md5(fake: Fake, limits: Limits) -> None:
+    limits(request_bytes=33_000)  # a header is on both sides
     reader = archives()
 
     assert reader.known_md5("a") is None
@@ -244,7 +248,7 @@ def test_one_pass_gives_files_and_md5_and_reads_each_byte_once(fake: Fake, limit
     assert sorted(fake.asked) == pieces
 
 
-def test_the_headers_alone_are_read_where_the_rest_is_skipped(fake: Fake) -> None:
+def test_only_headers_are_read_if_contents_are_skipped(fake: Fake) -> None:
     reader = archives()
 
     assert reader.files_of("a", 0, len(DATA), halves, header_bytes=16, is_whole=bool) == EXPECTED
@@ -252,7 +256,7 @@ def test_the_headers_alone_are_read_where_the_rest_is_skipped(fake: Fake) -> Non
     assert reader.md5("a") == MD5
 
 
-def test_without_check_no_md5_is_computed(fake: Fake) -> None:
+def test_md5_is_computed_only_if_it_is_checked(fake: Fake) -> None:
     path = RemotePath(Site("fake://", hashes=False), "a")
     reader = RemoteArchives({"a": path})
     reader.files_of("a", 0, len(DATA), halves, is_whole=bool)
@@ -260,7 +264,7 @@ def test_without_check_no_md5_is_computed(fake: Fake) -> None:
     assert reader.known_md5("a") is None
 
 
-def test_what_was_found_once_is_kept_for_the_next_set(fake: Fake, tmp_path: Path) -> None:
+def test_listing_is_stored_for_the_next_dataset(fake: Fake, tmp_path: Path) -> None:
     lists = ListingFolder(str(tmp_path))
     first = archives(lists)
     first.files_of("a", 0, len(DATA), halves, header_bytes=16, is_whole=bool)
@@ -272,13 +276,14 @@ def test_what_was_found_once_is_kept_for_the_next_set(fake: Fake, tmp_path: Path
     assert second.files_of("a", 0, len(DATA), halves, header_bytes=16, is_whole=bool) == EXPECTED
     assert second.files_of("a", 10, 800_000, halves, is_whole=bool) == EXPECTED
     assert second.known_md5("a") == second.md5("a") == MD5
-    assert sorted(fake.asked) == [(32_990, 16), (700_000, 16)]  # the list has said where
+    # the positions come from the listing
+    assert sorted(fake.asked) == [(32_990, 16), (700_000, 16)]
 
     assert archives(ListingFolder(str(tmp_path), believed=False)).md5("a") == MD5
     assert fake.asked != []
 
 
-def test_a_dry_run_keeps_nothing(fake: Fake, tmp_path: Path) -> None:
+def test_dry_run_stores_no_listing(fake: Fake, tmp_path: Path) -> None:
     archives(ListingFolder(str(tmp_path / "lists"), writes=False)).files_of(
         "a", 0, 800_000, halves, is_whole=bool
     )
@@ -286,14 +291,14 @@ def test_a_dry_run_keeps_nothing(fake: Fake, tmp_path: Path) -> None:
     assert not (tmp_path / "lists").exists()
 
 
-def test_lists_that_cannot_be_kept_stop_nothing(fake: Fake, tmp_path: Path) -> None:
+def test_listing_that_cannot_be_stored_is_no_error(fake: Fake, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     reader = archives(ListingFolder(str(tmp_path / "file" / "lists")))
 
     assert reader.files_of("a", 0, len(DATA), halves, is_whole=bool) == EXPECTED
 
 
-def test_no_list_is_written_through_a_link_that_somebody_left(fake: Fake, tmp_path: Path) -> None:
+def test_listing_is_not_written_through_a_planted_link(fake: Fake, tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / remote_path.LISTS_FOLDER).symlink_to("elsewhere")
     reader = archives(ListingFolder(str(tmp_path / remote_path.LISTS_FOLDER)))
@@ -330,9 +335,7 @@ def damaged(**changes: object) -> bytes:
         damaged(md5=5),
     ],
 )
-def test_a_list_that_is_not_of_this_archive_counts_for_nothing(
-    tmp_path: Path, content: bytes
-) -> None:
+def test_listing_of_a_different_archive_is_ignored(tmp_path: Path, content: bytes) -> None:
     lists = ListingFolder(str(tmp_path))
     lists.keep("s3://b/a", STAT, 0, 100, ArchiveListing(FILES, MD5))
     (path,) = (p for p in tmp_path.rglob("*.json"))
@@ -342,7 +345,7 @@ def test_a_list_that_is_not_of_this_archive_counts_for_nothing(
     assert lists.find("s3://b/a", STAT, 0, 100) is None
 
 
-def test_a_list_that_another_user_may_have_written_counts_for_nothing(tmp_path: Path) -> None:
+def test_listing_writable_by_other_users_is_ignored(tmp_path: Path) -> None:
     lists = ListingFolder(str(tmp_path))
     lists.keep("s3://b/a", STAT, 0, 100, ArchiveListing(FILES, "none"))
     (path,) = (p for p in tmp_path.rglob("*.json"))
@@ -368,5 +371,5 @@ def test_a_list_that_another_user_may_have_written_counts_for_nothing(tmp_path: 
         ("/data/sets/imagenet-480", "/data/sets/imagenet-prep-lists"),
     ],
 )
-def test_lists_lie_beside_the_data_set(out: str, lists: str | None) -> None:
+def test_listings_are_stored_next_to_the_dataset(out: str, lists: str | None) -> None:
     assert remote_path.lists_folder(out) == lists

@@ -1,4 +1,4 @@
-"""Files on a server are named, found and read as files of this machine are."""
+"""Files on a server are named, found and read like local files."""
 
 from __future__ import annotations
 
@@ -10,19 +10,20 @@ import pytest
 from imagenet_prep.core.errors import StoreError
 from imagenet_prep.storage.remote import Stat
 from imagenet_prep.storage.remote_path import RemotePath, Site, locate, open_to_read
+from tests.kit.messages import says
 
 DATA = bytes(range(200))
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> RemotePath:
-    """A folder with one archive in a folder of its own; no server is needed to read it."""
+    """A folder with one archive in its own subfolder; reading it needs no server."""
     (tmp_path / "sets").mkdir()
     (tmp_path / "sets" / "train.tar.gz").write_bytes(DATA)
     return RemotePath(Site(str(tmp_path)))
 
 
-def test_the_parts_of_a_path_are_those_of_a_file_here(folder: RemotePath) -> None:
+def test_remote_path_has_the_parts_of_a_path(folder: RemotePath) -> None:
     path = folder / "sets" / "train.tar.gz"
     here = Path(str(path))
 
@@ -32,7 +33,7 @@ def test_the_parts_of_a_path_are_those_of_a_file_here(folder: RemotePath) -> Non
     assert path.parent.parent == folder.parent == folder
 
 
-def test_files_and_folders_are_told_apart(folder: RemotePath) -> None:
+def test_files_and_folders_are_distinguished(folder: RemotePath) -> None:
     sets = folder / "sets"
     [file] = sets.iterdir()
 
@@ -41,7 +42,7 @@ def test_files_and_folders_are_told_apart(folder: RemotePath) -> None:
     assert (folder / "absent").is_file() is (folder / "absent").is_dir() is False
 
 
-def test_a_file_is_read_from_its_start_and_in_parts(folder: RemotePath) -> None:
+def test_file_is_read_completely_and_in_parts(folder: RemotePath) -> None:
     path = folder / "sets" / "train.tar.gz"
     for file in (path, Path(str(path))):
         with open_to_read(file) as opened:
@@ -52,18 +53,26 @@ def test_a_file_is_read_from_its_start_and_in_parts(folder: RemotePath) -> None:
 @pytest.mark.parametrize(
     ("stat", "said"),
     [
-        (Stat(9, "tag", False), r"cannot send parts of a file.*download --base-url https://h/in"),
-        (Stat(9, "", True), "sends neither ETag nor date"),
+        (
+            Stat(9, "tag", False),
+            says(
+                "server-copy-archives-disk-first",
+                ...,
+                "cannot send parts of a file",
+                "https://h/in",
+            ),
+        ),
+        (Stat(9, "", True), says("sends-neither-etag-nor-date")),
     ],
 )
-def test_a_file_that_cannot_be_read_where_it_is_is_refused(stat: Stat, said: str) -> None:
+def test_file_without_ranges_or_identity_is_refused(stat: Stat, said: str) -> None:
     site = Site("https://h/in")
     assert RemotePath(site, "x", Stat(9, "tag", True)).require_ranges().size == 9
     with pytest.raises(StoreError, match=said):
         RemotePath(site, "x", stat).require_ranges()
 
 
-def test_an_address_that_ends_as_an_archive_does_is_a_file() -> None:
+def test_address_with_an_archive_extension_is_a_file() -> None:
     assert locate("~/in", None, hashes=True) == Path.home() / "in"
     for text, name in (("https://h/in/", ""), ("https://h/in/a.zip", "a.zip")):
         found = locate(text, None, hashes=False)

@@ -1,4 +1,4 @@
-"""A retry budget without a clock, ranges at their place, and a hash that follows them."""
+"""Retries of requests: delays, the budget, and their log lines, without a real clock."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ def test_delays_double_up_to_a_minute_and_vary() -> None:
         budget.wait(TransientError("no"))
 
 
-def test_waiting_draws_nothing_from_the_random_numbers_of_who_reads() -> None:
+def test_waiting_leaves_global_random_numbers_unchanged() -> None:
     state = random.getstate()
     RetryBudget("x", 1, Clock()).wait(TransientError("no"))
 
     assert random.getstate() == state
 
 
-def test_a_success_makes_the_next_delay_short_but_the_budget_no_larger() -> None:
+def test_success_shortens_the_delay_but_keeps_the_budget() -> None:
     clock = Clock()
     budget = RetryBudget("x", 10, clock)
     for _ in range(10):
@@ -44,7 +44,7 @@ def test_a_success_makes_the_next_delay_short_but_the_budget_no_larger() -> None
         budget.wait(TransientError("no"))
 
 
-def test_the_server_may_ask_for_a_longer_delay_but_not_for_a_day() -> None:
+def test_server_may_request_a_longer_but_bounded_delay() -> None:
     clock = Clock()
     budget = RetryBudget("x", 10, clock)
     budget.wait(TransientError("no", retry_after_s=100.0))
@@ -54,7 +54,7 @@ def test_the_server_may_ask_for_a_longer_delay_but_not_for_a_day() -> None:
         budget.wait(TransientError("no", retry_after_s=86_400.0))
 
 
-def test_nobody_waits_when_the_run_has_ended() -> None:
+def test_ending_run_does_not_wait() -> None:
     clock = Clock()
     clock.set()
     with pytest.raises(IncompleteError, match="run is ending"):
@@ -87,7 +87,7 @@ def test_each_retry_prints_its_reason_and_the_pause(capsys: pytest.CaptureFixtur
     ]
 
 
-def test_a_thousand_retries_at_once_print_a_few_lines(
+def test_thousand_simultaneous_retries_print_few_lines(
     lines: list[float], capsys: pytest.CaptureFixture[str]
 ) -> None:
     for number in range(1000):
@@ -101,9 +101,7 @@ def test_a_thousand_retries_at_once_print_a_few_lines(
     assert said.endswith(" (995 more retries not logged)\n")
 
 
-def test_a_run_that_ends_prints_no_retry(
-    lines: list[float], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_ending_run_prints_no_retry(lines: list[float], capsys: pytest.CaptureFixture[str]) -> None:
     assert lines
     clock = Clock()
     clock.set()

@@ -1,4 +1,4 @@
-"""What servers say that speak S3 otherwise than Amazon: an error of ours, and no byte invented."""
+"""Servers that answer S3 requests unlike Amazon: our own error, and no invented byte."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from imagenet_prep.storage.remote import AbsentError, Stat, TransientError
 from imagenet_prep.storage.s3 import S3
 from tests.kit.command import PATIENCE_S
 from tests.kit.installed import Installed
+from tests.kit.messages import says
 from tests.kit.scripted import said, scripted
 
 pytestmark = pytest.mark.extras
@@ -24,14 +25,14 @@ RANGE = "Content-Range: bytes 0-2/3"
 UNKNOWN = "Look up this answer to GetObject in the server's documentation"
 
 
-def test_without_boto3_the_message_names_the_line_that_installs_it(installed: Installed) -> None:
+def test_missing_boto3_is_refused_with_the_install_command(installed: Installed) -> None:
     installed.packages(lambda name: name != "botocore")
 
-    with pytest.raises(UsageError, match=r"pip install 'imagenet-prep\[s3\]'"):
+    with pytest.raises(UsageError, match=says("pip-install-imagenet-prep", "s3")):
         S3("s3://bucket", 1, 1.0)
 
 
-def test_ranges_are_asked_for_with_the_authorities_that_boto3_trusts(
+def test_ranges_use_the_certificate_authorities_of_boto3(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     told = []
@@ -67,7 +68,7 @@ def listed(entry: bytes) -> bytes:
 
 @pytest.fixture
 def _sockets() -> Iterator[None]:
-    """Lets the sockets of refused answers go, which boto3 leaves to Python; 3.13 comes late."""
+    """Releases the sockets of refused answers, which boto3 leaves to Python; 3.13 does it late."""
     yield
     with warnings.catch_warnings(action="ignore", category=ResourceWarning):
         gc.collect()
@@ -91,69 +92,79 @@ def _sockets() -> Iterator[None]:
     ],
     ids=range(10),
 )
-def test_an_answer_that_is_not_s3s_is_an_error_of_ours(
+def test_answer_invalid_for_s3_is_our_error(
     asks: Callable[[S3], object], answer: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(StoreError, match=r"s3://b/p/x?: the server's answer is not valid for S3"):
+    with pytest.raises(StoreError, match=says("server-s-answer-not-valid", "s3://b/p/")):
         _ask(asks, answer, monkeypatch)
 
 
 @pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
 @pytest.mark.usefixtures("_sockets")
 @pytest.mark.parametrize("sent", ["0-2/4", "0-1/3", "1-3/4"])
-def test_a_range_that_was_not_asked_for_is_not_taken(
+def test_range_that_was_not_requested_is_refused(
     monkeypatch: pytest.MonkeyPatch, sent: str
 ) -> None:
     etag = f"ETag: {STAT.validator}"
     answer = said(b"abc", etag, f"Content-Range: bytes {sent}")
-    with pytest.raises(TransientError, match=f"sends 'bytes {sent}', expected 'bytes 0-2/3'"):
+    with pytest.raises(
+        TransientError, match=says("server-sends-expected", f"'bytes {sent}'", "'bytes 0-2/3'")
+    ):
         _ask(part, answer, monkeypatch)
 
 
 @pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
 @pytest.mark.usefixtures("_sockets")
 @pytest.mark.parametrize(
-    ("status", "kind", "says"),
+    ("status", "kind", "sentence"),
     [
         ("412 Precondition Failed", IncompleteError, "s3://b/p/x: it has changed since this run"),
         ("416 Range Not Satisfiable", IncompleteError, "s3://b/p/x: it has changed since this run"),
-        ("404 Not Found", AbsentError, "Check the bucket and the prefix"),
-        ("403 AccessDenied", StoreError, "these credentials lack the permission"),
+        ("404 Not Found", AbsentError, says("check-bucket-prefix")),
+        ("403 AccessDenied", StoreError, says("check-aws-variables-aws-credentials")),
         ("405 Method Not Allowed", StoreError, UNKNOWN),
         ("501 Not Implemented", StoreError, UNKNOWN),
         ("505 Version", StoreError, UNKNOWN),
         ("403 Something New", StoreError, UNKNOWN),
         ("400 InvalidArgument", StoreError, UNKNOWN),
-        ("403 InvalidObjectState", StoreError, "Restore it"),
-        ("400 KMS.DisabledException", StoreError, "Check the bucket's KMS key"),
-        ("400 ExpiredTokenException", StoreError, "Get new credentials"),
-        ("301 PermanentRedirect", StoreError, "set AWS_DEFAULT_REGION"),
-        ("401 ExpiredToken", StoreError, "Get new credentials"),
-        ("401 Unheard Of", StoreError, "does not know this access key"),
-        ("409 QuotaExceeded", StoreError, "raise the quota"),
-        ("403 AllAccessDisabled", StoreError, "Check the account"),
-        ("507 Insufficient Storage", StoreError, "raise the quota"),
-        ("503 Slow Down", TransientError, "the server answers 503"),
-        ("403 InvalidAccessKeyId", StoreError, "does not know this access key"),
-        ("403 SignatureDoesNotMatch", StoreError, "does not know this access key"),
-        ("403 RequestTimeTooSkewed", StoreError, "Set the clock"),
-        ("400 ExpiredToken", StoreError, "Get new credentials"),
-        ("400 AuthorizationHeaderMalformed", StoreError, "set AWS_DEFAULT_REGION"),
-        ("404 NoSuchBucket", StoreError, "Create the bucket"),
+        ("403 InvalidObjectState", StoreError, says("object-archive-tier-such-glacier")),
+        ("400 KMS.DisabledException", StoreError, says("check-bucket-s-kms-key")),
+        ("400 ExpiredTokenException", StoreError, says("get-new-credentials")),
+        (
+            "301 PermanentRedirect",
+            StoreError,
+            says("bucket-different-region-set-aws_default_region"),
+        ),
+        ("401 ExpiredToken", StoreError, says("get-new-credentials")),
+        ("401 Unheard Of", StoreError, says("server-not-know-access-key")),
+        ("409 QuotaExceeded", StoreError, says("free-some-space-bucket-raise")),
+        ("403 AllAccessDisabled", StoreError, says("check-account-provider-storage")),
+        ("507 Insufficient Storage", StoreError, says("free-some-space-bucket-raise")),
+        ("503 Slow Down", TransientError, says("server-answers", "503")),
+        ("403 InvalidAccessKeyId", StoreError, says("server-not-know-access-key")),
+        ("403 SignatureDoesNotMatch", StoreError, says("server-not-know-access-key")),
+        ("403 RequestTimeTooSkewed", StoreError, says("set-clock-machine")),
+        ("400 ExpiredToken", StoreError, says("get-new-credentials")),
+        (
+            "400 AuthorizationHeaderMalformed",
+            StoreError,
+            says("bucket-different-region-set-aws_default_region"),
+        ),
+        ("404 NoSuchBucket", StoreError, says("create-bucket-check-name-aws_endpoint_url")),
         ("400 RequestTimeout", TransientError, "RequestTimeout"),
         ("400 ThrottlingException", TransientError, "Throttling"),
         ("409 OperationAborted", TransientError, "OperationAborted"),
     ],
 )
-def test_each_refusal_says_what_it_means(
-    monkeypatch: pytest.MonkeyPatch, status: str, kind: type[Exception], says: str
+def test_each_refusal_is_explained(
+    monkeypatch: pytest.MonkeyPatch, status: str, kind: type[Exception], sentence: str
 ) -> None:
     code = status.partition(" ")[2].replace(" ", "").encode()
     answer = said(b"<Error><Code>%b</Code></Error>" % code, status=f"HTTP/1.1 {status}")
-    with pytest.raises(kind, match=says) as caught:
+    with pytest.raises(kind, match=sentence) as caught:
         _ask(part, answer, monkeypatch)
 
-    # Who gets this error goes on as if the object could be made.
+    # The caller treats this error as an object that can be made.
     assert isinstance(caught.value, AbsentError) == (kind is AbsentError)
 
 
@@ -172,7 +183,7 @@ def put(s3: S3) -> object:
 @pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
 @pytest.mark.usefixtures("_sockets")
 @pytest.mark.parametrize("status", ["403 AccessDenied", "403 Forbidden", "400 BadRequest"])
-def test_only_access_denied_and_403_without_a_code_are_about_permissions(
+def test_only_access_denied_is_about_permissions(
     monkeypatch: pytest.MonkeyPatch, status: str
 ) -> None:
     number, _, code = status.partition(" ")
@@ -188,7 +199,7 @@ def test_only_access_denied_and_403_without_a_code_are_about_permissions(
 
 @pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
 @pytest.mark.usefixtures("_sockets")
-def test_a_denied_key_of_kms_is_not_called_a_permission_of_the_bucket(
+def test_denied_kms_key_is_not_called_a_permission(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     body = error_of("AccessDenied", "User is not authorized to perform: kms:Decrypt")
@@ -199,7 +210,7 @@ def test_a_denied_key_of_kms_is_not_called_a_permission_of_the_bucket(
 @pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
 @pytest.mark.usefixtures("_sockets")
 @pytest.mark.parametrize("code", ["InvalidPart", "BadRequest", "NotImplemented", "InvalidArgument"])
-def test_a_refused_upload_may_be_a_refused_checksum(
+def test_refused_upload_may_be_a_refused_checksum(
     monkeypatch: pytest.MonkeyPatch, code: str
 ) -> None:
     answer = said(error_of(code), status="HTTP/1.1 400 Bad Request")
@@ -212,22 +223,22 @@ def test_a_refused_upload_may_be_a_refused_checksum(
 @pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
 @pytest.mark.usefixtures("_sockets")
 @pytest.mark.parametrize(
-    ("code", "says"),
+    ("code", "sentence"),
     [
         ("ExpiredToken", "400 ExpiredToken. Get new credentials"),
         ("AccessDenied", "400 AccessDenied. Check the AWS_"),
         ("RequestTimeout", "400 RequestTimeout"),
     ],
 )
-def test_head_says_nothing_so_the_reason_comes_from_get(
-    monkeypatch: pytest.MonkeyPatch, code: str, says: str
+def test_reason_of_a_refused_head_comes_from_get(
+    monkeypatch: pytest.MonkeyPatch, code: str, sentence: str
 ) -> None:
     refused = said(b"", status="HTTP/1.1 400 Bad Request")
     explained = said(error_of(code), status="HTTP/1.1 400 Bad Request")
-    with pytest.raises((StoreError, TransientError), match=says):
+    with pytest.raises((StoreError, TransientError), match=sentence):
         _ask(head, refused, monkeypatch, refused, explained)
 
-    # GET works: all that is known is the status.
+    # GET works, so only the status is known.
     body = said(b"a", "Content-Range: bytes 0-0/3", 'ETag: "e"')
     with pytest.raises(StoreError, match=r"answers 400\. Look up this answer to HeadObject"):
         _ask(head, refused, monkeypatch, refused, body)
@@ -254,23 +265,23 @@ def test_head_without_a_length_gets_it_from_get(
 @pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
 @pytest.mark.usefixtures("_sockets")
 @pytest.mark.parametrize("operation", ["create_multipart_upload", "upload_part", "head_object"])
-def test_an_answer_without_a_field_that_we_need_is_an_error_of_ours(
+def test_answer_without_a_required_field_is_our_error(
     monkeypatch: pytest.MonkeyPatch, operation: str
 ) -> None:
     more = {"PartNumber": 1, "UploadId": "1"} if operation == "upload_part" else {}
-    with pytest.raises(StoreError, match="the server's answer is not valid for S3"):
+    with pytest.raises(StoreError, match=says("server-s-answer-not-valid")):
         _ask(lambda s3: s3.call(operation, "x", **more), ok(b"<x/>"), monkeypatch)
 
 
 @pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
 @pytest.mark.usefixtures("_sockets")
-def test_one_byte_is_asked_for_and_none_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_empty_range_sends_no_request(monkeypatch: pytest.MonkeyPatch) -> None:
     found = []
     answer = said(b"c", "Content-Range: bytes 2-2/3", f"ETag: {STAT.validator}")
 
     def read_twice(s3: S3) -> None:
         found.extend([*s3.read("x", 3, 0), *s3.read("x", 2, 1)])
-        # A signature per small object would take memory, and not be used again.
+        # A signature per small object would take memory, and would not be reused.
         assert not s3._signed
 
     _ask(read_twice, answer, monkeypatch)
@@ -283,14 +294,14 @@ def test_one_byte_is_asked_for_and_none_is_not(monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
 @pytest.mark.usefixtures("_sockets")
-def test_what_a_server_calls_its_error_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_code_of_a_server_is_shortened(monkeypatch: pytest.MonkeyPatch) -> None:
     answer = said(
         b"<Error><Code>%b</Code></Error>" % (b"x" * 100_000), status="HTTP/1.1 400 Bad Request"
     )
     with pytest.raises(StoreError) as caught:
         _ask(part, answer, monkeypatch)
 
-    assert "the server answers 400 xxx" in str(caught.value)
+    assert says("server-answers-2", "400", "xxx").search(str(caught.value))
     assert len(str(caught.value)) < 300
 
 
@@ -314,9 +325,9 @@ def _ask(
     *later: bytes,
 ) -> None:
     pytest.importorskip("boto3")
-    # A range is asked for again by boto3, of the same server.
+    # boto3 requests a range again from the same server.
     answers = [answer, *(later or [answer] * 8)]
-    # Without a region in a refusal, boto3 asks for the region of the bucket, again and again.
+    # If a refusal has no region, boto3 repeatedly asks for the region of the bucket.
     more = b"\r\nConnection: close\r\nx-amz-bucket-region: us-east-1\r\n"
     closing = [each.replace(b"\r\n", more, 1) for each in answers]
     with scripted(*closing) as server:

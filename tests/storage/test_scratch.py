@@ -1,3 +1,5 @@
+"""Temporary folders of processes: removed if their process is dead."""
+
 from __future__ import annotations
 
 import contextlib
@@ -16,6 +18,7 @@ import pytest
 from imagenet_prep.core.errors import StoreError
 from imagenet_prep.storage import scratch
 from tests.kit import command
+from tests.kit.messages import says
 from tests.kit.system import System
 
 HOLD = (
@@ -27,13 +30,14 @@ HOLD = (
 
 @pytest.fixture(autouse=True)
 def tmp(tmp_path: Path, system: System) -> Iterator[Path]:
-    scratch.remove_process_folder()  # what another test of this process has made elsewhere
+    # folders that a different test of this process has made elsewhere
+    scratch.remove_process_folder()
     system.keeps_temporary_files(tmp_path)
     yield tmp_path
     scratch.remove_process_folder()
 
 
-def test_a_process_has_one_folder_and_leaves_nothing(tmp: Path) -> None:
+def test_process_has_one_folder_and_removes_it(tmp: Path) -> None:
     path = scratch.process_folder()
     (path / "shard").write_bytes(b"some")
     assert scratch.process_folder() == path
@@ -44,7 +48,7 @@ def test_a_process_has_one_folder_and_leaves_nothing(tmp: Path) -> None:
     assert scratch.process_folder() != path
 
 
-def test_folders_of_the_dead_are_removed_and_those_of_the_living_kept(tmp: Path) -> None:
+def test_only_folders_of_dead_processes_are_removed(tmp: Path) -> None:
     environment = command.environment(TMPDIR=str(tmp))
     living, dead = (
         subprocess.Popen(
@@ -70,9 +74,7 @@ def test_folders_of_the_dead_are_removed_and_those_of_the_living_kept(tmp: Path)
             process.communicate(timeout=command.PATIENCE_S)
 
 
-def test_a_folder_that_is_swept_away_before_it_is_locked_is_made_again(
-    tmp: Path, system: System
-) -> None:
+def test_folder_removed_before_its_lock_is_made_again(tmp: Path, system: System) -> None:
     swept = []
 
     def sweep(real: Callable[..., int], path: Path, flags: int, **others: int | None) -> int:
@@ -88,10 +90,8 @@ def test_a_folder_that_is_swept_away_before_it_is_locked_is_made_again(
     assert swept != [path]
 
 
-def test_a_folder_that_is_swept_away_before_it_is_used_is_made_again(
-    tmp: Path, system: System
-) -> None:
-    """Its lock is held then, but on a folder that has no name any more."""
+def test_folder_removed_before_its_use_is_made_again(tmp: Path, system: System) -> None:
+    """Then its lock is held, but on a folder that no longer has a name."""
     swept = []
 
     def lock(flock: Callable[[int, int], None], descriptor: int, operation: int) -> None:
@@ -107,39 +107,41 @@ def test_a_folder_that_is_swept_away_before_it_is_used_is_made_again(
     assert swept != [path]
 
 
-def test_a_link_that_somebody_put_there_is_refused(tmp: Path, tmp_path: Path) -> None:
+def test_planted_link_is_refused(tmp: Path, tmp_path: Path) -> None:
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     (tmp / f"imagenet-prep-{os.getuid()}").symlink_to(elsewhere)
-    with pytest.raises(StoreError, match="is a link or not yours. Remove it, or set TMPDIR"):
+    with pytest.raises(StoreError, match=says("link-not-yours-remove-set")):
         scratch.process_folder()
 
     assert list(elsewhere.iterdir()) == []
 
 
-def test_nobody_else_looks_into_the_folders(tmp: Path) -> None:
+def test_folders_are_private_to_the_user(tmp: Path) -> None:
     scratch.process_folder()
 
     assert (tmp / f"imagenet-prep-{os.getuid()}").stat().st_mode & 0o777 == 0o700
 
 
 @pytest.mark.root
-def test_a_folder_of_another_user_is_refused(tmp: Path) -> None:
+def test_folder_of_a_different_user_is_refused(tmp: Path) -> None:
     root = tmp / f"imagenet-prep-{os.getuid()}"
     root.mkdir()
     os.chown(root, 12345, 12345)
 
-    with pytest.raises(StoreError, match="is a link or not yours. Remove it, or set TMPDIR"):
+    with pytest.raises(StoreError, match=says("link-not-yours-remove-set")):
         scratch.process_folder()
 
 
-def test_a_file_system_that_cannot_lock_is_said_so(system: System) -> None:
+def test_file_system_without_locks_is_refused(system: System) -> None:
     system.fails("flock", errno.ENOSYS)
-    with pytest.raises(StoreError, match="cannot lock .*: Function not implemented"):
+    with pytest.raises(
+        StoreError, match=says("cannot-lock-mount-file-system", ..., "Function not implemented")
+    ):
         scratch.process_folder()
 
 
-def test_a_place_goes_though_somebody_still_writes_there(tmp_path: Path) -> None:
+def test_folder_is_removed_despite_a_late_writer(tmp_path: Path) -> None:
     writing = threading.Event()
     over = threading.Event()
 

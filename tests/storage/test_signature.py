@@ -18,6 +18,7 @@ from imagenet_prep.storage.dataset_store import open_dataset
 from tests.kit.columns import make_column
 from tests.kit.dataset import all_files
 from tests.kit.http_server import serve
+from tests.kit.messages import says
 from tests.kit.training import make_shades
 
 if shutil.which("ssh-keygen") is None:
@@ -42,7 +43,7 @@ def sign(
 
 @pytest.fixture(scope="module")
 def signed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a signed dataset, two keys, and the file of those who may sign."""
+    """A folder with a signed dataset, two keys, and the file of allowed signers."""
     folder = tmp_path_factory.mktemp("signed")
     make_shades(folder / "set")
     good = key(folder, "good")
@@ -76,7 +77,7 @@ def run_verify(place: Path, *more: str, dataset: str = "set") -> int:
 
 @pytest.fixture
 def with_column(place: Path) -> Path:
-    """The copy, whose dataset has a column without a signature."""
+    """The copy; its dataset has a column without a signature."""
     make_column(place / "set")
     return place
 
@@ -84,7 +85,7 @@ def with_column(place: Path) -> Path:
 RECORD = column.record_name("latents")
 
 
-def test_the_signer_is_named_also_of_a_replica(
+def test_signer_is_named_for_datasets_and_replicas(
     signed: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     to = tmp_path / "replica"
@@ -96,7 +97,7 @@ def test_the_signer_is_named_also_of_a_replica(
     assert again == 0
 
 
-def test_a_signature_that_came_later_is_carried_to_a_finished_replica(place: Path) -> None:
+def test_later_signature_is_copied_to_a_finished_replica(place: Path) -> None:
     (place / "set" / schema.SIGNATURE).unlink()
     words = [str(place / "set"), "--to", str(place / "replica"), "--json"]
     assert replicate.run(words) == 0
@@ -107,14 +108,16 @@ def test_a_signature_that_came_later_is_carried_to_a_finished_replica(place: Pat
     assert (place / "replica" / schema.SIGNATURE).read_bytes() == ours
 
 
-def test_an_unsigned_dataset_is_refused_with_the_command(place: Path) -> None:
+def test_unsigned_dataset_is_refused_with_the_command(place: Path) -> None:
     (place / "set" / schema.SIGNATURE).unlink()
-    with pytest.raises(DataDamagedError, match="not signed.*ssh-keygen -Y sign -n imagenet-prep"):
+    with pytest.raises(
+        DataDamagedError, match=says("get-author-again-ask-author", on="not signed")
+    ):
         signer(place)
 
 
 @pytest.mark.parametrize("fault", ["other key", "other purpose", "other bytes", "damaged", "empty"])
-def test_what_the_author_has_not_signed_is_refused(place: Path, fault: str) -> None:
+def test_dataset_without_a_valid_signature_is_refused(place: Path, fault: str) -> None:
     dataset = place / "set"
     if fault == "other key":
         sign(place / "other", dataset)
@@ -131,19 +134,19 @@ def test_what_the_author_has_not_signed_is_refused(place: Path, fault: str) -> N
         made = "" if fault == "empty" else text.replace("A", "B")
         (dataset / schema.SIGNATURE).write_text(made)
 
-    with pytest.raises(DataDamagedError, match="not a valid signature"):
+    with pytest.raises(DataDamagedError, match=says("not-valid-signature-key-ssh-keygen")):
         signer(place)
 
 
-def test_a_column_without_a_signature_is_named(
+def test_column_without_a_signature_is_named(
     with_column: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run_verify(with_column) == 3
     out, err = capsys.readouterr()
     assert "signed by lab@example.org\nnot signed: columns/latents\n" in out
-    assert "set: no signature covers columns/latents. " in err
-    assert "ssh-keygen -Y sign -n imagenet-prep -f KEY columns/NAME/column.json" in err
-    assert "--allow-unsigned columns/latents" in err
+    assert says("no-signature-covers-ask-author", "set", "columns/latents").search(err)
+    assert says("no-signature-covers-ask-author", ..., ..., "columns").search(err)
+    assert says("no-signature-covers-ask-author", ..., ..., ..., "columns/latents").search(err)
     assert run_verify(with_column, "--json") == 3
     result = json.loads(capsys.readouterr().out)
     assert (result["not_signed"], result["problems"]) == (["columns/latents"], [])
@@ -156,16 +159,16 @@ def test_parts_without_a_signature_can_be_accepted(with_column: Path, accepted: 
 
 
 @pytest.mark.parametrize("accepted", ["columns/latent", "columns/latents/", "latents", "column"])
-def test_only_the_accepted_parts_may_lack_a_signature(with_column: Path, accepted: str) -> None:
+def test_only_accepted_parts_may_lack_a_signature(with_column: Path, accepted: str) -> None:
     assert run_verify(with_column, "--allow-unsigned", accepted) == 3
 
 
 def test_accepting_parts_needs_signers(with_column: Path) -> None:
-    with pytest.raises(UsageError, match="--allow-unsigned can only be used with --signers"):
+    with pytest.raises(UsageError, match=says("allow-unsigned-only-used-signers")):
         verify.run([str(with_column / "set"), "--allow-unsigned", "columns"])
 
 
-def test_a_signed_column_is_reported_also_in_a_replica(
+def test_signed_column_is_also_reported_in_a_replica(
     with_column: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     make_column(with_column / "set", "other")
@@ -180,7 +183,7 @@ def test_a_signed_column_is_reported_also_in_a_replica(
     assert lines[-2:] == ["signed by lab@example.org", "column latents: signed by lab@example.org"]
 
 
-def test_a_later_signature_of_a_column_is_copied(with_column: Path) -> None:
+def test_later_signature_of_a_column_is_copied(with_column: Path) -> None:
     words = [str(with_column / "set"), "--to", str(with_column / "replica"), "--json"]
     assert replicate.run(words) == 0
     sign(with_column / "good", with_column / "set", name=RECORD)
@@ -192,7 +195,7 @@ def test_a_later_signature_of_a_column_is_copied(with_column: Path) -> None:
 
 
 @pytest.mark.parametrize("fault", ["other rows", "other key", "other purpose", "other column"])
-def test_a_column_that_the_author_has_not_signed_is_refused(
+def test_column_without_a_valid_signature_is_refused(
     with_column: Path, fault: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     dataset = with_column / "set"
@@ -217,7 +220,7 @@ def test_a_column_that_the_author_has_not_signed_is_refused(
     assert reason in capsys.readouterr().err
 
 
-def test_an_incomplete_column_is_not_covered(
+def test_incomplete_column_is_not_covered(
     with_column: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     dataset = with_column / "set"
@@ -226,10 +229,12 @@ def test_an_incomplete_column_is_not_covered(
     (dataset / column.begun_name("latents")).write_bytes(stored.begun().dumps())
 
     assert run_verify(with_column) == 3
-    assert "no signature covers columns/latents" in capsys.readouterr().err
+    assert says("no-signature-covers-ask-author", ..., "columns/latents").search(
+        capsys.readouterr().err
+    )
 
 
-def test_an_older_column_with_its_signature_is_accepted(with_column: Path) -> None:
+def test_older_column_with_its_signature_is_accepted(with_column: Path) -> None:
     dataset = with_column / "set"
     folder = dataset / column.folder_name("latents")
     sign(with_column / "good", dataset, name=RECORD)
@@ -242,7 +247,7 @@ def test_an_older_column_with_its_signature_is_accepted(with_column: Path) -> No
     assert run_verify(with_column) == 0
 
 
-def test_a_signed_column_of_a_different_dataset_is_refused(
+def test_signed_column_of_a_different_dataset_is_refused(
     with_column: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The other dataset has shards with the same names."""
@@ -258,7 +263,7 @@ def test_a_signed_column_of_a_different_dataset_is_refused(
     assert "columns/latents: was not made for the records of" in capsys.readouterr().out
 
 
-def test_notes_of_earlier_runs_are_not_covered(place: Path) -> None:
+def test_work_files_are_not_covered(place: Path) -> None:
     work = place / "set" / schema.WORK
     work.mkdir(exist_ok=True)
     (work / "note").write_text("not signed")
@@ -276,7 +281,7 @@ def test_columns_of_a_web_server_are_not_found(
     assert "signed by lab@example.org" in capsys.readouterr().out.splitlines()
 
 
-def test_an_export_has_no_signatures(with_column: Path) -> None:
+def test_export_has_no_signatures(with_column: Path) -> None:
     sign(with_column / "good", with_column / "set", name=RECORD)
     out = with_column / "tars"
     words = ["--to", "webdataset", "--columns", "latents", "--out", str(out)]
@@ -287,7 +292,9 @@ def test_an_export_has_no_signatures(with_column: Path) -> None:
     assert not [name for name in names if name.endswith(".sig")]
 
 
-def test_the_part_of_a_node_is_not_covered(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_placement_of_a_node_is_not_covered(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     words = [
         str(place / "set"),
         "--to",
@@ -301,19 +308,23 @@ def test_the_part_of_a_node_is_not_covered(place: Path, capsys: pytest.CaptureFi
     capsys.readouterr()
 
     assert run_verify(place, dataset="part") == 3
-    assert "no signature covers placement.json" in capsys.readouterr().err
+    assert says("no-signature-covers-ask-author", ..., "placement.json").search(
+        capsys.readouterr().err
+    )
     assert run_verify(place, "--allow-unsigned", "placement.json", dataset="part") == 0
     assert "not signed: placement.json" in capsys.readouterr().out
 
 
-def test_a_file_of_other_readers_that_the_manifest_lacks_is_not_covered(
+def test_file_outside_the_manifest_is_not_covered(
     place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """TensorFlow Datasets finds the shards by this file."""
     (place / "set" / schema.TFDS_INFO).write_text("{}")
 
     assert run_verify(place) == 3
-    assert f"no signature covers {schema.TFDS_INFO}" in capsys.readouterr().err
+    assert says("no-signature-covers-ask-author", ..., schema.TFDS_INFO).search(
+        capsys.readouterr().err
+    )
 
 
 @pytest.mark.parametrize(
@@ -331,29 +342,29 @@ def test_each_line_with_the_key_is_tried(place: Path, lines: str) -> None:
     assert signer(place) == "b@example.org"
 
 
-def test_a_key_that_no_line_allows_for_this_purpose_is_refused(place: Path) -> None:
+def test_key_without_permission_for_this_purpose_is_refused(place: Path) -> None:
     public = (place / "good.pub").read_text()
     (place / "signers").write_text(
         f'a@example.org namespaces="git" {public}b@example.org namespaces="file" {public}'
     )
-    with pytest.raises(DataDamagedError, match="not a valid signature"):
+    with pytest.raises(DataDamagedError, match=says("not-valid-signature-key-ssh-keygen")):
         signer(place)
 
 
-def test_a_signature_without_end_is_not_read(place: Path) -> None:
+def test_endless_signature_is_not_read(place: Path) -> None:
     (place / "set" / schema.SIGNATURE).write_bytes(b"A" * (1 << 20))
     with pytest.raises(DataDamagedError):
         signer(place)
 
 
-def test_signers_that_are_missing_are_a_usage_error(place: Path) -> None:
+def test_missing_signers_are_a_usage_error(place: Path) -> None:
     (place / "signers").unlink()
-    with pytest.raises(UsageError, match="--signers .* there is no such file"):
+    with pytest.raises(UsageError, match=says("signers-no-such-file")):
         signer(place)
 
 
-def test_a_signature_of_more_than_16_kb_is_not_read(place: Path) -> None:
-    """OpenSSH ignores blanks behind a signature."""
+def test_signature_above_16_kb_is_not_read(place: Path) -> None:
+    """OpenSSH ignores blanks after a signature."""
     path = place / "set" / schema.SIGNATURE
     whole = path.read_bytes()
     path.write_bytes(whole + b"\n" * ((16 << 10) - len(whole)))
@@ -362,3 +373,36 @@ def test_a_signature_of_more_than_16_kb_is_not_read(place: Path) -> None:
     path.write_bytes(path.read_bytes() + b"\n")
     with pytest.raises(DataDamagedError, match="16,384"):
         signer(place)
+
+
+def test_signatures_of_a_wrong_size_are_not_read(place: Path) -> None:
+    path = place / "set" / schema.SIGNATURE
+    assert signer(place) == "lab@example.org"
+    signature = path.read_bytes()
+    path.write_bytes(signature + b"\n" * ((16 << 10) - len(signature)))
+    assert signer(place) == "lab@example.org"
+    path.write_bytes(path.read_bytes() + b"\n")
+    with pytest.raises(ImagenetPrepError):
+        signer(place)
+
+
+def test_a_program_that_never_ends_is_stopped(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    (folder / "ssh-keygen").write_text("#!/bin/sh\nexec sleep 600\n")
+    (folder / "ssh-keygen").chmod(0o755)
+    monkeypatch.setenv("PATH", str(folder), prepend=":")
+    monkeypatch.setattr(columns, "_KEYGEN_LIMIT_S", 0.2)
+    with pytest.raises(UsageError):
+        signer(place)
+
+
+def test_each_identity_of_a_key_is_tried(place: Path) -> None:
+    """The first identity with the key may only sign for a different purpose."""
+    public = (place / "good.pub").read_text()
+    (place / "signers").write_text(
+        f'git@example.org namespaces="git" {public}lab@example.org {public}'
+    )
+    assert signer(place) == "lab@example.org"

@@ -1,7 +1,10 @@
+"""Tables of samples: read in order, prefetched, and refused if they differ."""
+
 from __future__ import annotations
 
 import dataclasses
 import hashlib
+import itertools
 from pathlib import Path
 
 import pytest
@@ -30,20 +33,20 @@ def store(tmp_path: Path) -> LocalStore:
     return store
 
 
-def test_a_table_is_read_in_the_order_of_the_records(store: LocalStore) -> None:
+def test_table_is_read_in_record_order(store: LocalStore) -> None:
     assert list(dataset_store.sample_rows(store, SHARD)) == ROWS
 
 
 @pytest.mark.parametrize(
     "data", [TABLE[:-1], TABLE + ROWS[0].line, TABLE.replace(b"n/2", b"n/4"), HEADER, b""]
 )
-def test_another_table_is_refused(data: bytes, store: LocalStore) -> None:
+def test_different_table_is_refused(data: bytes, store: LocalStore) -> None:
     store.write(schema.samples_name(NAME), data)
     with pytest.raises(DataDamagedError, match="train-00000-of-00001.csv"):
         list(dataset_store.sample_rows(store, SHARD))
 
 
-def test_a_table_that_is_not_there_is_named(store: LocalStore) -> None:
+def test_missing_table_is_named(store: LocalStore) -> None:
     with pytest.raises(StoreError, match="train-00000-of-00002.csv: No such file"):
         list(
             dataset_store.sample_rows(
@@ -53,20 +56,17 @@ def test_a_table_that_is_not_there_is_named(store: LocalStore) -> None:
 
 
 def keys_of(store: LocalStore, shards: list[Shard]) -> list[str]:
-    return [
-        row.key for rows in dataset_store.each_table(samples.parse, store, shards) for row in rows
-    ]
+    tables = dataset_store.each_table(samples.parse, store, shards)
+    return [row.key for row in itertools.chain.from_iterable(tables)]
 
 
-def test_tables_of_a_slow_store_are_asked_for_together_and_come_in_order(tmp_path: Path) -> None:
+def test_tables_are_prefetched_and_returned_in_order(tmp_path: Path) -> None:
     shards = write_tables(tmp_path, 2 * PREFETCHED)
     store = SlowStore(tmp_path, PREFETCHED)
     assert keys_of(store, shards) == [f"n/{number}" for number in range(2 * PREFETCHED)]
 
 
-def test_a_table_that_is_too_large_to_wait_in_memory_is_opened_when_it_is_used(
-    tmp_path: Path, limits: Limits
-) -> None:
+def test_large_table_is_only_opened_on_use(tmp_path: Path, limits: Limits) -> None:
     limits(table_ahead_bytes=9)
     shards = write_tables(tmp_path, 3)
     store = SlowStore(tmp_path, 1)
@@ -75,10 +75,10 @@ def test_a_table_that_is_too_large_to_wait_in_memory_is_opened_when_it_is_used(
     assert store.asked == []
     assert [row.key for row in first] == ["n/0"]
     assert len(store.asked) == 1
-    assert [row.key for rows in each for row in rows] == ["n/1", "n/2"]
+    assert [row.key for row in itertools.chain.from_iterable(each)] == ["n/1", "n/2"]
 
 
-def test_a_damaged_table_is_its_own_affair(tmp_path: Path) -> None:
+def test_damaged_table_does_not_affect_other_tables(tmp_path: Path) -> None:
     shards = write_tables(tmp_path, 4)
     store = LocalStore(tmp_path)
     (tmp_path / schema.samples_name(shards[1].name)).unlink()

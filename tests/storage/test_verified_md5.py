@@ -1,4 +1,4 @@
-"""A proven md5 is believed of the very file that was proven, and of no other."""
+"""Verified md5s: trusted only for the unchanged file that was verified."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def note(path: Path, md5: str = MD5) -> None:
 
 @pytest.fixture
 def archive(tmp_path: Path) -> Path:
-    """A file whose md5 was noted."""
+    """A file with a recorded md5."""
     path = tmp_path / "from" / "a.tar"
     path.parent.mkdir()
     path.write_bytes(b"content")
@@ -32,34 +32,32 @@ def archive(tmp_path: Path) -> Path:
 
 
 def until_changed(path: Path, change: Callable[[], object]) -> None:
-    """Does something until the file system's clock has gone on: it ticks in milliseconds."""
+    """Acts until the file system's clock has advanced: it ticks in milliseconds."""
     before = path.stat().st_ctime_ns
     while path.stat().st_ctime_ns == before:
         change()
 
 
-def test_an_untouched_file_has_the_md5_that_was_noted(archive: Path) -> None:
+def test_untouched_file_has_its_recorded_md5(archive: Path) -> None:
     assert verified_md5(archive) == MD5
     assert verified_md5(archive.with_name("b.tar")) is None
 
 
-def test_a_file_that_was_never_proven_is_unknown_and_nothing_is_written(tmp_path: Path) -> None:
+def test_unverified_file_is_unknown_and_nothing_is_written(tmp_path: Path) -> None:
     (tmp_path / "a.tar").write_bytes(b"content")
 
     assert verified_md5(tmp_path / "a.tar") is None
     assert os.listdir(tmp_path) == ["a.tar"]
 
 
-def test_the_last_note_counts(archive: Path) -> None:
+def test_last_record_replaces_earlier_ones(archive: Path) -> None:
     note(archive, "f" * 32)
 
     assert verified_md5(archive) == "f" * 32
 
 
 @pytest.mark.parametrize("how", ["touched", "written", "truncated", "replaced", "renamed", "gone"])
-def test_a_file_that_was_touched_is_unproven_even_if_its_mtime_was_set_back(
-    archive: Path, how: str
-) -> None:
+def test_touched_file_is_unverified_despite_its_old_mtime(archive: Path, how: str) -> None:
     before = archive.stat()
 
     def set_back() -> None:
@@ -83,7 +81,7 @@ def test_a_file_that_was_touched_is_unproven_even_if_its_mtime_was_set_back(
     assert verified_md5(archive) is None
 
 
-def test_a_copied_folder_brings_no_proof_along(archive: Path, tmp_path: Path) -> None:
+def test_copied_folder_loses_its_verified_md5(archive: Path, tmp_path: Path) -> None:
     copy = shutil.copytree(archive.parent, tmp_path / "to")
 
     assert (copy / NOTES).read_bytes() == (archive.parent / NOTES).read_bytes()
@@ -98,9 +96,7 @@ def true_note(archive: Path) -> dict[str, object]:
 
 @pytest.mark.parametrize("key", ["num_bytes", "mtime_ns", "ctime_ns", "inode", "md5"])
 @pytest.mark.parametrize("value", [None, True, 1.0, -1, 1 << 80, "1", [1], {}, "g" * 32, "0" * 33])
-def test_a_note_with_a_hostile_value_counts_for_nothing(
-    archive: Path, key: str, value: object
-) -> None:
+def test_record_with_a_hostile_value_is_ignored(archive: Path, key: str, value: object) -> None:
     hostile = {**true_note(archive), key: value}
     (archive.parent / NOTES).write_text(json.dumps(hostile) + "\n")
 
@@ -108,9 +104,7 @@ def test_a_note_with_a_hostile_value_counts_for_nothing(
 
 
 @pytest.mark.parametrize("key", ["num_bytes", "mtime_ns", "ctime_ns", "inode"])
-def test_a_note_of_the_right_number_in_another_type_counts_for_nothing(
-    archive: Path, key: str
-) -> None:
+def test_record_with_a_number_as_text_is_ignored(archive: Path, key: str) -> None:
     note = true_note(archive)
     (archive.parent / NOTES).write_text(json.dumps({**note, key: str(note[key])}) + "\n")
 
@@ -120,13 +114,13 @@ def test_a_note_of_the_right_number_in_another_type_counts_for_nothing(
 @pytest.mark.parametrize(
     "content", [b"", b"\xff\xfe\n", b"{\n", b"[1]\n", b"null\n", b"[" * 60_000 + b"\n", b"{}"]
 )
-def test_a_damaged_note_counts_for_nothing(archive: Path, content: bytes) -> None:
+def test_damaged_record_is_ignored(archive: Path, content: bytes) -> None:
     (archive.parent / NOTES).write_bytes(content)
 
     assert verified_md5(archive) is None
 
 
-def test_a_note_that_was_cut_off_is_no_obstacle_to_the_next(archive: Path) -> None:
+def test_truncated_record_does_not_affect_the_next(archive: Path) -> None:
     notes = archive.parent / NOTES
     notes.write_bytes(notes.read_bytes()[:-20])
     assert verified_md5(archive) is None
@@ -136,7 +130,7 @@ def test_a_note_that_was_cut_off_is_no_obstacle_to_the_next(archive: Path) -> No
 
 
 @pytest.mark.parametrize("what", ["notes", "folder"])
-def test_no_link_is_followed_neither_to_read_nor_to_write(
+def test_links_are_followed_neither_for_reading_nor_writing(
     archive: Path, tmp_path: Path, what: str
 ) -> None:
     linked = archive.parent / (NOTES if what == "notes" else ".work")
@@ -153,7 +147,7 @@ def test_no_link_is_followed_neither_to_read_nor_to_write(
     assert verified_md5(archive) == (MD5 if what == "notes" else None)
 
 
-def test_a_pipe_in_the_place_of_notes_is_not_waited_for(archive: Path) -> None:
+def test_pipe_in_place_of_the_records_is_ignored(archive: Path) -> None:
     notes = archive.parent / NOTES
     notes.unlink()
     os.mkfifo(notes)
@@ -163,7 +157,7 @@ def test_a_pipe_in_the_place_of_notes_is_not_waited_for(archive: Path) -> None:
     assert verified_md5(archive) == MD5
 
 
-def test_notes_that_others_may_write_count_for_nothing(archive: Path) -> None:
+def test_records_writable_by_others_are_ignored(archive: Path) -> None:
     (archive.parent / NOTES).chmod(0o664)
 
     assert verified_md5(archive) is None
@@ -171,8 +165,8 @@ def test_notes_that_others_may_write_count_for_nothing(archive: Path) -> None:
     assert verified_md5(archive) == MD5
 
 
-def test_notes_of_another_user_count_for_nothing(archive: Path, system: System) -> None:
-    if os.getuid() == 0:  # notes of root count for everyone
+def test_records_of_a_different_user_are_ignored(archive: Path, system: System) -> None:
+    if os.getuid() == 0:  # everyone trusts records of root
         os.chown(archive.parent / NOTES, 4242, -1)
     else:
         system.instead("geteuid", lambda real: real() + 4242)
@@ -180,7 +174,7 @@ def test_notes_of_another_user_count_for_nothing(archive: Path, system: System) 
     assert verified_md5(archive) is None
 
 
-def test_notes_of_a_size_that_this_program_never_writes_are_replaced(archive: Path) -> None:
+def test_records_of_impossible_size_are_replaced(archive: Path) -> None:
     notes = archive.parent / NOTES
     with open(notes, "ab") as file:
         file.truncate(1 << 40)

@@ -1,4 +1,4 @@
-"""The miniature against the standard library, Pillow and SciPy: none of our readers is used."""
+"""The miniature, read by the standard library, Pillow and SciPy instead of our readers."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ from imagenet_prep.testing.miniature import (
     make_miniature,
 )
 from tests.kit.installed import Installed
+from tests.kit.messages import says
 from tests.kit.miniature import edit_train_tar, miniature_for_tests, rewrite_tar
 
 ARCHIVES = (TRAIN_ARCHIVE, VALIDATION_ARCHIVE, DEVKIT_ARCHIVE)
@@ -68,7 +69,7 @@ def devkit(root: Path) -> tuple[list[tuple], list[int]]:
 
 
 @pytest.mark.parametrize("split", ["train", "validation"])
-def test_truth_agrees_with_the_bytes(mini: Miniature, split: str) -> None:
+def test_the_stated_truth_agrees_with_the_bytes(mini: Miniature, split: str) -> None:
     truth = mini.of(split)
     for key, data in source_bytes(mini.root, split):
         image = truth[key]
@@ -88,7 +89,7 @@ def test_truth_agrees_with_the_bytes(mini: Miniature, split: str) -> None:
         assert (image.fate == "quarantined") == (size == (0, 0))
 
 
-def test_odd_files_are_what_they_claim(mini: Miniature) -> None:
+def test_unusual_files_have_their_stated_properties(mini: Miniature) -> None:
     kind_of = {key: image.kind for key, image in mini.of("train").items()}
     odd = {kind_of[key]: data for key, data in source_bytes(mini.root, "train")}
 
@@ -136,7 +137,7 @@ def test_meta_mat_has_the_real_fields_and_shape(mini: Miniature) -> None:
     assert synsets[0, 0]["ILSVRC2012_ID"].shape == (1, 1)
 
 
-def test_ground_truth_maps_to_the_classes_through_meta_mat(mini: Miniature) -> None:
+def test_ground_truth_and_meta_mat_give_the_classes(mini: Miniature) -> None:
     rows, ground_truth = devkit(mini.root / DEVKIT_ARCHIVE)
     wnid_of = {row[0]: row[1] for row in rows}
     truth = mini.of("validation")
@@ -145,7 +146,7 @@ def test_ground_truth_maps_to_the_classes_through_meta_mat(mini: Miniature) -> N
 
 
 @pytest.mark.slow
-def test_same_seed_gives_the_same_bytes_in_another_process(tmp_path: Path, mini: Miniature) -> None:
+def test_the_same_seed_gives_equal_bytes_across_processes(tmp_path: Path, mini: Miniature) -> None:
     code = (
         "import sys; from pathlib import Path\n"
         "from imagenet_prep.testing.miniature import make_miniature\n"
@@ -164,7 +165,7 @@ def test_missing_photographs_are_named_before_anything_is_written(
     photographs.photograph_path.cache_clear()
     installed.packages(lambda _: False)
 
-    with pytest.raises(UsageError, match=r"pip install 'imagenet-prep\[demo\]'"):
+    with pytest.raises(UsageError, match=says("photographs-scikit-image-scikit-learn-missing-run")):
         make_miniature(tmp_path / "new")
 
     assert not (tmp_path / "new").exists()
@@ -175,7 +176,7 @@ def _build(cache_dir: Path) -> Miniature:
 
 
 @pytest.mark.slow
-def test_shared_miniature_is_built_once_by_processes_that_race(tmp_path: Path) -> None:
+def test_racing_processes_build_the_shared_miniature_once(tmp_path: Path) -> None:
     spawn = multiprocessing.get_context("spawn")
     with concurrent.futures.ProcessPoolExecutor(2, mp_context=spawn) as pool:
         first, second = pool.map(_build, [tmp_path, tmp_path])

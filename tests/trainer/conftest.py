@@ -1,4 +1,4 @@
-"""A data set of four colours that anything learns, and runs on it."""
+"""A dataset of four colours that every network can learn, and fixtures that train on it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["horovod", "shades"]
 
 @pytest.fixture
 def small_network(tf: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lets TensorFlow train a network that is traced in half a second, whatever its name."""
+    """Lets TensorFlow train a network that is traced in half a second, for every model name."""
     monkeypatch.setattr("imagenet_prep.trainer.tensorflow_learner.build", network)
 
 
@@ -33,7 +33,7 @@ def train(small_network: None, shades: Path) -> Callable[..., Any]:
 
 @pytest.fixture
 def train_by_numpy(shades: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
-    """As `train`, but for the framework: what the loop does is the same for each."""
+    """As `train`, but with NumPy as the framework: the loop is the same for each framework."""
     from imagenet_prep.train import readers
     from imagenet_prep.trainer import loop
     from tests.kit.numpy_learner import NumpyLearner
@@ -41,7 +41,7 @@ def train_by_numpy(shades: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..
     monkeypatch.setattr(loop, "connect", NumpyLearner)
 
     def run(log_dir: Path, **more: Any) -> Any:
-        # Not "tensorflow", whose log has TensorBoard's files.
+        # The framework is not "tensorflow", because its log includes TensorBoard's files.
         settings = flags(shades, log_dir, framework="mxnet", backend="native")
         config = TrainConfig(**settings | more)
         return loop.train(config, readers(config))
@@ -53,7 +53,7 @@ def train_by_numpy(shades: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..
 def evaluated(
     train_by_numpy: Callable[..., Any], shades: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[..., Any]:
-    """Evaluates a run as its command line says; returns the config and the score."""
+    """Evaluates a run with flags of the command line; returns the config and the score."""
     from imagenet_prep import train as verb
     from imagenet_prep.trainer import loop
 

@@ -1,7 +1,8 @@
-"""`train` as one rank of MXNet's, whose weights are seen: `python mxnet_rank.py FOLDER STEP FLAGS`.
+"""Runs `train` as one rank of MXNet and saves its weights: `python mxnet_rank.py FOLDER STEP
+FLAGS`.
 
-At the end each rank saves its variables in FOLDER, and its versions and batches as JSON. Rank 1 is
-killed before STEP; -1: it is not.
+At the end, each rank saves its variables, versions and batches in FOLDER. Rank 1 is killed before
+STEP, except if STEP is -1.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import mxnet as mx  # of a server, or of the scheduler, this is the whole life
+import mxnet as mx  # servers and the scheduler never return from this import
 import numpy as np
 
 from imagenet_prep.core import program
@@ -30,14 +31,14 @@ close = loop.Training.close
 
 
 def counted(self: Any, *images: Any) -> Any:
-    """A forward pass of a network, or of a layer."""
+    """Counts a forward pass of a network or a layer."""
     global forwards
-    forwards += isinstance(images[0], mx.nd.NDArray)  # not a symbol, by which shapes are inferred
+    forwards += isinstance(images[0], mx.nd.NDArray)  # not a symbol, which only infers shapes
     return call(self, *images)
 
 
 def shared(self: MxnetLearner) -> None:
-    """Before weights are shared, each rank has others, and none has computed anything."""
+    """Before weights are shared, each rank has different ones, and none has computed anything."""
     assert not forwards, forwards
     for array in self._weights:
         array += self.comm.world.rank
@@ -45,14 +46,14 @@ def shared(self: MxnetLearner) -> None:
 
 
 def fatal(self: MxnetLearner, number: int, *batch: Any, **how: Any) -> Any:
-    """The step that rank 1 does not survive."""
+    """Kills rank 1 before the given step."""
     if number == FATAL_STEP and self.comm.world.rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
     return step(self, number, *batch, **how)
 
 
 def closed(self: loop.Training) -> bool:
-    """All has been trained."""
+    """Saves the results after the last step."""
     learner = self._learner
     values = dict(zip(learner.names(), learner.values(), strict=True))
     world = learner.comm.world

@@ -1,4 +1,4 @@
-"""What one of two ranks does for tests: `launch ... -- python rank.py FOLDER SETTINGS [dies]`."""
+"""The program of one of two ranks: `launch ... -- python rank.py FOLDER SETTINGS [dies]`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.kit.training import EXAMPLE, end_at_step, network
 
 
 def gradients(comm: comms.Comm, file: str) -> None:
-    """Saves this rank's own gradient, the mean that comes back, and the joined batch's."""
+    """Saves the gradients of this rank, of the mean over ranks, and of the joined batch."""
     import tensorflow as tf
 
     rng = np.random.default_rng(3)
@@ -49,9 +49,9 @@ def gradients(comm: comms.Comm, file: str) -> None:
 
 
 def weights(learner: TensorFlowLearner, file: str, config: TrainConfig) -> list[float]:
-    """Trains, saves this rank's variables as they are at the end; returns the last score."""
+    """Trains, saves the variables of this rank, and returns the last score."""
     with pytest.MonkeyPatch.context() as patch:
-        # One that has met the other rank already.
+        # This rank has already been initialized by Horovod.
         patch.setattr(loop, "connect", lambda _: learner)
         leads = learner.comm.world.rank == 0
         data_dir = str(config.data_dir)
@@ -72,27 +72,27 @@ def example(data: str, out: Path) -> None:
 
 
 def main(folder: Path, settings: dict[str, Any], *, dies: bool) -> None:
-    """Does all that the tests compare, in one start of Horovod.
+    """Does everything that the tests compare in one start of Horovod.
 
-    With `dies`, rank 1 is killed at the end, in step 12 of one more run, `killed`.
+    With `dies`, one more run, `killed`, follows, and rank 1 is killed in its step 12.
     """
     import tensorflow as tf
 
-    # As in the process of the tests.
+    # The same setting as in the process of the tests.
     tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
     tf.config.threading.set_intra_op_parallelism_threads(1)
     tensorflow_learner.build = network
-    # A thread of Horovod polls all the time where there is a timeline.
+    # A thread of Horovod polls continuously if there is a timeline.
     timeline = os.environ.pop("HOROVOD_TIMELINE", None)
     levers = [timeline, os.environ.get("HOROVOD_FUSION_THRESHOLD")]
     (folder / f"levers-{comms.launched().rank}.json").write_text(json.dumps(levers))
     config = TrainConfig(**settings, log_dir=str(folder / "two"))
-    # Each rank begins with weights of its own.
+    # Each rank starts with different weights.
     seed = config.seed + comms.launched().rank
     learner = TensorFlowLearner(dataclasses.replace(config, seed=seed))
     comm = learner.comm
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(comm, "close", lambda: None)  # the ranks do not part, but go on below
+        patch.setattr(comm, "close", lambda: None)  # the ranks do not end; they continue below
         with pytest.MonkeyPatch.context() as ending, pytest.raises(IncompleteError) as ended:
             if comm.world.rank == 1:
                 end_at_step(ending, 4)

@@ -1,4 +1,6 @@
-"""Checkpoints: whole or not there, proven when read, the last few kept."""
+"""Checkpoints are complete or absent, verified when they are loaded, and only the last few are
+kept.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +20,7 @@ import pytest
 
 from imagenet_prep.core.errors import DataDamagedError, IncompleteError, StoreError, UsageError
 from imagenet_prep.trainer import checkpoint
+from tests.kit.messages import says
 from tests.kit.system import System
 
 ARRAYS = {"a": np.arange(600, dtype=np.float32), "b": np.ones((3, 4), np.float32)}
@@ -27,7 +30,7 @@ def save(folder: Path, step: int, keep: int = 3) -> None:
     checkpoint.save(folder, step, {"reader": {"epoch": step}}, ARRAYS, keep=keep)
 
 
-def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
+def test_a_loaded_checkpoint_equals_the_saved_one(tmp_path: Path) -> None:
     save(tmp_path, 7)
     found = checkpoint.load_latest(tmp_path)
 
@@ -43,21 +46,21 @@ def test_an_empty_or_absent_folder_has_none(tmp_path: Path) -> None:
     assert checkpoint.load_latest(tmp_path / "absent") is None
 
 
-def test_the_last_ones_are_kept(tmp_path: Path) -> None:
+def test_save_keeps_the_given_number_of_checkpoints(tmp_path: Path) -> None:
     for step in (1, 20, 300, 4_000):
         save(tmp_path, step, keep=2)
 
     assert checkpoint.steps(tmp_path) == [300, 4_000]
 
 
-def test_any_damage_to_the_latest_falls_back_to_the_one_before_and_says_so(
+def test_a_damaged_latest_checkpoint_is_reported_and_skipped(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     save(tmp_path, 1)
     save(tmp_path, 2)
     path = tmp_path / checkpoint.name(2)
     whole = path.read_bytes()
-    # Every array and the head: one bit each, anywhere in the data; and cut short.
+    # One flipped bit in the data of every array and in the head, and truncated files.
     places = [whole.index(array.tobytes()) + 5 for array in ARRAYS.values()]
     places.append(whole.index(b'"saved_at"') + 1)
     damages = [whole[:p] + bytes([whole[p] ^ 1]) + whole[p + 1 :] for p in places]
@@ -71,26 +74,28 @@ def test_any_damage_to_the_latest_falls_back_to_the_one_before_and_says_so(
         assert "checkpoint-00000002.npz: damaged" in capsys.readouterr().err
 
 
-def test_damage_to_all_is_an_error_not_a_new_start(tmp_path: Path) -> None:
+def test_loading_fails_if_all_checkpoints_are_damaged(tmp_path: Path) -> None:
     save(tmp_path, 1)
     (tmp_path / checkpoint.name(1)).write_bytes(b"x")
 
     for _ in range(2):
-        with pytest.raises(DataDamagedError, match="all checkpoints \\(1\\) are damaged"):
+        with pytest.raises(
+            DataDamagedError, match=says("checkpoints-damaged-see-above-remove", ..., "1")
+        ):
             checkpoint.load_latest(tmp_path)
 
 
 @pytest.mark.parametrize(
     "damaged", [(20,), (30,), (20, 30), (10, 20, 40), (10, 20, 30, 40)], ids=str
 )
-def test_damaged_ones_are_not_among_those_that_are_kept(
+def test_damaged_checkpoints_do_not_count_towards_keep(
     tmp_path: Path, damaged: tuple[int, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
     for step in (10, 20, 30, 40):
         save(tmp_path, step, keep=4)
     for step in damaged:
         (tmp_path / checkpoint.name(step)).write_bytes(b"x")
-    # As after going on from an earlier one: what is saved now is not the last by its number.
+    # After a resume from an earlier checkpoint, the newest one does not have the highest number.
     save(tmp_path, 35, keep=2)
     sound = sorted({10, 20, 30, 35, 40}.difference(damaged))[-2:]
 
@@ -99,10 +104,10 @@ def test_damaged_ones_are_not_among_those_that_are_kept(
         checkpoint.load(tmp_path / checkpoint.name(step))
     said = capsys.readouterr().err
     for path in tmp_path.glob("*.damaged"):
-        assert f"set aside as {path.name}" in said
+        assert says("set-aside", ..., path.name).search(said)
 
 
-def test_one_that_the_disk_does_not_give_is_neither_counted_nor_removed(
+def test_unreadable_checkpoints_are_neither_counted_nor_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for step in (10, 20, 30):
@@ -120,7 +125,7 @@ def test_one_that_the_disk_does_not_give_is_neither_counted_nor_removed(
     assert checkpoint.steps(tmp_path) == [20, 30, 40]
 
 
-def test_an_old_one_that_cannot_be_removed_is_a_sentence(tmp_path: Path, system: System) -> None:
+def test_failing_to_remove_an_old_checkpoint_is_reported(tmp_path: Path, system: System) -> None:
     for step in (10, 20):
         save(tmp_path, step)
     system.fails("unlink", errno.EIO)
@@ -130,7 +135,9 @@ def test_an_old_one_that_cannot_be_removed_is_a_sentence(tmp_path: Path, system:
     assert checkpoint.steps(tmp_path) == [10, 20, 30]
 
 
-def test_a_full_disk_keeps_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_keeps_the_previous_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     save(tmp_path, 1)
 
     with monkeypatch.context() as patch:
@@ -144,7 +151,7 @@ def test_a_full_disk_keeps_what_was_there(tmp_path: Path, monkeypatch: pytest.Mo
     assert list((tmp_path / ".work" / "temporary").iterdir()) == []
 
 
-def test_a_write_that_was_killed_leaves_nothing_that_counts(tmp_path: Path) -> None:
+def test_files_of_a_killed_write_are_ignored(tmp_path: Path) -> None:
     save(tmp_path, 1)
     (tmp_path / ".work" / "temporary" / "half").write_bytes(b"PK half of a checkpoint")
     (tmp_path / "checkpoint-00000002.npz.partial").write_bytes(b"x")
@@ -152,14 +159,15 @@ def test_a_write_that_was_killed_leaves_nothing_that_counts(tmp_path: Path) -> N
     assert checkpoint.steps(tmp_path) == [1]
 
 
-def test_a_checkpoint_of_another_version_is_refused_and_left_alone(tmp_path: Path) -> None:
-    """It is not damaged, so it is not set aside for an older one of this version."""
+def test_checkpoints_of_different_versions_are_refused_and_kept(tmp_path: Path) -> None:
+    """Such a checkpoint is not damaged, so no older checkpoint replaces it."""
     save(tmp_path, 1)
     later = archive(**whole(facts=head_of(HEAD | {"version": 2, "ranks": [1, 2]})))
     (tmp_path / checkpoint.name(2)).write_bytes(later)
 
     with pytest.raises(
-        UsageError, match=r"00000002\.npz: a different version .* format is 2, expected 1"
+        UsageError,
+        match=says("different-version-imagenet-prep-wrote-checkpoint", "00000002.npz", "2", "1"),
     ):
         checkpoint.load_latest(tmp_path)
     assert checkpoint.steps(tmp_path) == [1, 2]
@@ -171,7 +179,7 @@ HEAD = {"version": 1, "step": 2, "saved_at": 0.5, "facts": {"reader": {}}}
 
 
 def npy(data: bytes, descr: str = "|u1", shape: tuple[int, ...] | None = None) -> bytes:
-    """Returns a member that says that it has this shape."""
+    """Returns a member of an .npz file with a header that states this shape."""
     stream = io.BytesIO()
     how = {"descr": descr, "fortran_order": False, "shape": shape or (len(data),)}
     np.lib.format.write_array_header_1_0(stream, how)  # type: ignore[no-untyped-call]
@@ -203,7 +211,7 @@ def with_flag(data: bytes, local: int, central: int, value: bytes) -> bytes:
 
 
 def with_end(data: bytes, num_bytes: int) -> bytes:
-    """Lets a zip say that its list has so many bytes, as one of more than 4 GB would."""
+    """Lets a zip state a directory of this size, as an archive of more than 4 GB does."""
     end = data.index(b"PK\x05\x06")
     listed = struct.unpack_from("<L", data, end + 16)[0]
     record = (b"PK\x06\x06", 44, 45, 45, 0, 0, 4, 4, num_bytes, listed)
@@ -252,7 +260,7 @@ def hostile() -> Iterator[tuple[str, bytes]]:
 
 
 def _many_members(sound: bytes) -> bytes:
-    """Lists the first member again and again."""
+    """Lists the first member many times."""
     start = sound.index(b"PK\x01\x02")
     first = sound[start : sound.index(b"PK\x01\x02", start + 1)]
     listed = first * 200_000
@@ -260,7 +268,7 @@ def _many_members(sound: bytes) -> bytes:
     return sound[:start] + listed + struct.pack("<4s4H2LH", *fields)
 
 
-def test_what_no_run_has_written_is_set_aside_for_the_one_before(
+def test_hostile_checkpoints_are_set_aside_at_little_memory(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     save(tmp_path, 1)
@@ -276,12 +284,12 @@ def test_what_no_run_has_written_is_set_aside_for_the_one_before(
 
         assert found is not None, kind
         assert found.step == 1, kind
-        assert f"{path}: damaged checkpoint (" in capsys.readouterr().err, kind
-    # In kB: less than what the least of them claims.
+        assert says("damaged-checkpoint", path).search(capsys.readouterr().err), kind
+    # In kB. Every hostile checkpoint states more memory than this.
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 500_000
 
 
-def test_a_sparse_file_and_arrays_that_nobody_wants_cost_nothing(tmp_path: Path) -> None:
+def test_sparse_files_and_unneeded_arrays_are_not_read(tmp_path: Path) -> None:
     save(tmp_path, 1)
     (tmp_path / checkpoint.name(2)).touch()
     os.truncate(tmp_path / checkpoint.name(2), 40 << 30)
@@ -291,7 +299,7 @@ def test_a_sparse_file_and_arrays_that_nobody_wants_cost_nothing(tmp_path: Path)
     assert (found.step, list(found.arrays)) == (1, ["a"])
 
 
-def test_a_link_is_set_aside_and_its_target_stays(
+def test_symlinked_checkpoints_are_set_aside_without_their_target(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     save(tmp_path, 1)
@@ -301,11 +309,11 @@ def test_a_link_is_set_aside_and_its_target_stays(
 
     assert found is not None
     assert found.step == 1
-    assert "damaged checkpoint (not a regular file)" in capsys.readouterr().err
+    assert says("damaged-checkpoint-not-regular-file").search(capsys.readouterr().err)
     assert checkpoint.steps(tmp_path / "other") == [2]
 
 
-def test_a_checkpoint_of_another_run_is_refused_before_its_arrays_are_read(tmp_path: Path) -> None:
+def test_refused_facts_are_reported_before_arrays_are_read(tmp_path: Path) -> None:
     def accept(facts: dict[str, Any]) -> None:
         raise UsageError(f"another run: {facts}")
 
@@ -315,7 +323,7 @@ def test_a_checkpoint_of_another_run_is_refused_before_its_arrays_are_read(tmp_p
     assert checkpoint.steps(tmp_path) == [1]
 
 
-def test_a_checkpoint_holds_the_class_list_of_imagenet_21k(tmp_path: Path) -> None:
+def test_checkpoints_can_hold_21841_class_names(tmp_path: Path) -> None:
     classes = "".join(f"n{number:08d} {'word, ' * 12}end\n" for number in range(21_841))
     facts = {"interface": {"classes": classes, "mean": [1.0, 2.0, 3.0], "std": [1.0, 1.0, 1.0]}}
     checkpoint.save(tmp_path, 1, facts, {"a": np.zeros(3, np.float32)}, keep=1)

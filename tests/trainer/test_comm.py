@@ -1,4 +1,4 @@
-"""What ranks say to each other is JSON: nothing that is received is run."""
+"""Ranks exchange JSON, and nothing that they receive is executed."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from imagenet_prep.core.errors import ImagenetPrepError, IncompleteError
 from imagenet_prep.core.world import LEFT, World
 from imagenet_prep.trainer.comm import Comm, Horovod, lost_rank, require_gpus
 from tests.kit.limits import Limits
+from tests.kit.messages import says
 
 pytestmark = [pytest.mark.tf, pytest.mark.usefixtures("tf")]
 
@@ -22,13 +23,13 @@ VALUE = {"epoch": 3, "at": 1764000000.123456, "name": "数据", "none": None, "a
 
 
 class Wire:
-    """Stands for Horovod: what rank 0 broadcasts, another rank receives."""
+    """Replaces Horovod: a rank receives the message that rank 0 broadcast."""
 
     def __init__(self) -> None:
         self.sent: dict[str, Any] = {}
 
     def rank(self, number: int, monkeypatch: pytest.MonkeyPatch) -> Comm:
-        """Returns a rank of two; 0 speaks, 1 hears."""
+        """Returns a rank of two: 0 sends and 1 receives."""
         fake: Any = ModuleType("horovod.tensorflow")
         fake.init = lambda: None
         fake.rank = lambda: number
@@ -47,12 +48,12 @@ class Wire:
         fake.broadcast = broadcast
         monkeypatch.setitem(sys.modules, "horovod", ModuleType("horovod"))
         monkeypatch.setitem(sys.modules, "horovod.tensorflow", fake)
-        # The import system takes the attribute of the package, where there is one.
+        # The import system uses the attribute of the package if it exists.
         sys.modules["horovod"].tensorflow = fake  # type: ignore[attr-defined]
         return Horovod(World(number, 2, number, 2), fp16_compression=False)
 
     def say(self, data: bytes) -> None:
-        """Lets rank 0 have sent some bytes."""
+        """Makes rank 0 send these bytes."""
         self.sent["object.size"] = np.array([len(data)], np.int32)
         self.sent["object.bytes"] = np.frombuffer(data, np.uint8)
 
@@ -79,20 +80,20 @@ def test_a_pickle_is_refused_and_not_run(monkeypatch: pytest.MonkeyPatch, tmp_pa
     poison = pickle.dumps(Poison(tmp_path / "owned"))
     wire.say(poison)
 
-    with pytest.raises(ImagenetPrepError, match="the message of rank 0 is not valid JSON"):
+    with pytest.raises(ImagenetPrepError, match=says("message-rank-0-not-valid")):
         wire.rank(1, monkeypatch).broadcast_object(None)
     assert not (tmp_path / "owned").exists()
-    # It would have run.
+    # The pickle would have been executed by now.
     pickle.loads(poison)
     assert (tmp_path / "owned").exists()
 
 
 @pytest.mark.parametrize("data", [b"\xff", b"[" * 100_000, b"NaN", b"{} {}"])
-def test_what_is_no_json_is_refused(monkeypatch: pytest.MonkeyPatch, data: bytes) -> None:
+def test_messages_of_invalid_json_are_refused(monkeypatch: pytest.MonkeyPatch, data: bytes) -> None:
     wire = Wire()
     wire.say(data)
 
-    with pytest.raises(ImagenetPrepError, match="the message of rank 0 is not valid JSON"):
+    with pytest.raises(ImagenetPrepError, match=says("message-rank-0-not-valid")):
         wire.rank(1, monkeypatch).broadcast_object(None)
 
 
@@ -103,11 +104,13 @@ def test_an_object_without_bounds_is_not_waited_for(
     wire = Wire()
     wire.sent["object.size"] = np.array([num_bytes], np.int32)
 
-    with pytest.raises(ImagenetPrepError, match=f"announces {num_bytes:,} bytes of JSON"):
+    with pytest.raises(
+        ImagenetPrepError, match=says("rank-0-announces-bytes-json", f"{num_bytes:,}")
+    ):
         wire.rank(1, monkeypatch).broadcast_object(None)
 
 
-def test_what_is_no_json_never_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_objects_outside_json_are_never_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     wire = Wire()
     for comm in (Comm(), wire.rank(0, monkeypatch)):
         with pytest.raises(TypeError):
@@ -115,7 +118,7 @@ def test_what_is_no_json_never_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
     assert wire.sent == {}
 
 
-def test_only_the_loss_of_another_rank_is_told_to_the_launcher(
+def test_only_lost_ranks_are_reported_to_the_launcher(
     limits: Limits, capsys: pytest.CaptureFixture[str]
 ) -> None:
     limits(left_ranks_s=0.0)
@@ -126,13 +129,15 @@ def test_only_the_loss_of_another_rank_is_told_to_the_launcher(
             raise error
     assert capsys.readouterr().err == ""
 
-    with pytest.raises(IncompleteError, match="another rank died or stalled"), lost_rank():
+    with pytest.raises(IncompleteError, match=says("another-rank-died-stalled-see")), lost_rank():
         raise lost("Horovod has been shut down")
     assert capsys.readouterr().err == f"{LEFT}\n"
 
 
-def test_each_local_rank_has_a_gpu_of_its_own_or_there_is_none() -> None:
+def test_more_local_ranks_than_gpus_are_refused() -> None:
     require_gpus(local_rank=7, gpus=8)
     require_gpus(local_rank=1, gpus=0)
-    with pytest.raises(ImagenetPrepError, match=r"local rank 8 has no GPU.*8 GPUs.*slots=8"):
+    with pytest.raises(
+        ImagenetPrepError, match=says("local-rank-no-gpu-write", 8, ..., "8 GPUs", 8)
+    ):
         require_gpus(local_rank=8, gpus=8)

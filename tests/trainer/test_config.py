@@ -1,4 +1,4 @@
-"""Settings: what is refused, and what a recipe makes of the rest."""
+"""Settings: which ones are refused, and how a recipe completes the others."""
 
 from __future__ import annotations
 
@@ -72,12 +72,14 @@ TORCH = {"framework": "pytorch", "synthetic": True}
         ({"synthetic": True, "comm": "ddp"}, "--comm ddp needs --framework pytorch"),
     ],
 )
-def test_what_cannot_be_or_has_no_effect_is_refused(settings: dict[str, Any], named: str) -> None:
+def test_contradictory_or_ineffective_settings_are_refused(
+    settings: dict[str, Any], named: str
+) -> None:
     with pytest.raises(ValueError, match=named):
         TrainConfig(**settings)
 
 
-def test_each_framework_has_its_usual_way_to_communicate() -> None:
+def test_each_framework_has_a_default_comm() -> None:
     for framework, comm in (("tensorflow", "horovod"), ("mxnet", "horovod"), ("pytorch", "ddp")):
         config = TrainConfig(synthetic=True, framework=framework)
         assert config.comm == comm
@@ -85,7 +87,7 @@ def test_each_framework_has_its_usual_way_to_communicate() -> None:
     assert TrainConfig(**TORCH, comm="horovod").changed()["comm"] == "horovod"
 
 
-def test_a_framework_that_is_not_installed_is_named_with_the_line_to_type(
+def test_missing_frameworks_are_reported_with_the_install_command(
     installed: Installed,
 ) -> None:
     installed.packages(lambda _: False)
@@ -94,7 +96,7 @@ def test_a_framework_that_is_not_installed_is_named_with_the_line_to_type(
             train(TrainConfig(synthetic=True, framework=framework))
 
 
-def test_an_optimizer_that_the_recipe_has_no_rate_for_needs_one() -> None:
+def test_lr_is_required_if_the_recipe_lacks_it() -> None:
     with pytest.raises(UsageError, match=r"--lr"):
         recipe.resolve(TrainConfig(synthetic=True, optimizer="lars"), 8, 1_281_167, 1000)
     run = recipe.resolve(TrainConfig(synthetic=True, optimizer="lars", lr=9.0), 8, 1_281_167, 1000)
@@ -108,7 +110,7 @@ def test_fewer_images_than_a_step_are_refused() -> None:
         recipe.resolve(TrainConfig(synthetic=True, batch_size=51), 2, 100, 10)
 
 
-def test_the_tutorials_recipe_turns_to_larc_for_128_gpus() -> None:
+def test_the_tutorial_recipe_uses_larc_from_128_gpus() -> None:
     config = TrainConfig(synthetic=True, recipe="tutorial")
     few, many = (recipe.resolve(config, gpus, 1_281_167, 1000) for gpus in (127, 128))
 
@@ -128,7 +130,7 @@ def test_the_tutorials_recipe_turns_to_larc_for_128_gpus() -> None:
     assert (many.schedule.peak, many.trust_coefficient, many.nesterov) == (3.7, 0.013, True)
 
 
-def test_recipe_v15_is_nvidias() -> None:
+def test_recipe_v15_equals_nvidias() -> None:
     run = recipe.resolve(TrainConfig(synthetic=True), 8, 1_281_167, 1000)
 
     assert run.schedule.peak == pytest.approx(2.048)
@@ -141,7 +143,7 @@ def test_recipe_v15_is_nvidias() -> None:
     )
 
 
-def test_mxnets_recipe_is_the_articles() -> None:
+def test_mxnets_recipe_equals_the_articles() -> None:
     config = TrainConfig(framework="mxnet", synthetic=True)
     run = recipe.resolve(config, 64, 1_281_167, 1000, fast_half=True)
 
@@ -156,11 +158,11 @@ def test_mxnets_recipe_is_the_articles() -> None:
         0.0,
         False,
     )
-    # A checkpoint of TensorFlow's is another run.
+    # A checkpoint of TensorFlow belongs to a different run.
     assert run.facts()["framework"] == "mxnet"
 
 
-def test_a_checkpoint_of_the_other_framework_is_refused_by_name() -> None:
+def test_a_different_framework_is_the_reported_difference() -> None:
     ours, mxnets = (
         recipe.resolve(
             TrainConfig(synthetic=True, model="tiny", framework=name), 1, 1_281_167, 1000
@@ -176,7 +178,7 @@ def test_a_checkpoint_of_the_other_framework_is_refused_by_name() -> None:
         assert (recipe.other_network(there.facts(), here) or "").startswith(f"{said}; recipe ")
 
 
-def test_another_learning_rate_is_said_in_words() -> None:
+def test_a_different_learning_rate_is_the_reported_difference() -> None:
     first, second = (
         recipe.resolve(TrainConfig(synthetic=True, model="tiny", lr=lr), 1, 1_281_167, 1000)
         for lr in (0.5, 0.25)
@@ -186,14 +188,14 @@ def test_another_learning_rate_is_said_in_words() -> None:
     assert recipe.other_network(first.facts(), second) is None
 
 
-def test_mxnet_has_no_optimizer_of_ours() -> None:
+def test_mxnet_refuses_our_own_optimizers() -> None:
     tutorial = TrainConfig(framework="mxnet", synthetic=True, recipe="tutorial", model="resnet18")
     assert recipe.resolve(tutorial, 8, 1_281_167, 1000).optimizer == "sgd"
     with pytest.raises(UsageError, match="has no larc, the optimizer of recipe tutorial on 128"):
         recipe.resolve(tutorial, 128, 1_281_167, 1000)
 
 
-def test_what_is_given_goes_before_the_recipe() -> None:
+def test_given_settings_override_the_recipe() -> None:
     given = TrainConfig(synthetic=True, lr=0.7, momentum=0.0, weight_decay=0.0, label_smoothing=0.0)
     run = recipe.resolve(given, 1, 1_281_167, 1000)
 
@@ -205,7 +207,7 @@ def test_what_is_given_goes_before_the_recipe() -> None:
     )
 
 
-def test_recipe_tutorial_is_half_precision_where_the_device_is_fast_at_it() -> None:
+def test_the_tutorial_uses_half_precision_on_fast_devices() -> None:
     def said(gpus: int, *, fast: bool, **given: Any) -> str:
         config = TrainConfig(synthetic=True, recipe="tutorial", **given)
         run = recipe.resolve(config, gpus, 1_281_167, 1000, fast_half=fast)
@@ -222,7 +224,7 @@ def test_recipe_tutorial_is_half_precision_where_the_device_is_fast_at_it() -> N
     ).precision == ("float32")
 
 
-def test_recipe_tutorial_changes_colours_from_128_ranks_on() -> None:
+def test_recipe_tutorial_changes_colours_from_128_ranks() -> None:
     tutorial, other = (TrainConfig(synthetic=True, recipe=name) for name in ("tutorial", "v1.5"))
 
     assert [recipe.increased_aug(tutorial, gpus) for gpus in (127, 128)] == [False, True]
@@ -231,7 +233,7 @@ def test_recipe_tutorial_changes_colours_from_128_ranks_on() -> None:
     assert recipe.resolve(asked, 1, 1_281_167, 1000).increased_aug
 
 
-def test_the_recipes_of_small_sets_choose_the_net_and_all_else() -> None:
+def test_recipes_of_small_datasets_choose_network_and_schedule() -> None:
     runs = [
         recipe.resolve(TrainConfig(data_dir="x", recipe=name), 2, count, 10)
         for name, count in (("cifar10", 40_000), ("mnist", 60_000))
@@ -245,7 +247,7 @@ def test_the_recipes_of_small_sets_choose_the_net_and_all_else() -> None:
         ("plateau", 0.002, 5 * 78),
         ("cosine", 0.002, 0),
     ]
-    # 100 epochs with an evaluation after each; 2 epochs.
+    # 100 epochs with an evaluation after each, and 2 epochs.
     assert [(r.total_steps, r.plateau_steps) for r in runs] == [(7800, 78), (234, 0)]
     sgd = recipe.resolve(
         TrainConfig(data_dir="x", recipe="cifar10", optimizer="sgd"), 1, 40_000, 10
@@ -253,7 +255,7 @@ def test_the_recipes_of_small_sets_choose_the_net_and_all_else() -> None:
     assert (sgd.momentum, sgd.schedule.peak) == (0.9, 0.001)
 
 
-def test_a_run_of_some_batches_has_the_shape_of_one_of_as_many_epochs() -> None:
+def test_num_batches_equals_the_same_number_of_epochs() -> None:
     steps = recipe.resolve(TrainConfig(synthetic=True, num_batches=500), 1, 1_000 * 256, 10)
     epochs = recipe.resolve(TrainConfig(synthetic=True, num_epochs=0.5), 1, 1_000 * 256, 10)
 
@@ -261,8 +263,8 @@ def test_a_run_of_some_batches_has_the_shape_of_one_of_as_many_epochs() -> None:
     assert steps.total_steps == 500
 
 
-def test_the_tutorials_scripts_work_as_they_were_typed() -> None:
-    # The flags of train.sh and train_more_aug.sh, and the others that the script had.
+def test_flags_typed_in_the_tutorials_are_accepted() -> None:
+    # The flags of train.sh and train_more_aug.sh, and the others of that script.
     words = (
         "--data_dir /data --num_epochs 90 --increased_aug -b 256 --mom 0.977 --wdecay 0.0005 "
         "--loss_scale 256. --use_larc --lr_decay_mode linear_cosine --warmup_epochs 5 --clear_log "
@@ -291,7 +293,7 @@ def test_the_tutorials_scripts_work_as_they_were_typed() -> None:
         precision="float16",
     )
     run = recipe.resolve(found, 8, 1_281_167, 1000)
-    # The script's rate for LARC on any number of GPUs.
+    # The script uses this rate for LARC with any number of GPUs.
     assert (run.schedule.peak, run.trust_coefficient, run.loss_scale) == (3.7, 0.013, 256)
 
     words = "--synthetic --nofp16 --num_batches 20 --batch_size 8 --lr_decay_mode=steps "
@@ -306,13 +308,13 @@ def test_the_tutorials_scripts_work_as_they_were_typed() -> None:
     )
 
 
-def test_the_warm_up_of_a_short_run_is_as_much_shorter() -> None:
+def test_the_warmup_shrinks_with_the_run() -> None:
     run = recipe.resolve(TrainConfig(synthetic=True, num_epochs=9.0), 8, 1_281_167, 1000)
 
     assert run.schedule.warmup_steps == round(0.8 * run.steps_per_epoch)
 
 
-def test_what_is_typed_goes_before_the_channels_of_sagemaker() -> None:
+def test_flags_override_the_channels_of_sagemaker() -> None:
     container = {"SM_CHANNEL_TRAINING": "/ml/training", "SM_MODEL_DIR": "/ml/model"}
     alone = parse([], container)
     assert (alone.data_dir, alone.export) == ("/ml/training", "/ml/model/model.keras")
@@ -327,3 +329,85 @@ def test_what_is_typed_goes_before_the_channels_of_sagemaker() -> None:
     assert parse(["--synthetic"], container).data_dir is None
     with pytest.raises(UsageError, match="give either --data-dir or --synthetic"):
         parse(["mine", "--synthetic"], container)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"synthetic": True, "num_batches": 10, "warmup_epochs": 95.0},
+        {"synthetic": True, "num_epochs": 95.0, "warmup_epochs": 94.0},
+        {"synthetic": True, "recipe": "mnist", "warmup_epochs": 1.5},
+        {"synthetic": True, "recipe": "cifar10", "image_size": 22},
+        {"synthetic": True, "image_size": 21},
+        {"data_dir": "x", "schedule": "plateau", "eval_every": 1.0},
+        {"data_dir": "x", "schedule": "plateau", "recipe": "cifar10"},
+        {"data_dir": "x", "device": "gpu", "backend": "dali"},
+        {"data_dir": "x", "device": "gpu"},
+        {"data_dir": "x", "device": "cpu", "backend": "native"},
+        {"data_dir": "x", "remap": True, "classes": "classes.txt"},
+        {"data_dir": "x", "classes": "classes.txt"},
+        {"data_dir": "x", "predictions": "said.csv", "evaluate": True},
+        {"synthetic": True, "loss_scale": 128.0, "precision": "float16"},
+        {"synthetic": True, "loss_scale": 128.0, "recipe": "tutorial"},
+        {"synthetic": True, "loss_scale": 128.0, "recipe": "article"},
+        {"synthetic": True, "seed": (1 << 32) - 1},
+        TORCH | {"seed": 1 << 32},
+        MXNET | {"seed": 1 << 32},
+        {"synthetic": True, "schedule": "steps", "lr_decay_lrs": "1,.1,.01,.001"},
+        {
+            "synthetic": True,
+            "schedule": "steps",
+            "lr_decay_steps": "1,2",
+            "lr_decay_lrs": "1,.1,.01",
+        },
+        {"synthetic": True, "export": "model.keras"},
+        TORCH | {"export": "model.safetensors", "model": "resnet50"},
+        TORCH | {"export": "model.safetensors"},
+        MXNET | {"export": "folder"},
+        MXNET | {"model": "resnet18"},
+    ],
+    ids=str,
+)
+def test_settings_next_to_refused_ones_are_accepted(settings: dict[str, Any]) -> None:
+    config = TrainConfig(**settings)
+
+    assert config.changed().keys() >= settings.keys() - {"device", "backend"}
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"data_dir": "x", "device": "gpu", "backend": "native"},
+        {"synthetic": True, "seed": 1 << 32},
+        TORCH | {"export": "model.safetensors", "model": "cifar"},
+        {"synthetic": True, "loss_scale": 128.0, "recipe": "tutorial", "precision": "float32"},
+        {"synthetic": True, "recipe": "cifar10", "warmup_epochs": 1000.0},
+        {"synthetic": True, "num_epochs": 2.0, "warmup_epochs": 2.0},
+        {"synthetic": True, "model": "cifar", "image_size": 21},
+        {"synthetic": True, "schedule": "steps", "lr_decay_steps": "1,1"},
+        {
+            "synthetic": True,
+            "schedule": "steps",
+            "lr_decay_steps": "1,2",
+            "lr_decay_lrs": "1,.1,.01,.001",
+        },
+    ],
+    ids=str,
+)
+def test_settings_just_beyond_a_bound_are_refused(settings: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="--"):
+        TrainConfig(**settings)
+
+
+def test_table_is_printed_for_lists_and_other_datasets() -> None:
+    assert not TrainConfig(data_dir="x").tabulates
+    assert TrainConfig(data_dir="x", evaluate=True, labels=("a.csv",)).tabulates
+    assert TrainConfig(data_dir="x", evaluate=True, also=("set",)).tabulates
+
+
+def test_only_some_settings_are_copied() -> None:
+    config = TrainConfig(data_dir="x", seed=3, batch_size=5)
+    made = config.only("seed", "framework", synthetic=True)
+
+    assert (made.seed, made.batch_size) == (3, TrainConfig(synthetic=True).batch_size)
+    assert made.changed() == {"seed": 3, "synthetic": True}

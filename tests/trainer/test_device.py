@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.kit import fake_gpu
+from tests.kit.messages import says
 from tests.kit.reading import dali
 from tests.kit.training import NUM_TRAIN, NUM_VALIDATION, rows
 
@@ -19,7 +20,7 @@ __all__ = ["dali"]
 @pytest.mark.tf
 @pytest.mark.dali
 @pytest.mark.parametrize("device", ["auto", "gpu"])
-def test_the_network_gets_the_memory_in_which_dali_decoded(
+def test_the_network_reads_dalis_memory_without_a_copy(
     tf: Any,
     dali: Any,
     train: Callable[..., Any],
@@ -28,7 +29,7 @@ def test_the_network_gets_the_memory_in_which_dali_decoded(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Of all batches: those to train on, and those of the evaluation."""
+    """In all batches of training and of the evaluation."""
     from imagenet_prep.trainer.tensorflow_learner import TensorFlowLearner
 
     class Learner(TensorFlowLearner):
@@ -54,7 +55,7 @@ def test_the_network_gets_the_memory_in_which_dali_decoded(
     assert len(decoded) == 2 * (NUM_TRAIN // 8) + -(-NUM_VALIDATION // 8)
     assert [each.address for each in decoded] == addresses
     assert score.top1 > 0.5
-    assert "JPEGs are decoded by dali on the GPU" in capsys.readouterr().out
+    assert says("jpegs-decoded", "dali", "GPU").search(capsys.readouterr().out)
     (start,) = rows(tmp_path, "start")
     assert (start["backend"], start["device"]) == ("dali", "gpu")
 
@@ -63,7 +64,7 @@ def test_the_network_gets_the_memory_in_which_dali_decoded(
 def test_tfdata_copies_images_to_the_gpu_ahead(
     tf: Any, shades: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The device is a CPU here: TensorFlow's transformation takes any."""
+    """The device is a CPU here, because TensorFlow's transformation takes any device."""
     from imagenet_prep.read import make_dataset
 
     made: dict[str, Any] = {"batch_size": 8, "image_size": 16, "backend": "tfdata"}

@@ -1,9 +1,10 @@
-"""Which splits a run is evaluated on, and which images of them."""
+"""The splits and images on which a run is evaluated."""
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from imagenet_prep.trainer.config import TrainConfig
 from imagenet_prep.trainer.evaluation import Predicted
 from tests.kit.evaluated import write_names
 from tests.kit.installed import Installed
+from tests.kit.messages import says
 from tests.kit.numpy_learner import NumpyLearner
 from tests.kit.tfrecords import wnid
 from tests.kit.training import NUM_TRAIN, NUM_VALIDATION, flags, make_shades, rows
@@ -33,7 +35,7 @@ Train = Callable[..., Any]
 
 @pytest.fixture
 def tabulate(shades: Path, monkeypatch: pytest.MonkeyPatch, installed: Installed) -> Train:
-    """As `train_by_numpy`, by the verb, which opens the sets and lists of the table."""
+    """As `train_by_numpy`, but by the verb, which opens the datasets and lists of the table."""
     monkeypatch.setattr(loop, "connect", NumpyLearner)
     installed.packages(lambda _: True)
 
@@ -53,37 +55,39 @@ def tabulate(shades: Path, monkeypatch: pytest.MonkeyPatch, installed: Installed
     ],
     ids=" ".join,
 )
-def test_what_was_held_out_decides_and_validation_is_for_the_end(
+def test_holdout_is_watched_and_validation_is_evaluated_last(
     there: Sequence[str], watched: str, last: str
 ) -> None:
     assert feed.splits(there, "set") == (watched, last)
 
 
-def test_a_set_with_nothing_to_evaluate_on_says_how_to_get_it(
+def test_a_dataset_without_evaluation_splits_is_refused(
     train_by_numpy: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("imagenet_prep.read.Reader.splits", ("train",))
-    with pytest.raises(UsageError, match="--holdout 10%, which .* or use --no-evaluation"):
+    with pytest.raises(UsageError, match=says("no-split-evaluate-only-prepare")):
         train_by_numpy(tmp_path / "run")
     assert train_by_numpy(tmp_path / "run", no_evaluation=True) is None
 
 
-def test_without_validation_a_run_is_evaluated_on_what_was_held_out(
+def test_holdout_is_evaluated_if_validation_is_missing(
     train_by_numpy: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     held = make_shades(tmp_path / "set", "holdout", held=(1, 3))
     score = train_by_numpy(tmp_path / "run", data_dir=str(held), eval_every=1.0)
 
     said = capsys.readouterr().out
-    assert "the dataset has no validation split: evaluations use holdout" in said
-    assert said.count("checkpoint_time(UTC)  2 of 4 classes\n") == said.count("step  epoch  top1")
+    assert says("dataset-no-validation-split-evaluations").search(said)
+    assert said.count("checkpoint_time(UTC)  2 of 4 classes\n") == len(
+        says("step-epoch-top1-top5-loss").findall(said)
+    )
     found = rows(tmp_path / "run", "evaluation")
     assert {(row["split"], row["examples"]) for row in found} == {("holdout", NUM_VALIDATION)}
     assert found[-1]["top1"] == score.top1
     assert rows(tmp_path / "run", "test") == []
 
 
-def test_lists_and_classes_choose_what_is_trained_and_evaluated_on(
+def test_exclude_and_classes_apply_to_training_and_evaluation(
     train_by_numpy: Train, shades: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("IMAGENET_PREP_CACHE", str(tmp_path / "kept"))
@@ -105,14 +109,14 @@ def test_lists_and_classes_choose_what_is_trained_and_evaluated_on(
         assert each["num_examples"] == sum(of_train.count(label) for label in (0, 3))
         assert each["examples"] == sum(of_validation.count(label) for label in (0, 3))
     assert (some["num_classes"], dense["num_classes"]) == (4, 2)
-    # A checkpoint of other classes is another run's.
+    # A checkpoint with different classes belongs to a different run.
     with pytest.raises(
-        UsageError, match="a network for the classes n00001000, n00001003, but this command"
+        UsageError, match=says("network-classes-command-output-here", "n00001000, n00001003")
     ):
         train_by_numpy(tmp_path / "1", num_epochs=1.0, batch_size=4, **chosen)
 
 
-def test_predictions_say_something_of_every_image(
+def test_the_file_of_predictions_has_every_evaluated_image(
     train_by_numpy: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("IMAGENET_PREP_CACHE", str(tmp_path / "kept"))
@@ -138,14 +142,14 @@ def test_predictions_say_something_of_every_image(
     assert [each.key for each in whole] == keys
     assert [each.class_index for each in whole] == [n % 4 for n in numbers]
     assert {frozenset(each.classes) for each in whole} == {frozenset(range(4))}
-    # Class indices are those of the class list, however the network numbers its classes.
+    # Class indices refer to the class list, even if the network numbers its classes differently.
     dense = said("dense", classes=("3", "0"), remap=True)
     assert [each.class_index for each in dense] == [n % 4 for n in numbers if n % 4 in (0, 3)]
     assert {frozenset(each.classes) for each in dense} == {frozenset((0, 3))}
 
 
 class _Two(Comm):
-    """Rank 0 of two; the other one's batch is this one's, its keys and labels turned round."""
+    """Rank 0 of two. The batch of rank 1 is the same, with reversed keys and labels."""
 
     world = World(0, 2)
 
@@ -154,12 +158,12 @@ class _Two(Comm):
         if what == "longest key":
             assert array.tolist() == [80]
             return np.stack([array - 79, array])
-        # A row has 85 bytes, and 128 for its key.
+        # A row has 85 bytes, and 128 bytes for its key.
         assert (what, array.shape) == ("predictions-213", (3 * 213,))
         return np.stack([array, array.reshape(3, 213)[::-1].ravel()])
 
 
-def test_predictions_of_all_ranks_come_together(tmp_path: Path) -> None:
+def test_predictions_of_all_ranks_are_merged(tmp_path: Path) -> None:
     predicted = Predicted(_Two(), (10, 11), (1,))
     key = "ä" * 40
     batch = {
@@ -189,8 +193,8 @@ def test_predictions_of_all_ranks_come_together(tmp_path: Path) -> None:
     assert (within[:, 1:] == -1).all()
 
 
-def test_a_run_its_file_and_score_count_equal_and_infinite_logits_the_same(tmp_path: Path) -> None:
-    """As of bfloat16, whose logits are often equal; and shares that are all 0 have an order."""
+def test_training_and_score_rank_tied_logits_equally(tmp_path: Path) -> None:
+    """Logits of bfloat16 are often equal. Probabilities that are all 0 have an order too."""
     random = np.random.default_rng(0)
     logits = random.integers(-3, 3, (400, 12)).astype(np.float64)
     logits[:20] = 0
@@ -213,14 +217,14 @@ def test_a_run_its_file_and_score_count_equal_and_infinite_logits_the_same(tmp_p
     assert (classes[:, 0] == labels[there]).sum() == top1
     sound = there & np.isfinite(logits).all(1)
     assert (predictions.top(logits[sound])[:, 0] == labels[sound]).sum() == top1
-    # A network that says nothing knows the images of the first class.
+    # A network with constant outputs is right about the images of the first class.
     assert trainer_evaluation.count(np.zeros((12, 12)), np.arange(12), np.ones(12))[1] == 1
 
 
-def test_the_last_evaluation_fills_a_table_of_sets_and_lists(
+def test_the_last_evaluation_fills_the_table_of_accuracies(
     train_by_numpy: Train, tabulate: Train, shades: Path, tmp_path: Path
 ) -> None:
-    """The same rows as of the file of predictions, by a run and by `--evaluate` alone."""
+    """Training, `--evaluate` and the file of predictions give the same rows."""
     numbers = range(NUM_TRAIN, NUM_TRAIN + NUM_VALIDATION)
     keys = [f"{wnid(n % 4)}/{wnid(n % 4)}_{n}.JPEG" for n in numbers]
     own = tmp_path / "own.csv"
@@ -241,7 +245,7 @@ def test_the_last_evaluation_fills_a_table_of_sets_and_lists(
         (str(shades), "own.csv", 2, 4),
         (str(few), "dataset", 22, 4),
         (str(few), "dataset", 22, 2),
-        # The two sets have an image of this key each.
+        # Both datasets have an image with this key.
         (str(few), "own.csv", 1, 4),
         (str(few), "own.csv", 1, 2),
     ]
@@ -249,7 +253,7 @@ def test_the_last_evaluation_fills_a_table_of_sets_and_lists(
     (listed,) = first["lists"]
     digest = hashlib.sha256(own.read_bytes()).hexdigest()
     assert (listed["sha256"], listed["unknown"], listed["first"]) == (digest, 1, ["x/none.JPEG"])
-    # Checkpoint and file of predictions name it too.
+    # The checkpoint and the file of predictions name it too.
     found = checkpoint.load_latest(tmp_path / "run")
     assert found is not None
     assert found.facts["labels"] == {"own.csv": digest}
@@ -258,10 +262,38 @@ def test_the_last_evaluation_fills_a_table_of_sets_and_lists(
     assert [line[-1] for line in lines[:4]] == ["0 3", "", "2", ""]
 
 
-def test_a_set_of_other_classes_is_refused_before_anything_is_trained(
-    tabulate: Train, tmp_path: Path
-) -> None:
+def test_also_refuses_datasets_of_different_classes(tabulate: Train, tmp_path: Path) -> None:
     other = write_names(tmp_path / "other", [("a/1", 0), ("a/2", 1)], num_classes=5)
-    with pytest.raises(UsageError, match="class lists differ"):
+    with pytest.raises(UsageError, match=says("their-class-lists-differ-score")):
         tabulate(tmp_path / "run", also=(str(other),))
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_sums_of_a_batch_equal_its_images(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    logits = np.round(rng.normal(0, 3, (40, 7)), 1)  # with equal logits
+    labels = rng.integers(0, 7, 40)
+    mask = rng.random(40) < 0.8
+    expected = np.zeros(4)
+    for row, label, is_counted in zip(logits, labels, mask, strict=True):
+        if not is_counted:
+            continue
+        # If logits are equal, the first class is ahead.
+        ahead = sum(value > row[label] for value in row)
+        ahead += sum(value == row[label] for value in row[:label])
+        loss = math.log(sum(math.exp(value) for value in row)) - row[label]
+        expected += (1, ahead < 1, ahead < 5, loss)
+
+    np.testing.assert_allclose(trainer_evaluation.count(logits, labels, mask), expected)
+    assert expected[1] < expected[2] < expected[0] < 40
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_image_without_finite_logits_is_wrong(value: float) -> None:
+    logits = np.zeros((2, 7))
+    logits[:, 0] = 1
+    logits[1, 3] = value
+    found = trainer_evaluation.count(logits, np.zeros(2, int), np.ones(2, bool))
+
+    assert found[:3].tolist() == [2, 1, 1]

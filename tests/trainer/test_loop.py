@@ -1,10 +1,11 @@
-"""What the loop does with a run, whatever framework trains it; test_training has TensorFlow's."""
+"""The training loop, which is the same for every framework; test_training has TensorFlow's."""
 
 from __future__ import annotations
 
 import calendar
 import json
 import os
+import re
 import shutil
 import signal
 import time
@@ -15,18 +16,29 @@ from typing import Any
 import pytest
 
 from imagenet_prep.core.errors import ImagenetPrepError, IncompleteError, StoreError, UsageError
+from imagenet_prep.read.reader import Reader
 from imagenet_prep.trainer import checkpoint, log, loop
 from imagenet_prep.trainer.comm import Comm
+from imagenet_prep.trainer.evaluation import Score
+from imagenet_prep.trainer.saved import Saved
 from tests.kit import command
+from tests.kit.messages import says
 from tests.kit.numpy_learner import NumpyLearner
-from tests.kit.training import NUM_VALIDATION, arrays_of, assert_same_bits, end_at_step, rows
+from tests.kit.training import (
+    NUM_VALIDATION,
+    arrays_of,
+    assert_same_bits,
+    end_at_step,
+    make_shades,
+    rows,
+)
 
 Train = Callable[..., Any]
 
 
 @pytest.fixture
 def train(train_by_numpy: Train) -> Train:
-    """Instead of TensorFlow's."""
+    """Uses NumPy as the framework."""
     return train_by_numpy
 
 
@@ -48,31 +60,31 @@ def test_the_times_of_evaluation_rows_are_utc(
     assert int(before) <= saved <= after
 
 
-def test_a_resumed_run_has_the_bits_of_one_that_was_not_ended(
+def test_a_resumed_run_ends_with_the_same_bits(
     train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     train(tmp_path / "whole", num_epochs=3.125, checkpoint_every=10, keep=9)
     assert checkpoint.steps(tmp_path / "whole") == [10, 20, 25]
-    # Ended after step 10, in the midst of the second epoch: only that checkpoint is there.
+    # Only the checkpoint of step 10, in the middle of the second epoch, is left.
     (tmp_path / "ended").mkdir()
     shutil.copy(tmp_path / "whole" / checkpoint.name(10), tmp_path / "ended")
     train(tmp_path / "ended", num_epochs=3.125, checkpoint_every=10)
 
-    assert "resumed after step 10 from checkpoint-00000010.npz" in capsys.readouterr().out
+    assert says("resumed-after-step", "10", "checkpoint-00000010.npz").search(
+        capsys.readouterr().out
+    )
     assert_same_bits(arrays_of(tmp_path / "whole"), arrays_of(tmp_path / "ended"))
     both = [rows(tmp_path / name, "evaluation")[-1]["loss"] for name in ("whole", "ended")]
     assert both[0] == both[1]
 
 
-def test_show_lists_the_images_of_a_run_that_went_back_to_an_older_checkpoint(
-    train: Train, shades: Path, tmp_path: Path
-) -> None:
+def test_show_marks_images_of_discarded_steps(train: Train, shades: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     train(run, num_epochs=1.0, checkpoint_every=3, keep=9)  # 8 steps
     for step in (6, 8):
         (run / checkpoint.name(step)).unlink()
     with open(run / log.LOG, "ab") as file:
-        file.write(b'{"kind": "saved", "step": 9, "rec')  # the power failed
+        file.write(b'{"kind": "saved", "step": 9, "rec')  # the log after a power failure
     train(run, num_epochs=1.0, checkpoint_every=3, keep=9)
 
     listed = [json.loads(line) for line in _shown(run, "--step", "5").splitlines()]
@@ -88,7 +100,7 @@ def test_show_lists_the_images_of_a_run_that_went_back_to_an_older_checkpoint(
     assert [(each["step"], each["weights"]) for each in uses] == [(5, "discarded"), (5, "kept")]
     assert json.loads(_shown(run, "--check")) == {"steps": 8, "images": 64, "faults": []}
 
-    # A loop that does not restore its reader begins the epoch again.
+    # A loop that does not restore the reader starts the epoch again.
     start = json.loads((run / log.LOG).read_bytes().partition(b"\n")[0])
     with open(run / log.LOG, "a") as file:
         for kind, step, read in (("start", 8, 0), ("saved", 10, 16)):
@@ -108,7 +120,9 @@ def _shown(run: Path, *flags: str) -> str:
     return done.out
 
 
-def test_show_of_a_run_names_what_it_cannot_do(train: Train, shades: Path, tmp_path: Path) -> None:
+def test_show_refuses_flags_without_meaning_for_a_run(
+    train: Train, shades: Path, tmp_path: Path
+) -> None:
     run = tmp_path / "run"
     held = command.run("show", shades, "--keys", "--splits", "validation").out.splitlines()[0]
     train(run, num_epochs=0.5)
@@ -128,16 +142,16 @@ def test_show_of_a_run_names_what_it_cannot_do(train: Train, shades: Path, tmp_p
     noise = {"data_dir": None, "backend": "auto", "synthetic": True}
     train(tmp_path / "noise", **noise, num_batches=2, num_epochs=None)
     done = command.run("show", tmp_path / "noise")
-    assert (done.code, done.complaints.count("no line contains the reader's state")) == (2, 1)
+    assert (done.code, len(says("no-line-contains-reader-s").findall(done.complaints))) == (2, 1)
 
     content = (run / log.LOG).read_text()
     digest = json.loads(content.partition("\n")[0])["receipt"]["dataset"]
     (run / log.LOG).write_text(content.replace(digest, digest[::-1]))
     refused = command.run("show", run, "--check")
-    assert "Pass that dataset with --trained-on SET" in refused.complaints
+    assert says("digest-run-read-dataset-digest").search(refused.complaints)
 
 
-def test_a_cleared_log_folder_begins_at_step_0(train: Train, tmp_path: Path) -> None:
+def test_a_cleared_log_folder_starts_at_step_0(train: Train, tmp_path: Path) -> None:
     train(tmp_path / "run")
     train(tmp_path / "run", clear_log=True, num_epochs=0.125)
 
@@ -145,12 +159,12 @@ def test_a_cleared_log_folder_begins_at_step_0(train: Train, tmp_path: Path) -> 
     assert [row["resumed_at"] for row in rows(tmp_path / "run", "start")] == [0]
 
 
-def test_evaluating_what_was_never_trained_is_refused(train: Train, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="no checkpoint to evaluate"):
+def test_evaluation_without_a_checkpoint_is_refused(train: Train, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=says("no-checkpoint-evaluate-train-first")):
         train(tmp_path / "run", evaluate=True)
 
 
-def test_a_corrupt_latest_checkpoint_falls_back_to_the_one_before(
+def test_a_run_resumes_before_a_damaged_checkpoint(
     train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = tmp_path / "run"
@@ -161,21 +175,19 @@ def test_a_corrupt_latest_checkpoint_falls_back_to_the_one_before(
     train(run, checkpoint_every=6)
     said = capsys.readouterr()
 
-    assert "checkpoint-00000016.npz: damaged checkpoint" in said.err
-    assert "resumed after step 12" in said.out
+    assert says("damaged-checkpoint", "checkpoint-00000016.npz").search(said.err)
+    assert says("resumed-after-step", "12").search(said.out)
     assert_same_bits(whole, arrays_of(run))
 
 
-def test_another_run_does_not_go_on_from_this_ones_checkpoints(
-    train: Train, tmp_path: Path
-) -> None:
+def test_changed_settings_do_not_resume_a_run(train: Train, tmp_path: Path) -> None:
     train(tmp_path / "run")
     for other in ({"num_epochs": 3.0}, {"lr": 0.1}, {"seed": 1}, {"batch_size": 4}):
         with pytest.raises(UsageError, match=r"holds a run with \w+"):
             train(tmp_path / "run", **other)
 
 
-def test_a_rank_that_would_read_another_order_than_rank_0_is_told(
+def test_a_rank_with_a_different_order_is_refused(
     train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def of_rank_0(_: Comm, value: Any) -> Any:
@@ -183,19 +195,21 @@ def test_a_rank_that_would_read_another_order_than_rank_0_is_told(
         return (found, {**place, "nodes": 2}), failure
 
     monkeypatch.setattr(Comm, "broadcast_object", of_rank_0)
-    with pytest.raises(UsageError, match="the state has nodes 2, but this reader has 1"):
+    with pytest.raises(UsageError, match=says("state-reader-use-same-dataset", "nodes", "2", "1")):
         train(tmp_path / "run")
 
 
-def test_a_loss_that_is_no_number_ends_the_run(train: Train, tmp_path: Path) -> None:
-    with pytest.raises(ImagenetPrepError, match=r"the loss is (nan|inf).*--lr"):
+def test_a_nonfinite_loss_ends_the_run(train: Train, tmp_path: Path) -> None:
+    with pytest.raises(
+        ImagenetPrepError, match=says("step-loss", ..., re.compile("nan|inf"), "--lr")
+    ):
         train(tmp_path / "run", lr=1e300, warmup_epochs=0.0)
 
     assert checkpoint.steps(tmp_path / "run") == []
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT], ids=lambda each: each.name)
-def test_a_signal_saves_and_the_same_command_goes_on(
+def test_a_signal_saves_a_checkpoint_that_resumes(
     train: Train,
     tmp_path: Path,
     signum: signal.Signals,
@@ -203,14 +217,14 @@ def test_a_signal_saves_and_the_same_command_goes_on(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     settings = {"num_epochs": 400.0, "display_every": 1, "checkpoint_every": 100_000}
-    # The next step tells all ranks; the one after it is their last. Steps count from 0.
+    # The next step tells all ranks, and the step after it is the last. Steps count from 0.
     for asked, saved in ((5, 8), (11, 14)):
         with monkeypatch.context() as patch:
             end_at_step(patch, asked, signum)
-            with pytest.raises(IncompleteError, match=r"Run the same command again to resume"):
+            with pytest.raises(IncompleteError, match=says("asked-stop-step-saved-run")):
                 train(tmp_path / "run", **settings)
         assert checkpoint.steps(tmp_path / "run")[-1] == saved
-    assert "resumed after step 8 from" in capsys.readouterr().out
+    assert says("resumed-after-step", "8").search(capsys.readouterr().out)
 
 
 def test_a_second_ctrl_c_ends_at_once(
@@ -231,7 +245,7 @@ def test_a_second_ctrl_c_ends_at_once(
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
-def test_the_accuracy_of_training_is_a_column_where_it_is_wanted(
+def test_train_accuracy_adds_a_column_to_the_table(
     train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     train(tmp_path / "run", num_epochs=8.0, train_accuracy=True)
@@ -246,7 +260,7 @@ def test_the_accuracy_of_training_is_a_column_where_it_is_wanted(
     assert "accuracy" not in rows(tmp_path / "other", "train")[0]
 
 
-def test_a_wish_to_end_breaks_an_evaluation_off(
+def test_a_signal_ends_an_evaluation_early(
     train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     logits = NumpyLearner.logits
@@ -257,13 +271,13 @@ def test_a_wish_to_end_breaks_an_evaluation_off(
 
     with monkeypatch.context() as patch:
         patch.setattr(NumpyLearner, "logits", interrupted)
-        with pytest.raises(IncompleteError, match="asked to stop: step 16 of 16 is saved"):
+        with pytest.raises(IncompleteError, match=says("asked-stop-step-saved-run", "16", "16")):
             train(tmp_path / "run")
     assert rows(tmp_path / "run", "evaluation") == []
     assert train(tmp_path / "run").examples == NUM_VALIDATION
 
 
-def test_what_a_glance_can_refuse_is_refused_before_a_framework_starts(
+def test_wrong_settings_are_refused_before_the_framework_starts(
     train: Train, shades: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     train(tmp_path / "run")
@@ -283,7 +297,7 @@ def test_what_a_glance_can_refuse_is_refused_before_a_framework_starts(
             train(**{"log_dir": tmp_path / "run"} | settings)
 
 
-def test_the_log_is_written_through_no_link_and_into_no_pipe(train: Train, tmp_path: Path) -> None:
+def test_logs_that_are_links_or_pipes_are_refused(train: Train, tmp_path: Path) -> None:
     mine = tmp_path / "notes.txt"
     mine.write_text("my own\n")
     for kind in ("a link", "a pipe"):
@@ -293,19 +307,19 @@ def test_the_log_is_written_through_no_link_and_into_no_pipe(train: Train, tmp_p
             (run / "train.jsonl").symlink_to(mine)
         else:
             os.mkfifo(run / "train.jsonl")
-        with pytest.raises(StoreError, match=r"train\.jsonl: the file, .* is a link or of"):
+        with pytest.raises(StoreError, match=says("file-folder-above-link-wrong", "train.jsonl")):
             train(run, num_epochs=0.2)
     assert mine.read_text() == "my own\n"
 
 
-def test_scalars_that_a_link_leads_elsewhere_are_refused(train: Train, tmp_path: Path) -> None:
+def test_a_symlinked_tensorboard_folder_is_refused(train: Train, tmp_path: Path) -> None:
     mine = tmp_path / "mine"
     run = tmp_path / "run"
     mine.mkdir()
     run.mkdir()
     (mine / "events.out.tfevents.1.a").touch()
     (run / "tensorboard").symlink_to(mine)
-    with pytest.raises(StoreError, match="tensorboard: the file, .* is a link"):
+    with pytest.raises(StoreError, match=says("file-folder-above-link-wrong", "tensorboard")):
         train(run, num_epochs=0.2, clear_log=True)
     assert [path.name for path in mine.iterdir()] == ["events.out.tfevents.1.a"]
 
@@ -320,7 +334,7 @@ FACTS: dict[str, Any] = {
 }
 
 
-def test_facts_that_no_run_writes_are_set_aside(
+def test_checkpoints_with_malformed_facts_are_set_aside(
     train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = tmp_path / "run"
@@ -332,5 +346,124 @@ def test_facts_that_no_run_writes_are_set_aside(
         train(run, checkpoint_every=6)
 
         said = capsys.readouterr()
-        assert "checkpoint-00000016.npz: damaged checkpoint (" in said.err, kind
-        assert f"resumed after step 12 from {sound.name}" in said.out, kind
+        assert says("damaged-checkpoint", "checkpoint-00000016.npz").search(said.err), kind
+        assert says("resumed-after-step", "12", sound.name).search(said.out), kind
+
+
+def test_the_last_step_is_evaluated_only_once(train: Train, tmp_path: Path) -> None:
+    train(tmp_path / "run", num_epochs=2.0, eval_every=1.0)
+
+    assert [row["step"] for row in rows(tmp_path / "run", "evaluation")] == [8, 16]
+
+
+def test_an_evaluation_has_the_time_of_its_checkpoint(train: Train, tmp_path: Path) -> None:
+    train(tmp_path / "run", num_epochs=0.2)
+    train(tmp_path / "run", num_epochs=0.2, evaluate=True)
+
+    first, second = rows(tmp_path / "run", "evaluation")
+    assert second["checkpoint_time_utc"] == first["checkpoint_time_utc"]
+
+
+def test_run_is_not_evaluated_with_other_labels(train: Train, tmp_path: Path) -> None:
+    train(tmp_path / "run", num_epochs=0.2)
+    other = make_shades(tmp_path / "other", classes=(1, 0, 2, 3))
+
+    with pytest.raises(UsageError):
+        train(tmp_path / "run", num_epochs=0.2, evaluate=True, data_dir=str(other))
+
+
+def test_a_split_without_batches_ends_the_run(
+    train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Reader, "__iter__", lambda _: iter(()))
+    with pytest.raises(ImagenetPrepError, match="train"):
+        train(tmp_path / "run")
+
+
+def noted_closes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Returns the list to which the end of a connection or a mirror adds its class."""
+    noted: list[str] = []
+    for kind in (Comm, Saved):
+
+        def note(self: Any, close: Callable[[Any], Any] = kind.close) -> Any:
+            noted.append(type(self).__name__)
+            return close(self)
+
+        monkeypatch.setattr(kind, "close", note)
+    return noted
+
+
+def test_stopped_run_ends_mirror_before_rank(
+    train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Launchers kill all ranks when one exits."""
+    noted = noted_closes(monkeypatch)
+    end_at_step(monkeypatch, 3)
+    with pytest.raises(IncompleteError):
+        train(tmp_path / "run", num_epochs=4.0, display_every=1)
+
+    assert noted[:2] == ["Saved", "Comm"]
+
+
+def test_error_on_the_first_rank_disconnects_all(
+    train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> None:
+        raise StoreError("no space")
+
+    noted = noted_closes(monkeypatch)
+    monkeypatch.setattr(Saved, "save", fail)
+    with pytest.raises(StoreError, match="no space"):
+        train(tmp_path / "run", num_epochs=0.5)
+
+    assert "Comm" in noted
+
+
+def test_only_single_rank_ends_at_second_signal(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    stop = loop.Stop(alone=False)
+    with stop.heard():
+        assert not stop.came
+        signal.raise_signal(signal.SIGINT)
+        assert stop.came
+        signal.raise_signal(signal.SIGINT)
+    assert capfd.readouterr().err == ""
+
+    alone = loop.Stop(alone=True)
+    with pytest.raises(KeyboardInterrupt), alone.heard():
+        signal.raise_signal(signal.SIGTERM)
+        assert capfd.readouterr().err == ""  # only Ctrl-C is typed by a person
+        signal.raise_signal(signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2])
+def test_each_signal_before_a_jobs_end_stops_it(number: signal.Signals) -> None:
+    stop = loop.Stop(alone=False)
+    with stop.heard():
+        signal.raise_signal(number)
+    assert stop.came
+
+
+@pytest.mark.parametrize(
+    ("split", "classes", "end"),
+    [("validation", "", ""), ("holdout", "", "  holdout"), ("validation", "2 of 4 classes", "")],
+)
+def test_printed_evaluation_has_each_number_in_its_column(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], split: str, classes: str, end: str
+) -> None:
+    written = log.TrainingLog(tmp_path, tmp_path / "scalars", speaks=True)
+    written.start({"framework": "mxnet"})
+    capsys.readouterr()
+    score = Score(examples=8, top1=0.25, top5=0.75, loss=1.5)
+    written.evaluation(7, 2.5, split, score, 0.0, classes)
+    written.close()
+
+    header, line = capsys.readouterr().out.splitlines()
+    assert header.endswith(classes)
+    numbers = ["7", "2.5", "25.000", "75.00", "1.50", "1970-01-01", "00:00:00"]
+    assert line.split() == [*numbers, *end.split()]
+    (row,) = rows(tmp_path, "evaluation")
+    assert (row["top1"], row["top5"], row["loss"], row["examples"]) == (0.25, 0.75, 1.5, 8)
+    assert (row["step"], row["epoch"], row["split"]) == (7, 2.5, split)

@@ -1,4 +1,4 @@
-"""The facts that a run keeps: its classes, its plan, its window, its folder."""
+"""The facts that a run keeps about itself: classes, plan, shuffle window and folder."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def edited(run: Path, change: Callable[[dict[str, Any]], None]) -> None:
 
 
 @pytest.mark.parametrize("classes", ["2,3", "1,0,2", f"{wnid(0)},{wnid(2)}", "3"])
-def test_a_network_is_not_evaluated_as_if_it_had_other_classes(
+def test_evaluating_a_network_on_different_classes_is_refused(
     train: Train, evaluated: Evaluated, tmp_path: Path, classes: str
 ) -> None:
     train(tmp_path / "run", classes=("0", "1"), remap=True, num_epochs=1.0, batch_size=4)
@@ -77,7 +77,7 @@ def test_a_network_is_not_evaluated_as_if_it_had_other_classes(
 
 
 @pytest.mark.parametrize("remap", [True, False])
-def test_an_evaluation_without_flags_has_the_classes_of_the_run(
+def test_an_evaluation_uses_the_classes_of_the_run(
     train: Train, evaluated: Evaluated, tmp_path: Path, remap: bool
 ) -> None:
     classes = ("3", wnid(1))
@@ -91,17 +91,17 @@ def test_an_evaluation_without_flags_has_the_classes_of_the_run(
         trained.loss,
     )
     assert score.examples < NUM_VALIDATION
-    # The same classes in different words and a different order.
+    # The same classes in a different notation and order.
     _, again = evaluated(tmp_path / "run", "--classes", f"1,{wnid(3)}")
     assert again.loss == trained.loss
 
 
 @pytest.mark.parametrize("flag", ["--also", "--labels"])
 @pytest.mark.parametrize("remap", [True, False])
-def test_a_table_of_sets_and_lists_needs_outputs_for_all_classes(
+def test_also_and_labels_need_outputs_for_all_classes(
     train: Train, evaluated: Evaluated, shades: Path, tmp_path: Path, remap: bool, flag: str
 ) -> None:
-    """Nobody gave --classes here, so a conflict with it would be a riddle."""
+    """A conflict with --classes is not reported here, because the user did not give it."""
     train(tmp_path / "run", classes=("1", "3"), remap=remap, num_epochs=1.0, batch_size=4)
     (tmp_path / "labels.csv").write_text("key,class\n")
     words = (flag, str(shades if flag == "--also" else tmp_path / "labels.csv"))
@@ -117,7 +117,7 @@ def test_a_table_of_sets_and_lists_needs_outputs_for_all_classes(
         evaluated(tmp_path / "none", *words, "--image-size", "16", "--batch-size", "8")
 
 
-def test_a_checkpoint_with_a_malformed_interface_is_not_exported(
+def test_checkpoints_with_a_malformed_interface_are_not_exported(
     train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def damage(facts: dict[str, Any]) -> None:
@@ -138,7 +138,7 @@ def test_lists_and_fractions_do_not_change_the_outputs(
     assert (config.classes, config.remap, score.examples) == (None, False, NUM_VALIDATION)
 
 
-def test_a_set_with_as_many_but_different_classes_is_refused(
+def test_an_equal_number_of_different_classes_is_refused(
     train: Train, evaluated: Evaluated, tmp_path: Path
 ) -> None:
     other = make_shades(tmp_path / "other")
@@ -159,11 +159,11 @@ def test_a_set_with_as_many_but_different_classes_is_refused(
                 train(tmp_path / "run", num_epochs=1.0)
     synthetic = Interface("", (0.0,) * 3, (1.0,) * 3)
     assert "the classes of no dataset, but" in (interfaces[0].difference(synthetic) or "")
-    # Words are no identity.
+    # Class descriptions do not identify a class.
     assert interfaces[0].difference(interfaces[1]) is None
 
 
-def test_a_checkpoint_without_classes_is_loaded_by_their_number(
+def test_checkpoints_without_classes_need_an_equal_class_count(
     train: Train, evaluated: Evaluated, tmp_path: Path
 ) -> None:
     trained = train(tmp_path / "run", num_epochs=1.0)
@@ -187,7 +187,7 @@ def test_the_reader_states_classes_and_normalisation(shades: Path) -> None:
     assert some.normalisation == ((123.675, 116.28, 103.53), (58.395, 57.12, 57.375))
 
 
-def test_an_evaluation_exports_its_model(
+def test_an_evaluation_exports_the_model(
     train: Train, evaluated: Evaluated, tmp_path: Path
 ) -> None:
     train(tmp_path / "run", num_epochs=1.0)
@@ -201,7 +201,7 @@ def test_an_evaluation_exports_its_model(
 
 
 @pytest.mark.parametrize("name", ["cifar10", "mnist"])
-def test_the_rate_of_the_first_start_holds_for_a_different_number_of_ranks(name: str) -> None:
+def test_fewer_ranks_keep_the_first_learning_rate(name: str) -> None:
     def config(batch_size: int, **more: Any) -> TrainConfig:
         return TrainConfig(data_dir="x", recipe=name, batch_size=batch_size, **more)
 
@@ -215,8 +215,8 @@ def test_the_rate_of_the_first_start_holds_for_a_different_number_of_ranks(name:
         assert saved != recipe.as_begun(other, run, 2)
 
 
-def test_a_run_does_not_change_its_optimizer_with_the_number_of_ranks() -> None:
-    """A large run of the tutorial has a different optimizer, which a small one cannot continue."""
+def test_fewer_ranks_cannot_resume_with_a_different_optimizer() -> None:
+    """A large run of the tutorial has a different optimizer, so a small run cannot resume it."""
     tutorial = TrainConfig(synthetic=True, recipe="tutorial", batch_size=4096)
     large = recipe.resolve(TrainConfig(synthetic=True, recipe="tutorial"), 128, 1_281_167, 1000)
     small = recipe.resolve(tutorial, 8, 1_281_167, 1000)
@@ -225,10 +225,10 @@ def test_a_run_does_not_change_its_optimizer_with_the_number_of_ranks() -> None:
     assert recipe.difference(large.facts(), begun) == "optimizer larc, this one has sgd"
 
 
-def test_a_resumed_run_keeps_the_rate_of_its_first_start(
+def test_a_resumed_run_keeps_the_checkpoints_rate(
     train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The checkpoint says that two ranks started the run, as those of the resumed run do."""
+    """The checkpoint states two ranks, so the rate of the first start was twice as high."""
 
     def started_by_two(facts: dict[str, Any]) -> None:
         facts["ranks"] = 2
@@ -249,26 +249,27 @@ def test_a_resumed_run_keeps_the_rate_of_its_first_start(
     with pytest.raises(UsageError, match=r"learning rate 0.02, this one has 0.5"):
         train(tmp_path / "run", **settings | {"lr": 0.5})
     with pytest.raises(UsageError, match="global batch size 8, this one has 1"):
-        train(tmp_path / "run", **settings, batch_size=1)  # less than one image for each rank
+        train(tmp_path / "run", **settings, batch_size=1)  # less than one image per rank
 
 
 @pytest.mark.parametrize("ranks", [0, -1, 9, "2", 1.5])
-def test_a_damaged_number_of_ranks_is_a_damaged_checkpoint(
-    train: Train, tmp_path: Path, ranks: Any
+def test_an_invalid_rank_count_is_a_damaged_checkpoint(
+    train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str], ranks: Any
 ) -> None:
     def damage(facts: dict[str, Any]) -> None:
         facts["ranks"] = ranks
 
     train(tmp_path / "run", num_epochs=1.0, batch_size=8)
     edited(tmp_path / "run", damage)
-    with pytest.raises(DataDamagedError, match="ranks"):
+    with pytest.raises(DataDamagedError):
         train(tmp_path / "run", num_epochs=1.0, batch_size=8)
+    assert "(ranks" in capsys.readouterr().err
 
 
-def test_a_run_of_0_1_0_keeps_its_number_of_steps(
+def test_runs_of_0_1_0_keep_their_length(
     train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Also after a checkpoint of this version."""
+    """This also holds after a checkpoint of this version."""
     settings = {"batch_size": 20, "num_epochs": 9.0, "display_every": 1, "checkpoint_every": 5}
     train(tmp_path / "run", **settings, keep=99)
     assert checkpoint.steps(tmp_path / "run")[-1] == 9 * (67 // 20)
@@ -304,10 +305,8 @@ def keep_first(folder: Path) -> None:
         (folder / checkpoint.name(step)).unlink()
 
 
-def test_epochs_are_those_of_the_reader_in_the_log_the_rates_and_the_evaluations(
-    train: Train, tmp_path: Path
-) -> None:
-    """Of 67 images, steps of 40 read 40 in each epoch."""
+def test_log_rates_and_evaluations_use_the_readers_epochs(train: Train, tmp_path: Path) -> None:
+    """With 67 images, steps of 40 read 40 images in each epoch."""
     settings = {
         "batch_size": 40,
         "num_epochs": 20.0,
@@ -344,7 +343,7 @@ def test_published_step_counts_of_imagenet_stay() -> None:
 
 
 @pytest.mark.parametrize("windows", [(2, None), (None, 2), (0, 1)])
-def test_a_reader_continues_with_the_window_of_a_state(
+def test_restored_readers_use_the_window_of_the_state(
     colours: Path, windows: tuple[int | None, int | None]
 ) -> None:
     def opened(window: int | None) -> Any:
@@ -374,13 +373,13 @@ def test_a_reader_continues_with_the_window_of_a_state(
             second.restore(state | {"window": window})
 
 
-def test_a_run_of_a_remote_set_goes_on_with_a_local_copy(
+def test_runs_on_remote_data_resume_on_local_data(
     train: Train,
     shades: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The window of remote sets is their default; 1 is smaller than the two shards."""
+    """Remote datasets have a shuffle window by default; 1 is less than the two shards."""
     opened: Any = make_dataset
     seen: list[Any] = []
 
@@ -409,7 +408,7 @@ def test_a_run_of_a_remote_set_goes_on_with_a_local_copy(
         assert one.tobytes() == other.tobytes()
 
 
-def test_show_opens_the_set_where_the_last_start_read_it(
+def test_show_opens_the_dataset_of_the_last_start(
     train: Train, shades: Path, tmp_path: Path
 ) -> None:
     first = shutil.copytree(shades, tmp_path / "first")
@@ -447,7 +446,7 @@ def broken(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, bool], None]:
 
 @pytest.mark.parametrize("of_weights", [False, True])
 @pytest.mark.parametrize("more", [{"checkpoint_every": 5}, {"eval_every": 0.5}, {}], ids=str)
-def test_no_checkpoint_of_a_step_that_is_not_finite_replaces_a_good_one(
+def test_nonfinite_steps_do_not_replace_good_checkpoints(
     train: Train,
     tmp_path: Path,
     broken: Callable[[int, bool], None],
@@ -460,12 +459,15 @@ def test_no_checkpoint_of_a_step_that_is_not_finite_replaces_a_good_one(
         train(tmp_path / "run", **settings)
 
     kept = checkpoint.steps(tmp_path / "run")
-    assert kept == ([8] if "eval_every" in more else [5] if more else [])
+    expected = [5] if more else []
+    if "eval_every" in more:
+        expected = [8]
+    assert kept == expected
     if kept:
         latest = checkpoint.load_latest(tmp_path / "run")
         assert latest is not None
         assert all(np.isfinite(array).all() for array in latest.arrays.values())
-    # The remedy of the message works.
+    # The advice of the message works.
     assert "a lower --lr or more --warmup-epochs, in a different --log-dir or with --clear-log" in (
         str(told.value)
     )
@@ -474,7 +476,7 @@ def test_no_checkpoint_of_a_step_that_is_not_finite_replaces_a_good_one(
     assert checkpoint.steps(tmp_path / "run") == [16]
 
 
-def test_a_run_that_is_asked_to_stop_at_a_broken_step_saves_nothing(
+def test_runs_stopped_at_nonfinite_steps_save_nothing(
     train: Train,
     tmp_path: Path,
     broken: Callable[[int, bool], None],
@@ -487,10 +489,10 @@ def test_a_run_that_is_asked_to_stop_at_a_broken_step_saves_nothing(
     assert checkpoint.steps(tmp_path / "run") == []
 
 
-# One run in a folder
+# One run per folder
 
 
-def test_a_second_run_in_a_folder_is_refused_and_an_evaluation_is_not(
+def test_log_folders_admit_one_run_and_any_evaluation(
     train: Train, evaluated: Evaluated, tmp_path: Path
 ) -> None:
     trained = train(tmp_path / "run", num_epochs=1.0)
@@ -522,7 +524,7 @@ def test_only_rank_0_locks(shades: Path, tmp_path: Path, monkeypatch: pytest.Mon
         loop.train(config, verb.readers(config))
 
 
-def test_a_folder_that_cannot_be_locked_is_used_with_a_warning(
+def test_folders_without_locks_are_used_with_warning(
     train: Train, tmp_path: Path, system: System, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def no_locks(flock: Any, file: int, operation: int) -> Any:
@@ -546,7 +548,7 @@ def fail(number: int) -> None:
 # Flags that would fail late
 
 
-def test_a_network_that_torchvision_would_misread_is_not_exported() -> None:
+def test_networks_unknown_to_torchvision_are_not_exported() -> None:
     torch: dict[str, Any] = {"synthetic": True, "framework": "pytorch", "export": "x.safetensors"}
     for model in ("resnet50-v1", "resnet101-v1", "resnet152-v1", "cifar", "mnist"):
         with pytest.raises(ValueError, match=f"torchvision has no {model}"):
@@ -556,7 +558,7 @@ def test_a_network_that_torchvision_would_misread_is_not_exported() -> None:
     assert TrainConfig(**torch, model="resnet50").export == "x.safetensors"
 
 
-def test_sagemaker_trains_networks_that_cannot_be_exported(
+def test_sagemaker_trains_networks_without_an_export(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     container = {"SM_MODEL_DIR": "/ml/model", "SM_CHANNEL_TRAIN": "/ml/train"}
@@ -566,7 +568,7 @@ def test_sagemaker_trains_networks_that_cannot_be_exported(
     assert verb.parse(words[:2], container).export == "/ml/model/model.safetensors"
 
 
-def test_a_seed_must_fit_into_the_generators_of_the_framework() -> None:
+def test_a_seed_must_fit_the_frameworks_generators() -> None:
     for framework, bits in (("tensorflow", 32), ("pytorch", 64), ("mxnet", 64)):
         synthetic: dict[str, Any] = {"synthetic": True, "framework": framework}
         assert TrainConfig(**synthetic, seed=(1 << bits) - 1).seed
@@ -574,7 +576,7 @@ def test_a_seed_must_fit_into_the_generators_of_the_framework() -> None:
             TrainConfig(**synthetic, seed=1 << bits)
 
 
-def test_a_missing_compiler_is_reported_before_data_is_read(
+def test_missing_compilers_are_reported_before_data_is_read(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("CXX", "no-such-compiler")
@@ -595,14 +597,14 @@ def test_a_missing_compiler_is_reported_before_data_is_read(
         ({"image_size": 112, "batch_size": 41}, World(4, 8, 0, 4), "4 ranks x 41 .* 40 or less"),
         ({"image_size": 2000, "batch_size": 1}, World(), "8.3 GB .* --batch-size 1 or less"),
         ({"model": "resnet50-v1"}, World(), "for resnet50-v1 on the CPU"),
-        # Not the first rank of its host; a network without a figure; no gradients.
+        # Not the first rank of its host; a network of unknown size; no gradients.
         ({}, World(5, 8, 1, 4), None),
         ({"model": "tiny"}, World(), None),
         ({"synthetic": False, "data_dir": "x", "evaluate": True}, World(), None),
     ],
     ids=str,
 )
-def test_a_batch_that_does_not_fit_into_memory_is_reported(
+def test_a_batch_larger_than_memory_is_reported(
     given: dict[str, Any],
     world: World,
     said: str | None,
@@ -610,7 +612,7 @@ def test_a_batch_that_does_not_fit_into_memory_is_reported(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Of 7.72 GB; PyTorch needs 1 GB, and 92 MB for each image."""
+    """Of 7.72 GB, PyTorch needs 1 GB, and 92 MB for each image."""
     meminfo = tmp_path / "meminfo"
     meminfo.write_text("MemTotal:  20000000 kB\nMemAvailable:    7540000 kB\nSwapFree: 1 kB\n")
     monkeypatch.setattr(verb, "_MEMINFO", meminfo)
@@ -628,7 +630,7 @@ def test_a_batch_that_does_not_fit_into_memory_is_reported(
     ("framework", "package"),
     [("tensorflow", "tensorflow-cpu 2.21.0"), ("pytorch", "torch 2.15.0+cpu")],
 )
-def test_a_framework_for_cpus_gets_no_images_on_a_gpu(
+def test_frameworks_without_cuda_refuse_device_gpu(
     framework: str, package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(verb.imports, "lacking", lambda _: [])
@@ -637,7 +639,7 @@ def test_a_framework_for_cpus_gets_no_images_on_a_gpu(
     options = {"data_dir": str(tmp_path / "no"), "framework": framework, "device": "gpu"}
     with pytest.raises(UsageError, match=f"--device gpu: {package.split()[0]}.* --device cpu"):
         verb.train(TrainConfig(**options))
-    # Without a GPU for PyTorch, its compiler needs g++.
+    # If PyTorch has no GPU, its compiler needs g++.
     monkeypatch.setenv("CXX", "no-such-compiler")
     options |= {"device": "auto", "jit": True}
     expected = "no-such-compiler" if framework == "pytorch" else "no such folder"

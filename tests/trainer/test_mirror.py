@@ -1,4 +1,4 @@
-"""A run's copy in a bucket: whole, in step with the folder, and enough to go on elsewhere."""
+"""The copy of a run in a bucket is complete, up to date, and enough to resume elsewhere."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from imagenet_prep.trainer import checkpoint, saved
 from imagenet_prep.trainer.config import TrainConfig
 from tests.kit.command import wait_until
 from tests.kit.limits import Limits
+from tests.kit.messages import says
 from tests.kit.s3_proxy import Proxy, proxied
 from tests.kit.s3_server import BUCKET, S3Server, key_of, objects
 from tests.kit.training import NUM_VALIDATION, end_at_step, rows
@@ -28,7 +29,7 @@ Train = Callable[..., Any]
 
 @pytest.fixture
 def proxy(s3: S3Server, prefix: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
-    """Stands before the server; passes all on until it is `down`."""
+    """A proxy of the server, which forwards requests until it is `down`."""
     with proxied(s3.url, seed=1, faults=1_000_000, rate=0.0) as standing:
         monkeypatch.setenv("AWS_ENDPOINT_URL", standing.url)
         yield standing
@@ -40,9 +41,9 @@ def files(folder: Path) -> dict[str, bytes]:
     return {name: data for name, data in found.items() if not name.startswith(".work")}
 
 
-# Of Keras' export, which copies its variables as NumPy 1 had it.
+# Keras' export copies its variables in a way that NumPy 2 deprecates.
 @pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
-def test_a_mirror_holds_what_the_run_left_and_a_fresh_machine_goes_on_from_it(
+def test_a_new_machine_resumes_from_an_exact_mirror(
     train: Train, s3: S3Server, proxy: Proxy, prefix: str, tmp_path: Path
 ) -> None:
     longer = {"num_epochs": 3.0, "checkpoint_every": 10, "keep": 2, "mirror": prefix}
@@ -62,7 +63,7 @@ def test_a_mirror_holds_what_the_run_left_and_a_fresh_machine_goes_on_from_it(
     assert head["Metadata"]["sha256"] == hashlib.sha256(found[checkpoint.name(24)]).hexdigest()
     assert len(head["ChecksumCRC32C"]) == 8
 
-    # The machine is lost between two checkpoints; another one has an empty disk.
+    # The machine is lost between two checkpoints, and the next one has an empty disk.
     client.delete_object(**last)
     train(tmp_path / "two", **longer)
     first, second = (checkpoint.load(tmp_path / n / checkpoint.name(24)) for n in ("one", "two"))
@@ -73,7 +74,7 @@ def test_a_mirror_holds_what_the_run_left_and_a_fresh_machine_goes_on_from_it(
     assert sum(name.startswith("tensorboard/") for name in now) == 2
 
 
-def test_an_outage_is_said_once_stops_nothing_and_the_next_run_brings_the_mirror_up(
+def test_mirrors_are_completed_after_an_outage(
     train_by_numpy: Train,
     s3: S3Server,
     proxy: Proxy,
@@ -92,13 +93,13 @@ def test_an_outage_is_said_once_stops_nothing_and_the_next_run_brings_the_mirror
 
     monkeypatch.setattr(checkpoint, "save", save_without_network)
     settings = {"checkpoint_every": 4, "mirror": prefix}
-    with pytest.raises(IncompleteError, match="is finished.*its mirror is incomplete"):
+    with pytest.raises(IncompleteError, match=says("run-finished-mirror-incomplete-see")):
         train_by_numpy(tmp_path / "run", **settings)
 
     said = capsys.readouterr().err
-    # Not at all if the run ends before the first retry.
-    assert said.count("Training continues, and the upload is retried") <= 1
-    assert "the connection failed" in said
+    # The message is absent if the run ends before the first retry.
+    assert len(says("training-continues-upload-retried").findall(said)) <= 1
+    assert says("connection-failed").search(said)
     assert f"{prefix} lacks 5 files of this run: train.jsonl, " in said
     assert rows(tmp_path / "run", "evaluation")[-1]["examples"] == NUM_VALIDATION
     proxy.down = False
@@ -106,7 +107,7 @@ def test_an_outage_is_said_once_stops_nothing_and_the_next_run_brings_the_mirror
     assert objects(s3.client(), prefix) == files(tmp_path / "run")
 
 
-def test_only_what_a_run_writes_is_mirrored_and_through_no_link(
+def test_only_regular_files_of_the_run_are_mirrored(
     s3: S3Server, prefix: str, tmp_path: Path
 ) -> None:
     log = tmp_path / "log"
@@ -133,7 +134,7 @@ def test_only_what_a_run_writes_is_mirrored_and_through_no_link(
     assert objects(s3.client(), prefix) == dict.fromkeys(there, b"{}\n")
 
 
-def test_a_mirror_catches_up_while_training_goes_on(
+def test_failed_uploads_are_retried_during_training(
     s3: S3Server,
     proxy: Proxy,
     prefix: str,
@@ -149,19 +150,19 @@ def test_a_mirror_catches_up_while_training_goes_on(
 
     def arrived() -> bool:
         said.append(capsys.readouterr().err)
-        if "is retried" in "".join(said):
+        if says("training-continues-upload-retried").search("".join(said)):
             proxy.down = False
-        return "the upload is complete after retries" in "".join(said)
+        return bool(says("mirror-upload-complete-after-retries").search("".join(said)))
 
     wait_until(arrived, "the upload is complete")
     assert copy.close()
     assert objects(s3.client(), prefix) == {"train.jsonl": b"{}\n"}
 
 
-def test_a_file_larger_than_memory_is_sent_by_parts_and_only_as_long_as_it_was(
+def test_large_growing_files_are_uploaded_in_parts(
     s3: S3Server, prefix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bucket, "PART_BYTES", 5 << 20)  # the least that S3 takes
+    monkeypatch.setattr(bucket, "PART_BYTES", 5 << 20)  # the smallest part that S3 accepts
     log = tmp_path / "train.jsonl"
     log.write_bytes(b"0123456789abcdef" * (bucket.PART_BYTES // 4))
     whole = log.read_bytes()
@@ -185,7 +186,7 @@ def test_a_file_larger_than_memory_is_sent_by_parts_and_only_as_long_as_it_was(
     assert peak < 4 * bucket.PART_BYTES == len(whole)
 
 
-def test_nothing_is_trained_where_the_mirror_cannot_be_asked(
+def test_an_unusable_mirror_is_refused_before_training(
     train_by_numpy: Train,
     proxy: Proxy,
     prefix: str,
@@ -199,13 +200,13 @@ def test_nothing_is_trained_where_the_mirror_cannot_be_asked(
         train_by_numpy(tmp_path / "run", mirror=prefix)
     limits(upload_retries=1)
     proxy.down = True
-    with pytest.raises(IncompleteError, match="Training has not started"):
+    with pytest.raises(IncompleteError, match=says("training-not-started-run-same")):
         train_by_numpy(tmp_path / "run", mirror=prefix)
 
     assert not (tmp_path / "run" / "train.jsonl").exists()
 
 
-def test_a_damaged_object_is_said_and_the_checkpoint_before_it_counts(
+def test_a_damaged_mirrored_checkpoint_is_reported_and_skipped(
     train_by_numpy: Train,
     s3: S3Server,
     proxy: Proxy,
@@ -223,11 +224,11 @@ def test_a_damaged_object_is_said_and_the_checkpoint_before_it_counts(
     said = capsys.readouterr()
 
     assert f"{checkpoint.name(16)}: sha256 " in said.err
-    assert "resumed after step 12" in said.out
+    assert says("resumed-after-step", "12").search(said.out)
     assert objects(s3.client(), prefix).keys() >= files(tmp_path / "two").keys()
 
 
-def test_a_mirror_that_went_further_is_never_overwritten(
+def test_a_mirror_with_later_steps_is_never_overwritten(
     train_by_numpy: Train, s3: S3Server, proxy: Proxy, prefix: str, tmp_path: Path
 ) -> None:
     train_by_numpy(tmp_path / "one", checkpoint_every=6, mirror=prefix)
@@ -235,7 +236,7 @@ def test_a_mirror_that_went_further_is_never_overwritten(
     (tmp_path / "two").mkdir()
     shutil.copy(tmp_path / "one" / checkpoint.name(6), tmp_path / "two")
 
-    with pytest.raises(UsageError, match=r"has step 16, .* only step 6\. Use an empty"):
+    with pytest.raises(UsageError, match=says("step-only-step-use-empty", ..., "16", ..., "6")):
         train_by_numpy(tmp_path / "two", mirror=prefix)
     with pytest.raises(UsageError, match=rf"\(from {prefix}\) holds a run with seed 0"):
         train_by_numpy(tmp_path / "three", seed=1, mirror=prefix)
@@ -243,7 +244,7 @@ def test_a_mirror_that_went_further_is_never_overwritten(
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_a_bug_in_the_background_is_no_mirror_that_has_all(
+def test_errors_of_the_upload_thread_are_raised(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(_: saved.Mirror) -> None:
@@ -260,14 +261,14 @@ def test_a_bug_in_the_background_is_no_mirror_that_has_all(
         copy.close()
 
 
-def test_a_bucket_is_a_mirror_and_nothing_else_is() -> None:
+def test_only_mirror_takes_a_bucket() -> None:
     with pytest.raises(ValueError, match="--log-dir s3://b/run: expected a local path; --mirror"):
         TrainConfig(synthetic=True, log_dir="s3://b/run")
     with pytest.raises(ValueError, match="--mirror /data/run: expected s3://bucket/prefix"):
         TrainConfig(synthetic=True, mirror="/data/run")
 
 
-def test_a_spot_instance_saves_to_the_mirror_and_the_next_one_goes_on(
+def test_a_new_spot_instance_resumes_from_the_mirror(
     train_by_numpy: Train,
     s3: S3Server,
     proxy: Proxy,
@@ -278,17 +279,17 @@ def test_a_spot_instance_saves_to_the_mirror_and_the_next_one_goes_on(
 ) -> None:
     settings = {"num_epochs": 400.0, "display_every": 1, "checkpoint_every": 100_000}
     for part in (1, 2):
-        # The first instance is taken away with its disk: the other one has an empty folder.
+        # The first instance loses its disk, so the next one has an empty folder.
         run = tmp_path / f"run-{part}"
         with monkeypatch.context() as patch:
             end_at_step(patch, 6 * part)
-            with pytest.raises(IncompleteError, match="asked to stop"):
+            with pytest.raises(IncompleteError, match=says("asked-stop-step-saved-run")):
                 train_by_numpy(run, **settings, mirror=prefix)
         assert checkpoint.steps(run)[-1] > 6 * part
         there = objects(s3.client(), prefix)
         assert there == files(run) or part == 2
         assert there["train.jsonl"] == (run / "train.jsonl").read_bytes()
-    assert (
-        f"resumed after step {checkpoint.steps(tmp_path / 'run-1')[0]}" in capsys.readouterr().out
+    assert says("resumed-after-step", checkpoint.steps(tmp_path / "run-1")[0]).search(
+        capsys.readouterr().out
     )
     assert len(checkpoint.steps(run)) == 2

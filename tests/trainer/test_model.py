@@ -1,4 +1,4 @@
-"""The networks: sizes that are published, answers of others with the same weights, the start."""
+"""The networks: published sizes, logits of other implementations, and initial weights."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.kit.lengths import long_but
+from tests.kit.lengths import long_except
 from tests.kit.training import built
 
 pytestmark = pytest.mark.tf
 
-# torchvision's.
+# The sizes are those of torchvision.
 WEIGHTS = {
     "resnet18": 11_689_512,
     "resnet34": 21_797_672,
@@ -34,9 +34,9 @@ def build(name: str, size: int, classes: int) -> Any:
 
 
 def layers(network: Any, kind: str) -> list[Any]:
-    """Returns the layers of a class in the order in which they were made, not in that of Keras.
+    """Returns the layers of a class in the order of their construction, which Keras does not keep.
 
-    Of a block, the shortcut is made first: layer1.0.downsample.0, and then layer1.0.conv1.
+    The shortcut of a block is built first: layer1.0.downsample.0, and then layer1.0.conv1.
     """
 
     def made(layer: Any) -> list[int]:
@@ -47,7 +47,7 @@ def layers(network: Any, kind: str) -> list[Any]:
 
 
 def scattered(network: Any) -> Any:
-    """Gives a network weights in which no layer is silent and no order is like another."""
+    """Gives a network weights that make each layer and its order matter."""
     rng = np.random.default_rng(5)
     for layer in layers(network, "Conv2D"):
         fan = np.prod(layer.kernel.shape[:3])
@@ -69,7 +69,7 @@ def pictures() -> Any:
     return np.random.default_rng(1).normal(size=(2, 64, 64, 3)).astype(np.float32)
 
 
-@pytest.mark.parametrize("name", long_but(SHORT, WEIGHTS))
+@pytest.mark.parametrize("name", long_except(SHORT, WEIGHTS))
 def test_resnets_have_the_published_number_of_weights(tf: Any, name: str) -> None:
     network = built(name)
 
@@ -78,20 +78,18 @@ def test_resnets_have_the_published_number_of_weights(tf: Any, name: str) -> Non
 
 
 @pytest.mark.parametrize(("name", "kernel"), [("resnet50", 3), ("resnet50-v1", 1), ("resnet18", 3)])
-def test_a_stage_is_halved_by_its_first_1x1_in_v1_and_by_the_3x3_in_v15(
-    tf: Any, name: str, kernel: int
-) -> None:
+def test_v1_strides_in_1x1_and_v15_in_3x3(tf: Any, name: str, kernel: int) -> None:
     strided = [
         layer.kernel_size[0] for layer in layers(built(name), "Conv2D") if layer.strides == (2, 2)
     ]
-    # The stem; then in every later stage the shortcut's 1x1, and that of the block.
+    # The stem; then, in every later stage, the 1x1 of the shortcut and that of the block.
     assert strided == [7] + [1, kernel] * 3
 
 
-# In short: where v1 strides, above; it shares all else with v1.5, which is made by hand below.
+# The short tests cover the strides of v1 above, and the rest of v1 by v1.5 below.
 @pytest.mark.long
 @pytest.mark.parametrize("name", ["resnet50", "resnet101", "resnet152"])
-def test_v1_answers_as_keras_own_with_the_same_weights(tf: Any, name: str) -> None:
+def test_v1_logits_equal_keras_applications(tf: Any, name: str) -> None:
     import keras
 
     ours = scattered(built(f"{name}-v1"))
@@ -109,7 +107,7 @@ def test_v1_answers_as_keras_own_with_the_same_weights(tf: Any, name: str) -> No
             biases = [np.zeros(mine.filters, np.float32)] if kind == "Conv2D" else []
             other.set_weights([*mine.get_weights(), *biases])
             if kind == "BatchNormalization":
-                other.epsilon = mine.epsilon  # theirs is 1.001e-5
+                other.epsilon = mine.epsilon  # Keras uses 1.001e-5
     named["predictions"].set_weights(ours.get_layer("classes").get_weights())
 
     expected = theirs(pictures(), training=False).numpy()
@@ -120,7 +118,7 @@ def test_v1_answers_as_keras_own_with_the_same_weights(tf: Any, name: str) -> No
 
 
 def by_hand(tf: Any, network: Any, blocks: tuple[int, ...], sizes: tuple[int, ...]) -> Any:
-    """Returns the logits of a ResNet of v1.5 as torchvision writes it, in a few lines of tf.nn."""
+    """Returns the logits of a ResNet v1.5, written like torchvision's in a few lines of tf.nn."""
     made = zip(layers(network, "Conv2D"), layers(network, "BatchNormalization"), strict=True)
 
     def convolved(x: Any, size: int, stride: int) -> Any:
@@ -148,7 +146,7 @@ def by_hand(tf: Any, network: Any, blocks: tuple[int, ...], sizes: tuple[int, ..
 
 @pytest.mark.parametrize(
     ("name", "blocks", "sizes"),
-    long_but(
+    long_except(
         [("resnet18", (2, 2, 2, 2), (3, 3)), ("resnet50", (3, 4, 6, 3), (1, 3, 1))],
         [
             ("resnet18", (2, 2, 2, 2), (3, 3)),
@@ -159,10 +157,10 @@ def by_hand(tf: Any, network: Any, blocks: tuple[int, ...], sizes: tuple[int, ..
         ],
     ),
 )
-def test_plain_and_v15_nets_answer_as_a_graph_by_hand_with_the_same_weights(
+def test_v15_logits_equal_a_plain_graph(
     tf: Any, name: str, blocks: tuple[int, ...], sizes: tuple[int, ...]
 ) -> None:
-    # A training of another test in this process may have set a different policy.
+    # A previous test in this process may have set a different policy.
     tf.keras.config.set_dtype_policy("float32")
     network = scattered(built(name))
     expected = by_hand(tf, network, blocks, sizes)
@@ -174,7 +172,7 @@ def test_plain_and_v15_nets_answer_as_a_graph_by_hand_with_the_same_weights(
 
 
 @pytest.mark.parametrize(("name", "blocks"), [("resnet50", 16), ("tiny", 3)])
-def test_every_block_begins_as_its_shortcut(tf: Any, name: str, blocks: int) -> None:
+def test_blocks_start_with_a_last_scale_of_zero(tf: Any, name: str, blocks: int) -> None:
     begin = [
         type(norm.gamma_initializer).__name__ for norm in layers(built(name), "BatchNormalization")
     ]
@@ -187,7 +185,7 @@ def test_every_block_begins_as_its_shortcut(tf: Any, name: str, blocks: int) -> 
     ("name", "size"),
     [*(("tiny", size) for size in (16, 32, 64)), ("mnist", 16), ("mnist", 28), ("cifar", 22)],
 )
-def test_small_nets_take_images_of_any_size(tf: Any, name: str, size: int) -> None:
+def test_small_networks_take_images_of_any_size(tf: Any, name: str, size: int) -> None:
     network = build(name, size, 7)
 
     logits = network(np.zeros((2, size, size, 3), np.float32), training=False)
@@ -196,13 +194,13 @@ def test_small_nets_take_images_of_any_size(tf: Any, name: str, size: int) -> No
     assert logits.dtype == tf.float32
 
 
-def test_the_net_of_cifar_is_the_guides(tf: Any) -> None:
+def test_the_network_of_cifar_equals_the_guides(tf: Any) -> None:
     from imagenet_prep.trainer.tensorflow_learner import dropout_seeds
 
     network = build("cifar", 32, 10)
 
     assert [layer.filters for layer in layers(network, "Conv2D")] == [32, 32, 64, 64, 128, 128]
     assert [layer.rate for layer in layers(network, "Dropout")] == [0.2, 0.3, 0.4, 0.5]
-    # Convolutions, dense layers, batch norms.
+    # Convolutions, dense layers and batch norms.
     assert network.count_params() == 287_008 + 267_786 + 1_792
     assert len(dropout_seeds(network)) == 4

@@ -1,4 +1,4 @@
-"""MXNet's ranks, real ones: by a ring, by one server and by two, and one process on all images."""
+"""Real ranks of MXNet: a ring, one or two servers, and one process with all images."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from imagenet_prep.trainer import checkpoint, mxnet_comm
 from tests.kit.batches import digests
 from tests.kit.command import PATIENCE_S, PROGRAM, REPOSITORY, Finished, started
 from tests.kit.layouts import make_mnist, mnist_digits
+from tests.kit.messages import says
 from tests.kit.shared import made_once
 from tests.kit.training import NUM_VALIDATION, arguments, flags, rows
 
@@ -37,7 +38,7 @@ def settings(shades: Path, run: Path, **more: Any) -> list[str]:
 
 
 def run(python: Path, *words: str | Path, code: int = 0, program: Any = PROGRAM) -> Finished:
-    """Runs a verb, or another program, in MXNet's environment; its processes have one thread."""
+    """Runs a verb or a program in MXNet's environment, with one thread per process."""
     # With two servers, all arrays of more than 99 numbers are divided between them.
     variables = {"OMP_NUM_THREADS": "1", "MXNET_KVSTORE_BIGARRAY_BOUND": "100"}
     with started(*words, python=python, env=variables, program=program) as running:
@@ -47,8 +48,8 @@ def run(python: Path, *words: str | Path, code: int = 0, program: Any = PROGRAM)
     return finished
 
 
-# A step whose gradients overflow, and one whose do not; whether images that come by DLPack
-# are copied; then `train`.
+# Prints the moves of a step with overflowing gradients and of one without, whether a masked image
+# changes the loss, and whether DLPack images are shared. Then it trains.
 OVERFLOW = """\
 import dataclasses, sys, numpy as np
 from imagenet_prep.core import program
@@ -84,7 +85,7 @@ print(bool((taken == 7).asnumpy().all()))
 program.main("imagenet_prep.train", sys.argv[1:])
 """
 
-# 100 steps on normalised digits for each of some seeds; prints the accuracies on other digits.
+# Runs 100 steps on normalised digits for each seed, and prints the accuracy on different digits.
 DIGITS = """\
 import sys, numpy as np
 from imagenet_prep.read.augment import RECIPES
@@ -112,10 +113,10 @@ for seed in map(int, sys.argv[2:]):
 
 @pytest.fixture(scope="session")
 def runs(mxnet_python: Path, shades: Path, shared_cache: Path) -> Path:
-    """Runs of the same 16 images a step.
+    """Runs with the same 16 images per step.
 
-    `one`: of one process. `ring`: of two ranks. `servers`: of two ranks and two servers, from the
-    ring's first checkpoint on.
+    `one` has one process and `ring` two ranks. `servers` has two ranks and two servers, and starts
+    from the first checkpoint of the ring.
     """
 
     def make(folder: Path) -> None:
@@ -137,7 +138,9 @@ def runs(mxnet_python: Path, shades: Path, shared_cache: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def killed(mxnet_python: Path, shades: Path, shared_cache: Path) -> Path:
-    """A run of two ranks and one server, of which rank 1 is killed, and then of two servers."""
+    """A run of two ranks and one server, which ends because rank 1 is killed, and a resumed run of
+    two servers.
+    """
 
     def make(folder: Path) -> None:
         flags_of_servers = settings(shades, folder / "servers", comm="dist_sync")
@@ -162,13 +165,13 @@ def assert_same_bits(one: dict[str, Any], other: dict[str, Any]) -> None:
 
 
 @mxnet
-def test_two_ranks_end_with_equal_weights_which_are_those_of_one_process(runs: Path) -> None:
-    """Trap 2: what divides by the batch is the mean loss, and the number of ranks."""
+def test_two_ranks_end_with_weights_of_one_process(runs: Path) -> None:
+    """The mean loss divides by the batch, and only the sum over ranks by their number."""
     first, second = (dict(np.load(runs / "ring" / f"weights-{rank}.npz")) for rank in (0, 1))
 
     assert_same_bits(first, second)
     assert_same_bits(first, arrays(runs / "ring"))
-    # Each rank began with others, see mxnet_rank: without the broadcast they would differ.
+    # Each rank starts with different weights, see mxnet_rank, so this needs the broadcast.
     one = arrays(runs / "one")
     assert max(np.abs(one[name] - first[name]).max() for name in one) < 1e-6
     moved = arrays(runs / "one", SAVED)
@@ -176,28 +179,26 @@ def test_two_ranks_end_with_equal_weights_which_are_those_of_one_process(runs: P
 
 
 @mxnet
-def test_ranks_read_the_bytes_that_another_numpy_reads(runs: Path, shades: Path) -> None:
+def test_ranks_with_an_older_numpy_read_equal_bytes(runs: Path, shades: Path) -> None:
     told = [json.loads((runs / "ring" / f"read-{rank}.json").read_text()) for rank in (0, 1)]
     assert told == [["1.23.5", digests(str(shades), World(rank, 2))] for rank in (0, 1)]
 
 
 @mxnet
-def test_parameter_servers_make_the_bits_of_the_ring_and_go_on_where_it_was(runs: Path) -> None:
-    """Trap 3: servers only add, and do so for arrays that are divided between them."""
+def test_parameter_servers_make_the_rings_bits(runs: Path) -> None:
+    """Servers only add, also if an array is divided between them."""
     assert [row["resumed_at"] for row in rows(runs / "servers", "start")] == [SAVED]
     assert_same_bits(arrays(runs / "ring"), arrays(runs / "servers"))
 
 
-# In short: the servers above, and the ranks and servers of tests/launching/test_crew.py.
+# The short tests cover the servers above, and ranks and servers in tests/launching/test_crew.py.
 @mxnet
 @pytest.mark.long
-def test_a_dead_rank_ends_ranks_and_servers_and_the_same_command_goes_on(
-    runs: Path, killed: Path
-) -> None:
-    """Trap 4: the other rank would wait for ever. That nothing was left is seen by `run`."""
+def test_a_killed_rank_ends_all_and_resumes(runs: Path, killed: Path) -> None:
+    """The other rank would wait for ever. `run` checks that no process is left."""
     said = (killed / "killed").read_text()
-    assert "imagenet-prep: rank 1: ended by signal 9" in said
-    assert f"resumed after step {SAVED} from" in (killed / "resumed").read_text()
+    assert says("imagenet-prep-choose-different-port", "rank 1: ended by signal 9").search(said)
+    assert says("resumed-after-step", SAVED).search((killed / "resumed").read_text())
     assert [row["resumed_at"] for row in rows(killed / "servers", "start")] == [0, SAVED]
     for step in (SAVED, LAST):
         assert_same_bits(arrays(runs / "ring", step), arrays(killed / "servers", step))
@@ -205,7 +206,7 @@ def test_a_dead_rank_ends_ranks_and_servers_and_the_same_command_goes_on(
 
 @mxnet
 @pytest.mark.parametrize("name", ["one", "ring", "servers"])
-def test_it_learns_and_every_example_is_counted_once(runs: Path, name: str) -> None:
+def test_each_run_learns_and_evaluates_every_example_once(runs: Path, name: str) -> None:
     evaluations = rows(runs / name, "evaluation")
 
     assert [row["examples"] for row in evaluations] == [NUM_VALIDATION] * len(evaluations)
@@ -218,25 +219,25 @@ def test_it_learns_and_every_example_is_counted_once(runs: Path, name: str) -> N
 
 @mxnet
 def test_a_step_whose_gradients_overflow_is_skipped(runs: Path) -> None:
-    """float16 needs a GPU; what overflows here is float32."""
+    """float16 needs a GPU, so float32 overflows here."""
     skipped, made = map(int, (runs / "overflow").read_text().split()[:2])
     assert skipped == 0
     assert made > 8
 
 
 @mxnet
-def test_images_that_come_by_dlpack_are_not_copied(runs: Path) -> None:
+def test_dlpack_images_are_not_copied(runs: Path) -> None:
     assert (runs / "overflow").read_text().split()[3] == "True"
 
 
 @mxnet
-def test_a_masked_image_without_a_class_does_not_change_the_loss(runs: Path) -> None:
+def test_masked_images_do_not_change_mxnets_loss(runs: Path) -> None:
     assert (runs / "overflow").read_text().split()[2] == "True"
 
 
 @mxnet
 @pytest.mark.parametrize("seeds", ["0", pytest.param("1 2 3 4", marks=pytest.mark.long)])
-def test_digits_as_bright_as_mnists_are_learned_in_100_steps(
+def test_the_recipe_learns_digits_in_100_steps(
     mxnet_python: Path, tmp_path: Path, seeds: str
 ) -> None:
     images, labels = mnist_digits(3600, 0)
@@ -254,7 +255,7 @@ def test_digits_as_bright_as_mnists_are_learned_in_100_steps(
 
 @mxnet
 @pytest.mark.long
-def test_two_ranks_learn_mnist_as_the_article_has_it(mxnet_python: Path, tmp_path: Path) -> None:
+def test_two_ranks_learn_mnist_in_100_steps(mxnet_python: Path, tmp_path: Path) -> None:
     source = make_mnist(tmp_path / "in", num=25_600)
     data = tmp_path / "set"
     run(Path(sys.executable), "prepare", "--source", source, "--out", data, "--allow-subset")
@@ -269,7 +270,7 @@ def test_two_ranks_learn_mnist_as_the_article_has_it(mxnet_python: Path, tmp_pat
 
 @mxnet
 @pytest.mark.long
-def test_the_example_learns_and_its_ranks_part_without_a_word(
+def test_the_example_learns_deterministically_without_warnings(
     mxnet_python: Path, shades: Path, tmp_path: Path
 ) -> None:
     script = REPOSITORY / "examples" / "mxnet_horovod.py"
@@ -285,7 +286,7 @@ def test_the_example_learns_and_its_ranks_part_without_a_word(
     assert (tmp_path / "0.params").read_bytes() == (tmp_path / "2.params").read_bytes()
 
 
-# Prints the greatest difference between the exported network and the probabilities of the learner.
+# Prints the greatest difference between the exported network and the learner's probabilities.
 EXPORT = """\
 import sys, numpy as np, mxnet as mx
 from pathlib import Path
@@ -324,7 +325,7 @@ def test_an_exported_network_takes_pixels_and_returns_probabilities(
 
 
 @mxnet
-def test_what_is_exported_holds_the_weights(runs: Path) -> None:
+def test_the_exported_files_contain_the_weights(runs: Path) -> None:
     files = {path.name: path.read_bytes() for path in (runs / "exported").iterdir()}
 
     assert sorted(files) == ["labels.txt", "model-0000.params", "model-symbol.json"]
@@ -334,10 +335,10 @@ def test_what_is_exported_holds_the_weights(runs: Path) -> None:
     ] == []
 
 
-def test_ranks_that_horovod_does_not_know_of_do_not_train_alone(
+def test_a_horovod_without_the_launchers_ranks_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """By `launch --mpi`, a Horovod without MPI finds one rank each, all with one log folder."""
+    """If Horovod lacks MPI, each process finds one rank, and all would write one log folder."""
     fake: Any = ModuleType("horovod.mxnet")
     fake.init = lambda: None
     fake.rank = fake.local_rank = lambda: 0
@@ -346,20 +347,20 @@ def test_ranks_that_horovod_does_not_know_of_do_not_train_alone(
     monkeypatch.setitem(sys.modules, "horovod.mxnet", fake)
     sys.modules["horovod"].mxnet = fake  # type: ignore[attr-defined]
 
-    with pytest.raises(UsageError, match="the launcher started 2 ranks, but Horovod found 1"):
+    with pytest.raises(
+        UsageError, match=says("launcher-started-horovod-found-horovod", "2 ranks", "1")
+    ):
         mxnet_comm.Ring(World(1, 2))
 
 
-def test_servers_that_nobody_has_started_are_missed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dist_sync_without_parameter_servers_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("DMLC_PS_ROOT_URI", raising=False)
-    with pytest.raises(
-        UsageError, match="--comm dist_sync needs parameter servers. Start them with"
-    ):
+    with pytest.raises(UsageError, match=says("comm-needs-parameter-servers-start", "dist_sync")):
         mxnet_comm.Servers(World(), "dist_sync")
 
 
 class Store:
-    """Stands for MXNet's servers; notes what a rank asks them for."""
+    """Replaces MXNet's servers, and records the requests of a rank."""
 
     def __init__(self) -> None:
         self.called: list[str] = []
@@ -368,8 +369,8 @@ class Store:
         return lambda *_, **__: self.called.append(name)
 
 
-def test_servers_are_given_arrays_and_no_optimizer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They would unpickle an optimizer; without one, they only add."""
+def test_servers_receive_arrays_and_no_optimizer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Servers would unpickle an optimizer; without one, they only add."""
     store = Store()
     fake: Any = ModuleType("mxnet")
     fake.kv = SimpleNamespace(create=lambda _: store)

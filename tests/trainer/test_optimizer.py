@@ -1,4 +1,4 @@
-"""The optimizers against a few lines of numpy."""
+"""The optimizers make the same steps as a few lines of NumPy."""
 
 from __future__ import annotations
 
@@ -69,14 +69,14 @@ def expected(kind: str, *, nesterov: bool = False, steps: int = 3) -> list[Any]:
 @pytest.mark.parametrize(
     ("kind", "nesterov"), [("sgd", False), ("sgd", True), ("larc", True), ("lars", False)]
 )
-def test_a_few_steps_are_those_of_numpy(tf: Any, kind: str, nesterov: bool) -> None:
+def test_sgd_larc_and_lars_equal_numpys_steps(tf: Any, kind: str, nesterov: bool) -> None:
     for ours, numpys in zip(
         moved(tf, kind, nesterov=nesterov), expected(kind, nesterov=nesterov), strict=True
     ):
         np.testing.assert_allclose(ours, numpys, rtol=1e-5, atol=1e-7)
 
 
-def test_plain_momentum_is_that_of_keras(tf: Any) -> None:
+def test_momentum_equals_keras_sgd(tf: Any) -> None:
     import keras
 
     start, gradients = problem()
@@ -90,7 +90,7 @@ def test_plain_momentum_is_that_of_keras(tf: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", ["adam", "rmsprop"])
-def test_adam_and_rmsprop_are_those_of_keras(tf: Any, kind: str) -> None:
+def test_adam_and_rmsprop_equal_keras(tf: Any, kind: str) -> None:
     import keras
 
     start, gradients = problem()
@@ -108,7 +108,7 @@ def test_adam_and_rmsprop_are_those_of_keras(tf: Any, kind: str) -> None:
         np.testing.assert_allclose(ours, variable.numpy(), rtol=1e-5, atol=1e-6)
 
 
-def test_the_regularizer_is_the_loss_whose_gradient_is_the_decay(tf: Any) -> None:
+def test_the_gradient_of_the_regularizer_is_the_decay(tf: Any) -> None:
     start, _ = problem()
     variables = [tf.Variable(value) for value in start]
     optimizer = made("sgd", variables)

@@ -1,4 +1,4 @@
-"""The meeting point of hosts without ssh: its own come together, whoever else speaks to it."""
+"""The rendezvous of hosts without ssh works, and strangers cannot disturb it."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from imagenet_prep.trainer import rendezvous
 from imagenet_prep.trainer.rendezvous import RendezvousAddress
 from tests.kit.command import PATIENCE_S
 from tests.kit.limits import Limits
+from tests.kit.messages import says
 from tests.kit.training import horovod
 
 __all__ = ["horovod"]
@@ -45,23 +46,23 @@ STRANGE = [
 
 @pytest.fixture
 def place(limits: Limits) -> Iterator[RendezvousAddress]:
-    """A meeting point that endures eight strangers and one for each of two ranks and hosts."""
+    """A rendezvous that admits eight strangers, and one client for each of two ranks and hosts."""
     limits(strangers=8, rendezvous_poll_s=0.02)
     with rendezvous.serving(HOSTS, RendezvousAddress("127.0.0.1", 0, TOKEN)) as found:
         yield found
 
 
 def say(place: RendezvousAddress, words: bytes) -> bytes:
-    """Returns the whole answer to some bytes."""
+    """Returns the complete answer to some bytes."""
     with (
         socket.create_connection((place.address, place.port), timeout=PATIENCE_S) as stranger,
-        contextlib.suppress(ConnectionError),  # refused before all was said
+        contextlib.suppress(ConnectionError),  # refused before all bytes were sent
     ):
         stranger.sendall(words)
         try:
             stranger.shutdown(socket.SHUT_WR)
         except OSError as error:
-            # Refused meanwhile, which this call alone does not name a ConnectionError.
+            # shutdown() reports a refused connection as ENOTCONN, not as a ConnectionError.
             if error.errno != errno.ENOTCONN:
                 raise
         return b"".join(iter(lambda: stranger.recv(65536), b""))
@@ -70,7 +71,7 @@ def say(place: RendezvousAddress, words: bytes) -> bytes:
 
 @contextlib.contextmanager
 def crowd(place: RendezvousAddress) -> Iterator[list[socket.socket]]:
-    """Speaks to the meeting point without an end, and holds many connections open."""
+    """Sends requests to the rendezvous continuously, and holds many connections open."""
     ended = threading.Event()
 
     def shout() -> None:
@@ -95,7 +96,7 @@ def crowd(place: RendezvousAddress) -> Iterator[list[socket.socket]]:
 
 
 def meet(place: RendezvousAddress) -> list[dict[str, str]]:
-    """Lets all hosts tell each other who they are."""
+    """Lets all hosts exchange their identities."""
     with ThreadPoolExecutor() as pool:
         told = [
             pool.submit(
@@ -112,11 +113,11 @@ def meet(place: RendezvousAddress) -> list[dict[str, str]]:
         return [each.result() for each in told]
 
 
-def test_hosts_meet_whatever_strangers_say(place: RendezvousAddress) -> None:
+def test_hosts_meet_despite_strangers(place: RendezvousAddress) -> None:
     expected = {host.address: f"I am {host.address}" for host in HOSTS}
     with crowd(place) as held:
         assert meet(place) == [expected, expected]
-        # Of those that say nothing more, the oldest had to make room.
+        # The oldest of the silent connections was closed to make room.
         held[0].settimeout(PATIENCE_S)
         with contextlib.suppress(ConnectionError):
             assert held[0].recv(1) == b""
@@ -124,9 +125,7 @@ def test_hosts_meet_whatever_strangers_say(place: RendezvousAddress) -> None:
 
 
 @pytest.mark.parametrize("words", STRANGE, ids=range(len(STRANGE)))
-def test_a_stranger_is_told_nothing_and_changes_nothing(
-    place: RendezvousAddress, words: bytes
-) -> None:
+def test_strangers_read_and_change_nothing(place: RendezvousAddress, words: bytes) -> None:
     rendezvous.ask(place, "PUT", "facts/algo-1", "a secret")
 
     assert say(place, words) in (b"", b"HTTP/1.0 403 Forbidden\r\nContent-Length: 0\r\n\r\n") or (
@@ -136,8 +135,8 @@ def test_a_stranger_is_told_nothing_and_changes_nothing(
     assert rendezvous.ask(place, "GET", "facts/algo-2") is None
 
 
-def test_a_host_of_another_job_is_told_so(place: RendezvousAddress) -> None:
-    with pytest.raises(ImagenetPrepError, match="refuses this host's token") as caught:
+def test_a_wrong_token_is_refused_without_printing_it(place: RendezvousAddress) -> None:
+    with pytest.raises(ImagenetPrepError, match=says("refuses-host-s-token-different")) as caught:
         rendezvous.exchange(
             "facts", "-", HOSTS, "algo-1", place._replace(token=WRONG), limit_s=PATIENCE_S
         )
@@ -147,32 +146,32 @@ def test_a_host_of_another_job_is_told_so(place: RendezvousAddress) -> None:
 
 
 @pytest.mark.parametrize("length", ["", "-1", "x", "1" * 5000, str((1 << 20) + 1)])
-def test_what_a_job_may_leave_is_bounded_in_size(place: RendezvousAddress, length: str) -> None:
+def test_the_size_of_a_value_is_bounded(place: RendezvousAddress, length: str) -> None:
     line = f"PUT /{TOKEN}:1/facts/algo-1 HTTP/1.0\r\nContent-Length: {length}\r\n\r\n-"
 
     assert say(place, line.encode()).startswith(b"HTTP/1.0 413 ")
 
 
-def test_what_a_job_may_leave_is_bounded_in_number(place: RendezvousAddress) -> None:
+def test_the_number_of_values_is_bounded(place: RendezvousAddress) -> None:
     kept = [rendezvous.ask(place, "PUT", f"facts/{number}", "-") for number in range(80)]
 
-    # Two ranks and two hosts, sixteen values each.
+    # Two ranks and two hosts have sixteen values each.
     assert [answer is not None for answer in kept] == [True] * 64 + [False] * 16
     assert rendezvous.ask(place, "PUT", "facts/0", "anew") is not None
 
 
-def test_a_value_that_was_cut_is_not_kept(place: RendezvousAddress) -> None:
+def test_truncated_values_are_not_kept(place: RendezvousAddress) -> None:
     say(place, f"PUT /{TOKEN}:1/facts/algo-1 HTTP/1.0\r\nContent-Length: 9\r\n\r\nabc".encode())
 
     assert rendezvous.ask(place, "GET", "facts/algo-1") is None
 
 
-# In short: hosts that meet, above, and test_sagemaker_container's two hosts with real ranks.
+# The short tests cover the hosts above, and the two hosts of test_sagemaker_container.
 @pytest.mark.long
 @pytest.mark.tf
 @pytest.mark.horovod
 @pytest.mark.usefixtures("tf", "horovod")
-def test_real_ranks_meet_by_the_token_whatever_strangers_say(place: RendezvousAddress) -> None:
+def test_horovod_ranks_meet_by_token_despite_strangers(place: RendezvousAddress) -> None:
     program = """\
 import tensorflow as tf
 import horovod.tensorflow as hvd

@@ -1,4 +1,4 @@
-"""What is taken from a run that is there already."""
+"""Settings and files of an existing run that later commands use."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from imagenet_prep.core.world import World
 from imagenet_prep.dataset import predictions
 from imagenet_prep.trainer import checkpoint, evaluation
 from imagenet_prep.trainer.saved import settings_of
+from tests.kit.messages import says
 from tests.kit.reading import colours
 from tests.kit.training import NUM_VALIDATION
 
@@ -27,7 +28,7 @@ def train(train_by_numpy: Train) -> Train:
     return train_by_numpy
 
 
-def test_an_evaluation_takes_the_network_and_its_images_from_the_run(
+def test_evaluations_take_network_and_images_from_the_run(
     train: Train, evaluated: Evaluated, tmp_path: Path
 ) -> None:
     trained = train(tmp_path / "run", recipe="tutorial", fraction=0.8, seed=3)
@@ -41,7 +42,7 @@ def test_an_evaluation_takes_the_network_and_its_images_from_the_run(
     assert (config.batch_size, score.top1) == (5, trained.top1)
 
 
-def test_flags_that_differ_from_the_run_are_refused_in_one_message(
+def test_all_differing_flags_are_refused_in_one_message(
     train: Train, evaluated: Evaluated, tmp_path: Path
 ) -> None:
     train(tmp_path / "run")
@@ -59,7 +60,7 @@ def test_flags_that_differ_from_the_run_are_refused_in_one_message(
         assert said in str(refused.value)
 
 
-def test_a_run_that_not_all_ranks_may_have_decides_nothing(train: Train, tmp_path: Path) -> None:
+def test_settings_of_unshared_log_folders_are_ignored(train: Train, tmp_path: Path) -> None:
     assert settings_of(str(tmp_path / "run"), World()) == {}
     train(tmp_path / "run")
 
@@ -81,16 +82,16 @@ def test_a_damaged_checkpoint_is_left_to_rank_0(
     assert not (tmp_path / "run" / checkpoint.name(last)).exists()
 
 
-def test_the_set_of_the_run_is_asked_for_all_the_same(
+def test_data_of_different_classes_is_refused_without_flags(
     train: Train, evaluated: Evaluated, colours: Path, tmp_path: Path
 ) -> None:
     train(tmp_path / "run")
 
-    with pytest.raises(UsageError, match="classes n00001000, .*, but this command is for"):
+    with pytest.raises(UsageError, match=says("network-classes-command-output-here", "n00001000,")):
         evaluated(tmp_path / "run", "--data-dir", str(colours))
 
 
-def test_a_file_that_is_no_output_of_train_is_refused_before_the_evaluation(
+def test_foreign_output_files_are_refused_before_evaluation(
     train: Train, evaluated: Evaluated, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     train(tmp_path / "run")
@@ -101,7 +102,9 @@ def test_a_file_that_is_no_output_of_train_is_refused_before_the_evaluation(
         ("--predictions", "a file of predictions"),
         ("--export", "a model of Keras"),
     ):
-        with pytest.raises(UsageError, match=rf"bashrc: is not {said}, so it is not replaced"):
+        with pytest.raises(
+            UsageError, match=says("not-not-replaced-choose-different", "bashrc", said)
+        ):
             evaluated(tmp_path / "run", flag, str(mine))
 
     assert mine.read_text() == "# mine\n"

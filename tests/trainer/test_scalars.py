@@ -10,7 +10,7 @@ from imagenet_prep.dataset.record_files import read_records
 from imagenet_prep.trainer.log import EVENTS, Scalars
 
 
-def test_each_write_is_a_record_that_is_in_the_file_at_once(tmp_path: Path) -> None:
+def test_each_write_appends_a_record_immediately(tmp_path: Path) -> None:
     scalars = Scalars(tmp_path / "tensorboard")
     scalars.write(300, "train", {"loss": 1.5, "rate": 1e39, "total": math.nan})
     (file,) = (tmp_path / "tensorboard").iterdir()

@@ -1,4 +1,4 @@
-"""Learning rates: those that AWS's tutorial printed, and what each decay must be."""
+"""Learning rates: those that AWS's tutorial printed, and the shape of each decay."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.kit.limits import Limits
 
 IMAGENET = 1_281_167
 
-# The tutorial's page, "Train a ResNet-50 ImageNet Model on a Cluster": every row it prints.
+# Every row of the tutorial's page "Train a ResNet-50 ImageNet Model on a Cluster".
 PRINTED_32_GPUS = {
     0: 0.00100,
     1: 0.00305,
@@ -50,7 +50,7 @@ PRINTED_256_GPUS = {
 @pytest.mark.parametrize(
     ("gpus", "steps", "printed"), [(32, 14_075, PRINTED_32_GPUS), (256, 1_759, PRINTED_256_GPUS)]
 )
-def test_the_tutorials_recipe_has_the_rates_that_the_tutorial_printed(
+def test_rates_equal_the_tutorials_printed_ones(
     gpus: int, steps: int, printed: dict[int, float]
 ) -> None:
     run = recipe.resolve(TrainConfig(synthetic=True, recipe="tutorial"), gpus, IMAGENET, 1000)
@@ -61,7 +61,7 @@ def test_the_tutorials_recipe_has_the_rates_that_the_tutorial_printed(
     }
 
 
-def test_the_tutorials_epochs_are_those_it_printed() -> None:
+def test_epochs_equal_the_tutorials_printed_ones() -> None:
     run = recipe.resolve(TrainConfig(synthetic=True, recipe="tutorial"), 32, IMAGENET, 1000)
 
     assert [f"{run.epoch(step):.1f}" for step in (50, 400, 13750, 14050, 14075)] == [
@@ -74,7 +74,7 @@ def test_the_tutorials_epochs_are_those_it_printed() -> None:
 
 
 @pytest.mark.parametrize("kind", sorted({*KINDS} - {"cosine-restarts", "plateau"}))
-def test_every_schedule_warms_up_in_a_line_peaks_and_never_rises_again(kind: str) -> None:
+def test_schedules_warm_up_linearly_and_then_never_rise(kind: str) -> None:
     schedule = Schedule(kind, 2.0, 10, 100, drops=(40, 60, 80))
     rates = [schedule(step) for step in range(100)]
 
@@ -94,7 +94,7 @@ def test_steps_falls_to_a_tenth_at_every_drop() -> None:
     )
 
 
-def test_steps_has_the_rates_that_are_given_at_the_epochs_that_are_given() -> None:
+def test_steps_uses_the_given_rates_and_epochs() -> None:
     config = TrainConfig(
         synthetic=True, schedule="steps", lr_decay_steps="1,2.5", lr_decay_lrs="8,4,1", lr=8.0
     )
@@ -117,14 +117,14 @@ def test_a_cosine_with_restarts_is_tensorflows(tf: Any) -> None:
         assert ours(step) == pytest.approx(float(theirs(step - 10)), rel=1e-4, abs=1e-6)
 
 
-def test_a_warm_up_begins_at_the_rate_that_is_given() -> None:
+def test_the_warmup_starts_at_the_given_rate() -> None:
     config = TrainConfig(synthetic=True, warmup_lr=0.5, warmup_epochs=1.0, lr=1.0)
     schedule = recipe.resolve(config, 1, 256_000, 1000).schedule
 
     assert [schedule(step) for step in (0, 500, 1000)] == pytest.approx([0.5, 0.75, 1.0], abs=1e-5)
 
 
-def test_a_plateau_lowers_the_rate_after_so_many_evaluations_without_improvement(
+def test_plateau_lowers_the_rate_after_its_patience(
     limits: Limits,
 ) -> None:
     limits(plateau_patience=2)
@@ -136,11 +136,121 @@ def test_a_plateau_lowers_the_rate_after_so_many_evaluations_without_improvement
     for loss in (3.0, 2.0, 2.0, 1.99995, 1.9, 2.5, math.nan, 2.5, 2.5, 1.0):
         plateau.see(loss)
         scales.append(plateau.scale)
-        # As a checkpoint has it.
+        # As a checkpoint stores it.
         plateau = Plateau(**json.loads(json.dumps(vars(plateau), allow_nan=False)))
 
     assert scales == pytest.approx([1, 1, 1, 0.1, 0.1, 0.1, 0.01, 0.01, 0.001, 0.001])
 
 
-def test_a_run_without_warm_up_begins_at_its_peak() -> None:
+def test_without_warmup_the_first_rate_is_the_peak() -> None:
     assert Schedule("cosine", 0.5, 0, 10)(0) == 0.5
+
+
+USUAL = {"momentum": 0.9, "weight_decay": 1e-4, "label_smoothing": 0.0, "nesterov": False}
+
+
+@pytest.mark.parametrize(
+    ("settings", "ranks", "peak", "expected"),
+    [
+        ({"recipe": "cifar10"}, 4, 0.004, {"optimizer": "adam", "momentum": 0.0}),
+        ({"recipe": "cifar10", "optimizer": "sgd"}, 4, 0.004, {"momentum": 0.9}),
+        ({"recipe": "cifar10", "optimizer": "rmsprop"}, 4, 0.004, {"momentum": 0.0}),
+        ({"recipe": "cifar10"}, 1, 0.001, {"weight_decay": 0.0, "model": "cifar"}),
+        ({"recipe": "mnist"}, 2, 0.002, {"optimizer": "adam", "model": "mnist"}),
+        ({"recipe": "tutorial", "batch_size": 128}, 4, 0.2, USUAL | {"nesterov": True}),
+        ({"recipe": "article", "batch_size": 128}, 4, 0.2, USUAL),
+        (
+            {"recipe": "tutorial", "optimizer": "larc"},
+            2,
+            3.7,
+            {"optimizer": "larc", "trust_coefficient": 0.013, "momentum": 0.9},
+        ),
+        ({"recipe": "tutorial", "optimizer": "larc", "lr": 2.0}, 2, 2.0, {"optimizer": "larc"}),
+        ({"optimizer": "lars", "lr": 1.0}, 2, 1.0, {"trust_coefficient": 0.001}),
+        (
+            {"optimizer": "lars", "lr": 1.0, "trust_coefficient": 0.5},
+            2,
+            1.0,
+            {"trust_coefficient": 0.5, "nesterov": False},
+        ),
+        ({"lr": 0.5, "momentum": 0.5, "weight_decay": 0.25}, 2, 0.5, {"momentum": 0.5}),
+        ({"nesterov": True, "label_smoothing": 0.5}, 1, 0.256, {"nesterov": True}),
+    ],
+)
+def test_each_recipe_has_rates_that_flags_replace(
+    settings: dict[str, Any], ranks: int, peak: float, expected: dict[str, Any]
+) -> None:
+    run = recipe.resolve(TrainConfig(synthetic=True, **settings), ranks, 50_000, 10)
+
+    assert run.schedule.peak == pytest.approx(peak)
+    assert {name: getattr(run, name) for name in expected} == expected
+    given = {name: settings[name] for name in settings.keys() & vars(run).keys()}
+    assert {name: getattr(run, name) for name in given} == given
+
+
+@pytest.mark.parametrize(
+    ("settings", "fast_half", "precision", "scale"),
+    [
+        ({}, True, "float32", 1.0),
+        ({"precision": "float16"}, False, "float16", 1024.0),
+        ({"precision": "bfloat16"}, True, "bfloat16", 1.0),
+        ({"precision": "float16", "loss_scale": 8.0}, False, "float16", 8.0),
+        ({"recipe": "tutorial"}, True, "float16", 1024.0),
+        ({"recipe": "tutorial"}, False, "float32", 1.0),
+        ({"recipe": "tutorial", "loss_scale": 8.0}, False, "float32", 1.0),
+        ({"recipe": "tutorial", "optimizer": "larc"}, True, "float16", 256.0),
+        ({"recipe": "tutorial", "precision": "float32"}, True, "float32", 1.0),
+    ],
+)
+def test_precision_and_scale_depend_on_recipe_and_device(
+    settings: dict[str, Any], fast_half: bool, precision: str, scale: float
+) -> None:
+    config = TrainConfig(synthetic=True, **settings)
+    run = recipe.resolve(config, 1, 50_000, 10, fast_half=fast_half)
+
+    assert (run.precision, run.loss_scale) == (precision, scale)
+
+
+@pytest.mark.parametrize(
+    ("settings", "steps", "warmup", "plateau"),
+    [
+        ({"num_epochs": 2.0, "warmup_epochs": 1.0}, 20, 10, 0),
+        ({"num_epochs": 2.06, "warmup_epochs": 0.04}, 21, 0, 0),
+        ({"num_epochs": 0.01}, 1, 0, 0),
+        ({"num_batches": 7, "warmup_epochs": 3.0}, 7, 6, 0),
+        ({"num_epochs": 45.0}, 450, 40, 0),  # half of the recipe's 90 epochs, and of its warm-up
+        ({"num_epochs": 180.0}, 1800, 80, 0),
+        ({"num_epochs": 3.0, "schedule": "plateau", "eval_every": 0.5}, 30, 3, 5),
+        ({"num_epochs": 3.0, "schedule": "plateau", "eval_every": 0.01}, 30, 3, 1),
+        ({"num_epochs": 3.0, "eval_every": 0.5}, 30, 3, 0),
+    ],
+)
+def test_epochs_become_steps(
+    settings: dict[str, Any], steps: int, warmup: int, plateau: int
+) -> None:
+    config = TrainConfig(data_dir="x", batch_size=10, **settings)
+    run = recipe.resolve(config, 1, 109, 10)
+
+    assert (run.steps_per_epoch, run.total_steps) == (10, steps)
+    assert (run.schedule.warmup_steps, run.plateau_steps) == (warmup, plateau)
+
+
+def test_the_first_difference_between_two_runs_is_named() -> None:
+    config = TrainConfig(synthetic=True, num_epochs=1.0)
+    run = recipe.resolve(config, 1, 50_000, 10)
+    facts = json.loads(json.dumps(run.facts()))
+    assert recipe.difference(facts, run) is None
+    assert recipe.other_network(facts, run) is None
+    for name, value, word in (
+        ("model", "tiny", "model tiny"),
+        ("global_batch", 5, "global batch size 5"),
+        ("num_classes", 7, "number of classes 7"),
+        ("seed", 9, "seed 9"),
+    ):
+        changed = facts | {name: value}
+        assert word in (recipe.difference(changed, run) or "")
+        is_network = name in ("model", "num_classes")
+        assert (word in (recipe.other_network(changed, run) or "")) is is_network
+    slower = facts | {"schedule": facts["schedule"] | {"peak": 0.5, "total_steps": 3}}
+    assert (recipe.difference(slower, run) or "").startswith("learning rate 0.5")
+    assert recipe.difference({**facts, "later": 1}, run) is not None

@@ -12,7 +12,7 @@ import pytest
 from imagenet_prep.core.errors import UsageError
 from imagenet_prep.trainer import checkpoint, interface
 from imagenet_prep.trainer.config import TrainConfig
-from imagenet_prep.trainer.interface import Interface
+from imagenet_prep.trainer.interface import ExportedNetwork, Interface
 from imagenet_prep.trainer.saved import Saved
 from tests.kit import command
 from tests.kit.training import built
@@ -25,7 +25,7 @@ INTERFACE = Interface("n1 cat\nn2 dog, hound\n", (121.5, 115.0, 100.0), (70.0, 6
 
 
 def tensors(path: Path) -> tuple[dict[str, str], dict[str, Any]]:
-    """Returns notes and tensors of a file, by the description of the format alone."""
+    """Returns notes and tensors of a file, read only by the description of the format."""
     data = path.read_bytes()
     size = int.from_bytes(data[:8], "little")
     header = json.loads(data[8 : 8 + size])
@@ -39,7 +39,7 @@ def tensors(path: Path) -> tuple[dict[str, str], dict[str, Any]]:
     return notes, found
 
 
-def test_a_kernel_is_turned_and_named_and_the_optimizer_stays(tmp_path: Path) -> None:
+def test_kernels_are_transposed_and_renamed_without_optimizer_slots(tmp_path: Path) -> None:
     kernel = np.arange(2 * 3 * 4 * 5, dtype=np.float32).reshape(2, 3, 4, 5)
     arrays = {
         "conv1/kernel": kernel,
@@ -82,8 +82,8 @@ def test_a_kernel_is_turned_and_named_and_the_optimizer_stays(tmp_path: Path) ->
     assert found["bn1.num_batches_tracked"] == 0
 
 
-def test_all_layers_of_a_network_have_the_names_of_torchvision(tf: Any, tmp_path: Path) -> None:
-    """Names and shapes are those that torchvision 0.29 prints of its state_dict."""
+def test_all_layers_have_the_names_of_torchvision(tf: Any, tmp_path: Path) -> None:
+    """torchvision 0.29 prints these names and shapes for its state_dict."""
     for name, tensors_of_it, weights in (
         ("resnet18", 122, 11_689_512),
         ("resnet50", 320, 25_557_032),
@@ -105,7 +105,7 @@ def test_all_layers_of_a_network_have_the_names_of_torchvision(tf: Any, tmp_path
         assert found["fc.weight"].shape[0] == 1000
 
 
-def test_the_weights_of_a_run_of_pytorch_are_written_as_they_are(tmp_path: Path) -> None:
+def test_weights_of_pytorch_runs_are_exported_unchanged(tmp_path: Path) -> None:
     arrays = {
         "conv1.weight": np.arange(60, dtype=np.float32).reshape(5, 4, 3, 1),
         "bn1.running_mean": np.full(5, 4, np.float32),
@@ -138,7 +138,7 @@ def test_the_weights_of_a_run_of_pytorch_are_written_as_they_are(tmp_path: Path)
         ({"model": "resnet18", "framework": "mxnet"}, "cannot export resnet18 of mxnet"),
     ],
 )
-def test_a_network_that_torchvision_has_not_is_refused(
+def test_exporting_networks_unknown_to_torchvision_is_refused(
     tmp_path: Path, run: dict[str, str], said: str
 ) -> None:
     arrays = {"a/kernel": np.zeros((1, 1), np.float32)}
@@ -149,7 +149,7 @@ def test_a_network_that_torchvision_has_not_is_refused(
     assert said in result.err
 
 
-def test_a_run_exports_over_its_own_weights_and_over_no_other_file(tmp_path: Path) -> None:
+def test_an_export_replaces_only_files_of_safetensors(tmp_path: Path) -> None:
     file = tmp_path / "tiny.safetensors"
     config = {"framework": "pytorch", "synthetic": True, "log_dir": str(tmp_path / "run")}
     run = Saved(TrainConfig(**config, export=str(file), model="tiny"), INTERFACE)
@@ -160,7 +160,7 @@ def test_a_run_exports_over_its_own_weights_and_over_no_other_file(tmp_path: Pat
         run.refuse_another_run(lambda _: None)  # type: ignore[arg-type,return-value]
 
 
-def test_a_folder_without_a_run_says_so(tmp_path: Path) -> None:
+def test_exporting_a_folder_without_checkpoints_is_refused(tmp_path: Path) -> None:
     for folder, said in (
         (tmp_path, "no checkpoint. Expected the --log-dir"),
         (tmp_path / "a", "no such"),
@@ -168,3 +168,32 @@ def test_a_folder_without_a_run_says_so(tmp_path: Path) -> None:
         result = command.run("export", folder, "--format", "torch", "--out", tmp_path / "x")
         assert result.code == 2
         assert said in result.err
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters", "normalised"),
+    [
+        # As published by torchvision, and the channels of all batch norms.
+        ("resnet18", 11_689_512, 4_800),
+        ("resnet34", 21_797_672, 8_512),
+        ("resnet50", 25_557_032, 26_560),
+        ("resnet101", 44_549_160, 52_672),
+        ("resnet152", 60_192_808, 75_712),
+    ],
+)
+def test_the_number_of_weights_is_that_of_torchvision(
+    name: str, parameters: int, normalised: int
+) -> None:
+    assert ExportedNetwork(name, 1000, 224).num_weights == parameters + 2 * normalised
+
+
+@pytest.mark.parametrize(
+    ("classes", "side", "is_valid"),
+    [(1, 1, True), (0, 1, False), (1, 0, False), (1, 1 << 16, True), (1, (1 << 16) + 1, False)],
+)
+def test_a_network_has_a_class_and_a_pixel(classes: int, side: int, is_valid: bool) -> None:
+    if is_valid:
+        ExportedNetwork("tiny", classes, side)
+        return
+    with pytest.raises(ValueError, match="expected 1 to"):
+        ExportedNetwork("tiny", classes, side)

@@ -1,4 +1,4 @@
-"""Runs in one process: they learn, are told, are saved, and go on as if never ended."""
+"""Runs in one process learn, report, save, and resume as if they had never ended."""
 
 from __future__ import annotations
 
@@ -27,8 +27,9 @@ from imagenet_prep.trainer.comm import Comm
 from imagenet_prep.trainer.config import TrainConfig
 from imagenet_prep.trainer.interface import Interface
 from tests.kit.installed import Installed
-from tests.kit.lengths import long_but
+from tests.kit.lengths import long_except
 from tests.kit.limits import Limits
+from tests.kit.messages import says
 from tests.kit.system import System
 from tests.kit.training import (
     NUM_TRAIN,
@@ -44,14 +45,14 @@ pytestmark = pytest.mark.tf
 Train = Callable[..., Any]
 
 
-# The settings of the finished run, which another run on its folder must have too.
+# The settings of the finished run, which every run in its folder must repeat.
 SETTINGS = {"num_epochs": 8.0, "checkpoint_every": 6, "keep": 12}
 LAST = 64
 
 
 @pytest.fixture(scope="module")
 def trained(tf: Any, shades: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A finished run, with the checkpoints of steps 6, 12, ... 60, 64; read-only.
+    """A finished run with the checkpoints of steps 6, 12, ... 60, 64; read-only.
 
     The file `printed` in its folder has its standard output.
     """
@@ -67,7 +68,7 @@ def trained(tf: Any, shades: Path, tmp_path_factory: pytest.TempPathFactory) -> 
 
 @pytest.fixture
 def finished(trained: Path, tmp_path: Path) -> Path:
-    """A copy of that run."""
+    """A copy of the finished run."""
     return Path(shutil.copytree(trained, tmp_path / "run"))
 
 
@@ -90,7 +91,7 @@ def test_a_run_learns_and_prints_the_tutorials_table(trained: Path) -> None:
     assert lines[-1].split()[:2] == ["64", "8.0"]
 
 
-def test_log_and_scalars_hold_what_the_table_says(tf: Any, trained: Path) -> None:
+def test_log_and_scalars_contain_the_values_printed(tf: Any, trained: Path) -> None:
     (start,) = rows(trained, "start")
     assert (start["global_batch"], start["total_steps"], start["ranks"]) == (8, LAST, 1)
     logged = {row["step"]: row["loss"] for row in rows(trained, "train")}
@@ -106,13 +107,13 @@ def test_log_and_scalars_hold_what_the_table_says(tf: Any, trained: Path) -> Non
     assert scalars["evaluation/top1", LAST] > 0.9
 
 
-def test_the_evaluation_of_a_checkpoint_equals_a_plain_count(
+def test_an_evaluation_equals_a_plain_count(
     train: Train, trained: Path, shades: Path, tmp_path: Path
 ) -> None:
     from imagenet_prep.core.world import World
     from imagenet_prep.read import make_dataset
 
-    # Not all answers are right: the network is for the first class. 5 is no divisor of 22.
+    # The network prefers the first class, so some answers are wrong. 22 is not a multiple of 5.
     early = checkpoint.load(trained / checkpoint.name(6))
     arrays = dict(early.arrays)
     arrays["classes/bias"] = arrays["classes/bias"] + np.float32([1, 0, 0, 0])
@@ -146,7 +147,7 @@ def test_the_evaluation_of_a_checkpoint_equals_a_plain_count(
     assert score.loss == pytest.approx(np.mean(losses), rel=1e-4)
 
 
-def test_dropouts_adam_a_plateau_and_a_holdout_resume_to_the_same_bits(
+def test_dropout_adam_and_plateau_resume_with_equal_bits(
     tf: Any,
     shades: Path,
     tmp_path: Path,
@@ -157,7 +158,7 @@ def test_dropouts_adam_a_plateau_and_a_holdout_resume_to_the_same_bits(
     from imagenet_prep.read import Reader, make_dataset
     from imagenet_prep.trainer import loop
 
-    # As if the set had this split: its images are those of train.
+    # The dataset gets this split, with the images of train.
     monkeypatch.setattr(Reader, "splits", ("train", "holdout", "validation"))
 
     def open_reader(split: str, training: bool, world: Any) -> Reader:
@@ -167,7 +168,7 @@ def test_dropouts_adam_a_plateau_and_a_holdout_resume_to_the_same_bits(
     def run(name: str, **more: Any) -> Any:
         settings = flags(shades, tmp_path / name, num_epochs=3.125, lr=0.003, keep=9)
         settings |= {"model": "mnist", "optimizer": "adam", "schedule": "plateau"}
-        # Each evaluation of the second epoch or later lowers the rate.
+        # Each evaluation from the second epoch on lowers the rate.
         settings |= {"eval_every": 0.5}
         limits(epoch_gain=100.0, plateau_patience=1)
         return loop.train(TrainConfig(**settings | more), open_reader)
@@ -178,7 +179,7 @@ def test_dropouts_adam_a_plateau_and_a_holdout_resume_to_the_same_bits(
     evaluations = rows(tmp_path / "whole", "evaluation")
     splits = [(row["step"], row["split"], row["examples"]) for row in evaluations]
     assert splits[-2:] == [(24, "holdout", NUM_TRAIN), (25, "validation", NUM_VALIDATION)]
-    assert f"test accuracy {score.top1:.2%}" in printed.splitlines()[-1]
+    assert says("test-accuracy-loss", f"{score.top1:.2%}").search(printed.splitlines()[-1])
     (test,) = rows(tmp_path / "whole", "test")
     assert (test["accuracy"], test["images"]) == (score.top1, NUM_VALIDATION)
     rates = [row["learning_rate"] for row in rows(tmp_path / "whole", "train")]
@@ -186,7 +187,7 @@ def test_dropouts_adam_a_plateau_and_a_holdout_resume_to_the_same_bits(
     losses = [row["loss"] for row in rows(tmp_path / "whole", "train")]
     assert losses[-1] < losses[0]
 
-    # The checkpoint of step 12 does not know its own evaluation, which lowered the rate.
+    # The checkpoint of step 12 does not contain its own evaluation, which lowered the rate.
     (tmp_path / "ended").mkdir()
     shutil.copy(tmp_path / "whole" / checkpoint.name(12), tmp_path / "ended")
     run("ended")
@@ -216,7 +217,7 @@ def test_a_finished_run_is_only_evaluated_again(
         train(finished, **SETTINGS, evaluate=True, image_size=32)
 
 
-# What each optimizer does to weights is seen in test_optimizer. To compile takes most of the time.
+# test_optimizer covers the steps of each optimizer. Compilation takes most of the time.
 _TUTORIAL = {"recipe": "tutorial", "schedule": "steps", "increased_aug": True}
 WAYS: list[dict[str, Any]] = [
     {"precision": "bfloat16", "jit": True, "optimizer": "larc", "lr": 1.0, **_TUTORIAL},
@@ -233,7 +234,7 @@ WAYS: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize(
     "more",
-    long_but(WAYS[:1], WAYS),
+    long_except(WAYS[:1], WAYS),
     ids=lambda more: "-".join(map(str, more.values())),
 )
 def test_every_way_to_train_lowers_the_loss(
@@ -260,7 +261,7 @@ def train_synthetic(run: Path, num_steps: int, **more: Any) -> None:
     assert verb(config) is None
 
 
-def test_synthetic_data_needs_no_data_set(tf: Any, tmp_path: Path) -> None:
+def test_synthetic_data_needs_no_dataset(tf: Any, tmp_path: Path) -> None:
     train_synthetic(tmp_path / "run", 12)
 
     assert checkpoint.steps(tmp_path / "run") == [12]
@@ -277,9 +278,9 @@ def test_a_step_whose_gradients_overflow_is_skipped(
     assert [bool(array.any()) for array in momentum] == [moves] * 8
 
 
-# Of Keras, which copies its variables as NumPy 1 had it.
+# Keras copies its variables in a way that NumPy 2 deprecates.
 @pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
-def test_what_is_exported_gives_the_models_answers(
+def test_exported_models_return_the_networks_probabilities(
     small_network: None,
     tf: Any,
     trained: Path,
@@ -287,7 +288,7 @@ def test_what_is_exported_gives_the_models_answers(
     tmp_path: Path,
     system: System,
 ) -> None:
-    """test_mirror, and the photographs of tests/e2e, export at the end of a run."""
+    """test_mirror and the photographs of tests/e2e export at the end of a run."""
     import keras
 
     from imagenet_prep.trainer.tensorflow_learner import TensorFlowLearner
@@ -323,29 +324,31 @@ def test_what_is_exported_gives_the_models_answers(
     assert (out / "saved" / "labels.txt").read_text() == interface.classes
 
 
-def test_evaluation_refuses_to_leave_an_example_out() -> None:
+def test_evaluations_that_miss_an_example_are_refused() -> None:
     batch = {"images": None, "class_index": [0, 1, 1, -1], "mask": [True, True, True, False]}
-    with pytest.raises(DataDamagedError, match="counted 3 examples, expected 4"):
+    with pytest.raises(
+        DataDamagedError, match=says("evaluation-counted-examples-expected-run", "3", "4")
+    ):
         evaluation.evaluate(lambda _: np.zeros((4, 2)), [batch], 4, Comm())
 
 
 @pytest.mark.filterwarnings("error")
-def test_what_is_counted_is_what_the_logits_say() -> None:
+def test_evaluation_counts_equal_those_of_the_logits() -> None:
     logits = [[2.0, 1, 0], [2, 1, 0], [0, 0, 0], [9, 1, 0]]
     examples, top1, top5, loss = evaluation.count(logits, [0, 1, 2, -1], [True, True, True, False])
 
-    assert (examples, top1, top5) == (3, 1, 3)  # of equal logits, the first class is the likelier
+    assert (examples, top1, top5) == (3, 1, 3)  # if logits are equal, the first class wins
     shares = np.exp([2.0, 1, 0]) / np.exp([2.0, 1, 0]).sum()
     assert loss == pytest.approx(-np.log([shares[0], shares[1], 1 / 3]).sum())
     assert evaluation.count([[np.nan, 9, 0]], [1], [True])[:3].tolist() == [1, 0, 0]
 
 
-def test_numbers_of_the_data_set_are_those_of_the_run(trained: Path) -> None:
+def test_the_log_has_the_datasets_size(trained: Path) -> None:
     (start,) = rows(trained, "start")
     assert (start["num_examples"], start["num_classes"]) == (NUM_TRAIN, 4)
 
 
-def test_a_run_on_a_fraction_of_train_says_so_and_evaluates_on_everything(
+def test_a_fraction_applies_to_train_and_is_logged(
     train_by_numpy: Train,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -360,13 +363,13 @@ def test_a_run_on_a_fraction_of_train_says_so_and_evaluates_on_everything(
     assert 20 < start["num_examples"] < 50
     assert (start["choice"]["fraction"], start["choice"]["choice_seed"]) == (0.5, 0)
     assert f" {start['num_examples']} images, 4 classes" in printed.splitlines()[1]
-    assert "selected from train: fraction 0.5\n" in printed
+    assert says("selected-train", "fraction", "0.5").search(printed)
     with pytest.raises(UsageError, match="holds a run with|the state has choice"):
         train_by_numpy(tmp_path / "run", num_epochs=0.2, fraction=0.75)
 
 
 @pytest.mark.tf
-def test_a_masked_image_without_a_class_does_not_change_a_step_of_tensorflow(
+def test_masked_images_do_not_change_a_tensorflow_step(
     small_network: None,
 ) -> None:
     """Readers give the class -1 to padding and to skipped records."""
@@ -398,7 +401,7 @@ def test_a_masked_image_without_a_class_does_not_change_a_step_of_tensorflow(
         ("mxnet", "auto", "native"),
     ],
 )
-def test_train_chooses_the_decoder_by_the_framework_not_by_the_packages(
+def test_the_framework_decides_on_the_default_decoder(
     shades: Path, tmp_path: Path, installed: Installed, framework: str, backend: str, expected: str
 ) -> None:
     config = TrainConfig(**flags(shades, tmp_path, framework=framework, backend=backend))

@@ -1,4 +1,4 @@
-"""Two real ranks under each launcher: one start, whose parts agree bit for bit."""
+"""Two real ranks under each launcher: their results agree bit for bit."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ from tests.kit import layouts
 from tests.kit.cluster import cluster
 from tests.kit.command import PATIENCE_S, PROGRAM, RARE_CYCLES, REPOSITORY, started
 from tests.kit.faults import disk, remount
-from tests.kit.lengths import long_but
+from tests.kit.lengths import long_except
+from tests.kit.messages import says
 from tests.kit.shared import made_once
 from tests.kit.tfrecords import wnid
 from tests.kit.training import (
@@ -42,11 +43,11 @@ pytestmark = [pytest.mark.horovod, pytest.mark.tf, pytest.mark.usefixtures("horo
 RANK = Path(__file__).with_name("rank.py")
 
 
-@pytest.fixture(scope="module", params=long_but(["launch"], ["launch", "--gloo", "--mpi"]))
+@pytest.fixture(scope="module", params=long_except(["launch"], ["launch", "--gloo", "--mpi"]))
 def ranks(request: pytest.FixtureRequest, shades: Path, shared_cache: Path) -> Path:
-    """The files that two ranks have saved, see rank.py; `launch` started them, or horovodrun."""
+    """The files that two ranks saved, see rank.py; `launch` or horovodrun started them."""
     programs = Path(sys.executable).parent
-    # `install-horovod --mpi` brings it along.
+    # `install-horovod --mpi` installs it.
     if request.param == "--mpi" and not (programs / "mpirun").exists():
         pytest.skip("Horovod has no MPI: run `imagenet-prep install-horovod --mpi`")
 
@@ -85,17 +86,17 @@ def saved(folder: Path, what: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize(("what", "tolerance"), [("gradients", 1e-6), ("gradients-fp16", 2e-3)])
-def test_the_mean_gradient_is_that_of_the_joined_batch(
+def test_the_mean_gradient_equals_the_joined_batchs(
     ranks: Path, what: str, tolerance: float
 ) -> None:
     first, second = saved(ranks, what)
     assert np.array_equal(first["mean"], second["mean"])
     np.testing.assert_allclose(first["mean"], first["joined"], rtol=tolerance, atol=tolerance)
-    # Each rank alone is far from it: without averaging the lines above fail, and weights part.
+    # The gradient of each rank is far from the mean, so a missing average fails the lines above.
     assert np.abs(first["own"] - second["own"]).max() > 0.01
 
 
-def test_two_ranks_and_one_make_the_same_table(ranks: Path, tmp_path: Path, train: Any) -> None:
+def test_two_ranks_and_one_make_equal_tables(ranks: Path, tmp_path: Path, train: Any) -> None:
     run = shutil.copytree(ranks / "two", tmp_path / "two")
     train(run, evaluate=True, labels=(str(ranks / "own.csv"),), batch_size=7)
 
@@ -104,9 +105,7 @@ def test_two_ranks_and_one_make_the_same_table(ranks: Path, tmp_path: Path, trai
     assert [row["images"] for row in of_one["rows"]] == [NUM_VALIDATION, NUM_VALIDATION // 2]
 
 
-def test_two_ranks_end_with_the_same_weights_and_near_one_ranks_loss(
-    ranks: Path, tmp_path: Path, train: Any
-) -> None:
+def test_two_ranks_end_with_the_same_weights(ranks: Path, tmp_path: Path, train: Any) -> None:
     train(tmp_path / "one", num_epochs=4.125, eval_every=2.0)
 
     first, second = saved(ranks, "weights")
@@ -121,19 +120,18 @@ def test_two_ranks_end_with_the_same_weights_and_near_one_ranks_loss(
     assert [row["step"] for row in rows(ranks / "two", "evaluation")] == [16, 32, 33]
 
 
-def test_sigterm_to_one_rank_saves_on_both_and_both_go_on_from_there(ranks: Path) -> None:
+def test_sigterm_to_one_rank_saves_and_resumes_both(ranks: Path) -> None:
     ended = [(ranks / f"ended-{rank}").read_text() for rank in (0, 1)]
-    # Rank 1 is asked after step 4, tells rank 0 with step 5, and both end with step 6; from 0.
-    assert ended[0].startswith("asked to stop: step 7 of 33 is saved in ")
+    # Rank 1 gets the signal after step 4 and tells rank 0 with step 5. Both end with step 6, from
+    # 0.
+    assert says("asked-stop-step-saved-run", "7", "33").match(ended[0])
     assert ended[0] == ended[1]
     assert [row["resumed_at"] for row in rows(ranks / "two", "start")] == [0, 7]
 
 
 @pytest.mark.parametrize("ranks", ["launch"], indirect=True)
-def test_one_rank_goes_on_where_a_killed_rank_has_ended_both(
-    ranks: Path, tmp_path: Path, train: Any
-) -> None:
-    """The fixture has seen the exit code of the launch, and that no process was left."""
+def test_one_rank_resumes_the_run_of_two(ranks: Path, tmp_path: Path, train: Any) -> None:
+    """The fixture checks the exit code of the launch, and that no process is left."""
     run = shutil.copytree(ranks / "killed", tmp_path / "killed")
     assert checkpoint.steps(run) == [5, 10]
     train(run, num_epochs=4.125, eval_every=2.0)
@@ -141,14 +139,18 @@ def test_one_rank_goes_on_where_a_killed_rank_has_ended_both(
 
 
 def printed(program: Path, *arguments: str | Path) -> str:
-    """Returns what a program prints that is run here, where TensorFlow is imported already."""
+    """Returns the output of a program that runs in this process, which has already loaded
+    TensorFlow.
+    """
     import keras
 
-    # Another test's training in this process may have left another one.
+    # A previous training in this process may have set a different policy.
     keras.config.set_dtype_policy("float32")
     with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
         patch.setattr(sys, "argv", [str(program), *map(str, arguments)])
-        warnings.simplefilter("ignore")  # of Keras, which copies its variables as NumPy 1 had it
+        warnings.simplefilter(
+            "ignore"
+        )  # Keras copies its variables in a way that NumPy 2 deprecates
         with contextlib.redirect_stdout(io.StringIO()) as out:
             runpy.run_path(str(program))
     return out.getvalue()
@@ -159,10 +161,10 @@ def rows_of(text: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("ranks", ["launch"], indirect=True)
-def test_two_ranks_of_the_example_learn_what_one_process_learns_and_horovod_has_its_levers(
+def test_two_ranks_of_the_example_match_one_process(
     tf: Any, ranks: Path, shades: Path, tmp_path: Path
 ) -> None:
-    """Both have the same images per step and the same learning rate in the end."""
+    """Both have the same images per step and the same final learning rate."""
     import keras
 
     alone = (*EXAMPLE, "--batch-size", "8", "--learning-rate", "0.1")
@@ -186,10 +188,10 @@ def test_two_ranks_of_the_example_learn_what_one_process_learns_and_horovod_has_
     assert levers == [[str(ranks / "timeline.json"), str(16 << 20)]] * 2
 
 
-# In short: both ranks above are told the file.
+# The short tests cover this by both ranks above, which get the file.
 @pytest.mark.slow
 @pytest.mark.long
-def test_horovod_writes_its_timeline(shades: Path, tmp_path: Path) -> None:
+def test_horovod_writes_a_timeline(shades: Path, tmp_path: Path) -> None:
     options = ("-np", "2", "--", "python")
     script = (REPOSITORY / "examples" / "distributed.py", "--data-dir", shades, *EXAMPLE)
     out = ("--batch-size", "4", "--out", tmp_path / "both.keras")
@@ -203,11 +205,11 @@ def test_horovod_writes_its_timeline(shades: Path, tmp_path: Path) -> None:
     assert "ALLREDUCE" in timeline
 
 
-# In short: the killed rank above, which dies between two steps.
+# The short tests cover the killed rank above, which dies between two steps.
 @pytest.mark.slow
 @pytest.mark.long
 @pytest.mark.parametrize("victim", [0, 1])
-def test_a_killed_rank_ends_all_and_one_rank_takes_over(
+def test_a_killed_rank_ends_all_and_one_resumes(
     shades: Path, tmp_path: Path, tf: Any, victim: int
 ) -> None:
     from imagenet_prep.train import train as verb
@@ -224,7 +226,7 @@ def test_a_killed_rank_ends_all_and_one_rank_takes_over(
                     assert b"hunter2" not in Path(f"/proc/{pid}/cmdline").read_bytes()
             return len(checkpoint.steps(run)) == 2
 
-        # Rank 0 writes checkpoints all the time: it dies in or near one.
+        # Rank 0 writes checkpoints continuously, so it dies during or near one.
         wait_for(far_enough, running)
         pids = running_ranks(running)
         for pid in pids.values():
@@ -234,20 +236,18 @@ def test_a_killed_rank_ends_all_and_one_rank_takes_over(
         assert running.workers() == []
     assert finished.code == 128 + signal.SIGKILL, finished.err
 
-    # Of the same global batch.
+    # With the same global batch.
     score = verb(TrainConfig(**settings | {"batch_size": 8, "evaluate": True}))
     assert score is not None
     assert score.examples == NUM_VALIDATION
 
 
-# In short: test_checkpoint's full disk, and test_crew's rank that fails.
+# The short tests cover the full disk in test_checkpoint, and a failing rank in test_crew.
 @pytest.mark.slow
 @pytest.mark.long
 @pytest.mark.root
-def test_a_full_disk_at_a_checkpoint_ends_all_ranks_and_more_room_goes_on(
-    shades: Path, tmp_path: Path
-) -> None:
-    # A checkpoint has 700 kB: one fits.
+def test_ranks_end_and_resume_after_a_full_disk(shades: Path, tmp_path: Path) -> None:
+    # A checkpoint has 700 kB, so only one fits.
     with disk(tmp_path / "disk", "size=1200k"):
         run = tmp_path / "disk" / "run"
         settings = flags(shades, run, batch_size=4, checkpoint_every=4, keep=2)
@@ -256,14 +256,14 @@ def test_a_full_disk_at_a_checkpoint_ends_all_ranks_and_more_room_goes_on(
             finished = running.finish(PATIENCE_S)
             assert running.workers() == []
         assert finished.code == 4, finished.err
-        assert "the disk is full" in finished.err
+        assert says("disk-full-earlier-checkpoints-kept").search(finished.err)
         assert checkpoint.steps(run) == [4]
 
         remount(tmp_path / "disk", "size=64m")
         with started(*command) as running:
             finished = running.finish(PATIENCE_S)
         assert finished.code == 0, finished.err
-        assert "resumed after step 4" in finished.out
+        assert says("resumed-after-step", "4").search(finished.out)
 
 
 @pytest.mark.slow
@@ -280,13 +280,13 @@ def test_a_stalled_rank_ends_the_job(shades: Path, tmp_path: Path) -> None:
         assert running.workers() == []
 
     assert finished.code == 4, finished.err
-    assert "died or stalled: rank 1 on localhost" in finished.err
+    assert says("died-stalled-rank", "1 on localhost").search(finished.err)
 
 
 @pytest.mark.slow
 @pytest.mark.long
 def test_more_ranks_than_shards_share_every_shard(shades: Path, tmp_path: Path) -> None:
-    # The set has two shards a split; three ranks of three images see each of 67 and 22 once.
+    # Each split has two shards. Three ranks with three images each see each of 67 and 22 once.
     run = tmp_path / "run"
     settings = flags(shades, run, batch_size=3, eval_every=1.0)
     with started("launch", "-np", "3", "--", "train", *arguments(settings)) as running:
@@ -297,7 +297,7 @@ def test_more_ranks_than_shards_share_every_shard(shades: Path, tmp_path: Path) 
     assert [row["examples"] for row in rows(run, "evaluation")] == [NUM_VALIDATION] * 2
 
 
-# In short: the two hosts of test_install_horovod, and those of test_sagemaker_container.
+# The short tests cover two hosts in test_install_horovod and test_sagemaker_container.
 @pytest.mark.slow
 @pytest.mark.long
 @pytest.mark.root
@@ -305,7 +305,7 @@ def test_two_hosts_train_over_a_real_ssh(shades: Path, tmp_path: Path) -> None:
     with cluster(tmp_path, 2) as net:
         for node in net.nodes:
             shutil.copytree(shades, node.disk / "set")
-            # Names as a cluster's DNS has them.
+            # Names as in a cluster's DNS.
             names = "".join(f"{each.address} {each.port}\n" for each in net.nodes)
             (node.disk / "names").write_text("127.0.0.1 localhost\n" + names)
             bind = ["mount", "--bind", net.mount / "names", "/etc/hosts"]
@@ -325,7 +325,7 @@ def test_two_hosts_train_over_a_real_ssh(shades: Path, tmp_path: Path) -> None:
         assert "2 hosts checked, 2 ranks" in said
         evaluated = rows(net.leader.disk / "run", "evaluation")
         assert evaluated[-1]["examples"] == NUM_VALIDATION
-        # Rank 0 alone writes, and neither host has anything left running but its sshd.
+        # Only rank 0 writes, and only sshd is left on both hosts.
         assert not list((net.members[0].disk / "run").glob("checkpoint*"))
         for node in net.nodes:
             commands = [Path(f"/proc/{pid}/cmdline").read_bytes() for pid in node.pids()]
@@ -334,7 +334,7 @@ def test_two_hosts_train_over_a_real_ssh(shades: Path, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.long
-def test_cifar10_goes_from_its_archive_to_a_model_of_two_ranks(tmp_path: Path) -> None:
+def test_two_ranks_train_on_a_cifar10_archive(tmp_path: Path) -> None:
     archive = tmp_path / "cifar"
     data = tmp_path / "set"
     run = tmp_path / "run"

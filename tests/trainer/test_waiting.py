@@ -1,4 +1,4 @@
-"""A rank that waits for others in C code says so, and ends at once when it is asked to."""
+"""A rank that waits for others in C code reports this, and ends at once after a signal."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from imagenet_prep.trainer import comm
 from imagenet_prep.trainer.comm import waiting
 from tests.kit import command
 from tests.kit.limits import Limits
+from tests.kit.messages import says
 
-# A lock that is taken twice waits for ever, and no signal interrupts it, as in hvd.init().
+# Taking a lock twice waits for ever, and no signal interrupts it, as in hvd.init().
 DEAF = """\
 import ctypes, sys
 from pathlib import Path
@@ -36,7 +37,7 @@ program.finish(main)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "Ctrl-C"])
-def test_a_signal_ends_a_rank_that_waits(tmp_path: Path, number: signal.Signals) -> None:
+def test_a_signal_ends_a_rank_waiting_in_c(tmp_path: Path, number: signal.Signals) -> None:
     begun = tmp_path / "begun"
     with command.started(begun, "600", program=("-c", DEAF)) as running:
         command.wait_until(lambda: begun.exists() or running.ended, "it waits")
@@ -45,10 +46,10 @@ def test_a_signal_ends_a_rank_that_waits(tmp_path: Path, number: signal.Signals)
 
     assert finished.code == 130
     assert "waiting for the others" not in finished.err
-    assert "interrupted. Finished work is kept" in finished.err
+    assert says("interrupted-finished-work-kept-run").search(finished.err)
 
 
-def test_a_rank_that_waits_for_long_says_for_whom(
+def test_a_long_wait_names_the_pending_ranks(
     limits: Limits, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said: list[str] = []
@@ -64,7 +65,7 @@ def test_a_rank_that_waits_for_long_says_for_whom(
 
 
 def test_a_forked_process_does_not_prolong_the_wait() -> None:
-    """It inherits the pipe, so the pipe does not end when this process closes it."""
+    """The fork inherits the pipe, so the pipe stays open after this process closes it."""
     reader, writer = os.pipe()
     with waiting("waiting"):
         child = os.fork()
@@ -77,7 +78,7 @@ def test_a_forked_process_does_not_prolong_the_wait() -> None:
     os.close(reader)
 
 
-def test_other_signals_and_the_handlers_of_before_stay(limits: Limits) -> None:
+def test_other_signals_and_previous_handlers_are_kept(limits: Limits) -> None:
     limits(told_wait_s=600.0)
     heard: list[int] = []
     before = signal.signal(signal.SIGUSR1, lambda number, _: heard.append(number))

@@ -1,1 +1,1 @@
-"""The programs that people train ImageNet with, on our sets: docs/trainers.md, proven."""
+"""Popular training programs for ImageNet read our datasets, as docs/trainers.md describes."""

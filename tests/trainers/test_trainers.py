@@ -1,4 +1,4 @@
-"""Other people's programs on our sets, unmodified: every label is that of its pixels."""
+"""Other projects' training programs, unmodified, read the label of each image correctly."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.long
 
 PROGRAMS = Path(__file__).parent / "programs"
 PAGE = clients.PAGE.read_text("utf-8")
-# How the page calls a set.
+# The path of a dataset on the page.
 NAMED = "/data/imagenet-480"
 QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "", "TF_ENABLE_ONEDNN_OPTS": "0"}
 TRAIN = 2 * flat.CLASSES
@@ -34,7 +34,7 @@ Sets = Callable[[int], Path]
 
 @pytest.fixture(scope="session")
 def sets(tmp_path_factory: pytest.TempPathFactory) -> Sets:
-    """The set of flat pictures with this label offset, in 1,024 and 128 shards."""
+    """The dataset of flat images with this label offset, in 1,024 and 128 shards."""
     source = tmp_path_factory.mktemp("flat")
     flat.write(source, [*official_classes().wnids])
     made: dict[int, Path] = {}
@@ -63,7 +63,7 @@ def sets(tmp_path_factory: pytest.TempPathFactory) -> Sets:
 
 
 def environment(name: str) -> Path:
-    """Returns the interpreter of an environment beside ours."""
+    """Returns the interpreter of a separate environment."""
     folder = Path(sys.prefix) / name
     if not list(folder.glob(".installed-*")):
         pytest.skip(f"{folder} is not there; make test-long installs it")
@@ -71,7 +71,7 @@ def environment(name: str) -> Path:
 
 
 def ended(python: Path, *program: object, **more: Any) -> str:
-    """Returns what a program prints; its warnings are its own."""
+    """Returns the output of a program without its warnings."""
     words = ("-W", "ignore", *map(str, program))
     how = {"env": {**QUIET, **more.pop("env", {})}, **more}
     with command.started(program=words, python=python, **how) as running:
@@ -81,19 +81,19 @@ def ended(python: Path, *program: object, **more: Any) -> str:
 
 
 def pairs(python: Path, program: str, *arguments: object, **more: Any) -> list[tuple[int, int]]:
-    """Returns what a program saw: the class that the pixels show, and the label."""
+    """Returns pairs that a program read: the class that the pixels encode, and the label."""
     said = ended(python, PROGRAMS / program, *arguments, **more).splitlines()[-1]
     return [(shown, label) for shown, label in json.loads(said)]
 
 
 def assert_labels(found: list[tuple[int, int]], client: Client) -> None:
-    """Every label is the class of its pixels, and as far from it as the page says."""
+    """Asserts that each label is the class of its pixels plus the offset of the page."""
     assert Counter(label - shown for shown, label in found) == {client.label: len(found)}
     assert {label for _, label in found} <= {*range(client.classes)}
 
 
 def assert_whole(found: list[tuple[int, int]], each: int) -> None:
-    """Every class was seen so often."""
+    """Asserts that every class was read this number of times."""
     assert Counter(shown for shown, _ in found) == dict.fromkeys(range(flat.CLASSES), each)
 
 
@@ -116,9 +116,7 @@ def test_model_garden_has_labels_from_1(sets: Sets) -> None:
     assert_whole(validation, 1)
 
 
-def test_model_garden_trains_two_steps_by_the_command_of_the_page(
-    sets: Sets, tmp_path: Path
-) -> None:
+def test_model_garden_trains_by_the_documented_command(sets: Sets, tmp_path: Path) -> None:
     python = environment("trainers")
     (text,) = recipe(clients.MODEL_GARDEN)
     words = shlex.split(text.replace("\\\n", "").replace(NAMED, str(sets(1))))
@@ -155,9 +153,7 @@ def test_the_older_resnet_and_keras_cv_subtract(
 
 
 @pytest.mark.parametrize("client", [clients.TIMM, clients.TIMM_FROM_0], ids=["1", "0"])
-def test_timm_knows_labels_by_their_names_or_counts_from_0(
-    sets: Sets, tmp_path: Path, client: Client
-) -> None:
+def test_timm_maps_labels_by_name_or_from_0(sets: Sets, tmp_path: Path, client: Client) -> None:
     python = environment("loaders")
     out = sets(0 if client.takes == clients.FROM_0 else 1)
     (tmp_path / "imagenet2012_prep_subset").mkdir()
@@ -180,7 +176,7 @@ def test_timm_knows_labels_by_their_names_or_counts_from_0(
 
 
 def checkout(variable: str) -> tuple[Path, Path]:
-    """Returns a checkout that a variable names, and the interpreter that its .venv has."""
+    """Returns a checkout that a variable names, and the interpreter of its .venv."""
     if variable not in os.environ:
         pytest.skip(f"{variable} names no checkout")
     folder = Path(os.environ[variable])
@@ -190,7 +186,7 @@ def checkout(variable: str) -> tuple[Path, Path]:
 @pytest.mark.parametrize(
     "client", [clients.BIG_VISION, clients.BIG_VISION_FROM_1], ids=lambda client: client.classes
 )
-def test_big_vision_takes_labels_as_they_are(sets: Sets, client: Client) -> None:
+def test_big_vision_uses_stored_labels_unchanged(sets: Sets, client: Client) -> None:
     folder, python = checkout("TRAINERS_BIG_VISION")
     out = sets(0 if client.takes == clients.FROM_0 else 1)
     (text,) = recipe(clients.BIG_VISION)
@@ -217,8 +213,8 @@ def test_flax_reads_the_export_for_tfds(sets: Sets, tmp_path: Path) -> None:
     assert_whole(found[TRAIN:], 1)
 
 
-def test_the_loop_of_the_package_tfrecord_ends_after_each_example(tmp_path: Path) -> None:
-    """By default, its loop never ends. It cannot read the index of a shard of one record."""
+def test_the_documented_tfrecord_loop_ends(tmp_path: Path) -> None:
+    """Its own loop never ends, and cannot read the index of a shard with one record."""
     python = environment("loaders")
     found = ended(
         python, "-c", "import importlib.util; print(importlib.util.find_spec('tfrecord'))"
@@ -233,7 +229,7 @@ def test_the_loop_of_the_package_tfrecord_ends_after_each_example(tmp_path: Path
     made = command.run("prepare", "--source", source, "--out", out, *words)
     assert made.code == 0, made
     (code,) = recipe(clients.TFRECORD)
-    # Some more than the examples, so that an endless loop is noticed.
+    # A few more than the examples, so that an endless loop is noticed.
     few = code.replace("in train:", f"in itertools.islice(train, {2 * TRAIN}):")
     program = f"""
 import collections, itertools

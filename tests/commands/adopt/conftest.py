@@ -1,5 +1,5 @@
-"""The same foreign sets as for resize."""
+"""The foreign datasets that resize uses as well."""
 
-from tests.kit.foreign_sets import foreign_set, stored
+from tests.kit.foreign_datasets import foreign_dataset, stored
 
-__all__ = ["foreign_set", "stored"]
+__all__ = ["foreign_dataset", "stored"]

@@ -1,8 +1,9 @@
-"""An existing set gets what it lacks: no image encoded again, no file replaced, no fault unsaid."""
+"""adopt completes an existing dataset without encoding images or replacing files."""
 
 from __future__ import annotations
 
 import io
+import itertools
 import json
 import shutil
 from collections.abc import Callable
@@ -14,9 +15,12 @@ from imagenet_prep.dataset import example, record_files, schema
 from imagenet_prep.sources.labels import official_classes
 from tests.kit import command, foreign
 from tests.kit.dataset import SMALL_FILES, contents, everything
-from tests.kit.foreign_sets import NUM_SHARDS, ForeignSet
+from tests.kit.foreign_datasets import NUM_SHARDS, ForeignDataset
+from tests.kit.messages import says
 
 IN_PLACE = ("slim", "slim-own-classes", "slim-from-0", "tpu-in-folders", "aws-from-1", "flowers")
+
+
 LACKS = {
     "slim": {},
     "slim-own-classes": {},
@@ -40,12 +44,16 @@ LACKS = {
         ),
     },
 }
-NAMES = [
-    f"{split}-{i:05d}-of-{total:05d}" for split, total in NUM_SHARDS.items() for i in range(total)
-]
 
 
-# Runs a command for which the disk cannot read a file of another data set.
+NAMES: list[str] = []
+
+
+for split, total in NUM_SHARDS.items():
+    NAMES += [schema.shard_name(split, number, total) for number in range(total)]
+
+
+# Runs a command while the disk cannot read a file of the source.
 UNREADABLE = (
     "-c",
     """
@@ -61,13 +69,15 @@ main()
 
 
 @pytest.fixture
-def copy(foreign_set: Callable[[str], ForeignSet], tmp_path: Path) -> Callable[[str], ForeignSet]:
-    """Returns a copy of a set, to be changed."""
+def copy(
+    foreign_dataset: Callable[[str], ForeignDataset], tmp_path: Path
+) -> Callable[[str], ForeignDataset]:
+    """Returns a copy of a dataset that the test may change."""
 
-    def make(layout: str) -> ForeignSet:
-        source = foreign_set(layout)
+    def make(layout: str) -> ForeignDataset:
+        source = foreign_dataset(layout)
         root = Path(shutil.copytree(source.root, tmp_path / "set"))
-        return ForeignSet(root, source.placed)
+        return ForeignDataset(root, source.placed)
 
     return make
 
@@ -79,15 +89,13 @@ def adopt(root: Path, *flags: str | Path) -> command.Finished:
 def payloads(root: Path) -> dict[str, bytes]:
     """Returns the bytes of all shards, in order, under the names they should have."""
     folders = (root, root / "train", root / "validation")
-    paths = sorted(path for folder in folders for path in folder.glob("*-of-*"))
+    paths = sorted(itertools.chain.from_iterable(folder.glob("*-of-*") for folder in folders))
     assert len(paths) == len(NAMES)
     return {name: path.read_bytes() for name, path in zip(NAMES, paths, strict=True)}
 
 
 @pytest.mark.parametrize("layout", IN_PLACE)
-def test_a_set_becomes_a_data_set_where_it_lies(
-    copy: Callable[[str], ForeignSet], layout: str
-) -> None:
+def test_adopt_makes_a_dataset_in_place(copy: Callable[[str], ForeignDataset], layout: str) -> None:
     source = copy(layout)
     before = payloads(source.root)
     result = adopt(source.root)
@@ -97,7 +105,7 @@ def test_a_set_becomes_a_data_set_where_it_lies(
     assert proven.code == 0, proven
     made = contents(source.root)
     assert {name: made[name] for name in NAMES} == before
-    beside = {each for name in NAMES for each in schema.beside(name)}
+    beside = {*itertools.chain.from_iterable(map(schema.beside, NAMES))}
     assert set(made) == {*NAMES, *beside} | SMALL_FILES
     folders = sorted(path.name for path in source.root.iterdir() if path.is_dir())
     assert folders == [".work", "index", "samples"]
@@ -116,10 +124,10 @@ def test_a_set_becomes_a_data_set_where_it_lies(
 
 
 @pytest.mark.parametrize("layout", [*IN_PLACE, "tfds"])
-def test_rewritten_records_are_the_truth_and_images_untouched(
-    foreign_set: Callable[[str], ForeignSet], tmp_path: Path, layout: str
+def test_rewritten_records_are_correct_and_images_unchanged(
+    foreign_dataset: Callable[[str], ForeignDataset], tmp_path: Path, layout: str
 ) -> None:
-    source = foreign_set(layout)
+    source = foreign_dataset(layout)
     out = tmp_path / "out"
     before = everything(source.root)
     result = adopt(source.root, "--rewrite", "--out", out)
@@ -152,8 +160,10 @@ def whole_records(path: Path) -> list[example.ImageExample]:
         return [example.decode(r.payload) for r in record_files.read_records(stream, path.name)]
 
 
-def test_linked_shards_take_no_space_and_leave_the_set_alone(
-    foreign_set: Callable[[str], ForeignSet], copy: Callable[[str], ForeignSet], tmp_path: Path
+def test_linked_shards_use_no_space_and_keep_source(
+    foreign_dataset: Callable[[str], ForeignDataset],
+    copy: Callable[[str], ForeignDataset],
+    tmp_path: Path,
 ) -> None:
     source = copy("aws-from-1").root
     out = tmp_path / "out"
@@ -172,16 +182,16 @@ def test_linked_shards_take_no_space_and_leave_the_set_alone(
 
 
 @pytest.mark.parametrize("layout", ["slim", "tpu-in-folders", "aws-from-1", "tfds"])
-def test_dry_run_changes_nothing_and_shows_names_and_findings(
-    copy: Callable[[str], ForeignSet], layout: str
+def test_dry_run_changes_nothing_and_lists_findings(
+    copy: Callable[[str], ForeignDataset], layout: str
 ) -> None:
     source = copy(layout).root
     before = everything(source)
     result = adopt(source, "--dry-run")
 
     assert everything(source) == before
-    assert "nothing was changed" in result.out
-    says = {
+    assert says("nothing-changed").search(result.out)
+    sentences = {
         "slim": ["labels: 1 ... 1000", "train has 118 images, expected 1,281,167"],
         "tpu-in-folders": [
             "train: shards are in train/; readers expect them one folder up",
@@ -196,24 +206,24 @@ def test_dry_run_changes_nothing_and_shows_names_and_findings(
         ],
         "tfds": ["files are named as in TensorFlow Datasets: ", "labels: 0 ... 999"],
     }[layout]
-    for sentence in says:
+    for sentence in sentences:
         assert sentence in result.out
     assert result.code == (2 if layout == "tfds" else 0)
     assert "--rewrite" in result.err if layout == "tfds" else result.err == ""
 
 
-def test_counts_are_held_against_the_official_ones(copy: Callable[[str], ForeignSet]) -> None:
+def test_counts_are_compared_with_the_official_ones(copy: Callable[[str], ForeignDataset]) -> None:
     source = copy("slim").root
     before = contents(source)
     result = command.run("adopt", source)
 
     assert result.code == 3
-    assert "train has 118 images, expected 1,281,167" in result.err
+    assert says("expected-images-per-class", "train", "118 images", "1,281,167").search(result.err)
     assert "--allow-subset" in result.err
     assert contents(source) == before
 
 
-def test_an_image_that_is_no_jpeg_is_refused(stored: list[foreign.Image], tmp_path: Path) -> None:
+def test_image_that_is_no_jpeg_is_refused(stored: list[foreign.Image], tmp_path: Path) -> None:
     def odd(image: foreign.Image, label: int) -> dict[str, foreign.Value]:
         return foreign.slim(image._replace(data=b"\x89PNG\r\n\x1a\n" + image.data), label)
 
@@ -221,12 +231,14 @@ def test_an_image_that_is_no_jpeg_is_refused(stored: list[foreign.Image], tmp_pa
     result = adopt(tmp_path / "in")
 
     assert result.code == 3
-    assert "validation-00000-of-00001: record 0 at byte 0: unknown_format" in result.err
+    assert says("record-byte-3", "validation-00000-of-00001", "0", "0", "unknown_format").search(
+        result.err
+    )
 
 
 @pytest.mark.parametrize("keeps_notes", [True, False])
-def test_lost_files_of_a_finished_set_are_made_again_and_a_lost_shard_is_refused(
-    copy: Callable[[str], ForeignSet], keeps_notes: bool
+def test_lost_files_are_restored_but_lost_shards_refused(
+    copy: Callable[[str], ForeignDataset], keeps_notes: bool
 ) -> None:
     source = copy("aws-from-1").root
     assert adopt(source).code == 0
@@ -254,25 +266,25 @@ def test_lost_files_of_a_finished_set_are_made_again_and_a_lost_shard_is_refused
         index.unlink(missing_ok=True)
         result = adopt(source)
         assert result.code == 3, result
-        assert f"manifest: {shard.name}. Copy them from the original" in result.err
+        assert says("missing-different-size-manifest-copy", ..., ..., shard.name).search(result.err)
     shard.write_bytes(before[shard.name])
     assert adopt(source).code == 0
     assert contents(source) == before
 
 
-def test_flags_that_cannot_be_meant_are_refused(tmp_path: Path) -> None:
+def test_invalid_flags_are_refused(tmp_path: Path) -> None:
     for flags in (("--rewrite",), ("--workers", "-1"), ("--out", tmp_path), ("--no-such",)):
         result = command.run("adopt", tmp_path, *flags)
         assert (result.code, result.out) == (2, ""), flags
 
 
-def test_a_shard_that_the_disk_cannot_read_once_is_no_damaged_one_for_ever(
-    copy: Callable[[str], ForeignSet],
+def test_read_error_is_not_remembered_as_damage(
+    copy: Callable[[str], ForeignDataset],
 ) -> None:
     source = copy("slim").root
     failed = command.run("adopt", source, "--allow-subset", program=UNREADABLE)
     result = adopt(source)
 
     assert failed.code == 1, failed
-    assert "cannot be read: Input/output error. Check the disk" in failed.err
+    assert says("cannot-read-3", ..., "Input/output error", "Check the disk").search(failed.err)
     assert result.code == 0, result

@@ -1,4 +1,4 @@
-"""`adopt` gives tables of samples to sets that have none, and changes no image."""
+"""`adopt` adds tables of samples to datasets without them, and changes no image."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ import pytest
 from imagenet_prep.dataset import manifest
 from tests.kit import command
 from tests.kit.dataset import Reference, contents
+from tests.kit.messages import says
 
 
 @pytest.fixture
 def old(reference: Reference, tmp_path: Path) -> Path:
-    """A set of ours as it was before there were tables."""
+    """A dataset of an earlier version, without tables."""
     out = tmp_path / "old"
     shutil.copytree(reference.out, out)
     shutil.rmtree(out / "samples")
@@ -33,18 +34,18 @@ def old(reference: Reference, tmp_path: Path) -> Path:
     return out
 
 
-def test_a_set_without_tables_is_sound_and_verify_says_that_it_has_none(old: Path) -> None:
+def test_verify_accepts_dataset_without_tables_and_says_so(old: Path) -> None:
     for level in ("manifest", "crc", "decode"):
         result = command.run("verify", old, "--level", level)
         assert result.code == 0, result
-        assert "no tables of samples" in result.out
+        assert says("no-tables-samples-images-verified").search(result.out)
 
 
-def test_adopt_adds_them_and_changes_nothing_else(reference: Reference, old: Path) -> None:
+def test_adopt_only_adds_tables(reference: Reference, old: Path) -> None:
     before = contents(old)
     result = command.run("adopt", old)
     assert result.code == 0, result
-    assert "tables of samples were added" in result.out
+    assert says("tables-samples-added").search(result.out)
 
     after = contents(old)
     assert {name for name in after if before.get(name) != after[name]} == {
@@ -62,5 +63,5 @@ def test_adopt_adds_them_and_changes_nothing_else(reference: Reference, old: Pat
 
     again = command.run("adopt", old)
     assert again.code == 0, again
-    assert "nothing to do" in again.out
+    assert says("nothing").search(again.out)
     assert contents(old) == after

@@ -26,12 +26,12 @@ _SETTINGS = {
     "AIRFLOW__CORE__UNIT_TEST_MODE": "False",
     "PYTHONSAFEPATH": "1",
 }
-# Ours is never to be found there, whatever the folder.
+# Our package must not be found there, in any folder.
 _ALONE = {"PYTHONPATH": ""}
 
 
 class Ended(NamedTuple):
-    """One run of the DAG: its state, (state, tries) a task, XComs by task.key, and the log."""
+    """One run of the DAG: its state, (state, tries) per task, XComs by task.key, and the log."""
 
     state: str
     tasks: dict[str, tuple[str, int]]
@@ -42,8 +42,8 @@ class Ended(NamedTuple):
 class Airflow:
     """An AIRFLOW_HOME with our DAG in it.
 
-    Importing Airflow and making the server within it takes ten seconds, a run one: `call` forks
-    from a process that has done so. `started` starts a new one.
+    An import of Airflow with its server takes ten seconds, a run takes one: `call` forks from a
+    process that has imported it. `started` starts a new process.
     """
 
     def __init__(self, python: Path, home: Path, program: Path, warm: Warm) -> None:
@@ -53,25 +53,25 @@ class Airflow:
         self._warm = warm
 
     def use(self, *argv: str | Path) -> None:
-        """Lets IMAGENET_PREP_COMMAND be `argv`, with the task's arguments after it."""
+        """Sets IMAGENET_PREP_COMMAND to `argv`, with the task's arguments after it."""
         words = shlex.join(map(str, argv))
         self.program.write_text(f'#!/bin/sh\nexec env PYTHONDONTWRITEBYTECODE=1 {words} "$@"\n')
         self.program.chmod(0o755)
 
     @contextlib.contextmanager
     def started(self, what: str, *arguments: str | Path) -> Iterator[command.Running]:
-        """Starts driver.py to do `what`."""
+        """Starts driver.py with this verb."""
         env = _SETTINGS | _ALONE | {"AIRFLOW_HOME": str(self.home)} | self._seen
         how: dict[str, Any] = {"program": (DRIVER,), "python": self.python, "env": env}
         with command.started(what, self.dag_file, *arguments, **how) as running:
             yield running
 
     def call(self, what: str, *arguments: str | Path) -> command.Finished:
-        """Lets driver.py do `what`."""
+        """Runs this verb of driver.py."""
         return self._forked("tests.commands.airflow.driver:main", what, self.dag_file, *arguments)
 
     def start(self, what: str) -> Warm:
-        """Lets driver.py begin to do `what`; returns who has forked it, to signal it and wait."""
+        """Starts this verb of driver.py; returns the forking process, which passes signals on."""
         call = "tests.commands.airflow.driver:main"
         self._warm.start(what, self.dag_file, call=call, env=_ALONE | self._seen)
         return self._warm
@@ -95,10 +95,10 @@ class Airflow:
         return self._ended(self.call("run", json.dumps(conf), self._result))
 
     def tasks(self, *confs: dict[str, Any]) -> list[dict[str, Any]]:
-        """Calls the tasks' functions with each conf: what they return, or the error of the last.
+        """Calls the tasks' functions with each conf; returns their results, or the last error.
 
-        The process imports and forks nothing of Airflow's run; what passes from task to task, and
-        what an error means to Airflow, only `test` shows.
+        The process does not run Airflow's scheduler. Only `test` shows the values that tasks
+        exchange, and Airflow's reaction to errors.
         """
         finished = self.call("tasks", self._result, *map(json.dumps, confs))
         assert finished.code == 0, finished
@@ -129,7 +129,7 @@ class Airflow:
 
 @pytest.fixture(scope="session")
 def airflow_python() -> Path:
-    """The interpreter of Airflow's environment, beside ours."""
+    """The interpreter of Airflow's environment, next to ours."""
     folder = Path(sys.prefix) / "airflow" / "bin"
     if not (folder / "airflow").exists():
         pytest.skip("Airflow is not installed; make test installs it into .venv/airflow")
@@ -138,7 +138,7 @@ def airflow_python() -> Path:
 
 @pytest.fixture(scope="session")
 def airflow_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Airflow looks at AIRFLOW_HOME as it is imported, so all tests of a process have one."""
+    """All tests of a process share one AIRFLOW_HOME, since Airflow reads it at import."""
     home = tmp_path_factory.mktemp("airflow")
     (home / "dags").mkdir()
     shutil.copy(DAG_FILE, home / "dags")
@@ -158,7 +158,7 @@ def database(warm_airflow: Warm, airflow_home: Path) -> Path:
     """Airflow's database, empty."""
     made = warm_airflow.run("db", "migrate", call="airflow.__main__:main")
     assert made.code == 0, made
-    # What has just been written may lie in a file beside it still.
+    # Recent writes may still be in a file next to the database.
     with contextlib.closing(sqlite3.connect(airflow_home / "airflow.db")) as opened:
         opened.execute("VACUUM INTO ?", (str(airflow_home / "empty.db"),))
     return airflow_home / "empty.db"
@@ -168,7 +168,7 @@ def database(warm_airflow: Warm, airflow_home: Path) -> Path:
 def airflow(
     airflow_python: Path, airflow_home: Path, warm_airflow: Warm, database: Path, tmp_path: Path
 ) -> Airflow:
-    """An Airflow whose database and logs are the test's own; it runs our `imagenet-prep`."""
+    """An Airflow with a database and logs for each test; it runs our `imagenet-prep`."""
     shutil.rmtree(airflow_home / "logs", ignore_errors=True)
     for left in itertools.chain(airflow_home.glob("airflow.db*"), airflow_home.glob("*.json")):
         left.unlink()

@@ -1,4 +1,4 @@
-"""Runs inside Airflow's own environment, where pytest is not: `driver.py WHAT DAG_FILE ...`."""
+"""Runs inside Airflow's environment, which lacks pytest: `driver.py VERB DAG_FILE ...`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 
 def load(dag_file: str) -> Any:
-    """Returns the DAG, whose failed tasks are tried again without a pause."""
+    """Returns the DAG, whose failed tasks are retried without a pause."""
     from airflow.dag_processing.dagbag import DagBag
 
     bag = DagBag(dag_file)
@@ -25,7 +25,7 @@ def load(dag_file: str) -> Any:
 
 
 def run(dag_file: str, conf: str, result: str) -> None:
-    """Carries out one run of the DAG and writes what became of it."""
+    """Runs the DAG once and writes the result."""
     ended = load(dag_file).test(run_conf=json.loads(conf))
     from airflow.models.xcom import XComModel
     from airflow.utils.session import create_session
@@ -41,7 +41,7 @@ def run(dag_file: str, conf: str, result: str) -> None:
 def tasks(dag_file: str, result: str, *confs: str) -> None:
     """Calls the functions of the tasks one after the other with each conf, without Airflow's run.
 
-    Writes the results of each conf's tasks by name; an error is the last of them, as its text.
+    Writes the results of each conf's tasks by name; the last one may be an error, as its text.
     """
     from airflow.sdk.exceptions import AirflowException, AirflowSkipException
 
@@ -62,8 +62,8 @@ def tasks(dag_file: str, result: str, *confs: str) -> None:
 
 
 def describe(dag_file: str, result: str) -> None:
-    """Writes what parsing the file loads, and what a user sees of the DAG."""
-    # What Airflow has loaded itself is not the file's doing.
+    """Writes the modules that parsing the file loads, and the visible facts of the DAG."""
+    # Modules that Airflow loaded are not loaded by the file.
     before = set(sys.modules)
     names = runpy.run_path(dag_file)
     dag = load(dag_file)
@@ -88,7 +88,7 @@ def describe(dag_file: str, result: str) -> None:
 
 
 def draw(dag_file: str, picture: str) -> None:
-    """Draws the tasks and what waits for what."""
+    """Draws the tasks and their dependencies."""
     from airflow.utils.dot_renderer import render_dag
 
     graph = render_dag(load(dag_file))
@@ -98,7 +98,7 @@ def draw(dag_file: str, picture: str) -> None:
 
 
 def trigger(dag_file: str, *confs: str) -> None:
-    """Asks for a run with each conf, says how each is refused, and how many runs there are."""
+    """Triggers a run with each conf; prints how each is refused, and the number of runs."""
     from airflow.models.dagrun import DagRun
     from airflow.sdk.exceptions import ParamValidationError
     from airflow.utils.session import create_session
@@ -114,7 +114,7 @@ def trigger(dag_file: str, *confs: str) -> None:
 
 
 def command(dag_file: str, *words: str) -> None:
-    """Runs one command of ours, which SIGALRM ends as Airflow's time-outs do."""
+    """Runs one of our commands, which SIGALRM ends like Airflow's timeouts."""
     from airflow.sdk.exceptions import AirflowTaskTimeout
 
     def end(*_: object) -> None:
@@ -125,7 +125,7 @@ def command(dag_file: str, *words: str) -> None:
 
 
 def main() -> None:
-    """Runs the function that the command line names first."""
+    """Runs the function of the first argument."""
     known = {"run": run, "tasks": tasks, "describe": describe, "draw": draw}
     known |= {"trigger": trigger, "command": command}
     what, *arguments = sys.argv[1:]

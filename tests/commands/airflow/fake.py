@@ -1,4 +1,4 @@
-"""Stands for `imagenet-prep`: notes its arguments and ends as FOLDER/plan.json says."""
+"""Replaces `imagenet-prep`: records its arguments and exits as FOLDER/plan.json says."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Loads, as it is imported, what every process that runs a DAG loads; starts no thread."""
+"""Imports everything that each process with a DAG needs; starts no thread."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from tests.kit.command import REPOSITORY
 __all__ = ["DagBag", "a2wsgi", "driver"]
 
 
-# The routes that tasks of older Airflows ask for are most of what it costs to make the server. The
-# older one of two that are kept still has those that have moved since.
+# Most of the server's start time is for the routes of older Airflow versions. The older of two
+# supported versions also has the routes that have moved since.
 newest, before, *_ = versions.bundle.versions
 for change in (*newest.changes, *before.changes):
     change._bound_version_bundle = None
@@ -28,7 +28,7 @@ versions.bundle = VersionBundle(HeadVersion(), newest, before, Version("2000-01-
 
 
 async def _ask() -> None:
-    """Asks for nothing, since the server in Airflow's process makes its routes when it is asked."""
+    """Requests no page: the server in Airflow's process builds its routes at the first request."""
     transport = httpx.ASGITransport(in_process_api_server().app)
     async with httpx.AsyncClient(transport=transport, base_url="http://here") as client:
         await client.get("/nothing")
@@ -36,5 +36,5 @@ async def _ask() -> None:
 
 asyncio.run(_ask())
 configure_mappers()
-# The DAG finds nothing of ours, as at a user's.
+# The DAG must not find our package, as on a user's system.
 sys.path = [folder for folder in sys.path if folder != str(REPOSITORY)]

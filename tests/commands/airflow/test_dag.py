@@ -1,4 +1,4 @@
-"""The DAG under a real Airflow: it works, resumes, gives up when it should, loads little."""
+"""The DAG in a real Airflow: it works, resumes, gives up on permanent errors, and loads little."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ import pytest
 from tests.commands.airflow.conftest import Airflow
 from tests.kit import command, faults
 from tests.kit.dataset import contents, everything, receipts
+from tests.kit.messages import says
 from tests.kit.miniature import Miniature, miniature_for_tests
 
 pytestmark = [pytest.mark.airflow, pytest.mark.slow]
@@ -33,7 +34,7 @@ def mini(shared_cache: Path) -> Miniature:
 
 
 class Fake:
-    """What stands for `imagenet-prep` where its work is not the question."""
+    """Replaces `imagenet-prep` in tests that do not need its work."""
 
     def __init__(self, airflow: Airflow, folder: Path) -> None:
         self.folder = folder
@@ -70,14 +71,14 @@ def reference(source: Path, out: Path, *flags: str) -> dict[str, bytes]:
     return contents(out)
 
 
-def test_the_dag_makes_a_proven_data_set_and_a_second_run_changes_nothing(
-    airflow: Airflow, mini: Miniature, weird_tmp_path: Path, tmp_path: Path
+def test_dag_makes_verified_dataset_and_is_idempotent(
+    airflow: Airflow, mini: Miniature, unusual_tmp_path: Path, tmp_path: Path
 ) -> None:
-    out = weird_tmp_path / "out"
-    replica = weird_tmp_path / "replica"
+    out = unusual_tmp_path / "out"
+    replica = unusual_tmp_path / "replica"
     conf = {
         "download_from": str(mini.root),
-        "source": str(weird_tmp_path / "archives"),
+        "source": str(unusual_tmp_path / "archives"),
         "allow_subset": True,
         "out": str(out),
         "short_side": 100,
@@ -97,7 +98,7 @@ def test_the_dag_makes_a_proven_data_set_and_a_second_run_changes_nothing(
     digest = json.loads((out / "dataset.json").read_bytes())["digest"]
     for task in ("prepare", "verify", "replicate"):
         assert ended.xcoms[f"{task}.digest"] == digest
-    assert (weird_tmp_path / "out-duplicates" / "pairs.csv").exists()
+    assert (unusual_tmp_path / "out-duplicates" / "pairs.csv").exists()
     page = out / "report.html"
     assert ended.xcoms["report.report"] == str(page)
     assert ended.xcoms["report.bytes"] == page.stat().st_size > 100_000
@@ -105,18 +106,20 @@ def test_the_dag_makes_a_proven_data_set_and_a_second_run_changes_nothing(
     assert without_page(out) == whole
     assert contents(replica) == whole
 
-    before = {folder: everything(folder) for folder in (out, replica, weird_tmp_path / "archives")}
+    before = {
+        folder: everything(folder) for folder in (out, replica, unusual_tmp_path / "archives")
+    }
     (again,) = airflow.tasks(conf)
 
     assert again["verify"]["digest"] == digest
     assert list(again) == [task for task in TASKS if task not in ("resize", "train")], again
-    locks = {".work", ".work/lock"}  # they say who held them last
+    locks = {".work", ".work/lock"}  # the lock's file has the last process that held it
     for folder, files in before.items():
         assert {n for n, now in everything(folder).items() if now != files.get(n)} <= locks
 
 
 @pytest.mark.long
-def test_the_command_line_of_airflow_runs_the_dag(
+def test_airflow_command_line_runs_the_dag(
     airflow: Airflow, mini: Miniature, tmp_path: Path
 ) -> None:
     conf = {"source": str(mini.root), "allow_subset": True, "out": str(tmp_path / "out")}
@@ -126,9 +129,9 @@ def test_the_command_line_of_airflow_runs_the_dag(
     assert "state=success" in ended.out + ended.err
 
 
-# In short: the stand-in that a signal ends.
+# Faster test of the same: the fake program that a signal ends.
 @pytest.mark.long
-def test_a_killed_command_is_tried_again_and_ends_with_the_same_bytes(
+def test_killed_command_is_retried_and_gives_same_bytes(
     airflow: Airflow, tmp_path: Path, shared_cache: Path
 ) -> None:
     many = miniature_for_tests(shared_cache, num_train=300, num_validation=60, size=(160, 120))
@@ -144,12 +147,12 @@ def test_a_killed_command_is_tried_again_and_ends_with_the_same_bytes(
             ended = airflow.finish(running)
         if ended.tasks["prepare"] != ("success", 1):
             break
-        shutil.rmtree(out)  # it was over before this machine came to the kill
+        shutil.rmtree(out)  # prepare ended before the signal
 
     assert 0 < done < 28
     assert ended.state == "success", ended.log
     assert ended.tasks["prepare"] == ("success", 2)
-    assert "imagenet-prep prepare: ended by SIGKILL" in ended.log
+    assert says("imagenet-prep-ended-out-memory", "prepare", "SIGKILL").search(ended.log)
     assert without_page(out) == reference(many.root, tmp_path / "reference", *flags)
 
 
@@ -160,9 +163,9 @@ def cmdline(pid: int) -> bytes:
         return b""
 
 
-# In short: the stand-in whose exit code is 3.
+# Faster test of the same: the fake program with exit code 3.
 @pytest.mark.long
-def test_a_damaged_archive_fails_at_once_with_our_message(
+def test_damaged_archive_fails_without_retry(
     airflow: Airflow, mini: Miniature, tmp_path: Path
 ) -> None:
     source = tmp_path / "source"
@@ -176,11 +179,11 @@ def test_a_damaged_archive_fails_at_once_with_our_message(
     assert ended.tasks["prepare"] == ("failed", 1)
     assert {ended.tasks[task][0] for task in TASKS[2:]} == {"upstream_failed"}
     (line,) = [line for line in ended.log.splitlines() if "AirflowFailException: " in line]
-    assert f"imagenet-prep: {archive.name}: byte " in line
+    assert says("imagenet-prep-choose-different-port", f"{archive.name}: byte").search(line)
     assert line.endswith("(exit code 3)")
 
 
-def test_every_parameter_reaches_its_command_as_one_word(airflow: Airflow, fake: Fake) -> None:
+def test_parameters_reach_the_command_as_single_words(airflow: Airflow, fake: Fake) -> None:
     out = str(fake.out)
     airflow.env = {"IMAGENET_PREP_AIRFLOW_ALLOW_BEAM": "1", "IMAGENET_PREP_AIRFLOW_FILES": "/data"}
     ended = airflow.test(
@@ -231,7 +234,7 @@ def test_every_parameter_reaches_its_command_as_one_word(airflow: Airflow, fake:
     assert ended.xcoms["train.digest"] == "d1ge57"
 
 
-def test_a_copy_with_smaller_images_is_verified_and_used_by_the_tasks_after_it(
+def test_later_tasks_use_the_verified_resized_copy(
     airflow: Airflow, fake: Fake, tmp_path: Path
 ) -> None:
     copy = tmp_path / "small"
@@ -267,7 +270,7 @@ def test_a_copy_with_smaller_images_is_verified_and_used_by_the_tasks_after_it(
     assert ended.xcoms["resize.digest"] == ended.xcoms["replicate.digest"] == "5ma11"
 
 
-def test_a_source_at_an_address_is_not_a_place_for_downloads(airflow: Airflow, fake: Fake) -> None:
+def test_download_is_refused_if_source_is_an_address(airflow: Airflow, fake: Fake) -> None:
     address = "https://mirror.edu/ilsvrc2012"
     conf = {"source": address, "download_from": "https://mirror.edu/", "out": str(fake.out)}
     (told,) = airflow.tasks(conf)
@@ -277,7 +280,7 @@ def test_a_source_at_an_address_is_not_a_place_for_downloads(airflow: Airflow, f
     )
 
 
-def test_options_that_start_programs_need_the_administrators_word(
+def test_options_that_start_programs_need_administrators_permission(
     airflow: Airflow, fake: Fake
 ) -> None:
     airflow.env = {"IMAGENET_PREP_AIRFLOW_ALLOW_BEAM": "0"}
@@ -289,7 +292,7 @@ def test_options_that_start_programs_need_the_administrators_word(
     assert not (fake.folder / "calls.jsonl").exists()
 
 
-def test_files_are_named_in_the_administrators_folder_alone(
+def test_files_outside_the_administrators_folder_are_refused(
     airflow: Airflow, fake: Fake, tmp_path: Path
 ) -> None:
     files = tmp_path / "files"
@@ -334,9 +337,7 @@ def test_files_are_named_in_the_administrators_folder_alone(
     assert f"{folder} (not set)" in refused["prepare"]
 
 
-def test_an_address_with_a_password_is_refused_before_a_run_is_made(
-    airflow: Airflow, fake: Fake
-) -> None:
+def test_run_is_refused_if_address_has_a_password(airflow: Airflow, fake: Fake) -> None:
     confs: list[dict[str, Any]] = [
         {"download_from": f"https://ann:{SECRET}@mirror.edu/"},
         {"source": f"https://ann:{SECRET}@mirror.edu/"},
@@ -355,17 +356,19 @@ def test_an_address_with_a_password_is_refused_before_a_run_is_made(
     assert [path for path in kept if SECRET.encode() in path.read_bytes()] == []
 
 
-def test_an_address_with_a_password_reaches_no_log(airflow: Airflow, fake: Fake) -> None:
+def test_address_with_password_reaches_no_log(airflow: Airflow, fake: Fake) -> None:
     word = f"--base-url=https://ann:{SECRET}@mirror.edu/"
     refused = airflow.call("command", word)
 
-    assert "AirflowFailException: prepare: an address in the parameters contains" in refused.err
+    assert says("address-parameters-contains-user-name", "AirflowFailException: prepare").search(
+        refused.err
+    )
     assert SECRET not in refused.out + refused.err
     assert not (fake.folder / "calls.jsonl").exists()
 
 
-def test_what_may_pass_is_tried_again_and_what_cannot_is_not(airflow: Airflow, fake: Fake) -> None:
-    """A wait for another run costs none of the tries."""
+def test_transient_errors_are_retried_and_others_are_not(airflow: Airflow, fake: Fake) -> None:
+    """Waiting for a different run does not use up tries."""
     airflow.env["IMAGENET_PREP_AIRFLOW_BUSY_S"] = "0.01"
     fake.ends(prepare=[75, 4, 137, 75, 75, -signal.SIGKILL], verify=[70, 0], replicate=[3])
     ended = airflow.test(out=str(fake.out), replicate_to="/elsewhere")
@@ -383,11 +386,11 @@ def test_what_may_pass_is_tried_again_and_what_cannot_is_not(airflow: Airflow, f
     }
     error = "imagenet-prep: replicate has failed: twice so to say (exit code 3)"
     assert f"AirflowFailException: {error}" in ended.log
-    assert "imagenet-prep prepare: ended by SIGKILL" in ended.log
+    assert says("imagenet-prep-ended-out-memory", "prepare", "SIGKILL").search(ended.log)
     assert [call[0] for call in fake.calls].count("prepare") == 7
 
 
-def test_a_failure_that_needs_a_person_is_not_tried_again(airflow: Airflow, fake: Fake) -> None:
+def test_failure_that_needs_a_person_is_not_retried(airflow: Airflow, fake: Fake) -> None:
     fake.ends(verify=[1, 2, 3, 4, 70])
     told = airflow.tasks(*[{"out": str(fake.out)}] * 5)
 
@@ -395,9 +398,7 @@ def test_a_failure_that_needs_a_person_is_not_tried_again(airflow: Airflow, fake
     assert kinds == ["AirflowFailException"] * 3 + ["AirflowException"] * 2
 
 
-def test_a_picture_in_two_splits_ends_the_run_where_that_is_asked_for(
-    airflow: Airflow, fake: Fake
-) -> None:
+def test_cross_split_duplicates_fail_the_run_if_requested(airflow: Airflow, fake: Fake) -> None:
     fake.ends(duplicates=[0, 3])
     out = str(fake.out)
     found, failed = airflow.tasks(*({"out": out, "duplicates": how} for how in ("find", "cross")))
@@ -413,16 +414,16 @@ def test_a_picture_in_two_splits_ends_the_run_where_that_is_asked_for(
     ]
 
 
-def test_a_missing_program_is_named_and_not_tried_again(airflow: Airflow) -> None:
+def test_missing_program_is_named_and_not_retried(airflow: Airflow) -> None:
     airflow.program.unlink()
     finished = airflow.call("command")
 
-    assert f"AirflowFailException: {airflow.program}: no such program." in finished.err
+    assert says(
+        "no-such-program-install-imagenet-prep", f"AirflowFailException: {airflow.program}"
+    ).search(finished.err)
 
 
-def test_every_byte_is_read_again_on_demand_and_a_page_made_anew_when_something_is_newer(
-    airflow: Airflow, fake: Fake
-) -> None:
+def test_verify_again_reads_all_bytes_and_renews_report(airflow: Airflow, fake: Fake) -> None:
     os.utime(fake.out / "report.html", (0, 0))
     (told,) = airflow.tasks({"out": str(fake.out), "verify_again": True})
 
@@ -432,9 +433,7 @@ def test_every_byte_is_read_again_on_demand_and_a_page_made_anew_when_something_
 
 
 @pytest.mark.parametrize("how", [signal.SIGALRM, signal.SIGKILL], ids=["time-out", "kill"])
-def test_a_task_that_ends_early_asks_its_command_to_end(
-    airflow: Airflow, fake: Fake, how: signal.Signals
-) -> None:
+def test_ended_task_ends_its_command(airflow: Airflow, fake: Fake, how: signal.Signals) -> None:
     (fake.folder / "wait").touch()
     running = airflow.start("command")
     command.wait_until((fake.folder / "waits").exists, "the command waits")
@@ -445,7 +444,7 @@ def test_a_task_that_ends_early_asks_its_command_to_end(
     assert (fake.folder / "asked-to-end").exists()
 
 
-def test_the_file_loads_nothing_heavy_and_shows_typed_parameters_with_descriptions(
+def test_dag_file_loads_little_and_describes_its_parameters(
     airflow: Airflow,
 ) -> None:
     result = airflow.home / "described.json"
@@ -457,7 +456,7 @@ def test_the_file_loads_nothing_heavy_and_shows_typed_parameters_with_descriptio
     )
 
     heavy = {"apache_beam", "boto3", "numpy", "pandas", "pyarrow", "requests", "tensorflow"}
-    # Nor have they been there already, where nobody could see that the file loads them.
+    # They must not be loaded before, since then the test would not notice.
     assert (before | loaded) & {"imagenet_prep", "pipelines", *heavy} == set()
 
     for name, (_, description, schema) in told["params"].items():
@@ -471,7 +470,7 @@ def test_the_file_loads_nothing_heavy_and_shows_typed_parameters_with_descriptio
         assert task["timeout_s"] >= 3600, name
 
 
-def test_the_picture_of_the_dag_shows_every_task(airflow: Airflow, repository: Path) -> None:
+def test_picture_of_the_dag_shows_all_tasks(airflow: Airflow, repository: Path) -> None:
     if shutil.which("dot") is None:
         pytest.skip("no dot; on Debian: sudo apt-get install graphviz")
     picture = repository / "build" / "airflow" / "dag.svg"
@@ -483,7 +482,7 @@ def test_the_picture_of_the_dag_shows_every_task(airflow: Airflow, repository: P
     assert [drawn.count(f"<title>{task}</title>") for task in TASKS] == [1] * len(TASKS)
 
 
-def test_the_documents_show_the_tasks_of_today(repository: Path) -> None:
+def test_documents_show_the_current_tasks(repository: Path) -> None:
     drawn = (repository / "docs" / "airflow.svg").read_text("utf-8")
     nodes = re.findall(r'class="node">\s*<title>(\w+)</title>', drawn)
 

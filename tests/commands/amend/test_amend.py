@@ -1,4 +1,4 @@
-"""amend: another set from one alone, byte for byte what it must be, and the one stays as it is."""
+"""amend makes a new dataset with exactly the expected bytes, and never changes its parent."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ from tests.kit.dataset import (
 )
 from tests.kit.fake_hosts import make_hosts
 from tests.kit.faults import flip_bit
+from tests.kit.messages import says
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +41,7 @@ def amend(out: Path, new: Path, *flags: str | Path) -> command.Finished:
 
 
 def made(out: Path, new: Path, *flags: str | Path) -> dict[str, bytes]:
-    """Returns the files of the set that is made."""
+    """Returns the files of the new dataset."""
     result = amend(out, new, *flags)
     assert result.code == 0, result
     return contents(new)
@@ -51,7 +52,7 @@ def roots(files: dict[str, bytes]) -> dict[str, str]:
     return {name: split["samples_root"] for name, split in splits.items()}
 
 
-def test_images_leave_as_if_prepare_had_left_them_out(
+def test_amend_excludes_images_like_prepare(
     reference: Reference, changes: Changes, tmp_path: Path
 ) -> None:
     before = everything(reference.out)
@@ -73,11 +74,11 @@ def test_images_leave_as_if_prepare_had_left_them_out(
     assert sorted(line["key"] for line in left_out) == sorted(changes.excluded)
     proven = command.run("verify", tmp_path / "new", "--level", "decode")
     assert proven.code == 0, proven
-    assert "excluded on request: 2 images" in proven.out
+    assert says("excluded-request", "2 images").search(proven.out)
     assert {**everything(reference.out), "": ()} == {**before, "": ()}
 
 
-def test_only_shards_that_change_are_written(
+def test_only_changed_shards_are_written(
     reference: Reference, changes: Changes, tmp_path: Path
 ) -> None:
     made(reference.out, tmp_path / "new", *changes.flags)
@@ -92,7 +93,7 @@ def test_only_shards_that_change_are_written(
             assert old[file] == new[file]
 
 
-def test_a_label_changes_and_nothing_else_of_the_record(
+def test_relabelling_changes_only_the_label(
     reference: Reference, changes: Changes, tmp_path: Path
 ) -> None:
     made(reference.out, tmp_path / "new", "--relabel", changes.relabel)
@@ -103,14 +104,14 @@ def test_a_label_changes_and_nothing_else_of_the_record(
     after = records(tmp_path / "new" / shard)
     expected = before[0]._replace(stored_label=changes.label + 1, wnid=wnid, text=text)
     assert after == [expected, *before[1:]]
-    # The key stays, so that another amendment finds the image, and `diff` says what has changed.
+    # The key stays, so that a later amendment finds the image, and `diff` reports the change.
     was, row = rows(reference.out)[changes.relabelled], rows(tmp_path / "new")[changes.relabelled]
     assert row == [was[0], str(changes.label), *was[2:]]
     proven = command.run("verify", tmp_path / "new", "--level", "decode")
     assert proven.code == 0, proven
 
 
-def test_images_come_in_as_prepare_would_have_made_them(
+def test_amend_adds_images_like_prepare(
     reference: Reference, changes: Changes, tmp_path: Path
 ) -> None:
     made(reference.out, tmp_path / "new", "--add", changes.add)
@@ -124,10 +125,10 @@ def test_images_come_in_as_prepare_would_have_made_them(
     assert command.run("verify", tmp_path / "new", "--level", "decode").code == 0
 
 
-def test_the_order_of_amendments_does_not_matter(
+def test_order_of_amendments_does_not_matter(
     reference: Reference, changes: Changes, tmp_path: Path
 ) -> None:
-    """What is one run's, or of two or three in any order, is one set but for its history."""
+    """One, two or three runs in any order make datasets that only differ in their history."""
     exclude, relabel, add = (changes.flags[at : at + 2] for at in (0, 2, 4))
     one = made(reference.out, tmp_path / "one", *changes.flags)
     for number, steps in enumerate([(exclude, relabel, add), (add, relabel, exclude)]):
@@ -141,7 +142,7 @@ def test_the_order_of_amendments_does_not_matter(
         assert splits[0] == splits[1]
 
 
-def test_the_order_of_additions_does_not_matter(
+def test_order_of_additions_does_not_matter(
     reference: Reference, changes: Changes, tmp_path: Path
 ) -> None:
     parts = [tmp_path / "first", tmp_path / "second"]
@@ -159,7 +160,7 @@ def test_the_order_of_additions_does_not_matter(
         assert {each for each in both if found[each] != both[each]} == {"dataset.json"}
 
 
-def test_the_manifest_tells_what_was_changed(
+def test_manifest_records_all_amendments(
     reference: Reference, changes: Changes, tmp_path: Path
 ) -> None:
     made(reference.out, tmp_path / "first", "--relabel", changes.relabel)
@@ -179,7 +180,7 @@ def test_the_manifest_tells_what_was_changed(
 
 
 @pytest.mark.parametrize("verb", [("prepare", "--source"), ("resize", "-i")])
-def test_another_verb_takes_an_amended_set_for_its_own_no_more(
+def test_prepare_and_resize_refuse_to_continue_amended_dataset(
     reference: Reference, changes: Changes, tmp_path: Path, verb: tuple[str, str]
 ) -> None:
     before = made(reference.out, tmp_path / "new", "--exclude", changes.exclude)
@@ -195,13 +196,13 @@ def write(path: Path, text: str) -> Path:
     return path
 
 
-def test_images_that_cannot_come_in_are_refused(
+def test_invalid_additions_are_refused(
     reference: Reference, changes: Changes, tmp_path: Path
 ) -> None:
     made(reference.out, tmp_path / "first", "--add", changes.add)
     again = amend(tmp_path / "first", tmp_path / "new", "--add", changes.add)
     assert again.code == 2
-    assert "no new image, so nothing was written. folder: 0 new images, 3 known" in again.err
+    assert says("add-no-new-image-nothing", "folder: 0 new images, 3 known").search(again.err)
     other = Path(shutil.copytree(changes.add, tmp_path / "various")) / "train"
     (other / changes.added[1]).write_bytes((other / changes.added[0]).read_bytes())
     refused = amend(tmp_path / "first", tmp_path / "new", "--add", other.parent)
@@ -211,7 +212,10 @@ def test_images_that_cannot_come_in_are_refused(
     stranger.mkdir(parents=True)
     (stranger / "a.jpg").write_bytes((changes.add / "train" / changes.added[0]).read_bytes())
     refused = amend(reference.out, tmp_path / "new", "--add", tmp_path / "stranger")
-    assert (refused.code, "1 of its classes are not in the dataset" in refused.err) == (2, True)
+    assert (
+        refused.code,
+        bool(says("add-classes-not-dataset-amend", ..., "1").search(refused.err)),
+    ) == (2, True)
     (tmp_path / "empty" / "n01440764").mkdir(parents=True)
     shutil.copytree(stranger.parent, tmp_path / "unread" / "train")
     for name in ("valid", "test"):
@@ -227,18 +231,18 @@ def test_images_that_cannot_come_in_are_refused(
     assert not (tmp_path / "new").exists()
 
 
-def test_a_class_may_become_empty_and_that_is_said(reference: Reference, tmp_path: Path) -> None:
+def test_empty_class_is_allowed_and_reported(reference: Reference, tmp_path: Path) -> None:
     name = (reference.out / "labels.txt").read_text().split()[0]
     of_class = [key for key, row in rows(reference.out, "train").items() if row[1] == "0"]
     listed = write(tmp_path / "list", "".join(f"{key}\n" for key in of_class))
     result = amend(reference.out, tmp_path / "new", "--exclude", listed)
     assert result.code == 0, result
-    assert f"\ntrain: no image of {name} remains\n" in result.out
+    assert says("no-image-remains", "train", name).search(result.out)
     assert (tmp_path / "new" / "labels.txt").read_bytes() == reference.contents["labels.txt"]
     assert command.run("verify", tmp_path / "new", "--level", "decode").code == 0
 
 
-def test_a_parent_that_is_replaced_while_it_is_linked_is_noticed(
+def test_amend_ends_if_its_parent_is_replaced(
     reference: Reference, changes: Changes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     parent = Path(shutil.copytree(reference.out, tmp_path / "parent"))
@@ -256,13 +260,13 @@ def test_a_parent_that_is_replaced_while_it_is_linked_is_noticed(
 
     monkeypatch.setattr(folder_store, "hard_link", link_from_a_replaced_parent)
     out = tmp_path / "out"
-    with pytest.raises(UsageError, match="the dataset was replaced while amend read it"):
+    with pytest.raises(UsageError, match=says("dataset-replaced-while-amend-read")):
         amend_verb.run([str(parent), "--exclude", str(changes.exclude), "--out", str(out)])
     assert linked
     assert not (out / "dataset.json").exists()
 
 
-def test_the_history_is_shown(reference: Reference, changes: Changes, tmp_path: Path) -> None:
+def test_history_is_shown(reference: Reference, changes: Changes, tmp_path: Path) -> None:
     first = made(reference.out, tmp_path / "first", "--relabel", changes.relabel)
     flags = ("--exclude", changes.exclude, "--add", changes.add)
     made(tmp_path / "first", tmp_path / "second", *flags)
@@ -280,14 +284,16 @@ def test_the_history_is_shown(reference: Reference, changes: Changes, tmp_path: 
     assert "amendments" not in command.run("show", reference.out, "--json").json
 
 
-def test_readers_and_export_take_an_amended_set(
+def test_readers_and_export_accept_amended_dataset(
     reference: Reference, changes: Changes, tmp_path: Path
 ) -> None:
     made(reference.out, tmp_path / "new", *changes.flags)
     reader = make_dataset(
         tmp_path / "new", "train", batch_size=8, backend="native", image_size=32, training=False
     )
-    seen = Counter(label for batch in reader for label in batch["class_index"][batch["mask"]])
+    seen: Counter[int] = Counter()
+    for batch in reader:
+        seen.update(batch["class_index"][batch["mask"]])
     labels = [int(row[1]) for row in rows(tmp_path / "new", "train").values()]
     assert seen == Counter(labels)
     exported = command.run(
@@ -301,7 +307,7 @@ def test_readers_and_export_take_an_amended_set(
     assert command.run("verify", tmp_path / "small", "--level", "decode").code == 0
 
 
-def test_replicas_of_it_get_what_their_parents_lack(
+def test_replicate_copies_only_files_missing_in_parents_replica(
     reference: Reference, changes: Changes, tmp_path: Path
 ) -> None:
     new = made(reference.out, tmp_path / "new", *changes.flags)
@@ -310,7 +316,7 @@ def test_replicas_of_it_get_what_their_parents_lack(
     copy = tmp_path / "copy"
     assert command.run("replicate", reference.out, "--to", there).code == 0
     parent = contents(there)
-    # What is damaged there moves, and stays as it is in the parent's replica.
+    # A damaged file of the parent's replica is copied again, and the replica is not changed.
     (unchanged, *_) = sorted(
         name for name in parent if name in new and new[name] == parent[name] and "train-" in name
     )
@@ -328,7 +334,7 @@ def test_replicas_of_it_get_what_their_parents_lack(
     assert (refused.code, "has no dataset.json" in refused.err) == (2, True), refused
 
 
-def test_hosts_get_what_the_replicas_of_the_parent_there_lack(
+def test_hosts_get_only_files_missing_in_parents_replica(
     reference: Reference, changes: Changes, tmp_path: Path
 ) -> None:
     new = made(reference.out, tmp_path / "new", *changes.flags)
@@ -338,7 +344,7 @@ def test_hosts_get_what_the_replicas_of_the_parent_there_lack(
     for address in ("10.0.0.2", "ubuntu@node-4"):
         shutil.copytree(reference.out, hosts.root / address / "parent")
     done = hosts.run(tmp_path / "new", "--from-parent", "~/parent", "--json")
-    # One has no parent, and says so; the others are whole, whoever stands before them.
+    # One host has no parent and reports it; the other hosts are complete in any order.
     assert done.code == 2, done
     by_host = dict(zip(hosts.addresses, done.json["replicas"], strict=True))
     assert "has no dataset.json" in str(by_host.pop("node-3")["problems"])

@@ -1,4 +1,4 @@
-"""amend carries columns by key and image, and names the rows that are missing."""
+"""amend carries columns by key and image, and names the missing rows."""
 
 from __future__ import annotations
 
@@ -15,10 +15,15 @@ from tests.kit import command, faults
 from tests.kit.amended import Changes, make_changes, rows, shards_of
 from tests.kit.columns import complete_column_of_images, make_column_of_images
 from tests.kit.dataset import Reference, contents
-from tests.kit.lengths import long_but
+from tests.kit.lengths import long_except
+from tests.kit.messages import says
 
 SUMS = "sums"
+
+
 CLASSES = "classes"
+
+
 MADE_FROM = {SUMS: column.OF_IMAGE, CLASSES: column.OF_CLASS}
 
 
@@ -63,7 +68,7 @@ def assert_as_made_afterwards(new: Path) -> None:
     assert carried == columns_of(new)
 
 
-def test_rows_go_with_their_records_and_missing_ones_are_named(
+def test_rows_follow_records_and_missing_rows_are_named(
     parent: Path, changes: Changes, tmp_path: Path
 ) -> None:
     before = contents(parent)
@@ -91,9 +96,7 @@ def test_rows_go_with_their_records_and_missing_ones_are_named(
     assert contents(parent) == before
 
 
-def test_the_writer_computes_only_the_missing_rows(
-    parent: Path, changes: Changes, tmp_path: Path
-) -> None:
+def test_writer_computes_only_missing_rows(parent: Path, changes: Changes, tmp_path: Path) -> None:
     new = tmp_path / "new"
     before = columns_of(parent)
     assert amend(parent, new, *changes.flags).code == 0
@@ -112,11 +115,11 @@ def test_the_writer_computes_only_the_missing_rows(
     assert sum(map(len, computed.values())) == 7
     assert command.run("verify", new).code == 0
     assert complete(new) == {SUMS: [], CLASSES: []}
-    # The files that are linked were written as new ones.
+    # The linked files were written as new files.
     assert columns_of(parent) == before
 
 
-def test_without_new_images_a_column_is_complete(
+def test_column_is_complete_without_new_images(
     parent: Path, changes: Changes, tmp_path: Path
 ) -> None:
     result = amend(parent, tmp_path / "new", "--exclude", changes.exclude)
@@ -127,17 +130,17 @@ def test_without_new_images_a_column_is_complete(
     assert_as_made_afterwards(tmp_path / "new")
 
 
-def test_the_missing_rows_and_what_to_do_are_printed(
+def test_missing_rows_and_next_step_are_printed(
     parent: Path, changes: Changes, tmp_path: Path
 ) -> None:
     result = amend(parent, tmp_path / "new", "--add", changes.add)
     assert result.code == 0, result
-    assert "; 3 rows missing, the first for " in result.out
-    assert "it only computes the missing rows" in result.out
+    assert says("missing-first-run-column-s", "3 rows").search(result.out)
+    assert says("missing-first-run-column-s").search(result.out)
 
 
-@pytest.mark.parametrize("seed", long_but([0], range(12)))
-def test_changes_after_changes_equal_columns_made_afterwards(
+@pytest.mark.parametrize("seed", long_except([0], range(12)))
+def test_repeated_changes_equal_columns_made_afterwards(
     parent: Path, tmp_path: Path, seed: int
 ) -> None:
     rng = random.Random(seed)
@@ -160,19 +163,19 @@ def test_changes_after_changes_equal_columns_made_afterwards(
     assert_as_made_afterwards(out)
 
 
-def test_an_unfinished_column_is_named_and_left_behind(
+def test_unfinished_column_is_named_and_not_copied(
     parent: Path, changes: Changes, tmp_path: Path
 ) -> None:
     root = Path(shutil.copytree(parent, tmp_path / "set"))
     (root / "columns" / SUMS / "column.json").unlink()
     result = amend(root, tmp_path / "new", "--exclude", changes.exclude)
     assert result.code == 0, result
-    assert "column sums is not complete; only its finished splits are kept" in result.out
+    assert says("column-not-complete-only-finished", "sums").search(result.out)
     assert [path.name for path in (tmp_path / "new" / "columns").iterdir()] == [CLASSES]
 
 
 @pytest.mark.parametrize("fault", ["json", "rows", "foreign"])
-def test_a_damaged_column_of_the_parent_is_named(
+def test_damaged_column_of_parent_is_named(
     parent: Path, changes: Changes, tmp_path: Path, fault: str
 ) -> None:
     root = Path(shutil.copytree(parent, tmp_path / "set"))

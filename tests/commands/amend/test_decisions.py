@@ -1,6 +1,6 @@
-"""Decisions of earlier steps hold: excluded and held-out images do not come back with amend --add.
+"""Earlier decisions stay: amend --add does not add excluded and held-out images.
 
-A model of sets decides what each command of a random chain must store, skip, count and list.
+A model decides which images each command of a random chain must store, skip, count and list.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import pytest
 
 from tests.kit import command, layouts
 from tests.kit.layouts import write
+from tests.kit.messages import says
 from tests.kit.photographs import photograph
 from tests.kit.s3_server import S3Server, objects
 
@@ -25,7 +26,7 @@ SIDES = (40, 50)
 
 
 def image(number: int) -> bytes:
-    """Returns a photograph that no other number has."""
+    """Returns a unique photograph for each number."""
     return photograph(*SIDES, number)
 
 
@@ -40,7 +41,7 @@ def lines(out: Path) -> list[dict[str, Any]]:
 
 
 def stored(out: Path) -> dict[tuple[str, str], dict[str, str]]:
-    """Returns the rows of the tables by split and key, by a reader of CSV that is not ours."""
+    """Returns the rows of the tables by split and key, read by Python's CSV reader."""
     found: dict[tuple[str, str], dict[str, str]] = {}
     for path in sorted((out / "samples").glob("*.csv")):
         with path.open(newline="", encoding="utf-8") as file:
@@ -50,13 +51,13 @@ def stored(out: Path) -> dict[tuple[str, str], dict[str, str]]:
 
 
 def members(out: Path) -> int:
-    """Returns the number of images that the sources of a dataset gave it."""
+    """Returns the number of images that a dataset's sources provided."""
     manifest = json.loads((out / "dataset.json").read_text())
     return sum(source["members"] for source in manifest["sources"])
 
 
 def assert_all_accounted_for(out: Path) -> None:
-    """Every image of every source is stored, quarantined or excluded."""
+    """Checks that each image of each source is stored, quarantined or excluded."""
     found = [line["action"] for line in lines(out)]
     bad = found.count("quarantined")
     assert members(out) == len(stored(out)) + bad + found.count("excluded")
@@ -65,7 +66,7 @@ def assert_all_accounted_for(out: Path) -> None:
 
 
 def assert_counted(out: Path, excluded: int) -> None:
-    """All commands give the number of excluded images that quarantine.jsonl has."""
+    """Checks that all commands give the number of excluded images in quarantine.jsonl."""
     assert sum(line["action"].endswith("excluded") for line in lines(out)) == excluded
     assert done("show", out, "--json").json["excluded"] == excluded
     assert done("verify", out, "--level", "decode", "--json").json["excluded"] == excluded
@@ -80,7 +81,7 @@ def photographs(folder: Path, numbers: Iterable[int]) -> Path:
 
 @pytest.fixture
 def excluded(tmp_path: Path) -> Path:
-    """A dataset of which the photographs 2 and 5 were excluded."""
+    """A dataset after the exclusion of photographs 2 and 5."""
     done("prepare", photographs(tmp_path / "photos", range(8)), tmp_path / "set")
     write(tmp_path / "asked", b"cat/2.jpg\ndog/5.jpg\n")
     out = tmp_path / "excluded"
@@ -99,7 +100,7 @@ COPIES = {
 
 @pytest.mark.parametrize("name", COPIES.values(), ids=COPIES)
 @pytest.mark.parametrize("between", ["", "relabel", "resize", "amend"])
-def test_an_excluded_image_does_not_come_back_under_any_name(
+def test_excluded_image_is_not_added_under_any_name(
     excluded: Path, tmp_path: Path, name: str, between: str
 ) -> None:
     given = excluded
@@ -126,20 +127,18 @@ def test_an_excluded_image_does_not_come_back_under_any_name(
     assert digest not in {row["sha256"] for row in rows} | {row["source_sha256"] for row in rows}
     assert_counted(tmp_path / "new", 2)
     shown = done("amend", given, "--add", add, "--out", tmp_path / "new").out
-    assert f"an earlier step has excluded them: {name}. To add these images, use --readmit" in shown
+    assert says("not-added-because-earlier-step", name).search(shown)
 
 
-def test_an_excluded_image_does_not_come_back_with_different_bytes_of_its_key(
-    excluded: Path, tmp_path: Path
-) -> None:
+def test_excluded_key_is_not_added_with_different_bytes(excluded: Path, tmp_path: Path) -> None:
     write(tmp_path / "add/cat/2.jpg", image(30))
     refused = done("amend", excluded, "--add", tmp_path / "add", "--out", tmp_path / "new", code=2)
-    assert "no new image, so nothing was written" in refused.err
-    assert "cat/2.jpg. To add these images, use --readmit" in refused.err
+    assert says("add-no-new-image-nothing").search(refused.err)
+    assert says("not-added-because-earlier-step", "cat/2.jpg").search(refused.err)
     assert not (tmp_path / "new").exists()
 
 
-def test_an_image_that_is_readmitted_loses_its_line(excluded: Path, tmp_path: Path) -> None:
+def test_readmitted_image_loses_its_quarantine_line(excluded: Path, tmp_path: Path) -> None:
     write(tmp_path / "add/dog/other-name.jpg", image(2))
     done("amend", excluded, "--add", tmp_path / "add", "--readmit", "--out", tmp_path / "new")
 
@@ -149,20 +148,22 @@ def test_an_image_that_is_readmitted_loses_its_line(excluded: Path, tmp_path: Pa
     assert_all_accounted_for(tmp_path / "new")
 
 
-def test_a_standing_list_is_applied_again(excluded: Path, tmp_path: Path) -> None:
+def test_standing_list_is_applied_with_allow_unknown(excluded: Path, tmp_path: Path) -> None:
     asked = tmp_path / "asked"
     new = tmp_path / "new"
     refused = done("amend", excluded, "--exclude", asked, "--out", new, code=2)
-    assert "lines 1, 2: no such key" in refused.err
+    assert says("no-such-key-write-one", ..., "lines", "1, 2").search(refused.err)
     assert "--allow-unknown" in refused.err
 
     result = done("amend", excluded, "--exclude", asked, "--allow-unknown", "--out", new)
-    assert "asked: 2 lines with a key of no image of" in result.err
-    assert "\n0 images excluded, 0 relabelled, 0 added: 0 of 1 shards changed\n" in result.out
+    assert says("key-no-image-allow-unknown", "asked", "2 lines").search(result.err)
+    assert says("excluded-relabelled-added-shards-changed", "0 images", 0, 0, 0, "1").search(
+        result.out
+    )
     assert stored(new) == stored(excluded)
     assert_counted(new, 2)
 
-    # A listed photograph that comes later is never stored, and is on the list of the dataset.
+    # If a listed photograph comes later, it is not stored, but listed as excluded.
     write(asked, b"cat/2.jpg\ndog/5.jpg\ndog/11.jpg\ncat/0.jpg\n")
     grown = photographs(tmp_path / "photos", [10, 11])
     flags = ("--exclude", asked, "--allow-unknown", "--add", grown)
@@ -193,7 +194,7 @@ def test_a_standing_list_is_applied_again(excluded: Path, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("verb", ["prepare", "resize", "export"])
-def test_every_verb_applies_a_standing_list(tmp_path: Path, verb: str) -> None:
+def test_all_verbs_apply_a_standing_list(tmp_path: Path, verb: str) -> None:
     photos = photographs(tmp_path / "photos", range(6))
     done("prepare", photos, tmp_path / "set")
     asked = tmp_path / "asked"
@@ -204,9 +205,9 @@ def test_every_verb_applies_a_standing_list(tmp_path: Path, verb: str) -> None:
         "export": ("export", tmp_path / "set", tmp_path / "out", "--to", "folder"),
     }[verb]
     refused = done(*words, "--exclude", asked, code=2)
-    assert "line 2: no such key" in refused.err
+    assert says("no-such-key-write-one", ..., "line", "2").search(refused.err)
     result = done(*words, "--exclude", asked, "--allow-unknown")
-    assert "asked: 1 line with a key of no image of" in result.err
+    assert says("key-no-image-allow-unknown", "asked", "1 line").search(result.err)
     if verb == "export":
         assert len([*(tmp_path / "out").rglob("*.jpg")]) == 5
     else:
@@ -215,7 +216,7 @@ def test_every_verb_applies_a_standing_list(tmp_path: Path, verb: str) -> None:
 
 
 @pytest.mark.parametrize("flags", [("--holdout", "30%"), ("--holdout-per-class", "3")])
-def test_the_grown_folder_gives_its_new_images_and_the_holdout_stays(
+def test_grown_folder_adds_images_and_keeps_the_holdout(
     tmp_path: Path, flags: tuple[str, str]
 ) -> None:
     photos = photographs(tmp_path / "photos", range(20))
@@ -240,7 +241,9 @@ def test_the_grown_folder_gives_its_new_images_and_the_holdout_stays(
     assert counts == preview | {"stored": 10, "quarantined": 0}
     assert counts["ignored"] == {".txt": 1, ".mov": 1}
     assert (counts["new"], counts["held_out"]) == (10, num_held_out + 1)
-    assert counts["known"] == 20 - num_held_out + 1  # and the photograph that is still bad
+    assert (
+        counts["known"] == 20 - num_held_out + 1
+    )  # the photograph that is still bad is known, too
     after = stored(tmp_path / "new")
     splits = ",".join({split for split, _ in before})
     assert {image for image in after if image[0] != "train"} == {
@@ -250,19 +253,19 @@ def test_the_grown_folder_gives_its_new_images_and_the_holdout_stays(
     assert new == {f"{CLASSES[n % 2]}/{n}.jpg" for n in range(20, 30)}
     assert_all_accounted_for(tmp_path / "new")
 
-    # The same holds for what is made of it.
+    # The same is true for datasets made from this one.
     done(
         "resize", "-i", tmp_path / "new", "-o", tmp_path / "small", "-s", splits, "--keep-original"
     )
     for given in ("new", "small"):
         words = ("amend", tmp_path / given, "--add", photos, "--out", tmp_path / "no")
-        assert "no new image, so nothing was written" in done(*words, code=2).err
+        assert says("add-no-new-image-nothing").search(done(*words, code=2).err)
         counts = done(*words, "--dry-run", "--json").json["amended"]["add"]
         assert (counts["new"], counts["held_out"]) == (0, num_held_out + 1)
     assert not (tmp_path / "no").exists()
 
 
-def test_what_was_left_out_of_the_added_folder_is_told(tmp_path: Path) -> None:
+def test_skipped_files_of_added_folder_are_reported(tmp_path: Path) -> None:
     photos = photographs(tmp_path / "photos", range(4))
     write(photos / "cat/bad.jpg", image(50)[:300])
     done("prepare", photos, tmp_path / "set")
@@ -271,9 +274,9 @@ def test_what_was_left_out_of_the_added_folder_is_told(tmp_path: Path) -> None:
     write(add / "cat/raw.CR2", b"II*\0" + bytes(99))
     result = done("amend", tmp_path / "set", "--add", add.parent, "--out", tmp_path / "new")
 
-    assert "0 relabelled, 2 added" in result.out
+    assert says("excluded-relabelled-added-shards-changed", ..., "0", "2").search(result.out)
     assert "3 new images (2 stored, 1 quarantined), 0 known" in result.out
-    assert "ignored in the folder: 1 file: 1 .cr2" in result.out
+    assert says("ignored-folder", "1 file: 1 .cr2").search(result.out)
     # Both images are bad, and they are different images.
     assert [(line["key"], line["size"]) for line in lines(tmp_path / "new")] == [
         *(("cat/bad.jpg", size) for size in (300, 400))
@@ -299,8 +302,8 @@ def test_what_was_left_out_of_the_added_folder_is_told(tmp_path: Path) -> None:
         assert done("show", tmp_path / "newer", "--key", key, "--json").json["source"] == source
 
 
-def test_a_quarantined_photograph_that_can_be_read_now_loses_its_line(tmp_path: Path) -> None:
-    """As HEIC does after its extra was installed: key and size are those of the line."""
+def test_readable_photograph_loses_its_quarantine_line(tmp_path: Path) -> None:
+    """As for HEIC after the installation of its extra: key and size are those of the line."""
     photos = photographs(tmp_path / "photos", range(4))
     good = image(60)
     write(photos / "cat/late.jpg", good[:300] + bytes(len(good) - 300))
@@ -314,7 +317,7 @@ def test_a_quarantined_photograph_that_can_be_read_now_loses_its_line(tmp_path: 
     assert_all_accounted_for(tmp_path / "new")
 
 
-def test_a_quarantined_photograph_that_is_excluded_has_one_line(tmp_path: Path) -> None:
+def test_excluded_quarantined_photograph_has_one_line(tmp_path: Path) -> None:
     photos = photographs(tmp_path / "photos", range(4))
     write(photos / "cat/bad.jpg", image(50)[:300])
     done("prepare", photos, tmp_path / "set")
@@ -326,7 +329,7 @@ def test_a_quarantined_photograph_that_is_excluded_has_one_line(tmp_path: Path) 
     assert_all_accounted_for(tmp_path / "new")
 
 
-def test_a_list_for_one_split_excludes_no_new_image_of_another(tmp_path: Path) -> None:
+def test_list_for_one_split_keeps_other_splits(tmp_path: Path) -> None:
     for split in ("train", "val"):
         photographs(tmp_path / "photos" / split, range(4))
         photographs(tmp_path / "more" / split, [10, 11])
@@ -343,13 +346,13 @@ def test_a_list_for_one_split_excludes_no_new_image_of_another(tmp_path: Path) -
     assert_counted(tmp_path / "new", 2)
 
 
-def test_a_shard_that_would_have_only_a_bad_image_is_refused(tmp_path: Path) -> None:
+def test_shard_with_only_bad_images_is_refused(tmp_path: Path) -> None:
     done("prepare", photographs(tmp_path / "photos", range(4)), tmp_path / "set")
     write(tmp_path / "every", b"cat/0.jpg\ndog/1.jpg\ncat/2.jpg\ndog/3.jpg\n")
     write(tmp_path / "add/cat/bad.jpg", image(50)[:300])
     flags = ("--exclude", tmp_path / "every", "--add", tmp_path / "add", "--out", tmp_path / "new")
     refused = done("amend", tmp_path / "set", *flags, code=2)
-    assert "--exclude leaves no image in train-00000-of-00001" in refused.err
+    assert says("exclude-leaves-no-image-no", "train-00000-of-00001").search(refused.err)
     assert not (tmp_path / "new").exists()
     write(tmp_path / "add/cat/good.jpg", image(51))
     done("amend", tmp_path / "set", *flags)
@@ -357,8 +360,8 @@ def test_a_shard_that_would_have_only_a_bad_image_is_refused(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("kind", ["folder", "parquet", "recordio", "cifar10"])
-def test_prepare_notes_the_bytes_of_excluded_images(tmp_path: Path, kind: str) -> None:
-    """Thereby their photographs are refused under any name, by amend and by the next prepare."""
+def test_prepare_records_the_bytes_of_excluded_images(tmp_path: Path, kind: str) -> None:
+    """Then amend and the next prepare can refuse these photographs under any name."""
     if kind == "cifar10":
         source = layouts.make_cifar10(tmp_path / "source")
     else:
@@ -386,7 +389,7 @@ def test_prepare_notes_the_bytes_of_excluded_images(tmp_path: Path, kind: str) -
     (found,) = lines(tmp_path / "again")
     assert found["key"] == "dog/renamed.jpg"
     assert found["source_sha256"] == line["source_sha256"]
-    # The list of amend names the stored image, too.
+    # The list of amend also contains the stored image.
     done("prepare", source, tmp_path / "all", *flags)
     for verb, flags in (("amend", ("--data-dir", "--out")), ("resize", ("-i", "-o"))):
         out = tmp_path / verb
@@ -397,7 +400,7 @@ def test_prepare_notes_the_bytes_of_excluded_images(tmp_path: Path, kind: str) -
         assert_counted(out, 1)
 
 
-def test_the_list_of_amend_names_source_files_and_stored_images(tmp_path: Path) -> None:
+def test_list_of_amend_has_source_and_stored_bytes(tmp_path: Path) -> None:
     """Images are downscaled here, so both have different bytes."""
     photos = photographs(tmp_path / "photos", range(4))
     done("prepare", photos, tmp_path / "set", "--short-side", "24")
@@ -419,7 +422,7 @@ def test_the_list_of_amend_names_source_files_and_stored_images(tmp_path: Path) 
 
 
 @pytest.mark.slow  # a server takes three seconds to start
-def test_decisions_hold_in_a_bucket(
+def test_decisions_apply_in_a_bucket(
     excluded: Path, s3: S3Server, prefix: str, tmp_path: Path
 ) -> None:
     env = s3.environment
@@ -436,13 +439,13 @@ def test_decisions_hold_in_a_bucket(
 
 
 class Model(NamedTuple):
-    """What a chain must have made: the number of each photograph, by split and key."""
+    """The expected result of a chain: the number of each photograph, by split and key."""
 
     stored: dict[tuple[str, str], int]
     excluded: dict[str, int]  # by key; only train has excluded images here
 
     def add(self, files: dict[str, int], *, readmit: bool) -> dict[str, int]:
-        """Adds the new ones of these files, and returns the counts that the command must print."""
+        """Adds the new files; returns the counts that the command must print."""
         counts = dict.fromkeys(("new", "known", "held_out", "excluded"), 0)
         held_out = {key: n for (split, key), n in self.stored.items() if split == "holdout"}
         for key, number in files.items():
@@ -463,13 +466,13 @@ class Model(NamedTuple):
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_chains_of_decisions_are_those_of_a_model(tmp_path: Path, seed: int) -> None:
+def test_chains_of_decisions_match_the_model(tmp_path: Path, seed: int) -> None:
     chain(tmp_path, random.Random(seed), 5)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("seed", range(100, 140))
-def test_long_chains_of_decisions_are_those_of_a_model(tmp_path: Path, seed: int) -> None:
+def test_long_chains_of_decisions_match_the_model(tmp_path: Path, seed: int) -> None:
     chain(tmp_path, random.Random(seed), 9)
 
 
@@ -492,7 +495,7 @@ def chain(folder: Path, rng: random.Random, steps: int) -> None:
         verb = rng.choice(["exclude", "add", "add", "grow", "readmit", "relabel", "resize"])
         of_train = sorted(key for split, key in model.stored if split == "train")
         if verb == "exclude":
-            # Of two copies, each is an image that may stay.
+            # Both copies of an image may stay.
             keys = rng.sample(of_train[2:], rng.randint(1, 2))
             write(listed, "".join(f"{key}\n" for key in keys).encode())
             done("amend", given, "--exclude", listed, "--out", out)
@@ -555,8 +558,8 @@ def image_of(name: tuple[str, str], model: Model) -> bytes:
     return image(model.stored[name])
 
 
-def test_a_list_names_images_by_split(tmp_path: Path) -> None:
-    """The namesake in the other split stays, whether the list has keys or is a quarantine.jsonl."""
+def test_list_identifies_images_by_split(tmp_path: Path) -> None:
+    """An image with this key in a different split stays, for both kinds of lists."""
     photos = tmp_path / "photos"
     for number, path in enumerate(("train/cat/1.jpg", "train/dog/2.jpg", "val/cat/1.jpg")):
         write(photos / path, image(number))

@@ -16,21 +16,21 @@ from tests.kit.s3_server import S3Server
 from tests.kit.spark import Spark
 
 FLINK = pytest.param("flink", marks=pytest.mark.flink)
-# What both have in common is tried on Flink in `make test`, and on both in `make test-long`.
+# `make test` tests the common behaviour with Flink, and `make test-long` with both.
 SPARK = pytest.param("spark", marks=[pytest.mark.spark, pytest.mark.long])
 SETTINGS = ("--train-shards", "60", "--validation-shards", "4", "--allow-subset")
 
 
 @pytest.fixture(scope="session")
 def way(s3: S3Server) -> Iterator[Proxy]:
-    """The workers' way to the server, on which nothing happens until `left` says how often."""
+    """The workers' path to the server; it fails as often as `left` says."""
     with proxied(s3.url, seed=4, faults=0, rate=0.05) as proxy:
         yield proxy
 
 
 @pytest.fixture(scope="session")
 def environment(s3: S3Server, way: Proxy) -> dict[str, str]:
-    """What workers see besides."""
+    """Additional variables of the workers' environment."""
     return {**s3.environment, "AWS_ENDPOINT_URL": way.url}
 
 
@@ -48,7 +48,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory, environment: dict[str, str])
 
 @pytest.fixture(params=[FLINK, SPARK])
 def cluster(request: pytest.FixtureRequest) -> Cluster:
-    """Each cluster, with as many members as it began with."""
+    """Each cluster with its original number of members."""
     made: Cluster = request.getfixturevalue(request.param)
     made.complete()
     return made
@@ -62,5 +62,5 @@ def many(shared_cache: Path) -> Miniature:
 
 @pytest.fixture(scope="session")
 def reference(many: Miniature, shared_cache: Path) -> Reference:
-    """What this machine makes of `many` without a cluster; read-only."""
+    """The output of `many` on this machine, without a cluster; read-only."""
     return Reference.prepared(many.root, shared_cache / "cluster-reference", *SETTINGS)

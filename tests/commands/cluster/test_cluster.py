@@ -1,8 +1,9 @@
-"""A cluster of Flink or Spark does what one machine does: same bytes and errors, nothing left."""
+"""A cluster of Flink or Spark gives the same bytes and errors as one machine, and cleans up."""
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import pty
@@ -22,8 +23,10 @@ from benchmarks import flink as benchmark
 from benchmarks import measure
 from tests.commands.cluster.conftest import FLINK, SETTINGS
 from tests.kit import command, runners
-from tests.kit.dataset import Reference, assert_nothing_half_visible, contents, receipts
+from tests.kit.dataset import Reference, assert_visible_files_are_complete, contents, receipts
 from tests.kit.flink import OPENS, Flink
+from tests.kit.messages import says
+from tests.kit.ports import free_ports
 from tests.kit.runners import NUM_MEMBERS, Cluster
 from tests.kit.s3_proxy import Proxy
 from tests.kit.s3_server import BUCKET, S3Server, key_of, objects, uploads
@@ -42,13 +45,13 @@ def workers(out: Path) -> set[str]:
 
 
 def message(said: str) -> str:
-    """Returns what is on stderr besides how far the run is, which a busy machine shows more of."""
+    """Returns stderr without progress lines, of which a busy machine shows more."""
     return re.sub(r"(?m)^([\w ]+: [\d,]+ of .* left|source: .*)\n", "", said)
 
 
 @contextlib.contextmanager
 def terminal() -> Iterator[tuple[int, list[bytes]]]:
-    """Yields a descriptor that is a terminal, and what is written to it."""
+    """Yields the descriptor of a terminal, and the bytes written to it."""
     ours, theirs = pty.openpty()
     termios.tcsetwinsize(theirs, (24, 120))
     seen: list[bytes] = []
@@ -74,22 +77,22 @@ def assert_written(
     shown = b"".join(seen).decode()
     assert result.code == 0, shown
     assert contents(out) == reference.contents
-    # The bar: the images that are done, their rate, and the time left.
+    # The bar shows the finished images, their rate, and the remaining time.
     assert re.search(r"write: +\d+%.* of \d+ images, \d+ images/s, about \d+ s", shown), shown
-    # Bad images met on a worker are listed with their keys.
+    # Bad images of a worker are listed with their keys.
     assert b'"key":"n' in reference.contents["quarantine.jsonl"]
     assert not (out / ".work/jobs").exists()
 
 
 @pytest.mark.flink
-def test_flink_in_beams_job_server_writes_the_bytes_of_one_machine_and_shows_how_far_it_is(
+def test_flink_job_server_gives_same_bytes_and_progress(
     reference: Reference, tmp_path: Path
 ) -> None:
-    """All of Flink in one process, with workers from our pool."""
+    """Flink runs in one process, with workers from our pool."""
     if lack := Flink.lacking():
         pytest.skip(lack)
     out = tmp_path / "out"
-    (port,) = runners.free_ports(1)
+    (port,) = free_ports(1)
     options = runners.options_of_any_run("Flink", port)
     options += ["--flink_master=[local]", f"--flink_job_server_jar={Flink.job_server()}"]
     argv = prepare(reference, out, "--", *options, f"--parallelism={NUM_MEMBERS}")
@@ -103,12 +106,12 @@ def test_flink_in_beams_job_server_writes_the_bytes_of_one_machine_and_shows_how
     assert (again.code, again.complaints) == (0, ""), "a finished set needs no cluster"
 
 
-# In short: Flink in one process above, and what engine/test_attempts does after a lost job.
+# Faster tests of the same: Flink in one process above, and the lost job of engine/test_attempts.
 @pytest.mark.long
-def test_what_a_killed_member_had_in_hand_is_done_by_the_others(
+def test_work_of_a_killed_member_is_done_again(
     cluster: Cluster, reference: Reference, tmp_path: Path
 ) -> None:
-    """The bytes are those of one machine, and the terminal shows how far the run is."""
+    """The bytes are those of one machine, and the terminal shows the progress."""
     out = tmp_path / "out"
     argv = prepare(reference, out, "--", *cluster.options())
     with terminal() as (stderr, seen), command.started(*argv, stderr=stderr) as run:
@@ -117,15 +120,15 @@ def test_what_a_killed_member_had_in_hand_is_done_by_the_others(
             "some shards of both",
         )
         cluster.kill_member()
-        assert_nothing_half_visible(out, reference.contents)
+        assert_visible_files_are_complete(out, reference.contents)
         result = run.finish()
     assert_written(reference, out, result, seen)
     assert len(workers(out)) >= NUM_MEMBERS
 
 
-# In short: Flink in one process.
+# Faster test of the same: Flink in one process.
 @pytest.mark.long
-def test_two_members_write_the_bytes_of_one_machine_and_show_how_far_they_are(
+def test_two_members_give_same_bytes_and_progress(
     cluster: Cluster, reference: Reference, tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
@@ -136,12 +139,12 @@ def test_two_members_write_the_bytes_of_one_machine_and_show_how_far_they_are(
     assert len(workers(out)) == NUM_MEMBERS
 
 
-# In short: engine/test_cluster's endpoint at which nobody listens.
+# Faster test of the same: engine/test_cluster's endpoint without a listener.
 @pytest.mark.long
-def test_a_job_server_that_runs_already_serves_run_after_run(
+def test_running_job_server_serves_several_runs(
     cluster: Cluster, reference: Reference, tmp_path: Path
 ) -> None:
-    """What one of them interrupts it cancels, and the job server goes on."""
+    """An interrupted run cancels its job, and the job server continues."""
     out = tmp_path / "out"
     with cluster.served() as options:
         argv = prepare(reference, out, "--", *options)
@@ -156,7 +159,7 @@ def test_a_job_server_that_runs_already_serves_run_after_run(
 
 
 @pytest.mark.long
-def test_a_killed_launchers_job_disturbs_nobody(
+def test_job_of_a_killed_launcher_does_not_disturb(
     cluster: Cluster, reference: Reference, tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
@@ -170,16 +173,16 @@ def test_a_killed_launchers_job_disturbs_nobody(
     assert contents(out) == reference.contents
 
 
-# In short: engine/test_cluster's job that is cancelled.
+# Faster test of the same: engine/test_cluster's cancelled job.
 @pytest.mark.long
-def test_ctrl_c_cancels_the_job_and_leaves_no_process(
+def test_ctrl_c_cancels_the_job_and_its_processes(
     cluster: Cluster, reference: Reference, tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
     before = set(cluster.jobs())
     with command.started(*prepare(reference, out, "--", *cluster.options())) as run:
         command.wait_until(lambda: receipts(out), "the first shard")
-        # Whoever is stopped cannot end the job by ending its work.
+        # Stopped workers cannot end the job by finishing its work.
         with cluster.stopped_workers():
             run.send(signal.SIGINT)
             result = run.finish()
@@ -191,12 +194,12 @@ def test_ctrl_c_cancels_the_job_and_leaves_no_process(
         return {state for job, state in cluster.jobs().items() if job not in before}
 
     command.wait_until(lambda: states() == {cluster.CANCELLED}, "the job is cancelled")
-    assert_nothing_half_visible(out, reference.contents)
+    assert_visible_files_are_complete(out, reference.contents)
 
 
-# In short: engine/test_cluster's worker on Beam's own runner.
+# Faster test of the same: engine/test_cluster's worker on Beam's own runner.
 @pytest.mark.long
-def test_a_workers_error_reaches_the_terminal_as_one_message_with_its_exit_code(
+def test_workers_error_is_one_message_with_exit_code(
     cluster: Cluster, reference: Reference, tmp_path: Path
 ) -> None:
     damaged = tmp_path / "damaged"
@@ -211,9 +214,9 @@ def test_a_workers_error_reaches_the_terminal_as_one_message_with_its_exit_code(
     assert re.fullmatch(r"imagenet-prep: .*validation-.*\n", message(result.err)), result
 
 
-# In short: engine/test_cluster's worker on Beam's own runner.
+# Faster test of the same: engine/test_cluster's worker on Beam's own runner.
 @pytest.mark.long
-def test_a_bad_image_that_ends_the_run_is_one_message_with_its_exit_code(
+def test_fatal_bad_image_gives_message_and_exit_code(
     cluster: Cluster, reference: Reference, tmp_path: Path
 ) -> None:
     more = ("--on-bad-image", "fail", "--", *cluster.options())
@@ -222,15 +225,15 @@ def test_a_bad_image_that_ends_the_run_is_one_message_with_its_exit_code(
     assert re.fullmatch(r"imagenet-prep: .*(truncated|empty).*\n", message(result.err)), result
 
 
-# In short: test_claims' worker that cannot see the lease.
+# Faster test of the same: test_claims' worker that cannot see the lease.
 @pytest.mark.long
-def test_an_output_that_workers_do_not_see_is_named(
+def test_output_that_workers_cannot_see_is_named(
     cluster: Cluster, reference: Reference, tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
     out.mkdir()
     argv = [sys.executable, *command.PROGRAM, *prepare(reference, out, "--", *cluster.options())]
-    # The launcher alone has another disk there.
+    # Only the launcher has a different disk at this path.
     script = f'mount -t tmpfs tmpfs "{out}" && exec "$@"'
     lonely = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", script, "sh"]
     if subprocess.run([*lonely, "true"], capture_output=True).returncode:
@@ -241,9 +244,9 @@ def test_an_output_that_workers_do_not_see_is_named(
     assert re.fullmatch(rf"imagenet-prep: .*cannot see {out}.*share.*\n", said), said
 
 
-# In short: test_beam_options of the commands.
+# Faster test of the same: test_beam_options of the commands.
 @pytest.mark.long
-def test_resize_and_verify_run_on_the_cluster_too(
+def test_resize_and_verify_run_on_the_cluster(
     cluster: Cluster, reference: Reference, tmp_path: Path
 ) -> None:
     flags = ("-s", "validation", "--size", "64")
@@ -264,9 +267,9 @@ def test_resize_and_verify_run_on_the_cluster_too(
     assert not list(there.glob(".work/verify-*"))
 
 
-# In short: prepare/test_s3_out's job from bucket to bucket, and the kill above.
+# Faster tests of the same: prepare/test_s3_out's job from bucket to bucket, and the kill above.
 @pytest.mark.long
-def test_from_bucket_to_bucket_a_killed_member_and_a_tired_server_change_nothing(
+def test_bucket_job_survives_killed_member_and_server_faults(
     cluster: Cluster,
     reference: Reference,
     s3: S3Server,
@@ -274,7 +277,7 @@ def test_from_bucket_to_bucket_a_killed_member_and_a_tired_server_change_nothing
     way: Proxy,
     tmp_path: Path,
 ) -> None:
-    """The launcher and the workers share the bucket alone: their TMPDIR are two."""
+    """The launcher and the workers only share the bucket: each has its own TMPDIR."""
     client = s3.client()
     source = f"{prefix}/archives"
     out = f"{prefix}/new"
@@ -297,7 +300,7 @@ def test_from_bucket_to_bucket_a_killed_member_and_a_tired_server_change_nothing
     way.left = 0
 
     assert result.code == 0, result
-    assert "workers were lost" in result.err, "it was killed too late"
+    assert says("workers-lost").search(result.err), "it was killed too late"
     assert way.done.total() > 20, way.done
     there = objects(client, out)
     made = {name: data for name, data in there.items() if not name.startswith(".work/")}
@@ -308,9 +311,10 @@ def test_from_bucket_to_bucket_a_killed_member_and_a_tired_server_change_nothing
 
 @pytest.mark.long
 @pytest.mark.parametrize("cluster", [FLINK], indirect=True)
-def test_the_benchmark_compares_the_same_work(cluster: Flink, tmp_path: Path) -> None:
+def test_benchmark_compares_the_same_work(cluster: Flink, tmp_path: Path) -> None:
     source = measure.corpus(tmp_path, 40, (96, 72))
     results = benchmark.compare(cluster, source, tmp_path / "out", 4, 48, 1)
-    assert [run.images for runs in results.values() for run in runs] == [40, 40]
+    runs = itertools.chain.from_iterable(results.values())
+    assert [run.images for run in runs] == [40, 40]
     assert benchmark.HERE in benchmark.render(results)
     assert not (tmp_path / "out").exists()

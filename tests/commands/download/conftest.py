@@ -1,4 +1,4 @@
-"""Archives of a few bytes, what a download leaves, and the official list made to fit them."""
+"""Archives of a few bytes, the files of a download, and an official list that fits them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def noise(seed: int, size: int) -> bytes:
     return random.Random(seed).randbytes(size)
 
 
-# Several parts of 1 MiB, with a rest; smaller than a part; a few bytes.
+# Several parts of 1 MiB with a rest; smaller than a part; a few bytes.
 FILES = {
     TRAIN: noise(1, 8 * MIB + 12_345),
     VALIDATION: noise(2, 2 * MIB),
@@ -39,7 +39,7 @@ def archives(into: Path) -> dict[str, bytes]:
 
 
 def finished(into: Path, name: str = TRAIN) -> dict[int, int]:
-    """Returns size by start of the ranges that have a receipt."""
+    """Returns size by start of the ranges with a receipt."""
     paths = into.glob(f".work/fetch-{name}-*/receipts/*.json")
     receipts = [json.loads(path.read_bytes()) for path in paths]
     return {receipt["start"]: receipt["num_bytes"] for receipt in receipts}
@@ -47,7 +47,7 @@ def finished(into: Path, name: str = TRAIN) -> dict[int, int]:
 
 @pytest.fixture
 def official(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Makes the contents given, by default `FILES`, the official archives."""
+    """Makes the given contents, by default `FILES`, the official archives."""
 
     def declare(files: dict[str, bytes] | None = None) -> None:
         contents = FILES if files is None else files

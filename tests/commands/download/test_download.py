@@ -1,4 +1,4 @@
-"""From a good server or folder: exact files, nothing fetched twice, nothing taken on trust."""
+"""A working server or folder: exact files, no repeated download, and all checksums verified."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tests.kit.limits import Limits
 Official = Callable[..., None]
 
 
-def test_three_archives_arrive_exactly_and_by_ranges(tmp_path: Path) -> None:
+def test_archives_arrive_exactly_and_by_ranges(tmp_path: Path) -> None:
     with serve(FILES) as server:
         result = command.run("download", *arguments(tmp_path, server.url, "--allow-other"))
 
@@ -48,7 +48,7 @@ def test_three_archives_arrive_exactly_and_by_ranges(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("planted", [".work", f".work/{TRAIN}.partial", ".work/lock"])
-def test_no_planted_link_is_written_through(tmp_path: Path, planted: str) -> None:
+def test_planted_link_is_never_written_through(tmp_path: Path, planted: str) -> None:
     home = tmp_path / "home"
     into = tmp_path / "into"
     home.mkdir()
@@ -66,7 +66,7 @@ def test_no_planted_link_is_written_through(tmp_path: Path, planted: str) -> Non
     assert TRAIN not in archives(into)
 
 
-def test_json_is_one_document_for_machines(tmp_path: Path) -> None:
+def test_json_output_is_one_document(tmp_path: Path) -> None:
     with serve(FILES) as server:
         flags = arguments(tmp_path, server.url, "--allow-other", "--json", "--what", "devkit,train")
         first, second = (command.run("download", *flags) for _ in range(2))
@@ -93,14 +93,14 @@ def test_json_is_one_document_for_machines(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_each_set_has_an_address_of_its_own(what: str, address: str) -> None:
+def test_each_dataset_has_its_own_address(what: str, address: str) -> None:
     assert download.DownloadConfig(into="x", what=(what,)).address == address
     assert (
         download.DownloadConfig(into="x", what=(what,), base_url="s3://b/c").address == "s3://b/c"
     )
 
 
-def test_the_list_of_real_is_proven_and_another_one_is_refused(
+def test_real_labels_are_verified_and_wrong_ones_refused(
     tmp_path: Path, official: Official
 ) -> None:
     data = b"[[1], []]"
@@ -114,7 +114,7 @@ def test_the_list_of_real_is_proven_and_another_one_is_refused(
     assert archives(tmp_path) == {"real.json": data}
 
 
-def test_the_four_files_of_mnist_are_proven_by_what_is_published(tmp_path: Path) -> None:
+def test_mnist_files_are_compared_with_published_checksums(tmp_path: Path) -> None:
     files = {archive.name: archive.name.encode() * 9 for archive in published.MNIST}
     with serve(files) as server:
         flags = ("--into", tmp_path, "--what", "mnist", "--base-url", server.url, "--json")
@@ -129,7 +129,7 @@ def test_the_four_files_of_mnist_are_proven_by_what_is_published(tmp_path: Path)
     assert archives(tmp_path) == files
 
 
-def test_official_archives_need_no_permission(
+def test_official_archives_need_no_flag(
     tmp_path: Path, official: Official, capsys: pytest.CaptureFixture[str]
 ) -> None:
     official()
@@ -140,7 +140,7 @@ def test_official_archives_need_no_permission(
     assert "NOT" not in capsys.readouterr().out
 
 
-def test_archives_that_came_by_another_way_are_proven_without_a_server(
+def test_existing_archives_are_verified_without_a_server(
     tmp_path: Path, official: Official, capsys: pytest.CaptureFixture[str], limits: Limits
 ) -> None:
     official()
@@ -165,14 +165,14 @@ def test_archives_that_came_by_another_way_are_proven_without_a_server(
         download.run(flags)
 
 
-def test_a_folder_without_the_archive_is_named(tmp_path: Path) -> None:
+def test_archive_missing_in_a_folder_is_named(tmp_path: Path) -> None:
     result = command.run("download", *arguments(tmp_path / "into", tmp_path / "nowhere"))
 
     assert (result.code, result.out) == (1, "")
     assert f"{tmp_path}/nowhere/{TRAIN}: No such file or directory" in result.err
 
 
-def test_a_dry_run_asks_and_writes_nothing(tmp_path: Path) -> None:
+def test_dry_run_sends_requests_but_writes_nothing(tmp_path: Path) -> None:
     into = tmp_path / "into"
     with serve(FILES) as server:
         flags = arguments(into, server.url, "--allow-other", "--dry-run")
@@ -226,7 +226,7 @@ def test_impossible_settings_are_usage_errors(tmp_path: Path, flags: list[str], 
         ["--imagenet-username", "ann"],
     ],
 )
-def test_the_tutorials_flags_are_explained(tmp_path: Path, flags: list[str]) -> None:
+def test_flags_of_the_tutorial_are_explained(tmp_path: Path, flags: list[str]) -> None:
     result = command.run("download", "--into", tmp_path, *flags)
 
     assert (result.code, result.out) == (2, "")
@@ -235,7 +235,7 @@ def test_the_tutorials_flags_are_explained(tmp_path: Path, flags: list[str]) -> 
     assert "sesame" not in result.err
 
 
-def test_receipts_name_no_address(tmp_path: Path) -> None:
+def test_receipts_contain_no_address(tmp_path: Path) -> None:
     with serve(FILES, plan=lambda _n, _p, first, _l: "404" if first == 5 * MIB else "") as server:
         command.run("download", *arguments(tmp_path, server.url, "--allow-other"))
     receipts = [json.loads(path.read_bytes()) for path in tmp_path.glob(".work/*/receipts/*")]

@@ -1,9 +1,10 @@
-"""`duplicates`: planted pictures are found in a set, a source, two sets; bad input is named."""
+"""`duplicates` finds planted pictures in datasets and sources; bad input is named."""
 
 from __future__ import annotations
 
 import csv
 import io
+import itertools
 import json
 import os
 import re
@@ -29,7 +30,9 @@ from tests.kit.limits import Limits
 from tests.kit.s3_server import S3Server
 
 WNIDS = ("n00000001", "n00000002", "n00000003")
-# What is planted: split, class, name, and of which photograph and how.
+
+
+# The planted images: split, class, name, the photograph and its variant.
 PLANTED = {
     "bytes": ("val", 1, "bytes.jpg"),
     "pixels": ("train", 0, "pixels.jpg"),
@@ -46,7 +49,7 @@ def jpeg(picture: Image.Image, quality: int = 92) -> bytes:
 
 
 def variants() -> dict[str, bytes]:
-    """Returns photographs, and one other form of each of the first five."""
+    """Returns photographs, and one variant of each of the first five."""
     found = {}
     for number, data in enumerate(corpus.photographs(9)):
         picture = Image.open(io.BytesIO(data)).convert("RGB")
@@ -68,12 +71,12 @@ def variants() -> dict[str, bytes]:
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of classes with planted pictures, and two flat ones; read-only."""
+    """A folder of classes with planted pictures, and two pictures without detail; read-only."""
     root = tmp_path_factory.mktemp("duplicates") / "source"
     files = variants()
     places = {name: ("train", number % 3, f"{name}.jpg") for number, name in enumerate(files)}
     places |= PLANTED
-    places["photo8"] = ("val", 0, "photo8.jpg")  # so that every class has a validation image
+    places["photo8"] = ("val", 0, "photo8.jpg")  # so that each class has a validation image
     for name, (split, index, file) in places.items():
         path = root / split / WNIDS[index] / file
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -86,7 +89,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def prepared(source: Path) -> Path:
-    """The source as a set of several shards; read-only but for `.work`."""
+    """The source as a dataset of several shards; read-only except for `.work`."""
     out = source.parent / "set"
     result = command.run(
         "prepare",
@@ -123,13 +126,14 @@ def found(out: Path) -> set[tuple[str, ...]]:
     for row in rows(out):
         groups.setdefault(row["group"], []).append(row)
     return {
-        tuple(
-            text
-            for row in group
-            for text in (row["key"].split("/")[-1], *([row["kind"]] if row["kept"] == "no" else []))
-        )
-        for group in groups.values()
+        tuple(itertools.chain.from_iterable(map(described, group))) for group in groups.values()
     }
+
+
+def described(row: dict[str, str]) -> list[str]:
+    """Returns the file name of a row, and the kind of a duplicate."""
+    name = row["key"].split("/")[-1]
+    return [name, row["kind"]] if row["kept"] == "no" else [name]
 
 
 EXPECTED = {
@@ -141,7 +145,7 @@ EXPECTED = {
 }
 
 
-def test_a_source_is_looked_at_before_anything_is_prepared(source: Path, tmp_path: Path) -> None:
+def test_source_can_be_searched_before_prepare(source: Path, tmp_path: Path) -> None:
     before = everything(source)
     out = tmp_path / "out"
 
@@ -161,7 +165,7 @@ def test_a_source_is_looked_at_before_anything_is_prepared(source: Path, tmp_pat
     assert everything(source) == before
 
 
-def test_a_set_has_counts_lists_and_a_page(prepared: Path, tmp_path: Path) -> None:
+def test_dataset_gets_counts_lists_and_a_page(prepared: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
 
     result = command.run("duplicates", prepared, "--out", out, "--json")
@@ -185,7 +189,7 @@ def test_a_set_has_counts_lists_and_a_page(prepared: Path, tmp_path: Path) -> No
     assert page.index("bytes.jpg") < page.index("crop.jpg"), "other labels come first"
 
 
-def test_without_jinja2_no_page_is_promised(
+def test_page_is_skipped_if_jinja2_is_missing(
     prepared: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -206,7 +210,7 @@ def test_without_jinja2_no_page_is_promised(
     assert not (tmp_path / "duplicates.html").exists()
 
 
-def test_the_lists_are_taken_by_prepare(source: Path, prepared: Path, tmp_path: Path) -> None:
+def test_prepare_accepts_the_exclusion_lists(source: Path, prepared: Path, tmp_path: Path) -> None:
     assert command.run("duplicates", prepared, "--out", tmp_path / "out").code == 0
     clean = tmp_path / "clean"
     result = command.run(
@@ -230,17 +234,17 @@ def test_the_lists_are_taken_by_prepare(source: Path, prepared: Path, tmp_path: 
     assert json.loads(again.out)["groups"] == 0
 
 
-def test_a_picture_in_two_splits_fails_where_it_is_asked_for(
-    prepared: Path, tmp_path: Path
-) -> None:
+def test_cross_split_duplicate_fails_if_requested(prepared: Path, tmp_path: Path) -> None:
     result = command.run("duplicates", prepared, "--out", tmp_path / "out", "--fail-on", "cross")
     assert result.code == 3
     assert "groups in more than one split or dataset: 2. " in result.err
     assert (tmp_path / "out" / "pairs.csv").exists()
 
 
-def test_what_a_set_has_of_a_split_of_another(source: Path, prepared: Path, tmp_path: Path) -> None:
-    """The other set has other sizes and shards; only pairs across the sets are told."""
+def test_duplicates_across_two_datasets_are_found(
+    source: Path, prepared: Path, tmp_path: Path
+) -> None:
+    """The other dataset has different sizes and shards. Only pairs across both are reported."""
     other = tmp_path / "other"
     small = command.run(
         "prepare",
@@ -284,7 +288,7 @@ def test_what_a_set_has_of_a_split_of_another(source: Path, prepared: Path, tmp_
 
 
 def pan(root: Path, rng: np.random.Generator, *, splits: bool) -> None:
-    """Writes the frames of a slow pan, some frames again, and a few other images."""
+    """Writes the frames of a slow pan, some of them repeated, and a few other images."""
     photograph = Image.open(io.BytesIO(corpus.photographs(2)[1])).convert("RGB")
     wide = photograph.resize((600, 260))
     frames = [wide.crop((x, 10, x + 240, 250)) for x in range(0, 240, 4)]
@@ -312,8 +316,8 @@ def frame_of(key: str) -> int:
 
 
 @pytest.mark.parametrize("splits", [False, True])
-def test_a_pan_keeps_frames_all_along(splits: bool, tmp_path: Path) -> None:
-    """Its first and last frames share little; no chain of similar frames makes them one."""
+def test_pan_keeps_frames_from_all_parts(splits: bool, tmp_path: Path) -> None:
+    """The first and last frames differ; a chain of similar frames must not become one group."""
     pan(tmp_path / "source", np.random.default_rng(3), splits=splits)
     outs = []
     for shards, workers in (("1", "1"), ("5", "2")):
@@ -341,7 +345,7 @@ def test_a_pan_keeps_frames_all_along(splits: bool, tmp_path: Path) -> None:
         assert shift <= 4, "frames that are 20 px apart differ"
         assert int(row["distance"]) <= 75
         assert of_image[row["proven_against"]]["group"] == row["group"]
-    # Frames that stay are all along the pan.
+    # Kept frames are from all parts of the pan.
     stay = {*range(60)} - {frame_of(of_image[image]["key"]) for image in excluded}
     stay |= {frame_of(of_image[image]["key"]) for image in kept}
     assert np.diff([0, *sorted(stay), 59]).max() <= 4
@@ -363,7 +367,7 @@ def test_a_pan_keeps_frames_all_along(splits: bool, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("seed", "against"), [(0, False), (1, False), (2, True)])
-def test_the_page_the_text_and_the_json_agree(
+def test_page_text_and_json_agree(
     seed: int, against: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rng = np.random.default_rng(seed)
@@ -427,7 +431,7 @@ def test_the_page_the_text_and_the_json_agree(
     assert f"G{sentence[1:]}<" in page
 
 
-def test_the_same_for_any_workers(prepared: Path, tmp_path: Path) -> None:
+def test_result_does_not_depend_on_workers(prepared: Path, tmp_path: Path) -> None:
     outs = []
     for number, flags in enumerate(
         (["--workers", "1"], ["--workers", "2", "--worker-kind", "processes"])
@@ -441,7 +445,7 @@ def test_the_same_for_any_workers(prepared: Path, tmp_path: Path) -> None:
     assert outs[0] == outs[1]
 
 
-def test_a_second_run_hashes_only_what_is_new(copied: Path, tmp_path: Path) -> None:
+def test_second_run_hashes_only_new_shards(copied: Path, tmp_path: Path) -> None:
     assert command.run("duplicates", copied, "--out", tmp_path / "one").code == 0
     kept = sorted((copied / pictures.FOLDER).glob("*.rows"))
     assert len(kept) == 6
@@ -457,10 +461,8 @@ def test_a_second_run_hashes_only_what_is_new(copied: Path, tmp_path: Path) -> N
     assert (tmp_path / "one/pairs.csv").read_bytes() == (tmp_path / "two/pairs.csv").read_bytes()
 
 
-def test_rows_that_somebody_else_wrote_hide_nothing_but_themselves(
-    copied: Path, tmp_path: Path
-) -> None:
-    """They are numbers; whatever they say, no picture is told that is not proven by its image."""
+def test_planted_hash_rows_only_hide_their_images(copied: Path, tmp_path: Path) -> None:
+    """Rows are numbers. No pair is reported unless its images confirm it."""
     assert command.run("duplicates", copied, "--out", tmp_path / "one").code == 0
     for path in (copied / pictures.FOLDER).glob("*.rows"):
         path.write_bytes(bytes([255]) * path.stat().st_size)
@@ -471,8 +473,8 @@ def test_rows_that_somebody_else_wrote_hide_nothing_but_themselves(
     assert found(tmp_path / "two") <= EXPECTED
 
 
-def test_more_rows_than_images_are_refused_unread(copied: Path, tmp_path: Path) -> None:
-    """A sparse file has gigabytes of them in no room."""
+def test_too_many_rows_are_refused_unread(copied: Path, tmp_path: Path) -> None:
+    """A sparse file has gigabytes of rows, but uses no space."""
     assert command.run("duplicates", copied, "--out", tmp_path / "one").code == 0
     receipt = receipts(copied, "hashes")[0]
     content = json.loads(receipt.read_text())
@@ -487,7 +489,7 @@ def test_more_rows_than_images_are_refused_unread(copied: Path, tmp_path: Path) 
 
 
 def look_alikes(root: Path, num: int) -> Path:
-    """A folder of images of one coarse picture, each with its own noise."""
+    """A folder of images that share a coarse picture, each with its own noise."""
     rng = np.random.default_rng(1)
     coarse = Image.fromarray(rng.integers(0, 255, (20, 20), np.uint8)).resize((64, 64))
     for number in range(num):
@@ -499,7 +501,7 @@ def look_alikes(root: Path, num: int) -> Path:
 
 
 @pytest.mark.parametrize("workers", ["1", "3"])
-def test_look_alikes_cost_each_a_bounded_number_of_proofs(
+def test_similar_images_have_bounded_comparisons(
     workers: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -521,7 +523,7 @@ def test_look_alikes_cost_each_a_bounded_number_of_proofs(
     assert f"<dt>{name}</dt><dd>{crowded}</dd>" in page
 
 
-def test_a_source_of_look_alikes_says_how_many_were_not_judged_against_all(
+def test_number_of_incomplete_comparisons_is_reported(
     tmp_path: Path, limits: Limits, capsys: pytest.CaptureFixture[str]
 ) -> None:
     limits(proof_budget=1)
@@ -531,7 +533,7 @@ def test_a_source_of_look_alikes_says_how_many_were_not_judged_against_all(
     assert "images not fully compared, because too many are similar: 2" in capsys.readouterr().out
 
 
-def test_all_copies_of_one_picture_are_found_however_many(
+def test_all_copies_of_a_picture_are_found(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -557,10 +559,10 @@ def test_all_copies_of_one_picture_are_found_however_many(
 
 
 @pytest.mark.parametrize("hashed", [False, True])
-def test_a_damaged_record_is_named_and_the_others_are_judged(
+def test_damaged_record_is_named_and_others_are_compared(
     copied: Path, tmp_path: Path, hashed: bool
 ) -> None:
-    """Whether it was damaged before it was hashed or later; nothing of it is kept."""
+    """The damage may be older or newer than the hash; no hash of it is stored."""
     shard = copied / "train-00001-of-00004"
     if hashed:
         assert command.run("duplicates", copied, "--out", tmp_path / "out").code == 0
@@ -577,7 +579,7 @@ def test_a_damaged_record_is_named_and_the_others_are_judged(
     assert len(receipts(copied, "hashes")) == 5 + hashed
 
 
-def test_a_set_without_tables_names_adopt(copied: Path, tmp_path: Path) -> None:
+def test_dataset_without_tables_is_referred_to_adopt(copied: Path, tmp_path: Path) -> None:
     path = copied / schema.MANIFEST
     whole = manifest.loads(path.read_bytes(), "it")
     splits = {
@@ -596,11 +598,11 @@ def test_a_set_without_tables_names_adopt(copied: Path, tmp_path: Path) -> None:
     assert f"imagenet-prep adopt {copied}" in result.err
 
 
-def test_hashes_of_a_set_that_may_not_be_written_lie_beside_the_result(
-    copied: Path, tmp_path: Path
-) -> None:
+def test_hashes_of_read_only_dataset_are_in_result(copied: Path, tmp_path: Path) -> None:
     shutil.rmtree(copied / schema.WORK)
-    (copied / schema.WORK).symlink_to(tmp_path)  # whoever wrote the set: nothing is written there
+    (copied / schema.WORK).symlink_to(
+        tmp_path
+    )  # a link planted in the dataset: nothing is written there
 
     result = command.run("duplicates", copied, "--out", tmp_path / "out")
 
@@ -609,7 +611,7 @@ def test_hashes_of_a_set_that_may_not_be_written_lie_beside_the_result(
     assert found(tmp_path / "out") == EXPECTED
 
 
-def test_a_set_in_a_bucket_has_the_same_pairs(
+def test_dataset_in_a_bucket_has_the_same_pairs(
     prepared: Path, tmp_path: Path, prefix: str, s3: S3Server
 ) -> None:
     bucket = BucketStore(prefix)
@@ -629,7 +631,7 @@ def test_a_set_in_a_bucket_has_the_same_pairs(
     assert len(kept) == 6
 
 
-def test_a_source_without_one_sound_image_has_no_pair(tmp_path: Path) -> None:
+def test_no_pair_is_found_if_images_are_invalid(tmp_path: Path) -> None:
     for name in ("cats", "dogs"):
         (tmp_path / "source" / name).mkdir(parents=True)
         (tmp_path / "source" / name / "1.jpg").write_bytes(b"no image")
@@ -662,7 +664,7 @@ def test_a_source_without_one_sound_image_has_no_pair(tmp_path: Path) -> None:
         (("--source", "source", "--splits", "holdout"), "has only the splits train and validation"),
     ],
 )
-def test_what_is_no_place_is_refused(
+def test_invalid_datasets_and_sources_are_refused(
     words: tuple[str, ...], said: str, prepared: Path, tmp_path: Path
 ) -> None:
     result = command.run("duplicates", *words, "--out", tmp_path / "out", cwd=prepared.parent)

@@ -1,4 +1,4 @@
-"""A small data set of files that a format of another program must keep as they are."""
+"""A small dataset whose files must stay unchanged in the formats of other programs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FLAGS = ("--keep-original", "--allow-subset", "--train-shards=3", "--validation-
 
 @pytest.fixture(scope="session")
 def small(shared_cache: Path) -> Miniature:
-    """40 + 16 images without odd files: none is changed by --keep-original."""
+    """40 + 16 images without odd files: --keep-original changes none."""
     return miniature_for_tests(
         shared_cache, num_train=40, num_validation=16, size=(64, 48), odd_files=False
     )
@@ -29,7 +29,7 @@ def small(shared_cache: Path) -> Miniature:
 
 @pytest.fixture(scope="session")
 def prepared(small: Miniature, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """`small` as a data set; read-only."""
+    """`small` as a dataset; read-only."""
     out = tmp_path_factory.mktemp("prepared") / "out"
     assert prepare.run(["--source", str(small.root), "--out", str(out), *FLAGS, "--json"]) == 0
     return out
@@ -37,9 +37,9 @@ def prepared(small: Miniature, tmp_path_factory: pytest.TempPathFactory) -> Path
 
 @pytest.fixture(scope="session")
 def official(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A data set with ILSVRC2012's class list and a few images of six classes; read-only.
+    """A dataset with ILSVRC2012's class list and a few images of six classes; read-only.
 
-    Train has two images of each, validation one of each but the first.
+    Train has two images of each class; validation has one of each except the first.
     """
     source, out = (tmp_path_factory.mktemp("official") / name for name in ("source", "set"))
     wnids = official_classes().wnids
@@ -55,14 +55,14 @@ def official(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def exported(data: Path, prefix: Path, split: str = "train", *flags: str) -> Path:
-    """Exports a split of a data set as RecordIO; returns the file of records."""
+    """Exports a split of a dataset as RecordIO; returns the file of records."""
     words = [str(data), "--to", "recordio", "--split", split, "--out", str(prefix), *flags]
     assert export.run(words) == 0
     return prefix.with_name(f"{prefix.name}.rec")
 
 
 def roots(data: Path) -> dict[str, str]:
-    """Returns the root of the samples of each split of a data set."""
+    """Returns the root of the samples of each split of a dataset."""
     splits = json.loads((data / "dataset.json").read_bytes())["splits"]
     return {name: split["samples_root"] for name, split in splits.items()}
 

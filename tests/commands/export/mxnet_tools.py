@@ -1,8 +1,8 @@
-"""What MXNet's own tools make and see; runs in MXNet's environment: FOLDER -> JSON on stdout.
+"""Runs MXNet's own tools in MXNet's environment: FOLDER -> JSON on stdout.
 
-FOLDER has train.*, as exported; images/, the same images as files; and payloads.json,
-[label, whether it is an array, hex] of what is to be packed. Written are tool/, im2rec.py's files
-from our list; packed/, its files with --pack-label; list/, its own list; and payloads.rec and .idx.
+FOLDER has train.*, as exported; images/, the same images as files; and payloads.json with rows
+[label, whether it is an array, hex]. The output is tool/, im2rec.py's files from our list; packed/,
+its files with --pack-label; list/, its own list; and payloads.rec and .idx.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ BATCH = 16
 
 
 def im2rec(folder: Path, root: Path, *flags: str) -> None:
-    # It decodes with OpenCV, which is not here; files that pass through are not decoded.
+    # It decodes with OpenCV, which is not installed; files that pass through are not decoded.
     sys.modules["cv2"] = types.ModuleType("cv2")
     sys.argv = ["im2rec.py", *flags, str(folder / "train"), str(root)]
     tool = Path(mx.__file__).parent / "tools" / "im2rec.py"
@@ -44,7 +44,7 @@ def pack(folder: Path) -> None:
 
 
 def seen(path: Path) -> dict[str, Any]:
-    """Returns what each of MXNet's three readers sees of a file: labels, and hashes of images."""
+    """Returns the labels and image hashes that MXNet's three readers find in a file."""
     index = path.with_suffix(".idx")
     records = mx.recordio.MXIndexedRecordIO(str(index), str(path), "r")
     indexed = []

@@ -44,7 +44,7 @@ def add(dataset: Path, name: str, dtype: str, shape: Sequence[int]) -> np.ndarra
 
 
 @pytest.mark.parametrize("shape", [(), (2,), (2, 3)], ids=str)
-def test_every_type_comes_back_from_parquet(
+def test_parquet_keeps_all_column_types(
     dataset: Path, tmp_path: Path, shape: tuple[int, ...]
 ) -> None:
     import pyarrow.parquet as pq
@@ -84,7 +84,7 @@ def test_every_type_comes_back_from_parquet(
         ("webdataset", "__half"),
     ],
 )
-def test_names_that_readers_would_confuse_are_refused(
+def test_ambiguous_column_names_are_refused(
     dataset: Path, tmp_path: Path, to: str, names: str
 ) -> None:
     with pytest.raises(UsageError, match="--columns"):
@@ -92,7 +92,7 @@ def test_names_that_readers_would_confuse_are_refused(
     assert not (tmp_path / "out").exists()
 
 
-def test_tars_may_have_columns_called_like_fields_of_parquet(dataset: Path, tmp_path: Path) -> None:
+def test_webdataset_allows_names_of_parquet_fields(dataset: Path, tmp_path: Path) -> None:
     columns.make_column(dataset, "label")  # older versions could write this name
     words = [str(dataset), "--to", "webdataset", "--out", str(tmp_path / "out")]
     assert export.run([*words, "--columns", "label"]) == 0

@@ -1,8 +1,9 @@
-"""export writes columns where a format has a place for them, and names those that it leaves out."""
+"""export writes columns if the format supports them, and names the skipped ones."""
 
 from __future__ import annotations
 
 import io
+import itertools
 import shutil
 import tarfile
 from pathlib import Path
@@ -14,6 +15,7 @@ from imagenet_prep.storage.dataset_store import open_dataset
 from tests.kit import command, faults
 from tests.kit.columns import make_column
 from tests.kit.dataset import Reference
+from tests.kit.messages import says
 
 
 @pytest.fixture(scope="module")
@@ -35,10 +37,12 @@ def rows_of(dataset: Path, name: str) -> np.ndarray:
     return np.concatenate([np.load(dataset / f"columns/{name}/{s.name}.npy") for s in shards])
 
 
-def test_tars_hold_the_rows_of_their_images(dataset: Path, tmp_path: Path) -> None:
+def test_tars_have_the_rows_of_their_images(dataset: Path, tmp_path: Path) -> None:
     result = export(dataset, tmp_path / "out", "webdataset", "--columns", "latents")
     assert result.code == 0, result
-    assert "columns not exported: scores; to export them, use --columns" in result.err
+    assert says("columns-not-exported", ..., "scores; to export them, use --columns").search(
+        result.err
+    )
     found = []
     for path in sorted((tmp_path / "out").glob("*.tar")):
         with tarfile.open(path) as tar:
@@ -57,14 +61,15 @@ def test_tars_hold_the_rows_of_their_images(dataset: Path, tmp_path: Path) -> No
     np.testing.assert_array_equal(np.stack(found), rows_of(dataset, "latents"))
 
 
-def test_parquet_holds_lists_of_fixed_lengths(dataset: Path, tmp_path: Path) -> None:
+def test_parquet_has_lists_of_fixed_lengths(dataset: Path, tmp_path: Path) -> None:
     pq = pytest.importorskip("pyarrow.parquet")
     result = export(dataset, tmp_path / "out", "parquet", "--columns", "latents,scores")
     assert result.code == 0, result
     assert "left out" not in result.err
     tables = [pq.read_table(path) for path in sorted((tmp_path / "out/data").glob("*.parquet"))]
     for name in ("latents", "scores"):
-        found = np.array([row for table in tables for row in table[name].to_pylist()], np.float32)
+        rows = itertools.chain.from_iterable(table[name].to_pylist() for table in tables)
+        found = np.array([*rows], np.float32)
         np.testing.assert_array_equal(found, rows_of(dataset, name))
     assert b'"latents": {"_type": "Sequence"' in tables[0].schema.metadata[b"huggingface"]
 
@@ -72,7 +77,7 @@ def test_parquet_holds_lists_of_fixed_lengths(dataset: Path, tmp_path: Path) -> 
 def test_formats_without_columns_say_so(dataset: Path, tmp_path: Path) -> None:
     result = export(dataset, tmp_path / "out", "folder")
     assert result.code == 0, result
-    assert "columns not exported: latents, scores\n" in result.err
+    assert says("columns-not-exported", ..., "latents, scores").search(result.err)
     refused = export(dataset, tmp_path / "other", "folder", "--columns", "latents")
     assert refused.code == 2
     assert "--columns" in refused.err
@@ -82,7 +87,7 @@ def test_damaged_and_absent_columns_are_refused(dataset: Path, tmp_path: Path) -
     root = Path(shutil.copytree(dataset, tmp_path / "set"))
     absent = export(root, tmp_path / "a", "webdataset", "--columns", "tokens")
     assert absent.code == 2
-    assert "there is no such column" in absent.err
+    assert says("no-such-column-columns-dataset").search(absent.err)
     (shard, *_) = open_dataset(str(root)).shards("validation")
     faults.flip_bit(root / f"columns/latents/{shard.name}.npy", 130)
     damaged = export(root, tmp_path / "b", "webdataset", "--columns", "latents")

@@ -12,6 +12,7 @@ import pytest
 from imagenet_prep import export
 from imagenet_prep.core.errors import UsageError
 from imagenet_prep.exporting import croissant
+from tests.kit.messages import says
 
 ABOUT = {
     "license": "CC0-1.0",
@@ -27,7 +28,7 @@ def described(dataset: Path, out: Path, about: dict[str, Any]) -> Any:
     return json.loads(out.read_text("utf-8"))
 
 
-def test_every_file_has_its_sha256_and_authors_fields_are_taken(
+def test_croissant_has_sha256_of_files_and_authors_fields(
     prepared: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     made = described(prepared, tmp_path / "croissant.json", ABOUT)
@@ -49,9 +50,7 @@ def test_every_file_has_its_sha256_and_authors_fields_are_taken(
 
 
 @pytest.mark.parametrize("text", ["[]x", "[1]", "1", '{"distribution": []}', '{"@context": {}}'])
-def test_fields_that_are_wrong_or_the_manifests_are_refused(
-    prepared: Path, tmp_path: Path, text: str
-) -> None:
+def test_invalid_fields_of_authors_are_refused(prepared: Path, tmp_path: Path, text: str) -> None:
     (tmp_path / "about.json").write_text(text)
     words = ["--to", "croissant", "--about", str(tmp_path / "about.json")]
 
@@ -60,9 +59,7 @@ def test_fields_that_are_wrong_or_the_manifests_are_refused(
     assert not (tmp_path / "made.json").exists()
 
 
-def test_only_a_croissant_file_is_replaced_and_never_the_authors_fields(
-    prepared: Path, tmp_path: Path
-) -> None:
+def test_only_a_croissant_file_is_replaced(prepared: Path, tmp_path: Path) -> None:
     out = tmp_path / "made.json"
     about = tmp_path / "about.json"
     described(prepared, out, {})
@@ -76,13 +73,13 @@ def test_only_a_croissant_file_is_replaced_and_never_the_authors_fields(
     for name in ("about.json", "link.json"):
         with pytest.raises(UsageError, match="is not a Croissant file"):
             export.run([str(prepared), str(tmp_path / name), *words])
-    with pytest.raises(UsageError, match="is also --out"):
+    with pytest.raises(UsageError, match=says("about-also-out-would-replace")):
         export.run([str(prepared), str(out), "--to", "croissant", "--about", str(out)])
     assert about.read_bytes() == written
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # its own, of rdflib
-def test_mlcroissant_finds_nothing_to_warn_of(
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of rdflib
+def test_mlcroissant_has_no_warnings(
     prepared: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     mlcroissant = pytest.importorskip("mlcroissant", reason="mlcroissant is not installed")
@@ -93,3 +90,49 @@ def test_mlcroissant_finds_nothing_to_warn_of(
     assert read.metadata.ctx.issues.report() == ""
     assert caplog.text == ""
     assert len(list(read.records("splits"))) == 2
+
+
+def test_each_value_comes_from_the_manifest(prepared: Path, tmp_path: Path) -> None:
+    made = described(prepared, tmp_path / "croissant.json", {})
+    manifest = json.loads((prepared / "dataset.json").read_text("utf-8"))
+    digest = hashlib.sha256((prepared / "dataset.json").read_bytes()).hexdigest()
+    splits = manifest["splits"]
+
+    found = [
+        (source["prov:label"], source.get("sc:identifier"))
+        for source in made["prov:wasDerivedFrom"]
+    ]
+    assert found == [
+        (source["name"], f"md5:{source['md5']}" if source.get("md5") else None)
+        for source in manifest["sources"]
+    ]
+    assert any(identifier for _, identifier in found)
+    _, rows = made["recordSet"]
+    assert rows["data"] == [
+        {
+            "splits/name": name,
+            "splits/images": sum(shard["examples"] for shard in splits[name]["shards"]),
+            "splits/root": splits[name]["samples_root"],
+        }
+        for name in splits
+    ]
+    assert made["version"].startswith("1.0.0+")
+    kinds = {"json": "application/json", "txt": "text/plain", "jsonl": "application/jsonlines"}
+    for each in made["distribution"]:
+        path = prepared / each["contentUrl"]
+        assert each["contentSize"] == f"{path.stat().st_size} B"
+        kind = kinds.get(path.suffix.removeprefix("."), "application/octet-stream")
+        assert each["encodingFormat"] == kind, path
+    suffixes = {Path(each["contentUrl"]).suffix for each in made["distribution"]}
+    assert {".json", ".txt"} <= suffixes
+    assert digest in {each["sha256"] for each in made["distribution"]}
+
+
+@pytest.mark.parametrize(
+    "field", ["@context", "@type", "conformsTo", "distribution", "recordSet", "version"]
+)
+def test_no_generated_field_is_taken_from_the_authors(
+    prepared: Path, tmp_path: Path, field: str
+) -> None:
+    with pytest.raises(UsageError, match=field):
+        described(prepared, tmp_path / "made.json", {field: "mine"})

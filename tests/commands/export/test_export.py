@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from hashlib import sha256
 from pathlib import Path
@@ -21,11 +22,12 @@ from imagenet_prep.storage.folder import LocalStore
 from tests.commands.export.conftest import FLAGS, exported
 from tests.kit import command, layouts
 from tests.kit.dataset import all_files, contents, shard_names
+from tests.kit.messages import says
 from tests.kit.miniature import Miniature
 from tests.kit.s3_server import BUCKET, key_of, objects, uploads
 
 
-def test_every_example_is_there_with_its_label_and_its_place(
+def test_recordio_has_all_examples_labels_and_offsets(
     prepared: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = exported(prepared, tmp_path / "deep" / "train")
@@ -49,7 +51,7 @@ def test_every_example_is_there_with_its_label_and_its_place(
     assert sums == [f"{sha256(file.read_bytes()).hexdigest()}  {file.name}" for file in files]
 
 
-def test_prepare_makes_the_same_shards_from_what_was_exported(
+def test_prepare_restores_shards_from_recordio_export(
     small: Miniature, prepared: Path, tmp_path: Path
 ) -> None:
     source = tmp_path / "rec"
@@ -66,37 +68,35 @@ def test_prepare_makes_the_same_shards_from_what_was_exported(
     assert shards(contents(out)) == shards(contents(prepared))
 
 
-def test_two_splits_lie_side_by_side_under_names_of_their_own(
-    prepared: Path, tmp_path: Path
-) -> None:
+def test_two_splits_can_share_a_folder(prepared: Path, tmp_path: Path) -> None:
     exported(prepared, tmp_path / "one")
     exported(prepared, tmp_path / "two", "validation")
 
     seen = {path.name for path in tmp_path.iterdir() if not path.name.startswith(".")}
     endings = ("rec", "idx", "lst", "SHA256SUMS", "export.json")
-    assert seen == {f"{name}.{ending}" for name in ("one", "two") for ending in endings}
+    assert seen == {*map(".".join, itertools.product(("one", "two"), endings))}
 
 
-def test_a_place_that_holds_something_else_is_refused(
-    prepared: Path, official: Path, tmp_path: Path
-) -> None:
+def test_folder_with_other_files_is_refused(prepared: Path, official: Path, tmp_path: Path) -> None:
     assert export.run([str(official), "--to", "webdataset", "--out", str(tmp_path / "out")]) == 0
     for words in (
         [str(prepared), "--to", "webdataset"],
         [str(official), "--to", "parquet"],
         [str(official), "--to", "webdataset", "--split", "train"],
     ):
-        with pytest.raises(UsageError, match="a different export"):
+        with pytest.raises(UsageError, match=says("different-export-one-started-different")):
             export.run([*words, "--out", str(tmp_path / "out")])
     layouts.write(tmp_path / "mine" / "notes.txt", b"mine")
-    with pytest.raises(UsageError, match=r"contains unrelated files: notes\.txt"):
+    with pytest.raises(
+        UsageError, match=says("contains-unrelated-files-choose-empty", ..., "notes.txt")
+    ):
         export.run([str(official), "--to", "webdataset", "--out", str(tmp_path / "mine")])
 
     assert [path.name for path in (tmp_path / "mine").iterdir()] == ["notes.txt"]
 
 
 @pytest.mark.parametrize("to", ["tfds", "webdataset", "parquet", "recordio"])
-def test_classes_keys_and_exclude_choose_as_readers_do(
+def test_classes_keys_and_exclude_work_as_in_readers(
     official: Path, tmp_path: Path, to: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     wnids = official_classes().wnids
@@ -115,13 +115,13 @@ def test_classes_keys_and_exclude_choose_as_readers_do(
         splits = json.loads(capsys.readouterr().out)["splits"]
         assert {name: split["examples"] for name, split in splits.items()} == counts
     keys.write_text("nobody/knows.JPEG\n")
-    with pytest.raises(UsageError, match="no such key in train and validation"):
+    with pytest.raises(
+        UsageError, match=says("no-such-key-write-one", ..., ..., ..., "train and validation")
+    ):
         export.run([str(official), "--to", to, "--out", str(tmp_path / "x"), "--keys", str(keys)])
 
 
-def test_worker_processes_write_the_bytes_that_threads_write(
-    prepared: Path, tmp_path: Path
-) -> None:
+def test_processes_write_the_same_bytes_as_threads(prepared: Path, tmp_path: Path) -> None:
     for kind in ("threads", "processes"):
         words = ("--to", "tfds", "--out", tmp_path / kind, "--worker-kind", kind, "--workers", "2")
         assert command.run("export", prepared, *words).code == 0
@@ -130,7 +130,7 @@ def test_worker_processes_write_the_bytes_that_threads_write(
     assert made[0] == made[1]
 
 
-def test_the_summary_names_the_data_set(
+def test_summary_has_the_digest_of_the_dataset(
     prepared: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = exported(prepared, tmp_path / "train", "train", "--json")
@@ -146,7 +146,7 @@ def test_the_summary_names_the_data_set(
     assert summary == {**receipt, "out": str(tmp_path / "train"), "place": str(tmp_path)}
 
 
-def test_what_cannot_be_exported_is_refused(prepared: Path, tmp_path: Path) -> None:
+def test_invalid_requests_are_refused(prepared: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no dataset.json"):
         export.run([str(tmp_path), "--out", str(tmp_path / "x")])
     (tmp_path / "file").write_bytes(b"")
@@ -156,15 +156,17 @@ def test_what_cannot_be_exported_is_refused(prepared: Path, tmp_path: Path) -> N
         export.run([str(prepared), "--out", str(tmp_path / "x"), "--split", "holdout"])
     with pytest.raises(UsageError, match="--to torch"):
         export.run([str(prepared), "--out", "s3://bucket/x", "--to", "torch"])
-    with pytest.raises(UsageError, match="buckets have no folders"):
+    with pytest.raises(UsageError, match=says("allow-empty-class-needs-local-folder-buckets")):
         words = ["--to", "folder", "--out", "s3://bucket/x", "--allow-empty-class"]
         export.run([str(prepared), *words])
-    with pytest.raises(UsageError, match="--allow-empty-class can only be used with --to folder"):
+    with pytest.raises(
+        UsageError, match=says("only-used", ..., "--allow-empty-class", "--to folder")
+    ):
         export.run([str(prepared), "--to", "tfds", "--out", "x", "--allow-empty-class"])
 
 
 @pytest.mark.parametrize("to", ["parquet", "folder"])
-def test_a_bucket_gets_what_a_folder_gets(
+def test_bucket_and_folder_get_the_same_files(
     prepared: Path, tmp_path: Path, prefix: str, s3: Any, to: str
 ) -> None:
     abandoned = f"{key_of(prefix)}/data/train-00001-of-00003.parquet"
@@ -183,7 +185,7 @@ def test_a_bucket_gets_what_a_folder_gets(
 
 
 @pytest.mark.dali
-def test_dali_sees_every_example_with_its_label(prepared: Path, tmp_path: Path) -> None:
+def test_dali_returns_all_examples_with_labels(prepared: Path, tmp_path: Path) -> None:
     pytest.importorskip("nvidia.dali", reason="NVIDIA DALI is not installed")
     import numpy as np
     from nvidia.dali import fn, pipeline_def
@@ -206,9 +208,9 @@ def test_dali_sees_every_example_with_its_label(prepared: Path, tmp_path: Path) 
         assert np.array(images[number]).tobytes() == bytes(image.encoded)
 
 
-def test_a_part_whose_list_of_sums_is_very_long_is_checked(tmp_path: Path) -> None:
+def test_very_long_checksum_list_is_checked(tmp_path: Path) -> None:
     folder = LocalStore(tmp_path)
-    # More than a small file may have, in few lines.
+    # This exceeds the limit for small files, in few lines.
     path = b"/".join([b"lost", *[b"x" * 250] * 15])
     lost = b"0" * 64 + b"  " + path + b"\n"
     here = b"0" * 64 + b"  here\n"

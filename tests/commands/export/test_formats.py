@@ -1,11 +1,11 @@
-"""`export`: what the programs of each format find, and what comes back from it."""
+"""Exports are read by the programs of each format, and by prepare and adopt."""
 
 from __future__ import annotations
 
 import csv
 import io
+import itertools
 import json
-import re
 import socket
 import sys
 import tarfile
@@ -27,10 +27,11 @@ from imagenet_prep.pipelines import prepare
 from imagenet_prep.sources.labels import official_classes
 from tests.commands.export.conftest import roots, truth
 from tests.kit import command, foreign, layouts
+from tests.kit.messages import says
 from tests.kit.samples import add_tables
-from tests.kit.tfrecords import plain, wnid, write_set
+from tests.kit.tfrecords import plain, wnid, write_dataset
 
-# Names that photographs have, and that a format could lose.
+# Names of photographs that a format could lose.
 NAMES = (
     "cats/a.b.jpg",
     "cats/a.jpg",
@@ -46,7 +47,7 @@ NAMES = (
 
 @pytest.fixture(scope="module")
 def photographs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A data set of photographs with such names, of two classes and one split; read-only."""
+    """A dataset of photographs with such names, of two classes and one split; read-only."""
     source, out = (tmp_path_factory.mktemp("own") / name for name in ("source", "set"))
     for number, name in enumerate(NAMES):
         layouts.write(source / name, plain(number))
@@ -66,16 +67,15 @@ def image_folder(root: Path) -> list[tuple[str, int]]:
     Classes are the sorted names of folders; each class's images are walked in sorted order.
     """
     classes = sorted(path.name for path in root.iterdir() if path.is_dir())
-    return [
-        (str(path), label)
-        for label, name in enumerate(classes)
-        for path in sorted((root / name).rglob("*"))
-        if path.is_file()
-    ]
+    found = []
+    for label, name in enumerate(classes):
+        files = sorted(path for path in (root / name).rglob("*") if path.is_file())
+        found += [(str(path), label) for path in files]
+    return found
 
 
 @pytest.mark.parametrize("to", ["folder", "parquet", "recordio"])
-def test_prepare_makes_the_set_again(
+def test_prepare_restores_the_dataset_from_an_export(
     prepared: Path, official: Path, photographs: Path, tmp_path: Path, to: str
 ) -> None:
     sets = {prepared: ("--keep-original", "--allow-subset"), photographs: ("--splits", "train")}
@@ -92,7 +92,7 @@ def test_prepare_makes_the_set_again(
         assert roots(out) == roots(data)
 
 
-def test_adopt_makes_the_set_again_from_tfds(
+def test_adopt_restores_the_dataset_from_tfds(
     prepared: Path, official: Path, photographs: Path, tmp_path: Path
 ) -> None:
     for number, data in enumerate((official, prepared, photographs)):
@@ -104,7 +104,7 @@ def test_adopt_makes_the_set_again_from_tfds(
         assert roots(out) == roots(data)
 
 
-def test_the_order_of_folders_is_the_class_index(official: Path, tmp_path: Path) -> None:
+def test_order_of_folders_is_the_class_index(official: Path, tmp_path: Path) -> None:
     out = written(official, tmp_path / "out", "folder", "--allow-empty-class")
 
     for split, name in FOLDERS.items():
@@ -117,7 +117,7 @@ def test_the_order_of_folders_is_the_class_index(official: Path, tmp_path: Path)
         assert found == truth(official, split)
 
 
-def test_labels_txt_names_each_class_as_dinov2_reads_it(
+def test_labels_txt_has_the_form_of_dinov2(
     official: Path, photographs: Path, tmp_path: Path
 ) -> None:
     out = written(official, tmp_path / "out", "folder", "--allow-empty-class")
@@ -126,13 +126,13 @@ def test_labels_txt_names_each_class_as_dinov2_reads_it(
     assert rows[0] == ["n01440764", "tench"]
     assert rows[-1] == ["n15075141", "toilet tissue"]
     assert [wnid for wnid, _ in rows] == [*official_classes().wnids]
-    # Its images are WNID_NUMBER.JPEG in train and ILSVRC2012_val_NUMBER.JPEG in validation.
+    # DINOv2 expects WNID_NUMBER.JPEG in train and ILSVRC2012_val_NUMBER.JPEG in validation.
     for top, name in {"train": "{}_{}.JPEG", "val": "ILSVRC2012_val_{1:08d}.JPEG"}.items():
         for path, label in image_folder(out / top):
             assert Path(path).name == name.format(
                 rows[label][0], int(Path(path).stem.rpartition("_")[2])
             )
-    # Their classes are no WNIDs, so DINOv2 finds none of their images.
+    # These classes are no WNIDs, so DINOv2 finds none of their images.
     assert not (written(photographs, tmp_path / "own", "folder") / "labels.txt").exists()
 
 
@@ -140,27 +140,25 @@ def test_labels_txt_names_each_class_as_dinov2_reads_it(
     ("words", "line"),
     [("", "n00000001,n00000001"), ('6" nail, spike', 'n00000001,"6"" nail"')],
 )
-def test_a_class_has_one_name_in_labels_txt(words: str, line: str) -> None:
+def test_labels_txt_has_one_name_per_class(words: str, line: str) -> None:
     made = ImageFolderFormat(("n00000001",), f"n00000001 {words}\n").beside({})
     assert made[schema.LABELS] == f"{line}\n".encode()
 
 
-def test_a_class_without_images_is_refused_with_what_would_come_of_it(
-    official: Path, tmp_path: Path
-) -> None:
+def test_class_without_images_is_refused_with_consequences(official: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError) as refused:
         export.run([str(official), "--to", "folder", "--out", str(tmp_path / "out")])
     said = str(refused.value)
 
-    assert "no images of 994 of 1,000 classes" in said
-    # Classes 0, 1 and 2 are there, and 500, 998 and 999 would be 3, 4 and 5.
-    assert "would find 6 classes" in said
-    assert "change the labels of the 3 classes after" in said
+    assert says("no-images-classes-imagefolder-would", ..., "994", "1,000").search(said)
+    # Classes 0, 1 and 2 have images; 500, 998 and 999 would become 3, 4 and 5.
+    assert says("no-images-classes-imagefolder-would", ..., ..., ..., ..., "6").search(said)
+    assert says("no-images-classes-imagefolder-would", ..., ..., ..., ..., ..., "3").search(said)
     assert not (tmp_path / "out").exists()
 
 
-def test_a_class_list_in_another_order_is_refused(tmp_path: Path) -> None:
-    """As of CIFAR-10's kind: the labels are those of its own list."""
+def test_unsorted_class_list_is_refused(tmp_path: Path) -> None:
+    """As for CIFAR-10: the labels follow the dataset's own list."""
     source = tmp_path / "tfds"
     out = tmp_path / "set"
     images = [foreign.Image("train", f"{w}.jpg", w, w, plain(n), 0, 0) for n, w in enumerate("ba")]
@@ -171,7 +169,10 @@ def test_a_class_list_in_another_order_is_refused(tmp_path: Path) -> None:
     words = [str(source), "--rewrite", "--out", str(out), "--allow-subset", "--json"]
     assert adopt.run(words) == 0
 
-    with pytest.raises(UsageError, match="b would be 1 instead of 0"):
+    with pytest.raises(
+        UsageError,
+        match=says("imagefolder-numbers-classes-order-their", ..., ..., ..., "b", "1", "0"),
+    ):
         export.run([str(out), "--to", "folder", "--out", str(tmp_path / "out")])
 
 
@@ -183,14 +184,12 @@ def test_a_class_list_in_another_order_is_refused(tmp_path: Path) -> None:
         ("\xc9t\xe9/1.jpg", "e\u0301te\u0301/2.jpg"),
     ],
 )
-def test_classes_that_some_disks_take_for_one_folder_are_refused_everywhere(
-    tmp_path: Path, one: str, other: str
-) -> None:
+def test_class_names_that_differ_in_case_are_refused(tmp_path: Path, one: str, other: str) -> None:
     for number, path in enumerate(("a/a.jpg", "b/b.jpg", one, other)):
         layouts.write(tmp_path / "source" / path, plain(number))
     data = str(tmp_path / "set")
     assert prepare.run(["--source", str(tmp_path / "source"), "--out", data, "--json"]) == 0
-    with pytest.raises(UsageError, match="these .*would be the same folder") as refused:
+    with pytest.raises(UsageError, match=says("classes-would-same-folder-disk")) as refused:
         export.run([data, "--to", "folder", "--out", str(tmp_path / "out"), "--split", "train"])
 
     names = (one.split("/")[0], other.split("/")[0])
@@ -206,7 +205,7 @@ def test_classes_that_some_disks_take_for_one_folder_are_refused_everywhere(
         ("b/a\u0308/X.jpg", "b/\xc4/x.jpg", "b/\xc4/x.jpg~1.jpg"),
     ],
 )
-def test_names_that_some_disks_take_for_one_file_get_a_number(
+def test_file_names_that_differ_in_case_get_numbers(
     tmp_path: Path, one: str, other: str, file: str
 ) -> None:
     names = {"a/a.jpg", "b/b.jpg", one}
@@ -214,7 +213,7 @@ def test_names_that_some_disks_take_for_one_file_get_a_number(
 
 
 def exported_folder(tmp_path: Path, names: Sequence[str]) -> dict[str, bytes]:
-    """Prepares images of these names, and exports them; returns the files by name."""
+    """Prepares images with these names and exports them; returns the files by name."""
     for number, name in enumerate(names):
         layouts.write(tmp_path / "source" / name, plain(number))
     data = str(tmp_path / "set")
@@ -223,7 +222,7 @@ def exported_folder(tmp_path: Path, names: Sequence[str]) -> dict[str, bytes]:
     return {str(path.relative_to(out)): path.read_bytes() for path in out.rglob("*.*")}
 
 
-def test_images_get_the_ending_of_a_jpeg_where_theirs_is_passed_over(tmp_path: Path) -> None:
+def test_unknown_endings_get_the_ending_of_jpeg(tmp_path: Path) -> None:
     names = ["a/a.jpg", "b/animation.gif", "b/c/telephone.HEIC", "b/odd", "b/b.JPEG"]
     found = exported_folder(tmp_path, names)
     assert found == {
@@ -234,7 +233,7 @@ def test_images_get_the_ending_of_a_jpeg_where_theirs_is_passed_over(tmp_path: P
     }
 
 
-def test_no_image_takes_the_name_of_another(tmp_path: Path) -> None:
+def test_exported_names_are_unique(tmp_path: Path) -> None:
     names = ["a/p.jpg", "a/p.gif", "a/p.gif.jpg", "a/p.gif~1.jpg", "a/P.gif", "b/p.gif", "b/p"]
     found = exported_folder(tmp_path, names)
     assert len(found) == len(names)
@@ -246,7 +245,7 @@ def test_no_image_takes_the_name_of_another(tmp_path: Path) -> None:
 
 
 def test_names_collide_only_within_a_split(tmp_path: Path) -> None:
-    names = [f"{split}/{name}" for split in ("train", "val") for name in ("a/p.gif", "a/P.gif")]
+    names = [*map("/".join, itertools.product(("train", "val"), ("a/p.gif", "a/P.gif")))]
     names += ["train/a/q.gif", "val/a/q.jpg"]
     for number, name in enumerate(names):
         layouts.write(tmp_path / "source" / name, plain(number))
@@ -259,19 +258,19 @@ def test_names_collide_only_within_a_split(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("hidden", [".b.JPEG", "@eaDir/b.JPEG"])
-def test_a_name_that_is_hidden_in_a_folder_is_refused(tmp_path: Path, hidden: str) -> None:
+def test_hidden_names_are_refused(tmp_path: Path, hidden: str) -> None:
     examples = [
         ImageExample(plain(n), 8, 8, name, n + 1, class_id, "thing")
         for n, (class_id, name) in enumerate(((wnid(0), "a.JPEG"), (wnid(1), hidden)))
     ]
-    write_set(tmp_path / "set", {"train": [examples]}, num_classes=2)
+    write_dataset(tmp_path / "set", {"train": [examples]}, num_classes=2)
     add_tables(tmp_path / "set")
-    with pytest.raises(UsageError, match=f"1 keys are not valid.*: .*{re.escape(hidden)}"):
+    with pytest.raises(UsageError, match=says("keys-not-valid-file-names", ..., "1", hidden)):
         export.run([str(tmp_path / "set"), "--to", "folder", "--out", str(tmp_path / "out")])
 
 
-def test_a_split_that_lacks_the_last_classes_has_the_right_labels(tmp_path: Path) -> None:
-    names = [f"{name}/{number}.jpg" for name in "abc" for number in range(2)] + ["d/1.jpg"]
+def test_split_without_last_classes_has_correct_labels(tmp_path: Path) -> None:
+    names = [*map("/".join, itertools.product("abc", ("0.jpg", "1.jpg"))), "d/1.jpg"]
     for number, name in enumerate(names):
         layouts.write(tmp_path / "source" / name, plain(number))
     how = ["--source", str(tmp_path / "source"), "--holdout", "10%", "--json"]
@@ -280,14 +279,14 @@ def test_a_split_that_lacks_the_last_classes_has_the_right_labels(tmp_path: Path
     assert sorted(path.name for path in (out / "holdout").iterdir()) == ["a", "b", "c"]
 
 
-def test_hard_names_are_files_of_their_own(photographs: Path, tmp_path: Path) -> None:
+def test_difficult_names_stay_different_files(photographs: Path, tmp_path: Path) -> None:
     out = written(photographs, tmp_path / "out", "folder")
 
     found = {str(path.relative_to(out / "train")) for path in (out / "train").rglob("*.*")}
     assert found == set(NAMES)
 
 
-def test_keys_of_tars_are_told_apart_and_grouped_by_their_first_dot() -> None:
+def test_tar_keys_are_unique_and_have_no_dots() -> None:
     names = [
         *NAMES,
         "cats/a",
@@ -311,10 +310,10 @@ def test_keys_of_tars_are_told_apart_and_grouped_by_their_first_dot() -> None:
         assert not key.startswith("__")
 
 
-# webdataset leaves the closing of files to Python.
+# webdataset does not close its files; Python does.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("reader", ["tarfile", "webdataset"])
-def test_tars_hold_every_image_with_its_class(
+def test_tars_have_all_images_with_their_classes(
     official: Path, photographs: Path, tmp_path: Path, reader: str
 ) -> None:
     wds = pytest.importorskip("webdataset") if reader == "webdataset" else None
@@ -325,7 +324,7 @@ def test_tars_hold_every_image_with_its_class(
             tars = [out / name for name in of_split["filenames"]]
             samples = [list(_samples(tar, wds)) for tar in tars]
             assert [len(each) for each in samples] == of_split["shard_lengths"]
-            flat = [sample for each in samples for sample in each]
+            flat = [*itertools.chain.from_iterable(samples)]
             assert len(flat) == of_split["num_samples"]
             found = {}
             for number, sample in enumerate(flat):
@@ -358,7 +357,9 @@ def test_parquet_has_the_columns_of_the_hub(official: Path, tmp_path: Path) -> N
     out = written(official, tmp_path / "out", "parquet")
     for split in ("train", "validation"):
         files = sorted((out / "data").glob(f"{split}-*.parquet"))
-        rows = [row for path in files for row in pq.read_table(path).to_pylist()]
+        rows = []
+        for path in files:
+            rows += pq.read_table(path).to_pylist()
         found = {row["image"]["path"]: (row["label"], row["image"]["bytes"]) for row in rows}
         folders = {"train": lambda name: f"{name[:9]}/{name}", "validation": str}
         images = truth(official, split).items()
@@ -380,7 +381,7 @@ def tfds(tf: ModuleType) -> Any:
 @pytest.mark.tf
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize("how", ["load", "builder_from_directory"])
-def test_tfds_opens_it_by_name_and_by_folder(
+def test_tfds_opens_export_by_name_and_by_folder(
     tfds: Any, official: Path, tmp_path: Path, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = written(official, tmp_path / "out", "tfds")
@@ -418,7 +419,7 @@ def test_tfds_opens_it_by_name_and_by_folder(
 
 @pytest.mark.tf
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_tfds_opens_another_set_under_its_own_name(
+def test_tfds_opens_custom_dataset_under_its_name(
     tfds: Any, photographs: Path, tmp_path: Path
 ) -> None:
     written(photographs, tmp_path / "out", "tfds")

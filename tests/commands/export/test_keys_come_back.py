@@ -16,18 +16,27 @@ from imagenet_prep.core.errors import DataDamagedError, SourceError
 from imagenet_prep.pipelines import prepare
 from imagenet_prep.sources.labels import official_classes
 from tests.kit import layouts
-from tests.kit.lengths import long_but
+from tests.kit.lengths import long_except
+from tests.kit.messages import says
 from tests.kit.tfrecords import plain
 
 _FOLDERS = {"train": "train", "validation": "val"}
+
+
 _OFFICIAL = official_classes().wnids[:4]
+
+
 _CLASSES = {
     "official": _OFFICIAL,
     "wnids": ("n00000011", "n00000022", "n00000033"),
     "own": ("10", "9", "CAT2", "a b", "cat", "dog", "n00000011", "x,y", 'q"q', "\xe9t\xe9"),
 }
+
+
 # Suffixes that ImageFolder, `prepare` or both do not know, and some that both know.
 _SUFFIXES = (".jpg", ".JPEG", ".png", ".gif", ".HEIC", ".ppm", ".pgm", ".x.y", "", ".tif")
+
+
 _STEMS = (
     "1",
     "1",
@@ -52,6 +61,8 @@ _STEMS = (
     "cat/1",
     "l" * 200,
 )
+
+
 # The key of each image, with its label and the hash of its bytes.
 Table = dict[tuple[str, str], tuple[str, str]]
 
@@ -91,7 +102,7 @@ def names_of(rng: random.Random, kind: str, wnid: str) -> list[str]:
 
 
 def write_source(rng: random.Random, kind: str, classes: Sequence[str], root: Path) -> None:
-    """Writes own classes as folders, and WNIDs as Parquet, whose names have any suffix."""
+    """Writes custom classes as folders, and WNIDs as Parquet, whose names have any suffix."""
     number = 0
     for split, folder in _FOLDERS.items():
         rows = []
@@ -136,8 +147,8 @@ def made(rng: random.Random, folder: Path) -> Case:
     return Case(folder / "set", ids, options)
 
 
-@pytest.mark.parametrize("seed", long_but(range(12), range(200)))
-def test_every_format_brings_each_image_back(
+@pytest.mark.parametrize("seed", long_except(range(12), range(200)))
+def test_all_formats_restore_keys_labels_and_bytes(
     tmp_path: Path, seed: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     case = made(random.Random(seed), tmp_path)
@@ -208,25 +219,28 @@ def keys_of(exported: Path, *more: object) -> dict[str, str]:
         ("{", "export_keys.json"),
         ("[]", "expected an object"),
         ('{"train":{"train/cat/1.jpg":1}}', "expected text"),
-        ('{"train":{"train/cat/1.jpg":"../1.jpg"}}', "a part that is empty"),
-        ('{"train":{"train/cat/1.jpg":"a\\n1.jpg"}}', "control character"),
-        ('{"train":{"train/cat/1.jpg":"dog/3.jpg"}}', "to a different image"),
+        ('{"train":{"train/cat/1.jpg":"../1.jpg"}}', says("name-part-empty")),
+        (
+            '{"train":{"train/cat/1.jpg":"a\\n1.jpg"}}',
+            says("name-empty-contains-control-character"),
+        ),
+        ('{"train":{"train/cat/1.jpg":"dog/3.jpg"}}', says("key-gives-key-different-image")),
     ],
 )
-def test_a_damaged_list_of_keys_is_refused(exported: Path, content: str, said: str) -> None:
+def test_damaged_key_list_is_refused(exported: Path, content: str, said: str) -> None:
     (exported / "export_keys.json").write_text(content)
     with pytest.raises(DataDamagedError, match=said):
         keys_of(exported)
 
 
-def test_a_list_of_keys_that_is_a_link_out_of_the_source_is_not_read(exported: Path) -> None:
+def test_key_list_behind_a_link_is_not_read(exported: Path) -> None:
     (exported / "export_keys.json").rename(exported.parent / "private")
     (exported / "export_keys.json").symlink_to(exported.parent / "private")
-    with pytest.raises(SourceError, match="is a link that leads out of the source"):
+    with pytest.raises(SourceError, match=says("link-leads-out-source")):
         keys_of(exported)
 
 
-def test_an_image_in_the_folder_of_a_different_wnid_is_refused_unless_it_is_listed(
+def test_image_in_folder_of_different_wnid_needs_listing(
     tmp_path: Path,
 ) -> None:
     fish, shark = _OFFICIAL[0], _OFFICIAL[2]
@@ -244,11 +258,13 @@ def test_an_image_in_the_folder_of_a_different_wnid_is_refused_unless_it_is_list
     assert f"{fish}/{fish}_0.JPEG" in keys_of(out, "--allow-subset")
 
     (out / f"train/{fish}/{fish}_1.JPEG").rename(out / f"train/{shark}/{fish}_1.JPEG")
-    with pytest.raises(SourceError, match=f"is in class {shark}, but its name starts with {fish}"):
+    with pytest.raises(
+        SourceError, match=says("class-name-one-them-wrong", ..., shark, "starts", fish)
+    ):
         run(prepare.run, out, tmp_path / "other", *options)
 
 
-def test_recordio_with_a_prefix_brings_keys_back(exported: Path, tmp_path: Path) -> None:
+def test_recordio_with_a_prefix_restores_keys(exported: Path, tmp_path: Path) -> None:
     words = "--to", "recordio", "--split", "train", "--out", tmp_path / "rec/train_480"
     run(export.run, tmp_path / "set", *words)
     assert keys_of(tmp_path / "rec") == {
@@ -260,7 +276,7 @@ def test_recordio_with_a_prefix_brings_keys_back(exported: Path, tmp_path: Path)
 
 
 @pytest.mark.parametrize("to", ["recordio", "parquet", "folder"])
-def test_a_class_without_images_keeps_its_label(
+def test_label_is_kept_if_a_class_is_empty(
     exported: Path, tmp_path: Path, to: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     more = ["--allow-empty-class"] if to == "folder" else []
@@ -269,7 +285,7 @@ def test_a_class_without_images_keeps_its_label(
     assert keys_of(tmp_path / "dogs") == {"cat/3.jpg": "1", "dog/3.jpg": "1"}
 
 
-def test_adopt_keeps_what_a_dataset_carries(tmp_path: Path) -> None:
+def test_adopt_keeps_keys_labels_and_quarantine(tmp_path: Path) -> None:
     for number, name in enumerate(("cat/1.jpg", "cat/2.jpg", "cat/3.jpg", "dog/3.jpg")):
         layouts.write(tmp_path / "source" / name, plain(number))
     layouts.write(tmp_path / "source/dog/bad.jpg", plain(9)[:300])
@@ -286,12 +302,15 @@ def test_adopt_keeps_what_a_dataset_carries(tmp_path: Path) -> None:
             adopt.AdoptConfig(str(tmp_path / "set"), str(out), rewrite=bool(how), allow_subset=True)
         )
         assert refusal is None
-        assert any("history: 1 amendment of the input" in each for each in summary["findings"])
+        assert any(
+            says("history-input-describes-them-new", "1 amendment").search(each)
+            for each in summary["findings"]
+        )
         assert incidents(out) == [(key, f"input_{action}") for key, action in before]
         assert table(out) == table(tmp_path / "set")
         manifest = json.loads((out / "dataset.json").read_bytes())
         assert sum(manifest["quarantined"].values()) == 1
-        # adopt of a result adds no second mark.
+        # A second adopt adds no second mark.
         run(adopt.run, out, "--out", f"{out}-again", "--allow-subset", *how)
         assert incidents(Path(f"{out}-again")) == incidents(out)
 
@@ -301,9 +320,7 @@ def incidents(out: Path) -> list[tuple[str, str]]:
     return sorted((line["key"], line["action"]) for line in lines)
 
 
-def test_adopt_of_a_dataset_whose_table_was_lost_restores_it_or_refuses(
-    exported: Path, tmp_path: Path
-) -> None:
+def test_adopt_restores_a_lost_table_or_refuses(exported: Path, tmp_path: Path) -> None:
     """The record of a relabelled image does not contain its key."""
     (first,) = (tmp_path / "first/samples").iterdir()
     content = first.read_bytes()
@@ -313,14 +330,12 @@ def test_adopt_of_a_dataset_whose_table_was_lost_restores_it_or_refuses(
 
     (path,) = (tmp_path / "set/samples").iterdir()
     path.unlink()
-    with pytest.raises(DataDamagedError, match="cannot be restored from the shards"):
+    with pytest.raises(DataDamagedError, match=says("missing-different-size-manifest-cannot")):
         run(adopt.run, tmp_path / "set")
     assert not path.exists()
 
 
-def test_a_damaged_list_of_keys_in_an_export_for_tfds_is_refused(
-    exported: Path, tmp_path: Path
-) -> None:
+def test_damaged_key_list_of_tfds_export_is_refused(exported: Path, tmp_path: Path) -> None:
     run(export.run, tmp_path / "set", "--to", "tfds", "--out", tmp_path / "tfds")
     (listed,) = (tmp_path / "tfds").rglob("export_keys.json")
     words = (listed.parent, "--rewrite", "--out", tmp_path / "back", "--allow-subset")

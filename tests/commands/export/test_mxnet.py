@@ -1,4 +1,4 @@
-"""What is exported is what MXNet's own tools write, and what its own readers see."""
+"""Our exports equal the files of MXNet's tools, and MXNet's readers find the same images."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def images(prepared: Path) -> list[Image]:
 
 @pytest.fixture(scope="module")
 def payloads() -> list[tuple[int, bool, bytes]]:
-    """Labels, whether they are arrays, and bytes with many magic numbers in all places."""
+    """Labels, whether they are arrays, and bytes with many magic numbers at all offsets."""
     rng = random.Random(0)
     pieces = [MAGIC, MAGIC, b"x", b"yz", bytes(4), MAGIC[:3]]
     return [
@@ -67,7 +67,7 @@ def made(
     mxnet_python: Path,
     shared_cache: Path,
 ) -> tuple[Path, dict[str, Any]]:
-    """Our files beside those of MXNet's tools, and what its readers have seen of ours."""
+    """Our files next to those of MXNet's tools, and the results of its readers for ours."""
 
     def make(folder: Path) -> None:
         folder.mkdir(exist_ok=True)
@@ -87,7 +87,7 @@ def made(
 
 @pytest.mark.parametrize("tool", ["tool", "packed"])
 @pytest.mark.parametrize("ending", [".rec", ".idx", ".lst"])
-def test_our_files_are_those_of_im2rec_which_packs_no_single_label(
+def test_recordio_export_equals_the_files_of_im2rec(
     made: tuple[Path, Any], tool: str, ending: str
 ) -> None:
     folder, _ = made
@@ -98,7 +98,7 @@ def test_our_files_are_those_of_im2rec_which_packs_no_single_label(
     assert (folder / tool / f"train{ending}").read_bytes() == ours
 
 
-def test_the_list_has_the_lines_of_im2rec_in_the_order_of_the_records(
+def test_list_has_im2recs_lines_in_record_order(
     made: tuple[Path, Any],
 ) -> None:
     folder, _ = made
@@ -113,7 +113,7 @@ def test_the_list_has_the_lines_of_im2rec_in_the_order_of_the_records(
     assert sorted(row[1:] for row in ours) == sorted(row[1:] for row in tool)
 
 
-def test_records_are_framed_as_mxnet_frames_them_wherever_the_magic_number_stands(
+def test_records_with_magic_numbers_are_framed_like_mxnet(
     made: tuple[Path, Any], payloads: list[tuple[int, bool, bytes]]
 ) -> None:
     folder, _ = made
@@ -133,7 +133,7 @@ def test_records_are_framed_as_mxnet_frames_them_wherever_the_magic_number_stand
         offset += len(record)
 
 
-def test_mxnets_readers_see_every_example_with_its_label(
+def test_mxnet_readers_return_all_examples_with_labels(
     made: tuple[Path, dict[str, Any]], images: list[Image]
 ) -> None:
     _, seen = made

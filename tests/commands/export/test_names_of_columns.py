@@ -1,4 +1,4 @@
-"""Names of columns that exports and flags use themselves."""
+"""Column names that exports and flags use for other purposes."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from imagenet_prep.core.errors import UsageError
 from imagenet_prep.dataset import column
 from imagenet_prep.read import ColumnWriter
 from tests.kit import columns
+from tests.kit.messages import says
 from tests.kit.training import make_shades
 
 
@@ -36,7 +37,7 @@ def exported_names(dataset: Path, out: Path) -> set[str]:
     return names
 
 
-def test_all_names_of_exports_are_reserved(dataset: Path, tmp_path: Path) -> None:
+def test_all_field_names_of_exports_are_reserved(dataset: Path, tmp_path: Path) -> None:
     assert exported_names(dataset, tmp_path) | {"all", "none", "key", "split"} == column.RESERVED
 
 
@@ -44,8 +45,8 @@ def test_all_names_of_exports_are_reserved(dataset: Path, tmp_path: Path) -> Non
     "name",
     [*sorted(column.RESERVED), "Label", "IMAGE", "image.bytes", "None", "__key__", "__url"],
 )
-def test_no_new_column_has_such_a_name(dataset: Path, name: str) -> None:
-    with pytest.raises(UsageError, match="flags and exports use .* themselves"):
+def test_new_column_cannot_have_a_reserved_name(dataset: Path, name: str) -> None:
+    with pytest.raises(UsageError, match=says("flags-exports-use-themselves-choose")):
         ColumnWriter(dataset, "train", name, (2,), "uint8", batch_size=2, reader=columns.NATIVE)
     assert not (dataset / "columns").exists()
 
@@ -56,14 +57,14 @@ def test_similar_names_are_allowed(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["all", "none"])
-def test_an_existing_column_with_such_a_name_is_never_silently_left_out(
+def test_old_column_with_reserved_name_must_be_chosen(
     dataset: Path, tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     columns.make_column(dataset, name)
     columns.make_column(dataset, "latents")
 
     for chosen in ([], ["--columns", "all"], ["--columns", f"latents,{name}"]):
-        with pytest.raises(UsageError, match=f"a column is called {name}, which --columns uses"):
+        with pytest.raises(UsageError, match=says("column-called-columns-uses-itself", ..., name)):
             replicate.run([str(dataset), "--to", str(tmp_path / "copy"), *chosen])
     for number, chosen in enumerate((["--columns", "latents"], ["--columns", "none"])):
         copy = tmp_path / str(number)
@@ -74,12 +75,10 @@ def test_an_existing_column_with_such_a_name_is_never_silently_left_out(
     assert f"column {name}: " in capsys.readouterr().out
 
 
-def test_an_existing_column_called_label_is_refused_by_parquet_with_a_message(
-    dataset: Path, tmp_path: Path
-) -> None:
+def test_parquet_refuses_old_column_named_label(dataset: Path, tmp_path: Path) -> None:
     columns.make_column(dataset, "label")
     words = [str(dataset), str(tmp_path / "out"), "--columns", "label"]
 
-    with pytest.raises(UsageError, match="--columns label: Parquet files have their own"):
+    with pytest.raises(UsageError, match=says("columns-parquet-files-their-own", "label")):
         export.run([*words, "--to", "parquet"])
     assert export.run([*words, "--to", "webdataset"]) == 0

@@ -1,4 +1,4 @@
-"""An archive that `download` has proven is not read again for its md5, unless it was touched."""
+"""prepare reuses the md5 of a downloaded archive, unless the archive was touched."""
 
 from __future__ import annotations
 
@@ -19,15 +19,20 @@ from imagenet_prep.preparation.job import PrepareJob
 from imagenet_prep.storage.ledger import NOTES, verified_md5
 from tests.kit import command
 from tests.kit.dataset import SETTINGS, Reference, contents, receipts
+from tests.kit.messages import says
 
 TRAIN = "ILSVRC2012_img_train.tar"
+
+
 VALIDATION = "ILSVRC2012_img_val.tar"
+
+
 SAID = "verified by imagenet-prep download"
 
 
 @pytest.fixture
 def downloaded(reference: Reference, tmp_path: Path) -> Path:
-    """A folder into which the archives were downloaded; to be damaged."""
+    """A folder with downloaded archives, to be damaged."""
     into = tmp_path / "into"
     base = str(reference.source)
     assert download.run(["--into", str(into), "--base-url", base, "--allow-other", "--json"]) == 0
@@ -44,7 +49,7 @@ def hashed(out: Path) -> set[str]:
     return {receipt["archive"] for receipt in found if "archive" in receipt}
 
 
-def test_what_download_has_proven_is_carried_and_the_set_is_the_same(
+def test_md5_of_download_is_reused_with_same_result(
     reference: Reference, downloaded: Path, tmp_path: Path
 ) -> None:
     carried = tmp_path / "carried"
@@ -63,7 +68,7 @@ def test_what_download_has_proven_is_carried_and_the_set_is_the_same(
     assert contents(read) == reference.contents
 
 
-def test_archives_that_lay_there_are_noted_where_download_proves_them(
+def test_download_records_md5_of_existing_archives(
     reference: Reference, source: Path, tmp_path: Path
 ) -> None:
     flags = ["--into", str(source), "--base-url", str(reference.source), "--allow-other", "--json"]
@@ -104,7 +109,7 @@ def link_note(path: Path) -> None:
 
 
 @pytest.mark.parametrize("change", [touch, replace, spoil_note, link_note])
-def test_what_was_touched_is_read_and_the_set_is_the_same(
+def test_archive_is_hashed_again_if_touched(
     reference: Reference, downloaded: Path, tmp_path: Path, change: Callable[[Path], None]
 ) -> None:
     change(downloaded / TRAIN)
@@ -115,9 +120,7 @@ def test_what_was_touched_is_read_and_the_set_is_the_same(
     assert contents(tmp_path / "out") == reference.contents
 
 
-def test_a_truncated_archive_is_found_although_its_md5_was_noted(
-    downloaded: Path, tmp_path: Path
-) -> None:
+def test_truncated_archive_is_found_despite_recorded_md5(downloaded: Path, tmp_path: Path) -> None:
     os.truncate(downloaded / TRAIN, (downloaded / TRAIN).stat().st_size // 2)
     result = prepare(downloaded, tmp_path / "out")
 
@@ -128,7 +131,7 @@ def test_a_truncated_archive_is_found_although_its_md5_was_noted(
 def with_job(
     monkeypatch: pytest.MonkeyPatch, change: Callable[[PrepareJob], PrepareJob]
 ) -> Callable[[Path, Path], object]:
-    """Returns what prepares as the command does, after the job was changed."""
+    """Returns a function that prepares as the command does, but with a changed job."""
     resolve = PrepareJob.of
     monkeypatch.setattr(PrepareJob, "of", lambda config: change(resolve(config)))
     more = {"train_shards": 8, "validation_shards": 3, "short_side": 64, "allow_subset": True}
@@ -137,7 +140,7 @@ def with_job(
     )
 
 
-def test_an_archive_that_is_touched_while_it_is_read_is_not_believed(
+def test_run_ends_if_archive_is_touched(
     reference: Reference, downloaded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def touching(job: PrepareJob) -> PrepareJob:
@@ -147,7 +150,7 @@ def test_an_archive_that_is_touched_while_it_is_read_is_not_believed(
 
     out = tmp_path / "out"
     run = with_job(monkeypatch, touching)
-    with pytest.raises(SourceError, match="changed while it was read"):
+    with pytest.raises(SourceError, match=says("changed-while-read-not-change")):
         run(downloaded, out)
     assert "dataset.json" not in contents(out)
 
@@ -156,7 +159,7 @@ def test_an_archive_that_is_touched_while_it_is_read_is_not_believed(
     assert contents(out) == reference.contents
 
 
-def test_header_checks_name_no_md5_even_if_one_is_known(downloaded: Path, tmp_path: Path) -> None:
+def test_header_checks_record_no_md5(downloaded: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     result = prepare(downloaded, out, "--check", "header", "--keep-original")
 
@@ -166,7 +169,7 @@ def test_header_checks_name_no_md5_even_if_one_is_known(downloaded: Path, tmp_pa
     assert {source["md5"] for source in sources} == {None}
 
 
-def test_rehash_without_any_md5_is_a_usage_error(downloaded: Path, tmp_path: Path) -> None:
+def test_rehash_without_md5_is_a_usage_error(downloaded: Path, tmp_path: Path) -> None:
     result = prepare(downloaded, tmp_path / "out", "--check", "header", "--rehash")
 
     assert (result.code, result.out) == (2, "")

@@ -11,6 +11,7 @@ import pytest
 from tests.kit import command
 from tests.kit.dataset import SETTINGS, Reference, contents, everything
 from tests.kit.faults import disk, remount
+from tests.kit.messages import says
 
 
 def arguments(source: Path, out: Path, *more: str) -> list[str]:
@@ -18,16 +19,14 @@ def arguments(source: Path, out: Path, *more: str) -> list[str]:
 
 
 def assert_finished(flags: list[str], out: Path, reference: Reference) -> None:
-    """Runs prepare again, which finishes the data set."""
+    """Runs prepare again, which finishes the dataset."""
     again = command.run("prepare", *flags)
     assert again.code == 0, again
     assert contents(out) == reference.contents
 
 
 @pytest.mark.root
-def test_a_disk_that_is_too_small_is_refused_before_anything_is_written(
-    reference: Reference, tmp_path: Path
-) -> None:
+def test_too_small_disk_is_refused_before_writing(reference: Reference, tmp_path: Path) -> None:
     with disk(tmp_path / "disk", "size=256k"):
         out = tmp_path / "disk" / "out"
         result = command.run("prepare", *arguments(reference.source, out))
@@ -42,7 +41,7 @@ def test_a_disk_that_is_too_small_is_refused_before_anything_is_written(
 
 
 @pytest.mark.root
-def test_a_read_only_disk_is_named(reference: Reference, tmp_path: Path) -> None:
+def test_read_only_disk_is_named(reference: Reference, tmp_path: Path) -> None:
     with disk(tmp_path / "disk", "size=64m"):
         remount(tmp_path / "disk", "ro")
         out = tmp_path / "disk" / "out"
@@ -55,22 +54,18 @@ def test_a_read_only_disk_is_named(reference: Reference, tmp_path: Path) -> None
 
 
 @pytest.mark.root
-def test_a_finished_set_on_a_read_only_disk_needs_no_writing(
-    reference: Reference, tmp_path: Path
-) -> None:
+def test_finished_dataset_may_be_on_read_only_disk(reference: Reference, tmp_path: Path) -> None:
     with disk(tmp_path / "disk", "size=64m"):
         out = shutil.copytree(reference.out, tmp_path / "disk" / "out")
         remount(tmp_path / "disk", "ro")
         result = command.run("prepare", *arguments(reference.source, out))
 
         assert (result.code, result.complaints) == (0, "")
-        assert "nothing was left" in result.out
+        assert says("run-nothing-left").search(result.out)
 
 
 @pytest.mark.parametrize("place", ["out", "out/below"])
-def test_an_output_that_is_a_file_is_named(
-    reference: Reference, tmp_path: Path, place: str
-) -> None:
+def test_output_that_is_a_file_is_named(reference: Reference, tmp_path: Path, place: str) -> None:
     (tmp_path / "out").write_text("precious")
     before = everything(tmp_path)
     result = command.run("prepare", *arguments(reference.source, tmp_path / place))
@@ -82,7 +77,7 @@ def test_an_output_that_is_a_file_is_named(
     assert everything(tmp_path) == before
 
 
-def test_folders_above_the_output_are_made(reference: Reference, tmp_path: Path) -> None:
+def test_parent_folders_of_the_output_are_made(reference: Reference, tmp_path: Path) -> None:
     out = tmp_path / "a" / "b" / "c"
     result = command.run("prepare", *arguments(reference.source, out))
 
@@ -90,9 +85,7 @@ def test_folders_above_the_output_are_made(reference: Reference, tmp_path: Path)
     assert contents(out) == reference.contents
 
 
-def test_an_output_behind_a_link_is_written_where_it_points(
-    reference: Reference, tmp_path: Path
-) -> None:
+def test_output_behind_a_link_is_its_target(reference: Reference, tmp_path: Path) -> None:
     (tmp_path / "real").mkdir()
     (tmp_path / "out").symlink_to(tmp_path / "real")
     result = command.run("prepare", *arguments(reference.source, tmp_path / "out"))

@@ -1,4 +1,4 @@
-"""Sets to evaluate on, from their archives to the table: what `prepare` makes, `score` counts."""
+"""Evaluation datasets from archives to the table: `prepare` makes them and `score` counts them."""
 
 from __future__ import annotations
 
@@ -9,23 +9,24 @@ import numpy as np
 from imagenet_prep.evaluation import score
 from imagenet_prep.evaluation.sheet import EvaluatedSet
 from imagenet_prep.pipelines import prepare
-from tests.kit import evaluation_sets
-from tests.kit.evaluation_sets import Made
+from tests.kit import evaluation_datasets
+from tests.kit.evaluation_datasets import Made
 
 
 def prepared(made: Made, tmp_path: Path, name: str) -> Path:
-    source = evaluation_sets.put(made.files, tmp_path / "source", name, "folder")
+    source = evaluation_datasets.put(made.files, tmp_path / "source", name, "folder")
     out = tmp_path / "out"
     assert prepare.run(["--source", str(source), "--out", str(out), "--allow-subset"]) == 0
     return out
 
 
-def test_objectnets_answers_and_border_reach_the_table(tmp_path: Path) -> None:
-    out = prepared(evaluation_sets.objectnet(), tmp_path, "objectnet-1.0")
+def test_objectnet_answers_and_border_reach_the_table(tmp_path: Path) -> None:
+    out = prepared(evaluation_datasets.objectnet(), tmp_path, "objectnet-1.0")
     keys = EvaluatedSet(str(out)).keys
     scores = np.zeros((4, 1000))
     for row, key in zip(scores, keys, strict=True):
-        # The second class of an alarm clock, and no banana among all, but among the set's.
+        # The second class of an alarm clock. No banana among all classes, but one among the
+        # dataset's.
         row[530 if "alarm_clock" in key else 0] = 2
         row[954] = 1
     table = score(scores, out)
@@ -38,11 +39,11 @@ def test_objectnets_answers_and_border_reach_the_table(tmp_path: Path) -> None:
 
 def test_corruption_and_severity_reach_the_table(tmp_path: Path) -> None:
     groups = [("fog", severity) for severity in range(1, 6)]
-    made = evaluation_sets.corrupted(groups, range(3), each=2)
+    made = evaluation_datasets.corrupted(groups, range(3), each=2)
     out = prepared(made, tmp_path, "weather")
     there = EvaluatedSet(str(out))
     indices = np.full((len(there.keys), 5), -1)
-    # One of six more is wrong with each severity.
+    # With each severity, one more image in six is wrong.
     images = sorted({key.rpartition("/")[2] for key in there.keys})
     indices[:, 0] = [
         999 if images.index(key.rpartition("/")[2]) + 1 < int(key.split("/")[1]) else label

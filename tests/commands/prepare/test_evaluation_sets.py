@@ -1,4 +1,4 @@
-"""`prepare` makes a set to evaluate on of ImageNetV2 and its like, and all other verbs take it."""
+"""`prepare` makes evaluation datasets such as ImageNetV2, and all other verbs accept them."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from PIL import Image
 from imagenet_prep import report
 from imagenet_prep.core.errors import UsageError
 from imagenet_prep.read import make_dataset
-from tests.kit import command, evaluation_sets
+from tests.kit import command, evaluation_datasets
 from tests.kit.dataset import contents
-from tests.kit.evaluation_sets import WNIDS, Made, by_wnid, put
+from tests.kit.evaluation_datasets import WNIDS, Made, by_wnid, put
 from tests.kit.http_server import serve
-from tests.kit.lengths import long_but
+from tests.kit.lengths import long_except
 from tests.kit.s3_server import BUCKET, S3Server
 
 SOME = {WNIDS[700]: 3, WNIDS[2]: 2, WNIDS[999]: 1}
@@ -35,7 +35,7 @@ def prepared(made: Made, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def objectnet(tmp_path: Path) -> Path:
-    files = evaluation_sets.objectnet().files
+    files = evaluation_datasets.objectnet().files
     return prepare(put(files, tmp_path / "source", "objectnet-1.0", "zip"), tmp_path / "set")
 
 
@@ -62,15 +62,14 @@ def classes(root: Path) -> dict[str, int]:
         backend="native",
         fields=("key", "class_index", "mask"),
     )
-    return {
-        key: int(index)
-        for batch in reader
-        for key, index, there in zip(batch["key"], batch["class_index"], batch["mask"], strict=True)
-        if there
-    }
+    found: dict[str, int] = {}
+    for batch in reader:
+        mask = batch["mask"]
+        found |= zip(batch["key"][mask], map(int, batch["class_index"][mask]), strict=True)
+    return found
 
 
-def test_a_prepared_set_says_what_it_is(made: Made, prepared: Path) -> None:
+def test_prepared_dataset_records_its_edition(made: Made, prepared: Path) -> None:
     found = manifest(prepared)
 
     assert (found["edition"], found["subset"]) == ("imagenet-r", True)
@@ -85,7 +84,7 @@ def test_a_prepared_set_says_what_it_is(made: Made, prepared: Path) -> None:
 
 
 @pytest.mark.parametrize("container", ["folder", "tar.gz", "zip", "plain", "http"])
-def test_a_set_is_the_same_from_every_archive(
+def test_archives_of_all_kinds_give_the_same_dataset(
     made: Made, prepared: Path, container: str, tmp_path: Path
 ) -> None:
     out = tmp_path / "other"
@@ -100,8 +99,8 @@ def test_a_set_is_the_same_from_every_archive(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("container", long_but(["zip"], ["tar", "zip"]))
-def test_a_set_is_the_same_from_a_bucket(
+@pytest.mark.parametrize("container", long_except(["zip"], ["tar", "zip"]))
+def test_bucket_gives_the_same_dataset(
     made: Made, prepared: Path, container: str, s3: S3Server, tmp_path: Path
 ) -> None:
     archive = put(made.files, tmp_path / "up", "imagenet-r", container)
@@ -114,7 +113,7 @@ def test_a_set_is_the_same_from_a_bucket(
         assert shards(out) == shards(prepared)
 
 
-def test_other_counts_end_a_run(made: Made, tmp_path: Path) -> None:
+def test_unexpected_counts_end_the_run(made: Made, tmp_path: Path) -> None:
     source = put(made.files, tmp_path, "imagenet-r", "tar")
     ended = command.run("prepare", "--source", source, "--out", tmp_path / "out")
 
@@ -123,7 +122,7 @@ def test_other_counts_end_a_run(made: Made, tmp_path: Path) -> None:
     assert "--allow-subset" in ended.err
 
 
-def test_an_image_that_comes_twice_is_refused(made: Made, tmp_path: Path) -> None:
+def test_image_listed_twice_is_refused(made: Made, tmp_path: Path) -> None:
     twice = made.files | {f"again/{path}": data for path, data in made.files.items()}
     source = put(twice, tmp_path, "imagenet-r", "tar")
     ended = command.run("prepare", "--source", source, "--out", tmp_path / "out", SUBSET)
@@ -132,7 +131,7 @@ def test_an_image_that_comes_twice_is_refused(made: Made, tmp_path: Path) -> Non
     assert "appears twice" in ended.err
 
 
-def test_a_dry_run_says_what_would_be_made(made: Made, tmp_path: Path) -> None:
+def test_dry_run_describes_the_dataset(made: Made, tmp_path: Path) -> None:
     source = put(made.files, tmp_path, "imagenet-r", "zip")
     done = command.run(
         "prepare", "--source", source, "--out", tmp_path / "out", SUBSET, "--dry-run"
@@ -163,7 +162,9 @@ def test_flags_of_other_splits_are_refused(
     assert "the split test" in ended.err
 
 
-def test_images_are_chosen_as_of_any_set(made: Made, prepared: Path, tmp_path: Path) -> None:
+def test_subset_flags_apply_to_evaluation_datasets(
+    made: Made, prepared: Path, tmp_path: Path
+) -> None:
     source = tmp_path / "source" / "imagenet-r.tar"
     few = prepare(source, tmp_path / "few", "--subset-classes", WNIDS[700])
     assert classes(few) == {key: 700 for key, index in made.class_of.items() if index == 700}
@@ -172,9 +173,9 @@ def test_images_are_chosen_as_of_any_set(made: Made, prepared: Path, tmp_path: P
     assert manifest(one)["edition"] == "imagenet-r"
 
 
-def test_keys_of_imagenet_c_live_through_all_verbs(tmp_path: Path) -> None:
-    """Corruption and severity stay in them, and images as they are: 224 pixels, byte for byte."""
-    made = evaluation_sets.corrupted([("fog", 5), ("snow", 5)], range(3), each=2, side=224)
+def test_keys_of_imagenet_c_survive_all_verbs(tmp_path: Path) -> None:
+    """Keys keep corruption and severity, and images keep their 224 pixels, byte for byte."""
+    made = evaluation_datasets.corrupted([("fog", 5), ("snow", 5)], range(3), each=2, side=224)
     out = prepare(put(made.files, tmp_path / "c", "weather", "tar"), tmp_path / "set")
 
     assert manifest(out)["edition"] == "imagenet-c"
@@ -202,7 +203,7 @@ def test_keys_of_imagenet_c_live_through_all_verbs(tmp_path: Path) -> None:
     assert left in differs.out, differs
 
 
-def test_a_red_border_is_cut_and_the_mapping_is_kept(objectnet: Path, tmp_path: Path) -> None:
+def test_objectnet_border_is_cut_and_mapping_kept(objectnet: Path, tmp_path: Path) -> None:
     found = manifest(objectnet)
 
     assert found["answers"] == {WNIDS[409]: [WNIDS[409], WNIDS[530]]}
@@ -218,12 +219,12 @@ def test_a_red_border_is_cut_and_the_mapping_is_kept(objectnet: Path, tmp_path: 
     assert manifest(small)["answers"] == found["answers"]
 
 
-def test_nobody_trains_on_objectnet(objectnet: Path) -> None:
+def test_training_on_objectnet_is_refused(objectnet: Path) -> None:
     with pytest.raises(UsageError, match="objectnet's licence allows only evaluation"):
         make_dataset(objectnet, "test", batch_size=1, training=True)
 
 
-def test_who_trains_on_an_evaluation_set_is_told_what_to_do(prepared: Path) -> None:
+def test_training_on_evaluation_dataset_suggests_a_command(prepared: Path) -> None:
     with pytest.raises(
         UsageError, match=r"imagenet-r is an evaluation set\. .* --log-dir RUN --evaluate --also /"
     ):
@@ -231,8 +232,8 @@ def test_who_trains_on_an_evaluation_set_is_told_what_to_do(prepared: Path) -> N
 
 
 @pytest.mark.usefixtures("unplotted")
-def test_duplicates_and_report_take_an_evaluation_set(prepared: Path, tmp_path: Path) -> None:
-    put(evaluation_sets.by_wnid("imagenet-r", SOME).files, tmp_path / "unpacked", "", "folder")
+def test_duplicates_and_report_accept_evaluation_dataset(prepared: Path, tmp_path: Path) -> None:
+    put(evaluation_datasets.by_wnid("imagenet-r", SOME).files, tmp_path / "unpacked", "", "folder")
     for place in (prepared,), ("--source", tmp_path / "unpacked"):
         found = command.run("duplicates", *place, "--out", tmp_path / "found", "--json")
         assert found.json["images"] == 6, found
@@ -245,10 +246,10 @@ def test_duplicates_and_report_take_an_evaluation_set(prepared: Path, tmp_path: 
     assert "official" not in seen.out
 
 
-def test_the_test_archive_of_ilsvrc2012_is_a_set_without_labels(tmp_path: Path) -> None:
+def test_unlabelled_test_archive_becomes_a_dataset(tmp_path: Path) -> None:
     name = "ILSVRC2012_img_test_v10102019.tar"
     names = [f"ILSVRC2012_test_{number:08d}.JPEG" for number in (1, 2)]
-    files = {f"test/{each}": evaluation_sets.image(each) for each in names}
+    files = {f"test/{each}": evaluation_datasets.image(each) for each in names}
     archive = put(files, tmp_path / "source", name.removesuffix(".tar"), "tar")
 
     local = prepare(archive.parent, tmp_path / "local", "--splits", "test")
@@ -258,7 +259,7 @@ def test_the_test_archive_of_ilsvrc2012_is_a_set_without_labels(tmp_path: Path) 
     assert manifest(local)["splits"] == manifest(remote)["splits"]
     assert command.run("verify", local).code == 0
     assert classes(local) == {f"unlabelled/{each}": 0 for each in names}
-    # The labels are not ILSVRC2012's, so no network is measured on them.
+    # The labels are not ILSVRC2012's, so no network can be scored with them.
     said = tmp_path / "said.csv"
     columns = "key,class_index,top1,p1,top2,p2,top3,p3,top4,p4,top5,p5"
     ranks = "0,5,0.5,4,0.2,3,0.1,2,0.1,1,0.1"

@@ -1,4 +1,4 @@
-"""prepare --exclude: images are left out by a list, and all but their shards stay as they were."""
+"""prepare --exclude skips listed images and only changes their shards."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 from imagenet_prep import report
 from tests.kit import command, layouts
 from tests.kit.dataset import contents, split_records, stamps
+from tests.kit.messages import says
 
 
 def prepare(source: Path, out: Path, *more: object) -> command.Finished:
@@ -24,7 +25,7 @@ def cifar(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.usefixtures("unplotted")
-def test_a_list_of_keys_is_left_out(cifar: Path, tmp_path: Path) -> None:
+def test_exclude_skips_listed_keys(cifar: Path, tmp_path: Path) -> None:
     whole, out, keys = (tmp_path / name for name in ("whole", "out", "keys"))
     assert prepare(cifar, whole).code == 0
     first, *_ = split_records(whole, "train")
@@ -34,7 +35,7 @@ def test_a_list_of_keys_is_left_out(cifar: Path, tmp_path: Path) -> None:
     assert made.code == 0, made
     assert "\nexcluded: 1\n" in made.out
 
-    # Exactly one shard is another, by exactly that image.
+    # Exactly one shard differs, by exactly this image.
     before = contents(whole)
     after = contents(out)
     changed = {name for name in before if before[name] != after[name]}
@@ -51,13 +52,13 @@ def test_a_list_of_keys_is_left_out(cifar: Path, tmp_path: Path) -> None:
     assert manifest["subset"] is True
     verified = command.run("verify", out, "--level", "decode")
     assert verified.code == 0, verified
-    assert "excluded on request: 1 image" in verified.out
+    assert says("excluded-request", "1 image").search(verified.out)
     assert report.run([str(out)]) == 0
     page = out / "report.html"
     assert "<dt>excluded</dt>" in page.read_text()
     page.unlink()
 
-    # The same list goes on, another or none is refused.
+    # A run with the same list resumes; a different list or none is refused.
     (out / shard).unlink()
     keys.write_text(f"\n{key}")
     assert prepare(cifar, out, "--exclude", keys).code == 0
@@ -71,5 +72,7 @@ def test_a_list_of_keys_is_left_out(cifar: Path, tmp_path: Path) -> None:
     assert stamps(out) == seen
     unknown = prepare(cifar, tmp_path / "new", "--exclude", keys)
     assert (unknown.code, unknown.complaints.count("\n")) == (2, 1)
-    assert "keys: line 2: no such key in the images selected" in unknown.complaints
+    assert says("no-such-key-write-one", "keys", "line", "2", "the images selected").search(
+        unknown.complaints
+    )
     assert not list((tmp_path / "new").glob("train-*"))

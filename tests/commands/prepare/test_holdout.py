@@ -1,4 +1,4 @@
-"""A third split, taken out of train: CIFAR-10 as the SageMaker guide divides it, and MNIST."""
+"""A third split, divided from train: CIFAR-10 as in the SageMaker guide, and MNIST."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def cifar(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def held(cifar: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A set of it with 80 images in train, 20 in holdout and 20 in validation; read-only."""
+    """A dataset of it with 80 images in train, 20 in holdout and 20 in validation; read-only."""
     out = tmp_path_factory.mktemp("held") / "out"
     result = prepare(cifar, out, "--holdout", "20", "--train-shards", "3")
     assert result.code == 0, result
@@ -47,7 +47,7 @@ def held(cifar: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def test_the_images_of_train_are_divided_and_nothing_else_is_changed(
+def test_holdout_divides_train_and_changes_nothing_else(
     cifar: Path, held: Path, tmp_path: Path
 ) -> None:
     whole = tmp_path / "whole"
@@ -79,7 +79,7 @@ def test_the_images_of_train_are_divided_and_nothing_else_is_changed(
     assert shown.out.count("\n") == 20
 
 
-def test_another_holdout_is_another_set(cifar: Path, held: Path, tmp_path: Path) -> None:
+def test_different_holdout_is_a_different_dataset(cifar: Path, held: Path, tmp_path: Path) -> None:
     out = shutil.copytree(held, tmp_path / "out")
     before = stamps(out)
     again = prepare(cifar, out, "--holdout", "20", "--train-shards", "3")
@@ -96,10 +96,10 @@ def test_another_holdout_is_another_set(cifar: Path, held: Path, tmp_path: Path)
 
 
 @pytest.mark.parametrize("finished", [True, False], ids=["finished", "begun"])
-def test_a_set_whose_holdout_had_no_regard_to_classes_is_left_alone(
+def test_holdout_of_earlier_version_is_refused(
     cifar: Path, held: Path, tmp_path: Path, finished: bool
 ) -> None:
-    """As earlier versions made it: the same flags now take other images."""
+    """Earlier versions ignored classes, so the same flags now choose other images."""
     out = shutil.copytree(held, tmp_path / "out")
     content = manifest(out)
     content["config"]["holdout"] = 20
@@ -119,7 +119,7 @@ def test_a_set_whose_holdout_had_no_regard_to_classes_is_left_alone(
     assert stamps(out) == before
 
 
-def test_classes_that_the_holdout_lacks_are_named(tmp_path: Path) -> None:
+def test_classes_missing_in_the_holdout_are_named(tmp_path: Path) -> None:
     for name, count in (("birds", 3), ("motors", 12), ("one", 1), ("two", 2)):
         for number in range(count):
             image = photograph(20, 30, number)
@@ -138,7 +138,7 @@ def test_classes_that_the_holdout_lacks_are_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("unplotted")
-def test_every_verb_takes_the_third_split(held: Path, tmp_path: Path) -> None:
+def test_all_verbs_accept_the_holdout(held: Path, tmp_path: Path) -> None:
     places = {name: tmp_path / name for name in ("resized", "adopted", "replica")}
     made = [
         command.run(
@@ -164,7 +164,7 @@ def test_every_verb_takes_the_third_split(held: Path, tmp_path: Path) -> None:
     assert "holdout" in (places["replica"] / "report.html").read_text()
 
 
-def test_mnist_goes_from_its_files_to_a_set(tmp_path: Path) -> None:
+def test_mnist_files_become_a_dataset(tmp_path: Path) -> None:
     root = layouts.make_mnist(tmp_path / "in")
     out = tmp_path / "out"
     refused = command.run("prepare", "--source", root, "--out", out)

@@ -11,6 +11,7 @@ import pytest
 from tests.kit import command
 from tests.kit.dataset import contents
 from tests.kit.layouts import write
+from tests.kit.messages import says
 from tests.kit.tfrecords import plain
 
 
@@ -37,7 +38,7 @@ def rows(out: Path, split: str) -> dict[str, str]:
         return {row["key"]: row["class_index"] for row in csv.DictReader(file)}
 
 
-def test_a_table_is_prepared_resumed_and_compared(source: Path, tmp_path: Path) -> None:
+def test_image_table_is_prepared_resumed_and_compared(source: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     made = prepare(source, out)
     assert made.code == 0, made
@@ -54,21 +55,29 @@ def test_a_table_is_prepared_resumed_and_compared(source: Path, tmp_path: Path) 
     text = (source / "labels.csv").read_text()
     (source / "labels.csv").write_text(text.replace("0,boston_bull", "0,dingo"))
     changed = prepare(source, out)
-    assert (changed.code, "the source has changed" in " ".join(changed.err.split())) == (2, True)
+    assert (
+        changed.code,
+        bool(says("source-changed-since-dataset-made").search(" ".join(changed.err.split()))),
+    ) == (2, True)
 
 
-def test_validation_is_held_out_of_a_table(source: Path, tmp_path: Path) -> None:
+def test_validation_is_divided_from_an_image_table(source: Path, tmp_path: Path) -> None:
     result = prepare(source, tmp_path / "out", "--holdout-per-class", "1")
     assert result.code == 0, result
     assert sorted(rows(tmp_path / "out", "validation").values()) == ["0", "1"]
     refused = prepare(source, tmp_path / "other", "--splits", "validation")
-    assert (refused.code, "the only split is train" in " ".join(refused.err.split())) == (2, True)
+    assert (
+        refused.code,
+        bool(says("source-contains-no-split-only").search(" ".join(refused.err.split()))),
+    ) == (2, True)
 
 
-def test_a_line_without_an_image_ends_the_run_with_its_number(source: Path, tmp_path: Path) -> None:
+def test_line_without_image_ends_run_with_number(source: Path, tmp_path: Path) -> None:
     with (source / "labels.csv").open("a") as file:
         file.write("\n77,dingo\n")
     result = prepare(source, tmp_path / "out")
     assert result.code == 3
-    assert "labels.csv: line 10: expected one image '77'" in " ".join(result.err.split())
+    assert says("expected-one-image-no-other", "labels.csv: line 10", "'77'").search(
+        " ".join(result.err.split())
+    )
     assert not (tmp_path / "out" / "dataset.json").exists()

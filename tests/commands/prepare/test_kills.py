@@ -1,4 +1,4 @@
-"""A run may end at any moment: nothing half visible, nothing done twice, nobody left behind."""
+"""A run may end at any time: no partial file, no repeated work, and no process remains."""
 
 from __future__ import annotations
 
@@ -15,19 +15,25 @@ import pytest
 
 from tests.kit import command
 from tests.kit.dataset import (
-    assert_nothing_half_visible,
+    assert_visible_files_are_complete,
     contents,
     receipts,
     shard_names,
     stamps,
 )
-from tests.kit.lengths import long_but
+from tests.kit.lengths import long_except
 from tests.kit.miniature import Miniature
 from tests.kit.shared import made_once
 
 KINDS = ("threads", "processes")
+
+
 SHARDS = ("--train-shards", "24", "--validation-shards", "4")
+
+
 SETTINGS = (*SHARDS, "--short-side", "64", "--allow-subset", "--workers", "2")
+
+
 NUM_SHARDS = 28
 
 
@@ -70,7 +76,7 @@ def whole(many: Miniature, shared_cache: Path) -> Whole:
 
 @contextlib.contextmanager
 def in_the_middle(many: Miniature, out: Path, kind: str) -> Iterator[command.Running]:
-    """Yields a run that has published its first shards and is held there, with its workers."""
+    """Yields a run after its first shards; the run and its workers are stopped by a signal."""
     for _ in range(10):
         with command.started(*prepare(many.root, out, kind)) as run:
             command.wait_until(lambda r=run: len(receipts(out)) >= 3 or r.ended, "some receipts")
@@ -79,15 +85,15 @@ def in_the_middle(many: Miniature, out: Path, kind: str) -> Iterator[command.Run
             if len(receipts(out)) < NUM_SHARDS and not run.ended:
                 yield run
                 return
-        shutil.rmtree(out)  # this machine looked the other way until the run was over
+        shutil.rmtree(out)  # the run ended before this machine could stop it
     raise AssertionError("no run could be caught in the middle")
 
 
-@pytest.mark.parametrize("kind", long_but(["processes"], KINDS))
-def test_a_run_killed_and_started_again_at_once_does_what_is_left(
+@pytest.mark.parametrize("kind", long_except(["processes"], KINDS))
+def test_killed_run_resumes_while_old_workers_are_busy(
     many: Miniature, kind: str, whole: Whole, tmp_path: Path
 ) -> None:
-    """The killed run's workers are still busy with a shard when the next run begins."""
+    """The killed run's workers are still busy with a shard when the next run starts."""
     out = tmp_path / "out"
     with in_the_middle(many, out, kind) as first:
         before = stamps(out)
@@ -107,10 +113,8 @@ def test_a_run_killed_and_started_again_at_once_does_what_is_left(
     }
 
 
-def test_workers_end_with_their_launcher_even_where_nobody_reaps_it(
-    many: Miniature, tmp_path: Path
-) -> None:
-    """In a container whose first process reaps nothing, a killed launcher stays as a zombie."""
+def test_workers_end_if_their_launcher_is_a_zombie(many: Miniature, tmp_path: Path) -> None:
+    """In some containers the first process reaps no children, so a killed launcher is a zombie."""
     out = tmp_path / "out"
     with in_the_middle(many, out, "processes") as run:
         workers = run.workers()
@@ -119,13 +123,13 @@ def test_workers_end_with_their_launcher_even_where_nobody_reaps_it(
         run.send(signal.SIGCONT, workers)
         command.wait_until(lambda: not run.workers(), "the workers end")
 
-        # What they held they may finish; they take nothing new.
+        # Workers may finish their current task, but start no new one.
         assert workers
         assert len(receipts(out)) <= done + len(workers)
 
 
-@pytest.mark.parametrize("kind", long_but(["threads"], KINDS))
-def test_an_impatient_second_ctrl_c_is_no_bug(many: Miniature, kind: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", long_except(["threads"], KINDS))
+def test_repeated_ctrl_c_is_handled(many: Miniature, kind: str, tmp_path: Path) -> None:
     with in_the_middle(many, tmp_path / "out", kind) as run:
         run.send(signal.SIGCONT)
         for _ in range(20):
@@ -138,11 +142,11 @@ def test_an_impatient_second_ctrl_c_is_no_bug(many: Miniature, kind: str, tmp_pa
     assert "Traceback" not in result.err, result.err
 
 
-@pytest.mark.parametrize("number", long_but([1], [1, 2]), ids=["one", "all"])
-def test_a_lost_worker_process_ends_the_run_and_the_next_one_completes_it(
+@pytest.mark.parametrize("number", long_except([1], [1, 2]), ids=["one", "all"])
+def test_lost_worker_ends_run_and_next_run_completes(
     many: Miniature, tmp_path: Path, whole: Whole, number: int
 ) -> None:
-    """The kernel kills a worker for its memory; the run must neither hang nor claim success."""
+    """The kernel kills a worker for its memory; the run must neither hang nor report success."""
     out = tmp_path / "out"
     with in_the_middle(many, out, "processes") as run:
         workers = run.workers()
@@ -152,8 +156,8 @@ def test_a_lost_worker_process_ends_the_run_and_the_next_one_completes_it(
         result = run.finish()
 
     assert len(workers) == 2
-    assert_nothing_half_visible(out, whole.contents)
-    if result.code == 0:  # the other worker did it all
+    assert_visible_files_are_complete(out, whole.contents)
+    if result.code == 0:  # the other worker did all the work
         assert contents(out) == whole.contents
     else:
         assert result.code == 4, result

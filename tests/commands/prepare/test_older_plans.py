@@ -1,4 +1,4 @@
-"""A finished dataset has only its own files, whatever earlier runs have left in its folder."""
+"""A finished dataset has only its own files, even if earlier runs left files in its folder."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from imagenet_prep.storage.dataset_store import shard_files
 from imagenet_prep.storage.folder import LocalStore
 from imagenet_prep.storage.store import open_store
 from tests.kit.dataset import all_files
+from tests.kit.messages import says
 from tests.kit.tfrecords import plain
 
 LOCAL = "--runner=apache_beam.runners.portability.fn_api_runner.FnApiRunner"
@@ -41,7 +42,7 @@ def source(root: Path, num: int, first: int = 0, split: str = "train") -> Path:
 
 
 def shrink(root: Path, keep: int) -> None:
-    """Removes all images of a source but those with the `keep` lowest numbers of each split."""
+    """Removes all images of a source except those with the `keep` lowest numbers of each split."""
     for path in root.rglob("*.jpg"):
         if int(path.stem) >= keep:
             path.unlink()
@@ -54,7 +55,7 @@ def run(source: Path, out: Path | str, *beam: str, **flags: object) -> dict[str,
 
 
 def kill(out: Path, *lost: str) -> None:
-    """Leaves a folder as a run leaves it that is killed before it writes these files."""
+    """Changes a folder to the state of a run that is killed before it writes these files."""
     for name in (schema.MANIFEST, *lost):
         (out / name).unlink()
 
@@ -73,7 +74,7 @@ def is_sound(out: Path | str) -> bool:
         ("samples/train-00001-of-00002.csv",),
     ],
 )
-def test_a_killed_run_whose_source_changes(
+def test_run_replaces_unfinished_shards_if_source_changed(
     tmp_path: Path, num: int, holdout: str, lost: Sequence[str]
 ) -> None:
     out = tmp_path / "out"
@@ -89,7 +90,7 @@ def test_a_killed_run_whose_source_changes(
     assert shard_files(LocalStore(out)) == shard_files(LocalStore(tmp_path / "fresh"))
 
 
-def test_two_sources_one_after_the_other(tmp_path: Path) -> None:
+def test_unfinished_files_are_replaced_if_source_differs(tmp_path: Path) -> None:
     out = tmp_path / "out"
     run(source(tmp_path / "first", 12), out)
     kill(out)
@@ -99,7 +100,7 @@ def test_two_sources_one_after_the_other(tmp_path: Path) -> None:
     assert all("of-00002" in name for name in shard_files(LocalStore(out)))
 
 
-def test_both_splits_shrink(tmp_path: Path) -> None:
+def test_files_of_larger_splits_are_removed(tmp_path: Path) -> None:
     out = tmp_path / "out"
     images = source(source(tmp_path / "source", 9), 5, split="val")
     run(images, out, splits=("train", "validation"))
@@ -119,9 +120,7 @@ def test_both_splits_shrink(tmp_path: Path) -> None:
         "index/validation-00000-of-00001",
     ],
 )
-def test_a_file_without_a_receipt_is_refused_before_work_starts(
-    tmp_path: Path, stranger: str
-) -> None:
+def test_file_without_receipt_is_refused_before_work_starts(tmp_path: Path, stranger: str) -> None:
     images = source(tmp_path / "source", 8)
     out = tmp_path / "out"
     run(images, out)
@@ -130,7 +129,7 @@ def test_a_file_without_a_receipt_is_refused_before_work_starts(
     (out / "train-00001-of-00002").unlink()
     before = shard_files(LocalStore(out))
     for more in ({}, {"dry_run": True}):
-        with pytest.raises(UsageError, match=f"already contains {stranger}, which this run"):
+        with pytest.raises(UsageError, match=says("already-contains-run-not-write", ..., stranger)):
             run(images, out, **more)
     assert shard_files(LocalStore(out)) == before
 
@@ -139,7 +138,7 @@ def test_a_file_without_a_receipt_is_refused_before_work_starts(
     assert is_sound(out)
 
 
-def test_a_receipt_proves_only_a_file_of_its_size(tmp_path: Path) -> None:
+def test_receipt_is_invalid_for_a_different_size(tmp_path: Path) -> None:
     """The user has replaced a shard of the killed run by one of a different program."""
     images = source(tmp_path / "source", 8)
     out = tmp_path / "out"
@@ -147,13 +146,16 @@ def test_a_receipt_proves_only_a_file_of_its_size(tmp_path: Path) -> None:
     kill(out)
     (out / "train-00001-of-00002").write_bytes(b"precious")
     shrink(images, 3)
-    with pytest.raises(UsageError, match="train-00001-of-00002, which this run of prepare does"):
+    with pytest.raises(
+        UsageError,
+        match=says("already-contains-run-not-write", ..., "train-00001-of-00002", "prepare"),
+    ):
         run(images, out)
     assert (out / "train-00000-of-00002").exists()
     assert (out / "train-00001-of-00002").read_bytes() == b"precious"
 
 
-def test_a_planted_receipt_removes_no_other_file(tmp_path: Path) -> None:
+def test_planted_receipt_removes_no_other_file(tmp_path: Path) -> None:
     images = source(tmp_path / "source", 8)
     out = tmp_path / "out"
     run(images, out)
@@ -165,7 +167,10 @@ def test_a_planted_receipt_removes_no_other_file(tmp_path: Path) -> None:
     receipt.write_text(json.dumps(content))
     (receipt.parent / "train-00000-of-00002.json").write_text("[")
     shrink(images, 3)
-    with pytest.raises(UsageError, match="already contains index/train-00000-of-00002, samples/"):
+    with pytest.raises(
+        UsageError,
+        match=says("already-contains-run-not-write", ..., "index/train-00000-of-00002, samples/"),
+    ):
         run(images, out)
 
     for name in shard_files(LocalStore(out)):
@@ -176,19 +181,21 @@ def test_a_planted_receipt_removes_no_other_file(tmp_path: Path) -> None:
     assert (out / "notes.md").read_text() == "mine"
 
 
-def test_a_stranger_in_a_finished_dataset_is_named(tmp_path: Path) -> None:
+def test_unknown_file_in_finished_dataset_is_named(tmp_path: Path) -> None:
     images = source(tmp_path / "source", 8)
     out = tmp_path / "out"
     run(images, out)
     shutil.copy(out / "train-00000-of-00002", out / "train-00000-of-00003")
     before = all_files(out)
-    with pytest.raises(UsageError, match="already contains train-00000-of-00003, which"):
+    with pytest.raises(
+        UsageError, match=says("already-contains-run-not-write", ..., "train-00000-of-00003")
+    ):
         run(images, out)
     assert all_files(out) == before
 
 
 @pytest.mark.slow
-def test_a_bucket_has_only_the_files_of_the_last_plan(tmp_path: Path, prefix: str) -> None:
+def test_bucket_has_only_files_of_the_last_plan(tmp_path: Path, prefix: str) -> None:
     images = source(tmp_path / "source", 8)
     store = open_store(prefix)
     run(images, prefix)
@@ -200,13 +207,15 @@ def test_a_bucket_has_only_the_files_of_the_last_plan(tmp_path: Path, prefix: st
 
     store.remove(schema.MANIFEST)
     store.write("train-00003-of-00005", b"precious")
-    with pytest.raises(UsageError, match="already contains train-00003-of-00005, which this run"):
+    with pytest.raises(
+        UsageError, match=says("already-contains-run-not-write", ..., "train-00003-of-00005")
+    ):
         run(images, prefix)
     assert store.read("train-00003-of-00005") == b"precious"
 
 
 @pytest.mark.beam
-def test_a_cluster_leaves_only_the_files_of_the_last_plan(tmp_path: Path) -> None:
+def test_cluster_keeps_only_files_of_the_last_plan(tmp_path: Path) -> None:
     images = source(tmp_path / "source", 8)
     out = tmp_path / "out"
     run(images, out, LOCAL)

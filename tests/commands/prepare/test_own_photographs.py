@@ -1,4 +1,4 @@
-"""A folder of one's own photographs: class folders alone, odd files, none of which vanishes."""
+"""A folder of photographs with only class folders and odd files: all files are accounted for."""
 
 from __future__ import annotations
 
@@ -15,9 +15,12 @@ from imagenet_prep import report
 from tests.kit import command
 from tests.kit.dataset import split_records
 from tests.kit.layouts import write
+from tests.kit.messages import says
 from tests.kit.photographs import exif, photograph, pixels
 
 JXL = b"\0\0\0\x0cJXL \r\n\x87\n" + bytes(200)
+
+
 MOV = b"\0\0\0\x14ftypqt  " + bytes(200)
 
 
@@ -31,7 +34,7 @@ FILES = {
     "cats/IMG_1.jpg": photograph(60, 80, 1),
     "cats/2021/IMG_1.jpg": photograph(60, 80, 2),
     "cats/2021/Ferien am See/Kätzchen ä.JPG": photograph(60, 80, 3),
-    "cats/IMG_2.HEIC": photograph(60, 80, 4),  # a JPEG, as telephones export them
+    "cats/IMG_2.HEIC": photograph(60, 80, 4),  # a JPEG, as phones export them
     "cats/IMG_3": photograph(60, 80, 5),
     "cats/IMG_4.jpg": JXL,
     "cats/turned.jpg": photograph(60, 80, 6, exif=exif(6)),
@@ -53,6 +56,8 @@ FILES = {
     "notes.txt": b"mine",
     ".DS_Store": b"\0\0\0\1Bud1",
 }
+
+
 IGNORED = {
     ".DS_Store": 2,
     ".dng": 1,
@@ -80,14 +85,12 @@ def quarantine(out: Path) -> list[dict]:
 
 
 @pytest.mark.slow
-def test_every_file_is_in_the_set_in_the_quarantine_or_counted(
-    photos: Path, tmp_path: Path
-) -> None:
+def test_photographs_are_stored_quarantined_or_counted(photos: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     made = prepare(photos, out)
     assert made.code == 0, made
     assert "folder: photos; 2 classes (cats, dogs; " in made.err
-    assert "no train/ or val/ folder, so all images go to the train split" in made.err
+    assert says("no-train-val-folder-images").search(made.err)
     assert (
         "\nignored: 8 files: 2 .DS_Store, 2 .txt, 1 .dng, 1 .mov, 1 .thumbnails/, 1 hidden .jpg "
         "(photographs in .dng are not read: convert them to JPEG)\n"
@@ -113,12 +116,12 @@ def test_every_file_is_in_the_set_in_the_quarantine_or_counted(
     assert reasons == {"png": 1, "avif": 2, "webp": 1, "cmyk": 1, "tiff": 1, "orientation": 1}
     assert command.run("verify", out, "--level", "decode").code == 0
 
-    # The keys stay where the set is written again, and the same run has nothing left to do.
+    # The keys stay in the resized dataset, and a second run has no work.
     resized = command.run("resize", "-i", out, "-o", tmp_path / "small", "-r", "32")
     assert resized.code == 0, resized
     again = {f"{r.wnid}/{r.filename}" for r in split_records(tmp_path / "small", "train")}
     assert again == keys
-    assert "nothing was left to do" in prepare(photos, out).out
+    assert says("run-nothing-left").search(prepare(photos, out).out)
 
 
 WITHOUT_DECODERS = """
@@ -133,7 +136,7 @@ runpy.run_module("imagenet_prep", run_name="__main__")
 """
 
 
-def test_the_extra_of_a_format_is_named_in_each_summary(tmp_path: Path) -> None:
+def test_summary_names_the_extra_of_a_format(tmp_path: Path) -> None:
     heic = b"\0\0\0\x18ftypheic" + bytes(200)
     avif = b"\0\0\0\x18ftypavif" + bytes(200)
     files = {"a.jpg": photograph(60, 80), "b.heic": heic, "c.jpg": heic, "d.avif": avif}
@@ -165,7 +168,7 @@ def test_the_extra_of_a_format_is_named_in_each_summary(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_excluded_photographs_have_lines(photos: Path, tmp_path: Path) -> None:
+def test_excluded_photographs_have_quarantine_lines(photos: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     keys = tmp_path / "keys"
     keys.write_text("cats/2021/IMG_1.jpg\n")
@@ -187,7 +190,7 @@ def test_excluded_photographs_have_lines(photos: Path, tmp_path: Path) -> None:
     assert "\nexcluded: 1\n" in made.out
 
 
-def test_imagenets_folders_are_read_by_name_and_their_keys_stay(
+def test_imagenet_folders_only_read_jpeg_names(
     tmp_path: Path,
 ) -> None:
     root = tmp_path / "train"
@@ -204,17 +207,15 @@ def test_imagenets_folders_are_read_by_name_and_their_keys_stay(
 
 @pytest.mark.extras
 @pytest.mark.usefixtures("unplotted")
-def test_the_report_shows_what_was_ignored_and_left_out(photos: Path, tmp_path: Path) -> None:
+def test_report_shows_ignored_and_quarantined_files(photos: Path, tmp_path: Path) -> None:
     assert prepare(photos, tmp_path / "out").code == 0
     assert report.run([str(tmp_path / "out")]) == 0
     page = (tmp_path / "out/report.html").read_text()
-    assert "photographs in .dng are not read" in page
+    assert says("photographs-not-read-convert-them", ".dng").search(page)
     assert "3 unknown_format" in page
 
 
-def test_pictures_of_a_finished_set_are_those_of_the_photographs(
-    photos: Path, tmp_path: Path
-) -> None:
+def test_turned_photograph_is_stored_upright(photos: Path, tmp_path: Path) -> None:
     assert prepare(photos, tmp_path / "out").code == 0
     (record,) = [r for r in split_records(tmp_path / "out", "train") if r.filename == "turned.jpg"]
     image = Image.open(io.BytesIO(record.encoded))

@@ -1,4 +1,4 @@
-"""A set from elsewhere may hold anything: names that lead outside, links, notes of no run."""
+"""A dataset from an unknown source may contain names that lead outside, links, and false notes."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from imagenet_prep.verify import VerifyConfig as Verify
 from imagenet_prep.verify import verify
 from tests.kit import command
 from tests.kit.dataset import everything
+from tests.kit.messages import says
 from tests.kit.miniature import Miniature
 from tests.kit.replicas import make_dataset
 
@@ -30,7 +31,7 @@ SETTINGS: dict[str, Any] = {"short_side": 64, "allow_subset": True, "json": True
 
 @pytest.fixture
 def home(tmp_path: Path) -> Path:
-    """The user's own files; a planted set lies two folders below."""
+    """The user's own files; a planted dataset is two folders below."""
     home = tmp_path / "home"
     (home / "data").mkdir(parents=True)
     (home / ".bashrc").write_bytes(b"export PATH")
@@ -46,7 +47,7 @@ def planted(home: Path) -> Path:
 
 
 def sign(root: Path, change: Callable[[dict[str, Any]], None]) -> None:
-    """Changes a manifest and signs it, as whoever makes a set can."""
+    """Changes a manifest and signs it, as its author could."""
     path = root / schema.MANIFEST
     content = json.loads(path.read_bytes())
     del content["digest"]
@@ -71,7 +72,7 @@ def split_above(content: dict[str, Any]) -> None:
 
 
 def unchanged(home: Path, planted: Path) -> dict[str, tuple[int, int, int]]:
-    """Returns the state of the user's files, the planted set's own left out."""
+    """Returns the state of the user's files without the planted dataset."""
     own = str(planted.relative_to(home))
     files = everything(home)
     return {name: state for name, state in files.items() if not f"{name}/".startswith(f"{own}/")}
@@ -86,7 +87,7 @@ def unchanged(home: Path, planted: Path) -> dict[str, tuple[int, int, int]]:
         ("resize", leads_outside),
     ],
 )
-def test_a_manifest_with_other_names_is_refused_in_a_sentence(
+def test_manifest_with_invalid_names_is_refused(
     home: Path, planted: Path, verb: str, change: Callable[[dict[str, Any]], None]
 ) -> None:
     sign(planted, change)
@@ -101,12 +102,12 @@ def test_a_manifest_with_other_names_is_refused_in_a_sentence(
     assert found.code == 3, found
     assert "Traceback" not in found.err
     assert "dataset.json: the s" in found.err
-    assert "This program did not write it." in found.err
+    assert says("program-did-not-write").search(found.err)
     assert unchanged(home, planted) == before
 
 
 @pytest.mark.parametrize("name", ["", "lock", "run.json", "temporary", "plan"])
-def test_prepare_follows_no_link_in_a_planted_work_folder(
+def test_prepare_follows_no_link_in_planted_work_folder(
     mini: Miniature, home: Path, name: str
 ) -> None:
     out = home / "data" / "out"
@@ -115,7 +116,7 @@ def test_prepare_follows_no_link_in_a_planted_work_folder(
     link.symlink_to(home / (".ssh" if name in ("", "temporary", "plan") else ".bashrc"))
     before = unchanged(home, out)
 
-    with pytest.raises(StoreError, match="is a link or of the wrong kind"):
+    with pytest.raises(StoreError, match=says("file-folder-above-link-wrong")):
         prepare(Prepare(str(mini.root), str(out), workers=1, **SETTINGS))
     assert unchanged(home, out) == before
 
@@ -126,7 +127,7 @@ def test_archives_are_not_downloaded_behind_a_link(mini: Miniature, home: Path) 
     (out / schema.WORK).symlink_to(home / ".ssh")
     before = unchanged(home, out)
 
-    with pytest.raises(StoreError, match="is a link or of the wrong kind"):
+    with pytest.raises(StoreError, match=says("file-folder-above-link-wrong")):
         preprocess_imagenet.run(["--local_scratch_dir", str(out)])
     assert unchanged(home, out) == before
 
@@ -134,7 +135,7 @@ def test_archives_are_not_downloaded_behind_a_link(mini: Miniature, home: Path) 
 @pytest.mark.parametrize(
     "begun", [b"", b"[]", b"{}", b'{"config": 5, "libraries": {}}', b"[" * 100_000], ids=ascii
 )
-def test_notes_of_no_run_are_refused_in_a_sentence(
+def test_invalid_notes_of_a_run_are_refused(
     mini: Miniature, home: Path, planted: Path, begun: bytes
 ) -> None:
     out = home / "data" / "out"
@@ -142,13 +143,13 @@ def test_notes_of_no_run_are_refused_in_a_sentence(
     (out / schema.WORK / "run.json").write_bytes(begun)
     of_resize = resize.ResizeConfig(str(planted), str(out), json=True)
 
-    with pytest.raises(DataDamagedError, match=r"run\.json: .*remove its \.work"):
+    with pytest.raises(DataDamagedError, match=says("program-did-not-write-file", "run.json")):
         prepare(Prepare(str(mini.root), str(out), workers=1, **SETTINGS))
-    with pytest.raises(DataDamagedError, match=r"run\.json: .*remove its \.work"):
+    with pytest.raises(DataDamagedError, match=says("program-did-not-write-file", "run.json")):
         resize.resize(of_resize)
 
 
-def test_a_planted_proof_is_replaced_and_not_written_through(home: Path, planted: Path) -> None:
+def test_planted_verification_is_replaced_without_following_it(home: Path, planted: Path) -> None:
     (planted / schema.WORK).mkdir(exist_ok=True)
     (planted / schema.VERIFIED).symlink_to(home / ".bashrc")
     before = unchanged(home, planted)
@@ -160,7 +161,7 @@ def test_a_planted_proof_is_replaced_and_not_written_through(home: Path, planted
     assert unchanged(home, planted) == before
 
 
-def test_verify_keeps_no_proof_behind_a_link(home: Path, planted: Path) -> None:
+def test_verify_writes_no_result_behind_a_link(home: Path, planted: Path) -> None:
     LocalStore(planted).remove_tree(schema.WORK)
     (planted / schema.WORK).symlink_to(home / ".ssh")
     before = unchanged(home, planted)
@@ -171,7 +172,7 @@ def test_verify_keeps_no_proof_behind_a_link(home: Path, planted: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["", "replicas.jsonl"])
-def test_replicate_notes_nothing_behind_a_link(home: Path, planted: Path, name: str) -> None:
+def test_replicate_writes_nothing_behind_a_link(home: Path, planted: Path, name: str) -> None:
     LocalStore(planted).remove_tree(schema.WORK)
     link = planted / schema.WORK / name
     link.parent.mkdir(exist_ok=True)

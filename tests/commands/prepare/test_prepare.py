@@ -1,4 +1,4 @@
-"""`prepare`: what lies on the disk afterwards, held against the miniature's truth."""
+"""Compares the files of `prepare` with the images of the miniature."""
 
 from __future__ import annotations
 
@@ -10,9 +10,12 @@ from pathlib import Path
 
 from tests.kit import command
 from tests.kit.dataset import SETTINGS, SMALL_FILES, Reference, split_records
+from tests.kit.messages import says
 from tests.kit.miniature import Miniature
 
 SPLITS = ("train", "validation")
+
+
 NUM_SHARDS = {"train": 8, "validation": 3}
 
 
@@ -24,7 +27,7 @@ def manifest(out: Path) -> dict:
     return json.loads((out / "dataset.json").read_bytes())
 
 
-def test_prepare_ends_with_zero_and_a_summary_for_people(mini: Miniature, tmp_path: Path) -> None:
+def test_prepare_prints_a_summary(mini: Miniature, tmp_path: Path) -> None:
     out = tmp_path / "out"
     result = command.run("prepare", "--source", mini.root, "--out", out, *SETTINGS)
 
@@ -38,14 +41,12 @@ def test_prepare_ends_with_zero_and_a_summary_for_people(mini: Miniature, tmp_pa
     assert lines[1].startswith(f"validation: {kept['validation']} examples in 3 shards, ")
     assert lines[2].startswith(f"repaired: {fates['repaired']} (")
     assert lines[3].startswith(f"quarantined: {fates['quarantined']} (")
-    assert lines[4].startswith(f"this run: {sum(kept.values())} images in ")
+    assert says("run-s-images-s-out", f"{sum(kept.values())} images").match(lines[4])
     assert lines[5].startswith("subset: ")
     assert lines[6].startswith(f"manifest: {out}/dataset.json (")
 
 
-def test_json_is_one_document_on_stdout_and_nothing_on_stderr(
-    mini: Miniature, tmp_path: Path
-) -> None:
+def test_json_output_is_one_document_without_stderr(mini: Miniature, tmp_path: Path) -> None:
     out = tmp_path / "out"
     result = command.run("prepare", "--source", mini.root, "--out", out, *SETTINGS, "--json")
 
@@ -61,7 +62,7 @@ def test_json_is_one_document_on_stdout_and_nothing_on_stderr(
     assert summary["repaired"] == there["repaired"]
 
 
-def test_quarantine_lists_every_image_that_was_left_out_or_repaired(
+def test_quarantine_lists_all_bad_and_repaired_images(
     mini: Miniature, reference: Reference
 ) -> None:
     expected = {i.key: i.fate for i in mini.images if i.fate != "kept"}
@@ -76,7 +77,7 @@ def test_quarantine_lists_every_image_that_was_left_out_or_repaired(
         assert line["reason"] == reason_of.get(kind, kind)
 
 
-def test_nothing_outside_the_work_folder_tells_of_time_host_or_path(reference: Reference) -> None:
+def test_dataset_contains_no_time_host_or_path(reference: Reference) -> None:
     host = Path("/etc/hostname").read_text().strip() if Path("/etc/hostname").exists() else ""
     for name in SMALL_FILES:
         text = reference.contents[name].decode()
@@ -87,9 +88,7 @@ def test_nothing_outside_the_work_folder_tells_of_time_host_or_path(reference: R
         assert not re.search(r"\b20\d\d-\d\d-\d\d\b", text), name
 
 
-def test_keep_original_passes_sound_jpegs_through_byte_for_byte(
-    mini: Miniature, tmp_path: Path
-) -> None:
+def test_keep_original_stores_valid_jpegs_unchanged(mini: Miniature, tmp_path: Path) -> None:
     out = tmp_path / "out"
     shards = ("--train-shards", "8", "--validation-shards", "3")
     arguments = ("--source", mini.root, "--out", out, *shards, "--allow-subset")
@@ -108,7 +107,7 @@ def test_keep_original_passes_sound_jpegs_through_byte_for_byte(
     assert all(split["resized"] == 0 for split in manifest(out)["splits"].values())
 
 
-def test_only_one_split_is_made_where_only_one_is_asked_for(
+def test_only_requested_split_is_made(
     mini: Miniature, tmp_path: Path, reference: Reference
 ) -> None:
     out = tmp_path / "out"

@@ -1,4 +1,4 @@
-"""Running the same command again: does what is left, refuses to mix, waits for nobody."""
+"""A repeated command does the remaining work, refuses to mix, and never waits."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def arguments(source: Path, out: Path, *more: str) -> list[str]:
 
 @pytest.fixture
 def unfinished(reference: Reference, tmp_path: Path) -> Path:
-    """What a run leaves that met more bad images than it was allowed to."""
+    """The files of a run that ended because of too many bad images."""
     out = tmp_path / "unfinished"
     result = command.run(*arguments(reference.source, out, "--max-bad", "0", "--workers", "1"))
     assert result.code == 3, result
@@ -32,17 +32,15 @@ def unfinished(reference: Reference, tmp_path: Path) -> Path:
     return out
 
 
-def test_a_second_run_in_json_counts_no_work(reference: Reference, prepared: Path) -> None:
+def test_second_run_counts_no_work_in_json(reference: Reference, prepared: Path) -> None:
     result = command.run(*arguments(reference.source, prepared, "--json"))
 
     assert (result.code, result.complaints) == (0, "")
     assert (result.json["written_examples"], result.json["written_bytes"]) == (0, 0)
 
 
-def test_without_the_work_folder_a_lost_shard_can_still_be_made_again(
-    reference: Reference, prepared: Path
-) -> None:
-    """What verify advises must work for who has tidied up, or holds a copy."""
+def test_lost_shard_is_restored_without_work_folder(reference: Reference, prepared: Path) -> None:
+    """The advice of verify must also work for copies and after a cleanup."""
     shutil.rmtree(prepared / ".work")
     (prepared / "train-00002-of-00008").unlink()
     result = command.run(*arguments(reference.source, prepared))
@@ -51,7 +49,7 @@ def test_without_the_work_folder_a_lost_shard_can_still_be_made_again(
     assert contents(prepared) == reference.contents
 
 
-def test_a_data_set_may_be_moved_before_the_next_run(
+def test_dataset_may_be_moved_before_the_next_run(
     reference: Reference, prepared: Path, tmp_path: Path
 ) -> None:
     moved = prepared.rename(tmp_path / "moved")
@@ -80,7 +78,7 @@ def test_a_data_set_may_be_moved_before_the_next_run(
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
-def test_other_settings_over_a_finished_set_are_refused_by_name(
+def test_different_settings_for_finished_dataset_are_refused(
     reference: Reference,
     prepared: Path,
     flags: tuple[str, ...],
@@ -106,7 +104,7 @@ def test_other_settings_over_a_finished_set_are_refused_by_name(
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
-def test_other_settings_over_unfinished_work_are_refused_with_both_values(
+def test_different_settings_for_unfinished_dataset_are_refused(
     reference: Reference,
     unfinished: Path,
     flags: tuple[str, ...],
@@ -124,7 +122,7 @@ def test_other_settings_over_unfinished_work_are_refused_with_both_values(
     assert contents(unfinished) == before
 
 
-def test_other_archives_over_a_finished_set_are_refused(
+def test_different_archives_for_finished_dataset_are_refused(
     reference: Reference, prepared: Path, source: Path
 ) -> None:
     with (source / "ILSVRC2012_img_val.tar").open("ab") as archive:
@@ -138,7 +136,7 @@ def test_other_archives_over_a_finished_set_are_refused(
 
 
 @pytest.mark.parametrize("stray", ["train-foo", "validation", "train.tfrecord", "valid/"])
-def test_a_new_data_set_is_not_put_beside_what_readers_would_take_for_it(
+def test_files_that_readers_would_read_are_refused(
     reference: Reference, tmp_path: Path, stray: str
 ) -> None:
     out = tmp_path / "out"
@@ -155,7 +153,7 @@ def test_a_new_data_set_is_not_put_beside_what_readers_would_take_for_it(
 
 
 @pytest.mark.parametrize("flags", [("--on-bad-image", "fail"), ("--max-bad", "0")], ids=" ".join)
-def test_a_finished_set_with_bad_images_is_refused_where_none_are_allowed(
+def test_finished_dataset_with_disallowed_bad_images_is_refused(
     reference: Reference, prepared: Path, flags: tuple[str, ...]
 ) -> None:
     before = everything(prepared)

@@ -1,4 +1,4 @@
-"""`prepare --out s3://…` against a real S3 server on loopback: the promises of a folder."""
+"""`prepare --out s3://…` with a real S3 server on loopback: the guarantees of a folder."""
 
 from __future__ import annotations
 
@@ -30,12 +30,15 @@ from tests.kit.s3_server import (
 
 pytestmark = pytest.mark.slow  # a server takes three seconds to start
 
+
 MANY = ("--train-shards", "24", "--validation-shards", "4", "--short-side", "64")
+
+
 MANY += ("--allow-subset", "--workers", "2")
 
 
 class Machine:
-    """A machine that prepares: its own TMPDIR, and the way to the server."""
+    """A machine that prepares: its own TMPDIR, and its connection to the server."""
 
     def __init__(self, s3: S3Server, tmp: Path) -> None:
         tmp.mkdir(exist_ok=True)
@@ -68,7 +71,7 @@ def machine(s3: S3Server, tmp_path: Path) -> Machine:
     return Machine(s3, tmp_path / "machine")
 
 
-def test_a_server_without_checksums_ends_the_run_before_a_shard_is_made(
+def test_server_without_checksums_is_refused_before_any_shard(
     machine: Machine, s3: S3Server, many: Miniature
 ) -> None:
     with proxied(s3.url, seed=1, faults=0, rate=0.0) as proxy:
@@ -81,7 +84,7 @@ def test_a_server_without_checksums_ends_the_run_before_a_shard_is_made(
 
 
 def dataset(s3: S3Server, prefix: str) -> dict[str, bytes]:
-    """Returns the objects that make a data set, without the work folder's."""
+    """Returns the objects of a dataset, without its work folder."""
     there = objects(s3.client(), prefix)
     return {name: data for name, data in there.items() if not name.startswith(".work/")}
 
@@ -90,7 +93,7 @@ def dataset(s3: S3Server, prefix: str) -> dict[str, bytes]:
 def finished(
     s3: S3Server, reference: Reference, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[command.Finished, bytes, Path]:
-    """Returns a run that has made the dataset `same`, its arguments and its TMPDIR; read-only."""
+    """Returns the run that made the dataset `same`, its arguments and its TMPDIR; read-only."""
     machine = Machine(s3, tmp_path_factory.mktemp("finished"))
     with machine.started(reference.source, "same", *SETTINGS) as run:
         arguments = Path(f"/proc/{run.pid}/cmdline").read_bytes()
@@ -99,13 +102,13 @@ def finished(
     return result, arguments, machine.tmp
 
 
-def test_a_bucket_gets_the_bytes_that_a_folder_gets(
+def test_bucket_gets_the_same_bytes_as_a_folder(
     s3: S3Server, reference: Reference, finished: tuple[command.Finished, bytes, Path]
 ) -> None:
     result, arguments, tmp = finished
     assert f"manifest: s3://{BUCKET}/same/dataset.json" in result.out
     assert dataset(s3, "same") == reference.contents
-    # Whoever may read the bucket learns nothing of this machine.
+    # The bucket contains no names of this machine.
     told = b"".join(objects(s3.client(), "same/.work").values())
     assert b'"worker":"' in told
     for word in (f'"{socket.gethostname()}', str(tmp), str(reference.source)):
@@ -124,7 +127,7 @@ def test_a_bucket_gets_the_bytes_that_a_folder_gets(
 
 
 @pytest.mark.usefixtures("finished")
-def test_a_beam_job_resizes_from_bucket_to_bucket_and_threads_go_on_from_there(
+def test_beam_job_resizes_in_bucket_and_threads_resume(
     s3: S3Server, reference: Reference, machine: Machine, tmp_path: Path
 ) -> None:
     """One stage of Beam; the graph of `prepare` is below, and in pipelines/test_graph."""
@@ -147,12 +150,12 @@ def test_a_beam_job_resizes_from_bucket_to_bucket_and_threads_go_on_from_there(
     assert list(machine.tmp.iterdir()) == []
 
 
-# In short: the job above.
+# Faster test of the same: the job above.
 @pytest.mark.long
-def test_a_beam_job_from_bucket_to_bucket_makes_the_same_and_threads_go_on_from_there(
+def test_beam_job_prepares_in_bucket_and_threads_resume(
     s3: S3Server, machine: Machine, shared_cache: Path, tmp_path: Path
 ) -> None:
-    """What Flink and Spark do in tests/commands/cluster, on Beam's own runner."""
+    """Like the jobs of Flink and Spark in tests/commands/cluster, but on Beam's own runner."""
     mini = miniature_for_tests(shared_cache, num_train=24, num_validation=8, size=(64, 48))
     settings = ("--train-shards", "2", "--validation-shards", "1", "--allow-subset")
     local = Reference.prepared(mini.root, tmp_path / "local", *settings)
@@ -172,7 +175,7 @@ def test_a_beam_job_from_bucket_to_bucket_makes_the_same_and_threads_go_on_from_
     assert not [name for name in left if name.startswith(("jobs/", "plan"))]
     assert uploads(client, "beam/set") == []
 
-    # As a job leaves it whose launcher was killed.
+    # The state after the kill of a job's launcher.
     client.put_object(Bucket=BUCKET, Key="beam/set/.work/plan-0123/plan.json", Body=b"{}")
     for name in ("dataset.json", min(n for n in local.contents if n.startswith("train-"))):
         client.delete_object(Bucket=BUCKET, Key=f"beam/set/{name}")
@@ -183,7 +186,7 @@ def test_a_beam_job_from_bucket_to_bucket_makes_the_same_and_threads_go_on_from_
     assert list(machine.tmp.iterdir()) == []
 
 
-def test_of_two_runs_with_different_settings_one_is_refused(
+def test_concurrent_run_with_different_settings_is_refused(
     s3: S3Server, reference: Reference, tmp_path: Path
 ) -> None:
     machines = [Machine(s3, tmp_path / name) for name in ("one", "other")]
@@ -200,7 +203,7 @@ def test_of_two_runs_with_different_settings_one_is_refused(
     assert verified.code == 0, verified
 
 
-def test_a_second_run_of_one_machine_is_refused_by_name(
+def test_second_run_of_one_machine_is_refused(
     s3: S3Server, reference: Reference, machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in s3.environment.items():
@@ -215,7 +218,9 @@ def test_a_second_run_of_one_machine_is_refused_by_name(
 
 
 @pytest.mark.usefixtures("finished")
-def test_other_settings_are_refused(s3: S3Server, reference: Reference, machine: Machine) -> None:
+def test_different_settings_are_refused(
+    s3: S3Server, reference: Reference, machine: Machine
+) -> None:
     other = machine.prepare(reference.source, "same", *SETTINGS, "--quality", "80")
     assert other.code == 2, other
     assert (
@@ -230,7 +235,7 @@ def test_other_settings_are_refused(s3: S3Server, reference: Reference, machine:
     assert set(objects(s3.client(), "taken")) == {"train-of-somebody"}
 
 
-def test_a_missing_bucket_and_a_wrong_secret_are_told_at_once(
+def test_missing_bucket_and_wrong_secret_are_reported(
     s3: S3Server, reference: Reference, machine: Machine
 ) -> None:
     arguments = ("--source", reference.source, *SETTINGS)
@@ -246,7 +251,7 @@ def test_a_missing_bucket_and_a_wrong_secret_are_told_at_once(
     assert machine.files == []
 
 
-def test_a_dry_run_says_what_goes_where_and_writes_nothing(
+def test_dry_run_describes_output_and_writes_nothing(
     s3: S3Server, reference: Reference, machine: Machine
 ) -> None:
     result = machine.prepare(reference.source, "dry", *SETTINGS, "--dry-run")
@@ -258,10 +263,10 @@ def test_a_dry_run_says_what_goes_where_and_writes_nothing(
     assert list(machine.tmp.iterdir()) == []
 
 
-def test_ranges_are_read_by_headers_that_are_signed_once(
+def test_ranges_of_a_file_share_one_signature(
     s3: S3Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where they count no more, each range is asked for with a signature of its own."""
+    """If the signature is no longer valid, each range is requested with its own."""
     for name, value in s3.environment.items():
         monkeypatch.setenv(name, value)
     s3.client().put_object(Bucket=BUCKET, Key="ranges/x y%", Body=bytes(range(256)))
@@ -297,14 +302,14 @@ def test_ranges_are_read_by_headers_that_are_signed_once(
         b"".join(remote.read("y", 0, 1, stat))
 
 
-def test_a_proxy_and_temporary_credentials_are_taken_as_boto3_takes_them(
+def test_proxy_and_temporary_credentials_are_used_like_boto3(
     s3: S3Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in s3.environment.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("AWS_SESSION_TOKEN", "token")
     monkeypatch.setenv("AWS_DEFAULT_REGION", "eu-central-1")
-    # Servers other than Amazon's let users choose it.
+    # On servers other than Amazon's, users can choose this name.
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "team/reader")
     headers = S3(f"s3://{BUCKET}/ranges", 4, 60)._sign("x", 0).headers
     assert headers["X-Amz-Security-Token"] == "token"

@@ -1,4 +1,4 @@
-"""The tables of samples and the roots that `prepare` writes, held against the miniature's truth."""
+"""Compares tables of samples and roots of `prepare` with the images of the miniature."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TOOL = Path(__file__).parents[2] / "oracles" / "samples_root.py"
 
 
 def tool(out: Path) -> subprocess.CompletedProcess[str]:
-    """Runs the program of 40 lines that uses nothing of ours."""
+    """Runs the program of 40 lines that uses nothing of the product."""
     python = [sys.executable, "-I", str(TOOL), str(out)]
     return subprocess.run(python, capture_output=True, text=True, check=False)
 
@@ -36,9 +36,7 @@ def roots(out: Path) -> dict[str, str]:
     return {name: split["samples_root"] for name, split in splits.items()}
 
 
-def test_each_line_is_of_its_record_and_of_its_source(
-    reference: Reference, mini: Miniature
-) -> None:
+def test_table_lines_describe_record_and_source(reference: Reference, mini: Miniature) -> None:
     truth = {image.key: image for image in mini.images}
     for shard in shard_names(reference.contents):
         for row, record in zip(
@@ -60,14 +58,14 @@ def test_each_line_is_of_its_record_and_of_its_source(
     assert {image.fate for image in truth.values()} == {"quarantined"}
 
 
-def test_a_program_that_uses_nothing_of_ours_finds_the_same_roots(reference: Reference) -> None:
+def test_independent_program_computes_the_same_roots(reference: Reference) -> None:
     found = tool(reference.out)
     assert (found.returncode, found.stderr) == (0, "")
     assert dict(map(str.split, found.stdout.splitlines())) == roots(reference.out)
 
 
 @pytest.mark.parametrize("column", ["key", "class_index", "sha256"])
-def test_that_program_fails_at_every_changed_key_label_or_digest(
+def test_independent_program_finds_changed_keys_labels_and_digests(
     reference: Reference, tmp_path: Path, column: str
 ) -> None:
     for name in ("samples", "dataset.json"):
@@ -86,9 +84,7 @@ def test_that_program_fails_at_every_changed_key_label_or_digest(
     assert tool(tmp_path).returncode == 0
 
 
-def test_a_set_that_resize_makes_of_another_has_tables_too(
-    reference: Reference, tmp_path: Path
-) -> None:
+def test_resized_dataset_has_tables(reference: Reference, tmp_path: Path) -> None:
     out = tmp_path / "out"
     how = ("-i", reference.out, "-o", out, "--splits", "train,validation")
     made = command.run("resize", *how, "--keep-original")

@@ -1,4 +1,4 @@
-"""The same images through every layout: the same shards, byte for byte."""
+"""All layouts of the same images give the same shards, byte for byte."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from tests.kit.dataset import (
     contents,
     split_records,
 )
+from tests.kit.messages import says
 from tests.kit.miniature import Miniature, rewrite_tar
 
 OFFICIAL = labels.official_classes()
@@ -46,7 +47,7 @@ def prepared(source: Path, out: Path, *more: str) -> dict[str, bytes]:
     return shards(out)
 
 
-def test_imagenet21k_from_one_tar_and_from_a_folder_of_tars(tmp_path: Path) -> None:
+def test_imagenet21k_tar_and_folder_give_same_shards(tmp_path: Path) -> None:
     classes = {
         wnid: [f"{wnid}_{number}.JPEG" for number in range(count)]
         for wnid, count in (("n00015388", 5), ("n01440764", 1), ("n02084071", 6))
@@ -80,7 +81,7 @@ def test_imagenet21k_from_one_tar_and_from_a_folder_of_tars(tmp_path: Path) -> N
 
 @pytest.fixture(scope="session")
 def official(mini: Miniature, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
-    """The shards with ILSVRC2012's class list and published labels, from archives and no devkit."""
+    """The shards with the published class list and labels, from archives without a devkit."""
     root = tmp_path_factory.mktemp("official")
     names = layouts.published_names(mini)
 
@@ -96,7 +97,7 @@ def official(mini: Miniature, tmp_path_factory: pytest.TempPathFactory) -> dict[
     return shards(out)
 
 
-def test_recordio_gives_the_shards_of_the_archives(
+def test_recordio_gives_the_archives_shards(
     reference: Reference, mini: Miniature, tmp_path: Path
 ) -> None:
     root = layouts.make_recordio(mini, tmp_path / "in")
@@ -104,7 +105,7 @@ def test_recordio_gives_the_shards_of_the_archives(
     assert prepared(root, tmp_path / "out") == shards(reference.out)
 
 
-def test_parquet_gives_the_shards_of_the_archives(
+def test_parquet_gives_the_archives_shards(
     reference: Reference, mini: Miniature, tmp_path: Path
 ) -> None:
     wnids = [wnid for wnid, _ in mini.classes]
@@ -113,7 +114,7 @@ def test_parquet_gives_the_shards_of_the_archives(
     assert prepared(root, tmp_path / "out") == shards(reference.out)
 
 
-def test_kaggle_and_parquet_with_all_classes_give_the_shards_of_the_archives(
+def test_kaggle_and_parquet_give_the_official_shards(
     official: dict[str, bytes], mini: Miniature, tmp_path: Path
 ) -> None:
     all_classes = tuple(zip(OFFICIAL.wnids, OFFICIAL.words, strict=True))
@@ -124,7 +125,7 @@ def test_kaggle_and_parquet_with_all_classes_give_the_shards_of_the_archives(
     assert prepared(parquet, tmp_path / "out2") == official
 
 
-def test_boxes_are_the_same_from_archives_and_from_kaggles_folders(
+def test_archives_and_kaggle_folders_give_same_boxes(
     mini: Miniature, source: Path, tmp_path: Path
 ) -> None:
     layouts.make_box_archives(mini, source)
@@ -149,10 +150,10 @@ def test_boxes_are_the_same_from_archives_and_from_kaggles_folders(
     assert command.run("verify", out, "--level", "decode").code == 0
 
 
-def test_boxes_of_validation_are_found_in_class_folders(
+def test_boxes_of_validation_in_class_folders_are_found(
     mini: Miniature, source: Path, tmp_path: Path
 ) -> None:
-    """All of these folders write into one list of boxes; each once replaced that of the others."""
+    """All of these folders write into one list of boxes; none may replace the boxes of others."""
     layouts.make_box_archives(mini, source)
     kaggle = layouts.make_kaggle(mini, tmp_path / "kaggle", mini.classes)
     layouts.make_kaggle_boxes(mini, kaggle)
@@ -168,20 +169,20 @@ def test_boxes_of_validation_are_found_in_class_folders(
     assert all(record.boxes.xmin for record in validation)
 
 
-def test_no_boxes_leaves_them_out(
+def test_no_boxes_flag_skips_boxes(
     reference: Reference, mini: Miniature, source: Path, tmp_path: Path
 ) -> None:
     layouts.make_box_archives(mini, source)
     out = tmp_path / "out"
 
     assert prepared(source, out, "--no-boxes") == shards(reference.out)
-    # The same folder with boxes would be another data set.
+    # The same folder with boxes would be a different dataset.
     result = prepare(source, out)
     assert result.code == 2
-    assert "boxes is False there, True here" in result.err
+    assert says("here", "boxes", "False", "True").search(result.err)
 
 
-def test_what_is_no_image_is_left_alone_and_links_are_followed_if_asked_for(
+def test_non_images_are_skipped_and_links_need_flag(
     reference: Reference, mini: Miniature, tmp_path: Path
 ) -> None:
     root = layouts.make_folder(mini, tmp_path / "in", truth="devkit")
@@ -200,7 +201,7 @@ def test_what_is_no_image_is_left_alone_and_links_are_followed_if_asked_for(
     assert prepared(root, tmp_path / "out", "--follow-links") == shards(reference.out)
 
 
-def test_a_folder_a_class_is_a_data_set_of_its_own(mini: Miniature, tmp_path: Path) -> None:
+def test_class_folders_become_a_custom_dataset(mini: Miniature, tmp_path: Path) -> None:
     root = tmp_path / "in"
     data = [data for split, _, data in layouts.images(mini) if split == "train"][:12]
     for number, image in enumerate(data):
@@ -230,12 +231,12 @@ def test_a_folder_a_class_is_a_data_set_of_its_own(mini: Miniature, tmp_path: Pa
     assert command.run("verify", out, "--level", "decode").code == 0
 
 
-def test_cifar10_keeps_its_labels_and_nearly_its_pixels(tmp_path: Path) -> None:
+def test_cifar10_keeps_labels_and_nearly_its_pixels(tmp_path: Path) -> None:
     root = layouts.make_cifar10(tmp_path / "in")
     out = tmp_path / "out"
     refused = command.run("prepare", "--source", root, "--out", out)
     assert refused.code == 3
-    assert "expected 5,000 images per class" in refused.err
+    assert says("expected-images-per-class", ..., ..., "5,000").search(refused.err)
     result = command.run("prepare", "--source", root, "--out", out, "--allow-subset")
 
     assert result.code == 0, result
@@ -262,7 +263,7 @@ def test_cifar10_keeps_its_labels_and_nearly_its_pixels(tmp_path: Path) -> None:
     assert not (out / ".work" / "unpacked").exists()
 
 
-def test_the_archive_of_cifar10_gives_the_shards_of_its_folder(tmp_path: Path) -> None:
+def test_cifar10_archive_gives_the_shards_of_its_folder(tmp_path: Path) -> None:
     import tarfile
 
     root = layouts.make_cifar10(tmp_path / "in")
@@ -273,7 +274,7 @@ def test_the_archive_of_cifar10_gives_the_shards_of_its_folder(tmp_path: Path) -
 
     expected = prepared(root, tmp_path / "out")
     assert prepared(packed.parent, tmp_path / "out2") == expected
-    # The archive itself may be named, too.
+    # The archive itself can also be the source.
     assert prepared(packed, tmp_path / "out3") == expected
     other = command.run("prepare", "--source", packed, "--out", tmp_path / "out4")
     assert other.code == 3
@@ -285,15 +286,13 @@ def parquet(mini: Miniature, tmp_path: Path) -> Path:
     return layouts.make_parquet(mini, tmp_path / "hf", wnids, wnids)
 
 
-def test_a_finished_set_keeps_no_unpacked_images_and_needs_none(
-    parquet: Path, tmp_path: Path
-) -> None:
+def test_unpacked_images_are_removed_after_the_run(parquet: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     first = prepared(parquet, out)
     assert not (out / ".work" / "unpacked").exists()
     again = prepare(parquet, out)
     assert (again.code, again.complaints) == (0, "")
-    assert "nothing was left to do" in again.out
+    assert says("run-nothing-left").search(again.out)
     assert not (out / ".work" / "unpacked").exists()
     (out / "train-00003-of-00008").unlink()
 

@@ -1,4 +1,4 @@
-"""Sources that cannot be used, in every layout: one line that names the object, exit code."""
+"""Unusable sources of all layouts give one line that names the object, and an exit code."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def xml_bomb(mini: Miniature, root: Path) -> str:
     ],
     ids=lambda function: function.__name__,
 )
-def test_it_ends_with_three_and_one_line_and_no_data_set(
+def test_unusable_source_gives_code_3_and_one_line(
     mini: Miniature, tmp_path: Path, break_it: Callable[[Miniature, Path], str]
 ) -> None:
     said = break_it(mini, tmp_path / "in")
@@ -140,7 +140,7 @@ def test_it_ends_with_three_and_one_line_and_no_data_set(
     assert not (out / "dataset.json").exists()
 
 
-def test_nothing_known_is_a_usage_error_with_a_line_a_layout(tmp_path: Path) -> None:
+def test_unknown_source_lists_all_supported_layouts(tmp_path: Path) -> None:
     write(tmp_path / "in" / "photos.zip", b"")
     result = command.run("prepare", "--source", tmp_path / "in", "--out", tmp_path / "out")
 
@@ -151,7 +151,7 @@ def test_nothing_known_is_a_usage_error_with_a_line_a_layout(tmp_path: Path) -> 
     assert not (tmp_path / "out").exists()
 
 
-def test_missing_parquet_files_need_a_word(mini: Miniature, tmp_path: Path) -> None:
+def test_missing_parquet_files_need_allow_subset(mini: Miniature, tmp_path: Path) -> None:
     (files(mini, tmp_path / "in") / "data" / "train-00001-of-00003.parquet").unlink()
     arguments = ("prepare", "--source", tmp_path / "in", "--out", tmp_path / "out")
     result = command.run(*arguments)
@@ -161,9 +161,7 @@ def test_missing_parquet_files_need_a_word(mini: Miniature, tmp_path: Path) -> N
     assert command.run(*arguments, "--allow-subset").code == 0
 
 
-def test_a_finished_set_is_held_against_the_source_of_a_second_run(
-    mini: Miniature, tmp_path: Path
-) -> None:
+def test_second_run_compares_finished_dataset_with_source(mini: Miniature, tmp_path: Path) -> None:
     root = folders(mini, tmp_path / "in")
     arguments = ("prepare", "--source", root, "--out", tmp_path / "out", *SETTINGS)
     assert command.run(*arguments).code == 0
@@ -176,9 +174,7 @@ def test_a_finished_set_is_held_against_the_source_of_a_second_run(
 
 
 @pytest.mark.root
-def test_a_disk_too_small_to_unpack_is_refused_before_anything_is_written(
-    mini: Miniature, tmp_path: Path
-) -> None:
+def test_disk_too_small_to_unpack_is_refused_first(mini: Miniature, tmp_path: Path) -> None:
     root = files(mini, tmp_path / "in")
     with disk(tmp_path / "small", "size=1m"):
         out = tmp_path / "small" / "out"

@@ -1,4 +1,4 @@
-"""Hosts that are folders: an `ssh` of our own runs their commands here, each in its own home."""
+"""Hosts that are folders: a local `ssh` runs their commands here, each with its own home."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.kit.replicas import make_dataset
 
 @pytest.fixture
 def hosts(tmp_path: Path) -> Iterator[Hosts]:
-    """Four hosts; processes that stay behind fail the test."""
+    """Four hosts; remaining processes fail the test."""
     made = make_hosts(tmp_path)
     addresses = made.addresses
     yield made
@@ -30,7 +30,7 @@ def dataset(tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Eight shards of 500 kB, so that a limit of 4 MB/s leaves time for accidents; read-only."""
+    """Eight shards of 500 kB, so that a limit of 4 MB/s leaves time for faults; read-only."""
     root = tmp_path_factory.mktemp("large") / "dataset"
     make_dataset(root, shards=8, shard_bytes=500_000)
     return root

@@ -1,4 +1,4 @@
-"""Columns go where their dataset goes: all of them, verified, each column.json after its files."""
+"""replicate copies and verifies all columns; each column.json comes after its files."""
 
 from __future__ import annotations
 
@@ -14,10 +14,13 @@ from tests.kit import command, faults
 from tests.kit.columns import make_column
 from tests.kit.dataset import contents, stamps
 from tests.kit.fake_hosts import Hosts
+from tests.kit.messages import says
 from tests.kit.replicas import make_dataset
 from tests.kit.s3_server import BUCKET, S3Server, objects
 
 FILE = "columns/latents/train-00002-of-00006.npy"
+
+
 LAST = "columns/latents/column.json"
 
 
@@ -39,7 +42,7 @@ def columns_in(there: dict[str, bytes]) -> dict[str, bytes]:
     return {name: data for name, data in there.items() if name.startswith(schema.COLUMNS)}
 
 
-def test_all_columns_come_along(dataset: Path, tmp_path: Path) -> None:
+def test_all_columns_are_copied(dataset: Path, tmp_path: Path) -> None:
     copied = replicate(dataset, "--to", tmp_path / "copy", "--json")
 
     assert copied.code == 0, copied
@@ -53,16 +56,14 @@ def test_all_columns_come_along(dataset: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("flag", "kept"), [("none", ()), ("tokens", ("tokens",))])
-def test_only_the_named_columns_come_along(
+def test_only_requested_columns_are_copied(
     dataset: Path, tmp_path: Path, flag: str, kept: tuple[str, ...]
 ) -> None:
     assert replicate(dataset, "--to", tmp_path / "copy", "--columns", flag).code == 0
     assert {name.split("/")[1] for name in columns_in(contents(tmp_path / "copy"))} == {*kept}
 
 
-def test_a_column_that_is_made_later_comes_without_withdrawing_the_dataset(
-    dataset: Path, tmp_path: Path
-) -> None:
+def test_later_column_is_copied_while_dataset_stays_readable(dataset: Path, tmp_path: Path) -> None:
     copy = tmp_path / "copy"
     assert replicate(dataset, "--to", copy, "--columns", "none").code == 0
     before = stamps(copy)
@@ -71,7 +72,7 @@ def test_a_column_that_is_made_later_comes_without_withdrawing_the_dataset(
     assert {name: stamps(copy)[name] for name in before} == before
 
 
-def test_a_damaged_file_of_a_column_is_found_and_repaired(dataset: Path, tmp_path: Path) -> None:
+def test_damaged_column_file_is_found_and_repaired(dataset: Path, tmp_path: Path) -> None:
     copy = tmp_path / "copy"
     assert replicate(dataset, "--to", copy).code == 0
     faults.flip_bit(copy / FILE, 130)
@@ -80,7 +81,7 @@ def test_a_damaged_file_of_a_column_is_found_and_repaired(dataset: Path, tmp_pat
     checked = replicate(dataset, "--to", copy, "--check")
     assert checked.code == 3
     assert f"{FILE}: sha256 " in checked.out
-    assert "columns/tokens/column.json: missing: the column is not finished" in checked.out
+    assert says("missing-not-finished", "columns/tokens/column.json", "column").search(checked.out)
 
     assert replicate(dataset, "--to", copy, "--repair").code == 0
     assert contents(copy) == contents(dataset)
@@ -88,9 +89,7 @@ def test_a_damaged_file_of_a_column_is_found_and_repaired(dataset: Path, tmp_pat
     assert changed == {FILE, LAST, "columns/tokens/column.json"}
 
 
-def test_a_file_of_a_column_that_is_damaged_at_the_source_ends_with_its_name(
-    dataset: Path, tmp_path: Path
-) -> None:
+def test_damaged_column_file_of_source_is_named(dataset: Path, tmp_path: Path) -> None:
     faults.flip_bit(dataset / FILE, 130)
     refused = replicate(dataset, "--to", tmp_path / "copy")
     assert refused.code == 3
@@ -98,19 +97,19 @@ def test_a_file_of_a_column_that_is_damaged_at_the_source_ends_with_its_name(
     assert LAST not in contents(tmp_path / "copy")
 
 
-def test_an_unfinished_column_is_named(dataset: Path, tmp_path: Path) -> None:
+def test_unfinished_column_is_named(dataset: Path, tmp_path: Path) -> None:
     (dataset / LAST).unlink()
     copied = replicate(dataset, "--to", tmp_path / "copy")
     assert copied.code == 0, copied
-    assert "incomplete columns: latents. Only their finished splits are copied." in copied.err
+    assert says("incomplete-columns-only-their-finished", ..., "latents").search(copied.err)
     assert {name.split("/")[1] for name in columns_in(contents(tmp_path / "copy"))} == {"tokens"}
     refused = replicate(dataset, "--to", tmp_path / "other", "--columns", "latents,tokens")
     assert refused.code == 4
-    assert "latents: the column is not complete" in refused.err
+    assert says("column-not-complete-yet-rerun", "latents").search(refused.err)
     assert not (tmp_path / "other").exists()
 
 
-def test_another_column_of_the_name_at_the_target_stays(dataset: Path, tmp_path: Path) -> None:
+def test_different_column_of_same_name_is_never_replaced(dataset: Path, tmp_path: Path) -> None:
     copy = tmp_path / "copy"
     assert replicate(dataset, "--to", copy, "--columns", "none").code == 0
     make_column(copy, seed=2, about="by another network")
@@ -119,7 +118,7 @@ def test_another_column_of_the_name_at_the_target_stays(dataset: Path, tmp_path:
     assert refused.code == 2
     assert f"{copy / LAST.rpartition('/')[0]}: a different column has this name" in refused.err
     assert contents(copy) == before
-    # Made in the same way, it is a file or two that differ.
+    # If they were made in the same way, only the different files are copied.
     shutil.rmtree(copy / "columns")
     make_column(copy, seed=2)
     assert replicate(dataset, "--to", copy).code == 0
@@ -129,7 +128,7 @@ def test_another_column_of_the_name_at_the_target_stays(dataset: Path, tmp_path:
 @pytest.mark.parametrize(
     "said", [b"{}", b"[" * 100_000, b'{"column_version":1,"name":"../x"}', b"\xff"]
 )
-def test_a_hostile_column_json_is_damage(dataset: Path, tmp_path: Path, said: bytes) -> None:
+def test_hostile_column_json_is_damage(dataset: Path, tmp_path: Path, said: bytes) -> None:
     (dataset / LAST).write_bytes(said)
     refused = replicate(dataset, "--to", tmp_path / "copy")
     assert refused.code == 3, refused
@@ -137,7 +136,7 @@ def test_a_hostile_column_json_is_damage(dataset: Path, tmp_path: Path, said: by
     assert not (tmp_path / "copy").exists()
 
 
-def test_a_column_of_another_dataset_is_refused(dataset: Path, tmp_path: Path) -> None:
+def test_column_of_a_different_dataset_is_refused(dataset: Path, tmp_path: Path) -> None:
     make_dataset(tmp_path / "other", shard_bytes=400, seed=1, tables=True)
     shutil.copytree(dataset / "columns", tmp_path / "other" / "columns")
     refused = replicate(tmp_path / "other", "--to", tmp_path / "copy")
@@ -147,7 +146,7 @@ def test_a_column_of_another_dataset_is_refused(dataset: Path, tmp_path: Path) -
     assert replicate(tmp_path / "other", "--to", tmp_path / "copy", "--columns", "none").code == 0
 
 
-def test_the_parents_replica_gives_what_it_has(dataset: Path, tmp_path: Path) -> None:
+def test_columns_are_linked_from_the_parents_replica(dataset: Path, tmp_path: Path) -> None:
     parent = tmp_path / "parent"
     assert replicate(dataset, "--to", parent).code == 0
     result = replicate(dataset, "--to", tmp_path / "copy", "--from-parent", parent, "--json")
@@ -156,7 +155,7 @@ def test_the_parents_replica_gives_what_it_has(dataset: Path, tmp_path: Path) ->
     assert (tmp_path / "copy" / FILE).samefile(parent / FILE)
 
 
-def test_hosts_get_all_columns_or_those_of_their_part(hosts: Hosts, dataset: Path) -> None:
+def test_hosts_get_all_columns(hosts: Hosts, dataset: Path) -> None:
     hosts.only("10.0.0.1", "10.0.0.2", "node-3")
     result = hosts.run(dataset, "--json")
     assert result.code == 0, result
@@ -171,7 +170,7 @@ def test_hosts_get_all_columns_or_those_of_their_part(hosts: Hosts, dataset: Pat
     hosts.assert_whole(dataset)
 
 
-def test_a_part_has_the_files_of_its_shards(dataset: Path, tmp_path: Path) -> None:
+def test_part_has_the_column_files_of_its_shards(dataset: Path, tmp_path: Path) -> None:
     part = tmp_path / "part"
     placement = Placement(1, 3)
     flags = ("--mode", "partition", "--part", "1/3")
@@ -179,9 +178,10 @@ def test_a_part_has_the_files_of_its_shards(dataset: Path, tmp_path: Path) -> No
     manifest = open_dataset(str(dataset)).manifest
     shards = {shard.name for shard in placement.shards(manifest, "train")}
     assert 0 < len(shards) < 6
-    expected = {column.record_name(name) for name in ("latents", "tokens")} | {
-        f"columns/{name}/{shard}.npy" for name in ("latents", "tokens") for shard in shards
-    }
+    expected: set[str] = set()
+    for name in ("latents", "tokens"):
+        expected |= {f"columns/{name}/{shard}.npy" for shard in shards}
+        expected.add(column.record_name(name))
     assert columns_in(contents(part)) == {
         name: contents(dataset)[name] for name in sorted(expected)
     }
@@ -190,7 +190,7 @@ def test_a_part_has_the_files_of_its_shards(dataset: Path, tmp_path: Path) -> No
 
 
 @pytest.mark.slow
-def test_columns_go_to_a_bucket_and_back(
+def test_columns_are_copied_to_and_from_a_bucket(
     s3: S3Server, hosts: Hosts, dataset: Path, tmp_path: Path
 ) -> None:
     there = f"s3://{BUCKET}/columns-of-a-set"

@@ -1,4 +1,4 @@
-"""From folder to folder: what moves, what is refused, what is never half visible."""
+"""From folder to folder: copied, refused, and never visible if incomplete."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from imagenet_prep.distribute.send import Original
 from imagenet_prep.reporting import facts
 from imagenet_prep.storage.dataset_store import open_dataset
 from tests.kit import command, faults
+from tests.kit.messages import says
 from tests.kit.replicas import make_dataset
 
 SHARD = "train-00002-of-00006"
@@ -32,7 +33,7 @@ def copy(dataset: Path, tmp_path: Path) -> Path:
     return tmp_path / "copy"
 
 
-def test_a_dry_run_tells_bytes_and_time_and_writes_nothing(dataset: Path, tmp_path: Path) -> None:
+def test_dry_run_reports_bytes_and_time_without_writing(dataset: Path, tmp_path: Path) -> None:
     told = replicate(dataset, "--to", tmp_path / "new", "--dry-run", "--bandwidth-limit", "0.1")
 
     assert (told.code, told.complaints) == (0, "")
@@ -40,10 +41,10 @@ def test_a_dry_run_tells_bytes_and_time_and_writes_nothing(dataset: Path, tmp_pa
     assert not (tmp_path / "new").exists()
 
 
-def test_a_dataset_that_is_replaced_while_it_is_replicated_gets_no_manifest(
+def test_copies_get_no_manifest_if_dataset_changed(
     dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All copies are of the manifest that the run has read, which is there no more."""
+    """The copies belong to the manifest that the run has read, which no longer exists."""
     make_dataset(tmp_path / "other", seed=1)
     chunks = Original.chunks
 
@@ -52,9 +53,7 @@ def test_a_dataset_that_is_replaced_while_it_is_replicated_gets_no_manifest(
         shutil.copy(tmp_path / "other" / schema.MANIFEST, dataset / schema.MANIFEST)
 
     monkeypatch.setattr(Original, "chunks", replacing)
-    with pytest.raises(
-        IncompleteError, match="has changed since this run started, so the copies have no"
-    ):
+    with pytest.raises(IncompleteError, match=says("dataset-column-changed-since-run")):
         verb.run([str(dataset), "--to", str(tmp_path / "copy")])
     assert (tmp_path / "copy" / SHARD).exists()
     assert not (tmp_path / "copy" / schema.MANIFEST).exists()
@@ -63,38 +62,52 @@ def test_a_dataset_that_is_replaced_while_it_is_replicated_gets_no_manifest(
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["nowhere", "--to", "x"], "not a dataset of imagenet-prep"),
+        (["nowhere", "--to", "x"], says("without-not-dataset-imagenet-prep-tfrecords")),
         (["x", "--to", "http://example.org/x"], "expected a folder or s3://"),
-        (["x", "--to", "y", "--mode", "partition"], "--part K/N: required for a folder"),
-        (["x", "--to", "y", "--mode", "partition", "--part", "4/4"], "node 4: expected 0 to 3"),
-        (["x", "--to", "y", "--mode", "partition", "--part", "one"], "--part one, --copies 1: "),
-        (["x", "--to", "y", "--part", "0/2"], "--part 0/2 can only be used with --mode partition"),
-        (["x", "--to", "s3://b/y", "--mode", "partition"], "expected --to hosts:"),
-        (["x", "--to", "hosts:file"], "expected hosts:HOSTSFILE:PATH"),
-        (["x", "--to", "hosts:file:$SCRATCH/set"], "the path on the hosts contains $"),
-        (["x", "--to", "hosts:file:/data/${USER}"], "the path on the hosts contains $"),
-        (["x", "--to", "y", "--check", "--repair"], "expected at most one of them"),
+        (["x", "--to", "y", "--mode", "partition"], says("part-k-n-required-folder")),
+        (
+            ["x", "--to", "y", "--mode", "partition", "--part", "4/4"],
+            says("node-expected-0", "4", "3"),
+        ),
+        (
+            ["x", "--to", "y", "--mode", "partition", "--part", "one"],
+            says("part-copies-2", "one", "1"),
+        ),
+        (
+            ["x", "--to", "y", "--part", "0/2"],
+            says("only-used", ..., "--part 0/2", "--mode partition"),
+        ),
+        (
+            ["x", "--to", "s3://b/y", "--mode", "partition"],
+            says("mode-partition-expected-hosts-hostsfile"),
+        ),
+        (["x", "--to", "hosts:file"], says("expected-hosts-hostsfile-path")),
+        (["x", "--to", "hosts:file:$SCRATCH/set"], says("path-hosts-contains-no-shell")),
+        (["x", "--to", "hosts:file:/data/${USER}"], says("path-hosts-contains-no-shell")),
+        (["x", "--to", "y", "--check", "--repair"], says("check-repair-dry-run-expected-most")),
         (["x", "--to", "y", "--bandwidth-limit", "-1"], "--bandwidth-limit -1.0: expected"),
         (["x", "--to", "y", "--bandwidth-limit", "nan"], "--bandwidth-limit nan: expected"),
-        (["s3://key:secret@bucket/x", "--to", "y"], "contains a user name or password"),
+        (["s3://key:secret@bucket/x", "--to", "y"], says("address-contains-user-name-password")),
     ],
 )
-def test_usage_errors_say_what_is_expected(tmp_path: Path, arguments: list[str], said: str) -> None:
+def test_usage_errors_give_the_expected_values(
+    tmp_path: Path, arguments: list[str], said: str
+) -> None:
     result = command.run("replicate", *arguments, cwd=tmp_path)
 
     assert (result.code, result.out) == (2, ""), result
-    assert said in result.err
+    assert re.search(said, result.err)
     assert "key:secret" not in result.err
 
 
-def test_the_data_set_itself_is_no_target(dataset: Path) -> None:
+def test_dataset_cannot_be_its_own_target(dataset: Path) -> None:
     result = replicate(dataset, "--to", dataset)
 
     assert result.code == 2
-    assert "is inside " in result.err
+    assert says("inside-belongs-input-never-changes").search(result.err)
 
 
-def test_the_data_set_keeps_where_whole_replicas_are(dataset: Path, tmp_path: Path) -> None:
+def test_dataset_records_only_its_complete_replicas(dataset: Path, tmp_path: Path) -> None:
     assert replicate(dataset, "--to", tmp_path / "one", "--dry-run").code == 0
     (tmp_path / "full").write_text("no folder")
     assert replicate(dataset, "--to", tmp_path / "full").code == 2
@@ -110,10 +123,10 @@ def test_the_data_set_keeps_where_whole_replicas_are(dataset: Path, tmp_path: Pa
 
 
 @pytest.mark.root
-def test_a_small_disk_is_refused_before_anything_moves(dataset: Path, tmp_path: Path) -> None:
+def test_too_small_disk_is_refused_before_any_copy(dataset: Path, tmp_path: Path) -> None:
     with faults.disk(tmp_path / "disk", "size=1m"):
         result = replicate(dataset, "--to", tmp_path / "disk")
 
         assert result.code == 1
-        assert "Nothing was copied" in result.err
+        assert says("bytes-needed-free-nothing-copied").search(result.err)
         assert not (tmp_path / "disk" / "labels.txt").exists()

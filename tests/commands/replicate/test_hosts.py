@@ -1,4 +1,4 @@
-"""To hosts, along a chain: whole everywhere, and what happens to one does not stop the others."""
+"""To hosts, along a chain: complete everywhere; a fault of one host does not stop the others."""
 
 from __future__ import annotations
 
@@ -7,15 +7,16 @@ from pathlib import Path
 
 from tests.kit import command, faults
 from tests.kit.columns import make_column
-from tests.kit.dataset import assert_nothing_half_visible, contents
+from tests.kit.dataset import assert_visible_files_are_complete, contents
 from tests.kit.fake_hosts import Hosts
+from tests.kit.messages import says
 from tests.kit.replicas import make_dataset
 from tests.kit.training import make_shades
 
 SHARD = "train-00002-of-00006"
 
 
-def test_every_host_gets_every_byte(hosts: Hosts, dataset: Path) -> None:
+def test_all_hosts_get_all_bytes(hosts: Hosts, dataset: Path) -> None:
     result = hosts.run(dataset, "--json")
 
     assert result.code == 0, result
@@ -25,17 +26,15 @@ def test_every_host_gets_every_byte(hosts: Hosts, dataset: Path) -> None:
     assert hosts.run(dataset, "--check").code == 0
 
 
-def test_a_second_run_moves_only_what_a_host_lacks_and_a_repair_what_is_damaged(
-    hosts: Hosts, dataset: Path
-) -> None:
+def test_second_run_copies_missing_and_repair_damaged_files(hosts: Hosts, dataset: Path) -> None:
     hosts.only("10.0.0.2", "node-3")
     assert hosts.run(dataset).code == 0
     (hosts.replica("node-3") / SHARD).unlink()
-    faults.rot(hosts.replica("10.0.0.2"), SHARD, 100)
+    faults.corrupt_silently(hosts.replica("10.0.0.2"), SHARD, 100)
     planned = hosts.run(dataset, "--dry-run", "--json")
     assert [replica["lacking_bytes"] for replica in planned.json["replicas"]] == [0, 40_002]
 
-    # A host does not pass on what rotted on its disk.
+    # A host does not forward a file that was damaged on its disk.
     again = hosts.run(dataset)
     assert again.code == 0, again
     assert f"{SHARD} is damaged on 10.0.0.2; another host will send the file" in again.err
@@ -55,9 +54,7 @@ def test_a_second_run_moves_only_what_a_host_lacks_and_a_repair_what_is_damaged(
     hosts.assert_whole(dataset)
 
 
-def test_every_host_gets_the_signatures_of_the_manifest_and_the_columns(
-    hosts: Hosts, tmp_path: Path
-) -> None:
+def test_hosts_get_signatures_of_manifest_and_columns(hosts: Hosts, tmp_path: Path) -> None:
     hosts.only("10.0.0.1", "node-3")
     signed = tmp_path / "signed"
     make_shades(signed)
@@ -72,7 +69,7 @@ def test_every_host_gets_the_signatures_of_the_manifest_and_the_columns(
             assert (hosts.replica(address) / name).read_bytes() == (signed / name).read_bytes()
 
 
-def test_the_leader_may_be_in_the_hosts_file_and_its_set_is_left_alone(
+def test_leader_in_hosts_file_keeps_its_dataset(
     hosts: Hosts, dataset: Path, tmp_path: Path
 ) -> None:
     folder = hosts.root / "shared"
@@ -90,7 +87,7 @@ def test_the_leader_may_be_in_the_hosts_file_and_its_set_is_left_alone(
     assert list((folder / ".work").glob("origin-*")) == []
 
 
-def test_what_ssh_refuses_is_not_tried_for_ever(hosts: Hosts, dataset: Path) -> None:
+def test_refusal_of_ssh_is_not_retried(hosts: Hosts, dataset: Path) -> None:
     hosts.only("10.0.0.2", "node-3", "ubuntu@node-4")
     changed = (
         "@ WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED! @\nHost key verification failed.\n"
@@ -110,7 +107,7 @@ def test_what_ssh_refuses_is_not_tried_for_ever(hosts: Hosts, dataset: Path) -> 
     hosts.assert_whole(dataset, "10.0.0.2", "node-3")
 
 
-def test_a_python_without_the_package_is_named(hosts: Hosts, dataset: Path) -> None:
+def test_python_without_the_package_is_named(hosts: Hosts, dataset: Path) -> None:
     hosts.only("node-3")
     result = hosts.run(dataset, "--check", "--python", "/nowhere/python3")
 
@@ -118,9 +115,7 @@ def test_a_python_without_the_package_is_named(hosts: Hosts, dataset: Path) -> N
     assert "/nowhere/python3" in result.out
 
 
-def test_a_source_that_changes_is_told_and_no_mixture_is_whole(
-    hosts: Hosts, tmp_path: Path
-) -> None:
+def test_changing_source_is_reported_and_never_mixed(hosts: Hosts, tmp_path: Path) -> None:
     hosts.only("10.0.0.1", "10.0.0.2")
     source = tmp_path / "changing"
     make_dataset(source, shards=8, shard_bytes=500_000)
@@ -135,14 +130,12 @@ def test_a_source_that_changes_is_told_and_no_mixture_is_whole(
         result = running.finish()
 
     assert result.code in (3, 4), result
-    assert "changed" in result.err or "arrives damaged every time" in result.out
+    assert "changed" in result.err or says("arrives-damaged-every-time-damaged").search(result.out)
     for address in hosts.addresses:
-        assert_nothing_half_visible(hosts.replica(address), before)
+        assert_visible_files_are_complete(hosts.replica(address), before)
 
 
-def test_a_pipe_in_place_of_a_shard_at_the_source_is_refused_at_once(
-    hosts: Hosts, dataset: Path
-) -> None:
+def test_named_pipe_instead_of_shard_is_refused(hosts: Hosts, dataset: Path) -> None:
     hosts.only("10.0.0.1")
     (dataset / SHARD).unlink()
     os.mkfifo(dataset / SHARD)

@@ -1,4 +1,4 @@
-"""Every host gets its own part: no more, no less, and each part proven as a whole replica is."""
+"""Each host gets exactly its own part, which is verified like a complete replica."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from imagenet_prep.storage.dataset_store import open_dataset
 from tests.kit import command, faults
 from tests.kit.dataset import contents, shard_names
 from tests.kit.fake_hosts import Hosts
-from tests.kit.lengths import long_but
+from tests.kit.lengths import long_except
 from tests.kit.replicas import make_dataset
 from tests.kit.s3_server import BUCKET, S3Server
 
@@ -20,7 +20,7 @@ PARTITION = ("--mode", "partition")
 
 
 def part(dataset: Path, placement: Placement) -> dict[str, bytes]:
-    """Returns every byte that a host with a part must hold."""
+    """Returns all bytes that a host with a part must have."""
     manifest = open_dataset(str(dataset)).manifest
     names = {schema.MANIFEST, *(file.name for file in placement.files(manifest))}
     expected = {name: data for name, data in contents(dataset).items() if name in names}
@@ -34,8 +34,8 @@ def assert_parts(hosts: Hosts, dataset: Path, copies: int, *but: str) -> None:
             assert contents(hosts.replica(address)) == expected, address
 
 
-@pytest.mark.parametrize("copies", long_but([2], [1, 2, 3]))
-def test_every_host_gets_its_own_part_and_damage_of_it_is_mended(
+@pytest.mark.parametrize("copies", long_except([2], [1, 2, 3]))
+def test_hosts_get_their_parts_and_damage_is_repaired(
     hosts: Hosts, dataset: Path, copies: int
 ) -> None:
     hosts.only("10.0.0.1", "10.0.0.2", "node-3")
@@ -59,7 +59,7 @@ def test_every_host_gets_its_own_part_and_damage_of_it_is_mended(
 
     replica = hosts.replica("10.0.0.2")
     (name, *_) = sorted(shard_names(contents(replica)))
-    faults.rot(replica, name, 100)
+    faults.corrupt_silently(replica, name, 100)
     (hosts.replica("node-3") / schema.PLACEMENT).unlink()
     checked = hosts.run(dataset, *flags, "--check")
     assert checked.code == 3
@@ -71,7 +71,7 @@ def test_every_host_gets_its_own_part_and_damage_of_it_is_mended(
     assert_parts(hosts, dataset, copies)
 
 
-def test_a_folder_with_another_part_is_refused_untouched(
+def test_folder_with_a_different_part_is_refused_unchanged(
     hosts: Hosts, dataset: Path, tmp_path: Path
 ) -> None:
     def give(*flags: str) -> command.Finished:
@@ -97,7 +97,7 @@ def test_a_folder_with_another_part_is_refused_untouched(
     assert contents(tmp_path / "whole") == contents(dataset)
 
 
-def test_a_part_is_no_data_set_to_replicate(dataset: Path, tmp_path: Path) -> None:
+def test_part_cannot_be_replicated_as_a_dataset(dataset: Path, tmp_path: Path) -> None:
     flags = (*PARTITION, "--part", "0/2")
     assert command.run("replicate", dataset, "--to", tmp_path / "part", *flags).code == 0
     refused = command.run("replicate", tmp_path / "part", "--to", tmp_path / "more")
@@ -106,7 +106,7 @@ def test_a_part_is_no_data_set_to_replicate(dataset: Path, tmp_path: Path) -> No
     assert "is part 0 of 2, copies: 1, but this command needs the complete dataset." in refused.err
 
 
-def test_more_copies_than_hosts_and_the_leaders_own_folder_are_refused(
+def test_too_many_copies_and_leaders_folder_are_refused(
     hosts: Hosts, dataset: Path, tmp_path: Path
 ) -> None:
     many = hosts.run(dataset, *PARTITION, "--copies", "5")
@@ -122,9 +122,9 @@ def test_more_copies_than_hosts_and_the_leaders_own_folder_are_refused(
     assert contents(dataset) == whole
 
 
-# In short: test_s3's hosts that pull all of it.
+# Faster test of the same: test_s3's hosts that read all of it.
 @pytest.mark.long
-def test_every_host_pulls_its_own_part(s3: S3Server, hosts: Hosts, tmp_path: Path) -> None:
+def test_hosts_read_their_parts_from_a_bucket(s3: S3Server, hosts: Hosts, tmp_path: Path) -> None:
     make_dataset(tmp_path / "set")
     there = f"s3://{BUCKET}/parts"
     environment = {**s3.environment, **hosts.environment}

@@ -31,9 +31,7 @@ def replicate(s3: S3Server, *arguments: str | Path) -> command.Finished:
     return command.run("replicate", *arguments, env=s3.environment)
 
 
-def test_a_bucket_gets_the_data_set_and_gives_it_back(
-    s3: S3Server, dataset: Path, tmp_path: Path
-) -> None:
+def test_bucket_returns_the_same_dataset(s3: S3Server, dataset: Path, tmp_path: Path) -> None:
     there = f"s3://{BUCKET}/back"
     sent = replicate(s3, dataset, "--to", there)
     assert sent.code == 0, sent
@@ -69,9 +67,7 @@ def test_unfinished_uploads_of_a_killed_run_are_removed(s3: S3Server, tmp_path: 
     assert uploads(client, "left") == [others]
 
 
-def test_a_server_without_checksums_ends_the_run_at_its_first_objects(
-    s3: S3Server, tmp_path: Path
-) -> None:
+def test_server_without_checksums_is_refused_at_first_objects(s3: S3Server, tmp_path: Path) -> None:
     make_dataset(tmp_path / "set")
     with proxied(s3.url, seed=1, faults=0, rate=0.0) as proxy:
         proxy.keeps_checksums = False
@@ -92,7 +88,7 @@ def test_a_server_without_checksums_ends_the_run_at_its_first_objects(
     assert objects(s3.client(), "unkept") == contents(tmp_path / "set")
 
 
-def test_retries_are_lines_on_stderr_and_none_is_in_the_json(s3: S3Server, tmp_path: Path) -> None:
+def test_retries_are_lines_on_stderr_outside_json(s3: S3Server, tmp_path: Path) -> None:
     make_dataset(tmp_path / "set")
     with proxied(s3.url, seed=1, faults=4, rate=1.0) as proxy:
         settings = {**s3.environment, "AWS_ENDPOINT_URL": proxy.url}
@@ -105,14 +101,14 @@ def test_retries_are_lines_on_stderr_and_none_is_in_the_json(s3: S3Server, tmp_p
     assert result.err
 
 
-def test_every_host_pulls_its_own(s3: S3Server, hosts: Hosts, tmp_path: Path) -> None:
+def test_hosts_read_their_files_from_a_bucket(s3: S3Server, hosts: Hosts, tmp_path: Path) -> None:
     make_dataset(tmp_path / "set")
     hosts.only("10.0.0.2", "node-3")
     there = f"s3://{BUCKET}/pulled"
     assert replicate(s3, tmp_path / "set", "--to", there).code == 0
     hosts.down("node-3")
     environment = {**s3.environment, **hosts.environment}
-    with proxied(s3.url, seed=1, faults=16, rate=0.5) as proxy:  # the leader meets few of them
+    with proxied(s3.url, seed=1, faults=16, rate=0.5) as proxy:  # the leader gets few of them
         through = {**environment, "AWS_ENDPOINT_URL": proxy.url}
         result = command.run("replicate", there, "--to", hosts.to, env=through)
 

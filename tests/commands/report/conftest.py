@@ -1,4 +1,4 @@
-"""The demo's data set with its report."""
+"""The demo's dataset with its report."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ SCREENSHOTS = REPOSITORY / "build" / "report"
 
 
 class Demo(NamedTuple):
-    """A data set that nobody changes, and the archives it was made from."""
+    """A dataset that no test changes, and its source archives."""
 
     out: Path
     source: Path
 
 
 def make_demo(folder: Path, images: int, short_side: int) -> Demo:
-    """Returns the demo of that many photographs, made once a run."""
+    """Returns the demo of that many photographs, made once per run."""
     size = ("--images", str(images), "--short-side", str(short_side))
 
     def make(folder: Path) -> None:
@@ -47,13 +47,13 @@ def demo(shared_cache: Path) -> Demo:
 
 @pytest.fixture(scope="session")
 def small(shared_cache: Path) -> Demo:
-    """The demo with 40 photographs, the fewest, at 96 pixels; read-only."""
+    """The demo with 40 photographs, the minimum, at 96 pixels; read-only."""
     return make_demo(shared_cache / "small", 40, 96)
 
 
 @pytest.fixture(scope="session")
 def training(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Figures as `bench-train` leaves them, of 1 and of 8 ranks."""
+    """Figures in the form of `bench-train`, of 1 and of 8 ranks."""
     measured = [RankRuns(ranks, TimedRun(90.0 * ranks, 9.0), None) for ranks in (1, 8)]
     path = tmp_path_factory.mktemp("training") / FIGURES
     path.write_bytes(strict_json.dumps({"rows": figures(measured, [8], 24.5)}))
@@ -62,13 +62,13 @@ def training(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def copy(small: Demo, tmp_path: Path) -> Path:
-    """The small demo's data set, to be damaged."""
+    """A copy of the small demo's dataset, to be damaged."""
     return Path(shutil.copytree(small.out, tmp_path / "copy"))
 
 
 @pytest.fixture
 def sourceless(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Nothing is compared with a source that the test does not name: most of a page's work."""
+    """Only compares pages with a source if the test gives one: this is most of the work."""
     monkeypatch.setenv(schema.CACHE, str(tmp_path / "of-another-user"))
 
 
@@ -86,7 +86,7 @@ def written(unplotted: None, sourceless: None, tmp_path: Path) -> Callable[..., 
 
 @pytest.fixture
 def report(tmp_path: Path) -> Callable[..., str]:
-    """Runs `report` as users do and returns the page's text."""
+    """Runs `report` like a user and returns the page's text."""
 
     def make(*arguments: str | Path) -> str:
         out = tmp_path / "page.html"

@@ -1,4 +1,4 @@
-"""The page in a real browser: quiet, searchable, by keyboard, on a phone, for everyone."""
+"""The page in a real browser: no errors, search, keyboard, a narrow screen, accessibility."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _FOCUS = """() => {
 
 @pytest.fixture(scope="session")
 def comparison(small: Demo, shared_cache: Path) -> Path:
-    """The small demo and itself at 64 pixels, side by side."""
+    """A comparison of the small demo with itself at 64 pixels."""
 
     def make(folder: Path) -> None:
         shards = ("--train-shards", "3", "--validation-shards", "2", "--allow-subset")
@@ -55,7 +55,7 @@ def comparison(small: Demo, shared_cache: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def trained(small: Demo, training: Path, shared_cache: Path) -> Path:
-    """The small demo's report with all that a report may have: with figures of training, too."""
+    """The small demo's report with all its optional sections, such as figures of training."""
 
     def make(folder: Path) -> None:
         words = ("--training", training, "--out", folder / REPORT)
@@ -66,7 +66,7 @@ def trained(small: Demo, training: Path, shared_cache: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def damaged(small: Demo, shared_cache: Path) -> Path:
-    """The report of a set that lacks a file; its plots would be those of the others."""
+    """The report of a dataset that lacks a file; without plots, since other reports have them."""
 
     def make(folder: Path) -> None:
         shutil.copytree(small.out, folder / "set")
@@ -79,7 +79,7 @@ def damaged(small: Demo, shared_cache: Path) -> Path:
     return made_once(shared_cache / "damaged-page", make) / REPORT
 
 
-def test_the_page_is_quiet_and_whole_for_keys_search_and_mouse(
+def test_page_works_with_keyboard_search_and_mouse(
     small: Demo, trained: Path, open_page: OpenPage
 ) -> None:
     shown, complaints = open_page(trained)
@@ -110,7 +110,7 @@ def hold_tab_reaches_everything_once(shown: Any) -> None:
 
 
 def hold_search_finds_words_and_wnids(shown: Any) -> None:
-    """It says what is not shown, too."""
+    """It also says what the page does not show."""
     tiles = shown.locator("#grid li:visible")
     found = shown.locator("#found")
     every = tiles.count()
@@ -130,7 +130,7 @@ def hold_search_finds_words_and_wnids(shown: Any) -> None:
 
 
 def hold_an_image_opens_by_keyboard(shown: Any) -> None:
-    """It is compared and closed so, too."""
+    """The comparison and the close button work in the same way."""
     tile = shown.locator("button.tile:has(.pair)").first
     tile.focus()
     shown.keyboard.press("Enter")
@@ -171,7 +171,7 @@ def hold_the_slider_follows_the_mouse(shown: Any) -> None:
 
 
 @pytest.mark.parametrize("which", ["report", "comparison"])
-def test_nothing_sticks_out_to_the_side_and_axe_finds_nothing_wrong(
+def test_page_fits_all_widths_and_axe_finds_nothing(
     small: Demo,
     comparison: Path,
     trained: Path,
@@ -180,7 +180,7 @@ def test_nothing_sticks_out_to_the_side_and_axe_finds_nothing_wrong(
     which: str,
 ) -> None:
     page = trained if which == "report" else comparison
-    # Nothing in this name invites a browser to break it.
+    # This name has no character at which a browser may break a line.
     text = page.read_text("utf-8").replace(str(small.out), f"/data/{'imagenet' * 12}")
     (tmp_path / REPORT).write_text(text, "utf-8")
     shown, _ = open_page(tmp_path / REPORT)
@@ -201,29 +201,29 @@ def test_nothing_sticks_out_to_the_side_and_axe_finds_nothing_wrong(
             box = shown.locator("#dialog").bounding_box()
             assert box["x"] >= 0, width
             assert box["x"] + box["width"] <= width
-        # All that lies behind an open dialog was looked at, and is out of reach.
+        # Everything behind an open dialog was checked before, and cannot be reached.
         assert violations(shown, within="#dialog") == []
         shown.emulate_media(color_scheme="light")
         assert violations(shown, *COLOURS, within="#dialog") == []
 
 
 def hold_axe_finds_nothing_wrong(shown: Any) -> None:
-    """Ends in the dark scheme, which has other colours and nothing else."""
+    """Ends in the dark scheme, which only changes colours."""
     assert violations(shown) == []
     shown.emulate_media(color_scheme="dark")
     assert violations(shown, *COLOURS) == []
 
 
-def test_axe_finds_nothing_wrong_with_a_damaged_set(damaged: Path, open_page: OpenPage) -> None:
+def test_axe_finds_no_problem_for_damaged_dataset(damaged: Path, open_page: OpenPage) -> None:
     shown, _ = open_page(damaged)
 
     hold_axe_finds_nothing_wrong(shown)
 
 
-def test_no_text_of_a_data_set_becomes_markup(
+def test_text_of_a_dataset_never_becomes_markup(
     small: Demo, unplotted: None, tmp_path: Path, open_page: OpenPage
 ) -> None:
-    from imagenet_prep.reporting import page  # matplotlib, which few tests need
+    from imagenet_prep.reporting import page  # imports matplotlib, which few tests need
 
     known = facts.gather(open_dataset(str(small.out)), [EVIL])
     tiles = [
@@ -257,15 +257,17 @@ def test_no_text_of_a_data_set_becomes_markup(
 
 
 @pytest.mark.long
-def test_screenshots_for_people_to_look_at(demo: Demo, tmp_path: Path, open_page: OpenPage) -> None:
-    """Left in build/report; `make picture` puts the widest into the README."""
+def test_screenshots_are_written_for_inspection(
+    demo: Demo, tmp_path: Path, open_page: OpenPage
+) -> None:
+    """Written to build/report; `make picture` copies the widest into the README."""
     SCREENSHOTS.mkdir(parents=True, exist_ok=True)
     # The README's picture shows a user's folder, not a test's.
     path = tmp_path / REPORT
     content = (demo.out / REPORT).read_text("utf-8")
     path.write_text(content.replace(str(demo.out), "/data/demo"), "utf-8")
     shown, _ = open_page(path)
-    # What the page says of its set goes with its picture: tests/contract/test_pictures.py.
+    # The picture contains the page's facts: tests/contract/test_pictures.py.
     facts = PngInfo()
     for name in ("program", "libraries"):
         facts.add_text(name, shown.locator(f"dt:text-is('{name}') + dd").text_content())

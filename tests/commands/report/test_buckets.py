@@ -1,4 +1,4 @@
-"""`report s3://…`: the page of a folder, by ranged reads, written where a browser opens it."""
+"""`report s3://…` makes a folder's page by ranged reads, in a local file."""
 
 from __future__ import annotations
 
@@ -22,16 +22,17 @@ from imagenet_prep.storage.folder import LocalStore
 from imagenet_prep.storage.remote import Access
 from imagenet_prep.storage.store import Store
 from tests.kit.limits import Limits
+from tests.kit.messages import says
 from tests.kit.s3_proxy import proxied
 from tests.kit.s3_server import S3Server
-from tests.kit.tfrecords import picture, scene, write_set
+from tests.kit.tfrecords import picture, scene, write_dataset
 
 
 @pytest.fixture
 def both(prefix: str, tmp_path: Path) -> tuple[LocalStore, BucketStore]:
-    """A set before and after resize, in a folder and in a bucket: in/ and out/ of both."""
+    """A dataset before and after resize, in a folder and in a bucket: in/ and out/ of both."""
     pictures = [picture(number, scene(number)) for number in range(8)]
-    write_set(tmp_path / "in", {"train": [pictures[:3], pictures[3:]]}, num_classes=8)
+    write_dataset(tmp_path / "in", {"train": [pictures[:3], pictures[3:]]}, num_classes=8)
     found = shard_files.find(LocalStore(tmp_path / "in"))
     job = rewrite.ResizeJob(found, ("train",), Policy(32, 85), Workers(1, "threads"), quiet=True)
     rewrite.run(job, LocalStore(tmp_path / "out"))
@@ -46,7 +47,7 @@ def gathered(store: Store, source: Store | None) -> DatasetFacts:
     return facts.gather(open_dataset(store), [], source)
 
 
-def test_facts_and_pictures_of_a_bucket_are_those_of_a_folder(
+def test_bucket_and_folder_give_the_same_report(
     both: tuple[LocalStore, BucketStore],
 ) -> None:
     folder = Path(both[0].where())
@@ -63,14 +64,16 @@ def test_facts_and_pictures_of_a_bucket_are_those_of_a_folder(
     assert (there.problems, here.problems) == ([], [])
     there.store.remove(schema.index_name("train-00000-of-00002"))
     sample.draw(there, seed=1)
-    assert any("index/train-00000-of-00002: cannot be read" in each for each in there.problems)
+    assert any(
+        says("cannot-read-2", "index/train-00000-of-00002").search(each) for each in there.problems
+    )
 
 
 @pytest.mark.parametrize("at", ["folder", "bucket"])
-def test_a_data_set_does_not_say_where_its_source_lies(
+def test_report_ignores_source_named_by_the_dataset(
     both: tuple[LocalStore, BucketStore], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, at: str
 ) -> None:
-    """It may come from strangers: a note of this user's own run counts, or --source."""
+    """A dataset may come from strangers: only this user's notes and --source are trusted."""
     folder = Path(both[0].where())
     bucket = both[1].where()
     store = LocalStore(folder / "out") if at == "folder" else BucketStore(f"{bucket}/out")
@@ -82,7 +85,7 @@ def test_a_data_set_does_not_say_where_its_source_lies(
             assert not any(tile.before for tile in sample.draw(gathered(store, None), seed=1))
 
 
-def test_the_page_of_a_bucket_lies_where_it_is_asked_for_or_here(
+def test_page_of_a_bucket_is_written_locally(
     both: tuple[LocalStore, BucketStore],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -101,7 +104,7 @@ def test_the_page_of_a_bucket_lies_where_it_is_asked_for_or_here(
     assert BucketStore(address).everything() == before
 
 
-def test_a_bucket_that_cannot_be_read_is_explained(
+def test_unreadable_bucket_is_explained(
     both: tuple[LocalStore, BucketStore],
     s3: S3Server,
     monkeypatch: pytest.MonkeyPatch,
@@ -109,13 +112,13 @@ def test_a_bucket_that_cannot_be_read_is_explained(
 ) -> None:
     address = f"{both[1].where()}/out"
     limits(retry_pause_s=0.0)
-    with pytest.raises(UsageError, match=r"nothing: not a dataset of imagenet-prep"):
+    with pytest.raises(UsageError, match=says("not-dataset-imagenet-prep-no-make", "nothing")):
         report.report(report.ReportConfig(f"{address}/nothing"))
-    with pytest.raises(StoreError, match="the server answers 404"):
+    with pytest.raises(StoreError, match=says("server-answers", "404")):
         report.report(report.ReportConfig("s3://nobody/out"))
     with proxied(s3.url, seed=0, faults=0, rate=0) as proxy:
         monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.url)
         found = gathered(BucketStore(address, Access(retries=2)), None)
         proxy.down = True
-        with pytest.raises(IncompleteError, match="given up after 3 failed attempts"):
+        with pytest.raises(IncompleteError, match=says("given-up-after", "3 failed attempts")):
             sample.draw(found, seed=0)

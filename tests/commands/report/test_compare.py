@@ -1,4 +1,4 @@
-"""`report --compare`: the same images found in both sets, however they were dealt out."""
+"""`report --compare` finds the same images in both datasets, in any order and sharding."""
 
 from __future__ import annotations
 
@@ -39,15 +39,15 @@ def compared(one: Path, other: Path) -> Comparison:
     return compare(*both, differences(*sides, splits) if splits else (), seed=0)
 
 
-def test_a_set_is_equal_to_itself(small: Demo) -> None:
+def test_dataset_equals_itself(small: Demo) -> None:
     found = compared(small.out, small.out)
 
     assert found.same == found.facts[0].examples > 20
     assert (found.counts.total(), found.matches, found.missing) == (0, [], ([], []))
 
 
-def test_what_is_missing_is_counted_and_shown(small: Demo, tmp_path: Path) -> None:
-    """Without some images, in other shards, of other bytes where they are there."""
+def test_missing_images_are_counted_and_shown(small: Demo, tmp_path: Path) -> None:
+    """The second dataset lacks some images, and has other shards and other bytes."""
     with open(next((small.out / "samples").glob("train-*")), newline="") as table:
         keys = [row["key"] for row in csv.DictReader(table)][:3]
     listed = tmp_path / "keys"
@@ -69,7 +69,7 @@ def test_what_is_missing_is_counted_and_shown(small: Demo, tmp_path: Path) -> No
     assert all(key in page for key in keys)
 
 
-def test_lower_quality_costs_likeness_and_saves_bytes(small: Demo, tmp_path: Path) -> None:
+def test_lower_quality_reduces_similarity_and_bytes(small: Demo, tmp_path: Path) -> None:
     some = ("--short-side", "96")
     low = prepared(small, tmp_path / "low", *some, "--quality", "30")
     lower = prepared(small, tmp_path / "lower", *some, "--quality", "10")
@@ -84,17 +84,17 @@ def test_lower_quality_costs_likeness_and_saves_bytes(small: Demo, tmp_path: Pat
     assert all(match.sizes[0] == match.sizes[1] for match in first.matches)
 
 
-def test_images_are_found_in_other_shards_too(small: Demo, tmp_path: Path) -> None:
+def test_images_are_found_in_other_shards(small: Demo, tmp_path: Path) -> None:
     other = prepared(small, tmp_path / "other", "--seed", "7", "--short-side", "48")
     found = compared(small.out, other)
 
     assert len(found.matches) > 20
     assert len({match.key for match in found.matches}) == len(found.matches)
-    # The same image, smaller: never another one.
+    # The same image, only smaller.
     assert found.ssim_at(0) > 0.8
 
 
-def test_damage_of_one_set_is_told(small: Demo, tmp_path: Path) -> None:
+def test_damaged_dataset_is_reported(small: Demo, tmp_path: Path) -> None:
     other = prepared(small, tmp_path / "other", "--short-side", "48")
     for shard in other.glob("train-*"):
         shard.write_bytes(shard.read_bytes()[:-50])
@@ -105,7 +105,7 @@ def test_damage_of_one_set_is_told(small: Demo, tmp_path: Path) -> None:
     assert "other is damaged" in out.read_text("utf-8")
 
 
-def test_psnr_is_that_of_the_textbook() -> None:
+def test_psnr_follows_its_definition() -> None:
     one = Image.fromarray(np.full((8, 8, 3), 100, np.uint8))
     other = Image.fromarray(np.full((8, 8, 3), 110, np.uint8))
 

@@ -1,10 +1,11 @@
-"""`report`: what the page says of whole and of damaged data sets, and what it refuses."""
+"""`report` describes valid and damaged datasets, and refuses invalid requests."""
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
 import html
+import itertools
 import json
 import os
 import re
@@ -29,12 +30,13 @@ from tests.kit.columns import make_column
 from tests.kit.dataset import contents, everything, receipts
 from tests.kit.faults import cut, flip_bit
 from tests.kit.hostile import manifests
+from tests.kit.messages import says
 
 Report = Callable[..., str]
 
 
 def data(page: str) -> dict[str, list[dict[str, object]]]:
-    """Returns what the page's script is given."""
+    """Returns the data of the page's script."""
     match = re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)
     assert match is not None
     found: dict[str, list[dict[str, object]]] = json.loads(match[1])
@@ -48,7 +50,7 @@ def verdict(page: str) -> str:
     return " ".join(re.sub(r"<[^>]+>", " ", match[0]).split())
 
 
-def test_the_page_tells_what_the_manifest_does(small: Demo) -> None:
+def test_page_has_the_facts_of_the_manifest(small: Demo) -> None:
     page = (small.out / "report.html").read_text("utf-8")
     manifest = json.loads((small.out / "dataset.json").read_bytes())
 
@@ -68,7 +70,7 @@ def test_the_page_tells_what_the_manifest_does(small: Demo) -> None:
     assert str(small.out) in page
 
 
-def test_mistakes_of_a_network_are_shown_where_its_predictions_are_given(
+def test_page_shows_mistakes_if_predictions_are_given(
     small: Demo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, written: Report
 ) -> None:
     monkeypatch.setenv("IMAGENET_PREP_CACHE", str(tmp_path / "kept"))
@@ -93,7 +95,7 @@ def test_mistakes_of_a_network_are_shown_where_its_predictions_are_given(
     assert 'id="mistakes"' not in (small.out / "report.html").read_text("utf-8")
 
 
-def test_lists_of_labels_are_shown_where_they_disagree(
+def test_page_shows_images_whose_labels_disagree(
     small: Demo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, written: Report
 ) -> None:
     monkeypatch.setenv("IMAGENET_PREP_CACHE", str(tmp_path / "kept"))
@@ -115,7 +117,7 @@ def test_lists_of_labels_are_shown_where_they_disagree(
     assert 'id="labels"' not in written(small.out)
 
 
-def test_a_damaged_set_gets_its_page_with_labels_too(
+def test_damaged_dataset_gets_a_page_despite_labels(
     copy: Path, tmp_path: Path, written: Report
 ) -> None:
     (table,) = sorted(copy.glob("samples/validation-*.csv"))[:1]
@@ -128,7 +130,7 @@ def test_a_damaged_set_gets_its_page_with_labels_too(
     assert 'id="labels"' not in page
 
 
-def test_figures_of_training_are_shown_where_they_are_given(
+def test_page_shows_figures_of_training_if_given(
     small: Demo, training: Path, written: Report
 ) -> None:
     page = written(small.out, "--training", training)
@@ -141,7 +143,7 @@ def test_figures_of_training_are_shown_where_they_are_given(
     assert command.run("report", small.out, "--training", small.out / "labels.txt").code == 2
 
 
-def test_a_report_changes_nothing_but_its_own_page(small: Demo, written: Report) -> None:
+def test_report_only_changes_its_own_page(small: Demo, written: Report) -> None:
     before = everything(small.out)
     page = written(small.out, "--level", "decode")
     assert verdict(page).startswith("Sound, as a subset Checked on ")
@@ -149,7 +151,7 @@ def test_a_report_changes_nothing_but_its_own_page(small: Demo, written: Report)
     assert everything(small.out) == before
 
 
-def test_each_class_is_shown_with_facts_of_its_source(small: Demo) -> None:
+def test_each_class_is_shown_with_source_facts(small: Demo) -> None:
     found = data((small.out / "report.html").read_text("utf-8"))
 
     manifest = json.loads((small.out / "dataset.json").read_bytes())
@@ -165,8 +167,8 @@ def test_each_class_is_shown_with_facts_of_its_source(small: Demo) -> None:
     assert 10 <= sum(tile["before"] is not None for tile in found["tiles"]) <= 16
 
 
-def test_a_seed_gives_the_same_sample_and_another_another(small: Demo, written: Report) -> None:
-    """The note of where the source is may be gone: then the flag names it."""
+def test_seed_decides_the_sample(small: Demo, written: Report) -> None:
+    """If the note of the source's location is missing, the flag gives it."""
     source = ("--source", small.source)
     first = data((small.out / "report.html").read_text("utf-8"))
     again = data(written(small.out, *source))
@@ -180,9 +182,7 @@ def test_a_seed_gives_the_same_sample_and_another_another(small: Demo, written: 
     assert pairs(data(written(small.out))) == [], "no note, and no flag"
 
 
-def test_a_set_without_its_work_folder_and_sources_has_a_report_too(
-    copy: Path, report: Report
-) -> None:
+def test_dataset_without_work_folder_gets_a_report(copy: Path, report: Report) -> None:
     shutil.rmtree(copy / ".work")
     page = report(copy)
 
@@ -192,7 +192,7 @@ def test_a_set_without_its_work_folder_and_sources_has_a_report_too(
     assert page.count("<figure>") == 6
 
 
-def test_damaged_receipts_cost_plots_and_nothing_else(copy: Path, written: Report) -> None:
+def test_damaged_receipts_only_remove_plots(copy: Path, written: Report) -> None:
     for number, path in enumerate(receipts(copy)):
         junk = (b"", b"[]", b"{", b'{"shard": 5}', b'{"start_s": "x", "seconds": [], "shard": {}}')
         path.write_bytes(junk[number % len(junk)])
@@ -200,12 +200,12 @@ def test_damaged_receipts_cost_plots_and_nothing_else(copy: Path, written: Repor
 
     assert verdict(page).startswith("Not read")
     assert data(page)["tiles"]
-    # The same as without them, which costs three of nine plots above.
+    # The result is the same as without receipts, which removes three of nine plots above.
     found = facts.gather(open_dataset(str(copy)), [])
     assert found.tasks == []
 
 
-def test_a_damaged_set_has_a_report_that_says_so_first(copy: Path, written: Report) -> None:
+def test_report_of_damaged_dataset_says_so_first(copy: Path, written: Report) -> None:
     missing, short, lone, *_ = sorted(path.name for path in copy.glob("train-*"))
     (copy / missing).unlink()
     cut(copy / short, 20_000)
@@ -218,24 +218,24 @@ def test_a_damaged_set_has_a_report_that_says_so_first(copy: Path, written: Repo
 
     assert told.startswith("Damaged: ")
     assert f"{missing}: missing" in told
-    assert f"{short}: 20,000 bytes, expected" in told
+    assert says("bytes-expected", short, "20,000").search(told)
     assert f"index/{lone}: missing" in told
     for said in ("labels.txt: 2 bytes, expected", "quarantine", "train-x: not in the"):
         assert said in told
     assert data(page)["tiles"]
 
 
-def test_a_flipped_bit_is_told_where_contents_are_read(copy: Path, written: Report) -> None:
+def test_flipped_bit_is_reported_if_contents_are_read(copy: Path, written: Report) -> None:
     shard = copy / "train-00001-of-00004"
     flip_bit(shard, 10_000)
     page = written(copy, "--level", "crc")
 
     assert verdict(page).startswith("Damaged: ")
-    assert f"{shard.name}: record 1 at byte" in verdict(page)
+    assert says("record-byte", shard.name, "1").search(verdict(page))
     assert data(page)["tiles"]
 
 
-def test_damage_that_only_the_sample_meets_is_told(copy: Path, written: Report) -> None:
+def test_damage_found_by_the_sample_is_reported(copy: Path, written: Report) -> None:
     for shard in copy.glob("train-*"):
         content = bytearray(shard.read_bytes())
         content[len(content) // 4 : 3 * len(content) // 4] = bytes(
@@ -248,7 +248,7 @@ def test_damage_that_only_the_sample_meets_is_told(copy: Path, written: Report) 
     assert "CRC" in verdict(page)
 
 
-def test_without_a_sound_manifest_the_page_says_just_that(copy: Path, report: Report) -> None:
+def test_page_without_valid_manifest_says_only_this(copy: Path, report: Report) -> None:
     flip_bit(copy / "dataset.json", 400)
     page = report(copy)
 
@@ -256,33 +256,31 @@ def test_without_a_sound_manifest_the_page_says_just_that(copy: Path, report: Re
     assert str(copy / "dataset.json") in page
 
 
-def test_where_there_is_no_data_set_there_is_no_page(tmp_path: Path) -> None:
+def test_folder_without_dataset_gets_no_page(tmp_path: Path) -> None:
     result = command.run("report", tmp_path)
 
     assert result.code == 2
-    assert "not a dataset" in result.err
+    assert says("not-dataset-imagenet-prep-no-make").search(result.err)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_unfinished_set_asks_for_its_end(copy: Path) -> None:
+def test_unfinished_dataset_gets_no_page(copy: Path) -> None:
     (copy / "dataset.json").unlink()
     result = command.run("report", copy)
 
     assert result.code == 4
-    assert "has not finished" in result.err
+    assert says("no-yet-because-run-not").search(result.err)
 
 
 @pytest.mark.parametrize(
     "arguments",
     [("--compare", "A"), ("A", "B"), ("A", "--level", "much"), ("A", "--workers", "-1"), ()],
 )
-def test_half_a_request_is_a_usage_error(arguments: tuple[str, ...]) -> None:
+def test_incomplete_request_is_a_usage_error(arguments: tuple[str, ...]) -> None:
     assert command.run("report", *arguments).code == 2
 
 
-def test_a_report_of_what_prepare_and_resize_made_changes_no_dataset(
-    small: Demo, unplotted: None, tmp_path: Path
-) -> None:
+def test_report_never_changes_the_dataset(small: Demo, unplotted: None, tmp_path: Path) -> None:
     out = tmp_path / "out"
     shrunk = tmp_path / "shrunk"
     flags = ("--allow-subset", "--train-shards", "2", "--validation-shards", "1")
@@ -326,14 +324,15 @@ def test_columns_are_listed_with_their_state(copy: Path, written: Report) -> Non
     assert bad == "bad|||||||damaged|"
     assert latents.startswith("latents|float32|[2]|")
     assert latents.endswith('|image|image|"<resnet>"|belongs to the current tables of samples|')
-    count = sum(rows.rows for files in made.splits.values() for rows in files)
+    files = itertools.chain.from_iterable(made.splits.values())
+    count = sum(file.rows for file in files)
     assert f"|{count:,}|" in latents
-    assert "was not made for the records of" in foreign
+    assert says("not-made-records-re-create-column").search(foreign)
     assert part.endswith("|not complete|")
     assert verdict(page).startswith("Damaged"), "the check names damaged and foreign columns"
 
 
-def test_images_that_are_not_as_in_the_source_are_counted(copy: Path, written: Report) -> None:
+def test_changed_images_are_counted(copy: Path, written: Report) -> None:
     tables = "".join(table.read_text("utf-8") for table in copy.glob("samples/*.csv"))
     changed = len(re.findall(",(?:shrunk|repaired),", tables))
 
@@ -341,7 +340,7 @@ def test_images_that_are_not_as_in_the_source_are_counted(copy: Path, written: R
     assert f"<dt>Changed</dt><dd>{changed}<small>" in written(copy)
 
 
-def test_replicas_are_told_with_what_they_hold(copy: Path, written: Report) -> None:
+def test_replicas_are_listed_with_their_version(copy: Path, written: Report) -> None:
     digest = json.loads((copy / "dataset.json").read_bytes())["digest"]
     lines = [
         {"where": "s3://bucket/imagenet", "when": "2026-10-01 12:00 UTC", "digest": digest},
@@ -356,7 +355,7 @@ def test_replicas_are_told_with_what_they_hold(copy: Path, written: Report) -> N
     assert page.count("a different version of this dataset") == 1
 
 
-def test_a_page_is_replaced_whole(copy: Path, unplotted: None, sourceless: None) -> None:
+def test_page_is_replaced_atomically(copy: Path, unplotted: None, sourceless: None) -> None:
     """A run that is killed while it writes must not leave half a page that looks up to date."""
     page = copy / "report.html"
     before = copy / "before.html"
@@ -369,7 +368,7 @@ def test_a_page_is_replaced_whole(copy: Path, unplotted: None, sourceless: None)
 
 
 @pytest.mark.slow
-def test_a_page_of_720_classes_of_noise_is_below_5_mb(tmp_path: Path, written: Report) -> None:
+def test_page_of_720_noisy_classes_is_small(tmp_path: Path, written: Report) -> None:
     """Noise compresses worst: the page stays small by showing fewer classes, and says so."""
     pixels = np.random.default_rng(0).integers(0, 256, (160, 160, 3), np.uint8)
     Image.fromarray(pixels).save(tmp_path / "noise.jpg", quality=60)
@@ -389,7 +388,7 @@ def test_a_page_of_720_classes_of_noise_is_below_5_mb(tmp_path: Path, written: R
 
 
 @pytest.mark.root
-def test_no_page_is_left_unasked_in_a_folder_of_another_user(
+def test_page_in_a_different_users_folder_needs_out(
     copy: Path, unplotted: None, sourceless: None, tmp_path: Path
 ) -> None:
     if os.geteuid():
@@ -399,13 +398,13 @@ def test_no_page_is_left_unasked_in_a_folder_of_another_user(
     refused = command.run("report", copy)
 
     assert refused.code == 2
-    assert "belongs to a different user (UID 12345)" in refused.err
+    assert says("belongs-different-user-uid-choose", ..., "12345").search(refused.err)
     assert "--out" in refused.err
     assert not (copy / "report.html").exists()
     assert report_verb.run([str(copy), "--out", str(tmp_path / "page.html")]) == 0
 
 
-def test_a_link_in_the_current_folder_is_replaced_not_followed(
+def test_link_in_current_folder_is_replaced_not_followed(
     small: Demo, unplotted: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kept = tmp_path / "kept"
@@ -423,7 +422,7 @@ def test_a_link_in_the_current_folder_is_replaced_not_followed(
 
 
 def planted(copy: Path, archive: str, private: bytes) -> None:
-    """Lets a set say that an image was left out, and where it lies; its digests all fit."""
+    """Adds a quarantined image and its location to a dataset; all its digests match."""
     content = json.loads((copy / "dataset.json").read_bytes())
     lines = [
         {
@@ -442,8 +441,8 @@ def planted(copy: Path, archive: str, private: bytes) -> None:
     (copy / "dataset.json").write_bytes(manifests.render(content))
 
 
-def test_a_set_cannot_send_the_report_to_private_pictures(copy: Path, tmp_path: Path) -> None:
-    """The page is made to be handed on: what a set says of places is not believed."""
+def test_dataset_cannot_make_report_show_private_pictures(copy: Path, tmp_path: Path) -> None:
+    """Users share this page, so a location in the dataset is not trusted."""
     home = tmp_path / "home"
     home.mkdir()
     Image.fromarray(np.zeros((8, 8, 3), np.uint8)).save(home / "passport.png")
@@ -453,18 +452,18 @@ def test_a_set_cannot_send_the_report_to_private_pictures(copy: Path, tmp_path: 
     (copy / ".work" / "origin.json").write_text(json.dumps(origin))
 
     assert incident_pictures(copy, None) == [False]
-    # Not even where the folder is named: it is no source of the set.
+    # This is also true if the user gives this folder: it is no source of the dataset.
     assert incident_pictures(copy, home) == [False]
 
 
 def incident_pictures(copy: Path, source: Path | None) -> list[bool]:
-    """Returns of each image that was left out whether the page shows it."""
+    """Returns for each quarantined image whether the page shows it."""
     store = LocalStore(copy)
     at = None if source is None else LocalStore(source)
     found = facts.gather(open_dataset(store), [], at)
     return [each.picture is not None for each in sample.incidents(found)]
 
 
-def test_what_was_left_out_is_shown_from_the_source_alone(small: Demo, copy: Path) -> None:
+def test_quarantined_images_are_shown_only_from_source(small: Demo, copy: Path) -> None:
     assert any(incident_pictures(copy, None))
     assert any(incident_pictures(copy, small.source))

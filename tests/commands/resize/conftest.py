@@ -1,4 +1,4 @@
-"""Sets of other programs, made from the miniature, and one resized whole."""
+"""Datasets of other programs, made from the miniature, and one resized dataset."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ import pytest
 
 from tests.kit import command
 from tests.kit.dataset import contents
-from tests.kit.foreign_sets import ForeignSet, foreign_set, stored
+from tests.kit.foreign_datasets import ForeignDataset, foreign_dataset, stored
 
-__all__ = ["foreign_set", "stored"]
+__all__ = ["foreign_dataset", "stored"]
 
 BOTH = ("-s", "train,validation", "--short-side", "64")
 
 
 class Resized(NamedTuple):
-    """A result that nobody changes."""
+    """A result that no test changes."""
 
-    source: ForeignSet
+    source: ForeignDataset
     out: Path
     contents: dict[str, bytes]
 
 
 @pytest.fixture(scope="session")
 def resized(
-    foreign_set: Callable[[str], ForeignSet], tmp_path_factory: pytest.TempPathFactory
+    foreign_dataset: Callable[[str], ForeignDataset], tmp_path_factory: pytest.TempPathFactory
 ) -> Resized:
-    """The set of slim's layout, both splits, to 64 pixels; made once per worker, as its source."""
-    source = foreign_set("slim")
+    """Both splits of the dataset in slim's layout, at 64 pixels; made once per worker."""
+    source = foreign_dataset("slim")
     out = tmp_path_factory.mktemp("resized") / "out"
     result = command.run("resize", "-i", source.root, "-o", out, *BOTH)
     assert result.code == 0, result

@@ -1,4 +1,4 @@
-"""Damaged input: the right exit code, and shard, record and byte named."""
+"""Damaged input gives the right exit code, and the shard, record and byte are named."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ import pytest
 
 from tests.commands.resize.conftest import BOTH
 from tests.kit import command, foreign
-from tests.kit.foreign_sets import NUM_SHARDS, ForeignSet
+from tests.kit.foreign_datasets import NUM_SHARDS, ForeignDataset
 
 VERBS = ("resize", "adopt")
 
 
 @pytest.fixture
-def source(foreign_set: Callable[[str], ForeignSet], tmp_path: Path) -> Path:
+def source(foreign_dataset: Callable[[str], ForeignDataset], tmp_path: Path) -> Path:
     """A copy to be damaged."""
-    return Path(shutil.copytree(foreign_set("slim").root, tmp_path / "in"))
+    return Path(shutil.copytree(foreign_dataset("slim").root, tmp_path / "in"))
 
 
 def run(verb: str, source: Path, out: Path) -> command.Finished:
@@ -30,7 +30,7 @@ def run(verb: str, source: Path, out: Path) -> command.Finished:
 
 @pytest.mark.parametrize("verb", VERBS)
 @pytest.mark.parametrize(
-    ("change", "says"),
+    ("change", "sentence"),
     [
         ({"image/classes/label": [1]}, "keys that no known program writes: image/classes/label"),
         ({"image/class/label": None}, "keys missing: image/class/label"),
@@ -43,12 +43,12 @@ def run(verb: str, source: Path, out: Path) -> command.Finished:
     ],
     ids=str,
 )
-def test_records_of_no_known_writer_are_refused(
+def test_records_of_unknown_writers_are_refused(
     verb: str,
     stored: list[foreign.Image],
     tmp_path: Path,
     change: dict[str, foreign.Value | None],
-    says: str,
+    sentence: str,
 ) -> None:
     def odd(image: foreign.Image, label: int) -> dict[str, foreign.Value]:
         features = foreign.slim(image, label) | change
@@ -58,5 +58,7 @@ def test_records_of_no_known_writer_are_refused(
     result = run(verb, tmp_path / "in", tmp_path / "out")
 
     assert result.code == 3, result
-    assert re.search(rf"\S+-of-0000\d: record \d+ at byte [\d,]+: .*{re.escape(says)}", result.err)
+    assert re.search(
+        rf"\S+-of-0000\d: record \d+ at byte [\d,]+: .*{re.escape(sentence)}", result.err
+    )
     assert "Traceback" not in result.err

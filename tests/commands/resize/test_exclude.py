@@ -1,4 +1,4 @@
-"""resize --exclude: images are left out by a list of keys, as `amend --exclude` leaves them out."""
+"""resize --exclude skips the images in a list of keys, like `amend --exclude`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.kit.s3_server import S3Server, objects
 
 @pytest.fixture(scope="module")
 def cifar(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """CIFAR-10 as a data set of ours; read-only."""
+    """CIFAR-10 as a dataset of `prepare`; read-only."""
     folder = tmp_path_factory.mktemp("cifar")
     source = layouts.make_cifar10(folder)
     out = folder / "set"
@@ -38,7 +38,7 @@ def first_keys(folder: Path, file: Path) -> Path:
     return file
 
 
-def test_what_is_left_out_is_what_amend_leaves_out(cifar: Path, tmp_path: Path) -> None:
+def test_exclude_gives_the_same_dataset_as_amend(cifar: Path, tmp_path: Path) -> None:
     whole, amended, out = (tmp_path / name for name in ("whole", "amended", "out"))
     keys = first_keys(cifar, tmp_path / "keys")
     assert resize(cifar, whole).code == 0
@@ -62,7 +62,7 @@ def test_what_is_left_out_is_what_amend_leaves_out(cifar: Path, tmp_path: Path) 
     assert verified.code == 0, verified
     assert "excluded on request: 2 images" in verified.out
 
-    # The same list finds all done; none is another set.
+    # With the same list there is no work; without it, the request is refused.
     assert resize(cifar, out, "--exclude", keys).code == 0
     refused = resize(cifar, out)
     assert refused.code == 2, refused
@@ -71,7 +71,7 @@ def test_what_is_left_out_is_what_amend_leaves_out(cifar: Path, tmp_path: Path) 
 
 
 @pytest.mark.slow  # a server takes three seconds to start
-def test_from_and_into_a_bucket_a_second_call_adds_a_split(
+def test_second_call_adds_a_split_in_a_bucket(
     cifar: Path, prefix: str, s3: S3Server, tmp_path: Path
 ) -> None:
     keys = first_keys(cifar, tmp_path / "keys")
@@ -96,7 +96,7 @@ def test_from_and_into_a_bucket_a_second_call_adds_a_split(
 
 
 @pytest.mark.parametrize("more", [(), ("--dry-run",)])
-def test_a_key_of_no_image_is_refused_and_nothing_is_written(
+def test_unknown_key_is_refused_before_writing(
     cifar: Path, tmp_path: Path, more: tuple[str, ...]
 ) -> None:
     (tmp_path / "keys").write_text("nobody/nobody.jpg\n")
@@ -107,7 +107,7 @@ def test_a_key_of_no_image_is_refused_and_nothing_is_written(
     assert not (tmp_path / "out").exists()
 
 
-def test_a_set_without_tables_is_refused_with_what_makes_them(cifar: Path, tmp_path: Path) -> None:
+def test_dataset_without_tables_is_referred_to_adopt(cifar: Path, tmp_path: Path) -> None:
     source = tmp_path / "foreign"
     source.mkdir()
     for shard in cifar.glob("*-of-*"):

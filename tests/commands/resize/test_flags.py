@@ -1,4 +1,4 @@
-"""The tutorial's command line works as it was typed there; what cannot be meant is refused."""
+"""The tutorial's command line works unchanged; invalid flags are refused."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ import pytest
 from tests.commands.resize.conftest import Resized
 from tests.kit import command
 from tests.kit.dataset import contents
-from tests.kit.foreign_sets import ForeignSet
+from tests.kit.foreign_datasets import ForeignDataset
+from tests.kit.messages import says
 
 MODULE = ("-m", "imagenet_prep.resize")
 
 
-def test_the_tutorials_two_calls_make_one_data_set(resized: Resized, tmp_path: Path) -> None:
+def test_two_calls_of_the_tutorial_make_one_dataset(resized: Resized, tmp_path: Path) -> None:
     out = tmp_path / "out"
     typed = f"-d imagenet -i {resized.source.root} -o {out} --size 64"
     threads = "--num_preprocess_threads 60 --num_intra_threads 2 --num_inter_threads 2"
@@ -24,13 +25,15 @@ def test_the_tutorials_two_calls_make_one_data_set(resized: Resized, tmp_path: P
         arguments = f"{typed} --subset_name {split} {threads}".split()
         result = command.run(*arguments, program=MODULE)
         assert result.code == 0, result
-        assert result.err.count("no effect") == 1
+        assert (
+            len(says("num_intra_threads-num_inter_threads-no-effect-use").findall(result.err)) == 1
+        )
 
     assert contents(out) == resized.contents
     assert command.run("verify", out, "--level", "decode").code == 0
 
 
-def test_the_calls_may_come_in_the_other_order(resized: Resized, tmp_path: Path) -> None:
+def test_splits_may_be_resized_in_any_order(resized: Resized, tmp_path: Path) -> None:
     out = tmp_path / "out"
     for split in ("validation", "train"):
         result = command.run(
@@ -42,10 +45,10 @@ def test_the_calls_may_come_in_the_other_order(resized: Resized, tmp_path: Path)
     assert contents(out) == resized.contents
 
 
-def test_the_splits_may_lie_in_folders_of_their_own(
-    foreign_set: Callable[[str], ForeignSet], tmp_path: Path
+def test_splits_may_be_in_separate_folders(
+    foreign_dataset: Callable[[str], ForeignDataset], tmp_path: Path
 ) -> None:
-    source = foreign_set("tpu-in-folders").root
+    source = foreign_dataset("tpu-in-folders").root
     whole = tmp_path / "whole"
     out = tmp_path / "out"
     command.run("resize", "-i", source, "-o", whole, "-s", "train,validation", "-r", "64")
@@ -56,11 +59,11 @@ def test_the_splits_may_lie_in_folders_of_their_own(
     assert contents(out) == contents(whole)
 
 
-def test_one_call_says_what_it_left_out(resized: Resized, tmp_path: Path) -> None:
+def test_summary_names_the_split_that_was_not_requested(resized: Resized, tmp_path: Path) -> None:
     result = command.run("resize", "-i", resized.source.root, "-o", tmp_path / "out", "-r", "64")
 
     assert result.code == 0, result
-    assert "To add it, use --splits validation" in result.out
+    assert says("input-not-output-add-use", ..., "validation").search(result.out)
 
 
 @pytest.mark.parametrize(
@@ -74,7 +77,9 @@ def test_one_call_says_what_it_left_out(resized: Resized, tmp_path: Path) -> Non
         "--size 64 --sta 0 --workers 1",
     ],
 )
-def test_other_spellings_ask_for_the_same(resized: Resized, tmp_path: Path, flags: str) -> None:
+def test_other_spellings_of_flags_are_equivalent(
+    resized: Resized, tmp_path: Path, flags: str
+) -> None:
     out = tmp_path / "out"
     places = ("--in", resized.source.root, "--o", out)
     result = command.run("resize", *places, *flags.split())
@@ -86,7 +91,7 @@ def test_other_spellings_ask_for_the_same(resized: Resized, tmp_path: Path, flag
 
 
 @pytest.mark.parametrize(
-    ("flags", "says"),
+    ("flags", "sentence"),
     [
         ("--qualty 90", "--qualty"),
         ("--num_int 2", "--num_int"),
@@ -102,31 +107,31 @@ def test_other_spellings_ask_for_the_same(resized: Resized, tmp_path: Path, flag
         ("stray", "stray"),
     ],
 )
-def test_what_cannot_be_meant_is_a_usage_error(
-    resized: Resized, tmp_path: Path, flags: str, says: str | None
+def test_invalid_flags_are_usage_errors(
+    resized: Resized, tmp_path: Path, flags: str, sentence: str | None
 ) -> None:
     out = tmp_path / "out"
     result = command.run("resize", "-i", resized.source.root, "-o", out, *flags.split())
 
-    if says is None:  # a comma too many is no reason to refuse
+    if sentence is None:  # a trailing comma is accepted
         assert result.code == 0, result
         return
     assert (result.code, result.out) == (2, "")
-    assert says in result.err
+    assert sentence in result.err
     assert not out.exists()
 
 
-def test_the_input_is_never_the_output(resized: Resized, tmp_path: Path) -> None:
+def test_input_can_never_be_the_output(resized: Resized, tmp_path: Path) -> None:
     link = tmp_path / "link"
     link.symlink_to(resized.source.root)
     result = command.run("resize", "-i", resized.source.root, "-o", link)
 
     assert result.code == 2
-    assert "is the input" in result.err
+    assert says("input-choose-different-folder-result").search(result.err)
     assert not (link / ".work").exists()
 
 
-def test_a_folder_without_shards_lists_the_known_names(tmp_path: Path) -> None:
+def test_folder_without_shards_lists_the_known_names(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").touch()
     result = command.run("resize", "-i", tmp_path, "-o", tmp_path / "out")
 
@@ -135,20 +140,20 @@ def test_a_folder_without_shards_lists_the_known_names(tmp_path: Path) -> None:
     assert "train-00000-of-01024" in result.err
 
 
-def test_an_absent_split_is_named_with_those_there(
-    foreign_set: Callable[[str], ForeignSet], tmp_path: Path
+def test_absent_split_is_named_with_existing_ones(
+    foreign_dataset: Callable[[str], ForeignDataset], tmp_path: Path
 ) -> None:
-    source = foreign_set("tpu-in-folders").root / "train"
+    source = foreign_dataset("tpu-in-folders").root / "train"
     result = command.run("resize", "-i", source, "-o", tmp_path / "out", "-s", "validation")
 
     assert result.code == 2
-    assert "no shards of validation. Choose --splits from train" in result.err
+    assert says("no-shards-choose-splits", ..., "validation", "train").search(result.err)
 
 
-def test_imagenet_insists_on_wnids(
-    foreign_set: Callable[[str], ForeignSet], tmp_path: Path
+def test_imagenet_flag_requires_wnids(
+    foreign_dataset: Callable[[str], ForeignDataset], tmp_path: Path
 ) -> None:
-    source = foreign_set("flowers").root
+    source = foreign_dataset("flowers").root
     refused = command.run("resize", "-d", "imagenet", "-i", source, "-o", tmp_path / "out")
     result = command.run("resize", "-d", "flowers", "-i", source, "-o", tmp_path / "out")
 
@@ -159,10 +164,10 @@ def test_imagenet_insists_on_wnids(
     assert "motor_scooter motor scooter\n" in labels
 
 
-def test_dry_run_writes_nothing_and_says_what_was_found(
-    foreign_set: Callable[[str], ForeignSet], tmp_path: Path
+def test_dry_run_writes_nothing_and_describes_the_input(
+    foreign_dataset: Callable[[str], ForeignDataset], tmp_path: Path
 ) -> None:
-    source = foreign_set("aws-from-1").root
+    source = foreign_dataset("aws-from-1").root
     result = command.run("resize", "-i", source, "-o", tmp_path / "out", "--dry-run")
 
     assert result.code == 0, result
@@ -171,13 +176,13 @@ def test_dry_run_writes_nothing_and_says_what_was_found(
     assert os.listdir(tmp_path) == []
 
 
-def test_a_dry_run_refuses_what_the_run_refuses(resized: Resized, tmp_path: Path) -> None:
+def test_dry_run_refuses_the_same_requests_as_run(resized: Resized, tmp_path: Path) -> None:
     source = resized.source.root
     out = tmp_path / "out"
     assert command.run("resize", "-i", source, "-o", out, "-r", "64").code == 0
     before = contents(out)
     dry = command.run("resize", "-i", source, "-o", out, "-r", "64", "--dry-run")
-    assert (dry.code, f"{out} already has this dataset: nothing to do" in dry.out) == (0, True)
+    assert (dry.code, bool(says("already-dataset-nothing", out).search(dry.out))) == (0, True)
     for flags in (("-o", out, "-r", "32"), ("-o", source)):
         refused = command.run("resize", "-i", source, *flags)
         dry = command.run("resize", "-i", source, *flags, "--dry-run")
@@ -186,7 +191,7 @@ def test_a_dry_run_refuses_what_the_run_refuses(resized: Resized, tmp_path: Path
     assert contents(out) == before
 
 
-def test_json_is_the_whole_of_stdout(resized: Resized, tmp_path: Path) -> None:
+def test_json_output_is_one_document(resized: Resized, tmp_path: Path) -> None:
     arguments = ("-i", resized.source.root, "-o", tmp_path / "out", "-r", "64", "--json")
     result = command.run("resize", *arguments)
 

@@ -1,7 +1,8 @@
-"""Whoever wrote the set: every label, WNID, key, box and pixel size of the result is the truth."""
+"""All labels, WNIDs, keys, boxes and sizes are correct for datasets of all known writers."""
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -13,8 +14,8 @@ from imagenet_prep.dataset import example, schema
 from imagenet_prep.sources.labels import official_classes
 from tests.commands.resize.conftest import BOTH, Resized
 from tests.kit import command, foreign
-from tests.kit.dataset import SMALL_FILES, contents, records, shard_names
-from tests.kit.foreign_sets import LAYOUTS, NUM_SHARDS, ForeignSet
+from tests.kit.dataset import SMALL_FILES, contents, records, shard_names, split_records
+from tests.kit.foreign_datasets import LAYOUTS, NUM_SHARDS, ForeignDataset
 
 
 def expected_size(width: int, height: int, short_side: int) -> tuple[int, int]:
@@ -32,17 +33,18 @@ def classes_of(layout: str, images: list[foreign.Image]) -> list[str]:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_every_record_is_the_truth(
-    foreign_set: Callable[[str], ForeignSet], tmp_path: Path, layout: str
+def test_all_records_of_known_writers_are_correct(
+    foreign_dataset: Callable[[str], ForeignDataset], tmp_path: Path, layout: str
 ) -> None:
-    source = foreign_set(layout)
+    source = foreign_dataset(layout)
     out = tmp_path / "out"
     result = command.run("resize", "-i", source.root, "-o", out, *BOTH)
     proven = command.run("verify", out, "--level", "decode")
 
     assert result.code == 0, result
     assert proven.code == 0, proven
-    images = [image for shards in source.placed.values() for shard in shards for image in shard]
+    placed = itertools.chain.from_iterable(source.placed.values())
+    images = [*itertools.chain.from_iterable(placed)]
     classes = classes_of(layout, images)
     words = dict(zip(official_classes().wnids, official_classes().words, strict=True))
     for split, shards in source.placed.items():
@@ -101,28 +103,25 @@ def test_tensorflow_reads_all_keys(tf: Any, resized: Resized) -> None:
         )
 
 
-def test_the_result_is_a_whole_data_set(resized: Resized) -> None:
+def test_result_is_a_complete_dataset(resized: Resized) -> None:
     manifest = json.loads(resized.contents["dataset.json"])
-    shards = {
-        f"{split}-{i:05d}-of-{total:05d}"
-        for split, total in NUM_SHARDS.items()
-        for i in range(total)
-    }
+    shards: set[str] = set()
+    for split, total in NUM_SHARDS.items():
+        shards |= {f"{split}-{number:05d}-of-{total:05d}" for number in range(total)}
 
     assert shard_names(resized.contents) == shards
-    beside = {each for name in shards for each in schema.beside(name)}
+    beside = {*itertools.chain.from_iterable(map(schema.beside, shards))}
     assert set(resized.contents) == shards | beside | SMALL_FILES
     assert list(manifest["splits"]) == ["train", "validation"]
     assert [source["name"] for source in manifest["sources"]] == sorted(shards)
     assert all(len(source["md5"]) == 32 for source in manifest["sources"])
-    assert sum(s["members"] for s in manifest["sources"]) == sum(
-        len(shard) for split in resized.source.placed.values() for shard in split
-    )
+    placed = itertools.chain.from_iterable(resized.source.placed.values())
+    assert sum(s["members"] for s in manifest["sources"]) == sum(map(len, placed))
     assert "lacks" not in manifest
     assert manifest["subset"] is True
 
 
-def test_images_a_writer_should_have_mended_are_mended_and_listed(resized: Resized) -> None:
+def test_wrongly_stored_images_are_repaired_and_listed(resized: Resized) -> None:
     lines = [json.loads(line) for line in resized.contents["quarantine.jsonl"].splitlines()]
 
     assert {line["action"] for line in lines} == {"repaired"}
@@ -134,12 +133,12 @@ def test_images_a_writer_should_have_mended_are_mended_and_listed(resized: Resiz
     assert foreign.look(image)[1] == "L"
 
 
-def test_a_set_of_ours_is_read_by_its_manifest(
-    resized: Resized, tmp_path: Path, foreign_set: Callable[[str], ForeignSet]
+def test_dataset_of_this_program_is_read_by_manifest(
+    resized: Resized, tmp_path: Path, foreign_dataset: Callable[[str], ForeignDataset]
 ) -> None:
     first = tmp_path / "own"
     second = tmp_path / "again"
-    own = foreign_set("slim-own-classes")
+    own = foreign_dataset("slim-own-classes")
     command.run("resize", "-i", own.root, "-o", first, *BOTH)
     result = command.run("resize", "-i", first, "-o", second, "-s", "train", "-r", "1000")
 
@@ -150,26 +149,26 @@ def test_a_set_of_ours_is_read_by_its_manifest(
 
 
 def test_stretch_makes_squares_of_all_images(
-    foreign_set: Callable[[str], ForeignSet], tmp_path: Path
+    foreign_dataset: Callable[[str], ForeignDataset], tmp_path: Path
 ) -> None:
-    source = foreign_set("slim")
+    source = foreign_dataset("slim")
     out = tmp_path / "out"
     result = command.run("resize", "-i", source.root, "-o", out, "-R", "-r", "72")
     proven = command.run("verify", out, "--level", "decode")
 
     assert result.code == 0, result
     assert proven.code == 0, proven
-    found = [record for path in out.glob("train-*") for record in records(path)]
+    found = split_records(out, "train")
     assert len(found) == sum(map(len, source.placed["train"]))
     assert {(record.width, record.height) for record in found} == {(72, 72)}
 
 
-def test_the_input_is_left_as_it_was(
-    foreign_set: Callable[[str], ForeignSet], tmp_path: Path
+def test_input_is_never_changed(
+    foreign_dataset: Callable[[str], ForeignDataset], tmp_path: Path
 ) -> None:
     from tests.kit.dataset import everything
 
-    source = foreign_set("aws-from-1").root
+    source = foreign_dataset("aws-from-1").root
     before = everything(source)
     result = command.run("resize", "-i", source, "-o", tmp_path / "out", "-r", "64")
 
@@ -177,9 +176,7 @@ def test_the_input_is_left_as_it_was(
     assert everything(source) == before
 
 
-def test_images_are_those_that_prepare_makes_of_the_archives(
-    mini: object, resized: Resized, tmp_path: Path
-) -> None:
+def test_images_equal_those_of_prepare(mini: object, resized: Resized, tmp_path: Path) -> None:
     """They share the codec: at the same quality the images are the same bytes."""
     flags = ("--train-shards", "4", "--validation-shards", "2", "--allow-subset")
     prepared = tmp_path / "prepared"
@@ -193,24 +190,22 @@ def test_images_are_those_that_prepare_makes_of_the_archives(
 
     assert made.code == 0, made
     assert result.code == 0, result
-    ours = {r.filename: r.encoded for p in again.glob("train-*") for r in records(p)}
-    theirs = {r.filename: r.encoded for p in prepared.glob("train-*") for r in records(p)}
+    ours = {record.filename: record.encoded for record in split_records(again, "train")}
+    theirs = {record.filename: record.encoded for record in split_records(prepared, "train")}
     same = [name for name in ours if ours[name] == theirs[name]]
-    # PNG and CMYK went through the foreign writer's JPEG first.
+    # The foreign writer stored PNG and CMYK images as JPEG.
     assert len(same) >= len(ours) - 2
     assert ours.keys() == theirs.keys()
 
 
-def test_contents_do_not_depend_on_where_the_set_lies(
-    resized: Resized, weird_tmp_path: Path
-) -> None:
+def test_contents_do_not_depend_on_the_location(resized: Resized, unusual_tmp_path: Path) -> None:
     import shutil
 
-    shutil.copytree(resized.source.root, weird_tmp_path / "in")
-    result = command.run("resize", "-i", "in", "-o", "out", *BOTH, cwd=weird_tmp_path)
+    shutil.copytree(resized.source.root, unusual_tmp_path / "in")
+    result = command.run("resize", "-i", "in", "-o", "out", *BOTH, cwd=unusual_tmp_path)
 
     assert result.code == 0, result
-    assert contents(weird_tmp_path / "out") == resized.contents
+    assert contents(unusual_tmp_path / "out") == resized.contents
 
 
 def test_a_bad_image_is_left_out_and_listed(stored: list[foreign.Image], tmp_path: Path) -> None:

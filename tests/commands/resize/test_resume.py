@@ -1,4 +1,4 @@
-"""Same bytes whoever does the work; a run may end at any moment; nothing foreign is replaced."""
+"""Same bytes for any workers; a run may end at any time; foreign files are never replaced."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import pytest
 from tests.commands.resize.conftest import BOTH, Resized
 from tests.kit import command, foreign
 from tests.kit.dataset import contents
-from tests.kit.foreign_sets import ForeignSet
+from tests.kit.foreign_datasets import ForeignDataset
 
 
-def test_the_module_is_a_program_too(resized: Resized, tmp_path: Path) -> None:
+def test_module_can_be_run_as_a_program(resized: Resized, tmp_path: Path) -> None:
     words = ("-i", resized.source.root, "-o", tmp_path / "out", *BOTH)
     result = command.run(*words, program=("-m", "imagenet_prep.resize"))
 
@@ -23,26 +23,26 @@ def test_the_module_is_a_program_too(resized: Resized, tmp_path: Path) -> None:
     assert contents(tmp_path / "out") == resized.contents
 
 
-def test_another_input_is_other_settings(
-    resized: Resized, foreign_set: Callable[[str], ForeignSet], tmp_path: Path
+def test_different_input_is_refused_like_different_settings(
+    resized: Resized, foreign_dataset: Callable[[str], ForeignDataset], tmp_path: Path
 ) -> None:
     out = Path(shutil.copytree(resized.out, tmp_path / "out"))
-    result = command.run("resize", "-i", foreign_set("slim-own-classes").root, "-o", out, *BOTH)
+    result = command.run("resize", "-i", foreign_dataset("slim-own-classes").root, "-o", out, *BOTH)
 
     assert result.code == 2
     assert "source" in result.err
     assert contents(out) == resized.contents
 
 
-def test_classes_of_two_sets_are_not_mixed(
-    foreign_set: Callable[[str], ForeignSet], tmp_path: Path
+def test_classes_of_two_datasets_are_not_mixed(
+    foreign_dataset: Callable[[str], ForeignDataset], tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
-    first = ("resize", "-i", foreign_set("slim").root, "-o", out, "-s", "train", "-r", "64")
+    first = ("resize", "-i", foreign_dataset("slim").root, "-o", out, "-s", "train", "-r", "64")
     second = (
         "resize",
         "-i",
-        foreign_set("flowers").root,
+        foreign_dataset("flowers").root,
         "-o",
         out,
         "-s",
@@ -59,10 +59,10 @@ def test_classes_of_two_sets_are_not_mixed(
     assert contents(out) == before
 
 
-def test_the_first_calls_class_list_holds_for_the_second(
+def test_second_call_uses_class_list_of_the_first(
     stored: list[foreign.Image], tmp_path: Path
 ) -> None:
-    """Validation alone may lack a class; its labels still count in train's list."""
+    """Validation may lack a class; its labels still follow train's list."""
     gone = min(image.wnid for image in stored)
     some = [i for i in stored if i.split == "train" or i.wnid != gone]
     wnids = sorted({image.wnid for image in stored})
@@ -83,7 +83,9 @@ def test_the_first_calls_class_list_holds_for_the_second(
 
 
 @pytest.mark.parametrize("other", ["prepare", "stranger"])
-def test_what_others_made_is_not_touched(resized: Resized, tmp_path: Path, other: str) -> None:
+def test_output_of_other_programs_is_never_changed(
+    resized: Resized, tmp_path: Path, other: str
+) -> None:
     out = tmp_path / "out"
     out.mkdir()
     if other == "prepare":
@@ -100,7 +102,7 @@ def test_what_others_made_is_not_touched(resized: Resized, tmp_path: Path, other
     assert contents(out) == before
 
 
-def test_prepare_does_not_write_into_a_set_of_resize(
+def test_prepare_refuses_to_write_into_resized_dataset(
     resized: Resized, mini: object, tmp_path: Path
 ) -> None:
     out = Path(shutil.copytree(resized.out, tmp_path / "out"))

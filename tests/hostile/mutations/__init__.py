@@ -1,4 +1,4 @@
-"""Sound files of every kind that a verb reads, each with something wrong in it, before every verb.
+"""Runs each verb with valid files of all kinds, each with one mutation.
 
 python -m tests.hostile.mutations --cases 20000 --seed 1
 """

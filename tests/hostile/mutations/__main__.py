@@ -1,4 +1,4 @@
-"""Carries out cases by their numbers, prints each violation and a table; exit code 1 for any."""
+"""Runs cases by their numbers, prints each violation and a table; exit code 1 for any."""
 
 from __future__ import annotations
 
@@ -18,7 +18,14 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.hostile.mutations.room import Combination, Outcome, Room, combination, pairs, room
+from tests.hostile.mutations.case_runner import (
+    CaseRunner,
+    Combination,
+    Outcome,
+    case_runner,
+    combination,
+    pairs,
+)
 from tests.kit.miniature import miniature_for_tests
 from tests.kit.shared import in_memory
 
@@ -30,10 +37,10 @@ class Total:
     """All cases of a verb.
 
     Attributes:
-      codes: how often it ended with each exit code; None: a rule was broken.
-      kinds: cases by the kind of file.
-      cpu_s, peak_bytes: the most that a case has cost.
-      seconds: of all cases together, on the clock.
+        codes: the number of cases by exit code; None: a rule was broken.
+        kinds: cases by the kind of file.
+        cpu_s, peak_bytes: the maximum over all cases.
+        seconds: of all cases together, on the clock.
     """
 
     codes: Counter[int | None] = field(default_factory=Counter)
@@ -48,9 +55,9 @@ class Totals:
     """All cases of a run.
 
     Attributes:
-      verbs: by scene and verb.
-      mutations: cases by mutation.
-      violations: number of the case, and what was wrong.
+        verbs: by scene and verb.
+        mutations: cases by mutation.
+        violations: the number of the case, and the broken rule.
     """
 
     verbs: dict[tuple[str, str], Total] = field(default_factory=dict)
@@ -70,12 +77,12 @@ class Totals:
 
 
 def run(seed: int, numbers: Sequence[int], jobs: int, only: Sequence[str] = ()) -> Totals:
-    """Carries out cases; prints those that break a rule.
+    """Runs cases; prints those that break a rule.
 
     Args:
-      seed, numbers: what a case is; equal ones are the same case again.
-      jobs: cases at a time.
-      only: scenes; a case then has another number than among all.
+        seed, numbers: equal ones give the same case again.
+        jobs: cases at a time.
+        only: scenes; a case has a different number if this is given.
     """
     among = [pair for pair in pairs() if not only or pair[0] in only]
     totals = Totals()
@@ -85,21 +92,21 @@ def run(seed: int, numbers: Sequence[int], jobs: int, only: Sequence[str] = ()) 
         mini = miniature_for_tests(
             folder, num_classes=4, num_train=20, num_validation=8, size=(48, 36)
         )
-        rooms: queue.SimpleQueue[Room] = queue.SimpleQueue()
+        runners: queue.SimpleQueue[CaseRunner] = queue.SimpleQueue()
         for job in range(jobs):
             (folder / f"job-{job}").mkdir()
-            rooms.put(closing.enter_context(room(folder / f"job-{job}", mini)))
+            runners.put(closing.enter_context(case_runner(folder / f"job-{job}", mini)))
 
         def one(number: int) -> None:
             chosen = combination(seed, number, among)
-            place = rooms.get()
+            place = runners.get()
             began = time.monotonic()
             try:
                 outcome = place.case(chosen, random.Random(f"case {seed} {number}"))
-            except Exception:  # a case that cannot be carried out is a fault of this generator
+            except Exception:  # a case that cannot be run is an error of this generator
                 outcome = Outcome("", None, traceback.format_exc(), 0.0, 0)
             finally:
-                rooms.put(place)
+                runners.put(place)
             with printing:
                 totals.add(number, chosen, outcome, time.monotonic() - began)
                 if outcome.violation:
@@ -118,7 +125,7 @@ def run(seed: int, numbers: Sequence[int], jobs: int, only: Sequence[str] = ()) 
 
 
 def table(totals: Totals) -> str:
-    """Returns a line a verb, a line a kind and verb, and one for all."""
+    """Returns a line per verb, a line per kind and verb, and one for all."""
     head = f"{'scene: verb':40s} {'cases':>6s} " + "".join(f"{f'exit {n}':>7s}" for n in range(5))
     lines = [f"{head} {'violations':>11s} {'most CPU s':>11s} {'most MB':>8s} {'clock s':>8s}"]
     for (scene, verb), total in sorted(totals.verbs.items()):

@@ -1,7 +1,7 @@
-"""What is done to one file: `PLACES` puts something else there, `CONTENTS` changes its bytes.
+"""Mutations of one file: `PLACES` replaces it, `CONTENTS` changes its bytes.
 
-Each is given everything that it may choose from and a generator of numbers, so that a case is the
-same again by its number.
+A mutation gets all its choices and a generator of numbers, so that a case can be repeated by its
+number.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from tests.kit.arena import SECRETS
 from tests.kit.hostile import archives, images, manifests, pickles, xml
 
 MANY = 1_000_000
-# What 10^6 repetitions may have; more of them would be a test of this generator's memory.
+# The maximum size after 10^6 repetitions; more would test this generator's memory.
 REPEATED_BYTES = 64 << 20
 SPARSE_BYTES = 8 << 30
-# As large as any small file may be, and a little smaller.
+# The maximum size of a small file, and a little less.
 _MOST_JSON_BYTES = 120 << 20
 _WITH_BLANKS = 1 << 20
 
@@ -40,13 +40,13 @@ Edit = Callable[[bytes, str, "Victim", random.Random], bytes]
 
 @dataclass
 class Victim:
-    """One file that is to be changed.
+    """One file that is changed.
 
     Attributes:
-      path: of it.
-      format: what it is, see `formats`.
-      outside: a folder of the user's that holds `SECRETS`.
-      others: bytes of other kinds of files.
+        path: of the file.
+        format: see `formats`.
+        outside: a folder of the user with `SECRETS`.
+        others: bytes of other kinds of files.
     """
 
     path: Path
@@ -64,7 +64,7 @@ def _instead(make: Callable[[Path, Victim, random.Random], object]) -> Change:
 
 
 def remove(path: Path) -> None:
-    """Removes whatever is there."""
+    """Removes a path of any kind."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
@@ -151,7 +151,7 @@ TYPES: tuple[Tree, ...] = (
     [0] * 100,
 )
 TEXTS = (*manifests.NAMES.values(), "<script>alert(1)</script>", "%s%n{0}", "=1+1", "a" * MANY)
-# The same in heads of binary files: of 4, 8 and 12 bytes, of either order, in digits.
+# The same values in heads of binary files: of 4, 8 and 12 bytes, of either order, in digits.
 _EXTREME_BYTES = (
     b"\xff" * 8,
     b"\xff\xff\xff\x7f",
@@ -169,7 +169,7 @@ _HUGE = "@huge-6b1f@"
 
 
 def _leaves(tree: Tree, path: tuple[str | int, ...] = ()) -> list[tuple[str | int, ...]]:
-    """Returns where the values of a JSON text are, containers too."""
+    """Returns the paths of the values of a JSON text, with its containers."""
     found = [path] if path else []
     if isinstance(tree, dict | list):
         for key, value in tree.items() if isinstance(tree, dict) else enumerate(tree):
@@ -184,7 +184,7 @@ def _at(tree: Tree, path: tuple[str | int, ...]) -> Tree:
 
 
 def _json_edit(change: Callable[[Tree, random.Random], Tree]) -> Edit:
-    """Returns what changes a value of a JSON text, or of one of its lines."""
+    """Returns a function that changes a value of a JSON text, or of one of its lines."""
 
     def edit(data: bytes, form: str, _: Victim, rng: random.Random) -> bytes:
         lines = data.splitlines() if form == "jsonl" else [data]
@@ -205,7 +205,7 @@ def _json_edit(change: Callable[[Tree, random.Random], Tree]) -> Edit:
 
 
 def _with_digest(tree: Tree) -> bytes:
-    """Returns a manifest with a digest that fits; a large one without blanks, which takes long."""
+    """Returns a manifest with a matching digest; a large one without blanks, which takes long."""
     tree.pop("digest", None)
     compact = json.dumps(tree, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     if len(compact) < _WITH_BLANKS:
@@ -215,7 +215,7 @@ def _with_digest(tree: Tree) -> bytes:
 
 
 def _deepened(data: bytes, rng: random.Random) -> bytes:
-    """Puts text of JSON that json.dumps does not write where marks are; digests then do not fit."""
+    """Replaces marks by JSON text that json.dumps does not write; digests then do not match."""
     data = data.replace(json.dumps(_HUGE).encode(), b"1e999")
     mark = json.dumps(_MARK).encode()
     if mark not in data:
@@ -283,7 +283,7 @@ def _huge_number(data: bytes, form: str, victim: Victim, rng: random.Random) -> 
         place = rng.choice(numbers)
         return data[: place.start()] + value + data[place.end() :]
     value = rng.choice(_EXTREME_BYTES)
-    # Where heads have numbers: at the beginning of what is read, seldom anywhere.
+    # Heads have numbers at the start of the bytes that are read, and rarely after it.
     starts = [place for place in formats.borders(form, data) if place + len(value) <= len(data)]
     head = starts[:24] if rng.random() < 0.7 else starts
     place = rng.choice(head or [0])
@@ -412,17 +412,17 @@ def _swapped(_: bytes, __: str, victim: Victim, rng: random.Random) -> bytes:
 
 
 def _extreme(data: bytes, form: str, _: Victim, rng: random.Random) -> bytes:
-    """Returns something that is known to be as costly as its format allows."""
+    """Returns an object that is known to be as expensive as its format allows."""
     return rng.choice(_EXTREMES.get(form, _EXTREMES["bytes"]))(data)
 
 
 def _with_a_large_dictionary(data: bytes) -> bytes:
-    """Returns a tar that xz packs; zeros behind it would fill the dictionary."""
+    """Returns a tar packed with xz; zeros behind it would fill the dictionary."""
     return archives.xz_with_dictionary(data + bytes(600 << 20), 36)
 
 
 def _with_many_long_names(data: bytes) -> bytes:
-    """Returns a packed tar of empty images whose names are as long as a path may be."""
+    """Returns a packed tar of empty images with paths of the maximum length."""
     long = archives.tar_header("././@LongLink", 4000, b"L")
     names = (b"fog/1/%08d" % number + b"a" * 3900 for number in range(20_000))
     empty = archives.tar_header("a", 0)
@@ -441,7 +441,7 @@ def _with_a_product_of_objects(data: bytes) -> bytes:
 
 
 def _with_long_keys(data: bytes) -> bytes:
-    """Returns a table of samples whose last line comes again and again, with other long keys."""
+    """Returns a table of samples whose last line is repeated with many long keys."""
     *lines, last = data.splitlines(keepends=True) or [b"key,class\r\n"]
     key, _, rest = last.partition(b",")
     long = (b"%b%05d%b,%b" % (key, number, b"\\" * 4000, rest) for number in range(14_000))
@@ -467,14 +467,14 @@ _EXTREMES: dict[str, list[Callable[[bytes], bytes]]] = {
         _with_a_product_of_objects,
     ],
     "tar.gz": [
-        lambda _: archives.devkit_that_unpacks_to(3 << 30),
-        lambda _: archives.devkit_with_a_stranger_that_unpacks_to(3 << 30),
-        lambda _: archives.boxes_in_boxes(40, b"x"),
-        lambda _: archives.boxes_that_unpack_to(3 << 30),
+        lambda _: archives.devkit_of_zeros(3 << 30),
+        lambda _: archives.devkit_with_extra_zeros(3 << 30),
+        lambda _: archives.nested_box_archives(40, b"x"),
+        lambda _: archives.box_archives_of_zeros(3 << 30),
     ],
     "idx.gz": [lambda _: archives.gzip_of_zeros(3 << 30, struct.pack(">4I", 0x803, 9, 28, 28))],
     "mat": [
-        lambda _: archives.mat_that_unpacks_to(1 << 28),
+        lambda _: archives.mat_of_zeros(1 << 28),
         lambda _: archives.mat_with_cells(2**31 - 1),
         lambda _: archives.mat_with_blanks(2**31 - 1),
         lambda _: archives.mat_with_structs(2**31 - 1),
@@ -487,7 +487,7 @@ _EXTREMES: dict[str, list[Callable[[bytes], bytes]]] = {
     ],
     "pickle": [
         *(lambda _, made=made: made for made in pickles.SMALL.values()),
-        lambda _: pickles.same_text_encoded_again_and_again(100_000, 100_000),
+        lambda _: pickles.repeated_encodings_of_a_text(100_000, 100_000),
         lambda _: pickles.many_empty_dicts(20_000_000),
         lambda _: _shared_tuples_as_a_key(64),
     ],
@@ -543,7 +543,7 @@ def _filled(data: bytes, before: bytes, unit: bytes, after: bytes) -> bytes:
 
 
 def _shared_tuples_as_a_key(depth: int) -> bytes:
-    """Returns a pickle of a dict whose key has 2^depth leaves, though only `depth` tuples."""
+    """Returns a pickle of a dict; its key has 2^depth leaves, but only `depth` tuples."""
     return b"}N" + b"2\x86" * depth + b"Ns."
 
 
@@ -563,14 +563,14 @@ CONTENTS: dict[str, Edit] = {
     "removed": _removed,
     "extreme": _extreme,
 }
-# Those that a part of a container can have, too; then the rest fits it.
+# Parts of a container can have these too; the container is then packed again around the part.
 INSIDE_CHANCE = 0.6
 
 MUTATIONS = (*PLACES, *CONTENTS)
 
 
 def apply(mutation: str, victim: Victim, rng: random.Random) -> str:
-    """Carries out a mutation; returns what was done, in words."""
+    """Applies a mutation; returns its description."""
     if mutation in PLACES:
         PLACES[mutation](victim, rng)
         return mutation

@@ -1,7 +1,6 @@
-"""How files are made up: the parts of a container, and containers of other parts.
+"""Splits files into the parts of a container, and joins parts to containers.
 
-What is taken apart here is put together again with sizes and checksums that fit, so that a part
-which means harm is read as far as a reader reads.
+A container is joined with matching sizes and checksums, so that a reader reaches the hostile part.
 """
 
 from __future__ import annotations
@@ -33,17 +32,17 @@ _DAMAGED = (
     zipfile.BadZipFile,
     zlib.error,
 )
-# A container larger than this was repeated; it is not taken apart again.
+# A container larger than this was repeated; it is not split again.
 _MOST_BYTES = 4 << 20
 
 
 class Part(NamedTuple):
-    """What lies in a container.
+    """A part of a container.
 
     Attributes:
-      name: its name there, "" where it has none.
-      format: what it is.
-      data: its bytes.
+        name: its name in the container; "" if it has none.
+        format: of the part.
+        data: its bytes.
     """
 
     name: str
@@ -52,14 +51,14 @@ class Part(NamedTuple):
 
 
 class Container(NamedTuple):
-    """How files of one format are taken apart and put together."""
+    """The functions that split and join files of one format."""
 
     parts: Callable[[bytes], list[Part]]
     join: Callable[[Sequence[Part]], bytes]
 
 
 def of(name: str) -> str:
-    """Returns the format of a file that is called so."""
+    """Returns the format of a file by its name."""
     lowered = name.lower()
     if lowered == "dataset.json":
         return "manifest"
@@ -72,7 +71,7 @@ def of(name: str) -> str:
 
 
 def parts(form: str, data: bytes) -> list[Part]:
-    """Returns the parts of a container; none where it is none, or is damaged."""
+    """Returns the parts of a container; none if the bytes are no valid container."""
     if form not in CONTAINERS or len(data) > _MOST_BYTES:
         return []
     try:
@@ -82,7 +81,7 @@ def parts(form: str, data: bytes) -> list[Part]:
 
 
 def borders(form: str, data: bytes) -> list[int]:
-    """Returns where a reader of this format would begin or end to read something."""
+    """Returns the offsets at which a reader of this format starts or ends to read a part."""
     if form in (*LINES, *JSON):
         found = [place + 1 for place in range(len(data)) if data[place] in b'\n,{}[]":<> ']
     elif form == "tfrecord":
@@ -159,7 +158,7 @@ def _npy_join(members: Sequence[Part]) -> bytes:
 
 
 def _fields(data: bytes) -> list[Part]:
-    """The fields of a protobuf message, each with its key; those that are messages come apart."""
+    """Returns the fields of a protobuf message, each with its key; splits nested messages."""
     found = []
     place = 0
     while place < len(data):

@@ -1,6 +1,6 @@
-"""What lies in the given folder before a command, all of it sound, and which verbs read what of it.
+"""Valid files in the given folder before a command, and the verbs that read them.
 
-A scene names its files by kinds. Each verb of it meets each of its kinds with something wrong.
+A scene names its files by kinds. Each verb of a scene reads each of its kinds with a mutation.
 """
 
 from __future__ import annotations
@@ -10,377 +10,41 @@ import json
 import lzma
 import shutil
 import socket
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 from PIL import Image
 
-from imagenet_prep.dataset import predictions, schema
 from imagenet_prep.launching import crew
 from imagenet_prep.sources.layout import MAPPING
-from tests.kit import evaluation_sets, foreign, layouts
-from tests.kit.arena import Arena
+from tests.hostile.mutations.dataset_scenes import (
+    DATASETS,
+    FOREIGN_KINDS,
+    FOREIGN_VERBS,
+    REPLICAS,
+    RESIZE,
+    REWRITE,
+    UNFINISHED,
+    foreign_shards,
+    later,
+    replica,
+)
+from tests.hostile.mutations.stage import (
+    DUPLICATES,
+    FEW,
+    ONE,
+    PREPARE,
+    READ,
+    Scene,
+    Stage,
+    Verb,
+    ilsvrc,
+)
+from tests.kit import evaluation_datasets, layouts
 from tests.kit.hostile import archives
-from tests.kit.http_server import Server
 from tests.kit.miniature import Miniature
-from tests.kit.tfrecords import picture, plain, write_set
-from tests.kit.warm import PROGRAM
-
-_ONE = ("--workers", "1")
-_FEW = ("--train-shards", "2", "--validation-shards", "1", "--short-side", "24", "--allow-subset")
-_PREPARE = ("prepare", "--source", "source", "--out", "out", *_FEW, *_ONE)
-_DUPLICATES = ("duplicates", "--source", "source", "--splits", "train", "--out", "found", *_ONE)
-_READ = "tests.hostile.readers:read"
-SHARD = "train-00000-of-00002"
-
-
-class Verb(NamedTuple):
-    """A command that reads files of a scene.
-
-    Attributes:
-      words: its command line; `{server}` is the address of the scene's server.
-      kinds: those of the scene that it reads; empty: all.
-      call: what reads the words.
-      env: added to its environment; `{given}` is the given folder.
-      tells: its exit code is what a file says of another command; else it is of a failure, whose
-        message names something that the command was given.
-      copies: it brings files whatever they hold, from wherever the user's folder says.
-    """
-
-    words: tuple[str, ...]
-    kinds: tuple[str, ...] = ()
-    call: str = PROGRAM
-    env: tuple[tuple[str, str], ...] = ()
-    tells: bool = False
-    copies: bool = False
-
-
-class Stage(NamedTuple):
-    """Where a scene is made.
-
-    Attributes:
-      arena: its given folder is filled.
-      mini: a miniature ILSVRC2012, read-only.
-      server: of files, for scenes that want one.
-    """
-
-    arena: Arena
-    mini: Miniature
-    server: Server
-
-    def run(self, *words: str, **how: object) -> None:
-        """Runs a command that must succeed."""
-        ended = self.arena.run(*words, **how)  # type: ignore[arg-type]
-        assert ended.code == 0, f"{words}: {ended.err.decode(errors='replace')}"
-
-
-@dataclass(frozen=True)
-class Scene:
-    """Sound files and the verbs that read them.
-
-    Attributes:
-      make: fills the given folder.
-      kinds: a pattern of each kind's paths below the given folder.
-      verbs: by a name for the table.
-      needs: a module without which there is no such scene.
-    """
-
-    make: Callable[[Stage], object]
-    kinds: Mapping[str, str]
-    verbs: Mapping[str, Verb]
-    needs: str = ""
-
-
-def _ilsvrc(stage: Stage, folder: str = "source") -> Path:
-    root = stage.arena.given / folder
-    root.mkdir()
-    for path in stage.mini.root.glob("ILSVRC2012*"):
-        shutil.copy2(path, root)
-    layouts.make_box_archives(stage.mini, root)
-    return root
-
-
-def _set(stage: Stage) -> None:
-    """A set that prepare made, and what later verbs noted in it."""
-    given = stage.arena.given
-    _ilsvrc(stage)
-    stage.run(*_PREPARE)
-    shutil.copytree(given / "out", given / "sound")
-    stage.run("resize", "-i", "out", "-o", "other", "--short-side", "16", *_ONE)
-    stage.run("verify", "out", "--if-changed", *_ONE)
-    stage.run("replicate", "out", "--to", "copy", "--connections", "1")
-    stage.run("duplicates", "out", "--out", "found", *_ONE)
-    (given / "keys.txt").write_text(
-        "".join(f"{image.key}\n" for image in stage.mini.images if image.kind == "plain")
-        or stage.mini.images[0].key
-    )
-    table = (given / "out" / schema.samples_name(SHARD)).read_text().splitlines()
-    left, relabelled = (line.split(",")[0] for line in table[1:3])
-    (given / "left.txt").write_text(f"{left}\n")
-    (given / "relabels.csv").write_text(f"key,class\n{relabelled},0\n")
-    rows = [line.split(",")[:2] for line in table[1:]]
-    said = "".join(f"{key},{index},{index},0.9{',' * 8}\n" for key, index in rows)
-    (given / "said.csv").write_text(f"{','.join(predictions.HEADER)}\n{said}")
-    listed = "".join(f"{key},{index}\n" for key, index in rows)
-    (given / "labels.csv").write_text(f"key,class\n{listed}")
-    right = {key: {"correct": [index]} for key, index in rows}
-    (given / "labels.json").write_text(json.dumps({"initial_annots": right}))
-
-
-_OF_SET = {
-    "manifest": "out/dataset.json",
-    "class list": "out/labels.txt",
-    "quarantine": "out/quarantine.jsonl",
-    "TFDS's features": "out/features.json",
-    "TFDS's info": "out/dataset_info.json",
-    "TFDS's labels": "out/image-class-label.labels.txt",
-    "shard": "out/*-of-*",
-    "index file": "out/index/*",
-    "table": "out/samples/*",
-    "run.json": "out/.work/run.json",
-    "note of the source": "cache/origins/*",
-    "verified.jsonl": "out/.work/verified.jsonl",
-    "replicas.jsonl": "out/.work/replicas.jsonl",
-    "receipt of a shard": "out/.work/write-*/receipts/*-of-*.json",
-    "receipt of an archive": "out/.work/write-*/receipts/md5-*.json",
-}
-_PARTS = ("manifest", "class list", "quarantine", "TFDS's info", "shard", "index file", "table")
-_NOTED = (
-    *_PARTS,
-    "note of the source",
-    "replicas.jsonl",
-    "receipt of a shard",
-    "receipt of an archive",
-)
-_HASHED = (
-    "manifest",
-    "class list",
-    "shard",
-    "index file",
-    "table of samples",
-    "hashes",
-    "receipt of hashes",
-)
-
-_AMEND = ("amend", "out", "--exclude", "left.txt", "--relabel", "relabels.csv", "--out", "new")
-_SETS = Scene(
-    _set,
-    {
-        **_OF_SET,
-        "list of keys": "keys.txt",
-        "list of what leaves": "left.txt",
-        "new labels": "relabels.csv",
-        "archive": "source/*train.tar",
-        "table of samples": "out/samples/*",
-        "hashes": "out/.work/hashes-*/*.rows",
-        "receipt of hashes": "out/.work/hashes-*/receipts/*",
-        "found pairs": "found/*",
-        "predictions": "said.csv",
-        "list of labels": "labels.csv",
-        "list of labels in JSON": "labels.json",
-    },
-    {
-        "verify manifest": Verb(("verify", "out", "--level", "manifest", *_ONE), _PARTS),
-        "verify": Verb(("verify", "out", *_ONE), _PARTS),
-        "verify decode": Verb(("verify", "out", "--level", "decode", "--json", *_ONE), _PARTS),
-        "verify if changed": Verb(
-            ("verify", "out", "--if-changed", *_ONE), (*_PARTS, "verified.jsonl")
-        ),
-        "report": Verb(("report", "out", *_ONE), _NOTED),
-        "report with source": Verb(
-            ("report", "out", "--source", "source", *_ONE), (*_NOTED, "archive")
-        ),
-        "compare": Verb(("report", "--compare", "sound", "out", "--out", "page.html"), _NOTED),
-        "show": Verb(("show", f"out/{SHARD}"), ("shard",)),
-        "show json": Verb(("show", f"out/{SHARD}", "--json", "--limit", "3"), ("shard",)),
-        "show image": Verb(("show", f"out/{SHARD}", "--image", "0", "--out", "0.jpg"), ("shard",)),
-        "duplicates": Verb(
-            ("duplicates", "out", "--out", "found", *_ONE), (*_HASHED, "found pairs")
-        ),
-        "duplicates against": Verb(
-            ("duplicates", "sound", "--against", "out:validation", "--out", "found", *_ONE), _HASHED
-        ),
-        "export": Verb(("export", "out", "--out", "train"), _PARTS),
-        "replicate from": Verb(("replicate", "out", "--to", "new", "--connections", "1"), _PARTS),
-        "replicate onto": Verb(("replicate", "sound", "--to", "out", "--connections", "1"), _PARTS),
-        "replicate check": Verb(("replicate", "sound", "--to", "out", "--check"), _PARTS),
-        "replicate repair": Verb(
-            ("replicate", "sound", "--to", "out", "--repair", "--connections", "1"), _PARTS
-        ),
-        "replicate part": Verb(
-            ("replicate", "out", "--to", "p", "--mode", "partition", "--part", "0/2"), _PARTS
-        ),
-        "adopt": Verb(("adopt", "out", "--allow-subset", *_ONE), _PARTS),
-        "resize": Verb(("resize", "-i", "out", "-o", "new", "--short-side", "16", *_ONE), _PARTS),
-        "prepare again": Verb(_PREPARE, tuple(_OF_SET)),
-        "exclude": Verb(
-            (*_PREPARE[:4], "new", *_FEW, "--exclude", "keys.txt", *_ONE), ("list of keys",)
-        ),
-        "amend": Verb(_AMEND, (*_PARTS, "list of what leaves", "new labels")),
-        "amend dry run": Verb((*_AMEND, "--dry-run"), ("list of what leaves", "new labels")),
-        "diff": Verb(("diff", "out", "other"), ("manifest", "class list", "table")),
-        "score": Verb(
-            ("score", "said.csv", "out", "--labels", "labels.csv", "--labels", "labels.json"),
-            (
-                "manifest",
-                "class list",
-                "table",
-                "predictions",
-                "list of labels",
-                "list of labels in JSON",
-            ),
-        ),
-        "read": Verb(("out",), _PARTS, _READ),
-        "read keys": Verb(
-            ("out", "keys.txt"), (*_PARTS, "list of keys"), "tests.hostile.readers:read_keys"
-        ),
-    },
-)
-
-
-def _replica(stage: Stage) -> None:
-    """Half of a set, and a replica that was broken off."""
-    given = stage.arena.given
-    images = [picture(number % 2, plain(number)) for number in range(6)]
-    splits = {"train": [images[:2], images[2:4]], "validation": [images[4:]]}
-    write_set(given / "sound", splits, num_classes=2)
-    partition = ("--mode", "partition", "--part", "0/2")
-    stage.run("replicate", "sound", "--to", "part", "--connections", "1", *partition)
-    stage.run("replicate", "sound", "--to", "out", "--connections", "1")
-    (given / "out" / schema.MANIFEST).unlink()
-    shard = given / "out" / SHARD
-    incoming = given / "out" / schema.WORK / "incoming"
-    incoming.mkdir(exist_ok=True)
-    (incoming / SHARD).write_bytes(shard.read_bytes()[:700])
-    shard.unlink()
-
-
-_REPLICAS = Scene(
-    _replica,
-    {
-        "placement": "part/placement.json",
-        "manifest": "part/dataset.json",
-        "journal of replicate": "out/.work/replica-*.jsonl",
-        "journal of a part": "part/.work/replica-*.jsonl",
-        "file that arrives": "out/.work/incoming/*",
-        "lock": "out/.work/lock",
-    },
-    {
-        "verify": Verb(("verify", "part", *_ONE), ("placement", "manifest")),
-        "report": Verb(("report", "part", *_ONE), ("placement", "manifest")),
-        "export": Verb(("export", "part", "--out", "train"), ("placement", "manifest")),
-        "read": Verb(("part",), ("placement", "manifest"), _READ),
-        "replicate from": Verb(("replicate", "part", "--to", "new"), ("placement", "manifest")),
-        "replicate onto": Verb(
-            ("replicate", "sound", "--to", "part"), ("placement", "manifest", "journal of a part")
-        ),
-        "replicate again": Verb(
-            ("replicate", "sound", "--to", "out", "--connections", "1"),
-            ("journal of replicate", "file that arrives", "lock"),
-        ),
-        "replicate check": Verb(
-            ("replicate", "sound", "--to", "out", "--check"),
-            ("journal of replicate", "file that arrives"),
-        ),
-    },
-)
-
-
-def _unfinished(stage: Stage) -> None:
-    """What prepare leaves when it is killed just before the end."""
-    _ilsvrc(stage)
-    stage.run(*_PREPARE)
-    out = stage.arena.given / "out"
-    (out / schema.MANIFEST).unlink()
-    (out / SHARD).unlink()
-
-
-_WORK = {
-    "run.json": "out/.work/run.json",
-    "note of the source": "cache/origins/*",
-    "lock": "out/.work/lock",
-    "plan": "out/.work/plan/*",
-    "list of members": "out/.work/index-*/members/*",
-    "receipt of a list": "out/.work/index-*/receipts/*",
-    "list of boxes": "out/.work/boxes-*/lists/*/*",
-    "receipt of boxes": "out/.work/boxes-*/receipts/*",
-    "receipt of a shard": "out/.work/write-*/receipts/*-of-*.json",
-    "receipt of an archive": "out/.work/write-*/receipts/md5-*.json",
-    "claim": "out/.work/*/claims/*",
-    "reserve": "out/.work/*/reserve",
-    "shard": "out/*-of-*",
-}
-_UNFINISHED = Scene(
-    _unfinished,
-    _WORK,
-    {
-        "prepare": Verb(_PREPARE),
-        "prepare otherwise": Verb(
-            (*_PREPARE, "--seed", "5"), ("run.json", "note of the source", "lock")
-        ),
-        "report": Verb(("report", "out"), ("run.json", "note of the source")),
-        "resize into it": Verb(("resize", "-i", "out", "-o", "out", *_ONE), ("run.json", "shard")),
-    },
-)
-
-
-def _from_foreign(*words: str) -> Callable[[Stage], None]:
-    """Returns what leaves a folder as a verb over shards of others does when it is killed."""
-
-    def make(stage: Stage) -> None:
-        _foreign("slim")(stage)
-        stage.run(*words)
-        out = stage.arena.given / ("out" if "out" in words else "foreign")
-        (out / schema.MANIFEST).unlink()
-        if "out" in words:
-            next(iter(sorted(out.glob("train-*")))).unlink()
-
-    return make
-
-
-def _foreign(layout: str) -> Callable[[Stage], None]:
-    writer, how = {
-        "slim": (foreign.slim, {"own_classes": True}),
-        "tfds": (foreign.tfds, {"offset": 0, "prefix": "imagenet2012", "own_classes": True}),
-    }[layout]
-
-    def make(stage: Stage) -> None:
-        shards = {"train": 2, "validation": 1}
-        into = stage.arena.given / "foreign"
-        foreign.write(into, foreign.images(stage.mini), writer, num_shards=shards, **how)
-
-    return make
-
-
-_RESIZE = ("resize", "-i", "foreign", "-o", "out", "--splits", "train,validation", "-r", "24")
-_REWRITE = ("adopt", "foreign", "--rewrite", "--out", "out", "--allow-subset", *_ONE)
-_FOREIGN_KINDS = {"shard": "foreign/*-0*-of-*"}
-_FOREIGN_VERBS = {
-    "adopt dry run": Verb(("adopt", "foreign", "--dry-run", *_ONE)),
-    "adopt": Verb(("adopt", "foreign", "--allow-subset", *_ONE)),
-    "adopt out": Verb(("adopt", "foreign", "--out", "out", "--allow-subset", *_ONE)),
-    "adopt rewrite": Verb(_REWRITE),
-    "resize": Verb((*_RESIZE, *_ONE)),
-    "resize flowers": Verb((*_RESIZE, "-d", "flowers", *_ONE)),
-    "resize stretch": Verb((*_RESIZE, "-R", "--on-bad-image", "fail", *_ONE)),
-}
-_LATER_KINDS = {
-    "receipt": "*/.work/*/receipts/*",
-    "claim": "*/.work/*/claims/*",
-    "lock": "*/.work/lock",
-    "class list": "*/labels.txt",
-}
-
-
-def _later(note: str, *words: str) -> Scene:
-    """Returns a scene in which a verb finishes what it began; `note` says what that was."""
-    kinds = {**_LATER_KINDS, note: f"*/.work/{note}"}
-    if "out" in words:
-        kinds["shard that is made"] = "out/*-of-*"
-    return Scene(_from_foreign(*words), kinds, {words[0] + " again": Verb(words)})
+from tests.kit.tfrecords import plain
 
 
 def _folder(truth: str) -> Callable[[Stage], None]:
@@ -418,20 +82,20 @@ def _source(
         make,
         {kind: f"source/{pattern}" for kind, pattern in kinds.items()},
         {
-            "prepare": Verb((*_PREPARE, *more)),
-            "prepare dry run": Verb((*_PREPARE, "--dry-run", *more)),
-            "duplicates": Verb(_DUPLICATES),
+            "prepare": Verb((*PREPARE, *more)),
+            "prepare dry run": Verb((*PREPARE, "--dry-run", *more)),
+            "duplicates": Verb(DUPLICATES),
             **verbs,
         },
     )
 
 
-_EVALUATED = Verb(("prepare", "--source", "source", "--out", "out", "--allow-subset", *_ONE))
+_EVALUATED = Verb(("prepare", "--source", "source", "--out", "out", "--allow-subset", *ONE))
 _EVALUATED_DRY = Verb((*_EVALUATED.words, "--dry-run"))
 
 
 def _evaluated(kinds: dict[str, str], make: Callable[[Path], object]) -> Scene:
-    """Returns a set that networks are evaluated on."""
+    """Returns an evaluation dataset."""
     return Scene(
         lambda stage: make(stage.arena.given / "source"),
         {kind: f"source/{pattern}" for kind, pattern in kinds.items()},
@@ -440,10 +104,10 @@ def _evaluated(kinds: dict[str, str], make: Callable[[Path], object]) -> Scene:
 
 
 def _imagenet_c(root: Path) -> None:
-    """Two archives, which two workers unpack at once."""
+    """Two archives, which two workers unpack at the same time."""
     for name, corruption in (("blur", "defocus_blur"), ("noise", "shot_noise")):
-        made = evaluation_sets.corrupted([(corruption, 1)], range(3), each=2)
-        plain_tar = evaluation_sets.put(made.files, root, name, "tar")
+        made = evaluation_datasets.corrupted([(corruption, 1)], range(3), each=2)
+        plain_tar = evaluation_datasets.put(made.files, root, name, "tar")
         plain_tar.write_bytes(lzma.compress(plain_tar.read_bytes(), preset=9))
 
 
@@ -473,16 +137,16 @@ _DEVKIT = "ILSVRC2012_devkit_t12"
 
 
 def _server(stage: Stage) -> None:
-    """Archives on a server, and the lists of them that the first run kept."""
-    root = _ilsvrc(stage)
+    """Archives on a server, and the lists of them that the first run stored."""
+    root = ilsvrc(stage)
     stage.server.files.update({f"/{path.name}": path.read_bytes() for path in root.iterdir()})
     shutil.rmtree(root)
-    stage.run("prepare", "--source", stage.server.url, "--out", "first", *_FEW, *_ONE)
+    stage.run("prepare", "--source", stage.server.url, "--out", "first", *FEW, *ONE)
 
 
 def _served_set(stage: Stage) -> None:
-    """A set on a server, of which a node has a cache."""
-    _replica(stage)
+    """A dataset on a server, and a node with a cache of it."""
+    replica(stage)
     sound = stage.arena.given / "sound"
     stage.server.files.update(
         {
@@ -491,7 +155,7 @@ def _served_set(stage: Stage) -> None:
             if path.is_file()
         }
     )
-    stage.run(stage.server.url, call=_READ)
+    stage.run(stage.server.url, call=READ)
     key = f"{stage.mini.images[0].key}\n"
     (stage.arena.given / "keys.txt").write_text(key)
     shutil.rmtree(stage.arena.given / "part")
@@ -500,7 +164,7 @@ def _served_set(stage: Stage) -> None:
 
 def _fetched(stage: Stage) -> None:
     """Archives of which some were downloaded before."""
-    _ilsvrc(stage)
+    ilsvrc(stage)
     words = ("download", "--base-url", "source", "--into", "into", "--what", "validation,devkit")
     stage.run(*words, "--allow-other")
 
@@ -518,13 +182,13 @@ _DOWNLOAD = (
 
 
 def _log(stage: Stage) -> None:
-    """What a run of training leaves, and the record of one that was started without a terminal."""
+    """The files of a training run, and the record of a detached run."""
     from tests.kit.training import make_shades
 
     given = stage.arena.given
     make_shades(given / "set")
     stage.run("set", "log", "1", call="tests.hostile.readers:train")
-    # As of a process that has ended: no test may be told to end another.
+    # The record of a process that has ended: no test may end other processes.
     record = crew.LaunchRecord(
         socket.gethostname(), 2**22 - 3, 5, "another", "2026-01-01T00:00:00Z"
     )
@@ -533,9 +197,9 @@ def _log(stage: Stage) -> None:
 
 
 def _hosts(stage: Stage) -> None:
-    """A hosts file, and an ssh that reaches nobody."""
+    """A hosts file, and an ssh that reaches no host."""
     given = stage.arena.given
-    _replica(stage)
+    replica(stage)
     (given / "hosts").write_text("10.255.0.1 slots=2\nuser@node-2 slots=2\n# a comment\n")
     (given / "bin").mkdir()
     (given / "bin" / "ssh").write_text("#!/bin/sh\necho no route >&2\nexit 255\n")
@@ -548,7 +212,7 @@ _QUICK = ("--check-timeout", "2")
 
 
 def _figures(stage: Stage) -> None:
-    _replica(stage)
+    replica(stage)
     row: dict[str, object] = dict.fromkeys(
         ("images_per_s", "images_per_s_without_input", "dollars", "hours"), 10.0
     )
@@ -574,7 +238,7 @@ _TRAIN_SET = ("--data-dir", "set", "--backend", "tfdata")
 
 
 def _log_of_tensorflow(stage: Stage) -> None:
-    """The same of TensorFlow, which takes seconds to train."""
+    """The same files of TensorFlow, which takes seconds to train."""
     from tests.kit.training import make_shades
 
     make_shades(stage.arena.given / "set")
@@ -582,23 +246,23 @@ def _log_of_tensorflow(stage: Stage) -> None:
 
 
 SCENES: dict[str, Scene] = {
-    "set": _SETS,
-    "replica": _REPLICAS,
-    "unfinished": _UNFINISHED,
-    "slim": Scene(_foreign("slim"), _FOREIGN_KINDS, _FOREIGN_VERBS),
+    "set": DATASETS,
+    "replica": REPLICAS,
+    "unfinished": UNFINISHED,
+    "slim": Scene(foreign_shards("slim"), FOREIGN_KINDS, FOREIGN_VERBS),
     "tfds": Scene(
-        _foreign("tfds"),
-        _FOREIGN_KINDS,
-        {name: _FOREIGN_VERBS[name] for name in ("adopt", "adopt rewrite", "resize")},
+        foreign_shards("tfds"),
+        FOREIGN_KINDS,
+        {name: FOREIGN_VERBS[name] for name in ("adopt", "adopt rewrite", "resize")},
     ),
-    "adopted": _later("run.json", "adopt", "foreign", "--allow-subset", *_ONE),
-    "adopted elsewhere": _later(
-        "run.json", "adopt", "foreign", "--out", "out", "--allow-subset", *_ONE
+    "adopted": later("run.json", "adopt", "foreign", "--allow-subset", *ONE),
+    "adopted elsewhere": later(
+        "run.json", "adopt", "foreign", "--out", "out", "--allow-subset", *ONE
     ),
-    "rewritten": _later("run.json", *_REWRITE),
-    "resized": _later("run.json", *_RESIZE, *_ONE),
+    "rewritten": later("run.json", *REWRITE),
+    "resized": later("run.json", *RESIZE, *ONE),
     "ilsvrc": _source(
-        _ilsvrc,
+        ilsvrc,
         {
             "train.tar": "*train.tar",
             "val.tar": "*val.tar",
@@ -670,19 +334,21 @@ SCENES: dict[str, Scene] = {
             **{path.split("/")[-1]: f"objectnet-1.0/{path}" for path in MAPPING},
             "image": "objectnet-1.0/images/*/*",
         },
-        lambda root: evaluation_sets.put(evaluation_sets.objectnet().files, root, "", "folder"),
+        lambda root: evaluation_datasets.put(
+            evaluation_datasets.objectnet().files, root, "", "folder"
+        ),
     ),
     "objectnet zip": _evaluated(
         {"zip": "*.zip"},
-        lambda root: evaluation_sets.put(
-            evaluation_sets.objectnet().files, root, "objectnet-1.0", "zip"
+        lambda root: evaluation_datasets.put(
+            evaluation_datasets.objectnet().files, root, "objectnet-1.0", "zip"
         ),
     ),
     "imagenet-c": _evaluated({"archive": "*.tar"}, _imagenet_c),
     "look-alikes": Scene(
         lambda stage: _look_alikes(stage.arena.given / "source"),
         {"image": "source/*/*"},
-        {"duplicates": Verb(_DUPLICATES)},
+        {"duplicates": Verb(DUPLICATES)},
     ),
     "mnist unpacked": _source(
         lambda stage: layouts.make_mnist(stage.arena.given / "source", packed=False),
@@ -692,9 +358,9 @@ SCENES: dict[str, Scene] = {
         _server,
         {"kept list": "imagenet-prep-lists/*/*"},
         {
-            "prepare": Verb(("prepare", "--source", "{server}", "--out", "out", *_FEW, *_ONE)),
+            "prepare": Verb(("prepare", "--source", "{server}", "--out", "out", *FEW, *ONE)),
             "prepare --rehash": Verb(
-                ("prepare", "--source", "{server}", "--out", "out", "--rehash", *_FEW, *_ONE)
+                ("prepare", "--source", "{server}", "--out", "out", "--rehash", *FEW, *ONE)
             ),
         },
     ),
@@ -705,7 +371,7 @@ SCENES: dict[str, Scene] = {
             "index file in the cache": "cache/*/index/*",
             "note in the cache": "cache/*/.work/*",
         },
-        {"read": Verb(("{server}",), call=_READ)},
+        {"read": Verb(("{server}",), call=READ)},
     ),
     "download": Scene(
         _fetched,
@@ -726,8 +392,8 @@ SCENES: dict[str, Scene] = {
                     "out",
                     "--splits",
                     "validation",
-                    *_FEW,
-                    *_ONE,
+                    *FEW,
+                    *ONE,
                 ),
                 ("proven.jsonl", "archive that is there"),
             ),
@@ -805,7 +471,7 @@ SCENES: dict[str, Scene] = {
     "figures": Scene(
         _figures,
         {"bench-train.json": "bench-train.json", "manifest": "sound/dataset.json"},
-        {"report --training": Verb(("report", "sound", "--training", "bench-train.json", *_ONE))},
+        {"report --training": Verb(("report", "sound", "--training", "bench-train.json", *ONE))},
     ),
     "tensorflow": Scene(
         _log_of_tensorflow,
@@ -822,7 +488,7 @@ def _names(mini: Miniature) -> tuple[list[str], list[str]]:
 
 
 def others() -> list[bytes]:
-    """Returns bytes of other kinds, for any file to be replaced by."""
+    """Returns bytes of other kinds, which replace any file."""
     buffer = io.BytesIO()
     Image.new("RGB", (16, 16)).save(buffer, "PNG")
     tar = archives.tar(archives.tar_member("a.JPEG", plain(1)))

@@ -1,4 +1,4 @@
-"""Every call of ours that decodes an image which somebody has sent."""
+"""Every function of ours that decodes an untrusted image."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from imagenet_prep.reporting import sample
 
 
 def shown(data: bytes) -> object:
-    """Returns what a report shows of an image."""
+    """Returns an image as a report renders it."""
     image = sample.decode(data, 52)
     if image is None:
         raise BadImageError("undecodable", "no picture")
@@ -21,7 +21,7 @@ def shown(data: bytes) -> object:
 
 
 def diagnosed(data: bytes) -> None:
-    """Raises what a reader says of an image that its framework declines."""
+    """Raises a reader's error for an image that its framework refuses."""
     if problem := reader.problem(data, lambda _: None, "native"):
         raise BadImageError("undecodable", problem)
 
@@ -40,5 +40,5 @@ CALLS: dict[str, Callable[[bytes], object]] = {
     "reader": lambda data: backend.cropped(data, [0, 0, 8, 8]),
     "diagnosis": diagnosed,
 }
-# Those of them that take nothing but JPEGs.
+# Those that only accept JPEGs.
 READERS = {"reader", "diagnosis", "adopt", "verify"}

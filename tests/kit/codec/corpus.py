@@ -1,4 +1,4 @@
-"""JPEGs of every kind that codecs meet: samplings, sizes, scans, photographs; and the digests."""
+"""JPEGs of every kind: samplings, sizes, scans, photographs; and digests of their results."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SAMPLINGS = ("420", "422", "444", "440", "411")
 SIZES = ((1, 1), (1, 70), (70, 1), (2, 3), (17, 33), (96, 128), (97, 131), (400, 300), (40, 1500))
 TARGETS = (1, 7, 16, 31, 64)
 PHOTOGRAPH_SIDE = 256
-# In `make test` a few; in `make test-long` all.
+# A few in `make test`; all in `make test-long`.
 FEW = 20
 ALL = 300
 GOLDEN = Path(__file__).parents[2] / "golden" / "codec.json"
@@ -42,7 +42,7 @@ def photograph(height: int, width: int) -> np.ndarray:
 def decoded(
     data: bytes, height: int, width: int, window: Sequence[int] | None = None
 ) -> np.ndarray | None:
-    """Returns [height, width, 3] of a JPEG, or of a window of it; None where planes declines."""
+    """Returns [height, width, 3] of a JPEG, or of a window of it; None if planes declines."""
     pixels = np.empty((height, width, 3), np.uint8)
     made = Look(height, width, BYTES, BICUBIC).decode(data, window, pixels)
     return pixels if made else None
@@ -64,8 +64,8 @@ def files() -> dict[str, bytes]:
 def photographs(count: int) -> list[bytes]:
     """Returns images of the benchmarks' corpus, of about 500 x 375 pixels; few of them are large.
 
-    A digest of what becomes of them asks for the same bytes on every machine. They are: whole
-    numbers from NumPy's generator, Pillow's filters of integers and libjpeg-turbo's encoder.
+    A digest of their results needs the same bytes on every machine. They are: integers from NumPy's
+    generator, Pillow's integer filters and libjpeg-turbo's encoder.
     """
     camera = Camera(IMAGENET_SIZE, 0)
     families = sorted(FAMILIES)
@@ -78,7 +78,7 @@ def photographs(count: int) -> list[bytes]:
 
 
 def jobs(num_photographs: int) -> Iterator[tuple[bytes, Policy]]:
-    """Yields what a digest is made of: images, and what is to become of them."""
+    """Yields the content of a digest: images and their transformations."""
     for data in files().values():
         for side in TARGETS:
             yield data, Policy(side)
@@ -88,7 +88,7 @@ def jobs(num_photographs: int) -> Iterator[tuple[bytes, Policy]]:
 
 
 def digest(codec: str, num_photographs: int) -> str:
-    """Returns the sha256 of everything that a codec makes of the odd files and photographs."""
+    """Returns the sha256 of a codec's results for the odd files and photographs."""
     return _sha256(
         transform(data, replace(policy, codec=codec)).encoded
         for data, policy in jobs(num_photographs)
@@ -96,13 +96,13 @@ def digest(codec: str, num_photographs: int) -> str:
 
 
 def digests(num_photographs: int) -> dict[str, str]:
-    """Returns what tests/golden/codec.json holds: by codec, and of the sources themselves."""
+    """Returns the content of tests/golden/codec.json: by codec, and of the sources themselves."""
     found = {codec: digest(codec, num_photographs) for codec in (PLANES, PORTABLE)}
     return {"sources": _sha256(data for data, _ in jobs(num_photographs)), **found}
 
 
 def golden(num_photographs: int) -> dict[str, str]:
-    """Returns the digests that were decided on."""
+    """Returns the expected digests."""
     found: dict[str, dict[str, str]] = json.loads(GOLDEN.read_text())
     return found[str(num_photographs)]
 

@@ -1,4 +1,4 @@
-"""JPEGs of the rare frame types: lossless, arithmetic, hierarchical, and of 12 bits a sample."""
+"""JPEGs of the rare frame types: lossless, arithmetic, hierarchical, and of 12 bits per sample."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     Pixels = npt.NDArray[np.uint8]
 
 _FRAMES = (0xC0, 0xC1, 0xC2, 0xC3, 0xC5, 0xC6, 0xC7, 0xC9, 0xCA, 0xCB, 0xCD, 0xCE, 0xCF)
-# The first of `files`: decoders take all but two of them.
+# The first of `files`; decoders accept all except two of them.
 NUM_SOUND = 18
 _LOSSLESS = 0xC3
 _DHP = 0xDE
@@ -117,17 +117,17 @@ def encoded(
 
 
 def with_marker(data: bytes, marker: int) -> bytes:
-    """Returns a JPEG whose frame header has another marker."""
+    """Returns a JPEG with a different marker of its frame header."""
     return with_frame(data, lambda frame: bytes((0xFF, marker)) + frame[2:])
 
 
 def with_bits(data: bytes, bits: int) -> bytes:
-    """Returns a JPEG whose frame header claims so many bits a sample."""
+    """Returns a JPEG with this number of bits per sample in its frame header."""
     return with_frame(data, lambda frame: frame[:4] + bytes((bits,)) + frame[5:])
 
 
 def with_two_frames(data: bytes, marker: int) -> bytes:
-    """Returns a JPEG with a second frame header of another type behind its own."""
+    """Returns a JPEG with a second frame header of a different type behind the first."""
     return with_frame(data, lambda frame: frame + bytes((0xFF, marker)) + frame[2:])
 
 
@@ -137,12 +137,12 @@ def with_late_frame(data: bytes, marker: int) -> bytes:
 
 
 def hierarchical(data: bytes) -> bytes:
-    """Returns a JPEG that says that its frame is the first of several sizes."""
+    """Returns a JPEG that claims to start with the first of several sizes."""
     return with_frame(data, lambda frame: bytes((0xFF, _DHP)) + frame[2:] + frame)
 
 
 def hidden_frame(data: bytes, marker: int) -> bytes:
-    """Returns a JPEG with another frame header inside a comment."""
+    """Returns a JPEG with a second frame header inside a comment."""
     return data[:2] + segment(0xFE, bytes((0xFF, marker)) + _frame(data)[2:]) + data[2:]
 
 
@@ -159,7 +159,7 @@ def with_frame(data: bytes, change: Callable[[bytes], bytes]) -> bytes:
 
 
 def _place(data: bytes) -> int:
-    """Returns where the frame header of a sound JPEG begins."""
+    """Returns the offset of the frame header of a sound JPEG."""
     at = 2
     while data[at + 1] not in _FRAMES:
         at += 2 + int.from_bytes(data[at + 2 : at + 4], "big")
@@ -167,7 +167,7 @@ def _place(data: bytes) -> int:
 
 
 def files(size: tuple[int, int] = (61, 43)) -> dict[str, bytes]:
-    """Returns small JPEGs of every frame type, and of every doubt which one it is."""
+    """Returns small JPEGs of every frame type, and with every ambiguity about it."""
     found = dict(mutations.sources(size))
     pixels = mutations.photograph(size)
     grey = pixels[:, :, :1]

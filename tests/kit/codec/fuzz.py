@@ -1,12 +1,12 @@
-"""Runs the fuzzer of decoder.c under sanitizers for as long, or for as many files, as you like.
+"""Runs the fuzzer of decoder.c under sanitizers for a given time or number of files.
 
 python -m tests.kit.codec.fuzz --hours 1 --files 10_000_000 --seed 1 --log build/fuzz.log
 
-A core makes, decodes and compares about 3,900 files a second, so 10 million take 45 minutes.
+A core makes, decodes and compares about 3,900 files per second, so 10 million take 45 minutes.
 
-Each line of the log is one batch: its seed, and how many files there were, how many of them were
-taken, how many sound ones were declined, and how many planes were equal to libjpeg's. A report of a
-sanitizer, or a difference to libjpeg, ends the run with an error; differs.jpg is the file then.
+Each line of the log is one batch: its seed, and the numbers of files, of accepted files, of sound
+files that were declined, and of planes equal to libjpeg's. A report of a sanitizer, or a difference
+from libjpeg, ends the run with an error; the file is then stored as differs.jpg.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from pathlib import Path
 from tests.kit.codec import mutations, native, variety
 
 BATCH = 50_000
-_LARGEST = 12_000  # bytes: small files hold the same structures, and are many a second
+_LARGEST = 12_000  # bytes: small files have the same structures and decode fast
 
 
 def sources(seed: int) -> list[native.Job]:
-    """Returns small files of every kind, to be damaged."""
+    """Returns small files of every kind to damage."""
     found = [*mutations.sources().values(), *variety.files(200, seed)]
     return [native.Job(data, 1, 1) for data in found if len(data) <= _LARGEST]
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Runs batches until the time is over, or the files are made."""
+    """Runs batches until the time is over or the files are made."""
     parser = argparse.ArgumentParser(description=__doc__, prog="python -m tests.kit.codec.fuzz")
     parser.add_argument("--hours", type=float, default=1.0)
     parser.add_argument("--files", type=int, default=sys.maxsize)

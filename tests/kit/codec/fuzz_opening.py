@@ -1,11 +1,12 @@
-"""Runs damaged JPEGs of every frame type through all that decodes images, under sanitizers.
+"""Runs damaged JPEGs of every frame type through all decoders, under sanitizers.
 
 python -m tests.kit.codec.fuzz_opening --files 300_000 --seed 1 --log build/fuzz-opening.log
 
-Our C is compiled with ASAN and UBSAN, whose allocator serves all other libraries, too, and Python.
-These are not instrumented: so simplejpeg decodes into memory of the harness, which sees each byte
-that is written behind it. Each line of the log is a batch: its seed, how many files there were, and
-how often each call took one. A report ends the run with an error; crash.jpg is the file then.
+Our C is compiled with ASAN and UBSAN; their allocator also serves Python and all other libraries.
+These are not instrumented, so simplejpeg decodes into memory of the harness, which notices each
+byte that is written behind it. Each line of the log is a batch: its seed, the number of files, and
+how often each call accepted one. A report ends the run with an error; the file is then stored as
+crash.jpg.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from tests.kit.command import REPOSITORY
 
 MODULE = "tests.kit.codec.fuzz_opening"
 BATCH = 5_000
-SIZE = (52, 36)  # small files hold the same structures, and are many a second
+SIZE = (52, 36)  # small files have the same structures and decode fast
 MAX_PIXELS = 200_000
 _CODEC = REPOSITORY / "imagenet_prep" / "codec"
 _SOURCES = ("planes.c", "decoder.c", "encoder.c", "likeness.c")
@@ -68,16 +69,16 @@ CALLS: dict[str, Callable[[bytes], object]] = {
 
 
 def damaged(seed: int, count: int) -> Iterator[bytes]:
-    """Yields damaged files of every frame type; the same for the same arguments."""
+    """Yields damaged files of every frame type; the same files for the same arguments."""
     rng = random.Random(seed)
     sound = [*frames.files(SIZE).values()]
-    # Most of the others are refused by their frame header.
+    # The frame headers of most others are refused.
     decoded = sound[: frames.NUM_SOUND]
     for _ in range(count):
         data = bytearray(rng.choice(decoded if rng.random() < 0.7 else sound))
         for _ in range(rng.choice((0, 1, 1, 1, 2))):
             if not data:
-                break  # the first change has cut everything off
+                break  # the first change has removed everything
             rng.choice((*mutations.WAYS, other_frame, other_size))(
                 data, rng, bytearray(rng.choice(sound))
             )
@@ -85,19 +86,19 @@ def damaged(seed: int, count: int) -> Iterator[bytes]:
 
 
 def _header(data: bytearray) -> int:
-    """Returns where something like a frame header begins, -1 without one."""
+    """Returns the offset of a possible frame header; -1 if there is none."""
     found = [at for at in map(data.find, (b"\xff%c" % m for m in range(0xC0, 0xD0))) if at > 0]
     return min(found, default=-1)
 
 
 def other_frame(data: bytearray, rng: random.Random, _: bytearray) -> None:
-    """Makes the frame one of another type."""
+    """Changes the type of the frame."""
     if (at := _header(data)) > 0:
         data[at + 1] = rng.choice((*range(0xC0, 0xD0), 0xDE, 0xDF))
 
 
 def other_size(data: bytearray, rng: random.Random, _: bytearray) -> None:
-    """Makes the frame claim other sides, or other samples."""
+    """Changes the claimed size or sampling of the frame."""
     at = _header(data)
     if 0 < at < len(data) - 20:
         place = at + rng.choice((4, 5, 6, 7, 8, 9, 11, 14, 17))
@@ -105,7 +106,7 @@ def other_size(data: bytearray, rng: random.Random, _: bytearray) -> None:
 
 
 def guarded(decode: Callable[..., Any], data: bytes, colorspace: str, **options: Any) -> Any:
-    """Decodes as simplejpeg does, into memory that ends with bytes that nobody may change."""
+    """Decodes like simplejpeg, into memory that ends with guard bytes."""
     size = {name: value for name, value in options.items() if name != "strict"}
     height, width, found, _ = simplejpeg.decode_jpeg_header(data, strict=False, **size)
     samples = 4 if found in ("CMYK", "YCCK") else {"RGB": 3, "GRAY": 1}[colorspace]
@@ -117,7 +118,7 @@ def guarded(decode: Callable[..., Any], data: bytes, colorspace: str, **options:
 
 
 def run(library: Path, seed: int, count: int, place: Path) -> Counter[str]:
-    """Runs a batch in this process; the number of the file that is looked at is at `place`."""
+    """Runs a batch in this process; the number of the current file is at `place`."""
     planes._LIBRARY = library
     decode = simplejpeg.decode_jpeg
     simplejpeg.decode_jpeg = functools.partial(guarded, decode)
@@ -140,7 +141,7 @@ def build(folder: Path) -> Path:
 
 
 def watched(*arguments: object) -> subprocess.CompletedProcess[str]:
-    """Runs this module, or other arguments of Python, with the sanitizer's allocator."""
+    """Runs this module, or Python with other arguments, with the sanitizer's allocator."""
     asan = subprocess.run(["cc", "-print-file-name=libasan.so"], capture_output=True, text=True)
     options = "detect_leaks=0:allocator_may_return_null=1:max_allocation_size_mb=2048"
     env = {
@@ -154,7 +155,7 @@ def watched(*arguments: object) -> subprocess.CompletedProcess[str]:
 
 
 def batch(library: Path, seed: int, count: int) -> dict[str, int]:
-    """Runs a batch in a process of its own; SystemExit if it dies."""
+    """Runs a batch in a separate process; SystemExit if it dies."""
     with tempfile.NamedTemporaryFile() as place:
         place.truncate(8)
         done = watched(
@@ -178,7 +179,7 @@ def batch(library: Path, seed: int, count: int) -> dict[str, int]:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Runs batches until the time is over, or the files are made."""
+    """Runs batches until the time is over or the files are made."""
     parser = argparse.ArgumentParser(description=__doc__, prog=f"python -m {MODULE}")
     parser.add_argument("--hours", type=float, default=4.0)
     parser.add_argument("--files", type=int, default=300_000)

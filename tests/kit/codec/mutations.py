@@ -1,4 +1,4 @@
-"""Damaged JPEGs, the same ones on every machine: what disks, networks and people make of files."""
+"""Damaged JPEGs, the same on every machine, with the faults of disks, networks and editors."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def sources(size: tuple[int, int] = _SIZE) -> dict[str, bytes]:
 
 
 def mutated(seed: int, count: int) -> Iterator[tuple[str, bytes]]:
-    """Yields (how, bytes) of damaged JPEGs; the same for the same arguments."""
+    """Yields (description, bytes) of damaged JPEGs; the same for the same arguments."""
     rng = random.Random(seed)
     sound = sources()
     names = sorted(sound)
@@ -90,7 +90,7 @@ def insert(data: bytearray, rng: random.Random, _: bytearray) -> None:
 
 
 def splice(data: bytearray, rng: random.Random, other: bytearray) -> None:
-    """Joins the head of one file to the tail of another at their start of scan."""
+    """Joins the head of one file to the tail of a second one at their start of scan."""
     data[data.find(b"\xff\xda") :] = other[other.find(b"\xff\xda") :]
 
 
@@ -103,7 +103,7 @@ def swap_blocks(data: bytearray, rng: random.Random, _: bytearray) -> None:
 
 
 def zero_block(data: bytearray, rng: random.Random, _: bytearray) -> None:
-    """What a sparse download leaves."""
+    """Returns a file with a block of zeros, as a sparse download leaves it."""
     start = rng.randrange(len(data))
     size = rng.choice([16, 512, 4096])
     data[start : start + size] = bytes(len(data[start : start + size]))

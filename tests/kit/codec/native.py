@@ -1,9 +1,10 @@
-"""harness.c, compiled and run: what tests of planes.c need without Python in between."""
+"""Compiles and runs harness.c, for tests of planes.c without Python in between."""
 
 from __future__ import annotations
 
 import functools
 import hashlib
+import itertools
 import shutil
 import struct
 import subprocess
@@ -22,21 +23,21 @@ from tests.kit.codec import corpus
 from tests.kit.command import PATIENCE_S, REPOSITORY
 from tests.kit.shared import made_once
 
-# What is compiled together; all harnesses but the last include planes.c.
+# Sources that are compiled together; all harnesses except the last include planes.c.
 _CODEC = REPOSITORY / "imagenet_prep" / "codec"
 _LIKENESS = _CODEC / "likeness.c"
 _OTHERS = (_CODEC / "decoder.c", _CODEC / "encoder.c", _LIKENESS)
 HARNESS = (Path(__file__).with_name("harness.c"), *_OTHERS)
 DECODER_HARNESS = (Path(__file__).with_name("decoder_harness.c"), *_OTHERS)
 ENCODER_HARNESS = (Path(__file__).with_name("encoder_harness.c"), *_OTHERS)
-# Of what finds duplicates.
+# The sources of the duplicate search.
 LIKENESS_HARNESS = (
     Path(__file__).with_name("likeness_harness.c"),
     _LIKENESS,
     REPOSITORY / "imagenet_prep" / "matching" / "matching.c",
 )
 GCC = ("cc",)
-# With -O2 it compiles twice as long and finds no more; -g1 has the lines that a report names.
+# -O2 takes twice as long to compile and finds no more; -g1 has the lines for reports.
 SANITIZED = (
     "cc",
     "-g1",
@@ -54,7 +55,7 @@ def zig(target: str) -> tuple[str, ...]:
 
 
 def missing(compiler: Sequence[str]) -> str | None:
-    """Returns what a test of a compiler is skipped for."""
+    """Returns the reason to skip a test of a compiler."""
     if "ziglang" in compiler:
         return None if find_spec("ziglang") else "ziglang is not installed"
     return None if shutil.which(compiler[0]) else f"no {compiler[0]} here"
@@ -76,7 +77,7 @@ def link(out: Path, compiler: Sequence[str], *flags: str, sources: Sequence[Path
 
 
 def _compiled(compiler: tuple[str, ...], flags: Sequence[str], source: Path) -> Path:
-    """Compiles a source once, for all tests and runs, until some C or the compiler changes."""
+    """Compiles a source for all tests and runs, again only if some C or the compiler changed."""
     level = () if compiler == SANITIZED else ("-O2",)
     command = (*compiler, *_KINDS, *level, *flags, "-c", str(source))
     key = hashlib.sha256(repr((command, _state_of(compiler))).encode()).hexdigest()[:32]
@@ -104,7 +105,7 @@ def _call(*command: object) -> str:
 
 
 def run(*command: object, patience_s: float | None = PATIENCE_S) -> bytes:
-    """Runs it and returns what it prints; AssertionError with what it says if it fails."""
+    """Runs a program and returns its output; AssertionError with its messages if it fails."""
     done = subprocess.run([*map(str, command)], capture_output=True, timeout=patience_s)
     assert done.returncode == 0, (done.returncode, done.stderr[-5000:].decode())
     return done.stdout
@@ -116,7 +117,7 @@ def libjpeg() -> Path:
 
 
 def arm_libjpeg() -> Path | None:
-    """Returns the one of Pillow's wheel for ARM, where `make test-long` has brought it."""
+    """Returns the libjpeg of Pillow's wheel for ARM, which `make test-long` downloads."""
     folder = REPOSITORY / "build" / "aarch64"
     return _libjpeg(folder) if folder.is_dir() else None
 
@@ -127,7 +128,7 @@ def _libjpeg(packages: Path) -> Path:
 
 
 class Job(NamedTuple):
-    """A file, and [height, width] of what it is to become."""
+    """A file, and the [height, width] of its result."""
 
     data: bytes
     height: int
@@ -137,7 +138,8 @@ class Job(NamedTuple):
 def jobs(num_photographs: int) -> list[Job]:
     """Returns the files of `corpus` that are not large, at several sizes, and photographs."""
     small = [data for data in corpus.files().values() if len(data) < 100_000]
-    found = [Job(data, side, side + 9) for data in small for side in range(1, 90, 22)]
+    sizes = range(1, 90, 22)
+    found = [Job(data, side, side + 9) for data, side in itertools.product(small, sizes)]
     for data in corpus.photographs(num_photographs):
         height, width, _, _ = simplejpeg.decode_jpeg_header(data)
         found.append(Job(data, *Policy(corpus.PHOTOGRAPH_SIDE).resized(height, width)))
@@ -145,12 +147,12 @@ def jobs(num_photographs: int) -> list[Job]:
 
 
 def expected(jobs: Sequence[Job]) -> bytes:
-    """Returns what `harness shrink` is to write: what this process makes, of proven bytes."""
+    """Returns the expected output of `harness shrink`: the bytes that this process makes."""
     return b"".join(planes.workspace().shrink(*job, 90, 1 << 24) or b"-" for job in jobs)
 
 
 def write(path: Path, jobs: Sequence[Job]) -> Path:
-    """Writes files as the harness reads them."""
+    """Writes files in the format of the harness."""
     with path.open("wb") as stream:
         stream.write(struct.pack("<I", len(jobs)))
         for job in jobs:

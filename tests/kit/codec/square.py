@@ -1,4 +1,4 @@
-"""The square crop of image generators as Pillow makes it."""
+"""The square crop of image generators, made by Pillow."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""JPEG files as varied as the world's: what a decoder of our own is held against libjpeg with."""
+"""JPEG files of all common kinds, to compare our decoder with libjpeg."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from PIL import Image, ImageFile
 from tests.kit.codec import corpus
 
 _NUM_PHOTOGRAPHS = 24
-# As Pillow names them; the others are simplejpeg's.
+# Pillow's names; the others are simplejpeg's.
 _PILLOW_SAMPLINGS = ("4:4:4", "4:2:2", "4:2:0")
 _SIMPLE_SAMPLINGS = ("440", "411")
 _QUALITIES = (1, 5, 20, 50, 70, 75, 80, 85, 90, 92, 95, 98, 100)
 
 
 def photographs() -> list[np.ndarray]:
-    """Returns pictures [height, width, 3] uint8 to cut files from."""
+    """Returns images [height, width, 3] uint8 from which files are cut."""
     made = corpus.photographs(_NUM_PHOTOGRAPHS)
     return [simplejpeg.decode_jpeg(data, "RGB", strict=False) for data in made]
 
@@ -32,9 +32,9 @@ def files(
     """Yields JPEG files of all samplings, qualities, tables, restarts and sizes; some are odd.
 
     Args:
-      count: of files.
+      count: number of files.
       seed: the same files for the same seed and sources.
-      sources: pictures [height, width, 3] uint8 to cut them from; those of the tests if None.
+      sources: images [height, width, 3] uint8 from which they are cut; those of the tests if None.
     """
     rng = random.Random(seed)
     pictures = photographs() if sources is None else sources
@@ -49,7 +49,7 @@ def files(
 
 
 def _cut(picture: np.ndarray, rng: random.Random) -> np.ndarray:
-    """Returns a part of a picture, of any size and shape, shrunk or not, with grain or without."""
+    """Returns a part of an image, of any size and shape, perhaps downscaled, perhaps with grain."""
     height, width = picture.shape[:2]
     most = rng.choice((16, 64, 200, 500, max(height, width)))
     high, wide = (rng.randint(1, min(most, side)) for side in (height, width))
@@ -83,8 +83,8 @@ def _encoded(pixels: np.ndarray, rng: random.Random) -> bytes:
         options["progressive"] = True
     buffer = io.BytesIO()
     room = ImageFile.MAXBLOCK
-    # Pillow writes optimised files in one piece, whose size it guesses too low for tables
-    # of small numbers.
+    # Pillow writes optimised files in one piece, and its buffer is too small for tables of small
+    # numbers.
     ImageFile.MAXBLOCK = 8 * pixels.size + 100_000
     try:
         Image.fromarray(pixels).convert(mode).save(buffer, "JPEG", **options)

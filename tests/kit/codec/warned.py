@@ -1,8 +1,9 @@
-"""JPEGs that libjpeg warns of: one for each of its warnings, by their names in jerror.h."""
+"""JPEGs with libjpeg's warnings: one for each warning, by its name in jerror.h."""
 
 from __future__ import annotations
 
 import io
+import itertools
 import random
 import struct
 
@@ -10,23 +11,24 @@ from PIL import Image
 
 from tests.kit.codec import frames, mutations
 
-# The last is only of a program that asks for the profile, the first of one that asks for too much.
+# The last applies only to a program that reads the profile, the first to one that requests too
+# much.
 CANNOT_BE_MADE = {"JWRN_TOO_MUCH_DATA", "JWRN_BOGUS_ICC"}
 _HEADER = (0xDB, 0xC0, 0xC4, 0xDA)  # DQT, SOF0, DHT, SOS
 _FILLS = (b"\xff\0", bytes(3), b"\0\xff\0")
 
 
 def plain(**options: object) -> bytes:
-    """Returns the sound photograph that the others are made of."""
+    """Returns the sound photograph from which the others are made."""
     buffer = io.BytesIO()
     Image.fromarray(mutations.photograph()).save(buffer, "JPEG", quality=90, **options)
     return buffer.getvalue()
 
 
 def harmless() -> dict[str, list[bytes]]:
-    """Returns files with all their pixels, by the name of the warning."""
+    """Returns files without lost pixels, by the name of the warning."""
     data = plain()
-    bare = data[:2] + data[20:]  # without JFIF, which outweighs Adobe's marker
+    bare = data[:2] + data[20:]  # without JFIF, which overrides Adobe's marker
     adobe = b"\xff\xee" + struct.pack(">H", 14) + b"Adobe\0\x64\0\0\0\0"
     version = data.index(b"JFIF\0") + 5
     parameters = _behind_scan_header(data) - 3
@@ -34,7 +36,7 @@ def harmless() -> dict[str, list[bytes]]:
         "JWRN_ADOBE_XFORM": [bare[:2] + adobe + bytes((n,)) + bare[2:] for n in (3, 255)],
         "JWRN_EXTRANEOUS_DATA": [
             _with_junk(data, 0xDB, b"junk\0"),
-            *(_with_junk(data, marker, fill) for marker in _HEADER for fill in _FILLS),
+            *(_with_junk(data, *choice) for choice in itertools.product(_HEADER, _FILLS)),
             *(data[:-2] + 50 * fill + data[-2:] for fill in _FILLS),
         ],
         "JWRN_JFIF_MAJOR": [
@@ -48,17 +50,17 @@ def harmless() -> dict[str, list[bytes]]:
 
 
 def harmful() -> dict[str, list[bytes]]:
-    """Returns files that have lost pixels, by the name of the first warning."""
+    """Returns files with lost pixels, by the name of the first warning."""
     data = plain()
     restarts = plain(restart_marker_blocks=4)
     second, third = (restarts.index(bytes((0xFF, m))) for m in (0xD2, 0xD3))
-    # Before the last 3,000 bytes, libjpeg-turbo takes a bad code for a zero, without a word.
+    # Before the last 3,000 bytes, libjpeg-turbo silently treats a bad code as zero.
     small = frames.encoded(mutations.photograph((61, 43)))
     start = _behind_scan_header(small)
     return {
         "JWRN_HIT_MARKER": [data[: len(data) // 2] + b"\xff\xd9"],
         "JWRN_JPEG_EOF": [data[: len(data) // 2]],
-        # Behind a table, or image data that is left over behind a changed byte.
+        # Behind a table, or image data that remains behind a changed byte.
         "JWRN_EXTRANEOUS_DATA": [
             *(_with_junk(data, marker, b"junk\0") for marker in _HEADER[1:]),
             data[:-2] + data[-300:-20] + data[-2:],
@@ -81,7 +83,7 @@ def _behind_scan_header(data: bytes) -> int:
 
 
 def _without_scan(data: bytes, number: int) -> bytes:
-    """Returns a progressive JPEG that lacks a scan, with the tables before it."""
+    """Returns a progressive JPEG without one scan, but with the tables before it."""
     ends = [at for at in range(len(data)) if data[at : at + 2] in (b"\xff\xc4", b"\xff\xda")]
     scans = [at for at in ends if data[at + 1] == 0xDA]
     begin, end = (next(at for at in ends if at > scans[n]) for n in (number - 1, number))

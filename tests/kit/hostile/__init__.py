@@ -1,1 +1,1 @@
-"""Hostile inputs that several rooms read: each module makes files, or messages, of one kind."""
+"""Hostile inputs for several test packages: each module makes files, or messages, of one kind."""

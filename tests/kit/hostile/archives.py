@@ -1,4 +1,4 @@
-"""Archives that claim, or unpack to, far more than they hold."""
+"""Archives that claim, or unpack to, far more than their size."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ def tar_member(name: str, data: bytes, kind: bytes = b"0") -> bytes:
 
 
 def tar(*members: bytes) -> bytes:
-    """Returns a whole tar of members that the functions above made."""
+    """Returns a complete tar of members that the functions above made."""
     return b"".join(members) + bytes(2 * BLOCK)
 
 
 def pax_record(key: bytes, value: bytes) -> bytes:
-    """Returns one record of a pax header, its own length in front."""
+    """Returns one record of a pax header, with its length in front."""
     body = b" " + key + b"=" + value + b"\n"
     length = len(body) + 1
     while length != len(body) + len(str(length)):
@@ -43,13 +43,13 @@ def pax_record(key: bytes, value: bytes) -> bytes:
 
 
 def tar_with_a_pax_size_of_many_digits() -> bytes:
-    """Returns a tar whose member has a size of 5,000 digits, more than int() takes."""
+    """Returns a tar with a member size of 5,000 digits, more than int() takes."""
     pax = tar_member("pax", pax_record(b"size", MANY_DIGITS), b"x")
     return tar(pax, tar_member("a.JPEG", b"image"))
 
 
 def tar_with_a_pax_length_of_many_digits() -> bytes:
-    """Returns a tar whose pax record says that it is 5,000 digits long."""
+    """Returns a tar with a pax record that claims a length of 5,000 digits."""
     return tar(tar_member("pax", MANY_DIGITS + b" path=a\n", b"x"), tar_member("a", b"image"))
 
 
@@ -59,18 +59,20 @@ def tar_with_many_small_pax_records() -> bytes:
 
 
 def tar_of_negative_size() -> bytes:
-    """Returns a tar whose member has -512 bytes, in GNU's base 256: read for ever by some."""
+    """Returns a tar with a member of -512 bytes, in GNU's base 256, which some programs read for
+    ever.
+    """
     field = (-512).to_bytes(12, "big", signed=True)
     return tar(tar_header("a.JPEG", field) + b"image".ljust(BLOCK, b"\0"))
 
 
 def tar_of_odd_octal_size(field: bytes = b"-0000000010\0") -> bytes:
-    """Returns a tar whose member's size is no octal number."""
+    """Returns a tar with a member size that is not octal."""
     return tar(tar_header("a.JPEG", field) + b"image".ljust(BLOCK, b"\0"))
 
 
 def zlib_of_zeros(num_bytes: int) -> bytes:
-    """Returns zlib data of zeros, a thousandth of their size, made at once."""
+    """Returns zlib data of zeros, a thousandth of their size, made instantly."""
     block_bytes = 16 << 20
     packer = zlib.compressobj(9, zlib.DEFLATED, -zlib.MAX_WBITS)
     block = packer.compress(bytes(block_bytes)) + packer.flush(zlib.Z_FULL_FLUSH)
@@ -80,27 +82,27 @@ def zlib_of_zeros(num_bytes: int) -> bytes:
 
 
 def gzip_of_zeros(num_bytes: int, before: bytes = b"", after: bytes = b"") -> bytes:
-    """Returns gzip of zeros between two parts; a thousandth of its size, made at once."""
+    """Returns gzip of zeros between two parts; a thousandth of its size, made instantly."""
     chunk = 16 << 20
     packed = gzip.compress(bytes(chunk), 6, mtime=0)
     rest = bytes(num_bytes % chunk)
     return gzip.compress(before) + packed * (num_bytes // chunk) + gzip.compress(rest + after)
 
 
-def devkit_that_unpacks_to(num_bytes: int) -> bytes:
-    """Returns a devkit (.tar.gz) whose ground truth is so many zeros."""
+def devkit_of_zeros(num_bytes: int) -> bytes:
+    """Returns a devkit (.tar.gz) with this number of zeros as ground truth."""
     name = f"ILSVRC2012_devkit_t12/data/{labels.GROUND_TRUTH}"
     pad = bytes(-num_bytes % BLOCK + 2 * BLOCK)
     return gzip_of_zeros(num_bytes, tar_header(name, num_bytes), pad)
 
 
-def devkit_with_a_stranger_that_unpacks_to(num_bytes: int) -> bytes:
-    """Returns a devkit (.tar.gz) with a member nobody asked for, of so many zeros."""
+def devkit_with_extra_zeros(num_bytes: int) -> bytes:
+    """Returns a devkit (.tar.gz) with an unexpected member of this number of zeros."""
     pad = bytes(-num_bytes % BLOCK + 2 * BLOCK)
     return gzip_of_zeros(num_bytes, tar_header("readme.txt", num_bytes), pad)
 
 
-def boxes_in_boxes(depth: int, innermost: bytes) -> bytes:
+def nested_box_archives(depth: int, innermost: bytes) -> bytes:
     """Returns a .tar.gz in a .tar.gz in ..., `depth` of them around the innermost tar."""
     data = gzip.compress(innermost, mtime=0)
     for _ in range(depth):
@@ -108,8 +110,8 @@ def boxes_in_boxes(depth: int, innermost: bytes) -> bytes:
     return data
 
 
-def boxes_that_unpack_to(num_bytes: int, inner: int = 4) -> bytes:
-    """Returns annotations (.tar.gz) of packed tars that hold so many zeros together."""
+def box_archives_of_zeros(num_bytes: int, inner: int = 4) -> bytes:
+    """Returns annotations (.tar.gz) of packed tars that together contain this number of zeros."""
     each = num_bytes // inner
     pad = bytes(-each % BLOCK + 2 * BLOCK)
     packed = gzip_of_zeros(each, tar_header("readme.txt", each), pad)
@@ -117,25 +119,27 @@ def boxes_that_unpack_to(num_bytes: int, inner: int = 4) -> bytes:
     return gzip.compress(tar(*members), mtime=0)
 
 
-def mat_that_unpacks_to(num_bytes: int) -> bytes:
-    """Returns a MAT-file whose one variable is so many packed zeros."""
+def mat_of_zeros(num_bytes: int) -> bytes:
+    """Returns a MAT-file with this number of packed zeros as its only variable."""
     head = struct.pack("<II", 14, num_bytes)
     packed = zlib.compress(head + bytes(num_bytes))
     return mat_header() + struct.pack("<II", 15, len(packed)) + packed
 
 
 def mat_with_cells(num_cells: int) -> bytes:
-    """Returns a MAT-file of 200 bytes with a cell array that claims so many cells."""
+    """Returns a MAT-file of 200 bytes with a cell array that claims this number of cells."""
     return _mat_matrix(1, num_cells, b"")
 
 
 def mat_with_blanks(num_characters: int) -> bytes:
-    """Returns a MAT-file of 200 bytes with a text of no bytes that claims so many characters."""
+    """Returns a MAT-file of 200 bytes with a text of no bytes that claims this number of
+    characters.
+    """
     return _mat_matrix(4, num_characters, struct.pack("<II", 16, 0))
 
 
 def mat_with_structs(num_structs: int) -> bytes:
-    """Returns a MAT-file of 200 bytes with so many structures, of a field each."""
+    """Returns a MAT-file of 200 bytes with this number of structures, with one field each."""
     names = struct.pack("<II", 4 << 16 | 5, 8) + struct.pack("<II8s", 1, 8, b"WNID")
     return _mat_matrix(2, num_structs, names)
 
@@ -149,7 +153,7 @@ def mat_nested(depth: int) -> bytes:
 
 
 def mat_header() -> bytes:
-    """Returns the 128 bytes that a little-endian MAT-file of version 5 begins with."""
+    """Returns the first 128 bytes of a little-endian MAT-file of version 5."""
     return b"MATLAB 5.0 MAT-file".ljust(124) + b"\x00\x01IM"
 
 
@@ -166,7 +170,7 @@ def _mat_body(kind: int, count: int, rest: bytes) -> bytes:
 
 
 class Bytes:
-    """Reads byte ranges of one archive in memory, as `sources.containers` asks for them."""
+    """Reads byte ranges of one archive in memory, with the interface of `sources.containers`."""
 
     def __init__(self, data: bytes) -> None:
         self._file = io.BytesIO(data)
@@ -177,7 +181,7 @@ class Bytes:
 
 
 def xz_with_dictionary(data: bytes, exponent: int) -> bytes:
-    """Returns bytes packed by xz, whose header asks for a dictionary: 36 is one of a gigabyte."""
+    """Returns bytes packed by xz that request a dictionary: 36 is one of a gigabyte."""
     packed = bytearray(lzma.compress(data, preset=0))
     end = 12 + (packed[12] + 1) * 4 - 4
     packed[packed.index(b"\x21\x01", 12, end) + 2] = exponent
@@ -186,7 +190,7 @@ def xz_with_dictionary(data: bytes, exponent: int) -> bytes:
 
 
 def zip_of_empty_files(num: int, name: bytes = b"a") -> bytes:
-    """Returns a zip whose list names an empty file again and again."""
+    """Returns a zip that lists an empty file many times."""
     head = (0x02014B50, 20, 20, 0, 0, 0, 0, 0, 0, 0, len(name), 0, 0, 0, 0, 0, 0)
     files = (struct.pack("<IHHHHHHIIIHHHHHII", *head) + name) * num
     end = struct.pack("<IQHHIIQQQQ", 0x06064B50, 44, 45, 45, 0, 0, num, num, len(files), 4)

@@ -58,7 +58,7 @@ def paths(content: Any, above: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]
 
 
 def changed(content: Any, tops: Collection[str] = ()) -> Iterator[tuple[str, Any]]:
-    """Yields each change in words, and a copy of the JSON value with this change.
+    """Yields each change as text, and a copy of the JSON value with this change.
 
     If `tops` is given, only these fields of the value change.
     """

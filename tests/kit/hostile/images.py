@@ -1,4 +1,4 @@
-"""Pictures that cost far more to decode than to send."""
+"""Images that cost far more to decode than to send."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ SIDE = 65_500
 
 
 def progressive_jpeg(num_scans: int, side: int = 64) -> bytes:
-    """Returns a sound progressive JPEG whose last scan is repeated until there are so many."""
+    """Returns a sound progressive JPEG that repeats its last scan up to this number of scans."""
     buffer = io.BytesIO()
     Image.new("RGB", (side, side), (90, 120, 30)).save(buffer, "JPEG", progressive=True)
     return _with_scans(buffer.getvalue(), num_scans)
 
 
 def many_scans_without_interleaving(num_scans: int, side: int = 64) -> bytes:
-    """Returns a JPEG that is not progressive and has a scan a component, again and again.
+    """Returns a JPEG that is not progressive and repeats one scan per component.
 
-    A decoder keeps all coefficients of such a file, and reads scans until the end.
+    A decoder keeps all coefficients of this file, and reads scans until the end.
     """
     buffer = io.BytesIO()
     Image.new("L", (side, side), 77).save(buffer, "JPEG")
@@ -56,7 +56,7 @@ def scans_behind_an_end_in_a_comment(num_scans: int) -> bytes:
 
 
 def jpeg_with_many_comments(count: int) -> bytes:
-    """Returns a JPEG with so many empty comments before its frame."""
+    """Returns a JPEG with this number of empty comments before its frame."""
     buffer = io.BytesIO()
     Image.new("RGB", (8, 8)).save(buffer, "JPEG")
     data = buffer.getvalue()
@@ -64,7 +64,7 @@ def jpeg_with_many_comments(count: int) -> bytes:
 
 
 def jpeg_that_claims(width: int = SIDE, height: int = SIDE, *, progressive: bool = False) -> bytes:
-    """Returns a JPEG of 64 pixels whose header claims another size."""
+    """Returns a JPEG of 64 pixels with a header that claims a different size."""
     buffer = io.BytesIO()
     Image.new("RGB", (8, 8)).save(buffer, "JPEG", progressive=progressive)
     data = bytearray(buffer.getvalue())
@@ -80,17 +80,17 @@ def chunk(kind: bytes, content: bytes) -> bytes:
 
 
 def png_that_claims(width: int = SIDE, height: int = SIDE) -> bytes:
-    """Returns a PNG without pixels whose header claims so many."""
+    """Returns a PNG without pixels and a header that claims this size."""
     header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
     chunks = chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(b"")) + chunk(b"IEND", b"")
     return b"\x89PNG\r\n\x1a\n" + chunks
 
 
 def gif_that_claims(width: int = SIDE, height: int = SIDE, *, screen: int | None = None) -> bytes:
-    """Returns a GIF of 43 bytes whose first picture, of no pixels, is to be disposed of.
+    """Returns a GIF of 43 bytes with a first image, of no pixels, that is to be disposed of.
 
-    Pillow makes the canvas for that while it opens the file. `screen` is the side of the screen,
-    if it is not that of the picture.
+    Pillow makes the canvas for this when it opens the file. `screen` is the side of the screen, if
+    it is not that of the image.
     """
     sides = (width, height) if screen is None else (screen, screen)
     head = b"GIF89a" + struct.pack("<HHBBB", *sides, 0x80, 0, 0) + b"\0\0\0\xff\xff\xff"
@@ -100,10 +100,10 @@ def gif_that_claims(width: int = SIDE, height: int = SIDE, *, screen: int | None
 
 
 def apng_that_claims(width: int = SIDE, height: int = SIDE, *, small_first: bool = False) -> bytes:
-    """Returns an animated PNG whose first picture, of no pixels, is to be disposed of.
+    """Returns an animated PNG with a first image, of no pixels, that is to be disposed of.
 
-    Pillow makes the canvas for that while it opens the file, too. With `small_first`, a small
-    header stands before the true one.
+    Pillow makes the canvas for this when it opens the file, too. With `small_first`, a small header
+    precedes the true one.
     """
 
     def header(width: int, height: int) -> bytes:
@@ -129,20 +129,20 @@ def webp_that_claims(side: int = 1 << 14) -> bytes:
 
 
 def lossless_jpeg(side: int = 420, components: int = 3) -> bytes:
-    """Returns a sound lossless JPEG (SOF3), of which libjpeg-turbo makes no smaller image."""
+    """Returns a sound lossless JPEG (SOF3), which libjpeg-turbo cannot downscale."""
     pixels = np.random.default_rng(side).integers(0, 256, (side // 4, side // 4, components))
     return frames.lossless(pixels.repeat(4, axis=0).repeat(4, axis=1))
 
 
 def eps() -> bytes:
-    """Returns an EPS, for which Pillow starts the program `gs` that it finds on PATH."""
+    """Returns an EPS, for which Pillow starts the program `gs` on PATH."""
     return b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 300 200\n%%EndComments\nshowpage\n%%EOF\n"
 
 
 def tiff_in_a_tile(side: int, tile: int) -> bytes:
     """Returns a TIFF of side x side RGBA pixels in one deflated tile of tile x tile.
 
-    Of a huge tile, only the beginning is there.
+    A huge tile only has its beginning.
     """
     packed = zlib.compress(bytes(4 * min(tile * tile, 1 << 20)), 9)
     short = 3
@@ -166,7 +166,7 @@ def tiff_in_a_tile(side: int, tile: int) -> bytes:
 
 
 def heavy_webp(side: int = 8000) -> bytes:
-    """Returns a WebP of 33 kB at 8,000 squared; no image takes more memory to decode."""
+    """Returns a WebP of 33 kB at 8,000 squared, the image that takes the most memory to decode."""
     buffer = io.BytesIO()
     Image.new("RGB", (side, side), (10, 200, 30)).save(buffer, "WEBP", lossless=True, method=0)
     return buffer.getvalue()
@@ -180,7 +180,7 @@ def transparent_png(side: int) -> bytes:
 
 
 def _with_scans(data: bytes, num_scans: int) -> bytes:
-    # Between scans lie tables: each piece is a scan with what precedes it.
+    # Tables are between scans, so each piece is a scan with its preceding tables.
     last = data.rindex(b"\xff\xda")
     there = data.count(b"\xff\xda")
     return data[:-2] + data[last:-2] * (num_scans - there) + b"\xff\xd9"

@@ -1,4 +1,4 @@
-"""Lines of index files (offset, size) that no reader of numbers is ready for."""
+"""Lines of index files (offset, size) that break parsers of numbers."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Manifests that nobody's prepare wrote: each with a digest that fits, so that it is the content
-that must be refused, and each small enough to read."""
+"""Hostile manifests: small, and with a matching digest, so only their content can be refused."""
 
 from __future__ import annotations
 
@@ -9,7 +8,7 @@ import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
-# Names that lead, or might lead, where nothing of a data set lies; or that a terminal obeys.
+# Names that lead, or might lead, outside a dataset, or that a terminal obeys.
 NAMES = {
     "parent": "../beside/key.pem",
     "parents": "../../home/.ssh/authorized_keys",
@@ -52,9 +51,9 @@ SPLIT_NAMES = {
     "test": "test",
     "script": "<script>alert(1)</script>",
 }
-# Numbers that are too large for what they count, or for what they are kept in.
+# Numbers that are too large for their meaning or for their type.
 VALUES = {"negative": -1, "none": 0, "ten billion": 10**10, "2**63": 2**63}
-# Where a manifest has numbers.
+# The numbers of a manifest.
 NUMBERS = (
     ("schema_version",),
     ("label_offset",),
@@ -72,7 +71,7 @@ Content = dict[str, Any]
 
 
 def render(content: Content) -> bytes:
-    """Returns dataset.json as this program writes it, also of what it would never write."""
+    """Returns dataset.json in this program's form, also for content that it would never write."""
     content.pop("digest", None)
     compact = json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     digest = hashlib.sha256(compact.encode(errors="surrogatepass")).hexdigest()
@@ -85,7 +84,7 @@ def sha256(data: bytes) -> str:
 
 
 def put(content: Content, path: tuple[str | int, ...], value: Any) -> Content:
-    """Returns a manifest's content with another value at a place."""
+    """Returns a manifest's content with a different value at a path."""
     content = copy.deepcopy(content)
     there: Any = content
     for part in path[:-1]:
@@ -95,7 +94,7 @@ def put(content: Content, path: tuple[str | int, ...], value: Any) -> Content:
 
 
 def hostile(content: Content) -> Iterator[tuple[str, bytes]]:
-    """Yields (what is wrong, bytes) of manifests made from a sound one's content.
+    """Yields (fault, bytes) of manifests made from a sound one's content.
 
     Args:
       content: of two train shards, a validation shard and labels.txt.
@@ -115,7 +114,7 @@ def hostile(content: Content) -> Iterator[tuple[str, bytes]]:
 
 
 def _renamed(content: Content, split: str) -> Content:
-    """Returns a manifest whose validation split, shards and all, is called otherwise."""
+    """Returns a manifest with a different name of its validation split and shards."""
     content = copy.deepcopy(content)
     moved = content["splits"].pop("validation")
     for shard in moved["shards"]:

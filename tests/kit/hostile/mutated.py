@@ -1,4 +1,4 @@
-"""Damaged images of all formats, the same ones on every machine, with knowledge of their parts.
+"""Damaged images of all formats, the same on every machine, made with knowledge of their parts.
 
 Parts are the segments, chunks, boxes, blocks and entries of a file. They are swapped between files,
 repeated and removed, and their lengths and counts are changed.
@@ -29,7 +29,7 @@ Order = Literal["little", "big"]
 
 
 class Part(NamedTuple):
-    """A part of a file: where it starts and ends, and where its length or count is."""
+    """A part of a file: its start and end, and the position of its length or count."""
 
     start: int
     end: int
@@ -244,7 +244,7 @@ def change_number(data: bytearray, rng: random.Random, _: bytearray) -> None:
 
 
 def swap_part(data: bytearray, rng: random.Random, other: bytearray) -> None:
-    """Replaces a part by one of another file, perhaps of another format."""
+    """Replaces a part by one of a different file, perhaps of a different format."""
     ours = parts(data)
     theirs = parts(other)
     if ours and theirs:

@@ -112,7 +112,7 @@ def dictionary(page: bytes, num_values: int, rows: int, index: int = 0) -> list[
 
 
 def repeated_size(field: int) -> Page:
-    """Returns a page whose header states a second, larger size in this field."""
+    """Returns a page with a header that states a second, larger size in this field."""
     return Page(values(b"x"), 1, more=bytes([_I32]) + zigzag(field) + zigzag(MOST))
 
 
@@ -200,7 +200,7 @@ def many_chunks(number: int) -> bytes:
 
 
 def many_names(number: int) -> bytes:
-    """Returns a footer whose only column has a path of `number` empty parts."""
+    """Returns a footer with one column, which has a path of `number` empty parts."""
     parts = bytes([0xF0 | _BINARY]) + varint(number) + bytes(number)
     column = record(f2=integer(0), f3=record(f3=(_LIST, parts)))[1]
     group = record(f1=several(_STRUCT, [column]), f2=integer(0), f3=integer(0))[1]

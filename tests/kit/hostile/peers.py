@@ -1,7 +1,7 @@
-"""What a broken or hostile host may say to the other end of a replication.
+"""Messages of a broken or hostile host to the other end of a replication.
 
-`HEADERS` are lines seen to do harm once, `messages` and `streams` make others. A program that
-says them instead of the real one is `program(...)`.
+`HEADERS` are lines that once did harm; `messages` and `streams` make more. `program(...)` sends
+them instead of the real program.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from imagenet_prep.hosts.channel import PROTOCOL, Messages
 
 DEEP = b"[" * 20_000 + b"]" * 20_000
 
-# Sizes, counts and texts that are none.
+# Invalid sizes, counts and texts.
 NUMBERS: list[Any] = ["5", 1.5, -1, True, None, [], {}, 1 << 63, 10**400]
 NAMES: list[Any] = [
     "",
@@ -39,7 +39,7 @@ NAMES: list[Any] = [
     {},
 ]
 
-# Whole lines. Each once hung the leader, ended it with a traceback, or might.
+# Complete lines. Each once made the leader hang or end with a traceback, or might.
 HEADERS: list[bytes] = [
     b'["lacks","5",{"files":1}]',
     b'["lacks",1.5,{"files":1}]',
@@ -75,13 +75,13 @@ HEADERS: list[bytes] = [
 
 
 def line(kind: str, body: bytes = b"", **fields: Any) -> bytes:
-    """Returns a message as it goes through a pipe, whatever it holds."""
+    """Returns a message in its form in a pipe, with any content."""
     return json.dumps([kind, len(body), fields]).encode() + b"\n" + body
 
 
 @functools.cache
 def values() -> st.SearchStrategy[Any]:
-    """Returns any JSON value, with preference for what has done harm."""
+    """Returns any JSON value, with a preference for values that once did harm."""
     scalars = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20)
     odd = st.sampled_from(NUMBERS[:-1] + NAMES)
     return odd | st.recursive(
@@ -94,7 +94,7 @@ def values() -> st.SearchStrategy[Any]:
 
 
 def honest(kind: str, files: Sequence[str]) -> st.SearchStrategy[dict[str, Any]]:
-    """Returns fields that a message of one kind may have; `files` are names of the data set."""
+    """Returns valid fields of a message of one kind; `files` are names of the dataset."""
     name = st.sampled_from(list(files))
     small = st.integers(0, len(files) + 2)
     known: dict[str, st.SearchStrategy[Any]] = {
@@ -126,7 +126,7 @@ def honest(kind: str, files: Sequence[str]) -> st.SearchStrategy[dict[str, Any]]
 
 
 def messages(allowed: Messages) -> st.SearchStrategy[bytes]:
-    """Returns lines: of kinds that an end may send, or not, with any fields and sizes."""
+    """Returns lines: of kinds that an end may send or not, with any fields and sizes."""
     size = st.just(0) | values()
     value = values()
 
@@ -142,18 +142,18 @@ def messages(allowed: Messages) -> st.SearchStrategy[bytes]:
 
 
 def streams(allowed: Messages) -> st.SearchStrategy[bytes]:
-    """Returns what one end may say in all: messages, noise, and bytes that are neither."""
+    """Returns a possible stream of one end: messages, noise, and other bytes."""
     parts = messages(allowed) | st.binary(max_size=60) | st.just(b"\n") | st.just(line("alive"))
     return st.lists(parts, max_size=6).map(b"".join)
 
 
 def program(says: bytes, *, then: str = "exec cat >/dev/null") -> str:
-    """Returns a shell script that says this, whatever it is told, then does `then`.
+    """Returns a shell script that prints this for any input, and then does `then`.
 
     Args:
       says: to its standard output.
-      then: what the shell runs afterwards; by default it hears its input to the end. `exec` has it
-        end where it is killed, as ssh does: a child would keep its output open.
+      then: the next command of the shell; by default it reads its input to the end. With `exec` it
+        ends when it is killed, as ssh does: a child would keep its output open.
     """
     octal = "".join(f"\\0{byte:03o}" for byte in says)
     return f"printf %b {shlex.quote(octal)}\n{then}\n"
@@ -161,7 +161,7 @@ def program(says: bytes, *, then: str = "exec cat >/dev/null") -> str:
 
 GREETING = b'\x1b[1mWelcome to Ubuntu 22.04\x1b[0m\n\n * ["Documentation": {}\n3 updates; $ '
 
-# For each way to be told what to do: what an honest end may be sent first.
+# For each kind of start: the first messages that a valid sender may send.
 FIRST: dict[str, Callable[..., bytes]] = {
     "store": lambda manifest: line(
         "store",

@@ -16,8 +16,8 @@ SMALL = {
 }
 
 
-def same_text_encoded_again_and_again(num_bytes: int, times: int) -> bytes:
-    """Returns a pickle that asks for `times` copies of one text of `num_bytes`."""
+def repeated_encodings_of_a_text(num_bytes: int, times: int) -> bytes:
+    """Returns a pickle that requests `times` copies of one text of `num_bytes`."""
     text = b"X" + struct.pack("<I", num_bytes) + b"a" * num_bytes + b"q\x00"
     encode = b"c_codecs\nencode\nq\x01X\x06\x00\x00\x00latin1q\x02"
     return b"\x80\x02" + text + encode + b"(" + b"h\x01h\x00h\x02\x86R" * times + b"l."
@@ -34,20 +34,22 @@ def nested_tuples(depth: int) -> bytes:
 
 
 def key_with_shared_parts(depth: int = 64) -> bytes:
-    """Returns 136 bytes whose key is (t, t), t being (u, u), and so on: its hash visits 2^64."""
+    """Returns 136 bytes with the key (t, t), t being (u, u), and so on: its hash visits 2^64
+    objects.
+    """
     return b"\x80\x02}" + b")" + b"2\x86" * depth + b"K\x01s."
 
 
-def key_of_shared_parts_by_memo(depth: int = 64) -> bytes:
-    """Returns the same, made of operations that batches have."""
+def memoized_key_with_shared_parts(depth: int = 64) -> bytes:
+    """Returns the same key, made of operations that batches contain."""
     return b"\x80\x02})" + b"q\x00h\x00\x86" * depth + b"K\x01s."
 
 
 def member_with_shared_parts(depth: int = 64) -> bytes:
-    """Returns a set with such a member."""
+    """Returns a set with the same structure as a member."""
     return b"\x80\x04\x8f(" + b")" + b"2\x86" * depth + b"\x90."
 
 
 def key_of_nested_tuples(depth: int) -> bytes:
-    """Returns a pickle whose key is a tuple in a tuple in ...: its hash goes as deep."""
+    """Returns a pickle with a tuple in a tuple in ... as its key; its hash recurses as deep."""
     return b"\x80\x02}" + b")" + b"\x85" * depth + b"K\x01s."

@@ -1,10 +1,10 @@
-"""Annotations that grow, lead elsewhere or are nested without end."""
+"""Annotations that grow, point elsewhere or are nested without end."""
 
 from __future__ import annotations
 
 
 def billion_laughs() -> bytes:
-    """Returns a text whose entities would grow to 3 GB."""
+    """Returns a text with entities that would grow to 3 GB."""
     grown = (b'<!ENTITY e%d "%s">' % (n, b"&e%d;" % (n - 1) * 10) for n in range(1, 10))
     return b"<!DOCTYPE a [<!ENTITY e0 'lol'>" + b"".join(grown) + b"]><a>&e9;</a>"
 
@@ -20,11 +20,11 @@ def nested(depth: int) -> bytes:
 
 
 def many_boxes(count: int) -> bytes:
-    """Returns an annotation with so many empty boxes."""
+    """Returns an annotation with this number of empty boxes."""
     size = b"<size><width>1</width><height>1</height></size>"
     return b"<a>" + size + b"<bndbox/>" * count + b"</a>"
 
 
 def number_of_many_digits() -> bytes:
-    """Returns an annotation whose width has 5,000 digits."""
+    """Returns an annotation with a width of 5,000 digits."""
     return b"<a><size><width>" + b"9" * 5000 + b"</width><height>1</height></size></a>"

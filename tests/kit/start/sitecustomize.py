@@ -1,11 +1,10 @@
-"""Starts that cost less: Python imports this module as it starts.
+"""Makes Python start faster: Python imports this module as it starts.
 
-Keras imports scikit-learn, matplotlib and others wherever they are installed, for wrappers and
-plots that nothing of ours uses: a third of TensorFlow's start. Without them it goes on, as on
-hosts that have none.
+Keras imports scikit-learn, matplotlib and others if they are installed, for wrappers and plots that
+we do not use: a third of TensorFlow's start. It works without them, as on hosts that lack them.
 
-Nor does anything that is imported become garbage: looking for it after each 700 new objects, as
-Python 3.11 does, is a quarter of what TensorFlow's and Airflow's imports cost.
+Imported modules never become garbage. Searching it after each 700 new objects, as Python 3.11 does,
+is a quarter of the import time of TensorFlow and Airflow.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ _FROM = ("keras.", "tensorflow.python.keras.")
 class _NotForKeras(MetaPathFinder):
     """Hides these packages from the modules of Keras, ours or the one within TensorFlow.
 
-    What Keras imports finds them: JAX needs SciPy.
+    Keras' own dependencies find them: JAX needs SciPy.
     """
 
     def find_spec(

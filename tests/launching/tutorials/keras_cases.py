@@ -2,7 +2,7 @@
 
     keras_cases.py FOLDER
 
-Rank 0 writes into FOLDER. Prints, for each case, a number that must be the same on all ranks, or
+Rank 0 writes into FOLDER. For each case, it prints a number that must be the same on all ranks, or
 the error.
 """
 
@@ -70,7 +70,7 @@ def of_options():
     trained(model, broadcast())
     told["float16 and eager"] = total(model)
 
-    model = keras.Sequential([keras.layers.Dense(4)])  # is built by the first batch
+    model = keras.Sequential([keras.layers.Dense(4)])  # built by the first batch
     keras.utils.set_random_seed(hvd.rank())
     summed = hvd.DistributedOptimizer(keras.optimizers.SGD(0.05), op=hvd.Sum)
     model.compile(summed, "mse")

@@ -2,7 +2,7 @@
 
     keras_guide.py LEARNING_RATE BATCH_SIZE EPOCHS OUT
 
-Names that TensorFlow has changed since 2018 are those of today. Rank 0 writes OUT.
+TensorFlow has renamed some functions since 2018; these have their current names. Rank 0 writes OUT.
 """
 
 import json
@@ -31,7 +31,7 @@ for gpu in gpus:
 if gpus:
     tf.config.set_visible_devices(gpus[hvd.local_rank()], "GPU")
 
-# Each rank has other initial weights: only rank 0's may count.
+# Each rank has different initial weights, of which only those of rank 0 may be used.
 tf.keras.utils.set_random_seed(100 + hvd.rank())
 model = tf.keras.Sequential(
     [

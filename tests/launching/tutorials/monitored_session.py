@@ -1,8 +1,8 @@
-"""A script as the SageMaker blog post and Horovod's README print it: a session, a hook.
+"""A script as the SageMaker blog post and Horovod's README print it: a session and a hook.
 
     monitored_session.py LEARNING_RATE BATCH_SIZE EPOCHS OUT
 
-Names that TensorFlow has changed since 2018 are those of today.
+TensorFlow has renamed some functions since 2018; these have their current names.
 """
 
 import json

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import struct
 from collections import Counter
@@ -40,12 +41,12 @@ class State:
     """A dataset as the model expects it.
 
     Attributes:
-      class_ids: as in labels.txt; None if the class list has more classes than the images.
-      images: by split and key.
-      excluded: images that lists excluded, by split and key.
-      quarantined: names of damaged images, each as often as quarantine.jsonl lists it.
-      families: splits that divide one split of the source, and so share one set of keys.
-      is_encoding: whether `amend --add` encodes new images, or keeps their bytes.
+        class_ids: as in labels.txt; None if the class list has more classes than the images.
+        images: by split and key.
+        excluded: images that lists excluded, by split and key.
+        quarantined: names of damaged images, each as often as quarantine.jsonl lists it.
+        families: splits that divide one split of the source, and so share their keys.
+        is_encoding: whether `amend --add` encodes new images, or keeps their bytes.
     """
 
     root: Path
@@ -77,7 +78,7 @@ def checked(state: State) -> State:
     root = state.root
     found: dict[Name, Image] = {}
     for split, shards in plain_reading.dataset(root).items():
-        for record in (record for shard in shards for record in shard):
+        for record in itertools.chain.from_iterable(shards):
             assert record.key.endswith(record.filename), record.row
             hashes = frozenset({record.row["sha256"], record.row["source_sha256"]})
             image = Image(pictures.number_of(record.encoded), record.wnid, hashes)

@@ -13,7 +13,7 @@ from PIL import Image
 
 from tests.kit.photographs import tagged
 
-# Grey levels of the four corner cells of the 4 x 4 grid. They tell which way up the picture is.
+# Grey levels of the four corner cells of the 4 x 4 grid. They show the orientation of the picture.
 _CORNERS = {(0, 0): 40, (0, 3): 110, (3, 0): 180, (3, 3): 250}
 # The other cells are the binary digits of the number.
 _DIGITS = [cell for cell in itertools.product(range(4), repeat=2) if cell not in _CORNERS]

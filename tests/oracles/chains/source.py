@@ -104,7 +104,7 @@ class Source:
             self._annotate(root)
 
     def _annotate(self, root: Path) -> None:
-        """Writes Kaggle's lists and annotations; those of validation lie as the images lie."""
+        """Writes Kaggle's lists and annotations; validation's have the layout of its images."""
         names = "".join(f"{wnid} words of {wnid}\n" for wnid in self.class_names)
         layouts.write(root / "LOC_synset_mapping.txt", names.encode())
         solution = ["ImageId,PredictionString"]

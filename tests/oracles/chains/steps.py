@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import itertools
 import json
 import random
 import shlex
@@ -189,7 +190,7 @@ def _enlarge(chain: Chain, made: Source) -> None:
     """Adds images until train has more than one shard by default."""
     small = pictures.draw(chain.rng, 0, "jpeg")
     for number in range(_IMAGES_OF_A_SHARD):
-        # The pictures differ in a comment only, which is enough: the model knows their number.
+        # The pictures only differ in a comment. This is enough: the model knows their number.
         comment = b"\xff\xfe\0\x06%04d" % number
         data = small.data[:2] + comment + small.data[2:]
         name = made.class_names[number % len(made.class_names)]
@@ -277,12 +278,10 @@ def _prepared_state(
 def _observed(out: Path) -> set[Name]:
     """Returns the split and key of each row and of each line of quarantine.jsonl."""
     manifest = json.loads((out / "dataset.json").read_bytes())
-    names = {
-        (split, key)
-        for split, described in manifest["splits"].items()
-        for shard in described["shards"]
-        for key in plain_reading.keys(out, shard["name"])
-    }
+    names: set[Name] = set()
+    for split, described in manifest["splits"].items():
+        for shard in described["shards"]:
+            names |= {(split, key) for key in plain_reading.keys(out, shard["name"])}
     lines = (out / "quarantine.jsonl").read_text("utf-8").splitlines()
     return names | {
         (line["split"], line["key"]) for line in map(json.loads, lines) if "split" in line
@@ -322,7 +321,7 @@ def adopted_from_others(chain: Chain) -> State:
     images: dict[Name, Image] = {}
     number_of = {picture.sha256: picture.number for picture in made.files.values()}
     for split, shards in plain_reading.dataset(out).items():
-        for record in (record for shard in shards for record in shard):
+        for record in itertools.chain.from_iterable(shards):
             name = record.key.rpartition("/")[2].partition(".")[0].partition("~")[0]
             place, picture = next(
                 (place, picture)
@@ -638,14 +637,15 @@ def check_column(state: State, *, is_complete: bool = False) -> None:
     """Compares each row of the column with the key of its record."""
     folder = state.root / "columns" / COLUMN
     manifest = json.loads((state.root / "dataset.json").read_bytes())
-    shards = [
-        shard["name"] for described in manifest["splits"].values() for shard in described["shards"]
-    ]
+    shards: list[str] = []
+    for described in manifest["splits"].values():
+        shards += [shard["name"] for shard in described["shards"]]
     if not (folder / "column.json").exists():
         assert not is_complete, f"{folder} has no column.json"
         return
     record = json.loads((folder / "column.json").read_bytes())
-    listed = [file["shard"] for files in record["splits"].values() for file in files]
+    files = itertools.chain.from_iterable(record["splits"].values())
+    listed = [file["shard"] for file in files]
     assert not is_complete or sorted(listed) == sorted(shards)
     for shard in listed:
         rows = np.load(folder / f"{shard}.npy").ravel().tolist()

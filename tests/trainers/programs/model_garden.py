@@ -1,6 +1,6 @@
-"""What TensorFlow's Model Garden makes of a set: python model_garden.py SET SPLIT BATCHES.
+"""Reads a dataset by TensorFlow's Model Garden: python model_garden.py SET SPLIT BATCHES.
 
-Prints pairs of the class that the pixels show and the label that comes with them.
+Prints pairs of the class that the pixels encode and the label next to them.
 """
 
 import json

@@ -1,7 +1,7 @@
-"""What big_vision's input pipeline makes of a set: python of_big_vision.py CHECKOUT INPUT.
+"""Reads a dataset by big_vision's input pipeline: python of_big_vision.py CHECKOUT INPUT.
 
-INPUT is JSON: `config.input` of a training. Prints pairs of the class that the pixels show and the
-label that comes with them.
+INPUT is JSON: `config.input` of a training. Prints pairs of the class that the pixels encode and
+the label next to them.
 """
 
 import itertools
@@ -18,7 +18,7 @@ from big_vision import input_pipeline
 from tests.kit import flat
 
 given = json.loads(sys.argv[2])
-given["data"]["skip_decode"] = tuple(given["data"]["skip_decode"])  # as a config has it
+given["data"]["skip_decode"] = tuple(given["data"]["skip_decode"])  # as in a config
 config = ml_collections.ConfigDict(given)
 batches, num_examples = input_pipeline.training(config)
 pairs = []

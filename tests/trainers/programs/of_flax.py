@@ -1,7 +1,7 @@
-"""What the input pipeline of flax's examples/imagenet makes of TFDS's form of a set.
+"""Reads TFDS's form of a dataset by the input pipeline of flax's examples/imagenet.
 
 python of_flax.py CHECKOUT, with TFDS_DATA_DIR in the environment. Prints pairs of the class that
-the pixels show and the label that comes with them.
+the pixels encode and the label next to them.
 """
 
 import itertools

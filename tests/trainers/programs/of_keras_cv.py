@@ -1,6 +1,6 @@
-"""What KerasCV's imagenet.load makes of a set: python of_keras_cv.py SET SPLIT.
+"""Reads a dataset by KerasCV's imagenet.load: python of_keras_cv.py SET SPLIT.
 
-Prints pairs of the class that the pixels show and the label that comes with them.
+Prints pairs of the class that the pixels encode and the label next to them.
 """
 
 import json

@@ -1,7 +1,7 @@
-"""What timm makes of a set, as its train.py asks for it: python of_timm.py ARGUMENTS SPLIT.
+"""Reads a dataset by timm with the arguments of its train.py: python of_timm.py ARGUMENTS SPLIT.
 
-ARGUMENTS is JSON: those of create_dataset. Prints pairs of the class that the pixels show and the
-label that comes with them, after two steps of training with these batches.
+ARGUMENTS is JSON: those of create_dataset. Prints pairs of the class that the pixels encode and the
+label next to them, after two training steps with these batches.
 """
 
 import json

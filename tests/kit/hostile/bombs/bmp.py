@@ -91,7 +91,7 @@ def header_sizes(size: int) -> bytes:
 
 
 def start_claims(start: int) -> bytes:
-    """The pixels are said to start behind the file."""
+    """The pixels are claimed to start behind the file."""
     data = bytearray(_bmp(8, 8, 24, _RGB, bytes(192), palette=b"", colours=0))
     data[10:14] = struct.pack("<I", start)
     return bytes(data)

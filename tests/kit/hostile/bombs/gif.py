@@ -102,7 +102,9 @@ def clear_codes_of_large_pixels(count: int) -> bytes:
 
 
 def long_codes(side: int) -> bytes:
-    """Each code stands for one pixel more than the one before it: the most that LZW can unpack."""
+    """Each code makes one pixel more than the code before it, which is the most that LZW can
+    unpack.
+    """
     bits = 4 | 0 << 3  # two codes of three bits: clear, and one pixel
     position = 6
     width = 3
@@ -119,7 +121,7 @@ def _number_bytes(number: int) -> bytes:
 
 
 def large_screen(side: int) -> bytes:
-    """A small picture on a large screen."""
+    """A small image on a large screen."""
     return _screen(side, side) + _frame(1, 1, _ONE_PIXEL) + _END
 
 

@@ -100,7 +100,7 @@ def heif(
     top: bytes = b"",
     brands: bytes = b"",
 ) -> bytes:
-    """Returns a file whose items have their data in `mdat`, mostly all the same.
+    """Returns a file with items that have their data in `mdat`, mostly all the same.
 
     Args:
       side: of the square that the property `ispe` claims.
@@ -119,7 +119,7 @@ def heif(
         described.append(box(b"infe", entry, _VERSION_2))
     associations = box(b"ipma", struct.pack(">I", len(items)) + b"".join(uses), _VERSION_0)
     start = 0
-    for _ in range(2):  # the place of the data depends on the length of what is before it
+    for _ in range(2):  # the offset of the data depends on the length of the preceding boxes
         located = struct.pack(">BBH", 0x44, 0, len(items))
         places = []
         for number, item in enumerate(items, 1):
@@ -145,7 +145,7 @@ def _frame(brand: bytes) -> bytes:
 
 
 def frame_claims(side: int, brand: bytes = _AVIF) -> bytes:
-    """The frame claims 65,500 x 65,500 pixels, and the box another size."""
+    """The frame claims 65,500 x 65,500 pixels, and the box a different size."""
     return heif(b"\x12\0" + sequence_header(_LARGEST_SIDE, _LARGEST_SIDE), side, brand)
 
 
@@ -209,7 +209,7 @@ def items(count: int, brand: bytes = _AVIF) -> bytes:
 
 
 def extents(count: int, brand: bytes = _AVIF) -> bytes:
-    """The item consists of its data, again and again."""
+    """The item repeats its data many times."""
     return heif(_frame(brand), brand=brand, items=(Item(extents=count),))
 
 
@@ -252,7 +252,7 @@ def grid_of_tiles(columns: int, brand: bytes = _AVIF) -> bytes:
 
 
 def grid_that_claims(side: int, brand: bytes = _AVIF) -> bytes:
-    """A grid of one tile whose pixels are said to be many."""
+    """A grid of one tile that claims many pixels."""
     return _grid(1, side, brand, tile=2, num_tiles=1)
 
 
@@ -298,7 +298,7 @@ def exif(count: int, brand: bytes = _AVIF) -> bytes:
 
 
 def sample_claims(count: int, brand: bytes = _AVIF) -> bytes:
-    """An image sequence whose table claims many samples."""
+    """An image sequence with a table that claims many samples."""
     sizes = box(b"stsz", struct.pack(">II", 1, count), _VERSION_0)
     times = box(b"stts", struct.pack(">III", 1, count, 1), _VERSION_0)
     chunks = box(b"stco", struct.pack(">II", 1, 8), _VERSION_0)

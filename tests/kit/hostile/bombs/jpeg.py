@@ -47,7 +47,7 @@ def _in_scan(parts: bytes) -> bytes:
 
 
 def _claims(data: bytes, width: int, height: int) -> bytes:
-    """Returns a JPEG whose frame header has another size."""
+    """Returns a JPEG with a different size in its frame header."""
     return frames.with_frame(
         data, lambda frame: frame[:5] + struct.pack(">HH", height, width) + frame[9:]
     )
@@ -62,13 +62,13 @@ def _app1(entries: list[Entry], count: int) -> bytes:
 
 
 def scans_of_large_pixels(count: int) -> bytes:
-    """A progressive JPEG of 64 MP whose last scan is repeated."""
+    """A progressive JPEG of 64 MP with a repeated last scan."""
     data = images.progressive_jpeg(count)
     return _claims(data, _LARGEST_SIDE, _LARGEST_SIDE)
 
 
 def large_scans_without_interleaving(count: int) -> bytes:
-    """A baseline JPEG of 64 MP whose last component is repeated."""
+    """A baseline JPEG of 64 MP with a repeated last component."""
     data = images.many_scans_without_interleaving(count)
     return _claims(data, _LARGEST_SIDE, _LARGEST_SIDE)
 
@@ -78,7 +78,7 @@ def full_comments(count: int) -> bytes:
 
 
 def line_ends(count: int) -> bytes:
-    """Comments of line ends, which look like a file that was translated."""
+    """Comments of line ends, which resemble a file that was translated."""
     return _behind_start(segment(0xFE, b"\n" * _MOST_CONTENT) * count)
 
 
@@ -93,7 +93,7 @@ def upright_orientations(count: int) -> bytes:
 
 
 def orientations_at_wrong_places(count: int) -> bytes:
-    """Directories full of the tag, but only where no entry begins."""
+    """Directories full of the tag, but only at offsets that start no entry."""
     content = b"\0\0" + struct.pack("<H", _ORIENTATION) * 5
     head = directory([_RESOLUTION], entry_count=0xFFFF)[: 8 + 2 + 12]
     return _behind_start(_exif(head + content * 5_400) * count)
@@ -118,7 +118,7 @@ def exif_without_resolution(count: int) -> bytes:
 
 
 def exif_in_one_segment(count: int) -> bytes:
-    """Headers of EXIF without end, which the search for a resolution may each start at."""
+    """Headers of EXIF without end, at each of which the search for a resolution may start."""
     head = b"\xff\xe1\xff\xffExif\0\0II*\0\x08\0\0\0\xff\xff"
     parts = (head + bytes(36 - len(head))) * 1_800
     return _behind_start(segment(_APP1, parts) * count)
@@ -137,7 +137,7 @@ def mpf_segments(count: int) -> bytes:
 
 
 def photoshop_blocks(count: int) -> bytes:
-    """Segments that are full of empty blocks, each with another number."""
+    """Segments full of empty blocks, each with a different number."""
     blocks = [b"8BIM" + struct.pack(">HHI", number, 0, 0) for number in range(5_000)]
     return _behind_start(segment(_APP13, b"Photoshop 3.0\0" + b"".join(blocks)) * count)
 
@@ -196,7 +196,7 @@ def starts(count: int) -> bytes:
 
 
 def nested(count: int) -> bytes:
-    """Complete JPEGs as thumbnails in thumbnails, as far as a segment can hold them."""
+    """Complete JPEGs as thumbnails in thumbnails, as many as a segment has room for."""
     inner = _plain(side=8)
     for _ in range(count):
         inner = inner[:2] + segment(_APP1, b"Exif\0\0" + inner[: _MOST_CONTENT - 6]) + inner[2:]
@@ -212,7 +212,7 @@ def restart_markers(count: int) -> bytes:
 
 
 def restarts_of_each_block(side: int) -> bytes:
-    """A restart marker is due behind each block, and none is there."""
+    """A restart marker is due behind each block, and none exists."""
     data = _before_frame(segment(0xDD, b"\0\1"))
     return _claims(data, side, side)
 
@@ -230,7 +230,7 @@ def text_without_end(count: int) -> bytes:
 
 
 def short_texts_without_end(count: int) -> bytes:
-    """Texts that are too short to be text, which a search may start at again and again."""
+    """Texts that are too short, at each of which a search may start again."""
     return _plain()[:-2] + b"fifteen letters\x80" * count
 
 

@@ -44,7 +44,7 @@ def long_text(size: int) -> bytes:
 
 
 def exif_texts(count: int) -> bytes:
-    """EXIF as text, in the form that ImageMagick writes and that we keep."""
+    """EXIF as text, in ImageMagick's form, which we keep."""
     text = b"\nexif\n      8\n" + b"49492a0008000000" * 100
     return _with(chunk(b"tEXt", b"Raw profile type exif\0" + text) * count)
 
@@ -133,7 +133,7 @@ def length_claims(size: int) -> bytes:
 
 
 def frame_claims(count: int) -> bytes:
-    """An animation that claims many pictures, and has one."""
+    """An animation that claims many images, and has one."""
     return _with(chunk(b"acTL", struct.pack(">II", count, 0)) + _frame(0, 8))
 
 

@@ -106,7 +106,7 @@ def _sound(extra: Sequence[Entry] = ()) -> bytes:
 
 
 def strips_of_bytes(count: int) -> bytes:
-    """The offset of each strip is one byte, so that each byte is a strip."""
+    """The offset of each strip is one byte, so each byte is a strip."""
     entries = [
         *_described(16, 16),
         (_STRIPS, _BYTE, count, bytes(max(count, 5))),
@@ -248,7 +248,7 @@ def packbits(side: int) -> bytes:
 
 
 def packbits_of_nothing(count: int) -> bytes:
-    """The byte 80 does nothing."""
+    """The byte 80 has no effect."""
     return _strip(_described(8, 8, _PACKBITS), b"\x80" * count, 8)
 
 
@@ -308,7 +308,7 @@ def planes(side: int) -> bytes:
 
 
 def big_tiff(count: int) -> bytes:
-    """A BigTIFF whose offsets are said to be so many."""
+    """A BigTIFF that claims this size of offsets."""
     described: list[tuple[int, int, int, int]] = [
         (_WIDTH, _LONG, 1, 8),
         (_HEIGHT, _LONG, 1, 8),

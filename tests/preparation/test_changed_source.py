@@ -1,0 +1,263 @@
+"""A finished dataset is compared with its source, with one shard and with several.
+
+With several shards, one more image moves other images to different shards. With one shard, only the
+comparison itself can find it.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from imagenet_prep.core.errors import UsageError
+from imagenet_prep.pipelines import prepare
+from imagenet_prep.preparation.config import PrepareConfig
+from imagenet_prep.resize import ResizeConfig, resize
+from imagenet_prep.storage.dataset_store import open_dataset
+from tests.kit.dataset import everything, stamps
+from tests.kit.miniature import Miniature
+from tests.kit.photographs import photograph
+
+NAMES = ("cat/0", "cat/1", "cat/2", "dog/0", "dog/1", "dog/2")
+SHARDS = pytest.mark.parametrize("num_shards", [1, 2])
+
+
+def image(seed: int) -> bytes:
+    return photograph(24, 30, seed)
+
+
+def put(root: Path, key: str, data: bytes, split: str = "train") -> None:
+    path = root / split / f"{key}.jpg"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(data)
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    root = tmp_path / "source"
+    for number, name in enumerate(NAMES):
+        put(root, name, image(number))
+    return root
+
+
+def made(source: Path, out: Path, num_shards: int = 1, **more: Any) -> Any:
+    options = {"splits": ("train",), "workers": 1, "json": True, "allow_subset": True} | more
+    config = PrepareConfig(source=str(source), out=str(out), train_shards=num_shards, **options)
+    return prepare.prepare(config)
+
+
+def resized(data: Path, out: Path, *splits: str, **more: Any) -> Any:
+    options = {"splits": splits or ("train",), "short_side": 16, "workers": 1, "json": True} | more
+    return resize(ResizeConfig(input_dir=str(data), output_dir=str(out), **options))
+
+
+def damaged(data: bytes) -> bytes:
+    """Returns a JPEG of the same size whose last rows are lost."""
+    return data[:-60] + bytes(58) + data[-2:]
+
+
+def other_density(data: bytes) -> bytes:
+    """Returns a JPEG of the same size and pixels, with different bytes."""
+    changed = bytearray(data)
+    changed[15] = 7  # the JFIF header's density of pixels
+    return bytes(changed)
+
+
+def refusal(run: Callable[..., Any], *args: Any, **more: Any) -> str:
+    with pytest.raises(UsageError) as refused:
+        run(*args, **more)
+    return str(refused.value)
+
+
+def named(text: str) -> list[str]:
+    """Returns the keys of images in an error."""
+    return re.findall(r"\w+/\w+\.jpg", text)
+
+
+def keys_of(out: Path) -> list[str]:
+    """Returns the keys of the images in the order of their records."""
+    dataset = open_dataset(str(out))
+    return [row.key for rows in dataset.rows(dataset.shards("train")) for row in rows]
+
+
+@SHARDS
+@pytest.mark.parametrize("key", ["cat/00", "dog/7"])
+def test_added_images_are_named(source: Path, tmp_path: Path, num_shards: int, key: str) -> None:
+    made(source, tmp_path / "out", num_shards)
+    put(source, key, image(70))
+    text = refusal(made, source, tmp_path / "out", num_shards)
+    assert named(text) == [f"{key}.jpg"]
+    assert "--add" in text
+
+
+@pytest.mark.parametrize(("num_shards", "place"), [(1, 0), (1, 2), (1, 5), (2, 0), (2, 5)])
+def test_removed_images_are_named_at_any_place(
+    source: Path, tmp_path: Path, num_shards: int, place: int
+) -> None:
+    made(source, tmp_path / "out", num_shards)
+    key = keys_of(tmp_path / "out")[place]
+    (source / "train" / key).unlink()
+    text = refusal(made, source, tmp_path / "out", num_shards)
+    assert named(text) == [key]
+    assert "--add" not in text
+
+
+@SHARDS
+def test_images_of_new_sizes_are_named(source: Path, tmp_path: Path, num_shards: int) -> None:
+    made(source, tmp_path / "out", num_shards)
+    put(source, "dog/1", photograph(40, 50, 4))
+    assert named(refusal(made, source, tmp_path / "out", num_shards)) == ["dog/1.jpg"]
+
+
+@SHARDS
+def test_quarantined_images_are_not_added(source: Path, tmp_path: Path, num_shards: int) -> None:
+    put(source, "cat/0", damaged(image(0)))
+    made(source, tmp_path / "out", num_shards)
+    put(source, "cat/7", image(70))
+    assert named(refusal(made, source, tmp_path / "out", num_shards)) == ["cat/7.jpg"]
+
+
+@SHARDS
+def test_removed_repaired_images_are_named_once(
+    source: Path, tmp_path: Path, num_shards: int
+) -> None:
+    """A repaired image has a row in a table and a line in quarantine.jsonl."""
+    png = io.BytesIO()
+    Image.new("RGB", (24, 30), "red").save(png, "PNG")
+    put(source, "cat/0", png.getvalue())
+    made(source, tmp_path / "out", num_shards)
+    lines = (tmp_path / "out/quarantine.jsonl").read_text().splitlines()
+    assert [json.loads(line)["key"] for line in lines] == ["cat/0.jpg"]
+    assert "cat/0.jpg" in keys_of(tmp_path / "out")
+
+    (source / "train/cat/0.jpg").unlink()
+    assert named(refusal(made, source, tmp_path / "out", num_shards)) == ["cat/0.jpg"]
+
+
+def test_too_few_images_for_a_holdout_are_named(source: Path, tmp_path: Path) -> None:
+    options = {"holdout": "50%"}
+    made(source, tmp_path / "out", **options)
+    for name in ("cat/1", "cat/2", "dog/1", "dog/2"):
+        (source / f"train/{name}.jpg").unlink()
+    assert str(tmp_path / "out") in refusal(made, source, tmp_path / "out", **options)
+
+
+def test_folders_are_compared_by_size_without_tables(source: Path, tmp_path: Path) -> None:
+    made(source, tmp_path / "out")
+    shutil.rmtree(tmp_path / "out/samples")
+    shutil.rmtree(tmp_path / "out/.work")
+    put(source, "cat/1", photograph(40, 50, 4))
+    before = (tmp_path / "out/dataset.json").read_bytes()
+    assert str(tmp_path / "out") in refusal(made, source, tmp_path / "out")
+    assert (tmp_path / "out/dataset.json").read_bytes() == before
+
+
+@pytest.fixture
+def archives(miniature: Miniature, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(miniature.root, tmp_path / "archives"))
+
+
+@pytest.mark.parametrize("seconds", [-3600, 0])
+def test_archives_of_new_sizes_are_named(archives: Path, tmp_path: Path, seconds: int) -> None:
+    """A copy can have an older time than the archive that it replaces."""
+    made(archives, tmp_path / "out")
+    path = archives / "ILSVRC2012_img_train.tar"
+    was = path.stat()
+    path.write_bytes(path.read_bytes() + bytes(10240))
+    os.utime(path, ns=(was.st_atime_ns, was.st_mtime_ns + seconds * 10**9))
+    text = refusal(made, archives, tmp_path / "out")
+    assert path.name in text
+    assert f"{was.st_size:,}" in text
+    assert f"{was.st_size + 10240:,}" in text
+
+
+@pytest.mark.parametrize("num_shards", [1, 2])
+def test_resize_accepts_a_copy_of_reencoded_images(
+    source: Path, tmp_path: Path, num_shards: int
+) -> None:
+    """The sha256 of a stored image differs from that of its source."""
+    made(source, tmp_path / "set", num_shards, short_side=20)
+    resized(tmp_path / "set", tmp_path / "small")
+    shutil.rmtree(tmp_path / "small/.work")
+    before = stamps(tmp_path / "small")
+    resized(tmp_path / "set", tmp_path / "small")
+    assert stamps(tmp_path / "small") == before
+
+
+@pytest.mark.parametrize("num_shards", [1, 2])
+def test_resize_compares_without_excluded_images(
+    source: Path, tmp_path: Path, num_shards: int
+) -> None:
+    made(source, tmp_path / "set", num_shards)
+    (tmp_path / "keys").write_text("cat/0.jpg\n")
+    exclude = str(tmp_path / "keys")
+    resized(tmp_path / "set", tmp_path / "small", exclude=exclude)
+    shutil.rmtree(tmp_path / "small/.work")
+    resized(tmp_path / "set", tmp_path / "small", exclude=exclude)
+
+
+def test_resize_names_images_with_changed_bytes(source: Path, tmp_path: Path) -> None:
+    made(source, tmp_path / "set")
+    resized(tmp_path / "set", tmp_path / "small")
+    put(source, "cat/2", other_density(image(2)))
+    made(source, tmp_path / "other")
+    assert named(refusal(resized, tmp_path / "other", tmp_path / "small")) == ["cat/2.jpg"]
+
+
+def test_resize_notices_images_in_different_shards(source: Path, tmp_path: Path) -> None:
+    made(source, tmp_path / "set", 2, seed=1)
+    made(source, tmp_path / "other", 2, seed=2)
+    assert keys_of(tmp_path / "set") != keys_of(tmp_path / "other")
+    resized(tmp_path / "set", tmp_path / "small")
+    text = refusal(resized, tmp_path / "other", tmp_path / "small")
+    assert named(text) == []
+    resized(tmp_path / "other", tmp_path / "small", force=True)
+    assert keys_of(tmp_path / "small") == keys_of(tmp_path / "other")
+
+
+def test_force_replaces_only_changed_splits(source: Path, tmp_path: Path) -> None:
+    both = ("train", "validation")
+    for number, name in enumerate(NAMES[:2]):
+        put(source, name, image(10 + number), "val")
+    put(source, "dog/1", image(12), "val")
+    made(source, tmp_path / "set", splits=both, validation_shards=1)
+    put(source, "cat/1", other_density(image(11)), "val")
+    made(source, tmp_path / "other", splits=both, validation_shards=1)
+    small = tmp_path / "small"
+    resized(tmp_path / "set", small, *both)
+    before = stamps(small)
+    text = refusal(resized, tmp_path / "other", small, *both)
+    assert named(text) == ["cat/1.jpg"]
+    assert stamps(small) == before
+
+    resized(tmp_path / "other", small, *both, force=True)
+    after = stamps(small)
+    shards = [name for name in before if "-of-" in str(name)]
+    assert len(shards) >= 2
+    changed = {name for name in shards if before[name] != after[name]}
+    assert changed == {name for name in shards if "validation" in str(name)}
+
+
+def test_classes_added_to_the_source_are_refused(source: Path, tmp_path: Path) -> None:
+    made(source, tmp_path / "out")
+    put(source, "emu/1", image(8))
+    assert str(tmp_path / "out") in refusal(made, source, tmp_path / "out")
+
+
+def test_previews_of_resize_write_nothing(source: Path, tmp_path: Path) -> None:
+    """A note would say that a run has compared the dataset with its input."""
+    made(source, tmp_path / "set")
+    resized(tmp_path / "set", tmp_path / "small")
+    shutil.rmtree(tmp_path / "small/.work")
+    before = everything(tmp_path / "small")
+    resized(tmp_path / "set", tmp_path / "small", dry_run=True)
+    assert everything(tmp_path / "small") == before

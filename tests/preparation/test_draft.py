@@ -1,0 +1,49 @@
+"""The manifest of a draft: its plan digest, and whether it has all of ILSVRC2012."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from imagenet_prep.dataset import class_list
+from imagenet_prep.dataset.class_list import ClassList, Edition
+from imagenet_prep.dataset.manifest import Manifest, ManifestSource, Split
+from imagenet_prep.dataset.settings import DatasetSettings
+from imagenet_prep.preparation.output import Draft
+from imagenet_prep.preparation.output_state import WantedDataset
+
+CLASSES = ClassList(("n00000001",), ("thing",))
+LIBRARIES = {"codec": "1"}
+WANTED = WantedDataset(DatasetSettings("resize", {"train": {"short_side": 64}}), LIBRARIES)
+
+
+def planned(sources: list[ManifestSource]) -> Manifest:
+    draft = Draft(splits={}, classes=CLASSES, sources=sources)
+    return draft.manifest(WANTED, {}, LIBRARIES)
+
+
+@pytest.mark.parametrize(
+    "change", [{"name": "b.tar"}, {"num_bytes": 6}, {"md5": "1" * 32}, {"md5": None}]
+)
+def test_each_source_file_decides_the_plan_digest(change: dict[str, Any]) -> None:
+    source = ManifestSource("a.tar", 5, "0" * 32, 2)
+    other = dataclasses.replace(source, **change)
+    assert planned([source]).plan_digest != planned([other]).plan_digest
+    assert planned([source]).plan_digest == planned([source]).plan_digest
+
+
+@pytest.mark.parametrize(("official", "count", "subset"), [(True, 5, False), (True, 4, True)])
+def test_ilsvrc2012_is_complete_by_its_counts(
+    official: bool, count: int, subset: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has no entry `edition` in a manifest."""
+    of_this = Edition("ILSVRC2012", 1, {"train": 5})
+    monkeypatch.setattr(class_list, "ILSVRC2012", of_this)
+    monkeypatch.setattr(class_list, "_OTHERS", ())
+    monkeypatch.setattr(Edition, "has", lambda *_: official)
+    split = Split(count, 64, [count], 0, 1, 1, [])
+    draft = Draft(splits={"train": split}, classes=CLASSES)
+    there = draft.manifest(WANTED, {}, LIBRARIES)
+    assert (there.edition, there.subset) == ("", subset)

@@ -1,0 +1,124 @@
+"""The images that a recipe selects: shards, splits, exclusions, and outputs that are refused."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from imagenet_prep.core.errors import UsageError
+from imagenet_prep.dataset import keys
+from imagenet_prep.dataset.class_list import ClassList
+from imagenet_prep.preparation import selection
+from imagenet_prep.preparation.config import PrepareConfig
+from imagenet_prep.preparation.selection import Selection
+from imagenet_prep.sources import detect
+from tests.kit.trees import made
+
+CLASSES = ClassList(("cat", "dog"), ("", ""))
+
+
+@dataclasses.dataclass(frozen=True)
+class OfTwo:
+    """A source of two classes, of which only the number of classes is used."""
+
+    classes: ClassList = CLASSES
+
+
+def selected(
+    classes: tuple[int, ...] = (0, 1), any_counts: bool = False, **given: Any
+) -> Selection:
+    recipe = PrepareConfig(source="/in", out="/out", **given).recipe()
+    source: Any = OfTwo()
+    return Selection(source, "/in", recipe, None, frozenset(classes), any_counts)
+
+
+@pytest.mark.parametrize(
+    ("split", "examples", "shards"),
+    [
+        # 1,281,167 / 1,024 is 1,251.2 images per shard; 50,000 / 128 is 390.6.
+        ("train", 1_281_167, 1024),
+        ("train", 2_000_000, 1024),
+        ("train", 1252, 1),
+        ("train", 1253, 2),
+        ("train", 1, 1),
+        ("holdout", 1253, 2),
+        ("validation", 50_000, 128),
+        ("validation", 391, 1),
+        ("validation", 392, 2),
+        ("test", 392, 2),
+    ],
+)
+def test_shards_have_the_published_number_of_images(split: str, examples: int, shards: int) -> None:
+    assert selected().shards_of(split, examples) == shards
+
+
+def test_a_requested_number_of_shards_is_used() -> None:
+    chosen = selected(train_shards=7, validation_shards=3)
+    assert chosen.shards_of("train", 7) == 7
+    assert chosen.shards_of("validation", 100) == 3
+    # The flags are not for other splits.
+    assert chosen.shards_of("holdout", 100) == 1
+    assert chosen.shards_of("test", 100) == 1
+    with pytest.raises(UsageError) as refused:
+        chosen.shards_of("train", 6)
+    assert "--train-shards 7" in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "is_subset", "divides", "is_part"),
+    [
+        ({}, False, False, False),
+        ({"any_counts": True}, True, False, False),
+        ({"holdout": "5"}, True, True, False),
+        ({"holdout_per_class": 2}, True, True, False),
+        ({"subset_per_class": 3}, False, False, True),
+        ({"classes": (1,)}, False, False, True),
+    ],
+)
+def test_subsets_and_parts(
+    given: dict[str, Any], is_subset: bool, divides: bool, is_part: bool
+) -> None:
+    chosen = selected(**given)
+    assert (chosen.is_subset, chosen.divides_train, chosen.is_part) == (is_subset, divides, is_part)
+
+
+def named(lines: str, images: dict[str, list[str]], **given: Any) -> dict[str, list[int]]:
+    recipe = PrepareConfig(source="/in", out="/out", **given).recipe()
+    lookup = selection.exclusions_of(keys.parse_list("list", lines.encode()), recipe)
+    found = {split: lookup.lines(split, names) for split, names in images.items()}
+    lookup.check("here")
+    return found
+
+
+def test_lists_name_images_of_output_splits() -> None:
+    """The source has the images of a new split in train."""
+    train = {"train": ["a", "b"], "validation": ["c"]}
+    assert named("holdout:a\ntrain:b\nc\n", train, holdout="1") == {
+        "train": [1, 2],
+        "validation": [3],
+    }
+    assert named("validation:a\n", {"train": ["a"]}, holdout_per_class=1) == {"train": [1]}
+    with pytest.raises(UsageError):
+        named("holdout:a\n", train)
+
+
+def test_lists_may_name_images_of_other_splits() -> None:
+    images = {"train": ["a"], "validation": ["c"]}
+    found = named("a\nvalidation:c\n", images, splits=("train",))
+    assert found == {"train": [1], "validation": [0]}
+
+
+def test_outputs_among_the_images_are_refused(tmp_path: Path) -> None:
+    root = made(tmp_path / "in", "{train,val}/{cat,dog}/1.jpg")
+    source, _ = detect.find(root, ["train", "validation"], "auto", encode=bytes, encoding="")
+    for out in (root, root / "train", root / "train/cat", root / "val/out"):
+        with pytest.raises(UsageError) as refused:
+            selection.refuse_source_as_output(str(out), str(root), source)
+        assert str(out) in str(refused.value)
+    for out in (tmp_path / "out", root / "out", "s3://bucket/out"):
+        selection.refuse_source_as_output(str(out), str(root), source)
+    with pytest.raises(UsageError):
+        selection.refuse_source_as_output("s3://bucket/in/", "s3://bucket/in", source)

@@ -1,0 +1,82 @@
+"""Packed files of sources, and the bytes after the packed content."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import lzma
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from imagenet_prep.sources import containers
+from tests.kit.hostile import archives
+from tests.kit.messages import says
+
+
+@pytest.mark.parametrize(
+    "pack",
+    [bytes, gzip.compress, bz2.compress, lzma.compress],
+    ids=["plain", "gzip", "bzip2", "xz"],
+)
+def test_packed_and_plain_files_are_read(tmp_path: Path, pack: Callable[[bytes], bytes]) -> None:
+    (tmp_path / "file").write_bytes(pack(b"content" * 1000))
+
+    with containers.unpacked(tmp_path / "file") as stream:
+        assert stream.read() == b"content" * 1000
+
+
+def test_packed_files_are_joined_without_tape_padding(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(gzip.compress(b"a") + gzip.compress(b"b") + bytes(10_240))
+
+    with containers.unpacked(tmp_path / "file") as stream:
+        assert stream.read() == b"ab"
+
+
+@pytest.mark.parametrize("pack", [gzip.compress, lzma.compress], ids=["gzip", "xz"])
+def test_gigabytes_of_trailing_zeros_are_not_read(
+    tmp_path: Path, pack: Callable[[bytes], bytes]
+) -> None:
+    """In a sparse file they take no space; reading them would take a minute to hours."""
+    (tmp_path / "file").write_bytes(pack(b"content"))
+    os.truncate(tmp_path / "file", 8 << 30)
+
+    with (
+        containers.unpacked(tmp_path / "file") as stream,
+        pytest.raises(OSError, match=says("ends-more-zero-bytes", "1,048,576")),
+    ):
+        stream.read()
+
+
+def test_xz_memory_is_limited_to_its_best_level(tmp_path: Path) -> None:
+    filters = [{"id": lzma.FILTER_LZMA2, "preset": 9}]
+    data = lzma.compress(b"content" * 1000, filters=filters)
+    (tmp_path / "best").write_bytes(data + bytes(4) + data + bytes(8))
+    (tmp_path / "gigabyte").write_bytes(archives.xz_with_dictionary(b"content", 36))
+
+    with containers.unpacked(tmp_path / "best") as stream:
+        assert stream.read() == b"content" * 2000
+        assert stream.read(1) == b""
+    with (
+        containers.unpacked(tmp_path / "gigabyte") as stream,
+        pytest.raises(
+            containers.UNPACKING_ERRORS, match=says("xz-levels-up-9-unpacked", "exceeded")
+        ),
+    ):
+        stream.read()
+
+
+@pytest.mark.parametrize(
+    "damage", [lambda d: d[:-9], lambda d: d[:90] + b"?" + d[91:]], ids=["cut", "changed"]
+)
+def test_damaged_xz_is_an_error(damage: Callable[[bytes], bytes], tmp_path: Path) -> None:
+    data = lzma.compress(os.urandom(100_000))
+    (tmp_path / "file").write_bytes(damage(data))
+
+    with (
+        containers.unpacked(tmp_path / "file") as stream,
+        pytest.raises(containers.UNPACKING_ERRORS),
+    ):
+        stream.read()

@@ -221,18 +221,6 @@ def test_datasets_on_a_web_server_are_compared(one: Path, other: Path) -> None:
     assert not {path for path in asked if path.strip("/").startswith(("train", "index"))}
 
 
-DAMAGES: dict[str, tuple[Callable[[bytes], bytes], str]] = {
-    "line": (lambda data: data.replace(b",kept,", b",kept").replace(b"image_6.", b"im\n"), "line"),
-    "number": (lambda data: data.replace(b"image_6.JPEG,1,", b"image_6.JPEG,9,"), "line 4 has cla"),
-    "twice": (
-        lambda data: data.replace(b"image_6.JPEG,1,", b"image_21.JPEG,1,"),
-        "has the same key as a different line",
-    ),
-    "header": (lambda data: data[1:], "line 1 is not the header"),
-    "cut": (lambda data: data[: data.rindex(b"\r\n", 0, -2) + 2], "9 lines, expected 10"),
-}
-
-
 def test_invalid_datasets_are_refused(one: Path, tmp_path: Path) -> None:
     plain_set = tmp_path / "plain"
     write_dataset(plain_set, {"train": [[example(1)]]}, num_classes=CLASSES)
